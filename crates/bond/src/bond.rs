@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use braid_decide::midrr::{self, Flags, Midrr};
-use braid_model::{ByteCount, Time};
+use braid_model::{ByteCount, LinkSet, Time};
 use bytes::Bytes;
 
 use crate::flow::FlowState;
@@ -33,7 +33,7 @@ const MIN_SEND_BUFFER: u64 = 256 << 10;
 /// The part of all flows' window that messages may take, in each direction.
 const MESSAGES_SHARE: u64 = 4;
 /// Paths of one bond: as many as the scheduler has links.
-const MAX_PATHS: usize = midrr::MAX_LINKS;
+const MAX_PATHS: usize = braid_model::LinkSet::CAPACITY;
 
 /// One end of a bond.
 pub struct Bond {
@@ -399,7 +399,7 @@ impl Bond {
     pub fn set_policy(&mut self, id: FlowKey, policy: FlowPolicy) {
         let Some(flow) = self.flows.get_mut(&id).filter(|_| self.side == Side::Client) else { return };
         flow.policy_version += 1;
-        (flow.policy, flow.held) = (policy, 0);
+        (flow.policy, flow.held) = (policy, LinkSet::EMPTY);
         let version = flow.policy_version;
         self.control.push_back(Control::Policy(id, version));
         self.apply_policy(id);

@@ -1,7 +1,7 @@
 //! A flow and what is known of it.
 
 use braid_decide::midrr;
-use braid_model::Time;
+use braid_model::{LinkSet, Time};
 
 use crate::messages::Messages;
 use crate::receive::ReceiveHalf;
@@ -33,7 +33,7 @@ pub(crate) struct FlowState {
     pub(crate) answered: bool,
     pub(crate) credit_told: Time,
     /// Slots of paths that are to leave its last bytes to faster ones.
-    pub(crate) held: u64,
+    pub(crate) held: LinkSet,
     /// Whether the driver was told to read and has not yet.
     pub(crate) readable_told: bool,
     /// The driver is told to write once no more than this is held.
@@ -61,7 +61,7 @@ impl FlowState {
             stop_received: None,
             answered: false,
             credit_told: now,
-            held: 0,
+            held: LinkSet::EMPTY,
             readable_told: false,
             blocked: None,
             full_at: Time::ZERO,

@@ -63,7 +63,7 @@ use std::fmt;
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use braid_model::{ByteCount, Rate};
+use braid_model::{ByteCount, LinkSet, Rate};
 
 pub use bond::choice::Scheduling;
 pub use bond::{Bond, codes};
@@ -136,7 +136,7 @@ pub struct FlowPolicy {
     /// φ in hundredths.
     pub weight: u16,
     /// Π: the links it may use, one bit each.
-    pub links: u64,
+    pub links: LinkSet,
     /// On how many paths each piece goes (n-cast).
     pub copies: u8,
     /// Goes before flows that are not.
@@ -146,7 +146,7 @@ pub struct FlowPolicy {
 impl Default for FlowPolicy {
     /// Weight 1, all links, once, not urgent.
     fn default() -> Self {
-        Self { weight: 100, links: u64::MAX, copies: 1, urgent: false }
+        Self { weight: 100, links: LinkSet::ALL, copies: 1, urgent: false }
     }
 }
 

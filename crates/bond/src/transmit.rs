@@ -3,8 +3,7 @@
 
 use std::time::Duration;
 
-use braid_decide::midrr::LinkSet;
-use braid_model::{ByteCount, Time};
+use braid_model::{ByteCount, LinkSet, Time};
 use bytes::{Bytes, BytesMut};
 
 use crate::bond::Bond;
@@ -276,9 +275,10 @@ impl Bond {
     /// Whose turn it is on a path: urgent flows first, then miDRR, but nobody whose last bytes would arrive sooner elsewhere.
     /// With it come the slots of paths that are to carry copies.
     fn next_flow(&mut self, now: Time, id: PathId, slot: usize) -> Option<(FlowKey, LinkSet)> {
-        let links = self.paths.get(&id).map_or(0, |path| 1u64 << path.link);
+        let links = self.paths.get(&id).map_or(LinkSet::EMPTY, |path| LinkSet::only(path.link.into()));
         let urgent = self.urgent.iter().copied().find(|flow| {
-            self.flows.get(flow).is_some_and(|flow| flow.policy.links & links != 0) && self.better_elsewhere(now, id, *flow).is_none()
+            self.flows.get(flow).is_some_and(|flow| !(flow.policy.links & links).is_empty())
+                && self.better_elsewhere(now, id, *flow).is_none()
         });
         if urgent.is_some() {
             self.hurried_at = Some(now);
@@ -292,7 +292,7 @@ impl Bond {
             let flow = *self.keys.get(&grant.flow)?;
             let Some(better) = self.better_elsewhere(now, id, flow) else { return Some((flow, LinkSet::default())) };
             let found = self.flows.get_mut(&flow)?;
-            found.held = (found.held | 1 << slot) & !(1 << better);
+            found.held = (found.held | LinkSet::only(slot)) - LinkSet::only(better);
             self.kept.insert(flow);
             self.reconsider.get_or_insert(now + RECONSIDER);
             self.narrow(flow);
@@ -312,7 +312,7 @@ impl Bond {
             **other != id
                 && faster.is_good()
                 && !faster.backup
-                && found.policy.links >> faster.link & 1 == 1
+                && found.policy.links.contains(faster.link.into())
                 && faster.arrival(backlog) + MARGIN < here
         };
         self.paths.iter().find(sooner).map(|(_, faster)| faster.slot)
@@ -370,16 +370,16 @@ impl Bond {
 
     /// Gives copies of `extra` to the paths in the slots `also`, or else to the next best ones.
     fn spread(&mut self, id: PathId, flow: FlowKey, (copies, also): (u8, LinkSet), extra: &Extra) {
-        let links = self.flows.get(&flow).map_or(0, |flow| flow.policy.links);
+        let links = self.flows.get(&flow).map_or(LinkSet::EMPTY, |flow| flow.policy.links);
         let mut others: Vec<(bool, Duration, PathId)> = self
             .paths
             .iter()
-            .filter(|(other, path)| **other != id && path.is_good() && links >> path.link & 1 == 1)
-            .filter(|(_, path)| also == LinkSet::default() || also.contains(path.slot))
+            .filter(|(other, path)| **other != id && path.is_good() && links.contains(path.link.into()))
+            .filter(|(_, path)| also.is_empty() || also.contains(path.slot))
             .map(|(other, path)| (path.backup, path.srtt, *other))
             .collect();
         others.sort_unstable();
-        let most = if also == LinkSet::default() { usize::from(copies) - 1 } else { others.len() };
+        let most = if also.is_empty() { usize::from(copies) - 1 } else { others.len() };
         for (.., other) in others.into_iter().take(most) {
             if let Some(path) = self.paths.get_mut(&other)
                 && path.extra.len() < MAX_EXTRA
@@ -402,7 +402,7 @@ impl Bond {
             while draft.room() > LEAST_CHUNK {
                 let flows = &self.flows;
                 let may = |item: &Item| match item {
-                    Item::Piece(flow, _) => flows.get(flow).is_some_and(|flow| flow.policy.links >> link & 1 == 1),
+                    Item::Piece(flow, _) => flows.get(flow).is_some_and(|flow| flow.policy.links.contains(link.into())),
                     Item::Control(_) => true,
                 };
                 let Some(slow) = self.paths.get_mut(&other) else { break };

@@ -3,6 +3,7 @@
 //! A datagram is a header and frames up to its end. Integers are QUIC's variable-length integers (RFC 9000, section 16). Decoding
 //! neither panics nor allocates by what the other end claims: payloads are slices of the datagram.
 
+use braid_model::LinkSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
@@ -280,14 +281,14 @@ impl FlowPolicy {
 
     fn encode(&self, out: &mut impl BufMut) {
         put_varint(out, u64::from(self.weight));
-        out.put_u64(self.links);
+        out.put_u64(self.links.0);
         out.put_u8(self.copies);
         out.put_u8(if self.urgent { Self::URGENT } else { 0 });
     }
 
     fn decode(from: &mut Bytes) -> Result<Self, WireError> {
         let weight = u16::try_from(take_varint(from)?).ok().filter(|weight| *weight > 0).ok_or(WireError::Range("weight"))?;
-        let links = take_slice(from, 8)?.get_u64();
+        let links = LinkSet(take_slice(from, 8)?.get_u64());
         let (copies, flags) = (take_u8(from)?, take_u8(from)?);
         if copies == 0 || flags > Self::URGENT {
             return Err(WireError::Range("policy"));
@@ -397,7 +398,7 @@ mod tests {
     fn policy() -> impl Strategy<Value = FlowPolicy> {
         (1u16.., any::<u64>(), 1u8.., any::<bool>()).prop_map(|(weight, links, copies, urgent)| FlowPolicy {
             weight,
-            links,
+            links: LinkSet(links),
             copies,
             urgent,
         })
@@ -492,7 +493,7 @@ mod tests {
     /// The frames of `docs/protocol.md`, by what it calls them.
     fn documented() -> Vec<(&'static str, Option<u64>, Option<Frame>)> {
         let (flow, data) = (FlowKey(5), Bytes::from_static(b"hi"));
-        let policy = FlowPolicy { weight: 100, links: 3, copies: 1, urgent: false };
+        let policy = FlowPolicy { weight: 100, links: LinkSet(3), copies: 1, urgent: false };
         let open = |kind, target, policy| Frame::Open { flow, open: Open { kind, target, policy } };
         let address = |text: &str| Target::Address(text.parse().unwrap());
         let twice = FlowPolicy { copies: 2, urgent: true, ..policy };

@@ -5,7 +5,7 @@ mod world;
 use std::time::Duration;
 
 use braid_bond::{FlowKey, FlowKind, FlowPolicy, PathId, Scheduling};
-use braid_model::ByteCount;
+use braid_model::{ByteCount, LinkSet};
 use bytes::Bytes;
 use proptest::prelude::*;
 use world::{Spec, World, pattern};
@@ -141,7 +141,7 @@ fn a_message_larger_than_a_datagram_arrives_whole() {
 fn weights_and_preferences_hold_at_the_far_end() {
     // The thesis's figure 4.5: a may use the first link, b both, c the second; weights 1, 2, 1; 3 and 10 Mbit/s.
     let mut world = World::new(&[Spec { mbps: 3, delay_ms: 10, loss: 0.0 }, Spec { mbps: 10, delay_ms: 10, loss: 0.0 }], 7);
-    let policy = |weight, links| FlowPolicy { weight, links, ..FlowPolicy::default() };
+    let policy = |weight, links| FlowPolicy { weight, links: LinkSet(links), ..FlowPolicy::default() };
     let flows = [policy(100, 0b01), policy(200, 0b11), policy(100, 0b10)].map(|policy| world.open(policy, FlowKind::Stream));
     let mut written = [0usize; 3];
     let fill = |world: &mut World, written: &mut [usize; 3]| {
@@ -181,7 +181,7 @@ fn a_moved_flow_uses_its_new_link_only() {
     };
     world.transfer(0, flow, 1, Duration::from_secs(1)).unwrap();
     world.run(Duration::from_secs(2), fill);
-    world.ends[0].set_policy(flow, FlowPolicy { links: 0b10, ..FlowPolicy::default() });
+    world.ends[0].set_policy(flow, FlowPolicy { links: LinkSet(0b10), ..FlowPolicy::default() });
     world.run(Duration::from_millis(300), fill);
     let on_first = |world: &World| world.ends[0].flow(flow).unwrap().by_link.iter().find(|(link, ..)| *link == 0).unwrap().2;
     let (before, bytes) = (on_first(&world), world.got[0][&flow].len());

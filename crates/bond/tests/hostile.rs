@@ -14,7 +14,7 @@ use braid_bond::{
     Bond, BondError, Event, FlowKey, FlowKind, FlowPolicy, Limits, MIN_DATAGRAM, Open, PathFacts, PathId, PathState, ReceiveError, Side,
     Target, WireError,
 };
-use braid_model::{ByteCount, Rate, Time};
+use braid_model::{ByteCount, LinkSet, Rate, Time};
 use bytes::{Bytes, BytesMut};
 use forge::{Forge, numbered, quiet};
 use memory::growth;
@@ -336,7 +336,7 @@ fn policies_without_weight_or_copies_are_refused_and_odd_ones_kept() {
     assert_eq!(tell(&mut server(), quiet().policy(0, 1, 1, 1, 1, 2)), Err(BondError::Wire(WireError::Range("policy"))));
     tell(&mut bond, quiet().policy(0, 2, 65_535, 0, 255, 1)).unwrap();
     tell(&mut bond, quiet().policy(0, 1, 1, 1, 1, 0)).unwrap();
-    assert_eq!(bond.flow(FlowKey(0)).unwrap().policy, FlowPolicy { weight: 65_535, links: 0, copies: 255, urgent: true });
+    assert_eq!(bond.flow(FlowKey(0)).unwrap().policy, FlowPolicy { weight: 65_535, links: LinkSet(0), copies: 255, urgent: true });
     // It may use no link: it waits, and the other does not.
     bond.write(FlowKey(0), Bytes::from(vec![1; 10_000]));
     bond.write(FlowKey(1), Bytes::from(vec![2; 10_000]));

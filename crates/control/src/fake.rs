@@ -7,10 +7,10 @@ pub mod network;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use braid_decide::connection::{LinkMask, LoadTable, Request};
+use braid_decide::connection::{LoadTable, Request};
 use braid_decide::policy::{Admission, admit};
 use braid_decide::steer::Prefixes;
-use braid_model::{ByteCount, Class, Direction, Family, FlowId, PerFamily, Protocol, Rate, Time};
+use braid_model::{ByteCount, Class, Direction, Family, FlowId, LinkSet, PerFamily, Protocol, Rate, Time};
 use ipnet::IpNet;
 
 use crate::steering::{
@@ -37,7 +37,7 @@ pub struct FakeSteering {
     params: Option<SteerParams>,
     load_table: LoadTable,
     prefixes: PerFamily<Prefixes>,
-    resolvers: Vec<(IpAddr, LinkMask)>,
+    resolvers: Vec<(IpAddr, LinkSet)>,
     servers: Vec<IpAddr>,
     closed: Vec<(IpAddr, u16)>,
     refused: Vec<IpAddr>,
@@ -101,7 +101,7 @@ impl FakeSteering {
     }
 
     /// The resolvers in force.
-    pub fn resolvers(&self) -> &[(IpAddr, LinkMask)] {
+    pub fn resolvers(&self) -> &[(IpAddr, LinkSet)] {
         &self.resolvers
     }
 
@@ -158,7 +158,7 @@ impl FakeSteering {
         let redirect = redirect && !self.refused.contains(&to.0);
         let never = found.is_some_and(|rule| rule.redirect == Some(RedirectPolicy::Direct) || rule.peer_direct == PeerDirect::Nothing);
         let wanted = params.peer_direct || found.is_some_and(|rule| rule.peer_direct == PeerDirect::All);
-        let peer_direct = wanted && !never && mask.slots().count() > 1 && self.servers.contains(&to.0) && !self.closed.contains(&to);
+        let peer_direct = wanted && !never && mask.iter().count() > 1 && self.servers.contains(&to.0) && !self.closed.contains(&to);
         let filtered = peer_direct && self.filtered.contains(app);
         if (redirect || peer_direct && !filtered) && self.redirect_ready {
             self.counters.redirected += 1;
@@ -321,7 +321,7 @@ impl Steering for FakeSteering {
         Ok(())
     }
 
-    fn set_resolvers(&mut self, resolvers: &[(IpAddr, LinkMask)]) -> Result<(), SteeringError> {
+    fn set_resolvers(&mut self, resolvers: &[(IpAddr, LinkSet)]) -> Result<(), SteeringError> {
         self.call("tell the kernel the links' resolvers")?;
         self.resolvers = resolvers.to_vec();
         self.changes += 1;

@@ -14,9 +14,8 @@ mod watch;
 use std::collections::{BTreeMap, VecDeque};
 
 use braid_api::{AppHistory, AppsSample, Gains, History, LinkSample, Note, Resolution, Sample};
-use braid_decide::connection::MAX_LINKS;
 use braid_decide::energy::ByteCost;
-use braid_model::{ByteCount, Joules, LinkIndex, LinkState, Time};
+use braid_model::{ByteCount, Joules, LinkIndex, LinkState, MAX_LINKS, Time};
 
 pub use apps::AppPulse;
 use apps::AppRings;

@@ -8,11 +8,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use braid_decide::connection::LinkMask;
 use braid_decide::health::Outcome;
 use braid_decide::policy::ProbeTarget;
 use braid_decide::steer::Prefixes;
-use braid_model::{Family, LinkFacts, LinkIndex, PerFamily, Role, Time};
+use braid_model::{Family, LinkFacts, LinkIndex, LinkSet, PerFamily, Role, Time};
 
 pub use link::Link;
 use slots::Slots;
@@ -63,7 +62,7 @@ pub struct LinkTable {
     slots: Slots,
     overflow: Vec<LinkFacts>,
     steerable: PerFamily<Prefixes>,
-    resolvers: BTreeMap<IpAddr, LinkMask>,
+    resolvers: BTreeMap<IpAddr, LinkSet>,
 }
 
 impl LinkTable {
@@ -121,7 +120,7 @@ impl LinkTable {
     }
 
     /// The name servers of links: each is asked through its own.
-    pub fn resolvers(&self) -> &BTreeMap<IpAddr, LinkMask> {
+    pub fn resolvers(&self) -> &BTreeMap<IpAddr, LinkSet> {
         &self.resolvers
     }
 
@@ -176,17 +175,17 @@ impl LinkTable {
     }
 
     /// The slots that may be given flows of `family`. If every link that could be used is judged dead, all are treated as up.
-    pub fn usable(&self, family: Family) -> LinkMask {
-        let mut alive = LinkMask::default();
+    pub fn usable(&self, family: Family) -> LinkSet {
+        let mut alive = LinkSet::default();
         for link in self.links.values().filter(|link| link.usable(family)) {
             alive.insert(link.slot);
         }
-        if alive == LinkMask::default() { self.configured(family) } else { alive }
+        if alive.is_empty() { self.configured(family) } else { alive }
     }
 
     /// The slots that could be given flows of `family`, dead or alive.
-    pub fn configured(&self, family: Family) -> LinkMask {
-        let mut mask = LinkMask::default();
+    pub fn configured(&self, family: Family) -> LinkSet {
+        let mut mask = LinkSet::default();
         for link in self.links.values().filter(|link| link.configured(family) && !link.capped()) {
             mask.insert(link.slot);
         }

@@ -2,8 +2,8 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use braid_decide::connection::{LinkMask, LoadTable, MAX_LINKS, Mode};
-use braid_model::{Affinity, ByteCount, Class, Direction, Family, FlowId, LinkIndex, PerFamily, Protocol, Rate, Time};
+use braid_decide::connection::{LoadTable, Mode};
+use braid_model::{Affinity, ByteCount, Class, Direction, Family, FlowId, LinkIndex, LinkSet, MAX_LINKS, PerFamily, Protocol, Rate, Time};
 use ipnet::IpNet;
 
 /// Why steering could not be changed or read.
@@ -53,9 +53,9 @@ pub struct SteerParams {
     /// The links by slot.
     pub links: [Option<SteerLink>; MAX_LINKS],
     /// Slots that may be given flows now, by family.
-    pub usable: PerFamily<LinkMask>,
+    pub usable: PerFamily<LinkSet>,
     /// Slots that are used only while no other usable one is.
-    pub backup: LinkMask,
+    pub backup: LinkSet,
     /// The policy, first match decides; at most 64.
     pub rules: Vec<SteerRule>,
     /// Classes whose connections are redirected where no rule says otherwise.
@@ -155,9 +155,9 @@ pub struct SteerRule {
     /// Leave them alone.
     pub exclude: bool,
     /// They may use these links only.
-    pub links: Option<LinkMask>,
+    pub links: Option<LinkSet>,
     /// They use these links while one of them is usable.
-    pub prefer: Option<LinkMask>,
+    pub prefer: Option<LinkSet>,
     /// Their class.
     pub class: Option<Class>,
     /// Their affinity.
@@ -354,7 +354,7 @@ pub trait Steering {
     /// Replaces the map of what may be steered: by longest prefix, `true` where it may.
     fn set_prefixes(&mut self, family: Family, map: &[(IpNet, bool)]) -> Result<(), SteeringError>;
     /// Replaces the map of resolvers that are to be asked through the links of the mask.
-    fn set_resolvers(&mut self, resolvers: &[(IpAddr, LinkMask)]) -> Result<(), SteeringError>;
+    fn set_resolvers(&mut self, resolvers: &[(IpAddr, LinkSet)]) -> Result<(), SteeringError>;
     /// Replaces the set of hosts that run Braid themselves, and of their services (ports) that are not to be had that way; at most 1024
     /// each, the first ones count.
     fn set_servers(&mut self, servers: &[IpAddr], closed: &[(IpAddr, u16)]) -> Result<(), SteeringError>;

@@ -19,7 +19,7 @@ use braid_decide::detection::{DetectionAnswer, Knowledge};
 use braid_decide::energy::{ByteCost, EnergyMeter};
 use braid_model::address::HostName;
 use braid_model::key::PublicKey;
-use braid_model::{ByteCount, Joules, Time};
+use braid_model::{ByteCount, Joules, LinkSet, Time};
 use braid_peer::keys::{CLIENT_KEY, KeyPair};
 use braid_peer::state::StateDir;
 use braid_platform::linux::bpf::redirect::Redirect;
@@ -157,7 +157,7 @@ struct BondedFlow {
     counted: [ByteCount; 2],
     cost: Cost,
     /// The links of its rule: an order may have moved it to others.
-    ruled: u64,
+    ruled: LinkSet,
 }
 
 /// What a flow has cost.
@@ -353,7 +353,7 @@ impl Peers {
                 kept.insert(bonded.peer.clone(), why);
                 continue;
             }
-            bonded.policy.links = to.map_or(bonded.ruled, |link| 1 << link.slot);
+            bonded.policy.links = to.map_or(bonded.ruled, |link| LinkSet::only(link.slot));
             bonded.flow.set_policy(bonded.policy);
             moved += 1;
         }

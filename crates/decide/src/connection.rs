@@ -8,10 +8,7 @@
 //! unequal demand, see [`LoadTable::end`]; OPERETTA Algorithm 1 for connection-oriented streams (the cheapest interface that meets the target
 //! throughput); round robin and weighted round robin (DBAS II.D) as least virtual start time.
 
-use braid_model::{ByteCount, Direction, Rate};
-
-/// The most links that are scheduled at once: one bit each in a [`LinkMask`].
-pub const MAX_LINKS: usize = 32;
+use braid_model::{ByteCount, Direction, LinkSet, MAX_LINKS, Rate};
 
 /// Loads above this count as this much, so that sums cannot overflow.
 const LOAD_LIMIT: u64 = 1 << 61;
@@ -23,35 +20,6 @@ const TIME_SHIFT: u32 = 20;
 const STEP_UNIT: u64 = 1 << 20;
 /// A slower link's step is at most this many times the fastest's, so that tags cannot overflow while the machine runs.
 const STEP_RATIO_LIMIT: u64 = 1 << 16;
-
-/// A set of links by slot.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub struct LinkMask(pub u32);
-
-impl LinkMask {
-    /// Whether `slot` is in the set; slots from [`MAX_LINKS`] on never are.
-    pub const fn contains(self, slot: usize) -> bool {
-        slot < MAX_LINKS && self.0 & (1 << slot) != 0
-    }
-
-    /// The slots of the set in rising order.
-    pub fn slots(self) -> impl Iterator<Item = usize> {
-        let mut rest = self.0;
-        std::iter::from_fn(move || {
-            let slot = rest.trailing_zeros() as usize;
-            // Takes the lowest bit away.
-            rest &= rest.wrapping_sub(1);
-            (slot < MAX_LINKS).then_some(slot)
-        })
-    }
-
-    /// Adds `slot`; slots from [`MAX_LINKS`] on are ignored.
-    pub fn insert(&mut self, slot: usize) {
-        if slot < MAX_LINKS {
-            self.0 |= 1 << slot;
-        }
-    }
-}
 
 /// How a link is chosen among those a flow may use. The numbers are those of the kernel's side.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,11 +77,18 @@ impl Default for LoadTable {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
     /// The links it may use: allowed by policy and alive.
-    pub allowed: LinkMask,
+    pub allowed: LinkSet,
     /// Which way its bytes will mostly go.
     pub direction: Direction,
     /// How many bytes it is expected to move.
     pub demand: ByteCount,
+}
+
+impl Request {
+    /// The slots that may be chosen.
+    fn slots(&self) -> impl Iterator<Item = usize> {
+        self.allowed.iter().take_while(|slot| *slot < MAX_LINKS)
+    }
 }
 
 impl LoadTable {
@@ -126,7 +101,7 @@ impl LoadTable {
 
     /// The link [`choose`](Self::choose) would take, reserving nothing.
     pub fn pick(&self, mode: Mode, request: &Request) -> Option<usize> {
-        let slots = request.allowed.slots();
+        let slots = request.slots();
         match mode {
             Mode::OnlyOne => slots.min_by_key(|slot| (self.loads[*slot].rank, *slot)),
             Mode::VirtualStart => slots.min_by_key(|slot| (self.virtual_start(*slot), self.loads[*slot].step, *slot)),
@@ -205,7 +180,7 @@ impl LoadTable {
         let direction = request.direction as usize;
         let mut total = request.demand.get().min(LOAD_LIMIT);
         let mut latest = 0;
-        for slot in request.allowed.slots() {
+        for slot in request.slots() {
             let load = self.loads[slot].load[direction].min(LOAD_LIMIT);
             total = total.saturating_add(load).min(LOAD_LIMIT);
             latest = latest.max(duration(load, self.loads[slot].rate[direction]));
@@ -251,9 +226,9 @@ mod tests {
 
     const MAX_THROUGHPUT: Mode = Mode::CheapestInTime { target: None };
 
-    fn load_table(rates_mbps: &[u64]) -> (LoadTable, LinkMask) {
+    fn load_table(rates_mbps: &[u64]) -> (LoadTable, LinkSet) {
         let mut load_table = LoadTable::default();
-        let mut mask = LinkMask::default();
+        let mut mask = LinkSet::default();
         for (slot, mbps) in rates_mbps.iter().enumerate() {
             let rate = Rate::from_mbps(*mbps).bytes_per_second();
             load_table.loads[slot].rate = [rate, rate];
@@ -263,7 +238,7 @@ mod tests {
         (load_table, mask)
     }
 
-    fn request(allowed: LinkMask, demand: u64) -> Request {
+    fn request(allowed: LinkSet, demand: u64) -> Request {
         Request { allowed, direction: Direction::Down, demand: ByteCount::new(demand) }
     }
 
@@ -271,7 +246,7 @@ mod tests {
     fn nobody_is_chosen_when_nobody_is_allowed() {
         let (mut load_table, _) = load_table(&[20, 10]);
         let before = load_table.clone();
-        assert_eq!(load_table.choose(MAX_THROUGHPUT, &request(LinkMask(0), 1)), None);
+        assert_eq!(load_table.choose(MAX_THROUGHPUT, &request(LinkSet::EMPTY, 1)), None);
         assert_eq!(load_table, before);
     }
 
@@ -338,7 +313,7 @@ mod tests {
     fn a_link_that_returns_does_not_take_every_flow() {
         let (mut load_table, all) = load_table(&[10, 10]);
         load_table.loads.iter_mut().for_each(|link_load| link_load.step = STEP_UNIT);
-        let only_first = LinkMask(1);
+        let only_first = LinkSet(1);
         for _ in 0..100 {
             load_table.choose(Mode::VirtualStart, &request(only_first, 1));
         }
@@ -396,7 +371,7 @@ mod tests {
         #[test]
         fn a_choice_is_always_allowed_and_max_throughput_ends_no_later_than_any_other(
             rates in prop::array::uniform4(0u64..50_000_000_000), loads in prop::array::uniform4(0u64..(1 << 60)),
-            flows in prop::array::uniform4(prop_oneof![0..9u32, any::<u32>()]), demand in 0u64..(1 << 60), mask in 1u32..16,
+            flows in prop::array::uniform4(prop_oneof![0..9u32, any::<u32>()]), demand in 0u64..(1 << 60), mask in 1u64..16,
         ) {
             let mut load_table = LoadTable::default();
             for slot in 0..4 {
@@ -404,10 +379,10 @@ mod tests {
                 load_table.loads[slot].load = [loads[slot]; 2];
                 load_table.loads[slot].flows = flows[slot];
             }
-            let request = request(LinkMask(mask), demand);
+            let request = request(LinkSet(mask), demand);
             let slot = load_table.pick(MAX_THROUGHPUT, &request).unwrap();
             prop_assert!(request.allowed.contains(slot));
-            for other in request.allowed.slots() {
+            for other in request.allowed.iter() {
                 prop_assert!(load_table.end(slot, &request) <= load_table.end(other, &request));
                 prop_assert!(load_table.end(other, &request) <= load_table.finish(other, &request));
             }

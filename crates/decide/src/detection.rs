@@ -10,10 +10,9 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use braid_model::{ByteCount, Rate, Time};
+use braid_model::{ByteCount, LinkSet, Rate, Time};
 
 use crate::bucket::Bucket;
-use crate::connection::LinkMask;
 
 /// A host that runs Braid is taken to do so for this long after it was last heard.
 pub const FRESH: Duration = Duration::from_secs(24 * 3600);
@@ -225,8 +224,8 @@ impl<K: Copy + PartialEq> Detection<K> {
     }
 
     /// The links over which the host has shown its pinned key.
-    pub fn seen_over(&self, now: Time, host: IpAddr) -> LinkMask {
-        let mut mask = LinkMask::default();
+    pub fn seen_over(&self, now: Time, host: IpAddr) -> LinkSet {
+        let mut mask = LinkSet::default();
         let links = self.hosts.get(&host).into_iter().flat_map(|entry| &entry.links);
         links.filter(|(_, heard)| heard.state == State::Here && now < heard.until).for_each(|(link, _)| mask.insert(*link));
         mask
@@ -423,7 +422,7 @@ mod tests {
     #[test]
     fn regression_a_yes_counts_only_for_links_over_which_that_very_key_was_shown() {
         let (mut known, now) = start();
-        let over = |known: &Detection<u8>| known.seen_over(now, host(1)).slots().collect::<Vec<_>>();
+        let over = |known: &Detection<u8>| known.seen_over(now, host(1)).iter().collect::<Vec<_>>();
         known.ask(now, host(1), 0);
         known.on_answer(now, host(1), 0, DetectionAnswer::Runs(7));
         assert_eq!(over(&known), [0]);
@@ -595,7 +594,7 @@ mod tests {
                     Step::Wait(seconds) => now = now + Duration::from_secs(seconds.into()),
                 }
                 for at in 0..4 {
-                    prop_assert!(known.seen_over(now, host(at)).slots().all(|link| shown.contains(&(host(at), link))));
+                    prop_assert!(known.seen_over(now, host(at)).iter().all(|link| shown.contains(&(host(at), link))));
                 }
                 for server in known.servers(now) {
                     prop_assert_eq!(known.knowledge(now, server), Knowledge::Runs(pins[&server]));

@@ -6,8 +6,8 @@
 //! own rate, nor what the others give. Binding is late: a link asks when it can send, and the head of the flow it is told goes at once.
 //!
 //! ```
-//! use braid_decide::midrr::{Flags, LinkSet, Midrr};
-//! use braid_model::ByteCount;
+//! use braid_decide::midrr::{Flags, Midrr};
+//! use braid_model::{ByteCount, LinkSet};
 //!
 //! let mut scheduler = Midrr::new(2, ByteCount::new(1500), Flags::COUNTED)?;
 //! let both = scheduler.add_flow(1.0, LinkSet(0b11))?;
@@ -84,11 +84,9 @@
 //! decision with all flows flagged K times takes O(K b n / 64). A head larger than its flow's quantum takes as many turns as it needs.
 //! Memory: 8 (b + 1) bytes for each link and 64 flows.
 
-use braid_model::ByteCount;
+use braid_model::{ByteCount, LinkSet};
 use thiserror::Error;
 
-/// The most links a scheduler can have: one bit each in a [`LinkSet`].
-pub const MAX_LINKS: usize = 64;
 /// The widest service counter, in bits.
 pub const MAX_COUNTER_BITS: u32 = 8;
 /// The least a flow may be given in one turn; less would make a packet take too many turns.
@@ -103,29 +101,6 @@ const BLOCK: usize = 64;
 /// Links whose counters lie side by side and are counted up at once.
 const LANES: usize = 8;
 const NOBODY: u32 = u32::MAX;
-
-/// A set of links by index, 0 to 63: a row of the interface preferences Π.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
-pub struct LinkSet(pub u64);
-
-impl LinkSet {
-    /// Whether `link` is in the set.
-    pub const fn contains(self, link: usize) -> bool {
-        link < MAX_LINKS && self.0 >> link & 1 == 1
-    }
-
-    /// The links of the set in rising order.
-    pub fn iter(self) -> impl Iterator<Item = usize> {
-        (0..MAX_LINKS).filter(move |link| self.contains(*link))
-    }
-}
-
-impl FromIterator<usize> for LinkSet {
-    /// The set of these links; indices from [`MAX_LINKS`] on are left out.
-    fn from_iter<I: IntoIterator<Item = usize>>(links: I) -> Self {
-        Self(links.into_iter().filter(|link| *link < MAX_LINKS).fold(0, |set, link| set | 1 << link))
-    }
-}
 
 /// What a link remembers of the turns a flow had on other links since it last considered the flow.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -167,7 +142,7 @@ pub struct Grant {
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum MidrrError {
     /// Too many links.
-    #[error("{0} links are more than a scheduler can have: give it at most {MAX_LINKS}")]
+    #[error("{0} links are more than a scheduler can have: give it at most {max}", max = LinkSet::CAPACITY)]
     Links(usize),
     /// No such counter.
     #[error("service counters of {0} bits do not exist: ask for 1 to {MAX_COUNTER_BITS} bits")]
@@ -230,7 +205,7 @@ struct MidrrFlow {
 impl Midrr {
     /// A scheduler for `links` links, none of which has flows yet; a flow of weight φ is given φ x `quantum` a turn.
     pub fn new(links: usize, quantum: ByteCount, flags: Flags) -> Result<Self, MidrrError> {
-        if links > MAX_LINKS {
+        if links > LinkSet::CAPACITY {
             return Err(MidrrError::Links(links));
         }
         let (planes, own_turns) = match flags {
@@ -326,7 +301,7 @@ impl Midrr {
     /// Adds a link and gives its index, the next free one. Flows whose sets hold that index use it from now on.
     pub fn add_link(&mut self) -> Result<usize, MidrrError> {
         let (old, new) = (self.links, self.links + 1);
-        if new > MAX_LINKS {
+        if new > LinkSet::CAPACITY {
             return Err(MidrrError::Links(new));
         }
         let blocks = self.flows.len().div_ceil(BLOCK);

@@ -31,9 +31,8 @@ mod solver;
 
 pub use instance::{InstanceResult, solve_instance};
 
-use braid_model::{ByteCount, Joules, Power, Rate};
+use braid_model::{ByteCount, Joules, LinkSet, MAX_LINKS, Power, Rate};
 
-use crate::connection::{LinkMask, MAX_LINKS};
 use solver::{Instance, Solution};
 
 /// Prices and energies per byte above this would overflow when multiplied by a load.
@@ -110,7 +109,7 @@ pub struct New {
     /// How it can be carried.
     pub kind: NewKind,
     /// The links it may use (its row of Π). A packet-oriented stream takes the others from the whole packet load.
-    pub allowed: LinkMask,
+    pub allowed: LinkSet,
 }
 
 /// What the streams that are there still have to move, summed up.
@@ -121,12 +120,12 @@ pub struct Loads {
     /// By packet-oriented streams, all together.
     pub packet: ByteCount,
     /// The links that packets may use: those that every packet-oriented stream may use.
-    pub packet_links: LinkMask,
+    pub packet_links: LinkSet,
 }
 
 impl Default for Loads {
     fn default() -> Self {
-        Self { connection: [ByteCount::ZERO; MAX_LINKS], packet: ByteCount::ZERO, packet_links: LinkMask(u32::MAX) }
+        Self { connection: [ByteCount::ZERO; MAX_LINKS], packet: ByteCount::ZERO, packet_links: LinkSet::ALL }
     }
 }
 

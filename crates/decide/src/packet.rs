@@ -38,9 +38,7 @@
 
 use std::time::Duration;
 
-use braid_model::{ByteCount, Rate};
-
-use crate::midrr::{LinkSet, MAX_LINKS};
+use braid_model::{ByteCount, LinkSet, MAX_LINKS, Rate};
 
 mod shares;
 mod soonest;

@@ -10,10 +10,10 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use braid_model::{Affinity, ByteCount, Class, LinkFacts, LinkKind};
+use braid_model::{Affinity, ByteCount, Class, LinkFacts, LinkKind, LinkSet};
 use serde::{Deserialize, Serialize};
 
-use crate::connection::{LinkMask, Mode};
+use crate::connection::Mode;
 use crate::tradeoff::{UtilityRule, Weights};
 use crate::virtual_interface::MAXDIFF;
 
@@ -194,7 +194,7 @@ impl FromStr for Scheduler {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Admission {
     /// One of these; never empty.
-    Use(LinkMask),
+    Use(LinkSet),
     /// None, and its rule is strict: the flow must fail.
     Deny,
     /// None: the system decides.
@@ -206,21 +206,21 @@ pub enum Admission {
 /// `usable` are the links alive in the flow's family, with allowance left and not excluded; `backup` those whose role is backup;
 /// `links` and `prefer` the masks of the rule's selectors, `None` where the rule has none. Backup links serve while no normal
 /// link of the remaining set does; a preferred backup link counts as preferred.
-pub fn admit(usable: LinkMask, backup: LinkMask, links: Option<LinkMask>, prefer: Option<LinkMask>) -> Admission {
-    let mut pool = usable.0;
+pub fn admit(usable: LinkSet, backup: LinkSet, links: Option<LinkSet>, prefer: Option<LinkSet>) -> Admission {
+    let mut pool = usable;
     if let Some(links) = links {
-        pool &= links.0;
-        if pool == 0 {
+        pool = pool & links;
+        if pool.is_empty() {
             return Admission::Deny;
         }
     }
-    if let Some(prefer) = prefer.filter(|prefer| pool & prefer.0 != 0) {
-        pool &= prefer.0;
+    if let Some(prefer) = prefer.filter(|prefer| !(pool & *prefer).is_empty()) {
+        pool = pool & prefer;
     }
-    let normal = pool & !backup.0;
-    match if normal != 0 { normal } else { pool } {
-        0 => Admission::LeaveAlone,
-        mask => Admission::Use(LinkMask(mask)),
+    let normal = pool - backup;
+    match if normal.is_empty() { pool } else { normal } {
+        LinkSet::EMPTY => Admission::LeaveAlone,
+        links => Admission::Use(links),
     }
 }
 
@@ -286,24 +286,24 @@ mod tests {
 
     #[test]
     fn a_strict_rule_denies_and_no_rule_leaves_alone() {
-        let (none, first, second) = (LinkMask(0), LinkMask(1), LinkMask(2));
+        let (none, first, second) = (LinkSet::EMPTY, LinkSet(1), LinkSet(2));
         assert_eq!(admit(first, none, Some(second), None), Admission::Deny);
         assert_eq!(admit(first, none, None, Some(second)), Admission::Use(first));
         assert_eq!(admit(none, none, None, None), Admission::LeaveAlone);
-        assert_eq!(admit(LinkMask(3), second, None, None), Admission::Use(first));
+        assert_eq!(admit(LinkSet(3), second, None, None), Admission::Use(first));
         assert_eq!(admit(second, second, None, None), Admission::Use(second));
-        assert_eq!(admit(LinkMask(3), second, None, Some(second)), Admission::Use(second));
+        assert_eq!(admit(LinkSet(3), second, None, Some(second)), Admission::Use(second));
         assert_eq!(admit(none, none, Some(first), Some(first)), Admission::Deny);
     }
 
     proptest! {
         #[test]
         fn admission_keeps_to_the_rule(
-            usable: u32, backup: u32, links in prop::option::of(any::<u32>()), prefer in prop::option::of(any::<u32>()),
+            usable: u64, backup: u64, links in prop::option::of(any::<u64>()), prefer in prop::option::of(any::<u64>()),
         ) {
-            let pool = usable & links.unwrap_or(u32::MAX);
-            match admit(LinkMask(usable), LinkMask(backup), links.map(LinkMask), prefer.map(LinkMask)) {
-                Admission::Use(LinkMask(mask)) => {
+            let pool = usable & links.unwrap_or(u64::MAX);
+            match admit(LinkSet(usable), LinkSet(backup), links.map(LinkSet), prefer.map(LinkSet)) {
+                Admission::Use(LinkSet(mask)) => {
                     prop_assert!(mask != 0 && mask & !pool == 0);
                     if prefer.is_some_and(|prefer| pool & prefer != 0) {
                         prop_assert_eq!(mask & !prefer.unwrap(), 0);

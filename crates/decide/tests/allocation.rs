@@ -3,11 +3,11 @@
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 
-use braid_decide::midrr::{Flags, LinkSet, Midrr};
+use braid_decide::midrr::{Flags, Midrr};
 use braid_decide::packet::{
     Chunk, EarliestCompletion, MinRtt, PacketScheduler, PathView, Redundant, RoundRobin, RttShare, WeightedRoundRobin, Weights,
 };
-use braid_model::ByteCount;
+use braid_model::{ByteCount, LinkSet};
 
 struct Counting;
 

@@ -2,8 +2,8 @@
 
 mod support;
 
-use braid_decide::midrr::{Flags, FlowKey, Grant, LinkSet, Midrr, MidrrError};
-use braid_model::ByteCount;
+use braid_decide::midrr::{Flags, FlowKey, Grant, Midrr, MidrrError};
+use braid_model::{ByteCount, LinkSet};
 use braid_netem::Random;
 use proptest::prelude::*;
 use support::literal::Literal;

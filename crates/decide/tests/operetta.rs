@@ -2,15 +2,15 @@
 //!
 //! A failure prints its smallest case and keeps it; `PROPTEST_RNG_SEED=N` repeats a run.
 
-use braid_decide::connection::{LinkMask, LoadTable, MAX_LINKS, Mode, Request};
+use braid_decide::connection::{LoadTable, Mode, Request};
 use braid_decide::operetta::{
     Decision, Interface, Kind, Loads, New, NewKind, OperettaError, Price, Problem, Stream, Target, Utility, schedule,
 };
-use braid_model::{ByteCount, Direction, Power, Rate};
+use braid_model::{ByteCount, Direction, LinkSet, MAX_LINKS, Power, Rate};
 use microlp::{ComparisonOp, LinearExpr, OptimizationDirection};
 use proptest::prelude::*;
 
-const ALL: LinkMask = LinkMask(u32::MAX);
+const ALL: LinkSet = LinkSet::ALL;
 
 /// A problem that owns its parts, so that it can be generated and printed.
 #[derive(Debug, Clone)]
@@ -18,7 +18,7 @@ struct Case {
     interfaces: Vec<Interface>,
     prices: Option<Vec<f64>>,
     streams: Vec<Stream>,
-    packet_links: LinkMask,
+    packet_links: LinkSet,
     new: New,
     target: Target,
 }
@@ -196,7 +196,7 @@ fn case(restricted: bool, connections_only: bool) -> impl Strategy<Value = Case>
         let new = (load(), mask(), 0..5u32).prop_map(move |(load, allowed, kind)| New {
             load,
             kind: if kind < packet { NewKind::Packet } else { NewKind::Connection },
-            allowed: LinkMask(allowed),
+            allowed: LinkSet(allowed.into()),
         });
         let utility = prop_oneof![2 => 0.0..=1.0f64, 1 => Just(1.0), 1 => Just(0.0)];
         let target = prop_oneof![
@@ -209,7 +209,7 @@ fn case(restricted: bool, connections_only: bool) -> impl Strategy<Value = Case>
                 interfaces,
                 prices,
                 streams,
-                packet_links: LinkMask(packet_links),
+                packet_links: LinkSet(packet_links.into()),
                 new,
                 target,
             },
@@ -284,7 +284,7 @@ fn load_table(case: &Case, loads: &Loads) -> (LoadTable, Request) {
 
 /// The case with the new stream on `link`, whatever Algorithm 1 thinks best.
 fn forced(case: &Case, link: usize) -> Case {
-    let mut only = LinkMask::default();
+    let mut only = LinkSet::default();
     only.insert(link);
     Case { new: New { allowed: only, ..case.new }, ..case.clone() }
 }
@@ -309,7 +309,7 @@ fn exact_case() -> impl Strategy<Value = Case> {
                 prices: None,
                 streams,
                 packet_links: ALL,
-                new: New { load: ByteCount::new(load), kind: NewKind::Connection, allowed: LinkMask((1 << links) - 1) },
+                new: New { load: ByteCount::new(load), kind: NewKind::Connection, allowed: LinkSet((1 << links) - 1) },
                 target,
             },
         )
@@ -344,7 +344,7 @@ proptest! {
         let mode = Mode::CheapestInTime { target: Some(target) };
         let deadline = load_table.deadline(&request, Some(target));
         // The rule counts whole bytes per second and units of 2^-20 s: where that could decide, there is nothing to compare.
-        let times: Vec<u64> = request.allowed.slots().map(|slot| load_table.finish(slot, &request)).collect();
+        let times: Vec<u64> = request.allowed.iter().map(|slot| load_table.finish(slot, &request)).collect();
         let close = |a: u64, b: u64| a.abs_diff(b) as f64 <= 1e-3 * a.max(b) as f64 + 4.0;
 let empty = case.new.load == ByteCount::ZERO;
         prop_assume!(times.iter().all(|time| empty && *time <= deadline || !close(*time, deadline)));
@@ -367,7 +367,7 @@ proptest! {
         let kind = |link: Option<usize>| link.map_or(Kind::Packet, Kind::Connection);
         let streams: Vec<_> = streams.into_iter().map(|(load, link)| Stream { load: ByteCount::new(load), kind: kind(link) }).collect();
         let new_kind = if divisible { NewKind::Packet } else { NewKind::Connection };
-        let new = New { load: ByteCount::new(load), kind: new_kind, allowed: LinkMask(allowed) };
+        let new = New { load: ByteCount::new(load), kind: new_kind, allowed: LinkSet(allowed.into()) };
         for target in [alpha(0.5), Target::Throughput(Rate::from_bps(target))] {
             if let Ok(decision) = schedule(&interfaces, &streams, new, target) {
                 prop_assert!(decision.price.is_finite() && decision.throughput_bps.is_finite(), "{:?}", decision);
@@ -490,7 +490,7 @@ fn what_cannot_be_decided_is_refused() {
     let links = three_links();
     assert_eq!(schedule(&[], &[], connection(1), alpha(1.0)), Err(OperettaError::NoLink));
     assert_eq!(schedule(&[mbps(1.0, 1.0); 33], &[], connection(1), alpha(1.0)), Err(OperettaError::TooManyLinks { links: 33 }));
-    let nowhere = LinkMask(8);
+    let nowhere = LinkSet(8);
     assert_eq!(schedule(&links, &[], New { allowed: nowhere, ..connection(1) }, alpha(1.0)), Err(OperettaError::NoLink));
     assert_eq!(schedule(&links, &[], New { allowed: nowhere, ..packets(1) }, alpha(1.0)), Err(OperettaError::NoPacketLink));
     let lost = [Stream { load: ByteCount::new(1), kind: Kind::Connection(3) }];
@@ -539,12 +539,12 @@ fn the_connection_rule_is_not_algorithm_1_where_packets_are_kept_off_a_link() {
     // 2 MB of packets on the first link alone (2 s). A connection of 1 MB there would hold them up for a third second; on the second
     // link it ends at 2 s. The rule sees an empty first link, cheap and in time.
     let links = [mbps(8.0, 1.0), mbps(4.0, 1.0)];
-    let packet_links = LinkMask(1);
+    let packet_links = LinkSet(1);
     let streams = vec![Stream { load: ByteCount::new(2_000_000), kind: Kind::Packet }];
     let case = Case { interfaces: links.to_vec(), prices: None, streams, packet_links, new: connection(1_000_000), target: alpha(1.0) };
     let loads = case.loads();
     let (load_table, request) = load_table(&case, &loads);
-    let request = Request { allowed: LinkMask(3), ..request };
+    let request = Request { allowed: LinkSet(3), ..request };
     let target = case.with(&loads, |problem| problem.connection_target()).unwrap();
     assert_eq!(load_table.pick(Mode::CheapestInTime { target: Some(target) }, &request), Some(0));
     let decision = case.solve().unwrap();

@@ -18,8 +18,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use braid_control::steering::{PeerDirect, RedirectPolicy, RedirectedFlow, SteerMatch, SteerParams, SteerRule, Steering, SteeringEvent};
-use braid_decide::connection::LinkMask;
-use braid_model::{Class, Time};
+use braid_model::{Class, LinkSet, Time};
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::bpf::redirect::{ExchangeKey, Redirect, Swept, Taking};
 use braid_platform::linux::bpf::trial::ForeignFilter;
@@ -231,7 +230,7 @@ fn rules_and_classes_say_what_is_redirected() {
         assert!(TcpStream::connect("203.0.113.11:8080").is_err(), "excluded: nobody listens there");
         assert!(TcpStream::connect("203.0.113.10:81").is_err(), "no rule, no such class");
         assert!(TcpStream::connect("10.77.0.1:8080").is_err(), "not steerable");
-        steering.set_resolvers(&[("203.0.113.12".parse().unwrap(), LinkMask(1))]).unwrap();
+        steering.set_resolvers(&[("203.0.113.12".parse().unwrap(), LinkSet(1))]).unwrap();
         assert!(TcpStream::connect("203.0.113.12:53").is_err(), "a link's own resolver");
         assert_eq!(told(&mut TcpStream::connect("203.0.113.13:53").unwrap()), addr("203.0.113.13:53"));
         taker.redirect.set_ready(Taking::Connections).unwrap();
@@ -257,7 +256,7 @@ fn what_goes_to_a_host_that_runs_braid_is_redirected() {
         params.rules = vec![
             SteerRule { matching: to(81), redirect: Some(RedirectPolicy::Direct), ..Default::default() },
             SteerRule { matching: to(82), peer_direct: PeerDirect::Nothing, ..Default::default() },
-            SteerRule { matching: to(83), links: Some(LinkMask(2)), ..Default::default() },
+            SteerRule { matching: to(83), links: Some(LinkSet(2)), ..Default::default() },
             SteerRule { matching: to(53), peer_direct: PeerDirect::All, ..Default::default() },
             SteerRule { matching: to(84), exclude: true, ..Default::default() },
         ];

@@ -1,8 +1,8 @@
 //! The connection rule is implemented twice. Both implementations get the same inputs here: the native build on many, the kernel's on fewer.
 
-use braid_decide::connection::{LinkLoad, LinkMask, LoadTable, MAX_LINKS, Mode, Request};
+use braid_decide::connection::{LinkLoad, LoadTable, Mode, Request};
 use braid_decide::policy::{Admission, admit};
-use braid_model::{ByteCount, Direction, Rate};
+use braid_model::{ByteCount, Direction, LinkSet, MAX_LINKS, Rate};
 use braid_platform::linux::bpf::trial::KernelRule;
 use braid_platform::linux::sys::abi;
 use proptest::prelude::*;
@@ -28,9 +28,9 @@ struct Case {
     mode: Mode,
     /// Asked with `allowed` as the usable links; policy narrows it.
     request: Request,
-    backup: LinkMask,
-    links: Option<LinkMask>,
-    prefer: Option<LinkMask>,
+    backup: LinkSet,
+    links: Option<LinkSet>,
+    prefer: Option<LinkSet>,
     /// The target of the other direction, which must not count.
     other_target: u64,
 }
@@ -44,7 +44,7 @@ impl Case {
         };
         let mut targets = [self.other_target; 2];
         targets[self.request.direction as usize] = target;
-        let mut params = abi::Params { mode, target: targets, backup: self.backup.0, ..Default::default() };
+        let mut params = abi::Params { mode, target: targets, backup: mask(self.backup), ..Default::default() };
         for (slot, link_load) in params.slots.iter_mut().zip(&self.load_table.loads) {
             (slot.rate, slot.price, slot.step, slot.rank) = (link_load.rate, link_load.price, link_load.step, link_load.rank);
         }
@@ -63,7 +63,7 @@ impl Case {
     fn actions(&self) -> (u32, u32, u32) {
         let actions =
             if self.links.is_some() { abi::rule::DO_LINKS } else { 0 } | if self.prefer.is_some() { abi::rule::DO_PREFER } else { 0 };
-        (actions, self.links.unwrap_or_default().0, self.prefer.unwrap_or_default().0)
+        (actions, mask(self.links.unwrap_or_default()), mask(self.prefer.unwrap_or_default()))
     }
 
     /// The reference's answer, whether it is a refusal, and the load table after it.
@@ -135,7 +135,7 @@ fn case() -> impl Strategy<Value = Case> {
         // Whole bytes per second, at least one: 0 means "none" to the kernel.
         (1..100_000_000u64).prop_map(|rate| Mode::CheapestInTime { target: Some(Rate::from_bps(rate * 8)) }),
     ];
-    let mask = || prop_oneof![3 => 0..16u32, 1 => any::<u32>()].prop_map(LinkMask);
+    let mask = || prop_oneof![3 => 0..16u32, 1 => any::<u32>()].prop_map(|links| LinkSet(links.into()));
     let policy = (mask(), prop::option::of(mask()), prop::option::of(mask()));
     let ways = (any::<bool>(), prop_oneof![Just(0), 1..100_000_000u64]);
     let loads = prop_oneof![2 => (prop::collection::vec(link_load(), MAX_LINKS), number(10_000_000)), 1 => loads()];
@@ -152,6 +152,11 @@ fn case() -> impl Strategy<Value = Case> {
     )
 }
 
+/// A set of slots as the kernel's side has it.
+fn mask(links: LinkSet) -> u32 {
+    links.0 as u32
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(3_000))]
     #[test]
@@ -164,7 +169,7 @@ proptest! {
         let slot = unsafe {
             let state = std::ptr::from_mut(&mut raw).cast::<u64>().add(1);
             let (actions, links, prefer) = case.actions();
-            let usable = case.request.allowed.0;
+            let usable = mask(case.request.allowed);
             let (direction, demand) = (case.request.direction as u32, case.request.demand.get());
             braid_native_choose(state, &params, usable, actions, links, prefer, direction, demand, &mut denied)
         };
@@ -189,7 +194,7 @@ fn the_kernel_decides_as_the_reference() {
                 links,
                 prefer,
                 load_table: case.raw_load_table(),
-                allowed: case.request.allowed.0,
+                allowed: mask(case.request.allowed),
                 direction: case.request.direction as u32,
                 demand: case.request.demand.get(),
                 ..Default::default()

@@ -12,8 +12,7 @@ use std::time::Duration;
 
 use aya::maps::{Array, HashMap, Map, MapData, loaded_maps};
 use braid_control::steering::{SteerMatch, SteerParams, SteerRule, Steering, SteeringEvent};
-use braid_decide::connection::LinkMask;
-use braid_model::{ByteCount, Family, LinkIndex, PerFamily, Protocol, Time};
+use braid_model::{ByteCount, Family, LinkIndex, LinkSet, PerFamily, Protocol, Time};
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::bpf::load::{Counters, survey};
 use braid_platform::linux::sys::abi;
@@ -244,17 +243,17 @@ fn rules_pin_forbid_and_exclude_from_the_first_packet() {
         let mut params = params(2);
         let destination = |net: &str| SteerMatch { exe: Some(vec![exe]), destination: Some(net.parse().unwrap()), ..Default::default() };
         params.rules = vec![
-            SteerRule { matching: destination("203.0.113.10/32"), links: Some(LinkMask(2)), ..Default::default() },
+            SteerRule { matching: destination("203.0.113.10/32"), links: Some(LinkSet(2)), ..Default::default() },
             SteerRule { matching: destination("203.0.113.11/32"), exclude: true, ..Default::default() },
-            SteerRule { matching: destination("203.0.113.12/32"), links: Some(LinkMask(4)), ..Default::default() },
+            SteerRule { matching: destination("203.0.113.12/32"), links: Some(LinkSet(4)), ..Default::default() },
             SteerRule {
                 matching: SteerMatch { port: Some(80), ..destination("203.0.113.13/32") },
-                prefer: Some(LinkMask(2)),
+                prefer: Some(LinkSet(2)),
                 ..Default::default()
             },
             SteerRule {
                 matching: SteerMatch { name: Some("nobody".into()), ..Default::default() },
-                links: Some(LinkMask(0)),
+                links: Some(LinkSet::EMPTY),
                 ..Default::default()
             },
         ];
@@ -270,7 +269,7 @@ fn rules_pin_forbid_and_exclude_from_the_first_packet() {
         let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
         assert!(socket.send_to(b"x", "203.0.113.12:5000").is_err());
         assert!(steering.counters().unwrap().denied >= 2);
-        params.usable = PerFamily { v4: LinkMask(1), v6: LinkMask(1) };
+        params.usable = PerFamily { v4: LinkSet(1), v6: LinkSet(1) };
         set(&mut steering, &params);
         assert_eq!(fetch("203.0.113.13:80".parse().unwrap(), 1000), "10.77.0.2".parse::<IpAddr>().unwrap(), "`prefer` gives way");
         assert!(TcpStream::connect("203.0.113.10:80").is_err(), "`links` does not");
@@ -282,7 +281,7 @@ fn names_are_compared_whole() {
     in_world("rules by name", 2, || {
         let rule = |name: &str, links| SteerRule {
             matching: SteerMatch { name: Some(name.into()), ..Default::default() },
-            links: Some(LinkMask(links)),
+            links: Some(LinkSet(links)),
             ..Default::default()
         };
         // Cut to 15 bytes by the kernel.
@@ -331,11 +330,11 @@ fn affinity_keeps_flows_on_one_link_while_it_lives() {
         assert_eq!(links(12), links(13), "all destinations follow the first");
         let held = *links(12).keys().next().unwrap();
         let dead = u32::from(held == "10.77.1.2".parse::<IpAddr>().unwrap());
-        params.usable = PerFamily { v4: LinkMask(1 << (1 - dead)), v6: LinkMask(0) };
+        params.usable = PerFamily { v4: LinkSet(1 << (1 - dead)), v6: LinkSet::EMPTY };
         set(&mut steering, &params);
         assert_ne!(*links(12).keys().next().unwrap(), held, "a dead link holds nobody");
         params.affinity = Some(Affinity::None);
-        params.usable = PerFamily { v4: LinkMask(3), v6: LinkMask(0) };
+        params.usable = PerFamily { v4: LinkSet(3), v6: LinkSet::EMPTY };
         set(&mut steering, &params);
         assert_eq!(links(12).len(), 2);
     });
@@ -345,7 +344,7 @@ fn affinity_keeps_flows_on_one_link_while_it_lives() {
 fn a_links_own_resolver_is_asked_through_it() {
     in_world("resolvers", 2, || {
         let mut steering = steering(&params(2));
-        steering.set_resolvers(&[("203.0.113.11".parse().unwrap(), LinkMask(2))]).unwrap();
+        steering.set_resolvers(&[("203.0.113.11".parse().unwrap(), LinkSet(2))]).unwrap();
         for _ in 0..4 {
             let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
             socket.send_to(b"?", "203.0.113.11:53").unwrap();
@@ -434,7 +433,7 @@ fn regression_a_device_that_took_anothers_name_is_not_mistaken_for_it() {
         let link = |slot: usize| params.links[slot].as_ref().unwrap().name.clone();
         let names = [link(1), link(0)];
         params.links.iter_mut().flatten().zip(names).for_each(|(link, name)| link.name = name);
-        params.usable = PerFamily { v4: LinkMask(1), v6: LinkMask(1) };
+        params.usable = PerFamily { v4: LinkSet(1), v6: LinkSet(1) };
         let mut steering = steering(&params);
         // What is called as link 0 was is link 1 now. Root's sockets can be given back to the system...
         assert_eq!(fetch("203.0.113.10:80".parse().unwrap(), 1000), "10.77.0.2".parse::<IpAddr>().unwrap());
@@ -454,12 +453,12 @@ fn regression_a_flow_that_may_use_one_link_only_fails_when_that_cannot_be_had() 
         let mut params = params(2);
         let gone = params.links[1].as_mut().unwrap();
         (gone.index, gone.name) = (LinkIndex(4_000_000), "gone0".to_owned());
-        params.usable = PerFamily { v4: LinkMask(2), v6: LinkMask(2) };
+        params.usable = PerFamily { v4: LinkSet(2), v6: LinkSet(2) };
         let server: SocketAddr = "203.0.113.10:80".parse().unwrap();
         let mut steering = steering(&params);
         fetch(server, 1000);
         assert_eq!(steering.counters().unwrap().failed, 1, "left to the system");
-        params.rules = vec![SteerRule { links: Some(LinkMask(2)), ..Default::default() }];
+        params.rules = vec![SteerRule { links: Some(LinkSet(2)), ..Default::default() }];
         set(&mut steering, &params);
         assert!(TcpStream::connect(server).is_err());
         assert_eq!(steering.counters().unwrap().denied, 1);
@@ -517,7 +516,7 @@ fn suffering(steering: &mut impl Steering, port: u16) -> bool {
 #[test]
 fn answers_are_counted_and_their_absence_is_told() {
     in_world("signs of life and death", 2, || {
-        let mut steering = steering(&SteerParams { usable: PerFamily { v4: LinkMask(1), v6: LinkMask(1) }, ..params(2) });
+        let mut steering = steering(&SteerParams { usable: PerFamily { v4: LinkSet(1), v6: LinkSet(1) }, ..params(2) });
         let before = now();
         let mut stream = TcpStream::connect(SocketAddr::new(SERVER, 80)).unwrap();
         // Seen when flows are looked at, once.

@@ -3,8 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use braid_decide::midrr::{FlowKey, LinkSet};
-use braid_model::{ByteCount, Time};
+use braid_decide::midrr::FlowKey;
+use braid_model::{ByteCount, LinkSet, Time};
 
 use crate::engine::{Connection, ENDLESS, Engine, Request};
 use crate::file::File;
@@ -325,7 +325,7 @@ impl Engine {
         let Some(file) = self.files.get(&id) else { return };
         let all = file.setup.links;
         let _ = match size {
-            None if file.open() > 0 => self.midrr.narrow(file.flow, LinkSet(all.0 & !(1 << link.0))),
+            None if file.open() > 0 => self.midrr.narrow(file.flow, all - LinkSet::only(link.0)),
             _ => self.midrr.narrow(file.flow, all).and_then(|()| self.midrr.set_head(file.flow, size.map(ByteCount::new))),
         };
     }

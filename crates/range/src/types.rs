@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use braid_decide::midrr::{LinkSet, MidrrError};
-use braid_model::{ByteCount, Rate};
+use braid_decide::midrr::MidrrError;
+use braid_model::{ByteCount, LinkSet, Rate};
 
 use crate::spans::{Span, Spans};
 

@@ -4,8 +4,7 @@ mod world;
 
 use std::time::Duration;
 
-use braid_decide::midrr::LinkSet;
-use braid_model::{ByteCount, Rate, Time};
+use braid_model::{ByteCount, LinkSet, Rate, Time};
 use braid_range::{Action, Cause, Config, FileSetup, LinkId, RangeError};
 use proptest::prelude::*;
 use world::{Manners, SimLink, World};

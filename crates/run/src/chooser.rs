@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use braid_control::links::{BondLink, ProbePlan};
 use braid_decide::capacity::Busy;
-use braid_decide::connection::{LinkMask, LoadTable, MAX_LINKS, Request, steps};
+use braid_decide::connection::{LoadTable, Request, steps};
 use braid_decide::health::Outcome;
 use braid_decide::policy::{Admission, Scheduler};
-use braid_model::{ByteCount, Direction, Family, LinkFacts, LinkIndex, NetworkSnapshot, Time};
+use braid_model::{ByteCount, Direction, Family, LinkFacts, LinkIndex, LinkSet, MAX_LINKS, NetworkSnapshot, Time};
 use braid_store::Learnt;
 
 use super::learnt_store::Estimates;
@@ -102,12 +102,12 @@ impl Chooser {
     }
 
     /// Which links a rule admits to a flow to `remote`; see [`Links::admitted`].
-    pub(super) fn admitted(&self, remote: IpAddr, rule: impl Fn(LinkMask, &[(usize, &LinkFacts)]) -> Admission) -> Admission {
+    pub(super) fn admitted(&self, remote: IpAddr, rule: impl Fn(LinkSet, &[(usize, &LinkFacts)]) -> Admission) -> Admission {
         self.links.admitted(remote, rule)
     }
 
     /// Which links a rule admits to a flow whose destination only a relay knows.
-    pub(super) fn admitted_by_name(&self, rule: impl Fn(LinkMask, &[(usize, &LinkFacts)]) -> Admission) -> Admission {
+    pub(super) fn admitted_by_name(&self, rule: impl Fn(LinkSet, &[(usize, &LinkFacts)]) -> Admission) -> Admission {
         self.links.admitted_by_name(rule)
     }
 
@@ -118,12 +118,12 @@ impl Chooser {
         inode: u64,
         remote: SocketAddr,
         application: &str,
-        allowed: LinkMask,
+        allowed: LinkSet,
     ) -> Option<LinkIndex> {
         self.streams.forget(now, inode, &mut self.demands);
         // A program whose sessions end when its address changes stays on its link.
         let kept = self.streams.kept(application, remote.ip()).filter(|slot| allowed.contains(*slot));
-        let allowed = kept.map_or(allowed, |slot| LinkMask(1 << slot));
+        let allowed = kept.map_or(allowed, LinkSet::only);
         let (demand, direction) = self.demands.of(application, remote.port());
         self.set_ranks(Family::of(remote.ip()));
         let slot = self.load_table.choose(self.scheduler.mode(), &Request { allowed, direction, demand })?;
@@ -137,8 +137,8 @@ impl Chooser {
     }
 
     /// The names of these links, by slot.
-    pub(super) fn names(&self, links: LinkMask) -> Vec<(usize, String)> {
-        links.slots().filter_map(|slot| Some((slot, self.links.name(slot)?.to_owned()))).collect()
+    pub(super) fn names(&self, links: LinkSet) -> Vec<(usize, String)> {
+        links.iter().filter_map(|slot| Some((slot, self.links.name(slot)?.to_owned()))).collect()
     }
 
     /// Takes a stream back that could not be put on its link.
@@ -161,7 +161,7 @@ impl Chooser {
     }
 
     /// The same among the links that are allowed.
-    pub(super) fn datagram_over(&mut self, now: Time, socket: DatagramSocket, remote: SocketAddr, allowed: LinkMask) -> DatagramRoute {
+    pub(super) fn datagram_over(&mut self, now: Time, socket: DatagramSocket, remote: SocketAddr, allowed: LinkSet) -> DatagramRoute {
         let known = self.exchanges.get_mut(&(socket.cookie, remote)).filter(|link| allowed.contains(link.slot));
         if let Some(link) = known {
             link.last = now;

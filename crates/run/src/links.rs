@@ -5,11 +5,10 @@ use std::net::{IpAddr, SocketAddr};
 
 use braid_control::links::{BondLink, Link, LinkTable, ProbePlan};
 use braid_decide::capacity::{Busy, Capacity};
-use braid_decide::connection::{LinkMask, MAX_LINKS};
 use braid_decide::health::{Outcome, Suffering};
 use braid_decide::policy::{Admission, LinkRule, ProbeMode};
 use braid_decide::steer::Prefixes;
-use braid_model::{ByteCount, Family, LinkFacts, LinkIndex, NetworkSnapshot, Rate, Time};
+use braid_model::{ByteCount, Family, LinkFacts, LinkIndex, LinkSet, MAX_LINKS, NetworkSnapshot, Rate, Time};
 use braid_store::{LinkKey, LinkRow};
 
 use super::view::{Usable, View};
@@ -33,24 +32,24 @@ impl Links {
     }
 
     /// The slots a flow to `remote` may use now; `None` if it is to be left alone.
-    pub(super) fn allowed(&self, remote: IpAddr) -> Option<LinkMask> {
+    pub(super) fn allowed(&self, remote: IpAddr) -> Option<LinkSet> {
         self.among(remote, self.table.usable(Family::of(remote)))
     }
 
     /// Those of the slots that a flow to `remote` may use.
-    fn among(&self, remote: IpAddr, slots: LinkMask) -> Option<LinkMask> {
+    fn among(&self, remote: IpAddr, slots: LinkSet) -> Option<LinkSet> {
         if !self.may_steer(remote) {
             return None;
         }
         // A resolver that belongs to some link is asked through it: others may refuse, or answer otherwise.
         let own = self.table.resolvers().get(&remote).map_or(0, |mask| mask.0 & slots.0);
-        let mask = if own != 0 { LinkMask(own) } else { slots };
+        let mask = if own != 0 { LinkSet(own) } else { slots };
         (mask.0 != 0).then_some(mask)
     }
 
     /// The same by what `rule` makes of the links that can be used, which are given with their facts by slot. A dead one is used rather than none
     /// that the rule admits.
-    pub(super) fn admitted(&self, remote: IpAddr, rule: impl Fn(LinkMask, &[(usize, &LinkFacts)]) -> Admission) -> Admission {
+    pub(super) fn admitted(&self, remote: IpAddr, rule: impl Fn(LinkSet, &[(usize, &LinkFacts)]) -> Admission) -> Admission {
         let Some(allowed) = self.allowed(remote) else { return Admission::LeaveAlone };
         let devices = self.table.devices();
         match rule(allowed, &devices) {
@@ -60,9 +59,9 @@ impl Links {
     }
 
     /// The same for a flow of a bond to somewhere that only its relay knows.
-    pub(super) fn admitted_by_name(&self, rule: impl Fn(LinkMask, &[(usize, &LinkFacts)]) -> Admission) -> Admission {
+    pub(super) fn admitted_by_name(&self, rule: impl Fn(LinkSet, &[(usize, &LinkFacts)]) -> Admission) -> Admission {
         let usable = Family::ALL.iter().fold(0, |mask, family| mask | self.table.usable(*family).0);
-        rule(LinkMask(usable), &self.table.devices())
+        rule(LinkSet(usable), &self.table.devices())
     }
 
     /// Whether a flow to `remote` may use all links at once: it is steered, and no resolver, which belongs to its link.
@@ -291,7 +290,7 @@ pub(super) mod tests {
 
     fn allowed(links: &Links, remote: &str) -> Vec<u32> {
         let slots = links.allowed(remote.parse().unwrap()).unwrap_or_default();
-        slots.slots().map(|slot| links.index(slot).unwrap().0).collect()
+        slots.iter().map(|slot| links.index(slot).unwrap().0).collect()
     }
 
     #[test]

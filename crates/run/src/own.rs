@@ -6,9 +6,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use braid_bond::{FlowKind, FlowPolicy, Open, Target};
-use braid_decide::connection::LinkMask;
 use braid_decide::policy::{Admission, AppRule, Carry, LinkSelector, Policy, Scheduler, admit};
-use braid_model::{LinkFacts, Role};
+use braid_model::{LinkFacts, LinkSet, Role};
 use braid_transport::client::{Client, State};
 use braid_transport::{BondFlow, Opening, Unopened};
 use tokio::net::{TcpStream, UdpSocket};
@@ -32,11 +31,11 @@ pub struct Ruling<'a> {
 
 impl Ruling<'_> {
     /// The links that may be used, of those that can be.
-    fn admit(&self, usable: LinkMask, links: &[(usize, &LinkFacts)]) -> Admission {
+    fn admit(&self, usable: LinkSet, links: &[(usize, &LinkFacts)]) -> Admission {
         let rule_of = |facts: &LinkFacts| self.policy.link_rule(facts);
         let with = |test: &dyn Fn(&LinkFacts) -> bool| {
             let slots = links.iter().filter(|(slot, facts)| usable.contains(*slot) && test(facts));
-            LinkMask(slots.fold(0, |mask, (slot, _)| mask | 1 << slot))
+            slots.map(|(slot, _)| *slot).collect::<LinkSet>()
         };
         let pool = with(&|facts| rule_of(facts).is_none_or(|rule| rule.role != Role::Excluded));
         let backup = with(&|facts| rule_of(facts).is_some_and(|rule| rule.role == Role::Backup));
@@ -109,7 +108,7 @@ impl OwnFlows {
         };
         let Admission::Use(links) = admission else { return None };
         let weight = (weight * 100.0).clamp(1.0, f64::from(u16::MAX)) as u16;
-        let policy = FlowPolicy { weight, links: u64::from(links.0), copies, urgent: copies > 1 };
+        let policy = FlowPolicy { weight, links, copies, urgent: copies > 1 };
         Some((client, client.open(Open { kind, target, policy }).ok()?))
     }
 
@@ -164,7 +163,7 @@ impl OwnFlows {
             let mut chooser = self.0.choice.chooser();
             let admission = chooser.admitted(remote.ip(), |usable, facts| ruling.admit(usable, facts));
             let allowed = matches!(admission, Admission::Use(allowed) if allowed.contains(slot));
-            let only = LinkMask(if allowed { 1 << slot } else { 0 });
+            let only = if allowed { LinkSet::only(slot) } else { LinkSet::EMPTY };
             let link = chooser.stream_over(now, inode, remote, ruling.application, only);
             let link = link.ok_or_else(|| io::Error::from_raw_os_error(libc::ENETUNREACH))?;
             socket.bind(link).inspect_err(|_| chooser.withdraw(now, inode))?;

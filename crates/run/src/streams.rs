@@ -348,7 +348,7 @@ mod tests {
         }
 
         /// The slots for new streams, after the probes that are due: on the first link nobody answers.
-        fn allowed(&mut self, now: Time) -> u32 {
+        fn allowed(&mut self, now: Time) -> u64 {
             for plan in self.links.poll_probes(now) {
                 let outcome = if plan.link.0 == 1 { Outcome::Silent } else { ALIVE };
                 self.links.on_probe(now, plan.link, plan.family, outcome);

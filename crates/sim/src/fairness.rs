@@ -7,8 +7,8 @@ use std::time::Duration;
 use braid_decide::fair::instance::{Instance, NamedFlow, Report};
 use braid_decide::fair::{clusters, solve};
 use braid_decide::instance::InstanceError;
-use braid_decide::midrr::{Flags, FlowKey, LinkSet, Midrr, MidrrError};
-use braid_model::{ByteCount, Rate, Time};
+use braid_decide::midrr::{Flags, FlowKey, Midrr, MidrrError};
+use braid_model::{ByteCount, LinkSet, Rate, Time};
 use braid_netem::Random;
 
 /// Flows and links, and who decides.
@@ -338,7 +338,7 @@ impl Scheduler {
                     Discipline::Midrr(_) => flow.links,
                     Discipline::PerLink => LinkSet(u64::from(flow.links.contains(part))),
                 };
-                let key = if allowed == LinkSet::default() { None } else { Some(midrr.add_flow(flow.weight, allowed)?) };
+                let key = if allowed.is_empty() { None } else { Some(midrr.add_flow(flow.weight, allowed)?) };
                 keys[part].push(key);
                 flows[part].extend(key.map(|key| (key, index)));
             }

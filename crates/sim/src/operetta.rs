@@ -1,10 +1,9 @@
 //! OPERETTA's Algorithm 1 as a scheduler.
 
-use braid_decide::connection::MAX_LINKS;
 use braid_decide::operetta::{Decision, Interface, Loads, New, NewKind, Problem, Target, Utility};
 use braid_decide::packet::PacketScheduler;
 use braid_decide::tradeoff::{Supply, UtilityFunction, UtilityRule};
-use braid_model::{ByteCount, Rate};
+use braid_model::{ByteCount, MAX_LINKS, Rate};
 
 use crate::schedule::{NewStream, Scheduler, View};
 use crate::spread::{Packets, Spreading};
@@ -99,7 +98,7 @@ impl Scheduler for Operetta {
 mod tests {
     use super::*;
     use crate::schedule::LinkView;
-    use braid_decide::connection::LinkMask;
+    use braid_model::LinkSet;
     use braid_model::{Direction, Power, Time};
 
     fn links(loads: [u64; 3]) -> Vec<LinkView> {
@@ -115,8 +114,8 @@ mod tests {
 
     fn decide(aim: Aim, loads: [u64; 3], packet: bool, battery: Option<f64>) -> (Option<usize>, Vec<f64>) {
         let links = links(loads);
-        let view = View { now: Time::ZERO, links: &links, packet_load: [ByteCount::ZERO; 2], packet_links: LinkMask(0b111), battery };
-        let new = NewStream { class: 0, allowed: LinkMask(0b111), direction: Direction::Down, demand: ByteCount::new(100_000) };
+        let view = View { now: Time::ZERO, links: &links, packet_load: [ByteCount::ZERO; 2], packet_links: LinkSet(0b111), battery };
+        let new = NewStream { class: 0, allowed: LinkSet(0b111), direction: Direction::Down, demand: ByteCount::new(100_000) };
         let mut scheduler = Operetta::new(aim);
         let link = if packet {
             scheduler.packets(&view, &new);

@@ -3,8 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
-use braid_decide::midrr::LinkSet;
-use braid_model::{ByteCount, Rate, Time};
+use braid_model::{ByteCount, LinkSet, Rate, Time};
 use braid_netem::{EmulatedLink, Packet, Profile};
 use braid_range::{Action, Config, ConnectionId, Engine, FileId, FileSetup, Head, LinkSetup, RangeError, RequestId, Span};
 

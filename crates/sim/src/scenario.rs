@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use braid_decide::connection::{LinkMask, MAX_LINKS};
-use braid_model::{ByteCount, Direction, Joules, Power, Rate, Time};
+use braid_model::{ByteCount, Direction, Joules, LinkSet, MAX_LINKS, Power, Rate, Time};
 use braid_netem::{Profile, RateSource};
 use thiserror::Error;
 
@@ -382,7 +381,7 @@ impl Scenario {
         if class.server >= self.servers.len() {
             return bad("its server is none of the servers", "count servers from 0");
         }
-        if class.links.is_some_and(|links| !links.slots().any(|slot| slot < self.links.len())) {
+        if class.links.is_some_and(|links| !links.iter().any(|slot| slot < self.links.len())) {
             return bad("it may use none of the links", "allow one");
         }
         match &class.arrivals {
@@ -401,8 +400,8 @@ impl Scenario {
     }
 
     /// All links as a set.
-    pub(crate) fn all_links(&self) -> LinkMask {
-        let mut all = LinkMask::default();
+    pub(crate) fn all_links(&self) -> LinkSet {
+        let mut all = LinkSet::default();
         (0..self.links.len()).for_each(|slot| all.insert(slot));
         all
     }

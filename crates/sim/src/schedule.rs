@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use braid_decide::connection::{LinkMask, LoadTable, Mode, Request, steps};
+use braid_decide::connection::{LoadTable, Mode, Request, steps};
 use braid_decide::packet::PacketScheduler;
-use braid_model::{ByteCount, Direction, Power, Rate, Time};
+use braid_model::{ByteCount, Direction, LinkSet, Power, Rate, Time};
 use braid_netem::Random;
 
 use crate::scenario::Scheduling;
@@ -33,7 +33,7 @@ pub struct View<'a> {
     /// What packet-oriented streams are thought to have to move still, by direction.
     pub packet_load: [ByteCount; 2],
     /// The links that every packet-oriented stream may use.
-    pub packet_links: LinkMask,
+    pub packet_links: LinkSet,
     /// How full the battery is, 0 to 1.
     pub battery: Option<f64>,
 }
@@ -44,7 +44,7 @@ pub struct NewStream {
     /// Its class, by its place in the scenario.
     pub class: usize,
     /// The links it may use: allowed and not dark.
-    pub allowed: LinkMask,
+    pub allowed: LinkSet,
     /// Which way most of its bytes are thought to go.
     pub direction: Direction,
     /// How many it is thought to move.
@@ -121,7 +121,7 @@ pub(crate) fn scheduler(scheduling: Scheduling, seed: u64) -> Box<dyn Scheduler>
 impl Scheduler for Rule {
     fn connection(&mut self, view: &View<'_>, new: &NewStream) -> Option<usize> {
         let direction = new.direction as usize;
-        let mut rates = [0; braid_decide::connection::MAX_LINKS];
+        let mut rates = [0; braid_model::MAX_LINKS];
         for (rate, link) in rates.iter_mut().zip(view.links) {
             *rate = link.rate[direction].bytes_per_second();
         }
@@ -146,8 +146,8 @@ struct Dice(Random);
 
 impl Scheduler for Dice {
     fn connection(&mut self, _view: &View<'_>, new: &NewStream) -> Option<usize> {
-        let count = new.allowed.slots().count() as u64;
+        let count = new.allowed.iter().count() as u64;
         let drawn = self.0.up_to(count.checked_sub(1)?);
-        new.allowed.slots().nth(drawn as usize)
+        new.allowed.iter().nth(drawn as usize)
     }
 }

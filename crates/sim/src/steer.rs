@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use braid_decide::connection::LinkMask;
 use braid_decide::demand::remaining;
-use braid_model::ByteCount;
+use braid_model::{ByteCount, LinkSet};
 
 use crate::event::Event;
 use crate::scenario::LoadKnowledge;
@@ -42,7 +41,7 @@ impl World<'_> {
             demand: remaining(stream.expected, stream.moved[0] + stream.moved[1]),
         };
         for link in (0..self.scenario.links.len()).filter(|link| self.is_dark(*link)) {
-            new.allowed.0 &= !(1 << link);
+            new.allowed = new.allowed - LinkSet::only(link);
         }
         let mut views = Vec::new();
         let (packet_load, packet_links) = self.view_links(&mut views);
@@ -60,7 +59,7 @@ impl World<'_> {
     }
 
     /// What schedulers see of the links, and of all packet-oriented streams: their load by direction, the links that all may use.
-    pub(crate) fn view_links(&self, views: &mut Vec<LinkView>) -> ([ByteCount; 2], LinkMask) {
+    pub(crate) fn view_links(&self, views: &mut Vec<LinkView>) -> ([ByteCount; 2], LinkSet) {
         let mut packet_load = [ByteCount::ZERO; 2];
         let mut packet_links = self.scenario.all_links();
         views.clear();

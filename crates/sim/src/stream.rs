@@ -2,8 +2,7 @@
 
 use std::collections::VecDeque;
 
-use braid_decide::connection::LinkMask;
-use braid_model::{ByteCount, Direction};
+use braid_model::{ByteCount, Direction, LinkSet};
 
 use crate::tcp::SEGMENT;
 
@@ -14,7 +13,7 @@ pub(crate) struct Stream {
     /// Its connections, one for a connection-oriented stream, else one for each link allowed.
     pub(crate) connections: Vec<u32>,
     pub(crate) spread: bool,
-    pub(crate) allowed: LinkMask,
+    pub(crate) allowed: LinkSet,
     /// What it was thought to move, and which way mostly.
     pub(crate) expected: ByteCount,
     pub(crate) direction: Direction,

@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use braid_decide::connection::LinkMask;
 use braid_decide::virtual_interface::{Interface, Srtt, power_saving_shares, saves_power, shares};
-use braid_model::{ByteCount, Power, Rate};
+use braid_model::{ByteCount, LinkSet, Power, Rate};
 
 use crate::schedule::{NewStream, Scheduler, View};
 use crate::tcp::SEGMENT;
@@ -44,7 +43,7 @@ impl VirtualInterface {
 
     /// The link for a flow's next turn: that whose turn begins first in virtual time, as the daemon's weighted round robin has it; of
     /// several the one with the largest share.
-    fn turn(&mut self, allowed: LinkMask, rest: ByteCount, battery: Option<f64>) -> Option<usize> {
+    fn turn(&mut self, allowed: LinkSet, rest: ByteCount, battery: Option<f64>) -> Option<usize> {
         for (link, interface) in self.interfaces.iter_mut().enumerate() {
             interface.available = allowed.contains(link);
             interface.srtt = self.estimates[link].get();
@@ -66,7 +65,7 @@ impl VirtualInterface {
 impl Scheduler for VirtualInterface {
     fn connection(&mut self, view: &View<'_>, new: &NewStream) -> Option<usize> {
         // What has no choice takes no turn: another station's flows are not the virtual interface's.
-        let mut slots = new.allowed.slots();
+        let mut slots = new.allowed.iter();
         match (slots.next(), slots.next()) {
             (Some(only), None) => Some(only),
             _ => self.turn(new.allowed, new.demand, view.battery),

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use braid_decide::connection::LinkMask;
-use braid_model::{ByteCount, Direction, Time};
+use braid_model::{ByteCount, Direction, LinkSet, Time};
 use braid_netem::Random;
 
 use crate::math;
@@ -24,7 +23,7 @@ pub struct Class {
     /// Which server it asks.
     pub server: usize,
     /// The links it may use (Π); all if not given.
-    pub links: Option<LinkMask>,
+    pub links: Option<LinkSet>,
     /// What schedulers expect a flow to move, whatever they would know otherwise.
     pub expected: Option<ByteCount>,
 }

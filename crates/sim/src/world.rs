@@ -7,9 +7,8 @@ mod host;
 use std::time::Duration;
 
 use braid_decide::capacity::Busy;
-use braid_decide::connection::LinkMask;
 use braid_decide::packet::{PacketScheduler, PathView};
-use braid_model::{ByteCount, Direction, Time};
+use braid_model::{ByteCount, Direction, LinkSet, Time};
 use braid_netem::{EmulatedLink, LinkStats, Profile, Random, RateSource};
 
 use crate::energy::Meter;
@@ -334,9 +333,9 @@ impl<'a> World<'a> {
         if class.size == Size::Endless {
             demand = self.most_until_the_end(class.direction).min(demand);
         }
-        let mut allowed = LinkMask::default();
+        let mut allowed = LinkSet::default();
         let named = class.links.unwrap_or(self.scenario.all_links());
-        let usable = named.slots().filter(|slot| *slot < self.scenario.links.len() && !self.is_dark(*slot));
+        let usable = named.iter().filter(|slot| *slot < self.scenario.links.len() && !self.is_dark(*slot));
         usable.for_each(|slot| allowed.insert(slot));
         let new = NewStream { class: index, allowed, direction, demand: class.expected.unwrap_or(demand) };
         let spread = self.scenario.packets.share > 0.0 && math::uniform(&mut self.dice) <= self.scenario.packets.share;
@@ -353,7 +352,7 @@ impl<'a> World<'a> {
 
     fn start(&mut self, new: NewStream, spread: bool, sizes: [ByteCount; 2], size: ByteCount) {
         let link = self.decide(&new, spread);
-        let refused = new.allowed == LinkMask::default() || (!spread && link.is_none());
+        let refused = new.allowed.is_empty() || (!spread && link.is_none());
         let mut flow = FlowOutcome { class: new.class, start: self.now, end: None, size, moved: [ByteCount::ZERO; 2], link, refused };
         flow.link = link.filter(|_| !refused);
         self.flows.push(flow);
@@ -380,7 +379,7 @@ impl<'a> World<'a> {
         self.streams[id as usize].sources[Direction::Up as usize].open = true;
         let server = self.scenario.workload[new.class].server as u16;
         let bonded = spread && self.bonded.is_some();
-        for slot in new.allowed.slots().filter(|slot| spread || link == Some(*slot)) {
+        for slot in new.allowed.iter().filter(|slot| spread || link == Some(*slot)) {
             self.bins[slot].flows += 1;
             if !bonded {
                 self.open(Path { stream: id, link: slot as u8, server });

@@ -75,7 +75,7 @@ fn weights_and_permissions_are_kept() {
     assert!(rate(&outcome) > 0.8, "{}", rate(&outcome));
 
     let mut bound = scenario(Spread::Midrr, 1);
-    bound.workload = vec![Class { links: Some(braid_decide::connection::LinkMask(0b10)), ..bound.workload.remove(2) }];
+    bound.workload = vec![Class { links: Some(braid_model::LinkSet(0b10)), ..bound.workload.remove(2) }];
     let outcome = run(&bound);
     assert_eq!(outcome.links[0].goodput[0], ByteCount::ZERO);
     assert!(rate(&outcome) > 0.9, "{}", rate(&outcome));

@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use braid_decide::connection::LinkMask;
-use braid_model::{ByteCount, Direction, Power, Rate, Time};
+use braid_model::{ByteCount, Direction, LinkSet, Power, Rate, Time};
 use braid_sim::tcp::TcpConfig;
 use braid_sim::*;
 
-fn only(link: usize) -> Option<LinkMask> {
-    let mut mask = LinkMask::default();
+fn only(link: usize) -> Option<LinkSet> {
+    let mut mask = LinkSet::default();
     mask.insert(link);
     Some(mask)
 }
@@ -97,7 +96,7 @@ fn turns_follow_round_trips() {
     let nominal = (Rate::from_mbps(54), power);
     let link = |flows| LinkView { rate: [Rate::ZERO; 2], load: [ByteCount::ZERO; 2], flows, extra_power: power };
     let links = [link(0), link(0)];
-    let mut both = LinkMask::default();
+    let mut both = LinkSet::default();
     (0..2).for_each(|link| both.insert(link));
     let new = NewStream { class: 0, allowed: both, direction: Direction::Up, demand: ByteCount::new(1_000_000) };
     let turns = |scheduler: &mut VirtualInterface, battery| {

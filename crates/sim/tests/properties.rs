@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use braid_decide::connection::LinkMask;
-use braid_model::{ByteCount, Direction, Power, Rate, Time};
+use braid_model::{ByteCount, Direction, LinkSet, Power, Rate, Time};
 use braid_netem::{Loss, Profile, RateSource};
 use braid_sim::tcp::{Congestion, TcpConfig};
 use braid_sim::*;
@@ -128,7 +127,7 @@ proptest! {
         scenario.bin = Duration::from_secs(100);
         scenario.workload.retain(|class| class.size != Size::Endless);
         for class in &mut scenario.workload {
-            class.links = Some(LinkMask(u32::MAX));
+            class.links = Some(LinkSet::ALL);
         }
         let outcome = simulate(&scenario).expect("it makes sense");
         prop_assert!(outcome.flows.iter().all(|flow| flow.end.is_some()), "{:?} {:?}", outcome.flows.iter().filter(|f| f.end.is_none()).collect::<Vec<_>>(), outcome.counters);

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use braid_decide::midrr::LinkSet;
-use braid_model::{ByteCount, Rate, Time};
+use braid_model::{ByteCount, LinkSet, Rate, Time};
 use braid_netem::{Loss, Profile};
 use braid_sim::tcp::TcpConfig;
 use braid_sim::{Fetched, Ranged, RangedFile, RangedLink, fetch_ranges};

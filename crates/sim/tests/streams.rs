@@ -3,8 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use braid_decide::connection::LinkMask;
-use braid_model::{ByteCount, Direction, Joules, Power, Rate, Time};
+use braid_model::{ByteCount, Direction, Joules, LinkSet, Power, Rate, Time};
 use braid_netem::{Profile, Trace};
 use braid_sim::*;
 
@@ -226,7 +225,7 @@ fn regression_chunks_that_arrived_elsewhere_do_not_block_a_queue() {
 fn flows_avoid_a_dark_link_and_are_refused_if_there_is_no_other() {
     let change = |link| LinkChange { at: Time::ZERO, link, change: Change::Dark(true) };
     let mut only = Class::downloads("pinned", Arrivals::once(), Size::Fixed(bytes(9)));
-    only.links = Some(LinkMask(1));
+    only.links = Some(LinkSet(1));
     let web = Class::downloads("web", poisson(5.0), Size::Fixed(bytes(9000)));
     let outcome = run(&Scenario {
         links: links(&[Rate::from_mbps(9), Rate::from_mbps(1)]),
@@ -373,7 +372,7 @@ fn a_scenario_that_makes_no_sense_is_refused_with_thing_reason_and_remedy() {
         (Scenario { scheduling: Scheduling::OnlyOne(1), ..good.clone() }, "scheduling"),
         (Scenario { changes: vec![LinkChange { at: Time::ZERO, link: 7, change: Change::Dark(true) }], ..good.clone() }, "changes"),
         (class(|class| class.server = 1), "\"bulk\""),
-        (class(|class| class.links = Some(LinkMask(2))), "may use none"),
+        (class(|class| class.links = Some(LinkSet(2))), "may use none"),
         (class(|class| class.arrivals = Arrivals::Poisson { per_second: -1.0 }), "flows a second"),
         (class(|class| class.arrivals = Arrivals::At(vec![Time::MAX, Time::ZERO])), "sort"),
         (class(|class| class.size = Size::Listed(Vec::new())), "empty"),

@@ -1,5 +1,6 @@
 //! Asking hosts whether they run Braid, on loopback, and what a server that serves anyone grants.
 
+use braid_model::LinkSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 
@@ -189,7 +190,7 @@ async fn a_server_opens_nothing_of_others_and_looks_up_no_names() {
     let peer = Peer { addresses, key: Some(server.key), token: None, name: String::new() };
     let client = Client::start(peer, None, None).unwrap();
     client.set_links(vec![link()]);
-    let policy = FlowPolicy { weight: 100, links: u64::MAX, copies: 1, urgent: false };
+    let policy = FlowPolicy { weight: 100, links: LinkSet::ALL, copies: 1, urgent: false };
     let loopback = listener.local_addr().unwrap();
     for (target, code) in [
         (Target::Address(loopback), libc::EADDRNOTAVAIL),

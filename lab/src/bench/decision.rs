@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use aya::programs::loaded_programs;
 use aya::sys::{Stats, enable_stats};
-use braid_decide::connection::LinkMask;
+use braid_model::LinkSet;
 use braid_platform::linux::bpf::trial::KernelRule;
 use braid_platform::linux::sys::abi;
 use serde_json::json;
@@ -126,12 +126,12 @@ pub(super) fn programs() -> Result<BTreeMap<u32, Program>> {
 /// Nanoseconds of the decision over so many links, by batch.
 fn decision_alone(links: usize) -> Result<Vec<f64>> {
     let mut rule = KernelRule::load().context("cannot load the rule's program")?;
-    let allowed = LinkMask(u32::MAX >> (32 - links));
+    let allowed: LinkSet = (0..links).collect();
     let mut params = abi::Params { mode: 2, ..Default::default() };
     for (number, slot) in params.slots.iter_mut().enumerate().take(links) {
         (slot.rate, slot.step, slot.rank) = ([1_000_000 * (number as u64 + 1); 2], 1 << 20, number as u32);
     }
-    let trial = abi::Trial { allowed: allowed.0, demand: 1_000_000, ..Default::default() };
+    let trial = abi::Trial { allowed: allowed.0 as u32, demand: 1_000_000, ..Default::default() };
     rule.decide(params, trial)?;
     (0..11).map(|_| Ok(f64::from(rule.time(100_000, allowed)?))).collect()
 }

@@ -4,10 +4,10 @@ use std::hint::black_box;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use braid_decide::connection::{LinkMask, LoadTable, Mode, Request};
-use braid_decide::midrr::{Flags, LinkSet, Midrr};
+use braid_decide::connection::{LoadTable, Mode, Request};
+use braid_decide::midrr::{Flags, Midrr};
 use braid_decide::operetta::{self, Interface, New, NewKind, Target, Utility};
-use braid_model::{ByteCount, Direction, Power, Rate};
+use braid_model::{ByteCount, Direction, LinkSet, Power, Rate};
 use braid_netem::Random;
 use serde_json::json;
 
@@ -114,7 +114,7 @@ fn operetta(links: usize, batches: usize) -> Result<Vec<f64>> {
         operetta::Stream { load, kind: if number.is_multiple_of(2) { operetta::Kind::Packet } else { operetta::Kind::Connection(link) } }
     };
     let streams: Vec<_> = (0..100).map(stream).collect();
-    let allowed = LinkMask((1 << links) - 1);
+    let allowed = LinkSet((1 << links) - 1);
     let new = New { load: ByteCount::new(1_000_000), kind: NewKind::Connection, allowed };
     let target = Target::Utility(Utility::new(0.7).context("0.7 is a utility")?);
     operetta::schedule(&interfaces, &streams, new, target)?;
@@ -130,7 +130,7 @@ fn connection(links: usize, batches: usize) -> Vec<f64> {
         let rate = 125_000 + random.up_to(12_500_000);
         (link_load.rate, link_load.load) = ([rate; 2], [random.up_to(10_000_000); 2]);
     }
-    let request = Request { allowed: LinkMask((1 << links) - 1), direction: Direction::Down, demand: ByteCount::new(100_000) };
+    let request = Request { allowed: LinkSet((1 << links) - 1), direction: Direction::Down, demand: ByteCount::new(100_000) };
     time(batches, || {
         // What is reserved ends at once: loads stay what they are.
         if let Some(slot) = black_box(load_table.choose(Mode::CheapestInTime { target: None }, black_box(&request))) {

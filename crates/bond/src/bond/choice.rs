@@ -7,11 +7,10 @@ use std::collections::BTreeSet;
 use std::fmt;
 use std::ops::Bound;
 
-use braid_decide::midrr::LinkSet;
 use braid_decide::packet::{
     Chunk, EarliestCompletion, PacketScheduler, PathView, Redundant, RoundRobin, RttShare, WeightedRoundRobin, Weights,
 };
-use braid_model::ByteCount;
+use braid_model::{ByteCount, LinkSet};
 
 use super::Bond;
 use crate::{FlowKey, PathId};
@@ -171,7 +170,7 @@ impl Bond {
     }
 
     /// What a scheduler sees of a path, given the links that a flow may use. Copies need not leave at once: for them its window has room.
-    fn path_view(&self, id: Option<PathId>, links: u64, copies: bool) -> PathView {
+    fn path_view(&self, id: Option<PathId>, links: LinkSet, copies: bool) -> PathView {
         let Some(path) = id.and_then(|id| self.paths.get(&id)) else { return PathView { up: false, ..PathView::UP } };
         let in_flight = ByteCount::new(path.tracker.in_flight());
         PathView {
@@ -180,7 +179,7 @@ impl Bond {
             room: if copies { path.facts.window.saturating_sub(in_flight).max(path.facts.room) } else { path.facts.room },
             queued: ByteCount::ZERO,
             in_flight,
-            up: !path.is_down() && links >> path.link & 1 == 1,
+            up: !path.is_down() && links.contains(path.link.into()),
             suspect: !path.is_good(),
             backup: path.backup,
             share: path.share,

@@ -1,6 +1,6 @@
 //! What comes in from the other end, frame by frame.
 
-use braid_model::Time;
+use braid_model::{LinkSet, Time};
 use bytes::Bytes;
 
 use super::{Bond, codes};
@@ -126,7 +126,7 @@ impl Bond {
                 if self.known(now, flow)?
                     && let Some(found) = self.flows.get_mut(&flow).filter(|found| found.policy_version < version)
                 {
-                    (found.policy, found.policy_version, found.held) = (policy, version, 0);
+                    (found.policy, found.policy_version, found.held) = (policy, version, LinkSet::EMPTY);
                     self.apply_policy(flow);
                     self.refresh(flow);
                 }

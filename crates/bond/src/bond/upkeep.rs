@@ -2,8 +2,7 @@
 
 use std::collections::VecDeque;
 
-use braid_decide::midrr::LinkSet;
-use braid_model::{ByteCount, Time};
+use braid_model::{ByteCount, LinkSet, Time};
 
 use super::choice::Chooser;
 use super::{Bond, INITIAL_WINDOW, QUANTUM, amounts};
@@ -87,7 +86,7 @@ impl Bond {
 
     pub(super) fn insert_flow(&mut self, now: Time, id: FlowKey, open: Option<Open>) {
         let policy = open.as_ref().map_or_else(FlowPolicy::default, |open| open.policy);
-        let key = match self.scheduler.add_flow(f64::from(policy.weight.max(5)) / 100.0, LinkSet(0)) {
+        let key = match self.scheduler.add_flow(f64::from(policy.weight.max(5)) / 100.0, LinkSet::EMPTY) {
             Ok(key) => key,
             Err(_) => unreachable!("weights from 0.05 are allowed with this quantum"),
         };
@@ -99,8 +98,8 @@ impl Bond {
     /// Slots of the paths a flow may use now.
     fn slots_of(&self, flow: &FlowState) -> LinkSet {
         let links = flow.policy.links;
-        let all = self.paths.values().filter(|path| links >> path.link & 1 == 1).fold(0, |set, path| set | 1u64 << path.slot);
-        LinkSet(all & !flow.held)
+        let all = self.paths.values().filter(|path| links.contains(path.link.into())).map(|path| path.slot).collect::<LinkSet>();
+        all - flow.held
     }
 
     /// Keeps a flow from paths that are to leave its last bytes to faster ones, or lets it use them again.
@@ -125,8 +124,8 @@ impl Bond {
 
     /// Lets a flow use slow paths again for what it now has.
     pub(crate) fn release(&mut self, id: FlowKey) {
-        let Some(flow) = self.flows.get_mut(&id).filter(|flow| flow.held != 0) else { return };
-        flow.held = 0;
+        let Some(flow) = self.flows.get_mut(&id).filter(|flow| !flow.held.is_empty()) else { return };
+        flow.held = LinkSet::EMPTY;
         self.kept.remove(&id);
         self.narrow(id);
     }

@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use braid_decide::midrr;
 use noq_proto::{Dir, Incoming, ServerConfig};
 
 use super::conn::{Conn, HORIZON, Stage, transport};
@@ -24,7 +23,7 @@ const FEW: usize = 64;
 /// One that was refused is closed after this.
 const FAREWELL: Duration = Duration::from_secs(2);
 /// Connections of one bond at a time: each of its paths may be replaced by another.
-const CONNECTIONS: usize = 2 * midrr::MAX_LINKS;
+const CONNECTIONS: usize = 2 * braid_model::LinkSet::CAPACITY;
 
 impl Host {
     /// Server: takes a path in. A bond that is there already must have the same secret and owner. `false` if it may not join.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use braid_bond::{FlowKind, FlowPolicy, PathId, Scheduling};
 use braid_decide::fair::{FairFlow, Problem, solve};
-use braid_model::Rate;
+use braid_model::{LinkSet, Rate};
 use braid_netem::Random;
 use bytes::Bytes;
 
@@ -21,7 +21,7 @@ pub const DOWN: usize = 1;
 /// How long a transfer of `size` bytes over `links` takes on a bond that was idle; `None` if more than `limit`.
 pub fn transfer(specs: &[Spec], seed: u64, side: usize, links: u64, size: usize, limit: Duration) -> Option<Duration> {
     let mut world = World::up(specs, seed);
-    let flow = world.open(FlowPolicy { links, ..FlowPolicy::default() }, FlowKind::Stream);
+    let flow = world.open(FlowPolicy { links: LinkSet(links), ..FlowPolicy::default() }, FlowKind::Stream);
     let start = world.now;
     world.send(side, flow, size);
     world.run(limit, |world| world.received(1 - side, flow) == size).then(|| world.now - start)
@@ -174,7 +174,7 @@ pub fn profiles() -> Vec<[Spec; 2]> {
 pub fn both_and_best(specs: &[Spec], seed: u64, seconds: u64) -> (f64, f64) {
     let rate = |links| {
         let mut world = World::up(specs, seed);
-        let flow = world.open(FlowPolicy { links, ..FlowPolicy::default() }, FlowKind::Stream);
+        let flow = world.open(FlowPolicy { links: LinkSet(links), ..FlowPolicy::default() }, FlowKind::Stream);
         world.send(DOWN, flow, usize::MAX);
         world.rate(UP, flow, Duration::from_secs(seconds))
     };
@@ -282,7 +282,7 @@ pub fn urgent(seed: u64, bulk: bool, seconds: u64) -> (Duration, Duration) {
 /// after twenty. For each phase and flow its rate from the third second on, and the max-min fair one, in Mbit/s of payload.
 pub fn fair(seed: u64) -> Vec<Vec<(f64, f64)>> {
     let mut world = World::up(&[Spec::new(3.0, 10), Spec::new(10.0, 10)], seed);
-    let policy = |weight, links| FlowPolicy { weight, links, ..FlowPolicy::default() };
+    let policy = |weight, links| FlowPolicy { weight, links: LinkSet(links), ..FlowPolicy::default() };
     let flows = [policy(100, 0b01), policy(200, 0b11), policy(100, 0b10)].map(|policy| world.open(policy, FlowKind::Stream));
     let may: [&[usize]; 3] = [&[0], &[0, 1], &[1]];
     flows.iter().for_each(|flow| world.send(DOWN, *flow, usize::MAX));

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use braid_bond::{Bond, Event, FlowKey, FlowKind, FlowPolicy, Limits, Open, PathFacts, PathId, PathUpdate, Side, Target};
-use braid_model::{ByteCount, Rate, Time};
+use braid_model::{ByteCount, LinkSet, Rate, Time};
 use bytes::{Bytes, BytesMut};
 
 use super::forge::{Forge, numbered, quiet};
@@ -272,7 +272,8 @@ impl Play<'_> {
     fn set_policy(&mut self) {
         let (links, weight, how) = (u64::from(self.byte()), u16::from(self.byte()), self.byte());
         let Some((flow, _)) = self.flows.get(usize::from(how >> 4)).copied() else { return };
-        self.ends[0].set_policy(flow, FlowPolicy { weight: weight.max(1), links, copies: 1 + how % 3, urgent: how & 4 == 4 });
+        self.ends[0]
+            .set_policy(flow, FlowPolicy { weight: weight.max(1), links: LinkSet(links), copies: 1 + how % 3, urgent: how & 4 == 4 });
     }
 
     fn forge(&mut self, side: usize, wire: usize) {

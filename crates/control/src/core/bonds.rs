@@ -2,10 +2,9 @@
 
 use std::collections::VecDeque;
 
-use braid_decide::connection::LinkMask;
 use braid_decide::health::Suffering;
 use braid_decide::policy::{Admission, AppRule, LinkSelector, Policy, admit};
-use braid_model::{Class, Direction, Family, Time};
+use braid_model::{Class, Direction, Family, LinkSet, Time};
 
 use super::{Core, rules};
 use crate::links::BondLink;
@@ -27,8 +26,8 @@ pub enum Exit {
 pub struct BondPolicy {
     /// φ.
     pub weight: f64,
-    /// Π: slots, one bit each.
-    pub links: u64,
+    /// Π, by slot.
+    pub links: LinkSet,
     /// Over how many links each packet goes; 1: over one.
     pub copies: u8,
     /// Before others.
@@ -92,10 +91,9 @@ impl<S: Steering> Core<S> {
         let mask = |selectors: &[LinkSelector]| LinkSelector::mask(selectors, devices.iter().copied());
         let allowed = rule.and_then(|rule| rule.links.as_deref().map(mask));
         let preferred = rule.filter(|rule| !rule.prefer.is_empty()).map(|rule| mask(&rule.prefer));
-        let usable = Family::ALL.iter().fold(LinkMask::default(), |all, family| LinkMask(all.0 | self.links.usable(*family).0));
-        let bits = |mask: LinkMask| mask.slots().fold(0u64, |bits, slot| bits | 1 << slot);
+        let usable = Family::ALL.iter().fold(LinkSet::default(), |all, family| all | self.links.usable(*family));
         // Preferred are some of those that are allowed, and only while one of them can be used.
-        let within = preferred.map(|mask| LinkMask(mask.0 & allowed.unwrap_or(mask).0)).filter(|mask| mask.0 & usable.0 != 0);
+        let within = preferred.map(|mask| mask & allowed.unwrap_or(mask)).filter(|mask| !(*mask & usable).is_empty());
         let family = Family::of(flow.remote.ip());
         let exit = match admit(self.links.usable(family), self.waiting(), allowed, preferred) {
             Admission::Use(mask) => self.widest(now, mask).map_or(Exit::Any, Exit::Device),
@@ -104,7 +102,7 @@ impl<S: Steering> Core<S> {
         };
         BondPolicy {
             weight: rule.map_or(1.0, |rule| rule.weight),
-            links: within.or(allowed).map_or(u64::MAX, bits),
+            links: within.or(allowed).unwrap_or(LinkSet::ALL),
             exit,
             copies: self.copies(rule, flow.class == Class::RealTime),
             urgent: flow.class == Class::RealTime,
@@ -114,7 +112,7 @@ impl<S: Steering> Core<S> {
     }
 
     /// The device that brings most, of some.
-    fn widest(&self, now: Time, of: LinkMask) -> Option<String> {
+    fn widest(&self, now: Time, of: LinkSet) -> Option<String> {
         let found = self.links.values().filter(|link| of.contains(link.slot));
         let widest = found.max_by_key(|link| (link.estimate(Direction::Down, now).rate, std::cmp::Reverse(link.slot)));
         widest.map(|link| link.facts.name.clone())

@@ -4,12 +4,11 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use braid_decide::connection::LinkMask;
 use braid_decide::detection::{DetectionAnswer, Knowledge, is_public};
 use braid_decide::policy::{Admission, AppRule, COPIES, Carry, LinkSelector, admit};
 use braid_model::address::HostName;
 use braid_model::key::PublicKey;
-use braid_model::{ByteCount, Family, Protocol, Time};
+use braid_model::{ByteCount, Family, LinkSet, Protocol, Time};
 
 use super::timeouts::RETRY;
 use super::{Core, rules};
@@ -67,11 +66,11 @@ impl<S: Steering> Core<S> {
         if !answered || !self.may_steer(host) || !self.would_go_peer_direct(rule, row.protocol) || !self.may_use_several(rule, row.family) {
             return;
         }
-        self.ask(now, host, LinkMask(1 << row.slot));
+        self.ask(now, host, LinkSet::only(row.slot));
     }
 
     /// Asks a host over those links over which that is due.
-    fn ask(&mut self, now: Time, host: IpAddr, over: LinkMask) {
+    fn ask(&mut self, now: Time, host: IpAddr, over: LinkSet) {
         for link in self.bond_links().into_iter().filter(|link| over.contains(link.slot)) {
             if let Some(expect) = self.detection.ask(now, host, link.slot) {
                 self.todo.questions.push(Question { host, expect, link });
@@ -151,7 +150,7 @@ impl<S: Steering> Core<S> {
         if self.owner_filter.is_some() {
             return self.owner_filter.clone();
         }
-        let missing = LinkMask(self.admitted(rule, Family::of(host)).0 & !self.detection.seen_over(now, host).0);
+        let missing = LinkSet(self.admitted(rule, Family::of(host)).0 & !self.detection.seen_over(now, host).0);
         let devices = self.links.values().filter(|link| missing.contains(link.slot)).map(|link| link.facts.name.as_str());
         let devices = devices.collect::<Vec<_>>().join(", ");
         (missing.0 != 0).then(|| format!("it has not shown its key over {devices}, which its flows may use"))
@@ -261,18 +260,18 @@ impl<S: Steering> Core<S> {
     }
 
     fn may_use_several(&self, rule: Option<&AppRule>, family: Family) -> bool {
-        self.admitted(rule, family).slots().count() > 1
+        self.admitted(rule, family).iter().count() > 1
     }
 
     /// The links that a flow may use now.
-    fn admitted(&self, rule: Option<&AppRule>, family: Family) -> LinkMask {
+    fn admitted(&self, rule: Option<&AppRule>, family: Family) -> LinkSet {
         let devices = self.links.devices();
         let mask = |selectors: &[LinkSelector]| LinkSelector::mask(selectors, devices.iter().copied());
         let links = rule.and_then(|rule| rule.links.as_deref()).map(mask);
         let prefer = rule.map(|rule| &rule.prefer[..]).filter(|prefer| !prefer.is_empty()).map(mask);
         match admit(self.links.usable(family), self.waiting(), links, prefer) {
             Admission::Use(mask) => mask,
-            Admission::LeaveAlone | Admission::Deny => LinkMask::default(),
+            Admission::LeaveAlone | Admission::Deny => LinkSet::default(),
         }
     }
 

@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 
 use braid_api::TradeoffPoint;
-use braid_decide::connection::{LinkMask, MAX_LINKS};
 use braid_decide::energy::{ByteCost, FittedPower, Profile, Technology};
 use braid_decide::policy::Scheduler;
 use braid_decide::tradeoff::{Offer, Supply, UtilityFunction, UtilityRule, fill, target};
-use braid_model::{Direction, Family, Joules, LinkIndex, Power, Rate, Time};
+use braid_model::{Direction, Family, Joules, LinkIndex, LinkSet, MAX_LINKS, Power, Rate, Time};
 
 use super::Core;
 use super::params::{coarse, rate_of};
@@ -105,16 +104,16 @@ impl<S: Steering> Core<S> {
 
     /// The throughput that the links which may be given flows are to reach, by direction. Links of the role "backup" count only
     /// while no other is usable, as they do for flows.
-    pub(super) fn targets(&self, links: &[Option<SteerLink>; MAX_LINKS], usable: LinkMask, backup: LinkMask) -> [Option<Rate>; 2] {
+    pub(super) fn targets(&self, links: &[Option<SteerLink>; MAX_LINKS], usable: LinkSet, backup: LinkSet) -> [Option<Rate>; 2] {
         if self.config.policy.scheduler != Scheduler::Operetta {
             return [None; 2];
         }
-        let normal = LinkMask(usable.0 & !backup.0);
-        let mask = if normal == LinkMask(0) { usable } else { normal };
+        let normal = usable - backup;
+        let mask = if normal.is_empty() { usable } else { normal };
         let utility = self.utility();
         [Direction::Down, Direction::Up].map(|direction| {
             let offer = |link: &SteerLink| Offer { rate: link.rate[direction as usize], price: link.price, rank: link.rank };
-            let offers: Vec<Offer> = mask.slots().filter_map(|slot| links[slot].as_ref()).map(offer).collect();
+            let offers: Vec<Offer> = mask.iter().filter_map(|slot| links[slot].as_ref()).map(offer).collect();
             target(utility, &offers)
         })
     }
@@ -123,9 +122,9 @@ impl<S: Steering> Core<S> {
     pub fn tradeoff(&self, now: Time) -> Vec<TradeoffPoint> {
         let costs = self.byte_costs(now);
         let dearest = costs.values().fold(Joules::ZERO, |dearest, cost| if cost.down > dearest { cost.down } else { dearest });
-        let usable = LinkMask(self.links.usable(Family::V4).0 | self.links.usable(Family::V6).0);
-        let normal = LinkMask(usable.0 & !self.waiting().0);
-        let mask = if normal == LinkMask(0) { usable } else { normal };
+        let usable = self.links.usable(Family::V4) | self.links.usable(Family::V6);
+        let normal = usable - self.waiting();
+        let mask = if normal.is_empty() { usable } else { normal };
         let links: Vec<&Link> = self.links.values().filter(|link| mask.contains(link.slot)).collect();
         let offer = |link: &&Link| {
             let energy = costs.get(&link.facts.index).map_or(dearest, |cost| cost.down);

@@ -5,9 +5,9 @@ use std::path::Path;
 
 use crate::RequestError;
 use braid_api::{Candidate, ExplainRequest, Explanation, Outcome};
-use braid_decide::connection::{LinkMask, LoadTable, Mode, Request};
+use braid_decide::connection::{LoadTable, Mode, Request};
 use braid_decide::policy::{Admission, LinkSelector, Subject, admit};
-use braid_model::{Affinity, ByteCount, Class, Direction, Family, Protocol, Time};
+use braid_model::{Affinity, ByteCount, Class, Direction, Family, LinkSet, Protocol, Time};
 
 use super::Core;
 use super::views::{affinity_name, matcher_text};
@@ -28,18 +28,18 @@ struct Question {
 
 /// What the rule answers, with the reason why a flow is not steered.
 struct RuleAnswer {
-    mask: LinkMask,
+    mask: LinkSet,
     outcome: Outcome,
     reason: String,
     /// The links that the rule names in `links` and `prefer`, where it does.
-    strict: Option<LinkMask>,
-    prefer: Option<LinkMask>,
+    strict: Option<LinkSet>,
+    prefer: Option<LinkSet>,
 }
 
 impl RuleAnswer {
     /// Why the flow may not use a link that could be used; `waits` says that a better one is there.
     fn why_not(&self, slot: usize, waits: bool) -> &'static str {
-        let without = |mask: Option<LinkMask>| mask.is_some_and(|mask| !mask.contains(slot));
+        let without = |mask: Option<LinkSet>| mask.is_some_and(|mask| !mask.contains(slot));
         match self.outcome {
             Outcome::LeftAlone => "no link is chosen for it: the system decides",
             _ if without(self.strict) => "its rule does not name it (links)",
@@ -145,7 +145,7 @@ impl<S: Steering> Core<S> {
         let request = Request { allowed: answer.mask, direction, demand };
         let mode = self.params.as_ref().map_or(policy.scheduler.mode(), |params| params.mode_for(direction));
         let chosen = load_table.pick(mode, &request);
-        let second = chosen.and_then(|slot| load_table.pick(mode, &Request { allowed: LinkMask(answer.mask.0 & !(1 << slot)), ..request }));
+        let second = chosen.and_then(|slot| load_table.pick(mode, &Request { allowed: LinkSet(answer.mask.0 & !(1 << slot)), ..request }));
         let name = |slot: usize| self.links.in_slot(slot).map(|link| link.facts.name.clone());
         let reason = match chosen {
             Some(slot) => self.why(mode, slot, &request, load_table, affinity),
@@ -156,7 +156,7 @@ impl<S: Steering> Core<S> {
         let peer_direct = matches!(server, Some((true, _)));
         let (link, reason) = match server {
             Some((true, Some(text))) => {
-                let links: Vec<String> = answer.mask.slots().filter_map(name).collect();
+                let links: Vec<String> = answer.mask.iter().filter_map(name).collect();
                 (Some(links.join("+")), format!("{text} over {}", links.join(" and ")))
             }
             Some((_, Some(text))) => (chosen.and_then(name), format!("{reason}; {text}")),
@@ -192,7 +192,7 @@ impl<S: Steering> Core<S> {
 
     /// Which links the flow may use, or why none.
     fn rule_answer(&self, subject: &Subject<'_>, rule: Option<usize>, family: Family) -> RuleAnswer {
-        let none = |outcome, reason: String| RuleAnswer { mask: LinkMask(0), outcome, reason, strict: None, prefer: None };
+        let none = |outcome, reason: String| RuleAnswer { mask: LinkSet::EMPTY, outcome, reason, strict: None, prefer: None };
         if self.config.policy.excludes(subject) {
             return none(Outcome::LeftAlone, "the configuration excludes it ([exclude])".to_owned());
         }
@@ -281,7 +281,7 @@ impl<S: Steering> Core<S> {
                 }
             }
         };
-        if request.allowed.slots().count() == 1 {
+        if request.allowed.iter().count() == 1 {
             text = "it is the only link allowed and usable".to_owned();
         }
         match affinity {

@@ -200,7 +200,7 @@ impl<S: Steering> Core<S> {
             let Some(since) = self.dead_since.get(&(row.link, row.family)) else { continue };
             let pinned = row.rule.and_then(|rule| self.config.policy.apps.get(usize::from(rule).checked_sub(exclusions)?));
             let pinned = pinned.is_some_and(|rule| rule.links.is_some());
-            let elsewhere = self.links.usable(row.family).slots().any(|slot| slot != row.slot);
+            let elsewhere = self.links.usable(row.family).iter().any(|slot| slot != row.slot);
             let unusable = self.links.get(row.link).is_none_or(|link| !link.usable(row.family));
             let movable = unusable && elsewhere && (!pinned || self.config.destroy_pinned) && row.protocol == Protocol::Tcp;
             if !movable || self.ending.contains(&row.id) || self.is_over(living) {

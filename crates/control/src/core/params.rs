@@ -2,8 +2,8 @@
 
 use std::net::IpAddr;
 
-use braid_decide::connection::{LinkMask, MAX_LINKS, Mode, steps};
-use braid_model::{Class, Direction, Family, PerFamily, Rate, Time};
+use braid_decide::connection::{Mode, steps};
+use braid_model::{Class, Direction, Family, MAX_LINKS, PerFamily, Rate, Time};
 
 use super::timeouts::RETRY;
 use super::{Core, rules};
@@ -44,7 +44,7 @@ impl<S: Steering> Core<S> {
             }
         }
         let usable = PerFamily { v4: self.links.usable(Family::V4), v6: self.links.usable(Family::V6) };
-        let targets = self.targets(&links, LinkMask(usable.v4.0 | usable.v6.0), backup);
+        let targets = self.targets(&links, usable.v4 | usable.v6, backup);
         let devices = self.links.devices();
         SteerParams {
             mode: if sole.is_some() { Mode::OnlyOne } else { policy.scheduler.mode() },

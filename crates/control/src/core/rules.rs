@@ -129,7 +129,6 @@ pub(super) fn steer_rules(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use braid_decide::connection::LinkMask;
     use braid_decide::policy::{Exclusions, Pattern};
     use braid_model::{LinkIndex, LinkKind, PerFamily};
 
@@ -186,7 +185,7 @@ mod tests {
         let rules = steer_rules(&policy(), &[(3, &wlan), (4, &lte)], &executables, &BTreeSet::new(), &mut names);
         assert_eq!(exclusions(&policy()), 1);
         assert!(rules[0].exclude && rules[0].matching.user == Some(7));
-        assert_eq!(rules[1].links, Some(LinkMask(8)));
+        assert_eq!(rules[1].links, Some(braid_model::LinkSet(8)));
         assert_eq!(rules[1].matching.exe, Some(vec![ExeId { device: 1, inode: 5 }]));
         assert_eq!(rules[2].matching.cgroup, Some(None), "a group that is not there matches nothing");
     }

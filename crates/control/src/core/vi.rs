@@ -1,10 +1,9 @@
 //! The virtual interface's rules for whole flows: which links wait for a better one, shares by round-trip time, handover with
 //! hysteresis, and saving power (`decide::virtual_interface`).
 
-use braid_decide::connection::{LinkMask, MAX_LINKS};
 use braid_decide::policy::Scheduler;
 use braid_decide::virtual_interface::{self as vi, Interface, WINDOW};
-use braid_model::{ByteCount, Direction, Family, Power, Rate, Role, Time};
+use braid_model::{ByteCount, Direction, Family, LinkSet, MAX_LINKS, Power, Rate, Role, Time};
 
 use super::Core;
 use super::params::{coarse, rate_of};
@@ -18,11 +17,11 @@ impl<S: Steering> Core<S> {
     /// The links that wait while a better one can be used: those of a lower priority than the best usable one, backups behind all.
     ///
     /// Where a rule or an address family leaves a flow only links that wait, they share, whatever their priorities.
-    pub(super) fn waiting(&self) -> LinkMask {
-        let usable = LinkMask(self.links.usable(Family::V4).0 | self.links.usable(Family::V6).0);
+    pub(super) fn waiting(&self) -> LinkSet {
+        let usable = self.links.usable(Family::V4) | self.links.usable(Family::V6);
         let best = self.links.values().filter(|link| usable.contains(link.slot)).map(level).min();
         let waits = |link: &&Link| best.map_or(link.rule.role == Role::Backup, |best| level(link) > best);
-        let mut waiting = LinkMask::default();
+        let mut waiting = LinkSet::default();
         self.links.values().filter(waits).for_each(|link| waiting.insert(link.slot));
         waiting
     }
@@ -69,7 +68,7 @@ impl<S: Steering> Core<S> {
     fn interfaces(&self, now: Time) -> [Interface; MAX_LINKS] {
         let nobody = Interface { priority: 0, available: false, srtt: None, bandwidth: Rate::ZERO, power: Power::ZERO };
         let mut interfaces = [nobody; MAX_LINKS];
-        let usable = LinkMask(self.links.usable(Family::V4).0 | self.links.usable(Family::V6).0);
+        let usable = self.links.usable(Family::V4) | self.links.usable(Family::V6);
         // A link whose appetite is not known must not look free.
         let powers = self.links.values().filter_map(|link| self.active_power(link, now));
         let dearest = powers.fold(Power::ZERO, |most, power| if power > most { power } else { most });

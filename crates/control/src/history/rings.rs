@@ -164,7 +164,7 @@ impl Span {
             self.links[at].add(link);
         }
         // Devices that come and go under new names must not fill the memory.
-        self.links.truncate(braid_decide::connection::MAX_LINKS);
+        self.links.truncate(braid_model::MAX_LINKS);
     }
 
     fn mean(self, span_ms: u64) -> Sample {

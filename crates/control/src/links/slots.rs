@@ -2,8 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use braid_decide::connection::MAX_LINKS;
-use braid_model::LinkIndex;
+use braid_model::{LinkIndex, MAX_LINKS};
 
 /// Keeps each link in one slot while its device exists. A free slot is reused as late as possible, since flows of the link that
 /// had it may still end.

@@ -36,7 +36,7 @@ impl Peers {
             if used.is_empty() { "no byte of it has arrived yet".to_owned() } else { format!("its bytes went over {}", used.join(", ")) };
         let over = match bonded.policy.links != bonded.ruled {
             true => {
-                let ordered = self.links.iter().filter(|link| bonded.policy.links >> link.slot & 1 == 1);
+                let ordered = self.links.iter().filter(|link| bonded.policy.links.contains(link.slot));
                 let ordered: Vec<&str> = ordered.map(|link| link.device.as_str()).collect();
                 let gone = "a link that is gone";
                 format!("by order over {} only", if ordered.is_empty() { gone.to_owned() } else { ordered.join(" and ") })
@@ -95,9 +95,11 @@ impl Peers {
         for (link, share) in &mut links {
             share.share = (whole > 0).then(|| (share.rx_bytes + share.tx_bytes) as f64 / whole as f64);
             let path = best.get(link);
-            share.allowed = u32::from(*link) < u64::BITS && bonded.policy.links & 1 << link != 0;
+            share.allowed = bonded.policy.links.contains(usize::from(*link));
             share.reason = match path {
-                _ if !share.allowed && bonded.ruled & 1 << link != 0 => Some("it was moved to another link by order".to_owned()),
+                _ if !share.allowed && bonded.ruled.contains(usize::from(*link)) => {
+                    Some("it was moved to another link by order".to_owned())
+                }
                 _ if !share.allowed => Some("its rule does not name it".to_owned()),
                 _ if !up => Some("the peer cannot be reached now: what is on the way waits".to_owned()),
                 None => {

@@ -1,10 +1,10 @@
 //! Instances as text: what `braid sim operetta --instance FILE --json` reads and writes.
 
+use braid_model::{LinkSet, MAX_LINKS};
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use crate::connection::{LinkMask, MAX_LINKS};
 use crate::instance::{InstanceError, parse};
 
 use super::solver::{Instance, Solution};
@@ -98,7 +98,7 @@ impl File {
         if self.links.is_empty() || self.links.len() > MAX_LINKS {
             return Err(InstanceError::new("links", format!("{} links: give from 1 to {MAX_LINKS}", self.links.len())));
         }
-        let mut instance = Instance::new(LinkMask(u32::MAX));
+        let mut instance = Instance::new(LinkSet::ALL);
         let mut indices = BTreeMap::new();
         for (index, link) in self.links.iter().enumerate() {
             self.check_link(index)?;
@@ -138,7 +138,7 @@ impl File {
             Kind::Connection => NewKind::Connection,
             Kind::Packet => NewKind::Packet,
         };
-        instance.set_new(load, kind, LinkMask(u32::MAX));
+        instance.set_new(load, kind, LinkSet::ALL);
         instance.set_utility(alpha);
         Ok(instance)
     }

@@ -1,8 +1,7 @@
 //! The algorithm itself, in plain numbers: bytes, bytes per second, joules or prices per byte.
 
-use crate::connection::{LinkMask, MAX_LINKS};
-
 use super::{COST_LIMIT, NewKind, OperettaError, Utility};
+use braid_model::{LinkSet, MAX_LINKS};
 
 /// Relative difference up to which throughputs and prices are equal. Rounding stays below a hundredth of it; without it
 /// α = 1, which fills every link to the brim, would be a matter of the last bit.
@@ -20,12 +19,12 @@ pub(super) struct Instance {
     /// Connection load that is there, `Σ L_i S_i x_ij` without the new stream.
     carried: [f64; MAX_LINKS],
     /// The usable links in rising order.
-    links: LinkMask,
-    packet_links: LinkMask,
+    links: LinkSet,
+    packet_links: LinkSet,
     /// The packet load `P`, a packet-oriented new stream's included.
     pub(super) packet: f64,
     /// A connection-oriented new stream's load and the links it may use.
-    new: Option<(f64, LinkMask)>,
+    new: Option<(f64, LinkSet)>,
     /// All load `L`.
     pub(super) total: f64,
     /// `T_target`.
@@ -70,14 +69,14 @@ struct Choice {
 }
 
 impl Instance {
-    pub(super) fn new(packet_links: LinkMask) -> Self {
+    pub(super) fn new(packet_links: LinkSet) -> Self {
         let none = [0.0; MAX_LINKS];
         Self {
             rate: none,
             energy: none,
             price: none,
             carried: none,
-            links: LinkMask::default(),
+            links: LinkSet::default(),
             packet_links,
             packet: 0.0,
             new: None,
@@ -113,7 +112,7 @@ impl Instance {
         self.total += load;
     }
 
-    pub(super) fn set_new(&mut self, load: f64, kind: NewKind, allowed: LinkMask) {
+    pub(super) fn set_new(&mut self, load: f64, kind: NewKind, allowed: LinkSet) {
         match kind {
             NewKind::Packet => {
                 self.packet_links.0 &= allowed.0;
@@ -128,28 +127,28 @@ impl Instance {
 
     /// `r_min + α Σ r_i` over the others, once all links are there.
     pub(super) fn set_utility(&mut self, utility: Utility) {
-        let least = self.links.slots().map(|link| self.price[link]).fold(f64::INFINITY, f64::min);
-        let cheapest = self.links.slots().find(|link| self.price[*link] <= least * (1.0 + TIE));
-        let others: f64 = self.links.slots().filter(|link| Some(*link) != cheapest).map(|link| self.rate[link]).sum();
+        let least = self.links.iter().map(|link| self.price[link]).fold(f64::INFINITY, f64::min);
+        let cheapest = self.links.iter().find(|link| self.price[*link] <= least * (1.0 + TIE));
+        let others: f64 = self.links.iter().filter(|link| Some(*link) != cheapest).map(|link| self.rate[link]).sum();
         self.target = cheapest.map_or(0.0, |link| self.rate[link]) + utility.get() * others;
     }
 
     pub(super) fn solve(&self) -> Result<Solution, OperettaError> {
-        let pool = LinkMask(self.packet_links.0 & self.links.0);
-        if self.packet > 0.0 && pool.0 == 0 {
+        let pool = self.packet_links & self.links;
+        if self.packet > 0.0 && pool.is_empty() {
             return Err(OperettaError::NoPacketLink);
         }
         let candidates = match self.new {
-            Some((_, allowed)) => LinkMask(allowed.0 & self.links.0),
-            None => LinkMask::default(),
+            Some((_, allowed)) => allowed & self.links,
+            None => LinkSet::default(),
         };
-        if self.new.is_some() && candidates.0 == 0 || self.links.0 == 0 {
+        if self.new.is_some() && candidates.is_empty() || self.links.is_empty() {
             return Err(OperettaError::NoLink);
         }
         let by_price = self.by_price(pool);
         let bounds = self.bounds(pool);
         let choices = || {
-            let links = slots(candidates).map(Some).chain(self.new.is_none().then_some(None));
+            let links = candidates.iter().map(Some).chain(self.new.is_none().then_some(None));
             links.map(|link| Choice { link, makespan: self.makespan(link, &bounds) })
         };
         let fastest = choices().map(|choice| choice.makespan).fold(f64::INFINITY, f64::min);
@@ -168,10 +167,10 @@ impl Instance {
         Ok(self.solution(choice, bounds.deadline, &by_price, feasible))
     }
 
-    fn by_price(&self, pool: LinkMask) -> LinksByPrice {
+    fn by_price(&self, pool: LinkSet) -> LinksByPrice {
         let mut by_price = LinksByPrice { links: [0; MAX_LINKS], count: 0 };
         if self.packet > 0.0 {
-            for link in slots(pool) {
+            for link in pool.iter() {
                 let mut place = by_price.count;
                 while place > 0 && self.price[usize::from(by_price.links[place - 1])] > self.price[link] {
                     by_price.links[place] = by_price.links[place - 1];
@@ -184,10 +183,10 @@ impl Instance {
         by_price
     }
 
-    fn bounds(&self, pool: LinkMask) -> Bounds {
+    fn bounds(&self, pool: LinkSet) -> Bounds {
         let deadline = if self.target > 0.0 { self.total / self.target } else { f64::INFINITY };
         let mut bounds = Bounds { deadline, slowest: 0.0, pool_rate: 0.0, pool_load: self.packet };
-        for link in slots(self.links) {
+        for link in self.links.iter() {
             bounds.slowest = bounds.slowest.max(self.carried[link] / self.rate[link]);
             if pool.contains(link) {
                 bounds.pool_rate += self.rate[link];
@@ -240,7 +239,7 @@ impl Instance {
             load[link] += share;
         });
         let (mut energy, mut price, mut makespan) = (0.0, 0.0, 0.0_f64);
-        for link in slots(self.links) {
+        for link in self.links.iter() {
             energy += self.energy[link] * load[link];
             price += self.price[link] * load[link];
             makespan = makespan.max(load[link] / self.rate[link]);
@@ -248,16 +247,4 @@ impl Instance {
         let throughput = if makespan > 0.0 { self.total / makespan } else { 0.0 };
         Solution { assignment: choice.link, weights, energy, price, throughput, feasible }
     }
-}
-
-/// The slots of `mask` in rising order, bit by bit.
-fn slots(mask: LinkMask) -> impl Iterator<Item = usize> {
-    let mut bits = mask.0;
-    std::iter::from_fn(move || {
-        let slot = bits.trailing_zeros() as usize;
-        (bits != 0).then(|| {
-            bits &= bits - 1;
-            slot
-        })
-    })
 }

@@ -4,12 +4,11 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
-use braid_model::{ByteCount, LinkFacts, LinkKind, Rate, Role};
+use braid_model::{ByteCount, LinkFacts, LinkKind, LinkSet, Rate, Role};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use super::{NAME_LIMIT, NotUnderstood};
-use crate::connection::LinkMask;
 use crate::energy::Profile;
 use crate::pattern::Pattern;
 
@@ -106,8 +105,8 @@ impl LinkSelector {
     }
 
     /// The slots whose device is meant by any of `selectors`.
-    pub fn mask<'a>(selectors: &[Self], slots: impl IntoIterator<Item = (usize, &'a LinkFacts)>) -> LinkMask {
-        let mut mask = LinkMask::default();
+    pub fn mask<'a>(selectors: &[Self], slots: impl IntoIterator<Item = (usize, &'a LinkFacts)>) -> LinkSet {
+        let mut mask = LinkSet::default();
         for (slot, device) in slots {
             if selectors.iter().any(|selector| selector.matches(device)) {
                 mask.insert(slot);

@@ -2,8 +2,8 @@
 
 pub(crate) mod literal;
 
-use braid_decide::midrr::{Flags, FlowKey, LinkSet, Midrr};
-use braid_model::ByteCount;
+use braid_decide::midrr::{Flags, FlowKey, Midrr};
+use braid_model::{ByteCount, LinkSet};
 use braid_netem::Random;
 
 /// Links, and flows that always have something to send.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use braid_decide::midrr::LinkSet;
+use braid_model::LinkSet;
 use braid_model::{ByteCount, Time};
 use braid_range::{Action, Cause, Config, ConnectionId, Engine, Failure, FileId, FileSetup, LinkId, LinkSetup, RequestId, ServerId, Span};
 use http_body_util::BodyExt;

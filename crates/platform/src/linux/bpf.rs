@@ -18,8 +18,8 @@ use std::sync::Arc;
 
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, RingBuf};
-use braid_decide::connection::{LinkMask, LoadTable, MAX_LINKS};
-use braid_model::{ByteCount, Class, Family, Time};
+use braid_decide::connection::LoadTable;
+use braid_model::{ByteCount, Class, Family, LinkSet, MAX_LINKS, Time};
 use ipnet::IpNet;
 
 use super::sys::{abi, bpf as sys};
@@ -283,10 +283,11 @@ impl Steering for BpfSteering {
         installed
     }
 
-    fn set_resolvers(&mut self, resolvers: &[(IpAddr, LinkMask)]) -> Result<(), SteeringError> {
+    fn set_resolvers(&mut self, resolvers: &[(IpAddr, LinkSet)]) -> Result<(), SteeringError> {
         const ACTION: &str = "tell the kernel the links' resolvers";
         let mut map: HashMap<_, abi::Address, u32> = typed_map!(self, HashMap, "resolvers", "tell the kernel the links' resolvers");
-        let wanted: Vec<_> = resolvers.iter().take(256).map(|(addr, mask)| (abi::Address { word: mapped(*addr) }, mask.0)).collect();
+        let wanted: Vec<_> =
+            resolvers.iter().take(256).map(|(addr, mask)| (abi::Address { word: mapped(*addr) }, convert::mask(*mask))).collect();
         let stale: Vec<_> = map.keys().filter_map(Result::ok).filter(|key| !wanted.iter().any(|(want, _)| want == key)).collect();
         for key in stale {
             map.remove(&key).map_err(failed(ACTION))?;

@@ -7,8 +7,8 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 use braid_control::steering::{SteerLink, SteerParams, Steering};
-use braid_decide::connection::{LinkMask, MAX_LINKS, Mode, steps};
-use braid_model::{ByteCount, Family, LinkIndex, PerFamily, Rate, Time};
+use braid_decide::connection::{Mode, steps};
+use braid_model::{ByteCount, Family, LinkIndex, LinkSet, MAX_LINKS, PerFamily, Rate, Time};
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::bpf::load::Counters;
 use braid_platform::linux::sys::bpf::now;
@@ -32,7 +32,7 @@ pub fn params(links: usize) -> SteerParams {
     let mut rates = [0; MAX_LINKS];
     rates[..links].fill(1);
     let steps = steps(&rates, false);
-    let mask = LinkMask((1 << links) - 1);
+    let mask = LinkSet((1 << links) - 1);
     let link = |slot: usize| SteerLink {
         index: index_of(&format!("link{slot}")),
         name: format!("link{slot}"),
@@ -51,7 +51,7 @@ pub fn params(links: usize) -> SteerParams {
         affinity: None,
         links: std::array::from_fn(|slot| (slot < links).then(|| link(slot))),
         usable: PerFamily { v4: mask, v6: mask },
-        backup: LinkMask(0),
+        backup: LinkSet::EMPTY,
         rules: Vec::new(),
         redirected: Vec::new(),
         peer_direct: true,

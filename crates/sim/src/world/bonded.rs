@@ -4,8 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use braid_bond::host::HostEvent;
 use braid_bond::{Event as BondEvent, FlowKey, FlowKind, FlowPolicy, Limits, Open, PathId, PathUpdate, Scheduling, Side, Target};
-use braid_decide::connection::LinkMask;
-use braid_model::{ByteCount, Direction, Time};
+use braid_model::{ByteCount, Direction, LinkSet, Time};
 
 use super::World;
 use crate::event::Event;
@@ -131,12 +130,12 @@ impl World<'_> {
     }
 
     /// Opens a flow of the bond for a stream, whose request is written as soon as it can be.
-    pub(crate) fn open_bonded(&mut self, stream: u32, allowed: LinkMask) {
+    pub(crate) fn open_bonded(&mut self, stream: u32, allowed: LinkSet) {
         let Some(quic) = self.quic().cloned() else { return };
         let Some(mut bonded) = self.bonded.take() else { return };
         let sources = &self.streams[stream as usize].sources;
         let left = [Direction::Up, Direction::Down].map(|direction| sources[direction as usize].total().get());
-        let policy = FlowPolicy { links: u64::from(allowed.0), ..FlowPolicy::default() };
+        let policy = FlowPolicy { links: allowed, ..FlowPolicy::default() };
         let open = Open { kind: FlowKind::Stream, target: Target::Name("server".to_owned(), 80), policy };
         let opened = bonded.pair.end(quic.instant(self.now), Side::Client).and_then(|(bond, time)| bond.open(time, open).ok());
         if let Some(key) = opened {

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use braid_decide::connection::{LoadTable, Mode};
-use braid_model::{Affinity, ByteCount, Class, Direction, Family, FlowId, LinkIndex, Protocol, Rate, Time};
+use braid_model::{Affinity, ByteCount, Class, Direction, Family, FlowId, LinkIndex, LinkSet, Protocol, Rate, Time};
 use ipnet::IpNet;
 
 use crate::linux::sys::abi::{self, rule as bits};
@@ -133,11 +133,11 @@ pub(super) fn rule(rule: &SteerRule, ids: &mut ExeIds) -> abi::Rule {
     }
     if let Some(links) = rule.links {
         raw.actions |= bits::DO_LINKS;
-        raw.links = links.0;
+        raw.links = mask(links);
     }
     if let Some(prefer) = rule.prefer {
         raw.actions |= bits::DO_PREFER;
-        raw.prefer = prefer.0;
+        raw.prefer = mask(prefer);
     }
     match rule.redirect {
         Some(RedirectPolicy::Redirect) => raw.actions |= bits::DO_REDIRECT,
@@ -190,8 +190,8 @@ pub(super) fn params(params: &SteerParams, netns: u64, daemon: Daemon) -> abi::P
         rules: params.rules.len() as u32,
         daemon: daemon.process,
         processes: daemon.processes,
-        usable: [params.usable.v4.0, params.usable.v6.0],
-        backup: params.backup.0,
+        usable: [mask(params.usable.v4), mask(params.usable.v6)],
+        backup: mask(params.backup),
         affinity: params.affinity.map_or(abi::UNSET, affinity).into(),
         local4: by_rank(params, |link| link.source4).map_or(0, |addr| u32::from_ne_bytes(addr.octets())),
         redirected_classes: params.redirected.iter().fold(0, |classes, class| classes | 1 << *class as u32),
@@ -349,6 +349,11 @@ pub(super) fn signs(raw: &abi::Signs, family: Family) -> Signs {
         remote: (raw.answered[index] > 0).then_some((addr, port)),
         timeouts: raw.timeouts[index],
     }
+}
+
+/// A set of slots as the kernel's side has it: slots from 32 on do not exist there.
+pub(super) fn mask(links: LinkSet) -> u32 {
+    links.0 as u32
 }
 
 #[cfg(test)]

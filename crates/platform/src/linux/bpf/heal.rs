@@ -1,10 +1,10 @@
 //! Keeps the loads true: what the load table holds must be what the living flows reserve.
 
+use braid_model::MAX_LINKS;
 use std::sync::Arc;
 
 use crate::linux::sys::abi;
 use braid_control::steering::FlowRow;
-use braid_decide::connection::MAX_LINKS;
 
 /// Compares the loads with the flows and says what to add to which link.
 #[derive(Debug, Default)]

@@ -6,9 +6,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use aya::maps::{Map, RingBuf};
 use aya::programs::{BtfTracePoint, CgroupAttachMode, CgroupSkbAttachType, Iter, Program, ProgramError, SchedClassifier};
 use aya::{Btf, EbpfLoader};
-use braid_decide::connection::LinkMask;
-use braid_decide::connection::{MAX_LINKS, Mode};
-use braid_model::{ByteCount, PerFamily};
+use braid_decide::connection::Mode;
+use braid_model::{ByteCount, LinkSet, MAX_LINKS, PerFamily};
 
 use super::convert::Daemon;
 use super::{BpfSteering, detail, take_map};
@@ -322,7 +321,7 @@ fn no_params() -> SteerParams {
         affinity: None,
         links: [const { None }; MAX_LINKS],
         usable: PerFamily::default(),
-        backup: LinkMask::default(),
+        backup: LinkSet::default(),
         rules: Vec::new(),
         redirected: Vec::new(),
         peer_direct: false,

@@ -3,11 +3,11 @@
 use aya::maps::Array;
 use aya::programs::{CgroupAttachMode, CgroupSkbAttachType, Program};
 use aya::{Ebpf, EbpfLoader};
-use braid_decide::connection::LinkMask;
+use braid_model::LinkSet;
 use std::os::fd::AsFd;
 
 use super::load::LoadError;
-use super::{detail, failed};
+use super::{convert, detail, failed};
 use crate::linux::sys::{abi, bpf as sys};
 use braid_control::steering::SteeringError;
 
@@ -60,8 +60,8 @@ impl KernelRule {
     }
 
     /// Mean time of one decision among `allowed` with the parameters of the last [`decide`](Self::decide), over `repeat` runs, in nanoseconds.
-    pub fn time(&mut self, repeat: u32, allowed: LinkMask) -> Result<u32, SteeringError> {
-        let trial = abi::Trial { allowed: allowed.0, demand: 1_000_000, ..Default::default() };
+    pub fn time(&mut self, repeat: u32, allowed: LinkSet) -> Result<u32, SteeringError> {
+        let trial = abi::Trial { allowed: convert::mask(allowed), demand: 1_000_000, ..Default::default() };
         self.array("trials")?.set(0, trial, 0).map_err(failed(ACTION))?;
         self.run(repeat)
     }

@@ -1,6 +1,6 @@
 //! The Rust side of `ebpf/braid.h`: what the daemon and its BPF programs say to each other. A test compares sizes with C's.
 
-use braid_decide::connection::MAX_LINKS;
+use braid_model::MAX_LINKS;
 
 /// Redirected connections that may wait for the daemon.
 pub const MAX_ARRIVALS: usize = 4096;

@@ -3,8 +3,7 @@
 use std::time::Duration;
 
 use braid_decide::fair::{FairFlow, Problem, clusters, solve};
-use braid_decide::midrr::LinkSet;
-use braid_model::{ByteCount, Rate, Time};
+use braid_model::{ByteCount, LinkSet, Rate, Time};
 use braid_netem::Profile;
 use braid_range::Config;
 

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use braid_decide::fair::{FairFlow, Problem, clusters, solve};
-use braid_decide::midrr::{Flags, LinkSet};
-use braid_model::{ByteCount, Rate, Time};
+use braid_decide::midrr::Flags;
+use braid_model::{ByteCount, LinkSet, Rate, Time};
 
 use crate::experiment::{
     About, Axis, Chart, Claim, Curve, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling, Table,

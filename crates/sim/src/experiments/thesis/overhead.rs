@@ -1,7 +1,7 @@
 //! Figures 4.6 and 4.7: how long a decision of miDRR takes.
 
-use braid_decide::midrr::{Flags, FlowKey, LinkSet, Midrr, MidrrError};
-use braid_model::{ByteCount, Time};
+use braid_decide::midrr::{Flags, FlowKey, Midrr, MidrrError};
+use braid_model::{ByteCount, LinkSet, Time};
 use braid_netem::Random;
 
 use crate::experiment::{

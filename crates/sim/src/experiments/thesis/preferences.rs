@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use braid_decide::fair::{FairFlow, Problem, solve};
-use braid_decide::midrr::{Flags, LinkSet};
-use braid_model::{ByteCount, Rate};
+use braid_decide::midrr::Flags;
+use braid_model::{ByteCount, LinkSet, Rate};
 
 use crate::experiment::{
     About, Axis, Chart, Claim, Dot, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling, Series,

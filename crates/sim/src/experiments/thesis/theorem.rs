@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use braid_decide::fair::instance::max_relative_deviation;
 use braid_decide::fair::{FairFlow, Problem, solve};
-use braid_decide::midrr::{Flags, LinkSet, MidrrError};
-use braid_model::{ByteCount, Rate};
+use braid_decide::midrr::{Flags, MidrrError};
+use braid_model::{ByteCount, LinkSet, Rate};
 use braid_netem::Random;
 
 use crate::experiment::{

@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use braid_decide::connection::LinkMask;
-use braid_model::{ByteCount, Direction, Time};
+use braid_model::{ByteCount, Direction, LinkSet, Time};
 use braid_netem::Random;
 
 use super::{WIFI_B, WIFI_G, Wifi};
@@ -175,8 +174,8 @@ impl Throughput {
     }
 }
 
-fn mask(links: impl Iterator<Item = usize>) -> LinkMask {
-    let mut mask = LinkMask::default();
+fn mask(links: impl Iterator<Item = usize>) -> LinkSet {
+    let mut mask = LinkSet::default();
     links.for_each(|link| mask.insert(link));
     mask
 }
