@@ -16,6 +16,8 @@
 #define BRAID_MAX_OVERFLOW 32768
 /* Redirected exchanges of datagrams at a time. */
 #define BRAID_MAX_EXCHANGES 8192
+/* Users that may have redirected flows at a time. */
+#define BRAID_MAX_SHARES 4096
 #define BRAID_NO_SLOT 0xffffffffu
 
 /* A socket's routing mark is this plus the link's slot plus one; any other mark is foreign. */
@@ -228,6 +230,12 @@ struct braid_redirection {
  * A redirected connection that the daemon has not taken yet, or an exchange of datagrams; its key is the loopback address of its
  * own, in network order.
  */
+/* What one user has reserved for flows that are redirected. */
+struct braid_share {
+	__u32 arrivals;
+	__u32 exchanges;
+};
+
 struct braid_arrival {
 	__u64 socket; /* its cookie */
 	__u64 started; /* 0: being written */

@@ -44,18 +44,21 @@ BRAID_INLINE int steer_tcp(struct bpf_sock_addr *ctx, struct bpf_sock *socket, c
 	request->id = bpf_get_socket_cookie(ctx);
 	if (choose(request, bank, 1))
 		return not_steered(request);
+	/* Before it is bound: what is bound and not followed would stay on its link when a tunnel comes up. */
+	if (!request->placed && follow_overflow(socket, now, request)) {
+		unreserve(request);
+		count(BRAID_COUNT_UNTRACKED);
+		return request->strict ? refuse() : ALLOW;
+	}
 	slot = &now->slots[request->slot & (BRAID_MAX_LINKS - 1)];
 	binding = bind_device(ctx, socket, slot);
 	if (binding != BOUND) {
-		unreserve(request);
+		unfollow(request);
 		request->strict |= binding == ASTRAY;
 		return not_steered(request);
 	}
-	if (follow(socket, now, request)) {
-		unreserve(request);
-		count(BRAID_COUNT_UNTRACKED);
-		return ALLOW;
-	}
+	if (request->placed)
+		follow(socket, now, request);
 	count(BRAID_COUNT_STEERED);
 	return ALLOW;
 }
@@ -103,6 +106,44 @@ BRAID_INLINE _Bool to_loopback(const struct request *request)
 	return request->family == 4 ? is_loopback4(request->remote[3]) : is_loopback6(request->remote);
 }
 
+/* What becomes of a TCP socket that was steered, and so is bound to a link, and connects again. */
+enum again { KEEPS, ANEW, FAILS };
+
+/*
+ * To the same destination it keeps its link. For another one it is let off its device and steered anew. Where the kernel does not do that for
+ * its user, it may go on only where the destination may be steered, and its rule has that link.
+ */
+static __attribute__((noinline)) int connect_again(struct bpf_sock_addr *ctx, struct request *request, __u32 bank)
+{
+	__u64 id = bpf_get_socket_cookie(ctx);
+	struct connection *own = last_of(id);
+	__u32 none = 0, slot;
+	__u64 differs;
+	int judgement;
+
+	if (!own)
+		return KEEPS;
+	differs = (own->flow.remote[0] ^ request->remote[0]) | (own->flow.remote[1] ^ request->remote[1]) |
+		  (own->flow.remote[2] ^ request->remote[2]) | (own->flow.remote[3] ^ request->remote[3]) | (own->flow.port ^ request->port);
+	if (!differs && steerable(request))
+		return KEEPS;
+	if (!bpf_setsockopt(ctx, SOL_SOCKET, SO_BINDTODEVICE, &none, sizeof(none))) {
+		release(&own->flow, id);
+		bpf_map_delete_elem(&overflow, &id);
+		return ANEW;
+	}
+	if (!steerable(request))
+		return FAILS;
+	slot = own->flow.slot & (BRAID_MAX_LINKS - 1);
+	read_caller(request);
+	judgement = judge(request, bank);
+	if (judgement == FAIL || (judgement == GO_ON && request->strict && !(request->allowed & (1u << slot))))
+		return FAILS;
+	__builtin_memcpy(own->flow.remote, request->remote, sizeof(own->flow.remote));
+	own->flow.port = request->port;
+	return KEEPS;
+}
+
 BRAID_INLINE int decide_connect(struct bpf_sock_addr *ctx, struct bpf_sock *socket, struct request *request, _Bool was_redirected)
 {
 	const struct braid_params *now;
@@ -118,8 +159,13 @@ BRAID_INLINE int decide_connect(struct bpf_sock_addr *ctx, struct bpf_sock *sock
 	if (request->protocol == IPPROTO_TCP) {
 		if (read_tcp_socket_options(socket, &asked))
 			return ALLOW;
-		if (asked.device && is_followed(ctx))
-			return ALLOW; /* a retry keeps its link */
+		if (asked.device && last_of(bpf_get_socket_cookie(ctx))) {
+			int again = connect_again(ctx, request, bank);
+
+			if (again != ANEW)
+				return again == KEEPS ? ALLOW : refuse();
+			asked.device = 0;
+		}
 	} else {
 		read_socket_options(socket, &asked);
 		forget(ctx, socket, asked.mark);

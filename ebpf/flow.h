@@ -217,15 +217,17 @@ BRAID_INLINE struct connection *connection_of(__u64 id)
 	return found ? found : bpf_map_lookup_elem(&overflow, &id);
 }
 
-/* Whether this socket's flow is followed. A function of its own, as the next ones too, for the sake of the stack's 512 bytes. */
-static __attribute__((noinline)) int is_followed(struct bpf_sock_addr *ctx)
+/* The flow, living or ended, that this socket was steered for last; NULL where none is known. */
+BRAID_INLINE struct connection *last_of(__u64 id)
 {
-	return !!connection_of(bpf_get_socket_cookie(ctx));
+	struct connection *found = place_of(id);
+
+	return found && found->flow.id == id ? found : bpf_map_lookup_elem(&overflow, &id);
 }
 
 /*
  * Follows a TCP flow whose place is taken; 0 if there is room. The socket's pointer is put where the kernel copies it, and so becomes a
- * number.
+ * number. A function of its own, as the next ones too, for the sake of the stack's 512 bytes.
  */
 static __attribute__((noinline)) int follow_overflow(struct bpf_sock *socket, const struct braid_params *now, const struct request *request)
 {
@@ -237,18 +239,35 @@ static __attribute__((noinline)) int follow_overflow(struct bpf_sock *socket, co
 	return bpf_map_update_elem(&overflow, &cookie, &entry, BPF_ANY);
 }
 
-/* Follows a TCP flow from here on; 0 if there is room. */
+/* Follows a TCP flow that has its place from here on. */
 static __attribute__((noinline)) int follow(struct bpf_sock *socket, const struct braid_params *now, const struct request *request)
 {
 	struct connection *own = place_of(request->id);
 
-	if (!own || !request->placed)
-		return follow_overflow(socket, now, request);
+	if (!own)
+		return -1;
 	fill(&own->flow, now, request, request->id, BRAID_FLOW_PENDING);
 	own->flow.reserved = request->demand;
 	own->socket = (__u64)socket;
 	__asm__ volatile("" ::: "memory");
 	own->flow.flags &= ~BRAID_FLOW_PENDING;
+	return 0;
+}
+
+/* Takes back what was reserved for a TCP flow that could not be steered. */
+static __attribute__((noinline)) int unfollow(const struct request *request)
+{
+	struct connection *entry;
+	__u64 id = request->id;
+
+	if (request->placed) {
+		unreserve(request);
+		return 0;
+	}
+	entry = bpf_map_lookup_elem(&overflow, &id);
+	if (entry)
+		release(&entry->flow, id);
+	bpf_map_delete_elem(&overflow, &id);
 	return 0;
 }
 

@@ -109,17 +109,18 @@ BRAID_INLINE __u8 class_of(const struct request *request)
 	named = bpf_map_lookup_elem(&names, &key.name);
 	if (named)
 		fresh.class_ = named->class_;
-	bpf_map_update_elem(&apps, &key, &fresh, BPF_NOEXIST);
 	event = new_event(BRAID_EVENT_APP);
-	if (event) {
-		event->row.flow.app = request->app;
-		event->row.flow.process = request->process;
-		event->row.flow.user = request->user;
-		event->row.flow.cgroup = request->cgroup;
-		event->row.flow.class_ = fresh.class_;
-		/* Even where ends wait in the ring already: a moment later the process may be gone, and its path with it. */
-		bpf_ringbuf_submit(event, BPF_RB_FORCE_WAKEUP);
-	}
+	/* The daemon does not hear of it now: it stays new, and is introduced with its next flow. */
+	if (!event)
+		return fresh.class_;
+	bpf_map_update_elem(&apps, &key, &fresh, BPF_NOEXIST);
+	event->row.flow.app = request->app;
+	event->row.flow.process = request->process;
+	event->row.flow.user = request->user;
+	event->row.flow.cgroup = request->cgroup;
+	event->row.flow.class_ = fresh.class_;
+	/* Even where ends wait in the ring already: a moment later the process may be gone, and its path with it. */
+	bpf_ringbuf_submit(event, BPF_RB_FORCE_WAKEUP);
 	return fresh.class_;
 }
 

@@ -49,6 +49,9 @@ MAP(exchanges, BPF_MAP_TYPE_HASH, __u32, struct braid_arrival, BRAID_MAX_EXCHANG
 /* The address of an exchange by socket and remote; of one at ::1 by socket alone. */
 MAP(exchange_keys, BPF_MAP_TYPE_HASH, struct braid_datagram_key, __u32, BRAID_MAX_EXCHANGES, 0);
 
+/* What each user has reserved of `arrivals` and `exchanges`: a quarter of each is one user's. The daemon counts anew now and then. */
+MAP(shares, BPF_MAP_TYPE_HASH, __u32, struct braid_share, BRAID_MAX_SHARES, 0);
+
 /* Users that have as many redirected flows as one may have: their next ones go direct. */
 MAP(heavy_users, BPF_MAP_TYPE_HASH, __u32, __u32, 1024, 0);
 
@@ -57,6 +60,33 @@ static const struct braid_arrival no_arrival;
 BRAID_INLINE _Bool is_heavy(__u32 user)
 {
 	return bpf_map_lookup_elem(&heavy_users, &user) != NULL;
+}
+
+/* What a user has reserved; NULL: there are too many users. */
+BRAID_INLINE struct braid_share *share_of(__u32 user)
+{
+	struct braid_share *share = bpf_map_lookup_elem(&shares, &user), none = {};
+
+	if (share)
+		return share;
+	bpf_map_update_elem(&shares, &user, &none, BPF_NOEXIST);
+	return bpf_map_lookup_elem(&shares, &user);
+}
+
+BRAID_INLINE void give_back_arrival(__u32 user)
+{
+	struct braid_share *share = bpf_map_lookup_elem(&shares, &user);
+
+	if (share)
+		__sync_fetch_and_add(&share->arrivals, -1);
+}
+
+BRAID_INLINE void give_back_exchange(__u32 user)
+{
+	struct braid_share *share = bpf_map_lookup_elem(&shares, &user);
+
+	if (share)
+		__sync_fetch_and_add(&share->exchanges, -1);
 }
 
 /* What of `own` still waits for the daemon, or NULL. */
@@ -76,20 +106,23 @@ BRAID_INLINE struct braid_arrival *arrival_of(const struct redirect_state *own)
 static __attribute__((noinline)) int clear_redirect_state(struct bpf_sock *socket)
 {
 	struct redirect_state *own = bpf_sk_storage_get(&redirect_states, socket, NULL, 0);
-	__u32 address;
+	struct braid_arrival *arrival;
+	__u32 address, user;
 
 	if (!own)
 		return 0;
 	address = own->address;
+	arrival = arrival_of(own);
+	user = arrival ? arrival->user : 0;
 	if (own->datagrams) {
 		struct braid_datagram_key key = { .socket = own->socket };
 
 		if (own->by_port)
 			bpf_map_delete_elem(&exchange_keys, &key);
-		if (arrival_of(own))
-			bpf_map_delete_elem(&exchanges, &address);
-	} else if (arrival_of(own)) {
-		bpf_map_delete_elem(&arrivals, &address);
+		if (arrival && !bpf_map_delete_elem(&exchanges, &address))
+			give_back_exchange(user);
+	} else if (arrival && !bpf_map_delete_elem(&arrivals, &address)) {
+		give_back_arrival(user);
 	}
 	bpf_sk_storage_delete(&redirect_states, socket);
 	return 1;
@@ -101,24 +134,36 @@ BRAID_INLINE __u32 some_address(void)
 }
 
 /* Reserves a free address for what is about to arrive; 0: no room. */
-BRAID_INLINE __u32 reserve_address(void)
+BRAID_INLINE __u32 reserve_address(__u32 user)
 {
+	struct braid_share *share = share_of(user);
+
+	if (!share || (__s32)share->arrivals >= BRAID_MAX_ARRIVALS / 4)
+		return 0;
 	for (int try = 0; try < REDIRECT_TRIES; try++) {
 		__u32 address = some_address();
 
-		if (!bpf_map_update_elem(&arrivals, &address, &no_arrival, BPF_NOEXIST))
+		if (!bpf_map_update_elem(&arrivals, &address, &no_arrival, BPF_NOEXIST)) {
+			__sync_fetch_and_add(&share->arrivals, 1);
 			return address;
+		}
 	}
 	return 0;
 }
 
-BRAID_INLINE __u32 reserve_exchange(void)
+BRAID_INLINE __u32 reserve_exchange(__u32 user)
 {
+	struct braid_share *share = share_of(user);
+
+	if (!share || (__s32)share->exchanges >= BRAID_MAX_EXCHANGES / 4)
+		return 0;
 	for (int try = 0; try < REDIRECT_TRIES; try++) {
 		__u32 address = some_address();
 
-		if (!bpf_map_update_elem(&exchanges, &address, &no_arrival, BPF_NOEXIST))
+		if (!bpf_map_update_elem(&exchanges, &address, &no_arrival, BPF_NOEXIST)) {
+			__sync_fetch_and_add(&share->exchanges, 1);
 			return address;
+		}
 	}
 	return 0;
 }
@@ -185,7 +230,7 @@ __attribute__((noinline)) int redirect(struct bpf_sock_addr *ctx, struct request
 	/* One that sends nothing before its first byte (TCP_FASTOPEN_CONNECT) would hold its place for as long as it likes. */
 	address = 0;
 	if (port && !BPF_CORE_READ_BITFIELD_PROBED(tcp, fastopen_connect) && !is_heavy(request->user))
-		address = reserve_address();
+		address = reserve_address(request->user);
 	if (!address) {
 		count(BRAID_COUNT_NOT_REDIRECTED);
 		return 0;
@@ -194,6 +239,7 @@ __attribute__((noinline)) int redirect(struct bpf_sock_addr *ctx, struct request
 	own = bpf_sk_storage_get(&redirect_states, socket, NULL, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!arrival || !own) {
 		bpf_map_delete_elem(&arrivals, &address);
+		give_back_arrival(request->user);
 		count(BRAID_COUNT_NOT_REDIRECTED);
 		return 0;
 	}
@@ -240,7 +286,7 @@ __attribute__((noinline)) int redirect_datagrams(struct bpf_sock_addr *ctx, stru
 			return 1;
 		}
 	}
-	address = port && !is_heavy(request->user) ? reserve_exchange() : 0;
+	address = port && !is_heavy(request->user) ? reserve_exchange(request->user) : 0;
 	if (!address) {
 		count(BRAID_COUNT_NOT_REDIRECTED);
 		return 0;
@@ -251,6 +297,7 @@ __attribute__((noinline)) int redirect_datagrams(struct bpf_sock_addr *ctx, stru
 	if (!exchange || (connected && !own) ||
 	    ((by_port || !connected) && bpf_map_update_elem(&exchange_keys, &key, &address, BPF_ANY))) {
 		bpf_map_delete_elem(&exchanges, &address);
+		give_back_exchange(request->user);
 		if (own)
 			bpf_sk_storage_delete(&redirect_states, socket);
 		count(BRAID_COUNT_NOT_REDIRECTED);
@@ -289,7 +336,10 @@ BRAID_INLINE void part(struct bpf_sock *socket)
 		arrival->source = own->by_port ? 0 : BPF_CORE_READ(sk, __sk_common.skc_rcv_saddr);
 		arrival->source_port = BPF_CORE_READ(sk, __sk_common.skc_num);
 	} else if (socket->state == TCP_SYN_SENT || socket->state == TCP_CLOSE) {
-		bpf_map_delete_elem(&arrivals, &address);
+		__u32 user = arrival->user;
+
+		if (!bpf_map_delete_elem(&arrivals, &address))
+			give_back_arrival(user);
 		return;
 	}
 	arrival->released = bpf_ktime_get_ns();

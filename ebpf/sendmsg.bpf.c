@@ -16,6 +16,35 @@ BRAID_INLINE int mark_socket(struct bpf_sock *socket, const struct braid_datagra
 	return 0;
 }
 
+/*
+ * A datagram of a socket that was connected, and so has the mark of a link, by which it leaves: to where it was connected, or elsewhere where
+ * the rule has that link.
+ */
+static __attribute__((noinline)) int send_marked(struct request *request, struct bpf_sock *socket, __u32 bank, __u32 mark)
+{
+	const struct braid_flow *own = bpf_sk_storage_get(&flows, socket, NULL, 0);
+	__u32 slot = (mark - BRAID_MARK_BASE - 1) & (BRAID_MAX_LINKS - 1);
+	int judgement;
+
+	count(BRAID_COUNT_LEFT);
+	if (own && own->remote[0] == request->remote[0] && own->remote[1] == request->remote[1] && own->remote[2] == request->remote[2] &&
+	    own->remote[3] == request->remote[3] && own->port == request->port)
+		return ALLOW;
+	read_caller(request);
+	judgement = judge(request, bank);
+	if (judgement == FAIL || (judgement == GO_ON && request->strict && !(request->allowed & (1u << slot))))
+		return refuse();
+	return ALLOW;
+}
+
+/* Whether an earlier connect gave the socket a link. */
+BRAID_INLINE _Bool is_marked(struct bpf_sock_addr *ctx)
+{
+	struct bpf_sock *socket = ctx->sk;
+
+	return socket && is_ours(socket->mark);
+}
+
 /* The slot this datagram goes out of, or BRAID_NO_SLOT to leave it alone; -1 in *verdict fails it. */
 BRAID_INLINE __u32 route_datagram(struct bpf_sock_addr *ctx, struct request *request, const struct braid_params **bank_in_force, int *verdict)
 {
@@ -37,8 +66,13 @@ BRAID_INLINE __u32 route_datagram(struct bpf_sock_addr *ctx, struct request *req
 	request->protocol = IPPROTO_UDP;
 	request->port = bpf_ntohs((__u16)ctx->user_port);
 	read_socket_options(socket, &asked);
-	if (asked.device || asked.mark || (asked.locks & (SOCK_BINDADDR_LOCK | SOCK_BINDPORT_LOCK)) || !steerable(request)) {
+	if (asked.device || (asked.mark && !is_ours(asked.mark)) || (asked.locks & (SOCK_BINDADDR_LOCK | SOCK_BINDPORT_LOCK)) ||
+	    !steerable(request)) {
 		count(BRAID_COUNT_LEFT);
+		return BRAID_NO_SLOT;
+	}
+	if (asked.mark) {
+		*verdict = send_marked(request, socket, bank, asked.mark);
 		return BRAID_NO_SLOT;
 	}
 	key.socket = bpf_get_socket_cookie(ctx);
@@ -99,13 +133,16 @@ int braid_sendmsg4(struct bpf_sock_addr *ctx)
 		if (ctx->user_ip4 == own->remote[3] && is_mapped(own->remote) && (__u16)ctx->user_port == own->port) {
 			ctx->user_ip4 = own->address;
 			ctx->user_port = own->listener;
-		} else if (is_loopback4(ctx->msg_src_ip4) && !is_loopback4(ctx->user_ip4)) {
-			ctx->msg_src_ip4 = 0;
+			return ALLOW;
 		}
-		return ALLOW;
+		if (is_loopback4(ctx->user_ip4))
+			return ALLOW;
+		/* It goes elsewhere than where it was connected to, and so is judged as any other. */
+		if (is_loopback4(ctx->msg_src_ip4))
+			ctx->msg_src_ip4 = 0;
 	}
-	if (ctx->msg_src_ip4)
-		return ALLOW; /* the program, or an earlier connect, chose it */
+	if (ctx->msg_src_ip4 && !is_marked(ctx))
+		return ALLOW; /* the program chose it */
 	set_remote4(&request, ctx->user_ip4);
 	slot = route_datagram(ctx, &request, &now, &verdict);
 	if (request.loopback) {
@@ -117,8 +154,8 @@ int braid_sendmsg4(struct bpf_sock_addr *ctx)
 	return verdict;
 }
 
-/* A datagram to an address, on a socket that is connected: to where it is connected, or elsewhere. */
-BRAID_INLINE void send_redirected6(struct bpf_sock_addr *ctx, const struct redirect_state *own)
+/* A datagram to an address, on a socket that is connected: whether it goes to where that is, or to the loopback. */
+BRAID_INLINE _Bool send_redirected6(struct bpf_sock_addr *ctx, const struct redirect_state *own)
 {
 	const __u32 loopback[4] = { 0, 0, 0, bpf_htonl(1) };
 	__u32 addr[4];
@@ -128,12 +165,15 @@ BRAID_INLINE void send_redirected6(struct bpf_sock_addr *ctx, const struct redir
 	    (__u16)ctx->user_port == own->port) {
 		write_address6(ctx, loopback);
 		ctx->user_port = own->listener;
-	} else if (!is_loopback6(addr)) {
-		ctx->msg_src_ip6[0] = 0;
-		ctx->msg_src_ip6[1] = 0;
-		ctx->msg_src_ip6[2] = 0;
-		ctx->msg_src_ip6[3] = 0;
+		return 1;
 	}
+	if (is_loopback6(addr))
+		return 1;
+	ctx->msg_src_ip6[0] = 0;
+	ctx->msg_src_ip6[1] = 0;
+	ctx->msg_src_ip6[2] = 0;
+	ctx->msg_src_ip6[3] = 0;
+	return 0;
 }
 
 /* A datagram of an unconnected socket: to the daemon, which finds it by the address. */
@@ -161,11 +201,9 @@ int braid_sendmsg6(struct bpf_sock_addr *ctx)
 	int verdict;
 	__u32 slot;
 
-	if (own && own->by_port) {
-		send_redirected6(ctx, own);
+	if (own && own->by_port && send_redirected6(ctx, own))
 		return ALLOW;
-	}
-	if (ctx->msg_src_ip6[0] | ctx->msg_src_ip6[1] | ctx->msg_src_ip6[2] | ctx->msg_src_ip6[3])
+	if ((ctx->msg_src_ip6[0] | ctx->msg_src_ip6[1] | ctx->msg_src_ip6[2] | ctx->msg_src_ip6[3]) && !is_marked(ctx))
 		return ALLOW;
 	read_address6(ctx, request.remote);
 	if (is_mapped(request.remote))

@@ -119,6 +119,11 @@ impl LinkTable {
         self.steerable.get(Family::of(to)).contains(to)
     }
 
+    /// What the system would send through links' default routes.
+    pub fn steerable(&self) -> &PerFamily<Prefixes> {
+        &self.steerable
+    }
+
     /// The name servers of links: each is asked through its own.
     pub fn resolvers(&self) -> &BTreeMap<IpAddr, LinkSet> {
         &self.resolvers

@@ -309,6 +309,7 @@ impl Daemon<'_> {
         }
         self.core.on_network(now(), (*network).clone())?;
         self.peers.keep_servers(|host| self.core.may_steer(host));
+        self.peers.set_steerable(self.core.steerable());
         self.state_store.recognise(&mut self.core);
         begin_allowances(&mut self.core)
     }

@@ -96,18 +96,20 @@ impl Daemon<'_> {
         };
         let (policy, application) = (self.core.bond_policy(now(), facts), self.core.application_of(facts));
         let server = self.core.server_of(now(), facts);
-        let (id, grounds) = (facts.id.0, self.core.grounds(facts, server.is_some()));
+        let grounds = self.core.grounds(facts, server.is_some());
         // A bond may be about to begin.
         self.peers.set_links(self.core.bond_links());
         tracing::debug!(application, remote = %facts.remote, rule = facts.rule, ?policy, "a flow is to be bonded");
-        match (arrival, &self.redirect) {
+        let id = match (arrival, &self.redirect) {
             (Arrival::Connection(redirected), _) => self.peers.forward(*redirected, application, &policy, server),
             (Arrival::Datagram(exchange, facts, payload), Some(redirect)) => {
-                self.peers.exchange(redirect.clone(), (exchange, *facts, payload), application, &policy, server);
+                self.peers.exchange(redirect.clone(), (exchange, *facts, payload), application, &policy, server)
             }
-            (Arrival::Datagram(..), None) => {}
+            (Arrival::Datagram(..), None) => None,
+        };
+        if let Some(id) = id {
+            self.peers.note_grounds(id, grounds);
         }
-        self.peers.note_grounds(id, grounds);
     }
 
     /// `POST /v1/leave`: a relay by its name, a server by its address.

@@ -17,9 +17,10 @@ use braid_control::links::BondLink;
 use braid_control::steering::AppId;
 use braid_decide::detection::{DetectionAnswer, Knowledge};
 use braid_decide::energy::{ByteCost, EnergyMeter};
+use braid_decide::steer::Prefixes;
 use braid_model::address::HostName;
 use braid_model::key::PublicKey;
-use braid_model::{ByteCount, Joules, LinkSet, Time};
+use braid_model::{ByteCount, Joules, LinkSet, PerFamily, Time};
 use braid_peer::keys::{CLIENT_KEY, KeyPair};
 use braid_peer::state::StateDir;
 use braid_platform::linux::bpf::redirect::Redirect;
@@ -27,7 +28,7 @@ use braid_store::joined::{self, NotInvited, Stored};
 use braid_transport::client::{Client, ClientLink, PathChange, State};
 use braid_transport::{BondFlow, Moved};
 use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 
 mod explained;
 mod flow_limits;
@@ -112,6 +113,8 @@ pub struct Peers {
     /// How many sessions with relays were begun.
     sessions: u64,
     changes: mpsc::UnboundedSender<Change>,
+    /// What may leave by a link, for flows that no peer takes.
+    steerable: watch::Sender<PerFamily<Prefixes>>,
 }
 
 type Flows = Arc<Mutex<BondedFlows>>;
@@ -119,14 +122,47 @@ type Flows = Arc<Mutex<BondedFlows>>;
 /// The flows that are bonded now.
 #[derive(Default)]
 struct BondedFlows {
-    /// By their id.
+    /// By their id: the socket's, or a number of their own where one socket has several.
     living: BTreeMap<u64, BondedFlow>,
+    /// How many go to each peer.
+    by_peer: BTreeMap<String, usize>,
+    /// The last number that was given.
+    numbered: u64,
     /// What those that ended moved, received and sent, since that was asked for; by application.
     moved: BTreeMap<String, [ByteCount; 2]>,
     /// Those that ended since they were asked for.
     ended: Vec<(Ended, Cost, Moved)>,
     /// What a byte costs on each link, by its slot, as of late.
     costs: BTreeMap<u8, ByteCost>,
+}
+
+/// Numbers from here on are no sockets': the kernel counts cookies from one.
+const NUMBERED: u64 = 1 << 62;
+
+impl BondedFlows {
+    /// Lists a flow; returns its id, which is `wanted` where no other flow has that.
+    fn insert(&mut self, wanted: u64, flow: BondedFlow) -> u64 {
+        let id = if self.living.contains_key(&wanted) {
+            self.numbered += 1;
+            NUMBERED + self.numbered
+        } else {
+            wanted
+        };
+        *self.by_peer.entry(flow.peer.clone()).or_default() += 1;
+        self.living.insert(id, flow);
+        id
+    }
+
+    fn remove(&mut self, id: u64) -> Option<BondedFlow> {
+        let flow = self.living.remove(&id)?;
+        if let Some(count) = self.by_peer.get_mut(&flow.peer) {
+            *count -= 1;
+            if *count == 0 {
+                self.by_peer.remove(&flow.peer);
+            }
+        }
+        Some(flow)
+    }
 }
 
 struct Known {
@@ -212,6 +248,7 @@ impl Peers {
             flow_limits: FlowLimits::new(open_files),
             sessions: 0,
             changes,
+            steerable: watch::Sender::new(PerFamily::default()),
         };
         match joined::read(dir) {
             Ok(stored) => {
@@ -315,6 +352,17 @@ impl Peers {
     /// Ends the bond to a server, and its flows; whether there was one.
     pub fn end_server(&mut self, host: IpAddr) -> bool {
         self.servers.end(host)
+    }
+
+    /// Takes in what the system would send through links' default routes. What left by a link, and belongs to a tunnel now, is ended.
+    pub fn set_steerable(&mut self, steerable: &PerFamily<Prefixes>) {
+        self.steerable.send_if_modified(|known| {
+            let changed = known != steerable;
+            if changed {
+                *known = steerable.clone();
+            }
+            changed
+        });
     }
 
     /// Ends bonds to servers that are not to be reached over links any more, and their flows, so that those begin again elsewhere.

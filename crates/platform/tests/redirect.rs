@@ -508,24 +508,94 @@ fn regression_a_user_that_has_enough_goes_direct_and_others_do_not() {
 }
 
 #[test]
-fn a_full_map_sends_the_rest_direct() {
-    in_world("a full map of redirected connections", 2, || {
+fn regression_one_user_takes_a_quarter_of_what_may_be_redirected_and_the_rest_goes_direct() {
+    in_world("a full share of redirected connections", 2, || {
         let mut steering = steering(&redirecting());
         let runtime = runtime();
         let redirect = runtime.block_on(async { steering.redirect().unwrap() });
         redirect.set_ready(Taking::All).unwrap();
         let server = addr("203.0.113.10:80");
-        for _ in 0..4096 {
+        for _ in 0..1024 {
             drop(TcpStream::connect(server).unwrap());
         }
-        assert_eq!(redirect.waiting(), 4096);
+        assert_eq!(redirect.waiting(), 1024);
         fetch(server, 1000);
         let counters = steering.counters().unwrap();
-        assert_eq!((counters.redirected, counters.not_redirected, counters.steered), (4096, 1, 1), "{counters:?}");
+        assert_eq!((counters.redirected, counters.not_redirected, counters.steered), (1024, 1, 1), "{counters:?}");
+        as_nobody("import socket\nsocket.create_connection((\"203.0.113.10\", 80))");
+        assert_eq!(steering.counters().unwrap().redirected, 1025, "another user has a share of their own");
         runtime.block_on(redirect.accept()).unwrap();
         drop(TcpStream::connect(server).unwrap());
-        assert_eq!(steering.counters().unwrap().redirected, 4097, "there is room again");
+        assert_eq!(steering.counters().unwrap().redirected, 1026, "there is room again");
+        fetch(server, 1000);
+        redirect.sweep(now()).unwrap();
+        fetch(server, 1000);
+        assert_eq!(steering.counters().unwrap().redirected, 1026, "counted anew it is as much");
+
+        // Datagrams that the kernel refuses after they were given a place: the daemon never hears of them.
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        let before = steering.counters().unwrap();
+        for number in 0..2100u32 {
+            let to = SocketAddr::new(Ipv4Addr::from(0xcb00_7100 + number % 250).into(), 1000 + (number / 250) as u16);
+            assert!(socket.send_to(&[0; 65_530], to).is_err(), "longer than a datagram may be");
+        }
+        let after = steering.counters().unwrap();
+        assert_eq!(after.redirected - before.redirected, 2048, "a quarter");
+        as_nobody("import socket\nsocket.socket(2, 2).sendto(b\"x\", (\"203.0.113.10\", 4000))");
+        assert_eq!(steering.counters().unwrap().redirected, after.redirected + 1);
     });
+}
+
+#[test]
+fn regression_one_exchange_is_heard_from_one_address_at_a_time() {
+    in_world("an exchange that changes its port", 2, || {
+        let mut steering = steering(&redirecting());
+        let runtime = runtime();
+        let redirect = runtime.block_on(async { steering.redirect().unwrap() });
+        redirect.set_ready(Taking::All).unwrap();
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        drop(socket);
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None).unwrap();
+        let mut told = Vec::new();
+        for _ in 0..3 {
+            socket.send_to(b"x", &addr("203.0.113.10:4000").into()).unwrap();
+            let heard = runtime.block_on(redirect.receive(&mut [0; 16])).unwrap();
+            assert!(heard.flow.is_some(), "a port that was not heard before");
+            told.push(heard.exchange);
+            disconnect(&socket);
+        }
+        assert_eq!(told.iter().collect::<std::collections::BTreeSet<_>>().len(), 3, "{told:?}");
+        let swept = redirect.sweep(now()).unwrap();
+        assert_eq!(swept.exchanges, told[..2], "those before the last are over");
+    });
+}
+
+#[test]
+fn regression_what_a_redirected_socket_sends_elsewhere_is_judged() {
+    in_world("a redirected socket that sends elsewhere", 2, || {
+        let to = |net: &str| SteerMatch { destination: Some(net.parse().unwrap()), ..Default::default() };
+        let mut params = redirecting();
+        params.rules.insert(0, SteerRule { matching: to("203.0.113.12/32"), links: Some(LinkSet(4)), ..Default::default() });
+        let mut steering = steering(&params);
+        let runtime = runtime();
+        let redirect = runtime.block_on(async { steering.redirect().unwrap() });
+        redirect.set_ready(Taking::All).unwrap();
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None).unwrap();
+        let strict = addr("203.0.113.12:5000").into();
+        socket.connect(&addr("203.0.113.10:5000").into()).unwrap();
+        socket.send(b"x").unwrap();
+        assert!(socket.send_to(b"x", &strict).is_err(), "its rule names a link that is not there");
+        disconnect(&socket);
+        assert!(socket.send_to(b"x", &strict).is_err(), "nor after it was disconnected");
+        socket.send_to(b"x", &addr("203.0.113.10:5000").into()).unwrap();
+    });
+}
+
+/// Has a socket forget whom it is connected to.
+fn disconnect(socket: &socket2::Socket) {
+    let unspecified = libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };
+    // SAFETY: the address is a live structure of the size that is told.
+    assert_eq!(unsafe { libc::connect(socket.as_raw_fd(), &unspecified, size_of_val(&unspecified) as u32) }, 0);
 }
 
 #[test]
@@ -587,16 +657,11 @@ fn a_socket_that_connects_again_is_redirected_again_or_goes_direct() {
         let taker = Taker::start(&mut steering);
         let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
         let mut stream = TcpStream::from(socket.try_clone().unwrap());
-        let disconnect = || {
-            let unspecified = libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };
-            // SAFETY: the address is a live structure of the size that is told.
-            assert_eq!(unsafe { libc::connect(socket.as_raw_fd(), &unspecified, size_of_val(&unspecified) as u32) }, 0);
-        };
         for to in ["203.0.113.10:80", "203.0.113.11:81"].map(addr) {
             socket.connect(&to.into()).unwrap();
             assert_eq!((told(&mut stream), stream.peer_addr().unwrap()), (to, to));
             assert_eq!(socket.connect(&to.into()).unwrap_err().raw_os_error(), Some(libc::EISCONN));
-            disconnect();
+            disconnect(&socket);
             assert!(stream.peer_addr().is_err());
         }
         taker.redirect.set_ready(Taking::Nothing).unwrap();
@@ -604,12 +669,15 @@ fn a_socket_that_connects_again_is_redirected_again_or_goes_direct() {
         assert_eq!(stream.peer_addr().unwrap(), addr("203.0.113.12:80"));
         assert!(socket.device().unwrap().is_some(), "steered");
         assert_eq!(steering.flows(now()).unwrap().len(), 1);
-        // Once steered it is never redirected.
-        disconnect();
+        disconnect(&socket);
         taker.redirect.set_ready(Taking::All).unwrap();
-        socket.connect(&addr("203.0.113.13:80").into()).unwrap();
-        assert_eq!(steering.counters().unwrap().redirected, 2);
-        wait_until("what was redirected has been taken", || taker.taken.lock().unwrap().len() == 2);
+        socket.connect(&addr("203.0.113.12:80").into()).unwrap();
+        assert_eq!(steering.counters().unwrap().redirected, 2, "to where it was steered it keeps its link");
+        disconnect(&socket);
+        let to = addr("203.0.113.13:80");
+        socket.connect(&to.into()).unwrap();
+        assert_eq!((told(&mut stream), socket.device().unwrap()), (to, None), "to elsewhere it is judged anew");
+        wait_until("what was redirected has been taken", || taker.taken.lock().unwrap().len() == 3);
     });
 }
 

@@ -277,6 +277,73 @@ fn rules_pin_forbid_and_exclude_from_the_first_packet() {
 }
 
 #[test]
+fn regression_a_steered_socket_that_connects_elsewhere_is_judged_anew() {
+    in_world("steered sockets that connect again", 2, || {
+        let mut params = params(2);
+        let destination = |net: &str| SteerMatch { destination: Some(net.parse().unwrap()), ..Default::default() };
+        params.rules = [0, 1]
+            .map(|slot| SteerRule {
+                matching: destination(&format!("203.0.113.{}/32", 12 + slot)),
+                links: Some(LinkSet(1 << slot)),
+                ..Default::default()
+            })
+            .into();
+        let mut steering = steering(&params);
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        let refused = |to: &str| {
+            let error = socket.connect(&to.parse::<SocketAddr>().unwrap().into()).unwrap_err();
+            assert_eq!(error.raw_os_error(), Some(libc::ECONNREFUSED), "nobody listens at {to}");
+            socket.device().unwrap().map(|device| String::from_utf8_lossy(&device).into_owned())
+        };
+        assert_eq!(refused("203.0.113.13:9").as_deref(), Some("link1"));
+        assert_eq!(refused("203.0.113.13:9").as_deref(), Some("link1"), "a retry keeps its link");
+        assert_eq!(refused("203.0.113.12:9").as_deref(), Some("link0"), "the rule of the new destination");
+        assert_eq!(refused("10.77.0.1:9"), None, "what may not be steered");
+        drop(socket);
+        assert!(steering.flows(now()).unwrap().is_empty());
+        assert!(steering.load_table().unwrap().loads.iter().all(|load| load.flows == 0 && load.load == [0, 0]));
+
+        // Where the kernel does not let a socket off its device for its user, it goes nowhere.
+        let script = r#"
+import socket
+def again(first, second):
+    s = socket.socket()
+    for to in (first, second):
+        try: s.connect((to, 9)); print("connected")
+        except OSError as error: print(error.errno, s.getsockopt(1, 25, 16).rstrip(b"\0").decode())
+again("203.0.113.13", "10.77.0.1")
+again("203.0.113.13", "203.0.113.12")
+"#;
+        use std::os::unix::process::CommandExt;
+        let output = std::process::Command::new("/usr/bin/python3").args(["-c", script]).uid(65534).gid(65534).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!((lines[0], lines[2]), ("111 link1", "111 link1"), "{text} {}", String::from_utf8_lossy(&output.stderr));
+        assert!(["111 ", "101 link1", "1 link1"].contains(&lines[1]), "never by link1: {text}");
+        assert!(["111 link0", "101 link1", "1 link1"].contains(&lines[3]), "never by link1: {text}");
+    });
+}
+
+#[test]
+fn regression_what_a_marked_socket_sends_elsewhere_is_judged() {
+    in_world("connected UDP that sends elsewhere", 2, || {
+        let mut params = params(2);
+        let destination = |net: &str| SteerMatch { destination: Some(net.parse().unwrap()), ..Default::default() };
+        let only = |net: &str, links| SteerRule { matching: destination(net), links: Some(LinkSet(links)), ..Default::default() };
+        params.rules = vec![only("203.0.113.10/32", 1), only("203.0.113.11/32", 2), only("203.0.113.12/32", 1)];
+        let _steering = steering(&params);
+        let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+        socket.connect("203.0.113.10:5000").unwrap();
+        socket.send(b"x").unwrap();
+        assert_eq!(asked(&socket), "10.77.0.2");
+        socket.send_to(b"x", "203.0.113.10:5000").unwrap();
+        assert_eq!(asked(&socket), "10.77.0.2");
+        socket.send_to(b"x", "203.0.113.12:5000").unwrap();
+        assert!(socket.send_to(b"x", "203.0.113.11:5000").is_err(), "its rule has the other link only");
+    });
+}
+
+#[test]
 fn names_are_compared_whole() {
     in_world("rules by name", 2, || {
         let rule = |name: &str, links| SteerRule {
@@ -677,7 +744,7 @@ fn a_place_is_used_again() {
 }
 
 #[test]
-fn more_connections_than_can_be_followed_are_steered_and_counted() {
+fn regression_connections_that_cannot_be_followed_are_bound_to_no_link_and_counted() {
     in_world("full maps of connections", 2, || {
         let mut steering = steering(&params(2));
         take_places();
@@ -685,9 +752,13 @@ fn more_connections_than_can_be_followed_are_steered_and_counted() {
         let inserted: Vec<u64> = (1u64..).take_while(|number| overflow.insert(u64::MAX - number, taken(), 0).is_ok()).collect();
         assert!(inserted.len() >= 10_000);
         let server = SocketAddr::new(SERVER, 80);
-        assert_eq!(tally((0..4).map(|_| fetch(server, 1000))).len(), 2, "steered all the same");
+        assert_eq!(tally((0..4).map(|_| fetch(server, 1000))).len(), 1, "by the system's own way");
+        let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
+        socket.connect(&server.into()).unwrap();
+        assert_eq!(socket.device().unwrap(), None, "it would go on beside a tunnel that comes up");
+        drop(socket);
         let counters = steering.counters().unwrap();
-        assert_eq!((counters.untracked, counters.steered), (4, 0), "{counters:?}");
+        assert_eq!((counters.untracked, counters.steered), (5, 0), "{counters:?}");
         assert_nothing_weighs(&mut steering);
         assert!(steering.flows(now()).unwrap().is_empty());
         overflow.remove(&(u64::MAX - inserted[0])).unwrap();

@@ -38,6 +38,8 @@ pub struct BondPolicy {
     pub exit: Exit,
     /// Relays that do not open its destination.
     pub refusing: Vec<String>,
+    /// The rule that it matched is too long ago to be known: it may have been strict, so the flow goes nowhere.
+    pub forgotten: bool,
 }
 
 /// What a bond says of a path over a link.
@@ -95,7 +97,9 @@ impl<S: Steering> Core<S> {
         // Preferred are some of those that are allowed, and only while one of them can be used.
         let within = preferred.map(|mask| mask & allowed.unwrap_or(mask)).filter(|mask| !(*mask & usable).is_empty());
         let family = Family::of(flow.remote.ip());
+        let forgotten = flow.rule.is_some() && self.past.at(flow.started).is_none();
         let exit = match admit(self.links.usable(family), self.waiting(), allowed, preferred) {
+            _ if forgotten => Exit::Nowhere,
             Admission::Use(mask) => self.widest(now, mask).map_or(Exit::Any, Exit::Device),
             Admission::Deny => Exit::Nowhere,
             Admission::LeaveAlone => Exit::Any,
@@ -108,6 +112,7 @@ impl<S: Steering> Core<S> {
             urgent: flow.class == Class::RealTime,
             relay: rule.and_then(|rule| rule.relay.clone()),
             refusing: self.refusing(now, flow.remote.ip()),
+            forgotten,
         }
     }
 

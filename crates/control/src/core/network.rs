@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use braid_decide::steer::{self, Prefixes};
 use braid_decide::tables;
-use braid_model::{Family, LinkFacts, NetworkSnapshot, Protocol, Time};
+use braid_model::{Family, LinkFacts, NetworkSnapshot, PerFamily, Protocol, Time};
 
 use super::{Core, Stuck};
 use crate::links::Link;
@@ -57,6 +57,11 @@ impl<S: Steering> Core<S> {
     /// Whether the system would send `to` through a link's default route.
     pub fn may_steer(&self, to: IpAddr) -> bool {
         self.links.may_steer(to)
+    }
+
+    /// What the system would send through links' default routes.
+    pub fn steerable(&self) -> &PerFamily<Prefixes> {
+        self.links.steerable()
     }
 
     /// Flows bound to a link whose destination now belongs to a tunnel are ended, so that they begin again inside it.

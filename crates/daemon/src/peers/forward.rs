@@ -10,15 +10,16 @@ use std::time::{Duration, Instant};
 use braid_bond::{FlowKind, FlowPolicy, Open, Target, codes};
 use braid_control::core::{BondPolicy, Ended, Exit, ServerEvent};
 use braid_control::steering::RedirectedFlow;
-use braid_model::ByteCount;
+use braid_decide::steer::Prefixes;
 use braid_model::key::PublicKey;
+use braid_model::{ByteCount, Family, PerFamily};
 use braid_platform::linux::bpf::redirect::{ExchangeKey, Redirect, Redirected};
 use braid_platform::linux::sys::bpf::now;
 use braid_transport::client::{Client, State};
 use braid_transport::{BondFlow, Opening, UdpExchange, Unopened, splice, splice_connections};
 use bytes::Bytes;
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::{Notify, mpsc, watch};
 
 use super::{BondedFlow, Change, Cost, Flows, Peers};
 
@@ -106,6 +107,8 @@ impl Exchanges {
 
 /// A flow that was opened, and what its bond is.
 struct Opened {
+    /// Under which it is listed.
+    id: u64,
     flow: BondFlow,
     /// To be let go of soon: the last one who holds it holds the bond.
     client: Client,
@@ -170,6 +173,9 @@ impl Peers {
         kind: FlowKind,
         server: Option<PublicKey>,
     ) -> Option<Opened> {
+        if policy.forgotten {
+            return None;
+        }
         let host = facts.remote.ip();
         let bonded = server.and_then(|key| self.bond_with(host, key));
         let changes = self.changes.clone();
@@ -199,8 +205,12 @@ impl Peers {
             cost: Cost::default(),
             ruled: policy.links,
         };
-        self.flows.lock().unwrap_or_else(PoisonError::into_inner).living.insert(facts.id.0, bonded);
-        Some(Opened { flow, client, far })
+        let id = self.flows.lock().unwrap_or_else(PoisonError::into_inner).insert(facts.id.0, bonded);
+        Some(Opened { id, flow, client, far })
+    }
+
+    fn direct(&self, remote: SocketAddr, exit: &Exit) -> Direct {
+        Direct { remote, exit: exit.clone(), steerable: self.steerable.subscribe() }
     }
 
     fn bond_with(&mut self, host: IpAddr, key: PublicKey) -> Option<Client> {
@@ -218,7 +228,7 @@ impl Peers {
         Some((known.client.clone(), known.stored.name.clone()))
     }
 
-    /// Forwards an exchange of datagrams, whose first is `payload`. Without a peer it goes direct.
+    /// Forwards an exchange of datagrams, whose first is `payload`. Without a peer it goes direct. Returns the id of what is bonded.
     pub(crate) fn exchange(
         &mut self,
         redirect: Arc<Redirect>,
@@ -226,19 +236,20 @@ impl Peers {
         application: String,
         policy: &BondPolicy,
         server: Option<PublicKey>,
-    ) {
-        let (exchanges, exit, permit) = (self.exchanges.clone(), policy.exit.clone(), self.flow_limits.enter(facts.user));
+    ) -> Option<u64> {
+        let (exchanges, permit) = (self.exchanges.clone(), self.flow_limits.enter(facts.user));
+        let direct = self.direct(facts.remote, &policy.exit);
         let Some(opened) = self.open_flow(&facts, application, policy, FlowKind::Messages, server) else {
             tokio::spawn(async move {
                 let _permit = permit;
-                exchange_directly(redirect, exchanges, exchange, (facts.remote, exit), payload).await;
+                exchange_directly(redirect, exchanges, exchange, direct, payload).await;
             });
-            return;
+            return None;
         };
         let flow = opened.flow.clone();
         let number = exchanges.insert(exchange, Forwarder::new(UdpExchange::Bonded(flow.clone())));
         flow.send(payload.clone());
-        let (flows, id) = (self.flows.clone(), facts.id.0);
+        let (flows, id) = (self.flows.clone(), opened.id);
         tokio::spawn(async move {
             let _permit = permit;
             let opening = opened.opening().await;
@@ -257,7 +268,7 @@ impl Peers {
                 return;
             }
             match opening {
-                Opening::Direct(_) => exchange_directly(redirect, exchanges, exchange, (facts.remote, exit), payload).await,
+                Opening::Direct(_) => exchange_directly(redirect, exchanges, exchange, direct, payload).await,
                 // Its bond has ended, or the far end has forgotten it: its program, which need not know, sends on. A relay that was
                 // restarted is there again in a moment, and what once went direct would stay so. What it sends until then is lost, so the wait
                 // is short whether or not the relay has begun to answer.
@@ -268,21 +279,28 @@ impl Peers {
                 Opening::Refused(_) => begin_anew(&redirect, &exchange, false).await,
             }
         });
+        Some(id)
     }
 
     /// Forwards a redirected connection: straight to its `server`, if that has this key, or to a relay. The peer may have gone since the
-    /// program's connect: a connection of the daemon's own is next best.
-    pub(crate) fn forward(&mut self, redirected: Redirected, application: String, policy: &BondPolicy, server: Option<PublicKey>) {
+    /// program's connect: a connection of the daemon's own is next best. Returns the id of what is bonded.
+    pub(crate) fn forward(
+        &mut self,
+        redirected: Redirected,
+        application: String,
+        policy: &BondPolicy,
+        server: Option<PublicKey>,
+    ) -> Option<u64> {
         let Redirected { stream, flow: facts } = redirected;
-        let (exit, permit) = (policy.exit.clone(), self.flow_limits.enter(facts.user));
+        let (direct, permit) = (self.direct(facts.remote, &policy.exit), self.flow_limits.enter(facts.user));
         let Some(opened) = self.open_flow(&facts, application, policy, FlowKind::Stream, server) else {
             tokio::spawn(async move {
                 let _permit = permit;
-                forward_directly(stream, facts.remote, exit).await;
+                forward_directly(stream, direct).await;
             });
-            return;
+            return None;
         };
-        let (flows, id) = (self.flows.clone(), facts.id.0);
+        let (flows, id) = (self.flows.clone(), opened.id);
         tokio::spawn(async move {
             let _permit = permit;
             let opening = opened.opening().await;
@@ -300,24 +318,24 @@ impl Peers {
                 }
                 Opening::Direct(_) => {
                     forget(&flows, id, moved);
-                    forward_directly(stream, facts.remote, exit).await;
+                    forward_directly(stream, direct).await;
                 }
             }
             forget(&flows, id, moved);
         });
+        Some(id)
     }
 }
 
 /// Whether any flow goes straight to `host`.
 pub(super) fn uses(flows: &Flows, host: IpAddr) -> bool {
-    let peer = host.to_string();
-    flows.lock().unwrap_or_else(PoisonError::into_inner).living.values().any(|bonded| bonded.peer == peer)
+    flows.lock().unwrap_or_else(PoisonError::into_inner).by_peer.contains_key(&host.to_string())
 }
 
 /// A flow has ended, which moved so much, received and sent, as far as that is known: its bond may have forgotten it before.
 fn forget(flows: &Flows, id: u64, known: [ByteCount; 2]) {
     let mut flows = flows.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(mut bonded) = flows.living.remove(&id) else { return };
+    let Some(mut bonded) = flows.remove(id) else { return };
     let more = bonded.count(known, &flows.costs);
     // Over the links some of it may have gone twice.
     let [rx, tx] = [0, 1].map(|way| if known[way] > ByteCount::ZERO { known[way] } else { bonded.counted[way] });
@@ -330,39 +348,85 @@ fn forget(flows: &Flows, id: u64, known: [ByteCount; 2]) {
     }
 }
 
-/// Forwards a connection as if its program had made it.
-async fn forward_directly(stream: TcpStream, remote: SocketAddr, exit: Exit) {
-    match connect(remote, exit).await {
-        Ok(onward) => splice_connections(stream, onward).await,
+/// A flow that no peer takes: where it goes, by which link, and whether it still may.
+#[derive(Clone)]
+struct Direct {
+    remote: SocketAddr,
+    exit: Exit,
+    steerable: watch::Receiver<PerFamily<Prefixes>>,
+}
+
+impl Direct {
+    fn may_steer(&self) -> bool {
+        let remote = self.remote.ip();
+        self.steerable.borrow().get(Family::of(remote)).contains(remote)
+    }
+
+    /// The device to bind to. What belongs to a tunnel by now goes by the system's own way, as its program's own socket would.
+    fn device(&self) -> io::Result<Option<&str>> {
+        match &self.exit {
+            Exit::Device(device) if self.may_steer() => Ok(Some(device)),
+            Exit::Any | Exit::Device(_) => Ok(None),
+            Exit::Nowhere => Err(io::ErrorKind::NetworkUnreachable.into()),
+        }
+    }
+
+    async fn connect(&self) -> io::Result<(TcpStream, bool)> {
+        let socket = if self.remote.is_ipv6() { TcpSocket::new_v6() } else { TcpSocket::new_v4() }?;
+        let device = self.device()?;
+        if let Some(device) = device {
+            socket.bind_device(Some(device.as_bytes()))?;
+        }
+        Ok((socket.connect(self.remote).await?, device.is_some()))
+    }
+
+    async fn connect_datagrams(&self) -> io::Result<(UdpSocket, bool)> {
+        let any: SocketAddr = if self.remote.is_ipv6() { ([0u16; 8], 0).into() } else { ([0, 0, 0, 0], 0).into() };
+        let socket = UdpSocket::bind(any).await?;
+        let device = self.device()?;
+        if let Some(device) = device {
+            socket.bind_device(Some(device.as_bytes()))?;
+        }
+        socket.connect(self.remote).await?;
+        Ok((socket, device.is_some()))
+    }
+
+    /// Waits until a flow that is bound to a link may not leave by links any more.
+    async fn belongs_to_a_tunnel(&self, bound: bool) {
+        let mut steerable = self.steerable.clone();
+        loop {
+            steerable.mark_unchanged();
+            if bound && !self.may_steer() {
+                return;
+            }
+            if !bound || steerable.changed().await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+}
+
+/// Forwards a connection as if its program had made it. It is reset, so that its program connects anew, where it would go on beside a tunnel that
+/// came up.
+async fn forward_directly(stream: TcpStream, direct: Direct) {
+    match direct.connect().await {
+        Ok((onward, bound)) => tokio::select! {
+            () = splice_connections(stream, onward) => {}
+            () = direct.belongs_to_a_tunnel(bound) => tracing::info!(remote = %direct.remote, "a flow belongs to a tunnel now and was ended"),
+        },
         Err(error) => {
-            tracing::debug!(%remote, %error, "a connection cannot be made");
+            tracing::debug!(remote = %direct.remote, %error, "a connection cannot be made");
             refuse(&stream);
         }
     }
 }
 
-async fn connect(remote: SocketAddr, exit: Exit) -> io::Result<TcpStream> {
-    let socket = if remote.is_ipv6() { TcpSocket::new_v6() } else { TcpSocket::new_v4() }?;
-    match exit {
-        Exit::Any => {}
-        Exit::Device(device) => socket.bind_device(Some(device.as_bytes()))?,
-        Exit::Nowhere => return Err(io::ErrorKind::NetworkUnreachable.into()),
-    }
-    socket.connect(remote).await
-}
-
 /// The same for an exchange of datagrams: a connected socket keeps coming here, whatever it was redirected for.
-async fn exchange_directly(
-    redirect: Arc<Redirect>,
-    exchanges: Exchanges,
-    exchange: ExchangeKey,
-    (remote, exit): (SocketAddr, Exit),
-    payload: Bytes,
-) {
-    let forwarder = match connect_datagrams(remote, exit).await {
-        Ok(socket) => Forwarder::new(UdpExchange::Direct(Arc::new(socket))),
+async fn exchange_directly(redirect: Arc<Redirect>, exchanges: Exchanges, exchange: ExchangeKey, direct: Direct, payload: Bytes) {
+    let (forwarder, bound) = match direct.connect_datagrams().await {
+        Ok((socket, bound)) => (Forwarder::new(UdpExchange::Direct(Arc::new(socket))), bound),
         Err(error) => {
-            tracing::debug!(%remote, %error, "datagrams cannot be sent");
+            tracing::debug!(remote = %direct.remote, %error, "datagrams cannot be sent");
             return begin_anew(&redirect, &exchange, false).await;
         }
     };
@@ -373,6 +437,8 @@ async fn exchange_directly(
         let received = tokio::select! {
             received = tokio::time::timeout(QUIET, forwarder.by.receive()) => received,
             () = forwarder.broken.notified() => break,
+            // It begins anew with the next datagram, inside the tunnel.
+            () = direct.belongs_to_a_tunnel(bound) => break,
         };
         match received {
             Ok(Ok(payload)) => {
@@ -388,18 +454,6 @@ async fn exchange_directly(
     if exchanges.end(&exchange, number) {
         begin_anew(&redirect, &exchange, answered).await;
     }
-}
-
-async fn connect_datagrams(remote: SocketAddr, exit: Exit) -> io::Result<UdpSocket> {
-    let any: SocketAddr = if remote.is_ipv6() { ([0u16; 8], 0).into() } else { ([0, 0, 0, 0], 0).into() };
-    let socket = UdpSocket::bind(any).await?;
-    match exit {
-        Exit::Any => {}
-        Exit::Device(device) => socket.bind_device(Some(device.as_bytes()))?,
-        Exit::Nowhere => return Err(io::ErrorKind::NetworkUnreachable.into()),
-    }
-    socket.connect(remote).await?;
-    Ok(socket)
 }
 
 /// Takes the next datagram of an exchange for its first: at once if it was `answered`, else after a pause in which they are lost.

@@ -98,8 +98,13 @@ struct Maps {
     exchanges: HashMap<MapData, u32, abi::Arrival>,
     exchange_keys: HashMap<MapData, abi::DatagramKey, u32>,
     heavy_users: HashMap<MapData, u32, u32>,
+    shares: HashMap<MapData, u32, abi::Share>,
     /// Exchanges whose sender has been looked at, with their keys.
     known: BTreeMap<ExchangeKey, (u32, u64)>,
+    /// The other way round: from where each exchange was heard last.
+    heard: BTreeMap<u32, ExchangeKey>,
+    /// Exchanges that are heard from elsewhere by now, until they are told.
+    moved: Vec<ExchangeKey>,
     /// When all exchanges were looked at last for a stranger's datagram.
     dumped: Option<Instant>,
 }
@@ -143,7 +148,10 @@ impl BpfSteering {
             exchanges: HashMap::try_from(map("exchanges")?).map_err(failed(ACTION))?,
             exchange_keys: HashMap::try_from(map("exchange_keys")?).map_err(failed(ACTION))?,
             heavy_users: HashMap::try_from(map("heavy_users")?).map_err(failed(ACTION))?,
+            shares: HashMap::try_from(map("shares")?).map_err(failed(ACTION))?,
             known: BTreeMap::new(),
+            heard: BTreeMap::new(),
+            moved: Vec::new(),
             dumped: None,
         };
         Ok(Redirect { v4, v6, datagrams4, datagrams6, ports, maps: Mutex::new(maps) })
@@ -278,10 +286,18 @@ impl Redirect {
             // One that is connected over IPv4 has none.
             let _ = maps.exchange_keys.remove(&exchange_key(&exchange));
         }
-        let Maps { exchanges, known, .. } = &mut *maps;
+        let Maps { exchanges, known, heard, moved, .. } = &mut *maps;
         let lives = |key: &u32, socket: u64| exchanges.get(key, 0).is_ok_and(|exchange| exchange.socket == socket);
-        swept.exchanges = known.iter().filter(|(_, (key, socket))| !lives(key, *socket)).map(|(exchange, _)| *exchange).collect();
-        known.retain(|exchange, _| !swept.exchanges.contains(exchange));
+        swept.exchanges = std::mem::take(moved);
+        known.retain(|exchange, (key, socket)| {
+            let lives = lives(key, *socket);
+            if !lives {
+                swept.exchanges.push(*exchange);
+            }
+            lives
+        });
+        heard.retain(|key, exchange| known.get(exchange).is_some_and(|(of, _)| of == key));
+        maps.count_shares().map_err(failed(ACTION))?;
         Ok(swept)
     }
 
@@ -303,6 +319,7 @@ impl Redirect {
             return None;
         }
         maps.arrivals.remove(&key).ok()?;
+        maps.give_back(arrival.user);
         Some(convert::redirected(&arrival))
     }
 
@@ -316,6 +333,11 @@ impl Redirect {
         }
         let (key, arrival) = maps.sender(exchange, self.ports)?;
         maps.known.insert(exchange, (key, arrival.socket));
+        // A socket has one address at a time: what it had before is over, or one exchange could be told as many.
+        if let Some(before) = maps.heard.insert(key, exchange).filter(|before| *before != exchange) {
+            maps.known.remove(&before);
+            maps.moved.push(before);
+        }
         Some(Some(convert::redirected(&arrival)))
     }
 
@@ -325,6 +347,33 @@ impl Redirect {
 }
 
 impl Maps {
+    /// A user's connection has arrived, and is reserved no more. What the programs reserve in the same moment may be lost: `count_shares` sets it
+    /// right.
+    fn give_back(&mut self, user: u32) {
+        if let Ok(share) = self.shares.get(&user, 0) {
+            let _ = self.shares.insert(user, abi::Share { arrivals: share.arrivals.saturating_sub(1), ..share }, 0);
+        }
+    }
+
+    /// Counts anew what each user has reserved.
+    fn count_shares(&mut self) -> Result<(), aya::maps::MapError> {
+        let mut counted = BTreeMap::<u32, abi::Share>::new();
+        for (_, arrival) in self.arrivals.iter().filter_map(Result::ok).filter(|(_, arrival)| arrival.started != 0) {
+            counted.entry(arrival.user).or_default().arrivals += 1;
+        }
+        for (_, exchange) in self.exchanges.iter().filter_map(Result::ok).filter(|(_, exchange)| exchange.started != 0) {
+            counted.entry(exchange.user).or_default().exchanges += 1;
+        }
+        let users: Vec<u32> = self.shares.keys().filter_map(Result::ok).collect();
+        for user in users {
+            match counted.get(&user) {
+                Some(share) => self.shares.insert(user, *share, 0)?,
+                None => drop(self.shares.remove(&user)),
+            }
+        }
+        Ok(())
+    }
+
     /// The entry of an exchange, if its datagram came from the socket that it is of: by asking the kernel for the sender, or, where that is
     /// closed, by what the programs noted then.
     fn sender(&mut self, exchange: ExchangeKey, ports: abi::Redirection) -> Option<(u32, abi::Arrival)> {

@@ -88,6 +88,8 @@ abi! {
         socket: u64, started: u64, released: u64, demand: u64, cgroup: u64, app: AppKey, remote: [u32; 4], process: u32, user: u32,
         source: u32, source_port: u16, port: u16, family: u8, class: u8, rule: u8, direction: u8, flags: u32,
     }
+    /// `struct braid_share`.
+    Share { arrivals: u32, exchanges: u32, }
     /// `struct braid_datagram_key`.
     DatagramKey { socket: u64, remote: [u32; 4], port: u32, pad: u32, }
     /// `struct braid_event`.
