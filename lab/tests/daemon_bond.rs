@@ -445,6 +445,28 @@ fn without_its_relay_a_program_goes_direct_and_back_again() {
     assert_eq!(ended(curl(&lab, &url)).0, 50_000);
 }
 
+/// What the daemon forwards by itself leaves by a socket of its own, which no program of the kernel follows.
+#[test]
+fn regression_what_the_daemon_forwards_by_itself_does_not_go_on_beside_a_tunnel() {
+    if !able() {
+        return;
+    }
+    let lab = two_links().start().unwrap();
+    let web = Web::start(&lab).unwrap();
+    let relay = Relay::start_told(&lab, &[]);
+    let up = joined(&lab, &relay);
+    let child = curl(&lab, &web.url(ByteCount::new(40_000_000)).unwrap());
+    eventually("the relay has declined it", || text(&up.braid(&["log"]).stdout).contains("home does not open 203.0.113.10"));
+    assert_eq!(up.status().unwrap()["counters"]["redirected"].as_u64(), Some(1));
+    client(&lab, "ip link add wg0 type veth peer name wg0peer");
+    client(&lab, "ip link set wg0 arp off up");
+    client(&lab, "ip link set wg0peer up");
+    client(&lab, "ip address add 10.200.0.2/32 dev wg0");
+    client(&lab, "ip route add 203.0.113.10/32 dev wg0");
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(56), "reset, so that it begins anew inside: {}", String::from_utf8_lossy(&output.stderr));
+}
+
 #[test]
 fn regression_what_the_relay_does_not_open_goes_direct_and_is_told_once() {
     if !able() {
