@@ -118,6 +118,11 @@ pub struct Apps {
 impl Apps {
     /// Remembers an application.
     pub fn meet(&mut self, id: AppId, application: Application, cgroup: Option<String>, class: Class, now: Time) {
+        // The kernel's side has forgotten it, for want of room.
+        if let Some(known) = self.met.get_mut(&id) {
+            (known.application, known.cgroup, known.seen) = (application, cgroup, now);
+            return;
+        }
         if self.met.len() >= LIMIT
             && let Some(oldest) = self.met.iter().min_by_key(|(_, met)| met.seen).map(|(id, _)| id.clone())
         {

@@ -97,7 +97,7 @@ impl<S: Steering> Core<S> {
         // Preferred are some of those that are allowed, and only while one of them can be used.
         let within = preferred.map(|mask| mask & allowed.unwrap_or(mask)).filter(|mask| !(*mask & usable).is_empty());
         let family = Family::of(flow.remote.ip());
-        let forgotten = flow.rule.is_some() && self.past.at(flow.started).is_none();
+        let forgotten = self.is_forgotten(flow.started, flow.rule);
         let exit = match admit(self.links.usable(family), self.waiting(), allowed, preferred) {
             _ if forgotten => Exit::Nowhere,
             Admission::Use(mask) => self.widest(now, mask).map_or(Exit::Any, Exit::Device),
@@ -135,12 +135,22 @@ impl<S: Steering> Core<S> {
 
     /// The same, and which entry it was, from 0.
     pub(super) fn placed_rule_of(&self, flow: &RedirectedFlow) -> Option<(usize, &AppRule)> {
-        let (exclusions, apps) = match self.past.at(flow.started)? {
+        self.rule_then(flow.started, flow.rule)
+    }
+
+    /// The `[[app]]` entry that the kernel's rule with this number was when a flow started, and which it was, from 0.
+    pub(super) fn rule_then(&self, started: Time, rule: Option<u8>) -> Option<(usize, &AppRule)> {
+        let (exclusions, apps) = match self.past.at(started)? {
             InForce::Then(rules) => (rules.exclusions, &rules.apps),
             InForce::Now => (rules::exclusions(&self.config.policy), &self.config.policy.apps),
         };
-        let place = usize::from(flow.rule?).checked_sub(exclusions)?;
+        let place = usize::from(rule?).checked_sub(exclusions)?;
         Some((place, apps.get(place)?))
+    }
+
+    /// Whether a flow matched a rule that is too long ago to be known.
+    pub(super) fn is_forgotten(&self, started: Time, rule: Option<u8>) -> bool {
+        rule.is_some() && self.past.at(started).is_none()
     }
 }
 

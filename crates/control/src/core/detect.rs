@@ -60,10 +60,14 @@ impl<S: Steering> Core<S> {
         }
         // Only who answers is asked: silence then means that it runs no Braid, not that there is no way there.
         let answered = row.rx > ByteCount::ZERO || row.protocol == Protocol::Tcp && !row.connecting;
-        let exclusions = rules::exclusions(&self.config.policy);
-        let rule = row.rule.and_then(|rule| self.config.policy.apps.get(usize::from(rule).checked_sub(exclusions)?));
+        let rule = self.rule_then(row.started, row.rule).map(|(_, rule)| rule);
         // What belongs to a tunnel by now is not asked outside it.
-        if !answered || !self.may_steer(host) || !self.would_go_peer_direct(rule, row.protocol) || !self.may_use_several(rule, row.family) {
+        if !answered
+            || self.is_forgotten(row.started, row.rule)
+            || !self.may_steer(host)
+            || !self.would_go_peer_direct(rule, row.protocol)
+            || !self.may_use_several(rule, row.family)
+        {
             return;
         }
         self.ask(now, host, LinkSet::only(row.slot));

@@ -11,9 +11,9 @@ use braid_decide::energy::{ByteCost, EnergyMeter};
 use braid_decide::health::Suffering;
 use braid_model::{ByteCount, Class, Direction, Family, FlowId, LinkIndex, Protocol, Rate, Time};
 
+use super::Core;
 use super::apps::Ended;
 use super::living::{self, Living, Progress};
-use super::{Core, rules};
 use crate::history::AppPulse;
 use crate::steering::{AppId, Dump, FlowRow, Steering, SteeringError, SteeringEvent};
 
@@ -194,12 +194,11 @@ impl<S: Steering> Core<S> {
         if !self.links_with_flows.iter().any(|link| self.dead_since.contains_key(link)) {
             return;
         }
-        let exclusions = rules::exclusions(&self.config.policy);
         for living in self.flows.iter() {
             let row = &living.row;
             let Some(since) = self.dead_since.get(&(row.link, row.family)) else { continue };
-            let pinned = row.rule.and_then(|rule| self.config.policy.apps.get(usize::from(rule).checked_sub(exclusions)?));
-            let pinned = pinned.is_some_and(|rule| rule.links.is_some());
+            let rule = self.rule_then(row.started, row.rule);
+            let pinned = rule.is_some_and(|(_, rule)| rule.links.is_some()) || self.is_forgotten(row.started, row.rule);
             let elsewhere = self.links.usable(row.family).iter().any(|slot| slot != row.slot);
             let unusable = self.links.get(row.link).is_none_or(|link| !link.usable(row.family));
             let movable = unusable && elsewhere && (!pinned || self.config.destroy_pinned) && row.protocol == Protocol::Tcp;

@@ -128,6 +128,31 @@ fn regression_what_no_relay_takes_leaves_as_the_kernel_would_have_steered_it() {
 }
 
 #[test]
+fn regression_a_flow_whose_rule_is_too_long_ago_goes_nowhere() {
+    let mut config = Config::default();
+    let rule = |weight: f64| AppRule {
+        links: Some(vec![braid_decide::policy::LinkSelector::Name(braid_decide::policy::Pattern::new("wlan0"))]),
+        carry: Carry::Bond,
+        weight,
+        ..AppRule::default()
+    };
+    config.policy.apps = vec![rule(1.0)];
+    let mut world = World::new(config.clone());
+    world.run(Duration::from_secs(1));
+    let flow = redirected_flow(Some(0));
+    assert!(!world.core.bond_policy(world.now, &flow).forgotten);
+    for change in 0..20u32 {
+        world.run(Duration::from_millis(10));
+        config.policy.apps = vec![rule(2.0 + f64::from(change))];
+        world.core.reconfigure(world.now, config.clone()).unwrap();
+    }
+    let policy = world.core.bond_policy(world.now, &flow);
+    assert_eq!((policy.exit, policy.forgotten), (Exit::Nowhere, true), "it may have been strict");
+    let unruled = world.core.bond_policy(world.now, &redirected_flow(None));
+    assert!(!unruled.forgotten && unruled.exit != Exit::Nowhere, "what no rule matched goes on");
+}
+
+#[test]
 fn a_relays_refusals_are_noted_within_bounds_and_believed_of_private_addresses_only() {
     use braid_bond::codes::{NOT_OPENED, QUOTA};
     let mut world = World::new(config(Scheduler::RoundRobin));

@@ -33,6 +33,8 @@ use counting::{Counting, Step};
 const LOCKED: u64 = 4;
 /// Unconnected datagrams end a flow when none has been seen for this long.
 const DATAGRAM_IDLE: std::time::Duration = std::time::Duration::from_secs(30);
+/// The most flows of unconnected datagrams there are.
+const DATAGRAMS: usize = 16_384;
 /// No program runs for longer than this, not even one that is preempted on a busy machine.
 const LONGEST_RUN: std::time::Duration = std::time::Duration::from_secs(5);
 const VERDICT_LEAVE: u8 = 0;
@@ -175,9 +177,16 @@ impl BpfSteering {
     /// The flows of unconnected datagrams; those that fell idle end here, and are returned apart.
     fn dump_datagrams(&mut self, now: Time) -> Result<(Vec<abi::FlowRow>, Vec<abi::FlowRow>), SteeringError> {
         let mut map: HashMap<_, abi::DatagramKey, abi::Flow> = typed_map!(self, HashMap, "datagrams", "list the datagram flows");
-        let entries: Vec<_> = map.iter().filter_map(Result::ok).filter(|(_, flow)| flow.started != 0).collect();
+        // Where entries are pushed out meanwhile, the kernel begins anew: no more are read than there may be, and each counts once.
+        let entries: BTreeMap<_, _> = map
+            .iter()
+            .take(DATAGRAMS)
+            .filter_map(Result::ok)
+            .filter(|(_, flow)| flow.started != 0)
+            .map(|(key, flow)| ((key.socket, key.remote, key.port), (key, flow)))
+            .collect();
         let (mut living, mut idle) = (Vec::new(), Vec::new());
-        for (key, flow) in entries {
+        for (key, flow) in entries.into_values() {
             let row = abi::FlowRow { flow, rx: flow.rx, tx: flow.tx, read_at: now.as_nanos(), ..Default::default() };
             if now.since(Time::from_nanos(flow.last)) < DATAGRAM_IDLE {
                 living.push(row);
@@ -424,7 +433,7 @@ impl Steering for BpfSteering {
     }
 
     fn events(&mut self, limit: usize) -> Vec<SteeringEvent> {
-        let mut events: Vec<_> = self.heal.ended.drain(..).map(SteeringEvent::Ended).collect();
+        let mut events: Vec<_> = self.heal.ended.drain(..limit.min(self.heal.ended.len())).map(SteeringEvent::Ended).collect();
         let mut is_asked_to_count = false;
         while events.len() < limit {
             let Some(item) = self.events.next() else { break };
