@@ -2,8 +2,8 @@
 /* sendmsg4/6, of unconnected UDP: writes the datagram's source address, and a rule routes that; or turns it to the daemon. */
 #include "steer.h"
 
-/* Notes on a socket that it sends datagrams, and to whom last. */
-BRAID_INLINE int mark_socket(struct bpf_sock *socket, const struct braid_datagram_key *key)
+/* Notes on a socket that it sends datagrams, to whom last, and by which link. */
+BRAID_INLINE int mark_socket(struct bpf_sock *socket, const struct braid_datagram_key *key, __u32 slot, __u32 ifindex)
 {
 	struct braid_flow *marker = bpf_sk_storage_get(&flows, socket, NULL, BPF_SK_STORAGE_GET_F_CREATE);
 
@@ -13,7 +13,28 @@ BRAID_INLINE int mark_socket(struct bpf_sock *socket, const struct braid_datagra
 	marker->id = key->socket;
 	__builtin_memcpy(marker->remote, key->remote, sizeof(marker->remote));
 	marker->port = key->port;
+	marker->slot = slot;
+	marker->ifindex = ifindex;
 	return 0;
+}
+
+/*
+ * The slot that the socket's last datagram went out of, if that was to the same remote: what `datagrams` has forgotten for want of room, with
+ * thousands of another program's exchanges, keeps its source address. BRAID_NO_SLOT: none.
+ */
+static __attribute__((noinline)) __u32 last_slot(struct bpf_sock *socket, const struct request *request, __u32 bank)
+{
+	const struct braid_params *now = bpf_map_lookup_elem(&params, &bank);
+	const struct braid_flow *marker = bpf_sk_storage_get(&flows, socket, NULL, 0);
+	__u32 slot;
+
+	if (!now || !marker || !(marker->flags & BRAID_FLOW_MARKER) || marker->port != request->port)
+		return BRAID_NO_SLOT;
+	if ((marker->remote[0] ^ request->remote[0]) | (marker->remote[1] ^ request->remote[1]) |
+	    (marker->remote[2] ^ request->remote[2]) | (marker->remote[3] ^ request->remote[3]))
+		return BRAID_NO_SLOT;
+	slot = marker->slot & (BRAID_MAX_LINKS - 1);
+	return marker->ifindex && (request->allowed & (1u << slot)) && now->slots[slot].ifindex == marker->ifindex ? slot : BRAID_NO_SLOT;
 }
 
 /*
@@ -54,7 +75,7 @@ BRAID_INLINE __u32 route_datagram(struct bpf_sock_addr *ctx, struct request *req
 	struct braid_flow *flow;
 	struct socket_options asked;
 	int judgement;
-	__u32 bank;
+	__u32 bank, last;
 
 	*verdict = ALLOW;
 	if (!socket || ctx->protocol != IPPROTO_UDP)
@@ -84,7 +105,7 @@ BRAID_INLINE __u32 route_datagram(struct bpf_sock_addr *ctx, struct request *req
 		__u32 usable = now->usable[request->family == 6];
 
 		if ((usable & (1u << slot)) && now->slots[slot].ifindex == flow->ifindex) {
-			mark_socket(socket, &key);
+			mark_socket(socket, &key, slot, flow->ifindex);
 			return slot;
 		}
 	}
@@ -98,9 +119,10 @@ BRAID_INLINE __u32 route_datagram(struct bpf_sock_addr *ctx, struct request *req
 		count(BRAID_COUNT_LEFT);
 		return BRAID_NO_SLOT;
 	}
-	if (!flow && request->redirect && redirect_datagrams(ctx, request, bank, 0))
+	last = flow ? BRAID_NO_SLOT : last_slot(socket, request, bank);
+	if (!flow && last == BRAID_NO_SLOT && request->redirect && redirect_datagrams(ctx, request, bank, 0))
 		return BRAID_NO_SLOT;
-	if (choose(request, bank, 1)) {
+	if (last == BRAID_NO_SLOT ? choose(request, bank, 1) : pick(request, bank, 1, last)) {
 		*verdict = not_steered(request);
 		return BRAID_NO_SLOT;
 	}
@@ -109,7 +131,7 @@ BRAID_INLINE __u32 route_datagram(struct bpf_sock_addr *ctx, struct request *req
 	else
 		bpf_map_update_elem(&datagrams, &key, &no_flow, BPF_ANY);
 	flow = bpf_map_lookup_elem(&datagrams, &key);
-	if (!flow || mark_socket(socket, &key)) {
+	if (!flow || mark_socket(socket, &key, request->slot, now->slots[request->slot & (BRAID_MAX_LINKS - 1)].ifindex)) {
 		unreserve(request);
 		count(BRAID_COUNT_UNTRACKED);
 		return request->slot;

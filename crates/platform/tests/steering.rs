@@ -344,6 +344,26 @@ fn regression_what_a_marked_socket_sends_elsewhere_is_judged() {
 }
 
 #[test]
+fn regression_an_exchange_that_was_pushed_out_of_the_table_keeps_its_link() {
+    in_world("a forgotten exchange of datagrams", 2, || {
+        let mut steering = steering(&params(2));
+        for _ in 0..4 {
+            let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
+            let ask = || {
+                socket.send_to(b"x", "203.0.113.10:5000").unwrap();
+                asked(&socket)
+            };
+            let first = ask();
+            let mut datagrams: HashMap<_, abi::DatagramKey, abi::Flow> = HashMap::try_from(Map::LruHashMap(map_data("datagrams"))).unwrap();
+            let keys: Vec<_> = datagrams.keys().filter_map(Result::ok).collect();
+            keys.iter().for_each(|key| datagrams.remove(key).unwrap());
+            assert_eq!(ask(), first, "another source address would be another exchange to the far end");
+        }
+        assert!(steering.flows(now()).unwrap().iter().any(|row| row.protocol == Protocol::Udp), "it is followed again");
+    });
+}
+
+#[test]
 fn names_are_compared_whole() {
     in_world("rules by name", 2, || {
         let rule = |name: &str, links| SteerRule {
