@@ -87,7 +87,6 @@ impl Redirector {
         loop {
             tokio::select! {
                 ready = exchange.ours.readable() => {
-                    quiet = false;
                     // An error: its program's socket is closed, which the next poll shows too.
                     let Ok(payload) = ready.and_then(|()| datagram::try_receive(&exchange.ours)) else { continue };
                     if onward.is_none() {

@@ -53,7 +53,7 @@ fn not_started(options: &RunOptions, mask: SignalMask, why: Option<Message>) -> 
         Some(Message::NoCommand(errno)) => Err(RunError::Command { program, source: io::Error::from_raw_os_error(errno) }),
         // A filter with a listener is above this process already: another `braid run`, or a container's.
         Some(Message::NoFilter(errno)) if errno == EBUSY => {
-            eprintln!("braid: something supervises this command already; it runs without a supervisor of its own");
+            say!("braid: something supervises this command already; it runs without a supervisor of its own");
             let source = Command::new(&program).args(&options.command[1..]).exec();
             Err(RunError::Command { program, source })
         }

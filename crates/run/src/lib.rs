@@ -35,6 +35,14 @@
 
 #![forbid(unsafe_code)]
 
+/// Says something to the user. Standard error may be full, closed or a terminal that is gone: then it is not said.
+macro_rules! say {
+    ($($said:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($said)*);
+    }};
+}
+
 mod choice;
 mod chooser;
 mod exchange;

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use braid_bond::{FlowKind, FlowPolicy, Open, Target};
 use braid_model::{Protocol, printable};
 use braid_platform::linux::seccomp::{Intent, Listener, Question, RawCall, Socket};
+use braid_platform::linux::sockdiag;
 use braid_transport::client::{Client, ClientLink, State as Relayed};
 use braid_transport::{Opening, Unopened, splice, splice_connections};
 use tokio::net::TcpStream;
@@ -284,7 +285,7 @@ impl Redirector {
             },
             (Opening::Bonded(flow), Stage::Begun(caller)) => {
                 self.redirect_states.set(cookie, State::Open);
-                match Meeting::join(attempt.meeting_address, caller).await {
+                match join(cookie, attempt.meeting_address, caller).await {
                     Ok(stream) => drop(splice(stream, flow).await),
                     // Its program has closed it meanwhile.
                     Err(_) => flow.reset(0),
@@ -315,7 +316,7 @@ impl Redirector {
     /// Lets a connection that was begun fail. Its program is told the reason where it asks for it, and else hears of a reset.
     async fn fail(&self, cookie: u64, meeting_address: SocketAddr, caller: SocketAddr, error: i32) {
         self.redirect_states.set(cookie, State::Failing(error));
-        drop(Meeting::join(meeting_address, caller).await);
+        drop(join(cookie, meeting_address, caller).await);
         self.redirect_states.set(cookie, State::Failed(error));
         self.failed.notify_waiters();
     }
@@ -347,7 +348,7 @@ impl Redirector {
 
     async fn relay_directly(&self, cookie: u64, meeting_address: SocketAddr, caller: SocketAddr, onward: TcpStream) {
         self.redirect_states.set(cookie, State::Open);
-        if let Ok(stream) = Meeting::join(meeting_address, caller).await {
+        if let Ok(stream) = join(cookie, meeting_address, caller).await {
             splice_connections(stream, onward).await;
         }
         self.redirect_states.forget(cookie);
@@ -414,7 +415,7 @@ impl Redirector {
                 Relayed::Unreachable(reason) | Relayed::Refused(reason) => format!(" ({})", printable(reason)),
                 _ => String::new(),
             };
-            eprintln!("braid: the relay {} does not answer{reason}; connections go direct until it does", printable(&relay.name));
+            say!("braid: the relay {} does not answer{reason}; connections go direct until it does", printable(&relay.name));
         }
         let mut state = self.client.state();
         if state.wait_for(|state| *state == Relayed::Up).await.is_ok() {
@@ -478,4 +479,17 @@ impl Drop for Hold {
             held.remove(&self.1);
         });
     }
+}
+
+/// Meets a socket that was begun. Its program may have closed it meanwhile, and another user be at its port.
+async fn join(cookie: u64, meeting_address: SocketAddr, caller: SocketAddr) -> io::Result<TcpStream> {
+    let stream = Meeting::join(meeting_address, caller).await?;
+    // A kernel that cannot tell says so by an error.
+    if let Ok(owner) = sockdiag::owner(Protocol::Tcp, caller, stream.local_addr()?)
+        && owner.is_none_or(|owner| owner.cookie != cookie)
+    {
+        let _ = socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO));
+        return Err(io::ErrorKind::ConnectionAborted.into());
+    }
+    Ok(stream)
 }

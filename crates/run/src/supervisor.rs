@@ -52,7 +52,7 @@ pub(super) fn run(options: &RunOptions, relay: Option<Relay>, mask: SignalMask, 
     let _ = process::silence(&[0, 1]);
     let _ = process::close_inherited(&[listener.as_raw_fd(), front.as_raw_fd()]);
     let progress = start_guard(&listener).unwrap_or_else(|error| {
-        eprintln!("braid: no guard ({error}): should braid die, the command will see its connections fail");
+        say!("braid: no guard ({error}): should braid die, the command will see its connections fail");
         let counter = || Box::leak(Box::default());
         Progress { taken: counter(), answered: counter(), oldest: counter() }
     });
@@ -62,7 +62,7 @@ pub(super) fn run(options: &RunOptions, relay: Option<Relay>, mask: SignalMask, 
         let copies = if options.carry == Carry::Duplicate { COPIES } else { 1 };
         match Redirector::start(relay, (copies, options.relay_wait), listener.clone(), shared.choice.clone(), progress.oldest) {
             Ok(redirector) => drop(shared.redirector.set(redirector)),
-            Err(error) => eprintln!("braid: no relay can be used: {}; connections go direct", printable(&error)),
+            Err(error) => say!("braid: no relay can be used: {}; connections go direct", printable(&error)),
         }
     }
     let follower = Arc::clone(&shared);
@@ -261,7 +261,7 @@ impl Shared {
             return;
         }
         let name = std::fs::read_to_string(format!("/proc/{}/comm", call.thread)).unwrap_or_default();
-        eprintln!(
+        say!(
             "braid: {} (process {}) cannot be looked into ({error}); its connections, and those of others like it, go as without Braid",
             printable(name.trim_end()),
             call.thread
@@ -337,7 +337,7 @@ fn links_of(chooser: &Chooser) -> Vec<ClientLink> {
 
 /// Follows the network and the streams until this process ends.
 pub(super) fn follow(shared: &Arc<Shared>) {
-    let failed = |error: &dyn std::fmt::Display| eprintln!("braid: cannot follow the network ({error}); connections go as without Braid");
+    let failed = |error: &dyn std::fmt::Display| say!("braid: cannot follow the network ({error}); connections go as without Braid");
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return failed(&error),
@@ -358,7 +358,7 @@ pub(super) fn follow(shared: &Arc<Shared>) {
             let snapshot = network.borrow_and_update().clone();
             let now_refused = shared.on_network(&snapshot);
             for link in now_refused.iter().filter(|link| !refused.contains(*link)).map(|link| printable(link)) {
-                eprintln!(
+                say!(
                     "braid: {link} is not used for IPv4: its answers would be dropped (strict rp_filter); \
                      remedy: sysctl net.ipv4.conf.{link}.rp_filter=2, or braid up"
                 );

@@ -10,7 +10,7 @@ pub mod lock;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::ErrorKind;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -259,9 +259,10 @@ impl Store {
         }
         let path = self.file();
         // Made here rather than by SQLite, so that it is nobody else's to read from the first moment; -wal and -shm take its mode.
-        let made = std::os::unix::fs::OpenOptionsExt::mode(std::fs::OpenOptions::new().append(true).create(true), 0o600).open(&path);
-        drop(made.map_err(failed(&path))?);
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).map_err(failed(&path))?;
+        // No link is followed: whoever owns the folder could lead root to another file.
+        let mut options = std::fs::OpenOptions::new();
+        let made = options.append(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW).open(&path).map_err(failed(&path))?;
+        made.set_permissions(std::fs::Permissions::from_mode(0o600)).map_err(failed(&path))?;
         let mut connection = Connection::open(&path)?;
         connection.busy_timeout(Duration::from_millis(500))?;
         migrate(&mut connection)?;
@@ -488,6 +489,23 @@ mod tests {
 
     fn link() -> LinkKey {
         LinkKey { name: "wlan0".into(), kind: "wireless".into(), network: "10.0.0.1".into() }
+    }
+
+    #[test]
+    fn regression_no_state_is_written_through_a_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let victim = folder.path().join("victim");
+        std::fs::write(&victim, "precious").unwrap();
+        std::fs::set_permissions(&victim, std::fs::Permissions::from_mode(0o644)).unwrap();
+        let state = folder.path().join("state");
+        std::fs::create_dir(&state).unwrap();
+        std::os::unix::fs::symlink(&victim, state.join(FILE)).unwrap();
+        let (mut store, _, warnings) = Store::open(&state);
+        store.put_app(app("curl", 443), AppRow::default());
+        store.flush();
+        assert!(!warnings.is_empty(), "it is told");
+        assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
+        assert_eq!(victim.metadata().unwrap().permissions().mode() & 0o777, 0o644);
     }
 
     /// A store with one row of everything, flushed.
