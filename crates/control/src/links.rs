@@ -1,5 +1,5 @@
-//! The table of links: which there are, in which slot each stands, whether it lives, and what it can carry. `braid up` and `braid run` keep
-//! the same one.
+//! The link table: which links there are, the slot of each, whether it lives, and what it can carry. The daemon and `braid run` each keep one of
+//! this type.
 
 mod link;
 mod slots;
@@ -28,9 +28,9 @@ pub struct ProbePlan {
     pub device: String,
     /// The family to judge.
     pub family: Family,
-    /// What to ask: the gateway, the last destination that answered, and what is configured.
+    /// Gateways to ask; empty if there are targets.
     pub gateways: Vec<IpAddr>,
-    /// Asked besides.
+    /// Destinations to ask: configured ones, and those that answered lately.
     pub targets: Vec<ProbeTarget>,
     /// How long to wait.
     pub timeout: Duration,
@@ -43,13 +43,13 @@ pub struct BondLink {
     pub slot: usize,
     /// Its device.
     pub device: String,
-    /// Its address, where IPv4 may be used on it, dead or alive: a bond judges its paths by itself, and sees first that one is back.
+    /// Its address, where IPv4 may be used on it; set for dead links too: a bond checks its paths by itself, and often sees first that one is back.
     pub v4: Option<IpAddr>,
     /// The same for IPv6.
     pub v6: Option<IpAddr>,
     /// Families in which nothing answers.
     pub dead: PerFamily<bool>,
-    /// Only while no other is good.
+    /// Used only while no normal link is usable.
     pub backup: bool,
     /// Its bytes are counted.
     pub metered: bool,
@@ -66,8 +66,8 @@ pub struct LinkTable {
 }
 
 impl LinkTable {
-    /// Takes in the devices that are links now. `refused` says why one cannot be used at all, and `new` makes one that was not there, for a slot.
-    /// Returns the slots of links that are new, or lead to another network than before.
+    /// Takes in the devices that are links now. `refused` says why one cannot be used at all, and `new` builds the link of a new device.
+    /// Returns the slots whose link is new, or leads to another network than before.
     pub fn on_devices<'a>(
         &mut self,
         now: Time,
@@ -202,7 +202,7 @@ impl LinkTable {
     pub fn poll_probes(&mut self, now: Time, configured: &[ProbeTarget]) -> Vec<ProbePlan> {
         let known = |family: Family| -> Vec<_> {
             let answered = self.links.values().filter_map(|link| *link.last_answer.get(family));
-            // What belongs to a tunnel now is not asked outside it.
+            // Not those that are routed through a tunnel by now.
             answered.filter(|(addr, _)| self.may_steer(*addr)).collect()
         };
         let known = PerFamily { v4: known(Family::V4), v6: known(Family::V6) };
@@ -232,7 +232,7 @@ impl LinkTable {
         }
     }
 
-    /// The links that bonds may use now, by slot.
+    /// The links that bonds may use, by slot: neither excluded nor refused, dead ones included.
     pub fn bond_links(&self) -> Vec<BondLink> {
         let address = |link: &Link, family| link.facts.source(family).filter(|_| link.configured(family) && !link.capped());
         let dead = |link: &Link, family| !link.health.get(family).alive();

@@ -1,11 +1,11 @@
 //! Whether one family of one link lives: a state machine without I/O.
 //!
-//! Proof of life is an answer or bytes that arrived; signs of death (a stall, a timeout) only make it ask. A link with carrier may
-//! reach nothing, so asking goes out of the link itself. Sans-IO: the caller sends the probes and passes the time.
+//! Proof of life is an answer or bytes that arrived. A sign of failure (a stall, a timeout) triggers a probe, and counts as one unanswered
+//! probe. A link with carrier may reach nothing, so probes leave by the link itself. Sans-IO: the caller sends the probes and passes the time.
 //!
-//! Detection: a routine probe every [`CONTINUOUS_PERIOD`] and two silent ones in a row find an idle link's death within a second while the
-//! round trip is under 200 ms; after a stall or a timeout one silent probe is enough, since the sign counts for the other. A first
-//! segment without an answer does not count: servers die more often than links.
+//! Detection: with a routine probe every [`CONTINUOUS_PERIOD`], two unanswered ones in a row mark an idle link dead within a second while the
+//! round trip is under 200 ms; after a stall or a timeout one is enough. An unanswered SYN triggers a probe and counts for nothing: servers die more
+//! often than links.
 
 use std::time::Duration;
 
@@ -23,13 +23,13 @@ pub const ON_DEMAND_MOST: Duration = Duration::from_secs(300);
 pub const DEAD_PERIOD: Duration = Duration::from_millis(500);
 /// The longest time between probes of a dead link that is sparing.
 pub const DEAD_MOST: Duration = Duration::from_secs(5);
-/// Every so many routine probes one asks a destination, not just the gateway: strangers are not to be bothered three times a second.
+/// Every so many routine probes one asks a destination instead of the gateway, if one is known: third parties are not probed three times a second.
 const THOROUGH_EVERY: u32 = 10;
-/// Deaths count for this long by half.
+/// Half-life of the count of deaths.
 const FLAP_HALF_LIFE: Duration = Duration::from_secs(30);
-/// An answer this fresh outweighs a timeout, which takes its time to show.
+/// A timeout counts for nothing where the link has proven this recently that it lives: it takes its time to show.
 const FRESH: Duration = Duration::from_millis(500);
-/// For so long after an answer a stall has nobody asked again: most stalls are pauses between questions of a program.
+/// A stall this soon after an answer triggers no probe: most are idle applications.
 const ASKED: Duration = Duration::from_secs(1);
 /// How long a probe may take before any round trip is known.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -38,7 +38,7 @@ const DEAD_PATIENCE: Duration = Duration::from_secs(3);
 /// The longest time a flapping link is kept out.
 const HOLD_MOST: Duration = Duration::from_secs(30);
 
-/// What is held of the link.
+/// The state of the link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Judgement {
     /// No carrier, address or route.
@@ -66,7 +66,7 @@ pub enum Suffering {
     Stall,
 }
 
-/// What came of a probe.
+/// The result of a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// An answer, after this time.
@@ -78,7 +78,7 @@ pub enum Outcome {
     Silent,
     /// A wrong answer: a captive portal.
     Portal,
-    /// The question could not be put: nobody to ask is known, or the system did not let it be asked. This says nothing of the link.
+    /// No probe could be sent: no target is known, or the system refused. After a timeout or an unanswered SYN it counts as silence.
     Unasked,
 }
 
@@ -87,7 +87,7 @@ pub enum Outcome {
 pub struct ProbeRequest {
     /// How long to wait for an answer.
     pub timeout: Duration,
-    /// Ask destinations, not just the gateway.
+    /// Ask destinations instead of the gateway, where any are known.
     pub thorough: bool,
 }
 
@@ -113,10 +113,10 @@ pub struct Health {
     /// Recent deaths, decayed, and when that was brought up to date.
     deaths: f64,
     deaths_at: Time,
-    /// A flapping link is not trusted before.
+    /// A flapping link is kept out until then.
     hold_until: Option<Time>,
     last_sign: Option<Suffering>,
-    /// When the suspicion under which it stands arose.
+    /// When it became suspect.
     suspect_since: Option<Time>,
     /// It is suspected or dead by its traffic alone: nobody could be asked.
     unasked: bool,

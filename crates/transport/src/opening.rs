@@ -1,4 +1,4 @@
-//! Opening a flow at a peer, or finding that it has to go without one: the only place that waits for a peer and judges what it says.
+//! Opening a flow at a peer, or falling back to direct: the one wait for a peer, and the one judgement of what its answer means.
 
 use std::pin::pin;
 use std::time::{Duration, Instant};
@@ -23,7 +23,7 @@ const FIRST_CODE: u64 = 0x1000;
 pub enum Opening {
     /// The peer has opened it.
     Bonded(BondFlow),
-    /// It goes as without a peer: the links may have a way there.
+    /// It goes direct: the links may reach its destination.
     Direct(Unopened),
     /// The destination says this, a Linux error number. The program is to see it.
     Refused(i32),
@@ -34,12 +34,12 @@ pub enum Opening {
 pub enum Unopened {
     /// It cannot be reached, or fell silent before it answered.
     Silent,
-    /// It will not, or has no way there; what it said (see [`codes`]).
+    /// The peer refused, or has no route; what it said (see [`codes`]).
     Declined(u64),
 }
 
 impl Opening {
-    /// What the peer's refusal means. A peer that will not, may not or has no way there must not be the program's trouble.
+    /// What the peer's refusal means. The peer's own refusals fall back to direct; only the destination's errors reach the program.
     fn refused(FlowEnd(code): FlowEnd) -> Self {
         let own = [codes::NOT_OPENED, codes::NOT_ITS_OWN, libc::ENETUNREACH as u64];
         match i32::try_from(code) {
@@ -50,7 +50,7 @@ impl Opening {
 }
 
 impl Client {
-    /// How long a flow waits for a peer that was never reached.
+    /// How long a flow waits for its bond: longer once the peer has sent anything.
     pub fn patience(&self) -> Duration {
         if self.is_answered() { HANDSHAKE } else { SILENCE }
     }
@@ -80,7 +80,7 @@ impl Client {
     pub async fn opening(&self, flow: BondFlow) -> Opening {
         let mut state = self.state();
         let opening = tokio::select! {
-            // A program's connect would take as long, and nothing is lost if the peer is gone meanwhile.
+            // As long as connect() would wait. Where the peer is lost meanwhile, the branches below see it.
             opened = tokio::time::timeout(LONGEST, flow.opened()) => match opened {
                 Ok(Ok(())) => return Opening::Bonded(flow),
                 Ok(Err(end)) => Opening::refused(end),
