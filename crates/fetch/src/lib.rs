@@ -17,6 +17,7 @@ mod connection;
 mod connections;
 mod cookies;
 mod credentials;
+mod driver;
 mod error;
 mod events;
 mod exchange;

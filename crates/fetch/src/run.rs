@@ -5,18 +5,17 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use braid_model::{ByteCount, LinkSet, Rate, Time};
-use braid_range::{
-    Action, Cause, Config, ConnectionId, Engine, Failure, FileId, FileSetup, Head, LinkId, LinkSetup, RequestId, ServerId, SourceId,
-};
+use braid_model::{ByteCount, LinkSet, Rate};
+use braid_range::{Cause, Config, Failure, FileId, FileSetup, Head, LinkId, LinkSetup, RequestId, ServerId};
 use tokio::sync::mpsc;
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::task::JoinSet;
 use tokio::time::Instant;
 use url::Url;
 
-use crate::connection::{self, Origin};
-use crate::connections::{ConnectionCommand, ConnectionEvent, Shared};
+use crate::connection::Origin;
+use crate::connections::{ConnectionEvent, Shared};
 use crate::credentials::shown;
+use crate::driver::{ActiveRequest, Driver, FileAction, FileEvent};
 use crate::error::FetchError;
 use crate::events::{Event, LinkProgress, Outcome, Progress};
 use crate::files::Download;
@@ -62,44 +61,17 @@ pub async fn fetch(
     Ok(order.into_iter().map(|index| run.outcome(index)).collect())
 }
 
-/// A connection's task.
-struct Handle {
-    commands: mpsc::UnboundedSender<ConnectionCommand>,
-    task: JoinHandle<()>,
-    link: LinkId,
-    server: ServerId,
-}
-
-impl Drop for Handle {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
-/// A request that was sent and is not over.
-struct ActiveRequest {
-    job: usize,
-    file: FileId,
-    source: SourceId,
-    connection: ConnectionId,
-    link: LinkId,
-}
-
 struct Run<T> {
     shared: Arc<Shared>,
     options: Options,
-    engine: Engine,
-    origins: Vec<Origin>,
+    driver: Driver,
     jobs: Vec<Job>,
     by_file: BTreeMap<FileId, usize>,
-    connections: BTreeMap<ConnectionId, Handle>,
-    requests: BTreeMap<RequestId, ActiveRequest>,
     /// The servers whose names do not exist, by link.
     nameless: BTreeSet<(ServerId, LinkId)>,
     /// The servers that have answered: a name that is not found any more is a trouble that passes.
     answered: BTreeSet<ServerId>,
     finishing: JoinSet<(usize, ByteCount, Result<(), FetchError>)>,
-    begin: Instant,
     tell: T,
 }
 
@@ -113,30 +85,22 @@ impl<T: FnMut(Event)> Run<T> {
             budget: options.max_cost,
             ..Config::default()
         };
-        let mut engine = Engine::new(config);
+        let mut driver = Driver::new(config);
         for link in shared.network.links() {
             let setup = LinkSetup { rate: link.rate, allowance: link.allowance, price_per_gb: link.price_per_gb };
-            engine.add_link(setup).map_err(|error| FetchError::NoLink(format!(" ({error})")))?;
+            driver.engine.add_link(setup).map_err(|error| FetchError::NoLink(format!(" ({error})")))?;
         }
         Ok(Self {
             shared,
             options,
-            engine,
-            origins: Vec::new(),
+            driver,
             jobs: Vec::new(),
             by_file: BTreeMap::new(),
-            connections: BTreeMap::new(),
-            requests: BTreeMap::new(),
             nameless: BTreeSet::new(),
             answered: BTreeSet::new(),
             finishing: JoinSet::new(),
-            begin: Instant::now(),
             tell,
         })
-    }
-
-    fn now(&self) -> Time {
-        Time::ZERO + self.begin.elapsed()
     }
 
     /// Takes a file on; its place among the jobs.
@@ -184,7 +148,7 @@ impl<T: FnMut(Event)> Run<T> {
             got,
             window: matches!(job.download.output, Output::Standard).then_some(WINDOW),
         };
-        match self.engine.add_file(self.now(), setup) {
+        match self.driver.engine.add_file(self.driver.now(), setup) {
             Ok(file) => drop(self.by_file.insert(file, index)),
             Err(error) => self.fail(index, FetchError::Option(error.to_string())),
         }
@@ -198,12 +162,9 @@ impl<T: FnMut(Event)> Run<T> {
             port: url.port_or_known_default().unwrap_or(80),
             proxy: self.options.proxy.of(url).cloned(),
         };
-        match self.origins.iter().position(|known| *known == origin) {
-            Some(place) => ServerId(place),
-            None => {
-                self.origins.push(origin);
-                self.engine.add_server()
-            }
+        match self.driver.server_of(&origin) {
+            Some(known) => known,
+            None => self.driver.add_server(self.shared.clone(), origin),
         }
     }
 
@@ -213,11 +174,10 @@ impl<T: FnMut(Event)> Run<T> {
         progress.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             self.pump();
-            let now = self.now();
             if self.jobs.iter().all(|job| job.outcome.is_some()) && self.finishing.is_empty() {
                 break;
             }
-            let due = self.engine.poll_timeout().map_or(Duration::from_secs(3600), |due| due.since(now));
+            let due = self.driver.due();
             tokio::select! {
                 biased;
                 () = &mut stop => {
@@ -241,87 +201,63 @@ impl<T: FnMut(Event)> Run<T> {
             }
         }
         self.tell_progress();
-        self.connections.clear();
+        self.driver.close();
     }
 
     /// Does all that the engine wants done now.
     fn pump(&mut self) {
-        let now = self.now();
-        while let Some(action) = self.engine.poll(now) {
+        while let Some(action) = self.driver.poll() {
             self.act(action);
         }
     }
 
-    fn act(&mut self, action: Action) {
+    fn act(&mut self, action: FileAction) {
         match action {
-            Action::Connect { connection, link, server } => {
-                let (commands, receiver) = mpsc::unbounded_channel();
-                let origin = self.origins[server.0].clone();
-                let task = tokio::spawn(connection::run(self.shared.clone(), connection, link.0, origin, receiver));
-                self.connections.insert(connection, Handle { commands, task, link, server });
+            FileAction::Ask(question) => {
+                let Some(job) = self.by_file.get(&question.file) else { return };
+                let (asked, headers) = self.jobs[*job].asked(question.source.0, question.span, &self.options);
+                self.driver.send(&question, asked, headers);
             }
-            Action::Ask { request, connection, file, source, span } => {
-                let (Some(handle), Some(job)) = (self.connections.get(&connection), self.by_file.get(&file)) else { return };
-                let (asked, headers) = self.jobs[*job].asked(source.0, span, &self.options);
-                self.requests.insert(request, ActiveRequest { job: *job, file, source, connection, link: handle.link });
-                let _ = handle.commands.send(ConnectionCommand::Ask { request, asked: Box::new(asked), headers });
-            }
-            Action::Stop { request } => {
-                if let Some(handle) = self.requests.remove(&request).and_then(|active| self.connections.get(&active.connection)) {
-                    let _ = handle.commands.send(ConnectionCommand::Stop(request));
-                }
-            }
-            Action::Close { connection } => {
-                self.connections.remove(&connection);
-                self.requests.retain(|_, active| active.connection != connection);
-            }
-            Action::Restart { file } => {
+            FileAction::Restart(file) => {
                 let Some(job) = self.by_file.get(&file).copied() else { return };
                 if let Err(error) = self.jobs[job].restart() {
                     self.drop_file(file, error);
                 }
             }
-            Action::Done { file, size } => self.on_done(file, size),
-            Action::GiveUp { file, cause } => self.on_given_up(file, cause),
+            FileAction::Done { file, size } => self.on_done(file, size),
+            FileAction::GiveUp { file, cause } => self.on_given_up(file, cause),
         }
     }
 
     fn on_event(&mut self, event: ConnectionEvent) {
-        let now = self.now();
-        match event {
-            ConnectionEvent::Connected { connection, depth } => self.engine.on_connected(now, connection, depth),
-            ConnectionEvent::Lost { connection, error } => self.on_lost(now, connection, error),
-            ConnectionEvent::Head { request, head, validator } => self.on_head(now, request, head, validator),
-            ConnectionEvent::Data { request, bytes } => self.on_data(now, request, bytes),
-            ConnectionEvent::End { request } => {
-                self.requests.remove(&request);
-                self.engine.on_end(now, request);
-            }
-            ConnectionEvent::Cookies { url, lines } => {
+        match self.driver.on_event(event) {
+            Some(FileEvent::Lost { server, link, error }) => self.on_lost(server, link, error),
+            Some(FileEvent::Head { request, active, head, validator }) => self.on_head(request, active, head, validator),
+            Some(FileEvent::Data { active, pieces }) => self.on_data(active, pieces),
+            Some(FileEvent::Cookies { url, lines }) => {
                 let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs());
                 lines.iter().for_each(|line| self.options.cookies.learn(&url, line, unix));
             }
-            ConnectionEvent::Elsewhere { request, from, to } => self.on_elsewhere(now, request, &from, to),
-            ConnectionEvent::Failed { request, failure, error } => {
-                if let Some(active) = self.requests.remove(&request) {
-                    self.jobs[active.job].trouble = Some(error);
-                }
-                self.engine.on_failed(now, request, failure);
-            }
+            Some(FileEvent::Elsewhere { request, active, from, to }) => self.on_elsewhere(request, active, &from, to),
+            Some(FileEvent::Failed { active, error }) => self.note_trouble(active.file, error),
+            None => {}
         }
     }
 
-    fn on_lost(&mut self, now: Time, connection: ConnectionId, error: FetchError) {
-        let Some(handle) = self.connections.remove(&connection) else { return };
-        self.requests.retain(|_, active| active.connection != connection);
+    fn note_trouble(&mut self, file: FileId, error: FetchError) {
+        if let Some(index) = self.by_file.get(&file) {
+            self.jobs[*index].trouble = Some(error);
+        }
+    }
+
+    fn on_lost(&mut self, server: ServerId, link: LinkId, error: FetchError) {
         for job in self.jobs.iter_mut().filter(|job| job.outcome.is_none()) {
-            if job.sources.iter().any(|source| source.server == handle.server) {
+            if job.sources.iter().any(|source| source.server == server) {
                 job.trouble = Some(error.clone());
             }
         }
-        self.engine.on_connection_lost(now, connection);
         if matches!(error, FetchError::Resolve { absent: true, .. }) {
-            self.nameless.insert((handle.server, handle.link));
+            self.nameless.insert((server, link));
             self.drop_nameless(&error);
         }
     }
@@ -333,14 +269,14 @@ impl<T: FnMut(Event)> Run<T> {
         let absent =
             |server: ServerId| !self.answered.contains(&server) && (0..links).all(|link| self.nameless.contains(&(server, LinkId(link))));
         let lost = self.by_file.iter().filter(|(_, index)| self.jobs[**index].sources.iter().all(|source| absent(source.server)));
-        let begun = |file: FileId| self.engine.file(file).is_some_and(|file| file.got > ByteCount::ZERO);
+        let begun = |file: FileId| self.driver.engine.file(file).is_some_and(|file| file.got > ByteCount::ZERO);
         let lost: Vec<FileId> = lost.map(|(file, _)| *file).filter(|file| !begun(*file)).collect();
         lost.into_iter().for_each(|file| self.drop_file(file, error.clone()));
     }
 
-    fn on_head(&mut self, now: Time, request: RequestId, head: Head, validator: Option<crate::answer::Validator>) {
-        let Some(active) = self.requests.get(&request) else { return };
-        let (index, file, source) = (active.job, active.file, active.source);
+    fn on_head(&mut self, request: RequestId, active: ActiveRequest, head: Head, validator: Option<crate::answer::Validator>) {
+        let (file, source) = (active.file, active.source);
+        let Some(index) = self.by_file.get(&file).copied() else { return };
         let job = &mut self.jobs[index];
         self.answered.extend(job.sources.get(source.0).map(|source| source.server));
         if let (Some(most), Some(size)) = (self.options.max_size, head.size)
@@ -349,25 +285,21 @@ impl<T: FnMut(Event)> Run<T> {
             let error = FetchError::TooLarge { url: job.url(), size };
             return self.drop_file(file, error);
         }
-        let first = self.engine.file(file).is_some_and(|file| file.ranged.is_none() || file.got == ByteCount::ZERO && file.size.is_none());
+        let view = self.driver.engine.file(file);
+        let first = view.is_some_and(|file| file.ranged.is_none() || file.got == ByteCount::ZERO && file.size.is_none());
         let resumed = job.left.is_some();
         if let Err(error) = job.on_validator(source.0, head.size, validator) {
-            let failure = if matches!(error, FetchError::Write { .. }) { None } else { Some(Failure::Changed) };
-            self.requests.remove(&request);
-            match failure {
-                Some(failure) => {
-                    job.trouble = Some(error);
-                    self.engine.on_failed(now, request, failure);
-                }
-                None => self.drop_file(file, error),
+            if matches!(error, FetchError::Write { .. }) {
+                return self.drop_file(file, error);
             }
-            return;
+            job.trouble = Some(error);
+            return self.driver.fail(request, Failure::Changed);
         }
         let there = job.left.take().map_or(ByteCount::ZERO, |left| left.got.count());
-        self.engine.on_head(now, request, head);
+        self.driver.engine.on_head(self.driver.now(), request, head);
         if first || resumed {
             let name = self.jobs[index].name();
-            let ranged = self.engine.file(file).and_then(|file| file.ranged).unwrap_or(true);
+            let ranged = self.driver.engine.file(file).and_then(|file| file.ranged).unwrap_or(true);
             (self.tell)(Event::Started { file: name.clone(), size: head.size, there, ranged });
             if !ranged && self.shared.network.links().len() > 1 {
                 let text = format!("{name}: the server gives no ranges that could be joined safely: it comes whole, over one link");
@@ -376,53 +308,47 @@ impl<T: FnMut(Event)> Run<T> {
         }
     }
 
-    fn on_data(&mut self, now: Time, request: RequestId, bytes: bytes::Bytes) {
-        let Some(active) = self.requests.get(&request) else { return };
-        let (index, file, link) = (active.job, active.file, active.link);
-        let Some(at) = self.engine.place(request) else { return };
-        let fresh = self.engine.on_data(now, request, ByteCount::new(bytes.len() as u64));
-        if let (Some(most), Some(got)) = (self.options.max_size, self.engine.file(file).map(|file| file.got))
+    fn on_data(&mut self, active: ActiveRequest, pieces: Vec<(ByteCount, bytes::Bytes)>) {
+        let (file, link) = (active.file, active.link);
+        let Some(index) = self.by_file.get(&file).copied() else { return };
+        if let (Some(most), Some(got)) = (self.options.max_size, self.driver.engine.file(file).map(|file| file.got))
             && got > most
         {
             let error = FetchError::TooLarge { url: self.jobs[index].url(), size: got };
             return self.drop_file(file, error);
         }
-        for span in fresh {
-            let from = (span.start().get() - at.get()) as usize;
-            let piece = bytes.slice(from..from + span.len().get() as usize);
-            self.jobs[index].by_link[link.0] += span.len();
-            match self.jobs[index].write(span.start(), piece) {
+        for (at, piece) in pieces {
+            self.jobs[index].by_link[link.0] += ByteCount::new(piece.len() as u64);
+            match self.jobs[index].write(at, piece) {
                 Ok(None) => {}
-                Ok(Some(out)) => self.engine.on_taken(now, file, out),
+                Ok(Some(out)) => self.driver.engine.on_taken(self.driver.now(), file, out),
                 Err(error) => return self.drop_file(file, error),
             }
         }
     }
 
-    fn on_elsewhere(&mut self, now: Time, request: RequestId, from: &Url, to: Url) {
-        let Some(active) = self.requests.remove(&request) else { return };
+    fn on_elsewhere(&mut self, request: RequestId, active: ActiveRequest, from: &Url, to: Url) {
+        let Some(index) = self.by_file.get(&active.file).copied() else { return };
         let most = self.options.redirects;
-        let source = &mut self.jobs[active.job].sources[active.source.0];
+        let source = &mut self.jobs[index].sources[active.source.0];
         // Another request was sent there already.
         if source.url == *from {
             source.redirects += 1;
             if source.redirects > most {
                 let error = FetchError::Redirects { url: shown(from), most };
-                self.jobs[active.job].trouble = Some(error);
-                return self.engine.on_failed(now, request, Failure::Source);
+                self.jobs[index].trouble = Some(error);
+                return self.driver.fail(request, Failure::Source);
             }
             let server = self.server(&to);
-            self.jobs[active.job].sources[active.source.0].follow(to, server);
-            self.engine.move_source(active.file, active.source, server);
+            self.jobs[index].sources[active.source.0].follow(to, server);
+            self.driver.engine.move_source(active.file, active.source, server);
         }
-        self.engine.on_failed(now, request, Failure::Moved);
+        self.driver.fail(request, Failure::Moved);
     }
 
     fn on_done(&mut self, file: FileId, size: ByteCount) {
         let Some(index) = self.by_file.remove(&file) else { return };
-        let now = self.now();
-        self.engine.remove_file(now, file);
-        self.requests.retain(|_, active| active.file != file);
+        self.driver.remove_file(file);
         let job = &mut self.jobs[index];
         match std::mem::replace(&mut job.sink, Sink::Closed) {
             Sink::File(partial) => {
@@ -447,9 +373,7 @@ impl<T: FnMut(Event)> Run<T> {
 
     fn on_given_up(&mut self, file: FileId, cause: Cause) {
         let Some(index) = self.by_file.remove(&file) else { return };
-        let now = self.now();
-        self.engine.remove_file(now, file);
-        self.requests.retain(|_, active| active.file != file);
+        self.driver.remove_file(file);
         let job = &mut self.jobs[index];
         if cause == Cause::Changed && !job.anew && matches!(job.sink, Sink::File(_)) {
             job.anew = true;
@@ -471,7 +395,7 @@ impl<T: FnMut(Event)> Run<T> {
                 FetchError::Protocol { url, reason: "the transfer broke, and the server gives no ranges to go on with".to_owned() }
             }
             Cause::Changed => trouble.unwrap_or(FetchError::Changed { url, reason: "again".to_owned() }),
-            Cause::Tries => trouble.unwrap_or(FetchError::Silent { url, patience: self.begin.elapsed() }),
+            Cause::Tries => trouble.unwrap_or(FetchError::Silent { url, patience: self.driver.elapsed() }),
             Cause::Source => {
                 trouble.unwrap_or(FetchError::Protocol { url, reason: "its sources are not of one file: their sizes differ".to_owned() })
             }
@@ -481,9 +405,7 @@ impl<T: FnMut(Event)> Run<T> {
 
     /// Gives a file up for a reason of this end's.
     fn drop_file(&mut self, file: FileId, error: FetchError) {
-        let now = self.now();
-        self.engine.remove_file(now, file);
-        self.requests.retain(|_, active| active.file != file);
+        self.driver.remove_file(file);
         if let Some(index) = self.by_file.remove(&file) {
             self.fail(index, error);
         }
@@ -506,19 +428,19 @@ impl<T: FnMut(Event)> Run<T> {
     }
 
     fn tell_progress(&mut self) {
-        let now = self.now();
+        let now = self.driver.now();
         let links = self.shared.network.links().iter().enumerate().filter_map(|(place, link)| {
-            let view = self.engine.link(now, LinkId(place))?;
+            let view = self.driver.engine.link(now, LinkId(place))?;
             let rate_bps = if view.requests > 0 { view.rate.unwrap_or(Rate::ZERO) } else { Rate::ZERO };
             Some(LinkProgress { name: link.name.clone(), moved: view.moved, twice: view.twice, rate_bps, requests: view.requests })
         });
         let links: Vec<LinkProgress> = links.collect();
         let ended = self.jobs.iter().filter(|job| job.outcome.is_some()).count();
-        let views: Vec<_> = self.by_file.keys().filter_map(|file| self.engine.file(*file)).collect();
+        let views: Vec<_> = self.by_file.keys().filter_map(|file| self.driver.engine.file(*file)).collect();
         let got = views.iter().fold(ByteCount::ZERO, |sum, view| sum + view.got);
         let size = views.iter().try_fold(ByteCount::ZERO, |sum, view| Some(sum + view.size?));
         let rate_bps = links.iter().fold(Rate::ZERO, |sum, link| sum + link.rate_bps);
-        let seconds = self.begin.elapsed().as_secs_f64();
+        let seconds = self.driver.elapsed().as_secs_f64();
         (self.tell)(Event::Progress(Progress { seconds, got, size, rate_bps, files: (ended, self.jobs.len()), links }));
     }
 

@@ -4,22 +4,21 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use braid_model::ByteCount;
 use braid_model::LinkSet;
-use braid_model::{ByteCount, Time};
-use braid_range::{Action, Cause, Config, ConnectionId, Engine, Failure, FileId, FileSetup, LinkId, LinkSetup, RequestId, ServerId, Span};
+use braid_range::{Cause, Config, Failure, FileId, FileSetup, LinkId, LinkSetup, RequestId, ServerId};
 use http_body_util::BodyExt;
 use hyper::Uri;
 use hyper::body::Incoming;
 use hyper::header::{self, HeaderMap, HeaderName};
 use tokio::sync::{mpsc, watch};
-use tokio::task::AbortHandle;
-use tokio::time::Instant;
 use url::Url;
 
 use super::{Begun, Command, SpliceError};
 use crate::answer::{Asked, Validator};
-use crate::connection::{self, Origin};
-use crate::connections::{ConnectionCommand, ConnectionEvent, Shared};
+use crate::connection::Origin;
+use crate::connections::{ConnectionEvent, Shared};
+use crate::driver::{Driver, FileAction, FileEvent, Question};
 use crate::error::FetchError;
 use crate::exchange::reason;
 use crate::throttle::Throttle;
@@ -48,7 +47,7 @@ pub(super) async fn work(mut commands: mpsc::UnboundedReceiver<Command>) {
     let mut run = Run::new(sender);
     loop {
         run.pump();
-        let due = run.engine.poll_timeout().map_or(Duration::from_secs(3600), |due| due.since(run.now()));
+        let due = run.driver.due();
         tokio::select! {
             command = commands.recv() => match command {
                 Some(command) => run.on_command(command),
@@ -68,22 +67,13 @@ pub(super) async fn work(mut commands: mpsc::UnboundedReceiver<Command>) {
 }
 
 struct Run {
-    engine: Engine,
-    begin: Instant,
+    driver: Driver,
     events: mpsc::Sender<ConnectionEvent>,
     links: usize,
-    servers: BTreeMap<ServerId, Server>,
+    /// The names that downloads of a server have.
+    names: BTreeMap<String, ServerId>,
     downloads: BTreeMap<FileId, Download>,
     files: BTreeMap<u64, FileId>,
-    connections: BTreeMap<ConnectionId, ConnectionTask>,
-    requests: BTreeMap<RequestId, (FileId, ConnectionId)>,
-}
-
-/// Where downloads of one name come from.
-struct Server {
-    name: String,
-    shared: Arc<Shared>,
-    origin: Origin,
 }
 
 struct Download {
@@ -97,51 +87,16 @@ struct Download {
     /// Bytes that came before their turn, by place.
     waiting: BTreeMap<u64, bytes::Bytes>,
     out: u64,
+    /// How far the first answer may be read.
+    limit: watch::Sender<u64>,
     trouble: Option<FetchError>,
-}
-
-/// A connection's task, which ends with it.
-enum ConnectionTask {
-    /// The one that a download came with, and how far it may be read.
-    First {
-        task: AbortHandle,
-        file: FileId,
-        limit: watch::Sender<u64>,
-    },
-    Further {
-        task: AbortHandle,
-        server: ServerId,
-        commands: mpsc::UnboundedSender<ConnectionCommand>,
-    },
-}
-
-impl Drop for ConnectionTask {
-    fn drop(&mut self) {
-        match self {
-            Self::First { task, .. } | Self::Further { task, .. } => task.abort(),
-        }
-    }
 }
 
 impl Run {
     fn new(events: mpsc::Sender<ConnectionEvent>) -> Self {
         // Every download is under way when it comes: none can wait for others to end.
-        let engine = Engine::new(Config { files_at_once: usize::MAX, connections_first: PLACES, ..Config::default() });
-        Self {
-            engine,
-            begin: Instant::now(),
-            events,
-            links: 0,
-            servers: BTreeMap::new(),
-            downloads: BTreeMap::new(),
-            files: BTreeMap::new(),
-            connections: BTreeMap::new(),
-            requests: BTreeMap::new(),
-        }
-    }
-
-    fn now(&self) -> Time {
-        Time::ZERO + self.begin.elapsed()
+        let driver = Driver::new(Config { files_at_once: usize::MAX, connections_first: PLACES, ..Config::default() });
+        Self { driver, events, links: 0, names: BTreeMap::new(), downloads: BTreeMap::new(), files: BTreeMap::new() }
     }
 
     fn on_command(&mut self, command: Command) {
@@ -149,7 +104,7 @@ impl Run {
             Command::Begin { number, begun, url, window, pieces } => self.begin(number, *begun, url, window, pieces),
             Command::Taken { number, upto } => {
                 if let Some(file) = self.files.get(&number) {
-                    self.engine.on_taken(self.now(), *file, upto);
+                    self.driver.engine.on_taken(self.driver.now(), *file, upto);
                     self.tell_limit(*file);
                 }
             }
@@ -173,39 +128,39 @@ impl Run {
         let server = self.server(name, network, &url);
         OWN.iter().for_each(|name| drop(headers.remove(name)));
         let target = address.path_and_query().map_or("/", |path| path.as_str()).parse().unwrap_or(Uri::from_static("/"));
-        let now = self.now();
         let mut setup = FileSetup::new(vec![server]);
         (setup.weight, setup.size, setup.window) = (weight, Some(offer.size), Some(window));
         setup.links = links.iter().copied().chain([link]).collect::<LinkSet>();
-        let adopted = self.know_links(&setup).and_then(|()| self.engine.adopt(now, LinkId(link), setup).map_err(|error| error.to_string()));
-        let (file, connection, request) = match adopted {
-            Ok(adopted) => adopted,
+        let (limit, readable) = watch::channel(0);
+        let host = url.host_str().unwrap_or("").to_owned();
+        let events = self.events.clone();
+        let adopted = self.know_links(&setup).and_then(|()| {
+            let read = |request| tokio::spawn(read(body, request, host, events, readable)).abort_handle();
+            self.driver.adopt(LinkId(link), server, setup, read).map_err(|error| error.to_string())
+        });
+        let file = match adopted {
+            Ok(file) => file,
             Err(error) => {
                 let _ = pieces.send(Err(SpliceError(error)));
                 return self.clean(server);
             }
         };
-        let (limit, readable) = watch::channel(self.engine.limit(file).get());
-        let host = url.host_str().unwrap_or("").to_owned();
-        let task = tokio::spawn(read(body, request, host, self.events.clone(), readable)).abort_handle();
-        self.connections.insert(connection, ConnectionTask::First { task, file, limit });
-        self.requests.insert(request, (file, connection));
         self.files.insert(number, file);
         let (validator, waiting) = (offer.validator, BTreeMap::new());
-        let download = Download { number, server, url, target, headers, validator, pieces, waiting, out: 0, trouble: None };
+        let download = Download { number, server, url, target, headers, validator, pieces, waiting, out: 0, limit, trouble: None };
         self.downloads.insert(file, download);
+        self.tell_limit(file);
     }
 
     /// The server of that name.
     fn server(&mut self, name: String, network: Arc<dyn crate::network::Network>, url: &Url) -> ServerId {
-        if let Some((id, _)) = self.servers.iter().find(|(_, server)| server.name == name) {
+        if let Some(id) = self.names.get(&name) {
             return *id;
         }
         let shared = Shared { network, tls: None, throttle: Throttle::new(None), connect_timeout: CONNECT, events: self.events.clone() };
         let (host, port) = (url.host_str().unwrap_or("").to_owned(), url.port_or_known_default().unwrap_or(80));
-        let origin = Origin { tls: false, host, port, proxy: None };
-        let id = self.engine.add_server();
-        self.servers.insert(id, Server { name, shared: Arc::new(shared), origin });
+        let id = self.driver.add_server(Arc::new(shared), Origin { tls: false, host, port, proxy: None });
+        self.names.insert(name, id);
         id
     }
 
@@ -213,7 +168,7 @@ impl Run {
     fn know_links(&mut self, setup: &FileSetup) -> Result<(), String> {
         let needed = setup.links.iter().max().map_or(0, |highest| highest + 1);
         while self.links < needed {
-            self.engine.add_link(LinkSetup::default()).map_err(|error| error.to_string())?;
+            self.driver.engine.add_link(LinkSetup::default()).map_err(|error| error.to_string())?;
             self.links += 1;
         }
         Ok(())
@@ -221,112 +176,61 @@ impl Run {
 
     /// Does all that the engine wants done now.
     fn pump(&mut self) {
-        let now = self.now();
-        while let Some(action) = self.engine.poll(now) {
-            self.act(action);
+        while let Some(action) = self.driver.poll() {
+            match action {
+                FileAction::Ask(question) => self.ask(&question),
+                FileAction::Done { file, .. } => self.forget(file),
+                FileAction::GiveUp { file, cause } => self.give_up(file, cause),
+                // Only for files that come without validators, and these have one.
+                FileAction::Restart(_) => {}
+            }
         }
     }
 
-    fn act(&mut self, action: Action) {
-        match action {
-            Action::Connect { connection, link, server } => {
-                let Some(there) = self.servers.get(&server) else { return };
-                let (commands, receiver) = mpsc::unbounded_channel();
-                let task =
-                    tokio::spawn(connection::run(there.shared.clone(), connection, link.0, there.origin.clone(), receiver)).abort_handle();
-                self.connections.insert(connection, ConnectionTask::Further { task, server, commands });
-            }
-            Action::Ask { request, connection, file, span, .. } => self.ask(request, connection, file, span),
-            Action::Stop { request } => {
-                match self.requests.remove(&request).map(|(_, connection)| (connection, self.connections.get(&connection))) {
-                    Some((_, Some(ConnectionTask::Further { commands, .. }))) => drop(commands.send(ConnectionCommand::Stop(request))),
-                    Some((connection, Some(ConnectionTask::First { .. }))) => drop(self.connections.remove(&connection)),
-                    _ => {}
-                }
-            }
-            Action::Close { connection } => {
-                self.connections.remove(&connection);
-                self.requests.retain(|_, (_, of)| *of != connection);
-            }
-            Action::Done { file, .. } => self.forget(file),
-            Action::GiveUp { file, cause } => self.give_up(file, cause),
-            // Only for files that come without validators, and these have one.
-            Action::Restart { .. } => {}
-        }
-    }
-
-    fn ask(&mut self, request: RequestId, connection: ConnectionId, file: FileId, span: Option<Span>) {
-        let (Some(ConnectionTask::Further { commands, .. }), Some(download)) =
-            (self.connections.get(&connection), self.downloads.get(&file))
-        else {
-            return;
-        };
-        self.requests.insert(request, (file, connection));
+    fn ask(&mut self, question: &Question) {
+        let Some(download) = self.downloads.get(&question.file) else { return };
         let asked = Asked {
             url: download.url.clone(),
             target: Some(download.target.clone()),
-            span,
+            span: question.span,
             expected: Some(download.validator.clone()),
             encoded: false,
         };
-        let _ = commands.send(ConnectionCommand::Ask { request, asked: Box::new(asked), headers: download.headers.clone() });
+        self.driver.send(question, asked, download.headers.clone());
     }
 
     fn on_event(&mut self, event: ConnectionEvent) {
-        let now = self.now();
-        match event {
-            ConnectionEvent::Connected { connection, depth } => self.engine.on_connected(now, connection, depth),
-            ConnectionEvent::Lost { connection, error } => self.on_lost(now, connection, error),
-            ConnectionEvent::Head { request, head, .. } => self.engine.on_head(now, request, head),
-            ConnectionEvent::Data { request, bytes } => self.on_data(now, request, bytes),
-            ConnectionEvent::End { request } => {
-                self.requests.remove(&request);
-                self.engine.on_end(now, request);
+        match self.driver.on_event(event) {
+            Some(FileEvent::Lost { server, error, .. }) => {
+                let here = self.downloads.values_mut().filter(|download| download.server == server);
+                here.for_each(|download| download.trouble = Some(error.clone()));
             }
-            // The client has its cookies from the first answer.
-            ConnectionEvent::Cookies { .. } => {}
-            ConnectionEvent::Elsewhere { request, from, to } => {
+            Some(FileEvent::Head { request, head, .. }) => self.driver.engine.on_head(self.driver.now(), request, head),
+            Some(FileEvent::Data { active, pieces }) => {
+                let Some(download) = self.downloads.get_mut(&active.file) else { return };
+                pieces.into_iter().for_each(|(at, piece)| download.keep(at.get(), &piece));
+            }
+            Some(FileEvent::Elsewhere { request, active, from, to }) => {
                 let reason = format!("a part of the file is said to be elsewhere, at {to}");
-                self.on_failed(now, request, Failure::NoRanges, FetchError::Protocol { url: from.to_string(), reason });
+                self.note_trouble(active.file, FetchError::Protocol { url: from.to_string(), reason });
+                self.driver.fail(request, Failure::NoRanges);
             }
-            ConnectionEvent::Failed { request, failure, error } => self.on_failed(now, request, failure, error),
+            Some(FileEvent::Failed { active, error }) => self.note_trouble(active.file, error),
+            // The client has its cookies from the first answer.
+            Some(FileEvent::Cookies { .. }) | None => {}
         }
     }
 
-    fn on_failed(&mut self, now: Time, request: RequestId, failure: Failure, error: FetchError) {
-        let download = self.requests.remove(&request).and_then(|(file, _)| self.downloads.get_mut(&file));
-        download.into_iter().for_each(|download| download.trouble = Some(error.clone()));
-        self.engine.on_failed(now, request, failure);
-    }
-
-    fn on_lost(&mut self, now: Time, connection: ConnectionId, error: FetchError) {
-        if let Some(ConnectionTask::Further { server, .. }) = self.connections.remove(&connection).as_ref() {
-            let here = self.downloads.values_mut().filter(|download| download.server == *server);
-            here.for_each(|download| download.trouble = Some(error.clone()));
-        }
-        self.requests.retain(|_, (_, of)| *of != connection);
-        self.engine.on_connection_lost(now, connection);
-    }
-
-    fn on_data(&mut self, now: Time, request: RequestId, bytes: bytes::Bytes) {
-        let (Some((file, _)), Some(at)) = (self.requests.get(&request).copied(), self.engine.place(request)) else { return };
-        let fresh = self.engine.on_data(now, request, ByteCount::new(bytes.len() as u64));
-        let Some(download) = self.downloads.get_mut(&file) else { return };
-        for span in fresh {
-            let from = (span.start().get() - at.get()) as usize;
-            download.keep(span.start().get(), &bytes[from..from + span.len().get() as usize]);
+    fn note_trouble(&mut self, file: FileId, error: FetchError) {
+        if let Some(download) = self.downloads.get_mut(&file) {
+            download.trouble = Some(error);
         }
     }
 
     /// A first answer may be read further.
     fn tell_limit(&self, file: FileId) {
-        let upto = self.engine.limit(file).get();
-        for connection in self.connections.values() {
-            if let ConnectionTask::First { file: of, limit, .. } = connection
-                && *of == file
-            {
-                limit.send_replace(upto);
-            }
+        if let Some(download) = self.downloads.get(&file) {
+            download.limit.send_replace(self.driver.engine.limit(file).get());
         }
     }
 
@@ -346,15 +250,15 @@ impl Run {
     fn forget(&mut self, file: FileId) {
         let Some(download) = self.downloads.remove(&file) else { return };
         self.files.remove(&download.number);
-        self.engine.remove_file(self.now(), file);
+        self.driver.remove_file(file);
         self.clean(download.server);
     }
 
     /// Forgets a server that nothing comes from any more.
     fn clean(&mut self, server: ServerId) {
         if !self.downloads.values().any(|download| download.server == server) {
-            self.engine.remove_server(self.now(), server);
-            self.servers.remove(&server);
+            self.driver.remove_server(server);
+            self.names.retain(|_, of| *of != server);
         }
     }
 }
