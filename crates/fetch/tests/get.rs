@@ -349,6 +349,24 @@ fn regression_a_file_of_unknown_size_that_grows_too_large_is_refused() {
 }
 
 #[test]
+fn regression_what_comes_for_a_file_given_up_is_not_read_on_beside_others() {
+    let server = Server::start(|asked| match asked.path.as_str() {
+        "/small" => vec![Act::Wait(1500), Act::Send(good(asked, &content(1000)))],
+        _ => {
+            let head = Act::Send(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n".to_vec());
+            let body = (0..60).flat_map(|_| [Act::Send(vec![0; 1 << 20]), Act::Wait(10)]);
+            std::iter::once(head).chain(body).collect()
+        }
+    });
+    let folder = tempfile::tempdir().unwrap();
+    let options = Options { max_size: Some(ByteCount::new(400_000)), ..quick() };
+    let came = get_over(Loopback::new(1), &[server.url("/large"), server.url("/small")], folder.path(), options, |_| ());
+    assert!(came.results.iter().any(Result::is_ok) && came.results.iter().any(Result::is_err), "{:?}", came.results);
+    let sent = server.sent.load(std::sync::atomic::Ordering::SeqCst);
+    assert!(sent < 40 << 20, "{sent} bytes were sent");
+}
+
+#[test]
 fn regression_nobody_reads_a_password_from_a_journal_or_a_message() {
     use std::os::unix::fs::PermissionsExt;
     let bytes = content(600_000);
