@@ -153,6 +153,10 @@ impl Health {
     /// Another entry holds for the link: what is known of it stays, and it is probed by the new mode from now on.
     pub fn set_mode(&mut self, now: Time, mode: ProbeMode) {
         self.mode = mode;
+        if mode == ProbeMode::Continuous {
+            // A dead link that was sparing has backed off; an eager one never does.
+            self.period = self.period.min(DEAD_PERIOD);
+        }
         if self.next_probe.is_some() {
             self.probe_again(now, Duration::ZERO);
         }

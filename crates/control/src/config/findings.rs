@@ -41,13 +41,14 @@ impl Finding {
         let start = floor_boundary(text, span.start);
         let line_start = text[..start].rfind('\n').map_or(0, |at| at + 1);
         let line_end = text[start..].find('\n').map_or(text.len(), |at| start + at);
-        let end = floor_boundary(text, span.end.clamp(start, line_end));
+        let excerpt = text[line_start..line_end].trim_end_matches('\r');
+        let end = floor_boundary(text, span.end.min(line_start + excerpt.len()).max(start));
         Self {
             severity,
             file: file.to_owned(),
             line: text[..start].matches('\n').count() + 1,
             column: text[line_start..start].chars().count() + 1,
-            excerpt: text[line_start..line_end].trim_end_matches('\r').to_owned(),
+            excerpt: excerpt.to_owned(),
             width: text[start..end].chars().count().max(1),
             reason,
             nearest: None,

@@ -21,34 +21,19 @@ pub fn changes(before: &PolicyView, after: &PolicyView) -> Vec<String> {
         let whom = if entry.devices.is_empty() { format!("link {{ {} }}", entry.matches) } else { entry.devices.join(", ") };
         format!("{whom} ({})", entry.role)
     };
-    let [old, new] = [before, after].map(|view| view.links.iter().map(|entry| (entry.matches.clone(), link(entry))).collect::<Vec<_>>());
-    for (entry, (matches, fresh)) in after.links.iter().zip(&new) {
-        match old.iter().find(|(known, _)| known == matches) {
-            None => told.push(format!("an entry for {} is new", told_of(entry))),
-            Some((_, known)) if known != fresh => told.push(format!("the entry for {} is another", told_of(entry))),
-            Some(_) => {}
-        }
-    }
-    let gone = before.links.iter().filter(|entry| !new.iter().any(|(matches, _)| *matches == entry.matches));
-    told.extend(gone.map(|entry| format!("the entry for {} is gone", told_of(entry))));
-    let app = |entry: &AppEntry| format!("app {{ {} }}", entry.matches);
-    for entry in &after.apps {
-        match before.apps.iter().find(|known| known.matches == entry.matches) {
-            None => told.push(format!("{} is new", app(entry))),
-            Some(known) if known != entry => told.push(format!("{} is another", app(entry))),
-            Some(_) => {}
-        }
-    }
-    let gone = before.apps.iter().filter(|entry| !after.apps.iter().any(|known| known.matches == entry.matches));
-    told.extend(gone.map(|entry| format!("{} is gone", app(entry))));
-    let order = |view: &PolicyView| {
-        let known = |matches: &String, other: &PolicyView| {
-            other.apps.iter().any(|app| app.matches == *matches) || other.links.iter().any(|link| link.matches == *matches)
-        };
-        let all = view.apps.iter().map(|app| app.matches.clone()).chain(view.links.iter().map(|link| link.matches.clone()));
-        all.filter(|matches| known(matches, before) && known(matches, after)).collect::<Vec<_>>()
-    };
-    if order(before) != order(after) {
+    let links_moved = compare(
+        &before.links,
+        &after.links,
+        |entry| &entry.matches,
+        |a, b| link(a) == link(b),
+        |entry, how| {
+            let article = if how == "new" { "an" } else { "the" };
+            told.push(format!("{article} entry for {} is {how}", told_of(entry)));
+        },
+    );
+    let tell_app = |entry: &AppEntry, how: &str| told.push(format!("app {{ {} }} is {how}", entry.matches));
+    let apps_moved = compare(&before.apps, &after.apps, |entry| &entry.matches, AppEntry::eq, tell_app);
+    if links_moved || apps_moved {
         told.push("the order of its entries is another".to_owned());
     }
     if before.default_demand_bytes != after.default_demand_bytes {
@@ -62,6 +47,33 @@ pub fn changes(before: &PolicyView, after: &PolicyView) -> Vec<String> {
         told.push(format!("and {more} more changes"));
     }
     told
+}
+
+/// Tells of the entries that are new, another or gone. Returns whether those that stay stand in another order.
+///
+/// Of entries with the same conditions, the first is held against the first, the second against the second.
+fn compare<T>(
+    before: &[T],
+    after: &[T],
+    matches: fn(&T) -> &String,
+    same: impl Fn(&T, &T) -> bool,
+    mut tell: impl FnMut(&T, &str),
+) -> bool {
+    let [old, new] = [before, after].map(|entries| {
+        let number = |at: usize| entries[..at].iter().filter(|entry| matches(entry) == matches(&entries[at])).count();
+        entries.iter().enumerate().map(|(at, entry)| ((matches(entry), number(at)), entry)).collect::<Vec<_>>()
+    });
+    for (key, entry) in &new {
+        match old.iter().find(|(known, _)| known == key) {
+            None => tell(entry, "new"),
+            Some((_, known)) if !same(known, entry) => tell(entry, "another"),
+            Some(_) => {}
+        }
+    }
+    let stays = |key, others: &[((&String, usize), &T)]| others.iter().any(|(known, _)| *known == key);
+    old.iter().filter(|(key, _)| !stays(*key, &new)).for_each(|(_, entry)| tell(entry, "gone"));
+    let kept = old.iter().map(|(key, _)| *key).filter(|key| stays(*key, &new));
+    !kept.eq(new.iter().map(|(key, _)| *key).filter(|key| stays(*key, &old)))
 }
 
 #[cfg(test)]

@@ -84,10 +84,12 @@ impl Days {
 
     /// The sum of the last `days`.
     pub(super) fn gains(&self, at_ms: u64, days: u32) -> Gains {
-        let first = (at_ms / DAY_MS + 1).saturating_sub(u64::from(days));
+        let today = at_ms / DAY_MS;
+        let first = (today + 1).saturating_sub(u64::from(days));
         let mut gains = Gains { days, estimated: true, ..Gains::default() };
         let mut links: BTreeMap<&str, [u64; 2]> = BTreeMap::new();
-        for day in self.days.range(first..).map(|(_, day)| day) {
+        // Days to come are of a clock that was wrong.
+        for day in self.days.range(first..).take_while(|(number, _)| **number <= today).map(|(_, day)| day) {
             gains.flows_moved += day.flows_moved;
             gains.flows_ended += day.flows_ended;
             gains.outage_bridged_s += day.outage_s;

@@ -148,8 +148,9 @@ impl Link {
             // The last one here first, if it is still among those that may be asked.
             let mine = known.iter().filter(|known| *self.last_answer.get(family) == Some(**known));
             let answered = mine.chain(known).map(|(addr, port)| SocketAddr::new(*addr, *port));
-            for target in answered.filter(|addr| Family::of(addr.ip()) == family).map(ProbeTarget::Tcp).take(3) {
-                if !targets.contains(&target) {
+            let most = targets.len() + 3;
+            for target in answered.filter(|addr| Family::of(addr.ip()) == family).map(ProbeTarget::Tcp) {
+                if targets.len() < most && !targets.contains(&target) {
                     targets.push(target);
                 }
             }

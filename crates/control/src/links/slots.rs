@@ -1,32 +1,41 @@
 //! Which link stands in which slot of the scheduling rule.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use braid_model::{LinkIndex, MAX_LINKS};
 
 /// Keeps each link in one slot while its device exists. A free slot is reused as late as possible, since flows of the link that
 /// had it may still end.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Slots {
     held: BTreeMap<LinkIndex, usize>,
-    next: usize,
+    /// The one that has been free the longest first.
+    free: VecDeque<usize>,
+}
+
+impl Default for Slots {
+    fn default() -> Self {
+        Self { held: BTreeMap::new(), free: (0..MAX_LINKS).collect() }
+    }
 }
 
 impl Slots {
     /// Gives every link a slot and takes those of links that are gone. Links beyond [`MAX_LINKS`] get none and are returned.
     pub(super) fn update(&mut self, links: &BTreeSet<LinkIndex>) -> Vec<LinkIndex> {
-        self.held.retain(|link, _| links.contains(link));
+        let free = &mut self.free;
+        self.held.retain(|link, slot| {
+            let stays = links.contains(link);
+            free.extend((!stays).then_some(*slot));
+            stays
+        });
         let mut without = Vec::new();
         for link in links {
             if self.held.contains_key(link) {
                 continue;
             }
-            let taken: BTreeSet<_> = self.held.values().copied().collect();
-            let free = (0..MAX_LINKS).map(|step| (self.next + step) % MAX_LINKS).find(|slot| !taken.contains(slot));
-            match free {
+            match self.free.pop_front() {
                 Some(slot) => {
                     self.held.insert(*link, slot);
-                    self.next = (slot + 1) % MAX_LINKS;
                 }
                 None => without.push(*link),
             }

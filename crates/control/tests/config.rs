@@ -1,0 +1,115 @@
+//! What a configuration says without a file, whom it has asked, and how what is wrong is shown to people and clients.
+
+use std::collections::BTreeSet;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use braid_control::config::{Config, Detect, Finding, Severity};
+use braid_control::{Cause, RequestError};
+use braid_decide::policy::ProbeMode;
+
+const TEXT: &str = "version = 1\r\n[[link]]\r\n\tröle = \"none\" # why\r\nlast";
+
+/// A finding where `what` stands in [`TEXT`].
+fn at(what: &str) -> Finding {
+    let start = TEXT.find(what).unwrap();
+    Finding::at(Severity::Warning, "braid.toml", TEXT, start..start + what.len(), "is wrong".into())
+}
+
+fn listed(nets: &[&str], names: &[&str]) -> Detect {
+    Detect::Listed {
+        nets: nets.iter().map(|net| net.parse().unwrap()).collect(),
+        names: names.iter().map(|name| name.parse().unwrap()).collect(),
+    }
+}
+
+#[test]
+fn without_a_file_nobody_is_asked_and_nothing_measured_and_stuck_flows_are_ended() {
+    let config = Config::default();
+    assert!(!config.detect.any() && config.measure.servers.is_empty() && config.probe_targets.is_empty());
+    assert_eq!((config.probe, config.reconnect_after, config.destroy_pinned), (ProbeMode::OnDemand, Some(Duration::from_secs(5)), false));
+    assert!(config.profiles.iter().count() > 0 && config.warnings.is_empty());
+}
+
+#[test]
+fn a_listed_host_is_asked_by_its_net_or_by_what_its_name_leads_to_now() {
+    let detect = listed(&["198.51.100.0/24", "2001:db8::1/128"], &["relay.example"]);
+    let mut named = BTreeSet::from(["203.0.113.9".parse().unwrap()]);
+    let asked = |named: &BTreeSet<IpAddr>| {
+        ["198.51.100.255", "198.51.101.0", "2001:db8::1", "2001:db8::2", "203.0.113.9"]
+            .map(|host| detect.asks(host.parse().unwrap(), named))
+    };
+    assert_eq!(asked(&named), [true, false, true, false, true]);
+    named.clear();
+    assert_eq!(asked(&named), [true, false, true, false, false], "the name leads elsewhere by now");
+    assert_eq!(detect.names().iter().map(ToString::to_string).collect::<Vec<_>>(), ["relay.example"]);
+}
+
+#[test]
+fn everybody_means_every_host_and_nobody_none_though_a_name_leads_there() {
+    let host: IpAddr = "192.0.2.1".parse().unwrap();
+    let named = BTreeSet::from([host]);
+    assert_eq!([Detect::Everybody, Detect::Nobody].map(|detect| (detect.any(), detect.asks(host, &named))), [(true, true), (false, false)]);
+    assert!(Detect::Everybody.names().is_empty(), "there is nothing to look up");
+    assert!(listed(&[], &[]).any() && !listed(&[], &[]).asks(host, &BTreeSet::new()));
+}
+
+#[test]
+fn a_place_is_counted_in_characters_from_one() {
+    let place = |what| {
+        let finding = at(what);
+        (finding.line, finding.column, finding.width)
+    };
+    assert_eq!(["version", "röle", "\"none\"", "last"].map(place), [(1, 1, 7), (3, 2, 4), (3, 9, 6), (4, 1, 4)]);
+}
+
+#[test]
+fn a_span_of_several_lines_is_marked_in_its_first_one_only() {
+    let finding = at("[[link]]\r\n\tröle = ");
+    assert_eq!((finding.line, finding.excerpt.as_str()), (2, "[[link]]"));
+    let marks = finding.to_string().lines().last().unwrap().matches('^').count();
+    assert_eq!(marks, 8, "not the end of the line");
+}
+
+#[test]
+fn marks_stand_below_what_they_mean_and_remedies_below_them() {
+    let finding = Finding { nearest: Some("role".into()), remedy: Some("take it out".into()), ..at("röle") };
+    let shown =
+        "braid.toml:3:2: warning: is wrong\n 3 | \tröle = \"none\" # why\n   | \t^^^^\n   = did you mean \"role\"?\n   = take it out";
+    assert_eq!(finding.to_string(), shown);
+    let far = Finding { line: 1234, ..at("\"none\"") };
+    let bars = far.to_string().lines().skip(1).map(|line| line.find('|')).collect::<Vec<_>>();
+    assert_eq!(bars, [Some(6), Some(6)], "the margin is as wide as the number");
+}
+
+#[test]
+fn the_end_of_the_file_is_a_place_too() {
+    let finding = Finding::at(Severity::Error, "f", "a = 1\n", 6..6, "something is missing".into());
+    assert_eq!((finding.line, finding.column, finding.width, finding.excerpt.as_str()), (2, 1, 1, ""));
+    assert_eq!(finding.to_string(), "f:2:1: error: something is missing\n 2 | \n   | ^");
+}
+
+#[test]
+fn errors_go_before_warnings() {
+    assert!(Severity::Error < Severity::Warning);
+}
+
+#[test]
+fn a_refused_request_says_its_kind_and_the_occurrence_and_whose_matter_it_is() {
+    let told = [
+        RequestError::unclear("days is over 400"),
+        RequestError::not_found("No such link", "wlan7 is no link"),
+        RequestError::conflict("Busy", "wlan0 is measured now"),
+        RequestError::invalid("Refused", "line 3 is wrong"),
+        RequestError::failed("Not written", "the disk is full"),
+    ]
+    .map(|error| (error.cause, error.to_string()));
+    let expected = [
+        (Cause::Unclear, "Not understood: days is over 400"),
+        (Cause::NotFound, "No such link: wlan7 is no link"),
+        (Cause::Conflict, "Busy: wlan0 is measured now"),
+        (Cause::Invalid, "Refused: line 3 is wrong"),
+        (Cause::Failed, "Not written: the disk is full"),
+    ];
+    assert_eq!(told, expected.map(|(cause, text)| (cause, text.to_owned())));
+}
