@@ -323,6 +323,18 @@ fn two_unanswered_probes_make_an_idle_link_dead_within_a_second_and_one_does_not
 }
 
 #[test]
+fn probes_whose_outcome_never_comes_count_as_unanswered() {
+    let mut world = World::new(&[1, 2]);
+    world.run(seconds(1));
+    for _ in 0..1000 {
+        world.now = world.now + STEP;
+        world.table.poll_probes(world.now, &[]);
+    }
+    assert_eq!([world.state(1), world.state(2)], [LinkState::Dead; 2]);
+    assert_eq!([1, 2].map(|index| world.link(index).falls), [1, 1]);
+}
+
+#[test]
 fn when_every_link_is_dead_all_are_used_and_the_first_to_answer_has_all_flows() {
     let mut world = World::new(&[1, 2, 3]);
     world.run(seconds(1));
