@@ -458,6 +458,8 @@ fn regression_what_the_daemon_forwards_by_itself_does_not_go_on_beside_a_tunnel(
     let child = curl(&lab, &web.url(ByteCount::new(40_000_000)).unwrap());
     eventually("the relay has declined it", || text(&up.braid(&["log"]).stdout).contains("home does not open 203.0.113.10"));
     assert_eq!(up.status().unwrap()["counters"]["redirected"].as_u64(), Some(1));
+    // What is not connected yet when the tunnel comes up goes inside it.
+    eventually("it runs", || [0, 1].iter().any(|link| lab.counters(*link).unwrap().down.delivered_bytes > ByteCount::new(2_000_000)));
     client(&lab, "ip link add wg0 type veth peer name wg0peer");
     client(&lab, "ip link set wg0 arp off up");
     client(&lab, "ip link set wg0peer up");
