@@ -13,6 +13,7 @@
 #include "sendmsg.bpf.c"
 #include "redirect.bpf.c"
 #include "flows.bpf.c"
+#include "move.bpf.c"
 #include "count.bpf.c"
 
 char LICENSE[] SEC("license") = "GPL";

@@ -23,6 +23,11 @@
 /* A socket's routing mark is this plus the link's slot plus one; any other mark is foreign. */
 #define BRAID_MARK_BASE 0xB1D00000u
 #define BRAID_MARK_MASK 0xFFFFFF00u
+/* While a connect is moved from one link to another its mark also holds the slot it leaves, plus one, in the second byte. */
+#define BRAID_MOVE_MASK 0xFFFF0000u
+
+/* A SYN that nobody answers for so long is sent again by another link; the kernel itself sends it again after a second. */
+#define BRAID_UNANSWERED_NS 500000000ull
 
 /* The programs do nothing once the heartbeat is older than this. */
 #define BRAID_HEARTBEAT_NS 2000000000ull
@@ -170,6 +175,8 @@ struct braid_affinity_value {
 
 #define BRAID_FLOW_FILTERED 4u /* it goes direct though its destination runs Braid: programs of others filter its cgroup */
 
+#define BRAID_FLOW_MOVING 8u /* its connect was moved to another link: the socket is marked, and bound to no device until it is answered */
+
 struct braid_flow {
 	__u64 id; /* the socket's cookie */
 	__u64 started;
@@ -178,7 +185,7 @@ struct braid_flow {
 	__u64 rx; /* UDP only; TCP's counters are the kernel's own */
 	__u64 tx;
 	__u64 cgroup;
-	__u64 last; /* UDP only: the last datagram, to a tick of the kernel's (1 to 10 ms) */
+	__u64 last; /* UDP: the last datagram, to a tick of the kernel's (1 to 10 ms). TCP: the last SYN or move, then what the dump saw move */
 	struct braid_app_key app;
 	__u32 remote[4]; /* IPv6 or IPv4-mapped, network order */
 	__u16 port; /* remote, host order */
@@ -197,6 +204,11 @@ struct braid_flow {
 		__u32 answered; /* TCP: its handshake was answered, and counts among the link's signs */
 		__u32 tick; /* UDP: the kernel's tick in which `last` was written */
 	};
+	__u32 allowed; /* TCP: the links that its rule allowed when it began */
+	__u32 untried; /* TCP: those of them that its SYN has not been sent by since all had been */
+	__u8 moves; /* TCP: how often its connect was moved */
+	__u8 resent; /* TCP: how often its SYN was sent again */
+	__u8 pad[6];
 };
 
 /* One flow as a dump or an end event tells it. */
@@ -293,6 +305,7 @@ enum braid_counter {
 	BRAID_COUNT_ENDED,
 	BRAID_COUNT_REDIRECTED,
 	BRAID_COUNT_NOT_REDIRECTED, /* should have been, but there was no room, or the socket's kind has no way */
+	BRAID_COUNT_MOVED, /* connects that were moved to another link for want of an answer */
 	BRAID_COUNTERS
 };
 

@@ -269,4 +269,10 @@ BRAID_INLINE _Bool is_ours(__u32 mark)
 	return (mark & BRAID_MARK_MASK) == BRAID_MARK_BASE;
 }
 
+/* Whether it is the mark of a connect that is being moved. */
+BRAID_INLINE _Bool is_moving(__u32 mark)
+{
+	return (mark & BRAID_MOVE_MASK) == BRAID_MARK_BASE && !is_ours(mark);
+}
+
 #endif

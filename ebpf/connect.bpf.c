@@ -144,6 +144,20 @@ static __attribute__((noinline)) int connect_again(struct bpf_sock_addr *ctx, st
 	return KEEPS;
 }
 
+/* Takes back what a connect that was moved, and failed all the same, left behind; the mark that the socket has then. */
+static __attribute__((noinline)) int unmark(struct bpf_sock_addr *ctx)
+{
+	__u64 id = bpf_get_socket_cookie(ctx);
+	struct connection *own = last_of(id);
+	__u32 none = 0;
+
+	if (own) {
+		release(&own->flow, id);
+		bpf_map_delete_elem(&overflow, &id);
+	}
+	return bpf_setsockopt(ctx, SOL_SOCKET, SO_MARK, &none, sizeof(none)) ? BRAID_MARK_BASE : 0;
+}
+
 BRAID_INLINE int decide_connect(struct bpf_sock_addr *ctx, struct bpf_sock *socket, struct request *request, _Bool was_redirected)
 {
 	const struct braid_params *now;
@@ -166,6 +180,8 @@ BRAID_INLINE int decide_connect(struct bpf_sock_addr *ctx, struct bpf_sock *sock
 				return again == KEEPS ? ALLOW : refuse();
 			asked.device = 0;
 		}
+		if (is_moving(asked.mark))
+			asked.mark = unmark(ctx);
 	} else {
 		read_socket_options(socket, &asked);
 		forget(ctx, socket, asked.mark);

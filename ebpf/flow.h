@@ -199,6 +199,10 @@ BRAID_INLINE void fill(struct braid_flow *flow, const struct braid_params *now, 
 	flow->scheduler = now->scheduler;
 	flow->rule = request->rule;
 	flow->answered = 0;
+	flow->allowed = request->allowed;
+	flow->untried = request->allowed & ~(1u << (request->slot & (BRAID_MAX_LINKS - 1)));
+	flow->moves = 0;
+	flow->resent = 0;
 }
 
 /* The TCP flow with this id in its place, or NULL: it may be in `overflow`. */
@@ -269,6 +273,25 @@ static __attribute__((noinline)) int unfollow(const struct request *request)
 		release(&entry->flow, id);
 	bpf_map_delete_elem(&overflow, &id);
 	return 0;
+}
+
+/* ------------------------------------------------------------------ what connections suffer */
+
+/* Tells of a segment that was not answered in time. `detail` as in `struct braid_event`. */
+BRAID_INLINE void note_timeout(const struct braid_flow *flow, __u32 detail)
+{
+	__u32 key = flow->slot;
+	struct braid_signs *sign = bpf_map_lookup_elem(&signs, &key);
+	struct braid_event *event;
+
+	if (sign)
+		__sync_fetch_and_add(&sign->timeouts[flow->family == 6], 1);
+	event = new_event(BRAID_EVENT_SUFFERING);
+	if (!event)
+		return;
+	event->detail = detail;
+	event->row.flow = *flow;
+	bpf_ringbuf_submit(event, 0);
 }
 
 /* ------------------------------------------------------------------ the end of a flow */

@@ -6,6 +6,8 @@
  *   retransmission      reports what connections suffer: SYNs and segments without an answer. Not by `sockops`, which the kernel runs eight
  *                       times a connection, at both ends.
  *   connections, flows  dump the living flows, TCP's and UDP's, and bring their reservations up to date.
+ *
+ * `move.bpf.c` moves connects that nobody answers.
  */
 #include "flow.h"
 
@@ -38,23 +40,7 @@ int braid_release(struct bpf_sock *ctx)
 
 /* ------------------------------------------------------------------ what connections suffer */
 
-BRAID_INLINE void note_timeout(const struct braid_flow *flow, __u32 detail)
-{
-	__u32 key = flow->slot;
-	struct braid_signs *sign = bpf_map_lookup_elem(&signs, &key);
-	struct braid_event *event;
-
-	if (sign)
-		__sync_fetch_and_add(&sign->timeouts[flow->family == 6], 1);
-	event = new_event(BRAID_EVENT_SUFFERING);
-	if (!event)
-		return;
-	event->detail = detail;
-	event->row.flow = *flow;
-	bpf_ringbuf_submit(event, 0);
-}
-
-BRAID_INLINE const struct braid_flow *flow_of(struct sock *socket)
+BRAID_INLINE struct braid_flow *flow_of(struct sock *socket)
 {
 	struct connection *connection = connection_of(bpf_get_socket_cookie(socket));
 
@@ -74,13 +60,24 @@ int braid_retransmission(__u64 *ctx)
 	const struct inet_connection_sock *connection = (const void *)socket;
 	__u32 timeouts = BPF_CORE_READ(connection, icsk_retransmits);
 	const struct tcp_skb_cb *control = (const void *)segment + bpf_core_field_offset(segment->cb);
-	const struct braid_flow *flow;
+	_Bool connecting = socket->__sk_common.skc_state == TCP_SYN_SENT;
+	struct braid_flow *flow;
 
 	if (!timeouts || BPF_CORE_READ(control, seq) != BPF_CORE_READ(tcp, snd_una))
 		return 0;
 	flow = flow_of(socket);
-	if (flow)
-		note_timeout(flow, (timeouts - 1) | (socket->__sk_common.skc_state == TCP_SYN_SENT ? 1u << 31 : 0));
+	if (!flow)
+		return 0;
+	if (connecting) {
+		_Bool moved = flow->resent < flow->moves;
+
+		flow->resent = timeouts;
+		flow->last = bpf_ktime_get_ns();
+		/* The link that it left was told when it left; the new one has not been asked before. */
+		if (moved)
+			return 0;
+	}
+	note_timeout(flow, (timeouts - 1) | (connecting ? 1u << 31 : 0));
 	return 0;
 }
 

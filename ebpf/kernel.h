@@ -108,6 +108,7 @@ struct sock {
 	struct sock_common __sk_common;
 	__u8 sk_userlocks : 4;
 	__u16 sk_protocol;
+	__u32 sk_mark;
 };
 
 struct ipv6_pinfo {

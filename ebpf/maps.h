@@ -24,10 +24,13 @@
 #define SOCK_BINDPORT_LOCK 8
 #define TCP_ESTABLISHED 1
 #define TCP_SYN_SENT 2
+#define TCP_TIME_WAIT 6
 #define TCP_CLOSE 7
 #define TCP_CLOSE_WAIT 8
 #define TCP_LAST_ACK 9
+#define TCP_LISTEN 10
 #define TCP_CLOSING 11
+#define TCP_NEW_SYN_RECV 12
 #define MSG_PEEK 2
 #define ENETUNREACH 101
 #define DNS_PORT 53

@@ -61,6 +61,7 @@ fn report(object: &str, trial: ProgramTrial) -> ProgramReport {
         Needed::Always => "always",
         Needed::CountCalls => "calls",
         Needed::CountPackets => "packets",
+        Needed::MoveConnects => "move",
     };
     ProgramReport { object: object.to_owned(), program: trial.name, needed, instructions, refusal }
 }

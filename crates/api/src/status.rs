@@ -86,6 +86,8 @@ pub struct Counters {
     pub redirected: Option<u64>,
     /// Connections that should have been, and went direct for want of room or of a way.
     pub not_redirected: Option<u64>,
+    /// Connects moved to another link, since nobody answered them on theirs.
+    pub moved: Option<u64>,
 }
 
 /// One link.

@@ -100,6 +100,7 @@ fn document_of(mut section: Section<'_>, world: &World) -> Config {
         config.probe = mode;
     }
     config.probe_targets = section.take("probe_targets").map(targets::probe_targets).unwrap_or_default();
+    config.move_connects = section.take("move_connects").and_then(|value| value.flag()).unwrap_or(true);
     if let Some(value) = section.take_renamed("reconnect_after", "destroy_stuck_after") {
         let never = value.is_text() && value.text() == Some("never");
         config.reconnect_after = if never { None } else { value.duration().or(config.reconnect_after) };

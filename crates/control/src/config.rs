@@ -23,6 +23,8 @@ pub struct Config {
     pub probe: ProbeMode,
     /// What is probed where a link's entry does not say, besides the gateway and the last destination that answered.
     pub probe_targets: Vec<ProbeTarget>,
+    /// A connect that nobody answers is moved to another link.
+    pub move_connects: bool,
     /// A flow on a dead link is ended after this long; `None`: never.
     pub reconnect_after: Option<Duration>,
     /// End also those flows whose rule pins them to the dead link.
@@ -54,6 +56,7 @@ impl Default for Config {
             policy: Policy::default(),
             probe: ProbeMode::default(),
             probe_targets: Vec::new(),
+            move_connects: true,
             reconnect_after: Some(Duration::from_secs(5)),
             destroy_pinned: false,
             detect: Detect::default(),

@@ -91,6 +91,8 @@ pub struct Core<S> {
     ending: BTreeSet<FlowId>,
     /// When the next flow on a dead link is to be ended.
     stuck_due: Option<Time>,
+    /// When connects that wait for an answer are to be moved; by the last poll.
+    unanswered_due: Option<Time>,
     /// When steering is to hear again that the daemon lives.
     beat_due: Time,
     /// When each link (and family) was judged dead.
@@ -151,6 +153,7 @@ impl<S: Steering> Core<S> {
             plan: None,
             ending: BTreeSet::new(),
             stuck_due: None,
+            unanswered_due: None,
             beat_due: now,
             dead_since: BTreeMap::new(),
             todo: Todo::default(),
@@ -289,7 +292,8 @@ impl<S: Steering> Core<S> {
         self.find_stuck(now);
         let servers = self.age_servers(now);
         let refusals = self.age_refusals(now);
-        servers.and(refusals).and(self.update_params(now))
+        let moved = self.move_connects(now);
+        servers.and(refusals).and(moved).and(self.update_params(now))
     }
 
     fn note_deaths(&mut self, now: Time) {

@@ -59,6 +59,7 @@ pub struct FakeSteering {
     /// Fails every n-th call, if set.
     chaos: Option<u64>,
     calls: u64,
+    moves_connects: bool,
 }
 
 impl FakeSteering {
@@ -70,6 +71,11 @@ impl FakeSteering {
     /// Every `n`-th call fails from now on, or none.
     pub fn set_chaos(&mut self, n: Option<u64>) {
         self.chaos = n.map(|n| n.max(1));
+    }
+
+    /// Whether connects that nobody answers are moved when that is asked for; not at first, as where the kernel cannot do it.
+    pub fn set_moves_connects(&mut self, moves: bool) {
+        self.moves_connects = moves;
     }
 
     fn call(&mut self, action: &'static str) -> Result<(), SteeringError> {
@@ -201,6 +207,9 @@ impl FakeSteering {
             segments_out: Some(1),
             delivery_rate: None,
             connecting: true,
+            unanswered_since: (family == Family::V4 && mask.iter().count() > 1).then_some(now),
+            moves: 0,
+            moving: false,
             filtered,
         };
         self.flows.insert(id, row);
@@ -224,7 +233,7 @@ impl FakeSteering {
     /// A flow's handshake was answered.
     pub fn answer(&mut self, now: Time, id: FlowId) {
         if let Some(row) = self.flows.get_mut(&id) {
-            row.connecting = false;
+            (row.connecting, row.unanswered_since) = (false, None);
             let signs =
                 self.signs.entry((row.slot, row.family)).or_insert(Signs { answered: 0, answered_at: now, remote: None, timeouts: 0 });
             signs.answered += 1;
@@ -238,7 +247,7 @@ impl FakeSteering {
         if let Some(row) = self.flows.get_mut(&id) {
             row.rx += rx;
             row.tx += tx;
-            row.connecting = false;
+            (row.connecting, row.unanswered_since) = (false, None);
         }
     }
 
@@ -384,6 +393,21 @@ impl Steering for FakeSteering {
 
     fn end_dump(&mut self, _now: Time, dumped: Vec<FlowRow>) -> Result<Vec<FlowRow>, SteeringError> {
         Ok(dumped)
+    }
+
+    fn move_connects(&mut self) -> Result<(), SteeringError> {
+        self.call("move connects that nobody answers")?;
+        let Some(params) = self.params.as_ref().filter(|_| self.moves_connects) else { return Ok(()) };
+        for row in self.flows.values_mut().filter(|row| row.unanswered_since.is_some()) {
+            let to = params.usable.v4.iter().find(|slot| *slot != row.slot);
+            let to = to.and_then(|slot| Some((slot, params.links[slot].as_ref()?.index)));
+            row.unanswered_since = None;
+            if let Some((slot, link)) = to {
+                (row.slot, row.link, row.moves) = (slot, link, row.moves + 1);
+                self.counters.moved += 1;
+            }
+        }
+        Ok(())
     }
 
     fn load_table(&mut self) -> Result<LoadTable, SteeringError> {

@@ -1,6 +1,7 @@
 //! What the daemon needs of whatever steers flows: the Linux BPF programs, or the fake in tests.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
 
 use braid_decide::connection::{LoadTable, Mode};
 use braid_model::{Affinity, ByteCount, Class, Direction, Family, FlowId, LinkIndex, LinkSet, MAX_LINKS, PerFamily, Protocol, Rate, Time};
@@ -252,6 +253,12 @@ pub struct FlowRow {
     pub delivery_rate: Option<Rate>,
     /// Whether its handshake has not been answered yet.
     pub connecting: bool,
+    /// Since when its SYN waits for an answer, if it may be moved to another link ([`Steering::move_connects`]).
+    pub unanswered_since: Option<Time>,
+    /// How often its connect was moved to another link for want of an answer.
+    pub moves: u8,
+    /// Its connect was moved, and what that takes is still on its socket.
+    pub moving: bool,
     /// It goes direct though its destination runs Braid: BPF programs of others filter its cgroup.
     pub filtered: bool,
 }
@@ -321,6 +328,8 @@ pub struct SteeringCounters {
     pub redirected: u64,
     /// Connections that should have been, and went direct for want of room or of a way.
     pub not_redirected: u64,
+    /// Connects moved to another link for want of an answer.
+    pub moved: u64,
 }
 
 /// What an application's flows to one port are expected to move (kept by the steering itself, by DBAS eq. 1).
@@ -339,6 +348,10 @@ pub struct DemandEstimate {
     /// When it changed last.
     pub updated: Time,
 }
+
+/// A SYN without an answer for so long is sent again by another link (`BRAID_UNANSWERED_NS`). The kernel sends it again after a second
+/// (RFC 6298, section 2): half of it leaves the daemon time, and most paths an answer.
+pub const UNANSWERED: Duration = Duration::from_millis(500);
 
 /// Dumps the flows, on any thread.
 pub type Dump<W> = Box<dyn FnOnce() -> Result<W, SteeringError> + Send>;
@@ -382,6 +395,9 @@ pub trait Steering {
         let dumped = dump()?;
         self.end_dump(now, dumped)
     }
+    /// Moves connects whose SYN has waited [`UNANSWERED`] for an answer to another link that their rules allow, before the kernel sends it
+    /// again, and settles those that were moved and answered. Where the system cannot do that they wait.
+    fn move_connects(&mut self) -> Result<(), SteeringError>;
     /// The loads as the next decision will see them, with the parameters in force.
     fn load_table(&mut self) -> Result<LoadTable, SteeringError>;
     /// What connections tell of the link in `slot`.

@@ -219,8 +219,10 @@ async fn live(
         again: None,
         unapplied: None,
         troubles: BTreeMap::new(),
+        connects_move: false,
     };
     daemon.follow_firewall();
+    daemon.let_connects_move();
     let first = daemon.network.borrow_and_update().clone();
     // What fails now is no passing trouble: better no daemon than half of one.
     daemon.on_network(first)?;
@@ -292,6 +294,8 @@ struct Daemon<'a> {
     unapplied: Option<(TablePlan, Time)>,
     /// What failed lately and is tried again, by what was tried.
     troubles: BTreeMap<&'static str, Trouble>,
+    /// The kernel lets connects go on by another link.
+    connects_move: bool,
 }
 
 /// Something that failed and is tried again.
@@ -517,6 +521,15 @@ impl Daemon<'_> {
         self.log_and_retry("cannot follow the network", taken);
     }
 
+    /// Has the kernel let connects go on by another link, if that is wanted and has not been done.
+    fn let_connects_move(&mut self) {
+        if self.connects_move || !self.core.config().move_connects {
+            return;
+        }
+        let done = netlink::let_connects_move();
+        self.connects_move = self.log_and_retry("connects that nobody answers stay on their link", done).is_some();
+    }
+
     fn on_tick(&mut self) {
         let done = self.core.tick(now());
         self.log_and_retry(STEERING, done);
@@ -539,6 +552,7 @@ impl Daemon<'_> {
             // A second after the last was due, not after it was done; but no rush after a sleep.
             let late = started.since(self.next_second) > TICK * 4;
             self.next_second = if late { started } else { self.next_second } + Duration::from_secs(1);
+            self.let_connects_move();
             self.on_second(started);
             // systemd starts a daemon anew that falls silent (`WatchdogSec=`).
             notify("WATCHDOG=1");

@@ -5,11 +5,12 @@
 //! | priority | rule | why there |
 //! |---|---|---|
 //! | 32763 | `from ADDR to SUBNET lookup T` | two links on one subnet: their neighbours are reached, and answered, by the link whose address is used |
+//! | 32763 | `from ADDR fwmark MOVED unreachable` | IPv4: a connect that leaves this link for another must find that its address leads nowhere |
 //! | 32764 | `oif DEVICE lookup main` | IPv4, without foreign rules at 32764 or 32765: bound sockets find all they need there in one look-up; a TCP connect makes three |
 //! | 32764 | `lookup main suppress_prefixlength 0` | specific routes win over the links' default routes |
 //! | 32765 | `oif DEVICE lookup T` | sockets bound to the link, where the main table has no default route by it: in IPv6 they would have no route |
 //! | 32765 | `from ADDR lookup T` | replies and sockets bound to an address; strict `rp_filter` asks this rule too |
-//! | 32765 | `fwmark MARK lookup T` | packets steered by mark |
+//! | 32765 | `fwmark MARK lookup T` | packets steered by mark, whatever link a moved connect came from |
 //! | 32766 | `lookup main` | the system's own |
 //!
 //! They must come behind every foreign rule, so that VPNs keep precedence. A rule added without a priority (wg-quick, for one) is put in
@@ -51,6 +52,11 @@ pub const fn is_our_table(table: u32) -> bool {
 pub const fn mark(slot: usize) -> u32 {
     MARK_BASE | (slot as u32 + 1)
 }
+
+/// The bits of a mark that name the link: beside them a connect that is moved has the slot it leaves, plus one ([`LEFT_MASK`]).
+const LINK_MASK: u32 = 0xFFFF_00FF;
+/// The bits of a mark that name the link which a connect leaves (`BRAID_MOVE_MASK`).
+const LEFT_MASK: u32 = 0xFFFF_FF00;
 
 /// Whether `mark` is one of ours, of whatever slot.
 pub const fn is_ours(mark: u32) -> bool {
@@ -137,12 +143,16 @@ fn rules(slot: usize, facts: &LinkFacts, family: Family, subnets: &[IpNet], othe
     let by_link = rule(family, BY_LINK, table(slot));
     let mut rules = vec![
         RuleFacts { output: Some(facts.name.clone()), ..by_link.clone() },
-        RuleFacts { mark: Some((mark(slot), u32::MAX)), ..by_link.clone() },
+        RuleFacts { mark: Some((mark(slot), LINK_MASK)), ..by_link.clone() },
     ];
     let shared: Vec<&IpNet> = subnets.iter().filter(|net| others.iter().any(|other| overlap(**net, *other))).collect();
     for address in addresses(facts, family) {
         let source = Some(IpNet::from(address));
         rules.push(RuleFacts { source, ..by_link.clone() });
+        if family == Family::V4 {
+            let left = Some((MARK_BASE | (slot as u32 + 1) << 8, LEFT_MASK));
+            rules.push(RuleFacts { source, mark: left, priority: SHARED_SUBNET, action: RuleAction::Refuse, ..by_link.clone() });
+        }
         rules.extend(shared.iter().map(|subnet| RuleFacts {
             source,
             destination: Some(**subnet),
@@ -190,7 +200,8 @@ fn metric(family: Family, metric: u32) -> u32 {
     if family == Family::V6 && metric == 0 { 1024 } else { metric }
 }
 
-fn rule(family: Family, priority: u32, table: u32) -> RuleFacts {
+/// A rule of ours without selectors.
+pub fn rule(family: Family, priority: u32, table: u32) -> RuleFacts {
     RuleFacts {
         family,
         priority,
@@ -290,13 +301,17 @@ mod tests {
 
     fn shown(plan: &TablePlan) -> Vec<String> {
         let rules = plan.rules.iter().map(|rule| {
-            let RuleAction::Table(table) = rule.action else { panic!("{rule:?}") };
+            let action = match rule.action {
+                RuleAction::Table(table) => format!("lookup {table}"),
+                RuleAction::Refuse => "unreachable".to_owned(),
+                _ => panic!("{rule:?}"),
+            };
             let source = rule.source.map_or(String::new(), |net| format!(" from {net}"));
             let to = rule.destination.map_or(String::new(), |net| format!(" to {net}"));
             let mark = rule.mark.map_or(String::new(), |(value, _)| format!(" mark {value:x}"));
             let output = rule.output.as_ref().map_or(String::new(), |name| format!(" oif {name}"));
             let suppress = if rule.suppress_prefix_len == Some(0) { " suppress 0" } else { "" };
-            format!("{}{source}{to}{output}{mark} lookup {table}{suppress}", rule.priority)
+            format!("{}{source}{to}{output}{mark} {action}{suppress}", rule.priority)
         });
         let routes = plan.routes.iter().map(|route| {
             let via = route.hops[0].gateway.map_or(String::new(), |gateway| format!(" via {gateway}"));
@@ -319,7 +334,9 @@ mod tests {
             "32765 oif link2 lookup 47000",
             "32765 oif link5 lookup 47001",
             "32765 from 10.0.0.2/32 lookup 47000",
+            "32763 from 10.0.0.2/32 mark b1d00100 unreachable",
             "32765 from 10.0.1.2/32 lookup 47001",
+            "32763 from 10.0.1.2/32 mark b1d00200 unreachable",
             "32765 mark b1d00001 lookup 47000",
             "32765 mark b1d00002 lookup 47001",
             "32764 lookup 254 suppress 0",
@@ -379,7 +396,7 @@ mod tests {
         let mut modem = link(2, &["10.64.1.7/32"], &[]);
         modem.gateways.v4.push(DefaultRoute { gateway: None, metric: 700 });
         let (snapshot, slots) = network(vec![modem]);
-        assert_eq!(shown(&plan(&snapshot, &slots))[5..], ["47000: 0.0.0.0/0 dev #2 src 10.64.1.7 metric 700"]);
+        assert_eq!(shown(&plan(&snapshot, &slots))[6..], ["47000: 0.0.0.0/0 dev #2 src 10.64.1.7 metric 700"]);
     }
 
     #[test]
@@ -410,7 +427,7 @@ mod tests {
         assert!(refused[&LinkIndex(3)].starts_with("link2 and link3 both have the address 192.168.42.129"), "{refused:?}");
         let plan = plan(&snapshot, &slots);
         assert!(
-            plan.routes.iter().all(|route| route.table != table(1)) && plan.rules.iter().all(|rule| rule.mark != Some((mark(1), u32::MAX)))
+            plan.routes.iter().all(|route| route.table != table(1)) && plan.rules.iter().all(|rule| rule.mark != Some((mark(1), LINK_MASK)))
         );
     }
 

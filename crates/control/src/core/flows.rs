@@ -15,7 +15,7 @@ use super::Core;
 use super::apps::Ended;
 use super::living::{self, Living, Progress};
 use crate::history::AppPulse;
-use crate::steering::{AppId, Dump, FlowRow, Steering, SteeringError, SteeringEvent};
+use crate::steering::{AppId, Dump, FlowRow, Steering, SteeringError, SteeringEvent, UNANSWERED};
 
 /// Ended flows remembered for people to look at.
 const RECENT: usize = 256;
@@ -137,6 +137,7 @@ impl<S: Steering> Core<S> {
             link.living = [ByteCount::ZERO; 2];
         }
         self.ended.clear();
+        self.unanswered_due = if self.config.move_connects { rows.iter().filter_map(|row| unanswered_due(row, now)).min() } else { None };
         let costs = self.byte_costs(now);
         let (links, by_app, apps) = (&mut self.links, &mut self.moved, &mut self.apps);
         self.flows = self.flows.next(rows, |row, before| {
@@ -215,6 +216,15 @@ impl<S: Steering> Core<S> {
         }
     }
 
+    /// Moves connects that wait for an answer, when that is due. The next poll tells what is due then.
+    pub(super) fn move_connects(&mut self, now: Time) -> Result<(), SteeringError> {
+        if self.unanswered_due.is_none_or(|due| due > now) {
+            return Ok(());
+        }
+        self.unanswered_due = None;
+        self.steering.move_connects()
+    }
+
     /// What applications moved since the last call; those that moved nothing are left out.
     pub fn take_moved(&mut self) -> Vec<AppPulse> {
         let moved = std::mem::take(&mut self.moved);
@@ -262,6 +272,12 @@ impl<S: Steering> Core<S> {
         }
         busy
     }
+}
+
+/// When its connect is to be moved, or settled after it was.
+fn unanswered_due(row: &FlowRow, now: Time) -> Option<Time> {
+    let settled = (row.moving && !row.connecting).then_some(now);
+    row.unanswered_since.map(|since| since + UNANSWERED).or(settled)
 }
 
 /// Whether a sender has more to send than its way takes: by the kernel's word, which stands until it has sent as much again, so that it

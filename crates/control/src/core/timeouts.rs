@@ -21,6 +21,8 @@ pub enum Due {
     RoundTrip(LinkIndex),
     /// A flow has been on a dead link for as long as it may.
     Stuck,
+    /// A connect has waited for an answer for long enough, or one that was moved is to be settled.
+    Unanswered,
     /// A host has not shown for too long that it runs Braid.
     Servers,
     /// A relay's refusal of a destination is too old.
@@ -42,6 +44,7 @@ impl<S: Steering> Core<S> {
         });
         let own = [
             self.stuck_due.map(|at| (at, Due::Stuck)),
+            self.unanswered_due.map(|at| (at, Due::Unanswered)),
             self.servers_due.map(|at| (at, Due::Servers)),
             self.refused_due.map(|at| (at, Due::Refusals)),
             self.params_due.map(|at| (at, Due::Params)),

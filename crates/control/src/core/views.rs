@@ -34,6 +34,7 @@ impl<S: Steering> Core<S> {
                 lost_events: count(|counters| counters.lost_events),
                 redirected: count(|counters| counters.redirected),
                 not_redirected: count(|counters| counters.not_redirected),
+                moved: count(|counters| counters.moved),
             },
             battery: self.supply.map(|supply| Battery {
                 level: supply.level,

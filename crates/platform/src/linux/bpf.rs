@@ -46,6 +46,8 @@ pub struct BpfSteering {
     ebpf: aya::Ebpf,
     /// They dump the TCP flows, those in `overflow`, and those of connected UDP sockets.
     iterators: Arc<[OwnedFd]>,
+    /// Moves connects that nobody answers; or why it cannot.
+    mover: Result<OwnedFd, String>,
     events: RingBuf<MapData>,
     params: SteerParams,
     bank: u32,
@@ -397,6 +399,14 @@ impl Steering for BpfSteering {
         Ok(rows)
     }
 
+    fn move_connects(&mut self) -> Result<(), SteeringError> {
+        let Ok(mover) = &self.mover else { return Ok(()) };
+        let fail = |error: std::io::Error| SteeringError { action: "move connects that nobody answers", reason: error.to_string() };
+        // Reading runs the program; it writes nothing.
+        sys::start_iterator(mover.as_fd()).map_err(fail)?.read_to_end(&mut Vec::new()).map_err(fail)?;
+        Ok(())
+    }
+
     fn load_table(&mut self) -> Result<LoadTable, SteeringError> {
         let raw = self.raw_load_table()?;
         Ok(convert::load_table(&raw, &self.params))
@@ -415,13 +425,14 @@ impl Steering for BpfSteering {
             let values = map.get(&(index as u32), 0).map_err(failed("read the counters"))?;
             *sum = values.iter().sum();
         }
-        let [steered, left_alone, denied, failed, untracked, lost_events, ended, redirected, not_redirected] = sums;
-        Ok(SteeringCounters { steered, left_alone, denied, failed, untracked, lost_events, ended, redirected, not_redirected })
+        let [steered, left_alone, denied, failed, untracked, lost_events, ended, redirected, not_redirected, moved] = sums;
+        Ok(SteeringCounters { steered, left_alone, denied, failed, untracked, lost_events, ended, redirected, not_redirected, moved })
     }
 
     fn warnings(&self) -> Vec<String> {
         let missing = Family::ALL.map(|family| (family, self.missing_prefixes[family as usize]));
         let missing = missing.into_iter().filter(|(_, count)| *count > 0);
+        let unmoved = self.mover.as_ref().err().map(|reason| format!("connects that nobody answers stay on their link: {reason}"));
         let uncounted = self.uncounted.iter().map(|reason| format!("UDP traffic is steered but not counted: {reason}"));
         missing
             .map(|(family, count)| {
@@ -429,6 +440,7 @@ impl Steering for BpfSteering {
                 format!("{count} {family} prefixes more than the {room} the kernel's side holds: what they cover is left alone")
             })
             .chain(uncounted)
+            .chain(unmoved)
             .collect()
     }
 

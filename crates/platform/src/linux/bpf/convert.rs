@@ -287,8 +287,18 @@ pub(super) fn flow_row(raw: &abi::FlowRow) -> Option<FlowRow> {
         segments_out: tcp.then_some(raw.segments_out),
         delivery_rate: (raw.delivery_rate > 0).then(|| Rate::from_bps(raw.delivery_rate.saturating_mul(8))),
         connecting: tcp && raw.state == TCP_SYN_SENT,
+        unanswered_since: movable(raw).then(|| Time::from_nanos(flow.last)),
+        moves: flow.moves,
+        moving: flow.flags & abi::flow::MOVING != 0,
         filtered: flow.flags & abi::flow::FILTERED != 0,
     })
+}
+
+/// Whether it waits for an answer, and may be moved: its SYN has been sent since the last move, and its rule allows another link.
+fn movable(raw: &abi::FlowRow) -> bool {
+    let flow = &raw.flow;
+    let others = flow.allowed & !1u32.checked_shl(flow.slot).unwrap_or(0);
+    flow.protocol == IPPROTO_TCP && raw.state == TCP_SYN_SENT && flow.family == 4 && others != 0 && flow.resent >= flow.moves
 }
 
 pub(super) fn redirected(raw: &abi::Arrival) -> RedirectedFlow {

@@ -104,6 +104,8 @@ pub enum Needed {
     CountCalls,
     /// Counts datagrams by packet.
     CountPackets,
+    /// Moves connects that nobody answers; without it they wait.
+    MoveConnects,
 }
 
 /// One program of the object, loaded alone.
@@ -143,6 +145,8 @@ fn needed(name: &str) -> Needed {
         Needed::CountCalls
     } else if COUNT_PACKETS.contains(&name) {
         Needed::CountPackets
+    } else if name == MOVE {
+        Needed::MoveConnects
     } else {
         Needed::Always
     }
@@ -245,12 +249,14 @@ impl BpfSteering {
         let counters = load_counters(&mut ebpf, counters, &btf)?;
         let dumps = [("braid_connections", "connections"), ("braid_connections", "overflow"), ("braid_flows", "flows")];
         let iterators = dumps.into_iter().map(|(name, map)| attach_iterator(&ebpf, name, map)).collect::<Result<_, _>>()?;
+        let mover = load_mover(&mut ebpf, &btf).map_err(|error| error.to_string());
         let events = RingBuf::try_from(take_map(&mut ebpf, "events")?).map_err(|error| LoadError::Object { reason: detail(&error) })?;
         let netns = sys::netns_cookie()
             .map_err(|error| LoadError::System { action: "name this network namespace (SO_NETNS_COOKIE)", reason: error.to_string() })?;
         Ok(Self {
             ebpf,
             iterators,
+            mover,
             events,
             params: no_params(),
             bank: 0,
@@ -300,6 +306,8 @@ const COUNT_PACKETS: [&str; 2] = ["braid_egress", "braid_ingress"];
 /// Show redirected sockets the addresses they asked for.
 const SHOW: [&str; 6] =
     ["braid_getpeername4", "braid_getpeername6", "braid_getsockname4", "braid_getsockname6", "braid_recvmsg4", "braid_recvmsg6"];
+/// Moves connects that nobody answers.
+const MOVE: &str = "braid_move";
 const PROGRAMS: [&str; 9] = [
     "braid_release",
     "braid_state",
@@ -374,6 +382,7 @@ fn load_program(program: &mut Program, name: &str, btf: &Btf) -> Result<(), Refu
             BtfTracePoint::load(program, tracepoint, btf)
         }
         Program::Iter(program) if name == "braid_flows" => Iter::load(program, "bpf_sk_storage_map", btf),
+        Program::Iter(program) if name == MOVE => Iter::load(program, "tcp", btf),
         Program::Iter(program) => Iter::load(program, "bpf_map_elem", btf),
         _ => return Err(Refusal { reason: "it is of no known kind".to_owned(), log: String::new() }),
     };
@@ -416,7 +425,14 @@ fn attach_iterator(ebpf: &aya::Ebpf, name: &'static str, map: &str) -> Result<Ow
     };
     let program = ebpf.program(name).and_then(|program| program.fd().ok());
     let program = program.ok_or_else(|| refused("it is not loaded".to_owned()))?;
-    sys::attach_iterator(program.as_fd(), map.fd().as_fd()).map_err(|error| refused(error.to_string()))
+    sys::attach_iterator(program.as_fd(), Some(map.fd().as_fd())).map_err(|error| refused(error.to_string()))
+}
+
+/// Loads what moves connects, and attaches it to the TCP sockets of this network namespace.
+fn load_mover(ebpf: &mut aya::Ebpf, btf: &Btf) -> Result<OwnedFd, LoadError> {
+    load_programs(ebpf, &[MOVE], btf)?;
+    let program = program(ebpf, MOVE)?.fd().map_err(|error| refused(MOVE, error.to_string()))?;
+    sys::attach_iterator(program.as_fd(), None).map_err(|error| refused(MOVE, error.to_string()))
 }
 
 /// Whether the running kernel's version is this or later; false if it cannot be told.

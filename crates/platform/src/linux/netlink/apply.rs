@@ -20,6 +20,8 @@ use super::talk::Conversation;
 /// (RFC 4193 has them chosen by lot), and local here: nothing that is sent there leaves the machine.
 pub const LOOPBACK_PREFIX: IpNet = IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfd62, 0x7261, 0x6964, 0x5757, 0, 0, 0, 0), 64));
 
+/// Where the note of [`let_connects_move`] stands: behind all that leads anywhere.
+const NOTE_PRIORITY: u32 = 32_765;
 /// `RT_TABLE_LOCAL`, where every rule looks first.
 const LOCAL_TABLE: u32 = 255;
 /// `LOOPBACK_IFINDEX` of the kernel: the first device of every namespace.
@@ -37,6 +39,9 @@ pub enum ApplyError {
     /// What stands there now could not be read.
     #[error(transparent)]
     Dump(#[from] DumpError),
+    /// `net.ipv4.ip_dynaddr` cannot be written.
+    #[error("cannot write net.ipv4.ip_dynaddr: {0}; a sandbox may forbid it: a service needs ReadWritePaths=/proc/sys/net/ipv4/ip_dynaddr")]
+    Dynaddr(#[source] io::Error),
     /// One entry was refused.
     #[error("cannot {verb} {entry}: {source}; {}", remedy(.source))]
     Refused {
@@ -58,6 +63,33 @@ fn remedy(error: &io::Error) -> &'static str {
         Some(libc::EOPNOTSUPP | libc::EAFNOSUPPORT) => "the kernel needs CONFIG_IP_MULTIPLE_TABLES and CONFIG_IPV6_MULTIPLE_TABLES",
         _ => "`braid doctor` tells what this kernel can do",
     }
+}
+
+/// The mark of the rule that notes that [`let_connects_move`] changed the kernel's setting. No packet has it.
+const NOTE_MARK: (u32, u32) = (0xB1D0_FF00, u32::MAX);
+/// The kernel's setting: whether a connect whose source address leads nowhere any more looks for another (`ip_dynaddr`, ip-sysctl).
+const DYNADDR: &str = "/proc/sys/net/ipv4/ip_dynaddr";
+
+fn note() -> RuleFacts {
+    let refuse = RuleFacts { action: RuleAction::Refuse, mark: Some(NOTE_MARK), ..braid_decide::tables::rule(Family::V4, NOTE_PRIORITY, 0) };
+    RuleFacts { ours: true, ..refuse }
+}
+
+/// Has connects of this thread's namespace look for another source address where theirs leads nowhere (`net.ipv4.ip_dynaddr`), until [`sweep`]
+/// takes it back. A setting that is on is left as it is. That it was off is noted in the kernel itself, by a rule that no packet meets: like
+/// that whoever sweeps finds it, however the daemon ended.
+pub fn let_connects_move() -> Result<(), ApplyError> {
+    if read_dynaddr() != Some(0) {
+        return Ok(());
+    }
+    let mut changes = Changes::open()?;
+    changes.make("add", rule_text(&note()), add_rule(&note()), libc::EEXIST);
+    changes.finish()?;
+    std::fs::write(DYNADDR, "1").map_err(ApplyError::Dynaddr)
+}
+
+fn read_dynaddr() -> Option<u8> {
+    std::fs::read_to_string(DYNADDR).ok()?.trim().parse().ok()
 }
 
 /// How many entries were removed.
@@ -84,7 +116,7 @@ pub fn apply(plan: &TablePlan, snapshot: &NetworkSnapshot) -> Result<(), ApplyEr
     // What a gateway is reached by comes before the gateway.
     wanted_routes.sort_by_key(|route| route.hops.iter().any(|hop| hop.gateway.is_some()));
     let standing_routes: Vec<_> = snapshot.routes.iter().filter(|route| route.ours).map(settled).collect();
-    let standing_rules: Vec<_> = snapshot.rules.iter().filter(|rule| rule.ours).collect();
+    let standing_rules: Vec<_> = snapshot.rules.iter().filter(|rule| rule.ours && rule.mark != Some(NOTE_MARK)).collect();
 
     let mut changes = Changes::open()?;
     for route in wanted_routes.iter().filter(|route| !standing_routes.contains(route)) {
@@ -128,6 +160,10 @@ pub fn sweep() -> Result<Swept, ApplyError> {
     let mut changes = Changes::open()?;
     let mut swept = Swept::default();
     for rule in follow::rules(&mut changes.kernel)?.iter().filter(|rule| rule.ours) {
+        // Who has set it to something else meanwhile keeps that.
+        if rule.mark == Some(NOTE_MARK) && read_dynaddr() == Some(1) {
+            std::fs::write(DYNADDR, "0").map_err(ApplyError::Dynaddr)?;
+        }
         swept.rules += usize::from(changes.make("remove", rule_text(rule), remove_rule(rule), libc::ENOENT));
     }
     let on_loopback = |route: &RouteFacts| route.table == LOCAL_TABLE && route.destination == LOOPBACK_PREFIX;
@@ -250,7 +286,7 @@ fn rule_message(rule: &RuleFacts) -> RuleMessage {
         family: address_family(rule.family),
         dst_len: length(rule.destination),
         src_len: length(rule.source),
-        action: Action::ToTable,
+        action: if rule.action == RuleAction::Refuse { Action::Unreachable } else { Action::ToTable },
         ..Default::default()
     };
     message.attributes = vec![RuleAttribute::Priority(rule.priority), RuleAttribute::Protocol(PROTOCOL.into())];
@@ -287,8 +323,10 @@ fn rule_text(rule: &RuleFacts) -> String {
     if let Some((mark, mask)) = rule.mark {
         text += &format!(" fwmark {mark:#x}/{mask:#x}");
     }
-    if let RuleAction::Table(table) = rule.action {
-        text += &format!(" lookup {table}");
+    match rule.action {
+        RuleAction::Table(table) => text += &format!(" lookup {table}"),
+        RuleAction::Refuse => text += " unreachable",
+        RuleAction::Goto(_) | RuleAction::Nop | RuleAction::Other => {}
     }
     text
 }

@@ -74,7 +74,7 @@ abi! {
     Flow {
         id: u64, started: u64, demand: u64, reserved: u64, rx: u64, tx: u64, cgroup: u64, last: u64, app: AppKey,
         remote: [u32; 4], port: u16, protocol: u8, family: u8, slot: u32, ifindex: u32, process: u32, user: u32, flags: u32,
-        direction: u8, class: u8, scheduler: u8, rule: u8, answered_or_tick: u32,
+        direction: u8, class: u8, scheduler: u8, rule: u8, answered_or_tick: u32, allowed: u32, untried: u32, moves: u8, resent: u8, pad: [u8; 6],
     }
     /// `struct braid_flow_row`.
     FlowRow {
@@ -134,6 +134,7 @@ pub mod flow {
     pub const PENDING: u32 = 1;
     pub const MARKER: u32 = 2;
     pub const FILTERED: u32 = 4;
+    pub const MOVING: u32 = 8;
 }
 
 /// Flags of an [`Arrival`].
@@ -153,7 +154,7 @@ pub mod event {
 }
 
 /// Numbers of the counters.
-pub const COUNTERS: usize = 9;
+pub const COUNTERS: usize = 10;
 
 /// Reads a structure from the bytes of a dump or a ring buffer; `None` if there are too few.
 pub fn read<T: aya::Pod>(bytes: &[u8]) -> Option<T> {

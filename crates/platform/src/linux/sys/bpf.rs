@@ -57,16 +57,16 @@ fn owned(fd: i32) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// Attaches an iterator program to the elements of one map.
-pub fn attach_iterator(program: BorrowedFd<'_>, map: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let info = u64::from(map.as_raw_fd() as u32); // `union bpf_iter_link_info { struct { __u32 map_fd; } map; ... }`
+/// Attaches an iterator program to the elements of one map, or to what it walks without one.
+pub fn attach_iterator(program: BorrowedFd<'_>, map: Option<BorrowedFd<'_>>) -> io::Result<OwnedFd> {
+    let info = map.map(|map| u64::from(map.as_raw_fd() as u32)); // `union bpf_iter_link_info { struct { __u32 map_fd; } map; ... }`
     let mut attr = LinkCreate {
         prog_fd: program.as_raw_fd() as u32,
         target_fd: 0,
         attach_type: BPF_TRACE_ITER,
         flags: 0,
-        iter_info: std::ptr::from_ref(&info) as u64,
-        iter_info_len: size_of_val(&info) as u32,
+        iter_info: info.as_ref().map_or(0, |info| std::ptr::from_ref(info) as u64),
+        iter_info_len: info.map_or(0, |info| size_of_val(&info) as u32),
         pad: 0,
     };
     bpf(BPF_LINK_CREATE, &mut attr).map(owned)

@@ -1,0 +1,157 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Moves connects that nobody answers to another link, before the kernel sends the SYN again.
+ *
+ * The daemon starts this iterator over the namespace's TCP sockets when a SYN has waited for an answer for long enough. The socket is let off
+ * its device and marked with the slot it leaves and the one it goes to. A rule refuses that mark's packets from the old link's address, so with
+ * the next SYN the kernel looks for another source address (`net.ipv4.ip_dynaddr`), and another rule has the mark routed over the new link.
+ * IPv4 only: IPv6 keeps the source address for good.
+ *
+ * Once the connect is answered the socket is bound to the link whose address it has, and the mark goes: like that it lives on without Braid.
+ */
+#include "flow.h"
+
+struct bpf_iter__tcp {
+	struct bpf_iter_meta *meta;
+	struct sock_common *sk_common;
+} __attribute__((preserve_access_index));
+
+/* Chooses another link for the flow and reserves its demand there; BRAID_NO_SLOT without one. A function of its own, for the sake of the stack. */
+static __attribute__((noinline)) __u32 reserve_elsewhere(const struct braid_flow *flow, __u32 bank, __u32 allowed)
+{
+	struct request request = {};
+
+	request.allowed = allowed;
+	request.direction = flow->direction;
+	request.demand = flow->demand;
+	/* No place: the flow keeps its own. */
+	if (pick(&request, bank, 1, BRAID_NO_SLOT))
+		return BRAID_NO_SLOT;
+	return request.slot & (BRAID_MAX_LINKS - 1);
+}
+
+/*
+ * Moves what a flow weighs to `slot`, where `reserved` of it is booked already, with its link: one step, unless it has ended meanwhile.
+ */
+BRAID_INLINE _Bool transfer(struct braid_flow *flow, __u64 id, const struct braid_params *now, __u32 slot, __u64 reserved, __u32 flags)
+{
+	struct load_table *shared = the_load_table();
+	struct braid_link_load *old;
+	_Bool done = 0;
+
+	if (!shared)
+		return 0;
+	old = &shared->state.loads[flow->slot & (BRAID_MAX_LINKS - 1)];
+	bpf_spin_lock(&shared->lock);
+	if (flow->id == id && !(flow->flags & (BRAID_FLOW_PENDING | BRAID_FLOW_MARKER))) {
+		old->load[flow->direction & 1] -= flow->reserved;
+		old->flows--;
+		flow->slot = slot;
+		flow->ifindex = now->slots[slot & (BRAID_MAX_LINKS - 1)].ifindex;
+		flow->reserved = reserved;
+		flow->flags = (flow->flags & ~BRAID_FLOW_MOVING) | flags;
+		done = 1;
+	}
+	bpf_spin_unlock(&shared->lock);
+	return done;
+}
+
+BRAID_INLINE int set_mark(struct sock_common *socket, __u32 mark)
+{
+	return bpf_setsockopt(socket, SOL_SOCKET, SO_MARK, &mark, sizeof(mark));
+}
+
+static __attribute__((noinline)) int move_elsewhere(struct sock_common *socket, struct braid_flow *flow, const struct braid_params *now,
+						    __u32 bank)
+{
+	__u32 from = flow->slot & (BRAID_MAX_LINKS - 1), to, none = 0;
+	__u32 candidates = flow->untried & now->usable[0] & ~(1u << from);
+	__u64 id = flow->id, demand = flow->demand, time = bpf_ktime_get_ns();
+
+	if (!candidates)
+		candidates = flow->allowed & now->usable[0] & ~(1u << from);
+	if (!candidates || flow->resent < flow->moves || (__s64)(time - flow->last) < (__s64)BRAID_UNANSWERED_NS)
+		return 0;
+	to = reserve_elsewhere(flow, bank, candidates);
+	if (to == BRAID_NO_SLOT)
+		return 0;
+	if (set_mark(socket, BRAID_MARK_BASE | (from + 1) << 8 | (to + 1)))
+		goto refused;
+	if (bpf_setsockopt(socket, SOL_SOCKET, SO_BINDTODEVICE, &none, sizeof(none))) {
+		set_mark(socket, 0);
+		goto refused;
+	}
+	note_timeout(flow, flow->resent | 1u << 31);
+	if (!transfer(flow, id, now, to, demand, BRAID_FLOW_MOVING))
+		goto ended;
+	flow->untried = candidates & ~(1u << to);
+	flow->moves++;
+	flow->last = time;
+	count(BRAID_COUNT_MOVED);
+	return 0;
+refused:
+	count(BRAID_COUNT_FAILED);
+ended:
+	add_to_lane(to, flow->direction, -demand, -1);
+	return 0;
+}
+
+/* Binds the socket of an answered connect to the link whose address it has: an answer may have come just before the move took hold. */
+static __attribute__((noinline)) int settle(struct sock_common *socket, struct braid_flow *flow, const struct braid_params *now)
+{
+	const void *number = as_number(socket);
+	const struct sock *sk = number;
+	__u32 address = BPF_CORE_READ(sk, __sk_common.skc_rcv_saddr), mark = BPF_CORE_READ(sk, sk_mark);
+	__u32 to = flow->slot & (BRAID_MAX_LINKS - 1);
+	const struct braid_slot *slot = &now->slots[to];
+	__u64 id = flow->id, reserved = flow->reserved;
+
+	if (slot->source4 != address) {
+		__u32 from = ((mark >> 8 & 255) - 1) & (BRAID_MAX_LINKS - 1);
+
+		slot = &now->slots[from];
+		if (slot->source4 == address)
+			to = from;
+	}
+	/* Where the link cannot be told, it has several addresses, the mark stays: then it is what leads there. */
+	if (slot->ifindex && slot->source4 == address &&
+	    !bpf_setsockopt(socket, SOL_SOCKET, SO_BINDTODEVICE, (void *)slot->name, sizeof(slot->name)))
+		set_mark(socket, 0);
+	add_to_lane(to, flow->direction, reserved, 1);
+	if (!transfer(flow, id, now, to, reserved, 0))
+		add_to_lane(to, flow->direction, -reserved, -1);
+	return 0;
+}
+
+SEC("iter/tcp")
+int braid_move(struct bpf_iter__tcp *ctx)
+{
+	struct sock_common *socket = ctx->sk_common;
+	struct braid_control *switches;
+	const struct braid_params *now;
+	struct connection *connection;
+	__u32 zero = 0, bank;
+	__u8 state;
+
+	if (!socket)
+		return 0;
+	state = socket->skc_state;
+	/* Sockets in the making and in their last wait are no full ones. */
+	if (state == TCP_CLOSE || state == TCP_TIME_WAIT || state == TCP_NEW_SYN_RECV || state == TCP_LISTEN)
+		return 0;
+	connection = connection_of(bpf_get_socket_cookie(socket));
+	if (!connection || connection->flow.family != 4 || (connection->flow.flags & (BRAID_FLOW_PENDING | BRAID_FLOW_MARKER)))
+		return 0;
+	switches = bpf_map_lookup_elem(&control, &zero);
+	if (!switches)
+		return 0;
+	bank = switches->bank & 1;
+	now = bpf_map_lookup_elem(&params, &bank);
+	if (!now)
+		return 0;
+	if (state == TCP_SYN_SENT)
+		move_elsewhere(socket, &connection->flow, now, bank);
+	else if (connection->flow.flags & BRAID_FLOW_MOVING)
+		settle(socket, &connection->flow, now);
+	return 0;
+}

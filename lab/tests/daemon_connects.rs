@@ -1,0 +1,138 @@
+//! A connect on a link that died in silence goes on by another link.
+
+mod support;
+
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::time::{Duration, Instant};
+
+use braid_lab::{Lab, LinkSpec, Web, mbps, ms};
+use braid_model::ByteCount;
+use socket2::SockRef;
+use support::*;
+
+const ROUND_ROBIN: &str = "scheduler = \"round-robin\"\n";
+/// What no connect takes that found its link dead and waits for the kernel to give it up.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn two_links() -> Lab {
+    let links = NAMES.iter().zip([10, 40]).map(|(name, delay)| LinkSpec::new(name).rate(mbps(20)).delay(ms(delay)));
+    links.take(2).fold(Lab::builder(), |builder, link| builder.link(link)).rp_filter(2).start().unwrap()
+}
+
+/// A connect of the client: how long it took, and from where.
+fn connect(to: SocketAddr) -> Result<(Duration, IpAddr, TcpStream), String> {
+    let begin = Instant::now();
+    let stream = TcpStream::connect_timeout(&to, PATIENCE).map_err(|error| format!("after {:?}: {error}", begin.elapsed()))?;
+    let local = stream.local_addr().map_err(|error| error.to_string())?.ip();
+    Ok((begin.elapsed(), local, stream))
+}
+
+/// So many connects at the same time.
+fn connect_many(lab: &Lab, user: Option<u32>, to: SocketAddr, count: usize) -> Vec<Result<(Duration, IpAddr, TcpStream), String>> {
+    let all = || {
+        let threads: Vec<_> = (0..count).map(|_| std::thread::spawn(move || connect(to))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    };
+    lab.client().run_as(user, all).unwrap()
+}
+
+fn moved(up: &Up<'_>) -> u64 {
+    up.status().unwrap()["counters"]["moved"].as_u64().unwrap()
+}
+
+fn dynaddr(lab: &Lab) -> String {
+    client(lab, "sysctl -n net.ipv4.ip_dynaddr").trim().to_owned()
+}
+
+#[test]
+fn of_a_hundred_connects_none_fails_on_a_link_that_has_died_in_silence() {
+    if !able() {
+        return;
+    }
+    let lab = two_links();
+    let web = Web::start(&lab).unwrap();
+    web.url(ByteCount::new(1000)).unwrap();
+    for user in [None, Some(NOBODY)] {
+        let up = Up::start(&lab, ROUND_ROBIN);
+        eventually("both links are up", || ["wlan0", "lte0"].iter().all(|name| up.state(name) == "up"));
+        assert_eq!(chosen_many(&lab, remote(10, 80), 4).iter().sum::<usize>(), 2, "both are used");
+        lab.dark(1).unwrap();
+        let done = connect_many(&lab, user, remote(10, 80), 100);
+        let mut late: Vec<Duration> = Vec::new();
+        for outcome in done {
+            let (took, local, mut stream) = outcome.unwrap_or_else(|error| panic!("as {user:?}, a connect failed {error}\n{}", up.log()));
+            assert_eq!(number(local), 0, "it ends up on the link that lives");
+            assert!(fetch(&mut stream, "/1000.bin").unwrap() > 1000);
+            if took > ms(400) {
+                late.push(took);
+            }
+        }
+        late.sort();
+        println!("as {user:?}: {} of 100 connects found the dead link; median {:?}, longest {:?}", late.len(), late[late.len() / 2], late[late.len() - 1]);
+        assert!(late.len() >= 20 && moved(&up) >= late.len() as u64, "{} were late, {} moved", late.len(), moved(&up));
+        lab.bright(1).unwrap();
+    }
+}
+
+#[test]
+fn a_connect_that_was_moved_lives_on_without_braid() {
+    if !able() {
+        return;
+    }
+    let lab = two_links();
+    let web = Web::start(&lab).unwrap();
+    web.url(ByteCount::new(1000)).unwrap();
+    let mut up = Up::start(&lab, "scheduler = \"round-robin\"\n");
+    lab.dark(0).unwrap();
+    let mut streams: Vec<_> = connect_many(&lab, None, remote(10, 80), 4).into_iter().map(Result::unwrap).collect();
+    assert!(moved(&up) >= 2 && streams.iter().all(|(_, local, _)| number(*local) == 1), "{streams:?}");
+    eventually("each is bound to its link, and no mark is left", || {
+        streams.iter().all(|(_, _, stream)| {
+            let socket = SockRef::from(stream);
+            socket.mark().unwrap() == 0 && socket.device().unwrap().as_deref() == Some(b"lte0".as_slice())
+        })
+    });
+    up.signal("KILL");
+    up.wait_end();
+    eventually("what it did to the system is undone", || !routing(&lab).contains("unreachable") && dynaddr(&lab) == "0");
+    for (_, _, stream) in &mut streams {
+        assert!(fetch(stream, "/1000.bin").unwrap() > 1000);
+    }
+}
+
+#[test]
+fn the_systems_own_setting_is_put_back_and_one_that_the_user_made_is_left_alone() {
+    if !able() {
+        return;
+    }
+    let lab = two_links();
+    assert_eq!(dynaddr(&lab), "0");
+    let mut up = Up::start(&lab, ROUND_ROBIN);
+    assert_eq!(dynaddr(&lab), "1");
+    up.signal("TERM");
+    up.wait_end();
+    assert_eq!(dynaddr(&lab), "0");
+    client(&lab, "sysctl -w net.ipv4.ip_dynaddr=1");
+    let mut up = Up::start(&lab, ROUND_ROBIN);
+    up.signal("TERM");
+    up.wait_end();
+    assert_eq!(dynaddr(&lab), "1", "it was the user's");
+    client(&lab, "sysctl -w net.ipv4.ip_dynaddr=0");
+    let _up = Up::start(&lab, "move_connects = false\n");
+    assert_eq!(dynaddr(&lab), "0", "it is not wanted");
+}
+
+#[test]
+fn a_connect_that_only_one_link_is_allowed_stays_there() {
+    if !able() {
+        return;
+    }
+    let lab = two_links();
+    let _web = Web::start(&lab).unwrap();
+    let up = Up::start(&lab, "[[app]]\nmatch = { port = 80 }\nlinks = [\"lte0\"]\n");
+    lab.dark(1).unwrap();
+    let to = remote(10, 80);
+    let failed = lab.client().run(|| TcpStream::connect_timeout(&to, Duration::from_secs(2)).map(drop)).unwrap();
+    assert!(failed.is_err());
+    assert_eq!(moved(&up), 0);
+}
