@@ -68,7 +68,12 @@ fn of_a_hundred_connects_none_fails_on_a_link_that_has_died_in_silence() {
             }
         }
         late.sort();
-        println!("as {user:?}: {} of 100 connects found the dead link; median {:?}, longest {:?}", late.len(), late[late.len() / 2], late[late.len() - 1]);
+        println!(
+            "as {user:?}: {} of 100 connects found the dead link; median {:?}, longest {:?}",
+            late.len(),
+            late[late.len() / 2],
+            late[late.len() - 1]
+        );
         assert!(late.len() >= 20 && moved(&up) >= late.len() as u64, "{} were late, {} moved", late.len(), moved(&up));
         lab.bright(1).unwrap();
     }

@@ -153,7 +153,9 @@ impl History {
     fn new(seed: u64) -> Self {
         let mut chance = Chance(seed);
         let now = Time::from_millis(1000);
-        let core = Core::new(FakeSteering::default(), Box::new(FakeNames), config(&mut chance), now).unwrap();
+        let mut steering = FakeSteering::default();
+        steering.set_moves_connects(chance.one_in(2));
+        let core = Core::new(steering, Box::new(FakeNames), config(&mut chance), now).unwrap();
         let mut history = Self {
             chance,
             core,

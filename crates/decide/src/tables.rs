@@ -427,7 +427,8 @@ mod tests {
         assert!(refused[&LinkIndex(3)].starts_with("link2 and link3 both have the address 192.168.42.129"), "{refused:?}");
         let plan = plan(&snapshot, &slots);
         assert!(
-            plan.routes.iter().all(|route| route.table != table(1)) && plan.rules.iter().all(|rule| rule.mark != Some((mark(1), LINK_MASK)))
+            plan.routes.iter().all(|route| route.table != table(1))
+                && plan.rules.iter().all(|rule| rule.mark != Some((mark(1), LINK_MASK)))
         );
     }
 

@@ -114,8 +114,9 @@ impl<S: Steering> Core<S> {
         let age = now.since(row.started).as_secs_f64();
         let scheduler =
             braid_decide::policy::Scheduler::ALL.get(usize::from(row.scheduler)).map_or("unknown", |scheduler| scheduler.name());
+        let moved = if row.moves > 0 { ", after nobody answered its connect on another link," } else { "" };
         explanation.reason = format!(
-            "it was given {link} by {scheduler} {age:.1} s ago and stays there; a new flow like it would now find this: {}",
+            "it was given {link} by {scheduler} {age:.1} s ago{moved} and stays there; a new flow like it would now find this: {}",
             explanation.reason
         );
         explanation.link = Some(link);

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use braid_api::LinkStatus;
 use braid_control::config::Config;
-use braid_control::core::PathEvent;
+use braid_control::core::{Due, PathEvent};
 use braid_control::fake::Steered;
-use braid_control::steering::Steering;
+use braid_control::steering::{Steering, UNANSWERED};
 use braid_decide::health::Outcome;
 use braid_decide::policy::{AppMatcher, AppRule, LinkRule, ProbeMode, Scheduler};
 use braid_model::{ByteCount, Family, FlowId, LinkIndex, Rate, Role};
@@ -98,6 +98,24 @@ fn flows_stuck_on_a_dead_link_are_ended_after_the_grace_but_pinned_ones_are_not(
         }
     }
     assert_eq!(ended, [free], "once, and the pinned one never");
+}
+
+#[test]
+fn a_connect_that_nobody_answers_is_moved_once_it_has_waited() {
+    for wanted in [true, false] {
+        let mut world = World::new(Config { move_connects: wanted, ..config(Scheduler::OnlyOne) });
+        world.core.steering().set_moves_connects(true);
+        world.run(Duration::from_secs(1));
+        let Steered::To(0, _) = world.connect("curl", 443) else { panic!() };
+        let begun = world.now;
+        world.core.poll(begun).unwrap();
+        let before = begun + (UNANSWERED - Duration::from_nanos(1));
+        world.core.tick(before).unwrap();
+        assert_eq!(world.core.steering().counters().unwrap().moved, 0);
+        assert_eq!(world.core.poll_timeout(before) == (begun + UNANSWERED, Due::Unanswered), wanted);
+        world.core.tick(begun + UNANSWERED).unwrap();
+        assert_eq!(world.core.steering().counters().unwrap().moved, u64::from(wanted));
+    }
 }
 
 #[test]

@@ -65,7 +65,13 @@ pub fn examine(state_dir: &Path, rules: &[LinkRule]) -> Vec<Check> {
     ];
     let privileged = checks.iter().any(|check| check.name == PRIVILEGE && check.standing == Standing::Ok);
     let is_root = is_root(&read(root, "proc/self/status"));
-    checks.insert(4, if privileged { programs(&load::survey(), locks_bpf_out(&locked)) } else { untried(is_root) });
+    if privileged {
+        let survey = load::survey();
+        checks.insert(4, programs(&survey, locks_bpf_out(&locked)));
+        checks.push(connects(&survey, fs::OpenOptions::new().write(true).open(root.join("proc/sys/net/ipv4/ip_dynaddr"))));
+    } else {
+        checks.insert(4, untried(is_root));
+    }
     checks.extend(others(root));
     checks
 }
@@ -97,7 +103,8 @@ fn programs(survey: &Result<Vec<ProgramTrial>, LoadError>, locked_down: bool) ->
         let accepted = trials.iter().filter(|trial| trial.outcome.is_ok()).count();
         let most = trials.iter().filter_map(|trial| trial.outcome.as_ref().ok().copied().flatten()).max();
         let most = most.map(|most| format!("; the largest takes the verifier {most} of 1000000 instructions")).unwrap_or_default();
-        let others = if accepted < trials.len() { " (the others count datagrams in another way, which it does not need)" } else { "" };
+        let spare = trials.iter().any(|trial| trial.needed != Needed::MoveConnects && trial.outcome.is_err());
+        let others = if spare { " (the others count datagrams in another way, which it does not need)" } else { "" };
         return check(PROGRAMS, UP, Standing::Ok, format!("the kernel accepts {accepted} of {}{others}{most}", trials.len()), None);
     };
     let names: Vec<&str> = missing.iter().map(|trial| trial.name.as_str()).collect();
@@ -315,6 +322,24 @@ fn bind_device() -> Check {
             check("device binding", RUN, Standing::Missing, error.to_string(), Some(remedy))
         }
     }
+}
+
+/// Whether connects that nobody answers can be moved to another link.
+fn connects(survey: &Result<Vec<ProgramTrial>, LoadError>, setting: io::Result<fs::File>) -> Check {
+    const NAME: &str = "moving connects";
+    let refusal = survey.iter().flatten().find(|trial| trial.needed == Needed::MoveConnects).and_then(|trial| trial.outcome.as_ref().err());
+    if let Some(refusal) = refusal {
+        let found =
+            format!("a connect on a link that died in silence waits there: the kernel refuses the program that moves it: {refusal}");
+        return check(NAME, NEITHER, Standing::Warning, found, Some("use a newer kernel, or move_connects = false"));
+    }
+    if let Err(error) = setting {
+        let found = format!("a connect on a link that died in silence waits there: net.ipv4.ip_dynaddr cannot be written: {error}");
+        let remedy =
+            "set net.ipv4.ip_dynaddr=1 yourself, or let Braid write it (a service needs ReadWritePaths=/proc/sys/net/ipv4/ip_dynaddr)";
+        return check(NAME, NEITHER, Standing::Warning, found, Some(remedy));
+    }
+    check(NAME, NEITHER, Standing::Ok, "an IPv4 connect that nobody answers can go on by another link", None)
 }
 
 fn reverse_path(root: &Path) -> Check {

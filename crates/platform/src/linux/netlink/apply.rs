@@ -71,7 +71,8 @@ const NOTE_MARK: (u32, u32) = (0xB1D0_FF00, u32::MAX);
 const DYNADDR: &str = "/proc/sys/net/ipv4/ip_dynaddr";
 
 fn note() -> RuleFacts {
-    let refuse = RuleFacts { action: RuleAction::Refuse, mark: Some(NOTE_MARK), ..braid_decide::tables::rule(Family::V4, NOTE_PRIORITY, 0) };
+    let refuse =
+        RuleFacts { action: RuleAction::Refuse, mark: Some(NOTE_MARK), ..braid_decide::tables::rule(Family::V4, NOTE_PRIORITY, 0) };
     RuleFacts { ours: true, ..refuse }
 }
 
