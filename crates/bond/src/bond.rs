@@ -419,7 +419,7 @@ impl Bond {
     /// What can be told of a flow.
     pub fn flow(&self, id: FlowKey) -> Option<FlowView> {
         let flow = self.flows.get(&id)?;
-        Some(FlowView { policy: flow.policy, by_link: amounts(&flow.by_link), held: ByteCount::new(flow.send.held()) })
+        Some(FlowView { policy: flow.policy, by_link: flow.by_link.clone(), held: ByteCount::new(flow.send.held()) })
     }
 
     /// What happened, oldest first.
@@ -486,10 +486,6 @@ pub mod codes {
     pub const BUSY: u64 = 0x1001;
     /// The client's bytes of the month are used up.
     pub const QUOTA: u64 = 0x1002;
-}
-
-fn amounts(by_link: &[(u8, u64, u64)]) -> Vec<(u8, ByteCount, ByteCount)> {
-    by_link.iter().map(|(link, tx, rx)| (*link, ByteCount::new(*tx), ByteCount::new(*rx))).collect()
 }
 
 fn view(path: &Path) -> PathView {

@@ -1,7 +1,7 @@
 //! A flow and what is known of it.
 
 use braid_decide::midrr;
-use braid_model::{LinkSet, Time};
+use braid_model::{LinkSet, Time, Traffic};
 
 use crate::messages::Messages;
 use crate::receive::ReceiveHalf;
@@ -40,8 +40,8 @@ pub(crate) struct FlowState {
     pub(crate) blocked: Option<u64>,
     /// When it last had about as much to send as it may keep.
     pub(crate) full_at: Time,
-    /// Bytes sent and received, by link.
-    pub(crate) by_link: Vec<(u8, u64, u64)>,
+    /// What was moved over each link.
+    pub(crate) by_link: Vec<(u8, Traffic)>,
 }
 
 impl FlowState {
@@ -81,10 +81,10 @@ impl FlowState {
         sent && received
     }
 
-    pub(crate) fn count(&mut self, link: u8, sent: u64, received: u64) {
-        match self.by_link.iter_mut().find(|(of, ..)| *of == link) {
-            Some((_, tx, rx)) => (*tx, *rx) = (*tx + sent, *rx + received),
-            None => self.by_link.push((link, sent, received)),
+    pub(crate) fn count(&mut self, link: u8, moved: Traffic) {
+        match self.by_link.iter_mut().find(|(of, _)| *of == link) {
+            Some((_, sum)) => *sum += moved,
+            None => self.by_link.push((link, moved)),
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use braid_model::{ByteCount, Rate};
+use braid_model::{ByteCount, Rate, Traffic};
 use thiserror::Error;
 
 use crate::path::PathState;
@@ -88,7 +88,7 @@ pub enum Event {
         /// The flow.
         flow: FlowKey,
         /// Bytes sent and received on each link.
-        by_link: Vec<(u8, ByteCount, ByteCount)>,
+        by_link: Vec<(u8, Traffic)>,
     },
     /// A path's state changed.
     Path {
@@ -105,7 +105,7 @@ pub struct FlowView {
     /// Its policy now.
     pub policy: FlowPolicy,
     /// Bytes sent (first copies) and received by link.
-    pub by_link: Vec<(u8, ByteCount, ByteCount)>,
+    pub by_link: Vec<(u8, Traffic)>,
     /// Written and not yet acknowledged.
     pub held: ByteCount,
 }

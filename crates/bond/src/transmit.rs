@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use braid_model::{ByteCount, LinkSet, Time};
+use braid_model::{ByteCount, LinkSet, Time, Traffic};
 use bytes::{Bytes, BytesMut};
 
 use crate::bond::Bond;
@@ -329,7 +329,7 @@ impl Bond {
         found.send.copy(piece.range.clone(), draft.out);
         let copies = found.policy.copies;
         if let Some(path) = self.paths.get(&id) {
-            found.count(path.link, piece.len(), 0);
+            found.count(path.link, Traffic::sent(ByteCount::new(piece.len())));
         }
         let item = Item::Piece(flow, piece);
         if copies > 1 || also != LinkSet::default() {
@@ -352,7 +352,7 @@ impl Bond {
         self.queued_messages += found.messages.queued();
         let Some((number, data)) = taken else { return false };
         if let Some(path) = self.paths.get(&id) {
-            found.count(path.link, size as u64, 0);
+            found.count(path.link, Traffic::sent(ByteCount::new(size as u64)));
         }
         let pieces: Vec<Extra> = if whole { vec![Extra::Message(flow, number, data)] } else { cut(flow, number, &data, draft.max) };
         for piece in &pieces {

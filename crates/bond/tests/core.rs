@@ -51,7 +51,7 @@ fn regression_a_path_without_a_share_repeated_what_another_carried() {
     let flow = world.stream();
     world.transfer(1, flow, 300_000, Duration::from_secs(10)).expect("arrives");
     let by_link = world.ends[0].flow(flow).expect("the client has not finished").by_link;
-    let received: Vec<_> = by_link.iter().map(|(link, _, received)| (*link, received.get())).collect();
+    let received: Vec<_> = by_link.iter().map(|(link, moved)| (*link, moved.rx.get())).collect();
     assert_eq!(received, [(0, 300_000)]);
 }
 
@@ -183,7 +183,7 @@ fn a_moved_flow_uses_its_new_link_only() {
     world.run(Duration::from_secs(2), fill);
     world.ends[0].set_policy(flow, FlowPolicy { links: LinkSet(0b10), ..FlowPolicy::default() });
     world.run(Duration::from_millis(300), fill);
-    let on_first = |world: &World| world.ends[0].flow(flow).unwrap().by_link.iter().find(|(link, ..)| *link == 0).unwrap().2;
+    let on_first = |world: &World| world.ends[0].flow(flow).unwrap().by_link.iter().find(|(link, _)| *link == 0).unwrap().1.rx;
     let (before, bytes) = (on_first(&world), world.got[0][&flow].len());
     world.run(Duration::from_secs(1), fill);
     assert_eq!(on_first(&world), before);

@@ -31,7 +31,7 @@ use braid_decide::tables::TablePlan;
 use braid_decide::tradeoff::Supply;
 use braid_decide::virtual_interface::Handover;
 use braid_model::key::PublicKey;
-use braid_model::{ByteCount, Direction, Family, FlowId, LinkIndex, NetworkSnapshot, Rate, Time};
+use braid_model::{Direction, Family, FlowId, LinkIndex, NetworkSnapshot, Rate, Time, Traffic};
 
 use crate::config::Config;
 use crate::links::{Link, LinkTable, ProbePlan};
@@ -81,7 +81,7 @@ pub struct Core<S> {
     /// Those that ended since, and when they began.
     ended: BTreeMap<living::Key, Time>,
     /// What applications moved since that was asked for.
-    moved: BTreeMap<AppId, [ByteCount; 2]>,
+    moved: BTreeMap<AppId, Traffic>,
     recent: VecDeque<FlowRow>,
     params: Option<SteerParams>,
     /// When parameters that could not be put in force are tried again.
@@ -234,7 +234,7 @@ impl<S: Steering> Core<S> {
     pub fn worth_measuring(&self, now: Time, every: Duration) -> Vec<(LinkIndex, String)> {
         let idle = |link: &Link| !self.flows.iter().any(|living| living.row.link == link.facts.index);
         let stale = |link: &Link| link.estimate(Direction::Down, now).age.is_none_or(|age| age >= every);
-        let wanted = self.links.values().filter(|link| !link.capacity[0].is_fixed() && !link.rule.metered && idle(link) && stale(link));
+        let wanted = self.links.values().filter(|link| !link.capacity.down.is_fixed() && !link.rule.metered && idle(link) && stale(link));
         wanted
             .filter(|link| Family::ALL.iter().any(|family| link.usable(*family)))
             .map(|link| (link.facts.index, link.facts.name.clone()))
@@ -244,20 +244,20 @@ impl<S: Steering> Core<S> {
     /// What an active measurement found, towards this machine.
     pub fn on_measured(&mut self, now: Time, link: LinkIndex, rate: Rate) -> Result<(), SteeringError> {
         if let Some(link) = self.links.get_mut(link) {
-            link.capacity[Direction::Down as usize].on_measured(now, rate);
+            link.capacity.down.on_measured(now, rate);
         }
         self.update_params(now)
     }
 
-    /// The devices' counters, received and sent, and the wall clock in seconds of Unix time.
-    pub fn on_counters(&mut self, now: Time, unix: i64, counters: &[(LinkIndex, ByteCount, ByteCount)]) {
+    /// The devices' counters and the wall clock in seconds of Unix time.
+    pub fn on_counters(&mut self, now: Time, unix: i64, counters: &[(LinkIndex, Traffic)]) {
         self.unix = unix;
         let busy = self.busy(now);
         let costs = self.byte_costs(now);
-        for (index, rx, tx) in counters {
+        for (index, counted) in counters {
             if let Some(link) = self.links.get_mut(*index) {
                 let busy = busy.get(index).copied().unwrap_or_default();
-                link.on_device(now, [*rx, *tx], unix, busy, costs.get(index).copied());
+                link.on_device(now, *counted, unix, busy, costs.get(index).copied());
             }
         }
     }

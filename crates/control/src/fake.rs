@@ -276,7 +276,7 @@ impl FakeSteering {
         let Some(mut row) = self.flows.remove(&id) else { return };
         row.read_at = now;
         let link_load = &mut self.load_table.loads[row.slot];
-        let load = &mut link_load.load[row.direction as usize];
+        let load = &mut link_load.load[row.direction];
         *load = load.saturating_sub(row.reserved.get());
         link_load.flows = link_load.flows.saturating_sub(1);
         self.learn_step(&row.app, row.remote.1, row.rx, row.tx, now);
@@ -383,7 +383,7 @@ impl Steering for FakeSteering {
         for row in self.flows.values_mut() {
             row.read_at = now;
             let left = braid_decide::demand::remaining(row.demand, row.rx + row.tx);
-            let load = &mut self.load_table.loads[row.slot].load[row.direction as usize];
+            let load = &mut self.load_table.loads[row.slot].load[row.direction];
             *load = load.saturating_sub(row.reserved.get()).saturating_add(left.get());
             row.reserved = left;
         }

@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, VecDeque};
 
 use braid_api::{AppHistory, AppsSample, Gains, History, LinkSample, Note, Resolution, Sample};
 use braid_decide::energy::ByteCost;
-use braid_model::{ByteCount, Joules, LinkIndex, LinkState, MAX_LINKS, Time};
+use braid_model::{ByteCount, Joules, LinkIndex, LinkState, MAX_LINKS, Time, Traffic};
 
 pub use apps::AppPulse;
 use apps::AppRings;
@@ -49,7 +49,7 @@ pub struct Pulse {
     /// The system's order, least first; `None`: it has no default route.
     pub rank: Option<u32>,
     /// The device's counters, received and sent.
-    pub device: Option<[ByteCount; 2]>,
+    pub device: Option<Traffic>,
     /// When they were read.
     pub read_at: Time,
     /// Round-trip time.
@@ -215,10 +215,10 @@ impl HistoryStore {
             Some((link, Some(span).filter(|span| *span > 0)?))
         };
         let link = |pulse: &Pulse| {
-            let rate = |way: usize| {
+            let rate = |way: fn(Traffic) -> ByteCount| {
                 let (before, span_ms) = before(pulse)?;
                 // A count that went back: the device was made anew.
-                let moved = pulse.device?[way].get().checked_sub(before.device?[way].get())?;
+                let moved = way(pulse.device?).get().checked_sub(way(before.device?).get())?;
                 Some((moved as f64 * 8000.0 / span_ms as f64) as u64)
             };
             let power = before(pulse).and_then(|(before, span_ms)| {
@@ -227,8 +227,8 @@ impl HistoryStore {
             });
             LinkSample {
                 name: pulse.name.clone(),
-                rx_bps: rate(0),
-                tx_bps: rate(1),
+                rx_bps: rate(|traffic| traffic.rx),
+                tx_bps: rate(|traffic| traffic.tx),
                 rtt_us: pulse.rtt_us,
                 loss: pulse.loss,
                 power_w: power,
@@ -279,7 +279,7 @@ mod tests {
             falls: 0,
             usable: true,
             rank: Some(index),
-            device: Some([ByteCount::ZERO; 2]),
+            device: Some([ByteCount::ZERO; 2].into()),
             read_at: Time::ZERO,
             rtt_us: Some(1000 * u64::from(index)),
             loss: None,
@@ -298,7 +298,7 @@ mod tests {
         assert_eq!((first.links[0].rx_bps, first.links[0].rtt_us, first.links[0].power_w), (None, Some(1000), None));
         let read_at = |seconds: u64| Time::from_millis(seconds * 1000);
         let moved =
-            Pulse { device: Some([ByteCount::new(1000), ByteCount::new(500)]), energy: Some(Joules::new(3.0)), ..pulse(1, "wlan0") };
+            Pulse { device: Some([ByteCount::new(1000), ByteCount::new(500)].into()), energy: Some(Joules::new(3.0)), ..pulse(1, "wlan0") };
         let second = history.on_second(3_000, vec![Pulse { read_at: read_at(2), ..moved.clone() }], Power::default());
         assert_eq!((second.links[0].rx_bps, second.links[0].tx_bps, second.links[0].power_w), (Some(4000), Some(2000), Some(1.5)));
         let anew = history.on_second(4_000, vec![Pulse { read_at: read_at(3), ..pulse(1, "wlan0") }], Power::default());
@@ -343,7 +343,7 @@ mod tests {
     fn what_is_stored_is_recalled_and_nonsense_passed_over() {
         let mut history = HistoryStore::default();
         for second in 0..7200u64 {
-            let device = Some([ByteCount::new(1000 * second); 2]);
+            let device = Some([ByteCount::new(1000 * second); 2].into());
             history.on_second(
                 second * 1000,
                 vec![Pulse { device, read_at: Time::from_millis(second * 1000), ..pulse(1, "wlan0") }],

@@ -4,7 +4,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use braid_decide::connection::{LoadTable, Mode};
-use braid_model::{Affinity, ByteCount, Class, Direction, Family, FlowId, LinkIndex, LinkSet, MAX_LINKS, PerFamily, Protocol, Rate, Time};
+use braid_model::{
+    Affinity, ByteCount, Class, Direction, Family, FlowId, LinkIndex, LinkSet, MAX_LINKS, PerDirection, PerFamily, Protocol, Rate, Time,
+};
 use ipnet::IpNet;
 
 /// Why steering could not be changed or read.
@@ -30,8 +32,8 @@ pub struct SteerLink {
     pub source4: Option<Ipv4Addr>,
     /// The address unconnected IPv6 datagrams leave with.
     pub source6: Option<Ipv6Addr>,
-    /// Capacity, by [`Direction`] (down, up).
-    pub rate: [Rate; 2],
+    /// Capacity.
+    pub rate: PerDirection<Rate>,
     /// What a byte costs, in one unit for all links.
     pub price: u64,
     /// Virtual time one flow takes.
@@ -43,8 +45,8 @@ pub struct SteerLink {
 pub struct SteerParams {
     /// How a link is chosen; its target holds for flows whose direction has none in `targets`.
     pub mode: Mode,
-    /// Target throughput by [`Direction`], for [`Mode::CheapestInTime`]: links carry less one way than the other.
-    pub targets: [Option<Rate>; 2],
+    /// Target throughput, for [`Mode::CheapestInTime`]: links carry less one way than the other.
+    pub targets: PerDirection<Option<Rate>>,
     /// The configured scheduler's number, remembered by each flow.
     pub scheduler: u8,
     /// What a flow of an unknown application is expected to move.
@@ -86,7 +88,7 @@ impl SteerParams {
     /// How a link is chosen for a flow in `direction`.
     pub fn mode_for(&self, direction: Direction) -> Mode {
         match self.mode {
-            Mode::CheapestInTime { target } => Mode::CheapestInTime { target: self.targets[direction as usize].or(target) },
+            Mode::CheapestInTime { target } => Mode::CheapestInTime { target: self.targets[direction].or(target) },
             other => other,
         }
     }

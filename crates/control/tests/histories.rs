@@ -21,7 +21,7 @@ use braid_decide::policy::{AppMatcher, AppRule, LinkMatcher, LinkRule, LinkSelec
 use braid_decide::refusals::BELIEVED;
 use braid_decide::tradeoff::Supply;
 use braid_model::key::PublicKey;
-use braid_model::{Application, ByteCount, Family, FlowId, LinkFacts, LinkIndex, Time};
+use braid_model::{Application, ByteCount, Family, FlowId, LinkFacts, LinkIndex, Time, Traffic};
 
 /// Repeats one history: the seed that a failure told.
 const SEED: &str = "BRAID_SEED";
@@ -466,19 +466,15 @@ impl History {
 
     /// As the daemon does: the devices' counters, by a wall clock that may jump, and then the flows.
     fn poll(&mut self) {
-        let mut moved: BTreeMap<LinkIndex, (ByteCount, ByteCount)> = BTreeMap::new();
+        let mut moved: BTreeMap<LinkIndex, Traffic> = BTreeMap::new();
         for row in self.core.steering().living() {
-            let (rx, tx) = moved.entry(row.link).or_default();
-            (*rx, *tx) = (*rx + row.rx, *tx + row.tx);
+            *moved.entry(row.link).or_default() += Traffic { rx: row.rx, tx: row.tx };
         }
         let counters: Vec<_> = self
             .devices
             .keys()
             .map(|index| LinkIndex(*index))
-            .map(|index| {
-                let (rx, tx) = moved.get(&index).copied().unwrap_or_default();
-                (index, rx, tx)
-            })
+            .map(|index| (index, moved.get(&index).copied().unwrap_or_default()))
             .collect();
         let unix = if self.chance.one_in(20) { (self.chance.next() % 4_000_000_000) as i64 } else { 1_795_219_200 };
         self.core.on_counters(self.now, unix, &counters);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use braid_api::{AppEntry, AppSample, Compared, ExcludeEntry, LinkEntry, LinkSample, PolicyView, Resolution, Sample};
 use braid_control::history::{AppPulse, HistoryStore, Power, Pulse, Rows, changes, kept};
 use braid_decide::energy::ByteCost;
-use braid_model::{ByteCount, Joules, LinkIndex, LinkState, Time};
+use braid_model::{ByteCount, Joules, LinkIndex, LinkState, Time, Traffic};
 
 const RESOLUTIONS: [Resolution; 4] = [Resolution::Second, Resolution::TenSeconds, Resolution::FiveMinutes, Resolution::Hour];
 /// How many samples of each are kept, and their span in seconds.
@@ -33,7 +33,7 @@ impl World {
     fn second(&mut self, seconds: u64, received: [u64; 2]) -> Sample {
         (self.now, self.wall) = (self.now + seconds, self.wall + seconds);
         for (link, bytes) in self.links.iter_mut().zip(received) {
-            link.device = link.device.map(|[rx, tx]| [rx + ByteCount::new(bytes), tx]);
+            link.device = link.device.map(|traffic| Traffic { rx: traffic.rx + ByteCount::new(bytes), ..traffic });
             link.read_at = Time::from_millis(self.now * 1000);
         }
         self.history.on_second(self.wall * 1000, self.links.clone(), Power::default())
@@ -69,7 +69,7 @@ fn pulse(index: u32, name: &str) -> Pulse {
         falls: 0,
         usable: true,
         rank: Some(index),
-        device: Some([ByteCount::ZERO; 2]),
+        device: Some([ByteCount::ZERO; 2].into()),
         read_at: Time::ZERO,
         rtt_us: None,
         loss: None,
@@ -177,7 +177,7 @@ fn regression_days_that_a_wrong_clock_dreamt_of_are_not_among_the_last_ones() {
 fn a_device_made_anew_or_seen_anew_tells_no_rate_and_counts_nothing() {
     let mut world = World::new(DAY * 100);
     world.second(1, [10_000, 10_000]);
-    world.links[0].device = Some([ByteCount::new(400), ByteCount::ZERO]);
+    world.links[0].device = Some([ByteCount::new(400), ByteCount::ZERO].into());
     let anew = world.second(1, [0, 1000]);
     assert_eq!((anew.links[0].rx_bps, anew.links[1].rx_bps), (None, Some(8000)));
     world.links[1].index = LinkIndex(9);
@@ -209,7 +209,7 @@ fn no_more_links_than_can_be_used_are_told_of_and_no_more_than_64_of_a_day() {
     let mut history = HistoryStore::default();
     for round in 0..50u32 {
         let links = |rx: u64| {
-            let device = Some([ByteCount::new(rx), ByteCount::ZERO]);
+            let device = Some([ByteCount::new(rx), ByteCount::ZERO].into());
             (0..40).map(|number| Pulse { device, ..pulse(number, &format!("ppp{}", 40 * round + number)) }).collect::<Vec<_>>()
         };
         let at_ms = u64::from(round) * 10_000;

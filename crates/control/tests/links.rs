@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use braid_control::fake::network::facts;
 use braid_control::links::{Link, LinkTable, NO_SLOT, ProbePlan};
-use braid_decide::capacity::Busy;
 use braid_decide::energy::ByteCost;
 use braid_decide::health::Outcome;
 use braid_decide::policy::{LinkRule, ProbeMode, ProbeTarget};
 use braid_decide::steer::Prefixes;
 use braid_model::{
-    ByteCount, DefaultRoute, Direction, Family, Joules, LinkFacts, LinkIndex, LinkKind, LinkSet, LinkState, Rate, Role, Time,
+    ByteCount, DefaultRoute, Direction, Family, Joules, LinkFacts, LinkIndex, LinkKind, LinkSet, LinkState, PerDirection, Rate, Role, Time,
+    Traffic,
 };
 
 const RTT: Duration = Duration::from_millis(20);
@@ -145,7 +145,7 @@ impl World {
     fn read(&mut self, index: u32, seconds: u64, unix: i64, [rx, tx]: [u64; 2]) {
         self.now = self.now + Duration::from_secs(seconds);
         let now = self.now;
-        self.link(index).on_device(now, [ByteCount::new(rx), ByteCount::new(tx)], unix, [Busy::default(); 2], None);
+        self.link(index).on_device(now, [ByteCount::new(rx), ByteCount::new(tx)].into(), unix, PerDirection::default(), None);
     }
 
     /// The link's entry is another.
@@ -186,24 +186,24 @@ fn seconds(count: u64) -> Duration {
 fn a_link_that_loses_its_carrier_keeps_its_slot_and_what_it_learnt() {
     let mut world = World::new(&[3, 8]);
     world.run(seconds(1));
-    world.link(8).ended = [ByteCount::new(7), ByteCount::new(9)];
+    world.link(8).ended = [ByteCount::new(7), ByteCount::new(9)].into();
     for carrier in [false, true, false, true] {
         world.carrier(1, carrier);
         world.run(seconds(1));
         assert_eq!((world.slot(3), world.slot(8)), (Some(0), Some(1)));
         assert_eq!(world.usable(), if carrier { vec![0, 1] } else { vec![0] });
     }
-    assert_eq!(world.link(8).moved(), [ByteCount::new(7), ByteCount::new(9)]);
+    assert_eq!(world.link(8).moved(), [ByteCount::new(7), ByteCount::new(9)].into());
 }
 
 #[test]
 fn a_device_that_comes_anew_is_a_new_link_in_a_slot_that_was_never_used() {
     let mut world = World::new(&[3, 8]);
-    world.link(8).ended[0] = ByteCount::new(7);
+    world.link(8).ended.rx = ByteCount::new(7);
     world.have(&[3]);
     world.have(&[3, 8]);
     assert_eq!((world.slot(3), world.slot(8)), (Some(0), Some(2)));
-    assert_eq!(world.link(8).moved(), [ByteCount::ZERO; 2]);
+    assert_eq!(world.link(8).moved(), Traffic::default());
     assert!(world.table.in_slot(1).is_none(), "flows of the one that went may still end there");
 }
 
@@ -462,13 +462,13 @@ fn no_more_than_three_destinations_are_asked_besides_the_configured_ones() {
 fn a_counter_that_restarts_counts_what_the_new_device_moved_and_never_runs_backwards() {
     let mut world = World::with(ProbeMode::OnDemand, metered(1_000_000), &[1]);
     world.read(1, 0, UNIX, [500_000, 500_000]);
-    assert_eq!((used(world.link(1)), world.link(1).rate), (Some(0), [None; 2]), "what it moved before is nobody's");
+    assert_eq!((used(world.link(1)), world.link(1).rate), (Some(0), PerDirection::default()), "what it moved before is nobody's");
     world.read(1, 2, UNIX, [501_000, 500_500]);
-    assert_eq!((used(world.link(1)), world.link(1).rate), (Some(1500), [Some(Rate::from_bps(4000)), Some(Rate::from_bps(2000))]));
+    assert_eq!((used(world.link(1)), world.link(1).rate), (Some(1500), [Some(Rate::from_bps(4000)), Some(Rate::from_bps(2000))].into()));
     world.read(1, 1, UNIX, [300, 500_500]);
-    assert_eq!((used(world.link(1)), world.link(1).rate[0]), (Some(1800), Some(Rate::from_bps(2400))));
+    assert_eq!((used(world.link(1)), world.link(1).rate.down), (Some(1800), Some(Rate::from_bps(2400))));
     world.read(1, 0, UNIX, [400, 500_500]);
-    assert_eq!(world.link(1).rate, [None; 2], "no rate without time");
+    assert_eq!(world.link(1).rate, PerDirection::default(), "no rate without time");
 }
 
 #[test]
@@ -544,7 +544,7 @@ fn a_dead_link_stays_dead_when_its_entry_changes_and_is_asked_by_the_new_mode_at
 fn a_capacity_that_the_user_told_is_not_replaced_by_one_that_was_learnt() {
     let mut world = World::new(&[1]);
     let now = world.now;
-    world.link(1).capacity.iter_mut().for_each(|capacity| capacity.recall(Rate::from_mbps(7)));
+    Direction::ALL.into_iter().for_each(|direction| world.link(1).capacity[direction].recall(Rate::from_mbps(7)));
     let rates = |world: &mut World| [Direction::Down, Direction::Up].map(|way| world.link(1).estimate(way, now).rate);
     world.reconfigure(1, LinkRule { capacity_down: Some(Rate::from_mbps(40)), ..rule() });
     assert_eq!(rates(&mut world), [Rate::from_mbps(40), Rate::from_mbps(7)]);
@@ -573,7 +573,7 @@ fn energy_is_unknown_until_bytes_of_known_cost_were_moved() {
     let mut read = |rx: u64, tx: u64, cost| {
         now = now + seconds(1);
         let link = world.link(1);
-        link.on_device(now, [ByteCount::new(rx), ByteCount::new(tx)], UNIX, [Busy::default(); 2], cost);
+        link.on_device(now, [ByteCount::new(rx), ByteCount::new(tx)].into(), UNIX, PerDirection::default(), cost);
         link.energy.total().map(|joules| (joules.get() * 1e6).round())
     };
     assert_eq!(read(1_000_000, 0, Some(cost)), None, "the first reading tells of no bytes");

@@ -7,7 +7,7 @@ use braid_control::steering::{
     AppId, DemandEstimate, ExeId, PeerDirect, RedirectPolicy, SteerLink, SteerMatch, SteerParams, SteerRule, Steering, SteeringEvent,
 };
 use braid_decide::connection::Mode;
-use braid_model::{ByteCount, Class, Direction, Family, FlowId, LinkIndex, LinkSet, MAX_LINKS, PerFamily, Rate, Time};
+use braid_model::{ByteCount, Class, Direction, Family, FlowId, LinkIndex, LinkSet, MAX_LINKS, PerDirection, PerFamily, Rate, Time};
 
 const NOW: Time = Time::from_millis(1000);
 const HOST: &str = "203.0.113.10";
@@ -20,14 +20,14 @@ fn params() -> SteerParams {
         rank: 100 + slot as u32,
         source4: None,
         source6: None,
-        rate: [Rate::from_mbps(8); 2],
+        rate: PerDirection::both(Rate::from_mbps(8)),
         price: 0,
         step: 1,
     };
     let both = LinkSet::only(0) | LinkSet::only(1);
     SteerParams {
         mode: Mode::VirtualStart,
-        targets: [None; 2],
+        targets: PerDirection::default(),
         scheduler: 3,
         default_demand: ByteCount::new(1000),
         affinity: None,
@@ -202,7 +202,7 @@ fn a_flow_weighs_what_it_is_expected_to_move_until_it_ends() {
     let (slot, id) = placed(curl(&mut steering));
     let load = |steering: &mut FakeSteering| {
         let loads = steering.load_table().unwrap().loads[slot];
-        (loads.load[Direction::Down as usize], loads.flows)
+        (loads.load.down, loads.flows)
     };
     assert_eq!(load(&mut steering), (1000, 1));
     steering.transfer(id, ByteCount::new(300), ByteCount::new(100));
@@ -308,7 +308,7 @@ fn parameters_redirect_where_a_class_or_a_rule_does_but_not_for_hosts_that_run_b
 #[test]
 fn a_direction_without_a_target_of_its_own_has_the_common_one() {
     let target = |mbps| Mode::CheapestInTime { target: Some(Rate::from_mbps(mbps)) };
-    let mut params = SteerParams { mode: target(8), targets: [None, Some(Rate::from_mbps(2))], ..params() };
+    let mut params = SteerParams { mode: target(8), targets: PerDirection { down: None, up: Some(Rate::from_mbps(2)) }, ..params() };
     assert_eq!([Direction::Down, Direction::Up].map(|way| params.mode_for(way)), [target(8), target(2)]);
     params.mode = Mode::OnlyOne;
     assert_eq!(params.mode_for(Direction::Up), Mode::OnlyOne);

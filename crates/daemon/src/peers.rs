@@ -20,7 +20,7 @@ use braid_decide::energy::{ByteCost, EnergyMeter};
 use braid_decide::steer::Prefixes;
 use braid_model::address::HostName;
 use braid_model::key::PublicKey;
-use braid_model::{ByteCount, Joules, LinkSet, PerFamily, Time};
+use braid_model::{ByteCount, Joules, LinkSet, PerFamily, Time, Traffic};
 use braid_peer::keys::{CLIENT_KEY, KeyPair};
 use braid_peer::state::StateDir;
 use braid_platform::linux::bpf::redirect::Redirect;
@@ -129,7 +129,7 @@ struct BondedFlows {
     /// The last number that was given.
     numbered: u64,
     /// What those that ended moved, received and sent, since that was asked for; by application.
-    moved: BTreeMap<String, [ByteCount; 2]>,
+    moved: BTreeMap<String, Traffic>,
     /// Those that ended since they were asked for.
     ended: Vec<(Ended, Cost, Moved)>,
     /// What a byte costs on each link, by its slot, as of late.
@@ -189,8 +189,8 @@ struct BondedFlow {
     protocol: &'static str,
     flow: BondFlow,
     grounds: Option<Grounds>,
-    /// What of its bytes was counted for its application, received and sent.
-    counted: [ByteCount; 2],
+    /// What of its bytes was counted for its application.
+    counted: Traffic,
     cost: Cost,
     /// The links of its rule: an order may have moved it to others.
     ruled: LinkSet,
@@ -199,31 +199,30 @@ struct BondedFlow {
 /// What a flow has cost.
 #[derive(Default)]
 struct Cost {
-    /// What was counted of its bytes, received and sent, by link.
-    counted: BTreeMap<u8, [ByteCount; 2]>,
+    /// What was counted of its bytes, by link.
+    counted: BTreeMap<u8, Traffic>,
     energy: EnergyMeter,
 }
 
 impl Cost {
-    /// Counts what it has sent and received by link, in all, at what a byte costs now.
-    fn count(&mut self, by_link: &[(u8, ByteCount, ByteCount)], costs: &BTreeMap<u8, ByteCost>) {
-        for (link, tx, rx) in by_link {
-            let before = self.counted.insert(*link, [*rx, *tx]).unwrap_or_default();
-            self.energy.count(costs.get(link).copied(), rx.saturating_sub(before[0]), tx.saturating_sub(before[1]));
+    /// Counts what it has moved by link, in all, at what a byte costs now.
+    fn count(&mut self, by_link: &[(u8, Traffic)], costs: &BTreeMap<u8, ByteCost>) {
+        for (link, moved) in by_link {
+            let more = moved.since(self.counted.insert(*link, *moved).unwrap_or_default());
+            self.energy.count(costs.get(link).copied(), more.rx, more.tx);
         }
     }
 }
 
 impl BondedFlow {
-    /// What it has moved, received and sent, since the last call; in all at least `least`.
-    fn count(&mut self, least: [ByteCount; 2], costs: &BTreeMap<u8, ByteCost>) -> [ByteCount; 2] {
+    /// What it has moved since the last call; in all at least `least`.
+    fn count(&mut self, least: Traffic, costs: &BTreeMap<u8, ByteCost>) -> Traffic {
         let by_link = self.flow.view().map(|view| view.by_link).unwrap_or_default();
-        let sum = by_link.iter().fold([ByteCount::ZERO; 2], |sum, (_, tx, rx)| [sum[0] + *rx, sum[1] + *tx]);
+        let sum = by_link.iter().fold(Traffic::default(), |sum, (_, moved)| sum + *moved);
         self.cost.count(&by_link, costs);
         // Once the bond has forgotten it there is nothing to be added.
-        let total = [0, 1].map(|way| sum[way].max(self.counted[way]).max(least[way]));
-        let before = std::mem::replace(&mut self.counted, total);
-        [total[0].saturating_sub(before[0]), total[1].saturating_sub(before[1])]
+        let total = sum.max(self.counted).max(least);
+        total.since(std::mem::replace(&mut self.counted, total))
     }
 }
 
@@ -508,16 +507,17 @@ impl Peers {
         let mut flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
         let BondedFlows { living, moved, costs: known, .. } = &mut *flows;
         *known = costs;
-        let mut sums: BTreeMap<String, ([ByteCount; 2], u64)> = BTreeMap::new();
+        let mut sums: BTreeMap<String, (Traffic, u64)> = BTreeMap::new();
         for (application, moved) in std::mem::take(moved) {
             sums.insert(application, (moved, 0));
         }
         for bonded in living.values_mut() {
-            let more = bonded.count([ByteCount::ZERO; 2], known);
+            let more = bonded.count(Traffic::default(), known);
             let (moved, count) = sums.entry(bonded.application.clone()).or_default();
-            (*moved, *count) = ([moved[0] + more[0], moved[1] + more[1]], *count + 1);
+            *moved += more;
+            *count += 1;
         }
-        let pulse = |(application, ([rx, tx], flows)): (String, ([ByteCount; 2], u64))| AppPulse { application, rx, tx, flows };
+        let pulse = |(application, (moved, flows)): (String, (Traffic, u64))| AppPulse { application, rx: moved.rx, tx: moved.tx, flows };
         sums.into_iter().map(pulse).filter(|pulse| pulse.rx + pulse.tx > ByteCount::ZERO).collect()
     }
 
@@ -548,8 +548,10 @@ impl Peers {
 
     fn flow_view(&self, id: u64, bonded: &BondedFlow, now: Time, scheduler: &str) -> FlowView {
         let moved = bonded.flow.view().map(|view| view.by_link).unwrap_or_default();
-        let by_link: Vec<LinkBytes> =
-            moved.iter().map(|(link, tx, rx)| LinkBytes { link: self.device(*link), rx_bytes: rx.get(), tx_bytes: tx.get() }).collect();
+        let by_link: Vec<LinkBytes> = moved
+            .iter()
+            .map(|(link, moved)| LinkBytes { link: self.device(*link), rx_bytes: moved.rx.get(), tx_bytes: moved.tx.get() })
+            .collect();
         let links: Vec<&str> = by_link.iter().map(|link| link.link.as_str()).collect();
         FlowView {
             id,

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 use braid_control::core::Core;
 use braid_control::history;
 use braid_control::steering::{AppId, DemandEstimate, ExeId, Steering};
+use braid_decide::capacity::Capacity;
 use braid_model::{ByteCount, Rate, Time};
 use braid_platform::linux::process;
 use braid_store::{AppKey, AppRow, LinkKey, LinkRow, Store, UsageRow};
@@ -208,11 +209,11 @@ impl StateStore {
         }
         for link in core.all_links_mut() {
             let key = LinkKey::of(&link.facts);
-            let learnt = |index: usize| {
-                let estimate = link.capacity[index].estimate(now);
-                (!link.capacity[index].is_fixed() && estimate.age.is_some()).then(|| estimate.rate.bps())
+            let learnt = |capacity: &Capacity| {
+                let estimate = capacity.estimate(now);
+                (!capacity.is_fixed() && estimate.age.is_some()).then(|| estimate.rate.bps())
             };
-            let row = LinkRow { capacity_down: learnt(0), capacity_up: learnt(1), updated: unix };
+            let row = LinkRow { capacity_down: learnt(&link.capacity.down), capacity_up: learnt(&link.capacity.up), updated: unix };
             if row.capacity_down.is_some() || row.capacity_up.is_some() {
                 self.learnt.links.insert(key.clone(), row);
                 self.fresh.links.insert(key.clone(), row);

@@ -8,7 +8,7 @@
 //! unequal demand, see [`LoadTable::end`]; OPERETTA Algorithm 1 for connection-oriented streams (the cheapest interface that meets the target
 //! throughput); round robin and weighted round robin (DBAS II.D) as least virtual start time.
 
-use braid_model::{ByteCount, Direction, LinkSet, MAX_LINKS, Rate};
+use braid_model::{ByteCount, Direction, LinkSet, MAX_LINKS, PerDirection, Rate};
 
 /// Loads above this count as this much, so that sums cannot overflow.
 const LOAD_LIMIT: u64 = 1 << 61;
@@ -42,10 +42,10 @@ pub enum Mode {
 /// One link as the rule sees it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LinkLoad {
-    /// What the flows on the link still have to move, in bytes, by [`Direction`] (down, up).
-    pub load: [u64; 2],
-    /// Capacity in bytes per second, by [`Direction`].
-    pub rate: [u64; 2],
+    /// What the flows on the link still have to move, in bytes.
+    pub load: PerDirection<u64>,
+    /// Capacity in bytes per second.
+    pub rate: PerDirection<u64>,
     /// What a byte costs, in any one unit for all links; 0 where nothing is known.
     pub price: u64,
     /// Virtual finish tag. It never falls, else a link that was down would take every flow when it returns.
@@ -124,7 +124,7 @@ impl LoadTable {
             self.virtual_time = start;
         }
         let link_load = &mut self.loads[slot];
-        let load = &mut link_load.load[request.direction as usize];
+        let load = &mut link_load.load[request.direction];
         *load = load.saturating_add(request.demand.get()).min(LOAD_LIMIT);
         link_load.flows = link_load.flows.saturating_add(1);
     }
@@ -132,7 +132,7 @@ impl LoadTable {
     /// When the flow's link would be done with all its load and the flow, in units of 2^-20 s; `u64::MAX` for never.
     pub fn finish(&self, slot: usize, request: &Request) -> u64 {
         let link_load = &self.loads[slot];
-        let direction = request.direction as usize;
+        let direction = request.direction;
         let load = link_load.load[direction].min(LOAD_LIMIT).saturating_add(request.demand.get().min(LOAD_LIMIT));
         duration(load, link_load.rate[direction])
     }
@@ -140,7 +140,7 @@ impl LoadTable {
     /// When the flow itself is expected to end on `slot`, `(demand + backlog) / rate`, in units of 2^-20 s; `u64::MAX` for never.
     pub fn end(&self, slot: usize, request: &Request) -> u64 {
         let load = self.backlog(slot, request).get() + request.demand.get().min(LOAD_LIMIT);
-        duration(load, self.loads[slot].rate[request.direction as usize])
+        duration(load, self.loads[slot].rate[request.direction])
     }
 
     /// What of the load of `slot` counts before the flow's [`end`](Self::end): `(load + min(load, flows * demand)) / 2`.
@@ -159,7 +159,7 @@ impl LoadTable {
     /// robin's time with the papers' loads.
     pub fn backlog(&self, slot: usize, request: &Request) -> ByteCount {
         let link_load = &self.loads[slot];
-        let (load, demand) = (link_load.load[request.direction as usize].min(LOAD_LIMIT), request.demand.get().min(LOAD_LIMIT));
+        let (load, demand) = (link_load.load[request.direction].min(LOAD_LIMIT), request.demand.get().min(LOAD_LIMIT));
         ByteCount::new(load.midpoint(load.min(demand.saturating_mul(u64::from(link_load.flows)))))
     }
 
@@ -177,7 +177,7 @@ impl LoadTable {
     /// that load does is as good, and the cheap one should win.
     pub fn deadline(&self, request: &Request, target: Option<Rate>) -> u64 {
         let Some(target) = target else { return 0 };
-        let direction = request.direction as usize;
+        let direction = request.direction;
         let mut total = request.demand.get().min(LOAD_LIMIT);
         let mut latest = 0;
         for slot in request.slots() {
@@ -231,7 +231,7 @@ mod tests {
         let mut mask = LinkSet::default();
         for (slot, mbps) in rates_mbps.iter().enumerate() {
             let rate = Rate::from_mbps(*mbps).bytes_per_second();
-            load_table.loads[slot].rate = [rate, rate];
+            load_table.loads[slot].rate = PerDirection::both(rate);
             load_table.loads[slot].rank = slot as u32;
             mask.insert(slot);
         }
@@ -273,8 +273,8 @@ mod tests {
     #[test]
     fn a_short_flow_goes_behind_one_long_flow_before_many_short_ones() {
         let (mut load_table, all) = load_table(&[10, 10]);
-        (load_table.loads[0].load[0], load_table.loads[0].flows) = (10_000_000, 1);
-        (load_table.loads[1].load[0], load_table.loads[1].flows) = (8_000_000, 80);
+        (load_table.loads[0].load.down, load_table.loads[0].flows) = (10_000_000, 1);
+        (load_table.loads[1].load.down, load_table.loads[1].flows) = (8_000_000, 80);
         assert_eq!(load_table.pick(MAX_THROUGHPUT, &request(all, 100_000)), Some(0));
         assert_eq!(load_table.pick(MAX_THROUGHPUT, &request(all, 10_000_000)), Some(1));
         // With a target the rule is OPERETTA's: the load of the links decides.
@@ -286,13 +286,13 @@ mod tests {
     #[test]
     fn among_equal_demands_the_flow_ends_with_its_link() {
         let (mut load_table, all) = load_table(&[10, 10]);
-        (load_table.loads[0].load[0], load_table.loads[0].flows) = (10_000_000, 5);
+        (load_table.loads[0].load.down, load_table.loads[0].flows) = (10_000_000, 5);
         for demand in [2_000_000, 3_000_000] {
             assert_eq!(load_table.end(0, &request(all, demand)), load_table.finish(0, &request(all, demand)));
         }
         // Of 10 MB a flow of 1 MB waits for 5 MB, and for half of the rest.
         assert_eq!(load_table.backlog(0, &request(all, 1_000_000)), ByteCount::new(7_500_000));
-        assert_eq!(load_table.end(0, &request(all, 1_000_000)), duration(8_500_000, load_table.loads[0].rate[0]));
+        assert_eq!(load_table.end(0, &request(all, 1_000_000)), duration(8_500_000, load_table.loads[0].rate.down));
     }
 
     #[test]
@@ -305,7 +305,7 @@ mod tests {
         let hard = Mode::CheapestInTime { target: Some(Rate::from_mbps(15)) };
         assert_eq!(load_table.pick(hard, &request(all, 1_000_000)), Some(0));
         // An old load that breaks the target anyway makes every link that ends before it as good.
-        load_table.loads[0].load[0] = 100_000_000;
+        load_table.loads[0].load.down = 100_000_000;
         assert_eq!(load_table.pick(hard, &request(all, 1_000_000)), Some(1));
     }
 
@@ -324,7 +324,7 @@ mod tests {
     #[test]
     fn weights_share_flows_in_proportion() {
         let (mut load_table, all) = load_table(&[20, 12, 6]);
-        let rates = load_table.loads.map(|link_load| link_load.rate[0]);
+        let rates = load_table.loads.map(|link_load| link_load.rate.down);
         for (link_load, step) in load_table.loads.iter_mut().zip(steps(&rates, true)) {
             link_load.step = step;
         }
@@ -338,10 +338,10 @@ mod tests {
     #[test]
     fn upload_and_download_are_separate_loads() {
         let (mut load_table, all) = load_table(&[10, 10]);
-        load_table.loads[0].load[Direction::Down as usize] = 1_000_000;
+        load_table.loads[0].load.down = 1_000_000;
         let up = Request { direction: Direction::Up, ..request(all, 10) };
         assert_eq!(load_table.choose(MAX_THROUGHPUT, &up), Some(0));
-        assert_eq!(load_table.loads[0].load, [1_000_000, 10]);
+        assert_eq!(load_table.loads[0].load, PerDirection { down: 1_000_000, up: 10 });
     }
 
     #[test]
@@ -375,8 +375,8 @@ mod tests {
         ) {
             let mut load_table = LoadTable::default();
             for slot in 0..4 {
-                load_table.loads[slot].rate = [rates[slot]; 2];
-                load_table.loads[slot].load = [loads[slot]; 2];
+                load_table.loads[slot].rate = PerDirection::both(rates[slot]);
+                load_table.loads[slot].load = PerDirection::both(loads[slot]);
                 load_table.loads[slot].flows = flows[slot];
             }
             let request = request(LinkSet(mask), demand);

@@ -12,7 +12,7 @@ mod fit;
 use std::fmt;
 use std::str::FromStr;
 
-use braid_model::{ByteCount, Joules, LinkKind, Power, Rate};
+use braid_model::{ByteCount, Joules, LinkKind, PerDirection, Power, Rate};
 use serde::{Deserialize, Serialize};
 
 use crate::pattern::Pattern;
@@ -199,7 +199,8 @@ impl Profile {
     /// What a byte costs each way on a link of these capacities (OPERETTA eq. 2: `a_j / r_j`).
     pub fn cost(&self, down: Rate, up: Rate) -> ByteCost {
         let extra = |power: Power| power.above(self.idle());
-        ByteCost::of([extra(self.power_at(down, Rate::ZERO)), extra(self.power_at(Rate::ZERO, up))], [down, up])
+        let active = PerDirection { down: extra(self.power_at(down, Rate::ZERO)), up: extra(self.power_at(Rate::ZERO, up)) };
+        ByteCost::of(active, PerDirection { down, up })
     }
 }
 
@@ -213,10 +214,10 @@ pub struct ByteCost {
 }
 
 impl ByteCost {
-    /// From what activity adds to the interface's power and its capacity, each received and sent; nothing at a capacity of zero.
-    pub fn of(active: [Power; 2], capacity: [Rate; 2]) -> Self {
+    /// From what activity adds to the interface's power and its capacity, by direction; nothing at a capacity of zero.
+    pub fn of(active: PerDirection<Power>, capacity: PerDirection<Rate>) -> Self {
         let byte = ByteCount::new(1);
-        Self { down: active[0].to_move(byte, capacity[0]), up: active[1].to_move(byte, capacity[1]) }
+        Self { down: active.down.to_move(byte, capacity.down), up: active.up.to_move(byte, capacity.up) }
     }
 
     /// The energy of so many bytes received and sent.

@@ -275,8 +275,8 @@ fn load_table(case: &Case, loads: &Loads) -> (LoadTable, Request) {
     let dearest = symbols.price.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
     for (slot, interface) in case.interfaces.iter().enumerate() {
         let link_load = &mut load_table.loads[slot];
-        link_load.rate[Direction::Down as usize] = interface.rate.bytes_per_second();
-        link_load.load[Direction::Down as usize] = loads.connection[slot].get();
+        link_load.rate.down = interface.rate.bytes_per_second();
+        link_load.load.down = loads.connection[slot].get();
         link_load.price = (symbols.price[slot] / dearest * (1u64 << 50) as f64) as u64;
     }
     (load_table, Request { allowed: case.new.allowed, direction: Direction::Down, demand: case.new.load })

@@ -19,7 +19,7 @@ mod units;
 
 pub use application::{Application, Class};
 pub use energy::{Joules, Power};
-pub use flow::{Affinity, Direction, FlowId, Protocol};
+pub use flow::{Affinity, Direction, FlowId, PerDirection, Protocol, Traffic};
 pub use link::{DefaultRoute, Family, LinkFacts, LinkIndex, LinkKind, LinkState, PerFamily, Role};
 pub use link_set::{LinkSet, MAX_LINKS};
 pub use network::{NetworkSnapshot, NextHop, RouteFacts, RouteKind, RuleAction, RuleFacts};

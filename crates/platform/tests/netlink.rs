@@ -330,8 +330,8 @@ fn bound_sockets_and_replies_use_their_link_under_strict_filtering_and_a_sweep_l
             assert_eq!(answer, source.to_string());
             let after = world.client.run(|| netlink::device_counters().unwrap());
             let moved = |name: &str| {
-                let of = |list: &[(braid_model::LinkIndex, braid_model::ByteCount, braid_model::ByteCount)]| {
-                    list.iter().find(|(index, ..)| *index == link(&network, name).index).map(|(_, rx, tx)| rx.get() + tx.get()).unwrap()
+                let of = |list: &[(braid_model::LinkIndex, braid_model::Traffic)]| {
+                    list.iter().find(|(index, ..)| *index == link(&network, name).index).map(|(_, moved)| moved.sum().get()).unwrap()
                 };
                 of(&after) - of(&counters)
             };

@@ -2,7 +2,7 @@
 
 use braid_decide::connection::{LinkLoad, LoadTable, Mode, Request};
 use braid_decide::policy::{Admission, admit};
-use braid_model::{ByteCount, Direction, LinkSet, MAX_LINKS, Rate};
+use braid_model::{ByteCount, Direction, LinkSet, MAX_LINKS, PerDirection, Rate};
 use braid_platform::linux::bpf::trial::KernelRule;
 use braid_platform::linux::sys::abi;
 use proptest::prelude::*;
@@ -46,7 +46,7 @@ impl Case {
         targets[self.request.direction as usize] = target;
         let mut params = abi::Params { mode, target: targets, backup: mask(self.backup), ..Default::default() };
         for (slot, link_load) in params.slots.iter_mut().zip(&self.load_table.loads) {
-            (slot.rate, slot.price, slot.step, slot.rank) = (link_load.rate, link_load.price, link_load.step, link_load.rank);
+            (slot.rate, slot.price, slot.step, slot.rank) = (link_load.rate.to_array(), link_load.price, link_load.step, link_load.rank);
         }
         params
     }
@@ -54,7 +54,7 @@ impl Case {
     fn raw_load_table(&self) -> abi::LoadTable {
         let mut raw = abi::LoadTable { virtual_time: self.load_table.virtual_time, ..Default::default() };
         for (raw, link_load) in raw.loads.iter_mut().zip(&self.load_table.loads) {
-            (raw.load, raw.tag, raw.flows) = (link_load.load, link_load.tag, link_load.flows);
+            (raw.load, raw.tag, raw.flows) = (link_load.load.to_array(), link_load.tag, link_load.flows);
         }
         raw
     }
@@ -82,7 +82,7 @@ impl Case {
         prop_assert_eq!(denied != 0, refused);
         prop_assert_eq!(raw.virtual_time, load_table.virtual_time);
         for (raw, link_load) in raw.loads.iter().zip(&load_table.loads) {
-            prop_assert_eq!((raw.load, raw.tag, raw.flows), (link_load.load, link_load.tag, link_load.flows));
+            prop_assert_eq!((raw.load, raw.tag, raw.flows), (link_load.load.to_array(), link_load.tag, link_load.flows));
         }
         Ok(())
     }
@@ -102,8 +102,9 @@ fn number(usual: u64) -> impl Strategy<Value = u64> {
 fn link_load() -> impl Strategy<Value = LinkLoad> {
     let pair = |usual| [number(usual), number(usual)];
     let flows = prop_oneof![3 => 0..9u32, 1 => any::<u32>()];
-    (pair(100_000_000), pair(5_000_000), number(10), number(1 << 30), number(1 << 21), 0..6u32, flows)
-        .prop_map(|(load, rate, price, tag, step, rank, flows)| LinkLoad { load, rate, price, tag, step, rank, flows })
+    (pair(100_000_000), pair(5_000_000), number(10), number(1 << 30), number(1 << 21), 0..6u32, flows).prop_map(
+        |(load, rate, price, tag, step, rank, flows)| LinkLoad { load: load.into(), rate: rate.into(), price, tag, step, rank, flows },
+    )
 }
 
 /// A number of up to so many bits, of any length, now and then a power of two.
@@ -118,8 +119,8 @@ fn loads() -> impl Strategy<Value = (Vec<LinkLoad>, u64)> {
     (1..62u32).prop_flat_map(|bits| {
         let load = move || (1 << (bits - 1))..=1u64 << bits;
         let link_load = (load(), load(), length(32)).prop_map(|(down, up, flows)| LinkLoad {
-            load: [down, up],
-            rate: [1 << 30; 2],
+            load: PerDirection { down, up },
+            rate: PerDirection::both(1 << 30),
             flows: flows as u32,
             ..LinkLoad::default()
         });

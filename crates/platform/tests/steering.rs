@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use aya::maps::{Array, HashMap, Map, MapData, loaded_maps};
 use braid_control::steering::{SteerMatch, SteerParams, SteerRule, Steering, SteeringEvent};
-use braid_model::{ByteCount, Family, LinkIndex, LinkSet, PerFamily, Protocol, Time};
+use braid_model::{ByteCount, Family, LinkIndex, LinkSet, PerDirection, PerFamily, Protocol, Time};
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::bpf::load::{Counters, survey};
 use braid_platform::linux::sys::abi;
@@ -37,7 +37,10 @@ fn connections_take_turns_in_both_families_and_loads_end_with_them() {
             assert_eq!(counts.values().copied().collect::<Vec<_>>(), [3, 3, 3], "{server}: {counts:?}");
         }
         let load_table = steering.load_table().unwrap();
-        assert!(load_table.loads.iter().all(|link_load| link_load.flows == 0 && link_load.load == [0, 0]), "{load_table:?}");
+        assert!(
+            load_table.loads.iter().all(|link_load| link_load.flows == 0 && link_load.load == PerDirection::default()),
+            "{load_table:?}"
+        );
         assert_eq!(steering.counters().unwrap().steered, 27);
         let events = steering.events(1000);
         let ended: Vec<_> =
@@ -73,10 +76,10 @@ fn living_flows_are_listed_and_weigh_what_they_still_have_to_move() {
         assert_eq!((rows[0].rx, rows[0].tx), (ByteCount::new(2000), ByteCount::new(2)));
         assert_eq!(rows[0].reserved, ByteCount::new(2002), "it outlived its estimate and weighs what it moved");
         let slot = rows[0].slot;
-        assert_eq!(steering.load_table().unwrap().loads[slot].load, [2002, 0]);
+        assert_eq!(steering.load_table().unwrap().loads[slot].load, [2002, 0].into());
         drop(stream);
         assert!(steering.flows(now()).unwrap().is_empty());
-        assert_eq!(steering.load_table().unwrap().loads[slot].load, [0, 0]);
+        assert_eq!(steering.load_table().unwrap().loads[slot].load, [0, 0].into());
     });
 }
 
@@ -301,7 +304,7 @@ fn regression_a_steered_socket_that_connects_elsewhere_is_judged_anew() {
         assert_eq!(refused("10.77.0.1:9"), None, "what may not be steered");
         drop(socket);
         assert!(steering.flows(now()).unwrap().is_empty());
-        assert!(steering.load_table().unwrap().loads.iter().all(|load| load.flows == 0 && load.load == [0, 0]));
+        assert!(steering.load_table().unwrap().loads.iter().all(|load| load.flows == 0 && load.load == PerDirection::default()));
 
         // Where the kernel does not let a socket off its device for its user, it goes nowhere.
         let script = r#"
@@ -507,7 +510,10 @@ fn regression_loads_stay_true_when_connects_and_ends_meet() {
         let work = || (0..10_000).for_each(|_| drop(TcpStream::connect_timeout(&server, LIMIT)));
         std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(work))));
         let load_table = steering.load_table().unwrap();
-        assert!(load_table.loads.iter().all(|link_load| link_load.flows == 0 && link_load.load == [0, 0]), "{load_table:?}");
+        assert!(
+            load_table.loads.iter().all(|link_load| link_load.flows == 0 && link_load.load == PerDirection::default()),
+            "{load_table:?}"
+        );
         assert_eq!(steering.counters().unwrap().steered, 40_000);
     });
 }
@@ -550,7 +556,10 @@ fn regression_a_flow_that_may_use_one_link_only_fails_when_that_cannot_be_had() 
         assert!(TcpStream::connect(server).is_err());
         assert_eq!(steering.counters().unwrap().denied, 1);
         let load_table = steering.load_table().unwrap();
-        assert!(load_table.loads.iter().all(|link_load| link_load.flows == 0 && link_load.load == [0, 0]), "{load_table:?}");
+        assert!(
+            load_table.loads.iter().all(|link_load| link_load.flows == 0 && link_load.load == PerDirection::default()),
+            "{load_table:?}"
+        );
     });
 }
 
@@ -681,7 +690,7 @@ fn wait_for_the_last_flow(steering: &mut BpfSteering) {
 
 fn assert_nothing_weighs(steering: &mut BpfSteering) {
     let load_table = steering.load_table().unwrap();
-    assert!(load_table.loads.iter().all(|link_load| link_load.flows == 0 && link_load.load == [0, 0]), "{load_table:?}");
+    assert!(load_table.loads.iter().all(|link_load| link_load.flows == 0 && link_load.load == PerDirection::default()), "{load_table:?}");
 }
 
 fn ends(steering: &mut BpfSteering, id: u64) -> usize {

@@ -9,7 +9,7 @@ use braid_decide::capacity::Busy;
 use braid_decide::connection::{LoadTable, Request, steps};
 use braid_decide::health::Outcome;
 use braid_decide::policy::{Admission, Scheduler};
-use braid_model::{ByteCount, Direction, Family, LinkFacts, LinkIndex, LinkSet, MAX_LINKS, NetworkSnapshot, Time};
+use braid_model::{ByteCount, Direction, Family, LinkFacts, LinkIndex, LinkSet, MAX_LINKS, NetworkSnapshot, PerDirection, Time, Traffic};
 use braid_store::Learnt;
 
 use super::learnt_store::Estimates;
@@ -217,15 +217,15 @@ impl Chooser {
         refused
     }
 
-    /// Takes in the streams that the kernel's tables show now, and the devices' counters (received, sent).
+    /// Takes in the streams that the kernel's tables show now, and the devices' counters.
     pub(super) fn on_look(
         &mut self,
         now: Time,
         seen: impl IntoIterator<Item = StreamSeen>,
-        counters: impl IntoIterator<Item = (LinkIndex, ByteCount, ByteCount)>,
+        counters: impl IntoIterator<Item = (LinkIndex, Traffic)>,
     ) {
         self.streams.on_seen(now, seen, &mut self.demands, &mut self.links);
-        let busy: Vec<[Busy; 2]> = (0..MAX_LINKS).map(|slot| self.streams.busy(now, slot)).collect();
+        let busy: Vec<PerDirection<Busy>> = (0..MAX_LINKS).map(|slot| self.streams.busy(now, slot)).collect();
         self.links.on_counters(now, counters, |slot| busy[slot]);
         self.set_rates(now);
         self.exchanges.retain(|_, link| now.since(link.last) < DATAGRAM_KEPT);
@@ -252,7 +252,7 @@ impl Chooser {
         for (link_load, rates) in self.load_table.loads.iter_mut().zip(self.links.rates(now)) {
             link_load.rate = rates.map(|rate| rate.bytes_per_second());
         }
-        let down = self.load_table.loads.map(|link_load| link_load.rate[Direction::Down as usize]);
+        let down = self.load_table.loads.map(|link_load| link_load.rate.down);
         for (link_load, step) in self.load_table.loads.iter_mut().zip(steps(&down, self.scheduler.weighted())) {
             link_load.step = step;
         }
@@ -261,13 +261,13 @@ impl Chooser {
     /// Adds up what every link still has to move.
     fn weigh(&mut self, now: Time) {
         for link_load in &mut self.load_table.loads {
-            (link_load.load, link_load.flows) = ([0; 2], 0);
+            (link_load.load, link_load.flows) = (PerDirection::default(), 0);
         }
         let fresh = self.exchanges.values().filter(|link| now.since(link.last) < DATAGRAM_FRESH);
         let fresh = fresh.map(|link| (link.slot, Direction::Down, DATAGRAM_DEMAND));
         for (slot, direction, remaining) in self.streams.remaining().chain(fresh) {
             let link_load = &mut self.load_table.loads[slot];
-            let load = &mut link_load.load[direction as usize];
+            let load = &mut link_load.load[direction];
             *load = load.saturating_add(remaining.get());
             link_load.flows += 1;
         }
@@ -334,7 +334,7 @@ mod tests {
     }
 
     fn seen(inode: u64, rx: u64) -> StreamSeen {
-        StreamSeen { inode, connecting: false, rx, tx: 0, delivery_rate: None }
+        StreamSeen { inode, connecting: false, moved: [ByteCount::new(rx), ByteCount::ZERO].into(), delivery_rate: None }
     }
 
     #[test]
@@ -362,13 +362,13 @@ mod tests {
     fn an_ended_stream_frees_its_link() {
         let mut chooser = chooser(Scheduler::MaxThroughput, 1);
         streams(&mut chooser, 1..4);
-        assert_eq!(chooser.load_table.loads[0].load[0], 3_000_000);
+        assert_eq!(chooser.load_table.loads[0].load.down, 3_000_000);
         chooser.on_look(at(1000), [seen(1, 400_000), seen(2, 900_000)], []);
-        assert_eq!((chooser.load_table.loads[0].load[0], chooser.load_table.loads[0].flows), (600_000 + 900_000, 2));
+        assert_eq!((chooser.load_table.loads[0].load.down, chooser.load_table.loads[0].flows), (600_000 + 900_000, 2));
         chooser.withdraw(at(1000), 1);
-        assert_eq!(chooser.load_table.loads[0].load[0], 900_000);
+        assert_eq!(chooser.load_table.loads[0].load.down, 900_000);
         chooser.on_look(at(2000), [], []);
-        assert!(!chooser.has_streams() && chooser.load_table.loads[0].load == [0, 0]);
+        assert!(!chooser.has_streams() && chooser.load_table.loads[0].load == PerDirection::default());
     }
 
     #[test]
@@ -401,9 +401,9 @@ mod tests {
         let mut chooser = chooser(Scheduler::MaxThroughput, 1);
         chooser.datagram(at(0), unbound(1), far(53));
         chooser.on_look(at(5000), [], []);
-        assert_eq!(chooser.load_table.loads[0].load[0], DATAGRAM_DEMAND.get());
+        assert_eq!(chooser.load_table.loads[0].load.down, DATAGRAM_DEMAND.get());
         chooser.on_look(at(11_000), [], []);
-        assert_eq!(chooser.load_table.loads[0].load[0], 0);
+        assert_eq!(chooser.load_table.loads[0].load.down, 0);
         for number in 0..3 * MAX_EXCHANGES as u64 {
             chooser.datagram(at(20_000 + number), unbound(number), far(53));
         }
@@ -419,7 +419,7 @@ mod tests {
         // 400 Mbit/s on the second link, twice what it is said to carry.
         for step in 1..=30 {
             let (moved, index) = (step * 5_000_000, LinkIndex(2));
-            first.on_look(at(step * 100), [seen(1, moved)], [(index, ByteCount::new(moved), ByteCount::ZERO)]);
+            first.on_look(at(step * 100), [seen(1, moved)], [(index, Traffic::received(ByteCount::new(moved)))]);
         }
         first.on_look(at(5000), [], []);
         let estimates = first.estimates(at(5000), 77);
@@ -434,9 +434,9 @@ mod tests {
             ..Learnt::default()
         });
         second.on_network(at(0), &network(2), steer, |_| false);
-        assert_eq!(second.load_table.loads[1].rate, [50_000_000, 25_000_000]);
+        assert_eq!(second.load_table.loads[1].rate, PerDirection { down: 50_000_000, up: 25_000_000 });
         assert_eq!(streams(&mut second, 1..2), [2]);
-        assert_eq!(second.load_table.loads[1].load[0], 150_000_000);
+        assert_eq!(second.load_table.loads[1].load.down, 150_000_000);
         assert!(second.estimates(at(0), 78).apps.is_empty(), "nothing new");
     }
 
@@ -447,6 +447,6 @@ mod tests {
         chooser.on_look(at(700), [seen(1, 8_000_000)], []);
         chooser.on_look(at(1000), [], []);
         streams(&mut chooser, 2..3);
-        assert_eq!(chooser.load_table.loads[0].load[0], 8_000_000);
+        assert_eq!(chooser.load_table.loads[0].load.down, 8_000_000);
     }
 }

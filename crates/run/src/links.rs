@@ -8,7 +8,7 @@ use braid_decide::capacity::{Busy, Capacity};
 use braid_decide::health::{Outcome, Suffering};
 use braid_decide::policy::{Admission, LinkRule, ProbeMode};
 use braid_decide::steer::Prefixes;
-use braid_model::{ByteCount, Family, LinkFacts, LinkIndex, LinkSet, MAX_LINKS, NetworkSnapshot, Rate, Time};
+use braid_model::{Family, LinkFacts, LinkIndex, LinkSet, MAX_LINKS, NetworkSnapshot, PerDirection, Rate, Time, Traffic};
 use braid_store::{LinkKey, LinkRow};
 
 use super::view::{Usable, View};
@@ -113,11 +113,11 @@ impl Links {
         ranks
     }
 
-    /// Capacities (down, up) by slot.
-    pub(super) fn rates(&self, now: Time) -> [[Rate; 2]; MAX_LINKS] {
-        let mut rates = [[Rate::ZERO; 2]; MAX_LINKS];
+    /// Capacities by slot.
+    pub(super) fn rates(&self, now: Time) -> [PerDirection<Rate>; MAX_LINKS] {
+        let mut rates = [PerDirection::default(); MAX_LINKS];
         for link in self.table.values() {
-            rates[link.slot] = [0, 1].map(|direction: usize| link.capacity[direction].estimate(now).rate);
+            rates[link.slot] = PerDirection::from_fn(|direction| link.estimate(direction, now).rate);
         }
         rates
     }
@@ -204,17 +204,17 @@ impl Links {
         self.table.on_probe(now, link, family, outcome);
     }
 
-    /// Takes in the devices' counters (received, sent) and how busy the command's flows kept each slot since the last time.
+    /// Takes in the devices' counters and how busy the command's flows kept each slot since the last time.
     pub(super) fn on_counters(
         &mut self,
         now: Time,
-        counters: impl IntoIterator<Item = (LinkIndex, ByteCount, ByteCount)>,
-        busy: impl Fn(usize) -> [Busy; 2],
+        counters: impl IntoIterator<Item = (LinkIndex, Traffic)>,
+        busy: impl Fn(usize) -> PerDirection<Busy>,
     ) {
-        for (index, rx, tx) in counters {
+        for (index, counted) in counters {
             if let Some(link) = self.table.get_mut(index) {
                 // No link is metered here, so the time of day is not asked for.
-                link.on_device(now, [rx, tx], 0, busy(link.slot), None);
+                link.on_device(now, counted, 0, busy(link.slot), None);
             }
         }
     }
@@ -236,7 +236,7 @@ fn learnt(link: &Link, now: Time, unix: u64) -> LinkRow {
         let estimate = capacity.estimate(now);
         estimate.age.is_some().then(|| estimate.rate.bps())
     };
-    LinkRow { capacity_down: rate(&link.capacity[0]), capacity_up: rate(&link.capacity[1]), updated: unix }
+    LinkRow { capacity_down: rate(&link.capacity.down), capacity_up: rate(&link.capacity.up), updated: unix }
 }
 
 fn says_something(row: &LinkRow) -> bool {
@@ -249,7 +249,7 @@ pub(super) mod tests {
 
     use super::*;
     use braid_decide::policy::ProbeTarget;
-    use braid_model::{DefaultRoute, LinkKind, PerFamily};
+    use braid_model::{ByteCount, DefaultRoute, LinkKind, PerFamily};
 
     /// Links named `link1`, `link2`, ... with metric and nominal speed of 100 Mbit/s times their number.
     pub(crate) fn network(count: u32) -> NetworkSnapshot {
@@ -383,11 +383,11 @@ pub(super) mod tests {
     #[test]
     fn what_was_learnt_of_a_link_outlives_it() {
         let mut links = links(&network(2), &[]);
-        let busy = |_| [Busy { flows: 3, destinations: 2, backlogged: true, queued: false }; 2];
+        let busy = |_| PerDirection::both(Busy { flows: 3, destinations: 2, backlogged: true, queued: false });
         for poll in 0..40u64 {
             links.on_counters(
                 Time::from_millis(1000 + poll * 250),
-                [(LinkIndex(2), ByteCount::new(poll * 625_000), ByteCount::ZERO)],
+                [(LinkIndex(2), Traffic::received(ByteCount::new(poll * 625_000)))],
                 busy,
             );
         }
@@ -397,20 +397,20 @@ pub(super) mod tests {
         assert_eq!((links.estimates(now, 7), before.len()), (before, 1));
         links.on_network(now, &network(2), &[], steer, |_| false);
         let slot = links.slot_of(LinkIndex(2)).unwrap();
-        let found = links.rates(now)[slot][0].bps() as f64 / 20e6;
+        let found = links.rates(now)[slot].down.bps() as f64 / 20e6;
         assert!((0.85..1.15).contains(&found), "{found}");
     }
 
     #[test]
     fn a_capacity_follows_the_counters() {
         let mut links = links(&network(1), &[]);
-        let rate = |links: &Links, now| links.rates(now)[0][0];
+        let rate = |links: &Links, now| links.rates(now)[0].down;
         assert_eq!(rate(&links, NOW), Rate::from_mbps(100));
-        let busy = |_| [Busy { flows: 3, destinations: 2, backlogged: true, queued: false }; 2];
+        let busy = |_| PerDirection::both(Busy { flows: 3, destinations: 2, backlogged: true, queued: false });
         let mut now = NOW;
         for poll in 0..40u64 {
             now = Time::from_millis(1000 + poll * 250);
-            links.on_counters(now, [(LinkIndex(1), ByteCount::new(poll * 625_000), ByteCount::ZERO)], busy);
+            links.on_counters(now, [(LinkIndex(1), Traffic::received(ByteCount::new(poll * 625_000)))], busy);
         }
         let found = rate(&links, now).bps() as f64 / 20e6;
         assert!((0.85..1.15).contains(&found), "{found}");

@@ -7,7 +7,7 @@ use std::time::Duration;
 use braid_decide::capacity::Busy;
 use braid_decide::class;
 use braid_decide::demand::{Demand, remaining};
-use braid_model::{ByteCount, Class, Direction, Family, Rate, Time};
+use braid_model::{ByteCount, Class, Direction, Family, PerDirection, Rate, Time, Traffic};
 use braid_store::{AppKey, AppRow};
 
 use super::links::Links;
@@ -32,10 +32,8 @@ pub(super) struct StreamSeen {
     pub(super) inode: u64,
     /// Its handshake has not been answered yet.
     pub(super) connecting: bool,
-    /// Bytes received.
-    pub(super) rx: u64,
-    /// Bytes sent and acknowledged.
-    pub(super) tx: u64,
+    /// Bytes received, and sent and acknowledged.
+    pub(super) moved: Traffic,
     /// The kernel's last sample of what it sends; `None` where its program had no more to send.
     pub(super) delivery_rate: Option<Rate>,
 }
@@ -47,8 +45,7 @@ struct Stream {
     expected: ByteCount,
     direction: Direction,
     started: Time,
-    /// Down and up.
-    moved: [u64; 2],
+    moved: Traffic,
     /// When it was answered or moved something last.
     grown: Option<Time>,
     /// When it was looked at last.
@@ -99,7 +96,7 @@ impl Streams {
             self.kept.insert((application.to_owned(), remote.ip()), slot);
         }
         let application = application.to_owned();
-        let (moved, grown, handshake) = ([0; 2], None, Handshake::Unseen);
+        let (moved, grown, handshake) = (Traffic::default(), None, Handshake::Unseen);
         let stream =
             Stream { slot, remote, application, expected, direction, started: now, moved, grown, looked: now, fills: false, handshake };
         self.living.insert(inode, stream);
@@ -127,10 +124,7 @@ impl Streams {
 
     /// Slot, direction and rest of every stream.
     pub(super) fn remaining(&self) -> impl Iterator<Item = (usize, Direction, ByteCount)> {
-        self.living.values().map(|stream| {
-            let moved = ByteCount::new(stream.moved[0].saturating_add(stream.moved[1]));
-            (stream.slot, stream.direction, remaining(stream.expected, moved))
-        })
+        self.living.values().map(|stream| (stream.slot, stream.direction, remaining(stream.expected, stream.moved.sum())))
     }
 
     /// Takes in what the kernel's tables show: bytes moved, ends, handshakes without answer.
@@ -172,7 +166,8 @@ impl Streams {
             links.on_progress(now, looked, stream.slot, stream.remote);
             moving.insert((stream.slot, stream.family()));
         }
-        let stalled = |stream: &&Stream| stream.moved[0] > 0 && stream.grown.is_some_and(|grown| now.since(grown) < IN_PROGRESS);
+        let stalled =
+            |stream: &&Stream| stream.moved.rx > ByteCount::ZERO && stream.grown.is_some_and(|grown| now.since(grown) < IN_PROGRESS);
         for stream in self.living.values().filter(stalled) {
             if !moving.contains(&(stream.slot, stream.family())) {
                 links.on_stall(now, stream.slot, stream.family());
@@ -194,17 +189,17 @@ impl Streams {
         }
     }
 
-    /// How busy the streams keep the link in `slot`, down and up.
-    pub(super) fn busy(&self, now: Time, slot: usize) -> [Busy; 2] {
-        let mut busy = [Busy::default(); 2];
+    /// How busy the streams keep the link in `slot`.
+    pub(super) fn busy(&self, now: Time, slot: usize) -> PerDirection<Busy> {
+        let mut busy = PerDirection::<Busy>::default();
         let mut hosts = BTreeSet::new();
         let moving = |stream: &&Stream| stream.slot == slot && stream.grown.is_some_and(|grown| now.since(grown) < IDLE);
         // Requests and acknowledgements leave most of a link empty, and say nothing of what it could carry.
         let tells = |stream: &&Stream| stream.direction == Direction::Down || stream.fills;
         for stream in self.living.values().filter(moving).filter(tells) {
-            let busy = &mut busy[stream.direction as usize];
+            let busy = &mut busy[stream.direction];
             busy.flows += 1;
-            busy.destinations += u32::from(hosts.insert((stream.direction as usize, stream.remote.ip())));
+            busy.destinations += u32::from(hosts.insert((stream.direction, stream.remote.ip())));
             // It was there for the whole interval and has moved something in each.
             busy.backlogged |= now.since(stream.started) > IDLE;
         }
@@ -222,14 +217,13 @@ impl Stream {
         if before != Handshake::Answered && !seen.connecting {
             self.grown = Some(now);
         }
-        let moved = [seen.rx, seen.tx];
         let span = now.since(std::mem::replace(&mut self.looked, now));
         // The kernel's sample stands until as much is sent again: it counts only beside what is sent now.
-        let sent = ByteCount::new(seen.tx.saturating_sub(self.moved[1])).per(span);
+        let sent = seen.moved.since(self.moved).tx.per(span);
         self.fills = span > Duration::ZERO && seen.delivery_rate.is_some_and(|sample| sample.bps() / 4 <= sent.bps());
-        if moved != self.moved {
-            (self.moved, self.grown) = (moved, Some(now));
-            self.direction = if moved[1] > moved[0] { Direction::Up } else { Direction::Down };
+        if seen.moved != self.moved {
+            (self.moved, self.grown) = (seen.moved, Some(now));
+            self.direction = if seen.moved.tx > seen.moved.rx { Direction::Up } else { Direction::Down };
         }
     }
 }
@@ -277,13 +271,12 @@ impl Demands {
 
     /// One that moved nothing as far as was seen teaches nothing.
     fn learn(&mut self, now: Time, stream: &Stream) {
-        let [down, up] = stream.moved.map(ByteCount::new);
-        if stream.moved == [0, 0] {
+        if stream.moved == Traffic::default() {
             return;
         }
         bound(&mut self.0);
         let key = (stream.application.clone(), stream.remote.port());
-        self.0.entry(key).or_default().learn(down, up, now);
+        self.0.entry(key).or_default().learn(stream.moved.rx, stream.moved.tx, now);
     }
 }
 
@@ -340,8 +333,7 @@ mod tests {
             let seen = seen.iter().map(|(inode, connecting, rx)| StreamSeen {
                 inode: *inode,
                 connecting: *connecting,
-                rx: *rx,
-                tx: 10,
+                moved: [ByteCount::new(*rx), ByteCount::new(10)].into(),
                 delivery_rate: None,
             });
             self.streams.on_seen(now, seen, &mut self.demands, &mut self.links);
@@ -424,10 +416,10 @@ mod tests {
         world.start(at(0), 1, 0, host(1));
         world.start(at(0), 2, 0, host(1));
         world.see(at(250), &[(1, false, 100), (2, false, 100)]);
-        assert_eq!(world.streams.busy(at(250), 0)[0], Busy { flows: 2, destinations: 1, backlogged: false, queued: false });
+        assert_eq!(world.streams.busy(at(250), 0).down, Busy { flows: 2, destinations: 1, backlogged: false, queued: false });
         world.see(at(750), &[(1, false, 200), (2, false, 100)]);
-        assert_eq!(world.streams.busy(at(860), 0)[0], Busy { flows: 1, destinations: 1, backlogged: true, queued: false });
-        assert_eq!(world.streams.busy(at(860), 1), [Busy::default(); 2]);
+        assert_eq!(world.streams.busy(at(860), 0).down, Busy { flows: 1, destinations: 1, backlogged: true, queued: false });
+        assert_eq!(world.streams.busy(at(860), 1), PerDirection::default());
     }
 
     #[test]
@@ -435,9 +427,9 @@ mod tests {
         let mut world = World::new();
         world.start(at(0), 1, 0, host(1));
         let mut see = |ms: u64, tx: u64, delivery_rate: Option<Rate>| {
-            let seen = StreamSeen { inode: 1, connecting: false, rx: 100, tx, delivery_rate };
+            let seen = StreamSeen { inode: 1, connecting: false, moved: [ByteCount::new(100), ByteCount::new(tx)].into(), delivery_rate };
             world.streams.on_seen(at(ms), [seen], &mut world.demands, &mut world.links);
-            world.streams.busy(at(ms), 0)[1]
+            world.streams.busy(at(ms), 0).up
         };
         let sample = Some(Rate::from_mbps(12));
         assert_eq!(see(700, 5_000, None), Busy::default());

@@ -321,8 +321,7 @@ impl Shared {
         let seen = sockets.iter().map(|socket| StreamSeen {
             inode: u64::from(socket.inode),
             connecting: socket.connecting,
-            rx: socket.rx.get(),
-            tx: socket.tx.get(),
+            moved: [socket.rx, socket.tx].into(),
             delivery_rate: socket.delivery_rate,
         });
         self.chooser().on_look(self.now(), seen, netlink::device_counters().unwrap_or_default());

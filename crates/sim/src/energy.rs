@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use braid_model::{ByteCount, Direction, Rate, Time};
+use braid_model::{ByteCount, Direction, PerDirection, Rate, Time};
 use braid_netem::RateSource;
 
 /// Counts the time in which a link transmits or receives, each moment once: OPERETTA's `t_j` for a link that does both.
@@ -12,7 +12,7 @@ use braid_netem::RateSource;
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Meter {
     /// Until when each direction is active, as far as is known at `counted`.
-    until: [Time; 2],
+    until: PerDirection<Time>,
     counted: Time,
     busy: Duration,
 }
@@ -21,7 +21,7 @@ impl Meter {
     /// A packet of `size` is put into a queue that holds `backlog` with it.
     pub(crate) fn on_packet(&mut self, now: Time, direction: Direction, rate: &RateSource, size: ByteCount) {
         self.count(now);
-        let until = &mut self.until[direction as usize];
+        let until = &mut self.until[direction];
         match rate {
             RateSource::Unlimited => {}
             RateSource::Constant(rate) if *rate == Rate::ZERO => {}
@@ -33,7 +33,7 @@ impl Meter {
     /// What the queue holds was looked at, or has changed otherwise: its rest takes this long.
     pub(crate) fn on_backlog(&mut self, now: Time, direction: Direction, rate: &RateSource, backlog: ByteCount) {
         self.count(now);
-        self.until[direction as usize] = match rate {
+        self.until[direction] = match rate {
             RateSource::Constant(rate) if *rate > Rate::ZERO => now + rate.time_for(backlog),
             RateSource::Trace(_) if backlog > ByteCount::ZERO => Time::MAX,
             _ => now,
@@ -48,7 +48,7 @@ impl Meter {
 
     /// Nothing has been put in since `counted`, so each direction was active from then until its end: together until the later one.
     fn count(&mut self, now: Time) {
-        self.busy += self.until[0].max(self.until[1]).min(now).since(self.counted);
+        self.busy += self.until.down.max(self.until.up).min(now).since(self.counted);
         self.counted = self.counted.max(now);
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use braid_decide::capacity::{Busy, Capacity};
 use braid_decide::demand::Demand;
-use braid_model::{ByteCount, Direction, Rate, Time};
+use braid_model::{ByteCount, Direction, PerDirection, Rate, Time, Traffic};
 use braid_netem::RateSource;
 
 use crate::scenario::{CapacityKnowledge, DemandKnowledge, Knowledge};
@@ -19,7 +19,7 @@ const UNLIMITED: Rate = Rate::from_mbps(100_000);
 pub(crate) struct Known {
     knowledge: Knowledge,
     demands: Vec<Demand>,
-    capacities: Vec<[Capacity; 2]>,
+    capacities: Vec<PerDirection<Capacity>>,
 }
 
 /// What a flow that starts will move.
@@ -37,7 +37,7 @@ impl Known {
             CapacityKnowledge::Oracle => Rate::ZERO,
         };
         let capacity = Capacity::new(first, Time::ZERO);
-        Self { knowledge, demands: vec![Demand::default(); classes], capacities: vec![[capacity.clone(), capacity]; links] }
+        Self { knowledge, demands: vec![Demand::default(); classes], capacities: vec![PerDirection::both(capacity); links] }
     }
 
     /// What a flow of `class` is thought to move, and which way mostly.
@@ -54,8 +54,8 @@ impl Known {
     }
 
     /// A flow of `class` ended.
-    pub(crate) fn learn_demand(&mut self, now: Time, class: usize, moved: [ByteCount; 2]) {
-        self.demands[class].learn(moved[0], moved[1], now);
+    pub(crate) fn learn_demand(&mut self, now: Time, class: usize, moved: Traffic) {
+        self.demands[class].learn(moved.rx, moved.tx, now);
     }
 
     pub(crate) fn learns_capacity(&self) -> bool {
@@ -64,7 +64,7 @@ impl Known {
 
     /// What a link moved in the last [`MEASURE`].
     pub(crate) fn learn_capacity(&mut self, now: Time, link: usize, direction: Direction, moved: ByteCount, busy: Busy) {
-        self.capacities[link][direction as usize].on_interval(now, moved, MEASURE, busy);
+        self.capacities[link][direction].on_interval(now, moved, MEASURE, busy);
     }
 
     /// A link's capacity as it is thought to be; `truth` is its rate.
@@ -72,7 +72,7 @@ impl Known {
         match (self.knowledge.capacity, truth) {
             (CapacityKnowledge::Oracle, RateSource::Constant(rate)) => *rate,
             (CapacityKnowledge::Oracle, _) => UNLIMITED,
-            (CapacityKnowledge::Learnt { .. }, _) => self.capacities[link][direction as usize].estimate(now).rate,
+            (CapacityKnowledge::Learnt { .. }, _) => self.capacities[link][direction].estimate(now).rate,
         }
     }
 }
@@ -93,7 +93,7 @@ mod tests {
         assert_eq!(known(DemandKnowledge::Factor(0.5)).demand(0, truth).0, ByteCount::new(4040));
         let mut learnt = known(DemandKnowledge::Learnt { first: ByteCount::new(5) });
         assert_eq!(learnt.demand(0, truth), (ByteCount::new(5), Direction::Down));
-        learnt.learn_demand(Time::ZERO, 0, [ByteCount::new(10), ByteCount::new(90)]);
+        learnt.learn_demand(Time::ZERO, 0, [ByteCount::new(10), ByteCount::new(90)].into());
         assert_eq!(learnt.demand(0, truth), (ByteCount::new(100), Direction::Up));
     }
 }

@@ -3,7 +3,7 @@
 use braid_decide::operetta::{Decision, Interface, Loads, New, NewKind, Problem, Target, Utility};
 use braid_decide::packet::PacketScheduler;
 use braid_decide::tradeoff::{Supply, UtilityFunction, UtilityRule};
-use braid_model::{ByteCount, MAX_LINKS, Rate};
+use braid_model::{ByteCount, Direction, MAX_LINKS, Rate};
 
 use crate::schedule::{NewStream, Scheduler, View};
 use crate::spread::{Packets, Spreading};
@@ -41,7 +41,7 @@ impl Operetta {
     }
 
     fn decide(&mut self, view: &View<'_>, new: &NewStream, kind: NewKind) -> Option<usize> {
-        let side = new.direction as usize;
+        let side = new.direction;
         let interfaces: Vec<Interface> =
             view.links.iter().map(|link| Interface { rate: link.rate[side], power: link.extra_power }).collect();
         let mut loads = Loads { packet: view.packet_load[side], packet_links: view.packet_links, ..Loads::default() };
@@ -59,7 +59,7 @@ impl Operetta {
         assignment
     }
 
-    fn target(&self, view: &View<'_>, side: usize) -> Target {
+    fn target(&self, view: &View<'_>, side: Direction) -> Target {
         let rate = |link: usize| view.links.get(link).map_or(Rate::ZERO, |link| link.rate[side]);
         match self.aim {
             Aim::Target(target) => target,
@@ -98,14 +98,13 @@ impl Scheduler for Operetta {
 mod tests {
     use super::*;
     use crate::schedule::LinkView;
-    use braid_model::LinkSet;
-    use braid_model::{Direction, Power, Time};
+    use braid_model::{LinkSet, PerDirection, Power, Time, Traffic};
 
     fn links(loads: [u64; 3]) -> Vec<LinkView> {
         // OPERETTA Table III.
         let link = |((kbps, milliwatts), load): ((u64, f64), u64)| LinkView {
-            rate: [Rate::from_bps(kbps * 1000); 2],
-            load: [ByteCount::new(load), ByteCount::ZERO],
+            rate: PerDirection::both(Rate::from_bps(kbps * 1000)),
+            load: Traffic::received(ByteCount::new(load)),
             flows: 0,
             extra_power: Power::from_milliwatts(milliwatts),
         };
@@ -114,7 +113,7 @@ mod tests {
 
     fn decide(aim: Aim, loads: [u64; 3], packet: bool, battery: Option<f64>) -> (Option<usize>, Vec<f64>) {
         let links = links(loads);
-        let view = View { now: Time::ZERO, links: &links, packet_load: [ByteCount::ZERO; 2], packet_links: LinkSet(0b111), battery };
+        let view = View { now: Time::ZERO, links: &links, packet_load: Traffic::default(), packet_links: LinkSet(0b111), battery };
         let new = NewStream { class: 0, allowed: LinkSet(0b111), direction: Direction::Down, demand: ByteCount::new(100_000) };
         let mut scheduler = Operetta::new(aim);
         let link = if packet {

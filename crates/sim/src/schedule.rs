@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use braid_decide::connection::{LoadTable, Mode, Request, steps};
 use braid_decide::packet::PacketScheduler;
-use braid_model::{ByteCount, Direction, LinkSet, Power, Rate, Time};
+use braid_model::{ByteCount, Direction, LinkSet, PerDirection, Power, Rate, Time, Traffic};
 use braid_netem::Random;
 
 use crate::scenario::Scheduling;
@@ -14,9 +14,9 @@ use crate::spread::Packets;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LinkView {
     /// Capacity as it is thought to be.
-    pub rate: [Rate; 2],
+    pub rate: PerDirection<Rate>,
     /// What connection-oriented streams on it are thought to have to move still.
-    pub load: [ByteCount; 2],
+    pub load: Traffic,
     /// Connection-oriented streams on it.
     pub flows: u32,
     /// OPERETTA's `a_j`.
@@ -31,7 +31,7 @@ pub struct View<'a> {
     /// All links.
     pub links: &'a [LinkView],
     /// What packet-oriented streams are thought to have to move still, by direction.
-    pub packet_load: [ByteCount; 2],
+    pub packet_load: Traffic,
     /// The links that every packet-oriented stream may use.
     pub packet_links: LinkSet,
     /// How full the battery is, 0 to 1.
@@ -120,7 +120,7 @@ pub(crate) fn scheduler(scheduling: Scheduling, seed: u64) -> Box<dyn Scheduler>
 
 impl Scheduler for Rule {
     fn connection(&mut self, view: &View<'_>, new: &NewStream) -> Option<usize> {
-        let direction = new.direction as usize;
+        let direction = new.direction;
         let mut rates = [0; braid_model::MAX_LINKS];
         for (rate, link) in rates.iter_mut().zip(view.links) {
             *rate = link.rate[direction].bytes_per_second();
@@ -128,7 +128,7 @@ impl Scheduler for Rule {
         let steps = steps(&rates, self.weighted);
         for (slot, link) in view.links.iter().enumerate() {
             let link_load = &mut self.load_table.loads[slot];
-            link_load.load = link.load.map(ByteCount::get);
+            link_load.load = PerDirection::from_fn(|direction| link.load[direction].get());
             link_load.rate = link.rate.map(Rate::bytes_per_second);
             link_load.flows = link.flows;
             link_load.step = steps[slot];

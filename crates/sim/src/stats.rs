@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use braid_model::{ByteCount, Direction, Joules, Rate, Time};
+use braid_model::{ByteCount, Direction, Joules, PerDirection, Rate, Time, Traffic};
 use serde::Serialize;
 
 /// What came of a scenario. Pairs are by [`Direction`]: down, up. Goodput is payload that arrived for the first time.
@@ -32,13 +32,13 @@ pub struct LinkOutcome {
     /// Its name.
     pub name: String,
     /// Payload that arrived for the first time.
-    pub goodput: [ByteCount; 2],
+    pub goodput: Traffic,
     /// The same in each bin of time.
-    pub goodput_bins: Vec<[ByteCount; 2]>,
+    pub goodput_bins: Vec<Traffic>,
     /// All that arrived at its far end, headers and repetitions included.
-    pub carried: [ByteCount; 2],
+    pub carried: Traffic,
     /// Packets lost at random, by a full queue, or in the dark.
-    pub dropped: [u64; 2],
+    pub dropped: PerDirection<u64>,
     /// Connection- and packet-oriented streams that were given to it.
     pub flows: u64,
     /// How long it transmitted or received, in nanoseconds.
@@ -63,7 +63,7 @@ pub struct FlowOutcome {
     /// What it was to move; endless flows 5 TB.
     pub size: ByteCount,
     /// What it moved.
-    pub moved: [ByteCount; 2],
+    pub moved: Traffic,
     /// Its link; `None` for one that was spread, or refused.
     pub link: Option<usize>,
     /// No link could be had for it.
@@ -103,7 +103,7 @@ impl Outcome {
         let bins = from.as_nanos().div_ceil(self.bin_ns)..to.as_nanos() / self.bin_ns;
         let within = |link: &LinkOutcome| {
             let moved = link.goodput_bins.iter().enumerate().filter(|(index, _)| bins.contains(&(*index as u64)));
-            moved.map(|(_, moved)| moved[direction as usize].get()).sum::<u64>()
+            moved.map(|(_, moved)| moved[direction].get()).sum::<u64>()
         };
         let moved = self.links.iter().map(within).sum();
         ByteCount::new(moved).per(Duration::from_nanos(bins.end.saturating_sub(bins.start).saturating_mul(self.bin_ns)))
@@ -111,7 +111,7 @@ impl Outcome {
 
     /// Payload that arrived, over all links and both directions.
     pub fn moved(&self) -> ByteCount {
-        self.links.iter().flat_map(|link| link.goodput).fold(ByteCount::ZERO, |sum, moved| sum + moved)
+        self.links.iter().fold(Traffic::default(), |sum, link| sum + link.goodput).sum()
     }
 
     /// What the links' activity took beyond being idle.
@@ -128,7 +128,7 @@ impl Outcome {
     /// The outcome in few numbers.
     pub fn summary(&self) -> Summary {
         let span = Duration::from_nanos(self.ran_ns);
-        let moved: Vec<ByteCount> = self.links.iter().map(|link| link.goodput[0] + link.goodput[1]).collect();
+        let moved: Vec<ByteCount> = self.links.iter().map(|link| link.goodput.sum()).collect();
         let all = self.moved().get().max(1) as f64;
         let classes = self.flows.iter().map(|flow| flow.class + 1).max().unwrap_or(0);
         let count =
@@ -182,18 +182,18 @@ pub struct Summary {
 /// Bins of time that fill up.
 #[derive(Debug, Default)]
 pub(crate) struct LinkBins {
-    pub(crate) goodput: [ByteCount; 2],
-    pub(crate) bins: Vec<[ByteCount; 2]>,
-    pub(crate) carried: [ByteCount; 2],
+    pub(crate) goodput: Traffic,
+    pub(crate) bins: Vec<Traffic>,
+    pub(crate) carried: Traffic,
     pub(crate) flows: u64,
     pub(crate) busy: Vec<u64>,
-    current: [ByteCount; 2],
+    current: Traffic,
 }
 
 impl LinkBins {
     pub(crate) fn on_goodput(&mut self, direction: Direction, amount: ByteCount) {
-        self.goodput[direction as usize] += amount;
-        self.current[direction as usize] += amount;
+        self.goodput[direction] += amount;
+        self.current[direction] += amount;
     }
 
     /// A bin ends, by which the link was busy for `busy` in all.

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use braid_decide::demand::remaining;
-use braid_model::{ByteCount, LinkSet};
+use braid_model::{LinkSet, PerDirection, Traffic};
 
 use crate::event::Event;
 use crate::scenario::LoadKnowledge;
 use crate::schedule::{LinkView, NewStream, View};
-use crate::world::{DIRECTIONS, World};
+use crate::world::World;
 
 impl World<'_> {
     /// Shows the scheduler the round-trip times, and moves connections where it wants them. What is on its way arrives on its old link.
@@ -38,7 +38,7 @@ impl World<'_> {
             class: stream.class,
             allowed: stream.allowed,
             direction: stream.direction,
-            demand: remaining(stream.expected, stream.moved[0] + stream.moved[1]),
+            demand: remaining(stream.expected, stream.moved.sum()),
         };
         for link in (0..self.scenario.links.len()).filter(|link| self.is_dark(*link)) {
             new.allowed = new.allowed - LinkSet::only(link);
@@ -59,30 +59,30 @@ impl World<'_> {
     }
 
     /// What schedulers see of the links, and of all packet-oriented streams: their load by direction, the links that all may use.
-    pub(crate) fn view_links(&self, views: &mut Vec<LinkView>) -> ([ByteCount; 2], LinkSet) {
-        let mut packet_load = [ByteCount::ZERO; 2];
+    pub(crate) fn view_links(&self, views: &mut Vec<LinkView>) -> (Traffic, LinkSet) {
+        let mut packet_load = Traffic::default();
         let mut packet_links = self.scenario.all_links();
         views.clear();
         views.extend((0..self.scenario.links.len()).map(|link| LinkView {
-            rate: DIRECTIONS.map(|direction| self.capacity(link, direction)),
-            load: [ByteCount::ZERO; 2],
+            rate: PerDirection::from_fn(|direction| self.capacity(link, direction)),
+            load: Traffic::default(),
             flows: 0,
             extra_power: self.scenario.links[link].power.extra(),
         }));
         for id in &self.living {
             let stream = &self.streams[*id as usize];
-            let moved = stream.moved[0] + stream.moved[1];
+            let moved = stream.moved.sum();
             let load = match self.scenario.knowledge.load {
                 LoadKnowledge::Daemon => remaining(stream.expected, moved),
                 LoadKnowledge::Papers => stream.expected.saturating_sub(moved),
             };
             match self.flows[*id as usize].link {
                 Some(link) => {
-                    views[link].load[stream.direction as usize] += load;
+                    views[link].load[stream.direction] += load;
                     views[link].flows += 1;
                 }
                 None => {
-                    packet_load[stream.direction as usize] += load;
+                    packet_load[stream.direction] += load;
                     packet_links.0 &= stream.allowed.0;
                 }
             }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use braid_model::{ByteCount, Direction, LinkSet};
+use braid_model::{ByteCount, Direction, LinkSet, PerDirection, Traffic};
 
 use crate::tcp::SEGMENT;
 
@@ -18,11 +18,11 @@ pub(crate) struct Stream {
     pub(crate) expected: ByteCount,
     pub(crate) direction: Direction,
     /// What it has moved, by direction: payload that arrived for the first time.
-    pub(crate) moved: [ByteCount; 2],
+    pub(crate) moved: Traffic,
     /// The same when capacities were last measured.
-    pub(crate) measured: [ByteCount; 2],
-    pub(crate) sources: [Source; 2],
-    pub(crate) sinks: [Sink; 2],
+    pub(crate) measured: Traffic,
+    pub(crate) sources: PerDirection<Source>,
+    pub(crate) sinks: PerDirection<Sink>,
     pub(crate) ended: bool,
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use braid_decide::capacity::Busy;
 use braid_decide::packet::{PacketScheduler, PathView};
-use braid_model::{ByteCount, Direction, LinkSet, Time};
+use braid_model::{ByteCount, Direction, LinkSet, PerDirection, Time, Traffic};
 use braid_netem::{EmulatedLink, LinkStats, Profile, Random, RateSource};
 
 use crate::energy::Meter;
@@ -70,19 +70,17 @@ pub(crate) struct World<'a> {
     pub(crate) round_trips: Vec<(u32, Duration)>,
     pub(crate) free: Vec<u32>,
     /// The packet schedulers, by direction, and what they look at.
-    pub(crate) spreaders: [Box<dyn PacketScheduler>; 2],
+    pub(crate) spreaders: PerDirection<Box<dyn PacketScheduler>>,
     pub(crate) paths: Vec<PathView>,
     weights: Vec<f64>,
     views: Vec<LinkView>,
     /// What each link had carried when capacities were last measured.
-    measured: Vec<[ByteCount; 2]>,
+    measured: Vec<Traffic>,
     battery: Vec<f64>,
     pub(crate) counters: Counters,
     /// The bond that carries streams that are spread, if one does.
     pub(crate) bonded: Option<Bonded>,
 }
-
-pub(crate) const DIRECTIONS: [Direction; 2] = [Direction::Down, Direction::Up];
 
 impl<'a> World<'a> {
     fn new(scenario: &'a Scenario, scheduler: &'a mut dyn Scheduler) -> Result<Self, ScenarioError> {
@@ -97,7 +95,7 @@ impl<'a> World<'a> {
         }
         let links = scenario.links.len();
         let spreader = || scheduler.packet_scheduler(&scenario.packets);
-        let spreaders = [spreader(), spreader()];
+        let spreaders = PerDirection::from_fn(|_| spreader());
         let generators = scenario.workload.iter().map(|_| Generator::new(seeds.next())).collect();
         let dice = Random::new(seeds.next());
         let on = |link| scenario.media.iter().position(|medium| medium.links.contains(&link));
@@ -126,7 +124,7 @@ impl<'a> World<'a> {
             paths: Vec::new(),
             weights: vec![1.0 / links as f64; links],
             views: Vec::new(),
-            measured: vec![[ByteCount::ZERO; 2]; links],
+            measured: vec![Traffic::default(); links],
             battery: Vec::new(),
             counters: Counters::default(),
             bonded,
@@ -245,7 +243,7 @@ impl<'a> World<'a> {
     }
 
     fn leave_client_link(&mut self, parcel: Parcel) {
-        self.bins[parcel.link()].carried[parcel.direction() as usize] += parcel.wire();
+        self.bins[parcel.link()].carried[parcel.direction()] += parcel.wire();
         match parcel.direction() {
             Direction::Down => self.hand_over(parcel),
             Direction::Up => self.enter_server_link(parcel),
@@ -278,7 +276,7 @@ impl<'a> World<'a> {
             && let Some(pipe) = &self.pipes[index]
             && let rate @ RateSource::Trace(_) = &pipe.link.profile().rate
         {
-            self.meters[index / 2].on_backlog(self.now, DIRECTIONS[index % 2], rate, pipe.link.backlog());
+            self.meters[index / 2].on_backlog(self.now, Direction::ALL[index % 2], rate, pipe.link.backlog());
         }
         self.await_pipe(index);
     }
@@ -287,7 +285,7 @@ impl<'a> World<'a> {
         let change = &self.scenario.changes[index];
         let directions = match change.change {
             Change::Profile(direction, _) => vec![direction],
-            Change::Dark(_) => DIRECTIONS.to_vec(),
+            Change::Dark(_) => Direction::ALL.to_vec(),
         };
         for direction in directions {
             let index = 2 * change.link + direction as usize;
@@ -339,7 +337,7 @@ impl<'a> World<'a> {
         usable.for_each(|slot| allowed.insert(slot));
         let new = NewStream { class: index, allowed, direction, demand: class.expected.unwrap_or(demand) };
         let spread = self.scenario.packets.share > 0.0 && math::uniform(&mut self.dice) <= self.scenario.packets.share;
-        self.start(new, spread, [down, up], size);
+        self.start(new, spread, [down, up].into(), size);
     }
 
     /// What the fastest link can move from now until the end.
@@ -350,14 +348,14 @@ impl<'a> World<'a> {
         ByteCount::new((fastest as f64 * rest) as u64)
     }
 
-    fn start(&mut self, new: NewStream, spread: bool, sizes: [ByteCount; 2], size: ByteCount) {
+    fn start(&mut self, new: NewStream, spread: bool, sizes: Traffic, size: ByteCount) {
         let link = self.decide(&new, spread);
         let refused = new.allowed.is_empty() || (!spread && link.is_none());
-        let mut flow = FlowOutcome { class: new.class, start: self.now, end: None, size, moved: [ByteCount::ZERO; 2], link, refused };
+        let mut flow = FlowOutcome { class: new.class, start: self.now, end: None, size, moved: Traffic::default(), link, refused };
         flow.link = link.filter(|_| !refused);
         self.flows.push(flow);
-        let sources = sizes.map(Source::new);
-        let sinks = [Sink::new(&sources[0]), Sink::new(&sources[1])];
+        let sources = PerDirection::from_fn(|direction| Source::new(sizes[direction]));
+        let sinks = PerDirection { down: Sink::new(&sources.down), up: Sink::new(&sources.up) };
         let id = self.streams.len() as u32;
         self.streams.push(Stream {
             class: new.class,
@@ -366,8 +364,8 @@ impl<'a> World<'a> {
             expected: new.demand,
             direction: new.direction,
             allowed: new.allowed,
-            moved: [ByteCount::ZERO; 2],
-            measured: [ByteCount::ZERO; 2],
+            moved: Traffic::default(),
+            measured: Traffic::default(),
             sources,
             sinks,
             ended: refused,
@@ -376,7 +374,7 @@ impl<'a> World<'a> {
             return;
         }
         self.living.push(id);
-        self.streams[id as usize].sources[Direction::Up as usize].open = true;
+        self.streams[id as usize].sources.up.open = true;
         let server = self.scenario.workload[new.class].server as u16;
         let bonded = spread && self.bonded.is_some();
         for slot in new.allowed.iter().filter(|slot| spread || link == Some(*slot)) {
@@ -445,24 +443,23 @@ impl<'a> World<'a> {
     /// Shows the estimators what the links carried. A queue is seen as the daemon sees it: in round-trip times.
     fn on_measure(&mut self) {
         for link in 0..self.scenario.links.len() {
-            let mut busy = [Busy::default(); 2];
+            let mut busy = PerDirection::<Busy>::default();
             for connection in self.connections.iter().filter(|connection| connection.is_on(link)) {
                 let stream = &self.streams[connection.path.stream as usize];
                 if stream.moved == stream.measured {
                     continue;
                 }
-                let busy = &mut busy[stream.direction as usize];
+                let busy = &mut busy[stream.direction];
                 busy.flows += 1;
                 busy.backlogged = true;
                 busy.queued |= connection.sees_a_queue(stream.direction);
             }
-            for direction in DIRECTIONS {
-                let side = direction as usize;
+            for side in Direction::ALL {
                 busy[side].destinations = busy[side].flows.min(self.scenario.servers.len() as u32);
                 let carried = self.bins[link].carried[side];
                 let moved = carried.saturating_sub(self.measured[link][side]);
                 self.measured[link][side] = carried;
-                self.known.learn_capacity(self.now, link, direction, moved, busy[side]);
+                self.known.learn_capacity(self.now, link, side, moved, busy[side]);
             }
         }
         for id in &self.living {
@@ -504,9 +501,9 @@ impl<'a> World<'a> {
         let dropped = |stats: LinkStats| stats.lost + stats.queue_full + stats.dark;
         let mut links = Vec::new();
         for (index, spec) in self.scenario.links.iter().enumerate() {
-            let on_air = self.airs.iter().map(|air| air.dropped(index)).fold([0; 2], |sum, more| [sum[0] + more[0], sum[1] + more[1]]);
+            let on_air = |direction| self.airs.iter().map(|air| air.dropped(index)[direction]).sum::<u64>();
             let on_link = |direction| self.client_link(index, direction).map_or(0, |link| dropped(link.stats()));
-            let drops = DIRECTIONS.map(|direction| on_link(direction) + on_air[direction as usize]);
+            let drops = PerDirection::from_fn(|direction| on_link(direction) + on_air(direction));
             let busy: Duration = self.meters[index].busy(self.now);
             let bins = std::mem::take(&mut self.bins[index]);
             links.push(LinkOutcome {

@@ -51,13 +51,13 @@ fn links_are_filled_and_all_that_came_is_accounted_for() {
     for scheduling in [Spread::Midrr, Spread::WeightedRoundRobin] {
         let outcome = run(&scenario(scheduling, 1));
         assert!((2.3..2.9).contains(&rate(&outcome)), "{scheduling:?}: {}", rate(&outcome));
-        let moved = outcome.flows.iter().fold(ByteCount::ZERO, |sum, flow| sum + flow.moved[0] + flow.moved[1]);
+        let moved = outcome.flows.iter().fold(ByteCount::ZERO, |sum, flow| sum + flow.moved.sum());
         assert_eq!(moved, outcome.moved(), "what flows moved came over links");
         for flow in outcome.ended(0) {
-            assert_eq!(flow.moved, [flow.size, ByteCount::new(300)], "an answer and its request");
+            assert_eq!(flow.moved, [flow.size, ByteCount::new(300)].into(), "an answer and its request");
         }
         assert!(outcome.ended(0).count() > 10 && outcome.ended(1).count() > 0);
-        assert!(outcome.links.iter().all(|link| link.goodput[0] < link.carried[0]), "headers are counted too");
+        assert!(outcome.links.iter().all(|link| link.goodput.rx < link.carried.rx), "headers are counted too");
     }
 }
 
@@ -71,13 +71,13 @@ fn weights_and_permissions_are_kept() {
     let least = braid_decide::operetta::Utility::new(0.0).expect("a utility");
     let outcome = simulate_with(&one, &mut Operetta::with_utility(least)).expect("the scenario makes sense");
     // But for what came before the other path had joined.
-    assert!(outcome.links[0].goodput.iter().all(|moved| *moved < ByteCount::new(20_000)), "{:?}", outcome.links[0].goodput);
+    assert!(Direction::ALL.iter().all(|way| outcome.links[0].goodput[*way] < ByteCount::new(20_000)), "{:?}", outcome.links[0].goodput);
     assert!(rate(&outcome) > 0.8, "{}", rate(&outcome));
 
     let mut bound = scenario(Spread::Midrr, 1);
     bound.workload = vec![Class { links: Some(braid_model::LinkSet(0b10)), ..bound.workload.remove(2) }];
     let outcome = run(&bound);
-    assert_eq!(outcome.links[0].goodput[0], ByteCount::ZERO);
+    assert_eq!(outcome.links[0].goodput.rx, ByteCount::ZERO);
     assert!(rate(&outcome) > 0.9, "{}", rate(&outcome));
 }
 

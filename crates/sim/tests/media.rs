@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use braid_model::{ByteCount, Direction, LinkSet, Power, Rate, Time};
+use braid_model::{ByteCount, Direction, LinkSet, PerDirection, Power, Rate, Time, Traffic};
 use braid_sim::tcp::TcpConfig;
 use braid_sim::*;
 
@@ -49,7 +49,7 @@ fn a_full_sender_drops_and_counts() {
     let mut scenario = uploads(&[10], true);
     scenario.links[0] = scenario.links[0].clone().with_queue(ByteCount::new(20_000));
     let outcome = simulate(&scenario).unwrap();
-    assert!(outcome.links[0].dropped[Direction::Up as usize] > 0 && outcome.counters.repeated > 0, "{:?}", outcome.counters);
+    assert!(outcome.links[0].dropped.up > 0 && outcome.counters.repeated > 0, "{:?}", outcome.counters);
     assert!(rates(&scenario)[0] > 8.0);
 }
 
@@ -82,10 +82,10 @@ fn a_connection_that_moves_loses_nothing() {
     };
     let mut scheduler = VirtualInterface::new(&[(Rate::from_mbps(54), power); 2], true);
     let outcome = simulate_with(&scenario, &mut scheduler).unwrap();
-    assert_eq!(outcome.flows[0].moved[Direction::Up as usize], size);
+    assert_eq!(outcome.flows[0].moved.tx, size);
     let took = outcome.flows[0].took().unwrap();
     assert!(took > Duration::from_secs(24) && took < Duration::from_secs(32), "on one link at a time: {took:?}");
-    let carried = [0, 1].map(|link: usize| outcome.links[link].goodput[Direction::Up as usize].get());
+    let carried = [0, 1].map(|link: usize| outcome.links[link].goodput.tx.get());
     assert!(carried.iter().all(|moved| *moved > 5_000_000), "{carried:?}");
     assert!(outcome.links.iter().all(|link| link.flows >= 2), "it came back");
 }
@@ -94,13 +94,13 @@ fn a_connection_that_moves_loses_nothing() {
 fn turns_follow_round_trips() {
     let power = Power::from_watts(1.0);
     let nominal = (Rate::from_mbps(54), power);
-    let link = |flows| LinkView { rate: [Rate::ZERO; 2], load: [ByteCount::ZERO; 2], flows, extra_power: power };
+    let link = |flows| LinkView { rate: PerDirection::both(Rate::ZERO), load: Traffic::default(), flows, extra_power: power };
     let links = [link(0), link(0)];
     let mut both = LinkSet::default();
     (0..2).for_each(|link| both.insert(link));
     let new = NewStream { class: 0, allowed: both, direction: Direction::Up, demand: ByteCount::new(1_000_000) };
     let turns = |scheduler: &mut VirtualInterface, battery| {
-        let view = View { now: Time::ZERO, links: &links, packet_load: [ByteCount::ZERO; 2], packet_links: both, battery };
+        let view = View { now: Time::ZERO, links: &links, packet_load: Traffic::default(), packet_links: both, battery };
         (0..400).filter(|_| scheduler.connection(&view, &new) == Some(1)).count()
     };
     let mut scheduler = VirtualInterface::new(&[nominal, (Rate::from_mbps(18), power)], false);

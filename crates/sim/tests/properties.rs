@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use braid_model::{ByteCount, Direction, LinkSet, Power, Rate, Time};
+use braid_model::{ByteCount, Direction, LinkSet, Power, Rate, Time, Traffic};
 use braid_netem::{Loss, Profile, RateSource};
 use braid_sim::tcp::{Congestion, TcpConfig};
 use braid_sim::*;
@@ -98,24 +98,23 @@ proptest! {
         let mut moved = ByteCount::ZERO;
         for flow in &outcome.flows {
             let class = &scenario.workload[flow.class];
-            let main = class.direction as usize;
-            prop_assert!(flow.moved[main] <= flow.size && flow.moved[1 - main] <= class.other);
+            let main = flow.moved[class.direction];
+            let other = flow.moved.sum().saturating_sub(main);
+            prop_assert!(main <= flow.size && other <= class.other);
             if let Some(end) = flow.end {
                 prop_assert!(end >= flow.start);
-                prop_assert_eq!((flow.moved[main], flow.moved[1 - main]), (flow.size, class.other));
+                prop_assert_eq!((main, other), (flow.size, class.other));
             }
             prop_assert!(flow.link.is_none_or(|link| !flow.refused && link < scenario.links.len()));
-            moved += flow.moved[0] + flow.moved[1];
+            moved += flow.moved.sum();
         }
         prop_assert_eq!(outcome.moved(), moved);
         for link in &outcome.links {
             prop_assert!(link.busy_ns <= outcome.ran_ns);
             prop_assert_eq!(link.busy_bins_ns.iter().sum::<u64>(), link.busy_ns);
             prop_assert_eq!(link.goodput_bins.len(), outcome.ran_ns.div_ceil(outcome.bin_ns) as usize);
-            for side in 0..2 {
-                let binned = link.goodput_bins.iter().fold(ByteCount::ZERO, |sum, bin| sum + bin[side]);
-                prop_assert_eq!(binned, link.goodput[side]);
-            }
+            let binned = link.goodput_bins.iter().fold(Traffic::default(), |sum, bin| sum + *bin);
+            prop_assert_eq!(binned, link.goodput);
         }
         prop_assert_eq!(simulate(&scenario).expect("it makes sense"), outcome);
     }

@@ -89,7 +89,7 @@ fn the_shared_link_of_a_server_bounds_all_links_together() {
     let outcome = run(&Scenario { links: links(&rates), workload, servers, ..Scenario::default() });
     let goodput = outcome.goodput().bps();
     assert!((5_500_000..5_800_000).contains(&goodput), "{goodput}");
-    assert!(outcome.links.iter().all(|link| link.goodput[0] > bytes(10_000_000)), "one flow on each");
+    assert!(outcome.links.iter().all(|link| link.goodput.rx > bytes(10_000_000)), "one flow on each");
 }
 
 #[test]
@@ -129,9 +129,9 @@ fn spread_streams_end_with_every_byte_also_uploads_and_through_loss() {
         assert!((0.4..0.6).contains(&spread), "{spread}");
         for flow in &outcome.flows {
             assert!(flow.end.is_some() && !flow.refused);
-            assert_eq!(flow.moved[usize::from(flow.class == 1)], flow.size);
+            assert_eq!(if flow.class == 1 { flow.moved.tx } else { flow.moved.rx }, flow.size);
         }
-        let by_flow: u64 = outcome.flows.iter().map(|flow| (flow.moved[0] + flow.moved[1]).get()).sum();
+        let by_flow: u64 = outcome.flows.iter().map(|flow| (flow.moved.sum()).get()).sum();
         assert_eq!(outcome.moved(), bytes(by_flow));
     }
 }
@@ -186,7 +186,7 @@ fn copies_on_all_links_carry_a_stream_through_a_link_that_fails() {
     });
     let slowest = outcome.flows.iter().map(|flow| flow.took().expect("it ends")).max().expect("there are flows");
     assert!(slowest < ms(400), "{slowest:?}");
-    let payload: u64 = outcome.flows.iter().map(|flow| flow.moved[0].get()).sum();
+    let payload: u64 = outcome.flows.iter().map(|flow| flow.moved.rx.get()).sum();
     assert_eq!(payload, 14_480 * outcome.flows.len() as u64, "each byte counts once");
 }
 
@@ -263,8 +263,8 @@ fn energy_is_power_times_the_time_on_the_air() {
     };
     let outcome = run(&scenario);
     let [used, idle] = [&outcome.links[0], &outcome.links[1]];
-    let down = used.carried[0].get() as f64 * 8.0 / 8e6;
-    let up = used.carried[1].get() as f64 * 8.0 / 8e6;
+    let down = used.carried.rx.get() as f64 * 8.0 / 8e6;
+    let up = used.carried.tx.get() as f64 * 8.0 / 8e6;
     let busy = used.busy_ns as f64 / 1e9;
     assert!(busy >= down - 1e-6 && busy <= down + up + 1e-6, "{busy} of {down} and {up}");
     assert!((used.energy.get() - busy).abs() < 1e-9, "1 W more than idle");
@@ -347,7 +347,7 @@ fn anyones_own_scheduler_places_connections_and_weighs_links() {
     let packets = spread(Spreading::Weights, false);
     let mut scenario = Scenario { links: links(&rates), workload: vec![endless()], packets, ..Scenario::default() };
     let outcome = simulate_with(&scenario, &mut Fixed(vec![0.75, 0.25, 0.0])).expect("a scenario");
-    let down: Vec<f64> = outcome.links.iter().map(|link| link.goodput[0].get() as f64).collect();
+    let down: Vec<f64> = outcome.links.iter().map(|link| link.goodput.rx.get() as f64).collect();
     assert!((down[0] / down[1] - 3.0).abs() < 0.05 && down[2] == 0.0, "{down:?}");
     scenario.packets.share = 0.0;
     let outcome = simulate_with(&scenario, &mut Fixed(vec![0.0; 3])).expect("a scenario");

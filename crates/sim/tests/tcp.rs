@@ -76,7 +76,7 @@ fn two_flows_share_fairly() {
     second.arrivals = Arrivals::At(vec![Time::from_millis(3000)]);
     let scenario = Scenario { duration: Duration::from_secs(120), ..one_link(link, vec![endless("first"), second]) };
     let outcome = run(&scenario);
-    let [a, b] = [0, 1].map(|flow| outcome.flows[flow].moved[0].get() as f64);
+    let [a, b] = [0, 1].map(|flow| outcome.flows[flow].moved.rx.get() as f64);
     assert!((0.7..1.43).contains(&(a / b)), "{a} and {b}");
     assert!((a + b) * 8.0 / 120e6 > 20.0 * 0.93);
 }
@@ -129,8 +129,8 @@ fn the_time_on_the_wire_counts_by_the_byte() {
     let wire = Duration::from_micros((60 + 60 + 352 + 1500) * 8);
     assert_eq!(outcome.flows[0].took(), Some(ms(80) + wire));
     // 52 B to end it either way, the first of which acknowledges the answer.
-    assert_eq!(outcome.links[0].carried, [bytes(60 + 1500 + 52), bytes(60 + 352 + 52)]);
-    assert_eq!(outcome.links[0].goodput, [bytes(1448), bytes(300)]);
+    assert_eq!(outcome.links[0].carried, [bytes(60 + 1500 + 52), bytes(60 + 352 + 52)].into());
+    assert_eq!(outcome.links[0].goodput, [bytes(1448), bytes(300)].into());
 }
 
 #[test]
@@ -155,6 +155,6 @@ fn everything_arrives_through_heavy_loss_in_both_directions() {
     assert!(outcome.flows.len() > 150);
     for flow in &outcome.flows {
         assert!(flow.end.is_some());
-        assert_eq!(flow.moved[0].max(flow.moved[1]), flow.size.max(bytes(300)));
+        assert_eq!(flow.moved.rx.max(flow.moved.tx), flow.size.max(bytes(300)));
     }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use braid_bond::host::{ConnectionId, Host, HostEvent};
 use braid_bond::{BondId, Event, FlowError, FlowKey, Hello, Open, PathId};
-use braid_model::ByteCount;
+use braid_model::Traffic;
 use tokio::sync::{Notify, mpsc};
 use tokio::task::JoinHandle;
 
@@ -48,7 +48,7 @@ pub enum Notice {
     /// A path's state changed.
     Path(BondId, PathId, braid_bond::PathState),
     /// A flow is over: bytes sent and received on each link.
-    Closed(BondId, FlowKey, Vec<(u8, ByteCount, ByteCount)>),
+    Closed(BondId, FlowKey, Vec<(u8, Traffic)>),
 }
 
 /// A host with its sockets. Clones share it.

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use braid_decide::connection::{LoadTable, Mode, Request};
 use braid_decide::midrr::{Flags, Midrr};
 use braid_decide::operetta::{self, Interface, New, NewKind, Target, Utility};
-use braid_model::{ByteCount, Direction, LinkSet, Power, Rate};
+use braid_model::{ByteCount, Direction, LinkSet, PerDirection, Power, Rate};
 use braid_netem::Random;
 use serde_json::json;
 
@@ -128,13 +128,13 @@ fn connection(links: usize, batches: usize) -> Vec<f64> {
     let mut random = Random::new(5);
     for link_load in load_table.loads.iter_mut().take(links) {
         let rate = 125_000 + random.up_to(12_500_000);
-        (link_load.rate, link_load.load) = ([rate; 2], [random.up_to(10_000_000); 2]);
+        (link_load.rate, link_load.load) = (PerDirection::both(rate), PerDirection::both(random.up_to(10_000_000)));
     }
     let request = Request { allowed: LinkSet((1 << links) - 1), direction: Direction::Down, demand: ByteCount::new(100_000) };
     time(batches, || {
         // What is reserved ends at once: loads stay what they are.
         if let Some(slot) = black_box(load_table.choose(Mode::CheapestInTime { target: None }, black_box(&request))) {
-            load_table.loads[slot].load[0] -= 100_000;
+            load_table.loads[slot].load.down -= 100_000;
         }
     })
 }

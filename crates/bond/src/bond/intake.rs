@@ -1,6 +1,6 @@
 //! What comes in from the other end, frame by frame.
 
-use braid_model::{LinkSet, Time};
+use braid_model::{ByteCount, LinkSet, Time, Traffic};
 use bytes::Bytes;
 
 use super::{Bond, codes};
@@ -201,7 +201,7 @@ impl Bond {
         if flow.reset_received.is_some() {
             return Ok(());
         }
-        flow.count(link, 0, data.len() as u64);
+        flow.count(link, Traffic::received(ByteCount::new(data.len() as u64)));
         let before = flow.receive.pieces();
         let rise = flow.receive.insert(offset, data, fin).map_err(|error| BondError::Receive(id, error))?;
         self.pieces = self.pieces - before + flow.receive.pieces();
@@ -251,7 +251,7 @@ impl Bond {
         if self.known(now, id)?
             && let Some(flow) = self.flows.get_mut(&id).filter(|flow| !flow.stopped && flow.reset_received.is_none())
         {
-            flow.count(link, 0, size as u64);
+            flow.count(link, Traffic::received(ByteCount::new(size as u64)));
             if full {
                 flow.messages.dropped += 1;
                 return Ok(());

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use braid_model::{ByteCount, LinkSet, Time};
 
 use super::choice::Chooser;
-use super::{Bond, INITIAL_WINDOW, QUANTUM, amounts};
+use super::{Bond, INITIAL_WINDOW, QUANTUM};
 use crate::flow::FlowState;
 use crate::path::{Extra, PathState};
 use crate::report::Event;
@@ -172,7 +172,7 @@ impl Bond {
     /// Forgets a flow that is over.
     pub(super) fn tidy(&mut self, _now: Time, id: FlowKey) {
         let Some(flow) = self.flows.get(&id).filter(|flow| flow.is_over()) else { return };
-        let by_link = amounts(&flow.by_link);
+        let by_link = flow.by_link.clone();
         self.keys.remove(&flow.key);
         let _ = self.scheduler.remove_flow(flow.key);
         for waiting in [&mut self.urgent, &mut self.starved, &mut self.blocked, &mut self.kept] {

@@ -176,7 +176,7 @@ impl World {
     /// Bytes of payload that arrived at `side` over `link` since the flow began.
     pub fn arrived(&self, side: usize, flow: FlowKey, link: u8) -> u64 {
         let view = self.pair.look(ENDS[side]).and_then(|bond| bond.flow(flow));
-        view.and_then(|view| view.by_link.iter().find(|(of, ..)| *of == link).map(|(.., rx)| rx.get())).unwrap_or(0)
+        view.and_then(|view| view.by_link.iter().find(|(of, _)| *of == link).map(|(_, moved)| moved.rx.get())).unwrap_or(0)
     }
 
     fn pump(&mut self) {

@@ -27,12 +27,12 @@ pub struct Met {
     /// When it was met last.
     pub seen: Time,
     /// What its traffic looked like.
-    traffic: Traffic,
+    traffic: FlowSums,
 }
 
 /// Sums over an application's ended flows (DNIS III.A).
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Traffic {
+pub struct FlowSums {
     /// Flows ended.
     pub flows: u64,
     /// Bytes received.
@@ -75,7 +75,7 @@ impl From<&FlowRow> for Ended {
     }
 }
 
-impl Traffic {
+impl FlowSums {
     fn add(&mut self, flow: &Ended) {
         let span = flow.at.since(flow.started);
         self.flows += 1;
@@ -102,7 +102,7 @@ impl Traffic {
 
 impl Met {
     /// What its ended flows moved.
-    pub fn traffic(&self) -> &Traffic {
+    pub fn traffic(&self) -> &FlowSums {
         &self.traffic
     }
 }
@@ -133,7 +133,7 @@ impl Apps {
             Some(class) => (class, "user"),
             None => (class, source),
         };
-        self.met.insert(id, Met { application, class, source, cgroup, seen: now, traffic: Traffic::default() });
+        self.met.insert(id, Met { application, class, source, cgroup, seen: now, traffic: FlowSums::default() });
     }
 
     fn set_class(&self, application: &Application) -> Option<Class> {

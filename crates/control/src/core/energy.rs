@@ -6,7 +6,7 @@ use braid_api::TradeoffPoint;
 use braid_decide::energy::{ByteCost, FittedPower, Profile, Technology};
 use braid_decide::policy::Scheduler;
 use braid_decide::tradeoff::{Offer, Supply, UtilityFunction, UtilityRule, fill, target};
-use braid_model::{Direction, Family, Joules, LinkIndex, LinkSet, MAX_LINKS, Power, Rate, Time};
+use braid_model::{Direction, Family, Joules, LinkIndex, LinkSet, MAX_LINKS, PerDirection, Power, Rate, Time};
 
 use super::Core;
 use super::params::{coarse, rate_of};
@@ -59,10 +59,10 @@ impl<S: Steering> Core<S> {
 
     /// What a link's bytes cost: as configured, else as the battery shows, else by a profile of its model or kind.
     pub(super) fn byte_cost(&self, link: &Link, now: Time) -> Option<ByteCost> {
-        let rates = [Direction::Down, Direction::Up].map(|direction| rate_of(link, direction, now));
+        let rates = PerDirection::from_fn(|direction| rate_of(link, direction, now));
         match self.measured(link) {
-            Some(found) => Some(ByteCost::of([found.active; 2], rates)),
-            None => self.profile(link).map(|profile| profile.cost(rates[0], rates[1])),
+            Some(found) => Some(ByteCost::of(PerDirection::both(found.active), rates)),
+            None => self.profile(link).map(|profile| profile.cost(rates.down, rates.up)),
         }
     }
 
@@ -104,15 +104,15 @@ impl<S: Steering> Core<S> {
 
     /// The throughput that the links which may be given flows are to reach, by direction. Links of the role "backup" count only
     /// while no other is usable, as they do for flows.
-    pub(super) fn targets(&self, links: &[Option<SteerLink>; MAX_LINKS], usable: LinkSet, backup: LinkSet) -> [Option<Rate>; 2] {
+    pub(super) fn targets(&self, links: &[Option<SteerLink>; MAX_LINKS], usable: LinkSet, backup: LinkSet) -> PerDirection<Option<Rate>> {
         if self.config.policy.scheduler != Scheduler::Operetta {
-            return [None; 2];
+            return PerDirection::default();
         }
         let normal = usable - backup;
         let mask = if normal.is_empty() { usable } else { normal };
         let utility = self.utility();
-        [Direction::Down, Direction::Up].map(|direction| {
-            let offer = |link: &SteerLink| Offer { rate: link.rate[direction as usize], price: link.price, rank: link.rank };
+        PerDirection::from_fn(|direction| {
+            let offer = |link: &SteerLink| Offer { rate: link.rate[direction], price: link.price, rank: link.rank };
             let offers: Vec<Offer> = mask.iter().filter_map(|slot| links[slot].as_ref()).map(offer).collect();
             target(utility, &offers)
         })
@@ -160,14 +160,14 @@ impl<S: Steering> Core<S> {
 
     /// The target in force.
     pub(super) fn target_now(&self, direction: Direction) -> Option<Rate> {
-        self.params.as_ref()?.targets[direction as usize]
+        self.params.as_ref()?.targets[direction]
     }
 }
 
 /// The share of a link's capacity that is in use.
 fn share(link: &Link, now: Time) -> f64 {
     let used = |direction: Direction| {
-        let (rate, capacity) = (link.rate[direction as usize].unwrap_or(Rate::ZERO), link.estimate(direction, now).rate);
+        let (rate, capacity) = (link.rate[direction].unwrap_or(Rate::ZERO), link.estimate(direction, now).rate);
         if capacity == Rate::ZERO { 0.0 } else { rate.bps() as f64 / capacity.bps() as f64 }
     };
     (used(Direction::Down) + used(Direction::Up)).min(1.0)

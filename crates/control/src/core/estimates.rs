@@ -8,7 +8,7 @@ use braid_decide::energy::EnergyMeter;
 use braid_model::{Joules, Time};
 
 use super::Core;
-use super::apps::{Met, Traffic};
+use super::apps::{FlowSums, Met};
 use super::living::{Key, Living, LivingFlows};
 use crate::steering::{AppId, DemandEstimate, Steering};
 
@@ -74,7 +74,7 @@ impl AppsView {
         let met = self.met.get(&learnt.app);
         let demand = Demand { down: learnt.down, up: learnt.up, count: learnt.count, updated: learnt.updated };
         let rates = met.and_then(|met| met.traffic().mean_rates());
-        let highest = |pick: fn(&Traffic) -> u64| met.map(|met| pick(met.traffic())).filter(|rate| *rate > 0);
+        let highest = |pick: fn(&FlowSums) -> u64| met.map(|met| pick(met.traffic())).filter(|rate| *rate > 0);
         energy.absorb(met.map_or(EnergyMeter::default(), |met| met.traffic().energy));
         App {
             application: met.map_or_else(|| learnt.app.name.clone(), |met| met.application.to_string()),

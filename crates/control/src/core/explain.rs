@@ -271,8 +271,7 @@ impl<S: Steering> Core<S> {
                     }
                     None => {
                         let (end, backlog) = (seconds(load_table.end(slot, request)), load_table.backlog(slot, request));
-                        let (flows, load) =
-                            (load_table.loads[slot].flows, ByteCount::new(load_table.loads[slot].load[request.direction as usize]));
+                        let (flows, load) = (load_table.loads[slot].flows, ByteCount::new(load_table.loads[slot].load[request.direction]));
                         format!(
                             "it is expected to end first there, in {end:.3} s: {} of its own behind {backlog} of the link's load, {load} of {flows} flow{}",
                             request.demand,
@@ -302,7 +301,7 @@ impl<S: Steering> Core<S> {
         load_table: &LoadTable,
         answer: &RuleAnswer,
     ) -> Vec<Candidate> {
-        let (direction, waiting) = (request.direction as usize, self.waiting());
+        let waiting = self.waiting();
         let view = |link: &crate::links::Link| {
             let allowed = request.allowed.contains(link.slot);
             let (link_load, estimate) = (&load_table.loads[link.slot], link.estimate(request.direction, now));
@@ -314,7 +313,7 @@ impl<S: Steering> Core<S> {
                     true => answer.why_not(link.slot, waiting.contains(link.slot)).to_owned(),
                     false => link.reason().unwrap_or_else(|| format!("{family} is {} on it", link.family_state(family))),
                 }),
-                load_bytes: Some(link_load.load[direction]),
+                load_bytes: Some(link_load.load[request.direction]),
                 capacity_bps: Some(estimate.rate.bps()),
                 capacity_assumed: !estimate.is_known(),
                 finish_us: never(load_table.finish(link.slot, request)),

@@ -9,7 +9,7 @@ use braid_decide::capacity::Busy;
 use braid_decide::class;
 use braid_decide::energy::{ByteCost, EnergyMeter};
 use braid_decide::health::Suffering;
-use braid_model::{ByteCount, Class, Direction, Family, FlowId, LinkIndex, Protocol, Rate, Time};
+use braid_model::{ByteCount, Class, Direction, Family, FlowId, LinkIndex, PerDirection, Protocol, Rate, Time, Traffic};
 
 use super::Core;
 use super::apps::Ended;
@@ -97,8 +97,7 @@ impl<S: Steering> Core<S> {
         count(&mut self.moved, before.as_ref(), row);
         self.ending.remove(&row.id);
         if let Some(link) = self.links.get_mut(row.link) {
-            link.ended[0] += row.rx;
-            link.ended[1] += row.tx;
+            link.ended += Traffic { rx: row.rx, tx: row.tx };
         }
         if self.recent.len() == RECENT {
             self.recent.pop_front();
@@ -134,7 +133,7 @@ impl<S: Steering> Core<S> {
         let polled = std::mem::replace(&mut self.polled, now);
         let mut moved: BTreeMap<(LinkIndex, Family), (bool, bool)> = BTreeMap::new();
         for link in self.links.values_mut() {
-            link.living = [ByteCount::ZERO; 2];
+            link.living = Traffic::default();
         }
         self.ended.clear();
         self.unanswered_due = if self.config.move_connects { rows.iter().filter_map(|row| unanswered_due(row, now)).min() } else { None };
@@ -150,8 +149,7 @@ impl<S: Steering> Core<S> {
             *received |= next.receiving;
             *waiting |= !next.receiving && now.since(next.grown) < IN_PROGRESS && row.rx > ByteCount::ZERO;
             if let Some(link) = links.get_mut(row.link) {
-                link.living[0] += row.rx;
-                link.living[1] += row.tx;
+                link.living += Traffic { rx: row.rx, tx: row.tx };
                 link.learn(now, before.map(|before| (before.retransmissions, before.segments)), row);
             }
             next
@@ -234,18 +232,18 @@ impl<S: Steering> Core<S> {
                 *count += 1;
             }
         }
-        let pulse = |(app, bytes): (&AppId, &[ByteCount; 2])| AppPulse {
+        let pulse = |(app, traffic): (&AppId, &Traffic)| AppPulse {
             application: self.apps.name(app),
-            rx: bytes[0],
-            tx: bytes[1],
+            rx: traffic.rx,
+            tx: traffic.tx,
             flows: flows.get(app).copied().unwrap_or(0),
         };
         moved.iter().map(pulse).collect()
     }
 
     /// How busy each link has been since the last poll, by direction.
-    pub(super) fn busy(&self, now: Time) -> BTreeMap<LinkIndex, [Busy; 2]> {
-        let mut busy: BTreeMap<LinkIndex, [Busy; 2]> = BTreeMap::new();
+    pub(super) fn busy(&self, now: Time) -> BTreeMap<LinkIndex, PerDirection<Busy>> {
+        let mut busy: BTreeMap<LinkIndex, PerDirection<Busy>> = BTreeMap::new();
         let mut remotes: BTreeSet<(LinkIndex, IpAddr)> = BTreeSet::new();
         for Living { row, progress } in self.flows.iter().filter(|living| !self.is_over(living)) {
             if now.since(progress.grown) > Duration::from_millis(600) {
@@ -257,12 +255,12 @@ impl<S: Steering> Core<S> {
             }
             let link = self.links.get(row.link);
             // Acknowledgements and requests leave most of a link empty, and say nothing of what it could carry.
-            if progress.toward == Direction::Up && !fills(row, link.and_then(|link| link.rate[Direction::Up as usize])) {
+            if progress.toward == Direction::Up && !fills(row, link.and_then(|link| link.rate.up)) {
                 continue;
             }
             let fresh = remotes.insert((row.link, row.remote.0));
             let least = link.and_then(|link| link.rtt.least());
-            let entry = &mut busy.entry(row.link).or_default()[progress.toward as usize];
+            let entry = &mut busy.entry(row.link).or_default()[progress.toward];
             entry.flows += 1;
             entry.destinations += u32::from(fresh);
             // It was there for the whole interval and had more to move than it has moved.
@@ -287,18 +285,17 @@ fn fills(row: &FlowRow, rate: Option<Rate>) -> bool {
 }
 
 /// Adds what a flow moved since `before` to its application's.
-fn count(moved: &mut BTreeMap<AppId, [ByteCount; 2]>, before: Option<&Progress>, row: &FlowRow) {
-    let (rx, tx) = before.map_or((ByteCount::ZERO, ByteCount::ZERO), |before| (before.rx, before.tx));
-    let more = [row.rx.saturating_sub(rx), row.tx.saturating_sub(tx)];
-    if more == [ByteCount::ZERO; 2] {
+fn count(moved: &mut BTreeMap<AppId, Traffic>, before: Option<&Progress>, row: &FlowRow) {
+    let before = before.map_or(Traffic::default(), |before| Traffic { rx: before.rx, tx: before.tx });
+    let more = Traffic { rx: row.rx, tx: row.tx }.since(before);
+    if more == Traffic::default() {
         return;
     }
     // Most flows that move something are of programs that have moved something.
-    let sums = match moved.get_mut(&row.app) {
-        Some(sums) => sums,
-        None => moved.entry(row.app.clone()).or_default(),
-    };
-    *sums = [sums[0] + more[0], sums[1] + more[1]];
+    match moved.get_mut(&row.app) {
+        Some(sum) => *sum += more,
+        None => drop(moved.insert(row.app.clone(), more)),
+    }
 }
 
 fn advance(before: Option<&Progress>, row: &FlowRow, now: Time, cost: Option<ByteCost>) -> Progress {

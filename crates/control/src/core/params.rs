@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use braid_decide::connection::{Mode, steps};
-use braid_model::{Class, Direction, Family, MAX_LINKS, PerFamily, Rate, Time};
+use braid_model::{Class, Direction, Family, MAX_LINKS, PerDirection, PerFamily, Rate, Time};
 
 use super::timeouts::RETRY;
 use super::{Core, rules};
@@ -69,7 +69,7 @@ impl<S: Steering> Core<S> {
     fn steer_link(&self, link: &Link, step: u64, price: u64, now: Time) -> SteerLink {
         let facts = &link.facts;
         let metric = Family::ALL.iter().filter_map(|family| facts.gateways.get(*family).first()).map(|route| route.metric).min();
-        let rate = [Direction::Down, Direction::Up].map(|direction| rate_of(link, direction, now));
+        let rate = PerDirection::from_fn(|direction| rate_of(link, direction, now));
         SteerLink {
             index: facts.index,
             name: facts.name.clone(),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use braid_api::{Compared, Gains, LinkGain};
-use braid_model::Joules;
+use braid_model::{Joules, Traffic};
 use serde::{Deserialize, Serialize};
 
 use super::{Pulse, Rows};
@@ -32,7 +32,7 @@ pub(super) struct Days {
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub(super) struct Day {
-    links: BTreeMap<String, [u64; 2]>,
+    links: BTreeMap<String, Traffic>,
     pub(super) flows_moved: u64,
     pub(super) flows_ended: u64,
     outage_s: u64,
@@ -65,16 +65,15 @@ impl Days {
         for link in after {
             let Some(earlier) = before.iter().find(|earlier| earlier.index == link.index) else { continue };
             let (Some(have), Some(had)) = (link.device, earlier.device) else { continue };
-            let moved = [have[0].saturating_sub(had[0]), have[1].saturating_sub(had[1])];
+            let moved = have.since(had);
             if day.links.len() < LINKS || day.links.contains_key(&link.name) {
-                let sums = day.links.entry(link.name.clone()).or_default();
-                *sums = [sums[0].saturating_add(moved[0].get()), sums[1].saturating_add(moved[1].get())];
+                *day.links.entry(link.name.clone()).or_default() += moved;
             }
             let joules = link.energy.map(|energy| energy.get() - earlier.energy.map_or(0.0, Joules::get)).filter(|joules| *joules >= 0.0);
             add(&mut day.energy.actual, joules);
-            add(&mut day.energy.only_one, only.and_then(|only| Some(only.cost?.energy(moved[0], moved[1]).get())));
+            add(&mut day.energy.only_one, only.and_then(|only| Some(only.cost?.energy(moved.rx, moved.tx).get())));
             if costs_money {
-                let gigabytes = (moved[0] + moved[1]).get() as f64 / 1e9;
+                let gigabytes = moved.sum().get() as f64 / 1e9;
                 let money = day.money.get_or_insert_default();
                 add(&mut money.actual, Some(gigabytes * link.money_per_gb));
                 add(&mut money.only_one, only.map(|only| gigabytes * only.money_per_gb));
@@ -87,7 +86,7 @@ impl Days {
         let today = at_ms / DAY_MS;
         let first = (today + 1).saturating_sub(u64::from(days));
         let mut gains = Gains { days, estimated: true, ..Gains::default() };
-        let mut links: BTreeMap<&str, [u64; 2]> = BTreeMap::new();
+        let mut links: BTreeMap<&str, Traffic> = BTreeMap::new();
         // Days to come are of a clock that was wrong.
         for day in self.days.range(first..).take_while(|(number, _)| **number <= today).map(|(_, day)| day) {
             gains.flows_moved += day.flows_moved;
@@ -98,11 +97,10 @@ impl Days {
                 absorb(gains.money.get_or_insert_default(), money);
             }
             for (name, moved) in &day.links {
-                let sums = links.entry(name).or_default();
-                *sums = [sums[0].saturating_add(moved[0]), sums[1].saturating_add(moved[1])];
+                *links.entry(name).or_default() += *moved;
             }
         }
-        let link = |(name, moved): (&str, [u64; 2])| LinkGain { name: name.to_owned(), rx_bytes: moved[0], tx_bytes: moved[1] };
+        let link = |(name, moved): (&str, Traffic)| LinkGain { name: name.to_owned(), rx_bytes: moved.rx.get(), tx_bytes: moved.tx.get() };
         gains.links = links.into_iter().map(link).collect();
         gains
     }
@@ -155,8 +153,8 @@ mod tests {
             Pulse { cost: cost(4e-6), energy: Some(Joules::new(1.0)), money_per_gb: 2.0, ..pulse(2, "lte0") },
         );
         let after = [
-            Pulse { device: Some([ByteCount::new(3_000_000), ByteCount::ZERO]), energy: Some(Joules::new(3.0)), ..wlan.clone() },
-            Pulse { device: Some([ByteCount::new(1_000_000), ByteCount::ZERO]), energy: Some(Joules::new(5.0)), ..lte.clone() },
+            Pulse { device: Some([ByteCount::new(3_000_000), ByteCount::ZERO].into()), energy: Some(Joules::new(3.0)), ..wlan.clone() },
+            Pulse { device: Some([ByteCount::new(1_000_000), ByteCount::ZERO].into()), energy: Some(Joules::new(5.0)), ..lte.clone() },
         ];
         let mut days = Days::default();
         days.count(DAY_MS * 100, &[wlan.clone(), lte.clone()], &after, 1000);

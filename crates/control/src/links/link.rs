@@ -9,7 +9,7 @@ use braid_decide::counters::{DeviceCounters, Moved};
 use braid_decide::energy::{ByteCost, EnergyMeter};
 use braid_decide::health::{Health, Judgement, ProbeRequest};
 use braid_decide::policy::{LinkRule, ProbeMode, ProbeTarget};
-use braid_model::{ByteCount, Direction, Family, LinkFacts, LinkState, PerFamily, Rate, Role, Time};
+use braid_model::{ByteCount, Direction, Family, LinkFacts, LinkState, PerDirection, PerFamily, Rate, Role, Time, Traffic};
 
 use super::ProbePlan;
 use crate::steering::FlowRow;
@@ -38,7 +38,7 @@ pub struct Link {
     /// Whether it lives, by family.
     pub health: PerFamily<Health>,
     /// Capacity, by [`Direction`].
-    pub capacity: [Capacity; 2],
+    pub capacity: PerDirection<Capacity>,
     /// Round-trip time of its flows.
     pub rtt: Rtt,
     /// Share of segments sent again.
@@ -46,13 +46,13 @@ pub struct Link {
     /// Its monthly allowance, where it is metered.
     pub allowance: Option<Allowance>,
     /// Bytes that Braid's ended flows moved, received and sent.
-    pub ended: [ByteCount; 2],
+    pub ended: Traffic,
     /// Bytes that Braid's living flows moved so far.
-    pub living: [ByteCount; 2],
+    pub living: Traffic,
     /// The device's own counters.
     pub device: DeviceCounters,
     /// What the device moves now.
-    pub rate: [Option<Rate>; 2],
+    pub rate: PerDirection<Option<Rate>>,
     /// What all that the device moved has cost.
     pub energy: EnergyMeter,
     /// Handshakes answered, as counted by the steering.
@@ -77,7 +77,7 @@ impl Link {
         };
         let mode = rule.probe.unwrap_or(probe);
         Self {
-            capacity: [capacity(rule.capacity_down), capacity(rule.capacity_up)],
+            capacity: PerDirection { down: capacity(rule.capacity_down), up: capacity(rule.capacity_up) },
             health: PerFamily { v4: Health::new(mode, now), v6: Health::new(mode, now) },
             allowance: None,
             facts,
@@ -87,10 +87,10 @@ impl Link {
             refused: None,
             rtt: Rtt::default(),
             loss: Loss::default(),
-            ended: [ByteCount::ZERO; 2],
-            living: [ByteCount::ZERO; 2],
+            ended: Traffic::default(),
+            living: Traffic::default(),
             device: DeviceCounters::default(),
-            rate: [None; 2],
+            rate: PerDirection::default(),
             energy: EnergyMeter::default(),
             answered: PerFamily::default(),
             last_answer: PerFamily::default(),
@@ -108,9 +108,10 @@ impl Link {
         for (family, mode) in Family::ALL.into_iter().zip(modes) {
             self.health.get_mut(family).set_mode(now, mode);
         }
-        for (mine, theirs) in self.capacity.iter_mut().zip(before.capacity) {
+        for direction in Direction::ALL {
+            let (mine, theirs) = (&mut self.capacity[direction], &before.capacity[direction]);
             if !mine.is_fixed() && !theirs.is_fixed() {
-                *mine = theirs;
+                *mine = theirs.clone();
             }
         }
         (self.rtt, self.loss, self.ended, self.living) = (before.rtt, before.loss, before.ended, before.living);
@@ -132,7 +133,7 @@ impl Link {
             self.loss.on_segments(now, sent.saturating_sub(sent_before).into(), again.saturating_sub(again_before).into());
         }
         if let Some(rate) = row.delivery_rate.filter(|_| row.direction == Direction::Up) {
-            self.capacity[Direction::Up as usize].on_delivery_rate(now, rate);
+            self.capacity.up.on_delivery_rate(now, rate);
         }
     }
 
@@ -164,16 +165,16 @@ impl Link {
 
     /// Estimated capacity.
     pub fn estimate(&self, direction: Direction, now: Time) -> Estimate {
-        self.capacity[direction as usize].estimate(now)
+        self.capacity[direction].estimate(now)
     }
 
-    /// Bytes that Braid's flows moved, received and sent.
-    pub fn moved(&self) -> [ByteCount; 2] {
-        [self.ended[0] + self.living[0], self.ended[1] + self.living[1]]
+    /// What Braid's flows moved.
+    pub fn moved(&self) -> Traffic {
+        self.ended + self.living
     }
 
     /// Takes in the device's counters. `cost` is that of a byte, where it is known.
-    pub fn on_device(&mut self, now: Time, counters: [ByteCount; 2], unix: i64, busy: [Busy; 2], cost: Option<ByteCost>) {
+    pub fn on_device(&mut self, now: Time, counters: Traffic, unix: i64, busy: PerDirection<Busy>, cost: Option<ByteCost>) {
         if self.rule.metered && self.allowance.is_none() {
             let mut allowance = Allowance::new(self.rule.cap, self.rule.reset_day, unix);
             if let Some((used, period)) = self.used_before.take() {
@@ -181,21 +182,19 @@ impl Link {
             }
             self.allowance = Some(allowance);
         }
-        if let Some(Moved { bytes: all, span }) = self.device.on_read(now, counters) {
-            for direction in [Direction::Down, Direction::Up] {
-                let index = direction as usize;
-                let moved = all[index];
-                self.rate[index] = (span > Duration::ZERO).then(|| moved.per(span));
+        if let Some(Moved { traffic, span }) = self.device.on_read(now, counters) {
+            for (direction, moved) in [(Direction::Down, traffic.rx), (Direction::Up, traffic.tx)] {
+                self.rate[direction] = (span > Duration::ZERO).then(|| moved.per(span));
                 if self.sound() {
-                    self.capacity[index].on_interval(now, moved, span, busy[index]);
+                    self.capacity[direction].on_interval(now, moved, span, busy[direction]);
                 } else {
-                    self.capacity[index].interrupt(now);
+                    self.capacity[direction].interrupt(now);
                 }
                 if let Some(allowance) = &mut self.allowance {
                     allowance.on_bytes(unix, moved);
                 }
             }
-            self.energy.count(cost, all[0], all[1]);
+            self.energy.count(cost, traffic.rx, traffic.tx);
         }
     }
 

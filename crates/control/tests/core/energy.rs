@@ -8,7 +8,7 @@ use braid_control::fake::Steered;
 use braid_decide::energy::{Profile, Row, Technology};
 use braid_decide::policy::{LinkRule, Policy, Scheduler};
 use braid_decide::tradeoff::{UtilityFunction, UtilityRule, Weights};
-use braid_model::{ByteCount, LinkIndex, Rate};
+use braid_model::{ByteCount, LinkIndex, Rate, Traffic};
 
 use super::world::*;
 
@@ -90,10 +90,10 @@ fn joules_are_counted_by_flow_application_and_link() {
     let Steered::To(1, id) = world.connect("test", 99) else { panic!() };
     world.core.steering().transfer(id, ByteCount::new(1_000_000), ByteCount::new(500_000));
     let now = world.now;
-    world.core.on_counters(now, UNIX, &[(LinkIndex(2), ByteCount::ZERO, ByteCount::ZERO)]);
+    world.core.on_counters(now, UNIX, &[(LinkIndex(2), Traffic::default())]);
     world.run(Duration::from_secs(1));
     let now = world.now;
-    world.core.on_counters(now, UNIX, &[(LinkIndex(2), ByteCount::new(1_000_000), ByteCount::new(500_000))]);
+    world.core.on_counters(now, UNIX, &[(LinkIndex(2), [ByteCount::new(1_000_000), ByteCount::new(500_000)].into())]);
     // 1.5 MB at 10 Mbit/s and 1 W take 1.2 J, give or take what the kernel is not told of the capacity.
     let close = |joules: Option<f64>, wanted: f64| joules.is_some_and(|joules| (joules / wanted - 1.0).abs() < 0.04);
     let flows = world.core.flows(now);
@@ -124,14 +124,14 @@ fn what_the_battery_shows_goes_before_a_profile_of_the_kind() {
     };
     assert!(joules(&mut world, "lte0").1.contains("802.3az"));
     let mut moved = ByteCount::ZERO;
-    world.core.on_counters(now, UNIX, &[(LinkIndex(2), moved, ByteCount::ZERO)]);
+    world.core.on_counters(now, UNIX, &[(LinkIndex(2), Traffic::received(moved))]);
     for second in 0..600u64 {
         // Every other 3 seconds it receives at full rate, which takes 2.5 W more of the battery.
         let busy = second / 3 % 2 == 1;
         world.now = world.now + Duration::from_secs(1);
         moved += ByteCount::new(if busy { 1_250_000 } else { 0 });
         let now = world.now;
-        world.core.on_counters(now, UNIX, &[(LinkIndex(2), moved, ByteCount::ZERO)]);
+        world.core.on_counters(now, UNIX, &[(LinkIndex(2), Traffic::received(moved))]);
         world.supply(0.8, false, Some(if busy { 8.5 } else { 6.0 }));
     }
     let (found, source) = joules(&mut world, "lte0");

@@ -10,7 +10,7 @@ use braid_control::fake::Steered;
 use braid_control::steering::{Steering, UNANSWERED};
 use braid_decide::health::Outcome;
 use braid_decide::policy::{AppMatcher, AppRule, LinkRule, ProbeMode, Scheduler};
-use braid_model::{ByteCount, Family, FlowId, LinkIndex, Rate, Role};
+use braid_model::{ByteCount, Family, FlowId, LinkIndex, Rate, Role, Traffic};
 
 use super::world::*;
 
@@ -173,7 +173,7 @@ fn a_capped_link_is_given_no_more_flows_until_its_month_ends() {
     config.policy.links = vec![LinkRule { metered: true, cap: Some(ByteCount::new(1_000_000)), ..link_rule("lte0") }];
     let mut world = World::new(config);
     world.run(Duration::from_secs(1));
-    let counters = |lte: u64| [(LinkIndex(1), ByteCount::ZERO, ByteCount::ZERO), (LinkIndex(2), ByteCount::new(lte), ByteCount::ZERO)];
+    let counters = |lte: u64| [(LinkIndex(1), Traffic::default()), (LinkIndex(2), Traffic::received(ByteCount::new(lte)))];
     world.core.on_counters(world.now, UNIX, &counters(5_000_000));
     world.run(Duration::from_millis(100));
     assert_eq!(world.used(), ["wlan0", "lte0"], "what the device carried before does not count");
@@ -230,7 +230,7 @@ fn regression_a_link_that_loses_its_carrier_under_load_keeps_its_capacity() {
             received += ByteCount::new(bytes * flows.len() as u64);
             world.run(Duration::from_millis(250));
             let now = world.now;
-            world.core.on_counters(now, UNIX, &[(LinkIndex(1), received, ByteCount::ZERO)]);
+            world.core.on_counters(now, UNIX, &[(LinkIndex(1), Traffic::received(received))]);
         }
         let now = world.now;
         world.core.links(now)[0].capacity_down_bps.unwrap() as f64 / 1e6
@@ -263,9 +263,9 @@ fn transfer(world: &mut World, flows: &[FlowId], quarters: u32, [rx, tx]: [u64; 
         }
         world.run(Duration::from_millis(250));
         let before = seen(world);
-        let [down, up] = [before.device_rx_bytes, before.device_tx_bytes].map(|bytes| ByteCount::new(bytes.unwrap_or(0)));
+        let before = Traffic::from([before.device_rx_bytes, before.device_tx_bytes].map(|bytes| ByteCount::new(bytes.unwrap_or(0))));
         let count = flows.len() as u64;
-        let counters = [(LinkIndex(1), down + ByteCount::new(rx * count), up + ByteCount::new(tx * count))];
+        let counters = [(LinkIndex(1), before + [ByteCount::new(rx * count), ByteCount::new(tx * count)].into())];
         let now = world.now;
         world.core.on_counters(now, UNIX, &counters);
     }

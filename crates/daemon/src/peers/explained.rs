@@ -68,12 +68,12 @@ impl Peers {
         let client = self.known.get(&bonded.peer).map(|known| &known.client).or_else(|| self.servers.client(&bonded.peer));
         let up = client.is_some_and(|client| *client.state().borrow() == State::Up);
         let moved = bonded.flow.view().map(|view| view.by_link).unwrap_or_default();
-        let whole: u64 = moved.iter().map(|(_, tx, rx)| tx.get() + rx.get()).sum();
+        let whole: u64 = moved.iter().map(|(_, moved)| moved.sum().get()).sum();
         let mut links: BTreeMap<u8, Share> = BTreeMap::new();
         let empty = |link: u8| Share { link: self.device(link), ..Share::default() };
-        for (link, tx, rx) in moved {
+        for (link, moved) in moved {
             let share = links.entry(link).or_insert_with(|| empty(link));
-            (share.rx_bytes, share.tx_bytes) = (rx.get(), tx.get());
+            (share.rx_bytes, share.tx_bytes) = (moved.rx.get(), moved.tx.get());
         }
         // Of a link's two families the one that stands better speaks for it.
         let mut best: BTreeMap<u8, braid_bond::PathView> = BTreeMap::new();

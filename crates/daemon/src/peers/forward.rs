@@ -12,7 +12,7 @@ use braid_control::core::{BondPolicy, Ended, Exit, ServerEvent};
 use braid_control::steering::RedirectedFlow;
 use braid_decide::steer::Prefixes;
 use braid_model::key::PublicKey;
-use braid_model::{ByteCount, Family, PerFamily};
+use braid_model::{ByteCount, Family, PerFamily, Traffic};
 use braid_platform::linux::bpf::redirect::{ExchangeKey, Redirect, Redirected};
 use braid_platform::linux::sys::bpf::now;
 use braid_transport::client::{Client, State};
@@ -263,7 +263,7 @@ impl Peers {
                     let _ = redirect.answer(&exchange, &message);
                 }
             }
-            forget(&flows, id, [received, ByteCount::ZERO]);
+            forget(&flows, id, Traffic::received(received));
             if !exchanges.end(&exchange, number) {
                 return;
             }
@@ -306,11 +306,11 @@ impl Peers {
             let opening = opened.opening().await;
             // Whoever holds its client holds the bond, which may have to end before this flow does.
             drop(opened);
-            let mut moved = [ByteCount::ZERO; 2];
+            let mut moved = Traffic::default();
             match opening {
                 Opening::Bonded(flow) => {
                     let (up, down) = splice(stream, flow).await;
-                    moved = [down, up].map(ByteCount::new);
+                    moved = [down, up].map(ByteCount::new).into();
                 }
                 Opening::Refused(errno) => {
                     tracing::debug!(remote = %facts.remote, errno, "the destination refuses a flow");
@@ -332,15 +332,15 @@ pub(super) fn uses(flows: &Flows, host: IpAddr) -> bool {
     flows.lock().unwrap_or_else(PoisonError::into_inner).by_peer.contains_key(&host.to_string())
 }
 
-/// A flow has ended, which moved so much, received and sent, as far as that is known: its bond may have forgotten it before.
-fn forget(flows: &Flows, id: u64, known: [ByteCount; 2]) {
+/// A flow has ended, which moved so much, as far as that is known: its bond may have forgotten it before.
+fn forget(flows: &Flows, id: u64, known: Traffic) {
     let mut flows = flows.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(mut bonded) = flows.remove(id) else { return };
     let more = bonded.count(known, &flows.costs);
     // Over the links some of it may have gone twice.
-    let [rx, tx] = [0, 1].map(|way| if known[way] > ByteCount::ZERO { known[way] } else { bonded.counted[way] });
-    let moved = flows.moved.entry(bonded.application).or_default();
-    *moved = [moved[0] + more[0], moved[1] + more[1]];
+    let by_links = |known: ByteCount, counted: ByteCount| if known > ByteCount::ZERO { known } else { counted };
+    let (rx, tx) = (by_links(known.rx, bonded.counted.rx), by_links(known.tx, bonded.counted.tx));
+    *flows.moved.entry(bonded.application).or_default() += more;
     if rx + tx > ByteCount::ZERO {
         let port = bonded.remote.port();
         let ended = Ended { app: bonded.app, port, started: bonded.started, at: now(), rx, tx };

@@ -16,7 +16,7 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 
 use braid_decide::tables::{self, PROTOCOL};
-use braid_model::{ByteCount, LinkIndex, NetworkSnapshot, RouteFacts, RouteKind};
+use braid_model::{LinkIndex, NetworkSnapshot, RouteFacts, RouteKind, Traffic};
 
 pub use super::resolvers::Files;
 pub use apply::{ApplyError, LOOPBACK_PREFIX, Swept, apply, let_connects_move, own_loopback_prefix, sweep};
@@ -116,7 +116,7 @@ pub fn nearness(ip: IpAddr) -> io::Result<Nearness> {
 }
 
 /// Bytes received and sent by every device since it was made, in rising order of index. One short system call, no privilege.
-pub fn device_counters() -> Result<Vec<(LinkIndex, ByteCount, ByteCount)>, DumpError> {
+pub fn device_counters() -> Result<Vec<(LinkIndex, Traffic)>, DumpError> {
     let mut request = StatsMessage::default();
     request.header.filter_mask = StatsFilterMask::Link64;
     let mut counters = Conversation::open()

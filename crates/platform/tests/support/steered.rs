@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use braid_control::steering::{SteerLink, SteerParams, Steering};
 use braid_decide::connection::{Mode, steps};
-use braid_model::{ByteCount, Family, LinkIndex, LinkSet, MAX_LINKS, PerFamily, Rate, Time};
+use braid_model::{ByteCount, Family, LinkIndex, LinkSet, MAX_LINKS, PerDirection, PerFamily, Rate, Time};
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::bpf::load::Counters;
 use braid_platform::linux::sys::bpf::now;
@@ -39,13 +39,13 @@ pub fn params(links: usize) -> SteerParams {
         rank: slot as u32,
         source4: Some(format!("10.77.{slot}.2").parse().unwrap()),
         source6: Some(format!("fd77:0:0:{slot}::2").parse().unwrap()),
-        rate: [Rate::from_mbps(10); 2],
+        rate: PerDirection::both(Rate::from_mbps(10)),
         price: 0,
         step: steps[slot],
     };
     SteerParams {
         mode: Mode::VirtualStart,
-        targets: [None; 2],
+        targets: PerDirection::default(),
         scheduler: 1,
         default_demand: ByteCount::new(1000),
         affinity: None,

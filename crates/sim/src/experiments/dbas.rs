@@ -6,7 +6,7 @@ mod interfaces;
 
 use std::time::Duration;
 
-use braid_model::{ByteCount, Direction, Rate, Time};
+use braid_model::{ByteCount, Direction, Rate, Time, Traffic};
 use braid_netem::Profile;
 
 use crate::experiment::{About, Axis, Chart, Experiment, Point, Results, Run, Sample, Samples, Summary, Table};
@@ -240,10 +240,9 @@ impl Setup {
         let (all, tail) = (mbps(all), tail(&outcome));
         let nearly = all * 0.99 / (1.0 - tail / 100.0);
         let within = mbps(within(&outcome));
-        let down = Direction::Down as usize;
         let share = |part: u64, whole: u64| 100.0 * part as f64 / whole.max(1) as f64;
         let busy = share(outcome.links[0].busy_ns, outcome.ran_ns);
-        let waste = 100.0 - share(outcome.links[1].goodput[down].get(), outcome.links[1].carried[down].get());
+        let waste = 100.0 - share(outcome.links[1].goodput.rx.get(), outcome.links[1].carried.rx.get());
         let sample = Sample::default().value(BUSY, busy).value(WASTE, waste);
         sample.value(THROUGHPUT, all).value(NEARLY, nearly).value(WITHIN, within).value(TAIL, tail)
     }
@@ -276,7 +275,7 @@ fn spreading(series: &str) -> Option<braid_bond::Scheduling> {
 }
 
 fn received(outcome: &Outcome) -> ByteCount {
-    outcome.links.iter().fold(ByteCount::ZERO, |sum, link| sum + link.goodput[Direction::Down as usize])
+    outcome.links.iter().fold(ByteCount::ZERO, |sum, link| sum + link.goodput.rx)
 }
 
 fn within(outcome: &Outcome) -> Rate {
@@ -285,11 +284,9 @@ fn within(outcome: &Outcome) -> Rate {
 }
 
 fn tail(outcome: &Outcome) -> f64 {
-    let down = Direction::Down as usize;
     let bins = outcome.links.first().map_or(0, |link| link.goodput_bins.len());
-    let arrived = |bin| {
-        outcome.links.iter().filter_map(|link| link.goodput_bins.get(bin)).map(|moved: &[ByteCount; 2]| moved[down].get()).sum::<u64>()
-    };
+    let arrived =
+        |bin| outcome.links.iter().filter_map(|link| link.goodput_bins.get(bin)).map(|moved: &Traffic| moved.rx.get()).sum::<u64>();
     let mut left = received(outcome).get() / 100;
     let late = (0..bins).rev().take_while(|bin| {
         let (rest, exceeded) = left.overflowing_sub(arrived(*bin));

@@ -18,7 +18,7 @@ mod utility;
 use std::time::Duration;
 
 use braid_decide::operetta::Utility;
-use braid_model::{ByteCount, Direction, Power, Rate};
+use braid_model::{ByteCount, Power, Rate};
 use braid_netem::Profile;
 
 use crate::experiment::{Axis, Chart, Dot, Experiment, Judgement, Sample, Samples, Series};
@@ -156,7 +156,7 @@ impl Setup {
 
 /// Throughput in Mbit/s, energy in nJ/bit and each link's share, of the payload that was downloaded.
 fn measured(outcome: &Outcome) -> Sample {
-    let bits = |link: &LinkOutcome| link.goodput[Direction::Down as usize].get() as f64 * 8.0;
+    let bits = |link: &LinkOutcome| link.goodput.rx.get() as f64 * 8.0;
     let all: f64 = outcome.links.iter().map(bits).sum();
     let sample =
         Sample::default().value(THROUGHPUT, all / (outcome.ran_ns as f64 / 1e9) / 1e6).value(ENERGY, outcome.energy().get() / all * 1e9);

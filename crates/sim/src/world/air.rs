@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use braid_model::{ByteCount, Direction};
+use braid_model::{ByteCount, Direction, PerDirection};
 use braid_netem::{Random, RateSource};
 
 use super::World;
@@ -21,7 +21,7 @@ pub(crate) struct Air {
     /// A packet is being sent.
     pub(crate) busy: bool,
     /// Packets that found no room, by link in the medium's order, and by direction.
-    dropped: Vec<[u64; 2]>,
+    dropped: Vec<PerDirection<u64>>,
 }
 
 #[derive(Debug)]
@@ -37,7 +37,7 @@ impl Air {
         let specs = || medium.links.iter().map(|link| &scenario.links[*link]);
         let access_point = specs().map(|link| link.down.queue).max().unwrap_or_default();
         let senders = std::iter::once(access_point).chain(specs().map(|link| link.up.queue)).map(sender).collect();
-        let dropped = vec![[0; 2]; medium.links.len()];
+        let dropped = vec![PerDirection::default(); medium.links.len()];
         Self { senders, links: medium.links.clone(), random: Random::new(seed), busy: false, dropped }
     }
 
@@ -51,7 +51,7 @@ impl Air {
         };
         let size = parcel.wire();
         if sender.bytes > ByteCount::ZERO && sender.bytes + size > sender.room {
-            self.dropped[place][direction as usize] += 1;
+            self.dropped[place][direction] += 1;
             return;
         }
         sender.bytes += size;
@@ -74,8 +74,8 @@ impl Air {
     }
 
     /// Packets of a link that found no room; zeros if the link is on another channel.
-    pub(crate) fn dropped(&self, link: usize) -> [u64; 2] {
-        self.links.iter().position(|other| *other == link).map_or([0; 2], |place| self.dropped[place])
+    pub(crate) fn dropped(&self, link: usize) -> PerDirection<u64> {
+        self.links.iter().position(|other| *other == link).map_or(PerDirection::default(), |place| self.dropped[place])
     }
 }
 

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use braid_bond::host::HostEvent;
 use braid_bond::{Event as BondEvent, FlowKey, FlowKind, FlowPolicy, Limits, Open, PathId, PathUpdate, Scheduling, Side, Target};
-use braid_model::{ByteCount, Direction, LinkSet, Time};
+use braid_model::{ByteCount, Direction, LinkSet, Time, Traffic};
 
 use super::World;
 use crate::event::Event;
@@ -103,9 +103,9 @@ impl Bonded {
 
 impl BondedStream {
     /// Shares what was read among the links it came by: `by_link` is all that came, repetitions included.
-    fn account(&mut self, side: Side, read: u64, by_link: &[(u8, ByteCount, ByteCount)]) -> Vec<(u8, u64)> {
+    fn account(&mut self, side: Side, read: u64, by_link: &[(u8, Traffic)]) -> Vec<(u8, u64)> {
         let received = &mut self.received[side as usize];
-        for (link, _, all) in by_link {
+        for (link, Traffic { rx: all, .. }) in by_link {
             let (known, open) = received.entry(*link).or_default();
             *open += all.get() - *known;
             *known = all.get();
@@ -134,7 +134,7 @@ impl World<'_> {
         let Some(quic) = self.quic().cloned() else { return };
         let Some(mut bonded) = self.bonded.take() else { return };
         let sources = &self.streams[stream as usize].sources;
-        let left = [Direction::Up, Direction::Down].map(|direction| sources[direction as usize].total().get());
+        let left = [Direction::Up, Direction::Down].map(|direction| sources[direction].total().get());
         let policy = FlowPolicy { links: allowed, ..FlowPolicy::default() };
         let open = Open { kind: FlowKind::Stream, target: Target::Name("server".to_owned(), 80), policy };
         let opened = bonded.pair.end(quic.instant(self.now), Side::Client).and_then(|(bond, time)| bond.open(time, open).ok());
@@ -270,7 +270,7 @@ impl World<'_> {
         for (link, share) in flow.account(side, read, &by_link) {
             self.bins[usize::from(link)].on_goodput(towards, ByteCount::new(share));
         }
-        self.streams[flow.stream as usize].moved[towards as usize] += ByteCount::new(read);
+        self.streams[flow.stream as usize].moved[towards] += ByteCount::new(read);
         match side {
             Side::Server if whole => {
                 bonded.ready[Side::Server as usize].insert(key);
@@ -296,7 +296,7 @@ mod tests {
     #[test]
     fn what_was_read_is_shared_among_links_by_what_came_over_them() {
         let mut flow = BondedStream { stream: 0, left: [0; 2], received: [BTreeMap::new(), BTreeMap::new()] };
-        let by_link = |first, second| [(0, ByteCount::ZERO, ByteCount::new(first)), (1, ByteCount::ZERO, ByteCount::new(second))];
+        let by_link = |first, second| [(0, first), (1, second)].map(|(link, rx)| (link, Traffic::received(ByteCount::new(rx))));
         // A piece waits for one before it, which then comes by the other link.
         assert_eq!(flow.account(Side::Client, 0, &by_link(0, 1000)), [(0, 0), (1, 0)]);
         assert_eq!(flow.account(Side::Client, 4000, &by_link(3000, 1000)), [(0, 3000), (1, 1000)]);

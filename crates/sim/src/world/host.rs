@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use braid_decide::packet::{Choice, Chunk, PathView};
-use braid_model::{ByteCount, Direction, Rate, Time};
+use braid_model::{ByteCount, Direction, PerDirection, Rate, Time};
 
 use super::World;
 use crate::event::Event;
@@ -40,10 +40,10 @@ pub(crate) struct Connection {
     generation: u32,
     live: bool,
     /// The ends by the direction they send in: the server down, the client up.
-    ends: [Opening; 2],
+    ends: PerDirection<Opening>,
     /// When the server answered the handshake, if it did so once only.
     answered: Option<Time>,
-    halves: [Half; 2],
+    halves: PerDirection<Half>,
 }
 
 /// One direction of a connection: the sender at one end, the receiver at the other.
@@ -73,12 +73,12 @@ impl Connection {
 
     /// The round-trip time of the data in this direction, as TCP smooths it, once measured.
     pub(crate) fn round_trip(&self, direction: Direction) -> Option<Duration> {
-        self.halves[direction as usize].sender.round_trip().map(|(smoothed, _)| smoothed)
+        self.halves[direction].sender.round_trip().map(|(smoothed, _)| smoothed)
     }
 
     /// Whether the round trips of the data in this direction are a quarter longer than the least.
     pub(crate) fn sees_a_queue(&self, direction: Direction) -> bool {
-        self.halves[direction as usize].sender.round_trip().is_some_and(|(smoothed, least)| smoothed > least * 5 / 4)
+        self.halves[direction].sender.round_trip().is_some_and(|(smoothed, least)| smoothed > least * 5 / 4)
     }
 
     fn packet(&self, id: u32, direction: Direction, kind: Kind, now: Time) -> Packet {
@@ -106,8 +106,8 @@ fn opposite(direction: Direction) -> Direction {
 impl World<'_> {
     /// Opens a connection: the client sends its handshake.
     pub(crate) fn open(&mut self, path: Path) {
-        let halves = [Half::new(&self.scenario.tcp), Half::new(&self.scenario.tcp)];
-        let ends = [Opening::Closed, Opening::Waiting];
+        let halves = PerDirection::from_fn(|_| Half::new(&self.scenario.tcp));
+        let ends = PerDirection { down: Opening::Closed, up: Opening::Waiting };
         let mut connection = Connection { path, generation: 0, live: true, ends, answered: None, halves };
         let id = match self.free.pop() {
             Some(id) => {
@@ -140,7 +140,7 @@ impl World<'_> {
     /// A handshake's packet was not answered in time.
     pub(crate) fn on_handshake(&mut self, id: u32, generation: u32, direction: Direction, tries: u8) {
         let Some(connection) = self.connection(id, generation) else { return };
-        if connection.ends[direction as usize] == Opening::Waiting {
+        if connection.ends[direction] == Opening::Waiting {
             self.connections[id as usize].answered = None;
             self.send_handshake(id, direction, tries.saturating_add(1), None);
         }
@@ -164,11 +164,10 @@ impl World<'_> {
 
     fn on_syn(&mut self, packet: &Packet) {
         let connection = &mut self.connections[packet.connection as usize];
-        let down = Direction::Down as usize;
         let ack = Some(Ack { next: 0, ranges: [(0, 0); 3], echo: packet.sent });
-        match connection.ends[down] {
+        match connection.ends.down {
             Opening::Closed => {
-                connection.ends[down] = Opening::Waiting;
+                connection.ends.down = Opening::Waiting;
                 connection.answered = Some(self.now);
                 self.send_handshake(packet.connection, Direction::Down, 0, ack);
             }
@@ -185,11 +184,10 @@ impl World<'_> {
     fn on_syn_answer(&mut self, packet: &Packet) {
         let id = packet.connection;
         let connection = &mut self.connections[id as usize];
-        let up = Direction::Up as usize;
-        if connection.ends[up] == Opening::Waiting {
-            connection.ends[up] = Opening::Open;
+        if connection.ends.up == Opening::Waiting {
+            connection.ends.up = Opening::Open;
             if let Some(ack) = packet.ack {
-                connection.halves[up].sender.on_handshake(self.now.since(ack.echo));
+                connection.halves.up.sender.on_handshake(self.now.since(ack.echo));
             }
             let before = self.counters.segments;
             self.pump(id, Direction::Up);
@@ -209,20 +207,20 @@ impl World<'_> {
         let back = opposite(towards);
         let connection = &mut self.connections[id as usize];
         let stream = connection.path.stream;
-        if towards == Direction::Up && connection.ends[Direction::Down as usize] == Opening::Waiting {
-            connection.ends[Direction::Down as usize] = Opening::Open;
+        if towards == Direction::Up && connection.ends.down == Opening::Waiting {
+            connection.ends.down = Opening::Open;
             if let Some(answered) = connection.answered {
-                connection.halves[Direction::Down as usize].sender.on_handshake(self.now.since(answered));
+                connection.halves.down.sender.on_handshake(self.now.since(answered));
             }
         }
         if let Some(ack) = &packet.ack
-            && !(connection.halves[back as usize].sender.is_idle() && ack.next == 0)
+            && !(connection.halves[back].sender.is_idle() && ack.next == 0)
         {
-            connection.halves[back as usize].sender.on_ack(self.now, ack);
+            connection.halves[back].sender.on_ack(self.now, ack);
         }
         let mut timing = AckTiming::Later;
         if let Some(segment) = &packet.data {
-            (_, timing) = connection.halves[towards as usize].receiver.on_segment(self.now, segment.number, packet.sent);
+            (_, timing) = connection.halves[towards].receiver.on_segment(self.now, segment.number, packet.sent);
             self.deliver(stream, towards, segment, packet.link);
         }
         self.proceed(stream, towards);
@@ -238,9 +236,9 @@ impl World<'_> {
 
     fn deliver(&mut self, stream: u32, direction: Direction, segment: &Segment, link: u8) {
         let stream = &mut self.streams[stream as usize];
-        if !stream.ended && stream.sinks[direction as usize].take(segment.chunk) {
+        if !stream.ended && stream.sinks[direction].take(segment.chunk) {
             let amount = ByteCount::new(u64::from(segment.size));
-            stream.moved[direction as usize] += amount;
+            stream.moved[direction] += amount;
             self.bins[usize::from(link)].on_goodput(direction, amount);
         }
     }
@@ -248,13 +246,12 @@ impl World<'_> {
     /// Something came to the server (`towards` up) or the client: a whole request starts the answer, a whole answer ends the flow.
     fn proceed(&mut self, id: u32, towards: Direction) {
         let stream = &mut self.streams[id as usize];
-        let [down, up] = [Direction::Down as usize, Direction::Up as usize];
-        if stream.ended || !stream.sinks[up].is_complete() {
+        if stream.ended || !stream.sinks.up.is_complete() {
             return;
         }
         match towards {
-            Direction::Up => stream.sources[down].open = true,
-            Direction::Down if stream.sinks[down].is_complete() => {
+            Direction::Up => stream.sources.down.open = true,
+            Direction::Down if stream.sinks.down.is_complete() => {
                 self.end(id);
                 self.close_all(id);
             }
@@ -266,8 +263,8 @@ impl World<'_> {
     fn close_all(&mut self, id: u32) {
         for connection in std::mem::take(&mut self.streams[id as usize].connections) {
             let mine = &mut self.connections[connection as usize];
-            if mine.ends[Direction::Up as usize] == Opening::Open {
-                let ack = mine.halves[Direction::Down as usize].receiver.take_ack();
+            if mine.ends.up == Opening::Open {
+                let ack = mine.halves.down.receiver.take_ack();
                 let fin = Packet { ack, ..mine.packet(connection, Direction::Up, Kind::Fin, self.now) };
                 self.transmit(fin);
             }
@@ -303,7 +300,7 @@ impl World<'_> {
     /// Acknowledges what came in `towards`, now or later, unless data that went back has done so.
     fn answer(&mut self, id: u32, towards: Direction, timing: AckTiming) {
         let connection = &mut self.connections[id as usize];
-        let half = &mut connection.halves[towards as usize];
+        let half = &mut connection.halves[towards];
         if timing == AckTiming::Now {
             if let Some(ack) = half.receiver.take_ack() {
                 let packet = Packet { ack: Some(ack), ..connection.packet(id, opposite(towards), Kind::Plain, self.now) };
@@ -322,7 +319,7 @@ impl World<'_> {
         if self.connection(id, generation).is_none() {
             return;
         }
-        let half = &mut self.connections[id as usize].halves[direction as usize];
+        let half = &mut self.connections[id as usize].halves[direction];
         half.acknowledge = None;
         let due = half.receiver.deadline().is_some_and(|due| due <= self.now);
         self.answer(id, direction, if due { AckTiming::Now } else { AckTiming::Later });
@@ -344,12 +341,12 @@ impl World<'_> {
     }
 
     fn send_all(&mut self, id: u32, direction: Direction) {
-        if self.connections[id as usize].ends[direction as usize] != Opening::Open {
+        if self.connections[id as usize].ends[direction] != Opening::Open {
             return;
         }
         while let Some(segment) = self.next_segment(id, direction) {
             let connection = &mut self.connections[id as usize];
-            let ack = connection.halves[opposite(direction) as usize].receiver.take_ack();
+            let ack = connection.halves[opposite(direction)].receiver.take_ack();
             let packet = Packet { data: Some(segment), ack, ..connection.packet(id, direction, Kind::Plain, self.now) };
             self.transmit(packet);
         }
@@ -358,9 +355,9 @@ impl World<'_> {
 
     fn next_segment(&mut self, id: u32, direction: Direction) -> Option<Segment> {
         let connection = &mut self.connections[id as usize];
-        let half = &mut connection.halves[direction as usize];
+        let half = &mut connection.halves[direction];
         let stream = &mut self.streams[connection.path.stream as usize];
-        let source = &mut stream.sources[direction as usize];
+        let source = &mut stream.sources[direction];
         match half.sender.next(self.now) {
             Sending::Again(segment) => {
                 self.counters.repeated += 1;
@@ -376,39 +373,38 @@ impl World<'_> {
 
     /// Gives chunks of a stream that is spread to its connections, as the packet scheduler says.
     fn assign(&mut self, id: u32, direction: Direction) {
-        let side = direction as usize;
-        self.drop_needless(id, side);
-        if self.streams[id as usize].sources[side].peek().is_none() {
+        self.drop_needless(id, direction);
+        if self.streams[id as usize].sources[direction].peek().is_none() {
             return;
         }
         let mut paths = std::mem::take(&mut self.paths);
         self.view_paths(id, direction, &mut paths);
         let window = u32::try_from(self.scenario.packets.window.get() / SEGMENT.get()).unwrap_or(u32::MAX).max(1);
         let stream = &mut self.streams[id as usize];
-        while let Some(chunk) = stream.sources[side].peek() {
-            let sink = &stream.sinks[side];
+        while let Some(chunk) = stream.sources[direction].peek() {
+            let sink = &stream.sinks[direction];
             if sink.has(chunk) {
-                stream.sources[side].take();
+                stream.sources[direction].take();
                 continue;
             }
             if chunk - sink.next() >= window {
                 break;
             }
             // Turns are counted in chunks, as in DBAS: the last of a stream, which is shorter, takes one too.
-            let choice = self.spreaders[side].choose(&paths, Chunk { size: SEGMENT, behind: stream.sources[side].behind() });
+            let choice = self.spreaders[direction].choose(&paths, Chunk { size: SEGMENT, behind: stream.sources[direction].behind() });
             match choice {
                 Choice::Wait => break,
                 Choice::Send(_) => {}
-                Choice::Copies(_) => stream.sources[side].copy(),
+                Choice::Copies(_) => stream.sources[direction].copy(),
             }
-            stream.sources[side].take();
+            stream.sources[direction].take();
             let chosen = choice.paths();
             for id in &stream.connections {
                 let connection = &mut self.connections[*id as usize];
                 let link = usize::from(connection.path.link);
                 if chosen.contains(link) {
                     paths[link].queued += SEGMENT;
-                    connection.halves[side].queued.push_back(chunk);
+                    connection.halves[direction].queued.push_back(chunk);
                 }
             }
         }
@@ -417,7 +413,7 @@ impl World<'_> {
 
     /// Takes back chunks that wait for a link and have arrived over another. It must be done before chunks are given out: else these
     /// could fill what may wait, and nothing would be sent nor anything come back.
-    fn drop_needless(&mut self, id: u32, side: usize) {
+    fn drop_needless(&mut self, id: u32, side: Direction) {
         let stream = &self.streams[id as usize];
         if stream.sources[side].has_repeated() {
             for connection in &stream.connections {
@@ -445,7 +441,7 @@ impl World<'_> {
         }));
         for id in &self.streams[id as usize].connections {
             let connection = &self.connections[*id as usize];
-            let half = &connection.halves[direction as usize];
+            let half = &connection.halves[direction];
             let path = &mut paths[usize::from(connection.path.link)];
             let room = half.sender.room();
             path.srtt = half.sender.round_trip().map(|(smoothed, _)| smoothed);
@@ -453,13 +449,13 @@ impl World<'_> {
             path.queued = segments(half.queued.len() as u32);
             path.in_flight = segments(half.sender.in_flight());
             path.up = !self.is_dark(usize::from(connection.path.link));
-            path.suspect = half.sender.silence() >= SILENCE || connection.ends[direction as usize] != Opening::Open;
+            path.suspect = half.sender.silence() >= SILENCE || connection.ends[direction] != Opening::Open;
         }
     }
 
     fn await_retransmit(&mut self, id: u32, direction: Direction) {
         let connection = &mut self.connections[id as usize];
-        let half = &mut connection.halves[direction as usize];
+        let half = &mut connection.halves[direction];
         let Some(due) = half.sender.deadline() else { return };
         if half.retransmit.is_none_or(|event| event > due) {
             half.retransmit = Some(due);
@@ -472,9 +468,8 @@ impl World<'_> {
         if self.connection(id, generation).is_none() {
             return;
         }
-        let side = direction as usize;
         let connection = &mut self.connections[id as usize];
-        let half = &mut connection.halves[side];
+        let half = &mut connection.halves[direction];
         if half.retransmit != Some(self.now) {
             return;
         }
@@ -485,12 +480,12 @@ impl World<'_> {
             let link = usize::from(self.connections[id as usize].path.link);
             let (dark, elsewhere) = (self.is_dark(link), self.has_weight_elsewhere(link));
             let connection = &mut self.connections[id as usize];
-            let half = &mut connection.halves[side];
+            let half = &mut connection.halves[direction];
             let stream = &mut self.streams[connection.path.stream as usize];
             // A few timers may run out by chance, and what is sent twice is mostly wasted.
             if stream.spread && (dark || (half.sender.silence() == SILENCE && elsewhere)) {
                 let stranded = half.sender.outstanding().chain(half.queued.drain(..));
-                stream.sources[side].repeat(stranded);
+                stream.sources[direction].repeat(stranded);
             }
             self.pump(id, direction);
         }

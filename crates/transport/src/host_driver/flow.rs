@@ -6,7 +6,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Instant;
 
 use braid_bond::{BondId, Event, FlowKey, FlowPolicy, FlowView};
-use braid_model::ByteCount;
+use braid_model::Traffic;
 use bytes::Bytes;
 
 use super::HostDriver;
@@ -22,7 +22,7 @@ struct Told {
     stopped: Option<u64>,
     closed: bool,
     /// What it had moved when it was closed: bytes sent and received by link.
-    moved: Vec<(u8, ByteCount, ByteCount)>,
+    moved: Vec<(u8, Traffic)>,
     /// Waits for bytes, or their end.
     reader: Option<Waker>,
     /// Waits for room, or until the other end wants no more.
@@ -57,7 +57,7 @@ impl Slot {
         self.close(Vec::new());
     }
 
-    pub(crate) fn close(&self, moved: Vec<(u8, ByteCount, ByteCount)>) {
+    pub(crate) fn close(&self, moved: Vec<(u8, Traffic)>) {
         let mut told = self.told();
         (told.closed, told.moved) = (true, moved);
         let (reader, writer) = (told.reader.take(), told.writer.take());
@@ -122,7 +122,7 @@ pub struct Moved(Arc<Slot>);
 
 impl Moved {
     /// Bytes sent (first copies) and received by link; nothing until its bond has forgotten it.
-    pub fn by_link(&self) -> Vec<(u8, ByteCount, ByteCount)> {
+    pub fn by_link(&self) -> Vec<(u8, Traffic)> {
         self.0.told().moved.clone()
     }
 }

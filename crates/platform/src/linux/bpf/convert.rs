@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use braid_decide::connection::{LoadTable, Mode};
-use braid_model::{Affinity, ByteCount, Class, Direction, Family, FlowId, LinkIndex, LinkSet, Protocol, Rate, Time};
+use braid_model::{Affinity, ByteCount, Class, Direction, Family, FlowId, LinkIndex, LinkSet, PerDirection, Protocol, Rate, Time};
 use ipnet::IpNet;
 
 use crate::linux::sys::abi::{self, rule as bits};
@@ -180,10 +180,10 @@ pub(super) struct Daemon {
 
 pub(super) fn params(params: &SteerParams, netns: u64, daemon: Daemon) -> abi::Params {
     let (number, _) = mode(params.mode);
-    let target = [Direction::Down, Direction::Up].map(|direction| mode(params.mode_for(direction)).1);
+    let target = PerDirection::from_fn(|direction| mode(params.mode_for(direction)).1);
     let mut raw = abi::Params {
         netns,
-        target,
+        target: target.to_array(),
         default_demand: params.default_demand.get(),
         mode: number,
         scheduler: params.scheduler.into(),
@@ -220,7 +220,7 @@ fn raw_slot(slot: usize, link: &SteerLink) -> abi::Slot {
         source4: link.source4.map_or(0, |addr| u32::from_ne_bytes(addr.octets())),
         mark: MARK_BASE | (slot as u32 + 1),
         source6: link.source6.map_or([0; 4], |addr| mapped(addr.into())),
-        rate: link.rate.map(Rate::bytes_per_second),
+        rate: link.rate.map(Rate::bytes_per_second).to_array(),
         price: link.price,
         step: link.step,
     }
@@ -229,7 +229,7 @@ fn raw_slot(slot: usize, link: &SteerLink) -> abi::Slot {
 pub(super) fn load_table(raw: &abi::LoadTable, params: &SteerParams) -> LoadTable {
     let mut load_table = LoadTable { virtual_time: raw.virtual_time, ..LoadTable::default() };
     for (slot, (link_load, raw)) in load_table.loads.iter_mut().zip(&raw.loads).enumerate() {
-        link_load.load = raw.load;
+        link_load.load = raw.load.into();
         link_load.tag = raw.tag;
         link_load.flows = raw.flows;
         if let Some(link) = &params.links[slot] {

@@ -7,7 +7,7 @@ use aya::maps::{Map, RingBuf};
 use aya::programs::{BtfTracePoint, CgroupAttachMode, CgroupSkbAttachType, Iter, Program, ProgramError, SchedClassifier};
 use aya::{Btf, EbpfLoader};
 use braid_decide::connection::Mode;
-use braid_model::{ByteCount, LinkSet, MAX_LINKS, PerFamily};
+use braid_model::{ByteCount, LinkSet, MAX_LINKS, PerDirection, PerFamily};
 
 use super::convert::Daemon;
 use super::{BpfSteering, detail, take_map};
@@ -323,7 +323,7 @@ const PROGRAMS: [&str; 9] = [
 fn no_params() -> SteerParams {
     SteerParams {
         mode: Mode::OnlyOne,
-        targets: [None; 2],
+        targets: PerDirection::default(),
         scheduler: 0,
         default_demand: ByteCount::ZERO,
         affinity: None,

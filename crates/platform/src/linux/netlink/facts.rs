@@ -5,7 +5,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use braid_model::{ByteCount, Family, LinkIndex, NextHop, RouteFacts, RouteKind, RuleAction, RuleFacts};
+use braid_model::{ByteCount, Family, LinkIndex, NextHop, RouteFacts, RouteKind, RuleAction, RuleFacts, Traffic};
 use ipnet::IpNet;
 use netlink_packet_core::{DecodeError, Emitable, Nla, NlaBuffer, NlasIterator, Parseable, ParseableParametrized};
 use netlink_packet_route::AddressFamily;
@@ -273,11 +273,13 @@ fn prefix(address: Option<IpAddr>, length: u8, family: Family) -> Option<IpNet> 
 }
 
 /// Reads `RTM_NEWSTATS`: bytes received and sent.
-pub(super) fn counters(body: &[u8]) -> Option<(LinkIndex, ByteCount, ByteCount)> {
+pub(super) fn counters(body: &[u8]) -> Option<(LinkIndex, Traffic)> {
     let header = read("counters", StatsHeader::parse(body))?;
     let counted = attributes(body, &header).flatten().find(|attribute| attribute.kind() == IFLA_STATS_LINK_64)?;
     match read("counters", StatsAttribute::parse(&counted))? {
-        StatsAttribute::Link64(stats) => Some((LinkIndex(header.ifindex), ByteCount::new(stats.rx_bytes), ByteCount::new(stats.tx_bytes))),
+        StatsAttribute::Link64(stats) => {
+            Some((LinkIndex(header.ifindex), [ByteCount::new(stats.rx_bytes), ByteCount::new(stats.tx_bytes)].into()))
+        }
         _ => None,
     }
 }

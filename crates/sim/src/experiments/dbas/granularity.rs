@@ -71,7 +71,7 @@ impl Experiment for Granularity {
         scenario.workload.insert(0, long);
         scenario.grace = std::time::Duration::ZERO;
         let Ok(outcome) = simulate(&scenario) else { return Sample::default() };
-        let long = outcome.flows.iter().filter(|flow| flow.class == 0).map(|flow| flow.moved[0].per(SPAN)).map(mbps).sum();
+        let long = outcome.flows.iter().filter(|flow| flow.class == 0).map(|flow| flow.moved.rx.per(SPAN)).map(mbps).sum();
         Sample::default().value(ALL, mbps(within(&outcome))).value(LONG, long)
     }
 

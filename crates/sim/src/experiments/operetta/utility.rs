@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use braid_decide::tradeoff::{Supply, UtilityFunction, UtilityRule};
-use braid_model::{Direction, Joules, Power};
+use braid_model::{Joules, Power};
 
 use super::{ENERGY, IF1, IF2, IF3, PAYLOAD, Scheme, Setup, THROUGHPUT, bound, charts, least, run};
 use crate::experiment::{About, Axis, Chart, Claim, Curve, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling};
@@ -185,8 +185,7 @@ impl Experiment for OverTime {
 fn over_time(outcome: &Outcome, series: &str) -> Sample {
     let bin = BIN.as_secs_f64() / 60.0;
     let bins = outcome.battery.len();
-    let down = Direction::Down as usize;
-    let megabits = |at: usize| outcome.links.iter().map(|link| link.goodput_bins[at][down].get() as f64 * 8.0 / 1e6).sum::<f64>();
+    let megabits = |at: usize| outcome.links.iter().map(|link| link.goodput_bins[at].rx.get() as f64 * 8.0 / 1e6).sum::<f64>();
     let watts = [IF1.1, IF2.1, IF3.1].map(|milliwatts| milliwatts / 1e3);
     let joules = |at: usize| outcome.links.iter().zip(watts).map(|(link, watts)| link.busy_bins_ns[at] as f64 / 1e9 * watts).sum::<f64>();
     let utility = |at: usize| {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use braid_model::{ByteCount, Direction, Joules, Power};
+use braid_model::{ByteCount, Joules, Power};
 
 use super::{WIFI_B, WIFI_G};
 use crate::experiment::{
@@ -158,7 +158,7 @@ fn scenario(level: f64, span: Duration, seed: u64) -> Scenario {
 /// Mbit/s of data sent, at each bin's beginning.
 fn throughput(outcome: &Outcome) -> Curve {
     over_time(outcome, |bin| {
-        let moved = outcome.links.iter().map(|link| link.goodput_bins[bin][Direction::Up as usize].get()).sum::<u64>();
+        let moved = outcome.links.iter().map(|link| link.goodput_bins[bin].tx.get()).sum::<u64>();
         moved as f64 * 8.0 / 1e6 / BIN.as_secs_f64()
     })
 }

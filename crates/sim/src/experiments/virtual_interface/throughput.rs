@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use braid_model::{ByteCount, Direction, LinkSet, Time};
+use braid_model::{ByteCount, LinkSet, Time};
 use braid_netem::Random;
 
 use super::{WIFI_B, WIFI_G, Wifi};
@@ -223,7 +223,7 @@ impl Throughput {
         let interfaces: Vec<_> = interfaces.map(|(wifi, _)| wifi.interface(LinkPower::default())).collect();
         let outcome = if only { simulate(&scenario) } else { simulate_with(&scenario, &mut VirtualInterface::new(&interfaces, true)) };
         let links = outcome.map(|outcome| outcome.links).unwrap_or_default();
-        links.iter().map(|link| link.goodput[Direction::Up as usize].per(span).bps() as f64 / 1e6).collect()
+        links.iter().map(|link| link.goodput.tx.per(span).bps() as f64 / 1e6).collect()
     }
 
     fn table(&self, samples: &Samples) -> Table {
