@@ -19,7 +19,7 @@ use crate::report::{Event, FlowError, FlowView, PathView};
 use crate::tracker::Control;
 use crate::window::Window;
 use crate::{FlowKey, FlowPolicy, Limits, Open, PathFacts, PathId, PathUpdate, Side};
-use choice::Chooser;
+use choice::{Chooser, SchedulingPlan};
 
 /// What a flow of weight 1 is given in a turn.
 const QUANTUM: ByteCount = ByteCount::new(1500);
@@ -47,6 +47,10 @@ pub struct Bond {
     pub(crate) keys: BTreeMap<midrr::FlowKey, FlowKey>,
     /// When flows that are kept from slow paths may use them again: what is known of paths changes.
     pub(crate) reconsider: Option<Time>,
+    /// How both ends are to spread what they send; the client's word counts. Its version, and whether the other end obeys it.
+    pub(crate) plan: SchedulingPlan,
+    pub(crate) plan_version: u64,
+    pub(crate) obeyed: bool,
     /// What chooses paths in place of the scheduler.
     pub(crate) chooser: Option<Chooser>,
     /// Urgent flows that have something to send.
@@ -101,6 +105,9 @@ impl Bond {
             scheduler,
             keys: BTreeMap::new(),
             reconsider: None,
+            plan: SchedulingPlan::default(),
+            plan_version: 0,
+            obeyed: false,
             chooser: None,
             urgent: BTreeSet::new(),
             hurried_at: None,
@@ -149,6 +156,7 @@ impl Bond {
         let mut path = Path::new(now, link, slot, facts);
         // The server waits for a word before it sends.
         path.greets = self.side == Side::Client;
+        path.share = self.plan.share(link);
         self.paths.insert(id, path);
         self.scheduler.forget();
         self.chooser.iter_mut().for_each(Chooser::reconsider);
@@ -194,6 +202,7 @@ impl Bond {
         self.path_updates.insert(id, update);
         self.control.push_back(Control::Path(id));
         self.on_link(now, id, down);
+        self.apply_policies();
     }
 
     /// The client wants a path as a backup only, or not: known at the start, so that nobody has to be told.
@@ -201,6 +210,7 @@ impl Bond {
         if let Some(path) = self.paths.get_mut(&id) {
             path.backup = backup;
         }
+        self.apply_policies();
     }
 
     /// Whether a path that is not good is to be asked for a sign of life now, for which it needs no window.

@@ -10,6 +10,10 @@ use thiserror::Error;
 
 /// The protocol's version.
 pub const VERSION: u16 = 1;
+/// Capability: the server obeys SCHEDULING frames.
+pub(crate) const SCHEDULING: u64 = 1 << 0;
+/// What this end can do beyond the version.
+pub(crate) const CAPABILITIES: u64 = SCHEDULING;
 /// The longest message.
 pub(crate) const MAX_MESSAGE: usize = 1024;
 
@@ -45,7 +49,7 @@ impl fmt::Debug for Secret {
 pub struct Hello {
     /// The newest version it speaks.
     pub version: u16,
-    /// What it can do beyond that version, one bit each; none is defined yet.
+    /// What it can do beyond that version, one bit each (docs/protocol.md).
     pub capabilities: u64,
     /// The bond.
     pub bond: BondId,

@@ -27,7 +27,7 @@ pub use self::admission::refusals;
 use self::conn::{Conn, Stage, transport};
 pub use self::source::{Begins, Source, source, sources};
 use crate::controller::{PathMetrics, RateController};
-use crate::hello::{BondId, Hello, Secret, VERSION};
+use crate::hello::{BondId, CAPABILITIES, Hello, Secret, VERSION};
 use crate::{Bond, Event, Limits, PathId, Side};
 
 /// Bytes of a connection's id, which each packet to this host begins with. Ids are random and no two of a host are the same; nobody gets in by
@@ -285,7 +285,7 @@ impl Host {
         config.transport_config(Arc::new(settings));
         let (handle, connection) =
             self.endpoint.connect(now, config, remote, server_name).map_err(|error| DialError::Connect(remote, error.to_string()))?;
-        let hello = Hello { version: VERSION, capabilities: 0, bond, secret, path: path.0, link, joins, backup, token, name };
+        let hello = Hello { version: VERSION, capabilities: CAPABILITIES, bond, secret, path: path.0, link, joins, backup, token, name };
         let conn = Conn { bond: Some(bond), hello: Some(hello), path, backup, ..Conn::new(now, connection, handle, metrics, link, remote) };
         Ok(self.insert_conn(conn))
     }

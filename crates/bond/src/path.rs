@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use braid_model::{ByteCount, Rate, Time};
+use braid_model::{ByteCount, LinkSet, Rate, Time};
 
 use crate::tracker::{ACK_DELAY, Item, Received, Tracker};
 use crate::{FlowKey, PathFacts};
@@ -124,6 +124,12 @@ impl Path {
             greets: false,
             loss_due: None,
         }
+    }
+
+    /// Whether it carries a flow with interface preferences `links`: a backup does while none of the `regular` links, which have a good path
+    /// that is no backup, is among them.
+    pub(crate) fn serves(&self, links: LinkSet, regular: LinkSet) -> bool {
+        links.contains(self.link.into()) && (!self.backup || (links & regular).is_empty())
     }
 
     pub(crate) fn is_good(&self) -> bool {

@@ -4,6 +4,7 @@
 //! questions at `connect` ([`first_match`](Policy::first_match), [`admit`]) and a test holds the two together.
 
 mod apps;
+mod bond;
 mod links;
 
 use std::fmt;
@@ -19,6 +20,7 @@ use crate::virtual_interface::MAXDIFF;
 
 pub use crate::pattern::Pattern;
 pub use apps::{AppMatcher, AppRule, COPIES, Carry, ClientMatcher, Exclusions, NAME_LIMIT, ProxyClient, Resolve, Subject};
+pub use bond::BondScheduler;
 pub use links::{HttpTarget, LINK_KINDS, LinkMatcher, LinkRule, LinkSelector, ProbeMode, ProbeTarget};
 
 /// The most rules that are looked at for a flow: exclusions and `[[app]]` entries together.
@@ -29,6 +31,8 @@ pub const MAX_RULES: usize = 64;
 pub struct Policy {
     /// How links are chosen.
     pub scheduler: Scheduler,
+    /// How bonds choose paths; `None`: [`BondScheduler::Weights`] under [`Scheduler::Operetta`], else [`BondScheduler::Midrr`].
+    pub bond_scheduler: Option<BondScheduler>,
     /// What of a program stays on one link; `None`: by class ([`affinity`](Self::affinity)).
     pub affinity: Option<Affinity>,
     /// What a flow of an unknown application is expected to move.
@@ -53,6 +57,7 @@ impl Default for Policy {
     fn default() -> Self {
         Self {
             scheduler: Scheduler::default(),
+            bond_scheduler: None,
             affinity: None,
             default_demand: ByteCount::new(1_000_000),
             utility: UtilityRule::default(),
@@ -92,6 +97,11 @@ impl Policy {
             LinkKind::Vpn | LinkKind::Virtual => self.link_rule(device).is_some_and(|rule| rule.matcher.singles_out()),
             LinkKind::Loopback => false,
         }
+    }
+
+    /// How bonds choose paths.
+    pub fn bond_scheduler(&self) -> BondScheduler {
+        self.bond_scheduler.unwrap_or(if self.scheduler == Scheduler::Operetta { BondScheduler::Weights } else { BondScheduler::Midrr })
     }
 
     /// What of a program stays on one link: its rule says, else the policy, else its class (browsers: destination).

@@ -176,8 +176,8 @@ pub enum Scheduling {
 /// whoever carries the datagrams costs no time.
 #[derive(Debug, Clone)]
 pub struct Bonding {
-    /// How both ends choose paths. [`braid_bond::Scheduling::Weights`] takes the scheduler's weights.
-    pub scheduling: braid_bond::Scheduling,
+    /// How both ends choose paths. [`braid_bond::BondScheduler::Weights`] takes the scheduler's weights.
+    pub scheduling: braid_bond::BondScheduler,
     /// What QUIC needs.
     pub quic: Quic,
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use braid_bond::dialler::{Dialler, Due, LONGEST_PAUSE, Loss, Route};
 use braid_bond::host::{ConnectionId, Host, refusals};
-use braid_bond::{Bond, BondId, FlowError, Limits, Open, PathId, PathState, PathUpdate, PathView, Secret};
+use braid_bond::{Bond, BondId, FlowError, Limits, Open, PathId, PathState, PathUpdate, PathView, SchedulingPlan, Secret};
 use braid_model::address::Address;
 use braid_model::key::PublicKey;
 use braid_model::{Family, PerFamily};
@@ -92,6 +92,7 @@ const LATE: Duration = Duration::from_secs(3);
 pub struct Client {
     driver: HostDriver,
     bond: Arc<Mutex<BondId>>,
+    plan: Arc<Mutex<SchedulingPlan>>,
     links: watch::Sender<Vec<ClientLink>>,
     addresses: watch::Sender<Vec<Address>>,
     state: watch::Receiver<State>,
@@ -110,9 +111,11 @@ impl Client {
         let (told, state) = watch::channel(State::Connecting);
         let path_changes = broadcast::Sender::new(PATH_CHANGES);
         let bond = Arc::new(Mutex::new(BondId(random()?)));
+        let plan = Arc::new(Mutex::new(SchedulingPlan::default()));
         let keeper = Keeper {
             driver: driver.clone(),
             bond: bond.clone(),
+            plan: plan.clone(),
             found: Found::new(&peer.addresses),
             peer,
             tls,
@@ -125,7 +128,7 @@ impl Client {
         };
         keeper.begin()?;
         tokio::spawn(keeper.run(links_seen, addresses_seen, notices));
-        Ok(Self { driver, bond, links, addresses, state, paths: path_changes })
+        Ok(Self { driver, bond, plan, links, addresses, state, paths: path_changes })
     }
 
     /// The links there are now.
@@ -135,6 +138,21 @@ impl Client {
             *old = links;
             changed
         });
+    }
+
+    /// Sets how both ends spread what they send over paths, in this bond and in those that follow it.
+    pub fn set_plan(&self, plan: SchedulingPlan) {
+        let before = std::mem::replace(&mut *self.plan.lock().unwrap_or_else(PoisonError::into_inner), plan);
+        if before != plan {
+            let id = self.bond();
+            self.driver.with(|host, _| host.bond(id).map(|bond| bond.set_plan(plan)));
+        }
+    }
+
+    /// Whether the peer obeys the plan too: it is up and its version knows plans.
+    pub fn obeys_plan(&self) -> bool {
+        let id = self.bond();
+        self.driver.with(|host, _| host.bonds().any(|(of, bond)| of == id && bond.obeys()))
     }
 
     /// Where the peer may be found from now on: paths that are dialled are dialled there; those that are there go on.
@@ -219,6 +237,8 @@ impl Client {
 struct Keeper {
     driver: HostDriver,
     bond: Arc<Mutex<BondId>>,
+    /// For the bonds to come, too.
+    plan: Arc<Mutex<SchedulingPlan>>,
     peer: Peer,
     tls: Arc<QuicClientConfig>,
     limits: Limits,
@@ -234,7 +254,13 @@ impl Keeper {
     fn begin(&self) -> Result<(), RelayError> {
         let (id, secret) = (BondId(random()?), Secret(random()?));
         *self.bond.lock().unwrap_or_else(PoisonError::into_inner) = id;
-        self.driver.with(|host, now| host.begin(now, id, secret, self.limits));
+        let plan = *self.plan.lock().unwrap_or_else(PoisonError::into_inner);
+        self.driver.with(|host, now| {
+            host.begin(now, id, secret, self.limits);
+            if let Some(bond) = host.bond(id) {
+                bond.set_plan(plan);
+            }
+        });
         Ok(())
     }
 

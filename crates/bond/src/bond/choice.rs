@@ -3,44 +3,86 @@
 //! They choose a path for a piece, while a bond is asked path by path. So a choice is made when any path asks, and kept until the chosen
 //! path takes the piece. Flows take turns.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Bound;
 
 use braid_decide::packet::{
-    Chunk, EarliestCompletion, PacketScheduler, PathView, Redundant, RoundRobin, RttShare, WeightedRoundRobin, Weights,
+    Binding, Chunk, EarliestCompletion, MinRtt, PacketScheduler, PathView, Redundant, RoundRobin, RttShare, WeightedRoundRobin, Weights,
 };
+use braid_decide::policy::BondScheduler;
 use braid_model::{ByteCount, LinkSet};
 
 use super::Bond;
-use crate::{FlowKey, PathId};
+use crate::tracker::Control;
+use crate::{FlowKey, PathId, Side};
 
 /// What a scheduler is told of a piece's size at most: a datagram's worth.
 const PIECE: u64 = 1400;
 
-/// Which path carries the next piece of a flow. Urgent flows keep to earliest completion under every rule.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Scheduling {
-    /// Whichever path has room takes the piece of the flow whose turn it is by miDRR, unless it would arrive sooner over another.
-    #[default]
-    Midrr,
-    /// One path after the other (DBAS II.D).
-    RoundRobin,
-    /// In proportion to the paths' rates (DBAS II.D).
-    WeightedRoundRobin,
-    /// In inverse proportion to the paths' round-trip times (virtual interface, equation 2).
-    RttShare,
-    /// Where it arrives first, waiting for a better path if that is sooner (ECF).
-    EarliestCompletion,
-    /// On so many paths at once.
-    Redundant(u8),
-    /// By the shares given with [`Bond::set_share`] (OPERETTA's `w_j`).
-    Weights,
+/// How both ends of a bond spread what they send over its paths: the rule, and the share of each link under
+/// [`BondScheduler::Weights`]. The client decides; the server obeys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SchedulingPlan {
+    scheduler: BondScheduler,
+    /// By link number, in parts of [`u16::MAX`].
+    shares: [u16; LinkSet::CAPACITY],
+}
+
+impl Default for SchedulingPlan {
+    fn default() -> Self {
+        Self::new(BondScheduler::default())
+    }
+}
+
+impl SchedulingPlan {
+    /// A plan in which no link has a share.
+    pub const fn new(scheduler: BondScheduler) -> Self {
+        Self { scheduler, shares: [0; LinkSet::CAPACITY] }
+    }
+
+    /// A plan with OPERETTA's weights `w_j` (eq. 9): the link's number and its share from 0 to 1. What is beyond that counts as the nearest.
+    pub fn weights(weights: impl IntoIterator<Item = (u8, f64)>) -> Self {
+        let mut plan = Self::new(BondScheduler::Weights);
+        for (link, weight) in weights {
+            // `as` saturates, and turns what is no number into zero.
+            plan.set_share(link, (weight * f64::from(u16::MAX)).round() as u16);
+        }
+        plan
+    }
+
+    /// The rule.
+    pub const fn scheduler(&self) -> BondScheduler {
+        self.scheduler
+    }
+
+    /// The links that have a share, in order of their numbers.
+    pub fn shares(&self) -> impl Iterator<Item = (u8, u16)> {
+        self.shares.iter().enumerate().filter(|(_, share)| **share > 0).map(|(link, share)| (link as u8, *share))
+    }
+
+    /// Sets a link's share in parts of [`u16::MAX`]; `false` where there can be no such link.
+    pub(crate) fn set_share(&mut self, link: u8, share: u16) -> bool {
+        self.shares.get_mut(usize::from(link)).map(|known| *known = share).is_some()
+    }
+
+    /// A link's share from 0 to 1.
+    pub(crate) fn share(&self, link: u8) -> f64 {
+        self.shares.get(usize::from(link)).map_or(0.0, |share| f64::from(*share) / f64::from(u16::MAX))
+    }
+}
+
+/// The bond's rule at work.
+enum Rule {
+    /// One for all flows.
+    All(Box<dyn PacketScheduler + Send>),
+    /// Shares by round-trip time, kept within each flow (virtual interface 3.2.3).
+    EachFlow(BTreeMap<FlowKey, RttShare>),
 }
 
 /// A packet scheduler at work.
 pub(crate) struct Chooser {
-    rule: Box<dyn PacketScheduler + Send>,
+    rule: Rule,
     /// Flows that have something to send and are not urgent.
     ready: BTreeSet<FlowKey>,
     last: Option<FlowKey>,
@@ -49,8 +91,8 @@ pub(crate) struct Chooser {
     views: Vec<PathView>,
     /// Whether pieces go over several paths.
     copies: bool,
-    /// Whether a path without a share is to carry nothing.
-    shares: bool,
+    /// Whether shares are to hold exactly, so that no path repeats what another carries.
+    strict: bool,
 }
 
 impl fmt::Debug for Chooser {
@@ -60,26 +102,45 @@ impl fmt::Debug for Chooser {
 }
 
 impl Chooser {
-    /// `None` for miDRR, which the bond has anyway.
-    pub(crate) fn new(scheduling: Scheduling) -> Option<Self> {
-        let rule: Box<dyn PacketScheduler + Send> = match scheduling {
-            Scheduling::Midrr => return None,
-            Scheduling::RoundRobin => Box::new(RoundRobin::default()),
-            Scheduling::WeightedRoundRobin => Box::new(WeightedRoundRobin::default()),
-            Scheduling::RttShare => Box::new(RttShare::default()),
-            Scheduling::EarliestCompletion => Box::new(EarliestCompletion),
-            Scheduling::Redundant(copies) => Box::new(Redundant::new(usize::from(copies))),
-            Scheduling::Weights => Box::new(Weights::default()),
+    /// `None` for miDRR, which the bond has anyway. Rules that share wait for the path whose turn it is: the papers' shares, and the energy that
+    /// OPERETTA computes from its weights, hold only then. Shares by rate do not wait: a path that is seldom used cannot show its rate.
+    pub(crate) fn new(scheduler: BondScheduler) -> Option<Self> {
+        let rule: Box<dyn PacketScheduler + Send> = match scheduler {
+            BondScheduler::Midrr => return None,
+            BondScheduler::RoundRobin => Box::new(RoundRobin::new(Binding::Strict)),
+            BondScheduler::WeightedRoundRobin => Box::new(WeightedRoundRobin::default()),
+            BondScheduler::RttShare => return Some(Self::of(Rule::EachFlow(BTreeMap::new()), scheduler)),
+            BondScheduler::EarliestCompletion => Box::new(EarliestCompletion),
+            BondScheduler::MinRtt => Box::new(MinRtt),
+            BondScheduler::Redundant(copies) => Box::new(Redundant::new(usize::from(copies))),
+            BondScheduler::Weights => Box::new(Weights::new(Binding::Strict)),
         };
-        Some(Self {
+        Some(Self::of(Rule::All(rule), scheduler))
+    }
+
+    fn of(rule: Rule, scheduler: BondScheduler) -> Self {
+        Self {
             rule,
             ready: BTreeSet::new(),
             last: None,
             chosen: None,
             views: Vec::new(),
-            copies: matches!(scheduling, Scheduling::Redundant(2..)),
-            shares: scheduling == Scheduling::Weights,
-        })
+            copies: matches!(scheduler, BondScheduler::Redundant(2..)),
+            strict: matches!(scheduler, BondScheduler::RoundRobin | BondScheduler::RttShare | BondScheduler::Weights),
+        }
+    }
+
+    /// Takes over who is ready from the rule before.
+    fn succeed(&mut self, before: Self) {
+        (self.ready, self.last) = (before.ready, before.last);
+    }
+
+    /// A flow is over.
+    pub(crate) fn forget(&mut self, flow: FlowKey) {
+        self.set_ready(flow, false);
+        if let Rule::EachFlow(rules) = &mut self.rule {
+            rules.remove(&flow);
+        }
     }
 
     pub(crate) fn set_ready(&mut self, flow: FlowKey, ready: bool) {
@@ -106,10 +167,64 @@ impl Chooser {
 }
 
 impl Bond {
-    /// Chooses the rule by which pieces are given to paths. It is for what this end sends; the other end has its own.
-    pub fn set_scheduling(&mut self, scheduling: Scheduling) {
-        self.chooser = Chooser::new(scheduling);
-        self.refresh_all();
+    /// Client: how both ends are to spread what they send. The other end is told if it can obey ([`Self::obeys`]).
+    pub fn set_plan(&mut self, plan: SchedulingPlan) {
+        if self.side == Side::Server || plan == self.plan {
+            return;
+        }
+        self.plan_version += 1;
+        self.apply_plan(plan);
+        self.announce_plan();
+    }
+
+    /// Client: the other end can obey a plan.
+    pub(crate) fn on_obedient(&mut self) {
+        if !std::mem::replace(&mut self.obeyed, true) && self.plan_version > 0 {
+            self.announce_plan();
+        }
+    }
+
+    /// Whether the other end obeys the plan.
+    pub fn obeys(&self) -> bool {
+        self.obeyed
+    }
+
+    /// The plan in force here.
+    pub fn plan(&self) -> &SchedulingPlan {
+        &self.plan
+    }
+
+    fn announce_plan(&mut self) {
+        if self.obeyed {
+            self.control.push_back(Control::Scheduling(self.plan_version));
+        }
+    }
+
+    pub(super) fn on_plan(&mut self, version: u64, plan: SchedulingPlan) {
+        if version > self.plan_version {
+            self.plan_version = version;
+            self.apply_plan(plan);
+        }
+    }
+
+    fn apply_plan(&mut self, plan: SchedulingPlan) {
+        let before = std::mem::replace(&mut self.plan, plan);
+        if plan.scheduler != before.scheduler {
+            self.set_scheduler(plan.scheduler);
+        }
+        for path in self.paths.values_mut() {
+            path.share = plan.share(path.link);
+        }
+    }
+
+    /// Chooses the rule for what this end sends, and for nothing else ([`Self::set_plan`] is for both ends).
+    pub fn set_scheduler(&mut self, scheduler: BondScheduler) {
+        let before = std::mem::replace(&mut self.chooser, Chooser::new(scheduler));
+        match (&mut self.chooser, before) {
+            (Some(chooser), Some(before)) => chooser.succeed(before),
+            (Some(_), None) => self.refresh_all(),
+            (None, _) => {}
+        }
     }
 
     /// Whether paths are chosen by another rule than miDRR. Then a path that had nothing to send may have something once another was asked.
@@ -117,24 +232,24 @@ impl Bond {
         self.chooser.is_some()
     }
 
-    /// The share of all bytes that a path is to carry under [`Scheduling::Weights`], from 0 to 1.
+    /// The share of all bytes that a path is to carry under [`BondScheduler::Weights`], from 0 to 1, for what this end sends.
     pub fn set_share(&mut self, id: PathId, share: f64) {
         if let Some(path) = self.paths.get_mut(&id) {
             path.share = share;
         }
     }
 
-    /// Whether a path may repeat what others carry: not where it is to carry nothing.
-    pub(crate) fn may_repeat(&self, id: PathId) -> bool {
-        let by_share = self.chooser.as_ref().is_some_and(|chooser| chooser.shares);
-        !by_share || self.paths.get(&id).is_some_and(|path| path.share > 0.0)
+    /// Whether a path may repeat what others carry: not where shares are to hold.
+    pub(crate) fn may_repeat(&self) -> bool {
+        !self.chooser.as_ref().is_some_and(|chooser| chooser.strict)
     }
 
     /// The flow whose next piece the path in `slot` is to carry, and the slots of those that carry copies of it.
     pub(crate) fn take_choice(&mut self, slot: usize) -> Option<(FlowKey, LinkSet)> {
         let mut chooser = self.chooser.take()?;
         let has_room = |slots: LinkSet| self.slots_with_room() & slots.0 != 0;
-        if !chooser.chosen.is_some_and(|(_, slots)| has_room(slots)) {
+        // What has no room any more is chosen anew, unless shares are to hold: then the path is waited for.
+        if !chooser.chosen.is_some_and(|(_, slots)| chooser.strict || has_room(slots)) {
             chooser.chosen = self.choose(&mut chooser);
         }
         let taken = chooser.chosen.filter(|(_, slots)| slots.contains(slot));
@@ -156,7 +271,11 @@ impl Bond {
             let all = chooser.copies;
             chooser.views.extend(self.slots.iter().map(|path| self.path_view(*path, flow.policy.links, all)));
             let chunk = Chunk { size: ByteCount::new(size), behind: ByteCount::new(waiting - size) };
-            let slots = chooser.rule.choose(&chooser.views, chunk).paths();
+            let choice = match &mut chooser.rule {
+                Rule::All(rule) => rule.choose(&chooser.views, chunk),
+                Rule::EachFlow(rules) => rules.entry(id).or_insert_with(|| RttShare::new(Binding::Strict)).choose(&chooser.views, chunk),
+            };
+            let slots = choice.paths();
             if slots != LinkSet::default() {
                 return Some((id, slots));
             }
