@@ -47,8 +47,9 @@ pub struct Bond {
     pub(crate) keys: BTreeMap<midrr::FlowKey, FlowKey>,
     /// When flows that are kept from slow paths may use them again: what is known of paths changes.
     pub(crate) reconsider: Option<Time>,
-    /// How both ends are to spread what they send; the client's word counts. Its version, and whether the other end obeys it.
+    /// How this end spreads what it sends. Client: how the server is to do it, and whether it obeys. The version of the server's plan.
     pub(crate) plan: SchedulingPlan,
+    pub(crate) servers_plan: SchedulingPlan,
     pub(crate) plan_version: u64,
     pub(crate) obeyed: bool,
     /// What chooses paths in place of the scheduler.
@@ -106,6 +107,7 @@ impl Bond {
             keys: BTreeMap::new(),
             reconsider: None,
             plan: SchedulingPlan::default(),
+            servers_plan: SchedulingPlan::default(),
             plan_version: 0,
             obeyed: false,
             chooser: None,

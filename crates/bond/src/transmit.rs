@@ -179,7 +179,7 @@ impl Bond {
             Control::Credit(id) => Frame::Credit { flow: *id, limit: flow(id)?.receive.limit() },
             Control::TotalCredit => Frame::TotalCredit { limit: self.receive_limit },
             Control::Path(id) => Frame::Path { path: *id, update: *self.path_updates.get(id)? },
-            Control::Scheduling(version) => Frame::Scheduling { version: *version, plan: self.plan },
+            Control::Scheduling(version) => Frame::Scheduling { version: *version, plan: self.servers_plan },
             Control::Policy(id, version) => Frame::Policy { flow: *id, version: *version, policy: flow(id)?.policy },
         })
     }

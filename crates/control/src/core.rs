@@ -12,6 +12,7 @@ mod flows;
 mod grounds;
 mod living;
 mod network;
+mod optimum;
 mod params;
 mod refused;
 mod rules;
@@ -35,7 +36,7 @@ use braid_model::{Direction, Family, FlowId, LinkIndex, NetworkSnapshot, Rate, T
 
 use crate::config::Config;
 use crate::links::{Link, LinkTable, ProbePlan};
-use crate::steering::{AppId, FlowRow, SteerParams, Steering, SteeringError};
+use crate::steering::{AppId, BondedLoads, FlowRow, SteerParams, Steering, SteeringError};
 use apps::Apps;
 pub use apps::Ended;
 use bonds::PastRules;
@@ -46,6 +47,7 @@ pub use flows::Stuck;
 pub use grounds::Grounds;
 pub use living::FlowsView;
 use living::LivingFlows;
+pub use optimum::{BondScheduling, PacketLoad};
 use rules::Executables;
 pub use rules::Names;
 pub use timeouts::Due;
@@ -98,6 +100,9 @@ pub struct Core<S> {
     /// When each link (and family) was judged dead.
     dead_since: BTreeMap<(LinkIndex, Family), Time>,
     todo: Todo,
+    /// What bonded flows still have to move, and what of it the load table was told.
+    packet_load: PacketLoad,
+    bonded_loads: BondedLoads,
     /// What the machine runs on; `None`: not told, or no battery.
     supply: Option<Supply>,
     /// The peers that can be reached.
@@ -119,8 +124,9 @@ pub struct Core<S> {
     refused: Option<Vec<IpAddr>>,
     told: refused::Told,
     refused_due: Option<Time>,
-    /// The link that takes all flows, where the scheduler wants one.
     handover: Handover,
+    /// The link that takes all flows, by the parameters in force: to save power, or since the scheduler is a handover.
+    sole: Option<usize>,
     /// What links were found to need, from the battery's own power.
     fit: PowerFit,
     started: Time,
@@ -157,6 +163,8 @@ impl<S: Steering> Core<S> {
             beat_due: now,
             dead_since: BTreeMap::new(),
             todo: Todo::default(),
+            packet_load: PacketLoad::default(),
+            bonded_loads: BondedLoads::default(),
             supply: None,
             peers: BTreeSet::new(),
             detection: Detection::new(now),
@@ -170,6 +178,7 @@ impl<S: Steering> Core<S> {
             told: refused::Told::default(),
             refused_due: None,
             handover,
+            sole: None,
             fit: PowerFit::default(),
             started: now,
             polled: now,

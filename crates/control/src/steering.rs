@@ -45,8 +45,10 @@ pub struct SteerLink {
 pub struct SteerParams {
     /// How a link is chosen; its target holds for flows whose direction has none in `targets`.
     pub mode: Mode,
-    /// Target throughput, for [`Mode::CheapestInTime`]: links carry less one way than the other.
+    /// Target throughput of connections, for [`Mode::CheapestInTime`]: links carry less one way than the other.
     pub targets: PerDirection<Option<Rate>>,
+    /// Target throughput of connections and bonded flows together: OPERETTA's `T_target`. The kernel is not told.
+    pub full_targets: PerDirection<Option<Rate>>,
     /// The configured scheduler's number, remembered by each flow.
     pub scheduler: u8,
     /// What a flow of an unknown application is expected to move.
@@ -355,6 +357,18 @@ pub struct DemandEstimate {
 /// (RFC 6298, section 2): half of it leaves the daemon time, and most paths an answer.
 pub const UNANSWERED: Duration = Duration::from_millis(500);
 
+/// What bonded flows weigh on a link.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct BondedLoad {
+    /// Bytes that they still have to move over it.
+    pub load: PerDirection<ByteCount>,
+    /// The flows.
+    pub flows: u32,
+}
+
+/// The same for each slot.
+pub type BondedLoads = [BondedLoad; MAX_LINKS];
+
 /// Dumps the flows, on any thread.
 pub type Dump<W> = Box<dyn FnOnce() -> Result<W, SteeringError> + Send>;
 
@@ -400,6 +414,8 @@ pub trait Steering {
     /// Moves connects whose SYN has waited [`UNANSWERED`] for an answer to another link that their rules allow, before the kernel sends it
     /// again, and settles those that were moved and answered. Where the system cannot do that they wait.
     fn move_connects(&mut self) -> Result<(), SteeringError>;
+    /// What bonded flows weigh on each link: the next dump brings the load table up to date with it.
+    fn set_bonded_loads(&mut self, loads: &BondedLoads) -> Result<(), SteeringError>;
     /// The loads as the next decision will see them, with the parameters in force.
     fn load_table(&mut self) -> Result<LoadTable, SteeringError>;
     /// What connections tell of the link in `slot`.

@@ -535,6 +535,12 @@ impl Daemon<'_> {
         self.log_and_retry(STEERING, done);
         self.take_events();
         self.take_carried(now());
+        if !self.peers.is_empty() {
+            let weighed = self.core.on_packet_load(now(), self.peers.packet_load());
+            self.log_and_retry(STEERING, weighed);
+            // Not at every turn: it looks at every flow.
+            self.peers.set_scheduling(self.core.bond_scheduling());
+        }
         self.state_store.go_on_recalling(&mut self.core);
         let revived = self.watchdog.revive();
         if let Some(true) = self.log_and_retry("cannot start another watchdog", revived) {

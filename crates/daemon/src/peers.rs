@@ -9,18 +9,19 @@ use std::time::Duration;
 use braid_api::{
     Accepted, Flow as FlowView, LinkBytes, MoveRequest, Path as PathView, PathState as ApiPathState, Peer as PeerView, PeerKind, PeerState,
 };
-use braid_bond::{FlowPolicy, PathId, PathState, PathView as BondPath};
+use braid_bond::{BondScheduler, FlowPolicy, PathId, PathState, PathView as BondPath, SchedulingPlan};
 use braid_control::RequestError;
-use braid_control::core::{Bonded, Ended, Grounds, Question, ServerEvent};
+use braid_control::core::{BondScheduling, Bonded, Ended, Grounds, PacketLoad, Question, ServerEvent};
 use braid_control::history::AppPulse;
 use braid_control::links::BondLink;
 use braid_control::steering::AppId;
+use braid_decide::demand::remaining;
 use braid_decide::detection::{DetectionAnswer, Knowledge};
 use braid_decide::energy::{ByteCost, EnergyMeter};
 use braid_decide::steer::Prefixes;
 use braid_model::address::HostName;
 use braid_model::key::PublicKey;
-use braid_model::{ByteCount, Joules, LinkSet, PerFamily, Time, Traffic};
+use braid_model::{ByteCount, Joules, LinkSet, PerDirection, PerFamily, Time, Traffic};
 use braid_peer::keys::{CLIENT_KEY, KeyPair};
 use braid_peer::state::StateDir;
 use braid_platform::linux::bpf::redirect::Redirect;
@@ -107,6 +108,8 @@ pub struct Peers {
     /// Names of servers.
     detected: names::Names,
     links: Vec<BondLink>,
+    /// How bonds spread their flows over links.
+    scheduling: Option<BondScheduling>,
     flows: Flows,
     exchanges: Exchanges,
     flow_limits: FlowLimits,
@@ -242,6 +245,7 @@ impl Peers {
             servers: Servers::default(),
             detected: names::Names::default(),
             links: Vec::new(),
+            scheduling: None,
             flows: Flows::default(),
             exchanges: Exchanges::default(),
             flow_limits: FlowLimits::new(open_files),
@@ -278,12 +282,38 @@ impl Peers {
         self.known.is_empty() && self.servers.is_empty()
     }
 
+    /// How bonds are to spread their flows over links.
+    pub fn set_scheduling(&mut self, scheduling: BondScheduling) {
+        if self.scheduling.as_ref() == Some(&scheduling) {
+            return;
+        }
+        let plans = plans(&scheduling);
+        self.scheduling = Some(scheduling);
+        self.clients().for_each(|client| client.set_plans(plans.up, plans.down));
+    }
+
+    /// What bonded flows still have to move.
+    pub fn packet_load(&self) -> PacketLoad {
+        let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sum = PacketLoad { flows: u32::try_from(flows.living.len()).unwrap_or(u32::MAX), ..PacketLoad::default() };
+        for bonded in flows.living.values() {
+            let Some(grounds) = &bonded.grounds else { continue };
+            sum.load[grounds.direction] += remaining(grounds.demand, bonded.counted.rx + bonded.counted.tx);
+        }
+        sum
+    }
+
+    /// The bonds with relays and servers.
+    fn clients(&self) -> impl Iterator<Item = &Client> {
+        self.known.values().map(|known| &known.client).chain(self.servers.clients())
+    }
+
     /// The links there are now.
     pub fn set_links(&mut self, links: Vec<BondLink>) {
         if self.links != links {
             self.links = links;
             let links = self.client_links();
-            self.known.values().map(|known| &known.client).chain(self.servers.clients()).for_each(|client| client.set_links(links.clone()));
+            self.clients().for_each(|client| client.set_links(links.clone()));
         }
     }
 
@@ -487,9 +517,9 @@ impl Peers {
     }
 
     /// The bonded flows, for `GET /v1/flows`.
-    pub fn flow_views(&self, now: Time, scheduler: &str) -> Vec<FlowView> {
+    pub fn flow_views(&self, now: Time) -> Vec<FlowView> {
         let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
-        flows.living.iter().map(|(id, bonded)| self.flow_view(*id, bonded, now, scheduler)).collect()
+        flows.living.iter().map(|(id, bonded)| self.flow_view(*id, bonded, now)).collect()
     }
 
     /// How many bonded flows have used each device.
@@ -546,7 +576,7 @@ impl Peers {
         told.collect()
     }
 
-    fn flow_view(&self, id: u64, bonded: &BondedFlow, now: Time, scheduler: &str) -> FlowView {
+    fn flow_view(&self, id: u64, bonded: &BondedFlow, now: Time) -> FlowView {
         let moved = bonded.flow.view().map(|view| view.by_link).unwrap_or_default();
         let by_link: Vec<LinkBytes> = moved
             .iter()
@@ -561,7 +591,7 @@ impl Peers {
             remote: bonded.remote.to_string(),
             link: links.join("+"),
             carry: "bond".to_owned(),
-            scheduler: scheduler.to_owned(),
+            scheduler: self.scheduler_name().to_owned(),
             rx_bytes: Some(by_link.iter().map(|link| link.rx_bytes).sum()),
             tx_bytes: Some(by_link.iter().map(|link| link.tx_bytes).sum()),
             rtt_us: None,
@@ -602,6 +632,13 @@ impl Peers {
         link.map_or_else(|| format!("link {number} (gone)"), |link| link.device.clone())
     }
 
+    fn adopt_plans(&self, client: &Client) {
+        if let Some(scheduling) = &self.scheduling {
+            let plans = plans(scheduling);
+            client.set_plans(plans.up, plans.down);
+        }
+    }
+
     fn client_links(&self) -> Vec<ClientLink> {
         self.links.iter().filter(|link| link.v4.is_some() || link.v6.is_some()).map(client_link).collect()
     }
@@ -614,6 +651,7 @@ impl Peers {
         let peer = stored.peer().map_err(cannot)?;
         let client = Client::start(peer, Some(&keys), None).map_err(|error| cannot(error.to_string()))?;
         client.set_links(self.client_links());
+        self.adopt_plans(&client);
         follow_paths(&client, &self.changes);
         let (mut state, changes, name) = (client.state(), self.changes.clone(), stored.name.clone());
         self.sessions += 1;
@@ -665,6 +703,16 @@ impl Peers {
     fn store(&self) -> std::io::Result<()> {
         joined::write(&self.dir, &self.known.values().map(|known| &known.stored).collect::<Vec<_>>())
     }
+}
+
+/// The plans of a bond's ends: what the peer sends is what this host downloads.
+fn plans(scheduling: &BondScheduling) -> PerDirection<SchedulingPlan> {
+    PerDirection::from_fn(|direction| match scheduling.scheduler {
+        BondScheduler::Weights => SchedulingPlan::weights(
+            scheduling.weights[direction].iter().filter_map(|(slot, share)| Some((u8::try_from(*slot).ok()?, *share))),
+        ),
+        scheduler => SchedulingPlan::new(scheduler),
+    })
 }
 
 /// Tells what becomes of a bond's paths.

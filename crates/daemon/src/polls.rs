@@ -11,7 +11,6 @@ use braid_platform::linux::netlink;
 use braid_platform::linux::sys::bpf::{now, thread_time};
 
 use super::Daemon;
-use super::answers::CARRIED_BY;
 use super::system::unix;
 
 /// Up to so many flows are read in between; more of them by a thread of its own, since clients and packets must not wait for it.
@@ -88,7 +87,7 @@ impl Daemon<'_> {
             self.lists = Lists::default();
             return;
         }
-        let flows = Arc::new(FlowList::new(self.core.flows_view(time), self.peers.flow_views(time, CARRIED_BY)));
+        let flows = Arc::new(FlowList::new(self.core.flows_view(time), self.peers.flow_views(time)));
         self.waiting.drain(..).for_each(|reply| drop(reply.send(Ok(flows.clone()))));
         if self.core.flow_count() > FEW_FLOWS {
             let list = flows.clone();

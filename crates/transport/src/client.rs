@@ -81,6 +81,9 @@ pub enum State {
     AnotherKey,
 }
 
+/// How this end spreads what it sends over paths, and how the peer does.
+type Plans = (SchedulingPlan, SchedulingPlan);
+
 /// Changes of paths that wait for a listener.
 const PATH_CHANGES: usize = 64;
 /// What is sent should be acknowledged after four round trips, within these bounds.
@@ -92,7 +95,7 @@ const LATE: Duration = Duration::from_secs(3);
 pub struct Client {
     driver: HostDriver,
     bond: Arc<Mutex<BondId>>,
-    plan: Arc<Mutex<SchedulingPlan>>,
+    plans: Arc<Mutex<Plans>>,
     links: watch::Sender<Vec<ClientLink>>,
     addresses: watch::Sender<Vec<Address>>,
     state: watch::Receiver<State>,
@@ -111,11 +114,11 @@ impl Client {
         let (told, state) = watch::channel(State::Connecting);
         let path_changes = broadcast::Sender::new(PATH_CHANGES);
         let bond = Arc::new(Mutex::new(BondId(random()?)));
-        let plan = Arc::new(Mutex::new(SchedulingPlan::default()));
+        let plans = Arc::new(Mutex::new(Plans::default()));
         let keeper = Keeper {
             driver: driver.clone(),
             bond: bond.clone(),
-            plan: plan.clone(),
+            plans: plans.clone(),
             found: Found::new(&peer.addresses),
             peer,
             tls,
@@ -128,7 +131,7 @@ impl Client {
         };
         keeper.begin()?;
         tokio::spawn(keeper.run(links_seen, addresses_seen, notices));
-        Ok(Self { driver, bond, plan, links, addresses, state, paths: path_changes })
+        Ok(Self { driver, bond, plans, links, addresses, state, paths: path_changes })
     }
 
     /// The links there are now.
@@ -140,16 +143,16 @@ impl Client {
         });
     }
 
-    /// Sets how both ends spread what they send over paths, in this bond and in those that follow it.
-    pub fn set_plan(&self, plan: SchedulingPlan) {
-        let before = std::mem::replace(&mut *self.plan.lock().unwrap_or_else(PoisonError::into_inner), plan);
-        if before != plan {
+    /// Sets how this end and the peer spread what they send over paths, in this bond and in those that follow it.
+    pub fn set_plans(&self, own: SchedulingPlan, peers: SchedulingPlan) {
+        let before = std::mem::replace(&mut *self.plans.lock().unwrap_or_else(PoisonError::into_inner), (own, peers));
+        if before != (own, peers) {
             let id = self.bond();
-            self.driver.with(|host, _| host.bond(id).map(|bond| bond.set_plan(plan)));
+            self.driver.with(|host, _| host.bond(id).map(|bond| bond.set_plans(own, peers)));
         }
     }
 
-    /// Whether the peer obeys the plan too: it is up and its version knows plans.
+    /// Whether the peer obeys its plan: it is up and its version knows plans.
     pub fn obeys_plan(&self) -> bool {
         let id = self.bond();
         self.driver.with(|host, _| host.bonds().any(|(of, bond)| of == id && bond.obeys()))
@@ -238,7 +241,7 @@ struct Keeper {
     driver: HostDriver,
     bond: Arc<Mutex<BondId>>,
     /// For the bonds to come, too.
-    plan: Arc<Mutex<SchedulingPlan>>,
+    plans: Arc<Mutex<Plans>>,
     peer: Peer,
     tls: Arc<QuicClientConfig>,
     limits: Limits,
@@ -254,11 +257,11 @@ impl Keeper {
     fn begin(&self) -> Result<(), RelayError> {
         let (id, secret) = (BondId(random()?), Secret(random()?));
         *self.bond.lock().unwrap_or_else(PoisonError::into_inner) = id;
-        let plan = *self.plan.lock().unwrap_or_else(PoisonError::into_inner);
+        let (own, servers) = *self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         self.driver.with(|host, now| {
             host.begin(now, id, secret, self.limits);
             if let Some(bond) = host.bond(id) {
-                bond.set_plan(plan);
+                bond.set_plans(own, servers);
             }
         });
         Ok(())

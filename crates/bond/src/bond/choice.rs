@@ -20,8 +20,7 @@ use crate::{FlowKey, PathId, Side};
 /// What a scheduler is told of a piece's size at most: a datagram's worth.
 const PIECE: u64 = 1400;
 
-/// How both ends of a bond spread what they send over its paths: the rule, and the share of each link under
-/// [`BondScheduler::Weights`]. The client decides; the server obeys.
+/// How one end of a bond spreads what it sends over the paths: the rule, and the share of each link under [`BondScheduler::Weights`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SchedulingPlan {
     scheduler: BondScheduler,
@@ -167,24 +166,28 @@ impl Chooser {
 }
 
 impl Bond {
-    /// Client: how both ends are to spread what they send. The other end is told if it can obey ([`Self::obeys`]).
-    pub fn set_plan(&mut self, plan: SchedulingPlan) {
-        if self.side == Side::Server || plan == self.plan {
+    /// Client: how this end is to spread what it sends, and how the server is: links need not be alike in both directions. The server is told
+    /// if it can obey ([`Self::obeys`]).
+    pub fn set_plans(&mut self, own: SchedulingPlan, servers: SchedulingPlan) {
+        if self.side == Side::Server {
             return;
         }
-        self.plan_version += 1;
-        self.apply_plan(plan);
-        self.announce_plan();
+        self.apply_plan(own);
+        if servers != self.servers_plan {
+            self.servers_plan = servers;
+            self.plan_version += 1;
+            self.announce_plan();
+        }
     }
 
-    /// Client: the other end can obey a plan.
+    /// Client: the server can obey a plan.
     pub(crate) fn on_obedient(&mut self) {
         if !std::mem::replace(&mut self.obeyed, true) && self.plan_version > 0 {
             self.announce_plan();
         }
     }
 
-    /// Whether the other end obeys the plan.
+    /// Client: whether the server obeys its plan.
     pub fn obeys(&self) -> bool {
         self.obeyed
     }
@@ -208,6 +211,9 @@ impl Bond {
     }
 
     fn apply_plan(&mut self, plan: SchedulingPlan) {
+        if plan == self.plan {
+            return;
+        }
         let before = std::mem::replace(&mut self.plan, plan);
         if plan.scheduler != before.scheduler {
             self.set_scheduler(plan.scheduler);
@@ -217,7 +223,7 @@ impl Bond {
         }
     }
 
-    /// Chooses the rule for what this end sends, and for nothing else ([`Self::set_plan`] is for both ends).
+    /// Chooses the rule for what this end sends, and for nothing else ([`Self::set_plans`] is for both ends).
     pub fn set_scheduler(&mut self, scheduler: BondScheduler) {
         let before = std::mem::replace(&mut self.chooser, Chooser::new(scheduler));
         match (&mut self.chooser, before) {

@@ -102,7 +102,7 @@ pub fn scheduled(specs: &[Spec], seed: u64, scheduling: BondScheduler, size: usi
 pub fn planned(specs: &[Spec], seed: u64, plan: SchedulingPlan, (side, seconds): (usize, u32)) -> Vec<Vec<f64>> {
     let mut world = World::up(specs, seed);
     let (bond, _) = world.end(UP);
-    bond.set_plan(plan);
+    bond.set_plans(plan, plan);
     let flow = world.open(FlowPolicy::default(), FlowKind::Stream);
     world.send(side, flow, usize::MAX);
     world.run(Duration::from_secs(2), |_| false);

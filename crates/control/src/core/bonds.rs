@@ -80,9 +80,16 @@ impl<S: Steering> Core<S> {
         self.update_params(now).and(told)
     }
 
-    /// The links that bonds may use now, by slot.
+    /// The links that bonds may use now, by slot. Those that wait for a better one, by role, priority, a handover or to save power, are
+    /// backups: they take over at once, and by the bond's own word, when no better one delivers.
     pub fn bond_links(&self) -> Vec<BondLink> {
-        self.links.bond_links()
+        let waiting = self.params.as_ref().map_or_else(|| self.waiting(), |params| params.backup);
+        let sole = self.sole;
+        let mut links = self.links.bond_links();
+        for link in &mut links {
+            link.backup = waiting.contains(link.slot) || sole.is_some_and(|sole| sole != link.slot);
+        }
+        links
     }
 
     /// What the policy says of a redirected connection: φ, Π as slots, over how many links each packet is to go, the relay it must use, and

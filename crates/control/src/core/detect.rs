@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use braid_decide::detection::{DetectionAnswer, Knowledge, is_public};
-use braid_decide::policy::{Admission, AppRule, COPIES, Carry, LinkSelector, admit};
+use braid_decide::policy::{Admission, AppRule, COPIES, Carry, LinkSelector, Scheduler, admit};
 use braid_model::address::HostName;
 use braid_model::key::PublicKey;
 use braid_model::{ByteCount, Family, LinkSet, Protocol, Time};
@@ -13,7 +13,7 @@ use braid_model::{ByteCount, Family, LinkSet, Protocol, Time};
 use super::timeouts::RETRY;
 use super::{Core, rules};
 use crate::links::BondLink;
-use crate::steering::{FlowRow, PeerDirect, RedirectedFlow, Steering, SteeringError};
+use crate::steering::{FlowRow, PeerDirect, RedirectedFlow, SteerParams, Steering, SteeringError};
 
 /// Names are looked up there, in a datagram or two: nothing to bond.
 const LOOKUP_PORTS: [u16; 2] = [53, 853];
@@ -252,15 +252,19 @@ impl<S: Steering> Core<S> {
     /// Whether a flow would be bonded straight if its destination ran Braid.
     fn would_go_peer_direct(&self, rule: Option<&AppRule>, protocol: Protocol) -> bool {
         match rule.map_or(PeerDirect::Usual, rules::peer_direct) {
-            PeerDirect::Usual => protocol == Protocol::Tcp && self.peer_direct(),
+            PeerDirect::Usual => protocol == Protocol::Tcp && self.params.as_ref().is_some_and(|params| params.peer_direct),
             PeerDirect::All => true,
             PeerDirect::Nothing => false,
         }
     }
 
     /// Whether flows that no rule speaks of are bonded straight: not where few links are to be used, for their price or their steadiness.
-    pub(super) fn peer_direct(&self) -> bool {
-        self.config.policy.scheduler.spreads() && !self.saves_power()
+    pub(super) fn wants_peer_direct(&self, params: &SteerParams) -> bool {
+        let worth_it = match self.config.policy.scheduler {
+            Scheduler::Operetta => self.is_bonding_worth_it(params),
+            scheduler => scheduler.spreads(),
+        };
+        worth_it && !self.saves_power()
     }
 
     fn may_use_several(&self, rule: Option<&AppRule>, family: Family) -> bool {

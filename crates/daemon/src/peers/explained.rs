@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::PoisonError;
 
 use braid_api::{Explanation, Outcome, Share};
-use braid_bond::PathState;
+use braid_bond::{BondScheduler, PathState};
 use braid_control::core::Grounds;
 use braid_model::{Direction, Time};
 use braid_transport::client::State;
@@ -20,7 +20,7 @@ impl Peers {
     }
 
     /// `POST /v1/explain` of a bonded flow; `None` if it is none.
-    pub(crate) fn explain(&self, id: u64, now: Time, scheduler: &str) -> Option<Explanation> {
+    pub(crate) fn explain(&self, id: u64, now: Time) -> Option<Explanation> {
         let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
         let bonded = flows.living.get(&id)?;
         let paths = self.shares(bonded);
@@ -51,7 +51,7 @@ impl Peers {
             reason: format!("{why}: {} carries it since {age:.1} s, {over}{copies}; {used}", bonded.peer),
             rule: grounds.and_then(|grounds| grounds.rule),
             rule_text: grounds.and_then(|grounds| grounds.rule_text.clone()),
-            scheduler: scheduler.to_owned(),
+            scheduler: self.scheduler_name().to_owned(),
             class: grounds.map(|grounds| grounds.class.to_string()),
             affinity: None,
             demand_bytes: grounds.map(|grounds| grounds.demand.get()),
@@ -60,7 +60,13 @@ impl Peers {
             peer: Some(bonded.peer.clone()),
             paths,
             program_known: None,
+            optimum: None,
         })
+    }
+
+    /// The rule by which bonds spread flows.
+    pub(crate) fn scheduler_name(&self) -> &'static str {
+        self.scheduling.as_ref().map_or(BondScheduler::default(), |scheduling| scheduling.scheduler).name()
     }
 
     /// Every link, and those that are gone but have carried some of the flow.

@@ -215,7 +215,9 @@ impl Peers {
 
     fn bond_with(&mut self, host: IpAddr, key: PublicKey) -> Option<Client> {
         let (links, flows) = (self.client_links(), self.flows.clone());
-        self.servers.bond(host, key, &links, &self.changes, |host| uses(&flows, host))
+        let client = self.servers.bond(host, key, &links, &self.changes, |host| uses(&flows, host))?;
+        self.adopt_plans(&client);
+        Some(client)
     }
 
     /// A relay that can be reached and may open the flow's destination, and its name.

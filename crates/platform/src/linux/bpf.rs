@@ -24,7 +24,7 @@ use ipnet::IpNet;
 
 use super::sys::{abi, bpf as sys};
 use braid_control::steering::{
-    AppId, DemandEstimate, Dump, FlowRow, Signs, SteerParams, Steering, SteeringCounters, SteeringError, SteeringEvent,
+    AppId, BondedLoads, DemandEstimate, Dump, FlowRow, Signs, SteerParams, Steering, SteeringCounters, SteeringError, SteeringEvent,
 };
 use convert::{app_key, flow_row, mapped, process_name};
 use counting::{Counting, Step};
@@ -75,6 +75,8 @@ pub struct BpfSteering {
     /// What redirected sockets need is attached, or there are none, since nothing is attached.
     serves_redirected: bool,
     heal: heal::Heal,
+    /// What bonded flows weigh.
+    bonded_loads: BondedLoads,
     dumps: heal::Dumps,
 }
 
@@ -381,6 +383,7 @@ impl Steering for BpfSteering {
         self.count_if_possible(self.counting.dumped(counting, datagrams, now));
         let (datagrams, idle) = self.dump_datagrams(now)?;
         loads.add(&datagrams);
+        loads.add_bonded(&self.bonded_loads);
         rows.extend(datagrams.iter().filter_map(flow_row));
         for row in &idle {
             let key = abi::DemandKey { app: row.flow.app, port: row.flow.port, ..Default::default() };
@@ -404,6 +407,11 @@ impl Steering for BpfSteering {
         let fail = |error: std::io::Error| SteeringError { action: "move connects that nobody answers", reason: error.to_string() };
         // Reading runs the program; it writes nothing.
         sys::start_iterator(mover.as_fd()).map_err(fail)?.read_to_end(&mut Vec::new()).map_err(fail)?;
+        Ok(())
+    }
+
+    fn set_bonded_loads(&mut self, loads: &BondedLoads) -> Result<(), SteeringError> {
+        self.bonded_loads = *loads;
         Ok(())
     }
 
