@@ -136,7 +136,7 @@ BRAID_INLINE void add_to_load(__u32 slot, __u32 direction, __u64 load, __u32 flo
  * Updates what an active flow reserves, together with the link's load, in one step. Does nothing if the flow is not active, because a dump may race
  * with the end of a flow and with the start of another in the same entry.
  */
-BRAID_INLINE _Bool update_reservation(struct braid_flow *flow, __u64 id, __u64 weight, _Bool end)
+BRAID_INLINE _Bool update_reservation(struct braid_flow *flow, __u64 id, __u64 reservation, _Bool end)
 {
 	struct load_table *shared = the_load_table();
 	struct braid_link_load *link_load;
@@ -147,8 +147,8 @@ BRAID_INLINE _Bool update_reservation(struct braid_flow *flow, __u64 id, __u64 w
 	link_load = &shared->state.loads[flow->slot & (BRAID_MAX_LINKS - 1)];
 	bpf_spin_lock(&shared->lock);
 	if (flow->id == id && !(flow->flags & (BRAID_FLOW_PENDING | BRAID_FLOW_MARKER))) {
-		link_load->load[flow->direction & 1] += weight - flow->reserved;
-		flow->reserved = weight;
+		link_load->load[flow->direction & 1] += reservation - flow->reserved;
+		flow->reserved = reservation;
 		if (end) {
 			link_load->flows--;
 			flow->flags |= BRAID_FLOW_MARKER;

@@ -1,7 +1,7 @@
 //! Reads, follows and changes the kernel's network configuration over rtnetlink.
 //!
-//! [`Follower`] and [`snapshot`] read and need no privilege. [`apply`] and [`sweep`] change it and need `CAP_NET_ADMIN`. All functions act on the
-//! network namespace of the calling thread.
+//! [`Follower`] and [`snapshot`] read and need no privilege. [`apply`] and [`sweep`] change the configuration and need `CAP_NET_ADMIN`. All functions
+//! act on the network namespace of the calling thread.
 
 mod advertised;
 mod apply;

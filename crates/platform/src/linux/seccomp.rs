@@ -38,7 +38,7 @@ pub enum Heard {
     End,
 }
 
-/// What a call is about to do, as far as it matters for steering.
+/// Intended action of a call. Distinguishes only what matters for steering.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Intent {
     /// Nothing that could be steered.

@@ -294,7 +294,7 @@ pub(super) fn flow_row(raw: &abi::FlowRow) -> Option<FlowRow> {
     })
 }
 
-/// Whether the connect waits for an answer and may be moved: its SYN was sent again since the last move, and its rule allows another link.
+/// Whether the connect waits for an answer and may be moved: its SYN has been sent since the last move, and its rule allows another link.
 fn movable(raw: &abi::FlowRow) -> bool {
     let flow = &raw.flow;
     let others = flow.allowed & !1u32.checked_shl(flow.slot).unwrap_or(0);

@@ -20,7 +20,7 @@ use braid_control::steering::{RedirectedFlow, SteeringError};
 
 /// How long the daemon can still receive what a socket sent before it was closed.
 const RELEASED_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a connect that has sent no SYN keeps its map entry.
+/// How long a connect whose handshake has not been answered keeps its map entry.
 const SILENT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum age of an entry: by then the kernel has given up the handshake.
 const MAX_AGE: Duration = Duration::from_secs(180);
@@ -249,7 +249,7 @@ impl Redirect {
         socket.try_io(Interest::WRITABLE, || datagram::send(socket.as_fd(), exchange.near, exchange.far, payload))
     }
 
-    /// Forgets who the sender of an exchange is, because its forwarder is gone. The next datagram is returned with its flow again, as the first was.
+    /// Removes the verified sender of an exchange, because its forwarder is gone. The next datagram is returned with its flow again, like the first.
     /// The program does not notice.
     pub fn renew(&self, exchange: &ExchangeKey) {
         self.maps().known.remove(exchange);

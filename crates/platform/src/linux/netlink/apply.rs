@@ -66,13 +66,13 @@ fn remedy(error: &io::Error) -> &'static str {
 }
 
 /// Mark of the rule that records that [`let_connects_move`] changed the kernel's setting. No packet carries it.
-const MARKER_MARK: (u32, u32) = (0xB1D0_FF00, u32::MAX);
+const MARKER_FWMARK: (u32, u32) = (0xB1D0_FF00, u32::MAX);
 /// Kernel setting that lets a connect choose another source address if its own is no longer routable (`ip_dynaddr`, ip-sysctl).
 const DYNADDR: &str = "/proc/sys/net/ipv4/ip_dynaddr";
 
 fn marker_rule() -> RuleFacts {
     let refuse =
-        RuleFacts { action: RuleAction::Refuse, mark: Some(MARKER_MARK), ..braid_decide::tables::rule(Family::V4, MARKER_PRIORITY, 0) };
+        RuleFacts { action: RuleAction::Refuse, mark: Some(MARKER_FWMARK), ..braid_decide::tables::rule(Family::V4, MARKER_PRIORITY, 0) };
     RuleFacts { ours: true, ..refuse }
 }
 
@@ -117,7 +117,7 @@ pub fn apply(plan: &TablePlan, snapshot: &NetworkSnapshot) -> Result<(), ApplyEr
     // Add the routes to gateways before the routes through them.
     wanted_routes.sort_by_key(|route| route.hops.iter().any(|hop| hop.gateway.is_some()));
     let current_routes: Vec<_> = snapshot.routes.iter().filter(|route| route.ours).map(normalized).collect();
-    let current_rules: Vec<_> = snapshot.rules.iter().filter(|rule| rule.ours && rule.mark != Some(MARKER_MARK)).collect();
+    let current_rules: Vec<_> = snapshot.rules.iter().filter(|rule| rule.ours && rule.mark != Some(MARKER_FWMARK)).collect();
 
     let mut changes = Changes::open()?;
     for route in wanted_routes.iter().filter(|route| !current_routes.contains(route)) {
@@ -162,7 +162,7 @@ pub fn sweep() -> Result<Swept, ApplyError> {
     let mut swept = Swept::default();
     for rule in follow::rules(&mut changes.kernel)?.iter().filter(|rule| rule.ours) {
         // If somebody has changed the setting since, keep their value.
-        if rule.mark == Some(MARKER_MARK) && read_dynaddr() == Some(1) {
+        if rule.mark == Some(MARKER_FWMARK) && read_dynaddr() == Some(1) {
             std::fs::write(DYNADDR, "0").map_err(ApplyError::Dynaddr)?;
         }
         swept.rules += usize::from(changes.make("remove", rule_text(rule), remove_rule(rule), libc::ENOENT));

@@ -65,8 +65,8 @@ fn is_unavailable(error: &io::Error) -> bool {
 }
 
 /// Destinations for which a policy protects or blocks what this machine sends. If the policy cannot be parsed completely, this is the whole family,
-/// or both. A policy that only permits is ignored: routes may cover its destinations too, and not steering them would be harmless but unnecessary.
-/// Policies of a device (`if_id`) or of marked packets are ignored as well, because routes lead to them and Braid reads the routes.
+/// or both. A policy that only permits is not counted: routes may cover its destinations as well, and not steering those does no harm. Policies of a
+/// device (`if_id`) or of marked packets are ignored as well, because routes lead to them and Braid reads the routes.
 fn covered(body: &[u8]) -> Vec<IpNet> {
     let everywhere = || [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)].map(|ip| IpNet::new_assert(ip, 0));
     let (Some(info), Some(attributes)) = (body.get(..POLICY), body.get(POLICY..)) else { return everywhere().to_vec() };

@@ -321,9 +321,9 @@ pub fn give_back_memory() {
     }
 }
 
-/// Unmaps the resident pages of the program's and libraries' code, to save memory. Starting touches most of them, code that runs rarely touches its
-/// part, and the kernel maps additional pages around each one. A page that is used again comes back from the page cache by a minor fault, without a
-/// read from disk as long as it is cached.
+/// Unmaps the resident pages of the program's and libraries' code, which lowers the resident set size. Starting touches most of them, code that runs
+/// rarely touches its part, and the kernel maps additional pages around each one. A page that is used again comes back from the page cache by a minor
+/// fault, without a read from disk as long as it is cached.
 pub fn let_go_of_code() {
     unsafe extern "C" fn object(info: *mut libc::dl_phdr_info, _: usize, _: *mut libc::c_void) -> c_int {
         // SAFETY: only queries a number.
