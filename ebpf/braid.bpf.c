@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Connection mode in the kernel: every connect and every unconnected datagram of this network namespace gets its link here, on
- * the caller's own socket, and the kernel does the rest. No program runs per TCP packet (but before Linux 6.3, where the two that count
- * UDP see every packet pass).
+ * Connection mode in the kernel: every connect and every unconnected datagram of this network namespace gets its link here, on the caller's own
+ * socket, and the kernel does the rest. No program runs per TCP packet (except before Linux 6.3, where the two programs that count UDP run for every
+ * packet).
  *
- * Fail open: nothing is touched when the heartbeat is old, the destination unknown, or anything at all goes wrong.
+ * Fail open: the programs change nothing if the heartbeat is old, the destination is unknown, or anything fails.
  *
- * This file lists the files of programs, grouped by what the programs do. They are compiled together, so they share one object and one set
- * of maps. A header holds types, maps and functions, and no program.
+ * This file includes the program files, grouped by purpose. They are compiled together, so that they share one object and one set of maps. Headers
+ * contain types, maps and functions, but no programs.
  */
 #include "connect.bpf.c"
 #include "sendmsg.bpf.c"

@@ -1,35 +1,35 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR MIT OR Apache-2.0 */
 /*
- * What the daemon and its BPF programs say to each other. The Rust side is crates/platform/src/linux/bpf/abi.rs;
- * a test compares sizes and offsets. Every structure is laid out without hidden padding.
+ * The structures that the daemon and its BPF programs exchange. The Rust side is crates/platform/src/linux/sys/abi.rs; a test compares sizes and
+ * offsets. No structure has hidden padding.
  */
 #ifndef BRAID_H
 #define BRAID_H
 
 #define BRAID_MAX_LINKS 32
 #define BRAID_MAX_RULES 64
-/* Redirected connections that wait for the daemon; its listeners' queues hold as many. */
+/* Maximum number of redirected connections that wait for the daemon; also the backlog of its listeners. */
 #define BRAID_MAX_ARRIVALS 4096
-/* Places for the TCP flows that are followed, by their sockets' cookies; a power of two. */
+/* Size of the array of TCP flows, which is indexed by socket cookie; a power of two. */
 #define BRAID_CONNECTION_PLACES 4096
-/* And how many may be followed besides, whose places are taken. */
+/* Maximum number of TCP flows whose array entry is taken by another flow. */
 #define BRAID_MAX_OVERFLOW 32768
-/* Redirected exchanges of datagrams at a time. */
+/* Maximum number of redirected datagram exchanges at a time. */
 #define BRAID_MAX_EXCHANGES 8192
-/* Users that may have redirected flows at a time. */
+/* Maximum number of users with redirected flows at a time. */
 #define BRAID_MAX_SHARES 4096
 #define BRAID_NO_SLOT 0xffffffffu
 
-/* A socket's routing mark is this plus the link's slot plus one; any other mark is foreign. */
+/* A socket's routing mark is this plus the link's slot plus one. Braid did not set any other mark. */
 #define BRAID_MARK_BASE 0xB1D00000u
 #define BRAID_MARK_MASK 0xFFFFFF00u
-/* While a connect is moved from one link to another its mark also holds the slot it leaves, plus one, in the second byte. */
+/* While a connect moves from one link to another, the second byte of its mark contains the slot that it leaves, plus one. */
 #define BRAID_MOVE_MASK 0xFFFF0000u
 
-/* A SYN that nobody answers for so long is sent again by another link; the kernel itself sends it again after a second. */
+/* Time without an answer after which a SYN is sent again over another link. The kernel itself sends it again after a second. */
 #define BRAID_UNANSWERED_NS 500000000ull
 
-/* The programs do nothing once the heartbeat is older than this. */
+/* Maximum age of the heartbeat. The programs do nothing if it is older. */
 #define BRAID_HEARTBEAT_NS 2000000000ull
 
 enum braid_mode { BRAID_ONLY_ONE, BRAID_VIRTUAL_START, BRAID_CHEAPEST_IN_TIME };
@@ -38,7 +38,7 @@ enum braid_affinity { BRAID_AFFINITY_NONE, BRAID_AFFINITY_DESTINATION, BRAID_AFF
 enum braid_class { BRAID_UNCLASSIFIED, BRAID_REAL_TIME, BRAID_BROWSER, BRAID_BULK, BRAID_CLASS_UNSET = 255 };
 enum braid_verdict { BRAID_LEAVE, BRAID_STEER };
 
-/* What the rule keeps of a link. Written by the programs under the table's lock only. */
+/* The rule's state of a link. The programs write it only under the table's lock. */
 struct braid_link_load {
 	__u64 load[2];
 	__u64 tag;
@@ -46,7 +46,7 @@ struct braid_link_load {
 	__u32 pad;
 };
 
-/* What the daemon says of a link. */
+/* The daemon's parameters of a link. */
 struct braid_slot {
 	__u32 ifindex; /* 0: the slot is free */
 	__u32 rank;
@@ -59,41 +59,41 @@ struct braid_slot {
 	__u64 step;
 };
 
-/* One bank of what the daemon decided. The daemon writes the idle bank, then turns `braid_control.bank`. */
+/* One bank of the daemon's parameters. The daemon writes the idle bank, then switches `braid_control.bank`. */
 struct braid_params {
 	__u64 netns;
 	__u64 target[2]; /* bytes per second, down and up; 0: none */
 	__u64 default_demand;
 	__u32 mode;
-	__u32 scheduler; /* the configured scheduler's number, remembered by each flow */
+	__u32 scheduler; /* number of the configured scheduler, stored in each flow */
 	__u32 rules;
-	__u32 daemon; /* its process: never steered */
+	__u32 daemon; /* the daemon's process, which is never steered */
 	__u32 usable[2]; /* masks of slots, IPv4 and IPv6 */
 	__u32 backup;
-	__u32 affinity; /* where no rule says otherwise */
-	__u32 local4; /* the address the system itself would send from, network order; 0: none */
-	__u32 redirected_classes; /* bit by class: what is redirected where no rule says otherwise */
+	__u32 affinity; /* unless a rule overrides it */
+	__u32 local4; /* source address that the system itself would choose, network order; 0: none */
+	__u32 redirected_classes; /* bit mask of classes: redirected unless a rule overrides it */
 	__u32 local6[4];
-	__u32 peer_direct; /* connections to hosts that run Braid go to the daemon, where no rule says otherwise */
-	__u32 processes; /* the daemon's namespace of processes, by its number; 0: the kernel's own */
+	__u32 peer_direct; /* redirect connections to hosts that run Braid, unless a rule overrides it */
+	__u32 processes; /* inode number of the daemon's PID namespace; 0: the initial namespace */
 	struct braid_slot slots[BRAID_MAX_LINKS];
 };
 
 struct braid_control {
 	__u64 heartbeat; /* CLOCK_MONOTONIC, nanoseconds */
 	__u32 bank;
-	__u32 classes; /* another number whenever an application's class changes; never 0 */
-	__u32 counting; /* 1: the programs that count datagrams are attached, or are being detached; 0: a UDP flow asks for them by an event */
+	__u32 classes; /* generation number, changes whenever an application's class changes; never 0 */
+	__u32 counting; /* 1: the programs that count datagrams are attached; 0: a new UDP flow requests them by an event */
 	__u32 pad;
 };
 
 struct braid_exe_key {
 	__u64 inode;
-	__u32 device; /* the kernel's own encoding: major << 20 | minor */
+	__u32 device; /* in the kernel's encoding: major << 20 | minor */
 	__u32 pad;
 };
 
-/* Which of the rules' executables a file is: a number for each bank, 0 for none. */
+/* The number of a file among the rules' executables, for each bank; 0: none. */
 struct braid_exe {
 	__u32 id[2];
 };
@@ -114,7 +114,7 @@ struct braid_demand {
 	__u64 up;
 	__u64 updated; /* CLOCK_MONOTONIC, nanoseconds */
 	__u64 count;
-	__u32 classes; /* what `braid_control.classes` was when `class_` was the application's; 0: never */
+	__u32 classes; /* value of `braid_control.classes` when `class_` was cached; 0: not cached */
 	__u8 class_;
 	__u8 pad[3];
 };
@@ -130,15 +130,15 @@ struct braid_app {
 #define BRAID_IF_DESTINATION 8u
 #define BRAID_IF_CGROUP 16u
 #define BRAID_IF_USER 32u
-#define BRAID_NEVER 64u /* an executable or cgroup that does not exist: the rule matches nothing */
+#define BRAID_NEVER 64u /* the rule matches nothing, because its executable or cgroup does not exist */
 
 #define BRAID_DO_EXCLUDE 1u
 #define BRAID_DO_LINKS 2u
 #define BRAID_DO_PREFER 4u
-#define BRAID_DO_REDIRECT 8u /* to the daemon, while it takes any */
-#define BRAID_DO_DIRECT 16u  /* never to the daemon, whatever the class */
-/* To hosts that run Braid themselves, in place of what the parameters say: */
-#define BRAID_DO_PEER_DIRECT_ALL 32u   /* datagrams too */
+#define BRAID_DO_REDIRECT 8u /* redirect to the daemon, while it accepts flows */
+#define BRAID_DO_DIRECT 16u  /* never redirect to the daemon, whatever the class */
+/* For hosts that run Braid, instead of `peer_direct` of the parameters: */
+#define BRAID_DO_PEER_DIRECT_ALL 32u   /* also datagrams */
 #define BRAID_DO_PEER_DIRECT_NEVER 64u /* nothing */
 
 struct braid_rule {
@@ -161,7 +161,7 @@ struct braid_rule {
 
 struct braid_affinity_key {
 	struct braid_app_key app;
-	__u32 remote[4]; /* zero for application affinity */
+	__u32 remote[4]; /* zero for affinity by application */
 };
 
 struct braid_affinity_value {
@@ -170,22 +170,22 @@ struct braid_affinity_value {
 	__u64 used;
 };
 
-#define BRAID_FLOW_PENDING 1u /* connected UDP that has sent nothing yet: reserves nothing; or a place of TCP's that is being written */
-#define BRAID_FLOW_MARKER 2u  /* not a flow: the socket sends unconnected datagrams, see `datagrams` */
+#define BRAID_FLOW_PENDING 1u /* connected UDP that has sent nothing yet and reserves nothing, or a TCP array entry that is being written */
+#define BRAID_FLOW_MARKER 2u  /* not an active flow: the socket sends unconnected datagrams (see `datagrams`), or a TCP flow has ended */
 
-#define BRAID_FLOW_FILTERED 4u /* it goes direct though its destination runs Braid: programs of others filter its cgroup */
+#define BRAID_FLOW_FILTERED 4u /* not redirected although its destination runs Braid, because foreign programs filter its cgroup */
 
-#define BRAID_FLOW_MOVING 8u /* its connect was moved to another link: the socket is marked, and bound to no device until it is answered */
+#define BRAID_FLOW_MOVING 8u /* its connect was moved to another link: the socket has a mark and is unbound until it is answered */
 
 struct braid_flow {
-	__u64 id; /* the socket's cookie */
+	__u64 id; /* socket cookie */
 	__u64 started;
 	__u64 demand;
-	__u64 reserved; /* what of it the link's load holds */
-	__u64 rx; /* UDP only; TCP's counters are the kernel's own */
+	__u64 reserved; /* the part of the demand that is in the link's load */
+	__u64 rx; /* counted for UDP; for TCP the kernel's counters at the last dump */
 	__u64 tx;
 	__u64 cgroup;
-	__u64 last; /* UDP: the last datagram, to a tick of the kernel's (1 to 10 ms). TCP: the last SYN or move, then what the dump saw move */
+	__u64 last; /* UDP: time of the last datagram, within a jiffy (1 to 10 ms). TCP: the last SYN or move, later the last dump that saw progress */
 	struct braid_app_key app;
 	__u32 remote[4]; /* IPv6 or IPv4-mapped, network order */
 	__u16 port; /* remote, host order */
@@ -201,24 +201,24 @@ struct braid_flow {
 	__u8 scheduler;
 	__u8 rule; /* index of the rule that matched; 255: none */
 	union {
-		__u32 answered; /* TCP: its handshake was answered, and counts among the link's signs */
-		__u32 tick; /* UDP: the kernel's tick in which `last` was written */
+		__u32 answered; /* TCP: its handshake was answered and is counted in the link's signs */
+		__u32 tick; /* UDP: jiffy in which `last` was written */
 	};
-	__u32 allowed; /* TCP: the links that its rule allowed when it began */
-	__u32 untried; /* TCP: those of them that its SYN has not been sent by since all had been */
-	__u8 moves; /* TCP: how often its connect was moved */
-	__u8 resent; /* TCP: how often its SYN was sent again */
+	__u32 allowed; /* TCP: links that its rule allowed when it started */
+	__u32 untried; /* TCP: those of them over which its SYN has not been sent in the current round */
+	__u8 moves; /* TCP: number of times its connect was moved */
+	__u8 resent; /* TCP: number of SYN retransmissions */
 	__u8 pad[6];
 };
 
-/* One flow as a dump or an end event tells it. */
+/* One flow, as a dump or an end event reports it. */
 struct braid_flow_row {
 	struct braid_flow flow;
 	__u64 rx;
 	__u64 tx;
 	__u64 delivery_rate; /* bytes per second; 0: no sample, or limited by the application */
-	__u32 srtt_us; /* of the sender; 0: none */
-	__u32 rcv_rtt_us; /* of the receiver; 0: none */
+	__u32 srtt_us; /* measured as sender; 0: none */
+	__u32 rcv_rtt_us; /* measured as receiver; 0: none */
 	__u32 retransmissions;
 	__u32 segments_out;
 	__u32 state; /* TCP state */
@@ -227,40 +227,40 @@ struct braid_flow_row {
 	__u64 read_at; /* CLOCK_MONOTONIC, nanoseconds */
 };
 
-/* Where the daemon takes redirected connections, on the loopback: ports in host order, 0 for none. Written by the daemon alone. */
+/* Ports on loopback at which the daemon receives redirected flows, in host order; 0: none. Only the daemon writes them. */
 struct braid_redirection {
 	__u16 port4; /* 0: nothing is redirected */
-	__u16 port6; /* at ::1, for sockets that take no IPv4 */
+	__u16 port6; /* at ::1, for sockets that accept no IPv4 */
 	__u16 datagrams4; /* 0: no datagrams are redirected */
 	__u16 datagrams6; /* at ::1, for connected sockets */
 };
 
 #define BRAID_ARRIVAL_UNCONNECTED 1u
-#define BRAID_ARRIVAL_FILTERED 2u /* programs of others filter its cgroup: it goes to a relay, not straight to its destination */
+#define BRAID_ARRIVAL_FILTERED 2u /* foreign programs filter its cgroup: it must go through a relay, not directly to its destination */
 
-/*
- * A redirected connection that the daemon has not taken yet, or an exchange of datagrams; its key is the loopback address of its
- * own, in network order.
- */
-/* What one user has reserved for flows that are redirected. */
+/* What one user has reserved for redirected flows. */
 struct braid_share {
 	__u32 arrivals;
 	__u32 exchanges;
 };
 
+/*
+ * A redirected connection that the daemon has not accepted yet, or a datagram exchange. Its key is its own loopback address, in network
+ * order.
+ */
 struct braid_arrival {
-	__u64 socket; /* its cookie */
-	__u64 started; /* 0: being written */
-	__u64 released; /* when its socket was closed, or, unconnected, last sent a datagram to `remote`; 0: it is open */
+	__u64 socket; /* socket cookie */
+	__u64 started; /* 0: it is being written */
+	__u64 released; /* time when its socket was closed or, if unconnected, last sent a datagram to `remote`; 0: open */
 	__u64 demand;
 	__u64 cgroup;
 	struct braid_app_key app;
-	__u32 remote[4]; /* where it wanted to go: IPv6 or IPv4-mapped, network order */
+	__u32 remote[4]; /* requested destination: IPv6 or IPv4-mapped, network order */
 	__u32 process;
 	__u32 user;
-	__u32 source; /* where it comes from, network order; 0: ::1 */
-	__u16 source_port; /* host order; 0: its handshake has not begun */
-	__u16 port; /* where it wanted to go, host order */
+	__u32 source; /* source address, network order; 0: ::1 */
+	__u16 source_port; /* host order; 0: its handshake has not been answered */
+	__u16 port; /* requested port, host order */
 	__u8 family; /* 4 or 6, of `remote` */
 	__u8 class_;
 	__u8 rule; /* index of the rule that matched; 255: none */
@@ -268,7 +268,7 @@ struct braid_arrival {
 	__u32 flags;
 };
 
-/* Unconnected datagrams: one entry per socket and remote. */
+/* Key of unconnected datagrams: one entry per socket and remote. */
 struct braid_datagram_key {
 	__u64 socket;
 	__u32 remote[4];
@@ -281,10 +281,10 @@ enum braid_event_kind { BRAID_EVENT_END, BRAID_EVENT_APP, BRAID_EVENT_SUFFERING,
 struct braid_event {
 	__u32 kind;
 	__u32 detail; /* SUFFERING: retransmissions so far, bit 31 set for an unanswered SYN */
-	struct braid_flow_row row; /* APP: `flow.app`, `process`, `user` and `cgroup` only; COUNT: nothing */
+	struct braid_flow_row row; /* APP: `flow.app`, `process`, `user` and `cgroup` only; COUNT: unused */
 };
 
-/* What connections tell of a link, per slot. */
+/* What the connections of a link reveal about it, per slot. */
 struct braid_signs {
 	__u64 answered[2]; /* handshakes completed, IPv4 and IPv6 */
 	__u64 answered_at[2];
@@ -299,13 +299,13 @@ enum braid_counter {
 	BRAID_COUNT_STEERED,
 	BRAID_COUNT_LEFT,
 	BRAID_COUNT_DENIED,
-	BRAID_COUNT_FAILED, /* the kernel refused to steer a socket */
-	BRAID_COUNT_UNTRACKED, /* steered, but no memory to follow the flow */
+	BRAID_COUNT_FAILED, /* the kernel rejected an attempt to steer a socket */
+	BRAID_COUNT_UNTRACKED, /* steered, but not tracked for lack of memory */
 	BRAID_COUNT_LOST_EVENTS,
 	BRAID_COUNT_ENDED,
 	BRAID_COUNT_REDIRECTED,
-	BRAID_COUNT_NOT_REDIRECTED, /* should have been, but there was no room, or the socket's kind has no way */
-	BRAID_COUNT_MOVED, /* connects that were moved to another link for want of an answer */
+	BRAID_COUNT_NOT_REDIRECTED, /* could not be redirected: no free entry, or an unsupported kind of socket */
+	BRAID_COUNT_MOVED, /* connects moved to another link because they received no answer */
 	BRAID_COUNTERS
 };
 

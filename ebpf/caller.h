@@ -1,19 +1,19 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* Who wants to reach what: the calling program, the destination, and what the program itself asked of its socket. */
+/* Properties of a request: the calling program, the destination, and the options that the program itself set on its socket. */
 #ifndef BRAID_CALLER_H
 #define BRAID_CALLER_H
 
 #include "maps.h"
 
-/* Who wants to reach what, and what was decided about it. */
+/* A connect or datagram to steer, and the decision about it. */
 struct request {
 	struct braid_app_key app;
-	__u64 id; /* the socket's cookie, of TCP only */
-	__u64 time; /* CLOCK_MONOTONIC, nanoseconds, as of the last tick */
+	__u64 id; /* socket cookie, TCP only */
+	__u64 time; /* CLOCK_MONOTONIC, nanoseconds, at the last jiffy */
 	__u64 cgroup;
 	__u64 demand;
 	__u32 remote[4]; /* IPv6 or IPv4-mapped, network order */
-	__u32 source[4]; /* what an earlier connect of this UDP socket left behind, likewise; zero: nothing */
+	__u32 source[4]; /* source address from an earlier connect of this UDP socket, same format; zero: none */
 	__u32 user;
 	__u32 process;
 	__u32 allowed;
@@ -26,22 +26,22 @@ struct request {
 	__u8 affinity;
 	__u8 rule;
 	__u8 bank;
-	__u8 placed : 1; /* it has the place that its cookie gives it */
-	__u8 strict : 1; /* its rule names the links: where they cannot be had, it must fail */
-	__u8 redirect : 1; /* the policy has it carried by the daemon */
-	__u8 filtered : 1; /* its destination runs Braid, and programs of others filter its cgroup */
-	__u8 by_port : 1; /* a redirected one goes to ::1 instead of `loopback` */
-	__u16 listener; /* where a redirected one goes: the port, network order */
-	__u32 loopback; /* and the loopback address, network order; 0: it is not redirected */
+	__u8 placed : 1; /* it has the array entry of its cookie */
+	__u8 strict : 1; /* its rule restricts the links: if they are not available, it must fail */
+	__u8 redirect : 1; /* the policy redirects it to the daemon */
+	__u8 filtered : 1; /* foreign programs filter its cgroup */
+	__u8 by_port : 1; /* redirected to ::1 instead of `loopback` */
+	__u16 listener; /* port to which it is redirected, network order */
+	__u32 loopback; /* loopback address to which it is redirected, network order; 0: not redirected */
 };
 
 static const struct braid_flow no_flow;
 
-/* What of a word of text, its first byte in the lowest address, comes before its end. */
+/* The part of a word of text before the terminating zero. The first byte is at the lowest address. */
 BRAID_INLINE __u64 text_before_end(__u64 word)
 {
 	__u64 text = __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? word : __builtin_bswap64(word);
-	/* The lowest bit is the highest of the first byte that is zero. */
+	/* The lowest set bit is the highest bit of the first zero byte. */
 	__u64 zeroes = (text - 0x0101010101010101ull) & ~text & 0x8080808080808080ull;
 
 	if (zeroes)
@@ -50,8 +50,8 @@ BRAID_INLINE __u64 text_before_end(__u64 word)
 }
 
 /*
- * The process's name. As text: before Linux 5.17 the kernel leaves the end of an earlier, longer name behind. In words, since a
- * helper that copies text takes a connect a twentieth of its time.
+ * Reads the process name. Clears everything after the terminator, because before Linux 5.17 the kernel leaves the rest of an earlier, longer name
+ * there. Works on words, because a helper that copies text would take a twentieth of the time of a connect.
  */
 BRAID_INLINE void read_name(const struct task_struct *leader, struct braid_app_key *app)
 {
@@ -59,11 +59,11 @@ BRAID_INLINE void read_name(const struct task_struct *leader, struct braid_app_k
 	__u64 first = comm[0], second = comm[1], *name = (__u64 *)app->name;
 
 	name[0] = text_before_end(first);
-	/* Shorter than eight bytes: nothing follows. */
+	/* If the name is shorter than eight bytes, the second word is empty. */
 	name[1] = name[0] == first && first >> (__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? 56 : 0) & 255 ? text_before_end(second) : 0;
 }
 
-/* A function of its own, as the next one too: what it needs of the stack's 512 bytes is free again after it. */
+/* Not inlined, like the next function, so that its part of the 512-byte stack is free again afterwards. */
 static __attribute__((noinline)) int read_caller(struct request *request)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
@@ -81,11 +81,11 @@ static __attribute__((noinline)) int read_caller(struct request *request)
 	return 0;
 }
 
-/* Namespaces of processes stand in each other, 32 deep at most; who runs a daemon is not that deep. */
+/* PID namespaces are nested at most 32 deep. This limit suffices for any system that runs a daemon. */
 #define BRAID_PROCESS_LEVELS 8
 #define BRAID_PIDTYPE_TGID 1
 
-/* The caller's number in another namespace of processes than the kernel's own; 0: it has none there. */
+/* The caller's process id in a PID namespace other than the initial one; 0 if it has none there. */
 static __attribute__((noinline)) __u32 process_in(__u32 space)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
@@ -93,7 +93,7 @@ static __attribute__((noinline)) __u32 process_in(__u32 space)
 	const struct upid *number = (const void *)pid + bpf_core_field_offset(struct pid, numbers);
 	__u32 level = BPF_CORE_READ(pid, level);
 
-	/* Unrolled, with a bound that is a constant: clang 19 and later otherwise make a loop that Linux 6.1's verifier gives up on. */
+	/* Unrolled with a constant bound: otherwise clang 19 and later generate a loop that the verifier of Linux 6.1 rejects. */
 #pragma unroll
 	for (__u32 at = 0; at < BRAID_PROCESS_LEVELS; at++) {
 		const struct upid *here = (const void *)number + at * bpf_core_type_size(struct upid);
@@ -107,25 +107,25 @@ static __attribute__((noinline)) __u32 process_in(__u32 space)
 }
 
 /*
- * The bank of parameters in force, and the time in the request; NULL where Braid must not act: no live daemon, another network
- * namespace, the daemon itself.
+ * The bank of parameters in force; also sets the request's time. NULL if Braid must not act: there is no live daemon, or the caller is in another
+ * network namespace or is the daemon itself.
  */
-BRAID_INLINE const struct braid_params *acting(struct bpf_sock_addr *ctx, struct request *request, __u32 *bank)
+BRAID_INLINE const struct braid_params *active_params(struct bpf_sock_addr *ctx, struct request *request, __u32 *bank)
 {
 	__u32 zero = 0;
 	struct braid_control *switches = bpf_map_lookup_elem(&control, &zero);
 	const struct braid_params *found;
 
-	/* The tick's time, some milliseconds old: no clock is read for it. */
+	/* The coarse clock, which may be some milliseconds old, is cheaper to read. */
 	request->time = bpf_ktime_get_coarse_ns();
-	/* Signed: a heartbeat between the two readings is a little in the future, not an age. */
+	/* Signed, because a heartbeat written between the two clock readings is slightly in the future. */
 	if (!switches || (__s64)(request->time - switches->heartbeat) > (__s64)BRAID_HEARTBEAT_NS)
 		return NULL;
 	*bank = switches->bank & 1;
 	found = bpf_map_lookup_elem(&params, bank);
 	if (!found || bpf_get_netns_cookie(ctx) != found->netns)
 		return NULL;
-	/* As the daemon counts: in a container the kernel's numbers are not those that it knows itself and others by. */
+	/* The id in the daemon's PID namespace, because in a container the kernel's ids differ from those that the daemon uses. */
 	request->process = found->processes ? process_in(found->processes) : bpf_get_current_pid_tgid() >> 32;
 	return request->process == found->daemon ? NULL : found;
 }
@@ -144,7 +144,7 @@ BRAID_INLINE void set_remote4(struct request *request, __u32 addr)
 	request->family = 4;
 }
 
-/* Whether the kernel's own choice for the destination is a link; what is unknown is not. A function of its own, for the sake of the stack. */
+/* Whether the kernel's own route for the destination is a link; false if unknown. Not inlined, to save stack. */
 static __attribute__((noinline)) int steerable(const struct request *request)
 {
 	__u8 *verdict;
@@ -163,8 +163,8 @@ static __attribute__((noinline)) int steerable(const struct request *request)
 }
 
 /*
- * The verifier lets nobody add an offset to a socket's pointer, so its fields cannot be found by CO-RE. Copied by way of the
- * stack, the pointer is just a number, which the probing reads accept.
+ * Converts a pointer to a number. The verifier forbids adding an offset to a socket's pointer, so CO-RE cannot address its fields. Copied through the
+ * stack, the pointer becomes a number, which the probing reads accept.
  */
 BRAID_INLINE const void *as_number(const void *pointer)
 {
@@ -174,7 +174,7 @@ BRAID_INLINE const void *as_number(const void *pointer)
 	return number;
 }
 
-/* What the program itself asked of its socket. */
+/* Options that the program itself set on its socket. */
 struct socket_options {
 	__u32 device;
 	__u32 mark;
@@ -194,7 +194,7 @@ static __attribute__((noinline)) int read_socket_options(struct bpf_sock *socket
 	return 0;
 }
 
-/* The same of a TCP socket, which the verifier lets us read as it is, without a call for each field. */
+/* Reads the same options of a TCP socket, which the verifier allows to be read directly, without a helper call per field. */
 static __attribute__((noinline)) int read_tcp_socket_options(struct bpf_sock *socket, struct socket_options *asked)
 {
 	const struct inet_sock *inet = (const void *)bpf_skc_to_tcp_sock(socket);
@@ -221,10 +221,10 @@ BRAID_INLINE void read_source(struct bpf_sock *socket, struct request *request)
 		BPF_CORE_READ_INTO(&request->source, sk, __sk_common.skc_v6_rcv_saddr);
 }
 
-/* More programs of one kind than this are not looked through. */
+/* Maximum number of programs of one attach type that are examined. */
 #define BRAID_MAX_PROGRAMS 16
 
-/* Whether a program that is no Braid's runs for the caller's cgroup at this attach type (of the kernel's own numbers); unknown counts. */
+/* Whether a program that does not belong to Braid runs for the caller's cgroup at this attach type (as numbered by the kernel). True if unknown. */
 __attribute__((noinline)) int has_foreign_program(__u32 type)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
@@ -251,8 +251,8 @@ __attribute__((noinline)) int has_foreign_program(__u32 type)
 }
 
 /*
- * Whether programs of others filter what the caller's cgroup sends or receives (`IPAddressDeny=` and its like). They do not see what the
- * daemon sends for it. Other Braids, in other network namespaces, filter nothing.
+ * Whether foreign programs filter what the caller's cgroup sends or receives (such as `IPAddressDeny=`). They do not see what the daemon sends on its
+ * behalf. Other instances of Braid, in other network namespaces, filter nothing.
  */
 BRAID_INLINE _Bool is_filtered(void)
 {
@@ -269,7 +269,7 @@ BRAID_INLINE _Bool is_ours(__u32 mark)
 	return (mark & BRAID_MARK_MASK) == BRAID_MARK_BASE;
 }
 
-/* Whether it is the mark of a connect that is being moved. */
+/* Whether this is the mark of a connect that is being moved. */
 BRAID_INLINE _Bool is_moving(__u32 mark)
 {
 	return (mark & BRAID_MOVE_MASK) == BRAID_MARK_BASE && !is_ours(mark);

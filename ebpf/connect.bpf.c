@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* connect4/6. TCP: binds the socket to its link, once, or turns it to the daemon. Connected UDP: marks it, and a rule routes the mark. */
+/* connect4/6. TCP: binds the socket to its link once, or redirects it to the daemon. Connected UDP: sets a mark, which a rule routes. */
 #include "steer.h"
 
-/* Takes back what an earlier connect of this UDP socket was given. A function of its own, for the sake of the stack. */
-static __attribute__((noinline)) int forget(struct bpf_sock_addr *ctx, struct bpf_sock *socket, __u32 mark)
+/* Removes what an earlier connect of this UDP socket left behind. Not inlined, to save stack. */
+static __attribute__((noinline)) int reset_udp(struct bpf_sock_addr *ctx, struct bpf_sock *socket, __u32 mark)
 {
 	struct braid_flow *old = bpf_sk_storage_get(&flows, socket, NULL, 0);
 	__u32 none = 0;
@@ -17,10 +17,10 @@ static __attribute__((noinline)) int forget(struct bpf_sock_addr *ctx, struct bp
 	return 0;
 }
 
-enum binding { BOUND, NOT_BOUND, ASTRAY };
+enum binding { BOUND, NOT_BOUND, WRONG_DEVICE };
 
 /*
- * Binds by name and looks what that was: names can change hands before the daemon hears of it. By index would be simpler, but that
+ * Binds by name and verifies the index, because a name may move to another device before the daemon reacts. Binding by index would be simpler, but it
  * "succeeds" for a device that is gone.
  */
 BRAID_INLINE enum binding bind_device(struct bpf_sock_addr *ctx, struct bpf_sock *socket, const struct braid_slot *slot)
@@ -31,8 +31,8 @@ BRAID_INLINE enum binding bind_device(struct bpf_sock_addr *ctx, struct bpf_sock
 		return NOT_BOUND;
 	if (socket->bound_dev_if == slot->ifindex)
 		return BOUND;
-	/* Unbinding is refused to unprivileged users. */
-	return bpf_setsockopt(ctx, SOL_SOCKET, SO_BINDTODEVICE, &none, sizeof(none)) ? ASTRAY : NOT_BOUND;
+	/* Unprivileged users may not unbind a socket. */
+	return bpf_setsockopt(ctx, SOL_SOCKET, SO_BINDTODEVICE, &none, sizeof(none)) ? WRONG_DEVICE : NOT_BOUND;
 }
 
 BRAID_INLINE int steer_tcp(struct bpf_sock_addr *ctx, struct bpf_sock *socket, const struct braid_params *now, __u32 bank,
@@ -44,7 +44,7 @@ BRAID_INLINE int steer_tcp(struct bpf_sock_addr *ctx, struct bpf_sock *socket, c
 	request->id = bpf_get_socket_cookie(ctx);
 	if (choose(request, bank, 1))
 		return not_steered(request);
-	/* Before it is bound: what is bound and not followed would stay on its link when a tunnel comes up. */
+	/* Track the flow before the socket is bound: a socket that is bound but not tracked would stay on its link when a tunnel comes up. */
 	if (!request->placed && follow_overflow(socket, now, request)) {
 		unreserve(request);
 		count(BRAID_COUNT_UNTRACKED);
@@ -54,7 +54,7 @@ BRAID_INLINE int steer_tcp(struct bpf_sock_addr *ctx, struct bpf_sock *socket, c
 	binding = bind_device(ctx, socket, slot);
 	if (binding != BOUND) {
 		unfollow(request);
-		request->strict |= binding == ASTRAY;
+		request->strict |= binding == WRONG_DEVICE;
 		return not_steered(request);
 	}
 	if (request->placed)
@@ -80,11 +80,11 @@ BRAID_INLINE int steer_udp(struct bpf_sock_addr *ctx, struct bpf_sock *socket, c
 		return ALLOW;
 	}
 	fill(flow, now, request, bpf_get_socket_cookie(ctx), BRAID_FLOW_PENDING);
-	want_counting();
+	request_counting();
 	return ALLOW;
 }
 
-/* One that was steered directly, and so has a link's address, is never redirected. Port 0 only asks for the way there. */
+/* A socket that was steered directly, and so has a link's address, is never redirected. A connect to port 0 only queries the route. */
 BRAID_INLINE _Bool may_redirect(const struct request *request)
 {
 	return request->port && !(request->source[0] | request->source[1] | request->source[3]);
@@ -106,14 +106,14 @@ BRAID_INLINE _Bool to_loopback(const struct request *request)
 	return request->family == 4 ? is_loopback4(request->remote[3]) : is_loopback6(request->remote);
 }
 
-/* What becomes of a TCP socket that was steered, and so is bound to a link, and connects again. */
-enum again { KEEPS, ANEW, FAILS };
+/* What happens to a steered TCP socket, which is bound to a link, that connects again. */
+enum reconnect { KEEP_LINK, STEER_AGAIN, REJECT };
 
 /*
- * To the same destination it keeps its link. For another one it is let off its device and steered anew. Where the kernel does not do that for
- * its user, it may go on only where the destination may be steered, and its rule has that link.
+ * For the same destination the socket keeps its link. For another destination it is unbound and steered again. If the kernel does not let its user
+ * unbind it, it may connect only if the destination may be steered and its rule allows that link.
  */
-static __attribute__((noinline)) int connect_again(struct bpf_sock_addr *ctx, struct request *request, __u32 bank)
+static __attribute__((noinline)) int reconnect(struct bpf_sock_addr *ctx, struct request *request, __u32 bank)
 {
 	__u64 id = bpf_get_socket_cookie(ctx);
 	struct connection *own = last_of(id);
@@ -122,30 +122,30 @@ static __attribute__((noinline)) int connect_again(struct bpf_sock_addr *ctx, st
 	int judgement;
 
 	if (!own)
-		return KEEPS;
+		return KEEP_LINK;
 	differs = (own->flow.remote[0] ^ request->remote[0]) | (own->flow.remote[1] ^ request->remote[1]) |
 		  (own->flow.remote[2] ^ request->remote[2]) | (own->flow.remote[3] ^ request->remote[3]) | (own->flow.port ^ request->port);
 	if (!differs && steerable(request))
-		return KEEPS;
+		return KEEP_LINK;
 	if (!bpf_setsockopt(ctx, SOL_SOCKET, SO_BINDTODEVICE, &none, sizeof(none))) {
 		release(&own->flow, id);
 		bpf_map_delete_elem(&overflow, &id);
-		return ANEW;
+		return STEER_AGAIN;
 	}
 	if (!steerable(request))
-		return FAILS;
+		return REJECT;
 	slot = own->flow.slot & (BRAID_MAX_LINKS - 1);
 	read_caller(request);
 	judgement = judge(request, bank);
 	if (judgement == FAIL || (judgement == GO_ON && request->strict && !(request->allowed & (1u << slot))))
-		return FAILS;
+		return REJECT;
 	__builtin_memcpy(own->flow.remote, request->remote, sizeof(own->flow.remote));
 	own->flow.port = request->port;
-	return KEEPS;
+	return KEEP_LINK;
 }
 
-/* Takes back what a connect that was moved, and failed all the same, left behind; the mark that the socket has then. */
-static __attribute__((noinline)) int unmark(struct bpf_sock_addr *ctx)
+/* Removes what a moved connect that failed left behind. Returns the mark that the socket has afterwards. */
+static __attribute__((noinline)) int reset_moved(struct bpf_sock_addr *ctx)
 {
 	__u64 id = bpf_get_socket_cookie(ctx);
 	struct connection *own = last_of(id);
@@ -165,7 +165,7 @@ BRAID_INLINE int decide_connect(struct bpf_sock_addr *ctx, struct bpf_sock *sock
 	int judgement;
 	__u32 bank;
 
-	now = acting(ctx, request, &bank);
+	now = active_params(ctx, request, &bank);
 	if (!now)
 		return ALLOW;
 	request->protocol = ctx->protocol;
@@ -174,24 +174,24 @@ BRAID_INLINE int decide_connect(struct bpf_sock_addr *ctx, struct bpf_sock *sock
 		if (read_tcp_socket_options(socket, &asked))
 			return ALLOW;
 		if (asked.device && last_of(bpf_get_socket_cookie(ctx))) {
-			int again = connect_again(ctx, request, bank);
+			int outcome = reconnect(ctx, request, bank);
 
-			if (again != ANEW)
-				return again == KEEPS ? ALLOW : refuse();
+			if (outcome != STEER_AGAIN)
+				return outcome == KEEP_LINK ? ALLOW : refuse();
 			asked.device = 0;
 		}
 		if (is_moving(asked.mark))
-			asked.mark = unmark(ctx);
+			asked.mark = reset_moved(ctx);
 	} else {
 		read_socket_options(socket, &asked);
-		forget(ctx, socket, asked.mark);
+		reset_udp(ctx, socket, asked.mark);
 	}
 	if (asked.device || (asked.locks & SOCK_BINDADDR_LOCK) || (asked.mark && !is_ours(asked.mark)) ||
 	    (request->protocol == IPPROTO_UDP && (asked.locks & SOCK_BINDPORT_LOCK)) || !steerable(request)) {
 		count(BRAID_COUNT_LEFT);
 		return ALLOW;
 	}
-	/* What a redirected socket had on the loopback binds it to no link. */
+	/* The loopback address of a redirected socket does not bind it to a link. */
 	if (request->protocol == IPPROTO_UDP && !was_redirected)
 		read_source(socket, request);
 	read_caller(request);
@@ -221,7 +221,9 @@ BRAID_INLINE int intercept_connect(struct bpf_sock_addr *ctx, struct request *re
 	if (was_redirected && ctx->protocol == IPPROTO_UDP)
 		was_redirected = on_loopback(socket, request->family);
 	verdict = decide_connect(ctx, socket, request, was_redirected);
-	/* A UDP socket keeps its source address: from the loopback it would reach nobody. It may disconnect, and connect again. */
+	/*
+	 * A UDP socket keeps its source address, and from a loopback address it would reach nobody. The program may disconnect and connect again.
+	 */
 	if (verdict == ALLOW && was_redirected && !request->loopback && ctx->protocol == IPPROTO_UDP && !to_loopback(request))
 		return refuse();
 	return verdict;

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What counts UDP, whose sockets have no counters of their own.
+ * Programs that count the bytes of UDP, whose sockets have no counters of their own.
  *
  *   sent/received   count by system call.
  *   egress/ingress  count by packet, on kernels without the tracepoints of sent/received.
@@ -11,7 +11,7 @@
 #define IPV6_HEADER 40
 #define IPV6_EXTENSIONS 4
 
-/* Where a packet's UDP header begins, behind the IP header with its options or extensions; 0 if that cannot be found. */
+/* Offset of a packet's UDP header, behind the IP header with its options or extensions; 0 if it cannot be found. */
 BRAID_INLINE __u32 udp_offset(struct __sk_buff *skb)
 {
 	__u32 offset = IPV6_HEADER;
@@ -33,7 +33,7 @@ BRAID_INLINE __u32 udp_offset(struct __sk_buff *skb)
 	return next == IPPROTO_UDP ? offset : 0;
 }
 
-/* The remote address of a UDP packet whose UDP header begins at `offset`; 0 if it cannot be read. */
+/* Reads the remote address of a UDP packet whose UDP header begins at `offset`. Returns 0 if it cannot be read. */
 BRAID_INLINE int remote_of(struct __sk_buff *skb, __u32 offset, struct braid_datagram_key *key, _Bool out)
 {
 	__u8 ports[4];
@@ -51,8 +51,8 @@ BRAID_INLINE int remote_of(struct __sk_buff *skb, __u32 offset, struct braid_dat
 	return 1;
 }
 
-/* A connected socket's first byte makes it a flow. */
-BRAID_INLINE void begin(struct braid_flow *flow)
+/* Starts the flow of a connected socket with its first data. */
+BRAID_INLINE void start_flow(struct braid_flow *flow)
 {
 	__u32 zero = 0, bank;
 	struct braid_control *switches = bpf_map_lookup_elem(&control, &zero);
@@ -68,7 +68,7 @@ BRAID_INLINE void begin(struct braid_flow *flow)
 	if (!now)
 		return;
 	bpf_spin_lock(&shared->lock);
-	/* Looked at again under the lock: two threads may send at once. */
+	/* Check again under the lock, because two threads may send at once. */
 	if (flow->flags & BRAID_FLOW_PENDING) {
 		first = 1;
 		flow->flags &= ~BRAID_FLOW_PENDING;
@@ -82,17 +82,17 @@ BRAID_INLINE void begin(struct braid_flow *flow)
 		count(BRAID_COUNT_STEERED);
 }
 
-/* The flow of a UDP socket's datagram, which begins with it if it has not begun; NULL if there is none. */
-BRAID_INLINE struct braid_flow *counted(struct braid_flow *flow)
+/* The flow of a UDP socket's datagram, started if it is pending; NULL if there is none. */
+BRAID_INLINE struct braid_flow *started(struct braid_flow *flow)
 {
 	if (flow && (flow->flags & BRAID_FLOW_PENDING))
-		begin(flow);
+		start_flow(flow);
 	return flow;
 }
 
 BRAID_INLINE void add_bytes(struct braid_flow *flow, __u64 bytes, _Bool out)
 {
-	/* The clock is half of what counting a datagram costs, so it is read once in a tick. */
+	/* Reading the clock is half the cost of counting a datagram, so it is read once per jiffy. */
 	__u32 tick = (__u32)bpf_jiffies64();
 
 	__sync_fetch_and_add(out ? &flow->tx : &flow->rx, bytes);
@@ -102,7 +102,7 @@ BRAID_INLINE void add_bytes(struct braid_flow *flow, __u64 bytes, _Bool out)
 	flow->last = bpf_ktime_get_ns();
 }
 
-/* Counts what the packet carries for the program: no headers, as `count_call`. */
+/* Counts the payload of the packet without headers, as `count_call` does. */
 BRAID_INLINE int count_packet(struct __sk_buff *skb, _Bool out)
 {
 	struct bpf_sock *socket = skb->sk;
@@ -128,15 +128,15 @@ BRAID_INLINE int count_packet(struct __sk_buff *skb, _Bool out)
 			return ALLOW;
 		flow = bpf_map_lookup_elem(&datagrams, &key);
 	}
-	flow = counted(flow);
+	flow = started(flow);
 	if (flow)
 		add_bytes(flow, skb->len - offset - UDP_HEADER, out);
 	return ALLOW;
 }
 
 /*
- * The same by system call, where the kernel has the tracepoints (Linux 6.3): no packet is looked at then. What an unconnected socket
- * receives counts for the remote it sent to last.
+ * Counts by system call, if the kernel has the tracepoints (Linux 6.3); then no program runs per packet. Datagrams that an unconnected socket
+ * receives count for the remote to which it last sent.
  */
 BRAID_INLINE int count_call(__u64 *ctx, _Bool out)
 {
@@ -157,7 +157,7 @@ BRAID_INLINE int count_call(__u64 *ctx, _Bool out)
 		key.port = flow->port;
 		flow = bpf_map_lookup_elem(&datagrams, &key);
 	}
-	flow = counted(flow);
+	flow = started(flow);
 	if (flow)
 		add_bytes(flow, (__u64)length, out);
 	return 0;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* A flow from its reservation to its end: choosing the link, loads, what was moved, what is learnt from it. */
+/* The life of a flow: choice of the link, loads, byte counts, and the demand estimate that is updated at its end. */
 #ifndef BRAID_FLOW_H
 #define BRAID_FLOW_H
 
@@ -15,8 +15,8 @@ BRAID_INLINE void affinity_key(const struct request *request, struct braid_affin
 }
 
 /*
- * The slot that affinity holds the request to, BRAID_NO_SLOT without one. This and `keep_held` are global, and apart from `pick`: all of
- * it in one frame, below those of sendmsg, would be more stack than a program may have.
+ * Returns the slot to which affinity binds the request, or BRAID_NO_SLOT. This and `keep_held` are global functions apart from `pick`, because a
+ * single frame for all of them, below those of sendmsg, would exceed the stack limit.
  */
 __attribute__((noinline)) int held_slot(struct request *request, __u32 bank)
 {
@@ -38,7 +38,7 @@ __attribute__((noinline)) int held_slot(struct request *request, __u32 bank)
 	return slot;
 }
 
-/* Holds what comes after the request, by its affinity, to the slot it got. */
+/* Binds later requests with the same affinity to the slot of this request. */
 __attribute__((noinline)) int keep_held(struct request *request, __u32 bank)
 {
 	const struct braid_params *now = bpf_map_lookup_elem(&params, &bank);
@@ -54,7 +54,7 @@ __attribute__((noinline)) int keep_held(struct request *request, __u32 bank)
 	return bpf_map_update_elem(&affinities, &key, &held, BPF_ANY);
 }
 
-BRAID_INLINE struct connection *place_of(__u64 id)
+BRAID_INLINE struct connection *array_entry(__u64 id)
 {
 	__u32 place = id & (BRAID_CONNECTION_PLACES - 1);
 
@@ -62,8 +62,8 @@ BRAID_INLINE struct connection *place_of(__u64 id)
 }
 
 /*
- * Sets request->slot, to `slot` unless that is BRAID_NO_SLOT, and, if asked to, reserves the demand on it and takes the flow's place, if
- * it is one of TCP's and no other has it: one step under one lock. Until its flags say otherwise the place is being written.
+ * Sets request->slot, to `slot` unless that is BRAID_NO_SLOT. If `reserve` is set, also reserves the demand on it and, for TCP, takes the flow's
+ * array entry if it is free. All this is one step under one lock. The entry is pending until its flags change.
  */
 __attribute__((noinline)) int pick(struct request *request, __u32 bank, __u32 reserve, __u32 slot)
 {
@@ -75,7 +75,7 @@ __attribute__((noinline)) int pick(struct request *request, __u32 bank, __u32 re
 	if (!request || !now || !shared)
 		return -1;
 	if (reserve && request->protocol == IPPROTO_TCP)
-		place = place_of(request->id);
+		place = array_entry(request->id);
 	bpf_spin_lock(&shared->lock);
 	if (slot != BRAID_NO_SLOT)
 		shared->state.winner = slot;
@@ -93,7 +93,7 @@ __attribute__((noinline)) int pick(struct request *request, __u32 bank, __u32 re
 	return 0;
 }
 
-/* Chooses request->slot and, if asked to, reserves the demand on it. */
+/* Chooses request->slot and, if `reserve` is set, reserves the demand on it. */
 BRAID_INLINE int choose(struct request *request, __u32 bank, __u32 reserve)
 {
 	__u32 slot = BRAID_NO_SLOT;
@@ -115,10 +115,10 @@ BRAID_INLINE struct load_table *the_load_table(void)
 }
 
 /*
- * Adds to a link's load. Under the lock, as all that changes loads: an atomic addition beside it would be lost in what the lock's holder
- * writes back.
+ * Adds to a link's load. Takes the lock, as every change of a load must: a concurrent atomic addition would be lost when the lock's holder writes
+ * back.
  */
-BRAID_INLINE void add_to_lane(__u32 slot, __u32 direction, __u64 load, __u32 flows)
+BRAID_INLINE void add_to_load(__u32 slot, __u32 direction, __u64 load, __u32 flows)
 {
 	struct load_table *shared = the_load_table();
 	struct braid_link_load *link_load;
@@ -133,10 +133,10 @@ BRAID_INLINE void add_to_lane(__u32 slot, __u32 direction, __u64 load, __u32 flo
 }
 
 /*
- * Changes what a flow reserves, in the same step, unless it is none, or none any more: a dump may meet the end of a flow, and another's
- * beginning in the same place.
+ * Updates what an active flow reserves, together with the link's load, in one step. Does nothing if the flow is not active, because a dump may race
+ * with the end of a flow and with the start of another in the same entry.
  */
-BRAID_INLINE _Bool weigh(struct braid_flow *flow, __u64 id, __u64 weight, _Bool end)
+BRAID_INLINE _Bool update_reservation(struct braid_flow *flow, __u64 id, __u64 reservation, _Bool end)
 {
 	struct load_table *shared = the_load_table();
 	struct braid_link_load *link_load;
@@ -147,8 +147,8 @@ BRAID_INLINE _Bool weigh(struct braid_flow *flow, __u64 id, __u64 weight, _Bool 
 	link_load = &shared->state.loads[flow->slot & (BRAID_MAX_LINKS - 1)];
 	bpf_spin_lock(&shared->lock);
 	if (flow->id == id && !(flow->flags & (BRAID_FLOW_PENDING | BRAID_FLOW_MARKER))) {
-		link_load->load[flow->direction & 1] += weight - flow->reserved;
-		flow->reserved = weight;
+		link_load->load[flow->direction & 1] += reservation - flow->reserved;
+		flow->reserved = reservation;
 		if (end) {
 			link_load->flows--;
 			flow->flags |= BRAID_FLOW_MARKER;
@@ -159,19 +159,19 @@ BRAID_INLINE _Bool weigh(struct braid_flow *flow, __u64 id, __u64 weight, _Bool 
 	return done;
 }
 
-/* Takes a flow off its link's load, once: it is no flow any more then. */
+/* Ends a flow: removes its reservation from the link's load, at most once. */
 BRAID_INLINE _Bool release(struct braid_flow *flow, __u64 id)
 {
-	return weigh(flow, id, 0, 1);
+	return update_reservation(flow, id, 0, 1);
 }
 
 BRAID_INLINE void unreserve(const struct request *request)
 {
-	struct connection *place = request->placed ? place_of(request->id) : NULL;
+	struct connection *place = request->placed ? array_entry(request->id) : NULL;
 
 	if (place)
 		place->flow.flags = BRAID_FLOW_MARKER;
-	add_to_lane(request->slot, request->direction, -request->demand, -1);
+	add_to_load(request->slot, request->direction, -request->demand, -1);
 }
 
 BRAID_INLINE void fill(struct braid_flow *flow, const struct braid_params *now, const struct request *request, __u64 id, __u32 flags)
@@ -205,33 +205,33 @@ BRAID_INLINE void fill(struct braid_flow *flow, const struct braid_params *now, 
 	flow->resent = 0;
 }
 
-/* The TCP flow with this id in its place, or NULL: it may be in `overflow`. */
-BRAID_INLINE struct connection *in_place(__u64 id)
+/* The active TCP flow with this id in the array, or NULL. It may be in `overflow`. */
+BRAID_INLINE struct connection *find_in_array(__u64 id)
 {
-	struct connection *found = place_of(id);
+	struct connection *found = array_entry(id);
 
 	return found && found->flow.id == id && !(found->flow.flags & BRAID_FLOW_MARKER) ? found : NULL;
 }
 
-/* The TCP flow with this id, or NULL. */
+/* The active TCP flow with this id, or NULL. */
 BRAID_INLINE struct connection *connection_of(__u64 id)
 {
-	struct connection *found = in_place(id);
+	struct connection *found = find_in_array(id);
 
 	return found ? found : bpf_map_lookup_elem(&overflow, &id);
 }
 
-/* The flow, living or ended, that this socket was steered for last; NULL where none is known. */
+/* The flow, active or ended, for which this socket was last steered; NULL if none is known. */
 BRAID_INLINE struct connection *last_of(__u64 id)
 {
-	struct connection *found = place_of(id);
+	struct connection *found = array_entry(id);
 
 	return found && found->flow.id == id ? found : bpf_map_lookup_elem(&overflow, &id);
 }
 
 /*
- * Follows a TCP flow whose place is taken; 0 if there is room. The socket's pointer is put where the kernel copies it, and so becomes a
- * number. A function of its own, as the next ones too, for the sake of the stack's 512 bytes.
+ * Tracks a TCP flow whose array entry is taken. Returns 0 on success. Storing the socket's pointer through a map update converts it to a number. This
+ * and the next functions are not inlined, to stay within the stack limit of 512 bytes.
  */
 static __attribute__((noinline)) int follow_overflow(struct bpf_sock *socket, const struct braid_params *now, const struct request *request)
 {
@@ -243,10 +243,10 @@ static __attribute__((noinline)) int follow_overflow(struct bpf_sock *socket, co
 	return bpf_map_update_elem(&overflow, &cookie, &entry, BPF_ANY);
 }
 
-/* Follows a TCP flow that has its place from here on. */
+/* Starts to track a TCP flow that has its array entry. */
 static __attribute__((noinline)) int follow(struct bpf_sock *socket, const struct braid_params *now, const struct request *request)
 {
-	struct connection *own = place_of(request->id);
+	struct connection *own = array_entry(request->id);
 
 	if (!own)
 		return -1;
@@ -258,7 +258,7 @@ static __attribute__((noinline)) int follow(struct bpf_sock *socket, const struc
 	return 0;
 }
 
-/* Takes back what was reserved for a TCP flow that could not be steered. */
+/* Reverts the reservation of a TCP flow that could not be steered. */
 static __attribute__((noinline)) int unfollow(const struct request *request)
 {
 	struct connection *entry;
@@ -275,10 +275,10 @@ static __attribute__((noinline)) int unfollow(const struct request *request)
 	return 0;
 }
 
-/* ------------------------------------------------------------------ what connections suffer */
+/* ------------------------------------------------------------------ timeouts */
 
-/* Tells of a segment that was not answered in time. `detail` as in `struct braid_event`. */
-BRAID_INLINE void note_timeout(const struct braid_flow *flow, __u32 detail)
+/* Records and reports a segment that was not answered in time. `detail` is as in `struct braid_event`. */
+BRAID_INLINE void record_timeout(const struct braid_flow *flow, __u32 detail)
 {
 	__u32 key = flow->slot;
 	struct braid_signs *sign = bpf_map_lookup_elem(&signs, &key);
@@ -303,12 +303,12 @@ BRAID_INLINE void read_tcp(const void *socket, struct braid_flow_row *row)
 	__u32 interval, delivered;
 
 	row->state = BPF_CORE_READ(sk, __sk_common.skc_state);
-	/* The kernel counts SYN and FIN as bytes: from the answered handshake on, one of them is acknowledged. */
+	/* The kernel counts SYN and FIN as bytes. Once the handshake is answered, the SYN is acknowledged, so bytes_acked is not 0. */
 	row->flow.answered = !!BPF_CORE_READ(tcp, bytes_acked);
 	row->rx = BPF_CORE_READ(tcp, bytes_received);
 	if (row->rx && (row->state == TCP_CLOSE_WAIT || row->state == TCP_LAST_ACK || row->state == TCP_CLOSING))
 		row->rx--;
-	/* What the program has written, acknowledged or not. */
+	/* Bytes that the program has written, acknowledged or not. */
 	row->tx = BPF_CORE_READ(tcp, bytes_acked) + (__u32)(BPF_CORE_READ(tcp, write_seq) - BPF_CORE_READ(tcp, snd_una));
 	if (row->tx)
 		row->tx--;
@@ -340,7 +340,7 @@ BRAID_INLINE __u64 learn_step(__u64 estimate, __u64 sample)
 	return estimate - (estimate >> 3) + (sample >> 3);
 }
 
-/* DBAS eq. 1 with a = 1/8, per application and remote port. What moved nothing teaches nothing. */
+/* DBAS eq. 1 with a = 1/8, per application and remote port. A flow without bytes is not a sample. */
 BRAID_INLINE void learn(const struct braid_flow_row *row)
 {
 	struct braid_demand_key key = {};
@@ -365,17 +365,17 @@ BRAID_INLINE void learn(const struct braid_flow_row *row)
 	bpf_map_update_elem(&demands, &key, &first, BPF_ANY);
 }
 
-/* Whether at this address is the socket with this cookie: the kernel uses sockets' memory again, but never a cookie. */
+/* Whether the socket at this address has this cookie. The kernel reuses the memory of sockets, but never a cookie. */
 BRAID_INLINE _Bool is_socket(const struct sock *sk, __u64 cookie)
 {
 	return (__u64)BPF_CORE_READ(sk, __sk_common.skc_cookie.counter) == cookie;
 }
 
 /*
- * A link that answers a handshake lives. Seen when a flow is looked at, and at its end: a program that hears of every handshake would run three
- * times in each connect of the machine.
+ * Records that a link answered a handshake, which shows that it works. This is detected in a dump and at the end of a flow, because a program at
+ * every handshake would run three times in each connect of the machine.
  */
-BRAID_INLINE void note_answer(const struct braid_flow_row *row)
+BRAID_INLINE void record_answer(const struct braid_flow_row *row)
 {
 	const struct braid_flow *flow = &row->flow;
 	__u32 key = flow->slot, v6 = flow->family == 6;
@@ -385,7 +385,7 @@ BRAID_INLINE void note_answer(const struct braid_flow_row *row)
 	if (!sign)
 		return;
 	__sync_fetch_and_add(&sign->answered[v6], 1);
-	/* Flows are not looked at in the order of their answers. */
+	/* Flows are not examined in the order of their answers. */
 	if (at < sign->answered_at[v6])
 		return;
 	sign->answered_at[v6] = at;
@@ -398,7 +398,7 @@ BRAID_INLINE void note_answer(const struct braid_flow_row *row)
 	}
 }
 
-/* Ends the flow with this id, unless it has ended; `socket` is NULL if there is none any more. */
+/* Ends the flow with this id if it is active. `socket` is NULL if the socket no longer exists. */
 BRAID_INLINE void end_flow(const struct sock *socket, struct braid_flow *flow, __u64 id)
 {
 	struct braid_event *event;
@@ -406,7 +406,9 @@ BRAID_INLINE void end_flow(const struct sock *socket, struct braid_flow *flow, _
 	if (flow->flags & (BRAID_FLOW_PENDING | BRAID_FLOW_MARKER))
 		return;
 	event = new_event(BRAID_EVENT_END);
-	/* Here and nowhere below: Linux 6.1's verifier forgets a test for NULL that it has seen before, and then misses the event's release. */
+	/*
+	 * Test this here and not below: the verifier of Linux 6.1 forgets an earlier test for NULL and then reports that the event is not released.
+	 */
 	if (!event) {
 		if (release(flow, id))
 			count(BRAID_COUNT_ENDED);
@@ -425,14 +427,14 @@ BRAID_INLINE void end_flow(const struct sock *socket, struct braid_flow *flow, _
 	if (socket)
 		read_local(socket, &event->row);
 	if (socket && event->row.flow.protocol == IPPROTO_TCP) {
-		_Bool noted = event->row.flow.answered;
+		_Bool recorded = event->row.flow.answered;
 
 		read_tcp(socket, &event->row);
-		if (event->row.flow.answered && !noted)
-			note_answer(&event->row);
+		if (event->row.flow.answered && !recorded)
+			record_answer(&event->row);
 	}
 	learn(&event->row);
-	submit_quietly(event);
+	submit_without_wakeup(event);
 }
 
 #endif

@@ -1,24 +1,24 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What follows a flow after it has got its link.
+ * Programs that track a flow after its link is chosen.
  *
- *   release             ends a flow: loads, demand, the event for the daemon.
- *   retransmission      reports what connections suffer: SYNs and segments without an answer. Not by `sockops`, which the kernel runs eight
- *                       times a connection, at both ends.
- *   connections, flows  dump the living flows, TCP's and UDP's, and bring their reservations up to date.
+ *   release             ends a flow: updates loads and demand estimates, and sends the event to the daemon.
+ *   retransmission      reports SYNs and segments that receive no answer. Not a `sockops` program, because the kernel runs
+ *                       those eight times per connection, at both ends.
+ *   connections, flows  dump the active flows of TCP and UDP, and update their reservations.
  *
- * `move.bpf.c` moves connects that nobody answers.
+ * `move.bpf.c` moves connects that receive no answer.
  */
 #include "flow.h"
 
-/* ------------------------------------------------------------------ the end */
+/* ------------------------------------------------------------------ the end of a socket */
 
 SEC("cgroup/sock_release")
 int braid_release(struct bpf_sock *ctx)
 {
 	if (ctx->protocol == IPPROTO_TCP) {
 		__u64 cookie = bpf_get_socket_cookie(ctx);
-		struct connection *connection = in_place(cookie);
+		struct connection *connection = find_in_array(cookie);
 		_Bool overflowed = !connection;
 
 		if (overflowed)
@@ -34,11 +34,11 @@ int braid_release(struct bpf_sock *ctx)
 		if (flow)
 			end_flow(as_number(ctx), flow, flow->id);
 	}
-	part(ctx);
+	release_redirected(ctx);
 	return ALLOW;
 }
 
-/* ------------------------------------------------------------------ what connections suffer */
+/* ------------------------------------------------------------------ retransmissions */
 
 BRAID_INLINE struct braid_flow *flow_of(struct sock *socket)
 {
@@ -48,8 +48,8 @@ BRAID_INLINE struct braid_flow *flow_of(struct sock *socket)
 }
 
 /*
- * Arguments: the socket and the segment that it sends again. Only for want of an answer: timers that ran out are counted until
- * something is acknowledged, and what they send is the first segment that is not. All else repairs a loss that answers have told of.
+ * Arguments: the socket, and the segment that is sent again. Only retransmissions by timeout are recorded: the kernel counts expired timers until
+ * data is acknowledged, and then sends the first unacknowledged segment. Other retransmissions repair a loss that acknowledgements have reported.
  */
 SEC("tp_btf/tcp_retransmit_skb")
 int braid_retransmission(__u64 *ctx)
@@ -73,22 +73,22 @@ int braid_retransmission(__u64 *ctx)
 
 		flow->resent = timeouts;
 		flow->last = bpf_ktime_get_ns();
-		/* The link that it left was told when it left; the new one has not been asked before. */
+		/* The timeout of the old link was recorded when the flow left it, and the new link has received no SYN before. */
 		if (moved)
 			return 0;
 	}
-	note_timeout(flow, (timeouts - 1) | (connecting ? 1u << 31 : 0));
+	record_timeout(flow, (timeouts - 1) | (connecting ? 1u << 31 : 0));
 	return 0;
 }
 
 /* ------------------------------------------------------------------ the dump */
 
-/* A flow that neither sends nor receives for this long weighs nothing until it does again. */
+/* A flow that neither sends nor receives for this long reserves nothing until it does again. */
 #define IDLE_NS 10000000000ull
-/* A socket whose connect has only just been called is still closed. */
+/* Minimum age of a closed socket's flow before it counts as ended, because a socket is still closed just after connect is called. */
 #define SETTLED_NS 1000000000ull
 
-/* What a flow is still expected to move: max(C - moved, moved), so that one that outlives its estimate still weighs. */
+/* Bytes that a flow is still expected to transfer: max(C - moved, moved), so that a flow that exceeds its estimate still has a load. */
 BRAID_INLINE __u64 remaining(__u64 demand, __u64 moved)
 {
 	__u64 rest = demand > moved ? demand - moved : 0;
@@ -98,8 +98,8 @@ BRAID_INLINE __u64 remaining(__u64 demand, __u64 moved)
 
 BRAID_INLINE void refresh(struct braid_flow *flow, __u64 id, __u64 moved, __u64 last, __u64 now)
 {
-	/* Signed: a datagram may pass meanwhile. */
-	weigh(flow, id, (__s64)(now - last) > (__s64)IDLE_NS ? 0 : remaining(flow->demand, moved), 0);
+	/* Signed, because a datagram may be counted in the meantime. */
+	update_reservation(flow, id, (__s64)(now - last) > (__s64)IDLE_NS ? 0 : remaining(flow->demand, moved), 0);
 }
 
 BRAID_INLINE void apply_corrections(void)
@@ -110,8 +110,8 @@ BRAID_INLINE void apply_corrections(void)
 
 		if (!wrong || !(wrong->load[0] | wrong->load[1] | wrong->flows))
 			continue;
-		add_to_lane(slot, BRAID_DOWN, wrong->load[0], wrong->flows);
-		add_to_lane(slot, BRAID_UP, wrong->load[1], 0);
+		add_to_load(slot, BRAID_DOWN, wrong->load[0], wrong->flows);
+		add_to_load(slot, BRAID_UP, wrong->load[1], 0);
 		wrong->load[0] = 0;
 		wrong->load[1] = 0;
 		wrong->flows = 0;
@@ -141,7 +141,7 @@ int braid_flows(struct bpf_iter__bpf_sk_storage_map *ctx)
 		return 0;
 	}
 	if (flow->flags & (BRAID_FLOW_PENDING | BRAID_FLOW_MARKER)) {
-		/* No flow, but a socket whose datagrams are to be counted. */
+		/* Not an active flow, but a socket whose datagrams must be counted. */
 		row.flow = *flow;
 		bpf_seq_write(ctx->meta->seq, &row, sizeof(row));
 		return 0;
@@ -164,9 +164,9 @@ struct bpf_iter__bpf_map_elem {
 } __attribute__((preserve_access_index));
 
 /*
- * TCP's. Sockets are read where they are without holding them: their memory may become another's meanwhile, which its cookie then
- * tells. One that is gone without having been seen to go, or moves nothing any more (reset, refused, ended by force: its program has
- * yet to close it), ends here.
+ * Dumps the TCP flows. Sockets are read without holding a reference. If the memory of one is reused in the meantime, its cookie differs. Ends the
+ * flows of sockets whose end was missed, and of closed sockets that their programs have not released yet (after a reset, a refusal or a forced
+ * close).
  */
 SEC("iter/bpf_map_elem")
 int braid_connections(struct bpf_iter__bpf_map_elem *ctx)
@@ -183,7 +183,7 @@ int braid_connections(struct bpf_iter__bpf_map_elem *ctx)
 	flow = &connection->flow;
 	id = flow->id;
 	row.flow = *flow;
-	/* A place that is free, is being written, or has just become another's. */
+	/* The entry is free, is being written, or has just been taken by another flow. */
 	if (!id || row.flow.id != id || (row.flow.flags & (BRAID_FLOW_PENDING | BRAID_FLOW_MARKER)))
 		return 0;
 	row.read_at = bpf_ktime_get_ns();
@@ -202,7 +202,7 @@ int braid_connections(struct bpf_iter__bpf_map_elem *ctx)
 	flow->tx = row.tx;
 	if (row.flow.answered && !flow->answered) {
 		flow->answered = 1;
-		note_answer(&row);
+		record_answer(&row);
 	}
 	refresh(flow, id, row.rx + row.tx, flow->last, row.read_at);
 	row.flow.reserved = flow->reserved;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * The few fields of the kernel's own structures that the programs read. Only names and types matter: the loader finds the
- * offsets in the running kernel's BTF (CO-RE).
+ * The fields of kernel structures that the programs read. Only names and types matter: the loader takes the offsets from the running kernel's BTF
+ * (CO-RE).
  */
 #ifndef BRAID_KERNEL_H
 #define BRAID_KERNEL_H
@@ -42,7 +42,7 @@ struct upid {
 	struct pid_namespace *ns;
 };
 
-/* One number in each namespace, from the outermost on. */
+/* One number for each namespace, from the outermost inwards. */
 struct pid {
 	unsigned int level;
 	struct upid numbers[1];
@@ -64,12 +64,12 @@ struct bpf_prog_array_item {
 	struct bpf_prog *prog;
 };
 
-/* The last item has no program. */
+/* An item without a program ends the array. */
 struct bpf_prog_array {
 	struct bpf_prog_array_item items[1];
 };
 
-/* By attach type, what runs for a cgroup: its own programs and those of the cgroups above it. */
+/* The programs that run for a cgroup, by attach type: its own and those of its ancestors. */
 struct cgroup_bpf {
 	struct bpf_prog_array *effective[1];
 };
@@ -153,7 +153,7 @@ struct tcp_sock {
 
 #pragma clang attribute pop
 
-/* The numbers differ from kernel to kernel: they are read by `bpf_core_enum_value` alone. */
+/* The values differ between kernels, so read them only with `bpf_core_enum_value`. */
 enum cgroup_bpf_attach_type {
 	CGROUP_INET_INGRESS,
 	CGROUP_INET_EGRESS,

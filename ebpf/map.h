@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* How a map is declared. */
+/* Macro that declares a map. */
 #ifndef BRAID_MAP_H
 #define BRAID_MAP_H
 

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* What the programs share: maps, constants and counters. braid.bpf.c compiles all programs together, so there is one of each map. */
+/* Maps, constants and counters that the programs share. braid.bpf.c compiles all programs together, so each map exists once. */
 #ifndef BRAID_MAPS_H
 #define BRAID_MAPS_H
 
@@ -39,7 +39,7 @@
 #define ALLOW 1
 #define DENY 0
 
-/* What this kernel can do, set by the loader before loading. */
+/* Features of this kernel. The loader sets them before loading. */
 const volatile __u8 has_retval = 0;
 
 struct load_table {
@@ -74,11 +74,11 @@ MAP(corrections, BPF_MAP_TYPE_ARRAY, __u32, struct braid_link_load, BRAID_MAX_LI
 MAP(prefixes4, BPF_MAP_TYPE_LPM_TRIE, struct lpm4, __u8, 65536, BPF_F_NO_PREALLOC);
 MAP(prefixes6, BPF_MAP_TYPE_LPM_TRIE, struct lpm6, __u8, 65536, BPF_F_NO_PREALLOC);
 MAP(resolvers, BPF_MAP_TYPE_HASH, struct address, __u32, 256, 0);
-/* Hosts that run Braid themselves. */
+/* Hosts that run Braid. */
 MAP(servers, BPF_MAP_TYPE_HASH, struct address, __u32, 1024, 0);
-/* Services of theirs that are not to be had that way. The key's socket is 0. */
+/* Services of these hosts whose ports are closed, so their flows are not redirected. The socket in the key is 0. */
 MAP(closed, BPF_MAP_TYPE_HASH, struct braid_datagram_key, __u32, 1024, 0);
-/* Destinations that no relay opens. */
+/* Destinations that no relay accepts. */
 MAP(bypass, BPF_MAP_TYPE_HASH, struct address, __u32, 512, 0);
 MAP(executables, BPF_MAP_TYPE_HASH, struct braid_exe_key, struct braid_exe, 1024, 0);
 MAP(names, BPF_MAP_TYPE_HASH, struct process_name, struct braid_app, 1024, 0);
@@ -89,22 +89,25 @@ MAP(datagrams, BPF_MAP_TYPE_LRU_HASH, struct braid_datagram_key, struct braid_fl
 MAP(signs, BPF_MAP_TYPE_ARRAY, __u32, struct braid_signs, BRAID_MAX_LINKS, 0);
 MAP(counters, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, BRAID_COUNTERS, 0);
 
-/* A TCP flow, and where in the kernel its socket is: a number, for probing reads that then compare cookies (`is_socket`). */
+/*
+ * A TCP flow and the address of its socket in the kernel. The address is stored as a number, for probing reads that then compare cookies
+ * (`is_socket`).
+ */
 struct connection {
 	struct braid_flow flow;
 	__u64 socket;
 };
 
 /*
- * TCP flows, each in the place that its socket's cookie gives it: free if its `id` is 0, or its flow a marker, which is one that has ended.
- * The kernel gives cookies out in turn, so two seldom meet; who finds its place taken is in `overflow`, by its cookie. A new entry there takes a
- * connect some 0.3 microseconds longer than a place, and storage of the sockets' own four times as long again, at their ends as well. What a
- * socket leaves behind that was never seen to end is found by the dump.
+ * TCP flows, in an array indexed by socket cookie. An entry is free if its `id` is 0, or if its flow is a marker, which means that it has ended. The
+ * kernel assigns cookies sequentially, so collisions are rare; on a collision the flow goes to the hash map `overflow`, keyed by its cookie. A new
+ * entry there makes a connect some 0.3 microseconds slower than an array entry. Socket storage would cost four times as much again, also when a
+ * socket closes. The dump finds the entries of sockets whose end was missed.
  */
 MAP(connections, BPF_MAP_TYPE_ARRAY, __u32, struct connection, BRAID_CONNECTION_PLACES, 0);
 MAP(overflow, BPF_MAP_TYPE_HASH, __u64, struct connection, BRAID_MAX_OVERFLOW, BPF_F_NO_PREALLOC);
 
-/* Connected UDP's flows, and the marks of sockets that send unconnected datagrams. */
+/* Flows of connected UDP sockets, and markers of sockets that send unconnected datagrams. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Moves connects that nobody answers to another link, before the kernel sends the SYN again.
+ * Moves connects that receive no answer to another link, before the kernel sends the SYN again.
  *
- * The daemon starts this iterator over the namespace's TCP sockets when a SYN has waited for an answer for long enough. The socket is let off
- * its device and marked with the slot it leaves and the one it goes to. A rule refuses that mark's packets from the old link's address, so with
- * the next SYN the kernel looks for another source address (`net.ipv4.ip_dynaddr`), and another rule has the mark routed over the new link.
- * IPv4 only: IPv6 keeps the source address for good.
+ * The daemon starts this iterator over the namespace's TCP sockets when a SYN has waited long enough for an answer. The program unbinds the socket
+ * from its device and marks it with the slots that it leaves and enters. A rule rejects packets with that mark from the old link's address, so that
+ * with the next SYN the kernel chooses another source address (`net.ipv4.ip_dynaddr`). Another rule routes the mark over the new link. IPv4 only:
+ * IPv6 never changes the source address.
  *
- * Once the connect is answered the socket is bound to the link whose address it has, and the mark goes: like that it lives on without Braid.
+ * Once the connect is answered, the program binds the socket to the link whose address it has, and clears the mark. The connection then continues to
+ * work without Braid.
  */
 #include "flow.h"
 
@@ -16,7 +17,7 @@ struct bpf_iter__tcp {
 	struct sock_common *sk_common;
 } __attribute__((preserve_access_index));
 
-/* Chooses another link for the flow and reserves its demand there; BRAID_NO_SLOT without one. A function of its own, for the sake of the stack. */
+/* Chooses another link for the flow and reserves its demand there; BRAID_NO_SLOT if there is none. Not inlined, to save stack. */
 static __attribute__((noinline)) __u32 reserve_elsewhere(const struct braid_flow *flow, __u32 bank, __u32 allowed)
 {
 	struct request request = {};
@@ -24,14 +25,15 @@ static __attribute__((noinline)) __u32 reserve_elsewhere(const struct braid_flow
 	request.allowed = allowed;
 	request.direction = flow->direction;
 	request.demand = flow->demand;
-	/* No place: the flow keeps its own. */
+	/* The request has no array entry: the flow keeps its own. */
 	if (pick(&request, bank, 1, BRAID_NO_SLOT))
 		return BRAID_NO_SLOT;
 	return request.slot & (BRAID_MAX_LINKS - 1);
 }
 
 /*
- * Moves what a flow weighs to `slot`, where `reserved` of it is booked already, with its link: one step, unless it has ended meanwhile.
+ * Moves a flow's reservation to `slot`, on which `reserved` is already booked, and updates the flow's link. One step under the lock; does nothing if
+ * the flow has ended in the meantime.
  */
 BRAID_INLINE _Bool transfer(struct braid_flow *flow, __u64 id, const struct braid_params *now, __u32 slot, __u64 reserved, __u32 flags)
 {
@@ -81,7 +83,7 @@ static __attribute__((noinline)) int move_elsewhere(struct sock_common *socket, 
 		set_mark(socket, 0);
 		goto refused;
 	}
-	note_timeout(flow, flow->resent | 1u << 31);
+	record_timeout(flow, flow->resent | 1u << 31);
 	if (!transfer(flow, id, now, to, demand, BRAID_FLOW_MOVING))
 		goto ended;
 	flow->untried = candidates & ~(1u << to);
@@ -92,12 +94,15 @@ static __attribute__((noinline)) int move_elsewhere(struct sock_common *socket, 
 refused:
 	count(BRAID_COUNT_FAILED);
 ended:
-	add_to_lane(to, flow->direction, -demand, -1);
+	add_to_load(to, flow->direction, -demand, -1);
 	return 0;
 }
 
-/* Binds the socket of an answered connect to the link whose address it has: an answer may have come just before the move took hold. */
-static __attribute__((noinline)) int settle(struct sock_common *socket, struct braid_flow *flow, const struct braid_params *now)
+/*
+ * Binds the socket of an answered connect to the link whose address it has. That may be the old link, if the answer came just before the move took
+ * effect.
+ */
+static __attribute__((noinline)) int bind_answered(struct sock_common *socket, struct braid_flow *flow, const struct braid_params *now)
 {
 	const void *number = as_number(socket);
 	const struct sock *sk = number;
@@ -113,13 +118,13 @@ static __attribute__((noinline)) int settle(struct sock_common *socket, struct b
 		if (slot->source4 == address)
 			to = from;
 	}
-	/* Where the link cannot be told, it has several addresses, the mark stays: then it is what leads there. */
+	/* If the link cannot be determined, because it has several addresses, the mark stays: it then routes the socket's packets. */
 	if (slot->ifindex && slot->source4 == address &&
 	    !bpf_setsockopt(socket, SOL_SOCKET, SO_BINDTODEVICE, (void *)slot->name, sizeof(slot->name)))
 		set_mark(socket, 0);
-	add_to_lane(to, flow->direction, reserved, 1);
+	add_to_load(to, flow->direction, reserved, 1);
 	if (!transfer(flow, id, now, to, reserved, 0))
-		add_to_lane(to, flow->direction, -reserved, -1);
+		add_to_load(to, flow->direction, -reserved, -1);
 	return 0;
 }
 
@@ -136,7 +141,7 @@ int braid_move(struct bpf_iter__tcp *ctx)
 	if (!socket)
 		return 0;
 	state = socket->skc_state;
-	/* Sockets in the making and in their last wait are no full ones. */
+	/* Request sockets and TIME_WAIT sockets are not full sockets. */
 	if (state == TCP_CLOSE || state == TCP_TIME_WAIT || state == TCP_NEW_SYN_RECV || state == TCP_LISTEN)
 		return 0;
 	connection = connection_of(bpf_get_socket_cookie(socket));
@@ -152,6 +157,6 @@ int braid_move(struct bpf_iter__tcp *ctx)
 	if (state == TCP_SYN_SENT)
 		move_elsewhere(socket, &connection->flow, now, bank);
 	else if (connection->flow.flags & BRAID_FLOW_MOVING)
-		settle(socket, &connection->flow, now);
+		bind_answered(socket, &connection->flow, now);
 	return 0;
 }

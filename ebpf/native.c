@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR MIT OR Apache-2.0 */
-/* The connection rule built for this machine, so that a test can compare it with the Rust reference on millions of inputs. */
+/* The connection rule compiled for this machine, so that a test can compare it with the Rust reference on millions of inputs. */
 #include <linux/types.h>
 #include <stddef.h>
 
 #include "schedule.h"
 
-/* As the kernel's choice: the winner, BRAID_NO_SLOT for nobody; `denied` tells why nobody. */
+/* Chooses as the kernel does. Returns the winner, or BRAID_NO_SLOT if there is none; `denied` then says whether the flow must fail. */
 __u32 braid_native_choose(struct braid_load_table *table, const struct braid_params *params, __u32 usable, __u32 actions, __u32 links,
 			  __u32 prefer, __u32 direction, __u64 demand, __u32 *denied)
 {
@@ -20,7 +20,7 @@ __u32 braid_native_choose(struct braid_load_table *table, const struct braid_par
 	return table->winner;
 }
 
-/* Sizes that the Rust side must agree with. */
+/* Sizes and offsets that must agree with the Rust side. */
 const size_t braid_native_sizes[] = {
 	sizeof(struct braid_params),	   sizeof(struct braid_slot),	  sizeof(struct braid_link_load),	 sizeof(struct braid_rule),
 	sizeof(struct braid_flow),	   sizeof(struct braid_flow_row), sizeof(struct braid_event),	 sizeof(struct braid_signs),

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* What the policy says of a request: the first rule that matches, class, affinity, demand, and the links allowed. */
+/* Evaluates the policy for a request: the first matching rule, class, affinity, demand, and the allowed links. */
 #ifndef BRAID_POLICY_H
 #define BRAID_POLICY_H
 
 #include "caller.h"
 
 /*
- * Global, like `judge` and `pick` below: walked by the verifier once, not once for every rule there may be. Before Linux 6.2 the argument
- * of a global function cannot be a map's key: each key is copied to the stack.
+ * Global, like `judge` and `pick`, so that the verifier processes it once instead of once per rule. Before Linux 6.2 an argument of a global function
+ * cannot be a map key, so each key is copied to the stack.
  */
 __attribute__((noinline)) int matches(const struct request *request, __u32 key)
 {
@@ -53,7 +53,7 @@ __attribute__((noinline)) int matches(const struct request *request, __u32 key)
 	return 1;
 }
 
-/* The rule that decides, or NULL. */
+/* The first matching rule, or NULL. */
 BRAID_INLINE const struct braid_rule *first_match(__u32 bank, const struct braid_params *now, struct request *request)
 {
 	request->rule = 255;
@@ -83,20 +83,18 @@ BRAID_INLINE struct braid_event *new_event(__u32 kind)
 	return event;
 }
 
-/* What may wait in the ring before the daemon is woken for it; it comes by itself every quarter of a second. */
+/* Amount of data in the ring above which the daemon is woken. Otherwise it reads the ring every quarter of a second. */
 #define WAITING_LIMIT (1 << 18)
 
-/*
- * Hands over what need not be known at once: an interrupt for each would cost more than all the rest there is to do at a flow's end.
- */
-BRAID_INLINE void submit_quietly(struct braid_event *event)
+/* Submits an event that is not urgent without waking the daemon. A wake-up for each would cost more than all other work at the end of a flow. */
+BRAID_INLINE void submit_without_wakeup(struct braid_event *event)
 {
 	_Bool many = bpf_ringbuf_query(&events, BPF_RB_AVAIL_DATA) > WAITING_LIMIT;
 
 	bpf_ringbuf_submit(event, many ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP);
 }
 
-/* The application's class; one never seen is introduced to the daemon, which can still read its path from /proc. */
+/* Returns the application's class. Reports a new application to the daemon while its path can still be read from /proc. */
 BRAID_INLINE __u8 class_of(const struct request *request)
 {
 	struct braid_app_key key = request->app;
@@ -110,7 +108,7 @@ BRAID_INLINE __u8 class_of(const struct request *request)
 	if (named)
 		fresh.class_ = named->class_;
 	event = new_event(BRAID_EVENT_APP);
-	/* The daemon does not hear of it now: it stays new, and is introduced with its next flow. */
+	/* The event is lost. The application stays unknown and is reported with its next flow. */
 	if (!event)
 		return fresh.class_;
 	bpf_map_update_elem(&apps, &key, &fresh, BPF_NOEXIST);
@@ -119,12 +117,12 @@ BRAID_INLINE __u8 class_of(const struct request *request)
 	event->row.flow.user = request->user;
 	event->row.flow.cgroup = request->cgroup;
 	event->row.flow.class_ = fresh.class_;
-	/* Even where ends wait in the ring already: a moment later the process may be gone, and its path with it. */
+	/* Force the wake-up even if events are waiting already, because the process, and with it the path, may be gone a moment later. */
 	bpf_ringbuf_submit(event, BPF_RB_FORCE_WAKEUP);
 	return fresh.class_;
 }
 
-/* What was learnt of the application and this remote port, or NULL. */
+/* The demand estimate of the application and this remote port, or NULL. */
 BRAID_INLINE struct braid_demand *learnt_of(const struct request *request)
 {
 	struct braid_demand_key key = {};
@@ -134,7 +132,7 @@ BRAID_INLINE struct braid_demand *learnt_of(const struct request *request)
 	return bpf_map_lookup_elem(&demands, &key);
 }
 
-/* The application's class, from what was learnt of it where that is so recent: one look-up instead of two. */
+/* The application's class, from the demand estimate if cached there: one lookup instead of two. */
 BRAID_INLINE __u8 known_class(const struct request *request, struct braid_demand *known)
 {
 	__u32 zero = 0;
@@ -152,7 +150,7 @@ BRAID_INLINE __u8 known_class(const struct request *request, struct braid_demand
 	return found;
 }
 
-BRAID_INLINE void expect(const struct braid_params *now, struct request *request, const struct braid_demand *known)
+BRAID_INLINE void set_expected_demand(const struct braid_params *now, struct request *request, const struct braid_demand *known)
 {
 	request->direction = BRAID_DOWN;
 	request->demand = now->default_demand;
@@ -164,8 +162,9 @@ BRAID_INLINE void expect(const struct braid_params *now, struct request *request
 }
 
 /*
- * Whether the flow is redirected to the daemon because its destination runs Braid itself. One that may use a single link gains nothing by it.
- * Datagrams only where a rule says so: most are of protocols that take another order for loss. None whose cgroup others filter.
+ * Whether the flow is redirected to the daemon because its destination runs Braid. A flow with a single allowed link gains nothing. Datagrams are
+ * redirected only if a rule says so, because most of their protocols interpret reordering as loss. Flows whose cgroup foreign programs filter are not
+ * redirected.
  */
 BRAID_INLINE _Bool goes_peer_direct(const struct braid_params *now, struct request *request, __u32 actions)
 {
@@ -190,8 +189,8 @@ BRAID_INLINE _Bool goes_peer_direct(const struct braid_params *now, struct reque
 enum judgement { GO_ON, LEAVE_ALONE, FAIL };
 
 /*
- * The links whose address the socket already has. The kernel keeps the source address of a UDP socket that is connected again
- * (unless it is disconnected in between), so it must keep its link too.
+ * The links that have the socket's current source address. The kernel keeps the source address of a UDP socket that connects again without
+ * disconnecting first, so the socket must keep its link too.
  */
 BRAID_INLINE __u32 with_source(const struct braid_params *now, const struct request *request)
 {
@@ -212,9 +211,9 @@ BRAID_INLINE __u32 with_source(const struct braid_params *now, const struct requ
 }
 
 /*
- * Judges a request by policy: GO_ON with `request->allowed`, or what else to do with it.
+ * Evaluates the policy for a request. Returns GO_ON and sets `request->allowed`, or returns what else to do.
  *
- * This function and `pick` are global, so that the verifier walks each of them once, not once for every way that leads there.
+ * This function and `pick` are global, so that the verifier processes each of them once instead of once per call path.
  */
 __attribute__((noinline)) int judge(struct request *request, __u32 bank)
 {
@@ -273,9 +272,9 @@ __attribute__((noinline)) int judge(struct request *request, __u32 bank)
 		if (pinned && (*pinned & request->allowed))
 			request->allowed &= *pinned;
 		if (pinned)
-			request->redirect = 0; /* a network's own resolver often answers nobody else */
+			request->redirect = 0; /* a network's resolver often answers only clients of that network */
 	}
-	expect(now, request, known);
+	set_expected_demand(now, request, known);
 	return GO_ON;
 }
 

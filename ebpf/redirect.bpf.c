@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What serves redirected sockets; connect and sendmsg redirect them. Attached only once something may be redirected.
+ * Programs for redirected sockets; connect and sendmsg redirect them. Attached only once something may be redirected.
  *
- *   getpeername4/6, getsockname4/6, recvmsg4/6  show a redirected socket the addresses it asked for.
- *   state                                       notes where a redirected connection comes from.
+ *   getpeername4/6, getsockname4/6, recvmsg4/6  return the addresses that the program asked for.
+ *   state                                       records the source address of redirected connections.
  */
 #include "redirect.h"
 
@@ -71,7 +71,7 @@ BRAID_INLINE _Bool is_prefixed(const __u32 *addr)
 	return !((addr[0] ^ prefix[0]) | (addr[1] ^ prefix[1]) | (addr[2] ^ prefix[2]));
 }
 
-/* The exchange of this socket that a datagram from this address belongs to, or NULL. */
+/* The exchange of this socket to which a datagram from this address belongs, or NULL. */
 BRAID_INLINE struct braid_arrival *exchange_from(struct bpf_sock_addr *ctx, __u32 address)
 {
 	struct braid_arrival *exchange = is_redirect_address(address) ? bpf_map_lookup_elem(&exchanges, &address) : NULL;
@@ -115,8 +115,8 @@ int braid_recvmsg6(struct bpf_sock_addr *ctx)
 	return ALLOW;
 }
 
-/* Notes whose segments may claim the arrival: called when a handshake is answered. */
-BRAID_INLINE void note_source(struct sock *socket)
+/* Records the address whose segments may claim the arrival. Called when a handshake is answered. */
+BRAID_INLINE void record_source(struct sock *socket)
 {
 	struct redirect_state *own = bpf_sk_storage_get(&redirect_states, socket, NULL, 0);
 	struct braid_arrival *arrival;
@@ -143,6 +143,6 @@ int braid_state(__u64 *ctx)
 	struct sock *socket = (void *)ctx[0];
 
 	if ((int)ctx[1] == TCP_SYN_SENT && (int)ctx[2] == TCP_ESTABLISHED && socket->sk_protocol == IPPROTO_TCP)
-		note_source(socket);
+		record_source(socket);
 	return 0;
 }

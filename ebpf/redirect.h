@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Connections that Braid carries itself: at connect they are redirected to the daemon's listener on the loopback, each by an address of
- * its own, under which the daemon finds who wanted to reach what. The program sees the addresses it asked for.
+ * Redirection of connections to the daemon. connect is redirected to the daemon's listener on loopback. Each connection gets its own loopback
+ * address, by which the daemon finds the application and the destination. The program sees the addresses that it asked for.
  *
- * Datagrams go the same way. Those of connected IPv6 sockets go to ::1, where the source port tells one socket from another; those
- * of unconnected ones to a prefix that the daemon makes the loopback's own by a route, since the kernel takes no IPv4 address there.
+ * Datagrams are redirected in the same way. Those of connected IPv6 sockets go to ::1, where the source port identifies the socket. Those of
+ * unconnected IPv6 sockets go to a prefix that the daemon makes local to loopback by a route, because the kernel accepts no IPv4-mapped address
+ * there.
  *
- * An arrival is claimed by its handshake's source, noted before the segment leaves that ends the handshake, and so before the daemon
- * can accept it: whoever else connects to its address gets nothing.
+ * An arrival is claimed by the source address of its handshake. That is recorded before the segment that completes the handshake is sent, and so
+ * before the daemon can accept the connection. Any other connection to the address gets nothing.
  */
 #ifndef BRAID_REDIRECT_H
 #define BRAID_REDIRECT_H
@@ -18,18 +19,18 @@
 #define REDIRECT_BASE 0x7f400000u
 #define REDIRECT_HOSTS 0x003fffffu
 #define REDIRECT_TRIES 3
-/* fd62:7261:6964:5757::/64, which is followed by 0:0 and an address as above. */
+/* fd62:7261:6964:5757::/64, followed by 0:0 and an address as above. */
 #define REDIRECT_PREFIX { bpf_htonl(0xfd627261u), bpf_htonl(0x69645757u), 0 }
 
-/* What a redirected socket knows of itself for as long as it lives. Addresses are IPv6 or IPv4-mapped, all in network order. */
+/* State of a redirected socket, kept until it is closed. Addresses are IPv6 or IPv4-mapped; all values are in network order. */
 struct redirect_state {
-	__u64 socket; /* its cookie */
-	__u32 remote[4]; /* what it asked for */
-	__u32 local[4]; /* what it would have had; zero: not known */
-	__u32 address; /* the loopback address of its own, the key of its arrival */
-	__u16 port; /* what it asked for */
-	__u16 listener; /* where it went */
-	__u32 by_port; /* went to ::1, where only its source port tells it from others */
+	__u64 socket; /* socket cookie */
+	__u32 remote[4]; /* requested destination */
+	__u32 local[4]; /* source address it would have had; zero: unknown */
+	__u32 address; /* its own loopback address, the key of its arrival */
+	__u16 port; /* requested port */
+	__u16 listener; /* port to which it was redirected */
+	__u32 by_port; /* redirected to ::1, where only its source port identifies it */
 	__u32 datagrams;
 };
 
@@ -42,17 +43,17 @@ struct {
 
 MAP(redirection, BPF_MAP_TYPE_ARRAY, __u32, struct braid_redirection, 1, 0);
 MAP(arrivals, BPF_MAP_TYPE_HASH, __u32, struct braid_arrival, BRAID_MAX_ARRIVALS, 0);
-/* By source port, the address of what arrives at ::1. */
+/* The loopback address of each arrival at ::1, by source port. */
 MAP(sources6, BPF_MAP_TYPE_ARRAY, __u32, __u32, 65536, 0);
 
 MAP(exchanges, BPF_MAP_TYPE_HASH, __u32, struct braid_arrival, BRAID_MAX_EXCHANGES, 0);
-/* The address of an exchange by socket and remote; of one at ::1 by socket alone. */
+/* The loopback address of an exchange, by socket and remote; for an exchange at ::1 by socket alone. */
 MAP(exchange_keys, BPF_MAP_TYPE_HASH, struct braid_datagram_key, __u32, BRAID_MAX_EXCHANGES, 0);
 
-/* What each user has reserved of `arrivals` and `exchanges`: a quarter of each is one user's. The daemon counts anew now and then. */
+/* What each user has reserved of `arrivals` and `exchanges`. A user may have a quarter of each. The daemon recounts from time to time. */
 MAP(shares, BPF_MAP_TYPE_HASH, __u32, struct braid_share, BRAID_MAX_SHARES, 0);
 
-/* Users that have as many redirected flows as one may have: their next ones go direct. */
+/* Users that have reached their limit of redirected flows: their next ones go direct. */
 MAP(heavy_users, BPF_MAP_TYPE_HASH, __u32, __u32, 1024, 0);
 
 static const struct braid_arrival no_arrival;
@@ -62,7 +63,7 @@ BRAID_INLINE _Bool is_heavy(__u32 user)
 	return bpf_map_lookup_elem(&heavy_users, &user) != NULL;
 }
 
-/* What a user has reserved; NULL: there are too many users. */
+/* What a user has reserved; NULL if there are too many users. */
 BRAID_INLINE struct braid_share *share_of(__u32 user)
 {
 	struct braid_share *share = bpf_map_lookup_elem(&shares, &user), none = {};
@@ -73,7 +74,7 @@ BRAID_INLINE struct braid_share *share_of(__u32 user)
 	return bpf_map_lookup_elem(&shares, &user);
 }
 
-BRAID_INLINE void give_back_arrival(__u32 user)
+BRAID_INLINE void release_arrival_share(__u32 user)
 {
 	struct braid_share *share = bpf_map_lookup_elem(&shares, &user);
 
@@ -81,7 +82,7 @@ BRAID_INLINE void give_back_arrival(__u32 user)
 		__sync_fetch_and_add(&share->arrivals, -1);
 }
 
-BRAID_INLINE void give_back_exchange(__u32 user)
+BRAID_INLINE void release_exchange_share(__u32 user)
 {
 	struct braid_share *share = bpf_map_lookup_elem(&shares, &user);
 
@@ -89,7 +90,7 @@ BRAID_INLINE void give_back_exchange(__u32 user)
 		__sync_fetch_and_add(&share->exchanges, -1);
 }
 
-/* What of `own` still waits for the daemon, or NULL. */
+/* The arrival or exchange of `own` that the daemon has not taken yet, or NULL. */
 BRAID_INLINE struct braid_arrival *arrival_of(const struct redirect_state *own)
 {
 	__u32 address = own->address;
@@ -102,7 +103,7 @@ BRAID_INLINE struct braid_arrival *arrival_of(const struct redirect_state *own)
 	return arrival && arrival->socket == own->socket ? arrival : NULL;
 }
 
-/* Takes back what an earlier connect of this socket was given: it failed, or was ended. */
+/* Removes what an earlier connect of this socket left behind, because that connect failed or ended. Returns whether there was anything. */
 static __attribute__((noinline)) int clear_redirect_state(struct bpf_sock *socket)
 {
 	struct redirect_state *own = bpf_sk_storage_get(&redirect_states, socket, NULL, 0);
@@ -120,20 +121,20 @@ static __attribute__((noinline)) int clear_redirect_state(struct bpf_sock *socke
 		if (own->by_port)
 			bpf_map_delete_elem(&exchange_keys, &key);
 		if (arrival && !bpf_map_delete_elem(&exchanges, &address))
-			give_back_exchange(user);
+			release_exchange_share(user);
 	} else if (arrival && !bpf_map_delete_elem(&arrivals, &address)) {
-		give_back_arrival(user);
+		release_arrival_share(user);
 	}
 	bpf_sk_storage_delete(&redirect_states, socket);
 	return 1;
 }
 
-BRAID_INLINE __u32 some_address(void)
+BRAID_INLINE __u32 random_address(void)
 {
 	return bpf_htonl(REDIRECT_BASE | (bpf_get_prandom_u32() & REDIRECT_HOSTS));
 }
 
-/* Reserves a free address for what is about to arrive; 0: no room. */
+/* Reserves a free loopback address for an arrival; 0 if there is none. */
 BRAID_INLINE __u32 reserve_address(__u32 user)
 {
 	struct braid_share *share = share_of(user);
@@ -141,7 +142,7 @@ BRAID_INLINE __u32 reserve_address(__u32 user)
 	if (!share || (__s32)share->arrivals >= BRAID_MAX_ARRIVALS / 4)
 		return 0;
 	for (int try = 0; try < REDIRECT_TRIES; try++) {
-		__u32 address = some_address();
+		__u32 address = random_address();
 
 		if (!bpf_map_update_elem(&arrivals, &address, &no_arrival, BPF_NOEXIST)) {
 			__sync_fetch_and_add(&share->arrivals, 1);
@@ -158,7 +159,7 @@ BRAID_INLINE __u32 reserve_exchange(__u32 user)
 	if (!share || (__s32)share->exchanges >= BRAID_MAX_EXCHANGES / 4)
 		return 0;
 	for (int try = 0; try < REDIRECT_TRIES; try++) {
-		__u32 address = some_address();
+		__u32 address = random_address();
 
 		if (!bpf_map_update_elem(&exchanges, &address, &no_arrival, BPF_NOEXIST)) {
 			__sync_fetch_and_add(&share->exchanges, 1);
@@ -204,8 +205,8 @@ BRAID_INLINE void fill_arrival(struct braid_arrival *arrival, const struct reque
 }
 
 /*
- * Whether the connection goes to the daemon: then `request->loopback` is the address and `request->listener` the port it goes to. 0: it
- * goes on as if nobody had asked. A function of its own, for the sake of the stack's 512 bytes.
+ * Redirects the connection to the daemon, if possible. Returns 1 and sets `request->loopback` and `request->listener` to the address and port, or
+ * returns 0: the connection then continues without redirection. Not inlined, to stay within the stack limit of 512 bytes.
  */
 __attribute__((noinline)) int redirect(struct bpf_sock_addr *ctx, struct request *request, __u32 bank)
 {
@@ -227,7 +228,7 @@ __attribute__((noinline)) int redirect(struct bpf_sock_addr *ctx, struct request
 	sk = (const void *)tcp;
 	by_port = socket->family == AF_INET6 && BPF_CORE_READ_BITFIELD_PROBED(sk, __sk_common.skc_ipv6only);
 	port = by_port ? open->port6 : open->port4;
-	/* One that sends nothing before its first byte (TCP_FASTOPEN_CONNECT) would hold its place for as long as it likes. */
+	/* A socket that sends nothing before its first data (TCP_FASTOPEN_CONNECT) could keep its entry indefinitely. */
 	address = 0;
 	if (port && !BPF_CORE_READ_BITFIELD_PROBED(tcp, fastopen_connect) && !is_heavy(request->user))
 		address = reserve_address(request->user);
@@ -239,7 +240,7 @@ __attribute__((noinline)) int redirect(struct bpf_sock_addr *ctx, struct request
 	own = bpf_sk_storage_get(&redirect_states, socket, NULL, BPF_SK_STORAGE_GET_F_CREATE);
 	if (!arrival || !own) {
 		bpf_map_delete_elem(&arrivals, &address);
-		give_back_arrival(request->user);
+		release_arrival_share(request->user);
 		count(BRAID_COUNT_NOT_REDIRECTED);
 		return 0;
 	}
@@ -253,7 +254,7 @@ __attribute__((noinline)) int redirect(struct bpf_sock_addr *ctx, struct request
 	return 1;
 }
 
-/* The same for datagrams; an unconnected socket has one address for each of its remotes. */
+/* Does the same for datagrams. An unconnected socket has one loopback address for each remote. */
 __attribute__((noinline)) int redirect_datagrams(struct bpf_sock_addr *ctx, struct request *request, __u32 bank, __u32 connected)
 {
 	const struct braid_params *now = bpf_map_lookup_elem(&params, &bank);
@@ -297,7 +298,7 @@ __attribute__((noinline)) int redirect_datagrams(struct bpf_sock_addr *ctx, stru
 	if (!exchange || (connected && !own) ||
 	    ((by_port || !connected) && bpf_map_update_elem(&exchange_keys, &key, &address, BPF_ANY))) {
 		bpf_map_delete_elem(&exchanges, &address);
-		give_back_exchange(request->user);
+		release_exchange_share(request->user);
 		if (own)
 			bpf_sk_storage_delete(&redirect_states, socket);
 		count(BRAID_COUNT_NOT_REDIRECTED);
@@ -316,8 +317,8 @@ __attribute__((noinline)) int redirect_datagrams(struct bpf_sock_addr *ctx, stru
 	return 1;
 }
 
-/* The end of a redirected socket. What it has sent already may still wait for the daemon, which then takes it or forgets it in time. */
-BRAID_INLINE void part(struct bpf_sock *socket)
+/* Handles the end of a redirected socket. Data that it has sent may still wait for the daemon, which takes it or lets the entry time out. */
+BRAID_INLINE void release_redirected(struct bpf_sock *socket)
 {
 	struct redirect_state *own = bpf_sk_storage_get(&redirect_states, socket, NULL, 0);
 	struct braid_arrival *arrival;
@@ -332,14 +333,14 @@ BRAID_INLINE void part(struct bpf_sock *socket)
 	if (own->datagrams) {
 		const struct sock *sk = as_number(socket);
 
-		/* What it sent last is claimed by this, since its owner cannot be asked for any more. */
+		/* The address by which its last datagrams are claimed, because the kernel can no longer be asked for their socket. */
 		arrival->source = own->by_port ? 0 : BPF_CORE_READ(sk, __sk_common.skc_rcv_saddr);
 		arrival->source_port = BPF_CORE_READ(sk, __sk_common.skc_num);
 	} else if (socket->state == TCP_SYN_SENT || socket->state == TCP_CLOSE) {
 		__u32 user = arrival->user;
 
 		if (!bpf_map_delete_elem(&arrivals, &address))
-			give_back_arrival(user);
+			release_arrival_share(user);
 		return;
 	}
 	arrival->released = bpf_ktime_get_ns();

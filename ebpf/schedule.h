@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only OR MIT OR Apache-2.0 */
 /*
- * The one rule that gives a new connection its link, as the kernel runs it. The reference, with the reasons and the sources, is
- * crates/decide/src/connection.rs; a test drives both with the same inputs. Pure: compiles for BPF and natively.
+ * The rule that assigns a link to a new connection, for the kernel. The reference, with reasons and sources, is crates/decide/src/connection.rs; a
+ * test runs both with the same inputs. Pure: compiles for BPF and natively.
  *
  * The caller holds the table's lock, so nothing here may call a function: everything is inlined.
  */
@@ -18,12 +18,12 @@
 #define BRAID_INLINE static inline __attribute__((always_inline))
 
 /*
- * Comparisons and choices without branches: the verifier walks every branch of every turn of a loop, and 32 links' worth of
- * them are more than it has patience for. Truth is 0 or 1; a mask is 0 or all ones.
+ * Comparisons and selections without branches. The verifier follows every branch in every iteration of a loop, and with 32 links it would exceed its
+ * limit. A truth value is 0 or 1; a mask is 0 or all ones.
  */
 BRAID_INLINE __u64 braid_opaque(__u64 value)
 {
-	/* Else the compiler sees what is meant and makes branches of it again. */
+	/* Prevents the compiler from recognizing the expression and generating branches again. */
 	__asm__("" : "+r"(value));
 	return value;
 }
@@ -74,10 +74,12 @@ BRAID_INLINE __u64 braid_duration(__u64 load, __u64 rate)
 	return (time | -stopped) & -(1 ^ braid_is_zero(load));
 }
 
-/* The table as one decision reads it and the next one must see it changed. */
+/* State that one decision reads and changes for the next. */
 struct braid_load_table {
 	__u64 virtual_time;
-	/* The verifier must not follow which slot is best through every branch of the loop: stored here, it is just a number. */
+	/*
+	 * Stored in memory, so that the verifier treats it as an unknown number and does not track the best slot through every branch of the loop.
+	 */
 	volatile __u32 winner;
 	__u32 pad;
 	__u64 commits;
@@ -107,8 +109,8 @@ BRAID_INLINE __u64 braid_deadline(const struct braid_load_table *table, const st
 }
 
 /*
- * What of a link's load counts before the end of a new flow: (load + min(load, flows * demand)) / 2; all of it when `whole`. `load` and
- * `demand` are at most BRAID_LOAD_LIMIT. The product is made of two, so that what is above the limit shows, without a division.
+ * The part of a link's load that precedes the end of a new flow: (load + min(load, flows * demand)) / 2, or all of it if `whole` is set. `load` and
+ * `demand` are at most BRAID_LOAD_LIMIT. The product is computed in two halves, so that an excess over the limit is detected without a division.
  */
 BRAID_INLINE __u64 braid_backlog(__u64 load, __u32 flows, __u64 demand, __u64 whole)
 {
@@ -119,7 +121,7 @@ BRAID_INLINE __u64 braid_backlog(__u64 load, __u32 flows, __u64 demand, __u64 wh
 	return (load + braid_min(load, shares)) >> 1;
 }
 
-/* The best link so far; less is better, key by key, and the first one found wins ties. */
+/* The best link so far. Smaller keys are better, compared in order; on a tie the first link wins. */
 struct braid_best {
 	__u64 tier, first, second;
 };
@@ -138,7 +140,7 @@ BRAID_INLINE void braid_offer(struct braid_load_table *table, struct braid_best 
 	table->winner = braid_select(better, slot, table->winner);
 }
 
-/* Sets table->winner to the slot the rule picks among `allowed`, which must not be empty. */
+/* Sets table->winner to the slot that the rule selects among `allowed`, which must not be 0. */
 BRAID_INLINE void braid_pick(struct braid_load_table *table, const struct braid_params *params, __u32 allowed, __u32 direction,
 			     __u64 demand)
 {
@@ -153,7 +155,7 @@ BRAID_INLINE void braid_pick(struct braid_load_table *table, const struct braid_
 		deadline = braid_deadline(table, params, allowed, direction, demand);
 	for (__u32 slot = 0; slot < BRAID_MAX_LINKS; slot++) {
 		const struct braid_slot *link = &params->slots[slot];
-		/* A number of its own, so that the verifier does not remember of `allowed` which bits were found where. */
+		/* A separate variable, so that the verifier does not track which bits of `allowed` were tested. */
 		__u64 rest = braid_opaque(allowed >> slot);
 
 		if (!rest)
@@ -173,7 +175,7 @@ BRAID_INLINE void braid_pick(struct braid_load_table *table, const struct braid_
 	}
 }
 
-/* Puts a flow on table->winner. */
+/* Adds a flow to table->winner. */
 BRAID_INLINE void braid_commit(struct braid_load_table *table, const struct braid_params *params, __u32 direction, __u64 demand)
 {
 	__u32 slot = table->winner & (BRAID_MAX_LINKS - 1);
@@ -193,8 +195,8 @@ BRAID_INLINE void braid_commit(struct braid_load_table *table, const struct brai
 }
 
 /*
- * The links a flow may use, as `decide::policy::admission` says. 0: none.
- * `denied` is set when the flow must fail, since a strict rule's links are all unusable.
+ * The links that a flow may use, as `decide::policy::admission` computes them. 0: none. `denied` is set if the flow must fail, because all links of a
+ * strict rule are unusable.
  */
 BRAID_INLINE __u32 braid_admit(__u32 usable, __u32 backup, __u32 actions, __u32 links, __u32 prefer, _Bool *denied)
 {

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* sendmsg4/6, of unconnected UDP: writes the datagram's source address, and a rule routes that; or turns it to the daemon. */
+/* sendmsg4/6 of unconnected UDP: sets the datagram's source address, which a rule routes, or redirects the datagram to the daemon. */
 #include "steer.h"
 
-/* Notes on a socket that it sends datagrams, to whom last, and by which link. */
+/* Records on the socket that it sends unconnected datagrams, and the destination and link of the last one. */
 BRAID_INLINE int mark_socket(struct bpf_sock *socket, const struct braid_datagram_key *key, __u32 slot, __u32 ifindex)
 {
 	struct braid_flow *marker = bpf_sk_storage_get(&flows, socket, NULL, BPF_SK_STORAGE_GET_F_CREATE);
@@ -19,8 +19,8 @@ BRAID_INLINE int mark_socket(struct bpf_sock *socket, const struct braid_datagra
 }
 
 /*
- * The slot that the socket's last datagram went out of, if that was to the same remote: what `datagrams` has forgotten for want of room, with
- * thousands of another program's exchanges, keeps its source address. BRAID_NO_SLOT: none.
+ * The slot of the socket's last datagram if that went to the same remote, otherwise BRAID_NO_SLOT. A flow that was evicted from `datagrams`, because
+ * another program has thousands of exchanges, thereby keeps its source address.
  */
 static __attribute__((noinline)) __u32 last_slot(struct bpf_sock *socket, const struct request *request, __u32 bank)
 {
@@ -38,8 +38,8 @@ static __attribute__((noinline)) __u32 last_slot(struct bpf_sock *socket, const 
 }
 
 /*
- * A datagram of a socket that was connected, and so has the mark of a link, by which it leaves: to where it was connected, or elsewhere where
- * the rule has that link.
+ * Judges a datagram of a socket that was connected, and so has the mark of a link, by which it leaves. It may go to the address it was connected to,
+ * or elsewhere if the rule allows that link.
  */
 static __attribute__((noinline)) int send_marked(struct request *request, struct bpf_sock *socket, __u32 bank, __u32 mark)
 {
@@ -58,7 +58,7 @@ static __attribute__((noinline)) int send_marked(struct request *request, struct
 	return ALLOW;
 }
 
-/* Whether an earlier connect gave the socket a link. */
+/* Whether an earlier connect assigned a link to the socket. */
 BRAID_INLINE _Bool is_marked(struct bpf_sock_addr *ctx)
 {
 	struct bpf_sock *socket = ctx->sk;
@@ -66,8 +66,8 @@ BRAID_INLINE _Bool is_marked(struct bpf_sock_addr *ctx)
 	return socket && is_ours(socket->mark);
 }
 
-/* The slot this datagram goes out of, or BRAID_NO_SLOT to leave it alone; -1 in *verdict fails it. */
-BRAID_INLINE __u32 route_datagram(struct bpf_sock_addr *ctx, struct request *request, const struct braid_params **bank_in_force, int *verdict)
+/* The slot through which this datagram leaves, or BRAID_NO_SLOT to leave it alone. Sets *verdict, which may fail the call. */
+BRAID_INLINE __u32 route_datagram(struct bpf_sock_addr *ctx, struct request *request, const struct braid_params **current, int *verdict)
 {
 	struct bpf_sock *socket = ctx->sk;
 	struct braid_datagram_key key = {};
@@ -80,10 +80,10 @@ BRAID_INLINE __u32 route_datagram(struct bpf_sock_addr *ctx, struct request *req
 	*verdict = ALLOW;
 	if (!socket || ctx->protocol != IPPROTO_UDP)
 		return BRAID_NO_SLOT;
-	now = acting(ctx, request, &bank);
+	now = active_params(ctx, request, &bank);
 	if (!now)
 		return BRAID_NO_SLOT;
-	*bank_in_force = now;
+	*current = now;
 	request->protocol = IPPROTO_UDP;
 	request->port = bpf_ntohs((__u16)ctx->user_port);
 	read_socket_options(socket, &asked);
@@ -137,7 +137,7 @@ BRAID_INLINE __u32 route_datagram(struct bpf_sock_addr *ctx, struct request *req
 		return request->slot;
 	}
 	fill(flow, now, request, key.socket, 0);
-	want_counting();
+	request_counting();
 	count(BRAID_COUNT_STEERED);
 	return request->slot;
 }
@@ -159,12 +159,12 @@ int braid_sendmsg4(struct bpf_sock_addr *ctx)
 		}
 		if (is_loopback4(ctx->user_ip4))
 			return ALLOW;
-		/* It goes elsewhere than where it was connected to, and so is judged as any other. */
+		/* It goes to another destination than the one it was connected to, so it is judged like any other. */
 		if (is_loopback4(ctx->msg_src_ip4))
 			ctx->msg_src_ip4 = 0;
 	}
 	if (ctx->msg_src_ip4 && !is_marked(ctx))
-		return ALLOW; /* the program chose it */
+		return ALLOW; /* the program chose the source address */
 	set_remote4(&request, ctx->user_ip4);
 	slot = route_datagram(ctx, &request, &now, &verdict);
 	if (request.loopback) {
@@ -176,7 +176,9 @@ int braid_sendmsg4(struct bpf_sock_addr *ctx)
 	return verdict;
 }
 
-/* A datagram to an address, on a socket that is connected: whether it goes to where that is, or to the loopback. */
+/*
+ * Handles a datagram with a destination address on a connected, redirected socket. Returns whether it goes to the connected address or to loopback.
+ */
 BRAID_INLINE _Bool send_redirected6(struct bpf_sock_addr *ctx, const struct redirect_state *own)
 {
 	const __u32 loopback[4] = { 0, 0, 0, bpf_htonl(1) };
@@ -198,8 +200,8 @@ BRAID_INLINE _Bool send_redirected6(struct bpf_sock_addr *ctx, const struct redi
 	return 0;
 }
 
-/* A datagram of an unconnected socket: to the daemon, which finds it by the address. */
-BRAID_INLINE void turn6(struct bpf_sock_addr *ctx, const struct request *request)
+/* Redirects a datagram of an unconnected socket to the daemon, which identifies it by the address. */
+BRAID_INLINE void redirect_datagram6(struct bpf_sock_addr *ctx, const struct request *request)
 {
 	const __u32 prefix[3] = REDIRECT_PREFIX;
 
@@ -229,10 +231,10 @@ int braid_sendmsg6(struct bpf_sock_addr *ctx)
 		return ALLOW;
 	read_address6(ctx, request.remote);
 	if (is_mapped(request.remote))
-		return ALLOW; /* the kernel asks again, as IPv4 */
+		return ALLOW; /* the kernel runs sendmsg4 for it */
 	slot = route_datagram(ctx, &request, &now, &verdict);
 	if (request.loopback) {
-		turn6(ctx, &request);
+		redirect_datagram6(ctx, &request);
 	} else if (slot < BRAID_MAX_LINKS && now) {
 		const struct braid_slot *link = &now->slots[braid_opaque(slot) & (BRAID_MAX_LINKS - 1)];
 

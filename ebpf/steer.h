@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* What connect and sendmsg share: how they fail a call, and how they ask for datagrams to be counted. */
+/* Functions common to connect and sendmsg: failing a call, and requesting that datagrams are counted. */
 #ifndef BRAID_STEER_H
 #define BRAID_STEER_H
 
@@ -13,7 +13,7 @@ BRAID_INLINE int refuse(void)
 	return DENY;
 }
 
-/* The kernel refused to steer: a flow that may use no other link must not go out of whichever. */
+/* The kernel rejected the attempt to steer. A flow that may use only certain links must then fail. */
 BRAID_INLINE int not_steered(const struct request *request)
 {
 	count(BRAID_COUNT_FAILED);
@@ -21,10 +21,11 @@ BRAID_INLINE int not_steered(const struct request *request)
 }
 
 /*
- * Asks the daemon to attach the programs that count datagrams, unless they are. They are tracepoints that run at every send and receive of the
- * machine, so they are attached only while a UDP socket is steered. What a first socket sends before the daemon answers is not counted.
+ * Requests the programs that count datagrams from the daemon, unless they are attached. They are tracepoints that run at every send and receive of
+ * the machine, so they are attached only while a UDP socket is steered. Datagrams of the first socket that are sent before the daemon reacts are not
+ * counted.
  */
-static __attribute__((noinline)) int want_counting(void)
+static __attribute__((noinline)) int request_counting(void)
 {
 	__u32 zero = 0;
 	struct braid_control *switches = bpf_map_lookup_elem(&control, &zero);

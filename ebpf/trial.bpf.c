@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What tests and benchmarks need, in an object of its own, which the product never loads. First the connection rule alone: each run takes
- * one decision on the trial in the map and writes the outcome back.
+ * Kernel parts for tests and benchmarks, in a separate object that Braid itself never loads. First the connection rule alone: each run makes one
+ * decision on the trial in the map and writes the result back.
  */
 #include <linux/types.h>
 #include <linux/bpf.h>
@@ -10,7 +10,7 @@
 #include "schedule.h"
 
 struct trial {
-	/* At the top level: Linux 6.1 looks for it nowhere else. */
+	/* At the top level, because Linux 6.1 does not find a nested one. */
 	struct bpf_spin_lock lock;
 	__u32 pad;
 	struct braid_load_table state;
@@ -52,7 +52,7 @@ int braid_trial(struct __sk_buff *skb)
 	return 0;
 }
 
-/* Somebody else's filter, for tests: lets everything pass. */
+/* A foreign filter for tests. It lets all packets pass. */
 SEC("cgroup_skb/egress")
 int foreign_filter(struct __sk_buff *skb)
 {

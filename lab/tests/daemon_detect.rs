@@ -191,7 +191,7 @@ fn regression_no_flow_leaves_a_sandbox_of_nftables() {
     assert!(!bonded(&lab, &up, &web, 100_000));
     let explained = up.braid(&["explain", "curl", "203.0.113.10:80"]);
     let explained = text(&explained.stdout) + &text(&explained.stderr);
-    assert!(explained.contains("runs Braid, but a firewall rule looks at who sends"), "{explained}");
+    assert!(explained.contains("runs Braid, but a firewall rule matches on the sender"), "{explained}");
     nft("flush ruleset");
     eventually("flows are bonded again", || bonded(&lab, &up, &web, 100_000));
 }

@@ -1,25 +1,25 @@
-//! What the machine runs on, as far as the system tells.
+//! Power source and battery state of the machine.
 
 use braid_model::Power;
 
-/// One look at the machine's batteries and mains.
+/// One reading of the machine's batteries and mains supplies.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BatteryReading {
-    /// The charge of all batteries together, from 0 to 1.
+    /// Charge of all batteries together, from 0 to 1.
     pub level: f64,
-    /// Whether the machine is plugged in: mains are online, or no battery is discharging.
+    /// Whether the machine is plugged in: a mains supply is online, or no battery is discharging.
     pub plugged: bool,
-    /// What the batteries give, where the system says it and they are discharging.
+    /// Power drawn from the batteries. `None` unless they are discharging and the system reports it.
     pub power: Option<Power>,
 }
 
-/// Tells what the machine runs on.
+/// Reads the battery state of the machine.
 pub trait BatterySensor {
-    /// Looks now; `None` where there is no battery, or none that says how full it is.
+    /// Reads the current state. Returns `None` if there is no battery, or none reports its charge.
     fn read(&mut self) -> Option<BatteryReading>;
 }
 
-/// A sensor that says what it is told.
+/// A sensor that returns a fixed reading.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct FakeBattery(pub Option<BatteryReading>);
 

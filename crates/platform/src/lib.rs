@@ -1,4 +1,4 @@
-//! What Braid needs of an operating system, as traits, with Linux behind them and a fake for tests.
+//! The operating system interfaces that Braid needs. Linux implements them; tests use a fake battery sensor.
 
 pub mod battery;
 pub mod linux;

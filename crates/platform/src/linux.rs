@@ -1,4 +1,4 @@
-//! Linux.
+//! Linux backend.
 
 pub mod battery;
 pub mod bpf;

@@ -1,4 +1,4 @@
-//! The kernel's network, followed and shaped, in namespaces of the test's own.
+//! Follows and changes the kernel's network, in namespaces created by the test.
 
 #[allow(unreachable_pub)]
 mod support {
@@ -19,23 +19,23 @@ use braid_platform::linux::netlink::{self, Files, Follower, Swept};
 use support::world::{TestNamespace, World, may_make_namespaces};
 use tokio::sync::watch;
 
-/// How long anything that should happen may take on a busy machine.
+/// Maximum time for an expected event on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
 type Snapshots = watch::Receiver<Arc<NetworkSnapshot>>;
 
-/// Waits until the network is as `wanted`.
+/// Waits until the network matches `wanted`.
 fn until(snapshots: &mut Snapshots, what: &str, wanted: impl Fn(&NetworkSnapshot) -> bool) -> Arc<NetworkSnapshot> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let found = runtime.block_on(async {
         let found = tokio::time::timeout(LIMIT, snapshots.wait_for(|network| wanted(network))).await;
-        found.ok().map(|network| network.expect("the follower lives").clone())
+        found.ok().map(|network| network.expect("the follower is running").clone())
     });
     found.unwrap_or_else(|| panic!("never seen: {what}; last: {:#?}", snapshots.borrow().interfaces))
 }
 
 fn link<'a>(network: &'a NetworkSnapshot, name: &str) -> &'a LinkFacts {
-    network.interfaces.iter().find(|facts| facts.name == name).unwrap_or_else(|| panic!("{name} is there"))
+    network.interfaces.iter().find(|facts| facts.name == name).unwrap_or_else(|| panic!("{name} exists"))
 }
 
 fn has(network: &NetworkSnapshot, name: &str, test: impl Fn(&LinkFacts) -> bool) -> bool {
@@ -46,7 +46,7 @@ fn snapshot(namespace: &TestNamespace) -> NetworkSnapshot {
     namespace.run(|| netlink::snapshot(&Files::default()).unwrap())
 }
 
-/// All rules and routes in iproute2's words.
+/// All rules and routes in iproute2's notation.
 fn dump(namespace: &TestNamespace) -> String {
     namespace.run(|| {
         let mut all = String::new();
@@ -72,7 +72,7 @@ fn braid_up(namespace: &TestNamespace) -> NetworkSnapshot {
 }
 
 #[test]
-fn links_are_followed_through_their_lives() {
+fn links_are_followed_from_creation_to_removal() {
     if !may_make_namespaces("following the network") {
         return;
     }
@@ -115,18 +115,18 @@ fn links_are_followed_through_their_lives() {
     world.client.ip("link del dev link1");
     until(&mut snapshots, "a link gone", |network| !has(network, "link1", |_| true));
     world.client.ip("link add dev late type veth peer name etal");
-    until(&mut snapshots, "a link come", |network| has(network, "late", |_| true));
+    until(&mut snapshots, "a new link", |network| has(network, "late", |_| true));
 }
 
 #[test]
-fn resolvers_that_a_router_advertises_are_followed() {
+fn resolvers_advertised_by_a_router_are_followed() {
     if !may_make_namespaces("router advertisements") {
         return;
     }
     let world = World::new(1).unwrap();
     world.client.sysctl("net.ipv6.conf.link0.accept_ra", "2");
     let (_follower, mut snapshots) = world.client.run(|| Follower::start().unwrap());
-    // An advertisement counts only from a link-local address that is no longer tentative, and towards one.
+    // The kernel accepts an advertisement only from and to a link-local address that is not tentative.
     for (namespace, device) in [(&world.client, "link0"), (&world.server, "peer0")] {
         let end = Instant::now() + LIMIT;
         let words = ["-6", "addr", "show", "dev", device, "scope", "link", "-tentative"];
@@ -144,18 +144,18 @@ fn resolvers_that_a_router_advertises_are_followed() {
     };
     world.server.run(|| advertise("peer0", &[(600, &["2001:db8:53::1"]), (2, &["2001:db8:53::2"])]));
     until(&mut snapshots, "two resolvers", resolvers(&["2001:db8:53::1", "2001:db8:53::2"]));
-    until(&mut snapshots, "one whose time is over", resolvers(&["2001:db8:53::1"]));
+    until(&mut snapshots, "one that expired", resolvers(&["2001:db8:53::1"]));
     world.server.run(|| advertise("peer0", &[(0, &["2001:db8:53::1"]), (600, &["2001:db8:53::3"])]));
-    until(&mut snapshots, "one taken back", resolvers(&["2001:db8:53::3"]));
+    until(&mut snapshots, "one withdrawn", resolvers(&["2001:db8:53::3"]));
     world.server.ip("link set dev peer0 down");
-    until(&mut snapshots, "a network that is left", resolvers(&[]));
+    until(&mut snapshots, "a network that went away", resolvers(&[]));
 }
 
-/// Sends a router advertisement with these DNS servers (lifetime in seconds, addresses) to everyone on `device`.
+/// Sends a router advertisement with these DNS servers (lifetime in seconds, addresses) to all hosts on `device`.
 fn advertise(device: &str, servers: &[(u32, &[&str])]) {
     use socket2::{Domain, Protocol, SockAddr, Socket, Type};
     use std::net::{Ipv6Addr, SocketAddrV6};
-    // Type, code, checksum (the kernel's), hop limit, flags, router lifetime, reachable time, retransmission timer.
+    // Type, code, checksum (filled in by the kernel), hop limit, flags, router lifetime, reachable time, retransmission timer.
     let mut packet = vec![134, 0, 0, 0, 64, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     for (lifetime, addresses) in servers {
         packet.extend([25, 1 + 2 * addresses.len() as u8, 0, 0]);
@@ -172,8 +172,8 @@ fn advertise(device: &str, servers: &[(u32, &[&str])]) {
 }
 
 #[test]
-fn a_dropped_follower_ends_at_once() {
-    // Reads the machine's own network; changes nothing.
+fn dropping_a_follower_stops_it() {
+    // Reads the machine's own network without changing it.
     let (follower, mut snapshots) = Follower::start().unwrap();
     assert!(has(&snapshots.borrow(), "lo", |lo| lo.kind == LinkKind::Loopback));
     drop(follower);
@@ -183,7 +183,7 @@ fn a_dropped_follower_ends_at_once() {
 }
 
 #[test]
-fn unusable_addresses_are_left_out_and_other_tables_count_where_main_has_nothing() {
+fn unusable_addresses_are_omitted_and_other_tables_are_used_if_main_has_no_route() {
     if !may_make_namespaces("reading addresses") {
         return;
     }
@@ -200,7 +200,7 @@ fn unusable_addresses_are_left_out_and_other_tables_count_where_main_has_nothing
 }
 
 #[test]
-fn wg_quicks_rules_are_read_as_they_are() {
+fn the_rules_of_wg_quick_are_read() {
     if !may_make_namespaces("reading rules") {
         return;
     }
@@ -222,12 +222,12 @@ fn wg_quicks_rules_are_read_as_they_are() {
 }
 
 #[test]
-fn nothing_is_lost_among_devices_routes_and_rules_of_many_kinds() {
-    if !may_make_namespaces("reading a zoo") {
+fn devices_routes_and_rules_of_all_kinds_are_read() {
+    if !may_make_namespaces("reading many kinds of entries") {
         return;
     }
     let world = World::new(2).unwrap();
-    // What this kernel has of these; the first ones every kernel has on which Braid runs.
+    // The kernel may lack some of these. All kernels that Braid supports have the first ones.
     let zoo = [
         "link add zoo0 type bridge",
         "link add link link0 name zoo1 type vlan id 7",
@@ -271,7 +271,7 @@ fn nothing_is_lost_among_devices_routes_and_rules_of_many_kinds() {
         world.client.run(move || !Command::new("ip").args(words.split(' ')).output().unwrap().status.success())
     };
     let lacking: Vec<_> = zoo.into_iter().filter(lacks).collect();
-    eprintln!("not on this kernel: {lacking:#?}");
+    eprintln!("not supported by this kernel: {lacking:#?}");
     let network = snapshot(&world.client);
     assert_eq!(network.interfaces.len(), count("-o link"));
     for (family, routes, rules) in
@@ -281,10 +281,14 @@ fn nothing_is_lost_among_devices_routes_and_rules_of_many_kinds() {
         assert_eq!(network.rules.iter().filter(|rule| rule.family == family).count(), count(rules), "{family} rules");
     }
     let odd = |facts: &&LinkFacts| facts.name.starts_with("zoo") && !matches!(facts.kind, LinkKind::Virtual | LinkKind::Vpn);
-    assert_eq!(network.interfaces.iter().filter(odd).collect::<Vec<_>>(), Vec::<&LinkFacts>::new(), "software devices are no links");
+    assert_eq!(
+        network.interfaces.iter().filter(odd).collect::<Vec<_>>(),
+        Vec::<&LinkFacts>::new(),
+        "software devices are not classified as links"
+    );
     let to = |net: &str| network.routes.iter().find(|route| route.destination == net.parse().unwrap());
     for route in network.routes.iter().filter(|route| route.conditional) {
-        assert_eq!(route.destination.to_string(), "fd98::/64", "only what has a selector is conditional");
+        assert_eq!(route.destination.to_string(), "fd98::/64", "only a route with a selector is conditional");
     }
     let hops = |net| to(net).map_or(2, |route: &RouteFacts| route.hops.len());
     assert_eq!((hops("198.51.100.128/25"), hops("fd97::/64")), (2, 2));
@@ -294,8 +298,8 @@ fn nothing_is_lost_among_devices_routes_and_rules_of_many_kinds() {
 }
 
 #[test]
-fn bound_sockets_and_replies_use_their_link_under_strict_filtering_and_a_sweep_leaves_no_trace() {
-    if !may_make_namespaces("shaping the network") {
+fn bound_sockets_use_their_link_under_strict_filtering_and_a_sweep_removes_everything() {
+    if !may_make_namespaces("changing the network") {
         return;
     }
     let world = World::new(3).unwrap();
@@ -356,7 +360,7 @@ fn bound_sockets_and_replies_use_their_link_under_strict_filtering_and_a_sweep_l
 
 #[test]
 fn a_changed_gateway_and_a_lost_link_replace_their_routes() {
-    if !may_make_namespaces("shaping a changing network") {
+    if !may_make_namespaces("changing a network that changes") {
         return;
     }
     let world = World::new(2).unwrap();
@@ -371,18 +375,18 @@ fn a_changed_gateway_and_a_lost_link_replace_their_routes() {
     let ours: Vec<_> = network.routes.iter().filter(|route| route.ours && route.destination.prefix_len() == 0).collect();
     let gateways: Vec<_> =
         ours.iter().flat_map(|route| &route.hops).filter_map(|hop| hop.gateway).map(|gateway| gateway.to_string()).collect();
-    assert_eq!(gateways, ["10.77.0.99", "fd77::99"], "the new gateways of one link, nothing of the dark one");
+    assert_eq!(gateways, ["10.77.0.99", "fd77::99"], "only the new gateways of the link with carrier");
 }
 
 #[test]
-fn our_rules_stand_behind_foreign_ones_and_foreign_entries_survive_a_sweep() {
-    if !may_make_namespaces("living beside a VPN") {
+fn foreign_rules_precede_ours_and_survive_a_sweep() {
+    if !may_make_namespaces("coexisting with a VPN") {
         return;
     }
     let world = World::new(1).unwrap();
     world.client.ip("-4 rule add not fwmark 0xca6c table 51820");
     world.client.ip("-4 rule add table main suppress_prefixlength 0");
-    // The same mark as ours, by somebody else's choice.
+    // A foreign route with the same protocol number as ours.
     world.client.ip(&format!("route add 198.51.100.0/24 via 10.77.0.1 proto {}", tables::PROTOCOL));
     let before = dump(&world.client);
     braid_up(&world.client);
@@ -393,15 +397,15 @@ fn our_rules_stand_behind_foreign_ones_and_foreign_entries_survive_a_sweep() {
         let marks: Vec<_> = v4.iter().filter(|rule| rule.priority == priority).map(|rule| rule.ours).collect();
         assert!(marks.len() > 1 && marks.is_sorted(), "foreign rules come first: {v4:#?}");
     }
-    assert!(!v4[0].ours, "a rule that comes later goes in front: {v4:#?}");
+    assert!(!v4[0].ours, "a rule that is added later precedes ours: {v4:#?}");
     world.client.ip("-4 rule del not fwmark 0xca6d table 51821");
     world.client.run(|| netlink::sweep().unwrap());
     assert_eq!(dump(&world.client), before);
 }
 
 #[test]
-fn ten_thousand_routes_are_read_and_a_storm_of_changes_ends_in_the_truth() {
-    if !may_make_namespaces("a storm of routes") {
+fn a_burst_of_ten_thousand_route_changes_ends_in_the_correct_snapshot() {
+    if !may_make_namespaces("a burst of route changes") {
         return;
     }
     let world = World::new(1).unwrap();
@@ -420,8 +424,8 @@ fn ten_thousand_routes_are_read_and_a_storm_of_changes_ends_in_the_truth() {
 }
 
 #[test]
-fn without_privilege_the_network_is_read_and_changes_are_refused_with_the_remedy() {
-    if !may_make_namespaces("losing privilege") {
+fn without_privilege_the_network_is_read_and_changes_fail_with_a_remedy() {
+    if !may_make_namespaces("dropping privilege") {
         return;
     }
     let world = World::new(1).unwrap();
@@ -438,8 +442,8 @@ fn without_privilege_the_network_is_read_and_changes_are_refused_with_the_remedy
 }
 
 #[test]
-fn regression_rules_by_user_and_cgroup_are_seen_as_they_come_and_go() {
-    if !may_make_namespaces("the firewall's rules") {
+fn regression_added_and_removed_rules_by_user_or_cgroup_are_detected() {
+    if !may_make_namespaces("firewall rules") {
         return;
     }
     let world = World::new(1).unwrap();
@@ -462,9 +466,9 @@ fn regression_rules_by_user_and_cgroup_are_seen_as_they_come_and_go() {
             nft("flush chain inet sandbox out");
             until("it is gone", |filter| filter == "none");
         }
-        // Whoever may not read them is told so, and takes them for rules of that kind.
+        // A process that may not read the rules reports that, and treats them as matching on the sender.
         std::thread::spawn(|| {
-            // SAFETY: no pointers; the thread alone becomes another user.
+            // SAFETY: no pointers; only this thread changes its user.
             assert_eq!(unsafe { libc::syscall(libc::SYS_setresuid, 65534, 65534, 65534) }, 0);
             assert!(Firewall::start().map_or(true, |(_, filter_changes)| filter_changes.borrow().is_some()));
         })

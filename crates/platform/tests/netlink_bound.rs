@@ -1,5 +1,5 @@
-//! Links that the system knows by source rules only, two links on one subnet, and gateways of the other family: sockets that are bound
-//! to the device must get through.
+//! Links with a default route found only by source rules, two links on one subnet, and gateways of the other family: sockets bound to the device must
+//! reach the server.
 
 #[allow(unreachable_pub)]
 mod support {
@@ -32,7 +32,7 @@ fn shape(namespace: &TestNamespace) -> NetworkSnapshot {
     snapshot(namespace)
 }
 
-/// Connects from a socket bound to `device` and returns the address it left with.
+/// Connects from a socket bound to `device` and returns its source address.
 fn connect_by(namespace: &TestNamespace, device: &'static str, server: &str) -> std::io::Result<SocketAddr> {
     let server: SocketAddr = server.parse().unwrap();
     namespace.run(move || {
@@ -43,13 +43,13 @@ fn connect_by(namespace: &TestNamespace, device: &'static str, server: &str) -> 
     })
 }
 
-/// The same, tried until it succeeds: a fresh link asks for its neighbours in vain while its link-local address is being checked.
+/// Does the same, repeated until it succeeds: on a new link neighbour resolution fails while its link-local address is tentative.
 fn connect_at_last(namespace: &TestNamespace, device: &'static str, server: &str) -> SocketAddr {
-    let tries = (0..20).map(|_| connect_by(namespace, device, server)).find(|outcome| outcome.is_ok());
-    tries.unwrap_or_else(|| panic!("{server} was never reached by {device}")).unwrap()
+    let attempts = (0..20).map(|_| connect_by(namespace, device, server)).find(|outcome| outcome.is_ok());
+    attempts.unwrap_or_else(|| panic!("{server} was never reached through {device}")).unwrap()
 }
 
-/// Serves on every address of the server, which answers for the addresses of its links alone, as gateways do.
+/// Serves on every address of the server. The server answers ARP only for addresses of the receiving link, as gateways do.
 fn serve(world: &World) {
     world.server.sysctl("net.ipv4.conf.all.arp_ignore", "1");
     let listener = world.server.run(|| TcpListener::bind("[::]:7000").unwrap());
@@ -57,7 +57,7 @@ fn serve(world: &World) {
 }
 
 #[test]
-fn a_link_with_its_default_route_in_a_table_of_its_own_is_reached_by_its_device() {
+fn a_link_with_its_default_route_in_a_separate_table_is_usable_by_its_device() {
     if !may_make_namespaces("multi-homing by source rules") {
         return;
     }
@@ -69,7 +69,7 @@ fn a_link_with_its_default_route_in_a_table_of_its_own_is_reached_by_its_device(
         world.client.ip(&format!("{family} rule add from {source} lookup 100"));
     }
     let without = connect_by(&world.client, "link1", "[2001:db8:113::10]:7000");
-    assert!(without.is_err(), "else the rule by device would not be needed: {without:?}");
+    assert!(without.is_err(), "otherwise the rule by device would not be needed: {without:?}");
     let network = shape(&world.client);
     assert_eq!(connect_at_last(&world.client, "link1", "203.0.113.10:7000").ip().to_string(), "10.77.1.2");
     assert_eq!(connect_at_last(&world.client, "link1", "[2001:db8:113::10]:7000").ip().to_string(), "fd77:0:0:1::2");
@@ -82,12 +82,12 @@ fn a_link_with_its_default_route_in_a_table_of_its_own_is_reached_by_its_device(
 }
 
 #[test]
-fn two_links_on_one_subnet_answer_their_neighbours_under_strict_filtering() {
+fn two_links_on_one_subnet_reach_their_neighbours_under_strict_filtering() {
     if !may_make_namespaces("two links on one subnet") {
         return;
     }
     let world = World::new(2).unwrap();
-    // Two phones' tethers: the same subnet and the same gateway behind each.
+    // Like two tethered phones, each with the same subnet and the same gateway address.
     let other = TestNamespace::new().unwrap();
     world.client.ip(&format!("link add dev link2 type veth peer name peer2 netns {}", other.path));
     other.ip("addr add 10.77.0.1/24 dev peer2");
@@ -109,7 +109,7 @@ fn two_links_on_one_subnet_answer_their_neighbours_under_strict_filtering() {
 
 #[test]
 fn a_gateway_of_the_other_family_is_kept() {
-    if !may_make_namespaces("IPv4 by an IPv6 gateway") {
+    if !may_make_namespaces("IPv4 through an IPv6 gateway") {
         return;
     }
     let world = World::new(1).unwrap();

@@ -1,4 +1,4 @@
-//! Probes on the real kernel, in namespaces of the test's own: out of the right link, and what comes back told apart.
+//! Probes on the real kernel, in namespaces created by the test: they leave by the right link, and their outcomes are classified.
 
 #[allow(unreachable_pub, reason = "other tests share it")]
 mod support {
@@ -14,10 +14,10 @@ use braid_decide::policy::HttpTarget;
 use braid_platform::linux::probe::{ProbeOutcome, ProbeSpec, Target, probe, probe_any};
 use support::world::{TestNamespace, World, may_make_namespaces};
 
-/// Long: a test that waits for an answer must not fail because the machine is slow.
+/// Long timeout, so that a test that waits for an answer does not fail on a slow machine.
 const PATIENT: Duration = Duration::from_secs(20);
 
-/// Short: for what gives no answer at all.
+/// Short timeout, for targets that do not answer.
 const BRIEF: Duration = Duration::from_millis(200);
 
 const SERVER: &str = "203.0.113.10";
@@ -35,7 +35,7 @@ fn page(port: u16) -> Target {
     Target::Http(HttpTarget { address: at(SERVER, port), host, path: "/204".into(), status: 204, body: String::new() })
 }
 
-/// Asks in the client's namespace; the runtime's threads must be of it.
+/// Probes in the client's namespace. The threads of the runtime must belong to it.
 fn ask(namespace: &TestNamespace, device: &str, targets: &[Target], timeout: Duration) -> ProbeOutcome {
     let (device, targets) = (device.to_owned(), targets.to_vec());
     namespace.run(move || {
@@ -52,10 +52,10 @@ fn is_alive(outcome: &ProbeOutcome) -> bool {
     matches!(outcome, ProbeOutcome::Alive { rtt } if *rtt > Duration::ZERO && *rtt < PATIENT)
 }
 
-/// Who has asked a server, and what.
+/// The requests that a server has received: sender and text.
 type Asked = Arc<Mutex<Vec<(SocketAddr, String)>>>;
 
-/// A server of one answer to everybody, and who has asked it what.
+/// Starts a server that gives everyone the same answer. Returns its port and its requests.
 fn serve(namespace: &TestNamespace, answer: &'static str) -> (u16, Asked) {
     let listener = namespace.run(|| TcpListener::bind("0.0.0.0:0").unwrap());
     let port = listener.local_addr().unwrap().port();
@@ -72,21 +72,21 @@ fn serve(namespace: &TestNamespace, answer: &'static str) -> (u16, Asked) {
     (port, asked)
 }
 
-/// The server drops what comes in by `link`, silently, behind its own address: the uplink is dead, the gateway is not.
+/// The server silently drops what arrives on `link` for addresses behind its own: the uplink is dead, but the gateway answers.
 fn cut_uplink(world: &World, link: usize) {
     world.server.ip(&format!("rule add iif peer{link} to 203.0.113.0/24 blackhole priority 0"));
     world.server.ip(&format!("-6 rule add iif peer{link} to 2001:db8:113::/48 blackhole priority 0"));
-    // The own addresses of the namespace stand in the first table; the cut must stand before it.
+    // The rule for the namespace's local addresses comes first; the blackhole rules must precede it.
     for family in ["", "-6 "] {
         world.server.ip(&format!("{family}rule add lookup local priority 1"));
         world.server.ip(&format!("{family}rule del lookup local priority 0"));
     }
 }
 
-/// Makes the namespace's thread, and no other of this process, an ordinary user's.
+/// Makes the namespace's thread, but no other thread of this process, run as an unprivileged user.
 fn lose_privilege(namespace: &TestNamespace) {
     let nobody = 65534;
-    // SAFETY: a plain system call without pointers; not libc's function, which would change every thread.
+    // SAFETY: a plain system call without pointers. libc's function would change every thread.
     let result = namespace.run(move || unsafe { libc::syscall(libc::SYS_setresuid, nobody, nobody, nobody) });
     assert_eq!(result, 0);
 }
@@ -96,7 +96,7 @@ fn refuse_ping_sockets(namespace: &TestNamespace) {
 }
 
 #[test]
-fn echo_of_both_families_and_both_kinds_of_socket() {
+fn echo_works_in_both_families_and_with_both_kinds_of_socket() {
     if !may_make_namespaces("echo probes") {
         return;
     }
@@ -117,7 +117,7 @@ fn echo_of_both_families_and_both_kinds_of_socket() {
 }
 
 #[test]
-fn where_no_echo_may_be_sent_a_gateway_is_asked_by_connects() {
+fn without_permission_for_echo_a_gateway_is_probed_by_connects() {
     if !may_make_namespaces("gateways without echo") {
         return;
     }
@@ -134,7 +134,7 @@ fn where_no_echo_may_be_sent_a_gateway_is_asked_by_connects() {
 }
 
 #[test]
-fn an_ipv6_gateway_is_asked_by_its_link_local_address() {
+fn an_ipv6_gateway_is_probed_at_its_link_local_address() {
     if !may_make_namespaces("link-local gateways") {
         return;
     }
@@ -149,7 +149,7 @@ fn an_ipv6_gateway_is_asked_by_its_link_local_address() {
 }
 
 #[test]
-fn a_connect_leaves_by_its_link_and_a_refusal_is_an_answer() {
+fn a_connect_uses_its_link_and_a_refusal_is_an_answer() {
     if !may_make_namespaces("TCP probes") {
         return;
     }
@@ -162,7 +162,7 @@ fn a_connect_leaves_by_its_link_and_a_refusal_is_an_answer() {
     for target in [Target::Tcp(at(SERVER, 9)), Target::Tcp(at("2001:db8:113::10", 9))] {
         assert!(is_alive(&ask(&world.client, "link2", &[target], PATIENT)));
     }
-    // The connections were answered before the server's thread saw them.
+    // The kernel completes the connections before the server's thread accepts them.
     let deadline = Instant::now() + PATIENT;
     while asked.lock().unwrap().len() < 3 && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(5));
@@ -172,7 +172,7 @@ fn a_connect_leaves_by_its_link_and_a_refusal_is_an_answer() {
 }
 
 #[test]
-fn a_dead_uplink_is_silent_and_the_gateway_does_not_hide_it_from_a_page() {
+fn a_dead_uplink_is_silent_although_the_gateway_answers() {
     if !may_make_namespaces("dead uplinks") {
         return;
     }
@@ -189,7 +189,7 @@ fn a_dead_uplink_is_silent_and_the_gateway_does_not_hide_it_from_a_page() {
 }
 
 #[test]
-fn a_captive_portal_is_told_from_the_internet() {
+fn a_captive_portal_is_distinguished_from_the_internet() {
     if !may_make_namespaces("captive portals") {
         return;
     }
@@ -202,16 +202,16 @@ fn a_captive_portal_is_told_from_the_internet() {
     assert!(is_alive(&ask(&world.client, "link0", &[page(internet)], PATIENT)));
     assert!(is_alive(&ask(&world.client, "link0", &[page(portal), page(internet), gateway], PATIENT)));
     assert!(asked.lock().unwrap()[0].1.starts_with("GET /204 HTTP/1.1\r\nHost: probe.example\r\n"));
-    assert_eq!(ask(&world.client, "link0", &[page(9)], PATIENT), ProbeOutcome::Silent, "a refusal is no page");
+    assert_eq!(ask(&world.client, "link0", &[page(9)], PATIENT), ProbeOutcome::Silent, "a refused connection is not a page");
 }
 
 #[test]
-fn nobody_there_is_silent_and_what_cannot_be_asked_failed() {
+fn unanswered_probes_are_silent_and_unsendable_ones_fail() {
     if !may_make_namespaces("failing probes") {
         return;
     }
     let world = World::new(1).unwrap();
-    // The kernel gives up on a neighbour after some seconds; both that and the timeout are silence.
+    // The kernel gives up neighbour resolution after some seconds. Both that and the timeout count as silent.
     assert_eq!(ask(&world.client, "link0", &[Target::Gateway(ip("10.77.0.99"))], BRIEF), ProbeOutcome::Silent);
     assert_eq!(ask(&world.client, "link0", &[Target::Tcp(at("10.77.0.99", 80))], PATIENT), ProbeOutcome::Silent);
     assert_eq!(ask(&world.client, "link0", &[Target::Icmp(ip(SERVER))], Duration::ZERO), ProbeOutcome::Silent);
@@ -228,7 +228,7 @@ fn nobody_there_is_silent_and_what_cannot_be_asked_failed() {
 }
 
 #[test]
-fn a_router_that_says_unreachable_is_silence_at_once() {
+fn an_unreachable_message_of_a_router_is_silence_at_once() {
     if !may_make_namespaces("unreachable networks") {
         return;
     }
@@ -242,7 +242,7 @@ fn a_router_that_says_unreachable_is_silence_at_once() {
 }
 
 #[test]
-fn a_dropped_probe_leaves_no_socket() {
+fn dropped_probes_leave_no_socket() {
     if !may_make_namespaces("dropped probes") {
         return;
     }
@@ -255,7 +255,7 @@ fn a_dropped_probe_leaves_no_socket() {
         ProbeOutcome::Silent
     );
     let left = world.client.run(|| {
-        // This thread's namespace, not that of the process.
+        // The namespace of this thread, not of the process.
         ["tcp", "raw", "icmp"]
             .map(|kind| std::fs::read_to_string(format!("/proc/thread-self/net/{kind}")).unwrap())
             .map(|text| text.lines().count() - 1)

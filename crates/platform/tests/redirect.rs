@@ -1,4 +1,4 @@
-//! Redirection at work: programs connect, and the daemon's side takes them.
+//! Tests of redirection: programs connect, and the daemon's side accepts the connections.
 
 #[allow(unreachable_pub)]
 mod support {
@@ -25,7 +25,7 @@ use braid_platform::linux::bpf::trial::ForeignFilter;
 use braid_platform::linux::sys::bpf::now;
 use support::steered::{LIMIT, beat, fetch, in_world, params, set, steering};
 
-/// Two links, everything redirected.
+/// Parameters with two links that redirect everything.
 fn redirecting() -> SteerParams {
     SteerParams { rules: vec![SteerRule { redirect: Some(RedirectPolicy::Redirect), ..Default::default() }], ..params(2) }
 }
@@ -34,15 +34,15 @@ fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
 }
 
-/// The daemon's side: answers every connection with its original destination, and remembers whose it was.
-struct Taker {
+/// The daemon's side: answers every connection with its original destination, and records its flow.
+struct Acceptor {
     redirect: Arc<Redirect>,
     taken: Arc<Mutex<Vec<RedirectedFlow>>>,
     stop: Option<tokio::sync::oneshot::Sender<()>>,
     thread: Option<std::thread::JoinHandle<()>>,
 }
 
-impl Taker {
+impl Acceptor {
     fn start(steering: &mut BpfSteering) -> Self {
         let runtime = runtime();
         let redirect = Arc::new(runtime.block_on(async { steering.redirect().unwrap() }));
@@ -75,13 +75,13 @@ impl Taker {
         Self { redirect, taken, stop: Some(stop), thread: Some(thread) }
     }
 
-    /// Those taken since the last call.
+    /// Flows accepted since the last call.
     fn taken(&self) -> Vec<RedirectedFlow> {
         std::mem::take(&mut self.taken.lock().unwrap())
     }
 }
 
-impl Drop for Taker {
+impl Drop for Acceptor {
     fn drop(&mut self) {
         drop(self.stop.take());
         if let Some(thread) = self.thread.take() {
@@ -90,8 +90,8 @@ impl Drop for Taker {
     }
 }
 
-/// What the daemon's side says where this connection wanted to go.
-fn told(stream: &mut TcpStream) -> SocketAddr {
+/// The original destination of this connection, as the daemon's side reports it.
+fn reported_destination(stream: &mut TcpStream) -> SocketAddr {
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     let mut text = Vec::new();
     let mut byte = [0];
@@ -113,7 +113,7 @@ fn wait_until(what: &str, condition: impl Fn() -> bool) {
     }
 }
 
-/// Runs a Python script as nobody.
+/// Runs a Python script as the user nobody.
 fn as_nobody(script: &str) -> String {
     let output = std::process::Command::new("/usr/bin/python3").args(["-c", script]).uid(65534).gid(65534).output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
@@ -121,10 +121,10 @@ fn as_nobody(script: &str) -> String {
 }
 
 #[test]
-fn programs_see_what_they_asked_for_in_both_families() {
+fn programs_see_the_addresses_they_asked_for_in_both_families() {
     in_world("redirection", 2, || {
         let mut steering = steering(&redirecting());
-        let taker = Taker::start(&mut steering);
+        let acceptor = Acceptor::start(&mut steering);
         for (to, local) in [
             ("203.0.113.10:80", "10.77.0.2"),
             ("[2001:db8:113::10]:443", "fd77:0:0:0::2"),
@@ -132,10 +132,10 @@ fn programs_see_what_they_asked_for_in_both_families() {
         ] {
             let mut stream = TcpStream::connect_timeout(&addr(to), LIMIT).unwrap();
             let original = SocketAddr::new(addr(to).ip().to_canonical(), addr(to).port());
-            assert_eq!(told(&mut stream), original);
+            assert_eq!(reported_destination(&mut stream), original);
             assert_eq!(stream.peer_addr().unwrap(), addr(to));
             assert_eq!(stream.local_addr().unwrap().ip(), local.parse::<IpAddr>().unwrap());
-            let [flow] = &taker.taken()[..] else { panic!("one connection was made") };
+            let [flow] = &acceptor.taken()[..] else { panic!("one connection was made") };
             assert_eq!((flow.remote, flow.process, flow.user, flow.rule), (original, std::process::id(), 0, Some(0)));
             assert_eq!(flow.app.exe, braid_platform::linux::process::exe_id(&std::env::current_exe().unwrap()).unwrap());
             let again = stream.try_clone().unwrap();
@@ -144,16 +144,16 @@ fn programs_see_what_they_asked_for_in_both_families() {
         }
         let counters = steering.counters().unwrap();
         assert_eq!((counters.redirected, counters.not_redirected, counters.steered), (3, 0, 0), "{counters:?}");
-        assert_eq!(taker.redirect.waiting(), 0);
-        assert!(steering.flows(now()).unwrap().is_empty(), "the links' loads know nothing of them");
+        assert_eq!(acceptor.redirect.waiting(), 0);
+        assert!(steering.flows(now()).unwrap().is_empty(), "redirected flows are not in the links' loads");
     });
 }
 
 #[test]
-fn sockets_that_take_no_ipv4_are_redirected_too() {
+fn ipv6_only_sockets_are_redirected() {
     in_world("redirection of IPV6_V6ONLY", 2, || {
         let mut steering = steering(&redirecting());
-        let taker = Taker::start(&mut steering);
+        let acceptor = Acceptor::start(&mut steering);
         let to = addr("[2001:db8:113::10]:443");
         let streams: Vec<_> = (0..50)
             .map(|_| {
@@ -164,19 +164,19 @@ fn sockets_that_take_no_ipv4_are_redirected_too() {
             })
             .collect();
         for mut stream in streams {
-            assert_eq!(told(&mut stream), to);
+            assert_eq!(reported_destination(&mut stream), to);
             assert_eq!(stream.peer_addr().unwrap(), to);
             assert_eq!(stream.local_addr().unwrap().ip(), "fd77:0:0:0::2".parse::<IpAddr>().unwrap());
         }
-        assert_eq!(taker.taken().len(), 50);
+        assert_eq!(acceptor.taken().len(), 50);
     });
 }
 
 #[test]
-fn an_unprivileged_user_is_redirected_and_its_children_see_the_same() {
+fn an_unprivileged_user_and_its_children_see_the_same_addresses() {
     in_world("redirection of an unprivileged user", 2, || {
         let mut steering = steering(&redirecting());
-        let taker = Taker::start(&mut steering);
+        let acceptor = Acceptor::start(&mut steering);
         let script = r#"
 import os, socket, select, errno
 s = socket.create_connection(("203.0.113.10", 80), 30)
@@ -198,12 +198,12 @@ print(s.getpeername()[0], s.recv(100).decode().strip(), sep="|")
         let lines: Vec<_> = text.lines().collect();
         let peer = "('203.0.113.10', 80)";
         assert_eq!(lines, [format!("{peer}|{peer}|{peer}|10.77.0.2|203.0.113.10:80"), "2001:db8:113::10|[2001:db8:113::10]:80".into()]);
-        assert!(taker.taken().iter().all(|flow| flow.user == 65534));
+        assert!(acceptor.taken().iter().all(|flow| flow.user == 65534));
     });
 }
 
 #[test]
-fn rules_and_classes_say_what_is_redirected() {
+fn rules_and_classes_select_the_redirected_flows() {
     in_world("which flows are redirected", 2, || {
         let to = |port| SteerMatch { port: Some(port), ..Default::default() };
         let mut params = params(2);
@@ -221,26 +221,26 @@ fn rules_and_classes_say_what_is_redirected() {
         ];
         params.redirected = vec![Class::Bulk];
         let mut steering = steering(&params);
-        let taker = Taker::start(&mut steering);
+        let acceptor = Acceptor::start(&mut steering);
         fetch(addr("203.0.113.10:80"), 1000);
         for port in [443, 8080] {
             let to = SocketAddr::new([203, 0, 113, 10].into(), port);
-            assert_eq!(told(&mut TcpStream::connect(to).unwrap()), to);
+            assert_eq!(reported_destination(&mut TcpStream::connect(to).unwrap()), to);
         }
-        assert!(TcpStream::connect("203.0.113.11:8080").is_err(), "excluded: nobody listens there");
-        assert!(TcpStream::connect("203.0.113.10:81").is_err(), "no rule, no such class");
+        assert!(TcpStream::connect("203.0.113.11:8080").is_err(), "excluded, and nothing listens there");
+        assert!(TcpStream::connect("203.0.113.10:81").is_err(), "neither a rule nor the class redirects it");
         assert!(TcpStream::connect("10.77.0.1:8080").is_err(), "not steerable");
         steering.set_resolvers(&[("203.0.113.12".parse().unwrap(), LinkSet(1))]).unwrap();
-        assert!(TcpStream::connect("203.0.113.12:53").is_err(), "a link's own resolver");
-        assert_eq!(told(&mut TcpStream::connect("203.0.113.13:53").unwrap()), addr("203.0.113.13:53"));
-        taker.redirect.set_ready(Taking::Connections).unwrap();
+        assert!(TcpStream::connect("203.0.113.12:53").is_err(), "the resolver of a link");
+        assert_eq!(reported_destination(&mut TcpStream::connect("203.0.113.13:53").unwrap()), addr("203.0.113.13:53"));
+        acceptor.redirect.set_ready(Taking::Connections).unwrap();
         let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
         socket.send_to(b"hello", "203.0.113.13:53").unwrap();
         assert!(received(&socket).0.starts_with("10.77."), "no datagrams");
         let bound = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
         bound.bind_device(Some(b"link1")).unwrap();
-        assert!(bound.connect(&addr("203.0.113.10:8080").into()).is_err(), "the program chose its device itself");
-        let classes: BTreeMap<_, _> = taker.taken().into_iter().map(|flow| (flow.remote.port(), (flow.rule, flow.class))).collect();
+        assert!(bound.connect(&addr("203.0.113.10:8080").into()).is_err(), "the program chose its device");
+        let classes: BTreeMap<_, _> = acceptor.taken().into_iter().map(|flow| (flow.remote.port(), (flow.rule, flow.class))).collect();
         assert_eq!(
             classes,
             BTreeMap::from([(53, (Some(2), Class::Bulk)), (443, (Some(1), Class::Bulk)), (8080, (Some(4), Class::Unclassified))])
@@ -249,7 +249,7 @@ fn rules_and_classes_say_what_is_redirected() {
 }
 
 #[test]
-fn what_goes_to_a_host_that_runs_braid_is_redirected() {
+fn flows_to_a_host_that_runs_braid_are_redirected() {
     in_world("flows to hosts that run Braid", 2, || {
         let to = |port| SteerMatch { port: Some(port), ..Default::default() };
         let mut params = params(2);
@@ -261,50 +261,58 @@ fn what_goes_to_a_host_that_runs_braid_is_redirected() {
             SteerRule { matching: to(84), exclude: true, ..Default::default() },
         ];
         let mut steering = steering(&params);
-        let taker = Taker::start(&mut steering);
+        let acceptor = Acceptor::start(&mut steering);
         let v6 = addr("[2001:db8:113::10]:8080");
         fetch(addr("203.0.113.10:80"), 1000);
         let servers = [addr("203.0.113.10:0").ip(), v6.ip()];
         steering.set_servers(&servers, &[]).unwrap();
         for to in [addr("203.0.113.10:80"), addr("203.0.113.10:8080"), addr("203.0.113.10:53"), v6] {
-            assert_eq!(told(&mut TcpStream::connect(to).unwrap()), to);
+            assert_eq!(reported_destination(&mut TcpStream::connect(to).unwrap()), to);
         }
         fetch(addr("203.0.113.11:80"), 1000);
         for port in [81, 82, 83, 84] {
             let direct = TcpStream::connect(SocketAddr::new([203, 0, 113, 10].into(), port));
-            assert!(direct.is_err(), "{port}: nobody listens there");
+            assert!(direct.is_err(), "{port}: nothing listens there");
         }
         let before = steering.counters().unwrap().redirected;
         let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
         let _ = socket.send_to(b"hello", "203.0.113.10:80");
-        assert_eq!(steering.counters().unwrap().redirected, before, "no datagrams where no rule says so");
+        assert_eq!(steering.counters().unwrap().redirected, before, "no datagrams without a rule");
         let _ = socket.send_to(b"hello", "203.0.113.10:53");
         assert_eq!(steering.counters().unwrap().redirected, before + 1);
         params.peer_direct = false;
         set(&mut steering, &params);
         fetch(addr("203.0.113.10:80"), 1000);
-        assert_eq!(told(&mut TcpStream::connect("203.0.113.10:53").unwrap()), addr("203.0.113.10:53"), "its rule asks for it");
+        assert_eq!(
+            reported_destination(&mut TcpStream::connect("203.0.113.10:53").unwrap()),
+            addr("203.0.113.10:53"),
+            "its rule redirects it"
+        );
         steering.set_servers(&servers, &[(servers[0], 53)]).unwrap();
         assert!(TcpStream::connect("203.0.113.10:53").is_err(), "that port is closed");
         steering.set_servers(&[], &[]).unwrap();
         fetch(addr("203.0.113.10:80"), 1000);
-        assert_eq!(taker.taken().len(), 5);
+        assert_eq!(acceptor.taken().len(), 5);
         params.rules = vec![SteerRule { matching: to(80), redirect: Some(RedirectPolicy::Redirect), ..Default::default() }];
         set(&mut steering, &params);
         steering.set_refused(&[servers[0]]).unwrap();
         fetch(addr("203.0.113.10:80"), 1000);
         steering.set_refused(&[]).unwrap();
-        assert_eq!(told(&mut TcpStream::connect("203.0.113.10:80").unwrap()), addr("203.0.113.10:80"), "a relay may open it again");
+        assert_eq!(
+            reported_destination(&mut TcpStream::connect("203.0.113.10:80").unwrap()),
+            addr("203.0.113.10:80"),
+            "relays accept it again"
+        );
     });
 }
 
-/// A cgroup below the test's own, with another in it; removed when dropped.
+/// A cgroup below the test's own, with another cgroup inside; removed when dropped.
 struct Cgroup(PathBuf);
 
 impl Cgroup {
     fn new() -> Self {
         let own = std::fs::read_to_string("/proc/self/cgroup").unwrap();
-        let own = own.lines().find_map(|line| line.strip_prefix("0::/")).expect("cgroup v2 is there");
+        let own = own.lines().find_map(|line| line.strip_prefix("0::/")).expect("the system has cgroup v2");
         let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
         let mount = mounts.lines().find(|line| line.contains(" - cgroup2 ")).and_then(|line| line.split(' ').nth(4));
         let path = Path::new(mount.expect("cgroup v2 is mounted")).join(own).join(format!("braid-test-{}", std::process::id()));
@@ -312,7 +320,7 @@ impl Cgroup {
         Self(path)
     }
 
-    /// A program in the inner one connects and ends.
+    /// Runs a program in the inner cgroup that connects and exits.
     fn connect(&self, to: SocketAddr) {
         let words = format!("echo $$ >\"$0/inner/cgroup.procs\" && exec 3<>/dev/tcp/{}/{}", to.ip(), to.port());
         assert!(Command::new("bash").arg("-c").arg(words).arg(&self.0).status().unwrap().success());
@@ -327,11 +335,11 @@ impl Drop for Cgroup {
 }
 
 #[test]
-fn regression_a_flow_whose_cgroup_others_filter_is_not_taken_from_its_socket() {
+fn regression_flows_of_a_filtered_cgroup_keep_their_socket() {
     in_world("flows of filtered cgroups", 2, || {
         let mut params = params(2);
         let mut steering = steering(&params);
-        let taker = Taker::start(&mut steering);
+        let acceptor = Acceptor::start(&mut steering);
         let to = addr("203.0.113.10:80");
         steering.set_servers(&[to.ip()], &[]).unwrap();
         let cgroup = Cgroup::new();
@@ -343,29 +351,29 @@ fn regression_a_flow_whose_cgroup_others_filter_is_not_taken_from_its_socket() {
         };
         assert_eq!(redirected(&mut steering), (1, 0));
         let filter = ForeignFilter::attach(File::open(&cgroup.0).unwrap()).unwrap();
-        assert_eq!(redirected(&mut steering), (0, 1), "another filters the cgroup above");
+        assert_eq!(redirected(&mut steering), (0, 1), "a foreign program filters the parent cgroup");
         let events = steering.events(100);
         let ended = |event: &SteeringEvent| matches!(event, SteeringEvent::Ended(row) if row.filtered && row.remote.1 == 80);
         assert!(events.iter().any(ended), "{events:?}");
-        assert_eq!(told(&mut TcpStream::connect(to).unwrap()), to, "not this test's own");
+        assert_eq!(reported_destination(&mut TcpStream::connect(to).unwrap()), to, "the test's own cgroup is not filtered");
         params.rules = vec![SteerRule { redirect: Some(RedirectPolicy::Redirect), ..Default::default() }];
         set(&mut steering, &params);
-        assert_eq!(redirected(&mut steering), (1, 0), "a rule says so");
+        assert_eq!(redirected(&mut steering), (1, 0), "a rule redirects it");
         drop(filter);
         assert_eq!(redirected(&mut steering), (1, 0));
-        // The cgroup's program does not wait for an answer, so the last of its connections may not have been accepted yet.
-        wait_until("four flows were taken", || taker.taken.lock().unwrap().len() == 4);
-        let filtered: Vec<_> = taker.taken().iter().map(|flow| flow.filtered).collect();
+        // The program in the cgroup does not wait for an answer, so its last connection may not have been accepted yet.
+        wait_until("four flows were accepted", || acceptor.taken.lock().unwrap().len() == 4);
+        let filtered: Vec<_> = acceptor.taken().iter().map(|flow| flow.filtered).collect();
         assert_eq!(filtered, [false, false, true, false]);
     });
 }
 
-/// Whoever sends to the daemon's port without having been redirected must not keep the daemon's other tasks from running.
+/// Senders of datagrams that were not redirected must not starve the daemon's other tasks.
 #[test]
-fn regression_strangers_datagrams_leave_other_tasks_their_turn() {
-    in_world("strangers' datagrams", 2, || {
+fn regression_foreign_datagrams_do_not_starve_other_tasks() {
+    in_world("foreign datagrams", 2, || {
         let mut steering = steering(&redirecting());
-        // Ports of UDP sockets here, and how many bytes wait in each.
+        // Ports of the UDP sockets here, and the number of bytes queued in each.
         let waiting = || -> BTreeMap<u16, u64> {
             let sockets = std::fs::read_to_string("/proc/thread-self/net/udp").unwrap();
             let read = |line: &str| {
@@ -385,9 +393,9 @@ fn regression_strangers_datagrams_leave_other_tasks_their_turn() {
             let mut buffer = vec![0; 2000];
             let mut receive = std::pin::pin!(redirect.receive(&mut buffer));
             let (all, mut rests) = (waiting()[&port], Vec::new());
-            // All are looked at in the end, and not in one turn.
+            // All datagrams are examined eventually, but not in a single poll.
             std::future::poll_fn(|context| {
-                assert!(receive.as_mut().poll(context).is_pending(), "a stranger's datagram is taken");
+                assert!(receive.as_mut().poll(context).is_pending(), "a foreign datagram was accepted");
                 rests.push(waiting()[&port]);
                 if rests.ends_with(&[0]) { std::task::Poll::Ready(()) } else { std::task::Poll::Pending }
             })
@@ -398,27 +406,27 @@ fn regression_strangers_datagrams_leave_other_tasks_their_turn() {
 }
 
 #[test]
-fn without_a_ready_and_living_daemon_everything_goes_direct() {
+fn without_a_ready_and_running_daemon_all_flows_go_direct() {
     in_world("fail open of redirection", 2, || {
         let mut steering = steering(&redirecting());
         let server = addr("203.0.113.10:80");
         let redirected = |steering: &mut BpfSteering| steering.counters().unwrap().redirected;
         fetch(server, 1000);
-        let taker = Taker::start(&mut steering);
-        assert_eq!(told(&mut TcpStream::connect(server).unwrap()), server);
+        let acceptor = Acceptor::start(&mut steering);
+        assert_eq!(reported_destination(&mut TcpStream::connect(server).unwrap()), server);
         assert_eq!(redirected(&mut steering), 1);
-        taker.redirect.set_ready(Taking::Nothing).unwrap();
+        acceptor.redirect.set_ready(Taking::Nothing).unwrap();
         fetch(server, 1000);
         assert_eq!(redirected(&mut steering), 1);
-        taker.redirect.set_ready(Taking::All).unwrap();
+        acceptor.redirect.set_ready(Taking::All).unwrap();
         let mut kept = TcpStream::connect(server).unwrap();
         assert_eq!(redirected(&mut steering), 2);
         steering.heartbeat(Time::from_nanos(now().as_nanos() - 2_100_000_000)).unwrap();
         fetch(server, 1000);
-        assert_eq!(kept.peer_addr().unwrap(), server, "what was redirected keeps its face");
-        assert_eq!(told(&mut kept), server);
+        assert_eq!(kept.peer_addr().unwrap(), server, "a redirected socket keeps its addresses");
+        assert_eq!(reported_destination(&mut kept), server);
         beat(&mut steering);
-        drop(taker);
+        drop(acceptor);
         fetch(server, 1000);
         assert_eq!(redirected(&mut steering), 2);
         drop(steering);
@@ -427,16 +435,16 @@ fn without_a_ready_and_living_daemon_everything_goes_direct() {
 }
 
 #[test]
-fn a_thousand_at_once_all_arrive_with_their_own_destination() {
+fn a_thousand_concurrent_connections_arrive_with_their_destinations() {
     in_world("a thousand redirected connections", 2, || {
         let mut steering = steering(&redirecting());
-        let taker = Taker::start(&mut steering);
+        let acceptor = Acceptor::start(&mut steering);
         let destination = |number: u16| match number % 3 {
             0 => SocketAddr::new([203, 0, 113, 10].into(), 1000 + number),
             1 => SocketAddr::new(Ipv4Addr::new(203, 0, 113, 11).to_ipv6_mapped().into(), 1000 + number),
             _ => SocketAddr::new("2001:db8:113::10".parse().unwrap(), 1000 + number),
         };
-        let asked: BTreeSet<SocketAddr> = (0..1000).map(destination).map(|to| (to.ip().to_canonical(), to.port()).into()).collect();
+        let expected: BTreeSet<SocketAddr> = (0..1000).map(destination).map(|to| (to.ip().to_canonical(), to.port()).into()).collect();
         std::thread::scope(|scope| {
             for part in 0..10 {
                 scope.spawn(move || {
@@ -444,20 +452,20 @@ fn a_thousand_at_once_all_arrive_with_their_own_destination() {
                     let mut streams: Vec<_> =
                         numbers.map(|number| (destination(number), TcpStream::connect(destination(number)).unwrap())).collect();
                     for (to, stream) in &mut streams {
-                        assert_eq!(told(stream), SocketAddr::new(to.ip().to_canonical(), to.port()));
+                        assert_eq!(reported_destination(stream), SocketAddr::new(to.ip().to_canonical(), to.port()));
                         assert_eq!(stream.peer_addr().unwrap(), *to);
                     }
                 });
             }
         });
-        assert_eq!(taker.taken().iter().map(|flow| flow.remote).collect::<BTreeSet<_>>(), asked);
-        assert_eq!(taker.redirect.waiting(), 0);
+        assert_eq!(acceptor.taken().iter().map(|flow| flow.remote).collect::<BTreeSet<_>>(), expected);
+        assert_eq!(acceptor.redirect.waiting(), 0);
         assert_eq!(steering.counters().unwrap().redirected, 1000);
     });
 }
 
 #[test]
-fn what_was_sent_before_the_close_arrives_and_what_never_comes_is_forgotten() {
+fn data_sent_before_the_close_arrives_and_stale_entries_are_removed() {
     in_world("closed redirected connections", 2, || {
         let mut steering = steering(&redirecting());
         let runtime = runtime();
@@ -484,7 +492,7 @@ fn what_was_sent_before_the_close_arrives_and_what_never_comes_is_forgotten() {
 }
 
 #[test]
-fn regression_a_user_that_has_enough_goes_direct_and_others_do_not() {
+fn regression_a_user_at_its_limit_goes_direct_and_others_do_not() {
     in_world("a user with too many redirected flows", 2, || {
         let mut steering = steering(&redirecting());
         let runtime = runtime();
@@ -503,12 +511,12 @@ fn regression_a_user_that_has_enough_goes_direct_and_others_do_not() {
         redirect.set_heavy(65534, false).unwrap();
         as_nobody(&theirs);
         as_nobody(&datagram);
-        assert_eq!(redirected(&mut steering), 3, "it has fewer by now");
+        assert_eq!(redirected(&mut steering), 3, "it is below the limit again");
     });
 }
 
 #[test]
-fn regression_one_user_takes_a_quarter_of_what_may_be_redirected_and_the_rest_goes_direct() {
+fn regression_one_user_gets_a_quarter_of_the_entries_and_the_rest_goes_direct() {
     in_world("a full share of redirected connections", 2, || {
         let mut steering = steering(&redirecting());
         let runtime = runtime();
@@ -523,16 +531,16 @@ fn regression_one_user_takes_a_quarter_of_what_may_be_redirected_and_the_rest_go
         let counters = steering.counters().unwrap();
         assert_eq!((counters.redirected, counters.not_redirected, counters.steered), (1024, 1, 1), "{counters:?}");
         as_nobody("import socket\nsocket.create_connection((\"203.0.113.10\", 80))");
-        assert_eq!(steering.counters().unwrap().redirected, 1025, "another user has a share of their own");
+        assert_eq!(steering.counters().unwrap().redirected, 1025, "another user has its own share");
         runtime.block_on(redirect.accept()).unwrap();
         drop(TcpStream::connect(server).unwrap());
-        assert_eq!(steering.counters().unwrap().redirected, 1026, "there is room again");
+        assert_eq!(steering.counters().unwrap().redirected, 1026, "one entry is free again");
         fetch(server, 1000);
         redirect.sweep(now()).unwrap();
         fetch(server, 1000);
-        assert_eq!(steering.counters().unwrap().redirected, 1026, "counted anew it is as much");
+        assert_eq!(steering.counters().unwrap().redirected, 1026, "the recount gives the same number");
 
-        // Datagrams that the kernel refuses after they were given a place: the daemon never hears of them.
+        // Datagrams that the kernel rejects after an entry was reserved for them, so that the daemon never receives them.
         let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
         let before = steering.counters().unwrap();
         for number in 0..2100u32 {
@@ -547,7 +555,7 @@ fn regression_one_user_takes_a_quarter_of_what_may_be_redirected_and_the_rest_go
 }
 
 #[test]
-fn regression_one_exchange_is_heard_from_one_address_at_a_time() {
+fn regression_an_exchange_has_one_address_at_a_time() {
     in_world("an exchange that changes its port", 2, || {
         let mut steering = steering(&redirecting());
         let runtime = runtime();
@@ -556,22 +564,22 @@ fn regression_one_exchange_is_heard_from_one_address_at_a_time() {
         let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
         drop(socket);
         let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::DGRAM, None).unwrap();
-        let mut told = Vec::new();
+        let mut exchanges = Vec::new();
         for _ in 0..3 {
             socket.send_to(b"x", &addr("203.0.113.10:4000").into()).unwrap();
-            let heard = runtime.block_on(redirect.receive(&mut [0; 16])).unwrap();
-            assert!(heard.flow.is_some(), "a port that was not heard before");
-            told.push(heard.exchange);
+            let datagram = runtime.block_on(redirect.receive(&mut [0; 16])).unwrap();
+            assert!(datagram.flow.is_some(), "the port is new");
+            exchanges.push(datagram.exchange);
             disconnect(&socket);
         }
-        assert_eq!(told.iter().collect::<std::collections::BTreeSet<_>>().len(), 3, "{told:?}");
+        assert_eq!(exchanges.iter().collect::<std::collections::BTreeSet<_>>().len(), 3, "{exchanges:?}");
         let swept = redirect.sweep(now()).unwrap();
-        assert_eq!(swept.exchanges, told[..2], "those before the last are over");
+        assert_eq!(swept.exchanges, exchanges[..2], "the earlier ones have ended");
     });
 }
 
 #[test]
-fn regression_what_a_redirected_socket_sends_elsewhere_is_judged() {
+fn regression_rules_apply_to_what_a_redirected_socket_sends_elsewhere() {
     in_world("a redirected socket that sends elsewhere", 2, || {
         let to = |net: &str| SteerMatch { destination: Some(net.parse().unwrap()), ..Default::default() };
         let mut params = redirecting();
@@ -584,29 +592,29 @@ fn regression_what_a_redirected_socket_sends_elsewhere_is_judged() {
         let strict = addr("203.0.113.12:5000").into();
         socket.connect(&addr("203.0.113.10:5000").into()).unwrap();
         socket.send(b"x").unwrap();
-        assert!(socket.send_to(b"x", &strict).is_err(), "its rule names a link that is not there");
+        assert!(socket.send_to(b"x", &strict).is_err(), "its rule names a missing link");
         disconnect(&socket);
-        assert!(socket.send_to(b"x", &strict).is_err(), "nor after it was disconnected");
+        assert!(socket.send_to(b"x", &strict).is_err(), "also after it was disconnected");
         socket.send_to(b"x", &addr("203.0.113.10:5000").into()).unwrap();
     });
 }
 
-/// Has a socket forget whom it is connected to.
+/// Removes the peer of a socket.
 fn disconnect(socket: &socket2::Socket) {
     let unspecified = libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };
-    // SAFETY: the address is a live structure of the size that is told.
+    // SAFETY: the address is a live structure of the stated size.
     assert_eq!(unsafe { libc::connect(socket.as_raw_fd(), &unspecified, size_of_val(&unspecified) as u32) }, 0);
 }
 
 #[test]
-fn nobody_else_gets_anything_from_the_listener() {
+fn other_connections_get_nothing_from_the_listener() {
     in_world("a hostile user at the listener", 2, || {
         let mut steering = steering(&redirecting());
         let runtime = runtime();
         let redirect = runtime.block_on(async { steering.redirect().unwrap() });
         redirect.set_ready(Taking::All).unwrap();
         let victim = TcpStream::connect("203.0.113.10:80").unwrap();
-        // Where it went, as anybody may read in /proc/net/tcp.
+        // The address it was redirected to, which anyone can read in /proc/net/tcp.
         let table = std::fs::read_to_string("/proc/thread-self/net/tcp").unwrap();
         let port = victim.local_addr().unwrap().port();
         let mut rows = table.lines().filter_map(|line| line.split_whitespace().nth(1).zip(line.split_whitespace().nth(2)));
@@ -641,9 +649,9 @@ import sys; sys.stdin.readline()
         let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
         assert_eq!([lines.next().unwrap().unwrap(), lines.next().unwrap().unwrap()], ["refused", "refused"]);
         let taken = runtime.block_on(redirect.accept()).unwrap();
-        assert_eq!((taken.flow.user, redirect.waiting()), (0, 0), "the victim's own connection, whoever came before it");
+        assert_eq!((taken.flow.user, redirect.waiting()), (0, 0), "the victim's own connection, although others came first");
         let more = runtime.block_on(async { tokio::time::timeout(Duration::from_millis(300), redirect.accept()).await });
-        assert!(more.is_err(), "the others are nobody's");
+        assert!(more.is_err(), "the other connections are not accepted");
         drop(child.stdin.take());
         child.wait().unwrap();
         assert_eq!(victim.peer_addr().unwrap(), addr("203.0.113.10:80"));
@@ -651,37 +659,37 @@ import sys; sys.stdin.readline()
 }
 
 #[test]
-fn a_socket_that_connects_again_is_redirected_again_or_goes_direct() {
+fn a_reconnecting_socket_is_redirected_again_or_goes_direct() {
     in_world("redirected reconnects", 2, || {
         let mut steering = steering(&redirecting());
-        let taker = Taker::start(&mut steering);
+        let acceptor = Acceptor::start(&mut steering);
         let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
         let mut stream = TcpStream::from(socket.try_clone().unwrap());
         for to in ["203.0.113.10:80", "203.0.113.11:81"].map(addr) {
             socket.connect(&to.into()).unwrap();
-            assert_eq!((told(&mut stream), stream.peer_addr().unwrap()), (to, to));
+            assert_eq!((reported_destination(&mut stream), stream.peer_addr().unwrap()), (to, to));
             assert_eq!(socket.connect(&to.into()).unwrap_err().raw_os_error(), Some(libc::EISCONN));
             disconnect(&socket);
             assert!(stream.peer_addr().is_err());
         }
-        taker.redirect.set_ready(Taking::Nothing).unwrap();
+        acceptor.redirect.set_ready(Taking::Nothing).unwrap();
         socket.connect(&addr("203.0.113.12:80").into()).unwrap();
         assert_eq!(stream.peer_addr().unwrap(), addr("203.0.113.12:80"));
         assert!(socket.device().unwrap().is_some(), "steered");
         assert_eq!(steering.flows(now()).unwrap().len(), 1);
         disconnect(&socket);
-        taker.redirect.set_ready(Taking::All).unwrap();
+        acceptor.redirect.set_ready(Taking::All).unwrap();
         socket.connect(&addr("203.0.113.12:80").into()).unwrap();
-        assert_eq!(steering.counters().unwrap().redirected, 2, "to where it was steered it keeps its link");
+        assert_eq!(steering.counters().unwrap().redirected, 2, "for the destination it was steered to it keeps its link");
         disconnect(&socket);
         let to = addr("203.0.113.13:80");
         socket.connect(&to.into()).unwrap();
-        assert_eq!((told(&mut stream), socket.device().unwrap()), (to, None), "to elsewhere it is judged anew");
-        wait_until("what was redirected has been taken", || taker.taken.lock().unwrap().len() == 3);
+        assert_eq!((reported_destination(&mut stream), socket.device().unwrap()), (to, None), "for another destination it is judged again");
+        wait_until("all redirected connections were accepted", || acceptor.taken.lock().unwrap().len() == 3);
     });
 }
 
-/// Echoes every datagram with where it was going in front, on a thread of its own, until the count is reached.
+/// Echoes every datagram, prefixed with its destination, on a separate thread, until `count` datagrams have arrived.
 fn echo(
     redirect: Arc<Redirect>,
     runtime: tokio::runtime::Runtime,
@@ -694,7 +702,7 @@ fn echo(
                 let mut buffer = [0; 2000];
                 let datagram = redirect.receive(&mut buffer).await.unwrap();
                 if let Some(flow) = datagram.flow {
-                    assert!(flows.insert(datagram.exchange, flow).is_none(), "told once");
+                    assert!(flows.insert(datagram.exchange, flow).is_none(), "the flow is reported once");
                 }
                 let flow = &flows[&datagram.exchange];
                 let text = format!("{} {}", flow.remote, String::from_utf8_lossy(&buffer[..datagram.length]));
@@ -724,7 +732,7 @@ fn received(socket: &UdpSocket) -> (String, SocketAddr) {
 }
 
 #[test]
-fn connected_datagrams_are_redirected_and_see_what_they_asked_for() {
+fn connected_datagrams_are_redirected_with_the_requested_addresses() {
     datagrams("redirected connected UDP", |mut steering, redirect, runtime| {
         let echo = echo(redirect.clone(), runtime, 11);
         for (bind, to, local) in [
@@ -802,12 +810,12 @@ fn unconnected_datagrams_are_redirected_per_destination() {
         let six = bind("[::]:0");
         six.send_to(b"hello", "[2001:db8:113::10]:5000").unwrap();
         assert!(received(&six).0.starts_with("fd77:"), "the server answers what it saw");
-        assert_eq!(braid_platform::linux::netlink::sweep().unwrap().routes, 1, "the prefix is given back");
+        assert_eq!(braid_platform::linux::netlink::sweep().unwrap().routes, 1, "the prefix is removed");
     });
 }
 
 #[test]
-fn a_farewell_arrives_and_a_strangers_datagram_does_not() {
+fn a_datagram_sent_before_the_close_arrives_and_a_foreign_one_does_not() {
     datagrams("closed and foreign UDP", |_steering, redirect, runtime| {
         for to in ["203.0.113.10:514", "[2001:db8:113::10]:514"].map(addr) {
             let socket = UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }).unwrap();
@@ -834,7 +842,7 @@ fn a_farewell_arrives_and_a_strangers_datagram_does_not() {
 }
 
 #[test]
-fn regression_nobody_goes_on_with_an_exchange_whose_socket_is_closed() {
+fn regression_a_closed_socket_ends_its_udp_exchange() {
     datagrams("the port of a closed UDP socket", |_steering, redirect, runtime| {
         let receive =
             || runtime.block_on(async { tokio::time::timeout(Duration::from_millis(200), redirect.receive(&mut [0; 100])).await });
@@ -843,7 +851,7 @@ fn regression_nobody_goes_on_with_an_exchange_whose_socket_is_closed() {
         socket.connect("203.0.113.10:514").unwrap();
         socket.send(b"first").unwrap();
         assert!(receive().is_ok());
-        // The way to it, as the socket's row in /proc/net/udp tells anybody.
+        // The redirected address, which the socket's row in /proc/net/udp shows to anyone.
         let table = std::fs::read_to_string("/proc/thread-self/net/udp").unwrap();
         let mut rows = table.lines().filter_map(|line| line.split_whitespace().nth(1).zip(line.split_whitespace().nth(2)));
         let (_, remote) = rows.find(|(local, _)| local.ends_with(&format!(":{port:04X}"))).expect("its row");
@@ -853,13 +861,13 @@ fn regression_nobody_goes_on_with_an_exchange_whose_socket_is_closed() {
         drop(socket);
         let thief = UdpSocket::bind(("0.0.0.0", port)).unwrap();
         thief.send_to(b"theft", (near, listener)).unwrap();
-        assert!(receive().is_err(), "nobody's");
+        assert!(receive().is_err(), "it belongs to no exchange");
     });
 }
 
 #[test]
-fn an_exchange_whose_way_is_gone_begins_anew() {
-    datagrams("UDP that begins anew", |_steering, redirect, runtime| {
+fn a_renewed_exchange_reports_its_flow_again() {
+    datagrams("UDP that is renewed", |_steering, redirect, runtime| {
         for to in ["203.0.113.10:443", "[2001:db8:113::10]:443"].map(addr) {
             for connected in [true, false] {
                 let socket = UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }).unwrap();
@@ -871,11 +879,11 @@ fn an_exchange_whose_way_is_gone_begins_anew() {
                     let receive = async { tokio::time::timeout(LIMIT, redirect.receive(&mut [0; 100])).await };
                     runtime.block_on(receive).expect("it arrives").unwrap()
                 };
-                let first = next().flow.expect("told with the first");
+                let first = next().flow.expect("reported with the first");
                 let second = next();
                 assert!(second.flow.is_none(), "{to}, connected: {connected}");
                 redirect.renew(&second.exchange);
-                let again = next().flow.expect("told again");
+                let again = next().flow.expect("reported again");
                 assert_eq!((first.remote, again.remote, again.id), (to, to, first.id));
             }
         }
@@ -883,7 +891,7 @@ fn an_exchange_whose_way_is_gone_begins_anew() {
 }
 
 #[test]
-fn a_datagram_socket_that_connects_again_is_never_left_on_the_loopback() {
+fn a_reconnecting_datagram_socket_does_not_stay_on_loopback() {
     datagrams("redirected UDP that reconnects", |mut steering, redirect, runtime| {
         let echo = echo(redirect.clone(), runtime, 2);
         let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
@@ -894,15 +902,15 @@ fn a_datagram_socket_that_connects_again_is_never_left_on_the_loopback() {
         }
         assert_eq!(echo.join().unwrap().len(), 2);
         redirect.set_ready(Taking::Nothing).unwrap();
-        assert!(socket.connect("203.0.113.12:5000").is_err(), "from the loopback it would reach nobody");
+        assert!(socket.connect("203.0.113.12:5000").is_err(), "from loopback it would reach nobody");
         let unspecified = libc::sockaddr { sa_family: libc::AF_UNSPEC as libc::sa_family_t, sa_data: [0; 14] };
-        // SAFETY: the address is a live structure of the size that is told.
+        // SAFETY: the address is a live structure of the stated size.
         assert_eq!(unsafe { libc::connect(socket.as_raw_fd(), &unspecified, size_of_val(&unspecified) as u32) }, 0);
         socket.connect("203.0.113.12:5000").unwrap();
         socket.send(b"hello").unwrap();
         assert_eq!(received(&socket).0, socket.local_addr().unwrap().ip().to_string());
         redirect.set_ready(Taking::All).unwrap();
         socket.connect("203.0.113.13:5000").unwrap();
-        assert_eq!(steering.counters().unwrap().redirected, 2, "once steered it is never redirected");
+        assert_eq!(steering.counters().unwrap().redirected, 2, "a steered socket is never redirected");
     });
 }

@@ -1,4 +1,4 @@
-//! The connection rule is implemented twice. Both implementations get the same inputs here: the native build on many, the kernel's on fewer.
+//! The connection rule has two implementations. Both get the same inputs here: the native build many, the kernel fewer.
 
 use braid_decide::connection::{LinkLoad, LoadTable, Mode, Request};
 use braid_decide::policy::{Admission, admit};
@@ -21,17 +21,17 @@ unsafe extern "C" {
     ) -> u32;
 }
 
-/// One decision: everything that goes into it.
+/// All inputs of one decision.
 #[derive(Debug, Clone)]
 struct Case {
     load_table: LoadTable,
     mode: Mode,
-    /// Asked with `allowed` as the usable links; policy narrows it.
+    /// The request. `allowed` contains the usable links; policy narrows it.
     request: Request,
     backup: LinkSet,
     links: Option<LinkSet>,
     prefer: Option<LinkSet>,
-    /// The target of the other direction, which must not count.
+    /// The target of the other direction, which must have no effect.
     other_target: u64,
 }
 
@@ -59,14 +59,14 @@ impl Case {
         raw
     }
 
-    /// The rule's actions and masks as the kernel's side has them.
+    /// The rule's actions and masks as the BPF programs use them.
     fn actions(&self) -> (u32, u32, u32) {
         let actions =
             if self.links.is_some() { abi::rule::DO_LINKS } else { 0 } | if self.prefer.is_some() { abi::rule::DO_PREFER } else { 0 };
         (actions, mask(self.links.unwrap_or_default()), mask(self.prefer.unwrap_or_default()))
     }
 
-    /// The reference's answer, whether it is a refusal, and the load table after it.
+    /// The reference's choice, whether it denies the request, and the load table after it.
     fn expected(&self) -> (Option<usize>, bool, LoadTable) {
         let mut load_table = self.load_table.clone();
         match admit(self.request.allowed, self.backup, self.links, self.prefer) {
@@ -88,7 +88,7 @@ impl Case {
     }
 }
 
-/// Ordinary numbers, ties and extremes: 1 EB, 400 Gbit/s, and everything 64 bits can say.
+/// Ordinary numbers, ties and extremes: 1 EB, 400 Gbit/s, and all 64-bit values.
 fn number(usual: u64) -> impl Strategy<Value = u64> {
     prop_oneof![
         4 => 0..=usual,
@@ -107,14 +107,14 @@ fn link_load() -> impl Strategy<Value = LinkLoad> {
     )
 }
 
-/// A number of up to so many bits, of any length, now and then a power of two.
+/// A number of at most this many bits, of any length, sometimes a power of two.
 fn length(bits: u32) -> impl Strategy<Value = u64> {
     let any = (any::<u64>(), 0..bits).prop_map(move |(number, less)| number >> (64 - bits + less));
     prop_oneof![2 => any, 1 => (0..bits).prop_map(|bit| 1 << bit)]
 }
 
-/// Links of one rate and much the same load, and a demand: what decides is how much of each load counts before the flow, up to products
-/// of flows and demand above 64 bits.
+/// Links of the same rate and similar load, and a demand. The decision then depends on how much of each load precedes the flow, with products of
+/// flows and demand above 64 bits.
 fn loads() -> impl Strategy<Value = (Vec<LinkLoad>, u64)> {
     (1..62u32).prop_flat_map(|bits| {
         let load = move || (1 << (bits - 1))..=1u64 << bits;
@@ -133,7 +133,7 @@ fn case() -> impl Strategy<Value = Case> {
         Just(Mode::OnlyOne),
         Just(Mode::VirtualStart),
         Just(Mode::CheapestInTime { target: None }),
-        // Whole bytes per second, at least one: 0 means "none" to the kernel.
+        // Whole bytes per second, at least one, because 0 means "none" to the kernel.
         (1..100_000_000u64).prop_map(|rate| Mode::CheapestInTime { target: Some(Rate::from_bps(rate * 8)) }),
     ];
     let mask = || prop_oneof![3 => 0..16u32, 1 => any::<u32>()].prop_map(|links| LinkSet(links.into()));
@@ -142,7 +142,7 @@ fn case() -> impl Strategy<Value = Case> {
     let loads = prop_oneof![2 => (prop::collection::vec(link_load(), MAX_LINKS), number(10_000_000)), 1 => loads()];
     (loads, number(1 << 30), mode, mask(), ways, policy).prop_map(
         |((loads, demand), virtual_time, mode, allowed, (up, other_target), (backup, links, prefer))| Case {
-            load_table: LoadTable { virtual_time, loads: loads.try_into().expect("as many as asked for") },
+            load_table: LoadTable { virtual_time, loads: loads.try_into().expect("exactly MAX_LINKS elements") },
             mode,
             request: Request { allowed, direction: if up { Direction::Up } else { Direction::Down }, demand: ByteCount::new(demand) },
             backup,
@@ -153,7 +153,7 @@ fn case() -> impl Strategy<Value = Case> {
     )
 }
 
-/// A set of slots as the kernel's side has it.
+/// A set of slots as the BPF programs use it.
 fn mask(links: LinkSet) -> u32 {
     links.0 as u32
 }
@@ -161,12 +161,12 @@ fn mask(links: LinkSet) -> u32 {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(3_000))]
     #[test]
-    fn the_native_build_decides_as_the_reference(case in case()) {
+    fn the_native_build_matches_the_reference(case in case()) {
         let params = case.params();
         let mut raw = case.raw_load_table();
         let mut denied = 0;
-        // SAFETY: the load table without its lock, the first eight bytes, is `struct braid_load_table`; both structures have C's layout
-        // (tested beside them) and live through the call.
+        // SAFETY: without its lock, the first eight bytes, the load table is a `struct braid_load_table`. Both structures have the C layout (a test
+        // checks the sizes) and outlive the call.
         let slot = unsafe {
             let state = std::ptr::from_mut(&mut raw).cast::<u64>().add(1);
             let (actions, links, prefer) = case.actions();
@@ -179,10 +179,10 @@ proptest! {
 }
 
 #[test]
-fn the_kernel_decides_as_the_reference() {
+fn the_kernel_matches_the_reference() {
     let mut kernel = match KernelRule::load() {
         Ok(kernel) => kernel,
-        Err(error) if std::env::var_os("CI").is_none() => return eprintln!("skipped, the kernel's rule is not compared: {error}"),
+        Err(error) if std::env::var_os("CI").is_none() => return eprintln!("skipped, because the kernel's rule cannot be loaded: {error}"),
         Err(error) => panic!("{error}"),
     };
     let mut runner = proptest::test_runner::TestRunner::new(ProptestConfig::with_cases(1_000));

@@ -1,4 +1,4 @@
-//! The BPF programs at work on real sockets, in namespaces of the test's own.
+//! Tests of the BPF programs with real sockets, in namespaces created by the test.
 
 #[allow(unreachable_pub)]
 mod support {
@@ -21,7 +21,7 @@ use support::steered::{LIMIT, beat, fetch, in_world, index_of, params, set, stee
 
 const SERVER: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 10));
 
-fn asked(socket: &UdpSocket) -> String {
+fn receive_text(socket: &UdpSocket) -> String {
     let mut packet = [0; 100];
     socket.set_read_timeout(Some(LIMIT)).unwrap();
     let length = socket.recv(&mut packet).expect("an answer");
@@ -29,7 +29,7 @@ fn asked(socket: &UdpSocket) -> String {
 }
 
 #[test]
-fn connections_take_turns_in_both_families_and_loads_end_with_them() {
+fn connections_alternate_in_both_families_and_loads_return_to_zero() {
     in_world("TCP steering", 3, || {
         let mut steering = steering(&params(3));
         for server in ["203.0.113.10:80", "[2001:db8:113::10]:80", "[::ffff:203.0.113.10]:80"] {
@@ -59,7 +59,7 @@ fn connections_take_turns_in_both_families_and_loads_end_with_them() {
 }
 
 #[test]
-fn living_flows_are_listed_and_weigh_what_they_still_have_to_move() {
+fn active_flows_are_listed_and_reserve_what_remains_of_their_demand() {
     in_world("the list of flows", 2, || {
         let mut steering = steering(&params(2));
         let mut stream = TcpStream::connect_timeout(&(SERVER, 80).into(), LIMIT).unwrap();
@@ -74,7 +74,7 @@ fn living_flows_are_listed_and_weigh_what_they_still_have_to_move() {
         stream.read_exact(&mut [0; 1000]).unwrap();
         let rows = steering.flows(now()).unwrap();
         assert_eq!((rows[0].rx, rows[0].tx), (ByteCount::new(2000), ByteCount::new(2)));
-        assert_eq!(rows[0].reserved, ByteCount::new(2002), "it outlived its estimate and weighs what it moved");
+        assert_eq!(rows[0].reserved, ByteCount::new(2002), "it exceeded its estimate and reserves what it has moved");
         let slot = rows[0].slot;
         assert_eq!(steering.load_table().unwrap().loads[slot].load, [2002, 0].into());
         drop(stream);
@@ -84,7 +84,7 @@ fn living_flows_are_listed_and_weigh_what_they_still_have_to_move() {
 }
 
 #[test]
-fn connected_udp_is_a_flow_from_its_first_byte_and_can_be_reconnected() {
+fn connected_udp_is_a_flow_from_its_first_byte_and_can_reconnect() {
     in_world("connected UDP", 2, || {
         let mut steering = steering(&params(2));
         let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
@@ -92,7 +92,7 @@ fn connected_udp_is_a_flow_from_its_first_byte_and_can_be_reconnected() {
         assert!(steering.flows(now()).unwrap().is_empty(), "it has sent nothing");
         assert_eq!(steering.load_table().unwrap().loads.map(|link_load| link_load.flows).iter().sum::<u32>(), 0);
         socket.send(b"hello").unwrap();
-        let seen = asked(&socket);
+        let seen = receive_text(&socket);
         assert_eq!(seen, socket.local_addr().unwrap().ip().to_string());
         let rows = steering.flows(now()).unwrap();
         assert_eq!(rows.len(), 1);
@@ -100,11 +100,11 @@ fn connected_udp_is_a_flow_from_its_first_byte_and_can_be_reconnected() {
         assert!(rows[0].tx > ByteCount::ZERO && rows[0].rx > ByteCount::ZERO, "{rows:?}");
         socket.connect("203.0.113.11:5000").unwrap();
         socket.send(b"again").unwrap();
-        assert_eq!(asked(&socket), seen, "the kernel kept its source address, so it kept its link");
+        assert_eq!(receive_text(&socket), seen, "the kernel kept its source address, so it kept its link");
         assert_eq!(steering.flows(now()).unwrap().len(), 1, "the first one ended");
         socket.connect("10.77.1.1:5000").unwrap();
         socket.send(b"left alone").unwrap();
-        asked(&socket);
+        receive_text(&socket);
         assert!(steering.flows(now()).unwrap().is_empty());
     });
 }
@@ -127,7 +127,7 @@ fn datagrams_are_counted_without_their_headers_by_call_and_by_packet() {
                     for length in [1, 700, 1900] {
                         let datagram = vec![b'x'; length];
                         if connected { socket.send(&datagram) } else { socket.send_to(&datagram, server) }.unwrap();
-                        received += asked(&socket).len() as u64;
+                        received += receive_text(&socket).len() as u64;
                     }
                     let rows = steering.flows(now()).unwrap();
                     let server: SocketAddr = server.parse().unwrap();
@@ -150,13 +150,13 @@ fn datagrams_are_counted_only_while_a_udp_socket_is_steered() {
         let mut steering = steering_that_counts(&params(2), None);
         assert_eq!(fetch("203.0.113.10:80".parse().unwrap(), 1000), IpAddr::from([10, 77, 0, 2]));
         steering.events(1000);
-        assert!(!steering.counts_datagrams(), "TCP needs no counting");
+        assert!(!steering.counts_datagrams(), "TCP does not request counting");
         let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
         socket.connect("203.0.113.10:5000").unwrap();
         steering.events(1000);
-        assert!(steering.counts_datagrams(), "connecting asked for it");
+        assert!(steering.counts_datagrams(), "the connect requested it");
         socket.send(b"hello").unwrap();
-        let answer = asked(&socket).len() as u64;
+        let answer = receive_text(&socket).len() as u64;
         let rows = steering.flows(now()).unwrap();
         assert_eq!((rows[0].tx, rows[0].rx), (ByteCount::new(5), ByteCount::new(answer)));
         let later = |seconds: u64| Time::from_nanos(now().as_nanos() + seconds * 1_000_000_000);
@@ -165,19 +165,19 @@ fn datagrams_are_counted_only_while_a_udp_socket_is_steered() {
         }
         assert!(steering.counts_datagrams(), "the socket is still open");
         drop(socket);
-        // The kernel frees a closed socket a little later.
+        // The kernel frees a closed socket slightly later.
         let closed = std::time::Instant::now();
         for dump in 4.. {
             steering.flows(later(20 * dump)).unwrap();
             if !steering.counts_datagrams() {
                 break;
             }
-            assert!(closed.elapsed() < LIMIT, "nobody needs it any more");
+            assert!(closed.elapsed() < LIMIT, "no socket needs it any more");
         }
         let other = UdpSocket::bind("0.0.0.0:0").unwrap();
         other.send_to(b"hello", "203.0.113.11:5000").unwrap();
         steering.events(1000);
-        assert!(steering.counts_datagrams(), "an unconnected socket asks too");
+        assert!(steering.counts_datagrams(), "an unconnected socket requests it too");
     });
 }
 
@@ -192,28 +192,28 @@ fn unconnected_datagrams_are_steered_per_destination_and_stay_on_their_link() {
             for last in [10, 11, 12, 13, 10, 11, 12, 13] {
                 let to = if v6 { format!("[::ffff:203.0.113.{last}]:5000") } else { format!("203.0.113.{last}:5000") };
                 socket.send_to(b"hello", to).unwrap();
-                seen.push(asked(&socket));
+                seen.push(receive_text(&socket));
             }
             assert_eq!(seen[..4], seen[4..], "{seen:?}");
             assert_eq!(seen.iter().filter(|addr| *addr == "10.77.0.2").count(), 4, "{seen:?}");
         }
         let six = UdpSocket::bind("[::]:0").unwrap();
         six.send_to(b"hello", "[2001:db8:113::10]:5000").unwrap();
-        assert!(asked(&six).starts_with("fd77:"));
+        assert!(receive_text(&six).starts_with("fd77:"));
         let rows = steering.flows(now()).unwrap();
         assert_eq!(rows.len(), 9);
         assert!(rows.iter().all(|row| row.tx > ByteCount::ZERO && row.rx > ByteCount::ZERO), "{rows:?}");
         let server = UdpSocket::bind("0.0.0.0:7000").unwrap();
         for _ in 0..4 {
             server.send_to(b"hello", "203.0.113.10:5000").unwrap();
-            assert_eq!(asked(&server), "10.77.0.2", "a server's socket follows the system");
+            assert_eq!(receive_text(&server), "10.77.0.2", "a server's socket uses the system's route");
         }
     });
 }
 
 #[test]
-fn what_a_program_chose_itself_is_left_alone() {
-    in_world("sockets with wishes", 2, || {
+fn sockets_with_options_set_by_their_program_are_not_steered() {
+    in_world("sockets with their own options", 2, || {
         let _steering = steering(&params(2));
         use std::os::fd::AsRawFd;
         for _ in 0..4 {
@@ -234,13 +234,13 @@ fn what_a_program_chose_itself_is_left_alone() {
             // SAFETY: the option takes a four-byte interface index in network order.
             unsafe { libc::setsockopt(socket.as_raw_fd(), libc::IPPROTO_IP, libc::IP_UNICAST_IF, (&raw const index).cast(), 4) };
             socket.send_to(b"hello", "203.0.113.10:5000").unwrap();
-            assert_eq!(asked(&socket), "10.77.1.2");
+            assert_eq!(receive_text(&socket), "10.77.1.2");
         }
     });
 }
 
 #[test]
-fn rules_pin_forbid_and_exclude_from_the_first_packet() {
+fn rules_apply_from_the_first_packet() {
     in_world("rules", 2, || {
         let exe = braid_platform::linux::process::exe_id(&std::env::current_exe().unwrap()).unwrap();
         let mut params = params(2);
@@ -274,13 +274,13 @@ fn rules_pin_forbid_and_exclude_from_the_first_packet() {
         assert!(steering.counters().unwrap().denied >= 2);
         params.usable = PerFamily { v4: LinkSet(1), v6: LinkSet(1) };
         set(&mut steering, &params);
-        assert_eq!(fetch("203.0.113.13:80".parse().unwrap(), 1000), "10.77.0.2".parse::<IpAddr>().unwrap(), "`prefer` gives way");
+        assert_eq!(fetch("203.0.113.13:80".parse().unwrap(), 1000), "10.77.0.2".parse::<IpAddr>().unwrap(), "`prefer` falls back");
         assert!(TcpStream::connect("203.0.113.10:80").is_err(), "`links` does not");
     });
 }
 
 #[test]
-fn regression_a_steered_socket_that_connects_elsewhere_is_judged_anew() {
+fn regression_a_steered_socket_that_connects_elsewhere_is_steered_again() {
     in_world("steered sockets that connect again", 2, || {
         let mut params = params(2);
         let destination = |net: &str| SteerMatch { destination: Some(net.parse().unwrap()), ..Default::default() };
@@ -301,12 +301,12 @@ fn regression_a_steered_socket_that_connects_elsewhere_is_judged_anew() {
         assert_eq!(refused("203.0.113.13:9").as_deref(), Some("link1"));
         assert_eq!(refused("203.0.113.13:9").as_deref(), Some("link1"), "a retry keeps its link");
         assert_eq!(refused("203.0.113.12:9").as_deref(), Some("link0"), "the rule of the new destination");
-        assert_eq!(refused("10.77.0.1:9"), None, "what may not be steered");
+        assert_eq!(refused("10.77.0.1:9"), None, "a destination that may not be steered");
         drop(socket);
         assert!(steering.flows(now()).unwrap().is_empty());
         assert!(steering.load_table().unwrap().loads.iter().all(|load| load.flows == 0 && load.load == PerDirection::default()));
 
-        // Where the kernel does not let a socket off its device for its user, it goes nowhere.
+        // If the kernel does not let the user unbind a socket, the connect fails.
         let script = r#"
 import socket
 def again(first, second):
@@ -328,7 +328,7 @@ again("203.0.113.13", "203.0.113.12")
 }
 
 #[test]
-fn regression_what_a_marked_socket_sends_elsewhere_is_judged() {
+fn regression_rules_apply_to_what_a_marked_socket_sends_elsewhere() {
     in_world("connected UDP that sends elsewhere", 2, || {
         let mut params = params(2);
         let destination = |net: &str| SteerMatch { destination: Some(net.parse().unwrap()), ..Default::default() };
@@ -338,43 +338,43 @@ fn regression_what_a_marked_socket_sends_elsewhere_is_judged() {
         let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
         socket.connect("203.0.113.10:5000").unwrap();
         socket.send(b"x").unwrap();
-        assert_eq!(asked(&socket), "10.77.0.2");
+        assert_eq!(receive_text(&socket), "10.77.0.2");
         socket.send_to(b"x", "203.0.113.10:5000").unwrap();
-        assert_eq!(asked(&socket), "10.77.0.2");
+        assert_eq!(receive_text(&socket), "10.77.0.2");
         socket.send_to(b"x", "203.0.113.12:5000").unwrap();
-        assert!(socket.send_to(b"x", "203.0.113.11:5000").is_err(), "its rule has the other link only");
+        assert!(socket.send_to(b"x", "203.0.113.11:5000").is_err(), "its rule allows only the other link");
     });
 }
 
 #[test]
-fn regression_an_exchange_that_was_pushed_out_of_the_table_keeps_its_link() {
-    in_world("a forgotten exchange of datagrams", 2, || {
+fn regression_an_exchange_evicted_from_the_map_keeps_its_link() {
+    in_world("an evicted exchange of datagrams", 2, || {
         let mut steering = steering(&params(2));
         for _ in 0..4 {
             let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
             let ask = || {
                 socket.send_to(b"x", "203.0.113.10:5000").unwrap();
-                asked(&socket)
+                receive_text(&socket)
             };
             let first = ask();
             let mut datagrams: HashMap<_, abi::DatagramKey, abi::Flow> = HashMap::try_from(Map::LruHashMap(map_data("datagrams"))).unwrap();
             let keys: Vec<_> = datagrams.keys().filter_map(Result::ok).collect();
             keys.iter().for_each(|key| datagrams.remove(key).unwrap());
-            assert_eq!(ask(), first, "another source address would be another exchange to the far end");
+            assert_eq!(ask(), first, "the remote end would take another source address for another exchange");
         }
-        assert!(steering.flows(now()).unwrap().iter().any(|row| row.protocol == Protocol::Udp), "it is followed again");
+        assert!(steering.flows(now()).unwrap().iter().any(|row| row.protocol == Protocol::Udp), "it is tracked again");
     });
 }
 
 #[test]
-fn names_are_compared_whole() {
+fn names_are_compared_completely() {
     in_world("rules by name", 2, || {
         let rule = |name: &str, links| SteerRule {
             matching: SteerMatch { name: Some(name.into()), ..Default::default() },
             links: Some(LinkSet(links)),
             ..Default::default()
         };
-        // Cut to 15 bytes by the kernel.
+        // The kernel truncates it to 15 bytes.
         let own = std::fs::read_to_string("/proc/self/comm").unwrap();
         let own = own.trim_end();
         assert!(own.len() > 8, "{own}");
@@ -399,13 +399,13 @@ print(seen(), *call("a-longer-name"), *call("eightish"), *call("python3"))
         let (one, other) = ("10.77.1.2", "10.77.0.2");
         let seen: Vec<_> = text.split_whitespace().collect();
         assert_eq!(seen.len(), 7, "{text}{}", String::from_utf8_lossy(&output.stderr));
-        assert!(seen[1..3].contains(&other), "no rule has this name, so link 0 has its turn: {seen:?}");
+        assert!(seen[1..3].contains(&other), "no rule matches this name, so link 0 is used too: {seen:?}");
         assert!([&seen[..1], &seen[3..]].concat().iter().all(|addr| *addr == one), "{seen:?}");
     });
 }
 
 #[test]
-fn affinity_keeps_flows_on_one_link_while_it_lives() {
+fn affinity_keeps_flows_on_one_link_while_it_is_usable() {
     in_world("affinity", 2, || {
         use braid_model::Affinity;
         let mut params = params(2);
@@ -414,7 +414,7 @@ fn affinity_keeps_flows_on_one_link_while_it_lives() {
         let links = |last: u8| tally((0..4).map(|_| fetch(format!("203.0.113.{last}:80").parse().unwrap(), 1000)));
         let (ten, eleven) = (links(10), links(11));
         assert_eq!((ten.len(), eleven.len()), (1, 1));
-        assert_ne!(ten, eleven, "another destination has its turn");
+        assert_ne!(ten, eleven, "another destination uses the next link");
         params.affinity = Some(Affinity::Application);
         set(&mut steering, &params);
         assert_eq!(links(12), links(13), "all destinations follow the first");
@@ -422,7 +422,7 @@ fn affinity_keeps_flows_on_one_link_while_it_lives() {
         let dead = u32::from(held == "10.77.1.2".parse::<IpAddr>().unwrap());
         params.usable = PerFamily { v4: LinkSet(1 << (1 - dead)), v6: LinkSet::EMPTY };
         set(&mut steering, &params);
-        assert_ne!(*links(12).keys().next().unwrap(), held, "a dead link holds nobody");
+        assert_ne!(*links(12).keys().next().unwrap(), held, "affinity does not apply to a dead link");
         params.affinity = Some(Affinity::None);
         params.usable = PerFamily { v4: LinkSet(3), v6: LinkSet::EMPTY };
         set(&mut steering, &params);
@@ -431,30 +431,30 @@ fn affinity_keeps_flows_on_one_link_while_it_lives() {
 }
 
 #[test]
-fn a_links_own_resolver_is_asked_through_it() {
+fn a_links_own_resolver_is_queried_through_it() {
     in_world("resolvers", 2, || {
         let mut steering = steering(&params(2));
         steering.set_resolvers(&[("203.0.113.11".parse().unwrap(), LinkSet(2))]).unwrap();
         for _ in 0..4 {
             let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
             socket.send_to(b"?", "203.0.113.11:53").unwrap();
-            assert_eq!(asked(&socket), "10.77.1.2");
+            assert_eq!(receive_text(&socket), "10.77.1.2");
             let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
             socket.connect("203.0.113.11:53").unwrap();
             socket.send(b"?").unwrap();
-            assert_eq!(asked(&socket), "10.77.1.2");
+            assert_eq!(receive_text(&socket), "10.77.1.2");
         }
         let others = tally((0..4).map(|_| {
             let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
             socket.send_to(b"?", "203.0.113.11:5000").unwrap();
-            asked(&socket).parse().unwrap()
+            receive_text(&socket).parse().unwrap()
         }));
         assert_eq!(others.len(), 2, "other ports are scheduled: {others:?}");
     });
 }
 
 #[test]
-fn an_old_heartbeat_and_the_end_of_the_daemon_leave_everything_to_the_system() {
+fn nothing_is_steered_after_the_heartbeat_expires_or_the_daemon_ends() {
     in_world("fail open", 2, || {
         let mut steering = steering(&params(2));
         let server: SocketAddr = "203.0.113.10:80".parse().unwrap();
@@ -502,10 +502,10 @@ print(" ".join(seen))
 }
 
 #[test]
-fn regression_loads_stay_true_when_connects_and_ends_meet() {
+fn regression_loads_stay_correct_when_connects_and_closes_race() {
     in_world("connects on all processors", 2, || {
         let mut steering = steering(&params(2));
-        // Refused at once: nobody listens there.
+        // Refused at once, because nothing listens there.
         let server: SocketAddr = "203.0.113.10:81".parse().unwrap();
         let work = || (0..10_000).for_each(|_| drop(TcpStream::connect_timeout(&server, LIMIT)));
         std::thread::scope(|scope| (0..4).for_each(|_| drop(scope.spawn(work))));
@@ -519,18 +519,18 @@ fn regression_loads_stay_true_when_connects_and_ends_meet() {
 }
 
 #[test]
-fn regression_a_device_that_took_anothers_name_is_not_mistaken_for_it() {
+fn regression_a_device_renamed_to_anothers_name_is_not_used() {
     in_world("renamed devices", 2, || {
         let mut params = params(2);
-        // As if the devices had exchanged their names a moment ago.
+        // As if the devices had just exchanged their names.
         let link = |slot: usize| params.links[slot].as_ref().unwrap().name.clone();
         let names = [link(1), link(0)];
         params.links.iter_mut().flatten().zip(names).for_each(|(link, name)| link.name = name);
         params.usable = PerFamily { v4: LinkSet(1), v6: LinkSet(1) };
         let mut steering = steering(&params);
-        // What is called as link 0 was is link 1 now. Root's sockets can be given back to the system...
+        // The device that was link 0 is named link 1 now. Root's sockets can be unbound again...
         assert_eq!(fetch("203.0.113.10:80".parse().unwrap(), 1000), "10.77.0.2".parse::<IpAddr>().unwrap());
-        // ... anybody else's must not go out of it.
+        // ... but those of other users must not use it.
         use std::os::unix::process::CommandExt;
         let script = "import socket\nsocket.create_connection(('203.0.113.10', 80), 30)";
         let status = std::process::Command::new("/usr/bin/python3").args(["-c", script]).uid(65534).gid(65534).output().unwrap().status;
@@ -541,7 +541,7 @@ fn regression_a_device_that_took_anothers_name_is_not_mistaken_for_it() {
 }
 
 #[test]
-fn regression_a_flow_that_may_use_one_link_only_fails_when_that_cannot_be_had() {
+fn regression_a_flow_restricted_to_a_missing_link_fails() {
     in_world("a device that went away", 2, || {
         let mut params = params(2);
         let gone = params.links[1].as_mut().unwrap();
@@ -550,7 +550,7 @@ fn regression_a_flow_that_may_use_one_link_only_fails_when_that_cannot_be_had() 
         let server: SocketAddr = "203.0.113.10:80".parse().unwrap();
         let mut steering = steering(&params);
         fetch(server, 1000);
-        assert_eq!(steering.counters().unwrap().failed, 1, "left to the system");
+        assert_eq!(steering.counters().unwrap().failed, 1, "the system routes it");
         params.rules = vec![SteerRule { links: Some(LinkSet(2)), ..Default::default() }];
         set(&mut steering, &params);
         assert!(TcpStream::connect(server).is_err());
@@ -564,7 +564,7 @@ fn regression_a_flow_that_may_use_one_link_only_fails_when_that_cannot_be_had() 
 }
 
 #[test]
-fn regression_more_prefixes_than_room_leave_what_they_cover_alone() {
+fn regression_prefixes_beyond_the_limit_are_not_steered() {
     in_world("a full prefix map", 2, || {
         let mut steering = steering(&params(2));
         let server: SocketAddr = "203.0.113.10:80".parse().unwrap();
@@ -580,10 +580,10 @@ fn regression_more_prefixes_than_room_leave_what_they_cover_alone() {
         };
         for first in [20, 30] {
             steering.set_prefixes(Family::V4, &full(first)).unwrap();
-            assert_eq!(tally((0..4).map(|_| fetch(server, 1000))).len(), 1, "left alone");
+            assert_eq!(tally((0..4).map(|_| fetch(server, 1000))).len(), 1, "not steered");
             assert!(steering.warnings()[0].contains("70000"), "{:?}", steering.warnings());
         }
-        // Nearly full, and all of it other ones: no room for both at once.
+        // Nearly full, with entirely different prefixes: both sets do not fit at once.
         for first in [40, 50] {
             let map: Vec<_> = full(first).into_iter().take(60_000).collect();
             steering.set_prefixes(Family::V4, &map).unwrap();
@@ -593,53 +593,53 @@ fn regression_more_prefixes_than_room_leave_what_they_cover_alone() {
     });
 }
 
-/// Waits for a segment of a flow to that port that nobody answers; whether it is the first one.
-fn suffering(steering: &mut impl Steering, port: u16) -> bool {
+/// Waits for an unanswered segment of a flow to this port. Returns whether it is a SYN.
+fn wait_for_timeout(steering: &mut impl Steering, port: u16) -> bool {
     let begin = std::time::Instant::now();
     loop {
-        let told = steering.events(1000).into_iter().find_map(|event| match event {
+        let reported = steering.events(1000).into_iter().find_map(|event| match event {
             SteeringEvent::Suffering { connecting, remote, family: Family::V4, .. } if remote == (SERVER, port) => Some(connecting),
             _ => None,
         });
-        if let Some(connecting) = told {
+        if let Some(connecting) = reported {
             return connecting;
         }
-        assert!(begin.elapsed() < LIMIT, "nothing is told");
+        assert!(begin.elapsed() < LIMIT, "nothing is reported");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
 
 #[test]
-fn answers_are_counted_and_their_absence_is_told() {
-    in_world("signs of life and death", 2, || {
+fn answers_are_counted_and_timeouts_are_reported() {
+    in_world("answers and timeouts", 2, || {
         let mut steering = steering(&SteerParams { usable: PerFamily { v4: LinkSet(1), v6: LinkSet(1) }, ..params(2) });
         let before = now();
         let mut stream = TcpStream::connect(SocketAddr::new(SERVER, 80)).unwrap();
-        // Seen when flows are looked at, once.
+        // A dump detects an answer, and counts it once.
         for _ in 0..2 {
             steering.flows(now()).unwrap();
             let signs = steering.signs(0, Family::V4).unwrap();
             assert_eq!((signs.answered, signs.remote, signs.timeouts), (1, Some((SERVER, 80)), 0));
             assert!(before.since(signs.answered_at) < Duration::from_millis(20) && signs.answered_at <= now(), "{signs:?}, {before:?}");
         }
-        // And at their end.
+        // The end of a flow detects it too.
         drop(TcpStream::connect(SocketAddr::new(SERVER, 80)).unwrap());
         assert_eq!(steering.signs(0, Family::V4).unwrap().answered, 2);
         assert_eq!(steering.signs(0, Family::V6).unwrap().answered, 0);
-        // From here on the link is dark: what is sent reaches nobody.
+        // From here on the link is dead: nothing that is sent arrives.
         support::world::ip("neigh replace 10.77.0.1 lladdr 02:00:00:00:00:99 dev link0 nud permanent");
         stream.write_all(b"?").unwrap();
-        assert!(!suffering(&mut steering, 80));
+        assert!(!wait_for_timeout(&mut steering, 80));
         let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
         socket.set_nonblocking(true).unwrap();
         socket.connect(&SocketAddr::new(SERVER, 81).into()).unwrap_err();
-        assert!(suffering(&mut steering, 81), "nobody answered the connection");
+        assert!(wait_for_timeout(&mut steering, 81), "the SYN received no answer");
         let signs = steering.signs(0, Family::V4).unwrap();
         assert!(signs.answered == 2 && signs.timeouts >= 2, "{signs:?}");
     });
 }
 
-/// An entry of the programs' map of TCP flows: `struct connection`.
+/// An entry of the programs' maps of TCP flows: `struct connection`.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct Connection {
@@ -650,7 +650,7 @@ struct Connection {
 // SAFETY: integers only, and no padding: the flow has none, and its size is a multiple of eight.
 unsafe impl aya::Pod for Connection {}
 
-/// A map of the programs' by name, among those that this process holds.
+/// A map of the programs by name, among those that this process holds.
 fn map_data(name: &str) -> MapData {
     let held = std::fs::read_dir("/proc/self/fdinfo").unwrap().filter_map(|entry| std::fs::read_to_string(entry.unwrap().path()).ok());
     let held: Vec<u32> = held.filter_map(|info| info.lines().find_map(|line| line.strip_prefix("map_id:")?.trim().parse().ok())).collect();
@@ -658,37 +658,37 @@ fn map_data(name: &str) -> MapData {
     MapData::from_id(info.unwrap_or_else(|| panic!("the programs have a map {name}")).id()).unwrap()
 }
 
-/// The places of TCP flows.
-fn places() -> Array<MapData, Connection> {
+/// The array of TCP flows.
+fn flow_array() -> Array<MapData, Connection> {
     Array::try_from(Map::Array(map_data("connections"))).unwrap()
 }
 
-/// The flows whose places were taken, by socket.
+/// The flows whose array entries were taken, by socket cookie.
 fn overflow() -> HashMap<MapData, u64, Connection> {
     HashMap::try_from(Map::HashMap(map_data("overflow"))).unwrap()
 }
 
-/// Somebody else's, in the midst of being written.
-fn taken() -> Connection {
+/// An entry of another flow that is being written.
+fn pending_entry() -> Connection {
     Connection { flow: abi::Flow { id: u64::MAX, flags: 1, ..Default::default() }, socket: 0 }
 }
 
-/// Takes all places.
-fn take_places() {
-    let mut places = places();
-    (0..places.len()).for_each(|place| places.set(place, taken(), 0).unwrap());
+/// Fills the whole array.
+fn fill_array() {
+    let mut entries = flow_array();
+    (0..entries.len()).for_each(|index| entries.set(index, pending_entry(), 0).unwrap());
 }
 
-/// Looks until no flow is left.
-fn wait_for_the_last_flow(steering: &mut BpfSteering) {
+/// Dumps until no flow is left.
+fn wait_until_no_flow_is_left(steering: &mut BpfSteering) {
     let begin = std::time::Instant::now();
     while !steering.flows(now()).unwrap().is_empty() {
-        assert!(begin.elapsed() < LIMIT, "it lives on");
+        assert!(begin.elapsed() < LIMIT, "a flow is left");
         std::thread::sleep(Duration::from_millis(50));
     }
 }
 
-fn assert_nothing_weighs(steering: &mut BpfSteering) {
+fn assert_no_load(steering: &mut BpfSteering) {
     let load_table = steering.load_table().unwrap();
     assert!(load_table.loads.iter().all(|link_load| link_load.flows == 0 && link_load.load == PerDirection::default()), "{load_table:?}");
 }
@@ -698,46 +698,46 @@ fn ends(steering: &mut BpfSteering, id: u64) -> usize {
 }
 
 #[test]
-fn a_flow_whose_end_was_not_seen_ends_at_the_next_poll() {
-    in_world("an end that nobody saw", 2, || {
+fn a_flow_whose_end_was_missed_ends_in_a_dump() {
+    in_world("a missed end", 2, || {
         let mut steering = steering(&params(2));
         let stream = TcpStream::connect(SocketAddr::new(SERVER, 80)).unwrap();
-        let mut places = places();
-        let (place, entry) =
-            (0..places.len()).map(|place| (place, places.get(&place, 0).unwrap())).find(|(_, it)| it.flow.id != 0).unwrap();
-        places.set(place, Connection::default(), 0).unwrap();
+        let mut entries = flow_array();
+        let (index, entry) =
+            (0..entries.len()).map(|index| (index, entries.get(&index, 0).unwrap())).find(|(_, it)| it.flow.id != 0).unwrap();
+        entries.set(index, Connection::default(), 0).unwrap();
         drop(stream);
-        places.set(place, entry, 0).unwrap();
-        // Its socket's memory may look the same for a while, as that of one whose connect has only just begun.
-        wait_for_the_last_flow(&mut steering);
-        assert_nothing_weighs(&mut steering);
+        entries.set(index, entry, 0).unwrap();
+        // The memory of its socket may look unchanged for a while, like that of a socket whose connect has just begun.
+        wait_until_no_flow_is_left(&mut steering);
+        assert_no_load(&mut steering);
         assert_eq!(ends(&mut steering, entry.flow.id), 1);
     });
 }
 
 #[test]
-fn an_overflowed_flow_whose_end_was_not_seen_ends_at_the_next_poll() {
-    in_world("an end of one in overflow that nobody saw", 2, || {
+fn an_overflowed_flow_whose_end_was_missed_ends_in_a_dump() {
+    in_world("a missed end of a flow in overflow", 2, || {
         let mut steering = steering(&params(2));
-        take_places();
+        fill_array();
         let stream = TcpStream::connect(SocketAddr::new(SERVER, 80)).unwrap();
         let mut overflow = overflow();
-        let (id, entry) = overflow.iter().next().expect("the flow is followed").unwrap();
+        let (id, entry) = overflow.iter().next().expect("the flow is tracked").unwrap();
         overflow.remove(&id).unwrap();
         drop(stream);
         overflow.insert(id, entry, 0).unwrap();
-        wait_for_the_last_flow(&mut steering);
+        wait_until_no_flow_is_left(&mut steering);
         assert_eq!(overflow.keys().count(), 0);
-        assert_nothing_weighs(&mut steering);
+        assert_no_load(&mut steering);
         assert_eq!(ends(&mut steering, id), 1);
     });
 }
 
 #[test]
-fn flows_whose_places_are_taken_are_followed_all_the_same() {
-    in_world("no places", 2, || {
+fn flows_that_collide_in_the_array_are_tracked_in_overflow() {
+    in_world("a full array", 2, || {
         let mut steering = steering(&params(2));
-        take_places();
+        fill_array();
         let streams: Vec<_> = (0..4).map(|_| TcpStream::connect(SocketAddr::new(SERVER, 80)).unwrap()).collect();
         assert_eq!(steering.flows(now()).unwrap().len(), 4);
         assert_eq!(overflow().keys().count(), 4);
@@ -747,48 +747,48 @@ fn flows_whose_places_are_taken_are_followed_all_the_same() {
         drop(streams);
         assert_eq!(overflow().keys().count(), 0);
         assert!(steering.flows(now()).unwrap().is_empty());
-        assert_nothing_weighs(&mut steering);
+        assert_no_load(&mut steering);
         assert_eq!(steering.counters().unwrap().ended, 4);
     });
 }
 
 #[test]
-fn a_place_is_used_again() {
-    in_world("one place", 2, || {
+fn an_array_entry_is_reused() {
+    in_world("one array entry", 2, || {
         let mut steering = steering(&params(2));
-        let mut places = places();
-        // Whatever the next socket's cookie is, its place is free, and the one flow there has been is no longer there.
+        let mut entries = flow_array();
+        // Whatever the cookie of the next socket is, its entry is free, and the one earlier flow is no longer listed.
         for _ in 0..3 {
             let stream = TcpStream::connect(SocketAddr::new(SERVER, 80)).unwrap();
-            let taken = (0..places.len()).filter(|place| places.get(place, 0).unwrap().flow.flags == 0);
-            let living: Vec<_> = taken.filter(|place| places.get(place, 0).unwrap().flow.id != 0).collect();
-            assert_eq!((living.len(), steering.flows(now()).unwrap().len()), (1, 1));
+            let used = (0..entries.len()).filter(|index| entries.get(index, 0).unwrap().flow.flags == 0);
+            let active: Vec<_> = used.filter(|index| entries.get(index, 0).unwrap().flow.id != 0).collect();
+            assert_eq!((active.len(), steering.flows(now()).unwrap().len()), (1, 1));
             drop(stream);
-            let ended = places.get(&living[0], 0).unwrap();
-            (0..places.len()).for_each(|place| places.set(place, ended, 0).unwrap());
+            let ended = entries.get(&active[0], 0).unwrap();
+            (0..entries.len()).for_each(|index| entries.set(index, ended, 0).unwrap());
         }
         assert_eq!(overflow().keys().count(), 0);
-        assert_nothing_weighs(&mut steering);
+        assert_no_load(&mut steering);
     });
 }
 
 #[test]
-fn regression_connections_that_cannot_be_followed_are_bound_to_no_link_and_counted() {
+fn regression_connections_that_cannot_be_tracked_are_not_bound_but_counted() {
     in_world("full maps of connections", 2, || {
         let mut steering = steering(&params(2));
-        take_places();
+        fill_array();
         let mut overflow = overflow();
-        let inserted: Vec<u64> = (1u64..).take_while(|number| overflow.insert(u64::MAX - number, taken(), 0).is_ok()).collect();
+        let inserted: Vec<u64> = (1u64..).take_while(|number| overflow.insert(u64::MAX - number, pending_entry(), 0).is_ok()).collect();
         assert!(inserted.len() >= 10_000);
         let server = SocketAddr::new(SERVER, 80);
-        assert_eq!(tally((0..4).map(|_| fetch(server, 1000))).len(), 1, "by the system's own way");
+        assert_eq!(tally((0..4).map(|_| fetch(server, 1000))).len(), 1, "by the system's own route");
         let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).unwrap();
         socket.connect(&server.into()).unwrap();
-        assert_eq!(socket.device().unwrap(), None, "it would go on beside a tunnel that comes up");
+        assert_eq!(socket.device().unwrap(), None, "it would bypass a tunnel that comes up later");
         drop(socket);
         let counters = steering.counters().unwrap();
         assert_eq!((counters.untracked, counters.steered), (5, 0), "{counters:?}");
-        assert_nothing_weighs(&mut steering);
+        assert_no_load(&mut steering);
         assert!(steering.flows(now()).unwrap().is_empty());
         overflow.remove(&(u64::MAX - inserted[0])).unwrap();
         fetch(server, 1000);
@@ -797,10 +797,10 @@ fn regression_connections_that_cannot_be_followed_are_bound_to_no_link_and_count
 }
 
 #[test]
-fn every_program_is_accepted_alone_by_this_kernel() {
+fn this_kernel_accepts_every_program_on_its_own() {
     let trials = match survey() {
         Ok(trials) => trials,
-        Err(error) if std::env::var_os("CI").is_none() => return eprintln!("skipped, the programs cannot be loaded: {error}"),
+        Err(error) if std::env::var_os("CI").is_none() => return eprintln!("skipped, because the programs cannot be loaded: {error}"),
         Err(error) => panic!("{error}"),
     };
     assert!(trials.len() >= 19, "{}", trials.len());
@@ -809,7 +809,7 @@ fn every_program_is_accepted_alone_by_this_kernel() {
             panic!("{}: {refusal}", trial.name);
         }
     }
-    assert!(trials.iter().all(|trial| trial.name != "braid_trial"), "what only tests need is not in the product's object");
+    assert!(trials.iter().all(|trial| trial.name != "braid_trial"), "the object must not contain test programs");
     let most = trials.iter().filter_map(|trial| trial.outcome.as_ref().ok().copied().flatten()).max();
     assert!(most.is_none_or(|most| most < 500_000), "the verifier stops at 1,000,000 instructions: {most:?}");
 }

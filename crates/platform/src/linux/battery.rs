@@ -1,7 +1,7 @@
 //! Batteries and mains from `/sys/class/power_supply`.
 //!
-//! Source: the kernel's `Documentation/ABI/testing/sysfs-class-power`. Drivers give what they have: charge in microampere-hours or
-//! energy in microwatt-hours, the current (signed by some) or the power, or only the level in percent.
+//! Source: the kernel's `Documentation/ABI/testing/sysfs-class-power`. Drivers differ in what they report: charge in microampere-hours or energy in
+//! microwatt-hours, current (signed by some drivers) or power, or only the level in percent.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,17 +10,17 @@ use braid_model::Power;
 
 use crate::battery::{BatteryReading, BatterySensor};
 
-/// Where the kernel shows power supplies.
+/// Directory in which the kernel lists power supplies.
 pub const SUPPLIES: &str = "/sys/class/power_supply";
 
-/// Reads the supplies under a directory, [`SUPPLIES`] in a real system.
+/// Reads the supplies in a directory, [`SUPPLIES`] on a real system.
 #[derive(Debug, Clone)]
 pub struct SysBattery {
     root: PathBuf,
 }
 
 impl SysBattery {
-    /// A sensor over `root`.
+    /// Creates a sensor that reads `root`.
     pub fn new(root: &Path) -> Self {
         Self { root: root.to_owned() }
     }
@@ -39,9 +39,9 @@ impl BatterySensor for SysBattery {
         let supplies = || entries.iter().map(|path| Supply { path });
         let batteries: Vec<Battery> = supplies().filter_map(|supply| supply.battery()).collect();
         let level = level(&batteries)?;
-        let online = supplies().any(|supply| supply.feeds());
+        let online = supplies().any(|supply| supply.is_online_supply());
         let discharging = batteries.iter().any(|battery| battery.discharging);
-        // A dock's mains may be online and too weak: a battery that discharges all the same is no reason to save nothing.
+        // A dock's mains may be online but too weak, so that the battery discharges. The machine then counts as unplugged, so that Braid saves power.
         let plugged = !discharging || (online && batteries.iter().any(|battery| battery.charging));
         let draws: Option<f64> = batteries.iter().filter(|battery| battery.discharging).map(|battery| battery.watts).sum();
         let power = draws.filter(|watts| discharging && *watts > 0.0).map(Power::from_watts);
@@ -49,21 +49,21 @@ impl BatterySensor for SysBattery {
     }
 }
 
-/// One directory.
+/// One supply's directory.
 struct Supply<'a> {
     path: &'a Path,
 }
 
-/// What a battery says.
+/// Values that a battery reports.
 #[derive(Debug, Clone, Copy)]
 struct Battery {
-    /// Present and full contents in watt-hours, where it says both.
+    /// Present and full contents in watt-hours, if the battery reports both.
     contents: Option<(f64, f64)>,
-    /// Its own idea of its level, from 0 to 1.
+    /// Level that the battery itself reports, from 0 to 1.
     level: Option<f64>,
     discharging: bool,
     charging: bool,
-    /// What goes in or out of it.
+    /// Power into or out of the battery.
     watts: Option<f64>,
 }
 
@@ -72,7 +72,7 @@ impl Supply<'_> {
         fs::read_to_string(self.path.join(name)).ok().map(|text| text.trim().to_owned())
     }
 
-    /// A number in units of 10^-6; negative where the driver gives a direction.
+    /// Reads a number in units of 10^-6. It is negative if the driver signs the direction.
     fn micro(&self, name: &str) -> Option<f64> {
         self.text(name)?.parse::<i64>().ok().map(|number| number as f64 / 1e6)
     }
@@ -81,25 +81,25 @@ impl Supply<'_> {
         self.text("type").is_some_and(|text| text.eq_ignore_ascii_case(kind))
     }
 
-    /// Batteries of mice, headphones and the like have the scope "Device".
-    fn of_a_device(&self) -> bool {
+    /// Batteries of peripherals such as mice and headphones have the scope "Device".
+    fn is_peripheral(&self) -> bool {
         self.text("scope").is_some_and(|text| text.eq_ignore_ascii_case("device"))
     }
 
-    /// Whether it is mains, or a charger on USB, that is online.
-    fn feeds(&self) -> bool {
-        !self.is("battery") && !self.of_a_device() && self.text("online").is_some_and(|text| text == "1" || text == "2")
+    /// Whether this is a mains supply or USB charger that is online.
+    fn is_online_supply(&self) -> bool {
+        !self.is("battery") && !self.is_peripheral() && self.text("online").is_some_and(|text| text == "1" || text == "2")
     }
 
     fn battery(&self) -> Option<Battery> {
-        if !self.is("battery") || self.of_a_device() || self.text("present").as_deref() == Some("0") {
+        if !self.is("battery") || self.is_peripheral() || self.text("present").as_deref() == Some("0") {
             return None;
         }
         let volts = ["voltage_now", "voltage_avg", "voltage_min_design"].into_iter().find_map(|name| self.micro(name));
         let volts = volts.filter(|volts| *volts > 0.0);
         let energy = self.micro("energy_now").zip(self.micro("energy_full").or_else(|| self.micro("energy_full_design")));
         let charge = self.micro("charge_now").zip(self.micro("charge_full").or_else(|| self.micro("charge_full_design")));
-        // Without a voltage the charge is still right as a share of one battery.
+        // Without a voltage the charge is in other units, but its ratio to the full charge of the same battery is still right.
         let contents = energy.or_else(|| charge.map(|(now, full)| (now * volts.unwrap_or(1.0), full * volts.unwrap_or(1.0))));
         let percent = self.text("capacity").and_then(|text| text.parse::<f64>().ok());
         let current = self.micro("current_now").or_else(|| self.micro("current_avg"));
@@ -115,12 +115,12 @@ impl Supply<'_> {
     }
 }
 
-/// The level of all batteries together: by their contents where all say them, else the mean of their own levels.
+/// Level of all batteries together: computed from their contents if all report them, otherwise the mean of the levels they report.
 fn level(batteries: &[Battery]) -> Option<f64> {
     let contents: Option<Vec<(f64, f64)>> = batteries.iter().map(|battery| battery.contents).collect();
     let own: Vec<f64> = batteries.iter().filter_map(|battery| battery.level).collect();
     match contents {
-        // One battery knows its own level best: firmware counts what is left below "empty".
+        // For a single battery its own level is more accurate: the firmware accounts for the reserve below "empty".
         Some(contents) if batteries.len() > 1 || own.is_empty() => {
             let (now, full) = contents.iter().fold((0.0, 0.0), |(now, full), one| (now + one.0, full + one.1));
             (full > 0.0).then(|| (now / full).clamp(0.0, 1.0))
@@ -133,7 +133,7 @@ fn level(batteries: &[Battery]) -> Option<f64> {
 mod tests {
     use super::*;
 
-    /// A system with these supplies: name, and files with their contents.
+    /// Reads a system with these supplies: name, and files with their contents.
     fn read(supplies: &[(&str, &[(&str, &str)])]) -> Option<BatteryReading> {
         let root = tempfile::tempdir().unwrap();
         for (name, files) in supplies {
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_laptop_on_battery_says_its_level_and_power() {
+    fn a_laptop_on_battery_reports_its_level_and_power() {
         let mains: &[_] = &[("type", "Mains"), ("online", "0")];
         let battery = [("type", "Battery"), ("status", "Discharging"), ("capacity", "63"), ("power_now", "8250000")];
         assert_eq!(read(&[("AC", mains), ("BAT0", &battery)]), reading(0.63, false, Some(8.25)));
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn while_plugged_in_what_goes_into_the_battery_is_not_its_load() {
+    fn charging_power_is_not_reported_as_load() {
         let mains: &[_] = &[("type", "Mains"), ("online", "1")];
         let battery = |status| [("type", "Battery"), ("status", status), ("capacity", "40"), ("power_now", "20000000")];
         for status in ["Charging", "Full", "Not charging", "Unknown"] {
@@ -181,19 +181,23 @@ mod tests {
     }
 
     #[test]
-    fn several_batteries_count_by_what_they_hold() {
+    fn several_batteries_are_weighted_by_their_capacity() {
         let small = [("type", "Battery"), ("status", "Discharging"), ("energy_now", "5000000"), ("energy_full", "10000000")];
         let small = [&small[..], &[("capacity", "50"), ("power_now", "3000000")]].concat();
         let large = [("type", "Battery"), ("status", "Unknown"), ("charge_now", "1000000"), ("charge_full", "4000000")];
         let large = [&large[..], &[("capacity", "25"), ("voltage_now", "10000000")]].concat();
         assert_eq!(read(&[("BAT0", &small), ("BAT1", &large)]), reading(0.3, false, Some(3.0)));
         let vague = [("type", "Battery"), ("status", "Discharging"), ("capacity", "100")];
-        assert_eq!(read(&[("BAT0", &small), ("BAT1", &vague)]), reading(0.75, false, None), "one says no power: the sum is not known");
+        assert_eq!(
+            read(&[("BAT0", &small), ("BAT1", &vague)]),
+            reading(0.75, false, None),
+            "one battery reports no power, so the sum is unknown"
+        );
         assert_eq!(read(&[("BAT1", &large[..6])]).map(|reading| reading.level), Some(0.25));
     }
 
     #[test]
-    fn nonsense_is_as_good_as_nothing() {
+    fn invalid_values_are_ignored() {
         for capacity in ["", "full", "nan", "-3", "1e400"] {
             let battery = [("type", "Battery"), ("status", "Discharging"), ("capacity", capacity), ("power_now", "x")];
             let seen = read(&[("BAT0", &battery)]);

@@ -1,6 +1,7 @@
-//! Steering by BPF: loads the programs of `ebpf/`, attaches them to the root of the cgroup hierarchy and speaks with them.
+//! Steering by BPF: loads the programs of `ebpf/`, attaches them to the root of the cgroup hierarchy and exchanges data with them.
 //!
-//! Programs and maps are held by file descriptors only: when the process ends, however it ends, they are gone.
+//! Only file descriptors hold the programs and maps, so the kernel removes them when the process ends, even if it crashes.
+//!
 
 mod convert;
 mod counting;
@@ -29,50 +30,50 @@ use braid_control::steering::{
 use convert::{app_key, flow_row, mapped, process_name};
 use counting::{Counting, Step};
 
-/// `BPF_F_LOCK`: look an element up, or change it, under its spin lock.
+/// `BPF_F_LOCK`: read or write an element under its spin lock.
 const LOCKED: u64 = 4;
-/// Unconnected datagrams end a flow when none has been seen for this long.
+/// A flow of unconnected datagrams ends after this time without a datagram.
 const DATAGRAM_IDLE: std::time::Duration = std::time::Duration::from_secs(30);
-/// The most flows of unconnected datagrams there are.
-const DATAGRAMS: usize = 16_384;
-/// No program runs for longer than this, not even one that is preempted on a busy machine.
-const LONGEST_RUN: std::time::Duration = std::time::Duration::from_secs(5);
+/// Capacity of the map of unconnected datagram flows.
+const MAX_DATAGRAM_FLOWS: usize = 16_384;
+/// Upper bound for the run time of a program, even if it is preempted on a busy machine.
+const MAX_RUN_TIME: std::time::Duration = std::time::Duration::from_secs(5);
 const VERDICT_LEAVE: u8 = 0;
 const VERDICT_STEER: u8 = 1;
 
 /// The loaded and attached programs.
 pub struct BpfSteering {
-    /// Owns programs and the maps that are not taken out below.
+    /// Owns the programs and the maps that are not taken out below.
     ebpf: aya::Ebpf,
-    /// They dump the TCP flows, those in `overflow`, and those of connected UDP sockets.
+    /// Dump the TCP flows, those in `overflow`, and those of connected UDP sockets.
     iterators: Arc<[OwnedFd]>,
-    /// Moves connects that nobody answers; or why it cannot.
+    /// Moves connects that receive no answer, or the reason why it could not be loaded.
     mover: Result<OwnedFd, String>,
     events: RingBuf<MapData>,
     params: SteerParams,
     bank: u32,
-    /// When Braid last said that it is alive, in nanoseconds of the kernel's clock; 0: never.
+    /// Time of the last heartbeat, in nanoseconds of the kernel's clock; 0 before the first.
     heartbeat: u64,
-    /// Another number whenever an application's class changes; never 0.
+    /// Generation number that changes whenever an application's class changes; never 0.
     classes: u32,
     netns: u64,
-    /// The process whose sockets are left alone.
+    /// The process whose sockets the programs do not steer.
     exempt: convert::Daemon,
     /// The attached programs; dropping one detaches it.
     attached: Vec<load::Attached>,
-    /// The root of the cgroup hierarchy; none if the programs are attached to nothing.
+    /// Root of the cgroup hierarchy. `None` if the programs are not attached.
     cgroup: Option<OwnedFd>,
     counting: counting::Counting,
     counters: load::Counters,
-    /// Why datagrams are not counted, if they should be and are not.
+    /// Why datagrams are not counted although they should be.
     uncounted: Option<String>,
-    /// What the prefix maps hold now, by family.
+    /// Current contents of the prefix maps, by family.
     prefixes: [Vec<(IpNet, bool)>; 2],
-    /// How many prefixes found no room there, by family.
+    /// Number of prefixes that did not fit into the map, by family.
     missing_prefixes: [usize; 2],
-    /// When the banks were switched last.
+    /// Time of the last switch between the banks.
     switched: Option<Time>,
-    /// What redirected sockets need is attached, or there are none, since nothing is attached.
+    /// Whether the programs for redirected sockets are attached. Also true if no programs are attached at all, because no socket is redirected then.
     serves_redirected: bool,
     heal: heal::Heal,
     /// What bonded flows weigh.
@@ -80,20 +81,20 @@ pub struct BpfSteering {
     dumps: heal::Dumps,
 }
 
-/// What a dump through the sockets' flows found.
+/// Result of a dump of the sockets' flows.
 pub struct Dumped {
     loads: heal::Loads,
     rows: Vec<FlowRow>,
-    /// It met UDP sockets, and counting was in this state when it began.
+    /// Whether the dump contains UDP sockets. `counting` is the state of counting when the dump began.
     datagrams: bool,
     counting: counting::Counting,
-    /// Flows begun and flows ended when it began.
+    /// Number of flows begun plus flows ended when the dump began.
     began: u64,
-    turn: heal::Turn,
+    token: heal::DumpToken,
 }
 
-/// Dumps the sockets' flows; the programs bring their reservations up to date as they go.
-fn dump_sockets(iterators: &[OwnedFd], began: u64, turn: heal::Turn, counting: counting::Counting) -> Result<Dumped, SteeringError> {
+/// Dumps the sockets' flows. The programs update the flows' reservations during the dump.
+fn dump_sockets(iterators: &[OwnedFd], began: u64, token: heal::DumpToken, counting: counting::Counting) -> Result<Dumped, SteeringError> {
     let fail = |error: std::io::Error| SteeringError { action: "list the flows", reason: error.to_string() };
     let mut bytes = Vec::new();
     for iterator in iterators {
@@ -104,14 +105,14 @@ fn dump_sockets(iterators: &[OwnedFd], began: u64, turn: heal::Turn, counting: c
     rows.retain(|row| row.flow.flags & (abi::flow::PENDING | abi::flow::MARKER) == 0);
     let mut loads = heal::Loads::default();
     loads.add(&rows);
-    Ok(Dumped { loads, rows: rows.iter().filter_map(flow_row).collect(), datagrams, counting, began, turn })
+    Ok(Dumped { loads, rows: rows.iter().filter_map(flow_row).collect(), datagrams, counting, began, token })
 }
 
 fn failed(action: &'static str) -> impl Fn(aya::maps::MapError) -> SteeringError {
     move |error| SteeringError { action, reason: detail(&error) }
 }
 
-/// An error with its causes, since aya keeps the system's word there.
+/// Text of an error with its causes. aya keeps the system's error message in the cause.
 fn detail(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -125,7 +126,7 @@ fn detail(error: &dyn std::error::Error) -> String {
     text
 }
 
-/// Finds a map by name and gives it its type.
+/// Finds a map by name and converts it to its type.
 macro_rules! typed_map {
     ($self:ident, $kind:ident, $name:literal, $action:literal) => {
         $self
@@ -137,12 +138,12 @@ macro_rules! typed_map {
 }
 
 impl BpfSteering {
-    /// Counts datagrams from now on, as if a UDP socket had asked.
+    /// Starts to count datagrams, as if a UDP socket had requested it.
     pub fn count_datagrams(&mut self) {
         self.count_if_possible(self.counting.wanted());
     }
 
-    /// What cannot be done is shown as a warning, and tried again at the next dump: a flow whose bytes are not known is steered all the same.
+    /// Reports a failure as a warning and retries at the next dump, because flows are steered even if their bytes are not counted.
     fn count_if_possible(&mut self, (next, step): (Counting, Step)) {
         self.uncounted = match self.count(next, step) {
             Ok(()) if step == Step::Stay => self.uncounted.take().filter(|_| next == Counting::Off),
@@ -164,7 +165,7 @@ impl BpfSteering {
         self.switch()
     }
 
-    /// Tells when events have come. Must be called inside a tokio runtime.
+    /// Returns a handle that becomes ready when events arrive. Must be called inside a tokio runtime.
     pub fn ready(&self) -> std::io::Result<sys::Ready> {
         sys::Ready::watch(self.events.as_fd())
     }
@@ -173,18 +174,19 @@ impl BpfSteering {
         typed_map!(self, Array, "load_table", "read the loads").get(&0, LOCKED).map_err(failed("read the loads"))
     }
 
-    /// Flows begun and flows ended so far.
+    /// Number of flows begun plus flows ended so far.
     fn churn(&mut self) -> Result<u64, SteeringError> {
         Ok(self.raw_load_table()?.commits.wrapping_add(self.counters()?.ended))
     }
 
-    /// The flows of unconnected datagrams; those that fell idle end here, and are returned apart.
+    /// Flows of unconnected datagrams, as (active, idle). The idle ones are removed from the map.
     fn dump_datagrams(&mut self, now: Time) -> Result<(Vec<abi::FlowRow>, Vec<abi::FlowRow>), SteeringError> {
         let mut map: HashMap<_, abi::DatagramKey, abi::Flow> = typed_map!(self, HashMap, "datagrams", "list the datagram flows");
-        // Where entries are pushed out meanwhile, the kernel begins anew: no more are read than there may be, and each counts once.
+        // If entries are evicted during the iteration, the kernel restarts it. Limit the number of reads to the map's capacity, and count each key
+        // once.
         let entries: BTreeMap<_, _> = map
             .iter()
-            .take(DATAGRAMS)
+            .take(MAX_DATAGRAM_FLOWS)
             .filter_map(Result::ok)
             .filter(|(_, flow)| flow.started != 0)
             .map(|(key, flow)| ((key.socket, key.remote, key.port), (key, flow)))
@@ -201,19 +203,20 @@ impl BpfSteering {
         Ok((living, idle))
     }
 
-    /// Tells the programs whether Braid is alive, and what is in force.
+    /// Writes the heartbeat, the bank in force, the classes' generation and the counting flag to the control map.
     fn switch(&mut self) -> Result<(), SteeringError> {
         let (bank, classes, counting) = (self.bank, self.classes, self.counting.flag());
         let control = abi::Control { heartbeat: self.heartbeat, bank, classes, counting, ..Default::default() };
-        typed_map!(self, Array, "control", "say that Braid is alive").set(0, control, 0).map_err(failed("say that Braid is alive"))
+        typed_map!(self, Array, "control", "write the heartbeat").set(0, control, 0).map_err(failed("write the heartbeat"))
     }
 
-    /// What the kernel does when a socket is closed, for flows that it does not see end: bytes received and sent.
+    /// Updates the demand estimate as the kernel does when a socket closes, for flows whose end the kernel does not see. Takes bytes received and
+    /// sent.
     fn learn_step(&mut self, key: abi::DemandKey, [rx, tx]: [u64; 2], updated: u64) -> Result<(), SteeringError> {
         if rx + tx == 0 {
             return Ok(());
         }
-        let mut map: HashMap<_, abi::DemandKey, abi::Demand> = typed_map!(self, HashMap, "demands", "learn from a flow");
+        let mut map: HashMap<_, abi::DemandKey, abi::Demand> = typed_map!(self, HashMap, "demands", "update a demand estimate");
         let step = |estimate: u64, sample: u64| estimate - (estimate >> 3) + (sample >> 3);
         let next = match map.get(&key, 0) {
             Ok(known) => {
@@ -221,12 +224,12 @@ impl BpfSteering {
             }
             Err(_) => abi::Demand { down: rx, up: tx, updated, count: 1, ..Default::default() },
         };
-        map.insert(key, next, 0).map_err(failed("learn from a flow"))
+        map.insert(key, next, 0).map_err(failed("update a demand estimate"))
     }
 }
 
-/// Makes a map hold these hosts and no others; what stays is not touched meanwhile.
-fn keep_hosts<'a>(
+/// Makes a map contain exactly these hosts. Existing entries that stay are not rewritten.
+fn set_hosts<'a>(
     map: &mut HashMap<&mut MapData, abi::Address, u32>,
     hosts: impl Iterator<Item = &'a IpAddr>,
     action: &'static str,
@@ -251,30 +254,30 @@ impl Steering for BpfSteering {
     }
 
     fn set_params(&mut self, params: &SteerParams) -> Result<(), SteeringError> {
-        const ACTION: &str = "put a new policy in force";
+        const ACTION: &str = "apply a new policy";
         if params.rules.len() > abi::MAX_RULES {
-            let reason = format!("{} rules; the kernel's side looks at {} at most", params.rules.len(), abi::MAX_RULES);
+            let reason = format!("{} rules exceed the limit of {}", params.rules.len(), abi::MAX_RULES);
             return Err(SteeringError { action: ACTION, reason });
         }
         let noted = if params.redirects() { self.serve_redirected() } else { Ok(()) };
-        // All else counts all the same.
+        // If redirection is not available, apply the policy without it.
         let undirected = noted.is_err().then(|| params.without_redirection());
         let params = undirected.as_ref().unwrap_or(params);
         let bank = self.bank ^ 1;
-        if self.switched.is_some_and(|switched| sys::now().since(switched) < LONGEST_RUN) {
-            // A program that began before the last turn may still read the bank that is written now.
+        if self.switched.is_some_and(|switched| sys::now().since(switched) < MAX_RUN_TIME) {
+            // A program that started before the last switch may still read the bank that is written now.
             sys::wait_for_programs();
         }
         let mut executables = convert::ExeIds::default();
         let rules: Vec<_> = params.rules.iter().map(|rule| convert::rule(rule, &mut executables)).collect();
         self.reset_new_slots(params)?;
         self.set_executables(bank, &executables)?;
-        let mut places = typed_map!(self, Array, "rules", "put a new policy in force");
+        let mut rule_map = typed_map!(self, Array, "rules", "apply a new policy");
         for (index, rule) in rules.into_iter().enumerate() {
-            places.set(bank * abi::MAX_RULES as u32 + index as u32, rule, 0).map_err(failed(ACTION))?;
+            rule_map.set(bank * abi::MAX_RULES as u32 + index as u32, rule, 0).map_err(failed(ACTION))?;
         }
         let raw = convert::params(params, self.netns, self.exempt);
-        typed_map!(self, Array, "params", "put a new policy in force").set(bank, raw, 0).map_err(failed(ACTION))?;
+        typed_map!(self, Array, "params", "apply a new policy").set(bank, raw, 0).map_err(failed(ACTION))?;
         self.bank = bank;
         self.switched = Some(sys::now());
         self.params = params.clone();
@@ -283,22 +286,22 @@ impl Steering for BpfSteering {
     }
 
     fn set_prefixes(&mut self, family: Family, map: &[(IpNet, bool)]) -> Result<(), SteeringError> {
-        let (wanted, missing) = prefixes::fit(map, prefixes::ROOM);
+        let (wanted, missing) = prefixes::fit(map, prefixes::MAX_PREFIXES);
         self.missing_prefixes[family as usize] = missing;
         let had = std::mem::take(&mut self.prefixes[family as usize]);
-        let installed = self.install_prefixes(family, &prefixes::changes(&had, &wanted, prefixes::ROOM));
+        let installed = self.install_prefixes(family, &prefixes::changes(&had, &wanted, prefixes::MAX_PREFIXES));
         if installed.is_ok() {
             self.prefixes[family as usize] = wanted;
         } else {
-            // Who knows what it holds now: nothing is steered by it until the next try puts everything in place.
+            // The contents are now unknown. Clear the map, so that nothing is steered by it until the next attempt succeeds.
             self.clear_prefixes(family)?;
         }
         installed
     }
 
     fn set_resolvers(&mut self, resolvers: &[(IpAddr, LinkSet)]) -> Result<(), SteeringError> {
-        const ACTION: &str = "tell the kernel the links' resolvers";
-        let mut map: HashMap<_, abi::Address, u32> = typed_map!(self, HashMap, "resolvers", "tell the kernel the links' resolvers");
+        const ACTION: &str = "update the links' resolvers in the kernel";
+        let mut map: HashMap<_, abi::Address, u32> = typed_map!(self, HashMap, "resolvers", "update the links' resolvers in the kernel");
         let wanted: Vec<_> =
             resolvers.iter().take(256).map(|(addr, mask)| (abi::Address { word: mapped(*addr) }, convert::mask(*mask))).collect();
         let stale: Vec<_> = map.keys().filter_map(Result::ok).filter(|key| !wanted.iter().any(|(want, _)| want == key)).collect();
@@ -312,11 +315,12 @@ impl Steering for BpfSteering {
     }
 
     fn set_servers(&mut self, servers: &[IpAddr], closed: &[(IpAddr, u16)]) -> Result<(), SteeringError> {
-        const ACTION: &str = "tell the kernel which hosts run Braid";
+        const ACTION: &str = "update the hosts that run Braid in the kernel";
         if !servers.is_empty() {
             self.serve_redirected()?;
         }
-        let mut map: HashMap<_, abi::DatagramKey, u32> = typed_map!(self, HashMap, "closed", "tell the kernel which hosts run Braid");
+        let mut map: HashMap<_, abi::DatagramKey, u32> =
+            typed_map!(self, HashMap, "closed", "update the hosts that run Braid in the kernel");
         let wanted: BTreeSet<_> = closed.iter().take(abi::MAX_SERVERS).map(|(host, port)| (mapped(*host), u32::from(*port))).collect();
         let had: BTreeSet<_> = map.keys().filter_map(Result::ok).map(|key| (key.remote, key.port)).collect();
         let key = |(remote, port): &([u32; 4], u32)| abi::DatagramKey { remote: *remote, port: *port, ..Default::default() };
@@ -326,22 +330,24 @@ impl Steering for BpfSteering {
         for new in wanted.difference(&had) {
             map.insert(key(new), 1, 0).map_err(failed(ACTION))?;
         }
-        let mut map: HashMap<_, abi::Address, u32> = typed_map!(self, HashMap, "servers", "tell the kernel which hosts run Braid");
-        keep_hosts(&mut map, servers.iter().take(abi::MAX_SERVERS), ACTION)
+        let mut map: HashMap<_, abi::Address, u32> = typed_map!(self, HashMap, "servers", "update the hosts that run Braid in the kernel");
+        set_hosts(&mut map, servers.iter().take(abi::MAX_SERVERS), ACTION)
     }
 
     fn set_refused(&mut self, refused: &[IpAddr]) -> Result<(), SteeringError> {
-        const ACTION: &str = "tell the kernel what relays do not open";
-        let mut map: HashMap<_, abi::Address, u32> = typed_map!(self, HashMap, "bypass", "tell the kernel what relays do not open");
-        keep_hosts(&mut map, refused.iter().take(abi::MAX_REFUSED), ACTION)
+        const ACTION: &str = "update the destinations that relays refuse in the kernel";
+        let mut map: HashMap<_, abi::Address, u32> =
+            typed_map!(self, HashMap, "bypass", "update the destinations that relays refuse in the kernel");
+        set_hosts(&mut map, refused.iter().take(abi::MAX_REFUSED), ACTION)
     }
 
     fn set_names(&mut self, names: &[(&str, Class)]) -> Result<(), SteeringError> {
-        let mut map: HashMap<_, abi::ProcessName, abi::App> = typed_map!(self, HashMap, "names", "tell the kernel the programs' classes");
+        let mut map: HashMap<_, abi::ProcessName, abi::App> =
+            typed_map!(self, HashMap, "names", "update the programs' classes in the kernel");
         for (name, class) in names {
             let key = abi::ProcessName { text: process_name(name) };
             let app = abi::App { class: *class as u8, ..Default::default() };
-            map.insert(key, app, 0).map_err(failed("tell the kernel the programs' classes"))?;
+            map.insert(key, app, 0).map_err(failed("update the programs' classes in the kernel"))?;
         }
         Ok(())
     }
@@ -350,7 +356,7 @@ impl Steering for BpfSteering {
         let mut map: HashMap<_, abi::AppKey, abi::App> = typed_map!(self, HashMap, "apps", "set an application's class");
         let value = abi::App { class: class as u8, ..Default::default() };
         map.insert(app_key(app), value, 0).map_err(failed("set an application's class"))?;
-        // What the programs keep beside what was learnt is out of date.
+        // The programs cache classes per socket; a new generation number invalidates the cache.
         self.classes = self.classes.checked_add(1).unwrap_or(1);
         self.switch()
     }
@@ -369,17 +375,17 @@ impl Steering for BpfSteering {
     }
 
     fn estimates(&mut self) -> Result<Vec<DemandEstimate>, SteeringError> {
-        let map: HashMap<_, abi::DemandKey, abi::Demand> = typed_map!(self, HashMap, "demands", "read what was learnt");
+        let map: HashMap<_, abi::DemandKey, abi::Demand> = typed_map!(self, HashMap, "demands", "read the demand estimates");
         Ok(map.iter().filter_map(Result::ok).map(|(key, demand)| convert::estimate(&key, &demand)).collect())
     }
 
     fn begin_dump(&mut self, _now: Time) -> Result<Dump<Dumped>, SteeringError> {
-        let (iterators, began, turn, counting) = (self.iterators.clone(), self.churn()?, self.dumps.begin(), self.counting);
-        Ok(Box::new(move || dump_sockets(&iterators, began, turn, counting)))
+        let (iterators, began, token, counting) = (self.iterators.clone(), self.churn()?, self.dumps.begin(), self.counting);
+        Ok(Box::new(move || dump_sockets(&iterators, began, token, counting)))
     }
 
     fn end_dump(&mut self, now: Time, dumped: Dumped) -> Result<Vec<FlowRow>, SteeringError> {
-        let Dumped { mut loads, mut rows, datagrams, counting, began, turn } = dumped;
+        let Dumped { mut loads, mut rows, datagrams, counting, began, token } = dumped;
         self.count_if_possible(self.counting.dumped(counting, datagrams, now));
         let (datagrams, idle) = self.dump_datagrams(now)?;
         loads.add(&datagrams);
@@ -391,11 +397,11 @@ impl Steering for BpfSteering {
         }
         let churn = self.churn()?.wrapping_sub(began);
         let after = self.raw_load_table()?;
-        let corrections = if self.dumps.undisturbed(&turn) { self.heal.corrections(&loads, &after, churn) } else { Vec::new() };
+        let corrections = if self.dumps.had_no_overlap(&token) { self.heal.corrections(&loads, &after, churn) } else { Vec::new() };
         if !corrections.is_empty() {
-            let mut map: Array<_, abi::LinkLoad> = typed_map!(self, Array, "corrections", "heal the loads");
+            let mut map: Array<_, abi::LinkLoad> = typed_map!(self, Array, "corrections", "correct the loads");
             for (slot, link_load) in corrections {
-                map.set(slot, link_load, 0).map_err(failed("heal the loads"))?;
+                map.set(slot, link_load, 0).map_err(failed("correct the loads"))?;
             }
         }
         self.heal.ended.extend(idle.iter().filter_map(flow_row));
@@ -404,8 +410,8 @@ impl Steering for BpfSteering {
 
     fn move_connects(&mut self) -> Result<(), SteeringError> {
         let Ok(mover) = &self.mover else { return Ok(()) };
-        let fail = |error: std::io::Error| SteeringError { action: "move connects that nobody answers", reason: error.to_string() };
-        // Reading runs the program; it writes nothing.
+        let fail = |error: std::io::Error| SteeringError { action: "move connects that receive no answer", reason: error.to_string() };
+        // Reading runs the program, which produces no output.
         sys::start_iterator(mover.as_fd()).map_err(fail)?.read_to_end(&mut Vec::new()).map_err(fail)?;
         Ok(())
     }
@@ -440,12 +446,12 @@ impl Steering for BpfSteering {
     fn warnings(&self) -> Vec<String> {
         let missing = Family::ALL.map(|family| (family, self.missing_prefixes[family as usize]));
         let missing = missing.into_iter().filter(|(_, count)| *count > 0);
-        let unmoved = self.mover.as_ref().err().map(|reason| format!("connects that nobody answers stay on their link: {reason}"));
+        let unmoved = self.mover.as_ref().err().map(|reason| format!("connects that receive no answer stay on their link: {reason}"));
         let uncounted = self.uncounted.iter().map(|reason| format!("UDP traffic is steered but not counted: {reason}"));
         missing
             .map(|(family, count)| {
-                let room = prefixes::ROOM;
-                format!("{count} {family} prefixes more than the {room} the kernel's side holds: what they cover is left alone")
+                let room = prefixes::MAX_PREFIXES;
+                format!("{count} {family} prefixes exceed the limit of {room}: Braid does not steer their destinations")
             })
             .chain(uncounted)
             .chain(unmoved)
@@ -462,7 +468,7 @@ impl Steering for BpfSteering {
             is_asked_to_count |= event.kind == abi::event::COUNT;
             events.extend(convert::event(&event));
         }
-        // Once for all that ask, since attaching takes a while and may fail each time.
+        // Attach once for all requests, because attaching takes a while and may fail each time.
         if is_asked_to_count {
             self.count_datagrams();
         }
@@ -472,10 +478,10 @@ impl Steering for BpfSteering {
 
 impl BpfSteering {
     fn install_prefixes(&mut self, family: Family, changes: &[(IpNet, Option<bool>)]) -> Result<(), SteeringError> {
-        const ACTION: &str = "tell the kernel what may be steered";
+        const ACTION: &str = "update the steerable prefixes in the kernel";
         match family {
             Family::V4 => {
-                let mut trie: LpmTrie<_, u32, u8> = typed_map!(self, LpmTrie, "prefixes4", "tell the kernel what may be steered");
+                let mut trie: LpmTrie<_, u32, u8> = typed_map!(self, LpmTrie, "prefixes4", "update the steerable prefixes in the kernel");
                 for (net, change) in changes {
                     let IpNet::V4(net) = net else { continue };
                     let key = Key::new(u32::from(net.prefix_len()), u32::from(net.network()).to_be());
@@ -483,7 +489,8 @@ impl BpfSteering {
                 }
             }
             Family::V6 => {
-                let mut trie: LpmTrie<_, [u32; 4], u8> = typed_map!(self, LpmTrie, "prefixes6", "tell the kernel what may be steered");
+                let mut trie: LpmTrie<_, [u32; 4], u8> =
+                    typed_map!(self, LpmTrie, "prefixes6", "update the steerable prefixes in the kernel");
                 for (net, change) in changes {
                     let IpNet::V6(net) = net else { continue };
                     let key = Key::new(u32::from(net.prefix_len()), mapped(IpAddr::V6(net.network())));
@@ -494,29 +501,29 @@ impl BpfSteering {
         Ok(())
     }
 
-    /// Takes everything out of a prefix map, whatever it holds: what steers by default first.
+    /// Clears a prefix map whose contents are unknown. Removes the shortest prefixes first, so that a default prefix that steers goes first.
     fn clear_prefixes(&mut self, family: Family) -> Result<(), SteeringError> {
-        const ACTION: &str = "leave everything alone";
+        const ACTION: &str = "clear a prefix map";
         match family {
             Family::V4 => {
-                let mut trie: LpmTrie<_, u32, u8> = typed_map!(self, LpmTrie, "prefixes4", "leave everything alone");
+                let mut trie: LpmTrie<_, u32, u8> = typed_map!(self, LpmTrie, "prefixes4", "clear a prefix map");
                 clear(&mut trie).map_err(failed(ACTION))
             }
             Family::V6 => {
-                let mut trie: LpmTrie<_, [u32; 4], u8> = typed_map!(self, LpmTrie, "prefixes6", "leave everything alone");
+                let mut trie: LpmTrie<_, [u32; 4], u8> = typed_map!(self, LpmTrie, "prefixes6", "clear a prefix map");
                 clear(&mut trie).map_err(failed(ACTION))
             }
         }
     }
 
-    /// A slot that another link takes over starts with nothing on it.
+    /// Resets the signs of a slot that another link takes over.
     fn reset_new_slots(&mut self, params: &SteerParams) -> Result<(), SteeringError> {
-        const ACTION: &str = "give a link its slot";
+        const ACTION: &str = "assign a slot to a link";
         for slot in 0..MAX_LINKS {
             let (old, new) = (&self.params.links[slot], &params.links[slot]);
             let taken = new.as_ref().is_some_and(|new| old.as_ref().is_none_or(|old| old.index != new.index));
             if taken {
-                typed_map!(self, Array, "signs", "give a link its slot")
+                typed_map!(self, Array, "signs", "assign a slot to a link")
                     .set(slot as u32, abi::Signs::default(), 0)
                     .map_err(failed(ACTION))?;
             }
@@ -524,12 +531,12 @@ impl BpfSteering {
         Ok(())
     }
 
-    /// Numbers the rules' executables for `bank`; the numbers of the other bank, which is in force, stay as they are.
+    /// Assigns numbers to the rules' executables for `bank`. The numbers of the other bank, which is in force, do not change.
     fn set_executables(&mut self, bank: u32, ids: &convert::ExeIds) -> Result<(), SteeringError> {
-        const ACTION: &str = "tell the kernel the programs of the rules";
+        const ACTION: &str = "update the rules' executables in the kernel";
         let (mine, other) = (bank as usize & 1, (bank as usize & 1) ^ 1);
         let mut map: HashMap<_, abi::ExeKey, abi::Exe> =
-            typed_map!(self, HashMap, "executables", "tell the kernel the programs of the rules");
+            typed_map!(self, HashMap, "executables", "update the rules' executables in the kernel");
         let mut known: BTreeMap<_, _> = map.iter().filter_map(Result::ok).map(|(key, exe)| ((key.device, key.inode), exe)).collect();
         for (key, id) in ids.entries() {
             let mut exe = known.remove(&(key.device, key.inode)).unwrap_or_default();

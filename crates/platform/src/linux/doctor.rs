@@ -1,5 +1,6 @@
-//! Looks at what this kernel and system can and cannot do, and knows the remedy. Changes nothing: one empty file is made and removed, to try
-//! whether the state directory can be written, a child is started and ended, and as root the BPF programs are loaded and let go, attached to nothing.
+//! Checks what this kernel and system support, and suggests remedies. Leaves the system unchanged: it creates and removes one empty file to test
+//! whether the state directory is writable, starts and kills one child process, and as root loads the BPF programs and unloads them without attaching
+//! them.
 
 use std::fs;
 use std::io;
@@ -14,38 +15,37 @@ use crate::linux::bpf::load::{self, LoadError, Needed, ProgramTrial};
 use crate::linux::netlink;
 use crate::linux::sys::seccomp::{duplicate, read_memory};
 
-/// How a thing stands.
+/// Result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Standing {
-    /// As it should be.
+    /// Works as it should.
     Ok,
-    /// Works, but not as well as it might.
+    /// Works, but with limits.
     Warning,
     /// Does not work.
     Missing,
-    /// Could not be told.
+    /// Could not be determined.
     Unknown,
 }
 
-/// One thing looked at.
+/// One check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Check {
-    /// What was looked at, in one or two words.
+    /// Subject of the check, in one or two words.
     pub name: &'static str,
-    /// How it stands.
+    /// Result of the check.
     pub standing: Standing,
-    /// What was found.
+    /// Finding, for the user.
     pub found: String,
-    /// What to do about it.
+    /// Remedy, for the user.
     pub remedy: Option<String>,
-    /// The whole machine cannot be steered without it.
+    /// Whether steering the whole machine (`braid up`) needs it.
     pub needed_by_up: bool,
-    /// One command cannot be steered without it.
+    /// Whether steering one command (`braid run`) needs it.
     pub needed_by_run: bool,
 }
 
-/// Looks at everything, what weighs most first. `state_dir` is where the daemon would keep what it learns, `rules` are the configuration's
-/// `[[link]]` entries.
+/// Runs all checks, the most important first. `state_dir` is the daemon's state directory, `rules` are the `[[link]]` entries of the configuration.
 pub fn examine(state_dir: &Path, rules: &[LinkRule]) -> Vec<Check> {
     let root = Path::new("/");
     let locked = lockdown_mode(root);
@@ -67,34 +67,34 @@ pub fn examine(state_dir: &Path, rules: &[LinkRule]) -> Vec<Check> {
     let is_root = is_root(&read(root, "proc/self/status"));
     if privileged {
         let survey = load::survey();
-        checks.insert(4, programs(&survey, locks_bpf_out(&locked)));
+        checks.insert(4, programs(&survey, blocks_bpf(&locked)));
         checks.push(connects(&survey, fs::OpenOptions::new().write(true).open(root.join("proc/sys/net/ipv4/ip_dynaddr"))));
     } else {
-        checks.insert(4, untried(is_root));
+        checks.insert(4, untested(is_root));
     }
     checks.extend(others(root));
     checks
 }
 
-/// The name of the check of this process's rights, without which some others cannot be made.
+/// Name of the check of this process's capabilities. Some other checks need them.
 pub const PRIVILEGE: &str = "privilege";
-/// The name of the check that loads the BPF programs.
+/// Name of the check that loads the BPF programs.
 pub const PROGRAMS: &str = "BPF programs";
 
-/// Another user can ask again as root. Root without the rights, as in a container, has nobody left to ask.
-fn untried(is_root: bool) -> Check {
+/// The result if the programs were not loaded. Another user can retry as root. Root without the capabilities, as in a container, cannot.
+fn untested(is_root: bool) -> Check {
     if is_root {
         return check(PROGRAMS, UP, Standing::Missing, "root lacks the capabilities to load them", Some("see privilege, above"));
     }
-    let remedy = "run `sudo braid doctor` to have this kernel try them";
-    check(PROGRAMS, UP, Standing::Unknown, "not tried: only root may load them", Some(remedy))
+    let remedy = "run `sudo braid doctor` to test them";
+    check(PROGRAMS, UP, Standing::Unknown, "not tested: only root may load them", Some(remedy))
 }
 
-/// Judges what the kernel said of each program. One of the two pairs that count datagrams is enough.
+/// Evaluates the kernel's response to each program. One of the two pairs of programs that count datagrams is sufficient.
 fn programs(survey: &Result<Vec<ProgramTrial>, LoadError>, locked_down: bool) -> Check {
     let trials = match survey {
         Ok(trials) => trials,
-        Err(error) => return check(PROGRAMS, UP, Standing::Missing, error.to_string(), Some("`braid run` needs none")),
+        Err(error) => return check(PROGRAMS, UP, Standing::Missing, error.to_string(), Some("use `braid run`, which needs none")),
     };
     let refused = |needed: Needed| trials.iter().filter(move |trial| trial.needed == needed && trial.outcome.is_err());
     let counted = [Needed::CountCalls, Needed::CountPackets].into_iter().any(|needed| refused(needed).next().is_none());
@@ -102,14 +102,16 @@ fn programs(survey: &Result<Vec<ProgramTrial>, LoadError>, locked_down: bool) ->
     let Some((first, refusal)) = missing.iter().find_map(|trial| Some((trial, trial.outcome.as_ref().err()?))) else {
         let accepted = trials.iter().filter(|trial| trial.outcome.is_ok()).count();
         let most = trials.iter().filter_map(|trial| trial.outcome.as_ref().ok().copied().flatten()).max();
-        let most = most.map(|most| format!("; the largest takes the verifier {most} of 1000000 instructions")).unwrap_or_default();
+        let most =
+            most.map(|most| format!("; the verifier processes {most} of at most 1000000 instructions for the largest")).unwrap_or_default();
         let spare = trials.iter().any(|trial| trial.needed != Needed::MoveConnects && trial.outcome.is_err());
-        let others = if spare { " (the others count datagrams in another way, which it does not need)" } else { "" };
+        let others = if spare { " (the others count datagrams in another way and are not needed)" } else { "" };
         return check(PROGRAMS, UP, Standing::Ok, format!("the kernel accepts {accepted} of {}{others}{most}", trials.len()), None);
     };
     let names: Vec<&str> = missing.iter().map(|trial| trial.name.as_str()).collect();
     let found = format!("the kernel refuses {} of {}: {}; {}: {refusal}", names.len(), trials.len(), names.join(", "), first.name);
-    let remedy = if locked_down { UNLOCK } else { "use a newer kernel, or `braid run`, which needs none; please report this refusal" };
+    let remedy =
+        if locked_down { UNLOCK } else { "use a newer kernel, or `braid run`, which needs no BPF programs; please report this error" };
     check(PROGRAMS, UP, Standing::Missing, found, Some(remedy))
 }
 
@@ -125,20 +127,20 @@ fn read(root: &Path, path: &str) -> String {
     fs::read_to_string(root.join(path)).unwrap_or_default()
 }
 
-/// The oldest kernel that `make test-kernels` runs everything on.
-const OLDEST_TRIED: (u32, u32) = (6, 1);
-/// The oldest kernel that has every helper function which the BPF programs call.
-const OLDEST_THAT_MAY_WORK: (u32, u32) = (5, 15);
+/// Oldest kernel on which `make test-kernels` runs all tests.
+const OLDEST_TESTED: (u32, u32) = (6, 1);
+/// Oldest kernel with every helper function that the BPF programs call.
+const OLDEST_SUPPORTED: (u32, u32) = (5, 15);
 
 fn kernel(release: &str) -> Check {
     let release = release.trim();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<u32>().ok());
     let version = numbers.next().flatten().zip(numbers.next().flatten());
     match version {
-        None => check("kernel", NEITHER, Standing::Unknown, "its version cannot be read", None),
-        Some(version) if version >= OLDEST_TRIED => check("kernel", UP, Standing::Ok, format!("Linux {release}"), None),
-        Some(version) if version >= OLDEST_THAT_MAY_WORK => {
-            let remedy = "Braid is tried on Linux 6.1 and later: if `braid up` does not start, use such a kernel";
+        None => check("kernel", NEITHER, Standing::Unknown, "cannot read its version", None),
+        Some(version) if version >= OLDEST_TESTED => check("kernel", UP, Standing::Ok, format!("Linux {release}"), None),
+        Some(version) if version >= OLDEST_SUPPORTED => {
+            let remedy = "Braid is tested on Linux 6.1 and later; if `braid up` does not start, use such a kernel";
             check("kernel", UP, Standing::Warning, format!("Linux {release}"), Some(remedy))
         }
         Some(_) => {
@@ -148,30 +150,30 @@ fn kernel(release: &str) -> Check {
     }
 }
 
-/// What `braid up` insists on, by number in linux/capability.h. CAP_SYS_ADMIN holds CAP_BPF and CAP_PERFMON too.
+/// Capabilities that `braid up` needs, by number in linux/capability.h. CAP_SYS_ADMIN includes CAP_BPF and CAP_PERFMON.
 const NEEDED: [(u32, &str); 2] = [(12, "CAP_NET_ADMIN"), (21, "CAP_SYS_ADMIN")];
 
 fn privilege(status: &str) -> Check {
     let effective = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("CapEff:")?.trim(), 16).ok());
-    let Some(effective) = effective else { return check(PRIVILEGE, UP, Standing::Unknown, "it cannot be read", None) };
+    let Some(effective) = effective else { return check(PRIVILEGE, UP, Standing::Unknown, "cannot read the capabilities", None) };
     let missing: Vec<&str> = NEEDED.iter().filter(|(bit, _)| effective & 1 << bit == 0).map(|(_, name)| *name).collect();
     if missing.is_empty() {
-        return check(PRIVILEGE, UP, Standing::Ok, "enough for the whole machine", None);
+        return check(PRIVILEGE, UP, Standing::Ok, "sufficient for the whole machine", None);
     }
     let remedy = if is_root(status) {
-        "root is confined here, as in a container: grant it what is missing (--cap-add), or use `braid run`, which needs no privilege"
+        "root has limited capabilities here, as in a container: grant the missing ones (--cap-add), or use `braid run`, which needs no privilege"
     } else {
         "use sudo for `braid up`; `braid run -- COMMAND` needs no privilege"
     };
     check(PRIVILEGE, UP, Standing::Missing, format!("without {}", missing.join(", ")), Some(remedy))
 }
 
-/// Whether the process acts as root, by the second number of `Uid:` (proc_pid_status(5)).
+/// Whether the process runs as root, by the second number of `Uid:` (proc_pid_status(5)).
 fn is_root(status: &str) -> bool {
     status.lines().find_map(|line| line.strip_prefix("Uid:")?.split_whitespace().nth(1)) == Some("0")
 }
 
-/// What there is to choose from.
+/// The links that Braid can use.
 fn networks(rules: &[LinkRule]) -> Check {
     match netlink::snapshot(&netlink::Files::default()) {
         Ok(network) => links(&network, rules),
@@ -197,34 +199,37 @@ fn links(network: &NetworkSnapshot, rules: &[LinkRule]) -> Check {
     let absent = absent.filter(|name| !name.contains('*') && !network.interfaces.iter().any(|facts| facts.name == *name));
     let absent: Vec<String> = absent.map(str::to_owned).collect();
     let mut found = match &ready[..] {
-        [] if !kept_out.is_empty() => format!("every network is excluded by the configuration: {}", kept_out.join(", ")),
+        [] if !kept_out.is_empty() => format!("the configuration excludes every network: {}", kept_out.join(", ")),
         [] => "no wired, wireless or cellular interface has an address and a default route".to_owned(),
-        [only] => format!("only {only}: with one network there is nothing to choose"),
+        [only] => format!("only {only}: Braid needs a second network to choose from"),
         several => several.join(", "),
     };
-    for (which, what) in [(&down, "without carrier"), (&absent, "named by the configuration, and not there")] {
+    for (which, what) in [(&down, "without carrier"), (&absent, "configured but missing")] {
         if !which.is_empty() {
             found += &format!("; {what}: {}", which.join(", "));
         }
     }
     let remedy = if !absent.is_empty() {
-        Some(format!("look whether the [[link]] entry for {} is spelt as `ip link` spells the device", absent.join(", ")))
+        Some(format!("compare the [[link]] entry for {} with the device names that `ip link` shows", absent.join(", ")))
     } else if ready.len() > 1 {
         None
     } else if !routeless.is_empty() {
-        Some(format!("{} has no default route: let its DHCP or your network manager set one (`ip route` shows them)", routeless.join(", ")))
+        Some(format!(
+            "{} has no default route: let DHCP or your network manager add one (`ip route` shows the routes)",
+            routeless.join(", ")
+        ))
     } else if !down.is_empty() {
-        Some(format!("connect {}: a cable, the Wi-Fi's key; it is noticed within a second", down.join(", ")))
+        Some(format!("connect {}: plug in its cable or join its Wi-Fi; Braid detects it within a second", down.join(", ")))
     } else if !kept_out.is_empty() {
-        Some(format!("take role = \"excluded\" from the [[link]] entry of {}, then `braid reload`", kept_out.join(" or ")))
+        Some(format!("remove role = \"excluded\" from the [[link]] entry of {}, then run `braid reload`", kept_out.join(" or ")))
     } else if let Some(first) = unnamed.first() {
         Some(format!(
-            "a virtual device or VPN ({}) is a link only if the configuration names it: write two lines, [[link]] and name = \"{first}\", for \
-             each that is to be one, then `braid reload`",
+            "a virtual device or VPN ({}) is a link only if the configuration names it: add the two lines [[link]] and name = \"{first}\" for \
+             each that Braid may use, then run `braid reload`",
             unnamed.join(", ")
         ))
     } else {
-        Some("connect another network: a cable, Wi-Fi, a phone by USB; it is noticed within a second".to_owned())
+        Some("connect another network by cable, Wi-Fi or USB tethering; Braid detects it within a second".to_owned())
     };
     let standing = if remedy.is_none() { Standing::Ok } else { Standing::Warning };
     check("links", NEITHER, standing, found, remedy.as_deref())
@@ -232,24 +237,23 @@ fn links(network: &NetworkSnapshot, rules: &[LinkRule]) -> Check {
 
 fn btf(root: &Path) -> Check {
     if root.join("sys/kernel/btf/vmlinux").exists() {
-        return check("BTF", UP, Standing::Ok, "the kernel describes its types", None);
+        return check("BTF", UP, Standing::Ok, "the kernel has BTF type information", None);
     }
-    let remedy =
-        "use a kernel built with CONFIG_DEBUG_INFO_BTF (those of Debian 12, Ubuntu 22.04, Fedora and later are); mount /sys if it is not";
-    check("BTF", UP, Standing::Missing, "/sys/kernel/btf/vmlinux is not there", Some(remedy))
+    let remedy = "use a kernel built with CONFIG_DEBUG_INFO_BTF (those of Debian 12, Ubuntu 22.04, Fedora and later are); mount /sys if it is not mounted";
+    check("BTF", UP, Standing::Missing, "/sys/kernel/btf/vmlinux does not exist", Some(remedy))
 }
 
 fn cgroups(mountinfo: &str) -> Check {
     match cgroup2_mount(mountinfo) {
         Some(place) => check("cgroup v2", NEITHER, Standing::Ok, format!("mounted on {}", place.display()), None),
         None => {
-            let remedy = "`braid up` mounts it for itself where the kernel has it; else boot with systemd.unified_cgroup_hierarchy=1";
+            let remedy = "`braid up` mounts it privately if the kernel supports it; otherwise boot with systemd.unified_cgroup_hierarchy=1";
             check("cgroup v2", NEITHER, Standing::Warning, "not mounted", Some(remedy))
         }
     }
 }
 
-/// Where the cgroup v2 hierarchy is mounted, by `/proc/self/mountinfo` (proc_pid_mountinfo(5)).
+/// Mount point of the cgroup v2 hierarchy, from `/proc/self/mountinfo` (proc_pid_mountinfo(5)).
 fn cgroup2_mount(mountinfo: &str) -> Option<PathBuf> {
     mountinfo.lines().find_map(|line| {
         let (before, after) = line.split_once(" - ")?;
@@ -257,116 +261,112 @@ fn cgroup2_mount(mountinfo: &str) -> Option<PathBuf> {
     })
 }
 
-/// Whether what is started from here lies under the root that a daemon of this system hooks: /proc/self/cgroup (cgroup_namespaces(7))
-/// tells a group outside of it by leading `..`.
+/// Whether processes started from here are below the root to which a daemon on this system attaches. `/proc/self/cgroup` shows a group outside of it
+/// with a leading `..` (cgroup_namespaces(7)).
 fn own_group(groups: &str) -> Check {
     let Some(path) = groups.lines().find_map(|line| line.strip_prefix("0::")) else {
-        return check("control group", NEITHER, Standing::Unknown, "this process's cannot be read", None);
+        return check("control group", NEITHER, Standing::Unknown, "cannot read the control group of this process", None);
     };
     if path == "/.." || path.starts_with("/../") {
-        let remedy = "start programs from a shell inside: in a container `machinectl shell` or `docker exec`, else a login; one that entered \
-                      by nsenter stays outside";
-        let found = format!("this shell's, {path}, lies outside the tree that `braid up` hooks here: what it starts is not steered");
+        let remedy = "start programs from a shell inside: in a container with `machinectl shell` or `docker exec`, otherwise from a login; a shell \
+                      that entered with nsenter stays outside";
+        let found =
+            format!("the group of this shell, {path}, is outside the tree that `braid up` attaches to: programs it starts are not steered");
         return check("control group", NEITHER, Standing::Warning, found, Some(remedy));
     }
-    check("control group", NEITHER, Standing::Ok, format!("{path}: what this shell starts can be steered"), None)
+    check("control group", NEITHER, Standing::Ok, format!("{path}: programs that this shell starts can be steered"), None)
 }
 
 fn seccomp(actions: &str) -> Check {
     if actions.split_whitespace().any(|action| action == "user_notif") {
-        return check("seccomp", RUN, Standing::Ok, "can tell a supervisor of connects", None);
+        return check("seccomp", RUN, Standing::Ok, "a supervisor can receive connect notifications", None);
     }
-    let remedy = "use a kernel built with CONFIG_SECCOMP_FILTER; in a container, allow seccomp to it";
+    let remedy = "use a kernel built with CONFIG_SECCOMP_FILTER; in a container, allow the seccomp system call";
     check("seccomp", RUN, Standing::Missing, "no user notification", Some(remedy))
 }
 
-/// `braid run` reads its command's memory (process_vm_readv(2)) and takes second descriptors for its sockets (pidfd_getfd(2), Linux 5.6).
-/// A container's filter or Yama may refuse either, so both are tried on a child: `program`, which must wait for its standard input.
+/// `braid run` reads its command's memory (process_vm_readv(2)) and duplicates its socket descriptors (pidfd_getfd(2), Linux 5.6). A container's
+/// seccomp filter or Yama may deny either, so both are tested on a child process: `program`, which must wait for its standard input.
 fn process_access(program: &str) -> Check {
     let child = Command::new(program).stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
     let mut child = match child {
         Ok(child) => child,
-        Err(error) => return check("process access", RUN, Standing::Unknown, format!("not tried: cannot start {program}: {error}"), None),
+        Err(error) => return check("process access", RUN, Standing::Unknown, format!("not tested: cannot start {program}: {error}"), None),
     };
-    let tried = look_into(&child);
+    let tried = test_access(&child);
     let _ = child.kill();
     let _ = child.wait();
     match tried {
         Ok(()) => check("process access", RUN, Standing::Ok, "memory and sockets of child processes may be read", None),
         Err(error) => {
-            let remedy = "use Linux 5.6 or later, and allow pidfd_getfd and process_vm_readv: in a container by --cap-add SYS_PTRACE or its \
-                          seccomp profile, elsewhere by kernel.yama.ptrace_scope=1";
-            check("process access", RUN, Standing::Missing, format!("child processes may not be looked into: {error}"), Some(remedy))
+            let remedy = "use Linux 5.6 or later, and allow pidfd_getfd and process_vm_readv: in a container with --cap-add SYS_PTRACE or its \
+                          seccomp profile, elsewhere with kernel.yama.ptrace_scope=1";
+            check("process access", RUN, Standing::Missing, format!("cannot access child processes: {error}"), Some(remedy))
         }
     }
 }
 
-fn look_into(child: &Child) -> io::Result<()> {
+fn test_access(child: &Child) -> io::Result<()> {
     let thread = i32::try_from(child.id()).map_err(io::Error::other)?;
     duplicate(thread, libc::STDIN_FILENO)?;
-    // Nothing is mapped at 0: whoever may read gets EFAULT, whoever may not gets EPERM.
+    // Nothing is mapped at address 0: with read permission the call fails with EFAULT, without it with EPERM.
     match read_memory(thread, 0, &mut [0]) {
         Err(error) if error.raw_os_error() != Some(libc::EFAULT) => Err(error),
         _ => Ok(()),
     }
 }
 
-/// Binding a socket to a device needs no privilege since Linux 5.7, unless a security module forbids it.
+/// Since Linux 5.7 binding a socket to a device needs no privilege, unless a security module denies it.
 fn bind_device() -> Check {
     let bound = UdpSocket::bind("127.0.0.1:0").and_then(|socket| socket2::SockRef::from(&socket).bind_device(Some(b"lo")));
     match bound {
         Ok(()) => check("device binding", RUN, Standing::Ok, "sockets may be bound to a device", None),
         Err(error) => {
             let remedy =
-                "use Linux 5.7 or later, and let no security module (SELinux, AppArmor, a container's filter) refuse SO_BINDTODEVICE";
+                "use Linux 5.7 or later, and allow SO_BINDTODEVICE in the security module (SELinux, AppArmor, a container's filter)";
             check("device binding", RUN, Standing::Missing, error.to_string(), Some(remedy))
         }
     }
 }
 
-/// Whether connects that nobody answers can be moved to another link.
+/// Whether connects that receive no answer can be moved to another link.
 fn connects(survey: &Result<Vec<ProgramTrial>, LoadError>, setting: io::Result<fs::File>) -> Check {
     const NAME: &str = "moving connects";
     let refusal = survey.iter().flatten().find(|trial| trial.needed == Needed::MoveConnects).and_then(|trial| trial.outcome.as_ref().err());
     if let Some(refusal) = refusal {
-        let found =
-            format!("a connect on a link that died in silence waits there: the kernel refuses the program that moves it: {refusal}");
-        return check(NAME, NEITHER, Standing::Warning, found, Some("use a newer kernel, or move_connects = false"));
+        let found = format!(
+            "a connect on a link that fails silently waits until it times out: the kernel refuses the program that moves it: {refusal}"
+        );
+        return check(NAME, NEITHER, Standing::Warning, found, Some("use a newer kernel, or set move_connects = false"));
     }
     if let Err(error) = setting {
-        let found = format!("a connect on a link that died in silence waits there: net.ipv4.ip_dynaddr cannot be written: {error}");
+        let found = format!("a connect on a link that fails silently waits until it times out: cannot write net.ipv4.ip_dynaddr: {error}");
         let remedy =
             "set net.ipv4.ip_dynaddr=1 yourself, or let Braid write it (a service needs ReadWritePaths=/proc/sys/net/ipv4/ip_dynaddr)";
         return check(NAME, NEITHER, Standing::Warning, found, Some(remedy));
     }
-    check(NAME, NEITHER, Standing::Ok, "an IPv4 connect that nobody answers can go on by another link", None)
+    check(NAME, NEITHER, Standing::Ok, "an IPv4 connect that receives no answer can move to another link", None)
 }
 
 fn reverse_path(root: &Path) -> Check {
     let strict = read(root, "proc/sys/net/ipv4/conf/all/rp_filter").trim() == "1";
     if !strict {
-        return check("rp_filter", NEITHER, Standing::Ok, "lets answers in on every link", None);
+        return check("rp_filter", NEITHER, Standing::Ok, "accepts answers on every link", None);
     }
-    let remedy = "`braid up` adds rules so that answers pass; for `braid run` set net.ipv4.conf.all.rp_filter=2";
-    check(
-        "rp_filter",
-        NEITHER,
-        Standing::Warning,
-        "strict: answers that come in on another link than the default are dropped",
-        Some(remedy),
-    )
+    let remedy = "`braid up` adds rules that let answers pass; for `braid run` set net.ipv4.conf.all.rp_filter=2";
+    check("rp_filter", NEITHER, Standing::Warning, "strict: answers that arrive on a link other than the default are dropped", Some(remedy))
 }
 
-/// Whether the kernel is locked down so far that BPF programs may not read its memory.
+/// Whether kernel lockdown prevents BPF programs from reading kernel memory.
 pub fn is_locked_down() -> bool {
-    locks_bpf_out(&lockdown_mode(Path::new("/")))
+    blocks_bpf(&lockdown_mode(Path::new("/")))
 }
 
-/// The lockdown mode as the kernel shows it; where securityfs is not mounted, the one that the kernel was booted with.
+/// The lockdown mode as the kernel reports it, or the one on the kernel command line if securityfs is not mounted.
 fn lockdown_mode(root: &Path) -> String {
     fs::read_to_string(root.join("sys/kernel/security/lockdown")).unwrap_or_else(|_| {
         let booted = read(root, "proc/cmdline");
-        // The kernel only ever raises it, whatever comes later on the line.
+        // The kernel only ever raises the mode, so the strictest one on the command line applies.
         let modes = booted.split_whitespace().filter_map(|word| word.strip_prefix("lockdown="));
         let strictest = modes.max_by_key(|mode| ["integrity", "confidentiality"].iter().position(|known| known == mode));
         strictest.map(|mode| format!("[{mode}]")).unwrap_or_default()
@@ -375,40 +375,46 @@ fn lockdown_mode(root: &Path) -> String {
 
 const UNLOCK: &str = "boot without lockdown=confidentiality, or use `braid run`";
 
-fn locks_bpf_out(lockdown: &str) -> bool {
+fn blocks_bpf(lockdown: &str) -> bool {
     lockdown.contains("[confidentiality]")
 }
 
 fn lockdown(text: &str) -> Check {
-    if locks_bpf_out(text) {
-        return check("lockdown", UP, Standing::Missing, "confidentiality mode keeps BPF programs from reading the kernel", Some(UNLOCK));
+    if blocks_bpf(text) {
+        return check(
+            "lockdown",
+            UP,
+            Standing::Missing,
+            "confidentiality mode prevents BPF programs from reading kernel memory",
+            Some(UNLOCK),
+        );
     }
-    check("lockdown", UP, Standing::Ok, "does not stand in the way", None)
+    check("lockdown", UP, Standing::Ok, "does not restrict Braid", None)
 }
 
 fn state(folder: &Path) -> Check {
     let existing = folder.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
-    // Modes do not tell of read-only file systems; the kernel's answer does.
+    // Create a file, because permission bits do not reveal a read-only file system.
     let probe = existing.join(format!(".braid-doctor-{}", std::process::id()));
     let written = fs::File::create_new(&probe);
     let _ = fs::remove_file(&probe);
     match written {
-        Ok(_) => check("state", NEITHER, Standing::Ok, format!("{} can be written", existing.display()), None),
+        Ok(_) => check("state", NEITHER, Standing::Ok, format!("{} is writable", existing.display()), None),
         Err(error) => {
-            let remedy = "name another --state-dir; without one nothing learnt outlasts a restart";
+            let remedy = "choose another --state-dir; without one Braid loses what it learns at a restart";
             check("state", NEITHER, Standing::Warning, format!("{}: {error}", existing.display()), Some(remedy))
         }
     }
 }
 
-/// Programs that steer connections too, and what to mind.
+/// Other programs that steer connections, and how they interact with Braid.
 const OTHERS: [(&str, &str); 6] = [
-    ("mptcpd", "connections that use MPTCP choose links by themselves; both can run together"),
-    ("tailscaled", "its own traffic is marked and left alone; its exit-node routes are respected"),
-    ("wg-quick", "traffic that its rules send into the tunnel is left alone"),
-    ("openvpn", "traffic that its routes send into the tunnel is left alone"),
-    ("cilium-agent", "it attaches to connect as well and may refuse other programs: exclude containers, or do not run both"),
-    ("clash", "it takes connections over before they leave: run either"),
+    ("mptcpd", "MPTCP connections select their own links; both can run together"),
+    ("tailscaled", "Braid does not steer its marked traffic and respects its exit-node routes"),
+    ("wg-quick", "Braid does not steer traffic that its rules send into the tunnel"),
+    ("openvpn", "Braid does not steer traffic that its routes send into the tunnel"),
+    ("cilium-agent", "it also attaches to connect and may reject other programs: exclude containers, or do not run both"),
+    ("clash", "it intercepts connections before they leave: run only one of the two"),
 ];
 
 fn others(root: &Path) -> Vec<Check> {
@@ -421,9 +427,14 @@ fn others(root: &Path) -> Vec<Check> {
     names.sort();
     names.dedup();
     let known = OTHERS.iter().filter(|(name, _)| names.iter().any(|have| have == name));
-    let found: Vec<Check> =
-        known.map(|(name, mind)| check("beside", NEITHER, Standing::Warning, format!("{name} runs"), Some(mind))).collect();
-    if found.is_empty() { vec![check("beside", NEITHER, Standing::Ok, "nothing known to steer connections runs", None)] } else { found }
+    let found: Vec<Check> = known
+        .map(|(name, advice)| check("other software", NEITHER, Standing::Warning, format!("{name} is running"), Some(advice)))
+        .collect();
+    if found.is_empty() {
+        vec![check("other software", NEITHER, Standing::Ok, "no other program known to steer connections is running", None)]
+    } else {
+        found
+    }
 }
 
 #[cfg(test)]
@@ -432,7 +443,7 @@ mod tests {
     use braid_decide::policy::LinkMatcher;
 
     #[test]
-    fn old_kernels_are_refused() {
+    fn old_kernels_are_reported() {
         for (release, standing) in [
             ("6.18.0-arch1\n", Standing::Ok),
             ("6.1.0-28-amd64", Standing::Ok),
@@ -453,16 +464,16 @@ mod tests {
             fs::create_dir_all(root.path().join(path).parent().unwrap()).unwrap();
             fs::write(root.path().join(path), text).unwrap();
         };
-        let locked = || locks_bpf_out(&lockdown_mode(root.path()));
+        let locked = || blocks_bpf(&lockdown_mode(root.path()));
         assert!(!locked());
         write("proc/cmdline", "quiet lockdown=confidentiality lockdown=integrity ro\n");
         assert!(locked());
         write("sys/kernel/security/lockdown", "[none] integrity confidentiality\n");
-        assert!(!locked(), "what the kernel shows counts more than what it was booted with");
+        assert!(!locked(), "the mode that the kernel reports overrides the command line");
     }
 
     #[test]
-    fn refused_programs_are_named_with_the_verifiers_last_words() {
+    fn refused_programs_are_named_with_the_end_of_the_verifier_log() {
         let refusal = |log: &str| Err(load::Refusal { reason: "Invalid argument (os error 22)".into(), log: log.into() });
         let trial = |name: &str, needed, outcome| ProgramTrial { name: name.into(), needed, outcome };
         let survey = |connect, calls, packets| {
@@ -472,7 +483,7 @@ mod tests {
         let fine = programs(&survey(Ok(Some(80_000)), Ok(Some(500)), Ok(None)), false);
         assert!(fine.standing == Standing::Ok && fine.found.contains("80000") && fine.needed_by_up, "{fine:?}");
         let old = programs(&survey(Ok(None), refusal(""), Ok(None)), false);
-        assert!(old.standing == Standing::Ok && old.found.contains("2 of 3 (the others"), "one way of counting is enough: {old:?}");
+        assert!(old.standing == Standing::Ok && old.found.contains("2 of 3 (the others"), "one method of counting is enough: {old:?}");
         let uncounted = programs(&survey(Ok(None), refusal(""), refusal("")), false);
         assert!(uncounted.standing == Standing::Missing && uncounted.found.contains("braid_egress"), "{uncounted:?}");
         let log: String = (0..100).map(|line| format!("line {line}\n")).collect();
@@ -484,9 +495,9 @@ mod tests {
     }
 
     #[test]
-    fn regression_root_without_capabilities_is_not_told_to_become_root() {
+    fn regression_root_without_capabilities_is_not_advised_to_use_sudo() {
         assert!(is_root("Name:\tx\nUid:\t1000\t0\t0\t0\n") && !is_root("Uid:\t0\t1000\t0\t0\n") && !is_root(""));
-        let (root, user) = (untried(true), untried(false));
+        let (root, user) = (untested(true), untested(false));
         assert!(root.standing == Standing::Missing && !root.remedy.unwrap().contains("sudo"));
         let confined = privilege("Uid:\t0\t0\t0\t0\nCapEff:\t0000000000001000\n");
         assert!(confined.found == "without CAP_SYS_ADMIN" && !confined.remedy.unwrap().contains("sudo"));
@@ -494,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn processes_are_looked_into_where_one_can_be_started() {
+    fn process_access_is_tested_if_a_child_can_be_started() {
         let tried = process_access("cat");
         assert!(tried.standing == Standing::Ok && tried.needed_by_run && !tried.needed_by_up, "{tried:?}");
         assert_eq!(process_access("/nonexistent").standing, Standing::Unknown);
@@ -503,14 +514,14 @@ mod tests {
     #[test]
     fn missing_capabilities_are_named() {
         assert_eq!(privilege("CapEff:\t000001ffffffffff\n").standing, Standing::Ok);
-        assert_eq!(privilege("CapEff:\t0000000000201000\n").standing, Standing::Ok, "CAP_SYS_ADMIN and CAP_NET_ADMIN do");
+        assert_eq!(privilege("CapEff:\t0000000000201000\n").standing, Standing::Ok, "CAP_SYS_ADMIN and CAP_NET_ADMIN are enough");
         let none = privilege("Name:\tx\nCapEff:\t0000000000000000\n");
         assert!(none.standing == Standing::Missing && none.found.contains("CAP_SYS_ADMIN") && none.remedy.unwrap().contains("braid run"));
         assert!(privilege("CapEff:\t0000000000200000\n").found.ends_with("CAP_NET_ADMIN"));
     }
 
     #[test]
-    fn fewer_than_two_links_are_told_with_what_keeps_the_others_away() {
+    fn fewer_than_two_links_are_reported_with_the_reason() {
         let device = |name: &str, kind, routed: bool| LinkFacts {
             index: braid_model::LinkIndex(1),
             name: name.into(),
@@ -546,7 +557,7 @@ mod tests {
         let both = with(&[named("up0", Role::Normal), named("up1", Role::Backup)], veths());
         assert!(both.standing == Standing::Ok && both.found == "up0, up1", "{both:?}");
         let typo = with(&[named("up*", Role::Normal), named("up7", Role::Normal)], veths());
-        assert!(typo.standing == Standing::Warning && typo.found.contains("up0, up1; named by the configuration, and not there: up7"));
+        assert!(typo.standing == Standing::Warning && typo.found.contains("up0, up1; configured but missing: up7"));
         let mut cut = veths();
         cut[0].carrier = false;
         cut[0].gateways = braid_model::PerFamily::default();
@@ -555,12 +566,12 @@ mod tests {
             one.found.contains("only up1") && one.found.contains("without carrier: up0") && one.remedy.unwrap().contains("connect up0")
         );
         let none = with(&[named("up*", Role::Excluded)], veths());
-        assert!(none.found.contains("excluded by the configuration: up0, up1") && none.remedy.is_some());
+        assert!(none.found.contains("excludes every network: up0, up1") && none.remedy.is_some());
         assert!(examined(vec![]).remedy.is_some());
     }
 
     #[test]
-    fn regression_a_shell_outside_the_hooked_tree_is_told() {
+    fn regression_a_shell_outside_the_attached_tree_is_reported() {
         let outside = own_group("13:cpu:/\n0::/../../user.slice/session-1.scope\n");
         assert!(outside.standing == Standing::Warning && outside.found.contains("not steered") && outside.remedy.is_some(), "{outside:?}");
         assert_eq!(own_group("0::/..\n").standing, Standing::Warning);
@@ -569,7 +580,7 @@ mod tests {
     }
 
     #[test]
-    fn the_hierarchy_is_found_wherever_it_is_mounted() {
+    fn the_cgroup_hierarchy_is_found_at_any_mount_point() {
         let text = "25 1 0:22 / /sys/fs/cgroup rw shared:9 - tmpfs tmpfs rw\n\
                     26 25 0:23 / /sys/fs/cgroup/unified rw,nosuid shared:10 master:1 - cgroup2 cgroup2 rw\n";
         assert_eq!(cgroup2_mount(text), Some(PathBuf::from("/sys/fs/cgroup/unified")));
@@ -577,7 +588,7 @@ mod tests {
     }
 
     #[test]
-    fn a_system_without_anything_gets_remedies_not_panics() {
+    fn an_empty_system_yields_remedies_instead_of_panics() {
         let empty = tempfile::tempdir().unwrap();
         for found in [btf(empty.path()), seccomp("kill_process errno allow"), cgroups(""), lockdown("none integrity [confidentiality]")] {
             assert!(found.standing != Standing::Ok && found.remedy.is_some(), "{found:?}");
@@ -587,7 +598,7 @@ mod tests {
     }
 
     #[test]
-    fn a_state_directory_that_cannot_be_is_found_and_nothing_is_left_behind() {
+    fn an_unwritable_state_directory_is_found_and_no_file_is_left() {
         let folder = tempfile::tempdir().unwrap();
         assert_eq!(state(&folder.path().join("a/b")).standing, Standing::Ok);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
@@ -597,16 +608,16 @@ mod tests {
     }
 
     #[test]
-    fn programs_beside_are_found_by_name() {
+    fn other_programs_are_found_by_name() {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir_all(root.path().join("proc/12")).unwrap();
         fs::write(root.path().join("proc/12/comm"), "openvpn\n").unwrap();
         let found = others(root.path());
-        assert!(found.len() == 1 && found[0].found == "openvpn runs");
+        assert!(found.len() == 1 && found[0].found == "openvpn is running");
     }
 
     #[test]
-    fn this_machine_can_be_examined() {
+    fn all_checks_run_on_this_machine() {
         assert!(examine(Path::new("/var/lib/braid"), &[]).len() >= 11);
     }
 }

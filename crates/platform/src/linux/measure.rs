@@ -1,4 +1,4 @@
-//! Measures what a link carries, by downloading from a server over that link alone (DBAS II.C.1, when nothing else was learnt).
+//! Measures the rate of a link by a download from a server over that link alone (DBAS II.C.1, if no other estimate exists).
 
 use std::io;
 use std::time::{Duration, Instant};
@@ -7,16 +7,16 @@ use braid_decide::policy::HttpTarget;
 use braid_model::{ByteCount, Rate};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-use super::probe::{self, Connect};
+use super::probe::{self, ConnectError};
 
-/// A measurement ends after this, whatever has come.
-const LONGEST: Duration = Duration::from_secs(4);
-/// Or after this much: a measurement is no download.
-const MOST: ByteCount = ByteCount::new(32_000_000);
-/// What comes before this is the connection finding its pace.
+/// Maximum duration of a measurement.
+const MAX_DURATION: Duration = Duration::from_secs(4);
+/// Maximum size of a measurement, to limit its cost.
+const MAX_BYTES: ByteCount = ByteCount::new(32_000_000);
+/// Data that arrives earlier is ignored, because the connection is still in slow start.
 const WARM_UP: Duration = Duration::from_millis(700);
 
-/// Why nothing was measured.
+/// Why a measurement failed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot measure {device} with http://{host}{path} at {address}: {source}")]
 pub struct MeasureError {
@@ -27,12 +27,12 @@ pub struct MeasureError {
     source: io::Error,
 }
 
-/// Downloads the page over `device` and tells at which rate it came: after a warm-up, for four seconds or 32 MB at most. Short pages
-/// are judged as a whole.
+/// Downloads the page over `device` and returns the rate at which it arrived after a warm-up, for at most four seconds or 32 MB. For a page too short
+/// for that, the rate covers the whole download.
 ///
-/// Must run inside a tokio runtime with I/O and time enabled, on a thread of the network namespace meant.
+/// Must run inside a tokio runtime with I/O and time enabled, on a thread in the intended network namespace.
 pub async fn measure(device: &str, page: &HttpTarget) -> Result<Rate, MeasureError> {
-    let run = tokio::time::timeout(LONGEST * 2, download(device, page));
+    let run = tokio::time::timeout(MAX_DURATION * 2, download(device, page));
     let result = run.await.unwrap_or_else(|_| Err(io::Error::new(io::ErrorKind::TimedOut, "no answer in time")));
     result.map_err(|source| MeasureError {
         device: device.to_owned(),
@@ -46,25 +46,25 @@ pub async fn measure(device: &str, page: &HttpTarget) -> Result<Rate, MeasureErr
 async fn download(device: &str, page: &HttpTarget) -> io::Result<Rate> {
     let mut stream = match probe::connect(device, page.address).await {
         Ok(stream) => stream,
-        Err(Connect::Refused) => return Err(io::ErrorKind::ConnectionRefused.into()),
-        Err(Connect::Trouble(trouble)) => return Err(io::Error::other(format!("{trouble:?}"))),
+        Err(ConnectError::Refused) => return Err(io::ErrorKind::ConnectionRefused.into()),
+        Err(ConnectError::Probe(error)) => return Err(io::Error::other(format!("{error:?}"))),
     };
-    let request = probe::http::request(page).map_err(|trouble| io::Error::other(format!("{trouble:?}")))?;
+    let request = probe::http::request(page).map_err(|error| io::Error::other(format!("{error:?}")))?;
     let start = Instant::now();
     stream.write_all(request.as_bytes()).await?;
     let mut buffer = vec![0; 64 * 1024];
     let mut tally = Tally::default();
-    while start.elapsed() < LONGEST && tally.total < MOST.get() {
-        let left = LONGEST.saturating_sub(start.elapsed());
+    while start.elapsed() < MAX_DURATION && tally.total < MAX_BYTES.get() {
+        let left = MAX_DURATION.saturating_sub(start.elapsed());
         match tokio::time::timeout(left, stream.read(&mut buffer)).await {
             Ok(Ok(0)) | Err(_) => break,
             Ok(count) => tally.add(start.elapsed(), count? as u64),
         }
     }
-    tally.rate().ok_or_else(|| io::Error::new(io::ErrorKind::UnexpectedEof, "too little came to tell a rate"))
+    tally.rate().ok_or_else(|| io::Error::new(io::ErrorKind::UnexpectedEof, "too little data arrived to measure a rate"))
 }
 
-/// Bytes by the time they came.
+/// Bytes received, with their arrival times.
 #[derive(Debug, Default)]
 struct Tally {
     total: u64,
@@ -88,7 +88,7 @@ impl Tally {
             return Some(ByteCount::new(self.total - before).per(self.last - from));
         }
         let span = self.last.saturating_sub(self.first?);
-        // Less than this says more of the server's first burst than of the link.
+        // Less data than this reflects the server's first burst rather than the link.
         (self.total >= 100_000 && span >= Duration::from_millis(20)).then(|| ByteCount::new(self.total).per(span))
     }
 }
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_few_bytes_tell_nothing() {
+    fn a_few_bytes_give_no_rate() {
         let mut tally = Tally::default();
         tally.add(ms(10), 500);
         tally.add(ms(11), 500);
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_server_that_is_not_there_is_named() {
+    async fn an_unreachable_server_is_named_in_the_error() {
         let page = HttpTarget {
             address: "127.0.0.1:9".parse().unwrap(),
             host: "example".into(),

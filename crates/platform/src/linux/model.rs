@@ -1,18 +1,18 @@
-//! What a network device is, by the names its bus gives.
+//! Model names of network devices, read from the bus in sysfs.
 
 use std::fs;
 use std::path::Path;
 
-/// Where the kernel shows its devices.
+/// Mount point of sysfs.
 pub const SYS: &str = "/sys";
 
-/// The most bytes of a name that are kept.
-const NAME_LIMIT: usize = 100;
+/// Maximum length of a model name in bytes. Longer names are rejected.
+const MAX_NAME: usize = 100;
 
-/// The model of a network device, as profiles of energy name it; `None` where the bus gives no name.
+/// The model of a network device, as power profiles name it. `None` if the bus gives no name.
 ///
-/// Of a device on USB it is the product's own name, which stands with the interface or one level above it; else the numbers of
-/// vendor and device, `8086:2723` as `lspci -n` shows them. `sys` is [`SYS`] in a real system.
+/// For a USB device this is the product name, which sysfs shows at the interface or one level above it. For other devices it is the vendor and device
+/// numbers, `8086:2723` as `lspci -n` shows them. `sys` is [`SYS`] on a real system.
 pub fn device_model(sys: &Path, device: &str) -> Option<String> {
     if device.contains('/') || device.starts_with('.') {
         return None;
@@ -23,16 +23,16 @@ pub fn device_model(sys: &Path, device: &str) -> Option<String> {
     let hex = |name| text(&bus, name)?.strip_prefix("0x").map(str::to_owned);
     let numbers = || Some(format!("{}:{}", hex("vendor")?, hex("device")?));
     let model = product.or_else(numbers)?;
-    // USB devices name themselves: anything may stand there.
-    let fit = !model.is_empty() && model.len() <= NAME_LIMIT && !model.contains(char::is_control);
-    fit.then_some(model)
+    // A USB device supplies its own name, so the text is untrusted.
+    let is_valid = !model.is_empty() && model.len() <= MAX_NAME && !model.contains(char::is_control);
+    is_valid.then_some(model)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// A device at `place` below its bus's directory, which shows these files.
+    /// Model of a device at `place` below its bus directory, which contains these files.
     fn model(place: &str, files: &[(&str, &str)]) -> Option<String> {
         let root = tempfile::tempdir().unwrap();
         let (bus, net) = (root.path().join("devices/bus/1-2"), root.path().join("class/net/x0"));
@@ -44,14 +44,14 @@ mod tests {
     }
 
     #[test]
-    fn devices_are_named_by_their_bus() {
+    fn the_bus_names_the_model() {
         assert_eq!(model("", &[("vendor", "0x8086\n"), ("device", "0x2723\n")]).as_deref(), Some("8086:2723"));
         assert_eq!(model("1-2:1.0", &[("product", "Modem X\n")]).as_deref(), Some("Modem X"));
         assert_eq!(model("", &[]), None);
     }
 
     #[test]
-    fn names_that_cannot_be_are_none() {
+    fn invalid_names_are_rejected() {
         assert_eq!(model("1-2:1.0", &[("product", "a\u{1b}[2Jb\n")]), None);
         assert_eq!(model("1-2:1.0", &[("product", &"x".repeat(101))]), None);
         for device in ["../x0", "..", "none"] {

@@ -1,7 +1,7 @@
-//! The kernel's network, followed and shaped over rtnetlink.
+//! Reads, follows and changes the kernel's network configuration over rtnetlink.
 //!
-//! [`Follower`] and [`snapshot`] read, and need no privilege; [`apply`] and [`sweep`] change, and need `CAP_NET_ADMIN`.
-//! All of it concerns the network namespace of the calling thread.
+//! [`Follower`] and [`snapshot`] read and need no privilege. [`apply`] and [`sweep`] change the configuration and need `CAP_NET_ADMIN`. All functions
+//! act on the network namespace of the calling thread.
 
 mod advertised;
 mod apply;
@@ -24,14 +24,14 @@ pub use follow::{FollowError, Follower};
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteFlags, RouteMessage};
 use netlink_packet_route::stats::{StatsFilterMask, StatsMessage};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
-use talk::Conversation;
+use talk::NetlinkSocket;
 
-/// Whether a route is ours: by its mark and, since nobody assigns those numbers, by its table.
+/// Whether Braid made a route: decided by its protocol number and by its table, whose number nobody else assigns.
 fn is_our_route(protocol: u8, table: u32) -> bool {
     protocol == PROTOCOL && tables::is_our_table(table)
 }
 
-/// Whether a rule is ours: by its mark and its priority.
+/// Whether Braid made a rule: decided by its protocol number and its priority.
 fn is_our_rule(protocol: u8, priority: u32) -> bool {
     protocol == PROTOCOL && (32_763..=32_765).contains(&priority)
 }
@@ -45,48 +45,49 @@ pub struct DumpError {
     source: io::Error,
 }
 
-/// The network as it is now, without the resolvers that routers advertised, which only a [`Follower`] hears of. Blocks while it reads: 41 ms with 10,000 routes in an unoptimised build.
+/// The current network, without the resolvers that routers advertise, which only a [`Follower`] receives. Blocks while it reads: 41 ms with 10,000
+/// routes in an unoptimized build.
 pub fn snapshot(files: &Files) -> Result<NetworkSnapshot, DumpError> {
-    let mut kernel = Conversation::open().map_err(|source| DumpError { what: "network", source })?;
+    let mut kernel = NetlinkSocket::open().map_err(|source| DumpError { what: "network", source })?;
     follow::take(&mut kernel, files, &advertised::Advertised::default())
 }
 
-/// The route by which the kernel sends from one of the machine's addresses to another host, by all its rules; `None`: it tells none.
+/// The route that the kernel uses from one of the machine's addresses to another host, by all its rules. `None` if the answer contains no route.
 ///
 /// # Errors
-/// `ENETUNREACH` and its like: there is no way.
+/// `ENETUNREACH` and similar errors if there is no route.
 pub fn route_between(from: Ipv4Addr, to: Ipv4Addr) -> io::Result<Option<RouteFacts>> {
     let mut request = RouteMessage::default();
     request.header.address_family = AddressFamily::Inet;
     (request.header.source_prefix_length, request.header.destination_prefix_length) = (32, 32);
     request.header.flags = RouteFlags::FibMatch;
     request.attributes = vec![RouteAttribute::Source(RouteAddress::Inet(from)), RouteAttribute::Destination(RouteAddress::Inet(to))];
-    Conversation::open()?.ask(RouteNetlinkMessage::GetRoute(request), facts::route)
+    NetlinkSocket::open()?.ask(RouteNetlinkMessage::GetRoute(request), facts::route)
 }
 
-/// How near an address is.
+/// Distance of an address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Nearness {
-    /// The kernel takes packets to it in itself.
+    /// The kernel delivers packets to it locally.
     Own,
-    /// A neighbour: a route that is no default route leads there without a gateway.
+    /// A neighbour: a route other than a default route leads to it without a gateway.
     Neighbour,
-    /// Neither.
+    /// Any other address.
     Elsewhere,
 }
 
-/// Whether the kernel takes packets to this address in itself; see [`nearness`].
+/// Whether the kernel delivers packets to this address locally; see [`nearness`].
 ///
 /// # Errors
-/// Those of [`nearness`].
+/// Fails as [`nearness`] does.
 pub fn is_own_address(ip: IpAddr) -> io::Result<bool> {
     nearness(ip).map(|nearness| nearness == Nearness::Own)
 }
 
-/// How near an address is, by all the kernel's rules and routes as they are now. One short exchange, no privilege.
+/// Distance of an address by the kernel's current rules and routes. One short exchange; needs no privilege.
 ///
 /// # Errors
-/// Those of a sandbox that forbids AF_NETLINK, or of a family that the kernel does not speak: then it cannot be told.
+/// Fails if a sandbox forbids AF_NETLINK, or if the kernel does not support the address family. The distance is unknown then.
 pub fn nearness(ip: IpAddr) -> io::Result<Nearness> {
     let mut request = RouteMessage::default();
     let (family, length, destination) = match ip {
@@ -97,17 +98,17 @@ pub fn nearness(ip: IpAddr) -> io::Result<Nearness> {
     request.header.destination_prefix_length = length;
     request.header.flags = RouteFlags::FibMatch;
     request.attributes = vec![RouteAttribute::Destination(destination)];
-    match Conversation::open()?.ask(RouteNetlinkMessage::GetRoute(request), facts::route) {
+    match NetlinkSocket::open()?.ask(RouteNetlinkMessage::GetRoute(request), facts::route) {
         Ok(Some(route)) if matches!(route.kind, RouteKind::Local | RouteKind::Broadcast) => Ok(Nearness::Own),
-        // A default route over a tunnel or PPP has no gateway either.
+        // A default route over a tunnel or PPP has no gateway either, so it does not make its destinations neighbours.
         Ok(Some(route))
             if route.destination.prefix_len() > 0 && !route.hops.is_empty() && route.hops.iter().all(|hop| hop.gateway.is_none()) =>
         {
             Ok(Nearness::Neighbour)
         }
         Ok(Some(_)) => Ok(Nearness::Elsewhere),
-        Ok(None) => Err(io::Error::new(io::ErrorKind::InvalidData, "the kernel's answer names no route")),
-        // No route at all, or one that refuses. The table of own addresses is looked up before any other.
+        Ok(None) => Err(io::Error::new(io::ErrorKind::InvalidData, "the kernel's answer contains no route")),
+        // There is no route, or a route that rejects packets. The address is not local, because the kernel searches the local table first.
         Err(error) if matches!(error.raw_os_error(), Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::EACCES)) => {
             Ok(Nearness::Elsewhere)
         }
@@ -115,11 +116,11 @@ pub fn nearness(ip: IpAddr) -> io::Result<Nearness> {
     }
 }
 
-/// Bytes received and sent by every device since it was made, in rising order of index. One short system call, no privilege.
+/// Bytes received and sent by every device since its creation, in ascending order of index. One short system call; needs no privilege.
 pub fn device_counters() -> Result<Vec<(LinkIndex, Traffic)>, DumpError> {
     let mut request = StatsMessage::default();
     request.header.filter_mask = StatsFilterMask::Link64;
-    let mut counters = Conversation::open()
+    let mut counters = NetlinkSocket::open()
         .and_then(|mut kernel| kernel.dump(&RouteNetlinkMessage::GetStats(request), facts::counters))
         .map_err(|source| DumpError { what: "device counters", source })?;
     counters.sort();

@@ -1,4 +1,4 @@
-//! Root's work in a directory of another user.
+//! Runs root's file operations in a directory of another user with that user's rights.
 
 use std::fs::Metadata;
 use std::io;
@@ -8,14 +8,14 @@ use std::thread;
 
 use super::sys::process::{own_user, use_files_as};
 
-/// Runs `work` with another user's rights to files where root calls and `path`, or its nearest parent that exists, belongs to that user, or is
-/// reached by a link of that user. Links that the user puts in the way then lead nowhere that the user could not go alone, and what is made
-/// belongs to the user. Anybody but root runs `work` as it is.
+/// Runs `work` with the file access rights of another user if the caller is root and `path`, or its nearest existing parent, belongs to that user or
+/// is reached by a symbolic link of that user. A symbolic link placed by that user then cannot lead anywhere that the user cannot access, and new
+/// files belong to the user. If the caller is not root, `work` runs unchanged.
 ///
-/// The work is done on a thread of its own, so that the caller keeps its rights.
+/// The work runs on a separate thread, so that the calling thread keeps its rights.
 ///
 /// # Errors
-/// Those of `setgroups`, `setfsuid` and of making a thread; `work` is not run then.
+/// Fails if `setgroups`, `setfsuid` or the creation of the thread fails; `work` does not run then.
 pub fn as_owner_of<T: Send>(path: &Path, work: impl FnOnce() -> T + Send) -> io::Result<T> {
     let other = if own_user() == 0 { owner(&std::path::absolute(path)?).filter(|(user, _)| *user != 0) } else { None };
     let Some((user, group)) = other else { return Ok(work()) };
@@ -26,7 +26,7 @@ pub fn as_owner_of<T: Send>(path: &Path, work: impl FnOnce() -> T + Send) -> io:
     })
 }
 
-/// The user and group of the first link on the way to `path` that is not root's, else of `path` or its nearest parent that exists.
+/// User and group of the first symbolic link on the way to `path` that does not belong to root; otherwise of `path` or its nearest existing parent.
 fn owner(path: &Path) -> Option<(u32, u32)> {
     let links = path.ancestors().filter_map(|path| std::fs::symlink_metadata(path).ok()).filter(Metadata::is_symlink);
     let found = links.filter(|link| link.uid() != 0).last().or_else(|| path.ancestors().find_map(|path| std::fs::metadata(path).ok()))?;
@@ -41,9 +41,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn regression_a_link_in_anothers_directory_leads_root_nowhere() {
+    fn regression_root_does_not_follow_another_users_symlink() {
         if own_user() != 0 {
-            return; // only root has rights to lend
+            return; // only root can change its file access rights
         }
         let folder = tempfile::tempdir().unwrap();
         fs::set_permissions(folder.path(), Permissions::from_mode(0o711)).unwrap();
@@ -61,7 +61,7 @@ mod tests {
         symlink(&ours, theirs.join("way")).unwrap();
         std::os::unix::fs::lchown(theirs.join("way"), Some(65534), Some(65533)).unwrap();
         let refused = as_owner_of(&theirs.join("way/deep"), || fs::write(theirs.join("way/deep"), "x")).unwrap();
-        assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::PermissionDenied, "nor does a link on the way");
+        assert_eq!(refused.unwrap_err().kind(), io::ErrorKind::PermissionDenied, "a link on the way is not followed either");
         fs::write(ours.join("after"), "root keeps its rights").unwrap();
         as_owner_of(&ours, || fs::write(ours.join("own"), "x")).unwrap().unwrap();
         assert_eq!(fs::metadata(ours.join("own")).unwrap().uid(), 0);

@@ -1,8 +1,8 @@
-//! Questions sent out of one link: does anybody answer there, and is it the Internet?
+//! Probes through one link: whether a target answers, and whether the link reaches the Internet or a captive portal.
 //!
-//! Every socket is bound to the link's device, so the kernel routes by that device alone, and the BPF programs leave it alone.
-//! Names are not resolved. Nothing is spawned: a future that is dropped closes its sockets, and connections are reset instead of
-//! closed, so that no half-closed socket stays in the kernel.
+//! Every socket is bound to the link's device, so that the kernel routes by that device alone and the BPF programs skip the socket. Names are not
+//! resolved. No task is spawned: a dropped future closes its sockets. Connections are reset instead of closed, so that no half-closed socket stays in
+//! the kernel.
 
 mod echo;
 pub(super) mod http;
@@ -19,26 +19,26 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpStream;
 
-/// Ports of a gateway that are tried where echo requests are not allowed to this process: a refusal is an answer too.
+/// Gateway ports to connect to if this process may not send echo requests. A refusal counts as an answer.
 const GATEWAY_PORTS: [u16; 2] = [53, 80];
 
-/// One question out of one link.
+/// One probe through one link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProbeSpec {
-    /// The name of the link's device.
+    /// Name of the link's device.
     pub device: String,
-    /// Whom to ask, and what.
+    /// Target and kind of the probe.
     pub target: Target,
 }
 
-/// Whom to ask, and what. The target's address says which family of the link is asked.
+/// Target and kind of a probe. The address family of the target selects the link's family to probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Target {
-    /// The link's gateway: an echo request, or TCP connects where this process may send none.
+    /// The link's gateway: an echo request, or TCP connects if this process may not send echo requests.
     Gateway(IpAddr),
     /// An echo request.
     Icmp(IpAddr),
-    /// A connect; an answer of either kind counts.
+    /// A TCP connect. Both acceptance and refusal count as an answer.
     Tcp(SocketAddr),
     /// A page with a known answer.
     Http(HttpTarget),
@@ -54,29 +54,30 @@ impl From<ProbeTarget> for Target {
     }
 }
 
-/// What came of a question.
+/// Result of a probe.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProbeOutcome {
-    /// It was answered as hoped.
+    /// The target answered as expected.
     Alive {
-        /// From the request (for TCP and HTTP: from the first SYN) to its first answer.
+        /// Time from the request to its first answer; for TCP and HTTP, from the first SYN.
         rtt: Duration,
     },
-    /// Nobody answered in time, or the network said that nobody can. For a page also: refused, or closed without an answer.
+    /// No answer arrived in time, or the network reported that the target is unreachable. For a page also: the connection was refused, or closed
+    /// without an answer.
     Silent,
-    /// Somebody else answered in the place of the page: a captive portal.
+    /// Another host answered instead of the page's server: a captive portal.
     Portal {
-        /// What was answered, for the user.
+        /// Description of the answer, for the user.
         detail: String,
     },
-    /// The question could not be put; this says nothing about the link's other end.
+    /// The probe could not be sent. This says nothing about the remote end of the link.
     Failed {
-        /// What was tried, what the system said, and the remedy where there is one.
+        /// What was tried, the system's error, and the remedy if there is one.
         reason: String,
     },
 }
 
-/// Sends the probe that a link's health orders, and says what came of it.
+/// Sends the probe that the health state of a link requests, and returns its outcome.
 pub async fn perform(plan: ProbePlan) -> Outcome {
     let mut targets: Vec<_> = plan.gateways.iter().map(|gateway| Target::Gateway(*gateway)).collect();
     targets.extend(plan.targets.into_iter().map(Target::from));
@@ -91,19 +92,19 @@ pub async fn perform(plan: ProbePlan) -> Outcome {
     }
 }
 
-/// Asks one target, and takes at most `timeout`.
+/// Probes one target. Takes at most `timeout`.
 ///
-/// Must run inside a tokio runtime with I/O and time enabled, on a thread of the network namespace meant.
+/// Must run inside a tokio runtime with I/O and time enabled, on a thread in the intended network namespace.
 pub async fn probe(spec: &ProbeSpec, timeout: Duration) -> ProbeOutcome {
     ask(&spec.device, &spec.target, timeout).await
 }
 
-/// Asks all `targets` side by side out of `device`, and takes at most `timeout`.
+/// Probes all `targets` concurrently through `device`. Takes at most `timeout`.
 ///
-/// Without a page ([`Target::Http`]) among them, the first that is alive decides. With pages, only they tell the Internet from a
-/// captive portal: one page as expected decides at once; else, when all pages are through, a portal decides, then an address that
-/// answered echo or connect. The gateway then counts for nothing: that it answers does not prove that there is an Internet
-/// behind it. Nobody alive: `Silent` if any question could be put, else `Failed` with every reason.
+/// If `targets` contains no page ([`Target::Http`]), the first live target decides. If it contains pages, only they distinguish the Internet from a
+/// captive portal. An expected page decides at once. Otherwise, after all pages have completed, a portal decides, then an address that answered an
+/// echo request or connect. The gateway does not count then: its answer does not prove that there is an Internet connection behind it. If no target
+/// is alive, the outcome is `Silent` if any probe could be sent, otherwise `Failed` with every reason.
 pub async fn probe_any(device: &str, targets: &[Target], timeout: Duration) -> ProbeOutcome {
     let mut asked: FuturesUnordered<_> = targets.iter().map(|target| async move { (target, ask(device, target, timeout).await) }).collect();
     let mut tally = Tally::new(targets);
@@ -115,9 +116,9 @@ pub async fn probe_any(device: &str, targets: &[Target], timeout: Duration) -> P
     tally.end(device)
 }
 
-/// What has come in of several questions.
+/// Outcomes received so far.
 struct Tally {
-    /// Pages that are still out; `None` when none was asked for.
+    /// Pages still outstanding; `None` if the targets contain no page.
     pages: Option<usize>,
     portal: Option<ProbeOutcome>,
     alive: Option<ProbeOutcome>,
@@ -131,7 +132,7 @@ impl Tally {
         Self { pages: (pages > 0).then_some(pages), portal: None, alive: None, silent: false, reasons: Vec::new() }
     }
 
-    /// Takes one answer; says so when it decides.
+    /// Adds one outcome. Returns the decision if this outcome decides.
     fn add(&mut self, target: &Target, outcome: ProbeOutcome) -> Option<ProbeOutcome> {
         let page = matches!(target, Target::Http(_));
         match outcome {
@@ -145,11 +146,11 @@ impl Tally {
         if page {
             self.pages = self.pages.map(|pages| pages - 1);
         }
-        // A page that could still come as expected would overrule.
+        // An outstanding page could still overrule the others.
         if self.pages == Some(0) { self.portal.take().or_else(|| self.alive.take()) } else { None }
     }
 
-    /// All answers are in and none has decided.
+    /// Result if all outcomes are in and none decided.
     fn end(self, device: &str) -> ProbeOutcome {
         if self.silent {
             return ProbeOutcome::Silent;
@@ -157,7 +158,7 @@ impl Tally {
         let mut reasons = self.reasons;
         reasons.sort();
         reasons.dedup();
-        let reason = if reasons.is_empty() { format!("no target to probe out of {device}; name one") } else { reasons.join("; ") };
+        let reason = if reasons.is_empty() { format!("no target to probe out of {device}; configure one") } else { reasons.join("; ") };
         ProbeOutcome::Failed { reason }
     }
 }
@@ -167,22 +168,22 @@ async fn ask(device: &str, target: &Target, timeout: Duration) -> ProbeOutcome {
         match target {
             Target::Gateway(address) => gateway(device, address.to_canonical(), timeout).await,
             Target::Icmp(address) => echo::ask(device, address.to_canonical(), timeout).await,
-            Target::Tcp(address) => connects(device, canonical(*address)).await,
+            Target::Tcp(address) => probe_tcp(device, canonical(*address)).await,
             Target::Http(page) => http::ask(device, page).await,
         }
     };
     match within(timeout, asking).await {
         None => ProbeOutcome::Silent,
         Some(Ok(outcome)) => outcome,
-        Some(Err(Trouble::Unanswered)) => ProbeOutcome::Silent,
-        Some(Err(Trouble::Impossible { tried, source })) => {
+        Some(Err(ProbeError::Unanswered)) => ProbeOutcome::Silent,
+        Some(Err(ProbeError::Impossible { tried, source })) => {
             let remedy = remedy(&source);
-            ProbeOutcome::Failed { reason: format!("cannot probe {} out of {device}: {tried}: {source}{remedy}", Name(target)) }
+            ProbeOutcome::Failed { reason: format!("cannot probe {} out of {device}: {tried}: {source}{remedy}", TargetName(target)) }
         }
     }
 }
 
-/// `None` when the time is over; looks at the clock before the first question, so that no time at all asks nothing.
+/// Returns `None` if the time is over. Checks for a zero timeout first, so that it sends no probe.
 async fn within<T>(timeout: Duration, asking: impl Future<Output = T>) -> Option<T> {
     if timeout.is_zero() {
         return None;
@@ -190,23 +191,23 @@ async fn within<T>(timeout: Duration, asking: impl Future<Output = T>) -> Option
     tokio::time::timeout(timeout, asking).await.ok()
 }
 
-/// Why a question has no answer.
+/// Why a probe has no answer.
 #[derive(Debug)]
-pub(super) enum Trouble {
-    /// The network, or the other end, said that none will come.
+pub(super) enum ProbeError {
+    /// The network or the remote end reported that no answer will come.
     Unanswered,
-    /// It could not be put.
+    /// The probe could not be sent.
     Impossible { tried: &'static str, source: io::Error },
 }
 
-impl Trouble {
+impl ProbeError {
     fn impossible(tried: &'static str) -> impl FnOnce(io::Error) -> Self {
         move |source| Self::Impossible { tried, source }
     }
 
-    /// Of an error that a socket met after it was connected or began to connect: what routers (ICMP), a neighbour that does not
-    /// answer, or the other end say is an answer of a kind, nobody is there.
-    fn met(tried: &'static str, source: io::Error) -> Self {
+    /// Classifies an error of a socket that is connected or connecting. Errors reported by a router (ICMP), by failed neighbour resolution or by the
+    /// remote end count as "unanswered".
+    fn from_socket(tried: &'static str, source: io::Error) -> Self {
         match source.raw_os_error() {
             Some(libc::EHOSTUNREACH | libc::ENETUNREACH | libc::EHOSTDOWN | libc::EACCES | libc::ENOPROTOOPT | libc::EPROTO) => {
                 Self::Unanswered
@@ -216,7 +217,7 @@ impl Trouble {
         }
     }
 
-    fn forbidden(&self) -> bool {
+    fn is_forbidden(&self) -> bool {
         matches!(self, Self::Impossible { source, .. } if source.kind() == io::ErrorKind::PermissionDenied)
     }
 }
@@ -234,9 +235,9 @@ fn remedy(source: &io::Error) -> &'static str {
     }
 }
 
-struct Name<'a>(&'a Target);
+struct TargetName<'a>(&'a Target);
 
-impl std::fmt::Display for Name<'_> {
+impl std::fmt::Display for TargetName<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.0 {
             Target::Gateway(address) => write!(f, "the gateway {address}"),
@@ -247,74 +248,76 @@ impl std::fmt::Display for Name<'_> {
     }
 }
 
-async fn gateway(device: &str, address: IpAddr, timeout: Duration) -> Result<ProbeOutcome, Trouble> {
+async fn gateway(device: &str, address: IpAddr, timeout: Duration) -> Result<ProbeOutcome, ProbeError> {
     let forbidden = match echo::ask(device, address, timeout).await {
-        Err(trouble) if trouble.forbidden() => trouble,
+        Err(error) if error.is_forbidden() => error,
         answer => return answer,
     };
-    let mut connects: FuturesUnordered<_> = GATEWAY_PORTS.iter().map(|port| connects(device, SocketAddr::new(address, *port))).collect();
-    let mut trouble = forbidden;
-    while let Some(answer) = connects.next().await {
+    let mut attempts: FuturesUnordered<_> = GATEWAY_PORTS.iter().map(|port| probe_tcp(device, SocketAddr::new(address, *port))).collect();
+    let mut error = forbidden;
+    while let Some(answer) = attempts.next().await {
         match answer {
             Ok(outcome) => return Ok(outcome),
-            Err(met) => trouble = met,
+            Err(failed) => error = failed,
         }
     }
-    Err(trouble)
+    Err(error)
 }
 
-/// Alive when the other end takes the connection, and when it refuses.
-async fn connects(device: &str, address: SocketAddr) -> Result<ProbeOutcome, Trouble> {
+/// Alive if the remote end accepts or refuses the connection.
+async fn probe_tcp(device: &str, address: SocketAddr) -> Result<ProbeOutcome, ProbeError> {
     let start = Instant::now();
     match connect(device, address).await {
-        Ok(_) | Err(Connect::Refused) => Ok(ProbeOutcome::Alive { rtt: start.elapsed() }),
-        Err(Connect::Trouble(trouble)) => Err(trouble),
+        Ok(_) | Err(ConnectError::Refused) => Ok(ProbeOutcome::Alive { rtt: start.elapsed() }),
+        Err(ConnectError::Probe(error)) => Err(error),
     }
 }
 
-pub(super) enum Connect {
+pub(super) enum ConnectError {
     Refused,
-    Trouble(Trouble),
+    Probe(ProbeError),
 }
 
-/// A connection out of `device` that is reset when it is dropped.
-pub(super) async fn connect(device: &str, address: SocketAddr) -> Result<TcpStream, Connect> {
-    let socket = bound(device, Domain::for_address(address), Type::STREAM, Protocol::TCP).map_err(Connect::Trouble)?;
-    start_connecting(&socket, address).map_err(Connect::Trouble)?;
-    let stream = TcpStream::from_std(socket.into()).map_err(|error| Connect::Trouble(Trouble::impossible("wait for the socket")(error)))?;
+/// Opens a connection through `device` that is reset when it is dropped.
+pub(super) async fn connect(device: &str, address: SocketAddr) -> Result<TcpStream, ConnectError> {
+    let socket = bound(device, Domain::for_address(address), Type::STREAM, Protocol::TCP).map_err(ConnectError::Probe)?;
+    start_connect(&socket, address).map_err(ConnectError::Probe)?;
+    let stream =
+        TcpStream::from_std(socket.into()).map_err(|error| ConnectError::Probe(ProbeError::impossible("wait for the socket")(error)))?;
     let outcome = stream.writable().await.and_then(|()| stream.take_error());
     match outcome.unwrap_or_else(Some) {
         None => Ok(stream),
-        Some(error) if error.kind() == io::ErrorKind::ConnectionRefused => Err(Connect::Refused),
-        Some(error) => Err(Connect::Trouble(Trouble::met("connect", error))),
+        Some(error) if error.kind() == io::ErrorKind::ConnectionRefused => Err(ConnectError::Refused),
+        Some(error) => Err(ConnectError::Probe(ProbeError::from_socket("connect", error))),
     }
 }
 
-/// By hand, since an error of the call itself (no route) is this machine's and a later one is the network's.
-fn start_connecting(socket: &Socket, address: SocketAddr) -> Result<(), Trouble> {
-    socket.set_linger(Some(Duration::ZERO)).map_err(Trouble::impossible("set SO_LINGER"))?;
+/// Uses the raw call instead of tokio's connect, because an error of the call itself (no route) is local, whereas a later error comes from the
+/// network.
+fn start_connect(socket: &Socket, address: SocketAddr) -> Result<(), ProbeError> {
+    socket.set_linger(Some(Duration::ZERO)).map_err(ProbeError::impossible("set SO_LINGER"))?;
     match socket.connect(&address.into()) {
-        Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(Trouble::impossible("connect")(error)),
+        Err(error) if error.raw_os_error() != Some(libc::EINPROGRESS) => Err(ProbeError::impossible("connect")(error)),
         _ => Ok(()),
     }
 }
 
-/// A non-blocking socket that sends and hears through `device` alone.
-fn bound(device: &str, domain: Domain, kind: Type, protocol: Protocol) -> Result<Socket, Trouble> {
+/// Opens a non-blocking socket that sends and receives through `device` only.
+fn bound(device: &str, domain: Domain, kind: Type, protocol: Protocol) -> Result<Socket, ProbeError> {
     if device.is_empty() {
-        // The kernel would take it for "any device".
-        return Err(Trouble::impossible("bind to a device without a name")(io::Error::from_raw_os_error(libc::ENODEV)));
+        // The kernel treats an empty name as "any device".
+        return Err(ProbeError::impossible("bind to a device without a name")(io::Error::from_raw_os_error(libc::ENODEV)));
     }
-    let socket = Socket::new(domain, kind.nonblocking().cloexec(), Some(protocol)).map_err(Trouble::impossible("open a socket"))?;
-    socket.bind_device(Some(device.as_bytes())).map_err(Trouble::impossible("bind it to the device (SO_BINDTODEVICE)"))?;
+    let socket = Socket::new(domain, kind.nonblocking().cloexec(), Some(protocol)).map_err(ProbeError::impossible("open a socket"))?;
+    socket.bind_device(Some(device.as_bytes())).map_err(ProbeError::impossible("bind it to the device (SO_BINDTODEVICE)"))?;
     Ok(socket)
 }
 
-/// The address with an IPv4-mapped one written as IPv4: the kernel sends IPv4 for it.
+/// Converts an IPv4-mapped address to IPv4, because the kernel sends IPv4 for it.
 fn canonical(address: SocketAddr) -> SocketAddr {
     match address.ip().to_canonical() {
         IpAddr::V4(v4) => SocketAddr::new(v4.into(), address.port()),
-        // Keeps the scope.
+        // Keeps the scope id.
         IpAddr::V6(_) => address,
     }
 }
@@ -346,7 +349,7 @@ mod tests {
         Target::Http(HttpTarget { address, host: "probe.example".into(), path: "/204".into(), status: 204, body: String::new() })
     }
 
-    /// The decision after the given answers, in this order, and how many were needed.
+    /// The decision after the given outcomes, in this order, and the number of outcomes that were needed.
     fn tally(answers: &[(Target, ProbeOutcome)]) -> (ProbeOutcome, usize) {
         let targets: Vec<Target> = answers.iter().map(|(target, _)| target.clone()).collect();
         let mut tally = Tally::new(&targets);
@@ -359,13 +362,13 @@ mod tests {
     }
 
     #[test]
-    fn without_pages_the_first_alive_decides() {
+    fn without_pages_the_first_live_target_decides() {
         assert_eq!(tally(&[(tcp(), ProbeOutcome::Silent), (gateway(), ALIVE), (tcp(), ProbeOutcome::Silent)]), (ALIVE, 2));
         assert_eq!(tally(&[(tcp(), ALIVE), (gateway(), ProbeOutcome::Silent)]), (ALIVE, 1));
     }
 
     #[test]
-    fn a_portal_counts_over_everything_but_a_page_as_expected() {
+    fn a_portal_overrules_everything_except_an_expected_page() {
         assert_eq!(tally(&[(gateway(), ALIVE), (tcp(), ALIVE), (page(), portal())]), (portal(), 3));
         assert_eq!(tally(&[(page(), portal()), (gateway(), ALIVE)]), (portal(), 1));
         assert_eq!(tally(&[(page(), portal()), (page(), ALIVE)]), (ALIVE, 2));
@@ -373,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn beside_silent_pages_a_public_address_counts_and_the_gateway_does_not() {
+    fn if_pages_are_silent_a_public_address_counts_but_the_gateway_does_not() {
         assert_eq!(tally(&[(gateway(), ALIVE), (page(), ProbeOutcome::Silent)]), (ProbeOutcome::Silent, 2));
         assert_eq!(tally(&[(gateway(), ALIVE), (page(), failed("no socket"))]), (ProbeOutcome::Silent, 2));
         assert_eq!(tally(&[(tcp(), ALIVE), (page(), ProbeOutcome::Silent)]), (ALIVE, 2));
@@ -381,14 +384,14 @@ mod tests {
     }
 
     #[test]
-    fn it_failed_only_when_no_question_could_be_put() {
+    fn the_outcome_is_failed_only_if_no_probe_could_be_sent() {
         assert_eq!(tally(&[(tcp(), failed("a")), (gateway(), ProbeOutcome::Silent)]).0, ProbeOutcome::Silent);
         assert_eq!(tally(&[(tcp(), failed("b")), (gateway(), failed("a")), (tcp(), failed("b"))]).0, failed("a; b"));
-        assert_eq!(tally(&[]).0, failed("no target to probe out of wlan0; name one"));
+        assert_eq!(tally(&[]).0, failed("no target to probe out of wlan0; configure one"));
     }
 
     #[test]
-    fn a_mapped_address_is_asked_as_ipv4() {
+    fn a_mapped_address_is_probed_as_ipv4() {
         assert_eq!(canonical("[::ffff:192.0.2.1]:80".parse().unwrap()), "192.0.2.1:80".parse().unwrap());
         let scoped = "[fe80::1%3]:80".parse().unwrap();
         assert_eq!(canonical(scoped), scoped);

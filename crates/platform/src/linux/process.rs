@@ -1,4 +1,4 @@
-//! Programs and control groups as the kernel knows them.
+//! Programs and control groups, as the kernel identifies them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,10 +11,10 @@ use crate::linux::sys::bpf as sys;
 pub use crate::linux::sys::bpf::exe_inode;
 use braid_control::steering::ExeId;
 
-/// What the kernel will see as the executable when `path` is run now; `None` if there is no such file.
+/// Identifies the executable as the kernel does when `path` is run now. `None` if there is no such file.
 ///
-/// The device is that of the mount, not the one `stat` tells: btrfs gives every subvolume a device of its own, which the kernel's
-/// inode does not know.
+/// The device number is that of the mount, not the one that `stat` reports: btrfs gives every subvolume its own device number, which the kernel's
+/// inode does not have.
 pub fn exe_id(path: &Path) -> Option<ExeId> {
     let inode = fs::metadata(path).ok()?.ino();
     let device = mount_device(path).or_else(|| fs::metadata(path).ok().map(|facts| facts.dev()))?;
@@ -33,26 +33,26 @@ fn mount_device(path: &Path) -> Option<u64> {
     })
 }
 
-/// The executable's path of a living process. The mark the kernel puts behind a deleted file's name is taken off.
+/// Path of the executable of a running process, without the suffix that the kernel appends for a deleted file.
 pub fn exe_path(process: u32) -> Option<PathBuf> {
     let path = fs::read_link(format!("/proc/{process}/exe")).ok()?;
     let text = path.to_string_lossy();
     Some(text.strip_suffix(" (deleted)").map_or(path.clone(), PathBuf::from))
 }
 
-/// The number of the kernel's own namespace of processes (`PROC_PID_INIT_INO`).
+/// Inode number of the initial PID namespace (`PROC_PID_INIT_INO`).
 const INITIAL_NAMESPACE: u64 = 0xEFFF_FFFC;
 
-/// The number of this process's namespace of processes; 0 for the kernel's own, or where it cannot be told.
+/// Inode number of this process's PID namespace; 0 for the initial namespace, or if it cannot be determined.
 pub fn own_namespace() -> u32 {
     let number = fs::metadata("/proc/self/ns/pid").map_or(INITIAL_NAMESPACE, |facts| facts.ino());
     if number == INITIAL_NAMESPACE { 0 } else { u32::try_from(number).unwrap_or(0) }
 }
 
-/// The cgroup v2 hierarchy, through a mount of our own that appears nowhere in the file system.
+/// The cgroup v2 hierarchy, through a private mount that does not appear in the file system.
 pub struct CgroupTree {
     root: OwnedFd,
-    /// Paths by id, found so far.
+    /// Cache of the paths found so far, by group id.
     paths: BTreeMap<u64, String>,
 }
 
@@ -73,12 +73,13 @@ impl CgroupTree {
         Some((facts.ino(), u32::try_from(depth).ok()?))
     }
 
-    /// The path of the group with this id, read through a process that is in it and remembered; `None` once both are gone.
+    /// Path of the group with this id, read from a process in the group and then cached. `None` if the group is not cached and the process is gone or
+    /// has left the group.
     pub fn path(&mut self, id: u64, process: u32) -> Option<&str> {
         if !self.paths.contains_key(&id) {
             let lines = fs::read_to_string(format!("/proc/{process}/cgroup")).ok()?;
             let path = lines.lines().find_map(|line| line.strip_prefix("0::"))?;
-            // The process may have moved since: only the group that has the id counts.
+            // The process may have moved to another group since, so check the id.
             if self.find(path)?.0 != id {
                 return None;
             }
@@ -105,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_there_is_not_found() {
+    fn missing_programs_and_processes_are_none() {
         assert_eq!(exe_id(Path::new("/no/such/program")), None);
         assert_eq!(exe_path(u32::MAX), None);
     }

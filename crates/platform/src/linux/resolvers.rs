@@ -1,4 +1,4 @@
-//! The DNS servers the system has for each link, from the files in which its services keep them.
+//! The system's DNS servers for each link, from the files of the services that manage them.
 
 use std::fs;
 use std::net::IpAddr;
@@ -7,14 +7,14 @@ use std::path::PathBuf;
 use braid_model::LinkIndex;
 use ipnet::IpNet;
 
-/// Where the system keeps what the kernel does not tell.
+/// Locations of the system state that netlink does not report.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Files {
-    /// Devices of the kernel, `/sys/class/net`.
+    /// Network devices in sysfs, `/sys/class/net`.
     pub devices: PathBuf,
     /// State of running services, `/run`.
     pub run: PathBuf,
-    /// The resolver's configuration, `/etc/resolv.conf`.
+    /// Configuration of the resolver, `/etc/resolv.conf`.
     pub resolv_conf: PathBuf,
 }
 
@@ -24,27 +24,27 @@ impl Default for Files {
     }
 }
 
-/// The name servers of `/etc/resolv.conf` that any link may ask: neither this machine's own service nor one of a certain link.
+/// Name servers of `/etc/resolv.conf` that any link may query: without loopback addresses and without servers scoped to a device.
 pub fn general(files: &Files) -> Vec<IpAddr> {
     let text = fs::read_to_string(&files.resolv_conf).unwrap_or_default();
     name_servers(&text).filter(|(server, device)| device.is_none() && !server.is_loopback()).map(|(server, _)| server).collect()
 }
 
-/// What is the same for all links, read once for each snapshot.
+/// Resolver configuration common to all links, read once for each snapshot.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Resolvers {
-    /// Name servers of `/etc/resolv.conf`, with the device a link-local one belongs to.
+    /// Name servers of `/etc/resolv.conf`, each with its device if it is link-local.
     general: Vec<(IpAddr, Option<String>)>,
-    /// resolvconf's records as (file name, servers); names begin with the device's.
+    /// Records of resolvconf as (file name, servers). File names begin with the device name.
     records: Vec<(String, Vec<IpAddr>)>,
 }
 
 impl Resolvers {
-    /// Reads what is there; what is not is left out.
+    /// Reads the existing files and ignores missing ones.
     pub(crate) fn read(files: &Files) -> Self {
         let general = fs::read_to_string(&files.resolv_conf).unwrap_or_default();
         let mut records = Vec::new();
-        // Debian's resolvconf, and openresolv.
+        // `interface` belongs to Debian's resolvconf, `interfaces` to openresolv.
         for place in ["resolvconf/interface", "resolvconf/interfaces"] {
             for entry in fs::read_dir(files.run.join(place)).into_iter().flatten().flatten() {
                 let text = fs::read_to_string(entry.path()).unwrap_or_default();
@@ -55,8 +55,8 @@ impl Resolvers {
         Self { general: name_servers(&general).collect(), records }
     }
 
-    /// The DNS servers of one link, in the system's order, each once: those systemd-networkd, systemd-resolved and resolvconf have
-    /// for it, and those of `/etc/resolv.conf` that lie on the link itself.
+    /// DNS servers of one link, in the system's order and without duplicates: those that systemd-networkd, systemd-resolved and resolvconf list for
+    /// it, and those of `/etc/resolv.conf` that are in a subnet of the link.
     pub(crate) fn of(&self, files: &Files, index: LinkIndex, name: &str, addresses: &[IpNet]) -> Vec<IpAddr> {
         let networkd = assignment(files, &format!("systemd/netif/links/{}", index.0), "DNS=");
         let resolved = assignment(files, &format!("systemd/resolve/netif/{}", index.0), "SERVERS=");
@@ -77,22 +77,22 @@ impl Resolvers {
     }
 }
 
-/// The servers in the line of `/run/PATH` that begins with `key`.
+/// Servers in the lines of `/run/PATH` that begin with `key`.
 fn assignment(files: &Files, path: &str, key: &str) -> Vec<IpAddr> {
     let text = fs::read_to_string(files.run.join(path)).unwrap_or_default();
     let words = text.lines().filter_map(|line| line.strip_prefix(key)).flat_map(str::split_whitespace);
     words.filter_map(server).map(|(server, _)| server).collect()
 }
 
-/// The servers of a text in resolv.conf(5)'s form.
+/// Servers of a text in the format of resolv.conf(5).
 fn name_servers(text: &str) -> impl Iterator<Item = (IpAddr, Option<String>)> {
     let words =
         text.lines().filter_map(|line| line.trim_start().strip_prefix("nameserver")).filter_map(|rest| rest.split_whitespace().next());
     words.filter_map(server)
 }
 
-/// `ADDRESS`, `ADDRESS%DEVICE`, `ADDRESS:PORT`, `[ADDRESS]:PORT`, each with or without `#SERVERNAME`. A port other than DNS's own
-/// is left out with its server: packets to it are not told apart from others.
+/// Parses `ADDRESS`, `ADDRESS%DEVICE`, `ADDRESS:PORT` or `[ADDRESS]:PORT`, each with or without `#SERVERNAME`. A server with a port other than 53 is
+/// ignored, because Braid could not distinguish packets to it from other traffic.
 fn server(word: &str) -> Option<(IpAddr, Option<String>)> {
     let word = word.split('#').next()?;
     if let Ok(socket) = word.parse::<std::net::SocketAddr>() {
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn every_service_is_asked_and_each_server_told_once() {
+    fn all_services_are_read_and_each_server_is_listed_once() {
         let (_root, files) = world(&[
             ("run/systemd/netif/links/3", "# comment\nADMIN_STATE=configured\nDNS=192.0.2.1 2001:db8::1#dns.example\n"),
             ("run/systemd/resolve/netif/3", "SERVERS=192.0.2.1 [2001:db8::2]:53 192.0.2.9:5353\n"),
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn general_servers_belong_to_the_link_they_lie_on() {
+    fn general_servers_belong_to_the_link_with_their_subnet() {
         let (_root, files) = world(&[(
             "resolv.conf",
             "nameserver 127.0.0.53\nnameserver 10.1.0.1\nnameserver fe80::1%eth1\nnameserver 9.9.9.9\nnameserver nonsense\n",

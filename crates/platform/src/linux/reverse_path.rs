@@ -1,4 +1,4 @@
-//! The kernel's reverse path filter (`rp_filter`, RFC 3704): which IPv4 answers it drops, and connections that it would starve.
+//! The kernel's reverse path filter (`rp_filter`, RFC 3704): which devices drop IPv4 answers, and which connections can receive none.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -7,7 +7,7 @@ use braid_model::{LinkIndex, Protocol};
 use super::netlink::{self, Files};
 use super::sockdiag::{self, TcpSocket};
 
-/// Whether the kernel drops IPv4 packets on this device that do not come the way it would answer them (strict mode).
+/// Whether the kernel drops IPv4 packets that arrive on this device if it would route the answer by another device (strict mode).
 #[must_use]
 pub fn is_strict(device: &str) -> bool {
     let value = |name: &str| {
@@ -17,11 +17,11 @@ pub fn is_strict(device: &str) -> bool {
     value("all").max(value(device)) == 1
 }
 
-/// Ends the TCP connections that can hear no answer any more, so that their programs connect anew at once instead of waiting: those bound to
-/// a device with a strict filter while the kernel would reach their far end by others only. Call it when Braid's rules are gone: it is they
-/// that let the answers in. Returns how many were ended.
+/// Closes the TCP connections that can receive no more answers, so that their programs reconnect at once instead of waiting for a timeout. These are
+/// connections bound to a device with a strict filter whose remote end the kernel routes by other devices only. Call it after Braid's routing rules
+/// are removed: until then those rules let the answers pass the filter. Returns the number of closed connections.
 ///
-/// Needs `CAP_NET_ADMIN`. Best effort: what cannot be found out or ended stays as it is.
+/// Needs `CAP_NET_ADMIN`. Best effort: a connection that cannot be examined or closed stays open.
 pub fn end_stranded() -> usize {
     let bound = |socket: &TcpSocket| socket.link.filter(|_| socket.local.is_ipv4() && !socket.local.ip().is_loopback());
     let sockets = sockdiag::dump_tcp().unwrap_or_default();
@@ -33,14 +33,14 @@ pub fn end_stranded() -> usize {
     let strict: Vec<LinkIndex> = network.interfaces.iter().filter(|link| is_strict(&link.name)).map(|link| link.index).collect();
     let ended = candidates.into_iter().filter(|(socket, link)| {
         strict.contains(link)
-            && goes_elsewhere(socket.local, socket.remote, *link)
+            && uses_another_device(socket.local, socket.remote, *link)
             && sockdiag::destroy(Protocol::Tcp, socket.local, socket.remote, Some(*link)).unwrap_or(false)
     });
     ended.count()
 }
 
-/// Whether the kernel's way from `local` to `remote` is known, and none by `link`.
-fn goes_elsewhere(local: SocketAddr, remote: SocketAddr, link: LinkIndex) -> bool {
+/// Whether the kernel has a route from `local` to `remote` and that route does not use `link`.
+fn uses_another_device(local: SocketAddr, remote: SocketAddr, link: LinkIndex) -> bool {
     let (IpAddr::V4(from), IpAddr::V4(to)) = (local.ip(), remote.ip()) else { return false };
     match netlink::route_between(from, to) {
         Ok(Some(route)) => route.hops.iter().all(|hop| hop.device != link),

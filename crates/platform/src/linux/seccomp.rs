@@ -1,13 +1,13 @@
-//! What `braid run` hears of a command's system calls, and what it can do to the sockets behind them, without any privilege.
+//! Intercepts the system calls of a command for `braid run`, and steers the sockets behind them, without any privilege.
 //!
-//! A call is looked at and then let go on ([`Listener::let_go_on`]), and the kernel reads its arguments a second time. A program
-//! could change them in between. That is harmless here: this steers, it does not guard; all the program can gain is to be steered
-//! like another of its own connections.
+//! Some calls are inspected and then continue ([`Listener::let_go_on`]). The kernel then reads their arguments a second time, and a program could
+//! change them in between. That is harmless, because steering is not a security boundary: all the program can achieve is to be steered like another
+//! of its own connections.
 //!
-//! Other calls are answered in the kernel's place ([`Listener::answer`]), some by writing into the caller's memory ([`told`]): with the
-//! caller's own rights to it, as the kernel itself would, so another thread that changes or unmaps the memory meanwhile gets what it
-//! would have got. What is to be written where is read once. The memory is held by a descriptor before it is asked whether the call still waits:
-//! what is written after that reaches the caller or nobody, also where the caller is killed and its number given to another thread.
+//! Other calls are answered instead of the kernel ([`Listener::answer`]), some by writing into the caller's memory ([`told`]). The writes respect the
+//! caller's own access rights to the memory, as the kernel's writes do, so another thread that changes or unmaps the memory in the meantime sees what
+//! it would see with the kernel. The arguments that say what to write and where are read only once. The memory is opened before the check that the
+//! call is still waiting. Later writes therefore reach the caller or nobody, even if the caller is killed and its thread id is reused.
 
 use std::fs::File;
 use std::io;
@@ -25,62 +25,62 @@ pub use super::sys::seccomp::{RawCall, Scope};
 
 pub mod told;
 
-/// Hears the calls of every thread under one filter.
+/// Receives the calls of every thread under one filter.
 #[derive(Debug)]
 pub struct Listener(OwnedFd);
 
-/// What [`Listener::next`] heard.
+/// Result of [`Listener::next`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Heard {
     /// A call waits for its answer.
     Call(RawCall),
-    /// Nobody is under the filter any more.
+    /// No thread is under the filter any more.
     End,
 }
 
-/// What a call is about to do, as far as steering cares.
+/// Intended action of a call. Distinguishes only what matters for steering.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Intent {
     /// Nothing that could be steered.
     Nothing,
-    /// Connect a socket, or send a datagram (the first of several) to here. A v4-mapped address is told as IPv4.
+    /// Connect a socket, or send a datagram (the first of several), to this address. An IPv4-mapped address is converted to IPv4.
     Reach {
-        /// The destination.
+        /// Destination address.
         remote: SocketAddr,
-        /// The socket, as the caller numbers it.
+        /// The socket's descriptor in the caller.
         fd: RawFd,
-        /// It is `connect`.
+        /// Whether the call is `connect`.
         connect: bool,
     },
-    /// Forget whom a socket is connected to.
+    /// Remove the peer of a socket.
     Dissolve {
-        /// The socket, as the caller numbers it.
+        /// The socket's descriptor in the caller.
         fd: RawFd,
     },
-    /// Ask for something that [`told`] can tell.
+    /// Query something that [`told`] can answer.
     Ask {
-        /// The socket, as the caller numbers it.
+        /// The socket's descriptor in the caller.
         fd: RawFd,
-        /// What for.
+        /// Subject of the query.
         question: Question,
     },
 }
 
-/// What a call asks of a socket.
+/// What a call queries about a socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Question {
-    /// The other end's address.
+    /// Address of the remote end.
     Peer,
-    /// This end's address.
+    /// Address of the local end.
     Local,
-    /// What became of a connection that was begun.
+    /// Result of a connect in progress.
     Error,
-    /// A datagram, and whom it is from.
+    /// A datagram and its sender.
     Datagram,
 }
 
 impl Listener {
-    /// Puts the calling thread, and whatever it starts from now on, under a filter.
+    /// Installs a filter on the calling thread and on everything it starts from now on.
     ///
     /// # Errors
     /// See [`install_filter`](sys::install_filter).
@@ -93,10 +93,10 @@ impl Listener {
     /// Waits for the next call.
     ///
     /// # Errors
-    /// Those of the kernel, which a caller cannot do anything about.
+    /// Errors of the kernel that the caller cannot handle.
     pub fn next(&self) -> io::Result<Heard> {
         loop {
-            // Older kernels never return from the receiving call itself when the last thread is gone.
+            // On older kernels the receiving ioctl itself never returns when the last thread is gone.
             let [ready] = super::sys::process::poll([(self.0.as_fd(), true)], None)?;
             if ready.readable {
                 match sys::receive(self.0.as_fd()) {
@@ -110,31 +110,31 @@ impl Listener {
         }
     }
 
-    /// Lets the call `id` go on. `false` if nobody waits for that answer (any more).
+    /// Lets the call `id` continue. Returns `false` if the call no longer waits for an answer.
     pub fn let_go_on(&self, id: u64) -> bool {
         sys::answer_continue(self.0.as_fd(), id).is_ok()
     }
 
-    /// Gives the call `id` its result: a value, or the number of an error. `false` if nobody waits for that answer (any more).
+    /// Gives the call `id` its result: a value or an error number. Returns `false` if the call no longer waits for an answer.
     pub fn answer(&self, id: u64, result: Result<i64, i32>) -> bool {
         sys::answer(self.0.as_fd(), id, result).is_ok()
     }
 
-    /// Whether the call `id` waits for its answer.
+    /// Whether the call `id` still waits for its answer.
     pub fn is_waiting(&self, id: u64) -> bool {
         sys::is_waiting(self.0.as_fd(), id)
     }
 
-    /// What the call is about to do; reads the caller's memory.
+    /// Determines what the call is about to do, by reading the caller's memory.
     ///
     /// # Errors
-    /// `EPERM` when the caller may not be looked into, else what became of it meanwhile.
+    /// `EPERM` if the caller's memory may not be read; other errors if the caller has ended or its memory has changed.
     pub fn intent(&self, call: &RawCall) -> io::Result<Intent> {
         let [fd, second, third, _, fifth, sixth] = call.args;
         let (address, length, connect) = match call.number {
             libc::SYS_connect => (second, third as u32, true),
             libc::SYS_sendto => (fifth, sixth as u32, false),
-            // Both begin with a `msghdr`, and that with its address and the address's length.
+            // Both arguments begin with a `msghdr`, which begins with the address and its length.
             libc::SYS_sendmsg | libc::SYS_sendmmsg => {
                 let mut head = [0u8; size_of::<u64>() + size_of::<u32>()];
                 sys::read_memory(call.thread, second, &mut head)?;
@@ -166,13 +166,13 @@ impl Listener {
         })
     }
 
-    /// The caller's socket. `None` if `fd` is no TCP or UDP socket, or the call does not wait any more.
+    /// Duplicates the caller's socket. Returns `None` if `fd` is not a TCP or UDP socket, or if the call no longer waits.
     ///
     /// # Errors
-    /// `EPERM` when the caller may not be looked into, else what became of it meanwhile.
+    /// `EPERM` if the caller may not be accessed; other errors if the caller or its descriptor is gone.
     pub fn socket(&self, call: &RawCall, fd: RawFd) -> io::Result<Option<Socket>> {
         let socket = sys::duplicate(call.thread, fd)?;
-        // Only now is it sure that thread number, memory and descriptor all belonged to the caller.
+        // Only this check proves that thread id, memory and descriptor all belonged to the caller.
         if !sys::is_waiting(self.0.as_fd(), call.id) {
             return Ok(None);
         }
@@ -192,7 +192,7 @@ impl AsRawFd for Listener {
     }
 }
 
-/// The IPv4 or IPv6 address in a caller's `sockaddr`; `None` for others and short ones.
+/// Parses the IPv4 or IPv6 address in a caller's `sockaddr`. Returns `None` for other families and truncated addresses.
 fn parse_address(bytes: &[u8]) -> Option<SocketAddr> {
     let family = u16::from_ne_bytes(*bytes.first_chunk()?);
     let port = u16::from_be_bytes(*bytes.get(2..)?.first_chunk()?);
@@ -202,7 +202,7 @@ fn parse_address(bytes: &[u8]) -> Option<SocketAddr> {
             Some(SocketAddr::new(IpAddr::V4(Ipv4Addr::from(octets)), port))
         }
         libc::AF_INET6 => {
-            // The scope may be missing (RFC 2133); it only matters for addresses that are left alone.
+            // The scope may be missing (RFC 2133). It matters only for addresses that are not steered.
             let octets: [u8; 16] = *bytes.get(8..)?.first_chunk()?;
             Some(SocketAddr::new(IpAddr::V6(Ipv6Addr::from(octets)).to_canonical(), port))
         }
@@ -210,8 +210,8 @@ fn parse_address(bytes: &[u8]) -> Option<SocketAddr> {
     }
 }
 
-/// A second descriptor for a supervised program's TCP or UDP socket. Drop it before the call goes on: a connection ends only when
-/// its last descriptor is closed.
+/// A duplicated descriptor of a supervised program's TCP or UDP socket. Drop it before the call continues, because a connection closes only when its
+/// last descriptor is closed.
 #[derive(Debug)]
 pub struct Socket {
     file: File,
@@ -219,7 +219,7 @@ pub struct Socket {
 }
 
 impl Socket {
-    /// A socket of this process; `None` if it is none of TCP or UDP.
+    /// Wraps a socket of this process. Returns `None` if it is neither TCP nor UDP.
     pub fn new(socket: OwnedFd) -> Option<Self> {
         let it = SockRef::from(&socket);
         let inet = matches!(it.domain().ok()?, socket2::Domain::IPV4 | socket2::Domain::IPV6);
@@ -231,56 +231,56 @@ impl Socket {
         inet.then(|| Self { file: File::from(socket), protocol })
     }
 
-    /// Its transport.
+    /// Transport protocol of the socket.
     pub fn protocol(&self) -> Protocol {
         self.protocol
     }
 
-    /// Its inode, by which the kernel's socket tables name it; 0 if unknown.
+    /// Inode number, which identifies the socket in the kernel's socket tables; 0 if unknown.
     pub fn inode(&self) -> u64 {
         self.file.metadata().map_or(0, |facts| facts.ino())
     }
 
-    /// A number that no other socket will have while the machine runs; 0 if unknown.
+    /// Socket cookie, unique until the machine reboots; 0 if unknown.
     pub fn cookie(&self) -> u64 {
         sys::wide_option(self.file.as_fd(), libc::SO_COOKIE).unwrap_or(0)
     }
 
-    /// Whether it lives in the network namespace with this cookie; where the kernel does not tell (before 5.14), it is taken to.
+    /// Whether the socket belongs to the network namespace with this cookie. Returns `true` if the kernel does not report it (before Linux 5.14).
     pub fn is_in(&self, namespace: Option<u64>) -> bool {
         let own = sys::wide_option(self.file.as_fd(), SO_NETNS_COOKIE).ok();
         own.is_none() || own == namespace
     }
 
-    /// This end's address and port; unspecified and 0 where nothing is bound.
+    /// Local address and port; unspecified and 0 if the socket is not bound.
     pub fn local(&self) -> SocketAddr {
         let unbound = SocketAddr::from(([0, 0, 0, 0], 0));
         let local = SockRef::from(&self.file).local_addr().ok().and_then(|local| local.as_socket());
         local.map_or(unbound, |local| SocketAddr::new(local.ip().to_canonical(), local.port()))
     }
 
-    /// Whether it has a peer.
+    /// Whether the socket has a peer.
     pub fn connected(&self) -> bool {
         SockRef::from(&self.file).peer_addr().is_ok()
     }
 
-    /// Whether its program, or somebody for it, said where its packets go: a device or a mark.
+    /// Whether its program, or another program on its behalf, has set a device or a mark that determines the route of its packets.
     pub fn is_directed(&self) -> bool {
         let set = |name| sys::int_option(self.file.as_fd(), libc::SOL_SOCKET, name).is_ok_and(|value| value != 0);
         set(SO_BINDTOIFINDEX) || set(libc::SO_MARK)
     }
 
-    /// Whether `connect` would start a connection: a TCP socket that neither connects, is connected nor listens.
+    /// Whether `connect` would start a connection: the socket is a TCP socket that is not connecting, connected or listening.
     pub fn is_fresh_stream(&self) -> bool {
         self.protocol == Protocol::Tcp && sys::tcp_is_closed(self.file.as_fd()).unwrap_or(false)
     }
 
-    /// Whether calls on it return at once.
+    /// Whether the socket is non-blocking.
     pub fn is_nonblocking(&self) -> bool {
         SockRef::from(&self.file).nonblocking().unwrap_or(false)
     }
 
-    /// Whether it is of IPv6, and if so, whether IPv4 can be reached with it.
+    /// The address families that the socket can reach.
     pub fn reaches(&self) -> Reaches {
         let it = SockRef::from(&self.file);
         match it.domain() {
@@ -290,15 +290,15 @@ impl Socket {
         }
     }
 
-    /// Whether `connect` would only note the address, and the first bytes begin the connection.
+    /// Whether `connect` would only record the address, so that the first data starts the connection (TCP Fast Open).
     pub fn connects_late(&self) -> bool {
         sys::int_option(self.file.as_fd(), libc::IPPROTO_TCP, TCP_FASTOPEN_CONNECT).is_ok_and(|value| value != 0)
     }
 
-    /// Begins to connect it, and does not wait even where its program would.
+    /// Starts to connect the socket without waiting, even if it is blocking.
     ///
     /// # Errors
-    /// Those of `connect`, but for `EINPROGRESS`, which is none here.
+    /// Errors of `connect`, except `EINPROGRESS`, which is a success here.
     pub fn begin(&self, to: SocketAddr) -> io::Result<()> {
         let it = SockRef::from(&self.file);
         let to = match (self.reaches(), to.ip()) {
@@ -319,25 +319,25 @@ impl Socket {
         }
     }
 
-    /// The error that waits for its program, which is not told of it then.
+    /// Takes the socket's pending error, so that its program no longer receives it.
     pub fn take_error(&self) -> Option<io::Error> {
         SockRef::from(&self.file).take_error().ok().flatten()
     }
 
-    /// How long its program waits for what is to be received; `None`: for ever.
+    /// Receive timeout of the socket; `None` if it waits indefinitely.
     pub fn patience(&self) -> Option<Duration> {
         SockRef::from(&self.file).read_timeout().ok().flatten()
     }
 
-    /// Binds it to `link` for good.
+    /// Binds the socket to `link` permanently.
     ///
     /// # Errors
-    /// `EPERM`: it is bound already. `ENODEV`: no such device.
+    /// `EPERM` if it is bound already, `ENODEV` if there is no such device.
     pub fn bind(&self, link: LinkIndex) -> io::Result<()> {
         sys::set_int_option(self.file.as_fd(), libc::SOL_SOCKET, SO_BINDTOIFINDEX, device_number(link)?)
     }
 
-    /// The link that packets of `family` are routed through, where one was set.
+    /// The link through which packets of `family` are routed, if one was set.
     pub fn route(&self, family: Family) -> Option<LinkIndex> {
         let (level, name) = unicast_option(family);
         let value = sys::int_option(self.file.as_fd(), level, name).ok()?;
@@ -345,21 +345,21 @@ impl Socket {
         (index != 0).then_some(LinkIndex(index))
     }
 
-    /// Routes the socket's packets of `family` through `link`, or as the system likes. Nothing is bound: it hears every link as
-    /// before, and this can be changed at any time. Only routing looks at it, and for a TCP socket not even that.
+    /// Routes the socket's packets of `family` through `link`, or as the system chooses. This does not bind the socket: it still receives from all
+    /// links, and the route can be changed at any time. Only routing uses the setting, and not for TCP sockets.
     ///
     /// # Errors
-    /// Those of `setsockopt`.
+    /// Errors of `setsockopt`.
     pub fn set_route(&self, family: Family, link: Option<LinkIndex>) -> io::Result<()> {
         let (level, name) = unicast_option(family);
         let index = link.map_or(Ok(0), device_number)?;
         sys::set_int_option(self.file.as_fd(), level, name, index.to_be())
     }
 
-    /// Forgets the peer and the source address that came with it.
+    /// Removes the peer and the source address that was chosen for it.
     ///
     /// # Errors
-    /// Those of `connect`.
+    /// Errors of `connect`.
     pub fn disconnect(&self) -> io::Result<()> {
         sys::disconnect(self.file.as_fd())
     }
@@ -383,25 +383,25 @@ impl AsRawFd for Socket {
     }
 }
 
-/// The families that a socket can reach.
+/// The address families that a socket can reach.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reaches {
-    /// An IPv4 socket.
+    /// IPv4 only: an IPv4 socket.
     V4,
-    /// An IPv6 socket, which reaches IPv4 by mapped addresses.
+    /// IPv4 and IPv6: an IPv6 socket that accepts IPv4-mapped addresses.
     Both,
-    /// An IPv6 socket that does not.
+    /// IPv6 only: an IPv6 socket that does not accept them.
     V6,
 }
 
-/// The cookie of this process's network namespace; `None` where the kernel does not tell.
+/// Cookie of this process's network namespace; `None` if the kernel does not report it.
 pub fn own_namespace() -> Option<u64> {
     let socket = socket2::Socket::new(socket2::Domain::IPV4, Type::DGRAM, None).ok()?;
     sys::wide_option(socket.as_fd(), SO_NETNS_COOKIE).ok()
 }
 
-/// Whether the kernel looks at [`Socket::set_route`] also when a datagram socket is connected (Linux 6.1). Before, a connected
-/// socket's packets would sooner or later leave by that link with another's address.
+/// Whether the kernel honours [`Socket::set_route`] for connected datagram sockets too (Linux 6.1). On older kernels the packets of a connected
+/// socket would sooner or later leave by that link with the address of another.
 pub fn routes_connected_datagrams() -> bool {
     std::fs::read_to_string("/proc/sys/kernel/osrelease").is_ok_and(|release| is_at_least(&release, (6, 1)))
 }
@@ -411,13 +411,13 @@ fn is_at_least(release: &str, wanted: (u32, u32)) -> bool {
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= wanted
 }
 
-/// `asm-generic/socket.h`.
+/// Value from `asm-generic/socket.h`.
 const SO_NETNS_COOKIE: libc::c_int = 71;
 
-/// `linux/tcp.h`.
+/// Value from `linux/tcp.h`.
 const TCP_FASTOPEN_CONNECT: libc::c_int = 30;
 
-/// Missing in the `libc` crate; `asm-generic/socket.h`.
+/// Value from `asm-generic/socket.h`; missing in the `libc` crate.
 const SO_BINDTOIFINDEX: libc::c_int = 62;
 
 fn unicast_option(family: Family) -> (libc::c_int, libc::c_int) {
@@ -427,7 +427,7 @@ fn unicast_option(family: Family) -> (libc::c_int, libc::c_int) {
     }
 }
 
-/// `linux/in.h`.
+/// Value from `linux/in.h`.
 const IP_UNICAST_IF: libc::c_int = 50;
 
 fn device_number(link: LinkIndex) -> io::Result<libc::c_int> {
@@ -458,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_read_and_mapped_ones_unmapped() {
+    fn addresses_are_parsed_and_mapped_ones_converted() {
         let parse = |text: &str| parse_address(&sockaddr(text)).map(|address| address.to_string());
         assert_eq!(parse("192.0.2.1:80").as_deref(), Some("192.0.2.1:80"));
         assert_eq!(parse("[2001:db8::1]:443").as_deref(), Some("[2001:db8::1]:443"));
@@ -466,7 +466,7 @@ mod tests {
     }
 
     #[test]
-    fn other_and_short_addresses_are_nothing() {
+    fn other_and_truncated_addresses_are_rejected() {
         assert_eq!(parse_address(&[]), None);
         assert_eq!(parse_address(&[2, 0, 0]), None);
         assert_eq!(parse_address(&sockaddr("192.0.2.1:80")[..7]), None);
@@ -484,7 +484,7 @@ mod tests {
     }
 
     #[test]
-    fn only_tcp_and_udp_sockets_count() {
+    fn only_tcp_and_udp_sockets_are_accepted() {
         let tcp = of(socket2::Socket::new(socket2::Domain::IPV6, Type::STREAM, None).unwrap()).unwrap();
         assert_eq!((tcp.protocol(), tcp.is_fresh_stream(), tcp.is_directed()), (Protocol::Tcp, true, false));
         assert_eq!(of(std::net::UdpSocket::bind("127.0.0.1:0").unwrap()).unwrap().protocol(), Protocol::Udp);
@@ -493,7 +493,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_bound_once_and_a_datagram_route_changes_at_will() {
+    fn a_stream_is_bound_once_and_a_datagram_route_can_change() {
         let loopback = LinkIndex(1);
         let tcp = of(socket2::Socket::new(socket2::Domain::IPV4, Type::STREAM, None).unwrap()).unwrap();
         tcp.bind(loopback).unwrap();
@@ -517,14 +517,14 @@ mod tests {
     }
 
     #[test]
-    fn sockets_are_in_the_namespace_that_made_them() {
+    fn sockets_belong_to_the_namespace_that_created_them() {
         let udp = of(std::net::UdpSocket::bind("127.0.0.1:0").unwrap()).unwrap();
         assert!(udp.is_in(own_namespace()));
         assert!(!udp.is_in(own_namespace().map(|cookie| cookie + 1)) || own_namespace().is_none());
     }
 
     #[test]
-    fn a_socket_is_known_by_numbers() {
+    fn duplicates_of_a_socket_have_the_same_cookie_and_inode() {
         let udp = std::net::UdpSocket::bind("[::ffff:127.0.0.1]:0").unwrap();
         let one = of(udp.try_clone().unwrap()).unwrap();
         let two = of(udp).unwrap();

@@ -1,4 +1,4 @@
-//! The kernel's own list of sockets (`sock_diag`): what a connection has moved, and the means to end one.
+//! The kernel's list of sockets (`sock_diag`): byte counts of connections, and the means to close one.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -15,25 +15,25 @@ use netlink_sys::{Socket, SocketAddr as NetlinkAddr};
 const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 const TCP_SYN_SENT: u8 = 2;
-/// "Any socket", in place of a cookie.
+/// Matches any socket, instead of a cookie.
 const NO_COOKIE: [u8; 8] = [0xff; 8];
 
-/// Why the kernel's list could not be used.
+/// Why a `sock_diag` request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum SockDiagError {
-    /// The list could not be had.
+    /// The sockets could not be listed.
     #[error("cannot list the machine's TCP sockets (sock_diag): {0}; the kernel needs CONFIG_INET_DIAG")]
     List(#[source] io::Error),
-    /// The socket could not be ended.
+    /// The socket could not be closed.
     #[error(
-        "cannot end the connection from {local} to {remote} (SOCK_DESTROY): {source}; it needs CAP_NET_ADMIN and CONFIG_INET_DIAG_DESTROY"
+        "cannot close the connection from {local} to {remote} (SOCK_DESTROY): {source}; this needs CAP_NET_ADMIN and CONFIG_INET_DIAG_DESTROY"
     )]
     Destroy {
-        /// This end.
+        /// Local address.
         local: SocketAddr,
-        /// The other end.
+        /// Remote address.
         remote: SocketAddr,
-        /// What the kernel said.
+        /// Error of the kernel.
         source: io::Error,
     },
 }
@@ -41,29 +41,29 @@ pub enum SockDiagError {
 /// One TCP socket.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TcpSocket {
-    /// This end.
+    /// Local address.
     pub local: SocketAddr,
-    /// The other end.
+    /// Remote address.
     pub remote: SocketAddr,
-    /// Number of the socket in /proc/PID/fd; 0 for one that no program holds any more.
+    /// Inode number of the socket in /proc/PID/fd; 0 for a socket that no program holds any more.
     pub inode: u32,
-    /// Its handshake has not been answered yet.
+    /// Whether its handshake has not been answered yet.
     pub connecting: bool,
-    /// The device it is bound to.
+    /// Device to which the socket is bound.
     pub link: Option<LinkIndex>,
     /// Bytes received.
     pub rx: ByteCount,
-    /// Bytes acknowledged by the other end.
+    /// Bytes acknowledged by the remote end.
     pub tx: ByteCount,
-    /// Smoothed round-trip time; `None` until there is one.
+    /// Smoothed round-trip time; `None` before the first sample.
     pub rtt: Option<Duration>,
-    /// Segments sent again.
+    /// Number of retransmitted segments.
     pub retransmissions: u32,
-    /// Delivery rate as sampled by the kernel; `None` without a sample, or when the program had nothing to send.
+    /// Delivery rate as sampled by the kernel; `None` without a sample, or if the program had nothing to send.
     pub delivery_rate: Option<Rate>,
 }
 
-/// All TCP sockets of this network namespace that are or want to be connected. Needs no privilege.
+/// All TCP sockets of this network namespace that are connected, connecting or closing. Needs no privilege.
 pub fn dump_tcp() -> Result<Vec<TcpSocket>, SockDiagError> {
     let mut sockets = Vec::new();
     for family in [AF_INET, AF_INET6] {
@@ -132,7 +132,7 @@ fn tcp_socket(response: &InetResponse) -> TcpSocket {
         connecting: header.state == TCP_SYN_SENT,
         link: (id.interface_id != 0).then_some(LinkIndex(id.interface_id)),
         rx: ByteCount::new(info.u64(128)),
-        // The kernel counts the SYN as a byte.
+        // The kernel counts the SYN as one byte.
         tx: ByteCount::new(info.u64(120).saturating_sub(1)),
         rtt: rtt.map(|micros| Duration::from_micros(micros.into())),
         retransmissions: info.u32(100),
@@ -140,7 +140,7 @@ fn tcp_socket(response: &InetResponse) -> TcpSocket {
     }
 }
 
-/// `struct tcp_info`, which only ever grows; what an older kernel does not tell is 0.
+/// `struct tcp_info`, to which new kernels only append. A field that an older kernel lacks reads as 0.
 struct Info<'a>(&'a [u8]);
 
 impl Info<'_> {
@@ -153,12 +153,12 @@ impl Info<'_> {
     }
 }
 
-/// Ends a connection, so that its program sees ECONNABORTED at once. `Ok(false)` if there is none such (any more).
+/// Closes a connection, so that its program receives ECONNABORTED at once. Returns `Ok(false)` if the connection does not exist.
 ///
-/// `link` is the device the socket is bound to, if it is.
+/// `link` is the device to which the socket is bound, if any.
 pub fn destroy(protocol: Protocol, local: SocketAddr, remote: SocketAddr, link: Option<LinkIndex>) -> Result<bool, SockDiagError> {
     let found = destroy_as(protocol, local, remote, link);
-    // A v4-mapped socket is listed under IPv6.
+    // The kernel lists an IPv4-mapped socket under IPv6.
     let found = match found {
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) && local.is_ipv4() => {
             destroy_as(protocol, as_mapped(local), as_mapped(remote), link)
@@ -172,20 +172,20 @@ pub fn destroy(protocol: Protocol, local: SocketAddr, remote: SocketAddr, link: 
     }
 }
 
-/// A socket, and whose it is.
+/// A socket and its user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Owner {
-    /// A number that no other socket will have while the machine runs.
+    /// Socket cookie, unique until the machine reboots.
     pub cookie: u64,
-    /// The user; `None` where no program holds it any more.
+    /// User id; `None` if no program holds the socket any more.
     pub user: Option<u32>,
 }
 
-/// The socket at `local` that gets what `remote` sends, in this network namespace; `None` without one. Needs no privilege.
+/// The socket at `local` that receives what `remote` sends, in this network namespace; `None` if there is none. Needs no privilege.
 pub fn owner(protocol: Protocol, local: SocketAddr, remote: SocketAddr) -> io::Result<Option<Owner>> {
     let (local, remote) =
         (SocketAddr::new(local.ip().to_canonical(), local.port()), SocketAddr::new(remote.ip().to_canonical(), remote.port()));
-    // For UDP the kernel takes the ends the other way round.
+    // For UDP the kernel expects the two addresses in reverse order.
     let (source, destination) = if protocol == Protocol::Udp { (remote, local) } else { (local, remote) };
     let request = InetRequest {
         family: if local.is_ipv4() { AF_INET } else { AF_INET6 },
@@ -206,7 +206,7 @@ pub fn owner(protocol: Protocol, local: SocketAddr, remote: SocketAddr) -> io::R
     match NetlinkMessage::<SockDiagMessage>::deserialize(&bytes).map_err(io::Error::other)?.payload {
         NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(response)) => {
             let header = response.header;
-            // The kernel calls root the user of a socket that was closed.
+            // The kernel reports root as the user of a closed socket.
             let user = (header.inode != 0).then_some(header.uid);
             Ok(Some(Owner { cookie: u64::from_ne_bytes(header.socket_id.cookie), user }))
         }
@@ -216,8 +216,7 @@ pub fn owner(protocol: Protocol, local: SocketAddr, remote: SocketAddr) -> io::R
     }
 }
 
-/// The cookie of the UDP socket at `local` that gets what `remote` sends, in this network namespace; `None` without one. Needs no
-/// privilege.
+/// Cookie of the UDP socket at `local` that receives what `remote` sends, in this network namespace; `None` if there is none. Needs no privilege.
 pub fn udp_owner(local: SocketAddr, remote: SocketAddr) -> io::Result<Option<u64>> {
     Ok(owner(Protocol::Udp, local, remote)?.map(|owner| owner.cookie))
 }
@@ -274,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_is_listed_with_what_it_moved() {
+    fn a_connection_is_listed_with_its_byte_counts() {
         for host in ["127.0.0.1", "::1"] {
             let Ok(_) = TcpListener::bind((host, 0)) else { continue };
             let (mut near, mut far) = pair(host);
@@ -289,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_is_ended_and_one_that_is_not_there_is_not() {
+    fn an_existing_connection_is_closed_and_a_missing_one_is_reported() {
         let (mut near, _far) = pair("127.0.0.1");
         let (local, remote) = (near.local_addr().unwrap(), near.peer_addr().unwrap());
         match destroy(Protocol::Tcp, local, remote, None) {
@@ -299,13 +298,13 @@ mod tests {
                 assert!(!destroy(Protocol::Tcp, local, remote, None).unwrap());
             }
             // SAFETY: a plain system call without arguments.
-            Err(error) if unsafe { libc::geteuid() } != 0 => eprintln!("skipped, since it needs root: {error}"),
+            Err(error) if unsafe { libc::geteuid() } != 0 => eprintln!("skipped, because it needs root: {error}"),
             Err(error) => panic!("{error}"),
         }
     }
 
     #[test]
-    fn a_connection_tells_its_user_until_its_program_lets_go_of_it() {
+    fn a_connection_has_a_user_until_its_program_closes_it() {
         let (near, far) = pair("127.0.0.1");
         let (local, remote) = (near.local_addr().unwrap(), near.peer_addr().unwrap());
         let mapped = |address| as_mapped(address);
@@ -314,7 +313,7 @@ mod tests {
         assert_eq!(owner(Protocol::Tcp, local, remote).unwrap(), own);
         assert_eq!(owner(Protocol::Tcp, mapped(local), mapped(remote)).unwrap(), own);
         drop(near);
-        // The far end holds its own open, so this one waits for it.
+        // The far end is still open, so the kernel keeps this socket.
         assert_eq!(owner(Protocol::Tcp, local, remote).unwrap().map(|owner| owner.user), Some(None));
         drop(far);
         assert_eq!(owner(Protocol::Tcp, "127.0.0.1:1".parse().unwrap(), remote).unwrap(), None);
@@ -335,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn an_older_kernel_tells_less() {
+    fn missing_fields_of_an_older_kernel_read_as_zero() {
         assert_eq!(Info(&[1, 2, 3]).u64(128), 0);
     }
 }

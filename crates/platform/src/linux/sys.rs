@@ -1,4 +1,4 @@
-//! All `unsafe` of the crate: system calls without a safe library, and layouts shared with the kernel's side.
+//! All `unsafe` code of the crate: system calls that no safe library offers, and layouts shared with the BPF programs.
 
 pub mod abi;
 pub mod access;

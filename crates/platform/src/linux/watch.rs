@@ -1,4 +1,4 @@
-//! Executables that rules name, watched: an upgrade puts another file in their place, which the kernel knows by another number.
+//! Watches the executables that rules name. An upgrade replaces the file, and the kernel identifies the new file by another inode number.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
@@ -11,8 +11,8 @@ use tokio::net::unix::pipe;
 
 use super::sys::watch::{add_watch, inotify, remove_watch};
 
-/// What may put another file in the place of one, or take it away.
-const MASK: u32 = libc::IN_CREATE
+/// Events that may replace or remove a file.
+const FILE_EVENTS: u32 = libc::IN_CREATE
     | libc::IN_MOVED_TO
     | libc::IN_MOVED_FROM
     | libc::IN_DELETE
@@ -20,8 +20,8 @@ const MASK: u32 = libc::IN_CREATE
     | libc::IN_MOVE_SELF
     | libc::IN_ONLYDIR;
 
-/// What concerns a watched directory as a whole; names do not count.
-const WHOLE: u32 = libc::IN_DELETE_SELF | libc::IN_MOVE_SELF | libc::IN_UNMOUNT | libc::IN_Q_OVERFLOW;
+/// Events that concern a watched directory as a whole and have no file name.
+const DIRECTORY_EVENTS: u32 = libc::IN_DELETE_SELF | libc::IN_MOVE_SELF | libc::IN_UNMOUNT | libc::IN_Q_OVERFLOW;
 
 /// Length of `struct inotify_event` without its name.
 const HEADER: usize = 16;
@@ -29,72 +29,72 @@ const HEADER: usize = 16;
 /// Why executables cannot be watched.
 #[derive(Debug, thiserror::Error)]
 pub enum WatchError {
-    /// No inotify instance.
-    #[error("cannot watch executables (inotify): {0}; raise sysctl fs.inotify.max_user_instances, else upgrades count at the next reload")]
+    /// An inotify instance cannot be created.
+    #[error("cannot watch executables (inotify): {0}; raise sysctl fs.inotify.max_user_instances, otherwise upgrades need a reload")]
     Start(#[source] io::Error),
-    /// One directory.
+    /// One directory cannot be watched.
     #[error(
-        "cannot watch {directory} for new executables: {source}; raise sysctl fs.inotify.max_user_watches, else upgrades count at the next reload"
+        "cannot watch {directory} for new executables: {source}; raise sysctl fs.inotify.max_user_watches, otherwise upgrades need a reload"
     )]
     Add {
-        /// The directory.
+        /// Path of the directory.
         directory: PathBuf,
-        /// What the kernel said.
+        /// Error of the kernel.
         source: io::Error,
     },
     /// The kernel's events cannot be read.
-    #[error("cannot read what became of watched executables (inotify): {0}; upgrades count at the next reload")]
+    #[error("cannot read the events of watched executables (inotify): {0}; upgrades need a reload")]
     Read(#[source] io::Error),
 }
 
-/// A watch over a set of executables.
+/// Watches a set of executables for changes.
 #[derive(Debug)]
 pub struct ExeWatch {
-    /// Not a pipe, but read and waited for like one.
+    /// An inotify descriptor. tokio's pipe type can read it and wait for it.
     events: pipe::Receiver,
     files: BTreeSet<PathBuf>,
-    /// By the kernel's number of the directory: the names in it that matter.
+    /// For each watch descriptor of a directory: the names in it that matter.
     names: BTreeMap<i32, BTreeSet<OsString>>,
 }
 
 impl ExeWatch {
-    /// Watches nothing yet. Must run inside a tokio runtime with I/O enabled.
+    /// Creates a watch of no files. Must run inside a tokio runtime with I/O enabled.
     ///
     /// # Errors
-    /// When the user has no inotify instance left.
+    /// Fails if the user has reached the limit of inotify instances.
     pub fn new() -> Result<Self, WatchError> {
         let events = inotify().and_then(pipe::Receiver::from_file_unchecked).map_err(WatchError::Start)?;
         Ok(Self { events, files: BTreeSet::new(), names: BTreeMap::new() })
     }
 
-    /// Watches these files and no others. They need not exist; of a symbolic link its target is watched too.
+    /// Replaces the set of watched files. They need not exist. For a symbolic link, its target is watched too.
     ///
-    /// Call it before looking at the files, so that a change in between is seen.
+    /// Call it before you read the files, so that no change in between is missed.
     ///
     /// # Errors
-    /// When a directory cannot be watched; the others are.
+    /// Fails if a directory cannot be watched; the other directories are watched nevertheless.
     pub fn set(&mut self, files: &BTreeSet<PathBuf>) -> Result<(), WatchError> {
         self.files = files.clone();
         self.arm()
     }
 
-    /// Waits until one of the files may have been made, replaced, moved or deleted. Several changes at once count as one; what
-    /// happened before the call, but after `set`, counts. Not noticed: that a directory above the file's own is moved away as a
-    /// whole. May be dropped and called again at any time.
+    /// Waits until one of the files may have been created, replaced, moved or deleted. Several changes at once count as one. Changes made before the
+    /// call but after `set` count. A move of a directory above the file's own directory is not detected. The future may be dropped and the method
+    /// called again at any time.
     ///
     /// # Errors
-    /// When the kernel's events cannot be read, or a directory cannot be watched any more: look at the files again then, too.
+    /// Fails if the kernel's events cannot be read, or if a directory can no longer be watched. Re-read the files in this case too.
     pub async fn changed(&mut self) -> Result<(), WatchError> {
         loop {
             self.events.readable().await.map_err(WatchError::Read)?;
             if self.drain()? {
-                // Directories may have come or gone, and links may point elsewhere.
+                // Directories may have appeared or disappeared, and links may have new targets.
                 return self.arm();
             }
         }
     }
 
-    /// Reads every event that waits; whether one matters.
+    /// Reads all pending events and returns whether one matters.
     fn drain(&mut self) -> Result<bool, WatchError> {
         let mut buffer = vec![0; 16 * 1024];
         let mut matters = false;
@@ -102,7 +102,7 @@ impl ExeWatch {
             match self.events.try_read(&mut buffer) {
                 Ok(0) => return Err(WatchError::Read(io::ErrorKind::UnexpectedEof.into())),
                 Ok(length) => events(&buffer[..length], |watch, mask, name| {
-                    matters |= mask & WHOLE != 0 || self.names.get(&watch).is_some_and(|names| names.contains(name));
+                    matters |= mask & DIRECTORY_EVENTS != 0 || self.names.get(&watch).is_some_and(|names| names.contains(name));
                 }),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(matters),
                 Err(error) => return Err(WatchError::Read(error)),
@@ -110,7 +110,7 @@ impl ExeWatch {
         }
     }
 
-    /// Again until nothing changes: a directory may appear just before the one above it is watched.
+    /// Repeats until nothing changes, because a directory may appear just before the one above it is watched.
     fn arm(&mut self) -> Result<(), WatchError> {
         loop {
             let before = std::mem::take(&mut self.names);
@@ -139,11 +139,11 @@ impl ExeWatch {
         outcome
     }
 
-    /// Watches the file's directory, or the nearest above it that exists, for the next name on the way to the file.
+    /// Watches the file's directory, or its nearest existing ancestor, for the next path component on the way to the file.
     fn watch(&self, file: &Path) -> Result<Option<(i32, OsString)>, WatchError> {
         let mut path = file;
         while let (Some(directory), Some(name)) = (path.parent(), path.file_name()) {
-            match add_watch(self.events.as_fd(), directory, MASK) {
+            match add_watch(self.events.as_fd(), directory, FILE_EVENTS) {
                 Ok(watch) => return Ok(Some((watch, name.to_owned()))),
                 Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ENOTDIR | libc::EACCES)) => path = directory,
                 Err(source) => return Err(WatchError::Add { directory: directory.to_owned(), source }),
@@ -153,7 +153,7 @@ impl ExeWatch {
     }
 }
 
-/// Calls `each` with number, mask and name of every event in what was read.
+/// Calls `each` with the watch descriptor, mask and name of every event in `bytes`.
 fn events(mut bytes: &[u8], mut each: impl FnMut(i32, u32, &OsStr)) {
     let word = |bytes: &[u8], at: usize| bytes.get(at..at + 4).and_then(|word| word.try_into().ok()).map(u32::from_ne_bytes);
     while let (Some(watch), Some(mask), Some(length)) = (word(bytes, 0), word(bytes, 4), word(bytes, 12)) {
@@ -171,7 +171,7 @@ mod tests {
 
     use super::*;
 
-    /// Runs `change` on a directory whose files `watched` are watched; whether that was noticed.
+    /// Runs `change` on a directory in which the files `watched` are watched. Returns whether the change was detected.
     fn noticed(watched: &[&str], prepare: impl FnOnce(&Path), change: impl FnOnce(&Path)) -> bool {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn every_way_to_replace_a_file_is_noticed() {
+    fn every_way_to_replace_a_file_is_detected() {
         let prepare = |root: &Path| {
             put(root.join("curl"));
             put(root.join("curl.new"));
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn other_files_of_the_directory_are_not() {
+    fn changes_of_other_files_are_ignored() {
         assert!(!noticed(&["curl"], |root| put(root.join("curl")), |root| put(root.join("wget"))));
         assert!(!noticed(&[], |_| {}, |root| put(root.join("curl"))));
     }
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_does_not_exist_yet_is_waited_for() {
+    fn a_directory_created_later_is_watched() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let root = tempfile::tempdir().unwrap();
@@ -236,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn files_no_longer_wanted_are_let_go() {
+    fn removed_files_are_no_longer_watched() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
             let root = tempfile::tempdir().unwrap();

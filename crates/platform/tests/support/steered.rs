@@ -1,4 +1,4 @@
-//! A world with links, and the programs attached in it.
+//! A test network with links and attached BPF programs.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -15,10 +15,10 @@ use braid_platform::linux::sys::bpf::now;
 
 use super::world::{World, may_make_namespaces};
 
-/// The programs of one test act on one namespace, but all sit at the root of the cgroup hierarchy; one test at a time keeps it simple.
+/// The programs of one test act in one namespace, but all are attached to the root of the cgroup hierarchy, so tests run one at a time.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// How long an answer may take on a busy machine.
+/// Maximum time for an answer on a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(30);
 
 pub fn index_of(name: &str) -> LinkIndex {
@@ -27,7 +27,7 @@ pub fn index_of(name: &str) -> LinkIndex {
     LinkIndex(unsafe { libc::if_nametoindex(name.as_ptr()) })
 }
 
-/// Round robin over `links` links, no rules.
+/// Parameters for round robin over `links` links without rules.
 pub fn params(links: usize) -> SteerParams {
     let mut rates = [0; MAX_LINKS];
     rates[..links].fill(1);
@@ -59,15 +59,15 @@ pub fn params(links: usize) -> SteerParams {
     }
 }
 
-/// Attached programs that steer everything but the loopback and the links' own subnets. Runs in the client's namespace.
+/// Attaches the programs, which steer everything except loopback and the links' own subnets. Run it in the client's namespace.
 pub fn steering(params: &SteerParams) -> BpfSteering {
     let mut steering = steering_that_counts(params, None);
-    // From the first datagram on, whatever the test does with the events.
+    // Count from the first datagram, whether or not the test reads the events.
     steering.count_datagrams();
     steering
 }
 
-/// The same, which counts datagrams in this way, once a UDP socket asks.
+/// Does the same, but counts datagrams with this method, once a UDP socket requests it.
 pub fn steering_that_counts(params: &SteerParams, counters: Option<Counters>) -> BpfSteering {
     let mut steering = BpfSteering::attach_counting(u32::MAX, counters).unwrap();
     steering.set_params(params).unwrap();
@@ -78,20 +78,20 @@ pub fn steering_that_counts(params: &SteerParams, counters: Option<Counters>) ->
     steering
 }
 
-/// A heartbeat from an hour ahead: whatever else the machine does meanwhile, it grows old in no test. `set_params` brings one of its own
-/// moment, so this comes after it.
+/// Sets a heartbeat one hour ahead, so that it does not expire in a test on a busy machine. `set_params` sets the current time, so call this
+/// afterwards.
 pub fn beat(steering: &mut BpfSteering) {
     steering.heartbeat(Time::from_nanos(now().as_nanos() + 3_600_000_000_000)).unwrap();
 }
 
-/// Puts these parameters in force, for as long as the test takes.
+/// Applies these parameters for the rest of the test.
 #[allow(dead_code)]
 pub fn set(steering: &mut BpfSteering, params: &SteerParams) {
     steering.set_params(params).unwrap();
     beat(steering);
 }
 
-/// Source rules, as `decide::tables` plans them.
+/// Adds source rules as `decide::tables` plans them.
 fn add_rules(world: &World, links: usize) {
     for slot in 0..links {
         world.client.ip(&format!("route add default via 10.77.{slot}.1 dev link{slot} table {}", 47000 + slot));
@@ -103,7 +103,7 @@ fn add_rules(world: &World, links: usize) {
     }
 }
 
-/// A TCP server that answers every connection with `reply` after reading one byte.
+/// Starts a TCP server that sends `reply` bytes for each byte it reads.
 fn serve_tcp(world: &World, port: u16, reply: usize) {
     world.server.run(move || {
         let listener = TcpListener::bind(("::", port)).unwrap();
@@ -119,10 +119,10 @@ fn serve_tcp(world: &World, port: u16, reply: usize) {
     });
 }
 
-/// A UDP server that tells every sender the address it saw.
+/// Starts a UDP server that answers every sender with the address it saw.
 fn serve_udp(world: &World, port: u16) {
     world.server.run(move || {
-        // One socket an address, so that each answer comes from where the question went.
+        // One socket per address, so that each answer comes from the address that the request went to.
         let addrs =
             (10..14).map(|last| format!("203.0.113.{last}")).chain(["10.77.0.1", "10.77.1.1", "2001:db8:113::10"].map(String::from));
         for addr in addrs {
@@ -137,7 +137,7 @@ fn serve_udp(world: &World, port: u16) {
     });
 }
 
-/// Connects, moves one exchange, and says from where.
+/// Connects, makes one exchange and returns the local address.
 pub fn fetch(to: SocketAddr, reply: usize) -> IpAddr {
     let mut stream = TcpStream::connect_timeout(&to, LIMIT).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
@@ -156,7 +156,8 @@ pub fn tally(addrs: impl IntoIterator<Item = IpAddr>) -> BTreeMap<IpAddr, usize>
     counts
 }
 
-/// Runs `test` in the client's namespace of a world with `links` links, with source rules in place.
+/// Runs `test` in the client's namespace of a test network with `links` links and source rules.
+///
 pub fn in_world(what: &str, links: usize, test: impl FnOnce() + Send + 'static) {
     if !may_make_namespaces(what) {
         return;

@@ -1,20 +1,20 @@
-//! A small world for kernel tests: a client and a server namespace, joined by veth pairs, gone when the test is.
+//! A test network for kernel tests: a client and a server namespace joined by veth pairs, removed when the test ends.
 
 use std::process::Command;
 use std::sync::mpsc;
 
-/// A thread that lives in a network namespace of its own and runs what it is sent. The namespace goes with the thread.
+/// A thread in its own network namespace that runs the jobs it receives. The namespace ends with the thread.
 pub struct TestNamespace {
     jobs: mpsc::Sender<Box<dyn FnOnce() + Send>>,
-    /// The namespace as a path that `ip link set ... netns` takes.
+    /// Path of the namespace, as `ip link set ... netns` accepts it.
     pub path: String,
 }
 
 impl TestNamespace {
-    /// A fresh network namespace with its loopback up. Fails without root.
+    /// Creates a network namespace with its loopback device up. Fails without root.
     pub fn new() -> std::io::Result<Self> {
         let (jobs, inbox) = mpsc::channel::<Box<dyn FnOnce() + Send>>();
-        let (ready, born) = mpsc::channel();
+        let (ready, started) = mpsc::channel();
         std::thread::spawn(move || {
             // SAFETY: plain system calls without pointers.
             let (result, thread) = unsafe { (libc::unshare(libc::CLONE_NEWNET), libc::gettid()) };
@@ -29,31 +29,31 @@ impl TestNamespace {
                 job();
             }
         });
-        let thread = born.recv().expect("the thread answers")?;
+        let thread = started.recv().expect("the thread answers")?;
         Ok(Self { jobs, path: format!("/proc/{}/task/{thread}/ns/net", std::process::id()) })
     }
 
-    /// Runs `job` in this namespace and waits for its answer; a panic in it is passed on.
+    /// Runs `job` in this namespace and returns its result. A panic in the job is propagated.
     pub fn run<T: Send + 'static>(&self, job: impl FnOnce() -> T + Send + 'static) -> T {
         let (answer, result) = mpsc::channel();
         self.jobs
             .send(Box::new(move || {
                 let _ = answer.send(std::panic::catch_unwind(std::panic::AssertUnwindSafe(job)));
             }))
-            .expect("the thread lives");
+            .expect("the thread is running");
         match result.recv().expect("the thread answers") {
             Ok(value) => value,
             Err(panic) => std::panic::resume_unwind(panic),
         }
     }
 
-    /// `ip` with these words, in this namespace.
+    /// Runs `ip` with these arguments in this namespace.
     pub fn ip(&self, words: &str) {
         let words = words.to_owned();
         self.run(move || ip(&words));
     }
 
-    /// Waits until the kernel has done, in its own time, what IPv6 addresses of so many links bring with them.
+    /// Waits until the kernel has asynchronously added the routes for the IPv6 addresses of the links.
     fn wait_for_addresses(&self, links: usize) {
         let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
         let there = move || {
@@ -63,7 +63,7 @@ impl TestNamespace {
                 .all(|index| routes.lines().any(|line| line.starts_with("local fd77:") && line.contains(&format!("dev link{index} "))))
         };
         while !self.run(there) {
-            assert!(std::time::Instant::now() < end, "the kernel has not taken the addresses up");
+            assert!(std::time::Instant::now() < end, "the kernel has not added the routes of the addresses");
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
     }
@@ -75,25 +75,25 @@ impl TestNamespace {
     }
 }
 
-/// `ip` with these words, in this thread's namespace.
+/// Runs `ip` with these arguments in this thread's namespace.
 pub fn ip(words: &str) {
     let output = Command::new("ip").args(words.split_whitespace()).output().expect("iproute2 is installed");
     assert!(output.status.success(), "ip {words}: {}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Whether this test may make namespaces. In CI it must; elsewhere it says what it skips.
+/// Whether this test may create namespaces. In CI it must be able to; elsewhere the test prints that it is skipped.
 pub fn may_make_namespaces(what: &str) -> bool {
     // SAFETY: a plain system call without arguments.
     if unsafe { libc::geteuid() } == 0 {
         return true;
     }
-    assert!(std::env::var_os("CI").is_none(), "{what}: this needs root, and CI must have it");
-    eprintln!("skipped, since it needs root: {what}");
+    assert!(std::env::var_os("CI").is_none(), "{what}: this needs root, which CI must provide");
+    eprintln!("skipped, because it needs root: {what}");
     false
 }
 
-/// A client with `links` links to one server: `link0` (10.77.0.2, fd77:0:0:0::2), `link1`, ... each with its gateway `.1`, all
-/// reaching 203.0.113.10 and 2001:db8:113::10.
+/// A client with `links` links to one server: `link0` (10.77.0.2, fd77:0:0:0::2), `link1`, ..., each with its gateway `.1`. All reach 203.0.113.10
+/// and 2001:db8:113::10.
 pub struct World {
     pub client: TestNamespace,
     pub server: TestNamespace,

@@ -1,4 +1,4 @@
-//! Between the words of [`braid_control::steering`] and the layouts of `ebpf/braid.h`.
+//! Conversions between the types of [`braid_control::steering`] and the layouts of `ebpf/braid.h`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -15,10 +15,10 @@ use braid_control::steering::{
 const TCP_SYN_SENT: u32 = 2;
 const IPPROTO_TCP: u8 = 6;
 const IPPROTO_UDP: u8 = 17;
-/// Marks of links: this plus the slot plus one (`BRAID_MARK_BASE`).
+/// Base of the links' firewall marks: the mark is this plus the slot plus one (`BRAID_MARK_BASE`).
 const MARK_BASE: u32 = 0xB1D0_0000;
 
-/// An address in network order, IPv4 mapped into IPv6.
+/// Converts an address to network order, IPv4 as an IPv4-mapped IPv6 address.
 pub(super) fn mapped(addr: IpAddr) -> [u32; 4] {
     let octets = match addr {
         IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
@@ -31,7 +31,7 @@ pub(super) fn mapped(addr: IpAddr) -> [u32; 4] {
     words
 }
 
-/// The address of such words; mapped ones come back as IPv4.
+/// Converts the words back to an address. IPv4-mapped addresses become IPv4.
 pub(super) fn unmapped(words: [u32; 4]) -> IpAddr {
     let mut octets = [0; 16];
     for (bytes, word) in octets.chunks_exact_mut(4).zip(words) {
@@ -40,7 +40,7 @@ pub(super) fn unmapped(words: [u32; 4]) -> IpAddr {
     IpAddr::V6(Ipv6Addr::from(octets)).to_canonical()
 }
 
-/// A process name as the kernel keeps it: cut to 15 bytes, padded with zeroes.
+/// A process name in the kernel's form: cut to 15 bytes, padded with zeroes.
 pub(super) fn process_name(name: &str) -> [u8; 16] {
     let mut text = [0; 16];
     let length = name.len().min(15);
@@ -53,7 +53,7 @@ fn text_of(name: &[u8; 16]) -> String {
     String::from_utf8_lossy(&name[..end]).into_owned()
 }
 
-/// The kernel's own encoding of a device number.
+/// Encodes the device number as the kernel does internally.
 fn exe_key(exe: &ExeId) -> abi::ExeKey {
     let (major, minor) = (libc::major(exe.device), libc::minor(exe.device));
     abi::ExeKey { inode: exe.inode, device: major << 20 | minor, pad: 0 }
@@ -71,7 +71,7 @@ pub(super) fn app_id(key: &abi::AppKey) -> AppId {
     AppId { exe: exe_id(&key.exe), name: text_of(&key.name) }
 }
 
-/// Numbers executables for one bank of rules, from 1.
+/// Assigns numbers to the sets of executables of one bank of rules, starting at 1.
 #[derive(Debug, Default)]
 pub(super) struct ExeIds {
     sets: Vec<Vec<ExeId>>,
@@ -86,7 +86,7 @@ impl ExeIds {
         position as u32 + 1
     }
 
-    /// Every file with its number. A file in two different sets gets the first one's.
+    /// Every file with its number. A file that belongs to two sets gets the number of the first.
     pub(super) fn entries(&self) -> impl Iterator<Item = (abi::ExeKey, u32)> {
         self.sets.iter().enumerate().rev().flat_map(|(index, set)| set.iter().map(move |exe| (exe_key(exe), index as u32 + 1)))
     }
@@ -162,7 +162,7 @@ fn affinity(affinity: Affinity) -> u8 {
     }
 }
 
-/// The scheduling mode's number and its target in bytes per second, 0 for none.
+/// Number of the scheduling mode, and its target rate in bytes per second, 0 for none.
 fn mode(mode: Mode) -> (u32, u64) {
     match mode {
         Mode::OnlyOne => (0, 0),
@@ -171,7 +171,7 @@ fn mode(mode: Mode) -> (u32, u64) {
     }
 }
 
-/// Who the daemon is: its process, left alone, and the namespace that counts it so; 0 stands for the kernel's own.
+/// The daemon's process, which is not steered, and the PID namespace in which it has that number; 0 is the initial namespace.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Daemon {
     pub(super) process: u32,
@@ -207,7 +207,7 @@ pub(super) fn params(params: &SteerParams, netns: u64, daemon: Daemon) -> abi::P
     raw
 }
 
-/// The source address of the system's own choice among the links that have one.
+/// Source address of the link with the lowest rank among those that have one, as the system would choose.
 fn by_rank<T>(params: &SteerParams, source: impl Fn(&SteerLink) -> Option<T>) -> Option<T> {
     params.links.iter().flatten().filter_map(|link| Some((link.rank, source(link)?))).min_by_key(|(rank, _)| *rank).map(|(_, addr)| addr)
 }
@@ -260,7 +260,7 @@ pub(super) fn flow_row(raw: &abi::FlowRow) -> Option<FlowRow> {
         addr => addr,
     };
     Some(FlowRow {
-        // A datagram flow shares its socket with others: its remote port tells them apart.
+        // The flow's own identifier, because several datagram flows may share a socket.
         id: FlowId(flow.id),
         protocol,
         family,
@@ -294,7 +294,7 @@ pub(super) fn flow_row(raw: &abi::FlowRow) -> Option<FlowRow> {
     })
 }
 
-/// Whether it waits for an answer, and may be moved: its SYN has been sent since the last move, and its rule allows another link.
+/// Whether the connect waits for an answer and may be moved: its SYN has been sent since the last move, and its rule allows another link.
 fn movable(raw: &abi::FlowRow) -> bool {
     let flow = &raw.flow;
     let others = flow.allowed & !1u32.checked_shl(flow.slot).unwrap_or(0);
@@ -361,7 +361,7 @@ pub(super) fn signs(raw: &abi::Signs, family: Family) -> Signs {
     }
 }
 
-/// A set of slots as the kernel's side has it: slots from 32 on do not exist there.
+/// A set of slots as the BPF programs use it. Slots above 31 do not exist there.
 pub(super) fn mask(links: LinkSet) -> u32 {
     links.0 as u32
 }
@@ -371,7 +371,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_survive_the_way_there_and_back() {
+    fn addresses_convert_back_unchanged() {
         for text in ["203.0.113.7", "2001:db8::1", "::1", "0.0.0.0"] {
             let addr: IpAddr = text.parse().unwrap();
             assert_eq!(unmapped(mapped(addr)), addr);
@@ -379,14 +379,14 @@ mod tests {
     }
 
     #[test]
-    fn device_numbers_survive_the_way_there_and_back() {
+    fn device_numbers_convert_back_unchanged() {
         let exe = ExeId { device: libc::makedev(259, 70_000), inode: 42 };
         assert_eq!(exe_key(&exe).device, 259 << 20 | 70_000);
         assert_eq!(exe_id(&exe_key(&exe)), exe);
     }
 
     #[test]
-    fn an_executable_that_is_not_there_matches_nothing() {
+    fn a_missing_executable_matches_nothing() {
         let mut ids = ExeIds::default();
         let absent =
             SteerRule { matching: braid_control::steering::SteerMatch { exe: Some(vec![]), ..Default::default() }, ..Default::default() };
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn long_names_are_cut_as_the_kernel_cuts_them() {
+    fn long_names_are_truncated_as_in_the_kernel() {
         assert_eq!(text_of(&process_name("a-very-long-program-name")), "a-very-long-pro");
     }
 }

@@ -1,32 +1,32 @@
-//! When the programs that count datagrams are attached: only while a UDP socket is steered, since they run at every send and receive of the
-//! machine, TCP's too.
+//! Decides when the programs that count datagrams are attached. They are attached only while a UDP socket is steered, because they run at every send
+//! and receive of the machine, including TCP.
 
 use std::time::Duration;
 
 use braid_model::Time;
 
-/// How long the programs stay attached with no UDP socket to count for.
-const GRACE: Duration = Duration::from_secs(10);
+/// How long the programs stay attached without a UDP socket to count.
+const GRACE_PERIOD: Duration = Duration::from_secs(10);
 
-/// Decides when to attach and detach.
+/// State machine that decides when to attach and detach.
 ///
-/// A socket that the programs steer while `control.counting` is 0 asks by an event. So detaching takes two steps: the flag is cleared first,
-/// and a dump that begins after that must find no socket either.
+/// When the programs steer a socket while `control.counting` is 0, they request counting by an event. Detaching therefore takes two steps: first the
+/// flag is cleared, then a dump that began after that must find no UDP socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(super) enum Counting {
-    /// Nothing is attached. New UDP flows ask.
+    /// Nothing is attached. New UDP flows request counting.
     #[default]
     Off,
-    /// Attached. Since when no UDP socket has been seen, if none has.
+    /// Attached. `unused_since` is the time since which dumps have found no UDP socket.
     On { unused_since: Option<Time> },
-    /// Attached, but new UDP flows ask already.
+    /// Still attached, but new UDP flows already request counting.
     Ending,
 }
 
-/// What to do to the system.
+/// Action to take on the system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
-    /// Nothing.
+    /// Do nothing.
     Stay,
     /// Attach the programs, then set the flag.
     Attach,
@@ -44,7 +44,7 @@ impl Counting {
         matches!(self, Self::On { .. }) as u32
     }
 
-    /// A UDP socket asks.
+    /// A UDP socket requests counting.
     pub(super) const fn wanted(self) -> (Self, Step) {
         let step = match self {
             Self::Off => Step::Attach,
@@ -54,15 +54,15 @@ impl Counting {
         (Self::On { unused_since: None }, step)
     }
 
-    /// A dump has ended that began in the state `before`; `used` if it met a UDP socket.
+    /// A dump that began in the state `before` has ended. `used` is whether it found a UDP socket.
     pub(super) fn dumped(self, before: Self, used: bool, now: Time) -> (Self, Step) {
         match self {
-            // Its event was lost, or attaching failed when it asked.
+            // The socket's event was lost, or attaching failed at its request.
             Self::Off if used => (Self::On { unused_since: None }, Step::Attach),
             Self::Off => (self, Step::Stay),
             Self::On { .. } if used => (Self::On { unused_since: None }, Step::Stay),
             Self::On { unused_since: None } => (Self::On { unused_since: Some(now) }, Step::Stay),
-            Self::On { unused_since: Some(since) } if now.since(since) < GRACE => (self, Step::Stay),
+            Self::On { unused_since: Some(since) } if now.since(since) < GRACE_PERIOD => (self, Step::Stay),
             Self::On { .. } => (Self::Ending, Step::Announce),
             Self::Ending if used => (Self::On { unused_since: None }, Step::Resume),
             Self::Ending if before == Self::Ending => (Self::Off, Step::Detach),
@@ -87,9 +87,9 @@ mod tests {
         assert_eq!(ON.wanted(), (ON, Step::Stay));
     }
 
-    /// The ring of events may be full, and attaching may fail: the socket asks once.
+    /// The event ring may be full, and attaching may fail, but a socket requests counting only once.
     #[test]
-    fn regression_a_socket_whose_question_was_lost_is_counted_once_it_is_met() {
+    fn regression_a_socket_whose_request_was_lost_is_counted_after_a_dump_finds_it() {
         assert_eq!(Counting::Off.dumped(Counting::Off, true, at(1)), (ON, Step::Attach));
         assert_eq!(Counting::Off.dumped(Counting::Off, false, at(1)), (Counting::Off, Step::Stay));
     }
@@ -98,7 +98,7 @@ mod tests {
     fn programs_are_detached_only_by_a_dump_that_began_after_the_flag_was_cleared() {
         let (unused, step) = ON.dumped(ON, false, at(5));
         assert_eq!(step, Step::Stay);
-        assert_eq!(unused.dumped(unused, false, at(14)), (unused, Step::Stay), "the grace is not over");
+        assert_eq!(unused.dumped(unused, false, at(14)), (unused, Step::Stay), "the grace period is not over");
         let (ending, step) = unused.dumped(unused, false, at(15));
         assert_eq!((ending, step, ending.flag()), (Counting::Ending, Step::Announce, 0));
         assert_eq!(ending.dumped(unused, false, at(15)), (ending, Step::Stay), "this dump began before");
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_that_is_met_or_asks_keeps_the_programs_attached() {
+    fn a_socket_that_is_found_or_requests_counting_keeps_the_programs_attached() {
         let unused = Counting::On { unused_since: Some(at(1)) };
         assert_eq!(unused.dumped(unused, true, at(100)), (ON, Step::Stay));
         assert_eq!(Counting::Ending.dumped(Counting::Ending, true, at(100)), (ON, Step::Resume));

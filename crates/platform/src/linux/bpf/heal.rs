@@ -1,4 +1,4 @@
-//! Keeps the loads true: what the load table holds must be what the living flows reserve.
+//! Corrects the load table if it differs from the sum of what the active flows reserve.
 
 use braid_model::{Direction, MAX_LINKS};
 use std::sync::Arc;
@@ -6,52 +6,51 @@ use std::sync::Arc;
 use crate::linux::sys::abi;
 use braid_control::steering::{BondedLoads, FlowRow};
 
-/// Compares the loads with the flows and says what to add to which link.
+/// Compares the loads with the flows and computes corrections for each link.
 #[derive(Debug, Default)]
 pub(super) struct Heal {
-    /// Datagram flows that fell idle and have not been reported yet.
+    /// Idle datagram flows that have ended and have not been reported yet.
     pub(super) ended: Vec<FlowRow>,
 }
 
-/// Tells dumps apart that overlap. Each brings reservations up to date as it goes, so that what another has summed up fits the loads no
-/// more.
+/// Detects overlapping dumps. Each dump updates reservations as it runs, so the sums of another dump no longer match the loads.
 #[derive(Debug, Default)]
 pub(super) struct Dumps {
     begun: u64,
     open: Arc<()>,
 }
 
-/// A dump, until it is dropped.
+/// One dump, until it is dropped.
 #[derive(Debug)]
-pub(super) struct Turn {
+pub(super) struct DumpToken {
     number: u64,
     alone: bool,
     _open: Arc<()>,
 }
 
 impl Dumps {
-    pub(super) fn begin(&mut self) -> Turn {
+    pub(super) fn begin(&mut self) -> DumpToken {
         self.begun += 1;
-        Turn { number: self.begun, alone: Arc::strong_count(&self.open) == 1, _open: self.open.clone() }
+        DumpToken { number: self.begun, alone: Arc::strong_count(&self.open) == 1, _open: self.open.clone() }
     }
 
-    /// Whether no other dump was on its way at any time of this one.
-    pub(super) fn undisturbed(&self, turn: &Turn) -> bool {
-        turn.alone && turn.number == self.begun
+    /// Whether no other dump overlapped this one.
+    pub(super) fn had_no_overlap(&self, token: &DumpToken) -> bool {
+        token.alone && token.number == self.begun
     }
 }
 
-/// What living flows weigh, summed up by slot.
+/// Reservations of the active flows, summed up by slot.
 #[derive(Debug, Default)]
 pub(super) struct Loads {
     loads: [[u64; 2]; MAX_LINKS],
     flows: [u32; MAX_LINKS],
-    /// What one of them may weigh.
+    /// The largest load that one of these flows may have.
     largest: u64,
 }
 
 impl Loads {
-    /// Adds these.
+    /// Adds these flows.
     pub(super) fn add(&mut self, rows: &[abi::FlowRow]) {
         for flow in rows.iter().map(|row| &row.flow) {
             let slot = flow.slot as usize % MAX_LINKS;
@@ -74,8 +73,8 @@ impl Loads {
 }
 
 impl Heal {
-    /// What must be added to each link (modulo 2^64), where it is off by more than the flows that came and went during the dump can
-    /// explain: an event was missed, or an entry was evicted.
+    /// What to add to each link's load (modulo 2^64). A link is corrected only if it is off by more than the flows that started and ended during the
+    /// dump can explain. Such a difference means that an event was missed or an entry was evicted.
     pub(super) fn corrections(&mut self, living: &Loads, load_table: &abi::LoadTable, churn: u64) -> Vec<(u32, abi::LinkLoad)> {
         let slack = i128::from(churn) * i128::from(living.largest);
         let mut corrections = Vec::new();
@@ -109,15 +108,15 @@ mod tests {
     }
 
     #[test]
-    fn dumps_that_overlap_are_told() {
+    fn overlapping_dumps_are_detected() {
         let mut dumps = Dumps::default();
         let first = dumps.begin();
-        assert!(dumps.undisturbed(&first));
+        assert!(dumps.had_no_overlap(&first));
         let second = dumps.begin();
-        assert!(!dumps.undisturbed(&first) && !dumps.undisturbed(&second));
+        assert!(!dumps.had_no_overlap(&first) && !dumps.had_no_overlap(&second));
         drop((first, second));
         let third = dumps.begin();
-        assert!(dumps.undisturbed(&third), "one that failed and was dropped stands in nobody's way");
+        assert!(dumps.had_no_overlap(&third), "a dump that failed and was dropped does not count");
     }
 
     fn loads(rows: &[abi::FlowRow]) -> Loads {
@@ -127,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn true_loads_are_left_alone() {
+    fn correct_loads_are_not_changed() {
         let mut load_table = abi::LoadTable::default();
         load_table.loads[1].load[0] = 300;
         load_table.loads[1].flows = 2;
@@ -135,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missed_end_is_healed() {
+    fn a_missed_end_is_corrected() {
         let mut load_table = abi::LoadTable::default();
         load_table.loads[1].load[0] = 1_000_000;
         load_table.loads[1].flows = 2;
@@ -158,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_load_that_fell_below_zero_is_healed_too() {
+    fn a_load_that_fell_below_zero_is_corrected() {
         let mut load_table = abi::LoadTable::default();
         load_table.loads[0].load[1] = 0u64.wrapping_sub(500);
         let corrections = Heal::default().corrections(&loads(&[]), &load_table, 0);

@@ -1,4 +1,4 @@
-//! Loading and attaching the programs, all or nothing.
+//! Loads and attaches the programs, all or nothing.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,67 +17,70 @@ use braid_control::steering::{SteerParams, SteeringError};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/braid.bpf.o"));
 
-/// Why the programs could not be put in place. Nothing is left behind.
+/// Why the programs could not be loaded or attached. Nothing stays behind.
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
-    /// The kernel tells no types.
+    /// The kernel provides no BTF type information.
     #[error(
-        "the kernel has no BTF type information ({reason}): it must be built with CONFIG_DEBUG_INFO_BTF (/sys/kernel/btf/vmlinux); until then use `braid run`, which needs none"
+        "the kernel has no BTF type information ({reason}): it must be built with CONFIG_DEBUG_INFO_BTF (/sys/kernel/btf/vmlinux); \
+         otherwise use `braid run`, which needs none"
     )]
     Btf {
-        /// What the system said.
+        /// Error of the system.
         reason: String,
     },
-    /// Maps or code were refused.
+    /// The kernel refused maps or code.
     #[error(
-        "the kernel did not take the BPF programs: {reason}; this needs Linux 6.1 or later and the capabilities CAP_BPF, CAP_PERFMON and CAP_NET_ADMIN (root has them); without them use `braid run`"
+        "the kernel rejected the BPF programs: {reason}; Braid needs Linux 6.1 or later and the capabilities CAP_BPF, CAP_PERFMON and \
+         CAP_NET_ADMIN (root has them); without them use `braid run`"
     )]
     Object {
-        /// What the system said.
+        /// Error of the system.
         reason: String,
     },
-    /// One program was refused.
+    /// The kernel refused one program.
     #[error("the kernel refused the BPF program {program}: {refusal}")]
     Program {
-        /// Its name.
+        /// Name of the program.
         program: String,
-        /// What the system and the verifier said.
+        /// Error of the system, and log of the verifier.
         refusal: Refusal,
     },
-    /// The root of the cgroup hierarchy cannot be had.
+    /// The root of the cgroup hierarchy cannot be opened.
     #[error(
-        "no cgroup v2 hierarchy can be opened to attach to: {reason}; the kernel needs CONFIG_CGROUPS and CONFIG_CGROUP_BPF, and this process CAP_SYS_ADMIN; without them use `braid run`"
+        "cannot open a cgroup v2 hierarchy to attach the BPF programs to: {reason}; the kernel needs CONFIG_CGROUPS and CONFIG_CGROUP_BPF, \
+         and this process CAP_SYS_ADMIN; without them use `braid run`"
     )]
     Cgroup {
-        /// What the system said.
+        /// Error of the system.
         reason: String,
     },
-    /// Something else the system refused.
+    /// Another system call failed.
     #[error("cannot {action}: {reason}")]
     System {
-        /// What was tried.
+        /// Operation that failed.
         action: &'static str,
-        /// What the system said.
+        /// Error of the system.
         reason: String,
     },
 }
 
-/// What the system and the verifier said of a program.
+/// Why the kernel refused a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    /// The system's error.
+    /// Error of the system.
     pub reason: String,
-    /// The verifier's log; empty if it said nothing.
+    /// Log of the verifier; empty if there is none.
     pub log: String,
 }
 
 impl Refusal {
-    /// How many lines of the log `Display` shows.
+    /// Number of lines of the log that `Display` shows.
     pub const SHOWN: usize = 8;
 }
 
 impl std::fmt::Display for Refusal {
-    /// The reason, and the last lines of the log. The last two lines are figures of the verifier; the cause stands before them.
+    /// Writes the reason and the last lines of the log. The verifier ends its log with two lines of statistics; the cause is above them.
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str(&self.reason)?;
         let lines: Vec<&str> = self.log.lines().filter(|line| !line.trim().is_empty()).collect();
@@ -95,36 +98,36 @@ impl From<ProgramError> for Refusal {
     }
 }
 
-/// What a program is loaded for.
+/// When Braid needs a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Needed {
     /// `braid up` does not start without it.
     Always,
-    /// Counts datagrams by system call; `CountPackets` stands in for it where the kernel lacks the tracepoints.
+    /// Counts datagrams by system call. `CountPackets` replaces it if the kernel lacks the tracepoints.
     CountCalls,
     /// Counts datagrams by packet.
     CountPackets,
-    /// Moves connects that nobody answers; without it they wait.
+    /// Moves connects that receive no answer. Without it they stay on their link.
     MoveConnects,
 }
 
-/// One program of the object, loaded alone.
+/// Result of loading one program of the object on its own.
 #[derive(Debug)]
 pub struct ProgramTrial {
-    /// Its name.
+    /// Name of the program.
     pub name: String,
-    /// What it is for.
+    /// When Braid needs the program.
     pub needed: Needed,
-    /// How many instructions the verifier walked (Linux 5.16 and later tell), or why the kernel refused the program.
+    /// Number of instructions the verifier processed (reported by Linux 5.16 and later), or why the kernel refused the program.
     pub outcome: Result<Option<u32>, Refusal>,
 }
 
-/// Loads each program of the product alone and attaches none, to find out what this kernel accepts.
+/// Loads each of Braid's programs on its own and attaches none, to find out which this kernel accepts.
 pub fn survey() -> Result<Vec<ProgramTrial>, LoadError> {
     survey_object(OBJECT)
 }
 
-/// The same for the programs of any object built from `ebpf/`.
+/// Does the same for the programs of any object built from `ebpf/`.
 pub fn survey_object(object: &[u8]) -> Result<Vec<ProgramTrial>, LoadError> {
     let btf = read_btf()?;
     let mut ebpf = load_object(object)?;
@@ -145,17 +148,17 @@ fn needed(name: &str) -> Needed {
         Needed::CountCalls
     } else if COUNT_PACKETS.contains(&name) {
         Needed::CountPackets
-    } else if name == MOVE {
+    } else if name == MOVE_PROGRAM {
         Needed::MoveConnects
     } else {
         Needed::Always
     }
 }
 
-/// How datagrams are counted.
+/// Method of counting datagrams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Counters {
-    /// By system call: nothing runs per packet. Linux 6.3 and later.
+    /// By system call: no program runs per packet. Needs Linux 6.3 or later.
     Calls,
     /// By packet.
     Packets,
@@ -171,24 +174,24 @@ impl Counters {
 }
 
 impl BpfSteering {
-    /// Loads the programs and attaches them to every process of the machine; they act in this process's network namespace only,
-    /// and only once [`set_params`](braid_control::steering::Steering::set_params) has been called and the heartbeat goes.
+    /// Loads the programs and attaches them to every process of the machine. They act in this process's network namespace only, and only after a call
+    /// of [`set_params`](braid_control::steering::Steering::set_params) and while the heartbeat is recent.
     ///
-    /// The sockets of `exempt`, the daemon's own process, are left alone.
+    /// They do not steer the sockets of `exempt`, the daemon's own process.
     pub fn attach(exempt: u32) -> Result<Self, LoadError> {
         Self::attach_counting(exempt, None)
     }
 
-    /// The same, counting datagrams this way, or in the best way that the kernel has.
+    /// Does the same, but counts datagrams with the given method, or the best one the kernel supports.
     pub fn attach_counting(exempt: u32, counters: Option<Counters>) -> Result<Self, LoadError> {
-        // The kernel takes its time over a mount: meanwhile there is enough to do.
+        // Mounting the hierarchy takes a while in the kernel, so do it on another thread.
         let opening = std::thread::spawn(sys::open_cgroup2);
         let mut steering = Self::load(counters)?;
         steering.exempt = Daemon { process: exempt, processes: process::own_namespace() };
         let no_cgroup = |reason: String| LoadError::Cgroup { reason };
         let opened = opening.join().map_err(|_| no_cgroup("opening it failed".to_owned()))?;
         let cgroup = opened.map_err(|error| no_cgroup(error.to_string()))?;
-        // What ends flows before what starts them, so that nothing can start that is not seen to end.
+        // Attach the programs that end flows before those that start them, so that no flow starts whose end is missed.
         let ending = ["braid_release", "braid_retransmission"];
         let starting = ["braid_sendmsg4", "braid_sendmsg6", "braid_connect4", "braid_connect6"];
         for name in ending.into_iter().chain(starting) {
@@ -200,15 +203,15 @@ impl BpfSteering {
         Ok(steering)
     }
 
-    /// Attaches what redirected sockets need: the programs that show them the addresses they asked for, and the one that notes where redirected
-    /// connections come from. Not before they are needed: they run at calls of every program of the machine, the last one three times in each
-    /// connect. They stay attached, since a redirected socket may outlive the policy.
+    /// Attaches the programs for redirected sockets: those that make the sockets report the addresses they asked for, and the one that records the
+    /// source address of redirected connections. They are attached only when needed, because they run at system calls of every program of the
+    /// machine, the last one three times in each connect. They stay attached afterwards, because a redirected socket may outlive the policy.
     pub(super) fn serve_redirected(&mut self) -> Result<(), SteeringError> {
         if self.serves_redirected {
             return Ok(());
         }
-        let names: Vec<&'static str> = SHOW.into_iter().chain(["braid_state"]).collect();
-        self.attach_now(&names, "show redirected sockets the addresses they asked for, and note where they come from")?;
+        let names: Vec<&'static str> = ADDRESS_PROGRAMS.into_iter().chain(["braid_state"]).collect();
+        self.attach_now(&names, "attach the programs for redirected sockets")?;
         self.serves_redirected = true;
         Ok(())
     }
@@ -223,7 +226,7 @@ impl BpfSteering {
         self.counters.programs().iter().all(|name| self.attached.iter().any(|attached| attached.name == *name))
     }
 
-    /// Detaches them.
+    /// Detaches the programs that count datagrams.
     pub(super) fn detach_counters(&mut self) {
         let names = self.counters.programs();
         self.attached.retain(|attached| !names.contains(&attached.name));
@@ -237,15 +240,15 @@ impl BpfSteering {
         Ok(())
     }
 
-    /// Loads the programs and attaches them to nothing.
+    /// Loads the programs without attaching them.
     fn load(counters: Option<Counters>) -> Result<Self, LoadError> {
-        // The kernel's types are megabytes to read, twice: the loader reads them for itself, and the iterator is looked up in them.
+        // Read the kernel's types on a thread of their own: they are megabytes of data, and the loader parses them again for itself.
         let reading = std::thread::spawn(read_btf);
         let panicked = |_| Err(LoadError::Btf { reason: "reading them failed".to_owned() });
         let btf = reading.join().unwrap_or_else(panicked)?;
         let mut ebpf = load_object(OBJECT)?;
         load_programs(&mut ebpf, &PROGRAMS, &btf)?;
-        load_programs(&mut ebpf, &SHOW, &btf)?;
+        load_programs(&mut ebpf, &ADDRESS_PROGRAMS, &btf)?;
         let counters = load_counters(&mut ebpf, counters, &btf)?;
         let dumps = [("braid_connections", "connections"), ("braid_connections", "overflow"), ("braid_flows", "flows")];
         let iterators = dumps.into_iter().map(|(name, map)| attach_iterator(&ebpf, name, map)).collect::<Result<_, _>>()?;
@@ -280,7 +283,7 @@ impl BpfSteering {
     }
 }
 
-/// Loads the programs that count datagrams: these, or the best that the kernel takes.
+/// Loads the programs that count datagrams: with the given method, or the best one the kernel supports.
 fn load_counters(ebpf: &mut aya::Ebpf, wanted: Option<Counters>, btf: &Btf) -> Result<Counters, LoadError> {
     match wanted {
         Some(counters) => load_programs(ebpf, &counters.programs(), btf).map(|()| counters),
@@ -292,23 +295,23 @@ fn read_btf() -> Result<Btf, LoadError> {
     Btf::from_sys_fs().map_err(|error| LoadError::Btf { reason: detail(&error) })
 }
 
-/// Makes the object's maps and finds its types in the kernel's.
+/// Creates the object's maps and relocates its types to the kernel's.
 fn load_object(object: &[u8]) -> Result<aya::Ebpf, LoadError> {
     let has_retval = u8::from(kernel_at_least(5, 18));
     let mut loader = EbpfLoader::new();
-    // The object of the rule alone has no such constant.
+    // The object that contains only the rule has no such constant.
     loader.override_global("has_retval", &has_retval, false).load(object).map_err(|error| LoadError::Object { reason: detail(&error) })
 }
 
-/// Count UDP by system call: nothing runs per packet. Linux 6.3 and later.
+/// Count UDP by system call: no program runs per packet. Need Linux 6.3 or later.
 const COUNT_CALLS: [&str; 2] = ["braid_sent", "braid_received"];
-/// Count UDP by packet, where there is nothing better.
+/// Count UDP by packet, if the kernel does not support counting by system call.
 const COUNT_PACKETS: [&str; 2] = ["braid_egress", "braid_ingress"];
-/// Show redirected sockets the addresses they asked for.
-const SHOW: [&str; 6] =
+/// Make redirected sockets report the addresses they asked for.
+const ADDRESS_PROGRAMS: [&str; 6] =
     ["braid_getpeername4", "braid_getpeername6", "braid_getsockname4", "braid_getsockname6", "braid_recvmsg4", "braid_recvmsg6"];
-/// Moves connects that nobody answers.
-const MOVE: &str = "braid_move";
+/// Moves connects that receive no answer.
+const MOVE_PROGRAM: &str = "braid_move";
 const PROGRAMS: [&str; 9] = [
     "braid_release",
     "braid_state",
@@ -346,7 +349,8 @@ fn program<'a>(ebpf: &'a mut aya::Ebpf, name: &'static str) -> Result<&'a mut Pr
     ebpf.program_mut(name).ok_or_else(|| refused(name, "it is not in the object"))
 }
 
-/// Loads programs on two threads: the verifier takes some 15 ms for each of the larger ones. Twins stand side by side in `names`.
+/// Loads programs on two threads, because the verifier takes some 15 ms for each of the larger ones. The IPv4 and IPv6 variants of a program must be
+/// adjacent in `names`, so that each thread gets one of them.
 fn load_programs(ebpf: &mut aya::Ebpf, names: &[&'static str], btf: &Btf) -> Result<(), LoadError> {
     let mut found: BTreeMap<&str, &mut Program> = ebpf.programs_mut().collect();
     let (mut mine, mut others) = (Vec::new(), Vec::new());
@@ -384,14 +388,14 @@ fn load_program(program: &mut Program, name: &str, btf: &Btf) -> Result<(), Refu
             BtfTracePoint::load(program, tracepoint, btf)
         }
         Program::Iter(program) if name == "braid_flows" => Iter::load(program, "bpf_sk_storage_map", btf),
-        Program::Iter(program) if name == MOVE => Iter::load(program, "tcp", btf),
+        Program::Iter(program) if name == MOVE_PROGRAM => Iter::load(program, "tcp", btf),
         Program::Iter(program) => Iter::load(program, "bpf_map_elem", btf),
-        _ => return Err(Refusal { reason: "it is of no known kind".to_owned(), log: String::new() }),
+        _ => return Err(Refusal { reason: "it has an unknown program type".to_owned(), log: String::new() }),
     };
     loaded.map_err(Refusal::from)
 }
 
-/// What keeps a program attached, until it is dropped.
+/// Keeps a program attached until it is dropped.
 pub(super) struct Attached {
     name: &'static str,
     _link: Box<dyn Send + Sync>,
@@ -399,27 +403,27 @@ pub(super) struct Attached {
 
 fn attach(ebpf: &mut aya::Ebpf, name: &'static str, cgroup: &OwnedFd) -> Result<Attached, LoadError> {
     let link = match program(ebpf, name)? {
-        Program::CgroupSockAddr(program) => program.attach(cgroup, MODE).and_then(|link| boxed(program.take_link(link))),
-        Program::CgroupSock(program) => program.attach(cgroup, MODE).and_then(|link| boxed(program.take_link(link))),
+        Program::CgroupSockAddr(program) => program.attach(cgroup, ATTACH_MODE).and_then(|link| boxed(program.take_link(link))),
+        Program::CgroupSock(program) => program.attach(cgroup, ATTACH_MODE).and_then(|link| boxed(program.take_link(link))),
         Program::CgroupSkb(program) => {
             let way = if name == "braid_egress" { CgroupSkbAttachType::Egress } else { CgroupSkbAttachType::Ingress };
-            program.attach(cgroup, way, MODE).and_then(|link| boxed(program.take_link(link)))
+            program.attach(cgroup, way, ATTACH_MODE).and_then(|link| boxed(program.take_link(link)))
         }
         Program::BtfTracePoint(program) => program.attach().and_then(|link| boxed(program.take_link(link))),
-        _ => return Err(refused(name, "it is attached to nothing")),
+        _ => return Err(refused(name, "its program type cannot be attached")),
     };
     let link = link.map_err(|error| LoadError::Program { program: name.to_owned(), refusal: error.into() })?;
     Ok(Attached { name, _link: link })
 }
 
-/// No flags: a link never excludes others at its cgroup, and the kernel refuses BPF_F_ALLOW_MULTI for one.
-const MODE: CgroupAttachMode = CgroupAttachMode::Single;
+/// No flags: a BPF link never excludes others at its cgroup, and the kernel rejects BPF_F_ALLOW_MULTI for a BPF link.
+const ATTACH_MODE: CgroupAttachMode = CgroupAttachMode::Single;
 
 fn boxed<L: Send + Sync + 'static>(link: Result<L, ProgramError>) -> Result<Box<dyn Send + Sync>, ProgramError> {
     Ok(Box::new(link?))
 }
 
-/// Attaches an iterator to a map that it dumps.
+/// Attaches an iterator to the map that it dumps.
 fn attach_iterator(ebpf: &aya::Ebpf, name: &'static str, map: &str) -> Result<OwnedFd, LoadError> {
     let refused = |reason: String| refused(name, reason);
     let Some(Map::SkStorage(map) | Map::HashMap(map) | Map::Array(map)) = ebpf.map(map) else {
@@ -430,14 +434,14 @@ fn attach_iterator(ebpf: &aya::Ebpf, name: &'static str, map: &str) -> Result<Ow
     sys::attach_iterator(program.as_fd(), Some(map.fd().as_fd())).map_err(|error| refused(error.to_string()))
 }
 
-/// Loads what moves connects, and attaches it to the TCP sockets of this network namespace.
+/// Loads the program that moves connects, and attaches it to the TCP sockets of this network namespace.
 fn load_mover(ebpf: &mut aya::Ebpf, btf: &Btf) -> Result<OwnedFd, LoadError> {
-    load_programs(ebpf, &[MOVE], btf)?;
-    let program = program(ebpf, MOVE)?.fd().map_err(|error| refused(MOVE, error.to_string()))?;
-    sys::attach_iterator(program.as_fd(), None).map_err(|error| refused(MOVE, error.to_string()))
+    load_programs(ebpf, &[MOVE_PROGRAM], btf)?;
+    let program = program(ebpf, MOVE_PROGRAM)?.fd().map_err(|error| refused(MOVE_PROGRAM, error.to_string()))?;
+    sys::attach_iterator(program.as_fd(), None).map_err(|error| refused(MOVE_PROGRAM, error.to_string()))
 }
 
-/// Whether the running kernel's version is this or later; false if it cannot be told.
+/// Whether the running kernel has at least this version; false if the version is unknown.
 fn kernel_at_least(major: u32, minor: u32) -> bool {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));

@@ -1,19 +1,19 @@
-//! Keeps the kernel's prefix maps as they should be, also when there are more prefixes than room.
+//! Updates the kernel's prefix maps, also if there are more prefixes than a map can hold.
 //!
-//! What is not in a map is left alone, so every failure and every moment in between must err that way.
+//! Traffic to a prefix that is not in a map is not steered. Every failure and every intermediate state must therefore steer less, never more.
 
 use std::collections::BTreeMap;
 
 use ipnet::IpNet;
 
-/// Prefixes of one family that are held at most: one less than the map's `max_entries`, since a full map refuses even to change what
-/// it has (before Linux 6.13).
-pub(super) const ROOM: usize = 65_535;
+/// Maximum number of prefixes of one family: one less than the map's `max_entries`, because before Linux 6.13 a full map rejects even changes of
+/// existing entries.
+pub(super) const MAX_PREFIXES: usize = 65_535;
 
-/// What of `wanted` fits into `room` prefixes, and how many do not. Longer prefixes give way; where one that must be left alone is
-/// missing, all that its nearest held cover says is left alone too.
+/// Returns the part of `wanted` that fits into `room` prefixes, and the number of prefixes that do not. Longer prefixes are dropped first. If a
+/// dropped prefix must not be steered, the nearest covering prefix that is kept is not steered either.
 ///
-/// `wanted` is in rising order, so that covering prefixes stand before the covered.
+/// `wanted` must be sorted in ascending order, so that a covering prefix precedes the prefixes it covers.
 pub(super) fn fit(wanted: &[(IpNet, bool)], room: usize) -> (Vec<(IpNet, bool)>, usize) {
     if wanted.len() <= room {
         return (wanted.to_vec(), 0);
@@ -45,8 +45,8 @@ pub(super) fn fit(wanted: &[(IpNet, bool)], room: usize) -> (Vec<(IpNet, bool)>,
     (kept, missing)
 }
 
-/// The steps from what a map holds to what it should: `None` removes. At no moment is anything steered that neither says so, nor does
-/// the map hold more than `room`.
+/// The steps from the map's contents to the wanted contents; `None` removes an entry. No intermediate state steers anything that neither the old nor
+/// the new contents steer, or holds more than `room` prefixes.
 pub(super) fn changes(had: &[(IpNet, bool)], wanted: &[(IpNet, bool)], room: usize) -> Vec<(IpNet, Option<bool>)> {
     let had: BTreeMap<_, _> = had.iter().copied().collect();
     let wanted: BTreeMap<_, _> = wanted.iter().copied().collect();
@@ -56,11 +56,11 @@ pub(super) fn changes(had: &[(IpNet, bool)], wanted: &[(IpNet, bool)], room: usi
     if had.len() + fresh <= room {
         let new = |steer: bool| missing(steer).filter(|(net, steer)| had.get(*net) != Some(*steer));
         let gone = had.keys().filter(|net| !wanted.contains_key(*net));
-        // What must be left alone first, so that no moment exists in which it is steered.
+        // Insert the prefixes that must not be steered first, so that no intermediate state steers them.
         let put = new(false).chain(new(true)).map(|(net, steer)| (*net, Some(*steer)));
         return put.chain(gone.map(|net| (*net, None))).collect();
     }
-    // No room for both at once: nothing is steered in between.
+    // Both sets do not fit at once. Nothing is steered in between.
     let cleared = stale(true).chain(stale(false).filter(|net| !wanted.contains_key(net))).map(|net| (net, None));
     let left = missing(false).filter(|(net, _)| had.get(*net) != Some(&false));
     cleared.chain(left.chain(missing(true)).map(|(net, steer)| (*net, Some(*steer)))).collect()
@@ -80,19 +80,19 @@ mod tests {
         map
     }
 
-    /// What a map of longest prefixes answers.
+    /// Result of a longest-prefix-match lookup.
     fn steered(map: &BTreeMap<IpNet, bool>, host: IpNet) -> bool {
         map.iter().filter(|(net, _)| net.contains(&host)).max_by_key(|(net, _)| net.prefix_len()).is_some_and(|(_, steer)| *steer)
     }
 
     #[test]
-    fn what_fits_is_held_as_it_is() {
+    fn a_map_that_fits_is_not_changed() {
         let all = map(&[("0.0.0.0/0", true), ("10.0.0.0/8", false)]);
         assert_eq!(fit(&all, 2), (all, 0));
     }
 
     #[test]
-    fn regression_too_many_prefixes_leave_alone_what_they_cover() {
+    fn regression_dropped_prefixes_are_not_steered() {
         let all = map(&[
             ("0.0.0.0/0", false),
             ("8.0.0.0/8", true),
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_steered_on_the_way_that_neither_end_steers() {
+    fn no_intermediate_state_steers_what_neither_end_steers() {
         let ends = [
             map(&[("0.0.0.0/0", true), ("10.0.0.0/8", false), ("10.1.0.0/16", true)]),
             map(&[("0.0.0.0/0", false), ("10.0.0.0/8", true), ("11.0.0.0/8", true), ("11.1.0.0/16", false)]),

@@ -1,4 +1,4 @@
-//! Takes the connections and datagrams that the programs turn to the daemon.
+//! Receives the connections and datagrams that the BPF programs redirect to the daemon.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -18,31 +18,31 @@ use crate::linux::sockdiag;
 use crate::linux::sys::{abi, datagram};
 use braid_control::steering::{RedirectedFlow, SteeringError};
 
-/// What was sent before its socket was closed waits this long for the daemon.
-const RELEASED_FOR: Duration = Duration::from_secs(10);
-/// A connect that sends nothing holds its place this long.
-const SILENT_FOR: Duration = Duration::from_secs(10);
-/// Nothing arrives after this: the kernel gives a handshake up by then.
-const AT_MOST: Duration = Duration::from_secs(180);
+/// How long the daemon can still receive what a socket sent before it was closed.
+const RELEASED_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a connect whose handshake has not been answered keeps its map entry.
+const SILENT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum age of an entry: by then the kernel has given up the handshake.
+const MAX_AGE: Duration = Duration::from_secs(180);
 
-/// All exchanges are looked at for a stranger's datagram no more often than this: it takes milliseconds.
+/// Minimum pause between two scans of all exchanges for a datagram of an unknown socket, because a scan takes milliseconds.
 const DUMP_PAUSE: Duration = Duration::from_millis(100);
-/// What an unconnected socket sends to one remote is forgotten after this long without a datagram from it.
-const UNCONNECTED_FOR: Duration = Duration::from_secs(120);
+/// Idle time after which the exchange between an unconnected socket and one remote ends.
+const UNCONNECTED_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// A connection that was redirected to the daemon.
 #[derive(Debug)]
 pub struct Redirected {
-    /// To the program.
+    /// Stream to the program.
     pub stream: TcpStream,
-    /// Who wanted to go where.
+    /// Application and destination of the flow.
     pub flow: RedirectedFlow,
 }
 
-/// What may be redirected.
+/// Kinds of flows that may be redirected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Taking {
-    /// Nothing: all go direct.
+    /// No flows: all go direct.
     Nothing,
     /// Connections.
     Connections,
@@ -50,39 +50,39 @@ pub enum Taking {
     All,
 }
 
-/// Identifies an exchange of redirected datagrams: one connected socket, or one remote of an unconnected one.
+/// Identifies an exchange of redirected datagrams: one connected socket, or one remote address of an unconnected socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ExchangeKey {
-    /// Where its datagrams come to.
+    /// Local loopback address at which its datagrams arrive.
     near: IpAddr,
-    /// The program's socket.
+    /// Address of the program's socket.
     far: SocketAddr,
 }
 
 /// A datagram that was redirected to the daemon.
 #[derive(Debug)]
 pub struct Datagram {
-    /// The exchange it belongs to.
+    /// Exchange that the datagram belongs to.
     pub exchange: ExchangeKey,
-    /// Its length; what of it is beyond the buffer is lost.
+    /// Length in bytes. The part beyond the buffer is lost.
     pub length: usize,
-    /// With the first of an exchange: who sends it, and where to.
+    /// Application and destination, with the first datagram of an exchange.
     pub flow: Option<RedirectedFlow>,
 }
 
-/// What will not come any more.
+/// Entries that a sweep removed.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Swept {
-    /// Connections that were redirected and never came.
+    /// Number of connections that were redirected but never arrived.
     pub connections: usize,
-    /// Exchanges that have ended, of those that were told.
+    /// Ended exchanges, of those that [`receive`](Redirect::receive) returned.
     pub exchanges: Vec<ExchangeKey>,
 }
 
-/// Where redirected flows arrive. Nothing is redirected before [`set_ready`](Self::set_ready), nor after this is dropped.
+/// Receives redirected flows. Nothing is redirected before [`set_ready`](Self::set_ready), nor after this is dropped.
 pub struct Redirect {
     v4: TcpListener,
-    /// For sockets that take no IPv4; `None` without IPv6.
+    /// For sockets that accept no IPv4; `None` without IPv6.
     v6: Option<TcpListener>,
     datagrams4: UdpSocket,
     /// `None` without IPv6.
@@ -99,32 +99,32 @@ struct Maps {
     exchange_keys: HashMap<MapData, abi::DatagramKey, u32>,
     heavy_users: HashMap<MapData, u32, u32>,
     shares: HashMap<MapData, u32, abi::Share>,
-    /// Exchanges whose sender has been looked at, with their keys.
+    /// Exchanges whose sender has been verified, with their map keys and socket cookies.
     known: BTreeMap<ExchangeKey, (u32, u64)>,
-    /// The other way round: from where each exchange was heard last.
-    heard: BTreeMap<u32, ExchangeKey>,
-    /// Exchanges that are heard from elsewhere by now, until they are told.
+    /// Reverse index: the exchange from which each map entry last received a datagram.
+    last_exchanges: BTreeMap<u32, ExchangeKey>,
+    /// Exchanges whose socket has changed its address, until the next sweep reports them.
     moved: Vec<ExchangeKey>,
-    /// When all exchanges were looked at last for a stranger's datagram.
+    /// Time of the last scan of all exchanges for a datagram of an unknown socket.
     dumped: Option<Instant>,
 }
 
 impl BpfSteering {
-    /// Opens the listeners for redirected flows, in this process's network namespace; once in the life of the programs. Must be
-    /// called inside a tokio runtime.
+    /// Opens the listeners for redirected flows in this process's network namespace. Call it at most once for each instance of the programs, inside a
+    /// tokio runtime.
     ///
-    /// The listeners are bound to the loopback device, so that nothing from outside reaches them, and carry no mark: their packets must
-    /// follow the system's rules for the loopback, not a link's.
+    /// The listeners are bound to the loopback device, so that nothing from outside reaches them. They carry no mark, because their packets must
+    /// follow the system's rules for loopback, not a link's.
     pub fn redirect(&mut self) -> Result<Redirect, SteeringError> {
         const ACTION: &str = "open the listener for redirected connections";
         let fail = |reason: String| SteeringError { action: ACTION, reason };
         let refused = |error: io::Error| {
-            fail(format!("{error}; it needs the loopback device up (ip link set lo up), without it all connections go direct"))
+            fail(format!("{error}; set the loopback device up (ip link set lo up); without it all connections go direct"))
         };
         let v4 = listener((Ipv4Addr::UNSPECIFIED, 0).into()).map_err(refused)?;
         let v6 = listener((Ipv6Addr::LOCALHOST, 0).into()).ok();
         let datagrams4 = datagram_socket((Ipv4Addr::UNSPECIFIED, 0).into()).map_err(refused)?;
-        datagram::tell_destinations(datagrams4.as_fd(), false).map_err(refused)?;
+        datagram::report_destinations(datagrams4.as_fd(), false).map_err(refused)?;
         let datagrams6 = if v6.is_some() { datagrams6() } else { None };
         let port = |listener: &TcpListener| listener.local_addr().map(|addr| addr.port());
         let datagram_port = |socket: &UdpSocket| socket.local_addr().map(|addr| addr.port());
@@ -134,11 +134,11 @@ impl BpfSteering {
             datagrams4: datagram_port(&datagrams4).map_err(refused)?,
             datagrams6: datagrams6.as_ref().map_or(Ok(0), datagram_port).map_err(refused)?,
         };
-        if !owners_are_told(ports.datagrams4) {
-            tracing::warn!("datagrams are not redirected: the kernel does not tell whose they are; it needs CONFIG_INET_UDP_DIAG");
+        if !can_find_owners(ports.datagrams4) {
+            tracing::warn!("datagrams are not redirected: the kernel cannot report their sockets; it needs CONFIG_INET_UDP_DIAG");
             (ports.datagrams4, ports.datagrams6) = (0, 0);
         }
-        // Proves that the loopback is up.
+        // Verifies that the loopback device is up.
         std::net::TcpStream::connect_timeout(&(Ipv4Addr::LOCALHOST, ports.port4).into(), Duration::from_secs(1)).map_err(refused)?;
         let mut map = |name| take_map(&mut self.ebpf, name).map_err(|error| fail(error.to_string()));
         let maps = Maps {
@@ -150,7 +150,7 @@ impl BpfSteering {
             heavy_users: HashMap::try_from(map("heavy_users")?).map_err(failed(ACTION))?,
             shares: HashMap::try_from(map("shares")?).map_err(failed(ACTION))?,
             known: BTreeMap::new(),
-            heard: BTreeMap::new(),
+            last_exchanges: BTreeMap::new(),
             moved: Vec::new(),
             dumped: None,
         };
@@ -159,8 +159,8 @@ impl BpfSteering {
 }
 
 impl Redirect {
-    /// Lets flows be redirected from now on, or has them go direct. What was redirected already stays, but what unconnected sockets
-    /// send goes direct from the next datagram.
+    /// Sets which flows are redirected from now on. Flows that are already redirected stay so, except that the datagrams of unconnected sockets go
+    /// direct from the next one on if datagrams are no longer redirected.
     pub fn set_ready(&self, taking: Taking) -> Result<(), SteeringError> {
         let ports = match taking {
             Taking::Nothing => abi::Redirection::default(),
@@ -170,13 +170,13 @@ impl Redirect {
         self.maps().switch.set(0, ports, 0).map_err(failed("switch redirection"))
     }
 
-    /// A user has as many redirected flows as it may have, and its next ones go direct; or it has not any more. At most 1,024 users: more is an
-    /// error.
+    /// Marks a user that has reached its limit of redirected flows, so that its next flows go direct, or clears the mark. Holds at most 1,024 users;
+    /// marking more is an error.
     pub fn set_heavy(&self, user: u32, heavy: bool) -> Result<(), SteeringError> {
         let users = &mut self.maps().heavy_users;
         match heavy {
             true => users.insert(user, 1, 0).map_err(failed("let a user's flows go direct")),
-            // It may not have found room.
+            // The entry may be missing, because the map may have been full.
             false => {
                 let _ = users.remove(&user);
                 Ok(())
@@ -184,10 +184,10 @@ impl Redirect {
         }
     }
 
-    /// The next redirected connection. Whatever else comes to the listeners is closed without a word. Nothing is lost when the future is
-    /// dropped.
+    /// Returns the next redirected connection. Connections that were not redirected are closed silently. Cancel safe.
     ///
-    /// An error is the system's, such as too many open files: wait a little and call again.
+    /// # Errors
+    /// Errors of the system, such as too many open files. Wait a little and call again.
     pub async fn accept(&self) -> io::Result<Redirected> {
         loop {
             let v6 = async {
@@ -210,10 +210,10 @@ impl Redirect {
         }
     }
 
-    /// The next redirected datagram. Whatever else comes is dropped. Nothing is lost when the future is dropped.
+    /// Returns the next redirected datagram. Datagrams that were not redirected are dropped. Cancel safe.
     pub async fn receive(&self, buffer: &mut [u8]) -> io::Result<Datagram> {
         loop {
-            // Waiting for readiness and `try_io` cost no budget: strangers' datagrams could keep all other tasks from running.
+            // `readable` and `try_io` do not consume the cooperative budget. Without this, foreign datagrams could starve all other tasks.
             tokio::task::coop::consume_budget().await;
             let v6 = async {
                 match &self.datagrams6 {
@@ -221,7 +221,7 @@ impl Redirect {
                     None => std::future::pending().await,
                 }
             };
-            // Whichever is ready, at random where both are.
+            // Takes the ready socket, at random if both are ready.
             let socket = tokio::select! {
                 ready = self.datagrams4.readable() => ready.map(|()| &self.datagrams4)?,
                 ready = v6 => ready?,
@@ -239,8 +239,8 @@ impl Redirect {
         }
     }
 
-    /// Sends a datagram to an exchange's program, which sees it come from where it sent to. Does not block: an error of the kind
-    /// `WouldBlock` means that it was dropped for want of room.
+    /// Sends a datagram to the program of an exchange. The program sees the address it sent to as the source. Does not block: an error of kind
+    /// `WouldBlock` means that the datagram was dropped because the socket buffer is full.
     pub fn answer(&self, exchange: &ExchangeKey, payload: &[u8]) -> io::Result<()> {
         let socket = match exchange.near {
             IpAddr::V4(_) => &self.datagrams4,
@@ -249,15 +249,16 @@ impl Redirect {
         socket.try_io(Interest::WRITABLE, || datagram::send(socket.as_fd(), exchange.near, exchange.far, payload))
     }
 
-    /// What forwarded an exchange is gone, and its program need not know: its next datagram is told with its flow again, as its first was.
+    /// Removes the verified sender of an exchange, because its forwarder is gone. The next datagram is returned with its flow again, like the first.
+    /// The program does not notice.
     pub fn renew(&self, exchange: &ExchangeKey) {
         self.maps().known.remove(exchange);
     }
 
-    /// Forgets what will not arrive any more, and tells the exchanges that have ended. To be called every few seconds.
+    /// Removes the entries of flows that will not arrive any more, and returns the exchanges that have ended. Call it every few seconds.
     pub fn sweep(&self, now: Time) -> Result<Swept, SteeringError> {
-        const ACTION: &str = "forget redirected flows that are over";
-        // The device may have been down in between.
+        const ACTION: &str = "remove redirected flows that have ended";
+        // Add the prefix again, because the device may have been down in between.
         if self.datagrams6.is_some()
             && let Err(error) = own_loopback_prefix()
         {
@@ -265,15 +266,15 @@ impl Redirect {
         }
         let mut maps = self.maps();
         let age = |since: u64| now.since(Time::from_nanos(since));
-        // One that is being written has no start yet.
+        // An entry that is still being written has no start time yet.
         let over = |arrival: &abi::Arrival| {
-            let released = arrival.released != 0 && age(arrival.released) > RELEASED_FOR;
-            let silent = arrival.source_port == 0 && age(arrival.started) > SILENT_FOR;
-            arrival.started != 0 && (released || silent || age(arrival.started) > AT_MOST)
+            let released = arrival.released != 0 && age(arrival.released) > RELEASED_TIMEOUT;
+            let silent = arrival.source_port == 0 && age(arrival.started) > SILENT_TIMEOUT;
+            arrival.started != 0 && (released || silent || age(arrival.started) > MAX_AGE)
         };
         let ended = |exchange: &abi::Arrival| {
-            let patience = if exchange.flags & abi::arrival::UNCONNECTED != 0 { UNCONNECTED_FOR } else { RELEASED_FOR };
-            exchange.started != 0 && exchange.released != 0 && age(exchange.released) > patience
+            let timeout = if exchange.flags & abi::arrival::UNCONNECTED != 0 { UNCONNECTED_TIMEOUT } else { RELEASED_TIMEOUT };
+            exchange.started != 0 && exchange.released != 0 && age(exchange.released) > timeout
         };
         let mut swept = Swept::default();
         let gone: Vec<_> = maps.arrivals.iter().filter_map(Result::ok).filter(|(_, arrival)| over(arrival)).collect();
@@ -283,10 +284,10 @@ impl Redirect {
         let gone: Vec<_> = maps.exchanges.iter().filter_map(Result::ok).filter(|(_, exchange)| ended(exchange)).collect();
         for (key, exchange) in gone {
             maps.exchanges.remove(&key).map_err(failed(ACTION))?;
-            // One that is connected over IPv4 has none.
+            // Ignore errors: an exchange connected over IPv4 has no such key.
             let _ = maps.exchange_keys.remove(&exchange_key(&exchange));
         }
-        let Maps { exchanges, known, heard, moved, .. } = &mut *maps;
+        let Maps { exchanges, known, last_exchanges, moved, .. } = &mut *maps;
         let lives = |key: &u32, socket: u64| exchanges.get(key, 0).is_ok_and(|exchange| exchange.socket == socket);
         swept.exchanges = std::mem::take(moved);
         known.retain(|exchange, (key, socket)| {
@@ -296,17 +297,17 @@ impl Redirect {
             }
             lives
         });
-        heard.retain(|key, exchange| known.get(exchange).is_some_and(|(of, _)| of == key));
+        last_exchanges.retain(|key, exchange| known.get(exchange).is_some_and(|(of, _)| of == key));
         maps.count_shares().map_err(failed(ACTION))?;
         Ok(swept)
     }
 
-    /// How many connections have been redirected and not been taken.
+    /// Number of redirected connections that have not been accepted.
     pub fn waiting(&self) -> usize {
         self.maps().arrivals.keys().filter_map(Result::ok).count()
     }
 
-    /// Takes the entry of the connection between these two, if it is the one that the programs redirected here.
+    /// Takes the entry of the connection between these two addresses, if the programs redirected that connection here.
     fn claim(&self, local: SocketAddr, peer: SocketAddr) -> Option<RedirectedFlow> {
         let mut maps = self.maps();
         let (key, source) = match (local.ip(), peer.ip()) {
@@ -319,11 +320,12 @@ impl Redirect {
             return None;
         }
         maps.arrivals.remove(&key).ok()?;
-        maps.give_back(arrival.user);
+        maps.release_share(arrival.user);
         Some(convert::redirected(&arrival))
     }
 
-    /// Whether a datagram is of an exchange that the programs redirected here; with the first of one, whose it is.
+    /// Returns `Some` if the datagram belongs to an exchange that the programs redirected here. The inner value is its flow, for the first datagram
+    /// of an exchange.
     fn recognise(&self, exchange: ExchangeKey) -> Option<Option<RedirectedFlow>> {
         let mut maps = self.maps();
         if let Some((key, socket)) = maps.known.get(&exchange)
@@ -333,8 +335,8 @@ impl Redirect {
         }
         let (key, arrival) = maps.sender(exchange, self.ports)?;
         maps.known.insert(exchange, (key, arrival.socket));
-        // A socket has one address at a time: what it had before is over, or one exchange could be told as many.
-        if let Some(before) = maps.heard.insert(key, exchange).filter(|before| *before != exchange) {
+        // A socket has one address at a time, so the previous address is no longer valid. Otherwise one exchange could be reported as many.
+        if let Some(before) = maps.last_exchanges.insert(key, exchange).filter(|before| *before != exchange) {
             maps.known.remove(&before);
             maps.moved.push(before);
         }
@@ -347,15 +349,15 @@ impl Redirect {
 }
 
 impl Maps {
-    /// A user's connection has arrived, and is reserved no more. What the programs reserve in the same moment may be lost: `count_shares` sets it
-    /// right.
-    fn give_back(&mut self, user: u32) {
+    /// Releases the reservation of a user's connection that has arrived. A reservation that the programs make at the same moment may be lost;
+    /// `count_shares` corrects that.
+    fn release_share(&mut self, user: u32) {
         if let Ok(share) = self.shares.get(&user, 0) {
             let _ = self.shares.insert(user, abi::Share { arrivals: share.arrivals.saturating_sub(1), ..share }, 0);
         }
     }
 
-    /// Counts anew what each user has reserved.
+    /// Recounts what each user has reserved.
     fn count_shares(&mut self) -> Result<(), aya::maps::MapError> {
         let mut counted = BTreeMap::<u32, abi::Share>::new();
         for (_, arrival) in self.arrivals.iter().filter_map(Result::ok).filter(|(_, arrival)| arrival.started != 0) {
@@ -374,16 +376,16 @@ impl Maps {
         Ok(())
     }
 
-    /// The entry of an exchange, if its datagram came from the socket that it is of: by asking the kernel for the sender, or, where that is
-    /// closed, by what the programs noted then.
+    /// Finds the entry of an exchange if its datagram came from the exchange's socket. Asks the kernel for the sending socket or, if that is closed,
+    /// uses the address that the programs recorded at the close.
     fn sender(&mut self, exchange: ExchangeKey, ports: abi::Redirection) -> Option<(u32, abi::Arrival)> {
-        // Nobody's: seen before the kernel is asked for the sender, which takes several calls.
-        if addressed(exchange.near).is_some_and(|key| self.exchanges.get(&key, 0).is_err()) {
+        // Reject unknown addresses before asking the kernel for the sender, which takes several system calls.
+        if address_key(exchange.near).is_some_and(|key| self.exchanges.get(&key, 0).is_err()) {
             return None;
         }
         let port = if exchange.near.is_ipv4() { ports.datagrams4 } else { ports.datagrams6 };
         let owner = sockdiag::udp_owner(exchange.far, SocketAddr::new(exchange.near, port)).ok()?;
-        let entry = match (addressed(exchange.near), owner) {
+        let entry = match (address_key(exchange.near), owner) {
             (Some(key), _) => Some((key, self.exchanges.get(&key, 0).ok()?)),
             (None, Some(socket)) => {
                 let key = self.exchange_keys.get(&abi::DatagramKey { socket, ..Default::default() }, 0).ok()?;
@@ -396,14 +398,14 @@ impl Maps {
 }
 
 impl Maps {
-    /// The exchange at ::1 whose socket had this address and is closed. All exchanges are looked at for it, so that it is not done for every
-    /// datagram of strangers: what a closed socket sent last may be lost meanwhile.
+    /// Finds the exchange at ::1 whose socket had this address and is closed. This scans all exchanges, so it is rate limited, or every datagram of
+    /// an unknown socket would cause a scan. The last datagrams of a closed socket may therefore be lost.
     fn closed(&mut self, far: SocketAddr) -> Option<(u32, abi::Arrival)> {
         if self.dumped.is_some_and(|dumped| dumped.elapsed() < DUMP_PAUSE) {
             return None;
         }
         let found = self.exchanges.iter().filter_map(Result::ok).find(|(_, entry)| closed_at(entry, far));
-        // One that is found will be asked for again by nobody else.
+        // A successful scan needs no pause: no other datagram asks for the same entry again.
         if found.is_none() {
             self.dumped = Some(Instant::now());
         }
@@ -411,8 +413,8 @@ impl Maps {
     }
 }
 
-/// The key of the exchange that this loopback address is of; `None`: it is shared (::1).
-fn addressed(near: IpAddr) -> Option<u32> {
+/// Key of the exchange that owns this loopback address; `None` if the address is shared (::1).
+fn address_key(near: IpAddr) -> Option<u32> {
     match near {
         IpAddr::V4(near) => Some(u32::from_ne_bytes(near.octets())),
         IpAddr::V6(near) if LOOPBACK_PREFIX.contains(&IpAddr::V6(near)) => {
@@ -423,12 +425,12 @@ fn addressed(near: IpAddr) -> Option<u32> {
     }
 }
 
-/// Whether the exchange's socket was closed: its port may be another's by now.
+/// Whether the exchange's socket was closed. Another socket may then have its port.
 fn is_closed(entry: &abi::Arrival) -> bool {
     entry.source_port != 0
 }
 
-/// Whether the exchange's socket was closed, and had this address.
+/// Whether the exchange's socket was closed and had this address.
 fn closed_at(entry: &abi::Arrival, far: SocketAddr) -> bool {
     let source = match far.ip() {
         IpAddr::V4(v4) => u32::from_ne_bytes(v4.octets()),
@@ -437,7 +439,7 @@ fn closed_at(entry: &abi::Arrival, far: SocketAddr) -> bool {
     entry.source_port == far.port() && entry.source == source
 }
 
-/// What `exchange_keys` has of an exchange, if anything.
+/// The key of an exchange in `exchange_keys`, if it has an entry there.
 fn exchange_key(exchange: &abi::Arrival) -> abi::DatagramKey {
     let key = abi::DatagramKey { socket: exchange.socket, ..Default::default() };
     if exchange.flags & abi::arrival::UNCONNECTED == 0 {
@@ -449,12 +451,12 @@ fn exchange_key(exchange: &abi::Arrival) -> abi::DatagramKey {
 impl Drop for Redirect {
     fn drop(&mut self) {
         if let Err(error) = self.set_ready(Taking::Nothing) {
-            tracing::warn!("{error}: new connections may be refused until Braid ends");
+            tracing::warn!("{error}: new connections may be refused until Braid exits");
         }
     }
 }
 
-/// A listener on the loopback device, alone with its port: without `SO_REUSEADDR` nobody can bind a more specific address to it.
+/// Opens a listener on the loopback device that owns its port: without `SO_REUSEADDR` nobody can bind a more specific address to it.
 fn listener(addr: SocketAddr) -> io::Result<TcpListener> {
     let socket = socket2::Socket::new(socket2::Domain::for_address(addr), socket2::Type::STREAM, None)?;
     socket.bind_device(Some(b"lo"))?;
@@ -464,17 +466,17 @@ fn listener(addr: SocketAddr) -> io::Result<TcpListener> {
     TcpListener::from_std(socket.into())
 }
 
-/// The socket for IPv6 datagrams, and the addresses that it needs.
+/// Opens the socket for IPv6 datagrams and adds the addresses that it needs.
 fn datagrams6() -> Option<UdpSocket> {
     if let Err(error) = own_loopback_prefix() {
         tracing::warn!("IPv6 datagrams are not redirected: {error}");
         return None;
     }
     let socket = datagram_socket((Ipv6Addr::UNSPECIFIED, 0).into()).ok()?;
-    datagram::tell_destinations(socket.as_fd(), true).ok().map(|()| socket)
+    datagram::report_destinations(socket.as_fd(), true).ok().map(|()| socket)
 }
 
-/// A socket for datagrams, likewise.
+/// Opens a datagram socket on the loopback device that owns its port, as [`listener`] does.
 fn datagram_socket(addr: SocketAddr) -> io::Result<UdpSocket> {
     let socket = socket2::Socket::new(socket2::Domain::for_address(addr), socket2::Type::DGRAM, None)?;
     if addr.is_ipv6() {
@@ -486,8 +488,8 @@ fn datagram_socket(addr: SocketAddr) -> io::Result<UdpSocket> {
     UdpSocket::from_std(socket.into())
 }
 
-/// Whether the kernel says whose a datagram is: tried with a socket of our own.
-fn owners_are_told(port: u16) -> bool {
+/// Whether the kernel can report the sending socket of a datagram. Tested with a socket of our own.
+fn can_find_owners(port: u16) -> bool {
     let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let own = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|socket| socket.local_addr().map(|addr| (socket, addr)));
     own.is_ok_and(|(_socket, addr)| sockdiag::udp_owner(addr, to).is_ok_and(|owner| owner.is_some()))

@@ -1,4 +1,4 @@
-//! What tests and benchmarks need in the kernel: the connection rule alone, and a filter of somebody else. The product never loads it.
+//! Kernel parts for tests and benchmarks: the connection rule alone, and a filter that does not belong to Braid. Braid itself never loads them.
 
 use aya::maps::Array;
 use aya::programs::{CgroupAttachMode, CgroupSkbAttachType, Program};
@@ -18,14 +18,14 @@ const ACTION: &str = "run a trial of the connection rule";
 #[derive(Debug)]
 pub struct KernelRule(Ebpf);
 
-/// A filter on what a cgroup sends that is not Braid's, and lets everything pass; dropping it removes it.
+/// An egress filter of a cgroup that does not belong to Braid and lets all packets pass. Dropping it removes it.
 #[derive(Debug)]
 pub struct ForeignFilter {
     _ebpf: Ebpf,
 }
 
 impl ForeignFilter {
-    /// Attaches it to the cgroup whose directory this is. Needs CAP_BPF and CAP_NET_ADMIN.
+    /// Attaches the filter to the cgroup with this directory. Needs CAP_BPF and CAP_NET_ADMIN.
     pub fn attach(cgroup: impl AsFd) -> Result<Self, LoadError> {
         let refused = |error: &dyn std::error::Error| LoadError::Object { reason: detail(error) };
         let mut ebpf = EbpfLoader::new().load(OBJECT).map_err(|error| refused(&error))?;
@@ -51,7 +51,7 @@ impl KernelRule {
         Ok(Self(ebpf))
     }
 
-    /// Takes one decision on `trial` with these parameters, and returns the trial with its outcome.
+    /// Makes one decision on `trial` with these parameters, and returns the trial with its result.
     pub fn decide(&mut self, params: abi::Params, trial: abi::Trial) -> Result<abi::Trial, SteeringError> {
         self.array("params")?.set(0, params, 0).map_err(failed(ACTION))?;
         self.array("trials")?.set(0, trial, 0).map_err(failed(ACTION))?;

@@ -1,4 +1,4 @@
-//! Making our rules and routes what they should be, and removing them.
+//! Applies Braid's rules and routes to the kernel, and removes them.
 
 use std::io;
 use std::net::Ipv6Addr;
@@ -14,77 +14,77 @@ use netlink_packet_route::rule::{RuleAction as Action, RuleAttribute, RuleHeader
 use super::DumpError;
 use super::facts::address_family;
 use super::follow;
-use super::talk::Conversation;
+use super::talk::NetlinkSocket;
 
-/// Where unconnected IPv6 sockets' datagrams are redirected to; `REDIRECT_PREFIX` in `redirect.h`. A private prefix that no network was given
-/// (RFC 4193 has them chosen by lot), and local here: nothing that is sent there leaves the machine.
+/// Prefix to which the datagrams of unconnected IPv6 sockets are redirected; `REDIRECT_PREFIX` in `redirect.h`. It is a unique local prefix (RFC 4193
+/// has networks choose theirs at random) that is made local here, so that nothing sent to it leaves the machine.
 pub const LOOPBACK_PREFIX: IpNet = IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfd62, 0x7261, 0x6964, 0x5757, 0, 0, 0, 0), 64));
 
-/// Where the note of [`let_connects_move`] stands: behind all that leads anywhere.
-const NOTE_PRIORITY: u32 = 32_765;
-/// `RT_TABLE_LOCAL`, where every rule looks first.
+/// Priority of the marker rule of [`let_connects_move`], behind all rules that lead anywhere.
+const MARKER_PRIORITY: u32 = 32_765;
+/// `RT_TABLE_LOCAL`, the table of local addresses, which the kernel searches first.
 const LOCAL_TABLE: u32 = 255;
 /// `LOOPBACK_IFINDEX` of the kernel: the first device of every namespace.
 const LOOPBACK: LinkIndex = LinkIndex(1);
 
-/// What IPv6 makes of a route without metric.
+/// Metric that IPv6 assigns to a route without one.
 const IPV6_METRIC: u32 = 1024;
 
 /// Why rules or routes could not be changed.
 #[derive(Debug, thiserror::Error)]
 pub enum ApplyError {
-    /// The kernel does not talk to us.
+    /// An rtnetlink socket cannot be opened.
     #[error("cannot open an rtnetlink socket: {0}; a sandbox may forbid AF_NETLINK sockets: allow them")]
     Open(#[source] io::Error),
-    /// What stands there now could not be read.
+    /// The current rules and routes could not be read.
     #[error(transparent)]
     Dump(#[from] DumpError),
     /// `net.ipv4.ip_dynaddr` cannot be written.
     #[error("cannot write net.ipv4.ip_dynaddr: {0}; a sandbox may forbid it: a service needs ReadWritePaths=/proc/sys/net/ipv4/ip_dynaddr")]
     Dynaddr(#[source] io::Error),
-    /// One entry was refused.
+    /// The kernel rejected one entry.
     #[error("cannot {verb} {entry}: {source}; {}", remedy(.source))]
     Refused {
-        /// "add" or "remove".
+        /// Attempted operation: "add" or "remove".
         verb: &'static str,
-        /// The rule or route, in ip(8)'s words.
+        /// The rule or route, in the notation of ip(8).
         entry: String,
-        /// What the kernel said.
+        /// Error of the kernel.
         source: io::Error,
     },
 }
 
 fn remedy(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
-        Some(libc::EPERM | libc::EACCES) => "it needs CAP_NET_ADMIN: run as root",
+        Some(libc::EPERM | libc::EACCES) => "this needs CAP_NET_ADMIN: run as root",
         Some(libc::ENETUNREACH | libc::EHOSTUNREACH | libc::ENODEV | libc::ENETDOWN) => {
-            "the device changed meanwhile: it is tried again at its next change"
+            "the device changed in the meantime: Braid retries at its next change"
         }
         Some(libc::EOPNOTSUPP | libc::EAFNOSUPPORT) => "the kernel needs CONFIG_IP_MULTIPLE_TABLES and CONFIG_IPV6_MULTIPLE_TABLES",
-        _ => "`braid doctor` tells what this kernel can do",
+        _ => "`braid doctor` shows what this kernel supports",
     }
 }
 
-/// The mark of the rule that notes that [`let_connects_move`] changed the kernel's setting. No packet has it.
-const NOTE_MARK: (u32, u32) = (0xB1D0_FF00, u32::MAX);
-/// The kernel's setting: whether a connect whose source address leads nowhere any more looks for another (`ip_dynaddr`, ip-sysctl).
+/// Mark of the rule that records that [`let_connects_move`] changed the kernel's setting. No packet carries it.
+const MARKER_FWMARK: (u32, u32) = (0xB1D0_FF00, u32::MAX);
+/// Kernel setting that lets a connect choose another source address if its own is no longer routable (`ip_dynaddr`, ip-sysctl).
 const DYNADDR: &str = "/proc/sys/net/ipv4/ip_dynaddr";
 
-fn note() -> RuleFacts {
+fn marker_rule() -> RuleFacts {
     let refuse =
-        RuleFacts { action: RuleAction::Refuse, mark: Some(NOTE_MARK), ..braid_decide::tables::rule(Family::V4, NOTE_PRIORITY, 0) };
+        RuleFacts { action: RuleAction::Refuse, mark: Some(MARKER_FWMARK), ..braid_decide::tables::rule(Family::V4, MARKER_PRIORITY, 0) };
     RuleFacts { ours: true, ..refuse }
 }
 
-/// Has connects of this thread's namespace look for another source address where theirs leads nowhere (`net.ipv4.ip_dynaddr`), until [`sweep`]
-/// takes it back. A setting that is on is left as it is. That it was off is noted in the kernel itself, by a rule that no packet meets: like
-/// that whoever sweeps finds it, however the daemon ended.
+/// Lets connects in this thread's namespace choose another source address if theirs is no longer routable (`net.ipv4.ip_dynaddr`), until [`sweep`]
+/// reverts it. Does nothing if the setting is already on. A marker rule that matches no packet records in the kernel that the setting was off, so
+/// that any later [`sweep`] finds it, even after a crash of the daemon.
 pub fn let_connects_move() -> Result<(), ApplyError> {
     if read_dynaddr() != Some(0) {
         return Ok(());
     }
     let mut changes = Changes::open()?;
-    changes.make("add", rule_text(&note()), add_rule(&note()), libc::EEXIST);
+    changes.make("add", rule_text(&marker_rule()), add_rule(&marker_rule()), libc::EEXIST);
     changes.finish()?;
     std::fs::write(DYNADDR, "1").map_err(ApplyError::Dynaddr)
 }
@@ -93,7 +93,7 @@ fn read_dynaddr() -> Option<u8> {
     std::fs::read_to_string(DYNADDR).ok()?.trim().parse().ok()
 }
 
-/// How many entries were removed.
+/// Number of removed entries.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Swept {
     /// Policy rules.
@@ -102,43 +102,43 @@ pub struct Swept {
     pub routes: usize,
 }
 
-/// Makes our rules and routes in this thread's namespace those of `plan`, where `snapshot` tells what stands there now. Adds first,
-/// then removes, so that there is no moment without; does nothing when nothing differs. A route has at most one hop. Goes on after a
-/// refusal, and tells the first one.
+/// Changes Braid's rules and routes in this thread's namespace to those of `plan`. `snapshot` is the current state. Adds entries before it removes
+/// others, so that there is no gap; does nothing if the two agree. Each route has at most one hop. Continues after a rejected entry and returns the
+/// first error.
 pub fn apply(plan: &TablePlan, snapshot: &NetworkSnapshot) -> Result<(), ApplyError> {
     let wanted_rules: Vec<_> = plan.rules.iter().map(|rule| RuleFacts { ours: true, ..rule.clone() }).collect();
     let mut wanted_routes: Vec<RouteFacts> = Vec::new();
-    for route in plan.routes.iter().map(settled) {
-        // One destination and metric hold one route: the first.
-        if !wanted_routes.iter().any(|other| same_place(other, &route)) {
+    for route in plan.routes.iter().map(normalized) {
+        // The kernel holds one route per destination and metric: keep the first.
+        if !wanted_routes.iter().any(|other| same_key(other, &route)) {
             wanted_routes.push(route);
         }
     }
-    // What a gateway is reached by comes before the gateway.
+    // Add the routes to gateways before the routes through them.
     wanted_routes.sort_by_key(|route| route.hops.iter().any(|hop| hop.gateway.is_some()));
-    let standing_routes: Vec<_> = snapshot.routes.iter().filter(|route| route.ours).map(settled).collect();
-    let standing_rules: Vec<_> = snapshot.rules.iter().filter(|rule| rule.ours && rule.mark != Some(NOTE_MARK)).collect();
+    let current_routes: Vec<_> = snapshot.routes.iter().filter(|route| route.ours).map(normalized).collect();
+    let current_rules: Vec<_> = snapshot.rules.iter().filter(|rule| rule.ours && rule.mark != Some(MARKER_FWMARK)).collect();
 
     let mut changes = Changes::open()?;
-    for route in wanted_routes.iter().filter(|route| !standing_routes.contains(route)) {
+    for route in wanted_routes.iter().filter(|route| !current_routes.contains(route)) {
         changes.make("add", route_text(route), add_route(route), libc::EEXIST);
     }
-    for rule in wanted_rules.iter().filter(|rule| !standing_rules.contains(rule)) {
+    for rule in wanted_rules.iter().filter(|rule| !current_rules.contains(rule)) {
         changes.make("add", rule_text(rule), add_rule(rule), libc::EEXIST);
     }
-    for rule in standing_rules.iter().filter(|rule| !wanted_rules.contains(rule)) {
+    for rule in current_rules.iter().filter(|rule| !wanted_rules.contains(rule)) {
         changes.make("remove", rule_text(rule), remove_rule(rule), libc::ENOENT);
     }
-    for route in standing_routes.iter().filter(|route| !wanted_routes.iter().any(|wanted| same_place(wanted, route))) {
+    for route in current_routes.iter().filter(|route| !wanted_routes.iter().any(|wanted| same_key(wanted, route))) {
         changes.make("remove", route_text(route), remove_route(route), libc::ESRCH);
     }
     changes.finish()
 }
 
-/// Makes [`LOOPBACK_PREFIX`] the loopback's own in this thread's namespace, all its addresses, until [`sweep`] takes it back. Does nothing
-/// where it is.
+/// Makes all addresses of [`LOOPBACK_PREFIX`] local to the loopback device in this thread's namespace, until [`sweep`] reverts it. Does nothing if
+/// they already are.
 pub fn own_loopback_prefix() -> Result<(), ApplyError> {
-    let route = settled(&RouteFacts {
+    let route = normalized(&RouteFacts {
         table: LOCAL_TABLE,
         kind: RouteKind::Local,
         destination: LOOPBACK_PREFIX,
@@ -155,14 +155,14 @@ pub fn own_loopback_prefix() -> Result<(), ApplyError> {
     changes.finish()
 }
 
-/// Removes every rule and route of ours in this thread's namespace: rules first, so that nothing is looked up in a half-empty table.
-/// Blocks, and needs no daemon; with nothing to remove it needs no privilege either.
+/// Removes all of Braid's rules and routes in this thread's namespace. Removes rules first, so that no lookup uses a half-empty table. Blocks and
+/// needs no daemon. Needs no privilege if there is nothing to remove.
 pub fn sweep() -> Result<Swept, ApplyError> {
     let mut changes = Changes::open()?;
     let mut swept = Swept::default();
     for rule in follow::rules(&mut changes.kernel)?.iter().filter(|rule| rule.ours) {
-        // Who has set it to something else meanwhile keeps that.
-        if rule.mark == Some(NOTE_MARK) && read_dynaddr() == Some(1) {
+        // If somebody has changed the setting since, keep their value.
+        if rule.mark == Some(MARKER_FWMARK) && read_dynaddr() == Some(1) {
             std::fs::write(DYNADDR, "0").map_err(ApplyError::Dynaddr)?;
         }
         swept.rules += usize::from(changes.make("remove", rule_text(rule), remove_rule(rule), libc::ENOENT));
@@ -174,21 +174,21 @@ pub fn sweep() -> Result<Swept, ApplyError> {
     changes.finish().map(|()| swept)
 }
 
-/// What the kernel is asked, and how: with flags such as `NLM_F_CREATE`.
+/// A request to the kernel, and its flags, such as `NLM_F_CREATE`.
 type Change = (RouteNetlinkMessage, u16);
 
-/// Changes made one after the other; the first refusal is kept, the others are logged.
+/// Makes changes one after the other. Keeps the first error and logs all of them.
 struct Changes {
-    kernel: Conversation,
+    kernel: NetlinkSocket,
     refused: Option<ApplyError>,
 }
 
 impl Changes {
     fn open() -> Result<Self, ApplyError> {
-        Ok(Self { kernel: Conversation::open().map_err(ApplyError::Open)?, refused: None })
+        Ok(Self { kernel: NetlinkSocket::open().map_err(ApplyError::Open)?, refused: None })
     }
 
-    /// `already` is what the kernel says when nothing is left to do. Tells whether something was changed.
+    /// Makes one change. `already` is the error that means that there is nothing to do. Returns whether something was changed.
     fn make(&mut self, verb: &'static str, entry: String, change: Change, already: i32) -> bool {
         match self.kernel.change(change.0, change.1) {
             Ok(()) => return true,
@@ -207,8 +207,8 @@ impl Changes {
     }
 }
 
-/// The route as the kernel would show it, without what changes by itself.
-fn settled(route: &RouteFacts) -> RouteFacts {
+/// The route as the kernel would report it, without properties that change by themselves.
+fn normalized(route: &RouteFacts) -> RouteFacts {
     let mut route = RouteFacts { destination: route.destination.trunc(), conditional: false, ours: true, ..route.clone() };
     route.hops.iter_mut().for_each(|hop| hop.dead = false);
     if route.family() == Family::V6 && route.metric == 0 {
@@ -217,8 +217,8 @@ fn settled(route: &RouteFacts) -> RouteFacts {
     route
 }
 
-/// Whether the kernel holds only one of the two.
-fn same_place(a: &RouteFacts, b: &RouteFacts) -> bool {
+/// Whether the kernel can hold only one of the two.
+fn same_key(a: &RouteFacts, b: &RouteFacts) -> bool {
     (a.table, a.destination, a.metric) == (b.table, b.destination, b.metric)
 }
 
@@ -228,7 +228,7 @@ fn add_route(route: &RouteFacts) -> Change {
         (RouteKind::Unicast, None) => RouteScope::Link,
         _ => RouteScope::Universe,
     };
-    // The table holds the one device's routes: the gateway need not be found by another look-up.
+    // The table holds the routes of one device, so the kernel need not look up the gateway.
     let flags = if gateway.is_some() { RouteFlags::Onlink } else { RouteFlags::empty() };
     (RouteNetlinkMessage::NewRoute(route_message(route, scope, flags)), NLM_F_CREATE | NLM_F_REPLACE)
 }
@@ -264,7 +264,7 @@ fn route_message(route: &RouteFacts, scope: RouteScope, flags: RouteFlags) -> Ro
         message.attributes.push(RouteAttribute::Oif(device.0));
         message.attributes.extend(gateway.map(|gateway| match gateway.is_ipv4() == route.destination.addr().is_ipv4() {
             true => RouteAttribute::Gateway(gateway.into()),
-            // A gateway of the other family (RFC 5549).
+            // A gateway of the other address family (RFC 5549).
             false => RouteAttribute::Via(gateway.into()),
         }));
     }

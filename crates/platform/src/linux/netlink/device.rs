@@ -1,4 +1,4 @@
-//! What a device is: by what the kernel says over rtnetlink, and by sysfs where that shows the same device.
+//! Determines the kind of a device from rtnetlink, and from sysfs if that shows the same device.
 
 use std::fs;
 use std::path::Path;
@@ -37,41 +37,41 @@ const CELLULAR_KINDS: [&str; 2] = ["wwan", "rmnet"];
 const CELLULAR_DRIVERS: [&str; 7] = ["cdc_mbim", "qmi_wwan", "huawei_cdc_ncm", "sierra_net", "iosm", "mhi_net", "mhi_wwan_mbim"];
 const CELLULAR_NAMES: [&str; 3] = ["wwan", "rmnet", "ccmni"];
 
-/// The device's kind, and the speed it claims where it is a real device that claims one. `devices` is `/sys/class/net`.
+/// The kind of the device, and the speed that it reports, if it is a hardware device that reports one. `devices` is `/sys/class/net`.
 pub(super) fn describe(device: &Device, devices: &Path) -> (LinkKind, Option<Rate>) {
     if device.hardware == libc::ARPHRD_LOOPBACK {
         return (LinkKind::Loopback, None);
     }
-    if let Some(made_as) = device.made_as.as_deref() {
-        let kind = match made_as {
-            _ if CELLULAR_KINDS.contains(&made_as) => LinkKind::Cellular,
-            _ if VPN_KINDS.contains(&made_as) => LinkKind::Vpn,
+    if let Some(driver_kind) = device.driver_kind.as_deref() {
+        let kind = match driver_kind {
+            _ if CELLULAR_KINDS.contains(&driver_kind) => LinkKind::Cellular,
+            _ if VPN_KINDS.contains(&driver_kind) => LinkKind::Vpn,
             _ => LinkKind::Virtual,
         };
-        // What software devices claim (10 Gbit/s for a veth) says nothing about what they reach.
+        // The speed of a software device (10 Gbit/s for a veth) says nothing about the network behind it.
         return (kind, None);
     }
-    let home = devices.join(&device.name);
-    let home = Some(home).filter(|home| shows(home, device));
-    let speed = home.as_deref().and_then(|home| fs::read_to_string(home.join("speed")).ok());
-    // An unknown speed is told as -1.
+    let folder = devices.join(&device.name);
+    let folder = Some(folder).filter(|folder| describes(folder, device));
+    let speed = folder.as_deref().and_then(|folder| fs::read_to_string(folder.join("speed")).ok());
+    // The kernel reports an unknown speed as -1.
     let nominal = speed.and_then(|text| text.trim().parse().ok()).filter(|mbps| *mbps > 0 && *mbps < u64::from(u32::MAX));
-    (real_kind(device, home.as_deref()), nominal.map(Rate::from_mbps))
+    (real_kind(device, folder.as_deref()), nominal.map(Rate::from_mbps))
 }
 
-/// Whether `home` describes this very device. The mount may show another namespace, where a name means something else.
-fn shows(home: &Path, device: &Device) -> bool {
-    let read = |file| fs::read_to_string(home.join(file)).unwrap_or_default();
+/// Whether `folder` describes this device. The sysfs mount may show another namespace, where the name belongs to another device.
+fn describes(folder: &Path, device: &Device) -> bool {
+    let read = |file| fs::read_to_string(folder.join(file)).unwrap_or_default();
     let mac = device.mac.map(|mac| mac.map(|byte| format!("{byte:02x}")).join(":"));
     read("ifindex").trim() == device.index.0.to_string() && mac.is_none_or(|mac| read("address").trim().eq_ignore_ascii_case(&mac))
 }
 
-fn real_kind(device: &Device, home: Option<&Path>) -> LinkKind {
-    let devtype = home.and_then(|home| fs::read_to_string(home.join("uevent")).ok()).unwrap_or_default();
+fn real_kind(device: &Device, folder: Option<&Path>) -> LinkKind {
+    let devtype = folder.and_then(|folder| fs::read_to_string(folder.join("uevent")).ok()).unwrap_or_default();
     let devtype = devtype.lines().find_map(|line| line.strip_prefix("DEVTYPE=")).unwrap_or_default();
-    let driver = home.and_then(|home| fs::read_link(home.join("device/driver")).ok());
+    let driver = folder.and_then(|folder| fs::read_link(folder.join("device/driver")).ok());
     let driver = driver.as_deref().and_then(Path::file_name).and_then(|name| name.to_str()).unwrap_or_default();
-    let has = |file: &str| home.is_some_and(|home| home.join(file).exists());
+    let has = |file: &str| folder.is_some_and(|folder| folder.join(file).exists());
     let named = |prefixes: &[&str]| prefixes.iter().any(|prefix| device.name.starts_with(prefix));
     if devtype == "wlan" || has("wireless") || has("phy80211") || ARPHRD_IEEE80211.contains(&device.hardware) {
         return LinkKind::Wireless;
@@ -82,7 +82,7 @@ fn real_kind(device: &Device, home: Option<&Path>) -> LinkKind {
     }
     match device.hardware {
         hardware if TUNNELS.contains(&hardware) => LinkKind::Vpn,
-        libc::ARPHRD_ETHER if home.is_none() && named(&["wl"]) => LinkKind::Wireless,
+        libc::ARPHRD_ETHER if folder.is_none() && named(&["wl"]) => LinkKind::Wireless,
         libc::ARPHRD_NONE => LinkKind::Virtual,
         _ => LinkKind::Wired,
     }
@@ -98,7 +98,7 @@ mod tests {
             index: LinkIndex(7),
             name: name.to_owned(),
             hardware: libc::ARPHRD_ETHER,
-            made_as: None,
+            driver_kind: None,
             mac: Some([2, 0, 0, 0, 0, 0xab]),
             mtu: 1500,
             carrier: true,
@@ -107,17 +107,17 @@ mod tests {
 
     fn sysfs(name: &str, files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
-        let home = root.path().join(name);
-        fs::create_dir(&home).unwrap();
+        let folder = root.path().join(name);
+        fs::create_dir(&folder).unwrap();
         for (file, text) in [("ifindex", "7\n"), ("address", "02:00:00:00:00:ab\n")].iter().chain(files) {
-            fs::write(home.join(file), text).unwrap();
+            fs::write(folder.join(file), text).unwrap();
         }
         root
     }
 
     #[test]
-    fn software_devices_are_told_by_their_kind() {
-        let made = |kind: &str| Device { made_as: Some(kind.to_owned()), ..ethernet("x0") };
+    fn software_devices_are_classified_by_kind() {
+        let made = |kind: &str| Device { driver_kind: Some(kind.to_owned()), ..ethernet("x0") };
         let nowhere = Path::new("/nonexistent");
         for (kind, expected) in [
             ("veth", LinkKind::Virtual),
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn real_devices_are_told_by_sysfs() {
+    fn hardware_devices_are_classified_by_sysfs() {
         let root = sysfs("eth0", &[("speed", "2500\n"), ("uevent", "INTERFACE=eth0\n")]);
         assert_eq!(describe(&ethernet("eth0"), root.path()), (LinkKind::Wired, Some(Rate::from_mbps(2500))));
         let root = sysfs("radio", &[("speed", "-1\n"), ("uevent", "DEVTYPE=wlan\n")]);
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn sysfs_of_another_namespace_is_not_believed() {
+    fn sysfs_of_another_namespace_is_ignored() {
         let root = sysfs("eth0", &[("speed", "1000\n"), ("uevent", "DEVTYPE=wlan\n")]);
         let stranger = Device { mac: Some([2, 0, 0, 0, 0, 1]), ..ethernet("eth0") };
         assert_eq!(describe(&stranger, root.path()), (LinkKind::Wired, None));

@@ -1,7 +1,7 @@
-//! From rtnetlink's messages to facts.
+//! Parses rtnetlink messages into facts.
 //!
-//! Headers and attributes are the library's; only what is wanted is read, one attribute at a time, for the library refuses a whole
-//! message for one attribute it cannot read. What is unreadable in a rule or a route makes it a thing that may do anything.
+//! The library parses headers and attributes. Only the needed attributes are read, one at a time, because the library rejects an entire message for
+//! one attribute that it cannot parse. A rule or route with an unreadable attribute is treated as if it could match anything.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -19,22 +19,22 @@ use netlink_packet_route::stats::{StatsAttribute, StatsHeader};
 
 use super::{is_our_route, is_our_rule};
 
-// Kinds of attributes that neither the library nor libc names in public.
+// Attribute types that neither the library nor libc exports.
 const RTA_VIA: u16 = 18;
 const FRA_IIFNAME: u16 = 3;
 const FRA_OIFNAME: u16 = 17;
 const FRA_PAD: u16 = 18;
 const IFLA_STATS_LINK_64: u16 = 1;
 
-/// A device as the kernel describes it, before files of the system are asked about it.
+/// A device as the kernel describes it, before data from sysfs is added.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Device {
     pub(super) index: LinkIndex,
     pub(super) name: String,
     /// `ARPHRD_*`.
     pub(super) hardware: u16,
-    /// The driver's kind, for devices made by software: "veth", "bridge", ...
-    pub(super) made_as: Option<String>,
+    /// Driver kind of a software device, such as "veth" or "bridge".
+    pub(super) driver_kind: Option<String>,
     pub(super) mac: Option<[u8; 6]>,
     pub(super) mtu: u32,
     pub(super) carrier: bool,
@@ -43,14 +43,14 @@ pub(super) struct Device {
 /// Reads `RTM_NEWLINK`.
 pub(super) fn device(body: &[u8]) -> Option<Device> {
     let header = read("device", LinkHeader::parse(body))?;
-    // RUNNING follows the operational state (a Wi-Fi device has none until it is authenticated), LOWER_UP the carrier itself.
+    // RUNNING follows the operational state (a Wi-Fi device is not running until it is authenticated), LOWER_UP the carrier itself.
     let carrier = header.flags.contains(LinkFlags::Up | LinkFlags::Running | LinkFlags::LowerUp);
     let (index, hardware) = (LinkIndex(header.index), u16::from(header.link_layer_type));
-    let mut device = Device { index, name: String::new(), hardware, made_as: None, mac: None, mtu: 0, carrier };
+    let mut device = Device { index, name: String::new(), hardware, driver_kind: None, mac: None, mtu: 0, carrier };
     for attribute in attributes(body, &header) {
         let attribute = read("device", attribute)?;
         match attribute.kind() {
-            libc::IFLA_LINKINFO => device.made_as = made_as(attribute.value()),
+            libc::IFLA_LINKINFO => device.driver_kind = driver_kind(attribute.value()),
             libc::IFLA_IFNAME | libc::IFLA_MTU | libc::IFLA_ADDRESS => {
                 match LinkAttribute::parse_with_param(&attribute, header.interface_family) {
                     Ok(LinkAttribute::IfName(name)) => device.name = name,
@@ -66,23 +66,23 @@ pub(super) fn device(body: &[u8]) -> Option<Device> {
     Some(device)
 }
 
-/// The kind in `IFLA_LINKINFO`. The library reads the whole of it or nothing, down to the last option of every driver; a bridge with
-/// an option of tomorrow must not be taken for a network card.
-fn made_as(info: &[u8]) -> Option<String> {
+/// Reads the kind from `IFLA_LINKINFO`. The library parses the entire attribute, including every driver's options, or nothing. A bridge with an
+/// option that the library does not support must not be mistaken for a network card.
+fn driver_kind(info: &[u8]) -> Option<String> {
     let kind = NlasIterator::new(info).flatten().find(|attribute| attribute.kind() == libc::IFLA_INFO_KIND)?;
     Some(InfoKind::parse(&kind).map_or_else(|_| name(&kind), |kind| kind.to_string()))
 }
 
-/// An address that packets can leave with.
+/// A usable source address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Address {
     pub(super) device: LinkIndex,
     pub(super) net: IpNet,
-    /// An IPv6 privacy address, which the kernel prefers for what leaves.
+    /// Whether this is an IPv6 privacy address, which the kernel prefers as a source address.
     pub(super) temporary: bool,
 }
 
-/// Reads `RTM_NEWADDR`; addresses that are not global or cannot be used (yet, or for new flows) are left out.
+/// Reads `RTM_NEWADDR`. Omits addresses that are not global, not usable yet, or not usable for new flows.
 pub(super) fn address(body: &[u8]) -> Option<Address> {
     let header = read("address", AddressHeader::parse(body))?;
     let mut flags = AddressFlags::from_bits_retain(u32::from(header.flags.bits()));
@@ -104,26 +104,26 @@ pub(super) fn address(body: &[u8]) -> Option<Address> {
     if u8::from(header.scope) >= libc::RT_SCOPE_LINK || unusable {
         return None;
     }
-    // On point-to-point devices ADDRESS is the other end.
+    // On point-to-point devices ADDRESS is the remote end.
     let net = IpNet::new(local.or(other)?, header.prefix_len).ok()?;
     // One bit has two names: IFA_F_SECONDARY for IPv4, IFA_F_TEMPORARY for IPv6.
     let temporary = header.family == AddressFamily::Inet6 && flags.contains(AddressFlags::Secondary);
     Some(Address { device: LinkIndex(header.index), net, temporary })
 }
 
-/// Reads `RTM_NEWROUTE`; entries of the routing cache are left out. A route that cannot be read to its end is conditional and leads
-/// nowhere known, perhaps to everywhere: what it may concern is left alone.
+/// Reads `RTM_NEWROUTE`. Omits entries of the routing cache. A route that cannot be parsed completely is conditional and has no hops; if its
+/// destination is unreadable, it covers everything. Braid does not steer what such a route may concern.
 pub(super) fn route(body: &[u8]) -> Option<RouteFacts> {
     let header = read("route", RouteHeader::parse(body))?;
     if header.flags.contains(RouteFlags::Cloned) {
         return None;
     }
     let (mut destination, mut table, mut metric, mut source) = (None, u32::from(header.table), 0, None);
-    let (mut device, mut gateway, mut hops, mut whole) = (None, None, Vec::new(), true);
+    let (mut device, mut gateway, mut hops, mut complete) = (None, None, Vec::new(), true);
     for attribute in attributes(body, &header) {
         let attribute = match attribute {
-            Ok(attribute) if !DECIDES.contains(&attribute.kind()) => continue,
-            // Encapsulations are not read, so none is told.
+            Ok(attribute) if !DECISIVE.contains(&attribute.kind()) => continue,
+            // Encapsulation attributes are not parsed, so the type is irrelevant.
             Ok(attribute) => RouteAttribute::parse_with_param(&attribute, (header.address_family, header.kind, RouteLwEnCapType::None)),
             Err(error) => Err(error),
         };
@@ -135,17 +135,17 @@ pub(super) fn route(body: &[u8]) -> Option<RouteFacts> {
             Some(RouteAttribute::MultiPath(several)) => hops = several.iter().map(next_hop).collect(),
             Some(RouteAttribute::Oif(index)) => device = Some(LinkIndex(index)),
             Some(other) => gateway = gateway_of(&other).or(gateway),
-            None => whole = false,
+            None => complete = false,
         }
     }
     if let Some(device) = device {
         hops.insert(0, NextHop { device, gateway, dead: header.flags.contains(RouteFlags::Dead) });
     }
-    if !whole {
+    if !complete {
         hops.clear();
     }
     let unspecified = unspecified(family(header.address_family)?);
-    let length = if whole || destination.is_some() { header.destination_prefix_length } else { 0 };
+    let length = if complete || destination.is_some() { header.destination_prefix_length } else { 0 };
     let kind = match header.kind {
         RouteType::Unicast => RouteKind::Unicast,
         RouteType::Local => RouteKind::Local,
@@ -160,13 +160,13 @@ pub(super) fn route(body: &[u8]) -> Option<RouteFacts> {
         metric,
         hops,
         source,
-        conditional: !whole || header.source_prefix_length != 0 || header.tos != 0,
+        conditional: !complete || header.source_prefix_length != 0 || header.tos != 0,
         ours: is_our_route(header.protocol.into(), table),
     })
 }
 
-/// The attributes that decide where a route leads; metrics, cache entries and encapsulations do not.
-const DECIDES: [u16; 8] =
+/// The attributes that determine where a route leads. Metrics, cache entries and encapsulations do not.
+const DECISIVE: [u16; 8] =
     [libc::RTA_DST, libc::RTA_OIF, libc::RTA_GATEWAY, libc::RTA_PRIORITY, libc::RTA_PREFSRC, libc::RTA_MULTIPATH, libc::RTA_TABLE, RTA_VIA];
 
 fn next_hop(hop: &RouteNextHop) -> NextHop {
@@ -177,7 +177,7 @@ fn next_hop(hop: &RouteNextHop) -> NextHop {
 fn gateway_of(attribute: &RouteAttribute) -> Option<IpAddr> {
     match attribute {
         RouteAttribute::Gateway(address) => ip(address),
-        // A gateway of the other family (RFC 5549).
+        // A gateway of the other address family (RFC 5549).
         RouteAttribute::Via(RouteVia::Inet(address)) => Some(IpAddr::V4(*address)),
         RouteAttribute::Via(RouteVia::Inet6(address)) => Some(IpAddr::V6(*address)),
         _ => None,
@@ -192,12 +192,12 @@ fn ip(address: &RouteAddress) -> Option<IpAddr> {
     }
 }
 
-/// Reads `RTM_NEWRULE`. A rule that cannot be read to its end may do anything to anything.
+/// Reads `RTM_NEWRULE`. A rule that cannot be parsed completely may match anything and do anything.
 pub(super) fn rule(body: &[u8]) -> Option<RuleFacts> {
     let header = read("rule", RuleHeader::parse(body))?;
     let family = family(header.family)?;
     let (mut source, mut destination, mut mark, mut mask) = (None, None, None, None);
-    let (mut table, mut target, mut protocol, mut whole) = (u32::from(header.table), 0, 0, true);
+    let (mut table, mut target, mut protocol, mut complete) = (u32::from(header.table), 0, 0, true);
     let mut rule = RuleFacts {
         family,
         priority: 0,
@@ -225,18 +225,18 @@ pub(super) fn rule(body: &[u8]) -> Option<RuleFacts> {
             Some(RuleAttribute::FwMask(value)) => mask = Some(value),
             Some(RuleAttribute::Table(number)) => table = number,
             Some(RuleAttribute::Protocol(number)) => protocol = number.into(),
-            // "None" is told as -1.
+            // The kernel encodes "none" as -1.
             Some(RuleAttribute::SuppressPrefixLen(length)) => rule.suppress_prefix_len = u8::try_from(length).ok(),
             Some(RuleAttribute::SuppressIfGroup(group)) => rule.suppress_group = group != u32::MAX,
             Some(RuleAttribute::TunId(tunnel)) => rule.conditional |= tunnel != 0,
             Some(RuleAttribute::Realm(_)) => {}
             Some(RuleAttribute::Other(pad)) if pad.kind() == FRA_PAD => {}
-            // Users, ports, protocols, l3mdev, and whatever a later kernel selects by.
+            // Users, ports, protocols, l3mdev, and selectors of later kernels.
             Some(_) => rule.conditional = true,
-            None => whole = false,
+            None => complete = false,
         }
     }
-    rule.conditional |= !whole;
+    rule.conditional |= !complete;
     rule.source = prefix(source, header.src_len, family);
     rule.destination = prefix(destination, header.dst_len, family);
     rule.mark = match (mark, mask) {
@@ -244,7 +244,7 @@ pub(super) fn rule(body: &[u8]) -> Option<RuleFacts> {
         (mark, mask) => Some((mark.unwrap_or(0), mask.unwrap_or(u32::MAX))),
     };
     rule.action = match header.action {
-        _ if !whole => RuleAction::Other,
+        _ if !complete => RuleAction::Other,
         Action::ToTable => RuleAction::Table(table),
         Action::Goto => RuleAction::Goto(target),
         Action::Nop => RuleAction::Nop,
@@ -255,7 +255,7 @@ pub(super) fn rule(body: &[u8]) -> Option<RuleFacts> {
     Some(rule)
 }
 
-/// As the library reads it, but devices may have names that are not UTF-8.
+/// Parses an attribute with the library, but also accepts device names that are not UTF-8.
 fn rule_attribute(attribute: &NlaBuffer<&[u8]>) -> Result<RuleAttribute, DecodeError> {
     RuleAttribute::parse(attribute).or_else(|error| match attribute.kind() {
         FRA_IIFNAME => Ok(RuleAttribute::Iifname(name(attribute))),
@@ -264,7 +264,7 @@ fn rule_attribute(attribute: &NlaBuffer<&[u8]>) -> Result<RuleAttribute, DecodeE
     })
 }
 
-/// A selector's prefix; a length with no address is a prefix of zeros.
+/// Prefix of a selector. A length without an address means a prefix of zeros.
 fn prefix(address: Option<IpAddr>, length: u8, family: Family) -> Option<IpNet> {
     if length == 0 && address.is_none() {
         return None;
@@ -284,17 +284,17 @@ pub(super) fn counters(body: &[u8]) -> Option<(LinkIndex, Traffic)> {
     }
 }
 
-/// What stands behind the fixed part; what is cut short or malformed is an error, and the last.
+/// The attributes behind the fixed header. Truncated or malformed data yields an error as the last item.
 fn attributes<'a>(body: &'a [u8], header: &impl Emitable) -> NlasIterator<&'a [u8]> {
     NlasIterator::new(body.get(header.buffer_len()..).unwrap_or_default())
 }
 
-/// What the library made of something, or the reason why not into the log.
+/// Returns the parsed value, or logs the parse error.
 fn read<T>(what: &'static str, outcome: Result<T, DecodeError>) -> Option<T> {
-    outcome.inspect_err(|error| tracing::debug!(what, %error, "rtnetlink says something unreadable")).ok()
+    outcome.inspect_err(|error| tracing::debug!(what, %error, "cannot parse an rtnetlink message")).ok()
 }
 
-/// A device's name, up to its closing zero; it need not be UTF-8.
+/// A device name, up to its terminating zero. It need not be UTF-8.
 fn name(attribute: &NlaBuffer<&[u8]>) -> String {
     let bytes = attribute.value().split(|byte| *byte == 0).next().unwrap_or_default();
     String::from_utf8_lossy(bytes).into_owned()
@@ -308,7 +308,7 @@ fn family(number: AddressFamily) -> Option<Family> {
     }
 }
 
-/// The library's word for a family.
+/// The library's constant for a family.
 pub(super) fn address_family(family: Family) -> AddressFamily {
     match family {
         Family::V4 => AddressFamily::Inet,
@@ -390,7 +390,7 @@ mod tests {
     }
 
     #[test]
-    fn a_source_route_is_conditional_and_so_is_a_rule_with_an_unknown_selector() {
+    fn source_routes_and_rules_with_unknown_selectors_are_conditional() {
         let source = RouteHeader { source_prefix_length: 56, ..unicast(AddressFamily::Inet6) };
         assert!(read_route(source, vec![]).unwrap().conditional);
         assert!(!read_rule(vec![RuleAttribute::Priority(9), RuleAttribute::Other(raw(FRA_PAD, &[]))]).conditional);
@@ -399,8 +399,8 @@ mod tests {
     }
 
     #[test]
-    fn a_rule_that_cannot_be_read_may_do_anything() {
-        // A table's number of three bytes.
+    fn an_unreadable_rule_may_do_anything() {
+        // A table number of three bytes.
         let rule = read_rule(vec![RuleAttribute::Priority(9), RuleAttribute::Other(raw(15, &[1, 2, 3]))]);
         assert_eq!((rule.priority, rule.conditional, rule.action), (9, true, RuleAction::Other));
         let mut cut = RuleMessage::default();
@@ -415,21 +415,21 @@ mod tests {
     }
 
     #[test]
-    fn a_route_that_cannot_be_read_is_conditional_and_leads_nowhere_known() {
+    fn an_unreadable_route_is_conditional_and_has_no_hops() {
         let header = RouteHeader { destination_prefix_length: 8, ..unicast(AddressFamily::Inet) };
         let to = RouteAttribute::Destination(RouteAddress::Inet([10, 0, 0, 0].into()));
         let bad = |kind| RouteAttribute::Other(raw(kind, &[1, 2, 3]));
         let route = read_route(header.clone(), vec![to.clone(), RouteAttribute::Oif(2), bad(libc::RTA_GATEWAY)]).unwrap();
         assert_eq!((route.destination.to_string().as_str(), route.conditional, route.hops.len()), ("10.0.0.0/8", true, 0));
         let route = read_route(header.clone(), vec![bad(libc::RTA_DST), RouteAttribute::Oif(2)]).unwrap();
-        assert_eq!((route.destination.to_string().as_str(), route.conditional), ("0.0.0.0/0", true), "perhaps to everywhere");
-        // What does not decide where it leads may be as it likes.
+        assert_eq!((route.destination.to_string().as_str(), route.conditional), ("0.0.0.0/0", true), "it may cover everything");
+        // Attributes that do not determine where the route leads may be malformed.
         let route = read_route(header, vec![to, RouteAttribute::Oif(2), bad(libc::RTA_METRICS), bad(77)]).unwrap();
         assert_eq!((route.conditional, route.hops.len()), (false, 1));
     }
 
     #[test]
-    fn a_device_is_read_whatever_else_is_told_of_it() {
+    fn a_device_is_read_despite_malformed_other_attributes() {
         let unreadable = LinkAttribute::Other(raw(libc::IFLA_OPERSTATE, &[1, 2, 3]));
         let latin = LinkAttribute::Other(raw(libc::IFLA_IFNAME, b"caf\xe9\0"));
         let device = read_device(vec![unreadable, latin, LinkAttribute::Mtu(1400), LinkAttribute::Address(vec![2; 6])]).unwrap();
@@ -438,18 +438,18 @@ mod tests {
     }
 
     #[test]
-    fn a_software_device_is_known_even_by_an_option_that_cannot_be_read() {
+    fn a_software_device_with_an_unreadable_option_is_recognized() {
         // IFLA_INFO_KIND "bridge", then IFLA_INFO_DATA with a forward delay of three bytes.
         let kind = [&[11, 0, 1, 0][..], b"bridge\0\0"].concat();
         let option = [12, 0, 2, 0, 7, 0, 1, 0, 1, 2, 3, 0];
         let info = LinkAttribute::Other(raw(libc::IFLA_LINKINFO, &[&kind[..], &option].concat()));
-        assert_eq!(read_device(vec![info]).unwrap().made_as.as_deref(), Some("bridge"));
+        assert_eq!(read_device(vec![info]).unwrap().driver_kind.as_deref(), Some("bridge"));
         let port = LinkAttribute::Other(raw(libc::IFLA_LINKINFO, &[11, 0, 4, 0, b'b', b'r', b'i', b'd', b'g', b'e', 0, 0]));
-        assert_eq!(read_device(vec![port]).unwrap().made_as, None, "a network card in a bridge stays a network card");
+        assert_eq!(read_device(vec![port]).unwrap().driver_kind, None, "a network card in a bridge stays a network card");
     }
 
     #[test]
-    fn only_addresses_that_new_flows_can_use_are_read() {
+    fn only_addresses_usable_by_new_flows_are_read() {
         let read = |flags, scope: u8| {
             let mut message = AddressMessage::default();
             message.header =
@@ -468,12 +468,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_read_or_left(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        fn any_bytes_are_parsed_without_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
             let _ = (device(&bytes), address(&bytes), route(&bytes), rule(&bytes), counters(&bytes));
         }
 
         #[test]
-        fn any_value_of_any_attribute_is_read_or_left(kind in 0u16..32, value in prop::collection::vec(any::<u8>(), 0..40)) {
+        fn any_attribute_value_is_parsed_without_panic(kind in 0u16..32, value in prop::collection::vec(any::<u8>(), 0..40)) {
             read_device(vec![LinkAttribute::Other(raw(kind, &value))]);
             read_rule(vec![RuleAttribute::Other(raw(kind, &value))]);
             for family in [AddressFamily::Inet, AddressFamily::Inet6] {

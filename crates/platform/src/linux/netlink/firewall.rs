@@ -1,8 +1,8 @@
-//! Whether the machine's firewall looks at who sends: rules by user, group or cgroup.
+//! Detects firewall rules that match on the sender: its user, group or cgroup.
 //!
-//! Such rules see whose socket a packet comes from. What the daemon carries for a program comes from the daemon's, so they no longer hold for it.
-//! The rules of nftables are read (nfnetlink; include/uapi/linux/netfilter/nf_tables.h), those of iptables-nft among them. The older
-//! iptables tells only which tables it has: one is enough to count. What cannot be read counts too.
+//! Such rules match on the owner of a packet's socket. Traffic that the daemon forwards for a program comes from the daemon's sockets, so these rules
+//! no longer apply to it. The rules of nftables are read (nfnetlink; include/uapi/linux/netfilter/nf_tables.h), which includes those of iptables-nft.
+//! Legacy iptables reports only the names of its tables: one table counts as a match. Anything unreadable counts as a match too.
 
 use std::io;
 use std::sync::Arc;
@@ -17,11 +17,11 @@ use socket2::SockRef;
 use tokio::sync::watch;
 
 use super::follow::wake;
-use super::talk::{self, Conversation};
+use super::talk::{self, NetlinkSocket};
 
 /// `NFNL_SUBSYS_NFTABLES` and `NFT_MSG_GETRULE`.
 const GET_RULES: u16 = 10 << 8 | 7;
-/// `struct nfgenmsg`; zeros ask for all families.
+/// Size of `struct nfgenmsg`. Zeros request all families.
 const GENERAL: usize = 4;
 const NFNLGRP_NFTABLES: u32 = 7;
 const NFTA_RULE_TABLE: u16 = 1;
@@ -37,23 +37,23 @@ const NFTA_MATCH_NAME: u16 = 1;
 const OWNERS: [u32; 3] = [10, 11, 23];
 /// `NFT_SOCKET_CGROUPV2`.
 const CGROUP: u32 = 3;
-/// Matches of iptables, which iptables-nft keeps: `bpf` may look at anything.
+/// iptables matches, which iptables-nft keeps. `bpf` may match on anything.
 const MATCHES: [&str; 3] = ["owner", "cgroup", "bpf"];
-/// Where the older iptables names its tables; nobody tells of changes there.
+/// Files in which legacy iptables lists its tables. Changes there cause no notification.
 const LEGACY: [&str; 2] = ["/proc/thread-self/net/ip_tables_names", "/proc/thread-self/net/ip6_tables_names"];
-/// How often it is looked at.
+/// Interval at which these files are read.
 const POLL: Duration = Duration::from_secs(10);
-/// After a reading of length t nothing is read for this many times t: following takes a tenth of one core at most.
+/// After a reading of duration t, no reading follows for this many times t, so that following takes at most a tenth of one core.
 const REST: u32 = 9;
-/// So many messages are left out at once: whoever sends them faster than they are read must not keep the rules from being read.
-const MOST_NEWS: usize = 10_000;
-/// How often rules that change while they are read are read again.
-const TRIES: usize = 3;
+/// Maximum number of notifications skipped at once, so that a sender faster than the reader cannot prevent the rules from being read.
+const MAX_SKIPPED: usize = 10_000;
+/// Maximum number of readings if rules change while they are read.
+const MAX_ATTEMPTS: usize = 3;
 
-/// The clause while changed rules wait to be read.
-pub const CHANGED: &str = "nftables' rules have just changed and are not read again yet";
+/// Clause that the receiver contains while changed rules have not been read yet.
+pub const CHANGED: &str = "the nftables rules have changed and have not been read again yet";
 
-/// Follows the firewall of the network namespace of the thread that started it; dropping it ends that.
+/// Follows the firewall of the network namespace of the thread that started it. Dropping it stops that.
 #[derive(Debug)]
 pub struct Firewall {
     shared: Arc<Shared>,
@@ -66,22 +66,22 @@ struct Shared {
 }
 
 impl Firewall {
-    /// Reads the rules and follows them. The receiver holds a clause that says why they are in the way; `None`: they are not.
+    /// Reads the rules and follows them. The receiver contains a clause that says which rule prevents forwarding, or `None` if no rule does.
     ///
     /// # Errors
-    /// The kernel does not let us ask or listen, or no thread could be had.
+    /// Fails if the kernel denies the request or subscription, or if no thread can be started.
     pub fn start() -> io::Result<(Self, watch::Receiver<Option<String>>)> {
         let mut notifications = Socket::new(NETLINK_NETFILTER)?;
         notifications.bind_auto()?;
         notifications.connect(&SocketAddr::new(0, 0))?;
         notifications.add_membership(NFNLGRP_NFTABLES)?;
         SockRef::from(&notifications).set_read_timeout(Some(POLL))?;
-        // Opened here: it belongs to this thread's namespace.
-        let mut kernel = Conversation::with(NETLINK_NETFILTER)?;
-        let (sender, receiver) = watch::channel(in_the_way(&mut kernel));
+        // Open the socket here, because it belongs to the namespace of the thread that opens it.
+        let mut kernel = NetlinkSocket::with(NETLINK_NETFILTER)?;
+        let (sender, receiver) = watch::channel(obstacle(&mut kernel));
         let shared = Arc::new(Shared { notifications, stop: AtomicBool::new(false) });
-        let following = shared.clone();
-        thread::Builder::new().name("braid-firewall".into()).spawn(move || following.follow(&mut kernel, &sender))?;
+        let follower = shared.clone();
+        thread::Builder::new().name("braid-firewall".into()).spawn(move || follower.follow(&mut kernel, &sender))?;
         Ok((Self { shared }, receiver))
     }
 }
@@ -94,15 +94,15 @@ impl Drop for Firewall {
 }
 
 impl Shared {
-    fn follow(&self, kernel: &mut Conversation, sender: &watch::Sender<Option<String>>) {
-        let (mut piece, mut rest_until) = (Vec::with_capacity(talk::PIECE), Instant::now());
+    fn follow(&self, kernel: &mut NetlinkSocket, sender: &watch::Sender<Option<String>>) {
+        let (mut part, mut rest_until) = (Vec::with_capacity(talk::MAX_PART), Instant::now());
         loop {
-            piece.clear();
-            let heard = self.notifications.recv(&mut piece, 0);
+            part.clear();
+            let received = self.notifications.recv(&mut part, 0);
             if self.stop.load(Ordering::Acquire) || sender.is_closed() {
                 return;
             }
-            let tell = |now: Option<String>| {
+            let publish = |now: Option<String>| {
                 sender.send_if_modified(|known| {
                     *known != now && {
                         *known = now;
@@ -111,53 +111,53 @@ impl Shared {
                 })
             };
             let rest = rest_until.saturating_duration_since(Instant::now());
-            match heard.map_err(|error| error.raw_os_error()) {
+            match received.map_err(|error| error.raw_os_error()) {
                 // A lost notification counts as one.
                 Ok(_) | Err(Some(libc::ENOBUFS)) if !rest.is_zero() => {
-                    tell(Some(CHANGED.to_owned()));
+                    publish(Some(CHANGED.to_owned()));
                 }
                 Ok(_) | Err(Some(libc::ENOBUFS | libc::EAGAIN | libc::EINTR)) => {}
-                // There may be no notifications any more: it is looked at as often as without.
+                // If notifications are no longer available, poll.
                 Err(_) => thread::sleep(POLL),
             }
             thread::sleep(rest);
-            self.skip_notifications(&mut piece);
+            self.skip_notifications(&mut part);
             let begin = Instant::now();
-            tell(in_the_way(kernel));
+            publish(obstacle(kernel));
             rest_until = Instant::now() + begin.elapsed() * REST;
         }
     }
 
-    /// Leaves out what is about to be read anyway.
-    fn skip_notifications(&self, piece: &mut Vec<u8>) {
-        for _ in 0..MOST_NEWS {
-            if self.notifications.recv(piece, libc::MSG_DONTWAIT).is_err() {
+    /// Discards notifications that the next reading covers anyway.
+    fn skip_notifications(&self, part: &mut Vec<u8>) {
+        for _ in 0..MAX_SKIPPED {
+            if self.notifications.recv(part, libc::MSG_DONTWAIT).is_err() {
                 break;
             }
-            piece.clear();
+            part.clear();
         }
     }
 }
 
-/// Why flows must not be sent by other sockets than their own, in a clause.
-fn in_the_way(kernel: &mut Conversation) -> Option<String> {
-    legacy().or_else(|| rule_by_owner(kernel).unwrap_or_else(|error| Some(format!("nftables' rules cannot be read ({error})"))))
+/// A clause that says why flows must not be sent by sockets other than their own.
+fn obstacle(kernel: &mut NetlinkSocket) -> Option<String> {
+    legacy().or_else(|| rule_by_owner(kernel).unwrap_or_else(|error| Some(format!("the nftables rules cannot be read ({error})"))))
 }
 
 fn legacy() -> Option<String> {
     LEGACY.into_iter().find_map(|path| match std::fs::read_to_string(path) {
         Ok(tables) => {
             let table = tables.lines().next()?;
-            Some(format!("iptables has rules in the old way (its table {table}), which may look at users and are not read"))
+            Some(format!("legacy iptables has rules (table {table}) that Braid cannot read and that may match on users"))
         }
-        // The module is not there.
+        // The kernel module is not loaded.
         Err(error) if error.kind() == io::ErrorKind::NotFound => None,
         Err(error) => Some(format!("{path} cannot be read ({error})")),
     })
 }
 
-fn rule_by_owner(kernel: &mut Conversation) -> io::Result<Option<String>> {
-    for _ in 0..TRIES {
+fn rule_by_owner(kernel: &mut NetlinkSocket) -> io::Result<Option<String>> {
+    for _ in 0..MAX_ATTEMPTS {
         let mut found = None;
         let consistent = kernel.dump_all(GET_RULES, GENERAL, |body| {
             if found.is_none() {
@@ -165,42 +165,44 @@ fn rule_by_owner(kernel: &mut Conversation) -> io::Result<Option<String>> {
             }
         });
         match consistent {
-            // The kernel has no nftables: whoever asks for it there is told that there is no such thing to ask.
+            // The kernel has no nftables: it rejects the request as unknown.
             Err(error) if matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => return Ok(None),
             Err(error) => return Err(error),
             Ok(consistent) if consistent || found.is_some() => return Ok(found),
             Ok(_) => {}
         }
     }
-    Ok(Some("nftables' rules change all the time".to_owned()))
+    Ok(Some("the nftables rules change constantly".to_owned()))
 }
 
-/// Says of a rule that it looks at who sends, if it does or cannot be read whole.
+/// Returns a clause if the rule matches on the sender, or cannot be parsed completely.
 fn by_owner(body: &[u8]) -> Option<String> {
-    let (mut table, mut chain, mut looks) = (String::new(), String::new(), body.len() < GENERAL);
+    let (mut table, mut chain, mut matches_owner) = (String::new(), String::new(), body.len() < GENERAL);
     for attribute in NlasIterator::new(body.get(GENERAL..).unwrap_or_default()) {
         let Ok(attribute) = attribute else {
-            looks = true;
+            matches_owner = true;
             break;
         };
         match attribute.kind() {
             NFTA_RULE_TABLE => table = parse_string(attribute.value()).unwrap_or_default(),
             NFTA_RULE_CHAIN => chain = parse_string(attribute.value()).unwrap_or_default(),
-            NFTA_RULE_EXPRESSIONS => looks |= has(attribute.value(), |kind, element| kind == NFTA_LIST_ELEM && looks_at_owner(element)),
+            NFTA_RULE_EXPRESSIONS => {
+                matches_owner |= has(attribute.value(), |kind, element| kind == NFTA_LIST_ELEM && has_owner_match(element))
+            }
             _ => {}
         }
     }
-    looks.then(|| format!("a firewall rule looks at who sends (user, group or cgroup; nftables, table {table}, chain {chain})"))
+    matches_owner.then(|| format!("a firewall rule matches on the sender (user, group or cgroup; nftables, table {table}, chain {chain})"))
 }
 
-fn looks_at_owner(expression: &[u8]) -> bool {
+fn has_owner_match(expression: &[u8]) -> bool {
     let mut name = String::new();
     has(expression, |kind, value| {
         if kind == NFTA_EXPR_NAME {
             name = parse_string(value).unwrap_or_default();
         }
         let number = |bytes: &[u8]| bytes.try_into().map_or(0, u32::from_be_bytes);
-        // The name comes first.
+        // The name attribute precedes the data.
         kind == NFTA_EXPR_DATA
             && match name.as_str() {
                 "meta" => has(value, |kind, key| kind == NFTA_META_KEY && OWNERS.contains(&number(key))),
@@ -213,7 +215,7 @@ fn looks_at_owner(expression: &[u8]) -> bool {
     })
 }
 
-/// Whether one of these attributes is as wanted; one that cannot be read is.
+/// Whether one of these attributes satisfies `wanted`. An unreadable attribute counts as satisfying it.
 fn has(attributes: &[u8], mut wanted: impl FnMut(u16, &[u8]) -> bool) -> bool {
     NlasIterator::new(attributes).any(|attribute| attribute.map_or(true, |attribute| wanted(attribute.kind(), attribute.value())))
 }
@@ -244,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_by_user_group_and_cgroup_are_told_from_others() {
+    fn rules_that_match_on_user_group_or_cgroup_are_detected() {
         let key = |kind, key: u32| [attribute(1, &8u32.to_be_bytes()), attribute(kind, &key.to_be_bytes())].concat();
         for (name, data, looks) in [
             ("meta", key(NFTA_META_KEY, 10), true),
@@ -266,16 +268,16 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_looks_at_owners() {
+    fn an_unreadable_rule_counts_as_a_match() {
         assert!(by_owner(&[]).is_some() && by_owner(&[0, 0, 0]).is_some());
         let whole = rule(&[expression("meta", &attribute(NFTA_META_KEY, &3u32.to_be_bytes()))]);
         assert_eq!(by_owner(&whole), None);
-        assert!(by_owner(&whole[..whole.len() - 2]).is_some(), "it is cut off");
+        assert!(by_owner(&whole[..whole.len() - 2]).is_some(), "it is truncated");
     }
 
     proptest! {
         #[test]
-        fn any_bytes_are_read_to_an_end(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        fn any_bytes_are_parsed_to_the_end(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
             let _ = by_owner(&bytes);
         }
     }

@@ -1,9 +1,9 @@
-//! Following the kernel's network: told of a change, read it all again.
+//! Follows the kernel's network configuration: every notification triggers a complete new reading.
 //!
-//! Notifications are not interpreted (but for DNS servers that routers advertise, which the kernel passes on and does not remember, and
-//! that a device went down, which is read at once): they only say that something changed. Reading everything again cannot drift from the truth,
-//! survives lost notifications (`ENOBUFS`), and costs 41 ms for ten thousand routes (unoptimised build); the pause between two readings
-//! grows with what they cost, so that following takes at most a fifth of one core however much changes.
+//! Notifications only mean that something changed; they are not interpreted, with two exceptions: DNS servers that routers advertise, which the
+//! kernel forwards but does not store, and a device that went down, which triggers a reading at once. Complete readings cannot drift from the
+//! kernel's state and survive lost notifications (`ENOBUFS`). One costs 41 ms for ten thousand routes (unoptimized build). The pause between two
+//! readings grows with their cost, so that following takes at most a fifth of one core at any rate of changes.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -25,17 +25,18 @@ use socket2::SockRef;
 use tokio::sync::watch;
 
 use super::advertised::{Advertised, RTM_NEWNDUSEROPT};
-use super::talk::{self, Conversation};
+use super::talk::{self, NetlinkSocket};
 use super::{DumpError, Files, device, facts, ipsec};
 use crate::linux::resolvers::Resolvers;
 
-/// Changes come in bursts; one reading serves all of a burst.
+/// Time to wait for the rest of a burst of changes, so that one reading covers the burst.
 const COALESCE: Duration = Duration::from_millis(20);
-/// After a reading of length t nothing is read for this many times t.
+/// After a reading of duration t, no reading follows for this many times t.
 const REST: u32 = 4;
-/// Services write a link's resolvers a little after the kernel's notifications, and tell nobody: look again this long after a change.
+/// Delays after a change at which the network is read again, because services write a link's resolvers slightly after the kernel's notification and
+/// send no notification of their own.
 const SETTLE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(4)];
-/// How long to wait after a reading failed.
+/// Delay after a failed reading.
 const RETRY: Duration = Duration::from_secs(1);
 const RECEIVE_BUFFER: usize = 1 << 20;
 const MAIN_TABLE: u32 = libc::RT_TABLE_MAIN as u32;
@@ -55,18 +56,18 @@ const GROUPS: [u32; 9] = [
 /// Why the network cannot be followed.
 #[derive(Debug, thiserror::Error)]
 pub enum FollowError {
-    /// The kernel does not let us listen.
-    #[error("cannot listen to changes of the machine's network (rtnetlink): {0}; a sandbox may forbid AF_NETLINK sockets: allow them")]
+    /// The kernel denies the subscription.
+    #[error("cannot subscribe to changes of the machine's network (rtnetlink): {0}; a sandbox may forbid AF_NETLINK sockets: allow them")]
     Listen(#[source] io::Error),
     /// The first reading failed.
     #[error(transparent)]
     Dump(#[from] DumpError),
-    /// No thread could be had.
+    /// A thread could not be started.
     #[error("cannot start the thread that follows the network: {0}; raise the limit of processes (ulimit -u)")]
     Thread(#[source] io::Error),
 }
 
-/// Keeps the network of one namespace followed, on a thread of its own; dropping it ends that.
+/// Follows the network of one namespace on a separate thread. Dropping it stops the thread.
 #[derive(Debug)]
 pub struct Follower {
     shared: Arc<Shared>,
@@ -74,7 +75,7 @@ pub struct Follower {
 
 struct Shared {
     notifications: Socket,
-    /// News of IPsec policies, where they can be had.
+    /// Notifications of IPsec policies, if available.
     policies: Option<Socket>,
     stop: AtomicBool,
 }
@@ -86,28 +87,31 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Follower {
-    /// Reads the network of the calling thread's namespace and follows it. The receiver holds the first snapshot at once, and a new
-    /// one some 20 ms after each burst of changes; what did not change is not sent again. Needs no privilege and no tokio runtime.
+    /// Reads the network of the calling thread's namespace and follows it. The receiver contains the first snapshot at once, and a new one some 20 ms
+    /// after each burst of changes. An unchanged snapshot is not sent again. Needs no privilege and no tokio runtime.
     pub fn start() -> Result<(Self, watch::Receiver<Arc<NetworkSnapshot>>), FollowError> {
         Self::with_files(Files::default())
     }
 
-    /// The same with other places for what the kernel does not tell.
+    /// Does the same, with other locations for the files of the system.
     pub fn with_files(files: Files) -> Result<(Self, watch::Receiver<Arc<NetworkSnapshot>>), FollowError> {
         let notifications = listen().map_err(FollowError::Listen)?;
         let policies = ipsec::listen().map_err(FollowError::Listen)?;
-        // All sockets are opened here: they belong to this thread's namespace.
-        let mut kernel = Conversation::open().map_err(FollowError::Listen)?;
+        // Open all sockets here, because a socket belongs to the namespace of the thread that opens it.
+        let mut kernel = NetlinkSocket::open().map_err(FollowError::Listen)?;
         let first = Arc::new(take(&mut kernel, &files, &Advertised::default())?);
         let (sender, receiver) = watch::channel(first);
         let shared = Arc::new(Shared { notifications, policies, stop: AtomicBool::new(false) });
         if shared.policies.is_some() {
-            let hearing = shared.clone();
-            thread::Builder::new().name("braid-ipsec".into()).spawn(move || hearing.pass_on_policies()).map_err(FollowError::Thread)?;
+            let forwarder = shared.clone();
+            thread::Builder::new()
+                .name("braid-ipsec".into())
+                .spawn(move || forwarder.forward_policy_changes())
+                .map_err(FollowError::Thread)?;
         }
-        let (piece, advertised) = (Vec::with_capacity(talk::PIECE), Advertised::default());
+        let (part, advertised) = (Vec::with_capacity(talk::MAX_PART), Advertised::default());
         let reader =
-            Reader { shared: shared.clone(), kernel, files, sender, piece, advertised, rest_until: Instant::now(), went_down: false };
+            Reader { shared: shared.clone(), kernel, files, sender, part, advertised, rest_until: Instant::now(), went_down: false };
         thread::Builder::new().name("braid-network".into()).spawn(move || reader.run()).map_err(FollowError::Thread)?;
         Ok((Self { shared }, receiver))
     }
@@ -121,22 +125,22 @@ impl Drop for Follower {
     }
 }
 
-/// The kernel's answer to an empty request wakes the thread that waits for notifications.
+/// Wakes the thread that waits for notifications: the kernel answers the empty request.
 pub(super) fn wake(socket: &Socket) {
     let _ = socket.send(&talk::request(NetlinkPayload::Noop, NLM_F_REQUEST | NLM_F_ACK, 0), 0);
 }
 
 impl Shared {
-    /// Has all read again when an IPsec policy changes.
-    fn pass_on_policies(&self) {
+    /// Triggers a new reading whenever an IPsec policy changes.
+    fn forward_policy_changes(&self) {
         let Some(policies) = &self.policies else { return };
-        let mut piece = Vec::with_capacity(talk::PIECE);
+        let mut part = Vec::with_capacity(talk::MAX_PART);
         while !self.stop.load(Ordering::Acquire) {
-            piece.clear();
-            match policies.recv(&mut piece, 0) {
+            part.clear();
+            match policies.recv(&mut part, 0) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) if error.raw_os_error() != Some(libc::ENOBUFS) => {
-                    tracing::warn!(%error, "no news of IPsec policies; looking every second");
+                    tracing::warn!(%error, "cannot receive notifications of IPsec policies; reading them every second");
                     thread::sleep(RETRY);
                 }
                 _ => {}
@@ -152,8 +156,8 @@ fn listen() -> io::Result<Socket> {
     socket.connect(&SocketAddr::new(0, 0))?;
     for group in GROUPS {
         match socket.add_membership(group) {
-            // Nexthop objects came with Linux 5.3.
-            Err(error) if group == libc::RTNLGRP_NEXTHOP => tracing::debug!(%error, "no news of nexthop objects"),
+            // Nexthop objects need Linux 5.3.
+            Err(error) if group == libc::RTNLGRP_NEXTHOP => tracing::debug!(%error, "cannot subscribe to nexthop objects"),
             outcome => outcome?,
         }
     }
@@ -163,13 +167,13 @@ fn listen() -> io::Result<Socket> {
 
 struct Reader {
     shared: Arc<Shared>,
-    kernel: Conversation,
+    kernel: NetlinkSocket,
     files: Files,
     sender: watch::Sender<Arc<NetworkSnapshot>>,
-    piece: Vec<u8>,
+    part: Vec<u8>,
     advertised: Advertised,
     rest_until: Instant,
-    /// A device was told to be down since the last reading.
+    /// Whether a notification since the last reading reported that a device is down.
     went_down: bool,
 }
 
@@ -178,55 +182,55 @@ impl Reader {
         let mut settle = &SETTLE[..];
         loop {
             let end = self.advertised.next_end(Instant::now());
-            let told = self.wait(settle.first().copied().into_iter().chain(end).min());
+            let notified = self.wait(settle.first().copied().into_iter().chain(end).min());
             if self.shared.stop.load(Ordering::Acquire) || self.sender.is_closed() {
                 return;
             }
-            if told {
+            if notified {
                 self.gather();
             }
-            settle = if told { &SETTLE } else { settle.get(1..).unwrap_or_default() };
+            settle = if notified { &SETTLE } else { settle.get(1..).unwrap_or_default() };
             let start = Instant::now();
             if let Err(error) = self.publish() {
-                tracing::warn!(%error, "the network could not be read; trying again");
+                tracing::warn!(%error, "cannot read the network; retrying");
                 settle = &[RETRY, SETTLE[0]];
             }
             self.rest_until = Instant::now() + start.elapsed() * REST;
         }
     }
 
-    /// Lets a burst of changes come to its end. Not where a device went down: every connect that is given to it fails until that is known.
+    /// Waits for the end of a burst of changes, unless a device went down: until Braid reacts, every connect on that device fails.
     fn gather(&mut self) {
         let end = Instant::now() + COALESCE;
         while !self.went_down && Instant::now() < end {
             self.wait(Some(end.saturating_duration_since(Instant::now())));
         }
         thread::sleep(self.rest_until.saturating_duration_since(Instant::now()));
-        self.take_notifications();
+        self.drain_notifications();
         self.went_down = false;
     }
 
-    /// Waits for notifications, for at most `limit`. Returns whether there were some; lost ones count.
+    /// Waits at most `limit` for notifications. Returns whether any arrived; lost ones count.
     fn wait(&mut self, limit: Option<Duration>) -> bool {
-        // A timeout of zero would be none.
+        // A read timeout of zero would mean no timeout.
         let limit = limit.map(|limit| limit.max(Duration::from_millis(1)));
         if let Err(error) = SockRef::from(&self.shared.notifications).set_read_timeout(limit) {
-            tracing::warn!(%error, "no timeout on the network's news");
+            tracing::warn!(%error, "cannot set a timeout on the notification socket");
         }
         match self.receive(0) {
             Ok(()) => true,
             Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => true,
             Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => false,
             Err(error) => {
-                tracing::warn!(%error, "no news of the network; looking every second");
+                tracing::warn!(%error, "cannot receive network notifications; reading the network every second");
                 thread::sleep(RETRY);
                 true
             }
         }
     }
 
-    /// Drops the notifications that the coming reading will show anyway.
-    fn take_notifications(&mut self) {
+    /// Discards the notifications that the next reading covers anyway.
+    fn drain_notifications(&mut self) {
         let lost = |error: &io::Error| error.raw_os_error() == Some(libc::ENOBUFS);
         loop {
             match self.receive(libc::MSG_DONTWAIT) {
@@ -237,11 +241,11 @@ impl Reader {
         }
     }
 
-    /// Takes in one notification.
+    /// Receives and processes one notification.
     fn receive(&mut self, flags: i32) -> io::Result<()> {
-        self.piece.clear();
-        self.shared.notifications.recv(&mut self.piece, flags)?;
-        for message in talk::messages(&self.piece) {
+        self.part.clear();
+        self.shared.notifications.recv(&mut self.part, flags)?;
+        for message in talk::messages(&self.part) {
             match message.message_type() {
                 RTM_NEWNDUSEROPT => self.advertised.on_message(Instant::now(), message.payload()),
                 libc::RTM_DELLINK => self.went_down = true,
@@ -266,18 +270,18 @@ impl Reader {
     }
 }
 
-/// Whether a message about a device (`struct ifinfomsg`) says that it carries nothing now.
+/// Whether a message about a device (`struct ifinfomsg`) reports that it is not up and running.
 fn is_down(message: &[u8]) -> bool {
     const RUNNING: u32 = (libc::IFF_UP | libc::IFF_RUNNING) as u32;
     let flags = message.get(8..12).and_then(|bytes| bytes.try_into().ok()).map(u32::from_ne_bytes);
     flags.is_some_and(|flags| flags & RUNNING != RUNNING)
 }
 
-/// Reads everything once.
-pub(super) fn take(kernel: &mut Conversation, files: &Files, advertised: &Advertised) -> Result<NetworkSnapshot, DumpError> {
+/// Takes one complete reading.
+pub(super) fn take(kernel: &mut NetlinkSocket, files: &Files, advertised: &Advertised) -> Result<NetworkSnapshot, DumpError> {
     let failed = |what| move |source| DumpError { what, source };
     let mut all_links = LinkMessage::default();
-    // Statistics are left out of the answer.
+    // Exclude statistics from the answer.
     all_links.attributes = vec![LinkAttribute::ExtMask(vec![LinkExtentMask::SkipStats])];
     let devices = kernel.dump(&RouteNetlinkMessage::GetLink(all_links), facts::device).map_err(failed("devices"))?;
     let all_addresses = RouteNetlinkMessage::GetAddress(AddressMessage::default());
@@ -287,8 +291,8 @@ pub(super) fn take(kernel: &mut Conversation, files: &Files, advertised: &Advert
     Ok(NetworkSnapshot { interfaces: interfaces(devices, &addresses, &routes, (files, advertised)), routes, rules, protected })
 }
 
-/// All rules of both families, in the order in which they are tried.
-pub(super) fn rules(kernel: &mut Conversation) -> Result<Vec<RuleFacts>, DumpError> {
+/// All rules of both families, in the order of evaluation.
+pub(super) fn rules(kernel: &mut NetlinkSocket) -> Result<Vec<RuleFacts>, DumpError> {
     let of = |family| {
         let mut request = RuleMessage::default();
         request.header.family = family;
@@ -298,7 +302,7 @@ pub(super) fn rules(kernel: &mut Conversation) -> Result<Vec<RuleFacts>, DumpErr
 }
 
 /// All routes of all tables and both families.
-pub(super) fn routes(kernel: &mut Conversation) -> Result<Vec<RouteFacts>, DumpError> {
+pub(super) fn routes(kernel: &mut NetlinkSocket) -> Result<Vec<RouteFacts>, DumpError> {
     let of = |family| {
         let mut request = RouteMessage::default();
         request.header.address_family = family;
@@ -308,14 +312,14 @@ pub(super) fn routes(kernel: &mut Conversation) -> Result<Vec<RouteFacts>, DumpE
 }
 
 fn both<T>(
-    kernel: &mut Conversation,
+    kernel: &mut NetlinkSocket,
     request: impl Fn(AddressFamily) -> RouteNetlinkMessage,
     what: &'static str,
     read: impl Fn(&[u8]) -> Option<T>,
 ) -> Result<Vec<T>, DumpError> {
     let mut all = Vec::new();
     for family in [AddressFamily::Inet, AddressFamily::Inet6] {
-        // A kernel without IPv6 refuses, or answers with every family it has.
+        // A kernel without IPv6 rejects the request, or answers with all families it has.
         let of_family = |body: &[u8]| if body.first() == Some(&family.into()) { read(body) } else { None };
         match kernel.dump(&request(family), of_family) {
             Ok(found) => all.extend(found),
@@ -339,7 +343,7 @@ fn interfaces(
     let facts = devices.into_iter().map(|device| {
         let (kind, nominal) = device::describe(&device, &files.devices);
         let mut own: Vec<_> = addresses.iter().filter(|address| address.device == device.index).collect();
-        // IPv4 first, then privacy addresses; otherwise the kernel's order.
+        // IPv4 first, then IPv6 privacy addresses, otherwise in the kernel's order.
         own.sort_by_key(|address| (Family::of(address.net.addr()), !address.temporary));
         let addresses: Vec<_> = own.iter().map(|address| address.net).collect();
         let mut servers = resolvers.of(files, device.index, &device.name, &addresses);
@@ -364,7 +368,7 @@ fn interfaces(
     facts.collect()
 }
 
-/// The default routes of every device, best first. Those of the main table; of a device that has none there, those of other tables.
+/// The default routes of every device, best first: those of the main table, or of other tables for a device that has none there.
 fn default_routes(routes: &[RouteFacts]) -> BTreeMap<LinkIndex, PerFamily<Vec<DefaultRoute>>> {
     let mut found: BTreeMap<LinkIndex, PerFamily<Vec<DefaultRoute>>> = BTreeMap::new();
     let eligible = |route: &&RouteFacts| {
@@ -372,9 +376,9 @@ fn default_routes(routes: &[RouteFacts]) -> BTreeMap<LinkIndex, PerFamily<Vec<De
         unconditional && braid_decide::steer::is_default(route.destination)
     };
     let (main, mut other): (Vec<_>, Vec<_>) = routes.iter().filter(eligible).partition(|route| route.table == MAIN_TABLE);
-    let standing =
+    let in_main =
         |device: LinkIndex, family| main.iter().any(|route| route.family() == family && route.hops.iter().any(|hop| hop.device == device));
-    other.retain(|route| !route.hops.iter().any(|hop| standing(hop.device, route.family())));
+    other.retain(|route| !route.hops.iter().any(|hop| in_main(hop.device, route.family())));
     for route in main.iter().chain(&other) {
         for hop in route.hops.iter().filter(|hop| !hop.dead) {
             let list = found.entry(hop.device).or_default().get_mut(route.family());
@@ -394,15 +398,15 @@ fn default_routes(routes: &[RouteFacts]) -> BTreeMap<LinkIndex, PerFamily<Vec<De
 mod tests {
     use super::*;
 
-    /// What follows such a message is read at once; a burst of others is let come to its end.
+    /// A reading follows such a message at once, whereas other messages wait for the end of a burst.
     #[test]
-    fn regression_a_device_that_carries_nothing_any_more_is_told_from_others() {
+    fn regression_a_device_that_is_not_running_is_detected() {
         let message = |flags: i32| [&[0; 8][..], &(flags as u32).to_ne_bytes(), &[0; 4]].concat();
         let running = libc::IFF_UP | libc::IFF_RUNNING;
         assert!(!is_down(&message(running)) && !is_down(&message(running | libc::IFF_MULTICAST)));
         for flags in [0, libc::IFF_UP, libc::IFF_RUNNING, libc::IFF_UP | libc::IFF_MULTICAST] {
             assert!(is_down(&message(flags)), "{flags:#x}");
         }
-        assert!((0..12).all(|length| !is_down(&message(0)[..length])), "cut off, it tells nothing");
+        assert!((0..12).all(|length| !is_down(&message(0)[..length])), "a truncated message reports nothing");
     }
 }

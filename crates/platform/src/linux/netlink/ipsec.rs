@@ -1,9 +1,9 @@
-//! IPsec policies (XFRM): where the kernel protects or blocks what this machine sends, whatever the routing tables say.
+//! IPsec policies (XFRM): the destinations for which the kernel protects or blocks what this machine sends, independent of the routing tables.
 //!
-//! A policy is held to a packet's addresses once it has them. Tunnels without a device (strongSwan and its like) give the system's own packets
-//! an address of theirs; a socket bound to a link has the link's, to which the policy does not apply, and would send in clear.
+//! The kernel compares a policy with the addresses of a packet. Tunnels without a device (as strongSwan makes) give the system's own packets a source
+//! address of the tunnel. A socket bound to a link has the link's address instead; the policy does not apply to it, and it would send in clear.
 //!
-//! `struct xfrm_userpolicy_info` and its attributes: include/uapi/linux/xfrm.h.
+//! Source: `struct xfrm_userpolicy_info` and its attributes in include/uapi/linux/xfrm.h.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -13,12 +13,12 @@ use netlink_packet_core::NlasIterator;
 use netlink_sys::constants::NETLINK_XFRM;
 use netlink_sys::{Socket, SocketAddr};
 
-use super::talk::Conversation;
+use super::talk::NetlinkSocket;
 
 const XFRM_MSG_GETPOLICY: u16 = 0x15;
-/// `struct xfrm_userpolicy_id`, of which the request is.
+/// Size of `struct xfrm_userpolicy_id`, the body of the request.
 const POLICY_ID: usize = 64;
-/// `struct xfrm_userpolicy_info`.
+/// Size of `struct xfrm_userpolicy_info`.
 const POLICY: usize = 168;
 const XFRMNLGRP_POLICY: u32 = 4;
 const XFRMA_TMPL: u16 = 5;
@@ -27,24 +27,24 @@ const XFRMA_IF_ID: u16 = 31;
 const POLICY_OUT: u8 = 1;
 const POLICY_BLOCK: u8 = 1;
 
-/// Where policies for outgoing packets protect or block. Nothing where the kernel knows no IPsec, and for whoever may not read them (it takes
-/// CAP_NET_ADMIN).
+/// Destinations for which outgoing policies protect or block. Empty if the kernel has no IPsec, or if this process may not read the policies (this
+/// needs CAP_NET_ADMIN).
 pub(super) fn protected() -> io::Result<Vec<IpNet>> {
     match read() {
-        Err(error) if is_none(&error) => Ok(Vec::new()),
+        Err(error) if is_unavailable(&error) => Ok(Vec::new()),
         outcome => outcome,
     }
 }
 
 fn read() -> io::Result<Vec<IpNet>> {
     let mut found = Vec::new();
-    Conversation::with(NETLINK_XFRM)?.dump_all(XFRM_MSG_GETPOLICY, POLICY_ID, |body| found.extend(covered(body)))?;
+    NetlinkSocket::with(NETLINK_XFRM)?.dump_all(XFRM_MSG_GETPOLICY, POLICY_ID, |body| found.extend(covered(body)))?;
     found.sort();
     found.dedup();
     Ok(found)
 }
 
-/// Hears of changes; `None` where there is nothing to hear.
+/// Subscribes to policy changes. `None` if the kernel has no IPsec or this process may not subscribe.
 pub(super) fn listen() -> io::Result<Option<Socket>> {
     let open = || {
         let mut socket = Socket::new(NETLINK_XFRM)?;
@@ -55,18 +55,18 @@ pub(super) fn listen() -> io::Result<Option<Socket>> {
     };
     match open() {
         Ok(socket) => Ok(Some(socket)),
-        Err(error) if is_none(&error) => Ok(None),
+        Err(error) if is_unavailable(&error) => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-fn is_none(error: &io::Error) -> bool {
+fn is_unavailable(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES | libc::EPROTONOSUPPORT | libc::EAFNOSUPPORT | libc::ENOENT))
 }
 
-/// Where a policy protects or blocks what this machine sends; everywhere in its family if it cannot be read whole. One that lets pass is none:
-/// what it covers, routes may cover as well, and to leave that alone does no harm. Nor is one of a device (`if_id`) or of packets with a mark,
-/// which routes lead to it: those are looked at.
+/// Destinations for which a policy protects or blocks what this machine sends. If the policy cannot be parsed completely, this is the whole family,
+/// or both. A policy that only permits is not counted: routes may cover its destinations as well, and not steering those does no harm. Policies of a
+/// device (`if_id`) or of marked packets are ignored as well, because routes lead to them and Braid reads the routes.
 fn covered(body: &[u8]) -> Vec<IpNet> {
     let everywhere = || [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)].map(|ip| IpNet::new_assert(ip, 0));
     let (Some(info), Some(attributes)) = (body.get(..POLICY), body.get(POLICY..)) else { return everywhere().to_vec() };
@@ -111,13 +111,13 @@ mod tests {
     }
 
     #[test]
-    fn policies_that_protect_or_block_what_is_sent_cover_it() {
+    fn outgoing_policies_that_protect_or_block_cover_their_destinations() {
         let v4 = |length, kind, templates| covered(&policy(libc::AF_INET, &[10, 1, 2, 3], length, kind, templates)).first().copied();
         assert_eq!(v4(8, (1, 0), 1), Some("10.0.0.0/8".parse().unwrap()));
         assert_eq!(v4(0, (1, 0), 2), Some("0.0.0.0/0".parse().unwrap()));
         assert_eq!(v4(32, (1, 1), 0), Some("10.1.2.3/32".parse().unwrap()), "it blocks");
-        assert_eq!(v4(8, (1, 0), 0), None, "it lets pass");
-        assert_eq!([0, 2, 4].map(|direction| v4(8, (direction, 0), 1)), [None; 3], "what comes in, what is forwarded, one socket's own");
+        assert_eq!(v4(8, (1, 0), 0), None, "it permits");
+        assert_eq!([0, 2, 4].map(|direction| v4(8, (direction, 0), 1)), [None; 3], "incoming, forwarded, and policies of one socket");
         let v6 = covered(&policy(libc::AF_INET6, &"2001:db8::1".parse::<Ipv6Addr>().unwrap().octets(), 32, (1, 0), 1));
         assert_eq!(v6, ["2001:db8::/32".parse().unwrap()]);
         for (kind, value, covers) in [(XFRMA_IF_ID, 7u32, false), (XFRMA_IF_ID, 0, true), (XFRMA_MARK, 7, false), (XFRMA_MARK, 0, true)] {
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn regression_a_policy_that_cannot_be_read_covers_everything() {
+    fn regression_an_unreadable_policy_covers_everything() {
         let whole = policy(libc::AF_INET, &[10, 1, 2, 3], 8, (1, 0), 1);
         for end in 0..POLICY {
             assert_eq!(covered(&whole[..end]).len(), 2, "{end}");

@@ -1,7 +1,7 @@
-//! Speaking rtnetlink: requests out, dumps and acknowledgements in.
+//! rtnetlink transport: sends requests and receives dumps and acknowledgements.
 //!
-//! Requests are the library's messages. Answers are given on as the bytes of one message each: [`super::facts`] has the library read
-//! them attribute by attribute, for its whole messages are refused when a later kernel says one thing in them that it does not know.
+//! Requests are the library's messages. Each answer is returned as the bytes of one message. [`super::facts`] parses it attribute by attribute,
+//! because the library rejects a whole message if a later kernel adds one value that it does not support.
 
 use std::io;
 
@@ -15,38 +15,38 @@ use netlink_sys::{Socket, SocketAddr};
 
 const HEADER: usize = 16;
 const NLMSGERR_ATTR_MSG: u16 = 1;
-/// The kernel never sends a larger piece of a dump.
-pub(super) const PIECE: usize = 1 << 16;
-/// How often a dump that changed while it was read is asked for again; later changes are notified anyway.
-const DUMP_TRIES: usize = 5;
+/// Maximum size of one part of a dump, as the kernel sends it.
+pub(super) const MAX_PART: usize = 1 << 16;
+/// Maximum number of attempts if a dump changes while it is read. A notification follows any later change.
+const MAX_DUMP_ATTEMPTS: usize = 5;
 
-/// A socket on which one question is asked at a time. It belongs to the network namespace of the thread that opened it.
-pub(super) struct Conversation {
+/// A netlink socket for one request at a time. It belongs to the network namespace of the thread that opened it.
+pub(super) struct NetlinkSocket {
     socket: Socket,
     sequence: u32,
-    piece: Vec<u8>,
+    part: Vec<u8>,
 }
 
-impl Conversation {
+impl NetlinkSocket {
     pub(super) fn open() -> io::Result<Self> {
         Self::with(NETLINK_ROUTE)
     }
 
-    /// The same with another part of the kernel.
+    /// Opens a socket for another netlink protocol.
     pub(super) fn with(protocol: isize) -> io::Result<Self> {
         let mut socket = Socket::new(protocol)?;
         socket.bind_auto()?;
         socket.connect(&SocketAddr::new(0, 0))?;
-        // Old kernels lack these two; then errors are shorter.
+        // Old kernels lack these options and report errors with less detail.
         let _ = socket.set_ext_ack(true);
         let _ = socket.set_cap_ack(true);
-        Ok(Self { socket, sequence: 0, piece: Vec::with_capacity(PIECE) })
+        Ok(Self { socket, sequence: 0, part: Vec::with_capacity(MAX_PART) })
     }
 
-    /// Everything `request` asks for. `read` gets each message's body and leaves out what it answers `None` to.
+    /// Returns everything that `request` asks for. `read` receives the body of each message; messages for which it returns `None` are omitted.
     pub(super) fn dump<T>(&mut self, request: &RouteNetlinkMessage, read: impl Fn(&[u8]) -> Option<T>) -> io::Result<Vec<T>> {
         let mut found = Vec::new();
-        for _ in 0..DUMP_TRIES {
+        for _ in 0..MAX_DUMP_ATTEMPTS {
             found.clear();
             let payload = NetlinkPayload::InnerMessage(request.clone());
             let consistent = self.exchange(payload, NLM_F_REQUEST | NLM_F_DUMP, |body| found.extend(read(body)))?;
@@ -57,25 +57,25 @@ impl Conversation {
         Ok(found)
     }
 
-    /// Asks for a change and waits until the kernel has made or refused it. `flags`: `NLM_F_CREATE` and its like.
+    /// Requests a change and waits until the kernel has made or rejected it. `flags` are flags such as `NLM_F_CREATE`.
     pub(super) fn change(&mut self, request: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
         self.exchange(NetlinkPayload::InnerMessage(request), NLM_F_REQUEST | NLM_F_ACK | flags, |_| {}).map(|_| ())
     }
 
-    /// The one thing `request` asks for; `None` where `read` makes nothing of it.
+    /// Returns the single object that `request` asks for; `None` if `read` returns `None` for it.
     pub(super) fn ask<T>(&mut self, request: RouteNetlinkMessage, read: impl Fn(&[u8]) -> Option<T>) -> io::Result<Option<T>> {
         let mut found = None;
         self.exchange(NetlinkPayload::InnerMessage(request), NLM_F_REQUEST | NLM_F_ACK, |body| found = read(body))?;
         Ok(found)
     }
 
-    /// Sends and reads up to the end of the answer. Tells whether the answer shows one moment (not `NLM_F_DUMP_INTR`).
+    /// Sends a request and reads to the end of the answer. Returns whether the answer is consistent (without `NLM_F_DUMP_INTR`).
     fn exchange(&mut self, payload: NetlinkPayload<RouteNetlinkMessage>, flags: u16, each: impl FnMut(&[u8])) -> io::Result<bool> {
         self.sequence = self.sequence.wrapping_add(1);
-        self.converse(&request(payload, flags, self.sequence), each)
+        self.send_and_receive(&request(payload, flags, self.sequence), each)
     }
 
-    /// Everything that a request of `kind`, with a body of zeros, asks for.
+    /// Dumps everything that a request of type `kind` with a body of zeros asks for.
     pub(super) fn dump_all(&mut self, kind: u16, body: usize, each: impl FnMut(&[u8])) -> io::Result<bool> {
         self.sequence = self.sequence.wrapping_add(1);
         let mut bytes = vec![0; HEADER + body];
@@ -84,25 +84,25 @@ impl Conversation {
         header.set_message_type(kind);
         header.set_flags(NLM_F_REQUEST | NLM_F_DUMP);
         header.set_sequence_number(self.sequence);
-        self.converse(&bytes, each)
+        self.send_and_receive(&bytes, each)
     }
 
-    fn converse(&mut self, request: &[u8], mut each: impl FnMut(&[u8])) -> io::Result<bool> {
+    fn send_and_receive(&mut self, request: &[u8], mut each: impl FnMut(&[u8])) -> io::Result<bool> {
         self.socket.send(request, 0)?;
         let mut consistent = true;
         loop {
-            self.piece.clear();
-            match self.socket.recv(&mut self.piece, 0) {
+            self.part.clear();
+            match self.socket.recv(&mut self.part, 0) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 outcome => outcome?,
             };
-            for message in messages(&self.piece) {
+            for message in messages(&self.part) {
                 if message.sequence_number() != self.sequence {
                     continue;
                 }
                 consistent &= message.flags() & NLM_F_DUMP_INTR == 0;
                 match message.message_type() {
-                    NLMSG_ERROR | NLMSG_DONE => return verdict(&message).map(|()| consistent),
+                    NLMSG_ERROR | NLMSG_DONE => return result_of(&message).map(|()| consistent),
                     _ => each(message.payload()),
                 }
             }
@@ -110,7 +110,7 @@ impl Conversation {
     }
 }
 
-/// A request as it is sent.
+/// Serializes a request.
 pub(super) fn request(payload: NetlinkPayload<RouteNetlinkMessage>, flags: u16, sequence: u32) -> Vec<u8> {
     let mut header = NetlinkHeader::default();
     (header.flags, header.sequence_number) = (flags, sequence);
@@ -121,10 +121,10 @@ pub(super) fn request(payload: NetlinkPayload<RouteNetlinkMessage>, flags: u16, 
     bytes
 }
 
-/// The messages of one piece; what is cut short or malformed ends the parse. (The library reads one message, and leaves finding the
-/// next to its user.)
-pub(super) fn messages(piece: &[u8]) -> impl Iterator<Item = NetlinkBuffer<&[u8]>> {
-    let mut rest = piece;
+/// The messages in one received buffer. A truncated or malformed message ends the iteration. (The library parses one message and leaves it to the
+/// caller to find the next.)
+pub(super) fn messages(part: &[u8]) -> impl Iterator<Item = NetlinkBuffer<&[u8]>> {
+    let mut rest = part;
     std::iter::from_fn(move || {
         let message = NetlinkBuffer::new_checked(rest).ok()?;
         rest = rest.get((message.length() as usize).next_multiple_of(4)..).unwrap_or_default();
@@ -132,11 +132,11 @@ pub(super) fn messages(piece: &[u8]) -> impl Iterator<Item = NetlinkBuffer<&[u8]
     })
 }
 
-/// The end of an answer: success, or the kernel's error with its explanation.
-fn verdict(message: &NetlinkBuffer<&[u8]>) -> io::Result<()> {
+/// Result of a request: success, or the kernel's error. The kernel's explanation is logged.
+fn result_of(message: &NetlinkBuffer<&[u8]>) -> io::Result<()> {
     let malformed = |error| io::Error::new(io::ErrorKind::InvalidData, error);
     let (code, extra) = match (message.message_type(), message.payload()) {
-        // The request's header stands between the code and the explanation.
+        // The header of the request lies between the error code and the explanation.
         (NLMSG_ERROR, body) => {
             let end = ErrorBuffer::new_checked(body).map_err(malformed)?;
             (end.code().map_or(0, i32::from), end.payload().get(HEADER..).unwrap_or_default())
@@ -155,7 +155,7 @@ fn verdict(message: &NetlinkBuffer<&[u8]>) -> io::Result<()> {
         && let Some(text) = NlasIterator::new(extra).flatten().find(|attribute| attribute.kind() == NLMSGERR_ATTR_MSG)
     {
         let explanation = parse_string(text.value()).unwrap_or_default();
-        tracing::debug!(%error, explanation, "rtnetlink refused a request");
+        tracing::debug!(%error, explanation, "the kernel rejected an rtnetlink request");
     }
     Err(error)
 }
@@ -167,7 +167,7 @@ mod tests {
     use netlink_packet_route::rule::{RuleAttribute, RuleMessage};
     use proptest::prelude::*;
 
-    /// A message of the kernel's own kinds.
+    /// A netlink control message.
     fn message(kind: u16, flags: u16, body: &[u8]) -> Vec<u8> {
         let mut bytes = vec![0; HEADER + body.len()];
         let mut view = NetlinkBuffer::new(&mut bytes);
@@ -179,11 +179,11 @@ mod tests {
     }
 
     fn end(kind: u16, flags: u16, body: &[u8]) -> io::Result<()> {
-        verdict(&NetlinkBuffer::new_checked(&message(kind, flags, body)[..]).unwrap())
+        result_of(&NetlinkBuffer::new_checked(&message(kind, flags, body)[..]).unwrap())
     }
 
     #[test]
-    fn what_is_written_is_read_back_message_by_message() {
+    fn serialized_messages_are_parsed_back_one_by_one() {
         let mut rule = RuleMessage::default();
         rule.attributes = vec![RuleAttribute::Oifname("eth0".into()), RuleAttribute::Priority(7)];
         let payload = || NetlinkPayload::InnerMessage(RouteNetlinkMessage::NewRule(rule.clone()));
@@ -194,11 +194,11 @@ mod tests {
         let mut body = vec![0; rule.buffer_len()];
         rule.emit(&mut body);
         assert!(messages(&bytes).all(|message| message.payload() == body));
-        assert_eq!(messages(&bytes[..bytes.len() - 1]).count(), 1, "what is cut short is left");
+        assert_eq!(messages(&bytes[..bytes.len() - 1]).count(), 1, "a truncated message is skipped");
     }
 
     #[test]
-    fn a_refusal_is_an_error_of_the_system() {
+    fn a_rejection_is_a_system_error() {
         let refused = |kind, body: &[u8]| end(kind, NLM_F_ACK_TLVS, body).unwrap_err().raw_os_error();
         let code = (-libc::EPERM).to_ne_bytes();
         assert_eq!(refused(NLMSG_ERROR, &code), Some(libc::EPERM));
@@ -212,7 +212,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_walked_to_an_end(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        fn any_bytes_are_parsed_to_the_end(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
             prop_assert!(messages(&bytes).count() <= bytes.len());
             for kind in [NLMSG_ERROR, NLMSG_DONE] {
                 let _ = end(kind, NLM_F_ACK_TLVS, &bytes);

@@ -1,4 +1,4 @@
-//! Echo requests (RFC 792, RFC 4443 section 4): by an unprivileged ping socket where the system allows it, else by a raw one.
+//! Echo requests (RFC 792, RFC 4443 section 4), through an unprivileged ping socket if the system allows it, otherwise a raw socket.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -9,74 +9,74 @@ use std::time::{Duration, Instant};
 use socket2::{Domain, Protocol, Type};
 use tokio::net::UdpSocket;
 
-use super::{ProbeOutcome, Trouble, bound};
+use super::{ProbeError, ProbeOutcome, bound};
 
-/// Requests within one probe at least, evenly spread over its time: a single lost packet is no dead link.
-const REQUESTS: u32 = 3;
+/// Minimum number of requests in one probe, evenly spread over its time, so that a single lost packet does not make the link appear dead.
+const MIN_REQUESTS: u32 = 3;
 
-/// Their distance has bounds: no timer of zero, and no long wait in the patient probe of a dead link, whose return is to be noted
-/// before the flows on it are ended.
-const DISTANCE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(400));
+/// Bounds of the interval between requests. The lower bound avoids a timer of zero. The upper bound keeps the long probe of a dead link responsive:
+/// its return must be detected before the flows on it are ended.
+const INTERVAL: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(400));
 
 const HEADER: usize = 8;
 
-/// Tells this process's probes apart where the kernel does not: raw sockets hear every answer of their other end.
+/// Distinguishes the probes of this process. Raw sockets receive every answer from their remote address.
 static NEXT_TOKEN: AtomicU16 = AtomicU16::new(0);
 
-/// Asks until an answer comes; it is the caller who ends it after `timeout`.
-pub(super) async fn ask(device: &str, address: IpAddr, timeout: Duration) -> Result<ProbeOutcome, Trouble> {
+/// Sends requests until an answer arrives. The caller must stop it after `timeout`.
+pub(super) async fn ask(device: &str, address: IpAddr, timeout: Duration) -> Result<ProbeOutcome, ProbeError> {
     let socket = open(device, address)?;
     let echo = Echo::new(address);
     let mut sent: Vec<Instant> = Vec::new();
-    let mut pause = tokio::time::interval((timeout / REQUESTS).clamp(DISTANCE.0, DISTANCE.1));
+    let mut timer = tokio::time::interval((timeout / MIN_REQUESTS).clamp(INTERVAL.0, INTERVAL.1));
     loop {
         tokio::select! {
             answer = receive(&socket, &echo) => {
-                let sequence = answer.map_err(|error| Trouble::met("receive an echo reply", error))?;
+                let sequence = answer.map_err(|error| ProbeError::from_socket("receive an echo reply", error))?;
                 if let Some(start) = sent.get(usize::from(sequence)) {
                     return Ok(ProbeOutcome::Alive { rtt: start.elapsed() });
                 }
             }
-            _ = pause.tick(), if sent.len() < usize::from(u16::MAX) => {
+            _ = timer.tick(), if sent.len() < usize::from(u16::MAX) => {
                 let request = echo.request(sent.len() as u16);
                 sent.push(Instant::now());
-                socket.send(&request).await.map_err(|error| Trouble::met("send an echo request", error))?;
+                socket.send(&request).await.map_err(|error| ProbeError::from_socket("send an echo request", error))?;
             }
         }
     }
 }
 
-/// A socket connected to `address`, so that it hears only that address and what routers say of it.
+/// Opens a socket connected to `address`, so that it receives only packets from that address and ICMP errors about it.
 ///
-/// It is no UDP socket, but what sends and receives on one of a connected address does so on any datagram socket.
-fn open(device: &str, address: IpAddr) -> Result<UdpSocket, Trouble> {
+/// It is not a UDP socket, but the operations that tokio's `UdpSocket` uses on a connected socket work on every datagram socket.
+fn open(device: &str, address: IpAddr) -> Result<UdpSocket, ProbeError> {
     let (domain, protocol) = match address {
         IpAddr::V4(_) => (Domain::IPV4, Protocol::ICMPV4),
         IpAddr::V6(_) => (Domain::IPV6, Protocol::ICMPV6),
     };
     let socket = match bound(device, domain, Type::DGRAM, protocol) {
-        Err(trouble) if trouble.forbidden() => bound(device, domain, Type::RAW, protocol)?,
+        Err(error) if error.is_forbidden() => bound(device, domain, Type::RAW, protocol)?,
         other => other?,
     };
-    socket.connect(&SocketAddr::new(address, 0).into()).map_err(Trouble::impossible("connect an echo socket"))?;
-    UdpSocket::from_std(socket.into()).map_err(Trouble::impossible("wait for the socket"))
+    socket.connect(&SocketAddr::new(address, 0).into()).map_err(ProbeError::impossible("connect an echo socket"))?;
+    UdpSocket::from_std(socket.into()).map_err(ProbeError::impossible("wait for the socket"))
 }
 
-/// The sequence number of the next answer to one of this probe's requests.
+/// Sequence number of the next answer to one of this probe's requests.
 async fn receive(socket: &UdpSocket, echo: &Echo) -> io::Result<u16> {
     let mut packet = [0; 256];
     loop {
         let length = socket.recv(&mut packet).await?;
-        if let Some(sequence) = echo.answered(&packet[..length]) {
+        if let Some(sequence) = echo.sequence_of_answer(&packet[..length]) {
             return Ok(sequence);
         }
     }
 }
 
-/// What the requests of one probe have in common.
+/// Identity shared by the requests of one probe.
 struct Echo {
     v4: bool,
-    /// Identifier and payload. A ping socket replaces the identifier, so the payload is what is compared.
+    /// Identifier and payload. A ping socket replaces the identifier, so answers are compared by their payload.
     token: [u8; 8],
 }
 
@@ -93,7 +93,7 @@ impl Echo {
         packet[4..6].copy_from_slice(&self.token[..2]);
         packet[6..8].copy_from_slice(&sequence.to_be_bytes());
         packet[HEADER..].copy_from_slice(&self.token);
-        // For IPv6 the kernel fills it in.
+        // For IPv6 the kernel fills in the checksum.
         if self.v4 {
             let sum = checksum(&packet);
             packet[2..4].copy_from_slice(&sum.to_be_bytes());
@@ -101,8 +101,8 @@ impl Echo {
         packet
     }
 
-    /// The sequence number, if the packet is an answer to one of these requests. Raw IPv4 sockets put the IP header before it.
-    fn answered(&self, packet: &[u8]) -> Option<u16> {
+    /// Returns the sequence number if the packet is an answer to one of these requests. Raw IPv4 sockets prefix it with the IP header.
+    fn sequence_of_answer(&self, packet: &[u8]) -> Option<u16> {
         let packet = match packet.first()? {
             first if self.v4 && first >> 4 == 4 => packet.get(usize::from(first & 15) * 4..)?,
             _ => packet,
@@ -113,7 +113,7 @@ impl Echo {
     }
 }
 
-/// RFC 1071.
+/// Internet checksum (RFC 1071).
 fn checksum(packet: &[u8]) -> u16 {
     let mut sum: u32 = packet.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
     while sum > 0xffff {
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_packet_with_its_checksum_sums_to_nothing() {
+    fn a_packet_with_its_checksum_sums_to_zero() {
         let echo = Echo::new("192.0.2.1".parse().unwrap());
         assert_eq!(checksum(&echo.request(0x1234)), 0);
         assert_eq!(checksum(&[0x00, 0x01, 0xf2, 0x03, 0xf4, 0xf5, 0xf6, 0xf7]), 0x220d, "the example of RFC 1071, section 3");
@@ -143,21 +143,21 @@ mod tests {
     fn only_answers_to_this_probe_count() {
         for address in ["192.0.2.1", "2001:db8::1"] {
             let (mine, other) = (Echo::new(address.parse().unwrap()), Echo::new(address.parse().unwrap()));
-            assert_eq!(mine.answered(&reply(&mine, 2)), Some(2));
-            assert_eq!(mine.answered(&reply(&other, 2)), None, "somebody else's");
-            assert_eq!(mine.answered(&mine.request(2)), None, "the request itself, as on loopback");
-            assert_eq!(mine.answered(&reply(&mine, 2)[..9]), None, "cut off");
-            assert_eq!(mine.answered(&[]), None);
+            assert_eq!(mine.sequence_of_answer(&reply(&mine, 2)), Some(2));
+            assert_eq!(mine.sequence_of_answer(&reply(&other, 2)), None, "another probe's");
+            assert_eq!(mine.sequence_of_answer(&mine.request(2)), None, "the request itself, as on loopback");
+            assert_eq!(mine.sequence_of_answer(&reply(&mine, 2)[..9]), None, "cut off");
+            assert_eq!(mine.sequence_of_answer(&[]), None);
         }
     }
 
     #[test]
-    fn the_header_that_raw_sockets_show_is_skipped() {
+    fn the_ip_header_of_raw_sockets_is_skipped() {
         let echo = Echo::new("192.0.2.1".parse().unwrap());
         let mut packet = vec![0x46];
         packet.resize(24, 0);
         packet.extend(reply(&echo, 1));
-        assert_eq!(echo.answered(&packet), Some(1));
-        assert_eq!(echo.answered(&packet[..10]), None);
+        assert_eq!(echo.sequence_of_answer(&packet), Some(1));
+        assert_eq!(echo.sequence_of_answer(&packet[..10]), None);
     }
 }

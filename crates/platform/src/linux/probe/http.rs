@@ -1,4 +1,4 @@
-//! A page with a known answer over HTTP/1.1 (RFC 9112), by hand: a few bytes are compared, nothing is followed or run.
+//! Requests a page with a known answer over HTTP/1.1 (RFC 9112). A minimal client: it compares a few bytes, follows no redirect and runs nothing.
 
 use std::io;
 use std::time::Instant;
@@ -7,39 +7,39 @@ use braid_decide::policy::HttpTarget;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use super::{Connect, ProbeOutcome, Trouble, canonical, connect};
+use super::{ConnectError, ProbeError, ProbeOutcome, canonical, connect};
 
-/// More than this of an answer is not looked at.
-const LIMIT: usize = 16 * 1024;
+/// Maximum number of bytes of an answer that are read.
+const MAX_ANSWER: usize = 16 * 1024;
 
-/// More than this of another's text is not shown.
-const SHOWN: usize = 120;
+/// Maximum number of characters of a foreign text that are shown.
+const MAX_SHOWN: usize = 120;
 
-/// Asks for the page, and compares the answer.
-pub(super) async fn ask(device: &str, page: &HttpTarget) -> Result<ProbeOutcome, Trouble> {
+/// Requests the page and compares the answer.
+pub(super) async fn ask(device: &str, page: &HttpTarget) -> Result<ProbeOutcome, ProbeError> {
     let start = Instant::now();
     let mut stream = match connect(device, canonical(page.address)).await {
         Ok(stream) => stream,
-        Err(Connect::Refused) => return Err(Trouble::Unanswered),
-        Err(Connect::Trouble(trouble)) => return Err(trouble),
+        Err(ConnectError::Refused) => return Err(ProbeError::Unanswered),
+        Err(ConnectError::Probe(error)) => return Err(error),
     };
     let rtt = start.elapsed();
     let request = request(page)?;
-    stream.write_all(request.as_bytes()).await.map_err(|error| Trouble::met("send the request", error))?;
-    match read(&mut stream, page).await.map_err(|error| Trouble::met("read the answer", error))? {
+    stream.write_all(request.as_bytes()).await.map_err(|error| ProbeError::from_socket("send the request", error))?;
+    match read(&mut stream, page).await.map_err(|error| ProbeError::from_socket("read the answer", error))? {
         ProbeResponse::Expected => Ok(ProbeOutcome::Alive { rtt }),
         ProbeResponse::Other(what) => {
             let detail = format!("http://{}{} at {} answered {what}", page.host, page.path, page.address);
             Ok(ProbeOutcome::Portal { detail })
         }
-        ProbeResponse::Nothing => Err(Trouble::Unanswered),
+        ProbeResponse::Nothing => Err(ProbeError::Unanswered),
     }
 }
 
-pub(crate) fn request(page: &HttpTarget) -> Result<String, Trouble> {
+pub(crate) fn request(page: &HttpTarget) -> Result<String, ProbeError> {
     if page.host.chars().chain(page.path.chars()).any(|one| one.is_control() || one == ' ') {
         let source = io::Error::new(io::ErrorKind::InvalidInput, "a space or control character in it");
-        return Err(Trouble::Impossible { tried: "write host and path into a request", source });
+        return Err(ProbeError::Impossible { tried: "write host and path into a request", source });
     }
     let HttpTarget { host, path, .. } = page;
     let agent = concat!("braid/", env!("CARGO_PKG_VERSION"));
@@ -50,11 +50,11 @@ pub(crate) fn request(page: &HttpTarget) -> Result<String, Trouble> {
 
 #[derive(Debug, PartialEq, Eq)]
 enum ProbeResponse {
-    /// Status and the begin of the body are as they should be.
+    /// The status and the start of the body are as expected.
     Expected,
-    /// Something else, for the user.
+    /// Description of an unexpected answer, for the user.
     Other(String),
-    /// Closed before the answer was complete enough to tell.
+    /// The connection closed before the answer could be classified.
     Nothing,
 }
 
@@ -66,17 +66,17 @@ async fn read(stream: &mut TcpStream, page: &HttpTarget) -> io::Result<ProbeResp
             Err(error) if error.kind() == io::ErrorKind::ConnectionReset => true,
             Err(error) => return Err(error),
         };
-        if let Some(response) = judge(&answer, ended || answer.len() >= LIMIT, page) {
+        if let Some(response) = classify(&answer, ended || answer.len() >= MAX_ANSWER, page) {
             return Ok(response);
         }
     }
 }
 
-/// What the answer is, as soon as that can be told; always when it has `ended`.
-fn judge(answer: &[u8], ended: bool, page: &HttpTarget) -> Option<ProbeResponse> {
+/// Classifies the answer as soon as possible; always returns a result if the answer has `ended`.
+fn classify(answer: &[u8], ended: bool, page: &HttpTarget) -> Option<ProbeResponse> {
     let start = b"HTTP/1.";
     if !answer.starts_with(&start[..start.len().min(answer.len())]) {
-        return Some(ProbeResponse::Other(format!("with no HTTP: {}", shown(answer))));
+        return Some(ProbeResponse::Other(format!("with no HTTP: {}", printable(answer))));
     }
     let Some(head_length) = answer.windows(4).position(|four| four == b"\r\n\r\n") else {
         return ended.then_some(ProbeResponse::Nothing);
@@ -85,8 +85,8 @@ fn judge(answer: &[u8], ended: bool, page: &HttpTarget) -> Option<ProbeResponse>
     let (status_line, _) = head.split_once("\r\n").unwrap_or((&head, ""));
     let status = status_line.split(' ').nth(1).and_then(|status| status.parse::<u16>().ok());
     if status != Some(page.status) {
-        let location = field(&head, "location").map(|to| format!(" to {}", shown(to.as_bytes()))).unwrap_or_default();
-        return Some(ProbeResponse::Other(format!("{:?}{location} in place of status {}", shown(status_line.as_bytes()), page.status)));
+        let location = field(&head, "location").map(|to| format!(" to {}", printable(to.as_bytes()))).unwrap_or_default();
+        return Some(ProbeResponse::Other(format!("{:?}{location} in place of status {}", printable(status_line.as_bytes()), page.status)));
     }
     let (body, complete) = body(&head, &answer[head_length + 4..]);
     let expected = page.body.as_bytes();
@@ -94,12 +94,12 @@ fn judge(answer: &[u8], ended: bool, page: &HttpTarget) -> Option<ProbeResponse>
         return Some(ProbeResponse::Expected);
     }
     if !expected.starts_with(&body) || complete {
-        return Some(ProbeResponse::Other(format!("with {:?} in place of {:?}", shown(&body), shown(expected))));
+        return Some(ProbeResponse::Other(format!("with {:?} in place of {:?}", printable(&body), printable(expected))));
     }
     ended.then_some(ProbeResponse::Nothing)
 }
 
-/// A header's value; `name` in small letters.
+/// Value of a header; `name` must be lower case.
 fn field<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     head.lines()
         .skip(1)
@@ -108,7 +108,7 @@ fn field<'a>(head: &'a str, name: &str) -> Option<&'a str> {
         .map(|(_, value)| value.trim())
 }
 
-/// What has come of the body, and whether that is all of it.
+/// The part of the body received so far, and whether it is complete.
 fn body(head: &str, rest: &[u8]) -> (Vec<u8>, bool) {
     if field(head, "transfer-encoding").is_some_and(|coding| coding.eq_ignore_ascii_case("chunked")) {
         return unchunk(rest);
@@ -119,7 +119,7 @@ fn body(head: &str, rest: &[u8]) -> (Vec<u8>, bool) {
     }
 }
 
-/// RFC 9112, section 7.1, as far as it has come. A size that is none ends the body.
+/// Decodes the chunks received so far (RFC 9112, section 7.1). An invalid size ends the body.
 fn unchunk(mut rest: &[u8]) -> (Vec<u8>, bool) {
     let mut body = Vec::new();
     while let Some(line) = rest.windows(2).position(|two| two == b"\r\n") {
@@ -135,10 +135,10 @@ fn unchunk(mut rest: &[u8]) -> (Vec<u8>, bool) {
     (body, false)
 }
 
-/// Another's text, short and without control characters.
-fn shown(text: &[u8]) -> String {
+/// Shortens a foreign text and replaces its control characters.
+fn printable(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(text);
-    text.chars().take(SHOWN).map(|one| if one.is_control() { ' ' } else { one }).collect()
+    text.chars().take(MAX_SHOWN).map(|one| if one.is_control() { ' ' } else { one }).collect()
 }
 
 #[cfg(test)]
@@ -150,10 +150,10 @@ mod tests {
         HttpTarget { address, host: "probe.example".into(), path: "/check".into(), status, body: body.into() }
     }
 
-    /// What an answer is that comes byte by byte and then ends.
+    /// Classification of an answer that arrives byte by byte and then ends.
     fn response(answer: &str, page: &HttpTarget) -> ProbeResponse {
-        let early = (0..=answer.len()).find_map(|length| judge(&answer.as_bytes()[..length], false, page));
-        early.or_else(|| judge(answer.as_bytes(), true, page)).expect("an answer that has ended is judged")
+        let early = (0..=answer.len()).find_map(|length| classify(&answer.as_bytes()[..length], false, page));
+        early.or_else(|| classify(answer.as_bytes(), true, page)).expect("an answer that has ended is classified")
     }
 
     fn is_other(response: ProbeResponse, part: &str) -> bool {
@@ -161,17 +161,17 @@ mod tests {
     }
 
     #[test]
-    fn the_expected_answer_is_told_before_the_connection_ends() {
-        assert_eq!(judge(b"HTTP/1.1 204 No Content\r\n\r\n", false, &page(204, "")), Some(ProbeResponse::Expected));
+    fn the_expected_answer_is_recognized_before_the_connection_ends() {
+        assert_eq!(classify(b"HTTP/1.1 204 No Content\r\n\r\n", false, &page(204, "")), Some(ProbeResponse::Expected));
         assert_eq!(
-            judge(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\nsuccess and", false, &page(200, "success")),
+            classify(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\nsuccess and", false, &page(200, "success")),
             Some(ProbeResponse::Expected)
         );
-        assert_eq!(judge(b"HTTP/1.1 200 OK\r\n\r\nsucc", false, &page(200, "success")), None);
+        assert_eq!(classify(b"HTTP/1.1 200 OK\r\n\r\nsucc", false, &page(200, "success")), None);
     }
 
     #[test]
-    fn chunks_are_put_together() {
+    fn chunks_are_joined() {
         let answer = "HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\n\r\n3;x=y\r\nsuc\r\n4\r\ncess\r\n0\r\n\r\n";
         assert_eq!(response(answer, &page(200, "success")), ProbeResponse::Expected);
         assert!(is_other(response(answer, &page(200, "successful")), "success"));
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn a_redirect_another_status_and_another_body_are_portals() {
+    fn a_redirect_or_a_wrong_status_or_body_is_a_portal() {
         let login = "HTTP/1.1 302 Found\r\nlocation: http://login.example/\x1b[31m\r\n\r\n";
         assert!(is_other(response(login, &page(204, "")), "to http://login.example/ [31m in place of status 204"));
         assert!(is_other(response("HTTP/1.0 200 OK\r\n\r\n<html>", &page(204, "")), "200 OK"));
@@ -190,14 +190,14 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_that_breaks_off_is_none() {
+    fn a_truncated_answer_is_no_answer() {
         for answer in ["", "HTT", "HTTP/1.1 204 No Content\r\n", "HTTP/1.1 200 OK\r\n\r\nsucc"] {
             assert_eq!(response(answer, &page(200, "success")), ProbeResponse::Nothing, "{answer:?}");
         }
     }
 
     #[test]
-    fn nothing_can_be_smuggled_into_the_request() {
+    fn control_characters_are_rejected_in_a_request() {
         assert!(request(&page(204, "")).unwrap().starts_with("GET /check HTTP/1.1\r\nHost: probe.example\r\n"));
         let smuggled = HttpTarget { path: "/\r\nX: y".into(), ..page(204, "") };
         assert!(request(&smuggled).is_err());

@@ -1,4 +1,4 @@
-//! Answers to a caller, written where the kernel would have written them.
+//! Answers calls by writing into the caller's memory, as the kernel would.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
@@ -6,28 +6,28 @@ use std::os::fd::AsFd;
 use super::sys::ProcessMemory;
 use super::{Listener, RawCall, Reaches, Socket, sys};
 
-/// The largest datagram.
-const LARGEST: usize = 65_535;
-/// The most control messages, in words of 8 bytes.
-const MOST_CONTROL: usize = 512;
-/// The most pieces of a buffer (`UIO_MAXIOV`).
-const MOST_PIECES: u64 = 1024;
-/// The most datagrams at one call.
-const MOST_DATAGRAMS: u64 = 64;
+/// Maximum size of a datagram.
+const MAX_DATAGRAM: usize = 65_535;
+/// Maximum size of the control messages, in words of 8 bytes.
+const MAX_CONTROL: usize = 512;
+/// Maximum number of pieces of a buffer (`UIO_MAXIOV`).
+const MAX_PIECES: u64 = 1024;
+/// Maximum number of datagrams in one call.
+const MAX_DATAGRAMS: u64 = 64;
 
-/// A call's result: a value, or the number of an error.
+/// Result of a call: a value or an error number.
 pub type Told = Result<i64, i32>;
 
 impl Listener {
     /// Answers a `getpeername` or `getsockname` on a socket that `reaches` these families.
     pub fn tell_address(&self, call: &RawCall, reaches: Reaches, address: SocketAddr) -> Told {
-        put_address(&self.hold(call)?, call.thread, (call.args[1], call.args[2]), reaches, address)?;
+        put_address(&self.open_memory(call)?, call.thread, (call.args[1], call.args[2]), reaches, address)?;
         Ok(0)
     }
 
-    /// Answers a `getsockopt` of `SO_ERROR`; 0 is none.
+    /// Answers a `getsockopt` of `SO_ERROR`; 0 means no error.
     pub fn tell_error(&self, call: &RawCall, error: i32) -> Told {
-        let memory = self.hold(call)?;
+        let memory = self.open_memory(call)?;
         let (value, length) = (call.args[3], call.args[4]);
         let room = u32::from_ne_bytes(get(call.thread, length)?) as i32;
         let room = usize::try_from(room).map_err(|_| libc::EINVAL)?.min(size_of::<i32>());
@@ -36,10 +36,10 @@ impl Listener {
         Ok(0)
     }
 
-    /// Answers a `recvfrom`, `recvmsg` or `recvmmsg` on a connected datagram socket with what waits there, as if it came from `from`.
-    /// Of several that `recvmmsg` asks for, as many are told as wait. `Err(EAGAIN)`: none does.
+    /// Answers a `recvfrom`, `recvmsg` or `recvmmsg` on a connected datagram socket with the next pending datagram, as if it came from `from`. A
+    /// `recvmmsg` receives as many of the requested datagrams as are pending. Returns `Err(EAGAIN)` if none is pending.
     pub fn tell_datagram(&self, call: &RawCall, socket: &Socket, from: SocketAddr) -> Told {
-        let (memory, thread, args) = (self.hold(call)?, call.thread, call.args);
+        let (memory, thread, args) = (self.open_memory(call)?, call.thread, call.args);
         match call.number {
             libc::SYS_recvfrom => {
                 let room = [(args[1], args[2])];
@@ -51,7 +51,7 @@ impl Listener {
             }
             libc::SYS_recvmsg => self.tell_message(call, &memory, socket, args[1], args[2] as i32, from),
             _ => {
-                for index in 0..(args[2] as u32 as u64).min(MOST_DATAGRAMS) {
+                for index in 0..(args[2] as u32 as u64).min(MAX_DATAGRAMS) {
                     let at = args[1].wrapping_add(index * MMSGHDR);
                     match self.tell_message(call, &memory, socket, at, args[3] as i32, from) {
                         Ok(length) => put(&memory, at.wrapping_add(MSGHDR), &(length as u32).to_ne_bytes())?,
@@ -59,26 +59,26 @@ impl Listener {
                         Err(error) => return Err(error),
                     }
                 }
-                Ok((args[2] as u32 as u64).min(MOST_DATAGRAMS) as i64)
+                Ok((args[2] as u32 as u64).min(MAX_DATAGRAMS) as i64)
             }
         }
     }
 
-    /// Answers a `sendto`, `sendmsg` or `sendmmsg` that names the one whom a datagram socket is connected to, by sending to just that one
-    /// without the name. Of several, the number that were sent is told.
+    /// Answers a `sendto`, `sendmsg` or `sendmmsg` whose address is the peer of the connected datagram socket, by sending without an address. For
+    /// several messages, returns the number sent.
     pub fn send(&self, call: &RawCall, socket: &Socket) -> Told {
         let (thread, args) = (call.thread, call.args);
         match call.number {
             libc::SYS_sendto => {
                 let bytes = gather(thread, &[(args[1], args[2])])?;
-                self.still(call)?;
+                self.ensure_waiting(call)?;
                 let sent = sys::send_message(socket.as_fd(), &bytes, &[], args[3] as i32);
                 sent.map(|sent| sent as i64).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
             }
             libc::SYS_sendmsg => self.send_message(call, socket, args[1], args[2] as i32),
             _ => {
-                let memory = self.hold(call)?;
-                let count = u64::from(args[2] as u32).min(MOST_DATAGRAMS);
+                let memory = self.open_memory(call)?;
+                let count = u64::from(args[2] as u32).min(MAX_DATAGRAMS);
                 for index in 0..count {
                     let at = args[1].wrapping_add(index * MMSGHDR);
                     match self.send_message(call, socket, at, args[3] as i32) {
@@ -95,21 +95,21 @@ impl Listener {
     fn send_message(&self, call: &RawCall, socket: &Socket, at: u64, flags: i32) -> Told {
         let message = Message::read(call.thread, at)?;
         let bytes = gather(call.thread, &message.pieces)?;
-        let mut control = vec![0; if message.control == 0 { 0 } else { message.room.min(MOST_CONTROL as u64 * 8) as usize }];
+        let mut control = vec![0; if message.control == 0 { 0 } else { message.room.min(MAX_CONTROL as u64 * 8) as usize }];
         if !control.is_empty() {
             sys::read_memory(call.thread, message.control, &mut control).map_err(|error| error.raw_os_error().unwrap_or(libc::EFAULT))?;
         }
-        self.still(call)?;
+        self.ensure_waiting(call)?;
         let sent = sys::send_message(socket.as_fd(), &bytes, &control, flags);
         sent.map(|sent| sent as i64).map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))
     }
 
-    /// Whether a datagram call may wait: `false` where its flags say that it does not.
+    /// Whether a datagram call may block: `false` if its flags include `MSG_DONTWAIT`.
     pub fn may_wait(&self, call: &RawCall) -> bool {
         flags_of(call) & libc::MSG_DONTWAIT == 0
     }
 
-    /// Whether it asks for a socket's errors in place of datagrams.
+    /// Whether the call reads the socket's error queue instead of datagrams.
     pub fn wants_errors(&self, call: &RawCall) -> bool {
         flags_of(call) & libc::MSG_ERRQUEUE != 0
     }
@@ -129,7 +129,7 @@ impl Listener {
         Ok(got.length as i64)
     }
 
-    /// Receives a datagram and spreads it over these pieces (address, length) of the caller's memory.
+    /// Receives a datagram and distributes it over these pieces (address, length) of the caller's memory.
     fn receive(
         &self,
         call: &RawCall,
@@ -138,11 +138,11 @@ impl Listener {
         pieces: &[(u64, u64)],
         control_room: u64,
         flags: i32,
-    ) -> Result<Got, i32> {
-        let room = pieces.iter().fold(0u64, |sum, (_, length)| sum.saturating_add(*length)).min(LARGEST as u64) as usize;
+    ) -> Result<ReceivedMessage, i32> {
+        let room = pieces.iter().fold(0u64, |sum, (_, length)| sum.saturating_add(*length)).min(MAX_DATAGRAM as u64) as usize;
         let mut bytes = vec![0; room];
-        let mut words = vec![0u64; (control_room / 8).min(MOST_CONTROL as u64) as usize];
-        self.still(call)?;
+        let mut words = vec![0u64; (control_room / 8).min(MAX_CONTROL as u64) as usize];
+        self.ensure_waiting(call)?;
         let received = sys::receive_message(socket.as_fd(), &mut bytes, &mut words, flags & !libc::MSG_CMSG_CLOEXEC);
         let received = received.map_err(|error| error.raw_os_error().unwrap_or(libc::EIO))?;
         let mut rest = &bytes[..received.length.min(room)];
@@ -152,16 +152,17 @@ impl Listener {
             rest = later;
         }
         let control = words.iter().flat_map(|word| word.to_ne_bytes()).take(received.control).collect();
-        Ok(Got { length: received.length, control, flags: received.flags })
+        Ok(ReceivedMessage { length: received.length, control, flags: received.flags })
     }
 
-    /// The memory of the thread that waits: only once it is held does it show that it is of that thread, and not of one with its number.
-    fn hold(&self, call: &RawCall) -> Result<ProcessMemory, i32> {
+    /// Opens the memory of the waiting thread. The check must follow the opening: only then is it certain that the memory belongs to that thread and
+    /// not to one with a reused id.
+    fn open_memory(&self, call: &RawCall) -> Result<ProcessMemory, i32> {
         let memory = ProcessMemory::open(call.thread).map_err(|error| error.raw_os_error().unwrap_or(libc::EFAULT))?;
-        self.still(call).map(|()| memory)
+        self.ensure_waiting(call).map(|()| memory)
     }
 
-    fn still(&self, call: &RawCall) -> Result<(), i32> {
+    fn ensure_waiting(&self, call: &RawCall) -> Result<(), i32> {
         if self.is_waiting(call.id) { Ok(()) } else { Err(libc::EINTR) }
     }
 }
@@ -180,7 +181,7 @@ impl Message {
         let header: [u8; MSGHDR as usize] = get(thread, at)?;
         let word = |offset: usize| header.get(offset..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u64::from_ne_bytes(*bytes));
         let (first, count) = (word(16), word(24));
-        if count > MOST_PIECES {
+        if count > MAX_PIECES {
             return Err(libc::EMSGSIZE);
         }
         let mut pieces = Vec::new();
@@ -193,12 +194,12 @@ impl Message {
     }
 }
 
-/// What stands in these pieces of the caller's memory; more than a datagram holds is refused.
+/// Reads these pieces of the caller's memory. Fails if they exceed the maximum size of a datagram.
 fn gather(thread: i32, pieces: &[(u64, u64)]) -> Result<Vec<u8>, i32> {
     let mut bytes = Vec::new();
     for (address, length) in pieces.iter().filter(|(_, length)| *length > 0) {
         let begin = bytes.len();
-        let length = usize::try_from(*length).ok().filter(|length| length.saturating_add(begin) <= LARGEST).ok_or(libc::EMSGSIZE)?;
+        let length = usize::try_from(*length).ok().filter(|length| length.saturating_add(begin) <= MAX_DATAGRAM).ok_or(libc::EMSGSIZE)?;
         bytes.resize(begin + length, 0);
         match sys::read_memory(thread, *address, &mut bytes[begin..]) {
             Ok(read) if read == length => {}
@@ -209,13 +210,13 @@ fn gather(thread: i32, pieces: &[(u64, u64)]) -> Result<Vec<u8>, i32> {
     Ok(bytes)
 }
 
-struct Got {
+struct ReceivedMessage {
     length: usize,
     control: Vec<u8>,
     flags: i32,
 }
 
-/// The sizes of `struct msghdr` and `struct mmsghdr` where pointers have 64 bits.
+/// Sizes of `struct msghdr` and `struct mmsghdr` with 64-bit pointers.
 const MSGHDR: u64 = 56;
 const MMSGHDR: u64 = 64;
 
@@ -224,7 +225,7 @@ fn flags_of(call: &RawCall) -> i32 {
     call.args[index] as i32
 }
 
-/// Puts an address where a caller has room for one, and its whole length where that room's length stood.
+/// Writes an address into the caller's buffer, truncated to its size, and the untruncated length in place of the size.
 fn put_address(memory: &ProcessMemory, thread: i32, (to, length): (u64, u64), reaches: Reaches, address: SocketAddr) -> Result<(), i32> {
     let room = u32::from_ne_bytes(get(thread, length)?) as i32;
     let room = usize::try_from(room).map_err(|_| libc::EINVAL)?;
@@ -249,7 +250,7 @@ fn put(memory: &ProcessMemory, address: u64, bytes: &[u8]) -> Result<(), i32> {
     memory.write(address, bytes).map_err(|error| error.raw_os_error().unwrap_or(libc::EFAULT))
 }
 
-/// An address as the kernel tells it: of an IPv6 socket always the IPv6 form.
+/// Encodes an address as the kernel does: for an IPv6 socket always in IPv6 form.
 fn sockaddr(reaches: Reaches, address: SocketAddr) -> Vec<u8> {
     let port = address.port().to_be_bytes();
     let mut bytes = Vec::with_capacity(size_of::<libc::sockaddr_in6>());
@@ -277,7 +278,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_ipv6_socket_is_told_ipv6_addresses() {
+    fn an_ipv6_socket_receives_ipv6_addresses() {
         let read = |reaches, text: &str| super::super::parse_address(&sockaddr(reaches, text.parse().unwrap()));
         for (reaches, text, length) in
             [(Reaches::V4, "192.0.2.1:80", 16), (Reaches::Both, "192.0.2.1:80", 28), (Reaches::V6, "[2001:db8::1]:9", 28)]
@@ -288,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_is_cut_to_the_room_and_its_length_told() {
+    fn an_address_is_truncated_to_the_buffer_and_its_length_returned() {
         let me = std::process::id() as i32;
         let memory = ProcessMemory::open(me).unwrap();
         let at = |bytes: &mut [u8]| bytes.as_mut_ptr() as u64;
@@ -296,8 +297,8 @@ mod tests {
         put_address(&memory, me, (at(&mut room), at(&mut length)), Reaches::V4, "192.0.2.1:80".parse().unwrap()).unwrap();
         assert_eq!((&room[2..8], u32::from_ne_bytes(length)), (&[0, 80, 192, 0, 0xff, 0xff][..], 16));
         let mut negative = (-1i32).to_ne_bytes();
-        let told = put_address(&memory, me, (at(&mut room), at(&mut negative)), Reaches::V4, "192.0.2.1:80".parse().unwrap());
-        assert_eq!(told, Err(libc::EINVAL));
+        let result = put_address(&memory, me, (at(&mut room), at(&mut negative)), Reaches::V4, "192.0.2.1:80".parse().unwrap());
+        assert_eq!(result, Err(libc::EINVAL));
         assert_eq!(put_address(&memory, me, (at(&mut room), 8), Reaches::V4, "192.0.2.1:80".parse().unwrap()), Err(libc::EFAULT));
     }
 }

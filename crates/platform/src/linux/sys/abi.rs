@@ -1,18 +1,18 @@
-//! The Rust side of `ebpf/braid.h`: what the daemon and its BPF programs say to each other. A test compares sizes with C's.
+//! The Rust side of `ebpf/braid.h`: the structures that the daemon and its BPF programs exchange. A test checks that the sizes agree with C.
 
 use braid_model::MAX_LINKS;
 
-/// Redirected connections that may wait for the daemon.
+/// Maximum number of redirected connections that wait for the daemon.
 pub const MAX_ARRIVALS: usize = 4096;
-/// Hosts that run Braid themselves, at most, and services of theirs whose ports are closed.
+/// Maximum number of hosts that run Braid, and of their services whose ports are closed.
 pub const MAX_SERVERS: usize = 1024;
-/// Destinations that no relay opens, at most.
+/// Maximum number of destinations that no relay accepts.
 pub const MAX_REFUSED: usize = 512;
-/// The most policy rules the programs look at.
+/// Maximum number of policy rules.
 pub const MAX_RULES: usize = 64;
-/// No link.
+/// Value that means no link.
 pub const NO_SLOT: u32 = u32::MAX;
-/// "Not set" in the one-byte class and affinity fields, and "no rule" in [`Flow::rule`].
+/// Value that means "not set" in the one-byte class and affinity fields, and "no rule" in [`Flow::rule`].
 pub const UNSET: u8 = 255;
 
 macro_rules! abi {
@@ -38,7 +38,7 @@ macro_rules! abi {
 abi! {
     /// `struct braid_link_load`.
     LinkLoad { load: [u64; 2], tag: u64, flows: u32, pad: u32, }
-    /// `struct braid_load_table` behind its lock.
+    /// `struct braid_load_table` with its lock.
     LoadTable { lock: u32, pad: u32, virtual_time: u64, winner: u32, pad2: u32, commits: u64, loads: [LinkLoad; MAX_LINKS], }
     /// `struct braid_slot`.
     Slot {
@@ -153,10 +153,10 @@ pub mod event {
     pub const COUNT: u32 = 3;
 }
 
-/// Numbers of the counters.
+/// Number of counters.
 pub const COUNTERS: usize = 10;
 
-/// Reads a structure from the bytes of a dump or a ring buffer; `None` if there are too few.
+/// Reads a structure from the bytes of a dump or a ring buffer; `None` if there are too few bytes.
 pub fn read<T: aya::Pod>(bytes: &[u8]) -> Option<T> {
     if bytes.len() < size_of::<T>() {
         return None;
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_record_is_refused() {
+    fn a_short_record_is_rejected() {
         assert_eq!(read::<Control>(&[0; 23]), None);
         assert_eq!(read::<Control>(&[1; 24]).map(|c| c.bank), Some(0x0101_0101));
     }

@@ -1,4 +1,4 @@
-//! The system calls of BPF that `aya` does not offer, and two small facts of the kernel.
+//! BPF system calls that `aya` lacks, and related queries of the kernel.
 
 use std::fs::File;
 use std::io;
@@ -11,7 +11,7 @@ const BPF_LINK_CREATE: libc::c_long = 28;
 const BPF_ITER_CREATE: libc::c_long = 33;
 const BPF_TRACE_ITER: u32 = 28;
 
-/// `union bpf_attr`'s part for BPF_LINK_CREATE of an iterator.
+/// The part of `union bpf_attr` for BPF_LINK_CREATE of an iterator.
 #[repr(C)]
 struct LinkCreate {
     prog_fd: u32,
@@ -23,7 +23,7 @@ struct LinkCreate {
     pad: u32,
 }
 
-/// `union bpf_attr`'s part for BPF_PROG_TEST_RUN.
+/// The part of `union bpf_attr` for BPF_PROG_TEST_RUN.
 #[repr(C)]
 #[derive(Default)]
 struct TestRun {
@@ -53,11 +53,11 @@ fn bpf<T>(command: libc::c_long, attr: &mut T) -> io::Result<i32> {
 }
 
 fn owned(fd: i32) -> OwnedFd {
-    // SAFETY: the kernel just returned this descriptor to us, and nobody else knows it.
+    // SAFETY: the kernel just returned this descriptor to us, and nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// Attaches an iterator program to the elements of one map, or to what it walks without one.
+/// Attaches an iterator program to the elements of one map, or without a map to the objects that the program iterates over.
 pub fn attach_iterator(program: BorrowedFd<'_>, map: Option<BorrowedFd<'_>>) -> io::Result<OwnedFd> {
     let info = map.map(|map| u64::from(map.as_raw_fd() as u32)); // `union bpf_iter_link_info { struct { __u32 map_fd; } map; ... }`
     let mut attr = LinkCreate {
@@ -72,13 +72,13 @@ pub fn attach_iterator(program: BorrowedFd<'_>, map: Option<BorrowedFd<'_>>) -> 
     bpf(BPF_LINK_CREATE, &mut attr).map(owned)
 }
 
-/// Starts one dump by an attached iterator: reading the file runs the program.
+/// Starts one dump of an attached iterator. Reading the file runs the program.
 pub fn start_iterator(link: BorrowedFd<'_>) -> io::Result<File> {
     let mut attr = [link.as_raw_fd() as u32, 0];
     bpf(BPF_ITER_CREATE, &mut attr).map(|fd| File::from(owned(fd)))
 }
 
-/// Runs a packet program `repeat` times on an empty packet; the mean time of a run in nanoseconds.
+/// Runs a packet program `repeat` times on an empty packet. Returns the mean time of a run in nanoseconds.
 pub fn test_run(program: BorrowedFd<'_>, repeat: u32) -> io::Result<u32> {
     let packet = [0u8; 64];
     let mut attr = TestRun {
@@ -92,12 +92,12 @@ pub fn test_run(program: BorrowedFd<'_>, repeat: u32) -> io::Result<u32> {
     Ok(attr.duration)
 }
 
-/// Now, on the clock that BPF programs read.
+/// Current time, on the clock that BPF programs read.
 pub fn now() -> Time {
     read_clock(libc::CLOCK_MONOTONIC)
 }
 
-/// How long this thread has been at work: the time it had a CPU.
+/// CPU time that this thread has consumed.
 pub fn thread_time() -> Time {
     read_clock(libc::CLOCK_THREAD_CPUTIME_ID)
 }
@@ -109,36 +109,36 @@ fn read_clock(clock: libc::clockid_t) -> Time {
     Time::from_nanos(u64::try_from(time.tv_sec).unwrap_or(0) * 1_000_000_000 + u64::try_from(time.tv_nsec).unwrap_or(0))
 }
 
-/// Waits until every BPF program that runs now has ended (some 10 ms): they read under RCU, and `membarrier`'s global command waits
-/// for that.
+/// Waits until every BPF program that runs now has ended (some 10 ms). BPF programs run inside RCU read sections, and `membarrier`'s global command
+/// waits for those.
 pub fn wait_for_programs() {
     const MEMBARRIER_CMD_GLOBAL: libc::c_int = 1;
     // SAFETY: takes three integers.
     if unsafe { libc::syscall(libc::SYS_membarrier, MEMBARRIER_CMD_GLOBAL, 0, 0) } < 0 {
-        // Refused on kernels with `nohz_full`, and by some sandboxes.
+        // Not available on kernels with `nohz_full`, and forbidden by some sandboxes.
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
 }
 
-/// The cookie of this process's network namespace.
+/// Cookie of this process's network namespace.
 pub fn netns_cookie() -> io::Result<u64> {
     const SO_NETNS_COOKIE: libc::c_int = 71;
     let socket = std::net::UdpSocket::bind((std::net::Ipv4Addr::UNSPECIFIED, 0))?;
     let mut cookie = 0u64;
     let mut length = size_of_val(&cookie) as libc::socklen_t;
-    // SAFETY: `cookie` and `length` are live and say the buffer's true size.
+    // SAFETY: `cookie` and `length` are live, and `length` is the size of the buffer.
     let result = unsafe {
         libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_NETNS_COOKIE, std::ptr::from_mut(&mut cookie).cast(), &mut length)
     };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(cookie) }
 }
 
-/// Waits on a ring buffer inside tokio's loop.
+/// Waits for records in a ring buffer inside a tokio runtime.
 #[derive(Debug)]
 pub struct Ready(tokio::io::unix::AsyncFd<OwnedFd>);
 
 impl Ready {
-    /// Watches (a duplicate of) the ring buffer's descriptor. Must be called inside a tokio runtime.
+    /// Watches a duplicate of the ring buffer's descriptor. Must be called inside a tokio runtime.
     pub fn watch(ring: BorrowedFd<'_>) -> io::Result<Self> {
         let ring = ring.try_clone_to_owned()?;
         // SAFETY: the `AsyncFd` owns the descriptor, which stays open and the same for as long as it is registered.
@@ -146,14 +146,14 @@ impl Ready {
         Ok(Self(registered?))
     }
 
-    /// Resolves when records may have come since it resolved last. Take all there are before waiting again.
+    /// Resolves when records may have arrived since the last time it resolved. Take all records before waiting again.
     pub async fn records(&self) -> io::Result<()> {
         self.0.readable().await?.clear_ready();
         Ok(())
     }
 }
 
-/// The id of the mount that holds `path`, as `/proc/self/mountinfo` numbers them.
+/// Id of the mount that holds `path`, as in `/proc/self/mountinfo`.
 pub fn mount_id(path: &std::path::Path) -> io::Result<u64> {
     use std::os::unix::ffi::OsStrExt;
     const STATX_MNT_ID: u32 = 0x1000;
@@ -165,7 +165,7 @@ pub fn mount_id(path: &std::path::Path) -> io::Result<u64> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(facts.stx_mnt_id) }
 }
 
-/// The inode of a living process's executable, without walking its path or asking a file server: neither may keep the caller waiting.
+/// Inode number of a running process's executable. Neither resolves its path nor contacts a file server, because either may block the caller.
 pub fn exe_inode(process: u32) -> io::Result<u64> {
     let path = std::ffi::CString::new(format!("/proc/{process}/exe"))?;
     // SAFETY: `statx` is a plain structure of integers, for which all zeroes is a value.
@@ -175,7 +175,7 @@ pub fn exe_inode(process: u32) -> io::Result<u64> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(facts.stx_ino) }
 }
 
-/// Opens the root of the cgroup v2 hierarchy by a mount of our own that appears nowhere in the file system.
+/// Opens the root of the cgroup v2 hierarchy through a private mount that does not appear in the file system.
 pub fn open_cgroup2() -> io::Result<OwnedFd> {
     const FSCONFIG_CMD_CREATE: libc::c_long = 6;
     let check = |result: libc::c_long| {

@@ -1,4 +1,4 @@
-//! Datagrams with the address they were sent to, which the standard library does not tell.
+//! Datagrams with their destination address, which the standard library does not report.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -6,12 +6,12 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 use socket2::SockAddr;
 
-/// Room for one control message, aligned as the kernel wants it.
+/// Buffer for one control message, with the alignment that the kernel requires.
 #[repr(C, align(8))]
 struct Control([u8; 64]);
 
-/// Has a socket tell each datagram's destination, and an IPv6 socket answer from addresses that are the machine's by a route only.
-pub fn tell_destinations(socket: BorrowedFd<'_>, ipv6: bool) -> io::Result<()> {
+/// Makes a socket report each datagram's destination, and lets an IPv6 socket send from addresses that are local only by a route.
+pub fn report_destinations(socket: BorrowedFd<'_>, ipv6: bool) -> io::Result<()> {
     let options: &[_] = match ipv6 {
         true => &[(libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO), (libc::IPPROTO_IPV6, IPV6_FREEBIND)],
         false => &[(libc::IPPROTO_IP, libc::IP_PKTINFO)],
@@ -27,17 +27,17 @@ pub fn tell_destinations(socket: BorrowedFd<'_>, ipv6: bool) -> io::Result<()> {
     Ok(())
 }
 
-/// `linux/in6.h`.
+/// Value from `linux/in6.h`.
 const IPV6_FREEBIND: libc::c_int = 78;
 
-/// The next datagram, cut to `buffer`: its length, where it is from, and where it was sent to. Does not block.
+/// Receives the next datagram, truncated to `buffer`. Returns its length, source and destination. Does not block.
 pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr, IpAddr)> {
     let mut control = Control([0; 64]);
     let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     let mut length = 0;
     let mut to = IpAddr::V6(Ipv6Addr::LOCALHOST);
-    // SAFETY: `try_init` hands out storage for any address and its size; the message refers to live buffers of the sizes that it tells,
-    // and the control messages that are walked are those that the kernel wrote into `control`.
+    // SAFETY: `try_init` provides storage for any address, and its size. The message refers to live buffers of the stated sizes, and the control
+    // messages that are read are those that the kernel wrote into `control`.
     let (_, from) = unsafe {
         SockAddr::try_init(|storage, size| {
             let mut message: libc::msghdr = std::mem::zeroed();
@@ -68,17 +68,17 @@ pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, 
             Ok(())
         })
     }?;
-    let from = from.as_socket().ok_or_else(|| io::Error::other("a datagram from no address"))?;
+    let from = from.as_socket().ok_or_else(|| io::Error::other("a datagram without a source address"))?;
     Ok((length, from, to))
 }
 
-/// Sends a datagram, from an address of this machine. Does not block.
+/// Sends a datagram from an address of this machine. Does not block.
 pub fn send(socket: BorrowedFd<'_>, from: IpAddr, to: SocketAddr, payload: &[u8]) -> io::Result<()> {
     let to = SockAddr::from(to);
     let mut control = Control([0; 64]);
     let mut part = libc::iovec { iov_base: payload.as_ptr().cast_mut().cast(), iov_len: payload.len() };
-    // SAFETY: the message refers to live buffers of the sizes that it tells, which the kernel only reads; the control message is written
-    // into `control`, which has room for it.
+    // SAFETY: the message refers to live buffers of the stated sizes, which the kernel only reads. The control message is written into `control`,
+    // which is large enough.
     let sent = unsafe {
         let mut message: libc::msghdr = std::mem::zeroed();
         message.msg_name = to.as_ptr().cast_mut().cast();
@@ -119,17 +119,17 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn a_datagram_tells_where_it_was_sent_to_and_is_answered_from_there() {
-        told_and_answered("0.0.0.0:0", "127.0.0.1:0", "127.64.1.2");
+    fn a_datagram_reports_its_destination_and_is_answered_from_it() {
+        check_destination_and_answer("0.0.0.0:0", "127.0.0.1:0", "127.64.1.2");
         if UdpSocket::bind("[::1]:0").is_ok() {
-            told_and_answered("[::]:0", "[::1]:0", "::1");
+            check_destination_and_answer("[::]:0", "[::1]:0", "::1");
         }
     }
 
-    fn told_and_answered(server: &str, client: &str, near: &str) {
+    fn check_destination_and_answer(server: &str, client: &str, near: &str) {
         let server = UdpSocket::bind(server).unwrap();
         let near: IpAddr = near.parse().unwrap();
-        tell_destinations(server.as_fd(), near.is_ipv6()).unwrap();
+        report_destinations(server.as_fd(), near.is_ipv6()).unwrap();
         let client = UdpSocket::bind(client).unwrap();
         let port = server.local_addr().unwrap().port();
         client.send_to(b"hello", (near, port)).unwrap();

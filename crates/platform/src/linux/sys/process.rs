@@ -1,4 +1,4 @@
-//! System calls with which `braid run` arranges its processes: fork, wait, signals, descriptors, pipes.
+//! System calls with which `braid run` manages its processes: fork, wait, signals, descriptors, pipes.
 
 use std::ffi::CStr;
 use std::io;
@@ -13,14 +13,14 @@ use libc::c_int;
 /// How a process ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ended {
-    /// By itself, with this status.
+    /// It exited with this status.
     Exited(i32),
-    /// By this signal.
+    /// This signal killed it.
     Signalled(i32),
 }
 
 impl Ended {
-    /// The status a shell would show: a signal counts as 128 and its number.
+    /// The exit status that a shell would show: 128 plus the number for a signal.
     pub fn code(self) -> i32 {
         match self {
             Self::Exited(code) => code,
@@ -33,48 +33,48 @@ impl Ended {
     }
 }
 
-/// Which side of a [`fork`] one is.
+/// The two processes after a [`fork`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
-    /// The process that called; holds the child's number.
+    /// The calling process; contains the child's process id.
     Parent(i32),
     /// The new process.
     Child,
 }
 
-/// Makes a copy of this process.
+/// Forks this process.
 ///
 /// # Errors
-/// `EDEADLK` when other threads run: what they hold would stay locked in the copy for ever. Else those of `fork`.
+/// `EDEADLK` if other threads are running, because locks that they hold would stay locked in the child forever. Otherwise errors of `fork`.
 pub fn fork() -> io::Result<Side> {
-    // A thread that was joined may be counted a moment longer.
-    let mut patience = 100;
+    // A joined thread may still be counted for a moment.
+    let mut attempts = 100;
     while thread_count()? != 1 {
-        if patience == 0 {
+        if attempts == 0 {
             return Err(io::Error::from_raw_os_error(libc::EDEADLK));
         }
-        patience -= 1;
+        attempts -= 1;
         std::thread::sleep(Duration::from_millis(1));
     }
-    // SAFETY: this is the only thread, so the copy holds no lock that nobody will open, and may go on as any program.
+    // SAFETY: this is the only thread, so the child inherits no lock held by a missing thread and may continue like any program.
     match unsafe { libc::fork() } {
         0 => Ok(Side::Child),
         child => check(child).map(Side::Parent),
     }
 }
 
-/// How many threads this process has.
+/// Number of threads of this process.
 ///
 /// # Errors
-/// When `/proc` is missing.
+/// Fails if `/proc` is missing.
 pub fn thread_count() -> io::Result<usize> {
     status_field("self", "Threads:")
 }
 
-/// The process that a thread belongs to.
+/// Process id of the process that a thread belongs to.
 ///
 /// # Errors
-/// When the thread is gone or `/proc` is missing.
+/// Fails if the thread is gone or `/proc` is missing.
 pub fn thread_group(thread: i32) -> io::Result<i32> {
     status_field(&thread.to_string(), "Tgid:")
 }
@@ -85,32 +85,32 @@ fn status_field<T: std::str::FromStr>(process: &str, name: &str) -> io::Result<T
     value.ok_or_else(|| io::Error::new(io::ErrorKind::InvalidData, format!("/proc/{process}/status has no {name}")))
 }
 
-/// Whether this process becomes the parent of descendants whose own parent ends.
+/// Sets whether this process becomes the parent of descendants whose own parent ends.
 ///
 /// # Errors
-/// Those of `prctl`.
+/// Errors of `prctl`.
 pub fn adopt_orphans(adopt: bool) -> io::Result<()> {
     // SAFETY: takes integers only.
     check(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, libc::c_ulong::from(adopt), 0, 0, 0) }).map(drop)
 }
 
-/// Leaves the terminal and the process group, so that their signals no longer come here.
+/// Leaves the session and process group, so that signals of the terminal and the group no longer reach this process.
 ///
 /// # Errors
-/// `EPERM` when this process leads a group.
+/// `EPERM` if this process leads a process group.
 pub fn leave_session() -> io::Result<()> {
     // SAFETY: takes nothing.
     check(unsafe { libc::setsid() }).map(drop)
 }
 
-/// Waits for one child, whichever (`None`) or this one, to end. With `block` false, `Ok(None)` if it has not ended yet.
+/// Waits for a child to end: any child (`None`), or this one. If `block` is false, returns `Ok(None)` if it has not ended yet.
 ///
 /// # Errors
-/// `ECHILD` when there is no such child.
+/// `ECHILD` if there is no such child.
 pub fn wait(child: Option<i32>, block: bool) -> io::Result<Option<(i32, Ended)>> {
     loop {
         let mut status = 0;
-        // SAFETY: the kernel writes the status to the place we own.
+        // SAFETY: the kernel writes the status to a local variable.
         match check(unsafe { libc::waitpid(child.unwrap_or(-1), &raw mut status, if block { 0 } else { libc::WNOHANG }) }) {
             Ok(0) => return Ok(None),
             Ok(child) => return Ok(Some((child, Ended::from_raw(status)))),
@@ -120,19 +120,19 @@ pub fn wait(child: Option<i32>, block: bool) -> io::Result<Option<(i32, Ended)>>
     }
 }
 
-/// The signals by which a user, a terminal or a service manager ends or nudges a program.
+/// Signals with which a user, a terminal or a service manager terminates or notifies a program.
 pub const FORWARDED: [i32; 6] = [libc::SIGTERM, libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2];
 
-/// Those that stop a program at the terminal.
+/// Signals that stop a program at the terminal.
 pub const TERMINAL_STOPS: [i32; 3] = [libc::SIGTSTP, libc::SIGTTIN, libc::SIGTTOU];
 
-/// A child has ended.
+/// Signal that reports the end of a child.
 pub const CHILD_ENDED: i32 = libc::SIGCHLD;
 
-/// Ends a process at once, also one that is stopped.
+/// Signal that kills a process at once, even if it is stopped.
 pub const KILL: i32 = libc::SIGKILL;
 
-/// Has ended children wait until they are waited for, even where whoever started this process has had children's ends ignored.
+/// Keeps ended children until they are waited for, even if the process that started this one had set SIGCHLD to be ignored.
 pub fn keep_ended_children() {
     // SAFETY: the default action runs no code of ours.
     unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
@@ -141,28 +141,28 @@ pub fn keep_ended_children() {
 /// Sends `signal` to `process`.
 ///
 /// # Errors
-/// Those of `kill`.
+/// Errors of `kill`.
 pub fn send_signal(process: i32, signal: i32) -> io::Result<()> {
     // SAFETY: takes integers only.
     check(unsafe { libc::kill(process, signal) }).map(drop)
 }
 
-/// Which signals are held back.
+/// A set of blocked signals.
 #[derive(Clone, Copy)]
 pub struct SignalMask(libc::sigset_t);
 
-/// Holds `signals` back from this thread and those it makes; returns what was held back before.
+/// Blocks `signals` for this thread and the threads it creates. Returns the previous mask.
 ///
 /// # Errors
-/// Those of `pthread_sigmask`.
+/// Errors of `pthread_sigmask`.
 pub fn block_signals(signals: &[i32]) -> io::Result<SignalMask> {
     set_mask(libc::SIG_BLOCK, signal_set(signals))
 }
 
-/// Puts an earlier mask in force again for this thread and those it makes.
+/// Restores an earlier mask for this thread and the threads it creates.
 ///
 /// # Errors
-/// Those of `pthread_sigmask`.
+/// Errors of `pthread_sigmask`.
 pub fn restore_signals(mask: SignalMask) -> io::Result<()> {
     set_mask(libc::SIG_SETMASK, mask.0).map(drop)
 }
@@ -176,36 +176,36 @@ fn set_mask(how: c_int, set: libc::sigset_t) -> io::Result<SignalMask> {
     }
 }
 
-/// A descriptor that becomes readable when one of the blocked `signals` comes.
+/// Creates a descriptor that becomes readable when one of the blocked `signals` arrives.
 ///
 /// # Errors
-/// Those of `signalfd`.
+/// Errors of `signalfd`.
 pub fn signal_descriptor(signals: &[i32]) -> io::Result<OwnedFd> {
     let set = signal_set(signals);
-    // SAFETY: the kernel reads one set from the place we own.
+    // SAFETY: the kernel reads one set from a local variable.
     let fd = check(unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) })?;
-    // SAFETY: the kernel just made this descriptor for us.
+    // SAFETY: the kernel just returned this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// A signal that came, and whether a process sent it to this one by number (not the kernel, as for a key pressed).
+/// A received signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Signal {
-    /// Its number.
+    /// Number of the signal.
     pub number: i32,
-    /// `kill`, `sigqueue` or `tgkill` sent it.
+    /// Whether a process sent it with `kill`, `sigqueue` or `tgkill`, and not the kernel, as for a key press.
     pub from_process: bool,
 }
 
-/// The next signal of a [`signal_descriptor`]; `None` when there is none now.
+/// The next signal of a [`signal_descriptor`]; `None` if none is pending.
 ///
 /// # Errors
-/// Those of `read`.
+/// Errors of `read`.
 pub fn next_signal(descriptor: BorrowedFd<'_>) -> io::Result<Option<Signal>> {
     // SAFETY: all-zero is a valid value of this plain structure.
     let mut info: libc::signalfd_siginfo = unsafe { std::mem::zeroed() };
     let size = size_of::<libc::signalfd_siginfo>();
-    // SAFETY: the kernel writes at most `size` bytes to the place we own.
+    // SAFETY: the kernel writes at most `size` bytes to a local variable.
     let read = unsafe { libc::read(descriptor.as_raw_fd(), (&raw mut info).cast(), size) };
     match read {
         read if read == size as isize => Ok(Some(Signal { number: info.ssi_signo as i32, from_process: info.ssi_code <= 0 })),
@@ -229,26 +229,26 @@ fn signal_set(signals: &[i32]) -> libc::sigset_t {
     }
 }
 
-/// What [`poll`] found on a descriptor.
+/// State of a descriptor, as reported by [`poll`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Ready {
-    /// Something can be read.
+    /// Data can be read.
     pub readable: bool,
-    /// The other end is gone for good.
+    /// The other end is closed.
     pub hung_up: bool,
 }
 
-/// Waits until something happens on one of the descriptors, each asked for data (`true`) or only for its end (`false`),
-/// or until `patience` is over.
+/// Waits until one of the descriptors is ready, or until `timeout` has passed. Each descriptor is polled for data (`true`) or only for its end
+/// (`false`).
 ///
 /// # Errors
-/// Those of `poll`, without `EINTR`.
-pub fn poll<const N: usize>(on: [(BorrowedFd<'_>, bool); N], patience: Option<Duration>) -> io::Result<[Ready; N]> {
+/// Errors of `poll`, except `EINTR`.
+pub fn poll<const N: usize>(on: [(BorrowedFd<'_>, bool); N], timeout: Option<Duration>) -> io::Result<[Ready; N]> {
     let mut entries = on.map(|(fd, data)| libc::pollfd { fd: fd.as_raw_fd(), events: if data { libc::POLLIN } else { 0 }, revents: 0 });
-    let patience = patience.map_or(-1, |span| c_int::try_from(span.as_millis()).unwrap_or(c_int::MAX));
+    let timeout = timeout.map_or(-1, |span| c_int::try_from(span.as_millis()).unwrap_or(c_int::MAX));
     loop {
         // SAFETY: `entries` is a live array of N entries.
-        match check(unsafe { libc::poll(entries.as_mut_ptr(), N as libc::nfds_t, patience) }) {
+        match check(unsafe { libc::poll(entries.as_mut_ptr(), N as libc::nfds_t, timeout) }) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
             Ok(_) => {
@@ -262,10 +262,10 @@ pub fn poll<const N: usize>(on: [(BorrowedFd<'_>, bool); N], patience: Option<Du
     }
 }
 
-/// Points the standard descriptors `numbers` (0 to 2) at nothing, so that nobody waits for this process to close them.
+/// Redirects the standard descriptors `numbers` (0 to 2) to `/dev/null`, so that no other process waits for this one to close them.
 ///
 /// # Errors
-/// When `/dev/null` cannot be opened.
+/// Fails if `/dev/null` cannot be opened.
 pub fn silence(numbers: &[RawFd]) -> io::Result<()> {
     let null = std::fs::File::options().read(true).write(true).open("/dev/null")?;
     for number in numbers.iter().filter(|number| (0..=2).contains(*number)) {
@@ -275,20 +275,19 @@ pub fn silence(numbers: &[RawFd]) -> io::Result<()> {
     Ok(())
 }
 
-/// Closes every descriptor from 3 on but `keep`.
+/// Closes all descriptors from 3 on, except `keep`.
 ///
-/// Call it in a process just forked that will not touch what it inherited: the owner of a closed descriptor would otherwise close
-/// somebody else's later.
+/// Call it only in a freshly forked process that does not use inherited objects: an owner of a closed descriptor would later close an unrelated one.
 ///
 /// # Errors
-/// Those of `close_range`.
+/// Errors of `close_range`.
 pub fn close_inherited(keep: &[RawFd]) -> io::Result<()> {
     let mut keep: Vec<u32> = keep.iter().filter_map(|fd| u32::try_from(*fd).ok()).filter(|fd| *fd > 2).collect();
     keep.sort_unstable();
     let mut first = 3;
     for fd in keep.into_iter().chain([u32::MAX]) {
         if fd > first {
-            // SAFETY: takes integers; the caller keeps away from what is closed.
+            // SAFETY: takes integers; the caller does not use the closed descriptors.
             let closed = unsafe { libc::syscall(libc::SYS_close_range, first, fd - 1, 0) };
             check(closed as c_int)?;
         }
@@ -297,13 +296,13 @@ pub fn close_inherited(keep: &[RawFd]) -> io::Result<()> {
     Ok(())
 }
 
-/// A number that this process and those forked from it see alike.
+/// A counter in memory that this process shares with the processes forked from it.
 ///
 /// # Errors
-/// Those of `mmap`.
+/// Errors of `mmap`.
 pub fn shared_counter() -> io::Result<&'static AtomicU64> {
     const PROTECTION: c_int = libc::PROT_READ | libc::PROT_WRITE;
-    // SAFETY: asks for fresh memory, which overlaps nothing.
+    // SAFETY: requests a new mapping, which overlaps no other.
     let page =
         unsafe { libc::mmap(std::ptr::null_mut(), size_of::<AtomicU64>(), PROTECTION, libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1, 0) };
     if page == libc::MAP_FAILED {
@@ -313,46 +312,46 @@ pub fn shared_counter() -> io::Result<&'static AtomicU64> {
     Ok(unsafe { &*page.cast::<AtomicU64>() })
 }
 
-/// Gives memory that is free but still held by the allocator back to the system, where the C library can.
+/// Returns free memory from the allocator to the system, if the C library supports it.
 pub fn give_back_memory() {
     #[cfg(target_env = "gnu")]
-    // SAFETY: glibc's allocator takes its own locks, and touches only what is free.
+    // SAFETY: glibc's allocator takes its own locks and touches only free memory.
     unsafe {
         libc::malloc_trim(0);
     }
 }
 
-/// Lets go of what has been mapped of the files of the program and its libraries. Starting touches most of them, and whatever else runs once in
-/// a while its part, with what the kernel maps around each page besides; what is met again comes back from the cache of files, by a page fault
-/// that reads nothing from the disk while it is there.
+/// Unmaps the resident pages of the program's and libraries' code, which lowers the resident set size. Starting touches most of them, code that runs
+/// rarely touches its part, and the kernel maps additional pages around each one. A page that is used again comes back from the page cache by a minor
+/// fault, without a read from disk as long as it is cached.
 pub fn let_go_of_code() {
     unsafe extern "C" fn object(info: *mut libc::dl_phdr_info, _: usize, _: *mut libc::c_void) -> c_int {
-        // SAFETY: only asks for a number.
+        // SAFETY: only queries a number.
         let Ok(page @ 1..) = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }) else { return 1 };
-        // SAFETY: the loader hands over what describes a loaded object, valid during the call, with `dlpi_phnum` headers, and its name as text.
+        // SAFETY: the loader passes the description of a loaded object, valid during the call, with `dlpi_phnum` headers and a C string as name.
         let (info, name) = unsafe { (&*info, CStr::from_ptr((*info).dlpi_name)) };
         if name.to_bytes().starts_with(b"linux-vdso") {
-            return 0; // no file
+            return 0; // not backed by a file
         }
         // SAFETY: as above.
         let headers = unsafe { std::slice::from_raw_parts(info.dlpi_phdr, info.dlpi_phnum.into()) };
-        // Never what can be written: relocated addresses would be lost.
+        // Skip writable segments, because their relocated addresses would be lost.
         for header in headers.iter().filter(|header| header.p_type == libc::PT_LOAD && header.p_flags & libc::PF_W == 0) {
             let first = info.dlpi_addr as usize + header.p_vaddr as usize;
             let (begin, end) = (first.next_multiple_of(page), (first + header.p_memsz as usize) / page * page);
             if begin < end {
-                // SAFETY: whole pages of a file's mapping that nobody writes: the next access reads the same bytes from the file.
+                // SAFETY: whole pages of a read-only file mapping: the next access reads the same bytes from the file.
                 unsafe { libc::madvise(begin as *mut libc::c_void, end - begin, libc::MADV_DONTNEED) };
             }
         }
         0
     }
-    // SAFETY: `object` keeps to what it is given, and does not unwind.
+    // SAFETY: `object` accesses only its arguments and does not unwind.
     unsafe { libc::dl_iterate_phdr(Some(object), std::ptr::null_mut()) };
 }
 
-/// Lets the allocator keep a few megabytes that are free at the end of the heap, where the C library can be told. By default glibc gives what
-/// is beyond 128 KiB back as soon as it is free: who reads some hundred kilobytes at a time then meets every page anew.
+/// Lets the allocator keep a few megabytes of free memory at the end of the heap, if the C library supports it. By default glibc returns everything
+/// beyond 128 KiB at once, so that a thread that repeatedly reads some hundred kilobytes faults in every page again.
 pub fn keep_memory() {
     #[cfg(target_env = "gnu")]
     // SAFETY: sets a parameter of glibc's allocator, which takes its own lock.
@@ -361,25 +360,25 @@ pub fn keep_memory() {
     }
 }
 
-/// Ends this process at once: nothing inherited is flushed or run, which a forked copy must not do twice.
+/// Ends this process at once, without flushing buffers or running exit handlers. A forked child must not do either a second time.
 pub fn exit_now(code: i32) -> ! {
     // SAFETY: ends the process.
     unsafe { libc::_exit(code) }
 }
 
-/// Gives up, for this thread, those it makes and whatever they start, every capability whose bit is not in `keep`, and for the whole
-/// process the right to gain privileges by starting programs, and to be looked into by others of its user.
+/// Drops every capability whose bit is not in `keep`, for this thread, the threads it creates and the programs they start. For the whole process,
+/// also disables gaining privileges by starting programs, and access by other processes of its user.
 ///
 /// # Errors
-/// Those of `capset` and `prctl`.
+/// Errors of `capset` and `prctl`.
 pub fn narrow_privileges(keep: u64) -> io::Result<()> {
     let mut header = CapabilityHeader { version: CAPABILITY_VERSION, thread: 0 };
     let mut sets = [CapabilitySets::default(); 2];
-    // SAFETY: the kernel reads the header and writes two structures of three integers, all ours.
+    // SAFETY: the kernel reads the header and writes two structures of three integers, all local variables.
     check(unsafe { libc::syscall(libc::SYS_capget, &raw mut header, sets.as_mut_ptr()) } as c_int)?;
-    // The bounding set first, which takes a capability; one who has not got that gains nothing by a program that has.
+    // Drop the bounding set first, because that needs a capability. A process without that capability cannot gain any by starting a program.
     for bit in (0..64).filter(|bit| keep >> bit & 1 == 0) {
-        // SAFETY: takes integers only. Past the last capability of this kernel it is refused.
+        // SAFETY: takes integers only. The call fails beyond the last capability of this kernel.
         if unsafe { libc::prctl(libc::PR_CAPBSET_DROP, bit as libc::c_ulong, 0, 0, 0) } != 0 {
             break;
         }
@@ -389,7 +388,7 @@ pub fn narrow_privileges(keep: u64) -> io::Result<()> {
         set.permitted &= keep;
         (set.effective, set.inheritable) = (set.permitted, set.inheritable & keep);
     }
-    // SAFETY: the kernel reads the header and two structures, all ours.
+    // SAFETY: the kernel reads the header and two structures, all local variables.
     check(unsafe { libc::syscall(libc::SYS_capset, &raw mut header, sets.as_ptr()) } as c_int)?;
     // SAFETY: takes integers only.
     check(unsafe { libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) })?;
@@ -397,7 +396,7 @@ pub fn narrow_privileges(keep: u64) -> io::Result<()> {
     check(unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) }).map(drop)
 }
 
-/// `linux/capability.h`, `_LINUX_CAPABILITY_VERSION_3`.
+/// `_LINUX_CAPABILITY_VERSION_3` from `linux/capability.h`.
 const CAPABILITY_VERSION: u32 = 0x2008_0522;
 
 #[repr(C)]
@@ -414,21 +413,21 @@ struct CapabilitySets {
     inheritable: u32,
 }
 
-/// The user this process acts for.
+/// Effective user id of this process.
 pub fn own_user() -> u32 {
     // SAFETY: takes nothing and cannot fail.
     unsafe { libc::geteuid() }
 }
 
-/// Has the calling thread, and those it makes from now on, use files with the rights of this user and group and no others. Everything else that
-/// the thread may do stays.
+/// Makes the calling thread, and the threads it creates from now on, access files with the rights of this user and group only. All other rights of
+/// the thread stay.
 ///
 /// # Errors
-/// Those of `setgroups`; `EPERM` where the system does not let this process be that user.
+/// Errors of `setgroups`; `EPERM` if the system does not let this process act as that user.
 pub fn use_files_as(user: u32, group: u32) -> io::Result<()> {
-    // SAFETY: takes no list. By itself the system call concerns this thread alone.
+    // SAFETY: takes no list. The raw system call affects only this thread.
     check(unsafe { libc::syscall(libc::SYS_setgroups, 0, std::ptr::null::<libc::gid_t>()) } as c_int)?;
-    // SAFETY: they take integers only and concern this thread alone. Both tell what was there before, whether or not they change it.
+    // SAFETY: the calls take integers only and affect only this thread. Both return the previous value, whether or not they change it.
     let now = unsafe {
         libc::setfsgid(group);
         libc::setfsuid(user);
@@ -437,19 +436,19 @@ pub fn use_files_as(user: u32, group: u32) -> io::Result<()> {
     if now == (user, group) { Ok(()) } else { Err(io::Error::from_raw_os_error(libc::EPERM)) }
 }
 
-/// Who listens on an abstract Unix name.
+/// The process that listens on an abstract Unix socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Listener {
-    /// The user.
+    /// User id of the process.
     pub user: u32,
-    /// The process, by its number in this process's namespace; 0 where it has none there.
+    /// Process id in this process's namespace; 0 if it has none there.
     pub process: i32,
 }
 
-/// Who listens on an abstract Unix name, by the kernel's word.
+/// Finds the process that listens on an abstract Unix socket, as reported by the kernel.
 ///
 /// # Errors
-/// Those of `connect`, which does not wait here: `ECONNREFUSED` when nobody listens, `EAGAIN` when too many wait to be heard.
+/// Errors of `connect`, which does not block here: `ECONNREFUSED` if nothing listens, `EAGAIN` if the backlog is full.
 pub fn unix_listener(name: &[u8]) -> io::Result<Listener> {
     let socket = socket2::Socket::new(socket2::Domain::UNIX, socket2::Type::STREAM, None)?;
     socket.set_nonblocking(true)?;
@@ -458,27 +457,26 @@ pub fn unix_listener(name: &[u8]) -> io::Result<Listener> {
     let mut user = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
     let at = (&raw mut user).cast();
-    // SAFETY: the kernel writes at most `length` bytes to `user`, and the length to `length`; both are ours.
+    // SAFETY: the kernel writes at most `length` bytes to `user`, and the length to `length`; both are local variables.
     check(unsafe { libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, at, &raw mut length) })?;
     Ok(Listener { user: user.uid, process: user.pid })
 }
 
-/// Lets this process, and what it starts from now on, have as many open files as it may: the soft limit becomes the hard one. How many those
-/// are.
+/// Raises the soft limit of open files to the hard limit, for this process and what it starts from now on. Returns the limit.
 ///
 /// # Errors
-/// Those of `getrlimit` and `setrlimit`.
+/// Errors of `getrlimit` and `setrlimit`.
 pub fn raise_open_files() -> io::Result<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the kernel writes one structure, ours.
+    // SAFETY: the kernel writes one local variable.
     check(unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) })?;
     limit.rlim_cur = limit.rlim_max;
-    // SAFETY: the kernel reads one structure, ours.
+    // SAFETY: the kernel reads one local variable.
     check(unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) })?;
     Ok(limit.rlim_cur)
 }
 
-/// This process's number.
+/// Process id of this process.
 pub fn own_number() -> i32 {
     process::id() as i32
 }
@@ -494,11 +492,11 @@ mod tests {
     use std::os::fd::AsFd;
 
     #[test]
-    fn statuses_are_told_as_a_shell_would() {
+    fn exit_statuses_match_those_of_a_shell() {
         let end = |script: &str| {
             let mut child = process::Command::new("sh").args(["-c", script]).spawn().unwrap();
             let (_, ended) = wait(Some(child.id() as i32), true).unwrap().unwrap();
-            assert!(child.wait().is_err(), "waited for already");
+            assert!(child.wait().is_err(), "already waited for");
             ended
         };
         assert_eq!(end("exit 7"), Ended::Exited(7));
@@ -507,21 +505,21 @@ mod tests {
     }
 
     #[test]
-    fn a_process_with_threads_refuses_to_fork() {
+    fn a_process_with_threads_cannot_fork() {
         // The test harness itself runs threads.
         let other = std::thread::spawn(|| fork().map(|_| ()));
         assert_eq!(other.join().unwrap().unwrap_err().raw_os_error(), Some(libc::EDEADLK));
     }
 
     #[test]
-    fn the_kernel_tells_who_listens_on_a_name() {
+    fn the_listener_on_an_abstract_name_is_found() {
         use std::os::linux::net::SocketAddrExt;
         let name = format!("braid test {}", process::id());
         assert!(unix_listener(name.as_bytes()).is_err());
         let other = if own_user() == 0 { 65534 } else { own_user() };
         let bound = name.clone();
         let listener = std::thread::spawn(move || {
-            // SAFETY: takes integers only; by itself the system call concerns this thread alone.
+            // SAFETY: takes integers only; the raw system call affects only this thread.
             unsafe { libc::syscall(libc::SYS_setresuid, other, other, other) };
             std::os::unix::net::UnixListener::bind_addr(&std::os::unix::net::SocketAddr::from_abstract_name(bound).unwrap()).unwrap()
         });
@@ -530,7 +528,7 @@ mod tests {
     }
 
     #[test]
-    fn privileges_are_given_up_by_a_thread_and_what_it_starts() {
+    fn a_thread_and_its_children_lose_their_privileges() {
         const NET_RAW: u64 = 1 << 13;
         let set = std::thread::spawn(|| {
             narrow_privileges(NET_RAW).unwrap();
@@ -547,13 +545,13 @@ mod tests {
     }
 
     #[test]
-    fn a_thread_knows_its_process() {
+    fn the_process_of_a_thread_is_found() {
         assert_eq!(thread_group(own_number()).unwrap(), own_number());
         assert!(thread_group(i32::MAX).is_err());
     }
 
     #[test]
-    fn the_end_of_a_pipe_is_seen() {
+    fn the_end_of_a_pipe_is_reported() {
         let (mut reader, mut writer) = io::pipe().unwrap();
         let look = |reader: &io::PipeReader| poll([(reader.as_fd(), true)], Some(Duration::ZERO)).unwrap()[0];
         assert_eq!(look(&reader), Ready::default());
@@ -565,8 +563,8 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_tells_who_sent_it() {
-        // In a thread of its own: the mask belongs to the thread.
+    fn a_signal_reports_its_sender() {
+        // Run in a separate thread, because the mask belongs to the thread.
         std::thread::spawn(|| {
             let before = block_signals(&[libc::SIGUSR2]).unwrap();
             let descriptor = signal_descriptor(&[libc::SIGUSR2]).unwrap();

@@ -1,4 +1,4 @@
-//! System calls behind `braid run`: the filter, its listener, and what a supervisor asks of a stopped system call.
+//! System calls behind `braid run`: the filter, its listener, and the queries a supervisor makes about an intercepted system call.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom};
@@ -11,37 +11,36 @@ use libc::{c_int, c_long, c_void, sock_filter};
 /// A system call of a supervised thread that waits for an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RawCall {
-    /// Names the waiting call; the answer must carry it.
+    /// Identifies the waiting call; the answer must contain it.
     pub id: u64,
-    /// The calling thread, as seen from here; 0 when it lives in a PID namespace that is not visible.
+    /// Id of the calling thread in this process's PID namespace; 0 if the thread is not visible there.
     pub thread: i32,
-    /// The system call's number on this architecture.
+    /// Number of the system call on this architecture.
     pub number: c_long,
-    /// Its arguments.
+    /// Arguments of the system call.
     pub args: [u64; 6],
 }
 
-/// Which calls a filter asks about.
+/// Which calls a filter intercepts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scope {
-    /// Those that name a destination: `connect`, `sendto` with an address, `sendmsg` and `sendmmsg`.
+    /// Calls with a destination: `connect`, `sendto` with an address, `sendmsg` and `sendmmsg`.
     Destinations,
-    /// Those, and the ones that tell of the other end: `getpeername`, `getsockname`, `recvfrom` with room for an address, `recvmsg`,
-    /// `recvmmsg`, and `getsockopt` that asks for `SO_ERROR`.
+    /// Also calls that return an address or a connect's result: `getpeername`, `getsockname`, `recvfrom` with a buffer for an address, `recvmsg`,
+    /// `recvmmsg`, and `getsockopt` of `SO_ERROR`.
     Conversations,
 }
 
-/// Puts the filter on the calling thread (and all its future children) and returns the listener that hears its calls.
+/// Installs the filter on the calling thread and all its future children, and returns the listener that receives their calls.
 ///
-/// The calls of `scope` wait for the listener's answer; `io_uring_setup` is answered
-/// `ENOSYS`, because a ring could connect behind the filter's back; everything else, and every call of another system call ABI
-/// than the machine's own (32-bit x86, x32), passes.
+/// The calls of `scope` wait for the listener's answer. `io_uring_setup` fails with `ENOSYS`, because a ring could connect without passing the
+/// filter. Everything else passes, including every call with a system call ABI other than the machine's own (32-bit x86, x32).
 ///
-/// A thread without `CAP_SYS_ADMIN` has to give up privileges that later programs would bring (`no_new_privs`) first; that is done
-/// here only if the kernel asks for it.
+/// A thread without `CAP_SYS_ADMIN` must first set `no_new_privs`, which prevents later programs from gaining privileges. This is done only if the
+/// kernel requires it.
 ///
 /// # Errors
-/// `EBUSY`: the thread already stands under a filter with a listener. `EINVAL`, `ENOSYS`: no such kernel feature. `EPERM`: refused,
+/// `EBUSY` if the thread is already under a filter with a listener. `EINVAL` or `ENOSYS` if the kernel lacks the feature. `EPERM` if it is forbidden,
 /// for example by a container.
 pub fn install_filter(scope: Scope) -> io::Result<OwnedFd> {
     let program = filter_program(scope);
@@ -56,7 +55,7 @@ pub fn install_filter(scope: Scope) -> io::Result<OwnedFd> {
 
 fn install(program: &[sock_filter]) -> io::Result<OwnedFd> {
     let waits_killable = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | libc::SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV;
-    // Killable waits (5.19) keep a program's signals from restarting a call that is being answered; older kernels do without.
+    // Killable waits (5.19) prevent a program's signals from restarting a call that is being answered. Older kernels lack them.
     match seccomp(program, waits_killable) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => seccomp(program, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER),
         other => other,
@@ -68,7 +67,7 @@ fn seccomp(program: &[sock_filter], flags: libc::c_ulong) -> io::Result<OwnedFd>
     let program = libc::sock_fprog { len: length, filter: program.as_ptr().cast_mut() };
     // SAFETY: `program` describes a live slice of that length, which the kernel copies and does not write to.
     let fd = check(unsafe { libc::syscall(libc::SYS_seccomp, libc::SECCOMP_SET_MODE_FILTER, flags, &raw const program) })?;
-    // SAFETY: the kernel just made this descriptor for us, and nobody else knows it.
+    // SAFETY: the kernel just returned this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
 
@@ -77,10 +76,10 @@ const AUDIT_ARCH: u32 = 0xC000_003E;
 #[cfg(target_arch = "aarch64")]
 const AUDIT_ARCH: u32 = 0xC000_00B7;
 
-/// x32 shares x86_64's architecture value and sets this bit in the number.
+/// x32 has the architecture value of x86_64 and sets this bit in the call number.
 const X32_BIT: u32 = 0x4000_0000;
 
-/// The classic BPF program of [`install_filter`].
+/// The classic BPF program that [`install_filter`] installs.
 fn filter_program(scope: Scope) -> Vec<sock_filter> {
     let number = offset_of!(libc::seccomp_data, nr) as u32;
     let arch = offset_of!(libc::seccomp_data, arch) as u32;
@@ -112,24 +111,24 @@ fn filter_program(scope: Scope) -> Vec<sock_filter> {
     for call in always {
         program.extend([unless_equal(*call as u32, 1), ret(NOTIFY)]);
     }
-    // Both halves of an address's pointer must be looked at. Both architectures are little-endian.
+    // Test both halves of the address pointer. Both supported architectures are little-endian.
     let with_address = |program: &mut Vec<sock_filter>, call: c_long| {
-        let address = argument(4);
+        let address = argument_offset(4);
         program.extend([unless_equal(call as u32, 6), load(address), unless_equal(0, 3), load(address + 4), unless_equal(0, 1)]);
         program.extend([ret(ALLOW), ret(NOTIFY)]);
     };
     with_address(&mut program, libc::SYS_sendto);
     if scope == Scope::Conversations {
         with_address(&mut program, libc::SYS_recvfrom);
-        program.extend([unless_equal(libc::SYS_getsockopt as u32, 5), load(argument(1)), unless_equal(libc::SOL_SOCKET as u32, 3)]);
-        program.extend([load(argument(2)), unless_equal(libc::SO_ERROR as u32, 1), ret(NOTIFY)]);
+        program.extend([unless_equal(libc::SYS_getsockopt as u32, 5), load(argument_offset(1)), unless_equal(libc::SOL_SOCKET as u32, 3)]);
+        program.extend([load(argument_offset(2)), unless_equal(libc::SO_ERROR as u32, 1), ret(NOTIFY)]);
     }
     program.push(ret(ALLOW));
     program
 }
 
-/// Where the lower half of a call's argument stands.
-const fn argument(index: usize) -> u32 {
+/// Offset of the lower half of a call's argument.
+const fn argument_offset(index: usize) -> u32 {
     (offset_of!(libc::seccomp_data, args) + index * size_of::<u64>()) as u32
 }
 
@@ -161,61 +160,61 @@ const fn unless_at_least(k: u32, skip: u8) -> sock_filter {
     jump(libc::BPF_JGE, k, 0, skip)
 }
 
-/// Waits until a supervised thread makes a call that wants an answer.
+/// Waits until a supervised thread makes an intercepted call.
 ///
 /// # Errors
-/// `ENOENT`: the thread died or was interrupted meanwhile; ask again. `EINTR`: a signal came.
+/// `ENOENT` if the thread died or was interrupted; call again. `EINTR` if a signal arrived.
 pub fn receive(listener: BorrowedFd<'_>) -> io::Result<RawCall> {
     // SAFETY: all-zero is a valid value of this plain structure, and the kernel demands it.
     let mut call: libc::seccomp_notif = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel writes one `seccomp_notif` to the place we own.
+    // SAFETY: the kernel writes one `seccomp_notif` to a local variable.
     check(unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_RECV, &raw mut call) }.into())?;
     Ok(RawCall { id: call.id, thread: call.pid as i32, number: call.data.nr.into(), args: call.data.args })
 }
 
-/// Lets the call `id` go on as if nobody had asked.
+/// Lets the call `id` continue as if it had not been intercepted.
 ///
 /// # Errors
-/// `ENOENT`: nobody waits for it any more. `EINPROGRESS`: it is not received yet, or already answered.
+/// `ENOENT` if the call no longer waits. `EINPROGRESS` if it has not been received yet, or is already answered.
 pub fn answer_continue(listener: BorrowedFd<'_>, id: u64) -> io::Result<()> {
     let mut answer = libc::seccomp_notif_resp { id, val: 0, error: 0, flags: libc::SECCOMP_USER_NOTIF_FLAG_CONTINUE as u32 };
-    // SAFETY: the kernel reads one `seccomp_notif_resp` from the place we own.
+    // SAFETY: the kernel reads one `seccomp_notif_resp` from a local variable.
     check(unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw mut answer) }.into())?;
     Ok(())
 }
 
-/// Gives the call `id` this result in the kernel's place: a value, or the number of an error.
+/// Gives the call `id` this result instead of the kernel: a value or an error number.
 ///
 /// # Errors
-/// As [`answer_continue`].
+/// Those of [`answer_continue`].
 pub fn answer(listener: BorrowedFd<'_>, id: u64, result: Result<i64, c_int>) -> io::Result<()> {
     let (val, error) = match result {
         Ok(value) => (value, 0),
         Err(number) => (0, -number),
     };
     let mut answer = libc::seccomp_notif_resp { id, val, error, flags: 0 };
-    // SAFETY: the kernel reads one `seccomp_notif_resp` from the place we own.
+    // SAFETY: the kernel reads one `seccomp_notif_resp` from a local variable.
     check(unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SEND, &raw mut answer) }.into())?;
     Ok(())
 }
 
-/// Whether the call `id` still waits: only then did what was read by its thread number come from that thread.
+/// Whether the call `id` still waits. Only then does data that was read by its thread id come from that thread.
 pub fn is_waiting(listener: BorrowedFd<'_>, id: u64) -> bool {
-    // SAFETY: the kernel reads one u64 from the place we own.
+    // SAFETY: the kernel reads one u64 from a local variable.
     unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_ID_VALID, &raw const id) == 0 }
 }
 
-/// Asks for wake-ups on the waker's CPU, which halves the cost of an answer (Linux 6.6). Older kernels refuse; no harm done.
+/// Requests wake-ups on the waker's CPU, which halves the cost of an answer (Linux 6.6). Has no effect on older kernels.
 pub fn wake_on_same_cpu(listener: BorrowedFd<'_>) -> bool {
     const SYNC_WAKE_UP: libc::c_ulong = 1;
     // SAFETY: this request takes its flags by value.
     unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_SET_FLAGS, SYNC_WAKE_UP) == 0 }
 }
 
-/// Reads another process's memory at `address`; returns how many bytes came (fewer than asked where its memory ends).
+/// Reads another process's memory at `address`. Returns the number of bytes read, which is smaller if the mapping ends.
 ///
 /// # Errors
-/// `EPERM`: the process may not be looked into. `ESRCH`: it is gone. `EFAULT`: it has no memory there.
+/// `EPERM` if the process may not be accessed. `ESRCH` if it is gone. `EFAULT` if nothing is mapped there.
 pub fn read_memory(thread: i32, address: u64, into: &mut [u8]) -> io::Result<usize> {
     let local = libc::iovec { iov_base: into.as_mut_ptr().cast::<c_void>(), iov_len: into.len() };
     let remote = libc::iovec { iov_base: address as usize as *mut c_void, iov_len: into.len() };
@@ -224,8 +223,8 @@ pub fn read_memory(thread: i32, address: u64, into: &mut [u8]) -> io::Result<usi
     check(read as c_long).map(|count| count as usize)
 }
 
-/// The memory of another thread's process, held by descriptors: who gets the thread's number later, or starts another program, has another
-/// memory, to which nothing is written.
+/// The memory of another thread's process, held by descriptors. A process that later gets the same thread id, or another program that the process
+/// starts, has another memory, to which nothing is written.
 #[derive(Debug)]
 pub struct ProcessMemory {
     bytes: File,
@@ -233,19 +232,20 @@ pub struct ProcessMemory {
 }
 
 impl ProcessMemory {
-    /// Holds what is the thread's memory now.
+    /// Opens the current memory of the thread.
     ///
     /// # Errors
-    /// `EPERM`, `EACCES`: the process may not be looked into. `ENOENT`, `ESRCH`: it is gone.
+    /// `EPERM` or `EACCES` if the process may not be accessed. `ENOENT` or `ESRCH` if it is gone.
     pub fn open(thread: i32) -> io::Result<Self> {
         let bytes = OpenOptions::new().write(true).open(format!("/proc/{thread}/mem"))?;
         Ok(Self { bytes, regions: File::open(format!("/proc/{thread}/maps"))? })
     }
 
-    /// Writes at `address`, all of it. What its program may not write to itself is not written to, although the kernel would let a debugger.
+    /// Writes all bytes at `address`. Memory that the program itself may not write is not written either, although the kernel would allow it, as for
+    /// a debugger.
     ///
     /// # Errors
-    /// `EFAULT`: there is no writable memory there, or none at all any more.
+    /// `EFAULT` if there is no writable memory, or if the memory no longer exists.
     pub fn write(&self, address: u64, bytes: &[u8]) -> io::Result<()> {
         let fault = || io::Error::from_raw_os_error(libc::EFAULT);
         let end = address.checked_add(bytes.len() as u64).ok_or_else(fault)?;
@@ -257,18 +257,18 @@ impl ProcessMemory {
         self.bytes.write_all_at(bytes, address).map_err(|_| fault())
     }
 
-    /// The region that `address` lies in.
+    /// The region that contains `address`.
     fn region(&self, address: u64) -> io::Result<Option<Region>> {
-        match self.ask_region(address) {
-            // Before Linux 6.11.
+        match self.query_region(address) {
+            // Before Linux 6.11 the kernel lacks the query.
             Err(error) if error.raw_os_error() == Some(libc::ENOTTY) => self.read_region(address),
-            asked => asked,
+            outcome => outcome,
         }
     }
 
-    fn ask_region(&self, address: u64) -> io::Result<Option<Region>> {
+    fn query_region(&self, address: u64) -> io::Result<Option<Region>> {
         let mut query = RegionQuery { size: size_of::<RegionQuery>() as u64, address, ..RegionQuery::default() };
-        // SAFETY: the kernel reads and writes one structure, whose size it is told, at the place we own.
+        // SAFETY: the kernel reads and writes one structure, whose size is passed, in a local variable.
         match check(unsafe { libc::ioctl(self.regions.as_raw_fd(), PROCMAP_QUERY, &raw mut query) }.into()) {
             Ok(_) => Ok(Some(Region { end: query.end, writable: query.permissions & VMA_WRITABLE != 0 })),
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => Ok(None),
@@ -276,7 +276,7 @@ impl ProcessMemory {
         }
     }
 
-    /// The same by the kernel's text: `BEGIN-END rwxp ...`, in order.
+    /// Finds the region in the kernel's text: lines `BEGIN-END rwxp ...` in ascending order.
     fn read_region(&self, address: u64) -> io::Result<Option<Region>> {
         let mut text = &self.regions;
         text.seek(SeekFrom::Start(0))?;
@@ -294,7 +294,7 @@ impl ProcessMemory {
     }
 }
 
-/// Memory that is alike up to `end`.
+/// The rest of a region, up to `end`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Region {
     end: u64,
@@ -325,12 +325,12 @@ struct RegionQuery {
 const PROCMAP_QUERY: libc::Ioctl = (3 << 30 | (size_of::<RegionQuery>() as u32) << 16 | (b'f' as u32) << 8 | 17) as libc::Ioctl;
 const VMA_WRITABLE: u64 = 2;
 
-/// A second descriptor for `fd` of the process that `thread` belongs to. Close it soon: a connection ends only with its last one.
+/// Duplicates `fd` of the process that `thread` belongs to. Close the copy soon, because a connection closes only with its last descriptor.
 ///
 /// # Errors
-/// `EPERM`: the process may not be looked into. `ESRCH`, `EBADF`: it, or its descriptor, is gone.
+/// `EPERM` if the process may not be accessed. `ESRCH` or `EBADF` if the process or its descriptor is gone.
 pub fn duplicate(thread: i32, fd: RawFd) -> io::Result<OwnedFd> {
-    // A thread may have a descriptor table of its own, so it is named itself where the kernel can (6.9); before, its process is.
+    // A thread may have its own descriptor table, so use the thread itself if the kernel supports it (6.9), otherwise its process.
     let process = match pidfd_open(thread, libc::PIDFD_THREAD) {
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => match pidfd_open(thread, 0) {
             Err(_) => pidfd_open(super::process::thread_group(thread)?, 0)?,
@@ -340,33 +340,33 @@ pub fn duplicate(thread: i32, fd: RawFd) -> io::Result<OwnedFd> {
     };
     // SAFETY: takes three integers.
     let fd = check(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), fd, 0) })?;
-    // SAFETY: the kernel just made this descriptor for us.
+    // SAFETY: the kernel just returned this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
 
 fn pidfd_open(thread: i32, flags: libc::c_uint) -> io::Result<OwnedFd> {
     // SAFETY: takes two integers.
     let fd = check(unsafe { libc::syscall(libc::SYS_pidfd_open, thread, flags) })?;
-    // SAFETY: the kernel just made this descriptor for us.
+    // SAFETY: the kernel just returned this descriptor, and nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as RawFd) })
 }
 
-/// A socket option that is an `int`.
+/// Reads a socket option of type `int`.
 ///
 /// # Errors
-/// Those of `getsockopt`.
+/// Errors of `getsockopt`.
 pub fn int_option(socket: BorrowedFd<'_>, level: c_int, name: c_int) -> io::Result<c_int> {
     let mut value: c_int = 0;
     let mut length = size_of::<c_int>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `length` bytes to `value`, and the length to `length`; both are ours.
+    // SAFETY: the kernel writes at most `length` bytes to `value`, and the length to `length`; both are local variables.
     check(unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut value).cast(), &raw mut length) }.into())?;
     Ok(value)
 }
 
-/// Sets a socket option that is an `int`.
+/// Sets a socket option of type `int`.
 ///
 /// # Errors
-/// Those of `setsockopt`.
+/// Errors of `setsockopt`.
 pub fn set_int_option(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
     let length = size_of::<c_int>() as libc::socklen_t;
     // SAFETY: the kernel reads `length` bytes from `value`.
@@ -377,7 +377,7 @@ pub fn set_int_option(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: 
 /// Whether a TCP socket is in the state in which `connect` would start a connection (neither connecting nor connected).
 ///
 /// # Errors
-/// Those of `getsockopt`.
+/// Errors of `getsockopt`.
 pub fn tcp_is_closed(socket: BorrowedFd<'_>) -> io::Result<bool> {
     const TCP_CLOSE: u8 = 7;
     let mut state = 0u8;
@@ -388,10 +388,10 @@ pub fn tcp_is_closed(socket: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(state == TCP_CLOSE)
 }
 
-/// A socket option of level `SOL_SOCKET` that is 64 bits wide.
+/// Reads a 64-bit socket option of level `SOL_SOCKET`.
 ///
 /// # Errors
-/// Those of `getsockopt`.
+/// Errors of `getsockopt`.
 pub fn wide_option(socket: BorrowedFd<'_>, name: c_int) -> io::Result<u64> {
     let mut value = 0u64;
     let mut length = size_of::<u64>() as libc::socklen_t;
@@ -401,36 +401,36 @@ pub fn wide_option(socket: BorrowedFd<'_>, name: c_int) -> io::Result<u64> {
     Ok(value)
 }
 
-/// What [`receive_message`] received.
+/// Result of [`receive_message`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Received {
-    /// The datagram's length; more than there was room for only if `MSG_TRUNC` was asked for.
+    /// Length of the datagram; larger than the buffer only if `MSG_TRUNC` was requested.
     pub length: usize,
-    /// Bytes of control messages.
+    /// Size of the control messages in bytes.
     pub control: usize,
-    /// `MSG_TRUNC` and the like.
+    /// Flags such as `MSG_TRUNC`.
     pub flags: c_int,
 }
 
-/// Receives one datagram and its control messages without waiting; where it is from is not asked.
+/// Receives one datagram and its control messages without waiting. Does not query the sender.
 ///
 /// # Errors
-/// Those of `recvmsg`; `EAGAIN`: there is none.
+/// Errors of `recvmsg`; `EAGAIN` if no datagram is pending.
 pub fn receive_message(socket: BorrowedFd<'_>, into: &mut [u8], control: &mut [u64], flags: c_int) -> io::Result<Received> {
     let mut part = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
     // SAFETY: all-zero is a valid `msghdr`.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     (message.msg_iov, message.msg_iovlen) = (&raw mut part, 1);
     (message.msg_control, message.msg_controllen) = (control.as_mut_ptr().cast(), std::mem::size_of_val(control) as _);
-    // SAFETY: the message refers to live buffers of the sizes that it tells.
+    // SAFETY: the message refers to live buffers of the stated sizes.
     let length = check(unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags | libc::MSG_DONTWAIT) } as c_long)?;
     Ok(Received { length: length as usize, control: message.msg_controllen as usize, flags: message.msg_flags })
 }
 
-/// Sends one message, with these control messages (whole `cmsghdr`s), to whom the socket is connected, without waiting.
+/// Sends one message, with these control messages (complete `cmsghdr`s), to the socket's peer without waiting.
 ///
 /// # Errors
-/// Those of `sendmsg`.
+/// Errors of `sendmsg`.
 pub fn send_message(socket: BorrowedFd<'_>, bytes: &[u8], control: &[u8], flags: c_int) -> io::Result<usize> {
     let mut part = libc::iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
     // SAFETY: all-zero is a valid `msghdr`.
@@ -440,18 +440,18 @@ pub fn send_message(socket: BorrowedFd<'_>, bytes: &[u8], control: &[u8], flags:
         (message.msg_control, message.msg_controllen) = (control.as_ptr().cast_mut().cast(), control.len() as _);
     }
     let flags = flags | libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    // SAFETY: the message refers to live buffers of the sizes that it tells, which the kernel only reads.
+    // SAFETY: the message refers to live buffers of the stated sizes, which the kernel only reads.
     check(unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, flags) } as c_long).map(|sent| sent as usize)
 }
 
-/// Takes a connected datagram socket back to having no peer and, unless its program bound one, no local address.
+/// Removes the peer of a connected datagram socket and, unless its program bound one, the local address.
 ///
 /// # Errors
-/// Those of `connect`.
+/// Errors of `connect`.
 pub fn disconnect(socket: BorrowedFd<'_>) -> io::Result<()> {
     // SAFETY: all-zero is a valid `sockaddr`; its family is AF_UNSPEC.
     let none: libc::sockaddr = unsafe { std::mem::zeroed() };
-    // SAFETY: the kernel reads one `sockaddr` from the place we own.
+    // SAFETY: the kernel reads one `sockaddr` from a local variable.
     check(unsafe { libc::connect(socket.as_raw_fd(), &raw const none, size_of::<libc::sockaddr>() as libc::socklen_t) }.into())?;
     Ok(())
 }
@@ -470,7 +470,7 @@ mod tests {
     const ALLOW: u32 = libc::SECCOMP_RET_ALLOW;
     const NOTIFY: u32 = libc::SECCOMP_RET_USER_NOTIF;
 
-    /// What the filter answers, by running it as the kernel would.
+    /// The filter's result, computed by running the program as the kernel would.
     fn verdict(scope: Scope, number: c_long, arch: u32, args: [u64; 6]) -> u32 {
         let mut data = Vec::new();
         data.extend((number as u32).to_ne_bytes());
@@ -500,7 +500,7 @@ mod tests {
     }
 
     #[test]
-    fn regression_memory_that_is_held_is_not_that_of_who_has_the_number_next() {
+    fn regression_open_memory_does_not_refer_to_the_next_program_of_the_process() {
         let mut command = Command::new("sh");
         command.args(["-c", "echo one; read go; exec sh -c 'echo other; read end'"]).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().unwrap();
@@ -515,7 +515,7 @@ mod tests {
         memory.write(stack(), &[0]).unwrap();
         child.stdin.as_mut().unwrap().write_all(b"go\n").unwrap();
         assert_eq!(said.next().unwrap().unwrap(), "other");
-        // The same number, another program: the place is there and writable, and nothing reaches it.
+        // Same process id, another program: the address is mapped and writable there, but the old handle writes nothing.
         ProcessMemory::open(number as i32).unwrap().write(stack(), &[0]).unwrap();
         assert_eq!(memory.write(stack(), &[0]).unwrap_err().raw_os_error(), Some(libc::EFAULT));
         drop(child.stdin.take());
@@ -523,7 +523,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_its_program_may_write_to_is_written() {
+    fn only_memory_writable_by_its_program_is_written() {
         static CONSTANT: [u8; 4096] = [7; 4096];
         let memory = ProcessMemory::open(std::process::id() as i32).unwrap();
         let mut room = vec![0u8; 3 << 20];
@@ -534,10 +534,10 @@ mod tests {
             assert_eq!(memory.write(wrong, &[1, 2, 3]).unwrap_err().raw_os_error(), Some(libc::EFAULT), "{wrong:#x}");
         }
         assert!(CONSTANT.iter().all(|byte| *byte == 7));
-        // Both ways to look agree, in gaps too.
+        // Both methods agree, including in gaps.
         for address in [room.as_ptr() as u64, CONSTANT.as_ptr() as u64, 0, 4096] {
-            let told = memory.read_region(address).unwrap();
-            assert_eq!(told.map(|region| region.writable), memory.region(address).unwrap().map(|region| region.writable), "{address:#x}");
+            let read = memory.read_region(address).unwrap();
+            assert_eq!(read.map(|region| region.writable), memory.region(address).unwrap().map(|region| region.writable), "{address:#x}");
         }
     }
 
@@ -545,7 +545,7 @@ mod tests {
     const POINTERS: [u64; 5] = [1, 1 << 31, 1 << 32, 0x7fff_0000_0000, u64::MAX];
 
     #[test]
-    fn the_filter_asks_about_calls_that_name_a_destination() {
+    fn the_filter_intercepts_calls_with_a_destination() {
         for scope in BOTH {
             for number in [libc::SYS_connect, libc::SYS_sendmsg, libc::SYS_sendmmsg] {
                 assert_eq!(verdict(scope, number, AUDIT_ARCH, [0; 6]), NOTIFY);
@@ -558,7 +558,7 @@ mod tests {
     }
 
     #[test]
-    fn the_filter_asks_about_what_tells_of_the_other_end_only_where_it_shall() {
+    fn the_filter_intercepts_queries_of_addresses_only_in_the_wider_scope() {
         let verdicts = |number, args| BOTH.map(|scope| verdict(scope, number, AUDIT_ARCH, args));
         for number in [libc::SYS_getpeername, libc::SYS_getsockname, libc::SYS_recvmsg, libc::SYS_recvmmsg] {
             assert_eq!(verdicts(number, [0; 6]), [ALLOW, NOTIFY]);
@@ -574,7 +574,7 @@ mod tests {
     }
 
     #[test]
-    fn the_filter_lets_the_rest_pass_and_refuses_rings() {
+    fn the_filter_lets_other_calls_pass_and_rejects_io_uring() {
         let refused = libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32;
         for scope in BOTH {
             for number in [libc::SYS_read, libc::SYS_write, libc::SYS_bind, libc::SYS_execve, libc::SYS_seccomp, libc::SYS_close] {
@@ -585,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn other_system_call_interfaces_pass() {
+    fn other_system_call_abis_pass() {
         const I386: u32 = 0x4000_0003;
         for scope in BOTH {
             assert_eq!(verdict(scope, libc::SYS_connect, I386, [1; 6]), ALLOW);
@@ -594,7 +594,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_and_descriptors_of_this_very_process_can_be_had() {
+    fn memory_and_descriptors_of_this_process_can_be_accessed() {
         let secret = *b"destination";
         let mut seen = [0u8; 11];
         let me = std::process::id() as i32;

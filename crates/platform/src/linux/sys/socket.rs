@@ -1,24 +1,24 @@
-//! What the system keeps for a socket.
+//! Kernel memory of sockets.
 
 use std::os::fd::RawFd;
 
 use braid_model::ByteCount;
 
-/// `asm-generic/socket.h`, which the library lacks.
+/// Value from `asm-generic/socket.h`; missing in the `libc` crate.
 const SO_MEMINFO: libc::c_int = 55;
 
-/// What the system holds of a socket's received and unsent bytes, with its own bookkeeping for them. Nothing for what is no socket.
+/// Kernel memory that a socket's received and unsent bytes occupy, including overhead. 0 if the descriptor is not a socket.
 pub fn buffered(socket: RawFd) -> ByteCount {
     let mut places = [0u32; libc::SK_MEMINFO_DROPS as usize + 1];
     let mut length = size_of_val(&places) as libc::socklen_t;
     let at = places.as_mut_ptr().cast();
     // SAFETY: the kernel writes at most `length` bytes to `places`, and the length to `length`; both are ours.
-    let told = unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, SO_MEMINFO, at, &raw mut length) };
-    if told != 0 {
+    let result = unsafe { libc::getsockopt(socket, libc::SOL_SOCKET, SO_MEMINFO, at, &raw mut length) };
+    if result != 0 {
         return ByteCount::ZERO;
     }
     let of = |place: libc::c_int| u64::from(places[place as usize]);
-    // TCP counts what it has sent and may send again as queued too.
+    // For TCP, WMEM_QUEUED also includes sent data that may be retransmitted.
     let unsent = of(libc::SK_MEMINFO_WMEM_ALLOC).max(of(libc::SK_MEMINFO_WMEM_QUEUED));
     ByteCount::new(of(libc::SK_MEMINFO_RMEM_ALLOC) + unsent + of(libc::SK_MEMINFO_BACKLOG))
 }
@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_nobody_reads_is_counted_at_both_ends() {
+    fn unread_data_is_counted_at_both_ends() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (far, _) = listener.accept().unwrap();
@@ -49,7 +49,7 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_are_counted_and_what_is_no_socket_holds_nothing() {
+    fn datagrams_are_counted_and_other_descriptors_hold_nothing() {
         let (near, far) = (UdpSocket::bind("127.0.0.1:0").unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
         near.send_to(&[0; 1000], far.local_addr().unwrap()).unwrap();
         assert!(buffered(far.as_raw_fd()).get() >= 1000);
