@@ -14,7 +14,7 @@
 //! let second_only = scheduler.add_flow(1.0, LinkSet(0b10))?;
 //! scheduler.set_head(both, Some(ByteCount::new(1500)))?;
 //! scheduler.set_head(second_only, Some(ByteCount::new(1500)))?;
-//! Link 0 can send: only one flow may use it. Then link 1 skips that flow, because it has just had a turn.
+//! // Link 0 can send: only one flow may use it. Then link 1 skips that flow, because it has just had a turn.
 //! assert_eq!(scheduler.next(0).map(|grant| grant.flow), Some(both));
 //! scheduler.set_head(both, Some(ByteCount::new(1500)))?;
 //! assert_eq!(scheduler.next(1).map(|grant| grant.flow), Some(second_only));
@@ -146,7 +146,7 @@ pub enum MidrrError {
     CounterBits(u32),
     /// A weight that is not a positive number, or that makes a turn too small.
     #[error(
-        "weight {weight} with a quantum of {quantum} gives a flow less than {MIN_QUANTUM} a turn_quantum: use positive weights, or a larger quantum"
+        "weight {weight} with a quantum of {quantum} gives a flow less than {MIN_QUANTUM} a turn: use positive weights, or a larger quantum"
     )]
     Weight {
         /// The weight φ.

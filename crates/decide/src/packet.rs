@@ -14,10 +14,10 @@
 //! let mut near = PathView { rate: Rate::from_mbps(5), srtt: Some(ms(10)), room: ByteCount::new(15_000), ..PathView::UP };
 //! let far = PathView { rate: Rate::from_mbps(50), srtt: Some(ms(80)), ..near };
 //! assert_eq!(EarliestCompletion.choose(&[near, far], chunk), Choice::Send(0));
-//! The near path's window is full, but waiting for it is still faster than using the far path.
+//! // The near path's window is full, but waiting for it is still faster than using the far path.
 //! (near.room, near.in_flight) = (ByteCount::ZERO, ByteCount::new(6000));
 //! assert_eq!(EarliestCompletion.choose(&[near, far], chunk), Choice::Wait);
-//! With a megabyte behind the chunk, waiting is slower: the near path needs longer for all of it than the far path needs for the chunk.
+//! // With a megabyte behind the chunk, waiting is slower: the near path needs longer for all of it than the far path needs for the chunk.
 //! chunk.behind = ByteCount::new(1 << 20);
 //! assert_eq!(EarliestCompletion.choose(&[near, far], chunk), Choice::Send(1));
 //! ```

@@ -36,7 +36,7 @@ impl Engine {
         let (connection, request) = (ConnectionId(self.fresh_id()), RequestId(self.fresh_id()));
         let Some(file) = self.files.get_mut(&id).filter(|_| size > 0) else { return Ok((id, connection, request)) };
         (file.active, file.adopted, file.free) = (true, Some(Adopted::Unproven(request)), Spans::default());
-        let source = file.source_at(server).unwrap_or_else(|| unreachable!("a file's sources are good at first"));
+        let source = file.source_at(server).unwrap_or_else(|| unreachable!("every source is usable initially"));
         self.connections
             .insert(connection, Connection { link, server, since: now, connected: true, depth: 1, requests: vec![request], once: true });
         self.links[link.0].meter.begin(now);

@@ -65,9 +65,9 @@ impl Engine {
             {
                 continue;
             }
-            let patience = self.links[request.link.0].stall();
-            let stall = request.last_event + patience;
-            let end = request.last_event + DEAD_TIMEOUT.max(patience * 2);
+            let timeout = self.links[request.link.0].stall();
+            let stall = request.last_event + timeout;
+            let end = request.last_event + DEAD_TIMEOUT.max(timeout * 2);
             if end <= now {
                 dead.insert(request.connection);
             } else if !request.stalled && stall <= now {
@@ -113,7 +113,7 @@ impl Engine {
     }
 
     fn watch_files(&mut self, now: Time) {
-        let patience = self.config.patience;
+        let timeout = self.config.patience;
         let mut free = self.config.files_at_once.saturating_sub(self.files.values().filter(|file| file.active).count());
         for file in self.files.values_mut().filter(|file| !file.active && file.ended.is_none()) {
             if free == 0 {
@@ -132,7 +132,7 @@ impl Engine {
             if file.kept_whole() || blocked(file) && !self.requests.values().any(waits) {
                 file.progress = now;
             }
-            let due = file.progress + patience;
+            let due = file.progress + timeout;
             if due <= now {
                 silent.push(*id);
             } else {
@@ -390,9 +390,9 @@ impl Engine {
     /// Otherwise all of them would wait for their next answers at the same time.
     fn in_turn(&self, now: Time, link: LinkId, time: f64) -> f64 {
         let request_limit = self.links[link.0].request_limit.max(1) as f64;
-        let beside = |request: &&Request| request.link == link && now.since(request.asked).as_secs_f64() < time / request_limit / 2.0;
-        let beside = self.requests.values().filter(beside).count() as f64;
-        (1.0 - beside / request_limit).max(1.0 / request_limit)
+        let concurrent = |request: &&Request| request.link == link && now.since(request.asked).as_secs_f64() < time / request_limit / 2.0;
+        let concurrent = self.requests.values().filter(concurrent).count() as f64;
+        (1.0 - concurrent / request_limit).max(1.0 / request_limit)
     }
 
     /// Whether several files have bytes to request.
@@ -489,8 +489,8 @@ impl Engine {
         };
         self.requests.insert(request, entry);
         self.actions.push_back(Action::Ask { request, connection: connection_id, file: id, source, span });
-        let patience = self.links[self.requests[&request].link.0].stall();
-        self.review_at(now + patience);
+        let timeout = self.links[self.requests[&request].link.0].stall();
+        self.review_at(now + timeout);
     }
 
     /// On connections with overlapping requests: requests the next range before the last one ends.

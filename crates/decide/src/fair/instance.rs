@@ -243,7 +243,7 @@ fn parse_integer(field: &str, number: f64, limit: u64) -> Result<u64, InstanceEr
     if number >= 1.0 && number <= limit as f64 && number % 1.0 == 0.0 {
         return Ok(number as u64);
     }
-    Err(InstanceError::new(field, format!("{number:?} is not possible: give a parse_integer number from 1 to {limit}")))
+    Err(InstanceError::new(field, format!("{number:?} is not possible: give a whole number from 1 to {limit}")))
 }
 
 #[cfg(test)]
