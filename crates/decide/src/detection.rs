@@ -119,7 +119,7 @@ impl<K: Copy + PartialEq> Detection<K> {
         if !self.is_news(now, host, link) || !self.probe_budget.take(PROBE_SIZE, now) {
             return None;
         }
-        self.make_room(host);
+        self.evict_oldest(host);
         let entry = self.hosts.entry(host).or_insert(Host { pin: None, links: BTreeMap::new(), touched: now });
         entry.touched = now;
         entry.set_state(link, State::Pending, now + PROBE_TIMEOUT);
@@ -277,7 +277,7 @@ impl<K: Copy + PartialEq> Detection<K> {
     }
 
     /// Evicts the least recently touched host without a pin.
-    fn make_room(&mut self, host: IpAddr) {
+    fn evict_oldest(&mut self, host: IpAddr) {
         if self.hosts.len() >= MAX_HOSTS && !self.hosts.contains_key(&host) {
             let oldest = self.hosts.iter().filter(|(_, entry)| entry.pin.is_none()).min_by_key(|(_, entry)| entry.touched);
             if let Some(oldest) = oldest.map(|(host, _)| *host) {

@@ -6,7 +6,7 @@
 //! |---|---|---|
 //! | 32763 | `from ADDR to SUBNET lookup T` | two links on one subnet: each reaches and answers its neighbours from its own address |
 //! | 32763 | `from ADDR fwmark MOVED unreachable` | IPv4: a connect that moves to another link must find that its old source address has no route |
-//! | 32764 | `oif DEVICE lookup main` | IPv4, without foreign rules at 32764 or 32765: bound sockets need one lookup only; a TCP connect makes three |
+//! | 32764 | `oif DEVICE lookup main` | IPv4, without foreign rules at 32764 or 32765: bound sockets need one lookup; a TCP connect makes three |
 //! | 32764 | `lookup main suppress_prefixlength 0` | specific routes take precedence over the links' default routes |
 //! | 32765 | `oif DEVICE lookup T` | sockets bound to a link for which main has no default route; in IPv6 they would have no route at all |
 //! | 32765 | `from ADDR lookup T` | replies and sockets bound to an address; strict `rp_filter` uses this rule too |
@@ -129,7 +129,7 @@ pub fn conflicts(snapshot: &NetworkSnapshot, links: impl IntoIterator<Item = Lin
         match held {
             Some((address, holder)) => {
                 let reason = format!(
-                    "{} and {} both have the address {address}, so packets cannot be assigned to one of them; give one of the networks another address range",
+                    "{} and {} both have the address {address}, so packets match both links; give one of the networks another address range",
                     holder.name, facts.name
                 );
                 refused.insert(facts.index, reason);

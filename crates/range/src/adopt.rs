@@ -98,7 +98,7 @@ impl Engine {
     }
 
     /// Another answer, from `start` on, has shown that ranges are available: the first answer is only needed up to there.
-    pub(crate) fn prove(&mut self, now: Time, id: FileId, start: u64) {
+    pub(crate) fn confirm_ranges(&mut self, now: Time, id: FileId, start: u64) {
         let Some(file) = self.files.get_mut(&id) else { return };
         let Some(Adopted::Unproven(first)) = file.adopted else { return };
         file.adopted = Some(Adopted::Proven);

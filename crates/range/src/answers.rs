@@ -68,7 +68,7 @@ impl Engine {
         }
         file.ranged = Some(true);
         file.joinable = head.joinable;
-        self.prove(now, file_id, span.start);
+        self.confirm_ranges(now, file_id, span.start);
         let Some(file) = self.files.get_mut(&file_id) else { return };
         let request = self.requests.get_mut(&id).unwrap_or_else(|| unreachable!("looked up above"));
         request.requested_end = span.end;

@@ -297,7 +297,7 @@ impl Engine {
     pub fn poll(&mut self, now: Time) -> Option<Action> {
         if self.actions.is_empty() && (self.dirty || self.review.is_some_and(|review| review <= now)) {
             self.dirty = false;
-            self.watch(now);
+            self.handle_overdue(now);
             self.plan(now);
         }
         self.actions.pop_front()

@@ -48,14 +48,14 @@ struct Takeover {
 
 impl Engine {
     /// Handles everything that took too long.
-    pub(crate) fn watch(&mut self, now: Time) {
+    pub(crate) fn handle_overdue(&mut self, now: Time) {
         self.review = None;
-        self.watch_requests(now);
-        self.watch_files(now);
-        self.watch_connections(now);
+        self.check_requests(now);
+        self.check_files(now);
+        self.check_connections(now);
     }
 
-    fn watch_requests(&mut self, now: Time) {
+    fn check_requests(&mut self, now: Time) {
         let (mut stalled, mut dead) = (Vec::new(), BTreeSet::new());
         let mut next: Option<Time> = None;
         for (id, request) in &self.requests {
@@ -112,7 +112,7 @@ impl Engine {
         }
     }
 
-    fn watch_files(&mut self, now: Time) {
+    fn check_files(&mut self, now: Time) {
         let timeout = self.config.patience;
         let mut free = self.config.files_at_once.saturating_sub(self.files.values().filter(|file| file.active).count());
         for file in self.files.values_mut().filter(|file| !file.active && file.ended.is_none()) {
@@ -143,7 +143,7 @@ impl Engine {
         silent.into_iter().for_each(|id| self.give_up(now, id, Cause::Silent));
     }
 
-    fn watch_connections(&mut self, now: Time) {
+    fn check_connections(&mut self, now: Time) {
         let wanted: BTreeSet<ServerId> =
             self.files.values().filter(|file| file.ended.is_none()).flat_map(|file| file.sources().map(|(_, server)| server)).collect();
         let idle = |connection: &Connection| {
@@ -180,7 +180,7 @@ impl Engine {
 
     /// Gives every link requests up to its limit.
     pub(crate) fn plan(&mut self, now: Time) {
-        self.cut_slow(now);
+        self.cut_slow_requests(now);
         let mut order: Vec<usize> = (0..self.links.len()).collect();
         let rate = |link: &usize| std::cmp::Reverse(self.links[*link].rate(now));
         order.sort_by_key(rate);
@@ -195,11 +195,11 @@ impl Engine {
 
     /// If a link has become slower, a request may last long after everything else has arrived. Such a request keeps only what it can deliver until
     /// then. The end game does not handle this case, because there only idle connections take over, each from one request.
-    fn cut_slow(&mut self, now: Time) {
+    fn cut_slow_requests(&mut self, now: Time) {
         if self.is_contended() {
             return;
         }
-        let cuts: Vec<_> = self.files.iter().flat_map(|(id, file)| self.late(now, *id, file)).collect();
+        let cuts: Vec<_> = self.files.iter().flat_map(|(id, file)| self.late_requests(now, *id, file)).collect();
         for (id, connection, keep) in cuts {
             // The server has already sent part of the range that is cut off, so a request behind it would be answered late.
             let behind: Vec<RequestId> =
@@ -214,7 +214,7 @@ impl Engine {
     }
 
     /// The requests of a file that would end late, with their connections and the number of bytes that each can still deliver in time.
-    fn late(&self, now: Time, id: FileId, file: &File) -> Vec<(RequestId, ConnectionId, u64)> {
+    fn late_requests(&self, now: Time, id: FileId, file: &File) -> Vec<(RequestId, ConnectionId, u64)> {
         if !file.active || file.ended.is_some() || file.ranged != Some(true) || file.unproven() || file.setup.window.is_some() {
             return Vec::new();
         }
@@ -271,7 +271,7 @@ impl Engine {
             if self.at_work(link).saturating_sub(stuck) >= request_limit {
                 return;
             }
-            if !self.give(now, link) && !self.take_over(now, link) {
+            if !self.assign(now, link) && !self.take_over(now, link) {
                 break;
             }
         }
@@ -304,7 +304,7 @@ impl Engine {
     }
 
     /// Gives one file a range over `link`, which must be below its limit of requests. Returns false if there is nothing to give.
-    fn give(&mut self, now: Time, link: LinkId) -> bool {
+    fn assign(&mut self, now: Time, link: LinkId) -> bool {
         let allowed = self.allowed(link);
         let here = self.files.iter().filter(|(_, file)| file.setup.links.contains(link.0));
         let heads: Vec<(FlowKey, FileId, Option<u64>)> =
@@ -341,7 +341,7 @@ impl Engine {
             // One initial request at a time, unless it stalls.
             None if of_file.any(|request| !request.stalled) => return None,
             None => self.links[link.0].share(now).map_or(FIRST_REQUEST, |share| share as u64).clamp(FIRST_REQUEST / 2, MAX_REQUEST / 4),
-            Some(false) if of_file.any(|_| true) || !self.best(now, link, file) => return None,
+            Some(false) if of_file.any(|_| true) || !self.is_fastest(now, link, file) => return None,
             Some(false) if file.size.unwrap_or(ENDLESS) > allowed => return None,
             Some(false) => MAX_REQUEST,
             Some(true) if file.unproven() => self.trial(now, link, id, file)?.size(),
@@ -353,7 +353,7 @@ impl Engine {
     }
 
     /// Whether no other usable link of the file has a higher known rate.
-    fn best(&self, now: Time, link: LinkId, file: &File) -> bool {
+    fn is_fastest(&self, now: Time, link: LinkId, file: &File) -> bool {
         let mine = self.links[link.0].rate(now);
         let others = (0..self.links.len()).filter(|other| file.setup.links.contains(*other) && self.links[*other].usable(now));
         others.filter_map(|other| self.links[other].rate(now)).max() <= mine
@@ -380,7 +380,7 @@ impl Engine {
         let most = if self.links[link.0].meter.rate(now).is_some() { MAX_REQUEST } else { FIRST_REQUEST * 4 };
         let mut size = ((share * time) as u64).clamp(MIN_REQUEST, most);
         if let Some(window) = file.setup.window {
-            let turn = share * time * self.in_turn(now, link, time);
+            let turn = share * time * self.stagger(now, link, time);
             size = (turn as u64).clamp(MIN_TAKEOVER, most).min((window.get() / 8).max(MIN_TAKEOVER));
         }
         Some(if gap.size() < size + size / 3 { gap.size() } else { size }.min(MAX_REQUEST))
@@ -388,7 +388,7 @@ impl Engine {
 
     /// The fraction of a range to request over `link` so that its requests end at different times: less if other requests have just started.
     /// Otherwise all of them would wait for their next answers at the same time.
-    fn in_turn(&self, now: Time, link: LinkId, time: f64) -> f64 {
+    fn stagger(&self, now: Time, link: LinkId, time: f64) -> f64 {
         let request_limit = self.links[link.0].request_limit.max(1) as f64;
         let concurrent = |request: &&Request| request.link == link && now.since(request.asked).as_secs_f64() < time / request_limit / 2.0;
         let concurrent = self.requests.values().filter(concurrent).count() as f64;
@@ -589,7 +589,7 @@ impl Engine {
             let takeover = if x >= MIN_TAKEOVER && (x < victim.rest().size() || self.queued(victim)) {
                 let gain = end - (delay + x as f64 / speed.max(1.0));
                 Takeover { victim: *id, span: Span::raw(victim.end - x, victim.end), duplicate: false, gain }
-            } else if self.alone(victim) && victim.rest().size() <= allowed {
+            } else if self.is_sole_request(victim) && victim.rest().size() <= allowed {
                 Takeover { victim: *id, span: victim.rest(), duplicate: true, gain: end - alone }
             } else {
                 continue;
@@ -640,7 +640,7 @@ impl Engine {
     }
 
     /// Whether no other request covers the remaining bytes of this one.
-    fn alone(&self, victim: &Request) -> bool {
+    fn is_sole_request(&self, victim: &Request) -> bool {
         let overlap = |other: &Request| other.at.max(victim.at) < other.end.min(victim.end);
         self.requests.values().filter(|other| other.file == victim.file && overlap(other)).count() <= 1
     }
