@@ -1,4 +1,4 @@
-//! Facts as people read them.
+//! Output of the commands as text.
 
 use std::io;
 
@@ -9,7 +9,7 @@ use braid_api::{
 
 use crate::table::{Cell, Page, Tone, UNKNOWN, age, bytes, cell, joules, micros, numbers, percent, rate, toned, words};
 
-const NO_LINKS: &str = "no links: `braid doctor` tells why";
+const NO_LINKS: &str = "no links: `braid doctor` shows why";
 
 /// `braid status`.
 pub(crate) fn status(page: &mut Page<'_>, status: &Status) -> io::Result<()> {
@@ -25,7 +25,7 @@ pub(crate) fn status(page: &mut Page<'_>, status: &Status) -> io::Result<()> {
     for peer in &status.peers {
         let kind = if peer.kind == PeerKind::Server { "server" } else { "relay" };
         let good = peer.paths.iter().filter(|path| path.state.delivers()).count();
-        // A link without a path is none of them.
+        // A link without a path does not count.
         let paths = peer.paths.iter().filter(|path| path.state != PathState::None).count();
         match &peer.reason {
             Some(reason) => page.toned(Tone::Doubtful, &format!("{kind} {}: {}: {reason}; flows go direct", peer.name, peer.state))?,
@@ -59,7 +59,7 @@ pub(crate) fn status(page: &mut Page<'_>, status: &Status) -> io::Result<()> {
     page.table(&columns, &status.links.iter().map(row).collect::<Vec<_>>(), NO_LINKS)
 }
 
-/// What the machine runs on, and what follows from it; `None` where nothing is known of either.
+/// Battery, power saving, utility and target of the machine; `None` if all are unknown.
 fn supply(status: &Status) -> Option<String> {
     let mut says = Vec::new();
     if let Some(battery) = &status.battery {
@@ -107,7 +107,7 @@ fn link_details(page: &mut Page<'_>, link: &LinkStatus) -> io::Result<()> {
     fact("gateways", list(&link.gateways))?;
     fact("resolvers", list(&link.resolvers))?;
     let capacity = |rate: Option<u64>, confidence: Option<f64>, since: Option<u64>| {
-        // Trust in a guess is trust in nothing.
+        // A confidence without an estimate means nothing.
         match (rate.and(percent(confidence)), age(since)) {
             (Some(confidence), Some(age)) => format!("{} (confidence {confidence}, learnt {age} ago)", show(rate)),
             (Some(confidence), None) => format!("{} (confidence {confidence})", show(rate)),
@@ -218,7 +218,7 @@ pub(crate) fn peers(page: &mut Page<'_>, peers: &[Peer]) -> io::Result<()> {
             ]
         }));
     }
-    page.table(&columns, &rows, "no peers: \"braid join\" with the line that a relay's \"braid relay invite\" printed")
+    page.table(&columns, &rows, "no peers: run \"braid join\" with an invitation that \"braid relay invite\" printed on a relay")
 }
 
 /// `braid apps`.
@@ -250,7 +250,7 @@ pub(crate) fn apps(page: &mut Page<'_>, apps: &[App]) -> io::Result<()> {
     page.table(&columns, &apps.iter().map(row).collect::<Vec<_>>(), "nothing learnt yet")
 }
 
-/// `braid policy`; `relays` are those that were joined, `None` where that cannot be told.
+/// `braid policy`. `relays` are the joined relays, `None` if they are unknown.
 pub(crate) fn policy(page: &mut Page<'_>, policy: &PolicyView, relays: Option<&[String]>) -> io::Result<()> {
     page.line(format!("scheduler       {}", policy.scheduler))?;
     if let Some(utility) = &policy.utility {
@@ -424,7 +424,7 @@ pub(crate) fn doctor(page: &mut Page<'_>, report: &DoctorReport) -> io::Result<(
             Verdict::Missing => ("missing", Tone::Bad),
             Verdict::Unknown => ("unknown", Tone::Faint),
         };
-        // A page lets no control characters through; the verifier's log has several lines, with tabs.
+        // A page replaces control characters; the verifier's log has several lines, with tabs.
         let found = check.found.replace('\t', " ");
         let mut lines = found.lines();
         page.toned(tone, &format!("{sign}  {}: {}", check.name, lines.next().unwrap_or_default()))?;
@@ -490,7 +490,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_is_one_line_and_a_table() {
+    fn status_shows_a_summary_and_a_table() {
         let lte = json!({
             "name": "wwan0", "state": "backup", "kind": "cellular", "addresses": [], "capacity_down_bps": null, "capacity_up_bps": null,
             "rtt_us": null, "loss": null, "rx_bytes": null, "tx_bytes": null, "flows": 0,
@@ -512,7 +512,7 @@ wwan0  backup  cellular            -   -      -      -      0       -
     }
 
     #[test]
-    fn links_are_shown_in_full() {
+    fn links_are_shown_in_detail() {
         let text = shown(json!([wifi()]), |page, list: &Vec<LinkStatus>| links(page, list));
         let expected = "\
 wlan0 up (wireless)
@@ -534,7 +534,7 @@ wlan0 up (wireless)
     }
 
     #[test]
-    fn flows_with_unknowns_are_shown_with_signs() {
+    fn unknown_values_of_flows_are_shown_as_a_dash() {
         let flow = json!({
             "id": 17, "application": "/usr/bin/curl", "protocol": "tcp", "local": null, "remote": "192.0.2.1:443", "link": "wlan0",
             "carry": "direct", "scheduler": "max-throughput", "rx_bytes": 4_000_000, "tx_bytes": null, "rtt_us": null, "age_ms": 2_000,
@@ -549,7 +549,7 @@ ID  APPLICATION    PROTO  REMOTE         LINK   RECEIVED  SENT  RTT  AGE  ENERGY
     }
 
     #[test]
-    fn a_policy_reads_like_sentences() {
+    fn a_policy_is_shown_as_text() {
         let value = json!({
             "schema_version": 1, "scheduler": "round-robin", "affinity": null, "default_demand_bytes": 1_000_000,
             "links": [{"matches": "kind = \"cellular\"", "devices": [], "role": "backup", "priority": 2, "metered": true, "cap_bytes": 10_000_000_000u64,
@@ -585,7 +585,7 @@ left to the system { user = 7 }
     }
 
     #[test]
-    fn an_explanation_shows_what_the_rule_saw() {
+    fn an_explanation_shows_the_inputs_of_the_rule() {
         let seen = |link: &str, allowed, reason: Option<&str>, finish: Option<u64>| {
             json!({"link": link, "allowed": allowed, "reason": reason, "load_bytes": 0, "capacity_bps": 8_000_000, "finish_us": finish, "end_us": finish.map(|time| time / 2),
                    "virtual_start": null, "rank": 0, "flows": 0})
@@ -611,7 +611,7 @@ wwan0  no    0 B  assumed 8.0 Mbit/s       -       -     -  backup
     }
 
     #[test]
-    fn the_doctor_tells_the_remedy() {
+    fn the_doctor_shows_the_remedy() {
         let value = json!({
             "schema_version": 1, "version": "0.1.0", "whole_machine": false, "one_command": true,
             "modes": [{"name": "up", "verdict": "unknown", "because": ["privilege"]}, {"name": "run", "verdict": "ok", "because": []},

@@ -1,4 +1,4 @@
-//! `braid ui`: the way to the web page.
+//! `braid ui`: opens the web page.
 
 use std::io::{self, Write};
 use std::process::{Command, Stdio};
