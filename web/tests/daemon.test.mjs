@@ -55,7 +55,7 @@ test('pins an application to a link, new flows obey, and it is undone', { skip }
   // Those of the test before may be on their way out.
   await until('the first flow alone', async () => (await linkOfRow(page, 'curl')).length === 1);
   await page.locator('.rows .tr:not([hidden])').filter({ hasText: 'curl' }).first().click();
-  await page.getByRole('button', { name: 'Choose for this program…' }).click();
+  await page.getByRole('button', { name: 'Choose links for this program…' }).click();
   await page.getByText('Only these').click();
   await page.locator('.checks').getByText('lab2').click();
   await page.locator('dialog').getByRole('button', { name: 'Preview…' }).click();
@@ -78,7 +78,7 @@ test('pins an application to a link, new flows obey, and it is undone', { skip }
 
 test('drags α', { skip }, async () => {
   const page = await openPage(browser, `${lab.url}/#/settings`);
-  const slider = page.getByLabel('What throughput is worth');
+  const slider = page.getByLabel('Utility of throughput');
   await slider.scrollIntoViewIfNeeded();
   await page.getByLabel('α follows').selectOption('fixed');
   const box = await slider.boundingBox();
@@ -102,7 +102,7 @@ test('comes by the address that braid ui prints, and may change things', { skip 
   await page.reload();
   await go(page, 'settings');
   await page.getByText('Turn by turn').click();
-  await page.getByRole('region', { name: 'How links are chosen' }).getByRole('button', { name: 'Preview…' }).click();
+  await page.getByRole('region', { name: 'Scheduler' }).getByRole('button', { name: 'Preview…' }).click();
   await apply(page);
   await page.locator('.facts').getByText('round-robin').waitFor();
   assert.match(readFileSync(lab.config, 'utf8'), /scheduler = "round-robin"/);
@@ -122,7 +122,7 @@ test('a stranger sees nothing', { skip }, async () => {
 test('joins a relay', { skip }, async () => {
   const page = await openPage(browser, `${lab.url}/#/peers`);
   await page.getByLabel('Invitation').fill(lab.invitation());
-  await page.getByLabel('Call it').fill('lab');
+  await page.getByLabel('Name', { exact: true }).fill('lab');
   await page.getByRole('button', { name: 'Join' }).click();
   await page.locator('[data-peer="lab"]').getByText('Good').nth(2).waitFor({ timeout: 60_000 });
   assert.deepEqual(page.problems, []);

@@ -131,7 +131,7 @@ describe('what a user does', () => {
   test('drags α and sees throughput and power before letting go', () =>
     visit({ live: false }, async (page, mock) => {
       await go(page, 'settings');
-      const slider = page.getByLabel('What throughput is worth');
+      const slider = page.getByLabel('Utility of throughput');
       const speed = page.locator('.tradeoff-facts dd').first();
       await page.waitForFunction(() => document.querySelector('.tradeoff-facts dd').textContent === '77.4 Mbit/s');
       await slider.scrollIntoViewIfNeeded();
@@ -153,7 +153,7 @@ describe('what a user does', () => {
     visit({ live: false }, async (page, mock) => {
       await go(page, 'settings');
       await page.getByText('Turn by turn').click();
-      await page.getByRole('region', { name: 'How links are chosen' }).getByRole('button', { name: 'Preview…' }).click();
+      await page.getByRole('region', { name: 'Scheduler' }).getByRole('button', { name: 'Preview…' }).click();
       await apply(page);
       await page.getByText('Applied: scheduler').waitFor();
       await page.getByRole('button', { name: 'Change link wlan0' }).click();
@@ -242,7 +242,7 @@ describe('what a user does', () => {
       await page.getByRole('button', { name: 'Join' }).click();
       await page.getByRole('alert').getByText('An invitation begins with').waitFor();
       await page.getByLabel('Invitation').fill('braid1-abcdef');
-      await page.getByLabel('Call it').fill('boat');
+      await page.getByLabel('Name', { exact: true }).fill('boat');
       await page.getByRole('button', { name: 'Join' }).click();
       await page.locator('[data-peer="boat"] tbody tr').nth(2).waitFor();
       await page.locator('[data-peer="boat"]').getByRole('button', { name: 'Leave…' }).click();
@@ -284,16 +284,16 @@ describe('when things go wrong', () => {
       await page.getByRole('button', { name: 'Move rule 2 up' }).waitFor();
       mock.config.model.scheduler = 'handover';
       await page.getByRole('button', { name: 'Move rule 2 up' }).click();
-      await page.locator('.toast.failed').getByText('changed elsewhere meanwhile').waitFor();
+      await page.locator('.toast.failed').getByText('changed elsewhere').waitFor();
       assert.equal(mock.config.model.apps[0].match.name, 'backup-tool');
     }));
 
   test('a read-only session looks and does not change', () =>
     visit({ live: false, readOnly: true }, async (page, mock) => {
       await go(page, 'settings');
-      await page.getByText('This session may look, but not change.').waitFor();
+      await page.getByText('This session is read-only.').waitFor();
       await page.getByRole('button', { name: 'Change link eth0' }).click();
-      await page.locator('.toast.failed').getByText('You may look, but not change').waitFor();
+      await page.locator('.toast.failed').getByText('This session is read-only').waitFor();
       assert.equal(mock.posted.length, 0);
     }));
 

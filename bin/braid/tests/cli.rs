@@ -385,7 +385,7 @@ fn regression_secrets_of_a_download_can_be_read_from_files() {
         command
     };
     let from = format!("@{}", file.display());
-    let told = fail(get(&["--header", &from]), 26);
+    let error = fail(get(&["--header", &from]), 26);
     assert!(error.contains("line 4") && error.contains("NAME: VALUE"), "{error}");
     let error = fail(get(&["--user", "ann"]), 2);
     assert!(error.contains("ann") && error.contains("--netrc-file"), "{error}");
