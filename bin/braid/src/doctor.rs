@@ -113,7 +113,7 @@ fn beside_daemon(checks: &mut Vec<doctor::Check>, status: Result<Status, ClientE
             }
             (Standing::Ok, format!("runs, version {}, {} links", status.version, status.links.len()), None)
         }
-        Err(error) if error.is_nobody() => (Standing::Ok, format!("not running: {}", client::START), None),
+        Err(error) if error.is_not_running() => (Standing::Ok, format!("not running: {}", client::START), None),
         Err(error) => (Standing::Warning, error.to_string(), Some("see its log: `journalctl -u braid`".to_owned())),
     };
     checks.push(doctor::Check { name: "daemon", standing, found, remedy, needed_by_up: false, needed_by_run: false });

@@ -177,7 +177,8 @@ async fn download(url: &Uri) -> anyhow::Result<Bytes> {
     let answer = sender.send_request(request).await.with_context(unreachable)?;
     let status = answer.status();
     let body = Limited::new(answer.into_body(), SIZE_LIMIT).collect().await;
-    let body = body.map_err(|error| anyhow::anyhow!("{url} did not send a complete answer of at most {SIZE_LIMIT} bytes: {error}"))?.to_bytes();
+    let body =
+        body.map_err(|error| anyhow::anyhow!("{url} did not send a complete answer of at most {SIZE_LIMIT} bytes: {error}"))?.to_bytes();
     if !status.is_success() {
         let problem = serde_json::from_slice::<braid_api::Problem>(&body).map(|problem| format!(": {problem}")).unwrap_or_default();
         bail!("{url} refused with status {}{}", status.as_u16(), problem.replace(char::is_control, " "));

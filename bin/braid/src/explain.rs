@@ -37,9 +37,7 @@ pub(crate) fn warning(request: &ExplainRequest, answer: &Explanation) -> Option<
     let there = request.exe.as_ref().is_some_and(|exe| Path::new(exe).is_file());
     let named = request.exe.as_ref().or(request.name.as_ref())?;
     let unknown = answer.program_known == Some(false) && !there;
-    unknown.then(|| {
-        format!("there is no program {named:?} here, and Braid has not seen one; the answer applies to any unknown program")
-    })
+    unknown.then(|| format!("there is no program {named:?} here, and Braid has not seen one; the answer applies to any unknown program"))
 }
 
 /// Path of the program: as given, or looked up in PATH as a shell does. `None`: match it by name only.

@@ -79,9 +79,7 @@ fn show_links(page: &mut Page<'_>, history: &History, all: bool, zone: &Zone) ->
     page.table(&columns, &rows, if quiet > 0 { "no link transferred data in that time" } else { NOTHING_YET })?;
     match quiet {
         0 => Ok(()),
-        quiet => {
-            page.line(format!("({quiet} of {} samples without traffic are omitted: --all shows them)", history.samples.len()))
-        }
+        quiet => page.line(format!("({quiet} of {} samples without traffic are omitted: --all shows them)", history.samples.len())),
     }
 }
 

@@ -26,7 +26,7 @@ pub(crate) fn run(action: RelayAction) -> anyhow::Result<()> {
     match action {
         RelayAction::Invite(invite) => as_owner_of(&invite.state.state_dir, || make_invite(&invite))?,
         RelayAction::Clients(clients) => as_owner_of(&clients.state.state_dir, || list(&clients))?,
-        RelayAction::Revoke(revoke) => as_owner_of(&revoke.state.state_dir, || revoke(&revoke))?,
+        RelayAction::Revoke(options) => as_owner_of(&options.state.state_dir, || revoke(&options))?,
         RelayAction::Limit(limit) => as_owner_of(&limit.state.state_dir, || set_limits(&limit))?,
     }
 }
@@ -136,7 +136,11 @@ fn make_invite(options: &RelayInvite) -> anyhow::Result<()> {
     if out.is_terminal() {
         let span = age(Some(u64::try_from(options.expires.as_millis()).unwrap_or(u64::MAX))).unwrap_or_default();
         show_qr(&mut out, &invite)?;
-        writeln!(out, "Valid for one device and {span}, with {}. On the device, run "braid join"; it asks for this line", describe(limits))?;
+        writeln!(
+            out,
+            "Valid for one device and {span}, with {}. On the device, run `braid join`; it asks for this line",
+            describe(limits)
+        )?;
     }
     Ok(())
 }
@@ -307,7 +311,10 @@ fn describe(limits: Limits) -> String {
 fn open(dir: &Path) -> anyhow::Result<Registry> {
     check_readable(dir)?;
     if !Registry::exists(dir) {
-        bail!("there is no relay registry in {}; name the relay's directory with --state-dir, and run the command as the relay's user", dir.display());
+        bail!(
+            "there is no relay registry in {}; name the relay's directory with --state-dir, and run the command as the relay's user",
+            dir.display()
+        );
     }
     Ok(Registry::open(&StateDir::open(dir)?)?)
 }

@@ -108,10 +108,7 @@ fn already(start: &Start, verbose: u8, status: &Value) -> anyhow::Result<()> {
     let ignored = given(start, verbose, status);
     if !ignored.is_empty() {
         let ignored = ignored.join(", ");
-        writeln!(
-            io::stderr(),
-            "braid: the running daemon keeps its options: {ignored} had no effect (stop the daemon with `braid down`)"
-        )?;
+        writeln!(io::stderr(), "braid: the running daemon keeps its options: {ignored} had no effect (stop the daemon with `braid down`)")?;
     }
     Ok(())
 }
@@ -164,7 +161,11 @@ fn in_background(start: &Start, verbose: u8, progress: &ProgressBar) -> anyhow::
             break;
         }
         if begin.elapsed() > READY_TIMEOUT {
-            bail!("stopped the daemon, because it was not ready after {} s. Its last messages:\n{}", READY_TIMEOUT.as_secs(), daemon.last_words());
+            bail!(
+                "stopped the daemon, because it was not ready after {} s. Its last messages:\n{}",
+                READY_TIMEOUT.as_secs(),
+                daemon.last_words()
+            );
         }
         progress.tick();
         if daemon.pause(PAUSE)? {

@@ -20,7 +20,7 @@ use ratatui::crossterm::{execute, terminal};
 use ratatui::layout::{Rect, Size};
 
 use crate::client;
-use model::{Model, Action};
+use model::{Action, Model};
 
 /// Delay before the connection to the daemon is retried.
 const RETRY_DELAY: Duration = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! One request and its answer.
+//! One request and its response.
 
 use std::error::Error as _;
 use std::sync::Arc;
@@ -16,23 +16,23 @@ use crate::answer::{Asked, ResponseAction, judge};
 use crate::connections::{ConnectionEvent, HttpConnection, Shared};
 use crate::error::FetchError;
 
-/// A rest of an answer up to this size is read and thrown away; for a longer one the connection is given up.
-const WORTH_READING: u64 = 32 * 1024;
-/// For so long.
-const WORTH_WAITING: Duration = Duration::from_secs(1);
+/// An unwanted rest of a response up to this size is read and discarded; for a longer rest, the connection is closed.
+const MAX_DISCARD: u64 = 32 * 1024;
+/// Time limit to read the rest.
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What is asked.
+/// A request to send.
 pub(crate) struct OutgoingRequest {
     pub(crate) request: RequestId,
     pub(crate) asked: Asked,
     pub(crate) headers: HeaderMap,
-    /// The link's name.
+    /// Name of the link.
     pub(crate) link: String,
-    /// The request goes to a proxy, which wants to know the whole address.
+    /// The request goes to an HTTP proxy, which needs the absolute URL.
     pub(crate) through_proxy: bool,
 }
 
-/// Asks, tells what comes, and gives the connection back if it can be asked again: not if much of an answer that is not wanted is still to come.
+/// Sends the request and reports events. Returns the connection if it can be reused: not if much of an unwanted response is still to come.
 pub(crate) async fn run(
     shared: Arc<Shared>,
     connection: HttpConnection,
@@ -97,11 +97,11 @@ async fn send(
     }
 }
 
-/// The request; of HTTP/1.1 with `Host`, and with the whole address where it goes to a proxy.
+/// Builds the request: with `Host` in HTTP/1.1, and with the absolute URL for a proxy.
 fn build(outgoing: &OutgoingRequest, version: Version) -> Result<Request<Empty<Bytes>>, String> {
     let url = &outgoing.asked.url;
     let mut plain = url.clone();
-    // Neither a fragment nor a password is the server's business.
+    // The server must not see fragments or passwords.
     plain.set_fragment(None);
     let _ = plain.set_username("");
     let _ = plain.set_password(None);
@@ -131,7 +131,7 @@ fn build(outgoing: &OutgoingRequest, version: Version) -> Result<Request<Empty<B
     request.body(Empty::new()).map_err(|error| error.to_string())
 }
 
-/// Reads a body to its end; whether the connection can be asked again.
+/// Reads a body to its end. Returns whether the connection can be reused.
 async fn read(
     shared: &Shared,
     outgoing: &OutgoingRequest,
@@ -170,9 +170,9 @@ async fn read(
     }
 }
 
-/// Reads what is left of a body that nobody wants, if that is little. On HTTP/2 nobody waits for it.
+/// Reads a short rest of an unwanted body. HTTP/2 does not need this: its other streams continue.
 async fn drain(connection: &HttpConnection, mut body: Incoming) -> bool {
-    if body.size_hint().upper().is_none_or(|left| left > WORTH_READING) {
+    if body.size_hint().upper().is_none_or(|left| left > MAX_DISCARD) {
         return false;
     }
     if matches!(connection, HttpConnection::Two(_)) {
@@ -186,14 +186,14 @@ async fn drain(connection: &HttpConnection, mut body: Incoming) -> bool {
         }
         true
     };
-    tokio::time::timeout(WORTH_WAITING, rest).await.unwrap_or(false)
+    tokio::time::timeout(DISCARD_TIMEOUT, rest).await.unwrap_or(false)
 }
 
 fn host(outgoing: &OutgoingRequest) -> String {
     outgoing.asked.url.host_str().unwrap_or("").to_owned()
 }
 
-/// What went wrong, with what lies behind it.
+/// The error message with its causes.
 pub(crate) fn reason(error: &hyper::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

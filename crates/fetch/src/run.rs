@@ -1,4 +1,4 @@
-//! A run: the engine's decisions carried out, and what comes of them told to it.
+//! A run: executes the engine's decisions, and reports the results to the engine.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -25,17 +25,17 @@ use crate::options::{Options, Output};
 use crate::throttle::Throttle;
 use crate::tls::Tls;
 
-/// Pieces that connections may have read and the run not yet written.
-const AHEAD: usize = 64;
-/// How often progress is told.
+/// Number of pieces that connections may read before the run writes them.
+const QUEUE_LENGTH: usize = 64;
+/// Interval of progress events.
 const PROGRESS: Duration = Duration::from_millis(200);
 
-/// Fetches all files side by side; gives what came of each, in their order. Ends early, keeping what came, when `stop` does.
+/// Downloads all files concurrently, and returns the result of each, in order. Ends early, keeping partial data, when `stop` completes.
 ///
-/// Must run inside a tokio runtime with I/O and time enabled, on a thread of the network namespace meant.
+/// Must run inside a tokio runtime with I/O and time enabled, on a thread of the network namespace to use.
 ///
 /// # Errors
-/// Before anything is fetched: no link, or roots that cannot be read.
+/// Errors before the first download: no link, or unreadable root certificates.
 pub async fn fetch(
     network: Arc<dyn Network>,
     downloads: Vec<Download>,
@@ -47,7 +47,7 @@ pub async fn fetch(
         return Err(FetchError::NoLink(String::new()));
     }
     let tls = Tls::new(options.cacert.as_deref(), options.http1)?;
-    let (event_sender, events) = mpsc::channel(AHEAD);
+    let (event_sender, events) = mpsc::channel(QUEUE_LENGTH);
     let shared = Shared {
         network,
         tls: Some(tls),
@@ -67,9 +67,9 @@ struct Run<T> {
     driver: Driver,
     jobs: Vec<Job>,
     by_file: BTreeMap<FileId, usize>,
-    /// The servers whose names do not exist, by link.
+    /// Servers whose names do not exist, by link.
     nameless: BTreeSet<(ServerId, LinkId)>,
-    /// The servers that have answered: a name that is not found any more is a trouble that passes.
+    /// Servers that have answered. If their name is not found later, the failure is temporary.
     answered: BTreeSet<ServerId>,
     finishing: JoinSet<(usize, ByteCount, Result<(), FetchError>)>,
     tell: T,
@@ -103,7 +103,7 @@ impl<T: FnMut(Event)> Run<T> {
         })
     }
 
-    /// Takes a file on; its place among the jobs.
+    /// Adds a file; returns its index in `jobs`.
     fn add(&mut self, download: Download) -> usize {
         let sources: Vec<Source> = download.urls.iter().map(|url| Source::new(url.clone(), self.server(url))).collect();
         let index = self.jobs.len();
@@ -120,7 +120,7 @@ impl<T: FnMut(Event)> Run<T> {
                     sink: Sink::Closed,
                     left: None,
                     trouble: None,
-                    anew: false,
+                    restarted: false,
                     began: Instant::now(),
                     by_link: Vec::new(),
                     outcome: None,
@@ -133,7 +133,7 @@ impl<T: FnMut(Event)> Run<T> {
         index
     }
 
-    /// Hands a job's file to the engine.
+    /// Adds a job's file to the engine.
     fn enter(&mut self, index: usize) {
         let job = &self.jobs[index];
         if job.outcome.is_some() {
@@ -154,7 +154,7 @@ impl<T: FnMut(Event)> Run<T> {
         }
     }
 
-    /// The server of an address.
+    /// The server of a URL.
     fn server(&mut self, url: &Url) -> ServerId {
         let origin = Origin {
             tls: url.scheme() == "https",
@@ -192,7 +192,7 @@ impl<T: FnMut(Event)> Run<T> {
                 Some(first) = events.recv() => {
                     self.on_event(first);
                     while let Ok(next) = events.try_recv() {
-                        // What an answer's head changes is done before its body is written.
+                        // The effects of a response's head must precede its body.
                         self.pump();
                         self.on_event(next);
                     }
@@ -204,7 +204,7 @@ impl<T: FnMut(Event)> Run<T> {
         self.driver.close();
     }
 
-    /// Does all that the engine wants done now.
+    /// Executes all pending actions of the engine.
     fn pump(&mut self) {
         while let Some(action) = self.driver.poll() {
             self.act(action);
@@ -236,7 +236,7 @@ impl<T: FnMut(Event)> Run<T> {
             Some(FileEvent::Data { active, pieces }) => self.on_data(active, pieces),
             Some(FileEvent::Cookies { url, lines }) => {
                 let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs());
-                lines.iter().for_each(|line| self.options.cookies.learn(&url, line, unix));
+                lines.iter().for_each(|line| self.options.cookies.store(&url, line, unix));
             }
             Some(FileEvent::Elsewhere { request, active, from, to }) => self.on_elsewhere(request, active, &from, to),
             Some(FileEvent::Failed { active, error }) => self.note_trouble(active.file, error),
@@ -262,8 +262,8 @@ impl<T: FnMut(Event)> Run<T> {
         }
     }
 
-    /// Gives up the files of which nothing came and none of whose sources has a name that any link's resolvers know: they would say the same
-    /// again.
+    /// Fails the files that have no data and whose sources' names do not exist according to the resolvers of every link: another query would give
+    /// the same answer.
     fn drop_nameless(&mut self, error: &FetchError) {
         let links = self.shared.network.links().len();
         let absent =
@@ -302,7 +302,8 @@ impl<T: FnMut(Event)> Run<T> {
             let ranged = self.driver.engine.file(file).and_then(|file| file.ranged).unwrap_or(true);
             (self.tell)(Event::Started { file: name.clone(), size: head.size, there, ranged });
             if !ranged && self.shared.network.links().len() > 1 {
-                let text = format!("{name}: the server gives no ranges that could be joined safely: it comes whole, over one link");
+                let text =
+                    format!("{name}: the server supports no ranges that Braid can join safely; downloading the whole file over one link");
                 (self.tell)(Event::Note { text });
             }
         }
@@ -331,7 +332,7 @@ impl<T: FnMut(Event)> Run<T> {
         let Some(index) = self.by_file.get(&active.file).copied() else { return };
         let most = self.options.redirects;
         let source = &mut self.jobs[index].sources[active.source.0];
-        // Another request was sent there already.
+        // Another request may already have updated the URL.
         if source.url == *from {
             source.redirects += 1;
             if source.redirects > most {
@@ -375,9 +376,9 @@ impl<T: FnMut(Event)> Run<T> {
         let Some(index) = self.by_file.remove(&file) else { return };
         self.driver.remove_file(file);
         let job = &mut self.jobs[index];
-        if cause == Cause::Changed && !job.anew && matches!(job.sink, Sink::File(_)) {
-            job.anew = true;
-            let text = format!("{}: the file is another one than before: it is fetched anew", job.name());
+        if cause == Cause::Changed && !job.restarted && matches!(job.sink, Sink::File(_)) {
+            job.restarted = true;
+            let text = format!("{}: the file changed; downloading it again", job.name());
             match job.restart() {
                 Ok(()) => {
                     (self.tell)(Event::Note { text });
@@ -392,18 +393,19 @@ impl<T: FnMut(Event)> Run<T> {
             Cause::Budget => FetchError::Budget { url },
             Cause::Silent => trouble.unwrap_or(FetchError::Silent { url, patience: self.options.patience }),
             Cause::Unjoinable => {
-                FetchError::Protocol { url, reason: "the transfer broke, and the server gives no ranges to go on with".to_owned() }
+                FetchError::Protocol { url, reason: "the transfer broke off, and the server supports no ranges to resume it".to_owned() }
             }
             Cause::Changed => trouble.unwrap_or(FetchError::Changed { url, reason: "again".to_owned() }),
             Cause::Tries => trouble.unwrap_or(FetchError::Silent { url, patience: self.driver.elapsed() }),
-            Cause::Source => {
-                trouble.unwrap_or(FetchError::Protocol { url, reason: "its sources are not of one file: their sizes differ".to_owned() })
-            }
+            Cause::Source => trouble.unwrap_or(FetchError::Protocol {
+                url,
+                reason: "its sources have different sizes, so they are different files".to_owned(),
+            }),
         };
         self.fail(index, error);
     }
 
-    /// Gives a file up for a reason of this end's.
+    /// Fails a file because of a local error.
     fn drop_file(&mut self, file: FileId, error: FetchError) {
         self.driver.remove_file(file);
         if let Some(index) = self.by_file.remove(&file) {

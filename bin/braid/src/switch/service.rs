@@ -69,7 +69,7 @@ pub(super) fn runs(socket: &Path) -> bool {
     }
     match client::listener(socket) {
         Ok(server) => server.pid().is_some_and(|process| field("MainPID=") == process.to_string()),
-        Err(error) => error.is_nobody() && socket == Path::new(DEFAULT_SOCKET),
+        Err(error) => error.is_not_running() && socket == Path::new(DEFAULT_SOCKET),
     }
 }
 

@@ -5,7 +5,7 @@ use ratatui::backend::TestBackend;
 use ratatui::layout::Rect;
 use serde_json::{Value, json};
 
-use super::model::{Model, Action, View};
+use super::model::{Action, Model, View};
 use super::view::{draw, view_at};
 
 fn link(name: &str, state: &str, down: u64) -> Value {
@@ -188,7 +188,10 @@ fn programs_show_their_current_rate_over_all_ports() {
     assert_eq!(megabits(&model), (0..13).collect::<Vec<_>>(), "history and events overlap, but no sample counts twice");
     assert_eq!(model.app_curve("/usr/bin/rsync", 3), [3_000, 3_000, 0]);
     for second in 13..400u64 {
-        model.on_event("app_sample", &json!({"at_ms": 1_000_000 + second * 1000, "apps": [], "rest_rx_bps": 0, "rest_tx_bps": 0}).to_string());
+        model.on_event(
+            "app_sample",
+            &json!({"at_ms": 1_000_000 + second * 1000, "apps": [], "rest_rx_bps": 0, "rest_tx_bps": 0}).to_string(),
+        );
     }
     assert_eq!(megabits(&model), [0; 100], "old samples are dropped");
     assert!(model.app_samples.len() < 200);

@@ -1,4 +1,4 @@
-//! What the client gets.
+//! Body that is delivered to the client.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -9,15 +9,15 @@ use tokio::sync::mpsc;
 
 use super::{Command, Share};
 
-/// What a client took is told in steps of this, in bytes.
+/// Step in which the client's progress is reported, in bytes.
 const STEP: u64 = 64 * 1024;
 
-/// Why a download ends before its end, once part of it was handed on.
+/// Error that ends a download after part of it was delivered.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the download cannot be gone on with: {0}")]
+#[error("the download cannot continue: {0}")]
 pub struct SpliceError(pub(crate) String);
 
-/// A download's bytes in order, wherever they came from. Dropped before its end, it ends all that was under way for it.
+/// A download's bytes in order, from any link. Dropping it early stops the download.
 pub struct Spliced {
     number: u64,
     size: u64,
@@ -42,7 +42,7 @@ impl Spliced {
 
 impl Drop for Spliced {
     fn drop(&mut self) {
-        // Nobody hears it where the run has ended.
+        // Fails only if the run has ended.
         let _ = self.commands.send(Command::Gone { number: self.number });
     }
 }
@@ -65,7 +65,7 @@ impl Body for Spliced {
                 Poll::Ready(Some(Ok(Frame::data(piece))))
             }
             Some(Err(error)) => Poll::Ready(Some(Err(error))),
-            None => Poll::Ready(Some(Err(SpliceError("what fetches it has ended".to_owned())))),
+            None => Poll::Ready(Some(Err(SpliceError("the download task has ended".to_owned())))),
         }
     }
 
