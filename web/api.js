@@ -63,11 +63,11 @@ export class Stream {
   open() {
     clearTimeout(this.retry);
     this.source?.close();
-    this.heard = performance.now();
+    this.lastEventAt = performance.now();
     this.source = new EventSource('/v1/events');
     for (const name of NAMES) {
       this.source.addEventListener(name, (message) => {
-        this.heard = performance.now();
+        this.lastEventAt = performance.now();
         if (this.wait !== 500 || !this.live) this.state('live');
         this.live = true;
         this.wait = 500;
@@ -79,7 +79,7 @@ export class Stream {
 
   /** The browser reports only closed sockets. This check detects a daemon that hangs, and a laptop that slept. */
   check() {
-    if (this.live && performance.now() - this.heard > SILENCE_MS) this.lost();
+    if (this.live && performance.now() - this.lastEventAt > SILENCE_MS) this.lost();
   }
 
   async lost() {

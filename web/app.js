@@ -5,7 +5,7 @@ import { Stream, get, openSession, takeToken } from './api.js';
 import { attr, clear, field, h, icon, put, s } from './dom.js';
 import { duration, plural, rateParts, watts } from './format.js';
 import { refreshPolicy } from './policy.js';
-import { linkRates, on, prependSamples, store, take, tell } from './store.js';
+import { linkRates, on, prependSamples, store, take, notify } from './store.js';
 import * as apps from './apps.js';
 import * as events from './events.js';
 import * as flows from './flows.js';
@@ -183,7 +183,7 @@ function themeButton() {
     button.replaceChildren(icon(THEME_ICONS[name]));
     button.setAttribute('aria-label', `Colours: ${label.toLowerCase()}. Change.`);
     button.title = `Colours: ${label.toLowerCase()}`;
-    tell('theme');
+    notify('theme');
   };
   addEventListener('theme', show);
   show();
@@ -248,7 +248,7 @@ async function start() {
   stream = new Stream(take, (state, seconds) => {
     store.connection = state;
     store.retryIn = seconds ?? null;
-    tell('connection');
+    notify('connection');
   });
   addEventListener('hashchange', showView);
   showView();

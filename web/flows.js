@@ -119,10 +119,10 @@ function passes(text, link, carry) {
   return (flow) =>
     (!link || linksOf(flow).includes(link)) &&
     (!carry || (carry === 'direct') === (flow.carry === 'direct')) &&
-    (!words.length || words.every((word) => told(flow).includes(word)));
+    (!words.length || words.every((word) => searchText(flow).includes(word)));
 }
 
-const told = (flow) =>
+const searchText = (flow) =>
   `${flow.application} ${flow.name ?? ''} ${flow.remote} ${flow.protocol} ${linksOf(flow).join(' ')} ${flow.class ?? ''} ${
     flow.carry
   } ${flow.peer ?? ''} ${flow.pid ?? ''}`.toLowerCase();

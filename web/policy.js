@@ -1,14 +1,14 @@
 // The policy, in a form that the page's forms can show.
 
 import { get } from './api.js';
-import { store, tell } from './store.js';
+import { store, notify } from './store.js';
 
 /** Reloads the policy, the configuration, and the rights of this session. */
 export async function refreshPolicy() {
   const optional = (path) => get(path).catch(() => null);
   const [policy, config, session] = await Promise.all([get('/v1/policy'), optional('/v1/config'), optional('/v1/session')]);
   Object.assign(store, { policy, config, mayChange: session?.may_change ?? false });
-  tell('policy');
+  notify('policy');
 }
 
 /** Parses `exe = "/usr/bin/curl", port = 443` into `{exe: '/usr/bin/curl', port: 443}`; `null` if the text has another form. */

@@ -32,7 +32,7 @@ export function on(names, listener) {
   return () => names.forEach((name) => listeners.get(name).delete(listener));
 }
 
-export function tell(name) {
+export function notify(name) {
   for (const listener of [...(listeners.get(name) ?? [])]) listener(name);
 }
 
@@ -47,7 +47,7 @@ export function take(name, data) {
   else if (LISTS.includes(name)) store[name] = data[name];
   else store[name] = data;
   if (name === 'status') nameLinks(data.links);
-  tell(name === 'note' ? 'notes' : (SERIES[name] ?? name));
+  notify(name === 'note' ? 'notes' : (SERIES[name] ?? name));
 }
 
 /** Events that contain a whole list, in a field with their name. */
@@ -121,7 +121,7 @@ function takeSample(series, sample) {
 export function prependSamples(series, samples) {
   const first = store[series][0]?.at_ms ?? Infinity;
   store[series] = [...samples.filter((sample) => sample.at_ms < first), ...store[series]].slice(-SAMPLES);
-  tell(series);
+  notify(series);
 }
 
 /** Current rates of a link, smoothed by the daemon; those of its newest sample if the daemon reports none. */

@@ -94,7 +94,7 @@ export function timeline(label, first) {
     const to = samples.at(-1)?.at_ms ?? now();
     const inside = source.read(samples.filter((sample) => sample.at_ms >= to - span - step));
     chart.show(inside, to - span, to, step);
-    if (!legend.hidden) tell(legend, chart.names(), source);
+    if (!legend.hidden) showLegend(legend, chart.names(), source);
   };
   const load = async () => {
     if (range === RANGES[0]) return recall(source.series).then(draw);
@@ -159,7 +159,7 @@ export async function recall(series) {
   );
 }
 
-function tell(legend, names, source) {
+function showLegend(legend, names, source) {
   const text = names.map((name) => `${name} ${source.tint(name)}`).join('\u0000');
   if (legend.shown === text) return;
   legend.shown = text;

@@ -11,9 +11,9 @@ import { door, until } from './lab.mjs';
 const LINKS = ['wlan0=12 Mbit/s, 26 ms', 'eth0=9 Mbit/s, 12 ms', 'wwan0=5 Mbit/s, 52 ms'];
 const RELAY = '203.0.113.30:5757';
 
-const CONFIG = `# What this laptop may use, and for what.
+const CONFIG = `# Links and rules of this laptop.
 scheduler = "max-throughput"
-# Another server's file could be anybody's: only what is below is asked.
+# Do not probe other hosts for Braid.
 detect = false
 
 [[link]]
@@ -31,7 +31,7 @@ metered = true       # the SIM of the office
 cap = "10 GB"
 cost_per_gb = 2.5
 
-# Calls go over all links at once, so that none of them ends with a link.
+# Calls use all links at once, so that a call survives the loss of a link.
 [[app]]
 match = { name = "call" }
 class = "real-time"

@@ -54,7 +54,7 @@ const appsSample = (at_ms, apps) => ({
 const versioned = (content) => ({ schema_version: 1, ...content });
 
 /** An event: the answer to `GET` of its name, or a note. */
-const told = (event, data) => (['status', 'apps', 'peers'].includes(event) ? versioned(data) : data);
+const payload = (event, data) => (['status', 'apps', 'peers'].includes(event) ? versioned(data) : data);
 
 /** Starts the mock on a loopback port, by default a free one. `live: false` freezes its values. */
 export async function startMock({ seed = 1, flows = 42, live = true, readOnly = false, token = null, port = 0 } = {}) {
@@ -247,7 +247,7 @@ class Mock {
   }
 
   send(event, data) {
-    const text = `event: ${event}\ndata: ${JSON.stringify(told(event, data))}\n\n`;
+    const text = `event: ${event}\ndata: ${JSON.stringify(payload(event, data))}\n\n`;
     for (const response of this.listeners) response.write(event === 'note' ? `id: ${data.id}\n${text}` : text);
   }
 
@@ -465,7 +465,7 @@ class Mock {
     response.writeHead(200, { 'content-type': 'text/event-stream', 'cache-control': 'no-store' });
     this.listeners.add(response);
     response.on('close', () => this.listeners.delete(response));
-    const one = (event, data) => response.write(`event: ${event}\ndata: ${JSON.stringify(told(event, data))}\n\n`);
+    const one = (event, data) => response.write(`event: ${event}\ndata: ${JSON.stringify(payload(event, data))}\n\n`);
     one('status', this.status());
     one('flows', { full: true, put: [...this.flows.values()].map(row), gone: [] });
     one('apps', { apps: this.apps() });

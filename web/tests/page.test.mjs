@@ -494,12 +494,12 @@ describe('size and speed', () => {
         box.className = 'scroll';
         for (let row = 0; row < 5000; row += 1) box.appendChild(document.createElement('div')).textContent = `row ${row} of plain text`;
       });
-      const told = [
-        ['news alone', page, 0],
-        ['news, and scrolling', page, 120],
+      const cases = [
+        ['updates only', page, 0],
+        ['updates and scrolling', page, 120],
         ['plain text, scrolling', still, 120],
       ];
-      for (const [what, where, step] of told) {
+      for (const [what, where, step] of cases) {
         await where.bringToFront();
         const begin = await worked(client);
         const { frames, seconds, late, longest } = await drawn(where, step);

@@ -168,7 +168,7 @@ async fn download(url: &Uri) -> anyhow::Result<Bytes> {
         _ => "/v1/profiles",
     };
     let name = host.trim_start_matches('[').trim_end_matches(']');
-    let unreachable = || format!("no profile service answers on {url}: see that `braid energy serve` runs there");
+    let unreachable = || format!("no profile service answers on {url}: check that `braid energy serve` runs there");
     let stream = TcpStream::connect((name, url.port_u16().unwrap_or(80))).await.with_context(unreachable)?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.with_context(unreachable)?;
     tokio::spawn(connection);

@@ -61,7 +61,7 @@ fn download(get: &Get, show: &mut Show) -> Result<u8, FetchError> {
             };
             tokio::select! { _ = interrupt.recv() => {}, _ = end.recv() => {} }
         };
-        let tell = |event: Event| {
+        let on_event = |event: Event| {
             if let Event::Progress(progress) = &event {
                 for (best, link) in best.iter_mut().zip(&progress.links) {
                     *best = (*best).max(link.rate_bps);
@@ -74,7 +74,7 @@ fn download(get: &Get, show: &mut Show) -> Result<u8, FetchError> {
             }
             show.event(event);
         };
-        fetch(Arc::new(Sockets::new(links)), downloads, options, stop, tell).await
+        fetch(Arc::new(Sockets::new(links)), downloads, options, stop, on_event).await
     })?;
     // Tasks that still resolve names need not finish.
     runtime.shutdown_background();
@@ -88,8 +88,8 @@ fn download(get: &Get, show: &mut Show) -> Result<u8, FetchError> {
 
 /// Stores the rates of links that transferred enough data to measure them.
 fn learn(known: &[Reachable], last: &[LinkProgress], best: &[Rate]) {
-    let told = known.iter().zip(last).zip(best).filter(|((_, progress), rate)| progress.moved > MIN_REMEMBERED && **rate > Rate::ZERO);
-    let rates: Vec<(&Reachable, Rate)> = told.map(|((link, _), rate)| (link, *rate)).collect();
+    let measured = known.iter().zip(last).zip(best).filter(|((_, progress), rate)| progress.moved > MIN_REMEMBERED && **rate > Rate::ZERO);
+    let rates: Vec<(&Reachable, Rate)> = measured.map(|((link, _), rate)| (link, *rate)).collect();
     if !rates.is_empty() {
         remember(&rates, unix());
     }
@@ -154,7 +154,7 @@ fn options(get: &Get) -> Result<Options, FetchError> {
         max_size: get.max_filesize,
         redirects: get.max_redirs,
         resume: get.resume,
-        patience: get.timeout,
+        timeout: get.timeout,
         connect_timeout: get.connect_timeout,
         tries: get.tries,
         connections: get.connections as usize,

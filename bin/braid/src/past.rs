@@ -73,9 +73,9 @@ fn show_links(page: &mut Page<'_>, history: &History, all: bool, zone: &Zone) ->
         ]
     };
     let moved = |sample: &&Sample| all || sample.links.iter().any(|link| link.rx_bps.unwrap_or(0) + link.tx_bps.unwrap_or(0) > 0);
-    let told: Vec<&Sample> = history.samples.iter().filter(moved).collect();
-    let rows: Vec<_> = told.iter().flat_map(|sample| sample.links.iter().map(|link| row(sample, link))).collect();
-    let quiet = history.samples.len() - told.len();
+    let listed: Vec<&Sample> = history.samples.iter().filter(moved).collect();
+    let rows: Vec<_> = listed.iter().flat_map(|sample| sample.links.iter().map(|link| row(sample, link))).collect();
+    let quiet = history.samples.len() - listed.len();
     page.table(&columns, &rows, if quiet > 0 { "no link transferred data in that time" } else { NOTHING_YET })?;
     match quiet {
         0 => Ok(()),

@@ -100,7 +100,7 @@ mod tests {
         assert_eq!(of(&[]).unwrap(), Users::These(own.clone()));
         assert_eq!(of(&["ann", "4000001"]).unwrap(), Users::These(own.into_iter().chain([4_000_000, 4_000_001]).collect()));
         assert_eq!(of(&["ann", "all"]).unwrap(), Users::All);
-        let told = of(&["bob"]).unwrap_err().to_string();
-        assert!(told.contains("bob") && told.contains("number"), "{told}");
+        let error = of(&["bob"]).unwrap_err().to_string();
+        assert!(error.contains("bob") && error.contains("number"), "{error}");
     }
 }

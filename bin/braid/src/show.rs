@@ -98,7 +98,7 @@ fn link_details(page: &mut Page<'_>, link: &LinkStatus) -> io::Result<()> {
     page.toned(tone, &format!("{} {} ({})", link.name, link.state, link.kind))?;
     let mut fact = |name: &str, text: String| page.line(format!("  {name:<11} {text}"));
     if let Some(reason) = &link.reason {
-        fact("because", reason.clone())?;
+        fact("reason", reason.clone())?;
     }
     if link.state_v4.is_some() || link.state_v6.is_some() {
         fact("families", format!("IPv4 {}, IPv6 {}", or_unknown(link.state_v4.clone()), or_unknown(link.state_v6.clone())))?;
@@ -119,18 +119,18 @@ fn link_details(page: &mut Page<'_>, link: &LinkStatus) -> io::Result<()> {
     fact("capacity", format!("down {down}, up {up}"))?;
     fact("now", format!("down {}, up {}", show(link.rate_down_bps), show(link.rate_up_bps)))?;
     fact("round trip", format!("{}, loss {}", or_unknown(micros(link.rtt_us)), or_unknown(percent(link.loss))))?;
-    fact("flows", format!("{}, to move down {}, up {}", link.flows, size(link.load_down_bytes), size(link.load_up_bytes)))?;
-    fact("moved", format!("received {}, sent {}", size(link.rx_bytes), size(link.tx_bytes)))?;
+    fact("flows", format!("{}, remaining down {}, up {}", link.flows, size(link.load_down_bytes), size(link.load_up_bytes)))?;
+    fact("traffic", format!("received {}, sent {}", size(link.rx_bytes), size(link.tx_bytes)))?;
     fact("device", format!("received {}, sent {}", size(link.device_rx_bytes), size(link.device_tx_bytes)))?;
     if let (Some(down), Some(up)) = (link.energy_down_j_per_gb, link.energy_up_j_per_gb) {
-        let per_byte = format!("{} a GB received, {} sent", or_unknown(joules(Some(down))), or_unknown(joules(Some(up))));
+        let per_byte = format!("{} per GB received, {} sent", or_unknown(joules(Some(down))), or_unknown(joules(Some(up))));
         fact("energy", format!("{} so far; {per_byte}", or_unknown(joules(link.energy_j))))?;
     }
     if let Some(source) = &link.energy_source {
         fact("", format!("({source})"))?;
     }
     if let Some(cost) = link.cost_per_gb {
-        fact("cost", format!("{cost} a GB"))?;
+        fact("cost", format!("{cost} per GB"))?;
     }
     if link.metered {
         fact("allowance", format!("{} of {} used", size(link.used_bytes), size(link.cap_bytes)))?;
@@ -158,7 +158,7 @@ pub(crate) fn flows(page: &mut Page<'_>, flows: &[Flow]) -> io::Result<()> {
             cell(Some(&flow.application)),
             cell(Some(&flow.protocol)),
             cell(Some(&flow.remote)),
-            cell(Some(flow.peer.as_ref().map_or(flow.link.clone(), |peer| format!("{} by {peer}", flow.link)))),
+            cell(Some(flow.peer.as_ref().map_or(flow.link.clone(), |peer| format!("{} through {peer}", flow.link)))),
             cell(bytes(flow.rx_bytes)),
             cell(bytes(flow.tx_bytes)),
             cell(micros(flow.rtt_us)),
@@ -228,7 +228,7 @@ pub(crate) fn apps(page: &mut Page<'_>, apps: &[App]) -> io::Result<()> {
         numbers("PORT"),
         words("CLASS"),
         numbers("DEMAND"),
-        numbers("LEARNT FROM"),
+        numbers("SAMPLES"),
         numbers("DOWN"),
         numbers("UP"),
         numbers("FLOWS"),
@@ -247,7 +247,7 @@ pub(crate) fn apps(page: &mut Page<'_>, apps: &[App]) -> io::Result<()> {
             cell(joules(app.energy_j)),
         ]
     };
-    page.table(&columns, &apps.iter().map(row).collect::<Vec<_>>(), "nothing learnt yet")
+    page.table(&columns, &apps.iter().map(row).collect::<Vec<_>>(), "no applications yet")
 }
 
 /// `braid policy`. `relays` are the joined relays, `None` if they are unknown.
@@ -272,12 +272,12 @@ pub(crate) fn policy(page: &mut Page<'_>, policy: &PolicyView, relays: Option<&[
             text += ", metered";
         }
         if let Some(cost) = link.cost_per_gb {
-            text += &format!(", {cost} a GB");
+            text += &format!(", {cost} per GB");
         }
         if let Some(probe) = &link.probe {
             text += &format!(", probed {probe}");
         }
-        let devices = if link.devices.is_empty() { "no device now".to_owned() } else { link.devices.join(", ") };
+        let devices = if link.devices.is_empty() { "no device".to_owned() } else { link.devices.join(", ") };
         page.line(format!("{text} ({devices})"))?;
     }
     if !policy.apps.is_empty() {
@@ -290,9 +290,9 @@ pub(crate) fn policy(page: &mut Page<'_>, policy: &PolicyView, relays: Option<&[
         says.extend(app.class.as_ref().map(|class| format!("class {class}")));
         says.extend(app.affinity.as_ref().map(|affinity| format!("affinity {affinity}")));
         says.extend((!matches!(app.carry.as_str(), "" | "auto")).then(|| format!("carried {}", carried(app, relays))));
-        says.extend((app.resolve == "relay").then(|| "names looked up by the relay, for a proxy's clients".to_owned()));
+        says.extend((app.resolve == "relay").then(|| "the relay resolves names for clients of a proxy".to_owned()));
         says.extend((app.weight != 1.0).then(|| format!("weight {}", app.weight)));
-        let says = if says.is_empty() { "as the scheduler says".to_owned() } else { says.join("; ") };
+        let says = if says.is_empty() { "no special handling".to_owned() } else { says.join("; ") };
         page.line(format!("app {} {{ {} }}: {says}", index + 1, app.matches))?;
     }
     for exclude in &policy.exclude {
@@ -314,11 +314,11 @@ fn carried(app: &AppEntry, relays: Option<&[String]>) -> String {
         (None, Some(relays)) => relays.is_empty() && app.carry != "direct",
     };
     let missing = match (missing, &app.relay) {
-        (true, Some(_)) => " (no relay of that name is joined: they go direct)",
+        (true, Some(_)) => " (no joined relay has this name: the flows go direct)",
         (true, None) => " to servers that run Braid (no relay is joined: other flows go direct)",
         (false, _) => "",
     };
-    let by = app.relay.as_ref().map(|relay| format!(" by {relay}")).unwrap_or_default();
+    let by = app.relay.as_ref().map(|relay| format!(" through {relay}")).unwrap_or_default();
     format!("{way}{by}{missing}")
 }
 
@@ -522,12 +522,12 @@ wlan0 up (wireless)
   capacity    down 20.0 Mbit/s, up -
   now         down -, up -
   round trip  12 ms, loss 1.3 %
-  flows       2, to move down -, up -
-  moved       received 1.5 MB, sent -
+  flows       2, remaining down -, up -
+  traffic     received 1.5 MB, sent -
   device      received -, sent -
-  energy      1.5 J so far; 1.2 kJ a GB received, 80.0 J sent
+  energy      1.5 J so far; 1.2 kJ per GB received, 80.0 J sent
               (Table I)
-  cost        2.5 a GB
+  cost        2.5 per GB
   allowance   2.5 GB of 10.0 GB used
 ";
         assert_eq!(text, expected);
@@ -563,16 +563,16 @@ scheduler       round-robin
 affinity        by class
 default demand  1.0 MB
 
-link { kind = \"cellular\" }: backup, priority 2, 10.0 GB a month from day 3, probed continuous (no device now)
+link { kind = \"cellular\" }: backup, priority 2, 10.0 GB a month from day 3, probed continuous (no device)
 
-app 1 { name = \"curl\" }: only wlan0; class bulk; carried over all links by home; weight 0.5
+app 1 { name = \"curl\" }: only wlan0; class bulk; carried over all links through home; weight 0.5
 left to the system { user = 7 }
 ";
         assert_eq!(shown(value.clone(), |page, view| policy(page, view, Some(&["home".to_owned()]))), expected);
         assert_eq!(shown(value.clone(), |page, view| policy(page, view, None)), expected);
         let without = shown(value.clone(), |page, view| policy(page, view, Some(&[])));
         assert!(
-            without.contains("carried over all links by home (no relay of that name is joined: they go direct); weight 0.5"),
+            without.contains("carried over all links through home (no joined relay has this name: the flows go direct); weight 0.5"),
             "{without}"
         );
         let mut any = value;

@@ -89,13 +89,13 @@ fn running(socket: &Path, progress: &ProgressBar) -> anyhow::Result<Option<Value
     loop {
         let Some(holder) = daemon::running()? else { return Ok(None) };
         let answer = client::read_from::<Value>(socket, "/v1/status", REQUEST_TIMEOUT);
-        let patience = match answer {
+        let timeout = match answer {
             Ok((status, server)) if server.pid().is_some_and(|process| holder.is(process, server.uid())) => return Ok(Some(status)),
             // The daemon listens, but does not answer yet.
             Err(client::ClientError::Silent(_)) => READY_TIMEOUT,
             _ => EXIT_TIMEOUT,
         };
-        if begin.elapsed() > patience {
+        if begin.elapsed() > timeout {
             bail!("{}. It does not answer on {}", daemon::held(holder), socket.display());
         }
         progress.tick();

@@ -86,7 +86,7 @@ fn show(terminal: &mut ratatui::DefaultTerminal, events: &mpsc::Receiver<UiEvent
 fn handle(model: &mut Model, event: UiEvent, size: Size) -> bool {
     match event {
         UiEvent::Api(name, data) => model.on_event(&name, &data),
-        UiEvent::Lost(why) => model.lose(why),
+        UiEvent::Lost(why) => model.on_lost(why),
         UiEvent::Key(key) => return action_of(key).is_none_or(|action| model.handle(action)),
         UiEvent::Mouse(mouse) => return click(model, mouse, size).is_none_or(|action| model.handle(action)),
         UiEvent::Resized => {}
@@ -104,11 +104,11 @@ fn read_events(socket: &Path, sender: &Sender<UiEvent>) {
                 return;
             }
         }
-        let heard = client::listen(socket, "/v1/events", |name, data| match sender.send(UiEvent::Api(name.to_owned(), data.to_owned())) {
+        let result = client::listen(socket, "/v1/events", |name, data| match sender.send(UiEvent::Api(name.to_owned(), data.to_owned())) {
             Ok(()) => ControlFlow::Continue(()),
             Err(_) => ControlFlow::Break(()),
         });
-        let why = heard.map_or_else(|error| error.to_string(), |()| "the daemon has ended".to_owned());
+        let why = result.map_or_else(|error| error.to_string(), |()| "the daemon has ended".to_owned());
         if sender.send(UiEvent::Lost(why)).is_err() {
             return;
         }

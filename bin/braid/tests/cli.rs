@@ -158,7 +158,7 @@ fn every_way_to_start_the_daemon_needs_root() {
     for words in [&["up"][..], &["up", "--foreground"], &["daemon"]] {
         // A user other than root may not be able to reach the program, and only root can switch users.
         let asked = braid(words).uid(65534).output();
-        let Ok(asked) = asked else { return eprintln!("skipped, nobody cannot run the program: {asked:?}") };
+        let Ok(asked) = asked else { return eprintln!("skipped, the user nobody cannot run the program: {asked:?}") };
         let said = text(&asked.stderr);
         assert!(asked.status.code() == Some(1) && said.contains("must be run as root"), "{words:?}: {said}");
     }
@@ -416,7 +416,7 @@ fn the_doctor_refers_an_unprivileged_user_to_root() {
     use std::os::unix::process::CommandExt;
     // A user other than root may not be able to reach the program, and only root can switch users.
     let asked = braid(&["doctor", "--for", "up", "--socket", "/nonexistent"]).uid(65534).output();
-    let Ok(asked) = asked else { return eprintln!("skipped, nobody cannot run the program: {asked:?}") };
+    let Ok(asked) = asked else { return eprintln!("skipped, the user nobody cannot run the program: {asked:?}") };
     let said = text(&asked.stdout);
     if said.contains("no: ") {
         return eprintln!("skipped, up cannot work on this system, and no root is needed to see it: {said}");

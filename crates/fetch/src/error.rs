@@ -122,12 +122,12 @@ pub enum FetchError {
         encoding: String,
     },
     /// No data arrived for too long.
-    #[error("{url}: no data for {} s", .patience.as_secs())]
+    #[error("{url}: no data for {} s", .timeout.as_secs())]
     Silent {
         /// The requested URL.
         url: String,
         /// The time limit.
-        patience: Duration,
+        timeout: Duration,
     },
     /// The budget of every link is used up.
     #[error("{url}: stopped, because --max-cost, --max-link or the allowances of metered links are used up")]

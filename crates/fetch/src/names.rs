@@ -138,13 +138,13 @@ mod tests {
 
     #[test]
     fn regression_resolver_errors_are_reported_in_plain_words() {
-        let told = |error: NetError| NoAddress::of(&error);
+        let reason_of = |error: NetError| NoAddress::of(&error);
         let none = |code| NetError::Dns(DnsError::NoRecordsFound(NoRecords::new(Query::default(), code)));
-        let absent = told(none(ResponseCode::NXDomain));
+        let absent = reason_of(none(ResponseCode::NXDomain));
         assert!(absent.absent && absent.reason.starts_with("the name does not exist"), "{absent:?}");
-        let bare = told(none(ResponseCode::NoError));
+        let bare = reason_of(none(ResponseCode::NoError));
         assert!(!bare.absent && bare.reason.contains("has no address") && !bare.reason.contains("Query"), "{bare:?}");
-        assert!(told(NetError::Timeout).reason.starts_with("no name server of the link answers"));
-        assert!(!told(NetError::Dns(DnsError::ResponseCode(ResponseCode::ServFail))).absent);
+        assert!(reason_of(NetError::Timeout).reason.starts_with("no name server of the link answers"));
+        assert!(!reason_of(NetError::Dns(DnsError::ResponseCode(ResponseCode::ServFail))).absent);
     }
 }

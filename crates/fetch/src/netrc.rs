@@ -13,14 +13,14 @@ impl Netrc {
     /// Parses a file. Unknown text is ignored, as in other programs.
     pub fn parse(text: &str) -> Self {
         let mut entries: Vec<(Option<String>, Credentials)> = Vec::new();
-        let nobody = || Credentials { user: String::new(), password: String::new() };
+        let empty = || Credentials { user: String::new(), password: String::new() };
         let mut lines = text.lines();
         while let Some(line) = lines.next() {
             let mut words = line.split('#').next().unwrap_or("").split_whitespace();
             while let Some(word) = words.next() {
                 match word {
-                    "machine" => entries.push((words.next().map(str::to_ascii_lowercase), nobody())),
-                    "default" => entries.push((None, nobody())),
+                    "machine" => entries.push((words.next().map(str::to_ascii_lowercase), empty())),
+                    "default" => entries.push((None, empty())),
                     "login" | "password" | "account" => {
                         let value = words.next().unwrap_or("").to_owned();
                         match (entries.last_mut(), word) {

@@ -91,12 +91,12 @@ impl Network for Sockets {
             })?;
             let addresses = interleave(addresses.into_iter().map(|address| SocketAddr::new(address, port)));
             let stream = race(&addresses, |address| connect(&there.name, address)).await;
-            let told = |reason: io::Error| FetchError::Connect {
+            let connect_error = |reason: io::Error| FetchError::Connect {
                 host: format!("{host}:{port}"),
                 link: there.name.clone(),
                 reason: reason.to_string(),
             };
-            Ok(Box::new(stream.map_err(told)?) as BoxStream)
+            Ok(Box::new(stream.map_err(connect_error)?) as BoxStream)
         })
     }
 }

@@ -41,7 +41,7 @@ pub struct Options {
     /// Resume from the data of an earlier run.
     pub resume: bool,
     /// Time without data after which a file fails.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// Time limit for a connection to be established, with TLS.
     pub connect_timeout: Duration,
     /// Maximum number of consecutive attempts without data.
@@ -65,7 +65,7 @@ impl Default for Options {
             max_size: None,
             redirects: 30,
             resume: false,
-            patience: Duration::from_secs(60),
+            timeout: Duration::from_secs(60),
             connect_timeout: Duration::from_secs(15),
             tries: 12,
             connections: 8,

@@ -41,7 +41,7 @@ pub async fn fetch(
     downloads: Vec<Download>,
     options: Options,
     stop: impl Future<Output = ()>,
-    tell: impl FnMut(Event),
+    emit: impl FnMut(Event),
 ) -> Result<Vec<Result<Outcome, FetchError>>, FetchError> {
     if network.links().is_empty() {
         return Err(FetchError::NoLink(String::new()));
@@ -55,7 +55,7 @@ pub async fn fetch(
         connect_timeout: options.connect_timeout,
         events: event_sender,
     };
-    let mut run = Run::new(Arc::new(shared), options, tell)?;
+    let mut run = Run::new(Arc::new(shared), options, emit)?;
     let order: Vec<usize> = downloads.into_iter().map(|download| run.add(download)).collect();
     run.work(events, stop).await;
     Ok(order.into_iter().map(|index| run.outcome(index)).collect())
@@ -72,15 +72,15 @@ struct Run<T> {
     /// Servers that have answered. If their name is not found later, the failure is temporary.
     answered: BTreeSet<ServerId>,
     finishing: JoinSet<(usize, ByteCount, Result<(), FetchError>)>,
-    tell: T,
+    emit: T,
 }
 
 impl<T: FnMut(Event)> Run<T> {
-    fn new(shared: Arc<Shared>, options: Options, tell: T) -> Result<Self, FetchError> {
+    fn new(shared: Arc<Shared>, options: Options, emit: T) -> Result<Self, FetchError> {
         let config = Config {
             connections_first: Config::default().connections_first.min(options.connections.max(1)),
             connections_most: options.connections.max(1),
-            patience: options.patience,
+            patience: options.timeout,
             tries: options.tries,
             budget: options.max_cost,
             ..Config::default()
@@ -99,7 +99,7 @@ impl<T: FnMut(Event)> Run<T> {
             nameless: BTreeSet::new(),
             answered: BTreeSet::new(),
             finishing: JoinSet::new(),
-            tell,
+            emit,
         })
     }
 
@@ -127,7 +127,7 @@ impl<T: FnMut(Event)> Run<T> {
                 };
                 job.outcome = Some(Err(error));
                 self.jobs.push(job);
-                self.tell_failure(index);
+                self.report_failure(index);
             }
         }
         index
@@ -137,7 +137,7 @@ impl<T: FnMut(Event)> Run<T> {
     fn enter(&mut self, index: usize) {
         let job = &self.jobs[index];
         if job.outcome.is_some() {
-            return self.tell_failure(index);
+            return self.report_failure(index);
         }
         let (size, got) = job.got();
         let setup = FileSetup {
@@ -188,7 +188,7 @@ impl<T: FnMut(Event)> Run<T> {
                 Some(ended) = self.finishing.join_next(), if !self.finishing.is_empty() => if let Ok((index, size, result)) = ended {
                     self.on_finished(index, size, result);
                 },
-                _ = progress.tick() => self.tell_progress(),
+                _ = progress.tick() => self.report_progress(),
                 Some(first) = events.recv() => {
                     self.on_event(first);
                     while let Ok(next) = events.try_recv() {
@@ -200,7 +200,7 @@ impl<T: FnMut(Event)> Run<T> {
                 () = tokio::time::sleep(due) => {}
             }
         }
-        self.tell_progress();
+        self.report_progress();
         self.driver.close();
     }
 
@@ -300,11 +300,11 @@ impl<T: FnMut(Event)> Run<T> {
         if first || resumed {
             let name = self.jobs[index].name();
             let ranged = self.driver.engine.file(file).and_then(|file| file.ranged).unwrap_or(true);
-            (self.tell)(Event::Started { file: name.clone(), size: head.size, there, ranged });
+            (self.emit)(Event::Started { file: name.clone(), size: head.size, there, ranged });
             if !ranged && self.shared.network.links().len() > 1 {
                 let text =
                     format!("{name}: the server supports no ranges that Braid can join safely; downloading the whole file over one link");
-                (self.tell)(Event::Note { text });
+                (self.emit)(Event::Note { text });
             }
         }
     }
@@ -366,9 +366,9 @@ impl<T: FnMut(Event)> Run<T> {
         match result {
             Ok(()) => {
                 let outcome = self.describe(index, size);
-                (self.tell)(Event::Finished(outcome));
+                (self.emit)(Event::Finished(outcome));
             }
-            Err(_) => self.tell_failure(index),
+            Err(_) => self.report_failure(index),
         }
     }
 
@@ -381,7 +381,7 @@ impl<T: FnMut(Event)> Run<T> {
             let text = format!("{}: the file changed; downloading it again", job.name());
             match job.restart() {
                 Ok(()) => {
-                    (self.tell)(Event::Note { text });
+                    (self.emit)(Event::Note { text });
                     return self.enter(index);
                 }
                 Err(error) => return self.fail(index, error),
@@ -391,12 +391,12 @@ impl<T: FnMut(Event)> Run<T> {
         let trouble = job.trouble.take();
         let error = match cause {
             Cause::Budget => FetchError::Budget { url },
-            Cause::Silent => trouble.unwrap_or(FetchError::Silent { url, patience: self.options.patience }),
+            Cause::Silent => trouble.unwrap_or(FetchError::Silent { url, timeout: self.options.timeout }),
             Cause::Unjoinable => {
                 FetchError::Protocol { url, reason: "the transfer broke off, and the server supports no ranges to resume it".to_owned() }
             }
             Cause::Changed => trouble.unwrap_or(FetchError::Changed { url, reason: "again".to_owned() }),
-            Cause::Tries => trouble.unwrap_or(FetchError::Silent { url, patience: self.driver.elapsed() }),
+            Cause::Tries => trouble.unwrap_or(FetchError::Silent { url, timeout: self.driver.elapsed() }),
             Cause::Source => trouble.unwrap_or(FetchError::Protocol {
                 url,
                 reason: "its sources have different sizes, so they are different files".to_owned(),
@@ -419,17 +419,17 @@ impl<T: FnMut(Event)> Run<T> {
         if let Sink::File(partial) = std::mem::replace(&mut job.sink, Sink::Closed) {
             partial.abandon();
         }
-        self.tell_failure(index);
+        self.report_failure(index);
     }
 
-    fn tell_failure(&mut self, index: usize) {
+    fn report_failure(&mut self, index: usize) {
         let job = &self.jobs[index];
         if let Some(Err(error)) = &job.outcome {
-            (self.tell)(Event::Failed { file: job.name(), error: error.to_string(), code: error.exit_code() });
+            (self.emit)(Event::Failed { file: job.name(), error: error.to_string(), code: error.exit_code() });
         }
     }
 
-    fn tell_progress(&mut self) {
+    fn report_progress(&mut self) {
         let now = self.driver.now();
         let links = self.shared.network.links().iter().enumerate().filter_map(|(place, link)| {
             let view = self.driver.engine.link(now, LinkId(place))?;
@@ -443,7 +443,7 @@ impl<T: FnMut(Event)> Run<T> {
         let size = views.iter().try_fold(ByteCount::ZERO, |sum, view| Some(sum + view.size?));
         let rate_bps = links.iter().fold(Rate::ZERO, |sum, link| sum + link.rate_bps);
         let seconds = self.driver.elapsed().as_secs_f64();
-        (self.tell)(Event::Progress(Progress { seconds, got, size, rate_bps, files: (ended, self.jobs.len()), links }));
+        (self.emit)(Event::Progress(Progress { seconds, got, size, rate_bps, files: (ended, self.jobs.len()), links }));
     }
 
     fn describe(&self, index: usize, size: ByteCount) -> Outcome {

@@ -63,8 +63,8 @@ fn a_missing_mirror_is_dropped() {
     let there = Server::start(move |asked| send(good(asked, &served)));
     let gone = Server::start(|_| send(answer("404 Not Found", "", b"")));
     let folder = tempfile::tempdir().unwrap();
-    let nobody = "http://127.0.0.1:9/file".to_owned();
-    let came = get(&[nobody, gone.url("/file"), there.url("/file")], folder.path());
+    let closed = "http://127.0.0.1:9/file".to_owned();
+    let came = get(&[closed, gone.url("/file"), there.url("/file")], folder.path());
     assert!(came.file("file") == bytes);
 }
 
@@ -402,7 +402,7 @@ fn an_unknown_name_and_a_closed_port_are_reported() {
 #[test]
 fn regression_an_unknown_name_is_not_resolved_repeatedly() {
     let folder = tempfile::tempdir().unwrap();
-    let patient = Options { tries: u32::MAX, patience: Duration::from_secs(3600), ..quick() };
+    let patient = Options { tries: u32::MAX, timeout: Duration::from_secs(3600), ..quick() };
     let came = get_over(Loopback::new(3), &["http://nowhere.invalid/f".to_owned()], folder.path(), patient, |_| ());
     assert_eq!(came.error().exit_code(), 6);
 }

@@ -392,7 +392,7 @@ fn one_link_is_very_slow() {
 fn everything_hangs() {
     let server = Server::start(|_| vec![Act::Hang]);
     let folder = tempfile::tempdir().unwrap();
-    let options = Options { patience: Duration::from_secs(2), ..quick() };
+    let options = Options { timeout: Duration::from_secs(2), ..quick() };
     let came = get_over(Loopback::new(3), &[server.url("/file")], folder.path(), options, |_| ());
     assert!([28, 56].contains(&came.error().exit_code()), "{}", came.error());
     assert!(!folder.path().join("file").exists());

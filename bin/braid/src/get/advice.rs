@@ -119,11 +119,11 @@ fn address(host: &str, port: u16) -> Option<IpAddr> {
     if let Ok(address) = host.parse() {
         return Some(address);
     }
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     // A resolver call cannot be interrupted, so it runs in its own thread.
     thread::spawn(move || {
         let found = (host.as_str(), port).to_socket_addrs().ok().and_then(|mut found| found.next());
-        let _ = tell.send(found.map(|address| address.ip()));
+        let _ = sender.send(found.map(|address| address.ip()));
     });
-    told.recv_timeout(RESOLVE_TIMEOUT).ok().flatten()
+    receiver.recv_timeout(RESOLVE_TIMEOUT).ok().flatten()
 }

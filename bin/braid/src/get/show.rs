@@ -17,7 +17,7 @@ pub(super) struct Show {
     /// The file itself is written to standard output.
     occupied: bool,
     bars: Option<Bars>,
-    told: Instant,
+    last_line: Instant,
     /// Host from which the first answer is pending; `None` once an answer arrived.
     awaited: Option<String>,
 }
@@ -30,7 +30,7 @@ struct Bars {
 
 impl Show {
     pub(super) fn new(quiet: bool, json: bool, occupied: bool) -> Self {
-        Self { quiet, json, occupied, bars: None, told: Instant::now(), awaited: None }
+        Self { quiet, json, occupied, bars: None, last_line: Instant::now(), awaited: None }
     }
 
     /// Sets the links, and the hosts that are asked first.
@@ -95,8 +95,8 @@ impl Show {
 
     fn progress(&mut self, progress: &Progress) {
         let Some(bars) = &self.bars else {
-            if !self.quiet && self.told.elapsed() >= LINE_INTERVAL {
-                self.told = Instant::now();
+            if !self.quiet && self.last_line.elapsed() >= LINE_INTERVAL {
+                self.last_line = Instant::now();
                 self.line(&line(progress, self.awaited.as_deref()));
             }
             return;

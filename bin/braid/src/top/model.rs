@@ -51,7 +51,7 @@ impl Sort {
 
 /// A flow and its current rate.
 #[derive(Debug, Clone)]
-pub(super) struct Live {
+pub(super) struct LiveFlow {
     pub(super) flow: Flow,
     /// Bytes in the last second; `None` until the flow has been reported twice.
     pub(super) down: Option<u64>,
@@ -78,7 +78,7 @@ pub(super) struct Program {
 #[derive(Debug, Default)]
 pub(super) struct Model {
     pub(super) status: Option<Status>,
-    pub(super) flows: BTreeMap<(u64, String), Live>,
+    pub(super) flows: BTreeMap<(u64, String), LiveFlow>,
     pub(super) apps: Vec<App>,
     pub(super) peers: Vec<Peer>,
     pub(super) notes: VecDeque<Note>,
@@ -160,12 +160,12 @@ impl Model {
             let known = before.remove(&key);
             let grown = |read: fn(&Flow) -> Option<u64>| read(&flow)?.checked_sub(read(&known.as_ref()?.flow)?);
             let (down, up) = (grown(|flow| flow.rx_bytes), grown(|flow| flow.tx_bytes));
-            self.flows.insert(key, Live { down, up, flow });
+            self.flows.insert(key, LiveFlow { down, up, flow });
         }
     }
 
     /// The daemon is gone, or does not answer.
-    pub(super) fn lose(&mut self, why: String) {
+    pub(super) fn on_lost(&mut self, why: String) {
         self.lost = Some(why);
     }
 
@@ -221,13 +221,13 @@ impl Model {
     }
 
     /// Flows that match the filter, sorted.
-    pub(super) fn shown_flows(&self) -> Vec<&Live> {
-        let passes = |live: &&Live| {
+    pub(super) fn shown_flows(&self) -> Vec<&LiveFlow> {
+        let passes = |live: &&LiveFlow| {
             let flow = &live.flow;
             self.passes(&[&flow.application, &flow.remote, &flow.link, &flow.carry, flow.class.as_deref().unwrap_or_default()])
         };
-        let mut flows: Vec<&Live> = self.flows.values().filter(passes).collect();
-        let moved = |live: &Live| live.flow.rx_bytes.unwrap_or(0) + live.flow.tx_bytes.unwrap_or(0);
+        let mut flows: Vec<&LiveFlow> = self.flows.values().filter(passes).collect();
+        let moved = |live: &LiveFlow| live.flow.rx_bytes.unwrap_or(0) + live.flow.tx_bytes.unwrap_or(0);
         match self.sort {
             Sort::Rate => flows.sort_by_key(|live| std::cmp::Reverse((live.down.unwrap_or(0) + live.up.unwrap_or(0), moved(live)))),
             Sort::Moved => flows.sort_by_key(|live| std::cmp::Reverse(moved(live))),

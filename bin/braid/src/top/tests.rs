@@ -115,7 +115,7 @@ fn every_view_matches_its_screen() {
         assert!(model.handle(Action::NextView));
     }
     assert_shows("small", &screen(&model, 60, 10));
-    model.lose("the Braid daemon is not running".to_owned());
+    model.on_lost("the Braid daemon is not running".to_owned());
     assert_shows("lost", &screen(&model, 80, 12));
     assert_shows("waiting", &screen(&Model::default(), 40, 4));
 }

@@ -8,7 +8,7 @@ use ratatui::style::{Color, Modifier, Style, Stylize};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell, Paragraph, Row, Table, TableState};
 
-use super::model::{Live, Model, Program, View};
+use super::model::{LiveFlow, Model, Program, View};
 use crate::table::{UNKNOWN, age, micros, percent};
 
 /// Characters of a curve, from low to high.
@@ -184,7 +184,7 @@ fn draw_flows(frame: &mut Frame<'_>, model: &Model, area: Rect) {
     frame.render_stateful_widget(table, area, &mut state);
 }
 
-fn flow_row(live: &Live, wide: bool) -> Row<'static> {
+fn flow_row(live: &LiveFlow, wide: bool) -> Row<'static> {
     let flow = &live.flow;
     let rate = |bytes: Option<u64>| rate(bytes.map(|bytes| bytes.saturating_mul(8)));
     let size = |bytes: Option<u64>| right(bytes.map(|bytes| ByteCount::new(bytes).to_string()));

@@ -22,7 +22,7 @@ pub struct Spliced {
     number: u64,
     size: u64,
     out: u64,
-    told: u64,
+    reported: u64,
     pieces: mpsc::UnboundedReceiver<Result<bytes::Bytes, SpliceError>>,
     commands: mpsc::UnboundedSender<Command>,
     _memory: Share,
@@ -36,7 +36,7 @@ impl Spliced {
         commands: mpsc::UnboundedSender<Command>,
         memory: Share,
     ) -> Self {
-        Self { number, size: size.get(), out: 0, told: 0, pieces, commands, _memory: memory }
+        Self { number, size: size.get(), out: 0, reported: 0, pieces, commands, _memory: memory }
     }
 }
 
@@ -58,8 +58,8 @@ impl Body for Spliced {
         match std::task::ready!(self.pieces.poll_recv(context)) {
             Some(Ok(piece)) => {
                 self.out += piece.len() as u64;
-                if self.out - self.told >= STEP || self.pieces.is_empty() {
-                    self.told = self.out;
+                if self.out - self.reported >= STEP || self.pieces.is_empty() {
+                    self.reported = self.out;
                     let _ = self.commands.send(Command::Taken { number: self.number, upto: ByteCount::new(self.out) });
                 }
                 Poll::Ready(Some(Ok(Frame::data(piece))))

@@ -105,7 +105,7 @@ impl Run {
             Command::Taken { number, upto } => {
                 if let Some(file) = self.files.get(&number) {
                     self.driver.engine.on_taken(self.driver.now(), *file, upto);
-                    self.tell_limit(*file);
+                    self.update_limit(*file);
                 }
             }
             Command::Gone { number } => {
@@ -149,7 +149,7 @@ impl Run {
         let (validator, waiting) = (offer.validator, BTreeMap::new());
         let download = Download { number, server, url, target, headers, validator, pieces, waiting, out: 0, limit, trouble: None };
         self.downloads.insert(file, download);
-        self.tell_limit(file);
+        self.update_limit(file);
     }
 
     /// The server of this name.
@@ -229,7 +229,7 @@ impl Run {
     }
 
     /// Updates how far a first response may be read.
-    fn tell_limit(&self, file: FileId) {
+    fn update_limit(&self, file: FileId) {
         if let Some(download) = self.downloads.get(&file) {
             download.limit.send_replace(self.driver.engine.limit(file).get());
         }

@@ -222,14 +222,14 @@ impl Network for Loopback {
             let Ok(address) = host.parse::<Ipv4Addr>() else {
                 return Err(FetchError::Resolve { host: host.to_owned(), link: name, reason: "no such name".to_owned(), absent: true });
             };
-            let told = |error: std::io::Error| FetchError::Connect {
+            let connect_error = |error: std::io::Error| FetchError::Connect {
                 host: format!("{host}:{port}"),
                 link: name.clone(),
                 reason: error.to_string(),
             };
-            let socket = TcpSocket::new_v4().map_err(told)?;
-            socket.bind(SocketAddr::from(([127, 0, 0, 2 + link as u8], 0))).map_err(told)?;
-            let stream = socket.connect(SocketAddr::from((address, port))).await.map_err(told)?;
+            let socket = TcpSocket::new_v4().map_err(connect_error)?;
+            socket.bind(SocketAddr::from(([127, 0, 0, 2 + link as u8], 0))).map_err(connect_error)?;
+            let stream = socket.connect(SocketAddr::from((address, port))).await.map_err(connect_error)?;
             Ok(Box::new(stream) as BoxStream)
         })
     }
@@ -261,7 +261,7 @@ impl Came {
 
 /// Options with short timeouts, so that tests of timeouts end.
 pub(crate) fn quick() -> Options {
-    Options { patience: Duration::from_secs(20), connect_timeout: Duration::from_secs(2), tries: 6, ..Options::default() }
+    Options { timeout: Duration::from_secs(20), connect_timeout: Duration::from_secs(2), tries: 6, ..Options::default() }
 }
 
 /// Downloads these URLs into `folder` over `network`, for at most one minute.
