@@ -75,18 +75,18 @@ pub(crate) enum ResponseAction {
     /// The file is empty, whatever the body contains.
     Empty,
     /// The response redirects to this URL.
-    Elsewhere(Url),
+    Redirect(Url),
     /// The response is useless.
     Refused(Failure, FetchError),
 }
 
 /// Evaluates a response by its head.
-pub(crate) fn judge(asked: &Asked, status: StatusCode, headers: &HeaderMap) -> ResponseAction {
+pub(crate) fn evaluate(asked: &Asked, status: StatusCode, headers: &HeaderMap) -> ResponseAction {
     match status.as_u16() {
         200 | 203 => whole(asked, headers),
         204 if asked.expected.is_none() => ResponseAction::Empty,
         206 => part(asked, headers),
-        301 | 302 | 303 | 307 | 308 => elsewhere(asked, status, headers),
+        301 | 302 | 303 | 307 | 308 => redirect(asked, status, headers),
         416 => unsatisfied(asked, headers),
         429 | 503 => ResponseAction::Refused(Failure::Refused { wait: wait(headers) }, refused(asked, status)),
         408 | 425 | 500 | 502 | 504 => ResponseAction::Refused(Failure::Refused { wait: None }, refused(asked, status)),
@@ -171,7 +171,7 @@ fn unsatisfied(asked: &Asked, headers: &HeaderMap) -> ResponseAction {
     }
 }
 
-fn elsewhere(asked: &Asked, status: StatusCode, headers: &HeaderMap) -> ResponseAction {
+fn redirect(asked: &Asked, status: StatusCode, headers: &HeaderMap) -> ResponseAction {
     let refuse = |reason: String| ResponseAction::Refused(Failure::Source, protocol(asked, reason));
     let Some(location) = text(headers, header::LOCATION) else {
         return refuse(format!("the server redirected ({status}) without a destination"));
@@ -183,7 +183,7 @@ fn elsewhere(asked: &Asked, status: StatusCode, headers: &HeaderMap) -> Response
             }
             // Reject URLs here that cannot be requested later.
             match url.as_str().parse::<Uri>() {
-                Ok(_) => ResponseAction::Elsewhere(url),
+                Ok(_) => ResponseAction::Redirect(url),
                 Err(error) => refuse(format!("the server redirected to an invalid URL ({location:?}: {error})")),
             }
         }
@@ -253,7 +253,7 @@ mod tests {
 
     #[test]
     fn only_the_requested_range_is_accepted() {
-        let good = judge(&asked(0, 10), StatusCode::PARTIAL_CONTENT, &headers(&FULL));
+        let good = evaluate(&asked(0, 10), StatusCode::PARTIAL_CONTENT, &headers(&FULL));
         let ResponseAction::Body { head, validator } = good else { panic!("{good:?}") };
         assert_eq!((head.size, head.joinable, validator), (Some(ByteCount::new(100)), true, Some(Validator::Tag("\"a\"".into()))));
         for (range, length) in [
@@ -268,7 +268,8 @@ mod tests {
             ("lines 0-9/100", "10"),
             ("bytés", "10"),
         ] {
-            let bad = judge(&asked(0, 10), StatusCode::PARTIAL_CONTENT, &headers(&[("content-range", range), ("content-length", length)]));
+            let bad =
+                evaluate(&asked(0, 10), StatusCode::PARTIAL_CONTENT, &headers(&[("content-range", range), ("content-length", length)]));
             assert!(matches!(bad, ResponseAction::Refused(Failure::NoRanges, _)), "{range} {length}: {bad:?}");
         }
     }
@@ -290,26 +291,26 @@ mod tests {
     fn another_version_of_the_file_is_detected() {
         let asked = Asked { expected: Some(Validator::Tag("\"old\"".into())), ..asked(0, 10) };
         for status in [StatusCode::OK, StatusCode::PARTIAL_CONTENT] {
-            let action = judge(&asked, status, &headers(&FULL));
+            let action = evaluate(&asked, status, &headers(&FULL));
             assert!(matches!(action, ResponseAction::Refused(Failure::Changed, _)), "{action:?}");
         }
-        let silent = judge(&asked, StatusCode::PARTIAL_CONTENT, &headers(&FULL[..2]));
+        let silent = evaluate(&asked, StatusCode::PARTIAL_CONTENT, &headers(&FULL[..2]));
         assert!(matches!(silent, ResponseAction::Refused(Failure::NoRanges, _)), "a missing validator is no proof: {silent:?}");
-        let shrunk = judge(&asked, StatusCode::RANGE_NOT_SATISFIABLE, &headers(&[("content-range", "bytes */5")]));
+        let shrunk = evaluate(&asked, StatusCode::RANGE_NOT_SATISFIABLE, &headers(&[("content-range", "bytes */5")]));
         assert!(matches!(shrunk, ResponseAction::Refused(Failure::Changed, _)), "{shrunk:?}");
     }
 
     #[test]
     fn an_empty_file_has_no_range() {
-        let action = judge(&asked(0, 10), StatusCode::RANGE_NOT_SATISFIABLE, &headers(&[("content-range", "bytes */0")]));
+        let action = evaluate(&asked(0, 10), StatusCode::RANGE_NOT_SATISFIABLE, &headers(&[("content-range", "bytes */0")]));
         assert_eq!(action, ResponseAction::Empty);
     }
 
     #[test]
     fn redirects_lead_to_http_only() {
-        let to = |location: &str| judge(&asked(0, 10), StatusCode::FOUND, &headers(&[("location", location)]));
-        assert_eq!(to("../b"), ResponseAction::Elsewhere("http://host/b#f".parse().unwrap()));
-        assert_eq!(to("//other/c"), ResponseAction::Elsewhere("http://other/c#f".parse().unwrap()));
+        let to = |location: &str| evaluate(&asked(0, 10), StatusCode::FOUND, &headers(&[("location", location)]));
+        assert_eq!(to("../b"), ResponseAction::Redirect("http://host/b#f".parse().unwrap()));
+        assert_eq!(to("//other/c"), ResponseAction::Redirect("http://other/c#f".parse().unwrap()));
         for bad in ["file:///etc/passwd", "ftp://host/", "http://", "http://[::1"] {
             assert!(matches!(to(bad), ResponseAction::Refused(Failure::Source, _)), "{bad}");
         }
@@ -318,9 +319,9 @@ mod tests {
     #[test]
     fn compressed_bodies_are_refused_unless_wanted() {
         let lines = [FULL.as_slice(), &[("content-encoding", "gzip")]].concat();
-        let refused = judge(&asked(0, 10), StatusCode::PARTIAL_CONTENT, &headers(&lines));
+        let refused = evaluate(&asked(0, 10), StatusCode::PARTIAL_CONTENT, &headers(&lines));
         assert!(matches!(refused, ResponseAction::Refused(Failure::Source, FetchError::Encoded { .. })), "{refused:?}");
-        let wanted = judge(&Asked { encoded: true, ..asked(0, 10) }, StatusCode::PARTIAL_CONTENT, &headers(&lines));
+        let wanted = evaluate(&Asked { encoded: true, ..asked(0, 10) }, StatusCode::PARTIAL_CONTENT, &headers(&lines));
         assert!(matches!(wanted, ResponseAction::Body { .. }));
     }
 

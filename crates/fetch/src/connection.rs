@@ -57,7 +57,7 @@ pub(crate) async fn run(
     let name = shared.network.links()[link].name.clone();
     let mut idle = match open(&shared, link, &origin).await {
         Ok(connection) => {
-            let depth = if matches!(connection, HttpConnection::Two(_)) { DEPTH } else { 1 };
+            let depth = if matches!(connection, HttpConnection::Http2(_)) { DEPTH } else { 1 };
             let _ = shared.events.send(ConnectionEvent::Connected { connection: id, depth }).await;
             Some(connection)
         }
@@ -83,7 +83,7 @@ pub(crate) async fn run(
                     Err(error) => return drop(shared.events.send(ConnectionEvent::Lost { connection: id, error }).await),
                 };
                 let (stop, stopped) = oneshot::channel();
-                let overlaps = matches!(connection, HttpConnection::Two(_));
+                let overlaps = matches!(connection, HttpConnection::Http2(_));
                 let through_proxy = !origin.tls && origin.proxy.as_ref().is_some_and(|proxy| !proxy::is_socks(proxy));
                 let outgoing = OutgoingRequest { request, asked: *asked, headers, link: name.clone(), through_proxy };
                 let task = tokio::spawn(exchange::run(shared.clone(), connection, outgoing, stopped));
@@ -101,10 +101,10 @@ async fn ready(
     idle: &mut Option<HttpConnection>,
     works: &mut Vec<Work>,
 ) -> Result<HttpConnection, FetchError> {
-    if let Some(HttpConnection::Two(sender)) = idle
+    if let Some(HttpConnection::Http2(sender)) = idle
         && !sender.is_closed()
     {
-        return Ok(HttpConnection::Two(sender.clone()));
+        return Ok(HttpConnection::Http2(sender.clone()));
     }
     let mut kept = idle.take();
     // A finished HTTP/1.1 exchange returns its connection.
@@ -112,11 +112,11 @@ async fn ready(
         kept = (&mut work.task).await.unwrap_or(None).or(kept);
     }
     match kept {
-        Some(HttpConnection::One(sender)) if !sender.is_closed() => Ok(HttpConnection::One(sender)),
+        Some(HttpConnection::Http1(sender)) if !sender.is_closed() => Ok(HttpConnection::Http1(sender)),
         _ => {
             let new = open(shared, link, origin).await?;
-            if let HttpConnection::Two(sender) = &new {
-                *idle = Some(HttpConnection::Two(sender.clone()));
+            if let HttpConnection::Http2(sender) = &new {
+                *idle = Some(HttpConnection::Http2(sender.clone()));
             }
             Ok(new)
         }
@@ -160,9 +160,9 @@ async fn open_untimed(shared: &Shared, link: usize, origin: &Origin) -> Result<H
         builder.initial_stream_window_size(STREAM_WINDOW).initial_connection_window_size(CONNECTION_WINDOW);
         let (sender, connection) = builder.handshake(io).await.map_err(broken)?;
         tokio::spawn(connection);
-        return Ok(HttpConnection::Two(sender));
+        return Ok(HttpConnection::Http2(sender));
     }
     let (sender, connection) = http1::Builder::new().max_buf_size(READ_SIZE).handshake(io).await.map_err(broken)?;
     tokio::spawn(connection);
-    Ok(HttpConnection::One(sender))
+    Ok(HttpConnection::Http1(sender))
 }

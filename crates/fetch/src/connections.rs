@@ -56,7 +56,7 @@ pub(crate) enum ConnectionEvent {
     End {
         request: RequestId,
     },
-    Elsewhere {
+    Redirect {
         request: RequestId,
         from: Url,
         to: Url,
@@ -75,6 +75,6 @@ pub(crate) enum ConnectionEvent {
 
 /// An open HTTP connection.
 pub(crate) enum HttpConnection {
-    One(http1::SendRequest<Empty<Bytes>>),
-    Two(http2::SendRequest<Empty<Bytes>>),
+    Http1(http1::SendRequest<Empty<Bytes>>),
+    Http2(http2::SendRequest<Empty<Bytes>>),
 }

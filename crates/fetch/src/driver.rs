@@ -60,7 +60,7 @@ pub(crate) struct ActiveRequest {
 /// An action of the engine for a file.
 pub(crate) enum FileAction {
     /// Request `span` of the file; the caller calls [`Driver::send`].
-    Ask(Question),
+    Ask(RangeRequest),
     /// Restart the file from its beginning.
     Restart(FileId),
     /// The file is complete.
@@ -75,7 +75,7 @@ pub(crate) enum FileAction {
 }
 
 /// A request that the engine wants to send.
-pub(crate) struct Question {
+pub(crate) struct RangeRequest {
     request: RequestId,
     connection: ConnectionId,
     pub(crate) file: FileId,
@@ -104,7 +104,7 @@ pub(crate) enum FileEvent {
         pieces: Vec<(ByteCount, Bytes)>,
     },
     /// A redirect. The caller must report the failure of the request to the engine.
-    Elsewhere {
+    Redirect {
         request: RequestId,
         active: ActiveRequest,
         from: Url,
@@ -189,7 +189,7 @@ impl Driver {
                 Action::Stop { request } => self.stop(request),
                 Action::Close { connection } => drop(self.forget_connection(connection)),
                 Action::Ask { request, connection, file, source, span } => {
-                    return Some(FileAction::Ask(Question { request, connection, file, source, span }));
+                    return Some(FileAction::Ask(RangeRequest { request, connection, file, source, span }));
                 }
                 Action::Restart { file } => return Some(FileAction::Restart(file)),
                 Action::Done { file, size } => return Some(FileAction::Done { file, size }),
@@ -221,8 +221,8 @@ impl Driver {
     }
 
     /// Sends a request of the engine.
-    pub(crate) fn send(&mut self, question: &Question, asked: Asked, headers: HeaderMap) {
-        let Question { request, connection, file, source, .. } = *question;
+    pub(crate) fn send(&mut self, question: &RangeRequest, asked: Asked, headers: HeaderMap) {
+        let RangeRequest { request, connection, file, source, .. } = *question;
         let Some(Connection { link, commands: Some(commands), .. }) = self.connections.get(&connection) else { return };
         self.requests.insert(request, ActiveRequest { file, source, link: *link, connection });
         // A closed connection has already reported its end.
@@ -262,9 +262,9 @@ impl Driver {
                 };
                 return Some(FileEvent::Data { active, pieces: fresh.into_iter().map(piece).collect() });
             }
-            ConnectionEvent::Elsewhere { request, from, to } => {
+            ConnectionEvent::Redirect { request, from, to } => {
                 let active = *self.requests.get(&request)?;
-                return Some(FileEvent::Elsewhere { request, active, from, to });
+                return Some(FileEvent::Redirect { request, active, from, to });
             }
             ConnectionEvent::Cookies { url, lines } => return Some(FileEvent::Cookies { url, lines }),
         }

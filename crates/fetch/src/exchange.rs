@@ -12,7 +12,7 @@ use hyper::header::{self, HeaderMap};
 use hyper::{Method, Request, Response, Uri, Version};
 use tokio::sync::oneshot;
 
-use crate::answer::{Asked, ResponseAction, judge};
+use crate::answer::{Asked, ResponseAction, evaluate};
 use crate::connections::{ConnectionEvent, HttpConnection, Shared};
 use crate::error::FetchError;
 
@@ -53,13 +53,13 @@ pub(crate) async fn run(
     if !lines.is_empty() {
         shared.events.send(ConnectionEvent::Cookies { url: outgoing.asked.url.clone(), lines }).await.ok()?;
     }
-    let event = match judge(&outgoing.asked, parts.status, &parts.headers) {
+    let event = match evaluate(&outgoing.asked, parts.status, &parts.headers) {
         ResponseAction::Body { head, validator } => ConnectionEvent::Head { request, head, validator },
         ResponseAction::Empty => {
             let head = Head { size: Some(braid_model::ByteCount::ZERO), span: None, joinable: true };
             ConnectionEvent::Head { request, head, validator: None }
         }
-        ResponseAction::Elsewhere(to) => ConnectionEvent::Elsewhere { request, from: outgoing.asked.url.clone(), to },
+        ResponseAction::Redirect(to) => ConnectionEvent::Redirect { request, from: outgoing.asked.url.clone(), to },
         ResponseAction::Refused(failure, error) => ConnectionEvent::Failed { request, failure, error },
     };
     let wanted = matches!(event, ConnectionEvent::Head { .. });
@@ -79,15 +79,15 @@ async fn send(
     let broken = |reason: String| FetchError::Broken { host: host(outgoing), link: outgoing.link.clone(), reason };
     let sending = async {
         match connection {
-            HttpConnection::One(mut sender) => {
+            HttpConnection::Http1(mut sender) => {
                 sender.ready().await.map_err(|error| reason(&error))?;
                 let answer = sender.send_request(build(outgoing, Version::HTTP_11)?).await.map_err(|error| reason(&error))?;
-                Ok((HttpConnection::One(sender), answer))
+                Ok((HttpConnection::Http1(sender), answer))
             }
-            HttpConnection::Two(mut sender) => {
+            HttpConnection::Http2(mut sender) => {
                 sender.ready().await.map_err(|error| reason(&error))?;
                 let answer = sender.send_request(build(outgoing, Version::HTTP_2)?).await.map_err(|error| reason(&error))?;
-                Ok((HttpConnection::Two(sender), answer))
+                Ok((HttpConnection::Http2(sender), answer))
             }
         }
     };
@@ -170,12 +170,12 @@ async fn read(
     }
 }
 
-/// Reads a short rest of an unwanted body. HTTP/2 does not need this: its other streams continue.
+/// Reads a short rest of an unwanted body. An HTTP/2 connection is reusable at once, without reading the rest.
 async fn drain(connection: &HttpConnection, mut body: Incoming) -> bool {
     if body.size_hint().upper().is_none_or(|left| left > MAX_DISCARD) {
         return false;
     }
-    if matches!(connection, HttpConnection::Two(_)) {
+    if matches!(connection, HttpConnection::Http2(_)) {
         return true;
     }
     let rest = async {

@@ -17,7 +17,7 @@ use crate::credentials::shown;
 use crate::error::FetchError;
 use crate::files::Download;
 use crate::options::{Options, Output};
-use crate::partial::{Left, Partial};
+use crate::partial::{Partial, Resumable};
 
 /// Download window ahead of standard output.
 pub(crate) const WINDOW: ByteCount = ByteCount::new(16 * 1024 * 1024);
@@ -33,12 +33,12 @@ pub(crate) struct Source {
     pub(crate) validator: Option<Validator>,
     pub(crate) redirects: u32,
     /// A redirect led from https to http.
-    lowered: bool,
+    downgraded: bool,
 }
 
 impl Source {
     pub(crate) fn new(url: Url, server: ServerId) -> Self {
-        Self { first: url.clone(), url, server, validator: None, redirects: 0, lowered: false }
+        Self { first: url.clone(), url, server, validator: None, redirects: 0, downgraded: false }
     }
 
     /// Hash of the URL for the journal. Other users may read the journal, and the URL may contain secrets.
@@ -48,13 +48,13 @@ impl Source {
 
     /// Follows a redirect.
     pub(crate) fn follow(&mut self, to: Url, server: ServerId) {
-        self.lowered |= self.url.scheme() == "https" && to.scheme() == "http";
+        self.downgraded |= self.url.scheme() == "https" && to.scheme() == "http";
         (self.url, self.server) = (to, server);
     }
 
     /// Whether data that the user gave for the URL may be sent to the current URL: same server, and no http after https.
     fn same_origin(&self) -> bool {
-        self.first.origin() == self.url.origin() && !(self.lowered && self.url.scheme() == "http")
+        self.first.origin() == self.url.origin() && !(self.downgraded && self.url.scheme() == "http")
     }
 }
 
@@ -78,8 +78,8 @@ pub(crate) struct Job {
     pub(crate) sources: Vec<Source>,
     pub(crate) sink: Sink,
     /// Data of an earlier run, until the first response proves that it belongs to the same version.
-    pub(crate) left: Option<Left>,
-    pub(crate) trouble: Option<FetchError>,
+    pub(crate) left: Option<Resumable>,
+    pub(crate) last_error: Option<FetchError>,
     /// The file changed, and the download was restarted once.
     pub(crate) restarted: bool,
     pub(crate) began: Instant,
@@ -102,7 +102,7 @@ impl Job {
             sources,
             sink,
             left,
-            trouble: None,
+            last_error: None,
             restarted: false,
             began: Instant::now(),
             by_link: vec![ByteCount::ZERO; links],
@@ -116,7 +116,7 @@ impl Job {
     fn recall(&mut self) {
         let Some(left) = &self.left else { return };
         for source in &mut self.sources {
-            source.validator = left.knowledge.validators.get(&source.fingerprint()).cloned();
+            source.validator = left.header.validators.get(&source.fingerprint()).cloned();
         }
         // Nothing proves that the present data belongs to the file at these URLs.
         if self.sources.iter().all(|source| source.validator.is_none()) {
@@ -132,7 +132,7 @@ impl Job {
     /// Size and ranges that are already present.
     pub(crate) fn got(&self) -> (Option<ByteCount>, Spans) {
         match &self.left {
-            Some(left) => (Some(ByteCount::new(left.knowledge.size)), left.got.clone()),
+            Some(left) => (Some(ByteCount::new(left.header.size)), left.got.clone()),
             None => (None, Spans::default()),
         }
     }
@@ -162,7 +162,7 @@ impl Job {
         let there = &mut self.sources[source];
         // A new source of a partly downloaded file must prove that it has the same version.
         let known =
-            |left: &Left| validator.as_ref().is_some_and(|validator| left.knowledge.validators.values().any(|known| known == validator));
+            |left: &Resumable| validator.as_ref().is_some_and(|validator| left.header.validators.values().any(|known| known == validator));
         if there.validator.is_none() && self.left.as_ref().is_some_and(|left| !known(left)) {
             return Err(FetchError::Changed {
                 url: shown(&there.url),

@@ -33,7 +33,7 @@ const SYNC_STEP: u64 = 2 * 1024 * 1024;
 
 /// Content of a journal's first line.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Knowledge {
+pub(crate) struct JournalHeader {
     /// Boot id of the machine when the journal was written.
     boot: String,
     pub(crate) size: u64,
@@ -43,8 +43,8 @@ pub(crate) struct Knowledge {
 
 /// Data of an earlier run.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Left {
-    pub(crate) knowledge: Knowledge,
+pub(crate) struct Resumable {
+    pub(crate) header: JournalHeader,
     pub(crate) got: Spans,
 }
 
@@ -57,7 +57,7 @@ pub(crate) struct Partial {
     data: File,
     journal: Option<File>,
     written: u64,
-    knowledge: Knowledge,
+    header: JournalHeader,
     got: Spans,
     /// Bytes written since the last sync began.
     unsynced: u64,
@@ -91,7 +91,7 @@ impl Drop for Syncing {
 
 impl Partial {
     /// Opens the partial file of `target`, and reads the data of an earlier run if `resume` is set.
-    pub(crate) fn open(target: &Path, resume: bool) -> Result<(Self, Option<Left>), FetchError> {
+    pub(crate) fn open(target: &Path, resume: bool) -> Result<(Self, Option<Resumable>), FetchError> {
         if target.is_dir() {
             return Err(FetchError::Write { path: target.to_owned(), reason: "it is a directory; name a file with -o".to_owned() });
         }
@@ -111,7 +111,7 @@ impl Partial {
             data,
             journal: None,
             written: 0,
-            knowledge: Knowledge::default(),
+            header: JournalHeader::default(),
             got: Spans::default(),
             unsynced: 0,
             syncing: Syncing::default(),
@@ -119,7 +119,7 @@ impl Partial {
         let left = if resume { partial.read_left() } else { None };
         match &left {
             Some(left) => {
-                (partial.knowledge, partial.got) = (left.knowledge.clone(), left.got.clone());
+                (partial.header, partial.got) = (left.header.clone(), left.got.clone());
                 partial.rewrite()?;
             }
             None => partial.restart()?,
@@ -127,24 +127,24 @@ impl Partial {
         Ok((partial, left))
     }
 
-    fn read_left(&self) -> Option<Left> {
+    fn read_left(&self) -> Option<Resumable> {
         let mut journal = Vec::new();
         open_own(OpenOptions::new().read(true), &self.journal_path).ok()?.read_to_end(&mut journal).ok()?;
         let left = read_journal(&journal)?;
         // The data file must contain all ranges that the journal lists.
         let there = self.data.metadata().ok()?.len();
         let last = left.got.iter().last().map_or(0, |span| span.end().get());
-        (left.knowledge.boot == boot() && last <= there && last <= left.knowledge.size).then_some(left)
+        (left.header.boot == boot() && last <= there && last <= left.header.size).then_some(left)
     }
 
     /// Records the file's size and the validator of its version.
     pub(crate) fn learn(&mut self, size: ByteCount, url: &str, validator: Option<&Validator>) -> Result<(), FetchError> {
         let Some(validator) = validator else { return Ok(()) };
-        if self.knowledge.size == size.get() && self.knowledge.validators.get(url) == Some(validator) {
+        if self.header.size == size.get() && self.header.validators.get(url) == Some(validator) {
             return Ok(());
         }
-        self.knowledge.size = size.get();
-        self.knowledge.validators.insert(url.to_owned(), validator.clone());
+        self.header.size = size.get();
+        self.header.validators.insert(url.to_owned(), validator.clone());
         self.rewrite()
     }
 
@@ -170,15 +170,15 @@ impl Partial {
     /// Discards all data so far.
     pub(crate) fn restart(&mut self) -> Result<(), FetchError> {
         self.journal = None;
-        (self.knowledge, self.got) = (Knowledge::default(), Spans::default());
+        (self.header, self.got) = (JournalHeader::default(), Spans::default());
         remove(&self.journal_path)?;
         self.data.set_len(0).map_err(|error| unwritable(&self.data_path, &error))
     }
 
     /// Rewrites the journal atomically.
     fn rewrite(&mut self) -> Result<(), FetchError> {
-        self.knowledge.boot = boot();
-        let mut text = serde_json::to_vec(&self.knowledge).map_err(|error| unwritable(&self.journal_path, &io::Error::other(error)))?;
+        self.header.boot = boot();
+        let mut text = serde_json::to_vec(&self.header).map_err(|error| unwritable(&self.journal_path, &io::Error::other(error)))?;
         text.push(b'\n');
         self.got.iter().for_each(|span| text.extend(format!("{} {}\n", span.start().get(), span.end().get()).bytes()));
         let next = beside(&self.journal_path, "-new");
@@ -224,11 +224,11 @@ impl Partial {
     }
 }
 
-fn read_journal(text: &[u8]) -> Option<Left> {
+fn read_journal(text: &[u8]) -> Option<Resumable> {
     // Text after the last newline is a line that was cut short.
     let text = std::str::from_utf8(&text[..=text.iter().rposition(|byte| *byte == b'\n')?]).ok()?;
     let mut lines = text.lines();
-    let knowledge = serde_json::from_str(lines.next()?).ok()?;
+    let header = serde_json::from_str(lines.next()?).ok()?;
     let got: Option<Spans> = lines
         .map(|line| {
             let (start, end) = line.split_once(' ')?;
@@ -236,7 +236,7 @@ fn read_journal(text: &[u8]) -> Option<Left> {
             (start <= end).then(|| Span::new(ByteCount::new(start), ByteCount::new(end)))
         })
         .collect();
-    Some(Left { knowledge, got: got? })
+    Some(Resumable { header, got: got? })
 }
 
 /// Opens a regular file that belongs to this user and has one hard link; follows no symbolic link.
@@ -319,10 +319,7 @@ mod tests {
         drop(begun(&target));
         let (mut partial, left) = Partial::open(&target, true).unwrap();
         let left = left.unwrap();
-        assert_eq!(
-            (left.got.count(), left.knowledge.size, left.knowledge.validators["http://h/f"].clone()),
-            (ByteCount::new(20), 100, tag())
-        );
+        assert_eq!((left.got.count(), left.header.size, left.header.validators["http://h/f"].clone()), (ByteCount::new(20), 100, tag()));
         assert!(!target.exists());
         partial.write(ByteCount::ZERO, &[1; 10]).unwrap();
         partial.write(ByteCount::new(30), &[2; 70]).unwrap();

@@ -119,7 +119,7 @@ impl<T: FnMut(Event)> Run<T> {
                     sources,
                     sink: Sink::Closed,
                     left: None,
-                    trouble: None,
+                    last_error: None,
                     restarted: false,
                     began: Instant::now(),
                     by_link: Vec::new(),
@@ -238,22 +238,22 @@ impl<T: FnMut(Event)> Run<T> {
                 let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs());
                 lines.iter().for_each(|line| self.options.cookies.store(&url, line, unix));
             }
-            Some(FileEvent::Elsewhere { request, active, from, to }) => self.on_elsewhere(request, active, &from, to),
-            Some(FileEvent::Failed { active, error }) => self.note_trouble(active.file, error),
+            Some(FileEvent::Redirect { request, active, from, to }) => self.on_redirect(request, active, &from, to),
+            Some(FileEvent::Failed { active, error }) => self.note_error(active.file, error),
             None => {}
         }
     }
 
-    fn note_trouble(&mut self, file: FileId, error: FetchError) {
+    fn note_error(&mut self, file: FileId, error: FetchError) {
         if let Some(index) = self.by_file.get(&file) {
-            self.jobs[*index].trouble = Some(error);
+            self.jobs[*index].last_error = Some(error);
         }
     }
 
     fn on_lost(&mut self, server: ServerId, link: LinkId, error: FetchError) {
         for job in self.jobs.iter_mut().filter(|job| job.outcome.is_none()) {
             if job.sources.iter().any(|source| source.server == server) {
-                job.trouble = Some(error.clone());
+                job.last_error = Some(error.clone());
             }
         }
         if matches!(error, FetchError::Resolve { absent: true, .. }) {
@@ -292,7 +292,7 @@ impl<T: FnMut(Event)> Run<T> {
             if matches!(error, FetchError::Write { .. }) {
                 return self.drop_file(file, error);
             }
-            job.trouble = Some(error);
+            job.last_error = Some(error);
             return self.driver.fail(request, Failure::Changed);
         }
         let there = job.left.take().map_or(ByteCount::ZERO, |left| left.got.count());
@@ -328,7 +328,7 @@ impl<T: FnMut(Event)> Run<T> {
         }
     }
 
-    fn on_elsewhere(&mut self, request: RequestId, active: ActiveRequest, from: &Url, to: Url) {
+    fn on_redirect(&mut self, request: RequestId, active: ActiveRequest, from: &Url, to: Url) {
         let Some(index) = self.by_file.get(&active.file).copied() else { return };
         let most = self.options.redirects;
         let source = &mut self.jobs[index].sources[active.source.0];
@@ -337,7 +337,7 @@ impl<T: FnMut(Event)> Run<T> {
             source.redirects += 1;
             if source.redirects > most {
                 let error = FetchError::Redirects { url: shown(from), most };
-                self.jobs[index].trouble = Some(error);
+                self.jobs[index].last_error = Some(error);
                 return self.driver.fail(request, Failure::Source);
             }
             let server = self.server(&to);
@@ -388,16 +388,16 @@ impl<T: FnMut(Event)> Run<T> {
             }
         }
         let url = job.url();
-        let trouble = job.trouble.take();
+        let last_error = job.last_error.take();
         let error = match cause {
             Cause::Budget => FetchError::Budget { url },
-            Cause::Silent => trouble.unwrap_or(FetchError::Silent { url, timeout: self.options.timeout }),
+            Cause::Silent => last_error.unwrap_or(FetchError::Silent { url, timeout: self.options.timeout }),
             Cause::Unjoinable => {
                 FetchError::Protocol { url, reason: "the transfer broke off, and the server supports no ranges to resume it".to_owned() }
             }
-            Cause::Changed => trouble.unwrap_or(FetchError::Changed { url, reason: "again".to_owned() }),
-            Cause::Tries => trouble.unwrap_or(FetchError::Silent { url, timeout: self.driver.elapsed() }),
-            Cause::Source => trouble.unwrap_or(FetchError::Protocol {
+            Cause::Changed => last_error.unwrap_or(FetchError::Changed { url, reason: "again".to_owned() }),
+            Cause::Tries => last_error.unwrap_or(FetchError::Silent { url, timeout: self.driver.elapsed() }),
+            Cause::Source => last_error.unwrap_or(FetchError::Protocol {
                 url,
                 reason: "its sources have different sizes, so they are different files".to_owned(),
             }),

@@ -18,7 +18,7 @@ use super::{Begun, Command, SpliceError};
 use crate::answer::{Asked, Validator};
 use crate::connection::Origin;
 use crate::connections::{ConnectionEvent, Shared};
-use crate::driver::{Driver, FileAction, FileEvent, Question};
+use crate::driver::{Driver, FileAction, FileEvent, RangeRequest};
 use crate::error::FetchError;
 use crate::exchange::reason;
 use crate::throttle::Throttle;
@@ -89,7 +89,7 @@ struct Download {
     out: u64,
     /// Offset up to which the first response may be read.
     limit: watch::Sender<u64>,
-    trouble: Option<FetchError>,
+    last_error: Option<FetchError>,
 }
 
 impl Run {
@@ -147,7 +147,7 @@ impl Run {
         };
         self.files.insert(number, file);
         let (validator, waiting) = (offer.validator, BTreeMap::new());
-        let download = Download { number, server, url, target, headers, validator, pieces, waiting, out: 0, limit, trouble: None };
+        let download = Download { number, server, url, target, headers, validator, pieces, waiting, out: 0, limit, last_error: None };
         self.downloads.insert(file, download);
         self.update_limit(file);
     }
@@ -188,7 +188,7 @@ impl Run {
         }
     }
 
-    fn ask(&mut self, question: &Question) {
+    fn ask(&mut self, question: &RangeRequest) {
         let Some(download) = self.downloads.get(&question.file) else { return };
         let asked = Asked {
             url: download.url.clone(),
@@ -204,27 +204,27 @@ impl Run {
         match self.driver.on_event(event) {
             Some(FileEvent::Lost { server, error, .. }) => {
                 let here = self.downloads.values_mut().filter(|download| download.server == server);
-                here.for_each(|download| download.trouble = Some(error.clone()));
+                here.for_each(|download| download.last_error = Some(error.clone()));
             }
             Some(FileEvent::Head { request, head, .. }) => self.driver.engine.on_head(self.driver.now(), request, head),
             Some(FileEvent::Data { active, pieces }) => {
                 let Some(download) = self.downloads.get_mut(&active.file) else { return };
                 pieces.into_iter().for_each(|(at, piece)| download.keep(at.get(), &piece));
             }
-            Some(FileEvent::Elsewhere { request, active, from, to }) => {
+            Some(FileEvent::Redirect { request, active, from, to }) => {
                 let reason = format!("a part of the file redirects to {to}");
-                self.note_trouble(active.file, FetchError::Protocol { url: from.to_string(), reason });
+                self.note_error(active.file, FetchError::Protocol { url: from.to_string(), reason });
                 self.driver.fail(request, Failure::NoRanges);
             }
-            Some(FileEvent::Failed { active, error }) => self.note_trouble(active.file, error),
+            Some(FileEvent::Failed { active, error }) => self.note_error(active.file, error),
             // The client got its cookies with the first response.
             Some(FileEvent::Cookies { .. }) | None => {}
         }
     }
 
-    fn note_trouble(&mut self, file: FileId, error: FetchError) {
+    fn note_error(&mut self, file: FileId, error: FetchError) {
         if let Some(download) = self.downloads.get_mut(&file) {
-            download.trouble = Some(error);
+            download.last_error = Some(error);
         }
     }
 
@@ -237,8 +237,8 @@ impl Run {
 
     fn give_up(&mut self, file: FileId, cause: Cause) {
         if let Some(download) = self.downloads.get_mut(&file) {
-            let why = match (download.trouble.take(), cause) {
-                (Some(trouble), _) => trouble.to_string(),
+            let why = match (download.last_error.take(), cause) {
+                (Some(last_error), _) => last_error.to_string(),
                 (None, Cause::Unjoinable) => {
                     format!("{}: the transfer broke off, and the server supports no ranges to resume it", download.url)
                 }
