@@ -395,7 +395,7 @@ impl<T: FnMut(Event)> Run<T> {
             Cause::Unjoinable => {
                 FetchError::Protocol { url, reason: "the transfer broke off, and the server supports no ranges to resume it".to_owned() }
             }
-            Cause::Changed => last_error.unwrap_or(FetchError::Changed { url, reason: "again".to_owned() }),
+            Cause::Changed => last_error.unwrap_or(FetchError::Changed { url, reason: "it changed more than once".to_owned() }),
             Cause::Tries => last_error.unwrap_or(FetchError::Silent { url, timeout: self.driver.elapsed() }),
             Cause::Source => last_error.unwrap_or(FetchError::Protocol {
                 url,
