@@ -226,7 +226,7 @@ fn up_returns_when_the_daemon_steers_and_down_ends_it() {
     assert_eq!(switch.run(&["up", "--config", "@braid.toml"]), (Some(0), "Braid is already up\n".into(), String::new()));
     let (code, said, errors) = switch.up(&["--ui"]);
     assert_eq!((code, said.as_str()), (Some(0), "Braid is already up\n"));
-    assert!(errors.contains("the options are those of the running daemon: --state-dir, --ui of this command"), "{errors}");
+    assert!(errors.contains("the running daemon keeps its options: --state-dir, --ui had no effect"), "{errors}");
     let (code, _, errors) = switch.run(&["up", "--socket", "@other"]);
     assert!(code == Some(1) && errors.contains(&format!("process {daemon}")) && errors.contains("/other"), "{errors}");
     assert_eq!(switch.daemons(), [daemon]);
