@@ -1,6 +1,6 @@
-// The only door to the daemon: requests, problems, and the stream of events.
+// API client: requests, errors, and the event stream. All access to the daemon goes through this module.
 
-/** A request that failed, with the server's own words where it had any. */
+/** A failed request, with the error text of the server if it sent one. */
 export class Failure extends Error {
   constructor(status, title, detail) {
     super(detail || title);
@@ -19,14 +19,14 @@ async function ask(method, path, body) {
   try {
     answer = await fetch(path, options);
   } catch {
-    throw new Failure(0, 'No connection', 'Braid does not answer: is the daemon running?');
+    throw new Failure(0, 'No connection', 'Braid does not answer. Check that the daemon is running.');
   }
   const text = await answer.text();
   let value = null;
   try {
     value = text ? JSON.parse(text) : null;
   } catch {
-    if (answer.ok) throw new Failure(answer.status, 'Unreadable answer', `${path} gave something that is not JSON`);
+    if (answer.ok) throw new Failure(answer.status, 'Unreadable answer', `the answer to ${path} is not JSON`);
   }
   if (answer.ok) return value;
   throw new Failure(answer.status, value?.title ?? answer.statusText, value?.detail ?? `${path}: HTTP status ${answer.status}`);
@@ -35,10 +35,10 @@ async function ask(method, path, body) {
 export const get = (path) => ask('GET', path);
 export const post = (path, body) => ask('POST', path, body ?? {});
 
-/** Trades a token for the session's cookie. */
+/** Exchanges a token for a session cookie. */
 export const openSession = (token) => post('/v1/session', { token });
 
-/** The token that `braid ui` put behind `#`, taken out of the address so that no history keeps it; `null` without one. */
+/** Takes the token that `braid ui` put after `#` out of the address, so that the browser's history does not keep it; `null` without one. */
 export function takeToken() {
   const found = /^#token=([A-Za-z0-9._~+/=-]+)$/.exec(location.hash);
   if (!found) return null;
@@ -50,7 +50,7 @@ const NAMES = ['status', 'flows', 'apps', 'peers', 'note', 'sample', 'app_sample
 const SILENCE_MS = 6_000;
 const LONGEST_WAIT_MS = 10_000;
 
-/** Listens to the daemon's events until the page goes: `on(name, data)` for each, `state(what, secondsToNextTry)` for the connection. */
+/** Reads the daemon's events until the page is closed: calls `on(name, data)` for each event, `state(what, secondsToNextTry)` for the connection. */
 export class Stream {
   constructor(on, state) {
     this.on = on;
@@ -63,11 +63,11 @@ export class Stream {
   open() {
     clearTimeout(this.retry);
     this.source?.close();
-    this.heard = performance.now();
+    this.lastEventAt = performance.now();
     this.source = new EventSource('/v1/events');
     for (const name of NAMES) {
       this.source.addEventListener(name, (message) => {
-        this.heard = performance.now();
+        this.lastEventAt = performance.now();
         if (this.wait !== 500 || !this.live) this.state('live');
         this.live = true;
         this.wait = 500;
@@ -77,9 +77,9 @@ export class Stream {
     this.source.onerror = () => this.lost();
   }
 
-  /** The browser tells of a closed socket only; a daemon that hangs, or a laptop that slept, is noticed here. */
+  /** The browser reports only closed sockets. This check detects a daemon that hangs, and a laptop that slept. */
   check() {
-    if (this.live && performance.now() - this.heard > SILENCE_MS) this.lost();
+    if (this.live && performance.now() - this.lastEventAt > SILENCE_MS) this.lost();
   }
 
   async lost() {

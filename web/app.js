@@ -1,10 +1,11 @@
-// The frame of the page: session, connection, header, navigation. Each view is a module with `mount(root)`, which gives what ends it.
+// The frame of the page: session, connection, header, navigation. Each view is a module with `mount(root)`, which returns a function that unmounts
+// it.
 
 import { Stream, get, openSession, takeToken } from './api.js';
 import { attr, clear, field, h, icon, put, s } from './dom.js';
 import { duration, plural, rateParts, watts } from './format.js';
 import { refreshPolicy } from './policy.js';
-import { linkRates, on, prependSamples, store, take, tell } from './store.js';
+import { linkRates, on, prependSamples, store, take, notify } from './store.js';
 import * as apps from './apps.js';
 import * as events from './events.js';
 import * as flows from './flows.js';
@@ -39,7 +40,7 @@ const TITLES = {
 };
 
 const THEMES = [
-  ['auto', 'Like the system'],
+  ['auto', 'Same as system'],
   ['light', 'Light'],
   ['dark', 'Dark'],
 ];
@@ -49,7 +50,7 @@ const THEME_ICONS = {
   dark: 'M20 14A8 8 0 1 1 10 4a6.500 6.500 0 0 0 10 10z',
 };
 
-/** What theme.js keeps. */
+/** The theme choice, from theme.js. */
 const { theme } = window;
 const main = document.getElementById('main');
 let end = null;
@@ -114,7 +115,7 @@ function buildHeader() {
   document
     .getElementById('top')
     .append(
-      h('a', { class: 'brand', href: '#/now', 'aria-label': 'Braid, to the view Now' }, logo(), h('span', { text: 'Braid' })),
+      h('a', { class: 'brand', href: '#/now', 'aria-label': 'Braid: go to view Now' }, logo(), h('span', { text: 'Braid' })),
       h('div', { class: 'totals' }, down.node, up.node),
       facts,
       state,
@@ -124,7 +125,7 @@ function buildHeader() {
   on(['status', 'policy'], () => {
     if (!store.status) return;
     put(facts, describe(store.status));
-    // What the links' cards say, added up.
+    // Sum of the rates on the links' cards.
     const shown = store.status.links.map((link) => linkRates(link));
     down.show(sum(shown, 'down'));
     up.show(sum(shown, 'up'));
@@ -132,7 +133,7 @@ function buildHeader() {
   on(['connection'], () => showConnection(state, banner));
 }
 
-/** The sum of what is known; `null` where nothing is. */
+/** Sum of the known values; `null` if none is known. */
 function sum(links, key) {
   const known = links.map((link) => link[key]).filter((value) => value !== null && value !== undefined);
   return known.length ? known.reduce((total, value) => total + value, 0) : null;
@@ -149,7 +150,7 @@ function describe(status) {
     store.policy && !store.mayChange ? 'read only' : null,
     plural(status.flows, 'flow'),
     status.scheduler,
-    power.length ? `links take ${watts(power.reduce((total, value) => total + value, 0))}` : null,
+    power.length ? `links use ${watts(power.reduce((total, value) => total + value, 0))}` : null,
     battery,
     status.saving_power ? 'saving power' : null,
     `up ${duration(status.uptime_ms)}`,
@@ -168,7 +169,7 @@ function showConnection(state, banner) {
   if (banner.hidden) clear(banner);
   else if (!banner.firstChild) {
     banner.append(
-      h('span', { text: 'The connection to Braid is lost; what you see is old. Trying again by itself.' }),
+      h('span', { text: 'The connection to Braid is lost. The page shows old data and keeps trying to reconnect.' }),
       h('button', { type: 'button', class: 'quiet', text: 'Try now', onclick: () => stream.open() }),
     );
   }
@@ -182,7 +183,7 @@ function themeButton() {
     button.replaceChildren(icon(THEME_ICONS[name]));
     button.setAttribute('aria-label', `Colours: ${label.toLowerCase()}. Change.`);
     button.title = `Colours: ${label.toLowerCase()}`;
-    tell('theme');
+    notify('theme');
   };
   addEventListener('theme', show);
   show();
@@ -200,7 +201,7 @@ function signIn(problem) {
     'form',
     { class: 'card narrow' },
     h('h2', { text: 'Sign in' }),
-    h('p', { text: 'This page needs Braid’s token. “braid ui” on the machine itself opens the page with it.' }),
+    h('p', { text: 'This page needs Braid’s token. Run “braid ui” on the machine itself to open the page with it.' }),
     field('Token', token),
     problem && h('p', { class: 'problem', role: 'alert', text: problem }),
     h('button', { class: 'primary', text: 'Sign in' }),
@@ -247,7 +248,7 @@ async function start() {
   stream = new Stream(take, (state, seconds) => {
     store.connection = state;
     store.retryIn = seconds ?? null;
-    tell('connection');
+    notify('connection');
   });
   addEventListener('hashchange', showView);
   showView();

@@ -1,4 +1,4 @@
-// The view Applications: what was learnt of programs, and what the user chose for them.
+// The view Applications: what Braid learnt of programs, and the rules that the user made for them.
 
 import { attr, empty, fresh, h, keyed, put, s } from './dom.js';
 import { NONE, bytes, count, duration, joules, percent, plural, rate, tail } from './format.js';
@@ -8,7 +8,7 @@ import { on, store } from './store.js';
 import { ofApplication, recall, timeline } from './timeline.js';
 
 const SHOWN = 300;
-/** Seconds that the small pictures show. */
+/** Period of the small charts, in seconds. */
 const LATELY = 150;
 const [WIDE, HIGH] = [120, 28];
 
@@ -36,8 +36,8 @@ export function mount(root) {
         ? []
         : [
             empty(
-              all.length ? 'No application fits the filter' : 'Nothing was learnt yet',
-              all.length ? null : 'After its first connections a program shows here, with what it usually moves.',
+              all.length ? 'No application matches the filter' : 'No applications yet',
+              all.length ? null : 'A program appears here after its first connections, with the usual size of its flows.',
             ),
           ]),
     );
@@ -65,7 +65,7 @@ function lately() {
   return found;
 }
 
-/** One entry a program, its ports within, busiest first. */
+/** One entry for each program, with its ports, the busiest first. */
 function grouped() {
   const found = new Map();
   for (const app of store.apps) {
@@ -93,7 +93,7 @@ function grouped() {
   return [...found.values()].sort((a, b) => b.flows - a.flows || b.samples - a.samples || (a.application < b.application ? -1 : 1));
 }
 
-const SOURCES = { user: 'your choice', executable: 'known program', port: 'by port', pattern: 'by behaviour' };
+const SOURCES = { user: 'your choice', executable: 'known program', port: 'from its port', pattern: 'from its behaviour' };
 
 function card(first) {
   let app = first;
@@ -166,7 +166,7 @@ function card(first) {
 
 const ports = (app) => JSON.stringify(app.ports.map((item) => [item.port, item.samples, item.demand_bytes]));
 
-/** What the application moved, from minutes to a month, and what was learnt of it. */
+/** Traffic of the application, over minutes to a month, and what Braid learnt of it. */
 function history(app, root) {
   const chart = timeline(`Throughput of ${tail(app.application)}`, ofApplication(app.application));
   const table = h('div', {}, learnt(app));
@@ -218,7 +218,7 @@ function sparkline() {
   };
 }
 
-/** What was learnt, by destination port. */
+/** Table of what Braid learnt, by destination port. */
 function learnt(app) {
   const row = (item) =>
     h(
@@ -232,10 +232,10 @@ function learnt(app) {
       h('td', { class: 'num', text: rate(item.rate_up_bps) }),
       h('td', { class: 'num', text: item.age_ms === null ? NONE : `${duration(item.age_ms)} ago` }),
     );
-  const heads = ['Port', 'Usual flow', 'Sure', 'Learnt from', 'Receives', 'Sends', 'Last'];
+  const heads = ['Port', 'Usual flow', 'Confidence', 'Samples', 'Receives', 'Sends', 'Last'];
   return h(
     'div',
-    { class: 'scroll-x', tabindex: '0', role: 'region', 'aria-label': 'What was learnt' },
+    { class: 'scroll-x', tabindex: '0', role: 'region', 'aria-label': 'Learnt, by destination port' },
     h(
       'table',
       { class: 'plain' },

@@ -1,11 +1,11 @@
-// Dialogs, and the one way a setting changes: preview in plain words with the file's lines, apply, undo.
+// Dialogs, and the change of settings: preview with a summary and the changed lines of the file, apply, undo.
 
 import { post } from './api.js';
 import { fresh, h } from './dom.js';
 import { store } from './store.js';
 import { refreshPolicy } from './policy.js';
 
-/** Opens a dialog with a title and a close button; gives it. It leaves the page when closed, and the focus returns to where it was. */
+/** Opens a dialog with a title and a close button and returns it. When closed, it is removed and the focus returns to its former place. */
 export function dialog(title, content, props = {}) {
   const id = fresh('dialog');
   const box = h(
@@ -26,7 +26,7 @@ export function dialog(title, content, props = {}) {
   return box;
 }
 
-/** Says something shortly; a failure stays until it is closed. */
+/** Shows a short message; a failure stays until the user closes it. */
 export function toast(text, failed = false, action = null) {
   const close = () => node.remove();
   const node = h(
@@ -49,20 +49,20 @@ export function toast(text, failed = false, action = null) {
   if (!failed) setTimeout(close, action ? 15_000 : 6_000);
 }
 
-/** Whether this session may change anything; says why not otherwise. */
+/** Whether this session may change settings; shows the reason if not. */
 export function mayChange() {
   const reason = !store.config
-    ? 'The configuration cannot be read, so nothing can be changed from here.'
+    ? 'Braid cannot read the configuration, so this page cannot change it.'
     : !store.mayChange
-      ? 'You may look, but not change: this session reads only.'
+      ? 'This session is read-only: it cannot change anything.'
       : store.config.writable
         ? null
-        : `Braid cannot write ${store.config.path ?? 'its configuration'}, so nothing can be changed from here.`;
+        : `Braid cannot write ${store.config.path ?? 'its configuration'}, so this page cannot change it.`;
   if (reason) toast(reason, true);
   return !reason;
 }
 
-/** Shows what `edits` would do; applies them when told to. Resolves to whether they were applied. */
+/** Previews the effect of `edits`, and applies them if the user confirms. Resolves to whether they were applied. */
 export async function propose(edits) {
   if (!mayChange()) return false;
   const before = store.config;
@@ -73,7 +73,7 @@ export async function propose(edits) {
     return refused(failure);
   }
   if (plan.text === before.text) {
-    toast('Nothing to change: it is so already.');
+    toast('Nothing to change: the settings are already like this.');
     return false;
   }
   return new Promise((resolve) => {
@@ -125,7 +125,7 @@ async function send(revision, edits) {
   }
 }
 
-/** Takes the last applied change back. */
+/** Undoes the last applied change. */
 export async function undo() {
   try {
     await post('/v1/config/undo');
@@ -139,14 +139,14 @@ export async function undo() {
 function refused(failure) {
   if (failure.status === 409) {
     refreshPolicy().catch(() => {});
-    toast('The configuration was changed elsewhere meanwhile; it was read again. Look, and try once more.', true);
+    toast('The configuration was changed elsewhere. The page has reloaded it; check it and try again.', true);
   } else toast(failure.message, true);
   return false;
 }
 
 const CONTEXT = 3;
 
-/** The lines that differ with some around them, as `diff -u` shows them. */
+/** The changed lines with some context, as in `diff -u`. */
 export function showDiff(before, after) {
   const lines = diff(before.split('\n'), after.split('\n'));
   const near = lines.map((_, at) => lines.slice(Math.max(at - CONTEXT, 0), at + CONTEXT + 1).some(([mark]) => mark !== ' '));
@@ -166,7 +166,7 @@ export function showDiff(before, after) {
   return h('div', { class: 'diff', tabindex: '0', role: 'region', 'aria-label': 'Lines of the configuration that change' }, rows);
 }
 
-/** `[mark, line]` for the shortest way from one text to the other; equal ends are set aside first. */
+/** `[mark, line]` for the shortest edit from one text to the other. Equal lines at both ends are skipped first. */
 function diff(a, b) {
   let start = 0;
   while (start < a.length && start < b.length && a[start] === b[start]) start += 1;

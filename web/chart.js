@@ -1,4 +1,4 @@
-// Throughput over time on a canvas: links stacked to the total, received above the line, sent below it.
+// Throughput over time on a canvas: links are stacked; received is above the line, sent below it.
 
 import { h, keyed, put } from './dom.js';
 import { NONE, clock, rate, rateParts } from './format.js';
@@ -7,14 +7,14 @@ import { accent, on } from './store.js';
 const LEFT = 64;
 const BOTTOM = 22;
 const TOP = 8;
-/** The row of the tip that sums up; no link or application is called so. */
+/** Name of the row with the sum in the tooltip; no link or application has this name. */
 const TOTAL = '\u0000';
 
 const LINKS = { tint: (name) => `link-${accent(name)}` };
 
 /**
- * A chart of `[{at_ms, links: [{name, rx_bps, tx_bps}]}]`. `show(samples, from, to, step)`: Unix milliseconds. What is stacked need not be
- * links: `tint(name)` gives a name's colour, which is a class and a custom property; `title(name)` how it is called.
+ * A chart of `[{at_ms, links: [{name, rx_bps, tx_bps}]}]`. `show(samples, from, to, step)` takes Unix milliseconds. Applications can be stacked
+ * instead of links: `tint(name)` returns the colour of a name, which is a class and a custom property; `title(name)` returns its label.
  */
 export class Chart {
   constructor(label, { tint, title = (name) => name } = LINKS) {
@@ -22,7 +22,7 @@ export class Chart {
     this.canvas = h('canvas', { class: 'plot', role: 'img', 'aria-label': label, tabindex: '0' });
     this.label = label;
     this.tip = h('div', { class: 'tip', hidden: true });
-    this.none = h('p', { class: 'chart-none', text: 'Nothing was recorded in this time yet', hidden: true });
+    this.none = h('p', { class: 'chart-none', text: 'No data recorded in this period yet', hidden: true });
     this.node = h('div', { class: 'chart' }, this.canvas, this.tip, this.none);
     this.data = { samples: [], from: 0, to: 1, step: 1000 };
     this.pointed = null;
@@ -134,13 +134,13 @@ export class Chart {
     this.describe();
   }
 
-  /** All that is stacked, from the line outwards. */
+  /** Names of all stacked bands, from the zero line outwards. */
   names() {
     const found = new Set(this.data.samples.flatMap((sample) => sample.links.map((link) => link.name)));
     return [...found].sort((a, b) => (this.tint(a) < this.tint(b) ? -1 : 1));
   }
 
-  /** Where zero stands and how many pixels a bit per second takes: the two halves share one scale. */
+  /** Position of the zero line, and pixels per bit per second: both halves share one scale. */
   scale() {
     const peak = (key) => Math.max(0, ...this.data.samples.map((sample) => total(sample, key) ?? 0));
     const [down, up] = [Math.max(peak('rx_bps'), 10_000) * 1.08, Math.max(peak('tx_bps'), 5_000) * 1.15];
@@ -190,7 +190,7 @@ export class Chart {
 
   area(pen, run, names, key, perBit, zero) {
     const base = run.map(() => 0);
-    // A line of paper between two bands, where samples are far enough apart to leave any colour beside it.
+    // A line of background colour separates two bands if samples are far enough apart to leave room for it.
     const parted = (this.width - LEFT) * (this.data.step / (this.data.to - this.data.from)) >= 2;
     const x = run.map((sample) => this.x(sample.at_ms));
     for (const name of names) {
@@ -231,7 +231,7 @@ export class Chart {
     const words = last
       ? last.links.map((link) => `${this.title(link.name)} receives ${rate(link.rx_bps)} and sends ${rate(link.tx_bps)}`).join('; ')
       : NONE;
-    this.canvas.setAttribute('aria-label', `${this.label}. Newest: ${words}. Left and right arrow keys read other moments.`);
+    this.canvas.setAttribute('aria-label', `${this.label}. Latest: ${words}. Use the left and right arrow keys to read other times.`);
   }
 }
 
@@ -247,7 +247,7 @@ const total = (sample, key) => {
   return known.length ? known.reduce((sum, value) => sum + value, 0) : null;
 };
 
-/** Samples without a hole between them: what nobody measured is not drawn. */
+/** Groups samples without gaps between them: gaps are not drawn. */
 function runs(samples, step) {
   const found = [];
   for (const sample of samples) {
@@ -255,7 +255,7 @@ function runs(samples, step) {
     if (before && sample.at_ms - before.at_ms <= step * 3.5) found.at(-1).push(sample);
     else found.push([sample]);
   }
-  // A moment alone stands for the time before it, as all do.
+  // A single sample covers the time before it, like all samples.
   return found.map((run) => (run.length > 1 ? run : [{ ...run[0], at_ms: run[0].at_ms - step }, run[0]]));
 }
 

@@ -1,13 +1,13 @@
-// Making and changing the page. Text from outside enters only as text nodes and attributes: no markup is ever parsed.
+// Creates and changes elements. External text is inserted only as text nodes and attributes: the page never parses markup.
 
 const SVG = 'http://www.w3.org/2000/svg';
 
-/** An element: `props` holds attributes, `class`, `text`, and listeners as `onclick`; children are nodes, texts, or nothing. */
+/** Creates an element. `props` holds attributes, `class`, `text`, and listeners such as `onclick`; children are nodes, texts, or nothing. */
 export function h(tag, props = {}, ...children) {
   return fill(document.createElement(tag), props, children);
 }
 
-/** The same in SVG. */
+/** Like `h`, for SVG. */
 export function s(tag, props = {}, ...children) {
   return fill(document.createElementNS(SVG, tag), props, children);
 }
@@ -25,20 +25,20 @@ function fill(node, props, children) {
   return node;
 }
 
-/** Writes a text only if it is another one, so that nothing is laid out for nothing. */
+/** Sets the text of a node only if it differs, to avoid needless layout. */
 export function put(node, text) {
   const value = String(text);
   if (node.textContent !== value) node.textContent = value;
 }
 
-/** Sets or takes away an attribute, only if it changes. */
+/** Sets or removes an attribute, only if it changes. */
 export function attr(node, name, value) {
   if (value === null || value === undefined || value === false) {
     if (node.hasAttribute(name)) node.removeAttribute(name);
   } else if (node.getAttribute(name) !== String(value)) node.setAttribute(name, String(value));
 }
 
-/** Makes the children of `parent` those of `items`, one node a key, which lives as long as its key. `make(item)` gives `{node, show(item), end()}`. */
+/** Keeps one child of `parent` for each of `items`; nodes are reused by key. `make(item)` returns `{node, show(item), end()}`. */
 export function keyed(parent, items, key, make) {
   const old = parent.parts ?? (parent.parts = new Map());
   const now = new Map();
@@ -67,13 +67,13 @@ export function clear(node) {
 
 let serial = 0;
 
-/** An id that no other element has. */
+/** Returns a unique id. */
 export function fresh(word) {
   serial += 1;
   return `${word}-${serial}`;
 }
 
-/** A control with its label, and a hint below where there is one. */
+/** A control with its label, and an optional hint below it. */
 export function field(label, control, hint) {
   control.id ||= fresh('field');
   const note = hint && h('span', { class: 'hint', id: `${control.id}-hint`, text: hint });
@@ -92,12 +92,12 @@ export function select(options, value, props = {}) {
   return node;
 }
 
-/** One of the page's own icons: paths of a 24 px grid. */
+/** An icon of the page, from paths on a 24 px grid. */
 export function icon(path) {
   return s('svg', { viewBox: '0 0 24 24', class: 'icon', 'aria-hidden': 'true' }, s('path', { d: path }));
 }
 
-/** What says that there is nothing to show, and why. */
+/** A placeholder for an empty view, with the reason. */
 export function empty(title, text) {
   return h('div', { class: 'empty' }, h('p', { class: 'empty-title', text: title }), text && h('p', { text }));
 }

@@ -28,7 +28,7 @@ export function mount(root) {
         item
           ? oneDay(item)
           : {
-              node: empty('Nothing happened yet', 'Links that come and go, flows that had to move, relays and settings: all is told here.'),
+              node: empty('No events yet', 'Events list links that come and go, flows that moved, relays, and changed settings.'),
             },
     );
   };

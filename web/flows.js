@@ -1,4 +1,4 @@
-// The view Flows: every live connection and exchange of datagrams.
+// The view Flows: every live TCP connection and UDP flow.
 
 import { post } from './api.js';
 import { edit } from './rules.js';
@@ -50,7 +50,7 @@ function linkCell(flow, node) {
   if (node.shown === text) return;
   node.shown = text;
   attr(node, 'title', names.length > 1 ? names.join(', ') : null);
-  // More than two names find no room: their colours do.
+  // More than two names do not fit: show only their colours.
   const few = names.length < 3;
   node.replaceChildren(
     ...names.map((name) => h('span', { class: `tag link-${accent(name)}` }, h('span', { class: 'swatch' }), few && name)),
@@ -73,7 +73,7 @@ export function mount(root) {
       ['bond', 'Over several links'],
     ],
     '',
-    { 'aria-label': 'How carried' },
+    { 'aria-label': 'Carriage' },
   );
   const said = h('p', { class: 'said' });
   const none = h('p', { class: 'no-rows', hidden: true });
@@ -87,7 +87,7 @@ export function mount(root) {
     table.show(rows);
     put(said, rows.length === all.length ? plural(all.length, 'flow') : `${count(rows.length)} of ${plural(all.length, 'flow')}`);
     none.hidden = rows.length > 0;
-    put(none, all.length ? 'No flow fits the filter.' : 'No flow lives now. As soon as a program connects, it shows here.');
+    put(none, all.length ? 'No flow matches the filter.' : 'No live flows. A flow appears here when a program connects.');
   };
   const showLinks = () => {
     const names = (store.status?.links ?? []).map((item) => item.name);
@@ -113,22 +113,22 @@ export function mount(root) {
   return () => ends.forEach((end) => end());
 }
 
-/** All words must occur in what the row says of itself. */
+/** Whether all words of the filter occur in the texts of the row. */
 function passes(text, link, carry) {
   const words = text.toLowerCase().split(/\s+/).filter(Boolean);
   return (flow) =>
     (!link || linksOf(flow).includes(link)) &&
     (!carry || (carry === 'direct') === (flow.carry === 'direct')) &&
-    (!words.length || words.every((word) => told(flow).includes(word)));
+    (!words.length || words.every((word) => searchText(flow).includes(word)));
 }
 
-const told = (flow) =>
+const searchText = (flow) =>
   `${flow.application} ${flow.name ?? ''} ${flow.remote} ${flow.protocol} ${linksOf(flow).join(' ')} ${flow.class ?? ''} ${
     flow.carry
   } ${flow.peer ?? ''} ${flow.pid ?? ''}`.toLowerCase();
 
 function openFlow(flow) {
-  const why = h('div', { class: 'why' }, h('p', { class: 'hint', text: 'Asking why…' }));
+  const why = h('div', { class: 'why' }, h('p', { class: 'hint', text: 'Loading…' }));
   const facts = [
     ['Program', flow.application],
     ['Process', [flow.name, flow.pid && `number ${flow.pid}`].filter(Boolean).join(', ') || NONE],
@@ -136,20 +136,20 @@ function openFlow(flow) {
     ['To', flow.remote],
     ['Protocol', flow.protocol.toUpperCase()],
     ['Link', linksOf(flow).join(', ')],
-    ['Carried', flow.peer ? `${flow.carry}, by ${flow.peer}` : flow.carry],
+    ['Carriage', flow.peer ? `${flow.carry}, through ${flow.peer}` : flow.carry],
     ['Scheduler', flow.scheduler],
     ['Received', bytes(flow.rx_bytes)],
     ['Sent', bytes(flow.tx_bytes)],
-    ['Expected to move', bytes(flow.demand_bytes)],
-    ['Sent again', flow.retransmissions === null || flow.retransmissions === undefined ? NONE : plural(flow.retransmissions, 'segment')],
-    ['Rule', flow.rule ? `the ${ordinal(flow.rule)} of the rules` : 'none matched'],
+    ['Expected size', bytes(flow.demand_bytes)],
+    ['Retransmitted', flow.retransmissions === null || flow.retransmissions === undefined ? NONE : plural(flow.retransmissions, 'segment')],
+    ['Rule', flow.rule ? `the ${ordinal(flow.rule)} rule` : 'none matched'],
   ];
   const actions = h(
     'div',
     { class: 'row-actions' },
     h('button', {
       type: 'button',
-      text: 'Choose for this program…',
+      text: 'Choose links for this program…',
       onclick: () => {
         box.close();
         edit(flow.application, flow.name);
@@ -222,7 +222,7 @@ function explain(why, answer) {
           h(
             'tr',
             {},
-            ['Link', 'Capacity', 'Load', 'Would end in', ''].map((text, place) =>
+            ['Link', 'Capacity', 'Load', 'Would finish in', ''].map((text, place) =>
               text ? h('th', { scope: 'col', class: place && place < 4 ? 'num' : null, text }) : h('td'),
             ),
           ),
@@ -233,10 +233,10 @@ function explain(why, answer) {
   );
 }
 
-/** A flow that a relay carries may be put on another link while it runs. */
+/** Form to move a flow that a relay carries to another link. */
 function moveForm(flow) {
   const to = select([['', 'All links'], ...(store.status?.links ?? []).map((link) => [link.name, link.name])], '', {
-    'aria-label': 'Carry over',
+    'aria-label': 'Move to',
   });
   const button = h('button', {
     type: 'button',
@@ -248,5 +248,5 @@ function moveForm(flow) {
       );
     },
   });
-  return h('div', { class: 'row-actions' }, h('span', { text: 'Carry it over' }), to, button);
+  return h('div', { class: 'row-actions' }, h('span', { text: 'Move to' }), to, button);
 }

@@ -1,4 +1,4 @@
-// Quantities as people read them. What is not known is a dash, never 0.
+// Formats quantities. An unknown value is a dash, never 0.
 
 export const NONE = '–';
 
@@ -70,13 +70,13 @@ export const clock = (ms) => {
 
 export const day = (ms) => new Date(ms).toLocaleDateString('en-GB', { weekday: 'long', day: 'numeric', month: 'long' });
 
-/** The last part of a path. */
+/** The last component of a path. */
 export const tail = (path) => path.slice(path.lastIndexOf('/') + 1) || path;
 
 /** `1 flow`, `2 flows`. */
 export const plural = (amount, one, many = `${one}s`) => `${count(amount)} ${amount === 1 ? one : many}`;
 
-/** What states of links, peers and paths mean, and how they are shown: `good`, `warn`, `bad` or `idle`. */
+/** Labels of the states of links, peers and paths, and their tones: `good`, `warn`, `bad` or `idle`. */
 export const STATES = {
   up: ['Up', 'good'],
   good: ['Good', 'good'],

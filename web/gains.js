@@ -1,4 +1,4 @@
-// The view Gains: what Braid brought in the last days, against using one link only.
+// The view Gains: what Braid saved over the last days, compared with using one link only.
 
 import { get } from './api.js';
 import { Chart } from './chart.js';
@@ -32,7 +32,7 @@ export function mount(root) {
     }),
   );
   root.append(
-    h('div', { class: 'tools' }, h('div', { class: 'segmented', role: 'group', 'aria-label': 'Span of time' }, buttons), note),
+    h('div', { class: 'tools' }, h('div', { class: 'segmented', role: 'group', 'aria-label': 'Period' }, buttons), note),
     tiles,
     h('section', { class: 'card' }, h('h2', { text: 'Data by link' }), share),
     h(
@@ -52,7 +52,7 @@ export function mount(root) {
     const [gains, [samples, step]] = await Promise.all([get(`/v1/gains?days=${days}`).catch((failure) => failure), history(days)]);
     if (!alive || asked !== days) return;
     const to = samples.at(-1)?.at_ms ?? now();
-    // What is younger than the span is shown in full width.
+    // A history shorter than the period uses the full width.
     const from = Math.max(to - days * 86400e3, (samples[0]?.at_ms ?? 0) - step);
     chart.show(samples, from, to, step);
     if (gains instanceof Error) put(note, gains.message);
@@ -72,10 +72,10 @@ const RESOLUTIONS = [
   ['5m', 300e3],
   ['10s', 10e3],
 ];
-/** Fewer samples than these make no picture. */
+/** With fewer samples than this, the next finer resolution is used. */
 const FEW = 12;
 
-/** The samples of the last days and how far they are apart: finer ones where Braid has not run for long. */
+/** Samples of the last days and their interval; a finer resolution if Braid has not run for long. */
 async function history(days) {
   for (const [resolution, step] of RESOLUTIONS.slice(days === 1 ? 1 : 0)) {
     const answer = await get(`/v1/history?resolution=${resolution}&since_ms=${now() - days * 86400e3}`).catch(() => null);
@@ -89,11 +89,11 @@ const known = (value) => typeof value === 'number';
 function showGains(gains, tiles, share, note) {
   const { energy_j: energy, money } = gains;
   const saved = (pair) => (pair && known(pair.only_one) && known(pair.actual) ? pair.only_one - pair.actual : null);
-  const words = (name, verb, pair, text) => {
+  const words = (name, extra, verb, pair, text) => {
     const left = saved(pair);
-    if (left === null) return [name, 'Not known', 'not enough data yet'];
-    const other = `One link only would ${verb} ${text(pair.only_one).replace(' ', '\u00a0')}`;
-    return [`${name} ${left >= 0 ? 'saved' : 'spent more'}`, text(Math.abs(left)), other];
+    if (left === null) return [name, 'Unknown', 'not enough data yet'];
+    const other = `A single link would ${verb} ${text(pair.only_one).replace(' ', '\u00a0')}`;
+    return [left >= 0 ? `${name} saved` : extra, text(Math.abs(left)), other];
   };
   const tile = ([label, figure, hint]) =>
     h(
@@ -105,18 +105,18 @@ function showGains(gains, tiles, share, note) {
     );
   tiles.replaceChildren(
     tile([
-      'Outage bridged',
+      'Outages bridged',
       known(gains.outage_bridged_s) ? duration(gains.outage_bridged_s * 1000) : NONE,
-      'The system’s own link was dead; others carried on',
+      'The system’s own link was dead, and Braid used others',
     ]),
-    tile(['Flows moved', count(gains.flows_moved), `To another link; ${count(gains.flows_ended)} had to end`]),
-    tile(words('Energy', 'take', energy, joules)),
-    tile(words('Money', 'cost', money, (value) => number(value))),
+    tile(['Flows moved', count(gains.flows_moved), `To another link; ${count(gains.flows_ended)} were ended`]),
+    tile(words('Energy', 'Extra energy', 'use', energy, joules)),
+    tile(words('Money', 'Extra cost', 'cost', money, (value) => number(value))),
   );
-  put(note, gains.estimated ? 'Energy and money against one link only are estimated by the model.' : '');
+  put(note, gains.estimated ? 'A model estimates the energy and money that a single link would use.' : '');
   clear(share);
   const all = gains.links.reduce((sum, link) => sum + (link.rx_bytes ?? 0) + (link.tx_bytes ?? 0), 0);
-  if (!all) share.append(h('p', { class: 'hint', text: 'Nothing was moved yet.' }));
+  if (!all) share.append(h('p', { class: 'hint', text: 'No traffic yet.' }));
   else
     share.append(
       ...gains.links.map((link) => {

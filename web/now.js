@@ -1,4 +1,4 @@
-// The view Now: what every link does at this moment, and did lately.
+// The view Now: the current state of every link, and its recent past.
 
 import { attr, empty, h, keyed, put } from './dom.js';
 import { NONE, bytes, count, joules, loss, number, rate, rateParts, rtt, state, watts } from './format.js';
@@ -72,7 +72,7 @@ function nothing() {
   return {
     node: empty(
       store.status ? 'No links' : 'Waiting for Braid',
-      store.status ? 'No interface of this machine has a default route.' : 'The first figures come within a second.',
+      store.status ? 'No interface of this machine has a default route.' : 'The first values arrive within a second.',
     ),
   };
 }
@@ -107,7 +107,7 @@ function gauge(arrow, word) {
       const [text, word] = rateParts(bps);
       put(figure, text);
       put(unit, word);
-      put(of, capacity ? `of ${rate(capacity)}` : 'capacity not known yet');
+      put(of, capacity ? `of ${rate(capacity)}` : 'capacity unknown');
       bar.style.width = `${capacity && bps ? Math.min((bps / capacity) * 100, 100) : 0}%`;
     },
   };
@@ -117,11 +117,11 @@ function card(first) {
   const [down, up] = [gauge('↓', 'receives'), gauge('↑', 'sends')];
   const facts = {
     rtt: fact('Round trip'),
-    loss: fact('Loss', 'Share of segments sent again'),
-    cost: fact('Cost', 'Money for a gigabyte'),
+    loss: fact('Loss', 'Share of retransmitted segments'),
+    cost: fact('Cost', 'Price of a gigabyte'),
     flows: fact('Flows'),
-    power: fact('Power', 'What its traffic takes now, beyond idling'),
-    energy: fact('Energy', 'Taken by its traffic since Braid started'),
+    power: fact('Power', 'Current power of its traffic, above idle'),
+    energy: fact('Energy', 'Energy of its traffic since Braid started'),
     received: fact('Received', 'Since Braid started'),
     sent: fact('Sent', 'Since Braid started'),
   };

@@ -1,4 +1,4 @@
-// The view Relays and paths: who carries flows over several links, and each way to them. Settings shows the same forms.
+// The view Relays and paths: peers that carry flows over several links, and the paths to them. Settings uses the same forms.
 
 import { post } from './api.js';
 import { dialog, toast } from './change.js';
@@ -20,7 +20,7 @@ export function mount(root) {
           : {
               node: empty(
                 'No relay yet',
-                'A relay on any server lets one connection use all links at once and survive the loss of each. Paste its invitation.',
+                'With a relay on any server, one connection uses all links at once and survives the loss of any. Paste its invitation.',
               ),
             },
     );
@@ -33,7 +33,7 @@ const KINDS = { relay: 'Relay', server: 'Server that runs Braid' };
 function card(first) {
   let name = first.name;
   const [pill, reason, rows] = [h('span', { class: 'pill' }), h('p', { class: 'reason' }), h('tbody')];
-  const heads = ['Link', 'State', 'Round trip', 'Can send', 'Loss', 'In flight', 'Received', 'Sent'];
+  const heads = ['Link', 'State', 'Round trip', 'Send rate', 'Loss', 'In flight', 'Received', 'Sent'];
   const node = h(
     'article',
     { class: 'card peer', 'aria-label': `Peer ${first.name}`, 'data-peer': first.name },
@@ -111,14 +111,14 @@ function pathRow(first) {
   };
 }
 
-/** Asks first; then leaves. */
+/** Leaves a relay after confirmation. */
 export function leave(name, kind) {
   const box = dialog(kind === 'server' ? `Forget ${name}?` : `Leave ${name}?`, [
     h('p', {
       text:
         kind === 'server'
-          ? 'Its key is forgotten and the next one it shows is believed. Flows that it carries end.'
-          : 'Flows that it carries end; new ones go direct. To come back you need an invitation.',
+          ? 'Braid forgets its key and will trust the next key it presents. Flows that it carries end.'
+          : 'Flows that it carries end; new flows go direct. To rejoin you need an invitation.',
     }),
     h(
       'div',
@@ -140,7 +140,7 @@ export function leave(name, kind) {
   ]);
 }
 
-/** The form that joins a relay by its invitation. */
+/** Form to join a relay with an invitation. */
 export function joinForm() {
   const line = h('textarea', { rows: '3', required: true, spellcheck: 'false', autocomplete: 'off', placeholder: 'braid1-…' });
   const name = h('input', { placeholder: 'home', spellcheck: 'false', autocomplete: 'off' });
@@ -150,8 +150,8 @@ export function joinForm() {
     'form',
     { class: 'card join' },
     h('h2', { text: 'Join a relay' }),
-    field('Invitation', line, 'The line that “braid relay invite” printed on the server'),
-    field('Call it', name, 'Left empty: the host’s own name'),
+    field('Invitation', line, 'The line that “braid relay invite” prints on the server'),
+    field('Name', name, 'Default: the name of the host'),
     problem,
     h('div', { class: 'row-actions end' }, button),
   );

@@ -1,17 +1,17 @@
-// What the policy says, in a shape that forms can show.
+// The policy, in a form that the page's forms can show.
 
 import { get } from './api.js';
-import { store, tell } from './store.js';
+import { store, notify } from './store.js';
 
-/** Asks again for the policy, the configuration, and what this session may do. */
+/** Reloads the policy, the configuration, and the rights of this session. */
 export async function refreshPolicy() {
   const optional = (path) => get(path).catch(() => null);
   const [policy, config, session] = await Promise.all([get('/v1/policy'), optional('/v1/config'), optional('/v1/session')]);
   Object.assign(store, { policy, config, mayChange: session?.may_change ?? false });
-  tell('policy');
+  notify('policy');
 }
 
-/** `exe = "/usr/bin/curl", port = 443` as `{exe: '/usr/bin/curl', port: 443}`; `null` where it reads otherwise. */
+/** Parses `exe = "/usr/bin/curl", port = 443` into `{exe: '/usr/bin/curl', port: 443}`; `null` if the text has another form. */
 export function readConditions(text) {
   const found = {};
   const entry = /\s*([a-z_]+)\s*=\s*("(?:[^"\\]|\\.)*"|-?\d+|true|false)\s*(,|$)/y;
@@ -28,7 +28,7 @@ export function readConditions(text) {
   return found;
 }
 
-/** The place of the rule for just this program; -1 without one. */
+/** Index of the rule for exactly this program; -1 if there is none. */
 export function ruleOf(application, name) {
   return (store.policy?.apps ?? []).findIndex(({ matches }) => {
     const conditions = readConditions(matches);
@@ -39,15 +39,15 @@ export function ruleOf(application, name) {
 
 const CARRIES = { direct: 'over one link each', bond: 'over several links at once', duplicate: 'each packet over several links' };
 
-/** What a rule asks for, in plain words. */
+/** What a rule does, in plain words. */
 export function ruleWords(rule) {
   const words = [];
   if (rule.links) words.push(`only ${rule.links.join(', ')}`);
   if (rule.prefer.length) words.push(`prefers ${rule.prefer.join(', ')}`);
   if (CARRIES[rule.carry]) words.push(CARRIES[rule.carry]);
-  if (rule.relay) words.push(`by ${rule.relay}`);
+  if (rule.relay) words.push(`through ${rule.relay}`);
   if (rule.class) words.push(`as ${rule.class}`);
-  if (rule.affinity) words.push(rule.affinity === 'none' ? 'flows spread freely' : `one link for each ${rule.affinity}`);
+  if (rule.affinity) words.push(rule.affinity === 'none' ? 'flows may use different links' : `one link for each ${rule.affinity}`);
   if (rule.weight !== 1) words.push(`weight ${rule.weight}`);
-  return words.join('; ') || 'nothing special';
+  return words.join('; ') || 'defaults';
 }

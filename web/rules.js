@@ -1,4 +1,4 @@
-// The dialog in which a rule is written: for one program, or for any condition.
+// The dialog to edit a rule, for one program or for any condition.
 
 import { dialog, mayChange, propose } from './change.js';
 import { field, fresh, h, select } from './dom.js';
@@ -14,39 +14,39 @@ const CLASSES = [
   ['unclassified', 'Unclassified'],
 ];
 const CARRIES = [
-  ['', 'As usual'],
+  ['', 'Default'],
   ['auto', 'All links where the destination runs Braid'],
   ['direct', 'One link for each flow'],
   ['bond', 'All links at once, through a relay'],
   ['duplicate', 'Each packet over several links'],
 ];
 const AFFINITIES = [
-  ['', 'As usual'],
-  ['none', 'Flows spread freely'],
+  ['', 'Default'],
+  ['none', 'Flows may use different links'],
   ['destination', 'One link for each destination'],
-  ['application', 'One link for all'],
+  ['application', 'One link for the program'],
 ];
 
 const CONDITIONS = [
-  ['exe', 'Program', '/usr/bin/curl', 'the whole path'],
+  ['exe', 'Program', '/usr/bin/curl', 'the full path'],
   ['name', 'Process name', 'curl', 'up to 15 characters'],
   ['port', 'Destination port', '443'],
   ['destination', 'Destination', '192.0.2.0/24', 'an address or prefix'],
   ['cgroup', 'Control group', '/user.slice'],
   ['user', 'User', 'alice', 'a name or number'],
-  ['client', 'Proxy client', '192.168.7.0/24', 'who asks braid proxy'],
+  ['client', 'Proxy client', '192.168.7.0/24', 'a client of braid proxy'],
 ];
 
-/** What a new rule of a program matches: its path, or its process's name where no path is known. */
+/** Match of a new rule for a program: its path, or its process name if the path is unknown. */
 const identity = (application, name) => (application.startsWith('/') ? { exe: application } : { name: name ?? application });
 
-/** Opens the choices for one program. */
+/** Opens the rule of one program. */
 export function edit(application, name) {
   const index = ruleOf(application, name);
   open(tail(application), index, { conditions: identity(application, name), fixed: true });
 }
 
-/** Opens the rule at `index`, counted from 0; a new one for -1. */
+/** Opens the rule at `index`, counted from 0; -1 opens a new rule. */
 export function editRule(index) {
   const rule = store.policy.apps[index];
   const conditions = rule ? readConditions(rule.matches) : {};
@@ -78,8 +78,8 @@ function open(title, index, { conditions, fixed, text }) {
       field('Class', inputs.class),
       field('Carried', inputs.carry),
       field('Relay', inputs.relay),
-      field('Kept together', inputs.affinity),
-      field('Weight', inputs.weight, 'Share against other flows through a relay; 1 is usual'),
+      field('Affinity', inputs.affinity),
+      field('Weight', inputs.weight, 'Share relative to other flows through a relay; default 1'),
     ),
     h(
       'div',
@@ -111,7 +111,7 @@ function open(title, index, { conditions, fixed, text }) {
   });
 }
 
-/** What makes the rule at `index` the wanted one: only keys that differ are named. */
+/** Edits that turn the rule at `index` into the wanted one; only keys that differ are listed. */
 function edits(index, rule, match, wanted) {
   const had = {
     links: rule.links ?? '',
@@ -166,7 +166,7 @@ function matchFields(conditions) {
     node: h(
       'fieldset',
       {},
-      h('legend', { text: 'Flows for which all of this holds' }),
+      h('legend', { text: 'Flows that match all of these' }),
       h(
         'div',
         { class: 'form-grid' },
@@ -177,7 +177,7 @@ function matchFields(conditions) {
   };
 }
 
-/** Any link, only some, or some rather than others. */
+/** Choice of links: any, preferred links, or only some links. */
 function linkChoice(rule) {
   const known = store.status?.links.map((link) => link.name) ?? [];
   const chosen = rule.links ?? rule.prefer;
@@ -185,8 +185,8 @@ function linkChoice(rule) {
   const start = rule.links ? 'links' : rule.prefer.length ? 'prefer' : '';
   const kinds = [
     ['', 'Any link', 'Braid chooses'],
-    ['prefer', 'Rather these', 'others while none of them works'],
-    ['links', 'Only these', 'fails while none of them works'],
+    ['prefer', 'Prefer these', 'others while none of these works'],
+    ['links', 'Only these', 'flows fail while none of these works'],
   ];
   const boxes = [...new Set([...known, ...chosen])].map((name) =>
     h('input', { type: 'checkbox', value: name, checked: chosen.includes(name) }),
@@ -208,7 +208,7 @@ function linkChoice(rule) {
     });
   list.addEventListener('change', show);
   show();
-  /** Some links must be named where only some are wanted; says so at the first box. */
+  /** Reports an empty selection at the first box if links must be chosen. */
   const problem = () => {
     const missing = mode() !== '' && !boxes.some((box) => box.checked);
     boxes[0]?.setCustomValidity(missing ? 'Choose at least one link, or “Any link”.' : '');

@@ -1,4 +1,4 @@
-// The view Settings. Each form leads to one preview; nothing changes before it is applied there.
+// The view Settings. Every form opens a preview; nothing changes before the user applies it there.
 
 import { propose, mayChange, dialog, undo } from './change.js';
 import { attr, empty, field, h, keyed, put, select } from './dom.js';
@@ -10,12 +10,12 @@ import { accent, on, store } from './store.js';
 import { tradeoff } from './tradeoff.js';
 
 const SCHEDULERS = [
-  ['max-throughput', 'Fastest', 'Each flow goes where it ends soonest'],
-  ['operetta', 'Thrifty', 'The cheapest link that still keeps up, in energy and money'],
+  ['max-throughput', 'Fastest', 'Each flow uses the link on which it finishes first'],
+  ['operetta', 'Thrifty', 'The cheapest link, in energy and money, that reaches the target throughput'],
   ['weighted-round-robin', 'By capacity', 'Links take turns in proportion to their capacity'],
-  ['round-robin', 'Turn by turn', 'Each link in its turn, whatever its speed'],
-  ['rtt-share', 'By round trip', 'Quicker links get more flows'],
-  ['handover', 'Hand over', 'All on the quickest link, left only for a clearly better one'],
+  ['round-robin', 'Turn by turn', 'Links take turns, whatever their speed'],
+  ['rtt-share', 'By round trip', 'Links with a shorter round trip get more flows'],
+  ['handover', 'Hand over', 'All flows use the link with the shortest round trip, until another is clearly better'],
   ['only-one', 'One link', 'The system’s own choice; Braid only watches'],
 ];
 
@@ -68,7 +68,7 @@ function schedulers() {
   const node = h(
     'section',
     { class: 'card', 'aria-labelledby': 'set-scheduler' },
-    h('h2', { id: 'set-scheduler', text: 'How links are chosen' }),
+    h('h2', { id: 'set-scheduler', text: 'Scheduler' }),
     h(
       'div',
       { class: 'radios schedulers', role: 'radiogroup', 'aria-labelledby': 'set-scheduler' },
@@ -153,7 +153,7 @@ function linkRow(first) {
   };
 }
 
-/** An amount of data as the configuration writes it. */
+/** An amount of data in the configuration's notation. */
 function amount(bytes) {
   for (const [unit, size] of [
     ['TB', 1e12],
@@ -184,13 +184,13 @@ function editLink(name) {
     h(
       'div',
       { class: 'form-grid' },
-      field('Role', inputs.role, 'A backup is used while no other link lives'),
-      field('Priority', inputs.priority, '0 is used first'),
+      field('Role', inputs.role, 'A backup is used while no other link works'),
+      field('Priority', inputs.priority, 'Links with 0 are used first'),
       field('Monthly allowance', inputs.cap, 'Empty: none'),
-      field('Counted anew on day', inputs.reset_day),
-      field('Cost of a gigabyte', inputs.cost_per_gb, 'In any one unit of money'),
+      field('Reset day', inputs.reset_day),
+      field('Cost of a gigabyte', inputs.cost_per_gb, 'In any currency, the same for all links'),
     ),
-    h('label', { class: 'check' }, inputs.metered, 'Count its traffic (metered)'),
+    h('label', { class: 'check' }, inputs.metered, 'Metered: count its traffic'),
     h(
       'div',
       { class: 'row-actions end' },
@@ -228,7 +228,7 @@ function linkEdit(name, entry, inputs) {
 
 function rules() {
   const list = h('ol', { class: 'rules' });
-  const none = h('p', { class: 'hint', text: 'No rules: Braid chooses for every program. Rules are also made under Apps.' });
+  const none = h('p', { class: 'hint', text: 'No rules: Braid chooses for every program. You can also add rules in the view Apps.' });
   const node = h(
     'section',
     { class: 'card', 'aria-labelledby': 'set-rules' },
@@ -236,7 +236,7 @@ function rules() {
       'div',
       { class: 'card-head' },
       h('h2', { id: 'set-rules', text: 'Rules' }),
-      h('p', { class: 'legend', text: 'the first that fits decides' }),
+      h('p', { class: 'legend', text: 'the first that matches decides' }),
       h('button', { type: 'button', text: 'Add a rule…', onclick: () => mayChange() && editRule(-1) }),
     ),
     list,
@@ -344,7 +344,7 @@ function file() {
         'Configuration',
         store.config.text.trim()
           ? h('pre', { class: 'code-block', tabindex: '0', text: store.config.text })
-          : empty('The file is empty', 'Defaults are in force.'),
+          : empty('The file is empty', 'Braid uses the defaults.'),
         { class: 'wide' },
       ),
   });
@@ -364,9 +364,9 @@ function file() {
       put(
         said,
         !config
-          ? 'The configuration cannot be read.'
-          : `${config.path ?? 'No file: the defaults are in force, and the first change makes one'}${
-              store.mayChange ? (config.writable ? '' : '. Braid cannot write it.') : '. This session may look, but not change.'
+          ? 'Braid cannot read the configuration.'
+          : `${config.path ?? 'No file: Braid uses the defaults, and the first change creates a file'}${
+              store.mayChange ? (config.writable ? '' : '. Braid cannot write it.') : '. This session is read-only.'
             }`,
       );
     },

@@ -1,4 +1,4 @@
-// What the page knows of the daemon. Views read it and are told what changed; nobody else writes it.
+// The page's copy of the daemon's state. Views read it and are notified of changes; only this module writes it.
 
 const SAMPLES = 330;
 const NOTES = 1_000;
@@ -10,15 +10,15 @@ export const store = {
   peers: [],
   notes: [],
   samples: [],
-  /** What applications moved, second by second, as `samples` tells of links. */
+  /** Samples of applications, one a second, like `samples` of links. */
   appSamples: [],
-  /** Whether the daemon was asked what applications moved before. */
+  /** Whether the history of applications was requested. */
   recalled: false,
-  /** What the living flows of each application move now: `{down, up}` in bit/s. */
+  /** Current rate of each application's live flows: `{down, up}` in bit/s. */
   appRates: new Map(),
   policy: null,
   config: null,
-  /** Whether this session may change anything. */
+  /** Whether this session may change settings. */
   mayChange: false,
   connection: 'connecting',
   retryIn: null,
@@ -26,20 +26,20 @@ export const store = {
 
 const listeners = new Map();
 
-/** Calls `listener` after every change of one of `names`; gives what ends that. */
+/** Calls `listener` after every change of one of `names`; returns a function that removes it. */
 export function on(names, listener) {
   for (const name of names) listeners.set(name, (listeners.get(name) ?? new Set()).add(listener));
   return () => names.forEach((name) => listeners.get(name).delete(listener));
 }
 
-export function tell(name) {
+export function notify(name) {
   for (const listener of [...(listeners.get(name) ?? [])]) listener(name);
 }
 
-/** The newest moment the daemon spoke of, in Unix milliseconds: the page's clock, whatever this device's says. */
+/** Latest time that the daemon reported, in Unix milliseconds. The page uses it as its clock, because this device's clock may differ. */
 export const now = () => store.samples.at(-1)?.at_ms ?? Date.now();
 
-/** Takes one event of the stream. */
+/** Handles one event of the stream. */
 export function take(name, data) {
   if (name === 'flows') takeFlows(data);
   else if (name === 'note') takeNote(data);
@@ -47,10 +47,10 @@ export function take(name, data) {
   else if (LISTS.includes(name)) store[name] = data[name];
   else store[name] = data;
   if (name === 'status') nameLinks(data.links);
-  tell(name === 'note' ? 'notes' : (SERIES[name] ?? name));
+  notify(name === 'note' ? 'notes' : (SERIES[name] ?? name));
 }
 
-/** Events that hold a whole list, under its own name. */
+/** Events that contain a whole list, in a field with their name. */
 const LISTS = ['apps', 'peers'];
 
 const SERIES = { sample: 'samples', app_sample: 'appSamples' };
@@ -61,7 +61,7 @@ function takeFlows({ full, put: rows, gone }) {
   const at = performance.now();
   const seconds = lastTick === null ? null : Math.max((at - lastTick) / 1000, 0.2);
   lastTick = at;
-  // A daemon that was started anew may give old numbers to new flows.
+  // A restarted daemon may reuse flow ids.
   const old = full ? new Map() : store.flows;
   if (full) store.flows = new Map();
   const moved = new Set();
@@ -76,7 +76,7 @@ function takeFlows({ full, put: rows, gone }) {
   for (const id of gone ?? []) store.flows.delete(id);
   for (const flow of store.flows.values()) {
     if (moved.has(flow.id)) continue;
-    // What is not sent again has not changed.
+    // A flow that is not in the update has not changed.
     flow.down ??= known(flow.rx_bytes) ? 0 : null;
     flow.up ??= known(flow.tx_bytes) ? 0 : null;
     if (flow.down) flow.down = flow.down < 500 ? 0 : flow.down / 2;
@@ -87,7 +87,7 @@ function takeFlows({ full, put: rows, gone }) {
 
 const known = (value) => value !== null && value !== undefined;
 
-/** Bits per second since the last tick, smoothed over two; `null` while only one count is known. */
+/** Bits per second since the last tick, smoothed over two ticks; `null` until there are two counts. */
 function speed(bytes, before, seconds, smooth) {
   if (!known(bytes) || !known(before) || seconds === null) return null;
   const raw = (Math.max(bytes - before, 0) * 8) / seconds;
@@ -117,20 +117,20 @@ function takeSample(series, sample) {
   if (known.length > SAMPLES) known.splice(0, known.length - SAMPLES);
 }
 
-/** Puts what the daemon remembers of a series, `samples` or `appSamples`, before what was heard since. */
+/** Prepends the daemon's history to a series, `samples` or `appSamples`. */
 export function prependSamples(series, samples) {
   const first = store[series][0]?.at_ms ?? Infinity;
   store[series] = [...samples.filter((sample) => sample.at_ms < first), ...store[series]].slice(-SAMPLES);
-  tell(series);
+  notify(series);
 }
 
-/** What a link moves now, smoothed by the daemon; its newest sample where that says nothing. */
+/** Current rates of a link, smoothed by the daemon; those of its newest sample if the daemon reports none. */
 export function linkRates({ name, rate_down_bps, rate_up_bps }) {
   const sample = store.samples.at(-1)?.links.find((link) => link.name === name);
   return { down: rate_down_bps ?? sample?.rx_bps ?? null, up: rate_up_bps ?? sample?.tx_bps ?? null };
 }
 
-/** The number of colours that links are told apart by. */
+/** Number of link colours. */
 export const ACCENTS = 8;
 
 const accents = new Map();
@@ -139,7 +139,7 @@ function nameLinks(links) {
   for (const link of links) if (!accents.has(link.name)) accents.set(link.name, accents.size);
 }
 
-/** A link's colour: the same one while the page lives, in the order of the devices' numbers. */
+/** Colour index of a link: constant while the page is open, in the order of device numbers. */
 export function accent(name) {
   if (!accents.has(name)) accents.set(name, accents.size);
   return accents.get(name) % ACCENTS;

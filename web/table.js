@@ -1,4 +1,4 @@
-// A table of any number of rows of which only those in sight exist. Rows keep their places while the pointer or the keyboard is on them.
+// A table that creates only the visible rows. Rows keep their places while the pointer or the keyboard focus is on them.
 
 import { attr, fresh, h, put } from './dom.js';
 
@@ -6,8 +6,8 @@ const SPARE = 8;
 const RESORT_MS = 2_000;
 
 /**
- * `columns`: `{key, label, text(row), sort(row), num, cell(row, node)}`, where `cell` fills a cell by itself; `open(row)` is what a click
- * or Enter does. `show(rows)` takes all rows that pass the filter.
+ * `columns`: `{key, label, text(row), sort(row), num, cell(row, node)}`; `cell` fills a cell by itself. A click or Enter calls `open(row)`.
+ * `show(rows)` takes all rows that match the filter.
  */
 export class Table {
   constructor({ label, columns, key, open, sort }) {
@@ -55,12 +55,12 @@ export class Table {
     this.plan();
   }
 
-  /** The next rows are put in order at once, as after another filter. */
+  /** Sorts the next rows at once, for example after a change of the filter. */
   reorder() {
     this.force = true;
   }
 
-  /** The rows in the order they had; new ones last. */
+  /** The rows in their former order; new ones last. */
   settled(rows) {
     const now = new Map(rows.map((row) => [this.key(row), row]));
     const kept = this.rows.map((row) => now.get(this.key(row))).filter(Boolean);
@@ -106,7 +106,7 @@ export class Table {
     const wanted = Math.min(seen, this.rows.length);
     while (this.pool.length < wanted) this.pool.push(this.makeRow());
     this.pool.forEach((slot, place) => {
-      // A row stays in the same slot while it is scrolled past, so that only those that come into sight are written anew.
+      // A row keeps its slot while scrolling, so that only rows that become visible are rewritten.
       const at = this.first + ((((place - this.first) % this.pool.length) + this.pool.length) % this.pool.length);
       const row = at < this.first + wanted ? this.rows[at] : undefined;
       slot.node.hidden = !row;
@@ -199,7 +199,7 @@ export class Table {
   }
 }
 
-/** What is not known goes last, whichever way the order is turned. */
+/** Unknown values come last in either sort direction. */
 function compare(a, b, turn) {
   const [noA, noB] = [a === null || a === undefined, b === null || b === undefined];
   if (noA || noB) return (Number(noA) - Number(noB)) * turn;

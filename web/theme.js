@@ -1,5 +1,5 @@
-// The colours, before anything is painted: `data-theme` on the root says which, and the style sheet needs to hold each set once. The only
-// script that the page waits for. `window.theme` reads and changes the choice; the event `theme` tells of every change.
+// Sets the colours before the first paint: `data-theme` on the root selects the colour set, so that the style sheet defines each set once. This is
+// the only script that blocks the page. `window.theme` reads and changes the choice; the event `theme` reports changes.
 
 (() => {
   const KEY = 'braid-theme';
@@ -14,7 +14,7 @@
     const kept = localStorage.getItem(KEY);
     if (CHOICES.includes(kept)) choice = kept;
   } catch {
-    // A browser that keeps nothing for pages lets the choice last as long as the page.
+    // If the browser stores nothing for this page, the choice lasts until the page is closed.
   }
   window.theme = {
     choice: () => choice,

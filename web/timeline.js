@@ -1,4 +1,4 @@
-// A chart of the last minutes, hours or days: which span, and of what, is chosen by buttons above it.
+// A chart of the last minutes, hours or days, with buttons that choose the period.
 
 import { get } from './api.js';
 import { Chart } from './chart.js';
@@ -13,11 +13,11 @@ const RANGES = [
   ['30 d', 30 * 86400e3, '1h', 3600e3],
 ];
 const REFRESH_MS = 10_000;
-/** How many applications a stack tells apart; what is left is one more. */
-const TOLD_APART = 5;
+/** Number of applications shown separately; the rest is shown as one. */
+const MAX_SHOWN = 5;
 const OTHERS = 'Others';
 
-/** What a timeline shows: links, which `accent` colours. */
+/** Source of a timeline of links, coloured by `accent`. */
 export const byLink = () => ({
   series: 'samples',
   path: '/v1/history',
@@ -25,13 +25,13 @@ export const byLink = () => ({
   read: (samples) => samples,
 });
 
-/** The applications that moved most in the span, and all others together. One keeps its colour while it is among them. */
+/** The busiest applications of the period, and all others together. An application keeps its colour while it is among them. */
 export function byApplication() {
   const places = new Map();
   return {
     series: 'appSamples',
     path: '/v1/history/apps',
-    tint: (name) => `app-${places.get(name) ?? TOLD_APART}`,
+    tint: (name) => `app-${places.get(name) ?? MAX_SHOWN}`,
     title: (name) => (name === OTHERS ? name : tail(name)),
     read: (samples) => {
       seat(places, samples);
@@ -52,24 +52,24 @@ export function byApplication() {
   };
 }
 
-/** Gives the busiest applications a place each; who had one and is still among them keeps it. */
+/** Assigns places to the busiest applications; an application that already has a place keeps it. */
 function seat(places, samples) {
   const sums = new Map();
   for (const { apps } of samples)
     for (const { application, rx_bps, tx_bps } of apps) sums.set(application, (sums.get(application) ?? 0) + (rx_bps ?? 0) + (tx_bps ?? 0));
   const busiest = [...sums]
     .sort((a, b) => b[1] - a[1])
-    .slice(0, TOLD_APART)
+    .slice(0, MAX_SHOWN)
     .map(([name]) => name);
   for (const name of [...places.keys()]) if (!busiest.includes(name)) places.delete(name);
   for (const name of busiest) {
     if (places.has(name)) continue;
     const taken = [...places.values()];
-    places.set(name, Array.from({ length: TOLD_APART }, (_, place) => place).find((place) => !taken.includes(place)));
+    places.set(name, Array.from({ length: MAX_SHOWN }, (_, place) => place).find((place) => !taken.includes(place)));
   }
 }
 
-/** One application alone. */
+/** A single application. */
 export const ofApplication = (application) => ({
   series: 'appSamples',
   path: `/v1/history/apps?application=${encodeURIComponent(application)}`,
@@ -82,7 +82,7 @@ export const ofApplication = (application) => ({
     }),
 });
 
-/** `{spans, legend, node, show(source), end()}`: the buttons, the names where they are not told elsewhere, the chart, and what ends it. */
+/** `{spans, legend, node, show(source), end()}`: the buttons, the legend of names not shown elsewhere, the chart, and its removal. */
 export function timeline(label, first) {
   const legend = h('ul', { class: 'names', hidden: true });
   let [range, source, old] = [RANGES[0], first, []];
@@ -94,7 +94,7 @@ export function timeline(label, first) {
     const to = samples.at(-1)?.at_ms ?? now();
     const inside = source.read(samples.filter((sample) => sample.at_ms >= to - span - step));
     chart.show(inside, to - span, to, step);
-    if (!legend.hidden) tell(legend, chart.names(), source);
+    if (!legend.hidden) showLegend(legend, chart.names(), source);
   };
   const load = async () => {
     if (range === RANGES[0]) return recall(source.series).then(draw);
@@ -128,7 +128,7 @@ export function timeline(label, first) {
   draw();
   load();
   return {
-    spans: h('div', { class: 'segmented', role: 'group', 'aria-label': 'Span of time' }, buttons),
+    spans: h('div', { class: 'segmented', role: 'group', 'aria-label': 'Period' }, buttons),
     legend,
     node,
     show: (other, named) => {
@@ -147,7 +147,7 @@ export function timeline(label, first) {
   };
 }
 
-/** Asks once what applications moved before this page heard of it; links' history comes with every connection. */
+/** Requests the history of applications once; the history of links is requested with every connection. */
 export async function recall(series) {
   if (series !== 'appSamples' || store.recalled) return;
   store.recalled = true;
@@ -159,7 +159,7 @@ export async function recall(series) {
   );
 }
 
-function tell(legend, names, source) {
+function showLegend(legend, names, source) {
   const text = names.map((name) => `${name} ${source.tint(name)}`).join('\u0000');
   if (legend.shown === text) return;
   legend.shown = text;

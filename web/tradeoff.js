@@ -1,4 +1,4 @@
-// How much throughput is worth its price: the slider, and what the live model expects at each of its points.
+// The utility of throughput: a slider, and the model's prediction for each of its positions.
 
 import { get } from './api.js';
 import { propose } from './change.js';
@@ -8,8 +8,8 @@ import { store } from './store.js';
 
 const [WIDE, HIGH, PAD] = [640, 150, 6];
 const MODES = [
-  ['fixed', 'always what the slider says'],
-  ['battery', 'the battery’s level'],
+  ['fixed', 'the slider'],
+  ['battery', 'the battery level'],
   ['match-default', 'as fast as the system’s own choice, for less'],
 ];
 const REFRESH_MS = 10_000;
@@ -66,7 +66,7 @@ export function tradeoff() {
     put(
       note,
       store.policy && store.policy.scheduler !== 'operetta'
-        ? 'In force with the scheduler “Thrifty” (operetta) only; applying switches to it.'
+        ? 'Only the scheduler “Thrifty” (operetta) uses this; applying switches to it.'
         : '',
     );
     if (touched) return;
@@ -94,7 +94,7 @@ export function tradeoff() {
       'div',
       { class: 'tradeoff' },
       plot.node,
-      h('label', { class: 'hidden-visually', for: 'alpha', text: 'What throughput is worth (utility α)' }),
+      h('label', { class: 'hidden-visually', for: 'alpha', text: 'Utility of throughput (α)' }),
       slider,
       h('p', { class: 'ends' }, h('span', { text: 'least energy' }), h('span', { text: 'most throughput' })),
     ),
@@ -106,11 +106,11 @@ export function tradeoff() {
   return { node, show, end: () => clearInterval(timer) };
 }
 
-/** Two curves over α, each to its own greatest value, and where the slider stands. */
+/** Two curves over α, each scaled to its own maximum, and the position of the slider. */
 function curves() {
   const [speed, power] = [s('path', { class: 'curve speed' }), s('path', { class: 'curve power' })];
   const line = s('line', { class: 'curve-at', y1: 0, y2: HIGH });
-  // Lines of no length with round ends stay round however the picture is stretched.
+  // Zero-length lines with round caps stay round when the picture is stretched.
   const [onSpeed, onPower] = [s('path', { class: 'curve-dot speed' }), s('path', { class: 'curve-dot power' })];
   const grid = [0.25, 0.5, 0.75, 1].map((share) => s('line', { class: 'curve-grid', x1: PAD, x2: WIDE - PAD, y1: y(share), y2: y(share) }));
   const node = s(

@@ -223,10 +223,10 @@ fn up_returns_when_the_daemon_steers_and_down_ends_it() {
     let own = daemon.to_string();
     assert_eq!(fields[2..5], [own.as_str(), own.as_str(), "0"], "{stat}");
 
-    assert_eq!(switch.run(&["up", "--config", "@braid.toml"]), (Some(0), "Braid is up already\n".into(), String::new()));
+    assert_eq!(switch.run(&["up", "--config", "@braid.toml"]), (Some(0), "Braid is already up\n".into(), String::new()));
     let (code, said, errors) = switch.up(&["--ui"]);
-    assert_eq!((code, said.as_str()), (Some(0), "Braid is up already\n"));
-    assert!(errors.contains("the options are those of the running daemon: --state-dir, --ui of this command"), "{errors}");
+    assert_eq!((code, said.as_str()), (Some(0), "Braid is already up\n"));
+    assert!(errors.contains("the running daemon keeps its options: --state-dir, --ui had no effect"), "{errors}");
     let (code, _, errors) = switch.run(&["up", "--socket", "@other"]);
     assert!(code == Some(1) && errors.contains(&format!("process {daemon}")) && errors.contains("/other"), "{errors}");
     assert_eq!(switch.daemons(), [daemon]);

@@ -1,14 +1,14 @@
-// Debian's own Chromium, driven by playwright-core.
+// Debian's Chromium, driven by playwright-core.
 
 import { chromium } from 'playwright-core';
 
 const EXECUTABLE = process.env.CHROMIUM ?? '/usr/bin/chromium';
 
-/** Chromium's sandbox cannot start as root, which tests in containers are; the pages are our own. */
+/** Chromium's sandbox cannot start as root, as in test containers; the pages are our own. */
 export const launch = (executablePath = EXECUTABLE) =>
   chromium.launch({ executablePath, args: process.getuid?.() === 0 ? ['--no-sandbox'] : [] });
 
-/** A page at `url` that fails the test at any error, refused resource or message to the console. */
+/** Opens a page at `url`. Any error, blocked resource or console message fails the test. */
 export async function openPage(browser, url, { width = 1440, height = 900, dark = false, clock = null } = {}) {
   const context = await browser.newContext({
     viewport: { width, height },

@@ -1,4 +1,4 @@
-// The page and the living daemon together: what a user does, in a lab. Needs root and BRAID, the program; see `make test-ui`.
+// The page with a real daemon in a lab. Needs root, and the program in BRAID; see `make test-ui`.
 
 import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
@@ -7,7 +7,7 @@ import { launch, openPage } from './browser.mjs';
 import { LINKS, startLab, until } from './lab.mjs';
 
 const { BRAID } = process.env;
-const skip = BRAID ? false : 'BRAID names no program';
+const skip = BRAID ? false : 'BRAID is not set to a program';
 
 let browser;
 let lab;
@@ -49,13 +49,13 @@ for (const [width, height] of [
   });
 }
 
-test('pins an application to a link, new flows obey, and it is undone', { skip }, async () => {
+test('pins an application to a link, new flows follow, and it is undone', { skip }, async () => {
   const first = lab.download();
   const page = await openPage(browser, `${lab.url}/#/flows`);
-  // Those of the test before may be on their way out.
+  // Flows of the previous test may still be listed.
   await until('the first flow alone', async () => (await linkOfRow(page, 'curl')).length === 1);
   await page.locator('.rows .tr:not([hidden])').filter({ hasText: 'curl' }).first().click();
-  await page.getByRole('button', { name: 'Choose for this program…' }).click();
+  await page.getByRole('button', { name: 'Choose links for this program…' }).click();
   await page.getByText('Only these').click();
   await page.locator('.checks').getByText('lab2').click();
   await page.locator('dialog').getByRole('button', { name: 'Preview…' }).click();
@@ -78,7 +78,7 @@ test('pins an application to a link, new flows obey, and it is undone', { skip }
 
 test('drags α', { skip }, async () => {
   const page = await openPage(browser, `${lab.url}/#/settings`);
-  const slider = page.getByLabel('What throughput is worth');
+  const slider = page.getByLabel('Utility of throughput');
   await slider.scrollIntoViewIfNeeded();
   await page.getByLabel('α follows').selectOption('fixed');
   const box = await slider.boundingBox();
@@ -95,14 +95,14 @@ test('drags α', { skip }, async () => {
   await page.context().close();
 });
 
-test('comes by the address that braid ui prints, and may change things', { skip }, async () => {
+test('opens the address that braid ui prints, and may change settings', { skip }, async () => {
   const page = await openPage(browser, lab.page());
   await page.locator('.link[data-link="lab0"]').waitFor();
-  assert.equal(new URL(page.url()).hash, '', 'the ticket has left the address');
+  assert.equal(new URL(page.url()).hash, '', 'the ticket is removed from the address');
   await page.reload();
   await go(page, 'settings');
   await page.getByText('Turn by turn').click();
-  await page.getByRole('region', { name: 'How links are chosen' }).getByRole('button', { name: 'Preview…' }).click();
+  await page.getByRole('region', { name: 'Scheduler' }).getByRole('button', { name: 'Preview…' }).click();
   await apply(page);
   await page.locator('.facts').getByText('round-robin').waitFor();
   assert.match(readFileSync(lab.config, 'utf8'), /scheduler = "round-robin"/);
@@ -110,7 +110,7 @@ test('comes by the address that braid ui prints, and may change things', { skip 
   await page.context().close();
 });
 
-test('a stranger sees nothing', { skip }, async () => {
+test('a stranger cannot sign in', { skip }, async () => {
   const page = await openPage(browser, new URL('/', lab.page()).href);
   await page.getByLabel('Token').fill('guessed');
   await page.getByRole('button', { name: 'Sign in' }).click();
@@ -122,14 +122,14 @@ test('a stranger sees nothing', { skip }, async () => {
 test('joins a relay', { skip }, async () => {
   const page = await openPage(browser, `${lab.url}/#/peers`);
   await page.getByLabel('Invitation').fill(lab.invitation());
-  await page.getByLabel('Call it').fill('lab');
+  await page.getByLabel('Name', { exact: true }).fill('lab');
   await page.getByRole('button', { name: 'Join' }).click();
   await page.locator('[data-peer="lab"]').getByText('Good').nth(2).waitFor({ timeout: 60_000 });
   assert.deepEqual(page.problems, []);
   await page.context().close();
 });
 
-test('a link is cut and its event is read', { skip }, async () => {
+test('a cut link causes an event', { skip }, async () => {
   const flows = Array.from({ length: 6 }, () => lab.download());
   const page = await openPage(browser, lab.url);
   await page.locator('.link[data-link="lab1"]').getByText('Up', { exact: true }).waitFor();

@@ -1,4 +1,4 @@
-// A living daemon with real programs in the emulated network of `braid-lab hold`: three links, a server, a relay. Needs root.
+// A real daemon with real programs in the emulated network of `braid-lab hold`: three links, a server, a relay. Needs root.
 
 import { execFileSync, spawn } from 'node:child_process';
 import { chmodSync, mkdirSync, mkdtempSync, rmSync, truncateSync, writeFileSync } from 'node:fs';
@@ -11,9 +11,9 @@ import { door, until } from './lab.mjs';
 const LINKS = ['wlan0=12 Mbit/s, 26 ms', 'eth0=9 Mbit/s, 12 ms', 'wwan0=5 Mbit/s, 52 ms'];
 const RELAY = '203.0.113.30:5757';
 
-const CONFIG = `# What this laptop may use, and for what.
+const CONFIG = `# Links and rules of this laptop.
 scheduler = "max-throughput"
-# Another server's file could be anybody's: only what is below is asked.
+# Do not probe other hosts for Braid.
 detect = false
 
 [[link]]
@@ -31,7 +31,7 @@ metered = true       # the SIM of the office
 cap = "10 GB"
 cost_per_gb = 2.5
 
-# Calls go over all links at once, so that none of them ends with a link.
+# Calls use all links at once, so that a call survives the loss of a link.
 [[app]]
 match = { name = "call" }
 class = "real-time"
@@ -43,12 +43,12 @@ match = { exe = "/usr/bin/git" }
 prefer = ["eth0", "wlan0"]
 `;
 
-/** What plays a call: a packet of 600 bytes each 10 ms to a server that sends it back. */
+/** A program that emulates a call: it sends 600 bytes every 10 ms to a server that echoes them. */
 const CALL = `process.title = 'call';
 const socket = require('dgram').createSocket('udp4').on('message', () => {}).on('error', () => {});
 setInterval(() => socket.send(Buffer.alloc(600), 7, process.argv[1]), 10);`;
 
-/** Starts all of it and gives it once every link is up and the relay is reached over each. */
+/** Starts everything, and resolves when every link is up and the relay is reached over each. */
 export async function startHeld(braid, braidLab) {
   const held = new Held(braid);
   try {
@@ -95,7 +95,7 @@ class Held {
     this.url = `http://127.0.0.1:${this.door.address().port}`;
   }
 
-  /** What the server has to give: files that take no room, a page of pictures, a repository. */
+  /** Content of the server: sparse files, a page of pictures, a repository. */
   publish() {
     for (const size of [250_000, 1_500_000, 12_000_000, 4_000_000_000]) {
       const file = join(this.files, `${size}.bin`);
@@ -118,7 +118,7 @@ class Held {
     execFileSync('git', ['-C', bare, 'update-server-info']);
   }
 
-  /** Begins what a person's programs do; it goes on until the end. */
+  /** Starts the programs of a typical user; they run until the end. */
   async play() {
     const url = (host, size) => `http://203.0.113.${host}/${size}.bin`;
     const curl = (...words) => ['curl', '-sS', '-o', '/dev/null', ...words];
@@ -143,7 +143,7 @@ class Held {
     })();
   }
 
-  /** Runs a command over and over, with a pause between. */
+  /** Runs a command repeatedly, with a pause between runs. */
   async again(pause, command) {
     for (let turn = 0; this.going; turn += 1) {
       const child = this.run(this.client, ...command(turn));
@@ -185,7 +185,7 @@ class Held {
     return (this.status().peers[0]?.paths ?? []).filter((path) => path.state === 'good').length;
   }
 
-  /** A link dies without a word, as a modem in a tunnel does, or comes back. */
+  /** A link fails silently, as a modem in a tunnel does, or comes back. */
   async turn(name, dark) {
     this.lab.stdin.write(`${dark ? 'dark' : 'bright'} ${name}\n`);
     await until(`${name} is noticed`, () => (this.state(name) === 'up') !== dark, () => this.log);

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Installs what the page's tests need, on Debian 12 or newer: Chromium, Node 20 or newer, fonts for the pictures.
+# Installs the dependencies of the page's tests on Debian 12 or newer: Chromium, Node 20 or newer, and fonts for the screenshots.
 set -eu
 cd "$(dirname "$0")"
 

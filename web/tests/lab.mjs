@@ -1,5 +1,5 @@
-// A living daemon in a network namespace of its own: three links to a host that serves and relays. Run it
-// under `unshare --net --mount`, as root.
+// A real daemon in its own network namespace, with three links to a host that serves files and runs a relay. Run it as root under `unshare --net
+// --mount`.
 
 import { execFileSync, spawn } from 'node:child_process';
 import { createServer, connect } from 'node:net';
@@ -17,7 +17,7 @@ scheduler = "max-throughput"
 
 ${LINKS.map((name) => `[[link]]\nname = "${name}"   # kept\n`).join('\n')}`;
 
-// Sends for as long as somebody listens, 200 kB a second.
+// Sends 200 kB a second until the client closes.
 const DRIP = `require('http').createServer((request, response) => {
   const timer = setInterval(() => response.write(Buffer.alloc(20000)), 100);
   response.on('close', () => clearInterval(timer));
@@ -25,7 +25,7 @@ const DRIP = `require('http').createServer((request, response) => {
 
 export async function startLab(braid) {
   if (execFileSync('ip', ['-o', 'link']).toString().trim().split('\n').length > 1)
-    throw new Error('this namespace has links: start under unshare --net --mount');
+    throw new Error('this namespace has links: run this under unshare --net --mount');
   const lab = new Lab(braid);
   try {
     await lab.start();
@@ -54,7 +54,7 @@ class Lab {
     LINKS.forEach((name, place) => {
       ip('link', 'add', name, 'type', 'veth', 'peer', 'name', `far${place}`);
       ip('link', 'set', `far${place}`, 'netns', String(far.pid));
-      // An address of its own, a second or two later, is a change of network to Chromium, which gives up what it loads then.
+      // A link-local address that appears a second or two later is a network change to Chromium, which then aborts its requests.
       ip('link', 'set', name, 'addrgenmode', 'none');
       ip('address', 'add', `10.77.${place}.2/24`, 'dev', name);
       ip('link', 'set', name, 'up');
@@ -96,7 +96,7 @@ class Lab {
     return child;
   }
 
-  /** What the command line says. */
+  /** Output of a `braid` command. */
   ask(...args) {
     try {
       return execFileSync(this.braid, [...args, '--socket', this.socket], { stdio: ['ignore', 'pipe', 'ignore'] }).toString();
@@ -105,12 +105,12 @@ class Lab {
     }
   }
 
-  /** Where the page is over TCP, with a ticket that is good once. */
+  /** URL of the page over TCP, with a one-time ticket. */
   page() {
     return this.ask('ui', '--print').trim();
   }
 
-  /** A download that does not end. */
+  /** Starts an endless download. */
   download() {
     return this.run('curl', ['--silent', '--output', '/dev/null', `http://${SERVER}:8000/`]);
   }
@@ -120,7 +120,7 @@ class Lab {
     return /braid1-[a-z0-9]+/.exec(this.farNow(this.braid, ...args))[0];
   }
 
-  /** The link's far end goes away, as a modem in a tunnel does. */
+  /** Cuts the link at its far end, as when a modem enters a tunnel. */
   cut(name) {
     this.farNow('ip', 'link', 'set', `far${LINKS.indexOf(name)}`, 'down');
   }
@@ -134,7 +134,7 @@ class Lab {
   }
 }
 
-/** A way for browsers to the daemon's Unix socket, on a free port of the loopback: bytes, unchanged. */
+/** Forwards a free loopback port to the daemon's Unix socket, so that browsers can reach it. */
 export async function door(socket) {
   const server = createServer((browser) => {
     const daemon = connect(socket);
@@ -149,11 +149,11 @@ export async function door(socket) {
 const ip = (...args) => execFileSync('ip', args);
 const namespaceOf = (process) => execFileSync('readlink', [`/proc/${process}/ns/net`]).toString();
 
-/** Waits for a condition; tells what was waited for. */
+/** Waits for a condition; a timeout names it. */
 export async function until(what, condition, more = () => '') {
   const end = Date.now() + PATIENCE_MS;
   while (!(await condition())) {
-    if (Date.now() > end) throw new Error(`${what}: not within a minute. ${more()}`);
+    if (Date.now() > end) throw new Error(`timed out after a minute waiting for ${what}. ${more()}`);
     await sleep(100);
   }
 }

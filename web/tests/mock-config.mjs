@@ -1,4 +1,4 @@
-// The mock's configuration: a model that is written out as TOML, and the edits of the API on it.
+// The mock's configuration: a model that is written as TOML, and the API's edits on it.
 
 import { createHash } from 'node:crypto';
 

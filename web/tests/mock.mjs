@@ -1,4 +1,4 @@
-// A daemon that is not one: the API's shapes with made-up, repeatable figures, for the page's tests and pictures.
+// A mock daemon: the API's shapes with made-up, repeatable values, for the page's tests and screenshots.
 
 import { createServer } from 'node:http';
 import { readFile } from 'node:fs/promises';
@@ -14,7 +14,7 @@ const CSP =
 
 export const EPOCH = Date.UTC(2026, 4, 12, 8, 42, 0);
 
-/** Numbers from 0 to 1, the same for the same seed. */
+/** Pseudo-random numbers from 0 to 1, the same for the same seed. */
 function dice(seed) {
   let state = seed >>> 0;
   return () => {
@@ -42,7 +42,7 @@ const PROGRAMS = [
   ['<img src=x onerror=alert(1)>', '<script>', 'unclassified', 9999, null],
 ];
 
-/** The busiest first, as the daemon tells it. */
+/** Sorts the busiest first, like the daemon. */
 const appsSample = (at_ms, apps) => ({
   at_ms,
   apps: apps.sort((a, b) => b.rx_bps + b.tx_bps - a.rx_bps - a.tx_bps).slice(0, 16),
@@ -50,13 +50,13 @@ const appsSample = (at_ms, apps) => ({
   rest_tx_bps: 0,
 });
 
-/** An answer, as the daemon writes it. */
+/** A response in the daemon's format. */
 const versioned = (content) => ({ schema_version: 1, ...content });
 
-/** An event: what `GET` of its name answers, or something that happened. */
-const told = (event, data) => (['status', 'apps', 'peers'].includes(event) ? versioned(data) : data);
+/** An event: the answer to `GET` of its name, or a note. */
+const payload = (event, data) => (['status', 'apps', 'peers'].includes(event) ? versioned(data) : data);
 
-/** Starts the mock on a port of the loopback, a free one unless told. `live: false` holds its figures still. */
+/** Starts the mock on a loopback port, by default a free one. `live: false` freezes its values. */
 export async function startMock({ seed = 1, flows = 42, live = true, readOnly = false, token = null, port = 0 } = {}) {
   const mock = new Mock({ seed, flows, readOnly, token });
   const server = createServer((request, response) =>
@@ -160,7 +160,7 @@ class Mock {
     return this.flows.get(id);
   }
 
-  /** One second of the made-up world; gives the flows that changed and those that went. */
+  /** Advances the mock by one second; returns the flows that changed and those that ended. */
   step() {
     this.at += 1000;
     const phase = this.at / 1000;
@@ -225,7 +225,7 @@ class Mock {
     this.send('note', note);
   }
 
-  /** A link goes dark: its flows move or end, and the log tells. */
+  /** A link fails: its flows move or end, and a note reports it. */
   kill(name) {
     this.links.find((link) => link.name === name).state = 'dead';
     const other = this.links.find((link) => link.state === 'up').name;
@@ -240,14 +240,14 @@ class Mock {
     this.send('flows', { full: false, put: moved.map(row), gone: [] });
   }
 
-  /** Cuts all streams, as a daemon that ends does. */
+  /** Closes all streams, like a daemon that stops. */
   drop() {
     for (const response of this.listeners) response.destroy();
     this.listeners.clear();
   }
 
   send(event, data) {
-    const text = `event: ${event}\ndata: ${JSON.stringify(told(event, data))}\n\n`;
+    const text = `event: ${event}\ndata: ${JSON.stringify(payload(event, data))}\n\n`;
     for (const response of this.listeners) response.write(event === 'note' ? `id: ${data.id}\n${text}` : text);
   }
 
@@ -365,7 +365,7 @@ class Mock {
     return { resolution_ms: step, samples };
   }
 
-  /** What applications moved: the last minutes as they were, before that a share of what the links did. */
+  /** History of applications: the last minutes as simulated, before that a share of the links' traffic. */
   appHistory(resolution, application) {
     const { resolution_ms, samples } = this.history(resolution);
     const shares = PROGRAMS.slice(0, 7).map(([name], place) => [name, 0.5 ** (place + 1)]);
@@ -465,7 +465,7 @@ class Mock {
     response.writeHead(200, { 'content-type': 'text/event-stream', 'cache-control': 'no-store' });
     this.listeners.add(response);
     response.on('close', () => this.listeners.delete(response));
-    const one = (event, data) => response.write(`event: ${event}\ndata: ${JSON.stringify(told(event, data))}\n\n`);
+    const one = (event, data) => response.write(`event: ${event}\ndata: ${JSON.stringify(payload(event, data))}\n\n`);
     one('status', this.status());
     one('flows', { full: true, put: [...this.flows.values()].map(row), gone: [] });
     one('apps', { apps: this.apps() });

@@ -1,4 +1,4 @@
-// What a person does with the page, in a real browser against the mock.
+// User actions on the page, in a real browser against the mock.
 
 import assert from 'node:assert/strict';
 import { gzipSync } from 'node:zlib';
@@ -19,7 +19,7 @@ before(async () => {
 });
 after(() => browser.close());
 
-/** Runs `body(page, mock)` on a page of its own; no error of the page may be left. */
+/** Runs `body(page, mock)` on a new page; fails if the page reports an error. */
 async function visit(options, body) {
   const mock = await startMock(options);
   const page = await openPage(browser, mock.url + (options.path ?? ''), options);
@@ -42,7 +42,7 @@ const go = async (page, view) => {
 
 const apply = (page) => page.getByRole('button', { name: 'Apply', exact: true }).click();
 
-describe('what a user does', () => {
+describe('user actions', () => {
   test('sees three links and live flows', () =>
     visit({}, async (page) => {
       await page.locator('.link').nth(2).waitFor();
@@ -63,7 +63,7 @@ describe('what a user does', () => {
     [1440, 900],
     [360, 740],
   ]) {
-    test(`rows of flows stand close together, at ${width} px`, () =>
+    test(`rows of flows have no gaps, at ${width} px`, () =>
       visit({ live: false, width, height, path: '/#/flows' }, async (page) => {
         await page.locator('.rows .tr:not([hidden])').nth(5).waitFor();
         const boxes = await page
@@ -72,11 +72,11 @@ describe('what a user does', () => {
         boxes.sort((a, b) => a[0] - b[0]);
         boxes.slice(1).forEach(([top], place) => assert.ok(Math.abs(top - boxes[place][1]) < 1, `row ${place + 1} at ${top}`));
         const [, low] = await page.locator('.head').evaluate((head) => [0, head.getBoundingClientRect().bottom]);
-        assert.ok(Math.abs(boxes[0][0] - low) < 1, 'the first is below the heads');
+        assert.ok(Math.abs(boxes[0][0] - low) < 1, 'the first row is below the header');
       }));
   }
 
-  test('sorts flows and asks why one has its link', () =>
+  test('sorts flows and shows why a flow has its link', () =>
     visit({ live: false }, async (page) => {
       await go(page, 'flows');
       await page.getByRole('button', { name: 'Application' }).click();
@@ -93,7 +93,7 @@ describe('what a user does', () => {
       await page.getByText('eth0 would end it first').waitFor();
     }));
 
-  test('pins an application to a link, sees new flows obey, and undoes it', () =>
+  test('pins an application to a link, checks that new flows follow, and undoes it', () =>
     visit({}, async (page, mock) => {
       await go(page, 'apps');
       await page.getByRole('button', { name: 'Choose links for curl' }).click();
@@ -128,10 +128,10 @@ describe('what a user does', () => {
       assert.equal(mock.config.model.apps.length, 2);
     }));
 
-  test('drags α and sees throughput and power before letting go', () =>
+  test('drags α and sees throughput and power while dragging', () =>
     visit({ live: false }, async (page, mock) => {
       await go(page, 'settings');
-      const slider = page.getByLabel('What throughput is worth');
+      const slider = page.getByLabel('Utility of throughput');
       const speed = page.locator('.tradeoff-facts dd').first();
       await page.waitForFunction(() => document.querySelector('.tradeoff-facts dd').textContent === '77.4 Mbit/s');
       await slider.scrollIntoViewIfNeeded();
@@ -139,7 +139,7 @@ describe('what a user does', () => {
       await page.mouse.move(box.x + box.width * 0.6, box.y + box.height / 2);
       await page.mouse.down();
       await page.mouse.move(box.x + 4, box.y + box.height / 2, { steps: 8 });
-      assert.equal(await speed.textContent(), '48.0 Mbit/s', 'told while the button is still down');
+      assert.equal(await speed.textContent(), '48.0 Mbit/s', 'shown while the button is still down');
       await page.mouse.up();
       assert.equal(mock.posted.length, 0, 'nothing was sent');
       await page.getByRole('region', { name: 'Speed against energy' }).getByRole('button', { name: 'Preview…' }).click();
@@ -153,7 +153,7 @@ describe('what a user does', () => {
     visit({ live: false }, async (page, mock) => {
       await go(page, 'settings');
       await page.getByText('Turn by turn').click();
-      await page.getByRole('region', { name: 'How links are chosen' }).getByRole('button', { name: 'Preview…' }).click();
+      await page.getByRole('region', { name: 'Scheduler' }).getByRole('button', { name: 'Preview…' }).click();
       await apply(page);
       await page.getByText('Applied: scheduler').waitFor();
       await page.getByRole('button', { name: 'Change link wlan0' }).click();
@@ -192,7 +192,7 @@ describe('what a user does', () => {
       await page.waitForFunction(() => document.querySelectorAll('.rule').length === 2);
     }));
 
-  test('unfolds what an application moved, and sees it live', () =>
+  test('shows the live history of an application', () =>
     visit({}, async (page) => {
       const asked = page.waitForRequest((request) => request.url().includes('/v1/history/apps?resolution=1s'));
       await go(page, 'apps');
@@ -214,20 +214,20 @@ describe('what a user does', () => {
       assert.equal(await plot.count(), 0);
     }));
 
-  test('sees which programs the throughput is made of', () =>
+  test('shows the throughput by program', () =>
     visit({}, async (page) => {
       await page.getByRole('button', { name: 'Programs', exact: true }).click();
       await page.locator('.names li').nth(4).waitFor();
       const names = await page.locator('.names li').allTextContents();
       assert.ok(names.includes('curl') && names.length <= 6, names.join());
       await page.waitForFunction(() => /curl receives/.test(document.querySelector('.plot').ariaLabel));
-      assert.equal(await page.locator('.names [class*="link-"]').count(), 0, 'colours of links are for links');
+      assert.equal(await page.locator('.names [class*="link-"]').count(), 0, 'link colours are used only for links');
       await page.getByRole('button', { name: 'Links', exact: true }).click();
       await page.waitForFunction(() => /eth0 receives/.test(document.querySelector('.plot').ariaLabel));
       assert.ok(await page.locator('.names').isHidden());
     }));
 
-  test('reads why a link has no path to a relay', () =>
+  test('shows why a link has no path to a relay', () =>
     visit({ live: false }, async (page, mock) => {
       Object.assign(mock.peers[0].paths[0], { state: 'none', reason: 'it has no IPv4' });
       mock.send('peers', { peers: mock.peers });
@@ -235,14 +235,14 @@ describe('what a user does', () => {
       await page.getByText('No path: it has no IPv4', { exact: true }).waitFor();
     }));
 
-  test('joins a relay by its invitation, and leaves it', () =>
+  test('joins a relay with an invitation, and leaves it', () =>
     visit({ live: false, expected: /422/ }, async (page) => {
       await go(page, 'peers');
       await page.getByLabel('Invitation').fill('hello');
       await page.getByRole('button', { name: 'Join' }).click();
       await page.getByRole('alert').getByText('An invitation begins with').waitFor();
       await page.getByLabel('Invitation').fill('braid1-abcdef');
-      await page.getByLabel('Call it').fill('boat');
+      await page.getByLabel('Name', { exact: true }).fill('boat');
       await page.getByRole('button', { name: 'Join' }).click();
       await page.locator('[data-peer="boat"] tbody tr').nth(2).waitFor();
       await page.locator('[data-peer="boat"]').getByRole('button', { name: 'Leave…' }).click();
@@ -250,7 +250,7 @@ describe('what a user does', () => {
       await page.locator('[data-peer="boat"]').waitFor({ state: 'detached' });
     }));
 
-  test('reads in plain words that a link died', () =>
+  test('shows that a link failed', () =>
     visit({}, async (page, mock) => {
       const card = page.locator('.link[data-link="wwan0"]');
       await card.getByText('Up', { exact: true }).waitFor();
@@ -259,7 +259,7 @@ describe('what a user does', () => {
       assert.equal(
         await card.locator('.fact').filter({ hasText: 'Round trip' }).locator('dd').textContent(),
         '–',
-        'what is not known is not 0',
+        'an unknown value is not 0',
       );
       assert.match(await page.locator('#announce').textContent(), /wwan0 went dark; \d+ flows moved to eth0, 3 ended/);
       await go(page, 'events');
@@ -267,8 +267,8 @@ describe('what a user does', () => {
     }));
 });
 
-describe('when things go wrong', () => {
-  test('a refused change says why and changes nothing', () =>
+describe('error handling', () => {
+  test('a rejected change shows the reason and changes nothing', () =>
     visit({ live: false, expected: /422/ }, async (page, mock) => {
       await go(page, 'settings');
       await page.getByRole('button', { name: 'Change link eth0' }).click();
@@ -278,26 +278,26 @@ describe('when things go wrong', () => {
       assert.equal(mock.config.past.length, 0);
     }));
 
-  test('a file that was changed meanwhile is not overwritten', () =>
+  test('a file that was changed elsewhere is not overwritten', () =>
     visit({ live: false, expected: /409/ }, async (page, mock) => {
       await go(page, 'settings');
       await page.getByRole('button', { name: 'Move rule 2 up' }).waitFor();
       mock.config.model.scheduler = 'handover';
       await page.getByRole('button', { name: 'Move rule 2 up' }).click();
-      await page.locator('.toast.failed').getByText('changed elsewhere meanwhile').waitFor();
+      await page.locator('.toast.failed').getByText('changed elsewhere').waitFor();
       assert.equal(mock.config.model.apps[0].match.name, 'backup-tool');
     }));
 
-  test('a read-only session looks and does not change', () =>
+  test('a read-only session cannot change anything', () =>
     visit({ live: false, readOnly: true }, async (page, mock) => {
       await go(page, 'settings');
-      await page.getByText('This session may look, but not change.').waitFor();
+      await page.getByText('This session is read-only.').waitFor();
       await page.getByRole('button', { name: 'Change link eth0' }).click();
-      await page.locator('.toast.failed').getByText('You may look, but not change').waitFor();
+      await page.locator('.toast.failed').getByText('This session is read-only').waitFor();
       assert.equal(mock.posted.length, 0);
     }));
 
-  test('a lost connection is shown, and found again', () =>
+  test('a lost connection is shown and re-established', () =>
     visit({ expected: /ERR_|Failed to load/ }, async (page, mock) => {
       await page.locator('.live[data-state="live"]').waitFor();
       await mock.stop();
@@ -309,13 +309,13 @@ describe('when things go wrong', () => {
       mock.stop = again.stop;
     }));
 
-  test('the token signs in and leaves the address', () =>
+  test('the token signs in and is removed from the address', () =>
     visit({ live: false, token: 'secret-1', path: '/#token=secret-1' }, async (page) => {
       await page.locator('.link').first().waitFor();
       assert.equal(new URL(page.url()).hash, '');
     }));
 
-  test('without the token one is asked for', () =>
+  test('without a token the page asks for it', () =>
     visit({ live: false, token: 'secret-1', expected: /401/ }, async (page) => {
       await page.getByLabel('Token').fill('wrong');
       await page.getByRole('button', { name: 'Sign in' }).click();
@@ -325,7 +325,7 @@ describe('when things go wrong', () => {
       await page.locator('.link').first().waitFor();
     }));
 
-  test('hostile names are shown, not run', () =>
+  test('hostile names are shown as text', () =>
     visit({ flows: 200 }, async (page, mock) => {
       mock.note('flow', 'warning', '<img src=x onerror="document.title=\'run\'"> ended');
       await go(page, 'flows');
@@ -340,13 +340,13 @@ describe('when things go wrong', () => {
     }));
 });
 
-describe('for everyone', () => {
+describe('accessibility', () => {
   for (const [width, height] of [
     [1440, 900],
     [360, 740],
   ]) {
     for (const dark of [false, true]) {
-      test(`axe finds nothing serious at ${width} px, ${dark ? 'dark' : 'light'}, and nothing is cut off`, () =>
+      test(`axe finds no serious problem at ${width} px, ${dark ? 'dark' : 'light'}, and nothing is cut off`, () =>
         visit({ live: false, width, height, dark }, async (page) => {
           for (const view of VIEWS) {
             await go(page, view);
@@ -364,7 +364,7 @@ describe('for everyone', () => {
     }
   }
 
-  test('the keyboard alone is enough', () =>
+  test('the page works with the keyboard alone', () =>
     visit({ live: false }, async (page) => {
       await go(page, 'flows');
       await page.locator('.scroll').focus();
@@ -398,14 +398,14 @@ describe('for everyone', () => {
       assert.equal(await paper(), LIGHT);
       await page.locator('.theme').click();
       await page.emulateMedia({ colorScheme: 'light' });
-      // What is painted before any module of the page has come: a choice goes before the system.
+      // The colours before any module of the page has loaded: a choice takes precedence over the system.
       await page.route('**/app.js', (route) => route.abort());
       await page.reload();
-      assert.equal(await paper(), DARK, 'and stays');
+      assert.equal(await paper(), DARK, 'and it stays');
       page.problems.length = 0;
     }));
 
-  test('what is not known is a dash, and quantities read well', () =>
+  test('unknown values are a dash, and quantities have units', () =>
     visit({ live: false }, async (page) => {
       const said = await page.evaluate(async () => {
         const { rate, bytes, rtt, loss, watts, joules, duration } = await import('/assets/format.js');
@@ -454,7 +454,7 @@ describe('for everyone', () => {
       ]);
     }));
 
-  test('nothing jumps while figures change', () =>
+  test('changing values cause no layout shift', () =>
     visit({}, async (page) => {
       await page.locator('.link').nth(2).waitFor();
       await page.evaluate(() => {
@@ -470,8 +470,8 @@ describe('for everyone', () => {
     }));
 });
 
-describe('weight and speed', () => {
-  test('the page is light', async () => {
+describe('size and speed', () => {
+  test('the page is small', async () => {
     const files = (await readdir(WEB)).filter((name) => /\.(html|js|css|svg)$/.test(name));
     const sizes = await Promise.all(files.map(async (name) => gzipSync(await readFile(join(WEB, name))).length));
     const total = sizes.reduce((sum, size) => sum + size, 0);
@@ -479,7 +479,7 @@ describe('weight and speed', () => {
     assert.ok(total < 60_000, `${total} bytes`);
   });
 
-  // Others may be using the machine, so these are figures to be read, and no test of the clock.
+  // The machine may be shared, so these timings are printed, not asserted.
   test('5,000 flows that all change every second are shown, and scrolled through', () =>
     visit({ flows: 5000 }, async (page, mock) => {
       await go(page, 'flows');
@@ -494,12 +494,12 @@ describe('weight and speed', () => {
         box.className = 'scroll';
         for (let row = 0; row < 5000; row += 1) box.appendChild(document.createElement('div')).textContent = `row ${row} of plain text`;
       });
-      const told = [
-        ['news alone', page, 0],
-        ['news, and scrolling', page, 120],
+      const cases = [
+        ['updates only', page, 0],
+        ['updates and scrolling', page, 120],
         ['plain text, scrolling', still, 120],
       ];
-      for (const [what, where, step] of told) {
+      for (const [what, where, step] of cases) {
         await where.bringToFront();
         const begin = await worked(client);
         const { frames, seconds, late, longest } = await drawn(where, step);
@@ -512,25 +512,25 @@ describe('weight and speed', () => {
         assert.ok(frames > 10);
       }
       await still.context().close();
-      // What was measured is what is meant: every flow was told anew, and the rows in sight with them.
+      // The load was as intended: every flow was updated, and so were the visible rows.
       await page.bringToFront();
       const first = () => page.locator('.rows .tr:not([hidden])').first().innerText();
       const before = await first();
       await page.waitForFunction((text) => document.querySelector('.rows .tr:not([hidden])').innerText !== text, before);
-      // But for those that came since.
+      // Except for the flows that started since.
       assert.ok(mock.step().length > 4900);
       assert.ok((await page.locator('.rows .tr').count()) < 80, 'only rows in sight exist');
       assert.equal(await page.locator('.scroll').getAttribute('aria-rowcount'), '5001');
     }));
 });
 
-/** Milliseconds of the processor that the page's main thread has used. */
+/** Processor time of the page's main thread, in milliseconds. */
 async function worked(client) {
   const { metrics } = await client.send('Performance.getMetrics');
   return metrics.find(({ name }) => name === 'ThreadTime').value * 1000;
 }
 
-/** The frames of six seconds, and the intervals between them; `step`: how far the box of rows is scrolled in each. */
+/** Frames in six seconds, and the intervals between them; `step` is the scroll distance of the rows in each frame. */
 const drawn = (page, step) =>
   page.evaluate(
     (step) =>

@@ -1,5 +1,5 @@
-// Pictures of every view, from a living daemon in an emulated network with real programs: `node screenshots.mjs [DIRECTORY]`, as root,
-// with BRAID and BRAID_LAB naming the programs; see `make screenshots`. It takes some six minutes: the first of them make the history.
+// Screenshots of every view, with a real daemon in an emulated network with real programs: `node screenshots.mjs [DIRECTORY]`, as root,
+// with the programs in BRAID and BRAID_LAB; see `make screenshots`. It takes about six minutes; the first of them build up the history.
 
 import { mkdir } from 'node:fs/promises';
 import { join } from 'node:path';
@@ -11,7 +11,7 @@ const { BRAID, BRAID_LAB, ALL } = process.env;
 const out = process.argv[2] ?? join(import.meta.dirname, '../../docs/screenshots');
 const VIEWS = ['now', 'flows', 'apps', 'peers', 'events', 'gains', 'settings'];
 const SIZES = { wide: [1440, 900], phone: [360, 740] };
-// What the documentation shows; `ALL=1` takes every view in every size and colour.
+// The screenshots of the documentation; `ALL=1` takes every view in every size and colour.
 const WANTED = {
   'wide-light': ['now', 'flows', 'apps', 'settings', 'gains', 'events', 'peers'],
   'wide-dark': ['now'],
@@ -47,7 +47,7 @@ async function takeAll(size, width, height, dark) {
       location.hash = `#/${name}`;
     }, view);
     await page.locator(`main[data-view="${view}"]`).waitFor();
-    // Rates of flows are known from the third second on, and lists are in order then.
+    // Rates of flows are available from the third second on, and lists are then sorted.
     await sleep(5000);
     await page.screenshot({ path: join(out, `${view}-${size}-${colours}.png`) });
   }

@@ -24,41 +24,41 @@ pub(crate) use relay::{
 pub(crate) use sim::{Instance, Sampling, Sim, SimRun};
 pub(crate) use steering::{Proxy, Run, Steering};
 
-/// Where state is kept unless told otherwise.
+/// Default state directory of the daemon.
 pub(crate) const DEFAULT_STATE_DIR: &str = "/var/lib/braid";
 
 /// All the networks around you, at once.
 ///
-/// `braid up` (as root) gives every connection of this machine its link; `braid run -- COMMAND` does the same for one command with
-/// no privilege. `braid doctor` tells what this system can do.
+/// `braid up` (as root) assigns a link to every connection of this machine. `braid run -- COMMAND` does the same for one command and needs no
+/// privilege. `braid doctor` shows what this system supports.
 #[derive(Debug, Parser)]
 #[command(name = "braid", version, propagate_version = true, disable_help_subcommand = true, max_term_width = 100)]
 pub(crate) struct Cli {
     #[command(subcommand)]
     pub(crate) command: Command,
-    /// Log more; twice: everything. RUST_LOG overrides it.
+    /// Log debug messages; given twice: trace messages. RUST_LOG overrides it.
     #[arg(long, short, global = true, action = clap::ArgAction::Count)]
     pub(crate) verbose: u8,
 }
 
-// A variant without words of its own has those of what it holds, the long ones too: its own would hide them.
+// A variant without a doc comment takes the short and the long help of the type it holds. A doc comment here would hide the long help.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Up(Up),
     Daemon(Foreground),
-    /// Stop the daemon; without one, sweep what a dead one may have left.
+    /// Stop the daemon. If none runs, remove what a crashed daemon left behind.
     Down(Down),
-    /// Read the configuration again and apply it to new flows.
+    /// Reload the configuration and apply it to new flows.
     Reload(Daemon),
-    /// Show the daemon and its links at a glance.
+    /// Show a summary of the daemon and its links.
     Status(Query),
     /// Show links in detail.
     Links(Query),
     /// Show live flows.
     Flows(Query),
-    /// Show what was learnt of applications.
+    /// Show the profile that Braid learnt of each application.
     Apps(Query),
-    /// Show links, flows, applications and events as they change.
+    /// Show links, flows, applications, peers and events live in the terminal.
     Top(Daemon),
     Log(Log),
     History(History),
@@ -66,12 +66,12 @@ pub(crate) enum Command {
     Ui(Ui),
     /// Show the policy in force.
     Policy(Query),
-    /// Tell what is wrong in a configuration file, without applying it.
+    /// Check a configuration file without applying it.
     Check(Check),
     Run(Run),
     Get(Box<Get>),
     Explain(Explain),
-    /// List, serve and fetch profiles of the energy that interfaces need.
+    /// List, serve and fetch energy profiles of interfaces.
     #[command(subcommand)]
     Energy(Energy),
     #[command(subcommand)]
@@ -79,32 +79,32 @@ pub(crate) enum Command {
     Join(Join),
     /// Leave a relay, or forget a server and its key.
     Leave(Leave),
-    /// List the relays and the servers that run Braid, and the paths to them.
+    /// List relays and servers that run Braid, and the paths to them.
     Peers(Query),
-    /// Carry running bonded flows over another link.
+    /// Move running bonded flows to another link.
     Move(Move),
     Relay(Box<Relay>),
     Doctor(Doctor),
-    /// Write a completion script for a shell to standard output.
+    /// Print a shell completion script to standard output.
     Completions {
-        /// The shell.
+        /// Shell to complete for.
         shell: clap_complete::Shell,
     },
-    /// Write the manual page to standard output, or all manual pages to a directory.
+    /// Print the manual page to standard output, or write all manual pages to a directory.
     Man {
-        /// The directory.
+        /// Directory to write to.
         dir: Option<PathBuf>,
     },
     Proxy(Box<Proxy>),
-    /// Take a dead daemon's rules down (started by the daemon).
+    /// Remove the rules of a daemon that died (started by the daemon).
     #[command(hide = true)]
     Watchdog,
 }
 
-/// How the daemon is reached.
+/// Options to reach the daemon.
 #[derive(Debug, Args)]
 pub(crate) struct Daemon {
-    /// The daemon's socket.
+    /// Socket of the daemon.
     #[arg(long, value_name = "PATH", env = "BRAID_SOCKET", default_value = DEFAULT_SOCKET)]
     pub(crate) socket: PathBuf,
 }
@@ -113,12 +113,12 @@ pub(crate) struct Daemon {
 pub(crate) struct Down {
     #[command(flatten)]
     pub(crate) daemon: Daemon,
-    /// Say nothing where no daemon runs and none has left anything.
+    /// Print nothing if no daemon runs and there is nothing to remove.
     #[arg(long, short)]
     pub(crate) quiet: bool,
 }
 
-/// A question to the daemon.
+/// Options of the commands that read from the daemon.
 #[derive(Debug, Args)]
 pub(crate) struct Query {
     #[command(flatten)]
@@ -128,40 +128,41 @@ pub(crate) struct Query {
     pub(crate) json: bool,
 }
 
-/// Switch Braid on, and return when it steers.
+/// Start Braid, and return when it assigns links.
 ///
-/// Where systemd runs and the package's service is installed, systemd starts the daemon; its options are BRAID_OPTIONS in /etc/default/braid.
-/// Elsewhere the daemon starts in the background with the options given here. A daemon that runs already keeps its own options.
+/// If systemd runs and the package's service is installed, systemd starts the daemon with the options in BRAID_OPTIONS of /etc/default/braid.
+/// Otherwise the daemon starts in the background with the options given here. A daemon that already runs keeps its options.
 ///
-/// Exit status: 0 when the daemon steers, 1 when it did not start; the reason is then printed, and nothing is left running.
+/// Exit status: 0 when the daemon assigns links; 1 when it did not start. In that case Braid prints the reason and leaves nothing running.
 #[derive(Debug, Args)]
 pub(crate) struct Up {
     #[command(flatten)]
     pub(crate) start: Start,
-    /// Be the daemon, in the foreground, as "braid daemon" is.
+    /// Run the daemon in the foreground, like "braid daemon".
     #[arg(long)]
     pub(crate) foreground: bool,
 }
 
 /// Run the daemon in the foreground, for a service manager.
 ///
-/// It notifies the manager by sd_notify when it steers, and ends on SIGTERM, SIGINT or "braid down". "braid up" starts it in the background.
+/// The daemon notifies the manager through sd_notify when it is ready, and exits on SIGTERM, SIGINT or "braid down". "braid up" starts it in the
+/// background.
 #[derive(Debug, Args)]
 pub(crate) struct Foreground {
     #[command(flatten)]
     pub(crate) start: Start,
-    /// Leave the terminal and the files of whoever started it ("braid up" sets this).
+    /// Detach from the terminal and the open files of the parent process ("braid up" sets this).
     #[arg(long, hide = true)]
     pub(crate) detached: bool,
 }
 
-/// What a daemon is started with.
+/// Options to start the daemon with.
 #[derive(Debug, Args)]
 pub(crate) struct Start {
-    /// The configuration file. Left out: /etc/braid/braid.toml where there is one, else the defaults.
+    /// Configuration file. Default: /etc/braid/braid.toml if it exists, otherwise the built-in defaults.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Where what is learnt is kept.
+    /// State directory of the daemon, where it keeps what it learnt.
     #[arg(long, value_name = "DIR", default_value = DEFAULT_STATE_DIR)]
     pub(crate) state_dir: PathBuf,
     #[command(flatten)]
@@ -169,35 +170,35 @@ pub(crate) struct Start {
     /// Serve the web page on this address, with TLS except on loopback. Without an address: 127.0.0.1:5759.
     #[arg(long, value_name = "ADDR:PORT", num_args = 0..=1, default_missing_value = "127.0.0.1:5759")]
     pub(crate) ui: Option<SocketAddr>,
-    /// Let browsers come to the page by this name, besides addresses and localhost; may be given several times.
+    /// Accept this host name in the page's address, besides IP addresses and localhost; repeatable.
     #[arg(long, value_name = "NAME", requires = "ui")]
     pub(crate) ui_name: Vec<String>,
-    /// The page's certificate chain (PEM). Left out: one of Braid's own, whose fingerprint is logged.
+    /// Certificate chain of the page (PEM). Default: a self-signed certificate, whose fingerprint is logged.
     #[arg(long, value_name = "FILE", requires_all = ["ui", "ui_key"])]
     pub(crate) ui_cert: Option<PathBuf>,
-    /// Its key (PEM).
+    /// Private key of the page's certificate (PEM).
     #[arg(long, value_name = "FILE", requires = "ui_cert")]
     pub(crate) ui_key: Option<PathBuf>,
 }
 
-/// Open the daemon's web page, or tell its address.
+/// Open the daemon's web page, or print its address.
 ///
-/// The daemon must have been started with --ui, as the package's service is.
+/// The daemon must run with --ui; the package's service does.
 #[derive(Debug, Args)]
 pub(crate) struct Ui {
     #[command(flatten)]
     pub(crate) daemon: Daemon,
-    /// Print the address, and open nothing.
+    /// Print the address instead of opening it.
     #[arg(long)]
     pub(crate) print: bool,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Check {
-    /// The configuration file.
+    /// Configuration file to check.
     #[arg(default_value = DEFAULT_CONFIG)]
     pub(crate) file: PathBuf,
-    /// The file is for another machine: users, links and relays that this one does not have are warned of, not refused.
+    /// The file is for another machine: warn about users, links and relays that do not exist here, instead of refusing them.
     #[arg(long)]
     pub(crate) portable: bool,
     #[command(flatten)]
@@ -207,51 +208,52 @@ pub(crate) struct Check {
     pub(crate) json: bool,
 }
 
-/// Tell why a flow gets the link it gets.
+/// Explain why a flow gets its link.
 ///
-/// `braid explain 17` explains a live flow by its id (see `braid flows`); `braid explain curl 192.0.2.1:443` one to come.
+/// `braid explain 17` explains a live flow by its id (see `braid flows`). `braid explain curl 192.0.2.1:443` explains a flow that does not exist
+/// yet.
 ///
-/// What the rule sees of each link: MAY, whether the flow may use it (WHY NOT tells why it may not); LOAD, what the link's flows still have to
-/// move; CAPACITY, in the flow's direction ("assumed" where nothing has been measured yet); FINISH, the time until its load and the flow are both
-/// done; END, the time until the flow itself is expected to end, which max-throughput compares; TURN, how far its turn is off under the round
-/// robins, in flows on the fastest link: the least is next.
+/// Columns, one row for each link. MAY: whether the flow may use the link; WHY NOT gives the reason if not. LOAD: bytes that the link's flows still
+/// have to transfer. CAPACITY: in the flow's direction; "assumed" if Braid has not measured it yet. FINISH: time until the link has transferred its
+/// load and the flow. END: expected time until the flow itself ends, which max-throughput compares. TURN: for the round-robin schedulers, distance
+/// to the link's next turn, in flows on the fastest link; the link with the smallest value is next.
 ///
-/// Of a flow that a relay or a server carries: PATH, the state of the link's path there; SHARE, of the flow's bytes so far; RTT, the path's round
-/// trip; RATE UP, what it can carry from here to there.
+/// For a flow that a relay or a server carries: PATH is the state of the link's path to it; SHARE is the path's share of the flow's bytes so far;
+/// RTT is the path's round-trip time; RATE UP is the rate that the path can carry from here to the peer.
 #[derive(Debug, Args)]
 pub(crate) struct Explain {
-    /// A flow's id, or a program by path or name.
+    /// Id of a flow, or path or name of a program.
     #[arg(value_name = "FLOW|PROGRAM")]
     pub(crate) subject: String,
-    /// Where the program connects to: an address or name, with a port where it matters.
+    /// Destination of the program: an address or a name, with a port if it matters.
     pub(crate) destination: Option<String>,
-    /// A UDP exchange instead of a TCP connection.
+    /// Explain a UDP flow instead of a TCP connection.
     #[arg(long)]
     pub(crate) udp: bool,
-    /// The program's user, by number.
+    /// User id of the program.
     #[arg(long, value_name = "NUMBER")]
     pub(crate) user: Option<u32>,
-    /// The program's control group.
+    /// Control group of the program.
     #[arg(long, value_name = "PATH")]
     pub(crate) cgroup: Option<String>,
     #[command(flatten)]
     pub(crate) query: Query,
 }
 
-/// Tell what this system can and cannot do, and the remedy.
+/// Show what this system supports, and how to fix what it does not.
 ///
-/// As root it also has the kernel try every BPF program; none is attached, and nothing is left behind.
+/// As root, it also asks the kernel to verify every BPF program. It attaches none and leaves nothing behind.
 ///
-/// Exit status with --for: 0 the command works here, 1 it does not, 3 not known (most often because only root may try the BPF programs).
-/// Without --for: 0 unless `up` and `run` both do not work, then 1. Wrong usage ends with 2.
+/// Exit status with --for: 0 if the command works here, 1 if it does not, 3 if unknown (usually because only root can verify the BPF programs).
+/// Without --for: 1 if neither `up` nor `run` works, else 0. Wrong usage: 2.
 #[derive(Debug, Args)]
 pub(crate) struct Doctor {
-    /// Look only at what this command needs, and answer by the exit status.
+    /// Check only what this command needs, and report the result as exit status.
     #[arg(long = "for", value_name = "COMMAND")]
     pub(crate) mode: Option<Mode>,
     #[command(flatten)]
     pub(crate) daemon: Daemon,
-    /// Where what is learnt would be kept.
+    /// State directory of the daemon.
     #[arg(long, value_name = "DIR", default_value = DEFAULT_STATE_DIR)]
     pub(crate) state_dir: PathBuf,
     /// Print JSON.
@@ -259,7 +261,7 @@ pub(crate) struct Doctor {
     pub(crate) json: bool,
 }
 
-/// A way of using Braid that `braid doctor` judges.
+/// A way to use Braid that `braid doctor` checks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Mode {
     /// The whole machine
@@ -269,7 +271,7 @@ pub(crate) enum Mode {
 }
 
 fn span(text: &str) -> Result<Duration, String> {
-    let wanted = || format!("{text:?} is no span of time: write a whole number from 1 and s, min, h or d, as in 24h");
+    let wanted = || format!("{text:?} is not a time span: write a whole number from 1, followed by s, min, h or d, as in 24h");
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let unit = match text[end..].trim() {
         "s" => 1,
@@ -281,7 +283,7 @@ fn span(text: &str) -> Result<Duration, String> {
     let seconds = text[..end].parse::<u64>().ok().and_then(|number| number.checked_mul(unit)).filter(|seconds| *seconds > 0);
     let most = Duration::from_secs(366 * 86_400);
     match seconds.map(Duration::from_secs) {
-        Some(span) if span > most => Err("a span of time is a year (366d) at most".to_owned()),
+        Some(span) if span > most => Err("a time span is at most one year (366d)".to_owned()),
         Some(span) => Ok(span),
         None => Err(wanted()),
     }
@@ -298,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn check_looks_at_the_file_in_force_unless_another_is_named() {
+    fn check_reads_the_default_file_unless_one_is_given() {
         let file = |words: &[&str]| match Cli::parse_from([&["braid", "check"], words].concat()).command {
             Command::Check(check) => check.file,
             other => panic!("{other:?}"),
@@ -307,10 +309,10 @@ mod tests {
     }
 
     #[test]
-    fn regression_the_long_words_of_a_command_are_shown() {
+    fn regression_long_help_is_shown() {
         let mut cli = Cli::command();
         cli.build();
-        for (words, told) in [
+        for (words, expected) in [
             (&["explain"][..], "TURN"),
             (&["run"], "seccomp"),
             (&["doctor"], "Exit status"),
@@ -326,14 +328,14 @@ mod tests {
         ] {
             let found = words.iter().try_fold(&cli, |command, word| command.find_subcommand(word)).unwrap();
             let long = found.get_long_about().map(ToString::to_string).unwrap_or_default();
-            assert!(long.contains(told), "{words:?}: {long}");
+            assert!(long.contains(expected), "{words:?}: {long}");
             let short = found.get_about().map(ToString::to_string).unwrap_or_default();
             assert!((20..90).contains(&short.len()) && long.starts_with(&short), "{words:?}: {short}");
         }
     }
 
     #[test]
-    fn spans_of_time_are_read() {
+    fn time_spans_are_parsed() {
         assert_eq!(["90s", "15min", "24h", "7d"].map(|text| span(text).unwrap().as_secs()), [90, 900, 86_400, 604_800]);
         for text in ["", "24", "h", "0h", "-1h", "1.5h", "99999999999999999999d", "367d", "1 week"] {
             assert!(span(text).is_err(), "{text}");

@@ -11,10 +11,10 @@ use braid_platform::linux::doctor::{self, Standing};
 use crate::client::{self, ClientError};
 use crate::{cli, print, show};
 
-/// This user cannot tell. Not 2, which is wrong usage.
+/// Exit status if the checks this user can make do not decide. Not 2, which means wrong usage.
 const NOT_KNOWN: u8 = 3;
 
-/// Looks at the system and prints what it can do. Without `--for` it fails when neither `up` nor `run` works.
+/// Checks the system and prints what it supports. Without `--for`, fails if neither `up` nor `run` works.
 pub(crate) fn run(asked: &cli::Doctor) -> anyhow::Result<ExitCode> {
     let config = configured();
     let mut checks = doctor::examine(&asked.state_dir, &config.policy.links);
@@ -35,7 +35,7 @@ pub(crate) fn run(asked: &cli::Doctor) -> anyhow::Result<ExitCode> {
     })
 }
 
-/// Leaves in the report what concerns one way of using Braid.
+/// Keeps only the checks and the verdict of one way to use Braid.
 fn narrow(report: &mut DoctorReport, mode: cli::Mode) {
     report.modes.retain(|judged| judged.name == name(mode));
     report.checks.retain(|check| match mode {
@@ -58,7 +58,7 @@ const fn is_needed(check: &doctor::Check, mode: cli::Mode) -> bool {
     }
 }
 
-/// Whether a way of using Braid works, by the checks that it needs. A right that only this user lacks leaves it open.
+/// Verdict for one way to use Braid, by the checks it needs. A privilege that only this user lacks makes it unknown, not missing.
 fn judge(mode: cli::Mode, checks: &[doctor::Check]) -> Mode {
     let names = |wanted: &dyn Fn(&doctor::Check) -> bool| -> Vec<String> {
         checks.iter().filter(|check| is_needed(check, mode) && wanted(check)).map(|check| check.name.to_owned()).collect()
@@ -75,29 +75,29 @@ fn judge(mode: cli::Mode, checks: &[doctor::Check]) -> Mode {
     Mode { name: name(mode).to_owned(), verdict, because }
 }
 
-/// The configuration that the next start would read; what holds without one where it cannot be read.
+/// The configuration that the next start would read; the defaults if it cannot be read.
 fn configured() -> Config {
     default_config().and_then(|path| config::load(&path, None).ok()).unwrap_or_default()
 }
 
-/// Who is told, unasked, that Braid is used here.
+/// Reports which hosts learn from probes that Braid runs here.
 fn detection(detect: &Detect) -> doctor::Check {
     let found = match detect {
-        Detect::Nobody => "no host is asked whether it runs Braid (detect = false)".to_owned(),
+        Detect::Nobody => "Braid probes no hosts (detect = false)".to_owned(),
         Detect::Listed { nets, names } => {
             let listed = nets.iter().map(ToString::to_string).chain(names.iter().map(|name| name.as_str().to_owned()));
-            format!("asked whether they run Braid: {}", listed.collect::<Vec<_>>().join(", "))
+            format!("Braid probes these hosts for Braid: {}", listed.collect::<Vec<_>>().join(", "))
         }
-        Detect::Everybody => "every host that answers is asked whether it runs Braid, which looks like a scan (detect = true)".to_owned(),
+        Detect::Everybody => "Braid probes every host that answers, which looks like a scan (detect = true)".to_owned(),
     };
     doctor::Check { name: "detection", standing: Standing::Ok, found, remedy: None, needed_by_up: false, needed_by_run: false }
 }
 
-/// Tells of the daemon, where one answers. What this user may not do is then nothing that is missing: the daemon may.
+/// Adds the state of the daemon. If one runs, privileges that only this user lacks do not count as missing: the daemon has them.
 fn beside_daemon(checks: &mut Vec<doctor::Check>, status: Result<Status, ClientError>, policy: Option<PolicyView>) {
     let (standing, found, remedy) = match status {
         Ok(status) => {
-            // Programs that were tried and refused stay refused: a daemon from before an upgrade runs others.
+            // Programs that the kernel rejected stay missing: a daemon started before an upgrade runs other programs.
             let tried = checks.iter().any(|check| check.name == doctor::PRIVILEGE && check.standing == Standing::Ok);
             let has = |check: &&mut doctor::Check| match check.name {
                 doctor::PROGRAMS => !tried,
@@ -105,42 +105,42 @@ fn beside_daemon(checks: &mut Vec<doctor::Check>, status: Result<Status, ClientE
                 _ => false,
             };
             for check in checks.iter_mut().filter(has) {
-                (check.standing, check.found, check.remedy) = (Standing::Ok, "not this user's, but the daemon has it".into(), None);
+                (check.standing, check.found, check.remedy) = (Standing::Ok, "not available to this user, but to the daemon".into(), None);
             }
-            // It knows its configuration, which may be another file, and what became of each link.
+            // The daemon reports the state of each link, and its configuration, which may be in another file.
             for check in checks.iter_mut().filter(|check| check.name == "links") {
                 *check = links(&status.links, policy.as_ref().map_or(&[], |policy| &policy.links));
             }
             (Standing::Ok, format!("runs, version {}, {} links", status.version, status.links.len()), None)
         }
-        Err(error) if error.is_nobody() => (Standing::Ok, format!("none runs: {}", client::START), None),
+        Err(error) if error.is_not_running() => (Standing::Ok, format!("not running: {}", client::START), None),
         Err(error) => (Standing::Warning, error.to_string(), Some("see its log: `journalctl -u braid`".to_owned())),
     };
     checks.push(doctor::Check { name: "daemon", standing, found, remedy, needed_by_up: false, needed_by_run: false });
 }
 
-/// The links as the daemon has them, and `[[link]]` entries that no device answers to.
+/// The daemon's links, and the `[[link]]` entries that match no device.
 fn links(links: &[LinkStatus], entries: &[LinkEntry]) -> doctor::Check {
-    // One of which nothing is known yet is used like one that lives.
+    // A link whose state is still unknown is used like one that is up.
     let carries = |link: &&LinkStatus| matches!(link.state, LinkState::Up | LinkState::Unknown | LinkState::Backup);
     let stand = links.iter().map(|link| match &link.reason {
         Some(reason) if !carries(&link) => format!("{} is {}: {reason}", link.name, link.state),
         _ => format!("{} is {}", link.name, link.state),
     });
-    // A kind, or a pattern, says by itself that devices come and go.
+    // An entry with a kind or a pattern may match no device at times; only an entry with a full name is suspicious.
     let names_one = |entry: &&LinkEntry| entry.matches.starts_with("name = ") && !entry.matches.contains('*');
     let absent = entries.iter().filter(names_one).filter(|entry| entry.devices.is_empty());
     let absent: Vec<&str> = absent.map(|entry| entry.matches.as_str()).collect();
     let mut found: Vec<String> = stand.collect();
-    found.extend(absent.iter().map(|matches| format!("no device answers to the [[link]] entry {matches}")));
+    found.extend(absent.iter().map(|matches| format!("no device matches the [[link]] entry {matches}")));
     let remedy = if !absent.is_empty() {
-        Some("compare the entry with the names that `ip link` shows; after a change `braid reload`")
+        Some("compare the entry with the names in `ip link`; after a change run `braid reload`")
     } else if links.iter().filter(carries).count() > 1 {
         None
     } else if !links.is_empty() && links.iter().all(|link| link.state == LinkState::Excluded) {
-        Some("every link is excluded: take role = \"excluded\" from a [[link]] entry, then `braid reload`")
+        Some("every link is excluded: remove role = \"excluded\" from a [[link]] entry, then run `braid reload`")
     } else {
-        Some("with less than two links that carry there is nothing to choose: `braid links` tells more of each")
+        Some("with fewer than two working links Braid has no choice: see `braid links` for details")
     };
     let found = if found.is_empty() { "the daemon has none".to_owned() } else { found.join("; ") };
     doctor::Check {
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_needed_and_missing_prevents() {
+    fn only_missing_needed_checks_prevent_use() {
         let able = |standing, needed| report(vec![finding(standing, needed)]).whole_machine;
         assert!(able(Standing::Missing, false) && able(Standing::Unknown, true) && able(Standing::Warning, true));
         assert!(!able(Standing::Missing, true));
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mode_is_judged_by_what_it_needs_and_what_this_user_lacks_leaves_it_open() {
+    fn a_mode_is_judged_by_its_checks_and_missing_privilege_makes_it_unknown() {
         let named = |name, standing| doctor::Check { name, ..finding(standing, true) };
         let verdict = |checks: &[doctor::Check]| judge(cli::Mode::Up, checks).verdict;
         let (lacking, untried) = (named(doctor::PRIVILEGE, Standing::Missing), named(doctor::PROGRAMS, Standing::Unknown));
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn regression_a_link_is_told_with_its_state_and_an_entry_without_a_device_too() {
+    fn regression_links_are_reported_with_their_state_and_entries_without_a_device() {
         let link = |name: &str, state: &str| -> LinkStatus {
             serde_json::from_value(serde_json::json!({ "name": name, "state": state, "kind": "virtual", "addresses": [], "flows": 0 }))
                 .unwrap()
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_daemon_has_is_not_missing() {
+    fn privileges_of_the_daemon_are_not_missing() {
         let seen = |status| {
             let mut checks = vec![doctor::Check { name: "privilege", ..finding(Standing::Missing, true) }];
             beside_daemon(&mut checks, status, None);
@@ -256,8 +256,8 @@ mod tests {
         };
         assert_eq!(refused_to(Standing::Missing), Verdict::Ok, "not tried");
         assert_eq!(refused_to(Standing::Ok), Verdict::Missing, "a daemon from before an upgrade runs other programs");
-        let (able, nobody) = seen(Err(ClientError::NobodyThere("/run/x".into())));
-        assert!(!able && nobody.standing == Standing::Ok && nobody.found.contains("none runs"), "{nobody:?}");
+        let (able, absent) = seen(Err(ClientError::NotRunning("/run/x".into())));
+        assert!(!able && absent.standing == Standing::Ok && absent.found.contains("not running"), "{absent:?}");
         let (able, silent) = seen(Err(ClientError::Silent("/run/x".into())));
         assert!(!able && silent.standing == Standing::Warning && silent.remedy.is_some(), "{silent:?}");
         let (able, there) = seen(Ok(running()));

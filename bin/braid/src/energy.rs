@@ -1,4 +1,4 @@
-//! `braid energy`: profiles of what interfaces need, listed, served and fetched.
+//! `braid energy`: lists, serves and fetches energy profiles of interfaces.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -24,20 +24,20 @@ use crate::cli::{Energy, EnergyFetch, EnergyList, EnergyServe};
 use crate::print;
 use crate::table::{Page, cell, colour_wanted, numbers, words};
 
-/// How long a service may take to answer.
-const PATIENCE: Duration = Duration::from_secs(15);
+/// Time limit for a profile service to answer.
+const TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Does what is asked.
+/// Runs the subcommand.
 pub(crate) fn run(energy: Energy) -> anyhow::Result<()> {
     match energy {
         Energy::List(list) => show(&list),
-        // Under sudo the file may be another user's.
+        // Under sudo, the file may belong to another user.
         Energy::Serve(options) => as_owner_of(&options.db, || serve(&options))?,
         Energy::Fetch(options) => fetch(&options),
     }
 }
 
-/// What `braid energy list --json` prints, and a service answers.
+/// Output of `braid energy list --json`, and answer of a profile service.
 #[derive(Serialize)]
 struct ProfilesView<'a> {
     profiles: Vec<&'a Row>,
@@ -102,9 +102,9 @@ fn serve(options: &EnergyServe) -> anyhow::Result<()> {
         let address = listener.local_addr()?;
         let mut out = io::stdout();
         if !address.ip().is_loopback() {
-            writeln!(out, "whoever reaches {address} may read the profiles")?;
+            writeln!(out, "anyone who can reach {address} can read the profiles")?;
         }
-        writeln!(out, "energy profiles are served on http://{address}/v1/profiles")?;
+        writeln!(out, "serving energy profiles on http://{address}/v1/profiles")?;
         out.flush()?;
         let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
         let end = async move {
@@ -123,8 +123,8 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
 
 fn fetch(options: &EnergyFetch) -> anyhow::Result<()> {
     let url = &options.url;
-    let answer = runtime()?.block_on(async { tokio::time::timeout(PATIENCE, download(url)).await });
-    let body = answer.with_context(|| format!("{url} does not answer within {} s", PATIENCE.as_secs()))??;
+    let answer = runtime()?.block_on(async { tokio::time::timeout(TIMEOUT, download(url)).await });
+    let body = answer.with_context(|| format!("{url} does not answer within {} s", TIMEOUT.as_secs()))??;
     let fetched = from_json(&url.to_string(), &body)?;
     let count = fetched.len();
     let Some(file) = &options.into else {
@@ -139,13 +139,13 @@ fn fetch(options: &EnergyFetch) -> anyhow::Result<()> {
     }
     all.extend(fetched);
     as_owner_of(file, || replace(file, &to_toml(all.iter())))??;
-    Ok(writeln!(io::stdout(), "{count} profiles are in {}: name it as energy_profiles in the configuration", file.display())?)
+    Ok(writeln!(io::stdout(), "{count} profiles are in {}: set energy_profiles in the configuration to this file", file.display())?)
 }
 
-/// Puts a file in place as a whole, so that nobody reads half of it.
+/// Replaces a file atomically, so that no reader sees half of it.
 fn replace(file: &Path, text: &str) -> anyhow::Result<()> {
     let fresh = file.with_extension(format!("new-{}", std::process::id()));
-    // Left by a process of the same number that was killed.
+    // A process with the same id that was killed may have left it.
     let _ = std::fs::remove_file(&fresh);
     let write = || {
         File::create_new(&fresh)?.write_all(text.as_bytes())?;
@@ -161,14 +161,14 @@ fn replace(file: &Path, text: &str) -> anyhow::Result<()> {
 async fn download(url: &Uri) -> anyhow::Result<Bytes> {
     let host = url.host().filter(|_| url.scheme_str() == Some("http"));
     let Some(host) = host else {
-        bail!("{url} is no address of a profile service: write http://HOST:PORT (encrypted ones are reached through a proxy or tunnel)")
+        bail!("{url} is not a URL of a profile service: write http://HOST:PORT (for an encrypted service, use a proxy or tunnel)")
     };
     let path = match url.path_and_query() {
         Some(path) if path.as_str() != "/" => path.as_str(),
         _ => "/v1/profiles",
     };
     let name = host.trim_start_matches('[').trim_end_matches(']');
-    let unreachable = || format!("no profile service answers on {url}: see that `braid energy serve` runs there");
+    let unreachable = || format!("no profile service answers on {url}: check that `braid energy serve` runs there");
     let stream = TcpStream::connect((name, url.port_u16().unwrap_or(80))).await.with_context(unreachable)?;
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.with_context(unreachable)?;
     tokio::spawn(connection);
@@ -177,7 +177,8 @@ async fn download(url: &Uri) -> anyhow::Result<Bytes> {
     let answer = sender.send_request(request).await.with_context(unreachable)?;
     let status = answer.status();
     let body = Limited::new(answer.into_body(), SIZE_LIMIT).collect().await;
-    let body = body.map_err(|error| anyhow::anyhow!("{url} sent no whole answer of at most {SIZE_LIMIT} bytes: {error}"))?.to_bytes();
+    let body =
+        body.map_err(|error| anyhow::anyhow!("{url} did not send a complete answer of at most {SIZE_LIMIT} bytes: {error}"))?.to_bytes();
     if !status.is_success() {
         let problem = serde_json::from_slice::<braid_api::Problem>(&body).map(|problem| format!(": {problem}")).unwrap_or_default();
         bail!("{url} refused with status {}{}", status.as_u16(), problem.replace(char::is_control, " "));

@@ -23,12 +23,12 @@ use crate::secret;
 use advice::Advice;
 use show::Show;
 
-/// What a link brought must come from so much to be remembered as its rate.
-const TELLING: ByteCount = ByteCount::new(1_000_000);
-/// A run that lasts so many seconds remembers rates while it goes on, so that its end need not wait for the disk.
-const REMEMBER: [f64; 2] = [2.0, 10.0];
+/// Minimum amount that a link must transfer before its rate is remembered.
+const MIN_REMEMBERED: ByteCount = ByteCount::new(1_000_000);
+/// Seconds into a run at which rates are stored, so that the end of the run does not wait for the disk.
+const STORE_AT_SECONDS: [f64; 2] = [2.0, 10.0];
 
-/// Runs it; the status is that of the first file that failed.
+/// Runs `braid get`. The exit status is that of the first file that failed.
 pub(crate) fn run(get: Get) -> anyhow::Result<ExitCode> {
     let mut show = Show::new(get.quiet, get.json, get.output.as_deref() == Some(Path::new("-")));
     match download(&get, &mut show) {
@@ -61,22 +61,22 @@ fn download(get: &Get, show: &mut Show) -> Result<u8, FetchError> {
             };
             tokio::select! { _ = interrupt.recv() => {}, _ = end.recv() => {} }
         };
-        let tell = |event: Event| {
+        let on_event = |event: Event| {
             if let Event::Progress(progress) = &event {
                 for (best, link) in best.iter_mut().zip(&progress.links) {
                     *best = (*best).max(link.rate_bps);
                 }
                 last.clone_from(&progress.links);
-                if REMEMBER.get(writers.len()).is_some_and(|due| progress.seconds >= *due) {
+                if STORE_AT_SECONDS.get(writers.len()).is_some_and(|due| progress.seconds >= *due) {
                     let (known, last, best) = (known.clone(), last.clone(), best.clone());
                     writers.push(thread::spawn(move || learn(&known, &last, &best)));
                 }
             }
             show.event(event);
         };
-        fetch(Arc::new(Sockets::new(links)), downloads, options, stop, tell).await
+        fetch(Arc::new(Sockets::new(links)), downloads, options, stop, on_event).await
     })?;
-    // Tasks that still resolve names are not waited for.
+    // Tasks that still resolve names need not finish.
     runtime.shutdown_background();
     if writers.is_empty() {
         learn(&known, &last, &best);
@@ -86,10 +86,10 @@ fn download(get: &Get, show: &mut Show) -> Result<u8, FetchError> {
     Ok(failed.map_or(0, FetchError::exit_code))
 }
 
-/// Keeps the rates of links that brought enough to tell.
+/// Stores the rates of links that transferred enough data to measure them.
 fn learn(known: &[Reachable], last: &[LinkProgress], best: &[Rate]) {
-    let told = known.iter().zip(last).zip(best).filter(|((_, progress), rate)| progress.moved > TELLING && **rate > Rate::ZERO);
-    let rates: Vec<(&Reachable, Rate)> = told.map(|((link, _), rate)| (link, *rate)).collect();
+    let measured = known.iter().zip(last).zip(best).filter(|((_, progress), rate)| progress.moved > MIN_REMEMBERED && **rate > Rate::ZERO);
+    let rates: Vec<(&Reachable, Rate)> = measured.map(|((link, _), rate)| (link, *rate)).collect();
     if !rates.is_empty() {
         remember(&rates, unix());
     }
@@ -101,7 +101,7 @@ fn downloads(get: &Get) -> Result<Vec<Download>, FetchError> {
     for (what, given) in [("--checksum", get.checksum.len()), ("--weight", get.weight.len())] {
         if given > count {
             return Err(FetchError::Option(format!(
-                "{what} is given {given} times, and there are {count} files: give it once for each file"
+                "{what} is given {given} times, but there are {count} files: give it once for each file"
             )));
         }
     }
@@ -110,12 +110,12 @@ fn downloads(get: &Get) -> Result<Vec<Download>, FetchError> {
     }
     for (download, weight) in downloads.iter_mut().zip(&get.weight) {
         if !(weight.is_finite() && *weight >= 0.01 && *weight <= 100.0) {
-            return Err(FetchError::Option(format!("a weight of {weight} makes no sense: give one between 0.01 and 100")));
+            return Err(FetchError::Option(format!("a weight of {weight} is out of range: give one between 0.01 and 100")));
         }
         download.weight = *weight;
     }
     if get.json && downloads.iter().any(|download| download.output == Output::Standard) {
-        return Err(FetchError::Option("the file and --json cannot both go to standard output: leave one of them out".to_owned()));
+        return Err(FetchError::Option("the file and --json cannot both go to standard output: omit one of them".to_owned()));
     }
     Ok(downloads)
 }
@@ -154,14 +154,14 @@ fn options(get: &Get) -> Result<Options, FetchError> {
         max_size: get.max_filesize,
         redirects: get.max_redirs,
         resume: get.resume,
-        patience: get.timeout,
+        timeout: get.timeout,
         connect_timeout: get.connect_timeout,
         tries: get.tries,
         connections: get.connections as usize,
     })
 }
 
-/// The fields in a file; empty lines count nothing.
+/// Parses the header fields in a file. Empty lines are ignored.
 fn header_lines(path: &Path, text: &str) -> Result<Vec<HeaderField>, FetchError> {
     let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
     let field = |(number, line)| {
@@ -177,32 +177,32 @@ fn credentials(user: User) -> Result<Credentials, FetchError> {
         User::Asked(user) => user,
     };
     if !io::stdin().is_terminal() {
-        let text = format!("the password of {user} is asked for on a terminal, and there is none: write both to a file for --netrc-file");
+        let text = format!("cannot ask for the password of {user} without a terminal: write user and password to a file for --netrc-file");
         return Err(FetchError::Option(text));
     }
     let asked = secret::ask(&format!("password of {}: ", printable(&user)));
-    let password = asked.map_err(|error| FetchError::Option(format!("the password of {user} cannot be read: {error}")))?;
+    let password = asked.map_err(|error| FetchError::Option(format!("cannot read the password of {user}: {error}")))?;
     Ok(Credentials { user, password })
 }
 
-/// The links to use, with what earlier runs and the daemon know of them.
+/// The links to use, with the estimates of earlier runs and of the daemon.
 fn links(get: &Get, advice: &Advice, show: &mut Show) -> Result<(Vec<DownloadLink>, Vec<Reachable>), FetchError> {
     let (mut found, refused) = reachable(&get.links).map_err(|error| FetchError::NoLink(format!(" ({error})")))?;
     for name in refused {
         show.note(&format!(
-            "{name} is not used for IPv4: its answers would be dropped (strict rp_filter); remedy: sysctl net.ipv4.conf.{name}.rp_filter=2, \
+            "{name} is not used for IPv4: the kernel would drop the answers (strict rp_filter); remedy: sysctl net.ipv4.conf.{name}.rp_filter=2, \
              or braid up"
         ));
     }
     let asked = |name: &String| get.links.contains(name);
-    let barred = |name: &str| advice.forbids(name).map(|rule| format!("the rule {rule} of the daemon's leaves it out"));
+    let barred = |name: &str| advice.forbids(name).map(|rule| format!("the daemon's rule {rule} does not allow it"));
     let barred = |name: &str| barred(name).or_else(|| advice.withholds(name));
     let reasons: Vec<String> = found.iter().filter_map(|link| Some(format!("{}: {}", link.name, barred(&link.name)?))).collect();
     found.retain(|link| asked(&link.name) || barred(&link.name).is_none());
     if found.is_empty() && !reasons.is_empty() {
-        return Err(FetchError::NoLink(format!(" ({}; --link NAME uses one in spite of that)", reasons.join("; "))));
+        return Err(FetchError::NoLink(format!(" ({}; --link NAME overrides this)", reasons.join("; "))));
     }
-    // What the daemon keeps for later, or calls dead, is used only where it is asked for, or where nothing else is left.
+    // Links that are dead, or kept in reserve, according to the daemon are used only if the user names them, or if there is no other.
     if found.iter().any(|link| advice.open(&link.name) || asked(&link.name)) {
         found.retain(|link| advice.open(&link.name) || asked(&link.name));
     }
@@ -223,11 +223,11 @@ fn links(get: &Get, advice: &Advice, show: &mut Show) -> Result<(Vec<DownloadLin
     {
         if !links.iter().any(|link| link.name == *name) {
             let known: Vec<&str> = links.iter().map(|link| link.name.as_str()).collect();
-            return Err(FetchError::Option(format!("{what} names {name:?}, which is no link here (there are: {})", known.join(", "))));
+            return Err(FetchError::Option(format!("{what} names {name:?}, which is not a link here (links: {})", known.join(", "))));
         }
     }
     if get.max_cost.is_some() && links.iter().all(|link| link.price_per_gb == 0.0) {
-        show.note("--max-cost has no effect: no link has a price; give one by --price, or in the daemon's configuration");
+        show.note("--max-cost has no effect: no link has a price; set one with --price, or in the daemon's configuration");
     }
     if links.is_empty() {
         return Err(FetchError::NoLink(String::new()));
@@ -248,7 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn header_fields_come_from_a_file() {
+    fn header_fields_are_read_from_a_file() {
         let read = |text| header_lines(Path::new("fields"), text);
         let fields = read("X-Key: one\n\n x-other : two\r\n").unwrap();
         let fields: Vec<_> = fields.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();

@@ -1,4 +1,4 @@
-//! `braid join`: joins, and waits a moment for the relay's first answer.
+//! `braid join`: joins a relay, and waits for its first answer.
 
 use std::io::{self, Write};
 use std::time::{Duration, Instant};
@@ -9,14 +9,15 @@ use braid_peer::invite::Invite;
 use crate::cli::Join;
 use crate::{client, print_accepted, printable_lines, secret};
 
-/// What the line is called where it is asked for.
+/// Name of the invitation in the prompt.
 pub(crate) const INVITATION: &str = "invitation";
-/// An answer takes some round trips; one that takes longer is not waited for.
-const PATIENCE: Duration = Duration::from_secs(3);
-/// The daemon is asked so often meanwhile.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Maximum wait for the relay's answer, which takes several round trips.
+const TIMEOUT: Duration = Duration::from_secs(3);
+/// Interval at which the daemon is polled meanwhile.
+const POLL_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Has the daemon join, and tells whether the relay answers. That it does not yet is no failure: it is joined, and dialled again and again.
+/// Makes the daemon join the relay, and reports whether the relay answers. A relay that does not answer yet is not an error: the daemon keeps
+/// dialling it.
 pub(crate) fn run(join: Join) -> anyhow::Result<()> {
     let line = secret::line(join.line, INVITATION)?;
     let address = Invite::parse(&line).ok().and_then(|invite| invite.addresses().first().map(ToString::to_string));
@@ -30,28 +31,28 @@ pub(crate) fn run(join: Join) -> anyhow::Result<()> {
     let begin = Instant::now();
     loop {
         let peers: Vec<Peer> = client::list(socket, "/v1/peers")?;
-        // It may have been left meanwhile, or be known by another name.
+        // The relay may have been left in the meantime, or have another name.
         let Some(peer) = peers.into_iter().find(|peer| peer.kind == PeerKind::Relay && ours(peer)) else { return Ok(()) };
-        if let Some(text) = outcome(&peer, begin.elapsed() >= PATIENCE) {
+        if let Some(text) = outcome(&peer, begin.elapsed() >= TIMEOUT) {
             return Ok(writeln!(io::stdout(), "{}", printable_lines(&text))?);
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(POLL_INTERVAL);
     }
 }
 
-/// What came of it; `None`: that cannot be told yet.
+/// Result of the join; `None` if it is not known yet.
 fn outcome(peer: &Peer, late: bool) -> Option<String> {
     let because = peer.reason.as_ref().map(|reason| format!(": {reason}")).unwrap_or_default();
     let good: Vec<&str> = peer.paths.iter().filter(|path| path.state.delivers()).map(|path| path.link.as_str()).collect();
     match peer.state {
-        // The other links' paths come a round trip later.
+        // The paths of the other links come up one round trip later.
         PeerState::Up if late || good.len() == peer.paths.len() => Some(match &good[..] {
             [] => format!("{} is reached", peer.name),
             links => format!("{} is reached over {}", peer.name, links.join(", ")),
         }),
         PeerState::Refused => Some(format!("{} refuses{because}", peer.name)),
         _ if late => Some(format!(
-            "{} gave no answer yet{because}; it is dialled again and again: see that {} is its address, and that UDP gets there; until then flows \
+            "{} has not answered yet{because}; the daemon keeps dialling it. Check that {} is its address and that UDP reaches it; until then flows \
              go direct",
             peer.name, peer.address
         )),
@@ -72,10 +73,10 @@ mod tests {
     }
 
     #[test]
-    fn a_relay_that_answers_is_told_from_one_that_does_not() {
+    fn the_result_shows_whether_the_relay_answers() {
         assert_eq!(outcome(&peer("connecting", None, &[]), false), None);
         let late = outcome(&peer("unreachable", Some("nothing comes back"), &[]), true).unwrap();
-        assert!(late.starts_with("home gave no answer yet: nothing comes back; ") && late.contains("r.example:5757"), "{late}");
+        assert!(late.starts_with("home has not answered yet: nothing comes back; ") && late.contains("r.example:5757"), "{late}");
         let partly = peer("up", None, &[("wlan0", "good"), ("lte0", "probing")]);
         assert_eq!((outcome(&partly, false), outcome(&partly, true).as_deref()), (None, Some("home is reached over wlan0")));
         let whole = outcome(&peer("up", None, &[("wlan0", "good"), ("lte0", "backup")]), false);

@@ -1,4 +1,4 @@
-//! All the networks around you, at once: the one binary.
+//! The `braid` binary: command line and dispatch.
 
 #![forbid(unsafe_code)]
 
@@ -45,7 +45,7 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            // Standard error may be closed as well; there is nobody left to tell then.
+            // Standard error may be closed as well; the message is then lost.
             let _ = writeln!(io::stderr(), "braid: {}", printable_lines(&format!("{error:#}")));
             ExitCode::FAILURE
         }
@@ -72,7 +72,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Gains(gains) => past::gains(&gains)?,
         Command::Ui(command) => ui::open(&command)?,
         Command::Policy(query) => {
-            // What a rule has carried depends on who could carry it.
+            // How a rule carries flows depends on the relays that are joined.
             let relays = client::list::<Peer>(&query.daemon.socket, "/v1/peers").ok().map(relays_of);
             show_facts(&query, "/v1/policy", |page, view: &PolicyView| show::policy(page, view, relays.as_deref()))?;
         }
@@ -81,8 +81,8 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
             let request = explain::request(&explain)?;
             let answer = client::send(&explain.query.daemon.socket, "/v1/explain", &request)?;
             print(explain.query.json, &answer, |page, answer| {
-                if let Some(doubt) = explain::doubt(&request, answer) {
-                    page.toned(table::Tone::Doubtful, &format!("warning: {doubt}"))?;
+                if let Some(warning) = explain::warning(&request, answer) {
+                    page.toned(table::Tone::Doubtful, &format!("warning: {warning}"))?;
                 }
                 show::explanation(page, answer)
             })?;
@@ -130,9 +130,9 @@ where
     Ok(print(query.json, &facts, show)?)
 }
 
-/// Writes facts to standard output: for people, or as JSON, an object with `schema_version`.
+/// Writes `facts` to standard output: as text, or as a JSON object with `schema_version`.
 fn print<T: Serialize>(json: bool, facts: &T, show: impl FnOnce(&mut Page<'_>, &T) -> io::Result<()>) -> io::Result<()> {
-    // Gathered first, so that a reader never sees half a table of a daemon that is asked twice.
+    // Collected first, so that an error on the way does not leave half a table.
     let mut text = Vec::new();
     if json {
         let json = serde_json::to_string_pretty(&Versioned::of(facts))?;
@@ -151,12 +151,12 @@ fn print_accepted(accepted: &Accepted) -> io::Result<()> {
     writeln!(out, "{}", printable_lines(&accepted.message))
 }
 
-/// The relays that were joined, by the daemon's word, else by what it has stored; `None` if neither can be had, as on another machine or
+/// Names of the joined relays: from the daemon, or from its stored state if no daemon runs. `None` if neither is readable, as on another machine or
 /// for another user.
 fn relays(daemon: &Daemon) -> Option<Vec<String>> {
     match client::list::<Peer>(&daemon.socket, "/v1/peers") {
         Ok(peers) => Some(relays_of(peers)),
-        Err(error) if error.is_nobody() => braid_daemon::peers::joined(Path::new(DEFAULT_STATE)),
+        Err(error) if error.is_not_running() => braid_daemon::peers::joined(Path::new(DEFAULT_STATE)),
         Err(_) => None,
     }
 }
@@ -172,14 +172,14 @@ fn check_file(check: &Check) -> anyhow::Result<ExitCode> {
         Ok(config) => (config.warnings.as_slice(), true),
         Err(ConfigErrors::Refused(findings)) => (findings.as_slice(), false),
         Err(ConfigErrors::Unreadable { error, .. }) if error.kind() == io::ErrorKind::NotFound => anyhow::bail!(
-            "there is no file {}: name the one to check, or write it; without {DEFAULT_CONFIG} Braid runs on its defaults",
+            "there is no file {}: give the path of the file to check, or create it; without {DEFAULT_CONFIG} Braid uses its defaults",
             check.file.display()
         ),
         Err(error @ ConfigErrors::Unreadable { .. }) => anyhow::bail!("{error}"),
     };
     let facts = serde_json::json!({ "ok": taken, "findings": findings.iter().map(finding_json).collect::<Vec<_>>() });
     print(check.json, &facts, |page, _| {
-        // Line by line, since a page lets no control characters through.
+        // Line by line, because a page replaces control characters.
         for line in findings.iter().flat_map(|finding| finding.to_string().lines().map(str::to_owned).collect::<Vec<_>>()) {
             page.line(line.replace('\t', " "))?;
         }
@@ -195,7 +195,7 @@ fn verdict(findings: &[Finding], taken: bool) -> String {
         n => Some(format!("{n} {word}s")),
     };
     let counts: Vec<String> = [count(Severity::Error, "error"), count(Severity::Warning, "warning")].into_iter().flatten().collect();
-    let judged = if taken { "in order" } else { "refused" };
+    let judged = if taken { "valid" } else { "invalid" };
     if counts.is_empty() { judged.to_owned() } else { format!("{judged} ({})", counts.join(", ")) }
 }
 
@@ -218,17 +218,17 @@ fn manual(dir: Option<&Path>) -> anyhow::Result<()> {
         .with_context(|| format!("cannot write manual pages to {}; name a directory that can be written", dir.display()))
 }
 
-/// Several lines of others' text, safe on a terminal.
+/// Text from elsewhere, line by line, without control characters that could steer the terminal.
 pub(crate) fn printable_lines(text: &str) -> String {
     text.lines().map(|line| printable(&line.replace('\t', " "))).collect::<Vec<_>>().join("\n")
 }
 
-/// JSON whose texts hold nothing that would steer a terminal. The library escapes only what JSON forbids.
+/// Escapes characters in JSON text that could steer a terminal. The library escapes only what JSON requires.
 fn escaped(json: &str) -> String {
     let mut text = String::with_capacity(json.len());
     for c in json.chars() {
         match c {
-            // All of them lie below U+10000.
+            // All of these characters lie below U+10000.
             c if c != '\n' && steers(c) => text.push_str(&format!("\\u{:04x}", u32::from(c))),
             c => text.push(c),
         }
@@ -236,7 +236,7 @@ fn escaped(json: &str) -> String {
     text
 }
 
-/// A reader that went away (`braid flows | head`) is no error.
+/// A reader that closes the pipe (`braid flows | head`) is not an error.
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error.chain().filter_map(|cause| cause.downcast_ref::<io::Error>()).any(|error| error.kind() == io::ErrorKind::BrokenPipe)
 }

@@ -1,4 +1,4 @@
-//! `braid log`, `braid history`, `braid gains`: what the daemon remembers.
+//! `braid log`, `braid history` and `braid gains`: data that the daemon recorded.
 
 use std::io::{self, Write};
 use std::ops::ControlFlow;
@@ -24,7 +24,7 @@ pub(crate) fn log(log: &cli::Log) -> anyhow::Result<()> {
     if log.follow { follow(log, last, &zone) } else { Ok(()) }
 }
 
-/// Shows what happens after the note `last`.
+/// Prints the notes that follow the note with id `last`.
 fn follow(log: &cli::Log, mut last: u64, zone: &Zone) -> anyhow::Result<()> {
     let mut written = Ok(());
     client::listen(&log.query.daemon.socket, "/v1/events", |name, data| {
@@ -58,7 +58,7 @@ pub(crate) fn history(history: &cli::History) -> anyhow::Result<()> {
 
 const NOTHING_YET: &str = "nothing has been measured yet";
 
-/// Samples in which nothing moved are left out, unless `all` are wanted.
+/// Omits samples in which no link transferred data, unless `all` is set.
 fn show_links(page: &mut Page<'_>, history: &History, all: bool, zone: &Zone) -> io::Result<()> {
     let columns = [words("WHEN"), words("LINK"), numbers("DOWN"), numbers("UP"), numbers("RTT"), numbers("LOSS"), numbers("POWER")];
     let row = |sample: &Sample, link: &LinkSample| {
@@ -73,15 +73,13 @@ fn show_links(page: &mut Page<'_>, history: &History, all: bool, zone: &Zone) ->
         ]
     };
     let moved = |sample: &&Sample| all || sample.links.iter().any(|link| link.rx_bps.unwrap_or(0) + link.tx_bps.unwrap_or(0) > 0);
-    let told: Vec<&Sample> = history.samples.iter().filter(moved).collect();
-    let rows: Vec<_> = told.iter().flat_map(|sample| sample.links.iter().map(|link| row(sample, link))).collect();
-    let quiet = history.samples.len() - told.len();
-    page.table(&columns, &rows, if quiet > 0 { "no link moved anything in that time" } else { NOTHING_YET })?;
+    let listed: Vec<&Sample> = history.samples.iter().filter(moved).collect();
+    let rows: Vec<_> = listed.iter().flat_map(|sample| sample.links.iter().map(|link| row(sample, link))).collect();
+    let quiet = history.samples.len() - listed.len();
+    page.table(&columns, &rows, if quiet > 0 { "no link transferred data in that time" } else { NOTHING_YET })?;
     match quiet {
         0 => Ok(()),
-        quiet => {
-            page.line(format!("({quiet} of {} samples, in which nothing moved, are left out: --all shows them)", history.samples.len()))
-        }
+        quiet => page.line(format!("({quiet} of {} samples without traffic are omitted: --all shows them)", history.samples.len())),
     }
 }
 
@@ -97,7 +95,7 @@ fn show_apps(page: &mut Page<'_>, history: &AppHistory, one: bool, zone: &Zone) 
         more.then(|| vec![cell(zone.moment(sample.at_ms)), cell(Some("(others)")), cell(Some(rx)), cell(Some(tx)), cell(None::<u64>)])
     };
     let rows = history.samples.iter().flat_map(|sample| sample.apps.iter().map(|app| row(sample, app)).chain(rest(sample)));
-    let nothing = if history.samples.is_empty() { NOTHING_YET } else { "no application moved anything in that time" };
+    let nothing = if history.samples.is_empty() { NOTHING_YET } else { "no application transferred data in that time" };
     page.table(&columns, &rows.collect::<Vec<_>>(), nothing)
 }
 
@@ -110,8 +108,8 @@ pub(crate) fn gains(gains: &cli::Gains) -> anyhow::Result<()> {
 fn show_gains(page: &mut Page<'_>, gains: &Gains) -> io::Result<()> {
     let days = if gains.days == 1 { "today".to_owned() } else { format!("the last {} days", gains.days) };
     page.toned(Tone::Strong, &format!("What Braid gained, {days} (energy, money and outages are estimates)"))?;
-    page.line(format!("flows that went on over another link  {}", gains.flows_moved))?;
-    page.line(format!("flows ended to begin anew elsewhere   {}", gains.flows_ended))?;
+    page.line(format!("flows continued over another link     {}", gains.flows_moved))?;
+    page.line(format!("flows ended to restart elsewhere      {}", gains.flows_ended))?;
     let bridged = age(Some(gains.outage_bridged_s.saturating_mul(1000))).unwrap_or_default();
     page.line(format!("outages of the default link bridged   {bridged}"))?;
     let compared = |what: &str, sums: Compared, show: fn(Option<f64>) -> Option<String>| {
@@ -119,7 +117,7 @@ fn show_gains(page: &mut Page<'_>, gains: &Gains) -> io::Result<()> {
         known.map(|(actual, only)| format!("{what:<38}{actual}, over the default link alone {only}"))
     };
     let money = gains.money.and_then(|money| compared("money", money, |sum| sum.map(|sum| format!("{sum:.2}"))));
-    for line in [compared("energy for moving bytes", gains.energy_j, joules), money].into_iter().flatten() {
+    for line in [compared("energy for transfers", gains.energy_j, joules), money].into_iter().flatten() {
         page.line(line)?;
     }
     page.line("")?;
@@ -127,7 +125,7 @@ fn show_gains(page: &mut Page<'_>, gains: &Gains) -> io::Result<()> {
         vec![cell(Some(&link.name)), cell(Some(ByteCount::new(link.rx_bytes))), cell(Some(ByteCount::new(link.tx_bytes)))]
     };
     let columns = [words("LINK"), numbers("RECEIVED"), numbers("SENT")];
-    page.table(&columns, &gains.links.iter().map(row).collect::<Vec<_>>(), "no link has moved anything yet")
+    page.table(&columns, &gains.links.iter().map(row).collect::<Vec<_>>(), "no link has transferred data yet")
 }
 
 #[cfg(test)]
@@ -136,7 +134,7 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn moments_of_silence_are_counted_not_listed() {
+    fn samples_without_traffic_are_counted_but_not_listed() {
         let sample = |at_ms: u64, rx_bps: u64| json!({"at_ms": at_ms, "links": [{"name": "wlan0", "rx_bps": rx_bps, "tx_bps": null}]});
         let shown = |samples: serde_json::Value, all| {
             let history = serde_json::from_value(json!({"resolution_ms": 1000, "samples": samples})).unwrap();
@@ -148,7 +146,7 @@ mod tests {
         let text = shown(some.clone(), false);
         assert!(text.lines().count() == 3 && text.contains("00:00:01  wlan0") && text.ends_with("--all shows them)\n"), "{text}");
         assert_eq!(shown(some, true).lines().count(), 4);
-        assert!(shown(json!([sample(0, 0)]), false).starts_with("no link moved anything in that time\n(1 of 1 samples"));
+        assert!(shown(json!([sample(0, 0)]), false).starts_with("no link transferred data in that time\n(1 of 1 samples"));
         assert_eq!(shown(json!([]), false), "nothing has been measured yet\n");
     }
 }

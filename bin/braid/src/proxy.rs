@@ -17,20 +17,20 @@ use tokio::signal::unix::{SignalKind, signal};
 use crate::cli::{self, Steering};
 use crate::start;
 
-/// How often what was learnt is kept.
-const KEEP: Duration = Duration::from_secs(300);
+/// Interval at which learnt data is stored.
+const STORE_INTERVAL: Duration = Duration::from_secs(300);
 
-/// Serves until it is told to end.
+/// Runs the proxy until a signal ends it.
 pub(crate) fn run(args: cli::Proxy, verbose: u8) -> anyhow::Result<()> {
     start::log("info", verbose);
     if !args.listen.ip().is_loopback() && args.allow.is_empty() {
         bail!(
-            "--listen {} would let nobody in: say with --allow which networks may use the proxy, as in --allow 192.168.7.0/24",
+            "--listen {} would admit no client: name the networks that may use the proxy with --allow, as in --allow 192.168.7.0/24",
             args.listen
         );
     }
     let policy = match args.config.clone().or_else(default_config) {
-        // Another machine's programs and users are no mistake here.
+        // The configuration may name programs and users of other machines.
         Some(path) => config::read(&path, &World::here(false))?.policy,
         None => Default::default(),
     };
@@ -39,13 +39,13 @@ pub(crate) fn run(args: cli::Proxy, verbose: u8) -> anyhow::Result<()> {
     let Steering { scheduler, links, carry, relay } = args.steering;
     let options = ProxyOptions { scheduler: scheduler.unwrap_or(policy.scheduler), links, policy, carry, relay, reach: args.reach };
     if let Err(error) = raise_open_files() {
-        tracing::warn!("the limit of open files stays as it is: {error}");
+        tracing::warn!("cannot raise the limit of open files: {error}");
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(serve(args.listen, access, options))
 }
 
-/// The users that `--allow-user` names, beside the one who starts the proxy.
+/// Users that `--allow-user` names, plus the user who starts the proxy.
 fn users(named: &[String], known: &BTreeMap<String, u32>) -> anyhow::Result<Users> {
     if named.iter().any(|name| name == "all") {
         return Ok(Users::All);
@@ -64,20 +64,20 @@ fn users(named: &[String], known: &BTreeMap<String, u32>) -> anyhow::Result<User
 async fn serve(listen: SocketAddr, access: Access, options: ProxyOptions) -> anyhow::Result<()> {
     let listener = TcpListener::bind(listen)
         .await
-        .with_context(|| format!("cannot listen on {listen}; name another place with --listen ADDR:PORT"))?;
+        .with_context(|| format!("cannot listen on {listen}; choose another address with --listen ADDR:PORT"))?;
     let flows = ProxyFlows::start(options)?;
     let address = listener.local_addr()?;
     let proxy = Proxy::new(listener, access, Arc::new(flows.clone()), Bounds::default());
-    tracing::info!("HTTP and SOCKS5 on {address}; http://{address}/proxy.pac sets browsers up");
+    tracing::info!("HTTP and SOCKS5 on {address}; browsers can load http://{address}/proxy.pac");
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    let mut keep = tokio::time::interval(KEEP);
+    let mut keep = tokio::time::interval(STORE_INTERVAL);
     let serving = tokio::spawn(proxy.run());
     loop {
         tokio::select! {
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
             _ = keep.tick() => {
-                // It waits for the disk.
+                // Storing blocks on the disk.
                 let flows = flows.clone();
                 tokio::task::spawn_blocking(move || flows.remember());
             }
@@ -93,14 +93,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn users_are_named_beside_the_own() {
+    fn named_users_are_added_to_the_own_user() {
         let known = BTreeMap::from([("ann".to_owned(), 4_000_000)]);
         let of = |names: &[&str]| users(&names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>(), &known);
         let Users::These(own) = Users::default() else { panic!("not everybody") };
         assert_eq!(of(&[]).unwrap(), Users::These(own.clone()));
         assert_eq!(of(&["ann", "4000001"]).unwrap(), Users::These(own.into_iter().chain([4_000_000, 4_000_001]).collect()));
         assert_eq!(of(&["ann", "all"]).unwrap(), Users::All);
-        let told = of(&["bob"]).unwrap_err().to_string();
-        assert!(told.contains("bob") && told.contains("number"), "{told}");
+        let error = of(&["bob"]).unwrap_err().to_string();
+        assert!(error.contains("bob") && error.contains("number"), "{error}");
     }
 }

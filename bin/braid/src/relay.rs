@@ -1,5 +1,4 @@
-//! `braid relay invite`, `clients`, `revoke` and `limit`: a relay's clients, in its state directory. A relay that runs sees what is changed
-//! here.
+//! `braid relay invite`, `clients`, `revoke` and `limit`: manage a relay's clients in its state directory. A running relay applies the changes.
 
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
@@ -22,22 +21,22 @@ use crate::cli::{PortRange, RelayAction, RelayClients, RelayInvite, RelayLimit, 
 use crate::print;
 use crate::table::{Page, Tone, age, bytes, cell, numbers, rate, toned, words};
 
-/// Does what is asked.
+/// Runs the subcommand.
 pub(crate) fn run(action: RelayAction) -> anyhow::Result<()> {
     match action {
         RelayAction::Invite(invite) => as_owner_of(&invite.state.state_dir, || make_invite(&invite))?,
         RelayAction::Clients(clients) => as_owner_of(&clients.state.state_dir, || list(&clients))?,
-        RelayAction::Revoke(revoke) => as_owner_of(&revoke.state.state_dir, || shut_out(&revoke))?,
+        RelayAction::Revoke(options) => as_owner_of(&options.state.state_dir, || revoke(&options))?,
         RelayAction::Limit(limit) => as_owner_of(&limit.state.state_dir, || set_limits(&limit))?,
     }
 }
 
-/// Does the work with the rights to files of the directory's owner, where root calls.
+/// If root calls, runs `work` with the file access rights of the directory's owner.
 fn as_owner_of<T: Send>(dir: &Path, work: impl FnOnce() -> T + Send) -> anyhow::Result<T> {
     owner::as_owner_of(dir, work).with_context(|| format!("cannot act as the owner of {}; run braid as that user", dir.display()))
 }
 
-/// `braid relay`: serves until it is told to end.
+/// `braid relay`: runs the relay until a signal ends it.
 pub(crate) fn serve(options: RelayServer, verbose: u8) -> anyhow::Result<()> {
     crate::start::log("info", verbose);
     let dir = options.state.state_dir.clone();
@@ -45,7 +44,7 @@ pub(crate) fn serve(options: RelayServer, verbose: u8) -> anyhow::Result<()> {
 }
 
 fn serve_in(options: RelayServer) -> anyhow::Result<()> {
-    reach(&options.state.state_dir)?;
+    check_readable(&options.state.state_dir)?;
     let dir = StateDir::open(&options.state.state_dir)?;
     let keys = KeyPair::load_or_generate(&dir, RELAY_KEY)?;
     let key = keys.public();
@@ -57,7 +56,7 @@ fn serve_in(options: RelayServer) -> anyhow::Result<()> {
     };
     keep_memory();
     if let Err(error) = raise_open_files() {
-        tracing::warn!("the limit of open files stays as it is: {error}");
+        tracing::warn!("cannot raise the limit of open files: {error}");
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let ready = |address| {
@@ -84,7 +83,7 @@ fn serve_in(options: RelayServer) -> anyhow::Result<()> {
     })
 }
 
-/// The ports that `--port` names; the default without any.
+/// Ports that `--port` names, or the default ports.
 fn opened(named: Vec<PortRange>) -> Ports {
     let all = named.iter().any(|range| matches!(range, PortRange::All));
     let ranges: Vec<_> = named.into_iter().filter_map(PortRange::range).collect();
@@ -95,7 +94,7 @@ fn opened(named: Vec<PortRange>) -> Ports {
     }
 }
 
-/// What `braid relay invite --json` prints.
+/// Output of `braid relay invite --json`.
 #[derive(Debug, Serialize)]
 struct InviteView {
     line: String,
@@ -107,15 +106,15 @@ struct InviteView {
 }
 
 fn make_invite(options: &RelayInvite) -> anyhow::Result<()> {
-    reach(&options.state.state_dir)?;
+    check_readable(&options.state.state_dir)?;
     let dir = StateDir::open(&options.state.state_dir)?;
     if !dir.path().join(RELAY_KEY).exists() {
         let dir = dir.path().display();
-        writeln!(io::stderr(), "no relay has used {dir} yet: this invites to one that is started with --state-dir {dir}, and to no other")?;
+        writeln!(io::stderr(), "no relay has used {dir} yet: the invitation is valid only for a relay started with --state-dir {dir}")?;
     }
     let relay = KeyPair::load_or_generate(&dir, RELAY_KEY)?.public();
     let now = SystemTime::now();
-    // Tried before the token is stored: one that nobody is told of would wait for its end.
+    // Validate before the token is stored: an invitation that was never printed would stay valid until it expires.
     let invite = |token| Invite::new(relay, token, options.addresses.clone(), options.name.clone());
     invite([0; 16].into())?;
     let limits = changed(Limits::default(), &options.limits);
@@ -137,12 +136,16 @@ fn make_invite(options: &RelayInvite) -> anyhow::Result<()> {
     if out.is_terminal() {
         let span = age(Some(u64::try_from(options.expires.as_millis()).unwrap_or(u64::MAX))).unwrap_or_default();
         show_qr(&mut out, &invite)?;
-        writeln!(out, "Good for one device and {span}, with {}. There: braid join, which asks for the line", describe(limits))?;
+        writeln!(
+            out,
+            "Valid for one device and {span}, with {}. On the device, run `braid join`; it asks for this line",
+            describe(limits)
+        )?;
     }
     Ok(())
 }
 
-/// Black on white whatever the terminal's colours are, since not every camera reads the reverse.
+/// Prints the code black on white, whatever the terminal's colours: some cameras cannot read an inverted code.
 fn show_qr(out: &mut dyn Write, invite: &Invite) -> io::Result<()> {
     for line in invite.to_qr().unwrap_or_default().lines() {
         writeln!(out, "\x1b[38;5;16;48;5;231m{line}\x1b[0m")?;
@@ -150,13 +153,13 @@ fn show_qr(out: &mut dyn Write, invite: &Invite) -> io::Result<()> {
     Ok(())
 }
 
-/// What `braid relay clients --json` prints.
+/// Output of `braid relay clients --json`.
 #[derive(Debug, Serialize)]
 struct ClientsView {
     clients: Vec<ClientView>,
 }
 
-/// A client, as `braid relay clients --json` prints it. Times are seconds of Unix time.
+/// A client in the output of `braid relay clients --json`. Times are seconds of Unix time.
 #[derive(Debug, Serialize)]
 struct ClientView {
     name: String,
@@ -169,7 +172,7 @@ struct ClientView {
     month: MonthView,
 }
 
-/// A client's limits; `null` is none.
+/// Limits of a client; `null` means no limit.
 #[derive(Debug, Serialize)]
 struct LimitsView {
     rate_down_bps: Option<u64>,
@@ -178,7 +181,7 @@ struct LimitsView {
     monthly_bytes: Option<u64>,
 }
 
-/// What a client used since the first of the month (UTC).
+/// Usage of a client since the first of the month (UTC).
 #[derive(Debug, Serialize)]
 struct MonthView {
     down_bytes: u64,
@@ -230,10 +233,10 @@ fn show(page: &mut Page<'_>, views: &[ClientView], now: u64) -> io::Result<()> {
         numbers("SEEN"),
         numbers("DOWN"),
         numbers("UP"),
-        numbers("MOST A MONTH"),
-        numbers("MOST DOWN"),
-        numbers("MOST UP"),
-        numbers("MOST FLOWS"),
+        numbers("MAX MONTH"),
+        numbers("MAX DOWN"),
+        numbers("MAX UP"),
+        numbers("MAX FLOWS"),
     ];
     let row = |view: &ClientView| {
         let ago = |unix: u64| now.saturating_sub(unix).saturating_mul(1000);
@@ -251,21 +254,21 @@ fn show(page: &mut Page<'_>, views: &[ClientView], now: u64) -> io::Result<()> {
             cell(view.limits.flows),
         ]
     };
-    page.table(&columns, &views.iter().map(row).collect::<Vec<_>>(), "no clients yet; \"braid relay invite\" lets one join")
+    page.table(&columns, &views.iter().map(row).collect::<Vec<_>>(), "no clients yet; \"braid relay invite\" invites one")
 }
 
-/// When a client was there; the relay writes that down once a minute.
+/// When a client was last connected; the relay records it once a minute.
 fn seen(ago: u64) -> Option<String> {
     if ago < 75_000 { Some("just now".to_owned()) } else { age(Some(ago)).map(|age| format!("{age} ago")) }
 }
 
-fn shut_out(options: &RelayRevoke) -> anyhow::Result<()> {
+fn revoke(options: &RelayRevoke) -> anyhow::Result<()> {
     let mut registry = open(&options.state.state_dir)?;
     let client = registry.find(&options.client)?;
     let was_in = registry.revoke(client.id, SystemTime::now())?;
     let (name, key) = (&client.name, client.key.short());
-    let said = if was_in { "is shut out" } else { "was shut out already" };
-    Ok(writeln!(io::stdout(), "{name} ({key}) {said}; a new invitation lets it in again")?)
+    let said = if was_in { "is revoked" } else { "was already revoked" };
+    Ok(writeln!(io::stdout(), "{name} ({key}) {said}; a new invitation readmits it")?)
 }
 
 fn set_limits(options: &RelayLimit) -> anyhow::Result<()> {
@@ -276,7 +279,7 @@ fn set_limits(options: &RelayLimit) -> anyhow::Result<()> {
     Ok(writeln!(io::stdout(), "{} ({}): {}", client.name, client.key.short(), describe(limits))?)
 }
 
-/// Limits with those that were named in place of others.
+/// Returns `limits` with the named limits replaced.
 fn changed(mut limits: Limits, named: &RelayLimits) -> Limits {
     if let Some(limit) = named.rate.or(named.rate_down) {
         limits.rate_down = limit.0;
@@ -304,28 +307,31 @@ fn describe(limits: Limits) -> String {
     if parts.is_empty() { "no limits".to_owned() } else { parts.join(", ") }
 }
 
-/// The registry of a relay that is there: these commands make none.
+/// Opens the registry of an existing relay; never creates one.
 fn open(dir: &Path) -> anyhow::Result<Registry> {
-    reach(dir)?;
+    check_readable(dir)?;
     if !Registry::exists(dir) {
-        bail!("there is no relay's registry in {}; name the relay's own directory with --state-dir, as its user", dir.display());
+        bail!(
+            "there is no relay registry in {}; name the relay's directory with --state-dir, and run the command as the relay's user",
+            dir.display()
+        );
     }
     Ok(Registry::open(&StateDir::open(dir)?)?)
 }
 
-/// Looks whether this user may look into the state directory at all: what cannot be seen must not be told as missing.
-fn reach(dir: &Path) -> anyhow::Result<()> {
-    may_look(dir, std::fs::read_dir(dir).map(drop))
+/// Checks that this user may read the state directory: a directory that is not readable must not be reported as missing.
+fn check_readable(dir: &Path) -> anyhow::Result<()> {
+    check_access(dir, std::fs::read_dir(dir).map(drop))
 }
 
-fn may_look(dir: &Path, looked: io::Result<()>) -> anyhow::Result<()> {
+fn check_access(dir: &Path, looked: io::Result<()>) -> anyhow::Result<()> {
     match looked {
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => bail!(
-            "{} may not be read by this user: use sudo if the service's relay is meant, or name your own relay's directory, as in \
+            "this user may not read {}: use sudo for the relay of the service, or name the directory of your own relay, as in \
              --state-dir ~/relay",
             dir.display()
         ),
-        // Whoever uses it says what else may be wrong with it.
+        // The caller reports other errors when it uses the directory.
         _ => Ok(()),
     }
 }
@@ -339,15 +345,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn regression_what_may_not_be_read_is_not_told_as_missing() {
+    fn regression_an_unreadable_directory_is_not_reported_as_missing() {
         let dir = Path::new("/var/lib/braid-relay");
-        let said = may_look(dir, Err(io::ErrorKind::PermissionDenied.into())).unwrap_err().to_string();
-        assert!(said.contains("may not be read") && said.contains("sudo") && said.contains("--state-dir ~/relay"), "{said}");
-        assert!(may_look(dir, Err(io::ErrorKind::NotFound.into())).is_ok() && may_look(dir, Ok(())).is_ok());
+        let said = check_access(dir, Err(io::ErrorKind::PermissionDenied.into())).unwrap_err().to_string();
+        assert!(said.contains("may not read") && said.contains("sudo") && said.contains("--state-dir ~/relay"), "{said}");
+        assert!(check_access(dir, Err(io::ErrorKind::NotFound.into())).is_ok() && check_access(dir, Ok(())).is_ok());
     }
 
     #[test]
-    fn a_client_that_was_there_within_the_relays_last_note_is_there() {
+    fn a_client_seen_since_the_last_record_is_shown_as_just_now() {
         assert_eq!([0, 70_000, 150_000].map(|ago| seen(ago).unwrap()), ["just now", "just now", "2 min 30 s ago"]);
     }
 }

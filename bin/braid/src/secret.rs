@@ -1,4 +1,4 @@
-//! Secrets, which have no place among a command's arguments: other users of the machine see those, and shells keep them.
+//! Secrets that must not be command arguments: other users of the machine can see arguments, and shells record them.
 
 use std::io::{self, BufRead, IsTerminal, Write};
 
@@ -6,18 +6,19 @@ use anyhow::{Context, bail};
 use ratatui::crossterm::event::{Event, KeyCode, KeyEventKind, KeyModifiers, read};
 use ratatui::crossterm::terminal::{disable_raw_mode, enable_raw_mode};
 
-/// The longest secret.
-const LONGEST: usize = 8192;
+/// Maximum length of a secret in bytes.
+const MAX_LENGTH: usize = 8192;
 
-/// What was `given`. For `-`, or where nothing was, the first line of standard input; on a terminal it is asked for by `what` it is.
+/// Returns the secret that was `given`. Without one, asks for it on a terminal, where `what` names it. For `-`, or without a terminal, reads the
+/// first line of standard input.
 pub(crate) fn line(given: Option<String>, what: &str) -> anyhow::Result<String> {
     match given {
         Some(given) if given != "-" => Ok(given),
-        None if io::stdin().is_terminal() => ask(&format!("{what}: ")).with_context(|| format!("the {what} cannot be read")),
+        None if io::stdin().is_terminal() => ask(&format!("{what}: ")).with_context(|| format!("cannot read the {what}")),
         _ => {
-            let line = first_line(io::stdin().lock()).with_context(|| format!("the {what} cannot be read from standard input"))?;
+            let line = first_line(io::stdin().lock()).with_context(|| format!("cannot read the {what} from standard input"))?;
             if line.is_empty() {
-                bail!("no {what} came on standard input: write one to it, or run this on a terminal, which is asked");
+                bail!("standard input has no {what}: write one to it, or run this command on a terminal");
             }
             Ok(line)
         }
@@ -26,16 +27,16 @@ pub(crate) fn line(given: Option<String>, what: &str) -> anyhow::Result<String> 
 
 fn first_line(from: impl BufRead) -> io::Result<String> {
     let mut line = String::new();
-    from.take(LONGEST as u64).read_line(&mut line)?;
+    from.take(MAX_LENGTH as u64).read_line(&mut line)?;
     Ok(line.trim().to_owned())
 }
 
-/// Asks for a secret on the terminal, and shows nothing of it.
+/// Asks for a secret on the terminal without echo.
 ///
 /// # Errors
-/// `Interrupted` for Ctrl-C, else those of the terminal.
+/// `Interrupted` for Ctrl-C, otherwise the terminal's error.
 pub(crate) fn ask(prompt: &str) -> io::Result<String> {
-    // First: what is typed at the prompt, however early, is not shown.
+    // Raw mode comes first, so that input typed before the prompt is not echoed.
     enable_raw_mode()?;
     let prompted = write!(io::stderr(), "{prompt}").and_then(|()| io::stderr().flush());
     let typed = prompted.and_then(|()| typed());
@@ -52,11 +53,11 @@ fn typed() -> io::Result<String> {
             continue;
         }
         match (key.code, key.modifiers.contains(KeyModifiers::CONTROL)) {
-            (KeyCode::Char('c'), true) => return Err(io::Error::new(io::ErrorKind::Interrupted, "it was given up")),
-            // The end of a line, as typed, as pasted, and that of all input.
+            (KeyCode::Char('c'), true) => return Err(io::Error::new(io::ErrorKind::Interrupted, "interrupted by Ctrl-C")),
+            // End of a line, typed (Enter) or pasted (Ctrl-J), and end of input (Ctrl-D).
             (KeyCode::Enter, _) | (KeyCode::Char('j' | 'd'), true) => return Ok(text.trim().to_owned()),
             (KeyCode::Backspace, _) => drop(text.pop()),
-            (KeyCode::Char(letter), false) if text.len() < LONGEST => text.push(letter),
+            (KeyCode::Char(letter), false) if text.len() < MAX_LENGTH => text.push(letter),
             _ => {}
         }
     }
@@ -67,10 +68,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_line_counts_and_a_given_one_is_taken() {
+    fn only_the_first_line_is_read_and_a_given_secret_wins() {
         assert_eq!(first_line(&b"  braid1-x \nmore\n"[..]).unwrap(), "braid1-x");
         assert!(first_line(&b"\n"[..]).unwrap().is_empty() && first_line(&[0xff, 0xfe][..]).is_err());
-        assert!(first_line(&vec![b'a'; 1 << 20][..]).unwrap().len() <= LONGEST);
+        assert!(first_line(&vec![b'a'; 1 << 20][..]).unwrap().len() <= MAX_LENGTH);
         assert_eq!(line(Some("braid1-x".to_owned()), "invitation").unwrap(), "braid1-x");
     }
 }

@@ -1,4 +1,4 @@
-//! Facts as people read them.
+//! Output of the commands as text.
 
 use std::io;
 
@@ -9,7 +9,7 @@ use braid_api::{
 
 use crate::table::{Cell, Page, Tone, UNKNOWN, age, bytes, cell, joules, micros, numbers, percent, rate, toned, words};
 
-const NO_LINKS: &str = "no links: `braid doctor` tells why";
+const NO_LINKS: &str = "no links: `braid doctor` shows why";
 
 /// `braid status`.
 pub(crate) fn status(page: &mut Page<'_>, status: &Status) -> io::Result<()> {
@@ -25,7 +25,7 @@ pub(crate) fn status(page: &mut Page<'_>, status: &Status) -> io::Result<()> {
     for peer in &status.peers {
         let kind = if peer.kind == PeerKind::Server { "server" } else { "relay" };
         let good = peer.paths.iter().filter(|path| path.state.delivers()).count();
-        // A link without a path is none of them.
+        // A link without a path does not count.
         let paths = peer.paths.iter().filter(|path| path.state != PathState::None).count();
         match &peer.reason {
             Some(reason) => page.toned(Tone::Doubtful, &format!("{kind} {}: {}: {reason}; flows go direct", peer.name, peer.state))?,
@@ -59,7 +59,7 @@ pub(crate) fn status(page: &mut Page<'_>, status: &Status) -> io::Result<()> {
     page.table(&columns, &status.links.iter().map(row).collect::<Vec<_>>(), NO_LINKS)
 }
 
-/// What the machine runs on, and what follows from it; `None` where nothing is known of either.
+/// Battery, power saving, utility and target of the machine; `None` if all are unknown.
 fn supply(status: &Status) -> Option<String> {
     let mut says = Vec::new();
     if let Some(battery) = &status.battery {
@@ -98,7 +98,7 @@ fn link_details(page: &mut Page<'_>, link: &LinkStatus) -> io::Result<()> {
     page.toned(tone, &format!("{} {} ({})", link.name, link.state, link.kind))?;
     let mut fact = |name: &str, text: String| page.line(format!("  {name:<11} {text}"));
     if let Some(reason) = &link.reason {
-        fact("because", reason.clone())?;
+        fact("reason", reason.clone())?;
     }
     if link.state_v4.is_some() || link.state_v6.is_some() {
         fact("families", format!("IPv4 {}, IPv6 {}", or_unknown(link.state_v4.clone()), or_unknown(link.state_v6.clone())))?;
@@ -107,7 +107,7 @@ fn link_details(page: &mut Page<'_>, link: &LinkStatus) -> io::Result<()> {
     fact("gateways", list(&link.gateways))?;
     fact("resolvers", list(&link.resolvers))?;
     let capacity = |rate: Option<u64>, confidence: Option<f64>, since: Option<u64>| {
-        // Trust in a guess is trust in nothing.
+        // A confidence without an estimate means nothing.
         match (rate.and(percent(confidence)), age(since)) {
             (Some(confidence), Some(age)) => format!("{} (confidence {confidence}, learnt {age} ago)", show(rate)),
             (Some(confidence), None) => format!("{} (confidence {confidence})", show(rate)),
@@ -119,18 +119,18 @@ fn link_details(page: &mut Page<'_>, link: &LinkStatus) -> io::Result<()> {
     fact("capacity", format!("down {down}, up {up}"))?;
     fact("now", format!("down {}, up {}", show(link.rate_down_bps), show(link.rate_up_bps)))?;
     fact("round trip", format!("{}, loss {}", or_unknown(micros(link.rtt_us)), or_unknown(percent(link.loss))))?;
-    fact("flows", format!("{}, to move down {}, up {}", link.flows, size(link.load_down_bytes), size(link.load_up_bytes)))?;
-    fact("moved", format!("received {}, sent {}", size(link.rx_bytes), size(link.tx_bytes)))?;
+    fact("flows", format!("{}, remaining down {}, up {}", link.flows, size(link.load_down_bytes), size(link.load_up_bytes)))?;
+    fact("traffic", format!("received {}, sent {}", size(link.rx_bytes), size(link.tx_bytes)))?;
     fact("device", format!("received {}, sent {}", size(link.device_rx_bytes), size(link.device_tx_bytes)))?;
     if let (Some(down), Some(up)) = (link.energy_down_j_per_gb, link.energy_up_j_per_gb) {
-        let per_byte = format!("{} a GB received, {} sent", or_unknown(joules(Some(down))), or_unknown(joules(Some(up))));
+        let per_byte = format!("{} per GB received, {} sent", or_unknown(joules(Some(down))), or_unknown(joules(Some(up))));
         fact("energy", format!("{} so far; {per_byte}", or_unknown(joules(link.energy_j))))?;
     }
     if let Some(source) = &link.energy_source {
         fact("", format!("({source})"))?;
     }
     if let Some(cost) = link.cost_per_gb {
-        fact("cost", format!("{cost} a GB"))?;
+        fact("cost", format!("{cost} per GB"))?;
     }
     if link.metered {
         fact("allowance", format!("{} of {} used", size(link.used_bytes), size(link.cap_bytes)))?;
@@ -158,7 +158,7 @@ pub(crate) fn flows(page: &mut Page<'_>, flows: &[Flow]) -> io::Result<()> {
             cell(Some(&flow.application)),
             cell(Some(&flow.protocol)),
             cell(Some(&flow.remote)),
-            cell(Some(flow.peer.as_ref().map_or(flow.link.clone(), |peer| format!("{} by {peer}", flow.link)))),
+            cell(Some(flow.peer.as_ref().map_or(flow.link.clone(), |peer| format!("{} through {peer}", flow.link)))),
             cell(bytes(flow.rx_bytes)),
             cell(bytes(flow.tx_bytes)),
             cell(micros(flow.rtt_us)),
@@ -218,7 +218,7 @@ pub(crate) fn peers(page: &mut Page<'_>, peers: &[Peer]) -> io::Result<()> {
             ]
         }));
     }
-    page.table(&columns, &rows, "no peers: \"braid join\" with the line that a relay's \"braid relay invite\" printed")
+    page.table(&columns, &rows, "no peers: run \"braid join\" with an invitation that \"braid relay invite\" printed on a relay")
 }
 
 /// `braid apps`.
@@ -228,7 +228,7 @@ pub(crate) fn apps(page: &mut Page<'_>, apps: &[App]) -> io::Result<()> {
         numbers("PORT"),
         words("CLASS"),
         numbers("DEMAND"),
-        numbers("LEARNT FROM"),
+        numbers("SAMPLES"),
         numbers("DOWN"),
         numbers("UP"),
         numbers("FLOWS"),
@@ -247,10 +247,10 @@ pub(crate) fn apps(page: &mut Page<'_>, apps: &[App]) -> io::Result<()> {
             cell(joules(app.energy_j)),
         ]
     };
-    page.table(&columns, &apps.iter().map(row).collect::<Vec<_>>(), "nothing learnt yet")
+    page.table(&columns, &apps.iter().map(row).collect::<Vec<_>>(), "no applications yet")
 }
 
-/// `braid policy`; `relays` are those that were joined, `None` where that cannot be told.
+/// `braid policy`. `relays` are the joined relays, `None` if they are unknown.
 pub(crate) fn policy(page: &mut Page<'_>, policy: &PolicyView, relays: Option<&[String]>) -> io::Result<()> {
     page.line(format!("scheduler       {}", policy.scheduler))?;
     if let Some(utility) = &policy.utility {
@@ -272,12 +272,12 @@ pub(crate) fn policy(page: &mut Page<'_>, policy: &PolicyView, relays: Option<&[
             text += ", metered";
         }
         if let Some(cost) = link.cost_per_gb {
-            text += &format!(", {cost} a GB");
+            text += &format!(", {cost} per GB");
         }
         if let Some(probe) = &link.probe {
             text += &format!(", probed {probe}");
         }
-        let devices = if link.devices.is_empty() { "no device now".to_owned() } else { link.devices.join(", ") };
+        let devices = if link.devices.is_empty() { "no device".to_owned() } else { link.devices.join(", ") };
         page.line(format!("{text} ({devices})"))?;
     }
     if !policy.apps.is_empty() {
@@ -290,9 +290,9 @@ pub(crate) fn policy(page: &mut Page<'_>, policy: &PolicyView, relays: Option<&[
         says.extend(app.class.as_ref().map(|class| format!("class {class}")));
         says.extend(app.affinity.as_ref().map(|affinity| format!("affinity {affinity}")));
         says.extend((!matches!(app.carry.as_str(), "" | "auto")).then(|| format!("carried {}", carried(app, relays))));
-        says.extend((app.resolve == "relay").then(|| "names looked up by the relay, for a proxy's clients".to_owned()));
+        says.extend((app.resolve == "relay").then(|| "the relay resolves names for clients of a proxy".to_owned()));
         says.extend((app.weight != 1.0).then(|| format!("weight {}", app.weight)));
-        let says = if says.is_empty() { "as the scheduler says".to_owned() } else { says.join("; ") };
+        let says = if says.is_empty() { "no special handling".to_owned() } else { says.join("; ") };
         page.line(format!("app {} {{ {} }}: {says}", index + 1, app.matches))?;
     }
     for exclude in &policy.exclude {
@@ -314,11 +314,11 @@ fn carried(app: &AppEntry, relays: Option<&[String]>) -> String {
         (None, Some(relays)) => relays.is_empty() && app.carry != "direct",
     };
     let missing = match (missing, &app.relay) {
-        (true, Some(_)) => " (no relay of that name is joined: they go direct)",
+        (true, Some(_)) => " (no joined relay has this name: the flows go direct)",
         (true, None) => " to servers that run Braid (no relay is joined: other flows go direct)",
         (false, _) => "",
     };
-    let by = app.relay.as_ref().map(|relay| format!(" by {relay}")).unwrap_or_default();
+    let by = app.relay.as_ref().map(|relay| format!(" through {relay}")).unwrap_or_default();
     format!("{way}{by}{missing}")
 }
 
@@ -437,7 +437,7 @@ pub(crate) fn doctor(page: &mut Page<'_>, report: &DoctorReport) -> io::Result<(
             Verdict::Missing => ("missing", Tone::Bad),
             Verdict::Unknown => ("unknown", Tone::Faint),
         };
-        // A page lets no control characters through; the verifier's log has several lines, with tabs.
+        // A page replaces control characters; the verifier's log has several lines, with tabs.
         let found = check.found.replace('\t', " ");
         let mut lines = found.lines();
         page.toned(tone, &format!("{sign}  {}: {}", check.name, lines.next().unwrap_or_default()))?;
@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_is_one_line_and_a_table() {
+    fn status_shows_a_summary_and_a_table() {
         let lte = json!({
             "name": "wwan0", "state": "backup", "kind": "cellular", "addresses": [], "capacity_down_bps": null, "capacity_up_bps": null,
             "rtt_us": null, "loss": null, "rx_bytes": null, "tx_bytes": null, "flows": 0,
@@ -525,7 +525,7 @@ wwan0  backup  cellular            -   -      -      -      0       -
     }
 
     #[test]
-    fn links_are_shown_in_full() {
+    fn links_are_shown_in_detail() {
         let text = shown(json!([wifi()]), |page, list: &Vec<LinkStatus>| links(page, list));
         let expected = "\
 wlan0 up (wireless)
@@ -535,19 +535,19 @@ wlan0 up (wireless)
   capacity    down 20.0 Mbit/s, up -
   now         down -, up -
   round trip  12 ms, loss 1.3 %
-  flows       2, to move down -, up -
-  moved       received 1.5 MB, sent -
+  flows       2, remaining down -, up -
+  traffic     received 1.5 MB, sent -
   device      received -, sent -
-  energy      1.5 J so far; 1.2 kJ a GB received, 80.0 J sent
+  energy      1.5 J so far; 1.2 kJ per GB received, 80.0 J sent
               (Table I)
-  cost        2.5 a GB
+  cost        2.5 per GB
   allowance   2.5 GB of 10.0 GB used
 ";
         assert_eq!(text, expected);
     }
 
     #[test]
-    fn flows_with_unknowns_are_shown_with_signs() {
+    fn unknown_values_of_flows_are_shown_as_a_dash() {
         let flow = json!({
             "id": 17, "application": "/usr/bin/curl", "protocol": "tcp", "local": null, "remote": "192.0.2.1:443", "link": "wlan0",
             "carry": "direct", "scheduler": "max-throughput", "rx_bytes": 4_000_000, "tx_bytes": null, "rtt_us": null, "age_ms": 2_000,
@@ -562,7 +562,7 @@ ID  APPLICATION    PROTO  REMOTE         LINK   RECEIVED  SENT  RTT  AGE  ENERGY
     }
 
     #[test]
-    fn a_policy_reads_like_sentences() {
+    fn a_policy_is_shown_as_text() {
         let value = json!({
             "schema_version": 1, "scheduler": "round-robin", "affinity": null, "default_demand_bytes": 1_000_000,
             "links": [{"matches": "kind = \"cellular\"", "devices": [], "role": "backup", "priority": 2, "metered": true, "cap_bytes": 10_000_000_000u64,
@@ -576,16 +576,16 @@ scheduler       round-robin
 affinity        by class
 default demand  1.0 MB
 
-link { kind = \"cellular\" }: backup, priority 2, 10.0 GB a month from day 3, probed continuous (no device now)
+link { kind = \"cellular\" }: backup, priority 2, 10.0 GB a month from day 3, probed continuous (no device)
 
-app 1 { name = \"curl\" }: only wlan0; class bulk; carried over all links by home; weight 0.5
+app 1 { name = \"curl\" }: only wlan0; class bulk; carried over all links through home; weight 0.5
 left to the system { user = 7 }
 ";
         assert_eq!(shown(value.clone(), |page, view| policy(page, view, Some(&["home".to_owned()]))), expected);
         assert_eq!(shown(value.clone(), |page, view| policy(page, view, None)), expected);
         let without = shown(value.clone(), |page, view| policy(page, view, Some(&[])));
         assert!(
-            without.contains("carried over all links by home (no relay of that name is joined: they go direct); weight 0.5"),
+            without.contains("carried over all links through home (no joined relay has this name: the flows go direct); weight 0.5"),
             "{without}"
         );
         let mut any = value;
@@ -598,7 +598,7 @@ left to the system { user = 7 }
     }
 
     #[test]
-    fn an_explanation_shows_what_the_rule_saw() {
+    fn an_explanation_shows_the_inputs_of_the_rule() {
         let seen = |link: &str, allowed, reason: Option<&str>, finish: Option<u64>| {
             json!({"link": link, "allowed": allowed, "reason": reason, "load_bytes": 0, "capacity_bps": 8_000_000, "finish_us": finish, "end_us": finish.map(|time| time / 2),
                    "virtual_start": null, "rank": 0, "flows": 0})
@@ -624,7 +624,7 @@ wwan0  no    0 B  assumed 8.0 Mbit/s       -       -     -  backup
     }
 
     #[test]
-    fn the_doctor_tells_the_remedy() {
+    fn the_doctor_shows_the_remedy() {
         let value = json!({
             "schema_version": 1, "version": "0.1.0", "whole_machine": false, "one_command": true,
             "modes": [{"name": "up", "verdict": "unknown", "because": ["privilege"]}, {"name": "run", "verdict": "ok", "because": []},

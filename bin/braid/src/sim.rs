@@ -1,4 +1,4 @@
-//! `braid sim`: the papers' experiments, and instances of one's own.
+//! `braid sim`: runs the papers' experiments, and instances of the user's.
 
 mod instance;
 mod progress;
@@ -27,13 +27,13 @@ pub(crate) fn run(command: &Sim) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// What `braid sim list --json` prints.
+/// Output of `braid sim list --json`.
 #[derive(Serialize)]
 struct List {
     experiments: Vec<&'static About>,
 }
 
-/// What `braid sim run --json` prints.
+/// Output of `braid sim run --json`.
 #[derive(Serialize)]
 struct Results {
     experiments: Vec<Report>,
@@ -64,7 +64,7 @@ fn measure(experiments: &[&'static dyn Experiment], sampling: &Sampling) -> anyh
     run::measure(experiments, Setting { runs: sampling.runs, seed: sampling.seed }, threads)
 }
 
-/// The experiments that a name stands for.
+/// The experiments that a name selects.
 fn choose(name: &str) -> anyhow::Result<Vec<&'static dyn Experiment>> {
     let all = experiments::all();
     if name == "all" {

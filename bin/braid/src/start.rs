@@ -1,4 +1,4 @@
-//! Starts what lives in the engine.
+//! Starts the parts of Braid that live in other crates, and configures logging.
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal};
@@ -22,7 +22,7 @@ pub(crate) fn foreground(options: cli::Foreground, verbose: u8) -> anyhow::Resul
     daemon(options.start, verbose)
 }
 
-/// The daemon, in this process.
+/// Runs the daemon in this process.
 pub(crate) fn daemon(start: cli::Start, verbose: u8) -> anyhow::Result<()> {
     log("info", verbose);
     let certificate = start.ui_cert.zip(start.ui_key);
@@ -34,7 +34,7 @@ pub(crate) fn daemon(start: cli::Start, verbose: u8) -> anyhow::Result<()> {
     })
 }
 
-/// Why the BPF programs could not be loaded, and what to do. With `verbose` the verifier's whole log comes first.
+/// Explains why the kernel rejected the BPF programs, and the remedy. With `verbose`, the verifier's full log comes first.
 fn refusal(error: &LoadError, verbose: u8, locked_down: bool) -> String {
     let mut text = String::new();
     if let LoadError::Program { refusal, .. } = error
@@ -48,21 +48,21 @@ fn refusal(error: &LoadError, verbose: u8, locked_down: bool) -> String {
                  boot without lockdown=confidentiality.";
     }
     let more = if verbose == 0 && matches!(error, LoadError::Program { .. }) {
-        "`braid -v up --foreground` shows all of the verifier's log. "
+        "`braid -v up --foreground` shows the verifier's full log. "
     } else {
         ""
     };
-    text + "\n" + more + "`sudo braid doctor --for up` tries every program on this kernel; `braid run -- COMMAND` needs no BPF."
+    text + "\n" + more + "`sudo braid doctor --for up` verifies every program on this kernel; `braid run -- COMMAND` needs no BPF."
 }
 
-/// `braid run`: exits with the command's own status.
+/// `braid run`: exits with the command's exit status.
 pub(crate) fn run(run: cli::Run) -> anyhow::Result<ExitCode> {
     let Steering { scheduler, links, carry, relay } = run.steering;
     let scheduler = scheduler.unwrap_or_default();
     let options = RunOptions { scheduler, links, carry, relay, relay_wait: run.relay_wait, command: run.command };
     let status = match braid_run::main(options) {
         Ok(status) => status,
-        // As a shell would: 127 and 126 for a command that cannot be started, 125 for Braid's own troubles.
+        // Exit statuses as in a shell: 127 and 126 if the command cannot be started, 125 for Braid's own errors.
         Err(error) => {
             eprintln!("braid: {}", crate::printable_lines(&error.to_string()));
             error.exit_code()
@@ -71,13 +71,13 @@ pub(crate) fn run(run: cli::Run) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::try_from(status).unwrap_or(1)))
 }
 
-/// The hidden watchdog, started by the daemon.
+/// The hidden watchdog that the daemon starts.
 pub(crate) fn watchdog(verbose: u8) -> anyhow::Result<()> {
     log("info", verbose);
     braid_daemon::watchdog::watch()
 }
 
-/// Logs to standard error: what RUST_LOG says, else `usual`, more with --verbose.
+/// Logs to standard error at the level of RUST_LOG, otherwise at `usual`, or more with --verbose.
 pub(crate) fn log(usual: &str, verbose: u8) {
     let level = match verbose {
         0 => usual,
@@ -86,7 +86,7 @@ pub(crate) fn log(usual: &str, verbose: u8) {
     };
     let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(level));
     let time = tracing_subscriber::fmt().with_env_filter(filter).with_ansi(io::stderr().is_terminal()).with_writer(io::stderr);
-    // journald writes the time itself.
+    // journald adds the time itself.
     if std::env::var_os("JOURNAL_STREAM").is_some() { time.without_time().init() } else { time.init() }
 }
 
@@ -96,7 +96,7 @@ mod tests {
     use braid_platform::linux::bpf::load::Refusal;
 
     #[test]
-    fn a_refusal_shows_the_last_lines_of_the_log_and_verbosely_all_of_it() {
+    fn a_refusal_shows_the_end_of_the_log_or_with_verbose_all_of_it() {
         let log = (0..237).map(|line| format!("{line}: (b7) r1 = 0\n")).collect();
         let refused = Refusal { reason: "Permission denied (os error 13)".into(), log };
         let error = LoadError::Program { program: "braid_connect4".into(), refusal: refused };

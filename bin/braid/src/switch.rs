@@ -1,4 +1,4 @@
-//! Switches Braid on and off: `braid up` and `braid down`.
+//! `braid up` and `braid down`.
 
 mod service;
 
@@ -18,12 +18,12 @@ use serde_json::Value;
 use crate::cli::{DEFAULT_STATE_DIR, Down, Start, Up};
 use crate::{client, start};
 
-/// How long a daemon may take to get ready. The service's unit says the same (`TimeoutStartSec`).
-const READY: Duration = Duration::from_secs(60);
-/// How long a daemon that does not listen on the socket may take to end.
-const ENDING: Duration = Duration::from_secs(5);
-/// How long a daemon may take to answer before it is asked again.
-const ANSWER: Duration = Duration::from_millis(250);
+/// Time limit for a daemon to become ready. The service's unit has the same limit (`TimeoutStartSec`).
+const READY_TIMEOUT: Duration = Duration::from_secs(60);
+/// Time limit to exit for a daemon that does not listen on the socket.
+const EXIT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time limit for one request to the daemon, before the next attempt.
+const REQUEST_TIMEOUT: Duration = Duration::from_millis(250);
 const PAUSE: Duration = Duration::from_millis(20);
 
 /// `braid up`.
@@ -37,7 +37,7 @@ pub(crate) fn up(up: Up, verbose: u8) -> anyhow::Result<()> {
         return already(&up.start, verbose, &status);
     }
     let begun = begin(&up.start, verbose, &progress);
-    // Another one may have begun at the same time.
+    // Another daemon may have started at the same time.
     let other = if begun.is_err() { running(&up.start.daemon.socket, &progress).ok().flatten() } else { None };
     progress.finish_and_clear();
     match other {
@@ -55,19 +55,19 @@ pub(crate) fn down(order: &Down) -> anyhow::Result<()> {
     }
     match client::send::<Accepted>(socket, "/v1/down", &()) {
         Ok(accepted) => Ok(crate::print_accepted(&accepted)?),
-        Err(error) if error.is_nobody() => {
-            let swept = daemon::sweep().context("no daemon answers, and what a dead one may have left cannot be swept")?;
+        Err(error) if error.is_not_running() => {
+            let swept = daemon::sweep().context("no daemon is running, and cannot remove what a crashed one may have left")?;
             match swept {
                 None if order.quiet => Ok(()),
-                None => Ok(writeln!(io::stdout(), "no daemon answers on {}, and none has left anything", socket.display())?),
-                Some(swept) => Ok(writeln!(io::stdout(), "no daemon answers on {}; {swept}", socket.display())?),
+                None => Ok(writeln!(io::stdout(), "no daemon is running on {}, and there is nothing to remove", socket.display())?),
+                Some(swept) => Ok(writeln!(io::stdout(), "no daemon is running on {}; {swept}", socket.display())?),
             }
         }
         Err(error) => Err(error.into()),
     }
 }
 
-/// Starts the daemon. What to say of it once it steers.
+/// Starts the daemon. Returns the message to print when it is ready.
 fn begin(start: &Start, verbose: u8, progress: &ProgressBar) -> anyhow::Result<String> {
     if !service::is_here() {
         return in_background(start, verbose, progress);
@@ -77,25 +77,25 @@ fn begin(start: &Start, verbose: u8, progress: &ProgressBar) -> anyhow::Result<S
     Ok("Braid is up; systemd runs it (braid.service)".to_owned())
 }
 
-/// Shows on a terminal that something takes its time, whenever it is ticked.
+/// A spinner that shows on a terminal that something is in progress; it advances when ticked.
 fn spinner() -> ProgressBar {
     let style = ProgressStyle::with_template("{spinner} {msg} ({elapsed})").unwrap_or_else(|_| ProgressStyle::default_spinner());
-    ProgressBar::new_spinner().with_style(style).with_message("Braid starts")
+    ProgressBar::new_spinner().with_style(style).with_message("Braid is starting")
 }
 
-/// What the daemon of this network namespace says of itself, if there is one. Waits for one that starts or ends.
+/// Status of this network namespace's daemon, if one runs. Waits for a daemon that is starting or stopping.
 fn running(socket: &Path, progress: &ProgressBar) -> anyhow::Result<Option<Value>> {
     let begin = Instant::now();
     loop {
         let Some(holder) = daemon::running()? else { return Ok(None) };
-        let answer = client::read_from::<Value>(socket, "/v1/status", ANSWER);
-        let patience = match answer {
+        let answer = client::read_from::<Value>(socket, "/v1/status", REQUEST_TIMEOUT);
+        let timeout = match answer {
             Ok((status, server)) if server.pid().is_some_and(|process| holder.is(process, server.uid())) => return Ok(Some(status)),
-            // It listens, but does not answer yet.
-            Err(client::ClientError::Silent(_)) => READY,
-            _ => ENDING,
+            // The daemon listens, but does not answer yet.
+            Err(client::ClientError::Silent(_)) => READY_TIMEOUT,
+            _ => EXIT_TIMEOUT,
         };
-        if begin.elapsed() > patience {
+        if begin.elapsed() > timeout {
             bail!("{}. It does not answer on {}", daemon::held(holder), socket.display());
         }
         progress.tick();
@@ -104,14 +104,11 @@ fn running(socket: &Path, progress: &ProgressBar) -> anyhow::Result<Option<Value
 }
 
 fn already(start: &Start, verbose: u8, status: &Value) -> anyhow::Result<()> {
-    writeln!(io::stdout(), "Braid is up already")?;
+    writeln!(io::stdout(), "Braid is already up")?;
     let ignored = given(start, verbose, status);
     if !ignored.is_empty() {
         let ignored = ignored.join(", ");
-        writeln!(
-            io::stderr(),
-            "braid: the options are those of the running daemon: {ignored} of this command had no effect (`braid down` ends it)"
-        )?;
+        writeln!(io::stderr(), "braid: the running daemon keeps its options: {ignored} had no effect (stop the daemon with `braid down`)")?;
     }
     Ok(())
 }
@@ -130,7 +127,7 @@ fn refuse_options(start: &Start, verbose: u8) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The options given that the daemon of this status is not known to have. Its socket is known.
+/// The given options that may differ from those of the running daemon with this status. The socket is known to be the same.
 fn given(start: &Start, verbose: u8, status: &Value) -> Vec<&'static str> {
     let same_file = |path: &Path| {
         let theirs = status["config"].as_str().and_then(|theirs| std::fs::canonicalize(theirs).ok());
@@ -149,7 +146,7 @@ fn given(start: &Start, verbose: u8, status: &Value) -> Vec<&'static str> {
     options.into_iter().filter(|(_, given)| *given).map(|(name, _)| name).collect()
 }
 
-/// Starts the daemon by itself. What to say of it once it steers; an error leaves no daemon.
+/// Starts the daemon as a background process. Returns the message to print when it is ready; after an error no daemon runs.
 fn in_background(start: &Start, verbose: u8, progress: &ProgressBar) -> anyhow::Result<String> {
     let instead = "cannot start the daemon in the background; `braid up --foreground` or `braid daemon` runs it in this process";
     let mut daemon = Background::start(&arguments(start, verbose)?).context(instead)?;
@@ -158,25 +155,29 @@ fn in_background(start: &Start, verbose: u8, progress: &ProgressBar) -> anyhow::
         if let Some(status) = daemon.ended()? {
             bail!("the daemon did not start ({status}): {}", daemon.last_words());
         }
-        // Its API answers only once everything is in place.
-        let answer = client::read_from::<Value>(&start.daemon.socket, "/v1/status", ANSWER);
+        // The API answers only when everything is set up.
+        let answer = client::read_from::<Value>(&start.daemon.socket, "/v1/status", REQUEST_TIMEOUT);
         if answer.is_ok_and(|(_, server)| server.pid() == i32::try_from(daemon.process()).ok()) {
             break;
         }
-        if begin.elapsed() > READY {
-            bail!("the daemon is ended, since it was not ready after {} s. It said last:\n{}", READY.as_secs(), daemon.last_words());
+        if begin.elapsed() > READY_TIMEOUT {
+            bail!(
+                "stopped the daemon, because it was not ready after {} s. Its last messages:\n{}",
+                READY_TIMEOUT.as_secs(),
+                daemon.last_words()
+            );
         }
         progress.tick();
         if daemon.pause(PAUSE)? {
-            bail!("interrupted: the daemon is ended, since it was not ready yet");
+            bail!("interrupted: stopped the daemon, because it was not ready yet");
         }
     }
     let process = daemon.process();
-    let log = daemon.leave().context("cannot keep the daemon's log; the daemon is ended")?;
+    let log = daemon.leave().context("cannot keep the daemon's log; stopped the daemon")?;
     Ok(format!("Braid is up (process {process}); its log: {}", log.display()))
 }
 
-/// The daemon's command line, for a process with another working directory.
+/// Command line of the daemon, for a process with another working directory.
 fn arguments(start: &Start, verbose: u8) -> io::Result<Vec<OsString>> {
     let option = |name: &str, value: OsString| {
         let mut word = OsString::from(format!("{name}="));
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_daemon_in_the_background_has_every_option_given() {
+    fn a_background_daemon_gets_every_given_option() {
         let words = [
             "--config=c.toml",
             "--state-dir=s",
@@ -238,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn options_that_the_running_daemon_has_are_not_complained_of() {
+    fn options_equal_to_those_of_the_running_daemon_give_no_warning() {
         let status = serde_json::json!({ "config": "/proc/self/status", "ui": "http://127.0.0.1:5759/" });
         assert!(given(&start(&[]), 0, &Value::Null).is_empty());
         assert!(given(&start(&["--ui", "--config=/proc/self/../self/status"]), 0, &status).is_empty());

@@ -1,4 +1,4 @@
-//! Tables for people: aligned, and coloured on a terminal only.
+//! Text tables: aligned, with colours on a terminal only.
 
 use std::fmt::Display;
 use std::io::{self, IsTerminal, Write};
@@ -8,16 +8,16 @@ use braid_model::{ByteCount, Rate, printable};
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 
-/// Shown for what is not known.
+/// Placeholder for an unknown value.
 pub(crate) const UNKNOWN: &str = "-";
 
-/// Where text goes, and whether it may be coloured.
+/// Output for text, with or without colours.
 pub(crate) struct Page<'a> {
     out: &'a mut dyn Write,
     colour: bool,
 }
 
-/// What a colour says.
+/// Meaning of a colour.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Tone {
     Plain,
@@ -41,7 +41,7 @@ impl Tone {
     }
 }
 
-/// Whether standard output takes colours: a terminal that knows them, and nobody asked for none.
+/// Whether standard output takes colours: it is a terminal that supports them, and NO_COLOR is not set.
 pub(crate) fn colour_wanted() -> bool {
     let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     io::stdout().is_terminal() && !set("NO_COLOR") && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
@@ -52,18 +52,18 @@ impl<'a> Page<'a> {
         Self { out, colour }
     }
 
-    /// One line of text.
+    /// Writes one line of text.
     pub(crate) fn line(&mut self, text: impl Display) -> io::Result<()> {
         writeln!(self.out, "{}", printable(&text.to_string()))
     }
 
-    /// One line in a tone.
+    /// Writes one line in a tone.
     pub(crate) fn toned(&mut self, tone: Tone, text: &str) -> io::Result<()> {
         let text = self.paint(tone, &printable(text));
         writeln!(self.out, "{text}")
     }
 
-    /// A table with its head; nothing but `empty` when there are no rows.
+    /// Writes a table with its head, or only `empty` if there are no rows.
     pub(crate) fn table(&mut self, columns: &[Column<'_>], rows: &[Vec<Cell>], empty: &str) -> io::Result<()> {
         if rows.is_empty() {
             return self.line(empty);
@@ -96,29 +96,29 @@ impl<'a> Page<'a> {
     }
 }
 
-/// A column: its title, and whether its cells stand at the right, as numbers do.
+/// A column: its title, and whether its cells are right-aligned, as for numbers.
 pub(crate) struct Column<'a> {
     title: &'a str,
     right: bool,
 }
 
-/// A column of words.
+/// A left-aligned column.
 pub(crate) const fn words(title: &str) -> Column<'_> {
     Column { title, right: false }
 }
 
-/// A column of quantities.
+/// A right-aligned column.
 pub(crate) const fn numbers(title: &str) -> Column<'_> {
     Column { title, right: true }
 }
 
-/// One cell.
+/// A table cell.
 pub(crate) struct Cell {
     text: String,
     tone: Tone,
 }
 
-/// A cell with what is known, or the sign for unknown.
+/// A cell with a value, or the placeholder for an unknown one.
 pub(crate) fn cell(text: Option<impl Display>) -> Cell {
     toned(text, Tone::Plain)
 }
@@ -141,7 +141,7 @@ pub(crate) fn percent(share: Option<f64>) -> Option<String> {
     share.map(|share| format!("{:.1} %", share * 100.0))
 }
 
-/// An amount of energy.
+/// An amount of energy with a suitable unit.
 pub(crate) fn joules(joules: Option<f64>) -> Option<String> {
     joules.map(|joules| match joules {
         ..0.9995 => format!("{:.0} mJ", joules * 1e3),
@@ -159,24 +159,24 @@ pub(crate) fn micros(us: Option<u64>) -> Option<String> {
     })
 }
 
-/// The time zone that moments are shown in.
+/// Time zone in which times are shown.
 #[derive(Debug, Clone)]
 pub(crate) struct Zone(TimeZone);
 
 impl Zone {
-    /// UTC, or the user's: `TZ`, else the system's, else UTC.
+    /// UTC, or the user's zone: `TZ`, else the system's, else UTC.
     pub(crate) fn of(utc: bool) -> Self {
         Self(if utc { TimeZone::UTC } else { TimeZone::system() })
     }
 
-    /// A moment (milliseconds of Unix time), as in `2026-11-22 00:50:07`; `None` beyond the year 9999.
+    /// A time (milliseconds of Unix time) as `2026-11-22 00:50:07`; `None` after the year 9999.
     pub(crate) fn moment(&self, at_ms: u64) -> Option<String> {
         let at = Timestamp::from_millisecond(i64::try_from(at_ms).ok()?).ok()?;
         Some(at.to_zoned(self.0.clone()).strftime("%Y-%m-%d %H:%M:%S").to_string())
     }
 }
 
-/// An age in the two largest units that matter.
+/// An age in its two largest units.
 pub(crate) fn age(ms: Option<u64>) -> Option<String> {
     let seconds = Duration::from_millis(ms?).as_secs();
     let (minutes, hours, days) = (seconds / 60, seconds / 3600, seconds / 86_400);
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn columns_are_aligned_and_the_unknown_has_a_sign() {
+    fn columns_are_aligned_and_unknown_values_are_a_dash() {
         let rows = [vec![cell(Some("wlan0")), cell(rate(Some(20_000_000)))], vec![cell(Some("ü")), cell(rate(None))]];
         assert_eq!(shown(false, &rows), "LINK          RATE\nwlan0  20.0 Mbit/s\nü                -\n");
         assert_eq!(shown(false, &[]), "none\n");
@@ -214,11 +214,11 @@ mod tests {
     #[test]
     fn a_name_cannot_steer_the_terminal() {
         assert_eq!(cell(Some("a\x1b[2Jb\n")).text, "a\u{fffd}[2Jb\u{fffd}");
-        assert_eq!(cell(Some("a\u{202e}b")).text, "a\u{fffd}b", "nor turn what stands beside it");
+        assert_eq!(cell(Some("a\u{202e}b")).text, "a\u{fffd}b", "a direction override cannot reverse the text beside it");
     }
 
     #[test]
-    fn moments_follow_the_zone_and_its_summer_time() {
+    fn times_follow_the_zone_and_its_summer_time() {
         let berlin = Zone(TimeZone::posix("CET-1CEST,M3.5.0,M10.5.0/3").unwrap());
         let [winter, summer] = [1_795_308_607_999, 1_784_894_400_000];
         assert_eq!(Zone::of(true).moment(winter).unwrap(), "2026-11-22 00:50:07");
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn quantities_read_well() {
+    fn quantities_are_formatted_with_units() {
         assert_eq!(micros(Some(1_540)).as_deref(), Some("1.5 ms"));
         assert_eq!(micros(Some(80_400)).as_deref(), Some("80 ms"));
         assert_eq!(micros(Some(2_500_000)).as_deref(), Some("2.5 s"));

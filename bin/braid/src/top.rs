@@ -1,5 +1,5 @@
-//! `braid top`: links, flows, applications, peers and events at a glance, as they change. It asks the API's
-//! `/v1/events`, and its histories once, so that curves do not begin empty.
+//! `braid top`: shows links, flows, applications, peers and events live. It reads the API's `/v1/events`, and first the histories, so that curves do
+//! not start empty.
 
 mod model;
 #[cfg(test)]
@@ -20,39 +20,39 @@ use ratatui::crossterm::{execute, terminal};
 use ratatui::layout::{Rect, Size};
 
 use crate::client;
-use model::{Model, Press};
+use model::{Action, Model};
 
-/// The daemon is asked again after it was lost.
-const AGAIN: Duration = Duration::from_secs(1);
+/// Delay before the connection to the daemon is retried.
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 
-/// Something to take in.
+/// Input of the event loop.
 enum UiEvent {
-    Heard(String, String),
+    Api(String, String),
     Lost(String),
     Key(KeyEvent),
     Mouse(MouseEvent),
     Resized,
 }
 
-/// Shows what happens until the user has seen enough.
+/// Runs until the user quits.
 pub(crate) fn run(socket: &Path) -> anyhow::Result<()> {
     if !io::stdout().is_terminal() || !io::stdin().is_terminal() {
-        anyhow::bail!("braid top needs a terminal: use braid status, braid flows and the like in scripts");
+        anyhow::bail!("braid top needs a terminal: use commands such as braid status and braid flows in scripts");
     }
     if let Ok((columns, rows)) = terminal::size()
         && (columns == 0 || rows == 0)
     {
-        anyhow::bail!("the terminal tells no size, so nothing can be drawn: give it one, as in `stty cols 100 rows 30`");
+        anyhow::bail!("the terminal reports no size: set one, as in `stty cols 100 rows 30`");
     }
-    // Where nobody answers now, an error says more than an empty screen.
+    // Without a daemon, an error message is better than an empty screen.
     client::listen(socket, "/v1/events", |_, _| ControlFlow::Break(()))?;
     let (send, events) = mpsc::channel();
-    let (hearing, path) = (send.clone(), socket.to_owned());
-    std::thread::spawn(move || hear(&path, &hearing));
+    let (events_to, path) = (send.clone(), socket.to_owned());
+    std::thread::spawn(move || read_events(&path, &events_to));
     std::thread::spawn(move || read_keys(&send));
     let mut terminal = ratatui::try_init()?;
     let shown = show(&mut terminal, &events);
-    // Also where it was not taken: that does no harm.
+    // Harmless if the mouse was not captured.
     let released = execute!(io::stdout(), DisableMouseCapture);
     ratatui::try_restore()?;
     released?;
@@ -68,9 +68,9 @@ fn show(terminal: &mut ratatui::DefaultTerminal, events: &mpsc::Receiver<UiEvent
         }
         terminal.draw(|frame| view::draw(frame, &model))?;
         let mut next = events.recv().ok();
-        // What waits is taken in before anything is drawn again.
+        // Handle all pending input before drawing again.
         while let Some(one) = next {
-            if !take_in(&mut model, one, terminal.size()?) {
+            if !handle(&mut model, one, terminal.size()?) {
                 return Ok(());
             }
             next = match events.recv_timeout(Duration::from_millis(10)) {
@@ -82,41 +82,41 @@ fn show(terminal: &mut ratatui::DefaultTerminal, events: &mpsc::Receiver<UiEvent
     }
 }
 
-/// False to end.
-fn take_in(model: &mut Model, event: UiEvent, size: Size) -> bool {
+/// Returns false to quit.
+fn handle(model: &mut Model, event: UiEvent, size: Size) -> bool {
     match event {
-        UiEvent::Heard(name, data) => model.hear(&name, &data),
-        UiEvent::Lost(why) => model.lose(why),
-        UiEvent::Key(key) => return press(key).is_none_or(|press| model.press(press)),
-        UiEvent::Mouse(mouse) => return click(model, mouse, size).is_none_or(|press| model.press(press)),
+        UiEvent::Api(name, data) => model.on_event(&name, &data),
+        UiEvent::Lost(why) => model.on_lost(why),
+        UiEvent::Key(key) => return action_of(key).is_none_or(|action| model.handle(action)),
+        UiEvent::Mouse(mouse) => return click(model, mouse, size).is_none_or(|action| model.handle(action)),
         UiEvent::Resized => {}
     }
     true
 }
 
-/// Listens for as long as there is somebody to tell, and begins again when the daemon was lost.
-fn hear(socket: &Path, tell: &Sender<UiEvent>) {
+/// Reads the API's events until the receiver is gone, and reconnects when the daemon is lost.
+fn read_events(socket: &Path, sender: &Sender<UiEvent>) {
     loop {
-        // Of what links and applications did before; without it the curves begin now.
+        // Past samples of links and applications; without them the curves start empty.
         for (name, path) in [("history", "/v1/history"), ("app_history", "/v1/history/apps")] {
             let past = client::read::<serde_json::Value>(socket, path);
-            if past.is_ok_and(|past| tell.send(UiEvent::Heard(name.to_owned(), past.to_string())).is_err()) {
+            if past.is_ok_and(|past| sender.send(UiEvent::Api(name.to_owned(), past.to_string())).is_err()) {
                 return;
             }
         }
-        let heard = client::listen(socket, "/v1/events", |name, data| match tell.send(UiEvent::Heard(name.to_owned(), data.to_owned())) {
+        let result = client::listen(socket, "/v1/events", |name, data| match sender.send(UiEvent::Api(name.to_owned(), data.to_owned())) {
             Ok(()) => ControlFlow::Continue(()),
             Err(_) => ControlFlow::Break(()),
         });
-        let why = heard.map_or_else(|error| error.to_string(), |()| "the daemon has ended".to_owned());
-        if tell.send(UiEvent::Lost(why)).is_err() {
+        let why = result.map_or_else(|error| error.to_string(), |()| "the daemon has ended".to_owned());
+        if sender.send(UiEvent::Lost(why)).is_err() {
             return;
         }
-        std::thread::sleep(AGAIN);
+        std::thread::sleep(RETRY_DELAY);
     }
 }
 
-fn read_keys(tell: &Sender<UiEvent>) {
+fn read_keys(sender: &Sender<UiEvent>) {
     while let Ok(event) = event::read() {
         let ui_event = match event {
             Event::Key(key) if key.kind != KeyEventKind::Release => UiEvent::Key(key),
@@ -124,38 +124,38 @@ fn read_keys(tell: &Sender<UiEvent>) {
             Event::Resize(..) => UiEvent::Resized,
             _ => continue,
         };
-        if tell.send(ui_event).is_err() {
+        if sender.send(ui_event).is_err() {
             return;
         }
     }
 }
 
-fn click(model: &Model, mouse: MouseEvent, size: Size) -> Option<Press> {
+fn click(model: &Model, mouse: MouseEvent, size: Size) -> Option<Action> {
     match mouse.kind {
-        MouseEventKind::ScrollUp => Some(Press::Move(-3)),
-        MouseEventKind::ScrollDown => Some(Press::Move(3)),
+        MouseEventKind::ScrollUp => Some(Action::Move(-3)),
+        MouseEventKind::ScrollDown => Some(Action::Move(3)),
         MouseEventKind::Down(MouseButton::Left) => {
-            view::view_at(model, Rect::new(0, 0, size.width, size.height), mouse.column, mouse.row).map(Press::View)
+            view::view_at(model, Rect::new(0, 0, size.width, size.height), mouse.column, mouse.row).map(Action::View)
         }
         _ => None,
     }
 }
 
-fn press(key: KeyEvent) -> Option<Press> {
+fn action_of(key: KeyEvent) -> Option<Action> {
     Some(match key.code {
-        KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => Press::Interrupt,
-        KeyCode::Char(c) => Press::Char(c),
-        KeyCode::Enter => Press::Enter,
-        KeyCode::Esc => Press::Escape,
-        KeyCode::Backspace => Press::Backspace,
-        KeyCode::Tab | KeyCode::Right => Press::NextView,
-        KeyCode::BackTab | KeyCode::Left => Press::PreviousView,
-        KeyCode::Up => Press::Move(-1),
-        KeyCode::Down => Press::Move(1),
-        KeyCode::PageUp => Press::Move(-20),
-        KeyCode::PageDown => Press::Move(20),
-        KeyCode::Home => Press::First,
-        KeyCode::End => Press::Last,
+        KeyCode::Char('c') if key.modifiers.contains(KeyModifiers::CONTROL) => Action::Interrupt,
+        KeyCode::Char(c) => Action::Char(c),
+        KeyCode::Enter => Action::Enter,
+        KeyCode::Esc => Action::Escape,
+        KeyCode::Backspace => Action::Backspace,
+        KeyCode::Tab | KeyCode::Right => Action::NextView,
+        KeyCode::BackTab | KeyCode::Left => Action::PreviousView,
+        KeyCode::Up => Action::Move(-1),
+        KeyCode::Down => Action::Move(1),
+        KeyCode::PageUp => Action::Move(-20),
+        KeyCode::PageDown => Action::Move(20),
+        KeyCode::Home => Action::First,
+        KeyCode::End => Action::Last,
         _ => return None,
     })
 }

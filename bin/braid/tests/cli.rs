@@ -1,4 +1,4 @@
-//! The binary as users meet it: against no daemon, against one that answers from fixed data, and with files of all sorts.
+//! End-to-end tests of the binary: without a daemon, with a fake daemon that answers from fixed data, and with files of all kinds.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
@@ -13,7 +13,7 @@ use braid_http::{Api, First, FlowList, Request, Server};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
-/// An hour ahead of UTC, two in summer; the system needs no description of it.
+/// One hour ahead of UTC, two in summer; needs no time zone database.
 const ZONE: &str = "CET-1CEST,M3.5.0,M10.5.0/3";
 
 fn braid(words: &[&str]) -> Command {
@@ -40,7 +40,7 @@ fn fail(mut command: Command, code: i32) -> String {
     text(&stderr)
 }
 
-/// A daemon that answers from fixed data until dropped.
+/// A daemon that answers from fixed data until it is dropped.
 struct FakeDaemon {
     folder: tempfile::TempDir,
     end: Option<oneshot::Sender<()>>,
@@ -143,7 +143,7 @@ async fn answer(mut requests: mpsc::Receiver<Request>) {
 }
 
 #[test]
-fn without_a_daemon_the_remedy_is_told() {
+fn a_missing_daemon_is_reported_with_the_remedy() {
     for words in [&["status"][..], &["flows", "--json"], &["reload"], &["explain", "3"]] {
         let mut command = braid(words);
         command.env("BRAID_SOCKET", "/nonexistent/braid.sock");
@@ -153,12 +153,12 @@ fn without_a_daemon_the_remedy_is_told() {
 }
 
 #[test]
-fn only_root_starts_the_daemon_in_whatever_way() {
+fn every_way_to_start_the_daemon_needs_root() {
     use std::os::unix::process::CommandExt;
     for words in [&["up"][..], &["up", "--foreground"], &["daemon"]] {
-        // Another user than root may have no way to the program, and only root can become another.
+        // A user other than root may not be able to reach the program, and only root can switch users.
         let asked = braid(words).uid(65534).output();
-        let Ok(asked) = asked else { return eprintln!("skipped, nobody cannot run the program: {asked:?}") };
+        let Ok(asked) = asked else { return eprintln!("skipped, the user nobody cannot run the program: {asked:?}") };
         let said = text(&asked.stderr);
         assert!(asked.status.code() == Some(1) && said.contains("must be run as root"), "{words:?}: {said}");
     }
@@ -168,7 +168,7 @@ fn only_root_starts_the_daemon_in_whatever_way() {
 }
 
 #[test]
-fn facts_come_as_tables_and_as_json_with_null_for_the_unknown() {
+fn facts_are_printed_as_tables_or_json_with_null_for_unknown_values() {
     let daemon = FakeDaemon::start();
     let table = succeed(daemon.ask(&["status"]));
     let expected = "braid 9.9.9: round-robin, 0 flows\nLINK   STATE  KIND             DOWN  UP  RTT  LOSS  FLOWS  ENERGY\nwlan0  up     wireless  20.0 Mbit/s   -    -     -      0       -\n";
@@ -179,7 +179,7 @@ fn facts_come_as_tables_and_as_json_with_null_for_the_unknown() {
 }
 
 #[test]
-fn what_happened_is_told_and_followed() {
+fn the_log_is_printed_and_followed() {
     let daemon = FakeDaemon::start();
     assert_eq!(succeed(daemon.ask(&["log"])), "2026-11-22 01:50:07  one\n2026-11-22 01:50:07  two\u{fffd}[2J\n");
     assert!(succeed(daemon.ask(&["log", "--utc"])).starts_with("2026-11-22 00:50:07  one\n"));
@@ -194,7 +194,7 @@ fn what_happened_is_told_and_followed() {
 }
 
 #[test]
-fn a_zone_may_be_named_and_one_that_nobody_knows_is_utc() {
+fn a_time_zone_can_be_named_and_an_unknown_one_is_utc() {
     let daemon = FakeDaemon::start();
     let first = |zone: &str| {
         let mut log = daemon.ask(&["log", "-n", "2"]);
@@ -203,13 +203,13 @@ fn a_zone_may_be_named_and_one_that_nobody_knows_is_utc() {
     };
     assert_eq!(first("Nowhere/Nothing"), "2026-11-22 00:50:07  one");
     if !Path::new("/usr/share/zoneinfo/America/New_York").exists() {
-        return eprintln!("skipped, this system describes no zones: install tzdata");
+        return eprintln!("skipped, this system has no time zone database: install tzdata");
     }
     assert_eq!(first("America/New_York"), "2026-11-21 19:50:07  one");
 }
 
 #[test]
-fn what_was_moved_and_gained_is_told() {
+fn history_and_gains_are_printed() {
     let daemon = FakeDaemon::start();
     let links = succeed(daemon.ask(&["history", "--resolution", "1h"]));
     let expected =
@@ -228,7 +228,7 @@ fn what_was_moved_and_gained_is_told() {
     assert!(one.contains("a b/&ü") && !one.contains("others"), "{one}");
     assert!(fail(daemon.ask(&["history", "--app", "curl"]), 2).contains("--apps"));
     let gains = succeed(daemon.ask(&["gains", "--days", "7"]));
-    for part in ["the last 7 days", "another link  12", "1 min 15 s", "7.0 J, over the default link alone 4.0 J", "wlan0"] {
+    for part in ["the last 7 days", "another link     12", "1 min 15 s", "7.0 J, over the default link alone 4.0 J", "wlan0"] {
         assert!(gains.contains(part), "{part}: {gains}");
     }
     assert!(!gains.contains("money  "), "{gains}");
@@ -236,7 +236,7 @@ fn what_was_moved_and_gained_is_told() {
 }
 
 #[test]
-fn the_daemons_refusals_are_passed_on() {
+fn errors_of_the_daemon_are_passed_on() {
     let daemon = FakeDaemon::start();
     assert_eq!(fail(daemon.ask(&["reload"]), 1), "braid: Refused: line 3 is wrong\n");
     assert_eq!(succeed(daemon.ask(&["down"])), "going down\n");
@@ -244,7 +244,7 @@ fn the_daemons_refusals_are_passed_on() {
 }
 
 #[test]
-fn what_answers_but_is_no_braid_is_told_apart() {
+fn a_server_other_than_braid_is_reported() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("other.sock");
     let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
@@ -253,12 +253,12 @@ fn what_answers_but_is_no_braid_is_told_apart() {
         std::io::Write::write_all(&mut stream, b"220 mail.example ESMTP\r\n").unwrap();
     });
     let said = fail(braid(&["status", "--socket", path.to_str().unwrap()]), 1);
-    assert!(said.contains("no braid of this version"), "{said}");
+    assert!(said.contains("does not answer like a Braid daemon"), "{said}");
     other.join().unwrap();
 }
 
 #[test]
-fn a_reader_that_goes_away_is_no_error() {
+fn a_reader_that_closes_the_pipe_is_not_an_error() {
     let daemon = FakeDaemon::start();
     let mut child = daemon.ask(&["status"]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(child.stdout.take());
@@ -288,17 +288,17 @@ fn check_shows_what_is_wrong_and_where() {
 
     std::fs::write(&file, "scheduler = \"only-one\"\n[[app]]\nmatch = { exe = \"/opt/none/such\" }\n").unwrap();
     let said = text(&check(&file, &[]).stdout).to_owned();
-    assert!(said.contains("there is no program /opt/none/such now") && said.contains("in order (1 warning)"), "{said}");
+    assert!(said.contains("there is no program /opt/none/such now") && said.contains("valid (1 warning)"), "{said}");
     std::fs::write(&file, "[[app]]\nmatch = { name = \"curl\" }\nlinks = [\"no-such-link\"]\n").unwrap();
     assert_eq!(check(&file, &[]).status.code(), Some(1));
     let portable = check(&file, &["--portable"]);
-    assert!(portable.status.success() && text(&portable.stdout).contains("in order (1 warning)"), "{}", text(&portable.stdout));
+    assert!(portable.status.success() && text(&portable.stdout).contains("valid (1 warning)"), "{}", text(&portable.stdout));
     let said = fail(braid(&["check", "/nonexistent"]), 1);
-    assert!(said.contains("there is no file /nonexistent: name the one to check") && !said.contains("--config"), "{said}");
+    assert!(said.contains("there is no file /nonexistent: give the path") && !said.contains("--config"), "{said}");
 }
 
 #[test]
-fn the_shipped_example_is_in_order() {
+fn the_shipped_example_is_valid() {
     let example = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../braid.example.toml");
     let checked = check(&example, &[]);
     assert!(checked.status.success(), "{}", text(&checked.stdout));
@@ -312,7 +312,7 @@ fn wrong_usage_ends_with_2() {
 }
 
 #[test]
-fn the_doctor_finds_something_to_say() {
+fn the_doctor_reports_checks_with_remedies() {
     let output = braid(&["doctor", "--json"]).output().unwrap();
     let read: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(read["checks"].as_array().unwrap().len() >= 10 && read["whole_machine"].is_boolean());
@@ -320,7 +320,7 @@ fn the_doctor_finds_something_to_say() {
     assert!(checks.iter().all(|check| check["verdict"] != "missing" || check["remedy"].is_string()), "{read:#}");
 }
 
-/// An invitation that nobody has to answer.
+/// An invitation to a relay that need not exist.
 fn invitation() -> String {
     let key = braid_peer::keys::KeyPair::generate().unwrap().public();
     let token = braid_peer::invite::Token::generate().unwrap();
@@ -328,7 +328,7 @@ fn invitation() -> String {
 }
 
 #[test]
-fn regression_an_invitation_need_not_stand_among_the_arguments() {
+fn regression_an_invitation_can_be_read_from_standard_input() {
     let line = invitation();
     for words in [&["join", "--user", "--name", "home"][..], &["join", "--user", "--name", "home", "-"]] {
         let home = tempfile::tempdir().unwrap();
@@ -338,7 +338,7 @@ fn regression_an_invitation_need_not_stand_among_the_arguments() {
             command
         };
         let refused = fail(joining(), 1);
-        assert!(refused.contains("no invitation came on standard input"), "{refused}");
+        assert!(refused.contains("standard input has no invitation"), "{refused}");
         let mut child = joining().stdin(Stdio::piped()).spawn().unwrap();
         child.stdin.take().unwrap().write_all(format!("{line}\nnot this\n").as_bytes()).unwrap();
         let done = child.wait_with_output().unwrap();
@@ -360,7 +360,7 @@ fn an_invitation_is_asked_for_on_a_terminal_and_not_shown() {
     let mut until = |wanted: &str| {
         let mut byte = [0];
         while !said.contains(wanted) {
-            assert!(std::io::Read::read(&mut shown, &mut byte).unwrap() == 1, "the end comes before {wanted:?}: {said}");
+            assert!(std::io::Read::read(&mut shown, &mut byte).unwrap() == 1, "the output ended before {wanted:?}: {said}");
             said.push(byte[0].into());
         }
         said.clone()
@@ -374,7 +374,7 @@ fn an_invitation_is_asked_for_on_a_terminal_and_not_shown() {
 }
 
 #[test]
-fn regression_a_download_s_secrets_need_not_stand_among_the_arguments() {
+fn regression_secrets_of_a_download_can_be_read_from_files() {
     let home = tempfile::tempdir().unwrap();
     let file = home.path().join("fields");
     std::fs::write(&file, "X-Key: one\n\nX-Other: two\nwrong\n").unwrap();
@@ -385,14 +385,14 @@ fn regression_a_download_s_secrets_need_not_stand_among_the_arguments() {
         command
     };
     let from = format!("@{}", file.display());
-    let told = fail(get(&["--header", &from]), 26);
-    assert!(told.contains("line 4") && told.contains("NAME: VALUE"), "{told}");
-    let told = fail(get(&["--user", "ann"]), 2);
-    assert!(told.contains("ann") && told.contains("--netrc-file"), "{told}");
+    let error = fail(get(&["--header", &from]), 26);
+    assert!(error.contains("line 4") && error.contains("NAME: VALUE"), "{error}");
+    let error = fail(get(&["--user", "ann"]), 2);
+    assert!(error.contains("ann") && error.contains("--netrc-file"), "{error}");
 }
 
 #[test]
-fn the_doctor_answers_scripts_by_its_status() {
+fn the_doctor_reports_to_scripts_by_its_exit_status() {
     let asked = |mode: &str| braid(&["doctor", "--json", "--for", mode]).output().unwrap();
     let run = asked("run");
     assert_eq!(run.status.code(), Some(0), "{run:?}");
@@ -412,11 +412,11 @@ fn the_doctor_answers_scripts_by_its_status() {
 }
 
 #[test]
-fn the_doctor_answers_a_user_who_is_not_root_that_root_must_ask() {
+fn the_doctor_refers_an_unprivileged_user_to_root() {
     use std::os::unix::process::CommandExt;
-    // Another user than root may have no way to the program, and only root can become another.
+    // A user other than root may not be able to reach the program, and only root can switch users.
     let asked = braid(&["doctor", "--for", "up", "--socket", "/nonexistent"]).uid(65534).output();
-    let Ok(asked) = asked else { return eprintln!("skipped, nobody cannot run the program: {asked:?}") };
+    let Ok(asked) = asked else { return eprintln!("skipped, the user nobody cannot run the program: {asked:?}") };
     let said = text(&asked.stdout);
     if said.contains("no: ") {
         return eprintln!("skipped, up cannot work on this system, and no root is needed to see it: {said}");

@@ -15,21 +15,21 @@ fn braid(words: &[&str]) -> Command {
     command
 }
 
-/// What a command writes that must succeed.
+/// Standard output of a command that must succeed.
 fn succeed(words: &[&str]) -> String {
     let output = braid(words).output().unwrap();
     assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What a command says that must fail.
+/// Standard error of a command that must fail.
 fn fail(words: &[&str]) -> String {
     let output = braid(words).output().unwrap();
     assert!(!output.status.success(), "{words:?}");
     String::from_utf8(output.stderr).unwrap()
 }
 
-/// A service until dropped.
+/// A service that runs until it is dropped.
 struct Service {
     child: Child,
     url: String,
@@ -55,21 +55,21 @@ impl Drop for Service {
     }
 }
 
-/// Answers one request with `answer`, whatever was asked; returns its address.
+/// Answers one request with `answer`, whatever the request is; returns the server's address.
 fn stranger(answer: Vec<u8>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     thread::spawn(move || {
         let (mut stream, _) = listener.accept().unwrap();
         let _ = stream.read(&mut [0; 4096]);
-        // The client may well hang up on it.
+        // The client may close the connection early.
         let _ = stream.write_all(&answer);
     });
     url
 }
 
 #[test]
-fn what_is_served_is_fetched_into_a_file_that_the_configuration_takes() {
+fn served_profiles_are_fetched_into_a_file_that_the_configuration_accepts() {
     let folder = tempfile::tempdir().unwrap();
     let service = Service::start(folder.path());
     assert!(succeed(&["energy", "fetch", &format!("{}/v1/profiles?technology=5g&model=modem%20x", service.url)]).contains("\"mine\""));
@@ -81,10 +81,10 @@ fn what_is_served_is_fetched_into_a_file_that_the_configuration_takes() {
     let listed = succeed(&["energy", "list", "--file", into, "--json"]);
     let view: serde_json::Value = serde_json::from_str(&listed).unwrap();
     assert!(view["schema_version"] == 1 && view["profiles"].is_array(), "{listed}");
-    assert_eq!(listed.matches("\"Modem X\"").count(), 1, "fetched twice, it is there once");
+    assert_eq!(listed.matches("\"Modem X\"").count(), 1, "fetching twice adds it once");
     let config = folder.path().join("braid.toml");
     std::fs::write(&config, format!("energy_profiles = {into:?}\n[[link]]\nkind = \"cellular\"\nenergy = \"modem x\"\n")).unwrap();
-    assert!(succeed(&["check", config.to_str().unwrap()]).contains("in order"));
+    assert!(succeed(&["check", config.to_str().unwrap()]).contains(": valid"));
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn profiles_are_listed() {
 }
 
 #[test]
-fn a_service_that_is_not_there_or_means_ill_leaves_the_file_alone() {
+fn a_missing_or_malicious_service_does_not_change_the_file() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("energy.toml");
     std::fs::write(&file, MINE).unwrap();
@@ -114,7 +114,7 @@ fn a_service_that_is_not_there_or_means_ill_leaves_the_file_alone() {
         (stranger(json("[]")), "holds no energy profiles"),
         (stranger(b"HTTP/1.1 500 Oh\r\ncontent-length: 0\r\n\r\n".to_vec()), "status 500"),
         (stranger(b"220 mail.example ESMTP\r\n".to_vec()), "no profile service"),
-        (stranger(endless), "no whole answer"),
+        (stranger(endless), "did not send a complete answer"),
     ] {
         let error = fail(&["energy", "fetch", &url, "--into", into]);
         assert!(error.contains(said) && !error.contains('\u{1b}'), "{url}: {error}");

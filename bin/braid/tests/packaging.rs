@@ -1,8 +1,8 @@
-//! The package's scripts, as root in a mount namespace whose files are of no consequence; and what dependencies may be.
+//! The package's scripts, run as root in a mount namespace that discards their changes; and the licence policy for dependencies.
 
 use std::process::Command;
 
-/// Runs `script` in a namespace where what it writes to /etc, /usr, /var and /run is gone with it. `$1` is the package's directory.
+/// Runs `script` in a mount namespace that discards what it writes to /etc, /usr, /var and /run. `$1` is the package's directory.
 fn in_a_namespace(script: &str) -> String {
     let prepare = "set -eu; mount -t tmpfs tmpfs /mnt
         for dir in etc usr var; do
@@ -25,9 +25,9 @@ fn is_root() -> bool {
 }
 
 #[test]
-fn regression_installation_makes_nothing_through_a_link_that_leads_nowhere() {
+fn regression_installation_creates_nothing_through_a_dangling_link() {
     if !is_root() {
-        return; // it makes a mount namespace
+        return; // it needs a mount namespace
     }
     let shown = in_a_namespace(&format!(
         "{INSTALLED} rm -f /etc/braid/braid.toml; ln -s /etc/made-elsewhere /etc/braid/braid.toml
@@ -38,7 +38,7 @@ fn regression_installation_makes_nothing_through_a_link_that_leads_nowhere() {
 }
 
 #[test]
-fn installation_makes_a_configuration_once() {
+fn installation_creates_the_configuration_only_once() {
     if !is_root() {
         return;
     }
@@ -74,7 +74,7 @@ END
 }
 
 #[test]
-fn where_the_service_is_installed_up_and_down_go_through_systemd() {
+fn up_and_down_use_systemd_if_the_service_is_installed() {
     if !is_root() {
         return;
     }
@@ -100,7 +100,7 @@ fn where_the_service_is_installed_up_and_down_go_through_systemd() {
 }
 
 #[test]
-fn a_service_that_does_not_start_is_stopped_and_the_reason_told() {
+fn a_service_that_does_not_start_is_stopped_with_the_reason() {
     if !is_root() {
         return;
     }
@@ -121,7 +121,7 @@ fn a_service_that_does_not_start_is_stopped_and_the_reason_told() {
 }
 
 #[test]
-fn regression_licences_and_sources_are_held_to_the_list() {
+fn regression_licences_and_sources_must_be_on_the_list() {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
     let rules = std::fs::read_to_string(format!("{root}/deny.toml")).unwrap();
     let judged = |without: &str| {

@@ -1,4 +1,4 @@
-//! A relay's clients as its operator manages them: the binary on a state directory.
+//! Tests of the relay's client management: the binary on a state directory.
 
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::{MetadataExt, chown, lchown, symlink};
@@ -12,7 +12,7 @@ use braid_peer::registry::Registry;
 use braid_peer::state::StateDir;
 use serde_json::Value;
 
-/// A relay's state directory.
+/// State directory of a relay.
 struct Relay {
     folder: tempfile::TempDir,
 }
@@ -52,7 +52,7 @@ impl Relay {
         view["clients"].clone()
     }
 
-    /// What the relay does when a client comes with an invitation.
+    /// Does what the relay does when a client joins with an invitation.
     fn join(&self, line: &str) -> String {
         let invite = Invite::parse(line).unwrap();
         let key = KeyPair::generate().unwrap().public();
@@ -63,10 +63,10 @@ impl Relay {
 }
 
 #[test]
-fn an_invitation_is_one_line_that_names_the_relay() {
+fn an_invitation_is_one_line_with_the_relays_addresses() {
     let relay = Relay::new();
     let line = relay.ask(&["invite", "--address", "relay.example.org:5757", "--address", "[2001:db8::1]:443", "--name", "phone"]);
-    assert_eq!(line.lines().count(), 1, "no picture where no terminal is: {line}");
+    assert_eq!(line.lines().count(), 1, "no QR code without a terminal: {line}");
     let invite = Invite::parse(&line).unwrap();
     let key = KeyPair::load(&relay.dir().join(RELAY_KEY)).unwrap().unwrap().public();
     assert_eq!((invite.relay, invite.addresses().len(), invite.name.as_ref().map(|name| name.as_str())), (key, 2, Some("phone")));
@@ -89,12 +89,12 @@ fn regression_root_does_not_follow_another_users_link_to_a_state_directory() {
     symlink(ours.path(), relay.dir()).unwrap();
     lchown(relay.dir(), Some(65534), Some(65534)).unwrap();
     relay.fail(&["invite", "--address", "192.0.2.1:1"]);
-    assert_eq!(std::fs::read_dir(ours.path()).unwrap().count(), 0, "nothing is made where the link leads");
+    assert_eq!(std::fs::read_dir(ours.path()).unwrap().count(), 0, "nothing is created at the link's target");
     std::fs::remove_file(relay.dir()).unwrap();
     relay.ask(&["invite", "--address", "192.0.2.1:1"]);
     let made = std::fs::read_dir(relay.dir()).unwrap().map(|entry| entry.unwrap().path()).chain([relay.dir()]);
     let owners: Vec<u32> = made.map(|path| path.symlink_metadata().unwrap().uid()).collect();
-    assert!(owners.len() >= 3 && owners.iter().all(|owner| *owner == 65534), "the directory and what is in it are its user's: {owners:?}");
+    assert!(owners.len() >= 3 && owners.iter().all(|owner| *owner == 65534), "the directory and its files belong to its user: {owners:?}");
 }
 
 fn unix() -> i64 {
@@ -121,8 +121,8 @@ fn clients_are_listed_limited_and_revoked() {
     let table = relay.ask(&["clients"]);
     let head = table.lines().next().unwrap();
     assert!(
-        ["MOST A MONTH", "MOST DOWN", "MOST UP", "MOST FLOWS"].iter().all(|limit| head.contains(limit)),
-        "limits are told as such: {table}"
+        ["MAX MONTH", "MAX DOWN", "MAX UP", "MAX FLOWS"].iter().all(|limit| head.contains(limit)),
+        "limits are labelled as limits: {table}"
     );
 
     let invited = [
@@ -156,7 +156,7 @@ fn clients_are_listed_limited_and_revoked() {
 }
 
 #[test]
-fn regression_a_relay_opens_as_many_files_as_it_may() {
+fn regression_a_relay_raises_its_limit_of_open_files() {
     let relay = Relay::new();
     let mut command = Command::new("prlimit");
     command.args(["--nofile=256:1024", env!("CARGO_BIN_EXE_braid"), "relay", "--listen", "127.0.0.1:0"]);
@@ -182,11 +182,11 @@ fn regression_a_relay_opens_as_many_files_as_it_may() {
 }
 
 #[test]
-fn what_cannot_be_done_is_told_with_the_remedy() {
+fn errors_name_the_remedy() {
     let relay = Relay::new();
     for words in [&["clients"][..], &["revoke", "phone"], &["limit", "phone", "--flows", "1"]] {
         assert!(relay.fail(words).contains("--state-dir"));
-        assert!(!relay.dir().exists(), "nothing is made by asking");
+        assert!(!relay.dir().exists(), "a query creates nothing");
     }
     assert!(relay.fail(&["invite"]).contains("--address"));
     assert!(relay.fail(&["invite", "--address", "relay.example.org"]).contains("no port"));

@@ -1,4 +1,4 @@
-//! `braid sim` as users meet it.
+//! End-to-end tests of `braid sim`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -32,7 +32,7 @@ fn fail(words: &[&str], code: i32) -> String {
     text(&stderr)
 }
 
-/// What the command prints when it reads `input`.
+/// Output of the command with `input` on standard input.
 fn feed(words: &[&str], input: &str) -> Output {
     let mut child = sim(words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
@@ -69,7 +69,7 @@ fn one_seed_gives_the_same_files_with_any_number_of_threads() {
 }
 
 #[test]
-fn results_are_json_if_asked() {
+fn results_can_be_printed_as_json() {
     let found: Value = serde_json::from_str(&succeed(&["run", "thesis-4-3", "--json", "--seed", "3"])).unwrap();
     let found = &found["experiments"];
     assert_eq!(
@@ -79,14 +79,14 @@ fn results_are_json_if_asked() {
 }
 
 #[test]
-fn an_unknown_experiment_is_refused_with_the_nearest() {
+fn an_unknown_experiment_is_rejected_with_the_nearest_name() {
     let said = fail(&["run", "thesis-45"], 1);
     assert!(said.contains("no experiment \"thesis-45\"") && said.contains("did you mean \"thesis-4-5\""), "{said}");
     assert!(!fail(&["run", "?"], 1).contains("did you mean"));
 }
 
 #[test]
-fn a_folder_that_cannot_be_written_is_told() {
+fn an_unwritable_folder_is_reported() {
     let said = fail(&["run", "thesis-4-3", "--out", "/dev/null/plots"], 1);
     assert!(said.contains("/dev/null/plots") && said.contains("can be written"), "{said}");
 }
@@ -98,7 +98,7 @@ const FAIR: &str = r#"{"links":[{"name":"1","capacity_bps":3000000},{"name":"2",
     "duration_s":20,"seed":1}"#;
 
 #[test]
-fn a_fair_instance_is_answered() {
+fn a_fair_instance_is_solved() {
     let output = feed(&["fair", "--instance", "-", "--json"], FAIR);
     assert!(output.status.success(), "{}", text(&output.stderr));
     let answer: Value = serde_json::from_slice(&output.stdout).unwrap();
@@ -117,7 +117,7 @@ fn a_fair_instance_is_answered() {
 }
 
 #[test]
-fn counters_repair_what_flags_miss() {
+fn counters_are_fair_where_flags_are_not() {
     let instance = r#"{"links":[{"name":"1","capacity_bps":2000000},{"name":"2","capacity_bps":3000000}],
         "flows":[{"name":"a","weight":1,"links":["1","2"],"demand_bps":null,"packet_bytes":1500},
                  {"name":"b","weight":1,"links":["2"],"demand_bps":null,"packet_bytes":1500}],"duration_s":20,"seed":1}"#;
@@ -128,7 +128,7 @@ fn counters_repair_what_flags_miss() {
 }
 
 #[test]
-fn bad_instances_are_refused_with_field_and_reason() {
+fn invalid_instances_are_rejected_with_field_and_reason() {
     let said = |command: &str, input: &str| {
         let output = feed(&[command, "--instance", "-", "--json"], input);
         assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{input}: {}", text(&output.stderr));
@@ -153,7 +153,7 @@ fn bad_instances_are_refused_with_field_and_reason() {
 }
 
 #[test]
-fn an_operetta_instance_is_answered() {
+fn an_operetta_instance_is_solved() {
     let instance = r#"{"alpha":1.0,"links":[{"name":"wifi","rate_bps":1000000,"power_mw":634}],
         "streams":[{"load_bytes":1000,"kind":"connection","link":"wifi"},{"load_bytes":1000,"kind":"packet"}],
         "new":{"load_bytes":1000,"kind":"connection"}}"#;
@@ -166,7 +166,7 @@ fn an_operetta_instance_is_answered() {
 }
 
 #[test]
-fn a_missing_instance_is_told() {
+fn a_missing_instance_is_reported() {
     let said = fail(&["fair", "--instance", "/nowhere.json"], 1);
     assert!(said.contains("/nowhere.json") && said.contains("standard input"), "{said}");
 }

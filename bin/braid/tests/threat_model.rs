@@ -1,4 +1,4 @@
-//! The threat model names the tests that hold it: they must be there.
+//! Every test that the threat model names must exist.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -17,7 +17,7 @@ fn functions(folder: &Path, found: &mut BTreeSet<String>) {
 }
 
 #[test]
-fn every_test_that_the_threat_model_names_is_there() {
+fn every_test_that_the_threat_model_names_exists() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut found = BTreeSet::new();
     ["crates", "bin", "lab/tests", "lab/src"].iter().for_each(|folder| functions(&root.join(folder), &mut found));
@@ -28,5 +28,5 @@ fn every_test_that_the_threat_model_names_is_there() {
     let named: Vec<&str> = text.split('`').filter(is_test).collect();
     assert!(named.len() > 40, "{named:?}");
     let missing: Vec<_> = named.iter().filter(|name| !found.contains(**name)).collect();
-    assert!(missing.is_empty(), "docs/threat-model.md names tests that are not there: {missing:?}");
+    assert!(missing.is_empty(), "docs/threat-model.md names tests that do not exist: {missing:?}");
 }

@@ -366,7 +366,7 @@ fn a_link_that_keeps_falling_is_kept_out_ever_longer_and_says_so() {
     world.carrier(0, false);
     world.carrier(0, true);
     assert_eq!((world.state(1), world.usable()), (LinkState::Dead, vec![1]));
-    assert_eq!(world.link(1).reason().as_deref(), Some("it comes and goes: it is kept out until it stays"));
+    assert_eq!(world.link(1).reason().as_deref(), Some("the link is flapping: Braid does not use it until it stays up"));
 }
 
 #[test]

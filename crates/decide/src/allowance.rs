@@ -1,4 +1,4 @@
-//! What a metered link may still carry this month.
+//! Monthly data allowance of a metered link.
 
 use std::collections::BTreeMap;
 
@@ -6,32 +6,33 @@ use braid_model::ByteCount;
 
 const DAY: i64 = 86_400;
 
-/// Periods whose counts are kept, so that a clock that was wrong for a while loses nothing.
+/// Number of periods whose counts are kept, so that a temporarily wrong clock loses no counts.
 const PERIODS: usize = 4;
 
-/// A monthly allowance. Months begin on the reset day at 00:00 UTC, in shorter months on their last day.
+/// A monthly allowance. A period begins on the reset day at 00:00 UTC, in shorter months on their last day.
 ///
-/// Counts are kept per period: a clock that jumps ahead and back finds its count again. A clock that falls to a time never counted
-/// before (1970, say) counts to the period that was current.
+/// Counts are kept per period: if the clock jumps ahead and back, the old count is still there. If the clock falls back to a period without a count
+/// (1970, for example), bytes count towards the current period.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Allowance {
     cap: Option<ByteCount>,
     reset_day: u8,
-    /// Bytes by the first day of their period, in days of Unix time.
+    /// Bytes by the first day of their period, in days since the Unix epoch.
     counts: BTreeMap<i64, ByteCount>,
     current: i64,
 }
 
 impl Allowance {
-    /// Nothing used yet, at `unix` seconds of Unix time. `cap` `None` counts and never ends. `reset_day` is kept within 1 to 31.
+    /// Starts at zero at the Unix time `unix` in seconds. Without a `cap` bytes are counted but the allowance never ends. `reset_day` is clamped to 1
+    /// to 31.
     pub fn new(cap: Option<ByteCount>, reset_day: u8, unix: i64) -> Self {
         let reset_day = reset_day.clamp(1, 31);
         let current = period_of(unix.div_euclid(DAY), reset_day);
         Self { cap, reset_day, counts: BTreeMap::from([(current, ByteCount::ZERO)]), current }
     }
 
-    /// Takes up what was counted in an earlier life. A period that began on another day of the month was counted under another reset
-    /// day: if it is not a month old, its bytes count here too.
+    /// Adds a persisted count. If the period's first day does not match the reset day, the count comes from a different reset day; it is then added
+    /// to the current period, provided it is at most 31 days away.
     pub fn recall(&mut self, used: ByteCount, period: i64) {
         let foreign = period_of(period, self.reset_day) != period;
         let target = if foreign && (self.current - 31..=self.current + 31).contains(&period) { self.current } else { period };
@@ -39,7 +40,7 @@ impl Allowance {
         self.prune();
     }
 
-    /// Counts `moved`.
+    /// Counts `moved` bytes.
     pub fn on_bytes(&mut self, unix: i64, moved: ByteCount) {
         let period = period_of(unix.div_euclid(DAY), self.reset_day);
         if period > self.current || self.counts.contains_key(&period) {
@@ -51,34 +52,34 @@ impl Allowance {
 
     fn prune(&mut self) {
         while self.counts.len() > PERIODS {
-            // The oldest goes, but never the current one.
+            // Removes the oldest period, but never the current one.
             let Some(oldest) = self.counts.keys().copied().find(|period| *period != self.current) else { return };
             self.counts.remove(&oldest);
         }
     }
 
-    /// Changes what may be used; what was used stays.
+    /// Changes the cap; the counts stay.
     pub fn set_cap(&mut self, cap: Option<ByteCount>) {
         self.cap = cap;
     }
 
-    /// Whether all of it is used.
+    /// Whether the allowance is used up.
     pub fn exhausted(&self) -> bool {
         self.cap.is_some_and(|cap| self.used() >= cap)
     }
 
-    /// Used since the period began.
+    /// Bytes used in the current period.
     pub fn used(&self) -> ByteCount {
         self.counts.get(&self.current).copied().unwrap_or_default()
     }
 
-    /// The period's first day, in days of Unix time: with [`used`](Self::used) all that must be kept.
+    /// First day of the current period, in days since the Unix epoch. Persist it together with [`used`](Self::used).
     pub fn period(&self) -> i64 {
         self.current
     }
 }
 
-/// The first day of the period that `day` (days of Unix time) lies in, for a reset day of 1 to 31.
+/// First day of the period that contains `day` (days since the Unix epoch), for a reset day of 1 to 31.
 pub fn period_of(day: i64, reset_day: u8) -> i64 {
     let (year, month, _) = civil(day);
     let start = |year: i64, month: i64| days(year, month, i64::from(reset_day).min(month_length(year, month)));
@@ -94,7 +95,7 @@ fn month_length(year: i64, month: i64) -> i64 {
     days(next_year, next_month, 1) - days(year, month, 1)
 }
 
-/// Days of Unix time of a date of the Gregorian calendar. Years begin in March here, so that the leap day comes last.
+/// Days since the Unix epoch of a Gregorian date. Internally years begin in March, so that the leap day comes last.
 fn days(year: i64, month: i64, day: i64) -> i64 {
     let year = if month <= 2 { year - 1 } else { year };
     let era = year.div_euclid(400);
@@ -103,7 +104,7 @@ fn days(year: i64, month: i64, day: i64) -> i64 {
     era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468
 }
 
-/// Year, month and day (Gregorian, UTC) of days of Unix time.
+/// Year, month and day (Gregorian, UTC) of a number of days since the Unix epoch.
 fn civil(day: i64) -> (i64, i64, i64) {
     let shifted = day + 719_468;
     let era = shifted.div_euclid(146_097);
@@ -137,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_used_up_and_begins_anew_on_its_day() {
+    fn the_allowance_runs_out_and_restarts_on_the_reset_day() {
         let mut allowance = Allowance::new(Some(gigabytes(10)), 15, unix(2026, 11, 1));
         allowance.on_bytes(unix(2026, 11, 14), gigabytes(10));
         assert!(allowance.exhausted());
@@ -148,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_cap_counts_what_was_used() {
+    fn a_new_cap_keeps_the_count() {
         let mut allowance = Allowance::new(None, 1, unix(2026, 11, 1));
         allowance.on_bytes(unix(2026, 11, 2), gigabytes(5));
         allowance.set_cap(Some(gigabytes(5)));
@@ -158,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_month_begins_on_its_last_day() {
+    fn in_a_short_month_the_period_begins_on_the_last_day() {
         let mut allowance = Allowance::new(Some(gigabytes(1)), 31, unix(2028, 2, 10));
         allowance.on_bytes(unix(2028, 2, 28), gigabytes(1));
         assert!(allowance.exhausted());
@@ -167,21 +168,21 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_that_jumps_loses_nothing() {
+    fn a_clock_jump_loses_no_count() {
         let mut allowance = Allowance::new(Some(gigabytes(10)), 1, unix(2026, 11, 20));
         allowance.on_bytes(unix(2026, 11, 21), gigabytes(3));
         allowance.on_bytes(0, gigabytes(1));
-        assert_eq!(allowance.used(), gigabytes(4), "1970 is no month to begin in");
+        assert_eq!(allowance.used(), gigabytes(4), "a clock at 1970 starts no new period");
         allowance.on_bytes(unix(2031, 1, 2), gigabytes(1));
         assert_eq!(allowance.used(), gigabytes(1));
         allowance.on_bytes(unix(2026, 11, 22), gigabytes(1));
-        assert_eq!(allowance.used(), gigabytes(5), "the clock was wrong for a moment");
+        assert_eq!(allowance.used(), gigabytes(5), "the count survives a wrong clock");
         allowance.on_bytes(unix(2026, 12, 2), gigabytes(1));
-        assert_eq!(allowance.used(), gigabytes(1), "and the month ends when it does");
+        assert_eq!(allowance.used(), gigabytes(1), "a new month starts at zero");
     }
 
     #[test]
-    fn another_reset_day_forgets_nothing() {
+    fn a_new_reset_day_keeps_the_count() {
         let mut before = Allowance::new(Some(gigabytes(10)), 1, unix(2026, 11, 21));
         before.on_bytes(unix(2026, 11, 21), gigabytes(9));
         let mut after = Allowance::new(Some(gigabytes(10)), 15, unix(2026, 11, 21));
@@ -190,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_counted_before_is_taken_up_within_the_period() {
+    fn a_recalled_count_applies_to_its_period_only() {
         let mut allowance = Allowance::new(Some(gigabytes(10)), 1, unix(2026, 11, 20));
         let earlier = allowance.period();
         allowance.recall(gigabytes(9), earlier);
@@ -203,14 +204,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn dates_survive_the_way_there_and_back(day in -1_000_000..1_000_000i64) {
+        fn dates_round_trip(day in -1_000_000..1_000_000i64) {
             let (year, month, of_month) = civil(day);
             prop_assert_eq!(days(year, month, of_month), day);
             prop_assert!((1..=12).contains(&month) && (1..=month_length(year, month)).contains(&of_month));
         }
 
         #[test]
-        fn a_period_holds_its_day_and_lasts_about_a_month(day in -1_000_000..1_000_000i64, reset_day in 1..=31u8) {
+        fn a_period_contains_its_day_and_lasts_about_a_month(day in -1_000_000..1_000_000i64, reset_day in 1..=31u8) {
             let start = period_of(day, reset_day);
             prop_assert!(start <= day && day - start <= 31);
             prop_assert_eq!(period_of(start, reset_day), start);

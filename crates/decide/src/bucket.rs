@@ -1,16 +1,16 @@
-//! A token bucket: how much may pass now, and when the next may.
+//! A token bucket: what may pass now, and when the next amount may.
 
 use std::time::Duration;
 
 use braid_model::{ByteCount, Rate, Time};
 
-/// What a byte weighs: bits times nanoseconds of a second, so that filling is exact.
-const BYTE: i128 = 8 * 1_000_000_000;
+/// Weight of a byte in bits times nanoseconds per second, so that refilling is exact.
+const BYTE_WEIGHT: i128 = 8 * 1_000_000_000;
 
-/// Lets a rate pass in the long run, and up to a burst at once. Starts full.
+/// Limits traffic to a sustained rate plus a burst. The bucket starts full.
 ///
-/// What passes is either taken if it is there ([`take`](Self::take)) or charged afterwards ([`charge`](Self::charge)), which may leave a
-/// debt that is paid off before anything else passes.
+/// Traffic either passes only if there are enough tokens ([`take`](Self::take)), or is charged afterwards ([`charge`](Self::charge)). A charge may
+/// leave a debt, which must be refilled before anything else passes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bucket {
     rate: Rate,
@@ -20,25 +20,25 @@ pub struct Bucket {
 }
 
 impl Bucket {
-    /// A full bucket.
+    /// Creates a full bucket.
     pub fn new(rate: Rate, burst: ByteCount, now: Time) -> Self {
         Self { rate, burst, level: weight(burst), updated: now }
     }
 
-    /// Changes rate and burst; what was gathered or owed stays, as far as the new burst holds it.
+    /// Changes rate and burst. The level or the debt stays, capped at the new burst.
     pub fn set(&mut self, rate: Rate, burst: ByteCount, now: Time) {
         self.fill(now);
         (self.rate, self.burst) = (rate, burst);
         self.level = self.level.min(weight(burst));
     }
 
-    /// What may pass now.
+    /// The amount that may pass now.
     pub fn available(&mut self, now: Time) -> ByteCount {
         self.fill(now);
-        ByteCount::new(u64::try_from(self.level / BYTE).unwrap_or(0))
+        ByteCount::new(u64::try_from(self.level / BYTE_WEIGHT).unwrap_or(0))
     }
 
-    /// Lets `amount` pass if all of it may; one larger than the burst passes when the bucket is full, and leaves a debt.
+    /// Takes `amount` if it may pass, and returns whether it did. An amount larger than the burst passes when the bucket is full, and leaves a debt.
     pub fn take(&mut self, amount: ByteCount, now: Time) -> bool {
         self.fill(now);
         let passes = self.level >= weight(amount.min(self.burst));
@@ -48,13 +48,13 @@ impl Bucket {
         passes
     }
 
-    /// Counts `amount` that has passed already.
+    /// Charges `amount` that has passed already.
     pub fn charge(&mut self, amount: ByteCount, now: Time) {
         self.fill(now);
         self.level = self.level.saturating_sub(weight(amount));
     }
 
-    /// When [`take`](Self::take) will let `amount` pass if nothing else does meanwhile; [`Time::MAX`] if never.
+    /// The earliest time at which [`take`](Self::take) succeeds for `amount` if nothing else passes; [`Time::MAX`] if never.
     pub fn ready_at(&mut self, amount: ByteCount, now: Time) -> Time {
         self.fill(now);
         let missing = weight(amount.min(self.burst)) - self.level;
@@ -77,7 +77,7 @@ impl Bucket {
 }
 
 fn weight(amount: ByteCount) -> i128 {
-    i128::from(amount.get()) * BYTE
+    i128::from(amount.get()) * BYTE_WEIGHT
 }
 
 #[cfg(test)]
@@ -95,7 +95,7 @@ mod tests {
         assert!(bucket.take(kilobytes(10), Time::ZERO) && !bucket.take(ByteCount::new(1), Time::ZERO));
         assert_eq!(bucket.ready_at(kilobytes(1), Time::ZERO), Time::from_millis(1));
         assert!(!bucket.take(kilobytes(1), Time::from_nanos(999_999)) && bucket.take(kilobytes(1), Time::from_millis(1)));
-        assert_eq!(bucket.available(Time::from_millis(5000)), kilobytes(10), "no more than the burst is saved up");
+        assert_eq!(bucket.available(Time::from_millis(5000)), kilobytes(10), "the level is capped at the burst");
     }
 
     #[test]
@@ -114,14 +114,14 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_of_nothing_passes_the_burst_and_no_more() {
+    fn a_rate_of_zero_passes_the_burst_only() {
         let mut bucket = Bucket::new(Rate::ZERO, kilobytes(1), Time::ZERO);
         assert!(bucket.take(kilobytes(1), Time::ZERO));
         assert_eq!(bucket.ready_at(ByteCount::new(1), Time::ZERO), Time::MAX);
     }
 
     #[test]
-    fn a_new_rate_counts_from_its_setting() {
+    fn a_new_rate_applies_from_its_setting() {
         let mut bucket = Bucket::new(Rate::from_mbps(8), kilobytes(10), Time::ZERO);
         bucket.charge(kilobytes(10), Time::ZERO);
         bucket.set(Rate::from_mbps(80), kilobytes(100), Time::from_millis(1));
@@ -144,7 +144,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn never_more_than_burst_and_rate_pass_and_ready_at_is_right(
+        fn burst_and_rate_are_never_exceeded_and_ready_at_is_exact(
             mbps in 1..100u64, burst in 1..100_000u64, steps in proptest::collection::vec((0..50_000_000u64, 1..3000u64), 1..200),
         ) {
             let (rate, burst) = (Rate::from_mbps(mbps), ByteCount::new(burst));
@@ -162,8 +162,8 @@ mod tests {
                     now = ready;
                 }
                 passed += u128::from(amount.get());
-                let allowed = u128::from(burst.get()) * BYTE as u128 + u128::from(rate.bps()) * u128::from(now.as_nanos());
-                prop_assert!(passed * BYTE as u128 <= allowed);
+                let allowed = u128::from(burst.get()) * BYTE_WEIGHT as u128 + u128::from(rate.bps()) * u128::from(now.as_nanos());
+                prop_assert!(passed * BYTE_WEIGHT as u128 <= allowed);
             }
         }
     }

@@ -1,48 +1,48 @@
-//! What a link can carry, how long its round trip takes and what it loses, learnt from traffic.
+//! Estimates of a link's capacity, round-trip time and loss from its traffic.
 //!
-//! DBAS II.C.1 measures against servers and combines that with statistics of the normal transfers; here the normal transfers come
-//! first, since they cost nothing. A device's counters show what a link carried, which is at most what it can carry: so an estimate
-//! rises at once with the evidence and falls only while flows had more to move during the whole interval, and faster the more
-//! flows there were, since one of them may be held back by a slow server, several hardly all. The fall is geometric: a first guess
-//! from a device's nominal 10 Gbit/s is forgotten within seconds of real bulk traffic.
+//! DBAS II.C.1 measures against servers and combines the result with statistics of normal transfers. Braid relies on normal transfers first, because
+//! they cost nothing. Device counters show the carried traffic, which is a lower bound of the capacity. So an estimate rises at once with the
+//! evidence. It falls only while flows were backlogged during the whole interval. It falls faster with several flows: a slow server may limit one
+//! flow, but hardly all of them. The fall is geometric, so an initial guess of 10 Gbit/s from a device's nominal rate disappears within seconds of
+//! bulk traffic.
 //!
-//! Traffic that never filled the link shows what it carries at least, not what it can: it may raise an estimate, and must not lower one
-//! ([`Busy::backlogged`]). Until anything but a guess is behind it, an estimate is not [known](Estimate::is_known), whatever it says.
+//! Traffic that never filled the link gives a lower bound only: it may raise an estimate but must not lower it ([`Busy::backlogged`]). An estimate is
+//! not [known](Estimate::is_known) while it rests on a guess alone.
 //!
-//! A link that dies carries less and less before it is known to be dead, and flows that come out of their timeouts fill it slowly when
-//! it lives again; neither says what it can carry ([`Capacity::interrupt`]).
+//! A failing link carries less and less before Braid detects its death. After it recovers, flows fill it slowly because they come out of
+//! retransmission timeouts. Neither phase shows its capacity ([`Capacity::interrupt`]).
 
 use std::time::Duration;
 
 use braid_model::{LinkKind, Rate, Time};
 
-/// Intervals shorter than this are gathered until they are long enough to say something.
-const INTERVAL_LEAST: Duration = Duration::from_millis(200);
-/// The estimate follows the highest of this many intervals in a row.
+/// Shorter intervals are accumulated up to this length, because they are too noisy.
+const MIN_INTERVAL: Duration = Duration::from_millis(200);
+/// The estimate follows the maximum of this many consecutive intervals.
 const WINDOW: usize = 6;
 /// Time constant of the fall with one backlogged flow, in seconds.
-const FALL_ALONE: f64 = 2.3;
-/// Time constant of the fall with two or more.
-const FALL_SEVERAL: f64 = 0.6;
-/// A capacity that was proven resists this much longer, with one flow or several, while their round trips show a queue.
+const FALL_ONE_FLOW: f64 = 2.3;
+/// Time constant of the fall with two or more flows, in seconds.
+const FALL_SEVERAL_FLOWS: f64 = 0.6;
+/// Factors on the time constant for a proven capacity while round trips show a queue: one flow, several flows.
 const PROVEN_QUEUED: [f64; 2] = [4.0, 3.0];
-/// And while they show none: then the servers, not the link, are likely to set the pace (a paced video stream, say).
+/// The same factors while round trips show no queue: then the servers, not the link, probably limit the rate (a paced video stream, for example).
 const PROVEN_UNQUEUED: [f64; 2] = [60.0, 12.0];
-/// Proofs are forgotten after this.
-const PROOF_LIFE: Duration = Duration::from_secs(60);
-/// A link may have been dying for this long before that was known: what the estimate lost meanwhile is given back.
-const DYING: Duration = Duration::from_secs(10);
-/// Flows take this long to fill a link that lives again.
+/// A proof expires after this time.
+const PROOF_LIFETIME: Duration = Duration::from_secs(60);
+/// A link may have been failing for this long before its death is detected. Falls within this time are rolled back.
+const ROLLBACK: Duration = Duration::from_secs(10);
+/// Time that flows need to fill a link after it recovers.
 const RECOVERY: Duration = Duration::from_secs(5);
-/// Confidence halves in this time without evidence.
+/// Half-life of the confidence without evidence.
 const CONFIDENCE_HALF_LIFE: Duration = Duration::from_secs(600);
-/// Busy seconds until the confidence is a half.
+/// Seconds of evidence until the confidence reaches one half.
 const CONFIDENCE_SECONDS: f64 = 2.0;
 
-/// What a link of this kind is taken for before anything is known.
+/// Initial capacity guess for a link of this kind.
 ///
-/// Wired: what the device claims, else 100 Mbit/s. Wireless: half of what it claims (the air is shared and half-duplex), else
-/// 50 Mbit/s. Cellular: 20 Mbit/s. Others: what they claim, else 100 Mbit/s.
+/// Wired: the nominal rate of the device, else 100 Mbit/s. Wireless: half of the nominal rate (the medium is shared and half-duplex), else 50 Mbit/s.
+/// Cellular: 20 Mbit/s. Others: the nominal rate, else 100 Mbit/s.
 pub fn guess(kind: LinkKind, nominal: Option<Rate>) -> Rate {
     let claimed = nominal.filter(|rate| *rate > Rate::ZERO);
     match kind {
@@ -52,32 +52,32 @@ pub fn guess(kind: LinkKind, nominal: Option<Rate>) -> Rate {
     }
 }
 
-/// How much the flows of a link had to do during an interval.
+/// Activity of a link's flows during an interval.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Busy {
-    /// Flows that moved something.
+    /// Number of flows that moved data.
     pub flows: u32,
-    /// Different remote hosts among theirs.
+    /// Number of distinct remote hosts among these flows.
     pub destinations: u32,
-    /// At least one was there, and moved something, all the time, as fast as its way took it: one that had no more to move is none of them.
+    /// At least one flow moved data during the whole interval and was limited by the network, not by its application.
     pub backlogged: bool,
-    /// Round trips were longer than the link's least: packets wait for it.
+    /// Round-trip times exceeded the link's minimum: packets queue at the link.
     pub queued: bool,
 }
 
-/// A capacity as it is thought to be.
+/// A capacity estimate.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Estimate {
-    /// The capacity.
+    /// Estimated capacity.
     pub rate: Rate,
-    /// How far it is to be trusted: 0 is a guess, 1 is certain.
+    /// Confidence: 0 is a guess, 1 is certain.
     pub confidence: f64,
-    /// Since the last evidence; `None` if there never was any.
+    /// Time since the last evidence; `None` if there is none.
     pub age: Option<Duration>,
 }
 
 impl Estimate {
-    /// Whether it is more than a guess from what kind of link this is: told by the user, learnt now or in an earlier life.
+    /// Whether the estimate is more than a guess from the link's kind: configured by the user, learned in this run, or restored from an earlier one.
     pub fn is_known(&self) -> bool {
         self.confidence > 0.0 || self.age.is_some()
     }
@@ -92,12 +92,12 @@ pub struct Capacity {
     evidence: Option<Time>,
     /// Rates of the last intervals in bits per second, the latest last.
     recent: Vec<f64>,
-    /// The highest level that traffic has shown lately, and when.
+    /// The highest level that traffic has shown recently, and when.
     proven: Option<(f64, Time)>,
-    /// The levels that it fell from lately, the highest first, and when it left them.
-    fallen: Vec<(f64, Time)>,
-    /// It learns of no fall before.
-    sound_from: Time,
+    /// The levels before recent falls, the highest first, and the times of the falls.
+    recent_falls: Vec<(f64, Time)>,
+    /// The estimate does not fall before this time.
+    no_fall_before: Time,
     gathered: u64,
     gathered_for: Duration,
     gathered_busy: Option<Busy>,
@@ -113,25 +113,25 @@ impl Capacity {
             evidence: None,
             recent: Vec::new(),
             proven: None,
-            fallen: Vec::new(),
-            sound_from: Time::ZERO,
+            recent_falls: Vec::new(),
+            no_fall_before: Time::ZERO,
             gathered: 0,
             gathered_for: Duration::ZERO,
             gathered_busy: None,
         }
     }
 
-    /// A capacity the user knows: it never changes.
+    /// A capacity configured by the user. It never changes.
     pub fn fixed(rate: Rate) -> Self {
         Self { fixed: true, confidence: 1.0, ..Self::new(rate, Time::ZERO) }
     }
 
-    /// Whether the user knows it.
+    /// Whether the user configured the capacity.
     pub fn is_fixed(&self) -> bool {
         self.fixed
     }
 
-    /// What was learnt in an earlier life replaces the guess, half-trusted.
+    /// Replaces the guess by an estimate of an earlier run, with a confidence of at least 0.5. Does nothing if there is evidence already.
     pub fn recall(&mut self, rate: Rate) {
         if !self.fixed && rate > Rate::ZERO && self.evidence.is_none() {
             self.level = rate.bps() as f64;
@@ -139,14 +139,14 @@ impl Capacity {
         }
     }
 
-    /// The estimate now.
+    /// The current estimate.
     pub fn estimate(&self, now: Time) -> Estimate {
         let age = self.evidence.map(|at| now.since(at));
-        let confidence = if self.fixed { 1.0 } else { self.confidence * halved(age.unwrap_or_default(), CONFIDENCE_HALF_LIFE) };
+        let confidence = if self.fixed { 1.0 } else { self.confidence * decayed(age.unwrap_or_default(), CONFIDENCE_HALF_LIFE) };
         Estimate { rate: Rate::from_bps(self.level as u64), confidence, age }
     }
 
-    /// The link moved `moved` in the `span` that ends now.
+    /// The link carried `moved` during the `span` that ends at `now`.
     pub fn on_interval(&mut self, now: Time, moved: braid_model::ByteCount, span: Duration, busy: Busy) {
         if self.fixed || span.is_zero() {
             return;
@@ -162,7 +162,7 @@ impl Capacity {
                 queued: before.queued || busy.queued,
             },
         });
-        if self.gathered_for < INTERVAL_LEAST {
+        if self.gathered_for < MIN_INTERVAL {
             return;
         }
         let rate = self.gathered as f64 * 8.0 / self.gathered_for.as_secs_f64();
@@ -172,18 +172,18 @@ impl Capacity {
         self.take(now, rate, span, busy);
     }
 
-    /// The link is dead, or has no carrier, now. What it moved since the last interval says nothing of its capacity; what the estimate
-    /// lost within the last ten seconds is given back, as far as traffic had shown it in the minute before; and for five seconds from
-    /// the last such call on it does not fall.
+    /// The link is dead or without carrier at `now`. Discards the traffic since the last interval, because it does not show the capacity. Rolls back
+    /// the falls of the last ten seconds, up to the level that traffic has proven within the last minute. The estimate does not fall for five seconds
+    /// after the last such call.
     pub fn interrupt(&mut self, now: Time) {
-        let lately = self.fallen.iter().filter(|(_, at)| now.since(*at) <= DYING).map(|(level, _)| *level).fold(0.0, f64::max);
+        let lately = self.recent_falls.iter().filter(|(_, at)| now.since(*at) <= ROLLBACK).map(|(level, _)| *level).fold(0.0, f64::max);
         if let Some((proven, _)) = self.proven {
             self.level = self.level.max(lately.min(proven));
         }
         self.recent.clear();
-        self.fallen.clear();
+        self.recent_falls.clear();
         (self.gathered, self.gathered_for, self.gathered_busy) = (0, Duration::ZERO, None);
-        self.sound_from = now + RECOVERY;
+        self.no_fall_before = now + RECOVERY;
     }
 
     fn take(&mut self, now: Time, rate: f64, span: Duration, busy: Busy) {
@@ -191,55 +191,55 @@ impl Capacity {
             self.recent.remove(0);
         }
         self.recent.push(rate);
-        if self.proven.is_some_and(|(_, at)| now.since(at) > PROOF_LIFE) {
+        if self.proven.is_some_and(|(_, at)| now.since(at) > PROOF_LIFETIME) {
             self.proven = None;
         }
-        // One interval may catch a burst out of a buffer: two in a row must agree.
+        // One interval may contain a burst from a buffer, so two consecutive intervals must agree.
         let shown = self.recent.iter().rev().take(2).copied().fold(f64::INFINITY, f64::min);
         if self.recent.len() >= 2 && shown > 0.0 && self.proven.is_none_or(|(proven, _)| shown >= proven) {
             self.proven = Some((shown, now));
         }
         if self.recent.len() >= 2 && shown >= self.level {
             self.level = shown;
-            self.note(now, span);
-        } else if busy.backlogged && busy.flows > 0 && now >= self.sound_from {
+            self.record_evidence(now, span);
+        } else if busy.backlogged && busy.flows > 0 && now >= self.no_fall_before {
             self.fall(now, span, busy);
         } else {
-            // Nobody wanted more: the interval says nothing of what could have been had.
+            // The flows did not use the link fully, so the interval does not bound the capacity.
             self.recent.clear();
         }
     }
 
-    /// Flows had more to move than the link moved: it cannot carry more than its best of late.
+    /// Lowers the estimate: flows were backlogged, so the capacity is at most the recent maximum.
     fn fall(&mut self, now: Time, span: Duration, busy: Busy) {
         let best = self.recent.iter().copied().fold(1.0, f64::max);
         if self.recent.len() < 2 || best >= self.level {
             return;
         }
         let several = busy.flows >= 2;
-        let mut constant = if several { FALL_SEVERAL } else { FALL_ALONE };
+        let mut constant = if several { FALL_SEVERAL_FLOWS } else { FALL_ONE_FLOW };
         if self.proven.is_some_and(|(proven, _)| self.level <= proven * 1.02) {
             constant *= if busy.queued { PROVEN_QUEUED } else { PROVEN_UNQUEUED }[usize::from(several)];
         }
-        // level moves towards best by the share 1 - exp(-t / constant), on a logarithmic scale: multiplied by (best/level)^share.
+        // The level moves towards `best` by the share 1 - exp(-t / constant) on a logarithmic scale: it is multiplied by (best/level)^share.
         let x = span.as_secs_f64() / constant;
         let share = 1.0 - 1.0 / (1.0 + x + x * x / 2.0 + x * x * x / 6.0);
-        // Those that are lower than this one are of no use, nor are those of long ago.
-        self.fallen.retain(|(level, at)| *level > self.level && now.since(*at) <= DYING);
-        self.fallen.push((self.level, now));
+        // Lower levels and old ones are not needed for the rollback.
+        self.recent_falls.retain(|(level, at)| *level > self.level && now.since(*at) <= ROLLBACK);
+        self.recent_falls.push((self.level, now));
         self.level *= power(best / self.level, share);
-        self.note(now, span);
+        self.record_evidence(now, span);
     }
 
-    fn note(&mut self, now: Time, span: Duration) {
+    fn record_evidence(&mut self, now: Time, span: Duration) {
         let seconds = span.as_secs_f64();
         self.confidence += (1.0 - self.confidence) * (seconds / (seconds + CONFIDENCE_SECONDS)).min(1.0);
         self.evidence = Some(now);
     }
 
-    /// The kernel's sample of what one flow delivered, while it had more to send: the link carries at least this.
+    /// The kernel's delivery-rate sample of a backlogged flow: a lower bound of the capacity.
     pub fn on_delivery_rate(&mut self, now: Time, rate: Rate) {
-        // Behind a link that gathers acknowledgements a sample can be far too high: it counts only as far as the counters bear it out.
+        // With aggregated acknowledgements a sample can be far too high, so the recent counters limit it.
         let best = self.recent.iter().copied().fold(0.0, f64::max);
         let rate = (rate.bps() as f64).min(best * 1.25);
         if !self.fixed && rate > self.level {
@@ -248,7 +248,7 @@ impl Capacity {
         }
     }
 
-    /// An active measurement.
+    /// Records the result of an active measurement.
     pub fn on_measured(&mut self, now: Time, rate: Rate) {
         if !self.fixed && rate > Rate::ZERO {
             self.level = rate.bps() as f64;
@@ -259,7 +259,7 @@ impl Capacity {
     }
 }
 
-/// `base` to the power of `exponent` in [0, 1], for `base` in (0, 1], by arithmetic that is the same on every machine.
+/// `base` to the power of `exponent` in [0, 1], for `base` in (0, 1]. The arithmetic gives the same result on every machine.
 fn power(base: f64, exponent: f64) -> f64 {
     // Binary digits of the exponent: base^(1/2), base^(1/4), ... by square roots, which IEEE 754 defines exactly.
     let (mut result, mut root, mut rest) = (1.0, base, exponent);
@@ -274,15 +274,15 @@ fn power(base: f64, exponent: f64) -> f64 {
     result
 }
 
-/// What is left of 1 after `age`, halving every `half_life`; straight between the halvings.
-pub(crate) fn halved(age: Duration, half_life: Duration) -> f64 {
+/// Exponential decay of 1 over `age` with `half_life`, linear between the halvings.
+pub(crate) fn decayed(age: Duration, half_life: Duration) -> f64 {
     let halves = (age.as_secs_f64() / half_life.as_secs_f64()).min(60.0);
     let whole = halves as u32;
     let rest = halves - f64::from(whole);
     (1.0 - rest / 2.0) / (1u64 << whole) as f64
 }
 
-/// Round-trip time: smoothed as in RFC 6298, and the least of late.
+/// Round-trip time: smoothed as in RFC 6298, and the recent minimum.
 #[derive(Debug, Clone, Default)]
 pub struct Rtt {
     smoothed: Option<Duration>,
@@ -291,72 +291,72 @@ pub struct Rtt {
 }
 
 impl Rtt {
-    /// How long the least value counts.
-    const LEAST_LIFE: Duration = Duration::from_secs(300);
-    /// How long the smoothed one does.
-    const SMOOTHED_LIFE: Duration = Duration::from_secs(600);
+    /// Lifetime of the minimum.
+    const MIN_LIFETIME: Duration = Duration::from_secs(300);
+    /// Lifetime of the smoothed value.
+    const SMOOTHED_LIFETIME: Duration = Duration::from_secs(600);
 
-    /// A measurement.
+    /// Records a sample.
     pub fn on_sample(&mut self, now: Time, rtt: Duration) {
         self.smoothed = Some(self.smoothed.map_or(rtt, |smoothed| (smoothed * 7 + rtt) / 8));
-        if self.least.is_none_or(|(least, at)| rtt <= least || now.since(at) > Self::LEAST_LIFE) {
+        if self.least.is_none_or(|(least, at)| rtt <= least || now.since(at) > Self::MIN_LIFETIME) {
             self.least = Some((rtt, now));
         }
         self.at = now;
     }
 
-    /// The smoothed time; `None` before the first measurement, and after ten minutes without one.
+    /// The smoothed round-trip time; `None` before the first sample, and ten minutes after the last.
     pub fn smoothed(&self, now: Time) -> Option<Duration> {
-        self.smoothed.filter(|_| now < self.at + Self::SMOOTHED_LIFE)
+        self.smoothed.filter(|_| now < self.at + Self::SMOOTHED_LIFETIME)
     }
 
-    /// When the smoothed time becomes too old.
+    /// When the smoothed value expires.
     pub fn poll_timeout(&self, now: Time) -> Option<Time> {
-        self.smoothed(now).map(|_| self.at + Self::SMOOTHED_LIFE)
+        self.smoothed(now).map(|_| self.at + Self::SMOOTHED_LIFETIME)
     }
 
-    /// Since the last measurement, and how far the value is to be trusted (0 to 1, half after a minute).
+    /// Time since the last sample, and the confidence in the value (0 to 1, one half after a minute).
     pub fn age(&self, now: Time) -> Option<(Duration, f64)> {
-        self.smoothed.map(|_| (now.since(self.at), halved(now.since(self.at), Duration::from_secs(60))))
+        self.smoothed.map(|_| (now.since(self.at), decayed(now.since(self.at), Duration::from_secs(60))))
     }
 
-    /// The least time of the last minutes.
+    /// The minimum round-trip time of the last minutes.
     pub fn least(&self) -> Option<Duration> {
         self.least.map(|(least, _)| least)
     }
 }
 
-/// The share of segments sent again; what is long past counts less.
+/// Share of retransmitted segments, with exponential decay.
 #[derive(Debug, Clone, Default)]
 pub struct Loss {
     sent: f64,
-    again: f64,
+    retransmitted: f64,
     at: Time,
 }
 
 impl Loss {
     const HALF_LIFE: Duration = Duration::from_secs(60);
-    /// Fewer segments than this say nothing.
-    const LEAST: f64 = 20.0;
+    /// Minimum number of segments for an estimate.
+    const MIN_SEGMENTS: f64 = 20.0;
 
-    /// So many segments were sent since the last call, so many of them again.
-    pub fn on_segments(&mut self, now: Time, sent: u64, again: u64) {
-        let left = halved(now.since(self.at), Self::HALF_LIFE);
+    /// Reports the segments sent since the last call, and how many of them were retransmissions.
+    pub fn on_segments(&mut self, now: Time, sent: u64, retransmitted: u64) {
+        let left = decayed(now.since(self.at), Self::HALF_LIFE);
         self.sent = self.sent * left + sent as f64;
-        self.again = self.again * left + again.min(sent) as f64;
+        self.retransmitted = self.retransmitted * left + retransmitted.min(sent) as f64;
         self.at = now;
     }
 
-    /// Since the last segments, and how far the share is to be trusted (0 to 1, more with the segments it rests on).
+    /// Time since the last segments, and the confidence in the share (0 to 1, rising with the number of segments).
     pub fn age(&self, now: Time) -> Option<(Duration, f64)> {
-        let weight = self.sent * halved(now.since(self.at), Self::HALF_LIFE);
+        let weight = self.sent * decayed(now.since(self.at), Self::HALF_LIFE);
         (self.sent > 0.0).then(|| (now.since(self.at), weight / (weight + 100.0)))
     }
 
-    /// The share, 0 to 1; `None` while too little was sent to tell.
+    /// The share of retransmissions, 0 to 1; `None` while there are too few segments.
     pub fn rate(&self, now: Time) -> Option<f64> {
-        let left = halved(now.since(self.at), Self::HALF_LIFE);
-        (self.sent * left >= Self::LEAST).then(|| self.again / self.sent)
+        let left = decayed(now.since(self.at), Self::HALF_LIFE);
+        (self.sent * left >= Self::MIN_SEGMENTS).then(|| self.retransmitted / self.sent)
     }
 }
 
@@ -369,7 +369,7 @@ mod tests {
     const STEP: Duration = Duration::from_millis(250);
     const TEN_GIGABIT: Rate = Rate::from_mbps(10_000);
 
-    /// A link of `mbps` shared by `bulk` flows that want all they can get and one held to `slow_mbps` by its server.
+    /// A link of `mbps` with `bulk` greedy flows, and one flow that its server limits to `slow_mbps`.
     fn run(capacity: &mut Capacity, from: u64, seconds: u64, mbps: f64, bulk: u32, slow_mbps: f64) -> u64 {
         let steps = seconds * 4;
         for step in 0..steps {
@@ -387,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wild_first_guess_is_forgotten_within_three_seconds_of_several_flows() {
+    fn a_guess_far_too_high_is_corrected_within_three_seconds_of_several_flows() {
         let mut capacity = Capacity::new(TEN_GIGABIT, Time::ZERO);
         let at = run(&mut capacity, 0, 3, 20.0, 3, 0.0);
         assert!((20.0..23.0).contains(&mbps(&capacity, at)), "{}", mbps(&capacity, at));
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn and_within_ten_of_one() {
+    fn a_guess_far_too_high_is_corrected_within_ten_seconds_of_one_flow() {
         let mut capacity = Capacity::new(TEN_GIGABIT, Time::ZERO);
         let at = run(&mut capacity, 0, 10, 20.0, 1, 0.0);
         assert!((20.0..23.0).contains(&mbps(&capacity, at)), "{}", mbps(&capacity, at));
@@ -409,7 +409,7 @@ mod tests {
     }
 
     #[test]
-    fn one_slow_server_does_not_ruin_a_proven_link() {
+    fn one_slow_server_does_not_halve_the_estimate_of_a_proven_link() {
         let mut capacity = Capacity::new(TEN_GIGABIT, Time::ZERO);
         let at = run(&mut capacity, 0, 10, 100.0, 3, 0.0);
         let at = run(&mut capacity, at, 20, 100.0, 0, 1.0);
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_of_a_sender_do_not_raise_it_above_what_was_carried() {
+    fn delivery_rate_samples_are_limited_by_the_carried_traffic() {
         let mut capacity = Capacity::new(TEN_GIGABIT, Time::ZERO);
         let at = run(&mut capacity, 0, 10, 20.0, 3, 0.0);
         for _ in 0..1000 {
@@ -427,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_falls_to_a_fifth_is_followed() {
+    fn the_estimate_follows_a_link_that_drops_to_a_fifth() {
         let mut capacity = Capacity::new(TEN_GIGABIT, Time::ZERO);
         let at = run(&mut capacity, 0, 10, 50.0, 3, 0.0);
         let at = run(&mut capacity, at, 8, 10.0, 3, 0.0);
@@ -437,23 +437,23 @@ mod tests {
     }
 
     #[test]
-    fn regression_a_dying_link_does_not_teach_its_capacity() {
+    fn regression_a_failing_link_does_not_lower_its_capacity() {
         let mut capacity = Capacity::new(TEN_GIGABIT, Time::ZERO);
         let at = run(&mut capacity, 0, 10, 50.0, 3, 0.0);
-        // Its flows still try for seconds, and next to nothing gets through.
+        // Its flows keep trying for seconds, and almost nothing gets through.
         let at = run(&mut capacity, at, 4, 0.02, 3, 0.0);
-        assert!(mbps(&capacity, at) < 30.0, "nothing tells it from a slow link so far: {}", mbps(&capacity, at));
+        assert!(mbps(&capacity, at) < 30.0, "so far it looks like a slow link: {}", mbps(&capacity, at));
         capacity.interrupt(Time::from_millis(at));
         assert!((49.0..52.0).contains(&mbps(&capacity, at)), "{}", mbps(&capacity, at));
-        // It lives again, and its flows come out of their timeouts one by one.
+        // It recovers, and its flows come out of their timeouts one by one.
         let at = run(&mut capacity, at + 1000, 3, 0.1, 3, 0.0);
         assert!((49.0..52.0).contains(&mbps(&capacity, at)), "{}", mbps(&capacity, at));
         let at = run(&mut capacity, at, 12, 5.0, 3, 0.0);
-        assert!((5.0..7.0).contains(&mbps(&capacity, at)), "one that stays slow is followed: {}", mbps(&capacity, at));
+        assert!((5.0..7.0).contains(&mbps(&capacity, at)), "the estimate follows a link that stays slow: {}", mbps(&capacity, at));
     }
 
     #[test]
-    fn a_death_does_not_bring_a_wild_guess_back() {
+    fn an_interrupt_does_not_restore_an_unproven_guess() {
         let mut capacity = Capacity::new(TEN_GIGABIT, Time::ZERO);
         let at = run(&mut capacity, 0, 3, 20.0, 3, 0.0);
         let before = mbps(&capacity, at);
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn idleness_changes_the_confidence_only() {
+    fn idle_time_lowers_the_confidence_only() {
         let mut capacity = Capacity::new(TEN_GIGABIT, Time::ZERO);
         let at = run(&mut capacity, 0, 10, 20.0, 3, 0.0);
         let before = capacity.estimate(Time::from_millis(at));
@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn a_single_burst_is_not_believed() {
+    fn a_single_burst_does_not_raise_the_estimate() {
         let mut capacity = Capacity::new(Rate::from_mbps(20), Time::ZERO);
         let mut at = run(&mut capacity, 0, 5, 20.0, 2, 0.0);
         let busy = Busy { flows: 2, destinations: 2, backlogged: true, queued: true };
@@ -488,9 +488,9 @@ mod tests {
     }
 
     #[test]
-    fn regression_traffic_that_leaves_the_link_empty_teaches_no_capacity() {
+    fn regression_traffic_that_does_not_fill_the_link_does_not_change_its_capacity() {
         let mut capacity = Capacity::new(Rate::from_mbps(100), Time::ZERO);
-        // Acknowledgements and requests of 159 kbit/s, for ten minutes.
+        // Acknowledgements and requests at 159 kbit/s, for ten minutes.
         for step in 0..2400 {
             capacity.on_interval(Time::from_millis(step * 250), ByteCount::new(4_970), STEP, Busy::default());
         }
@@ -502,7 +502,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_and_what_was_learnt_before_is_known() {
+    fn a_configured_or_recalled_capacity_is_known() {
         assert!(Capacity::fixed(Rate::from_mbps(7)).estimate(Time::ZERO).is_known());
         let mut capacity = Capacity::new(Rate::from_mbps(100), Time::ZERO);
         assert!(!capacity.estimate(Time::ZERO).is_known());
@@ -511,14 +511,14 @@ mod tests {
     }
 
     #[test]
-    fn what_the_user_knows_never_changes() {
+    fn a_configured_capacity_never_changes() {
         let mut capacity = Capacity::fixed(Rate::from_mbps(7));
         let at = run(&mut capacity, 0, 10, 20.0, 3, 0.0);
         assert_eq!(capacity.estimate(Time::from_millis(at)).rate, Rate::from_mbps(7));
     }
 
     #[test]
-    fn guesses_follow_the_kind() {
+    fn the_guess_depends_on_the_kind_of_link() {
         assert_eq!(guess(LinkKind::Wired, Some(Rate::from_mbps(1000))), Rate::from_mbps(1000));
         assert_eq!(guess(LinkKind::Wireless, Some(Rate::from_mbps(300))), Rate::from_mbps(150));
         assert_eq!(guess(LinkKind::Cellular, None), Rate::from_mbps(20));
@@ -526,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn loss_is_told_once_enough_was_sent_and_forgets() {
+    fn loss_needs_enough_segments_and_decays() {
         let mut loss = Loss::default();
         loss.on_segments(Time::from_millis(0), 10, 5);
         assert_eq!(loss.rate(Time::from_millis(0)), None);
@@ -548,7 +548,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn power_is_right(base in 1e-6..1.0f64, exponent in 0.0..0.999f64) {
+        fn power_matches_powf(base in 1e-6..1.0f64, exponent in 0.0..0.999f64) {
             prop_assert!((power(base, exponent) - base.powf(exponent)).abs() < 1e-6);
         }
 

@@ -1,9 +1,9 @@
-//! What kind of traffic an application makes (DNIS III.A, DBAS II.B.1): by its executable, by the port it asks for, by the shape of
-//! its traffic. What the user says comes before all of these and is not decided here.
+//! Traffic class of an application (DNIS III.A, DBAS II.B.1): by its executable, by its remote port, by its traffic pattern. The user's configuration
+//! takes precedence over all of these and is not handled here.
 
 use braid_model::{ByteCount, Class};
 
-/// Process names (as the kernel keeps them, at most 15 bytes) that tell the class.
+/// Process names with a known class (truncated to 15 bytes, as in the kernel).
 pub const NAMES: &[(&str, Class)] = &[
     ("brave", Class::Browser),
     ("chrome", Class::Browser),
@@ -49,9 +49,9 @@ pub const NAMES: &[(&str, Class)] = &[
     ("dockerd", Class::Bulk),
     ("flatpak", Class::Bulk),
     ("git", Class::Bulk),
-    // Over HTTPS too: the name is cut.
+    // Also used over HTTPS: the kernel truncates the name.
     ("git-remote-http", Class::Bulk),
-    // How apt fetches.
+    // Apt's download helpers.
     ("http", Class::Bulk),
     ("https", Class::Bulk),
     ("lftp", Class::Bulk),
@@ -75,49 +75,49 @@ pub const NAMES: &[(&str, Class)] = &[
     ("zypper", Class::Bulk),
 ];
 
-/// The class by process name.
+/// The class of a process name.
 pub fn by_name(name: &str) -> Option<Class> {
     NAMES.iter().find(|(known, _)| *known == name).map(|(_, class)| *class).filter(|class| *class != Class::Unclassified)
 }
 
-/// The class by remote port. The web's ports tell nothing: everything uses them.
+/// The class of a remote port. The web's ports have none, because every kind of application uses them.
 pub fn by_port(port: u16) -> Option<Class> {
     match port {
         22 | 23 | 123 | 3389 | 5900..=5910 => Some(Class::RealTime),
-        // SIP, STUN and TURN, Mumble, RTMP, SRT as commonly set, WireGuard-like calls.
+        // SIP, STUN and TURN, Mumble, RTMP, the usual ports of SRT, and WireGuard-like calls.
         1935 | 3478..=3481 | 5060 | 5061 | 5349 | 19302..=19309 | 60000..=60010 | 64738 => Some(Class::RealTime),
         20 | 21 | 69 | 115 | 119 | 445 | 563 | 873 | 989 | 990 | 2049 | 6881..=6889 | 51413 => Some(Class::Bulk),
         _ => None,
     }
 }
 
-/// The shape of an application's traffic, over its ended flows.
+/// Traffic pattern of an application, over its ended flows.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Pattern {
-    /// Flows it opens in a minute.
+    /// Flows opened per minute.
     pub flows_per_minute: f64,
-    /// Mean bytes of a flow towards this machine.
+    /// Mean bytes per flow towards this machine.
     pub mean_down: ByteCount,
-    /// Mean bytes of a flow away from this machine.
+    /// Mean bytes per flow away from this machine.
     pub mean_up: ByteCount,
-    /// Mean seconds a flow lasts.
+    /// Mean duration of a flow in seconds.
     pub mean_seconds: f64,
-    /// The share of all bytes that moved in [large](is_large) flows, 0 to 1.
+    /// Share of all bytes that moved in [large](is_large) flows, 0 to 1.
     pub in_large: f64,
-    /// The remote port of the last flow.
+    /// Remote port of the last flow.
     pub port: u16,
 }
 
-/// Bytes of a flow that is no page any more.
+/// Minimum size in bytes of a flow that is too large for a web page.
 const LARGE: f64 = 5e6;
 
-/// The class by the shape of the traffic; `None` while it looks like nothing in particular.
+/// The class of a traffic pattern; `None` if no class fits.
 ///
-/// Flows that last, slow and with about as much each way, are real-time, however long; else few and large ones bulk, and those that
-/// moved most bytes in large ones, however many small ones they had besides; many short and small ones to the web's ports a browser.
+/// Long, slow flows with similar volume in both directions are real-time. Otherwise an application is bulk if its flows are large on average, or if
+/// most of its bytes moved in large flows, however many small ones there are. Many short, small flows to the web's ports are a browser's.
 pub fn by_pattern(pattern: &Pattern) -> Option<Class> {
     let larger = pattern.mean_down.max(pattern.mean_up).get() as f64;
-    if is_talk(pattern.mean_down, pattern.mean_up, pattern.mean_seconds) {
+    if is_conversation(pattern.mean_down, pattern.mean_up, pattern.mean_seconds) {
         return Some(Class::RealTime);
     }
     if larger >= LARGE || pattern.in_large >= 0.5 {
@@ -130,13 +130,13 @@ pub fn by_pattern(pattern: &Pattern) -> Option<Class> {
     None
 }
 
-/// Whether a flow that moved so much in so many seconds, ended or not, is a transfer by itself, whatever else its program does.
+/// Whether a flow that moved this much in this many seconds, ended or not, is a bulk transfer, regardless of the rest of its program's traffic.
 pub fn is_large(down: ByteCount, up: ByteCount, seconds: f64) -> bool {
-    down.max(up).get() as f64 >= LARGE && !is_talk(down, up, seconds)
+    down.max(up).get() as f64 >= LARGE && !is_conversation(down, up, seconds)
 }
 
-/// Long and slow, with about as much each way.
-fn is_talk(down: ByteCount, up: ByteCount, seconds: f64) -> bool {
+/// Whether a flow is long and slow, with similar volume in both directions.
+fn is_conversation(down: ByteCount, up: ByteCount, seconds: f64) -> bool {
     let (larger, smaller) = (down.max(up).get() as f64, down.min(up).get() as f64);
     let rate = (larger + smaller) * 8.0 / seconds.max(0.001);
     seconds >= 10.0 && smaller * 4.0 >= larger && smaller > 0.0 && rate <= 5e6
@@ -147,15 +147,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_fit_the_kernel_and_stand_once() {
+    fn names_fit_the_kernel_limit_and_are_unique() {
         for (index, (name, _)) in NAMES.iter().enumerate() {
             assert!(name.len() <= 15, "{name}");
-            assert!(NAMES[..index].iter().all(|(other, _)| other != name), "{name} is given twice");
+            assert!(NAMES[..index].iter().all(|(other, _)| other != name), "{name} occurs twice");
         }
     }
 
     #[test]
-    fn programs_and_ports_are_known() {
+    fn names_and_ports_determine_the_class() {
         assert_eq!(by_name("firefox"), Some(Class::Browser));
         assert_eq!(by_name("zoom"), Some(Class::RealTime));
         assert_eq!(by_name("unheard-of"), None);
@@ -165,24 +165,24 @@ mod tests {
     }
 
     #[test]
-    fn regression_what_downloads_on_the_command_line_is_bulk_by_name() {
+    fn regression_command_line_downloaders_are_bulk_by_name() {
         for name in ["curl", "wget", "apt", "apt-get", "http", "https", "git", "git-remote-http", "rsync"] {
             assert_eq!(by_name(name), Some(Class::Bulk), "{name}");
         }
     }
 
     #[test]
-    fn a_flow_that_moves_much_is_large_unless_two_talk() {
+    fn a_flow_of_many_bytes_is_large_unless_it_is_a_conversation() {
         let mb = |count: u64| ByteCount::new(count * 1_000_000);
         assert!(is_large(mb(5), ByteCount::new(3000), 2.0));
         assert!(is_large(ByteCount::new(3000), mb(9), 300.0));
         assert!(!is_large(mb(4), mb(4), 1.0));
         assert!(!is_large(mb(30), mb(25), 600.0), "a call");
-        assert!(is_large(mb(300), mb(250), 60.0), "nobody talks that fast");
+        assert!(is_large(mb(300), mb(250), 60.0), "too fast for a call");
     }
 
     #[test]
-    fn traffic_shows_its_kind() {
+    fn traffic_patterns_determine_the_class() {
         let call = Pattern {
             flows_per_minute: 0.5,
             mean_down: ByteCount::new(900_000),

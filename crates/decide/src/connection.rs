@@ -1,69 +1,67 @@
-//! The one rule that gives a new connection its link.
+//! The rule that assigns a link to a new connection.
 //!
-//! It is implemented twice: here, as the reference, and in `ebpf/schedule.h`, which the kernel runs at `connect`. `rule.rs` checks that both agree.
-//! Both are integer arithmetic without overflow up to loads of 1 EB and rates of 400 Gbit/s, and a test drives both with the same
-//! inputs and demands the same answers. Change one and you must change the other.
+//! It is implemented twice: here as the reference, and in `ebpf/schedule.h`, which the kernel runs at `connect`. `rule.rs` checks that both agree on
+//! the same inputs. Both use integer arithmetic without overflow up to loads of 1 EB and rates of 400 Gbit/s. If you change one, change the other.
 //!
-//! Sources: DNIS III.B and DBAS II.D ("CO maximum throughput": the interface that finishes the system's load soonest), but for flows of
-//! unequal demand, see [`LoadTable::end`]; OPERETTA Algorithm 1 for connection-oriented streams (the cheapest interface that meets the target
-//! throughput); round robin and weighted round robin (DBAS II.D) as least virtual start time.
+//! Sources: DNIS III.B and DBAS II.D ("CO maximum throughput": the interface that finishes the system's load soonest), modified for flows of unequal
+//! demand, see [`LoadTable::end`]; OPERETTA Algorithm 1 for connection-oriented streams (the cheapest interface that meets the target throughput);
+//! round robin and weighted round robin (DBAS II.D) as least virtual start time.
 
 use braid_model::{ByteCount, Direction, LinkSet, MAX_LINKS, PerDirection, Rate};
 
-/// Loads above this count as this much, so that sums cannot overflow.
+/// Loads are capped at this value, so that sums cannot overflow.
 const LOAD_LIMIT: u64 = 1 << 61;
-/// Rates above this count as this much (140 Tbit/s).
+/// Rates are capped at this value (140 Tbit/s).
 const RATE_LIMIT: u64 = (1 << 44) - 1;
-/// Finish times are counted in units of 2^-20 s, a little under a microsecond.
+/// Finish times are in units of 2^-20 s, slightly under a microsecond.
 const TIME_SHIFT: u32 = 20;
-/// Virtual time that one flow on the fastest link takes; a link n times slower takes n times as much.
+/// Virtual time of one flow on the fastest link. A link n times slower takes n times as much.
 const STEP_UNIT: u64 = 1 << 20;
-/// A slower link's step is at most this many times the fastest's, so that tags cannot overflow while the machine runs.
+/// Cap on the ratio of a slow link's step to the fastest link's, so that tags do not overflow while the machine runs.
 const STEP_RATIO_LIMIT: u64 = 1 << 16;
 
-/// How a link is chosen among those a flow may use. The numbers are those of the kernel's side.
+/// How a link is chosen among those a flow may use. The BPF program uses the same numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Least rank: what the system itself would use.
+    /// Lowest rank: the link that the system itself would use.
     OnlyOne,
-    /// Least virtual start time: round robin when all steps are equal, weighted when they follow the rates ([`steps`]).
+    /// Least virtual start time: round robin if all steps are equal, weighted round robin if they follow the rates ([`steps`]).
     VirtualStart,
-    /// The cheapest link that finishes within the deadline, else the one that finishes first ([`LoadTable::finish`]).
+    /// The cheapest link that finishes within the deadline, else the link that finishes first ([`LoadTable::finish`]).
     ///
-    /// `target` is the throughput that all load together should reach (OPERETTA's `T_target`); the deadline is
-    /// `max(L / target, max_k load_k / r_k)`. `None` is maximum throughput (DNIS, DBAS): the link on which the flow itself ends first
-    /// ([`LoadTable::end`]), whatever the price.
+    /// `target` is the throughput that the total load should reach (OPERETTA's `T_target`). The deadline is `max(L / target, max_k load_k / r_k)`.
+    /// `None` selects maximum throughput (DNIS, DBAS): the link on which the flow itself ends first ([`LoadTable::end`]), regardless of the price.
     CheapestInTime {
         /// Target throughput.
         target: Option<Rate>,
     },
 }
 
-/// One link as the rule sees it.
+/// State of one link, as input to the rule.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LinkLoad {
-    /// What the flows on the link still have to move, in bytes.
+    /// Remaining bytes of the flows on the link.
     pub load: PerDirection<u64>,
     /// Capacity in bytes per second.
     pub rate: PerDirection<u64>,
-    /// What a byte costs, in any one unit for all links; 0 where nothing is known.
+    /// Price of a byte, in a unit common to all links; 0 if unknown.
     pub price: u64,
-    /// Virtual finish tag. It never falls, else a link that was down would take every flow when it returns.
+    /// Virtual finish tag. It never decreases. Otherwise a link that was down would take every flow after it returns.
     pub tag: u64,
-    /// Virtual time one flow takes, from [`steps`].
+    /// Virtual time of one flow, from [`steps`].
     pub step: u64,
-    /// The system's own order of preference, least first.
+    /// The system's order of preference; the lowest is preferred.
     pub rank: u32,
-    /// Flows on the link.
+    /// Number of flows on the link.
     pub flows: u32,
 }
 
-/// All links and the virtual time: what one decision reads and the next one must see changed.
+/// State of all links and the virtual time. Each decision reads it and updates it for the next one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoadTable {
     /// Start tag of the last flow scheduled by virtual finish time.
     pub virtual_time: u64,
-    /// The links by slot; slots in no mask are never looked at.
+    /// The links by slot. Slots that are in no mask are not read.
     pub loads: [LinkLoad; MAX_LINKS],
 }
 
@@ -73,33 +71,33 @@ impl Default for LoadTable {
     }
 }
 
-/// A new flow that wants a link.
+/// A new flow that needs a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Request {
-    /// The links it may use: allowed by policy and alive.
+    /// Permitted links: allowed by policy and alive.
     pub allowed: LinkSet,
-    /// Which way its bytes will mostly go.
+    /// Direction of most of its bytes.
     pub direction: Direction,
-    /// How many bytes it is expected to move.
+    /// Expected size of the flow.
     pub demand: ByteCount,
 }
 
 impl Request {
-    /// The slots that may be chosen.
+    /// The permitted slots.
     fn slots(&self) -> impl Iterator<Item = usize> {
         self.allowed.iter().take_while(|slot| *slot < MAX_LINKS)
     }
 }
 
 impl LoadTable {
-    /// Chooses a link and reserves the flow's demand on it, in one step. `None` if no link is allowed.
+    /// Chooses a link and reserves the flow's demand on it in one step. `None` if no link is allowed.
     pub fn choose(&mut self, mode: Mode, request: &Request) -> Option<usize> {
         let slot = self.pick(mode, request)?;
         self.commit(mode, request, slot);
         Some(slot)
     }
 
-    /// The link [`choose`](Self::choose) would take, reserving nothing.
+    /// The link that [`choose`](Self::choose) would select, without a reservation.
     pub fn pick(&self, mode: Mode, request: &Request) -> Option<usize> {
         let slots = request.slots();
         match mode {
@@ -116,7 +114,7 @@ impl LoadTable {
         }
     }
 
-    /// Puts the flow on `slot`.
+    /// Adds the flow to the load of `slot`.
     fn commit(&mut self, mode: Mode, request: &Request, slot: usize) {
         if mode == Mode::VirtualStart {
             let start = self.virtual_start(slot);
@@ -129,7 +127,7 @@ impl LoadTable {
         link_load.flows = link_load.flows.saturating_add(1);
     }
 
-    /// When the flow's link would be done with all its load and the flow, in units of 2^-20 s; `u64::MAX` for never.
+    /// When the link would finish its whole load and the flow, in units of 2^-20 s; `u64::MAX` for never.
     pub fn finish(&self, slot: usize, request: &Request) -> u64 {
         let link_load = &self.loads[slot];
         let direction = request.direction;
@@ -143,20 +141,20 @@ impl LoadTable {
         duration(load, self.loads[slot].rate[request.direction])
     }
 
-    /// What of the load of `slot` counts before the flow's [`end`](Self::end): `(load + min(load, flows * demand)) / 2`.
+    /// The part of the load of `slot` that counts before the flow's [`end`](Self::end): `(load + min(load, flows * demand)) / 2`.
     ///
-    /// DBAS's rule, [`finish`](Self::finish), is when the last of a link's flows ends. The new one ends before it where it is shorter: TCP
-    /// flows share a link, so that with remaining bytes `x_i` it waits for `sum min(x_i, demand)` (processor sharing) only. The load table keeps
-    /// sums, for which `min(load, flows * demand)` stands: all of the load where its flows are as long as the new one or shorter. That alone
-    /// evens out no loads, and the last byte of a batch comes up to 3 % later; so half of the load that the flow does not wait for counts as
-    /// well. Where demands are equal the whole is DBAS's rule.
+    /// DBAS's rule, [`finish`](Self::finish), is the time at which the last flow of a link ends. A shorter new flow ends before that: TCP flows share
+    /// a link, so a flow waits only for `sum min(x_i, demand)` of the remaining bytes `x_i` (processor sharing). The load table holds sums only, so
+    /// `min(load, flows * demand)` approximates this term: it is the whole load if the link's flows are at most as long as the new one. This term
+    /// alone does not balance loads, and the last byte of a batch arrives up to 3 % later. So half of the load that the flow does not wait for counts
+    /// as well. With equal demands the result equals DBAS's rule.
     ///
-    /// Simulated over DNIS's mix at 0.3, 0.6 and 0.9 of the links' capacity and DBAS's at 0.3, 0.6, 0.9 and 1.54 (overload), 60 to 100 seeds
-    /// each: in the overload the mean completion time is 0.98, 0.97 and 0.97 of weighted round robin's with demands known, demands learnt, and
-    /// loads as the papers count them, where `finish` takes 1.23, 1.18 and 1.22 (each ± 0.04 or less). In the six other mixes it is 0.66 to 0.85
-    /// of it, and at most 0.4 % above `finish`'s, at best 11 % below. The price is the makespan of batches of unequal sizes that start
-    /// together: 0.1 to 1.8 % more. With `2 * flows * demand` that would be 0.8 % at most, but the overload took 1.05 ± 0.02 of weighted round
-    /// robin's time with the papers' loads.
+    /// Simulated with DNIS's mix at 0.3, 0.6 and 0.9 of the links' capacity and DBAS's at 0.3, 0.6, 0.9 and 1.54 (overload), 60 to 100 seeds each.
+    /// Under overload the mean completion time is 0.98, 0.97 and 0.97 of weighted round robin's with demands known, demands learned, and loads
+    /// counted as in the papers; with `finish` it is 1.23, 1.18 and 1.22 (each ± 0.04 or less). In the other six mixes it is 0.66 to 0.85 of weighted
+    /// round robin's, and between 11 % below and 0.4 % above that of `finish`. The cost is the makespan of batches of unequal sizes that start
+    /// together: 0.1 to 1.8 % more. With `2 * flows * demand` this cost would be 0.8 % at most, but the overload would take 1.05 ± 0.02 of weighted
+    /// round robin's time with the papers' loads.
     pub fn backlog(&self, slot: usize, request: &Request) -> ByteCount {
         let link_load = &self.loads[slot];
         let (load, demand) = (link_load.load[request.direction].min(LOAD_LIMIT), request.demand.get().min(LOAD_LIMIT));
@@ -165,16 +163,16 @@ impl LoadTable {
 
     /// The virtual time at which the flow would start on `slot`.
     ///
-    /// The least start tag wins, not the least finish tag: the virtual time follows the winner's start, so that with finish tags a
-    /// slow link would be lifted by it at every decision and never be chosen (weights 20:12:6 gave 253, 127 and 0 of 380 flows).
+    /// The rule compares start tags, not finish tags. The virtual time follows the winner's start, so with finish tags each decision would raise a
+    /// slow link's tag and it would never be chosen (weights 20:12:6 gave 253, 127 and 0 of 380 flows).
     pub fn virtual_start(&self, slot: usize) -> u64 {
         self.loads[slot].tag.max(self.virtual_time)
     }
 
     /// The time within which every link counts as fast enough, in units of 2^-20 s.
     ///
-    /// OPERETTA's connection case needs the second term: when an old load already breaks the target, every link that ends before
-    /// that load does is as good, and the cheap one should win.
+    /// OPERETTA's connection-oriented case needs the second term: if an existing load already misses the target, every link that finishes before that
+    /// load is equally good, and the cheapest one should win.
     pub fn deadline(&self, request: &Request, target: Option<Rate>) -> u64 {
         let Some(target) = target else { return 0 };
         let direction = request.direction;
@@ -205,9 +203,9 @@ pub fn duration(load: u64, rate: u64) -> u64 {
     (whole << TIME_SHIFT) + ((load % rate) << TIME_SHIFT) / rate
 }
 
-/// Virtual time one flow takes on each link, from the links' rates in bytes per second (any common unit will do).
+/// Virtual time of one flow on each link, from the links' rates in bytes per second (any common unit works).
 ///
-/// `weighted` false gives every link the same step: plain round robin. A rate of 0 counts as the slowest that is told apart.
+/// If `weighted` is false, all links get the same step: plain round robin. A rate of 0 counts as 1, the slowest.
 pub fn steps(rates: &[u64; MAX_LINKS], weighted: bool) -> [u64; MAX_LINKS] {
     let fastest = rates.iter().copied().max().unwrap_or(0).max(1);
     rates.map(|rate| {
@@ -243,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_is_chosen_when_nobody_is_allowed() {
+    fn no_link_is_chosen_when_none_is_allowed() {
         let (mut load_table, _) = load_table(&[20, 10]);
         let before = load_table.clone();
         assert_eq!(load_table.choose(MAX_THROUGHPUT, &request(LinkSet::EMPTY, 1)), None);
@@ -271,26 +269,26 @@ mod tests {
     }
 
     #[test]
-    fn a_short_flow_goes_behind_one_long_flow_before_many_short_ones() {
+    fn a_short_flow_prefers_a_link_with_one_long_flow_to_one_with_many_short_ones() {
         let (mut load_table, all) = load_table(&[10, 10]);
         (load_table.loads[0].load.down, load_table.loads[0].flows) = (10_000_000, 1);
         (load_table.loads[1].load.down, load_table.loads[1].flows) = (8_000_000, 80);
         assert_eq!(load_table.pick(MAX_THROUGHPUT, &request(all, 100_000)), Some(0));
         assert_eq!(load_table.pick(MAX_THROUGHPUT, &request(all, 10_000_000)), Some(1));
-        // With a target the rule is OPERETTA's: the load of the links decides.
+        // With a target the rule is OPERETTA's: the total load of each link decides.
         let target = Mode::CheapestInTime { target: Some(Rate::from_mbps(100_000)) };
         load_table.loads[0].price = 1;
         assert_eq!(load_table.pick(target, &request(all, 100_000)), Some(1));
     }
 
     #[test]
-    fn among_equal_demands_the_flow_ends_with_its_link() {
+    fn with_equal_demands_the_flow_ends_when_its_link_finishes() {
         let (mut load_table, all) = load_table(&[10, 10]);
         (load_table.loads[0].load.down, load_table.loads[0].flows) = (10_000_000, 5);
         for demand in [2_000_000, 3_000_000] {
             assert_eq!(load_table.end(0, &request(all, demand)), load_table.finish(0, &request(all, demand)));
         }
-        // Of 10 MB a flow of 1 MB waits for 5 MB, and for half of the rest.
+        // Of 10 MB, a flow of 1 MB waits for 5 MB and for half of the rest.
         assert_eq!(load_table.backlog(0, &request(all, 1_000_000)), ByteCount::new(7_500_000));
         assert_eq!(load_table.end(0, &request(all, 1_000_000)), duration(8_500_000, load_table.loads[0].rate.down));
     }
@@ -304,7 +302,7 @@ mod tests {
         assert_eq!(load_table.pick(easy, &request(all, 1_000_000)), Some(1));
         let hard = Mode::CheapestInTime { target: Some(Rate::from_mbps(15)) };
         assert_eq!(load_table.pick(hard, &request(all, 1_000_000)), Some(0));
-        // An old load that breaks the target anyway makes every link that ends before it as good.
+        // An existing load that misses the target makes every link that ends before it equally good.
         load_table.loads[0].load.down = 100_000_000;
         assert_eq!(load_table.pick(hard, &request(all, 1_000_000)), Some(1));
     }

@@ -1,26 +1,27 @@
-//! What a device moved between two readings of its counters.
+//! Traffic of a device between two readings of its counters.
 
 use std::time::Duration;
 
 use braid_model::{ByteCount, Time, Traffic};
 
-/// A device's counters as they were last read.
+/// The last reading of a device's counters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DeviceCounters {
     last: Option<(Time, Traffic)>,
 }
 
-/// What was moved since the reading before.
+/// Traffic since the previous reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Moved {
-    /// The bytes.
+    /// Bytes in both directions.
     pub traffic: Traffic,
-    /// The time between the readings.
+    /// Time between the two readings.
     pub span: Duration,
 }
 
 impl DeviceCounters {
-    /// Takes a reading in; `None` for the first. A count that went back means that the device was made anew, and has counted since.
+    /// Records a reading. Returns `None` for the first one. A counter that decreased means that the device was re-created; its new value then counts
+    /// as the traffic since.
     pub fn on_read(&mut self, now: Time, counters: Traffic) -> Option<Moved> {
         let (at, before) = self.last.replace((now, counters))?;
         let since = |count: ByteCount, before: ByteCount| if count >= before { count.saturating_sub(before) } else { count };
@@ -28,7 +29,7 @@ impl DeviceCounters {
         Some(Moved { traffic, span: now.since(at) })
     }
 
-    /// The last reading, and when it was made.
+    /// The last reading and its time.
     pub fn last(&self) -> Option<(Time, Traffic)> {
         self.last
     }
@@ -39,7 +40,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_that_was_made_anew_has_counted_since() {
+    fn a_counter_of_a_recreated_device_counts_from_zero() {
         let mut counters = DeviceCounters::default();
         let traffic = |rx, tx| Traffic { rx: ByteCount::new(rx), tx: ByteCount::new(tx) };
         let mut read = |at: u64, counts| counters.on_read(Time::from_millis(at), counts).map(|moved| moved.traffic);

@@ -1,31 +1,31 @@
-//! What a flow is expected to move, learnt from the flows before it.
+//! Expected size of a flow, learned from earlier flows.
 
 use std::time::Duration;
 
 use braid_model::{ByteCount, Direction, Time};
 
-use crate::capacity::halved;
+use crate::capacity::decayed;
 
-/// Trust in what was learnt halves in this time.
+/// Half-life of the confidence.
 const HALF_LIFE: Duration = Duration::from_secs(7 * 24 * 3600);
 
-/// The expected bytes of an application's flows to one port (DBAS eq. 1), by direction.
+/// Expected bytes of an application's flows to one port (DBAS eq. 1), by direction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Demand {
-    /// Towards this machine.
+    /// Expected bytes towards this machine.
     pub down: ByteCount,
-    /// Away from it.
+    /// Expected bytes away from this machine.
     pub up: ByteCount,
-    /// Flows learnt from.
+    /// Number of flows learned from.
     pub count: u64,
-    /// When the last one ended.
+    /// Time at which the last of these flows ended.
     pub updated: Time,
 }
 
 impl Demand {
-    /// Learns from a flow that ended. The first one sets the estimate; one that moved nothing teaches nothing.
+    /// Learns from a flow that ended. The first flow sets the estimate. A flow that moved nothing is ignored.
     ///
-    /// The kernel's side does the same arithmetic (`learn_step` in `ebpf/flow.h`).
+    /// The BPF program uses the same arithmetic (`learn_step` in `ebpf/flow.h`).
     pub fn learn(&mut self, down: ByteCount, up: ByteCount, now: Time) {
         if down + up == ByteCount::ZERO {
             return;
@@ -40,29 +40,30 @@ impl Demand {
         self.updated = now;
     }
 
-    /// Bytes of a flow to come, both ways.
+    /// Expected bytes of a future flow in both directions.
     pub fn total(&self) -> ByteCount {
         self.down + self.up
     }
 
-    /// Which way most of them go.
+    /// Direction of most of the expected bytes.
     pub fn direction(&self) -> Direction {
         if self.up > self.down { Direction::Up } else { Direction::Down }
     }
 
-    /// How far this is to be trusted, 0 to 1: more with the flows seen, less with the time since.
+    /// Confidence, 0 to 1: it rises with the number of flows and falls with the time since the last one.
     pub fn confidence(&self, now: Time) -> f64 {
         let count = self.count as f64;
-        count / (count + 4.0) * halved(now.since(self.updated), HALF_LIFE)
+        count / (count + 4.0) * decayed(now.since(self.updated), HALF_LIFE)
     }
 }
 
-/// DBAS eq. 1 with a = 1/8 in whole bytes: `C - C/8 + CC/8`, each eighth rounded down, so that a constant sequence is met within 8.
+/// DBAS eq. 1 with a = 1/8 in whole bytes: `C - C/8 + CC/8`, each eighth rounded down. For a constant sequence the estimate converges to within 8
+/// bytes.
 pub fn step(estimate: ByteCount, sample: ByteCount) -> ByteCount {
     ByteCount::new(estimate.get() - (estimate.get() >> 3)) + ByteCount::new(sample.get() >> 3)
 }
 
-/// What a living flow is still expected to move: `max(C - moved, moved)`, so that one that outlives its estimate still weighs.
+/// Expected remaining bytes of an active flow: `max(C - moved, moved)`, so that a flow which exceeds its estimate still counts as load.
 pub fn remaining(expected: ByteCount, moved: ByteCount) -> ByteCount {
     expected.saturating_sub(moved).max(moved)
 }
@@ -83,14 +84,14 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_connection_teaches_nothing() {
+    fn a_failed_connection_is_ignored() {
         let mut demand = Demand::default();
         demand.learn(ByteCount::ZERO, ByteCount::ZERO, Time::ZERO);
         assert_eq!(demand, Demand::default());
     }
 
     #[test]
-    fn a_flow_that_outlives_its_estimate_still_weighs() {
+    fn a_flow_that_exceeds_its_estimate_still_counts() {
         let bytes = ByteCount::new;
         assert_eq!(remaining(bytes(100), bytes(0)), bytes(100));
         assert_eq!(remaining(bytes(100), bytes(30)), bytes(70));
@@ -98,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn trust_grows_with_flows_and_fades_with_time() {
+    fn confidence_grows_with_flows_and_decays_with_time() {
         let mut demand = Demand::default();
         assert_eq!(demand.confidence(Time::ZERO), 0.0);
         for _ in 0..12 {
@@ -110,7 +111,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_constant_sequence_is_met_within_eight_bytes(start in any::<u64>(), value in any::<u64>()) {
+        fn a_constant_sequence_converges_within_eight_bytes(start in any::<u64>(), value in any::<u64>()) {
             let mut estimate = ByteCount::new(start);
             for _ in 0..600 {
                 estimate = step(estimate, ByteCount::new(value));

@@ -1,10 +1,10 @@
-//! Mode detection (DBAS II.A): which hosts run Braid themselves, so that flows to them can be bonded straight.
+//! Mode detection (DBAS II.A): finds the hosts that run Braid, so that flows to them can be bonded without a relay.
 //!
-//! A host that has answered a flow is asked once, beside the flow and over its link, and what it says is remembered for a while: that it runs
-//! Braid, under which key, or that it does not answer. The first key that a host shows is *pinned*: another one later is never trusted, until
-//! somebody has the host forgotten. A yes counts for the links over which that key was shown, and for no other: whoever controls one link can
-//! answer in the host's place there, and must not draw flows to it that would take another link. So a host that has said yes is asked over
-//! the other links too. Links go by their slots. `K` is the key.
+//! Braid probes a host that has answered a flow, once, over the flow's link, and caches the result for a while: the host runs Braid with a certain
+//! key, or it does not answer. The first key of a host is *pinned*. Braid never trusts a different key until the user removes the host. A positive
+//! answer counts only for the links over which the host proved that key: an attacker who controls one link can impersonate the host there and must
+//! not attract flows from other links. So a host with a pinned key is probed over each link separately. Links are identified by their slots. `K` is
+//! the type of keys.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -14,224 +14,226 @@ use braid_model::{ByteCount, LinkSet, Rate, Time};
 
 use crate::bucket::Bucket;
 
-/// A host that runs Braid is taken to do so for this long after it was last heard.
-pub const FRESH: Duration = Duration::from_secs(24 * 3600);
-/// A host that does not answer is asked again after this; each time it does not, after twice as long, up to a day.
-pub const FIRST_SILENCE: Duration = Duration::from_secs(3600);
-const LONGEST_SILENCE: Duration = FRESH;
-/// A host that was there and cannot be reached just now: the same, from this on.
-const FIRST_ABSENCE: Duration = Duration::from_secs(60);
-/// A question that nobody has answered by then, not even its sender.
-const LOST: Duration = Duration::from_secs(10);
-/// A service that a host does not open over a bond is tried again after this. So many are remembered.
-const CLOSED: Duration = Duration::from_secs(600);
-const MOST_CLOSED: usize = 1024;
-/// Hosts that are remembered at most, pinned ones included; at most half of them pinned.
-pub const MOST_HOSTS: usize = 8192;
-/// What a question weighs, how many go out in the long run, and at once: a program that meets hundreds of hosts must not flood a link.
-const QUESTION: ByteCount = ByteCount::new(1200);
-const QUESTIONS_PER_SECOND: u64 = 4;
-const QUESTIONS_AT_ONCE: u64 = 32;
+/// A positive answer expires this long after the last contact with the host.
+pub const PRESENCE_LIFETIME: Duration = Duration::from_secs(24 * 3600);
+/// A host that does not answer is probed again after this time. The time doubles with each miss, up to [`PRESENCE_LIFETIME`].
+pub const INITIAL_RETRY: Duration = Duration::from_secs(3600);
+const MAX_RETRY: Duration = PRESENCE_LIFETIME;
+/// Initial retry time for a host that ran Braid and is unreachable now. It doubles in the same way.
+const INITIAL_LOST_RETRY: Duration = Duration::from_secs(60);
+/// A pending probe expires after this time.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time until a service that was refused over a bond is tried again.
+const CLOSED_LIFETIME: Duration = Duration::from_secs(600);
+const MAX_CLOSED: usize = 1024;
+/// Maximum number of cached hosts, including pinned ones. At most half of them are pinned.
+pub const MAX_HOSTS: usize = 8192;
+/// Size, sustained rate and burst of probes. The limit keeps an application that contacts hundreds of hosts from flooding a link.
+const PROBE_SIZE: ByteCount = ByteCount::new(1200);
+const PROBES_PER_SECOND: u64 = 4;
+const PROBE_BURST: u64 = 32;
 
-/// What asking a host has told.
+/// Result of a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DetectionAnswer<K> {
-    /// It runs Braid, and has proved this key.
+    /// The host runs Braid and has proved this key.
     Runs(K),
-    /// Nothing was heard, or nothing that is Braid.
+    /// No answer, or an answer that is not Braid's.
     Silent,
-    /// Something was heard, and nothing came of it: it is asked again soon.
+    /// The host answered, but the handshake did not complete. It is probed again soon.
     Unfinished,
-    /// It has shown another key than the pinned one.
+    /// The host presented a key other than the pinned one.
     AnotherKey,
 }
 
-/// What is known of a host now.
+/// Current state of a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Knowledge<K> {
-    /// It runs Braid, under this key, over some link at least ([`Detection::seen_over`]).
+    /// The host runs Braid with this key, over at least one link ([`Detection::seen_over`]).
     Runs(K),
-    /// It shows another key than this, which is pinned, over some link.
+    /// Over some link the host presents a key other than this pinned one.
     AnotherKey(K),
-    /// It has not answered, or not so that it could be used.
+    /// The host did not answer, or its answer could not be used.
     Silent,
-    /// It is being asked.
+    /// A probe is pending.
     Asked,
-    /// Nothing, or nothing that is not too old.
+    /// Nothing is cached, or the cached result has expired.
     Nothing,
 }
 
-/// What is remembered of hosts.
+/// Cache of detection results.
 #[derive(Debug, Clone)]
 pub struct Detection<K> {
     hosts: BTreeMap<IpAddr, Host<K>>,
-    /// How many of them are pinned.
+    /// Number of hosts with a pinned key.
     pinned: usize,
-    /// Services that hosts do not open over a bond, until when that is believed.
+    /// Services that hosts do not open over a bond, with the expiry of that result.
     closed: BTreeMap<(IpAddr, u16), Time>,
-    questions: Bucket,
+    probe_budget: Bucket,
 }
 
 #[derive(Debug, Clone)]
 struct Host<K> {
     pin: Option<K>,
-    /// What asking has told, by link.
-    links: BTreeMap<usize, Heard>,
-    /// When it was asked or heard last.
+    /// Probe results by link slot.
+    links: BTreeMap<usize, LinkResult>,
+    /// Time of the last probe or contact.
     touched: Time,
 }
 
-/// What asking over one link has told.
+/// Probe result of one link.
 #[derive(Debug, Clone, Copy)]
-struct Heard {
+struct LinkResult {
     state: State,
-    /// Until when that holds; then it is asked again.
+    /// Expiry of the state; then the host is probed again.
     until: Time,
-    /// How often in turn it has not answered.
+    /// Number of consecutive misses.
     misses: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    Asked,
-    Here,
-    /// It was here, and cannot be reached now.
+    Pending,
+    Present,
+    /// The host ran Braid and is unreachable now.
     Lost,
-    Away,
+    Absent,
     AnotherKey,
 }
 
 impl<K: Copy + PartialEq> Detection<K> {
-    /// Knows no host.
+    /// Creates an empty cache.
     pub fn new(now: Time) -> Self {
-        let rate = Rate::from_bps(QUESTION.get() * QUESTIONS_PER_SECOND * 8);
+        let rate = Rate::from_bps(PROBE_SIZE.get() * PROBES_PER_SECOND * 8);
         Self {
             hosts: BTreeMap::new(),
             pinned: 0,
             closed: BTreeMap::new(),
-            questions: Bucket::new(rate, ByteCount::new(QUESTION.get() * QUESTIONS_AT_ONCE), now),
+            probe_budget: Bucket::new(rate, ByteCount::new(PROBE_SIZE.get() * PROBE_BURST), now),
         }
     }
 
-    /// Whether the host is to be asked over `link` now, and if so, with which key it must answer; `None` inside takes any. Whoever is told to
-    /// ask must come back with [`on_answer`](Self::on_answer).
+    /// Whether to probe the host over `link` now. If so, returns the key that the host must prove; an inner `None` accepts any key. After a `Some`
+    /// the caller must report the result to [`on_answer`](Self::on_answer).
     pub fn ask(&mut self, now: Time, host: IpAddr, link: usize) -> Option<Option<K>> {
-        if !self.is_news(now, host, link) || !self.questions.take(QUESTION, now) {
+        if !self.is_news(now, host, link) || !self.probe_budget.take(PROBE_SIZE, now) {
             return None;
         }
-        self.make_room(host);
+        self.evict_oldest(host);
         let entry = self.hosts.entry(host).or_insert(Host { pin: None, links: BTreeMap::new(), touched: now });
         entry.touched = now;
-        entry.settle(link, State::Asked, now + LOST);
+        entry.set_state(link, State::Pending, now + PROBE_TIMEOUT);
         Some(entry.pin)
     }
 
-    /// Whether nothing is known that still holds. Of a host that has never said yes one link's silence counts for all.
+    /// Whether no unexpired result exists. While a host has no pinned key, a result over one link counts for all links.
     pub fn is_news(&self, now: Time, host: IpAddr, link: usize) -> bool {
         self.hosts.get(&host).is_none_or(|known| match known.pin {
-            None => known.links.values().all(|heard| heard.until <= now),
-            Some(_) => known.links.get(&link).is_none_or(|heard| heard.until <= now),
+            None => known.links.values().all(|result| result.until <= now),
+            Some(_) => known.links.get(&link).is_none_or(|result| result.until <= now),
         })
     }
 
-    /// What asking over `link` has told. Nothing changes where the host or the link was forgotten meanwhile.
+    /// Records the result of a probe over `link`. Ignored if the host or the link was removed in the meantime.
     pub fn on_answer(&mut self, now: Time, host: IpAddr, link: usize, answer: DetectionAnswer<K>) {
-        let pins_full = self.pinned >= MOST_HOSTS / 2;
+        let pins_full = self.pinned >= MAX_HOSTS / 2;
         let Some(entry) = self.hosts.get_mut(&host).filter(|entry| entry.links.contains_key(&link)) else { return };
         entry.touched = now;
         match answer {
             DetectionAnswer::Runs(key) if entry.pin.is_some_and(|pin| pin != key) => {
-                entry.settle(link, State::AnotherKey, now + FIRST_SILENCE)
+                entry.set_state(link, State::AnotherKey, now + INITIAL_RETRY)
             }
-            // Pins are not pushed out by new ones: whoever has thousands of hosts must not make room for another key of his.
-            DetectionAnswer::Runs(_) if entry.pin.is_none() && pins_full => entry.settle(link, State::Away, now + LONGEST_SILENCE),
+            // New pins do not evict old ones. Otherwise an attacker with thousands of hosts could evict a pin and present another key.
+            DetectionAnswer::Runs(_) if entry.pin.is_none() && pins_full => entry.set_state(link, State::Absent, now + MAX_RETRY),
             DetectionAnswer::Runs(key) => {
                 self.pinned += usize::from(entry.pin.is_none());
                 entry.pin = Some(key);
-                entry.settle(link, State::Here, now + FRESH);
+                entry.set_state(link, State::Present, now + PRESENCE_LIFETIME);
             }
-            DetectionAnswer::AnotherKey => entry.settle(link, State::AnotherKey, now + FIRST_SILENCE),
-            DetectionAnswer::Silent => entry.miss(link, now, State::Away, FIRST_SILENCE),
-            DetectionAnswer::Unfinished => entry.miss(link, now, State::Away, FIRST_ABSENCE),
+            DetectionAnswer::AnotherKey => entry.set_state(link, State::AnotherKey, now + INITIAL_RETRY),
+            DetectionAnswer::Silent => entry.record_miss(link, now, State::Absent, INITIAL_RETRY),
+            DetectionAnswer::Unfinished => entry.record_miss(link, now, State::Absent, INITIAL_LOST_RETRY),
         }
     }
 
-    /// The host was reached, with its pinned key.
+    /// The host was reached and proved its pinned key.
     pub fn on_reached(&mut self, now: Time, host: IpAddr) {
-        self.turn(host, &[State::Here, State::Lost], |entry, link| entry.settle(link, State::Here, now + FRESH));
+        self.update_links(host, &[State::Present, State::Lost], |entry, link| {
+            entry.set_state(link, State::Present, now + PRESENCE_LIFETIME)
+        });
         if let Some(entry) = self.hosts.get_mut(&host) {
             entry.touched = now;
         }
     }
 
-    /// The host ran Braid, and cannot be reached that way now.
+    /// The host ran Braid and is unreachable over these links now.
     pub fn on_lost(&mut self, now: Time, host: IpAddr) {
-        self.turn(host, &[State::Here], |entry, link| entry.miss(link, now, State::Lost, FIRST_ABSENCE));
+        self.update_links(host, &[State::Present], |entry, link| entry.record_miss(link, now, State::Lost, INITIAL_LOST_RETRY));
     }
 
-    /// The host has shown another key than the pinned one.
+    /// The host presented a key other than the pinned one.
     pub fn on_another_key(&mut self, now: Time, host: IpAddr) {
-        let known = [State::Asked, State::Here, State::Lost, State::Away];
-        self.turn(host, &known, |entry, link| entry.settle(link, State::AnotherKey, now + FIRST_SILENCE));
+        let known = [State::Pending, State::Present, State::Lost, State::Absent];
+        self.update_links(host, &known, |entry, link| entry.set_state(link, State::AnotherKey, now + INITIAL_RETRY));
     }
 
-    /// The host runs Braid, but does not open its own address: something stands between (a load balancer, a translator).
+    /// The host runs Braid but cannot open connections to its own address: a load balancer or a NAT stands in between.
     pub fn on_elsewhere(&mut self, now: Time, host: IpAddr) {
-        self.turn(host, &[State::Here, State::Lost], |entry, link| entry.settle(link, State::Away, now + LONGEST_SILENCE));
+        self.update_links(host, &[State::Present, State::Lost], |entry, link| entry.set_state(link, State::Absent, now + MAX_RETRY));
     }
 
-    /// Does this to the links of `host` that are in one of `states`.
-    fn turn(&mut self, host: IpAddr, states: &[State], change: impl Fn(&mut Host<K>, usize)) {
+    /// Applies `change` to those links of `host` that are in one of `states`.
+    fn update_links(&mut self, host: IpAddr, states: &[State], change: impl Fn(&mut Host<K>, usize)) {
         let Some(entry) = self.hosts.get_mut(&host) else { return };
-        let links: Vec<_> = entry.links.iter().filter(|(_, heard)| states.contains(&heard.state)).map(|(link, _)| *link).collect();
+        let links: Vec<_> = entry.links.iter().filter(|(_, result)| states.contains(&result.state)).map(|(link, _)| *link).collect();
         links.into_iter().for_each(|link| change(entry, link));
     }
 
-    /// A link is gone, or leads to another network now: what was heard over it counts no more.
+    /// A link is gone, or leads to another network now. Removes the results obtained over it.
     pub fn forget_link(&mut self, link: usize) {
         for entry in self.hosts.values_mut() {
             entry.links.remove(&link);
         }
     }
 
-    /// A host does not open this port over a bond: nobody listens there, or it is not for strangers.
+    /// A host does not open this port over a bond: nothing listens there, or its policy forbids it.
     pub fn on_closed(&mut self, now: Time, host: IpAddr, port: u16) {
         self.closed.retain(|_, until| now < *until);
-        if self.closed.len() >= MOST_CLOSED
+        if self.closed.len() >= MAX_CLOSED
             && let Some(soonest) = self.closed.iter().min_by_key(|(_, until)| **until).map(|(service, _)| *service)
         {
             self.closed.remove(&soonest);
         }
-        self.closed.insert((host, port), now + CLOSED);
+        self.closed.insert((host, port), now + CLOSED_LIFETIME);
     }
 
-    /// Services that are not opened over a bond now.
+    /// Services that are currently not opened over a bond.
     pub fn closed(&self, now: Time) -> impl Iterator<Item = (IpAddr, u16)> {
         self.closed.iter().filter(move |(_, until)| now < **until).map(|(service, _)| *service)
     }
 
-    /// What is known of the host.
+    /// The current state of the host.
     pub fn knowledge(&self, now: Time, host: IpAddr) -> Knowledge<K> {
         let Some(entry) = self.hosts.get(&host) else { return Knowledge::Nothing };
-        let is = |state: State| entry.links.values().any(|heard| now < heard.until && heard.state == state);
+        let is = |state: State| entry.links.values().any(|result| now < result.until && result.state == state);
         match entry.pin {
             Some(pin) if is(State::AnotherKey) => Knowledge::AnotherKey(pin),
-            Some(pin) if is(State::Here) => Knowledge::Runs(pin),
-            _ if is(State::Asked) => Knowledge::Asked,
-            _ if entry.links.values().any(|heard| now < heard.until) => Knowledge::Silent,
+            Some(pin) if is(State::Present) => Knowledge::Runs(pin),
+            _ if is(State::Pending) => Knowledge::Asked,
+            _ if entry.links.values().any(|result| now < result.until) => Knowledge::Silent,
             _ => Knowledge::Nothing,
         }
     }
 
-    /// The links over which the host has shown its pinned key.
+    /// The links over which the host has proved its pinned key.
     pub fn seen_over(&self, now: Time, host: IpAddr) -> LinkSet {
         let mut mask = LinkSet::default();
         let links = self.hosts.get(&host).into_iter().flat_map(|entry| &entry.links);
-        links.filter(|(_, heard)| heard.state == State::Here && now < heard.until).for_each(|(link, _)| mask.insert(*link));
+        links.filter(|(_, result)| result.state == State::Present && now < result.until).for_each(|(link, _)| mask.insert(*link));
         mask
     }
 
-    /// The hosts that run Braid now, the one heard last first.
+    /// The hosts that currently run Braid, the most recent contact first.
     pub fn servers(&self, now: Time) -> Vec<IpAddr> {
         let here = |host: &IpAddr| matches!(self.knowledge(now, *host), Knowledge::Runs(_));
         let mut found: Vec<_> = self.hosts.iter().filter(|(host, _)| here(host)).map(|(host, entry)| (entry.touched, *host)).collect();
@@ -239,20 +241,20 @@ impl<K: Copy + PartialEq> Detection<K> {
         found.into_iter().map(|(_, host)| host).collect()
     }
 
-    /// The hosts that show another key than their pinned one.
+    /// The hosts that present a key other than their pinned one.
     pub fn impostors(&self) -> impl Iterator<Item = IpAddr> {
-        let shown = |entry: &Host<K>| entry.links.values().any(|heard| heard.state == State::AnotherKey);
+        let shown = |entry: &Host<K>| entry.links.values().any(|result| result.state == State::AnotherKey);
         self.hosts.iter().filter(move |(_, entry)| shown(entry)).map(|(host, _)| *host)
     }
 
-    /// When what [`servers`](Self::servers) or [`closed`](Self::closed) tell becomes too old.
+    /// When the next result of [`servers`](Self::servers) or [`closed`](Self::closed) expires.
     pub fn poll_timeout(&self, now: Time) -> Option<Time> {
-        let heard = self.hosts.values().flat_map(|entry| entry.links.values());
-        let ends = heard.filter(|heard| matches!(heard.state, State::Here | State::AnotherKey)).map(|heard| heard.until);
+        let result = self.hosts.values().flat_map(|entry| entry.links.values());
+        let ends = result.filter(|result| matches!(result.state, State::Present | State::AnotherKey)).map(|result| result.until);
         ends.chain(self.closed.values().copied()).filter(|until| now < *until).min()
     }
 
-    /// Forgets a host, its pin too; false if there was none.
+    /// Removes a host and its pin. Returns whether it had a pin.
     pub fn forget(&mut self, host: IpAddr) -> bool {
         self.closed.retain(|(of, _), _| *of != host);
         let pinned = self.hosts.remove(&host).is_some_and(|entry| entry.pin.is_some());
@@ -260,23 +262,23 @@ impl<K: Copy + PartialEq> Detection<K> {
         pinned
     }
 
-    /// What is to be kept: hosts with their pinned keys, and when each was heard last.
+    /// The state to persist: pinned hosts, their keys, and the time of the last contact.
     pub fn pins(&self) -> impl Iterator<Item = (IpAddr, K, Time)> {
         self.hosts.iter().filter_map(|(host, entry)| Some((*host, entry.pin?, entry.touched)))
     }
 
-    /// What was kept: the host was heard `ago` before now. It has to show its key anew over each link.
+    /// Restores a persisted pin. The last contact was `ago` before `now`. The host must prove its key again over each link.
     pub fn recall(&mut self, now: Time, host: IpAddr, key: K, ago: Duration) {
-        if self.pinned < MOST_HOSTS / 2 && !self.hosts.contains_key(&host) {
+        if self.pinned < MAX_HOSTS / 2 && !self.hosts.contains_key(&host) {
             self.pinned += 1;
             let touched = Time::from_nanos(now.as_nanos().saturating_sub(u64::try_from(ago.as_nanos()).unwrap_or(u64::MAX)));
             self.hosts.insert(host, Host { pin: Some(key), links: BTreeMap::new(), touched });
         }
     }
 
-    /// What was touched longest ago and is not pinned goes first.
-    fn make_room(&mut self, host: IpAddr) {
-        if self.hosts.len() >= MOST_HOSTS && !self.hosts.contains_key(&host) {
+    /// Evicts the least recently touched host without a pin.
+    fn evict_oldest(&mut self, host: IpAddr) {
+        if self.hosts.len() >= MAX_HOSTS && !self.hosts.contains_key(&host) {
             let oldest = self.hosts.iter().filter(|(_, entry)| entry.pin.is_none()).min_by_key(|(_, entry)| entry.touched);
             if let Some(oldest) = oldest.map(|(host, _)| *host) {
                 self.hosts.remove(&oldest);
@@ -286,27 +288,27 @@ impl<K: Copy + PartialEq> Detection<K> {
 }
 
 impl<K> Host<K> {
-    fn settle(&mut self, link: usize, state: State, until: Time) {
-        let misses = if state == State::Asked { self.misses(link) } else { 0 };
-        self.links.insert(link, Heard { state, until, misses });
+    fn set_state(&mut self, link: usize, state: State, until: Time) {
+        let misses = if state == State::Pending { self.misses(link) } else { 0 };
+        self.links.insert(link, LinkResult { state, until, misses });
     }
 
-    fn miss(&mut self, link: usize, now: Time, state: State, first: Duration) {
+    fn record_miss(&mut self, link: usize, now: Time, state: State, first: Duration) {
         let misses = self.misses(link);
-        let holds = first.saturating_mul(1 << misses.min(16)).min(LONGEST_SILENCE);
-        self.links.insert(link, Heard { state, until: now + holds, misses: misses + 1 });
+        let holds = first.saturating_mul(1 << misses.min(16)).min(MAX_RETRY);
+        self.links.insert(link, LinkResult { state, until: now + holds, misses: misses + 1 });
     }
 
-    /// How often in turn it has not answered, over this link; over any, while it has never said yes.
+    /// Consecutive misses over this link. While the host has no pinned key, the maximum over all links.
     fn misses(&self, link: usize) -> u32 {
         match self.pin {
-            None => self.links.values().map(|heard| heard.misses).max().unwrap_or(0),
-            Some(_) => self.links.get(&link).map_or(0, |heard| heard.misses),
+            None => self.links.values().map(|result| result.misses).max().unwrap_or(0),
+            Some(_) => self.links.get(&link).map_or(0, |result| result.misses),
         }
     }
 }
 
-/// Whether the address is the same host everywhere: a private one is another's in each network, and its key would be another's too.
+/// Whether the address is globally unique. A private address belongs to different hosts in different networks, and they have different keys.
 pub fn is_public(host: IpAddr) -> bool {
     match host {
         IpAddr::V4(ip) => {
@@ -341,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_is_asked_once_and_its_answer_holds_for_a_day() {
+    fn a_host_is_probed_once_and_its_answer_is_valid_for_a_day() {
         let (mut known, now) = start();
         assert_eq!(known.ask(now, host(1), 0), Some(None));
         assert_eq!((known.ask(now, host(1), 0), known.knowledge(now, host(1))), (None, Knowledge::Asked));
@@ -349,14 +351,14 @@ mod tests {
         assert_eq!(known.knowledge(now, host(1)), Knowledge::Runs(7));
         assert_eq!(known.servers(now), [host(1)]);
         let end = known.poll_timeout(now).unwrap();
-        assert_eq!(end, now + FRESH);
+        assert_eq!(end, now + PRESENCE_LIFETIME);
         assert_eq!(known.ask(now + 23 * HOUR, host(1), 0), None);
         assert_eq!((known.knowledge(end, host(1)), known.servers(end)), (Knowledge::Nothing, vec![]));
-        assert_eq!(known.ask(end, host(1), 0), Some(Some(7)), "its key stays pinned");
+        assert_eq!(known.ask(end, host(1), 0), Some(Some(7)), "the key stays pinned");
     }
 
     #[test]
-    fn a_host_that_is_spoken_with_is_not_asked_again() {
+    fn contact_renews_a_positive_answer() {
         let (mut known, now) = start();
         known.ask(now, host(1), 0);
         known.on_answer(now, host(1), 0, DetectionAnswer::Runs(7));
@@ -365,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn silence_is_remembered_for_longer_and_longer_up_to_a_day() {
+    fn the_retry_time_of_a_silent_host_doubles_up_to_a_day() {
         let (mut known, mut now) = start();
         let mut spans = Vec::new();
         for _ in 0..7 {
@@ -381,22 +383,22 @@ mod tests {
         assert_eq!(spans, [1, 2, 4, 8, 16, 24, 24]);
         assert!(known.ask(now, host(1), 0).is_some());
         known.on_answer(now, host(1), 0, DetectionAnswer::Runs(1));
-        assert_eq!(known.knowledge(now, host(1)), Knowledge::Runs(1), "it may begin to run Braid at any time");
+        assert_eq!(known.knowledge(now, host(1)), Knowledge::Runs(1), "a silent host may start to run Braid");
     }
 
     #[test]
-    fn another_key_is_never_taken_until_the_host_is_forgotten() {
+    fn another_key_is_rejected_until_the_host_is_forgotten() {
         let (mut known, now) = start();
         known.ask(now, host(1), 0);
         known.on_answer(now, host(1), 0, DetectionAnswer::Runs(7));
-        let later = now + FRESH;
+        let later = now + PRESENCE_LIFETIME;
         assert_eq!(known.ask(later, host(1), 0), Some(Some(7)));
         known.on_answer(later, host(1), 0, DetectionAnswer::AnotherKey);
         assert_eq!(known.knowledge(later, host(1)), Knowledge::AnotherKey(7));
         assert_eq!((known.servers(later), known.impostors().collect::<Vec<_>>()), (vec![], vec![host(1)]));
         known.on_lost(later, host(1));
         assert_eq!(known.knowledge(later, host(1)), Knowledge::AnotherKey(7));
-        // Asked without its pin, as by a question of before: the pin holds all the same.
+        // The answer to an earlier probe that did not carry the pin: the pin holds nevertheless.
         known.on_answer(later, host(1), 0, DetectionAnswer::Runs(8));
         assert_eq!(known.knowledge(later, host(1)), Knowledge::AnotherKey(7));
         assert!(known.forget(host(1)) && !known.forget(host(1)));
@@ -406,116 +408,119 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_goes_away_is_asked_again_soon() {
+    fn a_lost_server_is_probed_again_soon() {
         let (mut known, now) = start();
         known.ask(now, host(1), 0);
         known.on_answer(now, host(1), 0, DetectionAnswer::Runs(7));
         known.on_lost(now, host(1));
         assert_eq!((known.knowledge(now, host(1)), known.servers(now)), (Knowledge::Silent, vec![]));
         known.on_reached(now, host(1));
-        assert_eq!(known.knowledge(now, host(1)), Knowledge::Runs(7), "and when it is back it counts at once");
+        assert_eq!(known.knowledge(now, host(1)), Knowledge::Runs(7), "a host that returns counts at once");
         known.on_lost(now, host(1));
-        assert_eq!(known.ask(now + FIRST_ABSENCE, host(1), 0), Some(Some(7)));
+        assert_eq!(known.ask(now + INITIAL_LOST_RETRY, host(1), 0), Some(Some(7)));
     }
 
-    /// Who controls one link may answer there in the place of a host that others reach over the rest.
+    /// An attacker who controls one link can impersonate there a host that is reached over the others.
     #[test]
-    fn regression_a_yes_counts_only_for_links_over_which_that_very_key_was_shown() {
+    fn regression_a_positive_answer_counts_only_for_links_over_which_the_key_was_proved() {
         let (mut known, now) = start();
         let over = |known: &Detection<u8>| known.seen_over(now, host(1)).iter().collect::<Vec<_>>();
         known.ask(now, host(1), 0);
         known.on_answer(now, host(1), 0, DetectionAnswer::Runs(7));
         assert_eq!(over(&known), [0]);
-        assert_eq!(known.ask(now, host(1), 1), Some(Some(7)), "the other links are asked for that key");
+        assert_eq!(known.ask(now, host(1), 1), Some(Some(7)), "the other links are probed for that key");
         known.on_reached(now, host(1));
-        assert_eq!(over(&known), [0], "that it was reached says nothing of a link over which it was not");
+        assert_eq!(over(&known), [0], "contact over one link proves nothing about the others");
         known.on_answer(now, host(1), 1, DetectionAnswer::Runs(7));
         assert_eq!(over(&known), [0, 1]);
         known.forget_link(0);
         assert_eq!((over(&known), known.knowledge(now, host(1))), (vec![1], Knowledge::Runs(7)));
         known.on_answer(now, host(1), 0, DetectionAnswer::Runs(7));
-        assert_eq!(over(&known), [1], "an answer by way of a network that was left");
+        assert_eq!(over(&known), [1], "an answer over a removed link is ignored");
         known.ask(now, host(1), 0);
         known.on_answer(now, host(1), 0, DetectionAnswer::AnotherKey);
         assert_eq!((known.knowledge(now, host(1)), known.servers(now)), (Knowledge::AnotherKey(7), vec![]));
     }
 
     #[test]
-    fn a_host_that_never_said_yes_is_asked_over_one_link_only() {
+    fn a_host_without_a_pin_is_probed_over_one_link_only() {
         let (mut known, now) = start();
         assert_eq!((known.ask(now, host(1), 0), known.ask(now, host(1), 1)), (Some(None), None));
         known.on_answer(now, host(1), 0, DetectionAnswer::Silent);
         assert_eq!(known.ask(now, host(1), 1), None);
         assert_eq!(known.ask(now + HOUR, host(1), 1), Some(None));
         known.on_answer(now + HOUR, host(1), 1, DetectionAnswer::Silent);
-        assert!(!known.is_news(now + 2 * HOUR, host(1), 0) && known.is_news(now + 3 * HOUR, host(1), 0), "its silences are one row");
+        assert!(
+            !known.is_news(now + 2 * HOUR, host(1), 0) && known.is_news(now + 3 * HOUR, host(1), 0),
+            "its misses over all links count together"
+        );
     }
 
     #[test]
-    fn a_service_that_is_shut_is_tried_again_after_a_while() {
+    fn a_closed_service_is_tried_again_after_a_while() {
         let (mut known, now) = start();
         known.on_closed(now, host(1), 25);
         known.on_closed(now, host(2), 80);
         assert_eq!(known.closed(now).collect::<Vec<_>>(), [(host(1), 25), (host(2), 80)]);
-        assert_eq!(known.poll_timeout(now), Some(now + CLOSED));
+        assert_eq!(known.poll_timeout(now), Some(now + CLOSED_LIFETIME));
         known.forget(host(1));
         assert_eq!(known.closed(now).collect::<Vec<_>>(), [(host(2), 80)]);
-        assert_eq!((known.closed(now + CLOSED).count(), known.poll_timeout(now + CLOSED)), (0, None));
-        for port in 0..2 * MOST_CLOSED as u16 {
+        assert_eq!((known.closed(now + CLOSED_LIFETIME).count(), known.poll_timeout(now + CLOSED_LIFETIME)), (0, None));
+        for port in 0..2 * MAX_CLOSED as u16 {
             known.on_closed(now + Duration::from_millis(port.into()), host(3), port);
         }
-        assert_eq!(known.closed.len(), MOST_CLOSED);
-        assert!(known.closed.contains_key(&(host(3), 2 * MOST_CLOSED as u16 - 1)), "the oldest go first");
+        assert_eq!(known.closed.len(), MAX_CLOSED);
+        assert!(known.closed.contains_key(&(host(3), 2 * MAX_CLOSED as u16 - 1)), "the oldest is evicted first");
     }
 
     #[test]
-    fn an_answer_that_was_cut_short_is_asked_for_again_soon() {
+    fn a_host_with_an_unfinished_answer_is_probed_again_soon() {
         let (mut known, now) = start();
         known.ask(now, host(1), 0);
         known.on_answer(now, host(1), 0, DetectionAnswer::Unfinished);
-        assert_eq!((known.knowledge(now, host(1)), known.ask(now + FIRST_ABSENCE, host(1), 0)), (Knowledge::Silent, Some(None)));
+        assert_eq!((known.knowledge(now, host(1)), known.ask(now + INITIAL_LOST_RETRY, host(1), 0)), (Knowledge::Silent, Some(None)));
     }
 
     #[test]
-    fn a_question_that_was_never_answered_is_asked_again() {
+    fn a_probe_without_a_reported_result_expires() {
         let (mut known, now) = start();
         known.ask(now, host(1), 0);
         assert!(!known.is_news(now + Duration::from_secs(9), host(1), 0));
-        assert_eq!(known.ask(now + LOST, host(1), 0), Some(None));
+        assert_eq!(known.ask(now + PROBE_TIMEOUT, host(1), 0), Some(None));
     }
 
     #[test]
-    fn a_program_that_meets_many_hosts_asks_few_at_a_time() {
+    fn probes_to_many_hosts_are_rate_limited() {
         let (mut known, now) = start();
         let asked =
             |known: &mut Detection<u8>, now, from: u32| (from..from + 200).filter(|at| known.ask(now, host(*at), 0).is_some()).count();
-        assert_eq!(asked(&mut known, now, 0), QUESTIONS_AT_ONCE as usize);
-        assert_eq!(asked(&mut known, now + Duration::from_secs(2), 1000), 2 * QUESTIONS_PER_SECOND as usize);
+        assert_eq!(asked(&mut known, now, 0), PROBE_BURST as usize);
+        assert_eq!(asked(&mut known, now + Duration::from_secs(2), 1000), 2 * PROBES_PER_SECOND as usize);
         let refused = (0..200).filter(|at| known.is_news(now, host(*at), 0)).count();
-        assert_eq!(refused, 200 - QUESTIONS_AT_ONCE as usize, "those that were not asked are nothing to remember");
+        assert_eq!(refused, 200 - PROBE_BURST as usize, "hosts without a probe are not cached");
     }
 
     #[test]
-    fn what_was_kept_is_as_old_as_it_is() {
+    fn a_recalled_host_must_prove_its_key_again() {
         let (mut known, now) = start();
         known.recall(now, host(1), 7, 23 * HOUR);
-        known.recall(now, host(2), 8, 90 * FRESH);
-        assert_eq!([1, 2].map(|at| known.knowledge(now, host(at))), [Knowledge::Nothing; 2], "it shows its key anew");
+        known.recall(now, host(2), 8, 90 * PRESENCE_LIFETIME);
+        assert_eq!([1, 2].map(|at| known.knowledge(now, host(at))), [Knowledge::Nothing; 2], "the host must prove its key again");
         assert_eq!([1, 2].map(|at| known.ask(now, host(at), 0)), [Some(Some(7)), Some(Some(8))]);
         assert_eq!(known.pins().map(|(host, key, _)| (host, key)).collect::<Vec<_>>(), [(host(1), 7), (host(2), 8)]);
     }
 
     #[test]
-    fn the_memory_is_bounded_and_pins_are_not_pushed_out() {
+    fn the_cache_is_bounded_and_pins_are_not_evicted() {
         let (mut known, mut now) = start();
-        for at in 0..MOST_HOSTS as u32 + 200 {
+        for at in 0..MAX_HOSTS as u32 + 200 {
             known.ask(now, host(at), 0).unwrap();
             known.on_answer(now, host(at), 0, if at % 2 == 0 { DetectionAnswer::Runs(1) } else { DetectionAnswer::Silent });
             now = now + Duration::from_secs(1);
         }
-        assert_eq!((known.hosts.len(), known.pinned), (MOST_HOSTS, MOST_HOSTS / 2));
+        assert_eq!((known.hosts.len(), known.pinned), (MAX_HOSTS, MAX_HOSTS / 2));
         assert_eq!(known.hosts[&host(0)].pin, Some(1));
-        assert!(!known.hosts.contains_key(&host(1)), "what is not pinned goes, oldest first");
+        assert!(!known.hosts.contains_key(&host(1)), "the oldest host without a pin is evicted");
     }
 
     #[derive(Debug, Clone)]
@@ -547,10 +552,10 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever happens, only a pinned key is used, a pin changes by being forgotten alone, a link counts only once that key was shown
-        /// over it, and nobody is asked while an answer holds.
+        /// For any sequence of events: only a pinned key is used, a pin changes only by `forget`, a link counts only after the key was proved over
+        /// it, and no probe is sent while a result is valid.
         #[test]
-        fn only_the_first_key_is_used(steps in steps()) {
+        fn only_the_pinned_key_is_used(steps in steps()) {
             let (mut known, mut now) = start();
             let mut pins: BTreeMap<IpAddr, u8> = BTreeMap::new();
             let mut shown: BTreeSet<(IpAddr, usize)> = BTreeSet::new();

@@ -1,11 +1,10 @@
-//! What moving data costs in energy: profiles of interfaces, joules per byte, and meters that add them up.
+//! Energy of data transfers: power profiles of interfaces, joules per byte, and meters that add them up.
 //!
-//! Sources: OPERETTA III.C and Table I (a database of interfaces' power), IV.A and eq. 2 (the energy of moving a load is
-//! `a_j / r_j` per bit, where `a_j` is the power of the active interface less that of the idle one); Huang et al., "A Close
-//! Examination of Performance and Power Characteristics of 4G LTE Networks", MobiSys 2012 (an active radio's power is linear in
-//! its rates: `alpha_u * t_u + alpha_d * t_d + beta`).
+//! Sources: OPERETTA III.C and Table I (a database of interface power), IV.A and eq. 2 (the energy of a load is `a_j / r_j` per bit, where `a_j` is
+//! the power of the active interface minus that of the idle one); Huang et al., "A Close Examination of Performance and Power Characteristics of 4G
+//! LTE Networks", MobiSys 2012 (the power of an active radio is linear in its rates: `alpha_u * t_u + alpha_d * t_d + beta`).
 //!
-//! What is left out: the seconds for which a cellular radio stays awake behind a transfer, and what the processor needs.
+//! Not modelled: the tail time for which a cellular radio stays active after a transfer, and the energy of the processor.
 
 mod fit;
 
@@ -19,12 +18,12 @@ use crate::pattern::Pattern;
 
 pub use fit::{FittedPower, PowerFit};
 
-/// The longest text a row may hold.
+/// Maximum length of a text field in bytes.
 const TEXT_LIMIT: usize = 500;
-/// The most milliwatts, or milliwatts per Mbit/s, that are believed: 100 W.
+/// Maximum plausible value in milliwatts, or milliwatts per Mbit/s: 100 W.
 const MILLIWATT_LIMIT: f64 = 100_000.0;
 
-/// What an interface is made of, as far as its appetite goes.
+/// Technology of an interface, by which its power profile is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Technology {
@@ -47,7 +46,7 @@ pub enum Technology {
 }
 
 impl Technology {
-    /// Every technology, by its name in files.
+    /// All technologies with their names in files.
     pub const ALL: [(&str, Self); 7] = [
         ("wifi", Self::Wifi),
         ("bluetooth", Self::Bluetooth),
@@ -58,8 +57,8 @@ impl Technology {
         ("ethernet", Self::Ethernet),
     ];
 
-    /// What a link is taken to be where nobody says more: cellular ones count as LTE. `None` for tunnels and virtual devices,
-    /// whose bytes some other device pays for.
+    /// The default technology of a link of this kind; cellular links count as LTE. `None` for tunnels and virtual devices, because their bytes are
+    /// charged to the underlying device.
     pub const fn of(kind: LinkKind) -> Option<Self> {
         match kind {
             LinkKind::Wired => Some(Self::Ethernet),
@@ -76,9 +75,9 @@ impl fmt::Display for Technology {
     }
 }
 
-/// A text that names no technology.
+/// The error for a text that is not a technology.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} is no technology: write wifi, bluetooth, gprs, 3g, lte, 5g or ethernet")]
+#[error("{0:?} is not a technology: write wifi, bluetooth, gprs, 3g, lte, 5g or ethernet")]
 pub struct UnknownTechnology(String);
 
 impl FromStr for Technology {
@@ -89,37 +88,37 @@ impl FromStr for Technology {
     }
 }
 
-/// A profile as files and the profile service write it; [`Profile::try_from`] judges it. Powers in milliwatts.
+/// A profile as written in files and by the profile service. [`Profile::try_from`] validates it. Powers are in milliwatts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Row {
-    /// The device's model; `*` stands for any text, alone for every device of the technology.
+    /// Model of the device. `*` matches any text; alone it matches every device of the technology.
     pub model: String,
-    /// The technology.
+    /// Technology of the device.
     pub technology: Technology,
-    /// Power while it moves nothing.
+    /// Power while idle.
     pub idle_mw: f64,
-    /// Power while it receives, at a rate near zero.
+    /// Power while receiving at a rate near zero.
     pub receive_mw: f64,
-    /// Power while it sends, at a rate near zero.
+    /// Power while sending at a rate near zero.
     pub transmit_mw: f64,
-    /// What each Mbit/s received adds.
+    /// Additional power per Mbit/s received.
     #[serde(default)]
     pub down_mw_per_mbps: f64,
-    /// What each Mbit/s sent adds.
+    /// Additional power per Mbit/s sent.
     #[serde(default)]
     pub up_mw_per_mbps: f64,
-    /// The highest rate received that was measured: beyond it the power grows no more.
+    /// Highest measured receive rate; above it the power does not grow.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_down_mbps: Option<f64>,
-    /// The highest rate sent that was measured.
+    /// Highest measured send rate; above it the power does not grow.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_up_mbps: Option<f64>,
-    /// Where the figures come from.
+    /// Source of the figures.
     pub source: String,
 }
 
-/// Why a row is no profile.
+/// The error for an invalid row.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {reason}")]
 pub struct BadRow {
@@ -127,7 +126,7 @@ pub struct BadRow {
     reason: String,
 }
 
-/// What one kind of interface needs.
+/// A validated power profile.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Profile {
     row: Row,
@@ -164,25 +163,25 @@ impl TryFrom<Row> for Profile {
 }
 
 impl Profile {
-    /// The figures and their source.
+    /// The underlying row.
     pub fn row(&self) -> &Row {
         &self.row
     }
 
-    /// Whether it is for every device of its technology.
+    /// Whether the profile applies to every device of its technology.
     fn is_general(&self) -> bool {
         self.row.model.bytes().all(|byte| byte == b'*')
     }
 
-    /// Power while it moves nothing.
+    /// Power while idle.
     pub fn idle(&self) -> Power {
         Power::from_milliwatts(self.row.idle_mw)
     }
 
-    /// Power while it moves data at these rates.
+    /// Power while moving data at these rates.
     ///
-    /// Where receiving and sending differ before any rate counts, the two are mixed by their shares of the bits: a Wi-Fi radio does
-    /// one at a time. With equal bases this is Huang et al.'s model.
+    /// If the base powers of receiving and sending differ, they are mixed in proportion to the bits, because a Wi-Fi radio does one at a time. With
+    /// equal base powers this is Huang et al.'s model.
     pub fn power_at(&self, down: Rate, up: Rate) -> Power {
         let row = &self.row;
         let mbps = |rate: Rate| rate.bps() as f64 / 1e6;
@@ -196,7 +195,7 @@ impl Profile {
         Power::from_milliwatts(base + slopes)
     }
 
-    /// What a byte costs each way on a link of these capacities (OPERETTA eq. 2: `a_j / r_j`).
+    /// Energy per byte in each direction on a link of these capacities (OPERETTA eq. 2: `a_j / r_j`).
     pub fn cost(&self, down: Rate, up: Rate) -> ByteCost {
         let extra = |power: Power| power.above(self.idle());
         let active = PerDirection { down: extra(self.power_at(down, Rate::ZERO)), up: extra(self.power_at(Rate::ZERO, up)) };
@@ -204,82 +203,82 @@ impl Profile {
     }
 }
 
-/// The energy of one byte received and sent, beyond what the interface needs when idle.
+/// Energy per byte received and sent, above the idle power of the interface.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct ByteCost {
-    /// Of a byte received.
+    /// Energy per byte received.
     pub down: Joules,
-    /// Of a byte sent.
+    /// Energy per byte sent.
     pub up: Joules,
 }
 
 impl ByteCost {
-    /// From what activity adds to the interface's power and its capacity, by direction; nothing at a capacity of zero.
+    /// Computes the cost from the additional power of activity and the capacity, by direction. It is zero at a capacity of zero.
     pub fn of(active: PerDirection<Power>, capacity: PerDirection<Rate>) -> Self {
         let byte = ByteCount::new(1);
         Self { down: active.down.to_move(byte, capacity.down), up: active.up.to_move(byte, capacity.up) }
     }
 
-    /// The energy of so many bytes received and sent.
+    /// Energy of these bytes received and sent.
     pub fn energy(&self, down: ByteCount, up: ByteCount) -> Joules {
         Joules::new(self.down.get() * down.get() as f64 + self.up.get() * up.get() as f64)
     }
 }
 
-/// Adds up what a link, a flow or an application has cost. It is unknown until something of known cost was counted.
+/// Adds up the energy of a link, a flow or an application. The total is unknown until something with a known cost is counted.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct EnergyMeter {
     total: Option<Joules>,
 }
 
 impl EnergyMeter {
-    /// Counts bytes received and sent at `cost`; with an unknown cost they are not counted.
+    /// Counts bytes received and sent at `cost`. Bytes with an unknown cost are not counted.
     pub fn count(&mut self, cost: Option<ByteCost>, down: ByteCount, up: ByteCount) {
         if let Some(cost) = cost {
             *self.total.get_or_insert_default() += cost.energy(down, up);
         }
     }
 
-    /// Takes in what another meter counted.
+    /// Adds the total of another meter.
     pub fn absorb(&mut self, other: Self) {
         if let Some(more) = other.total {
             *self.total.get_or_insert_default() += more;
         }
     }
 
-    /// What was counted.
+    /// The total energy, if known.
     pub fn total(&self) -> Option<Joules> {
         self.total
     }
 }
 
-/// Profiles to look up; those added later go before those added earlier.
+/// A list of profiles. Profiles added later take precedence.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Profiles {
     all: Vec<Profile>,
 }
 
 impl Profiles {
-    /// Adds profiles that go before all there are, in their order. One of the same model and technology is replaced.
+    /// Adds profiles in front of the existing ones, in their order. A profile replaces one of the same model and technology.
     pub fn extend(&mut self, profiles: Vec<Profile>) {
         let same = |a: &Profile, b: &Profile| a.row.technology == b.row.technology && a.row.model == b.row.model;
         self.all.retain(|old| !profiles.iter().any(|new| same(old, new)));
         self.all.splice(0..0, profiles);
     }
 
-    /// Every profile, first the one that goes first.
+    /// All profiles in order of precedence.
     pub fn iter(&self) -> impl Iterator<Item = &Profile> {
         self.all.iter()
     }
 
-    /// The profile of a device: by its model where one matches (upper and lower case are the same), else one of any model (`*`).
+    /// The profile of a device: the first whose model matches (ignoring case), else a general one (`*`).
     pub fn find(&self, model: Option<&str>, technology: Technology) -> Option<&Profile> {
         let mine = || self.all.iter().filter(move |profile| profile.row.technology == technology);
         let named = |model| mine().find(|profile| !profile.is_general() && matches(&profile.row.model, model));
         model.and_then(named).or_else(|| mine().find(|profile| profile.is_general()))
     }
 
-    /// What a configuration means by `name`: a technology, or a model of any technology.
+    /// The profile that `name` means in a configuration: a technology, or a model of any technology.
     pub fn named(&self, name: &str) -> Option<&Profile> {
         match name.parse() {
             Ok(technology) => self.find(None, technology),
@@ -335,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn a_meter_knows_nothing_until_a_cost_is_known() {
+    fn a_meter_has_no_total_until_a_cost_is_known() {
         let mut meter = EnergyMeter::default();
         meter.count(None, ByteCount::new(1000), ByteCount::ZERO);
         assert_eq!(meter.total(), None);
@@ -347,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn models_go_before_technologies_and_later_rows_before_earlier_ones() {
+    fn models_take_precedence_over_technologies_and_later_rows_over_earlier_ones() {
         let profile = |model, technology| Profile::try_from(row(model, technology)).unwrap();
         let mut profiles = Profiles::default();
         profiles.extend(vec![profile("*", Technology::Wifi), profile("Netgear MA701", Technology::Wifi), profile("*", Technology::Lte)]);
@@ -378,13 +377,13 @@ mod tests {
         for (field, spoil) in cases {
             let mut bad = Row { receive_mw: 2000.0, ..row("x", Technology::Gprs) };
             spoil(&mut bad);
-            let said = Profile::try_from(bad).unwrap_err().to_string();
-            assert!(said.starts_with(field), "{said}");
+            let message = Profile::try_from(bad).unwrap_err().to_string();
+            assert!(message.starts_with(field), "{message}");
         }
     }
 
     #[test]
-    fn every_technology_has_its_name() {
+    fn technologies_parse_from_their_names() {
         for (name, technology) in Technology::ALL {
             assert_eq!((name.parse(), technology.to_string().as_str()), (Ok(technology), name));
         }
@@ -393,7 +392,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_energy_of_parts_is_that_of_the_whole(
+        fn energy_is_additive(
             capacity in 1u64..10_000, parts in prop::collection::vec((0u64..1_000_000, 0u64..1_000_000), 1..20),
         ) {
             let cost = Some(lte().cost(Rate::from_mbps(capacity), Rate::from_mbps(capacity)));

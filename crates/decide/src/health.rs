@@ -1,11 +1,11 @@
-//! Whether one family of one link lives: a state machine without I/O.
+//! Health of one link in one address family: a state machine without I/O.
 //!
-//! Proof of life is an answer or bytes that arrived. A sign of failure (a stall, a timeout) triggers a probe, and counts as one unanswered
-//! probe. A link with carrier may reach nothing, so probes leave by the link itself. Sans-IO: the caller sends the probes and passes the time.
+//! Probe answers and received bytes prove that a link is alive. A symptom (a stall, a timeout) triggers a probe and counts as one unanswered probe. A
+//! link with carrier may still reach nothing, so probes are sent over the link itself. The caller sends the probes and passes in the time.
 //!
-//! Detection: with a routine probe every [`CONTINUOUS_PERIOD`], two unanswered ones in a row mark an idle link dead within a second while the
-//! round trip is under 200 ms; after a stall or a timeout one is enough. An unanswered SYN triggers a probe and counts for nothing: servers die more
-//! often than links.
+//! Detection time: with a routine probe every [`CONTINUOUS_PERIOD`], two consecutive unanswered probes mark an idle link dead within a second if the
+//! round trip is under 200 ms. After a stall or a timeout one unanswered probe is enough. An unanswered SYN triggers a probe but does not count as an
+//! unanswered one, because servers fail more often than links.
 
 use std::time::Duration;
 
@@ -13,85 +13,87 @@ use braid_model::Time;
 
 use crate::policy::ProbeMode;
 
-/// Time between routine probes of an eager link.
+/// Time between routine probes in [`ProbeMode::Continuous`].
 pub const CONTINUOUS_PERIOD: Duration = Duration::from_millis(300);
-/// Time between routine probes of a sparing link at first; it doubles up to [`ON_DEMAND_MOST`].
+/// Initial time between routine probes in [`ProbeMode::OnDemand`]. It doubles up to [`ON_DEMAND_MAX_PERIOD`].
 pub const ON_DEMAND_PERIOD: Duration = Duration::from_secs(30);
-/// The longest time between routine probes of a sparing link.
-pub const ON_DEMAND_MOST: Duration = Duration::from_secs(300);
-/// Time between probes of a dead link at first.
+/// Maximum time between routine probes in [`ProbeMode::OnDemand`].
+pub const ON_DEMAND_MAX_PERIOD: Duration = Duration::from_secs(300);
+/// Initial time between probes of a dead link.
 pub const DEAD_PERIOD: Duration = Duration::from_millis(500);
-/// The longest time between probes of a dead link that is sparing.
-pub const DEAD_MOST: Duration = Duration::from_secs(5);
-/// Every so many routine probes one asks a destination instead of the gateway, if one is known: third parties are not probed three times a second.
-const THOROUGH_EVERY: u32 = 10;
-/// Half-life of the count of deaths.
+/// Maximum time between probes of a dead link in [`ProbeMode::OnDemand`].
+pub const DEAD_MAX_PERIOD: Duration = Duration::from_secs(5);
+/// One in this many routine probes goes to a destination instead of the gateway, if a destination is known. This avoids probing third parties three
+/// times a second.
+const THOROUGH_PROBE_INTERVAL: u32 = 10;
+/// Half-life of the death count.
 const FLAP_HALF_LIFE: Duration = Duration::from_secs(30);
-/// A timeout counts for nothing where the link has proven this recently that it lives: it takes its time to show.
-const FRESH: Duration = Duration::from_millis(500);
-/// A stall this soon after an answer triggers no probe: most are idle applications.
-const ASKED: Duration = Duration::from_secs(1);
-/// How long a probe may take before any round trip is known.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// How long the probe of a dead link may take: it may have come back slow.
-const DEAD_PATIENCE: Duration = Duration::from_secs(3);
-/// The longest time a flapping link is kept out.
-const HOLD_MOST: Duration = Duration::from_secs(30);
+/// A timeout is ignored if the link was proven alive this recently, because a timeout shows up late.
+const RECENT_PROOF: Duration = Duration::from_millis(500);
+/// A stall this soon after a probe answer triggers no probe: most such stalls are idle applications.
+const RECENT_ANSWER: Duration = Duration::from_secs(1);
+/// Probe timeout while no round-trip time is known.
+const INITIAL_TIMEOUT: Duration = Duration::from_secs(1);
+/// Probe timeout of a dead link. It is long because the link may come back with a long round trip.
+const DEAD_TIMEOUT: Duration = Duration::from_secs(3);
+/// Maximum hold time of a flapping link.
+const MAX_HOLD: Duration = Duration::from_secs(30);
 
-/// The state of the link.
+/// State of a link in one family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Judgement {
     /// No carrier, address or route.
     Unusable,
-    /// Not judged yet: treated as living.
+    /// No evidence yet: treated as alive.
     Unknown,
-    /// Proven to live.
+    /// Proven alive.
     Alive,
-    /// Under suspicion, being asked: still treated as living.
+    /// A symptom appeared and a probe is pending: still treated as alive.
     Suspect,
-    /// No answer.
+    /// Probes get no answer.
     Dead,
-    /// Something else answers in the Internet's place.
+    /// A captive portal answers instead of the Internet.
     Portal,
 }
 
-/// A sign of death.
+/// A sign that the link may be dead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Suffering {
-    /// Nobody answered a connection's first segment in time.
+    /// A SYN was not answered in time.
     NoAnswer,
     /// A segment was not acknowledged in time.
     Timeout,
-    /// Flows were receiving and receive nothing any more.
+    /// Flows were receiving data and stopped receiving.
     Stall,
 }
 
-/// The result of a probe.
+/// Result of a probe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// An answer, after this time.
+    /// The probe was answered.
     Alive {
         /// Round-trip time.
         rtt: Duration,
     },
-    /// No answer in time.
+    /// No answer before the timeout.
     Silent,
-    /// A wrong answer: a captive portal.
+    /// A wrong answer: a captive portal intercepted the probe.
     Portal,
-    /// No probe could be sent: no target is known, or the system refused. After a timeout or an unanswered SYN it counts as silence.
+    /// The probe could not be sent: no target is known, or the system refused. After a timeout or an unanswered SYN this counts as an unanswered
+    /// probe.
     Unasked,
 }
 
 /// A probe that is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProbeRequest {
-    /// How long to wait for an answer.
+    /// Time to wait for an answer.
     pub timeout: Duration,
-    /// Ask destinations instead of the gateway, where any are known.
+    /// Probe destinations instead of the gateway, if any are known.
     pub thorough: bool,
 }
 
-/// The state machine of one link and family.
+/// State machine of one link and family.
 #[derive(Debug, Clone)]
 pub struct Health {
     mode: ProbeMode,
@@ -99,31 +101,31 @@ pub struct Health {
     /// Smoothed round-trip time of probes.
     srtt: Option<Duration>,
     last_proof: Option<Time>,
-    /// When a probe was answered last.
+    /// Time of the last probe answer.
     last_answer: Option<Time>,
-    /// When the next probe is due.
+    /// Time of the next probe.
     next_probe: Option<Time>,
-    /// A probe is under way; if its outcome never comes it counts as silent then.
+    /// Set while a probe is pending: if no outcome arrives by then, the probe counts as silent.
     waiting_until: Option<Time>,
-    /// Signs of death in a row: silent probes, and a stall or timeout as one.
-    silent: u32,
-    /// The time between probes now.
+    /// Consecutive signs of death: unanswered probes, plus one for a stall or a timeout.
+    unanswered: u32,
+    /// Current time between probes.
     period: Duration,
     routine: u32,
-    /// Recent deaths, decayed, and when that was brought up to date.
+    /// Recent deaths, decayed up to `deaths_at`.
     deaths: f64,
     deaths_at: Time,
-    /// A flapping link is kept out until then.
+    /// A flapping link is held down until then.
     hold_until: Option<Time>,
     last_sign: Option<Suffering>,
-    /// When it became suspect.
+    /// When the link became suspect.
     suspect_since: Option<Time>,
-    /// It is suspected or dead by its traffic alone: nobody could be asked.
-    unasked: bool,
+    /// The link is suspect or dead by its traffic alone, because no probe could be sent.
+    presumed: bool,
 }
 
 impl Health {
-    /// A link that has nothing yet.
+    /// Creates an unusable link.
     pub fn new(mode: ProbeMode, now: Time) -> Self {
         Self {
             mode,
@@ -133,7 +135,7 @@ impl Health {
             last_answer: None,
             next_probe: None,
             waiting_until: None,
-            silent: 0,
+            unanswered: 0,
             period: Duration::ZERO,
             routine: 0,
             deaths: 0.0,
@@ -141,20 +143,20 @@ impl Health {
             hold_until: None,
             last_sign: None,
             suspect_since: None,
-            unasked: false,
+            presumed: false,
         }
     }
 
-    /// Whether it is called dead by its traffic alone, since nobody could be asked. Flows are not ended for that.
+    /// Whether the link counts as dead by its traffic alone, because no probe could be sent. Its flows are then not terminated.
     pub fn is_presumed(&self) -> bool {
-        self.unasked
+        self.presumed
     }
 
-    /// Another entry holds for the link: what is known of it stays, and it is probed by the new mode from now on.
+    /// Changes the probe mode. State and estimates are kept; the next probe follows the new mode.
     pub fn set_mode(&mut self, now: Time, mode: ProbeMode) {
         self.mode = mode;
         if mode == ProbeMode::Continuous {
-            // A dead link that was sparing has backed off; an eager one never does.
+            // In on-demand mode a dead link has backed off. In continuous mode it never does.
             self.period = self.period.min(DEAD_PERIOD);
         }
         if self.next_probe.is_some() {
@@ -162,26 +164,26 @@ impl Health {
         }
     }
 
-    /// How it is probed.
+    /// The current probe mode.
     pub fn mode(&self) -> ProbeMode {
         self.mode
     }
 
-    /// What is held of it now.
+    /// The current state.
     pub fn judgement(&self) -> Judgement {
         self.judgement
     }
 
-    /// Whether it may be given new flows.
+    /// Whether new flows may use the link.
     pub fn alive(&self) -> bool {
         matches!(self.judgement, Judgement::Unknown | Judgement::Alive | Judgement::Suspect)
     }
 
-    /// Why it is not, for people.
+    /// Why the link is not alive, as a message for users.
     pub fn reason(&self) -> Option<String> {
         let why = match self.judgement {
-            Judgement::Portal => "something else answers in the Internet's place: a captive portal wants to be opened in a browser",
-            Judgement::Dead if self.hold_until.is_some() => "it comes and goes: it is kept out until it stays",
+            Judgement::Portal => "a captive portal intercepts the traffic: open a web page in a browser and log in",
+            Judgement::Dead if self.hold_until.is_some() => "the link is flapping: Braid does not use it until it stays up",
             Judgement::Dead => match self.last_sign {
                 Some(Suffering::NoAnswer) => "connections and probes get no answer",
                 Some(Suffering::Timeout) => "segments and probes get no answer",
@@ -193,11 +195,11 @@ impl Health {
         Some(why.to_owned())
     }
 
-    /// Carrier, address and default route are there, or not.
+    /// Reports whether the link has carrier, an address and a default route.
     pub fn on_usable(&mut self, now: Time, usable: bool) {
         match (usable, self.judgement) {
             (true, Judgement::Unusable) => {
-                self.silent = 0;
+                self.unanswered = 0;
                 self.last_sign = None;
                 self.judgement = Judgement::Unknown;
                 self.hold(now);
@@ -208,7 +210,7 @@ impl Health {
                 self.probe_again(now, Duration::ZERO);
             }
             (false, judgement) if judgement != Judgement::Unusable => {
-                // One that goes while it is kept out for coming and going has not stayed either.
+                // A held link that becomes unusable has flapped again.
                 if judgement != Judgement::Dead || self.hold_until.is_some() {
                     self.count_death(now);
                 }
@@ -220,33 +222,33 @@ impl Health {
         }
     }
 
-    /// Bytes or an acknowledgement arrived some time between `since` and now. What may have come before the suspicion arose does not
-    /// allay it.
+    /// Bytes or an acknowledgement arrived between `since` and `now`. Bytes that may have arrived before the link became suspect do not clear the
+    /// suspicion.
     pub fn on_progress(&mut self, now: Time, since: Time) {
-        let doubted = matches!(self.judgement, Judgement::Suspect | Judgement::Dead);
-        let stale = doubted && self.suspect_since.is_some_and(|suspicion| since < suspicion);
+        let suspected = matches!(self.judgement, Judgement::Suspect | Judgement::Dead);
+        let stale = suspected && self.suspect_since.is_some_and(|suspicion| since < suspicion);
         if self.judgement == Judgement::Unusable || self.judgement == Judgement::Portal || self.held(now) || stale {
             return;
         }
         self.revive(now);
     }
 
-    /// A sign of death: it is asked at once.
+    /// A symptom: the link becomes suspect and is probed at once.
     pub fn on_suffering(&mut self, now: Time, sign: Suffering) {
         if !self.alive() {
             return;
         }
-        let outweighed = match sign {
-            // What arrived before does not speak against it, but whoever was asked just now is not asked again.
-            Suffering::Stall => self.last_answer.is_some_and(|answer| now.since(answer) < ASKED),
-            Suffering::NoAnswer | Suffering::Timeout => self.last_proof.is_some_and(|proof| now.since(proof) < FRESH),
+        let refuted = match sign {
+            // Bytes that arrived before a stall do not refute it. A recent probe answer makes another probe unnecessary.
+            Suffering::Stall => self.last_answer.is_some_and(|answer| now.since(answer) < RECENT_ANSWER),
+            Suffering::NoAnswer | Suffering::Timeout => self.last_proof.is_some_and(|proof| now.since(proof) < RECENT_PROOF),
         };
-        if outweighed {
+        if refuted {
             return;
         }
         self.last_sign = Some(sign);
         if sign != Suffering::NoAnswer {
-            self.silent = self.silent.max(1);
+            self.unanswered = self.unanswered.max(1);
         }
         if self.judgement != Judgement::Suspect {
             self.suspect(now);
@@ -261,7 +263,7 @@ impl Health {
         self.suspect_since = Some(now);
     }
 
-    /// The outcome of the probe under way.
+    /// Reports the outcome of the pending probe.
     pub fn on_probe(&mut self, now: Time, outcome: Outcome) {
         self.waiting_until = None;
         if self.judgement == Judgement::Unusable {
@@ -278,7 +280,7 @@ impl Health {
                 }
             }
             Outcome::Silent => {
-                self.unasked = false;
+                self.presumed = false;
                 self.on_silence(now);
             }
             Outcome::Portal => {
@@ -295,14 +297,14 @@ impl Health {
 
     fn on_unasked(&mut self, now: Time) {
         match self.judgement {
-            // Nothing refutes the sign for which it was to be asked. A stall may be a pause as well.
+            // Nothing refutes the symptom that triggered the probe. A stall is the exception: it may be a pause.
             Judgement::Suspect if self.last_sign != Some(Suffering::Stall) => {
-                self.unasked = true;
+                self.presumed = true;
                 self.on_silence(now);
             }
-            // Where that could be asked of nobody, its return cannot be found out either, other than by traffic.
-            Judgement::Suspect => self.try_it(now),
-            Judgement::Dead if self.unasked && !self.held(now) => self.try_it(now),
+            // If no probe can be sent, only traffic can show that the link works again, so new flows must try it.
+            Judgement::Suspect => self.reset_to_unknown(now),
+            Judgement::Dead if self.presumed && !self.held(now) => self.reset_to_unknown(now),
             Judgement::Alive => self.probe_again(now, self.period),
             _ => {
                 self.period = self.period.max(DEAD_PERIOD);
@@ -311,22 +313,22 @@ impl Health {
         }
     }
 
-    /// Nothing is known of it: it is tried.
-    fn try_it(&mut self, now: Time) {
+    /// Resets the state to unknown, so that new flows try the link.
+    fn reset_to_unknown(&mut self, now: Time) {
         self.judgement = Judgement::Unknown;
-        self.silent = 0;
+        self.unanswered = 0;
         self.last_sign = None;
         self.suspect_since = None;
-        self.unasked = false;
+        self.presumed = false;
         self.period = self.period.max(DEAD_PERIOD);
         self.back_off(now);
     }
 
     fn on_silence(&mut self, now: Time) {
-        self.silent = self.silent.saturating_add(1);
+        self.unanswered = self.unanswered.saturating_add(1);
         match self.judgement {
             Judgement::Dead | Judgement::Portal => self.back_off(now),
-            _ if self.silent >= 2 => {
+            _ if self.unanswered >= 2 => {
                 self.count_death(now);
                 self.judgement = Judgement::Dead;
                 self.period = DEAD_PERIOD;
@@ -339,28 +341,28 @@ impl Health {
         }
     }
 
-    /// The probe that is due now, if one is. The caller sends it and reports by [`on_probe`](Self::on_probe).
+    /// Returns the probe that is due, if any. The caller sends it and reports the outcome to [`on_probe`](Self::on_probe).
     pub fn poll_probe(&mut self, now: Time) -> Option<ProbeRequest> {
         self.next_probe.filter(|due| *due <= now)?;
         self.next_probe = None;
         let timeout = self.timeout();
-        // The outcome should come by itself; if it never does, that is silence too.
+        // The caller should report the outcome. If it never does, the probe counts as silent.
         self.waiting_until = Some(now + timeout + Duration::from_secs(1));
         self.routine = self.routine.wrapping_add(1);
         let thorough =
-            self.judgement != Judgement::Alive || self.mode == ProbeMode::OnDemand || self.routine.is_multiple_of(THOROUGH_EVERY);
+            self.judgement != Judgement::Alive || self.mode == ProbeMode::OnDemand || self.routine.is_multiple_of(THOROUGH_PROBE_INTERVAL);
         Some(ProbeRequest { timeout, thorough })
     }
 
     fn timeout(&self) -> Duration {
         match self.srtt {
-            _ if !self.alive() => DEAD_PATIENCE,
-            None => PATIENCE,
+            _ if !self.alive() => DEAD_TIMEOUT,
+            None => INITIAL_TIMEOUT,
             Some(srtt) => (srtt * 3 / 2 + Duration::from_millis(50)).clamp(Duration::from_millis(200), Duration::from_secs(2)),
         }
     }
 
-    /// Lets time pass.
+    /// Handles everything due at `now`.
     pub fn handle_timeout(&mut self, now: Time) {
         if self.waiting_until.is_some_and(|until| until <= now) {
             self.on_probe(now, Outcome::Silent);
@@ -373,7 +375,7 @@ impl Health {
         }
     }
 
-    /// When something is due: a probe, or the end of a wait.
+    /// Time of the next event: a probe, or the end of a wait.
     pub fn poll_timeout(&self) -> Option<Time> {
         [self.next_probe, self.waiting_until, self.hold_until].into_iter().flatten().min()
     }
@@ -385,20 +387,20 @@ impl Health {
     fn back_off(&mut self, now: Time) {
         self.probe_again(now, self.period);
         if self.mode == ProbeMode::OnDemand {
-            self.period = (self.period * 3 / 2).min(DEAD_MOST);
+            self.period = (self.period * 3 / 2).min(DEAD_MAX_PERIOD);
         }
     }
 
-    /// It lives. The next routine probe is a period away from the last proof, so that traffic makes probes needless.
+    /// Marks the link alive. The next routine probe is due one period after this proof, so traffic replaces probes.
     fn revive(&mut self, now: Time) {
         let (first, most) = match self.mode {
             ProbeMode::Continuous => (CONTINUOUS_PERIOD, CONTINUOUS_PERIOD),
-            ProbeMode::OnDemand => (ON_DEMAND_PERIOD, ON_DEMAND_MOST),
+            ProbeMode::OnDemand => (ON_DEMAND_PERIOD, ON_DEMAND_MAX_PERIOD),
         };
         self.period = if self.judgement == Judgement::Alive { (self.period * 2).clamp(first, most) } else { first };
         self.judgement = Judgement::Alive;
-        self.unasked = false;
-        self.silent = 0;
+        self.presumed = false;
+        self.unanswered = 0;
         self.last_sign = None;
         self.suspect_since = None;
         self.last_proof = Some(now);
@@ -413,19 +415,19 @@ impl Health {
 
     fn decay(&mut self, now: Time) {
         let halves = now.since(self.deaths_at).as_secs_f64() / FLAP_HALF_LIFE.as_secs_f64();
-        // Linear between halvings: no platform logarithms in pure code.
+        // Linear between halvings: platform logarithms differ, so pure code must not use them.
         let whole = halves.min(60.0) as u32;
         self.deaths /= (1u64 << whole) as f64 * (1.0 + (halves.min(60.0) - f64::from(whole)));
         self.deaths_at = now;
     }
 
-    /// From the fourth death in about a minute on a link is kept out for a while, longer each time.
+    /// From about the fourth death within a minute on, a link is held down, and longer each time.
     fn hold(&mut self, now: Time) {
         self.decay(now);
         let excess = self.deaths - 3.0;
         if excess >= 0.5 {
             let seconds = (1u64 << (excess.round() as u32).min(6)) as f64;
-            self.hold_until = Some(now + Duration::from_secs_f64(seconds).min(HOLD_MOST));
+            self.hold_until = Some(now + Duration::from_secs_f64(seconds).min(MAX_HOLD));
         }
     }
 
@@ -440,15 +442,15 @@ mod tests {
     use proptest::prelude::*;
 
     const RTT: Duration = Duration::from_millis(20);
-    /// A satellite's round trip.
-    const FAR: Duration = Duration::from_millis(700);
+    /// RTT of a satellite link.
+    const LONG_RTT: Duration = Duration::from_millis(700);
 
     fn ms(millis: u64) -> Time {
         Time::from_millis(millis)
     }
 
-    /// A link that answers probes after [`RTT`] when `up(time)`; runs the machine by its own timeouts and returns when its
-    /// judgement changed, and to what.
+    /// Runs the state machine by its own timeouts. The link answers probes after [`RTT`] when `up(time)`. Returns the times and states of all
+    /// changes.
     fn simulate(health: &mut Health, from: u64, to: u64, up: impl Fn(u64) -> bool) -> Vec<(u64, Judgement)> {
         simulate_at(health, from, to, RTT, up)
     }
@@ -492,7 +494,7 @@ mod tests {
     }
 
     #[test]
-    fn an_idle_eager_link_is_found_dead_within_a_second_and_used_again_within_two() {
+    fn an_idle_continuously_probed_link_is_found_dead_within_a_second_and_used_again_within_two() {
         for dark in 1000..1400 {
             let mut health = settled(ProbeMode::Continuous);
             let changes = simulate(&mut health, 1000, 20_000, |now| now < dark || now >= 15_000);
@@ -504,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stall_is_followed_up_at_once_even_when_sparing() {
+    fn a_stall_triggers_a_probe_at_once_even_on_demand() {
         let mut health = settled(ProbeMode::OnDemand);
         let mut changes = simulate(&mut health, 1000, 5000, |_| true);
         assert!(changes.is_empty());
@@ -526,17 +528,17 @@ mod tests {
     }
 
     #[test]
-    fn a_far_link_is_given_the_time_it_needs() {
+    fn a_link_with_a_long_rtt_stays_alive() {
         for mode in [ProbeMode::Continuous, ProbeMode::OnDemand] {
             let mut health = Health::new(mode, ms(0));
             health.on_usable(ms(0), true);
-            let changes = simulate_at(&mut health, 0, 60_000, FAR, |_| true);
+            let changes = simulate_at(&mut health, 0, 60_000, LONG_RTT, |_| true);
             assert_eq!(changes.iter().map(|(_, judgement)| *judgement).collect::<Vec<_>>(), [Judgement::Alive]);
         }
     }
 
     #[test]
-    fn regression_a_link_held_from_the_start_is_not_probed_without_end() {
+    fn regression_probes_of_a_link_held_from_the_start_are_rate_limited() {
         let mut health = Health::new(ProbeMode::Continuous, ms(0));
         for step in 0..10 {
             health.on_usable(ms(step), step % 2 == 0);
@@ -555,7 +557,7 @@ mod tests {
     }
 
     #[test]
-    fn regression_bytes_from_before_a_suspicion_do_not_allay_it() {
+    fn regression_bytes_from_before_a_suspicion_do_not_clear_it() {
         let mut health = settled(ProbeMode::OnDemand);
         health.on_suffering(ms(3000), Suffering::Timeout);
         health.on_progress(ms(3100), ms(2850));
@@ -565,7 +567,7 @@ mod tests {
     }
 
     #[test]
-    fn regression_bytes_from_before_a_death_do_not_revive() {
+    fn regression_bytes_from_before_a_death_do_not_revive_the_link() {
         let mut health = settled(ProbeMode::OnDemand);
         health.on_suffering(ms(3000), Suffering::Timeout);
         let mut now = 3000;
@@ -596,7 +598,7 @@ mod tests {
     }
 
     #[test]
-    fn traffic_makes_probes_needless() {
+    fn traffic_replaces_probes() {
         let mut health = settled(ProbeMode::Continuous);
         for step in 0..100 {
             let now = ms(1000 + step * 100);
@@ -606,7 +608,7 @@ mod tests {
     }
 
     #[test]
-    fn routine_probes_of_a_sparing_link_are_rare() {
+    fn routine_probes_of_an_on_demand_link_are_rare() {
         let mut health = settled(ProbeMode::OnDemand);
         let mut probes = 0;
         for second in 1..3600 {
@@ -619,7 +621,7 @@ mod tests {
     }
 
     #[test]
-    fn a_portal_is_no_internet_until_it_answers_as_it_should() {
+    fn a_portal_link_is_not_alive_until_a_probe_gets_the_right_answer() {
         let mut health = settled(ProbeMode::OnDemand);
         health.on_probe(ms(1000), Outcome::Portal);
         assert_eq!((health.judgement(), health.alive()), (Judgement::Portal, false));
@@ -630,7 +632,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_flaps_every_second_is_kept_out_for_longer_and_longer() {
+    fn a_link_that_flaps_every_second_is_held_down_for_increasing_times() {
         let mut health = settled(ProbeMode::Continuous);
         let mut alive = 0;
         let mut changes = 0;
@@ -645,11 +647,11 @@ mod tests {
         assert!(changes < 15 && alive < 15, "alive {alive} times after {changes} changes");
         health.on_usable(ms(61_000), true);
         simulate(&mut health, 61_000, 120_000, |_| true);
-        assert!(health.alive(), "it stays now and is trusted again");
+        assert!(health.alive(), "a stable link is used again");
     }
 
     #[test]
-    fn an_outcome_that_never_comes_counts_as_silence() {
+    fn a_missing_probe_outcome_counts_as_silence() {
         let mut health = Health::new(ProbeMode::Continuous, ms(0));
         health.on_usable(ms(0), true);
         for _ in 0..2 {
@@ -663,23 +665,23 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_cannot_be_asked_is_used_until_its_traffic_suffers() {
+    fn a_link_that_cannot_be_probed_is_used_until_its_traffic_shows_a_symptom() {
         let mut health = Health::new(ProbeMode::OnDemand, ms(0));
         health.on_usable(ms(0), true);
-        let mut asked = 0;
+        let mut probes = 0;
         for milli in 0..60_000 {
             health.handle_timeout(ms(milli));
             if health.poll_probe(ms(milli)).is_some() {
-                asked += 1;
+                probes += 1;
                 health.on_probe(ms(milli), Outcome::Unasked);
             }
             assert_eq!(health.judgement(), Judgement::Unknown, "after {milli} ms");
         }
-        assert!((10..30).contains(&asked), "tried {asked} times in a minute");
+        assert!((10..30).contains(&probes), "probed {probes} times in a minute");
         health.on_suffering(ms(60_000), Suffering::Timeout);
         assert!(health.poll_probe(ms(60_000)).is_some());
         health.on_probe(ms(60_000), Outcome::Unasked);
-        assert_eq!(health.judgement(), Judgement::Dead, "nothing refutes the sign");
+        assert_eq!(health.judgement(), Judgement::Dead, "nothing refutes the symptom");
         let tried = (60_000..70_000).find(|milli| {
             health.handle_timeout(ms(*milli));
             if health.poll_probe(ms(*milli)).is_some() {
@@ -687,17 +689,17 @@ mod tests {
             }
             health.alive()
         });
-        assert!(tried.is_some_and(|at| at <= 61_000), "it is tried again: {tried:?}");
+        assert!(tried.is_some_and(|at| at <= 61_000), "the link becomes usable again: {tried:?}");
         health.on_suffering(ms(71_000), Suffering::Stall);
         assert!(health.poll_probe(ms(71_000)).is_some());
         health.on_probe(ms(71_000), Outcome::Unasked);
-        assert!(health.alive(), "a pause in a download is no death");
+        assert!(health.alive(), "a pause in a download does not kill the link");
     }
 
     proptest! {
-        /// Whatever happens, a usable link always has something due: it is never forgotten.
+        /// After any sequence of events, a usable link has a probe or a wait pending.
         #[test]
-        fn a_usable_link_is_never_forgotten(steps in prop::collection::vec((0..9u8, 1..2000u64), 1..200), eager in any::<bool>()) {
+        fn a_usable_link_always_has_a_probe_pending_or_due(steps in prop::collection::vec((0..9u8, 1..2000u64), 1..200), eager in any::<bool>()) {
             let mode = if eager { ProbeMode::Continuous } else { ProbeMode::OnDemand };
             let mut health = Health::new(mode, ms(0));
             let mut now = 0;

@@ -1,30 +1,30 @@
-//! What the instances that users write have in common: how they are read, and how bad ones are refused.
+//! Parsing and errors shared by the problem instances that users write as JSON files.
 
 use serde::de::DeserializeOwned;
 
-/// Why an instance is refused.
+/// The error for an instance that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("cannot use the instance: {field}: {reason}")]
 pub struct InstanceError {
-    /// Where: a path such as `links[0].rate_bps`, or `instance` for the whole.
+    /// Location of the error: a path such as `links[0].rate_bps`, or `instance` for the whole file.
     pub field: String,
-    /// What is wrong with it, and what would be right.
+    /// What is wrong, and what a valid value is.
     pub reason: String,
 }
 
 impl InstanceError {
-    /// Of a field, for a reason.
+    /// Creates an error for `field` with `reason`.
     pub fn new(field: impl Into<String>, reason: impl Into<String>) -> Self {
         Self { field: field.into(), reason: reason.into() }
     }
 }
 
-/// One JSON value and nothing after it, as the file's own shape.
+/// Parses exactly one JSON value into the file's type. Trailing text is an error.
 pub(crate) fn parse<T: DeserializeOwned>(text: &str) -> Result<T, InstanceError> {
     let mut json = serde_json::Deserializer::from_str(text);
     let file = serde_path_to_error::deserialize(&mut json).map_err(|error| {
         let path = error.path().to_string();
-        // What the whole is called, and what is not known.
+        // `serde_path_to_error` reports `.` for the root and `?` for an unknown path.
         let field = if [".", "?"].contains(&path.as_str()) { "instance" } else { &path };
         InstanceError::new(field, error.inner().to_string())
     })?;

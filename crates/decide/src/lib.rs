@@ -1,4 +1,4 @@
-//! Braid's decisions, pure: every function takes the time, the facts and the seed it needs as arguments.
+//! Braid's decisions as pure functions and state machines: the caller passes in the time, the facts and the seed.
 //!
 //! The daemon, `braid run` and the simulator call the same code.
 

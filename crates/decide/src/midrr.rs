@@ -1,9 +1,9 @@
-//! Multiple-interface deficit round robin (miDRR): which flow's head goes next on a link that can send now.
+//! Multiple-interface deficit round robin (miDRR): chooses the flow whose head is sent next on a link that can send now.
 //!
-//! Source: Yap, *Using all networks around us* (2013), section 4.4, Algorithms 4.4.1 and 4.4.2. Each link j goes round the backlogged
-//! flows that may use it (ℱ_j ∩ ℬ) and gives each a quantum `Q_i = φ_i Q` of bytes a turn. A turn of flow i on link j sets i's *service
-//! flag* on all other links; a link that comes to a flow whose flag is set clears the flag and passes the flow over. No link knows its
-//! own rate, nor what the others give. Binding is late: a link asks when it can send, and the head of the flow it is told goes at once.
+//! Source: Yap, *Using all networks around us* (2013), section 4.4, Algorithms 4.4.1 and 4.4.2. Each link j cycles through the backlogged flows that
+//! may use it (ℱ_j ∩ ℬ) and gives each a quantum `Q_i = φ_i Q` of bytes per turn. A turn of flow i on link j sets i's *service flag* on all other
+//! links. A link that reaches a flow with a set flag clears the flag and skips the flow. No link needs its own rate or the decisions of the others.
+//! Binding is late: a link asks when it can send, and the head of the granted flow is sent at once.
 //!
 //! ```
 //! use braid_decide::midrr::{Flags, Midrr};
@@ -14,54 +14,53 @@
 //! let second_only = scheduler.add_flow(1.0, LinkSet(0b10))?;
 //! scheduler.set_head(both, Some(ByteCount::new(1500)))?;
 //! scheduler.set_head(second_only, Some(ByteCount::new(1500)))?;
-//! // Link 0 can send: only one flow may use it. Then link 1 passes that flow over, since it has just had a turn.
+//! // Link 0 can send: only one flow may use it. Then link 1 skips that flow, because it has just had a turn.
 //! assert_eq!(scheduler.next(0).map(|grant| grant.flow), Some(both));
 //! scheduler.set_head(both, Some(ByteCount::new(1500)))?;
 //! assert_eq!(scheduler.next(1).map(|grant| grant.flow), Some(second_only));
 //! # Ok::<(), braid_decide::midrr::MidrrError>(())
 //! ```
 //!
-//! # Readings of the algorithm
+//! # Interpretation of the algorithm
 //!
-//! The algorithm chooses a link's next flow when the last packet of a turn is handed over; here it is chosen when the link can send
-//! again, so that the newest flags count (long-run rates are no better or worse for it, nor are the findings below). "Next" is the
-//! order of slots, not of arrival: a flow that runs empty and returns keeps its place, and has at most one turn a round. Flags outlive
-//! an empty queue, else a flow that empties its queue with each packet would never be passed over.
+//! The algorithm chooses a link's next flow when the last packet of a turn is handed over. This implementation chooses it when the link can send
+//! again, so that the newest flags count (this changes neither long-run rates nor the findings below). "Next" is the order of slots, not of arrival:
+//! a flow that empties its queue and returns keeps its position and has at most one turn per round. Flags persist while a queue is empty. Otherwise a
+//! flow that empties its queue with each packet would never be skipped.
 //!
-//! # What the thesis's proof misses
+//! # Gaps in the thesis's proof
 //!
-//! Theorem 8 (miDRR is max-min fair) rests on Lemmas 9 and 10, and these on "flow i has been served once or more" and "|m_i - m_j| =
-//! 1". Two things break them, and neither goes away with time:
+//! Theorem 8 (miDRR is max-min fair) rests on Lemmas 9 and 10, and these on "flow i has been served once or more" and "|m_i - m_j| = 1". Two effects
+//! break them, and neither disappears over time:
 //!
-//! 1. **One bit forgets.** When other links give a flow two turns between two visits of link j, j passes it over once, not twice.
-//!    Links of 2 and 3 Mb/s, packets of one quantum, flow a on both links and b on the second, equal weights: max-min is 2.5 and 2.5 Mb/s,
-//!    [`Flags::Bit`] gives 3 and 2 for ever. Between two visits of a by link 2, which serves a and b in turn, link 1 starts one turn of
-//!    a or two, and two count as one. The lead of a, which Lemma 10 bounds by Q' + 2 MaxSize, grows without bound.
-//! 2. **One deficit counter is shared by several turns.** Lemma 8 counts turns one after another. On links of 6 and 3 Mb/s, flow a on
-//!    both and b on the first, weights 3 and packets of Q, link 2 first by less than a packet: link 1's turn of a lives on the quantum that
-//!    link 2's turns bring and, since both links keep step, never ends. b gets nothing, where max-min gives both 4.5 Mb/s.
+//! 1. **One bit is not enough.** If other links give a flow two turns between two visits of link j, j skips it once, not twice. Take links of 2 and 3
+//!    Mb/s, packets of one quantum, flow a on both links and b on the second, equal weights: max-min is 2.5 and 2.5 Mb/s, but [`Flags::Bit`] gives 3
+//!    and 2 permanently. Between two visits of a by link 2, which serves a and b in turn, link 1 starts one or two turns of a, and two count as one.
+//!    The lead of a, which Lemma 10 bounds by Q' + 2 MaxSize, grows without bound.
+//! 2. **Several turns share one deficit counter.** Lemma 8 counts turns one after another. Take links of 6 and 3 Mb/s, flow a on both and b on the
+//!    first, weights 3 and packets of Q, link 2 ahead by less than a packet: link 1's turn of a uses the quantum that link 2's turns add and, because
+//!    both links keep step, never ends. b gets nothing, although max-min gives both 4.5 Mb/s.
 //!
-//! Lemma 9's bound is also too tight by one quantum even where the flag suffices: an interval may begin after i's turn and end after
-//! j's. The flag mostly suffices where no flow is served by two links of its cluster, and seldom elsewhere (below).
+//! Lemma 9's bound is also too tight by one quantum, even where the flag suffices: an interval may begin after i's turn and end after j's. The flag
+//! mostly suffices if no flow is served by two links of its cluster, and rarely otherwise (see below).
 //!
-//! [`Flags::Counter`] repairs both at little more cost: a counter in place of the flag, so that each turn elsewhere is passed over
-//! once, and a turn's credit is kept with the link that gives the turn; what is left at its end goes back to the flow's deficit. While
-//! no counter is full, the turns `T_i` of flow i on all links, the visits `v_ij` it had from link j and the counter `c_ij` keep `T_i =
-//! v_ij + c_ij` (up to a constant): a turn by j adds to T and v, one elsewhere to T and c, passing over adds to v and takes from c.
-//! Visits to two flows of one round differ by at most one. So with K the largest count reached and l_i the number of flow i's links,
-//! for weights from 1,
+//! [`Flags::Counter`] fixes both at little extra cost. A counter replaces the flag, so that a link skips the flow once per turn elsewhere. The credit
+//! of a turn belongs to the link that gives the turn, and the rest returns to the flow's deficit at the end of the turn. While no counter is full,
+//! the turns `T_i` of flow i on all links, its visits `v_ij` by link j and the counter `c_ij` satisfy `T_i = v_ij + c_ij` (up to a constant): a turn
+//! by j increments T and v, a turn elsewhere increments T and c, and a skip increments v and decrements c. Visits to two flows of one round differ by
+//! at most one. So with K the largest count reached and l_i the number of flow i's links, for weights of at least 1,
 //!
 //! `|FM_{i→j}| < (1 + 2K) Q' + w_i + w_j`, where `w_i = l_i Q' + l_i (l_i + 1) / 2 MaxSize` bounds credit given and not yet used,
 //!
-//! for flows both served by one link (Lemma 10), and the same from below for Lemma 9. That bounds the unfairness of any interval, so
-//! rates are max-min in the long run. A counter should fill only where a flow is faster elsewhere, and there it should be passed over;
-//! too narrow a counter also fills where turns come in bursts, and forgets as the bit does. K also bounds what the past costs: a flow
-//! that loses its fast link is passed over at most K times, and [`Midrr::forget`] spares it that.
+//! for flows both served by one link (Lemma 10), and the same from below for Lemma 9. This bounds the unfairness of any interval, so long-run rates
+//! are max-min fair. A counter should fill only if a flow is faster elsewhere, and there the flow should be skipped. A counter that is too narrow
+//! also fills when turns come in bursts, and then loses turns as the bit does. K also bounds the effect of the past: a flow that loses its fast link
+//! is skipped at most K times, and [`Midrr::forget`] avoids that.
 //!
-//! Measured: 1,000 random instances of always backlogged flows (2-16 links of 1-100 Mb/s, 2-64 flows of weights 1-10, random Π, packets
-//! of 64-1500 bytes, Q of 1500), 1,000 turns of the slowest flow after 100 to settle; each instance's largest relative deviation of a
-//! flow's rate from max-min, and how many instances are within 1 %: of all, and of the 267 in which no flow can be served by two links
-//! of its cluster (`cargo test --release -p braid-decide --test midrr -- --ignored --nocapture` makes the first and the last row).
+//! Measured with 1,000 random instances of always backlogged flows (2-16 links of 1-100 Mb/s, 2-64 flows of weights 1-10, random Π, packets of
+//! 64-1500 bytes, Q of 1500), over 1,000 turns of the slowest flow after 100 turns to settle. The table shows each instance's largest relative
+//! deviation of a flow's rate from max-min, and the number of instances within 1 %: of all, and of the 267 in which no flow can be served by two
+//! links of its cluster (`cargo test --release -p braid-decide --test midrr -- --ignored --nocapture` reproduces the first and the last row).
 //!
 //! | | median | 90th % | 99th % | largest | within 1 % of 1,000 | of the 267 |
 //! |---|---|---|---|---|---|---|
@@ -70,47 +69,45 @@
 //! | `Counter { bits: 4 }` | 0.04 % | 0.10 % | 0.30 % | 2.04 % | 997 | 267 |
 //! | `Counter { bits: 6 }` | 0.04 % | 0.10 % | 0.16 % | 0.53 % | 1,000 | 267 |
 //!
-//! The three that 4 bits miss stay off in longer runs, so six are [`Flags::COUNTED`]. That width was chosen on these instances; on
-//! another thousand all are within 1 % too, the largest deviation being 0.26 %. Of the pairs Lemma 10 speaks of, `Bit` takes 39 %
-//! beyond its bound within 300 turns, by up to 6,600 times; with 4 bits 2 % pass it, and none by more than 3.4 times. (Lemma 9: 8 % and
-//! 6 %.)
+//! The three instances that 4 bits miss remain off in longer runs, so [`Flags::COUNTED`] has six bits. This width was chosen on these instances. On
+//! another thousand, all are within 1 % too, and the largest deviation is 0.26 %. Of the pairs in Lemma 10, `Bit` exceeds the bound for 39 % within
+//! 300 turns, by a factor of up to 6,600. With 4 bits 2 % exceed it, by a factor of at most 3.4. (Lemma 9: 8 % and 6 %.)
 //!
 //! # Cost
 //!
-//! Flags are bit matrices in blocks of 64 flows, counters the same in b bit planes. With n flows and m links, a decision within a turn
-//! is O(1). A new turn counts itself on the other links, eight at a time: O(b m / 8) operations on neighbouring words. It then passes
-//! over flows flagged: O(b) for each block of 64, however many of them. A flow is passed over only after a turn elsewhere, so that is
-//! amortised O(b (1 + m / 64)) a turn in dense blocks and O(b m) at worst (blocks of one ready flow each), whatever n. A single
-//! decision with all flows flagged K times takes O(K b n / 64). A head larger than its flow's quantum takes as many turns as it needs.
-//! Memory: 8 (b + 1) bytes for each link and 64 flows.
+//! Flags are bit matrices in blocks of 64 flows; counters are the same in b bit planes. With n flows and m links, a decision within a turn is O(1). A
+//! new turn increments the counters of the other links, eight at a time: O(b m / 8) operations on adjacent words. It then skips the flagged flows:
+//! O(b) for each block of 64, regardless of their number. A flow is skipped only after a turn elsewhere, so this is amortised O(b (1 + m / 64)) per
+//! turn in dense blocks and O(b m) in the worst case (blocks with one ready flow each), independent of n. A single decision with all flows flagged K
+//! times takes O(K b n / 64). A head larger than its flow's quantum takes as many turns as it needs. Memory: 8 (b + 1) bytes per link and 64 flows.
 
 use braid_model::{ByteCount, LinkSet};
 use thiserror::Error;
 
-/// The widest service counter, in bits.
+/// Maximum width of a service counter, in bits.
 pub const MAX_COUNTER_BITS: u32 = 8;
-/// The least a flow may be given in one turn; less would make a packet take too many turns.
+/// Minimum quantum of a flow per turn; with less, a packet would take too many turns.
 pub const MIN_QUANTUM: ByteCount = ByteCount::new(64);
-/// Heads and quanta beyond this count as this much.
+/// Heads and quanta are capped at this size.
 pub const MAX_HEAD: ByteCount = ByteCount::new(1 << 24);
 
-/// Deficits are counted in units of 2^-10 byte, so that weights are kept to a thousandth even with small quanta.
+/// Deficits are in units of 2^-10 byte, so that weights are precise to a thousandth even with small quanta.
 const FRACTION: u32 = 10;
 /// Flows per block: one bit each in a word.
 const BLOCK: usize = 64;
-/// Links whose counters lie side by side and are counted up at once.
+/// Number of links whose counters are adjacent and are incremented together.
 const LANES: usize = 8;
-const NOBODY: u32 = u32::MAX;
+const NO_FLOW: u32 = u32::MAX;
 
-/// What a link remembers of the turns a flow had on other links since it last considered the flow.
+/// A link's record of the turns that a flow had on other links since the link last considered the flow.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Flags {
-    /// Whether there was one, and one deficit counter for all of a flow's turns: the thesis's Algorithm 4.4.2. Not max-min fair in
-    /// general; see the module's documentation.
+    /// Whether there was a turn, with one deficit counter for all turns of a flow: the thesis's Algorithm 4.4.2. It is not max-min fair in general;
+    /// see the module's documentation.
     #[default]
     Bit,
-    /// How many there were, up to 2^bits - 1, and each turn's credit is its link's own. Each time a link passes a flow over, it takes one
-    /// off. `bits` from 1 to [`MAX_COUNTER_BITS`].
+    /// The number of turns, up to 2^bits - 1, with a separate credit for each link's turn. Each time a link skips a flow, it decrements the counter.
+    /// `bits` is from 1 to [`MAX_COUNTER_BITS`].
     Counter {
         /// Width of the counter.
         bits: u32,
@@ -118,72 +115,74 @@ pub enum Flags {
 }
 
 impl Flags {
-    /// The counter to use: never too narrow in a thousand random instances, and forgetting within 63 rounds.
+    /// The recommended counter: wide enough for a thousand random instances, and cleared within 63 rounds.
     pub const COUNTED: Self = Self::Counter { bits: 6 };
 }
 
-/// A flow of one scheduler, until it is removed.
+/// Identifies a flow of one scheduler until it is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FlowKey {
     slot: u32,
     generation: u32,
 }
 
-/// Leave for one packet or chunk: the head of `flow` goes.
+/// Permission to send one packet or chunk: the head of `flow`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Grant {
-    /// The flow.
+    /// Flow whose head is to be sent.
     pub flow: FlowKey,
-    /// Its head's size, as it was last told.
+    /// Size of the head, from the last [`Midrr::set_head`].
     pub size: ByteCount,
 }
 
-/// Why a scheduler or one of its flows cannot be as asked.
+/// The error for an invalid scheduler, weight or flow.
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum MidrrError {
     /// Too many links.
-    #[error("{0} links are more than a scheduler can have: give it at most {max}", max = LinkSet::CAPACITY)]
+    #[error("a scheduler cannot have {0} links: use at most {max}", max = LinkSet::CAPACITY)]
     Links(usize),
-    /// No such counter.
-    #[error("service counters of {0} bits do not exist: ask for 1 to {MAX_COUNTER_BITS} bits")]
+    /// Invalid counter width.
+    #[error("a service counter cannot have {0} bits: use 1 to {MAX_COUNTER_BITS} bits")]
     CounterBits(u32),
-    /// A weight that is no positive number, or that leaves too little for a turn.
-    #[error("weight {weight} with a quantum of {quantum} gives a flow no {MIN_QUANTUM} a turn: use positive weights, or a larger quantum")]
+    /// A weight that is not a positive number, or that makes a turn too small.
+    #[error(
+        "weight {weight} with a quantum of {quantum} gives a flow less than {MIN_QUANTUM} a turn: use positive weights, or a larger quantum"
+    )]
     Weight {
         /// The weight φ.
         weight: f64,
         /// The scheduler's quantum Q.
         quantum: ByteCount,
     },
-    /// The flow was removed, or is another scheduler's.
-    #[error("flow {0:?} is not in this scheduler: it was removed, or belongs to another")]
+    /// The flow was removed, or belongs to another scheduler.
+    #[error("flow {0:?} is not in this scheduler: it was removed, or it belongs to another scheduler")]
     UnknownFlow(FlowKey),
 }
 
-/// The scheduler.
+/// The miDRR scheduler.
 #[derive(Debug, Clone)]
 pub struct Midrr {
     quantum: ByteCount,
     links: usize,
-    /// Bits of a service counter.
+    /// Width of a service counter in bits.
     planes: usize,
-    /// Whether a turn's credit is its link's alone, or any link's that serves the flow.
-    own_turns: bool,
+    /// Whether a turn's credit belongs to its link alone, or to any link that serves the flow.
+    credit_per_link: bool,
     flows: Vec<MidrrFlow>,
     vacant: Vec<u32>,
-    /// By block and link: which of the block's flows are backlogged and may use the link.
+    /// By block and link: the flows of the block that are backlogged and may use the link, one bit each.
     ready: Vec<u64>,
     /// By block, group of links and plane, then by link: one bit of each flow's service counter.
     counters: Vec<[u64; LANES]>,
     rings: Vec<Ring>,
 }
 
-/// A link's place in its round.
+/// State of a link's round.
 #[derive(Debug, Clone)]
 struct Ring {
-    /// The flow that has its turn, 𝒞_j.
+    /// The flow whose turn it is, 𝒞_j.
     current: u32,
-    /// What is left of the turn, where turns are kept apart.
+    /// Remaining credit of the turn, if each link has its own.
     credit: u64,
     /// The slot to consider next.
     next: usize,
@@ -198,27 +197,27 @@ struct MidrrFlow {
     links: u64,
     quantum: u64,
     deficit: u64,
-    /// Size of the head; `None` while nothing waits.
+    /// Size of the head; `None` if the queue is empty.
     head: Option<u64>,
 }
 
 impl Midrr {
-    /// A scheduler for `links` links, none of which has flows yet; a flow of weight φ is given φ x `quantum` a turn.
+    /// Creates a scheduler for `links` links without flows. A flow of weight φ gets φ x `quantum` per turn.
     pub fn new(links: usize, quantum: ByteCount, flags: Flags) -> Result<Self, MidrrError> {
         if links > LinkSet::CAPACITY {
             return Err(MidrrError::Links(links));
         }
-        let (planes, own_turns) = match flags {
+        let (planes, credit_per_link) = match flags {
             Flags::Bit => (1, false),
             Flags::Counter { bits } if (1..=MAX_COUNTER_BITS).contains(&bits) => (bits as usize, true),
             Flags::Counter { bits } => return Err(MidrrError::CounterBits(bits)),
         };
-        let ring = Ring { current: NOBODY, credit: 0, next: 0, busy: Vec::new() };
+        let ring = Ring { current: NO_FLOW, credit: 0, next: 0, busy: Vec::new() };
         Ok(Self {
             quantum,
             links,
             planes,
-            own_turns,
+            credit_per_link,
             flows: Vec::new(),
             vacant: Vec::new(),
             ready: Vec::new(),
@@ -229,7 +228,7 @@ impl Midrr {
 
     /// Adds an idle flow of weight φ that may use `links`.
     pub fn add_flow(&mut self, weight: f64, links: LinkSet) -> Result<FlowKey, MidrrError> {
-        let quantum = self.turn(weight)?;
+        let quantum = self.turn_quantum(weight)?;
         let slot = match self.vacant.pop() {
             Some(slot) => slot,
             None => self.grow(),
@@ -237,11 +236,11 @@ impl Midrr {
         let flow = &mut self.flows[slot as usize];
         *flow = MidrrFlow { generation: flow.generation, present: true, links: links.0, quantum, deficit: 0, head: None };
         let generation = flow.generation;
-        self.forget_turns(slot as usize);
+        self.clear_counters(slot as usize);
         Ok(FlowKey { slot, generation })
     }
 
-    /// Takes a flow out.
+    /// Removes a flow.
     pub fn remove_flow(&mut self, key: FlowKey) -> Result<(), MidrrError> {
         self.set_head(key, None)?;
         let flow = &mut self.flows[key.slot as usize];
@@ -251,54 +250,54 @@ impl Midrr {
         Ok(())
     }
 
-    /// Gives a flow another weight φ, from its next turn on.
+    /// Changes a flow's weight φ, from its next turn on.
     pub fn set_weight(&mut self, key: FlowKey, weight: f64) -> Result<(), MidrrError> {
-        let quantum = self.turn(weight)?;
+        let quantum = self.turn_quantum(weight)?;
         self.flow(key)?.quantum = quantum;
         Ok(())
     }
 
-    /// Gives a flow other links (its row of Π), at once. Its turns so far are forgotten.
+    /// Changes a flow's links (its row of Π) at once, and clears its service counters.
     pub fn set_links(&mut self, key: FlowKey, links: LinkSet) -> Result<(), MidrrError> {
         let flow = self.flow(key)?;
         let old = std::mem::replace(&mut flow.links, links.0);
         let backlogged = flow.head.is_some();
-        self.forget_turns(key.slot as usize);
-        self.enter(key.slot as usize, 0, old & !links.0);
+        self.clear_counters(key.slot as usize);
+        self.update_ready(key.slot as usize, 0, old & !links.0);
         if backlogged {
-            self.enter(key.slot as usize, links.0, 0);
+            self.update_ready(key.slot as usize, links.0, 0);
         }
         Ok(())
     }
 
-    /// Keeps a flow to some of its links for a while, or gives them back; turns are remembered, which [`Self::set_links`] forgets.
+    /// Restricts a flow to some of its links temporarily, or restores them. Unlike [`Self::set_links`] it keeps the service counters.
     pub fn narrow(&mut self, key: FlowKey, links: LinkSet) -> Result<(), MidrrError> {
         let flow = self.flow(key)?;
         let old = std::mem::replace(&mut flow.links, links.0);
         let backlogged = flow.head.is_some();
-        self.enter(key.slot as usize, if backlogged { links.0 & !old } else { 0 }, old & !links.0);
+        self.update_ready(key.slot as usize, if backlogged { links.0 & !old } else { 0 }, old & !links.0);
         Ok(())
     }
 
-    /// Tells what now stands at the head of a flow: a packet or chunk of this size, or nothing. To be called when the first
-    /// packet enters an empty queue and after each [`Grant`]. A flow that runs empty loses its deficit, as in DRR.
+    /// Sets the head of a flow: the size of the packet or chunk, or `None`. Call it when the first packet enters an empty queue and after each
+    /// [`Grant`]. A flow whose queue becomes empty loses its deficit, as in DRR.
     pub fn set_head(&mut self, key: FlowKey, head: Option<ByteCount>) -> Result<(), MidrrError> {
         let flow = self.flow(key)?;
         let was = flow.head.is_some();
         let links = flow.links;
         flow.head = head.map(fixed);
         match (was, head.is_some()) {
-            (false, true) => self.enter(key.slot as usize, links, 0),
+            (false, true) => self.update_ready(key.slot as usize, links, 0),
             (true, false) => {
                 flow.deficit = 0;
-                self.enter(key.slot as usize, 0, links);
+                self.update_ready(key.slot as usize, 0, links);
             }
             _ => {}
         }
         Ok(())
     }
 
-    /// Adds a link and gives its index, the next free one. Flows whose sets hold that index use it from now on.
+    /// Adds a link and returns its index, the next free one. Flows whose sets contain that index use it from now on.
     pub fn add_link(&mut self) -> Result<usize, MidrrError> {
         let (old, new) = (self.links, self.links + 1);
         if new > LinkSet::CAPACITY {
@@ -316,47 +315,47 @@ impl Midrr {
             to[..size].copy_from_slice(&row[..size]);
         }
         self.counters = counters;
-        self.rings.push(Ring { current: NOBODY, credit: 0, next: 0, busy: vec![0; blocks.div_ceil(BLOCK)] });
+        self.rings.push(Ring { current: NO_FLOW, credit: 0, next: 0, busy: vec![0; blocks.div_ceil(BLOCK)] });
         self.links = new;
         for slot in 0..self.flows.len() {
             if self.flows[slot].head.is_some() {
-                self.enter(slot, self.flows[slot].links & 1 << old, 0);
+                self.update_ready(slot, self.flows[slot].links & 1 << old, 0);
             }
         }
         Ok(old)
     }
 
-    /// Forgets who was served where. To be called when a link went, came or changed its rate much, so that no flow waits for turns it had
-    /// on a link that is no longer what it was. A link that is down needs nothing else: it does not ask.
+    /// Clears all service counters. Call it when a link disappeared, appeared or changed its rate much, so that no flow is skipped for turns on a
+    /// link that has changed. A link that is down needs nothing else, because it does not ask.
     pub fn forget(&mut self) {
         self.counters.fill([0; LANES]);
     }
 
-    /// `link` can send now: whose head goes? `None` if no flow that may use it has anything.
+    /// `link` can send now: returns the flow to send. `None` if no flow that may use the link is backlogged.
     pub fn next(&mut self, link: usize) -> Option<Grant> {
         if link >= self.links {
             return None;
         }
         let mut slot = self.rings[link].current;
         loop {
-            if slot != NOBODY {
+            if slot != NO_FLOW {
                 let flow = &mut self.flows[slot as usize];
-                let credit = if self.own_turns { &mut self.rings[link].credit } else { &mut flow.deficit };
+                let credit = if self.credit_per_link { &mut self.rings[link].credit } else { &mut flow.deficit };
                 if let Some(head) = flow.head.filter(|head| *head <= *credit) {
                     *credit -= head;
                     return Some(Grant { flow: FlowKey { slot, generation: flow.generation }, size: ByteCount::new(head >> FRACTION) });
                 }
-                if self.own_turns {
+                if self.credit_per_link {
                     flow.deficit += std::mem::take(&mut self.rings[link].credit);
                 }
             }
             let next = self.advance(link)?;
-            self.take_turn(next, link);
+            self.start_turn(next, link);
             slot = next as u32;
         }
     }
 
-    /// MIDRR-CHECK-NEXT: the next ready flow in `link`'s round that had no turn elsewhere since it was last considered.
+    /// MIDRR-CHECK-NEXT: the next ready flow in `link`'s round without a turn elsewhere since it was last considered.
     fn advance(&mut self, link: usize) -> Option<usize> {
         let (links, planes, groups) = (self.links, self.planes, self.groups());
         let ring = &mut self.rings[link];
@@ -374,8 +373,8 @@ impl Midrr {
             let lane = link % LANES;
             let served = counters.iter().fold(0, |any, plane| any | plane[lane]);
             let free = ready & !served;
-            let passed = if free == 0 { ready } else { ready & ((free & free.wrapping_neg()) - 1) };
-            let mut borrow = passed & served;
+            let skipped = if free == 0 { ready } else { ready & ((free & free.wrapping_neg()) - 1) };
+            let mut borrow = skipped & served;
             for plane in counters {
                 let old = plane[lane];
                 plane[lane] ^= borrow;
@@ -392,11 +391,11 @@ impl Midrr {
         }
     }
 
-    /// Gives a flow its quantum, and counts the turn on all links but the one that gives it.
-    fn take_turn(&mut self, slot: usize, link: usize) {
+    /// Gives a flow its quantum and counts the turn on all links except the one that gives it.
+    fn start_turn(&mut self, slot: usize, link: usize) {
         let flow = &mut self.flows[slot];
         flow.deficit += flow.quantum;
-        if self.own_turns {
+        if self.credit_per_link {
             self.rings[link].credit = std::mem::take(&mut flow.deficit);
         }
         let (groups, planes, bit) = (self.groups(), self.planes, 1 << (slot % BLOCK));
@@ -411,7 +410,7 @@ impl Midrr {
     }
 
     /// Makes a flow ready on the links `on` and not ready on the links `off`.
-    fn enter(&mut self, slot: usize, on: u64, off: u64) {
+    fn update_ready(&mut self, slot: usize, on: u64, off: u64) {
         let (block, bit) = (slot / BLOCK, 1u64 << (slot % BLOCK));
         for (link, ring) in self.rings.iter_mut().enumerate() {
             let word = &mut self.ready[block * self.links + link];
@@ -425,27 +424,27 @@ impl Midrr {
                     ring.busy[block / BLOCK] &= !(1 << (block % BLOCK));
                 }
                 if ring.current == slot as u32 {
-                    ring.current = NOBODY;
+                    ring.current = NO_FLOW;
                     ring.credit = 0;
                 }
             }
         }
     }
 
-    /// Zeroes a flow's service counters.
-    fn forget_turns(&mut self, slot: usize) {
+    /// Clears a flow's service counters.
+    fn clear_counters(&mut self, slot: usize) {
         let size = self.groups() * self.planes;
         let first = slot / BLOCK * size;
         let bit = 1u64 << (slot % BLOCK);
         self.counters[first..first + size].as_flattened_mut().iter_mut().for_each(|word| *word &= !bit);
     }
 
-    /// Groups of links whose counters lie side by side.
+    /// Number of groups of links with adjacent counters.
     fn groups(&self) -> usize {
         self.links.div_ceil(LANES)
     }
 
-    /// Makes room for another flow, and with it perhaps a block.
+    /// Adds a flow slot, and a block if needed.
     fn grow(&mut self) -> u32 {
         let slot = self.flows.len();
         if slot.is_multiple_of(BLOCK) {
@@ -464,8 +463,8 @@ impl Midrr {
         found.filter(|flow| flow.present && flow.generation == key.generation).ok_or(MidrrError::UnknownFlow(key))
     }
 
-    /// What a flow of this weight is given in a turn, in units of a deficit.
-    fn turn(&self, weight: f64) -> Result<u64, MidrrError> {
+    /// Quantum per turn of a flow of this weight, in units of a deficit.
+    fn turn_quantum(&self, weight: f64) -> Result<u64, MidrrError> {
         let quantum = (weight * self.quantum.get() as f64 * f64::from(1u32 << FRACTION)) as u64;
         let refused = !weight.is_finite() || quantum < fixed(MIN_QUANTUM);
         if refused { Err(MidrrError::Weight { weight, quantum: self.quantum }) } else { Ok(quantum.min(fixed(MAX_HEAD))) }
@@ -473,7 +472,7 @@ impl Midrr {
 }
 
 impl Ring {
-    /// The first busy block from `block` on, round the ring; `None` if no block is busy.
+    /// The first busy block from `block` on, with wrap-around; `None` if no block is busy.
     fn busy_from(&self, block: usize) -> Option<usize> {
         let words = self.busy.len();
         let start = block / BLOCK;
@@ -487,7 +486,7 @@ impl Ring {
     }
 }
 
-/// Adds `carries` to the counters of one group of links, whose planes these are; a counter that is full stays so.
+/// Adds `carries` to the counters of one group of links, given as bit planes. Counters saturate.
 fn count_up(planes: &mut [[u64; LANES]], mut carries: [u64; LANES]) {
     let mut full = carries;
     for plane in planes.iter() {

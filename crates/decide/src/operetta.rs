@@ -1,30 +1,30 @@
-//! OPERETTA's Algorithm 1: the link of a new stream, and how packet-oriented streams are spread, at least energy for a target throughput.
+//! OPERETTA's Algorithm 1: chooses the link of a new stream and the split of packet-oriented streams, with the least energy for a target throughput.
 //!
-//! Connection-oriented streams stay on their link; packet-oriented ones (the other end takes part) are one divisible load, of which link
-//! `j` carries the share `w_j`. Over the new stream's link and the `w_j`, the energy `E` (eq. 2) is minimised subject to
-//! `T = L / max_j Δ_j >= T_target` (eq. 3 and 4), where `Δ_j` is the time in which link `j` moves all its load and `L` is all load, the new
-//! stream included. Where no choice meets the target, the largest throughput wins. Ties go to less energy, then to the lower index.
+//! Connection-oriented streams stay on their link. Packet-oriented ones (which need support at the other end) form one divisible load, of which link
+//! `j` carries the share `w_j`. The algorithm minimises the energy `E` (eq. 2) over the new stream's link and the `w_j`, subject to `T = L / max_j
+//! Δ_j >= T_target` (eq. 3 and 4). `Δ_j` is the time in which link `j` moves its whole load, and `L` is the total load including the new stream. If
+//! no choice meets the target, the largest throughput wins. Ties go to less energy, then to the lower index.
 //!
-//! Source: OPERETTA (2012) section IV, eq. 2-9 and Algorithm 1. Where the paper is at odds with itself, we read it so:
+//! Source: OPERETTA (2012) section IV, eq. 2-9 and Algorithm 1. Where the paper contradicts itself, this implementation interprets it as follows:
 //!
-//! - **Target.** The text (IV.A, eq. 3) has `r_min + α Σ r_i` over the *other* interfaces, Algorithm 1 over *all*, which counts the
-//!   cheapest twice and at α = 1 asks for more than all links can carry. The text holds, as does its special case "α = 1: `Σ r_i`". `r_min`
-//!   is the rate of the link with the least price per byte, among equals that with the lower index.
-//! - **Load carried already.** A connection's load may be more than its link can move in time. Then eq. 9's bound on `w_j` is negative; we
-//!   take it as 0, and the target cannot be met.
-//! - **Infeasible targets.** Algorithm 1 lowers the target to `T_max = L / max_j (connection load of j / r_j)`, which ignores the packet
-//!   load and can still be out of reach, so that its weights sum to less than 1. We lower it to the largest throughput there is. All links
-//!   can move packets until the slowest connection ends, so with `c_j` the connection load, the new stream's included, and `P` the packet
-//!   load, that is `L / max(max_j c_j / r_j, (Σ c_j + P) / Σ r_j)`, the sums over the links that may carry packets.
-//! - **Ties** are not settled in the paper. Throughputs, and energies, that differ by less than one part in 10^12 count as equal.
-//! - **Energy.** Eq. 2 leaves out the connections already there, which no decision changes. We report the energy of all load.
-//! - **One set of weights** spreads all packet-oriented streams, so links that one of them may not use carry none of them
-//!   ([`Loads::packet_links`]). Separate weights per stream are another problem than the paper's.
+//! - **Target.** The text (IV.A, eq. 3) has `r_min + α Σ r_i` over the *other* interfaces, Algorithm 1 over *all*. The latter counts the cheapest
+//!   twice and at α = 1 requires more than all links can carry. The text applies, as does its special case "α = 1: `Σ r_i`". `r_min` is the rate of
+//!   the link with the lowest price per byte (the lower index among equals).
+//! - **Existing load.** A connection's load may exceed what its link can move in time. Then eq. 9's bound on `w_j` is negative. It is clamped to 0,
+//!   and the target cannot be met.
+//! - **Infeasible targets.** Algorithm 1 lowers the target to `T_max = L / max_j (connection load of j / r_j)`. This ignores the packet load and may
+//!   still be unreachable, so that the weights sum to less than 1. Here the target is lowered to the largest feasible throughput. All links can move
+//!   packets until the slowest connection ends, so with `c_j` the connection load including the new stream and `P` the packet load, that is `L /
+//!   max(max_j c_j / r_j, (Σ c_j + P) / Σ r_j)`, with the sums over the links that may carry packets.
+//! - **Ties** are not defined in the paper. Throughputs, and energies, that differ by less than one part in 10^12 count as equal.
+//! - **Energy.** Eq. 2 omits the existing connections, which no decision changes. Here the result is the energy of the total load.
+//! - **One set of weights** splits all packet-oriented streams, so a link that one of them may not use carries none of them
+//!   ([`Loads::packet_links`]). Separate weights per stream would be a different problem from the paper's.
 //!
-//! The paper's future work, money beside energy, is a [`Price`] per byte in place of the energy per byte.
+//! For the paper's future work, money in addition to energy, a [`Price`] per byte replaces the energy per byte.
 //!
-//! With `m` links a decision takes `O(m^2)` steps, whatever the number of streams once their loads are summed up in [`Loads`], and one
-//! allocation, for the weights.
+//! With `m` links a decision takes `O(m^2)` steps, independent of the number of streams once their loads are summed in [`Loads`], and one allocation,
+//! for the weights.
 
 mod instance;
 mod solver;
@@ -35,15 +35,15 @@ use braid_model::{ByteCount, Joules, LinkSet, MAX_LINKS, Power, Rate};
 
 use solver::{Instance, Solution};
 
-/// Prices and energies per byte above this would overflow when multiplied by a load.
+/// Maximum price or energy per byte. Larger values could overflow when multiplied by a load.
 const COST_LIMIT: f64 = 1e30;
 
-/// A link as the algorithm sees it. One of rate zero carries nothing: no stream is put on it, and it counts towards no target.
+/// A link as input to the algorithm. A link of rate zero gets no stream and does not count towards the target.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Interface {
     /// Effective bandwidth `r_j`.
     pub rate: Rate,
-    /// How much more power it takes when active than when idle: `a_j`.
+    /// Additional power of the active link relative to the idle one: `a_j`.
     pub power: Power,
 }
 
@@ -54,7 +54,7 @@ impl Interface {
     }
 }
 
-/// What energy and money are worth against each other.
+/// Weights of energy and money.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Price {
     /// Price of a joule.
@@ -67,7 +67,7 @@ impl Price {
     /// Energy alone, as in the paper.
     pub const ENERGY: Self = Self { energy_weight: 1.0, money_weight: 0.0 };
 
-    /// What a byte over `link` costs, where its operator takes `money_per_byte`. An axis of weight 0 counts for nothing.
+    /// Price of a byte over `link`, if its operator charges `money_per_byte`. A component of weight 0 does not count.
     pub fn per_byte(self, link: &Interface, money_per_byte: f64) -> f64 {
         let weigh = |weight: f64, cost: f64| if weight == 0.0 { 0.0 } else { weight * cost };
         weigh(self.energy_weight, link.energy_per_byte()) + weigh(self.money_weight, money_per_byte)
@@ -77,49 +77,49 @@ impl Price {
 /// How a stream is carried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// By the link with this index until it ends (`S_i = 1`).
+    /// Over the link with this index until it ends (`S_i = 1`).
     Connection(usize),
     /// Packet by packet over all links that may carry packets (`S_i = 0`).
     Packet,
 }
 
-/// A stream that is there already.
+/// An existing stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stream {
-    /// What it still has to move.
+    /// Remaining load.
     pub load: ByteCount,
-    /// How it is carried.
+    /// How the stream is carried.
     pub kind: Kind,
 }
 
 /// How the new stream can be carried.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NewKind {
-    /// By one link, to be chosen.
+    /// Over one link, which the algorithm chooses.
     Connection,
     /// Packet by packet.
     Packet,
 }
 
-/// The stream that asks for a decision.
+/// The new stream to place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct New {
-    /// What it is expected to move.
+    /// Expected load.
     pub load: ByteCount,
-    /// How it can be carried.
+    /// How the stream can be carried.
     pub kind: NewKind,
-    /// The links it may use (its row of Π). A packet-oriented stream takes the others from the whole packet load.
+    /// The links it may use (its row of Π). A packet-oriented stream removes the other links for the whole packet load.
     pub allowed: LinkSet,
 }
 
-/// What the streams that are there still have to move, summed up.
+/// Remaining loads of the existing streams, summed up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Loads {
-    /// By connection-oriented streams, by link.
+    /// Load of connection-oriented streams, by link.
     pub connection: [ByteCount; MAX_LINKS],
-    /// By packet-oriented streams, all together.
+    /// Load of all packet-oriented streams.
     pub packet: ByteCount,
-    /// The links that packets may use: those that every packet-oriented stream may use.
+    /// The links that may carry packets: those that every packet-oriented stream may use.
     pub packet_links: LinkSet,
 }
 
@@ -130,7 +130,7 @@ impl Default for Loads {
 }
 
 impl Loads {
-    /// Sums up `streams` over `links` links; packets may use all of them. Refused if a stream is on a link that is not there.
+    /// Sums up `streams` over `links` links; packets may use all of them. Fails if a stream is on a link that does not exist.
     pub fn of(streams: &[Stream], links: usize) -> Result<Self, OperettaError> {
         let mut loads = Self::default();
         for (stream, Stream { load, kind }) in streams.iter().enumerate() {
@@ -148,144 +148,143 @@ impl Loads {
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
 pub struct Utility(f64);
 
-/// Why a number is no utility.
+/// The error for a number that is not a utility.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
-#[error("{value} is no utility: give a number from 0 to 1")]
+#[error("{value} is not a utility: give a number from 0 to 1")]
 pub struct UtilityError {
     value: f64,
 }
 
 impl Utility {
-    /// As little energy as possible.
+    /// Minimum energy.
     pub const LEAST_ENERGY: Self = Self(0.0);
-    /// As much throughput as possible.
+    /// Maximum throughput.
     pub const MOST_THROUGHPUT: Self = Self(1.0);
 
-    /// The utility `value`; refused unless it is from 0 to 1.
+    /// Creates a utility; fails unless `value` is from 0 to 1.
     pub fn new(value: f64) -> Result<Self, UtilityError> {
         if (0.0..=1.0).contains(&value) { Ok(Self(value)) } else { Err(UtilityError { value }) }
     }
 
-    /// The number, from 0 to 1.
+    /// The value, from 0 to 1.
     pub const fn get(self) -> f64 {
         self.0
     }
 }
 
-/// How much throughput is wanted.
+/// The target throughput.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Target {
     /// By utility: `r_min + α Σ r_i` over the other links.
     Utility(Utility),
-    /// Given outright, such as the default link's rate (the paper's CUR-OS variant). Zero asks for least energy at any speed.
+    /// A given rate, such as the default link's (the paper's CUR-OS variant). Zero means least energy at any speed.
     Throughput(Rate),
 }
 
-/// Everything a decision rests on.
+/// The input of a decision.
 #[derive(Debug, Clone, Copy)]
 pub struct Problem<'a> {
     /// The links, at most [`MAX_LINKS`].
     pub interfaces: &'a [Interface],
-    /// What a byte costs on each link, in any one unit (see [`Price`]); `None` is its energy.
+    /// Price per byte on each link, in any one unit (see [`Price`]); `None` uses the energy.
     pub price_per_byte: Option<&'a [f64]>,
-    /// The streams that are there.
+    /// Loads of the existing streams.
     pub loads: &'a Loads,
     /// The new stream.
     pub new: New,
-    /// How much throughput is wanted.
+    /// The target throughput.
     pub target: Target,
 }
 
-/// Where the new stream goes, how packets are spread, and what comes of it.
+/// The new stream's link, the split of packets, and the resulting figures.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Decision {
-    /// The link of a connection-oriented new stream (`x_nj = 1`); `None` for a packet-oriented one.
+    /// Link of a connection-oriented new stream (`x_nj = 1`); `None` for a packet-oriented one.
     pub assignment: Option<usize>,
-    /// The share `w_j` of the packet load on each link. They sum to 1, or are all 0 where there is no packet load.
+    /// Share `w_j` of the packet load on each link. The shares sum to 1, or are all 0 if there is no packet load.
     pub weights: Vec<f64>,
-    /// Eq. 2 over the remaining load of all streams, connection-oriented ones included.
+    /// Eq. 2 over the remaining load of all streams, including connection-oriented ones.
     pub energy: Joules,
-    /// The same with the price per byte in place of the energy; equal to the energy where no price is given.
+    /// The same with the price per byte in place of the energy; equal to the energy if no price is given.
     pub price: f64,
-    /// `L / max_j Δ_j` in bits per second; 0 where there is nothing to move.
+    /// `L / max_j Δ_j` in bits per second; 0 if there is nothing to move.
     pub throughput_bps: f64,
-    /// `T_target` in bits per second, as asked for (not lowered to what can be reached).
+    /// `T_target` in bits per second as requested, not lowered to the feasible throughput.
     pub target_bps: f64,
     /// Whether the target is reached (to one part in 10^12).
     pub feasible: bool,
 }
 
-/// Why there is no decision.
+/// The error for an invalid or unsolvable problem.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum OperettaError {
-    /// More links than can be scheduled.
+    /// More links than the scheduler supports.
     #[error("{links} links are too many: at most {MAX_LINKS} can be scheduled")]
     TooManyLinks {
-        /// How many there are.
+        /// Number of links.
         links: usize,
     },
-    /// A stream on a link that is not there.
-    #[error("stream {stream} is on link {link}, but there are {links} links, counted from 0: leave it out or add the link")]
+    /// A stream on a link that does not exist.
+    #[error("stream {stream} is on link {link}, but there are {links} links, counted from 0: remove it or add the link")]
     UnknownLink {
-        /// The stream's index.
+        /// Index of the stream.
         stream: usize,
-        /// The link it claims.
+        /// Index of the stream's link.
         link: usize,
-        /// How many links there are.
+        /// Number of links.
         links: usize,
     },
-    /// Connection load on a link that is not there or carries nothing.
-    #[error("link {link} has connections with load but no rate, so they would never end: leave their load out or give the link a rate")]
+    /// Connection load on a link that does not exist or has no rate.
+    #[error("link {link} has connections with load but no rate, so they would never end: remove their load or give the link a rate")]
     StrandedLoad {
-        /// The link.
+        /// Index of the link.
         link: usize,
     },
-    /// No prices, too few or too many.
+    /// A wrong number of prices.
     #[error("{prices} prices for {links} links: give each link one")]
     PriceCount {
-        /// How many prices there are.
+        /// Number of prices.
         prices: usize,
-        /// How many links there are.
+        /// Number of links.
         links: usize,
     },
-    /// A price or an energy per byte that cannot be reckoned with.
+    /// A price or an energy per byte that is out of range.
     #[error("a byte over link {link} cannot cost {price}: give a number from 0 to 1e30")]
     BadPrice {
-        /// The link.
+        /// Index of the link.
         link: usize,
         /// The price.
         price: f64,
     },
-    /// The new connection has nowhere to go.
-    #[error("the new stream may use no link that has a rate: allow it one")]
+    /// No link is available for the new connection.
+    #[error("no link that the new stream may use has a rate: allow it another link")]
     NoLink,
-    /// The packet load has nowhere to go.
-    #[error("the packet-oriented streams have no link with a rate that all of them may use: allow them one")]
+    /// No link is available for the packet load.
+    #[error("the packet-oriented streams have no link with a rate that all of them may use: allow them another link")]
     NoPacketLink,
 }
 
 impl Problem<'_> {
-    /// Decides as Algorithm 1 does, with the readings given [above](self).
+    /// Solves the problem by Algorithm 1, with the interpretations given [above](self).
     pub fn solve(&self) -> Result<Decision, OperettaError> {
         let instance = self.instance()?;
         Ok(decision(&instance, instance.solve()?, self.interfaces.len()))
     }
 
-    /// The target to give to the connection rule (`connection::Mode::CheapestInTime`), which knows nothing of packets, so that it decides
-    /// as Algorithm 1 does where there is packet load: `T_target (L - P) / L`, rounded down.
+    /// The target for the connection rule (`connection::Mode::CheapestInTime`). That rule ignores packet load; with this target it decides as
+    /// Algorithm 1 does in the presence of packet load: `T_target (L - P) / L`, rounded down.
     ///
-    /// The rule's deadline is `max(L' / target, max_k c_k / r_k)` with `L' = L - P`; what it must be has all load, `L / T_target`. With
-    /// this target it is, and the outcome is as good *if the new stream and packets may use every link*: a cheaper link in time is never
-    /// worse than a dearer one, since packets can change places with the stream, and where the target is more than all links carry, they
-    /// are all full at the same energy wherever the stream is.
+    /// The rule's deadline is `max(L' / target, max_k c_k / r_k)` with `L' = L - P`; the correct deadline includes all load, `L / T_target`. With
+    /// this target both are equal, and the outcome is as good *if the new stream and packets may use every link*: a cheaper link in time is never
+    /// worse than a more expensive one, because packets can trade places with the stream. If the target exceeds the capacity of all links, they are
+    /// all full at the same energy wherever the stream is.
     ///
-    /// - Of links that are equally good, as where packets fill them all, the rule takes the cheapest, Algorithm 1 that with the lowest
-    ///   index.
-    /// - The rule's times are rounded down to 2^-20 s: it may take a link that ends later than the deadline by less than that.
-    /// - Where packets are kept off a link the two differ: a stream there leaves the other links to them, and can be the better choice
-    ///   though it ends later.
-    /// - Without a target the rule looks at its own stream's end alone and saves no energy. Algorithm 1's maximum throughput is α = 1.
+    /// - Among equally good links, for example if packets fill them all, the rule takes the cheapest, Algorithm 1 the one with the lowest index.
+    /// - The rule rounds times down to 2^-20 s: it may take a link that ends later than the deadline by less than that.
+    /// - If packets may not use a link, the two differ: a stream there leaves the other links to packets and can be the better choice even if it ends
+    ///   later.
+    /// - Without a target the rule only considers when its own stream ends and saves no energy. Algorithm 1's maximum throughput is α = 1.
     pub fn connection_target(&self) -> Result<Rate, OperettaError> {
         let instance = self.instance()?;
         let connections = instance.total - instance.packet;
@@ -323,7 +322,7 @@ impl Problem<'_> {
     }
 }
 
-/// [`Problem::solve`] for a list of streams, at least energy; packets may use every link.
+/// [`Problem::solve`] for a list of streams, with the least energy; packets may use every link.
 pub fn schedule(interfaces: &[Interface], streams: &[Stream], new: New, target: Target) -> Result<Decision, OperettaError> {
     let loads = Loads::of(streams, interfaces.len())?;
     Problem { interfaces, price_per_byte: None, loads: &loads, new, target }.solve()

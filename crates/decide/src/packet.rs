@@ -1,8 +1,8 @@
-//! Packet-oriented schedulers: which path, or paths, the next chunk goes on, or whether it is better kept for a while.
+//! Packet schedulers: they choose the path or paths of the next chunk, or decide to wait.
 //!
-//! Sources: DBAS II.D (round robin and weighted round robin per chunk), the virtual interface's equation 2 (shares by round-trip time),
-//! OPERETTA IV (`w_j`: the shares of packet-oriented streams), and what multipath transports use today (earliest completion, least
-//! round-trip time, redundancy). Bonding and the simulator drive them through one trait:
+//! Sources: DBAS II.D (round robin and weighted round robin per chunk), the virtual interface's equation 2 (shares by round-trip time), OPERETTA IV
+//! (`w_j`: the shares of packet-oriented streams), and schedulers of current multipath transports (earliest completion, least round-trip time,
+//! redundancy). Bonding and the simulator use them through one trait:
 //!
 //! ```
 //! use braid_decide::packet::{Choice, Chunk, EarliestCompletion, PacketScheduler, PathView};
@@ -14,27 +14,27 @@
 //! let mut near = PathView { rate: Rate::from_mbps(5), srtt: Some(ms(10)), room: ByteCount::new(15_000), ..PathView::UP };
 //! let far = PathView { rate: Rate::from_mbps(50), srtt: Some(ms(80)), ..near };
 //! assert_eq!(EarliestCompletion.choose(&[near, far], chunk), Choice::Send(0));
-//! // Its window is full, but it is still faster to wait for it than to go the long way.
+//! // The near path's window is full, but waiting for it is still faster than using the far path.
 //! (near.room, near.in_flight) = (ByteCount::ZERO, ByteCount::new(6000));
 //! assert_eq!(EarliestCompletion.choose(&[near, far], chunk), Choice::Wait);
-//! // For a megabyte it is not: that takes the near path longer than the chunk takes the far one.
+//! // With a megabyte behind the chunk, waiting is slower: the near path needs longer for all of it than the far path needs for the chunk.
 //! chunk.behind = ByteCount::new(1 << 20);
 //! assert_eq!(EarliestCompletion.choose(&[near, far], chunk), Choice::Send(1));
 //! ```
 //!
 //! # The contract
 //!
-//! Asked with the same views after the same past, a scheduler answers the same; ties go to the lower index. `choose` allocates nothing
-//! once it has seen as many paths.
+//! A scheduler is deterministic: the same views after the same history give the same choice. Ties go to the lower index. `choose` does not allocate
+//! once it has seen this many paths.
 //!
-//! - **Paths** are named by their place in the slice, up to [`MAX_PATHS`]; those beyond are never chosen. A path's place must not change
-//!   while a scheduler lives: one that goes is no longer `up`.
-//! - **Which may be chosen**: those that are `up` and not `suspect`; of these `backup` paths only if there are no others.
-//! - **[`Choice::Send`] and [`Choice::Copies`] count**: the scheduler takes the chunk as given to these paths, and the caller shows it in
-//!   their `queued` or `in_flight` when it asks again.
-//! - **[`Choice::Wait`] counts for nothing**: the chunk stays with the caller, who asks again when a view has changed. There is always
-//!   something to wait for but where no path is up: room that acknowledgements make, or the end of a suspicion. A caller whose path has
-//!   neither room nor anything in flight says so by making it suspect, or gives it room.
+//! - **Paths** are identified by their index in the slice, up to [`MAX_PATHS`]; paths beyond are never chosen. A path's index must not change during
+//!   the scheduler's lifetime. A path that goes away is no longer `up`.
+//! - **Eligible paths** are those that are `up` and not `suspect`. A `backup` path is eligible only if there are no others.
+//! - **[`Choice::Send`] and [`Choice::Copies`] commit**: the scheduler counts the chunk as sent on these paths. The caller includes it in their
+//!   `queued` or `in_flight` at the next call.
+//! - **[`Choice::Wait`] changes nothing**: the chunk stays with the caller, who calls again when a view has changed. Unless no path is up, there is
+//!   always an event to wait for: room after acknowledgements, or the end of a suspicion. If a path has neither room nor anything in flight, the
+//!   caller must mark it suspect or give it room.
 
 use std::time::Duration;
 
@@ -46,37 +46,37 @@ mod soonest;
 pub use shares::{Binding, RoundRobin, RttShare, WeightedRoundRobin, Weights};
 pub use soonest::{EarliestCompletion, MinRtt, Redundant};
 
-/// The most paths that are looked at.
+/// Maximum number of paths considered.
 pub const MAX_PATHS: usize = MAX_LINKS;
 
-/// One path as a scheduler sees it.
+/// State of one path, as input to a scheduler.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PathView {
-    /// What the path is believed to carry; zero if nothing is known.
+    /// Estimated capacity of the path; zero if unknown.
     pub rate: Rate,
-    /// Its smoothed round-trip time; `None` before the first sample.
+    /// Smoothed round-trip time; `None` before the first sample.
     pub srtt: Option<Duration>,
-    /// How much it may send now, what is `queued` included: the rest of its congestion window. The path takes a chunk of any size as long
-    /// as `queued` is less, since chunks may be larger than windows.
+    /// Bytes that the path may send now, including `queued`: the free part of its congestion window. While `queued` is less than this, the path
+    /// accepts a chunk of any size, because chunks may be larger than windows.
     pub room: ByteCount,
-    /// Given to it and not yet sent.
+    /// Bytes assigned to the path and not yet sent.
     pub queued: ByteCount,
-    /// Sent and not yet acknowledged.
+    /// Bytes sent and not yet acknowledged.
     pub in_flight: ByteCount,
-    /// Whether it exists and its link works.
+    /// Whether the path exists and its link works.
     pub up: bool,
-    /// Whether it gets nothing new for now: its handshake is not over, or its timers ran out again and again.
+    /// Whether the path gets no new chunks for now: its handshake is not complete, or its timers expired repeatedly.
     pub suspect: bool,
-    /// Whether it is to be used only while all others are down or suspect.
+    /// Whether the path is used only while all others are down or suspect.
     pub backup: bool,
-    /// The share of all bytes that [`Weights`] is to give it, from 0 to 1 (OPERETTA's `w_j`).
+    /// Share of all bytes that [`Weights`] assigns to the path, from 0 to 1 (OPERETTA's `w_j`).
     pub share: f64,
-    /// What a byte costs, in any one unit for all paths; 0 where nothing is known.
+    /// Price per byte, in any one unit for all paths; 0 if unknown.
     pub cost: u64,
 }
 
 impl PathView {
-    /// A path that is up and takes everything, and of which nothing else is known.
+    /// A path that is up and accepts everything, with all else unknown.
     pub const UP: Self = Self {
         rate: Rate::ZERO,
         srtt: None,
@@ -90,18 +90,18 @@ impl PathView {
         cost: 0,
     };
 
-    /// Whether it takes another chunk now.
+    /// Whether the path accepts another chunk now.
     pub fn has_room(&self) -> bool {
         self.queued < self.room
     }
 }
 
-/// What is to be sent.
+/// A chunk to be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Chunk {
-    /// How large it is.
+    /// Size of the chunk.
     pub size: ByteCount,
-    /// What waits behind it, as far as it is known, and for which no path is chosen yet.
+    /// Bytes known to be waiting behind the chunk, without a path yet.
     pub behind: ByteCount,
 }
 
@@ -112,19 +112,19 @@ impl Chunk {
     }
 }
 
-/// What becomes of a chunk.
+/// The decision for a chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Choice {
-    /// It goes on this path.
+    /// Send it on this path.
     Send(usize),
-    /// A copy goes on each of these, which are two at least.
+    /// Send a copy on each of these paths, at least two.
     Copies(LinkSet),
-    /// It goes nowhere now: a better path will soon have room, or none may be used.
+    /// Do not send it now: a better path will soon have room, or no path is eligible.
     Wait,
 }
 
 impl Choice {
-    /// The paths chosen, none to wait.
+    /// The chosen paths; none for `Wait`.
     pub fn paths(self) -> LinkSet {
         match self {
             Self::Send(path) => LinkSet::from_iter([path]),
@@ -134,13 +134,13 @@ impl Choice {
     }
 }
 
-/// A rule that gives each chunk its path; see the [contract](self#the-contract).
+/// A rule that chooses the path of each chunk; see the [contract](self#the-contract).
 pub trait PacketScheduler {
-    /// What becomes of the next chunk.
+    /// Decides on the next chunk.
     fn choose(&mut self, paths: &[PathView], chunk: Chunk) -> Choice;
 }
 
-/// The paths that may be chosen, with or without room.
+/// The eligible paths, with or without room.
 fn usable(paths: &[PathView]) -> impl Iterator<Item = (usize, &PathView)> {
     let fit = |path: &PathView| path.up && !path.suspect;
     let regular = paths.iter().take(MAX_PATHS).any(|path| fit(path) && !path.backup);
@@ -190,8 +190,8 @@ mod tests {
     }
 
     proptest! {
-        /// Paths that come, go and change in any way: every scheduler chooses only paths that it may and that have room, does the same when
-        /// asked the same again, and goes on after a wait as if it had not been asked.
+        /// For paths that appear, disappear and change arbitrarily: every scheduler chooses only eligible paths with room, repeats its choice for the
+        /// same input, and is unaffected by calls that returned `Wait`.
         #[test]
         fn schedulers_keep_their_contract(steps in proptest::collection::vec(
             (proptest::collection::vec(path(), 0..6), (amount(), amount()), 1usize..4), 1..40)) {
@@ -214,9 +214,9 @@ mod tests {
             }
         }
 
-        /// While all that may be chosen have room, only weights that leave a suspect path alone make a scheduler wait.
+        /// If all eligible paths have room, only `Weights` may wait, and only for a suspect path with a share.
         #[test]
-        fn what_has_room_is_used(mut paths in proptest::collection::vec(path(), 1..6), size in 0u64..70_000) {
+        fn eligible_paths_with_room_are_used(mut paths in proptest::collection::vec(path(), 1..6), size in 0u64..70_000) {
             for path in &mut paths {
                 (path.queued, path.room) = (ByteCount::ZERO, ByteCount::new(1));
             }
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_beyond_the_most_are_left_alone() {
+    fn paths_beyond_the_maximum_are_never_chosen() {
         let mut paths = vec![PathView { up: false, ..PathView::UP }; MAX_PATHS];
         paths.extend([PathView::UP; 2]);
         for (name, mut scheduler) in all() {

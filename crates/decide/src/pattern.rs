@@ -1,18 +1,18 @@
-//! Names with `*` in them, by which rules and energy profiles find devices.
+//! Name patterns with `*`. Rules and energy profiles select devices by them.
 
 use std::fmt;
 
-/// A name in which each `*` stands for any text, also none.
+/// A name pattern. Each `*` matches any text, including the empty text.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Pattern(String);
 
 impl Pattern {
-    /// The pattern as written.
+    /// Creates a pattern from its text.
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
     }
 
-    /// Whether `name` fits, from its first to its last byte.
+    /// Whether the whole of `name` matches.
     pub fn matches(&self, name: &str) -> bool {
         let Some((head, tail)) = self.0.split_once('*') else { return self.0 == name };
         let Some(mut rest) = name.strip_prefix(head) else { return false };
@@ -27,12 +27,12 @@ impl Pattern {
         true
     }
 
-    /// Whether it has nothing but `*`, so that every name fits.
+    /// Whether the pattern consists of `*` only, so that every name matches.
     pub fn is_any(&self) -> bool {
         !self.0.is_empty() && self.0.bytes().all(|byte| byte == b'*')
     }
 
-    /// The pattern as written.
+    /// The pattern's text.
     pub fn as_str(&self) -> &str {
         &self.0
     }

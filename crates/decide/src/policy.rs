@@ -1,7 +1,7 @@
-//! What the user decided: which scheduler, which links are what, and which application may use which links (the papers' Π).
+//! The user's policy: the scheduler, the roles of links, and which application may use which links (the interface preferences Π of the papers).
 //!
-//! Plain types and pure questions to them. The configuration file is read into them by `crates/config`; the BPF program asks the same
-//! questions at `connect` ([`first_match`](Policy::first_match), [`admit`]) and a test holds the two together.
+//! Plain types and pure functions. `crates/config` parses the configuration file into them. The BPF program evaluates the same functions at `connect`
+//! ([`first_match`](Policy::first_match), [`admit`]); a test checks that both agree.
 
 mod apps;
 mod bond;
@@ -23,33 +23,33 @@ pub use apps::{AppMatcher, AppRule, COPIES, Carry, ClientMatcher, Exclusions, NA
 pub use bond::BondScheduler;
 pub use links::{HttpTarget, LINK_KINDS, LinkMatcher, LinkRule, LinkSelector, ProbeMode, ProbeTarget};
 
-/// The most rules that are looked at for a flow: exclusions and `[[app]]` entries together.
+/// Maximum number of rules evaluated for a flow: exclusions plus `[[app]]` entries.
 pub const MAX_RULES: usize = 64;
 
-/// Everything the user decided.
+/// The user's complete policy.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Policy {
-    /// How links are chosen.
+    /// How the link of a new connection is chosen.
     pub scheduler: Scheduler,
     /// How bonds choose paths; `None`: [`BondScheduler::Weights`] under [`Scheduler::Operetta`], else [`BondScheduler::Midrr`].
     pub bond_scheduler: Option<BondScheduler>,
-    /// What of a program stays on one link; `None`: by class ([`affinity`](Self::affinity)).
+    /// Which flows of a program share one link; `None` selects by class ([`affinity`](Self::affinity)).
     pub affinity: Option<Affinity>,
-    /// What a flow of an unknown application is expected to move.
+    /// Expected size of a flow of an unknown application.
     pub default_demand: ByteCount,
-    /// How much throughput is worth its price, for [`Scheduler::Operetta`].
+    /// Utility of throughput relative to its price, for [`Scheduler::Operetta`].
     pub utility: UtilityRule,
-    /// What energy and money weigh in the price.
+    /// Weights of energy and money in the price.
     pub weights: Weights,
-    /// How much shorter another link's round trip must be before [`Scheduler::Handover`] moves to it.
+    /// [`Scheduler::Handover`] moves to another link only if its round-trip time is shorter by more than this.
     pub hysteresis: Duration,
-    /// On a low battery all flows take the link that needs least energy (`virtual_interface::saves_power`).
+    /// On a low battery, all flows use the link that needs the least energy (`virtual_interface::saves_power`).
     pub power_saving: bool,
-    /// What is said of links; the first entry that matches a device counts.
+    /// `[[link]]` entries; the first that matches a device applies.
     pub links: Vec<LinkRule>,
-    /// What is said of applications; the first entry that matches a flow counts.
+    /// `[[app]]` entries; the first that matches a flow applies.
     pub apps: Vec<AppRule>,
-    /// Flows that are left to the system.
+    /// Flows that Braid leaves to the system.
     pub exclude: Exclusions,
 }
 
@@ -72,25 +72,25 @@ impl Default for Policy {
 }
 
 impl Policy {
-    /// The index of the first `[[app]]` entry all of whose conditions hold.
+    /// Index of the first `[[app]]` entry whose conditions all hold.
     pub fn first_match(&self, subject: &Subject<'_>) -> Option<usize> {
         self.apps.iter().position(|rule| rule.matcher.matches(subject))
     }
 
-    /// Whether the flow is left to the system by `[exclude]`; asked before any rule.
+    /// Whether `[exclude]` leaves the flow to the system. This is evaluated before any rule.
     pub fn excludes(&self, subject: &Subject<'_>) -> bool {
         self.exclude.matchers().iter().any(|matcher| matcher.matches(subject))
     }
 
-    /// The `[[link]]` entry that speaks of a device: the first that matches.
+    /// The first `[[link]]` entry that matches a device.
     pub fn link_rule(&self, device: &LinkFacts) -> Option<&LinkRule> {
         self.links.iter().find(|rule| rule.matcher.matches(device))
     }
 
-    /// Whether a device counts as a link at all, usable or not.
+    /// Whether a device counts as a link, usable or not.
     ///
-    /// Wired, wireless and cellular devices do. VPNs and virtual devices do when an entry singles them out by kind, hardware
-    /// address or a name pattern with at least one letter (a bare `*` or an address prefix does not). Loopback never does.
+    /// Wired, wireless and cellular devices do. VPNs and virtual devices do if an entry selects them by kind, hardware address or a name pattern with
+    /// at least one letter (a bare `*` or an address prefix is not enough). Loopback never does.
     pub fn is_link(&self, device: &LinkFacts) -> bool {
         match device.kind {
             LinkKind::Wired | LinkKind::Wireless | LinkKind::Cellular => true,
@@ -102,9 +102,8 @@ impl Policy {
     /// How bonds choose paths.
     pub fn bond_scheduler(&self) -> BondScheduler {
         self.bond_scheduler.unwrap_or(if self.scheduler == Scheduler::Operetta { BondScheduler::Weights } else { BondScheduler::Midrr })
-    }
 
-    /// What of a program stays on one link: its rule says, else the policy, else its class (browsers: destination).
+    /// Which flows of a program share one link: from its rule, else from the policy, else from its class (browsers: destination).
     pub fn affinity(&self, rule: Option<&AppRule>, class: Class) -> Affinity {
         rule.and_then(|rule| rule.affinity).or(self.affinity).unwrap_or(match class {
             Class::Browser => Affinity::Destination,
@@ -119,33 +118,33 @@ impl Policy {
 pub enum Scheduler {
     /// The system's own choice.
     OnlyOne,
-    /// Each link in its turn.
+    /// Links in rotation.
     RoundRobin,
-    /// Each link in proportion to its capacity.
+    /// Links in proportion to their capacities.
     WeightedRoundRobin,
     /// The link on which the flow is expected to end first.
     #[default]
     MaxThroughput,
     /// The cheapest link, in energy and money, that meets a target throughput.
     Operetta,
-    /// Each link in inverse proportion to its round-trip time ([`virtual_interface::shares`](crate::virtual_interface::shares)).
+    /// Links in inverse proportion to their round-trip times ([`virtual_interface::shares`](crate::virtual_interface::shares)).
     RttShare,
-    /// All on the link with the shortest round trip, left only for one that is shorter by more than `hysteresis`
+    /// All flows on the link with the shortest round-trip time. It changes only for a link that is shorter by more than `hysteresis`
     /// ([`virtual_interface::Handover`](crate::virtual_interface::Handover)).
     Handover,
 }
 
 impl Scheduler {
-    /// Every scheduler, in the order of their numbers.
+    /// All schedulers, in the order of their numbers.
     pub const ALL: [Self; 7] =
         [Self::OnlyOne, Self::RoundRobin, Self::WeightedRoundRobin, Self::MaxThroughput, Self::Operetta, Self::RttShare, Self::Handover];
 
-    /// Whether it spreads flows over all links for speed, rather than keep to the few that are best by another measure.
+    /// Whether the scheduler spreads flows over all links for speed, instead of using the few that are best by another measure.
     pub const fn spreads(self) -> bool {
         matches!(self, Self::RoundRobin | Self::WeightedRoundRobin | Self::MaxThroughput | Self::RttShare)
     }
 
-    /// The name in configuration and on the command line.
+    /// Name in the configuration and on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::OnlyOne => "only-one",
@@ -158,7 +157,7 @@ impl Scheduler {
         }
     }
 
-    /// The rule that carries it out; Operetta's still needs its target ([`target`](crate::tradeoff::target)).
+    /// The placement rule that implements the scheduler. Operetta's still needs its target ([`target`](crate::tradeoff::target)).
     pub const fn mode(self) -> Mode {
         match self {
             Self::OnlyOne | Self::Handover => Mode::OnlyOne,
@@ -167,12 +166,12 @@ impl Scheduler {
         }
     }
 
-    /// Whether the steps of virtual time follow the links' weights ([`steps`](crate::connection::steps)): their capacities, or shares.
+    /// Whether the steps of virtual time follow the links' weights ([`steps`](crate::connection::steps)): capacities or shares.
     pub const fn weighted(self) -> bool {
         matches!(self, Self::WeightedRoundRobin | Self::RttShare)
     }
 
-    /// Whether it needs what only the daemon knows: a policy, round-trip times.
+    /// Whether the scheduler needs data that only the daemon has: a policy, round-trip times.
     pub const fn needs_daemon(self) -> bool {
         matches!(self, Self::Operetta | Self::RttShare | Self::Handover)
     }
@@ -184,19 +183,19 @@ impl fmt::Display for Scheduler {
     }
 }
 
-/// A text that names nothing of its kind.
+/// A text that is not one of the valid values.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{text:?} is not {wanted}")]
-pub struct NotUnderstood {
+pub struct InvalidText {
     text: String,
     wanted: &'static str,
 }
 
 impl FromStr for Scheduler {
-    type Err = NotUnderstood;
-    fn from_str(text: &str) -> Result<Self, NotUnderstood> {
+    type Err = InvalidText;
+    fn from_str(text: &str) -> Result<Self, InvalidText> {
         let wanted = "a scheduler: write only-one, round-robin, weighted-round-robin, max-throughput, operetta, rtt-share or handover";
-        Self::ALL.into_iter().find(|one| one.name() == text).ok_or_else(|| NotUnderstood { text: text.to_owned(), wanted })
+        Self::ALL.into_iter().find(|one| one.name() == text).ok_or_else(|| InvalidText { text: text.to_owned(), wanted })
     }
 }
 
@@ -205,17 +204,17 @@ impl FromStr for Scheduler {
 pub enum Admission {
     /// One of these; never empty.
     Use(LinkSet),
-    /// None, and its rule is strict: the flow must fail.
+    /// No link, and the rule is strict: the flow must fail.
     Deny,
-    /// None: the system decides.
+    /// No link: the system decides.
     LeaveAlone,
 }
 
-/// Which links a flow may use, by its rule and the links' state.
+/// Determines the links that a flow may use, from its rule and the state of the links.
 ///
-/// `usable` are the links alive in the flow's family, with allowance left and not excluded; `backup` those whose role is backup;
-/// `links` and `prefer` the masks of the rule's selectors, `None` where the rule has none. Backup links serve while no normal
-/// link of the remaining set does; a preferred backup link counts as preferred.
+/// `usable`: the links that are alive in the flow's family, have allowance left and are not excluded. `backup`: the links with the role backup.
+/// `links` and `prefer`: the masks of the rule's selectors; `None` if the rule has none. Backup links are used only if the remaining set has no
+/// normal link. A preferred backup link counts as preferred.
 pub fn admit(usable: LinkSet, backup: LinkSet, links: Option<LinkSet>, prefer: Option<LinkSet>) -> Admission {
     let mut pool = usable;
     if let Some(links) = links {
@@ -276,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn browsers_keep_their_link_per_destination_unless_told_otherwise() {
+    fn browsers_keep_their_link_per_destination_unless_configured_otherwise() {
         let mut policy = Policy::default();
         assert_eq!(policy.affinity(None, Class::Browser), Affinity::Destination);
         assert_eq!(policy.affinity(None, Class::Bulk), Affinity::None);
@@ -287,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn schedulers_are_read_as_they_are_written() {
+    fn schedulers_parse_from_their_names() {
         for scheduler in Scheduler::ALL {
             assert_eq!(scheduler.to_string().parse(), Ok(scheduler));
         }
@@ -318,7 +317,7 @@ mod tests {
                     if prefer.is_some_and(|prefer| pool & prefer != 0) {
                         prop_assert_eq!(mask & !prefer.unwrap(), 0);
                     }
-                    // Normal and backup links are never mixed, and backup links serve only for want of normal ones.
+                    // Normal and backup links are never mixed, and backup links are used only if there is no normal one.
                     prop_assert!(mask & backup == 0 || mask & !backup == 0);
                     if mask & backup != 0 && prefer.is_none() {
                         prop_assert_eq!(pool & !backup, 0);

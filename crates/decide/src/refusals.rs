@@ -1,7 +1,8 @@
-//! What relays do not open, as far as they have said so.
+//! Destinations that relays have refused to connect to.
 //!
-//! A relay opens the Internet for its clients, and not what is private where it stands. Who it refuses goes direct, and so do those
-//! that come after, without asking again: until its session begins anew, since its operator may have allowed more, or an hour is over.
+//! A relay connects its clients to the Internet, but not to private destinations at its location. A refused flow goes direct, and later flows to the
+//! same destination skip the relay. A refusal is discarded after an hour, or when the relay's session restarts, because its operator may then allow
+//! more.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -9,10 +10,10 @@ use std::time::Duration;
 
 use braid_model::Time;
 
-/// So long a refusal is believed.
+/// Lifetime of a refusal.
 pub const BELIEVED: Duration = Duration::from_secs(3600);
-/// The most destinations remembered for each relay; the one refused longest ago goes first.
-const MOST: usize = 512;
+/// Maximum number of destinations per relay. The oldest refusal is evicted first.
+const MAX_DESTINATIONS: usize = 512;
 
 /// The destinations that relays refused.
 #[derive(Debug, Clone, Default)]
@@ -21,10 +22,10 @@ pub struct Refusals {
 }
 
 impl Refusals {
-    /// A relay has refused a destination. `true` if that is worth telling: it was not known of it.
+    /// Records that a relay refused a destination. Returns `true` if the refusal is new and should be reported.
     pub fn add(&mut self, now: Time, relay: &str, host: IpAddr) -> bool {
         let known = self.relays.entry(relay.to_owned()).or_default();
-        if known.len() >= MOST
+        if known.len() >= MAX_DESTINATIONS
             && !known.contains_key(&host)
             && let Some(oldest) = known.iter().min_by_key(|(_, at)| **at).map(|(host, _)| *host)
         {
@@ -33,12 +34,12 @@ impl Refusals {
         known.insert(host, now).is_none()
     }
 
-    /// Whether a relay is known to refuse a destination.
+    /// Whether a valid refusal of the destination by this relay is recorded.
     pub fn refuses(&self, now: Time, relay: &str, host: IpAddr) -> bool {
         self.relays.get(relay).and_then(|known| known.get(&host)).is_some_and(|at| now < *at + BELIEVED)
     }
 
-    /// The destinations that each of these relays refuses; none without a relay.
+    /// The destinations that all of these relays refuse; empty without a relay.
     pub fn by_all<'a>(&self, now: Time, relays: impl IntoIterator<Item = &'a String>) -> BTreeSet<IpAddr> {
         let refused = |relay: &String| {
             let known = self.relays.get(relay).into_iter().flatten();
@@ -47,12 +48,12 @@ impl Refusals {
         relays.into_iter().map(refused).reduce(|all, one| &all & &one).unwrap_or_default()
     }
 
-    /// A relay may open other destinations now.
+    /// Removes all refusals of a relay, because it may accept other destinations now.
     pub fn forget(&mut self, relay: &str) {
         self.relays.remove(relay);
     }
 
-    /// When the next refusal becomes too old.
+    /// When the next refusal expires.
     pub fn poll_timeout(&self, now: Time) -> Option<Time> {
         self.relays.values().flat_map(BTreeMap::values).map(|at| *at + BELIEVED).filter(|until| now < *until).min()
     }
@@ -70,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_told_once_believed_for_a_while_and_forgotten_with_the_session() {
+    fn a_refusal_is_reported_once_expires_and_ends_with_the_session() {
         let mut known = Refusals::default();
         assert!(known.add(NOW, "home", host(1)));
         assert!(!known.add(NOW, "home", host(1)) && known.add(NOW, "work", host(1)));
@@ -78,13 +79,13 @@ mod tests {
         assert_eq!(known.poll_timeout(NOW), Some(NOW + BELIEVED));
         assert!(!known.refuses(NOW + BELIEVED, "home", host(1)));
         assert_eq!(known.poll_timeout(NOW + BELIEVED), None);
-        assert!(!known.add(NOW + BELIEVED, "home", host(1)), "it was told already");
+        assert!(!known.add(NOW + BELIEVED, "home", host(1)), "it was reported already");
         known.forget("home");
         assert!(!known.refuses(NOW + BELIEVED, "home", host(1)) && known.add(NOW, "home", host(1)));
     }
 
     #[test]
-    fn only_what_every_relay_refuses_is_refused_by_all() {
+    fn only_destinations_that_every_relay_refuses_are_refused_by_all() {
         let (mut known, relays) = (Refusals::default(), ["home".to_owned(), "work".to_owned()]);
         for (relay, number) in [("home", 1), ("home", 2), ("work", 2), ("work", 3)] {
             known.add(NOW, relay, host(number));
@@ -95,12 +96,15 @@ mod tests {
     }
 
     #[test]
-    fn ever_new_destinations_do_not_fill_the_memory() {
+    fn the_number_of_refusals_per_relay_is_bounded() {
         let mut known = Refusals::default();
-        for number in 0..2 * MOST as u32 {
+        for number in 0..2 * MAX_DESTINATIONS as u32 {
             known.add(NOW + Duration::from_millis(number.into()), "home", host(number));
         }
         let left = known.by_all(NOW, [&"home".to_owned()]);
-        assert!(left.len() == MOST && !left.contains(&host(0)) && left.contains(&host(2 * MOST as u32 - 1)), "the oldest go first");
+        assert!(
+            left.len() == MAX_DESTINATIONS && !left.contains(&host(0)) && left.contains(&host(2 * MAX_DESTINATIONS as u32 - 1)),
+            "the oldest are evicted first"
+        );
     }
 }

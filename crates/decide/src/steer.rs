@@ -1,9 +1,9 @@
-//! Which destinations may be steered: those that the kernel itself would send by a link's default route.
+//! Which destinations may be steered: those that the kernel itself would send over a link's default route.
 //!
-//! Everything else (VPNs, IPsec policies, containers, static routes, neighbours, the machine itself) is left alone, and so is whatever cannot be
-//! told ahead. The answer is a prefix map, looked up by longest prefix at every connect.
+//! Braid leaves all other destinations alone (VPNs, IPsec policies, containers, static routes, neighbours, the machine itself), and so it does where
+//! the outcome cannot be predicted. The result is a prefix map, looked up by longest prefix match at every connect.
 //!
-//! The kernel's side of it: `fib_rules_lookup` (net/core/fib_rules.c), `fib_table_lookup` (net/ipv4/fib_trie.c) and
+//! The kernel code that this module models: `fib_rules_lookup` (net/core/fib_rules.c), `fib_table_lookup` (net/ipv4/fib_trie.c) and
 //! `fib6_table_lookup` (net/ipv6/route.c).
 
 mod prefixes;
@@ -16,15 +16,16 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 pub use prefixes::Prefixes;
 
-/// Says for every destination of `family` whether it may be steered over `links`, as the socket call of a program that bound and marked
-/// nothing would see it.
+/// Computes for every destination of `family` whether it may be steered over `links`, for the socket call of a program that set neither a source
+/// address, a device nor a mark.
 ///
-/// `true` (steer) stands where the kernel, by all its rules and tables but Braid's own, would take a default route (`0.0.0.0/0`, `::/0` or
-/// `2000::/3`) whose every usable hop is in `links`; where a selector cannot be told ahead, it must do so either way. Not where an IPsec policy
-/// covers it, nor by a default route that gives packets an address which its device does not have: both are how VPNs without a device of
-/// their own work, and a socket bound to a link would leave them in clear.
-/// The entries are in rising order, the first is `/0`, and none repeats the answer of its nearest covering entry.
-/// Takes O(n log n) for n routes, times the number of rules.
+/// The value is `true` (steer) where the kernel, by all rules and tables except Braid's own, would use a default route (`0.0.0.0/0`, `::/0` or
+/// `2000::/3`) whose usable next hops are all in `links`. If a selector cannot be evaluated in advance, this must hold whether or not it matches. The
+/// value is `false` where an IPsec policy covers the destination, and where the default route sets a source address that its device does not have.
+/// Both are how VPNs without a device of their own work; a socket bound to a link would bypass them and send in clear text.
+///
+/// The entries are in ascending order, the first is `/0`, and none repeats the value of its nearest covering entry. Complexity: O(n log n) for n
+/// routes, times the number of rules.
 pub fn prefix_map(snapshot: &NetworkSnapshot, links: &BTreeSet<LinkIndex>, family: Family) -> Vec<(IpNet, bool)> {
     let links = &own_addressed(snapshot, links);
     let chain = Chain::new(snapshot, family);
@@ -57,12 +58,12 @@ pub fn prefix_map(snapshot: &NetworkSnapshot, links: &BTreeSet<LinkIndex>, famil
     map
 }
 
-/// Whether a route to `destination` counts as a default route: `/0`, and in IPv6 also all global addresses.
+/// Whether a route to `destination` counts as a default route: `/0`, and for IPv6 also all global unicast addresses.
 pub fn is_default(destination: IpNet) -> bool {
     destination.prefix_len() == 0 || destination == IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0x2000, 0, 0, 0, 0, 0, 0, 0), 3))
 }
 
-/// Those of the links whose default routes name no source address, or one of the link's own.
+/// The links whose default routes set no source address, or one of the link's own.
 fn own_addressed(snapshot: &NetworkSnapshot, links: &BTreeSet<LinkIndex>) -> BTreeSet<LinkIndex> {
     let has = |device: LinkIndex, address: IpAddr| {
         snapshot.interface(device).is_some_and(|facts| facts.addresses.iter().any(|net| net.addr() == address))
@@ -74,21 +75,21 @@ fn own_addressed(snapshot: &NetworkSnapshot, links: &BTreeSet<LinkIndex>) -> BTr
     links.difference(&foreign).copied().collect()
 }
 
-/// A prefix less the prefixes of the partition below it.
+/// A prefix without the longer prefixes of the partition.
 struct Cell {
     net: IpNet,
     steer: bool,
-    /// It lies in a range that is never steered.
+    /// The prefix lies in a range that is never steered.
     never: bool,
 }
 
-/// The partition of the addresses: within one cell every rule and table gives the same answer.
+/// Partition of the address space: within one cell every rule and table gives the same result.
 struct Cells<'a> {
-    /// Every prefix that occurs, in rising order: covering ones before the covered.
+    /// All prefixes of the partition in ascending order: covering prefixes precede the covered ones.
     nets: BTreeSet<IpNet>,
-    /// The roots of what is never steered.
+    /// The roots of the ranges that are never steered.
     never: BTreeSet<IpNet>,
-    /// Routes by table and prefix, best metric first.
+    /// Routes by table and prefix, sorted by metric.
     routes: BTreeMap<u32, BTreeMap<IpNet, Vec<&'a RouteFacts>>>,
 }
 
@@ -117,7 +118,7 @@ impl<'a> Cells<'a> {
     }
 }
 
-/// Ranges that no default route should carry anywhere, and those that Braid has no business with.
+/// Ranges that no default route should carry, and ranges that are out of Braid's scope.
 fn never_steered(family: Family) -> Vec<IpNet> {
     match family {
         Family::V4 => [([0, 0, 0, 0], 8), ([127, 0, 0, 0], 8), ([169, 254, 0, 0], 16), ([224, 0, 0, 0], 4), ([240, 0, 0, 0], 4)]
@@ -153,7 +154,7 @@ fn table_of(rule: &RuleFacts) -> Option<u32> {
     }
 }
 
-/// Whether a selector matches.
+/// Whether a rule's selectors match.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Match {
     Yes,
@@ -161,16 +162,16 @@ enum Match {
     Maybe,
 }
 
-/// Everything that may come of a look-up.
+/// The possible outcomes of a lookup.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Ends {
-    /// Something else than a default route of a link.
+struct LookupEnds {
+    /// The lookup may end in something other than a link's default route.
     elsewhere: bool,
-    /// The next rule is tried.
-    onward: bool,
+    /// The lookup may continue with the next rule.
+    falls_through: bool,
 }
 
-/// One family's rules in the kernel's order, Braid's own left out.
+/// The rules of one family in the kernel's order, without Braid's own.
 struct Chain<'a> {
     rules: Vec<&'a RuleFacts>,
 }
@@ -180,13 +181,13 @@ impl<'a> Chain<'a> {
         Self { rules: snapshot.rules.iter().filter(|rule| rule.family == family && !rule.ours).collect() }
     }
 
-    /// Whether every way through the rules ends in a default route of `links`, for the addresses of the cell `net`.
+    /// Whether every path through the rules ends in a default route of `links`, for the addresses of the cell `net`.
     fn leads_to_default(&self, net: IpNet, covering: &BTreeMap<u32, Vec<(IpNet, &[&RouteFacts])>>, links: &BTreeSet<LinkIndex>) -> bool {
         let mut starts = BTreeSet::from([0]);
         while let Some(start) = starts.pop_first() {
             let mut position = start;
             loop {
-                // Behind the last rule the kernel has no route.
+                // After the last rule the kernel has no route.
                 let Some(rule) = self.rules.get(position) else { return false };
                 let matches = matches(rule, net);
                 position += 1;
@@ -197,7 +198,7 @@ impl<'a> Chain<'a> {
                     RuleAction::Nop => continue,
                     RuleAction::Refuse | RuleAction::Other => return false,
                     RuleAction::Goto(priority) => {
-                        // A goto without target is no rule at all; the kernel only goes forward.
+                        // The kernel ignores a goto without a target, and it only jumps forward.
                         let Some(target) = self.rules.iter().position(|rule| rule.priority == priority) else { continue };
                         if target < position {
                             return false;
@@ -214,7 +215,7 @@ impl<'a> Chain<'a> {
                 if ends.elsewhere {
                     return false;
                 }
-                if !ends.onward && matches == Match::Yes {
+                if !ends.falls_through && matches == Match::Yes {
                     break;
                 }
             }
@@ -223,7 +224,7 @@ impl<'a> Chain<'a> {
     }
 }
 
-/// Whether `rule` is for packets of a socket without device, mark and source address to the addresses of the cell `net`.
+/// Whether `rule` matches packets to the addresses of the cell `net`, sent by a socket without device, mark and source address.
 fn matches(rule: &RuleFacts, net: IpNet) -> Match {
     let source = rule.source.is_none_or(|source| source.prefix_len() == 0 || source.contains(&IpAddr::V4(Ipv4Addr::UNSPECIFIED)));
     let known = source
@@ -238,17 +239,17 @@ fn matches(rule: &RuleFacts, net: IpNet) -> Match {
     }
 }
 
-/// Looks up a cell in a table whose routes that cover it are `stack`, the longest prefix last.
-fn look_up(rule: &RuleFacts, stack: &[(IpNet, &[&RouteFacts])], links: &BTreeSet<LinkIndex>) -> Ends {
-    let mut ends = Ends::default();
+/// Looks up a cell in a table. `stack` holds the table's routes that cover the cell, the longest prefix last.
+fn look_up(rule: &RuleFacts, stack: &[(IpNet, &[&RouteFacts])], links: &BTreeSet<LinkIndex>) -> LookupEnds {
+    let mut ends = LookupEnds::default();
     for (net, routes) in stack.iter().rev() {
         for alike in routes.chunk_by(|one, other| one.metric == other.metric) {
             let mut certain = false;
-            // Which of several routes of one metric is taken is the kernel's to say: IPv6 takes turns.
+            // The kernel chooses among several routes of one metric. For IPv6 it alternates.
             for route in alike.iter().filter(|route| !is_dead(route)) {
-                let end = result(rule, *net, route, links);
+                let end = route_ends(rule, *net, route, links);
                 ends.elsewhere |= end.elsewhere;
-                ends.onward |= end.onward;
+                ends.falls_through |= end.falls_through;
                 certain |= !route.conditional;
             }
             if certain {
@@ -256,29 +257,29 @@ fn look_up(rule: &RuleFacts, stack: &[(IpNet, &[&RouteFacts])], links: &BTreeSet
             }
         }
     }
-    ends.onward = true;
+    ends.falls_through = true;
     ends
 }
 
-/// Whether the kernel passes over the route as if it were not there.
+/// Whether the kernel ignores the route because all its next hops are dead.
 fn is_dead(route: &RouteFacts) -> bool {
     !route.hops.is_empty() && route.hops.iter().all(|hop| hop.dead)
 }
 
-/// What comes of finding `route` by `rule`.
-fn result(rule: &RuleFacts, net: IpNet, route: &RouteFacts, links: &BTreeSet<LinkIndex>) -> Ends {
+/// The outcome when `rule` finds `route`.
+fn route_ends(rule: &RuleFacts, net: IpNet, route: &RouteFacts, links: &BTreeSet<LinkIndex>) -> LookupEnds {
     match route.kind {
-        RouteKind::Throw => return Ends { elsewhere: false, onward: true },
-        // A refusal is an error, and errors are not suppressed.
-        RouteKind::Refuse => return Ends { elsewhere: true, onward: false },
+        RouteKind::Throw => return LookupEnds { elsewhere: false, falls_through: true },
+        // A refusing route returns an error, and rules do not suppress errors.
+        RouteKind::Refuse => return LookupEnds { elsewhere: true, falls_through: false },
         RouteKind::Unicast | RouteKind::Local | RouteKind::Broadcast => {}
     }
     if rule.suppress_prefix_len.is_some_and(|len| net.prefix_len() <= len) {
-        return Ends { elsewhere: false, onward: true };
+        return LookupEnds { elsewhere: false, falls_through: true };
     }
     let mut hops = route.hops.iter().filter(|hop| !hop.dead).peekable();
     let link = route.kind == RouteKind::Unicast && is_default(net) && hops.peek().is_some() && hops.all(|hop| links.contains(&hop.device));
-    Ends { elsewhere: !link, onward: rule.suppress_group }
+    LookupEnds { elsewhere: !link, falls_through: rule.suppress_group }
 }
 
 #[cfg(test)]

@@ -1,21 +1,22 @@
-//! Routing tables and policy rules of our own: one table per link, so that replies, bound sockets and marked packets leave by their link.
+//! Braid's routing tables and policy rules: one table per link, so that replies, bound sockets and marked packets leave by their link.
 //!
-//! Where they stand among the system's rules:
+//! Priorities among the system's rules:
 //!
-//! | priority | rule | why there |
+//! | priority | rule | reason |
 //! |---|---|---|
-//! | 32763 | `from ADDR to SUBNET lookup T` | two links on one subnet: their neighbours are reached, and answered, by the link whose address is used |
-//! | 32763 | `from ADDR fwmark MOVED unreachable` | IPv4: a connect that leaves this link for another must find that its address leads nowhere |
-//! | 32764 | `oif DEVICE lookup main` | IPv4, without foreign rules at 32764 or 32765: bound sockets find all they need there in one look-up; a TCP connect makes three |
-//! | 32764 | `lookup main suppress_prefixlength 0` | specific routes win over the links' default routes |
-//! | 32765 | `oif DEVICE lookup T` | sockets bound to the link, where the main table has no default route by it: in IPv6 they would have no route |
-//! | 32765 | `from ADDR lookup T` | replies and sockets bound to an address; strict `rp_filter` asks this rule too |
-//! | 32765 | `fwmark MARK lookup T` | packets steered by mark, whatever link a moved connect came from |
-//! | 32766 | `lookup main` | the system's own |
+//! | 32763 | `from ADDR to SUBNET lookup T` | two links on one subnet: each reaches and answers its neighbours from its own address |
+//! | 32763 | `from ADDR fwmark MOVED unreachable` | IPv4: a connect that moves to another link must find that its old source address has no route |
+//! | 32764 | `oif DEVICE lookup main` | IPv4, without foreign rules at 32764 or 32765: bound sockets need one lookup; a TCP connect makes three |
+//! | 32764 | `lookup main suppress_prefixlength 0` | specific routes take precedence over the links' default routes |
+//! | 32765 | `oif DEVICE lookup T` | sockets bound to a link for which main has no default route; in IPv6 they would have no route at all |
+//! | 32765 | `from ADDR lookup T` | replies and sockets bound to an address; strict `rp_filter` uses this rule too |
+//! | 32765 | `fwmark MARK lookup T` | packets steered by mark, regardless of the link that a moved connect leaves |
+//! | 32766 | `lookup main` | the system's own rule |
 //!
-//! They must come behind every foreign rule, so that VPNs keep precedence. A rule added without a priority (wg-quick, for one) is put in
-//! front of all but `lookup local`: one that comes after ours goes in front of them. One that came before ours holds 32764 or 32765 at
-//! the highest, and the kernel appends rules of equal priority, so ours stand behind it. What is routed by such a rule never reaches ours.
+//! Braid's rules must come after every foreign rule, so that VPNs keep precedence. The kernel puts a rule without a priority (from wg-quick, for
+//! example) before all rules except `lookup local`. A rule added after Braid's therefore precedes them. A rule added before Braid's has a priority of
+//! 32764 or 32765 at most, and the kernel appends rules of equal priority, so Braid's follow it. Traffic that such a rule routes never reaches
+//! Braid's rules.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -23,9 +24,10 @@ use std::net::IpAddr;
 use braid_model::{Family, LinkFacts, LinkIndex, NetworkSnapshot, NextHop, RouteFacts, RouteKind, RuleAction, RuleFacts};
 use ipnet::IpNet;
 
-/// Marks our rules and routes in the kernel (`rtm_protocol`, `FRA_PROTOCOL`).
+/// Marks Braid's rules and routes in the kernel (`rtm_protocol`, `FRA_PROTOCOL`).
 ///
-/// Nobody's in the kernel's `rtnetlink.h` and iproute2's `rt_protos` (186 to 197 are routing daemons'), since what carries it is removed.
+/// Braid removes every rule and route with this number, so it must be unused. It is free in the kernel's `rtnetlink.h` and iproute2's `rt_protos`
+/// (186 to 197 belong to routing daemons).
 pub const PROTOCOL: u8 = 177;
 /// The system's main table.
 pub const MAIN: u32 = 254;
@@ -34,16 +36,16 @@ const TABLE_BASE: u32 = 47_000;
 const TABLES: u32 = 256;
 const MARK_BASE: u32 = 0xB1D0_0000;
 const MARK_MASK: u32 = 0xFFFF_0000;
-const SHARED_SUBNET: u32 = 32_763;
-const SPECIFIC_FIRST: u32 = 32_764;
-const BY_LINK: u32 = 32_765;
+const PRIORITY_SHARED_SUBNET: u32 = 32_763;
+const PRIORITY_SPECIFIC: u32 = 32_764;
+const PRIORITY_BY_LINK: u32 = 32_765;
 
 /// The number of the routing table of the link in `slot`.
 pub const fn table(slot: usize) -> u32 {
     TABLE_BASE + slot as u32
 }
 
-/// Whether a table is one of ours, of whatever slot.
+/// Whether a table belongs to Braid, for any slot.
 pub const fn is_our_table(table: u32) -> bool {
     table >= TABLE_BASE && table - TABLE_BASE < TABLES
 }
@@ -53,28 +55,28 @@ pub const fn mark(slot: usize) -> u32 {
     MARK_BASE | (slot as u32 + 1)
 }
 
-/// The bits of a mark that name the link: beside them a connect that is moved has the slot it leaves, plus one ([`LEFT_MASK`]).
+/// The bits of a mark that identify the link. For a moved connect the remaining bits hold the slot that it leaves, plus one ([`LEFT_MASK`]).
 const LINK_MASK: u32 = 0xFFFF_00FF;
-/// The bits of a mark that name the link which a connect leaves (`BRAID_MOVE_MASK`).
+/// The bits of a mark that identify the link which a moved connect leaves (`BRAID_MOVE_MASK`).
 const LEFT_MASK: u32 = 0xFFFF_FF00;
 
-/// Whether `mark` is one of ours, of whatever slot.
+/// Whether `mark` is one of Braid's, for any slot.
 pub const fn is_ours(mark: u32) -> bool {
     mark & MARK_MASK == MARK_BASE && mark & !MARK_MASK != 0
 }
 
-/// What should stand in the kernel of ours: nothing more, nothing less.
+/// The exact set of rules and routes that Braid must have in the kernel.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TablePlan {
-    /// Rules, in the order in which they are to be added.
+    /// Rules, in the order in which they must be added.
     pub rules: Vec<RuleFacts>,
-    /// Routes, those on-link before those by a gateway.
+    /// Routes; on-link routes precede those with a gateway.
     pub routes: Vec<RouteFacts>,
 }
 
-/// The rules and routes for the links in their `slots`.
+/// Computes the rules and routes for the links in their `slots`.
 ///
-/// A link takes part in a family for which it is usable now (carrier, address, default route); one that [`conflicts`] refuses does not.
+/// A link is included in each family for which it is usable now (carrier, address, default route). Links that [`conflicts`] refuses are left out.
 pub fn plan(snapshot: &NetworkSnapshot, slots: &BTreeMap<LinkIndex, usize>) -> TablePlan {
     let refused = conflicts(snapshot, slots.keys().copied());
     let links: Vec<(usize, &LinkFacts)> = slots
@@ -88,11 +90,11 @@ pub fn plan(snapshot: &NetworkSnapshot, slots: &BTreeMap<LinkIndex, usize>) -> T
         if links.is_empty() {
             continue;
         }
-        if finds_by_device(snapshot, family) {
-            let output = |facts: &LinkFacts| RuleFacts { output: Some(facts.name.clone()), ..rule(family, SPECIFIC_FIRST, MAIN) };
+        if may_use_main_by_device(snapshot, family) {
+            let output = |facts: &LinkFacts| RuleFacts { output: Some(facts.name.clone()), ..rule(family, PRIORITY_SPECIFIC, MAIN) };
             plan.rules.extend(links.iter().map(|(_, facts)| output(facts)));
         }
-        plan.rules.push(RuleFacts { suppress_prefix_len: Some(0), ..rule(family, SPECIFIC_FIRST, MAIN) });
+        plan.rules.push(RuleFacts { suppress_prefix_len: Some(0), ..rule(family, PRIORITY_SPECIFIC, MAIN) });
         let mut rules_of_links = Vec::new();
         for (slot, facts) in &links {
             let others = links.iter().filter(|(other, _)| other != slot).flat_map(|(_, facts)| subnets(snapshot, facts, family));
@@ -101,22 +103,22 @@ pub fn plan(snapshot: &NetworkSnapshot, slots: &BTreeMap<LinkIndex, usize>) -> T
             rules_of_links.extend(rules(*slot, facts, family, &subnets, &others));
             plan.routes.extend(routes(*slot, facts, family, &subnets));
         }
-        // A look-up walks them in this order: a TCP connect's answer makes one or two by address.
+        // The kernel evaluates rules of one priority in this order. A TCP connect makes one or two lookups by source address for its answer.
         rules_of_links.sort_by_key(|rule| (rule.output.is_none(), rule.source.is_none()));
         plan.rules.extend(rules_of_links);
     }
     plan
 }
 
-/// Whether a look-up by device may go to the whole main table before all else. Not in IPv6, where it takes the best default route of all for
-/// whoever has a source address and no bound socket: echo replies, the last acknowledgement of a connection. Nor where foreign rules stand
-/// among ours: one that bars a way out is to be met first.
-fn finds_by_device(snapshot: &NetworkSnapshot, family: Family) -> bool {
-    let among = |rule: &RuleFacts| !rule.ours && rule.family == family && (SPECIFIC_FIRST..=BY_LINK).contains(&rule.priority);
+/// Whether lookups by device may use the whole main table before all other rules. This does not work in IPv6: there the main table returns the
+/// overall best default route to senders with a source address and no bound socket (echo replies, the last acknowledgement of a connection). It is
+/// not safe either if foreign rules stand among Braid's, because a foreign rule that blocks traffic must be evaluated first.
+fn may_use_main_by_device(snapshot: &NetworkSnapshot, family: Family) -> bool {
+    let among = |rule: &RuleFacts| !rule.ours && rule.family == family && (PRIORITY_SPECIFIC..=PRIORITY_BY_LINK).contains(&rule.priority);
     family == Family::V4 && !snapshot.rules.iter().any(among)
 }
 
-/// Links that cannot be told from another, since both hold the very same address: the one of the higher index is refused, and why.
+/// Links that cannot be distinguished because they have the same address: the link with the higher index is refused, with the reason.
 pub fn conflicts(snapshot: &NetworkSnapshot, links: impl IntoIterator<Item = LinkIndex>) -> BTreeMap<LinkIndex, String> {
     let mut links: Vec<&LinkFacts> = links.into_iter().filter_map(|index| snapshot.interface(index)).collect();
     links.sort_by_key(|facts| facts.index);
@@ -127,7 +129,7 @@ pub fn conflicts(snapshot: &NetworkSnapshot, links: impl IntoIterator<Item = Lin
         match held {
             Some((address, holder)) => {
                 let reason = format!(
-                    "{} and {} both have the address {address}, so packets cannot be told apart; give one of the networks another address range",
+                    "{} and {} both have the address {address}, so packets match both links; give one of the networks another address range",
                     holder.name, facts.name
                 );
                 refused.insert(facts.index, reason);
@@ -138,9 +140,9 @@ pub fn conflicts(snapshot: &NetworkSnapshot, links: impl IntoIterator<Item = Lin
     refused
 }
 
-/// The rules of one link with its own subnets and those of the others.
+/// The rules of one link, from its own subnets and those of the other links.
 fn rules(slot: usize, facts: &LinkFacts, family: Family, subnets: &[IpNet], others: &[IpNet]) -> Vec<RuleFacts> {
-    let by_link = rule(family, BY_LINK, table(slot));
+    let by_link = rule(family, PRIORITY_BY_LINK, table(slot));
     let mut rules = vec![
         RuleFacts { output: Some(facts.name.clone()), ..by_link.clone() },
         RuleFacts { mark: Some((mark(slot), LINK_MASK)), ..by_link.clone() },
@@ -151,19 +153,19 @@ fn rules(slot: usize, facts: &LinkFacts, family: Family, subnets: &[IpNet], othe
         rules.push(RuleFacts { source, ..by_link.clone() });
         if family == Family::V4 {
             let left = Some((MARK_BASE | (slot as u32 + 1) << 8, LEFT_MASK));
-            rules.push(RuleFacts { source, mark: left, priority: SHARED_SUBNET, action: RuleAction::Refuse, ..by_link.clone() });
+            rules.push(RuleFacts { source, mark: left, priority: PRIORITY_SHARED_SUBNET, action: RuleAction::Refuse, ..by_link.clone() });
         }
         rules.extend(shared.iter().map(|subnet| RuleFacts {
             source,
             destination: Some(**subnet),
-            priority: SHARED_SUBNET,
+            priority: PRIORITY_SHARED_SUBNET,
             ..by_link.clone()
         }));
     }
     rules
 }
 
-/// The table of one link.
+/// The routing table of one link.
 fn routes(slot: usize, facts: &LinkFacts, family: Family, subnets: &[IpNet]) -> Vec<RouteFacts> {
     let mut only = addresses(facts, family);
     let source = only.next().filter(|_| only.next().is_none());
@@ -187,7 +189,7 @@ fn routes(slot: usize, facts: &LinkFacts, family: Family, subnets: &[IpNet]) -> 
     };
     for default in facts.gateways.get(family) {
         let route = route(everything, default.gateway, metric(family, default.metric));
-        // Two gateways of one metric: the kernel takes one, and the second would be refused as existing already.
+        // Of two gateways with one metric the kernel uses one, and it refuses the second route because it exists already.
         if routes.iter().all(|other| (other.destination, other.metric) != (route.destination, route.metric)) {
             routes.push(route);
         }
@@ -195,12 +197,12 @@ fn routes(slot: usize, facts: &LinkFacts, family: Family, subnets: &[IpNet]) -> 
     routes
 }
 
-/// The kernel's own figure for IPv6 routes without metric.
+/// The kernel's default metric for IPv6 routes without a metric.
 fn metric(family: Family, metric: u32) -> u32 {
     if family == Family::V6 && metric == 0 { 1024 } else { metric }
 }
 
-/// A rule of ours without selectors.
+/// A rule of Braid's without selectors.
 pub fn rule(family: Family, priority: u32, table: u32) -> RuleFacts {
     RuleFacts {
         family,
@@ -223,8 +225,8 @@ fn addresses(facts: &LinkFacts, family: Family) -> impl Iterator<Item = IpAddr> 
     facts.addresses.iter().map(IpNet::addr).filter(move |address| Family::of(*address) == family)
 }
 
-/// The link's on-link prefixes, each once: what the main table sends to the device without a gateway. The addresses' own prefix lengths
-/// do not tell: `noprefixroute` addresses have neighbours that are reached by the gateway only.
+/// The link's on-link prefixes without duplicates: the destinations that the main table sends to the device without a gateway. The prefix lengths of
+/// the addresses are not reliable: neighbours of a `noprefixroute` address are reached through the gateway only.
 fn subnets(snapshot: &NetworkSnapshot, facts: &LinkFacts, family: Family) -> Vec<IpNet> {
     let on_link = |route: &&RouteFacts| {
         route.table == MAIN
@@ -284,7 +286,7 @@ mod tests {
         (NetworkSnapshot { interfaces, routes, ..NetworkSnapshot::default() }, slots)
     }
 
-    /// The routes that the kernel makes beside addresses.
+    /// The routes that the kernel adds with addresses.
     fn connected(facts: &LinkFacts) -> impl Iterator<Item = RouteFacts> {
         let hops = vec![NextHop { device: facts.index, gateway: None, dead: false }];
         facts.addresses.iter().filter(|net| net.prefix_len() < net.max_prefix_len()).map(move |net| RouteFacts {
@@ -357,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn a_foreign_rule_among_ours_is_met_before_the_main_table() {
+    fn a_foreign_rule_among_ours_is_evaluated_before_the_main_table() {
         let (mut snapshot, slots) = network(vec![link(2, &["10.0.0.2/24"], &["10.0.0.1"])]);
         let by_device = |snapshot: &NetworkSnapshot| shown(&plan(snapshot, &slots)).contains(&"32764 oif link2 lookup 254".to_owned());
         for (priority, ours, family, wanted) in [
@@ -374,7 +376,7 @@ mod tests {
     }
 
     #[test]
-    fn links_on_one_subnet_reach_its_neighbours_by_their_own_address() {
+    fn links_on_one_subnet_reach_its_neighbours_from_their_own_addresses() {
         let (snapshot, slots) =
             network(vec![link(2, &["192.168.43.2/24"], &["192.168.43.1"]), link(3, &["192.168.43.9/24"], &["192.168.43.1"])]);
         let plan = shown(&plan(&snapshot, &slots));
@@ -383,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_is_not_usable_gets_nothing() {
+    fn an_unusable_link_gets_no_rules_or_routes() {
         let mut dark = link(2, &["10.0.0.2/24"], &["10.0.0.1"]);
         dark.carrier = false;
         let (snapshot, slots) = network(vec![dark, link(3, &["10.0.1.2/24"], &[]), link(4, &[], &["10.0.2.1"])]);
@@ -400,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_without_prefix_route_has_no_neighbours() {
+    fn an_address_without_a_prefix_route_has_no_on_link_subnet() {
         let (mut snapshot, slots) = network(vec![link(2, &["2001:db8::2/64"], &["fe80::1"])]);
         snapshot.routes.clear();
         assert_eq!(shown(&plan(&snapshot, &slots))[4..], ["47000: ::/0 via fe80::1 dev #2 src 2001:db8::2 metric 102"]);
@@ -416,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_links_with_one_address_the_later_is_refused() {
+    fn the_second_of_two_links_with_one_address_is_refused() {
         let (snapshot, slots) = network(vec![
             link(2, &["192.168.42.129/24"], &["192.168.42.1"]),
             link(3, &["192.168.42.129/24"], &["192.168.42.1"]),
@@ -433,7 +435,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_are_told_from_others() {
+    fn foreign_marks_are_not_ours() {
         assert!((0..32).all(|slot| is_ours(mark(slot))));
         assert!(![0, 1, 0xca6c, MARK_BASE, 0xB1D1_0001, u32::MAX].into_iter().any(is_ours));
     }

@@ -1,59 +1,59 @@
-//! Throughput against energy and money: how much of the first is wanted, and what the others weigh.
+//! Trade-off of throughput against energy and money: the target throughput, and the weights of energy and money.
 //!
-//! Sources: OPERETTA IV.A (utility α and target throughput), VI.B.2 (the CUR-OS variant: the system's default throughput at the
-//! least energy), VI.B.3 and fig. 6 (utility by battery level, linear or with a step), VII (cost, as future work).
+//! Sources: OPERETTA IV.A (utility α and target throughput), VI.B.2 (the CUR-OS variant: the system's default throughput at the least energy), VI.B.3
+//! and fig. 6 (utility by battery level, linear or with a step), VII (cost, as future work).
 
 use braid_model::{Joules, Power, Rate};
 
-/// What the machine runs on.
+/// Power supply of the machine.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Supply {
-    /// The batteries' charge, from 0 to 1.
+    /// Charge of the batteries, from 0 to 1.
     pub level: f64,
     /// Whether the machine is plugged in.
     pub plugged: bool,
-    /// What the batteries give now, where the system says it and they give something.
+    /// Discharge power of the batteries; `None` if the system does not report it or they do not discharge.
     pub power: Option<Power>,
 }
 
-/// How much throughput is worth its cost, from 0 (the least cost) to 1 (the most throughput).
+/// Utility of throughput, from 0 (least cost) to 1 (most throughput).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum UtilityFunction {
-    /// Always the same.
+    /// A constant.
     Fixed(f64),
-    /// The battery's level itself.
+    /// The battery level.
     Level,
-    /// One utility from a battery level on, another below it.
+    /// One utility at or above a battery level, another below it.
     Step {
-        /// The level at which it changes.
+        /// Battery level at which the utility changes.
         threshold: f64,
-        /// The utility from there on.
+        /// Utility at or above the threshold.
         above: f64,
-        /// The utility below.
+        /// Utility below the threshold.
         below: f64,
     },
-    /// As much throughput as the system's own choice of link would give.
+    /// As much throughput as the system's own choice of link gives.
     MatchDefault,
 }
 
-/// A utility, and what holds instead while the machine is plugged in.
+/// A utility, and an override while the machine is plugged in.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct UtilityRule {
-    /// The utility.
+    /// Utility on battery.
     pub utility: UtilityFunction,
-    /// The utility while plugged in; `None`: no different.
+    /// Utility while plugged in; `None` uses `utility`.
     pub plugged_in: Option<f64>,
 }
 
 impl Default for UtilityRule {
-    /// By the battery's level, and everything while plugged in.
+    /// The battery level; full utility while plugged in.
     fn default() -> Self {
         Self { utility: UtilityFunction::Level, plugged_in: Some(1.0) }
     }
 }
 
 impl UtilityRule {
-    /// The utility that holds now. A machine of which no battery is known counts as plugged in.
+    /// The current utility. A machine without a known battery counts as plugged in.
     pub fn now(&self, supply: Option<&Supply>) -> UtilityFunction {
         let plugged = supply.is_none_or(|supply| supply.plugged);
         if let Some(utility) = self.plugged_in.filter(|_| plugged) {
@@ -68,28 +68,28 @@ impl UtilityRule {
     }
 }
 
-/// A link that may be given flows, as the target sees it.
+/// A link that may receive flows, as input to the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Offer {
-    /// Its capacity.
+    /// Capacity of the link.
     pub rate: Rate,
-    /// What a byte costs on it ([`Weights::price`]).
+    /// Price per byte ([`Weights::price`]).
     pub price: u64,
-    /// The system's order of preference, least first.
+    /// The system's order of preference; the lowest is preferred.
     pub rank: u32,
 }
 
-/// OPERETTA's target throughput: `r_min + α * (sum of the others' rates)`, where `r_min` is the rate of the link with the cheapest
-/// byte (of equal ones, the first).
+/// OPERETTA's target throughput: `r_min + α * (sum of the others' rates)`, where `r_min` is the rate of the link with the lowest price per byte (the
+/// first of equal ones).
 ///
-/// Algorithm 1 of the paper sums over all links, the cheapest once more; the text's formula, which gives the sum of the rates at
-/// α = 1, is meant. `utility` is what [`UtilityRule::now`] says. `None` where no link carries anything.
+/// The paper's Algorithm 1 sums over all links, which counts the cheapest one twice. This function follows the formula in the text, which gives the
+/// sum of all rates at α = 1. `utility` is the result of [`UtilityRule::now`]. `None` if no link has a capacity.
 pub fn target(utility: UtilityFunction, offers: &[Offer]) -> Option<Rate> {
     let carrying = || offers.iter().filter(|offer| offer.rate > Rate::ZERO);
     let alpha = match utility {
         UtilityFunction::Fixed(alpha) => alpha.clamp(0.0, 1.0),
         UtilityFunction::MatchDefault => return carrying().min_by_key(|offer| offer.rank).map(|offer| offer.rate),
-        // Without a battery to ask.
+        // No battery level is available here.
         UtilityFunction::Level | UtilityFunction::Step { .. } => 1.0,
     };
     let cheapest = carrying().min_by_key(|offer| offer.price)?.rate;
@@ -98,8 +98,8 @@ pub fn target(utility: UtilityFunction, offers: &[Offer]) -> Option<Rate> {
     Some(if alpha >= 1.0 { sum } else { cheapest + others.scale(alpha) })
 }
 
-/// The rates at which links carry `target` together for the least price: the cheapest is filled first, then the next. That is the least
-/// that any split costs (OPERETTA's linear program without the integers: a fractional knapsack), in the order of `offers`.
+/// The rates at which the links carry `target` at the lowest price: the cheapest link is filled first, then the next. This is optimal among all
+/// splits (OPERETTA's linear program without the integer constraints: a fractional knapsack). The result is in the order of `offers`.
 pub fn fill(target: Rate, offers: &[Offer]) -> Vec<Rate> {
     let mut order: Vec<usize> = (0..offers.len()).collect();
     order.sort_by_key(|index| (offers[*index].price, offers[*index].rank));
@@ -113,12 +113,12 @@ pub fn fill(target: Rate, offers: &[Offer]) -> Vec<Rate> {
     rates
 }
 
-/// What energy and money weigh against each other.
+/// Weights of energy and money in the price.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Weights {
-    /// The price of a kilojoule.
+    /// Price of a kilojoule.
     pub energy: f64,
-    /// The price of one unit of money.
+    /// Price of one unit of money.
     pub money: f64,
 }
 
@@ -129,10 +129,10 @@ impl Default for Weights {
 }
 
 impl Weights {
-    /// The price of a byte in the connection rule's unit: a millionth of what a kilojoule or a unit of money weighs, per gigabyte.
+    /// Price of a byte in the connection rule's unit: one millionth of the weighted kilojoules and units of money per gigabyte.
     pub fn price(&self, energy_per_byte: Joules, money_per_gigabyte: f64) -> u64 {
         let kilojoules_per_gigabyte = energy_per_byte.get() * 1e9 / 1e3;
-        // `as` saturates, and turns what is no number into zero.
+        // `as` saturates and converts NaN to zero.
         ((self.energy * kilojoules_per_gigabyte + self.money * money_per_gigabyte) * 1e6) as u64
     }
 }
@@ -156,7 +156,7 @@ mod tests {
         let level = UtilityRule::default();
         assert_eq!(level.now(Some(&supply(0.25, false))), UtilityFunction::Fixed(0.25));
         assert_eq!(level.now(Some(&supply(0.25, true))), UtilityFunction::Fixed(1.0));
-        assert_eq!(level.now(None), UtilityFunction::Fixed(1.0), "no battery is like being plugged in");
+        assert_eq!(level.now(None), UtilityFunction::Fixed(1.0), "no battery counts as plugged in");
         let step = UtilityRule { utility: UtilityFunction::Step { threshold: 0.3, above: 0.9, below: 0.1 }, plugged_in: None };
         assert_eq!(
             [0.3, 0.29].map(|level| step.now(Some(&supply(level, true)))),
@@ -198,7 +198,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn more_utility_never_asks_for_less(
+        fn a_higher_utility_never_lowers_the_target(
             rates in prop::collection::vec((1u64..1 << 40, 0u64..5), 1..8), low in 0.0f64..=1.0, high in 0.0f64..=1.0,
         ) {
             let offers: Vec<_> = rates.iter().map(|(bps, price)| Offer { rate: Rate::from_bps(*bps), price: *price, rank: 0 }).collect();

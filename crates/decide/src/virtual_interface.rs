@@ -1,25 +1,25 @@
-//! The virtual interface's rules: who carries what, by priority, round-trip time and battery.
+//! The rules of the virtual interface: shares of interfaces by priority, round-trip time and battery.
 //!
-//! Source: Mota, *Combining heterogeneous access networks with ad-hoc networks for cost-effective connectivity* (2011), section 3.2.
-//! The paper gives no worked example of its equations, only measured tables; the tests check the equations by hand and the
-//! relations between the paper's tables that follow from them.
+//! Source: Mota, *Combining heterogeneous access networks with ad-hoc networks for cost-effective connectivity* (2011), section 3.2. The paper gives
+//! no worked example of its equations, only measured tables. The tests check the equations by hand, and the relations between the paper's tables that
+//! follow from them.
 
 use std::time::Duration;
 
 use braid_model::{ByteCount, Joules, Power, Rate};
 
-/// What the paper calls a typical TCP window: 64 KB, the buffer of equation 4.
+/// The paper's typical TCP window: 64 KB, the buffer of equation 4.
 pub const WINDOW: ByteCount = ByteCount::new(65_536);
-/// Below this battery level, in percent, power is saved (section 3.2.4).
+/// Battery level in percent below which power is saved (section 3.2.4).
 pub const LOW_BATTERY: u8 = 10;
-/// The `maxdiff` the paper found to make handover stable (table 2 and its text).
+/// The `maxdiff` that makes handover stable according to the paper (table 2 and its text).
 pub const MAXDIFF: Duration = Duration::from_millis(10);
 
 /// Smoothed round-trip time, equation 1: `SRTT(i+1) = α SRTT(i) + (1 - α) S(i)`.
 ///
-/// The paper says "usually α = 1/8" and cites Jacobson, whose 1/8 is the weight of the *sample*; as printed the estimate would follow each
-/// sample almost at once. So the default α is 7/8, which is what the source means (and RFC 6298 does); the paper's is there to be
-/// asked for.
+/// The paper says "usually α = 1/8" and cites Jacobson, whose 1/8 is the weight of the *sample*. As printed, the estimate would follow each sample
+/// almost immediately. So the default α is 7/8, which matches the cited source and RFC 6298. The paper's value is available as
+/// [`PRINTED_ALPHA`](Self::PRINTED_ALPHA).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Srtt {
     alpha: f64,
@@ -33,16 +33,16 @@ impl Default for Srtt {
 }
 
 impl Srtt {
-    /// α as the paper prints it.
+    /// The value of α printed in the paper.
     pub const PRINTED_ALPHA: f64 = 0.125;
 
-    /// No estimate yet, the old one weighing `alpha`: 0 to 1, values outside count as the nearer end, what is no number as 0.
+    /// Creates an empty estimate. `alpha` is the weight of the old estimate, clamped to 0 to 1; NaN counts as 0.
     pub fn new(alpha: f64) -> Self {
         let alpha = if alpha.is_nan() { 0.0 } else { alpha.clamp(0.0, 1.0) };
         Self { alpha, estimate: None }
     }
 
-    /// Takes a sample in; the first is the estimate.
+    /// Adds a sample and returns the new estimate. The first sample sets the estimate.
     pub fn sample(&mut self, sample: Duration) -> Duration {
         let next = match self.estimate {
             None => sample,
@@ -55,48 +55,49 @@ impl Srtt {
         next
     }
 
-    /// The estimate, once there was a sample.
+    /// The estimate; `None` before the first sample.
     pub fn get(&self) -> Option<Duration> {
         self.estimate
     }
 }
 
-/// What an interface weighs among others by its round-trip time: its inverse, per second. Times under a microsecond count as one.
+/// Weight of an interface by its round-trip time: the inverse, per second. Times under a microsecond count as one microsecond.
 pub fn rtt_weight(rtt: Duration) -> f64 {
     1.0 / rtt.max(Duration::from_micros(1)).as_secs_f64()
 }
 
-/// Equation 2: `P_a = 1 / (RTT_a Σ_j 1/RTT_j)`, each interface's share of the data, 0 to 1, adding up to 1. Empty for no interfaces.
+/// Equation 2: `P_a = 1 / (RTT_a Σ_j 1/RTT_j)`, each interface's share of the data. Shares are from 0 to 1 and sum to 1. Empty if there are no
+/// interfaces.
 pub fn rtt_shares(rtts: &[Duration]) -> Vec<f64> {
     proportions(rtts.iter().map(|rtt| rtt_weight(*rtt)))
 }
 
-/// Equation 3, the first guess while nothing is measured: `P_a = B_a / Σ_j B_j`. Equal shares where no bandwidth is known.
+/// Equation 3, the initial guess before any measurement: `P_a = B_a / Σ_j B_j`. Equal shares if no bandwidth is known.
 pub fn bandwidth_shares(bandwidths: &[Rate]) -> Vec<f64> {
     let known = bandwidths.iter().any(|rate| *rate > Rate::ZERO);
     proportions(bandwidths.iter().map(|rate| if known { rate.bps() as f64 } else { 1.0 }))
 }
 
-/// One interface under the virtual one.
+/// An interface below the virtual one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Interface {
-    /// Its place in the priority table: 0 is the highest and the default.
+    /// Position in the priority table: 0 is the highest and the default.
     pub priority: u32,
-    /// Whether the destination can be reached by it.
+    /// Whether the destination is reachable over the interface.
     pub available: bool,
-    /// Smoothed round-trip time, once measured.
+    /// Smoothed round-trip time, if measured.
     pub srtt: Option<Duration>,
-    /// What the device claims to carry.
+    /// Nominal bandwidth of the device.
     pub bandwidth: Rate,
-    /// Energy consumption (mA) times supply (V) while it transmits.
+    /// Power while transmitting: current consumption (mA) times supply voltage (V).
     pub power: Power,
 }
 
-/// Each interface's share of the data: the available ones of the highest priority share by equation 2 if all are measured, else by
-/// equation 3; the others get 0. All zero if none is available.
+/// Each interface's share of the data. The available interfaces of the highest priority share by equation 2 if all are measured, else by equation 3.
+/// The others get 0. All shares are 0 if none is available.
 ///
-/// The paper says when the table of equation 2 is empty, not what holds when one interface is measured and another is not: then
-/// the two equations' shares cannot be compared, so equation 3 stands until all are measured.
+/// The paper defines the case in which equation 2's table is empty, but not the case in which only some interfaces are measured. Shares of the two
+/// equations cannot be compared, so equation 3 applies until all are measured.
 pub fn shares(interfaces: &[Interface]) -> Vec<f64> {
     let Some(highest) = interfaces.iter().filter(|one| one.available).map(|one| one.priority).min() else {
         return vec![0.0; interfaces.len()];
@@ -112,11 +113,11 @@ pub fn shares(interfaces: &[Interface]) -> Vec<f64> {
     shares
 }
 
-/// Which one interface carries what cannot be shared out, with hysteresis: the paper's handover.
+/// The paper's handover: selects the one interface for traffic that cannot be shared, with hysteresis.
 ///
-/// The paper calls `maxdiff` a threshold between priority and liveliness ("the bigger the maxdiff value, the more the priority policy gets
-/// enforced") and gives no formula. Here: a better priority, or the loss of the present one, decides at once; among equals the present
-/// interface is left only for one whose smoothed round-trip time is shorter by more than `maxdiff`.
+/// The paper calls `maxdiff` a threshold between priority and liveliness ("the bigger the maxdiff value, the more the priority policy gets enforced")
+/// and gives no formula. Here a better priority, or the loss of the current interface, triggers a change at once. Among equal priorities the
+/// interface changes only if another one's smoothed round-trip time is shorter by more than `maxdiff`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Handover {
     maxdiff: Duration,
@@ -124,13 +125,13 @@ pub struct Handover {
 }
 
 impl Handover {
-    /// On no interface yet.
+    /// Creates the state without a current interface.
     pub fn new(maxdiff: Duration) -> Self {
         Self { maxdiff, current: None }
     }
 
-    /// The interface to use now; `None` if none is available. Among equals the shortest round-trip time wins, unmeasured ones
-    /// last, then the lower index.
+    /// The interface to use now; `None` if none is available. Among equal priorities the shortest round-trip time wins, then the lower index.
+    /// Unmeasured interfaces come last.
     pub fn update(&mut self, interfaces: &[Interface]) -> Option<usize> {
         let rank = |index: usize| (interfaces[index].priority, interfaces[index].srtt.unwrap_or(Duration::MAX), index);
         let best = (0..interfaces.len()).filter(|index| interfaces[*index].available).min_by_key(|index| rank(*index));
@@ -148,35 +149,35 @@ impl Handover {
     }
 }
 
-/// Whether power is saved: battery under [`LOW_BATTERY`] percent and no adapter (section 3.2.4). A device without battery saves none.
+/// Whether to save power: battery under [`LOW_BATTERY`] percent and no adapter (section 3.2.4). A device without a battery never saves power.
 pub fn saves_power(battery: Option<u8>, plugged_in: bool) -> bool {
     !plugged_in && battery.is_some_and(|percent| percent < LOW_BATTERY)
 }
 
-/// Equation 4: `Throughput = TCP buffer / RTT`, what a window allows without loss.
+/// Equation 4: `Throughput = TCP buffer / RTT`, the throughput that a window allows without loss.
 pub fn window_throughput(buffer: ByteCount, rtt: Duration) -> Rate {
     buffer.per(rtt.max(Duration::from_micros(1)))
 }
 
-/// Equation 5: `Energy = consumption x supply x packet size / throughput`, the energy to move one packet.
+/// Equation 5: `Energy = consumption x supply x packet size / throughput`, the energy of one packet.
 pub fn packet_energy(power: Power, packet: ByteCount, throughput: Rate) -> Joules {
     power.to_move(packet, throughput)
 }
 
-/// Equations 6 and 7: `Energy consumed = buffer / packet x Σ_j (Energy_j P_j)`, the energy to move `buffer` in such shares, where
-/// `energy` is what a packet takes on each interface. Equation 7 is a share of 1 for one interface. (The paper says equation 6 takes Energy
-/// from equation 6; it means 5.)
+/// Equations 6 and 7: `Energy consumed = buffer / packet x Σ_j (Energy_j P_j)`, the energy to move `buffer` in these shares. `energy` is the energy
+/// per packet on each interface. Equation 7 is the case of one interface with a share of 1. (The paper says that equation 6 takes Energy from
+/// equation 6; it means 5.)
 pub fn energy_consumed(buffer: ByteCount, packet: ByteCount, energy: &[Joules], shares: &[f64]) -> Joules {
     let per_packet: f64 = energy.iter().zip(shares).map(|(energy, share)| energy.get() * share).sum();
     Joules::new(buffer.get() as f64 / packet.get().max(1) as f64 * per_packet)
 }
 
-/// The shares for one data flow of `buffer` bytes in packets of `packet` bytes: those of [`shares`], but all on the interface that takes
-/// least energy if power is saved and this takes no more than sharing (section 3.2.4). Ties go to the lower index.
+/// The shares for one data flow of `buffer` bytes in packets of `packet` bytes while power is saved (section 3.2.4). They are those of [`shares`],
+/// unless the interface with the least energy alone takes no more energy than sharing; then it gets everything. Ties go to the lower index.
 ///
-/// Energy is compared among interfaces that have a share, as equation 6's sum is ("physical interfaces with the highest priority"),
-/// and only if all are measured, since equation 4 needs round-trip times. By equations 4 to 7 a mean of energies is compared with the least
-/// of them, so the one interface *always* wins, however large the flow: what the paper says of small and large flows does not follow.
+/// Energy is compared among interfaces with a share, as in equation 6 ("physical interfaces with the highest priority"), and only if all are
+/// measured, because equation 4 needs round-trip times. Equations 4 to 7 compare a mean of energies with their minimum, so the single interface
+/// *always* wins, regardless of the flow's size. The paper's statement about small and large flows does not follow from its equations.
 pub fn power_saving_shares(interfaces: &[Interface], buffer: ByteCount, packet: ByteCount) -> Vec<f64> {
     let shares = shares(interfaces);
     let energy = |one: &Interface| one.srtt.map(|rtt| packet_energy(one.power, packet, window_throughput(WINDOW, rtt)));
@@ -189,7 +190,7 @@ pub fn power_saving_shares(interfaces: &[Interface], buffer: ByteCount, packet: 
     let mut alone = vec![0.0; interfaces.len()];
     alone[least] = 1.0;
     let one = energy_consumed(buffer, packet, &energies, &alone);
-    // A mean of equal energies may come out a rounding error below them.
+    // A mean of equal energies may be lower than them by a rounding error.
     let tolerance = 1.0 + 1e-12;
     if energy_consumed(buffer, packet, &energies, &shares).get() * tolerance >= one.get() { alone } else { shares }
 }
@@ -215,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn the_smoothed_time_keeps_seven_eighths() {
+    fn the_smoothed_rtt_keeps_seven_eighths() {
         let mut srtt = Srtt::default();
         assert_eq!(srtt.get(), None);
         assert_eq!(srtt.sample(MS(80)), MS(80));
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn an_alpha_out_of_range_is_the_nearest_in_range() {
+    fn an_alpha_out_of_range_is_clamped() {
         for (alpha, second) in [(7.0, 80), (-1.0, 160), (f64::NAN, 160)] {
             let mut srtt = Srtt::new(alpha);
             srtt.sample(MS(80));
@@ -274,17 +275,17 @@ mod tests {
         assert_eq!(handover.update(&two), Some(0));
         two[1].priority = 1;
         two[1].srtt = Some(MS(1));
-        assert_eq!(handover.update(&two), Some(0), "the priority table comes first");
+        assert_eq!(handover.update(&two), Some(0), "the priority takes precedence");
         two[0].available = false;
-        assert_eq!(handover.update(&two), Some(1), "what is gone is left at once");
+        assert_eq!(handover.update(&two), Some(1), "an unavailable interface is left at once");
         two[0].available = true;
-        assert_eq!(handover.update(&two), Some(0), "and a better priority taken at once");
+        assert_eq!(handover.update(&two), Some(0), "a better priority is used at once");
         assert_eq!(handover.update(&[]), None);
     }
 
     #[test]
     fn a_larger_maxdiff_hands_over_less() {
-        // Table 2: the larger maxdiff, the more stable (10, 100 and 1000).
+        // Table 2: a larger maxdiff is more stable (10, 100 and 1000).
         let wave = |step: u64| [interface(0, Some(100 + 37 * (step % 7))), interface(0, Some(100 + 53 * (step % 5)))];
         let changes = |maxdiff: u64| {
             let mut handover = Handover::new(MS(maxdiff));
@@ -311,7 +312,7 @@ mod tests {
         let packet = ByteCount::new(1500);
         let energy = packet_energy(Power::from_milliwatts(200.0 * 5.0), packet, throughput);
         assert!((energy.get() - 12_000.0 / 5_242_880.0).abs() < 1e-15);
-        // 1,000 packets, a third of them at twice the energy: 4/3 of the energy of all at the lower.
+        // 1,000 packets, a third of them at twice the energy: 4/3 of the energy of all packets at the lower energy.
         let twice = Joules::new(2.0 * energy.get());
         let shared = energy_consumed(ByteCount::new(1_500_000), packet, &[energy, twice], &[2.0 / 3.0, 1.0 / 3.0]);
         let alone = energy_consumed(ByteCount::new(1_500_000), packet, &[energy, twice], &[1.0, 0.0]);
@@ -320,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn a_low_battery_sends_all_by_the_frugal_interface() {
+    fn a_low_battery_uses_only_the_interface_with_the_least_energy() {
         let hungry = Interface { power: Power::from_watts(3.0), ..interface(0, Some(20)) };
         let frugal = Interface { power: Power::from_watts(0.5), ..interface(0, Some(40)) };
         let other = Interface { power: Power::from_watts(0.1), ..interface(1, Some(40)) };
@@ -334,10 +335,10 @@ mod tests {
     }
 
     proptest! {
-        /// Shares add up to one, whatever is measured; what is not available or of lower priority has none; and saving power
-        /// never takes more energy than sharing.
+        /// Shares sum to one for any set of measurements. Interfaces that are unavailable or of lower priority get none. Saving power never takes
+        /// more energy than sharing.
         #[test]
-        fn shares_are_shares(
+        fn shares_sum_to_one_and_saving_never_costs_more(
             rows in proptest::collection::vec((0u32..3, any::<bool>(), proptest::option::of(1u64..2000), 0u64..100, 1u64..5000), 0..8),
             bytes in 1u64..10_000_000,
         ) {

@@ -1,4 +1,4 @@
-//! The exact solver of fair queueing against a linear program, its own certificates, and the guarantees, on random instances.
+//! Tests the exact fair queueing solver on random instances: against linear programs, its certificates, and the guarantees.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use braid_decide::fair::{FairFlow, Problem, clusters, is_max_min, proportional, 
 use braid_model::{ByteCount, Rate, Time};
 use microlp::{ComparisonOp, LinearExpr, OptimizationDirection, Variable};
 
-/// A sequence of numbers that look random (SplitMix64).
-struct Dice(u64);
+/// Pseudorandom numbers (SplitMix64).
+struct Rng(u64);
 
-impl Dice {
+impl Rng {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -20,7 +20,7 @@ impl Dice {
         z ^ (z >> 31)
     }
 
-    /// From `low` to `high`, both possible.
+    /// A number from `low` to `high`, both inclusive.
     fn within(&mut self, low: u64, high: u64) -> u64 {
         low + self.next() % (high - low + 1)
     }
@@ -29,7 +29,8 @@ impl Dice {
         self.within(1, 100) <= percent
     }
 
-    /// 2 to `links` links of 0.1 to 100 Mb/s, 2 to `flows` flows of weights 1 to 10, Π sparse or dense, some or no demands.
+    /// A problem of 2 to `links` links of 0.1 to 100 Mb/s and 2 to `flows` flows of weights 1 to 10, with a sparse or dense Π, and some or no
+    /// demands.
     fn problem(&mut self, links: u64, flows: u64) -> Problem {
         let links: Vec<Rate> = (0..self.within(2, links)).map(|_| Rate::from_bps(self.within(100_000, 100_000_000))).collect();
         let density = self.within(5, 95);
@@ -49,7 +50,7 @@ impl Dice {
     }
 }
 
-/// Lexicographic max-min by linear programs, in Mb/s: raise the least r_i/φ_i, fix the flows that cannot have more, and again.
+/// Lexicographic max-min by linear programs, in Mb/s: repeatedly raise the minimum r_i/φ_i, and fix the flows that cannot have more.
 struct Program<'a> {
     problem: &'a Problem,
     lp: microlp::Problem,
@@ -58,7 +59,7 @@ struct Program<'a> {
 }
 
 impl<'a> Program<'a> {
-    /// The three constraints of 3.3.1.
+    /// Adds the three constraints of 3.3.1.
     fn new(problem: &'a Problem) -> Self {
         let mut lp = microlp::Problem::new(OptimizationDirection::Maximize);
         let mut on_link = vec![LinearExpr::empty(); problem.links.len()];
@@ -83,7 +84,7 @@ impl<'a> Program<'a> {
         sum
     }
 
-    /// At least what is fixed.
+    /// Requires at least the fixed rates.
     fn keep(&mut self, fixed: &[Option<f64>]) {
         for (row, fixed) in self.rates.iter().zip(fixed) {
             if let Some(rate) = fixed {
@@ -92,7 +93,7 @@ impl<'a> Program<'a> {
         }
     }
 
-    /// The highest level for those not fixed.
+    /// The maximum level of the flows that are not fixed.
     fn level(mut self, fixed: &[Option<f64>]) -> f64 {
         self.keep(fixed);
         let level = self.lp.add_var(1.0, (0.0, f64::INFINITY));
@@ -104,7 +105,7 @@ impl<'a> Program<'a> {
         self.lp.solve().expect("feasible").into_solution().expect("optimal").objective()
     }
 
-    /// Which of `stuck` can have more while all others keep `level` or what is fixed.
+    /// The flows of `stuck` that can have more while all others keep `level` or their fixed rate.
     fn movable(mut self, fixed: &[Option<f64>], level: f64, stuck: &[usize]) -> Vec<usize> {
         self.keep(fixed);
         let mut extra = Vec::new();
@@ -122,7 +123,7 @@ impl<'a> Program<'a> {
     }
 }
 
-/// The max-min rates in bits per second by linear programs only.
+/// The max-min rates in bits per second, computed by linear programs only.
 fn by_linear_programs(problem: &Problem) -> Vec<f64> {
     let mut fixed: Vec<Option<f64>> = vec![None; problem.flows.len()];
     while fixed.contains(&None) {
@@ -143,10 +144,10 @@ fn by_linear_programs(problem: &Problem) -> Vec<f64> {
 
 #[test]
 fn the_solver_agrees_with_linear_programs() {
-    let mut dice = Dice(1);
+    let mut rng = Rng(1);
     let mut worst = 0.0_f64;
     for case in 0..400 {
-        let problem = if case % 20 == 0 { dice.problem(16, 64) } else { dice.problem(8, 16) };
+        let problem = if case % 20 == 0 { rng.problem(16, 64) } else { rng.problem(8, 16) };
         let exact = solve(&problem).expect("a valid problem").rates_bps;
         for (rate, reference) in exact.iter().zip(by_linear_programs(&problem)) {
             worst = worst.max((rate - reference).abs() / reference);
@@ -156,13 +157,13 @@ fn the_solver_agrees_with_linear_programs() {
     println!("worst relative difference: {worst:e}");
 }
 
-/// Theorem 4, Definition 2 and Theorem 1 on each allocation: max-min fair, clustered, proportionally fair; and no rate below
-/// what Theorem 2 guarantees.
+/// Theorem 4, Definition 2 and Theorem 1 on each allocation: it is max-min fair, clustered and proportionally fair, and no rate is below the
+/// guarantee of Theorem 2.
 #[test]
 fn every_allocation_has_its_certificates() {
-    let mut dice = Dice(2);
+    let mut rng = Rng(2);
     for case in 0..10_000 {
-        let problem = if case % 10 == 0 { dice.problem(16, 64) } else { dice.problem(8, 16) };
+        let problem = if case % 10 == 0 { rng.problem(16, 64) } else { rng.problem(8, 16) };
         let allocation = solve(&problem).expect("a valid problem");
         is_max_min(&problem, &allocation, 1e-9).unwrap_or_else(|violation| panic!("case {case}: {violation} in {problem:?}"));
         let found = clusters(&problem, &allocation, 1e-9);
@@ -180,32 +181,32 @@ fn every_allocation_has_its_certificates() {
 /// Thirty-two links and a thousand flows, and links of very different speeds.
 #[test]
 fn large_and_uneven_instances_are_solved() {
-    let mut dice = Dice(3);
+    let mut rng = Rng(3);
     for _ in 0..5 {
-        let links: Vec<Rate> = (0..32).map(|place| Rate::from_bps(dice.within(1, 9) * 10_u64.pow(place % 12))).collect();
-        let flow = |dice: &mut Dice| {
-            let mut may: Vec<usize> = (0..3).map(|_| dice.next() as usize % 32).collect();
+        let links: Vec<Rate> = (0..32).map(|place| Rate::from_bps(rng.within(1, 9) * 10_u64.pow(place % 12))).collect();
+        let flow = |rng: &mut Rng| {
+            let mut may: Vec<usize> = (0..3).map(|_| rng.next() as usize % 32).collect();
             may.sort_unstable();
             may.dedup();
-            FairFlow::backlogged(dice.within(1, 1_000_000) as f64 / 1e3, &may)
+            FairFlow::backlogged(rng.within(1, 1_000_000) as f64 / 1e3, &may)
         };
-        let problem = Problem { links, flows: (0..1_000).map(|_| flow(&mut dice)).collect() };
+        let problem = Problem { links, flows: (0..1_000).map(|_| flow(&mut rng)).collect() };
         let allocation = solve(&problem).expect("a valid problem");
         assert_eq!(is_max_min(&problem, &allocation, 1e-9), Ok(()));
     }
 }
 
-/// Footnote 2 of 3.4.1, which the thesis leaves unproven: with fewer flows, or less demand, no other flow has less.
+/// Footnote 2 of 3.4.1, which the thesis does not prove: with fewer flows, or less demand, no other flow has less.
 #[test]
 fn fewer_flows_never_lower_a_rate() {
-    let mut dice = Dice(4);
+    let mut rng = Rng(4);
     for case in 0..1_000 {
-        let problem = dice.problem(6, 12);
+        let problem = rng.problem(6, 12);
         let before = solve(&problem).expect("a valid problem").rates_bps;
         let mut fewer = problem.clone();
-        let changed = dice.next() as usize % fewer.flows.len();
+        let changed = rng.next() as usize % fewer.flows.len();
         let half = Rate::from_bps(before[changed] as u64 / 2);
-        fewer.flows[changed].demand = Some(if dice.chance(50) { Rate::ZERO } else { half });
+        fewer.flows[changed].demand = Some(if rng.chance(50) { Rate::ZERO } else { half });
         let after = solve(&fewer).expect("a valid problem").rates_bps;
         for flow in (0..before.len()).filter(|flow| *flow != changed) {
             assert!(after[flow] >= before[flow] * (1.0 - 1e-9), "case {case}: flow {flow} fell in {problem:?}");
@@ -213,16 +214,16 @@ fn fewer_flows_never_lower_a_rate() {
     }
 }
 
-/// Arrivals for every flow of `problem` that keep to `bucket(flow)`, greedily early half of the time.
-fn conforming(dice: &mut Dice, buckets: &[LeakyBucket], largest: u64, span: Duration) -> Vec<Packet> {
+/// Arrivals for every flow of `problem` that conform to its bucket, and arrive as early as possible half of the time.
+fn conforming(rng: &mut Rng, buckets: &[LeakyBucket], largest: u64, span: Duration) -> Vec<Packet> {
     let mut arrivals = Vec::new();
     for (flow, bucket) in buckets.iter().enumerate() {
         let rate = bucket.rate.bps() as f64 / 8e9;
         let (mut level, mut at) = (bucket.burst.get() as f64, 0_u64);
         loop {
-            let size = dice.within(40, largest.min(bucket.burst.get()));
+            let size = rng.within(40, largest.min(bucket.burst.get()));
             let wait = if level >= size as f64 { 0.0 } else { (size as f64 - level) / rate };
-            let pause = if dice.chance(5) { dice.within(0, 50_000_000) } else { 0 };
+            let pause = if rng.chance(5) { rng.within(0, 50_000_000) } else { 0 };
             let next = at + wait as u64 + 1 + pause;
             if u128::from(next) > span.as_nanos() {
                 break;
@@ -236,24 +237,24 @@ fn conforming(dice: &mut Dice, buckets: &[LeakyBucket], largest: u64, span: Dura
     arrivals
 }
 
-/// Theorem 3 in the fluid system: who is admitted is never later than promised.
+/// Theorem 3 in the fluid system: the delay of an admitted flow never exceeds its bound.
 #[test]
 fn admitted_flows_are_on_time() {
-    let mut dice = Dice(5);
+    let mut rng = Rng(5);
     let (mut admitted, mut closest) = (0, 0.0_f64);
     for _ in 0..60 {
-        let problem = dice.problem(4, 6);
-        let bucket = |flow: &FairFlow, dice: &mut Dice| LeakyBucket {
-            burst: ByteCount::new(dice.within(1_500, 60_000)),
-            rate: Rate::from_bps(dice.within(100_000, 8_000_000)),
+        let problem = rng.problem(4, 6);
+        let bucket = |flow: &FairFlow, rng: &mut Rng| LeakyBucket {
+            burst: ByteCount::new(rng.within(1_500, 60_000)),
+            rate: Rate::from_bps(rng.within(100_000, 8_000_000)),
             links: flow.links.clone(),
         };
-        let buckets: Vec<LeakyBucket> = problem.flows.iter().map(|flow| bucket(flow, &mut dice)).collect();
+        let buckets: Vec<LeakyBucket> = problem.flows.iter().map(|flow| bucket(flow, &mut rng)).collect();
         let Ok(promises) = guarantees::admit(&problem.links, &buckets, ByteCount::new(1_000_000)) else { continue };
         admitted += 1;
         let flows = promises.iter().zip(&buckets).map(|(promise, bucket)| FairFlow::backlogged(promise.weight, &bucket.links)).collect();
         let problem = Problem { links: problem.links, flows };
-        let arrivals = conforming(&mut dice, &buckets, 1500, Duration::from_millis(300));
+        let arrivals = conforming(&mut rng, &buckets, 1500, Duration::from_millis(300));
         let finishes = pgps::fluid(&problem, &arrivals).expect("valid arrivals");
         for (packet, finish) in arrivals.iter().zip(finishes) {
             let delay = finish.expect("served").since(packet.arrival);
@@ -265,22 +266,22 @@ fn admitted_flows_are_on_time() {
     assert!(admitted >= 10 && closest > 0.5, "{admitted} admitted, at most {closest} of the promised delay");
 }
 
-/// Theorems 5 and 6 where every flow may use every link. (With preferences they are wrong: see `fair::pgps`.)
+/// Theorems 5 and 6 if every flow may use every link. (With preferences they are wrong: see `fair::pgps`.)
 #[test]
 fn packets_keep_to_the_bounds_without_preferences() {
-    let mut dice = Dice(6);
+    let mut rng = Rng(6);
     let (mut latest, mut furthest) = (0.0_f64, 0.0_f64);
     for case in 0..300 {
-        let fastest = [1, 2, 5, 20][dice.within(0, 3) as usize];
-        let links: Vec<Rate> = (0..dice.within(2, 6)).map(|_| Rate::from_mbps(dice.within(1, fastest))).collect();
+        let fastest = [1, 2, 5, 20][rng.within(0, 3) as usize];
+        let links: Vec<Rate> = (0..rng.within(2, 6)).map(|_| Rate::from_mbps(rng.within(1, fastest))).collect();
         let all: Vec<usize> = (0..links.len()).collect();
-        let flows = (0..dice.within(2, 8)).map(|_| FairFlow::backlogged(dice.within(1, 10) as f64, &all)).collect();
+        let flows = (0..rng.within(2, 8)).map(|_| FairFlow::backlogged(rng.within(1, 10) as f64, &all)).collect();
         let problem = Problem { links, flows };
         let mut arrivals = Vec::new();
         for flow in 0..problem.flows.len() {
-            for _ in 0..dice.within(1, 4) {
-                let (size, arrival) = (ByteCount::new([1500, 750, 40][dice.within(0, 2) as usize]), Time::from_millis(dice.within(0, 60)));
-                arrivals.extend((0..dice.within(1, 12)).map(|_| Packet { flow, size, arrival }));
+            for _ in 0..rng.within(1, 4) {
+                let (size, arrival) = (ByteCount::new([1500, 750, 40][rng.within(0, 2) as usize]), Time::from_millis(rng.within(0, 60)));
+                arrivals.extend((0..rng.within(1, 12)).map(|_| Packet { flow, size, arrival }));
             }
         }
         arrivals.sort_by_key(|packet| packet.arrival);
@@ -302,6 +303,6 @@ fn packets_keep_to_the_bounds_without_preferences() {
             assert!(behind < bytes.get(), "case {case}");
         }
     }
-    // What the modules' documentation says of them.
+    // The modules' documentation states these values.
     assert!(latest < 0.4 && furthest < 0.4, "late by {latest} of Theorem 5's bound, behind by {furthest} of Theorem 6's");
 }

@@ -1,4 +1,4 @@
-//! miDRR held against exact max-min rates, and the thesis's bounds.
+//! Tests miDRR against exact max-min rates and the thesis's bounds.
 
 mod support;
 
@@ -63,9 +63,9 @@ fn figure_4_5_phase_by_phase() {
     }
 }
 
-/// Two turns of a on link 1 between two visits by link 2 count as one, so a leads for ever.
+/// Two turns of a on link 1 between two visits by link 2 count as one, so a leads permanently.
 #[test]
-fn regression_one_bit_forgets_turns() {
+fn regression_one_bit_loses_turns() {
     let world = world(&[2.0, 3.0], &[(1.0, 0b11), (1.0, 0b10)]);
     assert!(near(&max_min(&world), &[2.5, 2.5], 1e-9));
     let bit = long_run(&world, Flags::Bit, 1000.0);
@@ -74,7 +74,7 @@ fn regression_one_bit_forgets_turns() {
     assert!(near(&counted, &[2.5, 2.5], 0.005), "{counted:?}");
 }
 
-/// Link 1's turn of a lives on the quantum that link 2's turns of a bring, and b never has one: link 2 begins a little before link 1.
+/// Link 1's turn of a uses the quantum that link 2's turns of a add, and b never gets a turn: link 2 starts slightly before link 1.
 #[test]
 fn regression_a_shared_deficit_counter_starves() {
     let world = world(&[6.0, 3.0], &[(3.0, 0b11), (3.0, 0b01)]);
@@ -90,7 +90,7 @@ fn regression_a_shared_deficit_counter_starves() {
     assert!(near(&counted, &[4.5, 4.5], 0.005), "{counted:?}");
 }
 
-/// The lead that Lemma 10 bounds grows with time under one bit, and not under a counter.
+/// The lead that Lemma 10 bounds grows over time with one bit, but not with a counter.
 #[test]
 fn lemma_10_fails_for_one_bit() {
     let world = world(&[2.0, 3.0], &[(1.0, 0b11), (1.0, 0b10)]);
@@ -124,7 +124,7 @@ fn counted_rates_are_max_min() {
     check_random_worlds(0..12, 200.0);
 }
 
-/// The 1,000 instances of the documentation's table, for a release build; prints its first and last row.
+/// The 1,000 instances of the table in the documentation, for a release build. Prints the first and last row.
 #[test]
 #[ignore = "takes minutes: run with --release --ignored"]
 fn counted_rates_are_max_min_on_a_thousand_worlds() {
@@ -158,8 +158,8 @@ fn check_random_worlds(seeds: std::ops::Range<u64>, rounds: f64) {
     assert!(deviations[0].last().is_some_and(|largest| *largest > 0.01), "one bit was enough everywhere");
 }
 
-/// Every pair at all times, against the bound of the module's documentation for 4 bits, and against four times the thesis's, which no pair
-/// of a thousand worlds exceeded.
+/// Checks every pair at all times against the bound in the module's documentation for 4 bits, and against four times the thesis's bound, which no
+/// pair of a thousand worlds exceeded.
 #[test]
 fn counted_service_stays_within_its_bounds() {
     for seed in 0..8 {
@@ -180,7 +180,7 @@ fn counted_service_stays_within_its_bounds() {
     }
 }
 
-/// Where no flow is served by two links of its cluster, the thesis's bit is enough.
+/// If no flow is served by two links of its cluster, the thesis's bit is sufficient.
 #[test]
 fn one_bit_is_enough_for_clusters_of_one_link() {
     // Flow a may use both links, and has more on the first than the second could give it.
@@ -237,8 +237,8 @@ fn a_link_added_later_is_used() {
 }
 
 #[test]
-fn a_flow_that_loses_its_fast_link_waits_unless_its_turns_are_forgotten() {
-    // Which flow the slow link serves next, after the fast one served flow 0 a thousand times and went.
+fn a_flow_that_loses_its_fast_link_waits_unless_counters_are_cleared() {
+    // The order in which the slow link serves the flows, after the fast one served flow 0 a thousand times and went down.
     let rounds_without = |forget: bool| {
         let mut midrr = Midrr::new(2, ByteCount::new(1500), Flags::COUNTED).unwrap();
         let flows = [0b11, 0b10].map(|links| midrr.add_flow(1.0, LinkSet(links)).unwrap());
@@ -254,7 +254,7 @@ fn a_flow_that_loses_its_fast_link_waits_unless_its_turns_are_forgotten() {
 }
 
 #[test]
-fn what_cannot_be_is_refused_with_the_remedy() {
+fn invalid_arguments_are_refused_with_a_remedy() {
     assert_eq!(Midrr::new(65, ByteCount::new(1500), Flags::Bit).unwrap_err(), MidrrError::Links(65));
     for bits in [0, 9] {
         let error = Midrr::new(1, ByteCount::new(1500), Flags::Counter { bits }).unwrap_err();
@@ -276,10 +276,10 @@ fn what_cannot_be_is_refused_with_the_remedy() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
-    /// Flows, weights, Π and queues that change in any way: every decision is the literal algorithm's. So a grant is always a
-    /// head of a flow that may use the link, and no link stays idle while such a flow waits.
+    /// Flows, weights, Π and queues change arbitrarily: every decision equals the literal algorithm's. So a grant is always the head of a flow that
+    /// may use the link, and no link idles while such a flow waits.
     #[test]
-    fn decisions_are_the_literal_algorithms(seed: u64, links in 1usize..=64, bits in 1u32..=8, bit: bool, many: bool) {
+    fn decisions_equal_the_literal_algorithms(seed: u64, links in 1usize..=64, bits in 1u32..=8, bit: bool, many: bool) {
         let flags = if bit { Flags::Bit } else { Flags::Counter { bits } };
         let mut midrr = Midrr::new(links, ByteCount::new(1500), flags).unwrap();
         let mut literal = Literal::new(links, 1500, flags);

@@ -1,6 +1,6 @@
-//! Algorithm 1 against brute force over the new stream's link and linear programs over the weights, and against the connection rule.
+//! Tests Algorithm 1 against brute force over the new stream's link and linear programs over the weights, and against the connection rule.
 //!
-//! A failure prints its smallest case and keeps it; `PROPTEST_RNG_SEED=N` repeats a run.
+//! A failure prints and stores its smallest case; `PROPTEST_RNG_SEED=N` repeats a run.
 
 use braid_decide::connection::{LoadTable, Mode, Request};
 use braid_decide::operetta::{
@@ -37,7 +37,7 @@ impl Case {
         ask(&Problem { interfaces: &self.interfaces, price_per_byte, loads, new: self.new, target: self.target })
     }
 
-    /// The instance in the paper's symbols, in bits and seconds, straight from the lists.
+    /// The instance in the paper's symbols, in bits and seconds, computed directly from the lists.
     fn symbols(&self) -> Symbols {
         let bits = |load: ByteCount| load.get() as f64 * 8.0;
         let rate: Vec<f64> = self.interfaces.iter().map(|link| link.rate.bps() as f64).collect();
@@ -89,7 +89,7 @@ struct Symbols {
     total: f64,
 }
 
-/// What brute force finds best.
+/// The best result of the brute force search.
 #[derive(Debug)]
 struct Best {
     feasible: bool,
@@ -107,9 +107,9 @@ impl Symbols {
         loads
     }
 
-    /// Solves for the weights: the least makespan (`limit` is `None`) or the least price within `limit` seconds.
+    /// Solves for the weights: the minimum makespan (if `limit` is `None`) or the minimum price within `limit` seconds.
     ///
-    /// Everything is scaled to about 1, for the solver's tolerances are absolute.
+    /// Everything is scaled to about 1, because the solver's tolerances are absolute.
     fn lp(&self, choice: Option<usize>, limit: Option<f64>) -> f64 {
         let connections = self.connections(choice);
         let fixed: f64 = connections.iter().zip(&self.price).map(|(load, price)| load * price).sum();
@@ -117,13 +117,13 @@ impl Symbols {
         if self.packet == 0.0 {
             return if limit.is_some() { fixed } else { slowest };
         }
-        let dearest = self.pool.iter().map(|link| self.price[*link]).fold(f64::MIN_POSITIVE, f64::max);
+        let max_price = self.pool.iter().map(|link| self.price[*link]).fold(f64::MIN_POSITIVE, f64::max);
         let fastest = self.rate.iter().copied().fold(0.0, f64::max);
         let second = self.total / fastest;
         let mut problem = microlp::Problem::new(OptimizationDirection::Minimize);
-        let cost = |link: usize| if limit.is_some() { self.price[link] / dearest } else { 0.0 };
+        let cost = |link: usize| if limit.is_some() { self.price[link] / max_price } else { 0.0 };
         let weights: Vec<_> = self.pool.iter().map(|link| (*link, problem.add_var(cost(*link), (0.0, 1.0)))).collect();
-        // Time beyond the slowest connection, which is the same in every solution and would drown the rest.
+        // Time beyond the slowest connection. The time before is the same in every solution and would dominate the rest.
         let over = problem.add_var(if limit.is_some() { 0.0 } else { 1.0 }, (0.0, if limit.is_some() { 0.0 } else { f64::INFINITY }));
         let one: LinearExpr = weights.iter().map(|(_, weight)| (*weight, 1.0)).collect();
         problem.add_constraint(one, ComparisonOp::Eq, 1.0);
@@ -142,7 +142,7 @@ impl Symbols {
         }
     }
 
-    /// The exact optimum: every link for the new stream, and for each the linear programs.
+    /// The exact optimum: tries every link for the new stream, and solves the linear programs for each.
     fn brute_force(&self) -> Best {
         const NEAR: f64 = 1e-11;
         let deadline = self.total / self.target;
@@ -157,7 +157,7 @@ impl Symbols {
         Best { feasible, makespan: fastest, price }
     }
 
-    /// What a decision comes to, reckoned anew from its assignment and weights: (makespan, energy, price).
+    /// The result of a decision, recomputed from its assignment and weights: (makespan, energy, price).
     fn outcome(&self, decision: &Decision) -> (f64, f64, f64) {
         let mut loads = self.connections(decision.assignment);
         for (load, weight) in loads.iter_mut().zip(&decision.weights) {
@@ -183,7 +183,7 @@ fn load() -> impl Strategy<Value = ByteCount> {
     prop_oneof![1 => Just(0), 4 => 1u64..100_000, 4 => 1u64..50_000_000, 2 => Just(1_000_000)].prop_map(ByteCount::new)
 }
 
-/// Random cases; `restricted` lets Π forbid links.
+/// Random cases; with `restricted`, Π may forbid links.
 fn case(restricted: bool, connections_only: bool) -> impl Strategy<Value = Case> {
     (2usize..=8).prop_flat_map(move |links| {
         let full = (1u32 << links) - 1;
@@ -217,7 +217,7 @@ fn case(restricted: bool, connections_only: bool) -> impl Strategy<Value = Case>
     })
 }
 
-/// Whether a decision is a right answer: what it says is what it does, and nothing is better.
+/// Checks a decision: its figures match its assignment and weights, and no other decision is better.
 fn check(case: &Case) -> Result<(), TestCaseError> {
     let symbols = case.symbols();
     let solved = case.solve();
@@ -254,7 +254,7 @@ proptest! {
     #![proptest_config(ProptestConfig { max_shrink_iters: 2_000, ..ProptestConfig::with_cases(7_000) })]
 
     #[test]
-    fn it_is_the_exact_optimum(case in case(false, false)) {
+    fn decisions_are_the_exact_optimum(case in case(false, false)) {
         check(&case)?;
     }
 }
@@ -263,26 +263,26 @@ proptest! {
     #![proptest_config(ProptestConfig { max_shrink_iters: 2_000, ..ProptestConfig::with_cases(3_000) })]
 
     #[test]
-    fn it_is_the_exact_optimum_where_links_are_forbidden(case in case(true, false)) {
+    fn decisions_are_the_exact_optimum_with_forbidden_links(case in case(true, false)) {
         check(&case)?;
     }
 }
 
-/// A load table that shows the rule the connections of `case`, and the rule's request for the new stream.
+/// A load table with the connections of `case`, and the rule's request for the new stream.
 fn load_table(case: &Case, loads: &Loads) -> (LoadTable, Request) {
     let mut load_table = LoadTable::default();
     let symbols = case.symbols();
-    let dearest = symbols.price.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
+    let max_price = symbols.price.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
     for (slot, interface) in case.interfaces.iter().enumerate() {
         let link_load = &mut load_table.loads[slot];
         link_load.rate.down = interface.rate.bytes_per_second();
         link_load.load.down = loads.connection[slot].get();
-        link_load.price = (symbols.price[slot] / dearest * (1u64 << 50) as f64) as u64;
+        link_load.price = (symbols.price[slot] / max_price * (1u64 << 50) as f64) as u64;
     }
     (load_table, Request { allowed: case.new.allowed, direction: Direction::Down, demand: case.new.load })
 }
 
-/// The case with the new stream on `link`, whatever Algorithm 1 thinks best.
+/// The case with the new stream restricted to `link`.
 fn forced(case: &Case, link: usize) -> Case {
     let mut only = LinkSet::default();
     only.insert(link);
@@ -295,7 +295,7 @@ fn as_good(a: &Decision, b: &Decision) -> bool {
     a.feasible == b.feasible && near(a.price, b.price) && throughput
 }
 
-/// Connections whose times are whole numbers of the rule's units: rates are powers of two.
+/// Connections whose times are integers in the rule's units: rates are powers of two.
 fn exact_case() -> impl Strategy<Value = Case> {
     (2usize..=8).prop_flat_map(|links| {
         let link = (4u32..=14, 1.0..3_000.0f64)
@@ -319,7 +319,7 @@ fn exact_case() -> impl Strategy<Value = Case> {
 proptest! {
     #![proptest_config(ProptestConfig { max_global_rejects: 100_000, ..ProptestConfig::with_cases(2_500) })]
 
-    /// Nothing is rounded here, so the link itself must be the same, but for an empty stream, which is as good anywhere.
+    /// Nothing is rounded here, so the link itself must be the same, except for an empty stream, for which all links are equally good.
     #[test]
     fn the_connection_rule_is_algorithm_1_for_connections(case in exact_case()) {
         let loads = case.loads();
@@ -334,7 +334,7 @@ proptest! {
         }
     }
 
-    /// With packet load the rule needs the target that the load leaves, and may choose another link that is as good.
+    /// With packet load the rule needs the target reduced by that load, and may choose another link that is equally good.
     #[test]
     fn the_connection_rule_is_algorithm_1_for_mixed_streams(case in case(false, false)) {
         let case = Case { new: New { kind: NewKind::Connection, ..case.new }, ..case };
@@ -343,7 +343,7 @@ proptest! {
         let target = case.with(&loads, |problem| problem.connection_target()).unwrap();
         let mode = Mode::CheapestInTime { target: Some(target) };
         let deadline = load_table.deadline(&request, Some(target));
-        // The rule counts whole bytes per second and units of 2^-20 s: where that could decide, there is nothing to compare.
+        // The rule uses integer bytes per second and units of 2^-20 s. Cases in which this could change the result are skipped.
         let times: Vec<u64> = request.allowed.iter().map(|slot| load_table.finish(slot, &request)).collect();
         let close = |a: u64, b: u64| a.abs_diff(b) as f64 <= 1e-3 * a.max(b) as f64 + 4.0;
 let empty = case.new.load == ByteCount::ZERO;
@@ -418,14 +418,14 @@ fn packets_fill_the_cheap_links_first() {
     assert_eq!(decision.assignment, None);
     assert!(near(decision.weights[0], 2.0 / 3.0) && near(decision.weights[1], 1.0 / 3.0) && decision.weights[2] == 0.0, "{decision:?}");
     assert!(near(decision.energy.get(), 8.0 / 3.0 + 2.0 * 4.0 / 3.0), "{decision:?}");
-    // At α = 1 it is weighted round robin.
+    // At α = 1 the result is weighted round robin.
     let weights = schedule(&three_links(), &[], packets(4_000_000), alpha(1.0)).unwrap().weights;
     assert!(weights.iter().zip([0.5, 0.25, 0.25]).all(|(weight, share)| near(*weight, share)), "{weights:?}");
 }
 
-/// Rounding left 1e-16 of the packets over when the free link was full, and they woke a link that costs something.
+/// Rounding left over 1e-16 of the packets when the free link was full, and they used a link with a price.
 #[test]
-fn regression_rounding_wakes_no_dearer_link() {
+fn regression_rounding_uses_no_more_expensive_link() {
     let links = [mbps(5.0, 0.0), mbps(0.1, 0.001), mbps(0.1, 0.634), mbps(0.1, 0.001)];
     let streams = [20_920, 832_594].map(|load| Stream { load: ByteCount::new(load), kind: Kind::Packet });
     let decision = schedule(&links, &streams, packets(0), alpha(0.0)).unwrap();
@@ -433,8 +433,8 @@ fn regression_rounding_wakes_no_dearer_link() {
 }
 
 #[test]
-fn a_load_that_breaks_the_target_takes_no_packets_and_leaves_the_rest_time() {
-    // 10 MB sit on the second link for 20 s, in which the first alone can move everything else.
+fn a_link_whose_load_misses_the_target_gets_no_packets() {
+    // 10 MB occupy the second link for 20 s, in which the first link alone can move everything else.
     let streams = [Stream { load: ByteCount::new(10_000_000), kind: Kind::Connection(1) }];
     let decision = schedule(&three_links(), &streams, packets(4_000_000), alpha(1.0)).unwrap();
     assert!(!decision.feasible && near(decision.throughput_bps, 14e6 * 8.0 / 20.0), "{decision:?}");
@@ -445,11 +445,11 @@ fn a_load_that_breaks_the_target_takes_no_packets_and_leaves_the_rest_time() {
 #[test]
 fn ties_go_to_less_energy_and_then_to_the_lower_index() {
     let twins = [mbps(8.0, 3.0), mbps(8.0, 1.0), mbps(8.0, 1.0)];
-    // Out of reach, so the throughput decides, which is the same on all three.
+    // The target is infeasible, so the throughput decides, and it is the same on all three.
     let out_of_reach = Target::Throughput(Rate::from_mbps(100));
     assert_eq!(schedule(&twins, &[], connection(1_000_000), out_of_reach).unwrap().assignment, Some(1));
     assert_eq!(schedule(&twins, &[], connection(0), out_of_reach).unwrap().assignment, Some(0));
-    // Rounding does not split a tie: 0.1 W at 1 Mbit/s is 0.3 W at 3 Mbit/s.
+    // Rounding does not break a tie: 0.1 W at 1 Mbit/s equals 0.3 W at 3 Mbit/s.
     let rounded = [mbps(1.0, 0.1), mbps(3.0, 0.3), mbps(7.0, 0.7)];
     for order in [[0, 1, 2], [2, 0, 1], [1, 2, 0]] {
         let links = order.map(|link| rounded[link]);
@@ -477,7 +477,7 @@ fn links_without_a_rate_are_left_out() {
 }
 
 #[test]
-fn nothing_to_move_is_no_trouble() {
+fn an_empty_load_is_feasible() {
     for new in [packets(0), connection(0)] {
         let decision = schedule(&three_links(), &[], new, alpha(1.0)).unwrap();
         assert!(decision.feasible && decision.throughput_bps == 0.0 && decision.energy.get() == 0.0, "{decision:?}");
@@ -486,7 +486,7 @@ fn nothing_to_move_is_no_trouble() {
 }
 
 #[test]
-fn what_cannot_be_decided_is_refused() {
+fn invalid_problems_are_refused() {
     let links = three_links();
     assert_eq!(schedule(&[], &[], connection(1), alpha(1.0)), Err(OperettaError::NoLink));
     assert_eq!(schedule(&[mbps(1.0, 1.0); 33], &[], connection(1), alpha(1.0)), Err(OperettaError::TooManyLinks { links: 33 }));
@@ -533,11 +533,11 @@ fn money_can_outweigh_energy() {
     assert_eq!((link, energy, price), (Some(1), 2.0, 0.0));
 }
 
-/// Where packets may not use every link the connection rule is not Algorithm 1, as `connection_target` says.
+/// If packets may not use every link, the connection rule differs from Algorithm 1, as documented at `connection_target`.
 #[test]
-fn the_connection_rule_is_not_algorithm_1_where_packets_are_kept_off_a_link() {
-    // 2 MB of packets on the first link alone (2 s). A connection of 1 MB there would hold them up for a third second; on the second
-    // link it ends at 2 s. The rule sees an empty first link, cheap and in time.
+fn the_connection_rule_differs_from_algorithm_1_if_packets_may_not_use_a_link() {
+    // 2 MB of packets on the first link alone (2 s). A connection of 1 MB there would delay them by a third second; on the second link it ends at 2
+    // s. The rule sees an empty first link that is cheap and in time.
     let links = [mbps(8.0, 1.0), mbps(4.0, 1.0)];
     let packet_links = LinkSet(1);
     let streams = vec![Stream { load: ByteCount::new(2_000_000), kind: Kind::Packet }];

@@ -1,4 +1,4 @@
-//! What the head of an answer means for a download: RFC 9110 sections 8.8, 13.1.5, 14 and 15.
+//! Evaluates the head of a response for a download: RFC 9110 sections 8.8, 13.1.5, 14 and 15.
 
 use std::time::Duration;
 
@@ -12,27 +12,27 @@ use url::Url;
 use crate::credentials::shown;
 use crate::error::FetchError;
 
-/// `Last-Modified` proves something only if it lies this far behind `Date`: the file could have changed twice in a second.
-const SETTLED: Duration = Duration::from_secs(60);
+/// `Last-Modified` is a strong validator only if it lies this far before `Date`: the file could change twice within a second.
+const MIN_MODIFIED_AGE: Duration = Duration::from_secs(60);
 
-/// What names one state of a file.
+/// Validator that identifies one version of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Validator {
     /// A strong entity tag, with its quotes.
     Tag(String),
-    /// `Last-Modified`, word for word.
+    /// `Last-Modified`, verbatim.
     Modified(String),
 }
 
 impl Validator {
-    /// What `If-Range` is to say.
+    /// Value of `If-Range`.
     pub(crate) fn value(&self) -> &str {
         match self {
             Self::Tag(value) | Self::Modified(value) => value,
         }
     }
 
-    /// The strong validator of an answer, where it has one.
+    /// The strong validator of a response, if it has one.
     pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
         let tag = text(headers, header::ETAG).filter(|tag| tag.len() >= 2 && tag.starts_with('"') && tag.ends_with('"'));
         if let Some(tag) = tag {
@@ -40,12 +40,12 @@ impl Validator {
         }
         let modified = text(headers, header::LAST_MODIFIED)?;
         let date = httpdate::parse_http_date(text(headers, header::DATE)?).ok()?;
-        let settled = date.duration_since(httpdate::parse_http_date(modified).ok()?).is_ok_and(|age| age >= SETTLED);
+        let settled = date.duration_since(httpdate::parse_http_date(modified).ok()?).is_ok_and(|age| age >= MIN_MODIFIED_AGE);
         settled.then(|| Self::Modified(modified.to_owned()))
     }
 
-    /// Whether an answer is of the state that this one names.
-    fn holds(&self, headers: &HeaderMap) -> bool {
+    /// Whether a response belongs to the version that this validator identifies.
+    fn matches(&self, headers: &HeaderMap) -> bool {
         match self {
             Self::Tag(tag) => text(headers, header::ETAG) == Some(tag),
             Self::Modified(modified) => text(headers, header::LAST_MODIFIED) == Some(modified),
@@ -53,40 +53,40 @@ impl Validator {
     }
 }
 
-/// What was asked.
+/// A request for a file or a part of it.
 #[derive(Debug, Clone)]
 pub(crate) struct Asked {
     pub(crate) url: Url,
-    /// The request's target word for word, where the address says it otherwise.
+    /// Target of the request, verbatim, if it differs from the URL.
     pub(crate) target: Option<Uri>,
-    /// `None`: the whole file.
+    /// `None` requests the whole file.
     pub(crate) span: Option<Span>,
-    /// The state of the file that what came so far is of.
+    /// Validator of the version that the data so far belongs to.
     pub(crate) expected: Option<Validator>,
-    /// The user wants encodings, whichever they are.
+    /// The user asked for content encodings, so any is accepted.
     pub(crate) encoded: bool,
 }
 
-/// What is to be done with an answer.
+/// What to do with a response.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum ResponseAction {
-    /// Its body is of the file.
+    /// The body belongs to the file.
     Body { head: Head, validator: Option<Validator> },
-    /// The file is empty, whatever the body says.
+    /// The file is empty, whatever the body contains.
     Empty,
-    /// It is elsewhere.
-    Elsewhere(Url),
-    /// It is of no use.
+    /// The response redirects to this URL.
+    Redirect(Url),
+    /// The response is useless.
     Refused(Failure, FetchError),
 }
 
-/// Judges an answer by its head.
-pub(crate) fn judge(asked: &Asked, status: StatusCode, headers: &HeaderMap) -> ResponseAction {
+/// Evaluates a response by its head.
+pub(crate) fn evaluate(asked: &Asked, status: StatusCode, headers: &HeaderMap) -> ResponseAction {
     match status.as_u16() {
         200 | 203 => whole(asked, headers),
         204 if asked.expected.is_none() => ResponseAction::Empty,
         206 => part(asked, headers),
-        301 | 302 | 303 | 307 | 308 => elsewhere(asked, status, headers),
+        301 | 302 | 303 | 307 | 308 => redirect(asked, status, headers),
         416 => unsatisfied(asked, headers),
         429 | 503 => ResponseAction::Refused(Failure::Refused { wait: wait(headers) }, refused(asked, status)),
         408 | 425 | 500 | 502 | 504 => ResponseAction::Refused(Failure::Refused { wait: None }, refused(asked, status)),
@@ -106,15 +106,15 @@ fn changed(asked: &Asked, reason: impl Into<String>) -> ResponseAction {
     ResponseAction::Refused(Failure::Changed, FetchError::Changed { url: shown(&asked.url), reason: reason.into() })
 }
 
-/// The whole file follows: it was asked for, or the server knows no ranges, or `If-Range` found another file.
+/// The whole file follows: it was requested, or the server does not support ranges, or `If-Range` found another version.
 fn whole(asked: &Asked, headers: &HeaderMap) -> ResponseAction {
     if let Some(action) = compressed(asked, headers) {
         return action;
     }
     if let Some(expected) = &asked.expected
-        && !expected.holds(headers)
+        && !expected.matches(headers)
     {
-        return changed(asked, format!("it was {} before", expected.value()));
+        return changed(asked, format!("the validator was {} before", expected.value()));
     }
     let validator = Validator::of(headers);
     let head = Head { size: content_length(headers).map(ByteCount::new), span: None, joinable: validator.is_some() };
@@ -125,32 +125,32 @@ fn whole(asked: &Asked, headers: &HeaderMap) -> ResponseAction {
 fn part(asked: &Asked, headers: &HeaderMap) -> ResponseAction {
     let wrong = |reason: String| ResponseAction::Refused(Failure::NoRanges, protocol(asked, reason));
     let Some(wanted) = asked.span else {
-        return wrong("the server sends a part of the file though it was asked for all of it".to_owned());
+        return wrong("the server sent a part of the file, but Braid requested all of it".to_owned());
     };
     if text(headers, header::CONTENT_TYPE).is_some_and(|kind| kind.to_ascii_lowercase().starts_with("multipart/byteranges")) {
-        return wrong("the server sends several ranges though it was asked for one".to_owned());
+        return wrong("the server sent several ranges, but Braid requested one".to_owned());
     }
     let said = text(headers, header::CONTENT_RANGE).unwrap_or("none");
     let Some((span, Some(size))) = content_range(said) else {
-        return wrong(format!("the server sends a range, but does not say which of how much (Content-Range: {said})"));
+        return wrong(format!("the server sent a range with an invalid position or size (Content-Range: {said})"));
     };
     if span.start() != wanted.start() || span.end() > ByteCount::new(size) || span.is_empty() {
-        return wrong(format!("the server sends another range ({said}) than it was asked for ({}-)", wanted.start().get()));
+        return wrong(format!("the server sent the range {said}, but Braid requested {}-", wanted.start().get()));
     }
     if content_length(headers).is_some_and(|length| length != span.len().get()) {
-        return wrong(format!("the server's range ({said}) and its length ({}) do not fit", content_length(headers).unwrap_or(0)));
+        return wrong(format!("the server's range ({said}) does not match its length ({})", content_length(headers).unwrap_or(0)));
     }
     if let Some(action) = compressed(asked, headers) {
         return action;
     }
     let validator = Validator::of(headers);
     if let Some(expected) = &asked.expected
-        && !expected.holds(headers)
+        && !expected.matches(headers)
     {
-        // A server that told a validator once and then tells none gives no proof.
+        // A server that sent a validator before and sends none now proves nothing.
         return match headers.contains_key(header::ETAG) || headers.contains_key(header::LAST_MODIFIED) {
-            true => changed(asked, format!("it was {} before", expected.value())),
-            false => wrong("the server does not say of which state of the file its ranges are".to_owned()),
+            true => changed(asked, format!("the validator was {} before", expected.value())),
+            false => wrong("the server sent a range without a validator, so it may belong to another version of the file".to_owned()),
         };
     }
     let joinable = validator.is_some() || asked.expected.is_some();
@@ -166,33 +166,33 @@ fn unsatisfied(asked: &Asked, headers: &HeaderMap) -> ResponseAction {
         text(headers, header::CONTENT_RANGE).and_then(|said| said.strip_prefix("bytes */")).and_then(|size| size.trim().parse().ok());
     match (size, &asked.expected, asked.span) {
         (Some(0u64), None, Some(_)) => ResponseAction::Empty,
-        (Some(size), Some(_), Some(span)) if size < span.end().get() => changed(asked, format!("it has {size} bytes now")),
-        _ => ResponseAction::Refused(Failure::NoRanges, protocol(asked, "the server refuses a range that the file has (416)")),
+        (Some(size), Some(_), Some(span)) if size < span.end().get() => changed(asked, format!("its size is now {size} bytes")),
+        _ => ResponseAction::Refused(Failure::NoRanges, protocol(asked, "the server refused a valid range (416)")),
     }
 }
 
-fn elsewhere(asked: &Asked, status: StatusCode, headers: &HeaderMap) -> ResponseAction {
+fn redirect(asked: &Asked, status: StatusCode, headers: &HeaderMap) -> ResponseAction {
     let refuse = |reason: String| ResponseAction::Refused(Failure::Source, protocol(asked, reason));
     let Some(location) = text(headers, header::LOCATION) else {
-        return refuse(format!("the server redirects ({status}) and does not say where to"));
+        return refuse(format!("the server redirected ({status}) without a destination"));
     };
     match asked.url.join(location) {
         Ok(mut url) if matches!(url.scheme(), "http" | "https") && url.host_str().is_some_and(|host| !host.is_empty()) => {
             if url.fragment().is_none() {
                 url.set_fragment(asked.url.fragment());
             }
-            // What cannot be asked for is refused here, not later.
+            // Reject URLs here that cannot be requested later.
             match url.as_str().parse::<Uri>() {
-                Ok(_) => ResponseAction::Elsewhere(url),
-                Err(error) => refuse(format!("the server redirects to what is no address ({location:?}: {error})")),
+                Ok(_) => ResponseAction::Redirect(url),
+                Err(error) => refuse(format!("the server redirected to an invalid URL ({location:?}: {error})")),
             }
         }
-        Ok(url) => refuse(format!("the server redirects to {}, which is neither http nor https", shown(&url))),
-        Err(error) => refuse(format!("the server redirects to what is no address ({location:?}: {error})")),
+        Ok(url) => refuse(format!("the server redirected to {}, which is neither http nor https", shown(&url))),
+        Err(error) => refuse(format!("the server redirected to an invalid URL ({location:?}: {error})")),
     }
 }
 
-/// A body that is encoded although it was not to be.
+/// A body that is encoded although the request did not allow it.
 fn compressed(asked: &Asked, headers: &HeaderMap) -> Option<ResponseAction> {
     let encoding = text(headers, header::CONTENT_ENCODING).map(str::trim).filter(|encoding| !encoding.is_empty())?;
     if asked.encoded || encoding.eq_ignore_ascii_case("identity") {
@@ -202,13 +202,13 @@ fn compressed(asked: &Asked, headers: &HeaderMap) -> Option<ResponseAction> {
     Some(ResponseAction::Refused(Failure::Source, error))
 }
 
-/// How long the server asks to wait; a date counts as unknown.
+/// Wait that the server requests. A date counts as unknown.
 fn wait(headers: &HeaderMap) -> Option<Duration> {
     let seconds: u64 = text(headers, header::RETRY_AFTER)?.trim().parse().ok()?;
     Some(Duration::from_secs(seconds.min(24 * 3600)))
 }
 
-/// `bytes FIRST-LAST/SIZE`, the size `None` for `*`.
+/// Parses `bytes FIRST-LAST/SIZE`; the size is `None` for `*`.
 fn content_range(said: &str) -> Option<(Span, Option<u64>)> {
     let said = said.trim();
     let rest = said.get(..6).filter(|unit| unit.eq_ignore_ascii_case("bytes ")).and(said.get(6..))?;
@@ -220,18 +220,18 @@ fn content_range(said: &str) -> Option<(Span, Option<u64>)> {
     Some((Span::new(ByteCount::new(first), ByteCount::new(end)), size))
 }
 
-/// What `Content-Length` says.
+/// Value of `Content-Length`.
 pub(crate) fn content_length(headers: &HeaderMap) -> Option<u64> {
     number(text(headers, header::CONTENT_LENGTH)?)
 }
 
-/// Digits only: `parse` would take a sign.
+/// Accepts digits only: `parse` also accepts a sign.
 fn number(text: &str) -> Option<u64> {
     let text = text.trim();
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-/// A header's first value, where it is text.
+/// First value of a header field, if it is text.
 pub(crate) fn text(headers: &HeaderMap, name: HeaderName) -> Option<&str> {
     headers.get(name)?.to_str().ok()
 }
@@ -252,8 +252,8 @@ mod tests {
     const FULL: [(&str, &str); 3] = [("content-range", "bytes 0-9/100"), ("content-length", "10"), ("etag", "\"a\"")];
 
     #[test]
-    fn ranges_are_taken_as_asked_only() {
-        let good = judge(&asked(0, 10), StatusCode::PARTIAL_CONTENT, &headers(&FULL));
+    fn only_the_requested_range_is_accepted() {
+        let good = evaluate(&asked(0, 10), StatusCode::PARTIAL_CONTENT, &headers(&FULL));
         let ResponseAction::Body { head, validator } = good else { panic!("{good:?}") };
         assert_eq!((head.size, head.joinable, validator), (Some(ByteCount::new(100)), true, Some(Validator::Tag("\"a\"".into()))));
         for (range, length) in [
@@ -268,13 +268,14 @@ mod tests {
             ("lines 0-9/100", "10"),
             ("bytés", "10"),
         ] {
-            let bad = judge(&asked(0, 10), StatusCode::PARTIAL_CONTENT, &headers(&[("content-range", range), ("content-length", length)]));
+            let bad =
+                evaluate(&asked(0, 10), StatusCode::PARTIAL_CONTENT, &headers(&[("content-range", range), ("content-length", length)]));
             assert!(matches!(bad, ResponseAction::Refused(Failure::NoRanges, _)), "{range} {length}: {bad:?}");
         }
     }
 
     #[test]
-    fn only_strong_validators_join() {
+    fn only_strong_validators_count() {
         let of = |lines: &[(&str, &str)]| Validator::of(&headers(lines));
         assert_eq!(of(&[("etag", "\"x\"")]), Some(Validator::Tag("\"x\"".into())));
         for weak in ["W/\"x\"", "x", "\"", ""] {
@@ -287,29 +288,29 @@ mod tests {
     }
 
     #[test]
-    fn another_state_of_the_file_is_noticed() {
+    fn another_version_of_the_file_is_detected() {
         let asked = Asked { expected: Some(Validator::Tag("\"old\"".into())), ..asked(0, 10) };
         for status in [StatusCode::OK, StatusCode::PARTIAL_CONTENT] {
-            let action = judge(&asked, status, &headers(&FULL));
+            let action = evaluate(&asked, status, &headers(&FULL));
             assert!(matches!(action, ResponseAction::Refused(Failure::Changed, _)), "{action:?}");
         }
-        let silent = judge(&asked, StatusCode::PARTIAL_CONTENT, &headers(&FULL[..2]));
-        assert!(matches!(silent, ResponseAction::Refused(Failure::NoRanges, _)), "no proof is no proof: {silent:?}");
-        let shrunk = judge(&asked, StatusCode::RANGE_NOT_SATISFIABLE, &headers(&[("content-range", "bytes */5")]));
+        let silent = evaluate(&asked, StatusCode::PARTIAL_CONTENT, &headers(&FULL[..2]));
+        assert!(matches!(silent, ResponseAction::Refused(Failure::NoRanges, _)), "a missing validator is no proof: {silent:?}");
+        let shrunk = evaluate(&asked, StatusCode::RANGE_NOT_SATISFIABLE, &headers(&[("content-range", "bytes */5")]));
         assert!(matches!(shrunk, ResponseAction::Refused(Failure::Changed, _)), "{shrunk:?}");
     }
 
     #[test]
     fn an_empty_file_has_no_range() {
-        let action = judge(&asked(0, 10), StatusCode::RANGE_NOT_SATISFIABLE, &headers(&[("content-range", "bytes */0")]));
+        let action = evaluate(&asked(0, 10), StatusCode::RANGE_NOT_SATISFIABLE, &headers(&[("content-range", "bytes */0")]));
         assert_eq!(action, ResponseAction::Empty);
     }
 
     #[test]
-    fn redirections_lead_to_http_only() {
-        let to = |location: &str| judge(&asked(0, 10), StatusCode::FOUND, &headers(&[("location", location)]));
-        assert_eq!(to("../b"), ResponseAction::Elsewhere("http://host/b#f".parse().unwrap()));
-        assert_eq!(to("//other/c"), ResponseAction::Elsewhere("http://other/c#f".parse().unwrap()));
+    fn redirects_lead_to_http_only() {
+        let to = |location: &str| evaluate(&asked(0, 10), StatusCode::FOUND, &headers(&[("location", location)]));
+        assert_eq!(to("../b"), ResponseAction::Redirect("http://host/b#f".parse().unwrap()));
+        assert_eq!(to("//other/c"), ResponseAction::Redirect("http://other/c#f".parse().unwrap()));
         for bad in ["file:///etc/passwd", "ftp://host/", "http://", "http://[::1"] {
             assert!(matches!(to(bad), ResponseAction::Refused(Failure::Source, _)), "{bad}");
         }
@@ -318,14 +319,14 @@ mod tests {
     #[test]
     fn compressed_bodies_are_refused_unless_wanted() {
         let lines = [FULL.as_slice(), &[("content-encoding", "gzip")]].concat();
-        let refused = judge(&asked(0, 10), StatusCode::PARTIAL_CONTENT, &headers(&lines));
+        let refused = evaluate(&asked(0, 10), StatusCode::PARTIAL_CONTENT, &headers(&lines));
         assert!(matches!(refused, ResponseAction::Refused(Failure::Source, FetchError::Encoded { .. })), "{refused:?}");
-        let wanted = judge(&Asked { encoded: true, ..asked(0, 10) }, StatusCode::PARTIAL_CONTENT, &headers(&lines));
+        let wanted = evaluate(&Asked { encoded: true, ..asked(0, 10) }, StatusCode::PARTIAL_CONTENT, &headers(&lines));
         assert!(matches!(wanted, ResponseAction::Body { .. }));
     }
 
     #[test]
-    fn waiting_is_told_in_seconds_and_bounded() {
+    fn retry_after_is_in_seconds_and_bounded() {
         let after = |value: &str| wait(&headers(&[("retry-after", value)]));
         assert_eq!(after("3"), Some(Duration::from_secs(3)));
         assert_eq!(after("99999999999"), Some(Duration::from_secs(24 * 3600)));

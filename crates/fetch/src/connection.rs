@@ -1,4 +1,4 @@
-//! One connection over one link to one server: it is opened, asked, and opened again where the server closed it.
+//! One connection over one link to one server. It is opened, used for requests, and reopened when the server closes it.
 
 use std::sync::Arc;
 
@@ -14,15 +14,15 @@ use crate::error::FetchError;
 use crate::exchange::{self, OutgoingRequest};
 use crate::proxy;
 
-/// Requests that overlap on a connection of HTTP/2.
+/// Concurrent requests on one HTTP/2 connection.
 const DEPTH: usize = 2;
-/// How much a server may send ahead on one stream, and on one connection, of HTTP/2.
+/// HTTP/2 flow-control windows of one stream and of one connection.
 const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 2 << 20;
-/// The most of a body that is read at once.
-const BUFFER: usize = 128 * 1024;
+/// Maximum size of one read of a body.
+const READ_SIZE: usize = 128 * 1024;
 
-/// Where a connection leads.
+/// Server of a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Origin {
     pub(crate) tls: bool,
@@ -31,10 +31,10 @@ pub(crate) struct Origin {
     pub(crate) proxy: Option<Url>,
 }
 
-/// An exchange at work on a connection.
+/// A running exchange on a connection.
 struct Work {
     request: RequestId,
-    /// It shares its connection with others: HTTP/2.
+    /// The exchange shares its connection with others (HTTP/2).
     overlaps: bool,
     stop: Option<oneshot::Sender<()>>,
     task: JoinHandle<Option<HttpConnection>>,
@@ -46,7 +46,7 @@ impl Drop for Work {
     }
 }
 
-/// Connects, and does as it is told until nobody tells it anything.
+/// Opens connections and runs exchanges until the command channel closes.
 pub(crate) async fn run(
     shared: Arc<Shared>,
     id: ConnectionId,
@@ -57,7 +57,7 @@ pub(crate) async fn run(
     let name = shared.network.links()[link].name.clone();
     let mut idle = match open(&shared, link, &origin).await {
         Ok(connection) => {
-            let depth = if matches!(connection, HttpConnection::Two(_)) { DEPTH } else { 1 };
+            let depth = if matches!(connection, HttpConnection::Http2(_)) { DEPTH } else { 1 };
             let _ = shared.events.send(ConnectionEvent::Connected { connection: id, depth }).await;
             Some(connection)
         }
@@ -72,7 +72,7 @@ pub(crate) async fn run(
                 if let Some(stop) = works[place].stop.take() {
                     let _ = stop.send(());
                 }
-                // What the server has sent already would come before all else, and keep the link busy meanwhile: a connection is closed then.
+                // Data that the server has already sent would delay all else and keep the link busy, so the connection is closed.
                 if works[place].overlaps && matches!((&mut works.swap_remove(place).task).await, Ok(None)) {
                     idle = None;
                 }
@@ -83,7 +83,7 @@ pub(crate) async fn run(
                     Err(error) => return drop(shared.events.send(ConnectionEvent::Lost { connection: id, error }).await),
                 };
                 let (stop, stopped) = oneshot::channel();
-                let overlaps = matches!(connection, HttpConnection::Two(_));
+                let overlaps = matches!(connection, HttpConnection::Http2(_));
                 let through_proxy = !origin.tls && origin.proxy.as_ref().is_some_and(|proxy| !proxy::is_socks(proxy));
                 let outgoing = OutgoingRequest { request, asked: *asked, headers, link: name.clone(), through_proxy };
                 let task = tokio::spawn(exchange::run(shared.clone(), connection, outgoing, stopped));
@@ -93,7 +93,7 @@ pub(crate) async fn run(
     }
 }
 
-/// A connection for the next request: the one there is, else a new one.
+/// Returns a connection for the next request: the existing one, or a new one.
 async fn ready(
     shared: &Shared,
     link: usize,
@@ -101,40 +101,40 @@ async fn ready(
     idle: &mut Option<HttpConnection>,
     works: &mut Vec<Work>,
 ) -> Result<HttpConnection, FetchError> {
-    if let Some(HttpConnection::Two(sender)) = idle
+    if let Some(HttpConnection::Http2(sender)) = idle
         && !sender.is_closed()
     {
-        return Ok(HttpConnection::Two(sender.clone()));
+        return Ok(HttpConnection::Http2(sender.clone()));
     }
     let mut kept = idle.take();
-    // An exchange of HTTP/1.1 gives its connection back.
+    // A finished HTTP/1.1 exchange returns its connection.
     for mut work in works.extract_if(.., |work| !work.overlaps) {
         kept = (&mut work.task).await.unwrap_or(None).or(kept);
     }
     match kept {
-        Some(HttpConnection::One(sender)) if !sender.is_closed() => Ok(HttpConnection::One(sender)),
+        Some(HttpConnection::Http1(sender)) if !sender.is_closed() => Ok(HttpConnection::Http1(sender)),
         _ => {
             let new = open(shared, link, origin).await?;
-            if let HttpConnection::Two(sender) = &new {
-                *idle = Some(HttpConnection::Two(sender.clone()));
+            if let HttpConnection::Http2(sender) = &new {
+                *idle = Some(HttpConnection::Http2(sender.clone()));
             }
             Ok(new)
         }
     }
 }
 
-/// Opens a connection, with TLS and through the proxy where there are some.
+/// Opens a connection, with TLS and through the proxy if required.
 async fn open(shared: &Shared, link: usize, origin: &Origin) -> Result<HttpConnection, FetchError> {
     let name = shared.network.links()[link].name.clone();
     let target = format!("{}:{}", origin.host, origin.port);
-    let opened = tokio::time::timeout(shared.connect_timeout, shake(shared, link, origin)).await;
+    let opened = tokio::time::timeout(shared.connect_timeout, open_untimed(shared, link, origin)).await;
     opened.unwrap_or_else(|_| {
         let reason = format!("no answer within {} s", shared.connect_timeout.as_secs());
         Err(FetchError::Connect { host: target, link: name, reason })
     })
 }
 
-async fn shake(shared: &Shared, link: usize, origin: &Origin) -> Result<HttpConnection, FetchError> {
+async fn open_untimed(shared: &Shared, link: usize, origin: &Origin) -> Result<HttpConnection, FetchError> {
     let (host, port) = match &origin.proxy {
         Some(proxy) => (proxy.host_str().unwrap_or(""), proxy::port(proxy)),
         None => (origin.host.as_str(), origin.port),
@@ -147,7 +147,7 @@ async fn shake(shared: &Shared, link: usize, origin: &Origin) -> Result<HttpConn
         _ => {}
     }
     if origin.tls {
-        let none = || FetchError::Tls { host: origin.host.clone(), reason: "there is none here".to_owned() };
+        let none = || FetchError::Tls { host: origin.host.clone(), reason: "TLS is not set up".to_owned() };
         (stream, two) = shared.tls.as_ref().ok_or_else(none)?.wrap(&origin.host, stream).await?;
     }
     let broken = |error: hyper::Error| {
@@ -160,9 +160,9 @@ async fn shake(shared: &Shared, link: usize, origin: &Origin) -> Result<HttpConn
         builder.initial_stream_window_size(STREAM_WINDOW).initial_connection_window_size(CONNECTION_WINDOW);
         let (sender, connection) = builder.handshake(io).await.map_err(broken)?;
         tokio::spawn(connection);
-        return Ok(HttpConnection::Two(sender));
+        return Ok(HttpConnection::Http2(sender));
     }
-    let (sender, connection) = http1::Builder::new().max_buf_size(BUFFER).handshake(io).await.map_err(broken)?;
+    let (sender, connection) = http1::Builder::new().max_buf_size(READ_SIZE).handshake(io).await.map_err(broken)?;
     tokio::spawn(connection);
-    Ok(HttpConnection::One(sender))
+    Ok(HttpConnection::Http1(sender))
 }

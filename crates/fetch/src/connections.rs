@@ -1,4 +1,4 @@
-//! What all connections share: commands to them, what they report, and the HTTP connection itself.
+//! State shared by all connections: commands, events, and the HTTP connection itself.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,23 +17,23 @@ use crate::network::Network;
 use crate::throttle::Throttle;
 use crate::tls::Tls;
 
-/// What all connections share.
+/// State shared by all connections.
 pub(crate) struct Shared {
     pub(crate) network: Arc<dyn Network>,
-    /// `None`: where no server of TLS is asked.
+    /// `None` if no server uses TLS.
     pub(crate) tls: Option<Tls>,
     pub(crate) throttle: Throttle,
     pub(crate) connect_timeout: Duration,
     pub(crate) events: mpsc::Sender<ConnectionEvent>,
 }
 
-/// What a connection is told.
+/// Command to a connection.
 pub(crate) enum ConnectionCommand {
     Ask { request: RequestId, asked: Box<Asked>, headers: HeaderMap },
     Stop(RequestId),
 }
 
-/// What connections tell.
+/// Event of a connection.
 #[derive(Debug)]
 pub(crate) enum ConnectionEvent {
     Connected {
@@ -56,12 +56,12 @@ pub(crate) enum ConnectionEvent {
     End {
         request: RequestId,
     },
-    Elsewhere {
+    Redirect {
         request: RequestId,
         from: Url,
         to: Url,
     },
-    /// What an answer from `url` sets, before what else it says.
+    /// Cookies that a response from `url` sets. This event precedes all others of the response.
     Cookies {
         url: Url,
         lines: Vec<String>,
@@ -73,8 +73,8 @@ pub(crate) enum ConnectionEvent {
     },
 }
 
-/// A connection that can be asked.
+/// An open HTTP connection.
 pub(crate) enum HttpConnection {
-    One(http1::SendRequest<Empty<Bytes>>),
-    Two(http2::SendRequest<Empty<Bytes>>),
+    Http1(http1::SendRequest<Empty<Bytes>>),
+    Http2(http2::SendRequest<Empty<Bytes>>),
 }

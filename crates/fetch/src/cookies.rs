@@ -1,14 +1,14 @@
-//! Cookies: of a file in Netscape's form, as curl and browsers' add-ons write it, and those that answers set while a run lasts.
+//! Cookies: from a file in Netscape format, as curl and browser extensions write it, and those that servers set during a run.
 
 use std::net::IpAddr;
 
 use url::Url;
 
-/// What an answer may set: so many cookies in all, none with a name and value longer than this (RFC 6265 section 6.1).
-const MOST: usize = 300;
-const LONGEST: usize = 4096;
+/// Limits for cookies from servers: their number, and the length of each name and value (RFC 6265 section 6.1).
+const MAX_COOKIES: usize = 300;
+const MAX_LENGTH: usize = 4096;
 
-/// Cookies that may be sent.
+/// Cookies that can be sent.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Cookies {
     all: Vec<Cookie>,
@@ -25,11 +25,11 @@ struct Cookie {
 }
 
 impl Cookies {
-    /// Reads the lines of a file: host, whether names below it count, path, whether over TLS only, expiry, name, value, with tabs between.
-    /// `unix`: seconds of Unix time now; what has expired is left out.
+    /// Parses the lines of a file: host, whether subdomains match, path, whether TLS is required, expiry, name, value, separated by tabs. `unix` is
+    /// the current time in seconds of Unix time; expired cookies are omitted.
     ///
     /// # Errors
-    /// The first line that is none, by its number.
+    /// The first invalid line, by number.
     pub fn parse(text: &str, unix: u64) -> Result<Self, String> {
         let mut all = Vec::new();
         for (number, line) in text.lines().enumerate() {
@@ -37,7 +37,7 @@ impl Cookies {
             if line.trim().is_empty() || line.starts_with('#') {
                 continue;
             }
-            let bad = || format!("line {} is no cookie: it needs 7 fields with tabs between, as curl -c writes them", number + 1);
+            let bad = || format!("line {} is not a cookie: write 7 fields separated by tabs, as curl -c does", number + 1);
             let fields: Vec<&str> = line.split('\t').collect();
             let [host, below, path, secure, expiry, name, value] = fields[..] else { return Err(bad()) };
             let expiry: u64 = expiry.trim().parse().map_err(|_| bad())?;
@@ -56,17 +56,17 @@ impl Cookies {
         Ok(Self { all })
     }
 
-    /// Takes what an answer from `url` sets, one `Set-Cookie` (RFC 6265 section 5.2 and 5.3); what the host may not set is left out.
-    /// `unix`: seconds of Unix time now. A domain needs a dot; there is no list of public suffixes.
-    pub(crate) fn learn(&mut self, url: &Url, line: &str, unix: u64) {
+    /// Stores one `Set-Cookie` of a response from `url` (RFC 6265 sections 5.2 and 5.3), unless the host may not set it. `unix` is the current time
+    /// in seconds of Unix time. A domain must contain a dot; there is no public suffix list.
+    pub(crate) fn store(&mut self, url: &Url, line: &str, unix: u64) {
         let Some((cookie, expired)) = Cookie::set(url, line, unix) else { return };
         self.all.retain(|old| (&old.host, &old.path, &old.name) != (&cookie.host, &cookie.path, &cookie.name));
-        if !expired && self.all.len() < MOST {
+        if !expired && self.all.len() < MAX_COOKIES {
             self.all.push(cookie);
         }
     }
 
-    /// What is to be sent with a request, as the value of `Cookie` (RFC 6265 section 5.4); longest paths first.
+    /// Value of `Cookie` for a request (RFC 6265 section 5.4), longest paths first.
     pub fn of(&self, url: &Url) -> Option<String> {
         let (host, path) = (url.host_str()?.to_ascii_lowercase(), url.path());
         let mut fit: Vec<&Cookie> = self.all.iter().filter(|cookie| cookie.fits(&host, path, url.scheme() == "https")).collect();
@@ -77,17 +77,17 @@ impl Cookies {
 }
 
 impl Cookie {
-    /// What a `Set-Cookie` of `url` says, and whether that is to be forgotten.
+    /// Parses a `Set-Cookie` from `url`. Also returns whether the cookie is expired, and thus deletes an older one.
     fn set(url: &Url, line: &str, unix: u64) -> Option<(Self, bool)> {
         let host = url.host_str()?.to_ascii_lowercase();
         let mut parts = line.split(';').map(str::trim);
         let (name, value) = parts.next()?.split_once('=')?;
         let (name, value) = (name.trim(), value.trim());
         let plain = |byte: u8| (b' '..0x7f).contains(&byte);
-        if name.is_empty() || name.len() + value.len() > LONGEST || !line.bytes().all(plain) {
+        if name.is_empty() || name.len() + value.len() > MAX_LENGTH || !line.bytes().all(plain) {
             return None;
         }
-        // The directory of what was asked for.
+        // Directory of the requested path.
         let directory = url.path().rsplit_once('/').map_or("/", |(front, _)| if front.is_empty() { "/" } else { front });
         let mut cookie =
             Self { below: false, path: directory.to_owned(), secure: false, name: name.to_owned(), value: value.to_owned(), host };
@@ -134,7 +134,7 @@ mod tests {
         #HttpOnly_example.org\tFALSE\t/\tTRUE\t0\ttls\t3\nexample.org\tFALSE\t/\tFALSE\t100\told\t4\n";
 
     #[test]
-    fn cookies_go_where_they_belong() {
+    fn cookies_are_sent_to_matching_hosts_and_paths() {
         let cookies = Cookies::parse(FILE, 1000).unwrap();
         let of = |url: &str| cookies.of(&url.parse().unwrap());
         assert_eq!(of("http://example.org/deep/x").as_deref(), Some("deep=2; all=1"));
@@ -145,9 +145,9 @@ mod tests {
     }
 
     #[test]
-    fn answers_set_cookies_for_their_own_hosts() {
+    fn servers_set_cookies_for_their_own_hosts() {
         let mut cookies = Cookies::default();
-        let mut set = |url: &str, line: &str| cookies.learn(&url.parse().unwrap(), line, 1000);
+        let mut set = |url: &str, line: &str| cookies.store(&url.parse().unwrap(), line, 1000);
         set("http://www.example.org/a/b", "here=1");
         set("http://www.example.org/", "all=2; Domain=.example.org; Path=/; HttpOnly");
         set("https://www.example.org/", "tls=3; secure; Max-Age=60");
@@ -163,21 +163,21 @@ mod tests {
     }
 
     #[test]
-    fn answers_replace_and_take_back_cookies_and_cannot_fill_memory() {
+    fn servers_replace_and_delete_cookies_and_cannot_fill_memory() {
         let url: Url = "http://h.example/".parse().unwrap();
         let mut cookies = Cookies::default();
-        cookies.learn(&url, "a=1", 1000);
-        cookies.learn(&url, "a=2; Expires=Thu, 01 Jan 1970 01:00:00 GMT", 1000);
+        cookies.store(&url, "a=1", 1000);
+        cookies.store(&url, "a=2; Expires=Thu, 01 Jan 1970 01:00:00 GMT", 1000);
         assert_eq!(cookies.of(&url).as_deref(), Some("a=2"));
-        cookies.learn(&url, "a=; Expires=Thu, 01 Jan 1970 00:00:01 GMT", 1000);
+        cookies.store(&url, "a=; Expires=Thu, 01 Jan 1970 00:00:01 GMT", 1000);
         assert_eq!(cookies.of(&url), None);
-        (0..10_000).for_each(|number| cookies.learn(&url, &format!("c{number}=x"), 1000));
-        cookies.learn(&url, &format!("long={}", "x".repeat(5000)), 1000);
-        assert_eq!(cookies.all.len(), MOST);
+        (0..10_000).for_each(|number| cookies.store(&url, &format!("c{number}=x"), 1000));
+        cookies.store(&url, &format!("long={}", "x".repeat(5000)), 1000);
+        assert_eq!(cookies.all.len(), MAX_COOKIES);
     }
 
     #[test]
-    fn a_line_that_is_no_cookie_is_named() {
+    fn an_invalid_line_is_reported_by_number() {
         assert!(Cookies::parse("a\tb\n", 0).unwrap_err().contains("line 1"));
     }
 }

@@ -1,24 +1,24 @@
-//! Users and passwords, and the text of URLs that they stand in.
+//! Users and passwords, and URLs that contain them.
 
 use std::str::FromStr;
 
 use hyper::header::HeaderValue;
 use url::Url;
 
-/// An address as it may be shown: without the user and the password that may stand in it.
+/// The URL without user and password, safe to show.
 pub(crate) fn shown(url: &Url) -> String {
     let mut url = url.clone();
-    // An address that can hold none holds none.
+    // Setting the user fails only for URLs that cannot contain one.
     let _ = url.set_username("").and_then(|()| url.set_password(None));
     url.into()
 }
 
-/// A user and a password, for basic authentication (RFC 7617).
+/// User and password for basic authentication (RFC 7617).
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credentials {
-    /// The user.
+    /// User name.
     pub user: String,
-    /// The password.
+    /// Password.
     pub password: String,
 }
 
@@ -29,7 +29,7 @@ impl std::fmt::Debug for Credentials {
 }
 
 impl Credentials {
-    /// The value of `Authorization`.
+    /// Value of `Authorization`.
     pub(crate) fn basic(&self) -> Option<HeaderValue> {
         let word = data_encoding::BASE64.encode(format!("{}:{}", self.user, self.password).as_bytes());
         let mut value = HeaderValue::from_str(&format!("Basic {word}")).ok()?;
@@ -46,7 +46,7 @@ impl FromStr for Credentials {
     }
 }
 
-/// A text without percent-encoding (RFC 3986, section 2.1).
+/// Decodes percent-encoding (RFC 3986, section 2.1).
 pub(crate) fn decode(text: &str) -> String {
     let mut bytes = Vec::new();
     let mut rest = text.as_bytes();

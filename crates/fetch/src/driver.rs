@@ -1,7 +1,7 @@
-//! What downloads of `braid get` and downloads through a proxy share: the engine, and the connections and requests that it orders.
+//! The part that `braid get` and downloads through a proxy share: the engine, its connections and its requests.
 //!
-//! [`Driver::poll`] carries out what the engine orders about connections and gives the rest, which concerns files, to the caller.
-//! [`Driver::on_event`] tells the engine what connections report and gives the caller what it has to know of it.
+//! [`Driver::poll`] executes the engine's actions for connections and returns those for files to the caller. [`Driver::on_event`] passes connection
+//! events to the engine and returns what the caller needs of them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,22 +23,22 @@ use crate::connection::{self, Origin};
 use crate::connections::{ConnectionCommand, ConnectionEvent, Shared};
 use crate::error::FetchError;
 
-/// The engine, and what it has ordered.
+/// The engine, and its connections and requests.
 pub(crate) struct Driver {
     pub(crate) engine: Engine,
     begin: Instant,
     servers: BTreeMap<ServerId, (Arc<Shared>, Origin)>,
     connections: BTreeMap<ConnectionId, Connection>,
-    /// Requests that are not over. One leaves when its connection ends it, or when the engine stops it.
+    /// Requests in progress. A request is removed when its connection ends it, or when the engine stops it.
     requests: BTreeMap<RequestId, ActiveRequest>,
 }
 
-/// A connection's task, which is aborted with it.
+/// Task of a connection; dropping it aborts the task.
 struct Connection {
     task: AbortHandle,
     link: LinkId,
     server: ServerId,
-    /// `None`: an adopted connection, which brings the rest of its one answer.
+    /// `None` for an adopted connection, which only delivers the rest of one response.
     commands: Option<mpsc::UnboundedSender<ConnectionCommand>>,
 }
 
@@ -48,7 +48,7 @@ impl Drop for Connection {
     }
 }
 
-/// A request that was sent and is not over.
+/// A request that was sent and has not ended.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ActiveRequest {
     pub(crate) file: FileId,
@@ -57,13 +57,13 @@ pub(crate) struct ActiveRequest {
     connection: ConnectionId,
 }
 
-/// What the engine wants done for a file.
+/// An action of the engine for a file.
 pub(crate) enum FileAction {
-    /// Ask for `span` of the file; [`Driver::send`] does.
-    Ask(Question),
-    /// Begin the file again from its start.
+    /// Request `span` of the file; the caller calls [`Driver::send`].
+    Ask(RangeRequest),
+    /// Restart the file from its beginning.
     Restart(FileId),
-    /// All of it is there.
+    /// The file is complete.
     Done {
         file: FileId,
         size: ByteCount,
@@ -74,8 +74,8 @@ pub(crate) enum FileAction {
     },
 }
 
-/// A request that the engine wants sent.
-pub(crate) struct Question {
+/// A request that the engine wants to send.
+pub(crate) struct RangeRequest {
     request: RequestId,
     connection: ConnectionId,
     pub(crate) file: FileId,
@@ -83,28 +83,28 @@ pub(crate) struct Question {
     pub(crate) span: Option<Span>,
 }
 
-/// What came of a file's requests.
+/// An event of a file's requests.
 pub(crate) enum FileEvent {
-    /// A connection was lost; the engine knows.
+    /// A connection was lost. The engine has been informed.
     Lost {
         server: ServerId,
         link: LinkId,
         error: FetchError,
     },
-    /// An answer began. The caller tells the engine its head, or that the request failed.
+    /// A response began. The caller must pass its head, or a failure, to the engine.
     Head {
         request: RequestId,
         active: ActiveRequest,
         head: Head,
         validator: Option<Validator>,
     },
-    /// Bytes came that were not there yet: each piece with its place in the file.
+    /// New bytes of the file: pieces with their offsets.
     Data {
         active: ActiveRequest,
         pieces: Vec<(ByteCount, Bytes)>,
     },
-    /// A redirection. The caller tells the engine how the request failed.
-    Elsewhere {
+    /// A redirect. The caller must report the failure of the request to the engine.
+    Redirect {
         request: RequestId,
         active: ActiveRequest,
         from: Url,
@@ -114,7 +114,7 @@ pub(crate) enum FileEvent {
         url: Url,
         lines: Vec<String>,
     },
-    /// A request failed; the engine knows.
+    /// A request failed. The engine has been informed.
     Failed {
         active: ActiveRequest,
         error: FetchError,
@@ -136,12 +136,12 @@ impl Driver {
         Time::ZERO + self.begin.elapsed()
     }
 
-    /// How long it has run.
+    /// Time since the start.
     pub(crate) fn elapsed(&self) -> Duration {
         self.begin.elapsed()
     }
 
-    /// How long the engine can wait if nothing happens.
+    /// Time until the engine must be polled again if nothing happens.
     pub(crate) fn due(&self) -> Duration {
         self.engine.poll_timeout().map_or(Duration::from_secs(3600), |due| due.since(self.now()))
     }
@@ -157,15 +157,15 @@ impl Driver {
         self.servers.remove(&id);
     }
 
-    /// The server of that origin, if it is known.
+    /// Server of this origin, if it exists.
     pub(crate) fn server_of(&self, origin: &Origin) -> Option<ServerId> {
         self.servers.iter().find(|(_, (_, known))| known == origin).map(|(id, _)| *id)
     }
 
-    /// Takes over a file whose whole answer is under way. `read` starts the task that reports that answer as the request given to it.
+    /// Adopts a file whose whole response is already in progress. `read` starts the task that reports the response under the given request.
     ///
     /// # Errors
-    /// The engine's, for a setup that it refuses.
+    /// Errors of the engine, if it rejects the setup.
     pub(crate) fn adopt(
         &mut self,
         link: LinkId,
@@ -180,7 +180,7 @@ impl Driver {
         Ok(file)
     }
 
-    /// Does what the engine wants done about connections, until it wants something done for a file.
+    /// Executes the engine's actions for connections until there is one for a file.
     pub(crate) fn poll(&mut self) -> Option<FileAction> {
         let now = self.now();
         while let Some(action) = self.engine.poll(now) {
@@ -189,7 +189,7 @@ impl Driver {
                 Action::Stop { request } => self.stop(request),
                 Action::Close { connection } => drop(self.forget_connection(connection)),
                 Action::Ask { request, connection, file, source, span } => {
-                    return Some(FileAction::Ask(Question { request, connection, file, source, span }));
+                    return Some(FileAction::Ask(RangeRequest { request, connection, file, source, span }));
                 }
                 Action::Restart { file } => return Some(FileAction::Restart(file)),
                 Action::Done { file, size } => return Some(FileAction::Done { file, size }),
@@ -220,16 +220,16 @@ impl Driver {
         self.connections.remove(&id)
     }
 
-    /// Sends a request that the engine wanted.
-    pub(crate) fn send(&mut self, question: &Question, asked: Asked, headers: HeaderMap) {
-        let Question { request, connection, file, source, .. } = *question;
+    /// Sends a request of the engine.
+    pub(crate) fn send(&mut self, question: &RangeRequest, asked: Asked, headers: HeaderMap) {
+        let RangeRequest { request, connection, file, source, .. } = *question;
         let Some(Connection { link, commands: Some(commands), .. }) = self.connections.get(&connection) else { return };
         self.requests.insert(request, ActiveRequest { file, source, link: *link, connection });
-        // A connection that is gone has reported so.
+        // A closed connection has already reported its end.
         let _ = commands.send(ConnectionCommand::Ask { request, asked: Box::new(asked), headers });
     }
 
-    /// Tells the engine what a connection reports; gives what concerns a file.
+    /// Passes a connection's event to the engine; returns an event for a file.
     pub(crate) fn on_event(&mut self, event: ConnectionEvent) -> Option<FileEvent> {
         let now = self.now();
         match event {
@@ -262,26 +262,26 @@ impl Driver {
                 };
                 return Some(FileEvent::Data { active, pieces: fresh.into_iter().map(piece).collect() });
             }
-            ConnectionEvent::Elsewhere { request, from, to } => {
+            ConnectionEvent::Redirect { request, from, to } => {
                 let active = *self.requests.get(&request)?;
-                return Some(FileEvent::Elsewhere { request, active, from, to });
+                return Some(FileEvent::Redirect { request, active, from, to });
             }
             ConnectionEvent::Cookies { url, lines } => return Some(FileEvent::Cookies { url, lines }),
         }
         None
     }
 
-    /// The caller has found that a request failed.
+    /// Reports a failure that the caller detected.
     pub(crate) fn fail(&mut self, request: RequestId, failure: Failure) {
         self.engine.on_failed(self.now(), request, failure);
     }
 
-    /// Ends all that is under way for a file: the engine then stops its requests.
+    /// Removes a file; the engine then stops its requests.
     pub(crate) fn remove_file(&mut self, file: FileId) {
         self.engine.remove_file(self.now(), file);
     }
 
-    /// Ends all connections.
+    /// Closes all connections.
     pub(crate) fn close(&mut self) {
         self.connections.clear();
     }

@@ -1,189 +1,189 @@
-//! Why a download failed, and the exit status that tells it as curl's does.
+//! Errors of downloads, and their exit statuses, which match curl's.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use braid_model::ByteCount;
 
-/// Why a download failed.
+/// Error of a download.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum FetchError {
-    /// The address is none.
-    #[error("{url:?} is no address to fetch from ({reason}); write http://HOST/PATH or https://HOST/PATH")]
+    /// The URL is invalid.
+    #[error("{url:?} is not a valid URL ({reason}); write http://HOST/PATH or https://HOST/PATH")]
     Url {
-        /// What was given.
+        /// The given text.
         url: String,
-        /// What is wrong.
+        /// The problem.
         reason: String,
     },
-    /// An option makes no sense.
+    /// An option has an invalid value.
     #[error("{0}")]
     Option(String),
-    /// There is no link.
-    #[error("no link can be used{0}; `braid doctor` tells more")]
+    /// No link is usable.
+    #[error("no link is usable{0}; see `braid doctor`")]
     NoLink(String),
     /// The name has no address.
     #[error("cannot resolve {host} over {link}: {reason}")]
     Resolve {
         /// The name.
         host: String,
-        /// The link it was resolved through.
+        /// The link over which it was resolved.
         link: String,
-        /// What the resolvers said.
+        /// Answer of the resolvers.
         reason: String,
-        /// They are sure that there is no such name: asking again brings nothing.
+        /// The name does not exist, so another query is useless.
         absent: bool,
     },
-    /// No connection.
+    /// The connection failed.
     #[error("cannot connect to {host} over {link}: {reason}")]
     Connect {
-        /// Whom.
+        /// Destination host.
         host: String,
-        /// Over which link.
+        /// Name of the link.
         link: String,
-        /// What the system said.
+        /// Error of the system.
         reason: String,
     },
-    /// The proxy refuses, or is none.
-    #[error("the proxy {proxy} does not serve: {reason}")]
+    /// The proxy refused, or the server is not a proxy.
+    #[error("the proxy {proxy} failed: {reason}")]
     Proxy {
-        /// The proxy.
+        /// Host of the proxy.
         proxy: String,
-        /// What it said.
+        /// Answer of the proxy.
         reason: String,
     },
-    /// No TLS.
-    #[error("{host} and this end find no common TLS: {reason}")]
+    /// The TLS handshake failed.
+    #[error("TLS handshake with {host} failed: {reason}")]
     Tls {
-        /// Whom.
+        /// Destination host.
         host: String,
-        /// What went wrong.
+        /// The problem.
         reason: String,
     },
-    /// The server cannot prove who it is.
-    #[error("{host} does not prove who it is ({reason}); if you trust it all the same, give its certificate by --cacert")]
+    /// The server's certificate is not trusted.
+    #[error("the certificate of {host} is not trusted ({reason}); if you trust it, name its certificate with --cacert")]
     Certificate {
-        /// Whom.
+        /// Destination host.
         host: String,
-        /// What is wrong with its certificate.
+        /// The problem of the certificate.
         reason: String,
     },
-    /// The server refuses.
-    #[error("{url}: the server answers {status}")]
+    /// The server returned an error status.
+    #[error("{url}: the server answered {status}")]
     Status {
-        /// What was asked for.
+        /// The requested URL.
         url: String,
-        /// The status with its words.
+        /// Status code and reason phrase.
         status: String,
     },
-    /// Redirected in circles.
-    #[error("{url}: redirected more than {most} times; allow more by --max-redirs")]
+    /// Too many redirects.
+    #[error("{url}: more than {most} redirects; allow more with --max-redirs")]
     Redirects {
-        /// Where it began.
+        /// The first URL.
         url: String,
-        /// As often as allowed.
+        /// Number of redirects allowed.
         most: u32,
     },
-    /// The exchange broke.
+    /// The exchange broke off.
     #[error("{host} over {link}: {reason}")]
     Broken {
-        /// Whom.
+        /// Destination host.
         host: String,
-        /// Over which link.
+        /// Name of the link.
         link: String,
-        /// What happened.
+        /// The problem.
         reason: String,
     },
-    /// The server does not do as HTTP says.
+    /// The server violated HTTP.
     #[error("{url}: {reason}")]
     Protocol {
-        /// What was asked for.
+        /// The requested URL.
         url: String,
-        /// What it did.
+        /// The violation.
         reason: String,
     },
     /// The file changed.
-    #[error("{url}: the file changed on the server while it was fetched ({reason}); fetch it again")]
+    #[error("{url}: the file changed on the server during the download ({reason}); download it again")]
     Changed {
-        /// What was asked for.
+        /// The requested URL.
         url: String,
-        /// What tells.
+        /// Evidence of the change.
         reason: String,
     },
     /// The body is compressed.
     #[error(
-        "{url}: the server sends the file compressed ({encoding}) though asked not to; to take it as it is, \
-         ask for it by --header 'Accept-Encoding: {encoding}'"
+        "{url}: the server compressed the file ({encoding}) although Braid did not allow it; to accept the compressed file, \
+         use --header 'Accept-Encoding: {encoding}'"
     )]
     Encoded {
-        /// What was asked for.
+        /// The requested URL.
         url: String,
-        /// The encoding.
+        /// Content encoding.
         encoding: String,
     },
-    /// Nothing comes.
-    #[error("{url}: nothing came for {} s", .patience.as_secs())]
+    /// No data arrived for too long.
+    #[error("{url}: no data for {} s", .timeout.as_secs())]
     Silent {
-        /// What was asked for.
+        /// The requested URL.
         url: String,
-        /// For how long.
-        patience: Duration,
+        /// The time limit.
+        timeout: Duration,
     },
-    /// No more may be spent.
-    #[error("{url}: stopped, since no link may bring more (--max-cost, --max-link or the allowances of metered links are used up)")]
+    /// The budget of every link is used up.
+    #[error("{url}: stopped, because --max-cost, --max-link or the allowances of metered links are used up")]
     Budget {
-        /// What was asked for.
+        /// The requested URL.
         url: String,
     },
-    /// Longer than allowed.
-    #[error("{url}: the file has {size}, more than --max-filesize allows")]
+    /// The file exceeds the size limit.
+    #[error("{url}: the file size of {size} exceeds --max-filesize")]
     TooLarge {
-        /// What was asked for.
+        /// The requested URL.
         url: String,
-        /// Its size.
+        /// Size of the file.
         size: ByteCount,
     },
-    /// The file is not what it should be.
-    #[error("{path}: SHA-256 is {found}, not {wanted}; it is kept as {kept}")]
+    /// The checksum does not match.
+    #[error("{path}: SHA-256 is {found}, not {wanted}; the download is kept as {kept}")]
     Checksum {
-        /// The file that would be.
+        /// Path of the intended file.
         path: PathBuf,
-        /// Its checksum.
+        /// Actual checksum.
         found: String,
-        /// What it should be.
+        /// Expected checksum.
         wanted: String,
-        /// Where it is.
+        /// Path of the downloaded data.
         kept: PathBuf,
     },
-    /// The disk does not take it.
+    /// Writing to the disk failed.
     #[error("cannot write {path}: {reason}")]
     Write {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// Error of the system.
         reason: String,
     },
-    /// Another one writes the same file.
-    #[error("{path} is being fetched by another braid: wait for it, or name another file by -o")]
+    /// Another process downloads the same file.
+    #[error("another braid is downloading {path}: wait for it, or name another file with -o")]
     Busy {
         /// The partial file.
         path: PathBuf,
     },
-    /// A file that options name cannot be used.
+    /// A file that an option names is unusable.
     #[error("cannot read {path}: {reason}")]
     Read {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem.
         reason: String,
     },
     /// Stopped by a signal.
-    #[error("stopped; what came is kept: go on with -C")]
+    #[error("stopped; partial data is kept: resume with -C")]
     Interrupted,
 }
 
 impl FetchError {
-    /// The exit status, curl's where it has one for this.
+    /// Exit status; curl's for the same error if there is one.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Url { .. } => 3,

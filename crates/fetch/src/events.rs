@@ -1,4 +1,4 @@
-//! What a run tells.
+//! Events of a run.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -6,84 +6,84 @@ use std::path::PathBuf;
 use braid_model::{ByteCount, Rate};
 use serde::Serialize;
 
-/// What a run tells.
+/// Event of a run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "event", rename_all = "lowercase")]
 pub enum Event {
-    /// The first answer about a file came.
+    /// The first response for a file arrived.
     Started {
-        /// Its name.
+        /// Name of the file.
         file: String,
-        /// Its size, where told.
+        /// Size, if the server reports it.
         size: Option<ByteCount>,
-        /// What an earlier run brought of it.
+        /// Bytes present from an earlier run.
         there: ByteCount,
-        /// It comes in ranges, over all links.
+        /// The file is downloaded in ranges over all links.
         ranged: bool,
     },
-    /// Something the user should know.
+    /// A note for the user.
     Note {
-        /// The note, for people.
+        /// Text of the note.
         text: String,
     },
-    /// How far all is.
+    /// Progress of the run.
     Progress(Progress),
     /// A file is complete.
     Finished(Outcome),
-    /// A file cannot be had.
+    /// A file failed.
     Failed {
-        /// Its name.
+        /// Name of the file.
         file: String,
-        /// Why.
+        /// Error message.
         error: String,
-        /// The exit status that tells it.
+        /// Exit status for this error.
         code: u8,
     },
 }
 
-/// How far all is.
+/// Progress of the run.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Progress {
-    /// Since the beginning, in seconds.
+    /// Time since the start, in seconds.
     pub seconds: f64,
-    /// What is there of all files that were begun.
+    /// Bytes present of all files that have started.
     pub got: ByteCount,
-    /// Their size, once all are known.
+    /// Total size, if all sizes are known.
     pub size: Option<ByteCount>,
-    /// What comes now.
+    /// Current rate.
     pub rate_bps: Rate,
-    /// Files that are complete, and all.
+    /// Number of complete files, and of all files.
     pub files: (usize, usize),
-    /// By link.
+    /// Progress of each link.
     pub links: Vec<LinkProgress>,
 }
 
-/// What a link does.
+/// Progress of a link.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LinkProgress {
-    /// Its name.
+    /// Name of the link.
     pub name: String,
-    /// What it brought.
+    /// Bytes received over the link.
     pub moved: ByteCount,
-    /// What of that was there already.
+    /// Part of these bytes that was already present.
     pub twice: ByteCount,
-    /// What it brings now.
+    /// Current rate.
     pub rate_bps: Rate,
-    /// Requests at work on it.
+    /// Requests in progress on the link.
     pub requests: usize,
 }
 
-/// A file that is complete.
+/// A complete file.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Outcome {
-    /// Its name.
+    /// Name of the file.
     pub file: String,
-    /// Where it is; `None`: it went to standard output.
+    /// Path of the file; `None` for standard output.
     pub path: Option<PathBuf>,
-    /// Its size.
+    /// Size of the file.
     pub size: ByteCount,
-    /// How long it took.
+    /// Duration of the download in seconds.
     pub seconds: f64,
-    /// What each link brought of it.
+    /// Bytes of the file that each link delivered.
     pub links: BTreeMap<String, ByteCount>,
 }

@@ -1,4 +1,4 @@
-//! One request and its answer.
+//! One request and its response.
 
 use std::error::Error as _;
 use std::sync::Arc;
@@ -12,27 +12,27 @@ use hyper::header::{self, HeaderMap};
 use hyper::{Method, Request, Response, Uri, Version};
 use tokio::sync::oneshot;
 
-use crate::answer::{Asked, ResponseAction, judge};
+use crate::answer::{Asked, ResponseAction, evaluate};
 use crate::connections::{ConnectionEvent, HttpConnection, Shared};
 use crate::error::FetchError;
 
-/// A rest of an answer up to this size is read and thrown away; for a longer one the connection is given up.
-const WORTH_READING: u64 = 32 * 1024;
-/// For so long.
-const WORTH_WAITING: Duration = Duration::from_secs(1);
+/// An unwanted rest of a response up to this size is read and discarded; for a longer rest, the connection is closed.
+const MAX_DISCARD: u64 = 32 * 1024;
+/// Time limit to read the rest.
+const DISCARD_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What is asked.
+/// A request to send.
 pub(crate) struct OutgoingRequest {
     pub(crate) request: RequestId,
     pub(crate) asked: Asked,
     pub(crate) headers: HeaderMap,
-    /// The link's name.
+    /// Name of the link.
     pub(crate) link: String,
-    /// The request goes to a proxy, which wants to know the whole address.
+    /// The request goes to an HTTP proxy, which needs the absolute URL.
     pub(crate) through_proxy: bool,
 }
 
-/// Asks, tells what comes, and gives the connection back if it can be asked again: not if much of an answer that is not wanted is still to come.
+/// Sends the request and reports events. Returns the connection if it can be reused: not if much of an unwanted response is still to come.
 pub(crate) async fn run(
     shared: Arc<Shared>,
     connection: HttpConnection,
@@ -53,13 +53,13 @@ pub(crate) async fn run(
     if !lines.is_empty() {
         shared.events.send(ConnectionEvent::Cookies { url: outgoing.asked.url.clone(), lines }).await.ok()?;
     }
-    let event = match judge(&outgoing.asked, parts.status, &parts.headers) {
+    let event = match evaluate(&outgoing.asked, parts.status, &parts.headers) {
         ResponseAction::Body { head, validator } => ConnectionEvent::Head { request, head, validator },
         ResponseAction::Empty => {
             let head = Head { size: Some(braid_model::ByteCount::ZERO), span: None, joinable: true };
             ConnectionEvent::Head { request, head, validator: None }
         }
-        ResponseAction::Elsewhere(to) => ConnectionEvent::Elsewhere { request, from: outgoing.asked.url.clone(), to },
+        ResponseAction::Redirect(to) => ConnectionEvent::Redirect { request, from: outgoing.asked.url.clone(), to },
         ResponseAction::Refused(failure, error) => ConnectionEvent::Failed { request, failure, error },
     };
     let wanted = matches!(event, ConnectionEvent::Head { .. });
@@ -79,15 +79,15 @@ async fn send(
     let broken = |reason: String| FetchError::Broken { host: host(outgoing), link: outgoing.link.clone(), reason };
     let sending = async {
         match connection {
-            HttpConnection::One(mut sender) => {
+            HttpConnection::Http1(mut sender) => {
                 sender.ready().await.map_err(|error| reason(&error))?;
                 let answer = sender.send_request(build(outgoing, Version::HTTP_11)?).await.map_err(|error| reason(&error))?;
-                Ok((HttpConnection::One(sender), answer))
+                Ok((HttpConnection::Http1(sender), answer))
             }
-            HttpConnection::Two(mut sender) => {
+            HttpConnection::Http2(mut sender) => {
                 sender.ready().await.map_err(|error| reason(&error))?;
                 let answer = sender.send_request(build(outgoing, Version::HTTP_2)?).await.map_err(|error| reason(&error))?;
-                Ok((HttpConnection::Two(sender), answer))
+                Ok((HttpConnection::Http2(sender), answer))
             }
         }
     };
@@ -97,11 +97,11 @@ async fn send(
     }
 }
 
-/// The request; of HTTP/1.1 with `Host`, and with the whole address where it goes to a proxy.
+/// Builds the request: with `Host` in HTTP/1.1, and with the absolute URL for a proxy.
 fn build(outgoing: &OutgoingRequest, version: Version) -> Result<Request<Empty<Bytes>>, String> {
     let url = &outgoing.asked.url;
     let mut plain = url.clone();
-    // Neither a fragment nor a password is the server's business.
+    // The server must not see fragments or passwords.
     plain.set_fragment(None);
     let _ = plain.set_username("");
     let _ = plain.set_password(None);
@@ -131,7 +131,7 @@ fn build(outgoing: &OutgoingRequest, version: Version) -> Result<Request<Empty<B
     request.body(Empty::new()).map_err(|error| error.to_string())
 }
 
-/// Reads a body to its end; whether the connection can be asked again.
+/// Reads a body to its end. Returns whether the connection can be reused.
 async fn read(
     shared: &Shared,
     outgoing: &OutgoingRequest,
@@ -170,12 +170,12 @@ async fn read(
     }
 }
 
-/// Reads what is left of a body that nobody wants, if that is little. On HTTP/2 nobody waits for it.
+/// Reads a short rest of an unwanted body. An HTTP/2 connection is reusable at once, without reading the rest.
 async fn drain(connection: &HttpConnection, mut body: Incoming) -> bool {
-    if body.size_hint().upper().is_none_or(|left| left > WORTH_READING) {
+    if body.size_hint().upper().is_none_or(|left| left > MAX_DISCARD) {
         return false;
     }
-    if matches!(connection, HttpConnection::Two(_)) {
+    if matches!(connection, HttpConnection::Http2(_)) {
         return true;
     }
     let rest = async {
@@ -186,14 +186,14 @@ async fn drain(connection: &HttpConnection, mut body: Incoming) -> bool {
         }
         true
     };
-    tokio::time::timeout(WORTH_WAITING, rest).await.unwrap_or(false)
+    tokio::time::timeout(DISCARD_TIMEOUT, rest).await.unwrap_or(false)
 }
 
 fn host(outgoing: &OutgoingRequest) -> String {
     outgoing.asked.url.host_str().unwrap_or("").to_owned()
 }
 
-/// What went wrong, with what lies behind it.
+/// The error message with its causes.
 pub(crate) fn reason(error: &hyper::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -1,4 +1,4 @@
-//! Which addresses are of one file, and what it is called.
+//! Groups URLs by file, and derives file names.
 
 use std::path::{Path, PathBuf};
 
@@ -8,24 +8,24 @@ use crate::credentials::decode;
 use crate::error::FetchError;
 use crate::options::{Checksum, Output};
 
-/// One file to fetch.
+/// One file to download.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Download {
-    /// Where it is: mirrors of the same file.
+    /// URLs of the same file (mirrors).
     pub urls: Vec<Url>,
-    /// Where it goes.
+    /// Destination of the file.
     pub output: Output,
-    /// What it must be.
+    /// Expected checksum.
     pub checksum: Option<Checksum>,
-    /// Its weight φ among files.
+    /// Weight φ relative to other files.
     pub weight: f64,
 }
 
-/// Reads addresses and puts those of one file together: all of them where `output` names it (`-` is standard output), else those whose
-/// paths end in the same name. Files go into `directory`.
+/// Parses URLs and groups those of one file: all of them if `output` names it (`-` is standard output), otherwise those whose paths end in the same
+/// name. Files go into `directory`.
 ///
 /// # Errors
-/// An address that is none.
+/// An invalid URL.
 pub fn group(urls: &[String], output: Option<&Path>, directory: &Path) -> Result<Vec<Download>, FetchError> {
     let mut downloads: Vec<Download> = Vec::new();
     for text in urls {
@@ -44,22 +44,22 @@ pub fn group(urls: &[String], output: Option<&Path>, directory: &Path) -> Result
     Ok(downloads)
 }
 
-/// Reads an address; without a scheme it is http, as in curl.
+/// Parses a URL; without a scheme it is http, as in curl.
 fn address(text: &str) -> Result<Url, FetchError> {
     let refused = |reason: &str| FetchError::Url { url: text.to_owned(), reason: reason.to_owned() };
     let full = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
     let url: Url = full.parse().map_err(|error: url::ParseError| refused(&error.to_string()))?;
     match url.scheme() {
         "http" | "https" if url.host_str().is_some() => {}
-        _ => return Err(refused("only http and https are fetched")),
+        _ => return Err(refused("only http and https are supported")),
     }
     if url.as_str().parse::<hyper::Uri>().is_err() {
-        return Err(refused("it cannot be written into a request"));
+        return Err(refused("it cannot be used in a request"));
     }
     Ok(url)
 }
 
-/// The last part of an address's path, as a file's name: never a path, never hidden by accident of a server's.
+/// Last component of the URL's path as a file name: never a path, and never a hidden file that the server chose by accident.
 pub fn remote_name(url: &Url) -> PathBuf {
     let last = url.path_segments().and_then(|mut parts| parts.next_back()).unwrap_or("");
     let name: String = decode(last).chars().map(|c| if c == '/' || c.is_control() { '_' } else { c }).collect();
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_of_the_same_name_are_mirrors() {
+    fn urls_with_the_same_file_name_are_mirrors() {
         let urls = ["http://a/x.iso", "https://b/deep/x.iso?k", "c.example/y", "http://a/x.iso"].map(str::to_owned);
         let downloads = group(&urls, None, Path::new("/d")).unwrap();
         let shape: Vec<_> = downloads.iter().map(|download| (download.urls.len(), download.output.clone())).collect();
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_servers_lead_nowhere() {
+    fn file_names_from_servers_are_never_paths() {
         let name = |url: &str| remote_name(&url.parse().unwrap()).to_string_lossy().into_owned();
         assert_eq!(name("http://a/b%20c.txt?x=/y"), "b c.txt");
         assert_eq!(name("http://a/..%2f..%2fetc%2fpasswd"), ".._.._etc_passwd");
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_refused() {
+    fn invalid_urls_are_rejected() {
         for bad in ["", "ftp://a/b", "http://", "http://[::1", "file:///x"] {
             assert!(group(&[bad.to_owned()], None, Path::new(".")).is_err(), "{bad}");
         }

@@ -1,4 +1,4 @@
-//! One file of a run: its sources, where its bytes go, what went wrong last.
+//! One file of a run: its sources, its destination, and its last error.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -17,57 +17,57 @@ use crate::credentials::shown;
 use crate::error::FetchError;
 use crate::files::Download;
 use crate::options::{Options, Output};
-use crate::partial::{Left, Partial};
+use crate::partial::{Partial, Resumable};
 
-/// How far ahead of standard output is fetched.
+/// Download window ahead of standard output.
 pub(crate) const WINDOW: ByteCount = ByteCount::new(16 * 1024 * 1024);
 
-/// One of a file's addresses.
+/// One URL of a file.
 #[derive(Debug, Clone)]
 pub(crate) struct Source {
-    /// As it was given.
+    /// The URL as given.
     first: Url,
-    /// Where it led.
+    /// The URL after redirects.
     pub(crate) url: Url,
     pub(crate) server: ServerId,
     pub(crate) validator: Option<Validator>,
     pub(crate) redirects: u32,
-    /// A redirection led from https to http.
-    lowered: bool,
+    /// A redirect led from https to http.
+    downgraded: bool,
 }
 
 impl Source {
     pub(crate) fn new(url: Url, server: ServerId) -> Self {
-        Self { first: url.clone(), url, server, validator: None, redirects: 0, lowered: false }
+        Self { first: url.clone(), url, server, validator: None, redirects: 0, downgraded: false }
     }
 
-    /// Names its address in the journal, which others may read: the address may hold secrets.
+    /// Hash of the URL for the journal. Other users may read the journal, and the URL may contain secrets.
     fn fingerprint(&self) -> String {
         data_encoding::HEXLOWER.encode(digest(&SHA256, shown(&self.first).as_bytes()).as_ref())
     }
 
-    /// Follows a redirection.
+    /// Follows a redirect.
     pub(crate) fn follow(&mut self, to: Url, server: ServerId) {
-        self.lowered |= self.url.scheme() == "https" && to.scheme() == "http";
+        self.downgraded |= self.url.scheme() == "https" && to.scheme() == "http";
         (self.url, self.server) = (to, server);
     }
 
-    /// Whether what the user gave for the address may be sent to where it led: to the same server, and not by http after https.
+    /// Whether data that the user gave for the URL may be sent to the current URL: same server, and no http after https.
     fn same_origin(&self) -> bool {
-        self.first.origin() == self.url.origin() && !(self.lowered && self.url.scheme() == "http")
+        self.first.origin() == self.url.origin() && !(self.downgraded && self.url.scheme() == "http")
     }
 }
 
-/// Where a file's bytes go.
+/// Destination of a file's bytes.
 #[derive(Debug)]
 pub(crate) enum Sink {
     File(Partial),
-    /// Bytes that came before their turn, by place, and how much is out.
+    /// Standard output: bytes that wait for earlier ones, by offset, and the number of bytes written.
     Ordered {
         waiting: BTreeMap<u64, bytes::Bytes>,
         out: u64,
     },
-    /// Ended.
+    /// Finished.
     Closed,
 }
 
@@ -77,13 +77,13 @@ pub(crate) struct Job {
     pub(crate) download: Download,
     pub(crate) sources: Vec<Source>,
     pub(crate) sink: Sink,
-    /// What an earlier run left, until the first answer shows that it is of the same file.
-    pub(crate) left: Option<Left>,
-    pub(crate) trouble: Option<FetchError>,
-    /// It was begun anew once, since the file had changed.
-    pub(crate) anew: bool,
+    /// Data of an earlier run, until the first response proves that it belongs to the same version.
+    pub(crate) left: Option<Resumable>,
+    pub(crate) last_error: Option<FetchError>,
+    /// The file changed, and the download was restarted once.
+    pub(crate) restarted: bool,
     pub(crate) began: Instant,
-    /// Fresh bytes by link.
+    /// New bytes by link.
     pub(crate) by_link: Vec<ByteCount>,
     pub(crate) outcome: Option<Result<(), FetchError>>,
 }
@@ -102,8 +102,8 @@ impl Job {
             sources,
             sink,
             left,
-            trouble: None,
-            anew: false,
+            last_error: None,
+            restarted: false,
             began: Instant::now(),
             by_link: vec![ByteCount::ZERO; links],
             outcome: None,
@@ -112,13 +112,13 @@ impl Job {
         Ok(job)
     }
 
-    /// The sources take over the validators that an earlier run saw of them.
+    /// Copies the validators of an earlier run to the sources.
     fn recall(&mut self) {
         let Some(left) = &self.left else { return };
         for source in &mut self.sources {
-            source.validator = left.knowledge.validators.get(&source.fingerprint()).cloned();
+            source.validator = left.header.validators.get(&source.fingerprint()).cloned();
         }
-        // Nothing shows that what is there is of the file that these addresses name.
+        // Nothing proves that the present data belongs to the file at these URLs.
         if self.sources.iter().all(|source| source.validator.is_none()) {
             self.left = None;
             if let Sink::File(partial) = &mut self.sink
@@ -129,15 +129,15 @@ impl Job {
         }
     }
 
-    /// What is there already.
+    /// Size and ranges that are already present.
     pub(crate) fn got(&self) -> (Option<ByteCount>, Spans) {
         match &self.left {
-            Some(left) => (Some(ByteCount::new(left.knowledge.size)), left.got.clone()),
+            Some(left) => (Some(ByteCount::new(left.header.size)), left.got.clone()),
             None => (None, Spans::default()),
         }
     }
 
-    /// The name to show.
+    /// Name to show.
     pub(crate) fn name(&self) -> String {
         match &self.download.output {
             Output::File(path) => path.file_name().unwrap_or(path.as_os_str()).to_string_lossy().into_owned(),
@@ -149,7 +149,7 @@ impl Job {
         self.sources.first().map(|source| shown(&source.url)).unwrap_or_default()
     }
 
-    /// What is asked of a source.
+    /// The request for a source.
     pub(crate) fn asked(&self, source: usize, span: Option<braid_range::Span>, options: &Options) -> (Asked, HeaderMap) {
         let there = &self.sources[source];
         let headers = headers(there, options);
@@ -157,20 +157,23 @@ impl Job {
         (Asked { url: there.url.clone(), target: None, span, expected: there.validator.clone(), encoded }, headers)
     }
 
-    /// An answer of a source is of the state that `validator` names.
+    /// Stores the validator of a source's response, and checks it.
     pub(crate) fn on_validator(&mut self, source: usize, size: Option<ByteCount>, validator: Option<Validator>) -> Result<(), FetchError> {
         let there = &mut self.sources[source];
-        // A source that is new to a file that was begun must prove that it has the same one.
+        // A new source of a partly downloaded file must prove that it has the same version.
         let known =
-            |left: &Left| validator.as_ref().is_some_and(|validator| left.knowledge.validators.values().any(|known| known == validator));
+            |left: &Resumable| validator.as_ref().is_some_and(|validator| left.header.validators.values().any(|known| known == validator));
         if there.validator.is_none() && self.left.as_ref().is_some_and(|left| !known(left)) {
-            return Err(FetchError::Changed { url: shown(&there.url), reason: "it is not the one that was begun".to_owned() });
+            return Err(FetchError::Changed {
+                url: shown(&there.url),
+                reason: "it is not the version that the download began with".to_owned(),
+            });
         }
         match &there.validator {
             None => there.validator = validator,
-            // Asked for before the first answer told one.
+            // This request was sent before the first response named a validator.
             known if *known != validator => {
-                return Err(FetchError::Changed { url: shown(&there.url), reason: "two answers name different states of it".to_owned() });
+                return Err(FetchError::Changed { url: shown(&there.url), reason: "two responses have different validators".to_owned() });
             }
             _ => {}
         }
@@ -178,7 +181,7 @@ impl Job {
         partial.learn(size, &self.sources[source].fingerprint(), self.sources[source].validator.as_ref())
     }
 
-    /// Takes bytes at their place; gives how much of the file went out in order, where that counts.
+    /// Writes bytes at their offset. Returns the total written in order, for standard output.
     pub(crate) fn write(&mut self, at: ByteCount, bytes: bytes::Bytes) -> Result<Option<ByteCount>, FetchError> {
         match &mut self.sink {
             Sink::File(partial) => partial.write(at, &bytes).map(|()| None),
@@ -196,7 +199,7 @@ impl Job {
         }
     }
 
-    /// What came so far counts for nothing.
+    /// Discards all data so far.
     pub(crate) fn restart(&mut self) -> Result<(), FetchError> {
         self.left = None;
         self.sources.iter_mut().for_each(|source| source.validator = None);
@@ -218,18 +221,19 @@ impl Job {
     }
 }
 
-/// What a user's header says of no secret. Others, as an API key's, may be one.
-const HARMLESS: [HeaderName; 5] = [header::USER_AGENT, header::ACCEPT, header::ACCEPT_ENCODING, header::ACCEPT_LANGUAGE, header::REFERER];
+/// Header fields that reveal nothing secret. Other fields, such as an API key's, may.
+const PUBLIC_FIELDS: [HeaderName; 5] =
+    [header::USER_AGENT, header::ACCEPT, header::ACCEPT_ENCODING, header::ACCEPT_LANGUAGE, header::REFERER];
 
-/// The header of a request to a source: what the user gave, but to where a redirection led only what is harmless. A redirection leads no
-/// password to a server that is asked by http: whoever is on the way could have sent it.
+/// Header of a request to a source: the fields that the user gave; after a redirect to another origin only those that reveal nothing secret. After a
+/// redirect to http no password is sent, because anybody on the way could have forged the redirect.
 fn headers(source: &Source, options: &Options) -> HeaderMap {
     let mut headers = HeaderMap::new();
     headers.insert(header::USER_AGENT, HeaderValue::from_static(concat!("braid/", env!("CARGO_PKG_VERSION"))));
     headers.insert(header::ACCEPT, HeaderValue::from_static("*/*"));
     headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     let own = source.same_origin();
-    for (name, value) in options.headers.iter().filter(|(name, _)| own || HARMLESS.contains(name)) {
+    for (name, value) in options.headers.iter().filter(|(name, _)| own || PUBLIC_FIELDS.contains(name)) {
         headers.insert(name, value.clone());
     }
     let host = source.url.host_str().unwrap_or("");
@@ -252,7 +256,7 @@ fn headers(source: &Source, options: &Options) -> HeaderMap {
     headers
 }
 
-/// Ends a file's way to the disk, on a thread that may wait.
+/// Finishes a file on a thread that may block on the disk.
 pub(crate) async fn finish(partial: Partial, size: ByteCount, sha256: Option<[u8; 32]>, path: Arc<Path>) -> Result<(), FetchError> {
     let ended = tokio::task::spawn_blocking(move || partial.finish(size, sha256)).await;
     ended.unwrap_or_else(|error| Err(FetchError::Write { path: path.to_path_buf(), reason: error.to_string() }))

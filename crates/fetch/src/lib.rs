@@ -1,14 +1,14 @@
 //! Downloads over all links at once: HTTP ranges on real sockets, each bound to its link.
 //!
-//! What is asked for next, where, is decided by [`braid_range`]; here is what does it: names resolved through the link that will be used,
-//! both families raced, TLS with the system's roots, HTTP/1.1 and HTTP/2, a partial file with a journal beside it that becomes the finished
-//! one at once.
+//! [`braid_range`] decides what to request next, and where. This crate executes the decisions: it resolves names over the link in use, races both
+//! address families, uses TLS with the system's roots, HTTP/1.1 and HTTP/2, and writes a partial file with a journal that is renamed atomically to
+//! the finished file.
 //!
-//! Correct before fast: ranges are joined only where a strong validator (RFC 9110 section 8.8) proves that they are of one file. A server
-//! that gives no ranges, or no validator, is asked for the whole file over the best link; one that gives another file, another length
-//! or other bytes than it was asked for is left, or the download stops and says why.
+//! Correctness comes before speed. Ranges are joined only if a strong validator (RFC 9110 section 8.8) proves that they belong to the same version
+//! of the file. If a server supports no ranges, or sends no validator, the whole file is requested over the best link. If a server sends another
+//! file, another length or other bytes than requested, it is dropped, or the download stops with an error.
 //!
-//! The links come as a [`Network`], so that tests can do without real ones.
+//! The links are a [`Network`], so that tests need no real ones.
 
 #![forbid(unsafe_code)]
 

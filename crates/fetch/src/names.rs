@@ -1,4 +1,4 @@
-//! Names, resolved through the link that their addresses will be used on.
+//! Resolves names over the link that will use their addresses.
 
 use std::future::Future;
 use std::io;
@@ -15,24 +15,24 @@ use hickory_resolver::net::{DnsError, NetError};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::{TcpStream, UdpSocket};
 
-/// One question's patience; it is asked again twice.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Timeout of one query. A query is repeated twice.
+const QUERY_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The resolver of a link.
+/// Resolver of a link.
 pub(crate) struct Names {
-    /// `None`: no name server is known but the system's own service.
+    /// `None` if no name server is known: the system's resolver is used.
     resolver: Option<Resolver<Bound>>,
 }
 
 impl Names {
-    /// Asks `servers` over `device`; without servers, the system.
+    /// Uses `servers` over `device`; without servers, the system's resolver.
     pub(crate) fn new(device: &str, servers: &[IpAddr]) -> Self {
         if servers.is_empty() {
             return Self { resolver: None };
         }
         let servers = servers.iter().map(|server| NameServerConfig::udp_and_tcp(*server)).collect();
         let mut options = ResolverOpts::default();
-        options.timeout = PATIENCE;
+        options.timeout = QUERY_TIMEOUT;
         options.attempts = 3;
         options.ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
         options.use_hosts_file = ResolveHosts::Always;
@@ -42,7 +42,7 @@ impl Names {
         Self { resolver: resolver.ok() }
     }
 
-    /// The addresses of `host` that are of `families`.
+    /// Addresses of `host` of the given `families`.
     pub(crate) async fn lookup(&self, host: &str, families: PerFamily<bool>) -> Result<Vec<IpAddr>, NoAddress> {
         let found = match (host.parse::<IpAddr>(), &self.resolver) {
             (Ok(address), _) => vec![address],
@@ -58,30 +58,30 @@ impl Names {
         };
         let fits: Vec<IpAddr> = found.iter().copied().filter(|address| *families.get(Family::of(*address))).collect();
         if fits.is_empty() && !found.is_empty() {
-            let reason = format!("it has {} only, which this link does not carry", Family::of(found[0]));
+            let reason = format!("it has only {} addresses, which this link does not support", Family::of(found[0]));
             return Err(NoAddress { reason, absent: false });
         }
         Ok(fits)
     }
 }
 
-/// Why a name has no address.
+/// Reason why a name has no address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct NoAddress {
     /// In words.
     pub(crate) reason: String,
-    /// The name servers are sure that there is no such name.
+    /// The name servers say that the name does not exist.
     pub(crate) absent: bool,
 }
 
 impl NoAddress {
-    /// What the resolver says, without its own words for its own parts.
+    /// The resolver's error in plain words.
     fn of(error: &NetError) -> Self {
         let said = |reason: &str| Self { reason: reason.to_owned(), absent: false };
         match error {
-            _ if error.is_nx_domain() => Self { reason: "there is no such name: look for a slip of the pen".to_owned(), absent: true },
-            _ if error.is_no_records_found() => said("the name is there, but has no address"),
-            NetError::Timeout | NetError::NoConnections => said("no name server of the link answers: see whether the link works at all"),
+            _ if error.is_nx_domain() => Self { reason: "the name does not exist: check its spelling".to_owned(), absent: true },
+            _ if error.is_no_records_found() => said("the name exists, but has no address"),
+            NetError::Timeout | NetError::NoConnections => said("no name server of the link answers: check that the link works"),
             NetError::Dns(DnsError::ResponseCode(code)) => Self { reason: format!("its name servers answer: {code}"), absent: false },
             other => Self { reason: other.to_string(), absent: false },
         }
@@ -113,7 +113,7 @@ impl RuntimeProvider for Bound {
     ) -> Pin<Box<dyn Send + Future<Output = Result<Self::Tcp, io::Error>>>> {
         let device = self.device.clone();
         Box::pin(async move {
-            let stream = tokio::time::timeout(patience.unwrap_or(PATIENCE), crate::socket::connect(&device, server)).await;
+            let stream = tokio::time::timeout(patience.unwrap_or(QUERY_TIMEOUT), crate::socket::connect(&device, server)).await;
             stream.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into())).map(AsyncIoTokioAsStd)
         })
     }
@@ -137,14 +137,14 @@ mod tests {
     use hickory_resolver::proto::op::{Query, ResponseCode};
 
     #[test]
-    fn regression_what_resolvers_say_is_told_in_words() {
-        let told = |error: NetError| NoAddress::of(&error);
+    fn regression_resolver_errors_are_reported_in_plain_words() {
+        let reason_of = |error: NetError| NoAddress::of(&error);
         let none = |code| NetError::Dns(DnsError::NoRecordsFound(NoRecords::new(Query::default(), code)));
-        let absent = told(none(ResponseCode::NXDomain));
-        assert!(absent.absent && absent.reason.starts_with("there is no such name"), "{absent:?}");
-        let bare = told(none(ResponseCode::NoError));
+        let absent = reason_of(none(ResponseCode::NXDomain));
+        assert!(absent.absent && absent.reason.starts_with("the name does not exist"), "{absent:?}");
+        let bare = reason_of(none(ResponseCode::NoError));
         assert!(!bare.absent && bare.reason.contains("has no address") && !bare.reason.contains("Query"), "{bare:?}");
-        assert!(told(NetError::Timeout).reason.starts_with("no name server of the link answers"));
-        assert!(!told(NetError::Dns(DnsError::ResponseCode(ResponseCode::ServFail))).absent);
+        assert!(reason_of(NetError::Timeout).reason.starts_with("no name server of the link answers"));
+        assert!(!reason_of(NetError::Dns(DnsError::ResponseCode(ResponseCode::ServFail))).absent);
     }
 }

@@ -5,22 +5,22 @@ use crate::credentials::Credentials;
 /// A netrc file.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Netrc {
-    /// By host; `None` stands for all others.
+    /// By host; `None` is the default entry.
     entries: Vec<(Option<String>, Credentials)>,
 }
 
 impl Netrc {
-    /// Reads a file's text; what is not understood is passed over, as other programs do.
+    /// Parses a file. Unknown text is ignored, as in other programs.
     pub fn parse(text: &str) -> Self {
         let mut entries: Vec<(Option<String>, Credentials)> = Vec::new();
-        let nobody = || Credentials { user: String::new(), password: String::new() };
+        let empty = || Credentials { user: String::new(), password: String::new() };
         let mut lines = text.lines();
         while let Some(line) = lines.next() {
             let mut words = line.split('#').next().unwrap_or("").split_whitespace();
             while let Some(word) = words.next() {
                 match word {
-                    "machine" => entries.push((words.next().map(str::to_ascii_lowercase), nobody())),
-                    "default" => entries.push((None, nobody())),
+                    "machine" => entries.push((words.next().map(str::to_ascii_lowercase), empty())),
+                    "default" => entries.push((None, empty())),
                     "login" | "password" | "account" => {
                         let value = words.next().unwrap_or("").to_owned();
                         match (entries.last_mut(), word) {
@@ -29,7 +29,7 @@ impl Netrc {
                             _ => {}
                         }
                     }
-                    // A macro goes on to the next empty line.
+                    // A macro ends at the next empty line.
                     "macdef" => {
                         let _ = lines.by_ref().take_while(|line| !line.trim().is_empty()).count();
                     }
@@ -40,7 +40,7 @@ impl Netrc {
         Self { entries }
     }
 
-    /// Who asks at `host`.
+    /// Credentials for `host`.
     pub fn of(&self, host: &str) -> Option<&Credentials> {
         let host = host.to_ascii_lowercase();
         let found = self.entries.iter().find(|(name, _)| name.as_ref().is_none_or(|name| *name == host));

@@ -15,39 +15,39 @@ use crate::error::FetchError;
 use crate::names::Names;
 use crate::socket::connect;
 
-/// The second address is tried this long after the first (RFC 8305 section 5).
-const HEAD_START: Duration = Duration::from_millis(250);
+/// Delay before the next address is tried (RFC 8305 section 5).
+const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 
-/// A connection.
+/// A byte stream of a connection.
 pub trait Stream: AsyncRead + AsyncWrite + Unpin + Send {}
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Stream for T {}
 
-/// A connection of any kind.
+/// A boxed connection of any kind.
 pub type BoxStream = Box<dyn Stream>;
 
-/// A link as a download uses it.
+/// A link for downloads.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct DownloadLink {
-    /// Its device's name.
+    /// Name of the device.
     pub name: String,
-    /// The families that it carries.
+    /// Address families that the link supports.
     pub families: PerFamily<bool>,
-    /// Its name servers; empty: the system's are asked.
+    /// Name servers of the link; if empty, the system's resolver is used.
     pub resolvers: Vec<IpAddr>,
-    /// What is known of its rate towards this machine.
+    /// Estimated rate towards this machine.
     pub rate: Option<Rate>,
-    /// It may bring no more than this.
+    /// Maximum number of bytes to receive over the link.
     pub allowance: Option<ByteCount>,
-    /// What 10^9 bytes over it cost.
+    /// Price of 10^9 bytes over the link.
     pub price_per_gb: f64,
 }
 
-/// Links and what connects over them.
+/// Links, and connections over them.
 pub trait Network: Send + Sync + 'static {
-    /// The links, which stay the same.
+    /// The links. They never change.
     fn links(&self) -> &[DownloadLink];
 
-    /// Connects to `host` (a name or an address) over the link at this place of [`Self::links`].
+    /// Connects to `host` (a name or an address) over the link at this index of [`Self::links`].
     fn connect<'a>(
         &'a self,
         link: usize,
@@ -56,7 +56,7 @@ pub trait Network: Send + Sync + 'static {
     ) -> Pin<Box<dyn Future<Output = Result<BoxStream, FetchError>> + Send + 'a>>;
 }
 
-/// The system's own links: every socket is bound to its link's device, which needs no privilege.
+/// The system's own links: every socket is bound to the device of its link, which needs no privilege.
 pub struct Sockets {
     links: Vec<DownloadLink>,
     names: Vec<Names>,
@@ -91,17 +91,17 @@ impl Network for Sockets {
             })?;
             let addresses = interleave(addresses.into_iter().map(|address| SocketAddr::new(address, port)));
             let stream = race(&addresses, |address| connect(&there.name, address)).await;
-            let told = |reason: io::Error| FetchError::Connect {
+            let connect_error = |reason: io::Error| FetchError::Connect {
                 host: format!("{host}:{port}"),
                 link: there.name.clone(),
                 reason: reason.to_string(),
             };
-            Ok(Box::new(stream.map_err(told)?) as BoxStream)
+            Ok(Box::new(stream.map_err(connect_error)?) as BoxStream)
         })
     }
 }
 
-/// IPv6 and IPv4 in turns, IPv6 first (RFC 8305 section 4).
+/// IPv6 and IPv4 addresses alternate, IPv6 first (RFC 8305 section 4).
 fn interleave(addresses: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
     let (six, four): (Vec<_>, Vec<_>) = addresses.partition(|address| Family::of(address.ip()) == Family::V6);
     let (mut six, mut four) = (six.into_iter(), four.into_iter());
@@ -115,21 +115,21 @@ fn interleave(addresses: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
     }
 }
 
-/// The first connection that stands: each address is given a head start over the next.
+/// Returns the first connection that succeeds. Each address has a head start over the next one.
 pub(crate) async fn race<T, F>(addresses: &[SocketAddr], mut connect: impl FnMut(SocketAddr) -> F) -> io::Result<T>
 where
     F: Future<Output = io::Result<T>>,
 {
     let mut tries = FuturesUnordered::new();
     let mut next = addresses.iter();
-    let mut last = io::Error::new(io::ErrorKind::AddrNotAvailable, "it has no address of a family that this link carries");
+    let mut last = io::Error::new(io::ErrorKind::AddrNotAvailable, "it has no address of a family that this link supports");
     let mut start = Instant::now();
     loop {
         if tries.is_empty() || Instant::now() >= start {
             match next.next() {
                 Some(address) => {
                     tries.push(connect(*address));
-                    start = Instant::now() + HEAD_START;
+                    start = Instant::now() + ATTEMPT_DELAY;
                 }
                 None if tries.is_empty() => return Err(last),
                 None => start = Instant::now() + Duration::from_secs(3600),
@@ -155,13 +155,13 @@ mod tests {
     }
 
     #[test]
-    fn families_take_turns() {
+    fn families_alternate() {
         let mixed = interleave(["1.1.1.1:80", "1.1.1.2:80", "[2001:db8::1]:80"].map(address).into_iter());
         assert_eq!(mixed, ["[2001:db8::1]:80", "1.1.1.1:80", "1.1.1.2:80"].map(address));
     }
 
     #[tokio::test]
-    async fn a_silent_address_only_costs_its_head_start() {
+    async fn a_silent_address_only_costs_one_attempt_delay() {
         let addresses = ["[2001:db8::1]:80", "1.1.1.1:80"].map(address);
         let begin = Instant::now();
         let won = race(&addresses, |address| async move {
@@ -170,19 +170,19 @@ mod tests {
             Ok(address)
         });
         assert_eq!(won.await.unwrap(), addresses[1]);
-        assert!(begin.elapsed() >= HEAD_START && begin.elapsed() < Duration::from_secs(100));
+        assert!(begin.elapsed() >= ATTEMPT_DELAY && begin.elapsed() < Duration::from_secs(100));
     }
 
     #[tokio::test]
-    async fn a_refusal_costs_nothing_and_the_last_one_is_told() {
+    async fn a_refusal_costs_no_delay_and_the_last_error_is_returned() {
         let addresses = ["[2001:db8::1]:80", "1.1.1.1:80"].map(address);
-        // Once in many times the machine has the time for it.
+        // A busy machine may be slow; one quick attempt is enough.
         let mut quick = false;
         for _ in 0..50 {
             let begin = Instant::now();
             let lost = race(&addresses, |address| async move { Err::<(), _>(io::Error::other(format!("refused by {address}"))) });
             assert!(lost.await.unwrap_err().to_string().contains("1.1.1.1"));
-            quick |= begin.elapsed() < HEAD_START;
+            quick |= begin.elapsed() < ATTEMPT_DELAY;
         }
         assert!(quick);
     }

@@ -1,4 +1,4 @@
-//! What a download is asked to do.
+//! Options of a download.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -12,40 +12,41 @@ use crate::credentials::Credentials;
 use crate::netrc::Netrc;
 use crate::proxy::Proxy;
 
-/// What holds for all files.
+/// Options for all files.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Further header fields of every request to the hosts that were named (to where those redirect only what says nothing of the user, as `Accept`).
+    /// Additional header fields of every request to the hosts of the given URLs. After a redirect to another host, only fields that reveal nothing
+    /// about the user are sent, such as `Accept`.
     pub headers: Vec<(HeaderName, HeaderValue)>,
-    /// Who asks, for the hosts that were named.
+    /// Credentials for the hosts of the given URLs.
     pub credentials: Option<Credentials>,
-    /// Who asks, by host.
+    /// Credentials by host.
     pub netrc: Netrc,
     /// Cookies by host and path.
     pub cookies: Cookies,
-    /// Proxies.
+    /// Proxies by destination.
     pub proxy: Proxy,
-    /// Trust these roots instead of the system's.
+    /// Root certificates (PEM) to trust instead of the system's.
     pub cacert: Option<PathBuf>,
     /// Do not offer HTTP/2.
     pub http1: bool,
-    /// All links together bring no more than this.
+    /// Limit of the total rate over all links.
     pub limit_rate: Option<Rate>,
-    /// What all files together may cost.
+    /// Limit of the total cost of all files.
     pub max_cost: Option<f64>,
-    /// Larger files are refused.
+    /// Maximum size of a file; larger files fail.
     pub max_size: Option<ByteCount>,
-    /// Redirections that are followed; from https to http without anything above that may be secret.
+    /// Maximum number of redirects. After a redirect from https to http, no option above that may be secret is sent.
     pub redirects: u32,
-    /// Go on with what an earlier run left.
+    /// Resume from the data of an earlier run.
     pub resume: bool,
-    /// A file that gets nothing for so long is given up.
-    pub patience: Duration,
-    /// A connection, with its TLS, that takes longer is given up.
+    /// Time without data after which a file fails.
+    pub timeout: Duration,
+    /// Time limit for a connection to be established, with TLS.
     pub connect_timeout: Duration,
-    /// Attempts in a row that may bring nothing.
+    /// Maximum number of consecutive attempts without data.
     pub tries: u32,
-    /// Connections to one server over one link, at most.
+    /// Maximum number of connections to one server over one link.
     pub connections: usize,
 }
 
@@ -64,7 +65,7 @@ impl Default for Options {
             max_size: None,
             redirects: 30,
             resume: false,
-            patience: Duration::from_secs(60),
+            timeout: Duration::from_secs(60),
             connect_timeout: Duration::from_secs(15),
             tries: 12,
             connections: 8,
@@ -72,26 +73,26 @@ impl Default for Options {
     }
 }
 
-/// Where a file goes.
+/// Destination of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Output {
-    /// Into this file, which appears when it is complete.
+    /// This file, which appears when it is complete.
     File(PathBuf),
-    /// To standard output, in order.
+    /// Standard output, in order.
     Standard,
 }
 
-/// What a file must be.
+/// Expected checksum of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Checksum {
-    /// The SHA-256 of its bytes.
+    /// SHA-256 of its bytes.
     pub sha256: [u8; 32],
 }
 
 impl FromStr for Checksum {
     type Err = String;
     fn from_str(text: &str) -> Result<Self, String> {
-        let wanted = "write sha256: and 64 hexadecimal digits";
+        let wanted = "write sha256: followed by 64 hexadecimal digits";
         let digits = text.strip_prefix("sha256:").ok_or(wanted)?;
         let bytes = data_encoding::HEXLOWER_PERMISSIVE.decode(digits.as_bytes()).map_err(|_| wanted)?;
         Ok(Self { sha256: bytes.try_into().map_err(|_| wanted)? })
@@ -103,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn checksums_are_read() {
+    fn checksums_are_parsed() {
         let digits = "0123456789abcdefABCDEF".to_owned() + &"0".repeat(42);
         assert_eq!(format!("sha256:{digits}").parse::<Checksum>().unwrap().sha256[..4], [0x01, 0x23, 0x45, 0x67]);
         for bad in ["", "sha256:", "md5:00", &format!("sha256:{}", &digits[1..])] {

@@ -1,12 +1,12 @@
-//! A file on its way: `NAME.braid-part` with the bytes and `NAME.braid-journal`, which tells which of them are there.
+//! A partial file: `NAME.braid-part` contains the bytes, and `NAME.braid-journal` lists which of them are present.
 //!
-//! The journal is a line of JSON (the file's size and its validators by address), then a line `START END` for each piece written, appended
-//! after the piece. A line that a sudden end cut short counts for nothing. What survives the program's death need not survive the
-//! machine's: a journal of an earlier boot counts for nothing either. The finished file does: it is on the disk before it gets its name, and
-//! is brought there while it comes, so that the end need not wait for all of it.
+//! The journal is a line of JSON (the file's size and its validators by URL), followed by a line `START END` for each piece, appended after the
+//! piece is written. A line that was cut short is ignored. The data survives a crash of the program, but not of the machine, so a journal of an
+//! earlier boot is ignored, too. The finished file survives both: it is synced before it gets its name. It is also synced while data arrives, so
+//! that the end of the download need not sync all of it.
 //!
-//! Others may write to the folder. What they put in the place of these files is refused, or, of a journal, counts for nothing: a link, a file of
-//! theirs, or one that has another name too.
+//! Other users may be able to write to the folder. Anything they put in place of these files is refused, or, in place of a journal, ignored: a link,
+//! a file of theirs, or a file with another hard link.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -25,30 +25,30 @@ use serde::{Deserialize, Serialize};
 use crate::answer::Validator;
 use crate::error::FetchError;
 
-/// A longer journal is written anew.
-const LONG: u64 = 256 * 1024;
+/// A longer journal is rewritten.
+const MAX_JOURNAL: u64 = 256 * 1024;
 
-/// So much is brought to the disk at once while a file comes.
-const STEP: u64 = 2 * 1024 * 1024;
+/// Amount of data that is synced at once while the file arrives.
+const SYNC_STEP: u64 = 2 * 1024 * 1024;
 
-/// What is known of a file that is fetched.
+/// Content of a journal's first line.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub(crate) struct Knowledge {
-    /// The machine's start that the journal belongs to.
+pub(crate) struct JournalHeader {
+    /// Boot id of the machine when the journal was written.
     boot: String,
     pub(crate) size: u64,
-    /// By address.
+    /// By hash of the URL.
     pub(crate) validators: BTreeMap<String, Validator>,
 }
 
-/// What an earlier run left.
+/// Data of an earlier run.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(crate) struct Left {
-    pub(crate) knowledge: Knowledge,
+pub(crate) struct Resumable {
+    pub(crate) header: JournalHeader,
     pub(crate) got: Spans,
 }
 
-/// A file on its way.
+/// A file that is being downloaded.
 #[derive(Debug)]
 pub(crate) struct Partial {
     target: PathBuf,
@@ -57,25 +57,25 @@ pub(crate) struct Partial {
     data: File,
     journal: Option<File>,
     written: u64,
-    knowledge: Knowledge,
+    header: JournalHeader,
     got: Spans,
-    /// Bytes written since the disk was last asked to have them all.
+    /// Bytes written since the last sync began.
     unsynced: u64,
     syncing: Syncing,
 }
 
-/// A thread that waits for the disk; its file is open until it ends, which is waited for.
+/// A thread that syncs the file. Dropping it waits for the thread, which holds the file open.
 #[derive(Debug, Default)]
 struct Syncing(Option<JoinHandle<()>>);
 
 impl Syncing {
-    /// Begins if nothing is under way; whether it did.
+    /// Begins a sync if none is running; returns whether it did.
     fn begin(&mut self, file: &File) -> bool {
         if self.0.as_ref().is_some_and(|thread| !thread.is_finished()) {
             return false;
         }
         let Ok(file) = file.try_clone() else { return false };
-        // What goes wrong shows when the file is finished.
+        // Sync errors show up when the file is finished.
         self.0 = thread::Builder::new().name("sync".to_owned()).spawn(move || drop(file.sync_data())).ok();
         self.0.is_some()
     }
@@ -90,10 +90,10 @@ impl Drop for Syncing {
 }
 
 impl Partial {
-    /// Opens the partial file of `target`, and reads what an earlier run left if it is to go on (`resume`).
-    pub(crate) fn open(target: &Path, resume: bool) -> Result<(Self, Option<Left>), FetchError> {
+    /// Opens the partial file of `target`, and reads the data of an earlier run if `resume` is set.
+    pub(crate) fn open(target: &Path, resume: bool) -> Result<(Self, Option<Resumable>), FetchError> {
         if target.is_dir() {
-            return Err(FetchError::Write { path: target.to_owned(), reason: "it is a directory; name a file by -o".to_owned() });
+            return Err(FetchError::Write { path: target.to_owned(), reason: "it is a directory; name a file with -o".to_owned() });
         }
         let (data_path, journal_path) = (beside(target, ".braid-part"), beside(target, ".braid-journal"));
         let data = open_own(OpenOptions::new().read(true).write(true).create(true).truncate(false), &data_path);
@@ -101,7 +101,7 @@ impl Partial {
         match data.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(FetchError::Busy { path: data_path }),
-            // A file system without locks.
+            // Some file systems have no locks.
             Err(TryLockError::Error(_)) => {}
         }
         let mut partial = Self {
@@ -111,7 +111,7 @@ impl Partial {
             data,
             journal: None,
             written: 0,
-            knowledge: Knowledge::default(),
+            header: JournalHeader::default(),
             got: Spans::default(),
             unsynced: 0,
             syncing: Syncing::default(),
@@ -119,7 +119,7 @@ impl Partial {
         let left = if resume { partial.read_left() } else { None };
         match &left {
             Some(left) => {
-                (partial.knowledge, partial.got) = (left.knowledge.clone(), left.got.clone());
+                (partial.header, partial.got) = (left.header.clone(), left.got.clone());
                 partial.rewrite()?;
             }
             None => partial.restart()?,
@@ -127,36 +127,36 @@ impl Partial {
         Ok((partial, left))
     }
 
-    fn read_left(&self) -> Option<Left> {
+    fn read_left(&self) -> Option<Resumable> {
         let mut journal = Vec::new();
         open_own(OpenOptions::new().read(true), &self.journal_path).ok()?.read_to_end(&mut journal).ok()?;
         let left = read_journal(&journal)?;
-        // What is told to be there must be there.
+        // The data file must contain all ranges that the journal lists.
         let there = self.data.metadata().ok()?.len();
         let last = left.got.iter().last().map_or(0, |span| span.end().get());
-        (left.knowledge.boot == boot() && last <= there && last <= left.knowledge.size).then_some(left)
+        (left.header.boot == boot() && last <= there && last <= left.header.size).then_some(left)
     }
 
-    /// Now it is known how large the file is and what names its state.
+    /// Records the file's size and the validator of its version.
     pub(crate) fn learn(&mut self, size: ByteCount, url: &str, validator: Option<&Validator>) -> Result<(), FetchError> {
         let Some(validator) = validator else { return Ok(()) };
-        if self.knowledge.size == size.get() && self.knowledge.validators.get(url) == Some(validator) {
+        if self.header.size == size.get() && self.header.validators.get(url) == Some(validator) {
             return Ok(());
         }
-        self.knowledge.size = size.get();
-        self.knowledge.validators.insert(url.to_owned(), validator.clone());
+        self.header.size = size.get();
+        self.header.validators.insert(url.to_owned(), validator.clone());
         self.rewrite()
     }
 
-    /// Writes bytes of the file, and notes that they are there.
+    /// Writes bytes of the file, and records them in the journal.
     pub(crate) fn write(&mut self, at: ByteCount, bytes: &[u8]) -> Result<(), FetchError> {
         self.data.write_all_at(bytes, at.get()).map_err(|error| unwritable(&self.data_path, &error))?;
         self.got.insert(Span::new(at, at + ByteCount::new(bytes.len() as u64)));
         self.unsynced += bytes.len() as u64;
-        if self.unsynced >= STEP && self.syncing.begin(&self.data) {
+        if self.unsynced >= SYNC_STEP && self.syncing.begin(&self.data) {
             self.unsynced = 0;
         }
-        if self.written > LONG {
+        if self.written > MAX_JOURNAL {
             return self.rewrite();
         }
         if let Some(journal) = &mut self.journal {
@@ -167,18 +167,18 @@ impl Partial {
         Ok(())
     }
 
-    /// What came so far counts for nothing.
+    /// Discards all data so far.
     pub(crate) fn restart(&mut self) -> Result<(), FetchError> {
         self.journal = None;
-        (self.knowledge, self.got) = (Knowledge::default(), Spans::default());
+        (self.header, self.got) = (JournalHeader::default(), Spans::default());
         remove(&self.journal_path)?;
         self.data.set_len(0).map_err(|error| unwritable(&self.data_path, &error))
     }
 
-    /// Writes the journal anew, whole at once.
+    /// Rewrites the journal atomically.
     fn rewrite(&mut self) -> Result<(), FetchError> {
-        self.knowledge.boot = boot();
-        let mut text = serde_json::to_vec(&self.knowledge).map_err(|error| unwritable(&self.journal_path, &io::Error::other(error)))?;
+        self.header.boot = boot();
+        let mut text = serde_json::to_vec(&self.header).map_err(|error| unwritable(&self.journal_path, &io::Error::other(error)))?;
         text.push(b'\n');
         self.got.iter().for_each(|span| text.extend(format!("{} {}\n", span.start().get(), span.end().get()).bytes()));
         let next = beside(&self.journal_path, "-new");
@@ -193,12 +193,12 @@ impl Partial {
             Ok(file)
         };
         self.journal = Some(write().map_err(|error: io::Error| unwritable(&self.journal_path, &error))?);
-        // Counted from here: a journal of very many pieces is not written anew for each further one.
+        // The length counts from here: otherwise a journal of very many pieces would be rewritten for each new one.
         self.written = 0;
         Ok(())
     }
 
-    /// All is there: the file appears under its name. `sha256`: what it must be.
+    /// Checks the complete file against `sha256`, and renames it to its final name.
     pub(crate) fn finish(self, size: ByteCount, sha256: Option<[u8; 32]>) -> Result<(), FetchError> {
         let failed = |error: io::Error| unwritable(&self.data_path, &error);
         self.data.set_len(size.get()).map_err(failed)?;
@@ -215,7 +215,7 @@ impl Partial {
         remove(&self.journal_path)
     }
 
-    /// Leaves nothing behind if nothing is worth keeping.
+    /// Removes the partial file and its journal if they contain no useful data.
     pub(crate) fn abandon(self) {
         if self.journal.is_none() || self.got.is_empty() {
             let _ = remove(&self.journal_path);
@@ -224,11 +224,11 @@ impl Partial {
     }
 }
 
-fn read_journal(text: &[u8]) -> Option<Left> {
-    // Behind the last line's end stands what was cut short.
+fn read_journal(text: &[u8]) -> Option<Resumable> {
+    // Text after the last newline is a line that was cut short.
     let text = std::str::from_utf8(&text[..=text.iter().rposition(|byte| *byte == b'\n')?]).ok()?;
     let mut lines = text.lines();
-    let knowledge = serde_json::from_str(lines.next()?).ok()?;
+    let header = serde_json::from_str(lines.next()?).ok()?;
     let got: Option<Spans> = lines
         .map(|line| {
             let (start, end) = line.split_once(' ')?;
@@ -236,22 +236,24 @@ fn read_journal(text: &[u8]) -> Option<Left> {
             (start <= end).then(|| Span::new(ByteCount::new(start), ByteCount::new(end)))
         })
         .collect();
-    Some(Left { knowledge, got: got? })
+    Some(Resumable { header, got: got? })
 }
 
-/// Opens a plain file of this user's that has one name, and none through a link.
+/// Opens a regular file that belongs to this user and has one hard link; follows no symbolic link.
 fn open_own(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
     let refuse = |reason| Err(io::Error::new(io::ErrorKind::PermissionDenied, reason));
-    // A pipe in its place would keep us waiting.
+    // Opening a pipe in its place would block.
     let file = match options.custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path) {
-        Err(error) if error.raw_os_error() == Some(libc::ELOOP) => return refuse("it is a link, which is not followed; remove it"),
+        Err(error) if error.raw_os_error() == Some(libc::ELOOP) => {
+            return refuse("it is a symbolic link, which Braid does not follow; remove it");
+        }
         opened => opened?,
     };
     let found = file.metadata()?;
     match () {
-        () if !found.is_file() => refuse("it is no plain file; remove it"),
-        () if found.uid() != own_user() => refuse("it belongs to another user; remove it, or name another file by -o"),
-        () if found.nlink() != 1 => refuse("it has another name too; remove it"),
+        () if !found.is_file() => refuse("it is not a regular file; remove it"),
+        () if found.uid() != own_user() => refuse("it belongs to another user; remove it, or name another file with -o"),
+        () if found.nlink() != 1 => refuse("it has another hard link; remove it"),
         () => Ok(file),
     }
 }
@@ -311,26 +313,23 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_found_again_and_appears_when_complete() {
+    fn written_data_is_found_again_and_the_file_appears_when_complete() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("f");
         drop(begun(&target));
         let (mut partial, left) = Partial::open(&target, true).unwrap();
         let left = left.unwrap();
-        assert_eq!(
-            (left.got.count(), left.knowledge.size, left.knowledge.validators["http://h/f"].clone()),
-            (ByteCount::new(20), 100, tag())
-        );
+        assert_eq!((left.got.count(), left.header.size, left.header.validators["http://h/f"].clone()), (ByteCount::new(20), 100, tag()));
         assert!(!target.exists());
         partial.write(ByteCount::ZERO, &[1; 10]).unwrap();
         partial.write(ByteCount::new(30), &[2; 70]).unwrap();
         partial.finish(ByteCount::new(100), None).unwrap();
         assert_eq!(fs::read(&target).unwrap().len(), 100);
-        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "nothing else is left");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "no other file remains");
     }
 
     #[test]
-    fn a_line_cut_short_and_another_boot_count_for_nothing() {
+    fn a_truncated_line_and_another_boot_are_ignored() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("f");
         drop(begun(&target));
@@ -346,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn regression_nothing_is_written_through_what_others_put_there() {
+    fn regression_files_and_links_of_other_users_are_never_written() {
         use std::os::unix::fs::{chown, symlink};
         let folder = tempfile::tempdir().unwrap();
         let (target, precious) = (folder.path().join("f"), folder.path().join("precious"));
@@ -354,10 +353,10 @@ mod tests {
         fs::write(&precious, "precious").unwrap();
         let refused = || Partial::open(&target, true).unwrap_err().to_string();
         symlink(&precious, &part).unwrap();
-        assert!(refused().contains("a link") && refused().contains("remove it"), "{}", refused());
+        assert!(refused().contains("a symbolic link") && refused().contains("remove it"), "{}", refused());
         fs::remove_file(&part).unwrap();
         fs::hard_link(&precious, &part).unwrap();
-        assert!(refused().contains("another name"), "{}", refused());
+        assert!(refused().contains("another hard link"), "{}", refused());
         fs::remove_file(&part).unwrap();
         if own_user() == 0 {
             fs::write(&part, "theirs").unwrap();
@@ -370,13 +369,13 @@ mod tests {
         symlink("theirs", &journal).unwrap();
         symlink(&precious, beside(&journal, "-new")).unwrap();
         let (mut partial, left) = Partial::open(&target, true).unwrap();
-        assert_eq!(left, None, "a journal behind a link counts for nothing");
+        assert_eq!(left, None, "a journal behind a link is ignored");
         partial.learn(ByteCount::new(100), "http://h/f", Some(&tag())).unwrap();
         assert_eq!(fs::read_to_string(&precious).unwrap(), "precious");
     }
 
     #[test]
-    fn two_do_not_write_one_file() {
+    fn two_downloads_cannot_write_one_file() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("f");
         let _first = begun(&target);
@@ -384,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn another_checksum_keeps_the_name_free() {
+    fn a_wrong_checksum_does_not_create_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("f");
         let error = begun(&target).finish(ByteCount::new(100), Some([0; 32])).unwrap_err();
@@ -392,13 +391,13 @@ mod tests {
     }
 
     #[test]
-    fn a_long_journal_is_written_anew_and_says_the_same() {
+    fn a_long_journal_is_rewritten_with_the_same_content() {
         let folder = tempfile::tempdir().unwrap();
         let target = folder.path().join("f");
         let (mut partial, _) = Partial::open(&target, false).unwrap();
         partial.learn(ByteCount::new(1 << 30), "http://h/f", Some(&tag())).unwrap();
         (0..40_000u64).for_each(|at| partial.write(ByteCount::new(at), &[1]).unwrap());
-        assert!(fs::metadata(&partial.journal_path).unwrap().len() < LONG + 1000);
+        assert!(fs::metadata(&partial.journal_path).unwrap().len() < MAX_JOURNAL + 1000);
         drop(partial);
         assert_eq!(Partial::open(&target, true).unwrap().1.unwrap().got.count(), ByteCount::new(40_000));
     }

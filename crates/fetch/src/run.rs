@@ -1,4 +1,4 @@
-//! A run: the engine's decisions carried out, and what comes of them told to it.
+//! A run: executes the engine's decisions, and reports the results to the engine.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -25,29 +25,29 @@ use crate::options::{Options, Output};
 use crate::throttle::Throttle;
 use crate::tls::Tls;
 
-/// Pieces that connections may have read and the run not yet written.
-const AHEAD: usize = 64;
-/// How often progress is told.
+/// Number of pieces that connections may read before the run writes them.
+const QUEUE_LENGTH: usize = 64;
+/// Interval of progress events.
 const PROGRESS: Duration = Duration::from_millis(200);
 
-/// Fetches all files side by side; gives what came of each, in their order. Ends early, keeping what came, when `stop` does.
+/// Downloads all files concurrently, and returns the result of each, in order. Ends early, keeping partial data, when `stop` completes.
 ///
-/// Must run inside a tokio runtime with I/O and time enabled, on a thread of the network namespace meant.
+/// Must run inside a tokio runtime with I/O and time enabled, on a thread of the network namespace to use.
 ///
 /// # Errors
-/// Before anything is fetched: no link, or roots that cannot be read.
+/// Errors before the first download: no link, or unreadable root certificates.
 pub async fn fetch(
     network: Arc<dyn Network>,
     downloads: Vec<Download>,
     options: Options,
     stop: impl Future<Output = ()>,
-    tell: impl FnMut(Event),
+    emit: impl FnMut(Event),
 ) -> Result<Vec<Result<Outcome, FetchError>>, FetchError> {
     if network.links().is_empty() {
         return Err(FetchError::NoLink(String::new()));
     }
     let tls = Tls::new(options.cacert.as_deref(), options.http1)?;
-    let (event_sender, events) = mpsc::channel(AHEAD);
+    let (event_sender, events) = mpsc::channel(QUEUE_LENGTH);
     let shared = Shared {
         network,
         tls: Some(tls),
@@ -55,7 +55,7 @@ pub async fn fetch(
         connect_timeout: options.connect_timeout,
         events: event_sender,
     };
-    let mut run = Run::new(Arc::new(shared), options, tell)?;
+    let mut run = Run::new(Arc::new(shared), options, emit)?;
     let order: Vec<usize> = downloads.into_iter().map(|download| run.add(download)).collect();
     run.work(events, stop).await;
     Ok(order.into_iter().map(|index| run.outcome(index)).collect())
@@ -67,20 +67,20 @@ struct Run<T> {
     driver: Driver,
     jobs: Vec<Job>,
     by_file: BTreeMap<FileId, usize>,
-    /// The servers whose names do not exist, by link.
+    /// Servers whose names do not exist, by link.
     nameless: BTreeSet<(ServerId, LinkId)>,
-    /// The servers that have answered: a name that is not found any more is a trouble that passes.
+    /// Servers that have answered. If their name is not found later, the failure is temporary.
     answered: BTreeSet<ServerId>,
     finishing: JoinSet<(usize, ByteCount, Result<(), FetchError>)>,
-    tell: T,
+    emit: T,
 }
 
 impl<T: FnMut(Event)> Run<T> {
-    fn new(shared: Arc<Shared>, options: Options, tell: T) -> Result<Self, FetchError> {
+    fn new(shared: Arc<Shared>, options: Options, emit: T) -> Result<Self, FetchError> {
         let config = Config {
             connections_first: Config::default().connections_first.min(options.connections.max(1)),
             connections_most: options.connections.max(1),
-            patience: options.patience,
+            patience: options.timeout,
             tries: options.tries,
             budget: options.max_cost,
             ..Config::default()
@@ -99,11 +99,11 @@ impl<T: FnMut(Event)> Run<T> {
             nameless: BTreeSet::new(),
             answered: BTreeSet::new(),
             finishing: JoinSet::new(),
-            tell,
+            emit,
         })
     }
 
-    /// Takes a file on; its place among the jobs.
+    /// Adds a file; returns its index in `jobs`.
     fn add(&mut self, download: Download) -> usize {
         let sources: Vec<Source> = download.urls.iter().map(|url| Source::new(url.clone(), self.server(url))).collect();
         let index = self.jobs.len();
@@ -119,25 +119,25 @@ impl<T: FnMut(Event)> Run<T> {
                     sources,
                     sink: Sink::Closed,
                     left: None,
-                    trouble: None,
-                    anew: false,
+                    last_error: None,
+                    restarted: false,
                     began: Instant::now(),
                     by_link: Vec::new(),
                     outcome: None,
                 };
                 job.outcome = Some(Err(error));
                 self.jobs.push(job);
-                self.tell_failure(index);
+                self.report_failure(index);
             }
         }
         index
     }
 
-    /// Hands a job's file to the engine.
+    /// Adds a job's file to the engine.
     fn enter(&mut self, index: usize) {
         let job = &self.jobs[index];
         if job.outcome.is_some() {
-            return self.tell_failure(index);
+            return self.report_failure(index);
         }
         let (size, got) = job.got();
         let setup = FileSetup {
@@ -154,7 +154,7 @@ impl<T: FnMut(Event)> Run<T> {
         }
     }
 
-    /// The server of an address.
+    /// The server of a URL.
     fn server(&mut self, url: &Url) -> ServerId {
         let origin = Origin {
             tls: url.scheme() == "https",
@@ -188,11 +188,11 @@ impl<T: FnMut(Event)> Run<T> {
                 Some(ended) = self.finishing.join_next(), if !self.finishing.is_empty() => if let Ok((index, size, result)) = ended {
                     self.on_finished(index, size, result);
                 },
-                _ = progress.tick() => self.tell_progress(),
+                _ = progress.tick() => self.report_progress(),
                 Some(first) = events.recv() => {
                     self.on_event(first);
                     while let Ok(next) = events.try_recv() {
-                        // What an answer's head changes is done before its body is written.
+                        // The effects of a response's head must precede its body.
                         self.pump();
                         self.on_event(next);
                     }
@@ -200,11 +200,11 @@ impl<T: FnMut(Event)> Run<T> {
                 () = tokio::time::sleep(due) => {}
             }
         }
-        self.tell_progress();
+        self.report_progress();
         self.driver.close();
     }
 
-    /// Does all that the engine wants done now.
+    /// Executes all pending actions of the engine.
     fn pump(&mut self) {
         while let Some(action) = self.driver.poll() {
             self.act(action);
@@ -236,24 +236,24 @@ impl<T: FnMut(Event)> Run<T> {
             Some(FileEvent::Data { active, pieces }) => self.on_data(active, pieces),
             Some(FileEvent::Cookies { url, lines }) => {
                 let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |age| age.as_secs());
-                lines.iter().for_each(|line| self.options.cookies.learn(&url, line, unix));
+                lines.iter().for_each(|line| self.options.cookies.store(&url, line, unix));
             }
-            Some(FileEvent::Elsewhere { request, active, from, to }) => self.on_elsewhere(request, active, &from, to),
-            Some(FileEvent::Failed { active, error }) => self.note_trouble(active.file, error),
+            Some(FileEvent::Redirect { request, active, from, to }) => self.on_redirect(request, active, &from, to),
+            Some(FileEvent::Failed { active, error }) => self.note_error(active.file, error),
             None => {}
         }
     }
 
-    fn note_trouble(&mut self, file: FileId, error: FetchError) {
+    fn note_error(&mut self, file: FileId, error: FetchError) {
         if let Some(index) = self.by_file.get(&file) {
-            self.jobs[*index].trouble = Some(error);
+            self.jobs[*index].last_error = Some(error);
         }
     }
 
     fn on_lost(&mut self, server: ServerId, link: LinkId, error: FetchError) {
         for job in self.jobs.iter_mut().filter(|job| job.outcome.is_none()) {
             if job.sources.iter().any(|source| source.server == server) {
-                job.trouble = Some(error.clone());
+                job.last_error = Some(error.clone());
             }
         }
         if matches!(error, FetchError::Resolve { absent: true, .. }) {
@@ -262,8 +262,8 @@ impl<T: FnMut(Event)> Run<T> {
         }
     }
 
-    /// Gives up the files of which nothing came and none of whose sources has a name that any link's resolvers know: they would say the same
-    /// again.
+    /// Fails the files that have no data and whose sources' names do not exist according to the resolvers of every link: another query would give
+    /// the same answer.
     fn drop_nameless(&mut self, error: &FetchError) {
         let links = self.shared.network.links().len();
         let absent =
@@ -292,7 +292,7 @@ impl<T: FnMut(Event)> Run<T> {
             if matches!(error, FetchError::Write { .. }) {
                 return self.drop_file(file, error);
             }
-            job.trouble = Some(error);
+            job.last_error = Some(error);
             return self.driver.fail(request, Failure::Changed);
         }
         let there = job.left.take().map_or(ByteCount::ZERO, |left| left.got.count());
@@ -300,10 +300,11 @@ impl<T: FnMut(Event)> Run<T> {
         if first || resumed {
             let name = self.jobs[index].name();
             let ranged = self.driver.engine.file(file).and_then(|file| file.ranged).unwrap_or(true);
-            (self.tell)(Event::Started { file: name.clone(), size: head.size, there, ranged });
+            (self.emit)(Event::Started { file: name.clone(), size: head.size, there, ranged });
             if !ranged && self.shared.network.links().len() > 1 {
-                let text = format!("{name}: the server gives no ranges that could be joined safely: it comes whole, over one link");
-                (self.tell)(Event::Note { text });
+                let text =
+                    format!("{name}: the server supports no ranges that Braid can join safely; downloading the whole file over one link");
+                (self.emit)(Event::Note { text });
             }
         }
     }
@@ -327,16 +328,16 @@ impl<T: FnMut(Event)> Run<T> {
         }
     }
 
-    fn on_elsewhere(&mut self, request: RequestId, active: ActiveRequest, from: &Url, to: Url) {
+    fn on_redirect(&mut self, request: RequestId, active: ActiveRequest, from: &Url, to: Url) {
         let Some(index) = self.by_file.get(&active.file).copied() else { return };
         let most = self.options.redirects;
         let source = &mut self.jobs[index].sources[active.source.0];
-        // Another request was sent there already.
+        // Another request may already have updated the URL.
         if source.url == *from {
             source.redirects += 1;
             if source.redirects > most {
                 let error = FetchError::Redirects { url: shown(from), most };
-                self.jobs[index].trouble = Some(error);
+                self.jobs[index].last_error = Some(error);
                 return self.driver.fail(request, Failure::Source);
             }
             let server = self.server(&to);
@@ -365,9 +366,9 @@ impl<T: FnMut(Event)> Run<T> {
         match result {
             Ok(()) => {
                 let outcome = self.describe(index, size);
-                (self.tell)(Event::Finished(outcome));
+                (self.emit)(Event::Finished(outcome));
             }
-            Err(_) => self.tell_failure(index),
+            Err(_) => self.report_failure(index),
         }
     }
 
@@ -375,35 +376,36 @@ impl<T: FnMut(Event)> Run<T> {
         let Some(index) = self.by_file.remove(&file) else { return };
         self.driver.remove_file(file);
         let job = &mut self.jobs[index];
-        if cause == Cause::Changed && !job.anew && matches!(job.sink, Sink::File(_)) {
-            job.anew = true;
-            let text = format!("{}: the file is another one than before: it is fetched anew", job.name());
+        if cause == Cause::Changed && !job.restarted && matches!(job.sink, Sink::File(_)) {
+            job.restarted = true;
+            let text = format!("{}: the file changed; downloading it again", job.name());
             match job.restart() {
                 Ok(()) => {
-                    (self.tell)(Event::Note { text });
+                    (self.emit)(Event::Note { text });
                     return self.enter(index);
                 }
                 Err(error) => return self.fail(index, error),
             }
         }
         let url = job.url();
-        let trouble = job.trouble.take();
+        let last_error = job.last_error.take();
         let error = match cause {
             Cause::Budget => FetchError::Budget { url },
-            Cause::Silent => trouble.unwrap_or(FetchError::Silent { url, patience: self.options.patience }),
+            Cause::Silent => last_error.unwrap_or(FetchError::Silent { url, timeout: self.options.timeout }),
             Cause::Unjoinable => {
-                FetchError::Protocol { url, reason: "the transfer broke, and the server gives no ranges to go on with".to_owned() }
+                FetchError::Protocol { url, reason: "the transfer broke off, and the server supports no ranges to resume it".to_owned() }
             }
-            Cause::Changed => trouble.unwrap_or(FetchError::Changed { url, reason: "again".to_owned() }),
-            Cause::Tries => trouble.unwrap_or(FetchError::Silent { url, patience: self.driver.elapsed() }),
-            Cause::Source => {
-                trouble.unwrap_or(FetchError::Protocol { url, reason: "its sources are not of one file: their sizes differ".to_owned() })
-            }
+            Cause::Changed => last_error.unwrap_or(FetchError::Changed { url, reason: "it changed more than once".to_owned() }),
+            Cause::Tries => last_error.unwrap_or(FetchError::Silent { url, timeout: self.driver.elapsed() }),
+            Cause::Source => last_error.unwrap_or(FetchError::Protocol {
+                url,
+                reason: "its sources have different sizes, so they are different files".to_owned(),
+            }),
         };
         self.fail(index, error);
     }
 
-    /// Gives a file up for a reason of this end's.
+    /// Fails a file because of a local error.
     fn drop_file(&mut self, file: FileId, error: FetchError) {
         self.driver.remove_file(file);
         if let Some(index) = self.by_file.remove(&file) {
@@ -417,17 +419,17 @@ impl<T: FnMut(Event)> Run<T> {
         if let Sink::File(partial) = std::mem::replace(&mut job.sink, Sink::Closed) {
             partial.abandon();
         }
-        self.tell_failure(index);
+        self.report_failure(index);
     }
 
-    fn tell_failure(&mut self, index: usize) {
+    fn report_failure(&mut self, index: usize) {
         let job = &self.jobs[index];
         if let Some(Err(error)) = &job.outcome {
-            (self.tell)(Event::Failed { file: job.name(), error: error.to_string(), code: error.exit_code() });
+            (self.emit)(Event::Failed { file: job.name(), error: error.to_string(), code: error.exit_code() });
         }
     }
 
-    fn tell_progress(&mut self) {
+    fn report_progress(&mut self) {
         let now = self.driver.now();
         let links = self.shared.network.links().iter().enumerate().filter_map(|(place, link)| {
             let view = self.driver.engine.link(now, LinkId(place))?;
@@ -441,7 +443,7 @@ impl<T: FnMut(Event)> Run<T> {
         let size = views.iter().try_fold(ByteCount::ZERO, |sum, view| Some(sum + view.size?));
         let rate_bps = links.iter().fold(Rate::ZERO, |sum, link| sum + link.rate_bps);
         let seconds = self.driver.elapsed().as_secs_f64();
-        (self.tell)(Event::Progress(Progress { seconds, got, size, rate_bps, files: (ended, self.jobs.len()), links }));
+        (self.emit)(Event::Progress(Progress { seconds, got, size, rate_bps, files: (ended, self.jobs.len()), links }));
     }
 
     fn describe(&self, index: usize, size: ByteCount) -> Outcome {

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpStream;
 
-/// A TCP socket bound to `device`, connected.
+/// Returns a connected TCP socket that is bound to `device`.
 pub(crate) async fn connect(device: &str, address: SocketAddr) -> io::Result<TcpStream> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.bind_device(Some(device.as_bytes()))?;

@@ -1,5 +1,5 @@
-//! Downloads whose whole answer is under way to somebody already (through a proxy): other links bring parts of it too, and what comes is
-//! handed on in order.
+//! Accelerates downloads that are already in progress (through a proxy): other links fetch parts of the file, too, and the data is delivered in
+//! order.
 //!
 //! ```text
 //! first answer ──┐
@@ -8,9 +8,9 @@
 //!                         └────────────── how much the client took ◀──────────────┘
 //! ```
 //!
-//! The first answer goes through as it came. Meanwhile one range is asked for elsewhere; if its answer proves that it is of the same state of
-//! the file, the first answer is cut where others took over, else it goes on alone and nothing is changed. No more is asked for than the
-//! client's window and the memory for all allow.
+//! The first response is forwarded as it arrives. Meanwhile one range is requested over another link. If its response proves that it belongs to the
+//! same version of the file, the first response is cut where other links took over; otherwise it continues alone, unchanged. Requests are limited by
+//! the client's window and by the shared memory budget.
 
 mod body;
 mod run;
@@ -29,17 +29,17 @@ use crate::network::Network;
 
 pub use body::{SpliceError, Spliced};
 
-/// A smaller file has come before another link could help: its connection alone takes several round trips.
-const LEAST: ByteCount = ByteCount::new(512 * 1024);
-/// A smaller window is not worth it.
-const LEAST_WINDOW: u64 = 512 * 1024;
+/// Minimum file size: a smaller file arrives before another link can help, because its connection alone takes several round trips.
+const MIN_SIZE: ByteCount = ByteCount::new(512 * 1024);
+/// Minimum window: a smaller one is not worth the effort.
+const MIN_WINDOW: u64 = 512 * 1024;
 
-/// How much may be kept that clients have not taken yet.
+/// Limits of data that clients have not taken yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
-    /// Of one download.
+    /// Limit of one download.
     pub one: ByteCount,
-    /// Of all. A download that finds less than it should have takes half of what is left, or goes on undivided.
+    /// Limit of all downloads. A download that finds less than its own limit takes half of the rest, or is not accelerated.
     pub all: ByteCount,
 }
 
@@ -49,7 +49,7 @@ impl Default for Bounds {
     }
 }
 
-/// What an answer's head offers: a file of known size, of which ranges could be joined.
+/// The file that a response's head describes: a file of known size whose ranges can be joined.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Offer {
     size: ByteCount,
@@ -57,8 +57,8 @@ pub struct Offer {
 }
 
 impl Offer {
-    /// What a plain answer offers; `None`: it is to go through as it is. Its ranges must be worth asking for (from 512 KiB), its bytes be the
-    /// file's own (no encodings), and it must have a strong validator (RFC 9110 section 8.8).
+    /// Evaluates the head of a response; `None` if it must be forwarded unchanged. The file must be large enough (from 512 KiB), have no encodings,
+    /// and have a strong validator (RFC 9110 section 8.8).
     pub fn of(status: StatusCode, headers: &HeaderMap) -> Option<Self> {
         let says = |name, word: &str| {
             let words = headers.get_all(name).iter().filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(','));
@@ -71,33 +71,33 @@ impl Offer {
         }
         let size = ByteCount::new(content_length(headers)?);
         let validator = Validator::of(headers)?;
-        (size >= LEAST).then_some(Self { size, validator })
+        (size >= MIN_SIZE).then_some(Self { size, validator })
     }
 }
 
-/// A download under way.
+/// A download in progress.
 pub struct Begun {
-    /// Whose it is, and from where: downloads of the same name may use each other's connections.
+    /// Identifies user and server: downloads with the same name may share connections.
     pub name: String,
-    /// What opens connections for it, by the links' places.
+    /// Opens the connections of the download, by index of the link.
     pub network: Arc<dyn Network>,
-    /// The links that it may use, by their places: its row of Π.
+    /// Indices of the links that the download may use: its row of Π.
     pub links: Vec<usize>,
-    /// The one that its first answer comes over.
+    /// Index of the link of the first response.
     pub link: usize,
-    /// Its weight φ.
+    /// Weight φ of the download.
     pub weight: f64,
-    /// What was asked for, in full.
+    /// The requested URL.
     pub address: Uri,
-    /// The request's header, to be repeated.
+    /// Header of the request, repeated in further requests.
     pub headers: HeaderMap,
-    /// What the first answer offers.
+    /// The file that the first response offers.
     pub offer: Offer,
-    /// Its body.
+    /// Body of the first response.
     pub body: Incoming,
 }
 
-/// Splices downloads, all under one scheduler. Clones are the same; it ends with the last of them and their downloads.
+/// Accelerates downloads, all with one scheduler. Clones share the same run, which ends with the last clone and its downloads.
 #[derive(Clone)]
 pub struct Splicer {
     commands: mpsc::UnboundedSender<Command>,
@@ -106,7 +106,7 @@ pub struct Splicer {
 }
 
 impl Splicer {
-    /// Begins. To be called inside a tokio runtime with I/O and time.
+    /// Starts the run. Must be called inside a tokio runtime with I/O and time.
     pub fn start(bounds: Bounds) -> Self {
         let (commands, received) = mpsc::unbounded_channel();
         tokio::spawn(run::work(received));
@@ -114,10 +114,10 @@ impl Splicer {
         Self { commands, next: Arc::new(AtomicU64::new(0)), budget: Arc::new(budget) }
     }
 
-    /// Takes a download over: what is to be handed on now instead of its body.
+    /// Takes over a download, and returns the body to deliver instead.
     ///
     /// # Errors
-    /// The download, to go on undivided, where there is no memory for it, or an address that cannot be asked for.
+    /// Returns the download, to be continued unchanged, if there is no memory for it, or if its URL cannot be requested.
     pub fn splice(&self, begun: Begun) -> Result<Spliced, Box<Begun>> {
         let Ok(url) = begun.address.to_string().parse() else { return Err(Box::new(begun)) };
         let Some(share) = MemoryBudget::take(&self.budget, begun.offer.size.get()) else { return Err(Box::new(begun)) };
@@ -128,12 +128,12 @@ impl Splicer {
         match self.commands.send(command) {
             Ok(()) => Ok(Spliced::new(number, size, received, self.commands.clone(), share)),
             Err(mpsc::error::SendError(Command::Begin { begun, .. })) => Err(begun),
-            Err(_) => unreachable!("what is given back is what was sent"),
+            Err(_) => unreachable!("the channel returns the command that was sent"),
         }
     }
 }
 
-/// What the run is told.
+/// Command to the run.
 enum Command {
     Begin {
         number: u64,
@@ -142,32 +142,32 @@ enum Command {
         window: ByteCount,
         pieces: mpsc::UnboundedSender<Result<bytes::Bytes, SpliceError>>,
     },
-    /// The client took everything before that place.
+    /// The client took all data before this offset.
     Taken { number: u64, upto: ByteCount },
     /// The client is gone.
     Gone { number: u64 },
 }
 
-/// What downloads may keep.
+/// Memory budget of all downloads.
 struct MemoryBudget {
     bounds: Bounds,
     used: AtomicU64,
 }
 
-/// What one download may keep; given back when dropped.
+/// Budget of one download; returned when dropped.
 struct Share {
     budget: Arc<MemoryBudget>,
     bytes: u64,
 }
 
 impl MemoryBudget {
-    /// The window of one more download of that size; `None`: there is none.
+    /// Reserves a window for a download of this size; `None` if there is no memory.
     fn take(budget: &Arc<Self>, size: u64) -> Option<Share> {
         let Bounds { one, all } = budget.bounds;
         let mut used = budget.used.load(Ordering::Relaxed);
         loop {
             let bytes = one.get().min(size).min(all.get().saturating_sub(used) / 2);
-            if bytes < LEAST_WINDOW {
+            if bytes < MIN_WINDOW {
                 return None;
             }
             match budget.used.compare_exchange_weak(used, used + bytes, Ordering::Relaxed, Ordering::Relaxed) {
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_joined_is_an_offer() {
+    fn joinable_responses_are_offers() {
         assert_eq!(offer(200, &GOOD), Some(1_000_000));
         assert_eq!(
             offer(200, &[GOOD.as_slice(), &[("accept-ranges", "bytes"), ("content-encoding", "identity")]].concat()),
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_else_goes_through_as_it_is() {
+    fn other_responses_are_forwarded_unchanged() {
         for more in [
             ("accept-ranges", "none"),
             ("content-encoding", "gzip"),
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_shrink_as_memory_does_and_come_back() {
+    fn windows_shrink_with_memory_and_recover() {
         let budget = Arc::new(MemoryBudget {
             bounds: Bounds { one: ByteCount::new(8 << 20), all: ByteCount::new(20 << 20) },
             used: AtomicU64::new(0),

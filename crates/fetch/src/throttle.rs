@@ -1,4 +1,4 @@
-//! A rate that all reading together keeps.
+//! Limits the total rate of all reads.
 
 use std::sync::Mutex;
 use std::time::Duration;
@@ -6,14 +6,14 @@ use std::time::Duration;
 use braid_model::{ByteCount, Rate};
 use tokio::time::Instant;
 
-/// How far reading may run ahead.
+/// How far reads may run ahead of the rate.
 const BURST: Duration = Duration::from_millis(50);
 
-/// Lets so much through in a time.
+/// A rate limiter.
 #[derive(Debug)]
 pub(crate) struct Throttle {
     rate: Option<Rate>,
-    /// When what was let through so far is paid for.
+    /// Time at which all bytes so far have been paid for.
     due: Mutex<Option<Instant>>,
 }
 

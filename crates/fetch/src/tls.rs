@@ -1,4 +1,4 @@
-//! TLS with the system's roots.
+//! TLS with the system's root certificates.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -11,17 +11,17 @@ use tokio_rustls::TlsConnector;
 use crate::error::FetchError;
 use crate::network::BoxStream;
 
-/// The application protocols that are offered, the preferred one first.
+/// ALPN protocols, in order of preference.
 const PROTOCOLS: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
-/// Makes TLS of connections.
+/// Wraps connections in TLS.
 #[derive(Clone)]
 pub(crate) struct Tls {
     connector: TlsConnector,
 }
 
 impl Tls {
-    /// Trusts the system's roots, or those of `file` only. `http1`: HTTP/2 is not offered.
+    /// Trusts the system's root certificates, or only those in `file`. With `http1`, HTTP/2 is not offered.
     pub(crate) fn new(file: Option<&Path>, http1: bool) -> Result<Self, FetchError> {
         let mut roots = RootCertStore::empty();
         match file {
@@ -33,7 +33,7 @@ impl Tls {
                     roots.add(certificate).map_err(|error| refused(error.to_string()))?;
                 }
                 if roots.is_empty() {
-                    return Err(refused("it holds no certificate in PEM form".to_owned()));
+                    return Err(refused("it contains no PEM certificate".to_owned()));
                 }
             }
             None => {
@@ -48,7 +48,7 @@ impl Tls {
         Ok(Self { connector: TlsConnector::from(Arc::new(config)) })
     }
 
-    /// Shakes hands with `host`; tells whether HTTP/2 was agreed on.
+    /// Does the TLS handshake with `host`. Returns whether HTTP/2 was negotiated.
     pub(crate) async fn wrap(&self, host: &str, stream: BoxStream) -> Result<(BoxStream, bool), FetchError> {
         let name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned());
         let name = name.map_err(|error| FetchError::Tls { host: host.to_owned(), reason: error.to_string() })?;

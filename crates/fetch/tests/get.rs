@@ -1,4 +1,4 @@
-//! What a user asks for: mirrors, many files, going on, secrets, proxies, limits.
+//! Downloads as a user sees them: mirrors, many files, resuming, secrets, proxies, limits.
 
 mod support;
 
@@ -30,14 +30,14 @@ fn mirrors_share_the_work() {
     let folder = tempfile::tempdir().unwrap();
     let came = get(&[servers[0].url("/a/file"), servers[1].url("/b/file")], folder.path());
     assert!(came.file("file") == bytes);
-    assert!(servers.iter().all(|server| server.requests().len() > 1), "both are asked");
+    assert!(servers.iter().all(|server| server.requests().len() > 1), "both get requests");
 }
 
 #[test]
-fn a_mirror_of_another_file_is_left() {
+fn a_mirror_of_another_file_is_dropped() {
     let bytes = content(2_000_000);
     let (served, other) = (bytes.clone(), content(1_500_000));
-    // The one whose answer comes first says what the file is: the other waits for the question after it, or for the end.
+    // The first response determines the file: the other mirror waits for the next request, or for the end.
     let asked_of_good = Arc::new(AtomicUsize::new(0));
     let seen = asked_of_good.clone();
     let slow = Server::start(move |asked| {
@@ -57,14 +57,14 @@ fn a_mirror_of_another_file_is_left() {
 }
 
 #[test]
-fn a_mirror_that_is_gone_is_left() {
+fn a_missing_mirror_is_dropped() {
     let bytes = content(2_000_000);
     let served = bytes.clone();
     let there = Server::start(move |asked| send(good(asked, &served)));
     let gone = Server::start(|_| send(answer("404 Not Found", "", b"")));
     let folder = tempfile::tempdir().unwrap();
-    let nobody = "http://127.0.0.1:9/file".to_owned();
-    let came = get(&[nobody, gone.url("/file"), there.url("/file")], folder.path());
+    let closed = "http://127.0.0.1:9/file".to_owned();
+    let came = get(&[closed, gone.url("/file"), there.url("/file")], folder.path());
     assert!(came.file("file") == bytes);
 }
 
@@ -77,29 +77,29 @@ fn a_thousand_small_files() {
     for number in 0..1000 {
         assert_eq!(came.file(&format!("f{number}")), format!("/f{number}").as_bytes());
     }
-    // One request each, but on a busy machine some are asked for a second time.
+    // One request for each file, but on a busy machine some are requested twice.
     assert!(server.requests().len() < 1500, "{}", server.requests().len());
 }
 
 #[test]
-fn a_link_that_is_dead_from_the_start_costs_little() {
+fn a_dead_link_costs_little() {
     let bytes = content(2_000_000);
     let served = bytes.clone();
     let server = Server::start(move |asked| send(good(asked, &served)));
     let folder = tempfile::tempdir().unwrap();
     let mut network = Loopback::new(3);
     network.dead = vec![0, 2];
-    // Whoever waited for a connection of theirs would wait for longer than a download may take here.
+    // Waiting for connections over the dead links would take longer than a download may take here.
     let options = Options { connect_timeout: Duration::from_secs(3600), ..quick() };
     let came = get_over(network, &[server.url("/file")], folder.path(), options, |_| ());
     assert!(came.file("file") == bytes);
 }
 
 #[test]
-fn it_goes_on_where_it_stopped() {
+fn a_download_resumes_where_it_stopped() {
     let bytes = content(3_000_000);
     let served = bytes.clone();
-    // After 1.5 MB the server refuses.
+    // After 1.5 MB the server refuses requests.
     let server = Server::start(move |asked| match asked.range {
         Some((start, _)) if start >= 1_500_000 => send(answer("404 Not Found", "", b"")),
         _ => send(good(asked, &served)),
@@ -111,7 +111,7 @@ fn it_goes_on_where_it_stopped() {
     let port = server.address;
     drop(server);
     assert!(folder.path().join("file.braid-part").exists());
-    // The same server again, mended, at another port: another address proves nothing, so it begins anew.
+    // The repaired server at another port: another URL proves nothing, so the download restarts.
     let served = bytes.clone();
     let mended = Server::start(move |asked| send(good(asked, &served)));
     assert_ne!(mended.address, port);
@@ -121,7 +121,7 @@ fn it_goes_on_where_it_stopped() {
 }
 
 #[test]
-fn going_on_fetches_only_what_is_missing() {
+fn resuming_downloads_only_missing_data() {
     let bytes = content(3_000_000);
     let served = bytes.clone();
     let broken = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(true));
@@ -139,12 +139,12 @@ fn going_on_fetches_only_what_is_missing() {
     let came = get_over(Loopback::new(2), &[url], folder.path(), options, |_| ());
     assert!(came.file("file") == bytes);
     let first = server.requests().iter().skip(before).filter_map(|asked| asked.range).map(|range| range.0).min().unwrap();
-    assert!(first > 0, "what is there is not fetched again");
+    assert!(first > 0, "present data is not downloaded again");
     assert!(server.requests()[before].headers.contains_key("if-range"));
 }
 
 #[test]
-fn what_changed_since_is_fetched_anew() {
+fn a_changed_file_is_downloaded_again() {
     let (old, new) = (content(3_000_000), support::content_of(2, 3_000_000));
     let served = new.clone();
     let turn = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
@@ -163,13 +163,13 @@ fn what_changed_since_is_fetched_anew() {
     turn.store(true, std::sync::atomic::Ordering::SeqCst);
     let came = get_over(Loopback::new(2), &[url], folder.path(), Options { resume: true, ..quick() }, |_| ());
     assert!(came.file("file") == new);
-    assert!(came.notes().iter().any(|note| note.contains("another one")), "{:?}", came.notes());
+    assert!(came.notes().iter().any(|note| note.contains("the file changed")), "{:?}", came.notes());
 }
 
 #[test]
-fn ten_gigabytes_of_which_a_little_is_missing() {
+fn ten_gigabytes_with_a_small_missing_part() {
     const SIZE: u64 = 10_000_000_000;
-    // Zeros but for the places themselves, every 4096 bytes.
+    // Zeros, except for the offset every 4096 bytes.
     let at = |place: u64| if place.is_multiple_of(4096) { (place / 4096 % 251) as u8 } else { 0 };
     let server = Server::start(move |asked| {
         let (start, end) = asked.range.unwrap_or((0, 1));
@@ -199,7 +199,7 @@ fn ten_gigabytes_of_which_a_little_is_missing() {
 }
 
 #[test]
-fn a_checksum_is_held_to() {
+fn a_checksum_is_verified() {
     let bytes = content(300_000);
     let served = bytes.clone();
     let server = Server::start(move |asked| send(good(asked, &served)));
@@ -217,7 +217,7 @@ fn a_checksum_is_held_to() {
 }
 
 #[test]
-fn secrets_stay_with_the_host_that_was_named() {
+fn secrets_are_sent_only_to_the_named_host() {
     let other = Server::start(|asked| send(good(asked, b"there")));
     let to = other.url("/file");
     let first = Server::start(move |_| send(answer("302 Found", &format!("Location: {to}\r\n"), b"")));
@@ -250,7 +250,7 @@ fn netrc_and_cookies_are_sent() {
 }
 
 #[test]
-fn a_cookie_set_by_a_redirection_opens_the_door() {
+fn a_cookie_set_by_a_redirect_is_sent_back() {
     let other = Server::start_at([127, 0, 0, 50].into(), |asked| send(good(asked, b"other")));
     let far = other.url("/far");
     let door = Server::start(move |asked| match (asked.path.as_str(), asked.headers.get("cookie").map(String::as_str)) {
@@ -264,11 +264,11 @@ fn a_cookie_set_by_a_redirection_opens_the_door() {
     let folder = tempfile::tempdir().unwrap();
     let came = get_over(Loopback::new(2), &[door.url("/login"), door.url("/away")], folder.path(), quick(), |_| ());
     assert_eq!((came.file("login"), came.file("away")), (b"inside".to_vec(), b"other".to_vec()));
-    assert!(other.requests().iter().all(|asked| !asked.headers.contains_key("cookie")), "another host's cookies");
+    assert!(other.requests().iter().all(|asked| !asked.headers.contains_key("cookie")), "cookies of another host");
 }
 
 #[test]
-fn a_proxy_is_told_the_whole_address() {
+fn a_proxy_gets_the_absolute_url() {
     let proxy = Server::start(|asked| send(good(asked, asked.path.as_bytes())));
     let folder = tempfile::tempdir().unwrap();
     let named = format!("http://who:pw@{}", proxy.address);
@@ -279,7 +279,7 @@ fn a_proxy_is_told_the_whole_address() {
 }
 
 #[test]
-fn a_rate_is_kept() {
+fn the_rate_limit_is_kept() {
     let bytes = content(1_000_000);
     let served = bytes.clone();
     let server = Server::start(move |asked| send(good(asked, &served)));
@@ -292,7 +292,7 @@ fn a_rate_is_kept() {
 }
 
 #[test]
-fn what_links_may_bring_and_cost_is_kept() {
+fn limits_of_amount_and_cost_are_kept() {
     let bytes = content(3_000_000);
     let served = bytes.clone();
     let server = Server::start(move |asked| {
@@ -312,7 +312,7 @@ fn what_links_may_bring_and_cost_is_kept() {
 }
 
 #[test]
-fn what_a_link_may_bring_goes_on_in_the_next_run() {
+fn a_limited_download_resumes_in_the_next_run() {
     let bytes = content(1_000_000);
     let served = bytes.clone();
     let server = Server::start(move |asked| send(good(asked, &served)));
@@ -330,13 +330,13 @@ fn what_a_link_may_bring_goes_on_in_the_next_run() {
 }
 
 #[test]
-fn too_large_a_file_is_refused_at_once() {
+fn a_too_large_file_is_refused_at_once() {
     let server = Server::start(|asked| send(good(asked, &content(500_000))));
     let folder = tempfile::tempdir().unwrap();
     let options = Options { max_size: Some(ByteCount::new(400_000)), ..quick() };
     let came = get_over(Loopback::new(1), &[server.url("/file")], folder.path(), options, |_| ());
     assert_eq!(came.error().exit_code(), 63);
-    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "nothing is left");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "no file remains");
 }
 
 #[test]
@@ -349,7 +349,7 @@ fn regression_a_file_of_unknown_size_that_grows_too_large_is_refused() {
 }
 
 #[test]
-fn regression_what_comes_for_a_file_given_up_is_not_read_on_beside_others() {
+fn regression_data_of_a_failed_file_is_not_read_while_others_continue() {
     let server = Server::start(|asked| match asked.path.as_str() {
         "/small" => vec![Act::Wait(1500), Act::Send(good(asked, &content(1000)))],
         _ => {
@@ -367,7 +367,7 @@ fn regression_what_comes_for_a_file_given_up_is_not_read_on_beside_others() {
 }
 
 #[test]
-fn regression_nobody_reads_a_password_from_a_journal_or_a_message() {
+fn regression_journals_and_messages_contain_no_password() {
     use std::os::unix::fs::PermissionsExt;
     let bytes = content(600_000);
     let half = bytes.clone();
@@ -390,7 +390,7 @@ fn regression_nobody_reads_a_password_from_a_journal_or_a_message() {
 }
 
 #[test]
-fn a_name_that_is_none_and_a_port_that_is_closed_are_told() {
+fn an_unknown_name_and_a_closed_port_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     for (url, code, word) in [("http://nowhere.invalid/f", 6, "nowhere.invalid"), ("http://127.0.0.1:9/f", 7, "127.0.0.1:9")] {
         let came = get(&[url.to_owned()], folder.path());
@@ -400,15 +400,15 @@ fn a_name_that_is_none_and_a_port_that_is_closed_are_told() {
 }
 
 #[test]
-fn regression_a_name_that_no_link_knows_is_not_asked_for_again_and_again() {
+fn regression_an_unknown_name_is_not_resolved_repeatedly() {
     let folder = tempfile::tempdir().unwrap();
-    let patient = Options { tries: u32::MAX, patience: Duration::from_secs(3600), ..quick() };
+    let patient = Options { tries: u32::MAX, timeout: Duration::from_secs(3600), ..quick() };
     let came = get_over(Loopback::new(3), &["http://nowhere.invalid/f".to_owned()], folder.path(), patient, |_| ());
     assert_eq!(came.error().exit_code(), 6);
 }
 
 #[test]
-fn a_folder_that_cannot_be_written_is_told_before_anything_is_fetched() {
+fn an_unwritable_folder_is_reported_before_the_download() {
     let server = Server::start(|asked| send(good(asked, b"x")));
     let came = get(&[server.url("/file")], std::path::Path::new("/proc/no such folder"));
     assert_eq!(came.error().exit_code(), 23);

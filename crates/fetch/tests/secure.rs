@@ -26,32 +26,32 @@ use tokio_rustls::TlsAcceptor;
 
 const SIZE: usize = 3_000_000;
 
-/// The file.
+/// Content of the file.
 fn file() -> &'static [u8] {
     static FILE: OnceLock<Vec<u8>> = OnceLock::new();
     FILE.get_or_init(|| content(SIZE))
 }
 
-/// How a server of these tests behaves.
+/// Behaviour of a test server.
 #[derive(Debug, Clone, Copy)]
-struct Manners {
-    /// It offers HTTP/2.
+struct Behaviour {
+    /// Offers HTTP/2.
     two: bool,
-    /// Streams at once on a connection of HTTP/2.
+    /// Maximum concurrent streams on an HTTP/2 connection.
     streams: u32,
-    /// Every second answer breaks off in the middle.
+    /// Every second response breaks off in the middle.
     breaks: bool,
-    /// A connection is told to end (GOAWAY, or `Connection: close`) after so many answers.
+    /// Each connection is closed (GOAWAY, or `Connection: close`) after this many responses.
     answers: usize,
 }
 
-impl Default for Manners {
+impl Default for Behaviour {
     fn default() -> Self {
         Self { two: true, streams: 100, breaks: false, answers: usize::MAX }
     }
 }
 
-/// What a server saw: the version and the range of each request, and how many connections there were.
+/// What a server received: version and range of each request, and the number of connections.
 #[derive(Debug, Default)]
 struct Seen {
     requests: Mutex<Vec<(Version, String)>>,
@@ -64,7 +64,7 @@ impl Seen {
     }
 }
 
-/// An HTTPS server on a thread of its own, which ends with the test's process.
+/// An HTTPS server in its own thread, which ends with the test process.
 struct Secure {
     address: SocketAddr,
     seen: Arc<Seen>,
@@ -73,11 +73,11 @@ struct Secure {
 }
 
 impl Secure {
-    fn start(manners: Manners, names: &[&str]) -> Self {
-        Self::serve_by(manners.two, names, move |stream, acceptor, seen| connection(stream, acceptor, seen, manners))
+    fn start(behaviour: Behaviour, names: &[&str]) -> Self {
+        Self::serve_by(behaviour.two, names, move |stream, acceptor, seen| connection(stream, acceptor, seen, behaviour))
     }
 
-    /// One that answers every request by sending it to `elsewhere`.
+    /// A server that redirects every request to `elsewhere`.
     fn redirecting(elsewhere: &str) -> Self {
         let answer = format!("HTTP/1.1 302 Found\r\nLocation: {elsewhere}\r\nContent-Length: 0\r\n\r\n");
         Self::serve_by(false, &["127.0.0.1"], move |stream, acceptor, _| {
@@ -121,8 +121,8 @@ impl Secure {
         get_over(Loopback::new(3), &[self.url()], &self.out(), options, |_| ())
     }
 
-    /// Fetches it and demands the true file.
-    fn comes_true(&self, options: Options) -> Came {
+    /// Downloads the file, which must be correct.
+    fn succeeds(&self, options: Options) -> Came {
         let came = self.get(options);
         assert!(came.file("file") == file(), "a wrong byte");
         came
@@ -135,7 +135,7 @@ impl Secure {
     }
 }
 
-/// Serves connections on a free port of the loopback device, on a thread of its own.
+/// Serves connections on a free port of the loopback device, in its own thread.
 fn serve<F>(handler: impl Fn(TcpStream) -> F + Send + 'static) -> SocketAddr
 where
     F: Future<Output = ()> + Send + 'static,
@@ -155,7 +155,7 @@ where
     address
 }
 
-async fn connection(stream: TcpStream, acceptor: TlsAcceptor, seen: Arc<Seen>, manners: Manners) {
+async fn connection(stream: TcpStream, acceptor: TlsAcceptor, seen: Arc<Seen>, behaviour: Behaviour) {
     let Ok(stream) = acceptor.accept(stream).await else { return };
     seen.connections.fetch_add(1, Ordering::SeqCst);
     let two = stream.get_ref().1.alpn_protocol() == Some(b"h2");
@@ -164,16 +164,16 @@ async fn connection(stream: TcpStream, acceptor: TlsAcceptor, seen: Arc<Seen>, m
     let service = service_fn(move |request| {
         let (seen, count, end) = (seen.clone(), count.clone(), end.clone());
         async move {
-            if count.fetch_add(1, Ordering::SeqCst) + 1 == manners.answers {
+            if count.fetch_add(1, Ordering::SeqCst) + 1 == behaviour.answers {
                 end.notify_one();
             }
-            Ok::<_, Infallible>(answer(&request, &seen, manners))
+            Ok::<_, Infallible>(answer(&request, &seen, behaviour))
         }
     });
     let io = TokioIo::new(stream);
     if two {
         let mut builder = hyper::server::conn::http2::Builder::new(TokioExecutor::new());
-        let connection = builder.max_concurrent_streams(manners.streams).serve_connection(io, service);
+        let connection = builder.max_concurrent_streams(behaviour.streams).serve_connection(io, service);
         tokio::pin!(connection);
         tokio::select! {
             _ = &mut connection => return,
@@ -193,8 +193,8 @@ async fn connection(stream: TcpStream, acceptor: TlsAcceptor, seen: Arc<Seen>, m
 
 type Pieces = StreamBody<std::pin::Pin<Box<dyn futures_util::Stream<Item = Result<Frame<Bytes>, std::io::Error>> + Send>>>;
 
-/// The range that was asked for, in pieces with a little time between, so that every link has its part.
-fn answer(request: &Request<Incoming>, seen: &Seen, manners: Manners) -> Response<Pieces> {
+/// The requested range, in pieces with short delays, so that every link gets a share.
+fn answer(request: &Request<Incoming>, seen: &Seen, behaviour: Behaviour) -> Response<Pieces> {
     let range = request.headers().get("range").and_then(|range| range.to_str().ok()).unwrap_or("bytes=0-").to_owned();
     let number = {
         let mut requests = seen.requests.lock().unwrap();
@@ -204,7 +204,7 @@ fn answer(request: &Request<Incoming>, seen: &Seen, manners: Manners) -> Respons
     let (first, last) = range.trim_start_matches("bytes=").split_once('-').unwrap();
     let (first, last): (usize, usize) = (first.parse().unwrap(), last.parse().unwrap_or(SIZE - 1).min(SIZE - 1));
     let body = &file()[first..=last];
-    let breaks = manners.breaks && number.is_multiple_of(2);
+    let breaks = behaviour.breaks && number.is_multiple_of(2);
     let mut pieces: Vec<Option<Bytes>> = body.chunks(20_000).map(|piece| Some(Bytes::from_static(piece))).collect();
     if breaks {
         pieces.truncate(pieces.len() / 2);
@@ -220,16 +220,16 @@ fn answer(request: &Request<Incoming>, seen: &Seen, manners: Manners) -> Respons
 }
 
 #[test]
-fn http_2_is_spoken_where_it_is_offered() {
-    let server = Secure::start(Manners::default(), &["127.0.0.1"]);
-    server.comes_true(quick());
+fn http_2_is_used_if_offered() {
+    let server = Secure::start(Behaviour::default(), &["127.0.0.1"]);
+    server.succeeds(quick());
     assert!(server.seen.versions().iter().all(|version| *version == Version::HTTP_2), "{:?}", server.seen);
 }
 
 #[test]
-fn connections_are_asked_again() {
+fn connections_are_reused() {
     for two in [true, false] {
-        let server = Secure::start(Manners { two, ..Manners::default() }, &["127.0.0.1"]);
+        let server = Secure::start(Behaviour { two, ..Behaviour::default() }, &["127.0.0.1"]);
         let options = Options { cacert: Some(server.root.clone()), connections: 1, ..quick() };
         let came = get_over(Loopback::new(1), &[server.url()], &server.out(), options, |_| ());
         assert!(came.file("file") == file());
@@ -238,11 +238,11 @@ fn connections_are_asked_again() {
 }
 
 #[test]
-fn http_1_1_is_spoken_where_http_2_is_not_offered_or_not_wanted() {
-    let old = Secure::start(Manners { two: false, ..Manners::default() }, &["127.0.0.1"]);
-    old.comes_true(quick());
-    let new = Secure::start(Manners::default(), &["127.0.0.1"]);
-    new.comes_true(Options { http1: true, ..quick() });
+fn http_1_1_is_used_if_http_2_is_not_offered_or_not_wanted() {
+    let old = Secure::start(Behaviour { two: false, ..Behaviour::default() }, &["127.0.0.1"]);
+    old.succeeds(quick());
+    let new = Secure::start(Behaviour::default(), &["127.0.0.1"]);
+    new.succeeds(Options { http1: true, ..quick() });
     for server in [old, new] {
         assert!(server.seen.versions().iter().all(|version| *version == Version::HTTP_11), "{:?}", server.seen);
     }
@@ -283,37 +283,37 @@ fn regression_no_field_follows_to_another_origin_and_no_netrc_password_by_http()
 
 #[test]
 fn one_stream_at_a_time_is_enough() {
-    Secure::start(Manners { streams: 1, ..Manners::default() }, &["127.0.0.1"]).comes_true(quick());
+    Secure::start(Behaviour { streams: 1, ..Behaviour::default() }, &["127.0.0.1"]).succeeds(quick());
 }
 
 #[test]
-fn streams_that_break_off_are_gone_on_with() {
+fn broken_streams_are_resumed() {
     for two in [true, false] {
-        Secure::start(Manners { two, breaks: true, ..Manners::default() }, &["127.0.0.1"]).comes_true(Options { tries: 50, ..quick() });
+        Secure::start(Behaviour { two, breaks: true, ..Behaviour::default() }, &["127.0.0.1"]).succeeds(Options { tries: 50, ..quick() });
     }
 }
 
 #[test]
-fn connections_that_the_server_ends_are_opened_again() {
+fn connections_that_the_server_closes_are_reopened() {
     for two in [true, false] {
-        let server = Secure::start(Manners { two, answers: 2, ..Manners::default() }, &["127.0.0.1"]);
-        server.comes_true(Options { tries: 50, ..quick() });
+        let server = Secure::start(Behaviour { two, answers: 2, ..Behaviour::default() }, &["127.0.0.1"]);
+        server.succeeds(Options { tries: 50, ..quick() });
         assert!(server.seen.connections.load(Ordering::SeqCst) > 1, "{:?}", server.seen);
     }
 }
 
 #[test]
-fn a_certificate_of_another_host_or_of_nobodys_is_refused() {
-    let other = Secure::start(Manners::default(), &["other.example"]);
+fn a_certificate_of_another_host_or_an_unknown_issuer_is_rejected() {
+    let other = Secure::start(Behaviour::default(), &["other.example"]);
     let came = other.get(Options { tries: 2, ..quick() });
     assert_eq!((came.error().exit_code(), came.error().to_string().contains("127.0.0.1")), (60, true), "{}", came.error());
-    let own = Secure::start(Manners::default(), &["127.0.0.1"]);
+    let own = Secure::start(Behaviour::default(), &["127.0.0.1"]);
     let came = get_over(Loopback::new(1), &[own.url()], &own.out(), Options { tries: 2, ..quick() }, |_| ());
     assert_eq!(came.error().exit_code(), 60, "{}", came.error());
-    assert!(own.seen.versions().is_empty() && other.seen.versions().is_empty(), "nothing was asked");
+    assert!(own.seen.versions().is_empty() && other.seen.versions().is_empty(), "no request was sent");
 }
 
-/// The head of what a client sends, up to the empty line.
+/// Reads the head of a request, up to the empty line.
 async fn head(stream: &mut (impl AsyncRead + Unpin)) -> String {
     let mut head = Vec::new();
     while !head.ends_with(b"\r\n\r\n") {
@@ -331,7 +331,7 @@ fn through(proxy: &str) -> Options {
 
 #[test]
 fn tls_goes_through_an_http_proxy() {
-    let server = Secure::start(Manners::default(), &["127.0.0.1"]);
+    let server = Secure::start(Behaviour::default(), &["127.0.0.1"]);
     let asked: Arc<Mutex<Vec<String>>> = Arc::default();
     let all = asked.clone();
     let proxy = serve(move |mut stream| {
@@ -346,7 +346,7 @@ fn tls_goes_through_an_http_proxy() {
             }
         }
     });
-    server.comes_true(through(&format!("http://who:pw@{proxy}")));
+    server.succeeds(through(&format!("http://who:pw@{proxy}")));
     let heads = asked.lock().unwrap().clone();
     let wanted = format!("CONNECT {} HTTP/1.1\r\n", server.address);
     assert!(!heads.is_empty() && heads.iter().all(|head| head.starts_with(&wanted)), "every connection has a tunnel: {heads:?}");
@@ -355,8 +355,8 @@ fn tls_goes_through_an_http_proxy() {
 }
 
 #[test]
-fn a_proxy_that_gives_no_tunnel_is_told() {
-    let server = Secure::start(Manners::default(), &["127.0.0.1"]);
+fn a_proxy_without_a_tunnel_is_reported() {
+    let server = Secure::start(Behaviour::default(), &["127.0.0.1"]);
     for (answer, wanted) in [
         ("HTTP/1.1 407 Proxy Authentication Required\r\n\r\n", "407"),
         ("SSH-2.0-OpenSSH_9.6\r\n\r\n", "SSH-2.0"),
@@ -372,7 +372,7 @@ fn a_proxy_that_gives_no_tunnel_is_told() {
     }
 }
 
-/// A SOCKS5 proxy for one user, which answers with a name as its own address; what it was asked for goes into `asked`.
+/// A SOCKS5 proxy for one user. It returns a name as its own address, and records requests in `asked`.
 async fn socks(mut stream: TcpStream, asked: Arc<Mutex<Vec<String>>>, wanted: Option<&str>) -> std::io::Result<()> {
     let [_, count] = stream.read_u16().await?.to_be_bytes();
     let mut methods = vec![0; usize::from(count)];
@@ -404,7 +404,7 @@ async fn socks(mut stream: TcpStream, asked: Arc<Mutex<Vec<String>>>, wanted: Op
 
 #[test]
 fn a_socks_proxy_carries_tls_and_plain_http_and_resolves_names() {
-    let server = Secure::start(Manners::default(), &["127.0.0.1"]);
+    let server = Secure::start(Behaviour::default(), &["127.0.0.1"]);
     let plain = Server::start(|asked| vec![Act::Send(good(asked, asked.path.as_bytes()))]);
     let asked: Arc<Mutex<Vec<String>>> = Arc::default();
     let all = asked.clone();
@@ -413,20 +413,20 @@ fn a_socks_proxy_carries_tls_and_plain_http_and_resolves_names() {
         async move { drop(socks(stream, all, Some("\x01\x03who\x02pw")).await) }
     });
     let named = format!("socks5h://who:pw@{proxy}");
-    server.comes_true(through(&named));
+    server.succeeds(through(&named));
     let url = format!("http://far.example:{}/plain", plain.address.port());
     let came = get_over(Loopback::new(1), &[url], &server.out(), through(&named), |_| ());
-    assert_eq!(came.file("plain"), b"/plain", "the request is as to the server itself");
+    assert_eq!(came.file("plain"), b"/plain", "the request is the same as to the server itself");
     assert!(!plain.requests()[0].headers.contains_key("proxy-authorization"));
     let asked = asked.lock().unwrap().clone();
     assert!(asked.contains(&"127.0.0.1".to_owned()) && asked.contains(&"far.example".to_owned()), "{asked:?}");
 }
 
 #[test]
-fn a_socks_proxy_that_refuses_is_told() {
+fn a_socks_proxy_that_refuses_is_reported() {
     let closed = "http://127.0.0.1:9/file".to_owned();
     let folder = tempfile::tempdir().unwrap();
-    for (user, answers, wanted) in [("who:pw@", true, "refused"), ("who:no@", true, "user or password"), ("", false, "wants a user")] {
+    for (user, answers, wanted) in [("who:pw@", true, "refused"), ("who:no@", true, "user or password"), ("", false, "requires a user")] {
         let proxy = serve(move |stream| async move {
             drop(socks(stream, Arc::default(), answers.then_some("\x01\x03who\x02pw")).await);
         });

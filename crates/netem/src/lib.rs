@@ -1,6 +1,6 @@
 //! A link emulator without I/O: rate, delay, jitter, loss, queue, recorded traces.
 //!
-//! [`EmulatedLink`] is one direction of a link. Whoever drives it pushes packets in, pops packets out and asks when to come back:
+//! [`EmulatedLink`] is one direction of a link. The caller pushes packets in, pops packets out and asks for the time of the next event:
 //!
 //! ```
 //! use braid_model::{ByteCount, Rate, Time};
@@ -15,7 +15,7 @@
 //! assert!(link.pop(due).is_some());
 //! ```
 //!
-//! The same pushes at the same times with the same seed give the same results on every machine.
+//! The emulation is deterministic: the same pushes at the same times with the same seed give the same results on every machine.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! One direction of a link.
+//! Emulation of one direction of a link.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -10,12 +10,12 @@ use crate::loss::{Loss, LossProcess};
 use crate::random::Random;
 use crate::trace::Trace;
 
-/// What an [`EmulatedLink`] moves.
+/// A packet that an [`EmulatedLink`] transports.
 pub trait Packet {
-    /// How much of the link's rate and queue it takes.
+    /// Size that counts towards the link's rate and queue.
     fn size(&self) -> ByteCount;
 
-    /// Whether random loss leaves it alone (address resolution, say, which radio links repeat below IP).
+    /// Whether random loss does not apply to the packet (for example address resolution, which radio links retransmit below IP).
     fn spared(&self) -> bool {
         false
     }
@@ -27,15 +27,15 @@ impl Packet for Vec<u8> {
     }
 }
 
-/// How fast packets leave.
+/// The rate at which packets leave the queue.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub enum RateSource {
-    /// At once.
+    /// Packets leave at once.
     #[default]
     Unlimited,
-    /// At a constant rate; at zero nothing leaves.
+    /// A constant rate; at zero nothing leaves.
     Constant(Rate),
-    /// When a recording says so. It begins when the link is made or configured.
+    /// A recorded trace. It starts when the link is created or configured.
     Trace(Arc<Trace>),
 }
 
@@ -45,25 +45,25 @@ impl From<Rate> for RateSource {
     }
 }
 
-/// What a link does to packets.
+/// Configuration of a link.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Profile {
-    /// How fast they leave the queue.
+    /// Rate at which packets leave the queue.
     pub rate: RateSource,
-    /// How long they are on the way after they have left.
+    /// Delay of a packet after it has left the queue.
     pub delay: Duration,
-    /// Up to how much longer they are on the way, uniformly distributed.
+    /// Maximum additional delay, uniformly distributed.
     pub jitter: Duration,
-    /// No packet overtakes another, whatever the jitter.
+    /// Whether packets stay in order regardless of jitter.
     pub keep_order: bool,
-    /// Which get lost, after they have left: lost packets use the rate.
+    /// Loss after packets have left the queue: lost packets use the rate.
     pub loss: Loss,
-    /// How much the queue holds, the packet that is leaving included. An empty queue takes any packet.
+    /// Queue size, including the packet that is leaving. An empty queue accepts any packet.
     pub queue: ByteCount,
 }
 
 impl Default for Profile {
-    /// Nothing is done to packets; the queue is Linux's usual 1,000 packets of 1,500 bytes.
+    /// No limits and no loss; the queue is Linux's usual 1,000 packets of 1,500 bytes.
     fn default() -> Self {
         Self {
             rate: RateSource::Unlimited,
@@ -76,10 +76,10 @@ impl Default for Profile {
     }
 }
 
-/// What became of a packet that was pushed.
+/// Result of pushing a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PushOutcome {
-    /// It is in the queue (and may still be lost on the way).
+    /// The packet is in the queue (and may still be lost later).
     Queued,
     /// The queue was full.
     QueueFull,
@@ -87,30 +87,30 @@ pub enum PushOutcome {
     Dark,
 }
 
-/// What became of all packets so far.
+/// Packet counters of a link.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LinkStats {
     /// Packets pushed.
     pub offered: u64,
     /// Packets popped.
     pub delivered: u64,
-    /// Size of the packets popped.
+    /// Total size of the packets popped.
     pub delivered_bytes: ByteCount,
     /// Packets lost at random or in bursts.
     pub lost: u64,
-    /// Packets that found the queue full.
+    /// Packets dropped because the queue was full.
     pub queue_full: u64,
-    /// Packets that met a dark link, or were on it when it went dark.
+    /// Packets pushed into a dark link, or inside the link when it went dark.
     pub dark: u64,
-    /// The most the queue has held.
+    /// Maximum queue length.
     pub queue_max: ByteCount,
-    /// What the queue held on average over time since the link was made.
+    /// Mean queue length over the time since the link was created.
     pub queue_mean: ByteCount,
 }
 
-/// One direction of a link: a drop-tail queue, a transmitter, and a way that takes time and may lose packets.
+/// One direction of a link: a drop-tail queue, a transmitter, and a path with delay and loss.
 ///
-/// Times passed in should not go back; one that does counts as the latest seen.
+/// Times should not decrease. A smaller time counts as the latest one seen.
 #[derive(Debug, Clone)]
 pub struct EmulatedLink<P> {
     profile: Profile,
@@ -129,22 +129,22 @@ pub struct EmulatedLink<P> {
     backlog_area: u128,
 }
 
-/// What takes one packet after the other from the queue.
+/// Takes packets from the queue one at a time.
 #[derive(Debug, Clone, Default)]
 struct Transmitter {
-    /// When the last packet has left, and its size until it has.
+    /// When the last packet has left, and its size until then.
     free_at: Time,
     leaving: Option<u64>,
-    /// Part of a nanosecond that the last packet took beyond `free_at`, in units of 1 / rate.
+    /// Fraction of a nanosecond that the last packet took beyond `free_at`, in units of 1 / rate.
     carry: u128,
-    /// Where a trace began, the opportunity to use next and what is left of it.
+    /// Start of the trace, the next opportunity, and its unused bytes.
     origin: Time,
     opportunity: u64,
     left: u64,
 }
 
 impl<P: Packet> EmulatedLink<P> {
-    /// An empty link at `now`. `seed` decides loss and jitter.
+    /// Creates an empty link at `now`. `seed` determines loss and jitter.
     pub fn new(profile: Profile, seed: u64, now: Time) -> Self {
         Self {
             random: Random::new(seed),
@@ -183,7 +183,7 @@ impl<P: Packet> EmulatedLink<P> {
         PushOutcome::Queued
     }
 
-    /// Takes the next packet that has arrived by `now`. Call until it gives none.
+    /// Returns the next packet that has arrived by `now`. Call it until it returns `None`.
     pub fn pop(&mut self, now: Time) -> Option<P> {
         self.advance(now);
         if self.flight.front()?.0 > self.now {
@@ -195,10 +195,10 @@ impl<P: Packet> EmulatedLink<P> {
         Some(packet)
     }
 
-    /// When to call [`pop`](Self::pop) next: no packet arrives earlier. `None`: not before the next push or change.
+    /// When to call [`pop`](Self::pop) next: no packet arrives earlier. `None` if nothing happens before the next push or change.
     pub fn poll_timeout(&self) -> Option<Time> {
         let arrives = self.flight.front().map(|(due, _)| *due);
-        // What waits may overtake what is on the way only if the order is not kept.
+        // A waiting packet can overtake those in flight only if the order is not kept.
         let starts = (!self.waiting.is_empty() && self.runs()).then_some(self.transmitter.free_at);
         match (arrives, starts) {
             (Some(due), Some(start)) if !self.profile.keep_order => Some(due.min(start)),
@@ -207,7 +207,7 @@ impl<P: Packet> EmulatedLink<P> {
         }
     }
 
-    /// Changes what the link does from the next packet that leaves the queue on; packets on the way are not touched.
+    /// Changes the configuration from the next packet that leaves the queue on. Packets in flight are not affected.
     pub fn configure(&mut self, now: Time, profile: Profile) {
         self.advance(now);
         if !self.runs() {
@@ -226,7 +226,7 @@ impl<P: Packet> EmulatedLink<P> {
         self.advance(now);
     }
 
-    /// Makes the link dark, so that it silently drops everything, also what is queued and on the way; or bright again.
+    /// Makes the link dark, so that it silently drops everything, including queued packets and packets in flight; or restores it.
     pub fn set_dark(&mut self, now: Time, dark: bool) {
         self.advance(now);
         self.dark = dark;
@@ -245,29 +245,29 @@ impl<P: Packet> EmulatedLink<P> {
         self.dark
     }
 
-    /// What the link does.
+    /// The current configuration.
     pub fn profile(&self) -> &Profile {
         &self.profile
     }
 
-    /// What became of the packets up to the last call.
+    /// The counters up to the last call.
     pub fn stats(&self) -> LinkStats {
         let span = self.now.since(self.made).as_nanos();
         let mean = self.backlog_area.checked_div(span).unwrap_or(0);
         LinkStats { queue_mean: ByteCount::new(u64::try_from(mean).unwrap_or(u64::MAX)), ..self.stats }
     }
 
-    /// What the queue holds, the packet that is leaving included.
+    /// Queue length, including the packet that is leaving.
     pub fn backlog(&self) -> ByteCount {
         ByteCount::new(self.backlog)
     }
 
-    /// Whether packets leave at all.
+    /// Whether packets leave the queue at all.
     fn runs(&self) -> bool {
         self.profile.rate != RateSource::Constant(Rate::ZERO)
     }
 
-    /// Lets happen, in order, everything that happens in the queue up to `now`.
+    /// Processes all events in the queue up to `now`, in order.
     fn advance(&mut self, now: Time) {
         let now = now.max(self.now);
         loop {
@@ -288,7 +288,7 @@ impl<P: Packet> EmulatedLink<P> {
         self.count_backlog_until(now);
     }
 
-    /// Puts the head of the queue on its way.
+    /// Transmits the head of the queue.
     fn send(&mut self, arrived: Time, packet: P) {
         let size = packet.size().get();
         self.transmitter.leaving = Some(size);
@@ -317,7 +317,7 @@ impl<P: Packet> EmulatedLink<P> {
 }
 
 impl Transmitter {
-    /// Sends a packet of `size` bytes that is there since `arrived`: moves `free_at` to when it has left.
+    /// Transmits a packet of `size` bytes that has been waiting since `arrived`: sets `free_at` to the time when it has left.
     fn transmit(&mut self, rate: &RateSource, arrived: Time, size: u64) {
         let start = self.free_at.max(arrived);
         match rate {
@@ -333,7 +333,7 @@ impl Transmitter {
         }
     }
 
-    /// Uses opportunities from `start` on until `size` bytes have left. What is left of one serves the packets that are there by then.
+    /// Uses opportunities from `start` on until `size` bytes have left. The unused part of an opportunity serves packets that are waiting by then.
     fn transmit_by(&mut self, trace: &Trace, start: Time, size: u64) -> Time {
         let usable = trace.first_after(self.origin, start, self.opportunity);
         if usable != self.opportunity {
@@ -361,7 +361,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A packet with a number.
+    /// A numbered packet.
     #[derive(Debug, Clone, PartialEq, Eq)]
     struct Numbered(usize, u64);
 
@@ -379,7 +379,7 @@ mod tests {
         Profile { rate: Rate::from_mbps(mbps).into(), ..Profile::default() }
     }
 
-    /// Pushes all at their times, popping in between whenever the link asks; gives (number, arrival).
+    /// Pushes all packets at their times, and pops whenever the link requests it. Returns (number, arrival).
     fn run(link: &mut EmulatedLink<Numbered>, arrivals: &[(Time, u64)]) -> Vec<(usize, Time)> {
         let mut out = Vec::new();
         let mut drain = |link: &mut EmulatedLink<Numbered>, until: Time| {
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn any_second_carries_the_rate_within_a_packet() {
+    fn every_second_carries_the_rate_within_a_packet() {
         let mut link = EmulatedLink::new(Profile { queue: ByteCount::new(u64::MAX), ..constant(20) }, 1, Time::ZERO);
         let arrivals: Vec<_> = (0..10_000).map(|_| (Time::ZERO, 1400)).collect();
         let out = run(&mut link, &arrivals);
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_drops_the_tail_and_an_empty_one_takes_any_packet() {
+    fn a_full_queue_drops_the_tail_and_an_empty_one_accepts_any_packet() {
         let mut link = EmulatedLink::new(Profile { queue: ByteCount::new(3000), ..constant(12) }, 1, Time::ZERO);
         let outcomes: Vec<_> = (0..4).map(|n| link.push(Time::ZERO, Numbered(n, 1500))).collect();
         assert_eq!(outcomes, [PushOutcome::Queued, PushOutcome::Queued, PushOutcome::QueueFull, PushOutcome::QueueFull]);
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn the_mean_queue_is_over_time() {
+    fn the_mean_queue_is_averaged_over_time() {
         let mut link = EmulatedLink::new(constant(12), 1, Time::ZERO);
         link.push(Time::ZERO, Numbered(0, 1500));
         link.push(Time::ZERO, Numbered(1, 1500));
@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dark_link_drops_everything_silently_and_works_again_when_bright() {
+    fn a_dark_link_drops_everything_silently_until_it_is_restored() {
         let mut link = EmulatedLink::new(Profile { delay: ms(10), ..constant(12) }, 1, Time::ZERO);
         for number in 0..3 {
             link.push(Time::ZERO, Numbered(number, 1500));
@@ -448,7 +448,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_rate_holds_from_the_next_packet_on() {
+    fn a_new_rate_applies_from_the_next_packet_on() {
         let mut link = EmulatedLink::new(constant(12), 1, Time::ZERO);
         for number in 0..3 {
             link.push(Time::ZERO, Numbered(number, 1500));
@@ -534,7 +534,7 @@ mod tests {
         assert_eq!(millis, [2, 2, 2, 5, 7]);
     }
 
-    /// What the emulator should do, in exact arithmetic and with lists only: arrival of each packet, or none if it is dropped.
+    /// The expected behaviour in exact arithmetic and with lists only: the arrival of each packet, or none if it is dropped.
     fn model(rate: u64, delay: u64, queue: u64, arrivals: &[(Time, u64)]) -> Vec<Option<Time>> {
         let rate = u128::from(rate);
         let mut accepted: Vec<(u128, u64)> = Vec::new(); // end in units of 1 / rate ns, size
@@ -556,7 +556,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_constant_rate_link_does_what_the_naive_model_does(
+        fn a_constant_rate_link_agrees_with_the_naive_model(
             rate in 1_000u64..1_000_000_000, delay in 0u64..50_000_000, queue in 0u64..20_000,
             gaps in prop::collection::vec((0u64..3_000_000, 1u64..3000), 1..60),
         ) {
@@ -573,7 +573,7 @@ mod tests {
         }
 
         #[test]
-        fn a_trace_link_does_what_a_millisecond_by_millisecond_model_does(
+        fn a_trace_link_agrees_with_a_millisecond_model(
             steps in prop::collection::vec(0u64..5, 1..8), gaps in prop::collection::vec((0u64..4, 1u64..3200), 1..25),
         ) {
             let mut at = 0;

@@ -1,27 +1,27 @@
-//! Which packets get lost on the way.
+//! Packet loss models.
 
 use crate::random::Random;
 
-/// A probability, held as a fraction of 2^64 so that drawing needs no floating point.
+/// A probability, stored as a fraction of 2^64, so that sampling needs no floating point.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Probability(u64);
 
 impl Probability {
-    /// It never happens.
+    /// The probability 0.
     pub const NEVER: Self = Self(0);
-    /// It always happens.
+    /// The probability 1.
     pub const ALWAYS: Self = Self(u64::MAX);
 
-    /// The probability `p`; values outside 0 to 1 and NaN are moved to the nearest end (NaN to 0).
+    /// The probability `p`, clamped to 0 to 1; NaN counts as 0.
     pub fn new(p: f64) -> Self {
         if p >= 1.0 {
             return Self::ALWAYS;
         }
-        // `as` turns NaN and negatives to zero; the product of a double and a power of two is exact.
+        // `as` converts NaN and negative values to zero. The product of a double and a power of two is exact.
         Self((p * 18_446_744_073_709_551_616.0) as u64)
     }
 
-    /// As a number from 0 to 1.
+    /// The probability as a number from 0 to 1.
     pub fn get(self) -> f64 {
         if self == Self::ALWAYS { 1.0 } else { self.0 as f64 / 18_446_744_073_709_551_616.0 }
     }
@@ -35,19 +35,19 @@ impl Probability {
     }
 }
 
-/// How packets get lost.
+/// A packet loss model.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub enum Loss {
-    /// None is.
+    /// No loss.
     #[default]
     None,
-    /// Each packet for itself with the same probability.
+    /// Independent loss of each packet with the same probability.
     Random(Probability),
-    /// In bursts (Gilbert 1960, Elliott 1963): a state changes between good and bad from packet to packet.
+    /// Loss in bursts (Gilbert 1960, Elliott 1963): a state changes between good and bad from packet to packet.
     Bursty {
-        /// From good to bad, before each packet.
+        /// Probability to change from good to bad, before each packet.
         enter: Probability,
-        /// From bad to good, before each packet; its inverse is the mean length of a burst in packets.
+        /// Probability to change from bad to good, before each packet; its inverse is the mean length of a burst in packets.
         leave: Probability,
         /// Loss in the good state (Gilbert: never).
         good: Probability,
@@ -57,12 +57,12 @@ pub enum Loss {
 }
 
 impl Loss {
-    /// Random loss of each packet with probability `p`.
+    /// Independent loss of each packet with probability `p`.
     pub fn random(p: f64) -> Self {
         if p > 0.0 { Self::Random(Probability::new(p)) } else { Self::None }
     }
 
-    /// Bursts that lose everything: `mean` of all packets in the long run, `length` packets a burst on average.
+    /// Bursts that lose every packet: a share of `mean` of all packets in the long run, in bursts of `length` packets on average.
     pub fn bursts(mean: f64, length: f64) -> Self {
         let leave = 1.0 / length.max(1.0);
         let enter = leave * mean / (1.0 - mean).max(f64::EPSILON);
@@ -70,7 +70,7 @@ impl Loss {
     }
 }
 
-/// A [`Loss`] and the state of its bursts.
+/// A [`Loss`] model and its burst state.
 #[derive(Debug, Clone)]
 pub(crate) struct LossProcess {
     pub(crate) loss: Loss,
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn probabilities_are_held_and_clamped() {
+    fn probabilities_are_stored_and_clamped() {
         assert_eq!(Probability::new(-1.0), Probability::NEVER);
         assert_eq!(Probability::new(f64::NAN), Probability::NEVER);
         assert_eq!(Probability::new(2.0), Probability::ALWAYS);
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn no_loss_loses_nothing_and_certain_loss_everything() {
+    fn zero_loss_loses_nothing_and_certain_loss_everything() {
         assert_eq!(share(&outcomes(Loss::random(0.0), 1000)), 0.0);
         assert_eq!(share(&outcomes(Loss::random(1.0), 1000)), 1.0);
     }

@@ -1,17 +1,17 @@
-//! A small generator of random numbers that gives the same sequence everywhere.
+//! A small random number generator with the same sequence on every machine.
 
 /// SplitMix64 (Steele, Lea and Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014).
 #[derive(Debug, Clone)]
 pub struct Random(u64);
 
 impl Random {
-    /// The sequence of `seed`.
+    /// Creates the sequence of `seed`.
     pub fn new(seed: u64) -> Self {
         Self(seed)
     }
 
     /// The next 64 bits.
-    #[expect(clippy::should_implement_trait, reason = "it never ends, and gives no option")]
+    #[expect(clippy::should_implement_trait, reason = "the sequence is endless, so there is no Option")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut z = self.0;
@@ -20,7 +20,7 @@ impl Random {
         z ^ (z >> 31)
     }
 
-    /// A number from 0 to `limit`, both included.
+    /// A number from 0 to `limit`, both inclusive.
     pub fn up_to(&mut self, limit: u64) -> u64 {
         let scaled = u128::from(self.next()) * (u128::from(limit) + 1);
         (scaled >> 64) as u64

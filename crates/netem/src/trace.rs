@@ -1,60 +1,60 @@
-//! Recorded rates: when packets could cross a cellular link.
+//! Recorded traces: the times at which packets could cross a cellular link.
 
 use std::time::Duration;
 
 use braid_model::{ByteCount, Time};
 use thiserror::Error;
 
-/// A trace in mahimahi's format: every line is the millisecond at which one packet of 1,500 bytes may cross, lines may repeat, and
-/// the whole starts over after its last line (Netravali et al., "Mahimahi", USENIX ATC 2015; `mm-link(1)`).
+/// A trace in mahimahi's format: every line is the millisecond at which one packet of 1,500 bytes may cross. Lines may repeat. After its last line
+/// the trace starts over (Netravali et al., "Mahimahi", USENIX ATC 2015; `mm-link(1)`).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trace {
-    /// Milliseconds from the start of a round, never falling, the last above zero.
+    /// Milliseconds from the start of a round, non-decreasing; the last is above zero.
     opportunities: Vec<u64>,
 }
 
-/// Why a text is no trace. Lines count from 1.
+/// The error for an invalid trace. Lines count from 1.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum TraceError {
-    /// A line holds something else than a whole number.
+    /// A line that is not a whole number.
     #[error("trace line {line}: {text:?} is not a whole number of milliseconds")]
     NotANumber {
-        /// The line, counted from 1.
+        /// Number of the line, counted from 1.
         line: usize,
-        /// What stands there.
+        /// Text of the line.
         text: String,
     },
-    /// A line lies before the one above.
-    #[error("trace line {line}: {value} ms lies before the line above ({before} ms); sort the file")]
+    /// A line with a smaller value than the previous one.
+    #[error("trace line {line}: {value} ms is less than the previous line ({before} ms): sort the file")]
     Backwards {
-        /// The line, counted from 1.
+        /// Number of the line, counted from 1.
         line: usize,
-        /// What stands there.
+        /// Value of the line.
         value: u64,
-        /// What stands above.
+        /// Value of the previous line.
         before: u64,
     },
-    /// There is no opportunity, or all are at 0 ms: the trace would last no time.
-    #[error("the trace lasts no time: its last line must be above 0 ms")]
+    /// No opportunity, or all opportunities at 0 ms: the trace would have no duration.
+    #[error("the trace has no duration: its last line must be above 0 ms")]
     NoTime,
-    /// The last line lies further ahead than can be counted.
-    #[error("trace line {line}: {value} ms is more than a year")]
+    /// A value above the supported maximum.
+    #[error("trace line {line}: {value} ms is more than a year: shorten the trace")]
     TooLong {
-        /// The line, counted from 1.
+        /// Number of the line, counted from 1.
         line: usize,
-        /// What stands there.
+        /// Value of the line.
         value: u64,
     },
 }
 
 /// A year in milliseconds.
-const LONGEST: u64 = 366 * 24 * 3600 * 1000;
+const MAX_MILLIS: u64 = 366 * 24 * 3600 * 1000;
 
 impl Trace {
-    /// What may cross at one opportunity.
+    /// Bytes that may cross at one opportunity.
     pub const OPPORTUNITY: ByteCount = ByteCount::new(1500);
 
-    /// Reads a trace; empty lines and lines that begin with `#` do not count.
+    /// Parses a trace. Empty lines and lines that start with `#` are ignored.
     pub fn parse(text: &str) -> Result<Self, TraceError> {
         let mut opportunities = Vec::new();
         let mut before = 0;
@@ -68,7 +68,7 @@ impl Trace {
             if value < before {
                 return Err(TraceError::Backwards { line, value, before });
             }
-            if value > LONGEST {
+            if value > MAX_MILLIS {
                 return Err(TraceError::TooLong { line, value });
             }
             before = value;
@@ -80,7 +80,7 @@ impl Trace {
         Ok(Self { opportunities })
     }
 
-    /// How long one round lasts.
+    /// Duration of one round.
     pub fn period(&self) -> Duration {
         Duration::from_millis(self.period_ms())
     }
@@ -89,7 +89,7 @@ impl Trace {
         self.opportunities.last().copied().unwrap_or(1).max(1)
     }
 
-    /// When opportunity number `index` comes in a trace that began at `origin`.
+    /// Time of opportunity number `index` in a trace that started at `origin`.
     pub(crate) fn at(&self, origin: Time, index: u64) -> Time {
         let count = self.opportunities.len() as u64;
         let round = (index / count).saturating_mul(self.period_ms());
@@ -97,11 +97,11 @@ impl Trace {
         origin + Duration::from_millis(millis)
     }
 
-    /// The number of the first opportunity at or after `moment`, but not below `from`.
+    /// Number of the first opportunity at or after `moment`, but at least `from`.
     pub(crate) fn first_after(&self, origin: Time, moment: Time, from: u64) -> u64 {
         let millis = u64::try_from(moment.since(origin).as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX);
         let count = self.opportunities.len() as u64;
-        // A moment that is a whole number of rounds is also the last line of the round before.
+        // A moment after a whole number of rounds is also the last line of the previous round.
         let round = millis.saturating_sub(1) / self.period_ms();
         let within = millis - round * self.period_ms();
         let place = self.opportunities.partition_point(|at| *at < within) as u64;
@@ -135,7 +135,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_first_opportunity_after_a_moment_is_what_counting_finds(
+        fn the_first_opportunity_after_a_moment_agrees_with_counting(
             steps in prop::collection::vec(0u64..6, 1..12), moment in 0u64..200_000_000, from in 0u64..20,
         ) {
             let mut at = 0;

@@ -1,4 +1,4 @@
-//! Answers: what their heads say, and where their bytes belong.
+//! Processing of answers: their heads, and the positions of their bytes.
 
 use braid_model::{ByteCount, Time};
 
@@ -8,19 +8,19 @@ use crate::spans::{Span, Spans};
 use crate::types::{Action, Cause, Failure, FileId, Head, RequestId};
 
 impl Engine {
-    /// The head of an answer came.
+    /// Reports the head of an answer.
     pub fn on_head(&mut self, now: Time, id: RequestId, head: Head) {
         let Some(request) = self.requests.get_mut(&id) else { return };
         self.dirty = true;
         let first = !std::mem::replace(&mut request.head, true);
         if first {
-            // Behind another request on the same connection an answer comes later than the link's latency.
+            // Behind another request on the same connection, an answer takes longer than the link's latency.
             if self.connections.get(&request.connection).is_some_and(|connection| connection.requests.first() == Some(&id)) {
                 self.links[request.link.0].on_latency(now.since(request.asked));
             }
             request.meter.begin(now);
         }
-        request.heard = now;
+        request.last_event = now;
         let (file_id, source, at) = (request.file, request.source, request.at);
         if let Some(reach) =
             self.connections.get(&request.connection).and_then(|connection| self.reach.get_mut(&(connection.link, connection.server)))
@@ -38,7 +38,7 @@ impl Engine {
             Some(span) if span.start != at || span.is_empty() => self.fail_request(now, id, Failure::NoRanges),
             Some(span) => self.on_range(now, id, span, head),
             None if file.sources().any(|(other, _)| other != source) && file.ranged == Some(true) => {
-                // Another source gives ranges.
+                // Another source may support ranges.
                 self.fail_request(now, id, Failure::Source);
             }
             None => self.on_whole(now, id, head),
@@ -55,7 +55,7 @@ impl Engine {
             return self.fail_request(now, id, Failure::Source);
         }
         if !head.joinable && !complete {
-            // Ranges cannot be joined: the whole file is asked for, in one piece.
+            // Ranges cannot be joined: request the whole file in one piece.
             file.ranged = Some(false);
             file.joinable = false;
             if let Some(size) = head.size {
@@ -68,24 +68,24 @@ impl Engine {
         }
         file.ranged = Some(true);
         file.joinable = head.joinable;
-        self.prove(now, file_id, span.start);
+        self.confirm_ranges(now, file_id, span.start);
         let Some(file) = self.files.get_mut(&file_id) else { return };
         let request = self.requests.get_mut(&id).unwrap_or_else(|| unreachable!("looked up above"));
-        request.told = span.end;
+        request.requested_end = span.end;
         let old_end = request.end.min(file.size.unwrap_or(ENDLESS));
         request.end = old_end.min(span.end);
-        // What a stalled one was to bring is free, or another's by now, until it brings something.
+        // The range of a stalled request stays free, or belongs to another request, until it delivers something.
         if !request.stalled {
             file.free.remove(request.rest());
         }
         if span.end < old_end {
             self.release(file_id, Span::raw(span.end, old_end));
         }
-        // Where the first answer ends the doubt, other first questions are ordinary requests.
+        // If the first answer reveals the size, the other initial requests become ordinary ones.
         if let Some(size) = self.files.get(&file_id).and_then(|file| file.size) {
             self.requests.values_mut().filter(|other| other.file == file_id).for_each(|other| other.end = other.end.min(size));
         }
-        self.settle(now, file_id);
+        self.end_if_done(now, file_id);
     }
 
     /// The whole file follows.
@@ -108,18 +108,18 @@ impl Engine {
         file.free = Spans::default();
         let end = file.size.unwrap_or(ENDLESS);
         let request = self.requests.get_mut(&id).unwrap_or_else(|| unreachable!("looked up by the caller"));
-        (request.from, request.at, request.end, request.told) = (0, 0, end, end);
+        (request.from, request.at, request.end, request.requested_end) = (0, 0, end, end);
         (request.whole, request.stalled) = (true, false);
-        self.settle(now, file_id);
+        self.end_if_done(now, file_id);
     }
 
-    /// The next `count` bytes of an answer came. Gives which of them are fresh, as places in the file: these and no others are to be kept.
-    /// The bytes begin at [`Self::place`] of before the call.
+    /// Reports the next `count` bytes of an answer. Returns the ranges in the file that are fresh; the caller must keep these and no others. The
+    /// bytes start at the [`Self::place`] before the call.
     pub fn on_data(&mut self, now: Time, id: RequestId, count: ByteCount) -> Vec<Span> {
         let Some(request) = self.requests.get_mut(&id) else { return Vec::new() };
         let came = Span::raw(request.at, (request.at.saturating_add(count.get())).min(request.end));
         request.at = came.end;
-        request.heard = now;
+        request.last_event = now;
         request.meter.add(now, count.get());
         let (file_id, link, revived) = (request.file, request.link, request.stalled);
         let finished = request.at >= request.end;
@@ -145,35 +145,35 @@ impl Engine {
         if fresh_count > 0 && !whole_done {
             self.stop_overtaken(now, file_id);
         }
-        self.settle(now, file_id);
+        self.end_if_done(now, file_id);
         fresh
     }
 
-    /// Where in its file the next byte of a request belongs; `None` if it is not at work any more.
+    /// Position in its file of the next byte of a request; `None` if the request is no longer active.
     pub fn place(&self, id: RequestId) -> Option<ByteCount> {
         self.requests.get(&id).map(|request| ByteCount::new(request.at))
     }
 
-    /// The answer ended as its framing said.
+    /// Reports the end of an answer according to its framing.
     pub fn on_end(&mut self, now: Time, id: RequestId) {
         let Some(request) = self.requests.get(&id) else { return };
         let (file_id, at, end) = (request.file, request.at, request.end);
         self.dirty = true;
         if end == ENDLESS {
-            // Its end tells the size.
+            // The end reveals the size.
             if let Some(file) = self.files.get_mut(&file_id) {
                 file.size = Some(at);
                 file.free = Spans::default();
             }
             self.finish_request(now, id);
-            return self.settle(now, file_id);
+            return self.end_if_done(now, file_id);
         }
         if at < end {
             self.fail_request(now, id, Failure::Lost);
         }
     }
 
-    /// Takes a request off, ended or failed; what it did not bring is free unless another brings it.
+    /// Removes a request that ended or failed. Its missing bytes become free unless another request covers them.
     pub(crate) fn finish_request(&mut self, _: Time, id: RequestId) {
         let Some(request) = self.requests.remove(&id) else { return };
         if let Some(connection) = self.connections.get_mut(&request.connection) {
@@ -186,8 +186,8 @@ impl Engine {
         if !request.whole {
             self.release(request.file, request.rest());
         }
-        // The server was told of more than is wanted now: it is not to send it.
-        if request.at < request.told {
+        // The server was asked for more bytes than are wanted now: stop it.
+        if request.at < request.requested_end {
             self.actions.push_back(Action::Stop { request: id });
         }
         if self.connections.get(&request.connection).is_some_and(|connection| connection.once) {
@@ -196,7 +196,7 @@ impl Engine {
         }
     }
 
-    /// Bytes nobody brings any more are free again.
+    /// Marks bytes as free unless another request covers them.
     pub(crate) fn release(&mut self, id: FileId, span: Span) {
         let Some(file) = self.files.get_mut(&id) else { return };
         let Some(size) = file.size else { return };
@@ -207,12 +207,12 @@ impl Engine {
         back.iter().for_each(|span| file.free.insert(span));
     }
 
-    /// A stalled request goes on: it keeps what nobody else has taken meanwhile, from its place on without a gap.
+    /// Handles a stalled request that delivers again: it keeps the contiguous part from its position that no other request has taken.
     fn revive(&mut self, id: RequestId) {
         let Some(request) = self.requests.get(&id) else { return };
         let (file_id, rest, whole) = (request.file, request.rest(), request.whole);
         if whole {
-            // Nothing of it was free for others.
+            // Its range was never free for others.
             self.requests.get_mut(&id).into_iter().for_each(|request| request.stalled = false);
             return;
         }
@@ -228,12 +228,12 @@ impl Engine {
         if let Some(request) = self.requests.get_mut(&id) {
             (request.stalled, request.end) = (false, end);
         }
-        // Its head may have claimed what lies behind.
+        // The head may have claimed the part behind it.
         self.release(file_id, Span::raw(end, rest.end));
         self.dirty = true;
     }
 
-    /// Stops requests of a file whose bytes all came by others.
+    /// Stops requests of a file whose bytes have all arrived over others.
     fn stop_overtaken(&mut self, now: Time, id: FileId) {
         let Some(file) = self.files.get(&id) else { return };
         let over =

@@ -1,4 +1,4 @@
-//! The engine: what is at work, and what happened to it.
+//! The engine: its state, and the handling of events.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -7,7 +7,7 @@ use braid_decide::midrr::{Flags, Midrr};
 use braid_model::{ByteCount, Time};
 
 use crate::file::File;
-use crate::link::{RETRY_FIRST, RETRY_MOST, ScheduledLink};
+use crate::link::{RETRY_MAX, RETRY_MIN, ScheduledLink};
 use crate::meter::Meter;
 use crate::spans::{Span, Spans};
 use crate::types::{
@@ -15,16 +15,16 @@ use crate::types::{
     ServerId, SourceId,
 };
 
-/// What a file of weight 1 is given in one turn of miDRR.
+/// miDRR quantum of a file of weight 1.
 const QUANTUM: ByteCount = ByteCount::new(64 * 1024);
-/// So many connections in a row that one of several sources refused make it one of no use.
-const FAULTS: u32 = 3;
-/// So often a file that comes in one piece is begun anew, though each attempt brought something.
-const RESTARTS: u32 = 3;
-/// Far beyond the end of any file, for one of unknown size.
+/// One of several sources is dropped after this many consecutive failed connections.
+const MAX_FAULTS: u32 = 3;
+/// Maximum number of restarts of a file that comes in one piece, even if each attempt delivered something.
+const MAX_RESTARTS: u32 = 3;
+/// End of a file of unknown size: far beyond any real one.
 pub(crate) const ENDLESS: u64 = u64::MAX / 2;
 
-/// Decides what is asked for next; see the crate's documentation.
+/// Decides on the next requests; see the crate's documentation.
 #[derive(Debug)]
 pub struct Engine {
     pub(crate) config: Config,
@@ -37,47 +37,47 @@ pub struct Engine {
     pub(crate) midrr: Midrr,
     pub(crate) actions: VecDeque<Action>,
     next: u64,
-    /// Something happened since the last plan.
+    /// An event occurred since the last plan.
     pub(crate) dirty: bool,
-    /// When the plan is to be looked at again.
+    /// When to run the plan again.
     pub(crate) review: Option<Time>,
 }
 
-/// One connection.
+/// State of one connection.
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) link: LinkId,
     pub(crate) server: ServerId,
     pub(crate) since: Time,
     pub(crate) connected: bool,
-    /// How many requests may overlap on it.
+    /// Maximum number of overlapping requests.
     pub(crate) depth: usize,
     pub(crate) requests: Vec<RequestId>,
-    /// It goes with its first request.
+    /// The connection closes after its first request.
     pub(crate) once: bool,
 }
 
-/// One request at work.
+/// State of one active request.
 #[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) connection: ConnectionId,
     pub(crate) link: LinkId,
     pub(crate) file: FileId,
     pub(crate) source: SourceId,
-    /// The first byte, the next one to come, and the end.
+    /// The first byte, the next byte to arrive, and the end.
     pub(crate) from: u64,
     pub(crate) at: u64,
     pub(crate) end: u64,
-    /// What the server was asked for, or said it sends.
-    pub(crate) told: u64,
-    /// The whole file was asked for.
+    /// End of the range that the server was asked for, or said that it sends.
+    pub(crate) requested_end: u64,
+    /// The whole file was requested.
     pub(crate) whole: bool,
     pub(crate) asked: Time,
-    /// When anything came last.
-    pub(crate) heard: Time,
+    /// When the last event of the answer occurred.
+    pub(crate) last_event: Time,
     pub(crate) head: bool,
     pub(crate) meter: Meter,
-    /// It stalled: what it was to bring is free for others.
+    /// The request has stalled: its range is free for others.
     pub(crate) stalled: bool,
 }
 
@@ -87,30 +87,30 @@ impl Request {
     }
 }
 
-/// One server over one link.
+/// Reachability of one server over one link.
 #[derive(Debug, Default)]
 pub(crate) struct Reach {
-    /// Connections that the server accepts at a time.
+    /// Maximum number of connections that the server accepts at a time.
     pub(crate) limit: Option<usize>,
     pub(crate) not_before: Time,
     pub(crate) failures: u32,
 }
 
 impl Reach {
-    /// The last attempts failed.
+    /// Whether the last attempts failed.
     pub(crate) fn failing(&self) -> bool {
         self.failures > 0
     }
 
     fn on_failure(&mut self, now: Time, wait: Option<Duration>) {
-        let pause = RETRY_FIRST.saturating_mul(1 << self.failures.min(8)).min(RETRY_MOST);
+        let pause = RETRY_MIN.saturating_mul(1 << self.failures.min(8)).min(RETRY_MAX);
         self.failures += 1;
         self.not_before = self.not_before.max(now + wait.unwrap_or(pause));
     }
 }
 
 impl Engine {
-    /// An engine without links and files.
+    /// Creates an engine without links and files.
     pub fn new(config: Config) -> Self {
         // The quantum and the counter are valid.
         let midrr = Midrr::new(0, QUANTUM, Flags::COUNTED).unwrap_or_else(|error| unreachable!("{error}"));
@@ -130,10 +130,10 @@ impl Engine {
         }
     }
 
-    /// Adds a link, which is up.
+    /// Adds a link; it is up initially.
     ///
     /// # Errors
-    /// When there are 64 links already.
+    /// If there are 64 links already.
     pub fn add_link(&mut self, setup: LinkSetup) -> Result<LinkId, RangeError> {
         let index = self.midrr.add_link()?;
         self.links.push(ScheduledLink::new(setup, &self.config));
@@ -141,7 +141,7 @@ impl Engine {
         Ok(LinkId(index))
     }
 
-    /// A link came up or went. One that went takes its connections with it.
+    /// Reports that a link went up or down. A link that goes down loses its connections.
     pub fn set_link(&mut self, now: Time, link: LinkId, up: bool) {
         let Some(there) = self.links.get_mut(link.0) else { return };
         if std::mem::replace(&mut there.up, up) == up {
@@ -164,7 +164,7 @@ impl Engine {
         free
     }
 
-    /// Forgets a server that no file comes from, with its connections. Its name may be another's afterwards.
+    /// Removes a server and its connections, unless a file uses it. Its ID may be reused.
     pub fn remove_server(&mut self, now: Time, id: ServerId) {
         if self.files.values().any(|file| file.setup.sources.contains(&id)) || !self.servers.remove(&id) {
             return;
@@ -178,7 +178,7 @@ impl Engine {
     /// Adds a file.
     ///
     /// # Errors
-    /// Without sources, with unknown ones, or with a weight that is no positive number.
+    /// If it has no source or an unknown one, or if the weight is not a positive number.
     pub fn add_file(&mut self, now: Time, setup: FileSetup) -> Result<FileId, RangeError> {
         if setup.sources.is_empty() {
             return Err(RangeError::NoSource);
@@ -190,11 +190,11 @@ impl Engine {
         let id = FileId(self.fresh_id());
         self.files.insert(id, File::new(now, setup, flow));
         self.dirty = true;
-        self.settle(now, id);
+        self.end_if_done(now, id);
         Ok(id)
     }
 
-    /// Forgets a file, done or not; its requests are stopped.
+    /// Removes a file, complete or not, and stops its requests.
     pub fn remove_file(&mut self, now: Time, id: FileId) {
         self.stop_all(now, id, None);
         if let Some(file) = self.files.remove(&id) {
@@ -203,7 +203,7 @@ impl Engine {
         self.dirty = true;
     }
 
-    /// A source turned out to be another server (a redirection).
+    /// Reports that a source is now another server, after a redirect.
     pub fn move_source(&mut self, id: FileId, source: SourceId, server: ServerId) {
         if let Some(file) = self.files.get_mut(&id)
             && self.servers.contains(&server)
@@ -214,17 +214,20 @@ impl Engine {
         }
     }
 
-    /// The reader took everything before `upto`: for files with a window.
+    /// Reports that the reader took everything before `upto`. For files with a window.
     pub fn on_taken(&mut self, now: Time, id: FileId, upto: ByteCount) {
         let Some(file) = self.files.get_mut(&id) else { return };
         let before = file.limit();
         file.taken = file.taken.max(upto.get());
         self.dirty = true;
-        // What waited for the reader is not to blame for its silence.
-        self.requests.values_mut().filter(|request| request.file == id && request.at >= before).for_each(|request| request.heard = now);
+        // A request that waited for the reader did not stall.
+        self.requests
+            .values_mut()
+            .filter(|request| request.file == id && request.at >= before)
+            .for_each(|request| request.last_event = now);
     }
 
-    /// A connection stands; `depth` requests may overlap on it.
+    /// Reports an established connection. `depth` is the number of requests that may overlap on it.
     pub fn on_connected(&mut self, now: Time, id: ConnectionId, depth: usize) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         if connection.connected {
@@ -241,11 +244,11 @@ impl Engine {
         self.dirty = true;
     }
 
-    /// A connection could not be had, or is gone, with its requests.
+    /// Reports that a connection could not be established, or was lost with its requests.
     pub fn on_connection_lost(&mut self, now: Time, id: ConnectionId) {
         let Some(connection) = self.connections.remove(&id) else { return };
-        let unheard = connection.requests.iter().any(|request| self.requests.get(request).is_some_and(|request| !request.head));
-        if connection.connected && unheard {
+        let unanswered = connection.requests.iter().any(|request| self.requests.get(request).is_some_and(|request| !request.head));
+        if connection.connected && unanswered {
             self.reach.entry((connection.link, connection.server)).or_default().on_failure(now, None);
         }
         for request in &connection.requests {
@@ -259,70 +262,70 @@ impl Engine {
             }
             let waiting: Vec<FileId> = self.waiting_for(connection.server).collect();
             for file in waiting {
-                self.blame(now, file, connection.server);
+                self.on_unreachable(now, file, connection.server);
             }
         }
         self.dirty = true;
     }
 
-    /// Files that want something of `server`, and have several sources or no request at work.
+    /// Files that need `server` and have several sources or no active request.
     fn waiting_for(&self, server: ServerId) -> impl Iterator<Item = FileId> + '_ {
         let idle = |id: &FileId| !self.requests.values().any(|request| request.file == *id && !request.stalled);
         let wants = move |file: &File| file.active && file.ended.is_none() && file.source_at(server).is_some();
         self.files.iter().filter(move |(id, file)| wants(file) && (file.sources().count() > 1 || idle(id))).map(|(id, _)| *id)
     }
 
-    /// A server could not be reached: of several sources this one is left in the end, of a single one an attempt has failed.
-    fn blame(&mut self, now: Time, id: FileId, server: ServerId) {
+    /// Reports that a server is unreachable. If the file has several sources, this one is dropped eventually; if it has one, an attempt has failed.
+    fn on_unreachable(&mut self, now: Time, id: FileId, server: ServerId) {
         let Some(file) = self.files.get_mut(&id) else { return };
         match file.source_at(server) {
             Some(source) if file.sources().count() > 1 => {
                 file.faults[source.0] += 1;
-                file.good[source.0] = file.faults[source.0] < FAULTS;
+                file.good[source.0] = file.faults[source.0] < MAX_FAULTS;
             }
             _ => self.count_failure(now, id),
         }
     }
 
-    /// A request brings no more.
+    /// Reports that a request failed.
     pub fn on_failed(&mut self, now: Time, id: RequestId, failure: Failure) {
         self.dirty = true;
         self.fail_request(now, id, failure);
     }
 
-    /// What to do now; `None`: nothing until something happens, or until [`Self::poll_timeout`].
+    /// The next action; `None` until the next event or [`Self::poll_timeout`].
     pub fn poll(&mut self, now: Time) -> Option<Action> {
         if self.actions.is_empty() && (self.dirty || self.review.is_some_and(|review| review <= now)) {
             self.dirty = false;
-            self.watch(now);
+            self.handle_overdue(now);
             self.plan(now);
         }
         self.actions.pop_front()
     }
 
-    /// When to [`Self::poll`] again if nothing happens before.
+    /// When to call [`Self::poll`] again if no event occurs before.
     pub fn poll_timeout(&self) -> Option<Time> {
         if self.dirty || !self.actions.is_empty() { Some(Time::ZERO) } else { self.review }
     }
 
-    /// A file as it is now.
+    /// Current state of a file.
     pub fn file(&self, id: FileId) -> Option<FileView> {
         let file = self.files.get(&id)?;
         let requests = self.requests.values().filter(|request| request.file == id).count();
         Some(FileView { size: file.size.map(ByteCount::new), got: file.got.count(), requests, ranged: file.ranged })
     }
 
-    /// Whose a request is; `None` if it is not at work any more.
+    /// The file of a request; `None` if the request is no longer active.
     pub fn file_of(&self, id: RequestId) -> Option<FileId> {
         self.requests.get(&id).map(|request| request.file)
     }
 
-    /// What of a file is there.
+    /// The parts of a file that are present.
     pub fn got(&self, id: FileId) -> Option<&Spans> {
         self.files.get(&id).map(|file| &file.got)
     }
 
-    /// A link as it is now.
+    /// Current state of a link.
     pub fn link(&self, now: Time, id: LinkId) -> Option<LinkView> {
         let link = self.links.get(id.0)?;
         Some(LinkView {
@@ -340,24 +343,24 @@ impl Engine {
         self.next
     }
 
-    /// Stops all requests of a file but one.
+    /// Stops all requests of a file except `but`.
     pub(crate) fn stop_all(&mut self, now: Time, id: FileId, but: Option<RequestId>) {
         let there: Vec<RequestId> = self.requests.iter().filter(|(_, request)| request.file == id).map(|(id, _)| *id).collect();
         for request in there.into_iter().filter(|request| Some(*request) != but) {
             if let Some(request) = self.requests.get_mut(&request) {
-                request.told = request.told.max(request.at + 1);
+                request.requested_end = request.requested_end.max(request.at + 1);
             }
             self.finish_request(now, request);
         }
     }
 
-    /// Closes a connection of one's own accord.
+    /// Closes a connection on the engine's own initiative.
     pub(crate) fn close(&mut self, now: Time, id: ConnectionId) {
         let Some(connection) = self.connections.remove(&id) else { return };
         for request in connection.requests {
-            // Closing stops them.
+            // Closing the connection stops its requests.
             if let Some(request) = self.requests.get_mut(&request) {
-                request.told = request.at;
+                request.requested_end = request.at;
             }
             self.finish_request(now, request);
         }
@@ -366,10 +369,10 @@ impl Engine {
 
     pub(crate) fn fail_request(&mut self, now: Time, id: RequestId, failure: Failure) {
         let Some(request) = self.requests.get_mut(&id) else { return };
-        let (file_id, source, link, whole, heard) = (request.file, request.source, request.link, request.whole, request.head);
+        let (file_id, source, link, whole, answered) = (request.file, request.source, request.link, request.whole, request.head);
         let barren = request.at == request.from;
-        // Whoever reports a failure has ended it; an answer that this engine refuses is still to be stopped.
-        request.told = request.told.max(request.at + 1);
+        // A failure reported by the caller has ended the answer. An answer that the engine rejects must still be stopped.
+        request.requested_end = request.requested_end.max(request.at + 1);
         let connection = request.connection;
         self.finish_request(now, id);
         let server = self.connections.get(&connection).map(|connection| connection.server);
@@ -407,7 +410,7 @@ impl Engine {
                     .values()
                     .filter(|connection| (connection.link, connection.server) == (link, server) && !connection.requests.is_empty())
                     .count();
-                // Those under way may be why, and an attempt has failed only when they have too.
+                // The active requests may be the reason for the refusal. Count a failed attempt only when there are none.
                 let elsewhere = self.requests.values().any(|other| other.file == file_id);
                 let reach = self.reach.entry((link, server)).or_default();
                 reach.limit = Some(at_work.max(1));
@@ -419,22 +422,22 @@ impl Engine {
                 }
             }
             Failure::Lost => {
-                if let Some(server) = server.filter(|_| !heard) {
+                if let Some(server) = server.filter(|_| !answered) {
                     self.reach.entry((link, server)).or_default().on_failure(now, None);
                 }
             }
         }
         if whole {
-            self.begin_anew(now, file_id);
+            self.restart(now, file_id);
         }
-        // Many may break at once: only what brought nothing counts.
+        // Many requests may break at once, so only those that delivered nothing count.
         if barren {
             self.count_failure(now, file_id);
         }
     }
 
-    /// A file that comes in one piece is asked for from its start again.
-    pub(crate) fn begin_anew(&mut self, now: Time, id: FileId) {
+    /// Restarts a file that comes in one piece.
+    pub(crate) fn restart(&mut self, now: Time, id: FileId) {
         let Some(file) = self.files.get_mut(&id) else { return };
         if file.joinable || file.got.is_empty() {
             return;
@@ -444,7 +447,7 @@ impl Engine {
         }
         file.got = Spans::default();
         file.restarts += 1;
-        if file.restarts > RESTARTS {
+        if file.restarts > MAX_RESTARTS {
             return self.give_up(now, id, Cause::Tries);
         }
         self.actions.push_back(Action::Restart { file: id });
@@ -453,7 +456,7 @@ impl Engine {
     pub(crate) fn count_failure(&mut self, now: Time, id: FileId) {
         let Some(file) = self.files.get_mut(&id) else { return };
         file.failures += 1;
-        if file.failures >= self.config.tries && file.doubt() {
+        if file.failures >= self.config.tries && file.unproven() {
             self.keep_whole(now, id, true);
         } else if file.failures >= self.config.tries {
             self.give_up(now, id, Cause::Tries);
@@ -465,7 +468,7 @@ impl Engine {
     }
 
     /// Ends a file that is complete.
-    pub(crate) fn settle(&mut self, now: Time, id: FileId) {
+    pub(crate) fn end_if_done(&mut self, now: Time, id: FileId) {
         if self.files.get(&id).is_some_and(File::done) {
             self.end(now, id, Ok(()));
         }

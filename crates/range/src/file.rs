@@ -1,4 +1,4 @@
-//! A file: what is there, what is asked for, what is left.
+//! State of a file: present, requested and free bytes.
 
 use braid_decide::midrr::FlowKey;
 use braid_model::Time;
@@ -12,36 +12,36 @@ pub(crate) struct File {
     pub(crate) flow: FlowKey,
     pub(crate) size: Option<u64>,
     pub(crate) got: Spans,
-    /// Neither there nor asked for by a request that is at work.
+    /// Bytes that are neither present nor covered by an active request.
     pub(crate) free: Spans,
-    /// It comes in ranges.
+    /// Whether the file is fetched in ranges, once known.
     pub(crate) ranged: Option<bool>,
-    /// Validators hold.
+    /// Whether ranges can be joined, by validators.
     pub(crate) joinable: bool,
-    /// What the reader took, from the start.
+    /// Position up to which the reader has taken the file.
     pub(crate) taken: u64,
     pub(crate) good: Vec<bool>,
-    /// By source: connections in a row that could not be had.
+    /// By source: consecutive connections that failed.
     pub(crate) faults: Vec<u32>,
     pub(crate) active: bool,
-    /// When a byte came last, or it was begun.
+    /// When the last byte arrived, or when the transfer started.
     pub(crate) progress: Time,
     pub(crate) failures: u32,
-    /// How often it was begun anew, since it comes in one piece.
+    /// Number of restarts of a file that comes in one piece.
     pub(crate) restarts: u32,
     pub(crate) ended: Option<Result<(), Cause>>,
-    /// The answer that it came with ([`crate::Engine::adopt`]).
+    /// State of the answer with which the file was adopted ([`crate::Engine::adopt`]).
     pub(crate) adopted: Option<Adopted>,
 }
 
-/// A file that came with an answer of all of it.
+/// State of an adopted file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Adopted {
-    /// No other answer has shown yet that there are ranges that fit; this one goes on alone.
-    Doubt(RequestId),
-    /// All comes by this one: there are none, or, where `hope`, the server accepts no further request now.
-    Whole { first: RequestId, hope: bool },
-    /// There are; it is a file like any other.
+    /// No other answer has shown yet that matching ranges are available. The first answer continues alone.
+    Unproven(RequestId),
+    /// The first answer delivers everything: no ranges are available or, if `may_retry`, the server accepts no further request now.
+    Whole { first: RequestId, may_retry: bool },
+    /// Ranges are available; the file is handled like any other.
     Proven,
 }
 
@@ -77,23 +77,23 @@ impl File {
         self.size.is_some_and(|size| self.got.count().get() >= size)
     }
 
-    /// Whether it came with an answer, and no other has shown yet that there are ranges.
-    pub(crate) fn doubt(&self) -> bool {
-        matches!(self.adopted, Some(Adopted::Doubt(_)))
+    /// Whether the file was adopted and no other answer has shown yet that ranges are available.
+    pub(crate) fn unproven(&self) -> bool {
+        matches!(self.adopted, Some(Adopted::Unproven(_)))
     }
 
-    /// Whether all of it comes by the answer it came with.
+    /// Whether the first answer of an adopted file delivers everything.
     pub(crate) fn kept_whole(&self) -> bool {
         matches!(self.adopted, Some(Adopted::Whole { .. }))
     }
 
-    /// The place before which may be asked now.
+    /// Position before which bytes may be requested now.
     pub(crate) fn limit(&self) -> u64 {
         let size = self.size.unwrap_or(u64::MAX);
         self.setup.window.map_or(size, |window| size.min(self.taken.saturating_add(window.get())))
     }
 
-    /// Bytes that may be asked for now.
+    /// Number of bytes that may be requested now.
     pub(crate) fn open(&self) -> u64 {
         self.free.below(self.limit())
     }
@@ -106,7 +106,7 @@ impl File {
         self.sources().find(|(_, at)| *at == server).map(|(source, _)| source)
     }
 
-    /// The size is known now.
+    /// Sets the size, if unknown so far.
     pub(crate) fn learn_size(&mut self, size: u64) {
         if self.size.is_none() {
             self.size = Some(size);

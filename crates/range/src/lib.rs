@@ -1,9 +1,9 @@
-//! Which byte range of which file is asked for next, over which connection of which link: HTTP ranges over all links at once.
+//! Chooses the next byte range to request, of which file, over which connection of which link: HTTP ranges over all links at once.
 //!
-//! Source: Yap, *Using all networks around us* (2013), sections 4.4.2 and 4.4.3: a transfer is divided into range requests, the link of
-//! each request is chosen, requests are kept ahead so that every link always has one, and miDRR regulates several transfers.
+//! Source: Yap, *Using all networks around us* (2013), sections 4.4.2 and 4.4.3: a transfer is divided into range requests, each request is assigned
+//! a link, requests are issued ahead so that every link always has one, and miDRR schedules several transfers.
 //!
-//! The [`Engine`] does no I/O and reads no clock: it is told what happened and when, and asked what to do.
+//! The [`Engine`] does no I/O and reads no clock. The caller reports events with their times and polls for actions.
 //!
 //! ```
 //! use braid_model::{ByteCount, Rate, Time};
@@ -23,27 +23,28 @@
 //! assert_eq!(engine.poll(Time::from_millis(41)), Some(Action::Done { file, size: ByteCount::new(1000) }));
 //! ```
 //!
-//! After every event [`Engine::poll`] is to be called until it has nothing more: what it says may concern what comes next.
+//! After every event the caller must call [`Engine::poll`] until it returns `None`, because an action may concern the caller's next event.
 //!
-//! # Words
+//! # Terms
 //!
-//! A *connection* goes over one link to one server; it has one request at a time, or two where the protocol lets requests overlap. A
-//! *source* is one of a file's servers (mirrors). A byte is *fresh* once: whoever brings it first.
+//! A *connection* goes over one link to one server. It carries one request at a time, or two if the protocol lets requests overlap. A *source* is one
+//! of a file's servers (mirrors). A byte is *fresh* when it arrives for the first time, over any link.
 //!
 //! # How ranges are chosen
 //!
-//! - **Size**: what a connection brings in a third of the time that the file still takes over all links together, between 0.3 and 4 seconds: large
-//!   while much is left, so that requests cost little, and ever smaller towards the end, so that all links finish together. Where several
-//!   files have bytes to ask for, always the least: what is asked for already cannot be shared out anew when links change. Short, too, where a
-//!   reader wants a file in order, and then so that a link's requests end in turns.
-//! - **File**: miDRR with the files' weights and links (Π), for every further request that a link may have.
-//! - **How many at once**: three requests a link at first, and one more for each 40 ms of its round trip, up to three; more for as long as that
-//!   brings more, as on links with loss.
-//! - **Slower links**: a request that would go on long after all else is there is cut to what it brings until then; the rest is free.
-//! - **End game**: a connection with nothing left to ask for takes over the rear part of the range that would end last, so that both end at
-//!   the same time; where that part is too small to be worth it, all that is left of the range is asked for a second time.
-//! - **Stalls**: a request that brings nothing for a while gives its range back; a link all of whose requests stall gets nothing new until it
-//!   brings something again.
+//! - **Size**: the bytes that a connection delivers in a third of the time that the file still needs over all links together, between 0.3 and 4
+//!   seconds. Ranges are large while much is left, so that requests cost little, and small towards the end, so that all links finish together. If
+//!   several files have bytes to request, ranges have the minimum size, because requested bytes cannot be redistributed when links change. If a
+//!   reader needs a file in order, ranges are short too, and the requests of a link are staggered.
+//! - **File**: miDRR with the files' weights and links (Π) chooses the file of each request.
+//! - **Concurrency**: initially three requests per link, plus one for each 40 ms of its round trip, up to three more. The number rises further while
+//!   that increases the throughput, as on links with loss.
+//! - **Slow links**: a request that would last long after everything else has arrived is cut to what it can deliver until then; the rest becomes
+//!   free.
+//! - **End game**: a connection with nothing left to request takes over the rear part of the range that would end last, so that both end at the same
+//!   time. If that part is too small, it requests all that is left of the range a second time.
+//! - **Stalls**: a request that delivers nothing for a while releases its range. A link whose requests all stall gets no new ones until it delivers
+//!   again.
 
 #![forbid(unsafe_code)]
 

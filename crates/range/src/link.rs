@@ -1,4 +1,4 @@
-//! A link: what it brings, how many requests it takes at a time, whether it answers.
+//! State of a link: its rate, its number of concurrent requests, and whether it responds.
 
 use std::time::Duration;
 
@@ -7,39 +7,39 @@ use braid_model::{ByteCount, Rate, Time};
 use crate::meter::Meter;
 use crate::types::{Config, LinkSetup};
 
-/// Assumed of a link before anything was measured.
-const LATENCY: Duration = Duration::from_millis(100);
-/// Trying more requests at once takes at least this long.
-const CLIMB: Duration = Duration::from_millis(1000);
-/// After a try that brought nothing, the next comes after this.
-const CLIMB_AGAIN: Duration = Duration::from_secs(10);
-/// A link gets one more request at first for each such part of its round trip: what loss leaves of a connection falls with that.
-const FARTHER: Duration = Duration::from_millis(40);
-/// What more requests must bring to be kept.
-const CLIMB_GAIN: f64 = 1.1;
-/// A silent link is tried again after this, then after twice as long, and so on.
-pub(crate) const RETRY_FIRST: Duration = Duration::from_millis(500);
-pub(crate) const RETRY_MOST: Duration = Duration::from_secs(15);
+/// Assumed latency of an unmeasured link.
+const DEFAULT_LATENCY: Duration = Duration::from_millis(100);
+/// Minimum duration of a trial with more concurrent requests.
+const CLIMB_MIN_SPAN: Duration = Duration::from_millis(1000);
+/// Time until the next trial after one without a gain.
+const CLIMB_PAUSE: Duration = Duration::from_secs(10);
+/// A link gets one more initial request per this much round trip, because loss limits a connection more the longer its round trip is.
+const RTT_PER_REQUEST: Duration = Duration::from_millis(40);
+/// Minimum throughput gain for which more requests are kept.
+const MIN_CLIMB_GAIN: f64 = 1.1;
+/// Initial retry time of a silent link; it doubles with each retry.
+pub(crate) const RETRY_MIN: Duration = Duration::from_millis(500);
+pub(crate) const RETRY_MAX: Duration = Duration::from_secs(15);
 
 #[derive(Debug)]
 pub(crate) struct ScheduledLink {
     pub(crate) setup: LinkSetup,
     pub(crate) up: bool,
     pub(crate) meter: Meter,
-    /// From a question to its answer, smoothed.
+    /// Time from a request to its answer, smoothed.
     pub(crate) latency: Option<Duration>,
-    /// The least of it.
-    quickest: Option<Duration>,
-    /// What it brought when it had its limit of requests last.
-    full: Option<Rate>,
-    /// It was only guessed so far, from handshakes.
+    /// Minimum latency.
+    min_latency: Option<Duration>,
+    /// Rate when the link last had its maximum number of requests.
+    rate_at_limit: Option<Rate>,
+    /// The latency is only a guess from handshakes so far.
     guessed: bool,
     pub(crate) moved: u64,
     pub(crate) twice: u64,
-    /// Requests at a time, at most.
+    /// Maximum number of concurrent requests.
     pub(crate) request_limit: usize,
     climb: Climb,
-    /// All its requests stall: since when it is tried again, and for how long it is left alone next.
+    /// Set while all requests of the link stall: when it is tried again, and the current pause.
     pub(crate) silent: Option<Silent>,
 }
 
@@ -49,11 +49,11 @@ pub(crate) struct Silent {
     pub(crate) pause: Duration,
 }
 
-/// The search for the number of requests that a link takes at a time.
+/// State of the search for the best number of concurrent requests.
 #[derive(Debug, Clone, Copy)]
 struct Climb {
     since: Time,
-    /// The rate and the number before the last step up.
+    /// Rate and number of requests before the last increase.
     before: Option<(Rate, usize)>,
     not_before: Time,
 }
@@ -66,8 +66,8 @@ impl ScheduledLink {
             up: true,
             meter: Meter::default(),
             latency: None,
-            quickest: None,
-            full: None,
+            min_latency: None,
+            rate_at_limit: None,
             guessed: true,
             moved: 0,
             twice: 0,
@@ -77,63 +77,63 @@ impl ScheduledLink {
         }
     }
 
-    /// Whether it may be asked for anything new.
+    /// Whether new requests may use the link.
     pub(crate) fn usable(&self, now: Time) -> bool {
         self.up && self.silent.is_none_or(|silent| silent.again <= now)
     }
 
     pub(crate) fn latency(&self) -> Duration {
-        self.latency.unwrap_or(LATENCY)
+        self.latency.unwrap_or(DEFAULT_LATENCY)
     }
 
     pub(crate) fn on_latency(&mut self, sample: Duration) {
         self.latency = Some(self.latency.filter(|_| !self.guessed).map_or(sample, |old| (old * 7 + sample) / 8));
-        self.quickest = Some(self.quickest.map_or(sample, |least| least.min(sample)));
+        self.min_latency = Some(self.min_latency.map_or(sample, |least| least.min(sample)));
         self.guessed = false;
     }
 
-    /// The first connection stands after so long: handshakes take a round trip or two, the name perhaps another.
+    /// Records the duration of the first handshake, which takes one or two round trips and perhaps another one for the name lookup.
     pub(crate) fn on_first_handshake(&mut self, took: Duration, most: usize) {
         if self.latency.is_none() {
             self.latency = Some(took / 2);
-            let farther = (took.as_nanos() / 2 / FARTHER.as_nanos()).min(3) as usize;
-            self.request_limit = (self.request_limit + farther).min(most.max(1));
+            let extra = (took.as_nanos() / 2 / RTT_PER_REQUEST.as_nanos()).min(3) as usize;
+            self.request_limit = (self.request_limit + extra).min(most.max(1));
         }
     }
 
-    /// What it brings, measured or assumed.
+    /// Rate of the link, measured or configured.
     pub(crate) fn rate(&self, now: Time) -> Option<Rate> {
         self.meter.rate(now).or(self.setup.rate).filter(|rate| rate.bps() > 0)
     }
 
-    /// From a question to its answer while nothing else is under way: the queue that others keep is not to be waited for.
+    /// Latency without other traffic: the queue that other requests cause does not count.
     pub(crate) fn latency_idle(&self) -> Duration {
-        self.quickest.unwrap_or(self.latency())
+        self.min_latency.unwrap_or(self.latency())
     }
 
-    /// What it could bring: towards the end of a file it brings less, since it has less to do.
+    /// Capacity of the link. Towards the end of a file its measured rate is lower, because it has less to do.
     pub(crate) fn capacity(&self, now: Time) -> Option<Rate> {
-        self.rate(now).max(self.full)
+        self.rate(now).max(self.rate_at_limit)
     }
 
-    /// So many requests are at work.
+    /// Records the number of busy connections.
     pub(crate) fn on_busy(&mut self, now: Time, busy: usize) {
         if busy >= self.request_limit {
-            self.full = self.meter.rate(now).or(self.full);
+            self.rate_at_limit = self.meter.rate(now).or(self.rate_at_limit);
         }
     }
 
-    /// What one of its requests brings.
+    /// Rate of one request in bytes per second.
     pub(crate) fn share(&self, now: Time) -> Option<f64> {
         Some(self.rate(now)?.bps() as f64 / 8.0 / self.request_limit as f64)
     }
 
-    /// How long a request may bring nothing before its range is given to others.
+    /// Time without data after which a request counts as stalled.
     pub(crate) fn stall(&self) -> Duration {
         (self.latency() * 4 + Duration::from_millis(500)).clamp(Duration::from_millis(800), Duration::from_secs(6))
     }
 
-    /// Bytes came: it is not silent.
+    /// Records received bytes: the link is not silent.
     pub(crate) fn on_data(&mut self, now: Time, bytes: u64, fresh: u64) {
         self.moved += bytes;
         self.twice += bytes - fresh.min(bytes);
@@ -141,23 +141,24 @@ impl ScheduledLink {
         self.silent = None;
     }
 
-    /// All its requests stall or fail.
+    /// All requests of the link stall or fail.
     pub(crate) fn on_silence(&mut self, now: Time) {
-        self.full = None;
-        let pause = self.silent.map_or(RETRY_FIRST, |silent| (silent.pause * 2).min(RETRY_MOST));
+        self.rate_at_limit = None;
+        let pause = self.silent.map_or(RETRY_MIN, |silent| (silent.pause * 2).min(RETRY_MAX));
         if self.silent.is_none_or(|silent| silent.again <= now) {
             self.silent = Some(Silent { again: now + pause, pause });
         }
     }
 
-    /// Whether more requests at once bring more. `busy`: requests at work; `long`: there is enough to do for a while.
+    /// Tests whether more concurrent requests increase the rate. `busy` is the number of active requests; `long` is true if there is enough work for
+    /// a while.
     pub(crate) fn climb(&mut self, now: Time, busy: usize, most: usize, long: bool) {
         if busy < self.request_limit || !long {
             self.climb.since = now;
             return;
         }
-        let span = CLIMB.max(self.latency() * 8);
-        // New connections are not judged by their beginning.
+        let span = CLIMB_MIN_SPAN.max(self.latency() * 8);
+        // New connections are not measured during their start.
         let due = if self.climb.before.is_some() { span * 2 } else { span };
         if now < self.climb.not_before || now.since(self.climb.since) < due {
             return;
@@ -167,20 +168,21 @@ impl ScheduledLink {
         };
         self.climb.since = now;
         match self.climb.before {
-            Some((before, request_limit)) if rate < before.scale(CLIMB_GAIN) => {
+            Some((before, request_limit)) if rate < before.scale(MIN_CLIMB_GAIN) => {
                 self.request_limit = request_limit;
                 self.climb.before = None;
-                self.climb.not_before = now + CLIMB_AGAIN;
+                self.climb.not_before = now + CLIMB_PAUSE;
             }
             _ if self.request_limit < most => {
                 self.climb.before = Some((rate, self.request_limit));
                 self.request_limit = (self.request_limit + 2).min(most);
             }
-            _ => self.climb.not_before = now + CLIMB_AGAIN,
+            _ => self.climb.not_before = now + CLIMB_PAUSE,
         }
     }
 
-    /// Bytes it may still bring, `pending` of which are asked for; `budget`: what the money left buys of it.
+    /// Bytes that the link may still receive, if `pending` bytes are already requested. `budget` is the number of bytes that the remaining money pays
+    /// for.
     pub(crate) fn left(&self, pending: u64, budget: Option<u64>) -> u64 {
         let allowance = self.setup.allowance.map_or(u64::MAX, ByteCount::get).saturating_sub(self.moved).saturating_sub(pending);
         allowance.min(budget.unwrap_or(u64::MAX))

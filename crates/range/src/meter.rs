@@ -1,22 +1,22 @@
-//! How fast bytes come: a mean over the last two seconds in which any were expected.
+//! Rate measurement: the mean over the last two seconds in which bytes were expected.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use braid_model::{ByteCount, Rate, Time};
 
-/// Bytes are summed up over this long.
+/// Length of a slice over which bytes are summed.
 const SLICE: Duration = Duration::from_millis(100);
-/// So many sums are kept.
+/// Number of slices kept.
 const SLICES: usize = 20;
-/// Less than this tells more of the first burst than of the link.
-const LEAST: Duration = Duration::from_millis(300);
+/// Minimum time span: a shorter one reflects the first burst rather than the link.
+const MIN_SPAN: Duration = Duration::from_millis(300);
 
-/// Measures one link, or one request.
+/// Meter of one link or one request.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Meter {
     slices: VecDeque<(Time, u64)>,
-    /// Since when bytes are expected; `None`: none are.
+    /// Since when bytes are expected; `None` if none are.
     busy: Option<Time>,
 }
 
@@ -24,7 +24,7 @@ impl Meter {
     /// Bytes are expected from now on.
     pub(crate) fn begin(&mut self, now: Time) {
         if self.busy.is_none() {
-            // What came before a pause tells of the link, but the pause does not: it is cut out of the record.
+            // Bytes from before a pause are still valid for the link, so the pause itself is cut out of the record.
             if let Some((last, _)) = self.slices.back() {
                 let pause = now.since(*last).saturating_sub(SLICE);
                 self.slices.iter_mut().for_each(|(at, _)| *at = *at + pause);
@@ -33,7 +33,7 @@ impl Meter {
         }
     }
 
-    /// None are expected any more.
+    /// No bytes are expected any more.
     pub(crate) fn pause(&mut self) {
         self.busy = None;
     }
@@ -50,24 +50,24 @@ impl Meter {
         }
     }
 
-    /// The rate; `None` while too little is known.
+    /// The rate; `None` if there is not enough data yet.
     pub(crate) fn rate(&self, now: Time) -> Option<Rate> {
         let now = if self.busy.is_some() { now } else { self.slices.back()?.0 + SLICE };
         let window = SLICE * SLICES as u32;
         let (first, _) = self.slices.iter().find(|(at, _)| now.since(*at) <= window)?;
         let span = now.since(*first);
-        // What came before a pause was all there was to come.
-        if span < LEAST && self.busy.is_some() {
+        // Before a pause everything expected had arrived, so a short span is valid.
+        if span < MIN_SPAN && self.busy.is_some() {
             return None;
         }
         let sum = self.slices.iter().filter(|(at, _)| now.since(*at) <= window).map(|(_, sum)| sum).sum();
         Some(ByteCount::new(sum).per(span))
     }
 
-    /// The mean rate from `from` on; `None` where the record does not reach back that far, or too little time has passed.
+    /// The mean rate since `from`; `None` if the record does not reach back that far, or if the span is too short.
     pub(crate) fn rate_since(&self, now: Time, from: Time) -> Option<Rate> {
         let span = now.since(from);
-        if span < LEAST || self.slices.front().is_none_or(|(at, _)| *at > from + SLICE * 2) {
+        if span < MIN_SPAN || self.slices.front().is_none_or(|(at, _)| *at > from + SLICE * 2) {
             return None;
         }
         let sum = self.slices.iter().filter(|(at, _)| *at >= from).map(|(_, sum)| sum).sum();
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_burst_tells_nothing() {
+    fn the_first_burst_is_not_a_measurement() {
         let mut meter = Meter::default();
         meter.begin(Time::ZERO);
         meter.add(Time::from_millis(1), 1_000_000);

@@ -5,7 +5,7 @@ use std::ops::Range;
 use braid_model::ByteCount;
 use braid_model::ranges::RangeSet;
 
-/// The bytes of a file from `start` up to, not including, `end`. `start <= end` always.
+/// The bytes of a file from `start` (inclusive) to `end` (exclusive). `start <= end` always holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Span {
     pub(crate) start: u64,
@@ -13,7 +13,7 @@ pub struct Span {
 }
 
 impl Span {
-    /// From `start` up to `end`; empty at `start` if `end` lies before it.
+    /// The range from `start` to `end`; empty at `start` if `end` is less.
     pub const fn new(start: ByteCount, end: ByteCount) -> Self {
         Self::raw(start.get(), end.get())
     }
@@ -22,22 +22,22 @@ impl Span {
         Self { start, end: if end < start { start } else { end } }
     }
 
-    /// The first byte's place.
+    /// Position of the first byte.
     pub const fn start(self) -> ByteCount {
         ByteCount::new(self.start)
     }
 
-    /// The place behind the last byte.
+    /// Position after the last byte.
     pub const fn end(self) -> ByteCount {
         ByteCount::new(self.end)
     }
 
-    /// How many bytes.
+    /// Number of bytes.
     pub const fn len(self) -> ByteCount {
         ByteCount::new(self.end - self.start)
     }
 
-    /// Whether there is none.
+    /// Whether the range is empty.
     pub const fn is_empty(self) -> bool {
         self.start == self.end
     }
@@ -73,7 +73,7 @@ impl From<Range<u64>> for Span {
 pub struct Spans(RangeSet);
 
 impl Spans {
-    /// All bytes of one range.
+    /// The set of the bytes of one range.
     pub fn of(span: Span) -> Self {
         let mut set = Self::default();
         set.insert(span);
@@ -85,43 +85,43 @@ impl Spans {
         self.0.insert(span.range());
     }
 
-    /// Takes the bytes of `span` out.
+    /// Removes the bytes of `span`.
     pub fn remove(&mut self, span: Span) {
         self.0.remove(span.range());
     }
 
-    /// What of `span` is in the set, in rising order.
+    /// The parts of `span` that are in the set, in ascending order.
     pub fn within(&self, span: Span) -> Vec<Span> {
         self.0.within(span.range()).map(Span::from).collect()
     }
 
-    /// What of `span` is not in the set, in rising order.
+    /// The parts of `span` that are not in the set, in ascending order.
     pub fn without(&self, span: Span) -> Vec<Span> {
         self.0.without(span.range()).map(Span::from).collect()
     }
 
-    /// Its ranges in rising order.
+    /// The ranges in ascending order.
     pub fn iter(&self) -> impl Iterator<Item = Span> + '_ {
         self.0.iter().cloned().map(Span::from)
     }
 
-    /// How many bytes.
+    /// Number of bytes.
     pub fn count(&self) -> ByteCount {
         ByteCount::new(self.0.total())
     }
 
-    /// Whether there is none.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// The lowest range that begins before `limit`, cut there.
+    /// The lowest range that starts before `limit`, cut there.
     pub(crate) fn first_below(&self, limit: u64) -> Option<Span> {
         let first = self.0.first().filter(|first| first.start < limit)?;
         Some(Span::raw(first.start, first.end.min(limit)))
     }
 
-    /// How many bytes lie below `limit`.
+    /// Number of bytes below `limit`.
     pub(crate) fn below(&self, limit: u64) -> u64 {
         if self.0.last().is_none_or(|last| last.end <= limit) {
             return self.0.total();
@@ -129,7 +129,7 @@ impl Spans {
         self.0.within(0..limit).map(|range| range.end - range.start).sum()
     }
 
-    /// The end of what is there from `start` on without a gap; `start` if nothing is.
+    /// End of the contiguous bytes from `start` on; `start` if there are none.
     pub fn contiguous(&self, start: ByteCount) -> ByteCount {
         ByteCount::new(self.0.reach(start.get()))
     }
@@ -150,7 +150,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_set_of_spans_is_a_set_of_bytes(steps in prop::collection::vec((any::<bool>(), 0u64..60, 0u64..20), 0..40), look in (0u64..60, 0u64..30)) {
+        fn spans_agree_with_a_set_of_bytes(steps in prop::collection::vec((any::<bool>(), 0u64..60, 0u64..20), 0..40), look in (0u64..60, 0u64..30)) {
             let (mut set, mut model) = (Spans::default(), [false; 90]);
             for (insert, start, len) in steps {
                 let span = Span::raw(start, start + len);
@@ -162,7 +162,7 @@ mod tests {
             prop_assert_eq!(&flat, &wanted);
             prop_assert_eq!(set.count().get() as usize, wanted.len());
             let spans: Vec<Span> = set.iter().collect();
-            prop_assert!(spans.windows(2).all(|pair| pair[0].end < pair[1].start), "neither touch nor overlap");
+            prop_assert!(spans.windows(2).all(|pair| pair[0].end < pair[1].start), "ranges neither touch nor overlap");
             let look = Span::raw(look.0, look.0 + look.1);
             let flat = |spans: Vec<Span>| spans.into_iter().flat_map(|span| span.start..span.end).collect::<Vec<_>>();
             prop_assert_eq!(flat(set.within(look)), (look.start..look.end).filter(|at| model[*at as usize]).collect::<Vec<_>>());

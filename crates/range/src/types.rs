@@ -1,4 +1,4 @@
-//! What the engine is told, and what it answers.
+//! Input and output types of the engine.
 
 use std::time::Duration;
 
@@ -16,9 +16,9 @@ macro_rules! ids {
 }
 
 ids! {
-    /// A link, from 0 in the order of adding.
+    /// A link; links are numbered from 0 in the order in which they are added.
     LinkId(usize);
-    /// A server that files come from: an origin.
+    /// A server (origin) that files come from.
     ServerId(usize);
     /// A file.
     FileId(u64);
@@ -26,24 +26,24 @@ ids! {
     ConnectionId(u64);
     /// One request and its answer.
     RequestId(u64);
-    /// One of a file's sources, by its place in [`FileSetup::sources`].
+    /// One of a file's sources, as an index into [`FileSetup::sources`].
     SourceId(usize);
 }
 
-/// What holds for everything.
+/// Global configuration of an engine.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Config {
-    /// Requests at once on a link, at first.
+    /// Initial number of concurrent requests per link.
     pub connections_first: usize,
-    /// Requests at once on a link, at most.
+    /// Maximum number of concurrent requests per link.
     pub connections_most: usize,
-    /// Files fetched side by side; others wait.
+    /// Maximum number of files fetched concurrently; further files wait.
     pub files_at_once: usize,
-    /// A file that gets nothing for so long is given up.
+    /// A file that receives nothing for this long is given up.
     pub patience: Duration,
-    /// A file is given up after so many failures in a row, none of which brought a byte.
+    /// A file is given up after this many consecutive failures that delivered no byte.
     pub tries: u32,
-    /// What all files together may cost, in the money of [`LinkSetup::price_per_gb`].
+    /// Maximum cost of all files together, in the currency of [`LinkSetup::price_per_gb`].
     pub budget: Option<f64>,
 }
 
@@ -53,69 +53,69 @@ impl Default for Config {
     }
 }
 
-/// A link.
+/// Properties of a link.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct LinkSetup {
-    /// What is known of its rate; measured soon in any case.
+    /// Known rate, used until the link is measured.
     pub rate: Option<Rate>,
-    /// It may bring no more than this.
+    /// Maximum number of bytes to receive over the link.
     pub allowance: Option<ByteCount>,
-    /// What 10^9 bytes over it cost.
+    /// Cost of 10^9 bytes over the link.
     pub price_per_gb: f64,
 }
 
 /// A file to fetch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FileSetup {
-    /// Its servers, the same file on each.
+    /// Its servers; each has the same file.
     pub sources: Vec<ServerId>,
-    /// Its weight φ among files.
+    /// Weight φ relative to other files.
     pub weight: f64,
-    /// The links it may use, its row of Π, by [`LinkId`].
+    /// The links that the file may use (its row of Π), as a set of [`LinkId`]s.
     pub links: LinkSet,
-    /// Its size and the fact that it can be had in ranges, where known from before.
+    /// Size, if known in advance. A known size implies that the sources support ranges.
     pub size: Option<ByteCount>,
-    /// What of it is there already.
+    /// The parts that are already present.
     pub got: Spans,
-    /// Where the reader wants it in order: how far ahead of what the reader took ([`crate::Engine::on_taken`]) it is fetched at most.
+    /// For a reader that needs the file in order: how far ahead of the reader's position ([`crate::Engine::on_taken`]) it may be fetched.
     pub window: Option<ByteCount>,
 }
 
 impl FileSetup {
-    /// A file of weight 1 that may use every link, of which nothing is known yet.
+    /// A file of weight 1 that may use every link, with nothing else known.
     pub fn new(sources: Vec<ServerId>) -> Self {
         Self { sources, weight: 1.0, links: LinkSet(u64::MAX), size: None, got: Spans::default(), window: None }
     }
 }
 
-/// What the head of an answer says.
+/// The relevant content of a response head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Head {
-    /// The size of the whole file, where told.
+    /// Size of the whole file, if given.
     pub size: Option<ByteCount>,
-    /// The range that follows; `None`: the whole file follows, whatever was asked.
+    /// The range that follows; `None` if the whole file follows, regardless of the requested range.
     pub span: Option<Span>,
-    /// A strong validator holds, so that this range can be joined with others of the same file.
+    /// Whether a strong validator matches, so that this range can be joined with others of the same file.
     pub joinable: bool,
 }
 
-/// Why a request brings no more.
+/// Why a request delivers no more bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Failure {
-    /// The connection broke, or ended too early.
+    /// The connection broke or ended too early.
     Lost,
-    /// The server does not want so many requests, or none now; `wait`: as long as it said.
+    /// The server refuses this many requests, or any request for now.
     Refused {
-        /// How long the server asked to wait.
+        /// The time that the server asks to wait, if given.
         wait: Option<Duration>,
     },
-    /// The source does not give the ranges it is asked for.
+    /// The source does not deliver the requested ranges.
     NoRanges,
-    /// The source is of no use for this file.
+    /// The source cannot be used for this file.
     Source,
-    /// The file is another one than it was.
+    /// The file has changed on the server.
     Changed,
-    /// The source is elsewhere now ([`crate::Engine::move_source`]): to be asked again.
+    /// The source has moved to another server ([`crate::Engine::move_source`]): request again.
     Moved,
 }
 
@@ -124,120 +124,120 @@ pub enum Failure {
 pub enum Cause {
     /// Every attempt failed.
     Tries,
-    /// Nothing came for longer than [`Config::patience`].
+    /// Nothing arrived for longer than [`Config::patience`].
     Silent,
-    /// The file changed under way.
+    /// The file changed during the transfer.
     Changed,
-    /// No source has it.
+    /// No source has the file.
     Source,
-    /// No link may bring more: allowances or the budget are used up.
+    /// No link may receive more: allowances or the budget are used up.
     Budget,
-    /// Part of it was taken by the reader already, and the rest cannot be joined with that.
+    /// The reader has already taken a part of the file, and the rest cannot be joined with it.
     Unjoinable,
 }
 
-/// What to do now.
+/// An action for the caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Action {
-    /// Open a connection; answer with [`crate::Engine::on_connected`] or [`crate::Engine::on_connection_lost`].
+    /// Open a connection; report the result with [`crate::Engine::on_connected`] or [`crate::Engine::on_connection_lost`].
     Connect {
-        /// Its name from now on.
+        /// Identifies the new connection.
         connection: ConnectionId,
-        /// Over this link.
+        /// Link to use.
         link: LinkId,
-        /// To this server.
+        /// Server to connect to.
         server: ServerId,
     },
-    /// Ask for a range.
+    /// Request a range.
     Ask {
-        /// Its name from now on.
+        /// Identifies the new request.
         request: RequestId,
-        /// On this connection.
+        /// Connection to use.
         connection: ConnectionId,
-        /// Of this file.
+        /// File to request.
         file: FileId,
-        /// From this source.
+        /// Source of the file.
         source: SourceId,
-        /// The range; `None`: the whole file.
+        /// The range; `None` requests the whole file.
         span: Option<Span>,
     },
-    /// Read no more of a request's answer; its connection is free, after a reconnect if need be (no new [`Action::Connect`] will come).
+    /// Stop reading the answer to a request. Its connection becomes free, after a reconnect if necessary (no new [`Action::Connect`] follows).
     Stop {
         /// The request.
         request: RequestId,
     },
-    /// Close a connection, with its requests.
+    /// Close a connection and its requests.
     Close {
         /// The connection.
         connection: ConnectionId,
     },
-    /// Begin anew: what came of the file so far is worth nothing.
+    /// Restart the file: discard everything received so far.
     Restart {
         /// The file.
         file: FileId,
     },
-    /// All of the file is there.
+    /// The file is complete.
     Done {
         /// The file.
         file: FileId,
-        /// Its size.
+        /// Size of the file.
         size: ByteCount,
     },
-    /// The file cannot be had.
+    /// The file could not be fetched.
     GiveUp {
         /// The file.
         file: FileId,
-        /// Why.
+        /// The reason.
         cause: Cause,
     },
 }
 
-/// A file as it is now.
+/// Current state of a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FileView {
-    /// Its size, once known.
+    /// Size, once known.
     pub size: Option<ByteCount>,
-    /// What is there.
+    /// Number of bytes present.
     pub got: ByteCount,
-    /// Requests at work.
+    /// Number of active requests.
     pub requests: usize,
-    /// It comes in ranges over all links; false: whole, over one; `None`: not known yet.
+    /// Whether the file is fetched in ranges over all links, or whole over one; `None` while unknown.
     pub ranged: Option<bool>,
 }
 
-/// A link as it is now.
+/// Current state of a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LinkView {
-    /// What it brought, what came twice included.
+    /// Bytes received over the link, including duplicates.
     pub moved: ByteCount,
-    /// What came over it though it was there already.
+    /// Bytes received over the link that were already present.
     pub twice: ByteCount,
-    /// Its measured rate.
+    /// Measured rate.
     pub rate: Option<Rate>,
-    /// From a question to its answer's first byte.
+    /// Time from a request to the first byte of its answer.
     pub latency: Option<Duration>,
-    /// Requests at work.
+    /// Number of active requests.
     pub requests: usize,
-    /// It is used: up, and not silent.
+    /// Whether the link is in use: up and not silent.
     pub used: bool,
 }
 
-/// Why a link or a file cannot be taken.
+/// The error for a link or a file that cannot be added.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum RangeError {
-    /// As miDRR says.
+    /// An error of miDRR.
     #[error(transparent)]
     Midrr(#[from] MidrrError),
-    /// An answer that is under way tells how much it brings.
-    #[error("a file whose answer is under way cannot be taken on without its size")]
+    /// An adopted file must have a size.
+    #[error("cannot adopt a file of unknown size: give its size")]
     NoSize,
     /// A link that was never added.
-    #[error("link {0:?} is not known: add it first")]
+    #[error("link {0:?} is unknown: add it first")]
     UnknownLink(LinkId),
-    /// Nowhere to fetch it from.
+    /// A file without a source.
     #[error("a file without a source cannot be fetched: name at least one server")]
     NoSource,
     /// A server that was never added.
-    #[error("server {0:?} is not known: add it first")]
+    #[error("server {0:?} is unknown: add it first")]
     UnknownServer(ServerId),
 }

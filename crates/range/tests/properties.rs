@@ -1,4 +1,4 @@
-//! Whatever links and servers do: every byte once, nothing beyond the window, and an end as long as a link lives.
+//! Invariants for any behaviour of links and servers: every byte arrives once, nothing beyond the window, and transfers end while a link is alive.
 
 mod world;
 
@@ -7,15 +7,15 @@ use std::time::Duration;
 use braid_model::{ByteCount, LinkSet, Rate, Time};
 use braid_range::{Action, Cause, Config, Engine, FileSetup, Head, LinkSetup, RequestId, Span, Spans};
 use proptest::prelude::*;
-use world::{Manners, SimLink, World};
+use world::{ServerBehaviour, SimLink, World};
 
 const LIMIT: Duration = Duration::from_secs(200);
 
-fn manners() -> impl Strategy<Value = Manners> {
+fn behaviour() -> impl Strategy<Value = ServerBehaviour> {
     let few = prop::option::weighted(0.3, 1usize..4);
     let breaks = prop::option::weighted(0.3, 40_000u64..400_000);
     let short = prop::option::weighted(0.2, 20_000u64..200_000);
-    (any::<bool>(), few, breaks, short, 1usize..3).prop_map(|(loose, limit, breaks, short, depth)| Manners {
+    (any::<bool>(), few, breaks, short, 1usize..3).prop_map(|(loose, limit, breaks, short, depth)| ServerBehaviour {
         whole: false,
         loose,
         limit,
@@ -25,7 +25,7 @@ fn manners() -> impl Strategy<Value = Manners> {
     })
 }
 
-/// Rate in Mbit/s, round trip, rate of one connection, and when it goes dark and comes back (in ms), if it does.
+/// Rate in Mbit/s, round trip, rate of one connection, and optionally the start and duration of a dark period (in ms).
 type Shape = (f64, u64, f64, Option<(u64, u64)>);
 
 fn links() -> impl Strategy<Value = Vec<Shape>> {
@@ -36,7 +36,7 @@ fn links() -> impl Strategy<Value = Vec<Shape>> {
 fn make(shapes: &[Shape]) -> Vec<SimLink> {
     let make = |(number, (mbps, rtt, each, dark)): (usize, &Shape)| {
         let rate = Rate::from_mbps(1).scale(*mbps);
-        // The first link lives.
+        // The first link never goes dark.
         let dark = dark.filter(|_| number > 0);
         let at = move |now: Time| match dark {
             Some((from, span)) if (from..from + span).contains(&(now.as_nanos() / 1_000_000)) => Rate::ZERO,
@@ -51,15 +51,15 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 128, max_shrink_iters: 400, ..ProptestConfig::default() })]
 
     #[test]
-    fn files_come_whole_and_once(
+    fn files_arrive_whole_and_once(
         shapes in links(),
-        manners in manners(),
+        behaviour in behaviour(),
         files in prop::collection::vec((0u64..500_000, 0.5f64..4.0, prop::option::weighted(0.3, 60_000u64..400_000), any::<bool>()), 1..4),
     ) {
-        let mut world = World::new(Config::default(), make(&shapes), manners);
+        let mut world = World::new(Config::default(), make(&shapes), behaviour);
         let mut added = Vec::new();
         for (size, weight, window, first_only) in files {
-            let window = window.filter(|_| !manners.loose);
+            let window = window.filter(|_| !behaviour.loose);
             let file = world.add(size, |file| {
                 (file.weight, file.window) = (weight, window.map(ByteCount::new));
                 file.links = if first_only { LinkSet(1) } else { LinkSet(u64::MAX) };
@@ -77,15 +77,15 @@ proptest! {
 
     #[test]
     fn servers_without_ranges_are_read_over_one_link(shapes in links(), size in 0u64..600_000, loose in any::<bool>()) {
-        let mut world = World::new(Config::default(), make(&shapes), Manners { whole: true, loose, ..Manners::default() });
+        let mut world = World::new(Config::default(), make(&shapes), ServerBehaviour { whole: true, loose, ..ServerBehaviour::default() });
         let file = world.add(size, |_| ());
         world.run(LIMIT);
         prop_assert!(world.done(file), "{:?}", world.ended[&file]);
     }
 
     #[test]
-    fn what_is_there_is_not_fetched_again(size in 1u64..2_000_000, there in prop::collection::vec((0u64..2_000_000, 0u64..500_000), 0..6)) {
-        let mut world = World::new(Config::default(), make(&[(20.0, 10, 20.0, None), (5.0, 80, 5.0, None)]), Manners::default());
+    fn present_bytes_are_not_fetched_again(size in 1u64..2_000_000, there in prop::collection::vec((0u64..2_000_000, 0u64..500_000), 0..6)) {
+        let mut world = World::new(Config::default(), make(&[(20.0, 10, 20.0, None), (5.0, 80, 5.0, None)]), ServerBehaviour::default());
         let clip = |at: u64| ByteCount::new(at.min(size));
         let got: Spans = there.into_iter().map(|(at, len)| Span::new(clip(at), clip(at + len))).collect();
         let before = got.count();
@@ -98,10 +98,10 @@ proptest! {
 }
 
 #[test]
-fn a_link_with_an_allowance_brings_no_more() {
+fn a_link_stays_within_its_allowance() {
     let mut metered = SimLink::new(20.0, 10);
     metered.setup = LinkSetup { allowance: Some(ByteCount::new(1_000_000)), ..LinkSetup::default() };
-    let mut world = World::new(Config::default(), vec![metered, SimLink::new(5.0, 50)], Manners::default());
+    let mut world = World::new(Config::default(), vec![metered, SimLink::new(5.0, 50)], ServerBehaviour::default());
     let file = world.add(5_000_000, |_| ());
     world.run(LIMIT);
     let moved = world.engine.link(world.now, braid_range::LinkId(0)).unwrap().moved.get();
@@ -109,10 +109,10 @@ fn a_link_with_an_allowance_brings_no_more() {
 }
 
 #[test]
-fn a_budget_that_is_used_up_stops_the_file_and_says_so() {
+fn an_exhausted_budget_ends_the_file_with_its_cause() {
     let mut dear = SimLink::new(20.0, 10);
     dear.setup = LinkSetup { price_per_gb: 10.0, ..LinkSetup::default() };
-    let mut world = World::new(Config { budget: Some(0.02), ..Config::default() }, vec![dear], Manners::default());
+    let mut world = World::new(Config { budget: Some(0.02), ..Config::default() }, vec![dear], ServerBehaviour::default());
     let file = world.add(5_000_000, |_| ());
     world.run(LIMIT);
     assert_eq!(world.ended[&file].1, Action::GiveUp { file, cause: Cause::Budget });
@@ -121,24 +121,25 @@ fn a_budget_that_is_used_up_stops_the_file_and_says_so() {
 }
 
 #[test]
-fn nothing_from_anywhere_is_an_end_too() {
+fn a_file_without_any_data_is_given_up() {
     let dead = SimLink::new(1.0, 10).varying(|_| Rate::ZERO);
-    let mut world = World::new(Config::default(), vec![dead], Manners::default());
+    let mut world = World::new(Config::default(), vec![dead], ServerBehaviour::default());
     let file = world.add(1000, |_| ());
     let time = world.run(LIMIT);
     assert!(matches!(world.ended[&file].1, Action::GiveUp { .. }) && time <= Duration::from_secs(61), "{time:?}");
 }
 
 #[test]
-fn a_server_of_two_connections_is_given_two() {
-    let mut world = World::new(Config::default(), vec![SimLink::new(20.0, 10)], Manners { limit: Some(2), ..Manners::default() });
+fn a_server_limit_of_two_connections_is_respected() {
+    let mut world =
+        World::new(Config::default(), vec![SimLink::new(20.0, 10)], ServerBehaviour { limit: Some(2), ..ServerBehaviour::default() });
     let file = world.add(10_000_000, |_| ());
     let time = world.run(LIMIT);
     assert!(world.done(file) && time < Duration::from_secs(5), "{time:?}");
 }
 
 #[test]
-fn regression_a_range_that_stalled_before_its_head_came_loses_nothing() {
+fn regression_a_range_that_stalls_before_its_head_loses_no_bytes() {
     let mut engine = Engine::new(Config { connections_first: 1, connections_most: 1, ..Config::default() });
     engine.add_link(LinkSetup { rate: Some(Rate::from_mbps(8)), ..LinkSetup::default() }).unwrap();
     engine.add_link(LinkSetup::default()).unwrap();
@@ -161,7 +162,7 @@ fn regression_a_range_that_stalled_before_its_head_came_loses_nothing() {
     step(&mut engine, Time::ZERO, &mut asked);
     let [(slow, first), (quick, second)] = asked[..] else { panic!("{asked:?}") };
     asked.clear();
-    // The second link answers; what the first was to bring is free when nothing has come of it for a while.
+    // The second link answers. The first link's range becomes free after it has delivered nothing for a while.
     let half = ByteCount::new(second.len().get() / 2);
     engine.on_head(Time::from_millis(50), quick, head(second));
     engine.on_data(Time::from_millis(500), quick, half);
@@ -169,7 +170,10 @@ fn regression_a_range_that_stalled_before_its_head_came_loses_nothing() {
     engine.on_data(Time::from_millis(1000), quick, second.len().saturating_sub(half));
     engine.on_end(Time::from_millis(1000), quick);
     step(&mut engine, Time::from_millis(1000), &mut asked);
-    assert!(asked.iter().any(|(_, span)| span.start() == first.start() && span.end() < first.end()), "part of it is asked for: {asked:?}");
+    assert!(
+        asked.iter().any(|(_, span)| span.start() == first.start() && span.end() < first.end()),
+        "a part of the first range is requested: {asked:?}"
+    );
     engine.on_head(Time::from_millis(1100), slow, head(first));
     engine.on_data(Time::from_millis(1100), slow, ByteCount::new(1));
     for turn in 0..100 {

@@ -1,4 +1,4 @@
-//! How long transfers take, against the time that links of these rates need at least.
+//! Durations of transfers, compared with the minimum for links of these rates.
 
 mod world;
 
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use braid_model::{ByteCount, LinkSet, Rate, Time};
 use braid_range::{Action, Config, Engine, FileSetup, Head, LinkSetup, Span};
-use world::{Manners, SimLink, World};
+use world::{ServerBehaviour, SimLink, World};
 
 const MB: u64 = 1_000_000;
 
@@ -14,10 +14,10 @@ fn seconds(duration: Duration) -> f64 {
     duration.as_secs_f64()
 }
 
-/// The time of one file of `size`, and what the sum of the links would need.
-fn one(size: u64, links: Vec<SimLink>, manners: Manners) -> (f64, f64, World) {
+/// The time of one file of `size`, and the time that the sum of the links would need.
+fn one(size: u64, links: Vec<SimLink>, behaviour: ServerBehaviour) -> (f64, f64, World) {
     let sum: f64 = links.iter().map(|link| (link.rate)(Time::ZERO).bps() as f64 / 8.0).sum();
-    let mut world = World::new(Config::default(), links, manners);
+    let mut world = World::new(Config::default(), links, behaviour);
     let file = world.add(size, |_| ());
     let time = seconds(world.run(Duration::from_secs(300)));
     assert!(world.done(file));
@@ -29,9 +29,9 @@ fn three() -> Vec<SimLink> {
 }
 
 #[test]
-fn forty_megabytes_over_three_links_take_little_more_than_they_must() {
+fn forty_megabytes_over_three_links_take_close_to_the_minimum_time() {
     for depth in [1, 2] {
-        let (time, ideal, world) = one(40 * MB, three(), Manners { depth, ..Manners::default() });
+        let (time, ideal, world) = one(40 * MB, three(), ServerBehaviour { depth, ..ServerBehaviour::default() });
         assert!(time < ideal * 1.07, "{time:.2} s of {ideal:.2} s, {} requests, {} bytes twice", world.asked, world.twice());
         assert!(world.twice() < 40 * MB / 100, "{} bytes came twice", world.twice());
         println!("depth {depth}: {:.3} of the ideal, {} requests, {} bytes twice", time / ideal, world.asked, world.twice());
@@ -39,9 +39,9 @@ fn forty_megabytes_over_three_links_take_little_more_than_they_must() {
 }
 
 #[test]
-fn connections_that_loss_holds_back_are_many() {
+fn loss_limited_links_get_many_connections() {
     let links = vec![SimLink::new(20.0, 10), SimLink::new(10.0, 60), SimLink::new(5.0, 100).each(1.0)];
-    let (time, ideal, world) = one(40 * MB, links, Manners::default());
+    let (time, ideal, world) = one(40 * MB, links, ServerBehaviour::default());
     println!("{:.3} of the ideal, {} requests", time / ideal, world.asked);
     assert!(time < ideal * 1.07, "{time:.2} s of {ideal:.2} s, {} connections at most", world.most_connections);
 }
@@ -50,7 +50,7 @@ fn connections_that_loss_holds_back_are_many() {
 fn a_link_that_drops_to_a_fifth_half_way_costs_little() {
     let drop_at = Time::from_millis(4500);
     let fast = SimLink::new(20.0, 10).varying(move |now| if now < drop_at { Rate::from_mbps(20) } else { Rate::from_mbps(4) });
-    let mut world = World::new(Config::default(), vec![fast, SimLink::new(10.0, 60), SimLink::new(5.0, 100)], Manners::default());
+    let mut world = World::new(Config::default(), vec![fast, SimLink::new(10.0, 60), SimLink::new(5.0, 100)], ServerBehaviour::default());
     world.add(40 * MB, |_| ());
     let time = seconds(world.run(Duration::from_secs(60)));
     let ideal = 4.5 + (40.0 * 8.0 - 4.5 * 35.0) / 19.0;
@@ -59,10 +59,10 @@ fn a_link_that_drops_to_a_fifth_half_way_costs_little() {
 }
 
 #[test]
-fn a_link_that_dies_half_way_costs_its_patience() {
+fn a_link_that_dies_half_way_costs_its_stall_timeout() {
     let dies = Time::from_millis(4500);
     let fast = SimLink::new(20.0, 10).varying(move |now| if now < dies { Rate::from_mbps(20) } else { Rate::ZERO });
-    let mut world = World::new(Config::default(), vec![fast, SimLink::new(10.0, 60), SimLink::new(5.0, 100)], Manners::default());
+    let mut world = World::new(Config::default(), vec![fast, SimLink::new(10.0, 60), SimLink::new(5.0, 100)], ServerBehaviour::default());
     let file = world.add(40 * MB, |_| ());
     let time = seconds(world.run(Duration::from_secs(60)));
     let ideal = 4.5 + (40.0 * 8.0 - 4.5 * 35.0) / 15.0;
@@ -71,19 +71,19 @@ fn a_link_that_dies_half_way_costs_its_patience() {
 }
 
 #[test]
-fn known_rates_save_the_beginning() {
+fn known_rates_speed_up_the_start() {
     let known = |mbps, rtt| {
         let mut link = SimLink::new(mbps, rtt);
         link.setup = LinkSetup { rate: Some(Rate::from_mbps(mbps as u64)), ..LinkSetup::default() };
         link
     };
-    let (time, ideal, _) = one(40 * MB, vec![known(20.0, 10), known(10.0, 60), known(5.0, 100)], Manners::default());
+    let (time, ideal, _) = one(40 * MB, vec![known(20.0, 10), known(10.0, 60), known(5.0, 100)], ServerBehaviour::default());
     assert!(time < ideal * 1.06, "{time:.2} s of {ideal:.2} s");
 }
 
 #[test]
 fn many_small_files_are_not_fetched_one_by_one() {
-    let mut world = World::new(Config::default(), three(), Manners::default());
+    let mut world = World::new(Config::default(), three(), ServerBehaviour::default());
     for _ in 0..300 {
         world.add(2000, |_| ());
     }
@@ -95,7 +95,7 @@ fn many_small_files_are_not_fetched_one_by_one() {
 fn files_share_links_by_weight_and_preference() {
     // As in the thesis's figure 4.5: a on link 0, b on both with weight 2, c on link 1; links of 3 and 10 Mbit/s.
     let config = Config { connections_first: 3, connections_most: 3, ..Config::default() };
-    let mut world = World::new(config, vec![SimLink::new(3.0, 20), SimLink::new(10.0, 20)], Manners::default());
+    let mut world = World::new(config, vec![SimLink::new(3.0, 20), SimLink::new(10.0, 20)], ServerBehaviour::default());
     let a = world.add(100 * MB, |file| file.links = LinkSet(0b01));
     let b = world.add(100 * MB, |file| (file.links, file.weight) = (LinkSet(0b11), 2.0));
     let c = world.add(100 * MB, |file| file.links = LinkSet(0b10));
@@ -116,8 +116,8 @@ fn files_share_links_by_weight_and_preference() {
 }
 
 #[test]
-fn a_reader_in_order_gets_nearly_the_sum() {
-    let mut world = World::new(Config::default(), three(), Manners::default());
+fn a_reader_in_order_gets_nearly_the_sum_of_the_rates() {
+    let mut world = World::new(Config::default(), three(), ServerBehaviour::default());
     let window = 4 * MB;
     let file = world.add(40 * MB, |file| file.window = Some(ByteCount::new(window)));
     world.readers.insert(file, (Rate::from_mbps(1000), 0.0, window));
@@ -128,8 +128,8 @@ fn a_reader_in_order_gets_nearly_the_sum() {
 }
 
 #[test]
-fn regression_a_round_trip_of_seconds_is_borne() {
-    let (time, ideal, _) = one(MB, vec![SimLink::new(2.0, 3000), SimLink::new(2.0, 20)], Manners::default());
+fn regression_a_round_trip_of_seconds_does_not_stall_the_transfer() {
+    let (time, ideal, _) = one(MB, vec![SimLink::new(2.0, 3000), SimLink::new(2.0, 20)], ServerBehaviour::default());
     assert!(time < 3.0 * ideal, "{time:.2} s of {ideal:.2} s");
 }
 
@@ -155,7 +155,7 @@ fn regression_the_late_head_of_a_stalled_request_takes_nothing_from_others() {
     };
     engine.on_connected(Time::from_millis(10), connections[0].unwrap(), 1);
     let (first, long) = asked(&mut engine, Time::from_millis(10)).unwrap();
-    // It stalls, and the other link begins to bring the same, in smaller pieces.
+    // The request stalls, and the other link starts to fetch the same range, in smaller pieces.
     let late = Time::from_millis(5000);
     assert_eq!(asked(&mut engine, late), None);
     assert!(!engine.link(late, links[0]).unwrap().used);
@@ -184,7 +184,7 @@ fn regression_a_link_that_became_slower_does_not_keep_its_long_range() {
     engine.add_file(Time::ZERO, FileSetup { size: Some(size), ..FileSetup::new(vec![server]) }).unwrap();
     let head = |span: Span| Head { size: Some(size), span: Some(span), joinable: true };
     let mut connections = Vec::new();
-    // By link: what it was asked for last, and how much of that has come.
+    // By link: the last requested range, and how much of it has arrived.
     let mut work: [Option<(braid_range::RequestId, Span, u64)>; 2] = [None; 2];
     let mut long: Option<Span> = None;
     let mut now = Time::ZERO;
@@ -204,7 +204,7 @@ fn regression_a_link_that_became_slower_does_not_keep_its_long_range() {
                     }
                     engine.on_head(now, request, head(span));
                     work[link.0] = Some((request, span, 0));
-                    // From its second range on the first link brings a fortieth of what it did.
+                    // From its second range on, the first link delivers at a fortieth of its rate.
                     long = if link == links[0] && span.start() > ByteCount::ZERO { long.or(Some(span)) } else { long };
                 }
                 _ => {}

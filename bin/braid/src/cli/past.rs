@@ -1,4 +1,4 @@
-//! Commands that look back.
+//! Arguments of the commands that show the past.
 
 use clap::{Args, ValueEnum};
 
@@ -6,45 +6,46 @@ use super::Query;
 
 /// Show what happened, in plain words.
 ///
-/// Links that came and went, flows that moved, changes of the configuration. The last 1,000 notes are kept, across restarts. Times are local; --utc shows UTC. JSON has milliseconds of Unix time.
+/// The log lists links that came and went, flows that moved, and configuration changes. Braid keeps the last 1,000 notes across restarts. Times are
+/// local; --utc shows UTC. JSON has milliseconds of Unix time.
 #[derive(Debug, Args)]
 pub(crate) struct Log {
     #[command(flatten)]
     pub(crate) query: Query,
     #[command(flatten)]
     pub(crate) times: Times,
-    /// Show the last so many.
+    /// Show the last N notes.
     #[arg(long, short = 'n', value_name = "NUMBER", default_value_t = 30)]
     pub(crate) lines: usize,
-    /// Go on with what happens from now on, until interrupted.
+    /// Keep printing new notes until interrupted.
     #[arg(long, short, conflicts_with = "json")]
     pub(crate) follow: bool,
 }
 
-/// Show what links or applications moved, over time.
+/// Show the traffic of links or applications over time.
 ///
-/// Times are local; --utc shows UTC. JSON has milliseconds of Unix time. Moments at which no link moved anything are left out, but in JSON.
+/// Times are local; --utc shows UTC. JSON has milliseconds of Unix time. The table omits samples in which no link transferred data; JSON does not.
 #[derive(Debug, Args)]
 pub(crate) struct History {
     #[command(flatten)]
     pub(crate) query: Query,
     #[command(flatten)]
     pub(crate) times: Times,
-    /// How finely, and so how far back: five minutes, an hour, a day or thirty days.
+    /// Time between samples, which also sets the period: five minutes, one hour, one day or thirty days.
     #[arg(long, value_enum, default_value_t)]
     pub(crate) resolution: Step,
-    /// Show also the moments at which no link moved anything.
+    /// Show samples in which no link transferred data, too.
     #[arg(long, conflicts_with = "apps")]
     pub(crate) all: bool,
-    /// By application instead of by link.
+    /// Show applications instead of links.
     #[arg(long)]
     pub(crate) apps: bool,
-    /// This application only, by the name that `braid flows` shows.
+    /// Show only this application, by its name in `braid flows`.
     #[arg(long, value_name = "NAME", requires = "apps")]
     pub(crate) app: Option<String>,
 }
 
-/// How times are shown.
+/// Format of times.
 #[derive(Debug, Args)]
 pub(crate) struct Times {
     /// Show times in UTC instead of local time.
@@ -52,7 +53,7 @@ pub(crate) struct Times {
     pub(crate) utc: bool,
 }
 
-/// The time from one sample to the next.
+/// Time between samples.
 #[derive(Debug, Clone, Copy, Default, ValueEnum)]
 pub(crate) enum Step {
     /// The last five minutes.
@@ -71,7 +72,7 @@ pub(crate) enum Step {
 }
 
 impl Step {
-    /// As the API calls it.
+    /// Name of the resolution in the API.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Second => "1s",
@@ -84,12 +85,12 @@ impl Step {
 
 /// Show what Braid gained: bytes by link, flows saved, outages bridged, energy and money.
 ///
-/// Energy and money are estimates, against the system's own choice.
+/// Energy and money are estimates, compared with the system's own choice of link.
 #[derive(Debug, Args)]
 pub(crate) struct Gains {
     #[command(flatten)]
     pub(crate) query: Query,
-    /// Over so many days, today among them; 400 are kept.
+    /// Number of days, including today; Braid keeps 400.
     #[arg(long, value_name = "NUMBER", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=400))]
     pub(crate) days: u32,
 }

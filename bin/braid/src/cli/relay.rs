@@ -1,4 +1,4 @@
-//! The command line of relays: running one, and joining one.
+//! Arguments of the commands that run, manage and join relays.
 
 use std::fmt::Display;
 use std::net::{IpAddr, SocketAddr};
@@ -16,13 +16,13 @@ use ipnet::IpNet;
 
 use super::{Daemon, span};
 
-/// Where a relay keeps its state unless told otherwise.
+/// Default state directory of a relay.
 pub(crate) const DEFAULT_RELAY_DIR: &str = "/var/lib/braid-relay";
 
-/// Run a relay, and decide who may use it and how much.
+/// Run a relay, and manage who may use it and how much.
 ///
-/// A relay carries its clients' flows over all of their links at once. Nobody may use it who was not invited: "braid relay invite" prints
-/// a line that "braid join" takes on the client. All of it needs no privilege, only the relay's state directory.
+/// A relay carries its clients' flows over all of their links at once. Only invited clients may use it: "braid relay invite" prints an invitation,
+/// and "braid join" takes it on the client. The relay needs no privilege, only access to its state directory.
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Relay {
@@ -32,39 +32,39 @@ pub(crate) struct Relay {
     pub(crate) server: RelayServer,
 }
 
-/// How the relay runs.
+/// Options of the relay server.
 #[derive(Debug, Args)]
 pub(crate) struct RelayServer {
-    /// Where it listens (UDP); 5757 is the reserved port.
+    /// UDP address to listen on; 5757 is the default port.
     #[arg(long, value_name = "ADDR:PORT", default_value = "[::]:5757")]
     pub(crate) listen: SocketAddr,
-    /// Serve anyone, without keys, and reach this host's own services only.
+    /// Serve anyone without keys, but only connections to services of this host.
     #[arg(long, conflicts_with_all = ["allow"])]
     pub(crate) local: bool,
-    /// Let clients reach this network too, though it is private; may be given several times.
+    /// Let clients reach this private network, too; repeatable.
     #[arg(long, value_name = "NET")]
     pub(crate) allow: Vec<IpNet>,
-    /// An address of the relay's own that its interfaces do not show, as behind a translator; may be given several times. With --local all of
-    /// its ports must be this host's.
+    /// An address of the relay that its interfaces do not have, for example behind a NAT; repeatable. With --local, all ports of this address must
+    /// lead to this host.
     #[arg(long, value_name = "ADDR")]
     pub(crate) own: Vec<IpAddr>,
-    /// With --local, the ports that anyone may reach, as 443 or 8000-8999, or "all"; may be given several times [default: 80 and 443]. Strangers
-    /// seem to come from this host itself, so that its firewall does not keep them from a port that is opened here.
+    /// With --local, the ports that anyone may reach, as 443 or 8000-8999, or "all"; repeatable [default: 80 and 443]. Connections of strangers come
+    /// from this host itself, so its firewall does not block them on these ports.
     #[arg(long, value_name = "PORT[-PORT]|all", requires = "local", value_parser = ports)]
     pub(crate) port: Vec<PortRange>,
-    /// With --local, bits per second in each direction for one source (an IPv4 address, an IPv6 network of 64 bits), as in 10Mbit/s.
+    /// With --local, limit in each direction for one source (an IPv4 address or an IPv6 /64), in bits per second, as in 10Mbit/s.
     #[arg(long, value_name = "RATE", requires = "local", value_parser = rate)]
     pub(crate) rate: Option<Rate>,
-    /// Flows of all clients together, at most.
+    /// Maximum number of flows of all clients together.
     #[arg(long, value_name = "COUNT", default_value_t = 10_000)]
     pub(crate) max_flows: usize,
-    /// Connections and UDP exchanges of one client at a time, unless "braid relay limit" gives it its own number; what is beyond goes direct.
+    /// Maximum number of concurrent TCP connections and UDP flows of one client; "braid relay limit" overrides it. Flows above the limit go direct.
     #[arg(long, value_name = "COUNT", default_value_t = CLIENT_FLOWS)]
     pub(crate) client_flows: u32,
-    /// Bytes that all bonds together may hold on their way through, with what the system buffers for their sockets; the largest is ended beyond it.
+    /// Memory limit of all bonds together: bytes in transit, plus the socket buffers of the system. Above it, the relay ends the largest bond.
     #[arg(long, value_name = "BYTES", default_value_t = MemoryLimits::default().total)]
     pub(crate) max_memory: ByteCount,
-    /// The same for the bonds of one client.
+    /// The same limit for the bonds of one client.
     #[arg(long, value_name = "BYTES", default_value_t = MemoryLimits::default().client)]
     pub(crate) client_memory: ByteCount,
     #[command(flatten)]
@@ -75,35 +75,35 @@ pub(crate) struct RelayServer {
 pub(crate) enum RelayAction {
     Invite(RelayInvite),
     Clients(RelayClients),
-    /// Shut a client out, at once and until it is invited again.
+    /// Revoke a client's access at once, until it is invited again.
     Revoke(RelayRevoke),
     Limit(RelayLimit),
 }
 
-/// Where a relay keeps its state.
+/// Options to locate the relay's state.
 #[derive(Debug, Args)]
 pub(crate) struct RelayState {
-    /// Where the relay keeps its key and its clients.
+    /// Directory of the relay's key and its clients.
     #[arg(long, value_name = "DIR", env = "BRAID_RELAY_STATE_DIR", default_value = DEFAULT_RELAY_DIR)]
     pub(crate) state_dir: PathBuf,
 }
 
-/// Print a line that lets one device join.
+/// Print an invitation that lets one device join.
 ///
-/// The line holds the relay's addresses and key, and a secret that is good once: show it to nobody but who shall join. On a terminal it is
-/// shown as a QR code too.
+/// The invitation holds the relay's addresses and key, and a secret that works once: give it only to the person who joins. On a terminal it is also
+/// shown as a QR code.
 #[derive(Debug, Args)]
 pub(crate) struct RelayInvite {
-    /// Where clients reach the relay, as seen from outside; may be given up to eight times, the best first.
+    /// Public address of the relay, as clients reach it; up to eight, the best first.
     #[arg(long = "address", value_name = "HOST:PORT", required = true)]
     pub(crate) addresses: Vec<Address>,
-    /// What the client shall be called here. Left out: it chooses.
+    /// Name of the client on this relay. Default: the client chooses.
     #[arg(long)]
     pub(crate) name: Option<ClientName>,
-    /// How long the invitation is good: a number and s, min, h or d.
+    /// How long the invitation is valid: a number followed by s, min, h or d.
     #[arg(long, value_name = "SPAN", default_value = "24h", value_parser = span)]
     pub(crate) expires: Duration,
-    /// What the client may use from the start.
+    /// Initial limits of the client.
     #[command(flatten)]
     pub(crate) limits: RelayLimits,
     #[command(flatten)]
@@ -113,10 +113,10 @@ pub(crate) struct RelayInvite {
     pub(crate) json: bool,
 }
 
-/// List the clients, their limits and what they used this month.
+/// List the clients, their limits and their usage this month.
 ///
-/// SEEN is when the client was last there, as the relay writes it down once a minute. DOWN and UP are what it used this month, towards it and
-/// from it; MOST A MONTH, MOST DOWN, MOST UP and MOST FLOWS are its limits, which "braid relay limit" sets.
+/// SEEN: when the client was last connected; the relay records it once a minute. DOWN and UP: bytes to and from the client this month. MAX MONTH,
+/// MAX DOWN, MAX UP and MAX FLOWS: limits, which "braid relay limit" sets.
 #[derive(Debug, Args)]
 pub(crate) struct RelayClients {
     #[command(flatten)]
@@ -128,20 +128,20 @@ pub(crate) struct RelayClients {
 
 #[derive(Debug, Args)]
 pub(crate) struct RelayRevoke {
-    /// The client: its name, its key, or the first eight characters of the key or more.
+    /// Name or key of the client, or at least the first eight characters of its key.
     #[arg(value_name = "NAME|KEY")]
     pub(crate) client: String,
     #[command(flatten)]
     pub(crate) state: RelayState,
 }
 
-/// Set what a client may use.
+/// Set the limits of a client.
 ///
-/// Limits that are not named stay as they are; "none" lifts one.
+/// Limits that are not given stay unchanged; "none" lifts one.
 #[derive(Debug, Args)]
 #[command(group(clap::ArgGroup::new("limits").required(true).multiple(true).args(["rate", "rate_down", "rate_up", "flows", "monthly"])))]
 pub(crate) struct RelayLimit {
-    /// The client: its name, its key, or the first eight characters of the key or more.
+    /// Name or key of the client, or at least the first eight characters of its key.
     #[arg(value_name = "NAME|KEY")]
     pub(crate) client: String,
     #[command(flatten)]
@@ -150,20 +150,20 @@ pub(crate) struct RelayLimit {
     pub(crate) state: RelayState,
 }
 
-/// Limits of a client; "none" is none.
+/// Limits of a client; "none" means no limit.
 #[derive(Debug, Args)]
 #[group(skip)]
 pub(crate) struct RelayLimits {
-    /// Bits per second in each direction, as in 10Mbit/s.
+    /// Rate in each direction in bits per second, as in 10Mbit/s.
     #[arg(long, conflicts_with_all = ["rate_down", "rate_up"], value_parser = limit::<Rate>)]
     pub(crate) rate: Option<Limit<Rate>>,
-    /// Bits per second towards the client.
+    /// Rate to the client in bits per second.
     #[arg(long, value_name = "RATE", value_parser = limit::<Rate>)]
     pub(crate) rate_down: Option<Limit<Rate>>,
-    /// Bits per second from the client.
+    /// Rate from the client in bits per second.
     #[arg(long, value_name = "RATE", value_parser = limit::<Rate>)]
     pub(crate) rate_up: Option<Limit<Rate>>,
-    /// Connections and UDP exchanges at a time; "none" for as many as the relay grants everybody (--client-flows).
+    /// Concurrent TCP connections and UDP flows; "none" for the relay's default (--client-flows).
     #[arg(long, alias = "max-flows", value_name = "COUNT", value_parser = limit::<u32>)]
     pub(crate) flows: Option<Limit<u32>>,
     /// Bytes in a calendar month (UTC), both directions together, as in 50GB.
@@ -171,23 +171,23 @@ pub(crate) struct RelayLimits {
     pub(crate) monthly: Option<Limit<ByteCount>>,
 }
 
-/// A limit as it is to be; `None` lifts it.
+/// New value of a limit; `None` lifts it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Limit<T>(pub(crate) Option<T>);
 
-/// Bond with a relay from now on, by the line that its operator gave.
+/// Join a relay with an invitation from its operator.
 ///
-/// Asks for the line on a terminal, without showing it. Waits three seconds at most for the relay's answer. One that gives none yet is joined
-/// all the same, and dialled again and again.
+/// Asks for the invitation on a terminal and does not show it. Waits at most three seconds for the relay's answer. If the relay does not answer in
+/// time, it is joined anyway, and Braid keeps dialling it.
 #[derive(Debug, Args)]
 pub(crate) struct Join {
-    /// What "braid relay invite" printed. Left out, or "-": asked for on a terminal, else read from standard input. It holds a secret, and other
-    /// users of this machine see what stands here.
+    /// Invitation that "braid relay invite" printed. If omitted or "-", Braid asks for it on the terminal, or reads it from standard input. It
+    /// contains a secret, and other users of this machine can see arguments.
     pub(crate) line: Option<String>,
-    /// What the relay shall be called here. Left out: its host.
+    /// Name for the relay on this machine. Default: its host name.
     #[arg(long)]
     pub(crate) name: Option<String>,
-    /// Join for this user's "braid run" alone, without a daemon.
+    /// Join for this user's "braid run" only, without a daemon.
     #[arg(long)]
     pub(crate) user: bool,
     #[command(flatten)]
@@ -196,9 +196,9 @@ pub(crate) struct Join {
 
 #[derive(Debug, Args)]
 pub(crate) struct Leave {
-    /// The relay's name, or the server's address, as "braid peers" lists it.
+    /// Name of the relay, or address of the server, as "braid peers" lists it.
     pub(crate) name: String,
-    /// Leave one that was joined for this user alone.
+    /// Leave a relay that was joined with "braid join --user".
     #[arg(long)]
     pub(crate) user: bool,
     #[command(flatten)]
@@ -207,17 +207,17 @@ pub(crate) struct Leave {
 
 #[derive(Debug, Args)]
 pub(crate) struct Move {
-    /// A flow's id, or an application's path or name, as "braid flows" lists them.
+    /// Id of a flow, or path or name of an application, as "braid flows" lists them.
     #[arg(value_name = "FLOW|APP")]
     pub(crate) what: String,
-    /// The link; left out: all links again.
+    /// Link to move to. Default: all links again.
     #[arg(long, value_name = "LINK")]
     pub(crate) to: Option<String>,
     #[command(flatten)]
     pub(crate) daemon: Daemon,
 }
 
-/// Some ports, or all of them.
+/// A range of ports, or all ports.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum PortRange {
     All,
@@ -240,13 +240,13 @@ fn ports(text: &str) -> Result<PortRange, String> {
     let (first, last) = text.split_once('-').unwrap_or((text, text));
     match (first.trim().parse::<u16>(), last.trim().parse::<u16>()) {
         (Ok(first), Ok(last)) if 0 < first && first <= last => Ok(PortRange::Some(first..=last)),
-        _ => Err("write a port from 1 to 65535, two with the lower first, as in 8000-8999, or all".to_owned()),
+        _ => Err("write a port from 1 to 65535, a range as in 8000-8999 with the lower port first, or all".to_owned()),
     }
 }
 
 fn rate(text: &str) -> Result<Rate, String> {
     match text.parse::<Rate>() {
-        Ok(rate) if rate == Rate::ZERO => Err("nothing at all is no rate; leave it out for no limit".to_owned()),
+        Ok(rate) if rate == Rate::ZERO => Err("a rate of zero is not allowed; omit the option for no limit".to_owned()),
         read => read.map_err(|error| error.to_string()),
     }
 }
@@ -260,10 +260,10 @@ where
     }
     match text.parse::<T>() {
         Ok(value) if value == T::default() => {
-            Err("nothing at all is no limit; \"braid relay revoke\" shuts a client out, \"none\" lifts the limit".to_owned())
+            Err("a limit of zero is not allowed; use \"braid relay revoke\" to revoke access, or \"none\" to lift the limit".to_owned())
         }
         Ok(value) => Ok(Limit(Some(value))),
-        Err(error) => Err(format!("{error}; or \"none\" for no limit")),
+        Err(error) => Err(format!("{error}, or write \"none\" for no limit")),
     }
 }
 
@@ -289,10 +289,10 @@ mod tests {
         let set = limited(&["--rate", "10Mbit/s", "--flows", "none", "--monthly", "50GB"]).unwrap();
         assert_eq!((set.limits.rate, set.limits.flows), (Some(Limit(Some(Rate::from_mbps(10)))), Some(Limit(None))));
         assert_eq!((set.limits.monthly, set.limits.rate_up), (Some(Limit(Some(ByteCount::new(50_000_000_000)))), None));
-        assert!(limited(&[]).unwrap_err().contains("--monthly"), "one of them is needed");
+        assert!(limited(&[]).unwrap_err().contains("--monthly"), "at least one limit is required");
         assert!(limited(&["--rate", "1Mbit/s", "--rate-up", "1Mbit/s"]).is_err());
         assert!(limited(&["--flows", "0"]).unwrap_err().contains("revoke"));
-        let told = limited(&["--rate", "fast"]).unwrap_err();
-        assert!(told.contains("Mbit/s") && told.contains("none"), "{told}");
+        let message = limited(&["--rate", "fast"]).unwrap_err();
+        assert!(message.contains("Mbit/s") && message.contains("none"), "{message}");
     }
 }

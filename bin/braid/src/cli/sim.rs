@@ -1,41 +1,41 @@
-//! `braid sim`'s part of the command line.
+//! Arguments of `braid sim`.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
-/// Simulate: the papers' experiments, and instances of one's own.
+/// Simulate: run the papers' experiments, or instances of your own.
 ///
-/// The schedulers are those of the daemon. The same seed gives the same results on every machine; what is measured by a clock is
-/// marked.
+/// The simulator uses the daemon's schedulers. The same seed gives the same results on every machine, except for results that a clock measures,
+/// which are marked.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Sim {
-    /// Show the experiments.
+    /// List the experiments.
     List {
         /// Print JSON.
         #[arg(long)]
         json: bool,
     },
-    /// Run an experiment, or all.
+    /// Run one experiment, or all.
     Run(SimRun),
-    /// Run all experiments and write the page that sets the papers' claims beside the results.
+    /// Run all experiments and write a page that compares the papers' claims with the results.
     Report {
-        /// The directory: the page is reproduction.md, its plots go into reproduction/.
+        /// Output directory: the page is reproduction.md, its plots go into reproduction/.
         #[arg(long, value_name = "DIR")]
         out: PathBuf,
         #[command(flatten)]
         sampling: Sampling,
     },
-    /// Compute the fairest rates for flows and links, and what miDRR makes of them packet by packet.
+    /// Compute the max-min fair rates of flows and links, and the rates that miDRR reaches packet by packet.
     #[command(after_help = FAIR_FORMAT)]
     Fair(Instance),
-    /// Choose a stream's link, and packets' shares, as OPERETTA does.
+    /// Assign a link to a stream, and shares to packets, with OPERETTA.
     #[command(after_help = OPERETTA_FORMAT)]
     Operetta(Instance),
 }
 
-const FAIR_FORMAT: &str = r#"The instance (a demand of null has no limit; duration_s and seed are for the packet-level run):
+const FAIR_FORMAT: &str = r#"The instance (a demand of null is unlimited; duration_s and seed are for the packet-level run):
   {"links": [{"name": "1", "capacity_bps": 3000000}],
    "flows": [{"name": "a", "weight": 1, "links": ["1"], "demand_bps": null, "packet_bytes": 1500}],
    "duration_s": 60, "seed": 1}
@@ -54,7 +54,7 @@ The result (assignment is null for a packet-oriented new stream; energy_j is tha
 
 #[derive(Debug, Args)]
 pub(crate) struct SimRun {
-    /// An experiment's name (see `braid sim list`), or "all".
+    /// Name of an experiment (see `braid sim list`), or "all".
     #[arg(value_name = "NAME|all")]
     pub(crate) name: String,
     #[command(flatten)]
@@ -67,23 +67,23 @@ pub(crate) struct SimRun {
     pub(crate) out: Option<PathBuf>,
 }
 
-/// What all chance in experiments comes from, and how often it is tried.
+/// Seed, repetitions and threads of experiments.
 #[derive(Debug, Args)]
 pub(crate) struct Sampling {
-    /// How often each point is measured, where there is chance in it.
+    /// Number of repetitions of each point that involves randomness.
     #[arg(long, value_name = "COUNT", default_value_t = 15, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) runs: u32,
-    /// What all chance comes from.
+    /// Seed of the random number generator.
     #[arg(long, value_name = "NUMBER", default_value_t = 1)]
     pub(crate) seed: u64,
-    /// Use this many threads. Left out: one for each processor.
+    /// Number of threads. Default: one for each processor.
     #[arg(long, value_name = "COUNT")]
     pub(crate) threads: Option<NonZeroUsize>,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct Instance {
-    /// The instance as JSON; "-" reads standard input.
+    /// File with the instance as JSON; "-" reads standard input.
     #[arg(long, value_name = "FILE")]
     pub(crate) instance: PathBuf,
     /// Print JSON.

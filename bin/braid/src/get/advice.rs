@@ -1,4 +1,4 @@
-//! What the daemon knows of links, and what its policy lets `braid get` use.
+//! The daemon's estimates and policy for the links of `braid get`.
 
 use std::net::{IpAddr, ToSocketAddrs};
 use std::os::unix::fs::MetadataExt;
@@ -13,19 +13,19 @@ use braid_model::{ByteCount, Rate};
 
 use crate::client;
 
-/// How long the name of a server may take to resolve, only to ask for the rule that holds for it.
-const PATIENCE: Duration = Duration::from_secs(1);
-/// Estimates that are trusted less are guesses.
-const TRUSTED: f64 = 0.2;
+/// Time limit to resolve the server's name, which is only needed to ask the daemon for the matching rule.
+const RESOLVE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Estimates with a lower confidence are ignored.
+const MIN_CONFIDENCE: f64 = 0.2;
 
-/// What the daemon says; nothing at all where there is none.
+/// State and policy of the daemon; empty if no daemon runs.
 #[derive(Debug, Default)]
 pub(super) struct Advice {
     links: Vec<braid_api::LinkStatus>,
     permitted: Option<Permitted>,
 }
 
-/// The links that an `[[app]]` entry leaves.
+/// The links that an `[[app]]` entry permits.
 #[derive(Debug)]
 struct Permitted {
     links: Vec<String>,
@@ -33,7 +33,7 @@ struct Permitted {
 }
 
 impl Advice {
-    /// Asks the daemon on `socket`, if there is one.
+    /// Asks the daemon on `socket`, if one runs.
     pub(super) fn ask(socket: &Path, downloads: &[Download]) -> Self {
         let links: Vec<braid_api::LinkStatus> = client::list(socket, "/v1/links").unwrap_or_default();
         if links.is_empty() {
@@ -44,47 +44,47 @@ impl Advice {
         Self { links, permitted }
     }
 
-    /// The link's state and estimates.
+    /// State and estimates of the link.
     pub(super) fn link(&self, name: &str) -> Option<&braid_api::LinkStatus> {
         self.links.iter().find(|link| link.name == name)
     }
 
-    /// Why nothing may go over it though it may work: it is excluded, or its allowance is used up.
+    /// Reason why the link must not be used although it may work: it is excluded, or its allowance is used up.
     pub(super) fn withholds(&self, name: &str) -> Option<String> {
         let link = self.link(name).filter(|link| matches!(link.state, LinkState::Excluded | LinkState::Capped))?;
-        Some(link.reason.clone().unwrap_or_else(|| format!("the daemon calls it {}", link.state)))
+        Some(link.reason.clone().unwrap_or_else(|| format!("the daemon reports it as {}", link.state)))
     }
 
-    /// Whether the daemon would use it now: neither dead nor kept for later.
+    /// Whether the daemon would use the link now: it is neither dead nor held in reserve.
     pub(super) fn open(&self, name: &str) -> bool {
         self.link(name).is_none_or(|link| matches!(link.state, LinkState::Up | LinkState::Unknown))
     }
 
-    /// The rule that forbids `braid get` this link.
+    /// The rule that forbids `braid get` to use the link.
     pub(super) fn forbids(&self, name: &str) -> Option<&str> {
         let permitted = self.permitted.as_ref()?;
         (self.link(name).is_some() && !permitted.links.iter().any(|link| link == name)).then_some(permitted.rule.as_str())
     }
 
-    /// What it brings, where the daemon has seen it.
+    /// Capacity of the link towards this machine, if the daemon has measured it.
     pub(super) fn rate(&self, name: &str) -> Option<Rate> {
         let link = self.link(name)?;
-        link.capacity_down_bps.filter(|_| link.capacity_confidence.is_none_or(|trust| trust >= TRUSTED)).map(Rate::from_bps)
+        link.capacity_down_bps.filter(|_| link.capacity_confidence.is_none_or(|trust| trust >= MIN_CONFIDENCE)).map(Rate::from_bps)
     }
 
-    /// What is left of its monthly allowance.
+    /// Rest of the link's monthly allowance.
     pub(super) fn allowance(&self, name: &str) -> Option<ByteCount> {
         let link = self.link(name)?;
         Some(ByteCount::new(link.cap_bytes?).saturating_sub(ByteCount::new(link.used_bytes.unwrap_or(0))))
     }
 
-    /// What 10^9 bytes over it cost.
+    /// Price of 10^9 bytes over the link.
     pub(super) fn price(&self, name: &str) -> Option<f64> {
         self.link(name)?.cost_per_gb
     }
 }
 
-/// Asks which links the policy gives this program towards the first file's server.
+/// Asks the daemon which links its policy permits for this program and the server of the first file.
 fn permitted(socket: &Path, downloads: &[Download]) -> Option<Permitted> {
     let url = downloads.first()?.urls.first()?;
     let port = url.port_or_known_default();
@@ -107,23 +107,23 @@ fn permitted(socket: &Path, downloads: &[Download]) -> Option<Permitted> {
     Some(Permitted { links, rule: explanation.rule_text.unwrap_or_default() })
 }
 
-/// The control group that this program is in.
+/// Control group of this process.
 fn own_cgroup() -> Option<String> {
     let text = std::fs::read_to_string("/proc/self/cgroup").ok()?;
     Some(text.lines().find_map(|line| line.strip_prefix("0::"))?.to_owned())
 }
 
-/// An address of `host`; a name's by the system's resolver, if that is quick.
+/// Returns an address of `host`. A name is resolved by the system's resolver, unless that takes too long.
 fn address(host: &str, port: u16) -> Option<IpAddr> {
     let host = host.trim_matches(['[', ']']).to_owned();
     if let Ok(address) = host.parse() {
         return Some(address);
     }
-    let (tell, told) = mpsc::channel();
-    // A thread of its own: resolvers cannot be interrupted.
+    let (sender, receiver) = mpsc::channel();
+    // A resolver call cannot be interrupted, so it runs in its own thread.
     thread::spawn(move || {
         let found = (host.as_str(), port).to_socket_addrs().ok().and_then(|mut found| found.next());
-        let _ = tell.send(found.map(|address| address.ip()));
+        let _ = sender.send(found.map(|address| address.ip()));
     });
-    told.recv_timeout(PATIENCE).ok().flatten()
+    receiver.recv_timeout(RESOLVE_TIMEOUT).ok().flatten()
 }

@@ -1,4 +1,4 @@
-//! What `braid get` shows: bars on a terminal, lines elsewhere, JSON where asked for.
+//! Output of `braid get`: progress bars on a terminal, lines elsewhere, or JSON.
 
 use std::io::{self, IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -7,18 +7,18 @@ use braid_fetch::{DownloadLink, Event, FetchError, Outcome, Progress};
 use braid_model::{ByteCount, Rate, printable};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
-/// Without a terminal progress is told so often.
-const LINES: Duration = Duration::from_secs(5);
+/// Interval of progress lines without a terminal.
+const LINE_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Where news go.
+/// Output of a run.
 pub(super) struct Show {
     quiet: bool,
     json: bool,
-    /// The file itself goes to standard output.
+    /// The file itself is written to standard output.
     occupied: bool,
     bars: Option<Bars>,
-    told: Instant,
-    /// Whom the first answer is awaited from; `None` once one came.
+    last_line: Instant,
+    /// Host from which the first answer is pending; `None` once an answer arrived.
     awaited: Option<String>,
 }
 
@@ -30,10 +30,10 @@ struct Bars {
 
 impl Show {
     pub(super) fn new(quiet: bool, json: bool, occupied: bool) -> Self {
-        Self { quiet, json, occupied, bars: None, told: Instant::now(), awaited: None }
+        Self { quiet, json, occupied, bars: None, last_line: Instant::now(), awaited: None }
     }
 
-    /// The links are known, and the hosts that are asked first.
+    /// Sets the links, and the hosts that are asked first.
     pub(super) fn begin(&mut self, links: &[DownloadLink], hosts: &[String]) {
         self.awaited = hosts.first().map(|host| match hosts.len() {
             1 => printable(host),
@@ -53,7 +53,7 @@ impl Show {
 
     pub(super) fn event(&mut self, event: Event) {
         if self.json {
-            // Others' texts are in it: control characters are escaped as everywhere.
+            // The event contains text from servers: escape control characters.
             if let Ok(json) = serde_json::to_string(&event) {
                 let _ = writeln!(io::stdout(), "{}", crate::escaped(&json));
             }
@@ -63,8 +63,8 @@ impl Show {
             Event::Started { file, size, there, ranged } => {
                 self.awaited = None;
                 let size = size.map_or("of unknown size".to_owned(), |size| size.to_string());
-                let there = if there == ByteCount::ZERO { String::new() } else { format!(", {there} of it there already") };
-                let way = if ranged { "" } else { ", whole over one link" };
+                let there = if there == ByteCount::ZERO { String::new() } else { format!(", {there} already present") };
+                let way = if ranged { "" } else { ", over one link" };
                 self.line(&format!("{file}: {size}{there}{way}"));
             }
             Event::Note { text } => self.note(&text),
@@ -74,7 +74,7 @@ impl Show {
         }
     }
 
-    /// Something the user should know.
+    /// Shows a note to the user.
     pub(super) fn note(&self, text: &str) {
         if self.json {
             let note = serde_json::json!({ "event": "note", "text": text });
@@ -84,7 +84,7 @@ impl Show {
         }
     }
 
-    /// Nothing was fetched.
+    /// Reports an error that ended the run before any download.
     pub(super) fn trouble(&self, error: &FetchError) {
         if self.json && !self.occupied {
             let event = serde_json::json!({ "event": "failed", "file": null, "error": error.to_string(), "code": error.exit_code() });
@@ -95,8 +95,8 @@ impl Show {
 
     fn progress(&mut self, progress: &Progress) {
         let Some(bars) = &self.bars else {
-            if !self.quiet && self.told.elapsed() >= LINES {
-                self.told = Instant::now();
+            if !self.quiet && self.last_line.elapsed() >= LINE_INTERVAL {
+                self.last_line = Instant::now();
                 self.line(&line(progress, self.awaited.as_deref()));
             }
             return;
@@ -128,17 +128,17 @@ impl Show {
         let text = format!("braid: {}", crate::printable_lines(text));
         match &self.bars {
             Some(bars) => bars.all.suspend(|| eprintln!("{text}")),
-            // Standard error may be closed; there is nobody left to tell then.
+            // Standard error may be closed; the error is then lost.
             None => drop(writeln!(io::stderr(), "{text}")),
         }
     }
 }
 
-/// Progress in one line; `awaited` has not answered yet.
+/// Progress as one line; `awaited` is the host whose first answer is pending.
 fn line(progress: &Progress, awaited: Option<&str>) -> String {
     if let Some(host) = awaited {
         let links = progress.links.iter().map(|link| link.name.as_str()).collect::<Vec<_>>().join(", ");
-        return format!("connecting to {host} over {links}, for {:.0} s now", progress.seconds);
+        return format!("connecting to {host} over {links} for {:.0} s", progress.seconds);
     }
     let of = progress.size.map_or(String::new(), |size| format!(" of {size}"));
     let links = progress.links.iter().map(|link| format!("{} {}", link.name, link.rate_bps)).collect::<Vec<_>>().join(", ");
@@ -146,7 +146,7 @@ fn line(progress: &Progress, awaited: Option<&str>) -> String {
     format!("{}{of}{files}, {} ({links}){}", progress.got, progress.rate_bps, left(progress))
 }
 
-/// How long it still takes.
+/// Estimate of the remaining time.
 fn left(progress: &Progress) -> String {
     let Some(size) = progress.size.filter(|_| progress.rate_bps > Rate::ZERO) else { return String::new() };
     let seconds = progress.rate_bps.time_for(size.saturating_sub(progress.got)).as_secs();
@@ -170,7 +170,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_left_is_told_in_time() {
+    fn the_remaining_time_is_shown() {
         let progress = |got: u64, size: Option<u64>| Progress {
             seconds: 1.0,
             got: ByteCount::new(got),

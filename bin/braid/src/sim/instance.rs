@@ -1,4 +1,4 @@
-//! Instances of a user's own: read, solved, shown.
+//! Reads, solves and shows instances of the user's.
 
 use std::fmt::Display;
 use std::io::{self, Read, Write};
@@ -14,8 +14,8 @@ use braid_sim::fairness;
 use crate::cli::Instance;
 use crate::table::{Page, cell, numbers, percent, words};
 
-/// Larger files are no instances.
-const MOST: u64 = 64 << 20;
+/// Maximum size of an instance file in bytes.
+const MAX_SIZE: u64 = 64 << 20;
 
 /// `braid sim fair`.
 pub(super) fn fair(wanted: &Instance) -> anyhow::Result<ExitCode> {
@@ -66,14 +66,14 @@ fn show_operetta(page: &mut Page<'_>, result: &InstanceResult) -> io::Result<()>
         Some(link) => page.line(format!("the new stream goes to {link}"))?,
         None => page.line("the new stream is spread as packets are")?,
     }
-    let reached = if result.feasible { "reached" } else { "out of reach" };
+    let reached = if result.feasible { "reached" } else { "not reached" };
     page.line(format!("throughput {}, target {} ({reached})", rate(result.throughput_bps), rate(result.target_bps)))?;
     page.line(format!("energy {:.3} J", result.energy_j))?;
     let rows: Vec<_> = result.weights.iter().map(|(link, share)| vec![cell(Some(link)), cell(percent(Some(*share)))]).collect();
     page.table(&[words("LINK"), numbers("PACKETS")], &rows, "no links")
 }
 
-/// The text of a file, or of standard input for `-`.
+/// Reads a file, or standard input for `-`.
 fn read(path: &Path) -> anyhow::Result<String> {
     let mut text = String::new();
     let name = name_of(path);
@@ -83,8 +83,8 @@ fn read(path: &Path) -> anyhow::Result<String> {
         let remedy = || format!("cannot open {name}; name a file with an instance, or - for standard input");
         Box::new(std::fs::File::open(path).with_context(remedy)?)
     };
-    let read = file.take(MOST + 1).read_to_string(&mut text).with_context(|| format!("cannot read {name} as text"))?;
-    anyhow::ensure!(read as u64 <= MOST, "{name} is larger than {} MiB, which no instance needs", MOST >> 20);
+    let read = file.take(MAX_SIZE + 1).read_to_string(&mut text).with_context(|| format!("cannot read {name} as text"))?;
+    anyhow::ensure!(read as u64 <= MAX_SIZE, "{name} is larger than {} MiB, the limit for an instance", MAX_SIZE >> 20);
     Ok(text)
 }
 
@@ -96,7 +96,7 @@ fn name_of(path: &Path) -> String {
     if is_standard_input(path) { "standard input".to_owned() } else { path.display().to_string() }
 }
 
-/// Exit code 2: the question was wrong, not the answering.
+/// Exit status 2: the input is invalid.
 fn refuse(path: &Path, error: &impl Display) -> ExitCode {
     let _ = writeln!(io::stderr(), "braid: {}: {error}", name_of(path));
     ExitCode::from(2)

@@ -1,12 +1,12 @@
-//! How far a long run is: a bar on a terminal, a line for each experiment elsewhere.
+//! Progress of a long run: a bar on a terminal, a line for each experiment elsewhere.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 const WIDTH: usize = 30;
-/// How often a terminal is written to at most.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Minimum time between two writes to a terminal.
+const MIN_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Shared by all threads.
 pub(super) struct Progress {
@@ -17,22 +17,22 @@ pub(super) struct Progress {
 
 struct State {
     done: usize,
-    /// By experiment: its name, and how much is left of it.
+    /// Name of each experiment, and its number of remaining measurements.
     left: Vec<(&'static str, usize)>,
     written: Option<Instant>,
 }
 
 impl Progress {
-    /// For experiments by name, with the number of their measurements.
+    /// Progress for experiments with the given names and numbers of measurements.
     pub(super) fn new(experiments: Vec<(&'static str, usize)>) -> Self {
         let all = experiments.iter().map(|(_, count)| count).sum();
         let state = State { done: 0, left: experiments, written: None };
         Self { terminal: io::stderr().is_terminal(), all, state: Mutex::new(state) }
     }
 
-    /// One measurement of an experiment, by its place, is made.
+    /// Counts one measurement of the experiment at this index.
     pub(super) fn step(&self, experiment: usize) {
-        // What is shown is no reason to fail: neither a thread that died nor standard error that is closed.
+        // Progress output never fails the run: ignore a poisoned lock and a closed standard error.
         let mut state = self.state.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         state.done += 1;
         let (name, left) = &mut state.left[experiment];
@@ -47,7 +47,7 @@ impl Progress {
         }
         if state.done == self.all {
             let _ = write!(out, "\r\x1b[K");
-        } else if state.written.is_none_or(|written| written.elapsed() > PAUSE) {
+        } else if state.written.is_none_or(|written| written.elapsed() > MIN_INTERVAL) {
             state.written = Some(Instant::now());
             let _ = write!(out, "\r{} {}/{} {name}\x1b[K", bar(state.done, self.all), state.done, self.all);
         }

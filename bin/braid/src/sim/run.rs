@@ -1,4 +1,4 @@
-//! Runs experiments on all cores, and shows and writes what came out.
+//! Runs experiments on all cores, and shows and writes the results.
 
 use std::fs;
 use std::io;
@@ -19,12 +19,12 @@ use super::progress::Progress;
 use crate::cli;
 use crate::table::{Page, Tone, cell, numbers, toned, words};
 
-/// As many threads as work at once.
+/// Number of threads that run at once on this machine.
 pub(super) fn processors() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Makes all measurements of `experiments`. Results do not depend on the number of threads, but for those that a clock gives.
+/// Makes all measurements of `experiments`. The results do not depend on the number of threads, except for timed experiments.
 pub(super) fn measure(experiments: &[&'static dyn Experiment], setting: Setting, threads: usize) -> anyhow::Result<Vec<Report>> {
     let timed = |place: &usize| experiments[*place].about().sampling == Sampling::Timed;
     let (alone, together): (Vec<usize>, Vec<usize>) = (0..experiments.len()).partition(timed);
@@ -45,7 +45,7 @@ pub(super) fn measure(experiments: &[&'static dyn Experiment], setting: Setting,
     }) {
         samples[place].push(sample);
     }
-    // What is timed has the machine for itself.
+    // Timed measurements run alone, so that nothing else disturbs them.
     let begin = Instant::now();
     let clock = || Time::ZERO + begin.elapsed();
     for (place, job) in alone {
@@ -53,17 +53,17 @@ pub(super) fn measure(experiments: &[&'static dyn Experiment], setting: Setting,
         progress.step(place);
     }
     let concluded = experiments.iter().zip(samples).map(|(experiment, samples)| conclude(*experiment, &setting, Samples::new(samples)));
-    concluded.collect::<Result<_, _>>().context("this is a mistake in Braid")
+    concluded.collect::<Result<_, _>>().context("this is a bug in Braid")
 }
 
-/// TLS as a client and its relay have it, for experiments with real bonds.
+/// TLS configurations of a client and its relay, for experiments with real bonds.
 fn quic() -> anyhow::Result<Quic> {
     let (mine, theirs) = (KeyPair::generate()?, KeyPair::generate()?);
     let client = tls::client(Some(&mine), tls::Expect::Pinned(theirs.public()))?;
     Ok(Quic { epoch: Instant::now(), client, server: tls::server(&theirs, tls::Clients::Keyed)? })
 }
 
-/// Does `work` on all `items` with so many threads; answers come in the order of items.
+/// Applies `work` to all `items` on this many threads. The results are in the order of the items.
 fn spread<T: Sync, A: Send>(items: &[T], threads: usize, work: impl Fn(&T) -> A + Sync) -> Vec<A> {
     let next = AtomicUsize::new(0);
     let worker = || {
@@ -81,7 +81,7 @@ fn spread<T: Sync, A: Send>(items: &[T], threads: usize, work: impl Fn(&T) -> A 
     answers.into_iter().map(|(_, answer)| answer).collect()
 }
 
-/// Writes each experiment's plots and results into `folder`.
+/// Writes the plots and results of each experiment into `folder`.
 pub(super) fn write_files(folder: &Path, reports: &[Report]) -> anyhow::Result<()> {
     create(folder)?;
     write_plots(folder, reports)?;
@@ -93,7 +93,7 @@ pub(super) fn write_files(folder: &Path, reports: &[Report]) -> anyhow::Result<(
     Ok(())
 }
 
-/// Writes the page of all experiments, and its plots, into `folder`.
+/// Writes a page with all experiments, and its plots, into `folder`.
 pub(super) fn write_page(folder: &Path, reports: &[Report]) -> anyhow::Result<()> {
     let plots = folder.join("reproduction");
     create(&plots)?;
@@ -106,16 +106,16 @@ fn write_plots(folder: &Path, reports: &[Report]) -> anyhow::Result<()> {
 }
 
 fn create(folder: &Path) -> anyhow::Result<()> {
-    fs::create_dir_all(folder).with_context(|| format!("cannot make {}; name a directory that can be written", folder.display()))
+    fs::create_dir_all(folder).with_context(|| format!("cannot create {}; name a directory that can be written", folder.display()))
 }
 
 fn write(path: &Path, text: &str) -> anyhow::Result<()> {
     fs::write(path, text).with_context(|| format!("cannot write {}; name a directory that can be written", path.display()))
 }
 
-/// Shows results to people.
+/// Shows the results as text.
 pub(super) fn show(page: &mut Page<'_>, reports: &[Report], sampling: &cli::Sampling) -> io::Result<()> {
-    page.line(format!("seed {}, {} runs where there is chance", sampling.seed, sampling.runs))?;
+    page.line(format!("seed {}, {} runs of each random experiment", sampling.seed, sampling.runs))?;
     reports.iter().try_for_each(|report| show_one(page, report))
 }
 
@@ -161,14 +161,14 @@ fn comparisons(page: &mut Page<'_>, report: &Report) -> io::Result<()> {
         texts.into_iter().chain([toned(Some(comparison.judgement), tone)]).collect()
     };
     let rows: Vec<_> = report.results.comparisons.iter().map(row).collect();
-    page.table(&[words("CLAIM"), words("PAPER"), words("HERE"), words("VERDICT")], &rows, "the paper claims nothing")
+    page.table(&[words("CLAIM"), words("PAPER"), words("HERE"), words("VERDICT")], &rows, "the paper makes no claim")
 }
 
 fn axis(axis: &braid_sim::experiment::Axis) -> String {
     if axis.unit.is_empty() { axis.label.clone() } else { format!("{} ({})", axis.label, axis.unit) }
 }
 
-/// With the places that the number's size needs.
+/// Formats a mean and its confidence interval with digits that fit its size.
 fn interval(mean: f64, half: f64) -> String {
     let places = if mean.abs() >= 100.0 { 1 } else { 3 };
     let count = if half > 0.0 { 2 } else { 1 };
@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn answers_come_in_the_order_of_items_however_many_threads() {
+    fn results_are_in_the_order_of_items_with_any_number_of_threads() {
         let items: Vec<u64> = (0..1000).collect();
         for threads in [1, 2, 7] {
             assert_eq!(spread(&items, threads, |item| item * item), items.iter().map(|item| item * item).collect::<Vec<_>>());
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_shown_with_their_interval_if_they_have_one() {
+    fn numbers_are_shown_with_their_interval() {
         assert_eq!(interval(1.0, 0.0), "1.000");
         assert_eq!(interval(123.45, 6.7), "123.5 ± 6.7");
     }

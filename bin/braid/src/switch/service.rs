@@ -1,4 +1,4 @@
-//! The daemon as the package's service of systemd.
+//! The daemon as the package's systemd service.
 
 use std::io::Read;
 use std::os::unix::fs::MetadataExt;
@@ -15,34 +15,33 @@ use indicatif::ProgressBar;
 use crate::client;
 
 const UNIT: &str = "braid.service";
-/// Where units of services are looked for (systemd.unit(5)).
+/// Search path of service units (systemd.unit(5)).
 const UNITS: [&str; 3] = ["/etc/systemd/system", "/lib/systemd/system", "/usr/lib/systemd/system"];
-/// How long systemd may take. It has bounds of its own, which end before unless the unit was changed.
+/// Time limit for systemctl. systemd's own limits are shorter, unless the unit was changed.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// Whether systemd runs, has Braid's unit, and would start it in this network namespace.
 pub(super) fn is_here() -> bool {
     let namespace = |process: &str| std::fs::metadata(format!("/proc/{process}/ns/net")).map(|found| (found.dev(), found.ino()));
-    // As sd_booted(3) looks.
+    // Same test as sd_booted(3).
     Path::new("/run/systemd/system").is_dir()
         && UNITS.iter().any(|folder| Path::new(folder).join(UNIT).exists())
         && namespace("1").is_ok_and(|systemd| namespace("self").is_ok_and(|own| own == systemd))
 }
 
-/// Whether a service manager started this very process, and takes its end for the daemon's: units that were written for earlier versions run
-/// `braid up` (systemd.exec(5), sd_notify(3)).
+/// Whether a service manager started this process as the daemon: units written for earlier versions run `braid up` (systemd.exec(5), sd_notify(3)).
 pub(super) fn started_this() -> bool {
     let own = std::process::id().to_string();
     std::env::var_os("NOTIFY_SOCKET").is_some() || std::env::var_os("SYSTEMD_EXEC_PID").is_some_and(|started| started == *own)
 }
 
-/// Starts the service. An error says what the daemon said, and leaves the service stopped.
+/// Starts the service. On an error, returns the daemon's messages and leaves the service stopped.
 pub(super) fn start(progress: &ProgressBar) -> anyhow::Result<()> {
     let begin = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-    // systemd counts starts, and refuses one too many in ten seconds. A user who asks for one means it.
+    // systemd limits starts in ten seconds. An explicit start by the user must not fail for that reason.
     let _ = systemctl(&["reset-failed", UNIT], progress);
     let Err(error) = systemctl(&["start", UNIT], progress) else { return Ok(()) };
-    // Or systemd would start it again and again.
+    // Otherwise systemd would keep restarting it.
     let _ = systemctl(&["stop", UNIT], progress);
     match words_since(begin) {
         words if words.is_empty() => Err(error),
@@ -52,10 +51,10 @@ pub(super) fn start(progress: &ProgressBar) -> anyhow::Result<()> {
 
 /// Stops the service.
 pub(super) fn stop(progress: &ProgressBar) -> anyhow::Result<()> {
-    systemctl(&["stop", UNIT], &progress.clone().with_message("Braid ends"))
+    systemctl(&["stop", UNIT], &progress.clone().with_message("Braid is stopping"))
 }
 
-/// Whether systemd has started what listens on `socket`, or is starting it, and this user may stop it.
+/// Whether systemd has started the process that listens on `socket`, or is starting it, and this user may stop it.
 pub(super) fn runs(socket: &Path) -> bool {
     if own_user() != 0 || !is_here() {
         return false;
@@ -64,17 +63,17 @@ pub(super) fn runs(socket: &Path) -> bool {
         return false;
     };
     let field = |name: &str| shown.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
-    // Not while it ends: the unit itself runs `braid down` then, and must not wait for its own end.
+    // False while the unit stops: its own `braid down` must not wait for its own end.
     if !matches!(field("ActiveState="), "active" | "activating" | "reloading") {
         return false;
     }
     match client::listener(socket) {
         Ok(server) => server.pid().is_some_and(|process| field("MainPID=") == process.to_string()),
-        Err(error) => error.is_nobody() && socket == Path::new(DEFAULT_SOCKET),
+        Err(error) => error.is_not_running() && socket == Path::new(DEFAULT_SOCKET),
     }
 }
 
-/// Runs `systemctl` to its end. An error has its words.
+/// Runs `systemctl` to its end. An error contains its output.
 fn systemctl(words: &[&str], progress: &ProgressBar) -> anyhow::Result<()> {
     let mut command = Command::new("systemctl");
     command.arg("--no-ask-password").args(words).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -100,9 +99,9 @@ fn systemctl(words: &[&str], progress: &ProgressBar) -> anyhow::Result<()> {
     bail!("`systemctl {}` failed ({status}): {}", words.join(" "), said.trim())
 }
 
-/// What the daemon said last in systemd's journal, of what it said since `begin`, in seconds of Unix time.
+/// Last messages of the daemon in systemd's journal since `begin` (seconds of Unix time).
 fn words_since(begin: u64) -> String {
-    // What was said last is on its way there.
+    // The last messages may not be in the journal yet.
     let _ = output(Command::new("journalctl").arg("--sync"));
     let mut command = Command::new("journalctl");
     command.args(["--unit", UNIT, "--identifier", "braid", "--lines", "200", "--output", "cat", "--no-pager", "--quiet"]);

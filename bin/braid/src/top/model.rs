@@ -1,16 +1,16 @@
-//! The state that `braid top` shows, kept from the API's events.
+//! The state that `braid top` shows, built from the API's events.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use braid_api::{App, AppHistory, AppsSample, Flow, FlowChanges, History, LinkSample, List, Note, Peer, Sample, Status, Versioned};
 use serde::de::DeserializeOwned;
 
-/// Samples kept for the little curves, as many as the page's show.
+/// Number of samples kept for the curves, as on the web page.
 const SAMPLES: usize = 150;
-/// Notes kept.
+/// Number of notes kept.
 const NOTES: usize = 200;
 
-/// What is shown below the links.
+/// The view below the links.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum View {
     #[default]
@@ -29,7 +29,7 @@ impl View {
     }
 }
 
-/// By what flows are sorted.
+/// Sort order of flows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Sort {
     #[default]
@@ -49,28 +49,28 @@ impl Sort {
     }
 }
 
-/// A flow and what it moves now.
+/// A flow and its current rate.
 #[derive(Debug, Clone)]
-pub(super) struct Live {
+pub(super) struct LiveFlow {
     pub(super) flow: Flow,
-    /// Bytes in the last second; `None` until it was seen twice.
+    /// Bytes in the last second; `None` until the flow has been reported twice.
     pub(super) down: Option<u64>,
     pub(super) up: Option<u64>,
 }
 
-/// A program, whatever ports it speaks to.
+/// A program, with all ports it connects to.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Program {
     pub(super) application: String,
     pub(super) class: String,
-    /// The port that most was learnt of, and how many others there are.
+    /// The port with the most samples, and the number of other ports.
     pub(super) port: Option<u16>,
     pub(super) others: usize,
-    /// What its flows there usually move, and how sure that is.
+    /// Expected bytes of a flow to that port, and the confidence of the estimate.
     pub(super) demand_bytes: Option<u64>,
     pub(super) confidence: Option<f64>,
     pub(super) flows: u64,
-    /// Flows it was learnt from.
+    /// Number of flows that the profile was learnt from.
     samples: u64,
 }
 
@@ -78,29 +78,29 @@ pub(super) struct Program {
 #[derive(Debug, Default)]
 pub(super) struct Model {
     pub(super) status: Option<Status>,
-    pub(super) flows: BTreeMap<(u64, String), Live>,
+    pub(super) flows: BTreeMap<(u64, String), LiveFlow>,
     pub(super) apps: Vec<App>,
     pub(super) peers: Vec<Peer>,
     pub(super) notes: VecDeque<Note>,
     pub(super) samples: VecDeque<Sample>,
-    /// What applications moved, second by second, as `samples` tells of links.
+    /// Samples of applications, one a second, like `samples` of links.
     pub(super) app_samples: VecDeque<AppsSample>,
     pub(super) view: View,
     pub(super) sort: Sort,
     pub(super) reversed: bool,
     pub(super) filter: String,
-    /// The filter is being typed.
+    /// The user is typing the filter.
     pub(super) typing: bool,
     pub(super) selected: usize,
-    /// The mouse scrolls and turns to views; else it is the terminal's, to select text.
+    /// Braid handles the mouse (scrolling, selecting views); otherwise the terminal does, to select text.
     pub(super) mouse: bool,
-    /// Why nothing is heard any more.
+    /// Reason why the connection to the daemon was lost.
     pub(super) lost: Option<String>,
 }
 
-/// What was pressed.
+/// A user action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Press {
+pub(super) enum Action {
     Char(char),
     Enter,
     Escape,
@@ -115,11 +115,11 @@ pub(super) enum Press {
 }
 
 impl Model {
-    /// Takes in an event; one that is not understood is passed over, since a later daemon may tell more.
-    pub(super) fn hear(&mut self, name: &str, data: &str) {
+    /// Handles an event. Unknown events are ignored: a newer daemon may send more.
+    pub(super) fn on_event(&mut self, name: &str, data: &str) {
         match name {
             "status" => self.status = whole(data).or(self.status.take()),
-            "flows" => drop(serde_json::from_str(data).map(|changes| self.hear_flows(changes))),
+            "flows" => drop(serde_json::from_str(data).map(|changes| self.on_flows(changes))),
             "apps" => drop(whole(data).map(|apps: List<App>| self.apps = apps.items)),
             "peers" => drop(whole(data).map(|peers: List<Peer>| self.peers = peers.items)),
             "note" => drop(serde_json::from_str(data).map(|note: Note| {
@@ -146,10 +146,10 @@ impl Model {
         self.lost = None;
     }
 
-    fn hear_flows(&mut self, changes: FlowChanges) {
+    fn on_flows(&mut self, changes: FlowChanges) {
         let mut before = std::mem::take(&mut self.flows);
         if !changes.full {
-            // What is not told of moved nothing.
+            // Flows that are not listed transferred nothing.
             self.flows = before.clone();
             self.flows.values_mut().for_each(|live| (live.down, live.up) = (Some(0), Some(0)));
             let gone: BTreeSet<u64> = changes.gone.into_iter().collect();
@@ -160,49 +160,49 @@ impl Model {
             let known = before.remove(&key);
             let grown = |read: fn(&Flow) -> Option<u64>| read(&flow)?.checked_sub(read(&known.as_ref()?.flow)?);
             let (down, up) = (grown(|flow| flow.rx_bytes), grown(|flow| flow.tx_bytes));
-            self.flows.insert(key, Live { down, up, flow });
+            self.flows.insert(key, LiveFlow { down, up, flow });
         }
     }
 
-    /// The daemon is gone, or does not speak.
-    pub(super) fn lose(&mut self, why: String) {
+    /// The daemon is gone, or does not answer.
+    pub(super) fn on_lost(&mut self, why: String) {
         self.lost = Some(why);
     }
 
-    /// Takes in what was pressed; false to end.
-    pub(super) fn press(&mut self, press: Press) -> bool {
-        if press == Press::Interrupt {
+    /// Handles a user action; returns false to quit.
+    pub(super) fn handle(&mut self, action: Action) -> bool {
+        if action == Action::Interrupt {
             return false;
         }
         if self.typing {
-            match press {
-                Press::Char(c) if self.filter.chars().count() < 60 => self.filter.push(c),
-                Press::Backspace => drop(self.filter.pop()),
-                Press::Enter => self.typing = false,
-                Press::Escape => (self.typing, self.filter) = (false, String::new()),
+            match action {
+                Action::Char(c) if self.filter.chars().count() < 60 => self.filter.push(c),
+                Action::Backspace => drop(self.filter.pop()),
+                Action::Enter => self.typing = false,
+                Action::Escape => (self.typing, self.filter) = (false, String::new()),
                 _ => {}
             }
             self.selected = 0;
             return true;
         }
         let turn = |step: usize| View::ALL[(self.view.index() + step) % View::ALL.len()].0;
-        match press {
-            Press::Char('q') => return false,
-            Press::Escape if self.filter.is_empty() => return false,
-            Press::Escape => self.filter.clear(),
-            Press::Char('/') => self.typing = true,
-            Press::Char('s') => {
+        match action {
+            Action::Char('q') => return false,
+            Action::Escape if self.filter.is_empty() => return false,
+            Action::Escape => self.filter.clear(),
+            Action::Char('/') => self.typing = true,
+            Action::Char('s') => {
                 let at = Sort::ALL.iter().position(|(sort, _)| *sort == self.sort).unwrap_or(0);
                 self.sort = Sort::ALL[(at + 1) % Sort::ALL.len()].0;
             }
-            Press::Char('m') => self.mouse = !self.mouse,
-            Press::Char('r') => self.reversed = !self.reversed,
-            Press::NextView => (self.view, self.selected) = (turn(1), 0),
-            Press::PreviousView => (self.view, self.selected) = (turn(View::ALL.len() - 1), 0),
-            Press::View(view) => (self.view, self.selected) = (view, 0),
-            Press::Move(by) => self.selected = self.selected.saturating_add_signed(by),
-            Press::First => self.selected = 0,
-            Press::Last => self.selected = usize::MAX,
+            Action::Char('m') => self.mouse = !self.mouse,
+            Action::Char('r') => self.reversed = !self.reversed,
+            Action::NextView => (self.view, self.selected) = (turn(1), 0),
+            Action::PreviousView => (self.view, self.selected) = (turn(View::ALL.len() - 1), 0),
+            Action::View(view) => (self.view, self.selected) = (view, 0),
+            Action::Move(by) => self.selected = self.selected.saturating_add_signed(by),
+            Action::First => self.selected = 0,
+            Action::Last => self.selected = usize::MAX,
             _ => {}
         }
         let rows = match self.view {
@@ -220,14 +220,14 @@ impl Model {
         wanted.is_empty() || texts.iter().any(|text| text.to_lowercase().contains(&wanted))
     }
 
-    /// The flows that pass the filter, sorted.
-    pub(super) fn shown_flows(&self) -> Vec<&Live> {
-        let passes = |live: &&Live| {
+    /// Flows that match the filter, sorted.
+    pub(super) fn shown_flows(&self) -> Vec<&LiveFlow> {
+        let passes = |live: &&LiveFlow| {
             let flow = &live.flow;
             self.passes(&[&flow.application, &flow.remote, &flow.link, &flow.carry, flow.class.as_deref().unwrap_or_default()])
         };
-        let mut flows: Vec<&Live> = self.flows.values().filter(passes).collect();
-        let moved = |live: &Live| live.flow.rx_bytes.unwrap_or(0) + live.flow.tx_bytes.unwrap_or(0);
+        let mut flows: Vec<&LiveFlow> = self.flows.values().filter(passes).collect();
+        let moved = |live: &LiveFlow| live.flow.rx_bytes.unwrap_or(0) + live.flow.tx_bytes.unwrap_or(0);
         match self.sort {
             Sort::Rate => flows.sort_by_key(|live| std::cmp::Reverse((live.down.unwrap_or(0) + live.up.unwrap_or(0), moved(live)))),
             Sort::Moved => flows.sort_by_key(|live| std::cmp::Reverse(moved(live))),
@@ -241,7 +241,7 @@ impl Model {
         flows
     }
 
-    /// The programs that pass the filter, those with flows first.
+    /// Programs that match the filter, those with flows first.
     pub(super) fn shown_apps(&self) -> Vec<Program> {
         let mut known: Vec<&App> = self.apps.iter().collect();
         known.sort_by_key(|app| (&app.application, std::cmp::Reverse(app.samples), app.port));
@@ -267,7 +267,7 @@ impl Model {
         shown
     }
 
-    /// What a program received and sent in the last second, in bit/s; `None` where the daemon did not say: it names the busiest only.
+    /// Receive and send rate of a program in the last second, in bit/s; `None` if unknown, since the daemon lists only the busiest programs.
     pub(super) fn moving(&self, application: &str) -> [Option<u64>; 2] {
         let Some(sample) = self.app_samples.back() else { return [None; 2] };
         let rest = [sample.rest_rx_bps, sample.rest_tx_bps];
@@ -277,7 +277,7 @@ impl Model {
         }
     }
 
-    /// What a program moved, both ways together, in the last so many seconds.
+    /// Rate of a program, both directions together, in each of the last `count` seconds.
     pub(super) fn app_curve(&self, application: &str, count: usize) -> Vec<u64> {
         let moved = |sample: &AppsSample| {
             let app = sample.apps.iter().find(|app| app.application == application);
@@ -286,12 +286,12 @@ impl Model {
         self.app_samples.iter().skip(self.app_samples.len().saturating_sub(count)).map(moved).collect()
     }
 
-    /// What a link did last.
+    /// Latest sample of a link.
     pub(super) fn sample(&self, link: &str) -> Option<&LinkSample> {
         self.samples.back()?.links.iter().find(|sample| sample.name == link)
     }
 
-    /// What a link moved, both ways together, in the last so many samples.
+    /// Rate of a link, both directions together, in each of the last `count` samples.
     pub(super) fn curve(&self, link: &str, count: usize) -> Vec<u64> {
         let moved = |sample: &Sample| {
             let sample = sample.links.iter().find(|sample| sample.name == link);
@@ -301,12 +301,12 @@ impl Model {
     }
 }
 
-/// Puts what is newer behind what is known.
-/// What an answer or an event holds, if this program can read it.
+/// Parses an API answer or an event; `None` if this version cannot read it.
 fn whole<T: DeserializeOwned>(data: &str) -> Option<T> {
     serde_json::from_str::<Versioned<T>>(data).ok().map(|answer| answer.content)
 }
 
+/// Appends the samples that are newer than the known ones, and drops the oldest.
 fn append<T>(known: &mut VecDeque<T>, more: impl IntoIterator<Item = T>, at_ms: impl Fn(&T) -> u64) {
     for sample in more {
         if known.back().is_none_or(|last| at_ms(last) < at_ms(&sample)) {

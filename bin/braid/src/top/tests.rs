@@ -1,11 +1,11 @@
-//! What a terminal shows, line by line, at several sizes.
+//! Screens of `braid top` at several terminal sizes.
 
 use ratatui::Terminal;
 use ratatui::backend::TestBackend;
 use ratatui::layout::Rect;
 use serde_json::{Value, json};
 
-use super::model::{Model, Press, View};
+use super::model::{Action, Model, View};
 use super::view::{draw, view_at};
 
 fn link(name: &str, state: &str, down: u64) -> Value {
@@ -22,13 +22,13 @@ fn flow(id: u64, application: &str, link: &str, rx: u64) -> Value {
     })
 }
 
-/// A daemon with three links, four flows and an event, heard for two seconds.
+/// A model with three links, four flows and an event, after two seconds of events.
 fn model() -> Model {
     let mut model = Model::default();
     let links = [link("wlan0", "up", 9), link("lte0", "dead", 1), link("eth0", "backup", 0)];
     let status = json!({"schema_version": 1, "version": "0.1.0", "scheduler": "operetta", "links": links, "flows": 4, "uptime_ms": 125_000,
         "battery": {"level": 0.62, "plugged": false}, "utility": 0.62, "warnings": []});
-    model.hear("status", &status.to_string());
+    model.on_event("status", &status.to_string());
     let flows = |rx: u64| {
         [
             flow(1, "/usr/bin/curl", "wlan0", 1000 * rx),
@@ -36,15 +36,15 @@ fn model() -> Model {
             flow(3, "/usr/bin/firefox", "wlan0", 300 * rx),
         ]
     };
-    model.hear("flows", &json!({"full": true, "put": flows(1), "gone": []}).to_string());
-    model.hear("flows", &json!({"full": false, "put": [flows(2)[0], flows(2)[2], flow(4, "ssh", "eth0", 10)], "gone": []}).to_string());
+    model.on_event("flows", &json!({"full": true, "put": flows(1), "gone": []}).to_string());
+    model.on_event("flows", &json!({"full": false, "put": [flows(2)[0], flows(2)[2], flow(4, "ssh", "eth0", 10)], "gone": []}).to_string());
     for second in 0..12u64 {
         let link = |name: &str, rx: u64| json!({"name": name, "rx_bps": rx, "tx_bps": 1000, "rtt_us": null, "loss": null, "power_w": 0.25});
         let links = [link("wlan0", second * 1_000_000), link("lte0", 0), link("eth0", 500_000)];
-        model.hear("sample", &json!({"at_ms": 1_000_000 + second * 1000, "links": links}).to_string());
+        model.on_event("sample", &json!({"at_ms": 1_000_000 + second * 1000, "links": links}).to_string());
     }
     for (id, level, text) in [(1, "info", "wlan0 is up"), (2, "warning", "lte0 went dark (no answer): 2 flows bound to it wait")] {
-        model.hear("note", &json!({"id": id, "at_ms": 1_000_000, "kind": "link", "level": level, "text": text}).to_string());
+        model.on_event("note", &json!({"id": id, "at_ms": 1_000_000, "kind": "link", "level": level, "text": text}).to_string());
     }
     let app = |application: &str, port: u16, samples: u64, flows: u64| {
         json!({"application": application, "name": "x", "port": port, "class": "bulk", "class_source": null, "demand_bytes": 1_500_000,
@@ -57,17 +57,17 @@ fn model() -> Model {
         app("/usr/bin/curl", 443, 3, 1),
         app("<script>\x1b[2J", 1, 1, 0),
     ];
-    model.hear("apps", &json!({"schema_version": 1, "apps": apps}).to_string());
+    model.on_event("apps", &json!({"schema_version": 1, "apps": apps}).to_string());
     let moved = |second: u64| {
         let curl = json!({"application": "/usr/bin/curl", "rx_bps": second * 1_000_000, "tx_bps": 20_000, "flows": 1});
         let rsync = json!({"application": "/usr/bin/rsync", "rx_bps": 1_000, "tx_bps": 2_000, "flows": 1});
         let apps = if second.is_multiple_of(3) { vec![curl] } else { vec![curl, rsync] };
         json!({"at_ms": 1_000_000 + second * 1000, "apps": apps, "rest_rx_bps": 0, "rest_tx_bps": 500})
     };
-    model.hear("app_history", &json!({"resolution_ms": 1000, "samples": (0..6).map(moved).collect::<Vec<_>>()}).to_string());
-    (4..13).for_each(|second| model.hear("app_sample", &moved(second).to_string()));
+    model.on_event("app_history", &json!({"resolution_ms": 1000, "samples": (0..6).map(moved).collect::<Vec<_>>()}).to_string());
+    (4..13).for_each(|second| model.on_event("app_sample", &moved(second).to_string()));
     let path = json!({"link": "wlan0", "state": "good", "rtt_us": 20_000, "cwnd": 1, "rate_bps": 9_000_000, "loss": 0.0, "queued": 0});
-    model.hear(
+    model.on_event(
         "peers",
         &json!({"schema_version": 1, "peers": [{"name": "home", "kind": "relay", "address": "x", "state": "up", "paths": [path]}]})
             .to_string(),
@@ -83,119 +83,122 @@ fn screen(model: &Model, width: u16, height: u16) -> String {
     (0..height).map(|y| line(y) + "\n").collect()
 }
 
-/// Compares with what is checked in.
+/// Compares with the checked-in screen.
 fn assert_shows(name: &str, shown: &str) {
     let path = format!("{}/src/top/screens/{name}.txt", env!("CARGO_MANIFEST_DIR"));
     if std::env::var_os("BRAID_WRITE_SCREENS").is_some() {
         std::fs::write(&path, shown).unwrap();
     }
     let wanted = std::fs::read_to_string(&path).unwrap_or_default();
-    assert!(shown == wanted, "{name} differs (BRAID_WRITE_SCREENS=1 writes it):\n{shown}\nis not\n{wanted}");
+    assert!(shown == wanted, "{name} differs (BRAID_WRITE_SCREENS=1 updates it):\n{shown}\nis not\n{wanted}");
 }
 
 #[test]
-fn regression_a_link_without_a_path_is_told_with_the_reason() {
+fn regression_a_link_without_a_path_is_shown_with_the_reason() {
     let mut model = model();
     let path = json!({"link": "usb0", "state": "none", "reason": "it has no IPv4"});
-    model.hear(
+    model.on_event(
         "peers",
         &json!({"schema_version": 1, "peers": [{"name": "home", "kind": "relay", "address": "x", "state": "up", "paths": [path]}]})
             .to_string(),
     );
-    (0..2).for_each(|_| assert!(model.press(Press::NextView)));
+    (0..2).for_each(|_| assert!(model.handle(Action::NextView)));
     let shown = screen(&model, 120, 16);
     assert!(shown.contains("none: it has no IPv4"), "{shown}");
 }
 
 #[test]
-fn every_view_is_as_it_was_seen() {
+fn every_view_matches_its_screen() {
     let mut model = model();
     for view in ["flows", "apps", "peers", "events"] {
         assert_shows(view, &screen(&model, 120, 16));
-        assert!(model.press(Press::NextView));
+        assert!(model.handle(Action::NextView));
     }
     assert_shows("small", &screen(&model, 60, 10));
-    model.lose("the Braid daemon is not running".to_owned());
+    model.on_lost("the Braid daemon is not running".to_owned());
     assert_shows("lost", &screen(&model, 80, 12));
     assert_shows("waiting", &screen(&Model::default(), 40, 4));
 }
 
 #[test]
-fn no_size_is_too_small_and_no_name_steers_the_terminal() {
+fn any_size_works_and_names_cannot_steer_the_terminal() {
     let mut model = model();
     for (width, height) in [(1, 1), (3, 2), (20, 3), (40, 5), (300, 100)] {
         for _ in 0..4 {
             let shown = screen(&model, width, height);
             assert!(!shown.contains('\x1b'), "{shown:?}");
-            model.press(Press::NextView);
+            model.handle(Action::NextView);
         }
     }
 }
 
 #[test]
-fn flows_are_filtered_sorted_and_walked_through() {
+fn flows_are_filtered_sorted_and_selected() {
     let mut model = model();
     let order = |model: &Model| model.shown_flows().iter().map(|live| live.flow.id).collect::<Vec<_>>();
-    assert_eq!(order(&model), [1, 3, 4, 2], "what moves most stands first");
-    model.press(Press::Char('r'));
+    assert_eq!(order(&model), [1, 3, 4, 2], "the busiest flow comes first");
+    model.handle(Action::Char('r'));
     assert_eq!(order(&model), [2, 4, 3, 1]);
-    model.press(Press::Char('r'));
+    model.handle(Action::Char('r'));
     for expected in [vec![1, 3, 4, 2], vec![1, 2, 3, 4], vec![1, 3, 2, 4], vec![4, 2, 1, 3]] {
-        model.press(Press::Char('s'));
+        model.handle(Action::Char('s'));
         assert_eq!(order(&model), expected, "{:?}", model.sort);
     }
-    model.press(Press::Char('/'));
+    model.handle(Action::Char('/'));
     for c in "FireQ".chars() {
-        assert!(model.press(Press::Char(c)), "letters do not command while one types");
+        assert!(model.handle(Action::Char(c)), "letters are no commands while typing");
     }
-    model.press(Press::Backspace);
+    model.handle(Action::Backspace);
     assert_eq!((order(&model), model.typing), (vec![3], true));
-    model.press(Press::Enter);
-    assert!(model.press(Press::Escape), "the first Esc clears the filter");
+    model.handle(Action::Enter);
+    assert!(model.handle(Action::Escape), "the first Esc clears the filter");
     assert_eq!(order(&model).len(), 4);
-    model.press(Press::Last);
-    model.press(Press::Move(5));
+    model.handle(Action::Last);
+    model.handle(Action::Move(5));
     assert_eq!(model.selected, 3);
-    model.press(Press::Move(-9));
+    model.handle(Action::Move(-9));
     assert_eq!(model.selected, 0);
-    assert!(!model.press(Press::Escape) && !model.press(Press::Char('q')) && !model.press(Press::Interrupt));
+    assert!(!model.handle(Action::Escape) && !model.handle(Action::Char('q')) && !model.handle(Action::Interrupt));
 }
 
 #[test]
-fn flows_that_ended_go_and_rates_are_of_the_last_second() {
+fn ended_flows_disappear_and_rates_are_of_the_last_second() {
     let mut model = model();
     let down = |model: &Model, id: u64| model.flows.values().find(|live| live.flow.id == id).map(|live| live.down);
     assert_eq!((down(&model, 1), down(&model, 2), down(&model, 4)), (Some(Some(1000)), Some(Some(0)), Some(None)));
-    model.hear("flows", &json!({"full": false, "put": [], "gone": [1]}).to_string());
+    model.on_event("flows", &json!({"full": false, "put": [], "gone": [1]}).to_string());
     assert_eq!((down(&model, 1), down(&model, 3)), (None, Some(Some(0))));
-    model.hear("flows", &json!({"full": true, "put": [flow(9, "x", "eth0", 1)], "gone": []}).to_string());
+    model.on_event("flows", &json!({"full": true, "put": [flow(9, "x", "eth0", 1)], "gone": []}).to_string());
     assert_eq!(model.flows.len(), 1);
-    model.hear("flows", "nonsense");
-    model.hear("from the future", "{}");
+    model.on_event("flows", "nonsense");
+    model.on_event("from the future", "{}");
     assert_eq!(model.flows.len(), 1);
 }
 
 #[test]
-fn programs_show_what_they_move_now_whatever_ports_they_speak_to() {
+fn programs_show_their_current_rate_over_all_ports() {
     let mut model = model();
     let shown = model.shown_apps();
     let curl = &shown[0];
     assert_eq!((shown.len(), curl.application.as_str(), curl.port, curl.others, curl.flows), (3, "/usr/bin/curl", Some(443), 1, 1));
-    assert_eq!(shown[1].application, "/usr/bin/rsync", "the one that more was learnt of");
+    assert_eq!(shown[1].application, "/usr/bin/rsync", "the program with more samples");
     assert_eq!(model.moving("/usr/bin/curl"), [Some(12_000_000), Some(20_000)]);
-    assert_eq!(model.moving("/usr/bin/rsync"), [Some(0), None], "others together received nothing; who sent is not told");
+    assert_eq!(model.moving("/usr/bin/rsync"), [Some(0), None], "other programs received nothing in total; their sent bytes are unknown");
     let megabits = |model: &Model| model.app_curve("/usr/bin/curl", 100).iter().map(|bps| bps / 1_000_000).collect::<Vec<_>>();
-    assert_eq!(megabits(&model), (0..13).collect::<Vec<_>>(), "the history and what was heard overlap, and nothing counts twice");
+    assert_eq!(megabits(&model), (0..13).collect::<Vec<_>>(), "history and events overlap, but no sample counts twice");
     assert_eq!(model.app_curve("/usr/bin/rsync", 3), [3_000, 3_000, 0]);
     for second in 13..400u64 {
-        model.hear("app_sample", &json!({"at_ms": 1_000_000 + second * 1000, "apps": [], "rest_rx_bps": 0, "rest_tx_bps": 0}).to_string());
+        model.on_event(
+            "app_sample",
+            &json!({"at_ms": 1_000_000 + second * 1000, "apps": [], "rest_rx_bps": 0, "rest_tx_bps": 0}).to_string(),
+        );
     }
-    assert_eq!(megabits(&model), [0; 100], "what is long ago is forgotten");
+    assert_eq!(megabits(&model), [0; 100], "old samples are dropped");
     assert!(model.app_samples.len() < 200);
 }
 
 #[test]
-fn the_mouse_is_taken_where_asked_for_and_turns_to_the_view_it_is_over() {
+fn the_mouse_is_captured_on_request_and_selects_views() {
     let mut model = model();
     let shown = screen(&model, 120, 16);
     let (row, tabs) = shown.lines().enumerate().find(|(_, line)| line.contains("Applications")).unwrap();
@@ -207,10 +210,10 @@ fn the_mouse_is_taken_where_asked_for_and_turns_to_the_view_it_is_over() {
     }
     assert_eq!(view_at(&model, area, 119, row as u16), None);
     assert!(!model.mouse);
-    assert!(model.press(Press::Char('m')));
+    assert!(model.handle(Action::Char('m')));
     assert!(model.mouse);
-    model.press(Press::View(View::Events));
+    model.handle(Action::View(View::Events));
     assert_eq!(model.view, View::Events);
-    model.press(Press::Char('m'));
+    model.handle(Action::Char('m'));
     assert!(!model.mouse);
 }

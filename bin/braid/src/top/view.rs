@@ -1,4 +1,4 @@
-//! What `braid top` shows: a function of what it knows and of the terminal's size.
+//! Draws `braid top`: a pure function of the model and the terminal's size.
 
 use braid_api::{LinkState, LinkStatus};
 use braid_model::{ByteCount, Rate, printable};
@@ -8,16 +8,16 @@ use ratatui::style::{Color, Modifier, Style, Stylize};
 use ratatui::text::{Line, Span};
 use ratatui::widgets::{Cell, Paragraph, Row, Table, TableState};
 
-use super::model::{Live, Model, Program, View};
+use super::model::{LiveFlow, Model, Program, View};
 use crate::table::{UNKNOWN, age, micros, percent};
 
-/// Steps of a curve.
+/// Characters of a curve, from low to high.
 const STEPS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
-/// The narrowest terminal with all columns.
+/// Width of a terminal from which all columns are shown.
 const WIDE: u16 = 100;
 
-/// Where everything stands.
-struct Places {
+/// Layout of the screen.
+struct Areas {
     head: Rect,
     warning: Rect,
     links: Rect,
@@ -26,10 +26,10 @@ struct Places {
     foot: Rect,
 }
 
-fn places(model: &Model, area: Rect) -> Places {
+fn areas(model: &Model, area: Rect) -> Areas {
     let links = model.status.as_ref().map_or(0, |status| status.links.len());
     let warnings = u16::from(model.lost.is_some() || model.status.as_ref().is_some_and(|status| !status.warnings.is_empty()));
-    // A small terminal still has room for what is below.
+    // A small terminal still has room for the view below the links.
     let most = (area.height / 2).max(2);
     let link_rows = u16::try_from(links + 1).unwrap_or(u16::MAX).min(most);
     let parts = [Constraint::Length(1), Constraint::Length(warnings), Constraint::Length(link_rows), Constraint::Length(1)];
@@ -37,10 +37,10 @@ fn places(model: &Model, area: Rect) -> Places {
     let used = 2 + warnings + link_rows;
     let below = Rect { y: used, height: area.height.saturating_sub(used + 1), ..area };
     let foot = Rect { y: area.height.saturating_sub(1), height: 1.min(area.height), ..area };
-    Places { head, warning, links, tabs, below, foot }
+    Areas { head, warning, links, tabs, below, foot }
 }
 
-/// The view whose name stands there, for the mouse.
+/// The view whose tab is at this position, for the mouse.
 pub(super) fn view_at(model: &Model, area: Rect, column: u16, row: u16) -> Option<View> {
     let mut begin = 0;
     let spans = View::ALL.map(|(view, name)| {
@@ -49,13 +49,13 @@ pub(super) fn view_at(model: &Model, area: Rect, column: u16, row: u16) -> Optio
         begin = end + 1;
         span
     });
-    let on_tabs = row == places(model, area).tabs.y;
+    let on_tabs = row == areas(model, area).tabs.y;
     spans.into_iter().find(|(_, span)| on_tabs && span.contains(&usize::from(column))).map(|(view, _)| view)
 }
 
-/// Draws everything.
+/// Draws the screen.
 pub(super) fn draw(frame: &mut Frame<'_>, model: &Model) {
-    let Places { head, warning, links, tabs, below, foot } = places(model, frame.area());
+    let Areas { head, warning, links, tabs, below, foot } = areas(model, frame.area());
     frame.render_widget(headline(model), head);
     draw_warning(frame, model, warning);
     draw_links(frame, model, links);
@@ -99,7 +99,7 @@ fn draw_warning(frame: &mut Frame<'_>, model: &Model, area: Rect) {
     frame.render_widget(Paragraph::new(text).style(Style::new().fg(Color::Yellow)), area);
 }
 
-/// A column of the links' table, the most important first: title, width, how to fill it.
+/// A column of the link table, the most important first: title, width, content.
 type LinkColumn = (&'static str, u16, fn(&Model, &LinkStatus) -> Cell<'static>);
 
 const LINK_COLUMNS: [LinkColumn; 9] = [
@@ -116,7 +116,7 @@ const LINK_COLUMNS: [LinkColumn; 9] = [
 
 fn draw_links(frame: &mut Frame<'_>, model: &Model, area: Rect) {
     let Some(status) = &model.status else { return };
-    // A column is there as a whole or not at all: half a number is a wrong one.
+    // A column is shown in full or not at all: a truncated number would be wrong.
     let mut left = area.width;
     let fits = |(_, width, _): &&LinkColumn| {
         let taken = width + 1;
@@ -159,7 +159,7 @@ fn tab_line(model: &Model) -> Line<'static> {
 fn draw_flows(frame: &mut Frame<'_>, model: &Model, area: Rect) {
     let flows = model.shown_flows();
     let wide = area.width >= WIDE;
-    // Only what can be seen is made into text: there may be thousands.
+    // Format only visible rows: there may be thousands of flows.
     let height = usize::from(area.height.saturating_sub(1)).max(1);
     let selected = model.selected.min(flows.len().saturating_sub(1));
     let begin = selected.saturating_sub(height - 1);
@@ -184,7 +184,7 @@ fn draw_flows(frame: &mut Frame<'_>, model: &Model, area: Rect) {
     frame.render_stateful_widget(table, area, &mut state);
 }
 
-fn flow_row(live: &Live, wide: bool) -> Row<'static> {
+fn flow_row(live: &LiveFlow, wide: bool) -> Row<'static> {
     let flow = &live.flow;
     let rate = |bytes: Option<u64>| rate(bytes.map(|bytes| bytes.saturating_mul(8)));
     let size = |bytes: Option<u64>| right(bytes.map(|bytes| ByteCount::new(bytes).to_string()));
@@ -204,7 +204,7 @@ fn flow_row(live: &Live, wide: bool) -> Row<'static> {
     Row::new(cells)
 }
 
-/// Columns of the curve of a program, where there is room.
+/// Width of a program's curve, on wide terminals.
 const APP_CURVE: usize = 30;
 
 fn draw_apps(frame: &mut Frame<'_>, model: &Model, area: Rect) {
@@ -213,7 +213,7 @@ fn draw_apps(frame: &mut Frame<'_>, model: &Model, area: Rect) {
         let [down, up] = model.moving(&program.application);
         let mut cells = vec![Cell::from(printable(&program.application)), rate(down), rate(up)];
         if wide {
-            // Programs move a hundred and a thousand times as much as others: each has a scale of its own.
+            // Programs' rates differ by factors of 100 to 1000, so each curve has its own scale.
             let curve = model.app_curve(&program.application, APP_CURVE);
             cells.push(Cell::from(Line::from(sparkline(&curve, curve.iter().copied().max().unwrap_or(0))).right_aligned()));
         }
@@ -247,7 +247,7 @@ fn draw_peers(frame: &mut Frame<'_>, model: &Model, area: Rect) {
         for path in &peer.paths {
             let facts = [
                 Some(path.reason.as_ref().map_or(path.state.to_string(), |reason| format!("{}: {reason}", path.state))),
-                path.rate_bps.map(|bps| format!("up to {} up", Rate::from_bps(bps))),
+                path.rate_bps.map(|bps| format!("rate up {}", Rate::from_bps(bps))),
                 micros(path.rtt_us),
                 percent(path.loss).map(|loss| format!("loss {loss}")),
             ];
@@ -256,7 +256,7 @@ fn draw_peers(frame: &mut Frame<'_>, model: &Model, area: Rect) {
         }
     }
     if rows.is_empty() {
-        rows.push(Row::new([Cell::from("none: braid join"), Cell::from("")]));
+        rows.push(Row::new([Cell::from("no peers: run braid join"), Cell::from("")]));
     }
     scrolled(frame, model, area, rows, &[Constraint::Length(24), Constraint::Fill(1)], Row::new(["PEER", "STATE"]));
 }
@@ -268,7 +268,7 @@ fn draw_events(frame: &mut Frame<'_>, model: &Model, area: Rect) {
         let style = if note.level == "warning" { Style::new().fg(Color::Yellow) } else { Style::new() };
         Row::new([right(ago), Cell::from(printable(&note.text))]).style(style)
     };
-    // The newest stands first.
+    // The newest note comes first.
     let rows = model.notes.iter().rev().map(row).collect();
     scrolled(frame, model, area, rows, &[Constraint::Length(12), Constraint::Fill(1)], Row::new([right(Some("WHEN")), Cell::from("WHAT")]));
 }
@@ -304,7 +304,7 @@ fn state_style(state: LinkState) -> Style {
     }
 }
 
-/// A curve on the scale of all of them; nothing at all is a gap.
+/// A curve, scaled to the maximum `most`; zero is a gap.
 fn sparkline(values: &[u64], most: u64) -> String {
     let step = |value: u64| STEPS[(value as f64 / most.max(1) as f64 * (STEPS.len() - 1) as f64) as usize % STEPS.len()];
     values.iter().map(|value| if *value == 0 { ' ' } else { step(*value) }).collect()

@@ -1,57 +1,56 @@
-//! Finds out what links need from what the battery gives, in operation.
+//! Estimates the power of links from the battery's discharge power during operation.
 //!
-//! The battery's power is taken as `rest + sum_j a_j * u_j`, where `u_j` is the share of link j's capacity that is in use. The
-//! unknowns are followed by a Kalman filter: the rest of the machine may wander quickly, an interface's appetite only slowly, so
-//! that it is changes which go along with a link's use that are put down to the link. Where OPERETTA (III.C) only says that the
-//! rates "can also be estimated dynamically", this is our way.
+//! The model of the battery's power is `rest + sum_j a_j * u_j`, where `u_j` is the used share of link j's capacity. A Kalman filter tracks the
+//! unknowns. The rest of the machine may change quickly, but a link's power changes only slowly, so the filter attributes changes that correlate with
+//! a link's use to that link. OPERETTA (III.C) only says that the rates "can also be estimated dynamically"; this method is Braid's own.
 
 use braid_model::{LinkIndex, Power, Time};
 
-/// How far the rest of the machine is thought to be off at first, as a variance in square watts.
+/// Initial variance of the rest of the machine, in square watts.
 const REST_VARIANCE: f64 = 100.0;
-/// By how much a square watt's doubt of the rest grows in a second.
+/// Growth of the variance of the rest, in square watts per second.
 const REST_DRIFT: f64 = 0.02;
-/// How far a profile is thought to be off: 2 W, squared.
+/// Initial variance of a link's power: the profile may be off by 2 W.
 const LINK_VARIANCE: f64 = 4.0;
-/// By how much the doubt of a link grows in a second: half of what it was at first is back after some days.
+/// Growth of the variance of a link's power per second: half of the initial variance is back after some days.
 const LINK_DRIFT: f64 = 1e-5;
-/// A sample further off than this many standard deviations counts as this far off.
+/// A residual is clipped to this many standard deviations.
 const OUTLIER: f64 = 3.0;
-/// The weight of the newest sample in the estimate of the noise.
+/// Weight of the newest sample in the noise estimate.
 const NOISE_GAIN: f64 = 0.02;
-/// The least noise, as a variance: sensors are no better than some 30 mW.
-const LEAST_NOISE: f64 = 1e-3;
-/// Samples closer together say little new.
-const LEAST_INTERVAL_NANOS: u64 = 500_000_000;
+/// Minimum noise variance: sensors are no more precise than about 30 mW.
+const MIN_NOISE: f64 = 1e-3;
+/// Samples closer together than this are ignored, because they contain little new information.
+const MIN_INTERVAL_NANOS: u64 = 500_000_000;
 
-/// What a link was found to need.
+/// The estimated power of a link.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct FittedPower {
-    /// What full use of the link adds to the battery's load (OPERETTA's `a_j`).
+    /// Additional battery load at full use of the link (OPERETTA's `a_j`).
     pub active: Power,
-    /// How far it is to be trusted, from 0 (the profile's word) to 1.
+    /// Confidence, from 0 (the profile's value) to 1.
     pub confidence: f64,
 }
 
-/// The estimator. Its size is that of the number of links; a sample takes time of the order of its square.
+/// The estimator. Its state is quadratic in the number of links, and so is the time of a sample.
 #[derive(Debug, Clone, Default)]
 pub struct PowerFit {
     links: Vec<LinkIndex>,
-    /// The rest of the machine, then each link, in watts.
+    /// Power of the rest of the machine, then of each link, in watts.
     state: Vec<f64>,
-    /// Covariance, in square watts.
-    doubt: Vec<Vec<f64>>,
-    /// Variance of what a sample shows beyond what was foreseen.
+    /// Covariance of the state, in square watts.
+    covariance: Vec<Vec<f64>>,
+    /// Variance of a sample's residual that the covariance does not explain.
     noise: f64,
     last: Option<Time>,
 }
 
 impl PowerFit {
-    /// Takes up a link, with what its profile says until more is known. One that is known already stays as it is.
+    /// Adds a link with the power from its profile as the initial value. Does nothing if the link exists.
     pub fn expect(&mut self, link: LinkIndex, active: Power) {
         if self.state.is_empty() {
             self.state.push(0.0);
-            self.doubt.push(vec![REST_VARIANCE]);
+            self.covariance.push(vec![REST_VARIANCE]);
             self.noise = 1.0;
         }
         if self.links.contains(&link) {
@@ -59,29 +58,29 @@ impl PowerFit {
         }
         self.links.push(link);
         self.state.push(active.watts());
-        self.doubt.iter_mut().for_each(|row| row.push(0.0));
+        self.covariance.iter_mut().for_each(|row| row.push(0.0));
         let mut row = vec![0.0; self.state.len()];
         row[self.state.len() - 1] = LINK_VARIANCE;
-        self.doubt.push(row);
+        self.covariance.push(row);
     }
 
-    /// Forgets links that are gone.
+    /// Removes the links for which `stays` returns false.
     pub fn retain(&mut self, stays: impl Fn(LinkIndex) -> bool) {
         for at in (0..self.links.len()).rev().filter(|at| !stays(self.links[*at])).collect::<Vec<_>>() {
             self.links.remove(at);
             self.state.remove(at + 1);
-            self.doubt.remove(at + 1);
-            for row in &mut self.doubt {
+            self.covariance.remove(at + 1);
+            for row in &mut self.covariance {
                 row.remove(at + 1);
             }
         }
     }
 
-    /// Takes in what the battery gave while links were in use, each by a share of its capacity from 0 to 1. Links that are not
-    /// named were idle.
+    /// Processes a sample: the battery's discharge power while links were in use, each by a share of its capacity from 0 to 1. Links without a share
+    /// were idle.
     pub fn on_sample(&mut self, now: Time, battery: Power, shares: &[(LinkIndex, f64)]) {
         let seconds = match self.last {
-            Some(last) if now.as_nanos().saturating_sub(last.as_nanos()) < LEAST_INTERVAL_NANOS => return,
+            Some(last) if now.as_nanos().saturating_sub(last.as_nanos()) < MIN_INTERVAL_NANOS => return,
             Some(last) => now.since(last).as_secs_f64(),
             None => 0.0,
         };
@@ -89,41 +88,41 @@ impl PowerFit {
             return;
         }
         self.last = Some(now);
-        self.drift(seconds);
+        self.grow_variances(seconds);
         let named = |link: &LinkIndex| shares.iter().find(|(named, share)| named == link && share.is_finite());
         let share = |link: &LinkIndex| named(link).map_or(0.0, |(_, share)| share.clamp(0.0, 1.0));
         let inputs: Vec<f64> = std::iter::once(1.0).chain(self.links.iter().map(share)).collect();
         let dot = |a: &[f64], b: &[f64]| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>();
-        let column: Vec<f64> = self.doubt.iter().map(|row| dot(row, &inputs)).collect();
-        let spread = dot(&column, &inputs).max(0.0);
-        let variance = spread + self.noise;
+        let column: Vec<f64> = self.covariance.iter().map(|row| dot(row, &inputs)).collect();
+        let state_variance = dot(&column, &inputs).max(0.0);
+        let variance = state_variance + self.noise;
         let bound = OUTLIER * variance.sqrt();
-        let surprise = (battery.watts() - dot(&self.state, &inputs)).clamp(-bound, bound);
-        // What a sample is off by beyond the doubt that is there already is noise.
-        let unexplained = (surprise * surprise - spread).max(LEAST_NOISE);
+        let residual = (battery.watts() - dot(&self.state, &inputs)).clamp(-bound, bound);
+        // The part of the residual that the covariance does not explain is noise.
+        let unexplained = (residual * residual - state_variance).max(MIN_NOISE);
         self.noise += NOISE_GAIN * (unexplained - self.noise);
-        for (at, gain) in column.iter().map(|doubt| doubt / variance).enumerate() {
-            self.state[at] = (self.state[at] + gain * surprise).max(0.0);
-            for (doubt, other) in self.doubt[at].iter_mut().zip(&column) {
-                *doubt -= gain * other;
+        for (at, gain) in column.iter().map(|covariance| covariance / variance).enumerate() {
+            self.state[at] = (self.state[at] + gain * residual).max(0.0);
+            for (covariance, other) in self.covariance[at].iter_mut().zip(&column) {
+                *covariance -= gain * other;
             }
         }
     }
 
-    /// Doubt grows with time, up to what it was at first.
-    fn drift(&mut self, seconds: f64) {
+    /// Lets the variances grow with time, up to their initial values.
+    fn grow_variances(&mut self, seconds: f64) {
         for at in 0..self.state.len() {
             let (growth, most) = if at == 0 { (REST_DRIFT, REST_VARIANCE) } else { (LINK_DRIFT, LINK_VARIANCE) };
-            let doubt = &mut self.doubt[at][at];
-            // Rounding may not take it below zero either.
-            *doubt = (*doubt + growth * seconds).clamp(0.0, most);
+            let covariance = &mut self.covariance[at][at];
+            // Rounding errors must not make a variance negative.
+            *covariance = (*covariance + growth * seconds).clamp(0.0, most);
         }
     }
 
-    /// What is known of a link.
+    /// The current estimate for a link.
     pub fn power(&self, link: LinkIndex) -> Option<FittedPower> {
         let at = self.links.iter().position(|known| *known == link)? + 1;
-        let confidence = (1.0 - self.doubt[at][at] / LINK_VARIANCE).clamp(0.0, 1.0);
+        let confidence = (1.0 - self.covariance[at][at] / LINK_VARIANCE).clamp(0.0, 1.0);
         Some(FittedPower { active: Power::from_watts(self.state[at]), confidence })
     }
 }
@@ -143,7 +142,7 @@ mod tests {
         fit
     }
 
-    /// Feeds an hour of a machine whose other load wanders between 4 and 8 W; `glitch` of a hundred samples are nonsense.
+    /// Feeds an hour of samples from a machine whose other load varies between 4 and 8 W. `glitches` percent of the samples are wrong.
     fn machine(fit: &mut PowerFit, truth: [f64; 2], glitches: u64) {
         let mut seed = 1u64;
         let mut chance = |of: u64| {
@@ -164,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn appetites_are_found_while_the_rest_wanders() {
+    fn link_powers_are_found_while_the_rest_varies() {
         for glitches in [0, 2] {
             let mut fit = fit();
             machine(&mut fit, [0.9, 1.8], glitches);
@@ -185,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn links_come_and_go() {
+    fn removed_links_lose_their_estimate() {
         let mut fit = fit();
         machine(&mut fit, [0.9, 1.8], 0);
         let before = fit.power(LTE);
@@ -198,7 +197,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
         #[test]
-        fn nothing_that_a_sensor_says_breaks_it(samples in prop::collection::vec((0u64..5_000, -1e12f64..1e12, prop_oneof![9 => -3.0f64..3.0, 1 => Just(f64::NAN)]), 0..200)) {
+        fn arbitrary_sensor_values_keep_estimates_finite(samples in prop::collection::vec((0u64..5_000, -1e12f64..1e12, prop_oneof![9 => -3.0f64..3.0, 1 => Just(f64::NAN)]), 0..200)) {
             let mut fit = fit();
             let mut now = 0;
             for (step, watts, share) in samples {

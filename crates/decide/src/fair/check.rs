@@ -1,97 +1,96 @@
-//! Theorem 4: whether an allocation is weighted max-min fair, told from its split.
+//! Theorem 4: whether an allocation is weighted max-min fair, determined from its split.
 //!
-//! The thesis: a work-conserving system is max-min fair if and only if (1) flows served by a common link have the same rate, and (2) a
-//! flow that may use a link but is not served by it has at least the rate of those that are. With weights, rates are r_i/φ_i.
-//! Without demands that is right: a gain that passes through several flows would need rising rates along the way, which (2) excludes.
+//! The thesis: a work-conserving system is max-min fair if and only if (1) flows served by a common link have the same rate, and (2) a flow that may
+//! use a link but is not served by it has at least the rate of those that are. With weights, rates are r_i/φ_i. Without demands this is correct: a
+//! gain through several flows would need increasing rates along the way, which (2) excludes.
 //!
-//! **With demands it is not**, though the thesis's model has them (constraint 1 of 3.3.1). Two repairs are needed:
-//! - a flow that has its demand may have less than others on its link, so both conditions bind only flows that want more;
-//! - looking at one link at a time is then no longer enough. A sated flow in the middle breaks the chain of inequalities of Lemma 2's
-//!   second case. Links of 10 and 10, flow j on link 1 only, flow m on both with a demand of 2, flow k on link 2 only: the rates
-//!   (8, 2, 10) with m on link 1 meet both conditions, but moving m over to link 2 gives (9, 2, 9), which is max-min fair.
-//!   Likewise both links can be as busy as their willing flows let them be while one of them idles, so "work-conserving" does not
-//!   give Lemma 1 either.
+//! **With demands it is not correct**, although the thesis's model has them (constraint 1 of 3.3.1). Two corrections are needed:
+//! - a flow with a satisfied demand may have less than others on its link, so both conditions apply only to unsatisfied flows;
+//! - considering one link at a time is then not sufficient. A satisfied flow in the middle breaks the chain of inequalities of Lemma 2's second case.
+//!   Take links of 10 and 10, flow j on link 1 only, flow m on both with a demand of 2, flow k on link 2 only: the rates (8, 2, 10) with m on link 1
+//!   meet both conditions, but moving m to link 2 gives (9, 2, 9), which is max-min fair. Similarly, both links can be as busy as the flows that may
+//!   use them allow while one of them idles, so "work-conserving" does not imply Lemma 1 either.
 //!
-//! So [`is_max_min`] asks the thesis's two conditions first, and then the general one, which is necessary and sufficient with and
-//! without demands: no flow that wants more reaches, over a chain of flows that could move aside, a link with room or a flow with
-//! a higher r_i/φ_i. (That is the absence of an improving exchange in a polymatroid: Federgruen and Groenevelt 1986.)
+//! So [`is_max_min`] first checks the thesis's two conditions, and then the general one, which is necessary and sufficient with and without demands:
+//! no unsatisfied flow reaches, over a chain of flows that could move to other links, a link with room or a flow with a higher r_i/φ_i. (This is the
+//! absence of an improving exchange in a polymatroid: Federgruen and Groenevelt 1986.)
 
 use super::{Allocation, Problem};
 
-/// Why an allocation is not max-min fair. Flows and links by their places.
+/// Why an allocation is not max-min fair. Flows and links are given by their indices.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Violation {
-    /// The lists are not as long as the problem's, or a number in them is negative or not finite.
+    /// The lists do not have the problem's lengths, or a number in them is negative or not finite.
     #[error("the allocation does not fit the problem: {0}")]
     Shape(&'static str),
-    /// π_ij = 0 and yet r_ij > 0.
+    /// π_ij = 0 but r_ij > 0.
     #[error("flow {flow} is served by link {link}, which it may not use")]
     Preference {
-        /// The flow.
+        /// Index of the flow.
         flow: usize,
-        /// The link.
+        /// Index of the link.
         link: usize,
     },
-    /// r_i is not the sum of its r_ij, or more than D_i.
+    /// r_i is not the sum of its r_ij, or exceeds D_i.
     #[error("flow {flow} has {rate_bps} bit/s, but {why}")]
     Rate {
-        /// The flow.
+        /// Index of the flow.
         flow: usize,
-        /// Its r_i.
+        /// Rate r_i of the flow.
         rate_bps: f64,
-        /// What is wrong with it.
+        /// What is wrong with the rate.
         why: &'static str,
     },
     /// The r_ij of a link exceed C_j.
     #[error("link {link} carries {carried_bps} bit/s, more than it can")]
     Capacity {
-        /// The link.
+        /// Index of the link.
         link: usize,
         /// Σ_i r_ij.
         carried_bps: f64,
     },
-    /// A link has room for a flow that may use it and wants more.
+    /// A link has room for an unsatisfied flow that may use it.
     #[error("not work-conserving: link {link} has room and flow {flow} wants more")]
     Idle {
-        /// The link.
+        /// Index of the link.
         link: usize,
-        /// The flow.
+        /// Index of the flow.
         flow: usize,
     },
-    /// Theorem 4's first condition: a common link serves both, and the less well served one wants more.
+    /// Theorem 4's first condition: a common link serves both flows, and the one with less is unsatisfied.
     #[error("link {link} serves both flow {more} and flow {less}, which has less for its weight and wants more")]
     UnequalOnLink {
-        /// The link.
+        /// Index of the link.
         link: usize,
-        /// The flow with the greater r_i/φ_i.
+        /// Index of the flow with the greater r_i/φ_i.
         more: usize,
-        /// The flow with the lesser.
+        /// Index of the flow with the lesser r_i/φ_i.
         less: usize,
     },
-    /// Theorem 4's second condition: a link passes over a flow with less.
+    /// Theorem 4's second condition: a link does not serve a flow that has less.
     #[error("link {link} serves flow {more} and passes over flow {less}, which has less for its weight and wants more")]
     PassedOver {
-        /// The link.
+        /// Index of the link.
         link: usize,
-        /// The flow it serves.
+        /// Index of the flow that it serves.
         more: usize,
-        /// The flow it passes over.
+        /// Index of the flow that it does not serve.
         less: usize,
     },
-    /// Both conditions hold, but others could move aside for `less`. Only possible with demands.
+    /// Both conditions hold, but other flows could make room for `less`. This is only possible with demands.
     #[error("flow {less} could have more: flows that have their demand could move over to link {link}")]
     Chain {
-        /// The flow that could gain.
+        /// Index of the flow that could gain.
         less: usize,
-        /// The link, with room or with a better served flow, to which a chain of moves leads.
+        /// Index of the link at the end of the chain of moves; it has room or serves a flow with more.
         link: usize,
     },
 }
 
-/// Whether `allocation` is weighted max-min fair, and its rates are what its split says.
+/// Whether `allocation` is weighted max-min fair, and its rates match its split.
 ///
-/// `tolerance` is relative: rates and levels may differ by that part of themselves (1e-9 for the solver's, 0.01 for measured ones), and a
-/// link serves a flow if it gives it more than that part of its rate.
+/// `tolerance` is relative: rates and levels may differ by that share (1e-9 for the solver's results, 0.01 for measured ones), and a link serves a
+/// flow if it carries more than that share of the flow's rate.
 ///
 /// # Errors
 /// The first violation found: shape and feasibility, then work conservation, Theorem 4's conditions, and chains.
@@ -103,20 +102,20 @@ pub fn is_max_min(problem: &Problem, allocation: &Allocation, tolerance: f64) ->
     view.chains_are_fair()
 }
 
-/// Whether the allocation keeps to the three constraints of 3.3.1: demands, capacities, Π.
+/// Whether the allocation satisfies the three constraints of 3.3.1: demands, capacities, Π.
 ///
 /// # Errors
-/// The first constraint that it breaks by more than `tolerance` (relative).
+/// The first constraint that is violated by more than `tolerance` (relative).
 pub fn is_feasible(problem: &Problem, allocation: &Allocation, tolerance: f64) -> Result<(), Violation> {
     let Allocation { rates_bps, split_bps } = allocation;
     if rates_bps.len() != problem.flows.len() || split_bps.len() != problem.flows.len() {
-        return Err(Violation::Shape("it has another number of flows"));
+        return Err(Violation::Shape("the number of flows differs"));
     }
     if split_bps.iter().any(|row| row.len() != problem.links.len()) {
-        return Err(Violation::Shape("it has another number of links"));
+        return Err(Violation::Shape("the number of links differs"));
     }
     if !rates_bps.iter().chain(split_bps.iter().flatten()).all(|rate| rate.is_finite() && *rate >= 0.0) {
-        return Err(Violation::Shape("a rate is negative or no number"));
+        return Err(Violation::Shape("a rate is negative or not finite"));
     }
     for (flow, facts) in problem.flows.iter().enumerate() {
         if let Some(link) = (0..problem.links.len()).find(|link| split_bps[flow][*link] > 0.0 && !facts.links.contains(link)) {
@@ -125,10 +124,10 @@ pub fn is_feasible(problem: &Problem, allocation: &Allocation, tolerance: f64) -
         let rate_bps = rates_bps[flow];
         let sum: f64 = split_bps[flow].iter().sum();
         if (sum - rate_bps).abs() > tolerance * rate_bps.max(sum) {
-            return Err(Violation::Rate { flow, rate_bps, why: "its links give it another sum" });
+            return Err(Violation::Rate { flow, rate_bps, why: "its rates over the links have a different sum" });
         }
         if rate_bps > facts.demand_bps() * (1.0 + tolerance) {
-            return Err(Violation::Rate { flow, rate_bps, why: "it wants less" });
+            return Err(Violation::Rate { flow, rate_bps, why: "its demand is lower" });
         }
     }
     for (link, capacity) in problem.links.iter().enumerate() {
@@ -140,13 +139,13 @@ pub fn is_feasible(problem: &Problem, allocation: &Allocation, tolerance: f64) -
     Ok(())
 }
 
-/// An allocation with what the conditions ask of it worked out.
+/// An allocation, with the data that the conditions need.
 struct View<'a> {
     problem: &'a Problem,
     tolerance: f64,
     ratios: Vec<f64>,
-    /// Whether the flow would take more.
-    hungry: Vec<bool>,
+    /// Whether the flow is unsatisfied.
+    unsatisfied: Vec<bool>,
     /// Whether the link has room.
     room: Vec<bool>,
     /// U_k: the flows that link k serves.
@@ -156,7 +155,7 @@ struct View<'a> {
 impl<'a> View<'a> {
     fn new(problem: &'a Problem, allocation: &Allocation, tolerance: f64) -> Self {
         let rates = &allocation.rates_bps;
-        let hungry = problem.flows.iter().zip(rates).map(|(flow, rate)| *rate < flow.demand_bps() * (1.0 - tolerance)).collect();
+        let unsatisfied = problem.flows.iter().zip(rates).map(|(flow, rate)| *rate < flow.demand_bps() * (1.0 - tolerance)).collect();
         let room = problem.links.iter().enumerate().map(|(link, capacity)| {
             let carried: f64 = allocation.split_bps.iter().map(|row| row[link]).sum();
             carried < capacity.bps() as f64 * (1.0 - tolerance)
@@ -166,14 +165,14 @@ impl<'a> View<'a> {
             problem,
             tolerance,
             ratios: allocation.ratios(problem),
-            hungry,
+            unsatisfied,
             room: room.collect(),
             served: (0..problem.links.len()).map(served).collect(),
         }
     }
 
-    fn hungry(&self) -> impl Iterator<Item = usize> {
-        (0..self.hungry.len()).filter(|flow| self.hungry[*flow])
+    fn unsatisfied(&self) -> impl Iterator<Item = usize> {
+        (0..self.unsatisfied.len()).filter(|flow| self.unsatisfied[*flow])
     }
 
     fn better(&self, more: usize, less: usize) -> bool {
@@ -181,7 +180,7 @@ impl<'a> View<'a> {
     }
 
     fn conserves_work(&self) -> Result<(), Violation> {
-        for flow in self.hungry() {
+        for flow in self.unsatisfied() {
             if let Some(&link) = self.problem.flows[flow].links.iter().find(|link| self.room[**link]) {
                 return Err(Violation::Idle { link, flow });
             }
@@ -191,7 +190,7 @@ impl<'a> View<'a> {
 
     /// Theorem 4's two conditions.
     fn links_are_fair(&self) -> Result<(), Violation> {
-        for less in self.hungry() {
+        for less in self.unsatisfied() {
             for &link in &self.problem.flows[less].links {
                 if let Some(&more) = self.served[link].iter().find(|more| self.better(**more, less)) {
                     let unequal = self.served[link].contains(&less);
@@ -208,7 +207,7 @@ impl<'a> View<'a> {
 
     fn chains_are_fair(&self) -> Result<(), Violation> {
         let reach = self.reach();
-        for less in self.hungry() {
+        for less in self.unsatisfied() {
             for &first in &self.problem.flows[less].links {
                 let bad = |link: &usize| self.room[*link] || self.served[*link].iter().any(|more| self.better(*more, less));
                 if let Some(link) = (0..reach.len()).filter(|link| reach[first][*link]).find(bad) {
@@ -219,7 +218,7 @@ impl<'a> View<'a> {
         Ok(())
     }
 
-    /// For each link, the links to which what it carries can move, in any number of steps.
+    /// For each link, the links to which its traffic can move, in any number of steps.
     fn reach(&self) -> Vec<Vec<bool>> {
         let links = self.room.len();
         let mut reach = vec![vec![false; links]; links];
@@ -256,9 +255,9 @@ mod tests {
         }
     }
 
-    /// Weighted fair queueing on each link apart, figure 3.1(c): flow a has 1.5, flow b 0.5.
+    /// Weighted fair queueing on each link separately, figure 3.1(c): flow a has 1.5, flow b 0.5.
     #[test]
-    fn fair_queueing_link_by_link_is_not_fair() {
+    fn fair_queueing_per_link_is_not_max_min_fair() {
         let problem = problem(&[FairFlow::backlogged(1.0, &[0, 1]), FairFlow::backlogged(1.0, &[1])]);
         let judge = |split: &[[f64; 2]]| is_max_min(&problem, &allocation(split), 1e-9);
         assert_eq!(judge(&[[10.0, 5.0], [0.0, 5.0]]), Err(Violation::UnequalOnLink { link: 1, more: 0, less: 1 }));
@@ -271,9 +270,9 @@ mod tests {
         assert!(matches!(judge(&[[f64::NAN, 0.0], [0.0, 0.0]]), Err(Violation::Shape(_))));
     }
 
-    /// Where Theorem 4 as it is printed says yes and the allocation is not max-min fair.
+    /// A case in which Theorem 4 as printed accepts an allocation that is not max-min fair.
     #[test]
-    fn a_sated_flow_in_the_middle_defeats_the_two_conditions() {
+    fn a_satisfied_flow_in_the_middle_defeats_the_two_conditions() {
         let middle = FairFlow::backlogged(1.0, &[0, 1]).with_demand(Rate::from_bps(2));
         let problem = problem(&[FairFlow::backlogged(1.0, &[0]), middle, FairFlow::backlogged(1.0, &[1])]);
         let unfair = allocation(&[[8.0, 0.0], [2.0, 0.0], [0.0, 10.0]]);
@@ -285,18 +284,18 @@ mod tests {
         assert_eq!(is_max_min(&problem, &fair, 1e-9), Ok(()));
     }
 
-    /// Every willing flow of the idle link is sated, and yet a flow elsewhere could have what it wants.
+    /// Every flow that may use the idle link is satisfied, but a flow elsewhere could get what it wants.
     #[test]
-    fn an_idle_link_behind_a_sated_flow_is_found() {
+    fn an_idle_link_behind_a_satisfied_flow_is_found() {
         let middle = FairFlow::backlogged(1.0, &[0, 1]).with_demand(Rate::from_bps(2));
         let problem = problem(&[FairFlow::backlogged(1.0, &[0]), middle]);
         let judged = is_max_min(&problem, &allocation(&[[8.0, 0.0], [2.0, 0.0]]), 1e-9);
         assert_eq!(judged, Err(Violation::Chain { less: 0, link: 1 }));
     }
 
-    /// The first sated flow can move aside only if the second does, to the idle link 2.
+    /// The first satisfied flow can move only if the second one moves to the idle link 2.
     #[test]
-    fn two_sated_flows_in_a_row_are_seen_through() {
+    fn a_chain_of_two_satisfied_flows_is_found() {
         let small = |links: &[usize]| FairFlow::backlogged(1.0, links).with_demand(Rate::from_bps(2));
         let flows = vec![FairFlow::backlogged(1.0, &[0]), small(&[0, 1]), small(&[1, 2])];
         let problem = Problem { links: [10, 2, 2].map(Rate::from_bps).to_vec(), flows };

@@ -1,71 +1,71 @@
-//! Rate clusters (Definition 2): which flows and links share one rate.
+//! Rate clusters (Definition 2): sets of flows and links with a common rate.
 //!
-//! Clusters are the parts into which "link k serves flow i" connects flows and links. Where two such parts have the same rate and a flow
-//! of one may use a link of the other, a split could as well have served it from there; they are one cluster here, so that
-//! clusters do not depend on which of the possible splits was found.
+//! Clusters are the connected components of the relation "link k serves flow i". If two components have the same rate and a flow of one may use a
+//! link of the other, another split could serve it from there. Such components count as one cluster, so that clusters do not depend on which of the
+//! possible splits was found.
 //!
-//! Two readings where the thesis is silent. Rates are per weight, r_i/φ_i, though its second point writes r_a = r_b. And a flow that
-//! has its demand may have less than its cluster: a cluster's rate is that of its flows that want more, which is its highest; in a
-//! cluster where all are sated it is the highest too. Links that serve nobody are in no cluster.
+//! Two interpretations where the thesis is silent: rates are per weight, r_i/φ_i, although its second point writes r_a = r_b. And a flow with a
+//! satisfied demand may have less than its cluster: a cluster's rate is that of its unsatisfied flows, which is the highest; if all are satisfied, it
+//! is the highest too. Links that serve no flow are in no cluster.
 
 use super::{Allocation, Problem, check::Violation, check::is_feasible};
 
-/// Flows that are served at one rate for their weight, and the links that serve them. Places in rising order.
+/// Flows with one rate per weight, and the links that serve them, in ascending order of their indices.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Cluster {
-    /// Its flows; one alone, with no link, if it gets nothing.
+    /// Indices of the flows; a flow that gets nothing forms a cluster of its own, without links.
     pub flows: Vec<usize>,
-    /// The links that serve them.
+    /// Indices of the links that serve them.
     pub links: Vec<usize>,
     /// r(C): r_i/φ_i in bits per second.
     pub rate_per_weight_bps: f64,
 }
 
-/// How a partition breaks Definition 2. Flows, links and clusters by their places.
+/// A violation of Definition 2. Flows, links and clusters are given by their indices.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ClusterViolation {
-    /// The allocation itself breaks a constraint.
+    /// The allocation itself violates a constraint.
     #[error("no clusters without a feasible allocation: {0}")]
     Infeasible(#[from] Violation),
-    /// Point 1: not in exactly one cluster.
+    /// Point 1: an item is not in exactly one cluster.
     #[error("{what} {place} is in {count} clusters instead of one")]
     NotDisjoint {
         /// "flow" or "link".
         what: &'static str,
-        /// Its place.
+        /// Index of the flow or link.
         place: usize,
-        /// How many clusters hold it.
+        /// Number of clusters that contain it.
         count: usize,
     },
-    /// Point 2: served from outside.
+    /// Point 2: a flow is served by a link outside its cluster.
     #[error("flow {flow} is served by link {link} of another cluster")]
     Crossing {
-        /// The flow.
+        /// Index of the flow.
         flow: usize,
-        /// The link.
+        /// Index of the link.
         link: usize,
     },
-    /// Point 2: another rate than its cluster's.
+    /// Point 2: a flow's rate differs from its cluster's.
     #[error("flow {flow} has {ratio_bps} bit/s for its weight, another rate than its cluster")]
     Rate {
-        /// The flow.
+        /// Index of the flow.
         flow: usize,
-        /// Its r_i/φ_i.
+        /// r_i/φ_i of the flow.
         ratio_bps: f64,
     },
-    /// Point 3: a cluster with a link it may use has a higher rate than its own.
+    /// Point 3: a flow may use a link of a cluster with a higher rate than its own.
     #[error("flow {flow} wants more and may use link {link}, whose cluster has a higher rate than its own")]
     NotHighest {
-        /// The flow.
+        /// Index of the flow.
         flow: usize,
-        /// The link.
+        /// Index of the link.
         link: usize,
     },
 }
 
-/// The rate clusters of `allocation`, in the order of their first flows. Rates that differ by less than `tolerance` (relative) are one.
+/// The rate clusters of `allocation`, in the order of their first flows. Rates that differ by less than `tolerance` (relative) count as equal.
 ///
-/// For an allocation that is not max-min fair these are only the connected parts; [`check`] tells.
+/// For an allocation that is not max-min fair, the result is only the connected components; [`check`] detects that.
 pub fn clusters(problem: &Problem, allocation: &Allocation, tolerance: f64) -> Vec<Cluster> {
     let (flows, links) = (problem.flows.len(), problem.links.len());
     let mut parts = Parts::new(flows + links);
@@ -110,12 +110,13 @@ fn gather(parts: &mut Parts, flows: usize, links: usize, ratios: &[f64]) -> Vec<
     clusters
 }
 
-/// Whether `clusters` are clusters of `allocation` in the sense of Definition 2, up to `tolerance` (relative).
+/// Checks whether `clusters` are clusters of `allocation` according to Definition 2, up to `tolerance` (relative).
 ///
-/// A split into such clusters is what Theorem 4 asks for without demands. With them it is necessary, not sufficient ([`super::check`]).
+/// Without demands, a split into such clusters is equivalent to the condition of Theorem 4. With demands it is necessary but not sufficient
+/// ([`super::check`]).
 ///
 /// # Errors
-/// The first point of the definition that does not hold.
+/// The first point of the definition that is violated.
 pub fn check(problem: &Problem, allocation: &Allocation, clusters: &[Cluster], tolerance: f64) -> Result<(), ClusterViolation> {
     is_feasible(problem, allocation, tolerance)?;
     let holding = |of: fn(&Cluster) -> &[usize], place: usize| -> Vec<usize> {
@@ -142,19 +143,19 @@ pub fn check(problem: &Problem, allocation: &Allocation, clusters: &[Cluster], t
         }
         let ours = clusters[home].rate_per_weight_bps;
         let ratio_bps = allocation.rates_bps[flow] / facts.weight;
-        let hungry = allocation.rates_bps[flow] < facts.demand_bps() * (1.0 - tolerance);
-        if ratio_bps > ours * (1.0 + tolerance) || (hungry && ratio_bps < ours * (1.0 - tolerance)) {
+        let unsatisfied = allocation.rates_bps[flow] < facts.demand_bps() * (1.0 - tolerance);
+        if ratio_bps > ours * (1.0 + tolerance) || (unsatisfied && ratio_bps < ours * (1.0 - tolerance)) {
             return Err(ClusterViolation::Rate { flow, ratio_bps });
         }
         let higher = |link: &&usize| home_of_link[**link].is_some_and(|at| clusters[at].rate_per_weight_bps * (1.0 - tolerance) > ours);
-        if let (true, Some(&link)) = (hungry, facts.links.iter().find(higher)) {
+        if let (true, Some(&link)) = (unsatisfied, facts.links.iter().find(higher)) {
             return Err(ClusterViolation::NotHighest { flow, link });
         }
     }
     Ok(())
 }
 
-/// Disjoint sets.
+/// A union-find structure.
 struct Parts(Vec<usize>);
 
 impl Parts {
@@ -195,7 +196,7 @@ mod tests {
         found.into_iter().map(|c| (c.flows, c.links, (c.rate_per_weight_bps / 1e4).round() / 100.0)).collect()
     }
 
-    /// Figure 4.5(b): flow a's cluster has 3 Mb/s, that of flows b and c 3.33 Mb/s; later all that is left is one cluster.
+    /// Figure 4.5(b): flow a's cluster has 3 Mb/s, that of flows b and c 3.33 Mb/s. Without flow a, the rest is one cluster.
     #[test]
     fn figure_4_5_b() {
         let (a, b, c) = (FairFlow::backlogged(1.0, &[0]), FairFlow::backlogged(2.0, &[0, 1]), FairFlow::backlogged(1.0, &[1]));
@@ -205,7 +206,7 @@ mod tests {
         assert_eq!(described(&problem, &allocation), [(vec![0, 1], vec![0, 1], 4.33)]);
     }
 
-    /// Figure 3.1(c): each flow could have a link of its own, but the two are one pool.
+    /// Figure 3.1(c): each flow could have a link of its own, but both form one pool.
     #[test]
     fn equal_neighbours_are_one_cluster() {
         let (problem, mut allocation) = solved(&[1, 1], vec![FairFlow::backlogged(1.0, &[0, 1]), FairFlow::backlogged(1.0, &[1])]);
@@ -217,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn the_sated_the_starved_and_the_idle() {
+    fn satisfied_flows_starved_flows_and_idle_links() {
         let small = FairFlow::backlogged(1.0, &[0]).with_demand(Rate::from_mbps(2));
         let flows = vec![FairFlow::backlogged(1.0, &[]), small, FairFlow::backlogged(2.0, &[0])];
         let (problem, allocation) = solved(&[10, 7], flows);
@@ -225,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_clusters_are_told_apart() {
+    fn each_kind_of_wrong_cluster_is_detected() {
         let flows = vec![FairFlow::backlogged(1.0, &[0]), FairFlow::backlogged(2.0, &[0, 1]), FairFlow::backlogged(1.0, &[1])];
         let (problem, allocation) = solved(&[3, 10], flows);
         let right = clusters(&problem, &allocation, 1e-9);
@@ -242,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_flow_beside_a_fast_cluster_is_not_in_the_highest() {
+    fn a_flow_that_may_join_a_faster_cluster_is_a_violation() {
         let flows = vec![FairFlow::backlogged(1.0, &[0, 1]), FairFlow::backlogged(1.0, &[1])];
         let problem = Problem { links: vec![Rate::from_bps(1), Rate::from_bps(9)], flows };
         let allocation = Allocation { rates_bps: vec![1.0, 9.0], split_bps: vec![vec![1.0, 0.0], vec![0.0, 9.0]] };

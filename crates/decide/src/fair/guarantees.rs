@@ -1,6 +1,6 @@
-//! What multiple-interface fair queueing guarantees, as functions.
+//! Guarantees of multiple-interface fair queueing, as functions.
 //!
-//! Rates in bits per second, amounts in bytes. Guaranteed rates are rounded down, bounds on delay and backlog up, so that each still holds.
+//! Rates are in bits per second, amounts in bytes. Guaranteed rates are rounded down, bounds on delay and backlog up, so that all remain valid.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use braid_model::{ByteCount, Rate};
 
 use super::{FairFlow, Problem, ProblemError, clusters, solve};
 
-/// Theorem 2: the least rate of flow i while it is backlogged, `g_i = φ_i / Σ_j φ_j * Σ_k C_k` over the flows j (itself too) that may
-/// use a link that i may use, and the links k of i; `None` if there is no such flow.
+/// Theorem 2: the minimum rate of flow i while it is backlogged, `g_i = φ_i / Σ_j φ_j * Σ_k C_k` over the flows j (including itself) that may use a
+/// link that i may use, and the links k of i; `None` if there is no such flow.
 ///
-/// With a demand it holds for min(D_i, g_i). The thesis's proof compares with an imagined system; directly: who is served by a link of i
-/// has at most i's r/φ (Theorem 4), so i's links carry at most `r_i/φ_i * Σ_j φ_j`, and being work-conserving they carry all they can.
+/// With a demand it holds for min(D_i, g_i). The thesis's proof compares with a hypothetical system. A direct proof: every flow served by a link of i
+/// has at most i's r/φ (Theorem 4), so i's links carry at most `r_i/φ_i * Σ_j φ_j`, and because they are work-conserving they are fully used.
 pub fn rate_guarantee(problem: &Problem, flow: usize) -> Option<Rate> {
     let ours = problem.flows.get(flow)?;
     let sharing = |other: &&FairFlow| other.links.iter().any(|link| ours.links.contains(link));
@@ -21,38 +21,38 @@ pub fn rate_guarantee(problem: &Problem, flow: usize) -> Option<Rate> {
     Some(if capacity > 0.0 { Rate::from_bps((capacity * (ours.weight / weights)) as u64) } else { Rate::ZERO })
 }
 
-/// Footnote 2 of 3.4.1: the tighter guarantees, each flow's max-min rate when all flows are backlogged without limit.
+/// Footnote 2 of 3.4.1: the tighter guarantees, each flow's max-min rate if all flows are backlogged without limit.
 ///
-/// That fewer flows, or less demand, never lower another's rate is left unproven there. It holds: in a polymatroid the flows at or
-/// below any level have all they can have, and to have fewer competitors leaves that level at least as high.
+/// The thesis does not prove that fewer flows, or less demand, never lower another flow's rate. It holds: in a polymatroid, the flows at or below any
+/// level have all they can have, and fewer competitors leave that level at least as high.
 ///
 /// # Errors
-/// [`ProblemError`] as in [`solve`].
+/// [`ProblemError`], as in [`solve`].
 pub fn tight_rate_guarantees(problem: &Problem) -> Result<Vec<Rate>, ProblemError> {
     let flows = problem.flows.iter().map(|flow| FairFlow { demand: None, ..flow.clone() }).collect();
     let allocation = solve(&Problem { links: problem.links.clone(), flows })?;
     Ok(allocation.rates_bps.iter().map(|bps| Rate::from_bps(*bps as u64)).collect())
 }
 
-/// Equation 3.2: traffic of at most `σ + ρ t` in any span t, and the links it may use.
+/// Equation 3.2: traffic of at most `σ + ρ t` in any interval t, and the links it may use.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeakyBucket {
-    /// σ_i.
+    /// Burst σ_i.
     pub burst: ByteCount,
-    /// ρ_i.
+    /// Sustained rate ρ_i.
     pub rate: Rate,
-    /// Its row of Π.
+    /// The links it may use (its row of Π).
     pub links: Vec<usize>,
 }
 
-/// What an admitted flow may count on.
+/// Guarantees of an admitted flow.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Admission {
-    /// The φ_i to serve it with.
+    /// The weight φ_i with which to serve it.
     pub weight: f64,
-    /// g_i > ρ_i.
+    /// Guaranteed rate g_i > ρ_i.
     pub guaranteed: Rate,
-    /// Longest delay of a packet in the fluid system, from its last bit's arrival to its last bit's service: σ_i/g_i.
+    /// Maximum delay of a packet in the fluid system, from its last bit's arrival to its last bit's service: σ_i/g_i.
     pub delay: Duration,
 }
 
@@ -62,41 +62,41 @@ pub enum Refusal {
     /// Σ σ_i > B.
     #[error("bursts of {} bytes need more than the buffer of {} bytes: lower a burst or enlarge the buffer", bursts.get(), buffer.get())]
     Buffer {
-        /// Σ σ_i.
+        /// Sum of the bursts, Σ σ_i.
         bursts: ByteCount,
-        /// B.
+        /// Buffer size B.
         buffer: ByteCount,
     },
-    /// These flows may use these links only, which cannot carry more than the sum of their ρ.
+    /// These flows may use only these links, which cannot carry more than the sum of their ρ.
     #[error("flows {flows:?} may use links {links:?} only, which do not carry more than their rates: lower a rate or allow another link")]
     Capacity {
-        /// The flows, by place.
+        /// Indices of the flows.
         flows: Vec<usize>,
-        /// All the links that they may use and that others leave them.
+        /// Indices of the links that they may use and that other flows leave to them.
         links: Vec<usize>,
     },
-    /// A link that is not there.
+    /// The problem is invalid.
     #[error(transparent)]
     Problem(#[from] ProblemError),
 }
 
-/// Theorem 3: the longest delay σ/g of a flow with bursts σ = `burst` that is served at `guaranteed` = g or faster, if g is more
-/// than its own rate ρ; `None` if not, since then no bound exists. (The thesis ends at σ/ρ, which is longer.)
+/// Theorem 3: the maximum delay σ/g of a flow with bursts σ = `burst` that is served at `guaranteed` = g or faster, if g exceeds its own rate ρ.
+/// Otherwise `None`, because no bound exists. (The thesis ends at σ/ρ, which is longer.)
 ///
-/// Its backlog never exceeds σ, and what departs is bounded by (σ, ρ) again. Fluid; packets add [`pgps_delay_bound`].
+/// Its backlog never exceeds σ, and its departures are again bounded by (σ, ρ). This is for the fluid system; packets add [`pgps_delay_bound`].
 pub fn delay_bound(burst: ByteCount, rate: Rate, guaranteed: Rate) -> Option<Duration> {
     (guaranteed > rate).then(|| duration(u128::from(burst.get()) * 8, 1, u128::from(guaranteed.bps())))
 }
 
-/// Theorem 3 as admission control: weights with which every flow gets more than its ρ, or why there are none.
+/// Theorem 3 as admission control: finds weights with which every flow gets more than its ρ, or the reason why there are none.
 ///
-/// The thesis asks for weights with `r_i > ρ_i` and does not say how to find them. φ_i = ρ_i always will do if any do: the lowest r_i/φ_i
-/// is then the greatest common factor by which all ρ could be raised, and it exceeds 1 if and only if they fit with room to spare. So
-/// this admits all that can be admitted, to the whole bit/s. Flows of rate zero count as 1 bit/s. The condition is asked of every flow, not
-/// only of the new one as the theorem reads: a newcomer also takes from those admitted before.
+/// The thesis requires weights with `r_i > ρ_i` and does not say how to find them. If any weights work, φ_i = ρ_i does: the minimum r_i/φ_i is then
+/// the greatest common factor by which all ρ could be raised, and it exceeds 1 if and only if they fit with room to spare. So this function admits
+/// everything that can be admitted, up to rounding to whole bit/s. Flows of rate zero count as 1 bit/s. The condition is checked for every flow, not
+/// only for the new one as the theorem reads, because a new flow also takes capacity from admitted ones.
 ///
 /// # Errors
-/// [`Refusal`], which names the buffer or the bottleneck.
+/// [`Refusal`], which identifies the buffer or the bottleneck.
 pub fn admit(links: &[Rate], flows: &[LeakyBucket], buffer: ByteCount) -> Result<Vec<Admission>, Refusal> {
     let bursts = flows.iter().fold(ByteCount::ZERO, |sum, flow| sum + flow.burst);
     if bursts > buffer {
@@ -122,14 +122,14 @@ pub fn admit(links: &[Rate], flows: &[LeakyBucket], buffer: ByteCount) -> Result
     Err(Refusal::Capacity { flows, links })
 }
 
-/// Theorem 5: how much later than in the fluid system a packet may finish, `L_max (⌈log2 n⌉ C_max/C_min² + 2/C_min)`, for n links.
+/// Theorem 5: the maximum delay of a packet relative to the fluid system, `L_max (⌈log2 n⌉ C_max/C_min² + 2/C_min)`, for n links.
 ///
-/// The sum of Lemma 4 (a packet that came too late to be sent in order, L_max/C_min), Lemma 5 (a slow link that serves small packets of a
-/// flow which a fast link would have served) and Lemma 6 (a packet that only one link carries, L_max/C_min). `Duration::MAX` if a link is
-/// down or there is none.
+/// The sum of Lemma 4 (a packet that arrived too late to be sent in order, L_max/C_min), Lemma 5 (a slow link that serves small packets of a flow
+/// which a fast link would have served) and Lemma 6 (a packet that only one link carries, L_max/C_min). `Duration::MAX` if a link is down or there is
+/// none.
 ///
-/// **As the thesis has it, and not true for all preferences**: Lemma 5 is wrong, and [`super::pgps`] has a counterexample, in which the
-/// delay grows with the number of flows. Where every flow may use every link, random instances stay below 0.4 of it.
+/// **This is the thesis's bound, and it does not hold for all preferences**: Lemma 5 is wrong, and [`super::pgps`] has a counterexample in which the
+/// delay grows with the number of flows. If every flow may use every link, random instances stay below 0.4 of the bound.
 pub fn pgps_delay_bound(links: &[Rate], largest_packet: ByteCount) -> Duration {
     let Some((numerator, denominator)) = pgps_bound(links) else {
         return Duration::MAX;
@@ -137,12 +137,11 @@ pub fn pgps_delay_bound(links: &[Rate], largest_packet: ByteCount) -> Duration {
     duration(u128::from(largest_packet.get()) * 8, numerator, denominator)
 }
 
-/// Theorem 6: how much less a flow may have been served by any time than in the fluid system: Theorem 5's delay times the sum of
-/// the rates of the links it may use, `flow_links`. `None` if a link is down or not there. Not true either where Theorem 5 is not;
-/// elsewhere random instances stay below 0.4 of it.
+/// Theorem 6: the maximum service deficit of a flow relative to the fluid system: Theorem 5's delay times the sum of the rates of the links it may
+/// use, `flow_links`. `None` if a link is down or does not exist. It fails wherever Theorem 5 fails; elsewhere random instances stay below 0.4 of it.
 ///
-/// The thesis's example, 12 links from 100 Mb/s to 1 Gb/s and 5 Gb/s for the flow, is 5.04 ms and 3.15 MB by its own formula; the 3.125
-/// MB it prints come from rounding the delay to 5 ms.
+/// For the thesis's example, 12 links from 100 Mb/s to 1 Gb/s and 5 Gb/s for the flow, its own formula gives 5.04 ms and 3.15 MB. The printed 3.125
+/// MB result from rounding the delay to 5 ms.
 pub fn pgps_service_bound(links: &[Rate], largest_packet: ByteCount, flow_links: &[usize]) -> Option<ByteCount> {
     let (numerator, denominator) = pgps_bound(links)?;
     let rates = flow_links.iter().map(|link| links.get(*link).map(|rate| u128::from(rate.bps()))).sum::<Option<u128>>()?;
@@ -164,40 +163,39 @@ fn duration(bits: u128, numerator: u128, denominator: u128) -> Duration {
     Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
 }
 
-/// Lemma 7: a deficit counter at the end of a flow's turn is less than its largest packet.
+/// Lemma 7: at the end of a flow's turn its deficit counter is less than its largest packet.
 pub fn deficit_is_bounded(deficit: ByteCount, largest_packet: ByteCount) -> bool {
     deficit < largest_packet
 }
 
-/// Lemma 8: bytes that a flow with quantum Q_i has been served in m whole turns while backlogged lie strictly between these two,
-/// `m Q_i -+ MaxSize_i`; the lower one may be negative.
+/// Lemma 8: the bytes served to a backlogged flow with quantum Q_i in m complete turns lie strictly between these two values, `m Q_i -+ MaxSize_i`.
+/// The lower one may be negative.
 ///
-/// Whole turns: inside a turn, the turn that runs may have brought anything from nothing to all it will.
+/// Only for complete turns: within a turn, the current turn may have served any part of its bytes.
 pub fn service_bounds(turns: u64, quantum: ByteCount, largest_packet: ByteCount) -> (i128, i128) {
     let middle = i128::from(turns) * i128::from(quantum.get());
     let packet = i128::from(largest_packet.get());
     (middle - packet, middle + packet)
 }
 
-/// Definition 3: `FM_i->j = S_i/φ_i - S_j/φ_j`, in bytes per unit of weight, for what both were served in one interval.
+/// Definition 3: `FM_i->j = S_i/φ_i - S_j/φ_j`, in bytes per unit of weight, for the bytes served to both in one interval.
 pub fn fairness_metric(served_i: ByteCount, weight_i: f64, served_j: ByteCount, weight_j: f64) -> f64 {
     served_i.get() as f64 / weight_i - served_j.get() as f64 / weight_j
 }
 
-/// Lemma 9: if flow i has a higher rate than flow j, and a link that i may use serves j, then FM_i->j is greater than this,
-/// `-2 MaxSize'` in bytes per unit of weight, where MaxSize' is the largest packet of all and `least_weight` scales the weights so
-/// that the least is 1 as the thesis does.
+/// Lemma 9: if flow i has a higher rate than flow j, and a link that i may use serves j, then FM_i->j is greater than this value, `-2 MaxSize'` in
+/// bytes per unit of weight. MaxSize' is the largest packet of all, and `least_weight` scales the weights so that the minimum is 1, as in the thesis.
 ///
-/// In the thesis's derivation the first `MaxSize_i` must carry a minus sign. It also counts whole turns of both flows from an interval's
-/// start that lies between turns; for an interval that starts or ends inside one, a quantum Q' has to be added, as in [`lemma_10`].
+/// In the thesis's derivation the first `MaxSize_i` must have a minus sign. The derivation also counts complete turns of both flows from the start of
+/// an interval between turns. For an interval that starts or ends within a turn, a quantum Q' must be added, as in [`lemma_10`].
 pub fn lemma_9(largest_packet: ByteCount, least_weight: f64) -> f64 {
     -2.0 * largest_packet.get() as f64 / least_weight
 }
 
-/// Lemma 10: if one link serves both flows all the time, |FM_i->j| is less than this, `Q' + 2 MaxSize'` in bytes per unit of weight,
-/// with `quantum_per_weight` = Q' = Q_i/φ_i, the same for all flows.
+/// Lemma 10: if one link serves both flows all the time, |FM_i->j| is less than this value, `Q' + 2 MaxSize'` in bytes per unit of weight, with
+/// `quantum_per_weight` = Q' = Q_i/φ_i, the same for all flows.
 ///
-/// The derivation's `|m_i - m_j| = 1` is meant as "at most 1".
+/// The derivation's `|m_i - m_j| = 1` means "at most 1".
 pub fn lemma_10(quantum_per_weight: f64, largest_packet: ByteCount, least_weight: f64) -> f64 {
     quantum_per_weight + 2.0 * largest_packet.get() as f64 / least_weight
 }
@@ -210,7 +208,7 @@ mod tests {
         rates.iter().map(|&rate| Rate::from_mbps(rate)).collect()
     }
 
-    /// 3.4.1's example on figure 3.2: φ_a = 0.2 and φ_a + φ_b = 1, where only flow b shares links with a.
+    /// The example of 3.4.1 on figure 3.2: φ_a = 0.2 and φ_a + φ_b = 1, where only flow b shares links with a.
     #[test]
     fn theorem_2_gives_a_fifth() {
         let flows = vec![FairFlow::backlogged(0.2, &[0]), FairFlow::backlogged(0.8, &[0, 1]), FairFlow::backlogged(0.1, &[1])];
@@ -222,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn theorem_3_admits_what_fits() {
+    fn theorem_3_admits_flows_that_fit() {
         let bucket =
             |burst, rate, links: &[usize]| LeakyBucket { burst: ByteCount::new(burst), rate: Rate::from_mbps(rate), links: links.to_vec() };
         let links = mbps(&[3, 10]);
@@ -262,11 +260,11 @@ mod tests {
         links[3] = Rate::ZERO;
         assert_eq!(pgps_delay_bound(&links, packet), Duration::MAX);
         assert_eq!(pgps_delay_bound(&[], packet), Duration::MAX);
-        // One link: the single-link bound L/C twice, since two of the lemmas count it.
+        // One link: twice the single-link bound L/C, because two of the lemmas include it.
         assert_eq!(pgps_delay_bound(&mbps(&[100]), packet), Duration::from_micros(240));
     }
 
-    /// Lemmas 7, 8 and 10 on deficit round robin itself, one link, three flows of different packets.
+    /// Lemmas 7, 8 and 10 on deficit round robin itself: one link, three flows with different packet sizes.
     #[test]
     fn lemmas_7_8_and_10_hold_for_deficit_round_robin() {
         let (weights, largest) = ([1.0, 2.0, 5.0], [1500_u64, 300, 700]);

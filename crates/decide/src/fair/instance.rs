@@ -1,4 +1,4 @@
-//! Instances of fair queueing as they stand in files, and results as they are printed.
+//! File formats of fair queueing instances and results.
 //!
 //! ```json
 //! {"links": [{"name": "1", "capacity_bps": 3000000}],
@@ -6,8 +6,8 @@
 //!  "duration_s": 60, "seed": 1}
 //! ```
 //!
-//! All fields are needed but `demand_bps`, which may be left out or null for a flow without limit. Rates, packets and the seed are whole
-//! numbers, weights and the duration need not be. Reading checks everything: an [`Instance`] that exists is valid.
+//! All fields are required except `demand_bps`, which may be omitted or null for an unlimited flow. Rates, packet sizes and the seed are integers;
+//! weights and the duration may be fractions. Parsing validates everything: an existing [`Instance`] is valid.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -18,96 +18,96 @@ use serde::{Deserialize, Serialize};
 use super::{Allocation, Cluster, FairFlow, Problem};
 use crate::instance::{InstanceError, parse};
 
-/// The most links an instance may have: a packet scheduler keeps them in one word.
+/// Maximum number of links: a packet scheduler stores a set of links in one word.
 pub const LINKS_LIMIT: usize = 64;
-/// The most flows.
+/// Maximum number of flows.
 pub const FLOWS_LIMIT: usize = 10_000;
-/// The longest packet, which is IP's.
+/// Maximum packet size, which is IP's.
 pub const PACKET_LIMIT: ByteCount = ByteCount::new(65_535);
-/// The fastest link, 1 Pbit/s: whole numbers up to here are exact in any reader of JSON.
+/// Maximum capacity of a link, 1 Pbit/s: integers up to this value are exact in every JSON parser.
 pub const CAPACITY_LIMIT: Rate = Rate::from_bps(1_000_000_000_000_000);
-/// The longest run, a day.
+/// Maximum duration of a run, one day.
 pub const DURATION_LIMIT: Duration = Duration::from_secs(86_400);
-/// The least and the greatest weight.
+/// Minimum and maximum weight.
 pub const WEIGHTS: std::ops::RangeInclusive<f64> = 1e-6..=1e6;
 
-/// Links and flows with names, and how long to run a packet scheduler on them.
+/// Named links and flows, and the duration for which to run a packet scheduler on them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Instance {
-    /// The links; at least one, no two of one name.
+    /// The links; at least one, with unique names.
     pub links: Vec<NamedLink>,
-    /// The flows; at least one, no two of one name.
+    /// The flows; at least one, with unique names.
     pub flows: Vec<NamedFlow>,
-    /// How long the packet scheduler runs, in its own time.
+    /// Duration of the packet scheduler's run, in virtual time.
     pub duration: Duration,
-    /// Seeds all that is random.
+    /// Seed of everything random.
     pub seed: u64,
 }
 
 /// A link of an [`Instance`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct NamedLink {
-    /// What it is called.
+    /// Name of the link.
     pub name: String,
-    /// C_j, more than zero.
+    /// Capacity C_j, more than zero.
     pub capacity: Rate,
 }
 
 /// A flow of an [`Instance`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct NamedFlow {
-    /// What it is called.
+    /// Name of the flow.
     pub name: String,
-    /// φ_i.
+    /// Weight φ_i.
     pub weight: f64,
-    /// The places of the links it may use, in the file's order; at least one.
+    /// Indices of the links it may use, in the file's order; at least one.
     pub links: Vec<usize>,
-    /// D_i, more than zero; `None` is without limit.
+    /// Demand D_i, more than zero; `None` means unlimited.
     pub demand: Option<Rate>,
-    /// The length of its packets.
+    /// Packet size.
     pub packet: ByteCount,
 }
 
 impl Instance {
-    /// Reads an instance as JSON.
+    /// Parses an instance from JSON.
     ///
     /// # Errors
     ///
-    /// [`InstanceError`] for text that is no such JSON, and for the first field that cannot be.
+    /// [`InstanceError`] for invalid JSON, and for the first invalid field.
     pub fn read(text: &str) -> Result<Self, InstanceError> {
-        let written: Written = parse(text)?;
-        counted("links", written.links.len(), LINKS_LIMIT)?;
-        counted("flows", written.flows.len(), FLOWS_LIMIT)?;
+        let file: InstanceFile = parse(text)?;
+        check_count("links", file.links.len(), LINKS_LIMIT)?;
+        check_count("flows", file.flows.len(), FLOWS_LIMIT)?;
         let mut places = BTreeMap::new();
         let mut links = Vec::new();
-        for (place, link) in written.links.into_iter().enumerate() {
-            unused("links", place, &link.name, &mut places)?;
-            let capacity = whole(&format!("links[{place}].capacity_bps"), link.capacity_bps, CAPACITY_LIMIT.bps())?;
+        for (place, link) in file.links.into_iter().enumerate() {
+            check_name("links", place, &link.name, &mut places)?;
+            let capacity = parse_integer(&format!("links[{place}].capacity_bps"), link.capacity_bps, CAPACITY_LIMIT.bps())?;
             links.push(NamedLink { name: link.name, capacity: Rate::from_bps(capacity) });
         }
         let mut taken = BTreeMap::new();
         let mut flows = Vec::new();
-        for (place, flow) in written.flows.into_iter().enumerate() {
-            unused("flows", place, &flow.name, &mut taken)?;
+        for (place, flow) in file.flows.into_iter().enumerate() {
+            check_name("flows", place, &flow.name, &mut taken)?;
             flows.push(named_flow(place, flow, &places)?);
         }
-        let span = written.duration_s;
+        let span = file.duration_s;
         let duration = Duration::try_from_secs_f64(span).unwrap_or(Duration::MAX);
         if duration.is_zero() || duration > DURATION_LIMIT {
             let reason = format!("{span:?} is not a time to run for: give seconds, at least a nanosecond and at most 86400");
             return Err(InstanceError::new("duration_s", reason));
         }
-        Ok(Self { links, flows, duration, seed: written.seed })
+        Ok(Self { links, flows, duration, seed: file.seed })
     }
 
-    /// The same without names.
+    /// The problem without names.
     pub fn problem(&self) -> Problem {
         let flow = |flow: &NamedFlow| FairFlow { weight: flow.weight, links: flow.links.clone(), demand: flow.demand };
         Problem { links: self.links.iter().map(|link| link.capacity).collect(), flows: self.flows.iter().map(flow).collect() }
     }
 
-    /// What is printed: exact rates and clusters, and beside them what miDRR reached for each flow, with service counters and with the
-    /// thesis's service flags.
+    /// The report: exact rates and clusters, and the rates that miDRR reached for each flow, with service counters and with the thesis's service
+    /// flags.
     pub fn report(&self, exact: &Allocation, clusters: &[Cluster], counted_bps: &[f64], flagged_bps: &[f64]) -> Report {
         let named = |rates: &[f64]| self.flows.iter().zip(rates).map(|(flow, rate)| (flow.name.clone(), *rate)).collect();
         let cluster = |cluster: &Cluster| ClusterReport {
@@ -128,65 +128,65 @@ impl Instance {
     }
 }
 
-/// The result for an [`Instance`]; flows and links by name, rates in bits per second.
+/// The result of an [`Instance`]; flows and links by name, rates in bits per second.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
     /// The exact weighted max-min rates.
     pub rates_bps: BTreeMap<String, f64>,
     /// The rate clusters.
     pub clusters: Vec<ClusterReport>,
-    /// What miDRR reached, in the variant that Braid uses: with service counters.
+    /// Rates of miDRR with service counters, the variant that Braid uses.
     pub midrr: MidrrReport,
-    /// What the thesis's own variant reached, with one service flag for each flow and link, which is not always fair.
+    /// Rates of the thesis's variant with one service flag per flow and link, which is not always fair.
     pub midrr_flags: MidrrReport,
 }
 
 /// A rate cluster (Definition 2).
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ClusterReport {
-    /// Its flows.
+    /// Names of its flows.
     pub flows: Vec<String>,
-    /// The links that serve them.
+    /// Names of the links that serve them.
     pub links: Vec<String>,
-    /// r_i/φ_i of those of its flows that want more.
+    /// r_i/φ_i of its unsatisfied flows.
     pub rate_per_weight_bps: f64,
 }
 
-/// What miDRR reached.
+/// Rates that miDRR reached.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct MidrrReport {
-    /// Its mean rates.
+    /// Mean rates.
     pub rates_bps: BTreeMap<String, f64>,
     /// [`max_relative_deviation`] from the exact rates.
     pub max_relative_deviation: f64,
 }
 
-/// The greatest |measured - exact| / exact over all flows; 0 without flows. A rate of zero is missed by nothing or infinitely.
+/// The maximum of |measured - exact| / exact over all flows; 0 without flows. For an exact rate of zero the deviation is zero or infinite.
 pub fn max_relative_deviation(exact_bps: &[f64], measured_bps: &[f64]) -> f64 {
     let deviation = |(exact, measured): (&f64, &f64)| if exact == measured { 0.0 } else { (measured - exact).abs() / exact };
     exact_bps.iter().zip(measured_bps).map(deviation).fold(0.0, f64::max)
 }
 
-/// The file's own shape, before anything is checked.
+/// The file's structure before validation.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, expecting = "an instance as an object")]
-struct Written {
-    links: Vec<WrittenLink>,
-    flows: Vec<WrittenFlow>,
+struct InstanceFile {
+    links: Vec<LinkFields>,
+    flows: Vec<FlowFields>,
     duration_s: f64,
     seed: u64,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a link as an object")]
-struct WrittenLink {
+struct LinkFields {
     name: String,
     capacity_bps: f64,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, expecting = "a flow as an object")]
-struct WrittenFlow {
+struct FlowFields {
     name: String,
     weight: f64,
     links: Vec<String>,
@@ -194,10 +194,13 @@ struct WrittenFlow {
     packet_bytes: f64,
 }
 
-fn named_flow(place: usize, flow: WrittenFlow, places: &BTreeMap<String, usize>) -> Result<NamedFlow, InstanceError> {
+fn named_flow(place: usize, flow: FlowFields, places: &BTreeMap<String, usize>) -> Result<NamedFlow, InstanceError> {
     let field = |name: &str| format!("flows[{place}].{name}");
     if !WEIGHTS.contains(&flow.weight) {
-        return Err(InstanceError::new(field("weight"), format!("{:?} is no weight: give a number from 0.000001 to 1000000", flow.weight)));
+        return Err(InstanceError::new(
+            field("weight"),
+            format!("{:?} is not a weight: give a number from 0.000001 to 1000000", flow.weight),
+        ));
     }
     let mut links = Vec::new();
     for (entry, link) in flow.links.iter().enumerate() {
@@ -213,19 +216,19 @@ fn named_flow(place: usize, flow: WrittenFlow, places: &BTreeMap<String, usize>)
     if links.is_empty() {
         return Err(InstanceError::new(field("links"), "a flow without links gets nothing: name at least one".to_owned()));
     }
-    let demand = flow.demand_bps.map(|demand| whole(&field("demand_bps"), demand, CAPACITY_LIMIT.bps())).transpose()?;
-    let packet = ByteCount::new(whole(&field("packet_bytes"), flow.packet_bytes, PACKET_LIMIT.get())?);
+    let demand = flow.demand_bps.map(|demand| parse_integer(&field("demand_bps"), demand, CAPACITY_LIMIT.bps())).transpose()?;
+    let packet = ByteCount::new(parse_integer(&field("packet_bytes"), flow.packet_bytes, PACKET_LIMIT.get())?);
     Ok(NamedFlow { name: flow.name, weight: flow.weight, links, demand: demand.map(Rate::from_bps), packet })
 }
 
-fn counted(field: &str, count: usize, limit: usize) -> Result<(), InstanceError> {
+fn check_count(field: &str, count: usize, limit: usize) -> Result<(), InstanceError> {
     if count == 0 || count > limit {
         return Err(InstanceError::new(field, format!("there are {count}: give from 1 to {limit}")));
     }
     Ok(())
 }
 
-fn unused(list: &str, place: usize, name: &str, taken: &mut BTreeMap<String, usize>) -> Result<(), InstanceError> {
+fn check_name(list: &str, place: usize, name: &str, taken: &mut BTreeMap<String, usize>) -> Result<(), InstanceError> {
     let field = format!("{list}[{place}].name");
     if name.is_empty() {
         return Err(InstanceError::new(field, "it is empty: give a name".to_owned()));
@@ -236,7 +239,7 @@ fn unused(list: &str, place: usize, name: &str, taken: &mut BTreeMap<String, usi
     }
 }
 
-fn whole(field: &str, number: f64, limit: u64) -> Result<u64, InstanceError> {
+fn parse_integer(field: &str, number: f64, limit: u64) -> Result<u64, InstanceError> {
     if number >= 1.0 && number <= limit as f64 && number % 1.0 == 0.0 {
         return Ok(number as u64);
     }
@@ -259,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn an_instance_is_read_and_solved() {
+    fn an_instance_is_parsed_and_solved() {
         let instance = read(GOOD).expect("a good instance");
         assert_eq!((instance.seed, instance.duration), (u64::MAX, Duration::from_secs(60)));
         assert_eq!(instance.flows[1].links, [0, 1]);
@@ -287,14 +290,14 @@ mod tests {
     }
 
     #[test]
-    fn bad_instances_are_refused_with_field_and_reason() {
+    fn invalid_instances_are_refused_with_field_and_reason() {
         for (from, to, expected) in [
             ("3000000", "0", "links[0].capacity_bps: 0.0 is not possible: give a whole number from 1 to"),
             ("3000000", "-5", "links[0].capacity_bps: -5.0 is not possible"),
             ("3000000", "2.5", "links[0].capacity_bps: 2.5 is not possible"),
             ("3000000", "1e300", "links[0].capacity_bps: 1e300 is not possible"),
             ("3000000", "\"3 Mbit/s\"", "links[0].capacity_bps: invalid type: string"),
-            ("\"weight\":2", "\"weight\":0", "flows[1].weight: 0.0 is no weight"),
+            ("\"weight\":2", "\"weight\":0", "flows[1].weight: 0.0 is not a weight"),
             ("\"weight\":2", "\"weight\":null", "flows[1].weight: invalid type: null"),
             ("\"weight\":2,", "", "flows[1]: missing field `weight`"),
             ("[\"1\",\"2\"]", "[\"1\",\"3\"]", "flows[1].links[1]: there is no link \"3\""),

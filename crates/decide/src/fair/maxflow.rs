@@ -1,15 +1,15 @@
-//! Maximum flow in whole numbers (Dinic's algorithm), for networks source -> flows -> links -> sink.
+//! Maximum flow in integers (Dinic's algorithm), for networks source -> flows -> links -> sink.
 
 use std::collections::VecDeque;
 
-/// A directed network. Edges are known by the number that [`Network::add`] gave them.
+/// A directed network. Edges are identified by the number that [`Network::add`] returns.
 #[derive(Debug, Clone)]
 pub(super) struct Network {
     edges: Vec<Edge>,
     leaving: Vec<Vec<usize>>,
 }
 
-/// One direction of an edge; the other direction is the neighbour at `number ^ 1`.
+/// One direction of an edge; the reverse direction has the number `number ^ 1`.
 #[derive(Debug, Clone, Copy)]
 struct Edge {
     to: usize,
@@ -17,12 +17,12 @@ struct Edge {
 }
 
 impl Network {
-    /// `nodes` nodes without edges.
+    /// Creates a network of `nodes` nodes without edges.
     pub(super) fn new(nodes: usize) -> Self {
         Self { edges: Vec::new(), leaving: vec![Vec::new(); nodes] }
     }
 
-    /// Adds an edge that carries up to `room`.
+    /// Adds an edge with a capacity of `room`.
     pub(super) fn add(&mut self, from: usize, to: usize, room: u128) -> usize {
         let number = self.edges.len();
         self.edges.push(Edge { to, room });
@@ -32,14 +32,14 @@ impl Network {
         number
     }
 
-    /// What `edge` carries.
+    /// The flow over `edge`.
     pub(super) fn carried(&self, edge: usize) -> u128 {
         self.edges[edge ^ 1].room
     }
 
-    /// Sends as much more from `source` to `sink` as possible; returns how much more.
+    /// Increases the flow from `source` to `sink` to the maximum; returns the increase.
     ///
-    /// At most one phase per length of path, each O(nodes * edges) at worst and far from it in practice.
+    /// At most one phase per path length, each O(nodes * edges) in the worst case and far less in practice.
     pub(super) fn run(&mut self, source: usize, sink: usize) -> u128 {
         let mut sent = 0;
         loop {
@@ -58,7 +58,7 @@ impl Network {
         }
     }
 
-    /// The nodes that `from` reaches over edges with room.
+    /// The nodes that `from` reaches over edges with residual capacity.
     pub(super) fn reached(&self, from: usize) -> Vec<bool> {
         self.depths(from).iter().map(Option::is_some).collect()
     }
@@ -79,7 +79,8 @@ impl Network {
         depth
     }
 
-    /// One path downhill from `node`; recursion is as deep as the path, at most twice the number of links and two.
+    /// Augments one path from `node` along increasing depths. The recursion depth is the length of the path, at most twice the number of links plus
+    /// two.
     fn push(&mut self, node: usize, sink: usize, most: u128, depth: &[Option<usize>], tried: &mut [usize]) -> u128 {
         if node == sink {
             return most;
@@ -105,8 +106,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flow_moves_over_to_make_room() {
-        // 0 -> {1, 2} -> {3, 4} -> 5; 2 may use 3 only, so 1 must leave it.
+    fn flows_are_rerouted_to_make_room() {
+        // 0 -> {1, 2} -> {3, 4} -> 5; node 2 may use 3 only, so node 1 must release it.
         let mut network = Network::new(6);
         network.add(0, 1, 5);
         network.add(0, 2, 4);

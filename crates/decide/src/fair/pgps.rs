@@ -1,20 +1,19 @@
-//! Packet-by-packet generalised processor sharing over several links (4.3), and the fluid system it follows.
+//! Packet-by-packet generalised processor sharing over several links (4.3), and the fluid system that it follows.
 //!
-//! In the fluid system ([`fluid`]) the flows that have a backlog share all links at their weighted max-min rates, bit by bit. PGPS
-//! ([`packets`]) sends whole packets, each over one link: a link that is free takes, of the flows that may use it, the packet that would
-//! finish first in the fluid system.
+//! In the fluid system ([`fluid`]) the backlogged flows share all links at their weighted max-min rates, bit by bit. PGPS ([`packets`]) sends whole
+//! packets, each over one link: among the flows that may use it, a free link takes the packet that would finish first in the fluid system.
 //!
-//! **Not causal** (Theorem 7): which packet finishes first in the fluid system depends on flows that have not come yet, since a newcomer
-//! slows those that share its links and not others. So both functions take the whole of the arrivals at once. That makes them a
-//! yardstick and no scheduler; the thesis's example is a test below.
+//! **Not causal** (Theorem 7): which packet finishes first in the fluid system depends on flows that have not arrived yet, because a new flow slows
+//! those that share its links and not others. So both functions take all arrivals at once. This makes them a reference, not a scheduler. A test below
+//! contains the thesis's example.
 //!
-//! **Not bounded as Theorems 5 and 6 say**, even with the future known, once flows have preferences. Lemma 5 lets a fast link delay
-//! a slow one once, and then only links that are late themselves. But a link may be diverted again and again: flow b may use both of two
-//! equal links, and its packets come one at a time, each when link 1 is about to be free and link 2 has just begun a packet of a flow of
-//! little weight. In the fluid system link 2 serves b at once. In PGPS link 1 does, since b's packet is due before those of the k flows
-//! that share link 1, all of which are due after k packets' time. So these wait until then, and finish up to k - 1 packets late, for any
-//! k, where the theorem says three. A test below has k = 10 with 108 ms instead of 36, and a flow 13.5 kB behind instead of 4.5. Where
-//! every flow may use every link, random instances stay below 0.4 of either bound.
+//! **Theorems 5 and 6 do not bound it**, even with the future known, once flows have preferences. Lemma 5 assumes that a fast link delays a slow one
+//! once, and then only links that are late themselves. But a link may be diverted repeatedly: flow b may use both of two equal links, and its packets
+//! arrive one at a time, each just before link 1 becomes free and just after link 2 has started a packet of a flow of small weight. In the fluid
+//! system link 2 serves b at once. In PGPS link 1 does, because b's packet is due before those of the k flows that share link 1, all of which are due
+//! after k packets' time. So these wait until then and finish up to k - 1 packets late, for any k, where the theorem says three. In a test below, k =
+//! 10 gives 108 ms instead of 36, and a flow is 13.5 kB behind instead of 4.5. If every flow may use every link, random instances stay below 0.4 of
+//! either bound.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -22,60 +21,59 @@ use braid_model::{ByteCount, Time};
 
 use super::{FairFlow, Problem, ProblemError, solve};
 
-/// A packet that arrives.
+/// An arriving packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Packet {
-    /// Its flow's place in the problem.
+    /// Index of its flow in the problem.
     pub flow: usize,
-    /// Its length.
+    /// Length of the packet.
     pub size: ByteCount,
-    /// When its last bit is there.
+    /// Arrival time of its last bit.
     pub arrival: Time,
 }
 
-/// A packet as PGPS sent it.
+/// A packet as sent by PGPS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sent {
-    /// The link that carried it.
+    /// Index of the link that carried it.
     pub link: usize,
-    /// When its first bit left.
+    /// Departure time of its first bit.
     pub start: Time,
-    /// When its last bit left.
+    /// Departure time of its last bit.
     pub finish: Time,
 }
 
-/// Why arrivals cannot be served.
+/// The error for arrivals that cannot be served.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ArrivalError {
-    /// The problem itself.
+    /// The problem is invalid.
     #[error(transparent)]
     Problem(#[from] ProblemError),
-    /// A packet of a flow that is not there.
+    /// A packet of a flow that does not exist.
     #[error("packet {packet} belongs to flow {flow}, but there are {flows} flows, counted from 0")]
     NoSuchFlow {
-        /// The packet's place.
+        /// Index of the packet.
         packet: usize,
-        /// The flow it names.
+        /// Index of its flow.
         flow: usize,
-        /// How many there are.
+        /// Number of flows.
         flows: usize,
     },
-    /// A packet before its predecessor.
+    /// A packet that arrives before its predecessor.
     #[error("packet {packet} arrives before the one before it: sort them by arrival")]
     Order {
-        /// The packet's place.
+        /// Index of the packet.
         packet: usize,
     },
 }
 
-/// A backlog below this many bits is none.
+/// A backlog below this many bits counts as empty.
 const RESIDUE: f64 = 1e-6;
 
-/// When each of `arrivals` has been served to its last bit in the fluid system, in their order; `None` for those that never are, since
+/// The times at which the fluid system has served the last bit of each of `arrivals`, in their order; `None` for those that are never served, because
 /// their flow has no link that is up.
 ///
-/// A flow's demand, where it has one, caps its rate. Each change of who is backlogged costs one solution of the problem, kept for the
-/// next time that the same flows are.
+/// A flow's demand, if any, limits its rate. Each new set of backlogged flows requires one solution of the problem, which is cached.
 ///
 /// # Errors
 /// [`ArrivalError`] for arrivals out of order or of unknown flows.
@@ -129,8 +127,8 @@ fn rates<'a>(
 
 /// How PGPS sends `arrivals`, in their order; `None` for those whose flow has no link that is up.
 ///
-/// At one instant, arrivals come first, then links choose in rising order. Packets of one flow leave in order. Ties between
-/// flows go to the earlier arrival in the list.
+/// At one instant, arrivals are processed first, then links choose in ascending order. Packets of one flow leave in order. Ties between flows go to
+/// the earlier arrival in the list.
 ///
 /// # Errors
 /// [`ArrivalError`] as in [`fluid`].
@@ -183,7 +181,7 @@ fn seconds(time: Time) -> f64 {
     time.as_nanos() as f64 / 1e9
 }
 
-/// To the nearest nanosecond, so that what finishes together does so in spite of rounding.
+/// Rounded to the nearest nanosecond, so that packets which finish together do so despite rounding errors.
 fn time(seconds: f64) -> Time {
     Time::from_nanos((seconds * 1e9 + 0.5) as u64)
 }
@@ -205,7 +203,7 @@ mod tests {
         Packet { flow, size: ByteCount::new(size), arrival: Time::from_nanos(micros * 1000) }
     }
 
-    /// 4.3.2: p_a of L bits and p_b of L/2 at time 0, more of both behind them, and perhaps three more flows right after.
+    /// 4.3.2: p_a of L bits and p_b of L/2 at time 0, more of both behind them, and optionally three more flows right after.
     fn example(a_links: &[usize], b_links: &[usize], newcomers: Option<&[usize]>) -> (Problem, Vec<Packet>) {
         let mut flows = vec![a_links, b_links];
         let mut arrivals = vec![at(0, 0, 1500), at(0, 1, 750), at(0, 0, 15_000), at(0, 1, 15_000)];
@@ -223,7 +221,7 @@ mod tests {
         [0, 1].map(|packet| finish[packet].expect("served").as_nanos() as f64 / 1e6)
     }
 
-    /// Theorem 7: at time 0 nothing tells whether p_a (12 ms) or p_b (6 ms, or 24 with the newcomers) finishes first.
+    /// Theorem 7: at time 0 it is unknown whether p_a (12 ms) or p_b (6 ms, or 24 with the new flows) finishes first.
     #[test]
     fn finishing_order_depends_on_the_future() {
         let alone = example(&[0, 1], &[1], None);
@@ -233,8 +231,8 @@ mod tests {
         assert_eq!(a, 12.0);
         // b had 1 Mb/s for 1 us and 1/4 Mb/s from then on.
         assert!((b - 23.997).abs() < 1e-5, "{b}");
-        // So link 2 must choose differently at time 0, before the newcomers are there. Link 1 takes a packet of a's first, of L bits;
-        // the choice is between the next one of a's, of 120 bits, and p_b.
+        // So link 2 must choose differently at time 0, before the new flows arrive. Link 1 takes a packet of a's first, of L bits. The choice is
+        // between a's next packet, of 120 bits, and p_b.
         let chosen = |mut example: (Problem, Vec<Packet>)| {
             example.1.insert(0, at(0, 0, 1500));
             example.1[1].size = ByteCount::new(15);
@@ -245,9 +243,9 @@ mod tests {
         assert_eq!((chosen(alone), chosen(joined)), (1, 0));
     }
 
-    /// Without preferences flows share their fate, and p_b is first with and without newcomers, then at 2/5 Mb/s.
+    /// Without preferences all flows are affected equally, and p_b is first with and without new flows, then at 2/5 Mb/s.
     #[test]
-    fn without_preferences_the_order_is_known() {
+    fn without_preferences_the_order_does_not_depend_on_the_future() {
         let both: &[usize] = &[0, 1];
         assert_eq!(finishes(&example(both, both, None)), [12.0, 6.0]);
         let [a, b] = finishes(&example(both, both, Some(both)));
@@ -274,7 +272,7 @@ mod tests {
         let bound = guarantees::pgps_delay_bound(&problem.links, LONG);
         assert_eq!((late.as_micros(), bound.as_micros()), (107_988, 36_000));
 
-        // The last flow has little weight and gets the link when the ten are done.
+        // The last flow has a small weight and gets the link when the ten are done.
         let now = (0..arrivals.len()).filter(|packet| arrivals[*packet].flow == 12).map(|packet| finish(packet).0).nth(8).expect("packets");
         let served = |by: &dyn Fn(usize) -> Time| -> u64 {
             let done = (0..arrivals.len()).filter(|packet| arrivals[*packet].flow == 12 && by(*packet) <= now);
@@ -300,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_without_links_waits_for_ever() {
+    fn a_flow_without_links_is_never_served() {
         let problem = problem(1, &[&[], &[0]]);
         let arrivals = [at(0, 0, 100), at(5, 1, 125)];
         assert_eq!(fluid(&problem, &arrivals), Ok(vec![None, Some(Time::from_nanos(1_005_000))]));

@@ -1,46 +1,46 @@
-//! Theorem 1: "the proportional fair allocation is also max-min fair". When that is true, and when it is not.
+//! Theorem 1: "the proportional fair allocation is also max-min fair". When it holds, and when it does not.
 //!
-//! **It is true in the thesis's model, but not by the thesis's proof.** The proof takes an allocation r that is not max-min fair, and
-//! says that the max-min fair s differs from it by moving ε from one flow a to one flow b. In general s differs in many flows, and in
-//! networks at large, where the same words could be said, the theorem is false (below). What makes it true here is that every
-//! unit of rate uses one unit of one link, whichever flow it belongs to, so that the possible rates form a polymatroid (see
-//! [`super`]). Sketch: at the max-min allocation, for every x, the flows with r_i/φ_i <= x together have all that they can have (else one
-//! of them could gain, if need be from a flow above x). The function Σ φ_i log r_i has the gradient φ_i/r_i there, so its greatest
-//! components belong to the lowest r_i/φ_i. A linear function is maximised over a polymatroid by filling flows greedily in the order of
-//! its coefficients (Edmonds 1970), and just that was said about r: no feasible s has Σ φ_i (s_i - r_i)/r_i > 0, which is the
-//! definition of proportional fairness. Both allocations are unique, so they are the same. (Fujishige 1980 has the theorem for
-//! lexicographically optimal bases; Nagano and Aihara 2012 for any Σ φ_i h(r_i/φ_i) with h strictly concave.)
+//! **The theorem holds in the thesis's model, but the thesis's proof is incomplete.** The proof takes an allocation r that is not max-min fair, and
+//! says that the max-min fair s differs from it by moving ε from one flow a to one flow b. In general s differs in many flows, and in general
+//! networks, where the same argument could be made, the theorem is false (see below). It holds here because every unit of rate uses one unit of one
+//! link, whichever flow it belongs to, so that the feasible rates form a polymatroid (see [`super`]). Proof sketch: at the max-min allocation, for
+//! every x, the flows with r_i/φ_i <= x together have all that they can have (otherwise one of them could gain, possibly from a flow above x). The
+//! function Σ φ_i log r_i has the gradient φ_i/r_i there, so its largest components belong to the lowest r_i/φ_i. A linear function is maximised over
+//! a polymatroid by filling flows greedily in the order of its coefficients (Edmonds 1970), and the previous statement says that r is the result of
+//! this: no feasible s has Σ φ_i (s_i - r_i)/r_i > 0, which is the definition of proportional fairness. Both allocations are unique, so they are the
+//! same. (Fujishige 1980 proves the theorem for lexicographically optimal bases; Nagano and Aihara 2012 for any Σ φ_i h(r_i/φ_i) with h strictly
+//! concave.)
 //!
-//! - **Demands**: true. A polymatroid cut by r <= D is a polymatroid, and the sketch goes through as it stands.
-//! - **Π**: true for any; it is what the polymatroid is made of.
-//! - **Weights**: true for Σ φ_i log r_i, the *weighted* proportional fairness. The thesis's program Σ log r_i has no weights: it gives
-//!   the unweighted max-min rates. Writing Σ log(r_i/φ_i) changes nothing, since that adds a constant.
-//! - **α-fairness** of any α > 0, with φ_i^α r_i^(1-α): the same rates again.
-//! - **Flows that can get nothing** (no link, no demand) must be left out: their logarithm is minus infinity for everyone.
+//! - **Demands**: it holds. A polymatroid cut by r <= D is a polymatroid, and the proof sketch applies unchanged.
+//! - **Π**: it holds for any; Π defines the polymatroid.
+//! - **Weights**: it holds for Σ φ_i log r_i, the *weighted* proportional fairness. The thesis's program Σ log r_i has no weights: it gives the
+//!   unweighted max-min rates. Using Σ log(r_i/φ_i) changes nothing, because that adds a constant.
+//! - **α-fairness** for any α > 0, with φ_i^α r_i^(1-α): the same rates again.
+//! - **Flows that can get nothing** (no link, no demand) must be excluded: their logarithm is minus infinity in every allocation.
 //!
-//! **It is false as soon as one of these holds**, and each is a test below:
-//! - a flow sits on one link, as connections do in connection mode, and links are not split: three flows, links of 10 and 2. The
-//!   product is greatest with 5, 5 and 2; the least rate is greatest with all three on the fast link, the slow one idle;
-//! - a link is worth different rates to different flows, as airtime is: alone they would have 10 and 1. Proportional fairness gives each
-//!   half the time (5 and 0.5), max-min fairness the same rate (0.91 each);
-//! - a flow needs several links at once, as duplication does: two links of 1, one flow doubled over both and one more on each.
-//!   Proportional 1/3, 2/3, 2/3; max-min 1/2 each.
+//! **The theorem fails as soon as one of these conditions holds**; a test below covers each:
+//! - a flow uses one link only, as connections do in connection mode, and cannot be split: three flows, links of 10 and 2. The product is greatest
+//!   with 5, 5 and 2; the minimum rate is greatest with all three on the fast link and the slow one idle;
+//! - a link gives different rates to different flows, as with airtime: alone they would have 10 and 1. Proportional fairness gives each half the time
+//!   (5 and 0.5), max-min fairness the same rate (0.91 each);
+//! - a flow needs several links at once, as with duplication: two links of 1, one flow duplicated over both and one more flow on each. Proportional:
+//!   1/3, 2/3, 2/3; max-min: 1/2 each.
 //!
-//! The solver computes max-min fairness directly and does not lean on the theorem; [`gain`] is the certificate that holds them together.
+//! The solver computes max-min fairness directly and does not rely on the theorem; [`gain`] is the certificate that connects them.
 
 use super::{Problem, ProblemError, maxflow::Network};
 
-/// Units of the maximum flow per bit/s, a power of two.
+/// Units of the maximum flow per bit/s; a power of two.
 const UNITS: f64 = (1_u64 << 50) as f64;
 
-/// How far `rates_bps` are from weighted proportional fairness, or from weighted α-fairness for a whole `alpha` (1 is proportional).
+/// Distance of `rates_bps` from weighted proportional fairness, or from weighted α-fairness for an integer `alpha` (1 is proportional).
 ///
-/// The greatest `Σ w_i (s_i - r_i)` over all feasible s, with `w_i = (φ_i/r_i)^α`, as a part of `Σ w_i r_i`. It is zero if and only if r is
-/// the fair allocation, and for feasible r it is never negative (Kelly's definition, 3.3.1). Computed exactly, greedily by maximum
-/// flow. Flows that can get nothing are left out; infinite if a flow gets nothing that could get something.
+/// The maximum of `Σ w_i (s_i - r_i)` over all feasible s, with `w_i = (φ_i/r_i)^α`, relative to `Σ w_i r_i`. It is zero if and only if r is the fair
+/// allocation, and it is never negative for feasible r (Kelly's definition, 3.3.1). It is computed exactly, by a greedy maximum flow. Flows that can
+/// get nothing are excluded. The result is infinite if a flow gets nothing but could get something.
 ///
 /// # Errors
-/// [`ProblemError`] for weights out of range and links that are not there.
+/// [`ProblemError`] for weights out of range and links that do not exist.
 pub fn gain(problem: &Problem, rates_bps: &[f64], alpha: u32) -> Result<f64, ProblemError> {
     problem.validate()?;
     let able = |flow: &usize| {
@@ -61,7 +61,7 @@ pub fn gain(problem: &Problem, rates_bps: &[f64], alpha: u32) -> Result<f64, Pro
     Ok(if order.is_empty() { 0.0 } else { (best - had) / had })
 }
 
-/// Fills flows one after the other, each as far as those before it allow; rates in bits per second in that order.
+/// Fills the flows one after the other, each as far as the previous ones allow. Returns rates in bits per second in that order.
 fn greedy(problem: &Problem, order: &[usize]) -> Vec<f64> {
     let mut network = Network::new(2 + problem.links.len() + order.len());
     let mut all = 0.0;
@@ -88,8 +88,8 @@ mod tests {
     use crate::fair::{FairFlow, solve};
     use braid_model::Rate;
 
-    /// The proportionally fair rates by proportional response: flows bid their weights for links, prices clear, bids follow returns.
-    /// It climbs Σ φ log r by itself (Zhang 2011, linear Fisher markets) and knows nothing of levels. Without demands.
+    /// The proportionally fair rates by proportional response: flows bid their weights for links, prices clear, and bids follow returns. It maximises
+    /// Σ φ log r on its own (Zhang 2011, linear Fisher markets) and does not use levels. Without demands.
     fn proportional_response(problem: &Problem, rounds: usize) -> Vec<f64> {
         let mut bids: Vec<Vec<f64>> = Vec::new();
         for flow in &problem.flows {
@@ -132,7 +132,7 @@ mod tests {
 
     /// The thesis's program without weights gives 1.5 and 1.5 for weights of 1 and 2; weighted max-min is 1 and 2.
     #[test]
-    fn the_sum_of_logarithms_forgets_weights() {
+    fn the_sum_of_logarithms_ignores_weights() {
         let weighted = problem(&[3], &[(1.0, &[0]), (2.0, &[0])]);
         let plain = problem(&[3], &[(1.0, &[0]), (1.0, &[0])]);
         let printed = proportional_response(&plain, 10);
@@ -144,14 +144,14 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_served_is_left_out() {
+    fn flows_that_cannot_be_served_are_excluded() {
         let mut some = problem(&[3], &[(1.0, &[0]), (1.0, &[])]);
         some.flows.push(FairFlow::backlogged(1.0, &[0]).with_demand(Rate::ZERO));
         assert!(gain(&some, &[3e6, 0.0, 0.0], 1).expect("a valid problem").abs() < 1e-9);
         assert_eq!(gain(&some, &[0.0, 0.0, 0.0], 1), Ok(f64::INFINITY));
     }
 
-    /// The greatest of `score` over the rates that `choices` give, by the lexicographic order of what `score` returns.
+    /// The rates from `choices` with the maximum `score`, in lexicographic order.
     fn best<R: Clone>(choices: impl Iterator<Item = R>, score: impl Fn(&R) -> Vec<f64>) -> R {
         let mut choices: Vec<R> = choices.collect();
         choices.sort_by(|a, b| score(a).partial_cmp(&score(b)).expect("numbers"));
@@ -168,7 +168,7 @@ mod tests {
         vec![rates.iter().product()]
     }
 
-    /// Connection mode: each of three flows sits on the link of 10 or on that of 2, and shares it with those there.
+    /// Connection mode: each of three flows uses the link of 10 or the link of 2, and shares it with the others there.
     #[test]
     fn counterexample_flows_that_cannot_be_split() {
         let seat = |choice: usize| -> Vec<f64> {
@@ -190,7 +190,7 @@ mod tests {
         assert!(max_min.iter().all(|rate| (rate - 10.0 / 11.0).abs() < 1e-3), "{max_min:?}");
     }
 
-    /// Duplication: the first flow takes x of both links of 1, each other flow what is left of one.
+    /// Duplication: the first flow takes x of both links of 1, each other flow the rest of one.
     #[test]
     fn counterexample_flows_that_need_two_links_at_once() {
         let rates = |x: f64| vec![x, 1.0 - x, 1.0 - x];

@@ -1,29 +1,29 @@
 //! The exact weighted max-min allocation.
 //!
-//! The method is the decomposition algorithm for separable convex functions over a polymatroid's bases (Fujishige 1980, Groenevelt
-//! 1991), which finds the levels of progressive filling (Megiddo 1974, the thesis's reference 31) by halving instead of rising: pour
-//! all links into all flows to one common level λ, `Σ min(D_i, λφ_i) = Σ C_j`, and ask by maximum flow whether the links can be split
-//! that way. If so, that is the answer. If not, the minimum cut names flows S whose links N(S) are too small for it; S shares N(S),
-//! the others share the other links, and each half is a problem of its own. Each split takes links away, so there are about twice as
-//! many maximum flows as links at most, whatever the number of flows.
+//! The method is the decomposition algorithm for separable convex functions over the bases of a polymatroid (Fujishige 1980, Groenevelt 1991). It
+//! finds the levels of progressive filling (Megiddo 1974, the thesis's reference 31) by divide and conquer instead of increasing a level: distribute
+//! the capacity of all links to all flows at one common level λ, `Σ min(D_i, λφ_i) = Σ C_j`, and test by maximum flow whether the links can be split
+//! that way. If so, that is the answer. If not, the minimum cut identifies flows S whose links N(S) are too small. S shares N(S), the other flows
+//! share the other links, and each half is a separate problem. Each split removes links, so there are at most about twice as many maximum flows as
+//! links, independent of the number of flows.
 //!
-//! Precision: a level is the quotient of two sums, good to about 1e-15. The maximum flow is computed in whole units of 2^-50 bit/s, so
-//! that a link of 1 kbit/s beside one of 100 Gbit/s is cut as precisely as any. Targets are lowered by 1e-13 of themselves before
-//! the question is asked, so that rounding alone never cuts; a cut is missed only when the levels on its sides differ by less than that.
+//! Precision: a level is the quotient of two sums, accurate to about 1e-15. The maximum flow is computed in integer units of 2^-50 bit/s, so that a
+//! link of 1 kbit/s beside one of 100 Gbit/s is handled precisely. Targets are reduced by a relative 1e-13 before the test, so that rounding alone
+//! never causes a cut. A cut is missed only if the levels on both sides differ by less than that.
 
 use super::{Allocation, FairFlow, Problem, ProblemError, maxflow::Network};
 
-/// Units of the maximum flow per bit/s, a power of two.
+/// Units of the maximum flow per bit/s; a power of two.
 const UNITS: f64 = (1_u64 << 50) as f64;
-/// How far targets are lowered before asking whether they fit.
+/// Relative reduction of the targets before the test.
 const SLACK: f64 = 1e-13;
 
-/// The weighted max-min fair allocation of `problem`: rates in bits per second, exact to about 1e-12 of each, and one feasible split.
+/// The weighted max-min fair allocation of `problem`: rates in bits per second, accurate to about 1e-12 of each, and one feasible split.
 ///
-/// Flows may be capped by demands, and may have no link (their rate is zero). Links of rate zero are down.
+/// Flows may have demands, and may have no link (their rate is zero). Links of rate zero are down.
 ///
 /// # Errors
-/// [`ProblemError`] for weights out of range and links that are not there.
+/// [`ProblemError`] for weights out of range and links that do not exist.
 pub fn solve(problem: &Problem) -> Result<Allocation, ProblemError> {
     problem.validate()?;
     let (flows, links) = (problem.flows.len(), problem.links.len());
@@ -33,74 +33,75 @@ pub fn solve(problem: &Problem) -> Result<Allocation, ProblemError> {
         if part.flows.is_empty() || part.links.is_empty() {
             continue;
         }
-        if let Some(halves) = settle(problem, &part, &mut allocation) {
+        if let Some(halves) = solve_part(problem, &part, &mut allocation) {
             parts.extend(halves);
         }
     }
     Ok(allocation)
 }
 
-/// Flows that share links among themselves, both in rising order.
+/// Flows and the links that they share, both in ascending order.
 struct Part {
     flows: Vec<usize>,
     links: Vec<usize>,
 }
 
-/// Gives every flow of the part the same level, or says which halves must be settled apart.
-fn settle(problem: &Problem, part: &Part, allocation: &mut Allocation) -> Option<[Part; 2]> {
+/// Gives every flow of the part the same level, or returns the halves that must be solved separately.
+fn solve_part(problem: &Problem, part: &Part, allocation: &mut Allocation) -> Option<[Part; 2]> {
     let capacity: f64 = part.links.iter().map(|&link| problem.links[link].bps() as f64).sum();
     let level = level(part.flows.iter().map(|&flow| &problem.flows[flow]), capacity);
-    let question = Question::new(problem, part, level);
-    let short = question.short();
+    let target_flow = TargetFlow::new(problem, part, level);
+    let short = target_flow.short();
     if short.contains(&true) {
-        let halves = question.halves(part, &short);
-        // All flows short with all links would be rounding, which the slack rules out; settling then is what ends the work for sure.
+        let halves = target_flow.halves(part, &short);
+        // Only rounding could make all flows fall short with all links, and the slack excludes that. Assigning the level in this case guarantees
+        // termination.
         if halves[0].flows.len() < part.flows.len() || halves[0].links.len() < part.links.len() {
             return Some(halves);
         }
     }
     for (place, &flow) in part.flows.iter().enumerate() {
-        let rate = wanted(&problem.flows[flow], level);
+        let rate = capped_rate(&problem.flows[flow], level);
         allocation.rates_bps[flow] = rate;
-        question.split(place, rate, &mut allocation.split_bps[flow]);
+        target_flow.split(place, rate, &mut allocation.split_bps[flow]);
     }
     None
 }
 
-/// The λ at which the flows together take `capacity`; infinite if their demands are no more than that.
+/// The level λ at which the flows together use `capacity`; infinite if their demands do not exceed it.
 pub(super) fn level<'a>(flows: impl Iterator<Item = &'a FairFlow>, capacity: f64) -> f64 {
     let mut flows: Vec<_> = flows.map(|flow| (flow.demand_bps() / flow.weight, flow)).collect();
     flows.sort_by(|a, b| a.0.total_cmp(&b.0));
-    // From the greatest level at which a flow is sated downwards: who is sated below it takes its demand.
-    let mut hungry_from = vec![0.0; flows.len() + 1];
+    // Sorted by the level at which each flow is satisfied: flows satisfied below a level take their demand.
+    let mut unsatisfied_weight = vec![0.0; flows.len() + 1];
     for place in (0..flows.len()).rev() {
-        hungry_from[place] = hungry_from[place + 1] + flows[place].1.weight;
+        unsatisfied_weight[place] = unsatisfied_weight[place + 1] + flows[place].1.weight;
     }
-    let mut sated = 0.0;
-    for (place, &(sated_at, flow)) in flows.iter().enumerate() {
-        let level = ((capacity - sated) / hungry_from[place]).max(0.0);
-        if level < sated_at {
+    let mut satisfied = 0.0;
+    for (place, &(satisfied_at, flow)) in flows.iter().enumerate() {
+        let level = ((capacity - satisfied) / unsatisfied_weight[place]).max(0.0);
+        if level < satisfied_at {
             return level;
         }
-        sated += flow.demand_bps();
+        satisfied += flow.demand_bps();
     }
     f64::INFINITY
 }
 
 /// min(D_i, λφ_i).
-fn wanted(flow: &FairFlow, level: f64) -> f64 {
+fn capped_rate(flow: &FairFlow, level: f64) -> f64 {
     flow.demand_bps().min(level * flow.weight)
 }
 
-/// Whether a part's links can give every flow its target, as a maximum flow.
-struct Question {
+/// Tests whether a part's links can give every flow its target, as a maximum flow.
+struct TargetFlow {
     network: Network,
-    /// For each flow of the part: the edge from the source, and those to links.
+    /// For each flow of the part: the edge from the source, and the edges to links.
     flows: Vec<(usize, Vec<(usize, usize)>)>,
 }
 
-impl Question {
-    /// Nodes: the source, the sink, the part's flows, its links.
+impl TargetFlow {
+    /// Nodes: the source, the sink, the part's flows, the part's links.
     fn new(problem: &Problem, part: &Part, level: f64) -> Self {
         let mut network = Network::new(2 + part.flows.len() + part.links.len());
         let first_link = 2 + part.flows.len();
@@ -124,13 +125,13 @@ impl Question {
         Self { network, flows }
     }
 
-    /// The flows on the source's side of the minimum cut: none if all have their target.
+    /// The flows on the source's side of the minimum cut: none if all reach their target.
     fn short(&self) -> Vec<bool> {
         let reached = self.network.reached(0);
         (0..self.flows.len()).map(|place| reached[2 + place]).collect()
     }
 
-    /// The short flows with all the links they may use, and the others with the others.
+    /// The flows that fall short with all the links they may use, and the other flows with the other links.
     fn halves(&self, part: &Part, short: &[bool]) -> [Part; 2] {
         let mut taken: Vec<usize> = Vec::new();
         for (_, (_, links)) in short.iter().zip(&self.flows).filter(|(short, _)| **short) {
@@ -143,7 +144,7 @@ impl Question {
         [Part { flows: flows(true), links: taken }, Part { flows: flows(false), links: others }]
     }
 
-    /// Writes `rate` into `row` in the proportions in which the flow at `place` is carried.
+    /// Writes `rate` into `row`, in proportion to the flow over each link of the flow at `place`.
     fn split(&self, place: usize, rate: f64, row: &mut [f64]) {
         let (source, links) = &self.flows[place];
         let whole = self.network.carried(*source);
@@ -179,7 +180,7 @@ mod tests {
         FairFlow::backlogged(weight, links)
     }
 
-    /// Figure 3.1 and section 3.1: one link, two alike, and flow b kept to the second; then b with twice the weight.
+    /// Figure 3.1 and section 3.1: one link, two equal links, and flow b restricted to the second; then b with twice the weight.
     #[test]
     fn figure_3_1() {
         assert_eq!(rates(&[2], &[free(1.0, &[0]), free(1.0, &[0])]), [1.0, 1.0]);
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_give_is_zero() {
+    fn flows_or_links_without_capacity_get_zero() {
         assert_eq!(rates(&[5], &[free(1.0, &[]), free(1.0, &[0])]), [0.0, 5.0]);
         assert_eq!(rates(&[0, 5], &[free(1.0, &[0]), free(1.0, &[0, 1])]), [0.0, 5.0]);
         assert_eq!(rates(&[], &[free(1.0, &[])]), [0.0]);
@@ -216,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_trickle_beside_a_torrent_is_exact() {
+    fn a_slow_link_beside_a_fast_one_is_exact() {
         let links = vec![Rate::from_bps(3), Rate::from_bps(1_000_000_000_007), Rate::from_bps(1)];
         let flows = vec![free(1.0, &[0, 1, 2]), free(7.0, &[0, 2]), free(1e-3, &[0]), free(1e9, &[1])];
         let allocation = solve(&Problem { links: links.clone(), flows: flows.clone() }).expect("a valid problem");
@@ -225,13 +226,13 @@ mod tests {
         for (rate, exact) in allocation.rates_bps.iter().zip([high, 7.0 * low, 1e-3 * low, 1e9 * high]) {
             assert!((rate / exact - 1.0).abs() < 1e-12, "{rate} for {exact}");
         }
-        // The slow links' levels must not be mixed with the fast one's though their sum is lost in its rounding.
+        // The slow links' levels must stay separate from the fast one's, although the rounding error of the fast one exceeds their sum.
         is_fair(&Problem { links, flows }, &allocation);
     }
 
-    /// The slow link's level is lower by 1e-5 only, which is 1e-17 of the fast one: rounding there must not hide it.
+    /// The slow link's level is lower by 1e-5 only, which is 1e-17 of the fast one's: rounding must not hide it.
     #[test]
-    fn levels_close_together_are_told_apart() {
+    fn close_levels_are_distinguished() {
         let fast = [1e12 / 7.0, 1e12 / 11.0, 1e12 / 13.0];
         for more in 0..200 {
             let capacity = 1_000_000_000_000 + more;
@@ -248,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused() {
+    fn invalid_problems_are_refused() {
         let one = |flow| solve(&Problem { links: vec![Rate::from_mbps(1)], flows: vec![flow] }).expect_err("nonsense").to_string();
         assert_eq!(one(free(0.0, &[0])), "flow 0 has weight 0: give it one from 1e-12 to 1e12");
         assert!(one(free(f64::NAN, &[0])).contains("weight NaN"));

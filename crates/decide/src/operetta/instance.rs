@@ -1,4 +1,4 @@
-//! Instances as text: what `braid sim operetta --instance FILE --json` reads and writes.
+//! Instances as text: the input and output of `braid sim operetta --instance FILE --json`.
 
 use braid_model::{LinkSet, MAX_LINKS};
 use std::collections::BTreeMap;
@@ -10,29 +10,29 @@ use crate::instance::{InstanceError, parse};
 use super::solver::{Instance, Solution};
 use super::{NewKind, Utility};
 
-/// Loads, rates and powers above this are refused: no machine has them, and their products could overflow.
+/// Maximum load, rate and power. Real machines stay below it, and products of larger values could overflow.
 const LIMIT: f64 = 1e18;
 
-/// The answer to an instance, in the order in which it is written.
+/// The result of an instance; the fields are in the order of the JSON output.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct InstanceResult {
-    /// The name of a connection-oriented new stream's link; `null` for a packet-oriented one.
+    /// Name of the link of a connection-oriented new stream; `null` for a packet-oriented one.
     pub assignment: Option<String>,
-    /// The share of the packet load on each link, by name: they sum to 1, or are all 0 where there is no packet load.
+    /// Share of the packet load on each link, by name. The shares sum to 1, or are all 0 if there is no packet load.
     pub weights: BTreeMap<String, f64>,
-    /// Eq. 2 over the remaining load of all streams, connection-oriented ones included, in joules.
+    /// Eq. 2 over the remaining load of all streams, including connection-oriented ones, in joules.
     pub energy_j: f64,
-    /// Throughput in bits per second; 0 where there is nothing to move.
+    /// Throughput in bits per second; 0 if there is nothing to move.
     pub throughput_bps: f64,
-    /// The target as asked for, in bits per second.
+    /// The requested target in bits per second.
     pub target_bps: f64,
     /// Whether the target is reached.
     pub feasible: bool,
 }
 
-/// Reads an instance as JSON and solves it.
+/// Parses an instance from JSON and solves it.
 ///
-/// All keys are required but `link`, which connection-oriented streams have and others leave out (or `null`); unknown ones are refused.
+/// All keys are required except `link`, which connection-oriented streams need and others must omit (or set to `null`). Unknown keys are rejected.
 ///
 /// ```
 /// let result = braid_decide::operetta::solve_instance(
@@ -103,7 +103,7 @@ impl File {
         for (index, link) in self.links.iter().enumerate() {
             self.check_link(index)?;
             if let Some(first) = indices.insert(link.name.as_str(), index) {
-                let reason = format!("{:?} is the name of links[{first}] too: give each link its own", link.name);
+                let reason = format!("{:?} is also the name of links[{first}]: give each link a unique name", link.name);
                 return Err(InstanceError::new(format!("links[{index}].name"), reason));
             }
             let rate = link.rate_bps / 8.0;
@@ -117,7 +117,7 @@ impl File {
             match (stream.kind, &stream.link) {
                 (Kind::Packet, None) => instance.add_packets(load),
                 (Kind::Packet, Some(_)) => {
-                    return Err(InstanceError::new(field("link"), "a packet-oriented stream has no link of its own: leave it out"));
+                    return Err(InstanceError::new(field("link"), "a packet-oriented stream must not name a link: remove it"));
                 }
                 (Kind::Connection, None) => {
                     return Err(InstanceError::new(field("link"), "a connection-oriented stream needs the name of its link"));
@@ -126,7 +126,7 @@ impl File {
                     let link = indices.get(name.as_str()).ok_or_else(|| {
                         InstanceError::new(
                             field("link"),
-                            format!("there is no link {name:?}: give the name of one of the instance's links"),
+                            format!("no link has the name {name:?}: use the name of one of the instance's links"),
                         )
                     })?;
                     instance.add_connection(*link, load).map_err(|error| InstanceError::new(field("load_bytes"), error.to_string()))?;
@@ -146,7 +146,7 @@ impl File {
     fn check_link(&self, index: usize) -> Result<(), InstanceError> {
         let link = &self.links[index];
         if link.name.is_empty() {
-            return Err(InstanceError::new(format!("links[{index}].name"), "it is empty: give the link a name"));
+            return Err(InstanceError::new(format!("links[{index}].name"), "the name is empty: give the link a name"));
         }
         amount(link.rate_bps, 1.0, || format!("links[{index}].rate_bps"))?;
         amount(link.power_mw, 0.0, || format!("links[{index}].power_mw"))?;
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_instances_are_refused_with_field_and_reason() {
+    fn invalid_instances_are_refused_with_field_and_reason() {
         for (good, bad, field, reason) in [
             ("\"alpha\":0.5", "\"alpha\":1.5", "alpha", "from 0 to 1"),
             ("\"alpha\":0.5", "\"alpha\":null", "alpha", "invalid type: null"),
@@ -202,9 +202,9 @@ mod tests {
             ("\"power_mw\":1900.5", "\"power_mw\":-1", "links[1].power_mw", "from 0"),
             ("\"name\":\"lte\"", "\"name\":\"wifi\"", "links[1].name", "links[0]"),
             ("\"name\":\"lte\"", "\"name\":\"\"", "links[1].name", "empty"),
-            ("\"link\":\"lte\"", "\"link\":\"dsl\"", "streams[0].link", "no link \"dsl\""),
+            ("\"link\":\"lte\"", "\"link\":\"dsl\"", "streams[0].link", "no link has the name \"dsl\""),
             (",\"link\":\"lte\"", "", "streams[0].link", "needs the name"),
-            ("\"kind\":\"packet\"}]", "\"kind\":\"packet\",\"link\":\"lte\"}]", "streams[1].link", "leave it out"),
+            ("\"kind\":\"packet\"}]", "\"kind\":\"packet\",\"link\":\"lte\"}]", "streams[1].link", "must not name a link"),
             ("\"kind\":\"packet\"}]", "\"kind\":\"bulk\"}]", "streams[1].kind", "unknown variant `bulk`"),
             ("\"load_bytes\":1000,\"kind\":\"packet\"}}", "\"load_bytes\":-5,\"kind\":\"packet\"}}", "new.load_bytes", "from 0"),
             ("\"kind\":\"packet\"}}", "\"kind\":\"packet\"}} x", "instance", "trailing characters"),
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_given_as_null_is_none() {
+    fn a_null_link_counts_as_absent() {
         let text = GOOD.replace("\"kind\":\"packet\"}]", "\"kind\":\"packet\",\"link\":null}]");
         assert_eq!(solve_instance(&text), solve_instance(GOOD));
     }

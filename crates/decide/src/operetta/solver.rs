@@ -1,37 +1,37 @@
-//! The algorithm itself, in plain numbers: bytes, bytes per second, joules or prices per byte.
+//! The algorithm in plain numbers: bytes, bytes per second, joules or prices per byte.
 
 use super::{COST_LIMIT, NewKind, OperettaError, Utility};
 use braid_model::{LinkSet, MAX_LINKS};
 
-/// Relative difference up to which throughputs and prices are equal. Rounding stays below a hundredth of it; without it
-/// α = 1, which fills every link to the brim, would be a matter of the last bit.
+/// Relative difference up to which throughputs and prices count as equal. Rounding errors stay below a hundredth of it. Without it the last bit would
+/// decide at α = 1, which fills every link completely.
 const TIE: f64 = 1e-12;
-/// Packets left over beside what a link can move or all packets are that make no load of their own but are rounding's. Without it they
-/// would wake the next link, and cost something where the links before it are free.
-const DUST: f64 = 1e-14;
+/// Relative amount of remaining packets that counts as a rounding error. Without it such a rest would use the next link, and cost something if the
+/// links before it are free.
+const ROUNDING: f64 = 1e-14;
 
-/// One decision's numbers. Links that are not there, or carry nothing, have rate 0.
+/// The numbers of one decision. Links that do not exist or have no capacity have rate 0.
 #[derive(Debug, Clone)]
 pub(super) struct Instance {
     rate: [f64; MAX_LINKS],
     energy: [f64; MAX_LINKS],
     price: [f64; MAX_LINKS],
-    /// Connection load that is there, `Σ L_i S_i x_ij` without the new stream.
+    /// Existing connection load, `Σ L_i S_i x_ij` without the new stream.
     carried: [f64; MAX_LINKS],
-    /// The usable links in rising order.
+    /// The usable links in ascending order.
     links: LinkSet,
     packet_links: LinkSet,
-    /// The packet load `P`, a packet-oriented new stream's included.
+    /// The packet load `P`, including a packet-oriented new stream.
     pub(super) packet: f64,
-    /// A connection-oriented new stream's load and the links it may use.
+    /// Load of a connection-oriented new stream, and the links it may use.
     new: Option<(f64, LinkSet)>,
-    /// All load `L`.
+    /// The total load `L`.
     pub(super) total: f64,
     /// `T_target`.
     pub(super) target: f64,
 }
 
-/// What [`Instance::solve`] finds; throughput in bytes per second.
+/// Result of [`Instance::solve`]; throughput in bytes per second.
 #[derive(Debug)]
 pub(super) struct Solution {
     pub(super) assignment: Option<usize>,
@@ -42,13 +42,13 @@ pub(super) struct Solution {
     pub(super) feasible: bool,
 }
 
-/// Packet links in rising order of price: what eq. 9 fills one after the other.
+/// Packet links in ascending order of price, in which eq. 9 fills them.
 struct LinksByPrice {
     links: [u8; MAX_LINKS],
     count: usize,
 }
 
-/// What does not change with the new stream's link.
+/// Values that do not depend on the new stream's link.
 struct Bounds {
     /// `L / T_target`.
     deadline: f64,
@@ -60,11 +60,11 @@ struct Bounds {
     pool_load: f64,
 }
 
-/// One choice of a link for the new stream (`None` for a packet-oriented one).
+/// A choice of a link for the new stream (`None` for a packet-oriented one).
 #[derive(Clone, Copy)]
 struct Choice {
     link: Option<usize>,
-    /// The least `max_j Δ_j` there is with it.
+    /// The minimum of `max_j Δ_j` with this choice.
     makespan: f64,
 }
 
@@ -85,7 +85,7 @@ impl Instance {
         }
     }
 
-    /// Adds a link of `rate` above 0; `link` is below [`MAX_LINKS`].
+    /// Adds a link with a `rate` above 0. `link` must be below [`MAX_LINKS`].
     pub(super) fn add_link(&mut self, link: usize, rate: f64, energy: f64, price: f64) -> Result<(), OperettaError> {
         for cost in [energy, price] {
             if !(0.0..=COST_LIMIT).contains(&cost) {
@@ -97,7 +97,7 @@ impl Instance {
         Ok(())
     }
 
-    /// Adds a connection's load after its link was added.
+    /// Adds a connection's load. Its link must have been added before.
     pub(super) fn add_connection(&mut self, link: usize, load: f64) -> Result<(), OperettaError> {
         if load > 0.0 && !self.links.contains(link) {
             return Err(OperettaError::StrandedLoad { link });
@@ -125,7 +125,7 @@ impl Instance {
         }
     }
 
-    /// `r_min + α Σ r_i` over the others, once all links are there.
+    /// `r_min + α Σ r_i` over the others. All links must have been added before.
     pub(super) fn set_utility(&mut self, utility: Utility) {
         let least = self.links.iter().map(|link| self.price[link]).fold(f64::INFINITY, f64::min);
         let cheapest = self.links.iter().find(|link| self.price[*link] <= least * (1.0 + TIE));
@@ -152,7 +152,7 @@ impl Instance {
             links.map(|link| Choice { link, makespan: self.makespan(link, &bounds) })
         };
         let fastest = choices().map(|choice| choice.makespan).fold(f64::INFINITY, f64::min);
-        // The target where it can be reached, else the largest throughput; either as a bound on the makespan.
+        // The target if it is feasible, else the largest throughput; both as a bound on the makespan.
         let bound = bounds.deadline.max(fastest) * (1.0 + TIE);
         let feasible = fastest <= bounds.deadline * (1.0 + TIE);
         let mut best: Option<(Choice, f64)> = None;
@@ -196,8 +196,8 @@ impl Instance {
         bounds
     }
 
-    /// The least `max_j Δ_j` with the new stream on `link`: no connection can end sooner than its link allows, and by then every packet
-    /// link has moved its connections and can fill up with packets.
+    /// The minimum of `max_j Δ_j` with the new stream on `link`: no connection ends sooner than its link allows. By then every packet link has moved
+    /// its connections and can fill up with packets.
     fn makespan(&self, link: Option<usize>, bounds: &Bounds) -> f64 {
         let (mut makespan, mut pool_load) = (bounds.slowest, bounds.pool_load);
         if let (Some(link), Some((load, _))) = (link, self.new) {
@@ -209,8 +209,8 @@ impl Instance {
         if self.packet > 0.0 { makespan.max(pool_load / bounds.pool_rate) } else { makespan }
     }
 
-    /// Eq. 9: fills the packet links in order of price, each up to what it moves within `limit` seconds. Tells `give` the load of
-    /// each, and returns the price of the new stream and all packets.
+    /// Eq. 9: fills the packet links in order of price, each up to the load it moves within `limit` seconds. Calls `give` with each link's load and
+    /// returns the price of the new stream and all packets.
     fn spread(&self, chosen: Option<usize>, limit: f64, by_price: &LinksByPrice, mut give: impl FnMut(usize, f64)) -> f64 {
         let load = self.new.map_or(0.0, |(load, _)| load);
         let mut price = chosen.map_or(0.0, |link| self.price[link] * load);
@@ -219,8 +219,8 @@ impl Instance {
             let link = usize::from(*link);
             let taken = self.carried[link] + if chosen == Some(link) { load } else { 0.0 };
             let room = (limit * self.rate[link] - taken).max(0.0);
-            let dust = DUST * (limit * self.rate[link] + self.packet);
-            let share = if left <= room + dust || place + 1 == by_price.count { left } else { room };
+            let rounding = ROUNDING * (limit * self.rate[link] + self.packet);
+            let share = if left <= room + rounding || place + 1 == by_price.count { left } else { room };
             left -= share;
             price += self.price[link] * share;
             give(link, share);

@@ -1,58 +1,58 @@
-//! Schedulers that give each path its share of what is sent.
+//! Schedulers that give each path a fixed share of the traffic.
 
 use braid_model::{ByteCount, Rate};
 
 use super::{Choice, Chunk, PacketScheduler, PathView, usable};
 use crate::virtual_interface;
 
-/// A chunk of this size takes [`STEP`] at weight 1: a TCP segment's payload at the usual MTU.
+/// Size of a chunk that takes [`STEP`] at weight 1: a TCP segment's payload at the usual MTU.
 const UNIT: f64 = 1448.0;
 
 /// Virtual time of [`UNIT`] bytes at weight 1: fine enough for weights up to a thousand.
 const STEP: f64 = (1u64 << 24) as f64;
 
-/// Larger chunks count as this large, so that one does not count for ever.
-const LARGEST: ByteCount = ByteCount::new(1 << 20);
+/// Larger chunks count as this size, so that the effect of one chunk is bounded.
+const MAX_CHUNK: ByteCount = ByteCount::new(1 << 20);
 
-/// Weights not above this are none.
-const LEAST_WEIGHT: f64 = 1e-9;
+/// Weights up to this value count as zero.
+const MIN_WEIGHT: f64 = 1e-9;
 
-/// What happens when the path whose turn it is has no room.
+/// Behaviour when the path whose turn it is has no room.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Binding {
-    /// The next of those that have room takes the chunk; what the path misses is not made up for.
+    /// The next path with room takes the chunk; the missed turn is not made up for.
     #[default]
     Late,
-    /// The path is waited for: shares are exact, and the slowest path sets the pace.
+    /// Wait for the path: shares are exact, and the slowest path sets the pace.
     Strict,
 }
 
-/// One path after the other, a chunk each, whatever they are (DBAS II.D, "PO round robin").
+/// One chunk per path in rotation, regardless of sizes (DBAS II.D, "PO round robin").
 #[derive(Debug, Clone, Default)]
-pub struct RoundRobin(Turns);
+pub struct RoundRobin(FairQueue);
 
 impl RoundRobin {
-    /// A round robin that begins with the first path.
+    /// Creates a round robin that starts with the first path.
     pub fn new(binding: Binding) -> Self {
-        Self(Turns::new(binding))
+        Self(FairQueue::new(binding))
     }
 }
 
 impl PacketScheduler for RoundRobin {
     fn choose(&mut self, paths: &[PathView], _: Chunk) -> Choice {
-        self.0.choose(paths, LARGEST, |_| 1.0)
+        self.0.choose(paths, MAX_CHUNK, |_| 1.0)
     }
 }
 
-/// Each path gets bytes in proportion to its rate (DBAS II.D, "PO weighted round robin"). Paths of unknown rate count as the slowest
-/// known one; if none is known all count alike.
+/// Each path gets bytes in proportion to its rate (DBAS II.D, "PO weighted round robin"). A path of unknown rate counts as the slowest known one. If
+/// no rate is known, all paths count the same.
 #[derive(Debug, Clone, Default)]
-pub struct WeightedRoundRobin(Turns);
+pub struct WeightedRoundRobin(FairQueue);
 
 impl WeightedRoundRobin {
-    /// Shares by rate.
+    /// Creates a scheduler with shares by rate.
     pub fn new(binding: Binding) -> Self {
-        Self(Turns::new(binding))
+        Self(FairQueue::new(binding))
     }
 }
 
@@ -62,15 +62,15 @@ impl PacketScheduler for WeightedRoundRobin {
     }
 }
 
-/// Each path gets bytes in inverse proportion to its smoothed round-trip time (virtual interface, eq. 2; eq. 1 is
-/// [`virtual_interface::Srtt`]). Until all are measured shares follow the rates (eq. 3), as in [`virtual_interface::shares`].
+/// Each path gets bytes in inverse proportion to its smoothed round-trip time (virtual interface, eq. 2; eq. 1 is [`virtual_interface::Srtt`]). Until
+/// all paths are measured, shares follow the rates (eq. 3), as in [`virtual_interface::shares`].
 #[derive(Debug, Clone, Default)]
-pub struct RttShare(Turns);
+pub struct RttShare(FairQueue);
 
 impl RttShare {
-    /// Shares by round-trip time.
+    /// Creates a scheduler with shares by round-trip time.
     pub fn new(binding: Binding) -> Self {
-        Self(Turns::new(binding))
+        Self(FairQueue::new(binding))
     }
 }
 
@@ -83,25 +83,25 @@ impl PacketScheduler for RttShare {
     }
 }
 
-/// Each path gets the [share](PathView::share) of the bytes that it was given. What is 1e-9 or less, or no number, is none.
+/// Each path gets its assigned [share](PathView::share) of the bytes. A share of 1e-9 or less, or one that is not finite, counts as none.
 ///
-/// A path without a share carries something only while no path that is up, backups aside, has one; one that is suspect is waited for. A
-/// backup that is in use needs no share.
+/// A path without a share is used only while no path that is up has a share, not counting backups. If the path with a share is suspect, the scheduler
+/// waits for it. A backup in use needs no share.
 #[derive(Debug, Clone, Default)]
-pub struct Weights(Turns);
+pub struct Weights(FairQueue);
 
 impl Weights {
-    /// Shares as the views give them.
+    /// Creates a scheduler with the shares in the path views.
     pub fn new(binding: Binding) -> Self {
-        Self(Turns::new(binding))
+        Self(FairQueue::new(binding))
     }
 }
 
 impl PacketScheduler for Weights {
     fn choose(&mut self, paths: &[PathView], chunk: Chunk) -> Choice {
-        let given = |path: &PathView| path.share.is_finite() && path.share > LEAST_WEIGHT;
-        let nobody = !paths.iter().any(|path| path.up && !path.backup && given(path));
-        self.0.choose(paths, chunk.size, |path| match (given(path), nobody || path.backup) {
+        let given = |path: &PathView| path.share.is_finite() && path.share > MIN_WEIGHT;
+        let no_shares = !paths.iter().any(|path| path.up && !path.backup && given(path));
+        self.0.choose(paths, chunk.size, |path| match (given(path), no_shares || path.backup) {
             (true, _) => path.share,
             (false, true) => 1.0,
             (false, false) => 0.0,
@@ -109,25 +109,24 @@ impl PacketScheduler for Weights {
     }
 }
 
-/// Rates as weights, 1 Gbit/s being 1; at least 1 kbit/s, since what is never used cannot show that it has become faster.
+/// Rates as weights, with 1 Gbit/s as 1. The minimum is 1 kbit/s, because a path that is never used cannot show that it has become faster.
 fn rate_weights(paths: &[PathView]) -> impl Fn(&PathView) -> f64 {
     let known = |path: &PathView| path.rate > Rate::ZERO;
     let slowest = usable(paths).filter(|(_, path)| known(path)).map(|(_, path)| path.rate).min().unwrap_or(Rate::from_bps(1_000_000_000));
     move |path| ((if known(path) { path.rate } else { slowest }).bps() as f64 / 1e9).max(1e-6)
 }
 
-/// Start-time fair queueing (Goyal, Vin and Cheng 1996) with paths in the place of flows: the path with the least virtual start is next, as
-/// [`connection`](crate::connection) does it for connections. What paths that always have room were given differs by less than a chunk
-/// from weight times virtual time.
+/// Start-time fair queueing (Goyal, Vin and Cheng 1996) with paths in place of flows: the path with the least virtual start is next, as in
+/// [`connection`](crate::connection). For paths that always have room, the bytes assigned differ by less than a chunk from weight times virtual time.
 #[derive(Debug, Clone, Default)]
-struct Turns {
+struct FairQueue {
     binding: Binding,
-    /// By path: its virtual start less that of the path that had the last turn, zero if it is earlier. What a path could not take while it
-    /// was away or full is thereby forgotten.
+    /// By path: its virtual start minus that of the path with the last turn, or zero if it is earlier. So a path gets no compensation for the time in
+    /// which it was down or full.
     leads: Vec<u64>,
 }
 
-impl Turns {
+impl FairQueue {
     fn new(binding: Binding) -> Self {
         Self { binding, leads: Vec::new() }
     }
@@ -137,12 +136,12 @@ impl Turns {
             self.leads.resize(paths.len(), 0);
         }
         // An empty chunk takes a turn too.
-        let size = chunk.clamp(ByteCount::new(1), LARGEST).get() as f64 / UNIT;
+        let size = chunk.clamp(ByteCount::new(1), MAX_CHUNK).get() as f64 / UNIT;
         let may = |path: &PathView| path.has_room() || self.binding == Binding::Strict;
         let first = usable(paths)
             .filter(|(_, path)| may(path))
             .filter_map(|(index, path)| {
-                Some(weight(path)).filter(|weight| *weight > LEAST_WEIGHT).map(|weight| (index, STEP * size / weight))
+                Some(weight(path)).filter(|weight| *weight > MIN_WEIGHT).map(|weight| (index, STEP * size / weight))
             })
             .map(|(index, step)| (self.leads[index], (step as u64).max(1), index))
             .min();
@@ -164,23 +163,23 @@ mod tests {
 
     const MBIT: u64 = 1_000_000;
 
-    /// The furthest that any path is from its share of 10,000 chunks of changing size, at any time, in bytes.
-    fn worst(scheduler: &mut dyn PacketScheduler, paths: &[PathView], want: &[f64]) -> f64 {
+    /// The largest deviation of any path from its share of 10,000 chunks of varying size, at any time, in bytes.
+    fn max_deviation(scheduler: &mut dyn PacketScheduler, paths: &[PathView], want: &[f64]) -> f64 {
         let mut given = vec![0.0; paths.len()];
-        let (mut total, mut worst) = (0.0, 0.0f64);
+        let (mut total, mut max_deviation) = (0.0, 0.0f64);
         for number in 0..10_000u64 {
             let size = 100 + number * 7919 % 1400;
             let Choice::Send(path) = scheduler.choose(paths, Chunk::of(ByteCount::new(size))) else { panic!("all have room") };
             given[path] += size as f64;
             total += size as f64;
             for (given, want) in given.iter().zip(want) {
-                worst = worst.max((given - want * total).abs());
+                max_deviation = max_deviation.max((given - want * total).abs());
             }
         }
-        worst
+        max_deviation
     }
 
-    /// How many of so many chunks of one size each path gets.
+    /// Number of chunks that each path gets out of `chunks` equal ones.
     fn counts(mut scheduler: impl PacketScheduler, paths: &[PathView], chunks: usize) -> Vec<usize> {
         let mut counts = vec![0; paths.len()];
         for _ in 0..chunks {
@@ -199,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_take_turns_and_one_that_is_down_loses_its_own() {
+    fn paths_take_turns_and_a_path_that_is_down_loses_its_turns() {
         let mut paths = [PathView::UP; 3];
         let mut robin = RoundRobin::default();
         let mut order = |paths: &[PathView], count: u64| -> Vec<Choice> {
@@ -210,25 +209,25 @@ mod tests {
         paths[1].up = false;
         assert_eq!(order(&paths, 5), sends(&[2, 0, 2, 0, 2]));
         paths[1].up = true;
-        assert_eq!(order(&paths, 7), sends(&[1, 0, 1, 2, 0, 1, 2]), "it gets one turn back of the two that it missed");
+        assert_eq!(order(&paths, 7), sends(&[1, 0, 1, 2, 0, 1, 2]), "it regains one of its two missed turns");
     }
 
     #[test]
     fn bytes_follow_rates() {
         let paths = [path(20, None), path(12, None), PathView { up: false, ..path(90, None) }, path(8, None)];
-        assert!(worst(&mut WeightedRoundRobin::default(), &paths, &[0.5, 0.3, 0.0, 0.2]) < 3.0 * 1500.0);
+        assert!(max_deviation(&mut WeightedRoundRobin::default(), &paths, &[0.5, 0.3, 0.0, 0.2]) < 3.0 * 1500.0);
         let unknown = [path(30, None), path(10, None), path(0, None)];
-        assert!(worst(&mut WeightedRoundRobin::default(), &unknown, &[0.6, 0.2, 0.2]) < 3.0 * 1500.0);
+        assert!(max_deviation(&mut WeightedRoundRobin::default(), &unknown, &[0.6, 0.2, 0.2]) < 3.0 * 1500.0);
         assert_eq!(counts(WeightedRoundRobin::default(), &[path(0, None), path(0, None)], 4), [2, 2]);
     }
 
     #[test]
-    fn bytes_follow_round_trips_backwards() {
-        // 1/20 : 1/30 : 1/60 = 3 : 2 : 1, whatever the rates.
+    fn bytes_follow_inverse_round_trip_times() {
+        // 1/20 : 1/30 : 1/60 = 3 : 2 : 1, regardless of the rates.
         let paths = [path(1, Some(20)), path(50, Some(30)), path(9, Some(60))];
-        assert!(worst(&mut RttShare::default(), &paths, &[0.5, 1.0 / 3.0, 1.0 / 6.0]) < 3.0 * 1500.0);
+        assert!(max_deviation(&mut RttShare::default(), &paths, &[0.5, 1.0 / 3.0, 1.0 / 6.0]) < 3.0 * 1500.0);
         for first in [None, Some(20)] {
-            assert!(worst(&mut RttShare::default(), &[path(30, first), path(10, None)], &[0.75, 0.25]) < 2.0 * 1500.0);
+            assert!(max_deviation(&mut RttShare::default(), &[path(30, first), path(10, None)], &[0.75, 0.25]) < 2.0 * 1500.0);
         }
     }
 
@@ -236,11 +235,11 @@ mod tests {
     fn bytes_follow_given_weights() {
         let mut paths = [0.4, 0.0, f64::NAN, 0.6].map(shared);
         let mut weights = Weights::default();
-        assert!(worst(&mut weights, &paths, &[0.4, 0.0, 0.0, 0.6]) < 4.0 * 1500.0);
+        assert!(max_deviation(&mut weights, &paths, &[0.4, 0.0, 0.0, 0.6]) < 4.0 * 1500.0);
         for (path, share) in paths.iter_mut().zip([0.0, 0.0, 1.0, 0.0]) {
             path.share = share;
         }
-        assert!(worst(&mut weights, &paths, &[0.0, 0.0, 1.0, 0.0]) < 1500.0);
+        assert!(max_deviation(&mut weights, &paths, &[0.0, 0.0, 1.0, 0.0]) < 1500.0);
     }
 
     #[test]
@@ -253,12 +252,12 @@ mod tests {
     }
 
     #[test]
-    fn a_path_without_a_share_carries_what_nobody_else_can() {
+    fn a_path_without_a_share_is_used_only_if_no_path_has_one() {
         let mut paths = [shared(0.0), shared(1.0)];
         let choose = |paths: &[PathView]| Weights::default().choose(paths, Chunk::of(ByteCount::new(1)));
         assert_eq!(choose(&paths), Choice::Send(1));
         paths[1].suspect = true;
-        assert_eq!(choose(&paths), Choice::Wait, "it is awaited");
+        assert_eq!(choose(&paths), Choice::Wait, "the scheduler waits for it");
         paths[0].share = 0.1;
         assert_eq!(choose(&paths), Choice::Send(0));
         paths[0].share = 0.0;
@@ -267,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_path_is_waited_for_in_strict_order_only() {
+    fn only_strict_binding_waits_for_a_full_path() {
         let mut paths = [PathView::UP; 2];
         paths[0].room = ByteCount::ZERO;
         let choose = |paths: &[PathView], binding| RoundRobin::new(binding).choose(paths, Chunk::of(ByteCount::new(1)));
@@ -280,17 +279,17 @@ mod tests {
     }
 
     #[test]
-    fn a_path_that_was_down_is_owed_nothing_for_it() {
+    fn a_path_gets_no_compensation_for_its_down_time() {
         let mut paths = [path(10, None), path(10, None)];
         let mut scheduler = WeightedRoundRobin::default();
         paths[1].up = false;
-        assert!(worst(&mut scheduler, &paths, &[1.0, 0.0]) < 1500.0);
+        assert!(max_deviation(&mut scheduler, &paths, &[1.0, 0.0]) < 1500.0);
         paths[1].up = true;
-        assert!(worst(&mut scheduler, &paths, &[0.5, 0.5]) < 2.0 * 1500.0);
+        assert!(max_deviation(&mut scheduler, &paths, &[0.5, 0.5]) < 2.0 * 1500.0);
     }
 
     #[test]
-    fn one_huge_chunk_does_not_count_for_ever() {
+    fn the_effect_of_one_huge_chunk_is_bounded() {
         let paths = [path(10, None), path(10, None)];
         let mut scheduler = WeightedRoundRobin::default();
         assert_eq!(scheduler.choose(&paths, Chunk::of(ByteCount::new(u64::MAX))), Choice::Send(0));

@@ -1,4 +1,4 @@
-//! Schedulers that look at the paths' present state and remember nothing.
+//! Stateless schedulers: they use only the current state of the paths.
 
 use std::time::Duration;
 
@@ -6,24 +6,24 @@ use braid_model::ByteCount;
 
 use super::{Choice, Chunk, PacketScheduler, PathView, usable};
 
-/// What a path of unknown round-trip time is taken to have: QUIC's first guess (RFC 9002, 6.2.2).
-const FIRST_RTT: Duration = Duration::from_millis(333);
+/// Assumed round-trip time of an unmeasured path: QUIC's initial value (RFC 9002, 6.2.2).
+const INITIAL_RTT: Duration = Duration::from_millis(333);
 
-/// Of the paths that have room the one on which the chunk arrives first; it waits if a path without room would bring it and all that is
-/// behind it sooner (the rule of ECF: Lim, Nahum, Towsley and Gibbens, CoNEXT 2017).
+/// Chooses the path with room on which the chunk arrives first. It waits if a path without room would deliver the chunk and everything behind it
+/// sooner (the rule of ECF: Lim, Nahum, Towsley and Gibbens, CoNEXT 2017).
 ///
 /// Paths of unknown rate come last. Ties go to the cheaper path, then to the lower index.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct EarliestCompletion;
 
 impl EarliestCompletion {
-    /// When so many bytes would have arrived on this path, from now: half a round trip after the path has sent what it has and them.
+    /// Time until `bytes` more would arrive over this path: the time to send its backlog and these bytes, plus half a round trip.
     ///
-    /// What is in flight counts as still to be carried only beyond a bandwidth-delay product, since the rest is on its way already. What
-    /// its window does not admit waits for acknowledgements, which come at the pace of what is in flight per round trip; if nothing is in
-    /// flight, none come.
+    /// Of the bytes in flight, only those beyond a bandwidth-delay product count as backlog, because the others are on their way already. Bytes
+    /// beyond the window wait for acknowledgements, which arrive at the rate of the bytes in flight per round trip. If nothing is in flight, none
+    /// arrive.
     pub fn arrival(path: &PathView, bytes: ByteCount) -> Duration {
-        let srtt = path.srtt.unwrap_or(FIRST_RTT);
+        let srtt = path.srtt.unwrap_or(INITIAL_RTT);
         let under_way = u128::from(path.rate.bytes_per_second()) * srtt.as_nanos() / 1_000_000_000;
         let under_way = ByteCount::new(u64::try_from(under_way).unwrap_or(u64::MAX));
         let mut sent = path.rate.time_for(path.in_flight.saturating_sub(under_way) + path.queued + bytes);
@@ -50,8 +50,8 @@ impl PacketScheduler for EarliestCompletion {
     }
 }
 
-/// The path of least round-trip time among those that have room. Paths not yet measured come last. Ties go to the cheaper path, then to the
-/// lower index.
+/// Chooses the path with the least round-trip time among those with room. Unmeasured paths come last. Ties go to the cheaper path, then to the lower
+/// index.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct MinRtt;
 
@@ -63,14 +63,14 @@ impl PacketScheduler for MinRtt {
     }
 }
 
-/// Copies on as many paths: of those that have room the ones on which the chunk arrives first.
+/// Sends copies on several paths: the paths with room on which the chunk arrives first.
 #[derive(Debug, Clone, Copy)]
 pub struct Redundant {
     copies: usize,
 }
 
 impl Redundant {
-    /// `copies` paths for each chunk, at least one; fewer if fewer have room.
+    /// Sends each chunk on `copies` paths (at least one), or on fewer if fewer have room.
     pub fn new(copies: usize) -> Self {
         Self { copies: copies.max(1) }
     }
@@ -112,14 +112,14 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_arrives_after_what_is_before_it_and_half_a_round_trip() {
+    fn a_chunk_arrives_after_the_backlog_and_half_a_round_trip() {
         let mut near = path(10, 20);
         near.room = ByteCount::new(50_000);
         // 1,250 bytes at 10 Mb/s take 1 ms.
         assert_eq!(EarliestCompletion::arrival(&near, CHUNK), Duration::from_millis(11));
         near.queued = ByteCount::new(12_500);
         assert_eq!(EarliestCompletion::arrival(&near, CHUNK), Duration::from_millis(21));
-        // 25,000 bytes are on their way at any time; what is beyond stands in the link's queue.
+        // 25,000 bytes are always on their way; more than that stands in the link's queue.
         near.in_flight = ByteCount::new(25_000);
         assert_eq!(EarliestCompletion::arrival(&near, CHUNK), Duration::from_millis(21));
         near.in_flight = ByteCount::new(31_250);
@@ -127,8 +127,8 @@ mod tests {
     }
 
     #[test]
-    fn a_chunk_waits_for_acknowledgements_where_the_window_is_full() {
-        // A window of two chunks on a path that could carry twenty: one is admitted every 10 ms.
+    fn a_chunk_waits_for_acknowledgements_if_the_window_is_full() {
+        // A window of two chunks on a path that could carry twenty: one chunk is admitted every 10 ms.
         let full = PathView { room: ByteCount::ZERO, in_flight: ByteCount::new(2500), ..path(10, 20) };
         assert_eq!(EarliestCompletion::arrival(&full, CHUNK), Duration::from_millis(10 + 10));
         assert_eq!(EarliestCompletion::arrival(&PathView { queued: CHUNK, ..full }, CHUNK), Duration::from_millis(20 + 10));
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_sends_chunks_the_long_way_round() {
+    fn a_long_queue_moves_chunks_to_the_far_path() {
         let mut paths = [PathView { room: ByteCount::new(50_000), ..path(10, 20) }, path(10, 60)];
         assert_eq!(choose(EarliestCompletion, &paths), Choice::Send(0));
         paths[0].queued = ByteCount::new(30_000);
@@ -144,12 +144,12 @@ mod tests {
     }
 
     #[test]
-    fn a_full_path_is_waited_for_while_that_is_faster() {
+    fn the_scheduler_waits_for_a_full_path_while_that_is_faster() {
         let full = |in_flight| PathView { room: ByteCount::ZERO, in_flight: ByteCount::new(in_flight), ..path(10, 20) };
         assert_eq!(choose(EarliestCompletion, &[full(25_000), path(10, 60)]), Choice::Wait);
         assert_eq!(choose(EarliestCompletion, &[full(1250), path(10, 50)]), Choice::Send(1));
         assert_eq!(choose(EarliestCompletion, &[full(25_000), path(10, 19)]), Choice::Send(1));
-        // All that is behind would take the near path longer than this chunk takes the far one.
+        // Everything behind the chunk takes the near path longer than this chunk takes the far one.
         let chunk = Chunk { size: CHUNK, behind: ByteCount::new(50_000) };
         assert_eq!(EarliestCompletion.choose(&[full(25_000), path(10, 60)], chunk), Choice::Send(1));
         let unknown = PathView { rate: Rate::ZERO, ..path(10, 20) };
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn least_round_trip_counts_while_the_window_has_room() {
+    fn min_rtt_uses_the_nearest_path_with_room() {
         let mut paths = [path(10, 60), path(1, 20)];
         assert_eq!(choose(MinRtt, &paths), Choice::Send(1));
         paths[1].queued = paths[1].room;
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn equal_paths_are_told_apart_by_cost() {
+    fn ties_go_to_the_cheaper_path() {
         let paths = [PathView { cost: 2, ..path(10, 20) }, PathView { cost: 1, ..path(10, 20) }];
         assert_eq!(choose(EarliestCompletion, &paths), Choice::Send(1));
         assert_eq!(choose(MinRtt, &paths), Choice::Send(1));

@@ -1,4 +1,4 @@
-//! What is said of applications: conditions on a flow, and what becomes of those that match.
+//! Application rules: conditions on flows, and the treatment of the flows that match.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -10,86 +10,86 @@ use serde::{Deserialize, Serialize};
 
 use super::links::LinkSelector;
 
-/// The kernel keeps this many bytes of a process's name.
+/// Maximum length of a process name in the kernel, in bytes.
 pub const NAME_LIMIT: usize = 15;
 
-/// How a flow is carried.
+/// How a flow is transported.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Carry {
-    /// As Braid sees fit.
+    /// Braid chooses.
     #[default]
     Auto,
     /// By the kernel, over one link.
     Direct,
-    /// To a peer over all links; directly while none can be reached.
+    /// To a peer over all links; directly if no peer is reachable.
     Bond,
-    /// To a peer, each packet over several links; directly while none can be reached.
+    /// To a peer, with each packet sent over several links; directly if no peer is reachable.
     Duplicate,
 }
 
-/// Who looks up the names that clients of Braid's proxy ask for.
+/// Where the host names requested by clients of Braid's proxy are resolved.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Resolve {
-    /// This machine.
+    /// On this machine.
     #[default]
     Here,
-    /// The relay that carries the connection; this machine while there is none that can.
+    /// At the relay that carries the connection; on this machine if no relay can.
     Relay,
 }
 
 impl Resolve {
-    /// Every way, with its name in configuration.
+    /// All variants with their names in the configuration.
     pub const ALL: [(&str, Self); 2] = [("here", Self::Here), ("relay", Self::Relay)];
 
-    /// The name in configuration.
+    /// Name in the configuration.
     pub const fn name(self) -> &'static str {
         Self::ALL[self as usize].0
     }
 }
 
-/// Over how many links each packet goes that is carried over several, unless said.
+/// Default number of links over which each packet of a duplicated flow is sent.
 pub const COPIES: u8 = 2;
 
 impl Carry {
-    /// Every way, with its name in configuration.
+    /// All variants with their names in the configuration.
     pub const ALL: [(&str, Self); 4] =
         [("auto", Self::Auto), ("direct", Self::Direct), ("bond", Self::Bond), ("duplicate", Self::Duplicate)];
 
-    /// The name in configuration.
+    /// Name in the configuration.
     pub const fn name(self) -> &'static str {
         Self::ALL[self as usize].0
     }
 
-    /// Whether it asks for a peer.
+    /// Whether it requires a peer.
     pub const fn needs_peer(self) -> bool {
         matches!(self, Self::Bond | Self::Duplicate)
     }
 }
 
-/// What is said of the flows that match.
+/// An `[[app]]` entry: a matcher, and the settings for the flows that match.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AppRule {
-    /// Which flows are meant.
+    /// Selects the flows.
     pub matcher: AppMatcher,
-    /// The only links they may use; none usable: the flow fails.
+    /// The only links that the flows may use; if none is usable, the flow fails.
     pub links: Option<Vec<LinkSelector>>,
-    /// The links they use while one of them is usable.
+    /// The links that the flows use if any of them is usable.
     pub prefer: Vec<LinkSelector>,
-    /// What kind of traffic they are, whatever was learnt.
+    /// Traffic class, which overrides the learned one.
     pub class: Option<Class>,
-    /// What of them stays on one link.
+    /// Which flows share one link.
     pub affinity: Option<Affinity>,
-    /// How they are carried.
+    /// How the flows are transported.
     pub carry: Carry,
-    /// Over how many links each packet goes, where it goes over several: at least 2, and no more than there are.
+    /// Number of links over which each packet is sent in duplicate mode: at least 2, at most the number of links.
     pub copies: u8,
-    /// The only relay that may carry them, by its name; `None`: any.
+    /// Name of the only relay that may carry the flows; `None` allows any relay.
     pub relay: Option<String>,
-    /// Who looks up the names that they go to, where those are known: clients of a proxy name them.
+    /// Where destination names are resolved, if they are known: only clients of the proxy provide names.
     pub resolve: Resolve,
-    /// Their share against other flows (φ); 1 is usual.
+    /// Weight relative to other flows (φ); the default is 1.
     pub weight: f64,
 }
 
@@ -110,31 +110,31 @@ impl Default for AppRule {
     }
 }
 
-/// Conditions on a flow; all that are given must hold.
+/// Conditions on a flow; all conditions that are set must hold.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct AppMatcher {
-    /// The executable's path.
+    /// Path of the executable.
     pub exe: Option<PathBuf>,
-    /// The process's name; what is beyond [`NAME_LIMIT`] bytes does not count.
+    /// Name of the process; bytes beyond [`NAME_LIMIT`] are ignored.
     pub name: Option<String>,
-    /// The remote port.
+    /// Remote port.
     pub port: Option<u16>,
-    /// The remote address lies in here.
+    /// Prefix that contains the remote address.
     pub destination: Option<IpNet>,
-    /// The program runs in this control group or below it: a path from the hierarchy's root, `/user.slice`.
+    /// Control group that contains the program, directly or below it: a path from the root of the hierarchy, such as `/user.slice`.
     pub cgroup: Option<String>,
-    /// The program's user.
+    /// User ID of the program.
     pub user: Option<u32>,
-    /// The client of Braid's proxy; what no proxy carries never matches.
+    /// Client of Braid's proxy; flows that do not come from the proxy never match.
     pub client: Option<ClientMatcher>,
 }
 
-/// A client of Braid's proxy, which stands for the application whose flows it carries.
+/// Selects a client of Braid's proxy, which represents the application whose flows the proxy carries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClientMatcher {
-    /// It comes from here.
+    /// Prefix that contains the client's address.
     Network(IpNet),
-    /// It has shown the password of this name.
+    /// User name with which the client has authenticated.
     User(String),
 }
 
@@ -164,7 +164,7 @@ impl fmt::Display for ClientMatcher {
 }
 
 impl AppMatcher {
-    /// Whether all conditions hold; without any, nothing matches.
+    /// Whether all conditions hold. A matcher without conditions matches nothing.
     pub fn matches(&self, subject: &Subject<'_>) -> bool {
         !self.is_empty()
             && self.exe.as_ref().is_none_or(|exe| subject.exe == Some(exe))
@@ -176,12 +176,12 @@ impl AppMatcher {
             && self.client.as_ref().is_none_or(|client| subject.client.is_some_and(|have| client.matches(&have)))
     }
 
-    /// Whether no condition is given.
+    /// Whether no condition is set.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Whether every flow that `other` matches is matched by this one too.
+    /// Whether this matcher matches every flow that `other` matches.
     pub fn covers(&self, other: &Self) -> bool {
         fn same<T: PartialEq>(mine: &Option<T>, theirs: &Option<T>) -> bool {
             mine.is_none() || mine == theirs
@@ -196,7 +196,7 @@ impl AppMatcher {
     }
 }
 
-/// What of a process's name the kernel keeps.
+/// The part of a process name that the kernel keeps.
 fn kernel_name(name: &str) -> &[u8] {
     &name.as_bytes()[..name.len().min(NAME_LIMIT)]
 }
@@ -206,51 +206,51 @@ fn lies_in(group: &str, above: &str) -> bool {
     group.strip_prefix(above).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// A flow as rules see it.
+/// A flow as input to the rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Subject<'a> {
-    /// The program's executable.
+    /// Path of the program's executable.
     pub exe: Option<&'a Path>,
-    /// The name of its process.
+    /// Name of the process.
     pub name: &'a str,
-    /// The remote port.
+    /// Remote port.
     pub port: u16,
-    /// The remote address; an IPv4-mapped one counts as IPv4.
+    /// Remote address; an IPv4-mapped address counts as IPv4.
     pub destination: IpAddr,
-    /// The program's control group: a path from the hierarchy's root.
+    /// Control group of the program: a path from the root of the hierarchy.
     pub cgroup: Option<&'a str>,
-    /// The program's user.
+    /// User ID of the program.
     pub user: Option<u32>,
-    /// The client of the proxy that makes the flow for it.
+    /// Client of the proxy on whose behalf the flow is opened.
     pub client: Option<ProxyClient<'a>>,
 }
 
-/// A client of the proxy as rules see it.
+/// A client of the proxy as input to the rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ProxyClient<'a> {
-    /// Where it is.
+    /// Address of the client.
     pub address: IpAddr,
-    /// The name that it has shown the password of.
+    /// User name with which the client has authenticated.
     pub user: Option<&'a str>,
 }
 
-/// Flows that are left to the system.
+/// Flows that Braid leaves to the system.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Exclusions {
-    /// Programs by executable.
+    /// Paths of executables.
     pub exes: Vec<PathBuf>,
-    /// Programs by process name.
+    /// Process names.
     pub names: Vec<String>,
-    /// Programs of these users.
+    /// User IDs.
     pub users: Vec<u32>,
-    /// Programs in these control groups or below.
+    /// Control groups, including those below them.
     pub cgroups: Vec<String>,
-    /// Whatever goes there.
+    /// Destination prefixes.
     pub destinations: Vec<IpNet>,
 }
 
 impl Exclusions {
-    /// One matcher per exclusion: the flow is excluded when any matches.
+    /// One matcher per exclusion: a flow is excluded if any of them matches.
     pub fn matchers(&self) -> Vec<AppMatcher> {
         let none = AppMatcher::default;
         let exes = self.exes.iter().map(|exe| AppMatcher { exe: Some(exe.clone()), ..none() });
@@ -280,7 +280,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_client_s_rule_is_for_what_the_proxy_carries() {
+    fn a_client_rule_matches_proxied_flows_only() {
         let rule = |client| AppMatcher { client: Some(client), ..AppMatcher::default() };
         let network = rule(ClientMatcher::Network("192.168.7.0/24".parse().unwrap()));
         let ann = rule(ClientMatcher::User("ann".into()));
@@ -317,7 +317,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn mapped_addresses_match_ipv4_prefixes_and_names_are_cut_as_the_kernel_cuts_them() {
+    fn mapped_addresses_match_ipv4_prefixes_and_names_are_truncated_like_the_kernel_s() {
         let net = AppMatcher { destination: Some("192.0.2.0/24".parse().unwrap()), ..AppMatcher::default() };
         assert!(net.matches(&Subject { destination: "::ffff:192.0.2.9".parse().unwrap(), ..curl() }));
         let long = AppMatcher { name: Some("a-very-long-process-name".into()), ..AppMatcher::default() };
@@ -346,7 +346,7 @@ pub(super) mod tests {
 
     proptest! {
         #[test]
-        fn a_covering_matcher_matches_whatever_the_other_does(
+        fn a_covering_matcher_matches_every_flow_of_the_other(
             mine in matcher(), other in matcher(), port in 1u16..3, user in 0u32..2, last in 0u8..4, name in "[ab]", group in "/[ab](/[ab])?",
         ) {
             let subject = Subject {

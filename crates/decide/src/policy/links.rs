@@ -1,4 +1,4 @@
-//! What is said of links, and how rules name them.
+//! Link rules: settings for links, and the selectors by which rules refer to links.
 
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -8,65 +8,65 @@ use braid_model::{ByteCount, LinkFacts, LinkKind, LinkSet, Rate, Role};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use super::{NAME_LIMIT, NotUnderstood};
+use super::{InvalidText, NAME_LIMIT};
 use crate::energy::Profile;
 use crate::pattern::Pattern;
 
-/// What is said of the links that match.
+/// A `[[link]]` entry: a matcher, and the settings for the links that match.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct LinkRule {
-    /// Which devices are meant.
+    /// Selects the devices.
     pub matcher: LinkMatcher,
-    /// What they are used for.
+    /// Role of the links.
     pub role: Role,
-    /// Its place in the priority table: links of the highest priority that is usable, 0 first, take all flows.
+    /// Priority of the links: those with the highest usable priority (0 first) take all flows.
     pub priority: u8,
-    /// Their traffic is counted against an allowance.
+    /// Whether traffic counts towards an allowance.
     pub metered: bool,
-    /// The monthly allowance of each; used up, the link is given no more flows.
+    /// Monthly allowance of each link. Once it is used up, the link gets no more flows.
     pub cap: Option<ByteCount>,
-    /// The day of the month, 1 to 31, on which the count starts anew (the last day in shorter months).
+    /// Day of the month, 1 to 31, on which the count restarts (the last day in shorter months).
     pub reset_day: u8,
-    /// How eagerly they are probed; `None`: as the configuration says for all.
+    /// Probe mode; `None` uses the global setting.
     pub probe: Option<ProbeMode>,
-    /// What is asked whether the Internet is there; empty: as the configuration says for all.
+    /// Probe targets; if empty, the global setting applies.
     pub probe_targets: Vec<ProbeTarget>,
-    /// Known capacity towards this machine: never estimated.
+    /// Configured capacity towards this machine; it is never estimated.
     pub capacity_down: Option<Rate>,
-    /// Known capacity away from this machine: never estimated.
+    /// Configured capacity away from this machine; it is never estimated.
     pub capacity_up: Option<Rate>,
-    /// What a gigabyte costs, in any one unit of money.
+    /// Cost per gigabyte, in any one unit of money.
     pub cost_per_gb: f64,
-    /// What it needs; `None`: by its kind, or as the battery shows.
+    /// Power profile; `None` selects it by kind and fits it to the battery's readings.
     pub energy: Option<Profile>,
 }
 
-/// How eagerly a link is asked whether the Internet is there.
+/// How often the link's Internet access is probed.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProbeMode {
-    /// All the time, so that an idle link's death is found within a second.
+    /// Continuously, so that the death of an idle link is detected within a second.
     Continuous,
-    /// Rarely while idle, at once on suspicion.
+    /// Rarely while idle, and at once after a symptom.
     #[default]
     OnDemand,
 }
 
-/// Conditions on a device; all that are given must hold.
+/// Conditions on a device; all conditions that are set must hold.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LinkMatcher {
-    /// The device's name.
+    /// Name of the device.
     pub name: Option<Pattern>,
-    /// What it is made of.
+    /// Kind of the device.
     pub kind: Option<LinkKind>,
-    /// Its hardware address.
+    /// Hardware address of the device.
     pub mac: Option<[u8; 6]>,
-    /// One of its addresses lies in here.
+    /// Prefix that contains one of the device's addresses.
     pub address: Option<IpNet>,
 }
 
 impl LinkMatcher {
-    /// Whether all conditions hold; without any, nothing matches.
+    /// Whether all conditions hold. A matcher without conditions matches nothing.
     pub fn matches(&self, device: &LinkFacts) -> bool {
         !self.is_empty()
             && self.name.as_ref().is_none_or(|pattern| pattern.matches(&device.name))
@@ -75,28 +75,28 @@ impl LinkMatcher {
             && self.address.is_none_or(|net| device.addresses.iter().any(|have| net.contains(&have.addr())))
     }
 
-    /// Whether no condition is given.
+    /// Whether no condition is set.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Whether it picks devices out by what they are, so that it may turn a virtual device into a link.
+    /// Whether the matcher selects devices by identity, so that it may turn a virtual device into a link.
     pub fn singles_out(&self) -> bool {
         self.kind.is_some() || self.mac.is_some() || self.name.as_ref().is_some_and(|pattern| !pattern.is_any())
     }
 }
 
-/// Names links in a rule for applications: `"wlan0"`, `"wwan*"` or `"kind:cellular"`.
+/// Selects links in an application rule: `"wlan0"`, `"wwan*"` or `"kind:cellular"`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LinkSelector {
-    /// By the device's name.
+    /// By name of the device.
     Name(Pattern),
-    /// By what it is made of.
+    /// By kind of the device.
     Kind(LinkKind),
 }
 
 impl LinkSelector {
-    /// Whether the device is meant.
+    /// Whether the device matches.
     pub fn matches(&self, device: &LinkFacts) -> bool {
         match self {
             Self::Name(pattern) => pattern.matches(&device.name),
@@ -104,7 +104,7 @@ impl LinkSelector {
         }
     }
 
-    /// The slots whose device is meant by any of `selectors`.
+    /// The slots whose device matches any of `selectors`.
     pub fn mask<'a>(selectors: &[Self], slots: impl IntoIterator<Item = (usize, &'a LinkFacts)>) -> LinkSet {
         let mut mask = LinkSet::default();
         for (slot, device) in slots {
@@ -116,7 +116,7 @@ impl LinkSelector {
     }
 }
 
-/// The kinds a link may be configured to have, with their names.
+/// The kinds that may be configured for a link, with their names.
 pub const LINK_KINDS: [(&str, LinkKind); 5] = [
     ("wired", LinkKind::Wired),
     ("wireless", LinkKind::Wireless),
@@ -126,9 +126,9 @@ pub const LINK_KINDS: [(&str, LinkKind); 5] = [
 ];
 
 impl FromStr for LinkSelector {
-    type Err = NotUnderstood;
-    fn from_str(text: &str) -> Result<Self, NotUnderstood> {
-        let error = |wanted| Err(NotUnderstood { text: text.to_owned(), wanted });
+    type Err = InvalidText;
+    fn from_str(text: &str) -> Result<Self, InvalidText> {
+        let error = |wanted| Err(InvalidText { text: text.to_owned(), wanted });
         if let Some(kind) = text.strip_prefix("kind:") {
             return match LINK_KINDS.iter().find(|(name, _)| *name == kind) {
                 Some((_, kind)) => Ok(Self::Kind(*kind)),
@@ -151,29 +151,29 @@ impl fmt::Display for LinkSelector {
     }
 }
 
-/// What is asked, out of one link, whether the Internet is there.
+/// A probe target: what a probe contacts over one link to check for Internet access.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProbeTarget {
-    /// A connect; an answer of either kind counts.
+    /// A TCP connect; both acceptance and refusal count as an answer.
     Tcp(SocketAddr),
-    /// An echo request.
+    /// An ICMP echo request.
     Icmp(IpAddr),
-    /// A page with a known answer, so that a captive portal is told from the Internet.
+    /// A web page with a known answer, which distinguishes the Internet from a captive portal.
     Http(HttpTarget),
 }
 
-/// A page with a known answer, over plain HTTP.
+/// A web page with a known answer, over plain HTTP.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HttpTarget {
-    /// The server.
+    /// Address of the server.
     pub address: SocketAddr,
-    /// What the `Host` header says.
+    /// Value of the `Host` header.
     pub host: String,
-    /// The page, from its first slash.
+    /// Path of the page, including the leading slash.
     pub path: String,
-    /// The status expected.
+    /// Expected status code.
     pub status: u16,
-    /// What the body must begin with; empty: anything.
+    /// Expected start of the body; empty accepts any body.
     pub body: String,
 }
 
@@ -203,7 +203,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn patterns_match_from_end_to_end() {
+    fn patterns_match_whole_names() {
         for (pattern, name, fits) in [
             ("wlan0", "wlan0", true),
             ("wlan0", "wlan01", false),
@@ -237,7 +237,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn selectors_are_read_as_they_are_written() {
+    fn selectors_parse_from_their_text() {
         for text in ["wlan0", "ww*", "kind:cellular"] {
             assert_eq!(text.parse::<LinkSelector>().unwrap().to_string(), text);
         }

@@ -1,4 +1,4 @@
-//! Named networks, and random ones against an evaluator that is slow and plain.
+//! Named networks, and random networks against a simple, slow reference evaluator.
 
 use braid_model::{LinkFacts, LinkKind, NextHop, PerFamily};
 use proptest::prelude::*;
@@ -54,7 +54,7 @@ fn rule(family: Family, priority: u32, table: u32) -> RuleFacts {
     }
 }
 
-/// Two links with default routes and what a system puts beside them.
+/// Two links with default routes, and the usual system routes and rules.
 fn two_links() -> NetworkSnapshot {
     let mut snapshot = NetworkSnapshot {
         interfaces: vec![interface(LAN, "192.168.1.5/24"), interface(WLAN, "10.0.0.9/24")],
@@ -97,7 +97,7 @@ fn insert_rule(snapshot: &mut NetworkSnapshot, new: RuleFacts) {
 }
 
 #[test]
-fn the_internet_is_steered_and_the_neighbourhood_is_not() {
+fn the_internet_is_steered_and_local_networks_are_not() {
     let snapshot = two_links();
     for address in ["8.8.8.8", "1.0.0.1", "192.168.2.1", "100.64.0.1", "223.255.255.255", "2001:db8:2::1", "64:ff9b::808:808"] {
         assert!(is_steered(&snapshot, address), "{address}");
@@ -125,7 +125,7 @@ fn the_internet_is_steered_and_the_neighbourhood_is_not() {
 }
 
 #[test]
-fn the_own_address_is_left_even_where_no_route_tells() {
+fn own_addresses_are_left_alone_even_without_a_route() {
     let mut snapshot = two_links();
     snapshot.interfaces.push(interface(9, "198.51.100.7/32"));
     assert!(!is_steered(&snapshot, "198.51.100.7"));
@@ -133,7 +133,7 @@ fn the_own_address_is_left_even_where_no_route_tells() {
 }
 
 #[test]
-fn nothing_is_steered_where_there_is_no_default_route() {
+fn nothing_is_steered_without_a_default_route() {
     let mut snapshot = two_links();
     snapshot.routes.retain(|route| !is_default(route.destination));
     for family in Family::ALL {
@@ -154,7 +154,7 @@ fn wg_quick_takes_everything_but_specific_routes() {
     for address in ["8.8.8.8", "192.168.1.1", "2001:db8:2::1"] {
         assert!(!is_steered(&snapshot, address), "{address}");
     }
-    // A table that lets some destinations through to main leaves those to the links.
+    // If a VPN table covers only some destinations, the others fall through to main and to the links.
     snapshot.routes.retain(|route| route.table != 51820);
     snapshot.routes.push(route(51820, "10.0.0.0/8", TUN, 0));
     assert!(is_steered(&snapshot, "8.8.8.8"));
@@ -173,7 +173,7 @@ fn openvpn_halves_hide_the_default_route() {
 }
 
 #[test]
-fn containers_are_left() {
+fn containers_are_left_alone() {
     let mut snapshot = two_links();
     snapshot.routes.push(route(MAIN, "172.17.0.0/16", DOCKER, 0));
     assert!(!is_steered(&snapshot, "172.17.0.2"));
@@ -187,13 +187,13 @@ fn the_best_default_route_decides() {
     assert!(!is_steered(&snapshot, "8.8.8.8"));
     snapshot.routes.last_mut().unwrap().metric = 700;
     assert!(is_steered(&snapshot, "8.8.8.8"));
-    // Of one metric either may be taken.
+    // Either of two routes with the same metric may be chosen.
     snapshot.routes.last_mut().unwrap().metric = 100;
     assert!(!is_steered(&snapshot, "8.8.8.8"));
 }
 
 #[test]
-fn a_multipath_route_counts_when_every_living_hop_is_a_link() {
+fn a_multipath_route_is_steered_if_every_live_hop_is_a_link() {
     let mut snapshot = two_links();
     snapshot.routes[0].hops.push(NextHop { device: LinkIndex(TUN), gateway: None, dead: false });
     assert!(!is_steered(&snapshot, "8.8.8.8"));
@@ -202,11 +202,11 @@ fn a_multipath_route_counts_when_every_living_hop_is_a_link() {
 }
 
 #[test]
-fn refused_and_thrown_destinations_are_not_confused() {
+fn refuse_and_throw_routes_differ() {
     let mut snapshot = two_links();
     snapshot.routes.push(RouteFacts { kind: RouteKind::Refuse, hops: Vec::new(), ..route(MAIN, "198.51.100.0/24", 0, 0) });
     assert!(!is_steered(&snapshot, "198.51.100.1"));
-    // A throw in an earlier table ends that table only, and hides its own wider routes.
+    // A throw route ends the lookup in its own table only, and hides that table's shorter prefixes.
     insert_rule(&mut snapshot, rule(Family::V4, 100, 77));
     snapshot.routes.push(route(77, "203.0.0.0/8", TUN, 0));
     snapshot.routes.push(RouteFacts { kind: RouteKind::Throw, hops: Vec::new(), ..route(77, "203.0.113.0/24", 0, 0) });
@@ -215,18 +215,18 @@ fn refused_and_thrown_destinations_are_not_confused() {
 }
 
 #[test]
-fn what_cannot_be_told_ahead_is_left_unless_it_makes_no_difference() {
+fn conditional_rules_prevent_steering_unless_both_outcomes_agree() {
     let mut snapshot = two_links();
     insert_rule(&mut snapshot, RuleFacts { conditional: true, ..rule(Family::V4, 100, 77) });
-    assert!(is_steered(&snapshot, "8.8.8.8"), "the table is empty");
+    assert!(is_steered(&snapshot, "8.8.8.8"), "the rule's table is empty");
     snapshot.routes.push(route(77, "0.0.0.0/0", WLAN, 0));
-    assert!(is_steered(&snapshot, "8.8.8.8"), "a link either way");
+    assert!(is_steered(&snapshot, "8.8.8.8"), "both outcomes use a link");
     snapshot.routes.last_mut().unwrap().hops[0].device = LinkIndex(TUN);
     assert!(!is_steered(&snapshot, "8.8.8.8"));
 }
 
 #[test]
-fn goto_jumps_forward_and_without_target_does_nothing() {
+fn goto_jumps_forward_and_is_ignored_without_a_target() {
     let mut snapshot = two_links();
     insert_rule(&mut snapshot, rule(Family::V4, 200, 77));
     snapshot.routes.push(route(77, "0.0.0.0/0", TUN, 0));
@@ -240,7 +240,7 @@ fn goto_jumps_forward_and_without_target_does_nothing() {
 }
 
 #[test]
-fn braids_own_rules_and_routes_do_not_count() {
+fn braids_own_rules_and_routes_are_ignored() {
     let mut snapshot = two_links();
     let before = prefix_map(&snapshot, &links(), Family::V4);
     insert_rule(&mut snapshot, RuleFacts { ours: true, suppress_prefix_len: Some(0), ..rule(Family::V4, 10, MAIN) });
@@ -250,7 +250,7 @@ fn braids_own_rules_and_routes_do_not_count() {
 }
 
 #[test]
-fn ten_thousand_routes_make_a_map_of_their_own_size() {
+fn ten_thousand_routes_make_a_map_of_about_the_same_size() {
     let mut snapshot = two_links();
     for number in 0..10_000u32 {
         let address = Ipv4Addr::from((20 << 24) | (number << 9));
@@ -261,7 +261,7 @@ fn ten_thousand_routes_make_a_map_of_their_own_size() {
     assert_eq!(map.iter().filter(|(_, steer)| *steer).count(), 1);
 }
 
-/// All ends that the kernel may come to for one address, by trying everything: the reference.
+/// The reference: all outcomes that the kernel may reach for one address, found by exhaustive evaluation.
 mod reference {
     use super::*;
 
@@ -269,7 +269,7 @@ mod reference {
     pub(super) enum End {
         Default,
         Elsewhere,
-        Onward,
+        FallsThrough,
     }
 
     pub(super) fn steers(snapshot: &NetworkSnapshot, links: &BTreeSet<LinkIndex>, address: IpAddr) -> bool {
@@ -297,7 +297,7 @@ mod reference {
             && rule.mark.is_none_or(|(value, mask)| value & mask == 0)
             && rule.input.as_ref().is_none_or(|name| name == "lo")
             && rule.output.is_none();
-        // What is conditional may or may not hold, on top of the rest.
+        // A conditional rule may or may not match, in addition to its other selectors.
         for condition in [true, false] {
             if !condition && !rule.conditional {
                 continue;
@@ -315,7 +315,7 @@ mod reference {
                 }
                 RuleAction::Table(table) => {
                     let mut found = look_up(snapshot, links, rule, table, address);
-                    if found.remove(&End::Onward) {
+                    if found.remove(&End::FallsThrough) {
                         ends.extend(from(snapshot, links, rest, address));
                     }
                     ends.extend(found);
@@ -339,26 +339,26 @@ mod reference {
             let suppressed = rule.suppress_prefix_len.is_some_and(|len| route.destination.prefix_len() <= len);
             let by_link = route.hops.iter().filter(|hop| !hop.dead).all(|hop| links.contains(&hop.device));
             match route.kind {
-                RouteKind::Throw => drop(ends.insert(End::Onward)),
+                RouteKind::Throw => drop(ends.insert(End::FallsThrough)),
                 RouteKind::Refuse => drop(ends.insert(End::Elsewhere)),
-                _ if suppressed => drop(ends.insert(End::Onward)),
+                _ if suppressed => drop(ends.insert(End::FallsThrough)),
                 kind => {
                     let good = kind == RouteKind::Unicast && !route.hops.is_empty() && by_link && is_default(route.destination);
                     ends.insert(if good { End::Default } else { End::Elsewhere });
                     if rule.suppress_group {
-                        ends.insert(End::Onward);
+                        ends.insert(End::FallsThrough);
                     }
                 }
             }
         }
         if routes.iter().all(|route| route.conditional) {
-            ends.insert(End::Onward);
+            ends.insert(End::FallsThrough);
         }
         ends
     }
 }
 
-/// A few prefixes that nest and meet, of any length.
+/// A few prefixes of any length that nest and adjoin.
 fn a_net(family: Family) -> BoxedStrategy<IpNet> {
     let bits = prop_oneof![Just(0x2000_0000u32), Just(0x0808_0000), Just(0xffff_ffff), Just(0x2001_0db8), any::<u32>()];
     let lens = prop_oneof![2 => Just(0u8), 1 => Just(1), 1 => Just(3), 4 => 0..=32u8];
@@ -407,7 +407,7 @@ fn a_rule(family: Family) -> impl Strategy<Value = RuleFacts> {
             RuleFacts {
                 family,
                 priority: 0,
-                // The unspecified address lies in 0.0.0.0/1 and the like; that corner has no reference.
+                // The unspecified address lies in 0.0.0.0/1 and similar prefixes; the reference does not model that corner case.
                 source: nets.0.filter(|net| net.prefix_len() == 0 || net.network() != everything(family).network()),
                 destination: nets.1,
                 mark,
@@ -438,7 +438,7 @@ fn a_network(family: Family) -> impl Strategy<Value = NetworkSnapshot> {
     )
 }
 
-/// First and last addresses of every prefix, and their neighbours outside.
+/// First and last addresses of every prefix, and the adjacent addresses outside.
 fn edges(snapshot: &NetworkSnapshot, map: &[(IpNet, bool)]) -> Vec<IpAddr> {
     let nets = snapshot.routes.iter().map(|route| route.destination).chain(snapshot.rules.iter().filter_map(|rule| rule.destination));
     let step = |address: IpAddr, by: i128| match address {
@@ -452,7 +452,7 @@ fn edges(snapshot: &NetworkSnapshot, map: &[(IpNet, bool)]) -> Vec<IpAddr> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2_000))]
     #[test]
-    fn the_map_says_what_the_kernel_would_do(
+    fn the_map_agrees_with_the_reference(
         (family, snapshot) in prop_oneof![Just(Family::V4), Just(Family::V6)].prop_flat_map(|family| (Just(family), a_network(family))),
         samples in prop::collection::vec(any::<u128>(), 8),
     ) {
@@ -474,7 +474,7 @@ proptest! {
 }
 
 #[test]
-fn regression_what_an_ipsec_policy_covers_is_left_alone() {
+fn regression_destinations_of_ipsec_policies_are_left_alone() {
     let mut snapshot = two_links();
     let links = [LAN, WLAN].map(LinkIndex).into();
     let steers = |snapshot: &NetworkSnapshot, address: &str| {
@@ -488,18 +488,18 @@ fn regression_what_an_ipsec_policy_covers_is_left_alone() {
         ["203.0.113.9", "203.0.114.9", "2001:db8:9::1", "2001:db8:a::1"].map(|address| steers(&snapshot, address)),
         [false, true, false, true]
     );
-    // A default route of another table does not lead out of it.
+    // The default route of another table does not override the IPsec policy.
     snapshot.protected = vec![net("0.0.0.0/0")];
     assert_eq!(["203.0.113.9", "1.1.1.1", "2001:db8:9::1"].map(|address| steers(&snapshot, address)), [false, false, true]);
 }
 
 #[test]
-fn regression_a_default_route_with_an_address_that_is_not_its_links_is_left_alone() {
+fn regression_a_default_route_with_a_foreign_source_address_is_left_alone() {
     let mut snapshot = two_links();
     let links = [LAN, WLAN].map(LinkIndex).into();
     let steered = |snapshot: &NetworkSnapshot| prefix_map(snapshot, &links, Family::V4)[0].1;
     snapshot.routes[0].source = "192.168.1.5".parse().ok();
-    assert!(steered(&snapshot), "its own address");
+    assert!(steered(&snapshot), "the link's own address");
     snapshot.routes[0].source = "10.99.0.1".parse().ok();
-    assert!(!steered(&snapshot), "the address that a VPN gave");
+    assert!(!steered(&snapshot), "an address assigned by a VPN");
 }

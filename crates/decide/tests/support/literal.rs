@@ -1,11 +1,11 @@
-//! Algorithms 4.4.1 and 4.4.2 word by word, with lists and plain counters: what the fast scheduler must do, decision by decision.
+//! A literal implementation of Algorithms 4.4.1 and 4.4.2 with lists and plain counters: the reference for every decision of the fast scheduler.
 
 use braid_decide::midrr::Flags;
 
-/// The scheduler; flows are named by slot, and slots are taken again last out, first in.
+/// The scheduler. Flows are identified by slots, and the slot that was freed last is reused first.
 pub(crate) struct Literal {
     quantum: u64,
-    /// The largest count: 1 for the service flag.
+    /// Maximum count: 1 for the service flag.
     most: u32,
     own_turns: bool,
     flows: Vec<Option<LiteralFlow>>,
@@ -20,7 +20,7 @@ struct LiteralFlow {
     quantum: u64,
     deficit: u64,
     head: Option<u64>,
-    /// SF_ij.
+    /// Service flag or counter SF_ij.
     served: Vec<u32>,
 }
 

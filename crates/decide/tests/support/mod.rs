@@ -1,4 +1,4 @@
-//! Small worlds of always backlogged flows, what they should get (exact), and what a scheduler gives them (packet by packet).
+//! Small worlds of always backlogged flows, their exact rates, and the rates that a scheduler gives them packet by packet.
 
 pub(crate) mod literal;
 
@@ -6,13 +6,13 @@ use braid_decide::midrr::{Flags, FlowKey, Midrr};
 use braid_model::{ByteCount, LinkSet};
 use braid_netem::Random;
 
-/// Links, and flows that always have something to send.
+/// Links, and flows that are always backlogged.
 #[derive(Debug, Clone)]
 pub(crate) struct World {
-    /// Capacity of each link, bytes per second.
+    /// Capacity of each link, in bytes per second.
     pub(crate) links: Vec<f64>,
     pub(crate) flows: Vec<FlowSpec>,
-    /// What a flow of weight 1 gets a turn.
+    /// Quantum of a flow of weight 1, in bytes per turn.
     pub(crate) quantum: u64,
     pub(crate) seed: u64,
 }
@@ -21,7 +21,7 @@ pub(crate) struct World {
 pub(crate) struct FlowSpec {
     pub(crate) weight: f64,
     pub(crate) links: u64,
-    /// Packet sizes, drawn from alike.
+    /// Packet sizes, drawn with equal probability.
     pub(crate) sizes: Vec<u64>,
 }
 
@@ -41,8 +41,8 @@ pub(crate) fn random_world(seed: u64) -> World {
     World { links, flows, quantum: 1500, seed }
 }
 
-/// The weighted max-min rates in bytes per second: the tightest set of flows (least capacity per weight) is found by min cut,
-/// gets what it can, and leaves with its links; then the rest.
+/// The weighted max-min rates in bytes per second. A min cut finds the tightest set of flows (least capacity per weight). These flows get all they
+/// can and are removed with their links; then the rest is solved.
 pub(crate) fn max_min(world: &World) -> Vec<f64> {
     let mut rates = vec![0.0; world.flows.len()];
     let mut flows: Vec<usize> = (0..world.flows.len()).collect();
@@ -68,7 +68,7 @@ pub(crate) fn max_min(world: &World) -> Vec<f64> {
     rates
 }
 
-/// The flows that cannot all have `level` per weight on these links, nor be helped by others stepping aside: the source side of a min cut.
+/// The flows that cannot all have `level` per weight on these links, even if others move to other links: the source side of a min cut.
 fn starved(world: &World, flows: &[usize], links: u64, level: f64) -> Vec<usize> {
     let count = world.links.len();
     let mut want: Vec<f64> = flows.iter().map(|flow| level * world.flows[*flow].weight).collect();
@@ -77,7 +77,7 @@ fn starved(world: &World, flows: &[usize], links: u64, level: f64) -> Vec<usize>
     let mut given = vec![vec![0.0; count]; flows.len()];
     let tiny = total * 1e-11;
     loop {
-        // Breadth first from flows that want more: over allowed links, and back to flows that use them.
+        // Breadth-first search from flows that want more: over allowed links, and back to flows that use them.
         let mut parent_of_link = vec![None; count];
         let mut parent_of_flow = vec![None; flows.len()];
         let mut seen: Vec<bool> = want.iter().map(|want| *want > tiny).collect();
@@ -206,25 +206,25 @@ pub(crate) fn deviation(rates: &[f64], exact: &[f64]) -> f64 {
     rates.iter().zip(exact).map(|(rate, exact)| (rate - exact).abs() / exact).fold(0.0, f64::max)
 }
 
-/// How far pairs of flows drift apart in normalised service (Definition 3), followed packet by packet.
+/// Tracks the difference of normalised service (Definition 3) between pairs of flows, packet by packet.
 pub(crate) struct Drift {
-    /// Bytes per weight, by flow.
+    /// Served bytes per weight, by flow.
     service: Vec<f64>,
     pairs: Vec<Pair>,
     of_flow: Vec<Vec<usize>>,
 }
 
-/// Flows `i` and `j` that may use a common link by which `j` is served.
+/// Flows `i` and `j` that may use a common link which serves `j`.
 pub(crate) struct Pair {
     pub(crate) i: usize,
     pub(crate) j: usize,
-    /// Both are served by it (Lemma 10), or only `j`, since `i` has more elsewhere (Lemma 9).
+    /// Whether the link serves both (Lemma 10), or only `j`, because `i` has more elsewhere (Lemma 9).
     pub(crate) same: bool,
     high: f64,
     low: f64,
-    /// The most that `i` fell behind `j` in any interval so far, in bytes per weight.
+    /// Maximum by which `i` fell behind `j` in any interval so far, in bytes per weight.
     pub(crate) behind: f64,
-    /// The most that `i` got ahead of `j`.
+    /// Maximum by which `i` got ahead of `j`, in bytes per weight.
     pub(crate) ahead: f64,
 }
 
@@ -251,7 +251,7 @@ impl Drift {
         Self { service: vec![0.0; exact.len()], pairs, of_flow }
     }
 
-    /// `flow` sent `bytes`, and weighs `weight`.
+    /// Records that `flow` of weight `weight` sent `bytes`.
     pub(crate) fn sent(&mut self, flow: usize, bytes: u64, weight: f64) {
         self.service[flow] += bytes as f64 / weight;
         for index in &self.of_flow[flow] {

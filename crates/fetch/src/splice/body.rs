@@ -1,4 +1,4 @@
-//! What the client gets.
+//! Body that is delivered to the client.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -9,20 +9,20 @@ use tokio::sync::mpsc;
 
 use super::{Command, Share};
 
-/// What a client took is told in steps of this, in bytes.
+/// Step in which the client's progress is reported, in bytes.
 const STEP: u64 = 64 * 1024;
 
-/// Why a download ends before its end, once part of it was handed on.
+/// Error that ends a download after part of it was delivered.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("the download cannot be gone on with: {0}")]
+#[error("the download cannot continue: {0}")]
 pub struct SpliceError(pub(crate) String);
 
-/// A download's bytes in order, wherever they came from. Dropped before its end, it ends all that was under way for it.
+/// A download's bytes in order, from any link. Dropping it early stops the download.
 pub struct Spliced {
     number: u64,
     size: u64,
     out: u64,
-    told: u64,
+    reported: u64,
     pieces: mpsc::UnboundedReceiver<Result<bytes::Bytes, SpliceError>>,
     commands: mpsc::UnboundedSender<Command>,
     _memory: Share,
@@ -36,13 +36,13 @@ impl Spliced {
         commands: mpsc::UnboundedSender<Command>,
         memory: Share,
     ) -> Self {
-        Self { number, size: size.get(), out: 0, told: 0, pieces, commands, _memory: memory }
+        Self { number, size: size.get(), out: 0, reported: 0, pieces, commands, _memory: memory }
     }
 }
 
 impl Drop for Spliced {
     fn drop(&mut self) {
-        // Nobody hears it where the run has ended.
+        // Fails only if the run has ended.
         let _ = self.commands.send(Command::Gone { number: self.number });
     }
 }
@@ -58,14 +58,14 @@ impl Body for Spliced {
         match std::task::ready!(self.pieces.poll_recv(context)) {
             Some(Ok(piece)) => {
                 self.out += piece.len() as u64;
-                if self.out - self.told >= STEP || self.pieces.is_empty() {
-                    self.told = self.out;
+                if self.out - self.reported >= STEP || self.pieces.is_empty() {
+                    self.reported = self.out;
                     let _ = self.commands.send(Command::Taken { number: self.number, upto: ByteCount::new(self.out) });
                 }
                 Poll::Ready(Some(Ok(Frame::data(piece))))
             }
             Some(Err(error)) => Poll::Ready(Some(Err(error))),
-            None => Poll::Ready(Some(Err(SpliceError("what fetches it has ended".to_owned())))),
+            None => Poll::Ready(Some(Err(SpliceError("the download task has ended".to_owned())))),
         }
     }
 

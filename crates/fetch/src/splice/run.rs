@@ -1,4 +1,4 @@
-//! The run: one engine for all downloads, its decisions carried out, and what comes put in order.
+//! The run: one engine for all downloads. It executes the engine's decisions and puts the data in order.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,19 +18,19 @@ use super::{Begun, Command, SpliceError};
 use crate::answer::{Asked, Validator};
 use crate::connection::Origin;
 use crate::connections::{ConnectionEvent, Shared};
-use crate::driver::{Driver, FileAction, FileEvent, Question};
+use crate::driver::{Driver, FileAction, FileEvent, RangeRequest};
 use crate::error::FetchError;
 use crate::exchange::reason;
 use crate::throttle::Throttle;
 
-/// Pieces that connections may have read and the run not yet taken.
-const AHEAD: usize = 64;
-/// A connection that takes longer is given up.
-const CONNECT: Duration = Duration::from_secs(15);
-/// Requests at once on a link, at first: one more than for files, since ranges are shorter.
-const PLACES: usize = 4;
-/// What a range's request does not repeat of the first one's header: conditions that held, and what is said anew.
-const OWN: [HeaderName; 8] = [
+/// Number of pieces that connections may read before the run takes them.
+const QUEUE_LENGTH: usize = 64;
+/// Time limit for a connection to be established.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);
+/// Initial number of concurrent requests on a link: one more than for files, because ranges are shorter.
+const REQUESTS_FIRST: usize = 4;
+/// Fields of the first request that range requests do not repeat: conditions that were met, and fields that are set again.
+const NOT_REPEATED: [HeaderName; 8] = [
     header::RANGE,
     header::IF_RANGE,
     header::IF_MATCH,
@@ -41,9 +41,9 @@ const OWN: [HeaderName; 8] = [
     header::CONTENT_LENGTH,
 ];
 
-/// Works until nobody can order anything any more.
+/// Runs until all command senders are gone.
 pub(super) async fn work(mut commands: mpsc::UnboundedReceiver<Command>) {
-    let (sender, mut events) = mpsc::channel(AHEAD);
+    let (sender, mut events) = mpsc::channel(QUEUE_LENGTH);
     let mut run = Run::new(sender);
     loop {
         run.pump();
@@ -56,7 +56,7 @@ pub(super) async fn work(mut commands: mpsc::UnboundedReceiver<Command>) {
             Some(first) = events.recv() => {
                 run.on_event(first);
                 while let Ok(next) = events.try_recv() {
-                    // What an answer's head changes is done before its body is kept.
+                    // The effects of a response's head must precede its body.
                     run.pump();
                     run.on_event(next);
                 }
@@ -70,7 +70,7 @@ struct Run {
     driver: Driver,
     events: mpsc::Sender<ConnectionEvent>,
     links: usize,
-    /// The names that downloads of a server have.
+    /// Server of each download name.
     names: BTreeMap<String, ServerId>,
     downloads: BTreeMap<FileId, Download>,
     files: BTreeMap<u64, FileId>,
@@ -84,18 +84,18 @@ struct Download {
     headers: HeaderMap,
     validator: Validator,
     pieces: mpsc::UnboundedSender<Result<bytes::Bytes, SpliceError>>,
-    /// Bytes that came before their turn, by place.
+    /// Bytes that wait for earlier ones, by offset.
     waiting: BTreeMap<u64, bytes::Bytes>,
     out: u64,
-    /// How far the first answer may be read.
+    /// Offset up to which the first response may be read.
     limit: watch::Sender<u64>,
-    trouble: Option<FetchError>,
+    last_error: Option<FetchError>,
 }
 
 impl Run {
     fn new(events: mpsc::Sender<ConnectionEvent>) -> Self {
-        // Every download is under way when it comes: none can wait for others to end.
-        let driver = Driver::new(Config { files_at_once: usize::MAX, connections_first: PLACES, ..Config::default() });
+        // Every download is already in progress when it is added, so none can wait for others.
+        let driver = Driver::new(Config { files_at_once: usize::MAX, connections_first: REQUESTS_FIRST, ..Config::default() });
         Self { driver, events, links: 0, names: BTreeMap::new(), downloads: BTreeMap::new(), files: BTreeMap::new() }
     }
 
@@ -105,7 +105,7 @@ impl Run {
             Command::Taken { number, upto } => {
                 if let Some(file) = self.files.get(&number) {
                     self.driver.engine.on_taken(self.driver.now(), *file, upto);
-                    self.tell_limit(*file);
+                    self.update_limit(*file);
                 }
             }
             Command::Gone { number } => {
@@ -126,7 +126,7 @@ impl Run {
     ) {
         let Begun { name, network, links, link, weight, address, mut headers, offer, body } = begun;
         let server = self.server(name, network, &url);
-        OWN.iter().for_each(|name| drop(headers.remove(name)));
+        NOT_REPEATED.iter().for_each(|name| drop(headers.remove(name)));
         let target = address.path_and_query().map_or("/", |path| path.as_str()).parse().unwrap_or(Uri::from_static("/"));
         let mut setup = FileSetup::new(vec![server]);
         (setup.weight, setup.size, setup.window) = (weight, Some(offer.size), Some(window));
@@ -134,7 +134,7 @@ impl Run {
         let (limit, readable) = watch::channel(0);
         let host = url.host_str().unwrap_or("").to_owned();
         let events = self.events.clone();
-        let adopted = self.know_links(&setup).and_then(|()| {
+        let adopted = self.add_links(&setup).and_then(|()| {
             let read = |request| tokio::spawn(read(body, request, host, events, readable)).abort_handle();
             self.driver.adopt(LinkId(link), server, setup, read).map_err(|error| error.to_string())
         });
@@ -147,25 +147,26 @@ impl Run {
         };
         self.files.insert(number, file);
         let (validator, waiting) = (offer.validator, BTreeMap::new());
-        let download = Download { number, server, url, target, headers, validator, pieces, waiting, out: 0, limit, trouble: None };
+        let download = Download { number, server, url, target, headers, validator, pieces, waiting, out: 0, limit, last_error: None };
         self.downloads.insert(file, download);
-        self.tell_limit(file);
+        self.update_limit(file);
     }
 
-    /// The server of that name.
+    /// The server of this name.
     fn server(&mut self, name: String, network: Arc<dyn crate::network::Network>, url: &Url) -> ServerId {
         if let Some(id) = self.names.get(&name) {
             return *id;
         }
-        let shared = Shared { network, tls: None, throttle: Throttle::new(None), connect_timeout: CONNECT, events: self.events.clone() };
+        let shared =
+            Shared { network, tls: None, throttle: Throttle::new(None), connect_timeout: CONNECT_TIMEOUT, events: self.events.clone() };
         let (host, port) = (url.host_str().unwrap_or("").to_owned(), url.port_or_known_default().unwrap_or(80));
         let id = self.driver.add_server(Arc::new(shared), Origin { tls: false, host, port, proxy: None });
         self.names.insert(name, id);
         id
     }
 
-    /// The engine numbers links from 0 on; here they have places of their own, of which those before the highest may be empty.
-    fn know_links(&mut self, setup: &FileSetup) -> Result<(), String> {
+    /// The engine numbers links from 0. Links keep their own indices here, so indices below the highest may be unused.
+    fn add_links(&mut self, setup: &FileSetup) -> Result<(), String> {
         let needed = setup.links.iter().max().map_or(0, |highest| highest + 1);
         while self.links < needed {
             self.driver.engine.add_link(LinkSetup::default()).map_err(|error| error.to_string())?;
@@ -174,20 +175,20 @@ impl Run {
         Ok(())
     }
 
-    /// Does all that the engine wants done now.
+    /// Executes all pending actions of the engine.
     fn pump(&mut self) {
         while let Some(action) = self.driver.poll() {
             match action {
                 FileAction::Ask(question) => self.ask(&question),
                 FileAction::Done { file, .. } => self.forget(file),
                 FileAction::GiveUp { file, cause } => self.give_up(file, cause),
-                // Only for files that come without validators, and these have one.
+                // Only files without validators restart; these have one.
                 FileAction::Restart(_) => {}
             }
         }
     }
 
-    fn ask(&mut self, question: &Question) {
+    fn ask(&mut self, question: &RangeRequest) {
         let Some(download) = self.downloads.get(&question.file) else { return };
         let asked = Asked {
             url: download.url.clone(),
@@ -203,32 +204,32 @@ impl Run {
         match self.driver.on_event(event) {
             Some(FileEvent::Lost { server, error, .. }) => {
                 let here = self.downloads.values_mut().filter(|download| download.server == server);
-                here.for_each(|download| download.trouble = Some(error.clone()));
+                here.for_each(|download| download.last_error = Some(error.clone()));
             }
             Some(FileEvent::Head { request, head, .. }) => self.driver.engine.on_head(self.driver.now(), request, head),
             Some(FileEvent::Data { active, pieces }) => {
                 let Some(download) = self.downloads.get_mut(&active.file) else { return };
                 pieces.into_iter().for_each(|(at, piece)| download.keep(at.get(), &piece));
             }
-            Some(FileEvent::Elsewhere { request, active, from, to }) => {
-                let reason = format!("a part of the file is said to be elsewhere, at {to}");
-                self.note_trouble(active.file, FetchError::Protocol { url: from.to_string(), reason });
+            Some(FileEvent::Redirect { request, active, from, to }) => {
+                let reason = format!("a part of the file redirects to {to}");
+                self.note_error(active.file, FetchError::Protocol { url: from.to_string(), reason });
                 self.driver.fail(request, Failure::NoRanges);
             }
-            Some(FileEvent::Failed { active, error }) => self.note_trouble(active.file, error),
-            // The client has its cookies from the first answer.
+            Some(FileEvent::Failed { active, error }) => self.note_error(active.file, error),
+            // The client got its cookies with the first response.
             Some(FileEvent::Cookies { .. }) | None => {}
         }
     }
 
-    fn note_trouble(&mut self, file: FileId, error: FetchError) {
+    fn note_error(&mut self, file: FileId, error: FetchError) {
         if let Some(download) = self.downloads.get_mut(&file) {
-            download.trouble = Some(error);
+            download.last_error = Some(error);
         }
     }
 
-    /// A first answer may be read further.
-    fn tell_limit(&self, file: FileId) {
+    /// Updates how far a first response may be read.
+    fn update_limit(&self, file: FileId) {
         if let Some(download) = self.downloads.get(&file) {
             download.limit.send_replace(self.driver.engine.limit(file).get());
         }
@@ -236,17 +237,19 @@ impl Run {
 
     fn give_up(&mut self, file: FileId, cause: Cause) {
         if let Some(download) = self.downloads.get_mut(&file) {
-            let why = match (download.trouble.take(), cause) {
-                (Some(trouble), _) => trouble.to_string(),
-                (None, Cause::Unjoinable) => format!("{}: the transfer broke, and there are no ranges to go on with", download.url),
-                (None, _) => format!("{}: nothing comes any more", download.url),
+            let why = match (download.last_error.take(), cause) {
+                (Some(last_error), _) => last_error.to_string(),
+                (None, Cause::Unjoinable) => {
+                    format!("{}: the transfer broke off, and the server supports no ranges to resume it", download.url)
+                }
+                (None, _) => format!("{}: no more data arrives", download.url),
             };
             let _ = download.pieces.send(Err(SpliceError(why)));
         }
         self.forget(file);
     }
 
-    /// Ends all that is under way for a download.
+    /// Ends a download and its requests.
     fn forget(&mut self, file: FileId) {
         let Some(download) = self.downloads.remove(&file) else { return };
         self.files.remove(&download.number);
@@ -254,7 +257,7 @@ impl Run {
         self.clean(download.server);
     }
 
-    /// Forgets a server that nothing comes from any more.
+    /// Removes a server without downloads.
     fn clean(&mut self, server: ServerId) {
         if !self.downloads.values().any(|download| download.server == server) {
             self.driver.remove_server(server);
@@ -264,19 +267,19 @@ impl Run {
 }
 
 impl Download {
-    /// Takes bytes at their place, and hands on what stands in order. They are copied: what was read is often a small part of the memory that
-    /// it was read into, all of which it would keep, and windows count bytes.
+    /// Inserts bytes at their offset, and delivers the bytes that are in order. The bytes are copied: a piece is often a small part of its read
+    /// buffer and would keep all of it alive, and windows count only the piece.
     fn keep(&mut self, at: u64, bytes: &[u8]) {
         self.waiting.insert(at, bytes::Bytes::copy_from_slice(bytes));
         while let Some(next) = self.waiting.remove(&self.out) {
             self.out += next.len() as u64;
-            // Whether the client is there yet shows otherwise.
+            // A client that is gone is detected elsewhere.
             let _ = self.pieces.send(Ok(next));
         }
     }
 }
 
-/// Reads a first answer, as far as it may be.
+/// Reads a first response up to its limit.
 async fn read(
     mut body: Incoming,
     request: RequestId,

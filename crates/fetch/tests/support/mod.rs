@@ -1,4 +1,4 @@
-//! A server that does as a test says, byte by byte, and links that are addresses of the loopback device.
+//! A scripted server that tests control byte by byte, and links that are addresses of the loopback device.
 #![allow(dead_code, reason = "each test uses its part")]
 
 use std::collections::BTreeMap;
@@ -16,34 +16,34 @@ use braid_fetch::{BoxStream, Download, DownloadLink, Event, FetchError, Network,
 use braid_model::PerFamily;
 use tokio::net::TcpSocket;
 
-/// What a server does next on a connection.
+/// Next action of a server on a connection.
 pub(crate) enum Act {
     Send(Vec<u8>),
     Wait(u64),
-    /// Closes as programs do.
+    /// Closes the connection normally.
     Close,
-    /// Nothing more, and the connection stays.
+    /// Sends nothing more and keeps the connection open.
     Hang,
 }
 
-/// What a client asked.
+/// A request of the client.
 #[derive(Debug, Clone)]
 pub(crate) struct Asked {
     pub(crate) path: String,
     pub(crate) headers: BTreeMap<String, String>,
-    /// `bytes=START-END`, the end not included.
+    /// `bytes=START-END`, end exclusive.
     pub(crate) range: Option<(u64, u64)>,
-    /// How many requests the server had before this one.
+    /// Number of earlier requests to the server.
     pub(crate) number: usize,
-    /// How many connections are open, this one included.
+    /// Number of open connections, including this one.
     pub(crate) open: usize,
-    /// The client's link.
+    /// Link of the client.
     pub(crate) link: usize,
 }
 
 type Handler = dyn Fn(&Asked) -> Vec<Act> + Send + Sync;
 
-/// The server.
+/// A scripted server.
 pub(crate) struct Server {
     pub(crate) address: SocketAddr,
     pub(crate) asked: Arc<Mutex<Vec<Asked>>>,
@@ -56,7 +56,7 @@ impl Server {
         Self::start_at(Ipv4Addr::LOCALHOST, handler)
     }
 
-    /// At another address of the loopback device.
+    /// Starts the server at another address of the loopback device.
     pub(crate) fn start_at(host: Ipv4Addr, handler: impl Fn(&Asked) -> Vec<Act> + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind((host, 0)).unwrap();
         let address = listener.local_addr().unwrap();
@@ -140,7 +140,7 @@ fn serve(
                 Act::Wait(millis) => thread::sleep(Duration::from_millis(millis)),
                 Act::Close => return stream.shutdown(Shutdown::Both),
                 Act::Hang => {
-                    // Until the client goes.
+                    // Until the client closes.
                     while stream.read(&mut [0; 1024])? > 0 {}
                     return Ok(());
                 }
@@ -149,29 +149,29 @@ fn serve(
     }
 }
 
-/// Bytes of which none stands where another could.
+/// Bytes without repetition, so that misplaced data is detected.
 pub(crate) fn content(size: usize) -> Vec<u8> {
     content_of(1, size)
 }
 
-/// Another file of the same size for each `which`.
+/// A different file of the same size for each `which`.
 pub(crate) fn content_of(which: u64, size: usize) -> Vec<u8> {
     (0..size as u64).map(|at| ((at.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(which * 77)) >> 40) as u8).collect()
 }
 
-/// An answer: a status line, header lines and a body with its length.
+/// A response: status line, header lines and a body with its length.
 pub(crate) fn answer(status: &str, headers: &str, body: &[u8]) -> Vec<u8> {
     let mut bytes = format!("HTTP/1.1 {status}\r\n{headers}Content-Length: {}\r\n\r\n", body.len()).into_bytes();
     bytes.extend_from_slice(body);
     bytes
 }
 
-/// What a well-behaved server answers.
+/// Response of a well-behaved server.
 pub(crate) fn good(asked: &Asked, content: &[u8]) -> Vec<u8> {
     good_with(asked, content, "ETag: \"one\"\r\n")
 }
 
-/// The same with these header lines.
+/// The same with these additional header lines.
 pub(crate) fn good_with(asked: &Asked, content: &[u8], headers: &str) -> Vec<u8> {
     let size = content.len() as u64;
     match asked.range {
@@ -188,7 +188,7 @@ pub(crate) fn good_with(asked: &Asked, content: &[u8], headers: &str) -> Vec<u8>
 /// Links that are addresses of the loopback device: link i is 127.0.0.(2 + i).
 pub(crate) struct Loopback {
     pub(crate) links: Vec<DownloadLink>,
-    /// Links over which nothing is answered.
+    /// Links without any answer.
     pub(crate) dead: Vec<usize>,
 }
 
@@ -222,20 +222,20 @@ impl Network for Loopback {
             let Ok(address) = host.parse::<Ipv4Addr>() else {
                 return Err(FetchError::Resolve { host: host.to_owned(), link: name, reason: "no such name".to_owned(), absent: true });
             };
-            let told = |error: std::io::Error| FetchError::Connect {
+            let connect_error = |error: std::io::Error| FetchError::Connect {
                 host: format!("{host}:{port}"),
                 link: name.clone(),
                 reason: error.to_string(),
             };
-            let socket = TcpSocket::new_v4().map_err(told)?;
-            socket.bind(SocketAddr::from(([127, 0, 0, 2 + link as u8], 0))).map_err(told)?;
-            let stream = socket.connect(SocketAddr::from((address, port))).await.map_err(told)?;
+            let socket = TcpSocket::new_v4().map_err(connect_error)?;
+            socket.bind(SocketAddr::from(([127, 0, 0, 2 + link as u8], 0))).map_err(connect_error)?;
+            let stream = socket.connect(SocketAddr::from((address, port))).await.map_err(connect_error)?;
             Ok(Box::new(stream) as BoxStream)
         })
     }
 }
 
-/// What came of a download.
+/// Result of a download.
 pub(crate) struct Came {
     pub(crate) results: Vec<Result<Outcome, FetchError>>,
     pub(crate) events: Vec<Event>,
@@ -243,13 +243,13 @@ pub(crate) struct Came {
 }
 
 impl Came {
-    /// The file, which must be complete.
+    /// Content of the file, which must be complete.
     pub(crate) fn file(&self, name: &str) -> Vec<u8> {
         assert!(self.results.iter().all(Result::is_ok), "{:?}", self.results);
         std::fs::read(self.folder.join(name)).unwrap()
     }
 
-    /// The only file's error.
+    /// Error of the only file.
     pub(crate) fn error(&self) -> &FetchError {
         self.results[0].as_ref().unwrap_err()
     }
@@ -259,12 +259,12 @@ impl Came {
     }
 }
 
-/// Short spans, so that tests of patience end.
+/// Options with short timeouts, so that tests of timeouts end.
 pub(crate) fn quick() -> Options {
-    Options { patience: Duration::from_secs(20), connect_timeout: Duration::from_secs(2), tries: 6, ..Options::default() }
+    Options { timeout: Duration::from_secs(20), connect_timeout: Duration::from_secs(2), tries: 6, ..Options::default() }
 }
 
-/// Downloads these addresses into `folder` over `network`; never for longer than a minute.
+/// Downloads these URLs into `folder` over `network`, for at most one minute.
 pub(crate) fn get_over(
     network: Loopback,
     urls: &[String],
@@ -284,7 +284,7 @@ pub(crate) fn get_over(
     Came { results, events, folder: folder.to_owned() }
 }
 
-/// The same over three links that live.
+/// The same over three working links.
 pub(crate) fn get(urls: &[String], folder: &Path) -> Came {
     get_over(Loopback::new(3), urls, folder, quick(), |_| ())
 }

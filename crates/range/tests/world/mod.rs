@@ -1,4 +1,4 @@
-//! Links and servers for the engine in virtual time: requests of a link share its rate, each bounded by what one connection gets through.
+//! Links and servers for the engine in virtual time: the requests of a link share its rate, each limited by the rate of one connection.
 #![allow(dead_code, reason = "each test uses its part")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,11 +11,11 @@ use braid_range::{
 
 pub(crate) const STEP: Duration = Duration::from_millis(1);
 
-/// What a link is like at a moment; a rate of zero: it swallows everything.
+/// A simulated link. At a rate of zero it swallows everything.
 pub(crate) struct SimLink {
     pub rate: Box<dyn Fn(Time) -> Rate>,
     pub rtt: Duration,
-    /// What one connection gets through at most.
+    /// Maximum rate of one connection.
     pub each: Rate,
     pub setup: LinkSetup,
 }
@@ -42,20 +42,20 @@ impl SimLink {
     }
 }
 
-/// How servers answer.
+/// Behaviour of the servers.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Manners {
-    /// Answer with the whole file, whatever was asked.
+pub(crate) struct ServerBehaviour {
+    /// Answer with the whole file, regardless of the requested range.
     pub whole: bool,
-    /// Without validators.
+    /// Send no validators.
     pub loose: bool,
-    /// More requests at once than this (over one link) are refused.
+    /// Refuse more concurrent requests than this (over one link).
     pub limit: Option<usize>,
-    /// The connection breaks after so many bytes of an answer.
+    /// Break the connection after this many bytes of an answer.
     pub breaks: Option<u64>,
-    /// At most so much of a range is given.
+    /// Send at most this much of a range.
     pub short: Option<u64>,
-    /// Requests that may overlap on a connection.
+    /// Number of requests that may overlap on a connection.
     pub depth: usize,
 }
 
@@ -63,7 +63,7 @@ struct SimResponse {
     request: RequestId,
     file: FileId,
     span: Span,
-    /// Asked for whole.
+    /// The whole file was requested.
     whole: bool,
     at: u64,
     begins: Time,
@@ -74,7 +74,7 @@ struct SimResponse {
 struct SimConnection {
     link: usize,
     ready: Time,
-    told: bool,
+    connected: bool,
     responses: Vec<SimResponse>,
 }
 
@@ -82,24 +82,24 @@ pub(crate) struct World {
     pub engine: Engine,
     pub now: Time,
     pub links: Vec<SimLink>,
-    pub manners: Manners,
+    pub behaviour: ServerBehaviour,
     pub server: ServerId,
     connections: BTreeMap<ConnectionId, SimConnection>,
     pub sizes: BTreeMap<FileId, u64>,
     pub kept: BTreeMap<FileId, Spans>,
     pub ended: BTreeMap<FileId, (Time, Action)>,
-    /// By file and second: bytes kept.
+    /// Kept bytes by file and second.
     pub served: BTreeMap<(FileId, u64), u64>,
-    /// Readers in order: how fast, and what they took.
+    /// Readers in order: rate, bytes taken, and window.
     pub readers: BTreeMap<FileId, (Rate, f64, u64)>,
     pub asked: usize,
     pub most_connections: usize,
-    /// Answers that files came with: their connections are read only as far as the window reaches.
+    /// Answers of adopted files: their connections are read only as far as the window reaches.
     adopted: BTreeSet<RequestId>,
 }
 
 impl World {
-    pub(crate) fn new(config: Config, links: Vec<SimLink>, manners: Manners) -> Self {
+    pub(crate) fn new(config: Config, links: Vec<SimLink>, behaviour: ServerBehaviour) -> Self {
         let mut engine = Engine::new(config);
         for link in &links {
             engine.add_link(link.setup).unwrap();
@@ -109,7 +109,7 @@ impl World {
             engine,
             now: Time::ZERO,
             links,
-            manners,
+            behaviour,
             server,
             connections: BTreeMap::new(),
             sizes: BTreeMap::new(),
@@ -133,7 +133,7 @@ impl World {
         id
     }
 
-    /// A file whose whole answer is under way over `link`, for a reader with this window.
+    /// Adopts a file whose whole answer is in progress over `link`, for a reader with this window.
     pub(crate) fn adopt(&mut self, size: u64, link: usize, window: u64, change: impl FnOnce(&mut FileSetup)) -> FileId {
         let mut setup = FileSetup::new(vec![self.server]);
         (setup.size, setup.window) = (Some(ByteCount::new(size)), Some(ByteCount::new(window)));
@@ -141,14 +141,14 @@ impl World {
         let (file, connection, request) = self.engine.adopt(self.now, LinkId(link), setup).unwrap();
         let span = Span::new(ByteCount::ZERO, ByteCount::new(size));
         let response = SimResponse { request, file, span, whole: true, at: 0, begins: self.now, head: true, carry: 0.0 };
-        self.connections.insert(connection, SimConnection { link, ready: self.now, told: true, responses: vec![response] });
+        self.connections.insert(connection, SimConnection { link, ready: self.now, connected: true, responses: vec![response] });
         self.adopted.insert(request);
         self.sizes.insert(file, size);
         self.kept.insert(file, Spans::default());
         file
     }
 
-    /// Runs until every file has ended, at most to `limit`. Gives the time of the last end.
+    /// Runs until every file has ended, at most to `limit`. Returns the time of the last end.
     pub(crate) fn run(&mut self, limit: Duration) -> Duration {
         while self.ended.len() < self.sizes.len() {
             assert!(self.now < Time::ZERO + limit, "not ended after {limit:?}: {:?} {:?}", self.ended, self.engine);
@@ -170,14 +170,14 @@ impl World {
         let due = self.engine.poll_timeout();
         let mut count = 0;
         while let Some(action) = self.engine.poll(self.now) {
-            // Whatever there was to do without an event shows in the timeout.
+            // Every action without a preceding event must have been announced by `poll_timeout`.
             assert!(due.is_some_and(|due| due <= self.now), "{action:?} came before {due:?}");
             count += 1;
-            assert!(count < 100_000, "the engine does not come to rest: {action:?}");
+            assert!(count < 100_000, "the engine does not become idle: {action:?}");
             match action {
                 Action::Connect { connection, link, .. } => {
                     let ready = self.now + self.links[link.0].rtt * 3;
-                    self.connections.insert(connection, SimConnection { link: link.0, ready, told: false, responses: Vec::new() });
+                    self.connections.insert(connection, SimConnection { link: link.0, ready, connected: false, responses: Vec::new() });
                     self.most_connections = self.most_connections.max(self.connections.len());
                 }
                 Action::Ask { request, connection, file, span, .. } => {
@@ -185,15 +185,15 @@ impl World {
                     let size = self.sizes[&file];
                     let whole = span.is_none();
                     let wanted = span.unwrap_or(Span::new(ByteCount::ZERO, ByteCount::new(size)));
-                    let short = self.manners.short.filter(|_| !whole).unwrap_or(u64::MAX);
+                    let short = self.behaviour.short.filter(|_| !whole).unwrap_or(u64::MAX);
                     let end = wanted.end().get().min(size).min(wanted.start().get().saturating_add(short));
-                    let span = if self.manners.whole {
+                    let span = if self.behaviour.whole {
                         Span::new(ByteCount::ZERO, ByteCount::new(size))
                     } else {
                         Span::new(wanted.start(), ByteCount::new(end))
                     };
-                    let connection = self.connections.get_mut(&connection).expect("asked on a connection that was connected");
-                    assert!(connection.told, "asked on a connection before it stood");
+                    let connection = self.connections.get_mut(&connection).expect("requests use known connections");
+                    assert!(connection.connected, "requests use established connections only");
                     let begins = self.now + self.links[connection.link].rtt;
                     let at = span.start().get();
                     connection.responses.push(SimResponse { request, file, span, whole, at, begins, head: false, carry: 0.0 });
@@ -203,18 +203,18 @@ impl World {
                 }
                 Action::Close { connection } => drop(self.connections.remove(&connection)),
                 Action::Restart { file } => {
-                    assert!(self.manners.loose, "what can be joined is kept");
+                    assert!(self.behaviour.loose, "joinable bytes are never discarded");
                     self.kept.insert(file, Spans::default());
                 }
                 Action::Done { file, size } => {
                     assert_eq!(size.get(), self.sizes[&file]);
-                    assert_eq!(self.kept[&file].count(), size, "done means all is there");
-                    assert!(self.ended.insert(file, (self.now, action)).is_none(), "ended once");
+                    assert_eq!(self.kept[&file].count(), size, "a completed file has all bytes");
+                    assert!(self.ended.insert(file, (self.now, action)).is_none(), "a file ends once");
                 }
-                Action::GiveUp { file, .. } => assert!(self.ended.insert(file, (self.now, action)).is_none(), "ended once"),
+                Action::GiveUp { file, .. } => assert!(self.ended.insert(file, (self.now, action)).is_none(), "a file ends once"),
             }
         }
-        assert!(self.engine.poll_timeout().is_none_or(|due| due > self.now), "nothing to do, and yet due");
+        assert!(self.engine.poll_timeout().is_none_or(|due| due > self.now), "poll_timeout is due, but there is no action");
     }
 
     fn serve_link(&mut self, link: usize) {
@@ -223,9 +223,9 @@ impl World {
             return;
         }
         for (id, connection) in self.connections.iter_mut().filter(|(_, connection)| connection.link == link) {
-            if !connection.told && connection.ready <= self.now {
-                connection.told = true;
-                self.engine.on_connected(self.now, *id, self.manners.depth.max(1));
+            if !connection.connected && connection.ready <= self.now {
+                connection.connected = true;
+                self.engine.on_connected(self.now, *id, self.behaviour.depth.max(1));
             }
         }
         let busy = self
@@ -245,20 +245,20 @@ impl World {
         assert!(left > -1e9);
     }
 
-    /// One step of the first answer of a connection; 1 if it is served.
+    /// Advances the first answer of a connection by one step; returns 1 if it is served.
     fn serve(&mut self, id: ConnectionId, share: f64, serving: usize) -> usize {
         let Some(connection) = self.connections.get_mut(&id) else { return 0 };
         let Some(response) = connection.responses.first_mut().filter(|response| response.begins <= self.now) else { return 0 };
         let (request, file) = (response.request, response.file);
         if !response.head {
-            if self.manners.limit.is_some_and(|limit| serving >= limit) {
+            if self.behaviour.limit.is_some_and(|limit| serving >= limit) {
                 connection.responses.remove(0);
                 self.engine.on_failed(self.now, request, Failure::Refused { wait: None });
                 return 0;
             }
             response.head = true;
-            let span = (!self.manners.whole && !response.whole).then_some(response.span);
-            let head = Head { size: Some(ByteCount::new(self.sizes[&file])), span, joinable: !self.manners.loose };
+            let span = (!self.behaviour.whole && !response.whole).then_some(response.span);
+            let head = Head { size: Some(ByteCount::new(self.sizes[&file])), span, joinable: !self.behaviour.loose };
             self.engine.on_head(self.now, request, head);
             self.act();
         }
@@ -275,7 +275,7 @@ impl World {
         response.at += count;
         let (ended, broke) = (
             response.at == response.span.end().get(),
-            self.manners.breaks.is_some_and(|most| response.at - response.span.start().get() >= most),
+            self.behaviour.breaks.is_some_and(|most| response.at - response.span.start().get() >= most),
         );
         if ended {
             connection.responses.remove(0);
@@ -284,14 +284,14 @@ impl World {
             let place = self.engine.place(request);
             let fresh = self.engine.on_data(self.now, request, ByteCount::new(count));
             for span in fresh {
-                assert_eq!(place, Some(came.start()), "fresh bytes of an answer at its place");
-                assert!(came.start() <= span.start() && span.end() <= came.end(), "fresh bytes are of those that came");
+                assert_eq!(place, Some(came.start()), "fresh bytes start at the answer's position");
+                assert!(came.start() <= span.start() && span.end() <= came.end(), "fresh bytes are among the received ones");
                 let kept = self.kept.get_mut(&file).unwrap();
-                assert!(kept.within(span).is_empty(), "every byte once");
+                assert!(kept.within(span).is_empty(), "every byte is fresh once");
                 kept.insert(span);
                 *self.served.entry((file, self.now.as_nanos() / 1_000_000_000)).or_default() += span.len().get();
                 if let Some((_, taken, window)) = self.readers.get(&file) {
-                    assert!(span.end().get() <= *taken as u64 + window, "never beyond the window");
+                    assert!(span.end().get() <= *taken as u64 + window, "bytes stay within the window");
                 }
             }
         }
@@ -316,7 +316,7 @@ impl World {
         matches!(self.ended.get(&file), Some((_, Action::Done { .. })))
     }
 
-    /// Bytes that links brought though they were there already.
+    /// Number of bytes that links delivered although they were already present.
     pub(crate) fn twice(&self) -> u64 {
         (0..self.links.len()).map(|link| self.engine.link(self.now, LinkId(link)).unwrap().twice.get()).sum()
     }
