@@ -102,6 +102,7 @@ impl Policy {
     /// How bonds choose paths.
     pub fn bond_scheduler(&self) -> BondScheduler {
         self.bond_scheduler.unwrap_or(if self.scheduler == Scheduler::Operetta { BondScheduler::Weights } else { BondScheduler::Midrr })
+    }
 
     /// Which flows of a program share one link: from its rule, else from the policy, else from its class (browsers: destination).
     pub fn affinity(&self, rule: Option<&AppRule>, class: Class) -> Affinity {
