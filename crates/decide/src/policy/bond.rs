@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use super::NotUnderstood;
+use super::InvalidText;
 use super::apps::COPIES;
 
 /// The rule by which a bond chooses the path of the next piece of a flow. Urgent flows keep to earliest completion under every rule.
@@ -68,11 +68,11 @@ impl fmt::Display for BondScheduler {
 }
 
 impl FromStr for BondScheduler {
-    type Err = NotUnderstood;
-    fn from_str(text: &str) -> Result<Self, NotUnderstood> {
+    type Err = InvalidText;
+    fn from_str(text: &str) -> Result<Self, InvalidText> {
         let wanted = "a scheduler of bonds: write midrr, round-robin, weighted-round-robin, rtt-share, earliest-completion, min-rtt, \
                       redundant or weights";
-        Self::ALL.into_iter().find(|one| one.name() == text).ok_or_else(|| NotUnderstood { text: text.to_owned(), wanted })
+        Self::ALL.into_iter().find(|one| one.name() == text).ok_or_else(|| InvalidText { text: text.to_owned(), wanted })
     }
 }
 
