@@ -1,4 +1,4 @@
-//! Hosts with which flows are bonded over several links: the relays the user joined, servers that run Braid themselves, and the flows that go there.
+//! Peers: the relays that the user joined, the servers that run Braid themselves, and the flows bonded with them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -42,59 +42,59 @@ use flow_limits::FlowLimits;
 use forward::Exchanges;
 use servers::{Servers, Standing};
 
-/// Why a peer is refused that cannot prove to be the one of before.
-const ANOTHER_KEY: &str = "its key is not that of the invitation or of the first visit: leave it, and join a relay by a new line";
+/// Reason shown for a peer that cannot prove its pinned key.
+const ANOTHER_KEY: &str = "its key differs from the key of the invitation or of the first contact: run \"braid leave\" for it; join a relay with a new invitation";
 
-/// How long a bond may take to tell what a flow had moved at its end.
-const LAST_WORD: Duration = Duration::from_millis(100);
+/// Time to wait for a bond to report the byte counts of a flow that ended.
+const FINAL_COUNT_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// What happened to peers.
+/// An event of a peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// A relay was left; one of the same name may have been joined since.
+    /// A relay was left. Another one with the same name may have been joined since.
     Left {
-        /// Its name.
+        /// Name of the relay.
         name: String,
     },
-    /// A relay can be reached from now on, or cannot.
+    /// A relay became reachable or unreachable.
     Relay {
-        /// Its name.
+        /// Name of the relay.
         name: String,
-        /// Which of its sessions tells: one that was ended may still do so when the next is there.
+        /// Number of the session that reports this. A session that ended may still report after the next one has started.
         session: u64,
-        /// Whether it can.
+        /// Whether the relay is reachable.
         ready: bool,
     },
-    /// A relay does not open a destination, or takes no flow now.
+    /// A relay refused to open a destination, or takes no flows at present.
     Refused {
-        /// The relay's name.
+        /// Name of the relay.
         name: String,
-        /// The destination.
+        /// Address of the destination.
         host: IpAddr,
-        /// What it said ([`braid_bond::codes`]).
+        /// Error code of the refusal ([`braid_bond::codes`]).
         code: u64,
     },
-    /// A host that was asked whether it runs Braid has answered, or has not.
+    /// The result of asking a host whether it runs Braid.
     Answer {
-        /// The host.
+        /// Address of the host.
         host: IpAddr,
-        /// The slot of the link that it was asked over.
+        /// Slot of the link that carried the question.
         link: usize,
-        /// What it said.
+        /// Answer of the host, or the lack of one.
         answer: DetectionAnswer<PublicKey>,
     },
-    /// The names of `detect` were looked up.
+    /// The host names in `detect` were resolved.
     Named {
-        /// The addresses that they lead to.
+        /// Addresses that the names resolve to.
         hosts: BTreeSet<IpAddr>,
     },
-    /// A path of a bond delivers again, or does not.
+    /// A path of a bond started or stopped delivering.
     Path(PathChange),
-    /// What a bond to a server has met.
+    /// An event of the bond to a server.
     Server {
-        /// The host.
+        /// Address of the server.
         host: IpAddr,
-        /// What it has met.
+        /// Event of the bond.
         event: ServerEvent,
     },
 }
@@ -104,43 +104,43 @@ pub struct Peers {
     dir: PathBuf,
     known: BTreeMap<String, Known>,
     servers: Servers,
-    /// Names of servers.
+    /// Host names of servers in `detect`.
     detected: names::Names,
     links: Vec<BondLink>,
     flows: Flows,
     exchanges: Exchanges,
     flow_limits: FlowLimits,
-    /// How many sessions with relays were begun.
+    /// Number of relay sessions started so far.
     sessions: u64,
     changes: mpsc::UnboundedSender<Change>,
-    /// What may leave by a link, for flows that no peer takes.
+    /// Prefixes that may be steered, for flows that no peer takes.
     steerable: watch::Sender<PerFamily<Prefixes>>,
 }
 
 type Flows = Arc<Mutex<BondedFlows>>;
 
-/// The flows that are bonded now.
+/// The bonded flows.
 #[derive(Default)]
 struct BondedFlows {
-    /// By their id: the socket's, or a number of their own where one socket has several.
+    /// Living flows by id: the socket cookie, or a number of ours if one socket has several flows.
     living: BTreeMap<u64, BondedFlow>,
-    /// How many go to each peer.
+    /// Number of living flows per peer.
     by_peer: BTreeMap<String, usize>,
-    /// The last number that was given.
+    /// Last number given to a flow without a cookie of its own.
     numbered: u64,
-    /// What those that ended moved, received and sent, since that was asked for; by application.
+    /// Bytes of ended flows since the last `take_moved`, by application.
     moved: BTreeMap<String, Traffic>,
-    /// Those that ended since they were asked for.
+    /// Flows that ended since the last `take_ended`.
     ended: Vec<(Ended, Cost, Moved)>,
-    /// What a byte costs on each link, by its slot, as of late.
+    /// Latest energy cost per byte, by slot.
     costs: BTreeMap<u8, ByteCost>,
 }
 
-/// Numbers from here on are no sockets': the kernel counts cookies from one.
+/// First flow id that is not a socket cookie: the kernel counts cookies from one.
 const NUMBERED: u64 = 1 << 62;
 
 impl BondedFlows {
-    /// Lists a flow; returns its id, which is `wanted` where no other flow has that.
+    /// Adds a flow and returns its id: `wanted`, unless another flow has it.
     fn insert(&mut self, wanted: u64, flow: BondedFlow) -> u64 {
         let id = if self.living.contains_key(&wanted) {
             self.numbered += 1;
@@ -189,23 +189,23 @@ struct BondedFlow {
     protocol: &'static str,
     flow: BondFlow,
     grounds: Option<Grounds>,
-    /// What of its bytes was counted for its application.
+    /// Bytes already counted for the application.
     counted: Traffic,
     cost: Cost,
-    /// The links of its rule: an order may have moved it to others.
+    /// Links that the rule allows. `braid move` may have moved the flow to others.
     ruled: LinkSet,
 }
 
-/// What a flow has cost.
+/// Energy cost of a flow.
 #[derive(Default)]
 struct Cost {
-    /// What was counted of its bytes, by link.
+    /// Bytes already counted, by slot.
     counted: BTreeMap<u8, Traffic>,
     energy: EnergyMeter,
 }
 
 impl Cost {
-    /// Counts what it has moved by link, in all, at what a byte costs now.
+    /// Adds the energy of the bytes moved since the last call, at the current cost per byte. `by_link` holds totals.
     fn count(&mut self, by_link: &[(u8, Traffic)], costs: &BTreeMap<u8, ByteCost>) {
         for (link, moved) in by_link {
             let more = moved.since(self.counted.insert(*link, *moved).unwrap_or_default());
@@ -215,25 +215,25 @@ impl Cost {
 }
 
 impl BondedFlow {
-    /// What it has moved since the last call; in all at least `least`.
+    /// Bytes moved since the last call. The total is at least `least`.
     fn count(&mut self, least: Traffic, costs: &BTreeMap<u8, ByteCost>) -> Traffic {
         let by_link = self.flow.view().map(|view| view.by_link).unwrap_or_default();
         let sum = by_link.iter().fold(Traffic::default(), |sum, (_, moved)| sum + *moved);
         self.cost.count(&by_link, costs);
-        // Once the bond has forgotten it there is nothing to be added.
+        // After the bond has dropped the flow, its view is empty and adds nothing.
         let total = sum.max(self.counted).max(least);
         total.since(std::mem::replace(&mut self.counted, total))
     }
 }
 
-/// The names of the peers that were joined, as they stand in the state directory; `None` if that cannot be told.
+/// Names of the joined relays in the state directory; `None` if they cannot be read.
 pub fn joined(dir: &Path) -> Option<Vec<String>> {
     Some(joined::read(dir).ok()?.into_iter().map(|peer| peer.name).collect())
 }
 
 impl Peers {
-    /// The peers that were joined before. What happens to them comes out of the channel. What cannot be read is said and left alone. This process
-    /// may have so many open files.
+    /// Opens the relays that were joined before. Their events arrive on the channel. A relay that cannot be read is logged and skipped.
+    /// `open_files` is this process's limit of open files.
     pub fn open(dir: &Path, open_files: u64) -> (Self, mpsc::UnboundedReceiver<Change>) {
         let (changes, receiver) = mpsc::unbounded_channel();
         let mut peers = Self {
@@ -263,22 +263,22 @@ impl Peers {
         (peers, receiver)
     }
 
-    /// The names of `detect`: what they lead to comes out of the channel, now and whenever it changes.
+    /// Resolves the host names in `detect`. Their addresses arrive on the channel, now and after each change.
     pub fn look_up(&mut self, names: &[HostName]) {
         self.detected.want(names, &self.changes);
     }
 
-    /// Their names.
+    /// Names of the joined relays.
     pub fn names(&self) -> Vec<String> {
         self.known.keys().cloned().collect()
     }
 
-    /// Whether there is a peer at all.
+    /// Whether there are no peers.
     pub fn is_empty(&self) -> bool {
         self.known.is_empty() && self.servers.is_empty()
     }
 
-    /// The links there are now.
+    /// Sets the current links of all bonds.
     pub fn set_links(&mut self, links: Vec<BondLink>) {
         if self.links != links {
             self.links = links;
@@ -296,7 +296,7 @@ impl Peers {
             NotInvited::Joined(_) => RequestError::conflict("Joined already", error.to_string()),
         })?;
         let name = stored.name.clone();
-        // Joining again with a new invitation renews what is there.
+        // A new invitation for a joined relay updates it.
         let renewed = self.known.get(&name).map(|known| known.is_up());
         if let Some(up) = renewed
             && !(up && self.renew(&stored))
@@ -307,19 +307,21 @@ impl Peers {
             self.begin(stored)?;
         }
         self.store().map_err(|error| {
-            RequestError::failed("Not stored", format!("{name} is in use until the daemon ends, and cannot be written down: {error}"))
+            RequestError::failed("Not stored", format!("{name} is in use until the daemon ends, but cannot be stored: {error}"))
         })?;
         let message = match renewed {
-            None => format!("{name} is being dialled over all links: see \"braid peers\"; flows go there by carry = \"bond\" in [[app]]"),
+            None => {
+                format!("connecting to {name} over all links: see \"braid peers\"; set carry = \"bond\" in [[app]] to send flows there")
+            }
             Some(true) => format!(
-                "{name} was joined before, and is up: it goes on, and knows the addresses of this invitation too; the invitation itself was not used: its limits hold after \"braid leave {name}\" and joining again"
+                "{name} was joined before and is up: it stays up and also uses the addresses of this invitation. The invitation's token was not used: to apply its limits, run \"braid leave {name}\" and join again"
             ),
-            Some(false) => format!("{name} was joined before, and is dialled anew, at the addresses of this invitation too"),
+            Some(false) => format!("{name} was joined before: reconnecting, also at the addresses of this invitation"),
         };
         Ok(Accepted { message, warnings: Vec::new() })
     }
 
-    /// Takes over what a new invitation says of a relay that is up, without disturbing its flows; `false` if that cannot be.
+    /// Adopts the addresses of a new invitation for a relay that is up, without disturbing its flows; `false` if that is impossible.
     fn renew(&mut self, stored: &Stored) -> bool {
         let Some(known) = self.known.get_mut(&stored.name) else { return false };
         let Ok(peer) = stored.peer() else { return false };
@@ -332,14 +334,19 @@ impl Peers {
     pub fn leave(&mut self, name: &str) -> Result<Accepted, RequestError> {
         if !self.known.contains_key(name) {
             let names: Vec<&str> = self.known.keys().map(String::as_str).collect();
-            let joined = if names.is_empty() { "no relay was joined".to_owned() } else { format!("joined were {}", names.join(", ")) };
-            let detail =
-                format!("there is no peer called {name}: {joined}; `braid peers` lists servers too, which are left by their address");
+            let joined =
+                if names.is_empty() { "no relay is joined".to_owned() } else { format!("the joined relays are {}", names.join(", ")) };
+            let detail = format!("there is no peer called {name}: {joined}; to leave a server, give its address from `braid peers`");
             return Err(RequestError::not_found("No such peer", detail));
         }
         self.end(name);
-        self.store().map_err(|error| RequestError::failed("Not stored", format!("it comes back when the daemon starts again: {error}")))?;
-        Ok(Accepted { message: format!("{name} is left; its flows have ended"), warnings: Vec::new() })
+        self.store().map_err(|error| {
+            RequestError::failed(
+                "Not stored",
+                format!("{name} returns when the daemon restarts, because the change cannot be written: {error}"),
+            )
+        })?;
+        Ok(Accepted { message: format!("left {name}; its flows have ended"), warnings: Vec::new() })
     }
 
     /// Asks a host whether it runs Braid; the answer comes as a [`Change`].
@@ -348,12 +355,13 @@ impl Peers {
         servers::question(question, link, self.changes.clone());
     }
 
-    /// Ends the bond to a server, and its flows; whether there was one.
+    /// Ends the bond to a server and its flows. Returns whether there was one.
     pub fn end_server(&mut self, host: IpAddr) -> bool {
         self.servers.end(host)
     }
 
-    /// Takes in what the system would send through links' default routes. What left by a link, and belongs to a tunnel now, is ended.
+    /// Sets the prefixes that the system routes through links' default routes. Exchanges that left by a link but now belong to a tunnel
+    /// end.
     pub fn set_steerable(&mut self, steerable: &PerFamily<Prefixes>) {
         self.steerable.send_if_modified(|known| {
             let changed = known != steerable;
@@ -364,12 +372,12 @@ impl Peers {
         });
     }
 
-    /// Ends bonds to servers that are not to be reached over links any more, and their flows, so that those begin again elsewhere.
+    /// Ends bonds to servers that may no longer be reached over links, and their flows, so that applications reconnect by another way.
     pub fn keep_servers(&mut self, may_reach: impl Fn(IpAddr) -> bool) {
         self.servers.keep(may_reach);
     }
 
-    /// Ends bonds to servers that nothing uses any more.
+    /// Ends bonds to servers that have no flows.
     pub fn sweep(&mut self) {
         let flows = self.flows.clone();
         self.servers.sweep(|host| forward::uses(&flows, host));
@@ -384,7 +392,7 @@ impl Peers {
                 None => {
                     let known: Vec<&str> = self.links.iter().map(|link| link.device.as_str()).collect();
                     let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-                    let detail = format!("{device} is no link: there are {known}; see \"braid links\"");
+                    let detail = format!("{device} is not a link; the links are: {known}; see \"braid links\"");
                     return Err(RequestError::not_found("No such link", detail));
                 }
             },
@@ -395,7 +403,7 @@ impl Peers {
             if id.to_string() != request.what && bonded.application != request.what && bonded.app.name != request.what {
                 continue;
             }
-            // Where nothing gets through, it would wait for good.
+            // A flow on a link without a working path would wait forever.
             if let Some(why) = to.and_then(|link| self.without_path(&bonded.peer, link)) {
                 kept.insert(bonded.peer.clone(), why);
                 continue;
@@ -408,7 +416,7 @@ impl Peers {
         let kept = to.filter(|_| !kept.is_empty()).map(|link| format!("{} has {}", link.device, kept.join("; ")));
         match (moved, kept) {
             (0, Some(kept)) => {
-                let detail = format!("{kept}; nothing was moved: \"braid peers\" shows the paths there are");
+                let detail = format!("{kept}; no flow was moved: \"braid peers\" lists the paths");
                 Err(RequestError::conflict("No path", detail))
             }
             (0, None) => {
@@ -420,14 +428,14 @@ impl Peers {
             }
             (_, kept) => {
                 let to = request.to.as_deref().unwrap_or("all links of their rule");
-                let flows = if moved == 1 { "1 flow goes".to_owned() } else { format!("{moved} flows go") };
-                let warnings = kept.into_iter().map(|kept| format!("flows that stay where they were: {kept}")).collect();
-                Ok(Accepted { message: format!("{flows} over {to} from now on"), warnings })
+                let flows = if moved == 1 { "1 flow".to_owned() } else { format!("{moved} flows") };
+                let warnings = kept.into_iter().map(|kept| format!("some flows were not moved: {kept}")).collect();
+                Ok(Accepted { message: format!("{flows} moved to {to}"), warnings })
             }
         }
     }
 
-    /// Why nothing goes to a peer over a link; `None` if something does.
+    /// Reason why no path to a peer over a link works; `None` if one does.
     fn without_path(&self, peer: &str, link: &BondLink) -> Option<String> {
         let client = self.known.get(peer).map(|known| &known.client).or_else(|| self.servers.client(peer));
         let of_link = |(_, path): &(PathId, BondPath)| usize::from(path.link) == link.slot;
@@ -435,13 +443,13 @@ impl Peers {
         why_no_path(link, peer, &paths.iter().map(|(_, path)| path.state).collect::<Vec<_>>())
     }
 
-    /// Begins to take flows that are to be bonded.
+    /// Starts to take redirected flows.
     pub(crate) fn take(&self, redirect: Arc<Redirect>) -> mpsc::Receiver<redirected::Arrival> {
-        self.flow_limits.tell(redirect.clone());
+        self.flow_limits.attach(redirect.clone());
         redirected::take(redirect, self.exchanges.clone(), self.flow_limits.clone())
     }
 
-    /// `GET /v1/peers`: relays, then servers; `known` are those that run Braid, as far as is known.
+    /// `GET /v1/peers`: relays, then servers. `known` lists the hosts that are known to run Braid.
     pub fn views(&self, known: &[(IpAddr, Knowledge<PublicKey>, Option<String>)]) -> Vec<PeerView> {
         let relay = |known: &Known| {
             let address = known.stored.addresses.first().cloned().unwrap_or_default();
@@ -492,7 +500,7 @@ impl Peers {
         flows.living.iter().map(|(id, bonded)| self.flow_view(*id, bonded, now, scheduler)).collect()
     }
 
-    /// How many bonded flows have used each device.
+    /// Number of bonded flows that have used each device.
     pub fn flows_by_device(&self) -> BTreeMap<String, u64> {
         let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
         let mut counts = BTreeMap::new();
@@ -502,7 +510,7 @@ impl Peers {
         counts
     }
 
-    /// What applications moved through peers since the last call, with what a byte costs on each link, by its slot.
+    /// Bytes that applications moved through peers since the last call. `costs` is the energy cost per byte, by slot.
     pub fn take_moved(&self, costs: BTreeMap<u8, ByteCost>) -> Vec<AppPulse> {
         let mut flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
         let BondedFlows { living, moved, costs: known, .. } = &mut *flows;
@@ -533,12 +541,12 @@ impl Peers {
         living
     }
 
-    /// Those that ended, and moved something, since the last call, and what they have cost. Those that ended just now come with the next
-    /// one: their bonds may have a last word on them.
+    /// Flows that ended since the last call, and their energy. Flows that ended less than [`FINAL_COUNT_TIMEOUT`] ago come with a later
+    /// call: their bonds may still report final byte counts.
     pub fn take_ended(&self, now: Time) -> Vec<(Ended, EnergyMeter)> {
         let mut flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
         let BondedFlows { ended, costs, .. } = &mut *flows;
-        let settled = ended.extract_if(.., |(flow, ..)| now.since(flow.at) >= LAST_WORD);
+        let settled = ended.extract_if(.., |(flow, ..)| now.since(flow.at) >= FINAL_COUNT_TIMEOUT);
         let told = settled.map(|(flow, mut cost, moved)| {
             cost.count(&moved.by_link(), costs);
             (flow, cost.energy)
@@ -606,7 +614,7 @@ impl Peers {
         self.links.iter().filter(|link| link.v4.is_some() || link.v6.is_some()).map(client_link).collect()
     }
 
-    /// Begins to bond with a peer.
+    /// Starts a client for a relay.
     fn begin(&mut self, stored: Stored) -> Result<(), RequestError> {
         let cannot = |detail: String| RequestError::failed("Cannot bond", detail);
         let dir = StateDir::open(&self.dir).map_err(|error| cannot(error.to_string()))?;
@@ -642,7 +650,7 @@ impl Peers {
         }
     }
 
-    /// Whether a relay's session is the one that counts.
+    /// Whether `session` is the relay's current session.
     pub fn is_current(&self, name: &str, session: u64) -> bool {
         self.known.get(name).is_some_and(|known| known.session == session)
     }
@@ -652,13 +660,13 @@ impl Peers {
         self.known.contains_key(name)
     }
 
-    /// The token of a peer that has let us in is of no use any more.
+    /// Removes the token of a relay that has accepted this client: it is spent.
     pub fn on_ready(&mut self, name: &str) {
         let Some(known) = self.known.get_mut(name) else { return };
         if known.stored.token.take().is_some()
             && let Err(error) = self.store()
         {
-            tracing::warn!("what was joined cannot be written down: {error}");
+            tracing::warn!("cannot store the joined relays: {error}");
         }
     }
 
@@ -667,14 +675,14 @@ impl Peers {
     }
 }
 
-/// Tells what becomes of a bond's paths.
+/// Forwards the path changes of a bond to `changes`.
 fn follow_paths(client: &Client, changes: &mpsc::UnboundedSender<Change>) {
     let (mut paths, changes) = (client.path_changes(), changes.clone());
     tokio::spawn(async move {
         loop {
             match paths.recv().await {
                 Ok(path) => drop(changes.send(Change::Path(path))),
-                // The next change of each path says what counts.
+                // Missed changes do not matter: the next change of each path carries its current state.
                 Err(RecvError::Lagged(_)) => {}
                 Err(RecvError::Closed) => return,
             }
@@ -682,11 +690,11 @@ fn follow_paths(client: &Client, changes: &mpsc::UnboundedSender<Change>) {
     });
 }
 
-/// Why no path of a link to `peer` carries anything, by the states of those there are.
+/// Reason why no path of a link to `peer` works, given the states of that link's paths; `None` if one works.
 fn why_no_path(link: &BondLink, peer: &str, states: &[PathState]) -> Option<String> {
     match states {
         _ if link.v4.is_none() && link.v6.is_none() => Some("the link is down, dead or has no address".to_owned()),
-        [] => Some(format!("{peer} has not answered over it; it is dialled again and again")),
+        [] => Some(format!("{peer} has not answered over it; Braid keeps trying to connect")),
         states if states.iter().all(|state| *state == PathState::Dead) => Some("it is dead".to_owned()),
         _ => None,
     }
