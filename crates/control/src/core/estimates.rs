@@ -1,4 +1,4 @@
-//! Applications as people and programs are told of them, put together where that holds up nobody.
+//! The list of applications for the API, assembled off the event loop.
 
 use std::collections::BTreeMap;
 
@@ -12,23 +12,23 @@ use super::apps::{FlowSums, Met};
 use super::living::{Key, Living, LivingFlows};
 use crate::steering::{AppId, DemandEstimate, Steering};
 
-/// What is known of applications at one moment.
+/// Snapshot of the known applications.
 #[derive(Debug, Clone, Default)]
 pub struct AppsView {
     learnt: Vec<DemandEstimate>,
     met: BTreeMap<AppId, Met>,
     flows: LivingFlows,
-    /// Those of them that have ended since.
+    /// Flows that ended since the last poll.
     ended: BTreeMap<Key, Time>,
     bonded: Bonded,
     now: Time,
 }
 
-/// The living bonded flows, by application and remote port: how many they are, and what they have cost.
+/// Living bonded flows by application and remote port: their number and energy.
 pub type Bonded = BTreeMap<(AppId, u16), (u64, EnergyMeter)>;
 
 impl<S: Steering> Core<S> {
-    /// What `GET /v1/apps` is made of. Takes little, however many flows there are.
+    /// Snapshot for `GET /v1/apps`. It is cheap, however many flows there are.
     pub fn apps_view(&mut self, now: Time, bonded: Bonded) -> AppsView {
         let learnt = self.steering.estimates().unwrap_or_default();
         let met = learnt.iter().filter_map(|learnt| Some((learnt.app.clone(), self.apps.get(&learnt.app)?.clone()))).collect();
@@ -42,9 +42,9 @@ impl<S: Steering> Core<S> {
 }
 
 impl AppsView {
-    /// In the API's words.
+    /// The applications as API objects.
     pub fn list(&self) -> Vec<App> {
-        // Flows are gone through once, not for each application.
+        // One pass over the flows, rather than one per application.
         let mut flows: BTreeMap<(&AppId, u16), u64> = BTreeMap::new();
         let mut energy: BTreeMap<&AppId, EnergyMeter> = BTreeMap::new();
         for ((app, port), (count, cost)) in &self.bonded {
@@ -69,7 +69,7 @@ impl AppsView {
         self.ended.get(&living.key()) == Some(&living.row.started)
     }
 
-    /// `flows` live to this port; `energy` is what all living flows of the application have cost.
+    /// `flows` is the number of living flows to this port; `energy` is that of all living flows of the application.
     fn view(&self, learnt: &DemandEstimate, flows: u64, mut energy: EnergyMeter) -> App {
         let met = self.met.get(&learnt.app);
         let demand = Demand { down: learnt.down, up: learnt.up, count: learnt.count, updated: learnt.updated };
