@@ -272,7 +272,10 @@ fn regression_a_rule_for_what_is_not_there_keeps_no_daemon_from_starting() {
     );
     assert_eq!(chosen_many(&lab, remote(10, 9), 6), [1; 6], "the rest of the rule holds");
     let refused = text(&up.braid(&["reload"]).stderr);
-    assert!(refused.contains("error: there is currently no link usb7") && refused.contains("warning: there is currently no program"), "{refused}");
+    assert!(
+        refused.contains("error: there is currently no link usb7") && refused.contains("warning: there is currently no program"),
+        "{refused}"
+    );
     up.configure(&format!("{EAGER}{}", rules.replace("\"usb7\", ", "")));
     let taken = up.braid(&["reload"]);
     assert!(taken.status.success() && text(&taken.stdout).contains("there is currently no program"), "{taken:?}");

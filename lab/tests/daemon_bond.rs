@@ -336,7 +336,10 @@ fn regression_a_flow_is_not_moved_to_a_link_without_a_path() {
     assert!(!refused.status.success() && said.contains("lte0 has no path to home") && said.contains("no flow was moved"), "{said}");
     let id = bond_flow(&up).unwrap()["id"].to_string();
     let explained = text(&up.braid(&["explain", &id]).stdout);
-    assert!(explained.contains("no path over it: the link is down") && explained.contains("over every link that its rule allows"), "{explained}");
+    assert!(
+        explained.contains("no path over it: the link is down") && explained.contains("over every link that its rule allows"),
+        "{explained}"
+    );
     let moved = text(&up.braid(&["move", "curl", "--to", "wlan0"]).stdout);
     assert!(moved.contains("1 flow moved to wlan0"), "{moved}");
     let explained = text(&up.braid(&["explain", &id]).stdout);
@@ -422,7 +425,8 @@ fn a_bonded_flow_is_explained_with_its_rule_and_its_links() {
     assert_eq!(ended(curl(&lab, &web.url(ByteCount::new(1000)).unwrap())).0, 1000);
     eventually("it goes direct, and why is told", || {
         let direct = explain(&["curl", "203.0.113.10:80"]);
-        direct["outcome"] == "steered" && direct["reason"].as_str().unwrap().contains("the rule asks for a relay, but none is reachable now")
+        direct["outcome"] == "steered"
+            && direct["reason"].as_str().unwrap().contains("the rule asks for a relay, but none is reachable now")
     });
 }
 

@@ -88,7 +88,7 @@ fn entry(mut section: Section<'_>, links: &[LinkEntry], world: &World) -> Option
     if let (Some(value), Some(allowed)) = (&prefer_value, &allowed) {
         prefer_within_links(value, &preferred, allowed);
     }
-    let (carry, copies, relay) = carried(&mut section, world);
+    let (carry, copies, relay) = carry_settings(&mut section, world);
     let resolve = resolve(&mut section, carry);
     let rule = AppRule {
         matcher: matcher.clone().unwrap_or_default(),
@@ -107,7 +107,7 @@ fn entry(mut section: Section<'_>, links: &[LinkEntry], world: &World) -> Option
 }
 
 /// How the flows are carried, the number of copies of each packet, and the only relay, if one is named.
-fn carried(section: &mut Section<'_>, world: &World) -> (Carry, u8, Option<String>) {
+fn carry_settings(section: &mut Section<'_>, world: &World) -> (Carry, u8, Option<String>) {
     let written = section.take("carry");
     let carry = written.as_ref().and_then(|value| value.one_of(&Carry::ALL)).unwrap_or_default();
     let copies = section.take("copies").and_then(|value| {

@@ -7,7 +7,7 @@ use braid_decide::tradeoff::{UtilityFunction, UtilityRule, Weights};
 
 use super::World;
 use super::reader::{Section, Value};
-use super::world::NoProfiles;
+use super::world::ProfileFileError;
 
 const NAMES: [(&str, UtilityFunction); 2] = [("battery", UtilityFunction::Level), ("match-default", UtilityFunction::MatchDefault)];
 
@@ -78,8 +78,8 @@ pub(super) fn profiles(value: &Value<'_>, world: &World) -> Option<(PathBuf, Pro
     }
     match world.profiles(&path) {
         Ok(profiles) => Some((path, profiles)),
-        Err(error @ NoProfiles::Wrong(_)) => value.refuse(error.to_string(), "`braid energy list --toml` shows the format".into()),
-        Err(error @ NoProfiles::NotInForce(_)) => {
+        Err(error @ ProfileFileError::Wrong(_)) => value.refuse(error.to_string(), "`braid energy list --toml` shows the format".into()),
+        Err(error @ ProfileFileError::NotInForce(_)) => {
             value.refuse(error.to_string(), "write it into the configuration file by hand, then run `braid reload`".into())
         }
     }

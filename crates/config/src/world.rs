@@ -54,7 +54,7 @@ pub enum Files {
 
 /// Why an energy profile file is refused.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum NoProfiles {
+pub(super) enum ProfileFileError {
     /// The file is malformed or cannot be read.
     #[error(transparent)]
     Wrong(#[from] ProfileError),
@@ -79,13 +79,13 @@ impl World {
     }
 
     /// The shipped energy profiles and those in the file at `path`.
-    pub(super) fn profiles(&self, path: &Path) -> Result<Profiles, NoProfiles> {
+    pub(super) fn profiles(&self, path: &Path) -> Result<Profiles, ProfileFileError> {
         let mut all = shipped();
         match &self.files {
             Files::Ask | Files::AskWithoutListing => all.extend(profiles::load(path)?),
             Files::These { profiles, .. } => all.extend(profiles.clone()),
             Files::InForce { energy_profiles, profiles } if energy_profiles.as_deref() == Some(path) => all = profiles.clone(),
-            Files::InForce { .. } => return Err(NoProfiles::NotInForce(path.display().to_string())),
+            Files::InForce { .. } => return Err(ProfileFileError::NotInForce(path.display().to_string())),
         }
         Ok(all)
     }

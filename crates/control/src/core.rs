@@ -3,13 +3,13 @@
 //! The daemon's event loop drives it; tests drive it with a fake.
 
 pub mod apps;
+mod bond_reason;
 mod bonds;
 mod detect;
 mod energy;
 mod estimates;
 mod explain;
 mod flows;
-mod grounds;
 mod living;
 mod network;
 mod params;
@@ -38,12 +38,12 @@ use crate::links::{Link, LinkTable, ProbePlan};
 use crate::steering::{AppId, FlowRow, SteerParams, Steering, SteeringError};
 use apps::Apps;
 pub use apps::Ended;
+pub use bond_reason::BondReason;
 use bonds::PastRules;
 pub use bonds::{BondPolicy, Exit, PathEvent};
 pub use detect::{Question, ServerEvent, UNREAD};
 pub use estimates::{AppsView, Bonded};
 pub use flows::Stuck;
-pub use grounds::Grounds;
 pub use living::FlowsView;
 use living::LivingFlows;
 use rules::Executables;
@@ -52,7 +52,7 @@ pub use timeouts::Due;
 
 /// Actions for the event loop.
 #[derive(Debug, Default)]
-pub struct Todo {
+pub struct Actions {
     /// Rules and routes to install.
     pub plan: Option<TablePlan>,
     /// Probes to send.
@@ -97,7 +97,7 @@ pub struct Core<S> {
     beat_due: Time,
     /// Since when each link and family is dead.
     dead_since: BTreeMap<(LinkIndex, Family), Time>,
-    todo: Todo,
+    actions: Actions,
     /// Power supply of the machine; `None`: unknown, or no battery.
     supply: Option<Supply>,
     /// The reachable peers.
@@ -117,7 +117,7 @@ pub struct Core<S> {
     /// check them again.
     refusals: Refusals,
     refused: Option<Vec<IpAddr>>,
-    told: refused::Told,
+    refusal_notes: refused::RefusalNotes,
     refused_due: Option<Time>,
     /// The link that takes all flows, if the scheduler uses a single one.
     handover: Handover,
@@ -156,7 +156,7 @@ impl<S: Steering> Core<S> {
             unanswered_due: None,
             beat_due: now,
             dead_since: BTreeMap::new(),
-            todo: Todo::default(),
+            actions: Actions::default(),
             supply: None,
             peers: BTreeSet::new(),
             detection: Detection::new(now),
@@ -167,7 +167,7 @@ impl<S: Steering> Core<S> {
             servers_due: None,
             refusals: Refusals::default(),
             refused: Some(Vec::new()),
-            told: refused::Told::default(),
+            refusal_notes: refused::RefusalNotes::default(),
             refused_due: None,
             handover,
             fit: PowerFit::default(),
@@ -180,8 +180,8 @@ impl<S: Steering> Core<S> {
     }
 
     /// Returns the actions since the last call.
-    pub fn todo(&mut self) -> Todo {
-        std::mem::take(&mut self.todo)
+    pub fn take_actions(&mut self) -> Actions {
+        std::mem::take(&mut self.actions)
     }
 
     /// The configuration in force.
@@ -227,11 +227,11 @@ impl<S: Steering> Core<S> {
     /// Processes the outcome of a probe.
     pub fn on_probe(&mut self, now: Time, link: LinkIndex, family: Family, outcome: Outcome) -> Result<(), SteeringError> {
         self.links.on_probe(now, link, family, outcome);
-        self.judge(now)
+        self.reevaluate(now)
     }
 
     /// Links worth measuring now: usable, idle, and without a capacity estimate from the last `every`.
-    pub fn worth_measuring(&self, now: Time, every: Duration) -> Vec<(LinkIndex, String)> {
+    pub fn links_to_measure(&self, now: Time, every: Duration) -> Vec<(LinkIndex, String)> {
         let idle = |link: &Link| !self.flows.iter().any(|living| living.row.link == link.facts.index);
         let stale = |link: &Link| link.estimate(Direction::Down, now).age.is_none_or(|age| age >= every);
         let wanted = self.links.values().filter(|link| !link.capacity.down.is_fixed() && !link.rule.metered && idle(link) && stale(link));
@@ -265,13 +265,13 @@ impl<S: Steering> Core<S> {
     /// Does all work that [`Self::poll_timeout`] reports as due. An error of one task does not stop the others. Returns the first error;
     /// failed tasks become due again shortly.
     pub fn tick(&mut self, now: Time) -> Result<(), SteeringError> {
-        let beaten = self.beat(now);
-        let heard = self.hear_answers(now);
-        beaten.and(heard).and(self.judge(now))
+        let beaten = self.send_heartbeat(now);
+        let heard = self.read_answers(now);
+        beaten.and(heard).and(self.reevaluate(now))
     }
 
     /// Answered handshakes prove that a link works.
-    fn hear_answers(&mut self, now: Time) -> Result<(), SteeringError> {
+    fn read_answers(&mut self, now: Time) -> Result<(), SteeringError> {
         for link in self.links.values_mut() {
             for family in Family::ALL {
                 let signs = self.steering.signs(link.slot, family)?;
@@ -286,12 +286,12 @@ impl<S: Steering> Core<S> {
         Ok(())
     }
 
-    fn judge(&mut self, now: Time) -> Result<(), SteeringError> {
-        self.todo.probes.extend(self.links.poll_probes(now, &self.config.probe_targets));
+    fn reevaluate(&mut self, now: Time) -> Result<(), SteeringError> {
+        self.actions.probes.extend(self.links.poll_probes(now, &self.config.probe_targets));
         self.note_deaths(now);
         self.find_stuck(now);
-        let servers = self.age_servers(now);
-        let refusals = self.age_refusals(now);
+        let servers = self.expire_servers(now);
+        let refusals = self.expire_refusals(now);
         let moved = self.move_connects(now);
         servers.and(refusals).and(moved).and(self.update_params(now))
     }

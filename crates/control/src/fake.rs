@@ -259,7 +259,7 @@ impl FakeSteering {
     }
 
     /// Simulates a retransmission timeout of a flow.
-    pub fn suffer(&mut self, id: FlowId) {
+    pub fn time_out(&mut self, id: FlowId) {
         if let Some(row) = self.flows.get(&id) {
             self.events.push(SteeringEvent::Suffering {
                 link: row.link,

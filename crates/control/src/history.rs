@@ -22,14 +22,14 @@ use apps::AppRings;
 pub use changes::changes;
 use gains::Days;
 use rings::Rings;
-use watch::Watched;
+use watch::StateWatcher;
 
 /// Kind of a note's row in the store.
 const NOTE_KIND: &str = "note";
 /// Maximum number of notes.
-const NOTES: usize = 1000;
+const MAX_NOTES: usize = 1000;
 /// Maximum length of a note in bytes.
-const NOTE_BYTES: usize = 500;
+const MAX_NOTE_BYTES: usize = 500;
 
 /// State of one link at one moment.
 #[derive(Debug, Clone, PartialEq)]
@@ -91,13 +91,13 @@ pub struct HistoryStore {
     apps: AppRings,
     apps_at_ms: Option<u64>,
     days: Days,
-    watched: Watched,
-    before: Option<Before>,
+    watcher: StateWatcher,
+    before: Option<LastSecond>,
 }
 
 /// State one second ago.
 #[derive(Debug)]
-struct Before {
+struct LastSecond {
     at_ms: u64,
     links: Vec<Pulse>,
 }
@@ -120,14 +120,14 @@ impl HistoryStore {
     /// Adds a note. `kind` and `level` as in [`Note`]; `at_ms` in Unix time.
     pub fn note(&mut self, at_ms: u64, kind: &str, level: &str, text: impl Into<String>) {
         let mut text: String = text.into();
-        if text.len() > NOTE_BYTES {
-            let end = (0..=NOTE_BYTES - 4).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+        if text.len() > MAX_NOTE_BYTES {
+            let end = (0..=MAX_NOTE_BYTES - 4).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
             text.truncate(end);
             text.push('…');
         }
         // Ids follow the clock, so that they keep increasing across restarts.
         self.last_note = at_ms.max(self.last_note.saturating_add(1));
-        self.fresh_notes = (self.fresh_notes + 1).min(NOTES);
+        self.fresh_notes = (self.fresh_notes + 1).min(MAX_NOTES);
         self.put_note(Note { id: self.last_note, at_ms, kind: kind.to_owned(), level: level.to_owned(), text });
     }
 
@@ -142,7 +142,7 @@ impl HistoryStore {
     }
 
     fn put_note(&mut self, note: Note) {
-        if self.notes.len() == NOTES {
+        if self.notes.len() == MAX_NOTES {
             self.notes.pop_front();
         }
         self.notes.push_back(note);
@@ -180,7 +180,7 @@ impl HistoryStore {
     /// Records the state of every link; call it once a second. Returns the sample.
     pub fn on_second(&mut self, at_ms: u64, links: Vec<Pulse>, power: Power) -> Sample {
         let links: Vec<Pulse> = links.into_iter().take(MAX_LINKS).collect();
-        let changes = self.watched.on_second(&links, power);
+        let changes = self.watcher.on_second(&links, power);
         for change in changes {
             self.days.today(at_ms).flows_moved += change.moved;
             self.note(at_ms, change.kind, change.level, change.text);
@@ -190,7 +190,7 @@ impl HistoryStore {
             self.days.count(at_ms, &before.links, &links, at_ms.saturating_sub(before.at_ms));
         }
         self.rings.push(&sample);
-        self.before = Some(Before { at_ms, links });
+        self.before = Some(LastSecond { at_ms, links });
         sample
     }
 
@@ -260,8 +260,8 @@ impl HistoryStore {
 /// Number of rows of a kind that the store keeps: those that the history restores.
 pub fn kept(kind: &str) -> usize {
     match kind {
-        gains::KIND => gains::KEPT,
-        NOTE_KIND => NOTES,
+        gains::KIND => gains::MAX_DAYS,
+        NOTE_KIND => MAX_NOTES,
         _ => rings::kept(kind).max(apps::kept(kind)),
     }
 }
@@ -312,30 +312,30 @@ mod tests {
     #[test]
     fn notes_are_bounded_and_their_ids_grow_even_when_the_clock_does_not() {
         let mut history = HistoryStore::default();
-        for n in 0..NOTES + 10 {
+        for n in 0..MAX_NOTES + 10 {
             history.note(1_000, "config", "info", format!("note {n}"));
         }
-        assert_eq!(history.notes_after(0).len(), NOTES);
+        assert_eq!(history.notes_after(0).len(), MAX_NOTES);
         let last = history.last_notes(2);
-        assert_eq!((last[1].id, last[1].id - last[0].id, history.last_note()), (1_000 + NOTES as u64 + 9, 1, last[1].id));
+        assert_eq!((last[1].id, last[1].id - last[0].id, history.last_note()), (1_000 + MAX_NOTES as u64 + 9, 1, last[1].id));
         assert_eq!(history.notes_after(last[0].id), last[1..]);
         history.note(1_000, "link", "info", "ü".repeat(5000));
-        assert!(history.last_notes(1)[0].text.len() <= NOTE_BYTES);
+        assert!(history.last_notes(1)[0].text.len() <= MAX_NOTE_BYTES);
     }
 
     #[test]
     fn notes_survive_a_restart_and_their_ids_keep_increasing() {
         let mut history = HistoryStore::default();
-        for n in 0..NOTES + 10 {
+        for n in 0..MAX_NOTES + 10 {
             history.note(5_000, "link", "info", format!("note {n}"));
         }
         let rows = history.rows();
-        assert_eq!(rows.len(), NOTES);
+        assert_eq!(rows.len(), MAX_NOTES);
         let mut next = HistoryStore::default();
         next.recall(rows.iter().map(|((kind, at), body)| (*kind, *at, body.as_str())).chain([("note", 7, "{}")]));
         assert_eq!(next.notes_after(0), history.notes_after(0));
         next.note(1_000, "link", "info", "the clock was set back meanwhile");
-        assert_eq!((next.last_note(), next.notes_after(0).len()), (history.last_note() + 1, NOTES));
+        assert_eq!((next.last_note(), next.notes_after(0).len()), (history.last_note() + 1, MAX_NOTES));
         assert_eq!(next.rows().len(), 1, "only new rows are written");
     }
 

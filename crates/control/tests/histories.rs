@@ -221,8 +221,8 @@ impl History {
 
     /// Carries out the actions of the core.
     fn act(&mut self) {
-        let todo = self.core.todo();
-        for plan in todo.probes {
+        let actions = self.core.take_actions();
+        for plan in actions.probes {
             let answering = self.devices.get(&plan.link.0).is_some_and(|device| device.answering && device.facts.carrier);
             let rtt = Duration::from_millis(5 + self.chance.next() % 60);
             let unasked = self.chance.one_in(20) || plan.gateways.is_empty() && plan.targets.is_empty();
@@ -236,7 +236,7 @@ impl History {
             };
             self.probes.push((self.now + after, plan.link, plan.family, outcome));
         }
-        for flow in todo.stuck {
+        for flow in actions.stuck {
             assert!(self.stuck.insert(flow.id), "{flow:?} is ended twice: {:#?}", self.log);
             let sound = self.devices.get(&flow.link.0).filter(|device| device.answering && device.facts.carrier);
             let capped = self
@@ -249,7 +249,7 @@ impl History {
             self.core.steering().close(self.now, flow.id);
             self.flows.retain(|known| *known != flow.id);
         }
-        for question in todo.questions {
+        for question in actions.questions {
             let after = Duration::from_millis(1 + self.chance.next() % 4000);
             self.questions.push((self.now + after, question));
         }
@@ -303,10 +303,10 @@ impl History {
     fn tick_without_effect(&mut self, at: Time, why: &str) {
         let before = self.core.steering().changes();
         self.core.tick(at).unwrap();
-        let todo = self.core.todo();
-        let idle = todo.plan.is_none() && todo.probes.is_empty() && todo.stuck.is_empty() && todo.questions.is_empty();
+        let actions = self.core.take_actions();
+        let idle = actions.plan.is_none() && actions.probes.is_empty() && actions.stuck.is_empty() && actions.questions.is_empty();
         let quiet = self.core.steering().changes() == before;
-        assert!(idle && quiet, "a tick at {at:?} had an effect, although {why}: {todo:?}, {:#?}", self.log);
+        assert!(idle && quiet, "a tick at {at:?} had an effect, although {why}: {actions:?}, {:#?}", self.log);
     }
 
     fn answer(&mut self, question: &Question) {
@@ -381,7 +381,7 @@ impl History {
                 let Some(id) = self.chance.of(&self.flows) else { return };
                 let (rx, tx) = (self.chance.next() % 2_000_000, self.chance.next() % 20_000);
                 match self.chance.below(4) {
-                    0 => self.core.steering().suffer(id),
+                    0 => self.core.steering().time_out(id),
                     1 => {
                         self.core.steering().close(self.now, id);
                         self.flows.retain(|known| *known != id);
@@ -451,7 +451,7 @@ impl History {
                     ServerEvent::Lost,
                     ServerEvent::Reached,
                     ServerEvent::AnotherKey,
-                    ServerEvent::Elsewhere,
+                    ServerEvent::NotLocal,
                 ];
                 let event = events[self.chance.below(6)];
                 self.note(format!("event of {host}: {event:?}"));

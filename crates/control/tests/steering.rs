@@ -239,9 +239,9 @@ fn the_bytes_on_a_port_determine_its_demand_and_direction() {
 fn an_application_is_reported_once_and_events_arrive_in_order() {
     let mut steering = ready(&params());
     let (_, id) = placed(curl(&mut steering));
-    steering.suffer(id);
+    steering.time_out(id);
     steering.answer(NOW, id);
-    steering.suffer(id);
+    steering.time_out(id);
     steering.close(NOW, id);
     curl(&mut steering);
     let mut events = steering.events(3);

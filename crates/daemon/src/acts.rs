@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use braid_control::core::{Stuck, Todo};
+use braid_control::core::{Actions, Stuck};
 use braid_control::links::ProbePlan;
 use braid_decide::health::Outcome;
 use braid_decide::tables::TablePlan;
@@ -17,7 +17,7 @@ use super::system::unix_ms;
 use super::{Daemon, RETRY_AFTER};
 
 /// Interval of the check for a link worth measuring. One link is measured at a time.
-pub(super) const MEASURE: Duration = Duration::from_secs(10);
+pub(super) const MEASURE_INTERVAL: Duration = Duration::from_secs(10);
 
 pub(super) type ProbeAnswer = (LinkIndex, Family, Outcome);
 pub(super) type Measured = (LinkIndex, Rate);
@@ -25,7 +25,7 @@ pub(super) type Measured = (LinkIndex, Rate);
 impl Daemon<'_> {
     /// Carries out the actions that the core asks for.
     pub(super) fn act(&mut self) {
-        let Todo { plan, probes, stuck, questions } = self.core.todo();
+        let Actions { plan, probes, stuck, questions } = self.core.take_actions();
         if let Some(plan) = plan {
             self.apply(plan);
         }
@@ -55,7 +55,7 @@ impl Daemon<'_> {
     pub(super) fn measure(&mut self) {
         let settings = &self.core.config().measure;
         let Some(server) = settings.servers.get(self.next_server % settings.servers.len().max(1)).cloned() else { return };
-        let Some((link, device)) = self.core.worth_measuring(now(), settings.every).into_iter().next() else { return };
+        let Some((link, device)) = self.core.links_to_measure(now(), settings.every).into_iter().next() else { return };
         self.next_server = self.next_server.wrapping_add(1);
         let answers = self.measured.0.clone();
         tokio::spawn(async move {

@@ -58,7 +58,7 @@ impl Daemon<'_> {
             Request::Join(request, reply) => {
                 let joined = self.peers.join(&request.line, request.name.as_deref());
                 self.peers.set_links(self.core.bond_links());
-                self.note_order("peer", &joined);
+                self.note_request("peer", &joined);
                 let _ = reply.send(joined);
             }
             Request::Leave(request, reply) => {
@@ -66,13 +66,13 @@ impl Daemon<'_> {
                 let left = self.leave(&request.name);
                 // Leaving a relay is noted in the history when `Change::Left` arrives. A forgotten host sends no such event.
                 if !joined || self.peers.is_joined(&request.name) {
-                    self.note_order("peer", &left);
+                    self.note_request("peer", &left);
                 }
                 let _ = reply.send(left);
             }
             Request::Move(request, reply) => {
                 let moved = self.peers.move_flows(&request);
-                self.note_order("flow", &moved);
+                self.note_request("flow", &moved);
                 let _ = reply.send(moved);
             }
             Request::Reload(reply) => drop(reply.send(self.reload())),
@@ -142,7 +142,7 @@ impl Daemon<'_> {
         Ok(Accepted { message: format!("{} is in force for new flows", path.display()), warnings })
     }
 
-    fn note_order(&mut self, kind: &str, done: &Result<Accepted, RequestError>) {
+    fn note_request(&mut self, kind: &str, done: &Result<Accepted, RequestError>) {
         if let Ok(accepted) = done {
             self.note(kind, "info", accepted.message.clone());
         }
@@ -153,6 +153,6 @@ impl Daemon<'_> {
 fn put_in_force(core: &mut Core<BpfSteering>, state_store: &mut StateStore, config: Config) -> Result<(), RequestError> {
     let failed = |error: &dyn std::fmt::Display| RequestError::failed("Not applied", error.to_string());
     core.reconfigure(now(), config).map_err(|error| failed(&error))?;
-    state_store.recognise(core);
+    state_store.restore_links(core);
     begin_allowances(core).map_err(|error| failed(&error))
 }

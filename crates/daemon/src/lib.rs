@@ -48,7 +48,7 @@ use crate::peers::redirected::Arrival;
 use crate::peers::{Change, Peers, joined};
 use crate::state_store::StateStore;
 use crate::watchdog::Watchdog;
-use acts::{MEASURE, Measured, ProbeAnswer};
+use acts::{MEASURE_INTERVAL, Measured, ProbeAnswer};
 use polls::{Lists, Polled};
 pub use system::notify;
 use system::{SystemNames, unix, unix_ms, watch_battery};
@@ -64,7 +64,7 @@ const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Error context: a call to the kernel's BPF maps failed.
 const STEERING: &str = "cannot access the BPF maps in the kernel";
 /// Interval between writes of learned values to the store.
-const FLUSH: Duration = Duration::from_secs(15);
+const FLUSH_INTERVAL: Duration = Duration::from_secs(15);
 
 /// The daemon's command-line options.
 #[derive(Debug, Clone, Default)]
@@ -314,7 +314,7 @@ impl Daemon<'_> {
         self.core.on_network(now(), (*network).clone())?;
         self.peers.keep_servers(|host| self.core.may_steer(host));
         self.peers.set_steerable(self.core.steerable());
-        self.state_store.recognise(&mut self.core);
+        self.state_store.restore_links(&mut self.core);
         begin_allowances(&mut self.core)
     }
 
@@ -340,8 +340,8 @@ impl Daemon<'_> {
         let mut hangup = signal(SignalKind::hangup())?;
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut flush = tokio::time::interval_at(Instant::now() + FLUSH, FLUSH);
-        let mut measure = tokio::time::interval(MEASURE);
+        let mut flush = tokio::time::interval_at(Instant::now() + FLUSH_INTERVAL, FLUSH_INTERVAL);
+        let mut measure = tokio::time::interval(MEASURE_INTERVAL);
         measure.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         self.watch_executables();
         loop {
@@ -472,7 +472,7 @@ impl Daemon<'_> {
     /// Updates learned demand from the bonded flows that ended.
     fn take_ended_flows(&mut self, time: Time) {
         for (flow, energy) in self.peers.take_ended(time) {
-            let learnt = self.core.on_carried(&flow, energy);
+            let learnt = self.core.on_bonded_ended(&flow, energy);
             self.log_and_retry(STEERING, learnt);
         }
     }
@@ -510,8 +510,8 @@ impl Daemon<'_> {
         if filter.as_ref().is_some_and(|reason| reason != UNREAD && reason != CHANGED) {
             self.peers.keep_servers(|_| false);
         }
-        let told = self.core.set_owner_filter(now(), filter);
-        self.log_and_retry(STEERING, told);
+        let done = self.core.set_owner_filter(now(), filter);
+        self.log_and_retry(STEERING, done);
     }
 
     fn take_network(&mut self) {
@@ -535,7 +535,7 @@ impl Daemon<'_> {
         self.log_and_retry(STEERING, done);
         self.take_events();
         self.take_ended_flows(now());
-        self.state_store.go_on_recalling(&mut self.core);
+        self.state_store.poll_recall(&mut self.core);
         let revived = self.watchdog.revive();
         if let Some(true) = self.log_and_retry("cannot restart the watchdog", revived) {
             tracing::warn!("the watchdog was killed; it was restarted");

@@ -11,7 +11,7 @@ use braid_api::{
 };
 use braid_bond::{FlowPolicy, PathId, PathState, PathView as BondPath};
 use braid_control::RequestError;
-use braid_control::core::{Bonded, Ended, Grounds, Question, ServerEvent};
+use braid_control::core::{BondReason, Bonded, Ended, Question, ServerEvent};
 use braid_control::history::AppPulse;
 use braid_control::links::BondLink;
 use braid_control::steering::AppId;
@@ -40,7 +40,7 @@ mod servers;
 
 use flow_limits::FlowLimits;
 use forward::Exchanges;
-use servers::{Servers, Standing};
+use servers::{ServerStatus, Servers};
 
 /// Reason shown for a peer that cannot prove its pinned key.
 const ANOTHER_KEY: &str = "its key differs from the key of the invitation or of the first contact: run \"braid leave\" for it; join a relay with a new invitation";
@@ -102,7 +102,7 @@ pub enum Change {
 /// All peers.
 pub struct Peers {
     dir: PathBuf,
-    known: BTreeMap<String, Known>,
+    relays: BTreeMap<String, JoinedRelay>,
     servers: Servers,
     /// Host names of servers in `detect`.
     detected: names::Names,
@@ -127,7 +127,7 @@ struct BondedFlows {
     /// Number of living flows per peer.
     by_peer: BTreeMap<String, usize>,
     /// Last number given to a flow without a cookie of its own.
-    numbered: u64,
+    last_own_id: u64,
     /// Bytes of ended flows since the last `take_moved`, by application.
     moved: BTreeMap<String, Traffic>,
     /// Flows that ended since the last `take_ended`.
@@ -137,14 +137,14 @@ struct BondedFlows {
 }
 
 /// First flow id that is not a socket cookie: the kernel counts cookies from one.
-const NUMBERED: u64 = 1 << 62;
+const FIRST_OWN_ID: u64 = 1 << 62;
 
 impl BondedFlows {
     /// Adds a flow and returns its id: `wanted`, unless another flow has it.
     fn insert(&mut self, wanted: u64, flow: BondedFlow) -> u64 {
         let id = if self.living.contains_key(&wanted) {
-            self.numbered += 1;
-            NUMBERED + self.numbered
+            self.last_own_id += 1;
+            FIRST_OWN_ID + self.last_own_id
         } else {
             wanted
         };
@@ -165,13 +165,13 @@ impl BondedFlows {
     }
 }
 
-struct Known {
+struct JoinedRelay {
     stored: Stored,
     client: Client,
     session: u64,
 }
 
-impl Known {
+impl JoinedRelay {
     fn is_up(&self) -> bool {
         *self.client.state().borrow() == State::Up
     }
@@ -188,7 +188,7 @@ struct BondedFlow {
     policy: FlowPolicy,
     protocol: &'static str,
     flow: BondFlow,
-    grounds: Option<Grounds>,
+    bond_reason: Option<BondReason>,
     /// Bytes already counted for the application.
     counted: Traffic,
     cost: Cost,
@@ -238,7 +238,7 @@ impl Peers {
         let (changes, receiver) = mpsc::unbounded_channel();
         let mut peers = Self {
             dir: dir.to_owned(),
-            known: BTreeMap::new(),
+            relays: BTreeMap::new(),
             servers: Servers::default(),
             detected: names::Names::default(),
             links: Vec::new(),
@@ -270,12 +270,12 @@ impl Peers {
 
     /// Names of the joined relays.
     pub fn names(&self) -> Vec<String> {
-        self.known.keys().cloned().collect()
+        self.relays.keys().cloned().collect()
     }
 
     /// Whether there are no peers.
     pub fn is_empty(&self) -> bool {
-        self.known.is_empty() && self.servers.is_empty()
+        self.relays.is_empty() && self.servers.is_empty()
     }
 
     /// Sets the current links of all bonds.
@@ -283,13 +283,17 @@ impl Peers {
         if self.links != links {
             self.links = links;
             let links = self.client_links();
-            self.known.values().map(|known| &known.client).chain(self.servers.clients()).for_each(|client| client.set_links(links.clone()));
+            self.relays
+                .values()
+                .map(|known| &known.client)
+                .chain(self.servers.clients())
+                .for_each(|client| client.set_links(links.clone()));
         }
     }
 
     /// `POST /v1/join`.
     pub fn join(&mut self, line: &str, name: Option<&str>) -> Result<Accepted, RequestError> {
-        let stored = Stored::invited(line, name, self.known.values().map(|known| &known.stored)).map_err(|error| match &error {
+        let stored = Stored::invited(line, name, self.relays.values().map(|known| &known.stored)).map_err(|error| match &error {
             NotInvited::Line(_) => RequestError::invalid("No invitation", error.to_string()),
             NotInvited::Name => RequestError::invalid("No name", error.to_string()),
             NotInvited::Taken(_) => RequestError::conflict("Name in use", error.to_string()),
@@ -297,7 +301,7 @@ impl Peers {
         })?;
         let name = stored.name.clone();
         // A new invitation for a joined relay updates it.
-        let renewed = self.known.get(&name).map(|known| known.is_up());
+        let renewed = self.relays.get(&name).map(|known| known.is_up());
         if let Some(up) = renewed
             && !(up && self.renew(&stored))
         {
@@ -323,7 +327,7 @@ impl Peers {
 
     /// Adopts the addresses of a new invitation for a relay that is up, without disturbing its flows; `false` if that is impossible.
     fn renew(&mut self, stored: &Stored) -> bool {
-        let Some(known) = self.known.get_mut(&stored.name) else { return false };
+        let Some(known) = self.relays.get_mut(&stored.name) else { return false };
         let Ok(peer) = stored.peer() else { return false };
         known.client.set_addresses(peer.addresses);
         known.stored.addresses = stored.addresses.clone();
@@ -332,8 +336,8 @@ impl Peers {
 
     /// `POST /v1/leave`.
     pub fn leave(&mut self, name: &str) -> Result<Accepted, RequestError> {
-        if !self.known.contains_key(name) {
-            let names: Vec<&str> = self.known.keys().map(String::as_str).collect();
+        if !self.relays.contains_key(name) {
+            let names: Vec<&str> = self.relays.keys().map(String::as_str).collect();
             let joined =
                 if names.is_empty() { "no relay is joined".to_owned() } else { format!("the joined relays are {}", names.join(", ")) };
             let detail = format!("there is no peer called {name}: {joined}; to leave a server, give its address from `braid peers`");
@@ -437,7 +441,7 @@ impl Peers {
 
     /// Reason why no path to a peer over a link works; `None` if one does.
     fn without_path(&self, peer: &str, link: &BondLink) -> Option<String> {
-        let client = self.known.get(peer).map(|known| &known.client).or_else(|| self.servers.client(peer));
+        let client = self.relays.get(peer).map(|known| &known.client).or_else(|| self.servers.client(peer));
         let of_link = |(_, path): &(PathId, BondPath)| usize::from(path.link) == link.slot;
         let paths: Vec<_> = client.map(Client::paths).unwrap_or_default().into_iter().filter(of_link).collect();
         why_no_path(link, peer, &paths.iter().map(|(_, path)| path.state).collect::<Vec<_>>())
@@ -451,11 +455,11 @@ impl Peers {
 
     /// `GET /v1/peers`: relays, then servers. `known` lists the hosts that are known to run Braid.
     pub fn views(&self, known: &[(IpAddr, Knowledge<PublicKey>, Option<String>)]) -> Vec<PeerView> {
-        let relay = |known: &Known| {
+        let relay = |known: &JoinedRelay| {
             let address = known.stored.addresses.first().cloned().unwrap_or_default();
             self.peer_view(known.stored.name.clone(), PeerKind::Relay, address, &known.client)
         };
-        let server = |(host, standing): (IpAddr, Standing<'_>)| {
+        let server = |(host, status): (IpAddr, ServerStatus<'_>)| {
             let (name, address) = (host.to_string(), SocketAddr::new(host, servers::PORT).to_string());
             let without = |state, reason| PeerView {
                 name: host.to_string(),
@@ -465,13 +469,13 @@ impl Peers {
                 reason,
                 paths: Vec::new(),
             };
-            match standing {
-                Standing::Bonded(client) => self.peer_view(name, PeerKind::Server, address, client),
-                Standing::Idle(reason) => without(PeerState::Idle, reason),
-                Standing::AnotherKey => without(PeerState::Refused, Some(ANOTHER_KEY.to_owned())),
+            match status {
+                ServerStatus::Bonded(client) => self.peer_view(name, PeerKind::Server, address, client),
+                ServerStatus::Idle(reason) => without(PeerState::Idle, reason),
+                ServerStatus::AnotherKey => without(PeerState::Refused, Some(ANOTHER_KEY.to_owned())),
             }
         };
-        self.known.values().map(relay).chain(self.servers.list(known).into_iter().map(server)).collect()
+        self.relays.values().map(relay).chain(self.servers.list(known).into_iter().map(server)).collect()
     }
 
     fn peer_view(&self, name: String, kind: PeerKind, address: String, client: &Client) -> PeerView {
@@ -547,11 +551,11 @@ impl Peers {
         let mut flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
         let BondedFlows { ended, costs, .. } = &mut *flows;
         let settled = ended.extract_if(.., |(flow, ..)| now.since(flow.at) >= FINAL_COUNT_TIMEOUT);
-        let told = settled.map(|(flow, mut cost, moved)| {
+        let reported = settled.map(|(flow, mut cost, moved)| {
             cost.count(&moved.by_link(), costs);
             (flow, cost.energy)
         });
-        told.collect()
+        reported.collect()
     }
 
     fn flow_view(&self, id: u64, bonded: &BondedFlow, now: Time, scheduler: &str) -> FlowView {
@@ -578,11 +582,11 @@ impl Peers {
             pid: Some(bonded.process),
             user: Some(bonded.user),
             cgroup: None,
-            class: bonded.grounds.as_ref().map(|grounds| grounds.class.to_string()),
-            demand_bytes: bonded.grounds.as_ref().map(|grounds| grounds.demand.get()),
+            class: bonded.bond_reason.as_ref().map(|bond_reason| bond_reason.class.to_string()),
+            demand_bytes: bonded.bond_reason.as_ref().map(|bond_reason| bond_reason.demand.get()),
             retransmissions: None,
             delivery_rate_bps: None,
-            rule: bonded.grounds.as_ref().and_then(|grounds| grounds.rule),
+            rule: bonded.bond_reason.as_ref().and_then(|bond_reason| bond_reason.rule),
             energy_j: bonded.cost.energy.total().map(Joules::get),
             peer: Some(bonded.peer.clone()),
             by_link,
@@ -627,11 +631,11 @@ impl Peers {
         self.sessions += 1;
         let session = self.sessions;
         tokio::spawn(async move {
-            let mut told = false;
+            let mut reported = false;
             loop {
                 let ready = *state.borrow_and_update() == State::Up;
-                if ready != told {
-                    told = ready;
+                if ready != reported {
+                    reported = ready;
                     let _ = changes.send(Change::Relay { name: name.clone(), session, ready });
                 }
                 if state.changed().await.is_err() {
@@ -640,29 +644,29 @@ impl Peers {
                 }
             }
         });
-        self.known.insert(stored.name.clone(), Known { stored, client, session });
+        self.relays.insert(stored.name.clone(), JoinedRelay { stored, client, session });
         Ok(())
     }
 
     fn end(&mut self, name: &str) {
-        if self.known.remove(name).is_some() {
+        if self.relays.remove(name).is_some() {
             let _ = self.changes.send(Change::Left { name: name.to_owned() });
         }
     }
 
     /// Whether `session` is the relay's current session.
     pub fn is_current(&self, name: &str, session: u64) -> bool {
-        self.known.get(name).is_some_and(|known| known.session == session)
+        self.relays.get(name).is_some_and(|known| known.session == session)
     }
 
     /// Whether a relay of this name is joined.
     pub fn is_joined(&self, name: &str) -> bool {
-        self.known.contains_key(name)
+        self.relays.contains_key(name)
     }
 
     /// Removes the token of a relay that has accepted this client: it is spent.
     pub fn on_ready(&mut self, name: &str) {
-        let Some(known) = self.known.get_mut(name) else { return };
+        let Some(known) = self.relays.get_mut(name) else { return };
         if known.stored.token.take().is_some()
             && let Err(error) = self.store()
         {
@@ -671,7 +675,7 @@ impl Peers {
     }
 
     fn store(&self) -> std::io::Result<()> {
-        joined::write(&self.dir, &self.known.values().map(|known| &known.stored).collect::<Vec<_>>())
+        joined::write(&self.dir, &self.relays.values().map(|known| &known.stored).collect::<Vec<_>>())
     }
 }
 

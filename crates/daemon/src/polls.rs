@@ -129,15 +129,15 @@ mod tests {
         let at = Time::from_millis;
         assert!(lists.for_now(at(0)).is_none());
         let [first, second] = [(); 2].map(|()| Arc::new(FlowList::default()));
-        let told = |lists: &Lists, ms| lists.for_now(at(ms)).map(|list| Arc::as_ptr(&list));
+        let answered = |lists: &Lists, ms| lists.for_now(at(ms)).map(|list| Arc::as_ptr(&list));
         lists.put(at(1000), first.clone());
-        assert_eq!(told(&lists, 1100), Some(Arc::as_ptr(&first)), "the only fresh list");
+        assert_eq!(answered(&lists, 1100), Some(Arc::as_ptr(&first)), "the only fresh list");
         first.text();
         lists.put(at(1500), second.clone());
-        assert_eq!(told(&lists, 1600), Some(Arc::as_ptr(&first)));
-        assert_eq!(told(&lists, 2400), Some(Arc::as_ptr(&second)), "the first is too old");
+        assert_eq!(answered(&lists, 1600), Some(Arc::as_ptr(&first)));
+        assert_eq!(answered(&lists, 2400), Some(Arc::as_ptr(&second)), "the first is too old");
         second.text();
-        assert_eq!(told(&lists, 1600), Some(Arc::as_ptr(&second)));
-        assert_eq!(told(&lists, 2501), None);
+        assert_eq!(answered(&lists, 1600), Some(Arc::as_ptr(&second)));
+        assert_eq!(answered(&lists, 2501), None);
     }
 }

@@ -47,8 +47,8 @@ fn kept(last: Capability) -> u64 {
 }
 
 fn last_capability() -> Capability {
-    let told = std::fs::read_to_string("/proc/sys/kernel/cap_last_cap").ok();
-    told.and_then(|text| text.trim().parse().ok()).unwrap_or(CAP_BPF)
+    let value = std::fs::read_to_string("/proc/sys/kernel/cap_last_cap").ok();
+    value.and_then(|text| text.trim().parse().ok()).unwrap_or(CAP_BPF)
 }
 
 /// The daemon lacks privileges.

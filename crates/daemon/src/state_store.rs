@@ -35,7 +35,7 @@ pub(crate) struct StateStore {
     recalled: Option<mpsc::Receiver<Vec<DemandEstimate>>>,
     learnt: braid_store::Learnt,
     /// Rows that the store has not received yet.
-    fresh: Fresh,
+    pending: PendingRows,
     warnings: Vec<String>,
     /// When the last write started.
     written: Instant,
@@ -45,7 +45,7 @@ pub(crate) struct StateStore {
 
 /// Rows for the store.
 #[derive(Default)]
-struct Fresh {
+struct PendingRows {
     apps: BTreeMap<AppKey, AppRow>,
     links: BTreeMap<LinkKey, LinkRow>,
     usage: BTreeMap<LinkKey, UsageRow>,
@@ -60,8 +60,8 @@ impl StateStore {
             tracing::warn!("{warning}");
         }
         let recalled = None;
-        let (store, fresh, recognised) = (Arc::new(Mutex::new(store)), Fresh::default(), BTreeSet::new());
-        Self { folder: folder.to_owned(), store, recalled, learnt, fresh, warnings, written: Instant::now(), recognised }
+        let (store, pending, recognised) = (Arc::new(Mutex::new(store)), PendingRows::default(), BTreeSet::new());
+        Self { folder: folder.to_owned(), store, recalled, learnt, pending, warnings, written: Instant::now(), recognised }
     }
 
     /// History rows of earlier runs. Returns them once.
@@ -71,15 +71,15 @@ impl StateStore {
 
     /// Adds history rows to the next [`keep`](Self::keep).
     pub(crate) fn keep_history(&mut self, rows: history::Rows) {
-        self.fresh.history.extend(rows);
-        while self.fresh.history.len() > HISTORY_LIMIT {
-            self.fresh.history.pop_first();
+        self.pending.history.extend(rows);
+        while self.pending.history.len() > HISTORY_LIMIT {
+            self.pending.history.pop_first();
         }
     }
 
     /// Warnings for the user.
     pub(crate) fn trouble(&self) -> Vec<String> {
-        let now = match idle(&self.store) {
+        let now = match try_store(&self.store) {
             Some(store) => store.trouble().map(str::to_owned),
             None if self.written.elapsed() < SLOW_WRITE => None,
             None => {
@@ -105,7 +105,7 @@ impl StateStore {
     }
 
     /// Seeds the steering with the executables found since the last call.
-    pub(crate) fn go_on_recalling<S: Steering>(&mut self, core: &mut Core<S>) {
+    pub(crate) fn poll_recall<S: Steering>(&mut self, core: &mut Core<S>) {
         let found = self.recalled.as_ref().and_then(|recalled| recalled.try_recv().ok());
         self.seed(core, found);
     }
@@ -119,7 +119,7 @@ impl StateStore {
     }
 
     /// Gives links that appeared their stored capacity and used allowance.
-    pub(crate) fn recognise<S: Steering>(&mut self, core: &mut Core<S>) {
+    pub(crate) fn restore_links<S: Steering>(&mut self, core: &mut Core<S>) {
         let mut present = BTreeSet::new();
         for link in core.all_links_mut() {
             let key = LinkKey::of(&link.facts);
@@ -142,7 +142,7 @@ impl StateStore {
     /// Writes new values in the background. If an earlier write still waits for the disk, they wait for the next call.
     pub(crate) fn keep<S: Steering>(&mut self, core: &mut Core<S>, now: Time, unix: i64) {
         self.gather(core, now, unix);
-        if self.hand_over() {
+        if self.fill_store() {
             self.write();
         }
     }
@@ -152,7 +152,7 @@ impl StateStore {
         self.gather(core, now, unix);
         let end = Instant::now() + FINAL_WRITE_TIMEOUT;
         while Instant::now() < end {
-            if !self.hand_over() {
+            if !self.fill_store() {
                 std::thread::sleep(Duration::from_millis(5));
             } else if self.write().recv_timeout(end.saturating_duration_since(Instant::now())) != Err(RecvTimeoutError::Timeout) {
                 return;
@@ -162,13 +162,13 @@ impl StateStore {
     }
 
     /// Moves new rows into the store; false if a thread is writing it.
-    fn hand_over(&mut self) -> bool {
-        let Some(mut store) = idle(&self.store) else { return false };
-        let fresh = std::mem::take(&mut self.fresh);
-        fresh.apps.into_iter().for_each(|(key, row)| store.put_app(key, row));
-        fresh.links.into_iter().for_each(|(key, row)| store.put_link(key, row));
-        fresh.usage.into_iter().for_each(|(key, row)| store.put_usage(key, row));
-        fresh.history.into_iter().for_each(|((kind, at), body)| store.put_history(kind, at, body));
+    fn fill_store(&mut self) -> bool {
+        let Some(mut store) = try_store(&self.store) else { return false };
+        let pending = std::mem::take(&mut self.pending);
+        pending.apps.into_iter().for_each(|(key, row)| store.put_app(key, row));
+        pending.links.into_iter().for_each(|(key, row)| store.put_link(key, row));
+        pending.usage.into_iter().for_each(|(key, row)| store.put_usage(key, row));
+        pending.history.into_iter().for_each(|((kind, at), body)| store.put_history(kind, at, body));
         true
     }
 
@@ -202,11 +202,11 @@ impl StateStore {
             // Times are rounded, so they may differ by a second.
             let same = |known: &AppRow| AppRow { updated: 0, ..*known } == AppRow { updated: 0, ..row };
             if !self.learnt.apps.get(&key).is_some_and(same) {
-                self.fresh.apps.insert(key.clone(), row);
+                self.pending.apps.insert(key.clone(), row);
                 self.learnt.apps.insert(key, row);
             }
         }
-        for apps in [&mut self.learnt.apps, &mut self.fresh.apps] {
+        for apps in [&mut self.learnt.apps, &mut self.pending.apps] {
             braid_store::prune(apps, |row| row.updated);
         }
         for link in core.all_links_mut() {
@@ -218,22 +218,22 @@ impl StateStore {
             let row = LinkRow { capacity_down: learnt(&link.capacity.down), capacity_up: learnt(&link.capacity.up), updated: unix };
             if row.capacity_down.is_some() || row.capacity_up.is_some() {
                 self.learnt.links.insert(key.clone(), row);
-                self.fresh.links.insert(key.clone(), row);
+                self.pending.links.insert(key.clone(), row);
             }
             if let Some(allowance) = &link.allowance {
                 let row = UsageRow { used: allowance.used().get(), period: allowance.period(), updated: unix };
                 self.learnt.usage.insert(usage_key(&key), row);
-                self.fresh.usage.insert(usage_key(&key), row);
+                self.pending.usage.insert(usage_key(&key), row);
             }
         }
-        for links in [&mut self.learnt.links, &mut self.fresh.links] {
+        for links in [&mut self.learnt.links, &mut self.pending.links] {
             braid_store::prune(links, |row| row.updated);
         }
     }
 }
 
 /// The store, unless a thread is writing it.
-fn idle(store: &Mutex<Store>) -> Option<MutexGuard<'_, Store>> {
+fn try_store(store: &Mutex<Store>) -> Option<MutexGuard<'_, Store>> {
     match store.try_lock() {
         Ok(store) => Some(store),
         // If a writer panicked, its rows are still pending.
@@ -304,7 +304,7 @@ mod tests {
         let (mut state_store, mut core) = (StateStore::open(folder), core());
         state_store.begin_recall(&mut core, NOW, UNIX);
         while state_store.recalled.is_some() {
-            state_store.go_on_recalling(&mut core);
+            state_store.poll_recall(&mut core);
         }
         core.steering().estimates().unwrap().into_iter().map(|learnt| (learnt.app.name, learnt.down.get())).collect()
     }
@@ -347,12 +347,12 @@ mod tests {
         for number in 0..13_000u64 {
             let key = AppKey { exe: PROGRAM.to_owned(), name: number.to_string(), port: 80 };
             state_store.learnt.apps.insert(key.clone(), AppRow { updated: number, ..AppRow::default() });
-            state_store.fresh.apps.insert(key, AppRow { updated: number, ..AppRow::default() });
+            state_store.pending.apps.insert(key, AppRow { updated: number, ..AppRow::default() });
         }
         state_store.keep(&mut core, NOW, UNIX);
-        assert!(state_store.learnt.apps.len() <= 11_000 && state_store.fresh.apps.len() <= 11_000);
+        assert!(state_store.learnt.apps.len() <= 11_000 && state_store.pending.apps.len() <= 11_000);
         let latest = AppKey { exe: PROGRAM.to_owned(), name: "12999".to_owned(), port: 80 };
-        assert!(state_store.fresh.apps.contains_key(&latest), "the oldest rows are removed first");
+        assert!(state_store.pending.apps.contains_key(&latest), "the oldest rows are removed first");
     }
 
     #[test]
@@ -361,9 +361,9 @@ mod tests {
         let (mut state_store, mut core) = (StateStore::open(folder.path()), core());
         learn(&mut core, "curl", 1000);
         state_store.gather(&mut core, NOW, UNIX);
-        assert_eq!(state_store.fresh.apps.len(), 1);
-        state_store.hand_over();
+        assert_eq!(state_store.pending.apps.len(), 1);
+        state_store.fill_store();
         state_store.gather(&mut core, NOW, UNIX + 1);
-        assert_eq!(state_store.fresh.apps.len(), 0);
+        assert_eq!(state_store.pending.apps.len(), 0);
     }
 }

@@ -14,7 +14,7 @@ use braid_platform::linux::process::{self, CgroupTree};
 use tokio::sync::mpsc;
 
 /// Interval of battery readings.
-const BATTERY: Duration = Duration::from_secs(2);
+const BATTERY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Milliseconds of Unix time.
 pub(super) fn unix_ms() -> u64 {
@@ -63,7 +63,7 @@ pub(super) fn watch_battery() -> mpsc::Receiver<Option<Supply>> {
             if send.blocking_send(supply).is_err() {
                 return;
             }
-            std::thread::sleep(BATTERY);
+            std::thread::sleep(BATTERY_INTERVAL);
         }
     });
     receive

@@ -211,13 +211,13 @@ fn take(table: &mut dyn TableLike, key: &str) -> Option<(String, String)> {
     }
     let next = table.iter().nth(place).map(|(name, _)| name.to_owned());
     if let Some(next) = next.filter(|_| !comment.is_empty()) {
-        hang_above(table, &next, &mut comment);
+        attach_comment(table, &next, &mut comment);
     }
     Some((written(&item), comment))
 }
 
 /// Puts a comment above a key or table and clears it; leaves it if that place cannot hold a comment.
-fn hang_above(table: &mut dyn TableLike, key: &str, comment: &mut String) {
+fn attach_comment(table: &mut dyn TableLike, key: &str, comment: &mut String) {
     let with =
         |old: Option<&toml_edit::RawString>, comment: &str| format!("{comment}{}", old.and_then(|old| old.as_str()).unwrap_or_default());
     let first = match table.get_mut(key) {

@@ -9,13 +9,13 @@ use braid_model::{Application, ByteCount, Class, Time};
 use crate::steering::{AppId, FlowRow};
 
 /// Maximum number of stored applications. The one that was idle longest is removed first.
-const LIMIT: usize = 4096;
+const MAX_APPS: usize = 4096;
 /// Minimum number of flows before the traffic pattern determines the class, unless a flow is large.
 const PATTERN_FLOWS: u64 = 5;
 
 /// An application that the daemon has seen.
 #[derive(Debug, Clone)]
-pub struct Met {
+pub struct AppRecord {
     /// Executable and name.
     pub application: Application,
     /// Its class.
@@ -100,7 +100,7 @@ impl FlowSums {
     }
 }
 
-impl Met {
+impl AppRecord {
     /// Sums of its ended flows.
     pub fn traffic(&self) -> &FlowSums {
         &self.traffic
@@ -110,30 +110,30 @@ impl Met {
 /// All applications seen.
 #[derive(Debug, Default)]
 pub struct Apps {
-    met: BTreeMap<AppId, Met>,
+    records: BTreeMap<AppId, AppRecord>,
     /// Classes set by the user, by executable path or name.
     set: BTreeMap<String, Class>,
 }
 
 impl Apps {
     /// Adds an application or updates it.
-    pub fn meet(&mut self, id: AppId, application: Application, cgroup: Option<String>, class: Class, now: Time) {
+    pub fn record(&mut self, id: AppId, application: Application, cgroup: Option<String>, class: Class, now: Time) {
         // The kernel reports it again after dropping it from a full map.
-        if let Some(known) = self.met.get_mut(&id) {
+        if let Some(known) = self.records.get_mut(&id) {
             (known.application, known.cgroup, known.seen) = (application, cgroup, now);
             return;
         }
-        if self.met.len() >= LIMIT
-            && let Some(oldest) = self.met.iter().min_by_key(|(_, met)| met.seen).map(|(id, _)| id.clone())
+        if self.records.len() >= MAX_APPS
+            && let Some(oldest) = self.records.iter().min_by_key(|(_, record)| record.seen).map(|(id, _)| id.clone())
         {
-            self.met.remove(&oldest);
+            self.records.remove(&oldest);
         }
         let source = if class == Class::Unclassified { "" } else { "executable" };
         let (class, source) = match self.set_class(&application) {
             Some(class) => (class, "user"),
             None => (class, source),
         };
-        self.met.insert(id, Met { application, class, source, cgroup, seen: now, traffic: FlowSums::default() });
+        self.records.insert(id, AppRecord { application, class, source, cgroup, seen: now, traffic: FlowSums::default() });
     }
 
     fn set_class(&self, application: &Application) -> Option<Class> {
@@ -142,58 +142,63 @@ impl Apps {
     }
 
     /// The application with this id.
-    pub fn get(&self, id: &AppId) -> Option<&Met> {
-        self.met.get(id)
+    pub fn get(&self, id: &AppId) -> Option<&AppRecord> {
+        self.records.get(id)
     }
 
     /// Display name of an application.
     pub fn name(&self, id: &AppId) -> String {
-        self.met.get(id).map_or_else(|| id.name.clone(), |met| met.application.to_string())
+        self.records.get(id).map_or_else(|| id.name.clone(), |record| record.application.to_string())
     }
 
     /// All applications.
-    pub fn iter(&self) -> impl Iterator<Item = (&AppId, &Met)> {
-        self.met.iter()
+    pub fn iter(&self) -> impl Iterator<Item = (&AppId, &AppRecord)> {
+        self.records.iter()
     }
 
     /// The kernel's ids of an executable.
     pub fn ids_of<'a>(&'a self, exe: &'a str) -> impl Iterator<Item = &'a AppId> {
-        self.met.iter().filter(move |(_, met)| met.application.exe.as_ref().is_some_and(|path| path.as_os_str() == exe)).map(|(id, _)| id)
+        self.records
+            .iter()
+            .filter(move |(_, record)| record.application.exe.as_ref().is_some_and(|path| path.as_os_str() == exe))
+            .map(|(id, _)| id)
     }
 
     /// Adds an ended flow and its energy. Returns the new class if the kernel must have it. A class derived from the traffic pattern is
     /// only shown: affinity follows the class, and a guess must not tie a program's flows to one link.
     pub fn ended(&mut self, flow: &Ended, energy: EnergyMeter) -> Option<Class> {
-        let met = self.met.get_mut(&flow.app)?;
-        met.seen = flow.at;
-        met.traffic.add(flow);
-        met.traffic.energy.absorb(energy);
-        if matches!(met.source, "user" | "executable") {
+        let record = self.records.get_mut(&flow.app)?;
+        record.seen = flow.at;
+        record.traffic.add(flow);
+        record.traffic.energy.absorb(energy);
+        if matches!(record.source, "user" | "executable") {
             return None;
         }
         let by_port = class::by_port(flow.port);
-        let enough = met.traffic.flows >= PATTERN_FLOWS || met.traffic.large > ByteCount::ZERO;
-        let by_pattern = enough.then(|| class::by_pattern(&pattern(met, flow))).flatten();
+        let enough = record.traffic.flows >= PATTERN_FLOWS || record.traffic.large > ByteCount::ZERO;
+        let by_pattern = enough.then(|| class::by_pattern(&pattern(record, flow))).flatten();
         let (class, source) = match (by_port, by_pattern) {
             (Some(class), _) => (class, "port"),
             (None, Some(class)) => (class, "pattern"),
             (None, None) => return None,
         };
-        met.source = source;
-        let changed = met.class != class;
-        met.class = class;
+        record.source = source;
+        let changed = record.class != class;
+        record.class = class;
         (changed && source == "port").then_some(class)
     }
 
     /// Includes a living flow that [is large](class::is_large), since a download is bulk before its end. The class is only shown, like
     /// every guess.
-    pub fn grew_large(&mut self, row: &FlowRow) {
-        let Some(met) = self.met.get_mut(&row.app).filter(|met| matches!(met.source, "" | "pattern") && met.class != Class::Bulk) else {
+    pub fn on_large_flow(&mut self, row: &FlowRow) {
+        let Some(record) =
+            self.records.get_mut(&row.app).filter(|record| matches!(record.source, "" | "pattern") && record.class != Class::Bulk)
+        else {
             return;
         };
-        let (traffic, moved) = (&met.traffic, row.rx + row.tx);
+        let (traffic, moved) = (&record.traffic, row.rx + row.tx);
         if in_large(traffic.large + moved, traffic.rx + traffic.tx + moved) >= 0.5 {
-            (met.class, met.source) = (Class::Bulk, "pattern");
+            (record.class, record.source) = (Class::Bulk, "pattern");
         }
     }
 }
@@ -203,8 +208,8 @@ fn in_large(large: ByteCount, all: ByteCount) -> f64 {
     large.get() as f64 / all.get().max(1) as f64
 }
 
-fn pattern(met: &Met, flow: &Ended) -> Pattern {
-    let traffic = &met.traffic;
+fn pattern(record: &AppRecord, flow: &Ended) -> Pattern {
+    let traffic = &record.traffic;
     let minutes = traffic.first.map_or(0.0, |first| flow.at.since(first).as_secs_f64() / 60.0);
     Pattern {
         // Count at least one minute: five requests of a script within a second are not 300 a minute.

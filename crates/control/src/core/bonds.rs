@@ -39,7 +39,7 @@ pub struct BondPolicy {
     /// Relays that refuse its destination.
     pub refusing: Vec<String>,
     /// The rule that it matched is no longer stored. The rule may have been strict, so the flow is refused.
-    pub forgotten: bool,
+    pub rule_expired: bool,
 }
 
 /// An event of a path over a link.
@@ -62,7 +62,7 @@ impl<S: Steering> Core<S> {
                 PathEvent::Silent => health.on_suffering(now, Suffering::Timeout),
             }
         }
-        self.judge(now)
+        self.reevaluate(now)
     }
 
     /// Sets whether a peer is reachable. New connections whose rule asks for it are then redirected to the daemon, or go direct. Existing
@@ -76,8 +76,8 @@ impl<S: Steering> Core<S> {
             // Its operator may have allowed more destinations meanwhile.
             self.refusals.forget(name);
         }
-        let told = self.update_refused(now);
-        self.update_params(now).and(told)
+        let refused = self.update_refused(now);
+        self.update_params(now).and(refused)
     }
 
     /// Links that bonds may use now.
@@ -96,9 +96,9 @@ impl<S: Steering> Core<S> {
         // Preferred links count only if they are allowed and one of them is usable.
         let within = preferred.map(|mask| mask & allowed.unwrap_or(mask)).filter(|mask| !(*mask & usable).is_empty());
         let family = Family::of(flow.remote.ip());
-        let forgotten = self.is_forgotten(flow.started, flow.rule);
-        let exit = match admit(self.links.usable(family), self.waiting(), allowed, preferred) {
-            _ if forgotten => Exit::Nowhere,
+        let rule_expired = self.rule_expired(flow.started, flow.rule);
+        let exit = match admit(self.links.usable(family), self.standby(), allowed, preferred) {
+            _ if rule_expired => Exit::Nowhere,
             Admission::Use(mask) => self.widest(now, mask).map_or(Exit::Any, Exit::Device),
             Admission::Deny => Exit::Nowhere,
             Admission::LeaveAlone => Exit::Any,
@@ -111,7 +111,7 @@ impl<S: Steering> Core<S> {
             urgent: flow.class == Class::RealTime,
             relay: rule.and_then(|rule| rule.relay.clone()),
             refusing: self.refusing(now, flow.remote.ip()),
-            forgotten,
+            rule_expired,
         }
     }
 
@@ -129,32 +129,32 @@ impl<S: Steering> Core<S> {
 
     /// The `[[app]]` entry that a redirected flow matched at its start; `None` if it matched none, or if that entry is no longer stored.
     pub fn rule_of(&self, flow: &RedirectedFlow) -> Option<&AppRule> {
-        self.placed_rule_of(flow).map(|(_, rule)| rule)
+        self.indexed_rule_of(flow).map(|(_, rule)| rule)
     }
 
     /// The same, with the index of the entry, from 0.
-    pub(super) fn placed_rule_of(&self, flow: &RedirectedFlow) -> Option<(usize, &AppRule)> {
-        self.rule_then(flow.started, flow.rule)
+    pub(super) fn indexed_rule_of(&self, flow: &RedirectedFlow) -> Option<(usize, &AppRule)> {
+        self.rule_at(flow.started, flow.rule)
     }
 
     /// The `[[app]]` entry that had this kernel rule number when a flow started, and its index, from 0.
-    pub(super) fn rule_then(&self, started: Time, rule: Option<u8>) -> Option<(usize, &AppRule)> {
+    pub(super) fn rule_at(&self, started: Time, rule: Option<u8>) -> Option<(usize, &AppRule)> {
         let (exclusions, apps) = match self.past.at(started)? {
-            InForce::Then(rules) => (rules.exclusions, &rules.apps),
-            InForce::Now => (rules::exclusions(&self.config.policy), &self.config.policy.apps),
+            RulesAt::Past(rules) => (rules.exclusions, &rules.apps),
+            RulesAt::Current => (rules::exclusions(&self.config.policy), &self.config.policy.apps),
         };
         let place = usize::from(rule?).checked_sub(exclusions)?;
         Some((place, apps.get(place)?))
     }
 
     /// Whether a flow matched a rule that is no longer stored.
-    pub(super) fn is_forgotten(&self, started: Time, rule: Option<u8>) -> bool {
+    pub(super) fn rule_expired(&self, started: Time, rule: Option<u8>) -> bool {
         rule.is_some() && self.past.at(started).is_none()
     }
 }
 
 /// Number of earlier policies that are kept.
-const VERSIONS: usize = 16;
+const MAX_VERSIONS: usize = 16;
 
 /// Earlier rules. Flows refer to rules by number, and a UDP exchange may restart long after it matched.
 #[derive(Default)]
@@ -171,9 +171,9 @@ struct Rules {
     apps: Vec<AppRule>,
 }
 
-enum InForce<'a> {
-    Then(&'a Rules),
-    Now,
+enum RulesAt<'a> {
+    Past(&'a Rules),
+    Current,
 }
 
 impl PastRules {
@@ -184,16 +184,16 @@ impl PastRules {
             return;
         }
         self.versions.push_back(Rules { until: now, exclusions, apps: old.apps.clone() });
-        if self.versions.len() > VERSIONS {
+        if self.versions.len() > MAX_VERSIONS {
             self.since = self.versions.pop_front().map_or(self.since, |rules| rules.until);
         }
     }
 
-    fn at(&self, started: Time) -> Option<InForce<'_>> {
+    fn at(&self, started: Time) -> Option<RulesAt<'_>> {
         if started < self.since {
             return None;
         }
-        Some(self.versions.iter().find(|rules| started < rules.until).map_or(InForce::Now, InForce::Then))
+        Some(self.versions.iter().find(|rules| started < rules.until).map_or(RulesAt::Current, RulesAt::Past))
     }
 }
 
@@ -210,8 +210,8 @@ mod tests {
         let mut past = PastRules::default();
         let weights = |past: &PastRules, at: u64| {
             past.at(Time::from_nanos(at)).map(|in_force| match in_force {
-                InForce::Then(rules) => rules.apps.iter().map(|rule| rule.weight).collect(),
-                InForce::Now => vec![],
+                RulesAt::Past(rules) => rules.apps.iter().map(|rule| rule.weight).collect(),
+                RulesAt::Current => vec![],
             })
         };
         assert_eq!(weights(&past, 0), Some(vec![]));

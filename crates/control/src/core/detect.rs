@@ -46,24 +46,24 @@ pub enum ServerEvent {
     /// The host shows a different key.
     AnotherKey,
     /// The server does not open the address at which it was reached.
-    Elsewhere,
+    NotLocal,
     /// The server does not open this port: nothing listens there, or the port is not public.
     Closed(u16),
 }
 
 impl<S: Steering> Core<S> {
     /// Asks the remote host of a flow whether it runs Braid, if that is due.
-    pub(super) fn consider(&mut self, now: Time, row: &FlowRow) {
+    pub(super) fn ask_if_new(&mut self, now: Time, row: &FlowRow) {
         let host = row.remote.0;
-        if !self.detects(host) || !self.detection.is_news(now, host, row.slot) || LOOKUP_PORTS.contains(&row.remote.1) {
+        if !self.may_ask(host) || !self.detection.is_news(now, host, row.slot) || LOOKUP_PORTS.contains(&row.remote.1) {
             return;
         }
         // Only a host that answered the flow is asked: silence then means that it does not run Braid, not that there is no route.
         let answered = row.rx > ByteCount::ZERO || row.protocol == Protocol::Tcp && !row.connecting;
-        let rule = self.rule_then(row.started, row.rule).map(|(_, rule)| rule);
+        let rule = self.rule_at(row.started, row.rule).map(|(_, rule)| rule);
         // Destinations that belong to a tunnel by now are not asked outside it.
         if !answered
-            || self.is_forgotten(row.started, row.rule)
+            || self.rule_expired(row.started, row.rule)
             || !self.may_steer(host)
             || !self.would_go_peer_direct(rule, row.protocol)
             || !self.may_use_several(rule, row.family)
@@ -77,7 +77,7 @@ impl<S: Steering> Core<S> {
     fn ask(&mut self, now: Time, host: IpAddr, over: LinkSet) {
         for link in self.bond_links().into_iter().filter(|link| over.contains(link.slot)) {
             if let Some(expect) = self.detection.ask(now, host, link.slot) {
-                self.todo.questions.push(Question { host, expect, link });
+                self.actions.questions.push(Question { host, expect, link });
             }
         }
     }
@@ -85,7 +85,7 @@ impl<S: Steering> Core<S> {
     /// Processes the answer of a host over one link.
     pub fn on_answer(&mut self, now: Time, host: IpAddr, link: usize, answer: DetectionAnswer<PublicKey>) -> Result<(), SteeringError> {
         self.detection.on_answer(now, host, link, answer);
-        if matches!(answer, DetectionAnswer::Runs(_)) && self.detects(host) && self.may_steer(host) {
+        if matches!(answer, DetectionAnswer::Runs(_)) && self.may_ask(host) && self.may_steer(host) {
             self.ask(now, host, self.admitted(None, Family::of(host)));
         }
         self.update_servers(now)
@@ -98,7 +98,7 @@ impl<S: Steering> Core<S> {
             ServerEvent::Lost => self.detection.on_lost(now, host),
             ServerEvent::AnotherKey => self.detection.on_another_key(now, host),
             ServerEvent::Closed(port) => self.detection.on_closed(now, host, port),
-            ServerEvent::Elsewhere => self.detection.on_elsewhere(now, host),
+            ServerEvent::NotLocal => self.detection.on_elsewhere(now, host),
         }
         self.update_servers(now)
     }
@@ -125,11 +125,11 @@ impl<S: Steering> Core<S> {
         let peer_direct = rule.map_or(PeerDirect::Usual, rules::peer_direct);
         let (host, port) = (flow.remote.ip(), flow.remote.port());
         let closed = self.detection.closed(now).any(|closed| closed == (host, port));
-        if closed || flow.filtered || self.barred(now, host, rule).is_some() {
+        if closed || flow.filtered || self.why_not_direct(now, host, rule).is_some() {
             return None;
         }
         match self.detection.knowledge(now, host) {
-            Knowledge::Runs(key) if self.detects(host) && self.may_steer(host) && peer_direct != PeerDirect::Nothing => Some(key),
+            Knowledge::Runs(key) if self.may_ask(host) && self.may_steer(host) && peer_direct != PeerDirect::Nothing => Some(key),
             _ => None,
         }
     }
@@ -138,7 +138,7 @@ impl<S: Steering> Core<S> {
     /// directly to the host.
     pub fn known_servers(&self, now: Time) -> Vec<(IpAddr, Knowledge<PublicKey>, Option<String>)> {
         let hosts = self.detection.servers(now).into_iter().chain(self.detection.impostors());
-        hosts.map(|host| (host, self.detection.knowledge(now, host), self.barred(now, host, None))).collect()
+        hosts.map(|host| (host, self.detection.knowledge(now, host), self.why_not_direct(now, host, None))).collect()
     }
 
     /// Sets why no flow is bonded directly to its server: a firewall filters by socket owner, and the packets would leave the daemon's
@@ -151,7 +151,7 @@ impl<S: Steering> Core<S> {
     /// Why a flow under this rule must not be bonded directly to `host`: a firewall filters by socket owner, or the host has not proved its
     /// key over each link that the flow may use. An attacker on one link could answer in the host's place and attract traffic that would
     /// have taken other links.
-    fn barred(&self, now: Time, host: IpAddr, rule: Option<&AppRule>) -> Option<String> {
+    fn why_not_direct(&self, now: Time, host: IpAddr, rule: Option<&AppRule>) -> Option<String> {
         if self.owner_filter.is_some() {
             return self.owner_filter.clone();
         }
@@ -191,7 +191,7 @@ impl<S: Steering> Core<S> {
     /// Writes the servers whose flows are redirected to the kernel.
     pub(super) fn update_servers(&mut self, now: Time) -> Result<(), SteeringError> {
         let mut servers = self.detection.servers(now);
-        servers.retain(|host| self.detects(*host) && self.barred(now, *host, None).is_none());
+        servers.retain(|host| self.may_ask(*host) && self.why_not_direct(now, *host, None).is_none());
         servers.truncate(MAX_SERVERS);
         servers.sort();
         let closed: Vec<_> = self.detection.closed(now).filter(|(host, _)| servers.binary_search(host).is_ok()).collect();
@@ -207,7 +207,7 @@ impl<S: Steering> Core<S> {
     }
 
     /// Updates the servers if entries have expired or the last update failed.
-    pub(super) fn age_servers(&mut self, now: Time) -> Result<(), SteeringError> {
+    pub(super) fn expire_servers(&mut self, now: Time) -> Result<(), SteeringError> {
         if self.servers_due.is_some_and(|due| due <= now) { self.update_servers(now) } else { Ok(()) }
     }
 
@@ -229,11 +229,11 @@ impl<S: Steering> Core<S> {
         rule: Option<&AppRule>,
         (protocol, filtered): (Protocol, bool),
     ) -> (bool, Option<String>) {
-        let barred = || if filtered { Some(FILTERED.to_owned()) } else { self.barred(now, host, rule) };
+        let why_not_direct = || if filtered { Some(FILTERED.to_owned()) } else { self.why_not_direct(now, host, rule) };
         let peer_direct = self.would_go_peer_direct(rule, protocol) && self.may_use_several(rule, Family::of(host));
         match self.detection.knowledge(now, host) {
-            _ if !self.detects(host) => (false, None),
-            Knowledge::Runs(_) if peer_direct => match barred() {
+            _ if !self.may_ask(host) => (false, None),
+            Knowledge::Runs(_) if peer_direct => match why_not_direct() {
                 Some(reason) => (false, Some(format!("the server runs Braid, but {reason}, so the flow goes direct"))),
                 None => (true, Some("the server runs Braid, so the flow is bonded directly to it".to_owned())),
             },
@@ -244,7 +244,7 @@ impl<S: Steering> Core<S> {
     }
 
     /// Whether a host may be asked and its answer used.
-    fn detects(&self, host: IpAddr) -> bool {
+    fn may_ask(&self, host: IpAddr) -> bool {
         self.detection_trouble.is_none() && is_public(host) && self.config.detect.asks(host, &self.detected_names)
     }
 
@@ -272,7 +272,7 @@ impl<S: Steering> Core<S> {
         let mask = |selectors: &[LinkSelector]| LinkSelector::mask(selectors, devices.iter().copied());
         let links = rule.and_then(|rule| rule.links.as_deref()).map(mask);
         let prefer = rule.map(|rule| &rule.prefer[..]).filter(|prefer| !prefer.is_empty()).map(mask);
-        match admit(self.links.usable(family), self.waiting(), links, prefer) {
+        match admit(self.links.usable(family), self.standby(), links, prefer) {
             Admission::Use(mask) => mask,
             Admission::LeaveAlone | Admission::Deny => LinkSet::default(),
         }

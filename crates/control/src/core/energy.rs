@@ -14,7 +14,7 @@ use crate::links::Link;
 use crate::steering::{SteerLink, Steering, SteeringError};
 
 /// Minimum confidence at which the battery's measurement replaces the profile.
-const TRUSTED: f64 = 0.5;
+const MIN_CONFIDENCE: f64 = 0.5;
 
 /// Cost per byte of a link, and its source.
 pub(super) struct LinkEnergy {
@@ -54,7 +54,7 @@ impl<S: Steering> Core<S> {
 
     /// Power measured from the battery, if it is reliable and the configuration does not override it.
     fn measured(&self, link: &Link) -> Option<FittedPower> {
-        self.fit.power(link.facts.index).filter(|found| link.rule.energy.is_none() && found.confidence >= TRUSTED)
+        self.fit.power(link.facts.index).filter(|found| link.rule.energy.is_none() && found.confidence >= MIN_CONFIDENCE)
     }
 
     /// Cost per byte of a link: from the configuration, else from the battery, else from the profile of its model or kind.
@@ -123,7 +123,7 @@ impl<S: Steering> Core<S> {
         let costs = self.byte_costs(now);
         let dearest = costs.values().fold(Joules::ZERO, |dearest, cost| if cost.down > dearest { cost.down } else { dearest });
         let usable = self.links.usable(Family::V4) | self.links.usable(Family::V6);
-        let normal = usable - self.waiting();
+        let normal = usable - self.standby();
         let mask = if normal.is_empty() { usable } else { normal };
         let links: Vec<&Link> = self.links.values().filter(|link| mask.contains(link.slot)).collect();
         let offer = |link: &&Link| {

@@ -94,8 +94,8 @@ impl<S: Steering> Core<S> {
 
     /// Explains a living flow. Its link is fixed; the rest describes how a new flow like it would be steered now.
     fn explain_flow(&mut self, now: Time, row: &FlowRow, load_table: &LoadTable) -> Explanation {
-        let exe = self.apps.get(&row.app).and_then(|met| met.application.exe.as_ref()).map(|exe| exe.display().to_string());
-        let cgroup = self.apps.get(&row.app).and_then(|met| met.cgroup.clone());
+        let exe = self.apps.get(&row.app).and_then(|record| record.application.exe.as_ref()).map(|exe| exe.display().to_string());
+        let cgroup = self.apps.get(&row.app).and_then(|record| record.cgroup.clone());
         let question = Question {
             exe,
             name: row.app.name.clone(),
@@ -208,7 +208,7 @@ impl<S: Steering> Core<S> {
         let entry = rule.map(|rule| &self.config.policy.apps[rule]);
         let strict = entry.and_then(|entry| entry.links.as_deref()).map(mask);
         let prefer = entry.map(|entry| &entry.prefer[..]).filter(|prefer| !prefer.is_empty()).map(mask);
-        let answer = match admit(self.links.usable(family), self.waiting(), strict, prefer) {
+        let answer = match admit(self.links.usable(family), self.standby(), strict, prefer) {
             Admission::Use(mask) => RuleAnswer { mask, ..none(Outcome::Steered, String::new()) },
             Admission::Deny => none(Outcome::Denied, "the rule is strict (links = [...]) and none of its links is usable now".to_owned()),
             Admission::LeaveAlone => none(Outcome::LeftAlone, format!("no link is usable for {family} now")),
@@ -236,7 +236,7 @@ impl<S: Steering> Core<S> {
             Some(exe) => self.apps.ids_of(exe).cloned().collect(),
             None => self.apps.iter().filter(|(id, _)| id.name == question.name).map(|(id, _)| id.clone()).collect(),
         };
-        let class = ids.iter().find_map(|id| self.apps.get(id)).map(|met| met.class);
+        let class = ids.iter().find_map(|id| self.apps.get(id)).map(|record| record.class);
         let class = class.unwrap_or_else(|| braid_decide::class::by_name(&question.name).unwrap_or_default());
         let learnt = self.steering.estimates().unwrap_or_default();
         // Demand of an earlier run is available before the program is seen in this run.
@@ -298,7 +298,7 @@ impl<S: Steering> Core<S> {
         load_table: &LoadTable,
         answer: &RuleAnswer,
     ) -> Vec<Candidate> {
-        let waiting = self.waiting();
+        let standby = self.standby();
         let view = |link: &crate::links::Link| {
             let allowed = request.allowed.contains(link.slot);
             let (link_load, estimate) = (&load_table.loads[link.slot], link.estimate(request.direction, now));
@@ -307,7 +307,7 @@ impl<S: Steering> Core<S> {
                 link: link.facts.name.clone(),
                 allowed,
                 reason: (!allowed).then(|| match link.usable(family) {
-                    true => answer.why_not(link.slot, waiting.contains(link.slot)).to_owned(),
+                    true => answer.why_not(link.slot, standby.contains(link.slot)).to_owned(),
                     false => link.reason().unwrap_or_else(|| format!("{family} is {} on it", link.family_state(family))),
                 }),
                 load_bytes: Some(link_load.load[request.direction]),

@@ -18,9 +18,9 @@ use crate::history::AppPulse;
 use crate::steering::{AppId, Dump, FlowRow, Steering, SteeringError, SteeringEvent, UNANSWERED};
 
 /// Number of ended flows that are kept for display.
-const RECENT: usize = 256;
+const MAX_RECENT: usize = 256;
 /// A flow without progress for this long is idle.
-const IN_PROGRESS: Duration = Duration::from_secs(2);
+const IDLE_AFTER: Duration = Duration::from_secs(2);
 
 /// A flow to be ended because its link is dead, or because its destination now belongs to a tunnel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,14 +68,14 @@ impl<S: Steering> Core<S> {
     fn on_event(&mut self, now: Time, event: SteeringEvent) -> Result<(), SteeringError> {
         match event {
             SteeringEvent::Ended(row) => {
-                self.consider(now, &row);
+                self.ask_if_new(now, &row);
                 self.on_ended(&row)?;
             }
             SteeringEvent::NewApp { app, process, cgroup, class } => {
                 let (application, cgroup) = self.names.application(&app, process, cgroup);
-                self.apps.meet(app.clone(), application, cgroup, class, now);
-                if let Some(met) = self.apps.get(&app).filter(|met| met.class != class) {
-                    self.steering.set_class(&app, met.class)?;
+                self.apps.record(app.clone(), application, cgroup, class, now);
+                if let Some(record) = self.apps.get(&app).filter(|record| record.class != class) {
+                    self.steering.set_class(&app, record.class)?;
                 }
             }
             SteeringEvent::Suffering { link, family, connecting, .. } => {
@@ -89,7 +89,7 @@ impl<S: Steering> Core<S> {
     }
 
     fn on_ended(&mut self, row: &FlowRow) -> Result<(), SteeringError> {
-        let before = self.flows.find(&living::key(row)).filter(|living| living.row.started == row.started && !self.is_over(living));
+        let before = self.flows.find(&living::key(row)).filter(|living| living.row.started == row.started && !self.has_ended(living));
         let before = before.map(|living| living.progress);
         self.ended.insert(living::key(row), row.started);
         let cost = self.links.get(row.link).and_then(|link| self.byte_cost(link, row.read_at));
@@ -99,7 +99,7 @@ impl<S: Steering> Core<S> {
         if let Some(link) = self.links.get_mut(row.link) {
             link.ended += Traffic { rx: row.rx, tx: row.tx };
         }
-        if self.recent.len() == RECENT {
+        if self.recent.len() == MAX_RECENT {
             self.recent.pop_front();
         }
         self.recent.push_back(row.clone());
@@ -107,7 +107,7 @@ impl<S: Steering> Core<S> {
     }
 
     /// Processes the end of a bonded flow: updates the demand and traffic of its application, as for flows over one link.
-    pub fn on_carried(&mut self, flow: &Ended, energy: EnergyMeter) -> Result<(), SteeringError> {
+    pub fn on_bonded_ended(&mut self, flow: &Ended, energy: EnergyMeter) -> Result<(), SteeringError> {
         let class = self.apps.ended(flow, energy);
         class.map_or(Ok(()), |class| self.steering.set_class(&flow.app, class))?;
         self.steering.learn(&flow.app, flow.port, flow.rx, flow.tx, flow.at)
@@ -129,7 +129,7 @@ impl<S: Steering> Core<S> {
         let mut rows = self.steering.end_dump(now, dumped)?;
         // Flows that ended meanwhile are counted already.
         rows.retain(|row| self.ended.get(&living::key(row)) != Some(&row.started));
-        rows.iter().for_each(|row| self.consider(now, row));
+        rows.iter().for_each(|row| self.ask_if_new(now, row));
         let polled = std::mem::replace(&mut self.polled, now);
         let mut moved: BTreeMap<(LinkIndex, Family), (bool, bool)> = BTreeMap::new();
         for link in self.links.values_mut() {
@@ -143,11 +143,11 @@ impl<S: Steering> Core<S> {
             let next = advance(before, row, now, costs.get(&row.link).copied());
             count(by_app, before, row);
             if class::is_large(row.rx, row.tx, now.since(row.started).as_secs_f64()) {
-                apps.grew_large(row);
+                apps.on_large_flow(row);
             }
             let (received, waiting) = moved.entry((row.link, row.family)).or_default();
             *received |= next.receiving;
-            *waiting |= !next.receiving && now.since(next.grown) < IN_PROGRESS && row.rx > ByteCount::ZERO;
+            *waiting |= !next.receiving && now.since(next.grown) < IDLE_AFTER && row.rx > ByteCount::ZERO;
             if let Some(link) = links.get_mut(row.link) {
                 link.living += Traffic { rx: row.rx, tx: row.tx };
                 link.learn(now, before.map(|before| (before.retransmissions, before.segments)), row);
@@ -166,7 +166,7 @@ impl<S: Steering> Core<S> {
                 }
             }
         }
-        self.judge(now)
+        self.reevaluate(now)
     }
 
     /// Number of flows at the last poll.
@@ -181,7 +181,7 @@ impl<S: Steering> Core<S> {
     }
 
     /// Whether the flow has ended since the last poll.
-    pub(super) fn is_over(&self, living: &Living) -> bool {
+    pub(super) fn has_ended(&self, living: &Living) -> bool {
         self.ended.get(&living.key()) == Some(&living.row.started)
     }
 
@@ -196,18 +196,18 @@ impl<S: Steering> Core<S> {
         for living in self.flows.iter() {
             let row = &living.row;
             let Some(since) = self.dead_since.get(&(row.link, row.family)) else { continue };
-            let rule = self.rule_then(row.started, row.rule);
-            let pinned = rule.is_some_and(|(_, rule)| rule.links.is_some()) || self.is_forgotten(row.started, row.rule);
+            let rule = self.rule_at(row.started, row.rule);
+            let pinned = rule.is_some_and(|(_, rule)| rule.links.is_some()) || self.rule_expired(row.started, row.rule);
             let elsewhere = self.links.usable(row.family).iter().any(|slot| slot != row.slot);
             let unusable = self.links.get(row.link).is_none_or(|link| !link.usable(row.family));
             let movable = unusable && elsewhere && (!pinned || self.config.destroy_pinned) && row.protocol == Protocol::Tcp;
-            if !movable || self.ending.contains(&row.id) || self.is_over(living) {
+            if !movable || self.ending.contains(&row.id) || self.has_ended(living) {
                 continue;
             }
             let due = *since + grace;
             if due <= now {
                 self.ending.insert(row.id);
-                self.todo.stuck.push(Stuck::of(row));
+                self.actions.stuck.push(Stuck::of(row));
             } else {
                 self.stuck_due = Some(self.stuck_due.map_or(due, |first| first.min(due)));
             }
@@ -245,11 +245,11 @@ impl<S: Steering> Core<S> {
     pub(super) fn busy(&self, now: Time) -> BTreeMap<LinkIndex, PerDirection<Busy>> {
         let mut busy: BTreeMap<LinkIndex, PerDirection<Busy>> = BTreeMap::new();
         let mut remotes: BTreeSet<(LinkIndex, IpAddr)> = BTreeSet::new();
-        for Living { row, progress } in self.flows.iter().filter(|living| !self.is_over(living)) {
+        for Living { row, progress } in self.flows.iter().filter(|living| !self.has_ended(living)) {
             if now.since(progress.grown) > Duration::from_millis(600) {
                 continue;
             }
-            if self.apps.get(&row.app).map_or(row.class, |met| met.class) == Class::RealTime {
+            if self.apps.get(&row.app).map_or(row.class, |record| record.class) == Class::RealTime {
                 // A real-time flow sends at its own rate, whatever the link's capacity.
                 continue;
             }

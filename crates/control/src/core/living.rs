@@ -90,21 +90,21 @@ impl LivingFlows {
 #[derive(Debug, Clone, Default)]
 pub struct FlowsView {
     flows: LivingFlows,
-    names: Arc<Naming>,
+    names: Arc<RowNames>,
     now: Time,
 }
 
 /// Names for the rows.
 #[derive(Debug, Default)]
-struct Naming {
-    apps: BTreeMap<AppId, Named>,
+struct RowNames {
+    apps: BTreeMap<AppId, AppNames>,
     devices: BTreeMap<LinkIndex, String>,
     /// Number of exclusion rules, which precede the `[[app]]` rules.
     exclusions: usize,
 }
 
 #[derive(Debug)]
-struct Named {
+struct AppNames {
     application: String,
     cgroup: Option<String>,
     class: Option<String>,
@@ -113,17 +113,17 @@ struct Named {
 impl<S: Steering> Core<S> {
     /// Snapshot of the last poll. It is cheap, however many flows there are.
     pub fn flows_view(&self, now: Time) -> FlowsView {
-        let mut names = Naming { exclusions: rules::exclusions(&self.config.policy), ..Naming::default() };
+        let mut names = RowNames { exclusions: rules::exclusions(&self.config.policy), ..RowNames::default() };
         names.devices = self.network.interfaces.iter().map(|device| (device.index, device.name.clone())).collect();
         for row in runs(&self.flows) {
             if names.apps.contains_key(&row.app) {
                 continue;
             }
-            let met = self.apps.get(&row.app);
-            let named = Named {
+            let record = self.apps.get(&row.app);
+            let named = AppNames {
                 application: self.apps.name(&row.app),
-                cgroup: met.and_then(|met| met.cgroup.clone()),
-                class: met.map(|met| met.class.to_string()),
+                cgroup: record.and_then(|record| record.cgroup.clone()),
+                class: record.map(|record| record.class.to_string()),
             };
             names.apps.insert(row.app.clone(), named);
         }

@@ -30,7 +30,7 @@ impl<S: Steering> Core<S> {
         self.fit.retain(|index| self.links.get(index).is_some());
         self.network = network;
         let tables = self.update_tables(now);
-        let judged = self.judge(now);
+        let judged = self.reevaluate(now);
         tables.and(judged).and(self.update_servers(now))
     }
 
@@ -40,7 +40,7 @@ impl<S: Steering> Core<S> {
             self.links.iter().filter(|(_, link)| link.refused.is_none()).map(|(index, link)| (index, link.slot)).collect();
         let plan = tables::plan(&self.network, &steered);
         if self.plan.as_ref() != Some(&plan) {
-            self.todo.plan = Some(plan.clone());
+            self.actions.plan = Some(plan.clone());
             self.plan = Some(plan);
         }
         let usable: BTreeSet<_> = steered.keys().copied().collect();
@@ -76,7 +76,7 @@ impl<S: Steering> Core<S> {
             |row: &FlowRow| self.links.get(row.link).is_some_and(|link| link.configured(family)) && !self.may_steer(row.remote.0);
         let leaked = flows.iter().filter(|row| row.family == family && passed_over(row));
         let leaked: Vec<_> = leaked.map(|row| Stuck { tunnelled: true, ..Stuck::of(row) }).collect();
-        self.todo.stuck.extend(leaked.into_iter().filter(|flow| flow.protocol == Protocol::Tcp && self.ending.insert(flow.id)));
+        self.actions.stuck.extend(leaked.into_iter().filter(|flow| flow.protocol == Protocol::Tcp && self.ending.insert(flow.id)));
         Ok(())
     }
 }

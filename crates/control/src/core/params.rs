@@ -29,7 +29,7 @@ impl<S: Steering> Core<S> {
     fn build_params(&mut self, now: Time) -> SteerParams {
         let sole = self.sole(now);
         let policy = &self.config.policy;
-        let backup = self.waiting();
+        let backup = self.standby();
         let steps = steps(&self.weights(now), policy.scheduler.weighted());
         let prices = self.prices(now);
         let mut links = [const { None }; MAX_LINKS];

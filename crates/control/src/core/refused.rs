@@ -15,13 +15,13 @@ use super::timeouts::RETRY;
 use crate::steering::{Steering, SteeringError};
 
 /// Number of noted destinations per relay: a program may try a whole network.
-const NOTED: u32 = 16;
+const MAX_NOTED: u32 = 16;
 /// Interval between notes that a relay declines flows.
-const DECLINED: Duration = Duration::from_secs(600);
+const DECLINED_NOTE_INTERVAL: Duration = Duration::from_secs(600);
 
 /// Notes already made about relays.
 #[derive(Debug, Default)]
-pub(super) struct Told {
+pub(super) struct RefusalNotes {
     destinations: BTreeMap<String, u32>,
     declined: BTreeMap<(String, u64), Time>,
 }
@@ -41,9 +41,9 @@ impl<S: Steering> Core<S> {
     }
 
     fn note_destination(&mut self, relay: &str, host: IpAddr, purpose: &str) -> Option<String> {
-        let noted = self.told.destinations.entry(relay.to_owned()).or_default();
+        let noted = self.refusal_notes.destinations.entry(relay.to_owned()).or_default();
         *noted += 1;
-        let more = match (*noted).cmp(&NOTED) {
+        let more = match (*noted).cmp(&MAX_NOTED) {
             Ordering::Less => "",
             Ordering::Equal => "; further refusals are not noted, but `braid explain` shows them",
             Ordering::Greater => return None,
@@ -52,9 +52,9 @@ impl<S: Steering> Core<S> {
     }
 
     fn note_declined(&mut self, now: Time, relay: &str, code: u64) -> Option<String> {
-        let before = self.told.declined.insert((relay.to_owned(), code), now);
-        if let Some(before) = before.filter(|before| now < *before + DECLINED) {
-            self.told.declined.insert((relay.to_owned(), code), before);
+        let before = self.refusal_notes.declined.insert((relay.to_owned(), code), now);
+        if let Some(before) = before.filter(|before| now < *before + DECLINED_NOTE_INTERVAL) {
+            self.refusal_notes.declined.insert((relay.to_owned(), code), before);
             return None;
         }
         let why = if code == codes::QUOTA {
@@ -97,7 +97,7 @@ impl<S: Steering> Core<S> {
     }
 
     /// Updates the refusals if entries have expired or the last update failed.
-    pub(super) fn age_refusals(&mut self, now: Time) -> Result<(), SteeringError> {
+    pub(super) fn expire_refusals(&mut self, now: Time) -> Result<(), SteeringError> {
         if self.refused_due.is_some_and(|due| due <= now) { self.update_refused(now) } else { Ok(()) }
     }
 }

@@ -23,7 +23,7 @@ pub trait Names {
 }
 
 /// Maximum number of versions of a program that are recognised while they still run.
-const VERSIONS: usize = 4;
+const MAX_VERSIONS: usize = 4;
 
 /// Inodes of the policy's executables. An upgrade creates a new inode, while processes of the old one may still run.
 #[derive(Debug, Default)]
@@ -43,7 +43,7 @@ impl Executables {
             if let Some(current) = current {
                 versions.retain(|known| *known != current);
                 versions.insert(0, current);
-                versions.truncate(VERSIONS);
+                versions.truncate(MAX_VERSIONS);
             }
         }
         before != self.versions

@@ -8,7 +8,7 @@ use super::Core;
 use crate::steering::{Steering, SteeringError};
 
 /// Interval of heartbeats to the steering: half the time after which it stops without one.
-const BEAT: Duration = Duration::from_secs(1);
+const HEARTBEAT: Duration = Duration::from_secs(1);
 /// Delay before a failed operation is retried.
 pub(super) const RETRY: Duration = Duration::from_millis(250);
 
@@ -52,10 +52,10 @@ impl<S: Steering> Core<S> {
     }
 
     /// Sends a heartbeat. This happens at every tick, due or not: frequent heartbeats let a busy machine delay the next one for longer.
-    pub(super) fn beat(&mut self, now: Time) -> Result<(), SteeringError> {
+    pub(super) fn send_heartbeat(&mut self, now: Time) -> Result<(), SteeringError> {
         self.beat_due = now + RETRY;
         self.steering.heartbeat(now)?;
-        self.beat_due = now + BEAT;
+        self.beat_due = now + HEARTBEAT;
         Ok(())
     }
 }

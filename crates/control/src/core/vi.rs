@@ -18,13 +18,13 @@ impl<S: Steering> Core<S> {
     /// others.
     ///
     /// If a rule or an address family leaves only such links to a flow, the flow may use all of them, whatever their priorities.
-    pub(super) fn waiting(&self) -> LinkSet {
+    pub(super) fn standby(&self) -> LinkSet {
         let usable = self.links.usable(Family::V4) | self.links.usable(Family::V6);
         let best = self.links.values().filter(|link| usable.contains(link.slot)).map(level).min();
         let waits = |link: &&Link| best.map_or(link.rule.role == Role::Backup, |best| level(link) > best);
-        let mut waiting = LinkSet::default();
-        self.links.values().filter(waits).for_each(|link| waiting.insert(link.slot));
-        waiting
+        let mut standby = LinkSet::default();
+        self.links.values().filter(waits).for_each(|link| standby.insert(link.slot));
+        standby
     }
 
     /// Weight of each link in weighted round robin, in a common unit.

@@ -10,14 +10,14 @@ use braid_api::{AppHistory, AppSample, AppsSample, Resolution};
 use braid_model::ByteCount;
 
 use super::Rows;
-use super::rings::{LEVELS, Moment, Ring};
+use super::rings::{LEVELS, Ring, TimedSample};
 
 /// Maximum number of applications in a sample.
-const BUSIEST: usize = 16;
+const MAX_APPS: usize = 16;
 /// Maximum number of applications that an open interval distinguishes.
-const GATHERED: usize = 512;
+const MAX_OPEN_APPS: usize = 512;
 /// Maximum length of a stored name in bytes. Systems allow longer paths than are readable.
-const NAME_BYTES: usize = 256;
+const MAX_NAME_BYTES: usize = 256;
 /// Row kinds in the store, by level; empty: not stored.
 const KINDS: [&str; 4] = ["", "", "app5m", "app1h"];
 
@@ -34,7 +34,7 @@ pub struct AppPulse {
     pub flows: u64,
 }
 
-impl Moment for AppsSample {
+impl TimedSample for AppsSample {
     fn at_ms(&self) -> u64 {
         self.at_ms
     }
@@ -110,7 +110,7 @@ impl AppRings {
     pub(super) fn recall(&mut self, kind: &str, body: &str) {
         let Some(level) = level(kind) else { return };
         let Ok(mut sample) = serde_json::from_str::<AppsSample>(body) else { return };
-        sample.apps.truncate(BUSIEST);
+        sample.apps.truncate(MAX_APPS);
         self.0[level].0.recall(sample, LEVELS[level].2);
     }
 
@@ -128,7 +128,7 @@ impl Span {
     fn add(&mut self, apps: &[AppPulse]) {
         for app in apps {
             let name = short(&app.application);
-            let full = self.apps.len() >= GATHERED;
+            let full = self.apps.len() >= MAX_OPEN_APPS;
             let sums = match self.apps.get_mut(name) {
                 Some(sums) => sums,
                 None if full => &mut self.rest,
@@ -144,7 +144,7 @@ impl Span {
         let rate = |bytes: u64| (bytes as f64 * 8000.0 / self.covered_ms.max(1) as f64) as u64;
         let mut apps: Vec<_> = self.apps.into_iter().filter(|(_, moved)| moved.rx | moved.tx > 0).collect();
         apps.sort_by_key(|(_, moved)| std::cmp::Reverse(moved.rx.saturating_add(moved.tx)));
-        let others = apps.split_off(apps.len().min(BUSIEST));
+        let others = apps.split_off(apps.len().min(MAX_APPS));
         let sum = |own: u64, of: fn(&Moved) -> u64| others.iter().map(|(_, moved)| of(moved)).fold(own, u64::saturating_add);
         let row = |(application, moved): (String, Moved)| AppSample {
             application,
@@ -158,7 +158,7 @@ impl Span {
 }
 
 fn short(name: &str) -> &str {
-    let end = (0..=name.len().min(NAME_BYTES)).rev().find(|at| name.is_char_boundary(*at)).unwrap_or(0);
+    let end = (0..=name.len().min(MAX_NAME_BYTES)).rev().find(|at| name.is_char_boundary(*at)).unwrap_or(0);
     &name[..end]
 }
 
@@ -199,10 +199,10 @@ mod tests {
             rings.push(second * 1000, 1000, &apps);
         }
         for ((ring, open), (_, _, keep)) in rings.0.iter().zip(LEVELS) {
-            assert!(ring.since(0).count() <= keep && open.as_ref().is_none_or(|open| open.apps.len() <= GATHERED));
+            assert!(ring.since(0).count() <= keep && open.as_ref().is_none_or(|open| open.apps.len() <= MAX_OPEN_APPS));
             for sample in ring.since(0) {
                 assert_eq!(sample.apps.iter().map(|app| app.rx_bps).sum::<u64>() + sample.rest_rx_bps, 2000 * 8000);
-                assert!(sample.apps.len() <= BUSIEST && sample.apps.iter().all(|app| app.application.len() <= NAME_BYTES));
+                assert!(sample.apps.len() <= MAX_APPS && sample.apps.iter().all(|app| app.application.len() <= MAX_NAME_BYTES));
             }
         }
     }

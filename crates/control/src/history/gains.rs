@@ -11,9 +11,9 @@ use super::{Pulse, Rows};
 /// Kind of a day's row in the store.
 pub(super) const KIND: &str = "day";
 /// Maximum number of days.
-pub(super) const KEPT: usize = 400;
+pub(super) const MAX_DAYS: usize = 400;
 /// Maximum number of links of a day.
-const LINKS: usize = 64;
+const MAX_DAY_LINKS: usize = 64;
 const DAY_MS: u64 = 86_400_000;
 /// A longer interval between samples does not count as an outage: the machine was suspended.
 const GAP_MS: u64 = 10_000;
@@ -45,7 +45,7 @@ impl Days {
     pub(super) fn today(&mut self, at_ms: u64) -> &mut Day {
         let number = at_ms / DAY_MS;
         self.fresh.insert(number);
-        if self.days.len() >= KEPT && !self.days.contains_key(&number) {
+        if self.days.len() >= MAX_DAYS && !self.days.contains_key(&number) {
             self.days.pop_first();
         }
         self.days.entry(number).or_default()
@@ -66,7 +66,7 @@ impl Days {
             let Some(earlier) = before.iter().find(|earlier| earlier.index == link.index) else { continue };
             let (Some(have), Some(had)) = (link.device, earlier.device) else { continue };
             let moved = have.since(had);
-            if day.links.len() < LINKS || day.links.contains_key(&link.name) {
+            if day.links.len() < MAX_DAY_LINKS || day.links.contains_key(&link.name) {
                 *day.links.entry(link.name.clone()).or_default() += moved;
             }
             let joules = link.energy.map(|energy| energy.get() - earlier.energy.map_or(0.0, Joules::get)).filter(|joules| *joules >= 0.0);
@@ -108,7 +108,7 @@ impl Days {
     pub(super) fn recall(&mut self, number: u64, body: &str) {
         if let Ok(day) = serde_json::from_str(body) {
             self.days.insert(number, day);
-            while self.days.len() > KEPT {
+            while self.days.len() > MAX_DAYS {
                 self.days.pop_first();
             }
         }
@@ -189,6 +189,6 @@ mod tests {
         for number in 0..1000 {
             days.today(number * DAY_MS);
         }
-        assert_eq!((days.days.len(), days.days.first_key_value().unwrap().0), (KEPT, &600));
+        assert_eq!((days.days.len(), days.days.first_key_value().unwrap().0), (MAX_DAYS, &600));
     }
 }

@@ -17,12 +17,12 @@ pub(super) fn kept(kind: &str) -> usize {
 }
 
 /// A sample of an interval.
-pub(super) trait Moment: Serialize + DeserializeOwned {
+pub(super) trait TimedSample: Serialize + DeserializeOwned {
     /// End of the interval in milliseconds of Unix time.
     fn at_ms(&self) -> u64;
 }
 
-impl Moment for Sample {
+impl TimedSample for Sample {
     fn at_ms(&self) -> u64 {
         self.at_ms
     }
@@ -42,7 +42,7 @@ impl<T> Default for Ring<T> {
     }
 }
 
-impl<T: Moment> Ring<T> {
+impl<T: TimedSample> Ring<T> {
     /// Adds a sample, removing the oldest if there are `keep`.
     pub(super) fn put(&mut self, sample: T, keep: usize) {
         if self.samples.len() >= keep {

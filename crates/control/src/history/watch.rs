@@ -8,7 +8,7 @@ use super::{Power, Pulse};
 
 /// The last known state.
 #[derive(Debug, Default)]
-pub(super) struct Watched {
+pub(super) struct StateWatcher {
     links: BTreeMap<LinkIndex, Pulse>,
     power: Option<Power>,
 }
@@ -29,7 +29,7 @@ impl StateChange {
     }
 }
 
-impl Watched {
+impl StateWatcher {
     pub(super) fn on_second(&mut self, links: &[Pulse], power: Power) -> Vec<StateChange> {
         let mut changes = Vec::new();
         for link in links {
@@ -43,7 +43,7 @@ impl Watched {
         }
         self.links = links.iter().map(|link| (link.index, link.clone())).collect();
         let before = self.power.replace(power);
-        changes.extend(before.map(|before| of_power(before, power)).unwrap_or_default());
+        changes.extend(before.map(|before| power_changes(before, power)).unwrap_or_default());
         changes
     }
 }
@@ -89,7 +89,7 @@ fn changed(before: &Pulse, link: &Pulse, all: &[Pulse]) -> Option<StateChange> {
         LinkState::Down if before.state == LinkState::Excluded => None,
         LinkState::Down => Some(fell(link, link, "went down", all)),
         LinkState::Capped => {
-            let text = format!("{name} has used up its allowance and gets no new flows{}", onto(link, all));
+            let text = format!("{name} has used up its allowance and gets no new flows{}", fallback_text(link, all));
             Some(StateChange::new("link", "warning", text))
         }
         LinkState::Excluded => {
@@ -124,7 +124,7 @@ fn because(reason: Option<&str>) -> String {
     reason.map(|reason| format!(" ({reason})")).unwrap_or_default()
 }
 
-fn onto(link: &Pulse, all: &[Pulse]) -> String {
+fn fallback_text(link: &Pulse, all: &[Pulse]) -> String {
     let others: Vec<&str> = all.iter().filter(|other| other.usable && other.index != link.index).map(|other| other.name.as_str()).collect();
     if others.is_empty() { String::new() } else { format!(": they take {}", list(&others)) }
 }
@@ -141,7 +141,7 @@ fn list(names: &[&str]) -> String {
     }
 }
 
-fn of_power(before: Power, after: Power) -> Vec<StateChange> {
+fn power_changes(before: Power, after: Power) -> Vec<StateChange> {
     let mut changes = Vec::new();
     match (before.plugged, after.plugged) {
         (Some(true), Some(false)) => changes.push(StateChange::new("battery", "info", "the machine runs on battery".to_owned())),
@@ -170,24 +170,24 @@ mod tests {
 
     #[test]
     fn a_link_that_dies_and_returns_is_noted_with_its_flows() {
-        let mut watched = Watched::default();
+        let mut watcher = StateWatcher::default();
         let (wlan, lte) = (Pulse { flows: 3, bonded: 12, ..pulse(1, "wlan0") }, pulse(2, "lte0"));
-        assert_eq!(texts(&watched.on_second(&[wlan.clone(), lte.clone()], Power::default())), ["wlan0 is up", "lte0 is up"]);
-        assert_eq!(watched.on_second(&[wlan.clone(), lte.clone()], Power::default()), []);
+        assert_eq!(texts(&watcher.on_second(&[wlan.clone(), lte.clone()], Power::default())), ["wlan0 is up", "lte0 is up"]);
+        assert_eq!(watcher.on_second(&[wlan.clone(), lte.clone()], Power::default()), []);
         let dead = Pulse { state: LinkState::Dead, usable: false, reason: Some("nothing answers".into()), ..wlan.clone() };
-        let changes = watched.on_second(&[dead.clone(), lte.clone()], Power::default());
+        let changes = watcher.on_second(&[dead.clone(), lte.clone()], Power::default());
         let text = "wlan0 died (nothing answers): 12 flows continue over lte0, 3 flows bound to it wait, new flows take lte0";
         assert_eq!(changes, [StateChange { kind: "link", level: "warning", text: text.into(), moved: 12 }]);
-        assert_eq!(texts(&watched.on_second(&[wlan, lte], Power::default())), ["wlan0 is up again"]);
+        assert_eq!(texts(&watcher.on_second(&[wlan, lte], Power::default())), ["wlan0 is up again"]);
     }
 
     #[test]
     fn each_state_change_has_its_note() {
-        let told = |before: LinkState, after: LinkState, others: &[Pulse]| {
-            let mut watched = Watched::default();
+        let note = |before: LinkState, after: LinkState, others: &[Pulse]| {
+            let mut watcher = StateWatcher::default();
             let at = |state| Pulse { state, usable: lives(state), ..pulse(1, "wlan0") };
-            watched.on_second(&[&[at(before)], others].concat(), Power::default());
-            watched.on_second(&[&[at(after)], others].concat(), Power::default()).pop().map(|change| change.text)
+            watcher.on_second(&[&[at(before)], others].concat(), Power::default());
+            watcher.on_second(&[&[at(after)], others].concat(), Power::default()).pop().map(|change| change.text)
         };
         use LinkState::*;
         let others = [pulse(2, "lte0"), pulse(3, "eth0"), pulse(4, "eth1")];
@@ -200,40 +200,40 @@ mod tests {
             (Up, Unknown, None),
             (Down, Dead, None),
         ] {
-            assert_eq!(told(before, after, &others).as_deref(), text, "{before:?} {after:?}");
+            assert_eq!(note(before, after, &others).as_deref(), text, "{before:?} {after:?}");
         }
-        assert_eq!(told(Up, Down, &[]).as_deref(), Some("wlan0 went down: no other link is usable"));
-        let mut watched = Watched::default();
-        watched.on_second(&[pulse(1, "wlan0"), pulse(2, "lte0")], Power::default());
-        assert_eq!(texts(&watched.on_second(&[pulse(1, "wlan0")], Power::default())), ["lte0 was removed: new flows take wlan0"]);
+        assert_eq!(note(Up, Down, &[]).as_deref(), Some("wlan0 went down: no other link is usable"));
+        let mut watcher = StateWatcher::default();
+        watcher.on_second(&[pulse(1, "wlan0"), pulse(2, "lte0")], Power::default());
+        assert_eq!(texts(&watcher.on_second(&[pulse(1, "wlan0")], Power::default())), ["lte0 was removed: new flows take wlan0"]);
     }
 
     #[test]
     fn regression_a_short_failure_between_two_samples_is_noted() {
-        let mut watched = Watched::default();
-        watched.on_second(&[pulse(1, "wlan0")], Power::default());
+        let mut watcher = StateWatcher::default();
+        watcher.on_second(&[pulse(1, "wlan0")], Power::default());
         let once = Pulse { falls: 1, ..pulse(1, "wlan0") };
         assert_eq!(
-            texts(&watched.on_second(std::slice::from_ref(&once), Power::default())),
+            texts(&watcher.on_second(std::slice::from_ref(&once), Power::default())),
             ["wlan0 went down for less than a second and is up again"]
         );
-        assert_eq!(watched.on_second(&[once], Power::default()), []);
+        assert_eq!(watcher.on_second(&[once], Power::default()), []);
         let more = Pulse { falls: 4, ..pulse(1, "wlan0") };
         assert_eq!(
-            texts(&watched.on_second(&[more], Power::default())),
+            texts(&watcher.on_second(&[more], Power::default())),
             ["wlan0 went down 3 times for less than a second and is up again"]
         );
     }
 
     #[test]
     fn battery_changes_are_noted() {
-        let mut watched = Watched::default();
+        let mut watcher = StateWatcher::default();
         let power = |plugged, saving| Power { plugged: Some(plugged), saving };
-        assert_eq!(watched.on_second(&[], power(false, false)), [], "the first state is not a change");
+        assert_eq!(watcher.on_second(&[], power(false, false)), [], "the first state is not a change");
         assert_eq!(
-            texts(&watched.on_second(&[], power(false, true))),
+            texts(&watcher.on_second(&[], power(false, true))),
             ["the battery is low: all flows use the link that takes the least energy"]
         );
-        assert_eq!(watched.on_second(&[], power(true, false)).len(), 2);
+        assert_eq!(watcher.on_second(&[], power(true, false)).len(), 2);
     }
 }

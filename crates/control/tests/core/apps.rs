@@ -105,7 +105,7 @@ fn bonded_flows_count_like_flows_over_one_link() {
         meter.count(Some(ByteCost { down: Joules::new(joules), up: Joules::ZERO }), ByteCount::new(1), ByteCount::ZERO);
         meter
     };
-    world.core.on_carried(&flow, joules(5.0)).unwrap();
+    world.core.on_bonded_ended(&flow, joules(5.0)).unwrap();
     let now = flow.at;
     let bonded = BTreeMap::from([((id("backup"), 443), (3, joules(2.0))), ((id("backup"), 80), (1, EnergyMeter::default()))]);
     let apps = world.core.applications(now, bonded.clone());
@@ -119,7 +119,7 @@ fn bonded_flows_count_like_flows_over_one_link() {
     assert_eq!(app.class, "bulk", "by its traffic");
     // A program that was never seen otherwise.
     let other = Ended { app: AppId { name: "new".to_owned(), ..id("new") }, ..ended(&world, 5_000, 1) };
-    world.core.on_carried(&other, EnergyMeter::default()).unwrap();
+    world.core.on_bonded_ended(&other, EnergyMeter::default()).unwrap();
     let apps = world.core.applications(now, bonded);
     assert_eq!(apps.iter().find(|app| app.name == "new").unwrap().demand_bytes, Some(5_600));
 }

@@ -347,7 +347,7 @@ fn a_closed_port_goes_direct_and_other_ports_do_not() {
     assert_eq!(world.core.steering().connect(now, &app, 1000, (SERVER, 80)), Steered::Redirected);
     world.run(Duration::from_secs(601));
     assert!(world.is_redirected("test"), "the port may be open again");
-    world.core.on_server(world.now, SERVER, ServerEvent::Elsewhere).unwrap();
+    world.core.on_server(world.now, SERVER, ServerEvent::NotLocal).unwrap();
     assert!(!world.is_redirected("test"));
 }
 

@@ -30,7 +30,7 @@ fn failures_are_errors_and_never_panics() {
                 _ => core.reconfigure(now, config(Scheduler::RoundRobin)),
             };
             core.status(now);
-            core.todo();
+            core.take_actions();
         }
     }
 }

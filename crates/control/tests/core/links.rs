@@ -79,7 +79,7 @@ fn flows_on_a_dead_link_are_ended_after_the_grace_period_unless_pinned() {
     let mut ended = Vec::new();
     for _ in 0..50 {
         world.run(Duration::from_millis(10));
-        assert!(world.core.todo().stuck.is_empty() || world.state("wlan0") == "dead");
+        assert!(world.core.take_actions().stuck.is_empty() || world.state("wlan0") == "dead");
     }
     for step in 0..500 {
         let end = world.now + Duration::from_millis(10);
@@ -88,9 +88,9 @@ fn flows_on_a_dead_link_are_ended_after_the_grace_period_unless_pinned() {
             world.core.poll(end).unwrap();
         }
         world.now = end;
-        let todo = world.core.todo();
-        ended.extend(todo.stuck.iter().map(|stuck| stuck.id));
-        for plan in todo.probes {
+        let actions = world.core.take_actions();
+        ended.extend(actions.stuck.iter().map(|stuck| stuck.id));
+        for plan in actions.probes {
             world
                 .core
                 .on_probe(end, plan.link, plan.family, if plan.link.0 == 1 { Outcome::Silent } else { Outcome::Alive { rtt: RTT } })

@@ -140,16 +140,16 @@ fn regression_a_flow_whose_rule_is_no_longer_stored_is_refused() {
     let mut world = World::new(config.clone());
     world.run(Duration::from_secs(1));
     let flow = redirected_flow(Some(0));
-    assert!(!world.core.bond_policy(world.now, &flow).forgotten);
+    assert!(!world.core.bond_policy(world.now, &flow).rule_expired);
     for change in 0..20u32 {
         world.run(Duration::from_millis(10));
         config.policy.apps = vec![rule(2.0 + f64::from(change))];
         world.core.reconfigure(world.now, config.clone()).unwrap();
     }
     let policy = world.core.bond_policy(world.now, &flow);
-    assert_eq!((policy.exit, policy.forgotten), (Exit::Nowhere, true), "the rule may have been strict");
+    assert_eq!((policy.exit, policy.rule_expired), (Exit::Nowhere, true), "the rule may have been strict");
     let unruled = world.core.bond_policy(world.now, &redirected_flow(None));
-    assert!(!unruled.forgotten && unruled.exit != Exit::Nowhere, "a flow without a rule continues");
+    assert!(!unruled.rule_expired && unruled.exit != Exit::Nowhere, "a flow without a rule continues");
 }
 
 #[test]

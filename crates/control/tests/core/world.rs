@@ -90,9 +90,9 @@ impl World {
                 self.core.poll(self.now).unwrap();
             }
             self.core.tick(self.now).unwrap();
-            let todo = self.core.todo();
-            self.questions.extend(todo.questions);
-            for plan in todo.probes {
+            let actions = self.core.take_actions();
+            self.questions.extend(actions.questions);
+            for plan in actions.probes {
                 let alive = self.answering.get(&plan.link).copied().unwrap_or(true);
                 let (after, outcome) = if alive { (RTT, Outcome::Alive { rtt: RTT }) } else { (plan.timeout, Outcome::Silent) };
                 self.probes.push((self.now + after, plan.link, plan.family, outcome));

@@ -5,7 +5,7 @@ use std::sync::PoisonError;
 
 use braid_api::{Explanation, Outcome, Share};
 use braid_bond::PathState;
-use braid_control::core::Grounds;
+use braid_control::core::BondReason;
 use braid_model::{Direction, Time};
 use braid_transport::client::State;
 
@@ -13,9 +13,9 @@ use super::{BondedFlow, Peers, path_state, why_no_path};
 
 impl Peers {
     /// Stores why a flow is bonded, until the flow ends.
-    pub(crate) fn note_grounds(&self, id: u64, grounds: Grounds) {
+    pub(crate) fn set_bond_reason(&self, id: u64, bond_reason: BondReason) {
         if let Some(bonded) = self.flows.lock().unwrap_or_else(PoisonError::into_inner).living.get_mut(&id) {
-            bonded.grounds = Some(grounds);
+            bonded.bond_reason = Some(bond_reason);
         }
     }
 
@@ -24,14 +24,14 @@ impl Peers {
         let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
         let bonded = flows.living.get(&id)?;
         let paths = self.shares(bonded);
-        let grounds = bonded.grounds.as_ref();
+        let bond_reason = bonded.bond_reason.as_ref();
         let age = now.since(bonded.started).as_secs_f64();
-        let why = grounds.map_or("", |grounds| grounds.reason.as_str());
+        let why = bond_reason.map_or("", |bond_reason| bond_reason.reason.as_str());
         let copies = match bonded.policy.copies {
             0 | 1 => String::new(),
             copies => format!(", each packet over {copies} of them"),
         };
-        let used: Vec<String> = paths.iter().filter(|share| share.share > Some(0.0)).map(in_words).collect();
+        let used: Vec<String> = paths.iter().filter(|share| share.share > Some(0.0)).map(share_text).collect();
         let used =
             if used.is_empty() { "no bytes have arrived yet".to_owned() } else { format!("its bytes went over: {}", used.join(", ")) };
         let over = match bonded.policy.links != bonded.ruled {
@@ -52,13 +52,13 @@ impl Peers {
             link: None,
             runner_up: None,
             reason: format!("{why}: {} has carried it for {age:.1} s, {over}{copies}; {used}", bonded.peer),
-            rule: grounds.and_then(|grounds| grounds.rule),
-            rule_text: grounds.and_then(|grounds| grounds.rule_text.clone()),
+            rule: bond_reason.and_then(|bond_reason| bond_reason.rule),
+            rule_text: bond_reason.and_then(|bond_reason| bond_reason.rule_text.clone()),
             scheduler: scheduler.to_owned(),
-            class: grounds.map(|grounds| grounds.class.to_string()),
+            class: bond_reason.map(|bond_reason| bond_reason.class.to_string()),
             affinity: None,
-            demand_bytes: grounds.map(|grounds| grounds.demand.get()),
-            direction: grounds.map(|grounds| if grounds.direction == Direction::Up { "up" } else { "down" }.to_owned()),
+            demand_bytes: bond_reason.map(|bond_reason| bond_reason.demand.get()),
+            direction: bond_reason.map(|bond_reason| if bond_reason.direction == Direction::Up { "up" } else { "down" }.to_owned()),
             candidates: Vec::new(),
             peer: Some(bonded.peer.clone()),
             paths,
@@ -68,7 +68,7 @@ impl Peers {
 
     /// Shares of all current links, and of former links that carried part of the flow.
     fn shares(&self, bonded: &BondedFlow) -> Vec<Share> {
-        let client = self.known.get(&bonded.peer).map(|known| &known.client).or_else(|| self.servers.client(&bonded.peer));
+        let client = self.relays.get(&bonded.peer).map(|known| &known.client).or_else(|| self.servers.client(&bonded.peer));
         let up = client.is_some_and(|client| *client.state().borrow() == State::Up);
         let moved = bonded.flow.view().map(|view| view.by_link).unwrap_or_default();
         let whole: u64 = moved.iter().map(|(_, moved)| moved.sum().get()).sum();
@@ -81,7 +81,7 @@ impl Peers {
         // A link may have one path per address family. Show the better one.
         let mut best: BTreeMap<u8, braid_bond::PathView> = BTreeMap::new();
         for (_, path) in client.map(|client| client.paths()).unwrap_or_default() {
-            let better = |known: &braid_bond::PathView| standing(path.state) > standing(known.state);
+            let better = |known: &braid_bond::PathView| rank(path.state) > rank(known.state);
             if best.get(&path.link).is_none_or(better) {
                 best.insert(path.link, path);
             }
@@ -119,7 +119,7 @@ impl Peers {
     }
 }
 
-fn standing(state: PathState) -> u8 {
+fn rank(state: PathState) -> u8 {
     match state {
         PathState::Dead => 0,
         PathState::Probing => 1,
@@ -128,6 +128,6 @@ fn standing(state: PathState) -> u8 {
     }
 }
 
-fn in_words(share: &Share) -> String {
+fn share_text(share: &Share) -> String {
     format!("{} ({:.0} %)", share.link, share.share.unwrap_or(0.0) * 100.0)
 }

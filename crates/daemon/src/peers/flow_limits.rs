@@ -167,8 +167,8 @@ impl Inner {
                     if heavy {
                         tracing::info!(user, "a user reached the limit of {max} bonded flows: its new flows go direct");
                     }
-                    let told = self.redirect.as_ref().map_or(Ok(()), |redirect| redirect.set_heavy(user, heavy));
-                    told.unwrap_or_else(|error| tracing::warn!("{error}"));
+                    let done = self.redirect.as_ref().map_or(Ok(()), |redirect| redirect.set_heavy(user, heavy));
+                    done.unwrap_or_else(|error| tracing::warn!("{error}"));
                 }
             }
         }

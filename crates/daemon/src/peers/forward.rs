@@ -113,11 +113,11 @@ struct Opened {
     /// Must be dropped soon: the last holder of a client keeps its bond open.
     client: Client,
     /// Peer at the other end, with the channel for the outcome.
-    far: Far,
+    flow_peer: FlowPeer,
 }
 
 /// Peer that a flow was opened to.
-enum Far {
+enum FlowPeer {
     /// The flow's destination itself, at this port.
     Server { host: IpAddr, port: u16, changes: mpsc::UnboundedSender<Change> },
     /// A relay, by its name.
@@ -135,17 +135,17 @@ impl Opened {
             self.flow.reset(0);
             Opening::Direct(Unopened::Silent)
         };
-        match &self.far {
-            Far::Server { .. } if !reached => self.far.tell_server(ServerEvent::Lost),
-            Far::Server { port, .. } => match opening {
+        match &self.flow_peer {
+            FlowPeer::Server { .. } if !reached => self.flow_peer.report_server(ServerEvent::Lost),
+            FlowPeer::Server { port, .. } => match opening {
                 // The program's connect may have succeeded before this was known. Later flows then see the port as closed.
                 Opening::Direct(Unopened::Declined(codes::NOT_OPENED)) | Opening::Refused(libc::ECONNREFUSED) => {
-                    self.far.tell_server(ServerEvent::Closed(*port));
+                    self.flow_peer.report_server(ServerEvent::Closed(*port));
                 }
-                Opening::Direct(Unopened::Declined(codes::NOT_ITS_OWN)) => self.far.tell_server(ServerEvent::Elsewhere),
+                Opening::Direct(Unopened::Declined(codes::NOT_ITS_OWN)) => self.flow_peer.report_server(ServerEvent::NotLocal),
                 _ => {}
             },
-            Far::Relay { name, host, changes } => {
+            FlowPeer::Relay { name, host, changes } => {
                 if let Opening::Direct(Unopened::Declined(code @ (codes::NOT_OPENED | codes::BUSY | codes::QUOTA))) = opening {
                     let _ = changes.send(Change::Refused { name: name.clone(), host: *host, code });
                 }
@@ -155,8 +155,8 @@ impl Opened {
     }
 }
 
-impl Far {
-    fn tell_server(&self, event: ServerEvent) {
+impl FlowPeer {
+    fn report_server(&self, event: ServerEvent) {
         if let Self::Server { host, changes, .. } = self {
             let _ = changes.send(Change::Server { host: *host, event });
         }
@@ -173,17 +173,17 @@ impl Peers {
         kind: FlowKind,
         server: Option<PublicKey>,
     ) -> Option<Opened> {
-        if policy.forgotten {
+        if policy.rule_expired {
             return None;
         }
         let host = facts.remote.ip();
         let bonded = server.and_then(|key| self.bond_with(host, key));
         let changes = self.changes.clone();
-        let (client, peer, far) = match bonded {
-            Some(client) => (client, host.to_string(), Far::Server { host, port: facts.remote.port(), changes }),
+        let (client, peer, flow_peer) = match bonded {
+            Some(client) => (client, host.to_string(), FlowPeer::Server { host, port: facts.remote.port(), changes }),
             None => {
                 let (client, name) = self.relay(policy)?;
-                (client, name.clone(), Far::Relay { name, host, changes })
+                (client, name.clone(), FlowPeer::Relay { name, host, changes })
             }
         };
         let weight = (policy.weight * 100.0).clamp(1.0, f64::from(u16::MAX)) as u16;
@@ -200,13 +200,13 @@ impl Peers {
             policy: bond,
             protocol: if kind == FlowKind::Stream { "tcp" } else { "udp" },
             flow: flow.clone(),
-            grounds: None,
+            bond_reason: None,
             counted: Default::default(),
             cost: Cost::default(),
             ruled: policy.links,
         };
         let id = self.flows.lock().unwrap_or_else(PoisonError::into_inner).insert(facts.id.0, bonded);
-        Some(Opened { id, flow, client, far })
+        Some(Opened { id, flow, client, flow_peer })
     }
 
     fn direct(&self, remote: SocketAddr, exit: &Exit) -> Direct {
@@ -220,10 +220,10 @@ impl Peers {
 
     /// A reachable relay that may open the flow's destination, and its name.
     fn relay(&self, policy: &BondPolicy) -> Option<(Client, String)> {
-        let up = |known: &&super::Known| known.is_up() && !policy.refusing.contains(&known.stored.name);
+        let up = |known: &&super::JoinedRelay| known.is_up() && !policy.refusing.contains(&known.stored.name);
         let known = match &policy.relay {
-            Some(name) => self.known.get(name).filter(up),
-            None => self.known.values().find(up),
+            Some(name) => self.relays.get(name).filter(up),
+            None => self.relays.values().find(up),
         }?;
         Some((known.client.clone(), known.stored.name.clone()))
     }

@@ -16,9 +16,9 @@ use super::forward::Exchanges;
 /// Maximum number of arrivals queued for the daemon. More wait in the system's queues.
 const QUEUE: usize = 256;
 /// Interval of the removal of stale exchanges.
-const SWEEP: Duration = Duration::from_secs(5);
+const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
 /// Pause after a system error, such as too many open files.
-const PAUSE: Duration = Duration::from_millis(100);
+const ERROR_PAUSE: Duration = Duration::from_millis(100);
 
 /// Number of file descriptors that must be free before redirection is turned on again.
 const MIN_FREE_FILES: usize = 16;
@@ -53,7 +53,7 @@ async fn take_connections(redirect: Arc<Redirect>, flow_limits: FlowLimits, send
         }
         let accepted = tokio::select! {
             accepted = redirect.accept() => accepted,
-            () = tokio::time::sleep(PAUSE), if flow_limits.is_exhausted() => continue,
+            () = tokio::time::sleep(ERROR_PAUSE), if flow_limits.is_exhausted() => continue,
             () = send.closed() => return,
         };
         match accepted {
@@ -64,7 +64,7 @@ async fn take_connections(redirect: Arc<Redirect>, flow_limits: FlowLimits, send
                     Some(libc::EMFILE | libc::ENFILE) => flow_limits.set_exhausted(true),
                     _ => tracing::warn!("cannot accept a redirected connection: {error}"),
                 }
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(ERROR_PAUSE).await;
             }
         }
     }
@@ -77,7 +77,7 @@ fn has_room() -> bool {
 
 async fn take_datagrams(redirect: Arc<Redirect>, exchanges: Exchanges, send: mpsc::Sender<Arrival>) {
     let mut buffer = vec![0; 65_536];
-    let mut sweep = tokio::time::interval(SWEEP);
+    let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
     loop {
         let received = tokio::select! {
             received = redirect.receive(&mut buffer) => received,
@@ -102,7 +102,7 @@ async fn take_datagrams(redirect: Arc<Redirect>, exchanges: Exchanges, send: mps
             }
             Err(error) => {
                 tracing::warn!("cannot receive a redirected datagram: {error}");
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(ERROR_PAUSE).await;
             }
         }
     }

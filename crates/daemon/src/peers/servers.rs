@@ -96,19 +96,19 @@ impl Servers {
     }
 
     /// Status of each host with a bond, and of each known host without one.
-    pub(super) fn list(&self, known: &[(IpAddr, Knowledge<PublicKey>, Option<String>)]) -> Vec<(IpAddr, Standing<'_>)> {
-        let mut all: BTreeMap<IpAddr, Standing<'_>> = BTreeMap::new();
+    pub(super) fn list(&self, known: &[(IpAddr, Knowledge<PublicKey>, Option<String>)]) -> Vec<(IpAddr, ServerStatus<'_>)> {
+        let mut all: BTreeMap<IpAddr, ServerStatus<'_>> = BTreeMap::new();
         for (host, knowledge, unused) in known {
-            let standing = match knowledge {
-                Knowledge::AnotherKey(_) => Standing::AnotherKey,
-                _ => Standing::Idle(unused.clone()),
+            let status = match knowledge {
+                Knowledge::AnotherKey(_) => ServerStatus::AnotherKey,
+                _ => ServerStatus::Idle(unused.clone()),
             };
-            all.insert(*host, standing);
+            all.insert(*host, status);
         }
         for (host, server) in &self.0 {
-            let standing = all.entry(*host).or_insert(Standing::Bonded(&server.client));
-            if !matches!(standing, Standing::AnotherKey) {
-                *standing = Standing::Bonded(&server.client);
+            let status = all.entry(*host).or_insert(ServerStatus::Bonded(&server.client));
+            if !matches!(status, ServerStatus::AnotherKey) {
+                *status = ServerStatus::Bonded(&server.client);
             }
         }
         all.into_iter().collect()
@@ -116,7 +116,7 @@ impl Servers {
 }
 
 /// Status of a host that runs Braid.
-pub(super) enum Standing<'a> {
+pub(super) enum ServerStatus<'a> {
     /// It has a bond.
     Bonded(&'a Client),
     /// It has no bond; the reason if none is possible.

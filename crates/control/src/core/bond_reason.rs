@@ -12,7 +12,7 @@ use crate::steering::{RedirectPolicy, RedirectedFlow, Steering};
 
 /// Why a flow is bonded, recorded at its start.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Grounds {
+pub struct BondReason {
     /// The `[[app]]` entry that matched, counted from 1.
     pub rule: Option<u32>,
     /// Conditions of the entry.
@@ -29,9 +29,9 @@ pub struct Grounds {
 
 impl<S: Steering> Core<S> {
     /// Why a redirected flow is bonded. `peer_direct`: whether its peer is its own server.
-    pub fn grounds(&self, flow: &RedirectedFlow, peer_direct: bool) -> Grounds {
-        let (place, rule) = self.placed_rule_of(flow).unzip();
-        Grounds {
+    pub fn bond_reason(&self, flow: &RedirectedFlow, peer_direct: bool) -> BondReason {
+        let (place, rule) = self.indexed_rule_of(flow).unzip();
+        BondReason {
             rule: place.map(|place| place as u32 + 1),
             rule_text: rule.map(|rule| matcher_text(&rule.matcher)),
             class: flow.class,
