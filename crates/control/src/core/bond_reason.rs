@@ -64,8 +64,8 @@ impl<S: Steering> Core<S> {
             explanation.outcome = Outcome::Bonded;
             explanation.runner_up = None;
         } else if let Some(rule) = rule.filter(|rule| rule.carry.needs_peer()) {
-            let wanted = rule.relay.as_ref().map_or("a relay, but none".to_owned(), |relay| format!("the relay {relay}, but it"));
-            explanation.reason += &format!("; the rule asks for {wanted} is reachable now, so the flow goes direct: see \"braid peers\"");
+            let wanted = rule.relay.as_ref().map_or("a relay, but none is".to_owned(), |relay| format!("the relay {relay}, but it is not"));
+            explanation.reason += &format!("; the rule asks for {wanted} reachable now, so the flow goes direct: see \"braid peers\"");
         }
         explanation
     }
