@@ -259,7 +259,7 @@ mod tests {
             let edit = change(&settings, json!([{"op": "set", "path": ["energy_profiles"], "value": file}]));
             for error in [settings.preview(&edit, &world).unwrap_err(), settings.apply(&edit, &world, |_| Ok(())).unwrap_err()] {
                 let text = format!("{error:?}");
-                assert!(error.cause == Cause::Invalid && text.contains("is not the file of energy profiles in force"), "{text}");
+                assert!(error.cause == Cause::Invalid && text.contains("is not the current file of energy profiles"), "{text}");
                 assert!(!text.contains("hunter2"), "{text}");
             }
         }

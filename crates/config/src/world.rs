@@ -59,7 +59,7 @@ pub(super) enum ProfileFileError {
     #[error(transparent)]
     Wrong(#[from] ProfileError),
     /// A client names a file that is not in force.
-    #[error("{0} is not the file of energy profiles in force, and the daemon does not open another file for a client")]
+    #[error("{0} is not the current file of energy profiles, and the daemon does not open another file for a client")]
     NotInForce(String),
 }
 

@@ -125,8 +125,8 @@ impl Daemon<'_> {
         };
         let loaded = braid_config::check(&path, Some(self.peers.names())).map_err(|errors: ConfigErrors| {
             tracing::warn!("{} was refused and the running policy stays in force:\n{errors}", path.display());
-            self.config_trouble = Some(format!("{} was refused at the last reload; the policy before it is in force", path.display()));
-            self.note("config", "warning", format!("{} was refused: the policy before it stays in force", path.display()));
+            self.config_trouble = Some(format!("{} was refused at the last reload; the previous policy stays in force", path.display()));
+            self.note("config", "warning", format!("{} was refused: the previous policy stays in force", path.display()));
             settings::refused(&errors)
         })?;
         let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
@@ -139,7 +139,7 @@ impl Daemon<'_> {
         let changed =
             if changed.is_empty() { "the policy that \"braid policy\" shows did not change".to_owned() } else { changed.join("; ") };
         self.note("config", "info", format!("{} was reloaded: {changed}", path.display()));
-        Ok(Accepted { message: format!("{} is in force for new flows", path.display()), warnings })
+        Ok(Accepted { message: format!("{} now applies to new flows", path.display()), warnings })
     }
 
     fn note_request(&mut self, kind: &str, done: &Result<Accepted, RequestError>) {
