@@ -158,7 +158,7 @@ fn a_second_daemon_is_refused_and_the_first_goes_on() {
     let message = text(&output.stderr);
     assert!(
         !output.status.success()
-            && message.contains("Braid runs already in this network namespace (process ")
+            && message.contains("Braid already runs in this network namespace (process ")
             && message.contains("braid down"),
         "{message}"
     );
@@ -266,16 +266,19 @@ fn regression_a_rule_for_what_is_not_there_keeps_no_daemon_from_starting() {
     let rules = "[[app]]\nmatch = { exe = \"/opt/uninstalled/zoom\" }\nprefer = [\"lte0\"]\n[[app]]\nmatch = { port = 9 }\nlinks = [\"usb7\", \"lte0\"]\n";
     let up = Up::start(&lab, &format!("{EAGER}{rules}"));
     assert!(
-        up.log().contains("there is no program /opt/uninstalled/zoom now") && up.log().contains("there is no link usb7 now"),
+        up.log().contains("there is currently no program /opt/uninstalled/zoom") && up.log().contains("there is currently no link usb7"),
         "{}",
         up.log()
     );
     assert_eq!(chosen_many(&lab, remote(10, 9), 6), [1; 6], "the rest of the rule holds");
     let refused = text(&up.braid(&["reload"]).stderr);
-    assert!(refused.contains("error: there is no link usb7 now") && refused.contains("warning: there is no program"), "{refused}");
+    assert!(
+        refused.contains("error: there is currently no link usb7") && refused.contains("warning: there is currently no program"),
+        "{refused}"
+    );
     up.configure(&format!("{EAGER}{}", rules.replace("\"usb7\", ", "")));
     let taken = up.braid(&["reload"]);
-    assert!(taken.status.success() && text(&taken.stdout).contains("there is no program"), "{taken:?}");
+    assert!(taken.status.success() && text(&taken.stdout).contains("there is currently no program"), "{taken:?}");
 }
 
 #[test]

@@ -333,14 +333,17 @@ fn regression_a_flow_is_not_moved_to_a_link_without_a_path() {
     eventually("it runs", || bond_flow(&up).is_some_and(|flow| flow["rx_bytes"].as_u64() > Some(500_000)));
     let refused = up.braid(&["move", "curl", "--to", "lte0"]);
     let said = text(&refused.stderr);
-    assert!(!refused.status.success() && said.contains("lte0 has no path to home") && said.contains("nothing was moved"), "{said}");
+    assert!(!refused.status.success() && said.contains("lte0 has no path to home") && said.contains("no flow was moved"), "{said}");
     let id = bond_flow(&up).unwrap()["id"].to_string();
     let explained = text(&up.braid(&["explain", &id]).stdout);
-    assert!(explained.contains("no path over it: the link is down") && explained.contains("over every link it may use"), "{explained}");
+    assert!(
+        explained.contains("no path over it: the link is down") && explained.contains("over every link that its rule allows"),
+        "{explained}"
+    );
     let moved = text(&up.braid(&["move", "curl", "--to", "wlan0"]).stdout);
-    assert!(moved.contains("1 flow goes over wlan0"), "{moved}");
+    assert!(moved.contains("1 flow moved to wlan0"), "{moved}");
     let explained = text(&up.braid(&["explain", &id]).stdout);
-    assert!(explained.contains("by order over wlan0 only") && !explained.contains("over every link"), "{explained}");
+    assert!(explained.contains("only over wlan0, where \"braid move\" put it") && !explained.contains("over every link"), "{explained}");
     assert_eq!(ended(child).0, 12_000_000);
 }
 
@@ -359,7 +362,7 @@ fn regression_a_relay_joined_twice_keeps_its_name_its_addresses_and_its_session(
     assert!(!refused.status.success() && said.contains("joined as home") && said.contains("braid leave home"), "{said}");
     // An address where nobody is.
     let renewed = up.braid(&["join", &relay.invite_to(77)]);
-    assert!(renewed.status.success() && text(&renewed.stdout).contains("home was joined before, and is up"), "{renewed:?}");
+    assert!(renewed.status.success() && text(&renewed.stdout).contains("home was joined before and is up"), "{renewed:?}");
     assert_eq!(good_paths(&up), 2);
     assert_eq!(ended(child).0, 12_000_000, "it lives through all of that");
     // Under another name after all: what the old session says at its end is not said of the new one.
@@ -367,10 +370,10 @@ fn regression_a_relay_joined_twice_keeps_its_name_its_addresses_and_its_session(
     assert!(up.braid(&["join", &relay.invite(), "--name", "other"]).status.success());
     eventually("both paths are good again", || good_paths(&up) == 2);
     let log = || text(&up.braid(&["log"]).stdout);
-    eventually("all is told", || log().contains("the relay other can be reached"));
+    eventually("all is told", || log().contains("the relay other is reachable"));
     let said = log();
-    let [left, reached] = ["the relay home was left", "the relay other can be reached"].map(|what| said.find(what).expect("it is told"));
-    assert!(left < reached && !said.contains("cannot be reached"), "{said}");
+    let [left, reached] = ["left the relay home", "the relay other is reachable"].map(|what| said.find(what).expect("it is told"));
+    assert!(left < reached && !said.contains("is unreachable"), "{said}");
     assert!(!said.contains("its flows have ended"), "one act, one note: {said}");
     let explained = text(&up.braid(&["explain", "curl", "203.0.113.10:80"]).stdout);
     assert!(explained.contains("carried by other"), "{explained}");
@@ -415,14 +418,15 @@ fn a_bonded_flow_is_explained_with_its_rule_and_its_links() {
     assert!((shares - 1.0).abs() < 1e-6, "{living}");
     assert!(up.braid(&["move", &id, "--to", "lte0"]).status.success());
     let moved = text(&up.braid(&["explain", &id]).stdout);
-    assert!(moved.contains("it was moved to another link by order") && moved.contains("carried by home"), "{moved}");
+    assert!(moved.contains("\"braid move\" moved the flow to another link") && moved.contains("carried by home"), "{moved}");
     assert_eq!(ended(child).0, 16_000_000);
     drop(relay);
     // The first flow that wants it finds that it is gone.
     assert_eq!(ended(curl(&lab, &web.url(ByteCount::new(1000)).unwrap())).0, 1000);
     eventually("it goes direct, and why is told", || {
         let direct = explain(&["curl", "203.0.113.10:80"]);
-        direct["outcome"] == "steered" && direct["reason"].as_str().unwrap().contains("its rule wants a relay, and none can be reached now")
+        direct["outcome"] == "steered"
+            && direct["reason"].as_str().unwrap().contains("the rule asks for a relay, but none is reachable now")
     });
 }
 

@@ -325,8 +325,8 @@ fn a_server_that_shows_another_key_is_not_trusted_until_it_is_forgotten() {
     fetched(&lab, &web, 1_000_000);
     eventually("it is refused", || server_of(&up)["state"] == "refused");
     let warnings = up.status().unwrap()["warnings"].to_string();
-    assert!(warnings.contains(HOST) && warnings.contains("another key") && warnings.contains("braid leave"), "{warnings}");
-    assert!(up.log().contains("shows another key"), "{}", up.log());
+    assert!(warnings.contains(HOST) && warnings.contains("a different key") && warnings.contains("braid leave"), "{warnings}");
+    assert!(up.log().contains("shows a different key"), "{}", up.log());
     assert!(!bonded(&lab, &up, &web, 1_000_000));
 
     let left = up.braid(&["leave", HOST]);

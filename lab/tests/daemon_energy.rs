@@ -68,5 +68,5 @@ fn a_reload_of_the_utility_holds_for_the_next_flow() {
     eventually("the link's joules are told", || up.link("lte0")["energy_j"].as_f64().is_some_and(|joules| (0.8..1.2).contains(&joules)));
     assert_eq!(up.link("lte0")["energy_source"], "the configuration");
     let explained = text(&up.braid(&["explain", "curl", "203.0.113.10:80"]).stdout);
-    assert!(explained.contains("goes over lte0") && explained.contains("cheapest link that is done within"), "{explained}");
+    assert!(explained.contains("goes over lte0") && explained.contains("cheapest link that finishes within"), "{explained}");
 }

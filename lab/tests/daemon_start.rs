@@ -215,7 +215,7 @@ fn up_returns_when_the_daemon_steers_and_down_ends_it() {
     let (mode, logged) =
         lab.client().run(|| (fs::metadata(&log).unwrap().permissions().mode(), fs::read_to_string(&log).unwrap())).unwrap();
     assert_eq!(mode & 0o777, 0o600);
-    assert!(logged.contains("Braid is up"), "{logged}");
+    assert!(logged.contains("Braid is running"), "{logged}");
     assert_eq!(fs::read_link(format!("/proc/{daemon}/cwd")).unwrap(), Path::new("/"));
     let stat = fs::read_to_string(format!("/proc/{daemon}/stat")).unwrap();
     // Behind the name: state, parent, group, session, terminal.

@@ -156,7 +156,7 @@ fn a_change_is_previewed_applied_written_and_taken_back() {
         let change =
             json!({"revision": config["revision"], "edits": [{"op": "set", "path": ["scheduler"], "value": "operetta"}]}).to_string();
         let preview = client.ask("POST /v1/config/preview", &[], &change).await.json();
-        assert_eq!(preview["changes"], json!(["scheduler becomes \"operetta\" (was \"round-robin\")"]));
+        assert_eq!(preview["changes"], json!(["scheduler changes to \"operetta\" (was \"round-robin\")"]));
         assert_eq!(fixture.text(), FILE);
         let applied = client.ask("POST /v1/config", &[], &change).await;
         assert_eq!((applied.status, fixture.text()), (200, FILE.replace("round-robin", "operetta")));
@@ -171,7 +171,7 @@ fn a_change_is_previewed_applied_written_and_taken_back() {
         assert_eq!((undone.status, fixture.text().as_str()), (200, FILE));
         assert_eq!(client.ask("GET /v1/policy", &[], "").await.json()["scheduler"], "round-robin");
         let notes: Vec<String> = fixture.mind.borrow().notes().into_iter().map(|note| note.text).collect();
-        assert!(notes[0].contains("scheduler becomes") && notes[1].contains("taken back"), "{notes:?}");
+        assert!(notes[0].contains("scheduler changes to") && notes[1].contains("taken back"), "{notes:?}");
     });
 }
 
