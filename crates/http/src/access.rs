@@ -231,7 +231,7 @@ impl Keys {
     }
 
     /// Whether a client may use this `Host`. Any address is allowed, because only names can be made to point to another machine.
-    fn knows(&self, host: &str) -> bool {
+    fn allows_host(&self, host: &str) -> bool {
         let name = match host.rsplit_once(':') {
             Some((name, port)) if !name.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()) => name,
             _ => host,
@@ -323,7 +323,7 @@ fn check_site(keys: &Keys, request: &Request) -> Result<(), Refusal> {
     let headers = request.headers();
     let text = |name: HeaderName| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
     let host = text(header::HOST).unwrap_or("");
-    if !keys.knows(host) {
+    if !keys.allows_host(host) {
         let detail = format!("{host:?} is not a name of this machine: use its address, or start braid up with --ui-name");
         return Err(Refusal(Problem::new(421, "Misdirected", detail)));
     }
@@ -488,12 +488,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let keys = keys(folder.path(), false);
         for host in ["127.0.0.1:5759", "[::1]:5759", "[::1]", "localhost", "LOCALHOST:80", "10.0.0.1:5759", "router.lan:5759"] {
-            assert!(keys.knows(host), "{host}");
+            assert!(keys.allows_host(host), "{host}");
         }
         for host in
             ["", "evil.example", "evil.example:5759", "127.0.0.1.evil.example", "localhost.evil.example:1", "router.lan.evil", ":5759"]
         {
-            assert!(!keys.knows(host), "{host}");
+            assert!(!keys.allows_host(host), "{host}");
         }
         assert_eq!(keys.address("127.0.0.1:5759".parse().unwrap()), "http://127.0.0.1:5759/");
         assert_eq!(keys.address("0.0.0.0:5759".parse().unwrap()), "http://router.lan:5759/");

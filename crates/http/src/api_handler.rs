@@ -29,7 +29,7 @@ pub struct ApiHandler {
     feed: Feed,
     sample: Option<Sample>,
     app_sample: Option<AppsSample>,
-    told: LastSent,
+    last_sent: LastSent,
 }
 
 /// State that was last sent to listeners.
@@ -73,7 +73,7 @@ fn client_world<S: Steering>(core: &Core<S>, relays: &dyn Fn() -> Vec<String>) -
 impl ApiHandler {
     /// Creates a handler that sends events to `feed`.
     pub fn new(history: HistoryStore, settings: Settings, feed: Feed) -> Self {
-        Self { history, settings, feed, sample: None, app_sample: None, told: LastSent::default() }
+        Self { history, settings, feed, sample: None, app_sample: None, last_sent: LastSent::default() }
     }
 
     /// Whether there is any listener.
@@ -129,7 +129,7 @@ impl ApiHandler {
     /// The initial state for a listener, with the notes after `after`, or the last few notes.
     pub fn first<S: Steering>(&self, core: &Core<S>, now: Time, after: Option<u64>, rest: Rest) -> First {
         // The flows as last sent, which later changes refer to. A flow that came and went in between would never be reported as gone.
-        let flows = self.told.flows.clone().unwrap_or_else(|| FlowList::new(core.flows_view(now), rest.bonded).into());
+        let flows = self.last_sent.flows.clone().unwrap_or_else(|| FlowList::new(core.flows_view(now), rest.bonded).into());
         let notes = match after {
             Some(after) => self.history.notes_after(after),
             None => self.history.last_notes(FIRST_NOTES),
@@ -145,41 +145,41 @@ impl ApiHandler {
         self.sample = Some(self.history.on_second(unix_ms, links, power));
         if !self.heard() {
             // A new listener receives the notes up to now first.
-            self.told = LastSent { note: self.history.last_note(), ..LastSent::default() };
+            self.last_sent = LastSent { note: self.history.last_note(), ..LastSent::default() };
         }
     }
 
     /// Once a second, while there are listeners: sends the changes.
     pub fn tell<S: Steering>(&mut self, core: &Core<S>, now: Time, rest: Rest) {
-        let notes = self.history.notes_after(self.told.note);
-        let told = &mut self.told;
+        let notes = self.history.notes_after(self.last_sent.note);
+        let last_sent = &mut self.last_sent;
         let flows = Arc::new(FlowList::new(core.flows_view(now), rest.bonded));
         let update = Update {
             status: Some(rest.status),
             flows: Some(flows.clone()),
-            anew: told.flows.is_none(),
-            apps: rest.apps.and_then(|apps| fresh(&mut told.apps, apps, |app| App { age_ms: None, confidence: None, ..app.clone() })),
-            peers: fresh(&mut told.peers, rest.peers, Peer::clone),
+            anew: last_sent.flows.is_none(),
+            apps: rest.apps.and_then(|apps| fresh(&mut last_sent.apps, apps, |app| App { age_ms: None, confidence: None, ..app.clone() })),
+            peers: fresh(&mut last_sent.peers, rest.peers, Peer::clone),
             notes,
             sample: self.sample.clone(),
             app_sample: self.app_sample.clone(),
         };
         if self.feed.tell(update) {
-            told.flows = Some(flows);
-            told.note = self.history.last_note();
+            last_sent.flows = Some(flows);
+            last_sent.note = self.history.last_note();
         } else {
             // The update was lost. The next one repeats these, and sends the flow changes since the last update that was not lost.
-            (told.apps, told.peers) = Default::default();
+            (last_sent.apps, last_sent.peers) = Default::default();
         }
     }
 }
 
 /// `now`, if it differs from the last sent state; `mark` removes fields that change all the time.
-fn fresh<T: PartialEq>(told: &mut Vec<T>, now: Vec<T>, mark: impl Fn(&T) -> T) -> Option<Vec<T>> {
+fn fresh<T: PartialEq>(last_sent: &mut Vec<T>, now: Vec<T>, mark: impl Fn(&T) -> T) -> Option<Vec<T>> {
     let marks: Vec<T> = now.iter().map(mark).collect();
-    if *told == marks {
+    if *last_sent == marks {
         return None;
     }
-    *told = marks;
+    *last_sent = marks;
     Some(now)
 }

@@ -61,7 +61,7 @@ const MAX_READ_REQUESTS_PER_CLIENT: usize = 16;
 /// Channel for the core's answer: the result, or the reason of a failure.
 pub type ReplySender<T> = oneshot::Sender<Result<T, RequestError>>;
 
-/// A client's request to the core, with the channel for its answer. If the sender is dropped, the client is told that the daemon is ending.
+/// A client's request to the core, with the channel for its answer. If the sender is dropped, the client receives the error that the daemon is ending.
 #[derive(Debug)]
 pub enum Request {
     /// `GET /v1/status`; also behind `/v1/metrics`.
@@ -270,7 +270,7 @@ impl Serving {
         Ok(Self { end: Some(end), ended })
     }
 
-    /// Stops the server; pending answers have until `patience` to finish.
+    /// Stops the server; waits at most `patience` for pending answers.
     pub async fn end(mut self, patience: Duration) {
         drop(self.end.take());
         let _ = tokio::time::timeout(patience, self.ended).await;

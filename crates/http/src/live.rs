@@ -102,10 +102,10 @@ pub struct Spreader {
 impl Spreader {
     /// Runs until the [`Feed`] is dropped, which also ends the listeners' streams.
     pub async fn run(mut self) {
-        let mut told: Option<Arc<FlowList>> = None;
+        let mut last_flows: Option<Arc<FlowList>> = None;
         while let Some(update) = self.updates.recv().await {
-            let before = told.take().filter(|_| !update.anew);
-            told = update.flows.clone().or_else(|| before.clone());
+            let before = last_flows.take().filter(|_| !update.anew);
+            last_flows = update.flows.clone().or_else(|| before.clone());
             let written = tokio::task::spawn_blocking(move || frame(&update, before.as_deref())).await;
             // An error here means that there are no listeners any more.
             written.ok().flatten().map(|frame| self.frames.send(frame));

@@ -32,7 +32,7 @@ fn main() -> io::Result<()> {
             let mut last = false;
             while !last {
                 last = std::path::Path::new(end).exists();
-                answers.push(tell(ask_tcp(parse(address))));
+                answers.push(or_error(ask_tcp(parse(address))));
                 if answers.len() == 1 {
                     std::fs::write(begun, "")?;
                 }
@@ -44,12 +44,12 @@ fn main() -> io::Result<()> {
         // One socket for both destinations: each answer comes over the link that its destination was assigned.
         ["udp-both", one, other] => {
             let socket = unbound(one)?;
-            print([one, other, one, other].iter().map(|address| tell(ask_unconnected(&socket, parse(address)))).collect())
+            print([one, other, one, other].iter().map(|address| or_error(ask_unconnected(&socket, parse(address)))).collect())
         }
         // Connects one socket to one destination after the other, as a resolver does.
         ["udp-reconnect", one, other] => {
             let socket = unbound(one)?;
-            print([one, other].iter().map(|address| tell(ask_connected(&socket, parse(address)))).collect())
+            print([one, other].iter().map(|address| or_error(ask_connected(&socket, parse(address)))).collect())
         }
         ["udp-server", port, address, count] => {
             let socket = UdpSocket::bind((IpAddr::from([0; 4]), number(port) as u16))?;
@@ -69,10 +69,10 @@ fn number(text: &str) -> u64 {
 }
 
 fn repeat(count: &str, mut ask: impl FnMut() -> io::Result<String>) -> Vec<String> {
-    (0..number(count)).map(|_| tell(ask())).collect()
+    (0..number(count)).map(|_| or_error(ask())).collect()
 }
 
-fn tell(answer: io::Result<String>) -> String {
+fn or_error(answer: io::Result<String>) -> String {
     answer.unwrap_or_else(|error| format!("error: {error}"))
 }
 

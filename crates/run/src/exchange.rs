@@ -135,8 +135,8 @@ impl Redirector {
     pub(super) fn on_send(&self, call: &RawCall, socket: &Socket, remote: SocketAddr, cookie: u64, redirect_state: RedirectState) -> bool {
         let State::Datagrams(_) = redirect_state.state else { return false };
         if remote == redirect_state.remote {
-            let told = self.listener.send(call, socket);
-            self.listener.answer(call.id, told);
+            let outcome = self.listener.send(call, socket);
+            self.listener.answer(call.id, outcome);
             return true;
         }
         // Another destination is reached from the socket's real address, so from now on both destinations go direct.
@@ -151,17 +151,17 @@ impl Redirector {
         if self.listener.wants_errors(call) {
             return false;
         }
-        let told = self.listener.tell_datagram(call, &socket, from);
-        if told != Err(libc::EAGAIN) || socket.is_nonblocking() || !self.listener.may_wait(call) {
+        let outcome = self.listener.tell_datagram(call, &socket, from);
+        if outcome != Err(libc::EAGAIN) || socket.is_nonblocking() || !self.listener.may_wait(call) {
             drop(socket);
-            self.listener.answer(call.id, told);
+            self.listener.answer(call.id, outcome);
             return true;
         }
         let (redirector, call, hold) = (self.clone(), *call, self.hold(call.id));
         self.runtime.spawn_blocking(move || {
-            let told = redirector.wait_for_datagram(&call, &socket, from);
+            let outcome = redirector.wait_for_datagram(&call, &socket, from);
             drop(socket);
-            redirector.listener.answer(call.id, told);
+            redirector.listener.answer(call.id, outcome);
             drop(hold);
         });
         true
@@ -175,7 +175,7 @@ impl Redirector {
             let _ = process::poll([(socket.as_fd(), true)], Some(SIGNALS));
             match self.listener.tell_datagram(call, socket, from) {
                 Err(libc::EAGAIN) => {}
-                told => return told,
+                outcome => return outcome,
             }
             if !self.listener.is_waiting(call.id) || has_signal(call.thread) {
                 return Err(libc::EINTR);

@@ -76,11 +76,11 @@ impl Front {
     /// Waits until the supervisor reports the command's status or, if the supervisor is gone, for the command itself.
     fn wait(&self) -> io::Result<i32> {
         loop {
-            let [told, signalled] = process::poll([(self.from.as_fd(), true), (self.signals.as_fd(), true)], None)?;
+            let [message, signalled] = process::poll([(self.from.as_fd(), true), (self.signals.as_fd(), true)], None)?;
             if signalled.readable {
                 self.pass_signals_on()?;
             }
-            if told.readable || told.hung_up {
+            if message.readable || message.hung_up {
                 return match Message::receive(&self.from)? {
                     Some(Message::Ended(status)) => Ok(status),
                     _ => self.wait_alone(),

@@ -172,7 +172,7 @@ impl Redirector {
         cookie: u64,
         redirect_state: RedirectState,
     ) -> bool {
-        let told = match (question, redirect_state.state) {
+        let outcome = match (question, redirect_state.state) {
             (Question::Peer, State::Open | State::Datagrams(_)) if socket.connected() => {
                 self.listener.tell_address(call, socket.reaches(), redirect_state.remote)
             }
@@ -181,14 +181,14 @@ impl Redirector {
                 self.listener.tell_address(call, socket.reaches(), SocketAddr::new(local, socket.local().port()))
             }
             (Question::Error, State::Failing(error) | State::Failed(error)) => {
-                let told = move |redirector: &Self, call: &RawCall| redirector.listener.tell_error(call, error);
-                return self.report_failure(call, socket, cookie, told);
+                let outcome = move |redirector: &Self, call: &RawCall| redirector.listener.tell_error(call, error);
+                return self.report_failure(call, socket, cookie, outcome);
             }
             (Question::Datagram, State::Datagrams(_)) => return self.on_receive(call, socket, redirect_state.remote),
             _ => return false,
         };
         drop(socket);
-        self.listener.answer(call.id, told);
+        self.listener.answer(call.id, outcome);
         true
     }
 
@@ -323,7 +323,7 @@ impl Redirector {
 
     /// Answers a call that asks for the reason of a failure, after the socket has failed in the kernel too. Between the handshake that wakes
     /// the program and the reset that follows, there would be no socket error to clear, and the program would also see the reset.
-    fn report_failure<T>(self: &Arc<Self>, call: &RawCall, socket: Socket, cookie: u64, told: T) -> bool
+    fn report_failure<T>(self: &Arc<Self>, call: &RawCall, socket: Socket, cookie: u64, outcome: T) -> bool
     where
         T: FnOnce(&Self, &RawCall) -> Result<i64, i32> + Send + 'static,
     {
@@ -339,8 +339,8 @@ impl Redirector {
             let _ = socket.take_error();
             redirector.redirect_states.forget(cookie);
             drop(socket);
-            let told = told(&redirector, &call);
-            redirector.listener.answer(call.id, told);
+            let outcome = outcome(&redirector, &call);
+            redirector.listener.answer(call.id, outcome);
             drop(hold);
         });
         true

@@ -44,7 +44,8 @@ impl Rendezvous {
         }
     }
 
-    /// Connects to the socket at `caller`, which is connecting to `address`. Dropping the stream resets the caller unless it was shut down.
+    /// Connects to the socket at `caller`, which is connecting to `address`. Closing the stream resets the caller until the linger option is
+    /// cleared, which `splice` does after an orderly end.
     pub(super) async fn join(address: SocketAddr, caller: SocketAddr) -> io::Result<TcpStream> {
         let socket = at(address)?;
         socket.set_linger(Some(Duration::ZERO))?;

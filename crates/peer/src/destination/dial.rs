@@ -289,7 +289,7 @@ mod tests {
             }
         };
         tokio::select! {
-            _ = race(addresses, silent) => panic!("nobody answers"),
+            _ = race(addresses, silent) => panic!("no address answers"),
             () = all_tried => assert_eq!(most.load(Ordering::Relaxed), MAX_ATTEMPTS),
         }
     }

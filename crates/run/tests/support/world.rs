@@ -235,7 +235,7 @@ fn example(name: &str) -> PathBuf {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     let directory = BUILT.get_or_init(|| {
         let own = std::env::current_exe().unwrap();
-        let profile = own.parent().and_then(Path::parent).expect("tests stand in target/PROFILE/deps");
+        let profile = own.parent().and_then(Path::parent).expect("tests are in target/PROFILE/deps");
         let mut build = Command::new(env!("CARGO"));
         build.args(["build", "--quiet", "--offline", "--workspace", "--exclude", "braid-lab", "--example", "run", "--example", "peer"]);
         if profile.ends_with("release") {
