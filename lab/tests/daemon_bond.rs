@@ -574,7 +574,7 @@ fn a_relay_whose_disk_is_full_goes_on_and_writes_down_later_what_was_used() {
     lab.server().run(|| std::fs::write(state.join("filler"), vec![0; 1 << 20]).unwrap_err()).unwrap();
     assert_eq!(ended(curl(&lab, &web.url(ByteCount::new(300_000)).unwrap())).0, 300_000);
     let log = || std::fs::read_to_string(lab.directory().join("relay/log")).unwrap();
-    eventually("the trouble is told", || log().contains("counted, but not written down"));
+    eventually("the trouble is told", || log().contains("counted, but cannot be saved"));
     assert_eq!(ended(curl(&lab, &web.url(ByteCount::new(200_000)).unwrap())).0, 200_000);
     lab.server().run(|| std::fs::remove_file(state.join("filler")).unwrap()).unwrap();
     eventually("its end is told", || log().contains("can be written again"));

@@ -273,7 +273,7 @@ fn up_believes_no_answer_but_the_daemons() {
     });
     let pretended = || switch.run(&["up", "--state-dir", "@state", "--socket", "@pretender"]);
     let (code, said, errors) = pretended();
-    assert!(code == Some(1) && said.is_empty() && errors.contains("another braid answers on"), "{said}{errors}");
+    assert!(code == Some(1) && said.is_empty() && errors.contains("another Braid daemon is running on"), "{said}{errors}");
     assert_eq!(switch.up(&[]).0, Some(0));
     let (code, said, errors) = pretended();
     assert!(code == Some(1) && said.is_empty() && errors.contains("It does not answer on"), "{said}{errors}");
