@@ -63,10 +63,10 @@ fn media_that_make_no_sense_are_refused() {
     };
     let on = |links: &[usize]| Medium { links: links.to_vec() };
     let rate = Rate::from_mbps(10);
-    assert_eq!(why(vec![on(&[0, 2])], rate), "media: one has a link that is none of the links; count links from 0");
+    assert_eq!(why(vec![on(&[0, 2])], rate), "media: one has a link that does not exist; count links from 0");
     assert_eq!(why(vec![on(&[0]), on(&[1, 0])], rate), "media: a link is listed twice; put it on one medium");
     let refused = why(vec![on(&[0, 1])], Rate::ZERO);
-    assert_eq!(refused, "media: a link on one has no constant rate above zero; give it one, or turn it dark instead");
+    assert_eq!(refused, "media: a link on one has no constant rate above zero; give it a constant rate, or make it dark instead");
 }
 
 #[test]

@@ -58,8 +58,8 @@ impl Experiment for Sweep {
         points
     }
 
-    fn most_runs(&self, point: &Point) -> u32 {
-        most_runs(point)
+    fn max_runs(&self, point: &Point) -> u32 {
+        max_runs(point)
     }
 
     fn measure(&self, point: &Point, run: &Run<'_>) -> Sample {
@@ -340,7 +340,7 @@ fn shares(samples: &Samples, x: &str, optimum: impl Fn(f64) -> f64) -> Table {
 }
 
 /// A bond takes its time: every datagram is encrypted.
-fn most_runs(point: &Point) -> u32 {
+fn max_runs(point: &Point) -> u32 {
     if BONDS.contains(&point.series.as_str()) { 5 } else { u32::MAX }
 }
 

@@ -1,7 +1,7 @@
 //! Figure 6: one connection that does not end.
 
 use super::{
-    BOND, BOND_ROUND, BOND_WEIGHTED, CO_MOST, CO_ROUND, CO_WEIGHTED, IF1, ONLY_1, PO_ROUND, PO_WEIGHTED, SPAN, Setup, mbps, most_runs,
+    BOND, BOND_ROUND, BOND_WEIGHTED, CO_MOST, CO_ROUND, CO_WEIGHTED, IF1, ONLY_1, PO_ROUND, PO_WEIGHTED, SPAN, Setup, max_runs, mbps,
     within,
 };
 use crate::experiment::{
@@ -59,8 +59,8 @@ impl Experiment for Granularity {
         SCHEDULERS.iter().map(|(series, _)| Point { series: (*series).to_owned(), x: 0.0 }).collect()
     }
 
-    fn most_runs(&self, point: &Point) -> u32 {
-        most_runs(point)
+    fn max_runs(&self, point: &Point) -> u32 {
+        max_runs(point)
     }
 
     fn measure(&self, point: &Point, run: &Run<'_>) -> Sample {

@@ -53,7 +53,7 @@ impl Experiment for Mix {
         points
     }
 
-    fn most_runs(&self, point: &Point) -> u32 {
+    fn max_runs(&self, point: &Point) -> u32 {
         if point.series.ends_with(BY_BOND) { 5 } else { u32::MAX }
     }
 
