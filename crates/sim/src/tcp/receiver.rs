@@ -167,16 +167,16 @@ mod tests {
     #[test]
     fn a_gap_is_acknowledged_at_once_with_the_latest_range_first() {
         let mut receiver = receiver(2);
-        let mut told = Vec::new();
+        let mut acks = Vec::new();
         for number in [0, 2, 5, 3] {
             let (_, timing) = receiver.on_segment(Time::ZERO, number, Time::from_millis(u64::from(number)));
-            told.push((timing == AckTiming::Now).then(|| receiver.take_ack().unwrap()));
+            acks.push((timing == AckTiming::Now).then(|| receiver.take_ack().unwrap()));
         }
-        assert_eq!(told[0], None);
-        assert_eq!(told[1].unwrap().ranges, [(2, 3), (0, 0), (0, 0)]);
-        assert_eq!(told[2].unwrap().ranges, [(5, 6), (2, 3), (0, 0)]);
-        assert_eq!(told[3].unwrap().ranges, [(2, 4), (5, 6), (0, 0)]);
-        assert_eq!((told[3].unwrap().next, told[3].unwrap().echo), (1, Time::from_millis(3)));
+        assert_eq!(acks[0], None);
+        assert_eq!(acks[1].unwrap().ranges, [(2, 3), (0, 0), (0, 0)]);
+        assert_eq!(acks[2].unwrap().ranges, [(5, 6), (2, 3), (0, 0)]);
+        assert_eq!(acks[3].unwrap().ranges, [(2, 4), (5, 6), (0, 0)]);
+        assert_eq!((acks[3].unwrap().next, acks[3].unwrap().echo), (1, Time::from_millis(3)));
     }
 
     proptest! {
