@@ -31,13 +31,10 @@ static ABOUT: About = About {
     figure: "fig. 2",
     title: "Five schedulers over Wi-Fi and Ethernet",
     setting: "Ethernet has 10 Mbit/s. Wi-Fi is 802.11b at 11 Mbit/s, of which TCP gets at most 5.9 Mbit/s, a common value; that is what \
-              the \
-              link is given. Downloads of 150 MB and of 250 kB start in Poisson processes for 8 minutes, within which goodput is counted. \
-              The \
-              rates are not legible: here x is the load offered, half of its bytes in long downloads. The paper does not give the round \
-              trip \
-              (5 ms here), queues (50 packets) and TCP (CUBIC). Demands are known, as they are from an application's history where all its \
-              downloads are alike; so are capacities.",
+              the link is given. Downloads of 150 MB and of 250 kB start in Poisson processes for 8 minutes, over which goodput is \
+              measured. The rates are not legible in the paper: here x is the offered load, with half of its bytes in long downloads. The \
+              paper does not give the round trip (5 ms here), queues (50 packets) and TCP (CUBIC). Demands and capacities are known; the \
+              history of an application gives its demand if all its downloads have the same size.",
     sampling: Sampling::Repeated,
     claims: &[
         Claim { text: "More than one interface always gives a higher goodput than one", paper: "in words" },

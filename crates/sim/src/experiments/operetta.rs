@@ -5,9 +5,8 @@ macro_rules! table_three {
     () => {
         "Table III: IF1 1 Mbit/s and 634 mW, IF2 0.7 Mbit/s and 95 mW, IF3 2 Mbit/s and 900 mW; small streams of 22.38 kB on average, 13 \
          per second, and large ones of 0.285 MB, 1 per second, both Poisson: 4.6 Mbit/s. Our choices, since the paper does not give them: \
-         exponential sizes, a \
-         round trip of 50 ms, queues of 50 packets (ns-2's), 120 s, rates and demands known, one server link of 6 Mbit/s instead of two, \
-         chunks in strict order of the weights. Throughput and energy refer to the downloaded payload. "
+         exponential sizes, a round trip of 50 ms, queues of 50 packets (ns-2's), 120 s, rates and demands known, one server link of 6 \
+         Mbit/s instead of two, chunks in strict order of the weights. Throughput and energy refer to the downloaded payload. "
     };
 }
 

@@ -14,16 +14,13 @@ static ABOUT: About = About {
     figure: "fig. 5",
     title: "Schedulers over the rate of large connections",
     setting: "As dbas-3a and dbas-3b, but IF2 has 1 Mbit/s, and x large connections are opened per second. Maximum throughput is also \
-              measured with exactly known demands. The paper does not say which of Table \
-              I's nominal capacities, 1 and 2 Mbit/s, IF2 has here; 1 is used, since the text mentions a slow interface. The bond is \
-              as in dbas-3b.",
+              measured with exactly known demands. The paper does not say which of Table I's nominal capacities, 1 and 2 Mbit/s, IF2 has \
+              here; 1 is used, since the text mentions a slow interface. The bond is as in dbas-3b.",
     sampling: Sampling::Repeated,
     claims: &[
         Claim {
             text: "Maximum throughput improves on weighted round robin, since it uses the demands of the applications",
-            paper: "up to \
-                                                                                                                                    130 \
-                                                                                                                                    %",
+            paper: "up to 130 %",
         },
         Claim {
             text: "Weighted round robin can be worse than a single interface, if it puts a large connection on the slow one",
@@ -74,8 +71,7 @@ fn judge(results: Results, samples: &Samples) -> Results {
             format!(
                 "{} With known demands it is, by the definition used, up to {exact:.0} % at {exact_at} a second, and at {last} a second \
                  {exact_last:+.0} % against {learnt_last:+.0} % with learned demands. Maximum throughput gives IF2 more connections, the \
-                 small ones, \
-                 and some of these end late (see below). Measured until 99 % of the payload have arrived, known demands give \
+                 small ones, and some of these end late (see below). Measured until 99 % of the payload have arrived, known demands give \
                  {exact_99:+.0} % at 1 a second and learned demands {learnt_99:+.0} %. On average weighted round robin keeps both links \
                  busy in proportion, so little can be gained. 130 % is possible for a workload in which a few large connections last \
                  longest and happen to be on the slow interface; the paper gives no duration.",
@@ -109,7 +105,7 @@ fn judge(results: Results, samples: &Samples) -> Results {
         .comparison(claims[5].judge(
             format!(
                 "miDRR up to {bond_slow:.0} % over only IF2, at {bond_slow_at} a second, and {bond_fast:.0} % over only IF1, at \
-                     {bond_fast_at}"
+                 {bond_fast_at}"
             ),
             gain_judgement(bond_slow, 193.0),
             "As above; the bond loses less than the model if many connections share the links.",

@@ -34,8 +34,7 @@ static ABOUT: About = About {
     setting: "Both interfaces have 2 Mbit/s. One connection is always backlogged; others are opened 0.25 times per second and move 0.285 \
               MB each. There are no small connections: with 13 per second, as in Table I, the second interface would be full in any case. \
               Everything else is as in dbas-3a and dbas-3b, but throughput is the payload that arrives within 60 s. Schedulers know that \
-              the connection \
-              is long. The bond is as in dbas-3b.",
+              the connection is long. The bond is as in dbas-3b.",
     sampling: Sampling::Repeated,
     claims: &[
         Claim { text: "Connection-oriented schedulers achieve the same as a single interface", paper: "in words" },
@@ -113,8 +112,7 @@ impl Experiment for Granularity {
             .comparison(ABOUT.claims[2].judge(
                 format!("{missing:.1} % below"),
                 Judgement::met_or_differs(missing <= 9.0),
-                "Headers alone \
-                                                                                                                           take 3.5 %.",
+                "Headers alone take 3.5 %.",
             ))
             .comparison(ABOUT.claims[3].judge(
                 format!("{round:+.1} % against weighted round robin"),

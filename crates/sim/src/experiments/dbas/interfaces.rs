@@ -52,25 +52,22 @@ static NARROW_CO: About = About {
     paper: Paper::Dbas,
     figure: "fig. 3a",
     title: "Connection-oriented schedulers as IF2 narrows",
-    setting: "IF1 has 2 Mbit/s, IF2 x, the server's link 6 Mbit/s. Small connections move 22.38 kB, 13 a second; large ones 0.285 MB, \
-              1 a second; both are Poisson processes. Chosen here, since the paper does not say: sizes are exponentially distributed, \
-              the round trip is 50 ms, queues hold 50 packets (ns-2's default; longer ones are tried in a table), connections are opened \
-              for 60 s, and TCP is CUBIC. \
-              Demand is learnt by eq. 1 from a first guess of 0.1 MB; capacities are known. Maximum throughput is the daemon's rule: the \
-              interface on which the connection \
-              itself should end first, which is the paper's where demands are equal. The paper does not define throughput \
-              either. Here it is all payload over the time until the last connection that was opened has ended. Counted within the \
-              60 s instead, as the second chart does, nearly every scheduler fills both links, since Table I's load of 4.6 Mbit/s is \
-              above their sum; round robin could then not be below a single interface, as the paper found it. The definition was \
-              chosen for that reason, and the claims are judged by it.",
+    setting: "IF1 has 2 Mbit/s, IF2 x, the server's link 6 Mbit/s. Small connections move 22.38 kB, 13 per second; large ones 0.285 MB, 1 \
+              per second; both are Poisson processes. Our choices, since the paper does not give them: sizes are exponentially \
+              distributed, the round trip is 50 ms, queues hold 50 packets (ns-2's default; a table shows longer ones), connections are \
+              opened for 60 s, and TCP is CUBIC. Demand is learned by eq. 1 from an initial estimate of 0.1 MB; capacities are known. \
+              Maximum throughput is the daemon's rule: the interface on which the connection itself is expected to end first, which equals \
+              the paper's rule for equal demands. The paper does not define throughput either. Here it is the total payload over the time \
+              until the last opened connection has ended. If it is measured within the 60 s instead, as in the second chart, nearly every \
+              scheduler fills both links, since Table I's load of 4.6 Mbit/s exceeds their sum. Then round robin could not be below a \
+              single interface, as it is in the paper. This definition was chosen for that reason, and the claims are judged by it.",
     sampling: Sampling::Repeated,
     claims: &[
         Claim { text: "With a very narrow IF2, using only IF1 outperforms round robin", paper: "in words" },
         Claim { text: "With a very narrow IF2, using only IF1 outperforms weighted round robin", paper: "in words" },
         Claim {
             text: "Weighted round robin improves on round robin, since it uses the capacities of the interfaces",
-            paper: "up to 369 \
-                                                                                                                              %",
+            paper: "up to 369 %",
         },
         Claim { text: "Maximum throughput outperforms the other connection-oriented schedulers", paper: "in words" },
     ],
@@ -125,8 +122,7 @@ static LOSSY_PO: About = About {
     claims: &[
         Claim {
             text: "The order of the schedulers is basically that of fig. 3b: weighted round robin above round robin",
-            paper: "in \
-                                                                                                                                  words",
+            paper: "in words",
         },
         Claim { text: "Weighted round robin is near the optimum under all conditions", paper: "9 % below at worst" },
         Claim { text: "The bond: weighted round robin above round robin", paper: "in words" },
@@ -172,8 +168,7 @@ fn judge_narrow_co(results: Results, samples: &Samples) -> Results {
             format!(
                 "Learned demands mislead it, since sizes vary widely; dbas-5 shows the results with known demands. It also gives IF2 more \
                  connections than weighted round robin does: the small ones, some of which end late (see below). Compared with weighted \
-                 round robin at \
-                 {behind_at} Mbit/s: {}",
+                 round robin at {behind_at} Mbit/s: {}",
                 otherwise(samples, CO_MOST, CO_WEIGHTED, behind_at)
             ),
         ))
@@ -227,9 +222,9 @@ fn judge_narrow_bond(samples: &Samples) -> [Comparison; 3] {
             format!(
                 "The difference is headers (of IP, UDP, QUIC and the bond), acknowledgements of the bond, and the first round trips. The \
                  bond comes closer than the model, because each interface has one controller for all connections, which keeps the queue \
-                 short. In the model each connection has its own, and together they fill the queue. At {NARROWEST} \
-                 Mbit/s {:.0} % of the traffic on IF2 is headers and retransmissions, and IF1 is busy {:.0} % of the time. Also, no \
-                 connection waits in TCP's backoff: the last hundredth of the payload takes {:.1} % of the time.",
+                 short. In the model each connection has its own, and together they fill the queue. At {NARROWEST} Mbit/s {:.0} % of the \
+                 traffic on IF2 is headers and retransmissions, and IF1 is busy {:.0} % of the time. Also, no connection waits in TCP's \
+                 backoff: the last hundredth of the payload takes {:.1} % of the time.",
                 mean(WASTE),
                 mean(BUSY),
                 mean(TAIL)
@@ -255,8 +250,8 @@ fn judge_lossy_co(results: Results, samples: &Samples) -> Results {
     results
         .comparison(claims[0].judge(
             format!(
-                "round robin against weighted {least:+.0} % at best; maximum throughput against the best of both {:+.1} % at worst, \
-                 at {behind_at} % loss",
+                "round robin against weighted {least:+.0} % at best; maximum throughput against the best of both {:+.1} % at worst, at \
+                 {behind_at} % loss",
                 -behind
             ),
             Judgement::met_or_not(least < 0.0 && behind < 1.0),
@@ -316,9 +311,8 @@ fn judge_lossy_bond(samples: &Samples) -> [Comparison; 2] {
             format!(
                 "At {LOSSIEST} % loss {lost:.1} % of the sum is lost packets; headers are as in dbas-3b. The rest of the difference is on \
                  IF2. Unlike TCP (AIMD), the bond's single controller does not mistake random loss for a full queue, but on such a slow \
-                 link it uses only about \
-                 {filled:.0} % of the capacity that remains after the loss. Within the 60 s the model's many TCP connections carry more: \
-                 {:.2} Mbit/s, the bond {:.2}.",
+                 link it uses only about {filled:.0} % of the capacity that remains after the loss. Within the 60 s the model's many TCP \
+                 connections carry more: {:.2} Mbit/s, the bond {:.2}.",
                 mean(PO_WEIGHTED, WITHIN),
                 mean(BOND, WITHIN)
             ),

@@ -28,8 +28,7 @@ static HETEROGENEITY: About = About {
     setting: concat!(
         table_three!(),
         "α is 1. The size of the large streams is varied, first at 1 per second as in the paper, so that the offered load rises from 3.1 \
-         to 34 Mbit/s; \
-         then (\"rarer\", over 300 s) at a rate that keeps the offered load at 4.6 Mbit/s."
+         to 34 Mbit/s; then (\"rarer\", over 300 s) at a rate that keeps the offered load at 4.6 Mbit/s."
     ),
     sampling: Sampling::Repeated,
     claims: &[
@@ -105,13 +104,14 @@ impl Experiment for Heterogeneity {
                 said(CONNECTIONS, whole),
                 three_ways(whole[0].mean < -5.0, whole.iter().any(|change| change.mean < -change.half)),
                 "With more load than the links can carry, streams wait for each link, so no link is idle because a large stream is on \
-                 another. If large streams are rare, the offered load is too low at times by chance, which γ = 100 % cannot change either.",
+                 another. If large streams are rare, the offered load is too low at times by chance, which γ = 100 % cannot change \
+                 either.",
             ))
             .comparison(HETEROGENEITY.claims[1].judge(
                 said(PACKETS, chunks),
                 Judgement::met_or_differs(chunks.iter().all(|change| change.mean.abs() < 2.0)),
-                "The distance from the optimum is due to the number of streams: each opens a connection on every link, and the \
-                 connections cause each other's packet loss in full queues. With fewer streams the distance is smaller.",
+                "The distance from the optimum is due to the number of streams: each opens a connection on every link, and the connections \
+                 cause each other's packet loss in full queues. With fewer streams the distance is smaller.",
             ))
             .comparison(HETEROGENEITY.claims[2].judge(
                 format!("at {MOST} MB γ = 100 % carries {:+.1} % against γ = 0, rarer {:+.1} %", lead[0], lead[1]),
@@ -133,8 +133,8 @@ static ERROR: About = About {
     title: "OPERETTA with a consistent error of estimation",
     setting: concat!(
         table_three!(),
-        "γ is 25 %. Every stream's estimated demand is off by this percentage; its remaining demand is the estimate minus the bytes \
-         moved, at least zero. The paper does not give the range of its errors."
+        "γ is 25 %. Every stream's estimated demand is off by this percentage; its remaining demand is the estimate minus the bytes moved, \
+         at least zero. The paper does not give the range of its errors."
     ),
     sampling: Sampling::Repeated,
     claims: &[
@@ -169,9 +169,8 @@ impl Experiment for Errors {
         let (faster, dearer) = (change(THROUGHPUT, MID, FAR_OVER), change(ENERGY, MID, FAR_OVER));
         let target = (super::IF2.0 + 0.5 * (IF1.0 + super::IF3.0)) * super::PAYLOAD;
         let slow = samples.summary(THROUGHPUT, (MID, FAR_UNDER));
-        let scale = "Algorithm 1 compares loads with each other. If all loads, old and new, are wrong by the same factor, its decisions \
-                     do not change. Only the bytes already moved do not scale, and these are few compared with hundreds of waiting \
-                     streams.";
+        let scale = "Algorithm 1 compares loads with each other. If all loads, old and new, are wrong by the same factor, its decisions do \
+                     not change. Only the bytes already moved do not scale, and these are few compared with hundreds of waiting streams.";
         charts(samples, "over the error of estimation", &Axis::new("error of demands", "%").between(-75.0, 100.0), |_| IF1.0)
             .into_iter()
             .fold(Results::default(), Results::chart)

@@ -21,10 +21,9 @@ static ABOUT: About = About {
     title: "OPERETTA over the share of participating servers",
     setting: concat!(
         table_three!(),
-        "γ, the share of streams to participating servers, is varied. The current OS uses IF3. In addition to the model of \
-         packet-oriented streams, Braid's own bond is measured (real QUIC with Braid's controller on each interface, OPERETTA's weights \
-         at both ends). It carries these streams in competition with the connections of all other streams; its points are measured five \
-         times."
+        "γ, the share of streams to participating servers, is varied. The current OS uses IF3. In addition to the model of packet-oriented \
+         streams, Braid's own bond is measured (real QUIC with Braid's controller on each interface, OPERETTA's weights at both ends). It \
+         carries these streams in competition with the connections of all other streams; its points are measured five times."
     ),
     sampling: Sampling::Repeated,
     claims: &[
@@ -103,17 +102,16 @@ impl Experiment for Mix {
             .comparison(ABOUT.claims[3].judge(
                 format!("throughput {:+.1} %, energy {:+.1} % from γ = 0 to 100 %", slower.mean, cheaper.mean),
                 Judgement::met_or_not(slower.mean < 0.0 && cheaper.mean < 0.0),
-                "The energy optimum for the target of 2.2 Mbit/s leaves IF3 idle for a quarter of the time. With an offered load above \
-                 the target IF3 is never idle, since its assigned load is queued. γ does not change that: it only adds connections on \
-                 links that carry no data, and retransmissions.",
+                "The energy optimum for the target of 2.2 Mbit/s leaves IF3 idle for a quarter of the time. With an offered load above the \
+                 target IF3 is never idle, since its assigned load is queued. γ does not change that: it only adds connections on links \
+                 that carry no data, and retransmissions.",
             ))
             .comparison(ABOUT.claims[4].judge(
                 format!("IF2 carries {first:.1} % (γ = 0) and {last:.1} % (γ = 100 %); {cost:.2} times the least energy at γ = 0"),
                 Judgement::met_or_not(first > 99.0 && last > 99.0),
                 format!(
-                    "Packet-oriented streams also open connections on the other links, although these carry no data: {:.2} times the \
-                     least energy \
-                     at γ = 100 %.",
+                    "Packet-oriented streams also open connections on the other links, although these carry no data: {:.2} times the least \
+                     energy at γ = 100 %.",
                     mean(ENERGY, (ENGR, 100.0)) / least(IF1.0),
                 ),
             ))
@@ -121,8 +119,8 @@ impl Experiment for Mix {
             .note(
                 "If a link is down, a packet-oriented stream sends its unacknowledged chunks over the other links (III.G). The simulator \
                  treats a link as down if it is dark or after four consecutive timeouts, provided that the weights leave the stream \
-                 another link. The limit matters under such a high load: if chunks were sent over other links at every timeout, they \
-                 would arrive twice and α = 1 would carry much less.",
+                 another link. The limit matters under such a high load: if chunks were sent over other links at every timeout, they would \
+                 arrive twice and α = 1 would carry much less.",
             )
     }
 }

@@ -80,8 +80,8 @@ impl Experiment for Sweep {
                     coming.0, coming.1, whole.0, whole.1,
                 ),
                 Judgement::met_or_differs(coming == (all, all)),
-                "While the offered load exceeds the target, each link in use is full, and throughput is that of the links in use: IF2 at \
-                 α = 0, also IF3 up to α = 0.67, where the two meet the target, then all links. Measured until all streams have ended, \
+                "While the offered load exceeds the target, each link in use is full, and throughput is that of the links in use: IF2 at α \
+                 = 0, also IF3 up to α = 0.67, where the two meet the target, then all links. Measured until all streams have ended, \
                  energy follows α at each step; throughput is mostly below the target, since the last one or two streams wait for their \
                  retransmission timers while the links are idle.",
             ))
@@ -111,8 +111,7 @@ static OVER_TIME: About = About {
     setting: concat!(
         table_three!(),
         "γ is 25 %, over 10 minutes. A battery of 6.7 kJ, and a device that draws 10 W in addition to its links: U1 is the battery's \
-         level, U2 is 1 above \
-         half and 0 below. The charts are of the first run."
+         level, U2 is 1 above half and 0 below. The charts are of the first run."
     ),
     sampling: Sampling::Repeated,
     claims: &[
@@ -175,8 +174,7 @@ impl Experiment for OverTime {
             .comparison(OVER_TIME.claims[2].judge(
                 format!(
                     "at {change:.1} min: {before:.2} Mbit/s and {power_before:.2} W in the minute before, {after:.2} and {power_after:.2} \
-                     in the minute after, {end:.2} \
-                     and {power_end:.2} in the last",
+                     in the minute after, {end:.2} and {power_end:.2} in the last",
                 ),
                 Judgement::met_or_differs(after < 0.5 * before && power_after < 0.5 * power_before),
                 "Connections stay on their link: IF1 and IF3 continue with the load assigned before the step, which is large, since the \

@@ -31,12 +31,10 @@ static ABOUT: About = About {
     figure: "figs. 4.8, 4.9",
     title: "Three HTTP downloads over two interfaces, by byte range",
     setting: "Flow a may use interface 1, c interface 2, b both, all with the same weight. The thesis measured on a real network and does \
-              not \
-              give the speeds; the clusters of fig. 4.9 change at 11, 18 and 29 s, and so do the speeds here: 4 and 10 Mbit/s, then 10 \
-              and 4, and so \
-              on. Round trips of 20 ms, queues of 100 ms (64 kB at least), CUBIC, plain HTTP/1.1, three concurrent requests per \
-              interface, and files that do not end within the 40 s. The engine of `braid get` chooses ranges and files. Exact rates are \
-              max-min rates, scaled by 1,448/1,500 for headers.",
+              not give the speeds; the clusters of fig. 4.9 change at 11, 18 and 29 s, and so do the speeds here: 4 and 10 Mbit/s, then 10 \
+              and 4, and so on. Round trips of 20 ms, queues of 100 ms (64 kB at least), CUBIC, plain HTTP/1.1, three concurrent requests \
+              per interface, and files that do not end within the 40 s. The engine of `braid get` chooses ranges and files. Exact rates \
+              are max-min rates, scaled by 1,448/1,500 for headers.",
     sampling: Sampling::Once,
     claims: &[
         Claim { text: "The rate of flow b always tracks the faster flow", paper: "in the plot" },

@@ -34,11 +34,9 @@ static ABOUT: About = About {
     figure: "fig. 4.5",
     title: "miDRR over two interfaces",
     setting: "Interfaces of 3 and 10 Mb/s. Flow a may use the first, c the second, b both; b has twice the weight. All are backlogged, \
-              with \
-              packets of 1,500 bytes and a quantum of 1,500 bytes times the weight (the thesis gives neither), until they have sent the \
-              volume that takes a 66 s and b 85 s at exact rates. The first seconds are shown with a quantum of 60,000 bytes, and b \
-              before a in the round of \
-              interface 1.",
+              with packets of 1,500 bytes and a quantum of 1,500 bytes times the weight (the thesis gives neither), until they have sent \
+              the volume that takes a 66 s and b 85 s at exact rates. The first seconds are shown with a quantum of 60,000 bytes, and b \
+              before a in the round of interface 1.",
     sampling: Sampling::Once,
     claims: &[
         Claim { text: "All three flows (0 to 66 s)", paper: "a 3, b 6.67, c 3.33 Mb/s" },

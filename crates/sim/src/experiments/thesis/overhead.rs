@@ -117,17 +117,15 @@ impl Experiment for Overhead {
             table.row([x.to_string()].into_iter().chain(["median", "p90", "p99"].map(|name| format!("{:.0}", value(name, *x)))))
         });
         let clock = self.xs().iter().map(|x| value("clock", *x)).fold(f64::INFINITY, f64::min);
-        let results = Results::default().chart(chart).table(table).note(format!(
-            "Reading the clock alone accounts for {clock:.0} ns of \
-                                                                                 each."
-        ));
+        let results =
+            Results::default().chart(chart).table(table).note(format!("Reading the clock alone accounts for {clock:.0} ns of each."));
         let (least, most) = (self.xs()[0], self.xs()[self.xs().len() - 1]);
         let (first, last) = (value("median", least), value("median", most));
         let medians = format!("median {first:.0} ns with {least}, {last:.0} ns with {most}");
         if self.over == Over::Flows {
             let flat = last < 1.5 * first + clock / 2.0;
-            let why = "The round of a link is searched in words of 64 flows, and words without backlogged flows are skipped. More flows use \
-                 more memory, though.";
+            let why = "The round of a link is searched in words of 64 flows, and words without backlogged flows are skipped. More flows \
+                       use more memory, though.";
             return results.comparison(self.about.claims[0].judge(medians, Judgement::met_or_differs(flat), why));
         }
         let (p99, gigabits) = (value("p99", most), PACKET.get() as f64 * 8.0 / last);
@@ -138,8 +136,7 @@ impl Experiment for Overhead {
             .comparison(self.about.claims[2].judge(
                 format!("{gigabits:.0} Gb/s"),
                 Judgement::met_or_not(gigabits > 3.0),
-                "Computed from \
-                                                                                                                          the median.",
+                "Computed from the median.",
             ))
     }
 }

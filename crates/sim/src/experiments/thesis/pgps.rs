@@ -25,9 +25,9 @@ static ABOUT: About = About {
     paper: Paper::Thesis,
     figure: "sections 4.3.1, 4.3.2",
     title: "The cost of packet-by-packet GPS, and why it cannot be causal",
-    setting: "Interfaces of 100 Mb/s and one of 1 Gb/s, packets of up to 1,500 bytes, a flow that may use 5 Gb/s. The second part uses \
-              the flows of fig. 3.1(c) with first packets of 1,500 and 750 bytes and a permanent backlog behind them; in one case three \
-              more flows arrive a microsecond later.",
+    setting: "Interfaces of 100 Mb/s and one of 1 Gb/s, packets of up to 1,500 bytes, a flow that may use 5 Gb/s. The second part uses the \
+              flows of fig. 3.1(c) with first packets of 1,500 and 750 bytes and a permanent backlog behind them; in one case three more \
+              flows arrive a microsecond later.",
     sampling: Sampling::Once,
     claims: &[
         Claim { text: "Extra delay with 12 interfaces (Theorem 5)", paper: "5.04 ms" },

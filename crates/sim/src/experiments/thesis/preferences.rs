@@ -23,8 +23,7 @@ static ABOUT: About = About {
     figure: "figs. 1.1, 3.1",
     title: "Fair queueing on each interface is unfair where flows have preferences",
     setting: "Two backlogged flows with packets of 1,500 bytes. (a) one interface of 2 Mb/s; (b) two of 1 Mb/s, both flows use both; (c) \
-              flow b \
-              uses interface 2 only; (d) as (c), but b has twice the weight, a case discussed in section 3.1. Fair queueing on each \
+              flow b uses interface 2 only; (d) as (c), but b has twice the weight, a case discussed in section 3.1. Fair queueing on each \
               interface is deficit round robin, which according to the thesis gives the same result as WFQ (4.4).",
     sampling: Sampling::Once,
     claims: &[

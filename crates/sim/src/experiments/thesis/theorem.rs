@@ -33,10 +33,9 @@ static ABOUT: About = About {
     figure: "Theorem 8, section 4.4",
     title: "How far miDRR is from max-min rates",
     setting: "Random instances, 10 in each run: 2 to 16 interfaces of 1 to 10 Mb/s, 2 to 64 backlogged flows with weights of 1 to 10, \
-              random \
-              preferences, packets of 64 to 1,500 bytes (one size for each flow), a quantum of 1,500 bytes. The deviation of an instance \
-              is the largest deviation of a flow from its exact rate, over the second half of a long run. The thesis has no such figure; \
-              it evaluates only the example of fig. 4.5.",
+              random preferences, packets of 64 to 1,500 bytes (one size for each flow), a quantum of 1,500 bytes. The deviation of an \
+              instance is the largest deviation of a flow from its exact rate, over the second half of a long run. The thesis has no such \
+              figure; it evaluates only the example of fig. 4.5.",
     sampling: Sampling::Repeated,
     claims: &[
         Claim { text: "miDRR gives a max-min fair allocation (Theorem 8)", paper: "proven" },

@@ -33,11 +33,11 @@ static ABOUT: About = About {
     title: "Handover when an interface is detached",
     setting: "Two interfaces to one neighbour, which sends an AODV hello message over each every second; a ping every second over the \
               interface in use; after a minute that interface is detached. All three are at random phases, and 20 handovers are one \
-              reading. The virtual interface records, for each interface, when the neighbour was last heard (hello or answered ping). At \
-              a ping it leaves the current interface if another one was heard more than maxdiff later. The paper gives maxdiff no unit \
-              (here milliseconds) and no formula: the daemon's hysteresis is used, with the time since the neighbour was last heard \
-              instead of the round-trip time. Without the virtual interface AODV's route breaks if nothing was heard for two seconds (RFC \
-              3561's defaults), and the next hop is known without delay.",
+              reading. The virtual interface records, for each interface, when the neighbour was last heard (hello or answered ping). At a \
+              ping it leaves the current interface if another one was heard more than maxdiff later. The paper gives maxdiff no unit (here \
+              milliseconds) and no formula: the daemon's hysteresis is used, with the time since the neighbour was last heard instead of \
+              the round-trip time. Without the virtual interface AODV's route breaks if nothing was heard for two seconds (RFC 3561's \
+              defaults), and the next hop is known without delay.",
     sampling: Sampling::Repeated,
     claims: &[
         Claim { text: "Without the virtual interface a handover loses about 1.5 pings, one a second", paper: "1.5 s" },

@@ -33,11 +33,11 @@ static ABOUT: About = About {
     paper: Paper::VirtualInterface,
     figure: "graph 1",
     title: "Saving power below 10 % of the battery",
-    setting: "An 802.11g and an 802.11b interface, each alone on an access point, for 600 s. The paper does not describe its traffic: \
-              here it is uploads as in OPERETTA's evaluation, small (22.38 KB on average, 13 per second) and large (285 KB, 1 per \
-              second), both Poisson and exponential. It does not give the power of its interfaces either: here 990 mW active and 264 mW \
-              idle for each (OPERETTA's Table I). The laptop draws 18.07 W in addition (table 4 minus one active interface), without an \
-              adapter. The battery starts at 9 %, or at 50 % without power saving.",
+    setting: "An 802.11g and an 802.11b interface, each alone on an access point, for 600 s. The paper does not describe its traffic: here \
+              it is uploads as in OPERETTA's evaluation, small (22.38 KB on average, 13 per second) and large (285 KB, 1 per second), both \
+              Poisson and exponential. It does not give the power of its interfaces either: here 990 mW active and 264 mW idle for each \
+              (OPERETTA's Table I). The laptop draws 18.07 W in addition (table 4 minus one active interface), without an adapter. The \
+              battery starts at 9 %, or at 50 % without power saving.",
     sampling: Sampling::Repeated,
     claims: &[
         Claim { text: "Energy rises and falls with throughput", paper: "in words" },
@@ -89,8 +89,8 @@ impl Experiment for Saving {
                 format!(
                     "190 mWh in 600 s are 1.14 W, more than a whole Wi-Fi interface draws in OPERETTA's table (0.99 W while active). So \
                      either the paper's interfaces draw more, or its laptop also saved power elsewhere. Here only the active time of an \
-                     interface can be saved, as in the paper's model, where listening takes no power: 802.11b was active for \
-                     {:.0} % of the time, and with saving {:.0} %. Turning it off would save another {:.0} mWh.",
+                     interface can be saved, as in the paper's model, where listening takes no power: 802.11b was active for {:.0} % of \
+                     the time, and with saving {:.0} %. Turning it off would save another {:.0} mWh.",
                     value("b busy", SHARING),
                     value("b busy", SAVING),
                     IDLE * SPAN.as_secs_f64() / JOULES_PER_MWH,

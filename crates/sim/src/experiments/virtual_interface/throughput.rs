@@ -40,8 +40,8 @@ pub(super) static IDLE: Throughput = Throughput {
             SEVERAL,
             79.0,
             "The paper's 79 % are relative to table 3's 23.7 Mbit/s; relative to table 5's own 28.9 Mbit/s they would be 48 %. Two idle \
-             access points carry twice as much as one: here nothing else limits the device, and flows that move every 5 s lose no \
-             packets, while the paper's lost 3 %.",
+             access points carry twice as much as one: here nothing else limits the device, and flows that move every 5 s lose no packets, \
+             while the paper's lost 3 %.",
         ),
     ],
 };
@@ -51,12 +51,11 @@ static IDLE_ABOUT: About = About {
     paper: Paper::VirtualInterface,
     figure: "table 5",
     title: "Two interfaces on two access points",
-    setting: "The device sends over two 802.11g interfaces, each alone on an access point, where one TCP flow gets 28.9 Mbit/s (table \
-              5) with a round trip of 1.73 ms (table 1) and the paper's typical window of 64 KB. Endless uploads start within the first \
+    setting: "The device sends over two 802.11g interfaces, each alone on an access point, where one TCP flow gets 28.9 Mbit/s (table 5) \
+              with a round trip of 1.73 ms (table 1) and the paper's typical window of 64 KB. Endless uploads start within the first \
               second. Every 5 s each flow gets a new turn on an interface, in proportion to the inverse of smoothed round-trip times \
               (equation 2). The paper gives neither the length of a turn nor the number of its \"multiple\" flows: 4 here. A gain within \
-              10 \
-              points of the paper's counts as met.",
+              10 points of the paper's counts as met.",
     sampling: Sampling::Repeated,
     claims: &[
         Claim { text: "One data flow is about as fast as without the virtual interface", paper: "23.6 against 23.7 Mbit/s (table 3)" },
@@ -109,15 +108,14 @@ pub(super) static SHARED: Throughput = Throughput {
         (
             1.0,
             -15.0,
-            "Turns on 802.11b are slow for the flow, and also for the other station, whose packets wait for the longer 802.11b \
-                      packets.",
+            "Turns on 802.11b are slow for the flow, and also for the other station, whose packets wait for the longer 802.11b packets.",
         ),
         (
             SEVERAL,
             26.0,
-            "With several flows the 802.11b interface nearly always has something to send. Each station on a channel sends the same \
-             number of packets, so the slow packets of 802.11b slow all stations, the other station most of all. This holds for three \
-             flows and more, up to the 8 measured.",
+            "With several flows the 802.11b interface nearly always has something to send. Each station on a channel sends the same number \
+             of packets, so the slow packets of 802.11b slow all stations, the other station most of all. This holds for three flows and \
+             more, up to the 8 measured.",
         ),
     ],
 };
@@ -127,8 +125,8 @@ static SHARED_ABOUT: About = About {
     paper: Paper::VirtualInterface,
     figure: "table 7",
     title: "Three interfaces on one saturated access point",
-    setting: "As table 6, with two 802.11g and one 802.11b interface (5.9 Mbit/s alone, a usual value; the paper gives none) and the \
-              other station, all on one access point and one channel.",
+    setting: "As table 6, with two 802.11g and one 802.11b interface (5.9 Mbit/s alone, a usual value; the paper gives none) and the other \
+              station, all on one access point and one channel.",
     sampling: Sampling::Repeated,
     claims: &[
         Claim { text: "One data flow is slower than over one interface alone", paper: "9.9 against 11.7 Mbit/s (-15 %)" },
