@@ -1,4 +1,4 @@
-//! What comes in from the other end, frame by frame.
+//! Processes received datagrams, frame by frame.
 
 use braid_model::{ByteCount, LinkSet, Time, Traffic};
 use bytes::Bytes;
@@ -11,26 +11,26 @@ use crate::tracker::{Acked, Control, Item};
 use crate::wire::{Ack, Frame, Header};
 use crate::{FlowKey, Open, PathId, PathUpdate, Side};
 
-/// A client's flow numbers may run ahead of what the server has seen by this many: chunks of later flows may come first.
+/// How far a client's flow numbers may run ahead of the highest that the server has seen. Chunks of later flows may arrive first.
 pub(super) const MAX_AHEAD: u64 = 1 << 16;
-/// Frames that wait to be sent: an end that lets them pile up higher does not listen, and asks for more than it takes.
+/// Limit of the queued control frames. An end that exceeds it causes more answers than it accepts.
 const MAX_CONTROL: usize = 1 << 16;
-/// Datagrams of all paths that are remembered until they are acknowledged, and items in them that hold no data: an end that acknowledges more slowly
-/// than it asks does not listen either. Ten gigabits a second over a round trip of a fifth of a second have fewer.
+/// Limit of the unacknowledged datagrams of all paths, and of the control items in them. An end that exceeds it acknowledges more slowly than it
+/// causes answers. 10 Gbit/s over a round trip of 200 ms stay below it.
 const MAX_REMEMBERED: usize = 1 << 18;
-/// Ranges of one flow of which it is known whether they arrived. A window in whole datagrams, of which every second is lost, has fewer.
+/// Limit of the acknowledged and lost ranges of one flow. A window of full-size datagrams of which every second one is lost stays below it.
 const MAX_RANGES: usize = 1 << 15;
-/// Pieces of all flows that came too early. A window in whole datagrams has fewer.
+/// Limit of the out-of-order chunks of all flows. A window of full-size datagrams stays below it.
 const MAX_PIECES: usize = 1 << 17;
 
 impl Bond {
-    /// A datagram arrived over a path. After an error the bond is to be closed.
+    /// Processes a datagram that arrived over a path. After an error the caller must close the bond.
     pub fn receive(&mut self, now: Time, id: PathId, mut datagram: Bytes) -> Result<(), BondError> {
         let size = datagram.len();
         let Some(path) = self.paths.get_mut(&id) else { return Ok(()) };
         let link = path.link;
         if std::mem::take(&mut path.down_there) && !path.down_here {
-            // What comes over it shows better than any update that it is back.
+            // Data over the path proves that its link is up again, whatever the last update said.
             path.next_probe = Some(now);
         }
         let header = Header::decode(&mut datagram)?;
@@ -40,7 +40,7 @@ impl Bond {
             if let Frame::Ack(ack) = &frame
                 && self.paths.contains_key(&ack.path)
             {
-                // Each costs a walk over what the path has sent.
+                // Each ACK frame costs a walk over the datagrams that the path has sent.
                 if acknowledged.contains(&ack.path) {
                     return Err(BondError::Repeated);
                 }
@@ -60,7 +60,7 @@ impl Bond {
         bounds.into_iter().find(|(waiting, most)| waiting > most).map_or(Ok(()), |(waiting, _)| Err(BondError::Deaf(waiting)))
     }
 
-    /// What all paths remember: datagrams, and items in them that hold no data.
+    /// Unacknowledged datagrams of all paths, and the control items in them.
     fn remembered(&self) -> (usize, usize) {
         let each = self.paths.values().map(|path| path.tracker.remembered());
         each.fold((0, 0), |sum, path| (sum.0 + path.0, sum.1 + path.1))
@@ -181,7 +181,7 @@ impl Bond {
         }
     }
 
-    /// Flows that waited for room among all flows' bytes may have nothing of their own whose arrival would wake them.
+    /// Wakes flows that waited for space in the common send buffer. Such a flow may have no data in flight whose acknowledgement would wake it.
     pub(super) fn wake_blocked(&mut self) {
         if self.blocked.is_empty() || self.held_total > self.limits.total_window / 4 * 3 {
             return;
@@ -284,7 +284,7 @@ impl Bond {
         let (reset, stop) = (flow.reset_received, flow.stop_received);
         self.apply_policy(id);
         self.events.push_back(Event::Incoming { flow: id, open });
-        // What came before the opening is told behind it.
+        // Events of frames that arrived before the OPEN follow it.
         if readable {
             self.events.push_back(Event::Readable(id));
         }
@@ -318,7 +318,7 @@ impl Bond {
         }
     }
 
-    /// Whether a flow is there; the server makes one that is new. An error if it never was and may not be.
+    /// Returns whether a flow exists. The server creates a flow with a new number. Returns an error if the number is not valid.
     fn known(&mut self, now: Time, id: FlowKey) -> Result<bool, BondError> {
         if self.flows.contains_key(&id) {
             return Ok(true);
@@ -326,7 +326,7 @@ impl Bond {
         if self.side == Side::Client {
             return if id.0 < self.next_flow { Ok(false) } else { Err(BondError::Never("a flow")) };
         }
-        // Of older ones no first word comes any more, so that not each has to be remembered.
+        // No first frame arrives for a flow this old, so the bond need not remember each finished flow.
         if self.finished.contains(id.0) || id.0 + MAX_AHEAD < self.next_flow {
             return Ok(false);
         }
@@ -344,7 +344,7 @@ impl Bond {
         Ok(true)
     }
 
-    /// Tells the client that a flow cannot be had, without keeping anything of it.
+    /// Refuses a flow without keeping state for it.
     fn refuse(&mut self, id: FlowKey) {
         self.finished.insert(id.0);
         self.control.push_back(Control::Opened(id, codes::BUSY));
