@@ -27,7 +27,7 @@ const QUANTUM: ByteCount = ByteCount::new(1500);
 const INITIAL_WINDOW: u64 = 512 << 10;
 const INITIAL_TOTAL: u64 = 16 << 20;
 /// Upper bound of the wake-up latency of both ends' programs.
-const WAKING: Duration = Duration::from_millis(10);
+const WAKE_LATENCY: Duration = Duration::from_millis(10);
 /// Lower bound of the send buffer of a flow.
 const MIN_SEND_BUFFER: u64 = 256 << 10;
 /// Messages may take this fraction (one over it) of the window of all flows, in each direction.
@@ -52,7 +52,7 @@ pub struct Bond {
     /// Urgent flows with pending data.
     pub(crate) urgent: BTreeSet<FlowKey>,
     /// When urgent data was last sent.
-    pub(crate) hurried_at: Option<Time>,
+    pub(crate) urgent_sent_at: Option<Time>,
     pub(crate) control: VecDeque<Control>,
     pub(crate) events: VecDeque<Event>,
     next_flow: u64,
@@ -72,14 +72,14 @@ pub struct Bond {
     /// Flows that cannot be written to because the send buffers of all flows are full.
     blocked: BTreeSet<FlowKey>,
     /// Flows that may temporarily not use some paths (see `excluded_slots`).
-    pub(crate) kept: BTreeSet<FlowKey>,
+    pub(crate) narrowed: BTreeSet<FlowKey>,
     /// Number of calls of `refresh` for a flow.
     #[cfg(test)]
     pub(crate) refreshed: usize,
     /// Out-of-order chunks buffered by all flows.
     pieces: usize,
     /// Largest number of ranges that the send state of one flow has had.
-    pub(crate) most_ranges: usize,
+    pub(crate) max_ranges: usize,
     /// Memory of the unread messages of all flows, and of the queued ones.
     unread_messages: usize,
     pub(crate) queued_messages: usize,
@@ -103,7 +103,7 @@ impl Bond {
             reconsider: None,
             chooser: None,
             urgent: BTreeSet::new(),
-            hurried_at: None,
+            urgent_sent_at: None,
             control: VecDeque::new(),
             events: VecDeque::new(),
             next_flow: 0,
@@ -117,11 +117,11 @@ impl Bond {
             path_updates: BTreeMap::new(),
             starved: BTreeSet::new(),
             blocked: BTreeSet::new(),
-            kept: BTreeSet::new(),
+            narrowed: BTreeSet::new(),
             #[cfg(test)]
             refreshed: 0,
             pieces: 0,
-            most_ranges: 0,
+            max_ranges: 0,
             unread_messages: 0,
             queued_messages: 0,
         }
@@ -149,7 +149,7 @@ impl Bond {
         self.slots[slot] = Some(id);
         let mut path = Path::new(now, link, slot, facts);
         // The client sends a PING first. The server does not send before it has received something on the path.
-        path.greets = self.side == Side::Client;
+        path.initial_ping = self.side == Side::Client;
         self.paths.insert(id, path);
         self.scheduler.forget();
         self.chooser.iter_mut().for_each(Chooser::reconsider);
@@ -164,7 +164,7 @@ impl Bond {
         self.path_updates.remove(&id);
         let mut items = Vec::new();
         path.tracker.abandon(&mut items);
-        self.again(items);
+        self.requeue(items);
         self.reroute(path.extra);
         self.scheduler.forget();
         self.chooser.iter_mut().for_each(Chooser::reconsider);
@@ -204,7 +204,7 @@ impl Bond {
     }
 
     /// Whether a probe is due on a path that is not good. A probe needs no room in the congestion window.
-    pub fn wants_probe(&self, now: Time, id: PathId) -> bool {
+    pub fn is_probe_due(&self, now: Time, id: PathId) -> bool {
         self.paths.get(&id).is_some_and(|path| path.next_probe.is_some_and(|due| due <= now))
     }
 
@@ -300,7 +300,7 @@ impl Bond {
         if let Some(flow) = self.flows.get_mut(&id) {
             flow.send.finish();
             self.refresh(id);
-            self.tidy(now, id);
+            self.remove_if_over(now, id);
         }
     }
 
@@ -315,7 +315,7 @@ impl Bond {
         self.wake_blocked();
         self.control.push_back(Control::Reset(id, code));
         self.refresh(id);
-        self.tidy(now, id);
+        self.remove_if_over(now, id);
     }
 
     /// Releases a flow that the driver no longer uses. Data of a finished flow still arrives; an unfinished flow is reset. The receiving side is
@@ -341,7 +341,7 @@ impl Bond {
     pub fn read(&mut self, now: Time, id: FlowKey, most: usize) -> Option<Bytes> {
         let max_window = self.limits.max_window;
         let flow = self.flows.get_mut(&id)?;
-        flow.readable_told = false;
+        flow.readable_reported = false;
         let srtt = self.paths.values().map(|path| path.srtt).max().unwrap_or_default();
         let data = flow.receive.read(most);
         if let Some(data) = &data {
@@ -349,14 +349,14 @@ impl Bond {
         }
         // If a window is used up within two round trips, the window limits the flow. On the fastest paths a round trip is shorter than the programs'
         // wake-up latency, hence the addition.
-        let grow = now.since(flow.credit_told) < srtt * 2 + WAKING;
+        let grow = now.since(flow.credit_sent_at) < srtt * 2 + WAKE_LATENCY;
         if flow.reset_received.is_none() && flow.receive.grant(grow, max_window).is_some() {
-            flow.credit_told = now;
+            flow.credit_sent_at = now;
             self.control.push_back(Control::Credit(id));
         }
         self.grant_total();
         if data.is_none() {
-            self.tidy(now, id);
+            self.remove_if_over(now, id);
         }
         data
     }
@@ -385,7 +385,7 @@ impl Bond {
     /// Returns the next message of a datagram flow.
     pub fn read_message(&mut self, id: FlowKey) -> Option<Bytes> {
         let flow = self.flows.get_mut(&id)?;
-        flow.readable_told = false;
+        flow.readable_reported = false;
         self.unread_messages -= flow.messages.unread();
         let message = flow.messages.read();
         self.unread_messages += flow.messages.unread();
@@ -400,7 +400,7 @@ impl Bond {
     pub fn set_policy(&mut self, id: FlowKey, policy: FlowPolicy) {
         let Some(flow) = self.flows.get_mut(&id).filter(|_| self.side == Side::Client) else { return };
         flow.policy_version += 1;
-        (flow.policy, flow.held) = (policy, LinkSet::EMPTY);
+        (flow.policy, flow.excluded_slots) = (policy, LinkSet::EMPTY);
         let version = flow.policy_version;
         self.control.push_back(Control::Policy(id, version));
         self.apply_policy(id);
@@ -408,8 +408,8 @@ impl Bond {
     }
 
     /// Whether urgent data was sent within the last second, so that more is likely.
-    pub fn hurries(&self, now: Time) -> bool {
-        self.hurried_at.is_some_and(|at| now.since(at) < Duration::from_secs(1))
+    pub fn has_recent_urgent(&self, now: Time) -> bool {
+        self.urgent_sent_at.is_some_and(|at| now.since(at) < Duration::from_secs(1))
     }
 
     /// Number of flows.
@@ -450,7 +450,7 @@ impl Bond {
         for id in ids {
             self.look_for_losses(now, id);
             let Some(path) = self.paths.get_mut(&id) else { continue };
-            path.relax(now);
+            path.relax_slack(now);
             if path.suspect_at().is_some_and(|due| due <= now) {
                 self.on_silence(now, id);
             } else if path.dead_at().is_some_and(|due| due <= now) {
@@ -465,12 +465,12 @@ impl Bond {
         let Some(path) = self.paths.get_mut(&id) else { return };
         if path.state == PathState::Probing {
             self.set_state(now, id, PathState::Dead);
-        } else if others || !path.go_on(now) {
+        } else if others || !path.on_overdue(now) {
             self.set_state(now, id, PathState::Suspect);
         } else {
             let mut items = Vec::new();
             path.tracker.repeat_all(&mut items);
-            self.again(items);
+            self.requeue(items);
         }
     }
 }

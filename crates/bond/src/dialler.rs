@@ -9,14 +9,14 @@ use braid_model::Family;
 
 use crate::PathId;
 
-/// Initial delay before a path is redialled. It doubles up to `LONGEST_PAUSE`.
-const FIRST_PAUSE: Duration = Duration::from_millis(500);
+/// Initial delay before a path is redialled. It doubles up to `MAX_PAUSE`.
+const INITIAL_PAUSE: Duration = Duration::from_millis(500);
 /// Longest delay before a redial. It also applies after a refusal.
-pub const LONGEST_PAUSE: Duration = Duration::from_secs(15);
+pub const MAX_PAUSE: Duration = Duration::from_secs(15);
 /// Time after which an unanswered path is redialled. Its first packets may have been sent into another network.
-pub const PATIENCE: Duration = Duration::from_secs(5);
+pub const DIAL_TIMEOUT: Duration = Duration::from_secs(5);
 /// Additional time once the peer has begun to answer: a handshake takes two round trips.
-pub const MORE_PATIENCE: Duration = Duration::from_secs(15);
+pub const EXTENDED_DIAL_TIMEOUT: Duration = Duration::from_secs(15);
 
 /// A link, by its number in the bond, and an address family.
 pub type Route = (u8, Family);
@@ -27,7 +27,7 @@ pub struct Dialler<C> {
     attempts: BTreeMap<Route, Attempt<C>>,
     next_path: u32,
     /// Number of consecutive reports that the peer does not know the bond, since a path last joined.
-    forgotten: u32,
+    unknown_bond_count: u32,
 }
 
 #[derive(Debug)]
@@ -38,7 +38,7 @@ struct Attempt<C> {
     failures: u32,
     /// When to dial, or when to give up the current connection.
     due: Option<Instant>,
-    /// Whether the current connection got `MORE_PATIENCE`.
+    /// Whether the current connection got `EXTENDED_DIAL_TIMEOUT`.
     extended: bool,
     /// Index of the peer's address to dial. It advances only after a failure, since an address that answered is likely to answer again.
     address: usize,
@@ -54,7 +54,7 @@ impl<C> Default for Attempt<C> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Loss {
     /// The connection timed out.
-    Silent,
+    TimedOut,
     /// The other end closed the connection or no longer has its state. Before the path has joined, an on-path attacker may have forged this.
     Closed,
     /// The peer refused the client, or presented the wrong key.
@@ -67,14 +67,14 @@ pub enum Loss {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Due<C> {
     /// The connection has answered. It gets more time.
-    Waits,
+    Wait,
     /// Dial the route. Close its current connection first, if there is one.
-    Dials(Option<C>),
+    Dial(Option<C>),
 }
 
 impl<C> Default for Dialler<C> {
     fn default() -> Self {
-        Self { attempts: BTreeMap::new(), next_path: 0, forgotten: 0 }
+        Self { attempts: BTreeMap::new(), next_path: 0, unknown_bond_count: 0 }
     }
 }
 
@@ -112,17 +112,17 @@ impl<C: Copy + PartialEq> Dialler<C> {
         self.attempts.iter().filter(due).map(|(route, _)| *route).collect()
     }
 
-    /// Returns the action for a route that is due. `heard` returns whether a connection has received anything.
-    pub fn on_due(&mut self, now: Instant, route: Route, heard: impl FnOnce(C) -> bool) -> Due<C> {
-        let Some(attempt) = self.attempts.get_mut(&route) else { return Due::Waits };
+    /// Returns the action for a route that is due. `answered` returns whether a connection has received anything.
+    pub fn on_due(&mut self, now: Instant, route: Route, answered: impl FnOnce(C) -> bool) -> Due<C> {
+        let Some(attempt) = self.attempts.get_mut(&route) else { return Due::Wait };
         attempt.due = None;
-        if attempt.connection.is_some_and(heard) && !std::mem::replace(&mut attempt.extended, true) {
-            attempt.due = Some(now + MORE_PATIENCE);
-            return Due::Waits;
+        if attempt.connection.is_some_and(answered) && !std::mem::replace(&mut attempt.extended, true) {
+            attempt.due = Some(now + EXTENDED_DIAL_TIMEOUT);
+            return Due::Wait;
         }
         let given_up = attempt.connection.take();
         attempt.address += usize::from(given_up.is_some());
-        Due::Dials(given_up)
+        Due::Dial(given_up)
     }
 
     /// Index of the peer's address that the route dials next (counted on past the last address; the caller wraps it), and whether the route has
@@ -140,13 +140,13 @@ impl<C: Copy + PartialEq> Dialler<C> {
     /// A dial was started.
     pub fn on_dialled(&mut self, now: Instant, route: Route, connection: C, path: PathId) {
         if let Some(attempt) = self.attempts.get_mut(&route) {
-            (attempt.connection, attempt.path, attempt.due) = (Some(connection), Some(path), Some(now + PATIENCE));
+            (attempt.connection, attempt.path, attempt.due) = (Some(connection), Some(path), Some(now + DIAL_TIMEOUT));
             (attempt.extended, attempt.joined) = (false, false);
         }
     }
 
     /// A dial could not be started: no address of the family is known, or the system rejects the address (`address_known`).
-    pub fn on_undialled(&mut self, now: Instant, route: Route, address_known: bool) {
+    pub fn on_dial_failed(&mut self, now: Instant, route: Route, address_known: bool) {
         if let Some(attempt) = self.attempts.get_mut(&route) {
             attempt.due = Some(now + pause(attempt.failures));
             attempt.failures += 1;
@@ -157,7 +157,7 @@ impl<C: Copy + PartialEq> Dialler<C> {
 
     /// The path of a connection joined the bond.
     pub fn on_joined(&mut self, connection: C) {
-        self.forgotten = 0;
+        self.unknown_bond_count = 0;
         if let Some(attempt) = self.attempts.values_mut().find(|attempt| attempt.connection == Some(connection)) {
             (attempt.joined, attempt.failures, attempt.due) = (true, 0, None);
         }
@@ -171,7 +171,7 @@ impl<C: Copy + PartialEq> Dialler<C> {
         let pause = match loss {
             // A peer that had accepted this path, and whose key is verified, is redialled at once.
             Loss::Closed | Loss::UnknownBond if joined => Duration::ZERO,
-            Loss::Refused => LONGEST_PAUSE,
+            Loss::Refused => MAX_PAUSE,
             _ => pause(attempt.failures),
         };
         (attempt.connection, attempt.path, attempt.joined) = (None, None, false);
@@ -189,18 +189,18 @@ impl<C: Copy + PartialEq> Dialler<C> {
 
     /// Restarts after the peer lost the bond's state. The delay is short if a path had joined, and zero at the first report; after that it grows,
     /// since a peer that never knows the bond would otherwise be redialled in a loop.
-    pub fn restart_forgotten(&mut self, now: Instant, joined: bool) {
+    pub fn restart_unknown_bond(&mut self, now: Instant, joined: bool) {
         if joined {
-            return self.restart(now, FIRST_PAUSE);
+            return self.restart(now, INITIAL_PAUSE);
         }
-        let pause = if self.forgotten == 0 { Duration::ZERO } else { pause(self.forgotten) };
-        self.forgotten = self.forgotten.saturating_add(1);
+        let pause = if self.unknown_bond_count == 0 { Duration::ZERO } else { pause(self.unknown_bond_count) };
+        self.unknown_bond_count = self.unknown_bond_count.saturating_add(1);
         self.restart(now, pause);
     }
 
     /// Restarts after the bond ended at this end.
     pub fn restart_ended(&mut self, now: Instant) {
-        self.restart(now, FIRST_PAUSE);
+        self.restart(now, INITIAL_PAUSE);
     }
 
     /// The path of a route, if it has joined.
@@ -216,5 +216,5 @@ impl<C: Copy + PartialEq> Dialler<C> {
 
 /// Delay before the next attempt after this many failures.
 fn pause(failures: u32) -> Duration {
-    (FIRST_PAUSE * (1 << failures.min(8))).min(LONGEST_PAUSE)
+    (INITIAL_PAUSE * (1 << failures.min(8))).min(MAX_PAUSE)
 }

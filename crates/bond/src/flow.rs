@@ -31,11 +31,11 @@ pub(crate) struct FlowState {
     pub(crate) stop_received: Option<u64>,
     /// Whether `Event::Opened` was emitted.
     pub(crate) answered: bool,
-    pub(crate) credit_told: Time,
+    pub(crate) credit_sent_at: Time,
     /// Slots of the paths that the flow may temporarily not use: its last bytes arrive sooner over faster paths.
-    pub(crate) held: LinkSet,
+    pub(crate) excluded_slots: LinkSet,
     /// Whether `Event::Readable` was emitted and the driver has not read since.
-    pub(crate) readable_told: bool,
+    pub(crate) readable_reported: bool,
     /// `Event::Writable` is due once no more than this many bytes are held.
     pub(crate) blocked: Option<u64>,
     /// When the flow's send buffer was last nearly full.
@@ -60,9 +60,9 @@ impl FlowState {
             stopped: false,
             stop_received: None,
             answered: false,
-            credit_told: now,
-            held: LinkSet::EMPTY,
-            readable_told: false,
+            credit_sent_at: now,
+            excluded_slots: LinkSet::EMPTY,
+            readable_reported: false,
             blocked: None,
             full_at: Time::ZERO,
             by_link: Vec::new(),

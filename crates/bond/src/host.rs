@@ -34,12 +34,12 @@ use crate::{Bond, Event, Limits, PathId, Side};
 const CONNECTION_ID: usize = 4;
 /// Idle timeout. A path that receives nothing for this long is closed. The same limit ends a server's bond without paths, and a client's bond whose
 /// server does not answer new paths either.
-const IDLE: Duration = Duration::from_secs(90);
+const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
 /// Number of handshakes that one source may start at once, and the interval after which it may start another. A handshake costs the server CPU time.
-const HANDSHAKES: u32 = 128;
-const HANDSHAKE_PAUSE: Duration = Duration::from_millis(125);
+const HANDSHAKE_BURST: u32 = 128;
+const HANDSHAKE_INTERVAL: Duration = Duration::from_millis(125);
 /// Number of sources whose handshakes are counted at a time.
-const SOURCES: usize = 65_536;
+const MAX_SOURCES: usize = 65_536;
 /// Datagrams per transmit call, so that the system can send them in one batch.
 const BATCH: NonZeroUsize = NonZeroUsize::new(40).expect("not zero");
 
@@ -118,12 +118,12 @@ pub struct HostLimits {
     /// Number of connections, including unadmitted ones.
     pub connections: usize,
     /// With this many unadmitted connections, new clients must first validate their address (QUIC's Retry). 0: always.
-    pub unproven: usize,
+    pub unvalidated: usize,
 }
 
 impl Default for HostLimits {
     fn default() -> Self {
-        Self { bonds: 4096, bonds_of_one: 16, connections: 16_384, unproven: 64 }
+        Self { bonds: 4096, bonds_of_one: 16, connections: 16_384, unvalidated: 64 }
     }
 }
 
@@ -137,9 +137,9 @@ struct Session {
     connections: BTreeSet<ConnectionId>,
     timer: Option<Instant>,
     /// Since when the bond has had no connection.
-    alone_since: Option<Instant>,
+    pathless_since: Option<Instant>,
     /// When a packet was last received over a connection that has ended since.
-    heard: Option<Instant>,
+    last_received: Option<Instant>,
 }
 
 /// The bonds of one host.
@@ -151,20 +151,20 @@ pub struct Host {
     /// Connections by QUIC's own handles, which QUIC reuses.
     handles: BTreeMap<usize, ConnectionId>,
     /// Number of connections so far.
-    counted: u64,
+    connection_count: u64,
     /// Server: connections in `conns` that were not admitted.
-    strangers: BTreeSet<ConnectionId>,
+    unadmitted: BTreeSet<ConnectionId>,
     bounds: HostLimits,
     /// Limits on the handshakes that clients start, before and after they have validated their address.
-    unproven: Begins,
-    proven: Begins,
+    unvalidated: Begins,
+    validated: Begins,
     first_rtt: Option<Duration>,
     sessions: BTreeMap<BondId, Session>,
     timers: BTreeSet<(Instant, Timer)>,
     /// Connections with unprocessed input, and connections that may have something to send.
     touched: BTreeSet<ConnectionId>,
-    speaking: BTreeSet<ConnectionId>,
-    awake: BTreeSet<BondId>,
+    output_pending: BTreeSet<ConnectionId>,
+    dirty_bonds: BTreeSet<BondId>,
     events: VecDeque<HostEvent>,
     responses: VecDeque<(u8, Transmit, Vec<u8>)>,
     buffer: Vec<u8>,
@@ -204,17 +204,17 @@ impl Host {
             server,
             conns: BTreeMap::new(),
             handles: BTreeMap::new(),
-            counted: 0,
-            strangers: BTreeSet::new(),
+            connection_count: 0,
+            unadmitted: BTreeSet::new(),
             bounds: HostLimits::default(),
-            unproven: Begins::new(HANDSHAKES, HANDSHAKE_PAUSE, SOURCES),
-            proven: Begins::new(HANDSHAKES, HANDSHAKE_PAUSE, SOURCES),
+            unvalidated: Begins::new(HANDSHAKE_BURST, HANDSHAKE_INTERVAL, MAX_SOURCES),
+            validated: Begins::new(HANDSHAKE_BURST, HANDSHAKE_INTERVAL, MAX_SOURCES),
             first_rtt: None,
             sessions: BTreeMap::new(),
             timers: BTreeSet::new(),
             touched: BTreeSet::new(),
-            speaking: BTreeSet::new(),
-            awake: BTreeSet::new(),
+            output_pending: BTreeSet::new(),
+            dirty_bonds: BTreeSet::new(),
             events: VecDeque::new(),
             responses: VecDeque::new(),
             buffer: Vec::new(),
@@ -254,8 +254,8 @@ impl Host {
                 established: false,
                 connections: BTreeSet::new(),
                 timer: None,
-                alone_since: None,
-                heard: None,
+                pathless_since: None,
+                last_received: None,
             },
         );
     }
@@ -294,13 +294,13 @@ impl Host {
     }
 
     /// Client: whether a connection has received anything from the other end.
-    pub fn has_heard(&self, id: ConnectionId) -> bool {
-        self.conns.get(&id).is_some_and(|conn| conn.heard.is_some())
+    pub fn has_received(&self, id: ConnectionId) -> bool {
+        self.conns.get(&id).is_some_and(|conn| conn.last_received.is_some())
     }
 
     /// Client: whether any current connection of a bond has received anything from the other end.
-    pub fn has_heard_of(&self, bond: BondId) -> bool {
-        self.conns.values().any(|conn| conn.bond == Some(bond) && conn.heard.is_some())
+    pub fn has_received_any(&self, bond: BondId) -> bool {
+        self.conns.values().any(|conn| conn.bond == Some(bond) && conn.last_received.is_some())
     }
 
     /// The host's own addresses that the bond's paths were received at, as far as the system reports them.
@@ -314,7 +314,7 @@ impl Host {
     /// A bond, for use by the driver. The next [`Self::drive`] processes it.
     pub fn bond(&mut self, id: BondId) -> Option<&mut Bond> {
         let session = self.sessions.get_mut(&id)?;
-        self.awake.insert(id);
+        self.dirty_bonds.insert(id);
         Some(&mut session.bond)
     }
 
@@ -337,7 +337,7 @@ impl Host {
         // Connections that are still in the handshake for this bond.
         let greeting: Vec<ConnectionId> = self.conns.iter().filter(|(_, conn)| conn.bond == Some(id)).map(|(at, _)| *at).collect();
         greeting.into_iter().for_each(|at| self.close_with(now, at, code, reason));
-        self.awake.remove(&id);
+        self.dirty_bonds.remove(&id);
         self.events.push_back(HostEvent::Ended { bond: id, reason: reason.to_owned() });
     }
 
@@ -348,16 +348,16 @@ impl Host {
 
     fn close_with(&mut self, now: Instant, id: ConnectionId, code: u64, reason: &str) {
         if let Some(conn) = self.conns.get_mut(&id) {
-            conn.farewell |= !conn.connection.is_closed();
+            conn.close_pending |= !conn.connection.is_closed();
             conn.connection.close(now, VarInt::try_from(code).unwrap_or_default(), Bytes::copy_from_slice(reason.as_bytes()));
             self.touched.insert(id);
-            self.lose(now, id, reason, false);
+            self.on_lost(now, id, reason, false);
         }
     }
 
     /// Whether a close packet has not been sent yet: it waits for its turn as any packet does.
-    pub fn has_farewells(&self) -> bool {
-        self.conns.values().any(|conn| conn.farewell)
+    pub fn has_pending_closes(&self) -> bool {
+        self.conns.values().any(|conn| conn.close_pending)
     }
 
     /// Returns the oldest pending event.
@@ -389,10 +389,12 @@ impl Host {
                     let Some(session) = self.sessions.get_mut(&id) else { continue };
                     session.timer = None;
                     session.bond.handle_timeout(time);
-                    if self.server.is_some() && session.alone_since.is_some_and(|since| now.saturating_duration_since(since) >= IDLE) {
+                    if self.server.is_some()
+                        && session.pathless_since.is_some_and(|since| now.saturating_duration_since(since) >= IDLE_TIMEOUT)
+                    {
                         self.end(now, id, "the bond had no path for too long");
                     }
-                    self.awake.insert(id);
+                    self.dirty_bonds.insert(id);
                 }
             }
         }
@@ -413,7 +415,7 @@ impl Host {
                 let Some(id) = self.handles.get(&handle.0).copied() else { return };
                 if let Some(conn) = self.conns.get_mut(&id) {
                     conn.connection.handle_event(event);
-                    conn.heard = Some(now);
+                    conn.last_received = Some(now);
                     self.touched.insert(id);
                 }
             }
@@ -427,9 +429,9 @@ impl Host {
 
     /// Moves received data from connections to bonds. The driver can then read flows, and write to flows that waited for room, before it calls
     /// [`Self::drive`].
-    pub fn take_in(&mut self, now: Instant) {
+    pub fn process_input(&mut self, now: Instant) {
         while let Some(id) = self.touched.pop_first() {
-            self.hear(now, id);
+            self.process_connection(now, id);
             if let Some(bond) = self.conns.get(&id).and_then(|conn| conn.bond) {
                 self.collect_events(bond);
             }
@@ -441,18 +443,18 @@ impl Host {
         for (link, transmit, data) in self.responses.drain(..) {
             sink(link, &transmit, &data);
         }
-        self.take_in(now);
-        while let Some(id) = self.awake.pop_first() {
+        self.process_input(now);
+        while let Some(id) = self.dirty_bonds.pop_first() {
             self.drive_bond(now, id, sink);
         }
         // Connections without a bond, and those whose bond has just ended.
-        while let Some(id) = self.speaking.pop_first() {
-            self.give_out(now, id, true, sink);
+        while let Some(id) = self.output_pending.pop_first() {
+            self.flush_conn(now, id, true, sink);
         }
     }
 
     /// Processes the pending events and datagrams of a connection.
-    fn hear(&mut self, now: Instant, id: ConnectionId) {
+    fn process_connection(&mut self, now: Instant, id: ConnectionId) {
         let time = self.time(now);
         let Some(conn) = self.conns.get_mut(&id) else { return };
         while let Some(event) = conn.connection.poll_endpoint_events() {
@@ -466,7 +468,7 @@ impl Host {
                 QuicEvent::Connected => {
                     if let Some(hello) = conn.hello.take() {
                         conn.stream = conn.connection.streams().open(Dir::Bi);
-                        conn.say(&hello.encode());
+                        conn.write_greeting(&hello.encode());
                     }
                 }
                 QuicEvent::ConnectionLost { reason } => lost = Some(reason),
@@ -482,9 +484,9 @@ impl Host {
             if self.server.is_none() && matches!(&reason, ConnectionError::ApplicationClosed(close) if ended(close)) {
                 conn.refused = Some(refusals::FORGOTTEN);
             }
-            self.lose(now, id, &reason.to_string(), forgotten);
+            self.on_lost(now, id, &reason.to_string(), forgotten);
             // A client that closes its last path does not return.
-            if let Some(bond) = bond.filter(|bond| left && self.server.is_some() && self.is_alone(*bond)) {
+            if let Some(bond) = bond.filter(|bond| left && self.server.is_some() && self.has_no_path(*bond)) {
                 self.end(now, bond, "the client ended the bond");
             }
         } else if conn.stage == Stage::Greeting {
@@ -502,7 +504,7 @@ impl Host {
                     let rest = std::iter::from_fn(|| conn.connection.datagrams().recv());
                     first.into_iter().chain(rest).find_map(|data| session.bond.receive(time, conn.path, data).err())
                 });
-                self.awake.insert(bond);
+                self.dirty_bonds.insert(bond);
                 if let Some(error) = broken {
                     self.end(now, bond, &error.to_string());
                 }
@@ -510,20 +512,20 @@ impl Host {
             // Datagrams before admission or after the end are not valid. Drop them.
             None => while conn.connection.datagrams().recv().is_some() {},
         }
-        self.speaking.insert(id);
+        self.output_pending.insert(id);
     }
 
-    fn is_alone(&self, bond: BondId) -> bool {
+    fn has_no_path(&self, bond: BondId) -> bool {
         self.sessions.get(&bond).is_some_and(|session| session.connections.is_empty())
     }
 
     /// A connection ended or is ending. Removes its path and reports the event once.
-    fn lose(&mut self, now: Instant, id: ConnectionId, reason: &str, forgotten: bool) {
+    fn on_lost(&mut self, now: Instant, id: ConnectionId, reason: &str, forgotten: bool) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
-        if conn.told {
+        if conn.loss_reported {
             return;
         }
-        conn.told = true;
+        conn.loss_reported = true;
         let joined = std::mem::replace(&mut conn.stage, Stage::Closed) == Stage::Joined;
         let event = HostEvent::Lost {
             connection: id,
@@ -535,24 +537,24 @@ impl Host {
             another_key: conn.another_key,
         };
         self.events.push_back(event);
-        let (heard, Some(bond)) = (conn.heard, conn.bond) else { return };
+        let (last_received, Some(bond)) = (conn.last_received, conn.bond) else { return };
         let Some(session) = self.sessions.get_mut(&bond) else { return };
-        session.heard = session.heard.max(heard);
+        session.last_received = session.last_received.max(last_received);
         if session.connections.remove(&id) {
             // A connection that has not joined may have claimed the identifier of another connection's path.
             if joined {
                 session.bond.remove_path(conn.path);
             }
-            self.awake.insert(bond);
+            self.dirty_bonds.insert(bond);
         }
-        self.give_up(now, bond, joined);
+        self.end_if_unreachable(now, bond, joined);
     }
 
     /// Client: ends a bond without paths that has received nothing for too long and has just failed to get a new path. Without a link nothing is
     /// dialled, and the bond stays until the link returns.
-    fn give_up(&mut self, now: Instant, bond: BondId, joined: bool) {
+    fn end_if_unreachable(&mut self, now: Instant, bond: BondId, joined: bool) {
         let Some(session) = self.sessions.get(&bond).filter(|session| !joined && session.established) else { return };
-        let silent = session.heard.is_some_and(|heard| now.saturating_duration_since(heard) >= IDLE);
+        let silent = session.last_received.is_some_and(|last_received| now.saturating_duration_since(last_received) >= IDLE_TIMEOUT);
         if self.server.is_none() && session.connections.is_empty() && silent {
             self.end(now, bond, "nothing was received from the other end for too long");
         }
@@ -563,18 +565,18 @@ impl Host {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let connections: Vec<ConnectionId> = session.connections.iter().copied().collect();
         if connections.is_empty() {
-            session.alone_since.get_or_insert(now);
+            session.pathless_since.get_or_insert(now);
         } else {
-            session.alone_since = None;
+            session.pathless_since = None;
         }
         loop {
             let mut sent = false;
             for connection in &connections {
-                let touched = self.speaking.remove(connection);
-                sent |= self.give_out(now, *connection, touched, sink);
+                let touched = self.output_pending.remove(connection);
+                sent |= self.flush_conn(now, *connection, touched, sink);
             }
             // Under a packet scheduler, a path that was polled before may be chosen next.
-            if !sent || self.sessions.get(&id).is_none_or(|session| !session.bond.is_chosen()) {
+            if !sent || self.sessions.get(&id).is_none_or(|session| !session.bond.has_packet_scheduler()) {
                 break;
             }
         }
@@ -590,7 +592,7 @@ impl Host {
 
     /// Sends the pending packets of a connection, and data of its bond until the path is full. Returns whether it sent anything. A connection without
     /// new input and without new data is not polled.
-    fn give_out(&mut self, now: Instant, id: ConnectionId, touched: bool, sink: &mut Sink<'_>) -> bool {
+    fn flush_conn(&mut self, now: Instant, id: ConnectionId, touched: bool, sink: &mut Sink<'_>) -> bool {
         let time = self.time(now);
         let Some(conn) = self.conns.get_mut(&id) else { return false };
         let held = conn.held(now);
@@ -611,7 +613,7 @@ impl Host {
                 sink(conn.link, &transmit, &self.buffer[..transmit.size]);
                 conn.spend(transmit.size);
                 self.buffer.clear();
-                (conn.farewell, sent) = (false, true);
+                (conn.close_pending, sent) = (false, true);
             }
             any |= sent;
             if !sent || bond.is_none() {
@@ -634,7 +636,7 @@ impl Host {
         let timer = timer.map(|at| conn.held(now).map_or(at, |until| at.max(until)));
         set_timer(&mut self.timers, &mut conn.timer, timer, Timer::Connection(id));
         if gone {
-            self.lose(now, id, "closed", false);
+            self.on_lost(now, id, "closed", false);
             self.remove_conn(id);
         }
         any
@@ -642,7 +644,7 @@ impl Host {
 
     fn set_bond_timer(&mut self, now: Instant, id: BondId) {
         let Some(session) = self.sessions.get(&id) else { return };
-        let idle = session.alone_since.filter(|_| self.server.is_some()).map(|since| since + IDLE);
+        let idle = session.pathless_since.filter(|_| self.server.is_some()).map(|since| since + IDLE_TIMEOUT);
         let own = session.bond.poll_timeout().map(|time| self.instant(time).max(now));
         let timer = [idle, own].into_iter().flatten().min();
         let Some(session) = self.sessions.get_mut(&id) else { return };
@@ -650,8 +652,8 @@ impl Host {
     }
 
     fn insert_conn(&mut self, conn: Conn) -> ConnectionId {
-        self.counted += 1;
-        let id = ConnectionId(self.counted);
+        self.connection_count += 1;
+        let id = ConnectionId(self.connection_count);
         self.handles.insert(conn.handle.0, id);
         self.conns.insert(id, conn);
         self.touched.insert(id);
@@ -664,12 +666,12 @@ impl Host {
         if let Some(handle) = handle.filter(|handle| self.handles.get(handle) == Some(&id)) {
             self.handles.remove(&handle);
         }
-        self.strangers.remove(&id);
+        self.unadmitted.remove(&id);
     }
 
     fn insert_session(&mut self, id: BondId, session: Session) {
         self.sessions.insert(id, session);
-        self.awake.insert(id);
+        self.dirty_bonds.insert(id);
     }
 }
 

@@ -99,7 +99,7 @@ impl Messages {
         if data.len() > MAX_MESSAGE || !self.seen.insert(number) {
             return false;
         }
-        self.give_up(number);
+        self.remove_partial(number);
         self.deliver(data);
         true
     }
@@ -123,12 +123,12 @@ impl Messages {
             if self.partial.len() > MAX_PARTIAL
                 && let Some((oldest, _)) = self.partial.first_key_value()
             {
-                self.give_up(*oldest);
+                self.remove_partial(*oldest);
                 self.dropped += 1;
             }
             return false;
         }
-        let Some(partial) = self.give_up(number) else { return false };
+        let Some(partial) = self.remove_partial(number) else { return false };
         if !self.seen.insert(number) {
             return false;
         }
@@ -138,7 +138,7 @@ impl Messages {
         true
     }
 
-    fn give_up(&mut self, number: u64) -> Option<Partial> {
+    fn remove_partial(&mut self, number: u64) -> Option<Partial> {
         let partial = self.partial.remove(&number)?;
         self.gathering -= partial.cost();
         Some(partial)

@@ -13,17 +13,17 @@ const MIN_SLACK: Duration = Duration::from_millis(20);
 /// Upper bound of that time. A single long round trip must not keep a path from being probed.
 const MAX_WAIT: Duration = Duration::from_secs(10);
 /// A suspect path is dead after this long without an acknowledgement.
-const DEATH: Duration = Duration::from_secs(1);
+const DEAD_AFTER: Duration = Duration::from_secs(1);
 /// Minimum interval between probes of a path that is not good.
 const PROBE_EVERY: Duration = Duration::from_millis(100);
 /// Acknowledgements after which a path is good again.
-const PROOFS: u32 = 2;
+const RECOVERY_ACKS: u32 = 2;
 /// Datagrams remembered for a path that does not answer, in case their acknowledgement arrives late.
 const REMEMBERED: usize = 4096;
 /// The only good path may miss this many acknowledgement deadlines in a row before it is suspected.
 const MAX_OVERDUE: u32 = 3;
 /// Largest factor by which false suspicions may stretch a path's slack.
-const MAX_LENIENCY: u32 = 16;
+const MAX_SLACK_FACTOR: u32 = 16;
 
 /// Whether a path delivers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,15 +68,15 @@ pub(crate) struct Path {
     pub(crate) srtt: Duration,
     rttvar: Duration,
     sampled: bool,
-    leniency: u32,
+    slack_factor: u32,
     pub(crate) state_since: Time,
-    proofs: u32,
+    recovery_acks: u32,
     /// Number of acknowledgement deadlines missed in a row while no other path was good, and the time of the last one.
     overdue: u32,
     overdue_since: Time,
     pub(crate) next_probe: Option<Time>,
     /// Whether to send a PING, so that the other end learns that the new path works.
-    pub(crate) greets: bool,
+    pub(crate) initial_ping: bool,
     /// When to check for lost datagrams.
     pub(crate) loss_due: Option<Time>,
 }
@@ -115,13 +115,13 @@ impl Path {
             srtt: facts.rtt,
             rttvar: facts.rtt / 2,
             sampled: false,
-            leniency: 1,
+            slack_factor: 1,
             state_since: now,
-            proofs: 0,
+            recovery_acks: 0,
             overdue: 0,
             overdue_since: now,
             next_probe: None,
-            greets: false,
+            initial_ping: false,
             loss_due: None,
         }
     }
@@ -174,12 +174,12 @@ impl Path {
     }
 
     /// Time threshold for loss: a datagram is lost if it is unacknowledged for this long although a later one was acknowledged.
-    pub(crate) fn patience(&self) -> Duration {
+    pub(crate) fn loss_delay(&self) -> Duration {
         self.srtt * 9 / 8 + Duration::from_millis(1)
     }
 
     fn slack(&self) -> Duration {
-        ((self.rttvar * 4).max(MIN_SLACK) + ACK_DELAY) * self.leniency
+        ((self.rttvar * 4).max(MIN_SLACK) + ACK_DELAY) * self.slack_factor
     }
 
     /// When to suspect this path if no acknowledgement arrives until then.
@@ -187,7 +187,7 @@ impl Path {
         match self.state {
             PathState::Good => {}
             // A loss before the path recovered says nothing about its present state, and some of the probes may be lost too.
-            PathState::Probing => return Some(self.tracker.last_ack.max(self.state_since) + DEATH.max(self.srtt * 4)),
+            PathState::Probing => return Some(self.tracker.last_ack.max(self.state_since) + DEAD_AFTER.max(self.srtt * 4)),
             PathState::Suspect | PathState::Dead => return None,
         }
         let oldest = self.tracker.oldest()?;
@@ -198,7 +198,7 @@ impl Path {
 
     /// An acknowledgement is overdue and no other path is good. Returns whether to stay on the path and retransmit what is in flight, as a probe
     /// timeout does (RFC 9002, section 6.2).
-    pub(crate) fn go_on(&mut self, now: Time) -> bool {
+    pub(crate) fn on_overdue(&mut self, now: Time) -> bool {
         self.overdue += 1;
         self.overdue_since = now;
         self.overdue <= MAX_OVERDUE
@@ -206,7 +206,7 @@ impl Path {
 
     /// When a suspect path becomes dead.
     pub(crate) fn dead_at(&self) -> Option<Time> {
-        (self.state == PathState::Suspect).then(|| self.state_since + DEATH)
+        (self.state == PathState::Suspect).then(|| self.state_since + DEAD_AFTER)
     }
 
     pub(crate) fn set_state(&mut self, now: Time, state: PathState) {
@@ -215,33 +215,33 @@ impl Path {
         }
         if self.state == PathState::Suspect && state == PathState::Good && now.since(self.state_since) < self.srtt * 2 + MIN_SLACK {
             // The suspicion was false: the path was only slow. Wait longer the next time.
-            self.leniency = (self.leniency * 2).min(MAX_LENIENCY);
+            self.slack_factor = (self.slack_factor * 2).min(MAX_SLACK_FACTOR);
         }
         self.state = state;
         self.state_since = now;
-        self.proofs = 0;
+        self.recovery_acks = 0;
         self.next_probe = (state != PathState::Good && !self.is_down()).then_some(now);
     }
 
     /// A datagram was acknowledged. Returns the resulting state of the path.
-    pub(crate) fn on_proof(&mut self) -> PathState {
+    pub(crate) fn on_delivery(&mut self) -> PathState {
         self.overdue = 0;
         if self.is_good() {
             return PathState::Good;
         }
-        self.proofs += 1;
+        self.recovery_acks += 1;
         match self.state {
             // A path that was only briefly overdue is good at once.
             PathState::Suspect => PathState::Good,
-            _ if self.proofs >= PROOFS => PathState::Good,
+            _ if self.recovery_acks >= RECOVERY_ACKS => PathState::Good,
             _ => PathState::Probing,
         }
     }
 
     /// Halves the slack factor after each ten seconds in the good state.
-    pub(crate) fn relax(&mut self, now: Time) {
-        if self.leniency > 1 && self.is_good() && now.since(self.state_since) > Duration::from_secs(10) {
-            self.leniency /= 2;
+    pub(crate) fn relax_slack(&mut self, now: Time) {
+        if self.slack_factor > 1 && self.is_good() && now.since(self.state_since) > Duration::from_secs(10) {
+            self.slack_factor /= 2;
             self.state_since = now;
         }
     }

@@ -22,10 +22,10 @@ pub enum BondError {
     TotalCredit,
     /// Too many out-of-order chunks, or too many gaps in the acknowledgements.
     #[error("the other end leaves too many gaps in its streams or acknowledgements: {0} out-of-order pieces are pending")]
-    Holes(usize),
+    Gaps(usize),
     /// The other end does not acknowledge the frames that it causes.
     #[error("the other end does not accept or acknowledge answers: {0} are pending")]
-    Deaf(usize),
+    Backlog(usize),
     /// A datagram acknowledges the same path twice.
     #[error("the other end acknowledges a path twice in one datagram")]
     Repeated,
@@ -34,7 +34,7 @@ pub enum BondError {
     Role(&'static str),
     /// A frame acknowledges a datagram that was never sent, or refers to a flow that never existed.
     #[error("the other end refers to {0} that never existed")]
-    Never(&'static str),
+    Nonexistent(&'static str),
 }
 
 /// Why a flow cannot be opened.

@@ -180,7 +180,7 @@ impl Tracker {
     }
 
     /// Declares datagrams lost and appends their items to `lost`. Returns when to check again.
-    pub(crate) fn detect_lost(&mut self, now: Time, patience: Duration, lost: &mut Vec<Item>) -> Option<Time> {
+    pub(crate) fn detect_lost(&mut self, now: Time, loss_delay: Duration, lost: &mut Vec<Item>) -> Option<Time> {
         let largest = self.largest_acked?;
         let mut again = None;
         let upto = (largest + 1).saturating_sub(self.base) as usize;
@@ -189,7 +189,7 @@ impl Tracker {
                 continue;
             }
             let sequence = self.base + at as u64;
-            let due = sent.at + patience;
+            let due = sent.at + loss_delay;
             if sequence + PACKET_THRESHOLD > largest && now < due {
                 again = Some(again.map_or(due, |again: Time| again.min(due)));
                 continue;
@@ -324,7 +324,7 @@ impl Received {
 mod tests {
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_millis(50);
+    const LOSS_DELAY: Duration = Duration::from_millis(50);
 
     fn at(millis: u64) -> Time {
         Time::from_millis(millis)
@@ -350,10 +350,10 @@ mod tests {
         let (mut acked, mut lost) = (Acked::default(), Vec::new());
         tracker.on_ack(at(20), &ack(&[(3, 4)]), &mut acked).unwrap();
         assert_eq!((acked.items, acked.newest), (vec![item(3), item(4)], Some(at(4))));
-        assert_eq!(tracker.detect_lost(at(20), PATIENCE, &mut lost), Some(at(52)));
+        assert_eq!(tracker.detect_lost(at(20), LOSS_DELAY, &mut lost), Some(at(52)));
         assert_eq!(lost, [item(0), item(1)]);
         lost.clear();
-        assert_eq!(tracker.detect_lost(at(52), PATIENCE, &mut lost), None);
+        assert_eq!(tracker.detect_lost(at(52), LOSS_DELAY, &mut lost), None);
         assert_eq!((lost, tracker.in_flight()), (vec![item(2)], 100));
         assert_eq!(tracker.oldest(), Some(at(5)));
     }
@@ -369,7 +369,7 @@ mod tests {
         assert_eq!(items, (0..3).map(item).collect::<Vec<_>>());
         let mut lost = Vec::new();
         tracker.on_ack(at(9), &ack(&[(4, 4)]), &mut Acked::default()).unwrap();
-        tracker.detect_lost(at(900), PATIENCE, &mut lost);
+        tracker.detect_lost(at(900), LOSS_DELAY, &mut lost);
         assert_eq!((lost.len(), tracker.in_flight()), (0, 0));
     }
 
@@ -378,7 +378,7 @@ mod tests {
         let mut tracker = tracker(5);
         let mut lost = Vec::new();
         tracker.on_ack(at(9), &ack(&[(4, 4)]), &mut Acked::default()).unwrap();
-        tracker.detect_lost(at(9), PATIENCE, &mut lost);
+        tracker.detect_lost(at(9), LOSS_DELAY, &mut lost);
         let mut acked = Acked::default();
         tracker.on_ack(at(10), &ack(&[(0, 4)]), &mut acked).unwrap();
         // The items of the lost datagrams were returned before; this acknowledgement returns the others.

@@ -14,7 +14,7 @@ use crate::wire::{self, Frame, Header, MAX_CHUNK_HEAD};
 use crate::{FlowKey, PathId};
 
 /// A datagram with less room than this counts as full.
-const LEAST_CHUNK: usize = MAX_CHUNK_HEAD + 32;
+const MIN_CHUNK_ROOM: usize = MAX_CHUNK_HEAD + 32;
 /// Upper bound of the bytes before the payload of a message or fragment in a datagram.
 const MESSAGE_HEAD: usize = 64;
 /// Smallest datagram size that a path must support: part of the protocol's version. QUIC's smallest packets hold more.
@@ -25,7 +25,7 @@ const RANGES_ALONG: usize = 2;
 /// A copy, or a wait for a faster path, must gain at least this much time.
 const MARGIN: Duration = Duration::from_millis(5);
 /// While urgent data is expected, a datagram holds at most what its path sends in a millisecond, but no less than this.
-const LEAST_DATAGRAM: u64 = 600;
+const MIN_URGENT_DATAGRAM: u64 = 600;
 /// An exclusion of a flow from a path expires after this time.
 const RECONSIDER: Duration = Duration::from_millis(10);
 /// Copies that may wait for one path. A path with more waiting gets no further copies.
@@ -75,7 +75,7 @@ impl Bond {
             return false;
         }
         let room = path.facts.room.get() > 0;
-        let largest = self.largest(now, path, max);
+        let largest = self.max_datagram(now, path, max);
         // Count a shortened datagram at its full size, so that no other datagram queues behind it.
         let (uncounted, max) = (max - largest, largest);
         let start = out.len();
@@ -83,7 +83,7 @@ impl Bond {
         Header { sequence: Some(sequence) }.encode(draft.out);
         let head = draft.out.len();
         self.put_due_acks(now, id, &mut draft);
-        if self.paths.get_mut(&id).is_some_and(|path| std::mem::take(&mut path.greets)) {
+        if self.paths.get_mut(&id).is_some_and(|path| std::mem::take(&mut path.initial_ping)) {
             draft.eliciting |= draft.add(&Frame::Ping);
         }
         if state == PathState::Good && room {
@@ -121,11 +121,11 @@ impl Bond {
     }
 
     /// Size limit of the next datagram. Urgent data waits for the datagram before it, so on a slow path that datagram must be small.
-    fn largest(&self, now: Time, path: &Path, max: usize) -> usize {
-        if !self.hurries(now) {
+    fn max_datagram(&self, now: Time, path: &Path, max: usize) -> usize {
+        if !self.has_recent_urgent(now) {
             return max;
         }
-        let small = (path.rate().bytes_per_second() / 1000).max(LEAST_DATAGRAM).min(max as u64) as usize;
+        let small = (path.rate().bytes_per_second() / 1000).max(MIN_URGENT_DATAGRAM).min(max as u64) as usize;
         let head = |flow: &FlowKey| self.flows.get(flow).and_then(|flow| flow.messages.head()).unwrap_or(0);
         let waiting = match path.extra.front() {
             Some(Extra::Message(.., data) | Extra::Fragment(.., data)) => data.len(),
@@ -152,7 +152,7 @@ impl Bond {
     /// An acknowledgement costs little beside data, so it is sent before it is due.
     fn put_ack_along(&mut self, now: Time, id: PathId, draft: &mut Draft<'_>) {
         if let Some(path) = self.paths.get_mut(&id).filter(|path| path.received.has_news())
-            && draft.room() > LEAST_CHUNK
+            && draft.room() > MIN_CHUNK_ROOM
         {
             draft.add(&Frame::Ack(path.received.ack(now, id, RANGES_ALONG)));
         }
@@ -184,7 +184,7 @@ impl Bond {
     }
 
     fn put_extra(&mut self, id: PathId, draft: &mut Draft<'_>) {
-        while draft.room() > LEAST_CHUNK {
+        while draft.room() > MIN_CHUNK_ROOM {
             let Some(extra) = self.paths.get_mut(&id).and_then(|path| path.extra.pop_front()) else { return };
             let rest: Vec<Extra> = match extra {
                 Extra::Copy(item) => self.put_copy(item, draft).map(Extra::Copy).into_iter().collect(),
@@ -257,7 +257,7 @@ impl Bond {
         if !self.may_carry(id) {
             return;
         }
-        while draft.room() > LEAST_CHUNK {
+        while draft.room() > MIN_CHUNK_ROOM {
             let Some((flow, also)) = self.next_flow(now, id, slot) else { return };
             let put = if self.is_messages(flow) { self.put_message(id, flow, also, draft) } else { self.put_piece(id, flow, also, draft) };
             self.refresh(flow);
@@ -282,7 +282,7 @@ impl Bond {
                 && self.better_elsewhere(now, id, *flow).is_none()
         });
         if urgent.is_some() {
-            self.hurried_at = Some(now);
+            self.urgent_sent_at = Some(now);
             return urgent.map(|flow| (flow, LinkSet::default()));
         }
         if self.chooser.is_some() {
@@ -293,8 +293,8 @@ impl Bond {
             let flow = *self.keys.get(&grant.flow)?;
             let Some(better) = self.better_elsewhere(now, id, flow) else { return Some((flow, LinkSet::default())) };
             let found = self.flows.get_mut(&flow)?;
-            found.held = (found.held | LinkSet::only(slot)) - LinkSet::only(better);
-            self.kept.insert(flow);
+            found.excluded_slots = (found.excluded_slots | LinkSet::only(slot)) - LinkSet::only(better);
+            self.narrowed.insert(flow);
             self.reconsider.get_or_insert(now + RECONSIDER);
             self.narrow(flow);
         }
@@ -402,7 +402,7 @@ impl Bond {
         let here = now + path.arrival(draft.room() as u64) + MARGIN;
         let others: Vec<PathId> = self.paths.keys().copied().filter(|other| *other != id).collect();
         for other in others {
-            while draft.room() > LEAST_CHUNK {
+            while draft.room() > MIN_CHUNK_ROOM {
                 let flows = &self.flows;
                 let may = |item: &Item| match item {
                     Item::Piece(flow, _) => flows.get(flow).is_some_and(|flow| flow.policy.links.contains(link.into())),

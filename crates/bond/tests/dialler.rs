@@ -4,7 +4,7 @@
 
 use std::time::{Duration, Instant};
 
-use braid_bond::dialler::{Dialler, Due, LONGEST_PAUSE, Loss, MORE_PATIENCE, PATIENCE, Route};
+use braid_bond::dialler::{DIAL_TIMEOUT, Dialler, Due, EXTENDED_DIAL_TIMEOUT, Loss, MAX_PAUSE, Route};
 use braid_model::Family;
 
 const ROUTE: Route = (0, Family::V4);
@@ -27,7 +27,7 @@ impl World {
         let begun = self.now;
         self.now = self.dialler.poll_timeout().expect("something is due").max(self.now);
         assert_eq!(self.dialler.due(self.now), [ROUTE]);
-        assert!(matches!(self.dialler.on_due(self.now, ROUTE, |_| false), Due::Dials(_)));
+        assert!(matches!(self.dialler.on_due(self.now, ROUTE, |_| false), Due::Dial(_)));
         self.connections += 1;
         let path = self.dialler.next_path();
         self.dialler.on_dialled(self.now, ROUTE, self.connections, path);
@@ -44,16 +44,16 @@ fn regression_an_address_that_answered_is_dialled_again_and_the_next_one_only_af
     let mut world = World::new();
     let (connection, _) = world.dial();
     world.dialler.on_joined(connection);
-    assert_eq!(world.dialler.on_lost(world.now, connection, Loss::Silent), Some(true));
+    assert_eq!(world.dialler.on_lost(world.now, connection, Loss::TimedOut), Some(true));
     assert_eq!(world.address(), 0, "it has answered");
     let (connection, _) = world.dial();
-    world.dialler.on_lost(world.now, connection, Loss::Silent);
+    world.dialler.on_lost(world.now, connection, Loss::TimedOut);
     assert_eq!(world.address(), 1, "nobody was there");
     let (connection, _) = world.dial();
     world.dialler.on_joined(connection);
     world.dialler.on_addresses(|_, old| Some(old + 1));
     assert_eq!(world.address(), 2, "it has answered, wherever it stands now");
-    world.dialler.on_lost(world.now, connection, Loss::Silent);
+    world.dialler.on_lost(world.now, connection, Loss::TimedOut);
     world.dialler.on_addresses(|_, old| Some(old));
     assert_eq!(world.address(), 0, "without a path the newest comes first");
 }
@@ -68,10 +68,10 @@ fn regression_who_turns_away_again_and_again_is_dialled_with_growing_pauses() {
             pauses.push(waited);
             let joined = world.dialler.on_lost(world.now, connection, loss).expect("it was dialled");
             if loss == Loss::UnknownBond {
-                world.dialler.restart_forgotten(world.now, joined);
+                world.dialler.restart_unknown_bond(world.now, joined);
             }
         }
-        assert!(pauses.is_sorted() && pauses[7] == LONGEST_PAUSE, "{loss:?}: {pauses:?}");
+        assert!(pauses.is_sorted() && pauses[7] == MAX_PAUSE, "{loss:?}: {pauses:?}");
     }
 }
 
@@ -88,11 +88,11 @@ fn a_peer_that_was_restarted_is_dialled_again_at_once() {
 fn a_connection_that_answers_is_given_more_time_once() {
     let mut world = World::new();
     let (connection, _) = world.dial();
-    world.now += PATIENCE;
-    assert_eq!(world.dialler.on_due(world.now, ROUTE, |_| true), Due::Waits);
-    assert_eq!(world.dialler.poll_timeout(), Some(world.now + MORE_PATIENCE));
-    world.now += MORE_PATIENCE;
-    assert_eq!(world.dialler.on_due(world.now, ROUTE, |_| true), Due::Dials(Some(connection)));
+    world.now += DIAL_TIMEOUT;
+    assert_eq!(world.dialler.on_due(world.now, ROUTE, |_| true), Due::Wait);
+    assert_eq!(world.dialler.poll_timeout(), Some(world.now + EXTENDED_DIAL_TIMEOUT));
+    world.now += EXTENDED_DIAL_TIMEOUT;
+    assert_eq!(world.dialler.on_due(world.now, ROUTE, |_| true), Due::Dial(Some(connection)));
     assert_eq!(world.address(), 1);
 }
 
@@ -101,7 +101,7 @@ fn a_link_that_lives_again_is_dialled_at_once_and_one_with_a_path_is_not() {
     let mut world = World::new();
     let (connection, _) = world.dial();
     world.dialler.on_lost(world.now, connection, Loss::Refused);
-    assert_eq!(world.dialler.poll_timeout(), Some(world.now + LONGEST_PAUSE));
+    assert_eq!(world.dialler.poll_timeout(), Some(world.now + MAX_PAUSE));
     world.dialler.on_link(world.now, ROUTE);
     assert_eq!(world.dialler.poll_timeout(), Some(world.now));
     let (connection, _) = world.dial();
@@ -115,8 +115,8 @@ fn without_an_address_it_waits_longer_and_longer_until_one_is_found() {
     let mut world = World::new();
     for expected in [500, 1000, 2000] {
         world.now = world.dialler.poll_timeout().unwrap();
-        assert_eq!(world.dialler.on_due(world.now, ROUTE, |_| false), Due::Dials(None));
-        world.dialler.on_undialled(world.now, ROUTE, false);
+        assert_eq!(world.dialler.on_due(world.now, ROUTE, |_| false), Due::Dial(None));
+        world.dialler.on_dial_failed(world.now, ROUTE, false);
         assert_eq!(world.dialler.poll_timeout(), Some(world.now + Duration::from_millis(expected)));
     }
     world.dialler.on_found(world.now);

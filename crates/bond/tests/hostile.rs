@@ -99,7 +99,7 @@ fn flows_together_go_no_further_than_the_credit_of_all() {
 fn regression_one_byte_pieces_with_holes_cannot_fill_the_memory() {
     let mut bond = server();
     let (held, result) = growth(|| flood(&mut bond, 4_000_000, |datagram, at| datagram.chunk(at % 32, 2 * (at / 32) + 1, b"x", false)));
-    assert!(matches!(result, Err(BondError::Holes(_))), "{result:?}");
+    assert!(matches!(result, Err(BondError::Gaps(_))), "{result:?}");
     assert!(held < 24 * MEGA, "{held} bytes");
 }
 
@@ -116,7 +116,7 @@ fn whole_windows_of_early_datagrams_are_no_holes() {
 #[test]
 fn what_was_never_sent_is_not_acknowledged() {
     let mut bond = server();
-    assert_eq!(tell(&mut bond, quiet().ack(0, (0, 0), 0, &[])), Err(BondError::Never("a datagram")));
+    assert_eq!(tell(&mut bond, quiet().ack(0, (0, 0), 0, &[])), Err(BondError::Nonexistent("a datagram")));
     // One that is not there (any more) is nobody's fault.
     assert_eq!(tell(&mut server(), quiet().ack(9, (0, 1 << 61), 0, &[])), Ok(()));
 }
@@ -156,7 +156,7 @@ fn regression_refusals_that_nobody_takes_do_not_pile_up() {
     let mut bond = Bond::new(Side::Server, limits, START);
     bond.add_path(START, PATH, 0, PathFacts { room: ByteCount::ZERO, ..facts() });
     let (held, result) = growth(|| flood(&mut bond, 1_000_000, |datagram, flow| datagram.open(flow, 0)));
-    assert!(matches!(result, Err(BondError::Deaf(_))) && held < 8 * MEGA, "{result:?}, {held} bytes");
+    assert!(matches!(result, Err(BondError::Backlog(_))) && held < 8 * MEGA, "{result:?}, {held} bytes");
 }
 
 /// Acknowledged one by one from the oldest on, nothing is ever lost, and the path stays good.
@@ -181,7 +181,7 @@ fn regression_what_is_acknowledged_ever_more_slowly_does_not_pile_up() {
         }
         (Ok(()), bond.held())
     });
-    assert!(matches!(result, Err(BondError::Deaf(_))), "{result:?}");
+    assert!(matches!(result, Err(BondError::Backlog(_))), "{result:?}");
     assert!(held < 32 * MEGA, "{held} bytes");
     assert!(told.get() as isize > held / 4, "{told} is told of {held} bytes");
 }
@@ -213,7 +213,7 @@ fn regression_what_is_acknowledged_here_and_there_does_not_pile_up() {
         let every_second = [(0, 0); 63];
         tell(&mut bond, quiet().ack(0, (last, last), 0, &every_second)).err()
     });
-    assert!(matches!(told, Some(BondError::Holes(_))), "{told:?}");
+    assert!(matches!(told, Some(BondError::Gaps(_))), "{told:?}");
 }
 
 #[test]
@@ -255,10 +255,10 @@ fn regression_many_small_pieces_in_one_datagram_are_counted() {
 #[test]
 fn flow_numbers_far_ahead_end_the_bond() {
     assert_eq!(tell(&mut server(), quiet().open((1 << 16) - 1, 0)), Ok(()));
-    assert_eq!(tell(&mut server(), quiet().open(1 << 16, 0)), Err(BondError::Never("a flow")));
+    assert_eq!(tell(&mut server(), quiet().open(1 << 16, 0)), Err(BondError::Nonexistent("a flow")));
     let (mut client, _) = client_with(FlowKind::Stream);
     for forge in [quiet().credit(1, 9), quiet().opened(1, 0), quiet().message(7, 0, b"x"), quiet().reset(1, 0, 0), quiet().stop(1, 0)] {
-        assert_eq!(tell(&mut client, forge), Err(BondError::Never("a flow")));
+        assert_eq!(tell(&mut client, forge), Err(BondError::Nonexistent("a flow")));
     }
     assert_eq!(tell(&mut client, quiet().open(0, 0)), Err(BondError::Role("OPEN")));
     assert_eq!(tell(&mut client, quiet().policy(0, 1, 1, 1, 1, 0)), Err(BondError::Role("POLICY")));

@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use braid_bond::dialler::{Dialler, Due, LONGEST_PAUSE, Loss, Route};
+use braid_bond::dialler::{Dialler, Due, Loss, MAX_PAUSE, Route};
 use braid_bond::host::{ConnectionId, Host, refusals};
 use braid_bond::{Bond, BondId, FlowError, Limits, Open, PathId, PathState, PathUpdate, PathView, Secret};
 use braid_model::address::Address;
@@ -18,7 +18,7 @@ use braid_peer::tls::{self, Expect};
 use noq_proto::crypto::rustls::QuicClientConfig;
 use tokio::sync::{broadcast, mpsc, watch};
 
-use crate::found::Found;
+use crate::found::PeerAddresses;
 use crate::host_driver::BondFlow;
 use crate::host_driver::{HostDriver, Notice};
 use crate::relay::{RelayError, random};
@@ -84,8 +84,8 @@ pub enum State {
 /// Capacity of the broadcast channel of path changes.
 const PATH_CHANGES: usize = 64;
 /// An acknowledgement should arrive within four round trips, clamped to these bounds.
-const SOON: Duration = Duration::from_millis(500);
-const LATE: Duration = Duration::from_secs(3);
+const MIN_ACK_WAIT: Duration = Duration::from_millis(500);
+const MAX_ACK_WAIT: Duration = Duration::from_secs(3);
 
 /// Handle to a bond with a peer. Clones share it.
 #[derive(Clone)]
@@ -107,24 +107,24 @@ impl Client {
         let (driver, notices) = HostDriver::start(Host::client(random()?, Instant::now()));
         let (links, links_seen) = watch::channel(Vec::new());
         let (addresses, addresses_seen) = watch::channel(peer.addresses.clone());
-        let (told, state) = watch::channel(State::Connecting);
+        let (state_sender, state) = watch::channel(State::Connecting);
         let path_changes = broadcast::Sender::new(PATH_CHANGES);
         let bond = Arc::new(Mutex::new(BondId(random()?)));
-        let keeper = Keeper {
+        let task = ClientTask {
             driver: driver.clone(),
             bond: bond.clone(),
-            found: Found::new(&peer.addresses),
+            found: PeerAddresses::new(&peer.addresses),
             peer,
             tls,
             limits: if keys.is_some() { Limits::default() } else { Limits::ANONYMOUS },
             mark,
             links: Vec::new(),
             dialler: Dialler::default(),
-            told,
+            state: state_sender,
             changes: path_changes.clone(),
         };
-        keeper.begin()?;
-        tokio::spawn(keeper.run(links_seen, addresses_seen, notices));
+        task.begin()?;
+        tokio::spawn(task.run(links_seen, addresses_seen, notices));
         Ok(Self { driver, bond, links, addresses, state, paths: path_changes })
     }
 
@@ -156,7 +156,7 @@ impl Client {
     /// slow handshake from an absent peer.
     pub fn is_answered(&self) -> bool {
         let id = self.bond();
-        self.driver.with(|host, _| host.has_heard_of(id))
+        self.driver.with(|host, _| host.has_received_any(id))
     }
 
     /// Opens a flow.
@@ -185,7 +185,7 @@ impl Client {
                 |paths: &[(PathId, PathView)]| paths.iter().map(|(_, path)| path.delivered.get() + path.received.get()).sum::<u64>();
             let good = |(_, path): &&(PathId, PathView)| path.state == PathState::Good;
             let round_trip = paths.iter().filter(good).map(|(_, path)| path.srtt).min().unwrap_or_default();
-            tokio::time::sleep((round_trip * 4).clamp(SOON, LATE)).await;
+            tokio::time::sleep((round_trip * 4).clamp(MIN_ACK_WAIT, MAX_ACK_WAIT)).await;
             // After this process was suspended, process received packets first.
             tokio::task::yield_now().await;
             let now = self.paths();
@@ -216,7 +216,7 @@ impl Client {
 }
 
 /// The task that maintains the paths.
-struct Keeper {
+struct ClientTask {
     driver: HostDriver,
     bond: Arc<Mutex<BondId>>,
     peer: Peer,
@@ -224,13 +224,13 @@ struct Keeper {
     limits: Limits,
     mark: Option<u32>,
     links: Vec<ClientLink>,
-    found: Found,
+    found: PeerAddresses,
     dialler: Dialler<ConnectionId>,
-    told: watch::Sender<State>,
+    state: watch::Sender<State>,
     changes: broadcast::Sender<PathChange>,
 }
 
-impl Keeper {
+impl ClientTask {
     fn begin(&self) -> Result<(), RelayError> {
         let (id, secret) = (BondId(random()?), Secret(random()?));
         *self.bond.lock().unwrap_or_else(PoisonError::into_inner) = id;
@@ -256,7 +256,7 @@ impl Keeper {
                         // The last handle was dropped, so the bond ends.
                         let id = self.id();
                         self.driver.with(|host, now| host.end(now, id, "the client closed the bond"));
-                        return self.driver.farewell().await;
+                        return self.driver.flush_closes().await;
                     }
                     let now = links.borrow_and_update().clone();
                     self.on_links(now);
@@ -285,7 +285,7 @@ impl Keeper {
             for gone in old.iter().filter(|link| address(link).is_some()) {
                 let now = self.links.iter().find(|link| link.number == gone.number);
                 if now.and_then(address).is_none() {
-                    self.tell(gone.number, ipv6, PathUpdate::Down);
+                    self.send_update(gone.number, ipv6, PathUpdate::Down);
                 } else if now.and_then(address) != address(gone) {
                     // The address changed: QUIC migrates the path to the new socket.
                     self.open_socket(gone.number, ipv6);
@@ -297,11 +297,11 @@ impl Keeper {
                     self.open_socket(link.number, ipv6);
                     let update = if link.backup { PathUpdate::Backup } else { PathUpdate::Up };
                     self.dialler.on_link(Instant::now(), (link.number, family(ipv6)));
-                    self.tell(link.number, ipv6, update);
+                    self.send_update(link.number, ipv6, update);
                     continue;
                 }
                 if before.is_some_and(|before| before.backup != link.backup) {
-                    self.tell(link.number, ipv6, if link.backup { PathUpdate::Backup } else { PathUpdate::Up });
+                    self.send_update(link.number, ipv6, if link.backup { PathUpdate::Backup } else { PathUpdate::Up });
                 }
                 let dead = |link: &ClientLink| *link.dead.get(family(ipv6));
                 if before.is_some_and(dead) && !dead(link) {
@@ -311,7 +311,7 @@ impl Keeper {
         }
     }
 
-    fn tell(&self, link: u8, ipv6: bool, update: PathUpdate) {
+    fn send_update(&self, link: u8, ipv6: bool, update: PathUpdate) {
         let Some(path) = self.dialler.joined_path((link, family(ipv6))) else { return };
         let id = self.id();
         self.driver.with(|host, now| {
@@ -334,7 +334,7 @@ impl Keeper {
     /// The peer's addresses changed. An established path keeps its address; the others start with the first.
     fn on_addresses(&mut self, addresses: Vec<Address>) {
         self.peer.addresses = addresses;
-        let old = std::mem::replace(&mut self.found, Found::new(&self.peer.addresses));
+        let old = std::mem::replace(&mut self.found, PeerAddresses::new(&self.peer.addresses));
         let place = |family: Family, before: usize| {
             let ipv6 = family == Family::V6;
             self.found.place(ipv6, old.address(ipv6, before)?)
@@ -345,8 +345,8 @@ impl Keeper {
 
     fn on_due(&mut self) {
         for route @ (link, family) in self.dialler.due(Instant::now()) {
-            let (now, heard) = (Instant::now(), |connection| self.driver.with(|host, _| host.has_heard(connection)));
-            let Due::Dials(given_up) = self.dialler.on_due(now, route, heard) else { continue };
+            let (now, heard) = (Instant::now(), |connection| self.driver.with(|host, _| host.has_received(connection)));
+            let Due::Dial(given_up) = self.dialler.on_due(now, route, heard) else { continue };
             if let Some(connection) = given_up {
                 self.driver.with(|host, now| host.close(now, connection, "no answer over UDP: the relay is down, or UDP to it is blocked"));
             }
@@ -362,7 +362,7 @@ impl Keeper {
         let backup = self.links.iter().any(|of| of.number == link && of.backup);
         let (place, failed_before) = self.dialler.address(route);
         let Some(remote) = self.found.address(family == Family::V6, place) else {
-            self.dialler.on_undialled(Instant::now(), route, false);
+            self.dialler.on_dial_failed(Instant::now(), route, false);
             self.found.resolve();
             return;
         };
@@ -377,7 +377,7 @@ impl Keeper {
             Ok(connection) => self.dialler.on_dialled(Instant::now(), route, connection, path),
             Err(error) => {
                 tracing::warn!(link, %error, "cannot dial a path");
-                self.dialler.on_undialled(Instant::now(), route, true);
+                self.dialler.on_dial_failed(Instant::now(), route, true);
             }
         }
     }
@@ -388,7 +388,7 @@ impl Keeper {
                 self.dialler.on_joined(connection);
                 // The relay has registered this client now.
                 self.peer.token = None;
-                self.judge("");
+                self.update_state("");
             }
             Notice::Lost { connection, reason, refused, forgotten, another_key } => {
                 let loss = match refused {
@@ -396,32 +396,32 @@ impl Keeper {
                     Some(_) => Loss::Refused,
                     None if another_key => Loss::Refused,
                     None if forgotten => Loss::Closed,
-                    None => Loss::Silent,
+                    None => Loss::TimedOut,
                 };
                 let joined = self.dialler.on_lost(Instant::now(), connection, loss);
                 if loss == Loss::UnknownBond {
                     // Otherwise the connection belongs to a previous bond.
                     if let Some(joined) = joined {
-                        self.told.send_replace(if joined { State::Unreachable(reason) } else { State::Connecting });
-                        self.begin_again("the peer no longer has this bond");
-                        self.dialler.restart_forgotten(Instant::now(), joined);
+                        self.state.send_replace(if joined { State::Unreachable(reason) } else { State::Connecting });
+                        self.replace_bond("the peer no longer has this bond");
+                        self.dialler.restart_unknown_bond(Instant::now(), joined);
                     }
                 } else if refused.is_some_and(|code| code != refusals::BUSY) {
-                    self.told.send_replace(State::Refused(reason));
-                    self.begin_again("the peer refused this client");
-                    self.dialler.restart(Instant::now(), LONGEST_PAUSE);
-                } else if another_key && *self.told.borrow() != State::Up {
-                    self.told.send_replace(State::AnotherKey);
+                    self.state.send_replace(State::Refused(reason));
+                    self.replace_bond("the peer refused this client");
+                    self.dialler.restart(Instant::now(), MAX_PAUSE);
+                } else if another_key && *self.state.borrow() != State::Up {
+                    self.state.send_replace(State::AnotherKey);
                 } else {
-                    self.judge(&reason);
+                    self.update_state(&reason);
                 }
             }
             Notice::Ended(bond, reason) => {
                 tracing::info!(%bond, reason, "a bond has ended");
                 // The bond ended at this end: nothing was received for too long, or the peer violated the protocol.
                 if bond == self.id() {
-                    self.told.send_replace(State::Unreachable(reason));
-                    self.begin_again("the bond has ended");
+                    self.state.send_replace(State::Unreachable(reason));
+                    self.replace_bond("the bond has ended");
                     self.dialler.restart_ended(Instant::now());
                 }
             }
@@ -431,21 +431,21 @@ impl Keeper {
                     // There may be no receiver.
                     let _ = self.changes.send(PathChange { link, family, state });
                 }
-                self.judge("no path delivers");
+                self.update_state("no path delivers");
             }
             Notice::Hello(..) | Notice::Incoming(..) | Notice::Closed(..) => {}
         }
     }
 }
 
-impl Keeper {
+impl ClientTask {
     /// Updates the state: up as long as a path delivers.
-    fn judge(&self, reason: &str) {
+    fn update_state(&self, reason: &str) {
         let id = self.id();
         let good = |bond: &Bond| bond.paths().any(|(_, path)| path.state == PathState::Good);
         let up = self.driver.with(|host, _| host.bonds().any(|(of, bond)| of == id && good(bond)));
         let next = if up { State::Up } else { State::Unreachable(reason.to_owned()) };
-        self.told.send_if_modified(|state| {
+        self.state.send_if_modified(|state| {
             let changed = if up { *state != State::Up } else { *state == State::Up || *state == State::Connecting };
             if changed {
                 *state = next;
@@ -455,7 +455,7 @@ impl Keeper {
     }
 
     /// Replaces a lost bond, whose flows are lost too, by a new one.
-    fn begin_again(&mut self, reason: &str) {
+    fn replace_bond(&mut self, reason: &str) {
         let old = self.id();
         self.driver.with(|host, now| host.end(now, old, reason));
         if let Err(error) = self.begin() {
@@ -484,9 +484,9 @@ pub enum HostAnswer {
 }
 
 /// Time to wait for an answer to the first datagram. QUIC would repeat the datagram after three times this, so it sends only one.
-const QUESTION: Duration = Duration::from_secs(1);
+const ASK_TIMEOUT: Duration = Duration::from_secs(1);
 /// Additional time for a host that has begun to answer.
-const CONVERSATION: Duration = Duration::from_secs(3);
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Asks a host whether it runs Braid. Sends a single datagram if the host does not answer, and presents no key and no name. `expect` is the host's
 /// pinned key.
@@ -500,7 +500,7 @@ pub async fn ask(remote: SocketAddr, link: &ClientLink, expect: Option<PublicKey
     let socket = UdpLink::bind(ipv6, &binding).map_err(|error| RelayError::Socket(link.device.clone().unwrap_or_default(), error))?;
     driver.set_socket(number, Some(socket), ipv6);
     let dialled = driver.with(|host, now| {
-        host.set_first_rtt(QUESTION);
+        host.set_first_rtt(ASK_TIMEOUT);
         host.begin(now, id, secret, Limits::ANONYMOUS);
         host.dial(now, id, (PathId(0), number, false), remote, tls, tls::SERVER_NAME, (None, String::new()))
     });
@@ -508,11 +508,11 @@ pub async fn ask(remote: SocketAddr, link: &ClientLink, expect: Option<PublicKey
         Ok(connection) => connection,
         Err(error) => return Ok(HostAnswer::Refused(error.to_string())),
     };
-    let answer = match tokio::time::timeout(QUESTION, answer_to(&driver, connection, &mut notices)).await {
+    let answer = match tokio::time::timeout(ASK_TIMEOUT, answer_to(&driver, connection, &mut notices)).await {
         Ok(answer) => answer,
-        Err(_) if !driver.with(|host, _| host.has_heard(connection)) => HostAnswer::Silent,
+        Err(_) if !driver.with(|host, _| host.has_received(connection)) => HostAnswer::Silent,
         Err(_) => {
-            let rest = tokio::time::timeout(CONVERSATION, answer_to(&driver, connection, &mut notices)).await;
+            let rest = tokio::time::timeout(ANSWER_TIMEOUT, answer_to(&driver, connection, &mut notices)).await;
             rest.unwrap_or(HostAnswer::Unfinished)
         }
     };
@@ -522,7 +522,7 @@ pub async fn ask(remote: SocketAddr, link: &ClientLink, expect: Option<PublicKey
     }
     driver.with(|host, now| host.end(now, id, "the question is answered"));
     if answer != HostAnswer::Silent {
-        tokio::spawn(async move { driver.farewell().await });
+        tokio::spawn(async move { driver.flush_closes().await });
     }
     Ok(answer)
 }
@@ -549,7 +549,7 @@ mod tests {
     use braid_bond::{FlowKind, FlowPolicy, Target};
 
     /// Timeout for any expected event on a busy machine.
-    const ENOUGH: Duration = Duration::from_secs(60);
+    const TIMEOUT: Duration = Duration::from_secs(60);
 
     #[tokio::test]
     async fn regression_a_bond_that_times_out_resets_its_flows_and_is_replaced() {
@@ -560,14 +560,14 @@ mod tests {
         let flow = client.open(open()).unwrap();
         client.driver.with(|host, now| host.end(now, id, "nothing was heard"));
         assert_eq!(flow.opened().await.unwrap_err().0, libc::ECONNRESET as u64);
-        let told = tokio::time::timeout(ENOUGH, state.wait_for(|state| *state == State::Unreachable("nothing was heard".into())));
+        let told = tokio::time::timeout(TIMEOUT, state.wait_for(|state| *state == State::Unreachable("nothing was heard".into())));
         told.await.expect("the state did not change").unwrap();
         let begun = async {
             while client.bond() == id || client.open(open()).is_err() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(ENOUGH, begun).await.expect("no new bond was created");
+        tokio::time::timeout(TIMEOUT, begun).await.expect("no new bond was created");
         client.end();
         assert!(client.open(open()).is_err());
     }

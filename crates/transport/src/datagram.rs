@@ -11,7 +11,7 @@ use tokio::net::UdpSocket;
 use crate::host_driver::BondFlow;
 
 /// Largest datagram.
-const LONGEST: usize = 65_535;
+const MAX_DATAGRAM: usize = 65_535;
 
 /// A UDP exchange with one destination. Clones share it.
 #[derive(Clone)]
@@ -92,7 +92,7 @@ async fn receive(socket: &UdpSocket) -> io::Result<Bytes> {
 /// All sockets of a thread share one buffer.
 fn with_buffer<T>(read: impl FnOnce(&mut [u8]) -> T) -> T {
     thread_local! {
-        static BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; LONGEST]);
+        static BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; MAX_DATAGRAM]);
     }
     BUFFER.with_borrow_mut(|buffer| read(buffer))
 }

@@ -6,7 +6,7 @@ use braid_model::address::{Address, Host};
 use tokio::task::JoinHandle;
 
 /// Known addresses of a peer. Names are resolved in a separate task: a resolver that does not answer must not delay paths.
-pub(crate) struct Found {
+pub(crate) struct PeerAddresses {
     names: Vec<Address>,
     /// Addresses given as IP addresses.
     given: Vec<SocketAddr>,
@@ -15,7 +15,7 @@ pub(crate) struct Found {
     resolving: Option<JoinHandle<Vec<SocketAddr>>>,
 }
 
-impl Found {
+impl PeerAddresses {
     pub(crate) fn new(addresses: &[Address]) -> Self {
         let given = addresses.iter().filter_map(|address| match address.host {
             Host::Ip(ip) => Some(SocketAddr::new(ip, address.port())),
@@ -69,7 +69,7 @@ impl Found {
     }
 }
 
-impl Drop for Found {
+impl Drop for PeerAddresses {
     fn drop(&mut self) {
         if let Some(resolving) = &self.resolving {
             resolving.abort();
@@ -81,8 +81,8 @@ impl Drop for Found {
 mod tests {
     use super::*;
 
-    fn found(addresses: &[&str]) -> Found {
-        Found::new(&addresses.iter().map(|address| address.parse().unwrap()).collect::<Vec<_>>())
+    fn found(addresses: &[&str]) -> PeerAddresses {
+        PeerAddresses::new(&addresses.iter().map(|address| address.parse().unwrap()).collect::<Vec<_>>())
     }
 
     #[tokio::test]

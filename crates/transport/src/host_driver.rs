@@ -19,7 +19,7 @@ use flow::Slot;
 pub use flow::{BondFlow, FlowEnd, Moved};
 
 /// Time limit for sending pending close packets.
-const FAREWELL: Duration = Duration::from_secs(1);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Notification for the owner of a driver.
 #[derive(Debug)]
@@ -82,9 +82,9 @@ impl Drop for Shared {
     }
 }
 
-/// After this many consecutive failures, a socket is retried only once per `PAUSE`.
-const FAILURES: u32 = 10;
-const PAUSE: Duration = Duration::from_secs(1);
+/// After this many consecutive failures, a socket is retried only once per `RETRY_INTERVAL`.
+const MAX_FAILURES: u32 = 10;
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Drop for Socket {
     fn drop(&mut self) {
@@ -114,9 +114,9 @@ impl HostDriver {
             let mut buffer = Vec::new();
             let mut failures = 0;
             loop {
-                if failures > FAILURES {
+                if failures > MAX_FAILURES {
                     // The system may be out of memory, or the device may be gone; in the latter case the socket will be replaced.
-                    tokio::time::sleep(PAUSE).await;
+                    tokio::time::sleep(RETRY_INTERVAL).await;
                 }
                 let mut datagrams = Vec::new();
                 // Pending datagrams wait until the socket is writable, independently of received ones. Neither direction may block the other.
@@ -129,7 +129,7 @@ impl HostDriver {
                     Ok(()) => failures = 0,
                     Err(error) => {
                         failures += 1;
-                        if failures == FAILURES {
+                        if failures == MAX_FAILURES {
                             tracing::warn!(link, %error, "a socket keeps failing: retrying it once per second");
                         }
                     }
@@ -140,8 +140,8 @@ impl HostDriver {
                 for (from, to, ecn, data) in datagrams {
                     inner.host.receive(now, link, (from, to), ecn, data);
                 }
-                inner.host.take_in(now);
-                driver.tell(&mut inner);
+                inner.host.process_input(now);
+                driver.dispatch_events(&mut inner);
                 drop(inner);
                 driver.wake();
             }
@@ -177,11 +177,11 @@ impl HostDriver {
     }
 
     /// Waits until all pending close packets are sent, with a time limit. Packets that are still pending when the last handle is dropped are lost.
-    pub(crate) async fn farewell(&self) {
-        let end = Instant::now() + FAREWELL;
+    pub(crate) async fn flush_closes(&self) {
+        let end = Instant::now() + CLOSE_TIMEOUT;
         let pending = || {
             let inner = self.lock();
-            inner.host.has_farewells() || inner.sockets.values().any(|socket| socket.link.has_pending())
+            inner.host.has_pending_closes() || inner.sockets.values().any(|socket| socket.link.has_pending())
         };
         while pending() && Instant::now() < end {
             tokio::time::sleep(Duration::from_millis(2)).await;
@@ -206,7 +206,7 @@ impl HostDriver {
                     socket.link.send(transmit, data);
                 }
             });
-            if !self.tell(&mut inner) {
+            if !self.dispatch_events(&mut inner) {
                 break;
             }
         }
@@ -217,7 +217,7 @@ impl HostDriver {
     }
 
     /// Dispatches pending events. Returns whether there were any.
-    fn tell(&self, inner: &mut Inner) -> bool {
+    fn dispatch_events(&self, inner: &mut Inner) -> bool {
         let Inner { host, slots, .. } = inner;
         let mut any = false;
         while let Some(event) = host.poll_event() {

@@ -9,11 +9,11 @@ use crate::client::{Client, State};
 use crate::host_driver::{BondFlow, FlowEnd};
 
 /// How long a flow waits for a peer that has sent nothing.
-const SILENCE: Duration = Duration::from_secs(1);
+const SILENT_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a flow waits for a peer that has begun to answer: a handshake takes longer over a slow link or on a busy CPU.
-const HANDSHAKE: Duration = Duration::from_secs(5);
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long a reachable peer may take to open a flow. A relay allows 30 s for the connection to the destination and 10 s for name resolution.
-const LONGEST: Duration = Duration::from_secs(60);
+const OPEN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Codes from this number on are not Linux error numbers.
 const FIRST_CODE: u64 = 0x1000;
@@ -52,7 +52,7 @@ impl Opening {
 impl Client {
     /// How long a flow waits for its bond: longer once the peer has sent anything.
     pub fn patience(&self) -> Duration {
-        if self.is_answered() { HANDSHAKE } else { SILENCE }
+        if self.is_answered() { HANDSHAKE_TIMEOUT } else { SILENT_TIMEOUT }
     }
 
     /// Waits until the bond is up or `settled` holds for its state, at most until `end`, which may change meanwhile. Returns whether the bond is up.
@@ -81,7 +81,7 @@ impl Client {
         let mut state = self.state();
         let opening = tokio::select! {
             // As long as connect() would wait. The branches below handle the loss of the peer.
-            opened = tokio::time::timeout(LONGEST, flow.opened()) => match opened {
+            opened = tokio::time::timeout(OPEN_TIMEOUT, flow.opened()) => match opened {
                 Ok(Ok(())) => return Opening::Bonded(flow),
                 Ok(Err(end)) => Opening::refused(end),
                 Err(_) => Opening::Refused(libc::ETIMEDOUT),

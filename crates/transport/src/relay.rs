@@ -117,13 +117,13 @@ fn remedy(error: &std::io::Error) -> &'static str {
 }
 
 /// How long flows may continue after the relay was told to stop.
-const DRAIN: Duration = Duration::from_secs(30);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
 /// Idle timeout of a UDP flow (RFC 4787 requires at least two minutes).
-const UDP_IDLE: Duration = Duration::from_secs(150);
+const UDP_IDLE_TIMEOUT: Duration = Duration::from_secs(150);
 /// Interval at which usage is written to the registry.
-const FLUSH: Duration = Duration::from_secs(10);
+const FLUSH_INTERVAL: Duration = Duration::from_secs(10);
 /// Interval at which the presence of idle clients is written: less often, to spare the disk.
-const PRESENCE: Duration = Duration::from_secs(60);
+const PRESENCE_INTERVAL: Duration = Duration::from_secs(60);
 const ANONYMOUS_BONDS: usize = 512;
 /// Flows of one anonymous source.
 const ANONYMOUS_FLOWS_OF_ONE: u32 = 256;
@@ -165,7 +165,7 @@ pub async fn run(options: Options, ready: impl FnOnce(SocketAddr), stop: impl Fu
     let mut host = Host::server(random()?, Arc::new(options.keys.reset_key()), tls::server(&options.keys, clients)?, Instant::now());
     if clients == Clients::Anonymous {
         // A client that is served without a key must at least prove its address.
-        host.set_limits(HostLimits { unproven: 0, bonds: ANONYMOUS_BONDS, ..HostLimits::default() });
+        host.set_limits(HostLimits { unvalidated: 0, bonds: ANONYMOUS_BONDS, ..HostLimits::default() });
     }
     let (driver, mut notices) = HostDriver::start(host);
     let ipv6 = options.listen.is_ipv6();
@@ -209,7 +209,7 @@ impl Relay {
     async fn serve(&mut self, notices: &mut mpsc::UnboundedReceiver<Notice>, stop: impl Future<Output = ()>) {
         tokio::pin!(stop);
         let mut every_second = tokio::time::interval(Duration::from_secs(1));
-        let mut flush = tokio::time::interval(FLUSH);
+        let mut flush = tokio::time::interval(FLUSH_INTERVAL);
         let mut until = None;
         loop {
             let registry_event = async {
@@ -222,7 +222,7 @@ impl Relay {
                 () = &mut stop, if !self.draining => {
                     tracing::info!(flows = self.flows(), "stopping: refusing new flows, waiting for the existing ones");
                     self.draining = true;
-                    until = Some(Instant::now() + DRAIN);
+                    until = Some(Instant::now() + DRAIN_TIMEOUT);
                 }
                 notice = notices.recv() => match notice {
                     Some(notice) => self.on_notice(notice),
@@ -238,7 +238,7 @@ impl Relay {
                 }
                 _ = flush.tick() => {
                     if self.worker.as_ref().is_some_and(|worker| !worker.is_writing()) {
-                        self.write_down();
+                        self.write_usage();
                     }
                 }
             }
@@ -248,8 +248,8 @@ impl Relay {
         }
         let bonds: Vec<BondId> = self.owners.keys().copied().collect();
         self.driver.with(|host, now| bonds.iter().for_each(|bond| host.end(now, *bond, "the relay is stopping")));
-        self.write_down();
-        self.driver.farewell().await;
+        self.write_usage();
+        self.driver.flush_closes().await;
         if let Some(worker) = self.worker.take() {
             worker.end().await;
         }
@@ -270,7 +270,7 @@ impl Relay {
             Notice::Incoming(flow, open) => self.on_flow(flow, open),
             Notice::Ended(bond, reason) => {
                 if let Some(owner) = self.owners.remove(&bond) {
-                    self.sources.ended(owner.remote);
+                    self.sources.on_bond_ended(owner.remote);
                     tracing::info!(%bond, reason, "a bond has ended");
                 }
             }
@@ -279,19 +279,19 @@ impl Relay {
     }
 
     fn on_hello(&mut self, connection: ConnectionId, hello: Box<Hello>, remote: SocketAddr) {
-        if let Err((code, reason)) = self.hear(connection, hello, remote) {
-            self.turn_away(connection, remote, code, &reason);
+        if let Err((code, reason)) = self.try_admit(connection, hello, remote) {
+            self.refuse(connection, remote, code, &reason);
         }
     }
 
     /// Admits a path, or asks the registry about it. Returns an error if the path must be refused.
-    fn hear(&mut self, connection: ConnectionId, hello: Box<Hello>, remote: SocketAddr) -> Result<(), (u64, String)> {
-        self.may_begin()?;
+    fn try_admit(&mut self, connection: ConnectionId, hello: Box<Hello>, remote: SocketAddr) -> Result<(), (u64, String)> {
+        self.check_accepting()?;
         let Some(worker) = &self.worker else {
             let new = !self.owners.contains_key(&hello.bond);
             let fresh = || Account::new(self.share, None, &self.policy);
             let account = self.sources.take(Instant::now(), remote, new, fresh).map_err(|reason| (refusals::BUSY, reason.to_owned()))?;
-            self.let_in(connection, &hello, remote, None, account);
+            self.admit(connection, &hello, remote, None, account);
             return Ok(());
         };
         let key = self.driver.with(|host, _| host.connection(connection).and_then(tls::peer_key));
@@ -300,16 +300,16 @@ impl Relay {
         asked.then_some(()).ok_or_else(|| (refusals::BUSY, "the relay's registry is busy: try again later".to_owned()))
     }
 
-    fn may_begin(&self) -> Result<(), (u64, String)> {
+    fn check_accepting(&self) -> Result<(), (u64, String)> {
         if self.draining { Err((refusals::BUSY, "the relay is stopping".to_owned())) } else { Ok(()) }
     }
 
-    fn turn_away(&self, connection: ConnectionId, remote: SocketAddr, code: u64, reason: &str) {
+    fn refuse(&self, connection: ConnectionId, remote: SocketAddr, code: u64, reason: &str) {
         tracing::info!(%remote, reason, "refused a path");
         self.driver.with(|host, now| host.refuse(now, connection, code, reason));
     }
 
-    fn let_in(&mut self, connection: ConnectionId, hello: &Hello, remote: SocketAddr, key: Option<PublicKey>, account: Arc<Account>) {
+    fn admit(&mut self, connection: ConnectionId, hello: &Hello, remote: SocketAddr, key: Option<PublicKey>, account: Arc<Account>) {
         let owner = key.as_ref().map_or(&[][..], |key| key.as_bytes());
         let theirs = |(bond, owner): &(&BondId, &Owner)| **bond != hello.bond && Arc::ptr_eq(&owner.account, &account);
         let others = self.owners.iter().filter(theirs).count();
@@ -326,7 +326,7 @@ impl Relay {
         if admitted {
             tracing::info!(bond = %hello.bond, path = hello.path, %remote, "a path has joined");
             self.owners.entry(hello.bond).or_insert_with(|| {
-                self.sources.begun(remote);
+                self.sources.on_bond_started(remote);
                 Owner { key, account, remote }
             });
         }
@@ -337,12 +337,12 @@ impl Relay {
         match event {
             RegistryEvent::Judged(applicant, decision) => {
                 let Applicant { connection, hello, remote, key } = applicant;
-                match self.may_begin().and(*decision) {
+                match self.check_accepting().and(*decision) {
                     Ok((client, month)) => {
                         let account = self.account_of(key, &client, month);
-                        self.let_in(connection, &hello, remote, Some(key), account);
+                        self.admit(connection, &hello, remote, Some(key), account);
                     }
-                    Err((code, reason)) => self.turn_away(connection, remote, code, &reason),
+                    Err((code, reason)) => self.refuse(connection, remote, code, &reason),
                 }
             }
             RegistryEvent::Refreshed(clients) => clients.into_iter().for_each(|(key, client)| self.on_client(key, client)),
@@ -450,8 +450,8 @@ impl Relay {
     }
 
     /// Writes the usage of clients to the registry, and their presence at a longer interval.
-    fn write_down(&mut self) {
-        let due = self.worker.is_some() && self.present.elapsed() >= PRESENCE;
+    fn write_usage(&mut self) {
+        let due = self.worker.is_some() && self.present.elapsed() >= PRESENCE_INTERVAL;
         let present = if due { self.present() } else { BTreeSet::new() };
         if due {
             self.present = Instant::now();
@@ -508,7 +508,7 @@ async fn messages(flow: BondFlow, target: &Target, account: &Arc<Account>, polic
                 Err(error) if code(&error) == libc::ECONNREFUSED as u64 => {}
                 Err(_) => return,
             },
-            () = tokio::time::sleep(UDP_IDLE) => return,
+            () = tokio::time::sleep(UDP_IDLE_TIMEOUT) => return,
         }
     }
 }

@@ -10,9 +10,9 @@ use braid_platform::linux::sys::socket::buffered;
 use socket2::SockRef;
 
 /// Number of sockets of one client that keep the system's default buffer sizes.
-const WIDE: usize = 256;
+const DEFAULT_SIZE_SOCKETS: usize = 256;
 /// Buffer size per direction of further sockets. The system doubles it for its own bookkeeping.
-const NARROW: usize = 64 << 10;
+const SMALL_BUFFER: usize = 64 << 10;
 
 /// Sockets of one client's flows.
 #[derive(Debug, Default)]
@@ -32,13 +32,13 @@ impl Sockets {
         let many = {
             let mut sockets = self.lock();
             sockets.insert(number, bond);
-            sockets.len() > WIDE
+            sockets.len() > DEFAULT_SIZE_SOCKETS
         };
         if many {
             // A failure is harmless: the socket works with larger buffers, and they are counted.
             let socket = SockRef::from(socket);
-            let _ = socket.set_recv_buffer_size(NARROW);
-            let _ = socket.set_send_buffer_size(NARROW);
+            let _ = socket.set_recv_buffer_size(SMALL_BUFFER);
+            let _ = socket.set_send_buffer_size(SMALL_BUFFER);
         }
         Counted { sockets: self, socket: number }
     }
@@ -81,9 +81,9 @@ mod tests {
         assert!(held[&one].get() >= 5000 && held[&other] == ByteCount::ZERO, "{held:?}");
         let size = |socket: &UdpSocket| SockRef::from(socket).recv_buffer_size().unwrap();
         let before = size(&empty);
-        let many: Vec<UdpSocket> = (0..WIDE).map(|_| bound()).collect();
+        let many: Vec<UdpSocket> = (0..DEFAULT_SIZE_SOCKETS).map(|_| bound()).collect();
         let all: Vec<Counted<'_>> = many.iter().map(|socket| sockets.count(one, socket)).collect();
-        assert_eq!((size(&empty), size(&many[0]), size(&many[WIDE - 1])), (before, before, 2 * NARROW));
+        assert_eq!((size(&empty), size(&many[0]), size(&many[DEFAULT_SIZE_SOCKETS - 1])), (before, before, 2 * SMALL_BUFFER));
         drop((counted, all));
         assert!(sockets.held().is_empty());
     }

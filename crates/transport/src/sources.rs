@@ -10,12 +10,12 @@ use braid_bond::host::{Begins, Source, source, sources};
 use crate::account::Account;
 
 /// Bonds of one source at a time. Wider IPv6 networks may have a multiple of it.
-const BONDS: usize = 16;
+const MAX_BONDS: usize = 16;
 /// Paths that one source may start at once, and the interval after which it may start another: each costs a handshake.
-const PATHS_AT_ONCE: u32 = 64;
-const PAUSE: Duration = Duration::from_millis(125);
+const PATH_BURST: u32 = 64;
+const PATH_INTERVAL: Duration = Duration::from_millis(125);
 /// Number of sources at a time. Each has proved its address.
-const SOURCES: usize = 65_536;
+const MAX_SOURCES: usize = 65_536;
 
 /// All sources by network (see [`sources`]). Only the narrowest networks have accounts.
 pub(crate) struct Sources {
@@ -32,7 +32,7 @@ struct Held {
 
 impl Default for Sources {
     fn default() -> Self {
-        Self { paths: Begins::new(PATHS_AT_ONCE, PAUSE, SOURCES), bonds: BTreeMap::new(), accounts: BTreeMap::new() }
+        Self { paths: Begins::new(PATH_BURST, PATH_INTERVAL, MAX_SOURCES), bonds: BTreeMap::new(), accounts: BTreeMap::new() }
     }
 }
 
@@ -47,11 +47,11 @@ impl Sources {
         account: impl FnOnce() -> Account,
     ) -> Result<Arc<Account>, &'static str> {
         let id = source(remote);
-        if self.accounts.len() >= SOURCES && !self.accounts.contains_key(&id) {
+        if self.accounts.len() >= MAX_SOURCES && !self.accounts.contains_key(&id) {
             return Err("the server has reached its limit of clients: try again later");
         }
         let has = |source: &Source| self.bonds.get(source).copied().unwrap_or(0);
-        if new && sources(remote).iter().any(|(source, times)| has(source) >= BONDS * *times as usize) {
+        if new && sources(remote).iter().any(|(source, times)| has(source) >= MAX_BONDS * *times as usize) {
             return Err("too many bonds from this address or its network: end one first");
         }
         if !self.paths.take(now, remote) {
@@ -63,12 +63,12 @@ impl Sources {
     }
 
     /// Records the start of a bond from `remote`.
-    pub(crate) fn begun(&mut self, remote: SocketAddr) {
+    pub(crate) fn on_bond_started(&mut self, remote: SocketAddr) {
         sources(remote).into_iter().for_each(|(source, _)| *self.bonds.entry(source).or_default() += 1);
     }
 
     /// Records the end of a bond from `remote`.
-    pub(crate) fn ended(&mut self, remote: SocketAddr) {
+    pub(crate) fn on_bond_ended(&mut self, remote: SocketAddr) {
         for (source, _) in sources(remote) {
             match self.bonds.get_mut(&source) {
                 Some(count) if *count > 1 => *count -= 1,
@@ -80,7 +80,7 @@ impl Sources {
     /// Removes accounts without bonds that have not been used for a while.
     pub(crate) fn sweep(&mut self, now: Instant) {
         let Self { bonds, accounts, .. } = self;
-        accounts.retain(|id, held| bonds.contains_key(id) || now.saturating_duration_since(held.asked) < PAUSE * PATHS_AT_ONCE);
+        accounts.retain(|id, held| bonds.contains_key(id) || now.saturating_duration_since(held.asked) < PATH_INTERVAL * PATH_BURST);
     }
 }
 
@@ -104,15 +104,15 @@ mod tests {
         let (mut sources, now) = (Sources::default(), Instant::now());
         let (one, other) = (from("198.51.100.1:9"), from("198.51.100.2:9"));
         let begun = (0..200).filter(|_| sources.take(now, one, false, fresh).is_ok()).count();
-        assert_eq!(begun, PATHS_AT_ONCE as usize);
+        assert_eq!(begun, PATH_BURST as usize);
         assert!(sources.take(now, other, true, fresh).is_ok());
-        sources.begun(other);
-        let later = now + 3 * PAUSE;
+        sources.on_bond_started(other);
+        let later = now + 3 * PATH_INTERVAL;
         assert_eq!((0..200).filter(|_| sources.take(later, one, false, fresh).is_ok()).count(), 3);
-        sources.sweep(later + PAUSE * PATHS_AT_ONCE);
+        sources.sweep(later + PATH_INTERVAL * PATH_BURST);
         assert_eq!(sources.accounts.len(), 1, "the first source has no bonds and is forgotten");
-        sources.ended(other);
-        sources.sweep(later + PAUSE * PATHS_AT_ONCE);
+        sources.on_bond_ended(other);
+        sources.sweep(later + PATH_INTERVAL * PATH_BURST);
         assert!(sources.accounts.is_empty() && sources.bonds.is_empty());
     }
 
@@ -122,31 +122,31 @@ mod tests {
         let (mut sources, mut now) = (Sources::default(), Instant::now());
         let mut begin = |net: u16| {
             let remote = from(&format!("[2001:db8:7:{net:x}::1]:9"));
-            now += PAUSE;
+            now += PATH_INTERVAL;
             let begun = sources.take(now, remote, true, fresh).is_ok();
             if begun {
-                sources.begun(remote);
+                sources.on_bond_started(remote);
             }
             begun
         };
-        assert_eq!((0..256).filter(|net| begin(*net)).count(), 2 * BONDS, "of a /56 network");
-        assert_eq!((0x100..0x1000).filter(|net| begin(*net)).count(), 2 * BONDS, "of a /48 network");
+        assert_eq!((0..256).filter(|net| begin(*net)).count(), 2 * MAX_BONDS, "of a /56 network");
+        assert_eq!((0x100..0x1000).filter(|net| begin(*net)).count(), 2 * MAX_BONDS, "of a /48 network");
     }
 
     #[test]
     fn bonds_of_one_source_are_limited_across_ports() {
         let (mut sources, mut now) = (Sources::default(), Instant::now());
-        for port in 0..BONDS as u16 {
+        for port in 0..MAX_BONDS as u16 {
             let remote = SocketAddr::new(from("[2001:db8::1]:0").ip(), port);
             assert!(sources.take(now, remote, true, fresh).is_ok());
-            sources.begun(remote);
-            now += PAUSE;
+            sources.on_bond_started(remote);
+            now += PATH_INTERVAL;
         }
         let neighbour = from("[2001:db8::ffff]:7");
         assert!(sources.take(now, neighbour, true, fresh).is_err_and(|why| why.contains("bonds")));
         assert!(sources.take(now, neighbour, false, fresh).is_ok(), "a path of an existing bond");
         assert!(sources.take(now, from("[2001:db8:0:1::1]:7"), true, fresh).is_ok(), "another network");
-        sources.ended(from("[2001:db8::1]:3"));
+        sources.on_bond_ended(from("[2001:db8::1]:3"));
         assert!(sources.take(now, neighbour, true, fresh).is_ok());
     }
 

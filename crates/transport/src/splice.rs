@@ -14,7 +14,7 @@ use tokio::net::tcp::{ReadHalf, WriteHalf};
 
 use crate::account::Account;
 use crate::host_driver::{BondFlow, FlowEnd};
-use crate::lasting::{IDLE, Lull, copy_within, keep_alive};
+use crate::lasting::{IDLE_TIMEOUT, IdleTimer, copy_within, keep_alive};
 
 /// Maximum size of one read.
 const READ: usize = 64 << 10;
@@ -32,7 +32,7 @@ pub(crate) async fn splice_metered(stream: TcpStream, flow: BondFlow, account: &
 /// Copies both ways between two TCP connections until both directions have ended. An error of one resets the other: a truncated transfer must not
 /// look complete.
 pub async fn splice_connections(one: TcpStream, other: TcpStream) {
-    splice_within(one, other, IDLE).await;
+    splice_within(one, other, IDLE_TIMEOUT).await;
 }
 
 async fn splice_within(mut one: TcpStream, mut other: TcpStream, idle: Duration) {
@@ -55,11 +55,11 @@ async fn join(mut stream: TcpStream, flow: BondFlow, account: Option<&Account>) 
     // If this is interrupted, even by the end of the process, the other end must see a reset and not an orderly end.
     let _ = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
     keep_alive(&stream);
-    let (lull, mut up, mut down) = (Lull::default(), 0, 0);
+    let (idle_timer, mut up, mut down) = (IdleTimer::default(), 0, 0);
     let (reader, writer) = stream.split();
     let ended = tokio::select! {
-        ended = async { tokio::try_join!(send(reader, &flow, account, (&mut up, &lull)), receive(writer, &flow, account, (&mut down, &lull))) } => ended.is_ok(),
-        () = lull.lasts(IDLE) => {
+        ended = async { tokio::try_join!(send(reader, &flow, account, (&mut up, &idle_timer)), receive(writer, &flow, account, (&mut down, &idle_timer))) } => ended.is_ok(),
+        () = idle_timer.expired(IDLE_TIMEOUT) => {
             flow.reset(libc::ETIMEDOUT as u64);
             false
         }
@@ -71,9 +71,9 @@ async fn join(mut stream: TcpStream, flow: BondFlow, account: Option<&Account>) 
 }
 
 /// Byte count of a direction, and the idle timer that transfers reset.
-type Moved<'a> = (&'a mut u64, &'a Lull);
+type Moved<'a> = (&'a mut u64, &'a IdleTimer);
 
-async fn send(mut from: ReadHalf<'_>, flow: &BondFlow, account: Option<&Account>, (count, lull): Moved<'_>) -> Result<(), FlowEnd> {
+async fn send(mut from: ReadHalf<'_>, flow: &BondFlow, account: Option<&Account>, (count, idle_timer): Moved<'_>) -> Result<(), FlowEnd> {
     loop {
         let room = flow.room().await?.min(READ);
         // A waiting direction has no buffer. An error of the socket is returned by the read.
@@ -87,7 +87,7 @@ async fn send(mut from: ReadHalf<'_>, flow: &BondFlow, account: Option<&Account>
             }
             Ok(read) => {
                 *count += read as u64;
-                lull.end();
+                idle_timer.reset();
                 pass(account, flow, Direction::Down, read).await?;
                 flow.write(take(&mut buffer));
             }
@@ -115,7 +115,7 @@ fn take(buffer: &mut BytesMut) -> Bytes {
     if part.len() < READ / 4 * 3 { Bytes::copy_from_slice(&part) } else { part.freeze() }
 }
 
-async fn receive(mut to: WriteHalf<'_>, flow: &BondFlow, account: Option<&Account>, (count, lull): Moved<'_>) -> Result<(), FlowEnd> {
+async fn receive(mut to: WriteHalf<'_>, flow: &BondFlow, account: Option<&Account>, (count, idle_timer): Moved<'_>) -> Result<(), FlowEnd> {
     loop {
         // Data stays in the bond until the socket accepts it. The bond counts it and grants no credit for it.
         let _ = to.writable().await;
@@ -125,7 +125,7 @@ async fn receive(mut to: WriteHalf<'_>, flow: &BondFlow, account: Option<&Accoun
         };
         *count += data.len() as u64;
         pass(account, flow, Direction::Up, data.len()).await?;
-        lull.end();
+        idle_timer.reset();
         if let Err(error) = to.write_all(&data).await {
             flow.stop(code(&error));
             return Err(FlowEnd(code(&error)));

@@ -113,7 +113,7 @@ impl Bond {
     }
 
     /// Whether a rule other than miDRR is set. Then a path that had nothing to send may have something once another path was polled.
-    pub fn is_chosen(&self) -> bool {
+    pub fn has_packet_scheduler(&self) -> bool {
         self.chooser.is_some()
     }
 

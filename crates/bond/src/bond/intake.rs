@@ -52,12 +52,12 @@ impl Bond {
         if let (Some(sequence), Some(path)) = (header.sequence, self.paths.get_mut(&id)) {
             path.received.on_datagram(now, sequence, size, urgent);
         }
-        if self.most_ranges > MAX_RANGES {
-            return Err(BondError::Holes(self.most_ranges));
+        if self.max_ranges > MAX_RANGES {
+            return Err(BondError::Gaps(self.max_ranges));
         }
         let (datagrams, controls) = self.remembered();
         let bounds = [(self.control.len(), MAX_CONTROL), (controls, MAX_REMEMBERED), (datagrams, MAX_REMEMBERED)];
-        bounds.into_iter().find(|(waiting, most)| waiting > most).map_or(Ok(()), |(waiting, _)| Err(BondError::Deaf(waiting)))
+        bounds.into_iter().find(|(waiting, most)| waiting > most).map_or(Ok(()), |(waiting, _)| Err(BondError::Backlog(waiting)))
     }
 
     /// Unacknowledged datagrams of all paths, and the control items in them.
@@ -72,7 +72,7 @@ impl Bond {
             Frame::Chunk { flow, offset, fin, data } => self.on_chunk(now, link, flow, offset, fin, data),
             Frame::Reset { flow, code, size } => self.on_reset(now, flow, code, size),
             Frame::Stop { flow, code } => {
-                if self.known(now, flow)?
+                if self.find_or_create(now, flow)?
                     && let Some(found) = self.flows.get_mut(&flow).filter(|found| found.stop_received.is_none())
                 {
                     found.stop_received = Some(code);
@@ -84,7 +84,7 @@ impl Bond {
                 Ok(())
             }
             Frame::Credit { flow, limit } => {
-                if self.known(now, flow)?
+                if self.find_or_create(now, flow)?
                     && let Some(found) = self.flows.get_mut(&flow)
                 {
                     found.send.set_credit(limit);
@@ -114,7 +114,7 @@ impl Bond {
             Frame::Opened { .. } if self.side == Side::Server => Err(BondError::Role("OPENED")),
             Frame::Policy { .. } if self.side == Side::Client => Err(BondError::Role("POLICY")),
             Frame::Opened { flow, code } => {
-                if self.known(now, flow)?
+                if self.find_or_create(now, flow)?
                     && let Some(found) = self.flows.get_mut(&flow).filter(|found| !found.answered)
                 {
                     found.answered = true;
@@ -123,10 +123,10 @@ impl Bond {
                 Ok(())
             }
             Frame::Policy { flow, version, policy } => {
-                if self.known(now, flow)?
+                if self.find_or_create(now, flow)?
                     && let Some(found) = self.flows.get_mut(&flow).filter(|found| found.policy_version < version)
                 {
-                    (found.policy, found.policy_version, found.held) = (policy, version, LinkSet::EMPTY);
+                    (found.policy, found.policy_version, found.excluded_slots) = (policy, version, LinkSet::EMPTY);
                     self.apply_policy(flow);
                     self.refresh(flow);
                 }
@@ -138,12 +138,12 @@ impl Bond {
     fn on_ack(&mut self, now: Time, ack: &Ack) -> Result<(), BondError> {
         let Some(path) = self.paths.get_mut(&ack.path) else { return Ok(()) };
         let mut acked = Acked::default();
-        path.tracker.on_ack(now, ack, &mut acked).map_err(|()| BondError::Never("a datagram"))?;
+        path.tracker.on_ack(now, ack, &mut acked).map_err(|()| BondError::Nonexistent("a datagram"))?;
         if let Some(sent) = acked.newest {
             path.on_sample(now, sent, ack.delay);
         }
         if acked.any && !path.is_down() {
-            let state = path.on_proof();
+            let state = path.on_delivery();
             self.set_state(now, ack.path, state);
         }
         for item in acked.items {
@@ -161,20 +161,20 @@ impl Bond {
                     return;
                 }
                 let freed = flow.send.on_acked(&piece);
-                self.most_ranges = self.most_ranges.max(flow.send.ranges());
+                self.max_ranges = self.max_ranges.max(flow.send.ranges());
                 self.held_total -= freed;
                 if freed > 0 && flow.blocked.take_if(|until| flow.send.held() <= *until).is_some() {
                     self.events.push_back(Event::Writable(id));
                 }
                 if flow.send.is_done() {
-                    self.tidy(now, id);
+                    self.remove_if_over(now, id);
                 }
                 self.wake_blocked();
             }
             Item::Control(Control::Reset(id, _)) => {
                 if let Some(flow) = self.flows.get_mut(&id) {
                     flow.reset_acked = true;
-                    self.tidy(now, id);
+                    self.remove_if_over(now, id);
                 }
             }
             Item::Control(_) => {}
@@ -194,7 +194,7 @@ impl Bond {
     }
 
     fn on_chunk(&mut self, now: Time, link: u8, id: FlowKey, offset: u64, fin: bool, data: Bytes) -> Result<(), BondError> {
-        if !self.known(now, id)? {
+        if !self.find_or_create(now, id)? {
             return Ok(());
         }
         let Some(flow) = self.flows.get_mut(&id) else { return Ok(()) };
@@ -206,11 +206,11 @@ impl Bond {
         let rise = flow.receive.insert(offset, data, fin).map_err(|error| BondError::Receive(id, error))?;
         self.pieces = self.pieces - before + flow.receive.pieces();
         if self.pieces > MAX_PIECES {
-            return Err(BondError::Holes(self.pieces));
+            return Err(BondError::Gaps(self.pieces));
         }
         let stopped = flow.stopped;
-        if flow.receive.is_readable() && flow.open.is_some() && !flow.readable_told && !stopped {
-            flow.readable_told = true;
+        if flow.receive.is_readable() && flow.open.is_some() && !flow.readable_reported && !stopped {
+            flow.readable_reported = true;
             self.events.push_back(Event::Readable(id));
         }
         self.count_received(rise)?;
@@ -221,7 +221,7 @@ impl Bond {
     }
 
     fn on_reset(&mut self, now: Time, id: FlowKey, code: u64, size: u64) -> Result<(), BondError> {
-        if !self.known(now, id)? {
+        if !self.find_or_create(now, id)? {
             return Ok(());
         }
         let Some(flow) = self.flows.get_mut(&id).filter(|flow| flow.reset_received.is_none()) else { return Ok(()) };
@@ -235,7 +235,7 @@ impl Bond {
         if self.flows.get(&id).is_some_and(|flow| flow.open.is_some()) {
             self.events.push_back(Event::Reset { flow: id, code });
         }
-        self.tidy(now, id);
+        self.remove_if_over(now, id);
         Ok(())
     }
 
@@ -248,7 +248,7 @@ impl Bond {
         insert: impl FnOnce(&mut FlowState) -> bool,
     ) -> Result<(), BondError> {
         let full = self.unread_messages + size > self.messages_limit();
-        if self.known(now, id)?
+        if self.find_or_create(now, id)?
             && let Some(flow) = self.flows.get_mut(&id).filter(|flow| !flow.stopped && flow.reset_received.is_none())
         {
             flow.count(link, Traffic::received(ByteCount::new(size as u64)));
@@ -259,8 +259,8 @@ impl Bond {
             self.unread_messages -= flow.messages.unread();
             let readable = insert(flow);
             self.unread_messages += flow.messages.unread();
-            if readable && flow.open.is_some() && !flow.readable_told {
-                flow.readable_told = true;
+            if readable && flow.open.is_some() && !flow.readable_reported {
+                flow.readable_reported = true;
                 self.events.push_back(Event::Readable(id));
             }
         }
@@ -271,7 +271,7 @@ impl Bond {
         if self.side == Side::Client {
             return Err(BondError::Role("OPEN"));
         }
-        if !self.known(now, id)? {
+        if !self.find_or_create(now, id)? {
             return Ok(());
         }
         let Some(flow) = self.flows.get_mut(&id).filter(|flow| flow.open.is_none()) else { return Ok(()) };
@@ -280,7 +280,7 @@ impl Bond {
         }
         flow.open = Some(open.clone());
         let readable = flow.receive.is_readable() || flow.messages.unread() > 0;
-        flow.readable_told |= readable;
+        flow.readable_reported |= readable;
         let (reset, stop) = (flow.reset_received, flow.stop_received);
         self.apply_policy(id);
         self.events.push_back(Event::Incoming { flow: id, open });
@@ -319,19 +319,19 @@ impl Bond {
     }
 
     /// Returns whether a flow exists. The server creates a flow with a new number. Returns an error if the number is not valid.
-    fn known(&mut self, now: Time, id: FlowKey) -> Result<bool, BondError> {
+    fn find_or_create(&mut self, now: Time, id: FlowKey) -> Result<bool, BondError> {
         if self.flows.contains_key(&id) {
             return Ok(true);
         }
         if self.side == Side::Client {
-            return if id.0 < self.next_flow { Ok(false) } else { Err(BondError::Never("a flow")) };
+            return if id.0 < self.next_flow { Ok(false) } else { Err(BondError::Nonexistent("a flow")) };
         }
         // No first frame arrives for a flow this old, so the bond need not remember each finished flow.
         if self.finished.contains(id.0) || id.0 + MAX_AHEAD < self.next_flow {
             return Ok(false);
         }
         if id.0 >= self.next_flow + MAX_AHEAD {
-            return Err(BondError::Never("a flow"));
+            return Err(BondError::Nonexistent("a flow"));
         }
         if id.0 >= self.next_flow {
             self.next_flow = id.0 + 1;

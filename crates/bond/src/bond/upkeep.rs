@@ -27,7 +27,7 @@ impl Bond {
             let mut items = Vec::new();
             path.tracker.repeat_all(&mut items);
             let extra = std::mem::take(&mut path.extra);
-            self.again(items);
+            self.requeue(items);
             self.reroute(extra);
         }
         self.scheduler.forget();
@@ -40,7 +40,7 @@ impl Bond {
         let best = self.paths.iter().filter(|(_, path)| path.is_good()).min_by_key(|(_, path)| path.srtt).map(|(id, _)| *id);
         for extra in extra {
             match extra {
-                Extra::Copy(item) => self.again(vec![item]),
+                Extra::Copy(item) => self.requeue(vec![item]),
                 message => {
                     if let Some(best) = best.and_then(|id| self.paths.get_mut(&id)) {
                         best.extra.push_back(message);
@@ -53,29 +53,29 @@ impl Bond {
     pub(super) fn look_for_losses(&mut self, now: Time, id: PathId) {
         let Some(path) = self.paths.get_mut(&id) else { return };
         let mut lost = Vec::new();
-        let patience = path.patience();
-        path.loss_due = path.tracker.detect_lost(now, patience, &mut lost);
-        self.again(lost);
+        let loss_delay = path.loss_delay();
+        path.loss_due = path.tracker.detect_lost(now, loss_delay, &mut lost);
+        self.requeue(lost);
     }
 
     /// Queues lost items for retransmission.
-    pub(crate) fn again(&mut self, items: Vec<Item>) {
+    pub(crate) fn requeue(&mut self, items: Vec<Item>) {
         for item in items {
             match item {
                 Item::Piece(id, piece) => {
                     if let Some(flow) = self.flows.get_mut(&id).filter(|flow| flow.reset_sent.is_none()) {
                         flow.send.on_lost(&piece);
-                        self.most_ranges = self.most_ranges.max(flow.send.ranges());
+                        self.max_ranges = self.max_ranges.max(flow.send.ranges());
                         self.refresh(id);
                     }
                 }
-                Item::Control(control) if self.still_matters(&control) => self.control.push_back(control),
+                Item::Control(control) if self.is_current(&control) => self.control.push_back(control),
                 Item::Control(_) => {}
             }
         }
     }
 
-    fn still_matters(&self, control: &Control) -> bool {
+    fn is_current(&self, control: &Control) -> bool {
         match control {
             Control::Policy(id, version) => self.flows.get(id).is_some_and(|flow| flow.policy_version == *version),
             Control::Credit(id) | Control::Open(id) => self.flows.contains_key(id),
@@ -99,7 +99,7 @@ impl Bond {
     fn slots_of(&self, flow: &FlowState) -> LinkSet {
         let links = flow.policy.links;
         let all = self.paths.values().filter(|path| links.contains(path.link.into())).map(|path| path.slot).collect::<LinkSet>();
-        all - flow.held
+        all - flow.excluded_slots
     }
 
     /// Updates the scheduler after `excluded_slots` of a flow changed.
@@ -124,14 +124,14 @@ impl Bond {
 
     /// Allows a flow to use slow paths again.
     pub(crate) fn release(&mut self, id: FlowKey) {
-        let Some(flow) = self.flows.get_mut(&id).filter(|flow| !flow.held.is_empty()) else { return };
-        flow.held = LinkSet::EMPTY;
-        self.kept.remove(&id);
+        let Some(flow) = self.flows.get_mut(&id).filter(|flow| !flow.excluded_slots.is_empty()) else { return };
+        flow.excluded_slots = LinkSet::EMPTY;
+        self.narrowed.remove(&id);
         self.narrow(id);
     }
 
     pub(super) fn release_all(&mut self) {
-        std::mem::take(&mut self.kept).into_iter().for_each(|id| self.release(id));
+        std::mem::take(&mut self.narrowed).into_iter().for_each(|id| self.release(id));
     }
 
     /// Updates the scheduler with the flow's pending data.
@@ -170,12 +170,12 @@ impl Bond {
     }
 
     /// Removes a flow that is over.
-    pub(super) fn tidy(&mut self, _now: Time, id: FlowKey) {
+    pub(super) fn remove_if_over(&mut self, _now: Time, id: FlowKey) {
         let Some(flow) = self.flows.get(&id).filter(|flow| flow.is_over()) else { return };
         let by_link = flow.by_link.clone();
         self.keys.remove(&flow.key);
         let _ = self.scheduler.remove_flow(flow.key);
-        for waiting in [&mut self.urgent, &mut self.starved, &mut self.blocked, &mut self.kept] {
+        for waiting in [&mut self.urgent, &mut self.starved, &mut self.blocked, &mut self.narrowed] {
             waiting.remove(&id);
         }
         self.unread_messages -= flow.messages.unread();

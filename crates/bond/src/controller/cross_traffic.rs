@@ -5,19 +5,19 @@ use std::time::{Duration, Instant};
 use super::flight::Round;
 
 /// The cross traffic counts as gone after the queue was short for this time.
-const GONE: Duration = Duration::from_secs(10);
+const GONE_AFTER: Duration = Duration::from_secs(10);
 
 /// Time constant with which the capacity estimate decays, in seconds.
-const FORGET: f64 = 30.0;
+const CAPACITY_DECAY: f64 = 30.0;
 
 /// Without cross traffic the queue is empty at least once in this many rounds: one and a half probing cycles.
-const NEVER_EMPTY: u32 = 12;
+const MAX_FULL_ROUNDS: u32 = 12;
 
 /// A loss above this in a full buffer means that the capacity estimate is too high. It is then lowered by 1 % per round.
-const OVERRUN: f64 = 0.04;
+const MAX_FULL_LOSS: f64 = 0.04;
 
 /// A capacity that was delivered with an empty queue for this many rounds is reliable.
-const TRUSTED: u32 = 20;
+const TRUSTED_ROUNDS: u32 = 20;
 
 /// Share of the capacity that we hold against cross traffic.
 const SHARE: f64 = 0.46;
@@ -115,7 +115,7 @@ impl CrossTraffic {
         self.measured[2] = capacity.clamp(self.capacity / 32.0, self.capacity * 32.0).max(1.0);
         // Near a full buffer the round trip grows too little, so errors are upwards. Hence the minimum.
         let least = self.measured.iter().copied().fold(f64::INFINITY, f64::min);
-        let weight = if self.trust >= TRUSTED { 0.04 } else { (1.0 / (f64::from(self.bursts) + 1.0)).max(0.2) };
+        let weight = if self.trust >= TRUSTED_ROUNDS { 0.04 } else { (1.0 / (f64::from(self.bursts) + 1.0)).max(0.2) };
         self.bursts = self.bursts.saturating_add(1);
         // Average the inverses: the measured quantities are delays, and their errors are symmetric.
         self.capacity = 1.0 / ((1.0 - weight) / self.capacity.max(1.0) + weight / least);
@@ -131,23 +131,23 @@ impl CrossTraffic {
     pub(super) fn round(&mut self, now: Instant, round: Round, rtt: f64, queue: Queue, sent: f64) -> DrainOutcome {
         self.full_loss += (queue.congested - self.full_loss) / 16.0;
         let forgotten = match self.present {
-            true if self.full_loss > OVERRUN => 0.01,
+            true if self.full_loss > MAX_FULL_LOSS => 0.01,
             true => 0.0,
-            false => round.span / FORGET,
+            false => round.span / CAPACITY_DECAY,
         };
         let kept = self.capacity * (1.0 - forgotten).max(0.0);
         self.capacity = kept.max(round.rate);
         let before = std::mem::replace(&mut self.sent, sent);
         if !self.present {
             self.trust = match queue.delay <= queue.short {
-                true if round.rate > 0.8 * self.capacity => (self.trust + 1).min(2 * TRUSTED),
+                true if round.rate > 0.8 * self.capacity => (self.trust + 1).min(2 * TRUSTED_ROUNDS),
                 true => self.trust,
                 false => self.trust.saturating_sub(1),
             };
         }
         if queue.delay <= queue.full {
             self.outrun = 0;
-            if now.saturating_duration_since(self.standing_at) > GONE {
+            if now.saturating_duration_since(self.standing_at) > GONE_AFTER {
                 self.present = false;
             }
         } else {
@@ -165,7 +165,7 @@ impl CrossTraffic {
         if self.present {
             self.drain = None;
             if queue.delay > queue.full {
-                self.hold(round, before);
+                self.check_share(round, before);
             }
             return DrainOutcome::Open;
         }
@@ -183,7 +183,7 @@ impl CrossTraffic {
             drain.rounds += 1;
         }
         let undrained = self.drain.filter(|drain| drain.gone >= 1.5 * drain.queue && drain.rounds >= 4);
-        if undrained.is_none() && self.full_rounds < NEVER_EMPTY {
+        if undrained.is_none() && self.full_rounds < MAX_FULL_ROUNDS {
             return DrainOutcome::Open;
         }
         self.full_rounds = 0;
@@ -199,7 +199,7 @@ impl CrossTraffic {
     }
 
     /// Gives up the share when the path no longer delivers it: then the path itself has become slower.
-    fn hold(&mut self, round: Round, sent: f64) {
+    fn check_share(&mut self, round: Round, sent: f64) {
         if sent < 0.8 * self.share() || round.rate > 0.7 * self.share() {
             self.outrun = 0;
             return;

@@ -4,13 +4,13 @@ use std::time::{Duration, Instant};
 
 /// Minimum over about the latest `span`: of the current half of it, and of the half before.
 #[derive(Debug, Clone)]
-pub(super) struct Least {
+pub(super) struct WindowedMin {
     current: f64,
     before: f64,
     since: Instant,
 }
 
-impl Least {
+impl WindowedMin {
     pub(super) fn new(now: Instant) -> Self {
         Self { current: f64::INFINITY, before: f64::INFINITY, since: now }
     }
@@ -38,12 +38,12 @@ impl Least {
 
 /// Maximum of the latest `N` values.
 #[derive(Debug, Clone)]
-pub(super) struct Greatest<const N: usize> {
+pub(super) struct WindowedMax<const N: usize> {
     values: [f64; N],
     next: usize,
 }
 
-impl<const N: usize> Greatest<N> {
+impl<const N: usize> WindowedMax<N> {
     pub(super) fn new() -> Self {
         Self { values: [0.0; N], next: 0 }
     }
@@ -79,7 +79,7 @@ mod tests {
     fn the_minimum_expires_after_its_span() {
         let start = Instant::now();
         let span = Duration::from_secs(10);
-        let mut least = Least::new(start);
+        let mut least = WindowedMin::new(start);
         assert_eq!(least.get(), f64::INFINITY);
         least.add(start, span, 3.0);
         least.add(start + Duration::from_secs(6), span, 5.0);
@@ -94,7 +94,7 @@ mod tests {
 
     #[test]
     fn the_maximum_covers_the_latest_values() {
-        let mut greatest = Greatest::<3>::new();
+        let mut greatest = WindowedMax::<3>::new();
         for value in [9.0, 1.0, 2.0, 3.0] {
             greatest.add(value);
         }

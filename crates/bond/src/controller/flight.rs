@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 /// Maximum number of remembered packets: 1 Gbit/s over 1.4 s.
-const MOST: usize = 1 << 17;
+const MAX_PACKETS: usize = 1 << 17;
 
 /// A sent packet, with its state.
 #[derive(Debug, Clone)]
@@ -82,7 +82,7 @@ impl Flight {
         if self.sent.back().is_some_and(|last| last.number >= number) {
             self.sent.clear();
         }
-        if self.sent.len() >= MOST {
+        if self.sent.len() >= MAX_PACKETS {
             self.sent.pop_front();
         }
         let idle = now.saturating_duration_since(self.last_sent) >= self.pause;

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::filters::Greatest;
+use super::filters::WindowedMax;
 
 /// Number of remembered round-trip samples.
 const MEMORY: usize = 512;
@@ -14,13 +14,13 @@ pub(super) struct LossClassifier {
     /// Packet numbers and round-trip times in seconds, by number.
     trips: VecDeque<(u64, f64)>,
     /// Maximum round-trip times of the latest rounds, in seconds.
-    longest: Greatest<16>,
+    longest: WindowedMax<16>,
     lost: f64,
 }
 
 impl LossClassifier {
     pub(super) fn new() -> Self {
-        Self { trips: VecDeque::new(), longest: Greatest::new(), lost: 0.0 }
+        Self { trips: VecDeque::new(), longest: WindowedMax::new(), lost: 0.0 }
     }
 
     pub(super) fn acknowledge(&mut self, number: u64, rtt: f64) {

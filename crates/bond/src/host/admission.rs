@@ -16,14 +16,14 @@ use crate::{Bond, Limits, MIN_DATAGRAM, PathId, Side};
 
 /// Maximum number of unadmitted connections, in total and from one source. Wider IPv6 networks may have a multiple of it (see [`sources`]). Further
 /// connections are refused.
-const STRANGERS: usize = 1024;
-const STRANGERS_OF_ONE: usize = 128;
+const MAX_UNADMITTED: usize = 1024;
+const MAX_UNADMITTED_PER_SOURCE: usize = 128;
 /// Below this number of unadmitted connections their sources are not counted.
-const FEW: usize = 64;
+const SOURCE_CHECK_MIN: usize = 64;
 /// Delay after which a refused connection is closed.
-const FAREWELL: Duration = Duration::from_secs(2);
+const CLOSE_DELAY: Duration = Duration::from_secs(2);
 /// Connections of one bond at a time: each path may be replaced by another.
-const CONNECTIONS: usize = 2 * braid_model::LinkSet::CAPACITY;
+const MAX_CONNECTIONS: usize = 2 * braid_model::LinkSet::CAPACITY;
 
 impl Host {
     /// Server: admits a path. An existing bond must have the same secret and owner. Returns `false` if the path was refused.
@@ -50,8 +50,8 @@ impl Host {
                 established: false,
                 connections: BTreeSet::new(),
                 timer: None,
-                alone_since: None,
-                heard: None,
+                pathless_since: None,
+                last_received: None,
             };
             self.insert_session(hello.bond, session);
         }
@@ -61,18 +61,18 @@ impl Host {
             self.refuse(now, id, refusals::NOT_YOURS, "the bond belongs to another client");
             return false;
         }
-        if session.connections.len() >= CONNECTIONS {
+        if session.connections.len() >= MAX_CONNECTIONS {
             self.refuse(now, id, refusals::BUSY, "the bond has reached its limit of paths");
             return false;
         }
         let Some(conn) = self.conns.get_mut(&id) else { return false };
-        self.strangers.remove(&id);
+        self.unadmitted.remove(&id);
         (conn.stage, conn.bond, conn.path) = (Stage::Welcomed, Some(hello.bond), PathId(hello.path));
         (conn.link_there, conn.backup) = (hello.link, hello.backup);
         session.connections.insert(id);
-        session.alone_since = None;
+        session.pathless_since = None;
         let version = hello.version.min(VERSION);
-        conn.say(&Welcome { version, capabilities: 0, code: 0, reason: String::new() }.encode());
+        conn.write_greeting(&Welcome { version, capabilities: 0, code: 0, reason: String::new() }.encode());
         self.touched.insert(id);
         true
     }
@@ -81,8 +81,8 @@ impl Host {
     pub fn refuse(&mut self, now: Instant, id: ConnectionId, code: u64, reason: &str) {
         if let Some(conn) = self.conns.get_mut(&id) {
             conn.stage = Stage::Closed;
-            conn.deadline = conn.deadline.min(now + FAREWELL);
-            conn.say(&Welcome { version: VERSION, capabilities: 0, code, reason: reason.to_owned() }.encode());
+            conn.deadline = conn.deadline.min(now + CLOSE_DELAY);
+            conn.write_greeting(&Welcome { version: VERSION, capabilities: 0, code, reason: reason.to_owned() }.encode());
             if let Some(stream) = conn.stream {
                 let _ = conn.connection.send_stream(stream).finish();
             }
@@ -93,18 +93,18 @@ impl Host {
     pub(super) fn accept(&mut self, now: Instant, link: u8, incoming: Incoming) {
         let remote = incoming.remote_address();
         self.buffer.clear();
-        let proven = incoming.remote_address_validated();
+        let validated = incoming.remote_address_validated();
         // A client that has not validated its address gets no state and a small answer. An attacker with forged addresses can use up the budget of an
         // unvalidated address, but not the budget of a validated one.
-        let flooded = self.strangers.len() >= self.bounds.unproven;
-        if !proven && incoming.may_retry() && (flooded || !self.unproven.take(now, remote)) {
+        let flooded = self.unadmitted.len() >= self.bounds.unvalidated;
+        if !validated && incoming.may_retry() && (flooded || !self.unvalidated.take(now, remote)) {
             if let Ok(transmit) = self.endpoint.retry(incoming, &mut self.buffer) {
                 self.responses.push_back((link, transmit, self.buffer.clone()));
             }
             return;
         }
-        let full = self.conns.len() >= self.bounds.connections || self.strangers.len() >= STRANGERS || self.is_hoarding(remote);
-        if full || proven && !self.proven.take(now, remote) {
+        let full = self.conns.len() >= self.bounds.connections || self.unadmitted.len() >= MAX_UNADMITTED || self.is_source_full(remote);
+        if full || validated && !self.validated.take(now, remote) {
             let transmit = self.endpoint.refuse(incoming, &mut self.buffer);
             self.responses.push_back((link, transmit, self.buffer.clone()));
             return;
@@ -118,7 +118,7 @@ impl Host {
         match self.endpoint.accept(incoming, now, &mut self.buffer, config) {
             Ok((handle, connection)) => {
                 let id = self.insert_conn(Conn::new(now, connection, handle, metrics, link, remote));
-                self.strangers.insert(id);
+                self.unadmitted.insert(id);
             }
             Err(error) => {
                 if let Some(transmit) = error.response {
@@ -129,13 +129,13 @@ impl Host {
     }
 
     /// Whether one of the networks of the address has reached its limit of unadmitted connections.
-    fn is_hoarding(&self, remote: SocketAddr) -> bool {
-        if self.strangers.len() < FEW {
+    fn is_source_full(&self, remote: SocketAddr) -> bool {
+        if self.unadmitted.len() < SOURCE_CHECK_MIN {
             return false;
         }
-        let theirs: Vec<_> = self.strangers.iter().filter_map(|id| self.conns.get(id)).flat_map(|conn| sources(conn.remote)).collect();
+        let theirs: Vec<_> = self.unadmitted.iter().filter_map(|id| self.conns.get(id)).flat_map(|conn| sources(conn.remote)).collect();
         let count = |source| theirs.iter().filter(|(theirs, _)| *theirs == source).count();
-        sources(remote).into_iter().any(|(source, times)| count(source) >= STRANGERS_OF_ONE * times as usize)
+        sources(remote).into_iter().any(|(source, times)| count(source) >= MAX_UNADMITTED_PER_SOURCE * times as usize)
     }
 
     /// Processes the first messages.
@@ -145,7 +145,7 @@ impl Host {
             conn.stream = conn.connection.streams().accept(Dir::Bi);
         }
         let Some(stream) = conn.stream else { return };
-        if let Err(reason) = conn.hear(stream) {
+        if let Err(reason) = conn.read_greeting(stream) {
             self.close(now, id, reason);
             return;
         }

@@ -9,7 +9,7 @@ use bytes::{Bytes, BytesMut};
 use noq_proto::congestion::ControllerFactory;
 use noq_proto::{Connection, ConnectionHandle, IdleTimeout, MtuDiscoveryConfig, StreamId, TransportConfig, VarInt};
 
-use super::{BATCH, IDLE};
+use super::{BATCH, IDLE_TIMEOUT};
 use crate::controller::PathMetrics;
 use crate::hello::{BondId, Hello, MAX_MESSAGE};
 use crate::{Bond, PathFacts, PathId};
@@ -23,12 +23,12 @@ const DATAGRAM_BUFFER: usize = 4 << 20;
 /// Free space of the send buffer when it is empty. QUIC reserves the record of one datagram.
 const EMPTY_SPACE: usize = DATAGRAM_BUFFER - size_of::<Bytes>();
 /// A connection that has not become a path after this time is closed.
-const GREETING: Duration = Duration::from_secs(10);
+const GREETING_TIMEOUT: Duration = Duration::from_secs(10);
 /// Limit of the bytes that QUIC may queue for a blocked path. Beyond it, acknowledgements are dropped: later ones repeat their content.
-const STUCK: usize = 64 << 10;
+const MAX_BLOCKED: usize = 64 << 10;
 /// A fast path waits until it may send what its pace allows in this time. Batching shares the cost of a system call, and the other end's
 /// acknowledgements arrive in batches too.
-const BATCHED: Duration = Duration::from_micros(500);
+const BATCH_TIME: Duration = Duration::from_micros(500);
 /// Upper bound of the delay that a fast path catches up on.
 const CATCH_UP: Duration = Duration::from_millis(6);
 /// Size of the buffer that datagrams are cut from. Datagrams smaller than `SMALL` are copied, so that none keeps a much larger buffer alive.
@@ -56,20 +56,20 @@ pub(super) struct Conn {
     pub(super) timer: Option<Instant>,
     pub(super) refused: Option<u64>,
     /// This end closed the connection and has not sent the close packet yet.
-    pub(super) farewell: bool,
+    pub(super) close_pending: bool,
     pub(super) another_key: bool,
     /// When a packet was last received.
-    pub(super) heard: Option<Instant>,
+    pub(super) last_received: Option<Instant>,
     /// The client's number of the link.
     pub(super) link_there: u8,
     pub(super) backup: bool,
     /// The Hello message that a client sends once connected.
     pub(super) hello: Option<Hello>,
     /// Whether `HostEvent::Lost` was emitted.
-    pub(super) told: bool,
+    pub(super) loss_reported: bool,
     /// Bytes that the pace allows to send now, and when this was computed.
     pub(super) pacing_credit: u64,
-    pub(super) counted: Instant,
+    pub(super) credit_at: Instant,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,28 +103,28 @@ impl Conn {
             stage: Stage::Greeting,
             stream: None,
             inbox: Vec::new(),
-            deadline: now + GREETING,
+            deadline: now + GREETING_TIMEOUT,
             remote,
             timer: None,
             refused: None,
-            farewell: false,
+            close_pending: false,
             another_key: false,
-            heard: None,
+            last_received: None,
             link_there: link,
             backup: false,
             hello: None,
-            told: false,
+            loss_reported: false,
             pacing_credit: 0,
-            counted: now,
+            credit_at: now,
         }
     }
 
     /// Deadline by which the connection must have become a path; `None` once it has, or has ended.
     pub(super) fn pending_deadline(&self) -> Option<Instant> {
-        (self.stage != Stage::Joined && !self.told).then_some(self.deadline)
+        (self.stage != Stage::Joined && !self.loss_reported).then_some(self.deadline)
     }
 
-    pub(super) fn say(&mut self, message: &[u8]) {
+    pub(super) fn write_greeting(&mut self, message: &[u8]) {
         if let Some(stream) = self.stream {
             // An empty stream accepts a message of this size in full.
             let _ = self.connection.send_stream(stream).write(message);
@@ -132,7 +132,7 @@ impl Conn {
     }
 
     /// Reads received bytes of the first message's stream.
-    pub(super) fn hear(&mut self, stream: StreamId) -> Result<(), &'static str> {
+    pub(super) fn read_greeting(&mut self, stream: StreamId) -> Result<(), &'static str> {
         let mut stream = self.connection.recv_stream(stream);
         let Ok(mut chunks) = stream.read(true) else { return Ok(()) };
         while let Ok(Some(chunk)) = chunks.next(MAX_MESSAGE + 3) {
@@ -171,11 +171,11 @@ impl Conn {
             return None;
         }
         let rate = self.metrics.pacing().bytes_per_second();
-        let enough = self.paced(BATCHED).min(BATCH.get() as u64 * u64::from(self.connection.current_mtu()));
-        let since = now.saturating_duration_since(self.counted);
+        let enough = self.paced(BATCH_TIME).min(BATCH.get() as u64 * u64::from(self.connection.current_mtu()));
+        let since = now.saturating_duration_since(self.credit_at);
         let earned = u128::from(rate) * since.as_nanos() / 1_000_000_000;
         self.pacing_credit = self.pacing_credit.saturating_add(u64::try_from(earned).unwrap_or(u64::MAX)).min(self.paced(CATCH_UP));
-        self.counted = now.max(self.counted);
+        self.credit_at = now.max(self.credit_at);
         let short = enough.saturating_sub(self.pacing_credit);
         (short > 0).then(|| now + Duration::from_nanos(short.saturating_mul(1_000_000_000) / rate.max(1)))
     }
@@ -190,13 +190,13 @@ impl Conn {
     pub(super) fn fill(&mut self, now: Time, bond: &mut Bond, held: bool, out: &mut BytesMut) -> bool {
         let Some(max) = self.connection.datagrams().max_size() else { return false };
         // Urgent data must not wait behind more than one datagram.
-        let horizon = if bond.hurries(now) && self.paced(HORIZON) < 2 * max as u64 { Duration::ZERO } else { HORIZON };
+        let horizon = if bond.has_recent_urgent(now) && self.paced(HORIZON) < 2 * max as u64 { Duration::ZERO } else { HORIZON };
         let mut facts = self.facts(max as u64, horizon);
         if held {
             facts.room = ByteCount::ZERO;
         }
         bond.set_facts(self.path, facts);
-        if bond.wants_probe(now, self.path) {
+        if bond.is_probe_due(now, self.path) {
             self.metrics.allow_probe(ByteCount::new(2 * max as u64));
         }
         let mut any = false;
@@ -208,7 +208,7 @@ impl Conn {
             if !bond.poll_datagram(now, self.path, max, out) {
                 return any;
             }
-            if facts.room == ByteCount::ZERO && self.connection.datagrams().send_buffer_space() < DATAGRAM_BUFFER - STUCK {
+            if facts.room == ByteCount::ZERO && self.connection.datagrams().send_buffer_space() < DATAGRAM_BUFFER - MAX_BLOCKED {
                 continue;
             }
             any = true;
@@ -235,6 +235,6 @@ pub(super) fn transport(controllers: Arc<dyn ControllerFactory + Send + Sync>, r
         .datagram_receive_buffer_size(Some(DATAGRAM_BUFFER))
         .datagram_send_buffer_size(DATAGRAM_BUFFER)
         .keep_alive_interval(Some(KEEP_ALIVE))
-        .max_idle_timeout(IdleTimeout::try_from(IDLE).ok());
+        .max_idle_timeout(IdleTimeout::try_from(IDLE_TIMEOUT).ok());
     config
 }

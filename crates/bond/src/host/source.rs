@@ -47,7 +47,7 @@ struct Spent {
 }
 
 /// Interval at which sources with a full budget are removed.
-const SWEEP: Duration = Duration::from_secs(1);
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Begins {
     /// Allows `at_once` events of one source at once, and then one per `pause`.
@@ -80,7 +80,7 @@ impl Begins {
     }
 
     fn sweep(&mut self, now: Instant) {
-        if self.swept.is_some_and(|swept| now.saturating_duration_since(swept) < SWEEP) {
+        if self.swept.is_some_and(|swept| now.saturating_duration_since(swept) < SWEEP_INTERVAL) {
             return;
         }
         self.swept = Some(now);

@@ -13,10 +13,10 @@ use super::HostDriver;
 
 /// Status of a flow for its tasks. It outlives the flow.
 #[derive(Debug, Default)]
-pub(crate) struct Slot(Mutex<Told>);
+pub(crate) struct Slot(Mutex<FlowStatus>);
 
 #[derive(Debug, Default)]
-struct Told {
+struct FlowStatus {
     opened: Option<u64>,
     reset: Option<u64>,
     stopped: Option<u64>,
@@ -38,30 +38,30 @@ enum Side {
 
 impl Slot {
     pub(crate) fn on_event(&self, event: &Event) {
-        let mut told = self.told();
+        let mut status = self.status();
         match event {
-            Event::Opened { code, .. } => told.opened = Some(*code),
-            Event::Reset { code, .. } => told.reset = Some(*code),
-            Event::Stopped { code, .. } => told.stopped = Some(*code),
+            Event::Opened { code, .. } => status.opened = Some(*code),
+            Event::Reset { code, .. } => status.reset = Some(*code),
+            Event::Stopped { code, .. } => status.stopped = Some(*code),
             _ => {}
         }
-        let reader = if matches!(event, Event::Writable(_) | Event::Stopped { .. }) { None } else { told.reader.take() };
-        let writer = if matches!(event, Event::Readable(_)) { None } else { told.writer.take() };
-        drop(told);
+        let reader = if matches!(event, Event::Writable(_) | Event::Stopped { .. }) { None } else { status.reader.take() };
+        let writer = if matches!(event, Event::Readable(_)) { None } else { status.writer.take() };
+        drop(status);
         wake(reader, writer);
     }
 
     /// The bond ended.
     pub(crate) fn end(&self, code: u64) {
-        self.told().reset.get_or_insert(code);
+        self.status().reset.get_or_insert(code);
         self.close(Vec::new());
     }
 
     pub(crate) fn close(&self, moved: Vec<(u8, Traffic)>) {
-        let mut told = self.told();
-        (told.closed, told.moved) = (true, moved);
-        let (reader, writer) = (told.reader.take(), told.writer.take());
-        drop(told);
+        let mut status = self.status();
+        (status.closed, status.moved) = (true, moved);
+        let (reader, writer) = (status.reader.take(), status.writer.take());
+        drop(status);
         wake(reader, writer);
     }
 
@@ -71,10 +71,10 @@ impl Slot {
             return Poll::Ready(found);
         }
         {
-            let mut told = self.told();
+            let mut status = self.status();
             let waker = match side {
-                Side::Reading => &mut told.reader,
-                Side::Writing => &mut told.writer,
+                Side::Reading => &mut status.reader,
+                Side::Writing => &mut status.writer,
             };
             match waker {
                 Some(waker) => waker.clone_from(context.waker()),
@@ -85,7 +85,7 @@ impl Slot {
         look().map_or(Poll::Pending, Poll::Ready)
     }
 
-    fn told(&self) -> MutexGuard<'_, Told> {
+    fn status(&self) -> MutexGuard<'_, FlowStatus> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -124,7 +124,7 @@ pub struct Moved(Arc<Slot>);
 impl Moved {
     /// Bytes sent (first copies only) and received by link; empty until the bond has removed the flow.
     pub fn by_link(&self) -> Vec<(u8, Traffic)> {
-        self.0.told().moved.clone()
+        self.0.status().moved.clone()
     }
 }
 
@@ -157,11 +157,11 @@ impl BondFlow {
     pub async fn opened(&self) -> Result<(), FlowEnd> {
         poll_fn(|context| {
             self.0.slot.poll(context, Side::Reading, || {
-                let told = self.0.slot.told();
-                match (told.opened, told.reset) {
+                let status = self.0.slot.status();
+                match (status.opened, status.reset) {
                     (Some(0), _) => Some(Ok(())),
                     (Some(code), _) | (None, Some(code)) => Some(Err(FlowEnd(code))),
-                    (None, None) => told.closed.then_some(Err(FlowEnd(libc::ECONNRESET as u64))),
+                    (None, None) => status.closed.then_some(Err(FlowEnd(libc::ECONNRESET as u64))),
                 }
             })
         })
@@ -185,10 +185,10 @@ impl BondFlow {
             if data.is_some() {
                 return Some(Ok(data));
             }
-            let told = self.0.slot.told();
-            match told.reset {
+            let status = self.0.slot.status();
+            match status.reset {
                 Some(code) => Some(Err(FlowEnd(code))),
-                None => (finished || told.closed).then_some(Ok(None)),
+                None => (finished || status.closed).then_some(Ok(None)),
             }
         })
     }
@@ -201,10 +201,10 @@ impl BondFlow {
     pub(crate) fn poll_room(&self, context: &Context<'_>) -> Poll<Result<usize, FlowEnd>> {
         self.0.slot.poll(context, Side::Writing, || {
             let room = self.act(|bond, now, key| bond.writable(now, key)).unwrap_or(0);
-            let told = self.0.slot.told();
-            match told.stopped.or(told.reset.filter(|_| told.closed)) {
+            let status = self.0.slot.status();
+            match status.stopped.or(status.reset.filter(|_| status.closed)) {
                 Some(code) => Some(Err(FlowEnd(code))),
-                None if told.closed => Some(Err(FlowEnd(libc::EPIPE as u64))),
+                None if status.closed => Some(Err(FlowEnd(libc::EPIPE as u64))),
                 None => (room > 0).then_some(Ok(room)),
             }
         })
@@ -245,8 +245,8 @@ impl BondFlow {
                 if let Some(message) = self.act(|bond, _, key| bond.read_message(key)).flatten() {
                     return Some(Ok(message));
                 }
-                let told = self.0.slot.told();
-                (told.reset.is_some() || told.closed).then_some(Err(FlowEnd(told.reset.unwrap_or(0))))
+                let status = self.0.slot.status();
+                (status.reset.is_some() || status.closed).then_some(Err(FlowEnd(status.reset.unwrap_or(0))))
             })
         })
         .await
@@ -275,7 +275,7 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if !self.slot.told().closed {
+        if !self.slot.status().closed {
             self.act(|bond, now, key| bond.abandon(now, key, libc::ECONNRESET as u64));
         }
     }

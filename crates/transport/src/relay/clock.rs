@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::{Duration, Instant, SystemTime};
 
 /// Smaller corrections are normal work of time servers.
-const NOTABLE: Duration = Duration::from_secs(60);
+const MIN_JUMP: Duration = Duration::from_secs(60);
 
 /// Both clocks at the last reading.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ fn between(elapsed: Duration, before: SystemTime, now: SystemTime) -> Option<Jum
         Ok(span) => (true, span),
         Err(error) => (false, error.duration()),
     };
-    (span >= NOTABLE).then_some(Jump { ahead, span })
+    (span >= MIN_JUMP).then_some(Jump { ahead, span })
 }
 
 impl fmt::Display for Jump {

@@ -24,7 +24,7 @@ impl Default for MemoryLimits {
 }
 
 /// Smallest window of a bond: the protocol grants this much initially.
-const LEAST: u64 = 16 << 20;
+const MIN_WINDOW: u64 = 16 << 20;
 
 impl MemoryLimits {
     /// The limits of a new bond of a client that has `others` other bonds. The more bonds, the less each may hold.
@@ -32,7 +32,7 @@ impl MemoryLimits {
         let whole = Limits { flows, ..Limits::default() };
         // Both directions, plus a quarter of each for messages.
         let own = self.client.get() / 5 * 2 / (others as u64 + 1);
-        let window = own.clamp(LEAST, whole.total_window);
+        let window = own.clamp(MIN_WINDOW, whole.total_window);
         Limits { total_window: window, max_window: whole.max_window.min(window), send_buffer: whole.send_buffer.min(window), ..whole }
     }
 

@@ -12,9 +12,9 @@ use braid_peer::registry::{ClientId, Month, RedeemError, RegisteredClient, Regis
 use tokio::sync::{mpsc, oneshot};
 
 /// Capacity of the command queue: one command per unadmitted connection (their number is limited), plus one refresh and one write.
-const WAITING: usize = 1026;
+const MAX_COMMANDS: usize = 1026;
 /// Time limit for the last write of usage.
-const LAST_WORD: Duration = Duration::from_secs(10);
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A connection that proved a key and requests a path.
 #[derive(Debug)]
@@ -68,11 +68,11 @@ pub(super) struct RegistryWorker {
 impl RegistryWorker {
     /// Starts the thread.
     pub(super) fn start(registry: Registry) -> std::io::Result<Self> {
-        let (commands, inbox) = sync_channel(WAITING);
-        let (say, events) = mpsc::unbounded_channel();
+        let (commands, inbox) = sync_channel(MAX_COMMANDS);
+        let (sender, events) = mpsc::unbounded_channel();
         let (end, ended) = oneshot::channel();
         std::thread::Builder::new().name("registry".to_owned()).spawn(move || {
-            work(registry, &inbox, &say);
+            work(registry, &inbox, &sender);
             let _ = end.send(());
         })?;
         Ok(Self { commands, events, ended, refreshing: false, writing: false })
@@ -113,7 +113,7 @@ impl RegistryWorker {
     pub(super) async fn end(self) {
         let Self { commands, ended, .. } = self;
         drop(commands);
-        if tokio::time::timeout(LAST_WORD, ended).await.is_err() {
+        if tokio::time::timeout(FLUSH_TIMEOUT, ended).await.is_err() {
             tracing::error!("the registry's disk does not answer: the clients' latest usage is lost");
         }
     }
