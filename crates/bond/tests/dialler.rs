@@ -1,6 +1,6 @@
-//! When paths are dialled, in virtual time.
+//! Timing of dials, in virtual time.
 
-#![allow(clippy::disallowed_methods, reason = "a first moment is needed, whichever")]
+#![allow(clippy::disallowed_methods, reason = "any start instant is sufficient")]
 
 use std::time::{Duration, Instant};
 
@@ -22,10 +22,10 @@ impl World {
         world
     }
 
-    /// Waits until the route is due, and dials; the connection, and how long that took.
+    /// Waits until the route is due, and dials. Returns the connection and the waiting time.
     fn dial(&mut self) -> (u32, Duration) {
         let begun = self.now;
-        self.now = self.dialler.poll_timeout().expect("something is due").max(self.now);
+        self.now = self.dialler.poll_timeout().expect("nothing is due").max(self.now);
         assert_eq!(self.dialler.due(self.now), [ROUTE]);
         assert!(matches!(self.dialler.on_due(self.now, ROUTE, |_| false), Due::Dial(_)));
         self.connections += 1;
@@ -40,33 +40,33 @@ impl World {
 }
 
 #[test]
-fn regression_an_address_that_answered_is_dialled_again_and_the_next_one_only_after_a_failure() {
+fn regression_the_next_address_is_dialled_only_after_a_failure() {
     let mut world = World::new();
     let (connection, _) = world.dial();
     world.dialler.on_joined(connection);
     assert_eq!(world.dialler.on_lost(world.now, connection, Loss::TimedOut), Some(true));
-    assert_eq!(world.address(), 0, "it has answered");
+    assert_eq!(world.address(), 0, "this address answered");
     let (connection, _) = world.dial();
     world.dialler.on_lost(world.now, connection, Loss::TimedOut);
-    assert_eq!(world.address(), 1, "nobody was there");
+    assert_eq!(world.address(), 1, "the address did not answer");
     let (connection, _) = world.dial();
     world.dialler.on_joined(connection);
     world.dialler.on_addresses(|_, old| Some(old + 1));
-    assert_eq!(world.address(), 2, "it has answered, wherever it stands now");
+    assert_eq!(world.address(), 2, "the joined address is kept at its new index");
     world.dialler.on_lost(world.now, connection, Loss::TimedOut);
     world.dialler.on_addresses(|_, old| Some(old));
-    assert_eq!(world.address(), 0, "without a path the newest comes first");
+    assert_eq!(world.address(), 0, "without a path the first address is used");
 }
 
 #[test]
-fn regression_who_turns_away_again_and_again_is_dialled_with_growing_pauses() {
+fn regression_a_peer_that_keeps_refusing_is_dialled_with_growing_pauses() {
     for loss in [Loss::Closed, Loss::UnknownBond] {
         let mut world = World::new();
         let mut pauses = Vec::new();
         for _ in 0..8 {
             let (connection, waited) = world.dial();
             pauses.push(waited);
-            let joined = world.dialler.on_lost(world.now, connection, loss).expect("it was dialled");
+            let joined = world.dialler.on_lost(world.now, connection, loss).expect("the connection is unknown");
             if loss == Loss::UnknownBond {
                 world.dialler.restart_unknown_bond(world.now, joined);
             }
@@ -76,7 +76,7 @@ fn regression_who_turns_away_again_and_again_is_dialled_with_growing_pauses() {
 }
 
 #[test]
-fn a_peer_that_was_restarted_is_dialled_again_at_once() {
+fn a_restarted_peer_is_redialled_at_once() {
     let mut world = World::new();
     let (connection, _) = world.dial();
     world.dialler.on_joined(connection);
@@ -85,7 +85,7 @@ fn a_peer_that_was_restarted_is_dialled_again_at_once() {
 }
 
 #[test]
-fn a_connection_that_answers_is_given_more_time_once() {
+fn a_connection_that_answers_gets_more_time_once() {
     let mut world = World::new();
     let (connection, _) = world.dial();
     world.now += DIAL_TIMEOUT;
@@ -97,7 +97,7 @@ fn a_connection_that_answers_is_given_more_time_once() {
 }
 
 #[test]
-fn a_link_that_lives_again_is_dialled_at_once_and_one_with_a_path_is_not() {
+fn a_recovered_link_is_dialled_at_once_unless_it_has_a_path() {
     let mut world = World::new();
     let (connection, _) = world.dial();
     world.dialler.on_lost(world.now, connection, Loss::Refused);
@@ -111,7 +111,7 @@ fn a_link_that_lives_again_is_dialled_at_once_and_one_with_a_path_is_not() {
 }
 
 #[test]
-fn without_an_address_it_waits_longer_and_longer_until_one_is_found() {
+fn pauses_grow_until_an_address_is_found() {
     let mut world = World::new();
     for expected in [500, 1000, 2000] {
         world.now = world.dialler.poll_timeout().unwrap();

@@ -51,8 +51,8 @@ const CROWDED_PACKETS: f64 = 1.5;
 /// Loss above this does not count as random and is not compensated.
 const MAX_RANDOM_LOSS: f64 = 0.15;
 
-/// A round that sent less than this fraction of what the pace allowed was application-limited. `FAST_APP_LIMITED` also covers fast paths whose host was
-/// sometimes late.
+/// A round that sent less than this fraction of what the pace allowed was application-limited. `FAST_APP_LIMITED` also covers fast paths whose host
+/// was sometimes late.
 const APP_LIMITED: f64 = 0.8;
 const FAST_APP_LIMITED: f64 = 0.95;
 
@@ -61,8 +61,8 @@ const FAST_APP_LIMITED: f64 = 0.95;
 const FAST_FULL: f64 = 0.008;
 const FAST_ROUND: f64 = 0.02;
 /// QUIC's pacer keeps the credit of this time, in seconds, and at least one packet. Where this credit is less than `FEW_PACKETS`, a timer that is a
-/// millisecond late lowers the rate noticeably. The controller then gives QUIC a pace that is higher by up to `MAX_LATE_FACTOR`; it adapts by `LATE_STEP`
-/// of what a round has shown.
+/// millisecond late lowers the rate noticeably. The controller then gives QUIC a pace that is higher by up to `MAX_LATE_FACTOR`; it adapts by
+/// `LATE_STEP` of what a round has shown.
 const PACER_CREDIT: f64 = 0.01;
 const FEW_PACKETS: f64 = 2.0;
 const MAX_LATE_FACTOR: f64 = 1.15;
@@ -158,7 +158,8 @@ pub struct RateController {
     late_factor: f64,
     /// When `budget` was last updated.
     counted: Instant,
-    /// Start of the current measuring interval and the bytes acknowledged in it; `recent_rate` is the rate of the interval before, in bytes per second.
+    /// Start of the current measuring interval and the bytes acknowledged in it. `recent_rate` is the rate of the interval before, in bytes per
+    /// second.
     stretch: (Instant, f64),
     recent_rate: f64,
     /// Maximum number of bytes acknowledged in one batch.

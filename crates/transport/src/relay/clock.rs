@@ -50,7 +50,7 @@ impl fmt::Display for Jump {
         let seconds = self.span.as_secs();
         write!(
             f,
-            "the system's clock was set {way} by {seconds} s: bonds continue, but clients' monthly quotas and invitations use the new time; check the clock"
+            "the system's clock was set {way} by {seconds} s: bonds continue, monthly quotas and invitations use the new time; check the clock"
         )
     }
 }
