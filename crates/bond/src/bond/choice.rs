@@ -1,7 +1,7 @@
-//! Other rules than miDRR for which path carries the next piece: the packet schedulers of [`braid_decide::packet`].
+//! Packet schedulers other than miDRR: adapters for [`braid_decide::packet`].
 //!
-//! They choose a path for a piece, while a bond is asked path by path. So a choice is made when any path asks, and kept until the chosen
-//! path takes the piece. Flows take turns.
+//! These schedulers choose a path for each chunk, while a bond is polled path by path. So the bond makes a choice when any path is polled, and keeps
+//! it until the chosen path takes the chunk. Flows take turns.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -15,41 +15,41 @@ use braid_model::{ByteCount, LinkSet};
 use super::Bond;
 use crate::{FlowKey, PathId};
 
-/// What a scheduler is told of a piece's size at most: a datagram's worth.
+/// Upper bound of the chunk size that a scheduler sees: the payload of one datagram.
 const PIECE: u64 = 1400;
 
-/// Which path carries the next piece of a flow. Urgent flows keep to earliest completion under every rule.
+/// Rule that chooses the path of the next chunk. Urgent flows use earliest completion under every rule.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Scheduling {
-    /// Whichever path has room takes the piece of the flow whose turn it is by miDRR, unless it would arrive sooner over another.
+    /// Each path with room takes a chunk of the flow that miDRR selects, unless the chunk would arrive sooner over another path.
     #[default]
     Midrr,
-    /// One path after the other (DBAS II.D).
+    /// Round robin over the paths (DBAS II.D).
     RoundRobin,
     /// In proportion to the paths' rates (DBAS II.D).
     WeightedRoundRobin,
     /// In inverse proportion to the paths' round-trip times (virtual interface, equation 2).
     RttShare,
-    /// Where it arrives first, waiting for a better path if that is sooner (ECF).
+    /// Where the chunk arrives first, which may mean waiting for a better path (ECF).
     EarliestCompletion,
-    /// On so many paths at once.
+    /// On this many paths at once.
     Redundant(u8),
-    /// By the shares given with [`Bond::set_share`] (OPERETTA's `w_j`).
+    /// By the shares set with [`Bond::set_share`] (OPERETTA's `w_j`).
     Weights,
 }
 
-/// A packet scheduler at work.
+/// A packet scheduler and its current choice.
 pub(crate) struct Chooser {
     rule: Box<dyn PacketScheduler + Send>,
-    /// Flows that have something to send and are not urgent.
+    /// Flows with pending data that are not urgent.
     ready: BTreeSet<FlowKey>,
     last: Option<FlowKey>,
-    /// The flow whose piece is next, and the slots of the paths that are to carry it.
+    /// The flow of the next chunk, and the slots of the paths that are to carry it.
     chosen: Option<(FlowKey, LinkSet)>,
     views: Vec<PathView>,
-    /// Whether pieces go over several paths.
+    /// Whether the scheduler sends copies over several paths.
     copies: bool,
-    /// Whether a path without a share is to carry nothing.
+    /// Whether a path without a share carries nothing.
     shares: bool,
 }
 
@@ -60,7 +60,7 @@ impl fmt::Debug for Chooser {
 }
 
 impl Chooser {
-    /// `None` for miDRR, which the bond has anyway.
+    /// Returns `None` for miDRR, which every bond has.
     pub(crate) fn new(scheduling: Scheduling) -> Option<Self> {
         let rule: Box<dyn PacketScheduler + Send> = match scheduling {
             Scheduling::Midrr => return None,
@@ -93,12 +93,12 @@ impl Chooser {
         }
     }
 
-    /// Paths have come, gone or changed their state: what was chosen is to be chosen anew.
+    /// Discards the current choice: a path was added or removed, or its state changed.
     pub(crate) fn reconsider(&mut self) {
         self.chosen = None;
     }
 
-    /// The flow that comes after the one that was served last.
+    /// The flow after the one that was served last.
     fn turn(&self) -> Option<FlowKey> {
         let after = self.last.map_or(Bound::Unbounded, Bound::Excluded);
         self.ready.range((after, Bound::Unbounded)).next().or_else(|| self.ready.first()).copied()
@@ -106,31 +106,31 @@ impl Chooser {
 }
 
 impl Bond {
-    /// Chooses the rule by which pieces are given to paths. It is for what this end sends; the other end has its own.
+    /// Sets the rule that assigns chunks to paths. It applies to what this end sends; the other end has its own rule.
     pub fn set_scheduling(&mut self, scheduling: Scheduling) {
         self.chooser = Chooser::new(scheduling);
         self.refresh_all();
     }
 
-    /// Whether paths are chosen by another rule than miDRR. Then a path that had nothing to send may have something once another was asked.
-    pub fn is_chosen(&self) -> bool {
+    /// Whether a rule other than miDRR is set. Then a path that had nothing to send may have something once another path was polled.
+    pub fn has_packet_scheduler(&self) -> bool {
         self.chooser.is_some()
     }
 
-    /// The share of all bytes that a path is to carry under [`Scheduling::Weights`], from 0 to 1.
+    /// Sets the share of all bytes that a path is to carry under [`Scheduling::Weights`], from 0 to 1.
     pub fn set_share(&mut self, id: PathId, share: f64) {
         if let Some(path) = self.paths.get_mut(&id) {
             path.share = share;
         }
     }
 
-    /// Whether a path may repeat what others carry: not where it is to carry nothing.
+    /// Whether a path may retransmit data of other paths. A path with a zero share may not.
     pub(crate) fn may_repeat(&self, id: PathId) -> bool {
         let by_share = self.chooser.as_ref().is_some_and(|chooser| chooser.shares);
         !by_share || self.paths.get(&id).is_some_and(|path| path.share > 0.0)
     }
 
-    /// The flow whose next piece the path in `slot` is to carry, and the slots of those that carry copies of it.
+    /// The flow whose next chunk the path in `slot` is to carry, and the slots of the paths that carry copies of it.
     pub(crate) fn take_choice(&mut self, slot: usize) -> Option<(FlowKey, LinkSet)> {
         let mut chooser = self.chooser.take()?;
         let has_room = |slots: LinkSet| self.slots_with_room() & slots.0 != 0;
@@ -145,7 +145,7 @@ impl Bond {
         taken.map(|(flow, slots)| (flow, LinkSet(slots.0 & !(1 << slot))))
     }
 
-    /// The choice for the first flow, in their turn, that has a path to go by now.
+    /// The choice for the first flow, in round-robin order, that has a usable path now.
     fn choose(&self, chooser: &mut Chooser) -> Option<(FlowKey, LinkSet)> {
         for _ in 0..chooser.ready.len() {
             let id = chooser.turn()?;
@@ -169,7 +169,8 @@ impl Bond {
         self.paths.values().filter(|path| path.is_good() && path.facts.room > ByteCount::ZERO).fold(0, |set, path| set | 1 << path.slot)
     }
 
-    /// What a scheduler sees of a path, given the links that a flow may use. Copies need not leave at once: for them its window has room.
+    /// A path as the scheduler sees it, restricted to the links that a flow may use. Copies may wait, so their room is what the congestion window has
+    /// left.
     fn path_view(&self, id: Option<PathId>, links: LinkSet, copies: bool) -> PathView {
         let Some(path) = id.and_then(|id| self.paths.get(&id)) else { return PathView { up: false, ..PathView::UP } };
         let in_flight = ByteCount::new(path.tracker.in_flight());
