@@ -30,10 +30,10 @@ const AIM_MS: f64 = 20.0;
 pub(super) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "api",
-        "How soon the API answers",
-        "Two links, 5,000 TCP connections held open by one program, and one client of the Unix socket that asks for one thing after the other, \
-         20 ms after each answer, on a connection of its own. Timed from the connection to the answer's last byte: at first alone, then \
-         while another listens to `/v1/events`, as the page does.",
+        "Response times of the API",
+        "Two links, 5,000 TCP connections held open by one program, and one client of the Unix socket. The client sends one request after the \
+         other, 20 ms after each answer, each on a new connection. The time is from the connection to the answer's last byte, first without other \
+         clients, then while another client listens to `/v1/events`, as the page does.",
     );
     let lab = ["wlan0", "lte0"].iter().fold(Lab::builder(), |builder, name| builder.link(LinkSpec::direct(name))).start()?;
     let to = accept_and_keep(&lab, 9000)?;

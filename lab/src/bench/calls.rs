@@ -23,11 +23,12 @@ const SETTLE: Duration = Duration::from_millis(1500);
 pub(super) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "calls",
-        "Calls",
-        "Two links joined by veth pairs without limits or emulator; the daemon is started (max-throughput) for one half of each pair and \
-         stopped for the other, in changing order. Connect: one non-blocking connect() to a listening socket, the whole handshake, timed in \
-         the thread that calls it and accepts it afterwards; its life: socket(), connect(), a byte, accept() and close(). Datagram: sendto() of 100 bytes by an \
-         unconnected socket. The machine's own speed is looked at every ten calls, by what a pipe takes, and the times told as at its median.",
+        "Cost of system calls",
+        "Two links joined by veth pairs without limits or emulator. In one half of each pair of runs the daemon (max-throughput) runs, in the \
+         other it does not, in changing order. Connect: one non-blocking connect() to a listening socket with the whole handshake, timed in the \
+         thread that calls it and accepts it afterwards. A connection's life: socket(), connect(), a byte, accept() and close(). Datagram: \
+         sendto() of 100 bytes on an unconnected socket. Every ten calls the benchmark measures the machine's speed by the time of pipe \
+         operations. Times are scaled to the median speed.",
     );
     let calls = calls(settings)?;
     report.raw = tell(&calls, &mut report);

@@ -52,11 +52,10 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "cut",
         "A link is cut",
-        "Three links of 10 Mbit/s with round trips of 20, 80 and 160 ms, round robin, so that every third new flow would use the link that \
-         is cut, a new TCP connection begun every 3 ms. Left: from the cut until the last new flow that was put on the dead link; three \
-         connections are then made whole. Used again: from the link's return until the first new flow on it. Dark: the link drops every packet \
-         and keeps its carrier. Flows in progress: six downloads without end. Every repetition has a daemon of its own that remembers \
-         nothing.",
+        "Three links of 10 Mbit/s with RTTs of 20, 80 and 160 ms, round robin, so that every third new flow would use the link that is cut; a new \
+         TCP connection starts every 3 ms. Left: the time from the cut until the last new flow on the dead link; three connections are completed \
+         after it. Used again: the time from the link's return until the first new flow on it. Dark: the link drops every packet and keeps its \
+         carrier. Flows in progress: six endless downloads. Every repetition has a new daemon without stored state.",
     );
     let count = if settings.quick { 2 } else { 10 };
     let (mut rows, mut raw) = (Vec::new(), Vec::new());

@@ -36,10 +36,10 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "decision",
         "The decision in the kernel",
-        "16 links (veth, no limits), max-throughput, TCP connections begun one after the other and unconnected datagrams: the kernel's own run statistics \
-         (BPF_ENABLE_STATS) of the daemon's programs, mean time by run, median of batches. The connect programs do all there is to do at a connect: \
-         they find the program that calls, match the policy, decide under the lock, reserve, note the flow and bind the socket. The decision alone: \
-         the same code by BPF_PROG_TEST_RUN, mean of 100,000.",
+        "16 links (veth, no limits), max-throughput, consecutive TCP connects and unconnected datagrams. The kernel's run statistics \
+         (BPF_ENABLE_STATS) give the mean time per run of each of the daemon's programs; the table shows the median of batches. The connect \
+         programs do all the work of a connect: they identify the calling program, match the policy, decide under the lock, reserve demand, record \
+         the flow and bind the socket. The decision alone: the same code under BPF_PROG_TEST_RUN, mean of 100,000 runs.",
     );
     let batches = programs_at_work(settings)?;
     let mut rows = Vec::new();

@@ -25,10 +25,10 @@ const LINKS: [&str; 2] = ["wlan0", "lte0"];
 pub(super) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "footprint",
-        "Memory, and time to start",
-        "Memory: two links, 1,000 TCP connections held open by one program, VmRSS and VmHWM of `braid up` twenty seconds later. Start: from \
-         exec to the start of the first connection that a rule sends over the second link (which the system would never choose), connections being begun every \
-         millisecond; the first start has an empty state directory, the others have what it left.",
+        "Memory and start time",
+        "Memory: two links, 1,000 TCP connections held open by one program, VmRSS and VmHWM of `braid up` twenty seconds later. Start: the time \
+         from exec to the start of the first connection that a rule sends over the second link, which the system would never choose; a connection \
+         starts every millisecond. The first start has an empty state directory, the others use the state that it left.",
     );
     let (resident, most, idle) = memory(settings)?;
     progress(&format!("{resident:.1} MB with 1,000 flows, {most:.1} MB at most, {idle:.1} MB idle"));

@@ -131,15 +131,15 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "get",
         "One file from any server",
-        "One file over HTTPS from nginx, over links of 20 Mbit/s (10 ms round trip), 10 (60 ms) and 5 (100 ms, 1 % loss each way), by `braid \
-         get`, by `aria2c -x16 -s16 --multiple-interface` told of all three links, by the same aria2 through go-dispatch-proxy (and proxychains, \
-         since aria2 speaks no SOCKS), and by curl, which uses the first link; each run has a lab and a directory of its own. aria2 binds \
-         addresses, not devices: it is given the routing rules (`ip rule add from ADDRESS`) without which its packets leave by the first link with \
-         another's address, and timeouts of 5 s, without which it waits for a dead link for a minute. Braid and curl are given nothing. Shares \
-         are the file's bytes over what the links could carry of payload (0.965 of their rates) from the program's start to its end, names, \
-         handshakes and the disk included. A transfer that does not end is cut off after 60 s, told as such and not tried again. Where a link \
-         turns half-way, ideal is the time that the links would need at their rates. Memory: VmHWM of `braid get`, looked at every 50 ms until \
-         its end; also of one run that fetches 1,000 files of 2 kB over HTTPS from the same server over the same links.",
+        "One file over HTTPS from nginx, over links of 20 Mbit/s (10 ms RTT), 10 (60 ms) and 5 (100 ms, 1 % loss each way), by `braid get`; by \
+         `aria2c -x16 -s16 --multiple-interface` with all three links; by the same aria2 through go-dispatch-proxy (and proxychains, since aria2 \
+         has no SOCKS support); and by curl, which uses the first link. Each run has its own lab and directory. aria2 binds addresses, not \
+         devices. The benchmark therefore adds the routing rules (`ip rule add from ADDRESS`) without which aria2's packets leave over the first \
+         link with another link's address, and timeouts of 5 s, without which aria2 waits for a dead link for a minute. Braid and curl get no such \
+         help. Shares are the file's bytes over the payload that the links could carry (0.965 of their rates) from the program's start to its end, \
+         including names, handshakes and the disk. A transfer that does not end is cut off after 60 s, reported as such and not repeated. If a \
+         link changes half-way, ideal is the time that the links would need at their rates. Memory: VmHWM of `braid get`, sampled every 50 ms \
+         until its end; also of one run that fetches 1,000 files of 2 kB over HTTPS from the same server over the same links.",
     );
     let size = ByteCount::new(if settings.quick { 20_000_000 } else { 40_000_000 });
     let repeat = if settings.quick { 1 } else { 3 };

@@ -44,14 +44,13 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "mixes",
         "Mixes of long and short downloads",
-        "Poisson arrivals of two classes of downloads, each class a program of its own (copies of curl), from nginx; goodput is what came \
-         over the time from the first start to the last end. DNIS: long downloads of 5 MB (its 150 MB by 30) and short ones of 250 KB over \
-         11 and 10 Mbit/s, arrivals for 40 s. DBAS: 22.38 KB at 13/s and 0.285 MB at 1/s over 2 and 1 Mbit/s, which is 1.53 of what the \
-         links carry; and the same with arrivals made fewer; arrivals for 20 s. only-one is the system's own choice, the faster link. \
-         Links have 10 ms each way and queues of 100 ms, 64 kB at least. Every seed is a laboratory of its own; capacities are learnt in \
-         a warm-up as above, demands as the runs go; the schedulers' order differs by seed, and all get the same arrivals. \
-Failed downloads \
-         count for what they got. Means over seeds ± standard deviation; ratios are taken seed by seed.",
+        "Poisson arrivals of two classes of downloads from nginx; each class is a separate program (a copy of curl). Goodput is the received data \
+         over the time from the first start to the last end. DNIS: long downloads of 5 MB (the paper's 150 MB divided by 30) and short ones of 250 \
+         KB over 11 and 10 Mbit/s, arrivals for 40 s. DBAS: 22.38 KB at 13/s and 0.285 MB at 1/s over 2 and 1 Mbit/s, which is 1.53 of the links' \
+         capacity; and the same with lower arrival rates; arrivals for 20 s. only-one is the system's own choice, the faster link. Links have 10 \
+         ms each way and queues of 100 ms, 64 kB at least. Every seed has its own lab. Capacities are learnt in a warm-up as above, demands during \
+         the runs. The order of the schedulers differs by seed; all get the same arrivals. Failed downloads count with the bytes that they \
+         received. The tables show means over seeds ± standard deviation; ratios are computed per seed.",
     );
     let seeds = if settings.quick { 2 } else { 5 };
     let mut raw = Vec::new();

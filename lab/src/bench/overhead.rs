@@ -73,13 +73,13 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "overhead",
         "Overhead",
-        "One laboratory: a client and a server joined by a veth pair without limits or emulator. Each round has two or three parts, in changing order: \
-         with the daemon (only-one), with nothing, and (in every third, for the kernel's windows) with a placebo, which is a process that holds 20 MB and wakes four \
-         times a second. After \
-         each start and end the machine rests for 1.5 s; then each kind of traffic runs for 1 s. Ratios are taken round by round: geometric means, with 95 % \
-         confidence intervals (Student's, of the logarithms). An aim is met where the interval reaches it and is no wider than 0.03 to each side. What Braid itself computes is measured apart: ten streams with the daemon up and the kernel \
-         counting how long each of its programs runs (BPF_ENABLE_STATS, which itself costs some 20 ns a run), and the time its threads ran \
-         (schedstat), of all the CPU that the machine used meanwhile.",
+        "One lab: a client and a server joined by a veth pair without limits or emulator. Each round has two or three parts, in changing order: \
+         with the daemon (only-one), without it, and (in every third round, for the kernel's windows) with a placebo, a process that holds 20 MB \
+         and wakes four times a second. After each start and end the machine rests for 1.5 s; then each kind of traffic runs for 1 s. Ratios are \
+         computed per round. The table shows geometric means with 95 % confidence intervals (Student's t, of the logarithms). An aim is met if the \
+         interval reaches it and is no wider than 0.03 to each side. Braid's own CPU time is measured separately, with ten streams and the daemon \
+         running. The kernel counts how long each BPF program runs (BPF_ENABLE_STATS, which itself costs some 20 ns a run), and schedstat counts \
+         the time of the daemon's threads. Both are given as a share of the machine's CPU time.",
     );
     let rounds = rounds(settings, &TRAFFIC)?;
     let own = [own(settings, Traffic::WideBulk)?, own(settings, Traffic::BulkBeside)?];
@@ -115,7 +115,7 @@ pub(super) fn datagrams(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "overhead-udp",
         "Overhead of bulk UDP",
-        "As `overhead`, with bulk UDP only. An aim is met where the interval reaches it and is no wider than 0.03 to each side.",
+        "As `overhead`, with bulk UDP only. An aim is met if the interval reaches it and is no wider than 0.03 to each side.",
     );
     let traffic: Vec<_> = TRAFFIC.into_iter().filter(|(traffic, _)| *traffic == Traffic::Datagrams).collect();
     let rounds = rounds(settings, &traffic)?;

@@ -70,13 +70,14 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "proxy",
         "Plain downloads through the proxy",
-        "curl fetches files of nginx over plain HTTP through `braid proxy`, which asks for parts of them over all links. One download over links of 20 \
-         Mbit/s (10 ms round trip), 10 (60 ms) and 5 (100 ms, 1 % loss each way): its bytes over what the links could carry of payload (0.965 of their \
-         rates), from curl's start to its end. Three downloads over two links with round trips of 20 ms, each with a password of its own, and by that its \
-         `weight` and `links` in [[app]]: a may use the first link, c the second, b both. First with weights 1, 2 and 1 over 3 and 10 Mbit/s, where a ends and \
-         then b (the thesis's figure 4.5); then with equal weights, while the links' rates change places (figure 4.8). Exact: weighted max-min rates \
-         (`braid_decide::fair`) over the links' payload. Furthest off: over any 5 s, from 3 s after each change, of what had come to curl. Memory: VmHWM of \
-         `braid proxy` at the end of each case; the last one is of 200 downloads of 20 MB at once over two links of 200 Mbit/s, each read at 64 kB/s.",
+        "curl fetches files from nginx over plain HTTP through `braid proxy`, which requests parts of them over all links. One download over links \
+         of 20 Mbit/s (10 ms RTT), 10 (60 ms) and 5 (100 ms, 1 % loss each way): its bytes over the payload that the links could carry (0.965 of \
+         their rates), from curl's start to its end. Three downloads over two links with RTTs of 20 ms, each with its own password, which selects \
+         its `weight` and `links` in [[app]]: a may use the first link, c the second, b both. First with weights 1, 2 and 1 over 3 and 10 Mbit/s, \
+         where a ends and then b (the thesis's figure 4.5); then with equal weights, while the links swap their rates (figure 4.8). Exact: \
+         weighted max-min rates (`braid_decide::fair`) over the links' payload. Furthest off: the largest error over any 5 s, from 3 s after each \
+         change, of the data received by curl. Memory: VmHWM of `braid proxy` at the end of each case; the last case has 200 downloads of 20 MB at \
+         once over two links of 200 Mbit/s, each read at 64 kB/s.",
     );
     let mut memory = vec![("one download", single(settings, &mut report)?)];
     memory.extend(pages(settings, &mut report)?.map(|most| ("a page in a browser", most)));

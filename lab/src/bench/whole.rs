@@ -50,12 +50,13 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "whole-connections",
         "Equal downloads, started together",
-        "Each line: so many curls of 4 MB from nginx, started at once. The best possible is what the best split of whole downloads over \
-         the links gives (shortest time until the last has ended), times 0.965 for the payload's share of packets. Links have 10 ms each \
-         way and a queue of 100 ms. Capacities are not configured: before the runs a copy of curl loads each link with three bulk flows \
-         for 8 s under round robin, and the state directory keeps what was learnt; the column shows what max-throughput believed of each link, in \
-         Mbit/s, when its run began. Schedulers take turns. Used: what each link \
-         carried, headers and repetitions included, of what it could have carried until the last download ended; dropped: what its queue had no room for.",
+        "Each row is a number of curls that download 4 MB each from nginx, all started at once. The best possible goodput is that of the best \
+         split of whole downloads over the links (shortest time until the last one ends), times 0.965 for the payload's share of packets. Links \
+         have 10 ms each way and a queue of 100 ms. Capacities are not configured: before the runs a copy of curl loads each link with three bulk \
+         flows for 8 s under round robin, and the state directory keeps the learnt capacities. The column \"believed\" shows max-throughput's \
+         capacity estimate of each link, in Mbit/s, at the start of its run. Schedulers take turns. Used: the data that each link carried, \
+         including headers and retransmissions, as a share of its capacity until the last download ended. Dropped: the share of packets that its \
+         full queue dropped.",
     );
     let size = ByteCount::new(if settings.quick { 1_000_000 } else { 4_000_000 });
     let mut raw = Vec::new();

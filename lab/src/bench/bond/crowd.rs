@@ -35,10 +35,10 @@ const PATIENCE: Duration = Duration::from_secs(120);
 pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "relay-crowd",
-        "One client's crowd beside another client's flows",
-        "Two links without limits and one relay. One client asks for 20,000 TCP connections and 10,000 UDP exchanges and keeps all that it gets. \
-         Another opens flows to a server, one after the other; time is from asking for one until the relay says that it is open. Memory is VmRSS of \
-         `braid relay`.",
+        "Another client's flows during one client's flood",
+        "Two links without limits and one relay. One client requests 20,000 TCP connections and 10,000 UDP exchanges and keeps all that the relay \
+         accepts. Another client opens flows to a server, one after the other; the time is from the request until the relay reports the flow open. \
+         Memory is VmRSS of `braid relay`.",
     );
     let lab = ["wlan0", "lte0"].iter().fold(Lab::builder(), |builder, name| builder.link(LinkSpec::direct(name))).start()?;
     let greeter = greeter(&lab)?;

@@ -66,11 +66,11 @@ struct Outcome {
 pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "bond-cut",
-        "A link is cut under one download",
-        "Two links, 20 Mbit/s with a round trip of 10 ms and 10 Mbit/s with one of 60 ms; one download through the relay, whose bytes are \
-         compared with what they should be. After 3 s one link goes dark (its carrier stays) or loses its carrier, for 3 s. Gap: the longest time in \
-         which the program got nothing, from the cut on, and from the link's return on. Carries data: from its return until it has brought 50 kB. \
-         Beside it the kernel's multipath TCP with BBR, for the dark links.",
+        "A link is cut during one download",
+        "Two links, 20 Mbit/s with an RTT of 10 ms and 10 Mbit/s with one of 60 ms; one download through the relay, whose bytes are compared with \
+         the original. After 3 s one link goes dark (its carrier stays) or loses its carrier, for 3 s. Gap: the longest time without data for the \
+         program, from the cut on, and from the link's return on. Carries data: the time from its return until it has carried 50 kB. For \
+         comparison with the dark links: the kernel's multipath TCP with BBR.",
     );
     let count = if settings.quick { 2 } else { 10 };
     let (mut rows, mut raw) = (Vec::new(), Vec::new());

@@ -42,12 +42,12 @@ type Arrivals = Vec<(Duration, usize)>;
 pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "bond-fair",
-        "Weights and preferences: the thesis's figure 4.5, live",
-        "Two links of 3 and 10 Mbit/s with round trips of 20 ms. Flow a may use the first link, c the second, b both, and b has twice the weight \
-         (`links` and `weight` in [[app]]); each is one download through the relay that always has more to bring. First all three run, then a ends, then \
-         b. A link's capacity is what one such download over it alone brings, the better of one before and one after. Exact: weighted max-min rates over those capacities \
-         (`braid_decide::fair`). Measured: from 2 s after the phase began to its end. Settled: when the first second began in which every flow was \
-         within 5 % of its exact rate.",
+        "Weights and preferences: the thesis's figure 4.5 on real links",
+        "Two links of 3 and 10 Mbit/s with RTTs of 20 ms. Flow a may use the first link, c the second, b both, and b has twice the weight (`links` \
+         and `weight` in [[app]]). Each is one download through the relay that always has more data. First all three run, then a ends, then b. A \
+         link's capacity is the rate of one such download over it alone, the better of one before and one after. Exact: weighted max-min rates \
+         over those capacities (`braid_decide::fair`). Measured: from 2 s after the start of the phase to its end. Settled: the start of the first \
+         second in which every flow is within 5 % of its exact rate.",
     );
     let (phase, alone) = if settings.quick { (8, 4) } else { (20, 8) };
     let (phase, alone) = (Duration::from_secs(phase), Duration::from_secs(alone));

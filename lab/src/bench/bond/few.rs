@@ -96,11 +96,11 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "bond-few",
         "Few long flows",
-        "DBAS's fig. 6 with real programs: one download by curl from nginx that does not end, alone, and with short ones of 0.285 MB beside it \
-         that start in a Poisson process, over two links with 25 ms each way and queues of 100 ms, 64 kB at least. Goodput is the payload of all downloads \
-         that came in a span of 20 s (15 s with --quick), over that span. In turns over one link (only-one), by connections (max-throughput) and \
-         by packets, through `braid relay`. Capacities are learnt in a warm-up as above. Every pair of links and seed is a laboratory of its own, \
-         side by side. Means over seeds ± standard deviation.",
+        "DBAS's fig. 6 with real programs: one endless download by curl from nginx, alone, and together with short downloads of 0.285 MB that \
+         start in a Poisson process, over two links with 25 ms each way and queues of 100 ms, 64 kB at least. Goodput is the payload of all \
+         downloads in a span of 20 s (15 s with --quick), over that span. The runs alternate between one link (only-one), connections \
+         (max-throughput) and packets, through `braid relay`. Capacities are learnt in a warm-up as above. Every pair of links and seed has its \
+         own lab; the labs run in parallel. Means over seeds ± standard deviation.",
     );
     let (seeds, span) = if settings.quick { (1, Duration::from_secs(15)) } else { (3, Duration::from_secs(20)) };
     let labs: Vec<([u64; 2], u64)> = PAIRS.iter().flat_map(|rates| (0..seeds).map(|number| (*rates, settings.seed + number))).collect();

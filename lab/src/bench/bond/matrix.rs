@@ -46,10 +46,11 @@ const PAIRS: [[LinkParams; 2]; 18] = [
 pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "bond-matrix",
-        "Two links beside the better one",
-        "One transfer over two links through the relay, cut off after some seconds, beside the same over either link alone: the same bond, \
-         whose rule keeps the flow to one link. Figures are Mbit/s of payload from the beginning on, what the links had to learn of each other \
-         included: each begins with a relay and a daemon started for it. Milliseconds are round trips, then what the link's queue holds; loss is random, in each direction.",
+        "Two links compared with the better one",
+        "One transfer over two links through the relay, cut off after some seconds, compared with the same transfer over either link alone: the \
+         same bond, with a rule that limits the flow to one link. Figures are Mbit/s of payload from the start, including the time to learn the \
+         links: each transfer starts with a new relay and daemon. In parentheses: RTT, then the capacity of the link's queue in milliseconds; loss \
+         is random, in each direction.",
     );
     let span = Duration::from_secs(if settings.quick { 2 } else { 6 });
     let step = if settings.quick { 5 } else { 1 };

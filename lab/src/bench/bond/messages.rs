@@ -44,11 +44,11 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "bond-messages",
         "Small packets",
-        "Through the relay, real time by a rule. Over several links: packets of 100 bytes, 1 Mbit/s of payload in all, from the client to a server, with \
-         `carry = \"duplicate\"` and two or three `copies`, over links of 20, 10 and 10 Mbit/s with round trips of 10, 60 and 30 ms that lose 3 % of all \
-         frames at random; one bulk upload beside them. Its share: payload over what the links carry, less loss and packets (a full packet of the bond's \
-         is about 0.95 payload). Urgent: a packet every 20 ms on one link of 5 Mbit/s with a round trip of 20 ms, echoed by the server, alone, \
-         beside a download and beside an upload without end.",
+        "Through the relay, classified as real-time by a rule. Over several links: packets of 100 bytes, 1 Mbit/s of payload in total, from the \
+         client to a server, with `carry = \"duplicate\"` and two or three `copies`, over links of 20, 10 and 10 Mbit/s with RTTs of 10, 60 and 30 \
+         ms that lose 3 % of all frames at random, together with one bulk upload. The upload's share is its payload as a part of the capacity that \
+         loss and packets leave (a full bond packet has about 0.95 payload). Urgent: a packet every 20 ms on one link of 5 Mbit/s with an RTT of \
+         20 ms, echoed by the server: alone, during an endless download and during an endless upload.",
     );
     let count = if settings.quick { SENT / 20 } else { SENT };
     for (copies, most) in CASES {

@@ -35,10 +35,11 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "bond-relay",
         "Many flows through the relay",
-        "Two links without limits. Memory: so many TCP flows held open, over each of which the server has sent a byte; VmRSS of `braid relay` and \
-         `braid up` some seconds later. New flows: each a connection that asks nginx for 1,000 bytes and is closed by nginx, 500 begun every second; \
-         time is from when one was due until it had all and the end. Churn: the same at 200 a second for ten minutes (with --quick for half a \
-         one) with a relay and a daemon started for it, memory looked at 50 times; the greatest of the last fifth is compared with the greatest of the second.",
+        "Two links without limits. Memory: many open TCP flows, over each of which the server has sent a byte; VmRSS of `braid relay` and `braid \
+         up` some seconds later. New flows: each is a connection that requests 1,000 bytes from nginx and is closed by nginx, 500 started every \
+         second; the time is from the scheduled start until all bytes and the end arrived. Churn: the same at 200 a second for ten minutes (with \
+         --quick half a minute) with a new relay and daemon. Memory is sampled 50 times; the maximum of the last fifth is compared with the \
+         maximum of the second fifth.",
     );
     let lab = LINKS.iter().fold(Lab::builder(), |builder, name| builder.link(LinkSpec::direct(name))).start()?;
     let web = Web::start(&lab)?;

@@ -65,9 +65,10 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "bond-speed",
         "The bond's speed without limits",
-        "Client and server joined by two veth pairs without limits or emulator, both ends on the same CPUs; downloads from one small \
-         server, over bare TCP (first link), through the bond (`braid up`, both links, `braid relay`) and through a wireguard-go tunnel (first link), \
-         in turns; and one stream of QUIC alone (noq as it comes, first link, the bond's sockets) that begins and ends in its two threads. CPU: /proc/PID/stat of the two ends and /proc/stat of the machine, by gigabyte received.",
+        "Client and server joined by two veth pairs without limits or emulator, both ends on the same CPUs. Downloads from one small server \
+         alternate between bare TCP (first link), the bond (`braid up`, both links, `braid relay`) and a wireguard-go tunnel (first link). For \
+         comparison, one stream of QUIC alone (unmodified noq, first link, the bond's sockets) starts and ends in its two threads. CPU: \
+         /proc/PID/stat of the two ends and /proc/stat of the machine, per gigabyte received.",
     );
     let lab = LINKS.iter().fold(Lab::builder(), |builder, name| builder.link(LinkSpec::direct(name))).start()?;
     let bonding = Origin::start(&lab, 10, 8080, TcpVariant::PLAIN)?;

@@ -74,14 +74,15 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "bond",
         "One transfer over all links",
-        "One download by curl from nginx and one upload by `curl -T`, through `braid relay`, which runs on the server's machine; each as \
-         long as the links' sum would carry in 25 s. Shares are payload over the sum of the links' rates, from curl's start to its end, \
-         handshakes included; a packet's headers are part of the sum (a full TCP packet's payload is 0.965 of it, one of the bond's about \
-         0.95). Beside them, over the same links in the same run, the kernel's multipath TCP from end to end with BBR and with CUBIC on \
-         every subflow, the daemon stopped; those transfers are cut off after a quarter more than the time that the sum would take. Milliseconds are round \
-         trips; queues hold 100 ms, 64 kB at least, unless said. Used: what each link carried for Braid, headers and repetitions included, of what it could have carried.",
+        "One download by curl from nginx and one upload by `curl -T`, through `braid relay`, which runs on the server's machine. Each is as long \
+         as the sum of the links would carry in 25 s. Shares are payload over the sum of the links' rates, from curl's start to its end, including \
+         handshakes. A packet's headers are part of the sum: a full TCP packet's payload is 0.965 of it, a bond packet's about 0.95. For \
+         comparison, over the same links in the same run and without the daemon, the kernel's multipath TCP runs end to end with BBR and with \
+         CUBIC on every subflow. Those transfers are cut off after 1.25 times the time that the sum of the links would take. Milliseconds are \
+         RTTs; queues hold 100 ms, 64 kB at least, unless stated otherwise. Used: the data that each link carried for Braid, including headers and \
+         retransmissions, as a share of its capacity.",
     );
-    report.notes.push("The kernel's multipath TCP uses nine of the ten links: it has eight endpoints at most beside the first.".to_owned());
+    report.notes.push("The kernel's multipath TCP uses nine of the ten links: it supports at most eight endpoints besides the first.".to_owned());
     let span = Duration::from_secs(if settings.quick { 5 } else { 25 });
     for case in CASES.iter().enumerate().filter(|(at, _)| !settings.quick || QUICK.contains(at)).map(|(_, case)| case) {
         match one(settings, case, span) {
