@@ -184,8 +184,8 @@ fn tell(calls: &Calls, report: &mut Report) -> Value {
     ];
     report.table("Two links; what one call takes:", "what | without | with | more", rows);
     report.notes.push(format!(
-        "The sides without Braid have had its rules before: in a namespace that never had a rule of its own the kernel skips them, and a \
-         connect takes less. Batch by batch the median connect() takes {} µs more (95 % interval of the mean).",
+        "The runs without Braid use a namespace that had Braid's routing rules before: in a namespace that never had custom rules the kernel \
+         skips them, and a connect takes less time. Per batch, the median connect() takes {} µs more (95 % interval of the mean).",
         interval(&calls.connect_medians.more())
     ));
     let more = |(without, with): (f64, f64)| format!("{:+.2} µs of {without:.2}", with - without);

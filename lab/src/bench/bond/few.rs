@@ -128,7 +128,8 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     }
     report.table("The long download, and those beside it:", "links and load | by | goodput, Mbit/s | of the sum | / one link", rows);
     report.notes.push(
-        "Of a link's rate a full TCP packet's payload is 0.965, one of the bond's about 0.95; short downloads use the link that the long one leaves free."
+        "The payload of full TCP packets is 0.965 of a link's rate, that of full bond packets about 0.95. Short downloads use the link that the \
+         long one leaves free."
             .to_owned(),
     );
     report.raw = json!(raw);
