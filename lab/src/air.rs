@@ -291,7 +291,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_those_between_samples() {
+    fn rates_are_computed_between_samples() {
         let sample = |ms, down| Sample { at: Duration::from_millis(ms), up: ByteCount::ZERO, down: ByteCount::new(down) };
         let samples = [sample(0, 0), sample(100, 1_000), sample(200, 251_000), sample(300, 251_000), sample(400, 501_000)];
         let found = rates(&samples, 1, 0.1, 0.3);

@@ -66,7 +66,7 @@ mod tests {
     use super::shown;
 
     #[test]
-    fn a_page_tells_how_many_pictures_it_shows() {
+    fn a_page_reports_how_many_pictures_it_shows() {
         assert_eq!(shown("<!DOCTYPE html><html><head><title>97 pictures</title></head><body>"), 97);
         assert_eq!(shown("<html><head><title>page</title>"), 0);
         assert_eq!(shown("<html><head><title>203.0.113.10</title></head>ERR_PROXY_CONNECTION_FAILED"), 0);

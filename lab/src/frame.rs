@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn later_fragments_have_no_ports_and_short_frames_are_nothing() {
+    fn later_fragments_have_no_ports_and_short_frames_do_not_match() {
         let mut frame = udp([1, 2, 3, 4], 53);
         frame[21] = 1;
         assert_eq!(Summary::of(&frame).unwrap().ports, None);

@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_are_read_with_and_without_a_round_trip() {
+    fn links_are_parsed_with_and_without_a_round_trip() {
         assert_eq!(link("lte0=6 Mbit/s").unwrap(), LinkSpec::new("lte0").rate(Rate::from_mbps(6)).delay(Duration::ZERO));
         assert_eq!(
             link("wlan0=20 Mbit/s, 13 ms").unwrap(),

@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn other_questions_get_an_empty_answer_and_nonsense_none() {
+    fn other_questions_get_an_empty_answer_and_malformed_ones_none() {
         assert_eq!(answer(&question("a.b", 15)).unwrap()[6..8], [0, 0]);
         let whole = question("a.b", 1);
         for length in 0..whole.len() {

@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_direct_link_ignores_what_only_an_emulator_can_do() {
+    fn a_direct_link_ignores_emulator_settings() {
         assert_eq!(LinkSpec::direct("eth0").rate(mbps(3)).loss(0.5), LinkSpec::direct("eth0"));
     }
 }

@@ -45,7 +45,7 @@ fn eventually(what: &str, mut check: impl FnMut() -> bool) {
 }
 
 #[test]
-fn a_killed_lab_takes_its_programs_and_files_along() {
+fn killing_a_lab_removes_its_programs_and_files() {
     if !able() {
         return;
     }
@@ -59,7 +59,7 @@ fn a_killed_lab_takes_its_programs_and_files_along() {
 }
 
 #[test]
-fn a_lab_that_ends_leaves_nothing() {
+fn ending_a_lab_removes_everything() {
     if !able() {
         return;
     }

@@ -115,7 +115,7 @@ sys.stdin.read()
 
 /// The daemon could open fewer files than the program had connections: they waited for it, or failed.
 #[test]
-fn regression_what_one_user_has_too_many_of_goes_direct() {
+fn regression_flows_beyond_a_users_limit_go_direct() {
     if !able() {
         return;
     }
@@ -188,7 +188,7 @@ fn ended(child: Child) -> (u64, String) {
 }
 
 #[test]
-fn short_flows_count_in_joules_too() {
+fn short_flows_count_towards_energy() {
     if !able() {
         return;
     }
@@ -206,7 +206,7 @@ fn short_flows_count_in_joules_too() {
 }
 
 #[test]
-fn one_curl_uses_both_links_and_knows_nothing_of_it() {
+fn one_curl_uses_both_links_transparently() {
     if !able() {
         return;
     }
@@ -244,7 +244,7 @@ fn one_curl_uses_both_links_and_knows_nothing_of_it() {
 }
 
 #[test]
-fn a_link_that_dies_in_a_download_costs_nothing_but_time() {
+fn a_link_that_dies_during_a_download_costs_only_time() {
     if !able() {
         return;
     }
@@ -263,7 +263,7 @@ fn a_link_that_dies_in_a_download_costs_nothing_but_time() {
 }
 
 #[test]
-fn bonded_traffic_alone_shows_that_a_link_is_dark_and_that_it_is_back() {
+fn bonded_traffic_alone_reveals_a_dark_link_and_its_return() {
     if !able() {
         return;
     }
@@ -282,7 +282,7 @@ fn bonded_traffic_alone_shows_that_a_link_is_dark_and_that_it_is_back() {
 }
 
 #[test]
-fn a_flow_is_moved_by_order() {
+fn braid_move_moves_a_flow() {
     if !able() {
         return;
     }
@@ -427,7 +427,7 @@ fn a_bonded_flow_is_explained_with_its_rule_and_its_links() {
 }
 
 #[test]
-fn without_its_relay_a_program_goes_direct_and_back_again() {
+fn flows_go_direct_without_the_relay_and_return_to_it() {
     if !able() {
         return;
     }
@@ -447,7 +447,7 @@ fn without_its_relay_a_program_goes_direct_and_back_again() {
 
 /// What the daemon forwards by itself leaves by a socket of its own, which no program of the kernel follows.
 #[test]
-fn regression_what_the_daemon_forwards_by_itself_does_not_go_on_beside_a_tunnel() {
+fn regression_flows_that_the_daemon_forwards_directly_end_when_a_tunnel_comes_up() {
     if !able() {
         return;
     }
@@ -470,7 +470,7 @@ fn regression_what_the_daemon_forwards_by_itself_does_not_go_on_beside_a_tunnel(
 }
 
 #[test]
-fn regression_what_the_relay_does_not_open_goes_direct_and_is_told_once() {
+fn regression_destinations_that_the_relay_does_not_open_go_direct_and_are_logged_once() {
     if !able() {
         return;
     }
@@ -502,7 +502,7 @@ fn regression_what_the_relay_does_not_open_goes_direct_and_is_told_once() {
 }
 
 #[test]
-fn a_daemon_that_ends_resets_what_it_carried() {
+fn the_end_of_the_daemon_resets_its_bonded_flows() {
     if !able() {
         return;
     }
@@ -532,7 +532,7 @@ fn a_daemon_that_ends_resets_what_it_carried() {
 }
 
 #[test]
-fn a_relay_lets_transfers_finish_when_it_is_told_to_end() {
+fn a_stopping_relay_lets_transfers_finish() {
     if !able() {
         return;
     }
@@ -557,7 +557,7 @@ fn a_relay_lets_transfers_finish_when_it_is_told_to_end() {
 }
 
 #[test]
-fn a_relay_whose_disk_is_full_goes_on_and_writes_down_later_what_was_used() {
+fn a_relay_with_a_full_disk_continues_and_stores_usage_later() {
     if !able() {
         return;
     }
@@ -582,7 +582,7 @@ fn a_relay_whose_disk_is_full_goes_on_and_writes_down_later_what_was_used() {
 }
 
 #[test]
-fn datagrams_go_through_the_relay_too() {
+fn datagrams_go_through_the_relay() {
     if !able() {
         return;
     }
@@ -616,7 +616,7 @@ fn datagrams_go_through_the_relay_too() {
 }
 
 #[test]
-fn regression_datagrams_go_on_when_what_carried_them_has_ended() {
+fn regression_udp_flows_restart_when_their_bond_or_relay_ends() {
     if !able() {
         return;
     }

@@ -66,7 +66,7 @@ fn open_any(lab: &Lab) -> (std::net::TcpStream, String) {
 }
 
 #[test]
-fn a_renamed_link_stays_the_link_it_is() {
+fn a_renamed_link_keeps_its_identity() {
     if !able() {
         return;
     }
@@ -87,7 +87,7 @@ fn a_renamed_link_stays_the_link_it_is() {
 }
 
 #[test]
-fn a_link_that_is_removed_and_made_anew_is_used_again() {
+fn a_removed_and_recreated_link_is_used_again() {
     if !able() {
         return;
     }
@@ -110,7 +110,7 @@ fn a_link_that_is_removed_and_made_anew_is_used_again() {
 }
 
 #[test]
-fn two_links_of_one_subnet_and_gateway_work_both() {
+fn two_links_with_the_same_subnet_and_gateway_both_work() {
     if !able() {
         return;
     }
@@ -182,7 +182,7 @@ fn lookups_by_a_links_own_resolver_go_by_that_link() {
 }
 
 #[test]
-fn a_captive_portal_is_found_and_left_once_it_opens() {
+fn a_captive_portal_is_detected_until_it_opens() {
     if !able() {
         return;
     }

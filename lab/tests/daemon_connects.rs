@@ -45,7 +45,7 @@ fn dynaddr(lab: &Lab) -> String {
 }
 
 #[test]
-fn of_a_hundred_connects_none_fails_on_a_link_that_has_died_in_silence() {
+fn no_connect_fails_when_a_link_dies_silently() {
     if !able() {
         return;
     }
@@ -80,7 +80,7 @@ fn of_a_hundred_connects_none_fails_on_a_link_that_has_died_in_silence() {
 }
 
 #[test]
-fn a_connect_that_was_moved_lives_on_without_braid() {
+fn a_moved_connect_survives_the_end_of_braid() {
     if !able() {
         return;
     }
@@ -106,7 +106,7 @@ fn a_connect_that_was_moved_lives_on_without_braid() {
 }
 
 #[test]
-fn the_systems_own_setting_is_put_back_and_one_that_the_user_made_is_left_alone() {
+fn the_system_setting_is_restored_and_a_users_setting_is_kept() {
     if !able() {
         return;
     }
@@ -128,7 +128,7 @@ fn the_systems_own_setting_is_put_back_and_one_that_the_user_made_is_left_alone(
 }
 
 #[test]
-fn a_connect_that_only_one_link_is_allowed_stays_there() {
+fn a_connect_with_one_allowed_link_is_not_moved() {
     if !able() {
         return;
     }

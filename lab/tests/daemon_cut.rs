@@ -48,7 +48,7 @@ fn first_use(lab: &Lab, to: SocketAddr, link: usize, limit: Duration) -> Duratio
 }
 
 #[test]
-fn an_idle_eager_link_that_goes_dark_is_left_and_used_again() {
+fn continuous_probing_detects_an_idle_dark_link_and_its_return() {
     if !able() {
         return;
     }
@@ -121,7 +121,7 @@ fn read_until(mut stream: &TcpStream, stop: &AtomicBool) -> Result<(), ErrorKind
 }
 
 #[test]
-fn flows_in_progress_tell_that_a_sparing_link_went_dark() {
+fn flows_in_progress_reveal_a_dark_link_with_on_demand_probing() {
     if !able() {
         return;
     }
@@ -149,7 +149,7 @@ fn flows_in_progress_tell_that_a_sparing_link_went_dark() {
 }
 
 #[test]
-fn a_link_without_carrier_is_left_at_once_and_used_again() {
+fn loss_of_carrier_takes_effect_at_once_and_the_link_is_used_again() {
     if !able() {
         return;
     }
@@ -223,7 +223,7 @@ fn assert_ended(lab: &Lab, flows: &[(TcpStream, usize)], dark: usize, ends: impl
 }
 
 #[test]
-fn flows_stuck_on_a_dead_link_are_ended_so_that_programs_connect_anew() {
+fn flows_stuck_on_a_dead_link_are_ended() {
     if !able() {
         return;
     }
@@ -237,7 +237,7 @@ fn flows_stuck_on_a_dead_link_are_ended_so_that_programs_connect_anew() {
 }
 
 #[test]
-fn pinned_flows_are_left_to_wait_for_their_dead_link() {
+fn pinned_flows_on_a_dead_link_are_not_ended() {
     if !able() {
         return;
     }

@@ -224,7 +224,7 @@ fn servers_are_found_and_used_in_ipv6_too() {
 
 /// What no bond takes after all keeps to the links that its rule allows.
 #[test]
-fn a_flow_whose_server_has_gone_keeps_to_its_links() {
+fn a_flow_to_a_vanished_server_stays_on_its_links() {
     if !able() {
         return;
     }
@@ -264,7 +264,7 @@ fn datagrams_go_straight_where_a_rule_says_so() {
 }
 
 #[test]
-fn nobody_is_asked_whom_policy_keeps_from_it() {
+fn hosts_excluded_by_policy_are_never_asked() {
     if !able() {
         return;
     }
@@ -300,7 +300,7 @@ fn nobody_is_asked_whom_policy_keeps_from_it() {
 }
 
 #[test]
-fn a_server_that_shows_another_key_is_not_trusted_until_it_is_forgotten() {
+fn a_server_with_a_changed_key_is_not_trusted_until_its_pin_is_removed() {
     if !able() {
         return;
     }
@@ -337,7 +337,7 @@ fn a_server_that_shows_another_key_is_not_trusted_until_it_is_forgotten() {
 }
 
 #[test]
-fn a_server_that_goes_away_is_not_tried_any_more_and_is_used_again() {
+fn a_vanished_server_is_not_tried_until_it_returns() {
     if !able() {
         return;
     }
@@ -359,7 +359,7 @@ fn a_server_that_goes_away_is_not_tried_any_more_and_is_used_again() {
 }
 
 #[test]
-fn what_a_tunnel_takes_over_is_bonded_no_more() {
+fn flows_that_a_tunnel_covers_are_no_longer_bonded() {
     if !able() {
         return;
     }
@@ -393,7 +393,7 @@ fn what_a_tunnel_takes_over_is_bonded_no_more() {
 }
 
 #[test]
-fn what_a_server_does_not_open_for_strangers_goes_direct() {
+fn destinations_that_a_server_does_not_open_go_direct() {
     if !able() {
         return;
     }

@@ -36,7 +36,7 @@ fn together(lab: &Lab) -> [usize; 2] {
 }
 
 #[test]
-fn a_reload_of_the_utility_holds_for_the_next_flow() {
+fn a_reloaded_utility_applies_to_the_next_flow() {
     if !able() {
         return;
     }

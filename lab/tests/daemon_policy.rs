@@ -45,7 +45,7 @@ fn captured(lab: &Lab, host: u8, work: impl FnOnce()) -> Vec<u64> {
 }
 
 #[test]
-fn pinned_and_forbidden_flows_keep_to_their_links_dead_or_alive() {
+fn pinned_flows_use_only_their_links_dead_or_alive() {
     if !able() {
         return;
     }
@@ -76,7 +76,7 @@ fn pinned_and_forbidden_flows_keep_to_their_links_dead_or_alive() {
 }
 
 #[test]
-fn multipath_and_fast_open_are_no_way_around_the_policy() {
+fn multipath_and_fast_open_do_not_bypass_the_policy() {
     if !able() {
         return;
     }
@@ -99,7 +99,7 @@ fn multipath_and_fast_open_are_no_way_around_the_policy() {
 }
 
 #[test]
-fn programs_are_told_apart_by_executable_name_and_user_from_the_first_packet() {
+fn rules_match_executable_name_and_user_from_the_first_packet() {
     if !able() {
         return;
     }
@@ -123,7 +123,7 @@ fn programs_are_told_apart_by_executable_name_and_user_from_the_first_packet() {
 }
 
 #[test]
-fn preferred_links_are_used_while_they_live() {
+fn preferred_links_are_used_while_they_work() {
     if !able() {
         return;
     }
@@ -139,7 +139,7 @@ fn preferred_links_are_used_while_they_live() {
 }
 
 #[test]
-fn a_backup_link_waits_for_all_others_to_die_and_an_excluded_one_for_ever() {
+fn a_backup_link_is_used_only_when_all_others_are_dead_and_an_excluded_one_never() {
     if !able() {
         return;
     }
@@ -169,7 +169,7 @@ fn download(lab: &Lab, link: &str, url: &str) {
 }
 
 #[test]
-fn a_link_whose_allowance_is_used_up_gets_no_more_flows_also_after_a_restart() {
+fn a_used_up_allowance_stops_new_flows_even_after_a_restart() {
     if !able() {
         return;
     }
@@ -212,7 +212,7 @@ fn a_link_whose_allowance_is_used_up_gets_no_more_flows_also_after_a_restart() {
 }
 
 #[test]
-fn an_allowance_is_kept_when_the_daemon_is_killed() {
+fn an_allowance_survives_killing_the_daemon() {
     if !able() {
         return;
     }
@@ -236,7 +236,7 @@ fn an_allowance_is_kept_when_the_daemon_is_killed() {
 }
 
 #[test]
-fn an_allowance_is_kept_when_its_modem_is_pulled_out_and_put_back() {
+fn an_allowance_survives_replugging_the_modem() {
     if !able() {
         return;
     }

@@ -53,7 +53,7 @@ fn socket(lab: &Lab) -> PathBuf {
 }
 
 #[test]
-fn without_privilege_the_message_names_what_is_missing_and_what_else_there_is() {
+fn without_privilege_the_message_names_the_missing_rights_and_alternatives() {
     if !able() {
         return;
     }
@@ -68,7 +68,7 @@ fn without_privilege_the_message_names_what_is_missing_and_what_else_there_is() 
 }
 
 #[test]
-fn a_socket_that_is_taken_stops_the_start_before_anything_is_changed() {
+fn an_occupied_socket_stops_the_start_before_any_change() {
     if !able() {
         return;
     }
@@ -84,7 +84,7 @@ fn a_socket_that_is_taken_stops_the_start_before_anything_is_changed() {
 }
 
 #[test]
-fn a_state_directory_that_cannot_be_one_is_told_and_harms_nothing() {
+fn an_unusable_state_directory_is_reported_and_the_daemon_runs() {
     if !able() {
         return;
     }
@@ -97,7 +97,7 @@ fn a_state_directory_that_cannot_be_one_is_told_and_harms_nothing() {
 }
 
 #[test]
-fn no_links_and_no_loopback_are_no_reason_not_to_run() {
+fn the_daemon_runs_without_links_and_loopback() {
     if !able() {
         return;
     }
@@ -241,7 +241,7 @@ fn up_returns_when_the_daemon_steers_and_down_ends_it() {
 }
 
 #[test]
-fn of_two_ups_at_once_one_starts_the_daemon_and_both_succeed() {
+fn two_concurrent_ups_start_one_daemon_and_both_succeed() {
     if !able() {
         return;
     }
@@ -259,7 +259,7 @@ fn of_two_ups_at_once_one_starts_the_daemon_and_both_succeed() {
 }
 
 #[test]
-fn up_believes_no_answer_but_the_daemons() {
+fn up_accepts_answers_only_from_the_daemon() {
     if !able() {
         return;
     }
@@ -282,7 +282,7 @@ fn up_believes_no_answer_but_the_daemons() {
 }
 
 #[test]
-fn a_failed_up_says_why_and_leaves_nothing_running() {
+fn a_failed_up_prints_the_reason_and_leaves_nothing_running() {
     if !able() {
         return;
     }
@@ -299,7 +299,7 @@ fn a_failed_up_says_why_and_leaves_nothing_running() {
 }
 
 #[test]
-fn an_interrupted_up_ends_the_daemon_that_is_not_ready() {
+fn interrupting_up_ends_the_starting_daemon() {
     if !able() {
         return;
     }
@@ -318,7 +318,7 @@ fn an_interrupted_up_ends_the_daemon_that_is_not_ready() {
 }
 
 #[test]
-fn up_stays_in_the_foreground_where_it_is_told_to_or_a_service_manager_waits() {
+fn up_stays_in_the_foreground_on_request_or_under_a_service_manager() {
     if !able() {
         return;
     }
@@ -395,7 +395,7 @@ fn line(status: &str, name: &str) -> String {
 }
 
 #[test]
-fn regression_a_killed_watchdog_is_replaced_and_the_new_one_does_its_work() {
+fn regression_a_killed_watchdog_is_replaced_by_a_working_one() {
     if !able() {
         return;
     }
@@ -417,7 +417,7 @@ fn regression_a_killed_watchdog_is_replaced_and_the_new_one_does_its_work() {
 }
 
 #[test]
-fn regression_the_old_watchdog_does_not_sweep_what_the_next_daemon_put_in_place() {
+fn regression_the_old_watchdog_does_not_sweep_the_next_daemons_rules() {
     if !able() {
         return;
     }

@@ -54,7 +54,7 @@ fn tcp_of_both_families_and_mapped_addresses_uses_every_link() {
 }
 
 #[test]
-fn datagrams_of_connected_sockets_use_every_link_and_come_back() {
+fn connected_udp_sockets_use_every_link_and_get_answers() {
     if !able() {
         return;
     }
@@ -92,7 +92,7 @@ fn datagrams_of_connected_sockets_use_every_link_and_come_back() {
 }
 
 #[test]
-fn one_unconnected_socket_reaches_many_destinations_by_every_link() {
+fn one_unconnected_socket_uses_every_link() {
     if !able() {
         return;
     }
@@ -123,7 +123,7 @@ fn one_unconnected_socket_reaches_many_destinations_by_every_link() {
 }
 
 #[test]
-fn names_are_looked_up_by_anybody() {
+fn name_lookups_work_for_every_user() {
     if !able() {
         return;
     }
@@ -204,7 +204,7 @@ fn multicast_and_the_machine_itself_are_left_alone() {
 }
 
 #[test]
-fn sockets_their_programs_bound_are_left_alone() {
+fn sockets_bound_by_their_programs_are_left_alone() {
     if !able() {
         return;
     }
@@ -232,7 +232,7 @@ fn sockets_their_programs_bound_are_left_alone() {
 }
 
 #[test]
-fn a_connected_socket_that_sends_nothing_is_no_flow() {
+fn a_connected_socket_that_sends_nothing_is_not_a_flow() {
     if !able() {
         return;
     }
@@ -272,7 +272,7 @@ fn excluded_users_and_destinations_follow_the_system() {
 }
 
 #[test]
-fn regression_what_was_learnt_of_a_program_is_known_after_a_restart() {
+fn regression_estimates_of_a_program_survive_a_restart() {
     if !able() {
         return;
     }
@@ -309,7 +309,7 @@ fn regression_what_was_learnt_of_a_program_is_known_after_a_restart() {
 }
 
 #[test]
-fn regression_a_daemon_in_a_container_knows_programs_by_its_own_numbers() {
+fn regression_a_daemon_in_a_container_uses_its_own_process_ids() {
     if !able() {
         return;
     }

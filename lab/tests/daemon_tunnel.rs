@@ -188,37 +188,37 @@ fn flows_begun_before_the_tunnel_do_not_go_on_outside() {
 }
 
 #[test]
-fn nothing_goes_around_wg_quick() {
+fn no_flow_bypasses_wg_quick() {
     nothing_leaves(wg_quick);
 }
 
 #[test]
-fn nothing_goes_around_wg_quick_started_later() {
+fn no_flow_bypasses_wg_quick_started_later() {
     nothing_leaves_from_then_on(wg_quick);
 }
 
 #[test]
-fn nothing_goes_around_a_default_route_of_a_lower_metric() {
+fn no_flow_bypasses_a_default_route_of_lower_metric() {
     nothing_leaves(lower_metric);
 }
 
 #[test]
-fn nothing_goes_around_a_default_route_of_a_lower_metric_that_comes_later() {
+fn no_flow_bypasses_a_later_default_route_of_lower_metric() {
     nothing_leaves_from_then_on(lower_metric);
 }
 
 #[test]
-fn nothing_goes_around_two_halves_of_the_world() {
+fn no_flow_bypasses_two_half_default_routes() {
     nothing_leaves(two_halves);
 }
 
 #[test]
-fn nothing_goes_around_two_halves_of_the_world_that_come_later() {
+fn no_flow_bypasses_later_half_default_routes() {
     nothing_leaves_from_then_on(two_halves);
 }
 
 #[test]
-fn the_tunnels_own_packets_go_by_a_link() {
+fn the_tunnels_own_packets_use_a_link() {
     if !able() {
         return;
     }
@@ -247,7 +247,7 @@ fn ipsec(lab: &Lab) {
 }
 
 #[test]
-fn regression_what_an_ipsec_policy_covers_leaves_in_clear_by_no_link() {
+fn regression_traffic_covered_by_an_ipsec_policy_never_leaves_unencrypted() {
     if !able() {
         return;
     }

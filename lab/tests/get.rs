@@ -43,7 +43,7 @@ fn event(output: &Output, kind: &str) -> serde_json::Value {
 }
 
 #[test]
-fn every_link_brings_its_part() {
+fn every_link_carries_a_share() {
     if !able() {
         return;
     }
@@ -61,7 +61,7 @@ fn every_link_brings_its_part() {
 }
 
 #[test]
-fn a_sudden_end_costs_little() {
+fn a_killed_download_resumes_with_little_loss() {
     if !able() {
         return;
     }
@@ -130,7 +130,7 @@ fn a_thousand_small_files_take_little_memory() {
 }
 
 #[test]
-fn ten_gigabytes_of_which_a_little_is_missing_take_little_memory() {
+fn resuming_a_ten_gigabyte_file_takes_little_memory() {
     if !able() {
         return;
     }
@@ -189,7 +189,7 @@ fn most_memory(child: &mut Child) -> u64 {
 }
 
 #[test]
-fn errors_have_curls_statuses() {
+fn errors_have_the_exit_statuses_of_curl() {
     if !able() {
         return;
     }

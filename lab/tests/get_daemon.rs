@@ -67,7 +67,7 @@ fn link(name: &str, more: Value) -> Value {
 }
 
 #[test]
-fn states_allowances_and_prices_of_the_daemon_hold() {
+fn the_daemons_link_states_allowances_and_prices_apply() {
     if !able() {
         return;
     }
@@ -93,7 +93,7 @@ fn states_allowances_and_prices_of_the_daemon_hold() {
 }
 
 #[test]
-fn links_that_the_daemon_holds_back_are_not_taken_for_want_of_others() {
+fn links_that_the_daemon_holds_back_are_not_used_as_a_fallback() {
     if !able() {
         return;
     }
@@ -113,7 +113,7 @@ fn links_that_the_daemon_holds_back_are_not_taken_for_want_of_others() {
 }
 
 #[test]
-fn the_daemons_rules_hold_for_it_too() {
+fn the_daemons_rules_apply() {
     if !able() {
         return;
     }

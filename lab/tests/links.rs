@@ -77,7 +77,7 @@ fn a_dark_link_keeps_its_carrier_and_comes_back() {
 }
 
 #[test]
-fn carrier_goes_and_comes() {
+fn carrier_can_be_removed_and_restored() {
     if !able() {
         return;
     }

@@ -26,7 +26,7 @@ fn shown(web: &Web) -> PathBuf {
 }
 
 #[test]
-fn curl_by_every_way() {
+fn curl_works_with_every_proxy_protocol() {
     if !able() {
         return;
     }

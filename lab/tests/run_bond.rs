@@ -139,7 +139,7 @@ fn child_of(process: u32) -> u32 {
 }
 
 #[test]
-fn one_curl_uses_both_links_and_knows_nothing_of_it() {
+fn one_curl_uses_both_links_transparently() {
     if !able() {
         return;
     }
@@ -174,7 +174,7 @@ fn is_relay(seen: &str) -> bool {
 }
 
 #[test]
-fn static_and_go_programs_and_those_that_wait_are_carried() {
+fn static_go_and_waiting_programs_are_carried() {
     if !able() {
         return;
     }
@@ -199,7 +199,7 @@ fn static_and_go_programs_and_those_that_wait_are_carried() {
 }
 
 #[test]
-fn programs_hear_what_the_far_end_said() {
+fn programs_see_the_far_ends_errors() {
     if !able() {
         return;
     }
@@ -222,7 +222,7 @@ fn programs_hear_what_the_far_end_said() {
 }
 
 #[test]
-fn what_a_command_sent_last_arrives_after_its_end() {
+fn a_commands_last_data_arrives_after_its_end() {
     if !able() {
         return;
     }
@@ -240,7 +240,7 @@ fn what_a_command_sent_last_arrives_after_its_end() {
 }
 
 #[test]
-fn connected_datagrams_go_through_the_relay_and_answers_come_from_whom_was_asked() {
+fn connected_datagrams_go_through_the_relay_and_answers_have_the_right_source() {
     if !able() {
         return;
     }
@@ -326,7 +326,7 @@ fn ask_for_gateway(link: &str) {
 }
 
 #[test]
-fn when_the_supervisor_dies_bonded_flows_are_reset_and_others_go_on() {
+fn the_death_of_the_supervisor_resets_bonded_flows_only() {
     if !able() {
         return;
     }
@@ -354,7 +354,7 @@ fn when_the_supervisor_dies_bonded_flows_are_reset_and_others_go_on() {
 }
 
 #[test]
-fn a_connect_that_waits_in_the_supervisor_outlives_it() {
+fn a_waiting_connect_survives_the_death_of_the_supervisor() {
     if !able() {
         return;
     }
@@ -403,7 +403,7 @@ fn a_relay_is_named_in_full_or_refused() {
 }
 
 #[test]
-fn sockets_of_every_kind_see_what_they_asked_for() {
+fn sockets_of_every_kind_see_the_addresses_they_asked_for() {
     if !able() {
         return;
     }

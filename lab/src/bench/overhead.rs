@@ -91,8 +91,7 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
         rounds.iter().map(|it| json!({ "traffic": it.what, "daemon": it.daemon.json(), "placebo": it.placebo.json() })).collect();
     report.raw = json!({ "rounds": raw, "own": own.each_ref().map(Own::json) });
     report.notes.push(
-        "CPU time per gigabyte has no row: all traffic here is limited by the CPU only, so CPU time is the inverse of the rate."
-            .to_owned(),
+        "CPU time per gigabyte has no row: all traffic here is limited by the CPU only, so CPU time is the inverse of the rate.".to_owned(),
     );
     note_other_daemons(&mut report)?;
     Ok(report)

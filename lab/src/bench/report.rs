@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_section_tells_command_figures_and_what_fell_short() {
+    fn a_section_shows_command_figures_and_unmet_aims() {
         let text = report("race").markdown();
         assert!(text.starts_with("## How fast?\n\nBy a watch.\n\n    braid-lab bench race\n"), "{text}");
         assert!(text.contains("| who | took |\n| --- | --- |\n| hare | 9 |\n"), "{text}");
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_is_cut_off_leaves_what_was_finished_and_a_whole_one_no_part() {
+    fn an_aborted_run_leaves_a_part_file_and_a_complete_one_does_not() {
         let directory = tempfile::tempdir().unwrap();
         let mut report = report("race");
         report.row("Seconds:", "who | took", vec!["tortoise".to_owned(), "99".to_owned()]);
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn sections_kept_earlier_stay_and_the_order_is_the_names() {
+    fn earlier_sections_stay_and_follow_the_order_of_names() {
         let directory = tempfile::tempdir().unwrap();
         report("second").save(directory.path()).unwrap();
         report("first").save(directory.path()).unwrap();

@@ -82,7 +82,9 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
          RTTs; queues hold 100 ms, 64 kB at least, unless stated otherwise. Used: the data that each link carried for Braid, including headers and \
          retransmissions, as a share of its capacity.",
     );
-    report.notes.push("The kernel's multipath TCP uses nine of the ten links: it supports at most eight endpoints besides the first.".to_owned());
+    report
+        .notes
+        .push("The kernel's multipath TCP uses nine of the ten links: it supports at most eight endpoints besides the first.".to_owned());
     let span = Duration::from_secs(if settings.quick { 5 } else { 25 });
     for case in CASES.iter().enumerate().filter(|(at, _)| !settings.quick || QUICK.contains(at)).map(|(_, case)| case) {
         match one(settings, case, span) {
