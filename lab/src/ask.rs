@@ -1,4 +1,4 @@
-//! Asks a relay that takes strangers (`braid relay --local`) to open addresses, one after the other, and says what it answers.
+//! Asks a relay that serves strangers (`braid relay --local`) to open addresses, one after the other, and prints its answers.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -8,13 +8,13 @@ use braid_bond::{FlowKind, FlowPolicy, Open, Target};
 use braid_transport::FlowEnd;
 use braid_transport::client::{Client, ClientLink, Peer, State};
 
-/// How long an answer may take.
+/// Timeout of an answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Prints a line for each of the `targets`: "ADDRESS opened" or "ADDRESS refused CODE".
 ///
 /// # Errors
-/// The relay does not let strangers in, or does not answer within a minute.
+/// The relay does not admit strangers, or does not answer within a minute.
 pub fn ask(relay: SocketAddr, targets: &[SocketAddr]) -> Result<()> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
         let peer = Peer { addresses: vec![relay.into()], key: None, token: None, name: String::new() };

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use braid_lab::effective_user;
 
-/// Whether labs can be made. In CI they must.
+/// Whether labs can be created. In CI it is an error if they cannot.
 fn able() -> bool {
     if effective_user() == 0 {
         return true;
@@ -18,7 +18,7 @@ fn able() -> bool {
     false
 }
 
-/// A lab in a process of its own: the process, its input (which keeps it alive), its output, and the lab's directory.
+/// A lab in a separate process: the process, its input (which keeps it running), its output, and the lab's directory.
 fn hold() -> (Child, ChildStdin, BufReader<ChildStdout>, String) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_braid-lab")).arg("hold").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let input = child.stdin.take().unwrap();

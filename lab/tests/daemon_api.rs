@@ -1,4 +1,4 @@
-//! The daemon as its page sees it: the configuration changed while it runs, what happened told, and the page itself over TCP.
+//! The daemon's API and page: changes of the configuration at run time, the log, and the page over TCP.
 
 mod support;
 

@@ -1,4 +1,4 @@
-//! The daemon dies, hangs, finds no room or bad files: the network goes on, and nothing is left behind.
+//! The daemon dies, hangs, or finds a full disk or bad files: the network continues to work, and nothing is left behind.
 
 mod support;
 
@@ -14,7 +14,7 @@ use support::*;
 
 const EAGER: &str = "scheduler = \"round-robin\"\nprobe = \"continuous\"\n";
 
-/// Whether both links get flows, which the system alone never does: its first default route takes all.
+/// Whether both links get flows. Without Braid, the first default route takes all.
 fn steered(lab: &Lab) -> bool {
     let links = chosen_many(lab, remote(10, 9), 6);
     links.contains(&0) && links.contains(&1)
@@ -53,7 +53,7 @@ fn a_killed_daemon_leaves_nothing_and_the_next_one_starts() {
     if !able() {
         return;
     }
-    // Under a strict filter flows on all links but the system's first would be ended.
+    // Under a strict filter, flows on all links except the system's first would be ended.
     let links = NAMES[..2].iter().map(|name| LinkSpec::new(name));
     let lab = links.fold(Lab::builder().rp_filter(2), |builder, link| builder.link(link)).start().unwrap();
     let _web = Web::start(&lab).unwrap();
@@ -166,7 +166,7 @@ fn a_second_daemon_is_refused_and_the_first_continues() {
     assert!(steered(&lab));
 }
 
-/// A file system of 256 kB of the client's alone, which goes with the lab.
+/// A file system of 256 kB, visible only to the client, that is removed with the lab.
 fn tiny(lab: &Lab) -> PathBuf {
     let path = lab.directory().join("tiny");
     fs::create_dir(&path).unwrap();
@@ -174,7 +174,7 @@ fn tiny(lab: &Lab) -> PathBuf {
     path
 }
 
-/// Writes what the client's file system takes.
+/// Fills the client's file system.
 fn fill(lab: &Lab, path: &Path) {
     lab.client().run(|| fs::write(path.join("filler"), vec![0; 1 << 20]).unwrap_err()).unwrap();
 }

@@ -1,4 +1,4 @@
-//! The network changes under the daemon: it follows.
+//! The daemon follows changes of the network.
 
 mod support;
 
@@ -39,7 +39,7 @@ fn a_link_that_changes_its_address_is_followed() {
     web.url(ByteCount::new(1000)).unwrap();
     let up = Up::start(&lab, EAGER);
     use_exactly(&lab, &["10.77.0.2", "10.77.1.2"]);
-    // As a renewal does that gives another address: the old one goes, and the routes with it.
+    // As with a DHCP renewal that gives another address: the old address and its routes disappear.
     client(&lab, "ip address del 10.77.1.2/24 dev lte0");
     client(&lab, "ip address add 10.77.1.9/24 dev lte0");
     client(&lab, "ip route add default via 10.77.1.1 dev lte0 metric 101");
@@ -188,7 +188,7 @@ fn a_captive_portal_is_detected_until_it_opens() {
     }
     let lab = lab(2);
     let web = Web::start(&lab).unwrap();
-    // While this page exists it stands for the portal's.
+    // While this page exists, it plays the portal's page.
     web.url(ByteCount::new(4)).unwrap();
     let page = lab.directory().join("web/files/4.bin");
     let links = "[[link]]\nname = \"wlan0\"\nprobe_targets = [{ url = \"http://203.0.113.20/generate_204\" }]\n\
@@ -196,7 +196,7 @@ fn a_captive_portal_is_detected_until_it_opens() {
     lab.client()
         .run(|| {
             for name in NAMES {
-                // In IPv6 nobody is asked but the gateway: leave it out.
+                // In IPv6 only the gateway is probed: leave it out.
                 let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1");
             }
         })
@@ -219,7 +219,7 @@ fn a_link_that_flaps_is_kept_out_until_it_stays() {
     let lab = lab(2);
     let up = Up::start(&lab, EAGER);
     let kept_out = || up.link("lte0")["reason"].to_string().contains("kept out until it stays");
-    // It goes and comes; a flow finds the other link always.
+    // The link fails and returns; flows always use the other link.
     let flap = || {
         lab.carrier(1, false).unwrap();
         up.wait_state("lte0", "down");

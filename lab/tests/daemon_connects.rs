@@ -1,4 +1,4 @@
-//! A connect on a link that died in silence goes on by another link.
+//! A connect on a link that died silently moves to another link.
 
 mod support;
 
@@ -11,7 +11,7 @@ use socket2::SockRef;
 use support::*;
 
 const ROUND_ROBIN: &str = "scheduler = \"round-robin\"\n";
-/// What no connect takes that found its link dead and waits for the kernel to give it up.
+/// Upper bound for a moved connect. A connect that waits on the dead link until the kernel gives up takes longer.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 fn two_links() -> Lab {
@@ -19,7 +19,7 @@ fn two_links() -> Lab {
     links.take(2).fold(Lab::builder(), |builder, link| builder.link(link)).rp_filter(2).start().unwrap()
 }
 
-/// A connect of the client: how long it took, and from where.
+/// A connect of the client: its duration and local address.
 fn connect(to: SocketAddr) -> Result<(Duration, IpAddr, TcpStream), String> {
     let begin = Instant::now();
     let stream = TcpStream::connect_timeout(&to, PATIENCE).map_err(|error| format!("after {:?}: {error}", begin.elapsed()))?;
@@ -27,7 +27,7 @@ fn connect(to: SocketAddr) -> Result<(Duration, IpAddr, TcpStream), String> {
     Ok((begin.elapsed(), local, stream))
 }
 
-/// So many connects at the same time.
+/// Opens `count` connections at the same time.
 fn connect_many(lab: &Lab, user: Option<u32>, to: SocketAddr, count: usize) -> Vec<Result<(Duration, IpAddr, TcpStream), String>> {
     let all = || {
         let threads: Vec<_> = (0..count).map(|_| std::thread::spawn(move || connect(to))).collect();

@@ -1,4 +1,4 @@
-//! The scheduler that minds energy and money: the kernel takes the link it should, and joules are told.
+//! The scheduler for energy and money: the kernel chooses the right link, and the daemon reports joules.
 
 mod support;
 
@@ -18,7 +18,7 @@ fn config(utility: &str) -> String {
     format!("scheduler = \"operetta\"\nprobe = \"continuous\"\nutility = {utility}\n{}{}", link("wlan0", 3000), link("lte0", 1000))
 }
 
-/// How many of ten connections that are there together each link gets.
+/// Number of ten concurrent connections that each link gets.
 fn together(lab: &Lab) -> [usize; 2] {
     let links = lab.client().run(|| {
         let begin = || {

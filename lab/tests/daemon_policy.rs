@@ -1,4 +1,4 @@
-//! What the policy forbids does not happen: not one packet, by capture.
+//! No packet violates the policy, as captures show.
 
 mod support;
 
@@ -11,7 +11,7 @@ use support::*;
 
 const EAGER: &str = "scheduler = \"round-robin\"\nprobe = \"continuous\"\n";
 
-/// Tries to reach this host in every way there is; nothing needs to answer.
+/// Tries to reach this host with every kind of socket; no answer is needed.
 fn try_all(lab: &Lab, host: u8) {
     for user in [None, Some(NOBODY)] {
         lab.client()
@@ -92,7 +92,7 @@ fn multipath_and_fast_open_do_not_bypass_the_policy() {
         };
         lab.client().run(work).unwrap();
         let mut curl = lab.client().command("curl").unwrap();
-        // Nobody listens: only the first segments count.
+        // There is no listener: only the first segments count.
         curl.args(["-s", "--tcp-fastopen", "--max-time", "2", "http://203.0.113.11:9/"]).status().unwrap();
     });
     assert!(counts[0] == 0 && counts[1] >= 5, "{counts:?}");
@@ -162,7 +162,7 @@ fn a_backup_link_is_used_only_when_all_others_are_dead_and_an_excluded_one_never
     });
 }
 
-/// Downloads this much over a link of its own choice.
+/// Downloads this much over a chosen link.
 fn download(lab: &Lab, link: &str, url: &str) {
     let mut command = lab.client().command("curl").unwrap();
     assert!(command.args(["-s", "-o", "/dev/null", "--interface", link, url]).status().unwrap().success());
@@ -223,7 +223,7 @@ fn an_allowance_survives_killing_the_daemon() {
     let mut up = Up::start(&lab, &capped);
     download(&lab, "lte0", &url);
     up.wait_state("lte0", "capped");
-    // What is learnt is written every quarter of a minute.
+    // Estimates are written every 15 seconds.
     let database = lab.directory().join("braid/state/braid.sqlite-wal");
     let size = || std::fs::metadata(&database).map_or(0, |meta| meta.len());
     let before = size();

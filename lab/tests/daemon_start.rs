@@ -1,4 +1,4 @@
-//! Starts that fail leave nothing half done and say why; starts in poor places succeed; the watchdog's odd days.
+//! Failed starts print the reason and leave nothing behind; starts in limited environments succeed; failures of the watchdog.
 
 mod support;
 
@@ -17,7 +17,7 @@ use support::*;
 
 const ROUND_ROBIN: &str = "scheduler = \"round-robin\"\nprobe = \"continuous\"\n";
 
-/// Runs `braid up --foreground` by way of `wrapper` to its end. It must fail, and leave routing as it was.
+/// Runs `braid up --foreground` through `wrapper` to its end. It must fail, and leave routing unchanged.
 #[track_caller]
 fn refused(lab: &Lab, wrapper: &[&str], more: &[&str]) -> String {
     let before = routing(lab);
@@ -147,7 +147,7 @@ fn a_running_daemon_holds_only_the_capabilities_it_uses() {
     assert_eq!((capabilities(next, "CapEff:"), field(next, "NoNewPrivs:").as_str()), (vec![12], "1"));
 }
 
-/// `braid up` and `braid down` of a client that has a `/run/braid` of its own.
+/// `braid up` and `braid down` in a client with a private `/run/braid`.
 struct Switch<'a> {
     lab: &'a Lab,
     home: PathBuf,
@@ -163,7 +163,7 @@ impl<'a> Switch<'a> {
         Self { lab, home }
     }
 
-    /// A command; `@` stands for the directory where its configuration is.
+    /// A command; `@` is replaced by the directory of its configuration.
     fn command(&self, words: &[&str]) -> Command {
         let mut command = self.lab.client().command(braid()).unwrap();
         let home = format!("{}/", self.home.display());
@@ -305,7 +305,7 @@ fn interrupting_up_ends_the_starting_daemon() {
     }
     let lab = lab(2);
     let (before, switch) = (routing(&lab), Switch::new(&lab));
-    // Its daemon waits for somebody who writes the certificate.
+    // Its daemon blocks until something writes the certificate.
     client(&lab, &format!("mkfifo {}", switch.home.join("fifo").display()));
     let mut command = switch.command(&["up", "--state-dir", "@state", "--ui", "--ui-cert", "@fifo", "--ui-key", "@fifo"]);
     let up = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -441,8 +441,8 @@ fn regression_the_old_watchdog_does_not_sweep_the_next_daemons_rules() {
     }
 }
 
-/// What is left of a daemon that died becomes this process's own, whose session it is of. Else its watchdog might be of an orphaned process
-/// group then, in which the kernel sets going again what was stopped.
+/// Makes this process the parent of a dead daemon's children, which are in its session. Otherwise the watchdog might be in an orphaned process
+/// group, in which the kernel resumes stopped processes.
 fn adopt_orphans() {
     // SAFETY: a plain system call without pointers.
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }, 0);

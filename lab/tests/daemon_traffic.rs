@@ -1,4 +1,4 @@
-//! Under `braid up`, programs reach what they reached before, by every kind of socket, as root and as anybody.
+//! Under `braid up`, programs reach the same destinations as before, with every kind of socket, as root and as an ordinary user.
 
 mod support;
 
@@ -104,7 +104,7 @@ fn one_unconnected_socket_uses_every_link() {
             let before = Filter { direction: Some(Direction::Up), protocol: Some(Transport::Udp), port: Some(7), ..Filter::default() };
             let watches = watch_all(&lab, before);
             let work = || {
-                // Not bound to anything: the kernel gives it a port when it first sends.
+                // Not bound: the kernel assigns a port at the first send.
                 let socket = UdpSocket::from(Socket::new(domain, Type::DGRAM, Some(Protocol::UDP)).unwrap());
                 for round in 0..2 {
                     for host in 10..20 {
@@ -141,7 +141,7 @@ fn name_lookups_work_for_every_user() {
     }
 }
 
-/// What a server on the client hears from `asker`, answered by `reply`; gives whom the asker hears.
+/// A server on the client receives a datagram from `asker` and answers with `reply`. Returns the source address that the asker sees.
 fn ask(lab: &Lab, asker: &str, service: &UdpSocket, to: &str) -> SocketAddr {
     let socket = lab.server().run(|| UdpSocket::bind(asker)).unwrap().unwrap();
     socket.set_read_timeout(Some(LIMIT)).unwrap();
@@ -238,7 +238,7 @@ fn a_connected_socket_that_sends_nothing_is_not_a_flow() {
     }
     let lab = lab(2);
     let up = Up::start(&lab, ROUND_ROBIN);
-    // As resolver libraries do, to learn which source address the system would choose.
+    // As resolver libraries do, to find the source address that the system would choose.
     let sockets: Vec<_> = lab
         .client()
         .run(|| {

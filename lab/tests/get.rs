@@ -1,4 +1,4 @@
-//! `braid get` over the lab's links from nginx: all of them at once, after a sudden end, and in little memory.
+//! `braid get` over the lab's links from nginx: over all links at once, after a kill, and in little memory.
 
 mod support;
 
@@ -35,7 +35,7 @@ fn run(mut command: Command) -> Output {
     output
 }
 
-/// What the last event of `kind` says.
+/// The last event of `kind`.
 fn event(output: &Output, kind: &str) -> serde_json::Value {
     let text = String::from_utf8_lossy(&output.stdout);
     let mut events = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
@@ -172,7 +172,7 @@ fn takes_little_memory(mut command: Command) {
     assert!(most > 1000 && most < 64_000, "{most} kB");
 }
 
-/// The most memory that a program held until its end, in kB.
+/// Maximum memory of a program until its end, in kB.
 fn most_memory(child: &mut Child) -> u64 {
     let (mut most, begin) = (0, Instant::now());
     loop {
@@ -201,7 +201,7 @@ fn errors_have_the_exit_statuses_of_curl() {
     assert_eq!(status(&["ftp://203.0.113.10/x"]), 3);
     assert_eq!(status(&["--tries", "2", "http://203.0.113.10:9/x"]), 7);
     assert_eq!(status(&["--checksum", &format!("sha256:{}", "0".repeat(64)), &there]), 90);
-    // A certificate of nobody's.
+    // A certificate without a trusted issuer.
     let mut plain = lab.client().command(braid()).unwrap();
     let output =
         plain.env("XDG_STATE_HOME", folder.path()).arg("get").arg("--output-dir").arg(folder.path()).arg("--tries").arg("2").arg(&there);

@@ -166,7 +166,7 @@ fn a_socks_clients_datagrams_get_answers() {
         .unwrap();
 }
 
-/// Bytes that differ from place to place.
+/// Content that differs at every offset.
 fn content(size: usize) -> Vec<u8> {
     (0..size as u64).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8).collect()
 }
@@ -195,7 +195,7 @@ fn one_plain_download_uses_both_links() {
         if received.iter().all(|bytes| *bytes > 1_500_000) {
             return;
         }
-        // On a machine too busy to look in time one link may have brought nearly all.
+        // On a busy machine one link may have carried nearly everything before the check.
         assert!(begin.elapsed() < Duration::from_secs(60), "{received:?}");
     }
 }

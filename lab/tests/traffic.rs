@@ -1,11 +1,11 @@
-//! Real programs move what the links allow, by real servers.
+//! Real programs and servers reach the rates of the links.
 
 use std::time::{Duration, Instant};
 
 use braid_lab::{Lab, LinkSpec, Responder, Web, effective_user, mbps, ms, workload};
 use braid_model::ByteCount;
 
-/// Whether labs can be made. In CI they must.
+/// Whether labs can be created. In CI it is an error if they cannot.
 fn able() -> bool {
     if effective_user() == 0 {
         return true;

@@ -19,9 +19,9 @@ use crate::web::Web;
 use crate::workload::{self, DBAS_BROWSER, DBAS_BULK, Download, Record, Summary};
 
 const SCHEDULERS: [&str; 4] = ["only-one", "round-robin", "weighted-round-robin", "max-throughput"];
-/// How long one download may take.
+/// Timeout of one download.
 const LIMIT: Duration = Duration::from_secs(300);
-/// Bulk flows on each link during the warm-up, and how long they last.
+/// Number of bulk flows per link during the warm-up, and their duration.
 const WARM_UP: (usize, Duration) = (3, Duration::from_secs(8));
 
 /// Poisson arrivals of two classes over two links.
@@ -86,7 +86,7 @@ fn cases(quick: bool) -> Vec<Case> {
     cases
 }
 
-/// All seeds, each in a lab of its own, side by side; by scheduler, in the order of the seeds.
+/// Runs all seeds in parallel, each in its own lab. Returns the results by scheduler, in the order of the seeds.
 fn measure(settings: &Settings, case: &Case, seeds: u64) -> Result<BTreeMap<&'static str, Vec<Outcome>>> {
     let by_seed: Vec<Result<Vec<(&str, Outcome)>>> = thread::scope(|scope| {
         let runs: Vec<_> = (0..seeds).map(|seed| scope.spawn(move || one_seed(settings, case, seed))).collect();

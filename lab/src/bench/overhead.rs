@@ -1,4 +1,4 @@
-//! What Braid costs where there is nothing to gain: a link without limits.
+//! Overhead of Braid on a single link without limits, where it brings no gain.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -19,7 +19,7 @@ use crate::daemon::Daemon;
 use crate::lab::Lab;
 use crate::spec::LinkSpec;
 
-/// How long the machine is left alone after the daemon has started or stopped.
+/// Pause after a start or stop of the daemon.
 const SETTLE: Duration = Duration::from_millis(1500);
 /// How long each kind of traffic runs in each part of a round.
 const SPAN: Duration = Duration::from_secs(1);
@@ -31,9 +31,9 @@ const MESSAGE: usize = 64;
 /// Datagrams of one burst, whose last one is answered, and their size.
 const BURST: usize = 32;
 const DATAGRAM: usize = 1400;
-/// How often the unconnected socket beside a bulk transfer sends.
+/// Interval between the datagrams of the unconnected socket during a bulk transfer.
 const PULSE: Duration = Duration::from_millis(100);
-/// Half the width of an interval that still tells something.
+/// Maximum half width of a meaningful interval.
 const TELLING: f64 = 0.03;
 
 /// Kinds of traffic, with the unit of their rates.
@@ -60,7 +60,7 @@ enum Traffic {
     Messages,
 }
 
-/// What runs beside the traffic.
+/// The process that runs during the traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Beside {
     Nothing,
@@ -97,7 +97,7 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
     Ok(report)
 }
 
-/// The rates of one kind of traffic: beside the daemon and beside the placebo, each against nothing.
+/// The rates of one kind of traffic: with the daemon and with the placebo, each compared with neither.
 #[derive(Debug, Default)]
 struct Rates {
     what: &'static str,
@@ -140,7 +140,7 @@ fn rounds(settings: &Settings, traffic: &[(Traffic, &'static str)]) -> Result<Ve
         for beside in order.into_iter().filter(|beside| explained || *beside != Beside::Placebo) {
             let _running = Running::start(beside, &lab, settings)?;
             for ((traffic, _), rates) in traffic.iter().zip(&mut rates) {
-                // Only there is something to explain.
+                // The placebo explains only the two levels of the rate with the kernel's windows.
                 if beside == Beside::Placebo && *traffic != Traffic::WideBulk {
                     continue;
                 }
@@ -165,7 +165,7 @@ fn rounds(settings: &Settings, traffic: &[(Traffic, &'static str)]) -> Result<Ve
     Ok(rates)
 }
 
-/// What runs beside the traffic, until it is dropped.
+/// The process that runs during the traffic, until it is dropped.
 struct Running {
     _daemon: Option<Daemon>,
     placebo: Option<Child>,
@@ -195,7 +195,7 @@ impl Drop for Running {
     }
 }
 
-/// Holds as much memory as the daemon, wakes as often, and does nothing else: what `braid-lab placebo` is.
+/// Holds as much memory as the daemon and wakes as often, without further work: the command `braid-lab placebo`.
 pub fn placebo() -> ! {
     let memory = vec![1u8; 20_000_000];
     loop {
@@ -204,14 +204,14 @@ pub fn placebo() -> ! {
     }
 }
 
-/// The daemon if asked for, and the machine at rest.
+/// Starts the daemon if requested, and waits until the machine is at rest.
 pub(super) fn daemon(lab: &Lab, settings: &Settings, with: bool, settle: Duration) -> Result<Option<Daemon>> {
     let daemon = if with { Some(Daemon::start(lab, &settings.braid, "max-throughput", "")?) } else { None };
     thread::sleep(settle);
     Ok(daemon)
 }
 
-/// Says which daemons were not part of the measurement.
+/// Notes which other daemons ran on the machine.
 pub(super) fn note_other_daemons(report: &mut Report) -> Result<()> {
     let others = programs()?.values().filter(|program| program.name == "braid_connect4").count();
     if others > 0 {
@@ -235,13 +235,13 @@ fn tell_rounds(rounds: &[Rates], report: &mut Report) {
     report.table(caption, head, rounds.iter().map(row).collect());
 }
 
-/// As in "0.991 (0.980 to 1.002)".
+/// For example "0.991 (0.980 to 1.002)".
 fn told(pairs: &Pairs) -> String {
     let [middle, low, high] = pairs.geometric();
     format!("{middle:.3} ({low:.3} to {high:.3})")
 }
 
-/// Holds the aims to the rounds.
+/// Compares the rounds with the aims.
 fn judge(rounds: &[Rates], own: &[Own], report: &mut Report) {
     judge_rates(rounds, report);
     let share = own.iter().map(Own::share).fold(0.0, f64::max);
@@ -347,7 +347,7 @@ impl Servers {
 }
 
 impl Servers {
-    /// Measures while an unconnected socket sends now and then.
+    /// Measures while an unconnected socket sends periodically.
     fn beside_pulses(&self, lab: &Lab, measure: impl FnOnce() -> Result<f64>) -> Result<f64> {
         let over = AtomicBool::new(false);
         thread::scope(|scope| {
@@ -367,7 +367,7 @@ impl Drop for Servers {
     }
 }
 
-/// Ten streams; gives what was received, in Gbit/s.
+/// Runs ten streams and returns the received rate in Gbit/s.
 fn transfer(lab: &Lab, more: &[&str]) -> Result<f64> {
     let mut command: Command = lab.client().command("iperf3")?;
     let (server, streams, span) = (Lab::internet(10).to_string(), STREAMS.to_string(), SPAN.as_secs().to_string());
@@ -396,7 +396,7 @@ fn answer_bursts(lab: &Lab, port: u16) -> Result<SocketAddr> {
     Ok(to)
 }
 
-/// Sends small datagrams by an unconnected socket, now and then, until it is `over`.
+/// Sends small datagrams periodically on an unconnected socket, until `over`.
 fn send_pulses(to: SocketAddr, over: &AtomicBool) -> io::Result<()> {
     let socket = UdpSocket::bind(("0.0.0.0", 0))?;
     while !over.load(Ordering::Relaxed) {
@@ -457,7 +457,7 @@ fn exchange(lab: &Lab) -> Result<f64> {
     Ok(rate)
 }
 
-/// CPU time the whole machine used, in seconds.
+/// CPU time of the whole machine, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Cpu {
     pub(super) all: f64,

@@ -1,4 +1,4 @@
-//! How long the pure schedulers take to decide.
+//! Duration of a decision of the pure schedulers.
 
 use std::hint::black_box;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! Links die and come back at random under everything, and then all at once.
+//! Links fail and return at random during downloads and a session, and then all at once.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ fn add(title: &str, phase: &Phase, report: &mut Report) {
     report.row("Twenty downloads and a session at a time:", head, row);
 }
 
-/// What came of all, beside the first phase's row.
+/// Adds the row of the dark phase and the aim.
 fn tell(plan: &Plan, outcome: &Outcome, report: &mut Report) {
     add(&format!("all dark for {} s", plan.dark.as_secs()), &outcome.phases[1], report);
     let measured = if outcome.failures.is_empty() { format!("all, and {} lines", outcome.echoed) } else { outcome.failures.join("; ") };

@@ -1,4 +1,4 @@
-//! What one client's crowd of flows costs another client of the relay.
+//! Effect of one client's many flows on another client of the relay.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use crate::lab::Lab;
 use crate::relay::Relay;
 use crate::spec::LinkSpec;
 
-/// What the greedy client asks for: connections, and exchanges of datagrams.
+/// Requests of the greedy client: connections, and UDP exchanges.
 const CROWD: [(FlowKind, usize); 2] = [(FlowKind::Stream, 20_000), (FlowKind::Messages, 10_000)];
 /// Flows that one bond asks for at a time: a client may have several.
 const OF_ONE_BOND: usize = 10_000;
@@ -29,7 +29,7 @@ const OF_ONE_BOND: usize = 10_000;
 const SOON: Duration = Duration::from_millis(100);
 /// Megabytes of the relay with all that.
 const MEMORY: f64 = 300.0;
-/// How long anything may take.
+/// Timeout of every step.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
@@ -146,7 +146,7 @@ fn open(kind: FlowKind, to: SocketAddr) -> Open {
     Open { kind, target: Target::Address(to), policy: FlowPolicy::default() }
 }
 
-/// How long each of so many flows takes to be open, in seconds.
+/// Seconds until each of `count` flows is open.
 async fn opened(client: &Client, to: SocketAddr, count: usize) -> Result<Vec<f64>> {
     let mut times = Vec::with_capacity(count);
     for _ in 0..count {

@@ -1,4 +1,4 @@
-//! Three flows of different weights and preferences share two links: the thesis's figure 4.5, live.
+//! Three flows of different weights and preferences share two links: the thesis's figure 4.5, on real links.
 
 use std::sync::Mutex;
 use std::thread;
@@ -19,24 +19,24 @@ use crate::relay::Relay;
 use crate::spec::{LinkSpec, mbps, ms};
 use braid_plot::{Run, stacked};
 
-/// Name, Mbit/s, and the round trip in milliseconds.
+/// Name, Mbit/s, and the RTT in milliseconds.
 const LINKS: [(&str, u64, u64); 2] = [("wlan0", 3, 20), ("lte0", 10, 20)];
 /// Name, weight, and the links it may use.
 const FLOWS: [(&str, u16, &[usize]); 3] = [("a", 1, &[0]), ("b", 2, &[0, 1]), ("c", 1, &[1])];
 /// The servers of the flows, and of those that measure the links, one a link.
 const FLOW_PORTS: [u16; 3] = [8081, 8082, 8083];
 const LINK_PORTS: [u16; 2] = [8091, 8092];
-/// Rates may differ so much from exact ones.
+/// Tolerated relative error of the rates.
 const TOLERANCE: f64 = 0.05;
-/// A phase's rates count from here on.
+/// Time after the start of a phase from which its rates count.
 const SETTLED: Duration = Duration::from_secs(2);
-/// Settled is what has its rates over so long a time.
+/// Rates count as settled if they hold over a window of this length.
 const WINDOW: Duration = Duration::from_secs(1);
 /// From one place of the window to the next, and in the plot.
 const STEP: Duration = Duration::from_millis(100);
 const BIN: Duration = Duration::from_millis(500);
 
-/// When a flow's bytes came.
+/// Arrival times of a flow's bytes.
 type Arrivals = Vec<(Duration, usize)>;
 
 pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
@@ -61,7 +61,7 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
 
     let before = capacities(&lab, &probes, alone)?;
     let began = Instant::now();
-    // A thread of its own has the namespace of the one that began it.
+    // A new thread inherits the namespace of its creator.
     let arrivals = lab.client().run(|| {
         thread::scope(|scope| {
             let downloads = origins.iter().zip(1u32..).map(|(origin, phases)| scope.spawn(move || download(origin, began, phase * phases)));
@@ -73,7 +73,7 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
         })
     })??;
     let after = capacities(&lab, &probes, alone)?;
-    // What else the machine does can only take from it.
+    // Other work of the machine can only reduce it.
     let capacities: Vec<f64> = before.iter().zip(&after).map(|(before, after)| before.max(*after)).collect();
     let missed: u64 = (0..LINKS.len()).map(|link| lab.counters(link).map(|counters| counters.missed)).sum::<Result<u64>>()?;
     ensure!(missed == 0, "the laboratory was too slow: it dropped {missed} frames");
@@ -118,14 +118,14 @@ fn rate(arrivals: &Arrivals, from: Duration, to: Duration) -> f64 {
     bytes as f64 * 8.0 / (to - from).as_secs_f64()
 }
 
-/// Rates that are exactly fair between the flows from `first` on.
+/// Exact max-min rates of the flows from `first` on.
 fn exact(capacities: &[f64], first: usize) -> Result<Vec<f64>> {
     let flows = FLOWS[first..].iter().map(|(_, weight, links)| FairFlow::backlogged(f64::from(*weight), links)).collect();
     let links = capacities.iter().map(|bps| Rate::from_bps(*bps as u64)).collect();
     Ok(solve(&Problem { links, flows })?.rates_bps)
 }
 
-/// When, in a phase, the first window began in which all flows had their rates; `None`: never.
+/// Start, within a phase, of the first window in which all flows had their rates; `None`: never.
 fn settled(arrivals: &[Arrivals], (from, to): (Duration, Duration), wanted: &[f64]) -> Option<Duration> {
     let starts = (0..).map(|step| from + STEP * step).take_while(|start| *start + WINDOW <= to);
     let near = |start: &Duration| {

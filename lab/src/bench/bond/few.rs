@@ -1,4 +1,4 @@
-//! Few long flows: what a bond is for, since whole connections cannot be divided (DBAS, fig. 6).
+//! Few long flows: whole connections cannot be split over links, but a bond can split them (DBAS, fig. 6).
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -27,14 +27,14 @@ const PAIRS: [[u64; 2]; 2] = [[2, 2], [2, 1]];
 const SHORT: [f64; 2] = [0.0, 0.25];
 /// More than any run moves.
 const LONG: ByteCount = ByteCount::new(1_000_000_000);
-/// Bulk flows on each link during the warm-up, and how long they last.
+/// Number of bulk flows per link during the warm-up, and their duration.
 const WARM_UP: (usize, Duration) = (3, Duration::from_secs(8));
 /// Below the sum of the links' rates at most, in the paper's words "9% difference in the worst case".
 const OF_SUM: f64 = 0.91;
 /// The long flow alone on connections is a single link's within this.
 const SAME: f64 = 0.05;
 
-/// Who carries the flows.
+/// Transport of the flows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Method {
     Single,
@@ -143,7 +143,7 @@ fn one_lab(settings: &Settings, rates: [u64; 2], seed: u64, span: Duration, keep
     warm_up(&lab, &web, &settings.braid, WARM_UP)?;
     let mut found = Vec::new();
     for method in METHODS {
-        // What is joined stays so: packets come last.
+        // A joined relay stays joined, so packets come last.
         let _carriers: (Option<Daemon>, Option<Bonded>) = match method {
             Method::Single => (Some(Daemon::start(&lab, &settings.braid, "only-one", "")?), None),
             Method::Connections => (Some(Daemon::start(&lab, &settings.braid, "max-throughput", "")?), None),

@@ -1,4 +1,4 @@
-//! What many flows cost the relay and the daemon.
+//! Cost of many flows at the relay and the daemon.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -141,7 +141,7 @@ fn hold<T: Send>(lab: &Lab, to: SocketAddr, count: usize, work: impl FnOnce() ->
     })?
 }
 
-/// Flows come and go; what became of them, and memory as it was meanwhile.
+/// Opens and closes flows continuously. Returns their results and samples of memory.
 fn watch(lab: &Lab, seconds: u32, memory: impl Fn() -> Result<[f64; 2]> + Sync) -> Result<(Churn, Vec<[f64; 2]>)> {
     let pause = Duration::from_secs(u64::from(seconds)) / LOOKS as u32;
     thread::scope(|scope| {
@@ -165,7 +165,7 @@ fn grown(looks: &[f64]) -> (f64, f64) {
     (part(1), part(4))
 }
 
-/// What came of new flows.
+/// Results of new flows.
 #[derive(Debug, Default)]
 struct Churn {
     /// Completed ones a second.
@@ -200,9 +200,9 @@ fn churn(lab: &Lab, seconds: u32, rate: u32) -> Result<Churn> {
     })
 }
 
-/// One maker's share of so many flows, each when it is due.
+/// Opens one thread's share of the flows, each at its scheduled time.
 fn make(begin: Instant, maker: u32, count: u32, rate: u32) -> Vec<Result<f64>> {
-    // A thread of its own has the namespace of the one that began it.
+    // A new thread inherits the namespace of its creator.
     let due = |number: u32| begin + Duration::from_secs(1) * number / rate;
     let one = |number: u32| {
         let due = due(number);

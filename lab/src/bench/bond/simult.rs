@@ -1,4 +1,4 @@
-//! The kernel's own rule for its multipath TCP (`tools/testing/selftests/net/mptcp/simult_flows.sh`), held against the bond.
+//! The kernel's own test of multipath TCP (`tools/testing/selftests/net/mptcp/simult_flows.sh`), applied to the bond.
 
 use std::time::{Duration, Instant};
 

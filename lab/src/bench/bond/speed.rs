@@ -1,4 +1,4 @@
-//! How fast the bond is where the links are not the limit, beside bare TCP, a bare QUIC stream and wireguard-go.
+//! Speed of the bond on links without limits, compared with bare TCP, a bare QUIC stream and wireguard-go.
 
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
@@ -23,14 +23,14 @@ use crate::namespace::Namespace;
 use crate::spec::LinkSpec;
 
 const LINKS: [&str; 2] = ["eth0", "eth1"];
-/// Flows at a time.
+/// Number of concurrent flows.
 const FLOWS: [usize; 2] = [1, 64];
 /// The server that is reached by the tunnel only.
 const BEYOND: u8 = 11;
-/// One flow is to have at least this part of a bare QUIC stream.
+/// Aim for one flow, as a share of a bare QUIC stream.
 const OF_STREAM: f64 = 0.6;
 
-/// What is compared.
+/// The compared transports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stack {
     Bare,
@@ -186,7 +186,7 @@ pub(super) fn spent(pid: u32) -> Result<[f64; 2]> {
     parse_spent(&stat).with_context(|| format!("/proc/{pid}/stat has no times: {stat}"))
 }
 
-/// Two wireguard-go and what is between them: 203.0.113.11 goes through, and only so.
+/// Two wireguard-go processes and their tunnel; 203.0.113.11 is reachable only through it.
 struct Tunnel([Child; 2]);
 
 impl Tunnel {
@@ -229,7 +229,7 @@ impl Tunnel {
 impl Drop for Tunnel {
     fn drop(&mut self) {
         for child in &mut self.0 {
-            // Asked to end, it takes its socket away.
+            // On SIGTERM it removes its socket.
             let _ = crate::sys::terminate(child.id());
             let _ = child.wait();
         }

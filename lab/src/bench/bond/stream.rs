@@ -1,4 +1,4 @@
-//! One QUIC stream from server to client and nothing else, on the bond's own sockets: what QUIC itself takes, in this program and no other.
+//! One QUIC stream from server to client on the bond's sockets, within this program: the cost of QUIC alone.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -23,11 +23,11 @@ use crate::lab::Lab;
 use crate::namespace::Namespace;
 
 const PORT: u16 = 9009;
-/// What is written at a time.
+/// Bytes per write.
 const BLOCK: usize = 64 << 10;
 /// Datagrams of one call, as many as the bond's.
 const BATCH: NonZeroUsize = NonZeroUsize::new(40).expect("not zero");
-/// A handshake must have begun by then.
+/// Timeout for the start of a handshake.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What came through, in what time, and what the client's and the server's thread spent on it (user, kernel).
@@ -41,7 +41,7 @@ pub(super) struct Outcome {
 pub(super) fn download(lab: &Lab, host: u8, span: Duration) -> Result<Outcome> {
     let address = SocketAddr::from((Lab::internet(host), PORT));
     let keys = KeyPair::generate().context("cannot make a key")?;
-    // Bound before the client asks.
+    // Bound before the client connects.
     let (ready, listening) = mpsc::channel();
     let inside = |namespace: &Namespace, work: &mut (dyn FnMut() -> Result<(u64, Duration)> + Send)| -> Result<(u64, Duration, [f64; 2])> {
         namespace.run(|| {

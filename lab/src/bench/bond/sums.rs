@@ -1,4 +1,4 @@
-//! How much of its links' sum one transfer gets, beside the kernel's multipath TCP.
+//! The share of the links' total rate that one transfer reaches, compared with the kernel's multipath TCP.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -17,19 +17,19 @@ use crate::lab::Lab;
 use crate::spec::{LinkSpec, mbps, ms};
 use crate::web::Web;
 
-/// A link: Mbit/s, and its round trip in milliseconds.
+/// A link: Mbit/s, and its RTT in milliseconds.
 type RateRtt = (u64, u64);
 
-/// Links, and what is wanted of them.
+/// Links, and the aims for them.
 struct Case {
     title: &'static str,
     links: &'static [RateRtt],
-    /// The queue of each link in each direction, unless it is the laboratory's usual one.
+    /// The queue of each link in each direction, unless it is the lab's default.
     queue: Option<ByteCount>,
     loss: f64,
-    /// The share of the links' sum, less their loss, that is wanted.
+    /// Aim: share of the links' sum, less their loss.
     aim: f64,
-    /// How many times the goodput of multipath TCP with CUBIC is wanted.
+    /// Aim: multiple of the goodput of multipath TCP with CUBIC.
     times_cubic: Option<f64>,
 }
 
@@ -58,16 +58,16 @@ const CASES: [Case; 11] = [
     lossy("20 + 10 Mbit/s, 60 ms, 3 % loss", 0.03, &[(20, 60), (10, 60)]),
     lossy("20 + 10 Mbit/s, 120 ms, 3 % loss", 0.03, &[(20, 120), (10, 120)]),
 ];
-/// What of them is run with `--quick`.
+/// The cases that `--quick` runs.
 const QUICK: [usize; 4] = [0, 2, 4, 6];
 
-/// CUBIC's rate falls with loss and with the round trip alike (RFC 9438, 5.1), so what is a multiple of it depends on both: round trips as on Wi-Fi,
-/// LTE, and far away.
+/// CUBIC's rate falls with loss and with the RTT alike (RFC 9438, 5.1), so a multiple of it depends on both. The RTTs are those of Wi-Fi,
+/// LTE, and distant servers.
 const fn lossy(title: &'static str, loss: f64, links: &'static [RateRtt]) -> Case {
     let times = if loss < 0.02 { 4.0 } else { 8.0 };
     Case { loss, aim: 0.90, times_cubic: Some(times), ..Case::new(title, links) }
 }
-/// Of multipath TCP with BBR.
+/// Aim: multiple of multipath TCP with BBR.
 const OF_BBR: f64 = 0.98;
 
 pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
@@ -89,7 +89,7 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     for case in CASES.iter().enumerate().filter(|(at, _)| !settings.quick || QUICK.contains(at)).map(|(_, case)| case) {
         match one(settings, case, span) {
             Ok(outcomes) => outcomes.iter().zip(["download", "upload"]).for_each(|(outcome, way)| tell(case, way, outcome, &mut report)),
-            // The others are worth their time all the same.
+            // The other cases still run.
             Err(error) => report.aim(format!("{}: measured", case.title), format!("no: {error:#}"), false),
         }
         settings.keep(&report)?;
@@ -116,7 +116,7 @@ fn tell(case: &Case, direction: &str, outcome: &Outcome, report: &mut Report) {
     }));
 }
 
-/// What CUBIC leaves to be gained: a transfer that lost no time at all would have the sum less the loss.
+/// Possible gain over CUBIC: an ideal transfer would reach the sum less the loss.
 fn lossy_row(case: &Case, direction: &str, outcome: &Outcome) -> Vec<String> {
     let most = case.sum().bps() as f64 * (1.0 - case.loss);
     let [braid, cubic] = [outcome.braid, outcome.cubic].map(|rate| rate.bps() as f64 / most);
@@ -142,7 +142,7 @@ struct Outcome {
     used: Vec<f64>,
     /// Mbit/s that each link carried for Braid, second by second.
     course: Vec<Vec<f64>>,
-    /// What the daemon says of its paths afterwards.
+    /// The daemon's report of its paths afterwards.
     paths: Value,
 }
 
@@ -260,7 +260,7 @@ fn curl(lab: &Lab, arguments: &[&str], size: &str, limit: Duration) -> Result<(R
     command.args(["-sS", "--fail", "--max-time", &limit.as_secs().to_string(), "-w", &format!("\\n{size} %{{time_total}}")]);
     let output = command.args(arguments).stdin(Stdio::null()).output().context("cannot run curl: run lab/install-deps.sh")?;
     let said = String::from_utf8_lossy(&output.stdout);
-    // Out of time is a slow transfer, and told as such.
+    // A timeout is reported as a slow transfer.
     ensure!(matches!(output.status.code(), Some(0 | 28)), "curl: {}", String::from_utf8_lossy(&output.stderr).trim());
     let figures = said.lines().last().and_then(|line| line.split_once(' '));
     let (bytes, seconds) = figures.with_context(|| format!("curl says {said:?}"))?;
