@@ -9,7 +9,7 @@ use braid_transport::FlowEnd;
 use braid_transport::client::{Client, ClientLink, Peer, State};
 
 /// Timeout of an answer.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Prints a line for each of the `targets`: "ADDRESS opened" or "ADDRESS refused CODE".
 ///
@@ -23,12 +23,12 @@ pub fn ask(relay: SocketAddr, targets: &[SocketAddr]) -> Result<()> {
         let (v4, v6) = (any(Ipv4Addr::UNSPECIFIED.into()), any(Ipv6Addr::UNSPECIFIED.into()));
         client.set_links(vec![ClientLink { number: 0, device: None, v4, v6, backup: false, dead: Default::default() }]);
         let mut state = client.state();
-        let settled = tokio::time::timeout(PATIENCE, state.wait_for(|state| *state != State::Connecting));
-        let settled = settled.await.context("the relay is silent")??.clone();
-        ensure!(settled == State::Up, "the relay lets nobody in: {settled:?}");
+        let settled = tokio::time::timeout(TIMEOUT, state.wait_for(|state| *state != State::Connecting));
+        let settled = settled.await.context("the relay does not answer")??.clone();
+        ensure!(settled == State::Up, "the relay does not admit strangers: {settled:?}");
         for target in targets {
             let flow = client.open(Open { kind: FlowKind::Stream, target: Target::Address(*target), policy: FlowPolicy::default() })?;
-            match tokio::time::timeout(PATIENCE, flow.opened()).await.context("the relay does not answer")? {
+            match tokio::time::timeout(TIMEOUT, flow.opened()).await.context("the relay does not answer")? {
                 Ok(()) => println!("{target} opened"),
                 Err(FlowEnd(code)) => println!("{target} refused {code}"),
             }

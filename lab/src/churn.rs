@@ -271,13 +271,13 @@ impl Download {
                 let there = fs::metadata(&self.copy)?.len();
                 self.curl.kill()?;
                 self.curl.wait()?;
-                anyhow::bail!("it has not ended after {there} bytes");
+                anyhow::bail!("the download stopped at {there} bytes");
             }
             thread::sleep(ms(10));
         };
         ensure!(status.success(), "{status}: {}", fs::read_to_string(&self.log)?.trim());
         let (wanted, got) = (digest(&self.original)?, digest(&self.copy)?);
-        ensure!(wanted == got, "its SHA-256 is {got} and should be {wanted}");
+        ensure!(wanted == got, "the file's SHA-256 is {got}, not {wanted}");
         // Saves disk space.
         fs::remove_file(&self.original)?;
         Ok(fs::remove_file(&self.copy)?)
@@ -304,5 +304,5 @@ fn digest(path: &Path) -> Result<String> {
     let output = Command::new("sha256sum").arg(path).output().context("cannot run sha256sum: install coreutils")?;
     let said = String::from_utf8_lossy(&output.stdout);
     ensure!(output.status.success(), "sha256sum: {}", String::from_utf8_lossy(&output.stderr).trim());
-    said.split(' ').next().map(str::to_owned).context("sha256sum says nothing")
+    said.split(' ').next().map(str::to_owned).context("sha256sum printed nothing")
 }

@@ -60,7 +60,7 @@ impl Daemon {
         if !output.status.success() {
             bail!("braid status: {}", String::from_utf8_lossy(&output.stderr).trim());
         }
-        serde_json::from_slice(&output.stdout).context("braid status --json gives no JSON")
+        serde_json::from_slice(&output.stdout).context("braid status --json printed no JSON")
     }
 
     /// PID of the daemon.

@@ -182,7 +182,7 @@ fn hold(links: &[String]) -> Result<()> {
     println!("config: braid up --foreground --config {}", path.display());
     println!("file: curl -O {}", web.url(braid_model::ByteCount::new(20_000_000))?);
     for line in std::io::stdin().lines() {
-        if let Err(error) = obey(&lab, line?.trim()) {
+        if let Err(error) = execute(&lab, line?.trim()) {
             eprintln!("{error:#}");
         }
     }
@@ -190,7 +190,7 @@ fn hold(links: &[String]) -> Result<()> {
 }
 
 /// Executes one line of input.
-fn obey(lab: &Lab, line: &str) -> Result<()> {
+fn execute(lab: &Lab, line: &str) -> Result<()> {
     let (what, name) = line.split_once(' ').unwrap_or((line, ""));
     let find = || lab.links().iter().position(|link| link.name() == name).with_context(|| format!("there is no link {name:?}"));
     match what {

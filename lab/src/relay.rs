@@ -60,7 +60,7 @@ impl Relay {
         command.args(["relay", "invite", "--address", &format!("{}:{PORT}", Lab::internet(ADDRESS))]).arg("--state-dir").arg(&self.state);
         let output = command.output()?;
         ensure!(output.status.success(), "braid relay invite: {}", String::from_utf8_lossy(&output.stderr).trim());
-        Ok(String::from_utf8(output.stdout).context("the invitation is no text")?.trim().to_owned())
+        Ok(String::from_utf8(output.stdout).context("the invitation is not UTF-8")?.trim().to_owned())
     }
 
     /// Makes the daemon join under the name "home", and waits until its paths over all links of the lab are good.

@@ -35,7 +35,7 @@ impl Ssh {
         for name in ["host", "user"] {
             let mut command = Command::new("ssh-keygen");
             let made = command.args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(home.join(name)).output();
-            ensure!(made.context("cannot run ssh-keygen: run lab/install-deps.sh")?.status.success(), "ssh-keygen makes no key");
+            ensure!(made.context("cannot run ssh-keygen: run lab/install-deps.sh")?.status.success(), "ssh-keygen failed");
         }
         fs::copy(home.join("user.pub"), home.join("authorized"))?;
         let host = fs::read_to_string(home.join("host.pub"))?;
@@ -139,7 +139,7 @@ impl Session {
         let session = Self { child, typed: Arc::default() };
         let mut line = String::new();
         output.read_line(&mut line)?;
-        ensure!(line.trim() == "ready", "it says {line:?} at first");
+        ensure!(line.trim() == "ready", "its first line is {line:?}, not \"ready\"");
         let typed = Arc::clone(&session.typed);
         thread::spawn(move || type_lines(input, &typed));
         let typed = Arc::clone(&session.typed);
@@ -175,12 +175,12 @@ impl Session {
                     break;
                 }
                 let missing = typed.lines.len() - typed.echoes.len();
-                ensure!(begin.elapsed() < LIMIT, "the SSH session: {missing} lines have not come back after {LIMIT:?}");
+                ensure!(begin.elapsed() < LIMIT, "the SSH session: {missing} lines were not echoed within {LIMIT:?}");
             }
             thread::sleep(Duration::from_millis(10));
         }
         let ended = self.child.try_wait()?;
-        ensure!(ended.is_none(), "the SSH session has ended by itself ({ended:?})");
+        ensure!(ended.is_none(), "the SSH session ended unexpectedly ({ended:?})");
         Ok(self.echoed())
     }
 

@@ -36,7 +36,7 @@ pub fn run(objects: &[PathBuf]) -> Result<()> {
     let outcomes: Vec<Result<()>> = objects.iter().map(|object| survey(object)).collect();
     if is_first {
         outcomes.iter().filter_map(|outcome| outcome.as_ref().err()).for_each(|error| println!("{error:#}"));
-        std::fs::write("/proc/sysrq-trigger", "o").context("cannot switch this machine off")?;
+        std::fs::write("/proc/sysrq-trigger", "o").context("cannot power this machine off")?;
         std::thread::park();
     }
     outcomes.into_iter().collect()

@@ -74,7 +74,7 @@ impl Web {
     /// Creates a file with this content and name; returns its URL at 203.0.113.10 and its path on the disk.
     pub fn publish(&self, name: &str, content: &[u8]) -> Result<(String, PathBuf)> {
         let path = self.root.join(name);
-        fs::write(&path, content).with_context(|| format!("cannot make {}", path.display()))?;
+        fs::write(&path, content).with_context(|| format!("cannot create {}", path.display()))?;
         Ok((format!("http://{}/{name}", Lab::internet(10)), path))
     }
 
@@ -105,7 +105,7 @@ impl Web {
         if path.exists() {
             return Ok(());
         }
-        let mut file = File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        let mut file = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
         if size.get() > RANDOM_UP_TO {
             return Ok(file.set_len(size.get())?);
         }

@@ -112,19 +112,19 @@ pub fn run_until(web: &Web, downloads: &[Download], end: Duration, launch: impl 
 /// Runs all downloads from one process, which `launch` prepares from a program and its arguments: `braid run` steers it and its children.
 pub fn run_in_one(web: &Web, downloads: &[Download], limit: Duration, launch: impl Fn(&str) -> Result<Command>) -> Result<Vec<Record>> {
     let planned = planned(web, downloads, |_| limit)?;
-    let program = std::env::current_exe().context("cannot tell which program this is")?;
+    let program = std::env::current_exe().context("cannot find the path of this program")?;
     let mut command = launch(&program.to_string_lossy())?;
     let mut child = command.arg("download").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("cannot start the downloads")?;
     let input = child.stdin.take().context("the downloads' process has no input")?;
     serde_json::to_writer(input, &planned)?;
     let output = child.wait_with_output()?;
     anyhow::ensure!(output.status.success(), "the downloads' process failed: {}", output.status);
-    serde_json::from_slice(&output.stdout).context("the downloads' process told no results")
+    serde_json::from_slice(&output.stdout).context("the downloads' process printed no results")
 }
 
 /// Runs the downloads that standard input lists, and prints the results on standard output: the other end of [`run_in_one`].
 pub fn serve_downloads() -> Result<()> {
-    let planned: Vec<PlannedDownload> = serde_json::from_reader(std::io::stdin()).context("standard input names no downloads")?;
+    let planned: Vec<PlannedDownload> = serde_json::from_reader(std::io::stdin()).context("standard input lists no downloads")?;
     let records = perform(&planned, |_| Ok(Command::new("curl")))?;
     Ok(serde_json::to_writer(std::io::stdout(), &records)?)
 }

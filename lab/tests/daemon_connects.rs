@@ -12,7 +12,7 @@ use support::*;
 
 const ROUND_ROBIN: &str = "scheduler = \"round-robin\"\n";
 /// Upper bound for a moved connect. A connect that waits on the dead link until the kernel gives up takes longer.
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn two_links() -> Lab {
     let links = NAMES.iter().zip([10, 40]).map(|(name, delay)| LinkSpec::new(name).rate(mbps(20)).delay(ms(delay)));
@@ -22,7 +22,7 @@ fn two_links() -> Lab {
 /// A connect of the client: its duration and local address.
 fn connect(to: SocketAddr) -> Result<(Duration, IpAddr, TcpStream), String> {
     let begin = Instant::now();
-    let stream = TcpStream::connect_timeout(&to, PATIENCE).map_err(|error| format!("after {:?}: {error}", begin.elapsed()))?;
+    let stream = TcpStream::connect_timeout(&to, TIMEOUT).map_err(|error| format!("after {:?}: {error}", begin.elapsed()))?;
     let local = stream.local_addr().map_err(|error| error.to_string())?.ip();
     Ok((begin.elapsed(), local, stream))
 }

@@ -31,7 +31,7 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
          operations. Times are scaled to the median speed.",
     );
     let calls = calls(settings)?;
-    report.raw = tell(&calls, &mut report);
+    report.raw = report_results(&calls, &mut report);
     note_other_daemons(&mut report)?;
     Ok(report)
 }
@@ -167,7 +167,7 @@ fn time_datagrams(to: SocketAddr, count: usize) -> io::Result<Rounds<f64>> {
     Yardstick::new()?.rounds(count, one)
 }
 
-fn tell(calls: &Calls, report: &mut Report) -> Value {
+fn report_results(calls: &Calls, report: &mut Report) -> Value {
     let [without, with] = &calls.connect;
     let row = |what: &str, without: f64, with: f64| {
         vec![what.to_owned(), format!("{without:.2} µs"), format!("{with:.2} µs"), format!("{:+.2} µs", with - without)]

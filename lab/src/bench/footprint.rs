@@ -62,7 +62,7 @@ fn memory(settings: &Settings) -> Result<(f64, f64, f64)> {
     let flows = lab.client().run(|| (0..1000).map(|_| TcpStream::connect(to)).collect::<std::io::Result<Vec<_>>>())??;
     thread::sleep(Duration::from_secs(if settings.quick { 2 } else { 20 }));
     let known = daemon.status(&lab)?["flows"].as_u64();
-    ensure!(known >= Some(1000), "the daemon knows {known:?} flows, not 1,000");
+    ensure!(known >= Some(1000), "the daemon lists {known:?} flows, not 1,000");
     let (now, most) = resident(daemon.pid())?;
     drop(flows);
     Ok((now, most, idle))

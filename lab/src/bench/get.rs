@@ -233,14 +233,14 @@ fn ideal(turn: Turn, size: ByteCount) -> f64 {
     half + (size.get() as f64 - half * before) / after
 }
 
-fn laboratory() -> Result<Lab> {
+fn three_links() -> Result<Lab> {
     let links = LINKS.iter().map(|(name, rate, trip, loss)| LinkSpec::new(name).rate(mbps(*rate)).delay(ms(trip / 2)).loss(*loss));
     links.fold(Lab::builder().rp_filter(2), |builder, link| builder.link(link)).start()
 }
 
 /// Seconds of one download, and the program's maximum resident memory in megabytes.
 fn one(settings: &Settings, turn: Turn, program: Program, size: ByteCount) -> Result<(f64, f64)> {
-    let lab = laboratory()?;
+    let lab = three_links()?;
     let web = Web::start(&lab)?;
     if matches!(program, Program::Aria2 | Program::Dispatch) {
         route_by_source(&lab)?;
@@ -311,7 +311,7 @@ impl PeakMemory {
 
 /// The most megabytes that `braid get` keeps resident while it fetches many small files.
 fn small(settings: &Settings) -> Result<f64> {
-    let lab = laboratory()?;
+    let lab = three_links()?;
     let web = Web::start(&lab)?;
     let folder = lab.directory().join("downloads");
     std::fs::create_dir_all(&folder)?;

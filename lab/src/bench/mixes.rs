@@ -56,7 +56,7 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
     let mut raw = Vec::new();
     for case in cases(settings.quick) {
         let outcomes = measure(settings, &case, seeds)?;
-        tell(&case, &outcomes, &mut report);
+        report_results(&case, &outcomes, &mut report);
         for (scheduler, seeds) in &outcomes {
             let runs = seeds.iter().map(|o| json!({ "summary": o.summary, "long_s": o.long, "short_s": o.short })).collect();
             raw.push(json!({ "case": case.title, "scheduler": scheduler, "seeds": Value::Array(runs) }));
@@ -136,7 +136,7 @@ fn sum_up(records: &[Record], case: &Case) -> Outcome {
     Outcome { summary: workload::summarise(records), long: Mean::of(&of(case.long.0)).mean, short: Mean::of(&of(case.short.0)).mean }
 }
 
-fn tell(case: &Case, outcomes: &BTreeMap<&str, Vec<Outcome>>, report: &mut Report) {
+fn report_results(case: &Case, outcomes: &BTreeMap<&str, Vec<Outcome>>, report: &mut Report) {
     let goodput = |scheduler: &str| -> Vec<f64> { outcomes[scheduler].iter().map(|o| o.summary.goodput.bps() as f64 / 1e6).collect() };
     let time = |scheduler: &str| -> Vec<f64> { outcomes[scheduler].iter().map(|o| o.summary.mean_time.as_secs_f64()).collect() };
     let row = |scheduler: &&str| {
@@ -216,10 +216,10 @@ mod tests {
         };
         let mut outcomes: BTreeMap<&str, Vec<Outcome>> = SCHEDULERS.map(|name| (name, vec![outcome(10, 4), outcome(12, 4)])).into();
         let mut report = Report::new("mixes", "", "");
-        tell(case, &outcomes, &mut report);
+        report_results(case, &outcomes, &mut report);
         assert!(report.aims.iter().all(|aim| aim.met), "equal is within noise: {:?}", report.aims);
         outcomes.insert("round-robin", vec![outcome(20, 2), outcome(24, 2)]);
-        tell(case, &outcomes, &mut report);
+        report_results(case, &outcomes, &mut report);
         assert!(report.aims[2..].iter().all(|aim| !aim.met), "{:?}", report.aims);
         assert_eq!(report.tables[0].rows.len(), 4);
     }

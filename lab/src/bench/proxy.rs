@@ -252,9 +252,9 @@ fn shared(settings: &Settings, sharing: &Sharing, report: &mut Report) -> Result
         thread::sleep(begins.saturating_sub(began.elapsed()));
     }
     let missed: u64 = (0..SHARED.len()).map(|link| lab.counters(link).map(|counters| counters.missed)).sum::<Result<u64>>()?;
-    ensure!(missed == 0, "the laboratory was too slow: it dropped {missed} frames");
+    ensure!(missed == 0, "the lab was too slow: it dropped {missed} frames");
     let arrivals: Vec<Arrivals> = flows.into_iter().map(Download::end).collect();
-    Ok((tell(sharing, &arrivals, report)?, proxy.most()?))
+    Ok((report_results(sharing, &arrivals, report)?, proxy.most()?))
 }
 
 /// Many downloads at once by readers that are slower than the links. Returns the proxy's maximum memory.
@@ -362,7 +362,7 @@ fn off(arrivals: &Arrivals, (from, to): (Duration, Duration), wanted: f64) -> f6
     starts.map(|start| (rate(arrivals, start, start + WINDOW) / wanted - 1.0).abs()).fold(0.0, f64::max)
 }
 
-fn tell(sharing: &Sharing, arrivals: &[Arrivals], report: &mut Report) -> Result<serde_json::Value> {
+fn report_results(sharing: &Sharing, arrivals: &[Arrivals], report: &mut Report) -> Result<serde_json::Value> {
     let list = |rates: &[f64]| rates.iter().map(|bps| format!("{:.2}", bps / 1e6)).collect::<Vec<_>>().join(", ");
     let (mut rows, mut raw, mut events, mut begins, mut most) = (Vec::new(), Vec::new(), Vec::new(), Duration::ZERO, 0.0_f64);
     for phase @ (length, rates, ended) in &sharing.phases {

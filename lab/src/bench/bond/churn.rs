@@ -28,7 +28,7 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
         add(&title(&plan, deaths), phase, &mut report);
         settings.keep(&report)
     })?;
-    tell(&plan, &outcome, &mut report);
+    report_results(&plan, &outcome, &mut report);
     Ok(report)
 }
 
@@ -45,7 +45,7 @@ fn add(title: &str, phase: &Phase, report: &mut Report) {
 }
 
 /// Adds the row of the dark phase and the aim.
-fn tell(plan: &Plan, outcome: &Outcome, report: &mut Report) {
+fn report_results(plan: &Plan, outcome: &Outcome, report: &mut Report) {
     add(&format!("all dark for {} s", plan.dark.as_secs()), &outcome.phases[1], report);
     let measured = if outcome.failures.is_empty() { format!("all, and {} lines", outcome.echoed) } else { outcome.failures.join("; ") };
     report.aim("every download complete and byte-exact, the session alive, no line lost", measured, outcome.failures.is_empty());
@@ -74,10 +74,10 @@ mod tests {
         let plan = Plan { seed: 3, downloads: 20, churn: second * 60, dark: second * 30 };
         let mut report = Report::new("bond-churn", "", "");
         add(&title(&plan, 7), &phase, &mut report);
-        tell(&plan, &outcome, &mut report);
+        report_results(&plan, &outcome, &mut report);
         assert!(report.tables[0].rows.len() == 2 && report.aims[0].met && report.tables[0].rows[0][0].contains("seed 3"), "{report:?}");
         outcome.failures.push("download 4: changed".to_owned());
-        tell(&plan, &outcome, &mut report);
+        report_results(&plan, &outcome, &mut report);
         assert!(!report.aims[1].met && report.aims[1].measured.contains("download 4"), "{report:?}");
     }
 }

@@ -30,7 +30,7 @@ const SOON: Duration = Duration::from_millis(100);
 /// Megabytes of the relay with all that.
 const MEMORY: f64 = 300.0;
 /// Timeout of every step.
-const PATIENCE: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
@@ -108,7 +108,7 @@ async fn measure(
         }
     }
     for flow in &crowd {
-        match tokio::time::timeout(PATIENCE, flow.opened()).await.context("the relay does not answer")? {
+        match tokio::time::timeout(TIMEOUT, flow.opened()).await.context("the relay does not answer")? {
             Ok(()) => found.taken += 1,
             Err(FlowEnd(codes::BUSY)) => found.refused += 1,
             Err(_) => found.failed += 1,
@@ -137,7 +137,7 @@ async fn join(line: &str, first: bool, keys: &KeyPair, links: &[String]) -> Resu
     client.set_links(links.iter().enumerate().map(link).collect());
     let mut state = client.state();
     let settled =
-        tokio::time::timeout(PATIENCE, state.wait_for(|state| *state != State::Connecting)).await.context("the relay is silent")??.clone();
+        tokio::time::timeout(TIMEOUT, state.wait_for(|state| *state != State::Connecting)).await.context("the relay is silent")??.clone();
     ensure!(settled == State::Up, "the relay lets nobody in: {settled:?}");
     Ok(client)
 }
@@ -152,7 +152,7 @@ async fn opened(client: &Client, to: SocketAddr, count: usize) -> Result<Vec<f64
     for _ in 0..count {
         let begin = Instant::now();
         let flow = client.open(open(FlowKind::Stream, to))?;
-        let said = tokio::time::timeout(PATIENCE, flow.opened()).await.context("the relay does not answer")?;
+        let said = tokio::time::timeout(TIMEOUT, flow.opened()).await.context("the relay does not answer")?;
         ensure!(said.is_ok(), "the other client is refused: {said:?}");
         times.push(begin.elapsed().as_secs_f64());
         flow.reset(0);

@@ -76,9 +76,9 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     // Other work of the machine can only reduce it.
     let capacities: Vec<f64> = before.iter().zip(&after).map(|(before, after)| before.max(*after)).collect();
     let missed: u64 = (0..LINKS.len()).map(|link| lab.counters(link).map(|counters| counters.missed)).sum::<Result<u64>>()?;
-    ensure!(missed == 0, "the laboratory was too slow: it dropped {missed} frames");
+    ensure!(missed == 0, "the lab was too slow: it dropped {missed} frames");
     report.raw = json!({ "capacities_bps": [before, after], "phase_s": phase.as_secs() });
-    tell(&capacities, &arrivals, phase, &mut report)?;
+    report_results(&capacities, &arrivals, phase, &mut report)?;
     Ok(report)
 }
 
@@ -104,7 +104,7 @@ fn capacities(lab: &Lab, probes: &[Origin], span: Duration) -> Result<Vec<f64>> 
     let one = |probe: &Origin| {
         let arrivals = lab.client().run(|| download(probe, Instant::now(), span))??;
         let rate = rate(&arrivals, WINDOW, span);
-        ensure!(rate > 0.0, "nothing came");
+        ensure!(rate > 0.0, "no data arrived");
         Ok(rate)
     };
     let rates = probes.iter().map(|probe| one(probe).context("cannot measure a link alone")).collect::<Result<Vec<_>>>()?;
@@ -134,7 +134,7 @@ fn settled(arrivals: &[Arrivals], (from, to): (Duration, Duration), wanted: &[f6
     starts.into_iter().find(near).map(|start| start - from)
 }
 
-fn tell(capacities: &[f64], arrivals: &[Arrivals], phase: Duration, report: &mut Report) -> Result<()> {
+fn report_results(capacities: &[f64], arrivals: &[Arrivals], phase: Duration, report: &mut Report) -> Result<()> {
     let shown = |bps: f64| format!("{:.2}", bps / 1e6);
     let (mut rows, mut raw) = (Vec::new(), Vec::new());
     for first in 0..FLOWS.len() {
@@ -202,7 +202,7 @@ mod tests {
         let mut report = Report::new("bond-fair", "", "");
         let three = [flow(0), flow(0), flow(0)];
         report.raw = json!({});
-        tell(&[8e6, 8e6], &three, Duration::from_secs(5), &mut report).unwrap();
+        report_results(&[8e6, 8e6], &three, Duration::from_secs(5), &mut report).unwrap();
         let met: Vec<bool> = report.aims.iter().map(|aim| aim.met).collect();
         assert_eq!(met, [false, false, false, false, true, true], "{:?}", report.aims);
         assert!(report.figures[0].svg.contains("flow b") && report.figures[0].svg.contains("a ends"));

@@ -231,7 +231,7 @@ fn ask(to: SocketAddr, span: Duration) -> Result<Vec<f64>> {
         match socket.recv(&mut packet) {
             Ok(_) => {
                 let number = u64::from_be_bytes(packet[..8].try_into().expect("eight bytes"));
-                let at = sent.get(number as usize).context("an answer to what was not asked")?;
+                let at = sent.get(number as usize).context("an answer to a packet that was never sent")?;
                 trips.push(at.elapsed().as_secs_f64());
             }
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
@@ -239,7 +239,7 @@ fn ask(to: SocketAddr, span: Duration) -> Result<Vec<f64>> {
         }
     }
     // QUIC's datagrams get lost where a queue is full; urgent ones find none.
-    ensure!(trips.len() as f64 >= 0.99 * f64::from(count), "{} of {count} packets came back", trips.len());
+    ensure!(trips.len() as f64 >= 0.99 * f64::from(count), "only {} of {count} packets were echoed", trips.len());
     trips.sort_unstable_by(f64::total_cmp);
     Ok(trips)
 }

@@ -97,11 +97,11 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
             runs.push(measure(&lab, Stack::Bond, &bonding, flows, span, Some(pids))?);
         }
     }
-    tell(&runs, &mut report);
+    report_results(&runs, &mut report);
     Ok(report)
 }
 
-fn tell(runs: &[Run], report: &mut Report) {
+fn report_results(runs: &[Run], report: &mut Report) {
     let mut rows = Vec::new();
     for flows in FLOWS {
         let rate = |stack: Stack| middle(runs, stack, flows, |run| run.rate);
@@ -286,7 +286,7 @@ mod tests {
             run(Stack::Bond, 1.5),
         ];
         let mut report = Report::new("bond-speed", "", "");
-        tell(&runs, &mut report);
+        report_results(&runs, &mut report);
         assert_eq!(report.tables[0].rows.last().unwrap()[2..6], ["1.50", "0.075", "0.600", "0.750"]);
         assert_eq!(report.aims.iter().map(|aim| aim.met).collect::<Vec<_>>(), [false, true]);
     }

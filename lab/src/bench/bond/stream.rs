@@ -28,7 +28,7 @@ const BLOCK: usize = 64 << 10;
 /// Datagrams of one call, as many as the bond's.
 const BATCH: NonZeroUsize = NonZeroUsize::new(40).expect("not zero");
 /// Timeout for the start of a handshake.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What came through, in what time, and what the client's and the server's thread spent on it (user, kernel).
 pub(super) struct Outcome {
@@ -51,7 +51,7 @@ pub(super) fn download(lab: &Lab, host: u8, span: Duration) -> Result<Outcome> {
     };
     let (server, client) = thread::scope(|scope| {
         let server = scope.spawn(|| inside(lab.server(), &mut || within(serve(address, &keys, &ready))));
-        listening.recv_timeout(PATIENCE).context("the server does not listen")?;
+        listening.recv_timeout(TIMEOUT).context("the server does not listen")?;
         let client = inside(lab.client(), &mut || within(fetch(address, span)));
         let server = server.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         anyhow::Ok((server?, client?))
@@ -78,9 +78,9 @@ async fn serve(address: SocketAddr, keys: &KeyPair, ready: &mpsc::Sender<()>) ->
     let (mut stream, mut written) = (None, 0u64);
     let begin = Instant::now();
     loop {
-        end.turn(Instant::now() + PATIENCE).await?;
+        end.turn(Instant::now() + TIMEOUT).await?;
         let Some((_, connection)) = &mut end.connection else {
-            ensure!(begin.elapsed() < PATIENCE, "nobody connects");
+            ensure!(begin.elapsed() < TIMEOUT, "no client connects");
             continue;
         };
         while let Some(event) = connection.poll() {

@@ -88,7 +88,9 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     let span = Duration::from_secs(if settings.quick { 5 } else { 25 });
     for case in CASES.iter().enumerate().filter(|(at, _)| !settings.quick || QUICK.contains(at)).map(|(_, case)| case) {
         match one(settings, case, span) {
-            Ok(outcomes) => outcomes.iter().zip(["download", "upload"]).for_each(|(outcome, way)| tell(case, way, outcome, &mut report)),
+            Ok(outcomes) => {
+                outcomes.iter().zip(["download", "upload"]).for_each(|(outcome, way)| report_results(case, way, outcome, &mut report))
+            }
             // The other cases still run.
             Err(error) => report.aim(format!("{}: measured", case.title), format!("no: {error:#}"), false),
         }
@@ -101,7 +103,7 @@ const HEAD: &str = "links | | Braid, of the sum | MPTCP BBR | MPTCP CUBIC | Brai
 const LOSSY_HEAD: &str =
     "links | | Braid, of the sum less the loss | / MPTCP CUBIC | MPTCP CUBIC, of the sum less the loss | most that any could be of it";
 
-fn tell(case: &Case, direction: &str, outcome: &Outcome, report: &mut Report) {
+fn report_results(case: &Case, direction: &str, outcome: &Outcome, report: &mut Report) {
     let row = row(case, direction, outcome);
     progress(&row.join(", "));
     report.row("Goodput of one transfer:", HEAD, row);
@@ -214,7 +216,7 @@ fn one(settings: &Settings, case: &Case, span: Duration) -> Result<[Outcome; 2]>
     let file = web.file(size)?;
     let up = transfer(&["-T", &name(&file), &format!("http://{}/", origin.address)], "%{size_upload}", Direction::Up)?;
     let missed: u64 = (0..case.links.len()).map(|link| lab.counters(link).map(|c| c.missed)).sum::<Result<u64>>()?;
-    ensure!(missed == 0, "the laboratory was too slow: it dropped {missed} frames");
+    ensure!(missed == 0, "the lab was too slow: it dropped {missed} frames");
     let outcome = |transfer: Transfer, way: usize| {
         let Transfer { rate, used, course, paths } = transfer;
         Outcome { braid: rate, bbr: peers[0][way], cubic: peers[1][way], used, course, paths }
@@ -263,7 +265,7 @@ fn curl(lab: &Lab, arguments: &[&str], size: &str, limit: Duration) -> Result<(R
     // A timeout is reported as a slow transfer.
     ensure!(matches!(output.status.code(), Some(0 | 28)), "curl: {}", String::from_utf8_lossy(&output.stderr).trim());
     let figures = said.lines().last().and_then(|line| line.split_once(' '));
-    let (bytes, seconds) = figures.with_context(|| format!("curl says {said:?}"))?;
+    let (bytes, seconds) = figures.with_context(|| format!("curl printed {said:?}"))?;
     let took = Duration::from_secs_f64(seconds.parse()?);
     Ok((ByteCount::new(bytes.parse()?).per(took), took))
 }
