@@ -1,11 +1,11 @@
-# Everything a person does with the source. `make demo` and `make test` do their own set-up.
+# All commands for the source tree. `make demo` and `make test` install what they need.
 CARGO ?= cargo
 PREFIX ?= /usr/local
 DESTDIR ?=
 # Debian and Ubuntu releases that test-package tries.
 SUITES ?= bookworm trixie
 TARGET := $(or $(CARGO_TARGET_DIR),target)
-# The tarball's program is linked statically, so that any Linux runs it.
+# The tarball's program is statically linked, so that it runs on any Linux.
 STATIC := $(shell uname -m)-unknown-linux-musl
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 
@@ -13,24 +13,24 @@ SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 .PHONY: help deps deps-build program build demo test test-ui test-package test-verifier test-kernels test-arm64 bench check audit screenshots deb static package book install uninstall
 
 help:
-	@echo "make demo       build, and show what Braid does, in a laboratory of its own (two minutes)"
-	@echo "make test       all tests; those on real kernels need root"
-	@echo "make test-ui    tests of the web page in Chromium, against a mock and a real daemon, and of Chromium through the proxy (installs Chromium and Node)"
-	@echo "make bench      measurements, with the figures the documentation quotes"
-	@echo "make check      formatting, lints, the purity of the pure crates, circles between modules, licences and sources of dependencies"
+	@echo "make demo       builds Braid and demonstrates it in a lab (two minutes)"
+	@echo "make test       all tests; tests on the real kernel need root"
+	@echo "make test-ui    tests the web page in Chromium, with a mock and a real daemon, and Chromium through the proxy (installs Chromium and Node)"
+	@echo "make bench      all benchmarks of the documentation"
+	@echo "make check      formatting, lints, the purity of the pure crates, module cycles, licences and sources of dependencies"
 	@echo "make audit      licences, sources, duplicates and known vulnerabilities of all dependencies, with cargo-deny (installs it)"
-	@echo "make screenshots  pictures of the living web page, to docs/screenshots (seven minutes; needs root; ALL=1: every view)"
+	@echo "make screenshots  screenshots of the web page with a real daemon, to docs/screenshots (seven minutes; needs root; ALL=1: every view)"
 	@echo "make deb        a package for Debian and Ubuntu, to $(TARGET)/package"
 	@echo "make package    the same, and a tarball with a static program for any Linux"
-	@echo "make test-package  installs, starts, upgrades and removes the .deb in plain roots (SUITES=\"bookworm noble\"); needs root"
-	@echo "make test-verifier  loads every BPF program alone on each kernel of lab/kernels, in QEMU, from each compiler (UPDATE=1 writes the table)"
-	@echo "make test-kernels  all of Braid on each kernel of lab/kernels, in QEMU (KERNELS=\"6.1 6.12\" RUNS=checks); both need root and download from Debian"
-	@echo "make test-arm64  cross-builds Braid for arm64 and tries it on Debian's kernel in QEMU (KERNELS, default 6.12); needs root"
+	@echo "make test-package  installs, starts, upgrades and removes the .deb in plain root file systems (SUITES=\"bookworm noble\"); needs root"
+	@echo "make test-verifier  loads each BPF program on each kernel of lab/kernels, in QEMU, from each compiler (UPDATE=1 rewrites the table); needs root, downloads from Debian"
+	@echo "make test-kernels  tests all of Braid on each kernel of lab/kernels, in QEMU (KERNELS=\"6.1 6.12\" RUNS=checks); needs root, downloads from Debian"
+	@echo "make test-arm64  cross-builds Braid for arm64 and tests it on Debian's kernel in QEMU (KERNELS, default 6.12); needs root"
 	@echo "make book       the handbook as web pages, to $(TARGET)/book (needs mdbook and jq)"
-	@echo "make program    build, without installing anything but what building needs"
-	@echo "make install    install what was built to $(PREFIX) (DESTDIR and PREFIX are honoured)"
-	@echo "make uninstall  remove what install installed; configuration and state stay"
-	@echo "make deps       install the Debian or Ubuntu packages all this needs"
+	@echo "make program    builds Braid, and installs only what the build needs"
+	@echo "make install    installs the built program to $(PREFIX) (DESTDIR and PREFIX can be set)"
+	@echo "make uninstall  removes what install installed; configuration and state stay"
+	@echo "make deps       installs the Debian or Ubuntu packages that all of this needs"
 
 deps:
 	$(SUDO) lab/install-deps.sh
@@ -38,7 +38,7 @@ deps:
 deps-build:
 	$(SUDO) lab/install-deps.sh build
 
-# The laboratory too: without it the program would want other features of its dependencies, and make demo a build of each.
+# Builds the lab too: without it, feature unification would select other features of the dependencies, and make demo would rebuild them.
 program: deps-build
 	$(CARGO) build --release --locked -p braid -p braid-lab
 
@@ -48,16 +48,16 @@ demo: build
 	$(TARGET)/release/braid-lab demo --braid $(TARGET)/release/braid --out $(TARGET)/demo
 
 test: deps
-	# Builds the program too, which the laboratory's tests run; by itself it would want other features of its dependencies, and a build of each.
+	# Also builds the program that the lab's tests run. Built separately, it would select other features of its dependencies and rebuild them.
 	$(CARGO) test --workspace --exclude braid-lab --locked
-	# The laboratory's tests one after the other: each has links, servers and programs of its own to keep in time.
+	# One lab test at a time: each runs its own links, servers and programs in real time.
 	$(CARGO) test -p braid-lab --locked -- --test-threads=1
 
 test-ui:
 	web/tests/install-deps.sh
 	$(CARGO) build --locked -p braid -p braid-lab
 	cd web/tests && npm test
-	# The same page from the living daemon, in a laboratory of its own.
+	# The same page from a real daemon, in a lab.
 	$(SUDO) unshare --net --mount env BRAID=$(abspath $(TARGET))/debug/braid node --test web/tests/daemon.test.mjs
 	# Another page, through the proxy.
 	CHROMIUM=$${CHROMIUM:-chromium} $(CARGO) test --locked -p braid -p braid-lab --test proxy_browser
@@ -83,7 +83,7 @@ test-package: deb
 	$(CARGO) build --locked -p braid-lab
 	$(SUDO) env BRAID_LAB=$(abspath $(TARGET))/debug/braid-lab packaging/test $$(ls -t $(TARGET)/package/braid_*.deb | head -1) $(SUITES)
 
-# The same package and profile as the tests': a loader that they have built is not built again.
+# The same package and profile as the tests, so that a loader built for the tests is reused.
 test-verifier: deps
 	$(SUDO) lab/install-deps.sh kernels
 	$(CARGO) build --locked -p braid-lab
@@ -118,7 +118,7 @@ check:
 audit:
 	CARGO="$(CARGO)" .ci/audit
 
-# Root seldom has a Rust of its own: what the user has built is taken as it stands.
+# Root rarely has its own Rust toolchain, so install uses the program that the user built.
 $(TARGET)/release/braid:
 	$(MAKE) program
 

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Installs what lab/packages.txt lists under build and lab, or under the names given, on Debian 12 or newer and Ubuntu 22.04 or newer.
+# Installs the packages that lab/packages.txt lists under build and lab, or under the given names, on Debian 12 or newer and Ubuntu 22.04 or newer.
 #
-# Does nothing when all is there. Starts and enables no service: nginx, sshd and iperf3 are wanted as programs only.
+# Does nothing if all are installed. Starts and enables no service: only the programs of nginx, sshd and iperf3 are needed.
 set -eu
 
 list=$(dirname "$0")/packages.txt
@@ -57,7 +57,7 @@ install() {
 # The package lists on the machine may be old or absent: fetch them only if the first attempt fails.
 install 2>/dev/null || { apt-get update -qq && install; }
 
-# A freshly installed service is enabled for the next boot; one that was there before is the user's and stays as it is.
+# Installing a service enables it for the next boot, so disable it again. A service that was installed before stays unchanged.
 if command -v systemctl >/dev/null 2>&1; then
     case " $missing " in
     *" nginx-light "*) systemctl disable nginx.service >/dev/null 2>&1 || true ;;

@@ -1,4 +1,4 @@
-//! Lists the web page's files, so that they are part of the program: `web/` at the repository's root, or a placeholder without it.
+//! Embeds the web page's files into the program: `web/` at the repository's root, or a placeholder if that is missing.
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
@@ -25,7 +25,7 @@ fn main() {
     std::fs::write(out.join("pages.rs"), list).expect("the output directory can be written");
 }
 
-/// What a browser may need; tests and their tools are not for users.
+/// Collects the files that a browser needs; skips tests and their tools.
 fn list(folder: &Path, prefix: &str, files: &mut Vec<(String, PathBuf)>) {
     for entry in folder.read_dir().into_iter().flatten().flatten() {
         let (name, path) = (entry.file_name().to_string_lossy().into_owned(), entry.path());

@@ -1,30 +1,30 @@
-"""Holds what the verifier said against a table: verdicts.py TABLE VERDICTS KERNELS COMPILERS. With UPDATE=1 in the environment it writes the table.
+"""Compares the verifier's results with a table: verdicts.py TABLE VERDICTS KERNELS COMPILERS. With UPDATE=1 in the environment it writes the table.
 
 VERDICTS has a line of JSON for each kernel, object (named after its compiler) and program, as `braid-lab verifier` prints them. KERNELS and
-COMPILERS are the names, parted by spaces, of those that were to be tried: one of which there is no verdict is a failure.
-`verdicts.py --self-test` tries this program itself.
+COMPILERS are the names, separated by spaces, of the tested kernels and compilers. A missing verdict is a failure.
+`verdicts.py --self-test` tests this program.
 """
 
 import json
 import os
 import sys
 
-# A program's share of the million instructions that the verifier walks before it gives up.
+# A program's limit, out of the million instructions after which the verifier gives up.
 LIMIT = 500_000
-# A figure may differ from the table's by this share. Kernels and compilers named "newest" are not the same from day to day.
+# Tolerated relative difference from the table. Kernels and compilers named "newest" change from day to day.
 TOLERANCE = 0.10
 UPDATE = "run `make test-verifier UPDATE=1`"
 # Kernels without the tracepoints that count system calls.
 WITHOUT_CALLS = ["6.1"]
 
-HEAD = """# What the verifier says
+HEAD = """# Verifier results
 
-Instructions that the kernel's verifier walks to accept each BPF program, by kernel and compiler. `make test-verifier` loads every program alone
-on each kernel in QEMU and holds this table: it fails if a program that a kernel must load is refused, needs over 500,000 instructions, is
-new or gone, or if a figure differs from the table by more than 10 % (except in the columns with "newest", which change with Debian's archive).
+Number of instructions that the kernel's verifier processes to accept each BPF program, by kernel and compiler. `make test-verifier` loads each program
+separately on each kernel in QEMU and compares with this table. It fails if a program that a kernel must load is refused, needs over 500,000 instructions,
+is new or missing, or if a figure differs from the table by more than 10 % (except in the columns with "newest", which change with Debian's archive).
 `make test-verifier UPDATE=1` writes the table.
 
-"refused": the kernel has no such tracepoint (before Linux 6.3), and Braid counts datagrams by `braid_egress` and `braid_ingress` in its place.
+"refused": the kernel has no such tracepoint (before Linux 6.3), and Braid counts datagrams with `braid_egress` and `braid_ingress` instead.
 
 """
 
@@ -34,7 +34,7 @@ def main(table, verdicts, kernels, compilers):
         verdicts = {(v["kernel"], v["object"], v["program"]): v for v in map(json.loads, lines)}
     columns = [(kernel, compiler) for kernel in kernels.split() for compiler in compilers.split()]
     known = read(table)
-    # Where only some columns are tried, the others' programs must not be lost.
+    # If only some columns are tested, keep the programs of the others.
     partial = not verdicts or {column for column, _ in known} - set(columns)
     programs = sorted({program for _, _, program in verdicts} | ({program for _, program in known} if partial else set()))
     text = render(columns, programs, lambda column, program: cell(verdicts.get((*column, program))))
@@ -43,7 +43,7 @@ def main(table, verdicts, kernels, compilers):
     faults += [fault for column in columns for fault in uncounted(verdicts, column)]
     if os.environ.get("UPDATE"):
         if faults:
-            print("the table is not written, since something failed")
+            print("the table is not written, because a check failed")
         else:
             write(table, known, columns, programs, verdicts)
     else:
@@ -57,7 +57,7 @@ def main(table, verdicts, kernels, compilers):
 
 
 def write(table, known, columns, programs, verdicts):
-    """Writes the table; columns that were not tried stay as they are."""
+    """Writes the table; columns that were not tested stay unchanged."""
     kept = list(dict.fromkeys(column for column, _ in known))
     columns = kept + [column for column in columns if column not in kept]
     figure = lambda column, program: cell(verdicts.get((*column, program))) or known.get((column, program), "")
@@ -85,7 +85,7 @@ def judge(verdict, column, program):
 
 
 def uncounted(verdicts, column):
-    """A kernel must take all programs of one way of counting datagrams."""
+    """A kernel must accept all programs of one method of counting datagrams."""
     refused = {v["needed"] for key, v in verdicts.items() if key[:2] == column and "refusal" in v}
     if {"calls", "packets"} <= refused:
         yield f"datagrams on {column[0]} from {column[1]}: neither way of counting them loads"
@@ -133,7 +133,7 @@ def read(table):
 
 
 def self_test():
-    """What must fail does, and what is as the table says does not."""
+    """Checks that deviations fail and that results equal to the table pass."""
     import contextlib
     import io
     import pathlib

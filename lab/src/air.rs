@@ -1,4 +1,4 @@
-//! What lies between the two ends of the emulated links: one thread that takes frames from one device and gives them to the other.
+//! The emulator of the links: one thread that forwards frames between the devices at both ends.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -14,24 +14,24 @@ use crate::frame::{Filter, Frame, Summary};
 use crate::namespace::Namespace;
 use crate::sys;
 
-/// How often the delivered bytes are noted.
+/// Interval between samples of the delivered bytes.
 pub const SAMPLE_EVERY: Duration = Duration::from_millis(100);
 
-/// What crossed one link.
+/// Packet counters of one link.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Counters {
     /// Towards the server.
     pub up: LinkStats,
     /// Towards the client.
     pub down: LinkStats,
-    /// Frames the laboratory itself dropped because it was too slow: above zero, a measurement is void.
+    /// Frames that the lab itself dropped because it was too slow. Above zero, a measurement is invalid.
     pub missed: u64,
 }
 
-/// What had been delivered at a moment, in sum.
+/// Total delivered bytes at one time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Sample {
-    /// Since the lab began.
+    /// Time since the start of the lab.
     pub at: Duration,
     /// To the server.
     pub up: ByteCount,
@@ -42,17 +42,17 @@ pub struct Sample {
 /// Packets that matched a filter.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Count {
-    /// How many.
+    /// Number of packets.
     pub packets: u64,
-    /// Their size.
+    /// Total size of the packets.
     pub bytes: ByteCount,
 }
 
-/// Names a filter that counts.
+/// Identifies a counting filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Watch(usize);
 
-/// The thread and what it shares with those who steer it.
+/// The emulator thread and the state that it shares with its controllers.
 #[derive(Debug)]
 pub(crate) struct Air {
     shared: Arc<Shared>,
@@ -85,7 +85,7 @@ struct Wire {
 }
 
 impl Air {
-    /// Joins the devices `(client's peer, server's peer)` of `namespace` by links with these profiles (up, down).
+    /// Connects the devices `(client's peer, server's peer)` of `namespace` by links with these profiles (up, down).
     pub(crate) fn start(namespace: &Namespace, wires: &[(String, String, Profile, Profile)], seed: u64) -> Result<Self> {
         let began = sys::now();
         let open = || -> io::Result<Vec<Wire>> {
@@ -183,7 +183,7 @@ impl Shared {
     }
 }
 
-/// The thread's life.
+/// Body of the thread.
 fn forward(shared: &Shared) -> io::Result<()> {
     sys::precise_timers();
     let fds: Vec<_> = {
@@ -210,7 +210,7 @@ fn forward(shared: &Shared) -> io::Result<()> {
 }
 
 impl State {
-    /// Takes in what is there, gives out what is due, and says when there is more to do.
+    /// Receives waiting frames, sends frames that are due, and returns the time of the next pending work.
     fn turn(&mut self, ready: &[bool], batch: &mut sys::Batch, out: &mut Vec<Vec<u8>>) -> Time {
         let now = sys::now();
         let mut next = self.next_sample;
@@ -264,7 +264,7 @@ fn take_in(
     }
 }
 
-/// Gives how many frames the device did not take.
+/// Returns the number of frames that the device did not accept.
 fn give_out(link: &mut EmulatedLink<Frame>, socket: &OwnedFd, out: &mut Vec<Vec<u8>>) -> u64 {
     let now = sys::now();
     out.clear();
@@ -291,7 +291,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rates_are_those_between_samples() {
+    fn rates_are_computed_between_samples() {
         let sample = |ms, down| Sample { at: Duration::from_millis(ms), up: ByteCount::ZERO, down: ByteCount::new(down) };
         let samples = [sample(0, 0), sample(100, 1_000), sample(200, 251_000), sample(300, 251_000), sample(400, 501_000)];
         let found = rates(&samples, 1, 0.1, 0.3);

@@ -1,7 +1,7 @@
-//! Measurements of what Braid promises, each repeated by one command.
+//! Benchmarks of Braid's performance goals. One command repeats each.
 //!
-//! Absolute figures belong to the machine they were measured on; so what is compared is measured in one run, in turns, and given as a
-//! ratio wherever there is something to compare with.
+//! Absolute figures depend on the machine. The benchmarks therefore measure the compared variants in turns within one run, and report
+//! ratios wherever possible.
 
 mod api;
 mod bond;
@@ -27,21 +27,21 @@ use anyhow::{Context, Result, bail};
 pub use overhead::placebo;
 pub use report::{Aim, Figure, Report, Table};
 
-/// What all benchmarks are told.
+/// Settings of all benchmarks.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The program.
+    /// Path of the `braid` program.
     pub braid: PathBuf,
-    /// Fewer repetitions and shorter ones: to see that all works, not for figures.
+    /// Fewer and shorter repetitions: a check that everything works, not a measurement.
     pub quick: bool,
-    /// What is left to chance follows from it.
+    /// Seed of all randomness.
     pub seed: u64,
-    /// Where results are kept, and what of a run that is cut off was finished.
+    /// Directory for results, and for the finished parts of an aborted run.
     pub out: PathBuf,
 }
 
 impl Settings {
-    /// Keeps what was measured so far: should the rest never be, it is in `NAME.part.md` and `NAME.part.json`.
+    /// Saves the results so far in `NAME.part.md` and `NAME.part.json`, in case the run is aborted.
     fn keep(&self, report: &Report) -> Result<()> {
         report.save_part(&self.out, &self.command(&report.name))
     }
@@ -81,8 +81,8 @@ const ALL: &[(&str, Bench)] = &[
     ("proxy", proxy::run),
 ];
 
-/// Runs those named, or all, telling progress on standard error, and writes `bench.md` and `bench.json` to the directory of the settings;
-/// what was measured there before and is not measured now stays in them. Gives the reports.
+/// Runs the named benchmarks, or all, and returns their reports. Prints progress on standard error. Writes `bench.md` and `bench.json`
+/// to the directory of the settings; results of benchmarks that do not run now stay in them.
 pub fn run(settings: &Settings, names: &[String]) -> Result<Vec<Report>> {
     let out = settings.out.as_path();
     let known: Vec<&str> = ALL.iter().map(|(name, _)| *name).collect();
@@ -105,7 +105,7 @@ pub fn run(settings: &Settings, names: &[String]) -> Result<Vec<Report>> {
     Ok(reports)
 }
 
-/// What the figures were measured on.
+/// Description of the machine, kernel and TCP congestion control.
 fn machine() -> String {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
     let cpus = std::thread::available_parallelism().map_or(0, usize::from);

@@ -8,18 +8,18 @@ use anyhow::{Context, Result, ensure};
 use crate::lab::Lab;
 use crate::web::Web;
 
-/// A page of these many pictures of some 10 kB each.
+/// Number of pictures of the page, some 10 kB each.
 pub const PICTURES: usize = 100;
 
-/// How long a browser may take, its start included; `timeout` ends it then.
+/// Timeout of a browser including its start; `timeout` then ends it.
 const LIMIT: &str = "300";
 
-/// The browser: what `CHROMIUM` names, else `chromium`.
+/// The browser: the program that `CHROMIUM` names, else `chromium`.
 fn program() -> OsString {
     std::env::var_os("CHROMIUM").unwrap_or_else(|| "chromium".into())
 }
 
-/// Whether there is a browser here. One that `CHROMIUM` names must be there.
+/// Whether a browser is installed. It is an error if the one that `CHROMIUM` names is missing.
 pub fn installed() -> Result<bool> {
     let program = program();
     let runs = Command::new(&program).arg("--version").stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|end| end.success());
@@ -27,7 +27,7 @@ pub fn installed() -> Result<bool> {
     Ok(runs)
 }
 
-/// Puts up a page of [`PICTURES`] and gives its address, without TLS.
+/// Serves a page of [`PICTURES`] and returns its address, without the scheme.
 pub fn publish(web: &Web) -> Result<String> {
     let mut page = String::from("<!doctype html><title>page</title><body>");
     for number in 0..PICTURES {
@@ -35,14 +35,14 @@ pub fn publish(web: &Web) -> Result<String> {
         web.publish(&format!("{number}.svg"), picture.as_bytes())?;
         page += &format!("<img src='/{number}.svg'>");
     }
-    // Counted once all have come or failed.
+    // Counted once all pictures have loaded or failed.
     page += "<script>addEventListener('load', () => document.title = [...document.images].filter(i => i.naturalWidth > 0).length + ' pictures')\
              </script>";
     Ok(web.publish("page.html", page.as_bytes())?.0)
 }
 
-/// How many pictures of the page at `url` a browser in the client namespace shows whose only way out is `proxy`, `HOST:PORT`; nobody's
-/// certificate is questioned. 0 if the page itself did not come.
+/// Number of pictures of the page at `url` that a browser in the client namespace shows. It uses only `proxy`, `HOST:PORT`, and does not
+/// check certificates. 0 if the page itself did not load.
 pub fn pictures(lab: &Lab, proxy: &str, url: &str) -> Result<usize> {
     let home = tempfile::tempdir_in(lab.directory())?;
     let mut command = lab.client().command("timeout")?;
@@ -55,7 +55,7 @@ pub fn pictures(lab: &Lab, proxy: &str, url: &str) -> Result<usize> {
     Ok(shown(&String::from_utf8_lossy(&output.stdout)))
 }
 
-/// What the page's title says of itself.
+/// Number of pictures that the page's title reports.
 fn shown(document: &str) -> usize {
     let title = document.split_once("<title>").and_then(|(_, rest)| rest.split_once(" pictures</title>"));
     title.and_then(|(count, _)| count.parse().ok()).unwrap_or(0)
@@ -66,7 +66,7 @@ mod tests {
     use super::shown;
 
     #[test]
-    fn a_page_tells_how_many_pictures_it_shows() {
+    fn a_page_reports_how_many_pictures_it_shows() {
         assert_eq!(shown("<!DOCTYPE html><html><head><title>97 pictures</title></head><body>"), 97);
         assert_eq!(shown("<html><head><title>page</title>"), 0);
         assert_eq!(shown("<html><head><title>203.0.113.10</title></head>ERR_PROXY_CONNECTION_FAILED"), 0);

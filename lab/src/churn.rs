@@ -1,4 +1,4 @@
-//! Links die and come back at random under downloads and an SSH session that a bond carries; then all of them are dark for a while.
+//! Links fail and return at random during downloads and an SSH session over a bond; then all links are dark for a while.
 
 use std::fmt;
 use std::fs::{self, File};
@@ -18,53 +18,53 @@ use crate::spec::{LinkSpec, mbps, ms};
 use crate::ssh::{Session, Ssh};
 use crate::web::Web;
 
-/// Name, Mbit/s, and the round trip in milliseconds.
+/// Name, Mbit/s, and RTT in milliseconds.
 const LINKS: [(&str, u64, u64); 3] = [("wlan0", 20, 10), ("lte0", 10, 50), ("eth0", 6, 100)];
-/// Milliseconds from one death or return to the next.
+/// Milliseconds from one failure or return to the next.
 const PAUSE: (u64, u64) = (150, 2500);
-/// What the downloads move, as a share of what all links could in the time of the churn.
+/// Size of the downloads, as a share of the capacity of all links during the churn.
 const SHARE: f64 = 0.6;
-/// The downloads run for so long before all links go dark, and for about as long after.
+/// Time that the downloads run before all links go dark, and about as long after.
 const AROUND_DARK: Duration = Duration::from_secs(2);
-/// How long downloads may take once all links are back.
+/// Timeout of the downloads after all links have returned.
 const REST: Duration = Duration::from_secs(120);
 
-/// What is to happen.
+/// Parameters of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Plan {
-    /// Decides who dies when: the same seed gives the same deaths.
+    /// Determines which links fail when.
     pub seed: u64,
-    /// Downloads at a time.
+    /// Number of concurrent downloads.
     pub downloads: usize,
-    /// How long links die and come back; one at least is always alive.
+    /// Duration of the random failures; at least one link always works.
     pub churn: Duration,
-    /// How long all are dark then.
+    /// Duration of the following period in which all links are dark.
     pub dark: Duration,
 }
 
-/// What came of it. Everything was completed, byte-exact, unless `failures` says otherwise.
+/// Results of a run. All transfers completed with the right bytes unless `failures` says otherwise.
 #[derive(Debug, Clone)]
 pub struct Outcome {
-    /// Links died so often.
+    /// Number of link failures.
     pub deaths: usize,
-    /// Lines that the SSH session brought back.
+    /// Number of echoed lines of the SSH session.
     pub echoed: usize,
-    /// While links died and came back, and then dark.
+    /// The phase of random failures, then the dark phase.
     pub phases: [Phase; 2],
-    /// What was lost, changed or cut off.
+    /// Lost, changed or truncated transfers.
     pub failures: Vec<String>,
 }
 
-/// What was seen in one phase.
+/// Results of one phase.
 #[derive(Debug, Clone, Copy)]
 pub struct Phase {
-    /// Bytes that were downloaded.
+    /// Downloaded bytes.
     pub moved: ByteCount,
-    /// Until all downloads were complete.
+    /// Time until all downloads were complete.
     pub took: Duration,
-    /// The longest time in which no download got a byte.
+    /// The longest time in which no download received a byte.
     pub all_stalled: Duration,
-    /// The longest time in which one of the downloads got none.
+    /// The longest time in which one of the downloads received none.
     pub one_stalled: Duration,
     /// The longest wait for an echo of the SSH session.
     pub echo: Duration,
@@ -77,13 +77,13 @@ impl fmt::Display for Phase {
     }
 }
 
-/// A seed that was not there before, short enough to be typed.
+/// A new seed, short enough to type.
 pub fn any_seed() -> u64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     Random::new(since.as_nanos() as u64).up_to(999_999)
 }
 
-/// Does it, in a lab of its own. As root. `done` is told of the first phase when it is over, and how many deaths there were.
+/// Runs the plan in a new lab. Needs root. Calls `done` after the first phase with its results and the number of failures.
 pub fn run(braid: &Path, plan: Plan, done: impl FnOnce(usize, &Phase) -> Result<()>) -> Result<Outcome> {
     let links = LINKS.iter().map(|(name, rate, round_trip)| LinkSpec::new(name).rate(mbps(*rate)).delay(ms(*round_trip) / 2));
     let lab = links.fold(Lab::builder().seed(plan.seed), |builder, link| builder.link(link)).start()?;
@@ -115,7 +115,7 @@ pub fn run(braid: &Path, plan: Plan, done: impl FnOnce(usize, &Phase) -> Result<
     Ok(Outcome { deaths, echoed, phases: [churned, dark], failures })
 }
 
-/// The lab with what runs in it.
+/// The lab and the programs in it.
 struct World<'a> {
     lab: &'a Lab,
     session: &'a Session,
@@ -125,7 +125,7 @@ struct World<'a> {
 }
 
 impl World<'_> {
-    /// Watches the downloads while `work` is done and until they end.
+    /// Watches the downloads while `work` runs and until they end.
     fn watch(&mut self, downloads: Downloads, work: impl FnOnce(&mut Self) -> Result<()>, failures: &mut Vec<String>) -> Result<Phase> {
         let begin = Instant::now();
         let watched = thread::scope(|scope| {
@@ -139,7 +139,7 @@ impl World<'_> {
         Ok(Phase { moved: watched.moved, took, all_stalled: watched.all_stalled, one_stalled: watched.one_stalled, echo })
     }
 
-    /// Kills and revives links until `end`, then revives all.
+    /// Fails and restores links until `end`, then restores all.
     fn churn(&mut self, end: Instant) -> Result<()> {
         while Instant::now() < end {
             thread::sleep(ms(PAUSE.0 + self.random.up_to(PAUSE.1 - PAUSE.0)).min(end.saturating_duration_since(Instant::now())));
@@ -175,7 +175,7 @@ impl World<'_> {
     }
 }
 
-/// Downloads by curl, each of a file of its own.
+/// Downloads by curl, each of a different file.
 struct Downloads {
     curls: Vec<Download>,
     size: ByteCount,
@@ -188,7 +188,7 @@ struct Download {
     log: PathBuf,
 }
 
-/// What was seen of downloads.
+/// Observations of the downloads.
 struct Watched {
     moved: ByteCount,
     all_stalled: Duration,
@@ -197,7 +197,7 @@ struct Watched {
 }
 
 impl Downloads {
-    /// Begins so many, which move `total` together.
+    /// Starts `count` downloads, which move `total` together.
     fn begin(lab: &Lab, web: &Web, count: usize, total: ByteCount, seed: u64) -> Result<Self> {
         let home = lab.directory().join("downloads");
         fs::create_dir_all(&home)?;
@@ -211,7 +211,7 @@ impl Downloads {
             let (url, original) = web.publish(&name, &content)?;
             published.push((name, url, original));
         }
-        // Making them takes a busy machine longer than downloading the first.
+        // On a busy machine, creating the files takes longer than downloading the first.
         let mut curls = Vec::new();
         for (name, url, original) in published {
             let (copy, log) = (home.join(&name), home.join(format!("{name}.log")));
@@ -224,10 +224,10 @@ impl Downloads {
         Ok(Self { curls, size })
     }
 
-    /// Waits for their ends, and compares what came with what it should be.
+    /// Waits for the ends of the downloads, and compares the received files with the originals.
     fn watch(mut self) -> Result<Watched> {
         let begin = Instant::now();
-        // By download: bytes, and when they grew last.
+        // Per download: bytes, and the time of their last growth.
         let mut seen = vec![(0, begin); self.curls.len()];
         let mut watched =
             Watched { moved: ByteCount::ZERO, all_stalled: Duration::ZERO, one_stalled: Duration::ZERO, failures: Vec::new() };
@@ -271,14 +271,14 @@ impl Download {
                 let there = fs::metadata(&self.copy)?.len();
                 self.curl.kill()?;
                 self.curl.wait()?;
-                anyhow::bail!("it has not ended after {there} bytes");
+                anyhow::bail!("the download stopped at {there} bytes");
             }
             thread::sleep(ms(10));
         };
         ensure!(status.success(), "{status}: {}", fs::read_to_string(&self.log)?.trim());
         let (wanted, got) = (digest(&self.original)?, digest(&self.copy)?);
-        ensure!(wanted == got, "its SHA-256 is {got} and should be {wanted}");
-        // Disks are small.
+        ensure!(wanted == got, "the file's SHA-256 is {got}, not {wanted}");
+        // Saves disk space.
         fs::remove_file(&self.original)?;
         Ok(fs::remove_file(&self.copy)?)
     }
@@ -293,7 +293,7 @@ impl Drop for Downloads {
     }
 }
 
-/// What all links together carry in the time.
+/// Capacity of all links together in the time.
 fn carried_in(span: Duration) -> ByteCount {
     let sum: u64 = LINKS.iter().map(|(_, rate, _)| mbps(*rate).bytes_per_second()).sum();
     ByteCount::new((sum as f64 * span.as_secs_f64()) as u64)
@@ -304,5 +304,5 @@ fn digest(path: &Path) -> Result<String> {
     let output = Command::new("sha256sum").arg(path).output().context("cannot run sha256sum: install coreutils")?;
     let said = String::from_utf8_lossy(&output.stdout);
     ensure!(output.status.success(), "sha256sum: {}", String::from_utf8_lossy(&output.stderr).trim());
-    said.split(' ').next().map(str::to_owned).context("sha256sum says nothing")
+    said.split(' ').next().map(str::to_owned).context("sha256sum printed nothing")
 }

@@ -1,4 +1,4 @@
-//! The `braid` program in the client namespace: the daemon where it may, else `braid run` around every program.
+//! The `braid` program in the client namespace: the daemon if permitted, else `braid run` around every program.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -12,10 +12,10 @@ use anyhow::{Context, Result, bail};
 use crate::lab::Lab;
 use crate::sys;
 
-/// How long the daemon may take until all links are up.
+/// Timeout until the daemon reports all links up.
 const START_LIMIT: Duration = Duration::from_secs(60);
 
-/// A running daemon. Dropped, it is asked to end (SIGTERM) and killed if it does not within three seconds.
+/// A running daemon. Dropping it sends SIGTERM, and SIGKILL if the daemon does not end within three seconds.
 #[derive(Debug)]
 pub struct Daemon {
     child: Child,
@@ -24,8 +24,8 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts `braid daemon` with this scheduler and all links of the lab, and waits until it calls all of them up. What it learns is kept in
-    /// the lab's directory for the next one; `more` is added to the configuration as it stands.
+    /// Starts `braid daemon` with this scheduler and all links of the lab, and waits until it reports all of them up. Its estimates stay in
+    /// the lab's directory for the next daemon. `more` is appended to the configuration unchanged.
     pub fn start(lab: &Lab, braid: &Path, scheduler: &str, more: &str) -> Result<Self> {
         let home = lab.directory().join("braid");
         fs::create_dir_all(home.join("state"))?;
@@ -53,22 +53,22 @@ impl Daemon {
         }
     }
 
-    /// What `braid status --json` says.
+    /// Output of `braid status --json`.
     pub fn status(&self, lab: &Lab) -> Result<serde_json::Value> {
         let mut command = lab.client().command(&self.braid)?;
         let output = command.args(["status", "--json"]).env("BRAID_SOCKET", &self.socket).stdin(Stdio::null()).output()?;
         if !output.status.success() {
             bail!("braid status: {}", String::from_utf8_lossy(&output.stderr).trim());
         }
-        serde_json::from_slice(&output.stdout).context("braid status --json gives no JSON")
+        serde_json::from_slice(&output.stdout).context("braid status --json printed no JSON")
     }
 
-    /// The daemon's process.
+    /// PID of the daemon.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// The socket it answers on.
+    /// Path of the daemon's socket.
     pub fn socket(&self) -> &Path {
         &self.socket
     }
@@ -89,7 +89,7 @@ impl Drop for Daemon {
     }
 }
 
-/// `program` in the client under `braid run`.
+/// A command that runs `program` in the client under `braid run`.
 pub fn run_under(lab: &Lab, braid: &Path, scheduler: &str, program: &str) -> Result<Command> {
     let mut command = lab.client().command(braid)?;
     command.args(["run", "--scheduler", scheduler]);

@@ -1,4 +1,4 @@
-//! The demonstration: the same work with one link and with all, and with a link that goes dark meanwhile.
+//! The demonstration: the same downloads with one link and with all links, and with a link that goes dark meanwhile.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -17,21 +17,21 @@ use crate::spec::{LinkSpec, mbps, ms};
 use crate::web::Web;
 use crate::workload::{self, Download, Record, Summary};
 
-/// How long one download may take.
+/// Timeout of one download.
 const LIMIT: Duration = Duration::from_secs(60);
-/// When the first link goes dark, and when it comes back.
+/// Times at which the first link goes dark and returns.
 const CUT: (Duration, Duration) = (Duration::from_secs(4), Duration::from_secs(9));
-/// Samples that one step of the plot averages over.
+/// Number of samples averaged per step of the plot.
 const SAMPLES_A_STEP: usize = 3;
 
-/// How programs get Braid.
+/// How the programs use Braid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Mode {
-    /// Not at all: only the first link is used, as on any machine.
+    /// Without Braid: only the first link is used.
     Without,
-    /// From the daemon, for the whole namespace: needs root.
+    /// With the daemon, for the whole namespace. Needs root.
     Daemon(PathBuf),
-    /// All together under one `braid run`.
+    /// All programs under one `braid run`.
     Run(PathBuf),
 }
 
@@ -42,17 +42,17 @@ pub struct Outcome {
     pub scheduler: String,
     /// Whether the first link was dark for a while.
     pub cut: bool,
-    /// What came of it.
+    /// Summary of the downloads.
     pub summary: Summary,
 }
 
-/// Runs all of it, telling its progress on standard error; gives the outcomes and the plot (SVG).
+/// Runs the demonstration and returns the outcomes and the plot (SVG). Prints progress on standard error.
 pub fn run(mode: &Mode, schedulers: &[String]) -> Result<(Vec<Outcome>, String)> {
     let builder = Lab::builder()
         .link(LinkSpec::new("wlan0").rate(mbps(20)).delay(ms(10)))
         .link(LinkSpec::new("eth0").rate(mbps(12)).delay(ms(40)))
         .link(LinkSpec::new("lte0").rate(mbps(6)).delay(ms(80)).loss(0.01));
-    // `braid run` may not make the source rules that a strict filter needs.
+    // `braid run` cannot add the source rules that a strict filter needs.
     let lab = builder.rp_filter(if matches!(mode, Mode::Run(_)) { 2 } else { 1 }).start()?;
     let web = Web::start(&lab)?;
     let schedulers: Vec<&str> = match mode {
@@ -78,7 +78,7 @@ pub fn run(mode: &Mode, schedulers: &[String]) -> Result<(Vec<Outcome>, String)>
     Ok((outcomes, plot::stacked("Traffic received per link", &names, &runs)))
 }
 
-/// The outcomes as a table for people.
+/// The outcomes as a readable table.
 pub fn table(outcomes: &[Outcome]) -> String {
     let mut text = format!(
         "{:<34} {:>9} {:>7} {:>12} {:>10} {:>10} {:>8}\n",
@@ -136,7 +136,7 @@ fn one(lab: &Lab, web: &Web, mode: &Mode, scheduler: Option<&str>, cut: bool, ti
     Ok((records, Run { title, links, events }))
 }
 
-/// Large, middle and small downloads at once, and DBAS's two classes for some seconds.
+/// Large, medium and small downloads at once, and DBAS's two classes for some seconds.
 fn mixed() -> Vec<Download> {
     let mut downloads = Vec::new();
     for (count, size) in [(4, 4_000_000), (10, 1_000_000), (20, 250_000)] {
@@ -147,7 +147,7 @@ fn mixed() -> Vec<Download> {
     downloads
 }
 
-/// A load of about 11 Mbit/s that goes on: what one link can carry well.
+/// A continuous load of about 11 Mbit/s, which one link can carry.
 fn steady() -> Vec<Download> {
     workload::poisson(&[(workload::DBAS_BROWSER.0, 13.0), (ByteCount::new(250_000), 4.5)], Duration::from_secs(13), 2)
 }
@@ -159,7 +159,7 @@ fn describe(link: &LinkSpec) -> String {
     }
 }
 
-/// Where the `braid` program is: beside this one.
+/// Path of the `braid` program: beside this one.
 pub fn beside(program: &Path) -> Option<PathBuf> {
     let braid = program.parent()?.join("braid");
     braid.exists().then_some(braid)

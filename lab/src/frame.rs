@@ -1,4 +1,4 @@
-//! Ethernet frames on a link, and which of them one wants to count.
+//! Ethernet frames on a link, and filters that count them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -7,7 +7,7 @@ use braid_netem::Packet;
 
 const HEADER: usize = 14;
 
-/// An Ethernet frame on its way. Its size is that of the IP packet in it.
+/// An Ethernet frame in transit. Its size is that of the IP packet in it.
 #[derive(Debug, Clone)]
 pub(crate) struct Frame(pub(crate) Vec<u8>);
 
@@ -16,7 +16,7 @@ impl Packet for Frame {
         ByteCount::new(self.0.len().saturating_sub(HEADER) as u64)
     }
 
-    /// ARP and neighbour discovery: radio links repeat them, and one lost would stop the link for a second.
+    /// ARP and neighbour discovery. Radio links retransmit them, and a lost one would stop the link for a second.
     fn spared(&self) -> bool {
         match ether_type(&self.0) {
             Some(0x0806) => true,
@@ -26,14 +26,14 @@ impl Packet for Frame {
     }
 }
 
-/// Packets to count. What is `None` matches all.
+/// Packets to count. `None` matches all.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Filter {
-    /// The direction in which they cross the link, as the client sees it: up is towards the server.
+    /// Direction, as the client sees it: up is towards the server.
     pub direction: Option<Direction>,
-    /// Where they come from.
+    /// Source address.
     pub source: Option<IpAddr>,
-    /// Where they go.
+    /// Destination address.
     pub destination: Option<IpAddr>,
     /// TCP or UDP.
     pub protocol: Option<Protocol>,
@@ -49,7 +49,7 @@ impl Filter {
         Self { direction: Some(Direction::Up), destination: Some(destination.into()), ..Self::default() }
     }
 
-    /// Of these, the ones of this protocol to this port.
+    /// Restricts the filter to this protocol and destination port.
     pub fn port(self, protocol: Protocol, port: u16) -> Self {
         Self { protocol: Some(protocol), port: Some(port), ..self }
     }
@@ -67,7 +67,7 @@ impl Filter {
     }
 }
 
-/// What a [`Filter`] looks at. Ports are known in first fragments only; IPv6 extension headers are not looked through.
+/// The header fields that a [`Filter`] compares. Only first fragments have ports; IPv6 extension headers are not parsed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Summary {
     source: IpAddr,
@@ -77,7 +77,7 @@ pub(crate) struct Summary {
 }
 
 impl Summary {
-    /// Of the IP packet in the frame; `None` if there is none.
+    /// The headers of the IP packet in the frame; `None` if it holds no IP packet.
     pub(crate) fn of(frame: &[u8]) -> Option<Self> {
         let ip = frame.get(HEADER..)?;
         let (source, destination, number, payload) = match ether_type(frame)? {
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn later_fragments_have_no_ports_and_short_frames_are_nothing() {
+    fn later_fragments_have_no_ports_and_short_frames_do_not_match() {
         let mut frame = udp([1, 2, 3, 4], 53);
         frame[21] = 1;
         assert_eq!(Summary::of(&frame).unwrap().ports, None);

@@ -1,4 +1,4 @@
-//! The laboratory: a client and a server joined by links.
+//! The lab: a client and a server connected by links.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -16,13 +16,13 @@ use crate::spec::{LinkSpec, Medium};
 use crate::sys;
 use crate::watchdog::{Home, Watchdog};
 
-/// How long the kernel may take to take addresses up.
+/// Timeout for the kernel to configure addresses.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// The last octets of the Internet's addresses: 203.0.113.N and 2001:db8:113::N (the same digits).
+/// Last octets of the server's Internet addresses: 203.0.113.N and 2001:db8:113::N (the same digits).
 const INTERNET: [u8; 22] = [10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 53];
 
-/// Two namespaces, a client and a server, joined by links. All of it ends with this value, or with the process.
+/// Two namespaces, a client and a server, connected by links. Everything is removed when this value is dropped or the process ends.
 ///
 /// Link i is the device named in its [`LinkSpec`] at the client, with 10.77.i.2/24 and fd77:0:0:i::2/64, and a default route of metric
 /// 100 + i by .1, which is the server's end. The server is the Internet: it has 203.0.113.10 to .30 and .53, and
@@ -39,7 +39,7 @@ pub struct Lab {
     home: Home,
 }
 
-/// What a lab will be.
+/// Settings of a new lab.
 #[derive(Debug, Clone)]
 pub struct Builder {
     links: Vec<LinkSpec>,
@@ -55,25 +55,25 @@ impl Builder {
         self
     }
 
-    /// The client's reverse path filter: 0 off, 1 strict (the default), 2 loose.
+    /// Sets the client's reverse path filter: 0 off, 1 strict (the default), 2 loose.
     pub fn rp_filter(mut self, mode: u8) -> Self {
         self.rp_filter = mode;
         self
     }
 
-    /// Leaves IPv6 out.
+    /// Disables IPv6.
     pub fn without_ipv6(mut self) -> Self {
         self.ipv6 = false;
         self
     }
 
-    /// Decides losses and jitter.
+    /// Sets the seed of losses and jitter.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
     }
 
-    /// Makes the lab.
+    /// Creates the lab.
     pub fn start(self) -> Result<Lab> {
         ensure!(self.links.len() <= 200, "a lab has at most 200 links, not {}", self.links.len());
         let home = Home::new()?;
@@ -104,7 +104,7 @@ impl Builder {
         Ok(Lab { air, _watchdog: watchdog, client, server, between, links: self.links, home })
     }
 
-    /// Waits until the kernel has done, in its own time, what the links' IPv6 addresses bring with them, and each has its link-local one.
+    /// Waits until the kernel has finished its asynchronous IPv6 configuration, and each link has its link-local address.
     fn await_addresses(&self, namespace: &Namespace) -> Result<()> {
         // Below 1280 bytes there is no IPv6.
         let expected = 2 * self.links.iter().filter(|link| self.ipv6 && link.mtu >= 1280).count();
@@ -121,7 +121,7 @@ impl Builder {
         }
     }
 
-    /// No waiting for duplicate addresses, no router advertisements, ping for everyone.
+    /// Disables duplicate address detection and router advertisements, and lets every user ping.
     fn settle(&self, namespace: &Namespace) -> Result<()> {
         for key in ["all", "default"] {
             namespace.sysctl(&format!("ipv6/conf/{key}/accept_dad"), "0")?;
@@ -196,22 +196,22 @@ impl Builder {
 }
 
 impl Lab {
-    /// Says what it shall be, then [`start`](Builder::start) it.
+    /// Returns a builder; [`start`](Builder::start) creates the lab.
     pub fn builder() -> Builder {
         Builder { links: Vec::new(), rp_filter: 1, ipv6: true, seed: 1 }
     }
 
-    /// Where the programs under test run.
+    /// The namespace in which the programs under test run.
     pub fn client(&self) -> &Namespace {
         &self.client
     }
 
-    /// The Internet.
+    /// The namespace that plays the Internet.
     pub fn server(&self) -> &Namespace {
         &self.server
     }
 
-    /// A directory that goes with the lab.
+    /// A directory that is removed with the lab.
     pub fn directory(&self) -> &std::path::Path {
         self.home.path()
     }
@@ -240,7 +240,7 @@ impl Lab {
         internet.chain(gateways).collect()
     }
 
-    /// Makes the link drop everything silently; its carrier stays.
+    /// Makes the link drop all packets silently; its carrier stays.
     pub fn dark(&self, link: usize) -> Result<()> {
         self.wire(link).map(|(air, wire)| air.set_dark(wire, true))
     }
@@ -250,28 +250,28 @@ impl Lab {
         self.wire(link).map(|(air, wire)| air.set_dark(wire, false))
     }
 
-    /// Takes the carrier from the client's device, or gives it back, as a pulled cable does.
+    /// Removes the carrier of the client's device, as a pulled cable does, or restores it.
     pub fn carrier(&self, link: usize, up: bool) -> Result<()> {
         self.wire(link)?;
         self.between.ip(&format!("link set dev c{link} {}\n", if up { "up" } else { "down" }))
     }
 
-    /// Changes what the link does to packets in one direction, from the next packet on.
+    /// Changes the link's profile in one direction, from the next packet on.
     pub fn set(&self, link: usize, direction: Direction, change: impl FnOnce(&mut Profile)) -> Result<()> {
         self.wire(link).map(|(air, wire)| air.configure(wire, direction, change))
     }
 
-    /// What has crossed the link.
+    /// Packet counters of the link.
     pub fn counters(&self, link: usize) -> Result<Counters> {
         self.wire(link).map(|(air, wire)| air.counters(wire))
     }
 
-    /// What the link had delivered, every 100 ms since the lab began.
+    /// Bytes that the link had delivered, every 100 ms since the start of the lab.
     pub fn samples(&self, link: usize) -> Result<Vec<Sample>> {
         self.wire(link).map(|(air, wire)| air.samples(wire))
     }
 
-    /// How long ago the lab began: the clock of [`samples`](Self::samples).
+    /// Time since the start of the lab: the clock of [`samples`](Self::samples).
     pub fn age(&self) -> Duration {
         self.air.as_ref().map_or(Duration::ZERO, Air::age)
     }
@@ -281,12 +281,12 @@ impl Lab {
         self.wire(link).map(|(air, wire)| air.watch(wire, filter))
     }
 
-    /// What a watch has counted.
+    /// Packets that a watch has counted.
     pub fn watched(&self, watch: Watch) -> Count {
         self.air.as_ref().map_or(Count::default(), |air| air.watched(watch))
     }
 
-    /// The emulator and the link's place in it.
+    /// The emulator and the link's index in it.
     fn wire(&self, link: usize) -> Result<(&Air, usize)> {
         let Some(spec) = self.links.get(link) else { bail!("there is no link {link}: the lab has {}", self.links.len()) };
         ensure!(spec.medium != Medium::Direct, "link {link} ({}) is direct: the lab does not see its packets", spec.name);

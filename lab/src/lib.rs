@@ -1,4 +1,4 @@
-//! A network laboratory: a client and a server in namespaces of their own, joined by emulated links, with real programs in both.
+//! A network lab: a client and a server in separate namespaces, connected by emulated links, with real programs in both.
 //!
 //! ```no_run
 //! use braid_lab::{Lab, LinkSpec, mbps, ms};
@@ -12,10 +12,10 @@
 //! # anyhow::Ok(())
 //! ```
 //!
-//! It needs root, or a user namespace in which it is root. Nothing of it is seen outside: namespaces have no names, and vanish with the
+//! It needs root, or a user namespace in which it is root. It is invisible outside: its namespaces have no names, and vanish with the
 //! process even if that is killed.
 //!
-//! What it does not model: radio contention between links, middleboxes that keep state (NAT), routes that differ by destination.
+//! It does not model radio contention between links, stateful middleboxes (NAT), or routes that differ by destination.
 
 #![deny(unsafe_code)]
 

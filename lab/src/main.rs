@@ -1,4 +1,4 @@
-//! `braid-lab`: the demonstration, and a lab to try things in.
+//! `braid-lab`: the demonstration, the benchmarks, and an interactive lab.
 
 #![forbid(unsafe_code)]
 
@@ -12,7 +12,7 @@ use braid_lab::{
 use braid_model::Rate;
 use clap::{Parser, Subcommand};
 
-/// A network laboratory on one machine: namespaces, emulated links, real programs.
+/// A network lab on one machine: namespaces, emulated links, real programs.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Arguments {
@@ -22,22 +22,22 @@ struct Arguments {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Runs the same downloads with one link and with all of them, prints a table and writes a plot.
+    /// Runs the same downloads with one link and with all links, prints a table and writes a plot.
     Demo {
-        /// The braid program [default: the one beside this program; without one only the first link is used]
+        /// The braid program [default: the one beside this program; if there is none, only the first link is used]
         #[arg(long)]
         braid: Option<PathBuf>,
-        /// The schedulers to compare; the last one also has to live with a dark link.
+        /// The schedulers to compare; the last one is also tested with a dark link.
         #[arg(long, value_delimiter = ',', default_value = "round-robin,weighted-round-robin,max-throughput")]
         schedulers: Vec<String>,
-        /// Where demo.svg and demo.json are written.
+        /// Output directory for demo.svg and demo.json.
         #[arg(long, default_value = ".")]
         out: PathBuf,
         /// Use `braid run` even as root.
         #[arg(long)]
         unprivileged: bool,
     },
-    /// Measures what Braid promises; as root. Writes bench.md and bench.json.
+    /// Runs the benchmarks; needs root. Writes bench.md and bench.json.
     Bench {
         /// The benchmarks: whole-connections, mixes, overhead, overhead-udp, calls, decision, cut, footprint, api, schedulers, bond, bond-few, bond-cut,
         /// bond-simult, bond-matrix, bond-churn, bond-messages, bond-fair, bond-speed, bond-relay, relay-crowd, get, proxy [default: all]
@@ -45,23 +45,23 @@ enum Action {
         /// The braid program [default: the one beside this program]
         #[arg(long)]
         braid: Option<PathBuf>,
-        /// Where the results are written; those of benchmarks that are not run now stay.
+        /// Output directory; results of benchmarks that do not run now stay.
         #[arg(long, default_value = "bench")]
         out: PathBuf,
-        /// Fewer and shorter runs: to see that all works, not for figures. What of a run that is cut off was finished stays in NAME.part.md.
+        /// Fewer and shorter runs: a check that everything works, not a measurement. The finished part of an aborted run stays in NAME.part.md.
         #[arg(long)]
         quick: bool,
-        /// Repeats what was left to chance in an earlier run, which told its seed [default: another each time]
+        /// Random seed; an earlier run printed its seed [default: a new one each time]
         #[arg(long)]
         seed: Option<u64>,
     },
-    /// Makes the downloads that standard input names: the demonstration's programs under one `braid run`.
+    /// Runs the downloads that standard input lists: the demonstration's programs under one `braid run`.
     #[command(hide = true)]
     Download,
-    /// Holds memory and wakes now and then: what the benchmark `overhead` compares the daemon with.
+    /// Holds memory and wakes periodically: the placebo of the benchmark `overhead`.
     #[command(hide = true)]
     Placebo,
-    /// Asks a `braid relay --local` to open addresses, and prints what it answers: packaging/test-boot holds the relay's own unit to it.
+    /// Asks a `braid relay --local` to open addresses, and prints its answers: packaging/test-boot checks the relay's unit with it.
     #[command(hide = true)]
     Ask {
         /// The relay.
@@ -70,7 +70,7 @@ enum Action {
         #[arg(required = true)]
         targets: Vec<std::net::SocketAddr>,
     },
-    /// Loads each program of BPF objects alone and prints what the kernel says, a line of JSON each. May be the first process of a machine,
+    /// Loads each program of BPF objects alone and prints the kernel's result, one line of JSON each. May be the first process of a machine,
     /// which it then switches off: lab/kernels/test-verifier boots kernels with nothing else.
     #[command(hide = true)]
     Verifier {
@@ -78,10 +78,10 @@ enum Action {
         #[arg(required = true)]
         objects: Vec<PathBuf>,
     },
-    /// Makes a lab with an HTTP server, a DNS server and a UDP echo, says how to enter it, and keeps it until its input ends, whose lines
-    /// "dark LINK" and "bright LINK" let a link die silently and come back.
+    /// Creates a lab with an HTTP server, a DNS server and a UDP echo, and prints how to enter it. Keeps the lab until its input ends. The
+    /// input lines "dark LINK" and "bright LINK" make a link fail silently and return.
     Hold {
-        /// Links as NAME=RATE or NAME=RATE,ROUND TRIP ("wlan0=20 Mbit/s, 12 ms"), in order.
+        /// Links as NAME=RATE or NAME=RATE,RTT ("wlan0=20 Mbit/s, 12 ms"), in order.
         #[arg(default_values = ["wlan0=20 Mbit/s", "lte0=6 Mbit/s"])]
         links: Vec<String>,
     },
@@ -91,7 +91,7 @@ fn main() -> Result<()> {
     let arguments = Arguments::parse();
     let was_root = effective_user() == 0;
     if !was_root {
-        // While there is one thread only.
+        // Requires a single-threaded process.
         become_root_of_a_user_namespace().context(
             "the lab needs root, or a system that lets its users make user namespaces \
              (sysctl user.max_user_namespaces, kernel.unprivileged_userns_clone, kernel.apparmor_restrict_unprivileged_userns)",
@@ -154,7 +154,7 @@ fn find(braid: Option<PathBuf>) -> Result<Option<PathBuf>> {
     }
 }
 
-/// `NAME=RATE`, and after a comma the round trip: `wlan0=20 Mbit/s, 12 ms`.
+/// Parses `NAME=RATE` or `NAME=RATE,RTT`: `wlan0=20 Mbit/s, 12 ms`.
 fn link(text: &str) -> Result<LinkSpec> {
     let wrong = || format!("{text:?} is not NAME=RATE or NAME=RATE,ROUND TRIP, as in \"wlan0=20 Mbit/s\" and \"wlan0=20 Mbit/s, 12 ms\"");
     let (name, rest) = text.split_once('=').with_context(wrong)?;
@@ -175,22 +175,22 @@ fn hold(links: &[String]) -> Result<()> {
     println!("ready {}", lab.directory().display());
     println!("client: nsenter --net={}", lab.client().path());
     println!("server: nsenter --net={}", lab.server().path());
-    // Its links are virtual devices, which are none unless they are named.
+    // The lab's links are virtual devices, which Braid uses only if the configuration names them.
     let config: String = lab.links().iter().map(|link| format!("[[link]]\nname = \"{}\"\n\n", link.name())).collect();
     let path = lab.directory().join("braid.toml");
     std::fs::write(&path, config).with_context(|| format!("cannot write {}", path.display()))?;
     println!("config: braid up --foreground --config {}", path.display());
     println!("file: curl -O {}", web.url(braid_model::ByteCount::new(20_000_000))?);
     for line in std::io::stdin().lines() {
-        if let Err(error) = obey(&lab, line?.trim()) {
+        if let Err(error) = execute(&lab, line?.trim()) {
             eprintln!("{error:#}");
         }
     }
     Ok(())
 }
 
-/// Does what a line of input says.
-fn obey(lab: &Lab, line: &str) -> Result<()> {
+/// Executes one line of input.
+fn execute(lab: &Lab, line: &str) -> Result<()> {
     let (what, name) = line.split_once(' ').unwrap_or((line, ""));
     let find = || lab.links().iter().position(|link| link.name() == name).with_context(|| format!("there is no link {name:?}"));
     match what {
@@ -206,7 +206,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_are_read_with_and_without_a_round_trip() {
+    fn links_are_parsed_with_and_without_a_round_trip() {
         assert_eq!(link("lte0=6 Mbit/s").unwrap(), LinkSpec::new("lte0").rate(Rate::from_mbps(6)).delay(Duration::ZERO));
         assert_eq!(
             link("wlan0=20 Mbit/s, 13 ms").unwrap(),

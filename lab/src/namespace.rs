@@ -1,4 +1,4 @@
-//! Network namespaces that live as long as someone holds them: they have no name in the file system, so none is left behind.
+//! Network namespaces without a name in the file system. They end with their last user, so none is left behind.
 
 use std::ffi::OsStr;
 use std::fs::{File, OpenOptions};
@@ -13,7 +13,7 @@ use anyhow::{Context, Result, anyhow};
 
 use crate::sys;
 
-/// The variable that tells a lab's programs, and theirs, from all others on the machine.
+/// Environment variable that marks a lab's programs and their children.
 pub(crate) const MARK: &str = "BRAID_LAB";
 
 /// A network namespace with a mount namespace whose `/sys` shows its devices.
@@ -26,12 +26,12 @@ pub struct Namespace {
 }
 
 impl Namespace {
-    /// Makes one. `resolv_conf` stands in for `/etc/resolv.conf` there.
+    /// Creates a namespace. `resolv_conf` replaces `/etc/resolv.conf` there.
     pub(crate) fn new(label: &'static str, mark: &str, resolv_conf: Option<&Path>) -> Result<Self> {
         let make = || -> Result<(OwnedFd, OwnedFd)> {
             sys::unshare(libc::CLONE_NEWNET | libc::CLONE_NEWNS)
                 .context("cannot make a network namespace: be root, or allow user namespaces (sysctl user.max_user_namespaces)")?;
-            // Mounts the machine undoes are undone here too, but none made here is seen there.
+            // Unmounts on the machine take effect here too, but mounts made here are invisible there.
             sys::mount("none", "/", None, libc::MS_REC | libc::MS_SLAVE).context("cannot detach the mounts")?;
             show_own_devices();
             if let Some(file) = resolv_conf {
@@ -44,7 +44,7 @@ impl Namespace {
         Ok(Self { label, mark: mark.to_owned(), network, mounts })
     }
 
-    /// Runs `work` on a thread inside and gives its result; panics if it does.
+    /// Runs `work` on a thread inside and returns its result; panics if `work` panics.
     pub fn run<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T> {
         self.run_as(None, work)
     }
@@ -53,7 +53,7 @@ impl Namespace {
     pub fn run_as<T: Send>(&self, user: Option<u32>, work: impl FnOnce() -> T + Send) -> Result<T> {
         let outcome = thread::scope(|scope| {
             let enter_and_work = || -> io::Result<T> {
-                // A thread that shares its working directory with others may not change its mounts.
+                // A thread that shares its working directory with others cannot change its mounts.
                 sys::unshare(libc::CLONE_FS)?;
                 sys::setns(self.mounts.as_fd(), libc::CLONE_NEWNS)?;
                 sys::setns(self.network.as_fd(), libc::CLONE_NEWNET)?;
@@ -68,7 +68,7 @@ impl Namespace {
         }
     }
 
-    /// Runs `work` on a thread of its own that stays inside.
+    /// Runs `work` on a new thread that stays inside.
     pub(crate) fn spawn_thread(&self, name: &str, work: impl FnOnce() + Send + 'static) -> Result<thread::JoinHandle<()>> {
         let network = self.network.try_clone()?;
         let enter_and_work = move || match sys::setns(network.as_fd(), libc::CLONE_NEWNET) {
@@ -78,7 +78,7 @@ impl Namespace {
         thread::Builder::new().name(name.to_owned()).spawn(enter_and_work).context("cannot start a thread")
     }
 
-    /// A command that will run inside. It is killed with the lab, as is whatever it starts.
+    /// A command that will run inside. It and its children are killed with the lab.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Result<Command> {
         self.command_as(None, program)
     }
@@ -136,9 +136,9 @@ impl Namespace {
     }
 }
 
-/// Shows this namespace's devices in `/sys`, and keeps the control groups that are mounted below it in sight.
+/// Mounts a `/sys` that shows this namespace's devices, and keeps the control groups mounted below it visible.
 ///
-/// Where that is not allowed (some user namespaces) `/sys` goes on showing the machine's devices.
+/// If that is not permitted (some user namespaces), `/sys` still shows the machine's devices.
 fn show_own_devices() {
     let groups = OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_DIRECTORY).open("/sys/fs/cgroup");
     if sys::mount("sysfs", "/sys", Some("sysfs"), 0).is_err() {

@@ -11,14 +11,14 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::daemon::Daemon;
 use crate::lab::Lab;
 
-/// How long starting, or joining over all links, may take.
+/// Timeout of a start, and of joining over all links.
 const LIMIT: Duration = Duration::from_secs(60);
 /// The relay's address on the lab's Internet: 203.0.113.20.
 const ADDRESS: u8 = 20;
-/// Its port.
+/// Port of the relay.
 const PORT: u16 = 5757;
 
-/// A running relay, whose clients may reach the lab's Internet. It ends with this value.
+/// A running relay, whose clients may reach the lab's Internet. It ends when this value is dropped.
 #[derive(Debug)]
 pub struct Relay {
     child: Child,
@@ -27,7 +27,7 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// Starts `braid relay` and waits until it says that it is up.
+    /// Starts `braid relay` and waits until it reports that it is up.
     pub fn start(lab: &Lab, braid: &Path) -> Result<Self> {
         let home = lab.directory().join("relay");
         let (state, log) = (home.join("state"), home.join("log"));
@@ -54,16 +54,16 @@ impl Relay {
         }
     }
 
-    /// The line that lets one client join.
+    /// Creates an invitation for one client.
     pub fn invite(&self, lab: &Lab) -> Result<String> {
         let mut command = lab.server().command(&self.braid)?;
         command.args(["relay", "invite", "--address", &format!("{}:{PORT}", Lab::internet(ADDRESS))]).arg("--state-dir").arg(&self.state);
         let output = command.output()?;
         ensure!(output.status.success(), "braid relay invite: {}", String::from_utf8_lossy(&output.stderr).trim());
-        Ok(String::from_utf8(output.stdout).context("the invitation is no text")?.trim().to_owned())
+        Ok(String::from_utf8(output.stdout).context("the invitation is not UTF-8")?.trim().to_owned())
     }
 
-    /// Lets the daemon join, under the name "home", and waits until its paths over all links of the lab are good.
+    /// Makes the daemon join under the name "home", and waits until its paths over all links of the lab are good.
     pub fn admit(&self, lab: &Lab, daemon: &Daemon) -> Result<()> {
         let line = self.invite(lab)?;
         let mut command = lab.client().command(&self.braid)?;
@@ -72,7 +72,7 @@ impl Relay {
         await_paths(lab, daemon)
     }
 
-    /// The relay's process.
+    /// PID of the relay.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
@@ -85,7 +85,7 @@ impl Drop for Relay {
     }
 }
 
-/// Waits until the daemon calls a path over each link of the lab good.
+/// Waits until the daemon reports a good path over each link of the lab.
 pub fn await_paths(lab: &Lab, daemon: &Daemon) -> Result<()> {
     let begin = Instant::now();
     loop {

@@ -10,9 +10,9 @@ use anyhow::{Context, Result};
 use crate::lab::Lab;
 use crate::sys;
 
-/// The services. They end with this value.
+/// The services. They end when this value is dropped.
 ///
-/// The DNS server knows every name: `A` is 203.0.113.10 and `AAAA` 2001:db8:113::10, or .N and ::N for names whose first label is `nN`
+/// The DNS server resolves every name: `A` is 203.0.113.10 and `AAAA` 2001:db8:113::10, or .N and ::N for names whose first label is `nN`
 /// (10 to 30); other questions get an empty answer. It answers from the address that was asked, so that each link's gateway is its resolver.
 #[derive(Debug)]
 pub struct Responder {
@@ -41,7 +41,7 @@ impl Drop for Responder {
     }
 }
 
-/// Sockets by the port they serve. IPv6 addresses the lab was made without are left out.
+/// Sockets by the port that they serve. Without IPv6 in the lab, IPv6 addresses are left out.
 fn bind(addresses: &[IpAddr]) -> Result<Vec<(u16, UdpSocket)>> {
     let mut sockets = Vec::new();
     for address in addresses {
@@ -68,7 +68,7 @@ fn serve(sockets: &[(u16, UdpSocket)], quit: &OwnedFd) {
             while let Ok((length, from)) = socket.recv_from(&mut buffer) {
                 let reply = if *port == 53 { answer(&buffer[..length]) } else { Some(buffer[..length].to_vec()) };
                 if let Some(reply) = reply {
-                    // A reply that cannot go (its link lost its carrier) is lost, as UDP's are.
+                    // A reply that cannot be sent (its link lost its carrier) is lost, as usual with UDP.
                     let _ = socket.send_to(&reply, from);
                 }
             }
@@ -76,7 +76,7 @@ fn serve(sockets: &[(u16, UdpSocket)], quit: &OwnedFd) {
     }
 }
 
-/// The reply to a DNS question (RFC 1035, section 4.1); `None` for what is not one question.
+/// The reply to a DNS message (RFC 1035, section 4.1); `None` unless it holds exactly one question.
 fn answer(query: &[u8]) -> Option<Vec<u8>> {
     let is_one_question = query.get(2)? & 0x80 == 0 && query.get(4..6)? == [0, 1];
     let mut end = 12;
@@ -94,7 +94,7 @@ fn answer(query: &[u8]) -> Option<Vec<u8>> {
         _ => Vec::new(),
     };
     let mut reply = query[..2].to_vec();
-    // A response, authoritative, recursion available, and desired if it was.
+    // A response, authoritative, recursion available; recursion desired is copied from the question.
     reply.extend([0x84 | (query[2] & 1), 0x80, 0, 1, 0, u8::from(!data.is_empty()), 0, 0, 0, 0]);
     reply.extend(question);
     if !data.is_empty() {
@@ -105,7 +105,7 @@ fn answer(query: &[u8]) -> Option<Vec<u8>> {
     Some(reply)
 }
 
-/// N of a name whose first label is "nN".
+/// The number N of a name whose first label is "nN".
 fn host(question: &[u8]) -> u8 {
     let label = question.get(1..1 + usize::from(question[0])).unwrap_or_default();
     let number = std::str::from_utf8(label).ok().and_then(|label| label.strip_prefix('n')).and_then(|digits| digits.parse().ok());
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn other_questions_get_an_empty_answer_and_nonsense_none() {
+    fn other_questions_get_an_empty_answer_and_malformed_ones_none() {
         assert_eq!(answer(&question("a.b", 15)).unwrap()[6..8], [0, 0]);
         let whole = question("a.b", 1);
         for length in 0..whole.len() {

@@ -1,4 +1,4 @@
-//! What a link of the lab is like.
+//! Specification of a link of the lab.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,7 @@ pub const fn ms(count: u64) -> Duration {
     Duration::from_millis(count)
 }
 
-/// How the lab makes a link.
+/// How the lab creates a link.
 #[expect(clippy::large_enum_variant, reason = "there are a handful")]
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Medium {
@@ -26,7 +26,7 @@ pub(crate) enum Medium {
     Direct,
 }
 
-/// A link between client and server: a name for the client's device, and what the way does to packets.
+/// A link between client and server: the name of the client's device, and the link's effect on packets.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LinkSpec {
     pub(crate) name: String,
@@ -47,7 +47,7 @@ impl LinkSpec {
         Self { medium: Medium::Direct, ..Self::new(name) }
     }
 
-    /// The rate of IP packets in both directions. The queue follows it (100 ms, 64 kB at least) unless set.
+    /// Sets the rate of IP packets in both directions. Unless set, the queue follows the rate (100 ms, 64 kB at least).
     pub fn rate(self, rate: Rate) -> Self {
         self.down(rate).up(rate)
     }
@@ -78,33 +78,33 @@ impl LinkSpec {
         self
     }
 
-    /// How long a packet is on the way, in each direction: a round trip takes twice as long.
+    /// Sets the one-way delay of each direction: the RTT is twice as long.
     pub fn delay(self, delay: Duration) -> Self {
         self.both(|profile| profile.delay = delay)
     }
 
-    /// Up to how much longer it may be on the way, in order.
+    /// Sets the largest additional random delay; packets stay in order.
     pub fn jitter(self, jitter: Duration) -> Self {
         self.both(|profile| profile.jitter = jitter)
     }
 
-    /// The share of packets that is lost at random in each direction.
+    /// Sets the share of packets lost at random in each direction.
     pub fn loss(self, share: f64) -> Self {
         self.both(|profile| profile.loss = Loss::random(share))
     }
 
-    /// Any loss, in each direction.
+    /// Sets any loss model, in each direction.
     pub fn loss_model(self, loss: Loss) -> Self {
         self.both(|profile| profile.loss = loss)
     }
 
-    /// What the queue holds in each direction.
+    /// Sets the size of the queue in each direction.
     pub fn queue(mut self, queue: ByteCount) -> Self {
         self.queue_set = true;
         self.both(|profile| profile.queue = queue)
     }
 
-    /// The largest IP packet in bytes.
+    /// Sets the largest IP packet in bytes.
     pub fn mtu(mut self, mtu: u32) -> Self {
         self.mtu = mtu;
         self
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn a_direct_link_ignores_what_only_an_emulator_can_do() {
+    fn a_direct_link_ignores_emulator_settings() {
         assert_eq!(LinkSpec::direct("eth0").rate(mbps(3)).loss(0.5), LinkSpec::direct("eth0"));
     }
 }

@@ -1,4 +1,4 @@
-//! A real SSH server in the server namespace, with throw-away keys and nothing of the system's configuration, and sessions with it.
+//! A real SSH server in the server namespace, with temporary keys and without the system's configuration, and sessions with it.
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
@@ -13,14 +13,14 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::lab::Lab;
 
-/// The server's place on the lab's Internet: 203.0.113.10.
+/// The server's last octet on the lab's Internet: 203.0.113.10.
 const HOST: u8 = 10;
-/// A session types so often.
+/// Interval between typed lines.
 const EVERY: Duration = Duration::from_millis(100);
-/// How long server and session may take to be there.
+/// Timeout for server and session to start.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// sshd on port 22 of 203.0.113.10. It ends with this value.
+/// sshd on port 22 of 203.0.113.10. It ends when this value is dropped.
 #[derive(Debug)]
 pub struct Ssh {
     sshd: Child,
@@ -28,23 +28,23 @@ pub struct Ssh {
 }
 
 impl Ssh {
-    /// Starts it and waits until it answers. Needs root.
+    /// Starts sshd and waits until it answers. Needs root.
     pub fn start(lab: &Lab) -> Result<Self> {
         let home = lab.directory().join("ssh");
         fs::create_dir_all(&home)?;
         for name in ["host", "user"] {
             let mut command = Command::new("ssh-keygen");
             let made = command.args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(home.join(name)).output();
-            ensure!(made.context("cannot run ssh-keygen: run lab/install-deps.sh")?.status.success(), "ssh-keygen makes no key");
+            ensure!(made.context("cannot run ssh-keygen: run lab/install-deps.sh")?.status.success(), "ssh-keygen failed");
         }
         fs::copy(home.join("user.pub"), home.join("authorized"))?;
         let host = fs::read_to_string(home.join("host.pub"))?;
         fs::write(home.join("known_hosts"), format!("{} {host}", Lab::internet(HOST)))?;
         fs::write(home.join("sshd.conf"), configuration(&home))?;
-        // A locked account may not log in, and root's often is one.
+        // A locked account cannot log in, and root's account is often locked.
         fs::write(home.join("shadow"), "root:*:19000:0:99999:7:::\nsshd:*:19000:0:99999:7:::\n")?;
         let log = File::create(home.join("log"))?;
-        // Its directory in /run is made by the service that is not used here; what is mounted is seen by it alone.
+        // The system's service, which is not used here, creates sshd's directory in /run. This mount is visible only to this sshd.
         let script = "mount --bind \"$0/shadow\" /etc/shadow && mount -t tmpfs -o mode=755 none /run && mkdir -m 755 /run/sshd \
                       && exec \"$(command -v sshd || echo /usr/sbin/sshd)\" -D -e -f \"$0/sshd.conf\"";
         let mut command = lab.server().command("unshare")?;
@@ -63,7 +63,7 @@ impl Ssh {
         Ok(ssh)
     }
 
-    /// Begins a session in the client, on a terminal of its own, where what is typed comes back.
+    /// Starts a session in the client, on a new terminal that echoes typed lines.
     pub fn session(&self, lab: &Lab) -> Result<Session> {
         let mut command = lab.client().command("ssh")?;
         command.args(["-tt", "-F", "none", "-i"]).arg(self.home.join("user"));
@@ -114,7 +114,7 @@ PrintMotd no
     )
 }
 
-/// A session in which a numbered line is typed every 100 ms and its echo awaited.
+/// A session that types a numbered line every 100 ms and waits for its echo.
 #[derive(Debug)]
 pub struct Session {
     child: Child,
@@ -125,9 +125,9 @@ pub struct Session {
 struct Typed {
     /// When each line was typed.
     lines: Vec<Instant>,
-    /// When each came back.
+    /// When each line was echoed.
     echoes: Vec<Instant>,
-    /// What went wrong.
+    /// The error that ended the session, if any.
     trouble: Option<String>,
     done: bool,
 }
@@ -139,7 +139,7 @@ impl Session {
         let session = Self { child, typed: Arc::default() };
         let mut line = String::new();
         output.read_line(&mut line)?;
-        ensure!(line.trim() == "ready", "it says {line:?} at first");
+        ensure!(line.trim() == "ready", "its first line is {line:?}, not \"ready\"");
         let typed = Arc::clone(&session.typed);
         thread::spawn(move || type_lines(input, &typed));
         let typed = Arc::clone(&session.typed);
@@ -147,12 +147,12 @@ impl Session {
         Ok(session)
     }
 
-    /// Lines that have come back, all of them right and in order.
+    /// Number of echoed lines, all of them correct and in order.
     pub fn echoed(&self) -> usize {
         self.lock().echoes.len()
     }
 
-    /// The longest time that a line typed in the span has waited for its echo so far.
+    /// The longest wait for the echo of a line typed in the span, so far.
     pub fn longest_wait(&self, from: Instant, to: Instant) -> Duration {
         let now = Instant::now();
         let typed = self.lock();
@@ -161,7 +161,7 @@ impl Session {
         waits.map(|(number, at)| echo(number).saturating_duration_since(*at)).max().unwrap_or_default()
     }
 
-    /// Types no more and waits for what is out; fails if the session has ended, or a line was lost or changed.
+    /// Stops typing and waits for outstanding echoes. Fails if the session has ended, or a line was lost or changed.
     pub fn end(mut self) -> Result<usize> {
         self.lock().done = true;
         let begin = Instant::now();
@@ -175,12 +175,12 @@ impl Session {
                     break;
                 }
                 let missing = typed.lines.len() - typed.echoes.len();
-                ensure!(begin.elapsed() < LIMIT, "the SSH session: {missing} lines have not come back after {LIMIT:?}");
+                ensure!(begin.elapsed() < LIMIT, "the SSH session: {missing} lines were not echoed within {LIMIT:?}");
             }
             thread::sleep(Duration::from_millis(10));
         }
         let ended = self.child.try_wait()?;
-        ensure!(ended.is_none(), "the SSH session has ended by itself ({ended:?})");
+        ensure!(ended.is_none(), "the SSH session ended unexpectedly ({ended:?})");
         Ok(self.echoed())
     }
 
@@ -213,7 +213,7 @@ fn type_lines(mut input: ChildStdin, typed: &Mutex<Typed>) {
         }
         thread::sleep(EVERY);
     }
-    // ssh lives until it is told to end: its input stays open as long.
+    // ssh runs while its input is open.
     while !typed.lock().unwrap_or_else(PoisonError::into_inner).ended() {
         thread::sleep(Duration::from_millis(10));
     }

@@ -1,4 +1,4 @@
-//! The system calls the standard library has no safe words for. All of the laboratory's `unsafe` stands here.
+//! System calls without a safe wrapper in the standard library. All `unsafe` code of the lab is here.
 
 use std::ffi::CString;
 use std::io;
@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use braid_model::Time;
 
-/// Turns -1 into the error the call left behind.
+/// Converts -1 into the last OS error.
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(result) }
 }
@@ -31,7 +31,7 @@ pub(crate) fn now() -> Time {
     Time::from_nanos(at.tv_sec as u64 * 1_000_000_000 + at.tv_nsec as u64)
 }
 
-/// Gives the calling thread new namespaces (`CLONE_NEW*`), or its own share of what it shared (`CLONE_FS`).
+/// Gives the calling thread new namespaces (`CLONE_NEW*`), or its own copy of shared state (`CLONE_FS`).
 pub(crate) fn unshare(flags: libc::c_int) -> io::Result<()> {
     // SAFETY: takes no pointer; a refusal is an error.
     check(unsafe { libc::unshare(flags) }).map(drop)
@@ -83,7 +83,7 @@ pub(crate) fn enter(command: &mut Command, namespaces: [(OwnedFd, libc::c_int); 
                 check(libc::setns(namespace.as_raw_fd(), *kind))?;
             }
             if let Some(directory) = &directory {
-                // A directory that is not there any more leaves the program in the root directory.
+                // If the directory no longer exists, the program stays in the root directory.
                 libc::chdir(directory.as_ptr());
             }
             if let Some(user) = user {
@@ -107,7 +107,7 @@ pub(crate) fn become_user(user: u32) -> io::Result<()> {
     }
 }
 
-/// Makes the command a session of its own, deaf to the terminal's signals, that keeps these descriptors open.
+/// Runs the command in a new session, which the terminal's signals do not reach, and keeps these descriptors open in it.
 pub(crate) fn detach_keeping(command: &mut Command, kept: Vec<RawFd>) {
     // SAFETY: as in `enter`: system calls only.
     unsafe {
@@ -121,13 +121,13 @@ pub(crate) fn detach_keeping(command: &mut Command, kept: Vec<RawFd>) {
     }
 }
 
-/// Lets timers of the calling thread fire to the microsecond rather than some 50 late.
+/// Makes timers of the calling thread accurate to the microsecond; by default they are some 50 µs late.
 pub(crate) fn precise_timers() {
     // SAFETY: takes numbers only.
     unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_000u64, 0u64, 0u64, 0u64) };
 }
 
-/// Waits until one of the descriptors can be read or the time is over, and says which can. `None` waits for ever.
+/// Waits until one of the descriptors is readable or the timeout expires, and returns which are. `None` waits for ever.
 pub(crate) fn wait_readable(fds: &[RawFd], ready: &mut Vec<bool>, timeout: Option<Duration>) -> io::Result<()> {
     let mut polled: Vec<libc::pollfd> = fds.iter().map(|fd| libc::pollfd { fd: *fd, events: libc::POLLIN, revents: 0 }).collect();
     let span = timeout.map(|t| libc::timespec { tv_sec: t.as_secs() as _, tv_nsec: t.subsec_nanos().into() });
@@ -143,7 +143,7 @@ pub(crate) fn wait_readable(fds: &[RawFd], ready: &mut Vec<bool>, timeout: Optio
     Ok(())
 }
 
-/// A counter that wakes a poller.
+/// Creates an eventfd, which wakes a poller.
 pub(crate) fn event() -> io::Result<OwnedFd> {
     // SAFETY: takes numbers only; the descriptor is new and ours.
     unsafe { Ok(OwnedFd::from_raw_fd(check(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK))?)) }
@@ -156,7 +156,7 @@ pub(crate) fn raise(event: BorrowedFd<'_>) {
     unsafe { libc::write(event.as_raw_fd(), (&raw const one).cast(), size_of::<u64>()) };
 }
 
-/// Takes an [`event`] back.
+/// Clears an [`event`].
 pub(crate) fn drain(event: BorrowedFd<'_>) {
     let mut count = 0u64;
     // SAFETY: room for eight bytes that lives until the call returns. It fails only when the counter is zero.
@@ -177,7 +177,7 @@ fn set_option<T>(fd: BorrowedFd<'_>, level: libc::c_int, option: libc::c_int, va
     check(unsafe { libc::setsockopt(fd.as_raw_fd(), level, option, (&raw const value).cast(), size) }).map(drop)
 }
 
-/// A packet socket that meets every frame coming in by the device, and none going out. Does not block.
+/// A non-blocking packet socket that receives every incoming frame of the device, and no outgoing one.
 pub(crate) fn frames_of(name: &str) -> io::Result<OwnedFd> {
     use std::os::fd::AsFd;
     let protocol = (libc::ETH_P_ALL as u16).to_be();
@@ -189,7 +189,7 @@ pub(crate) fn frames_of(name: &str) -> io::Result<OwnedFd> {
     set_option(fd.as_fd(), libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1i32)?;
     set_option(fd.as_fd(), libc::SOL_PACKET, libc::PACKET_QDISC_BYPASS, 1i32)?;
     for option in [libc::SO_RCVBUFFORCE, libc::SO_SNDBUFFORCE] {
-        // Refused in user namespaces, where the usual size has to do.
+        // Refused in user namespaces, which keep the default size.
         let _ = set_option(fd.as_fd(), libc::SOL_SOCKET, option, 8 << 20);
     }
     // SAFETY: all zero bytes are a valid address, which is then filled in and is as long as said.
@@ -203,7 +203,7 @@ pub(crate) fn frames_of(name: &str) -> io::Result<OwnedFd> {
     Ok(fd)
 }
 
-/// Frames that the kernel dropped because the socket's buffer was full, since the last question.
+/// Frames that the kernel dropped because the socket's buffer was full, since the last call.
 pub(crate) fn frames_missed(fd: BorrowedFd<'_>) -> u64 {
     let mut value = [0u32; 2];
     let mut size = size_of::<[u32; 2]>() as libc::socklen_t;
@@ -213,14 +213,14 @@ pub(crate) fn frames_missed(fd: BorrowedFd<'_>) -> u64 {
     if result == 0 { value[1].into() } else { 0 }
 }
 
-/// Room for a batch of frames.
+/// Buffers for a batch of frames.
 pub(crate) struct Batch {
     buffers: Vec<[u8; Batch::FRAME]>,
     lengths: Vec<usize>,
 }
 
 impl Batch {
-    /// Frames at a time.
+    /// Frames per batch.
     pub(crate) const COUNT: usize = 16;
     /// The longest frame: a jumbo packet and its header.
     const FRAME: usize = 9216;
@@ -229,7 +229,7 @@ impl Batch {
         Self { buffers: vec![[0; Self::FRAME]; Self::COUNT], lengths: Vec::with_capacity(Self::COUNT) }
     }
 
-    /// Reads what is there. A device that is down gives nothing.
+    /// Reads the waiting frames. A device that is down has none.
     pub(crate) fn receive(&mut self, fd: BorrowedFd<'_>) -> usize {
         let mut parts: Vec<libc::iovec> =
             self.buffers.iter_mut().map(|b| libc::iovec { iov_base: b.as_mut_ptr().cast(), iov_len: Self::FRAME }).collect();
@@ -255,7 +255,7 @@ impl Batch {
     }
 }
 
-/// Sends the frames out by the socket's device and says how many went; the rest could not (device down, no room).
+/// Sends the frames through the socket's device and returns the number sent. The device did not accept the rest (down, or no room).
 pub(crate) fn send_frames(fd: BorrowedFd<'_>, frames: &mut [Vec<u8>]) -> usize {
     let mut sent = 0;
     for chunk in frames.chunks_mut(Batch::COUNT) {
@@ -284,7 +284,7 @@ fn headers(parts: &mut [libc::iovec]) -> Vec<libc::mmsghdr> {
     parts.iter_mut().map(header).collect()
 }
 
-/// Switches off checksum and segmentation offload of a device of the calling thread's namespace, so that its frames are what a wire
+/// Turns off checksum and segmentation offload of a device of the calling thread's namespace, so that its frames are those that a wire
 /// would carry.
 pub(crate) fn plain_frames(name: &str) -> io::Result<()> {
     const SIOCETHTOOL: libc::c_ulong = 0x8946;
@@ -307,7 +307,7 @@ pub(crate) fn plain_frames(name: &str) -> io::Result<()> {
             check(libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL as _, &mut request))
         };
         match result {
-            // GRO and scatter-gather may be fixed; checksum and segmentation must go.
+            // GRO and scatter-gather may be fixed; checksum and segmentation offload must be off.
             Err(error) if what != 0x19 && what != 0x2c => return Err(error),
             _ => {}
         }
@@ -315,13 +315,13 @@ pub(crate) fn plain_frames(name: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Ends a process at once.
+/// Sends SIGKILL.
 pub(crate) fn kill(pid: i32) -> io::Result<()> {
     // SAFETY: takes numbers only.
     check(unsafe { libc::kill(pid, libc::SIGKILL) }).map(drop)
 }
 
-/// Lets this process have as many open files as it may: the soft limit becomes the hard one.
+/// Raises this process's soft limit of open files to the hard limit.
 pub(crate) fn raise_open_files() -> io::Result<()> {
     // SAFETY: all zero bytes are a valid rlimit, and both calls get pointers to a live one.
     unsafe {
@@ -332,7 +332,7 @@ pub(crate) fn raise_open_files() -> io::Result<()> {
     }
 }
 
-/// Asks a process to end.
+/// Sends SIGTERM.
 pub(crate) fn terminate(pid: u32) -> io::Result<()> {
     let pid = i32::try_from(pid).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
     // SAFETY: takes numbers only.

@@ -1,4 +1,4 @@
-//! What the running kernel's verifier says of BPF objects, program by program.
+//! The running kernel's verifier results for BPF objects, per program.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +16,7 @@ struct ProgramReport {
     program: String,
     /// `always`, or the way of counting datagrams that needs it: `calls`, `packets`.
     needed: &'static str,
-    /// How many instructions the verifier walked; absent if the kernel does not say, or refused the program.
+    /// Number of instructions that the verifier processed; absent if the kernel does not report it, or refused the program.
     #[serde(skip_serializing_if = "Option::is_none")]
     instructions: Option<u32>,
     /// Why the kernel refused the program, with the last lines of the verifier's log.
@@ -24,19 +24,19 @@ struct ProgramReport {
     refusal: Option<String>,
 }
 
-/// Loads each program of the objects alone, attaches none, and prints a line of JSON for each.
+/// Loads each program of the objects separately without attaching it, and prints a line of JSON for each.
 ///
-/// As the first process of a machine it mounts what it needs, and switches the machine off at the end.
+/// As the first process of a machine, it mounts the file systems that it needs, and powers the machine off at the end.
 pub fn run(objects: &[PathBuf]) -> Result<()> {
     let is_first = std::process::id() == 1;
     if is_first {
         prepare()?;
     }
-    // One that cannot be read does not keep the others from being tried.
+    // An object that cannot be read does not prevent the test of the others.
     let outcomes: Vec<Result<()>> = objects.iter().map(|object| survey(object)).collect();
     if is_first {
         outcomes.iter().filter_map(|outcome| outcome.as_ref().err()).for_each(|error| println!("{error:#}"));
-        std::fs::write("/proc/sysrq-trigger", "o").context("cannot switch this machine off")?;
+        std::fs::write("/proc/sysrq-trigger", "o").context("cannot power this machine off")?;
         std::thread::park();
     }
     outcomes.into_iter().collect()
@@ -66,7 +66,7 @@ fn report(object: &str, trial: ProgramTrial) -> ProgramReport {
     ProgramReport { object: object.to_owned(), program: trial.name, needed, instructions, refusal }
 }
 
-/// Makes a bare initrd a place where BPF objects can be loaded.
+/// Prepares a bare initrd for loading BPF objects.
 fn prepare() -> Result<()> {
     for (kind, place) in [("proc", "/proc"), ("sysfs", "/sys"), ("bpf", "/sys/fs/bpf")] {
         std::fs::create_dir_all(place).with_context(|| format!("cannot make {place}"))?;

@@ -1,7 +1,7 @@
-//! Who cleans up after a lab, however it ends.
+//! Cleans up after a lab, however it ends.
 //!
-//! A small process waits for the lab's end of a pipe to close, kills whatever still runs in the lab's namespaces (they vanish with their
-//! last process) and removes the lab's directory. Killed together with the lab, it leaves that to the next lab's start.
+//! A small process waits until the lab's end of a pipe closes. It kills all processes in the lab's namespaces (which vanish with their
+//! last process) and removes the lab's directory. If it is killed together with the lab, the next lab's start cleans up.
 
 use std::fs::{self, File};
 use std::io;
@@ -16,7 +16,7 @@ use crate::namespace::{MARK, Namespace};
 use crate::sys;
 
 const PREFIX: &str = "braid-lab-";
-/// Held as long as the lab lives.
+/// Name of the lock file, locked while the lab runs.
 const LOCK: &str = "lock";
 
 /// Positional: the directory, then the namespaces' numbers.
@@ -42,7 +42,7 @@ done
 case "$dir" in */braid-lab-*) rm -rf -- "$dir" ;; esac
 "#;
 
-/// A lab's directory, which marks it as alive.
+/// A lab's directory, whose lock shows that the lab runs.
 #[derive(Debug)]
 pub(crate) struct Home {
     directory: PathBuf,
@@ -50,7 +50,7 @@ pub(crate) struct Home {
 }
 
 impl Home {
-    /// Makes one, after cleaning up after dead labs of this user.
+    /// Creates a directory, after cleaning up after dead labs of this user.
     pub(crate) fn new() -> Result<Self> {
         sweep(&std::env::temp_dir());
         loop {
@@ -58,7 +58,7 @@ impl Home {
             let path = directory.path().join(LOCK);
             let lock = File::create(&path)?;
             lock.lock().context("cannot lock the lab's directory")?;
-            // Another lab that began just now may have taken this one for dead before it was locked, and have removed it.
+            // Another starting lab may have found this directory unlocked, and have removed it as dead.
             if path.exists() {
                 return Ok(Self { directory: directory.keep(), _lock: lock });
             }
@@ -69,7 +69,7 @@ impl Home {
         &self.directory
     }
 
-    /// What the lab's programs carry in their environment.
+    /// The mark in the environment of the lab's programs.
     pub(crate) fn mark(&self) -> String {
         self.directory.to_string_lossy().into_owned()
     }
@@ -77,17 +77,17 @@ impl Home {
 
 impl Drop for Home {
     fn drop(&mut self) {
-        // Usually gone: the watchdog was faster.
+        // Usually the watchdog has already removed it.
         let _ = fs::remove_dir_all(&self.directory);
     }
 }
 
-/// The process that waits.
+/// The watchdog process.
 #[derive(Debug)]
 pub(crate) struct Watchdog(Child);
 
 impl Watchdog {
-    /// Starts it. It holds the namespaces, so that their numbers name nothing else before it has done its work.
+    /// Starts the watchdog. It holds the namespaces open, so that their numbers are not reused before it has finished.
     pub(crate) fn start(home: &Home, namespaces: &[&Namespace]) -> Result<Self> {
         let mut command = Command::new("sh");
         command.args(["-c", SCRIPT, "braid-lab-watchdog"]).arg(home.path());
@@ -101,20 +101,20 @@ impl Watchdog {
 }
 
 impl Drop for Watchdog {
-    /// Lets it do its work and waits until it is done.
+    /// Triggers the cleanup and waits until it is done.
     fn drop(&mut self) {
         drop(self.0.stdin.take());
         let _ = self.0.wait();
     }
 }
 
-/// Removes what dead labs of this user left in `parent`: processes that carry their mark, and their directories.
+/// Removes the remains of this user's dead labs in `parent`: processes with their mark, and their directories.
 fn sweep(parent: &Path) {
     let Ok(entries) = fs::read_dir(parent) else { return };
     let user = sys::effective_user();
     for entry in entries.flatten() {
         let ours = entry.file_name().to_string_lossy().starts_with(PREFIX) && entry.metadata().is_ok_and(|meta| meta.uid() == user);
-        // Held until all is removed: whoever waits for it sees then that it was taken for dead.
+        // Held until everything is removed: a lab that waits for the lock then sees that it was treated as dead.
         if let Some(_lock) = ours.then(|| dead(&entry.path())).flatten() {
             kill_marked(&entry.path());
             let _ = fs::remove_dir_all(entry.path());
@@ -122,7 +122,7 @@ fn sweep(parent: &Path) {
     }
 }
 
-/// The lock of a dead lab: one that nobody held. A directory without a lock is of one that is being made, or was never one.
+/// Takes the lock of a dead lab, which no process holds. A directory without a lock file belongs to a starting lab, or to none.
 fn dead(directory: &Path) -> Option<File> {
     let lock = File::open(directory.join(LOCK)).ok()?;
     lock.try_lock().is_ok().then_some(lock)
@@ -163,7 +163,7 @@ mod tests {
         let mut victim =
             Command::new("sleep").arg("1000").env(MARK, parent.path().join("braid-lab-dead").to_str().unwrap()).spawn().unwrap();
         let mut bystander = Command::new("sleep").arg("1000").spawn().unwrap();
-        // The kernel lets the parent go on before it has put the new program's environment in place.
+        // The kernel resumes the parent before it has set the new program's environment.
         while fs::read(format!("/proc/{}/environ", victim.id())).unwrap().is_empty() {
             thread::yield_now();
         }

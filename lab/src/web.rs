@@ -1,4 +1,4 @@
-//! A real HTTP and HTTPS server in the server namespace: nginx, with a configuration of its own and nothing of the system's.
+//! A real HTTP and HTTPS server in the server namespace: nginx, with its own configuration and without the system's.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -14,13 +14,13 @@ use braid_netem::Random;
 
 use crate::lab::Lab;
 
-/// How long nginx may take to begin.
+/// Timeout of nginx's start.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Files up to this size hold random bytes, larger ones zeros that take no room on the disk.
+/// Files up to this size hold random bytes; larger ones are sparse and hold zeros.
 const RANDOM_UP_TO: u64 = 4_000_000;
 
-/// nginx on ports 80 and 443 (TLS, HTTP/2) of all server addresses. It ends with this value.
+/// nginx on ports 80 and 443 (TLS, HTTP/2) of all server addresses. It ends when this value is dropped.
 #[derive(Debug)]
 pub struct Web {
     nginx: Child,
@@ -29,7 +29,7 @@ pub struct Web {
 }
 
 impl Web {
-    /// Starts it and waits until it answers.
+    /// Starts nginx and waits until it answers.
     pub fn start(lab: &Lab) -> Result<Self> {
         let home = lab.directory().join("web");
         let root = home.join("files");
@@ -60,21 +60,21 @@ impl Web {
         Ok(web)
     }
 
-    /// The address of a file of this size at 203.0.113.10; the file is made if it is not there.
+    /// The URL of a file of this size at 203.0.113.10. Creates the file if it does not exist.
     pub fn url(&self, size: ByteCount) -> Result<String> {
         self.url_at(Lab::internet(10), size)
     }
 
-    /// The same at another server address.
+    /// Like [`Self::url`], at another server address.
     pub fn url_at(&self, host: Ipv4Addr, size: ByteCount) -> Result<String> {
         self.make(size)?;
         Ok(format!("http://{host}/{}.bin", size.get()))
     }
 
-    /// Puts a file with this content under this name; gives its address at 203.0.113.10, and where it is on the disk.
+    /// Creates a file with this content and name; returns its URL at 203.0.113.10 and its path on the disk.
     pub fn publish(&self, name: &str, content: &[u8]) -> Result<(String, PathBuf)> {
         let path = self.root.join(name);
-        fs::write(&path, content).with_context(|| format!("cannot make {}", path.display()))?;
+        fs::write(&path, content).with_context(|| format!("cannot create {}", path.display()))?;
         Ok((format!("http://{}/{name}", Lab::internet(10)), path))
     }
 
@@ -89,7 +89,7 @@ impl Web {
         &self.certificate
     }
 
-    /// The file itself, on the disk.
+    /// Path of the file on the disk.
     pub fn file(&self, size: ByteCount) -> Result<PathBuf> {
         self.make(size)?;
         Ok(self.path(size))
@@ -99,13 +99,13 @@ impl Web {
         self.root.join(format!("{}.bin", size.get()))
     }
 
-    /// Makes a file of this size, named after it.
+    /// Creates a file of this size, named after it.
     fn make(&self, size: ByteCount) -> Result<()> {
         let path = self.path(size);
         if path.exists() {
             return Ok(());
         }
-        let mut file = File::create(&path).with_context(|| format!("cannot make {}", path.display()))?;
+        let mut file = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
         if size.get() > RANDOM_UP_TO {
             return Ok(file.set_len(size.get())?);
         }

@@ -1,4 +1,4 @@
-//! What programs do: downloads by real curl processes, one each, as the papers' experiments had them.
+//! Workloads: downloads by real curl processes, one each, as in the papers' experiments.
 
 use std::net::IpAddr;
 use std::process::{Command, Stdio};
@@ -18,39 +18,39 @@ pub const DBAS_BROWSER: (ByteCount, f64) = (ByteCount::new(22_380), 13.0);
 /// DBAS's bulk class (FTP).
 pub const DBAS_BULK: (ByteCount, f64) = (ByteCount::new(285_000), 1.0);
 
-/// A download that is to be made.
+/// A planned download.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Download {
-    /// When, from the beginning of the workload.
+    /// Start time, from the beginning of the workload.
     pub at: Duration,
-    /// How much.
+    /// Size of the file.
     pub size: ByteCount,
 }
 
-/// A download that was made.
+/// A finished download.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Record {
-    /// What was asked for.
+    /// Requested size.
     pub size: ByteCount,
-    /// When curl was started, from the beginning of the workload.
+    /// Start time of curl, from the beginning of the workload.
     pub started: Duration,
-    /// When it had ended.
+    /// End time of curl.
     pub ended: Duration,
-    /// What it got.
+    /// Received bytes.
     pub bytes: ByteCount,
-    /// The address it used itself, which tells the link; `None` if it never connected.
+    /// The local address, which shows the link; `None` if curl never connected.
     pub local: Option<IpAddr>,
-    /// Its exit code (28: out of time); `None` if it was killed.
+    /// Exit code of curl (28: timeout); `None` if it was killed.
     pub exit_code: Option<i32>,
 }
 
 impl Record {
-    /// Whether all of it came.
+    /// Whether all bytes arrived.
     pub fn complete(&self) -> bool {
         self.exit_code == Some(0) && self.bytes == self.size
     }
 
-    /// How long it took.
+    /// Duration of the download.
     pub fn took(&self) -> Duration {
         self.ended.saturating_sub(self.started)
     }
@@ -97,39 +97,39 @@ pub fn run(web: &Web, downloads: &[Download], limit: Duration, launch: impl Fn(&
     run_each(web, downloads, limit, |_| launch("curl"))
 }
 
-/// The same, where `launch` prepares a curl, under whatever name, for this very download: so that classes can be programs of their own.
+/// Runs downloads like [`run`], but `launch` prepares a curl of any name for each download, so that classes can be separate programs.
 pub fn run_each(web: &Web, downloads: &[Download], limit: Duration, launch: impl Fn(&Download) -> Result<Command>) -> Result<Vec<Record>> {
     perform(&planned(web, downloads, |_| limit)?, launch)
 }
 
-/// The same by curl; what has not come by `end`, from the beginning of the workload, is cut off then.
+/// Runs downloads with curl; downloads that are incomplete at `end`, from the beginning of the workload, are cut off.
 pub fn run_until(web: &Web, downloads: &[Download], end: Duration, launch: impl Fn(&str) -> Result<Command>) -> Result<Vec<Record>> {
-    // To curl zero is no limit.
+    // For curl, zero means no limit.
     let rest = |download: &Download| end.saturating_sub(download.at).max(Duration::from_millis(1));
     perform(&planned(web, downloads, rest)?, |_| launch("curl"))
 }
 
-/// The same, all by one process that `launch` prepares from a program and its arguments, and its children: what `braid run` steers together.
+/// Runs all downloads from one process, which `launch` prepares from a program and its arguments: `braid run` steers it and its children.
 pub fn run_in_one(web: &Web, downloads: &[Download], limit: Duration, launch: impl Fn(&str) -> Result<Command>) -> Result<Vec<Record>> {
     let planned = planned(web, downloads, |_| limit)?;
-    let program = std::env::current_exe().context("cannot tell which program this is")?;
+    let program = std::env::current_exe().context("cannot find the path of this program")?;
     let mut command = launch(&program.to_string_lossy())?;
     let mut child = command.arg("download").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().context("cannot start the downloads")?;
     let input = child.stdin.take().context("the downloads' process has no input")?;
     serde_json::to_writer(input, &planned)?;
     let output = child.wait_with_output()?;
     anyhow::ensure!(output.status.success(), "the downloads' process failed: {}", output.status);
-    serde_json::from_slice(&output.stdout).context("the downloads' process told no results")
+    serde_json::from_slice(&output.stdout).context("the downloads' process printed no results")
 }
 
-/// Makes the downloads that standard input names, and prints the results on standard output: the other end of [`run_in_one`].
+/// Runs the downloads that standard input lists, and prints the results on standard output: the other end of [`run_in_one`].
 pub fn serve_downloads() -> Result<()> {
-    let planned: Vec<PlannedDownload> = serde_json::from_reader(std::io::stdin()).context("standard input names no downloads")?;
+    let planned: Vec<PlannedDownload> = serde_json::from_reader(std::io::stdin()).context("standard input lists no downloads")?;
     let records = perform(&planned, |_| Ok(Command::new("curl")))?;
     Ok(serde_json::to_writer(std::io::stdout(), &records)?)
 }
 
-/// A download, and where from.
+/// A download and its URL.
 #[derive(Debug, Serialize, Deserialize)]
 struct PlannedDownload {
     download: Download,
@@ -165,7 +165,7 @@ fn perform(planned: &[PlannedDownload], launch: impl Fn(&Download) -> Result<Com
                 let bytes = ByteCount::new(bytes.parse().unwrap_or(0));
                 Record { size, started, ended, bytes, local: local.trim().parse().ok(), exit_code: output.status.code() }
             });
-            // Nobody listens any more if another download could not be started.
+            // The receiver is gone if another download could not be started.
             let _ = results.send((number, record));
         });
     }
@@ -175,7 +175,7 @@ fn perform(planned: &[PlannedDownload], launch: impl Fn(&Download) -> Result<Com
     records.into_iter().map(|(_, record)| record.context("cannot wait for curl")).collect()
 }
 
-/// Fetches a page as browsers do: its HTML, then `objects` of `size` over six connections. Gives how long it took.
+/// Fetches a page as browsers do: its HTML, then `objects` of `size` over six connections. Returns the duration.
 pub fn page(web: &Web, objects: usize, size: ByteCount, launch: impl Fn(&str) -> Result<Command>) -> Result<Duration> {
     let begin = Instant::now();
     let html = web.url(ByteCount::new(22_380))?;
@@ -192,22 +192,22 @@ pub fn page(web: &Web, objects: usize, size: ByteCount, launch: impl Fn(&str) ->
     Ok(begin.elapsed())
 }
 
-/// What a workload came to.
+/// Summary of a workload.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Summary {
-    /// Downloads that came complete.
+    /// Number of complete downloads.
     pub complete: usize,
-    /// Downloads that did not.
+    /// Number of incomplete downloads.
     pub failed: usize,
-    /// What came, complete or not, over the time from the first start to the last end.
+    /// Received bytes of all downloads over the time from the first start to the last end.
     pub goodput: Rate,
-    /// Mean time of the complete ones.
+    /// Mean duration of the complete downloads.
     pub mean_time: Duration,
-    /// From the first start to the last end.
+    /// Time from the first start to the last end.
     pub makespan: Duration,
 }
 
-/// Sums up.
+/// Summarises the records.
 pub fn summarise(records: &[Record]) -> Summary {
     let complete: Vec<_> = records.iter().filter(|record| record.complete()).collect();
     let bytes = ByteCount::new(records.iter().map(|record| record.bytes.get()).sum());

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use braid_lab::effective_user;
 
-/// Whether labs can be made. In CI they must.
+/// Whether labs can be created. In CI it is an error if they cannot.
 fn able() -> bool {
     if effective_user() == 0 {
         return true;
@@ -18,7 +18,7 @@ fn able() -> bool {
     false
 }
 
-/// A lab in a process of its own: the process, its input (which keeps it alive), its output, and the lab's directory.
+/// A lab in a separate process: the process, its input (which keeps it running), its output, and the lab's directory.
 fn hold() -> (Child, ChildStdin, BufReader<ChildStdout>, String) {
     let mut child = Command::new(env!("CARGO_BIN_EXE_braid-lab")).arg("hold").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let input = child.stdin.take().unwrap();
@@ -45,7 +45,7 @@ fn eventually(what: &str, mut check: impl FnMut() -> bool) {
 }
 
 #[test]
-fn a_killed_lab_takes_its_programs_and_files_along() {
+fn killing_a_lab_removes_its_programs_and_files() {
     if !able() {
         return;
     }
@@ -59,7 +59,7 @@ fn a_killed_lab_takes_its_programs_and_files_along() {
 }
 
 #[test]
-fn a_lab_that_ends_leaves_nothing() {
+fn ending_a_lab_removes_everything() {
     if !able() {
         return;
     }

@@ -1,4 +1,4 @@
-//! The daemon as its page sees it: the configuration changed while it runs, what happened told, and the page itself over TCP.
+//! The daemon's API and page: changes of the configuration at run time, the log, and the page over TCP.
 
 mod support;
 
@@ -30,7 +30,7 @@ fn notes(up: &Up<'_>) -> Vec<String> {
 }
 
 #[test]
-fn a_rule_made_by_the_page_is_obeyed_by_new_flows_and_what_happens_is_told() {
+fn a_rule_from_the_page_applies_to_new_flows_and_is_logged() {
     if !able() {
         return;
     }
@@ -67,7 +67,7 @@ fn a_rule_made_by_the_page_is_obeyed_by_new_flows_and_what_happens_is_told() {
 }
 
 #[test]
-fn the_page_is_served_over_tcp_to_those_who_have_a_token() {
+fn the_page_over_tcp_needs_a_token() {
     if !able() {
         return;
     }

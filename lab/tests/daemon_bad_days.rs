@@ -1,4 +1,4 @@
-//! The daemon dies, hangs, finds no room or bad files: the network goes on, and nothing is left behind.
+//! The daemon dies, hangs, or finds a full disk or bad files: the network continues to work, and nothing is left behind.
 
 mod support;
 
@@ -14,7 +14,7 @@ use support::*;
 
 const EAGER: &str = "scheduler = \"round-robin\"\nprobe = \"continuous\"\n";
 
-/// Whether both links get flows, which the system alone never does: its first default route takes all.
+/// Whether both links get flows. Without Braid, the first default route takes all.
 fn steered(lab: &Lab) -> bool {
     let links = chosen_many(lab, remote(10, 9), 6);
     links.contains(&0) && links.contains(&1)
@@ -27,7 +27,7 @@ fn unsteered(lab: &Lab) -> bool {
 }
 
 #[test]
-fn a_stopped_daemon_lets_traffic_follow_the_system_and_takes_it_up_again() {
+fn a_suspended_daemon_stops_steering_and_resumes() {
     if !able() {
         return;
     }
@@ -53,7 +53,7 @@ fn a_killed_daemon_leaves_nothing_and_the_next_one_starts() {
     if !able() {
         return;
     }
-    // Under a strict filter flows on all links but the system's first would be ended.
+    // Under a strict filter, flows on all links except the system's first would be ended.
     let links = NAMES[..2].iter().map(|name| LinkSpec::new(name));
     let lab = links.fold(Lab::builder().rp_filter(2), |builder, link| builder.link(link)).start().unwrap();
     let _web = Web::start(&lab).unwrap();
@@ -73,7 +73,7 @@ fn a_killed_daemon_leaves_nothing_and_the_next_one_starts() {
 }
 
 #[test]
-fn flows_that_a_strict_filter_would_starve_are_ended_with_the_daemon() {
+fn flows_blocked_by_a_strict_filter_end_with_the_daemon() {
     if !able() {
         return;
     }
@@ -94,7 +94,7 @@ fn flows_that_a_strict_filter_would_starve_are_ended_with_the_daemon() {
 }
 
 #[test]
-fn what_a_daemon_and_its_watchdog_leave_when_both_are_killed_is_swept() {
+fn the_next_start_sweeps_after_daemon_and_watchdog_are_killed() {
     if !able() {
         return;
     }
@@ -143,7 +143,7 @@ fn braid_down_leaves_nothing() {
 }
 
 #[test]
-fn a_second_daemon_is_refused_and_the_first_goes_on() {
+fn a_second_daemon_is_refused_and_the_first_continues() {
     if !able() {
         return;
     }
@@ -158,7 +158,7 @@ fn a_second_daemon_is_refused_and_the_first_goes_on() {
     let message = text(&output.stderr);
     assert!(
         !output.status.success()
-            && message.contains("Braid runs already in this network namespace (process ")
+            && message.contains("Braid already runs in this network namespace (process ")
             && message.contains("braid down"),
         "{message}"
     );
@@ -166,7 +166,7 @@ fn a_second_daemon_is_refused_and_the_first_goes_on() {
     assert!(steered(&lab));
 }
 
-/// A file system of 256 kB of the client's alone, which goes with the lab.
+/// A file system of 256 kB, visible only to the client, that is removed with the lab.
 fn tiny(lab: &Lab) -> PathBuf {
     let path = lab.directory().join("tiny");
     fs::create_dir(&path).unwrap();
@@ -174,13 +174,13 @@ fn tiny(lab: &Lab) -> PathBuf {
     path
 }
 
-/// Writes what the client's file system takes.
+/// Fills the client's file system.
 fn fill(lab: &Lab, path: &Path) {
     lab.client().run(|| fs::write(path.join("filler"), vec![0; 1 << 20]).unwrap_err()).unwrap();
 }
 
 #[test]
-fn a_full_disk_is_told_and_harms_nothing() {
+fn a_full_disk_is_reported_and_the_daemon_continues() {
     if !able() {
         return;
     }
@@ -241,7 +241,7 @@ fn learnt(up: &Up<'_>) -> Option<u64> {
 }
 
 #[test]
-fn a_corrupt_state_is_set_aside_and_told() {
+fn a_corrupt_state_is_moved_aside_and_reported() {
     if !able() {
         return;
     }
@@ -258,7 +258,7 @@ fn a_corrupt_state_is_set_aside_and_told() {
 }
 
 #[test]
-fn regression_a_rule_for_what_is_not_there_keeps_no_daemon_from_starting() {
+fn regression_a_rule_for_a_missing_program_does_not_prevent_the_start() {
     if !able() {
         return;
     }
@@ -266,16 +266,19 @@ fn regression_a_rule_for_what_is_not_there_keeps_no_daemon_from_starting() {
     let rules = "[[app]]\nmatch = { exe = \"/opt/uninstalled/zoom\" }\nprefer = [\"lte0\"]\n[[app]]\nmatch = { port = 9 }\nlinks = [\"usb7\", \"lte0\"]\n";
     let up = Up::start(&lab, &format!("{EAGER}{rules}"));
     assert!(
-        up.log().contains("there is no program /opt/uninstalled/zoom now") && up.log().contains("there is no link usb7 now"),
+        up.log().contains("there is currently no program /opt/uninstalled/zoom") && up.log().contains("there is currently no link usb7"),
         "{}",
         up.log()
     );
     assert_eq!(chosen_many(&lab, remote(10, 9), 6), [1; 6], "the rest of the rule holds");
     let refused = text(&up.braid(&["reload"]).stderr);
-    assert!(refused.contains("error: there is no link usb7 now") && refused.contains("warning: there is no program"), "{refused}");
+    assert!(
+        refused.contains("error: there is currently no link usb7") && refused.contains("warning: there is currently no program"),
+        "{refused}"
+    );
     up.configure(&format!("{EAGER}{}", rules.replace("\"usb7\", ", "")));
     let taken = up.braid(&["reload"]);
-    assert!(taken.status.success() && text(&taken.stdout).contains("there is no program"), "{taken:?}");
+    assert!(taken.status.success() && text(&taken.stdout).contains("there is currently no program"), "{taken:?}");
 }
 
 #[test]
@@ -330,7 +333,7 @@ fn a_reload_changes_the_policy_for_new_flows_only() {
 }
 
 #[test]
-fn ten_thousand_short_flows_leave_no_trace_but_right_counts() {
+fn ten_thousand_short_flows_leave_only_correct_counts() {
     if !able() {
         return;
     }

@@ -56,7 +56,7 @@ impl<'a> Relay<'a> {
         self.invite_to(20)
     }
 
-    /// An invitation to this host of the lab's Internet, whether the relay is there or not.
+    /// An invitation to this host of the lab's Internet, whether or not the relay runs.
     fn invite_to(&self, host: u8) -> String {
         let mut command = self.lab.server().command(braid()).unwrap();
         let address = format!("{}:5757", Lab::internet(host));
@@ -113,9 +113,9 @@ print("all", flush=True)
 sys.stdin.read()
 "#;
 
-/// The daemon could open fewer files than the program had connections: they waited for it, or failed.
+/// The daemon could open fewer files than the program had connections, which then hung or failed.
 #[test]
-fn regression_what_one_user_has_too_many_of_goes_direct() {
+fn regression_flows_beyond_a_users_limit_go_direct() {
     if !able() {
         return;
     }
@@ -161,7 +161,7 @@ fn bond_flow(up: &Up<'_>) -> Option<Value> {
     up.flows().into_iter().find(|flow| flow["carry"] == "bond")
 }
 
-/// What was learnt of a program.
+/// Estimates of a program.
 fn learnt(up: &Up<'_>, name: &str) -> Value {
     let apps: Value = serde_json::from_slice(&up.braid(&["apps", "--json"]).stdout).unwrap();
     apps["apps"].as_array().unwrap().iter().find(|app| app["name"] == name).cloned().unwrap_or_default()
@@ -173,7 +173,7 @@ fn curl(lab: &Lab, url: &str) -> Child {
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// What curl printed: bytes, and whom it believes to have spoken with.
+/// Output of curl: bytes, and the remote address that it sees.
 fn stop(mut child: Child) {
     let _ = child.kill();
     let _ = child.wait();
@@ -188,7 +188,7 @@ fn ended(child: Child) -> (u64, String) {
 }
 
 #[test]
-fn short_flows_count_in_joules_too() {
+fn short_flows_count_towards_energy() {
     if !able() {
         return;
     }
@@ -200,13 +200,13 @@ fn short_flows_count_in_joules_too() {
         eventually("it is learnt from", || learnt(&up, "curl")["samples"] == samples);
         learnt(&up, "curl")["energy_j"].as_f64().unwrap_or(0.0)
     };
-    // A long one first: what a byte costs depends on how fast it goes.
+    // A long flow first: the cost of a byte depends on the rate.
     let (long, both) = (joules(20_000_000, 1), joules(20_000, 2));
     assert!((1.0001..1.02).contains(&(both / long)), "{long} J, then {both} J");
 }
 
 #[test]
-fn one_curl_uses_both_links_and_knows_nothing_of_it() {
+fn one_curl_uses_both_links_transparently() {
     if !able() {
         return;
     }
@@ -227,7 +227,7 @@ fn one_curl_uses_both_links_and_knows_nothing_of_it() {
     assert_eq!(got, size);
     assert!(peer.starts_with("203.0.113."), "it sees the relay: {peer}");
     eventually("the flow is gone", || bond_flow(&up).is_none());
-    // What it moved counts for its program, as if one link had carried it.
+    // Its bytes count for its program, as if one link had carried them.
     let mut app = Value::Null;
     eventually("its demand is learnt", || {
         app = learnt(&up, "curl");
@@ -244,7 +244,7 @@ fn one_curl_uses_both_links_and_knows_nothing_of_it() {
 }
 
 #[test]
-fn a_link_that_dies_in_a_download_costs_nothing_but_time() {
+fn a_link_that_dies_during_a_download_costs_only_time() {
     if !able() {
         return;
     }
@@ -263,7 +263,7 @@ fn a_link_that_dies_in_a_download_costs_nothing_but_time() {
 }
 
 #[test]
-fn bonded_traffic_alone_shows_that_a_link_is_dark_and_that_it_is_back() {
+fn bonded_traffic_alone_reveals_a_dark_link_and_its_return() {
     if !able() {
         return;
     }
@@ -282,7 +282,7 @@ fn bonded_traffic_alone_shows_that_a_link_is_dark_and_that_it_is_back() {
 }
 
 #[test]
-fn a_flow_is_moved_by_order() {
+fn braid_move_moves_a_flow() {
     if !able() {
         return;
     }
@@ -333,14 +333,17 @@ fn regression_a_flow_is_not_moved_to_a_link_without_a_path() {
     eventually("it runs", || bond_flow(&up).is_some_and(|flow| flow["rx_bytes"].as_u64() > Some(500_000)));
     let refused = up.braid(&["move", "curl", "--to", "lte0"]);
     let said = text(&refused.stderr);
-    assert!(!refused.status.success() && said.contains("lte0 has no path to home") && said.contains("nothing was moved"), "{said}");
+    assert!(!refused.status.success() && said.contains("lte0 has no path to home") && said.contains("no flow was moved"), "{said}");
     let id = bond_flow(&up).unwrap()["id"].to_string();
     let explained = text(&up.braid(&["explain", &id]).stdout);
-    assert!(explained.contains("no path over it: the link is down") && explained.contains("over every link it may use"), "{explained}");
+    assert!(
+        explained.contains("no path over it: the link is down") && explained.contains("over every link that its rule allows"),
+        "{explained}"
+    );
     let moved = text(&up.braid(&["move", "curl", "--to", "wlan0"]).stdout);
-    assert!(moved.contains("1 flow goes over wlan0"), "{moved}");
+    assert!(moved.contains("1 flow moved to wlan0"), "{moved}");
     let explained = text(&up.braid(&["explain", &id]).stdout);
-    assert!(explained.contains("by order over wlan0 only") && !explained.contains("over every link"), "{explained}");
+    assert!(explained.contains("only over wlan0, where \"braid move\" put it") && !explained.contains("over every link"), "{explained}");
     assert_eq!(ended(child).0, 12_000_000);
 }
 
@@ -357,20 +360,20 @@ fn regression_a_relay_joined_twice_keeps_its_name_its_addresses_and_its_session(
     let refused = up.braid(&["join", &relay.invite(), "--name", "other"]);
     let said = text(&refused.stderr);
     assert!(!refused.status.success() && said.contains("joined as home") && said.contains("braid leave home"), "{said}");
-    // An address where nobody is.
+    // An address without a host.
     let renewed = up.braid(&["join", &relay.invite_to(77)]);
-    assert!(renewed.status.success() && text(&renewed.stdout).contains("home was joined before, and is up"), "{renewed:?}");
+    assert!(renewed.status.success() && text(&renewed.stdout).contains("home was joined before and is up"), "{renewed:?}");
     assert_eq!(good_paths(&up), 2);
     assert_eq!(ended(child).0, 12_000_000, "it lives through all of that");
-    // Under another name after all: what the old session says at its end is not said of the new one.
+    // Under another name: the end of the old session must not affect the new one.
     assert!(up.braid(&["leave", "home"]).status.success());
     assert!(up.braid(&["join", &relay.invite(), "--name", "other"]).status.success());
     eventually("both paths are good again", || good_paths(&up) == 2);
     let log = || text(&up.braid(&["log"]).stdout);
-    eventually("all is told", || log().contains("the relay other can be reached"));
+    eventually("all is told", || log().contains("the relay other is reachable"));
     let said = log();
-    let [left, reached] = ["the relay home was left", "the relay other can be reached"].map(|what| said.find(what).expect("it is told"));
-    assert!(left < reached && !said.contains("cannot be reached"), "{said}");
+    let [left, reached] = ["left the relay home", "the relay other is reachable"].map(|what| said.find(what).expect("it is told"));
+    assert!(left < reached && !said.contains("is unreachable"), "{said}");
     assert!(!said.contains("its flows have ended"), "one act, one note: {said}");
     let explained = text(&up.braid(&["explain", "curl", "203.0.113.10:80"]).stdout);
     assert!(explained.contains("carried by other"), "{explained}");
@@ -415,19 +418,20 @@ fn a_bonded_flow_is_explained_with_its_rule_and_its_links() {
     assert!((shares - 1.0).abs() < 1e-6, "{living}");
     assert!(up.braid(&["move", &id, "--to", "lte0"]).status.success());
     let moved = text(&up.braid(&["explain", &id]).stdout);
-    assert!(moved.contains("it was moved to another link by order") && moved.contains("carried by home"), "{moved}");
+    assert!(moved.contains("\"braid move\" moved the flow to another link") && moved.contains("carried by home"), "{moved}");
     assert_eq!(ended(child).0, 16_000_000);
     drop(relay);
-    // The first flow that wants it finds that it is gone.
+    // The first flow to it detects that it is gone.
     assert_eq!(ended(curl(&lab, &web.url(ByteCount::new(1000)).unwrap())).0, 1000);
     eventually("it goes direct, and why is told", || {
         let direct = explain(&["curl", "203.0.113.10:80"]);
-        direct["outcome"] == "steered" && direct["reason"].as_str().unwrap().contains("its rule wants a relay, and none can be reached now")
+        direct["outcome"] == "steered"
+            && direct["reason"].as_str().unwrap().contains("the rule asks for a relay, but none is reachable now")
     });
 }
 
 #[test]
-fn without_its_relay_a_program_goes_direct_and_back_again() {
+fn flows_go_direct_without_the_relay_and_return_to_it() {
     if !able() {
         return;
     }
@@ -445,9 +449,9 @@ fn without_its_relay_a_program_goes_direct_and_back_again() {
     assert_eq!(ended(curl(&lab, &url)).0, 50_000);
 }
 
-/// What the daemon forwards by itself leaves by a socket of its own, which no program of the kernel follows.
+/// Flows that the daemon forwards directly leave through its own sockets, which no BPF program follows.
 #[test]
-fn regression_what_the_daemon_forwards_by_itself_does_not_go_on_beside_a_tunnel() {
+fn regression_flows_that_the_daemon_forwards_directly_end_when_a_tunnel_comes_up() {
     if !able() {
         return;
     }
@@ -458,7 +462,7 @@ fn regression_what_the_daemon_forwards_by_itself_does_not_go_on_beside_a_tunnel(
     let child = curl(&lab, &web.url(ByteCount::new(40_000_000)).unwrap());
     eventually("the relay has declined it", || text(&up.braid(&["log"]).stdout).contains("home does not open 203.0.113.10"));
     assert_eq!(up.status().unwrap()["counters"]["redirected"].as_u64(), Some(1));
-    // What is not connected yet when the tunnel comes up goes inside it.
+    // A flow that is not yet connected when the tunnel comes up goes through the tunnel.
     eventually("it runs", || [0, 1].iter().any(|link| lab.counters(*link).unwrap().down.delivered_bytes > ByteCount::new(2_000_000)));
     client(&lab, "ip link add wg0 type veth peer name wg0peer");
     client(&lab, "ip link set wg0 arp off up");
@@ -470,7 +474,7 @@ fn regression_what_the_daemon_forwards_by_itself_does_not_go_on_beside_a_tunnel(
 }
 
 #[test]
-fn regression_what_the_relay_does_not_open_goes_direct_and_is_told_once() {
+fn regression_destinations_that_the_relay_does_not_open_go_direct_and_are_logged_once() {
     if !able() {
         return;
     }
@@ -486,13 +490,13 @@ fn regression_what_the_relay_does_not_open_goes_direct_and_is_told_once() {
     assert!(explained.contains("home does not open 203.0.113.10") && explained.contains("--allow 203.0.113.10"), "{explained}");
     let elsewhere = text(&up.braid(&["explain", "curl", "203.0.113.11:80"]).stdout);
     assert!(elsewhere.contains("carried by home"), "{elsewhere}");
-    // The kernel knows by now: the next one is steered like any other.
+    // The kernel's map has the destination now: the next flow is steered like any other.
     let redirected = || up.status().unwrap()["counters"]["redirected"].as_u64().unwrap();
     let before = redirected();
     let child = curl(&lab, &web.url(ByteCount::new(3_000_000)).unwrap());
     eventually("it has a link of its own", || up.flows().iter().any(|flow| flow["name"] == "curl" && flow["carry"] != "bond"));
     assert_eq!((ended(child).0, redirected(), told()), (3_000_000, before, 1));
-    // Its operator allows it: the next session asks anew.
+    // Its operator now allows it: the next session tries again.
     drop(relay);
     let _again = Relay::start(&lab);
     eventually("flows there are bonded again", || {
@@ -502,7 +506,7 @@ fn regression_what_the_relay_does_not_open_goes_direct_and_is_told_once() {
 }
 
 #[test]
-fn a_daemon_that_ends_resets_what_it_carried() {
+fn the_end_of_the_daemon_resets_its_bonded_flows() {
     if !able() {
         return;
     }
@@ -532,7 +536,7 @@ fn a_daemon_that_ends_resets_what_it_carried() {
 }
 
 #[test]
-fn a_relay_lets_transfers_finish_when_it_is_told_to_end() {
+fn a_stopping_relay_lets_transfers_finish() {
     if !able() {
         return;
     }
@@ -542,7 +546,7 @@ fn a_relay_lets_transfers_finish_when_it_is_told_to_end() {
     let child = curl(&lab, &web.url(ByteCount::new(10_000_000)).unwrap());
     eventually("it runs", || bond_flow(&up).is_some_and(|flow| flow["rx_bytes"].as_u64() > Some(1_000_000)));
     relay.signal("TERM");
-    // A new one is refused there, or goes direct: never silence.
+    // A new flow is refused there, or goes direct. It must not hang.
     let mut new = lab.client().command("curl").unwrap();
     new.args(["-sS", "--max-time", "60", "-o", "/dev/null"]).arg(web.url(ByteCount::new(1000)).unwrap());
     let code = new.status().unwrap().code();
@@ -557,7 +561,7 @@ fn a_relay_lets_transfers_finish_when_it_is_told_to_end() {
 }
 
 #[test]
-fn a_relay_whose_disk_is_full_goes_on_and_writes_down_later_what_was_used() {
+fn a_relay_with_a_full_disk_continues_and_stores_usage_later() {
     if !able() {
         return;
     }
@@ -570,7 +574,7 @@ fn a_relay_whose_disk_is_full_goes_on_and_writes_down_later_what_was_used() {
     lab.server().run(|| std::fs::write(state.join("filler"), vec![0; 1 << 20]).unwrap_err()).unwrap();
     assert_eq!(ended(curl(&lab, &web.url(ByteCount::new(300_000)).unwrap())).0, 300_000);
     let log = || std::fs::read_to_string(lab.directory().join("relay/log")).unwrap();
-    eventually("the trouble is told", || log().contains("counted, but not written down"));
+    eventually("the trouble is told", || log().contains("counted, but cannot be saved"));
     assert_eq!(ended(curl(&lab, &web.url(ByteCount::new(200_000)).unwrap())).0, 200_000);
     lab.server().run(|| std::fs::remove_file(state.join("filler")).unwrap()).unwrap();
     eventually("its end is told", || log().contains("can be written again"));
@@ -582,7 +586,7 @@ fn a_relay_whose_disk_is_full_goes_on_and_writes_down_later_what_was_used() {
 }
 
 #[test]
-fn datagrams_go_through_the_relay_too() {
+fn datagrams_go_through_the_relay() {
     if !able() {
         return;
     }
@@ -616,7 +620,7 @@ fn datagrams_go_through_the_relay_too() {
 }
 
 #[test]
-fn regression_datagrams_go_on_when_what_carried_them_has_ended() {
+fn regression_udp_flows_restart_when_their_bond_or_relay_ends() {
     if !able() {
         return;
     }
@@ -644,7 +648,7 @@ fn regression_datagrams_go_on_when_what_carried_them_has_ended() {
     let bonded = || up.flows().iter().filter(|flow| flow["carry"] == "bond").count();
     eventually("answers come", both);
     eventually("both are bonded", || both() && bonded() == 2);
-    // The one that is started next knows nothing of its flows. What is sent meanwhile would go direct, and stay so.
+    // The next relay has no record of its flows. Datagrams sent meanwhile would go direct, and stay direct.
     let log = lab.directory().join("relay/log");
     let joins = || std::fs::read_to_string(&log).unwrap().matches("a path has joined").count();
     relay.signal("KILL");

@@ -1,4 +1,4 @@
-//! The network changes under the daemon: it follows.
+//! The daemon follows changes of the network.
 
 mod support;
 
@@ -39,7 +39,7 @@ fn a_link_that_changes_its_address_is_followed() {
     web.url(ByteCount::new(1000)).unwrap();
     let up = Up::start(&lab, EAGER);
     use_exactly(&lab, &["10.77.0.2", "10.77.1.2"]);
-    // As a renewal does that gives another address: the old one goes, and the routes with it.
+    // As with a DHCP renewal that gives another address: the old address and its routes disappear.
     client(&lab, "ip address del 10.77.1.2/24 dev lte0");
     client(&lab, "ip address add 10.77.1.9/24 dev lte0");
     client(&lab, "ip route add default via 10.77.1.1 dev lte0 metric 101");
@@ -66,7 +66,7 @@ fn open_any(lab: &Lab) -> (std::net::TcpStream, String) {
 }
 
 #[test]
-fn a_renamed_link_stays_the_link_it_is() {
+fn a_renamed_link_keeps_its_identity() {
     if !able() {
         return;
     }
@@ -87,7 +87,7 @@ fn a_renamed_link_stays_the_link_it_is() {
 }
 
 #[test]
-fn a_link_that_is_removed_and_made_anew_is_used_again() {
+fn a_removed_and_recreated_link_is_used_again() {
     if !able() {
         return;
     }
@@ -110,7 +110,7 @@ fn a_link_that_is_removed_and_made_anew_is_used_again() {
 }
 
 #[test]
-fn two_links_of_one_subnet_and_gateway_work_both() {
+fn two_links_with_the_same_subnet_and_gateway_both_work() {
     if !able() {
         return;
     }
@@ -182,13 +182,13 @@ fn lookups_by_a_links_own_resolver_go_by_that_link() {
 }
 
 #[test]
-fn a_captive_portal_is_found_and_left_once_it_opens() {
+fn a_captive_portal_is_detected_until_it_opens() {
     if !able() {
         return;
     }
     let lab = lab(2);
     let web = Web::start(&lab).unwrap();
-    // While this page exists it stands for the portal's.
+    // While this page exists, it plays the portal's page.
     web.url(ByteCount::new(4)).unwrap();
     let page = lab.directory().join("web/files/4.bin");
     let links = "[[link]]\nname = \"wlan0\"\nprobe_targets = [{ url = \"http://203.0.113.20/generate_204\" }]\n\
@@ -196,7 +196,7 @@ fn a_captive_portal_is_found_and_left_once_it_opens() {
     lab.client()
         .run(|| {
             for name in NAMES {
-                // In IPv6 nobody is asked but the gateway: leave it out.
+                // In IPv6 only the gateway is probed: leave it out.
                 let _ = fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1");
             }
         })
@@ -219,7 +219,7 @@ fn a_link_that_flaps_is_kept_out_until_it_stays() {
     let lab = lab(2);
     let up = Up::start(&lab, EAGER);
     let kept_out = || up.link("lte0")["reason"].to_string().contains("kept out until it stays");
-    // It goes and comes; a flow finds the other link always.
+    // The link fails and returns; flows always use the other link.
     let flap = || {
         lab.carrier(1, false).unwrap();
         up.wait_state("lte0", "down");

@@ -1,4 +1,4 @@
-//! Links die and come back at random under a bond's flows, and then all at once: nothing is lost.
+//! Links fail and return at random during a bond's flows, and then all fail at once: no data is lost.
 
 mod support;
 
@@ -7,7 +7,7 @@ use std::time::Duration;
 use braid_lab::churn::{Plan, any_seed, run};
 use support::*;
 
-/// Repeats a run: the seed that it told.
+/// Environment variable with the printed seed of a run to repeat.
 const SEED: &str = "BRAID_SEED";
 
 #[test]

@@ -1,4 +1,4 @@
-//! A connect on a link that died in silence goes on by another link.
+//! A connect on a link that died silently moves to another link.
 
 mod support;
 
@@ -11,23 +11,23 @@ use socket2::SockRef;
 use support::*;
 
 const ROUND_ROBIN: &str = "scheduler = \"round-robin\"\n";
-/// What no connect takes that found its link dead and waits for the kernel to give it up.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// Upper bound for a moved connect. A connect that waits on the dead link until the kernel gives up takes longer.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn two_links() -> Lab {
     let links = NAMES.iter().zip([10, 40]).map(|(name, delay)| LinkSpec::new(name).rate(mbps(20)).delay(ms(delay)));
     links.take(2).fold(Lab::builder(), |builder, link| builder.link(link)).rp_filter(2).start().unwrap()
 }
 
-/// A connect of the client: how long it took, and from where.
+/// A connect of the client: its duration and local address.
 fn connect(to: SocketAddr) -> Result<(Duration, IpAddr, TcpStream), String> {
     let begin = Instant::now();
-    let stream = TcpStream::connect_timeout(&to, PATIENCE).map_err(|error| format!("after {:?}: {error}", begin.elapsed()))?;
+    let stream = TcpStream::connect_timeout(&to, TIMEOUT).map_err(|error| format!("after {:?}: {error}", begin.elapsed()))?;
     let local = stream.local_addr().map_err(|error| error.to_string())?.ip();
     Ok((begin.elapsed(), local, stream))
 }
 
-/// So many connects at the same time.
+/// Opens `count` connections at the same time.
 fn connect_many(lab: &Lab, user: Option<u32>, to: SocketAddr, count: usize) -> Vec<Result<(Duration, IpAddr, TcpStream), String>> {
     let all = || {
         let threads: Vec<_> = (0..count).map(|_| std::thread::spawn(move || connect(to))).collect();
@@ -45,7 +45,7 @@ fn dynaddr(lab: &Lab) -> String {
 }
 
 #[test]
-fn of_a_hundred_connects_none_fails_on_a_link_that_has_died_in_silence() {
+fn no_connect_fails_when_a_link_dies_silently() {
     if !able() {
         return;
     }
@@ -80,7 +80,7 @@ fn of_a_hundred_connects_none_fails_on_a_link_that_has_died_in_silence() {
 }
 
 #[test]
-fn a_connect_that_was_moved_lives_on_without_braid() {
+fn a_moved_connect_survives_the_end_of_braid() {
     if !able() {
         return;
     }
@@ -106,7 +106,7 @@ fn a_connect_that_was_moved_lives_on_without_braid() {
 }
 
 #[test]
-fn the_systems_own_setting_is_put_back_and_one_that_the_user_made_is_left_alone() {
+fn the_system_setting_is_restored_and_a_users_setting_is_kept() {
     if !able() {
         return;
     }
@@ -128,7 +128,7 @@ fn the_systems_own_setting_is_put_back_and_one_that_the_user_made_is_left_alone(
 }
 
 #[test]
-fn a_connect_that_only_one_link_is_allowed_stays_there() {
+fn a_connect_with_one_allowed_link_is_not_moved() {
     if !able() {
         return;
     }

@@ -1,6 +1,6 @@
-//! A link that dies loses its flows to the others, soon, and gets new ones again when it is back.
+//! Flows soon avoid a link that dies, and use it again after its return.
 //!
-//! The times are printed; the bounds are wide, since a busy machine must not fail them: without Braid a dead link is used for ever.
+//! The tests print the times. The bounds are wide, so that they hold on a busy machine; without Braid a dead link is used for ever.
 
 mod support;
 
@@ -41,14 +41,14 @@ fn last_use(lab: &Lab, to: SocketAddr, link: usize, quiet: Duration) -> Duration
     outcome.unwrap().unwrap_or_else(|last| panic!("link {link} is dead and gets flows after {last:?}"))
 }
 
-/// How long, from now, until a new flow uses `link`.
+/// Time until a new flow uses `link`.
 #[track_caller]
 fn first_use(lab: &Lab, to: SocketAddr, link: usize, limit: Duration) -> Duration {
     within(limit, &format!("link {link} gets flows"), || chosen_many(lab, to, 3).contains(&link))
 }
 
 #[test]
-fn an_idle_eager_link_that_goes_dark_is_left_and_used_again() {
+fn continuous_probing_detects_an_idle_dark_link_and_its_return() {
     if !able() {
         return;
     }
@@ -73,7 +73,7 @@ fn an_idle_eager_link_that_goes_dark_is_left_and_used_again() {
     }
 }
 
-/// A server that sends without end to whoever connects.
+/// A server that sends endlessly to every client.
 fn endless(lab: &Lab) -> SocketAddr {
     let listener = lab.server().run(|| TcpListener::bind("[::]:9000")).unwrap().unwrap();
     thread::spawn(move || {
@@ -87,7 +87,7 @@ fn endless(lab: &Lab) -> SocketAddr {
     remote(10, 9000)
 }
 
-/// A flow that reads whatever comes until `stop`, on each link.
+/// Starts a flow on each link that reads until `stop`.
 fn downloads(lab: &Lab, from: SocketAddr, count: usize) -> Vec<(TcpStream, usize)> {
     let flows: Vec<_> = (0..count).map(|_| open(lab, from)).collect();
     let mut links: Vec<_> = flows.iter().map(|(_, link)| *link).collect();
@@ -97,7 +97,7 @@ fn downloads(lab: &Lab, from: SocketAddr, count: usize) -> Vec<(TcpStream, usize
     flows
 }
 
-/// Lets the readers end, also when the test fails.
+/// Ends the readers, also when the test fails.
 struct Stop<'a>(&'a AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -121,7 +121,7 @@ fn read_until(mut stream: &TcpStream, stop: &AtomicBool) -> Result<(), ErrorKind
 }
 
 #[test]
-fn flows_in_progress_tell_that_a_sparing_link_went_dark() {
+fn flows_in_progress_reveal_a_dark_link_with_on_demand_probing() {
     if !able() {
         return;
     }
@@ -149,7 +149,7 @@ fn flows_in_progress_tell_that_a_sparing_link_went_dark() {
 }
 
 #[test]
-fn a_link_without_carrier_is_left_at_once_and_used_again() {
+fn loss_of_carrier_takes_effect_at_once_and_the_link_is_used_again() {
     if !able() {
         return;
     }
@@ -173,7 +173,7 @@ fn one_family_of_a_link_dies_alone() {
     }
     let lab = three_links();
     let up = Up::start(&lab, EAGER);
-    // The gateway stops to speak IPv6.
+    // The gateway stops answering over IPv6.
     lab.server().sysctl("ipv6/conf/l1/disable_ipv6", "1").unwrap();
     eventually("lte0 is dead for IPv6", || up.link("lte0")["state_v6"] == "dead");
     assert_eq!(up.link("lte0")["state_v4"], "up");
@@ -223,7 +223,7 @@ fn assert_ended(lab: &Lab, flows: &[(TcpStream, usize)], dark: usize, ends: impl
 }
 
 #[test]
-fn flows_stuck_on_a_dead_link_are_ended_so_that_programs_connect_anew() {
+fn flows_stuck_on_a_dead_link_are_ended() {
     if !able() {
         return;
     }
@@ -237,7 +237,7 @@ fn flows_stuck_on_a_dead_link_are_ended_so_that_programs_connect_anew() {
 }
 
 #[test]
-fn pinned_flows_are_left_to_wait_for_their_dead_link() {
+fn pinned_flows_on_a_dead_link_are_not_ended() {
     if !able() {
         return;
     }

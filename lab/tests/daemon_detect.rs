@@ -13,10 +13,10 @@ use serde_json::Value;
 use support::user::two_links;
 use support::*;
 
-/// Where the lab's web server is asked for files.
+/// Address of the lab's web server.
 const HOST: &str = "203.0.113.10";
 
-/// Every host that answers is asked whether it runs Braid.
+/// Configuration: Braid asks every host that answers.
 const DETECT: &str = "detect = true\n";
 
 /// The lab's servers listen on ports of their own.
@@ -40,7 +40,7 @@ impl<'a> Server<'a> {
         Self { lab, child }
     }
 
-    /// Ends it, and with it its key.
+    /// Stops the relay and removes its key.
     fn forget_key(self) {
         let state = self.lab.directory().join("server/state");
         drop(self);
@@ -58,7 +58,7 @@ impl Drop for Server<'_> {
     }
 }
 
-/// Questions from now on, by link.
+/// Counts questions from now on, per link.
 fn questions(lab: &Lab) -> Vec<Watch> {
     watch_all(lab, Filter { port: Some(5757), protocol: Some(Protocol::Udp), ..Filter::to(Lab::internet(10)) })
 }
@@ -83,13 +83,13 @@ fn server_of(up: &Up<'_>) -> Value {
     peers["peers"].as_array().unwrap().iter().find(|peer| peer["name"] == HOST).cloned().unwrap_or_default()
 }
 
-/// Whether the server is known, and has shown its key over every link.
+/// Whether the daemon lists the server, and the server has shown its key over every link.
 fn is_known(up: &Up<'_>) -> bool {
     let server = server_of(up);
     server["state"] == "idle" && server["reason"].is_null()
 }
 
-/// One flow goes direct, and the host is found to run Braid.
+/// Runs one direct flow, and waits until the daemon has found that the host runs Braid.
 #[track_caller]
 fn detected(lab: &Lab, up: &Up<'_>, web: &Web) {
     fetched(lab, web, 100_000);
@@ -164,7 +164,7 @@ fn the_first_flow_goes_direct_and_later_ones_use_both_links() {
         (stream, from.join().unwrap())
     });
     assert_eq!((stream.peer_addr().unwrap(), from.ip()), (remote(10, 8080), Lab::internet(10).into()));
-    // What nobody listens to is refused, the first time after a moment.
+    // A port without a listener is refused; the first time after a short delay.
     eventually("nobody listens there", || {
         let tried = lab.client().run(|| std::net::TcpStream::connect_timeout(&remote(10, 8081), LIMIT).map(drop)).unwrap();
         tried.map_err(|error| error.kind()) == Err(std::io::ErrorKind::ConnectionRefused)
@@ -222,9 +222,9 @@ fn servers_are_found_and_used_in_ipv6_too() {
     assert_eq!(seen["peer"], Lab::internet6(10).to_string());
 }
 
-/// What no bond takes after all keeps to the links that its rule allows.
+/// A flow that no bond takes uses only the links that its rule allows.
 #[test]
-fn a_flow_whose_server_has_gone_keeps_to_its_links() {
+fn a_flow_to_a_vanished_server_stays_on_its_links() {
     if !able() {
         return;
     }
@@ -264,7 +264,7 @@ fn datagrams_go_straight_where_a_rule_says_so() {
 }
 
 #[test]
-fn nobody_is_asked_whom_policy_keeps_from_it() {
+fn hosts_excluded_by_policy_are_never_asked() {
     if !able() {
         return;
     }
@@ -300,7 +300,7 @@ fn nobody_is_asked_whom_policy_keeps_from_it() {
 }
 
 #[test]
-fn a_server_that_shows_another_key_is_not_trusted_until_it_is_forgotten() {
+fn a_server_with_a_changed_key_is_not_trusted_until_its_pin_is_removed() {
     if !able() {
         return;
     }
@@ -325,8 +325,8 @@ fn a_server_that_shows_another_key_is_not_trusted_until_it_is_forgotten() {
     fetched(&lab, &web, 1_000_000);
     eventually("it is refused", || server_of(&up)["state"] == "refused");
     let warnings = up.status().unwrap()["warnings"].to_string();
-    assert!(warnings.contains(HOST) && warnings.contains("another key") && warnings.contains("braid leave"), "{warnings}");
-    assert!(up.log().contains("shows another key"), "{}", up.log());
+    assert!(warnings.contains(HOST) && warnings.contains("a different key") && warnings.contains("braid leave"), "{warnings}");
+    assert!(up.log().contains("shows a different key"), "{}", up.log());
     assert!(!bonded(&lab, &up, &web, 1_000_000));
 
     let left = up.braid(&["leave", HOST]);
@@ -337,7 +337,7 @@ fn a_server_that_shows_another_key_is_not_trusted_until_it_is_forgotten() {
 }
 
 #[test]
-fn a_server_that_goes_away_is_not_tried_any_more_and_is_used_again() {
+fn a_vanished_server_is_not_tried_until_it_returns() {
     if !able() {
         return;
     }
@@ -359,7 +359,7 @@ fn a_server_that_goes_away_is_not_tried_any_more_and_is_used_again() {
 }
 
 #[test]
-fn what_a_tunnel_takes_over_is_bonded_no_more() {
+fn flows_that_a_tunnel_covers_are_no_longer_bonded() {
     if !able() {
         return;
     }
@@ -393,7 +393,7 @@ fn what_a_tunnel_takes_over_is_bonded_no_more() {
 }
 
 #[test]
-fn what_a_server_does_not_open_for_strangers_goes_direct() {
+fn destinations_that_a_server_does_not_open_go_direct() {
     if !able() {
         return;
     }

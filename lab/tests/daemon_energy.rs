@@ -1,4 +1,4 @@
-//! The scheduler that minds energy and money: the kernel takes the link it should, and joules are told.
+//! The scheduler for energy and money: the kernel chooses the right link, and the daemon reports joules.
 
 mod support;
 
@@ -18,7 +18,7 @@ fn config(utility: &str) -> String {
     format!("scheduler = \"operetta\"\nprobe = \"continuous\"\nutility = {utility}\n{}{}", link("wlan0", 3000), link("lte0", 1000))
 }
 
-/// How many of ten connections that are there together each link gets.
+/// Number of ten concurrent connections that each link gets.
 fn together(lab: &Lab) -> [usize; 2] {
     let links = lab.client().run(|| {
         let begin = || {
@@ -36,7 +36,7 @@ fn together(lab: &Lab) -> [usize; 2] {
 }
 
 #[test]
-fn a_reload_of_the_utility_holds_for_the_next_flow() {
+fn a_reloaded_utility_applies_to_the_next_flow() {
     if !able() {
         return;
     }
@@ -68,5 +68,5 @@ fn a_reload_of_the_utility_holds_for_the_next_flow() {
     eventually("the link's joules are told", || up.link("lte0")["energy_j"].as_f64().is_some_and(|joules| (0.8..1.2).contains(&joules)));
     assert_eq!(up.link("lte0")["energy_source"], "the configuration");
     let explained = text(&up.braid(&["explain", "curl", "203.0.113.10:80"]).stdout);
-    assert!(explained.contains("goes over lte0") && explained.contains("cheapest link that is done within"), "{explained}");
+    assert!(explained.contains("goes over lte0") && explained.contains("cheapest link that finishes within"), "{explained}");
 }

@@ -1,4 +1,4 @@
-//! What the policy forbids does not happen: not one packet, by capture.
+//! No packet violates the policy, as captures show.
 
 mod support;
 
@@ -11,7 +11,7 @@ use support::*;
 
 const EAGER: &str = "scheduler = \"round-robin\"\nprobe = \"continuous\"\n";
 
-/// Tries to reach this host in every way there is; nothing needs to answer.
+/// Tries to reach this host with every kind of socket; no answer is needed.
 fn try_all(lab: &Lab, host: u8) {
     for user in [None, Some(NOBODY)] {
         lab.client()
@@ -45,7 +45,7 @@ fn captured(lab: &Lab, host: u8, work: impl FnOnce()) -> Vec<u64> {
 }
 
 #[test]
-fn pinned_and_forbidden_flows_keep_to_their_links_dead_or_alive() {
+fn pinned_flows_use_only_their_links_dead_or_alive() {
     if !able() {
         return;
     }
@@ -76,7 +76,7 @@ fn pinned_and_forbidden_flows_keep_to_their_links_dead_or_alive() {
 }
 
 #[test]
-fn multipath_and_fast_open_are_no_way_around_the_policy() {
+fn multipath_and_fast_open_do_not_bypass_the_policy() {
     if !able() {
         return;
     }
@@ -92,14 +92,14 @@ fn multipath_and_fast_open_are_no_way_around_the_policy() {
         };
         lab.client().run(work).unwrap();
         let mut curl = lab.client().command("curl").unwrap();
-        // Nobody listens: only the first segments count.
+        // There is no listener: only the first segments count.
         curl.args(["-s", "--tcp-fastopen", "--max-time", "2", "http://203.0.113.11:9/"]).status().unwrap();
     });
     assert!(counts[0] == 0 && counts[1] >= 5, "{counts:?}");
 }
 
 #[test]
-fn programs_are_told_apart_by_executable_name_and_user_from_the_first_packet() {
+fn rules_match_executable_name_and_user_from_the_first_packet() {
     if !able() {
         return;
     }
@@ -123,7 +123,7 @@ fn programs_are_told_apart_by_executable_name_and_user_from_the_first_packet() {
 }
 
 #[test]
-fn preferred_links_are_used_while_they_live() {
+fn preferred_links_are_used_while_they_work() {
     if !able() {
         return;
     }
@@ -139,7 +139,7 @@ fn preferred_links_are_used_while_they_live() {
 }
 
 #[test]
-fn a_backup_link_waits_for_all_others_to_die_and_an_excluded_one_for_ever() {
+fn a_backup_link_is_used_only_when_all_others_are_dead_and_an_excluded_one_never() {
     if !able() {
         return;
     }
@@ -162,14 +162,14 @@ fn a_backup_link_waits_for_all_others_to_die_and_an_excluded_one_for_ever() {
     });
 }
 
-/// Downloads this much over a link of its own choice.
+/// Downloads this much over a chosen link.
 fn download(lab: &Lab, link: &str, url: &str) {
     let mut command = lab.client().command("curl").unwrap();
     assert!(command.args(["-s", "-o", "/dev/null", "--interface", link, url]).status().unwrap().success());
 }
 
 #[test]
-fn a_link_whose_allowance_is_used_up_gets_no_more_flows_also_after_a_restart() {
+fn a_used_up_allowance_stops_new_flows_even_after_a_restart() {
     if !able() {
         return;
     }
@@ -212,7 +212,7 @@ fn a_link_whose_allowance_is_used_up_gets_no_more_flows_also_after_a_restart() {
 }
 
 #[test]
-fn an_allowance_is_kept_when_the_daemon_is_killed() {
+fn an_allowance_survives_killing_the_daemon() {
     if !able() {
         return;
     }
@@ -223,7 +223,7 @@ fn an_allowance_is_kept_when_the_daemon_is_killed() {
     let mut up = Up::start(&lab, &capped);
     download(&lab, "lte0", &url);
     up.wait_state("lte0", "capped");
-    // What is learnt is written every quarter of a minute.
+    // Estimates are written every 15 seconds.
     let database = lab.directory().join("braid/state/braid.sqlite-wal");
     let size = || std::fs::metadata(&database).map_or(0, |meta| meta.len());
     let before = size();
@@ -236,7 +236,7 @@ fn an_allowance_is_kept_when_the_daemon_is_killed() {
 }
 
 #[test]
-fn an_allowance_is_kept_when_its_modem_is_pulled_out_and_put_back() {
+fn an_allowance_survives_replugging_the_modem() {
     if !able() {
         return;
     }

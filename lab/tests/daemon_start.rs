@@ -1,4 +1,4 @@
-//! Starts that fail leave nothing half done and say why; starts in poor places succeed; the watchdog's odd days.
+//! Failed starts print the reason and leave nothing behind; starts in limited environments succeed; failures of the watchdog.
 
 mod support;
 
@@ -17,7 +17,7 @@ use support::*;
 
 const ROUND_ROBIN: &str = "scheduler = \"round-robin\"\nprobe = \"continuous\"\n";
 
-/// Runs `braid up --foreground` by way of `wrapper` to its end. It must fail, and leave routing as it was.
+/// Runs `braid up --foreground` through `wrapper` to its end. It must fail, and leave routing unchanged.
 #[track_caller]
 fn refused(lab: &Lab, wrapper: &[&str], more: &[&str]) -> String {
     let before = routing(lab);
@@ -53,7 +53,7 @@ fn socket(lab: &Lab) -> PathBuf {
 }
 
 #[test]
-fn without_privilege_the_message_names_what_is_missing_and_what_else_there_is() {
+fn without_privilege_the_message_names_the_missing_rights_and_alternatives() {
     if !able() {
         return;
     }
@@ -68,7 +68,7 @@ fn without_privilege_the_message_names_what_is_missing_and_what_else_there_is() 
 }
 
 #[test]
-fn a_socket_that_is_taken_stops_the_start_before_anything_is_changed() {
+fn an_occupied_socket_stops_the_start_before_any_change() {
     if !able() {
         return;
     }
@@ -84,7 +84,7 @@ fn a_socket_that_is_taken_stops_the_start_before_anything_is_changed() {
 }
 
 #[test]
-fn a_state_directory_that_cannot_be_one_is_told_and_harms_nothing() {
+fn an_unusable_state_directory_is_reported_and_the_daemon_runs() {
     if !able() {
         return;
     }
@@ -97,7 +97,7 @@ fn a_state_directory_that_cannot_be_one_is_told_and_harms_nothing() {
 }
 
 #[test]
-fn no_links_and_no_loopback_are_no_reason_not_to_run() {
+fn the_daemon_runs_without_links_and_loopback() {
     if !able() {
         return;
     }
@@ -147,7 +147,7 @@ fn a_running_daemon_holds_only_the_capabilities_it_uses() {
     assert_eq!((capabilities(next, "CapEff:"), field(next, "NoNewPrivs:").as_str()), (vec![12], "1"));
 }
 
-/// `braid up` and `braid down` of a client that has a `/run/braid` of its own.
+/// `braid up` and `braid down` in a client with a private `/run/braid`.
 struct Switch<'a> {
     lab: &'a Lab,
     home: PathBuf,
@@ -163,7 +163,7 @@ impl<'a> Switch<'a> {
         Self { lab, home }
     }
 
-    /// A command; `@` stands for the directory where its configuration is.
+    /// A command; `@` is replaced by the directory of its configuration.
     fn command(&self, words: &[&str]) -> Command {
         let mut command = self.lab.client().command(braid()).unwrap();
         let home = format!("{}/", self.home.display());
@@ -215,7 +215,7 @@ fn up_returns_when_the_daemon_steers_and_down_ends_it() {
     let (mode, logged) =
         lab.client().run(|| (fs::metadata(&log).unwrap().permissions().mode(), fs::read_to_string(&log).unwrap())).unwrap();
     assert_eq!(mode & 0o777, 0o600);
-    assert!(logged.contains("Braid is up"), "{logged}");
+    assert!(logged.contains("Braid is running"), "{logged}");
     assert_eq!(fs::read_link(format!("/proc/{daemon}/cwd")).unwrap(), Path::new("/"));
     let stat = fs::read_to_string(format!("/proc/{daemon}/stat")).unwrap();
     // Behind the name: state, parent, group, session, terminal.
@@ -241,7 +241,7 @@ fn up_returns_when_the_daemon_steers_and_down_ends_it() {
 }
 
 #[test]
-fn of_two_ups_at_once_one_starts_the_daemon_and_both_succeed() {
+fn two_concurrent_ups_start_one_daemon_and_both_succeed() {
     if !able() {
         return;
     }
@@ -259,7 +259,7 @@ fn of_two_ups_at_once_one_starts_the_daemon_and_both_succeed() {
 }
 
 #[test]
-fn up_believes_no_answer_but_the_daemons() {
+fn up_accepts_answers_only_from_the_daemon() {
     if !able() {
         return;
     }
@@ -273,7 +273,7 @@ fn up_believes_no_answer_but_the_daemons() {
     });
     let pretended = || switch.run(&["up", "--state-dir", "@state", "--socket", "@pretender"]);
     let (code, said, errors) = pretended();
-    assert!(code == Some(1) && said.is_empty() && errors.contains("another braid answers on"), "{said}{errors}");
+    assert!(code == Some(1) && said.is_empty() && errors.contains("another Braid daemon is running on"), "{said}{errors}");
     assert_eq!(switch.up(&[]).0, Some(0));
     let (code, said, errors) = pretended();
     assert!(code == Some(1) && said.is_empty() && errors.contains("It does not answer on"), "{said}{errors}");
@@ -282,7 +282,7 @@ fn up_believes_no_answer_but_the_daemons() {
 }
 
 #[test]
-fn a_failed_up_says_why_and_leaves_nothing_running() {
+fn a_failed_up_prints_the_reason_and_leaves_nothing_running() {
     if !able() {
         return;
     }
@@ -299,13 +299,13 @@ fn a_failed_up_says_why_and_leaves_nothing_running() {
 }
 
 #[test]
-fn an_interrupted_up_ends_the_daemon_that_is_not_ready() {
+fn interrupting_up_ends_the_starting_daemon() {
     if !able() {
         return;
     }
     let lab = lab(2);
     let (before, switch) = (routing(&lab), Switch::new(&lab));
-    // Its daemon waits for somebody who writes the certificate.
+    // Its daemon blocks until something writes the certificate.
     client(&lab, &format!("mkfifo {}", switch.home.join("fifo").display()));
     let mut command = switch.command(&["up", "--state-dir", "@state", "--ui", "--ui-cert", "@fifo", "--ui-key", "@fifo"]);
     let up = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -318,7 +318,7 @@ fn an_interrupted_up_ends_the_daemon_that_is_not_ready() {
 }
 
 #[test]
-fn up_stays_in_the_foreground_where_it_is_told_to_or_a_service_manager_waits() {
+fn up_stays_in_the_foreground_on_request_or_under_a_service_manager() {
     if !able() {
         return;
     }
@@ -395,7 +395,7 @@ fn line(status: &str, name: &str) -> String {
 }
 
 #[test]
-fn regression_a_killed_watchdog_is_replaced_and_the_new_one_does_its_work() {
+fn regression_a_killed_watchdog_is_replaced_by_a_working_one() {
     if !able() {
         return;
     }
@@ -417,7 +417,7 @@ fn regression_a_killed_watchdog_is_replaced_and_the_new_one_does_its_work() {
 }
 
 #[test]
-fn regression_the_old_watchdog_does_not_sweep_what_the_next_daemon_put_in_place() {
+fn regression_the_old_watchdog_does_not_sweep_the_next_daemons_rules() {
     if !able() {
         return;
     }
@@ -441,8 +441,8 @@ fn regression_the_old_watchdog_does_not_sweep_what_the_next_daemon_put_in_place(
     }
 }
 
-/// What is left of a daemon that died becomes this process's own, whose session it is of. Else its watchdog might be of an orphaned process
-/// group then, in which the kernel sets going again what was stopped.
+/// Makes this process the parent of a dead daemon's children, which are in its session. Otherwise the watchdog might be in an orphaned process
+/// group, in which the kernel resumes stopped processes.
 fn adopt_orphans() {
     // SAFETY: a plain system call without pointers.
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }, 0);

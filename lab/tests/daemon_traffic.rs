@@ -1,4 +1,4 @@
-//! Under `braid up`, programs reach what they reached before, by every kind of socket, as root and as anybody.
+//! Under `braid up`, programs reach the same destinations as before, with every kind of socket, as root and as an ordinary user.
 
 mod support;
 
@@ -54,7 +54,7 @@ fn tcp_of_both_families_and_mapped_addresses_uses_every_link() {
 }
 
 #[test]
-fn datagrams_of_connected_sockets_use_every_link_and_come_back() {
+fn connected_udp_sockets_use_every_link_and_get_answers() {
     if !able() {
         return;
     }
@@ -92,7 +92,7 @@ fn datagrams_of_connected_sockets_use_every_link_and_come_back() {
 }
 
 #[test]
-fn one_unconnected_socket_reaches_many_destinations_by_every_link() {
+fn one_unconnected_socket_uses_every_link() {
     if !able() {
         return;
     }
@@ -104,7 +104,7 @@ fn one_unconnected_socket_reaches_many_destinations_by_every_link() {
             let before = Filter { direction: Some(Direction::Up), protocol: Some(Transport::Udp), port: Some(7), ..Filter::default() };
             let watches = watch_all(&lab, before);
             let work = || {
-                // Not bound to anything: the kernel gives it a port when it first sends.
+                // Not bound: the kernel assigns a port at the first send.
                 let socket = UdpSocket::from(Socket::new(domain, Type::DGRAM, Some(Protocol::UDP)).unwrap());
                 for round in 0..2 {
                     for host in 10..20 {
@@ -123,7 +123,7 @@ fn one_unconnected_socket_reaches_many_destinations_by_every_link() {
 }
 
 #[test]
-fn names_are_looked_up_by_anybody() {
+fn name_lookups_work_for_every_user() {
     if !able() {
         return;
     }
@@ -141,7 +141,7 @@ fn names_are_looked_up_by_anybody() {
     }
 }
 
-/// What a server on the client hears from `asker`, answered by `reply`; gives whom the asker hears.
+/// A server on the client receives a datagram from `asker` and answers with `reply`. Returns the source address that the asker sees.
 fn ask(lab: &Lab, asker: &str, service: &UdpSocket, to: &str) -> SocketAddr {
     let socket = lab.server().run(|| UdpSocket::bind(asker)).unwrap().unwrap();
     socket.set_read_timeout(Some(LIMIT)).unwrap();
@@ -204,7 +204,7 @@ fn multicast_and_the_machine_itself_are_left_alone() {
 }
 
 #[test]
-fn sockets_their_programs_bound_are_left_alone() {
+fn sockets_bound_by_their_programs_are_left_alone() {
     if !able() {
         return;
     }
@@ -232,13 +232,13 @@ fn sockets_their_programs_bound_are_left_alone() {
 }
 
 #[test]
-fn a_connected_socket_that_sends_nothing_is_no_flow() {
+fn a_connected_socket_that_sends_nothing_is_not_a_flow() {
     if !able() {
         return;
     }
     let lab = lab(2);
     let up = Up::start(&lab, ROUND_ROBIN);
-    // As resolver libraries do, to learn which source address the system would choose.
+    // As resolver libraries do, to find the source address that the system would choose.
     let sockets: Vec<_> = lab
         .client()
         .run(|| {
@@ -272,7 +272,7 @@ fn excluded_users_and_destinations_follow_the_system() {
 }
 
 #[test]
-fn regression_what_was_learnt_of_a_program_is_known_after_a_restart() {
+fn regression_estimates_of_a_program_survive_a_restart() {
     if !able() {
         return;
     }
@@ -309,7 +309,7 @@ fn regression_what_was_learnt_of_a_program_is_known_after_a_restart() {
 }
 
 #[test]
-fn regression_a_daemon_in_a_container_knows_programs_by_its_own_numbers() {
+fn regression_a_daemon_in_a_container_uses_its_own_process_ids() {
     if !able() {
         return;
     }

@@ -1,4 +1,4 @@
-//! Destinations that the system sends through a tunnel never leave by a link: wg-quick's rules, and a default route of a lower metric.
+//! Traffic that the system sends through a tunnel never leaves over a link: wg-quick's rules, and a default route of a lower metric.
 
 mod support;
 
@@ -11,7 +11,7 @@ use support::*;
 
 const EAGER: &str = "scheduler = \"round-robin\"\nprobe = \"continuous\"\n";
 
-/// A device that is no link, and swallows what enters it.
+/// A device that is no link and drops all its packets.
 fn add_tunnel(lab: &Lab) {
     client(lab, "ip link add wg0 type veth peer name wg0peer");
     // Like a tun device it knows no neighbours.
@@ -23,7 +23,7 @@ fn add_tunnel(lab: &Lab) {
     }
 }
 
-/// What `wg-quick up` does for AllowedIPs = 0.0.0.0/0, ::/0.
+/// The rules and routes of `wg-quick up` for AllowedIPs = 0.0.0.0/0, ::/0.
 fn wg_quick(lab: &Lab) {
     add_tunnel(lab);
     for family in ["-4", "-6"] {
@@ -41,7 +41,7 @@ fn lower_metric(lab: &Lab) {
     }
 }
 
-/// Two halves of the world, which win by their length.
+/// Two half default routes (/1), which win by their prefix length.
 fn two_halves(lab: &Lab) {
     add_tunnel(lab);
     for route in ["-4 route add 0.0.0.0/1", "-4 route add 128.0.0.0/1", "-6 route add ::/1", "-6 route add 8000::/1"] {
@@ -49,7 +49,7 @@ fn two_halves(lab: &Lab) {
     }
 }
 
-/// Frames the tunnel was given.
+/// Frames sent to the tunnel.
 fn tunnelled(lab: &Lab) -> u64 {
     let count = lab.client().run(|| fs::read_to_string("/sys/class/net/wg0/statistics/tx_packets")).unwrap().unwrap();
     count.trim().parse().unwrap()
@@ -58,7 +58,7 @@ fn tunnelled(lab: &Lab) -> u64 {
 /// Packets that [`try_all`] sends to each host.
 const EACH: u64 = 12;
 
-/// Sends to these hosts in every way.
+/// Sends to these hosts with every kind of socket.
 fn try_all(lab: &Lab, hosts: std::ops::Range<u8>) {
     for user in [None, Some(NOBODY)] {
         let work = || {
@@ -162,7 +162,7 @@ fn braid_itself_asks_nobody_behind_a_tunnel() {
     followed(&lab);
     let hosts = watch_hosts(&lab, 10..14);
     let gateways: Vec<_> = (0..2).map(|link| lab.watch(link, Filter::to([10, 77, link as u8, 1])).unwrap()).collect();
-    // One in ten asks a destination.
+    // One probe in ten goes to a destination.
     eventually("many probes were sent", || packets(&lab, &gateways).iter().all(|count| *count > 30));
     assert_eq!(packets(&lab, &hosts), vec![0; hosts.len()]);
 }
@@ -188,37 +188,37 @@ fn flows_begun_before_the_tunnel_do_not_go_on_outside() {
 }
 
 #[test]
-fn nothing_goes_around_wg_quick() {
+fn no_flow_bypasses_wg_quick() {
     nothing_leaves(wg_quick);
 }
 
 #[test]
-fn nothing_goes_around_wg_quick_started_later() {
+fn no_flow_bypasses_wg_quick_started_later() {
     nothing_leaves_from_then_on(wg_quick);
 }
 
 #[test]
-fn nothing_goes_around_a_default_route_of_a_lower_metric() {
+fn no_flow_bypasses_a_default_route_of_lower_metric() {
     nothing_leaves(lower_metric);
 }
 
 #[test]
-fn nothing_goes_around_a_default_route_of_a_lower_metric_that_comes_later() {
+fn no_flow_bypasses_a_later_default_route_of_lower_metric() {
     nothing_leaves_from_then_on(lower_metric);
 }
 
 #[test]
-fn nothing_goes_around_two_halves_of_the_world() {
+fn no_flow_bypasses_two_half_default_routes() {
     nothing_leaves(two_halves);
 }
 
 #[test]
-fn nothing_goes_around_two_halves_of_the_world_that_come_later() {
+fn no_flow_bypasses_later_half_default_routes() {
     nothing_leaves_from_then_on(two_halves);
 }
 
 #[test]
-fn the_tunnels_own_packets_go_by_a_link() {
+fn the_tunnels_own_packets_use_a_link() {
     if !able() {
         return;
     }
@@ -247,7 +247,7 @@ fn ipsec(lab: &Lab) {
 }
 
 #[test]
-fn regression_what_an_ipsec_policy_covers_leaves_in_clear_by_no_link() {
+fn regression_traffic_covered_by_an_ipsec_policy_never_leaves_unencrypted() {
     if !able() {
         return;
     }
@@ -262,7 +262,7 @@ fn regression_what_an_ipsec_policy_covers_leaves_in_clear_by_no_link() {
         text(&output.stdout) + &text(&output.stderr)
     };
     assert!(explained().contains("an IPsec policy covers 0.0.0.0/0"), "{}", explained());
-    // It goes, and comes back while the daemon runs.
+    // The policy is removed, and added again while the daemon runs.
     client(&lab, "ip xfrm policy flush");
     client(&lab, "ip rule del priority 220");
     eventually("flows use links again", || {

@@ -1,4 +1,4 @@
-//! `braid get` over the lab's links from nginx: all of them at once, after a sudden end, and in little memory.
+//! `braid get` over the lab's links from nginx: over all links at once, after a kill, and in little memory.
 
 mod support;
 
@@ -35,7 +35,7 @@ fn run(mut command: Command) -> Output {
     output
 }
 
-/// What the last event of `kind` says.
+/// The last event of `kind`.
 fn event(output: &Output, kind: &str) -> serde_json::Value {
     let text = String::from_utf8_lossy(&output.stdout);
     let mut events = text.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
@@ -43,7 +43,7 @@ fn event(output: &Output, kind: &str) -> serde_json::Value {
 }
 
 #[test]
-fn every_link_brings_its_part() {
+fn every_link_carries_a_share() {
     if !able() {
         return;
     }
@@ -61,7 +61,7 @@ fn every_link_brings_its_part() {
 }
 
 #[test]
-fn a_sudden_end_costs_little() {
+fn a_killed_download_resumes_with_little_loss() {
     if !able() {
         return;
     }
@@ -130,7 +130,7 @@ fn a_thousand_small_files_take_little_memory() {
 }
 
 #[test]
-fn ten_gigabytes_of_which_a_little_is_missing_take_little_memory() {
+fn resuming_a_ten_gigabyte_file_takes_little_memory() {
     if !able() {
         return;
     }
@@ -172,7 +172,7 @@ fn takes_little_memory(mut command: Command) {
     assert!(most > 1000 && most < 64_000, "{most} kB");
 }
 
-/// The most memory that a program held until its end, in kB.
+/// Maximum memory of a program until its end, in kB.
 fn most_memory(child: &mut Child) -> u64 {
     let (mut most, begin) = (0, Instant::now());
     loop {
@@ -189,7 +189,7 @@ fn most_memory(child: &mut Child) -> u64 {
 }
 
 #[test]
-fn errors_have_curls_statuses() {
+fn errors_have_the_exit_statuses_of_curl() {
     if !able() {
         return;
     }
@@ -201,7 +201,7 @@ fn errors_have_curls_statuses() {
     assert_eq!(status(&["ftp://203.0.113.10/x"]), 3);
     assert_eq!(status(&["--tries", "2", "http://203.0.113.10:9/x"]), 7);
     assert_eq!(status(&["--checksum", &format!("sha256:{}", "0".repeat(64)), &there]), 90);
-    // A certificate of nobody's.
+    // A certificate without a trusted issuer.
     let mut plain = lab.client().command(braid()).unwrap();
     let output =
         plain.env("XDG_STATE_HOME", folder.path()).arg("get").arg("--output-dir").arg(folder.path()).arg("--tries").arg("2").arg(&there);

@@ -1,4 +1,4 @@
-//! `braid get` beside the daemon: it uses the links that the daemon would, within their allowances, from the rates that it knows.
+//! `braid get` with a daemon: it uses the daemon's links, allowances and rates.
 
 mod support;
 
@@ -27,7 +27,7 @@ fn get(lab: &Lab, folder: &Path, socket: &Path, url: &str, options: &[&str]) -> 
     command.arg("--output-dir").arg(folder).arg(url).stdin(Stdio::null()).output().unwrap()
 }
 
-/// What each link brought of a download that succeeded.
+/// Bytes of a successful download per link.
 fn brought(output: &Output) -> [u64; 3] {
     assert!(output.status.success(), "{}{}", text(&output.stderr), text(&output.stdout));
     let events = text(&output.stdout);
@@ -55,7 +55,7 @@ fn answer(mut stream: UnixStream, links: &Value) {
         "exclude": [] });
     let body = if first.contains("/v1/links") { json!({ "schema_version": 1, "links": links }).to_string() } else { policy.to_string() };
     let _ = write!(stream, "HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{body}", body.len());
-    // Until the client goes.
+    // Until the client disconnects.
     let _ = reader.read_to_end(&mut Vec::new());
 }
 
@@ -67,7 +67,7 @@ fn link(name: &str, more: Value) -> Value {
 }
 
 #[test]
-fn states_allowances_and_prices_of_the_daemon_hold() {
+fn the_daemons_link_states_allowances_and_prices_apply() {
     if !able() {
         return;
     }
@@ -84,7 +84,7 @@ fn states_allowances_and_prices_of_the_daemon_hold() {
     assert!(wlan <= 500_000, "{wlan} bytes of an allowance of 500,000");
     assert_eq!((lte, wlan + eth), (0, SIZE.get()));
     assert!(std::fs::read(folder.path().join("4000000.bin")).unwrap() == std::fs::read(web.file(SIZE).unwrap()).unwrap());
-    // Whoever names a link means it; what it costs is the daemon's to say.
+    // A link that the user names is used; the daemon still sets its price.
     let [wlan, lte, eth] = brought(&get(&lab, folder.path(), &socket, &url, &["--link", "lte0", "--link", "eth0", "--max-cost", "1"]));
     assert_eq!((wlan, lte + eth), (0, SIZE.get()));
     assert!(eth <= 1_000_000, "{eth} bytes for the price of 1,000,000");
@@ -93,7 +93,7 @@ fn states_allowances_and_prices_of_the_daemon_hold() {
 }
 
 #[test]
-fn links_that_the_daemon_holds_back_are_not_taken_for_want_of_others() {
+fn links_that_the_daemon_holds_back_are_not_used_as_a_fallback() {
     if !able() {
         return;
     }
@@ -105,7 +105,7 @@ fn links_that_the_daemon_holds_back_are_not_taken_for_want_of_others() {
     let output = get(&lab, folder.path(), &fake(folder.path(), links), &url, &[]);
     let said = text(&output.stderr);
     assert!(!output.status.success() && said.contains("wlan0: so it is") && said.contains("--link"), "{said}");
-    // What is dead or kept for later is better than nothing.
+    // Dead and backup links are used if there are no others.
     std::fs::remove_file(folder.path().join("fake-daemon")).unwrap();
     let links = json!([link("wlan0", state("backup")), link("lte0", state("capped")), link("eth0", state("excluded"))]);
     let output = get(&lab, folder.path(), &fake(folder.path(), links), &url, &[]);
@@ -113,7 +113,7 @@ fn links_that_the_daemon_holds_back_are_not_taken_for_want_of_others() {
 }
 
 #[test]
-fn the_daemons_rules_hold_for_it_too() {
+fn the_daemons_rules_apply() {
     if !able() {
         return;
     }

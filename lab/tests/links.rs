@@ -1,10 +1,10 @@
-//! The links are what they are said to be, for real programs.
+//! The links behave as specified, for real programs.
 
 use std::time::{Duration, Instant};
 
 use braid_lab::{Direction, Filter, Lab, LinkSpec, effective_user, mbps, ms};
 
-/// Whether labs can be made. In CI they must.
+/// Whether labs can be created. In CI it is an error if they cannot.
 fn able() -> bool {
     if effective_user() == 0 {
         return true;
@@ -34,7 +34,7 @@ fn least_round_trip(report: &str) -> f64 {
     figures.split('/').next().unwrap().parse().unwrap()
 }
 
-/// The least round trip of many lies in this span, in milliseconds: none is shorter, and as soon as the machine has time, one is no longer.
+/// The minimum RTT of many lies in this span, in milliseconds: none is shorter, and on a machine with idle time at least one is not longer.
 #[track_caller]
 fn takes(lab: &Lab, target: &str, span: std::ops::Range<f64>) {
     eventually(&format!("{target} answers within {span:?} ms"), || {
@@ -77,7 +77,7 @@ fn a_dark_link_keeps_its_carrier_and_comes_back() {
 }
 
 #[test]
-fn carrier_goes_and_comes() {
+fn carrier_can_be_removed_and_restored() {
     if !able() {
         return;
     }

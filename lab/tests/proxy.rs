@@ -41,7 +41,7 @@ fn connections_of_http_and_socks_clients_share_the_links() {
 }
 
 #[test]
-fn a_client_s_rule_holds_and_the_password_names_it() {
+fn a_password_selects_the_clients_rule() {
     if !able() {
         return;
     }
@@ -58,7 +58,7 @@ fn a_client_s_rule_holds_and_the_password_names_it() {
 }
 
 #[test]
-fn regression_another_user_of_the_machine_is_let_in_only_if_named() {
+fn regression_other_local_users_are_admitted_only_if_named() {
     if !able() {
         return;
     }
@@ -97,7 +97,7 @@ fn a_bond_carries_one_download_over_both_links() {
 }
 
 #[test]
-fn names_are_looked_up_by_the_relay_where_the_policy_says_so() {
+fn the_relay_looks_up_names_if_the_policy_says_so() {
     if !able() {
         return;
     }
@@ -124,7 +124,7 @@ fn names_are_looked_up_by_the_relay_where_the_policy_says_so() {
 }
 
 #[test]
-fn a_socks_client_s_datagrams_get_their_answers() {
+fn a_socks_clients_datagrams_get_answers() {
     if !able() {
         return;
     }
@@ -166,13 +166,13 @@ fn a_socks_client_s_datagrams_get_their_answers() {
         .unwrap();
 }
 
-/// Bytes that differ from place to place.
+/// Content that differs at every offset.
 fn content(size: usize) -> Vec<u8> {
     (0..size as u64).map(|at| (at.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 40) as u8).collect()
 }
 
 #[test]
-fn one_plain_download_comes_over_both_links() {
+fn one_plain_download_uses_both_links() {
     if !able() {
         return;
     }
@@ -195,7 +195,7 @@ fn one_plain_download_comes_over_both_links() {
         if received.iter().all(|bytes| *bytes > 1_500_000) {
             return;
         }
-        // On a machine too busy to look in time one link may have brought nearly all.
+        // On a busy machine one link may have carried nearly everything before the check.
         assert!(begin.elapsed() < Duration::from_secs(60), "{received:?}");
     }
 }

@@ -7,7 +7,7 @@ use support::proxied::{PROXY, Proxied};
 use support::*;
 
 #[test]
-fn a_page_of_a_hundred_objects_comes_whole() {
+fn a_page_of_a_hundred_objects_loads_completely() {
     if !able() {
         return;
     }

@@ -1,4 +1,4 @@
-//! Real clients through `braid proxy`: curl, git and apt. Nothing of the machine's own is read or changed by them.
+//! Real clients through `braid proxy`: curl, git and apt. They neither read nor change the machine's configuration.
 
 mod support;
 
@@ -12,7 +12,7 @@ use support::proxied::{PROXY, Proxied};
 use support::user::sha256;
 use support::*;
 
-/// Runs a program to its end, which must be a good one.
+/// Runs a program to its end; it must succeed.
 #[track_caller]
 fn well(command: &mut Command) -> Output {
     let output = command.stdin(Stdio::null()).output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
@@ -26,7 +26,7 @@ fn shown(web: &Web) -> PathBuf {
 }
 
 #[test]
-fn curl_by_every_way() {
+fn curl_works_with_every_proxy_protocol() {
     if !able() {
         return;
     }
@@ -44,7 +44,7 @@ fn curl_by_every_way() {
     }
 }
 
-/// `git` that knows nothing of the machine's or anybody's settings.
+/// `git` without system or user settings.
 fn git(mut command: Command, home: &Path) -> Command {
     command.env("HOME", home).env("GIT_CONFIG_NOSYSTEM", "1").env("GIT_TERMINAL_PROMPT", "0");
     for who in ["AUTHOR", "COMMITTER"] {
@@ -75,7 +75,7 @@ fn git_clones_over_https_and_http() {
     for scheme in ["https", "http"] {
         let to = home.join(scheme);
         let mut command = git(proxied.lab.client().command("git").unwrap(), &home);
-        // What stands in the environment goes before settings.
+        // The environment takes precedence over settings.
         command.env("GIT_SSL_CAINFO", proxied.web.certificate());
         command.args(["-c", &format!("http.proxy=http://{PROXY}"), "clone", "-q"]);
         well(command.arg(format!("{scheme}://{}/repository.git", braid_lab::Lab::internet(10))).arg(&to));
@@ -95,7 +95,7 @@ fn apt_fetches_a_package() {
         return;
     }
     let proxied = Proxied::new(&[], "", false);
-    // A package with something in it, and the index that names it.
+    // A package with content, and the index that lists it.
     let tree = proxied.home.join("tree");
     fs::create_dir_all(tree.join("DEBIAN")).unwrap();
     fs::create_dir_all(tree.join("usr/share/lab")).unwrap();
@@ -107,7 +107,7 @@ fn apt_fetches_a_package() {
     let size = fs::metadata(&package).unwrap().len();
     let index = format!("{about}Filename: lab_1_all.deb\nSize: {size}\nSHA256: {}\n", sha256(&package));
     proxied.web.publish("Packages", index.as_bytes()).unwrap();
-    // An apt of its own: it reads this file before any other, and after it nothing of the system's.
+    // An isolated apt: it reads this file first, and then nothing of the system's configuration.
     let apt = proxied.home.join("apt");
     for place in ["etc/apt/apt.conf.d", "var/lib/apt/lists/partial", "var/cache/apt/archives/partial", "var/lib/dpkg"] {
         fs::create_dir_all(apt.join(place)).unwrap();

@@ -17,7 +17,7 @@ use braid_model::ByteCount;
 use support::user::{User, said, sha256};
 use support::*;
 
-/// Where in the server's namespace each client is told the address that it came from.
+/// Address in the server's namespace of a service that returns each client's address.
 const NAMING: u16 = 8099;
 
 /// A user who has joined a relay.
@@ -82,7 +82,7 @@ impl Joined {
         }
     }
 
-    /// Answers each datagram with itself, marked as an answer as DNS does it, and tells whom it came from.
+    /// Echoes each datagram, marked as an answer as in DNS, and reports its source.
     fn answer(&self, host: impl Into<IpAddr>, port: u16) -> mpsc::Receiver<String> {
         let host = host.into();
         let socket = self.lab.server().run(|| UdpSocket::bind((host, port)).unwrap()).unwrap();
@@ -139,7 +139,7 @@ fn child_of(process: u32) -> u32 {
 }
 
 #[test]
-fn one_curl_uses_both_links_and_knows_nothing_of_it() {
+fn one_curl_uses_both_links_transparently() {
     if !able() {
         return;
     }
@@ -160,9 +160,9 @@ fn one_curl_uses_both_links_and_knows_nothing_of_it() {
     assert_eq!(sha256(&got), sha256(&web.file(ByteCount::new(size)).unwrap()));
 }
 
-/// Tells each client the address that it came from.
+/// Sends each client its own address.
 fn name(mut stream: TcpStream) {
-    // A relay that was given up may have come and gone.
+    // A relay that was given up may have reconnected and left.
     let Ok(peer) = stream.peer_addr() else { return };
     let _ = stream.write_all(peer.ip().to_string().as_bytes());
 }
@@ -174,7 +174,7 @@ fn is_relay(seen: &str) -> bool {
 }
 
 #[test]
-fn static_and_go_programs_and_those_that_wait_are_carried() {
+fn static_go_and_waiting_programs_are_carried() {
     if !able() {
         return;
     }
@@ -199,7 +199,7 @@ fn static_and_go_programs_and_those_that_wait_are_carried() {
 }
 
 #[test]
-fn programs_hear_what_the_far_end_said() {
+fn programs_see_the_far_ends_errors() {
     if !able() {
         return;
     }
@@ -213,7 +213,7 @@ fn programs_hear_what_the_far_end_said() {
     let refused = joined.run_bonded("bond", &["curl", "-sSv", "--max-time", "60", &format!("http://{server}:81/")]).output().unwrap();
     assert_eq!(refused.status.code(), Some(7), "{}", said(&refused));
     assert!(said(&refused).contains("Connection refused"), "{}", said(&refused));
-    // A relay opens no private addresses: those go direct, where nobody answers, instead of being refused by it.
+    // A relay opens no private addresses: these flows go direct, where nothing answers, instead of being refused by the relay.
     let private = joined.run("bond", &["timeout", "1", "bash", "-c", "exec 3<>/dev/tcp/10.99.0.1/81"]).output().unwrap();
     assert_eq!((private.status.code(), said(&private).as_str()), (Some(124), ""));
     let both = format!("for i in 1 2 3; do exec 3<>/dev/tcp/{server}/8080; cat <&3; echo; done");
@@ -222,7 +222,7 @@ fn programs_hear_what_the_far_end_said() {
 }
 
 #[test]
-fn what_a_command_sent_last_arrives_after_its_end() {
+fn a_commands_last_data_arrives_after_its_end() {
     if !able() {
         return;
     }
@@ -240,7 +240,7 @@ fn what_a_command_sent_last_arrives_after_its_end() {
 }
 
 #[test]
-fn connected_datagrams_go_through_the_relay_and_answers_come_from_whom_was_asked() {
+fn connected_datagrams_go_through_the_relay_and_answers_have_the_right_source() {
     if !able() {
         return;
     }
@@ -289,7 +289,7 @@ fn without_its_relay_a_command_goes_direct() {
             signal("CONT", relay);
         }
     }
-    // It is not there from the start.
+    // The relay is missing from the start.
     for wait in [&[][..], &["--relay-wait", "2s"]] {
         let begin = Instant::now();
         let output = joined.braid(&[&["run", "--carry", "bond"], wait, &["--", "bash", "-c", &ask]].concat()).output().unwrap();
@@ -300,7 +300,7 @@ fn without_its_relay_a_command_goes_direct() {
     }
 }
 
-/// Its handshake takes two round trips, longer than a relay is waited for that is not there.
+/// Its handshake takes two RTTs, longer than the wait for a missing relay.
 #[test]
 fn regression_the_first_connection_waits_for_a_relay_that_answers_slowly() {
     if !able() {
@@ -309,7 +309,7 @@ fn regression_the_first_connection_waits_for_a_relay_that_answers_slowly() {
     let far = ["wlan0", "lte0"].map(|name| LinkSpec::new(name).rate(mbps(20)).delay(ms(300)));
     let joined = Joined::of(User::of(far.into_iter().fold(Lab::builder(), Builder::link)));
     joined.serve(8080, name);
-    // The lab delays ARP too, which no network does.
+    // The lab also delays ARP, unlike real networks.
     eventually("the gateways' addresses are resolved", || {
         joined.lab.client().run(|| NAMES[..2].iter().for_each(|link| ask_for_gateway(link))).unwrap();
         NAMES[..2].iter().all(|link| client(&joined.lab, &format!("ip -4 neigh show dev {link}")).contains("lladdr"))
@@ -326,13 +326,13 @@ fn ask_for_gateway(link: &str) {
 }
 
 #[test]
-fn when_the_supervisor_dies_bonded_flows_are_reset_and_others_go_on() {
+fn the_death_of_the_supervisor_resets_bonded_flows_only() {
     if !able() {
         return;
     }
     let joined = Joined::new();
     joined.serve(8080, name);
-    // Says a word at the beginning, and then nothing.
+    // Sends a few bytes at the start, and then nothing.
     joined.serve(8081, |mut stream| {
         let _ = stream.write_all(b"hello\n");
         thread::spawn(move || stream.read(&mut [0; 10]));
@@ -354,7 +354,7 @@ fn when_the_supervisor_dies_bonded_flows_are_reset_and_others_go_on() {
 }
 
 #[test]
-fn a_connect_that_waits_in_the_supervisor_outlives_it() {
+fn a_waiting_connect_survives_the_death_of_the_supervisor() {
     if !able() {
         return;
     }
@@ -403,7 +403,7 @@ fn a_relay_is_named_in_full_or_refused() {
 }
 
 #[test]
-fn sockets_of_every_kind_see_what_they_asked_for() {
+fn sockets_of_every_kind_see_the_addresses_they_asked_for() {
     if !able() {
         return;
     }

@@ -1,11 +1,11 @@
-//! Real programs move what the links allow, by real servers.
+//! Real programs and servers reach the rates of the links.
 
 use std::time::{Duration, Instant};
 
 use braid_lab::{Lab, LinkSpec, Responder, Web, effective_user, mbps, ms, workload};
 use braid_model::ByteCount;
 
-/// Whether labs can be made. In CI they must.
+/// Whether labs can be created. In CI it is an error if they cannot.
 fn able() -> bool {
     if effective_user() == 0 {
         return true;
@@ -45,7 +45,7 @@ fn one_download_reaches_nine_tenths_of_the_payload_rate() {
 }
 
 #[test]
-fn eight_links_at_once_miss_no_frame() {
+fn eight_links_at_once_lose_no_frame() {
     if !able() {
         return;
     }
@@ -69,7 +69,7 @@ fn eight_links_at_once_miss_no_frame() {
 }
 
 #[test]
-fn names_are_resolved_and_datagrams_come_back() {
+fn names_are_resolved_and_datagrams_are_echoed() {
     if !able() {
         return;
     }
@@ -94,7 +94,7 @@ fn names_are_resolved_and_datagrams_come_back() {
 }
 
 #[test]
-fn a_direct_link_carries_downloads_and_pages_and_is_not_counted() {
+fn a_direct_link_carries_traffic_and_is_not_counted() {
     if !able() {
         return;
     }

@@ -198,5 +198,5 @@ fn errors_name_the_remedy() {
     assert!(relay.fail(&["revoke", "tablet"]).contains("braid relay clients"));
     assert!(relay.fail(&["limit", "phone"]).contains("--monthly"));
     std::fs::write(relay.dir().join("relay.sqlite"), vec![7; 5000]).unwrap();
-    assert!(relay.fail(&["clients"]).contains("put a copy back"));
+    assert!(relay.fail(&["clients"]).contains("restore a copy"));
 }

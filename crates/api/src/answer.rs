@@ -1,4 +1,4 @@
-//! The envelope of every answer: an object with `schema_version`. A list stands in it under its own name.
+//! The envelope of every response: an object with `schema_version`. A list is an array under its own key of that object.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -12,24 +12,24 @@ use serde_json::json;
 
 use crate::{App, Flow, LinkStatus, Note, Peer, SCHEMA_VERSION, TradeoffPoint};
 
-/// An answer: the fields of `T`, which is an object in JSON, after `schema_version`. Reading refuses a higher version than
-/// [`SCHEMA_VERSION`].
+/// A response: `schema_version`, then the fields of `T`, which serializes as a JSON object. Deserialization fails if the version is higher
+/// than [`SCHEMA_VERSION`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Versioned<T> {
     schema_version: Version,
-    /// What was asked for.
+    /// Content of the response.
     #[serde(flatten)]
     pub content: T,
 }
 
 impl<T> Versioned<T> {
-    /// With the version of these types.
+    /// Wraps `content` with [`SCHEMA_VERSION`].
     pub fn of(content: T) -> Self {
         Self { schema_version: Version, content }
     }
 }
 
-/// [`SCHEMA_VERSION`], or a lower one.
+/// A schema version. Serializes as [`SCHEMA_VERSION`]; a lower version is also accepted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Version;
 
@@ -42,15 +42,15 @@ impl Serialize for Version {
 impl<'de> Deserialize<'de> for Version {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         match u32::deserialize(deserializer)? {
-            version if version > SCHEMA_VERSION => {
-                Err(D::Error::custom(format!("its schema_version is {version}, and this program reads {SCHEMA_VERSION} at most")))
-            }
+            version if version > SCHEMA_VERSION => Err(D::Error::custom(format!(
+                "schema_version is {version}, but this program supports {SCHEMA_VERSION} at most; use a newer braid"
+            ))),
             _ => Ok(Self),
         }
     }
 }
 
-/// The schema of `T` with one property more, under the same name: an answer's type stands in no other.
+/// The schema of `T` with one more property. It keeps the name of `T`, because the type of a response is not nested in other types.
 impl<T: JsonSchema> JsonSchema for Versioned<T> {
     fn schema_name() -> Cow<'static, str> {
         T::schema_name()
@@ -63,7 +63,7 @@ impl<T: JsonSchema> JsonSchema for Versioned<T> {
     fn json_schema(generator: &mut SchemaGenerator) -> Schema {
         let mut schema = T::json_schema(generator);
         let object = schema.ensure_object();
-        let version = json!({"description": "The version of this shape.", "type": "integer", "const": SCHEMA_VERSION});
+        let version = json!({"description": "Version of this schema.", "type": "integer", "const": SCHEMA_VERSION});
         if let Some(properties) = object.entry("properties").or_insert_with(|| json!({})).as_object_mut() {
             properties.insert("schema_version".to_owned(), version);
         }
@@ -74,9 +74,9 @@ impl<T: JsonSchema> JsonSchema for Versioned<T> {
     }
 }
 
-/// What lists are made of.
+/// An element of a list response.
 pub trait Listed {
-    /// What a list of them is called in JSON.
+    /// JSON key of the array.
     const NAME: &'static str;
 }
 
@@ -104,16 +104,16 @@ impl Listed for TradeoffPoint {
     const NAME: &'static str = "points";
 }
 
-/// A list of `T`s as an object: `{"links": [...]}`. `C` is whatever is written as an array of them.
+/// A list of `T` as an object: `{"links": [...]}`. `C` is any type that serializes as an array of `T`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct List<T, C = Vec<T>> {
-    /// The list.
+    /// Elements of the list.
     pub items: C,
     kind: PhantomData<T>,
 }
 
 impl<T, C> List<T, C> {
-    /// Of these.
+    /// A list of these elements.
     pub fn of(items: C) -> Self {
         Self { items, kind: PhantomData }
     }
@@ -139,7 +139,7 @@ impl<'de, T: Listed, C: Deserialize<'de>> Visitor<'de> for ListVisitor<T, C> {
     type Value = List<T, C>;
 
     fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "an object with {:?}", T::NAME)
+        write!(formatter, "an object with the key {:?}", T::NAME)
     }
 
     fn visit_map<M: MapAccess<'de>>(self, mut map: M) -> Result<Self::Value, M::Error> {

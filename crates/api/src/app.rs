@@ -3,38 +3,38 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What is known of one application, towards one destination port.
+/// Learned data about one application towards one destination port.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct App {
-    /// The executable's path, or the process's name where the path is not known.
+    /// Path of the executable, or name of the process if the path is unknown.
     pub application: String,
-    /// The process's name.
+    /// Name of the process.
     pub name: String,
-    /// The destination port.
+    /// Destination port.
     pub port: Option<u16>,
-    /// `real-time`, `browser`, `bulk`, `unclassified`.
+    /// Class: `real-time`, `browser`, `bulk`, `unclassified`.
     pub class: String,
-    /// Where the class comes from: `user`, `executable`, `port`, `pattern`.
+    /// Source of the class: `user`, `executable`, `port`, `pattern`.
     pub class_source: Option<String>,
-    /// Bytes a flow is expected to move (DBAS eq. 1).
+    /// Expected bytes per flow (DBAS eq. 1).
     pub demand_bytes: Option<u64>,
-    /// Flows it was learnt from.
+    /// Number of flows that the data was learned from.
     pub samples: u64,
-    /// How far the demand is to be trusted, 0 to 1.
+    /// Confidence in the demand, 0 to 1.
     pub confidence: Option<f64>,
-    /// Since the last flow it was learnt from.
+    /// Time since the last flow that the data was learned from.
     pub age_ms: Option<u64>,
-    /// Mean rate received (DNIS III.A).
+    /// Mean receive rate (DNIS III.A).
     pub rate_down_bps: Option<u64>,
-    /// Mean rate sent.
+    /// Mean send rate.
     pub rate_up_bps: Option<u64>,
-    /// Highest rate received.
+    /// Highest receive rate.
     pub max_rate_down_bps: Option<u64>,
-    /// Highest rate sent.
+    /// Highest send rate.
     pub max_rate_up_bps: Option<u64>,
-    /// Live flows.
+    /// Number of live flows.
     pub flows: u64,
-    /// Joules that all the application's flows took since the daemon's start, to whatever port.
+    /// Energy in joules that all flows of the application took since the daemon started, regardless of port.
     #[serde(default)]
     pub energy_j: Option<f64>,
 }

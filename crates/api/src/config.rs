@@ -1,4 +1,4 @@
-//! The configuration over the API: read, preview a change, apply it, take it back.
+//! The configuration over the API: read it, preview a change, apply it, undo it. Also sessions and the address of the web page.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -7,48 +7,48 @@ use serde_json::{Map, Value};
 /// `GET /v1/config`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ConfigView {
-    /// The file; `null`: there is none, and the defaults hold. The first change makes one.
+    /// Path of the file; `null` if there is none and the defaults apply. The first change creates one.
     pub path: Option<String>,
-    /// What stands in it (TOML).
+    /// Text of the file (TOML).
     pub text: String,
-    /// Names this text; a change says which one it was made for.
+    /// Identifies this version of the text. A change refers to it.
     pub revision: String,
-    /// Whether the daemon can write it.
+    /// Whether the daemon can write the file.
     pub writable: bool,
-    /// Whether there is a change to take back.
+    /// Whether there is a change to undo.
     pub can_undo: bool,
 }
 
-/// What `POST /v1/config` and `POST /v1/config/preview` take.
+/// Request of `POST /v1/config` and `POST /v1/config/preview`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ConfigChange {
-    /// The text that the edits were made for, as [`ConfigView`] names it.
+    /// The `revision` of the [`ConfigView`] that the edits apply to.
     pub revision: String,
-    /// What to change, one after the other.
+    /// Edits, applied in this order.
     #[schemars(length(max = 1000))]
     pub edits: Vec<Edit>,
 }
 
-/// One change of the configuration. Values are JSON; TOML has no `null`.
+/// One edit of the configuration. Values are JSON, except `null`, which TOML does not have.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(tag = "op", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Edit {
-    /// Sets a key, and makes the tables on the way.
+    /// Sets a key. Creates missing parent tables.
     Set {
-        /// The key: `["scheduler"]`, `["measure", "every"]`.
+        /// Path of the key: `["scheduler"]`, `["measure", "every"]`.
         path: Vec<String>,
-        /// Its value.
+        /// Value of the key.
         value: Value,
     },
     /// Removes a key.
     Unset {
-        /// The key.
+        /// Path of the key.
         path: Vec<String>,
     },
-    /// Changes the `[[link]]` entry of this name; makes one if there is none.
+    /// Changes the `[[link]]` entry with this name. Creates it if there is none.
     Link {
-        /// The device's name.
+        /// Name of the device.
         name: String,
         /// Keys to set.
         #[serde(default)]
@@ -59,7 +59,7 @@ pub enum Edit {
     },
     /// Changes an `[[app]]` entry.
     App {
-        /// Which, counted from 0.
+        /// Index of the entry, starting at 0.
         index: usize,
         /// Keys to set.
         #[serde(default)]
@@ -70,68 +70,69 @@ pub enum Edit {
     },
     /// Adds an `[[app]]` entry.
     AppAdd {
-        /// Before which entry, counted from 0; left out: last.
+        /// Index at which to insert the entry, starting at 0. Default: at the end.
         #[serde(default)]
         at: Option<usize>,
-        /// The entry.
+        /// Keys and values of the entry.
         value: Map<String, Value>,
     },
     /// Removes an `[[app]]` entry.
     AppRemove {
-        /// Which, counted from 0.
+        /// Index of the entry, starting at 0.
         index: usize,
     },
-    /// Puts an `[[app]]` entry elsewhere: the first that matches decides.
+    /// Moves an `[[app]]` entry. The order matters, because the first entry that matches decides.
     AppMove {
-        /// Which, counted from 0.
+        /// Index of the entry, starting at 0.
         index: usize,
-        /// The place it has afterwards.
+        /// Index of the entry after the move.
         to: usize,
     },
 }
 
-/// What a change makes of the configuration.
+/// Result of a configuration change or of its preview.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct ConfigChanged {
     /// The new text (TOML).
     pub text: String,
-    /// What changes, in plain words.
+    /// Descriptions of the changes.
     pub changes: Vec<String>,
-    /// What the checker warns of.
+    /// Warnings of the configuration checker.
     pub warnings: Vec<String>,
-    /// Names the new text.
+    /// Identifies the new text.
     pub revision: String,
 }
 
-/// What `POST /v1/session` takes.
+/// Request of `POST /v1/session`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct SessionRequest {
-    /// The full or the read-only token, or what stood behind `#token=` in the page's address.
+    /// The full or the read-only token, or the value after `#token=` in the address of the web page.
     pub token: String,
 }
 
-/// Who is asking: the answer to `POST /v1/session` and `GET /v1/session`.
+/// Rights of the client: response of `POST /v1/session` and `GET /v1/session`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Session {
     /// Whether this client may change anything.
     pub may_change: bool,
 }
 
-/// What `POST /v1/ui` takes; nothing: the defaults.
+/// Request of `POST /v1/ui`. An empty object selects the defaults.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct UiRequest {
-    /// The page is opened by a browser of the asking user on this machine, whose command line others can read: nobody else can begin a
-    /// session by the address.
+    /// Whether a browser of the requesting user on this machine opens the page. Other users can read the command line of the browser, so
+    /// only this user can start a session with the returned address.
     #[serde(default)]
     pub here: bool,
 }
 
-/// Where the web page is: the answer to `POST /v1/ui`.
+/// Address of the web page: response of `POST /v1/ui`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct UiAddress {
-    /// Its address; what stands behind `#token=` begins one session, within two minutes, that may do what the one who asked may.
+    /// Address of the page. The value after `#token=` is valid for two minutes and starts one session, with the rights of the requesting
+    /// client.
     pub url: String,
-    /// Whether that is to change things.
+    /// Whether this session may change anything.
     pub may_change: bool,
 }

@@ -1,64 +1,64 @@
-//! What `braid doctor` finds.
+//! Report of `braid doctor`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// What this system can and cannot do.
+/// Which modes of Braid this system supports, and the checks behind that.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct DoctorReport {
-    /// The program's version.
+    /// Version of the program.
     pub version: String,
-    /// Nothing is known to be missing that `braid up` needs; `modes` tells what could not be found out.
+    /// Whether no requirement of `braid up` is known to be missing. `modes` lists what could not be determined.
     pub whole_machine: bool,
-    /// The same for `braid run`.
+    /// Whether no requirement of `braid run` is known to be missing.
     pub one_command: bool,
-    /// What each way of using Braid can do here.
+    /// Support for each mode on this system.
     #[serde(default)]
     pub modes: Vec<Mode>,
-    /// Each thing looked at, in the order of their weight.
+    /// All checks, most important first.
     pub checks: Vec<Check>,
 }
 
-/// One way of using Braid.
+/// One mode of Braid.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Mode {
     /// The command: `up` or `run`.
     pub name: String,
-    /// `ok`: it works. `missing`: it does not. `unknown`: this user cannot tell.
+    /// `ok`: it works. `missing`: it does not work. `unknown`: this user lacks the rights to determine it.
     pub verdict: Verdict,
-    /// The names of the checks that decide, if it is not `ok`.
+    /// Names of the deciding checks if the verdict is not `ok`.
     pub because: Vec<String>,
 }
 
-/// One thing looked at.
+/// One check of the system.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Check {
-    /// What was looked at, in one or two words.
+    /// Name of the check, one or two words.
     pub name: String,
-    /// How it stands.
+    /// Result of the check.
     pub verdict: Verdict,
-    /// What was found.
+    /// Observed state.
     pub found: String,
-    /// What to do about it.
+    /// Remedy.
     pub remedy: Option<String>,
-    /// `braid up` needs it.
+    /// Whether `braid up` requires it.
     #[serde(default)]
     pub needed_by_up: bool,
-    /// `braid run` needs it.
+    /// Whether `braid run` requires it.
     #[serde(default)]
     pub needed_by_run: bool,
 }
 
-/// How a thing stands.
+/// Result of a check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum Verdict {
-    /// As it should be.
+    /// Works.
     Ok,
-    /// Works, but not as well as it might.
+    /// Works with limitations.
     Warning,
     /// Does not work.
     Missing,
-    /// Could not be told.
+    /// Could not be determined.
     Unknown,
 }

@@ -1,82 +1,82 @@
-//! `POST /v1/explain`: why a flow gets the link it gets.
+//! `POST /v1/explain`: the reason for a flow's choice of link.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::PathState;
 
-/// What to explain: a live flow by `flow`, or a flow to come by program and destination.
+/// Request of `POST /v1/explain`: a live flow (`flow`), or a hypothetical flow by program and destination.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct ExplainRequest {
-    /// A live flow's id.
+    /// Id of a live flow.
     pub flow: Option<u64>,
-    /// The executable's path.
+    /// Path of the executable.
     pub exe: Option<String>,
-    /// The process's name; left out: the executable's last part.
+    /// Name of the process. Default: the file name of the executable.
     pub name: Option<String>,
-    /// The destination: an address.
+    /// IP address of the destination.
     pub destination: Option<String>,
-    /// The destination's port.
+    /// Destination port.
     pub port: Option<u16>,
-    /// `tcp` (left out) or `udp`.
+    /// `tcp` (default) or `udp`.
     pub protocol: Option<String>,
-    /// The program's user.
+    /// User id of the program.
     pub user: Option<u32>,
-    /// The program's control group.
+    /// Control group of the program.
     pub cgroup: Option<String>,
 }
 
-/// What becomes of a flow.
+/// Outcome of the decision for a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outcome {
-    /// It gets a link.
+    /// Braid assigns it to a link.
     Steered,
-    /// A peer carries it, over several links.
+    /// A peer carries it over several links.
     Bonded,
-    /// The system decides.
+    /// The operating system's routing decides.
     LeftAlone,
-    /// It fails: a strict rule has no usable link.
+    /// The connection fails because a strict rule has no usable link.
     Denied,
 }
 
-/// Why a flow gets the link it gets.
+/// The decision for a flow and the reason for it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Explanation {
-    /// The flow explained, in words: program and destination.
+    /// Description of the flow: program and destination.
     pub subject: String,
-    /// What becomes of it.
+    /// Outcome of the decision.
     pub outcome: Outcome,
-    /// The link chosen.
+    /// Device of the chosen link.
     pub link: Option<String>,
-    /// The link that would have been next.
+    /// Device of the second-best link.
     pub runner_up: Option<String>,
-    /// In one or two sentences.
+    /// The reason, in one or two sentences.
     pub reason: String,
-    /// The `[[app]]` entry that matched, counted from 1.
+    /// Number of the `[[app]]` entry that matched, starting at 1.
     pub rule: Option<u32>,
-    /// That entry's conditions.
+    /// Conditions of that entry.
     pub rule_text: Option<String>,
-    /// The scheduler's name.
+    /// Name of the scheduler.
     pub scheduler: String,
-    /// The application's class.
+    /// Class of the application.
     pub class: Option<String>,
-    /// What stays on one link.
+    /// Which flows stay on the same link: `none`, `destination`, `application`.
     pub affinity: Option<String>,
-    /// Bytes the flow is expected to move.
+    /// Expected size of the flow in bytes.
     pub demand_bytes: Option<u64>,
-    /// `down` or `up`: which way most of them go.
+    /// Direction of most of these bytes: `down` or `up`.
     pub direction: Option<String>,
-    /// Every link with what the rule saw of it.
+    /// Every link, with the inputs of the decision.
     pub candidates: Vec<Candidate>,
-    /// Who carries it, where that is not the kernel.
+    /// Name of the peer that carries the flow; `null` if the kernel sends it directly.
     #[serde(default)]
     pub peer: Option<String>,
-    /// How a living flow that a peer carries is spread over the links.
+    /// For a live flow that a peer carries: how it is spread over the links.
     #[serde(default)]
     pub paths: Vec<Share>,
-    /// Whether flows of the program have been seen, or a rule speaks of it; `null` for a living flow.
+    /// Whether Braid has seen flows of the program, or a rule names it; `null` for a live flow.
     #[serde(default)]
     pub program_known: Option<bool>,
     /// Under the scheduler `operetta`: what the links are to do with all load in the flow's direction.
@@ -110,53 +110,54 @@ pub struct LinkWeight {
     pub weight: f64,
 }
 
-/// One link's part in a flow that a peer carries.
+/// Share of one link in a flow that a peer carries.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Share {
-    /// The link.
+    /// Device of the link.
     pub link: String,
-    /// The flow may use it.
+    /// Whether the flow may use the link.
     pub allowed: bool,
-    /// Its path's state, as in [`Path`](crate::Path); `null` without one.
+    /// State of the path over this link, as in [`Path`](crate::Path); `null` if there is no path.
     pub state: Option<PathState>,
-    /// Why it carries nothing of the flow now.
+    /// Reason why the link carries nothing of the flow now.
     pub reason: Option<String>,
-    /// Bytes of the flow received over it.
+    /// Bytes of the flow received over this link.
     pub rx_bytes: u64,
-    /// Bytes of the flow sent over it.
+    /// Bytes of the flow sent over this link.
     pub tx_bytes: u64,
-    /// Of all the flow's bytes, 0 to 1.
+    /// Fraction of all bytes of the flow, 0 to 1.
     pub share: Option<f64>,
-    /// Its path's smoothed round-trip time.
+    /// Smoothed round-trip time of the path.
     pub rtt_us: Option<u64>,
-    /// What its path can deliver from here, that is upwards: what comes from the peer is the peer's to know.
+    /// Delivery rate of the path in the upward direction. Only the peer can measure the downward direction.
     pub rate_bps: Option<u64>,
 }
 
-/// One link as the rule saw it.
+/// One link, with the inputs of the decision.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Candidate {
-    /// The link.
+    /// Device of the link.
     pub link: String,
-    /// The flow may use it.
+    /// Whether the flow may use the link.
     pub allowed: bool,
-    /// Why it may not.
+    /// Reason why the flow may not use it.
     pub reason: Option<String>,
-    /// What its flows still have to move in the flow's direction.
+    /// Bytes that its flows still have to move in the flow's direction.
     pub load_bytes: Option<u64>,
-    /// Its capacity in the flow's direction.
+    /// Capacity in the flow's direction.
     pub capacity_bps: Option<u64>,
-    /// Nothing has been measured in that direction yet: the capacity is what the rule assumes meanwhile.
+    /// Whether `capacity_bps` is the default, because nothing has been measured in that direction yet.
     #[serde(default)]
     pub capacity_assumed: bool,
-    /// When it would be done with its load and the flow.
+    /// Time until the link has moved its load and the flow.
     pub finish_us: Option<u64>,
-    /// When the flow itself is expected to end on it, which maximum throughput compares: shorter flows do not wait for all of its load.
+    /// Expected time until the flow ends on this link. The scheduler `max-throughput` compares this value. It can be less than `finish_us`,
+    /// since a short flow does not wait for all of the load.
     pub end_us: Option<u64>,
-    /// Its virtual start time, under the round robins, in units of one flow on the fastest link.
+    /// Virtual start time under the round-robin schedulers, in units of one flow on the fastest link.
     pub virtual_start: Option<f64>,
-    /// The system's own order, least first.
+    /// Rank of the link in the system's own order, lowest first.
     pub rank: Option<u32>,
-    /// Live flows on it.
+    /// Number of live flows on the link.
     pub flows: Option<u64>,
 }

@@ -3,22 +3,22 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// One live connection or datagram exchange.
+/// One live TCP connection or UDP exchange.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Flow {
-    /// Names the flow while the daemon lives.
+    /// Id of the flow, unique while the daemon runs.
     pub id: u64,
-    /// The executable's path, or the process's name where the path is not known.
+    /// Path of the executable, or name of the process if the path is unknown.
     pub application: String,
-    /// `tcp` or `udp`.
+    /// Protocol: `tcp` or `udp`.
     pub protocol: String,
-    /// Address and port at this end.
+    /// Local address and port.
     pub local: Option<String>,
-    /// Address and port at the other end.
+    /// Remote address and port.
     pub remote: String,
-    /// The link's device.
+    /// Device of the link.
     pub link: String,
-    /// How its bytes are moved: `direct`, or `bond`: over all links of its peer.
+    /// How its bytes travel: `direct`, or `bond` (over all links of its peer).
     pub carry: String,
     /// The scheduler that chose the link.
     pub scheduler: String,
@@ -28,50 +28,50 @@ pub struct Flow {
     pub tx_bytes: Option<u64>,
     /// Round-trip time.
     pub rtt_us: Option<u64>,
-    /// Since its start.
+    /// Time since its start.
     pub age_ms: Option<u64>,
-    /// The process's name.
+    /// Name of the process.
     #[serde(default)]
     pub name: Option<String>,
-    /// The process's number.
+    /// Process id.
     #[serde(default)]
     pub pid: Option<u32>,
-    /// The process's user.
+    /// User id of the process.
     #[serde(default)]
     pub user: Option<u32>,
-    /// The process's control group, where it has one of its own.
+    /// Control group of the process, if it has one of its own.
     #[serde(default)]
     pub cgroup: Option<String>,
-    /// `real-time`, `browser`, `bulk`, `unclassified`.
+    /// Class: `real-time`, `browser`, `bulk`, `unclassified`.
     #[serde(default)]
     pub class: Option<String>,
-    /// Bytes it is expected to move.
+    /// Expected size in bytes.
     #[serde(default)]
     pub demand_bytes: Option<u64>,
-    /// Segments sent again.
+    /// Number of retransmitted segments.
     #[serde(default)]
     pub retransmissions: Option<u64>,
-    /// The kernel's last sample of what it sends.
+    /// Latest delivery rate sample of the kernel for the sending direction.
     #[serde(default)]
     pub delivery_rate_bps: Option<u64>,
-    /// The `[[app]]` entry that decided, counted from 1.
+    /// Number of the `[[app]]` entry that decided, starting at 1.
     #[serde(default)]
     pub rule: Option<u32>,
-    /// Joules that moving its bytes took so far.
+    /// Energy in joules for the transfer of its bytes so far.
     #[serde(default)]
     pub energy_j: Option<f64>,
-    /// Who carries it to its destination, where that is not the kernel.
+    /// Name of the peer that carries it; `null` if the kernel sends it directly.
     #[serde(default)]
     pub peer: Option<String>,
-    /// What went over each link, where it uses several.
+    /// Bytes per link, if it uses several links.
     #[serde(default)]
     pub by_link: Vec<LinkBytes>,
 }
 
-/// What a flow moved over one link.
+/// Bytes that a flow moved over one link.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LinkBytes {
-    /// The link's device.
+    /// Device of the link.
     pub link: String,
     /// Bytes received.
     pub rx_bytes: u64,

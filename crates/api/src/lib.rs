@@ -1,8 +1,8 @@
-//! The types of Braid's HTTP API, as its command line and other clients see them.
+//! The types of Braid's HTTP API, shared by the daemon, the command line and other clients.
 //!
-//! Every answer is [`Versioned`]; a [`List`] stands in it under its own name. What is not known is `null`, never 0. Fields may be added at
-//! any time; none is renamed or removed within one [`SCHEMA_VERSION`]. Names of quantities end in their unit: `_bps` bits per second, `_bytes`, `_us`, `_ms`,
-//! `_j` joules, `_w` watts.
+//! Every response is [`Versioned`]. A [`List`] is an object that holds the array under its own key. An unknown value is `null`, never 0.
+//! Fields may be added at any time; no field is renamed or removed within one [`SCHEMA_VERSION`]. Names of quantities end in their unit:
+//! `_bps` bits per second, `_bytes`, `_us`, `_ms`, `_s`, `_j` joules, `_w` watts.
 
 #![forbid(unsafe_code)]
 
@@ -35,5 +35,5 @@ pub use problem::{Finding, Problem};
 pub use state::{LinkState, PathState, PeerKind, PeerState};
 pub use status::{Accepted, Battery, Counters, LinkStatus, Status};
 
-/// The version of these types: a client refuses a higher one.
+/// Version of these types. A client rejects a response with a higher version.
 pub const SCHEMA_VERSION: u32 = 1;

@@ -1,108 +1,107 @@
-//! What is told as it happens, and what is remembered of it: `GET /v1/events`, `/v1/notes`, `/v1/history`, `/v1/history/apps` and
-//! `/v1/gains`.
+//! Live events and history: `GET /v1/events`, `/v1/notes`, `/v1/history`, `/v1/history/apps`, `/v1/gains` and `/v1/tradeoff`.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::Flow;
 
-/// What happened, in plain words.
+/// One event, described in a sentence.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Note {
-    /// Grows from note to note, also from one life of the daemon to the next.
+    /// Increases from note to note, also across restarts of the daemon.
     pub id: u64,
-    /// Milliseconds of Unix time.
+    /// Time in milliseconds since the Unix epoch.
     pub at_ms: u64,
-    /// `link`, `flow`, `peer`, `config`, `battery`, `policy`.
+    /// Subject: `link`, `flow`, `peer`, `config`, `battery`, `policy`.
     pub kind: String,
-    /// `info`, `warning`.
+    /// Severity: `info`, `warning`.
     pub level: String,
-    /// In a sentence. Names in it are others' to choose: show it as text.
+    /// Description in a sentence. It contains untrusted names: display it as plain text.
     pub text: String,
 }
 
-/// What links did at one moment, or on average over a span that ends with it.
+/// Measurements of all links at one moment, or averages over a span that ends at that moment.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Sample {
-    /// Milliseconds of Unix time.
+    /// Time in milliseconds since the Unix epoch.
     pub at_ms: u64,
-    /// Every link, in the order of their devices' numbers.
+    /// All links, in the order of their interface indices.
     pub links: Vec<LinkSample>,
 }
 
-/// What one link did.
+/// Measurements of one link.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LinkSample {
-    /// The link's device.
+    /// Device of the link.
     pub name: String,
-    /// What it received.
+    /// Receive rate.
     pub rx_bps: Option<u64>,
-    /// What it sent.
+    /// Send rate.
     pub tx_bps: Option<u64>,
     /// Round-trip time.
     pub rtt_us: Option<u64>,
-    /// Share of segments sent again, 0 to 1.
+    /// Fraction of segments that were retransmitted, 0 to 1.
     pub loss: Option<f64>,
-    /// Watts that moving its bytes took, beyond what it needs when idle.
+    /// Power in watts for the transfer of its bytes, in addition to the idle power.
     pub power_w: Option<f64>,
 }
 
-/// `flows` of `GET /v1/events`: what has changed among the live flows.
+/// `flows` of `GET /v1/events`: changes among the live flows.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct FlowChanges {
-    /// `put` is every live flow: forget those known before.
+    /// Whether `put` lists all live flows. If so, discard all flows received before.
     pub full: bool,
-    /// Flows that are new, or changed in more than their age.
+    /// Flows that are new or changed. A change of `age_ms` alone does not count.
     pub put: Vec<Flow>,
-    /// Ids of those that ended.
+    /// Ids of flows that ended.
     pub gone: Vec<u64>,
 }
 
 /// `GET /v1/history`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct History {
-    /// The time from one sample to the next. Samples are missing for when the daemon did not run.
+    /// Interval between samples. There are no samples for times when the daemon did not run.
     pub resolution_ms: u64,
-    /// The oldest first.
+    /// Samples, oldest first.
     pub samples: Vec<Sample>,
 }
 
 /// `GET /v1/history/apps`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AppHistory {
-    /// The time from one sample to the next. Samples are missing for when the daemon did not run.
+    /// Interval between samples. There are no samples for times when the daemon did not run.
     pub resolution_ms: u64,
-    /// The oldest first.
+    /// Samples, oldest first.
     pub samples: Vec<AppsSample>,
 }
 
-/// What applications moved, on average over a span that ends at a moment.
+/// Average rates of applications over a span that ends at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AppsSample {
-    /// Milliseconds of Unix time.
+    /// Time in milliseconds since the Unix epoch.
     pub at_ms: u64,
-    /// Those that moved something, the busiest first; at most 16.
+    /// Applications that moved data, at most 16, in descending order of rate.
     pub apps: Vec<AppSample>,
-    /// What all others received.
+    /// Receive rate of all other applications together.
     pub rest_rx_bps: u64,
-    /// What all others sent.
+    /// Send rate of all other applications together.
     pub rest_tx_bps: u64,
 }
 
-/// What one application moved.
+/// Average rates of one application.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct AppSample {
-    /// The application, as flows and applications name it. Others chose it: show it as text.
+    /// The application, as in `application` of flows and applications. It is untrusted: display it as plain text.
     pub application: String,
-    /// What it received.
+    /// Receive rate.
     pub rx_bps: u64,
-    /// What it sent.
+    /// Send rate.
     pub tx_bps: u64,
-    /// Its live flows; of a span, the most at a time.
+    /// Number of live flows; for a span, the maximum at one time.
     pub flows: u64,
 }
 
-/// How finely [`History`] is told, and how far back.
+/// Interval between the samples of [`History`], which also determines how far back it goes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Resolution {
     /// The last five minutes.
@@ -120,54 +119,55 @@ pub enum Resolution {
     Hour,
 }
 
-/// What Braid gained over some days, against using only the link that the system would choose. Energy, money and outages are estimates.
+/// Benefit of Braid over some days, compared with using only the link that the system would choose. Energy, money and outages are
+/// estimates.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Gains {
-    /// The days summed up, today among them.
+    /// Number of days in the sum, including today.
     pub days: u32,
-    /// Bytes by link.
+    /// Bytes per link.
     pub links: Vec<LinkGain>,
-    /// Flows that went on over another link when theirs died.
+    /// Flows that continued on another link when their link died.
     pub flows_moved: u64,
-    /// Flows that were ended since their link was dead, so that their programs connect anew.
+    /// Flows that Braid closed because their link was dead, so that their programs reconnect.
     pub flows_ended: u64,
-    /// Seconds for which the system's own choice was dead and another link was not.
+    /// Seconds during which the link of the system's choice was dead and another link was alive.
     pub outage_bridged_s: u64,
-    /// Joules.
+    /// Energy in joules.
     pub energy_j: Compared,
-    /// Money, in the configuration's unit; `null` where no link costs any.
+    /// Cost of data, in the currency of the configuration; `null` if no link has a cost.
     pub money: Option<Compared>,
-    /// Always true: what would have been is the model's estimate.
+    /// Always true: the values without Braid are estimates of a model.
     pub estimated: bool,
 }
 
-/// One link's part in [`Gains`].
+/// Share of one link in [`Gains`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct LinkGain {
-    /// The link's device.
+    /// Device of the link.
     pub name: String,
-    /// Bytes the device received.
+    /// Bytes that the device received.
     pub rx_bytes: u64,
-    /// Bytes the device sent.
+    /// Bytes that the device sent.
     pub tx_bytes: u64,
 }
 
-/// What was, and what would have been.
+/// An actual value, and the estimate for a single link.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Compared {
-    /// With all links; `null`: not known of any.
+    /// Value with all links; `null` if it is unknown for every link.
     pub actual: Option<f64>,
-    /// Had all bytes gone over the system's own choice; `null`: not known of it.
+    /// Value if all bytes had used the link of the system's choice; `null` if it is unknown for that link.
     pub only_one: Option<f64>,
 }
 
-/// One point of `GET /v1/tradeoff`: what the links present could give together, and what that takes.
+/// One point of `GET /v1/tradeoff`: total throughput of the present links at one utility, and the power for it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct TradeoffPoint {
-    /// What throughput is worth, 0 to 1.
+    /// Utility of throughput, 0 to 1.
     pub utility: f64,
-    /// Downloads together; `null` where no link's capacity is known.
+    /// Total throughput of downloads; `null` if no capacity of a link is known.
     pub throughput_bps: Option<u64>,
-    /// Watts beyond idle at that throughput; `null` where a link that is used is of unknown appetite.
+    /// Power in watts at that throughput, in addition to the idle power; `null` if the power profile of a used link is unknown.
     pub power_w: Option<f64>,
 }

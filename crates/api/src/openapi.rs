@@ -1,4 +1,5 @@
-//! The API as a declared thing: every operation, who may call it, what it takes and gives. The OpenAPI 3.1 document is made of it.
+//! Declaration of the API: every operation, its required rights, its request and its response. The OpenAPI 3.1 document is generated from
+//! it.
 
 use schemars::generate::SchemaSettings;
 use schemars::{JsonSchema, SchemaGenerator};
@@ -10,54 +11,54 @@ use crate::{
     UiAddress, UiRequest, Versioned,
 };
 
-/// Who may call an operation. Over the Unix socket everybody may read, and root, the daemon's own user and the group `braid` may change;
-/// over TCP a token decides.
+/// Rights required to call an operation. On the Unix socket every user may read; root, the daemon's user and the group `braid` may change
+/// things. Over TCP a token determines the rights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Needs {
-    /// Everybody who can connect.
+    /// No rights: every client that can connect.
     Nothing,
-    /// Those who may read.
+    /// The right to read.
     Reading,
-    /// Those who may change.
+    /// The right to change things.
     Changing,
 }
 
-/// One operation.
+/// One operation of the API.
 #[derive(Clone, Copy)]
 pub struct Operation {
-    /// `GET` or `POST`.
+    /// HTTP method: `GET` or `POST`.
     pub method: &'static str,
-    /// Its path.
+    /// URL path.
     pub path: &'static str,
-    /// What it does.
+    /// Summary for the OpenAPI document.
     pub summary: &'static str,
-    /// Who may call it.
+    /// Rights required to call it.
     pub needs: Needs,
-    /// What may stand behind `?`.
+    /// Query parameters.
     pub query: &'static [Parameter],
     body: Option<Schema>,
     answer: Content,
 }
 
-/// What may stand behind `?`.
+/// A query parameter.
 #[derive(Debug, Clone, Copy)]
 pub struct Parameter {
-    /// Its name.
+    /// Name of the parameter.
     pub name: &'static str,
-    /// What it says.
+    /// Description for the OpenAPI document.
     pub summary: &'static str,
-    /// Its values.
+    /// Accepted values.
     pub takes: Takes,
 }
 
-/// The values of a [`Parameter`].
+/// Accepted values of a [`Parameter`].
 #[derive(Debug, Clone, Copy)]
 pub enum Takes {
     /// One of these.
     OneOf(&'static [&'static str]),
-    /// A whole number of at most this.
+    /// An integer from 0 to this maximum.
     Number(u64),
-    /// Text.
+    /// Any text.
     Text,
 }
 
@@ -66,7 +67,7 @@ type Schema = fn(&mut SchemaGenerator) -> schemars::Schema;
 #[derive(Clone, Copy)]
 enum Content {
     Json(Schema),
-    /// Of this media type.
+    /// Text of this media type.
     Text(&'static str),
 }
 
@@ -92,77 +93,90 @@ fn list<T: JsonSchema + Listed>(generator: &mut SchemaGenerator) -> schemars::Sc
 
 const RESOLUTION: Parameter = Parameter {
     name: "resolution",
-    summary: "how finely, and so how far back; left out: 1s",
+    summary: "interval between samples, which also determines how far back they go; default: 1s",
     takes: Takes::OneOf(&["1s", "10s", "5m", "1h"]),
 };
-const SINCE_MS: Parameter =
-    Parameter { name: "since_ms", summary: "only samples after this moment (milliseconds of Unix time)", takes: Takes::Number(u64::MAX) };
+const SINCE_MS: Parameter = Parameter {
+    name: "since_ms",
+    summary: "only samples after this time (milliseconds since the Unix epoch)",
+    takes: Takes::Number(u64::MAX),
+};
 const APPLICATION: Parameter =
-    Parameter { name: "application", summary: "only this one, by the name that flows have; left out: all", takes: Takes::Text };
-const SINCE: Parameter = Parameter { name: "since", summary: "only notes after the one of this id", takes: Takes::Number(u64::MAX) };
-const DAYS: Parameter = Parameter { name: "days", summary: "how many days, today among them; left out: 30", takes: Takes::Number(400) };
+    Parameter { name: "application", summary: "only this application, as in `application` of flows; default: all", takes: Takes::Text };
+const SINCE: Parameter = Parameter { name: "since", summary: "only notes after the note with this id", takes: Takes::Number(u64::MAX) };
+const DAYS: Parameter = Parameter { name: "days", summary: "number of days, including today; default: 30", takes: Takes::Number(400) };
 
 /// Every operation under `/v1`.
 pub const OPERATIONS: [Operation; 27] = [
-    read("/v1/status", "The daemon at a glance.", answer::<Status>),
-    read("/v1/links", "Every link.", list::<LinkStatus>),
-    read("/v1/flows", "Every live flow.", list::<Flow>),
-    read("/v1/apps", "What was learnt of applications.", list::<App>),
-    read("/v1/policy", "The policy in force.", answer::<PolicyView>),
+    read("/v1/status", "Overview of the daemon.", answer::<Status>),
+    read("/v1/links", "All links.", list::<LinkStatus>),
+    read("/v1/flows", "All live flows.", list::<Flow>),
+    read("/v1/apps", "Learned data about applications.", list::<App>),
+    read("/v1/policy", "The active policy.", answer::<PolicyView>),
     read("/v1/peers", "Hosts that carry flows over several links.", list::<Peer>),
     Operation {
         answer: Content::Text("text/plain"),
-        ..read("/v1/metrics", "Prometheus metrics: `braid_...`, names that stay.", of::<String>)
+        ..read("/v1/metrics", "Prometheus metrics: `braid_...`, with stable names.", of::<String>)
     },
     Operation {
         answer: Content::Text("text/event-stream"),
         ..read(
             "/v1/events",
-            "Server-sent events: `status`, `apps` and `peers` (as `GET` answers them), `flows` (FlowChanges), `note`, `sample`, `app_sample` (AppsSample), at most once a second each.",
+            "Server-sent events: `status`, `apps` and `peers` (as in the `GET` responses), `flows` (FlowChanges), `note`, `sample`, `app_sample` (AppsSample), at most once a second each.",
             of::<String>,
         )
     },
-    Operation { query: &[RESOLUTION, SINCE_MS], ..read("/v1/history", "What links did.", answer::<History>) },
-    Operation { query: &[RESOLUTION, SINCE_MS, APPLICATION], ..read("/v1/history/apps", "What applications moved.", answer::<AppHistory>) },
-    Operation { query: &[SINCE], ..read("/v1/notes", "What happened, in plain words.", list::<Note>) },
-    Operation { query: &[DAYS], ..read("/v1/gains", "What Braid gained.", answer::<Gains>) },
-    read("/v1/tradeoff", "Throughput and power at each utility, with the links present.", list::<TradeoffPoint>),
-    read("/v1/config", "The configuration's text.", answer::<ConfigView>),
+    Operation { query: &[RESOLUTION, SINCE_MS], ..read("/v1/history", "History of links.", answer::<History>) },
+    Operation { query: &[RESOLUTION, SINCE_MS, APPLICATION], ..read("/v1/history/apps", "History of applications.", answer::<AppHistory>) },
+    Operation { query: &[SINCE], ..read("/v1/notes", "Log of events, in sentences.", list::<Note>) },
+    Operation { query: &[DAYS], ..read("/v1/gains", "Benefit of Braid compared with a single link.", answer::<Gains>) },
+    read("/v1/tradeoff", "Throughput and power at each utility, with the present links.", list::<TradeoffPoint>),
+    read("/v1/config", "Text of the configuration.", answer::<ConfigView>),
     read("/v1/openapi.json", "This document.", of::<Map<String, Value>>),
     read("/v1/session", "Whether this client may change anything.", answer::<Session>),
     Operation {
         needs: Needs::Nothing,
-        ..change("/v1/session", "Trades a token for a cookie, for browsers.", Some(of::<SessionRequest>), answer::<Session>)
+        ..change("/v1/session", "Exchanges a token for a session cookie, for browsers.", Some(of::<SessionRequest>), answer::<Session>)
     },
     Operation {
         needs: Needs::Reading,
-        ..change("/v1/explain", "Why a flow gets the link it gets.", Some(of::<ExplainRequest>), answer::<Explanation>)
+        ..change("/v1/explain", "Explains the choice of link for a flow.", Some(of::<ExplainRequest>), answer::<Explanation>)
     },
     Operation {
         needs: Needs::Reading,
-        ..change("/v1/config/preview", "What edits would make of the configuration.", Some(of::<ConfigChange>), answer::<ConfigChanged>)
+        ..change(
+            "/v1/config/preview",
+            "Previews the result of edits to the configuration.",
+            Some(of::<ConfigChange>),
+            answer::<ConfigChanged>,
+        )
     },
     Operation {
         needs: Needs::Reading,
-        ..change("/v1/ui", "Where the web page is, with a token for what this client may do.", Some(of::<UiRequest>), answer::<UiAddress>)
+        ..change(
+            "/v1/ui",
+            "Address of the web page, with a token that has the rights of this client.",
+            Some(of::<UiRequest>),
+            answer::<UiAddress>,
+        )
     },
-    change("/v1/config", "Applies edits, and writes them to the file.", Some(of::<ConfigChange>), answer::<ConfigChanged>),
-    change("/v1/config/undo", "Takes the last applied change back.", None, answer::<ConfigView>),
-    change("/v1/join", "Bonds with a relay from now on.", Some(of::<JoinRequest>), answer::<Accepted>),
-    change("/v1/leave", "Leaves a relay, or forgets a server.", Some(of::<LeaveRequest>), answer::<Accepted>),
-    change("/v1/move", "Carries bonded flows over another link.", Some(of::<MoveRequest>), answer::<Accepted>),
-    change("/v1/reload", "Reads the configuration again.", None, answer::<Accepted>),
-    change("/v1/down", "Takes Braid down.", None, answer::<Accepted>),
+    change("/v1/config", "Applies edits and writes them to the file.", Some(of::<ConfigChange>), answer::<ConfigChanged>),
+    change("/v1/config/undo", "Undoes the last applied change.", None, answer::<ConfigView>),
+    change("/v1/join", "Joins a relay.", Some(of::<JoinRequest>), answer::<Accepted>),
+    change("/v1/leave", "Leaves a relay, or deletes the key of a server.", Some(of::<LeaveRequest>), answer::<Accepted>),
+    change("/v1/move", "Moves bonded flows to another link.", Some(of::<MoveRequest>), answer::<Accepted>),
+    change("/v1/reload", "Reloads the configuration.", None, answer::<Accepted>),
+    change("/v1/down", "Stops Braid.", None, answer::<Accepted>),
 ];
 
-/// The operation behind a method and a path.
+/// The operation for a method and a path.
 pub fn operation(method: &str, path: &str) -> Option<&'static Operation> {
-    // What may be read may be asked for its head.
+    // HEAD has the same rights as GET.
     let method = if method == "HEAD" { "GET" } else { method };
     OPERATIONS.iter().find(|operation| operation.method == method && operation.path == path)
 }
 
-/// The OpenAPI 3.1 document.
+/// Generates the OpenAPI 3.1 document.
 pub fn document() -> Value {
     let mut settings = SchemaSettings::draft2020_12();
     settings.definitions_path = "/components/schemas".into();
@@ -175,7 +189,7 @@ pub fn document() -> Value {
             path.insert(operation.method.to_lowercase(), entry);
         }
     }
-    // Not an operation's own type: what the stream carries, and what errors look like.
+    // No operation has these types as its response: the events of the stream, and errors.
     generator.subschema_for::<crate::FlowChanges>();
     generator.subschema_for::<crate::Sample>();
     generator.subschema_for::<crate::AppsSample>();
@@ -185,11 +199,11 @@ pub fn document() -> Value {
         "info": {
             "title": "Braid",
             "version": crate::SCHEMA_VERSION.to_string(),
-            "description": "JSON over HTTP, on a Unix socket and, where asked for, over TCP. What is not known is null, never 0. Every \
-                answer is an object with schema_version; a list stands in it under its own name. Fields may be added at any time; none is \
-                renamed or removed within one version. Quantities end in their unit: _bps bits per second, _bytes, \
-                _us, _ms, _s, _j joules, _w watts. Errors are problem details (RFC 9457). On the Unix socket everybody may read; root, the \
-                daemon's own user and the group braid may change. Over TCP a token decides.",
+            "description": "JSON over HTTP, on a Unix socket and, if configured, over TCP. An unknown value is null, never 0. Every \
+                response is an object with schema_version; a list is an array under its own key. Fields may be added at any time; no field \
+                is renamed or removed within one version. Names of quantities end in their unit: _bps bits per second, _bytes, \
+                _us, _ms, _s, _j joules, _w watts. Errors are problem details (RFC 9457). On the Unix socket every user may read; root, the \
+                daemon's user and the group braid may change things. Over TCP a token determines the rights.",
             "license": {"name": "MIT OR Apache-2.0"},
         },
         "paths": paths,
@@ -213,7 +227,7 @@ fn described(operation: &Operation, generator: &mut SchemaGenerator) -> Value {
     let mut entry = json!({
         "operationId": format!("{}{}", operation.method.to_lowercase(), operation.path.trim_start_matches("/v1").replace(['/', '.'], "-")),
         "summary": operation.summary,
-        "responses": {"200": {"description": "As asked.", "content": content}, "default": problem},
+        "responses": {"200": {"description": "Success.", "content": content}, "default": problem},
         "security": if operation.needs == Needs::Nothing { json!([]) } else { json!([{"token": []}, {"session": []}]) },
         "x-braid-needs": match operation.needs { Needs::Nothing => "nothing", Needs::Reading => "reading", Needs::Changing => "changing" },
     });
@@ -240,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_operation_stands_once_and_every_reference_leads_somewhere() {
+    fn operations_are_unique_and_references_resolve() {
         let mut names: Vec<_> = OPERATIONS.iter().map(|operation| (operation.path, operation.method)).collect();
         names.sort();
         names.dedup();
@@ -254,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_changes_needs_the_right_to() {
+    fn operations_that_change_things_require_the_right_to_change() {
         let open = ["/v1/explain", "/v1/config/preview", "/v1/session", "/v1/ui"];
         for operation in OPERATIONS.iter().filter(|operation| operation.method == "POST" && !open.contains(&operation.path)) {
             assert_eq!(operation.needs, Needs::Changing, "{}", operation.path);

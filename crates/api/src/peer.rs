@@ -8,72 +8,72 @@ use crate::{PathState, PeerKind, PeerState};
 /// A host that carries flows over several links.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Peer {
-    /// What it is called here: a relay's name, which `relay` of an `[[app]]` entry may be; a server's address.
+    /// Local name of the peer. For a relay, the name that `relay` of an `[[app]]` entry refers to; for a server, its address.
     pub name: String,
-    /// What it is.
+    /// Kind of peer.
     #[serde(default)]
     pub kind: PeerKind,
-    /// Where it may be found.
+    /// Address of the peer.
     pub address: String,
-    /// Whether it can be reached.
+    /// Reachability of the peer.
     pub state: PeerState,
-    /// Why, where it is not up; of an `idle` server, why flows do not go straight to it.
+    /// Reason if the peer is not up. For an `idle` server: the reason why flows do not use a bond to it.
     #[serde(default)]
     pub reason: Option<String>,
-    /// Its paths.
+    /// Paths to the peer.
     pub paths: Vec<Path>,
 }
 
 /// One QUIC connection to a peer, over one link.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Path {
-    /// The link's device.
+    /// Device of the link.
     pub link: String,
-    /// How it does; `none` for a link without a path to the peer.
+    /// State of the path; `none` for a link without a path to the peer.
     pub state: PathState,
-    /// Why there is none.
+    /// Reason why there is no path.
     #[serde(default)]
     pub reason: Option<String>,
     /// Smoothed round-trip time.
     pub rtt_us: Option<u64>,
     /// Congestion window in bytes.
     pub cwnd: Option<u64>,
-    /// What it can deliver from here, that is upwards: what comes from the peer is the peer's to know.
+    /// Delivery rate of the path in the upward direction. Only the peer can measure the downward direction.
     pub rate_bps: Option<u64>,
-    /// Share of the bytes sent from here that was lost.
+    /// Fraction of the bytes sent from this machine that were lost, 0 to 1.
     pub loss: Option<f64>,
-    /// Bytes sent and not acknowledged yet.
+    /// Bytes sent but not acknowledged yet.
     pub queued: Option<u64>,
     /// Bytes received.
     #[serde(default)]
     pub rx_bytes: Option<u64>,
-    /// Bytes sent that arrived.
+    /// Bytes sent and acknowledged.
     #[serde(default)]
     pub tx_bytes: Option<u64>,
 }
 
-/// What `POST /v1/join` takes.
+/// Request of `POST /v1/join`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct JoinRequest {
-    /// The invitation.
+    /// The invitation text.
     pub line: String,
-    /// What the relay shall be called here; left out: the host of its first address.
+    /// Local name for the relay. Default: the host of its first address.
     #[serde(default)]
     pub name: Option<String>,
 }
 
-/// What `POST /v1/leave` takes.
+/// Request of `POST /v1/leave`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LeaveRequest {
-    /// The peer's name; a server's address, whose key is forgotten.
+    /// Name of the relay, or address of the server whose key is to be deleted.
     pub name: String,
 }
 
-/// What `POST /v1/move` takes.
+/// Request of `POST /v1/move`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct MoveRequest {
-    /// A flow's id, or an application's path or name.
+    /// Id of a flow, or path or name of an application.
     pub what: String,
-    /// The link's device; `null`: all links again.
+    /// Device of the link; `null` to use all links again.
     pub to: Option<String>,
 }

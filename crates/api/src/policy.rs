@@ -3,47 +3,47 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The policy in force, each entry as text that reads like the configuration.
+/// The active policy. Each entry is text in the syntax of the configuration.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PolicyView {
-    /// The scheduler's name.
+    /// Name of the scheduler.
     pub scheduler: String,
-    /// `none`, `destination`, `application`; `null`: by class.
+    /// Affinity: `none`, `destination`, `application`; `null` if it depends on the class.
     pub affinity: Option<String>,
-    /// What a flow of an unknown application is expected to move.
+    /// Expected bytes per flow of an unknown application.
     pub default_demand_bytes: u64,
-    /// How much throughput is worth its price, as text, where the scheduler asks.
+    /// Utility setting as text, if the scheduler uses it.
     #[serde(default)]
     pub utility: Option<String>,
-    /// The `[[link]]` entries in their order.
+    /// The `[[link]]` entries in order.
     pub links: Vec<LinkEntry>,
-    /// The `[[app]]` entries in their order: the first that matches decides.
+    /// The `[[app]]` entries in order. The first entry that matches decides.
     pub apps: Vec<AppEntry>,
-    /// What is left to the system.
+    /// Traffic that Braid leaves to the system.
     pub exclude: Vec<ExcludeEntry>,
 }
 
 /// One `[[link]]` entry.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct LinkEntry {
-    /// The conditions, `name = "wlan0"`.
+    /// Conditions, for example `name = "wlan0"`.
     pub matches: String,
-    /// Devices it speaks of now.
+    /// Devices that the entry matches now.
     pub devices: Vec<String>,
-    /// `normal`, `backup`, `excluded`.
+    /// Role: `normal`, `backup`, `excluded`.
     pub role: String,
-    /// Its place in the priority table, 0 first.
+    /// Position in the priority table, starting at 0.
     #[serde(default)]
     pub priority: u8,
-    /// Its traffic is counted.
+    /// Whether its traffic counts against an allowance.
     pub metered: bool,
-    /// The monthly allowance.
+    /// Monthly allowance in bytes.
     pub cap_bytes: Option<u64>,
-    /// The day on which the count starts anew.
+    /// Day of the month on which the count restarts.
     pub reset_day: Option<u8>,
-    /// `continuous`, `on-demand`.
+    /// Probe mode: `continuous`, `on-demand`.
     pub probe: Option<String>,
-    /// What a gigabyte costs in money.
+    /// Cost per gigabyte, in the currency of the configuration.
     #[serde(default)]
     pub cost_per_gb: Option<f64>,
 }
@@ -51,35 +51,35 @@ pub struct LinkEntry {
 /// One `[[app]]` entry.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct AppEntry {
-    /// The conditions, `exe = "/usr/bin/curl", port = 443`.
+    /// Conditions, for example `exe = "/usr/bin/curl", port = 443`.
     pub matches: String,
-    /// The only links allowed; `null`: all.
+    /// The only links allowed; `null` if all are.
     pub links: Option<Vec<String>>,
-    /// Links preferred.
+    /// Preferred links.
     pub prefer: Vec<String>,
-    /// The class set by the user.
+    /// Class set by the user.
     pub class: Option<String>,
-    /// `none`, `destination`, `application`.
+    /// Affinity: `none`, `destination`, `application`.
     pub affinity: Option<String>,
-    /// `auto`, `direct`, `bond`, `duplicate`; empty: not told.
+    /// How flows are carried: `auto`, `direct`, `bond`, `duplicate`; empty if a daemon of an older version does not report it.
     #[serde(default)]
     pub carry: String,
-    /// Over how many links each packet goes, where it goes over several.
+    /// Number of links over which each packet is sent, if it is duplicated.
     #[serde(default)]
     pub copies: u8,
-    /// The only relay that may carry them; `null`: any.
+    /// The only relay that may carry the flows; `null` if any may.
     #[serde(default)]
     pub relay: Option<String>,
-    /// Who looks up the names that clients of a proxy open connections to: `here`, `relay`; empty: not told.
+    /// Where host names in requests of proxy clients are resolved: `here`, `relay`; empty if a daemon of an older version does not report it.
     #[serde(default)]
     pub resolve: String,
-    /// Its share against other flows.
+    /// Weight relative to other flows.
     pub weight: f64,
 }
 
 /// One exclusion.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct ExcludeEntry {
-    /// The condition, `user = 1000`.
+    /// Condition, for example `user = 1000`.
     pub matches: String,
 }

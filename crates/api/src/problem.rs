@@ -1,54 +1,54 @@
-//! Errors over HTTP: problem details (RFC 9457).
+//! HTTP errors as problem details (RFC 9457).
 
 use std::fmt;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// Why a request failed; sent as `application/problem+json`.
+/// Reason why a request failed. Sent as `application/problem+json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Problem {
-    /// The kind of problem; `about:blank` where the status says all.
+    /// Type of the problem; `about:blank` if it adds nothing to the status.
     #[serde(rename = "type", default = "blank")]
     pub kind: String,
-    /// The kind in words, the same for every occurrence.
+    /// Summary of the problem type, the same for every occurrence.
     pub title: String,
-    /// The HTTP status.
+    /// HTTP status code.
     pub status: u16,
-    /// This occurrence: the thing, the reason and the remedy.
+    /// Details of this occurrence: the affected object, the reason and the remedy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub detail: Option<String>,
-    /// What is wrong in a configuration that was refused.
+    /// Errors and warnings of a rejected configuration.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub findings: Vec<Finding>,
 }
 
-/// One thing found in a configuration, at its place.
+/// One error or warning in a configuration, with its position.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Finding {
-    /// `error`, `warning`.
+    /// Severity: `error`, `warning`.
     pub severity: String,
-    /// The file.
+    /// Path of the file.
     pub file: String,
-    /// The line, counted from 1.
+    /// Line number, starting at 1.
     pub line: u64,
-    /// The character in it, counted from 1.
+    /// Column in characters, starting at 1.
     pub column: u64,
-    /// The line itself.
+    /// Text of the line.
     pub excerpt: String,
-    /// What is wrong.
+    /// Description of the problem.
     pub reason: String,
-    /// The nearest valid name.
+    /// The most similar valid name.
     pub nearest: Option<String>,
-    /// What to do.
+    /// Remedy.
     pub remedy: Option<String>,
 }
 
 impl Problem {
-    /// The media type problems are sent as.
+    /// Media type of problem details.
     pub const MEDIA_TYPE: &'static str = "application/problem+json";
 
-    /// A problem whose kind the status and `title` say.
+    /// A problem of the type `about:blank`.
     pub fn new(status: u16, title: &str, detail: impl Into<String>) -> Self {
         Self { kind: blank(), title: title.to_owned(), status, detail: Some(detail.into()), findings: Vec::new() }
     }

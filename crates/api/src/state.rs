@@ -1,106 +1,106 @@
-//! In which state a link, a peer or a path is.
+//! States of links, peers and paths.
 
 use std::fmt;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// An enum of words: each variant is written as its word, and a word of a later version is read as the last variant.
-macro_rules! words {
-    ($(#[$of:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $word:literal,)+ .. $(#[$rest_doc:meta])* $rest:ident = $rest_word:literal }) => {
+/// Defines an enum that serializes as strings. An unrecognized string, as from a later version, deserializes as the last variant.
+macro_rules! string_enum {
+    ($(#[$of:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $text:literal,)+ .. $(#[$rest_doc:meta])* $rest:ident = $rest_text:literal }) => {
         $(#[$of])*
         #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize, JsonSchema)]
         pub enum $name {
-            $($(#[$doc])* #[serde(rename = $word)] $variant,)+
+            $($(#[$doc])* #[serde(rename = $text)] $variant,)+
             $(#[$rest_doc])*
             #[default]
-            #[serde(rename = $rest_word, other)]
+            #[serde(rename = $rest_text, other)]
             $rest,
         }
 
         impl fmt::Display for $name {
             fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.pad(match self {
-                    $(Self::$variant => $word,)+
-                    Self::$rest => $rest_word,
+                    $(Self::$variant => $text,)+
+                    Self::$rest => $rest_text,
                 })
             }
         }
     };
 }
 
-words! {
-    /// Whether a link can be given flows, and if not, why.
+string_enum! {
+    /// Whether a link can carry flows, and if not, why.
     LinkState {
-        /// Given flows.
+        /// The link carries flows.
         Up = "up",
-        /// Has carrier, but nothing answers.
+        /// The link has carrier, but probes or connections get no answer.
         Dead = "dead",
-        /// No carrier, no address or no default route.
+        /// The link has no carrier, no address or no default route.
         Down = "down",
-        /// Alive, kept for when no normal link lives.
+        /// The link is alive, but reserved for when no normal link is alive.
         Backup = "backup",
-        /// Its data allowance is used up.
+        /// The data allowance of the link is used up.
         Capped = "capped",
-        /// Not to be used.
+        /// The link is not used.
         Excluded = "excluded",
         ..
-        /// Not judged yet.
+        /// The state is not determined yet.
         Unknown = "unknown"
     }
 }
 
-words! {
-    /// What a peer is.
+string_enum! {
+    /// Kind of peer.
     PeerKind {
-        /// It forwards to destinations.
+        /// A relay, which forwards to destinations.
         Relay = "relay",
-        /// It is the destination itself.
+        /// A server, which is the destination itself.
         Server = "server",
         ..
-        /// Something that this version does not know.
+        /// A kind that this version does not support.
         Other = "other"
     }
 }
 
-words! {
-    /// Whether a peer can be reached.
+string_enum! {
+    /// Reachability of a peer.
     PeerState {
-        /// It is dialled.
+        /// Braid is connecting to the peer.
         Connecting = "connecting",
-        /// It is reached.
+        /// Braid is connected to the peer.
         Up = "up",
-        /// It refused this machine.
+        /// The peer rejected this machine.
         Refused = "refused",
-        /// A server to which no flow needs a bond now.
+        /// The peer is a server, and no flow needs a bond to it now.
         Idle = "idle",
         ..
-        /// It gives no answer.
+        /// The peer does not answer.
         Unreachable = "unreachable"
     }
 }
 
-words! {
-    /// How a path of a bond does.
+string_enum! {
+    /// State of a path of a bond.
     PathState {
-        /// It is being tried.
+        /// Braid is probing the path.
         Probing = "probing",
-        /// It delivers.
+        /// The path delivers data.
         Good = "good",
-        /// It owes an acknowledgement.
+        /// An acknowledgement on the path is overdue.
         Suspect = "suspect",
-        /// It delivers nothing.
+        /// The path delivers nothing.
         Dead = "dead",
-        /// It delivers, and waits until no other path does.
+        /// The path delivers data, but is used only if no other path does.
         Backup = "backup",
         ..
-        /// There is none over this link.
+        /// There is no path over this link.
         None = "none"
     }
 }
 
 impl PathState {
-    /// Whether it delivers.
+    /// Whether the path delivers data.
     pub fn delivers(self) -> bool {
         matches!(self, Self::Good | Self::Backup)
     }
@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_word_of_a_later_version_is_read() {
+    fn an_unrecognized_state_becomes_the_last_variant() {
         let state = |text| serde_json::from_str::<LinkState>(text).unwrap();
         assert_eq!((state("\"capped\""), state("\"resting\"")), (LinkState::Capped, LinkState::Unknown));
         assert_eq!(serde_json::to_string(&PathState::Backup).unwrap(), "\"backup\"");

@@ -5,88 +5,89 @@ use serde::{Deserialize, Serialize};
 
 use crate::LinkState;
 
-/// The daemon at a glance.
+/// Overview of the daemon.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Status {
-    /// The daemon's version.
+    /// Version of the daemon.
     pub version: String,
-    /// The scheduler in force: `only-one`, `round-robin`, `weighted-round-robin`, `max-throughput`, `operetta`.
+    /// Active scheduler: `only-one`, `round-robin`, `weighted-round-robin`, `max-throughput`, `operetta`.
     pub scheduler: String,
-    /// Every link, in the order of their devices' numbers.
+    /// All links, in the order of their interface indices.
     pub links: Vec<LinkStatus>,
-    /// Live flows.
+    /// Number of live flows.
     pub flows: u64,
     /// Hosts that carry flows over several links.
     #[serde(default)]
     pub peers: Vec<crate::Peer>,
-    /// How connections are met: `ebpf` or `none`.
+    /// How Braid intercepts connections: `ebpf` or `none`.
     #[serde(default)]
     pub interception: Option<String>,
-    /// Since the daemon's start, in milliseconds.
+    /// Time since the daemon started, in milliseconds.
     #[serde(default)]
     pub uptime_ms: Option<u64>,
-    /// The configuration file in force; `null`: the defaults.
+    /// Path of the active configuration file; `null` if the defaults apply.
     #[serde(default)]
     pub config: Option<String>,
-    /// What was met and what became of it, since the start.
+    /// Counters since the daemon started.
     #[serde(default)]
     pub counters: Counters,
-    /// What the machine runs on; `null`: no battery is known.
+    /// State of the battery; `null` if no battery is known.
     #[serde(default)]
     pub battery: Option<Battery>,
-    /// What throughput is worth now, 0 to 1, where the scheduler asks; `null` also while it matches the system's own choice.
+    /// Current utility of throughput, 0 to 1, if the scheduler uses it. Also `null` while the scheduler only matches the throughput of the
+    /// system's own choice.
     #[serde(default)]
     pub utility: Option<f64>,
-    /// Whether all flows go where they take least energy, since the battery is low (`power_saving`).
+    /// Whether all flows use the links with the lowest energy, because the battery is low (`power_saving`).
     #[serde(default)]
     pub saving_power: bool,
-    /// The throughput that downloads are to reach together, where the scheduler has one.
+    /// Target for the total throughput of downloads, if the scheduler has one.
     #[serde(default)]
     pub target_down_bps: Option<u64>,
-    /// The throughput that uploads are to reach together.
+    /// Target for the total throughput of uploads, if the scheduler has one.
     #[serde(default)]
     pub target_up_bps: Option<u64>,
-    /// What the user should know: a mode that had to be given up, a store that cannot be written, a reload that was refused.
+    /// Warnings for the user, for example: a mode that is not available, a store that cannot be written, a rejected reload.
     #[serde(default)]
     pub warnings: Vec<String>,
-    /// The web page's address, where the daemon serves one over TCP.
+    /// Address of the web page, if the daemon serves it over TCP.
     #[serde(default)]
     pub ui: Option<String>,
 }
 
-/// What the machine runs on.
+/// State of the battery.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Battery {
-    /// The charge of all batteries, 0 to 1.
+    /// Charge of all batteries together, 0 to 1.
     pub level: f64,
-    /// The machine is plugged in.
+    /// Whether the machine is plugged in.
     pub plugged: bool,
-    /// What the batteries give now, in watts.
+    /// Power that the batteries deliver now, in watts.
     #[serde(default)]
     pub power_w: Option<f64>,
 }
 
-/// What was met and what became of it.
+/// Counters of flows and events since the daemon started.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(default)]
 pub struct Counters {
-    /// Flows given a link by Braid.
+    /// Flows that Braid assigned to a link.
     pub steered: Option<u64>,
-    /// Flows left to the system by rule.
+    /// Flows that a rule leaves to the system.
     pub left: Option<u64>,
     /// Flows that failed because a strict rule had no usable link.
     pub denied: Option<u64>,
-    /// Flows the kernel refused to steer.
+    /// Flows that the kernel failed to steer.
     pub failed: Option<u64>,
-    /// Flows steered but not followed, for want of room.
+    /// Flows that were steered but not tracked, because the table was full.
     pub untracked: Option<u64>,
-    /// Events of the kernel that were lost.
+    /// Kernel events that were lost.
     pub lost_events: Option<u64>,
     /// Connections redirected to the daemon, which forwards them to a peer.
     pub redirected: Option<u64>,
-    /// Connections that should have been, and went direct for want of room or of a way.
+    /// Connections that should have been redirected but went direct, because a table was full or there was no route.
     pub not_redirected: Option<u64>,
-    /// Connects moved to another link, since nobody answered them on theirs.
+    /// Connection attempts moved to another link because their link got no answer.
     pub moved: Option<u64>,
 }
 
@@ -94,114 +95,114 @@ pub struct Counters {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[schemars(rename = "Link")]
 pub struct LinkStatus {
-    /// The device's name.
+    /// Name of the device.
     pub name: String,
-    /// Whether it can be given flows.
+    /// Whether the link can carry flows.
     pub state: LinkState,
-    /// `wired`, `wireless`, `cellular`, `vpn`, `virtual`.
+    /// Kind: `wired`, `wireless`, `cellular`, `vpn`, `virtual`.
     pub kind: String,
-    /// Its addresses with prefix lengths.
+    /// Addresses with prefix lengths.
     pub addresses: Vec<String>,
-    /// Estimated capacity towards this machine; `null` until traffic has shown it: what the rule guesses meanwhile is no knowledge.
+    /// Estimated capacity towards this machine; `null` until traffic has shown it. The scheduler's default is not reported here.
     pub capacity_down_bps: Option<u64>,
-    /// Estimated capacity away from this machine; `null` until something was sent that filled the link, or more than was guessed.
+    /// Estimated capacity away from this machine; `null` until sent traffic has filled the link or exceeded the default.
     pub capacity_up_bps: Option<u64>,
     /// Round-trip time.
     pub rtt_us: Option<u64>,
-    /// Share of segments sent again, 0 to 1.
+    /// Fraction of segments that were retransmitted, 0 to 1.
     pub loss: Option<f64>,
-    /// Bytes that Braid's flows received over it since the daemon's start.
+    /// Bytes that Braid's flows received over it since the daemon started.
     pub rx_bytes: Option<u64>,
-    /// Bytes that Braid's flows sent over it since the daemon's start.
+    /// Bytes that Braid's flows sent over it since the daemon started.
     pub tx_bytes: Option<u64>,
-    /// Live flows on it.
+    /// Number of live flows on it.
     pub flows: u64,
-    /// The device's number.
+    /// Interface index of the device.
     #[serde(default)]
     pub index: Option<u32>,
-    /// Why it is in this state, where there is something to say.
+    /// Reason for the state, if there is a specific one.
     #[serde(default)]
     pub reason: Option<String>,
-    /// `normal`, `backup`, `excluded`.
+    /// Role: `normal`, `backup`, `excluded`.
     #[serde(default)]
     pub role: Option<String>,
-    /// The state of IPv4 alone.
+    /// State of IPv4 on this link.
     #[serde(default)]
     pub state_v4: Option<String>,
-    /// The state of IPv6 alone.
+    /// State of IPv6 on this link.
     #[serde(default)]
     pub state_v6: Option<String>,
-    /// Next hops of its default routes.
+    /// Gateways of its default routes.
     #[serde(default)]
     pub gateways: Vec<String>,
-    /// DNS servers reached over it.
+    /// DNS servers of this link.
     #[serde(default)]
     pub resolvers: Vec<String>,
-    /// Largest packet.
+    /// Largest packet (MTU) in bytes.
     #[serde(default)]
     pub mtu: Option<u32>,
-    /// Bytes the device received, whoever caused them.
+    /// Bytes that the device received, including traffic that Braid does not schedule.
     #[serde(default)]
     pub device_rx_bytes: Option<u64>,
-    /// Bytes the device sent, whoever caused them.
+    /// Bytes that the device sent, including traffic that Braid does not schedule.
     #[serde(default)]
     pub device_tx_bytes: Option<u64>,
-    /// What it receives now.
+    /// Current receive rate.
     #[serde(default)]
     pub rate_down_bps: Option<u64>,
-    /// What it sends now.
+    /// Current send rate.
     #[serde(default)]
     pub rate_up_bps: Option<u64>,
-    /// What its flows still have to receive, as estimated.
+    /// Estimate of the bytes that its flows still have to receive.
     #[serde(default)]
     pub load_down_bytes: Option<u64>,
-    /// What its flows still have to send, as estimated.
+    /// Estimate of the bytes that its flows still have to send.
     #[serde(default)]
     pub load_up_bytes: Option<u64>,
-    /// How far the capacity towards this machine is to be trusted, 0 to 1.
+    /// Confidence in the capacity towards this machine, 0 to 1.
     #[serde(default)]
     pub capacity_confidence: Option<f64>,
-    /// Since it was last learnt from traffic.
+    /// Time since traffic last updated the capacity towards this machine.
     #[serde(default)]
     pub capacity_age_ms: Option<u64>,
-    /// How far the capacity away from this machine is to be trusted, 0 to 1.
+    /// Confidence in the capacity away from this machine, 0 to 1.
     #[serde(default)]
     pub capacity_up_confidence: Option<f64>,
-    /// Since it was last learnt from traffic.
+    /// Time since traffic last updated the capacity away from this machine.
     #[serde(default)]
     pub capacity_up_age_ms: Option<u64>,
-    /// Its traffic is counted against an allowance.
+    /// Whether its traffic counts against an allowance.
     #[serde(default)]
     pub metered: bool,
-    /// The monthly allowance.
+    /// Monthly allowance in bytes.
     #[serde(default)]
     pub cap_bytes: Option<u64>,
-    /// Used of it since the last reset.
+    /// Bytes of the allowance used since the last reset.
     #[serde(default)]
     pub used_bytes: Option<u64>,
-    /// Joules that moving the device's bytes took since the daemon's start, beyond what it needs when idle.
+    /// Energy in joules for the transfer of the device's bytes since the daemon started, in addition to the idle energy.
     #[serde(default)]
     pub energy_j: Option<f64>,
-    /// Joules that a gigabyte received takes.
+    /// Energy in joules per gigabyte received.
     #[serde(default)]
     pub energy_down_j_per_gb: Option<f64>,
-    /// Joules that a gigabyte sent takes.
+    /// Energy in joules per gigabyte sent.
     #[serde(default)]
     pub energy_up_j_per_gb: Option<f64>,
-    /// Where that is known from: a profile's source, or the battery.
+    /// Source of the energy figures: the source of a power profile, or the battery.
     #[serde(default)]
     pub energy_source: Option<String>,
-    /// What a gigabyte costs in money.
+    /// Cost per gigabyte, in the currency of the configuration.
     #[serde(default)]
     pub cost_per_gb: Option<f64>,
 }
 
-/// The daemon took a command.
+/// The daemon accepted a command.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Accepted {
-    /// What was done, for people.
+    /// Description of what the daemon did.
     pub message: String,
-    /// What the user should know of it, such as what `check` would warn of.
+    /// Warnings for the user, for example those of `braid check`.
     #[serde(default)]
     pub warnings: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! The description of the API that stands in the documentation.
+//! Checks that `docs/openapi.json` is current.
 
 use braid_api::openapi::document;
 

@@ -1,6 +1,7 @@
-//! What a bond makes of its links, in tables: real QUIC over emulated links, in virtual time.
+//! Performance of bonds over emulated links, in tables: real QUIC in virtual time.
 //!
-//! `cargo run --release -p braid-bond --example bond [sums|where|simult|cuts|pairs|short|churn|messages|urgent|fair|rules|cost]...`; with no word, all.
+//! `cargo run --release -p braid-bond --example bond [sums|where|simult|cuts|pairs|short|churn|messages|urgent|fair|rules|cost]...`; without
+//! arguments, all tables.
 
 #[path = "../tests/quic/mod.rs"]
 mod quic;
@@ -24,7 +25,7 @@ fn main() {
         ("cost", cost),
     ];
     for word in words.iter().filter(|word| tables.iter().all(|(name, _)| name != word)) {
-        eprintln!("there is no table {word}: choose of {}", tables.map(|(name, _)| name).join(", "));
+        eprintln!("unknown table {word}: choose from {}", tables.map(|(name, _)| name).join(", "));
     }
     tables.iter().filter(|(name, _)| words.is_empty() || words.iter().any(|word| word == name)).for_each(|(_, table)| table());
 }
@@ -156,7 +157,7 @@ fn rules() {
     }
 }
 
-/// What two bonds cost without QUIC between them: 400 MB over two paths, both ends in this thread.
+/// Cost of two bonds without QUIC between them: 400 MB over two paths, both ends in this thread.
 fn cost() {
     use braid_bond::{Bond, FlowKind, FlowPolicy, Limits, Open, PathFacts, PathId, Side, Target};
     use braid_model::{ByteCount, Rate, Time};
@@ -196,7 +197,7 @@ fn cost() {
                     ends[side].set_facts(path, facts);
                     while ends[side].poll_datagram(now, path, 1400, &mut out) {
                         datagrams += 1;
-                        ends[1 - side].receive(now, path, out.split().freeze()).expect("ours");
+                        ends[1 - side].receive(now, path, out.split().freeze()).expect("a valid datagram");
                     }
                 }
                 ends[side].handle_timeout(now);

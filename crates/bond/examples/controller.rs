@@ -1,8 +1,8 @@
-//! What the controller does beside CUBIC and BBRv3, in tables (virtual time, real QUIC connections).
+//! Compares the controller with CUBIC and BBRv3, in tables (virtual time, real QUIC connections).
 //!
-//! `cargo run --release -p braid-bond --example controller [alone|loss|slow|beside|sweep|watch|late|lone]... [TRACE|PATH]...`; with no word, all but `watch`.
-//! A trace is a recording in mahimahi's format. `watch` prints the course of a run on a trace, or beside CUBIC
-//! (`late`: CUBIC is there already, `lone`: it never comes) on a path given as Mbit/s,ms,BDP.
+//! `cargo run --release -p braid-bond --example controller [alone|loss|slow|beside|sweep|watch|late|lone]... [TRACE|PATH]...`; without arguments, all
+//! except `watch`. A trace is a recording in mahimahi's format. `watch` prints the time course of a run on a trace, or beside CUBIC on a path given
+//! as Mbit/s,ms,BDP (`late`: CUBIC is already running, `lone`: it never starts).
 
 #[path = "../tests/support/mod.rs"]
 mod support;
@@ -63,7 +63,7 @@ fn millis(span: Duration) -> f64 {
     span.as_secs_f64() * 1e3
 }
 
-/// One flow alone, a buffer of 1 MB.
+/// One flow alone, with a buffer of 1 MB.
 fn alone() {
     println!("\nAlone, buffer 1 MB, seconds 5 to 30: goodput (part of the rate), queueing delay in ms (median, 95th percentile)");
     println!("{:>8} {:>7} {:>26} {:>26} {:>26}", "Mbit/s", "RTT ms", "rate", "CUBIC", "BBRv3");
@@ -102,7 +102,7 @@ fn loss() {
     }
 }
 
-/// One flow on slow links that lose packets: the mean of ten seeds, and the worst of them.
+/// One flow on slow links that lose packets: mean and minimum of ten seeds.
 fn slow() {
     println!("\nSlow links, 60 s from the beginning: goodput / (rate x (1 - loss)), mean and least of 10 runs, and the median queue in ms");
     println!("{:>7} {:>7} {:>7} {:>6} {:>22} {:>22}", "Mbit/s", "RTT ms", "buffer", "loss", "rate", "BBRv3");
@@ -129,9 +129,11 @@ fn slow() {
     }
 }
 
-/// Two flows, of which the later begins 5 s after the other; 60 s of both.
+/// Two flows, the later of which starts 5 s after the other; 60 s of both.
 fn beside(paths: &[(f64, u64)]) {
-    println!("\nBeside one other flow for 60 s: our part of the rate and the other's, and which part of our packets found the queue full");
+    println!(
+        "\nBeside one other flow for 60 s: our fraction of the rate and the other's, and the fraction of our packets dropped at a full queue"
+    );
     println!("{:>7} {:>7} {:>7} {:>6} {:>22} {:>22}", "Mbit/s", "RTT ms", "buffer", "first", "CUBIC", "BBRv3");
     for (mbps, rtt) in paths {
         for buffer in [0.5, 1.0, 2.0, 4.0] {
@@ -158,7 +160,7 @@ fn read(path: &str) -> Result<Arc<Trace>, Box<dyn std::error::Error>> {
     Ok(Arc::new(Trace::parse(&std::fs::read_to_string(path)?)?))
 }
 
-/// A recorded link, 20 ms each way, the buffer a phone's: 300 packets.
+/// A recorded link, 20 ms each way, with a phone's buffer: 300 packets.
 fn recorded(trace: Arc<Trace>) -> Profile {
     Profile { rate: RateSource::Trace(trace), delay: ms(20), queue: ByteCount::new(450_000), ..Profile::default() }
 }
@@ -175,7 +177,7 @@ fn compare(path: &str, trace: Arc<Trace>) {
     }
 }
 
-/// The course of one flow beside CUBIC, which begins 5 s later, or earlier, and goes after 35 s.
+/// The time course of one flow beside CUBIC, which starts 5 s later or earlier and ends after 35 s.
 fn watch(late: bool, lone: bool, path: &str) {
     let numbers: Vec<f64> = path.split(',').filter_map(|word| word.parse().ok()).collect();
     let [mbps, rtt, buffer] = numbers[..] else { return eprintln!("{path}: give a path as Mbit/s,ms,BDP, such as 20,40,1") };
@@ -198,7 +200,7 @@ fn watch_trace(trace: Arc<Trace>) {
     course(&mut world, &metrics, Time::ZERO, seconds(60));
 }
 
-/// Prints ten lines a second: bytes, Mbit/s, ms, and the goodput of the first flow and of all.
+/// Prints ten lines per second: bytes, Mbit/s, ms, and the goodput of the first flow and of all flows.
 fn course(world: &mut World, metrics: &PathMetrics, from: Time, to: Time) {
     println!(
         "{:>6} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8} {:>8}",

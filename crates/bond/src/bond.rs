@@ -1,5 +1,5 @@
-//! The state machine of one bond: flows above, paths below. What the other end says comes in by `intake`; `upkeep` keeps flows, paths and the
-//! scheduler in step; `transmit` says what goes out.
+//! State machine of one bond: flows above, paths below. `intake` processes received frames; `upkeep` keeps flows, paths and the scheduler consistent;
+//! `transmit` builds datagrams.
 
 pub(crate) mod choice;
 mod intake;
@@ -21,18 +21,18 @@ use crate::window::Window;
 use crate::{FlowKey, FlowPolicy, Limits, Open, PathFacts, PathId, PathUpdate, Side};
 use choice::{Chooser, SchedulingPlan};
 
-/// What a flow of weight 1 is given in a turn.
+/// Scheduling quantum of a flow of weight 1.
 const QUANTUM: ByteCount = ByteCount::new(1500);
-/// How far each flow, and all flows, may go before any credit is given: part of the protocol's version.
+/// Initial credit of each flow, and of all flows together. Part of the protocol's version.
 const INITIAL_WINDOW: u64 = 512 << 10;
 const INITIAL_TOTAL: u64 = 16 << 20;
-/// How late both ends' programs may be, at most, with what they could do at once.
-const WAKING: Duration = Duration::from_millis(10);
-/// What a flow may always have written and unacknowledged.
+/// Upper bound of the wake-up latency of both ends' programs.
+const WAKE_LATENCY: Duration = Duration::from_millis(10);
+/// Lower bound of the send buffer of a flow.
 const MIN_SEND_BUFFER: u64 = 256 << 10;
-/// The part of all flows' window that messages may take, in each direction.
+/// Messages may take this fraction (one over it) of the window of all flows, in each direction.
 const MESSAGES_SHARE: u64 = 4;
-/// Paths of one bond: as many as the scheduler has links.
+/// Paths of one bond. The scheduler supports as many links.
 const MAX_PATHS: usize = braid_model::LinkSet::CAPACITY;
 
 /// One end of a bond.
@@ -40,52 +40,53 @@ pub struct Bond {
     pub(crate) side: Side,
     pub(crate) limits: Limits,
     pub(crate) paths: BTreeMap<PathId, Path>,
-    /// Which path has which slot of the scheduler.
+    /// The path in each slot of the scheduler.
     pub(crate) slots: Vec<Option<PathId>>,
     pub(crate) flows: BTreeMap<FlowKey, FlowState>,
     pub(crate) scheduler: Midrr,
     pub(crate) keys: BTreeMap<midrr::FlowKey, FlowKey>,
-    /// When flows that are kept from slow paths may use them again: what is known of paths changes.
+    /// When to release flows from `narrowed`: path conditions change, so an exclusion expires.
     pub(crate) reconsider: Option<Time>,
-    /// How this end spreads what it sends. Client: how the server is to do it, and whether it obeys. The version of the server's plan.
+    /// How this end schedules what it sends. On the client also: the plan for the server, and whether the server supports plans.
+    /// `plan_version` is the version of the server's plan.
     pub(crate) plan: SchedulingPlan,
     pub(crate) servers_plan: SchedulingPlan,
     pub(crate) plan_version: u64,
     pub(crate) obeyed: bool,
-    /// What chooses paths in place of the scheduler.
+    /// The packet scheduler that replaces miDRR, if one is set.
     pub(crate) chooser: Option<Chooser>,
-    /// Urgent flows that have something to send.
+    /// Urgent flows with pending data.
     pub(crate) urgent: BTreeSet<FlowKey>,
-    /// When something urgent was last sent.
-    pub(crate) hurried_at: Option<Time>,
+    /// When urgent data was last sent.
+    pub(crate) urgent_sent_at: Option<Time>,
     pub(crate) control: VecDeque<Control>,
     pub(crate) events: VecDeque<Event>,
     next_flow: u64,
     finished: Window<{ intake::MAX_AHEAD }>,
-    /// Sum of the highest offsets of all flows, sent and received, and how far each may go.
+    /// Sum of the highest offsets of all flows, sent and received, and their limits.
     pub(crate) sent_total: u64,
-    /// Bytes of all flows written and not acknowledged.
+    /// Written and unacknowledged bytes of all flows.
     held_total: u64,
     pub(crate) send_limit: u64,
     received_total: u64,
     read_total: u64,
     pub(crate) receive_limit: u64,
-    /// Paths of which an update is to be sent.
+    /// The last update of each path, to be sent to the other end.
     pub(crate) path_updates: BTreeMap<PathId, PathUpdate>,
-    /// Flows that could send but for the credit of all.
+    /// Flows with pending data that lack connection-level credit (`send_limit`).
     pub(crate) starved: BTreeSet<FlowKey>,
-    /// Flows that could be written to but for what all flows hold.
+    /// Flows that cannot be written to because the send buffers of all flows are full.
     blocked: BTreeSet<FlowKey>,
-    /// Flows that are kept from some paths for a while.
-    pub(crate) kept: BTreeSet<FlowKey>,
-    /// How often a flow was refreshed.
+    /// Flows that may temporarily not use some paths (see `excluded_slots`).
+    pub(crate) narrowed: BTreeSet<FlowKey>,
+    /// Number of calls of `refresh` for a flow.
     #[cfg(test)]
     pub(crate) refreshed: usize,
-    /// Pieces of all flows that came too early.
+    /// Out-of-order chunks buffered by all flows.
     pieces: usize,
-    /// In how many ranges, at most, what one flow has sent fell apart.
-    pub(crate) most_ranges: usize,
-    /// What the messages of all flows cost that wait to be read, and to be sent.
+    /// Largest number of ranges that the send state of one flow has had.
+    pub(crate) max_ranges: usize,
+    /// Memory of the unread messages of all flows, and of the queued ones.
     unread_messages: usize,
     pub(crate) queued_messages: usize,
 }
@@ -112,7 +113,7 @@ impl Bond {
             obeyed: false,
             chooser: None,
             urgent: BTreeSet::new(),
-            hurried_at: None,
+            urgent_sent_at: None,
             control: VecDeque::new(),
             events: VecDeque::new(),
             next_flow: 0,
@@ -126,11 +127,11 @@ impl Bond {
             path_updates: BTreeMap::new(),
             starved: BTreeSet::new(),
             blocked: BTreeSet::new(),
-            kept: BTreeSet::new(),
+            narrowed: BTreeSet::new(),
             #[cfg(test)]
             refreshed: 0,
             pieces: 0,
-            most_ranges: 0,
+            max_ranges: 0,
             unread_messages: 0,
             queued_messages: 0,
         }
@@ -138,7 +139,8 @@ impl Bond {
 
     // Paths.
 
-    /// A QUIC connection over link `link` (0 to 63) has proven itself and joined the bond. `false` if there are too many paths.
+    /// Adds a path: a QUIC connection over link `link` (0 to 63) that has proven membership of the bond. Returns `false` if there are too many paths
+    /// or the bond already has path `id`.
     pub fn add_path(&mut self, now: Time, id: PathId, link: u8, facts: PathFacts) -> bool {
         if self.paths.contains_key(&id) {
             return false;
@@ -156,8 +158,8 @@ impl Bond {
         };
         self.slots[slot] = Some(id);
         let mut path = Path::new(now, link, slot, facts);
-        // The server waits for a word before it sends.
-        path.greets = self.side == Side::Client;
+        // The client sends a PING first. The server does not send before it has received something on the path.
+        path.initial_ping = self.side == Side::Client;
         path.share = self.plan.share(link);
         self.paths.insert(id, path);
         self.scheduler.forget();
@@ -166,29 +168,28 @@ impl Bond {
         true
     }
 
-    /// A path's connection is gone for good: what it held goes elsewhere.
+    /// Removes a path whose connection is gone. Its data in flight is retransmitted over other paths.
     pub fn remove_path(&mut self, id: PathId) {
         let Some(mut path) = self.paths.remove(&id) else { return };
         self.slots[path.slot] = None;
         self.path_updates.remove(&id);
         let mut items = Vec::new();
         path.tracker.abandon(&mut items);
-        self.again(items);
+        self.requeue(items);
         self.reroute(path.extra);
         self.scheduler.forget();
         self.chooser.iter_mut().for_each(Chooser::reconsider);
         self.apply_policies();
     }
 
-    /// What a path's congestion controller knows now.
+    /// Updates the congestion controller's state of a path.
     pub fn set_facts(&mut self, id: PathId, facts: PathFacts) {
         if let Some(path) = self.paths.get_mut(&id) {
             path.facts = facts;
         }
     }
 
-    /// The system says that a path's link is gone, or back, or that the user wants it as a backup only; the other end is told over the
-    /// others.
+    /// Reports that a path's link is down, up, or to be used as a backup only. The bond sends the update to the other end over any path.
     pub fn set_link(&mut self, now: Time, id: PathId, update: PathUpdate) {
         let Some(path) = self.paths.get_mut(&id) else { return };
         match update {
@@ -197,7 +198,7 @@ impl Bond {
             PathUpdate::Backup => (path.down_here, path.backup) = (false, true),
         }
         if !path.down_here {
-            // What the other end said of it may be as old as the silence: it is asked, or both would wait for a word over this path.
+            // The other end's report may be outdated. Clear it, so that this end probes the path; otherwise both ends would wait for a packet on it.
             path.down_there = false;
         }
         let down = path.down_here;
@@ -207,7 +208,7 @@ impl Bond {
         self.apply_policies();
     }
 
-    /// The client wants a path as a backup only, or not: known at the start, so that nobody has to be told.
+    /// Sets whether a path is a backup. The other end already has this value from the Hello message, so no update is sent.
     pub fn set_backup(&mut self, id: PathId, backup: bool) {
         if let Some(path) = self.paths.get_mut(&id) {
             path.backup = backup;
@@ -215,19 +216,19 @@ impl Bond {
         self.apply_policies();
     }
 
-    /// Whether a path that is not good is to be asked for a sign of life now, for which it needs no window.
-    pub fn wants_probe(&self, now: Time, id: PathId) -> bool {
+    /// Whether a probe is due on a path that is not good. A probe needs no room in the congestion window.
+    pub fn is_probe_due(&self, now: Time, id: PathId) -> bool {
         self.paths.get(&id).is_some_and(|path| path.next_probe.is_some_and(|due| due <= now))
     }
 
-    /// Paths in order of their numbers.
+    /// The paths, in order of their identifiers.
     pub fn paths(&self) -> impl Iterator<Item = (PathId, PathView)> {
         self.paths.iter().map(|(id, path)| (*id, view(path)))
     }
 
     // Flows.
 
-    /// Opens a flow; its first bytes may be written at once.
+    /// Opens a flow. Data may be written at once.
     pub fn open(&mut self, now: Time, open: Open) -> Result<FlowKey, FlowError> {
         if self.side == Side::Server {
             return Err(FlowError::Server);
@@ -242,7 +243,7 @@ impl Bond {
         Ok(id)
     }
 
-    /// The server's answer to [`Event::Incoming`]: 0, or why the flow cannot be (which also resets it).
+    /// The server's answer to [`Event::Incoming`]: 0 for success, or an error code, which also resets the flow.
     pub fn opened(&mut self, now: Time, id: FlowKey, code: u64) {
         if !self.flows.contains_key(&id) {
             return;
@@ -253,7 +254,7 @@ impl Bond {
         }
     }
 
-    /// How many bytes a flow takes now; 0 asks for an [`Event::Writable`] later.
+    /// Number of bytes that a flow accepts now. After 0, the bond emits [`Event::Writable`] when there is room again.
     pub fn writable(&mut self, now: Time, id: FlowKey) -> usize {
         let limit = self.send_buffer();
         let Some(flow) = self.flows.get_mut(&id) else { return 0 };
@@ -262,7 +263,7 @@ impl Bond {
         }
         let own = limit.saturating_sub(flow.send.held());
         if own < limit / 4 {
-            // A few large writes cost less than many small ones: it is told again when a quarter is free.
+            // Few large writes cost less than many small ones, so the event is emitted when a quarter of the buffer is free.
             flow.full_at = now;
             flow.blocked = Some(limit - limit / 4);
             return 0;
@@ -275,8 +276,8 @@ impl Bond {
         usize::try_from(room).unwrap_or(usize::MAX)
     }
 
-    /// The memory that it holds, about: bytes received and not read, or not acknowledged yet, messages that wait, and what flows and datagrams that
-    /// are not acknowledged cost beside their bytes. Looks at each of them.
+    /// Approximate memory of the bond: bytes received and not read, bytes written and not acknowledged, queued messages, and the bookkeeping of flows
+    /// and unacknowledged datagrams. Takes time linear in the number of flows and datagrams.
     pub fn held(&self) -> ByteCount {
         let unread = self.received_total.saturating_sub(self.read_total);
         let remembered: usize = self.paths.values().map(|path| path.tracker.cost()).sum();
@@ -285,8 +286,8 @@ impl Bond {
         ByteCount::new(unread + self.held_total + (self.unread_messages + self.queued_messages + kept) as u64)
     }
 
-    /// What a flow may keep: what all paths carry in four round trips of the slowest: all of
-    /// that may wait for one datagram of that path, which may have to be sent again.
+    /// Send buffer of a flow: the amount that all paths carry in four round trips of the slowest path. All of that may have to wait for one datagram
+    /// on the slowest path, which may need a retransmission.
     fn send_buffer(&self) -> u64 {
         let slowest = self.paths.values().map(|path| path.srtt).max().unwrap_or_default();
         let carried = |path: &Path| path.facts.window.get() as u128 * slowest.as_nanos() / path.srtt.as_nanos().max(1);
@@ -294,7 +295,7 @@ impl Bond {
         u64::try_from(4 * all).unwrap_or(u64::MAX).clamp(MIN_SEND_BUFFER, self.limits.send_buffer.max(MIN_SEND_BUFFER))
     }
 
-    /// Appends bytes to a stream flow; more than [`Self::writable`] allows is taken too, but should not be given.
+    /// Appends bytes to a stream flow. The bond accepts more than [`Self::writable`] returns, but callers should not exceed it.
     pub fn write(&mut self, id: FlowKey, data: Bytes) {
         if let Some(flow) = self.flows.get_mut(&id)
             && flow.reset_sent.is_none()
@@ -307,16 +308,16 @@ impl Bond {
         }
     }
 
-    /// Nothing more will be written: the other end reads the end behind the last byte.
+    /// Ends a flow's sending side. The other end reads the end of the stream after the last byte.
     pub fn finish(&mut self, now: Time, id: FlowKey) {
         if let Some(flow) = self.flows.get_mut(&id) {
             flow.send.finish();
             self.refresh(id);
-            self.tidy(now, id);
+            self.remove_if_over(now, id);
         }
     }
 
-    /// Ends a flow's sending side at once; what was written may not arrive.
+    /// Resets a flow's sending side. Written data may not arrive.
     pub fn reset(&mut self, now: Time, id: FlowKey, code: u64) {
         let Some(flow) = self.flows.get_mut(&id).filter(|flow| flow.reset_sent.is_none()) else { return };
         if flow.send.is_done() {
@@ -327,10 +328,11 @@ impl Bond {
         self.wake_blocked();
         self.control.push_back(Control::Reset(id, code));
         self.refresh(id);
-        self.tidy(now, id);
+        self.remove_if_over(now, id);
     }
 
-    /// Nobody uses a flow any more: what was finished still arrives, the rest is reset and stopped.
+    /// Releases a flow that the driver no longer uses. Data of a finished flow still arrives; an unfinished flow is reset. The receiving side is
+    /// stopped.
     pub fn abandon(&mut self, now: Time, id: FlowKey, code: u64) {
         if self.flows.get(&id).is_some_and(|flow| !flow.send.is_finished()) {
             self.reset(now, id, code);
@@ -338,7 +340,7 @@ impl Bond {
         self.stop(now, id, code);
     }
 
-    /// Nothing more will be read of a flow; the other end is asked to stop sending.
+    /// Stops reading a flow and asks the other end to stop sending.
     pub fn stop(&mut self, now: Time, id: FlowKey, code: u64) {
         let Some(flow) = self.flows.get_mut(&id).filter(|flow| !flow.stopped) else { return };
         flow.stopped = true;
@@ -348,41 +350,41 @@ impl Bond {
         while self.read(now, id, usize::MAX).is_some() {}
     }
 
-    /// Next bytes of a stream flow, at most `most`; `None` if there are none now (see [`Self::is_finished`] for the end).
+    /// Returns the next bytes of a stream flow, at most `most`; `None` if there are none now (see [`Self::is_finished`] for the end).
     pub fn read(&mut self, now: Time, id: FlowKey, most: usize) -> Option<Bytes> {
         let max_window = self.limits.max_window;
         let flow = self.flows.get_mut(&id)?;
-        flow.readable_told = false;
+        flow.readable_reported = false;
         let srtt = self.paths.values().map(|path| path.srtt).max().unwrap_or_default();
         let data = flow.receive.read(most);
         if let Some(data) = &data {
             self.read_total += data.len() as u64;
         }
-        // A window that is used up within two round trips is what holds the flow back. On the fastest paths a round trip is less than
-        // what programs take to wake up.
-        let grow = now.since(flow.credit_told) < srtt * 2 + WAKING;
+        // If a window is used up within two round trips, the window limits the flow. On the fastest paths a round trip is shorter than the programs'
+        // wake-up latency, hence the addition.
+        let grow = now.since(flow.credit_sent_at) < srtt * 2 + WAKE_LATENCY;
         if flow.reset_received.is_none() && flow.receive.grant(grow, max_window).is_some() {
-            flow.credit_told = now;
+            flow.credit_sent_at = now;
             self.control.push_back(Control::Credit(id));
         }
         self.grant_total();
         if data.is_none() {
-            self.tidy(now, id);
+            self.remove_if_over(now, id);
         }
         data
     }
 
-    /// Whether all of a flow was read, to its end.
+    /// Whether a flow was read to its end.
     pub fn is_finished(&self, id: FlowKey) -> bool {
         self.flows.get(&id).is_none_or(|flow| flow.receive.is_at_end() && flow.reset_received.is_none())
     }
 
-    /// Queues a message of a datagram flow. `false` if it is larger than UDP allows, or there is no such flow.
+    /// Queues a message of a datagram flow. Returns `false` if it is larger than UDP allows, or if there is no such flow.
     pub fn send_message(&mut self, id: FlowKey, data: Bytes) -> bool {
         let full = self.queued_messages + data.len() > self.messages_limit();
         let Some(flow) = self.flows.get_mut(&id).filter(|flow| flow.reset_sent.is_none()) else { return false };
         if full {
-            // As a router's queue would; which message goes is chance.
+            // Drop it, as a router's queue would.
             flow.messages.dropped += 1;
             return data.len() <= crate::messages::MAX_MESSAGE;
         }
@@ -393,10 +395,10 @@ impl Bond {
         taken
     }
 
-    /// Next message of a datagram flow.
+    /// Returns the next message of a datagram flow.
     pub fn read_message(&mut self, id: FlowKey) -> Option<Bytes> {
         let flow = self.flows.get_mut(&id)?;
-        flow.readable_told = false;
+        flow.readable_reported = false;
         self.unread_messages -= flow.messages.unread();
         let message = flow.messages.read();
         self.unread_messages += flow.messages.unread();
@@ -407,52 +409,52 @@ impl Bond {
         usize::try_from(self.limits.total_window / MESSAGES_SHARE).unwrap_or(usize::MAX)
     }
 
-    /// Client: changes how a flow is treated, at both ends, from now on: this is how it is moved to other links.
+    /// Client: changes the policy of a flow at both ends from now on. This is how a flow moves to other links.
     pub fn set_policy(&mut self, id: FlowKey, policy: FlowPolicy) {
         let Some(flow) = self.flows.get_mut(&id).filter(|_| self.side == Side::Client) else { return };
         flow.policy_version += 1;
-        (flow.policy, flow.held) = (policy, LinkSet::EMPTY);
+        (flow.policy, flow.excluded_slots) = (policy, LinkSet::EMPTY);
         let version = flow.policy_version;
         self.control.push_back(Control::Policy(id, version));
         self.apply_policy(id);
         self.refresh(id);
     }
 
-    /// Whether something urgent was sent within the last second, and more is to be expected.
-    pub fn hurries(&self, now: Time) -> bool {
-        self.hurried_at.is_some_and(|at| now.since(at) < Duration::from_secs(1))
+    /// Whether urgent data was sent within the last second, so that more is likely.
+    pub fn has_recent_urgent(&self, now: Time) -> bool {
+        self.urgent_sent_at.is_some_and(|at| now.since(at) < Duration::from_secs(1))
     }
 
-    /// How many flows there are.
+    /// Number of flows.
     pub fn flows(&self) -> usize {
         self.flows.len()
     }
 
-    /// What can be told of a flow.
+    /// Statistics of a flow.
     pub fn flow(&self, id: FlowKey) -> Option<FlowView> {
         let flow = self.flows.get(&id)?;
         Some(FlowView { policy: flow.policy, by_link: flow.by_link.clone(), held: ByteCount::new(flow.send.held()) })
     }
 
-    /// What happened, oldest first.
+    /// Returns the oldest pending event.
     pub fn poll_event(&mut self) -> Option<Event> {
         self.events.pop_front()
     }
 
     // Time.
 
-    /// When [`Self::handle_timeout`] is to be called.
+    /// When to call [`Self::handle_timeout`] next.
     pub fn poll_timeout(&self) -> Option<Time> {
         let good = self.paths.values().any(Path::is_good);
         let due = |path: &Path| {
-            // A path that is down cannot speak; what it is to tell goes over a good one, if there is one.
+            // A path that is down cannot send. Its acknowledgements go over a good path, if there is one.
             let ack = path.received.due.filter(|_| good || !path.is_down());
             [path.suspect_at(), path.dead_at(), path.next_probe, path.loss_due, ack]
         };
         self.paths.values().flat_map(due).flatten().chain(self.reconsider).min()
     }
 
-    /// Time has passed: losses, silences and probes. Then ask for datagrams.
+    /// Processes the passage of time: loss detection, silent paths and probes. Poll for datagrams afterwards.
     pub fn handle_timeout(&mut self, now: Time) {
         let ids: Vec<PathId> = self.paths.keys().copied().collect();
         if self.reconsider.take_if(|due| *due <= now).is_some() {
@@ -461,7 +463,7 @@ impl Bond {
         for id in ids {
             self.look_for_losses(now, id);
             let Some(path) = self.paths.get_mut(&id) else { continue };
-            path.relax(now);
+            path.relax_slack(now);
             if path.suspect_at().is_some_and(|due| due <= now) {
                 self.on_silence(now, id);
             } else if path.dead_at().is_some_and(|due| due <= now) {
@@ -470,33 +472,33 @@ impl Bond {
         }
     }
 
-    /// A path owes an acknowledgement.
+    /// An acknowledgement is overdue on a path.
     fn on_silence(&mut self, now: Time, id: PathId) {
         let others = self.paths.iter().any(|(other, path)| *other != id && path.is_good());
         let Some(path) = self.paths.get_mut(&id) else { return };
         if path.state == PathState::Probing {
             self.set_state(now, id, PathState::Dead);
-        } else if others || !path.go_on(now) {
+        } else if others || !path.on_overdue(now) {
             self.set_state(now, id, PathState::Suspect);
         } else {
             let mut items = Vec::new();
             path.tracker.repeat_all(&mut items);
-            self.again(items);
+            self.requeue(items);
         }
     }
 }
 
-/// Codes with which flows are refused and reset, beside Linux's error numbers (`docs/protocol.md`).
+/// Codes of refused and reset flows, in addition to Linux error numbers (`docs/protocol.md`).
 pub mod codes {
-    /// The server does not open that destination (Linux: EACCES).
+    /// The server's policy does not allow this destination (Linux: EACCES).
     pub const NOT_OPENED: u64 = 13;
-    /// Nobody listens there (Linux: ECONNREFUSED).
+    /// The destination refused the connection (Linux: ECONNREFUSED).
     pub const REFUSED: u64 = 111;
-    /// The address is not the server's own, and it opens no others (Linux: EADDRNOTAVAIL).
+    /// The address is not one of the server's own, and the server opens no others (Linux: EADDRNOTAVAIL).
     pub const NOT_ITS_OWN: u64 = 99;
-    /// As many flows as there may be.
+    /// The limit of simultaneous flows is reached.
     pub const BUSY: u64 = 0x1001;
-    /// The client's bytes of the month are used up.
+    /// The client has used up its monthly byte quota.
     pub const QUOTA: u64 = 0x1002;
 }
 

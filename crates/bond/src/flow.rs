@@ -1,4 +1,4 @@
-//! A flow and what is known of it.
+//! State of one flow.
 
 use braid_decide::midrr;
 use braid_model::{LinkSet, Time, Traffic};
@@ -8,12 +8,12 @@ use crate::receive::ReceiveHalf;
 use crate::send::SendHalf;
 use crate::{FlowPolicy, Open};
 
-/// What a flow's places in the scheduler and in maps cost, about.
+/// Approximate memory of a flow's entries in the scheduler and in maps, in bytes.
 const INDEXED: usize = 512;
 
 #[derive(Debug)]
 pub(crate) struct FlowState {
-    /// `None` at the server until the client's OPEN has come; chunks may come before it.
+    /// `None` at the server until the client's OPEN arrives. Chunks may arrive before it.
     pub(crate) open: Option<Open>,
     pub(crate) policy: FlowPolicy,
     pub(crate) policy_version: u64,
@@ -21,26 +21,26 @@ pub(crate) struct FlowState {
     pub(crate) receive: ReceiveHalf,
     pub(crate) messages: Messages,
     pub(crate) key: midrr::FlowKey,
-    /// What it was reset with, here or there.
+    /// Codes of the sent and the received reset.
     pub(crate) reset_sent: Option<u64>,
     pub(crate) reset_received: Option<u64>,
-    /// Whether the other end knows of our reset.
+    /// Whether the other end acknowledged the reset that this end sent.
     pub(crate) reset_acked: bool,
     pub(crate) stopped: bool,
-    /// What the other end asked to stop with.
+    /// Code of the STOP that the other end sent.
     pub(crate) stop_received: Option<u64>,
-    /// Whether the driver was told the server's answer.
+    /// Whether `Event::Opened` was emitted.
     pub(crate) answered: bool,
-    pub(crate) credit_told: Time,
-    /// Slots of paths that are to leave its last bytes to faster ones.
-    pub(crate) held: LinkSet,
-    /// Whether the driver was told to read and has not yet.
-    pub(crate) readable_told: bool,
-    /// The driver is told to write once no more than this is held.
+    pub(crate) credit_sent_at: Time,
+    /// Slots of the paths that the flow may temporarily not use: its last bytes arrive sooner over faster paths.
+    pub(crate) excluded_slots: LinkSet,
+    /// Whether `Event::Readable` was emitted and the driver has not read since.
+    pub(crate) readable_reported: bool,
+    /// `Event::Writable` is due once no more than this many bytes are held.
     pub(crate) blocked: Option<u64>,
-    /// When it last had about as much to send as it may keep.
+    /// When the flow's send buffer was last nearly full.
     pub(crate) full_at: Time,
-    /// What was moved over each link.
+    /// Bytes sent and received on each link.
     pub(crate) by_link: Vec<(u8, Traffic)>,
 }
 
@@ -60,21 +60,21 @@ impl FlowState {
             stopped: false,
             stop_received: None,
             answered: false,
-            credit_told: now,
-            held: LinkSet::EMPTY,
-            readable_told: false,
+            credit_sent_at: now,
+            excluded_slots: LinkSet::EMPTY,
+            readable_reported: false,
             blocked: None,
             full_at: Time::ZERO,
             by_link: Vec::new(),
         }
     }
 
-    /// Bytes that it takes beside those that are counted as held or unread.
+    /// Memory of the flow in bytes, beyond the bytes that are counted as held or unread.
     pub(crate) fn cost(&self) -> usize {
         size_of::<Self>() + INDEXED + self.send.cost() + self.receive.cost() + self.messages.remembered()
     }
 
-    /// Whether nothing more will come or go, and the other end knows.
+    /// Whether both directions have ended, and the other end has acknowledged it.
     pub(crate) fn is_over(&self) -> bool {
         let sent = self.send.is_done() && (self.reset_sent.is_none() || self.reset_acked);
         let received = self.reset_received.is_some() || self.receive.is_at_end();

@@ -1,23 +1,23 @@
-//! The first words on a path: the client says which bond it belongs to, the server whether it takes it.
+//! First messages on a path: the client names the bond that the path belongs to, and the server accepts or refuses the path.
 //!
-//! Both are one message, on the first bidirectional stream of the QUIC connection: its length in two bytes, then the fields in order.
-//! What a later version adds stands behind them and is passed over by this one.
+//! Each message is sent on the first bidirectional stream of the QUIC connection: a two-byte length, then the fields in order. Later versions may
+//! append fields; this version ignores them.
 
 use std::fmt;
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use thiserror::Error;
 
-/// The protocol's version.
+/// Version of the protocol.
 pub const VERSION: u16 = 1;
-/// Capability: the server obeys SCHEDULING frames.
+/// Capability: the server supports SCHEDULING frames.
 pub(crate) const SCHEDULING: u64 = 1 << 0;
-/// What this end can do beyond the version.
+/// Capabilities of this implementation.
 pub(crate) const CAPABILITIES: u64 = SCHEDULING;
 /// The longest message.
 pub(crate) const MAX_MESSAGE: usize = 1024;
 
-/// A bond's name: drawn at random by its client.
+/// Identifier of a bond, drawn at random by the client.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct BondId(pub [u8; 16]);
 
@@ -27,12 +27,12 @@ impl fmt::Display for BondId {
     }
 }
 
-/// What proves that a path belongs to a bond: drawn at random by its client, told to the server only, inside TLS.
+/// Proof that a path belongs to a bond. The client draws it at random and sends it to the server only, inside TLS.
 #[derive(Clone, Copy)]
 pub struct Secret(pub [u8; 32]);
 
 impl Secret {
-    /// Compares in a time that does not tell where they differ.
+    /// Compares in constant time.
     pub fn is(&self, other: &Self) -> bool {
         self.0.iter().zip(&other.0).fold(0, |differs, (one, other)| differs | one ^ other) == 0
     }
@@ -47,57 +47,57 @@ impl fmt::Debug for Secret {
 /// The client's first message on a path.
 #[derive(Debug, Clone)]
 pub struct Hello {
-    /// The newest version it speaks.
+    /// Newest protocol version that the client supports.
     pub version: u16,
     /// What it can do beyond that version, one bit each (docs/protocol.md).
     pub capabilities: u64,
-    /// The bond.
+    /// Identifier of the bond.
     pub bond: BondId,
-    /// The bond's secret.
+    /// Secret of the bond.
     pub secret: Secret,
     /// The path's number in the bond.
     pub path: u32,
     /// The client's number of the link, 0 to 63.
     pub link: u8,
-    /// The bond has been there before: a server that does not know it must not begin another under its name.
+    /// Whether the bond has been established before. A server that does not know such a bond must not create a new one under its identifier.
     pub joins: bool,
-    /// To be used only while no other path is good.
+    /// Whether to use the path only while no other path is good.
     pub backup: bool,
-    /// An invitation's token, if the client is not known yet.
+    /// Token of an invitation, if the client is not registered yet.
     pub token: Option<[u8; 16]>,
-    /// The name the client would like to have; at most 64 bytes.
+    /// Name that the client asks for, at most 64 bytes.
     pub name: String,
 }
 
 /// The server's answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Welcome {
-    /// The version that is spoken on this bond.
+    /// Protocol version of this bond.
     pub version: u16,
-    /// What the server can do beyond it.
+    /// The server's capabilities beyond that version.
     pub capabilities: u64,
-    /// 0, or why the path is refused (`docs/protocol.md`).
+    /// 0, or the code of a refusal (`docs/protocol.md`).
     pub code: u64,
-    /// The same in words; at most 255 bytes.
+    /// Reason of a refusal, as text of at most 255 bytes.
     pub reason: String,
 }
 
-/// Why a first message cannot be read.
+/// Why a first message cannot be decoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum HelloError {
-    /// It is longer than any.
+    /// The message exceeds the maximum length.
     #[error("the first message is longer than {MAX_MESSAGE} bytes")]
     Long,
-    /// It ends too early.
+    /// The message is shorter than its fields.
     #[error("the first message ends too early")]
     Truncated,
-    /// A field cannot be.
+    /// A field has an invalid value.
     #[error("the first message's {0} is out of range")]
     Range(&'static str),
 }
 
 impl Hello {
-    /// The message, with its length before it.
+    /// Encodes the message, preceded by its length.
     pub fn encode(&self) -> Bytes {
         framed(|out| {
             out.put_u16(self.version);
@@ -112,7 +112,7 @@ impl Hello {
         })
     }
 
-    /// Reads a message once all of it has come; `None` before.
+    /// Decodes a message. Returns `None` until the message is complete.
     pub fn decode(from: &[u8]) -> Result<Option<Self>, HelloError> {
         let Some(mut from) = unframed(from)? else { return Ok(None) };
         if from.len() < 2 + 8 + 16 + 32 + 4 + 1 + 1 + 16 {
@@ -150,7 +150,7 @@ impl Hello {
 }
 
 impl Welcome {
-    /// The message, with its length before it.
+    /// Encodes the message, preceded by its length.
     pub fn encode(&self) -> Bytes {
         framed(|out| {
             out.put_u16(self.version);
@@ -160,7 +160,7 @@ impl Welcome {
         })
     }
 
-    /// Reads a message once all of it has come; `None` before.
+    /// Decodes a message. Returns `None` until the message is complete.
     pub fn decode(from: &[u8]) -> Result<Option<Self>, HelloError> {
         let Some(mut from) = unframed(from)? else { return Ok(None) };
         if from.len() < 2 + 8 + 8 {
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn both_are_read_as_written_and_only_when_all_is_there() {
+    fn messages_round_trip_and_decode_only_when_complete() {
         let bytes = hello().encode();
         for cut in 0..bytes.len() {
             assert!(Hello::decode(&bytes[..cut]).unwrap().is_none(), "{cut}");
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn the_documents_vectors_are_what_is_written_and_read() {
+    fn documented_vectors_encode_and_decode() {
         let given = Hello { bond: BondId([0x11; 16]), secret: Secret([0x22; 32]), token: Some([0x33; 16]), ..hello() };
         let plain = Hello { path: 0, link: 0, joins: false, backup: false, token: None, name: String::new(), ..given.clone() };
         let welcome = Welcome { version: 1, capabilities: 0, code: 0, reason: String::new() };
@@ -276,7 +276,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn noise_is_no_panic(noise in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn random_bytes_do_not_panic(noise in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = (Hello::decode(&noise), Welcome::decode(&noise));
         }
     }

@@ -1,8 +1,8 @@
-//! A host's bonds over QUIC: connections below, bonds above, and between them what each path may send now.
+//! Bonds of one host over QUIC: manages connections below, bonds above, and how much each path may send now.
 //!
-//! A [`Host`] owns a QUIC endpoint. Each path of a bond is one connection; a client's runs over the link that it was dialled on, a
-//! server's are told apart by QUIC. Datagrams come in with [`Host::receive`], go out through the function given to [`Host::drive`], and time
-//! passes with [`Host::handle_timeout`]. `Instant`s are arguments.
+//! A [`Host`] owns a QUIC endpoint. Each path of a bond is one connection. A client's connection uses the link that it was dialled over; a server
+//! identifies connections by QUIC's connection IDs. Datagrams enter through [`Host::receive`], leave through the function given to [`Host::drive`],
+//! and time passes with [`Host::handle_timeout`]. `Instant`s are arguments.
 
 mod admission;
 mod conn;
@@ -30,118 +30,116 @@ use crate::controller::{PathMetrics, RateController};
 use crate::hello::{BondId, CAPABILITIES, Hello, Secret, VERSION};
 use crate::{Bond, Event, Limits, PathId, Side};
 
-/// Bytes of a connection's id, which each packet to this host begins with. Ids are random and no two of a host are the same; nobody gets in by
-/// guessing one.
+/// Length of this host's connection IDs in bytes. IDs are random and unique within a host. They are not a secret: guessing one gives no access.
 const CONNECTION_ID: usize = 4;
-/// A path that nothing is heard of for this long is gone; so is a server's bond without paths, and a client's whose server does not answer
-/// new paths either.
-const IDLE: Duration = Duration::from_secs(90);
-/// Handshakes that one source may begin at once, and the pause for each one more: their cost is the server's.
-const HANDSHAKES: u32 = 128;
-const HANDSHAKE_PAUSE: Duration = Duration::from_millis(125);
-/// Sources whose handshakes are counted at a time.
-const SOURCES: usize = 65_536;
-/// Datagrams of one call, so that the system can be given them at once.
+/// Idle timeout. A path that receives nothing for this long is closed. The same limit ends a server's bond without paths, and a client's bond whose
+/// server does not answer new paths either.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(90);
+/// Number of handshakes that one source may start at once, and the interval after which it may start another. A handshake costs the server CPU time.
+const HANDSHAKE_BURST: u32 = 128;
+const HANDSHAKE_INTERVAL: Duration = Duration::from_millis(125);
+/// Number of sources whose handshakes are counted at a time.
+const MAX_SOURCES: usize = 65_536;
+/// Datagrams per transmit call, so that the system can send them in one batch.
 const BATCH: NonZeroUsize = NonZeroUsize::new(40).expect("not zero");
 
-/// One QUIC connection of a host. It is never given to another, so what comes late for one that is gone reaches nobody.
+/// Identifier of a QUIC connection within a host. It is never reused, so a late call for a closed connection has no effect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnectionId(u64);
 
-/// What happened that the driver should know.
+/// An event for the driver.
 #[derive(Debug)]
 pub enum HostEvent {
-    /// Server: a client wants a path. To be answered with [`Host::admit`] or [`Host::refuse`].
+    /// Server: a client requests a path. Answer with [`Host::admit`] or [`Host::refuse`].
     Hello {
-        /// Its connection.
+        /// The client's connection.
         connection: ConnectionId,
-        /// What it said.
+        /// The Hello message.
         hello: Hello,
-        /// Where it comes from: the address with which the handshake was made.
+        /// The address that completed the handshake.
         remote: SocketAddr,
     },
     /// A path has joined its bond.
     Joined {
-        /// Its connection.
+        /// The path's connection.
         connection: ConnectionId,
         /// The bond.
         bond: BondId,
-        /// The path's number.
+        /// Identifier of the path.
         path: PathId,
     },
-    /// A connection is gone, and the path it was.
+    /// A connection ended, and its path with it.
     Lost {
         /// The connection.
         connection: ConnectionId,
-        /// Its bond, if it had one.
+        /// Its bond, if it belonged to one.
         bond: Option<BondId>,
-        /// The path's number.
+        /// Identifier of the path.
         path: PathId,
-        /// Why, in words.
+        /// Reason, as text.
         reason: String,
-        /// The server's code, if it refused the path.
+        /// Code of the refusal, if the server refused the path.
         refused: Option<u64>,
-        /// Whether the other end has closed it, or does not know it any more.
+        /// Whether the other end closed the connection or no longer has its state.
         forgotten: bool,
-        /// Client: whether the server has shown another key than the expected one.
+        /// Client: whether the server presented a key other than the expected one.
         another_key: bool,
     },
-    /// A bond has ended: it broke the protocol, or had no path for too long (a client's: 90 s after it last heard of the other end, as soon
-    /// as a path that was dialled since is not answered). Its flows are gone with it.
+    /// A bond ended, with its flows: it violated the protocol, or had no path for too long. A client's bond ends when nothing was received for 90 s
+    /// and a path that was dialled since then got no answer.
     Ended {
         /// The bond.
         bond: BondId,
-        /// Why, in words.
+        /// Reason, as text.
         reason: String,
     },
-    /// Something happened in a bond.
+    /// An event of a bond.
     Bond(BondId, Event),
 }
 
 /// Why a path cannot be dialled.
 #[derive(Debug, Error)]
 pub enum DialError {
-    /// QUIC refuses.
-    #[error("cannot begin a connection to {0}: {1}")]
+    /// QUIC rejects the connection parameters.
+    #[error("cannot start a connection to {0}: {1}")]
     Connect(SocketAddr, String),
-    /// There is no such bond.
-    #[error("bond {0} is not there: begin it first")]
+    /// The bond does not exist.
+    #[error("bond {0} does not exist: create it first")]
     NoBond(BondId),
 }
 
-/// What a server has of bonds and connections at most; what is beyond is refused with [`refusals::BUSY`], or by QUIC.
+/// Limits of a server's bonds and connections. Beyond them the server refuses with [`refusals::BUSY`], or QUIC refuses the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HostLimits {
-    /// Bonds.
+    /// Number of bonds.
     pub bonds: usize,
-    /// Bonds of one owner; the owner without a name (anonymous clients) is not one.
+    /// Number of bonds of one owner. The limit does not apply to anonymous clients (the empty owner).
     pub bonds_of_one: usize,
-    /// Connections, strangers' too.
+    /// Number of connections, including unadmitted ones.
     pub connections: usize,
-    /// From as many strangers on (connections that were not admitted), those who dial must show first that they are where they say
-    /// (QUIC's Retry). 0: always.
-    pub unproven: usize,
+    /// With this many unadmitted connections, new clients must first validate their address (QUIC's Retry). 0: always.
+    pub unvalidated: usize,
 }
 
 impl Default for HostLimits {
     fn default() -> Self {
-        Self { bonds: 4096, bonds_of_one: 16, connections: 16_384, unproven: 64 }
+        Self { bonds: 4096, bonds_of_one: 16, connections: 16_384, unvalidated: 64 }
     }
 }
 
 struct Session {
     bond: Bond,
     secret: Secret,
-    /// Whose it is, as the driver names them.
+    /// Owner of the bond, as named by the driver.
     owner: Vec<u8>,
-    /// Whether it ever had a path.
+    /// Whether a path has ever joined.
     established: bool,
     connections: BTreeSet<ConnectionId>,
     timer: Option<Instant>,
-    /// Since when it has no connection.
-    alone_since: Option<Instant>,
-    /// When anything last came over a connection that it has no more.
-    heard: Option<Instant>,
+    /// Since when the bond has had no connection.
+    pathless_since: Option<Instant>,
+    /// When a packet was last received over a connection that has ended since.
+    last_received: Option<Instant>,
 }
 
 /// The bonds of one host.
@@ -150,27 +148,27 @@ pub struct Host {
     epoch: Instant,
     server: Option<Arc<ServerConfig>>,
     conns: BTreeMap<ConnectionId, Conn>,
-    /// By QUIC's own handles, which are given again.
+    /// Connections by QUIC's own handles, which QUIC reuses.
     handles: BTreeMap<usize, ConnectionId>,
-    /// Connections so far.
-    counted: u64,
-    /// Server: those of `conns` that were not admitted.
-    strangers: BTreeSet<ConnectionId>,
+    /// Number of connections so far.
+    connection_count: u64,
+    /// Server: connections in `conns` that were not admitted.
+    unadmitted: BTreeSet<ConnectionId>,
     bounds: HostLimits,
-    /// Handshakes that strangers begin, without having shown that they are where they say, and having.
-    unproven: Begins,
-    proven: Begins,
+    /// Limits on the handshakes that clients start, before and after they have validated their address.
+    unvalidated: Begins,
+    validated: Begins,
     first_rtt: Option<Duration>,
     sessions: BTreeMap<BondId, Session>,
     timers: BTreeSet<(Instant, Timer)>,
-    /// Connections that something was done to, and those that may have something to send for it.
+    /// Connections with unprocessed input, and connections that may have something to send.
     touched: BTreeSet<ConnectionId>,
-    speaking: BTreeSet<ConnectionId>,
-    awake: BTreeSet<BondId>,
+    output_pending: BTreeSet<ConnectionId>,
+    dirty_bonds: BTreeSet<BondId>,
     events: VecDeque<HostEvent>,
     responses: VecDeque<(u8, Transmit, Vec<u8>)>,
     buffer: Vec<u8>,
-    /// Where datagrams of bonds are made.
+    /// Buffer in which datagrams of bonds are built.
     scratch: BytesMut,
 }
 
@@ -180,16 +178,16 @@ enum Timer {
     Bond(BondId),
 }
 
-/// How datagrams leave: the link's number (0 at a server), where to, and one or more datagrams of `segment_size` bytes each.
+/// Sends datagrams: the link's number (0 at a server), the destination, and one or more datagrams of `segment_size` bytes each.
 pub type Sink<'a> = dyn FnMut(u8, &Transmit, &[u8]) + 'a;
 
 impl Host {
-    /// A host that dials. `seed` is drawn by the caller from a cryptographic source.
+    /// Creates a host that dials. The caller draws `seed` from a cryptographic source.
     pub fn client(seed: [u8; 32], now: Instant) -> Self {
         Self::new(EndpointConfig::default(), seed, None, now)
     }
 
-    /// A host that is dialled. With the same `reset` key a host that was started anew tells clients of connections it has forgotten.
+    /// Creates a host that accepts connections. With the same `reset` key, a restarted host resets the connections whose state it has lost.
     pub fn server(seed: [u8; 32], reset: Arc<dyn HmacKey>, tls: Arc<dyn noq_proto::crypto::ServerConfig>, now: Instant) -> Self {
         let mut config = ServerConfig::with_crypto(tls);
         config.migration(true);
@@ -198,7 +196,7 @@ impl Host {
 
     fn new(mut config: EndpointConfig, seed: [u8; 32], server: Option<Arc<ServerConfig>>, now: Instant) -> Self {
         config.rng_seed(Some(seed));
-        // Ids that another run of this host gave out must look like its own, or it would not answer them with a reset.
+        // Connection IDs of an earlier run must look valid, or the endpoint would not answer them with a reset.
         config.cid_generator(Arc::new(|| Box::new(RandomConnectionIdGenerator::new(CONNECTION_ID))));
         Self {
             endpoint: Endpoint::new(Arc::new(config), server.clone(), true),
@@ -206,17 +204,17 @@ impl Host {
             server,
             conns: BTreeMap::new(),
             handles: BTreeMap::new(),
-            counted: 0,
-            strangers: BTreeSet::new(),
+            connection_count: 0,
+            unadmitted: BTreeSet::new(),
             bounds: HostLimits::default(),
-            unproven: Begins::new(HANDSHAKES, HANDSHAKE_PAUSE, SOURCES),
-            proven: Begins::new(HANDSHAKES, HANDSHAKE_PAUSE, SOURCES),
+            unvalidated: Begins::new(HANDSHAKE_BURST, HANDSHAKE_INTERVAL, MAX_SOURCES),
+            validated: Begins::new(HANDSHAKE_BURST, HANDSHAKE_INTERVAL, MAX_SOURCES),
             first_rtt: None,
             sessions: BTreeMap::new(),
             timers: BTreeSet::new(),
             touched: BTreeSet::new(),
-            speaking: BTreeSet::new(),
-            awake: BTreeSet::new(),
+            output_pending: BTreeSet::new(),
+            dirty_bonds: BTreeSet::new(),
             events: VecDeque::new(),
             responses: VecDeque::new(),
             buffer: Vec::new(),
@@ -224,18 +222,18 @@ impl Host {
         }
     }
 
-    /// Server: other limits than the usual. What is beyond them already stays.
+    /// Server: replaces the default limits. Existing bonds and connections beyond the new limits stay.
     pub fn set_limits(&mut self, limits: HostLimits) {
         self.bounds = limits;
     }
 
-    /// Client: what a round trip is taken to last before one was measured; a first packet is repeated after three of them. Else a third of a
-    /// second.
+    /// Client: sets the assumed round-trip time before the first measurement. QUIC repeats a first packet after three round trips. The default is a
+    /// third of a second.
     pub fn set_first_rtt(&mut self, rtt: Duration) {
         self.first_rtt = Some(rtt);
     }
 
-    /// A moment of the host's clock as bonds see it.
+    /// Converts an instant to the clock of the bonds.
     pub fn time(&self, now: Instant) -> Time {
         Time::from_nanos(u64::try_from(now.saturating_duration_since(self.epoch).as_nanos()).unwrap_or(u64::MAX)) + Duration::from_secs(1)
     }
@@ -244,7 +242,7 @@ impl Host {
         self.epoch + time.since(Time::ZERO).saturating_sub(Duration::from_secs(1))
     }
 
-    /// Client: begins a bond; flows may be opened before any path is there. `id` and `secret` are random.
+    /// Client: creates a bond. Flows may be opened before a path exists. `id` and `secret` must be random.
     pub fn begin(&mut self, now: Instant, id: BondId, secret: Secret, limits: Limits) {
         let bond = Bond::new(Side::Client, limits, self.time(now));
         self.insert_session(
@@ -256,14 +254,14 @@ impl Host {
                 established: false,
                 connections: BTreeSet::new(),
                 timer: None,
-                alone_since: None,
-                heard: None,
+                pathless_since: None,
+                last_received: None,
             },
         );
     }
 
-    /// Client: dials a path. `hello` has the invitation's token and a name, if the relay does not know this client yet.
-    #[allow(clippy::too_many_arguments, reason = "they are the path")]
+    /// Client: dials a path. The token of an invitation and a name are needed only if the relay does not know this client yet.
+    #[allow(clippy::too_many_arguments, reason = "they describe the path")]
     pub fn dial(
         &mut self,
         now: Instant,
@@ -290,22 +288,22 @@ impl Host {
         Ok(self.insert_conn(conn))
     }
 
-    /// The QUIC connection of a path, to read the peer's key from.
+    /// The QUIC connection of a path, for access to the peer's key.
     pub fn connection(&self, id: ConnectionId) -> Option<&Connection> {
         self.conns.get(&id).map(|conn| &conn.connection)
     }
 
-    /// Client: whether anything that belongs to a connection has come from the other end.
-    pub fn has_heard(&self, id: ConnectionId) -> bool {
-        self.conns.get(&id).is_some_and(|conn| conn.heard.is_some())
+    /// Client: whether a connection has received anything from the other end.
+    pub fn has_received(&self, id: ConnectionId) -> bool {
+        self.conns.get(&id).is_some_and(|conn| conn.last_received.is_some())
     }
 
-    /// Client: whether the other end of a bond has sent anything that belongs to one of the connections that the bond has now.
-    pub fn has_heard_of(&self, bond: BondId) -> bool {
-        self.conns.values().any(|conn| conn.bond == Some(bond) && conn.heard.is_some())
+    /// Client: whether any current connection of a bond has received anything from the other end.
+    pub fn has_received_any(&self, bond: BondId) -> bool {
+        self.conns.values().any(|conn| conn.bond == Some(bond) && conn.last_received.is_some())
     }
 
-    /// The host's own addresses that a bond's paths have reached it at, as far as the system tells.
+    /// The host's own addresses that the bond's paths were received at, as far as the system reports them.
     pub fn local_addresses(&self, bond: BondId) -> BTreeSet<IpAddr> {
         let session = self.sessions.get(&bond);
         let connections = session.into_iter().flat_map(|session| &session.connections).filter_map(|id| self.conns.get(id));
@@ -313,66 +311,66 @@ impl Host {
         connections.filter_map(own).map(|ip| ip.to_canonical()).collect()
     }
 
-    /// A bond, to be used; it is driven with the next [`Self::drive`].
+    /// A bond, for use by the driver. The next [`Self::drive`] processes it.
     pub fn bond(&mut self, id: BondId) -> Option<&mut Bond> {
         let session = self.sessions.get_mut(&id)?;
-        self.awake.insert(id);
+        self.dirty_bonds.insert(id);
         Some(&mut session.bond)
     }
 
-    /// Bonds that are there.
+    /// The existing bonds.
     pub fn bonds(&self) -> impl Iterator<Item = (BondId, &Bond)> {
         self.sessions.iter().map(|(id, session)| (*id, &session.bond))
     }
 
-    /// Ends a bond: its connections are closed.
+    /// Ends a bond and closes its connections.
     pub fn end(&mut self, now: Instant, id: BondId, reason: &str) {
         let Some(session) = self.sessions.remove(&id) else { return };
         if let Some(at) = session.timer {
             self.timers.remove(&(at, Timer::Bond(id)));
         }
-        // A client would else wait for the bond's return.
+        // Without this code a client would wait for the bond to return.
         let code = if self.server.is_some() { refusals::FORGOTTEN } else { 0 };
         for connection in session.connections {
             self.close_with(now, connection, code, reason);
         }
-        // Those that still shake hands for it.
+        // Connections that are still in the handshake for this bond.
         let greeting: Vec<ConnectionId> = self.conns.iter().filter(|(_, conn)| conn.bond == Some(id)).map(|(at, _)| *at).collect();
         greeting.into_iter().for_each(|at| self.close_with(now, at, code, reason));
-        self.awake.remove(&id);
+        self.dirty_bonds.remove(&id);
         self.events.push_back(HostEvent::Ended { bond: id, reason: reason.to_owned() });
     }
 
-    /// Closes one connection, and its path with it.
+    /// Closes one connection and its path.
     pub fn close(&mut self, now: Instant, id: ConnectionId, reason: &str) {
         self.close_with(now, id, 0, reason);
     }
 
     fn close_with(&mut self, now: Instant, id: ConnectionId, code: u64, reason: &str) {
         if let Some(conn) = self.conns.get_mut(&id) {
-            conn.farewell |= !conn.connection.is_closed();
+            conn.close_pending |= !conn.connection.is_closed();
             conn.connection.close(now, VarInt::try_from(code).unwrap_or_default(), Bytes::copy_from_slice(reason.as_bytes()));
             self.touched.insert(id);
-            self.lose(now, id, reason, false);
+            self.on_lost(now, id, reason, false);
         }
     }
 
-    /// Whether an end has still to be told to somebody: it waits its turn as any packet does.
-    pub fn has_farewells(&self) -> bool {
-        self.conns.values().any(|conn| conn.farewell)
+    /// Whether a close packet has not been sent yet: it waits for its turn as any packet does.
+    pub fn has_pending_closes(&self) -> bool {
+        self.conns.values().any(|conn| conn.close_pending)
     }
 
-    /// What happened, oldest first.
+    /// Returns the oldest pending event.
     pub fn poll_event(&mut self) -> Option<HostEvent> {
         self.events.pop_front()
     }
 
-    /// When [`Self::handle_timeout`] is to be called.
+    /// When to call [`Self::handle_timeout`] next.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.timers.first().map(|(at, _)| *at)
     }
 
-    /// Time has passed. Then [`Self::drive`].
+    /// Processes the passage of time. Call [`Self::drive`] afterwards.
     pub fn handle_timeout(&mut self, now: Instant) {
         let time = self.time(now);
         while let Some((at, timer)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
@@ -383,7 +381,7 @@ impl Host {
                     conn.timer = None;
                     conn.connection.handle_timeout(now);
                     if conn.pending_deadline().is_some_and(|at| at <= now) {
-                        self.close(now, id, "no greeting");
+                        self.close(now, id, "no first message arrived in time");
                     }
                     self.touched.insert(id);
                 }
@@ -391,16 +389,18 @@ impl Host {
                     let Some(session) = self.sessions.get_mut(&id) else { continue };
                     session.timer = None;
                     session.bond.handle_timeout(time);
-                    if self.server.is_some() && session.alone_since.is_some_and(|since| now.saturating_duration_since(since) >= IDLE) {
-                        self.end(now, id, "no path for too long");
+                    if self.server.is_some()
+                        && session.pathless_since.is_some_and(|since| now.saturating_duration_since(since) >= IDLE_TIMEOUT)
+                    {
+                        self.end(now, id, "the bond had no path for too long");
                     }
-                    self.awake.insert(id);
+                    self.dirty_bonds.insert(id);
                 }
             }
         }
     }
 
-    /// A UDP payload came in over `link`.
+    /// Processes a UDP payload that was received over `link`.
     pub fn receive(
         &mut self,
         now: Instant,
@@ -415,7 +415,7 @@ impl Host {
                 let Some(id) = self.handles.get(&handle.0).copied() else { return };
                 if let Some(conn) = self.conns.get_mut(&id) {
                     conn.connection.handle_event(event);
-                    conn.heard = Some(now);
+                    conn.last_received = Some(now);
                     self.touched.insert(id);
                 }
             }
@@ -427,33 +427,34 @@ impl Host {
 
     // Driving.
 
-    /// Moves what came in from connections to bonds, so that it can be read and what waited for room written before [`Self::drive`].
-    pub fn take_in(&mut self, now: Instant) {
+    /// Moves received data from connections to bonds. The driver can then read flows, and write to flows that waited for room, before it calls
+    /// [`Self::drive`].
+    pub fn process_input(&mut self, now: Instant) {
         while let Some(id) = self.touched.pop_first() {
-            self.hear(now, id);
+            self.process_connection(now, id);
             if let Some(bond) = self.conns.get(&id).and_then(|conn| conn.bond) {
                 self.collect_events(bond);
             }
         }
     }
 
-    /// Moves everything that can move: from connections to bonds and back, and out through `sink`. To be called after every input.
+    /// Moves all pending data between connections and bonds, and out through `sink`. Call it after every input.
     pub fn drive(&mut self, now: Instant, sink: &mut Sink<'_>) {
         for (link, transmit, data) in self.responses.drain(..) {
             sink(link, &transmit, &data);
         }
-        self.take_in(now);
-        while let Some(id) = self.awake.pop_first() {
+        self.process_input(now);
+        while let Some(id) = self.dirty_bonds.pop_first() {
             self.drive_bond(now, id, sink);
         }
-        // Connections of no bond, and those whose bond has just ended.
-        while let Some(id) = self.speaking.pop_first() {
-            self.give_out(now, id, true, sink);
+        // Connections without a bond, and those whose bond has just ended.
+        while let Some(id) = self.output_pending.pop_first() {
+            self.flush_conn(now, id, true, sink);
         }
     }
 
-    /// Takes in what a connection has to say.
-    fn hear(&mut self, now: Instant, id: ConnectionId) {
+    /// Processes the pending events and datagrams of a connection.
+    fn process_connection(&mut self, now: Instant, id: ConnectionId) {
         let time = self.time(now);
         let Some(conn) = self.conns.get_mut(&id) else { return };
         while let Some(event) = conn.connection.poll_endpoint_events() {
@@ -467,7 +468,7 @@ impl Host {
                 QuicEvent::Connected => {
                     if let Some(hello) = conn.hello.take() {
                         conn.stream = conn.connection.streams().open(Dir::Bi);
-                        conn.say(&hello.encode());
+                        conn.write_greeting(&hello.encode());
                     }
                 }
                 QuicEvent::ConnectionLost { reason } => lost = Some(reason),
@@ -483,10 +484,10 @@ impl Host {
             if self.server.is_none() && matches!(&reason, ConnectionError::ApplicationClosed(close) if ended(close)) {
                 conn.refused = Some(refusals::FORGOTTEN);
             }
-            self.lose(now, id, &reason.to_string(), forgotten);
-            // A client that says goodbye on its last path does not come back.
-            if let Some(bond) = bond.filter(|bond| left && self.server.is_some() && self.is_alone(*bond)) {
-                self.end(now, bond, "its client has ended it");
+            self.on_lost(now, id, &reason.to_string(), forgotten);
+            // A client that closes its last path does not return.
+            if let Some(bond) = bond.filter(|bond| left && self.server.is_some() && self.has_no_path(*bond)) {
+                self.end(now, bond, "the client ended the bond");
             }
         } else if conn.stage == Stage::Greeting {
             self.greet(now, id);
@@ -503,28 +504,28 @@ impl Host {
                     let rest = std::iter::from_fn(|| conn.connection.datagrams().recv());
                     first.into_iter().chain(rest).find_map(|data| session.bond.receive(time, conn.path, data).err())
                 });
-                self.awake.insert(bond);
+                self.dirty_bonds.insert(bond);
                 if let Some(error) = broken {
                     self.end(now, bond, &error.to_string());
                 }
             }
-            // Nobody has anything to say before it is let in, or after; what it says all the same is not kept.
+            // Datagrams before admission or after the end are not valid. Drop them.
             None => while conn.connection.datagrams().recv().is_some() {},
         }
-        self.speaking.insert(id);
+        self.output_pending.insert(id);
     }
 
-    fn is_alone(&self, bond: BondId) -> bool {
+    fn has_no_path(&self, bond: BondId) -> bool {
         self.sessions.get(&bond).is_some_and(|session| session.connections.is_empty())
     }
 
-    /// A connection is gone, or going: its path is, and the driver hears of it once.
-    fn lose(&mut self, now: Instant, id: ConnectionId, reason: &str, forgotten: bool) {
+    /// A connection ended or is ending. Removes its path and reports the event once.
+    fn on_lost(&mut self, now: Instant, id: ConnectionId, reason: &str, forgotten: bool) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
-        if conn.told {
+        if conn.loss_reported {
             return;
         }
-        conn.told = true;
+        conn.loss_reported = true;
         let joined = std::mem::replace(&mut conn.stage, Stage::Closed) == Stage::Joined;
         let event = HostEvent::Lost {
             connection: id,
@@ -536,46 +537,46 @@ impl Host {
             another_key: conn.another_key,
         };
         self.events.push_back(event);
-        let (heard, Some(bond)) = (conn.heard, conn.bond) else { return };
+        let (last_received, Some(bond)) = (conn.last_received, conn.bond) else { return };
         let Some(session) = self.sessions.get_mut(&bond) else { return };
-        session.heard = session.heard.max(heard);
+        session.last_received = session.last_received.max(last_received);
         if session.connections.remove(&id) {
-            // One that has not joined may have named another's number.
+            // A connection that has not joined may have claimed the identifier of another connection's path.
             if joined {
                 session.bond.remove_path(conn.path);
             }
-            self.awake.insert(bond);
+            self.dirty_bonds.insert(bond);
         }
-        self.give_up(now, bond, joined);
+        self.end_if_unreachable(now, bond, joined);
     }
 
-    /// Client: ends a bond without paths that has heard nothing for too long and has just failed to get a new one. Without a link nothing is
-    /// dialled, and it is kept for the link's return.
-    fn give_up(&mut self, now: Instant, bond: BondId, joined: bool) {
+    /// Client: ends a bond without paths that has received nothing for too long and has just failed to get a new path. Without a link nothing is
+    /// dialled, and the bond stays until the link returns.
+    fn end_if_unreachable(&mut self, now: Instant, bond: BondId, joined: bool) {
         let Some(session) = self.sessions.get(&bond).filter(|session| !joined && session.established) else { return };
-        let silent = session.heard.is_some_and(|heard| now.saturating_duration_since(heard) >= IDLE);
+        let silent = session.last_received.is_some_and(|last_received| now.saturating_duration_since(last_received) >= IDLE_TIMEOUT);
         if self.server.is_none() && session.connections.is_empty() && silent {
-            self.end(now, bond, "nothing was heard from the other end for too long");
+            self.end(now, bond, "nothing was received from the other end for too long");
         }
     }
 
-    /// Gives all of a bond's paths what they can send.
+    /// Fills all paths of a bond with data to send.
     fn drive_bond(&mut self, now: Instant, id: BondId, sink: &mut Sink<'_>) {
         let Some(session) = self.sessions.get_mut(&id) else { return };
         let connections: Vec<ConnectionId> = session.connections.iter().copied().collect();
         if connections.is_empty() {
-            session.alone_since.get_or_insert(now);
+            session.pathless_since.get_or_insert(now);
         } else {
-            session.alone_since = None;
+            session.pathless_since = None;
         }
         loop {
             let mut sent = false;
             for connection in &connections {
-                let touched = self.speaking.remove(connection);
-                sent |= self.give_out(now, *connection, touched, sink);
+                let touched = self.output_pending.remove(connection);
+                sent |= self.flush_conn(now, *connection, touched, sink);
             }
-            // Where paths are chosen, one that was asked before may be the next.
-            if !sent || self.sessions.get(&id).is_none_or(|session| !session.bond.is_chosen()) {
+            // Under a packet scheduler, a path that was polled before may be chosen next.
+            if !sent || self.sessions.get(&id).is_none_or(|session| !session.bond.has_packet_scheduler()) {
                 break;
             }
         }
@@ -589,9 +590,9 @@ impl Host {
         }
     }
 
-    /// Sends what a connection has, and what its bond gives it, until it is full; whether there was anything. A connection that nothing was
-    /// done to since, and that is given nothing, is not asked.
-    fn give_out(&mut self, now: Instant, id: ConnectionId, touched: bool, sink: &mut Sink<'_>) -> bool {
+    /// Sends the pending packets of a connection, and data of its bond until the path is full. Returns whether it sent anything. A connection without
+    /// new input and without new data is not polled.
+    fn flush_conn(&mut self, now: Instant, id: ConnectionId, touched: bool, sink: &mut Sink<'_>) -> bool {
         let time = self.time(now);
         let Some(conn) = self.conns.get_mut(&id) else { return false };
         let held = conn.held(now);
@@ -612,7 +613,7 @@ impl Host {
                 sink(conn.link, &transmit, &self.buffer[..transmit.size]);
                 conn.spend(transmit.size);
                 self.buffer.clear();
-                (conn.farewell, sent) = (false, true);
+                (conn.close_pending, sent) = (false, true);
             }
             any |= sent;
             if !sent || bond.is_none() {
@@ -635,7 +636,7 @@ impl Host {
         let timer = timer.map(|at| conn.held(now).map_or(at, |until| at.max(until)));
         set_timer(&mut self.timers, &mut conn.timer, timer, Timer::Connection(id));
         if gone {
-            self.lose(now, id, "closed", false);
+            self.on_lost(now, id, "closed", false);
             self.remove_conn(id);
         }
         any
@@ -643,7 +644,7 @@ impl Host {
 
     fn set_bond_timer(&mut self, now: Instant, id: BondId) {
         let Some(session) = self.sessions.get(&id) else { return };
-        let idle = session.alone_since.filter(|_| self.server.is_some()).map(|since| since + IDLE);
+        let idle = session.pathless_since.filter(|_| self.server.is_some()).map(|since| since + IDLE_TIMEOUT);
         let own = session.bond.poll_timeout().map(|time| self.instant(time).max(now));
         let timer = [idle, own].into_iter().flatten().min();
         let Some(session) = self.sessions.get_mut(&id) else { return };
@@ -651,8 +652,8 @@ impl Host {
     }
 
     fn insert_conn(&mut self, conn: Conn) -> ConnectionId {
-        self.counted += 1;
-        let id = ConnectionId(self.counted);
+        self.connection_count += 1;
+        let id = ConnectionId(self.connection_count);
         self.handles.insert(conn.handle.0, id);
         self.conns.insert(id, conn);
         self.touched.insert(id);
@@ -661,20 +662,20 @@ impl Host {
 
     fn remove_conn(&mut self, id: ConnectionId) {
         let handle = self.conns.remove(&id).map(|conn| conn.handle.0);
-        // QUIC may have given the handle to another already.
+        // QUIC may have reused the handle already.
         if let Some(handle) = handle.filter(|handle| self.handles.get(handle) == Some(&id)) {
             self.handles.remove(&handle);
         }
-        self.strangers.remove(&id);
+        self.unadmitted.remove(&id);
     }
 
     fn insert_session(&mut self, id: BondId, session: Session) {
         self.sessions.insert(id, session);
-        self.awake.insert(id);
+        self.dirty_bonds.insert(id);
     }
 }
 
-/// Sets a timer anew, or takes it away.
+/// Replaces or removes a timer.
 fn set_timer(timers: &mut BTreeSet<(Instant, Timer)>, own: &mut Option<Instant>, at: Option<Instant>, timer: Timer) {
     let old = std::mem::replace(own, at);
     if old != at {
@@ -683,7 +684,7 @@ fn set_timer(timers: &mut BTreeSet<(Instant, Timer)>, own: &mut Option<Instant>,
     }
 }
 
-/// Whether this end found the other's key wrong: TLS's alert `access_denied` (49), as rustls gives it for a verifier's own refusal.
+/// Whether this end rejected the other's key: TLS alert `access_denied` (49), which rustls sends when a verifier rejects the certificate.
 fn is_another_key(reason: &ConnectionError) -> bool {
     matches!(reason, ConnectionError::TransportError(error) if error.code == TransportErrorCode::crypto(49))
 }

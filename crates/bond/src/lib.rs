@@ -1,16 +1,17 @@
-//! Bonding without I/O: flows as chunks over any set of paths, put in order again at the other end.
+//! Bonding without I/O: a bond splits flows into chunks, sends them over any set of paths and reassembles them in order at the other end.
 //!
-//! A [`Bond`] is what two hosts share: flows (TCP connections as streams of bytes, UDP exchanges as messages) and paths, each a QUIC
-//! connection over one link. This crate decides which piece of which flow goes over which path and when; QUIC does what QUIC does well:
-//! encryption, congestion control, path MTU. Pieces travel in QUIC DATAGRAM frames (RFC 9221), are numbered and acknowledged here, and are
-//! sent again over whichever path is best. `docs/protocol.md` specifies the format.
+//! A [`Bond`] is the state that two hosts share: flows (TCP connections as byte streams, UDP exchanges as messages) and paths. Each path is a QUIC
+//! connection over one link. This crate decides which chunk of which flow goes over which path, and when. QUIC provides encryption, congestion
+//! control and path MTU discovery. Chunks travel in QUIC DATAGRAM frames (RFC 9221). The bond numbers and acknowledges the datagrams and retransmits
+//! lost chunks over the best path. `docs/protocol.md` specifies the format.
 //!
-//! Why not QUIC streams, one per path: what a stream holds when its path dies stays with it, a stream's data waits for its own path's
-//! retransmissions though another path is idle, and a sender cannot see what arrived. Datagrams leave all of that to the bond.
+//! Why the bond does not use one QUIC stream per path: data that a stream holds when its path dies is stuck there, a stream's data waits for
+//! retransmissions on its own path although another path is idle, and a sender cannot see which bytes arrived. With datagrams the bond controls all
+//! of this.
 //!
 //! # The run loop
 //!
-//! Nothing here reads a clock, opens a socket or rolls dice. Whoever drives a bond passes everything in, then drains it:
+//! This crate reads no clock, opens no socket and draws no random numbers. The driver of a bond passes in all inputs, then drains the outputs:
 //!
 //! ```
 //! use braid_bond::{Bond, FlowKind, Event, FlowPolicy, Limits, Open, PathFacts, PathId, Side, Target};
@@ -36,8 +37,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! After each input: `poll_event` until `None`; for each path `set_facts`, then `poll_datagram` until `false`; then wait until `poll_timeout`
-//! and call `handle_timeout`.
+//! After each input: call `poll_event` until it returns `None`; for each path call `set_facts`, then `poll_datagram` until it returns `false`; then
+//! wait until `poll_timeout` and call `handle_timeout`.
 
 #![forbid(unsafe_code)]
 
@@ -75,7 +76,7 @@ pub use report::{BondError, Event, FlowError, FlowView, PathView};
 pub use transmit::MIN_DATAGRAM;
 pub use wire::WireError;
 
-/// Which end of a bond: clients open flows and paths.
+/// The end of a bond. Only the client opens flows and paths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     /// The device with several links.
@@ -84,7 +85,7 @@ pub enum Side {
     Server,
 }
 
-/// A flow of one bond, numbered by the client from 0.
+/// Identifier of a flow within its bond. The client numbers flows from 0.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FlowKey(pub u64);
 
@@ -94,7 +95,7 @@ impl fmt::Display for FlowKey {
     }
 }
 
-/// A path of one bond, numbered by the client; a number is used once.
+/// Identifier of a path within its bond. The client assigns it and never reuses it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PathId(pub u32);
 
@@ -104,21 +105,21 @@ impl fmt::Display for PathId {
     }
 }
 
-/// How a flow's data travels.
+/// How the bond transports a flow's data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FlowKind {
-    /// As bytes in order, none missing: TCP.
+    /// Reliable, ordered bytes: TCP.
     Stream = 0,
-    /// As messages that may be lost: UDP.
+    /// Messages that may be lost or reordered: UDP.
     Messages = 1,
 }
 
-/// Whom a flow is for, as the server sees it.
+/// Destination of a flow, as seen from the server.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Target {
     /// An address and port.
     Address(SocketAddr),
-    /// A name to resolve there, at most 255 bytes of letters, digits, `.`, `-` and `_`, and a port.
+    /// A host name that the server resolves, and a port. The name has at most 255 bytes of letters, digits, `.`, `-` and `_`.
     Name(String, u16),
 }
 
@@ -131,16 +132,16 @@ impl fmt::Display for Target {
     }
 }
 
-/// What the client's policy says of a flow; both ends schedule by it.
+/// The client's policy for a flow. Both ends schedule by it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct FlowPolicy {
-    /// φ in hundredths.
+    /// Weight φ, in hundredths.
     pub weight: u16,
-    /// Π: the links it may use, one bit each.
+    /// Interface preference Π: the links that the flow may use, one bit each.
     pub links: LinkSet,
-    /// On how many paths each piece goes (n-cast).
+    /// Number of paths that carry each chunk (n-cast).
     pub copies: u8,
-    /// Goes before flows that are not.
+    /// Whether the flow has priority over flows that are not urgent.
     pub urgent: bool,
 }
 
@@ -151,64 +152,65 @@ impl Default for FlowPolicy {
     }
 }
 
-/// The first thing said of a flow.
+/// Content of the OPEN frame, the first frame of a flow.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Open {
-    /// Bytes or messages.
+    /// Byte stream or messages.
     pub kind: FlowKind,
-    /// Whom it is for.
+    /// Destination of the flow.
     pub target: Target,
-    /// How it is to be treated.
+    /// Scheduling policy of the flow.
     pub policy: FlowPolicy,
 }
 
-/// What one end tells the other of a path, over any path.
+/// A change of a path's link that one end reports to the other. The report may travel over any path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PathUpdate {
-    /// Its link is there (again).
+    /// The link is up (again).
     Up = 0,
-    /// Its link is gone: what it holds must go elsewhere at once.
+    /// The link is down. Data in flight on the path is retransmitted over other paths at once.
     Down = 1,
-    /// To be used only while no other is good.
+    /// The path is a backup: it carries data only while no other path is good.
     Backup = 2,
 }
 
-/// What a path's congestion controller knows; given anew before the path is asked for datagrams.
+/// The state of a path's congestion controller. The driver updates it before it polls the path for datagrams.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PathFacts {
     /// QUIC's smoothed round-trip time.
     pub rtt: Duration,
-    /// What it can deliver; zero if nothing is known.
+    /// Delivery rate; zero if not measured yet.
     pub rate: Rate,
-    /// What it can send at once; acknowledgements and probes are sent without.
+    /// Bytes that the path can send now. Acknowledgements and probes do not need room.
     pub room: ByteCount,
-    /// Its congestion window.
+    /// Congestion window.
     pub window: ByteCount,
 }
 
 impl Default for PathFacts {
-    /// A path of which nothing is known: QUIC's initial window.
+    /// Facts of a path without measurements. The window is QUIC's initial window.
     fn default() -> Self {
         let window = ByteCount::new(12_000);
         Self { rtt: Duration::from_millis(100), rate: Rate::ZERO, room: window, window }
     }
 }
 
-/// What one end holds for the other at most, so that no peer can exhaust its memory.
+/// Upper bounds of the memory that one end spends on behalf of the other, so that no peer can exhaust it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
-    /// Flows at a time.
+    /// Number of simultaneous flows.
     pub flows: usize,
-    /// Received and unread bytes of one flow, once it has shown that it needs as much.
+    /// Received and unread bytes of one flow. A flow's window grows up to this limit on demand.
     pub max_window: u64,
-    /// Received and unread bytes of all flows; as much is kept for sending.
+    /// Received and unread bytes of all flows. The same limit applies to the send buffers of all flows together.
     pub total_window: u64,
-    /// Unacknowledged bytes of one flow that are kept for sending.
+    /// Written and unacknowledged bytes of one flow.
     pub send_buffer: u64,
 }
 
 impl Limits {
-    /// For a bond in which one end shows no key: its share of the memory that strangers can claim. The protocol allows no smaller window.
+    /// Limits for a bond with a client that presents no key. Anonymous clients share a fixed amount of memory, so their limits are small. The
+    /// protocol does not allow a smaller window.
     pub const ANONYMOUS: Self = Self { flows: 64, max_window: 8 << 20, total_window: 16 << 20, send_buffer: 8 << 20 };
 }
 

@@ -1,4 +1,4 @@
-//! Messages of a datagram flow: unordered, each delivered at most once; what does not fit into a datagram is cut and put together again.
+//! Messages of a datagram flow: unordered, each delivered at most once. A message that does not fit into one datagram is fragmented and reassembled.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -6,19 +6,19 @@ use bytes::{Bytes, BytesMut};
 
 use crate::window::Window;
 
-/// The largest message, as in UDP.
+/// Largest message, as in UDP.
 pub(crate) const MAX_MESSAGE: usize = 65_507;
-/// What a message costs beside its bytes.
+/// Overhead of a message, in bytes.
 const OVERHEAD: usize = 64;
-/// What a piece of a cut message costs beside its bytes.
+/// Overhead of a fragment of an incomplete message, in bytes.
 const PIECE_OVERHEAD: usize = 40;
-/// Waiting to be sent, at most, with what each costs; older ones are dropped first, as a router's queue would drop.
+/// Limit of the messages waiting to be sent, including overhead. The oldest are dropped first.
 const MAX_QUEUED: usize = 1 << 20;
-/// Waiting to be read, at most, with what each costs.
+/// Limit of the messages waiting to be read, including overhead.
 const MAX_UNREAD: usize = 1 << 20;
-/// Numbers remembered, so that copies are known as such; older ones count as copies.
+/// Message numbers remembered to detect duplicates. Older numbers count as duplicates.
 const REMEMBERED: u64 = 8192;
-/// Cut messages being put together at a time.
+/// Number of incomplete messages at a time.
 const MAX_PARTIAL: usize = 8;
 
 /// Both directions of a datagram flow.
@@ -31,9 +31,9 @@ pub(crate) struct Messages {
     unread: usize,
     seen: Window<REMEMBERED>,
     partial: BTreeMap<u64, Partial>,
-    /// What `partial` costs.
+    /// Memory of `partial`, in bytes.
     gathering: usize,
-    /// Dropped here, for want of room, in both directions.
+    /// Messages dropped because a limit was reached, in both directions.
     pub(crate) dropped: u64,
 }
 
@@ -44,7 +44,7 @@ struct Partial {
 }
 
 impl Messages {
-    /// Queues a message; `false` if it is too large to be one.
+    /// Queues a message. Returns `false` if it exceeds the size limit.
     pub(crate) fn push(&mut self, data: Bytes) -> bool {
         if data.len() > MAX_MESSAGE {
             return false;
@@ -61,22 +61,22 @@ impl Messages {
         true
     }
 
-    /// What the messages that wait to be sent cost.
+    /// Memory of the messages waiting to be sent, in bytes.
     pub(crate) fn queued(&self) -> usize {
         self.queued
     }
 
-    /// What the messages cost that wait to be read or for their other pieces.
+    /// Memory of the messages waiting to be read and of incomplete messages, in bytes.
     pub(crate) fn unread(&self) -> usize {
         self.unread + self.gathering
     }
 
-    /// Bytes that remembering numbers takes.
+    /// Memory of the remembered message numbers, in bytes.
     pub(crate) fn remembered(&self) -> usize {
         self.seen.cost()
     }
 
-    /// Size of the next message to send.
+    /// Size of the next message to send, in bytes.
     pub(crate) fn head(&self) -> Option<usize> {
         self.outgoing.front().map(|(_, data)| data.len())
     }
@@ -87,24 +87,24 @@ impl Messages {
         Some((number, data))
     }
 
-    /// Next message to read.
+    /// Returns the next message to read.
     pub(crate) fn read(&mut self) -> Option<Bytes> {
         let data = self.incoming.pop_front()?;
         self.unread -= data.len() + OVERHEAD;
         Some(data)
     }
 
-    /// Takes a message in; whether there is something new to read.
+    /// Accepts a received message. Returns whether there is a new message to read.
     pub(crate) fn insert(&mut self, number: u64, data: Bytes) -> bool {
         if data.len() > MAX_MESSAGE || !self.seen.insert(number) {
             return false;
         }
-        self.give_up(number);
+        self.remove_partial(number);
         self.deliver(data);
         true
     }
 
-    /// Takes a piece of a message in; whether that completed one.
+    /// Accepts a received fragment. Returns whether it completed a message.
     pub(crate) fn insert_fragment(&mut self, number: u64, index: u8, count: u8, data: Bytes) -> bool {
         if self.seen.contains(number) {
             return false;
@@ -123,12 +123,12 @@ impl Messages {
             if self.partial.len() > MAX_PARTIAL
                 && let Some((oldest, _)) = self.partial.first_key_value()
             {
-                self.give_up(*oldest);
+                self.remove_partial(*oldest);
                 self.dropped += 1;
             }
             return false;
         }
-        let Some(partial) = self.give_up(number) else { return false };
+        let Some(partial) = self.remove_partial(number) else { return false };
         if !self.seen.insert(number) {
             return false;
         }
@@ -138,14 +138,14 @@ impl Messages {
         true
     }
 
-    fn give_up(&mut self, number: u64) -> Option<Partial> {
+    fn remove_partial(&mut self, number: u64) -> Option<Partial> {
         let partial = self.partial.remove(&number)?;
         self.gathering -= partial.cost();
         Some(partial)
     }
 
     fn deliver(&mut self, data: Bytes) {
-        // A small message must not hold the large buffer that it came in.
+        // Copy, so that a small message does not keep a large datagram buffer alive.
         let data = Bytes::copy_from_slice(&data);
         self.unread += data.len() + OVERHEAD;
         self.incoming.push_back(data);
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn copies_and_the_far_past_are_dropped() {
+    fn duplicates_and_old_messages_are_dropped() {
         let mut messages = Messages::default();
         assert!(messages.insert(5, Bytes::from_static(b"a")) && !messages.insert(5, Bytes::from_static(b"a")));
         assert!(messages.insert(3, Bytes::from_static(b"b")));
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_in_any_order_make_a_message() {
+    fn fragments_in_any_order_make_a_message() {
         let mut messages = Messages::default();
         let piece = |text: &'static str| Bytes::from_static(text.as_bytes());
         assert!(!messages.insert_fragment(0, 2, 3, piece("c")));
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn regression_messages_without_bytes_count_too() {
+    fn regression_empty_messages_count_against_the_limits() {
         let mut messages = Messages::default();
         for number in 0..100_000 {
             messages.push(Bytes::new());
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_counted_is_what_is_there() {
+    fn counted_memory_matches_buffered_memory() {
         let mut messages = Messages::default();
         for number in 0..40u64 {
             messages.insert_fragment(number, 0, if number % 3 == 0 { 1 } else { 255 }, Bytes::from_static(&[0; 10]));
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_whatever_comes() {
+    fn memory_is_bounded_for_any_input() {
         let mut messages = Messages::default();
         for number in 0..100_000 {
             messages.insert_fragment(number * 3, 0, 2, Bytes::from_static(&[0; 1000]));

@@ -1,4 +1,4 @@
-//! A path as the bond sees it: whether it delivers, how fast, and what is to be said on it.
+//! State of a path within a bond: whether it delivers, how fast, and what is queued on it alone.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -8,40 +8,40 @@ use braid_model::{ByteCount, LinkSet, Rate, Time};
 use crate::tracker::{ACK_DELAY, Item, Received, Tracker};
 use crate::{FlowKey, PathFacts};
 
-/// Silence beyond what is due is tolerated at least this long before a path is suspected.
+/// Minimum time by which an acknowledgement may be overdue before a path is suspected.
 const MIN_SLACK: Duration = Duration::from_millis(20);
-/// and at most this long, however long acknowledgements took before: one that was long under way must not keep a path from being asked.
+/// Upper bound of that time. A single long round trip must not keep a path from being probed.
 const MAX_WAIT: Duration = Duration::from_secs(10);
-/// A suspect that proves nothing for this long is dead.
-const DEATH: Duration = Duration::from_secs(1);
-/// A path that is not good is asked this often.
+/// A suspect path is dead after this long without an acknowledgement.
+const DEAD_AFTER: Duration = Duration::from_secs(1);
+/// Minimum interval between probes of a path that is not good.
 const PROBE_EVERY: Duration = Duration::from_millis(100);
-/// Proofs of delivery that make a path good again.
-const PROOFS: u32 = 2;
-/// Datagrams of a path that does not answer that are remembered, should their acknowledgement come after all.
+/// Acknowledgements after which a path is good again.
+const RECOVERY_ACKS: u32 = 2;
+/// Datagrams remembered for a path that does not answer, in case their acknowledgement arrives late.
 const REMEMBERED: usize = 4096;
-/// The only good path may owe an acknowledgement this often before it is suspected.
+/// The only good path may miss this many acknowledgement deadlines in a row before it is suspected.
 const MAX_OVERDUE: u32 = 3;
-/// How far a path's patience may be stretched by suspicions that proved wrong.
-const MAX_LENIENCY: u32 = 16;
+/// Largest factor by which false suspicions may stretch a path's slack.
+const MAX_SLACK_FACTOR: u32 = 16;
 
 /// Whether a path delivers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PathState {
-    /// New, or back: it is asked, and given copies, until it has delivered.
+    /// The path recovers: it is probed until enough probes are acknowledged.
     Probing,
-    /// It delivers.
+    /// The path delivers.
     Good,
-    /// It owes an acknowledgement: what it holds goes over others as well, and it is given nothing new.
+    /// An acknowledgement is overdue. Data in flight is retransmitted over other paths, and the path gets no new data.
     Suspect,
-    /// It owed one for too long, or its link is gone.
+    /// An acknowledgement was overdue for too long, or the path's link is down.
     Dead,
 }
 
-/// What goes over one path and no other.
+/// An item queued on one path only.
 #[derive(Debug, Clone)]
 pub(crate) enum Extra {
-    /// A copy of something that goes elsewhere too.
+    /// A copy of an item that another path carries too.
     Copy(Item),
     Message(FlowKey, u64, bytes::Bytes),
     Fragment(FlowKey, u64, u8, u8, bytes::Bytes),
@@ -49,17 +49,17 @@ pub(crate) enum Extra {
 
 #[derive(Debug)]
 pub(crate) struct Path {
-    /// The client's number of the link it runs over, 0 to 63.
+    /// The client's number of the path's link, 0 to 63.
     pub(crate) link: u8,
-    /// Its place in the scheduler.
+    /// Slot in the scheduler.
     pub(crate) slot: usize,
     pub(crate) state: PathState,
     pub(crate) backup: bool,
-    /// What part of all it is to carry, if shares are given.
+    /// Fraction of all bytes that the path is to carry, if shares are set.
     pub(crate) share: f64,
-    /// The other end said that its link is gone.
+    /// The other end reported that its link is down.
     pub(crate) down_there: bool,
-    /// This end's driver said so.
+    /// The driver of this end reported that its link is down.
     pub(crate) down_here: bool,
     pub(crate) facts: PathFacts,
     pub(crate) tracker: Tracker,
@@ -68,30 +68,30 @@ pub(crate) struct Path {
     pub(crate) srtt: Duration,
     rttvar: Duration,
     sampled: bool,
-    leniency: u32,
+    slack_factor: u32,
     pub(crate) state_since: Time,
-    proofs: u32,
-    /// How often in a row it owed an acknowledgement while no other path was good, and since when.
+    recovery_acks: u32,
+    /// Number of acknowledgement deadlines missed in a row while no other path was good, and the time of the last one.
     overdue: u32,
     overdue_since: Time,
     pub(crate) next_probe: Option<Time>,
-    /// It is new, and the other end is to hear of it.
-    pub(crate) greets: bool,
-    /// When to look for losses.
+    /// Whether to send a PING, so that the other end learns that the new path works.
+    pub(crate) initial_ping: bool,
+    /// When to check for lost datagrams.
     pub(crate) loss_due: Option<Time>,
 }
 
-/// What tells when something arrives over a path.
+/// Parameters of a path's delivery-time estimate.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Pace {
     one_way: Duration,
     rate: Rate,
-    /// A round trip's worth: as much in flight stands in no queue.
+    /// One bandwidth-delay product, in bytes. Bytes in flight up to this amount are not queued.
     under_way: u64,
 }
 
 impl Pace {
-    /// How long until `bytes` arrive that are given to the path when `in_flight` are on their way.
+    /// Time until `bytes` arrive that are sent now, with `in_flight` bytes ahead of them.
     pub(crate) fn arrival(&self, in_flight: u64, bytes: u64) -> Duration {
         let before = in_flight.saturating_sub(self.under_way);
         self.one_way.saturating_add(self.rate.time_for(ByteCount::new(before + bytes)))
@@ -115,19 +115,19 @@ impl Path {
             srtt: facts.rtt,
             rttvar: facts.rtt / 2,
             sampled: false,
-            leniency: 1,
+            slack_factor: 1,
             state_since: now,
-            proofs: 0,
+            recovery_acks: 0,
             overdue: 0,
             overdue_since: now,
             next_probe: None,
-            greets: false,
+            initial_ping: false,
             loss_due: None,
         }
     }
 
-    /// Whether it carries a flow with interface preferences `links`: a backup does while none of the `regular` links, which have a good path
-    /// that is no backup, is among them.
+    /// Whether the path may carry a flow with the interface preferences `links`. A backup may only if none of them is in `regular`, the links that
+    /// have a good path that is not a backup.
     pub(crate) fn serves(&self, links: LinkSet, regular: LinkSet) -> bool {
         links.contains(self.link.into()) && (!self.backup || (links & regular).is_empty())
     }
@@ -136,17 +136,17 @@ impl Path {
         self.state == PathState::Good
     }
 
-    /// Whether one end knows that its link is gone.
+    /// Whether one of the ends reported the path's link as down.
     pub(crate) fn is_down(&self) -> bool {
         self.down_here || self.down_there
     }
 
-    /// Half a round trip: how long what is sent now is on its way.
+    /// Estimated one-way delay: half a round trip.
     pub(crate) fn one_way(&self) -> Duration {
         self.srtt / 2
     }
 
-    /// What it carries; before that was measured, its window each round trip.
+    /// Delivery rate. Before it is measured: one window per round trip.
     pub(crate) fn rate(&self) -> Rate {
         if self.facts.rate > Rate::ZERO {
             return self.facts.rate;
@@ -155,19 +155,19 @@ impl Path {
         Rate::from_bps(u64::try_from(bits).unwrap_or(u64::MAX).max(1))
     }
 
-    /// How fast it is, to tell when something would arrive.
+    /// Parameters of the path's delivery-time estimate.
     pub(crate) fn pace(&self) -> Pace {
         let rate = self.rate();
         let under_way = u128::from(rate.bytes_per_second()) * self.srtt.as_nanos() / 1_000_000_000;
         Pace { one_way: self.one_way(), rate, under_way: u64::try_from(under_way).unwrap_or(u64::MAX) }
     }
 
-    /// How long until `bytes` more would arrive that it is given now.
+    /// Time until `bytes` more arrive that are sent now.
     pub(crate) fn arrival(&self, bytes: u64) -> Duration {
         self.pace().arrival(self.tracker.in_flight(), bytes)
     }
 
-    /// RFC 9002, section 5.3, on samples of the bond's own acknowledgements.
+    /// RTT estimate as in RFC 9002, section 5.3, from samples of the bond's own acknowledgements.
     pub(crate) fn on_sample(&mut self, now: Time, sent: Time, delay: Duration) {
         let whole = now.since(sent);
         let sample = whole.checked_sub(delay).filter(|rest| !rest.is_zero()).unwrap_or(whole);
@@ -179,21 +179,21 @@ impl Path {
         self.srtt = (self.srtt * 7 + sample) / 8;
     }
 
-    /// After how long without an acknowledgement, while later ones came, a datagram is lost.
-    pub(crate) fn patience(&self) -> Duration {
+    /// Time threshold for loss: a datagram is lost if it is unacknowledged for this long although a later one was acknowledged.
+    pub(crate) fn loss_delay(&self) -> Duration {
         self.srtt * 9 / 8 + Duration::from_millis(1)
     }
 
     fn slack(&self) -> Duration {
-        ((self.rttvar * 4).max(MIN_SLACK) + ACK_DELAY) * self.leniency
+        ((self.rttvar * 4).max(MIN_SLACK) + ACK_DELAY) * self.slack_factor
     }
 
-    /// When this path is to be suspected if nothing is heard of it until then.
+    /// When to suspect this path if no acknowledgement arrives until then.
     pub(crate) fn suspect_at(&self) -> Option<Time> {
         match self.state {
             PathState::Good => {}
-            // What was lost before says nothing now, and of its probes some may be lost too.
-            PathState::Probing => return Some(self.tracker.last_ack.max(self.state_since) + DEATH.max(self.srtt * 4)),
+            // A loss before the path recovered says nothing about its present state, and some of the probes may be lost too.
+            PathState::Probing => return Some(self.tracker.last_ack.max(self.state_since) + DEAD_AFTER.max(self.srtt * 4)),
             PathState::Suspect | PathState::Dead => return None,
         }
         let oldest = self.tracker.oldest()?;
@@ -202,17 +202,17 @@ impl Path {
         Some(if self.overdue == 0 { due } else { due.max(self.overdue_since + (wait * (1 << self.overdue)).min(MAX_WAIT)) })
     }
 
-    /// It owes an acknowledgement and no other path is good: whether to go on all the same and send again what it holds, as a probe
+    /// An acknowledgement is overdue and no other path is good. Returns whether to stay on the path and retransmit what is in flight, as a probe
     /// timeout does (RFC 9002, section 6.2).
-    pub(crate) fn go_on(&mut self, now: Time) -> bool {
+    pub(crate) fn on_overdue(&mut self, now: Time) -> bool {
         self.overdue += 1;
         self.overdue_since = now;
         self.overdue <= MAX_OVERDUE
     }
 
-    /// When a suspect is dead.
+    /// When a suspect path becomes dead.
     pub(crate) fn dead_at(&self) -> Option<Time> {
-        (self.state == PathState::Suspect).then(|| self.state_since + DEATH)
+        (self.state == PathState::Suspect).then(|| self.state_since + DEAD_AFTER)
     }
 
     pub(crate) fn set_state(&mut self, now: Time, state: PathState) {
@@ -220,34 +220,34 @@ impl Path {
             return;
         }
         if self.state == PathState::Suspect && state == PathState::Good && now.since(self.state_since) < self.srtt * 2 + MIN_SLACK {
-            // It was only slow: next time, wait longer.
-            self.leniency = (self.leniency * 2).min(MAX_LENIENCY);
+            // The suspicion was false: the path was only slow. Wait longer the next time.
+            self.slack_factor = (self.slack_factor * 2).min(MAX_SLACK_FACTOR);
         }
         self.state = state;
         self.state_since = now;
-        self.proofs = 0;
+        self.recovery_acks = 0;
         self.next_probe = (state != PathState::Good && !self.is_down()).then_some(now);
     }
 
-    /// Something was acknowledged; the state that makes.
-    pub(crate) fn on_proof(&mut self) -> PathState {
+    /// A datagram was acknowledged. Returns the resulting state of the path.
+    pub(crate) fn on_delivery(&mut self) -> PathState {
         self.overdue = 0;
         if self.is_good() {
             return PathState::Good;
         }
-        self.proofs += 1;
+        self.recovery_acks += 1;
         match self.state {
-            // One that owed for a moment only need not prove itself.
+            // A path that was only briefly overdue is good at once.
             PathState::Suspect => PathState::Good,
-            _ if self.proofs >= PROOFS => PathState::Good,
+            _ if self.recovery_acks >= RECOVERY_ACKS => PathState::Good,
             _ => PathState::Probing,
         }
     }
 
-    /// A good stretch makes the path's patience normal again, step by step.
-    pub(crate) fn relax(&mut self, now: Time) {
-        if self.leniency > 1 && self.is_good() && now.since(self.state_since) > Duration::from_secs(10) {
-            self.leniency /= 2;
+    /// Halves the slack factor after each ten seconds in the good state.
+    pub(crate) fn relax_slack(&mut self, now: Time) {
+        if self.slack_factor > 1 && self.is_good() && now.since(self.state_since) > Duration::from_secs(10) {
+            self.slack_factor /= 2;
             self.state_since = now;
         }
     }

@@ -1,47 +1,47 @@
-//! The receiving half of a stream flow: chunks in any order become bytes in order.
+//! Receiving half of a stream flow: reassembles chunks that arrive in any order.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use bytes::{Bytes, BytesMut};
 use thiserror::Error;
 
-/// In-order bytes are gathered in buffers of this size, so that what is held is about what is counted, whatever the chunks' sizes.
+/// Size of the buffers that in-order bytes are collected in. Copying keeps the allocated memory close to the counted bytes, whatever the chunk sizes.
 const GATHER: usize = 64 << 10;
-/// What came early and fills this much is read as it is; less is copied to what is gathered.
+/// An out-of-order piece of at least this size is passed on without a copy. Smaller pieces are copied into the collecting buffer.
 const WHOLE: usize = 16 << 10;
 
-/// What a piece that came too early costs beside its bytes: its place in the list and its allocation.
+/// Overhead of an out-of-order piece in bytes: its map entry and its allocation.
 const PIECE: usize = 96;
 
-/// What a chunk does that its flow's rules forbid. The bond ends.
+/// A chunk that violates the rules of its flow. The bond ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum ReceiveError {
-    /// More bytes than credit was given for.
-    #[error("a flow goes beyond its credit")]
+    /// More bytes than the flow's credit allows.
+    #[error("the flow exceeds its credit")]
     Credit,
-    /// The flow's end moves, or bytes come behind it.
-    #[error("a flow's end moves")]
+    /// The final size of the flow changes, or bytes follow it.
+    #[error("the final size of the flow changed")]
     End,
 }
 
-/// Bytes of one direction of a flow that were received and not yet read.
+/// Received and unread bytes of one direction of a flow.
 #[derive(Debug)]
 pub(crate) struct ReceiveHalf {
-    /// In order and ready to read.
+    /// Bytes in order, ready to be read.
     ready: VecDeque<Bytes>,
-    /// The end of what is ready, still growing.
+    /// The last buffer of the in-order bytes, still being filled.
     tail: BytesMut,
-    /// Offset behind the last byte in order.
+    /// Offset after the last byte in order.
     next: u64,
-    /// Offset behind the last byte read.
+    /// Offset after the last byte read.
     read: u64,
-    /// What came too early, by offset, disjoint.
+    /// Out-of-order pieces by offset, disjoint.
     early: BTreeMap<u64, BytesMut>,
-    /// Offset behind the highest byte that came.
+    /// Offset after the highest byte received.
     highest: u64,
-    /// Where the flow ends, once that is known.
+    /// Final size of the flow, once known.
     size: Option<u64>,
-    /// How far the other end may send.
+    /// Flow-control limit: the offset up to which the other end may send.
     limit: u64,
     window: u64,
 }
@@ -65,32 +65,32 @@ impl ReceiveHalf {
         self.read
     }
 
-    /// Bytes that buffers take beside the bytes that came.
+    /// Memory of the buffers in bytes, beyond the received bytes.
     pub(crate) fn cost(&self) -> usize {
         self.tail.capacity() - self.tail.len() + self.early.len() * PIECE
     }
 
-    /// In how many pieces that is kept which came too early.
+    /// Number of out-of-order pieces.
     pub(crate) fn pieces(&self) -> usize {
         self.early.len()
     }
 
-    /// How far the other end may send.
+    /// Flow-control limit.
     pub(crate) fn limit(&self) -> u64 {
         self.limit
     }
 
-    /// Whether bytes, or the end, can be read.
+    /// Whether bytes, or the end of the flow, can be read.
     pub(crate) fn is_readable(&self) -> bool {
         self.read < self.next || self.is_at_end()
     }
 
-    /// Whether all was read.
+    /// Whether the flow was read to its end.
     pub(crate) fn is_at_end(&self) -> bool {
         self.size == Some(self.read)
     }
 
-    /// Takes a chunk in; by how much the highest offset rose.
+    /// Accepts a chunk. Returns by how much the highest offset rose.
     pub(crate) fn insert(&mut self, offset: u64, mut data: Bytes, fin: bool) -> Result<u64, ReceiveError> {
         let end = offset + data.len() as u64;
         if end > self.limit {
@@ -121,10 +121,10 @@ impl ReceiveHalf {
         Ok(rise)
     }
 
-    /// Up to `most` bytes in order; `None` if there are none now.
+    /// Returns up to `most` bytes in order; `None` if there are none now.
     pub(crate) fn read(&mut self, most: usize) -> Option<Bytes> {
         if self.ready.is_empty() && !self.tail.is_empty() {
-            // Nothing is kept of the buffer: a flow may be idle from now on.
+            // Give the whole buffer away: the flow may be idle from now on.
             self.ready.push_back(std::mem::take(&mut self.tail).freeze());
         }
         let first = self.ready.front_mut()?;
@@ -133,7 +133,7 @@ impl ReceiveHalf {
         Some(part)
     }
 
-    /// A new limit to tell the other end, once half of the window is used up; `grow` doubles the window up to `most` first.
+    /// Returns a new limit to be sent to the other end, once half of the window is used. With `grow`, doubles the window first, up to `most`.
     pub(crate) fn grant(&mut self, grow: bool, most: u64) -> Option<u64> {
         if self.size.is_some() || self.limit - self.read > self.window / 2 {
             return None;
@@ -145,7 +145,7 @@ impl ReceiveHalf {
         Some(self.limit)
     }
 
-    /// The flow ends at `size` with a reset: what is held is dropped. By how much the highest offset rose.
+    /// Ends the flow at `size` because of a reset and drops the buffered bytes. Returns by how much the highest offset rose.
     pub(crate) fn reset(&mut self, size: u64) -> Result<u64, ReceiveError> {
         if size > self.limit {
             return Err(ReceiveError::Credit);
@@ -197,8 +197,8 @@ impl ReceiveHalf {
         }
     }
 
-    /// Keeps what came early, without what is already there, in one piece with what is right before it. Copies: the datagram's buffer may be
-    /// much larger.
+    /// Buffers the part of an out-of-order chunk that is not buffered yet, and appends it to the piece right before it. Copies, since the datagram's
+    /// buffer may be much larger.
     fn keep(&mut self, offset: u64, data: Bytes) {
         let end = offset + data.len() as u64;
         let mut at = offset;
@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_offsets_are_refused() {
+    fn invalid_offsets_are_rejected() {
         let mut half = ReceiveHalf::new(10);
         assert_eq!(half.insert(5, Bytes::from_static(b"abcdef"), false), Err(ReceiveError::Credit));
         assert_eq!(half.insert(5, Bytes::from_static(b"abc"), true), Ok(8));
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn credit_follows_what_is_read_and_the_window_grows_on_demand() {
+    fn credit_follows_reads_and_the_window_grows_on_demand() {
         let mut half = ReceiveHalf::new(8);
         half.insert(0, Bytes::from_static(b"12345678"), false).unwrap();
         assert_eq!(half.grant(false, 100), None);
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn small_pieces_that_touch_are_one() {
+    fn small_adjacent_pieces_are_merged() {
         let mut half = ReceiveHalf::new(100_000);
         for at in 1..20_000u64 {
             half.insert(at, Bytes::from_static(b"x"), false).unwrap();
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_came_early_is_read_in_few_pieces() {
+    fn an_out_of_order_run_is_read_in_few_pieces() {
         const DATAGRAM: usize = 1400;
         let all: Vec<u8> = (0..100 * DATAGRAM).map(|at| (at % 251) as u8).collect();
         let mut half = ReceiveHalf::new(all.len() as u64);
@@ -277,7 +277,7 @@ mod tests {
             half.insert((number * DATAGRAM) as u64, Bytes::copy_from_slice(chunk), false).unwrap();
         }
         assert!(half.pieces() <= all.len() / (GATHER - DATAGRAM) + 1, "{}", half.pieces());
-        // What overlaps the run is not read twice.
+        // Overlapping bytes are read once.
         half.insert(0, Bytes::copy_from_slice(&all[..DATAGRAM + 9]), false).unwrap();
         let parts: Vec<Bytes> = std::iter::from_fn(|| half.read(usize::MAX)).collect();
         assert!(parts.len() <= 5, "{}", parts.len());
@@ -286,7 +286,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn order_does_not_matter(length in 1usize..300, pieces in proptest::collection::vec((any::<prop::sample::Index>(), 0usize..60), 0..80)) {
+        fn chunks_in_any_order_are_reassembled(length in 1usize..300, pieces in proptest::collection::vec((any::<prop::sample::Index>(), 0usize..60), 0..80)) {
             let all: Vec<u8> = (0..length).map(|at| at as u8).collect();
             let mut half = ReceiveHalf::new(1000);
             let mut out = Vec::new();

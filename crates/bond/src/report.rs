@@ -1,4 +1,4 @@
-//! What a bond tells its driver: events, views and errors.
+//! Events, views and errors that a bond reports to its driver.
 
 use std::time::Duration;
 
@@ -8,129 +8,129 @@ use thiserror::Error;
 use crate::path::PathState;
 use crate::{FlowKey, FlowPolicy, Open, PathId, ReceiveError, WireError};
 
-/// The other end broke the protocol: its bond ends, others do not notice.
+/// The other end violated the protocol. Its bond ends; other bonds are not affected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum BondError {
     /// A datagram is malformed.
-    #[error("the other end sent what is no datagram of this protocol: {0}")]
+    #[error("the other end sent a malformed datagram: {0}")]
     Wire(#[from] WireError),
-    /// A flow's rules are broken.
-    #[error("the other end broke the rules of {0}: {1}")]
+    /// A frame violates the rules of its flow.
+    #[error("the other end violated the protocol in {0}: {1}")]
     Receive(FlowKey, ReceiveError),
-    /// Bytes of all flows beyond the credit given for all.
-    #[error("the other end sent more than it has credit for")]
+    /// More bytes over all flows than the connection-level credit allows.
+    #[error("the other end sent more bytes than the credit of all flows allows")]
     TotalCredit,
-    /// Too many pieces of streams with holes between them, or of what it acknowledges.
-    #[error("the other end leaves holes in its streams, or in what it acknowledges: {0} pieces wait for what is missing")]
-    Holes(usize),
-    /// It does not take, or does not acknowledge, what it is told.
-    #[error("the other end takes or acknowledges no answers: {0} wait for it")]
-    Deaf(usize),
-    /// A frame twice in a datagram that may be there once.
+    /// Too many out-of-order chunks, or too many gaps in the acknowledgements.
+    #[error("the other end leaves too many gaps in its streams or acknowledgements: {0} out-of-order pieces are pending")]
+    Gaps(usize),
+    /// The other end does not acknowledge the frames that it causes.
+    #[error("the other end does not accept or acknowledge answers: {0} are pending")]
+    Backlog(usize),
+    /// A datagram acknowledges the same path twice.
     #[error("the other end acknowledges a path twice in one datagram")]
     Repeated,
-    /// A frame that only the other side of a bond may send.
-    #[error("the other end sent {0}, which only the other side of a bond may")]
+    /// A frame that only the opposite side of a bond may send.
+    #[error("the other end sent {0}, which only the opposite side of a bond may send")]
     Role(&'static str),
-    /// Something is acknowledged that was never sent, or speaks of a flow that never was.
-    #[error("the other end speaks of {0} that never was")]
-    Never(&'static str),
+    /// A frame acknowledges a datagram that was never sent, or refers to a flow that never existed.
+    #[error("the other end refers to {0} that never existed")]
+    Nonexistent(&'static str),
 }
 
-/// Why a flow cannot be opened or written to.
+/// Why a flow cannot be opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum FlowError {
-    /// Only clients open flows.
-    #[error("only the client of a bond opens flows")]
+    /// Only the client opens flows.
+    #[error("only the client of a bond can open flows")]
     Server,
-    /// As many as there may be.
-    #[error("the bond carries {0} flows already, its limit: close some, or raise the limit")]
+    /// The limit of simultaneous flows is reached.
+    #[error("the bond has reached its limit of {0} flows: close some, or raise the limit")]
     TooMany(usize),
 }
 
-/// What happened that the driver should know.
+/// An event for the driver.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
-    /// The client opened a flow.
+    /// Server: the client opened a flow.
     Incoming {
-        /// Its number.
+        /// Key of the flow.
         flow: FlowKey,
-        /// For whom, and how.
+        /// Destination and policy.
         open: Open,
     },
-    /// The server says how opening went: 0, or an error code.
+    /// Client: the server reports the result of opening a flow.
     Opened {
-        /// The flow.
+        /// Key of the flow.
         flow: FlowKey,
-        /// 0 if it is open, else why not (`docs/protocol.md`).
+        /// 0 for success, or an error code (`docs/protocol.md`).
         code: u64,
     },
-    /// There are bytes, a message or the end to read. Told again only after a read that found nothing more.
+    /// Bytes, a message or the end of the stream can be read. Emitted again only after a read.
     Readable(FlowKey),
-    /// A flow that could take no more can take bytes again.
+    /// A flow whose send buffer was full accepts bytes again.
     Writable(FlowKey),
-    /// The other end reset a flow: nothing more comes.
+    /// The other end reset a flow. No more data arrives.
     Reset {
-        /// The flow.
+        /// Key of the flow.
         flow: FlowKey,
-        /// Why.
+        /// Error code.
         code: u64,
     },
-    /// The other end reads no more of a flow.
+    /// The other end stopped reading a flow.
     Stopped {
-        /// The flow.
+        /// Key of the flow.
         flow: FlowKey,
-        /// Why.
+        /// Error code.
         code: u64,
     },
-    /// A flow is over and forgotten.
+    /// A flow is over. Its key is no longer valid.
     Closed {
-        /// The flow.
+        /// Key of the flow.
         flow: FlowKey,
         /// Bytes sent and received on each link.
         by_link: Vec<(u8, Traffic)>,
     },
-    /// A path's state changed.
+    /// The state of a path changed.
     Path {
-        /// The path.
+        /// Identifier of the path.
         path: PathId,
-        /// What it is now.
+        /// New state.
         state: PathState,
     },
 }
 
-/// What can be told of a flow.
+/// Statistics of a flow.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FlowView {
-    /// Its policy now.
+    /// Current policy.
     pub policy: FlowPolicy,
-    /// Bytes sent (first copies) and received by link.
+    /// Bytes sent (first copies only) and received, by link.
     pub by_link: Vec<(u8, Traffic)>,
-    /// Written and not yet acknowledged.
+    /// Bytes written and not yet acknowledged.
     pub held: ByteCount,
 }
 
-/// What can be told of a path.
+/// Statistics of a path.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct PathView {
-    /// The client's number of its link.
+    /// The client's number of the path's link.
     pub link: u8,
-    /// Whether it delivers.
+    /// Whether the path delivers.
     pub state: PathState,
-    /// Used only while no other is good.
+    /// Whether the path carries data only while no other path is good.
     pub backup: bool,
-    /// Smoothed round-trip time of the bond's own acknowledgements.
+    /// Smoothed round-trip time, from the bond's own acknowledgements.
     pub srtt: Duration,
-    /// What it can deliver.
+    /// Delivery rate.
     pub rate: Rate,
-    /// Its congestion window.
+    /// Congestion window.
     pub window: ByteCount,
-    /// Sent and not acknowledged.
+    /// Bytes sent and neither acknowledged nor lost.
     pub in_flight: ByteCount,
-    /// Delivered and lost, as the bond counts them.
+    /// Bytes acknowledged so far.
     pub delivered: ByteCount,
-    /// Given up as lost.
+    /// Bytes declared lost so far.
     pub lost: ByteCount,
-    /// Received.
+    /// Bytes received so far.
     pub received: ByteCount,
 }

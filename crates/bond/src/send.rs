@@ -1,4 +1,4 @@
-//! The sending half of a stream flow: what was written and is not yet acknowledged, cut into chunks.
+//! Sending half of a stream flow: buffers written bytes until they are acknowledged, and cuts them into chunks.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -6,43 +6,43 @@ use std::ops::Range;
 use braid_model::ranges::RangeSet;
 use bytes::{BufMut, Bytes};
 
-/// Writes are joined up to this size.
+/// Writes are merged into segments up to this size.
 const JOINED: usize = 1024;
-/// What a segment costs beside its bytes.
+/// Overhead of a segment in bytes.
 const SEGMENT: usize = 96;
 
-/// Bytes of one direction of a flow, from the first that is not acknowledged to the last that was written.
+/// Bytes of one direction of a flow, from the first unacknowledged to the last written.
 #[derive(Debug, Default)]
 pub(crate) struct SendHalf {
-    /// What may have to be sent (again), in order, with the offset behind it.
+    /// Unacknowledged bytes in order. Each segment comes with the offset after its last byte.
     segments: VecDeque<(u64, Bytes)>,
     /// Offset of the first byte of `segments`.
     base: u64,
-    /// Offset behind the last byte written.
+    /// Offset after the last byte written.
     end: u64,
     /// Offset of the first byte never sent.
     next: u64,
-    /// What is acknowledged beyond `base`.
+    /// Acknowledged ranges beyond `base`.
     acked: RangeSet,
-    /// What is to be sent again.
+    /// Lost ranges, to be retransmitted.
     again: RangeSet,
-    /// The other end takes no byte from this offset on.
+    /// Flow-control limit: the offset up to which this end may send.
     credit: u64,
     fin: Fin,
 }
 
-/// How far the end of a flow has come.
+/// State of the end-of-flow flag.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Fin {
     #[default]
     Open,
-    /// Nothing more will be written; to be told.
+    /// No more data will be written. The flag is to be sent.
     Pending,
     Sent,
     Acked,
 }
 
-/// A piece of a flow to be sent.
+/// A range of a flow to be sent in one chunk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Piece {
     pub(crate) range: Range<u64>,
@@ -79,7 +79,7 @@ impl SendHalf {
         }
     }
 
-    /// Whether all was sent and acknowledged, the end included.
+    /// Whether all data and the end of the flow are acknowledged.
     pub(crate) fn is_done(&self) -> bool {
         self.fin == Fin::Acked && self.base == self.end
     }
@@ -88,17 +88,17 @@ impl SendHalf {
         self.fin != Fin::Open
     }
 
-    /// Bytes held.
+    /// Bytes written and not acknowledged (as a contiguous prefix).
     pub(crate) fn held(&self) -> u64 {
         self.end - self.base
     }
 
-    /// In how many ranges it is known what arrived and what did not.
+    /// Number of acknowledged and lost ranges.
     pub(crate) fn ranges(&self) -> usize {
         self.acked.ranges() + self.again.ranges()
     }
 
-    /// Bytes that it takes beside those held.
+    /// Memory in bytes, beyond the held bytes.
     pub(crate) fn cost(&self) -> usize {
         self.segments.len() * SEGMENT + self.acked.cost() + self.again.cost()
     }
@@ -108,7 +108,7 @@ impl SendHalf {
         self.end - self.next
     }
 
-    /// Offset behind the last byte ever sent.
+    /// Offset after the last byte ever sent.
     pub(crate) fn sent(&self) -> u64 {
         self.next
     }
@@ -117,7 +117,7 @@ impl SendHalf {
         self.credit = self.credit.max(credit);
     }
 
-    /// How many bytes can be sent now, of those at most `fresh` that were never sent; `None` if not even an end is to be told.
+    /// Number of bytes that can be sent now, of which at most `fresh` for the first time. `None` if there is not even an end-of-flow flag to send.
     pub(crate) fn pending(&self, fresh: u64) -> Option<u64> {
         let again = self.again.total();
         let fresh = self.end.min(self.credit).saturating_sub(self.next).min(fresh);
@@ -125,7 +125,7 @@ impl SendHalf {
         (again + fresh > 0 || told).then_some(again + fresh)
     }
 
-    /// The next piece of at most `most` bytes, of those at most `fresh` never sent before; what was lost goes first.
+    /// The next piece of at most `most` bytes, of which at most `fresh` for the first time. Lost bytes go first.
     pub(crate) fn take(&mut self, most: u64, fresh: u64) -> Option<Piece> {
         let range = match self.again.first() {
             Some(first) => {
@@ -150,7 +150,7 @@ impl SendHalf {
         Some(Piece { range, fin })
     }
 
-    /// Appends the bytes of `range` to `out`; they must not have been acknowledged as a whole prefix.
+    /// Appends the bytes of `range` to `out`. The range must not start below the acknowledged prefix.
     pub(crate) fn copy(&self, range: Range<u64>, out: &mut impl BufMut) {
         let mut from = range.start;
         let first = self.segments.partition_point(|(end, _)| *end <= from);
@@ -165,7 +165,7 @@ impl SendHalf {
         }
     }
 
-    /// What of a piece that was sent still has to arrive, but for what was acknowledged within it; `None` if nothing.
+    /// The part of a sent piece that is still unacknowledged, except for acknowledged ranges within it; `None` if there is none.
     pub(crate) fn outstanding(&self, piece: &Piece) -> Option<Piece> {
         let range = piece.range.start.max(self.base)..piece.range.end;
         let arrived = self.acked.covers(range.clone());
@@ -173,7 +173,7 @@ impl SendHalf {
         (!told || !range.is_empty() && !arrived).then(|| Piece { range: range.start.min(range.end)..range.end, fin: piece.fin })
     }
 
-    /// Takes an acknowledged piece out; how many bytes are no longer held.
+    /// Processes an acknowledged piece. Returns the number of bytes released.
     pub(crate) fn on_acked(&mut self, piece: &Piece) -> u64 {
         if piece.fin {
             self.fin = Fin::Acked;
@@ -196,7 +196,7 @@ impl SendHalf {
         freed
     }
 
-    /// A piece is to be sent again, as far as it is not acknowledged.
+    /// Marks the unacknowledged part of a piece for retransmission.
     pub(crate) fn on_lost(&mut self, piece: &Piece) {
         if piece.fin && self.fin == Fin::Sent {
             self.fin = Fin::Pending;
@@ -211,7 +211,7 @@ impl SendHalf {
         }
     }
 
-    /// Forgets all that was written: the flow was reset. How many bytes were held.
+    /// Drops all buffered bytes because the flow was reset. Returns the number of bytes that were held.
     pub(crate) fn clear(&mut self) -> u64 {
         let held = self.held();
         let (base, next) = (self.next, self.next);
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn credit_bounds_what_is_sent_and_the_end_comes_last() {
+    fn credit_bounds_sending_and_the_end_comes_last() {
         let mut half = half(b"abcdef", 4);
         half.finish();
         let first = half.take(3, u64::MAX).unwrap();
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_without_bytes_is_told_and_told_again() {
+    fn an_end_without_bytes_is_sent_and_retransmitted() {
         let mut half = SendHalf::new(10);
         half.finish();
         let fin = half.take(10, u64::MAX).unwrap();
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_lost_goes_first_and_what_was_acknowledged_meanwhile_does_not() {
+    fn lost_bytes_go_first_unless_acknowledged_meanwhile() {
         let mut half = half(b"abcdefgh", 100);
         let pieces: Vec<_> = (0..3).map(|_| half.take(2, u64::MAX).unwrap()).collect();
         half.on_acked(&pieces[1]);
@@ -294,9 +294,9 @@ mod tests {
     }
 
     proptest! {
-        /// Any order of sending, loss and acknowledgement: all bytes arrive, none is held at the end.
+        /// For any order of sending, loss and acknowledgement: all bytes arrive and none is held at the end.
         #[test]
-        fn all_is_delivered_in_the_end(writes in proptest::collection::vec(1usize..50, 1..10), steps in proptest::collection::vec((0u8..3, 1u64..40, any::<prop::sample::Index>()), 0..200)) {
+        fn all_bytes_are_delivered(writes in proptest::collection::vec(1usize..50, 1..10), steps in proptest::collection::vec((0u8..3, 1u64..40, any::<prop::sample::Index>()), 0..200)) {
             let mut half = SendHalf::new(u64::MAX);
             let mut all = Vec::new();
             for length in writes {
@@ -323,7 +323,7 @@ mod tests {
                         deliver(&mut half, &piece, &data, &mut got);
                     }
                     2 if !flying.is_empty() => {
-                        // Given up, and perhaps acknowledged all the same.
+                        // Declared lost, and perhaps acknowledged later.
                         let at = which.index(flying.len());
                         half.on_lost(&flying[at].0);
                         if most % 2 == 0 { flying.remove(at); }

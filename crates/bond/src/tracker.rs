@@ -1,8 +1,8 @@
-//! What one path was given and what became of it, and what came over it and is to be acknowledged.
+//! Tracks the datagrams sent over one path, and the received datagrams that are to be acknowledged.
 //!
-//! QUIC knows which of its packets were lost, but tells neither that nor which datagrams were in them; so datagrams are numbered here and
-//! acknowledged end to end, over any path. Loss is found as in RFC 9002, section 6.1 (three later ones arrived, or a ninth of a round-trip
-//! time beyond one); what to do about a path that says nothing any more is the path's matter.
+//! QUIC detects lost packets but does not report which datagrams they contained. So the bond numbers its datagrams and acknowledges them end to end,
+//! over any path. Loss detection follows RFC 9002, section 6.1: three later datagrams arrived, or more than 9/8 of a round-trip time passed. `Path`
+//! handles a path that is silent.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -14,24 +14,24 @@ use smallvec::SmallVec;
 use crate::wire::{Ack, MAX_ACK_RANGES};
 use crate::{FlowKey, PathId, send::Piece};
 
-/// Reordering beyond this many datagrams is loss.
+/// Packet threshold for loss: the reordering, in datagrams, beyond which a datagram is lost.
 const PACKET_THRESHOLD: u64 = 3;
 /// An acknowledgement is due after this many datagrams,
 const ACK_EVERY: u32 = 8;
 /// or this long after the first.
 pub(crate) const ACK_DELAY: Duration = Duration::from_millis(5);
 
-/// What a datagram held that must arrive.
+/// Content of a datagram that must arrive.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Item {
     Piece(FlowKey, Piece),
     Control(Control),
 }
 
-/// What one datagram held: most hold a single piece.
+/// Items of one datagram. Most datagrams have a single item.
 pub(crate) type Items = SmallVec<[Item; 1]>;
 
-/// What a frame says that holds no data; told again until it is acknowledged.
+/// A control frame. It is retransmitted until it is acknowledged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Control {
     Open(FlowKey),
@@ -49,9 +49,9 @@ pub(crate) enum Control {
 struct Sent {
     at: Time,
     size: u32,
-    /// Bytes that were flying then, without it.
+    /// Bytes in flight when it was sent, without it.
     before: u64,
-    /// Whether it has copies of what another path was given: they are not copied again while it is under way.
+    /// Whether it contains copies of another path's items. Such items are not copied again while the datagram is in flight.
     copies: bool,
     state: State,
     items: Items,
@@ -60,44 +60,44 @@ struct Sent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Flying,
-    /// Flying, and its items were given to other paths as well.
+    /// In flight, and its items were given to other paths as well.
     Repeated,
     Acked,
     Lost,
 }
 
-/// How many of these hold no data.
+/// Number of control items.
 fn controls(items: &Items) -> usize {
     items.iter().filter(|item| matches!(item, Item::Control(_))).count()
 }
 
-/// The sending side of a path.
+/// Sending side of a path.
 #[derive(Debug)]
 pub(crate) struct Tracker {
     sent: VecDeque<Sent>,
-    /// Items of `sent` that hold no data.
+    /// Number of control items in `sent`.
     controls: usize,
     /// Sequence number of the first of `sent`.
     base: u64,
     largest_acked: Option<u64>,
-    /// Bytes flying.
+    /// Bytes in flight.
     in_flight: u64,
-    /// When something was last learnt of a datagram.
+    /// When a datagram was last acknowledged.
     pub(crate) last_ack: Time,
-    /// The next to consider for a copy on another path.
+    /// The next datagram to consider for a copy on another path.
     repeat_from: u64,
-    /// Bytes acknowledged so far, and lost.
+    /// Bytes acknowledged so far, and declared lost.
     pub(crate) delivered: u64,
     pub(crate) lost: u64,
 }
 
-/// What an acknowledgement brought.
+/// Result of an acknowledgement.
 #[derive(Debug, Default)]
 pub(crate) struct Acked {
     pub(crate) items: Vec<Item>,
-    /// Sent at, for the newest datagram that this one acknowledges for the first time, if it is the largest so far.
+    /// Send time of the largest datagram that is newly acknowledged, if it is the largest acknowledged so far.
     pub(crate) newest: Option<Time>,
-    /// Whether anything was acknowledged for the first time.
+    /// Whether any datagram was newly acknowledged.
     pub(crate) any: bool,
 }
 
@@ -120,12 +120,12 @@ impl Tracker {
         self.base + self.sent.len() as u64
     }
 
-    /// Datagrams that are remembered, and what they hold that is no data: both are kept until the other end acknowledges.
+    /// Number of remembered datagrams, and of control items in them. Both are kept until the other end acknowledges them.
     pub(crate) fn remembered(&self) -> (usize, usize) {
         (self.sent.len(), self.controls)
     }
 
-    /// Bytes that this takes.
+    /// Memory in bytes.
     pub(crate) fn cost(&self) -> usize {
         let more = |sent: &Sent| if sent.items.spilled() { sent.items.capacity() * size_of::<Item>() } else { 0 };
         self.sent.iter().map(|sent| size_of::<Sent>() + more(sent)).sum()
@@ -135,19 +135,19 @@ impl Tracker {
         self.in_flight
     }
 
-    /// When the oldest datagram that still flies was sent.
+    /// Send time of the oldest datagram in flight.
     pub(crate) fn oldest(&self) -> Option<Time> {
         self.sent.iter().find(|sent| matches!(sent.state, State::Flying | State::Repeated)).map(|sent| sent.at)
     }
 
-    /// A datagram was sent that holds `items`, among them `copies` of what another path was given.
+    /// Records a sent datagram with its items. `copies` states whether some are copies of another path's items.
     pub(crate) fn on_sent(&mut self, now: Time, size: usize, items: Items, copies: bool) {
         self.controls += controls(&items);
         self.sent.push_back(Sent { at: now, size: size as u32, before: self.in_flight, copies, state: State::Flying, items });
         self.in_flight += size as u64;
     }
 
-    /// Takes an acknowledgement in; `Err` if it speaks of what was never sent.
+    /// Processes an acknowledgement. Returns `Err` if it covers a datagram that was never sent.
     pub(crate) fn on_ack(&mut self, now: Time, ack: &Ack, acked: &mut Acked) -> Result<(), ()> {
         let end = self.next_sequence();
         if ack.ranges.first().is_some_and(|(_, last)| *last >= end) {
@@ -180,8 +180,8 @@ impl Tracker {
         Ok(())
     }
 
-    /// Gives up what must be lost by now and puts what it held into `lost`; when to look again.
-    pub(crate) fn detect_lost(&mut self, now: Time, patience: Duration, lost: &mut Vec<Item>) -> Option<Time> {
+    /// Declares datagrams lost and appends their items to `lost`. Returns when to check again.
+    pub(crate) fn detect_lost(&mut self, now: Time, loss_delay: Duration, lost: &mut Vec<Item>) -> Option<Time> {
         let largest = self.largest_acked?;
         let mut again = None;
         let upto = (largest + 1).saturating_sub(self.base) as usize;
@@ -190,7 +190,7 @@ impl Tracker {
                 continue;
             }
             let sequence = self.base + at as u64;
-            let due = sent.at + patience;
+            let due = sent.at + loss_delay;
             if sequence + PACKET_THRESHOLD > largest && now < due {
                 again = Some(again.map_or(due, |again: Time| again.min(due)));
                 continue;
@@ -207,7 +207,7 @@ impl Tracker {
         again
     }
 
-    /// Copies of what all flying datagrams hold, to be sent on other paths as well. Each is given once.
+    /// Appends copies of the items of all datagrams in flight, to be sent over other paths as well. Each item is returned once.
     pub(crate) fn repeat_all(&mut self, items: &mut Vec<Item>) {
         for sent in self.sent.iter_mut().filter(|sent| sent.state == State::Flying) {
             sent.state = State::Repeated;
@@ -215,8 +215,8 @@ impl Tracker {
         }
     }
 
-    /// The next flying datagram that was not given to another path yet, is `late` (sent when, with how many bytes flying then, of what
-    /// size) and holds only what `may` be: what it holds. Each is considered once, in the order of sending.
+    /// Returns the items of the next datagram in flight that was not given to another path yet, for which `late` (send time, bytes in flight before
+    /// it, size) holds, and all of whose items satisfy `may`. Considers each datagram once, in order of sending.
     pub(crate) fn repeat_next(&mut self, late: impl Fn(Time, u64, u64) -> bool, may: impl Fn(&Item) -> bool) -> Option<&[Item]> {
         let first = self.repeat_from.saturating_sub(self.base) as usize;
         for at in first..self.sent.len() {
@@ -235,7 +235,7 @@ impl Tracker {
         None
     }
 
-    /// Everything that flies or may still come back is given up; what it held.
+    /// Drops all datagrams and appends the items of those in flight to `items`.
     pub(crate) fn abandon(&mut self, items: &mut Vec<Item>) {
         for sent in self.sent.drain(..) {
             if sent.state == State::Flying {
@@ -245,7 +245,7 @@ impl Tracker {
         (self.in_flight, self.controls) = (0, 0);
     }
 
-    /// Forgets the oldest beyond `most` of a path that does not answer: nobody waits for them any more.
+    /// Drops the oldest datagrams beyond `most` on a path that does not answer: no caller waits for them any more.
     pub(crate) fn forget_beyond(&mut self, most: usize) {
         while self.sent.len() > most
             && let Some(first) = self.sent.front().filter(|first| first.state != State::Flying || first.items.is_empty())
@@ -261,7 +261,7 @@ impl Tracker {
         }
     }
 
-    /// Forgets what is settled at the front. What was lost stays a while: its acknowledgement may still come.
+    /// Drops settled datagrams at the front. Lost datagrams stay for a while, since their acknowledgement may still arrive.
     fn shrink(&mut self) {
         const KEPT: u64 = 1024;
         while let Some(first) = self.sent.front() {
@@ -277,20 +277,20 @@ impl Tracker {
     }
 }
 
-/// The receiving side of a path.
+/// Receiving side of a path.
 #[derive(Debug, Default)]
 pub(crate) struct Received {
     ranges: RangeSet,
     newest_at: Time,
-    /// Datagrams not acknowledged yet.
+    /// Number of datagrams not acknowledged yet.
     unacked: u32,
-    /// When that must be told at the latest.
+    /// Deadline of their acknowledgement.
     pub(crate) due: Option<Time>,
     pub(crate) bytes: u64,
 }
 
 impl Received {
-    /// Takes note of a datagram; whether it is the first with that number.
+    /// Records a received datagram. Returns whether its sequence number is new.
     pub(crate) fn on_datagram(&mut self, now: Time, sequence: u64, size: usize, urgent: bool) -> bool {
         let in_order = self.ranges.last().is_none_or(|last| last.end == sequence);
         if !self.ranges.insert(sequence..sequence + 1) {
@@ -307,12 +307,12 @@ impl Received {
         true
     }
 
-    /// Whether there is something to tell at all.
+    /// Whether there are unacknowledged datagrams.
     pub(crate) fn has_news(&self) -> bool {
         self.unacked > 0
     }
 
-    /// What to tell the other end of path `path`, newest first, in at most `ranges` ranges.
+    /// The acknowledgement for path `path`, newest first, with at most `ranges` ranges.
     pub(crate) fn ack(&mut self, now: Time, path: PathId, ranges: usize) -> Ack {
         self.unacked = 0;
         self.due = None;
@@ -325,7 +325,7 @@ impl Received {
 mod tests {
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_millis(50);
+    const LOSS_DELAY: Duration = Duration::from_millis(50);
 
     fn at(millis: u64) -> Time {
         Time::from_millis(millis)
@@ -346,21 +346,21 @@ mod tests {
     }
 
     #[test]
-    fn three_later_ones_or_time_make_a_loss() {
+    fn reordering_or_time_declares_a_loss() {
         let mut tracker = tracker(6);
         let (mut acked, mut lost) = (Acked::default(), Vec::new());
         tracker.on_ack(at(20), &ack(&[(3, 4)]), &mut acked).unwrap();
         assert_eq!((acked.items, acked.newest), (vec![item(3), item(4)], Some(at(4))));
-        assert_eq!(tracker.detect_lost(at(20), PATIENCE, &mut lost), Some(at(52)));
+        assert_eq!(tracker.detect_lost(at(20), LOSS_DELAY, &mut lost), Some(at(52)));
         assert_eq!(lost, [item(0), item(1)]);
         lost.clear();
-        assert_eq!(tracker.detect_lost(at(52), PATIENCE, &mut lost), None);
+        assert_eq!(tracker.detect_lost(at(52), LOSS_DELAY, &mut lost), None);
         assert_eq!((lost, tracker.in_flight()), (vec![item(2)], 100));
         assert_eq!(tracker.oldest(), Some(at(5)));
     }
 
     #[test]
-    fn what_was_repeated_is_not_lost_a_second_time() {
+    fn repeated_items_are_not_lost_a_second_time() {
         let mut tracker = tracker(5);
         let mut items = Vec::new();
         assert_eq!(tracker.repeat_next(|sent, _, _| sent >= at(3), |_| true), Some(&[item(3)][..]));
@@ -370,26 +370,26 @@ mod tests {
         assert_eq!(items, (0..3).map(item).collect::<Vec<_>>());
         let mut lost = Vec::new();
         tracker.on_ack(at(9), &ack(&[(4, 4)]), &mut Acked::default()).unwrap();
-        tracker.detect_lost(at(900), PATIENCE, &mut lost);
+        tracker.detect_lost(at(900), LOSS_DELAY, &mut lost);
         assert_eq!((lost.len(), tracker.in_flight()), (0, 0));
     }
 
     #[test]
-    fn a_late_acknowledgement_counts_and_a_forged_one_does_not() {
+    fn late_acknowledgements_count_and_forged_ones_are_rejected() {
         let mut tracker = tracker(5);
         let mut lost = Vec::new();
         tracker.on_ack(at(9), &ack(&[(4, 4)]), &mut Acked::default()).unwrap();
-        tracker.detect_lost(at(9), PATIENCE, &mut lost);
+        tracker.detect_lost(at(9), LOSS_DELAY, &mut lost);
         let mut acked = Acked::default();
         tracker.on_ack(at(10), &ack(&[(0, 4)]), &mut acked).unwrap();
-        // What was lost gave its items away then; the others bring theirs now.
+        // The items of the lost datagrams were returned before; this acknowledgement returns the others.
         assert!(acked.any && acked.items == [item(2), item(3)] && tracker.in_flight() == 0);
         assert!(tracker.on_ack(at(11), &ack(&[(0, 5)]), &mut Acked::default()).is_err());
         assert_eq!(tracker.next_sequence(), 5);
     }
 
     #[test]
-    fn acknowledgements_are_due_by_count_by_gap_and_by_time() {
+    fn acknowledgements_are_due_by_count_gap_and_time() {
         let mut received = Received::default();
         assert!(received.on_datagram(at(1), 0, 9, false) && !received.on_datagram(at(1), 0, 9, false));
         assert_eq!(received.due, Some(at(1) + ACK_DELAY));

@@ -1,5 +1,5 @@
-//! What goes into the next datagram of a path: late binding. A path is asked only when it can send, and what it is given then is what is
-//! best for it then; everything else waits above, in its flow.
+//! Builds the next datagram of a path. Late binding: the driver polls a path only when the path can send, and the bond then picks the data that is
+//! best for it. All other data stays in its flow.
 
 use std::time::Duration;
 
@@ -13,33 +13,33 @@ use crate::tracker::{Control, Item, Items};
 use crate::wire::{self, Frame, Header, MAX_CHUNK_HEAD};
 use crate::{FlowKey, PathId};
 
-/// A datagram with less room than this left is full.
-const LEAST_CHUNK: usize = MAX_CHUNK_HEAD + 32;
-/// What may stand in a datagram before the bytes of a message or a piece of one.
+/// A datagram with less room than this counts as full.
+const MIN_CHUNK_ROOM: usize = MAX_CHUNK_HEAD + 32;
+/// Upper bound of the bytes before the payload of a message or fragment in a datagram.
 const MESSAGE_HEAD: usize = 64;
-/// The least that a path's datagrams must hold: part of the protocol's version. QUIC's smallest packets hold more.
+/// Smallest datagram size that a path must support: part of the protocol's version. QUIC's smallest packets hold more.
 pub const MIN_DATAGRAM: usize = 1000;
-/// Ranges of an acknowledgement that is due, and of one that goes along with data (at most 4 + 2 x 2 x 2 bytes long).
+/// Ranges of an acknowledgement that is due, and of one that accompanies data (at most 4 + 2 x 2 x 2 bytes long).
 const RANGES: usize = 32;
 const RANGES_ALONG: usize = 2;
-/// A copy, or a wait for a faster path, must gain this much.
+/// A copy, or a wait for a faster path, must gain at least this much time.
 const MARGIN: Duration = Duration::from_millis(5);
-/// Datagrams beside urgent ones are no larger than what their path sends in a millisecond, nor smaller than this.
-const LEAST_DATAGRAM: u64 = 600;
-/// A path that a flow is kept from is considered again after this.
+/// While urgent data is expected, a datagram holds at most what its path sends in a millisecond, but no less than this.
+const MIN_URGENT_DATAGRAM: u64 = 600;
+/// An exclusion of a flow from a path expires after this time.
 const RECONSIDER: Duration = Duration::from_millis(10);
-/// Copies that may wait for one path; a path that is further behind gets no more.
+/// Copies that may wait for one path. A path with more waiting gets no further copies.
 const MAX_EXTRA: usize = 256;
 
-/// A datagram in the making.
+/// A datagram under construction.
 struct Draft<'a> {
     out: &'a mut BytesMut,
     start: usize,
     max: usize,
     items: Items,
-    /// Whether some of them are copies of what another path was given.
+    /// Whether some items are copies of data that was also given to another path.
     copies: bool,
-    /// Whether it holds anything that asks for an acknowledgement.
+    /// Whether the datagram contains a frame that elicits an acknowledgement.
     eliciting: bool,
 }
 
@@ -48,7 +48,7 @@ impl Draft<'_> {
         self.max.saturating_sub(self.out.len() - self.start)
     }
 
-    /// Whether nothing but acknowledgements is in it.
+    /// Whether the datagram contains nothing but acknowledgements.
     fn is_empty(&self) -> bool {
         self.items.is_empty() && !self.eliciting
     }
@@ -66,8 +66,8 @@ impl Draft<'_> {
 }
 
 impl Bond {
-    /// Appends the next datagram of a path to `out`, at most `max` bytes, which are no less than [`MIN_DATAGRAM`]; `false` if it has nothing to send now, or no room
-    /// (see [`PathFacts::room`](crate::PathFacts::room)).
+    /// Appends the next datagram of a path to `out`. It has at most `max` bytes; `max` must be at least [`MIN_DATAGRAM`]. Returns `false` if the path
+    /// has nothing to send now, or no room (see [`PathFacts::room`](crate::PathFacts::room)).
     pub fn poll_datagram(&mut self, now: Time, id: PathId, max: usize, out: &mut BytesMut) -> bool {
         let Some(path) = self.paths.get(&id).filter(|_| max >= MIN_DATAGRAM) else { return false };
         let (sequence, state, down) = (path.tracker.next_sequence(), path.state, path.is_down());
@@ -75,15 +75,15 @@ impl Bond {
             return false;
         }
         let room = path.facts.room.get() > 0;
-        let largest = self.largest(now, path, max);
-        // One that is kept small counts as a whole one, so that no other is put behind it.
+        let largest = self.max_datagram(now, path, max);
+        // Count a shortened datagram at its full size, so that no other datagram queues behind it.
         let (uncounted, max) = (max - largest, largest);
         let start = out.len();
         let mut draft = Draft { out, start, max, items: Items::new(), copies: false, eliciting: false };
         Header { sequence: Some(sequence) }.encode(draft.out);
         let head = draft.out.len();
         self.put_due_acks(now, id, &mut draft);
-        if self.paths.get_mut(&id).is_some_and(|path| std::mem::take(&mut path.greets)) {
+        if self.paths.get_mut(&id).is_some_and(|path| std::mem::take(&mut path.initial_ping)) {
             draft.eliciting |= draft.add(&Frame::Ping);
         }
         if state == PathState::Good && room {
@@ -112,7 +112,7 @@ impl Bond {
             }
             return true;
         }
-        // Acknowledgements alone: no number, so that they are not acknowledged in turn.
+        // The datagram contains only acknowledgements. It gets no sequence number, so that it is not acknowledged in turn.
         let body = Bytes::copy_from_slice(&out[head..]);
         out.truncate(start);
         Header { sequence: None }.encode(out);
@@ -120,12 +120,12 @@ impl Bond {
         true
     }
 
-    /// How large a datagram is to be. Whatever is urgent waits for the one before it, so on a slow path that is to be a small one.
-    fn largest(&self, now: Time, path: &Path, max: usize) -> usize {
-        if !self.hurries(now) {
+    /// Size limit of the next datagram. Urgent data waits for the datagram before it, so on a slow path that datagram must be small.
+    fn max_datagram(&self, now: Time, path: &Path, max: usize) -> usize {
+        if !self.has_recent_urgent(now) {
             return max;
         }
-        let small = (path.rate().bytes_per_second() / 1000).max(LEAST_DATAGRAM).min(max as u64) as usize;
+        let small = (path.rate().bytes_per_second() / 1000).max(MIN_URGENT_DATAGRAM).min(max as u64) as usize;
         let head = |flow: &FlowKey| self.flows.get(flow).and_then(|flow| flow.messages.head()).unwrap_or(0);
         let waiting = match path.extra.front() {
             Some(Extra::Message(.., data) | Extra::Fragment(.., data)) => data.len(),
@@ -135,24 +135,24 @@ impl Bond {
         if message + MAX_CHUNK_HEAD + 24 > small { max } else { small }
     }
 
-    /// Tells what arrived: what is due on this path and on those that cannot tell it themselves.
+    /// Adds the acknowledgements that are due, of this path and of paths that cannot send their own.
     fn put_due_acks(&mut self, now: Time, id: PathId, draft: &mut Draft<'_>) {
         let good = self.paths.get(&id).is_some_and(|path| path.is_good());
         for (other, path) in &mut self.paths {
             let speaks_for = *other == id || good && !path.is_good();
             let due = speaks_for && path.received.due.is_some_and(|due| due <= now);
             if due && !draft.add(&Frame::Ack(path.received.ack(now, *other, RANGES))) {
-                // There is no room for it beside those of other paths: in the next datagram.
+                // It does not fit beside the acknowledgements of other paths. Send it in the next datagram.
                 path.received.due = Some(now);
                 return;
             }
         }
     }
 
-    /// With data an acknowledgement costs little, so it does not wait until it is due.
+    /// An acknowledgement costs little beside data, so it is sent before it is due.
     fn put_ack_along(&mut self, now: Time, id: PathId, draft: &mut Draft<'_>) {
         if let Some(path) = self.paths.get_mut(&id).filter(|path| path.received.has_news())
-            && draft.room() > LEAST_CHUNK
+            && draft.room() > MIN_CHUNK_ROOM
         {
             draft.add(&Frame::Ack(path.received.ack(now, id, RANGES_ALONG)));
         }
@@ -185,7 +185,7 @@ impl Bond {
     }
 
     fn put_extra(&mut self, id: PathId, draft: &mut Draft<'_>) {
-        while draft.room() > LEAST_CHUNK {
+        while draft.room() > MIN_CHUNK_ROOM {
             let Some(extra) = self.paths.get_mut(&id).and_then(|path| path.extra.pop_front()) else { return };
             let rest: Vec<Extra> = match extra {
                 Extra::Copy(item) => self.put_copy(item, draft).map(Extra::Copy).into_iter().collect(),
@@ -194,7 +194,7 @@ impl Bond {
                     draft.eliciting |= put;
                     match put {
                         true => Vec::new(),
-                        // It came from a path with a larger MTU.
+                        // The message was cut for a path with a larger MTU.
                         false if draft.is_empty() => cut(flow, number, &data, draft.max),
                         false => vec![Extra::Message(flow, number, data)],
                     }
@@ -202,7 +202,7 @@ impl Bond {
                 Extra::Fragment(flow, number, index, count, data) => {
                     let put = draft.add(&Frame::Fragment { flow, number, index, count, data: data.clone() });
                     draft.eliciting |= put;
-                    // One that fits no datagram here was a copy: without it, there is still the first.
+                    // A fragment that does not fit into any datagram of this path was a copy. The original is still on its way.
                     if put || draft.is_empty() { Vec::new() } else { vec![Extra::Fragment(flow, number, index, count, data)] }
                 }
             };
@@ -218,7 +218,8 @@ impl Bond {
         }
     }
 
-    /// Puts what another path was given; what of it did not fit. Datagrams differ in size, if only by the length of their numbers.
+    /// Adds a copy of an item that another path was given. Returns the part that did not fit. Datagrams differ in size, if only by the length of
+    /// their sequence numbers.
     fn put_copy(&mut self, item: Item, draft: &mut Draft<'_>) -> Option<Item> {
         match item {
             Item::Control(control) => {
@@ -226,7 +227,7 @@ impl Bond {
                 if draft.add(&frame) {
                     draft.items.push(Item::Control(control));
                 } else if draft.is_empty() {
-                    // It will never fit here.
+                    // It never fits into a datagram of this path.
                     self.control.push_back(control);
                 } else {
                     return Some(Item::Control(control));
@@ -254,7 +255,7 @@ impl Bond {
 
     fn put_flows(&mut self, now: Time, id: PathId, draft: &mut Draft<'_>) {
         let Some(slot) = self.paths.get(&id).map(|path| path.slot) else { return };
-        while draft.room() > LEAST_CHUNK {
+        while draft.room() > MIN_CHUNK_ROOM {
             let Some((flow, also)) = self.next_flow(now, id, slot) else { return };
             let put = if self.is_messages(flow) { self.put_message(id, flow, also, draft) } else { self.put_piece(id, flow, also, draft) };
             self.refresh(flow);
@@ -264,8 +265,8 @@ impl Bond {
         }
     }
 
-    /// Whose turn it is on a path: urgent flows first, then miDRR, but nobody whose last bytes would arrive sooner elsewhere.
-    /// With it come the slots of paths that are to carry copies.
+    /// Chooses the next flow for a path: urgent flows first, then miDRR, except flows whose last bytes would arrive sooner over another path. Also
+    /// returns the slots of the paths that are to carry copies.
     fn next_flow(&mut self, now: Time, id: PathId, slot: usize) -> Option<(FlowKey, LinkSet)> {
         let path = self.paths.get(&id)?;
         let regular = if path.backup { self.regular_links() } else { LinkSet::EMPTY };
@@ -274,7 +275,7 @@ impl Bond {
                 && self.better_elsewhere(now, id, *flow).is_none()
         });
         if urgent.is_some() {
-            self.hurried_at = Some(now);
+            self.urgent_sent_at = Some(now);
             return urgent.map(|flow| (flow, LinkSet::default()));
         }
         if self.chooser.is_some() {
@@ -285,15 +286,16 @@ impl Bond {
             let flow = *self.keys.get(&grant.flow)?;
             let Some(better) = self.better_elsewhere(now, id, flow) else { return Some((flow, LinkSet::default())) };
             let found = self.flows.get_mut(&flow)?;
-            found.held = (found.held | LinkSet::only(slot)) - LinkSet::only(better);
-            self.kept.insert(flow);
+            found.excluded_slots = (found.excluded_slots | LinkSet::only(slot)) - LinkSet::only(better);
+            self.narrowed.insert(flow);
             self.reconsider.get_or_insert(now + RECONSIDER);
             self.narrow(flow);
         }
     }
 
-    /// Earliest completion (Lim et al., ECF, CoNEXT 2017): the slot of a faster path that could send all that the flow has, this piece too,
-    /// before the piece would arrive over this one. Not so if the flow had its buffer full lately: then there is more where that came from.
+    /// Earliest completion first (Lim et al., ECF, CoNEXT 2017). Returns the slot of a faster path that could deliver the flow's whole backlog,
+    /// including the next chunk, before this path delivers the chunk. Returns `None` if the flow filled its send buffer recently, since then more
+    /// data is likely to follow.
     fn better_elsewhere(&self, now: Time, id: PathId, flow: FlowKey) -> Option<usize> {
         let (path, found) = (self.paths.get(&id)?, self.flows.get(&flow)?);
         if !found.send.is_finished() && now.since(found.full_at) < path.srtt * 2 {
@@ -357,11 +359,11 @@ impl Bond {
             pieces.into_iter().rev().for_each(|piece| path.extra.push_front(piece));
         }
         self.put_extra(id, draft);
-        // What did not fit goes first the next time; nothing more is taken until then.
+        // Fragments that did not fit go first in the next datagram. Nothing more is taken until then.
         self.paths.get(&id).is_some_and(|path| path.extra.is_empty())
     }
 
-    /// Gives copies of `extra` to the paths in the slots `also`, or else to the next best ones.
+    /// Queues copies of `extra` on the paths in the slots `also`, or else on the next best paths.
     fn spread(&mut self, id: PathId, flow: FlowKey, (copies, also): (u8, LinkSet), extra: &Extra) {
         let links = self.flows.get(&flow).map_or(LinkSet::EMPTY, |flow| flow.policy.links);
         let mut others: Vec<(bool, Duration, PathId)> = self
@@ -382,7 +384,8 @@ impl Bond {
         }
     }
 
-    /// An idle path repeats what would arrive later over the path that has it: the tail of a transfer, or what holds a flow's window up.
+    /// Retransmits data over an idle path if it would arrive sooner than over the path that was given it: the tail of a transfer, or data that blocks
+    /// a flow's window.
     fn put_repeats(&mut self, now: Time, id: PathId, draft: &mut Draft<'_>) {
         let Some(path) = self.paths.get(&id) else { return };
         if !self.may_repeat() {
@@ -393,7 +396,7 @@ impl Bond {
         let here = now + path.arrival(draft.room() as u64) + MARGIN;
         let others: Vec<PathId> = self.paths.keys().copied().filter(|other| *other != id).collect();
         for other in others {
-            while draft.room() > LEAST_CHUNK {
+            while draft.room() > MIN_CHUNK_ROOM {
                 let flows = &self.flows;
                 let may = |item: &Item| match item {
                     Item::Piece(flow, _) => flows.get(flow).is_some_and(|flow| serves(flow.policy.links)),
@@ -414,7 +417,7 @@ impl Bond {
         }
     }
 
-    /// A path that is not good is asked for a sign of life now and then.
+    /// Adds a probe (PING) to a path that is not good, if one is due.
     fn put_probe(&mut self, now: Time, id: PathId, draft: &mut Draft<'_>) {
         let Some(path) = self.paths.get_mut(&id) else { return };
         if path.next_probe.is_none_or(|due| due > now) {
@@ -425,12 +428,12 @@ impl Bond {
     }
 }
 
-/// How long the head of a chunk or message is, its length in two bytes.
+/// Length of the header of a chunk or message, with a two-byte length field.
 fn wire_head(flow: FlowKey, offset: u64) -> usize {
     1 + wire::varint_size(flow.0) + wire::varint_size(offset) + 2
 }
 
-/// Cuts a message that fits no datagram of at most `max` bytes into pieces that fit those of every path, should they have to go elsewhere.
+/// Fragments a message that fits no datagram of at most `max` bytes. The fragments fit into the datagrams of every path, in case they are rerouted.
 fn cut(flow: FlowKey, number: u64, data: &Bytes, max: usize) -> Vec<Extra> {
     let most = max.min(MIN_DATAGRAM) - MESSAGE_HEAD;
     let count = data.len().div_ceil(most.max(data.len().div_ceil(255)));

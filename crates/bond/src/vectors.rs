@@ -1,8 +1,8 @@
-//! The test vectors of `docs/protocol.md`: the document is what code is compared with.
+//! Test vectors of `docs/protocol.md`. The document is the reference that the code is compared with.
 
 const DOCUMENT: &str = include_str!("../../../docs/protocol.md");
 
-/// The rows of the table whose first column is headed `heading`: what it is called, and its bytes.
+/// Rows of the table whose first column has the heading `heading`: description and bytes.
 pub(crate) fn table(heading: &str) -> Vec<(String, Vec<u8>)> {
     let head = format!("| {heading} | bytes |");
     let rows = DOCUMENT.lines().skip_while(|line| *line != head).skip(2).take_while(|line| line.starts_with('|'));

@@ -1,24 +1,24 @@
-//! Which of the last so many numbers came.
+//! Sliding window of received numbers.
 
-/// Which of the last `N` numbers came: a bit each, so that neither its size nor the time that it takes depend on what the other end chooses.
+/// Set of the last `N` numbers received, one bit each. Neither its size nor its running time depends on values that the other end chooses.
 #[derive(Debug, Default)]
 pub(crate) struct Window<const N: u64> {
-    /// One beyond the highest.
+    /// One beyond the highest number received.
     next: u64,
-    /// Empty until the first comes.
+    /// Empty until the first number is received.
     bits: Vec<u64>,
 }
 
 impl<const N: u64> Window<N> {
-    /// Bits kept: a word more, so that clearing the word of the highest clears nothing that is remembered.
+    /// Bits kept: one word more than `N`, so that clearing the word of the highest number clears no remembered number.
     const RING: u64 = N + 64;
 
-    /// Whether it came, or is so old that it counts as if it had.
+    /// Whether the number was received, or is too old to tell.
     pub(crate) fn contains(&self, number: u64) -> bool {
         number < self.next && (self.next - number > N || self.bits.get(Self::word(number)).is_some_and(|bits| bits & bit(number) != 0))
     }
 
-    /// Adds a number; whether it is new.
+    /// Adds a number. Returns whether it is new.
     pub(crate) fn insert(&mut self, number: u64) -> bool {
         if self.contains(number) {
             return false;
@@ -30,7 +30,7 @@ impl<const N: u64> Window<N> {
             if number - self.next >= N {
                 self.bits.fill(0);
             } else {
-                // What is left of the first word, and the words behind it as a whole: nobody looks at bits of numbers to come.
+                // Clear the rest of the first word, then whole words. Bits of future numbers are never read.
                 (self.next..(self.next | 63) + 1).for_each(|passed| self.bits[Self::word(passed)] &= !bit(passed));
                 ((self.next >> 6) + 1..=number >> 6).for_each(|at| self.bits[Self::word(at << 6)] = 0);
             }
@@ -40,7 +40,7 @@ impl<const N: u64> Window<N> {
         true
     }
 
-    /// Bytes that it takes.
+    /// Memory in bytes.
     pub(crate) fn cost(&self) -> usize {
         size_of_val(self.bits.as_slice())
     }
@@ -64,7 +64,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn numbers_are_new_once(steps in proptest::collection::vec(prop_oneof![0u64..200, 8190u64..8400, 8190u64..8400, 0u64..40_000, (1u64 << 62) - 9..1 << 62], 1..200)) {
+        fn each_number_is_new_exactly_once(steps in proptest::collection::vec(prop_oneof![0u64..200, 8190u64..8400, 8190u64..8400, 0u64..40_000, (1u64 << 62) - 9..1 << 62], 1..200)) {
             let (mut window, mut model) = (Window::<8192>::default(), BTreeSet::new());
             for number in steps {
                 let floor = model.last().map_or(0, |last| (last + 1u64).saturating_sub(8192));

@@ -1,7 +1,7 @@
-//! What the datagrams of a bond hold: frames, as `docs/protocol.md` specifies them.
+//! Encoding of a bond's datagrams: frames as specified in `docs/protocol.md`.
 //!
-//! A datagram is a header and frames up to its end. Integers are QUIC's variable-length integers (RFC 9000, section 16). Decoding
-//! neither panics nor allocates by what the other end claims: payloads are slices of the datagram.
+//! A datagram is a header followed by frames up to its end. Integers are QUIC's variable-length integers (RFC 9000, section 16). Decoding never
+//! panics and never allocates a size that the other end claims: payloads are slices of the datagram.
 
 use braid_model::LinkSet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -14,21 +14,21 @@ use crate::bond::choice::SchedulingPlan;
 use crate::{FlowKey, FlowKind, FlowPolicy, Open, PathId, PathUpdate, Target};
 use braid_decide::policy::BondScheduler;
 
-/// The largest integer that a varint holds.
+/// Largest integer that a varint can encode.
 pub(crate) const MAX_VARINT: u64 = (1 << 62) - 1;
-/// The most ranges of one acknowledgement.
+/// Maximum number of ranges of an acknowledgement.
 pub(crate) const MAX_ACK_RANGES: usize = 64;
-/// The longest name of a target, as in DNS.
+/// Maximum length of a target name, as in DNS.
 const MAX_NAME: usize = 255;
 
-/// The first number of a datagram that no acknowledgement is asked for.
+/// Header type of a datagram that is not acknowledged.
 const UNSEQUENCED: u8 = 0;
 const SEQUENCED: u8 = 1;
 
 mod kind {
     pub(super) const ACK: u8 = 0x01;
     pub(super) const CHUNK: u8 = 0x04;
-    /// The flow ends behind this chunk.
+    /// A chunk that ends its flow.
     pub(super) const CHUNK_FIN: u8 = 0x05;
     pub(super) const RESET: u8 = 0x08;
     pub(super) const STOP: u8 = 0x09;
@@ -44,24 +44,24 @@ mod kind {
     pub(super) const SCHEDULING: u8 = 0x14;
 }
 
-/// Why a datagram is not one of this protocol's. The bond it came for ends; others do not notice.
+/// Why a datagram is malformed. The bond that received it ends; other bonds are not affected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum WireError {
-    /// The datagram ends before its frame does.
-    #[error("a datagram ends in the middle of a frame")]
+    /// The datagram ends in the middle of a frame.
+    #[error("the datagram ends in the middle of a frame")]
     Truncated,
-    /// No such frame, or no such header.
-    #[error("frame type {0:#04x} is not known")]
+    /// Unknown frame type or header type.
+    #[error("unknown frame type {0:#04x}")]
     Unknown(u8),
-    /// A field has a value that it cannot have.
-    #[error("a frame's {0} is out of range")]
+    /// A field has an invalid value.
+    #[error("invalid value of the {0} in a frame")]
     Range(&'static str),
 }
 
-/// What stands before the frames.
+/// Header of a datagram.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Header {
-    /// The datagram's place on its path; `None` if it asks for no acknowledgement.
+    /// Sequence number on the path; `None` if the datagram is not acknowledged.
     pub(crate) sequence: Option<u64>,
 }
 
@@ -85,7 +85,7 @@ impl Header {
     }
 }
 
-/// One frame.
+/// A frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Frame {
     Ack(Ack),
@@ -104,13 +104,13 @@ pub(crate) enum Frame {
     Scheduling { version: u64, plan: SchedulingPlan },
 }
 
-/// Datagrams of one path that arrived.
+/// Acknowledgement of datagrams of one path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Ack {
     pub(crate) path: PathId,
-    /// How long the newest waited for this acknowledgement.
+    /// How long the newest datagram waited for this acknowledgement.
     pub(crate) delay: Duration,
-    /// Ranges of sequence numbers, first and last included, falling.
+    /// Ranges of sequence numbers, first and last included, in descending order.
     pub(crate) ranges: Vec<(u64, u64)>,
 }
 
@@ -154,7 +154,7 @@ impl Frame {
         }
     }
 
-    /// The next frame of a datagram whose header has been read; `None` at its end.
+    /// Decodes the next frame of a datagram whose header was decoded; `None` at its end.
     pub(crate) fn decode(from: &mut Bytes) -> Result<Option<Self>, WireError> {
         if from.is_empty() {
             return Ok(None);
@@ -266,7 +266,7 @@ impl Open {
             Self::NAME => {
                 let length = usize::from(take_u8(from)?);
                 let name = take_slice(from, length)?;
-                // As in RFC 1123, with the underscore that is met in practice.
+                // As in RFC 1123, plus the underscore, which occurs in practice.
                 let valid = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._".contains(byte);
                 let name = std::str::from_utf8(&name).ok().filter(|name| !name.is_empty() && name.as_bytes().iter().all(valid));
                 Target::Name(name.ok_or(WireError::Range("name"))?.to_owned(), take_u16(from)?)
@@ -360,10 +360,10 @@ impl PathUpdate {
     }
 }
 
-/// How long a chunk's head is at most, beside its data.
+/// Maximum length of a chunk's header.
 pub(crate) const MAX_CHUNK_HEAD: usize = 1 + 8 + 8 + 2;
 
-/// Writes what stands before a chunk's data.
+/// Writes the header of a chunk.
 pub(crate) fn put_chunk_head(out: &mut impl BufMut, flow: FlowKey, offset: u64, length: usize, fin: bool) {
     put(out, if fin { kind::CHUNK_FIN } else { kind::CHUNK }, &[flow.0, offset, length as u64]);
 }
@@ -373,7 +373,7 @@ fn put(out: &mut impl BufMut, kind: u8, numbers: &[u64]) {
     numbers.iter().for_each(|number| put_varint(out, *number));
 }
 
-/// Numbers beyond what a varint holds cannot come up: offsets and counters would take centuries to get there.
+/// Numbers beyond the range of a varint do not occur: offsets and counters would need centuries to get there.
 pub(crate) fn put_varint(out: &mut impl BufMut, number: u64) {
     match number {
         0..0x40 => out.put_u8(number as u8),
@@ -383,7 +383,7 @@ pub(crate) fn put_varint(out: &mut impl BufMut, number: u64) {
     }
 }
 
-/// How many bytes a number takes.
+/// Encoded size of a number, in bytes.
 pub(crate) const fn varint_size(number: u64) -> usize {
     match number {
         0..0x40 => 1,
@@ -527,7 +527,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_written_is_read(sequence in proptest::option::of(number()), frames in proptest::collection::vec(frame(), 0..8)) {
+        fn frames_round_trip(sequence in proptest::option::of(number()), frames in proptest::collection::vec(frame(), 0..8)) {
             let mut out = BytesMut::new();
             Header { sequence }.encode(&mut out);
             frames.iter().for_each(|frame| frame.encode(&mut out));
@@ -535,7 +535,7 @@ mod tests {
         }
 
         #[test]
-        fn a_cut_datagram_is_no_panic(frames in proptest::collection::vec(frame(), 1..4), cut in any::<prop::sample::Index>()) {
+        fn truncated_datagrams_do_not_panic(frames in proptest::collection::vec(frame(), 1..4), cut in any::<prop::sample::Index>()) {
             let mut out = BytesMut::new();
             Header { sequence: Some(1) }.encode(&mut out);
             frames.iter().for_each(|frame| frame.encode(&mut out));
@@ -547,12 +547,12 @@ mod tests {
         }
 
         #[test]
-        fn noise_is_no_panic(noise in proptest::collection::vec(any::<u8>(), 0..200)) {
+        fn random_bytes_do_not_panic(noise in proptest::collection::vec(any::<u8>(), 0..200)) {
             let _ = decode_all(Bytes::from(noise));
         }
     }
 
-    /// The frames of `docs/protocol.md`, by what it calls them.
+    /// The frames of the test vectors in `docs/protocol.md`, by their description there.
     fn documented() -> Vec<(&'static str, Option<u64>, Option<Frame>)> {
         let (flow, data) = (FlowKey(5), Bytes::from_static(b"hi"));
         let policy = FlowPolicy { weight: 100, links: LinkSet(3), copies: 1, urgent: false };
@@ -587,7 +587,7 @@ mod tests {
     }
 
     #[test]
-    fn the_documents_vectors_are_what_is_written_and_read() {
+    fn documented_vectors_encode_and_decode() {
         let table = crate::vectors::table("frame");
         let documented = documented();
         assert_eq!(
@@ -608,14 +608,14 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_is_refused() {
+    fn invalid_fields_are_rejected() {
         let read = |bytes: &'static [u8]| decode_all(Bytes::from_static(bytes)).map(|(_, frames)| frames);
         assert_eq!(read(&[7]), Err(WireError::Unknown(7)));
         assert_eq!(read(&[0, 0x7f]), Err(WireError::Unknown(0x7f)));
-        // An acknowledgement of numbers below zero, and one of more ranges than there may be.
+        // An acknowledgement of numbers below zero, and one with too many ranges.
         assert_eq!(read(&[0, 1, 0, 3, 0, 0, 4]), Err(WireError::Range("acknowledged range")));
         assert_eq!(read(&[0, 1, 0, 3, 0, 0x40, 0x40, 0]), Err(WireError::Range("number of ranges")));
-        // An offset at the end of the numbers with a byte behind it.
+        // A chunk whose last byte lies beyond the largest offset.
         let mut out = BytesMut::from(&[0u8][..]);
         put_chunk_head(&mut out, FlowKey(0), MAX_VARINT, 1, false);
         out.put_u8(1);

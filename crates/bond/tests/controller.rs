@@ -1,4 +1,4 @@
-//! What the controller promises, over real QUIC connections in virtual time.
+//! Guarantees of the controller, over real QUIC connections in virtual time.
 
 mod support;
 
@@ -18,7 +18,7 @@ fn seconds(count: u64) -> Time {
     Time::from_millis(count * 1000)
 }
 
-/// A world with one of our flows from the beginning, and its metrics.
+/// A world with a single flow of our controller, and its metrics.
 fn lonely(profile: Profile, source: Source) -> (World, Arc<PathMetrics>) {
     let metrics = Arc::new(PathMetrics::default());
     let mut world = World::new(profile, 1);
@@ -26,13 +26,13 @@ fn lonely(profile: Profile, source: Source) -> (World, Arc<PathMetrics>) {
     (world, metrics)
 }
 
-/// Goodput as a part of `mbps`.
+/// Goodput as a fraction of `mbps`.
 fn part(world: &World, flow: usize, mbps: f64, from: Time, to: Time) -> f64 {
     world.goodput(flow, from, to) / mbps / 1e6
 }
 
 #[test]
-fn alone_it_fills_the_link_and_keeps_the_queue_short() {
+fn a_single_flow_fills_the_link_with_a_short_queue() {
     for rtt in [10, 40, 200] {
         let (mut world, metrics) = lonely(bottleneck(5.0, ms(rtt), 1_000_000), Source::Bulk);
         world.run_until(seconds(15));
@@ -46,7 +46,7 @@ fn alone_it_fills_the_link_and_keeps_the_queue_short() {
 }
 
 #[test]
-fn very_short_and_very_long_round_trips_are_filled() {
+fn links_with_extreme_round_trips_are_filled() {
     for (rtt, most) in [(1, 5), (600, 10)] {
         let (mut world, _) = lonely(bottleneck(5.0, ms(rtt), 1_000_000), Source::Bulk);
         world.run_until(seconds(30));
@@ -58,7 +58,7 @@ fn very_short_and_very_long_round_trips_are_filled() {
 }
 
 #[test]
-fn the_start_is_fast_and_overshoots_briefly() {
+fn the_start_phase_is_fast_and_overshoots_briefly() {
     let (mut world, _) = lonely(bottleneck(20.0, ms(40), 1_000_000), Source::Bulk);
     world.run_until(seconds(2));
     let got = part(&world, 0, 20.0, Time::from_millis(500), seconds(1));
@@ -68,7 +68,7 @@ fn the_start_is_fast_and_overshoots_briefly() {
 }
 
 #[test]
-fn random_and_bursty_loss_is_no_signal() {
+fn random_and_bursty_loss_does_not_reduce_the_rate() {
     let (mbps, rtt) = (10.0, ms(40));
     for p in [0.01, 0.03, 0.1] {
         for loss in [Loss::random(p), Loss::bursts(p, 5.0)] {
@@ -81,9 +81,10 @@ fn random_and_bursty_loss_is_no_signal() {
     }
 }
 
-/// Of a round's nine packets two or three were lost by chance: that was taken for a full buffer, or for what the link carries.
+/// Two or three of a round's nine packets were lost at random. The controller took this for a full buffer, or the rate of such a round for the
+/// capacity.
 #[test]
-fn regression_a_slow_link_that_loses_a_tenth_is_filled() {
+fn regression_a_slow_link_with_ten_percent_loss_is_filled() {
     let parts = (1..=6).map(|seed| {
         let profile = Profile { loss: Loss::random(0.1), ..bottleneck(1.0, ms(50), 18_000) };
         let mut world = World::new(profile, seed);
@@ -96,7 +97,7 @@ fn regression_a_slow_link_that_loses_a_tenth_is_filled() {
 }
 
 #[test]
-fn a_shallow_buffer_is_not_overrun() {
+fn a_shallow_buffer_does_not_overflow() {
     for (mbps, rtt) in [(5.0, ms(40)), (20.0, ms(40)), (20.0, ms(10))] {
         let (mut world, _) = lonely(bottleneck(mbps, rtt, bdp(mbps, rtt, 0.5)), Source::Bulk);
         world.run_until(seconds(10));
@@ -106,10 +107,10 @@ fn a_shallow_buffer_is_not_overrun() {
     }
 }
 
-/// What a probe had lost in a buffer of twelve packets was found in the round after it, which was sent at half the rate so that the queue
-/// would go; that half was taken for what the path carries, again and again.
+/// Losses of a probe in a buffer of twelve packets were detected in the following round, which was sent at half the rate to drain the queue. The
+/// controller repeatedly took this half for the path's capacity.
 #[test]
-fn regression_a_slower_round_is_not_what_a_short_buffer_carries() {
+fn regression_a_slower_round_does_not_lower_the_capacity() {
     let (mut world, _) = lonely(bottleneck(2.0, ms(10), 18_000), Source::Bulk);
     world.run_until(seconds(20));
     let got = part(&world, 0, 2.0, Time::ZERO, seconds(20));
@@ -117,7 +118,7 @@ fn regression_a_slower_round_is_not_what_a_short_buffer_carries() {
     assert!(world.overrun(0) < 0.03, "{}", world.overrun(0));
 }
 
-/// Both flows' parts while both are there: 60 s from the later one's beginning.
+/// The fractions of both flows while both are active: 60 s from the start of the later one.
 fn beside(other: &Controllers, buffer: f64, ours_first: bool) -> (f64, f64) {
     let (mbps, rtt) = (10.0, ms(40));
     let mut world = World::new(bottleneck(mbps, rtt, bdp(mbps, rtt, buffer)), 1);
@@ -129,7 +130,7 @@ fn beside(other: &Controllers, buffer: f64, ours_first: bool) -> (f64, f64) {
 }
 
 #[test]
-fn beside_cubic_each_gets_a_third() {
+fn each_flow_gets_a_third_beside_cubic() {
     for (buffer, ours_first) in [(0.5, true), (1.0, false), (2.0, true), (4.0, false)] {
         let (ours, theirs) = beside(&Controllers::Cubic, buffer, ours_first);
         assert!(ours.min(theirs) > 1.0 / 3.0, "{buffer} BDP, ours first {ours_first}: {ours} {theirs}");
@@ -137,7 +138,7 @@ fn beside_cubic_each_gets_a_third() {
 }
 
 #[test]
-fn beside_bbr_each_gets_a_third() {
+fn each_flow_gets_a_third_beside_bbr() {
     for (buffer, ours_first) in [(0.5, false), (1.0, true), (2.0, false), (4.0, true)] {
         let (ours, theirs) = beside(&Controllers::Bbr3, buffer, ours_first);
         assert!(ours.min(theirs) > 1.0 / 3.0, "{buffer} BDP, ours first {ours_first}: {ours} {theirs}");
@@ -145,7 +146,7 @@ fn beside_bbr_each_gets_a_third() {
 }
 
 #[test]
-fn two_of_ours_share_too() {
+fn two_of_our_flows_share_the_link() {
     let mut world = World::new(bottleneck(10.0, ms(40), bdp(10.0, ms(40), 2.0)), 1);
     world.add(&Controllers::radio(), Source::Bulk, Time::ZERO);
     world.add(&Controllers::radio(), Source::Bulk, seconds(5));
@@ -155,7 +156,7 @@ fn two_of_ours_share_too() {
 }
 
 #[test]
-fn when_the_rival_goes_the_queue_goes_too() {
+fn the_queue_drains_when_cross_traffic_ends() {
     let (mut world, _) = lonely(bottleneck(10.0, ms(40), bdp(10.0, ms(40), 4.0)), Source::Bulk);
     let rival = world.add(&Controllers::Cubic, Source::Bulk, seconds(2));
     world.run_until(seconds(15));
@@ -168,7 +169,7 @@ fn when_the_rival_goes_the_queue_goes_too() {
 }
 
 #[test]
-fn a_rate_that_changes_fourfold_is_followed() {
+fn a_fourfold_rate_change_is_followed() {
     let (mut world, _) = lonely(bottleneck(20.0, ms(40), 1_000_000), Source::Bulk);
     world.run_until(seconds(5));
     world.configure(bottleneck(5.0, ms(40), 1_000_000));
@@ -183,7 +184,7 @@ fn a_rate_that_changes_fourfold_is_followed() {
 }
 
 #[test]
-fn a_longer_way_is_noticed() {
+fn a_longer_path_is_detected() {
     let (mut world, metrics) = lonely(bottleneck(10.0, ms(20), 1_000_000), Source::Bulk);
     world.run_until(seconds(5));
     world.configure(bottleneck(10.0, ms(80), 1_000_000));
@@ -197,7 +198,7 @@ fn a_longer_way_is_noticed() {
 }
 
 #[test]
-fn after_a_dark_time_it_is_back_at_once() {
+fn the_rate_recovers_quickly_after_an_outage() {
     let (mut world, _) = lonely(bottleneck(10.0, ms(40), 1_000_000), Source::Bulk);
     world.run_until(seconds(5));
     world.set_dark(true);
@@ -209,7 +210,7 @@ fn after_a_dark_time_it_is_back_at_once() {
 }
 
 #[test]
-fn lumps_of_acknowledgements_starve_nothing() {
+fn batched_acknowledgements_do_not_starve_the_sender() {
     for rtt in [2, 20] {
         let mut world = World::new(bottleneck(10.0, ms(rtt), 1_000_000), 1);
         world.hold = ms(25);
@@ -223,7 +224,7 @@ fn lumps_of_acknowledgements_starve_nothing() {
 }
 
 #[test]
-fn an_idle_or_thin_flow_keeps_what_it_knows() {
+fn an_idle_or_application_limited_flow_keeps_its_estimates() {
     let (mut world, metrics) = lonely(bottleneck(20.0, ms(40), 1_000_000), Source::Bulk);
     world.run_until(seconds(4));
     let known = metrics.delivery_rate().bps();
@@ -242,7 +243,7 @@ fn an_idle_or_thin_flow_keeps_what_it_knows() {
 }
 
 #[test]
-fn datagrams_fed_by_late_binding_fill_the_link_too() {
+fn datagrams_with_late_binding_fill_the_link() {
     let (mut world, _) = lonely(bottleneck(10.0, ms(40), 1_000_000), Source::Datagrams);
     world.run_until(seconds(8));
     let got = part(&world, 0, 10.0, seconds(2), seconds(8));
@@ -252,7 +253,7 @@ fn datagrams_fed_by_late_binding_fill_the_link_too() {
 }
 
 #[test]
-fn a_cellular_link_is_used_with_a_tenth_of_cubics_delay() {
+fn a_cellular_link_has_a_tenth_of_cubics_delay() {
     let trace = Arc::new(cellular(30, 1.0, 12.0, 5));
     let run = |controllers: &Controllers| {
         let rate = RateSource::Trace(trace.clone());
@@ -269,7 +270,7 @@ fn a_cellular_link_is_used_with_a_tenth_of_cubics_delay() {
 }
 
 #[test]
-fn a_probe_passes_a_full_window() {
+fn a_probe_is_sent_despite_a_full_window() {
     let (mut world, metrics) = lonely(bottleneck(10.0, ms(40), 1_000_000), Source::Bulk);
     world.run_until(seconds(3));
     world.set_dark(true);

@@ -1,4 +1,4 @@
-//! Bonds over emulated links, without QUIC: what arrives is what was sent, over whatever the paths do.
+//! Bonds over emulated links, without QUIC: the received data equals the sent data, whatever the paths do.
 
 mod world;
 
@@ -13,11 +13,11 @@ use world::{Spec, World, pattern};
 const TWENTY: Spec = Spec { mbps: 20, delay_ms: 5, loss: 0.0 };
 const TEN: Spec = Spec { mbps: 10, delay_ms: 30, loss: 0.0 };
 
-/// The rate of a transfer against the links' sum.
+/// Rate of a transfer as a fraction of the links' sum.
 fn share(specs: &[Spec], side: usize, size: usize) -> f64 {
     let mut world = World::new(specs, 1);
     let flow = world.stream();
-    let took = world.transfer(side, flow, size, Duration::from_secs(120)).expect("arrives");
+    let took = world.transfer(side, flow, size, Duration::from_secs(120)).expect("the transfer did not complete in time");
     let sum: u64 = specs.iter().map(|spec| spec.mbps).sum();
     size as f64 * 8.0 / took.as_secs_f64() / (sum as f64 * 1e6)
 }
@@ -25,7 +25,7 @@ fn share(specs: &[Spec], side: usize, size: usize) -> f64 {
 #[test]
 fn one_stream_uses_all_links_both_ways() {
     for side in [0, 1] {
-        // 1200 of 1260 bytes are datagram, of those some 14 are heads.
+        // Of 1260 bytes, 1200 are datagram, of which about 14 are headers.
         let both = share(&[TWENTY, TEN], side, 8_000_000);
         assert!(both > 0.90, "{both}");
         let uneven = share(&[TWENTY, Spec { mbps: 1, delay_ms: 150, loss: 0.0 }], side, 24_000_000);
@@ -34,29 +34,29 @@ fn one_stream_uses_all_links_both_ways() {
 }
 
 #[test]
-fn random_loss_costs_what_is_lost_and_little_more() {
+fn random_loss_costs_little_more_than_the_lost_bytes() {
     let lossy = |spec: Spec| Spec { loss: 0.03, ..spec };
     let share = share(&[lossy(TWENTY), lossy(TEN)], 1, 8_000_000);
     assert!(share > 0.85, "{share}");
 }
 
-/// It was idle, and faster: it sent again what the other had on its way.
+/// The path was idle and faster, so it retransmitted data in flight on the other.
 #[test]
-fn regression_a_path_without_a_share_repeated_what_another_carried() {
+fn regression_a_path_without_a_share_repeats_no_data() {
     let mut world = World::new(&[Spec { mbps: 2, delay_ms: 50, loss: 0.0 }, TWENTY], 1);
     for end in &mut world.ends {
         end.set_scheduler(BondScheduler::Weights);
         end.set_share(PathId(0), 1.0);
     }
     let flow = world.stream();
-    world.transfer(1, flow, 300_000, Duration::from_secs(10)).expect("arrives");
-    let by_link = world.ends[0].flow(flow).expect("the client has not finished").by_link;
+    world.transfer(1, flow, 300_000, Duration::from_secs(10)).expect("the transfer did not complete in time");
+    let by_link = world.ends[0].flow(flow).expect("the flow has ended").by_link;
     let received: Vec<_> = by_link.iter().map(|(link, moved)| (*link, moved.rx.get())).collect();
     assert_eq!(received, [(0, 300_000)]);
 }
 
 #[test]
-fn a_dark_link_costs_a_moment_and_comes_back() {
+fn a_dark_link_causes_a_short_gap_and_recovers() {
     for (dark, told) in [(0, false), (1, false), (0, true), (1, true)] {
         let mut world = World::new(&[TWENTY, TEN], 3);
         let flow = world.stream();
@@ -94,7 +94,7 @@ fn a_dark_link_costs_a_moment_and_comes_back() {
 }
 
 #[test]
-fn all_links_dark_for_a_while_lose_nothing() {
+fn a_blackout_of_all_links_loses_no_data() {
     let mut world = World::new(&[TWENTY, TEN], 4);
     let flow = world.stream();
     assert!(world.transfer(0, flow, 3_000_000, Duration::from_millis(500)).is_none());
@@ -120,7 +120,7 @@ fn two_copies_hide_most_losses() {
         let all = got.len();
         got.sort();
         got.dedup();
-        assert_eq!(got.len(), all, "a message came twice");
+        assert_eq!(got.len(), all, "a message was delivered twice");
         lost.push(3000 - all);
     }
     assert!((200..400).contains(&lost[0]) && lost[1] < 60, "{lost:?}");
@@ -138,8 +138,8 @@ fn a_message_larger_than_a_datagram_arrives_whole() {
 }
 
 #[test]
-fn weights_and_preferences_hold_at_the_far_end() {
-    // The thesis's figure 4.5: a may use the first link, b both, c the second; weights 1, 2, 1; 3 and 10 Mbit/s.
+fn weights_and_preferences_apply_at_the_far_end() {
+    // Figure 4.5 of the thesis: flow a may use the first link, b both, c the second; weights 1, 2, 1; 3 and 10 Mbit/s.
     let mut world = World::new(&[Spec { mbps: 3, delay_ms: 10, loss: 0.0 }, Spec { mbps: 10, delay_ms: 10, loss: 0.0 }], 7);
     let policy = |weight, links| FlowPolicy { weight, links: LinkSet(links), ..FlowPolicy::default() };
     let flows = [policy(100, 0b01), policy(200, 0b11), policy(100, 0b10)].map(|policy| world.open(policy, FlowKind::Stream));
@@ -191,8 +191,9 @@ fn a_moved_flow_uses_its_new_link_only() {
 }
 
 #[test]
-fn regression_a_path_that_loses_much_comes_back_all_the_same() {
-    // A sixth of the probes is lost each way, and old losses are still on the books: a path that is being asked must not be given up at once.
+fn regression_a_path_with_high_loss_recovers() {
+    // A sixth of the probes is lost in each direction, and old losses are still counted. A path that is being probed must not be declared dead at
+    // once.
     for seed in 0..5 {
         let mut world = World::new(&[Spec { mbps: 19, delay_ms: 74, loss: 0.16 }], seed);
         let flow = world.stream();
@@ -207,9 +208,9 @@ fn regression_a_path_that_loses_much_comes_back_all_the_same() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
 
-    /// Any links, any flows, links that go and come with and without notice: every flow arrives byte-exact both ways and is forgotten.
+    /// Any links, any flows, links that go down and up with and without notice: every flow arrives byte-exact in both directions and is removed.
     #[test]
-    fn everything_arrives_whatever_happens(
+    fn all_data_arrives_under_any_failures(
         specs in proptest::collection::vec((1u64..50, 0u64..100, prop_oneof![Just(0.0), 0.0..0.2]), 1..4),
         sizes in proptest::collection::vec((0usize..200_000, 0usize..200_000, 1u8..3, any::<bool>()), 1..6),
         cuts in proptest::collection::vec((0u64..4000, any::<prop::sample::Index>(), 0u64..3000, any::<bool>()), 0..6),
@@ -233,7 +234,7 @@ proptest! {
                 let _ = at;
                 cuts.remove(0);
                 dark[wire] += if down { 1 } else { -1 };
-                // Overlapping cuts: dark while any lasts.
+                // Cuts may overlap: the link is dark while any of them lasts.
                 if dark[wire] == i32::from(down) { world.set_dark(wire, down, told || !down); }
             }
             world.wake = cuts.first().map(|(at, ..)| start + Duration::from_millis(*at));
@@ -264,9 +265,9 @@ proptest! {
         prop_assert!(arrived, "{} and {} flows left", world.ends[0].flows(), world.ends[1].flows());
     }
 
-    /// Noise over an established path ends the bond with an error or is ignored; nothing panics.
+    /// Random bytes over an established path are ignored or end the bond with an error; nothing panics.
     #[test]
-    fn noise_is_no_panic(noise in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..60), 1..20)) {
+    fn random_bytes_do_not_panic(noise in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..60), 1..20)) {
         let mut world = World::new(&[TWENTY, TEN], 9);
         let flow = world.stream();
         world.transfer(0, flow, 5000, Duration::from_secs(1));

@@ -1,6 +1,6 @@
-//! Replays the fuzzer's corpus: each file of `tests/corpus` through the entry that its name begins with.
+//! Replays the fuzzer's corpus. The prefix of a file's name in `tests/corpus` selects its entry point.
 
-#![allow(clippy::disallowed_methods, reason = "the corpus is files")]
+#![allow(clippy::disallowed_methods, reason = "the corpus consists of files")]
 
 #[path = "support/entry.rs"]
 mod entry;
@@ -18,7 +18,7 @@ fn folder() -> PathBuf {
 }
 
 #[test]
-fn the_corpus_does_no_harm() {
+fn the_corpus_does_not_panic() {
     let mut counts = [0; 4];
     let mut files: Vec<PathBuf> = std::fs::read_dir(folder()).unwrap().map(|entry| entry.unwrap().path()).collect();
     files.sort();
@@ -32,7 +32,7 @@ fn the_corpus_does_no_harm() {
             "hello" => (entry::hello(&bytes), 1).1,
             "welcome" => (entry::welcome(&bytes), 2).1,
             "script" => (script::run(&bytes), 3).1,
-            _ => panic!("{name} begins with no entry's name"),
+            _ => panic!("{name} has no entry point's name as prefix"),
         };
         counts[at] += 1;
     }
@@ -40,7 +40,7 @@ fn the_corpus_does_no_harm() {
 }
 
 #[test]
-fn frames_cut_or_with_a_bit_turned_do_no_harm() {
+fn truncated_or_corrupted_frames_do_not_panic() {
     let table = include_str!("../../../docs/protocol.md").lines().skip_while(|line| *line != "| frame | bytes |").skip(4);
     let mut count = 0;
     for line in table.take_while(|line| line.starts_with('|')) {
@@ -58,13 +58,13 @@ fn frames_cut_or_with_a_bit_turned_do_no_harm() {
     assert!(count > 1000, "{count}");
 }
 
-/// A number as good as drawn.
+/// Pseudo-random byte.
 fn drawn(seed: u64) -> u8 {
     let mixed = (seed + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     ((mixed ^ mixed >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9) >> 48) as u8
 }
 
-/// Writes the corpus anew, but for files that the fuzzer has found: `cargo test -p braid-bond --test corpus -- --ignored`.
+/// Rewrites the corpus, except files that the fuzzer found: `cargo test -p braid-bond --test corpus -- --ignored`.
 #[test]
 #[ignore = "writes files"]
 fn write_the_corpus() {

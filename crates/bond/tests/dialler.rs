@@ -1,10 +1,10 @@
-//! When paths are dialled, in virtual time.
+//! Timing of dials, in virtual time.
 
-#![allow(clippy::disallowed_methods, reason = "a first moment is needed, whichever")]
+#![allow(clippy::disallowed_methods, reason = "any start instant is sufficient")]
 
 use std::time::{Duration, Instant};
 
-use braid_bond::dialler::{Dialler, Due, LONGEST_PAUSE, Loss, MORE_PATIENCE, PATIENCE, Route};
+use braid_bond::dialler::{DIAL_TIMEOUT, Dialler, Due, EXTENDED_DIAL_TIMEOUT, Loss, MAX_PAUSE, Route};
 use braid_model::Family;
 
 const ROUTE: Route = (0, Family::V4);
@@ -22,12 +22,12 @@ impl World {
         world
     }
 
-    /// Waits until the route is due, and dials; the connection, and how long that took.
+    /// Waits until the route is due, and dials. Returns the connection and the waiting time.
     fn dial(&mut self) -> (u32, Duration) {
         let begun = self.now;
-        self.now = self.dialler.poll_timeout().expect("something is due").max(self.now);
+        self.now = self.dialler.poll_timeout().expect("nothing is due").max(self.now);
         assert_eq!(self.dialler.due(self.now), [ROUTE]);
-        assert!(matches!(self.dialler.on_due(self.now, ROUTE, |_| false), Due::Dials(_)));
+        assert!(matches!(self.dialler.on_due(self.now, ROUTE, |_| false), Due::Dial(_)));
         self.connections += 1;
         let path = self.dialler.next_path();
         self.dialler.on_dialled(self.now, ROUTE, self.connections, path);
@@ -40,43 +40,43 @@ impl World {
 }
 
 #[test]
-fn regression_an_address_that_answered_is_dialled_again_and_the_next_one_only_after_a_failure() {
+fn regression_the_next_address_is_dialled_only_after_a_failure() {
     let mut world = World::new();
     let (connection, _) = world.dial();
     world.dialler.on_joined(connection);
-    assert_eq!(world.dialler.on_lost(world.now, connection, Loss::Silent), Some(true));
-    assert_eq!(world.address(), 0, "it has answered");
+    assert_eq!(world.dialler.on_lost(world.now, connection, Loss::TimedOut), Some(true));
+    assert_eq!(world.address(), 0, "this address answered");
     let (connection, _) = world.dial();
-    world.dialler.on_lost(world.now, connection, Loss::Silent);
-    assert_eq!(world.address(), 1, "nobody was there");
+    world.dialler.on_lost(world.now, connection, Loss::TimedOut);
+    assert_eq!(world.address(), 1, "the address did not answer");
     let (connection, _) = world.dial();
     world.dialler.on_joined(connection);
     world.dialler.on_addresses(|_, old| Some(old + 1));
-    assert_eq!(world.address(), 2, "it has answered, wherever it stands now");
-    world.dialler.on_lost(world.now, connection, Loss::Silent);
+    assert_eq!(world.address(), 2, "the joined address is kept at its new index");
+    world.dialler.on_lost(world.now, connection, Loss::TimedOut);
     world.dialler.on_addresses(|_, old| Some(old));
-    assert_eq!(world.address(), 0, "without a path the newest comes first");
+    assert_eq!(world.address(), 0, "without a path the first address is used");
 }
 
 #[test]
-fn regression_who_turns_away_again_and_again_is_dialled_with_growing_pauses() {
+fn regression_a_peer_that_keeps_refusing_is_dialled_with_growing_pauses() {
     for loss in [Loss::Closed, Loss::UnknownBond] {
         let mut world = World::new();
         let mut pauses = Vec::new();
         for _ in 0..8 {
             let (connection, waited) = world.dial();
             pauses.push(waited);
-            let joined = world.dialler.on_lost(world.now, connection, loss).expect("it was dialled");
+            let joined = world.dialler.on_lost(world.now, connection, loss).expect("the connection is unknown");
             if loss == Loss::UnknownBond {
-                world.dialler.restart_forgotten(world.now, joined);
+                world.dialler.restart_unknown_bond(world.now, joined);
             }
         }
-        assert!(pauses.is_sorted() && pauses[7] == LONGEST_PAUSE, "{loss:?}: {pauses:?}");
+        assert!(pauses.is_sorted() && pauses[7] == MAX_PAUSE, "{loss:?}: {pauses:?}");
     }
 }
 
 #[test]
-fn a_peer_that_was_restarted_is_dialled_again_at_once() {
+fn a_restarted_peer_is_redialled_at_once() {
     let mut world = World::new();
     let (connection, _) = world.dial();
     world.dialler.on_joined(connection);
@@ -85,23 +85,23 @@ fn a_peer_that_was_restarted_is_dialled_again_at_once() {
 }
 
 #[test]
-fn a_connection_that_answers_is_given_more_time_once() {
+fn a_connection_that_answers_gets_more_time_once() {
     let mut world = World::new();
     let (connection, _) = world.dial();
-    world.now += PATIENCE;
-    assert_eq!(world.dialler.on_due(world.now, ROUTE, |_| true), Due::Waits);
-    assert_eq!(world.dialler.poll_timeout(), Some(world.now + MORE_PATIENCE));
-    world.now += MORE_PATIENCE;
-    assert_eq!(world.dialler.on_due(world.now, ROUTE, |_| true), Due::Dials(Some(connection)));
+    world.now += DIAL_TIMEOUT;
+    assert_eq!(world.dialler.on_due(world.now, ROUTE, |_| true), Due::Wait);
+    assert_eq!(world.dialler.poll_timeout(), Some(world.now + EXTENDED_DIAL_TIMEOUT));
+    world.now += EXTENDED_DIAL_TIMEOUT;
+    assert_eq!(world.dialler.on_due(world.now, ROUTE, |_| true), Due::Dial(Some(connection)));
     assert_eq!(world.address(), 1);
 }
 
 #[test]
-fn a_link_that_lives_again_is_dialled_at_once_and_one_with_a_path_is_not() {
+fn a_recovered_link_is_dialled_at_once_unless_it_has_a_path() {
     let mut world = World::new();
     let (connection, _) = world.dial();
     world.dialler.on_lost(world.now, connection, Loss::Refused);
-    assert_eq!(world.dialler.poll_timeout(), Some(world.now + LONGEST_PAUSE));
+    assert_eq!(world.dialler.poll_timeout(), Some(world.now + MAX_PAUSE));
     world.dialler.on_link(world.now, ROUTE);
     assert_eq!(world.dialler.poll_timeout(), Some(world.now));
     let (connection, _) = world.dial();
@@ -111,12 +111,12 @@ fn a_link_that_lives_again_is_dialled_at_once_and_one_with_a_path_is_not() {
 }
 
 #[test]
-fn without_an_address_it_waits_longer_and_longer_until_one_is_found() {
+fn pauses_grow_until_an_address_is_found() {
     let mut world = World::new();
     for expected in [500, 1000, 2000] {
         world.now = world.dialler.poll_timeout().unwrap();
-        assert_eq!(world.dialler.on_due(world.now, ROUTE, |_| false), Due::Dials(None));
-        world.dialler.on_undialled(world.now, ROUTE, false);
+        assert_eq!(world.dialler.on_due(world.now, ROUTE, |_| false), Due::Dial(None));
+        world.dialler.on_dial_failed(world.now, ROUTE, false);
         assert_eq!(world.dialler.poll_timeout(), Some(world.now + Duration::from_millis(expected)));
     }
     world.dialler.on_found(world.now);

@@ -1,4 +1,4 @@
-//! A host that is flooded, and clients who try what they may not: over real QUIC, without sockets.
+//! Flooded hosts, and clients that exceed their rights: over real QUIC, without sockets.
 
 #[path = "support/memory.rs"]
 mod memory;
@@ -40,25 +40,25 @@ fn address(client: usize) -> SocketAddr {
     SocketAddr::from(([10, 0, high, low], 40_000))
 }
 
-/// A server and clients, with nothing between them.
+/// A server and clients that are connected directly.
 struct Net {
     now: Instant,
     tls: Arc<QuicClientConfig>,
     server: Host,
     clients: Vec<Host>,
-    /// What the server told, but for Hellos, and what each client did.
+    /// Events of the server except Hellos, and the outcome for each client.
     told: Vec<HostEvent>,
     lost: BTreeMap<usize, (String, Option<u64>)>,
     joined: BTreeMap<usize, usize>,
-    /// Where Hellos came from.
+    /// Source addresses of Hellos.
     remotes: Vec<SocketAddr>,
-    /// Whom a path belongs to; `None` turns it away.
+    /// Owner of each path; `None` refuses the path.
     owner: fn(&Hello) -> Option<&'static [u8]>,
 }
 
 impl Net {
     fn new() -> Self {
-        #[allow(clippy::disallowed_methods, reason = "only differences count")]
+        #[allow(clippy::disallowed_methods, reason = "only differences matter")]
         let now = Instant::now();
         let (client, server) = tls::ends();
         let server = Host::server([1; 32], Arc::new(NoResets), server, now);
@@ -82,7 +82,7 @@ impl Net {
         self.clients.len() - 1
     }
 
-    /// A path of bond `bond` with secret `secret`.
+    /// Dials a path of bond `bond` with secret `secret`.
     fn dial(&mut self, client: usize, bond: u16, secret: u8, path: u32) -> ConnectionId {
         let mut id = [0; 16];
         id[..2].copy_from_slice(&bond.to_be_bytes());
@@ -94,7 +94,7 @@ impl Net {
         host.dial(self.now, BondId(id), path, SERVER.into(), self.tls.clone(), "braid.invalid", (None, String::new())).unwrap()
     }
 
-    /// What a client sends now.
+    /// The datagrams that a client sends now.
     fn speak(&mut self, client: usize) -> Vec<Bytes> {
         let mut out = Vec::new();
         self.clients[client].drive(self.now, &mut |_, transmit, data| {
@@ -107,7 +107,7 @@ impl Net {
         self.server.receive(self.now, 0, (from, None), None, BytesMut::from(data));
     }
 
-    /// What the server answers, to whom; Hellos are answered.
+    /// The server's datagrams and their destinations; also answers Hellos.
     fn answers(&mut self) -> Vec<(SocketAddr, Bytes)> {
         let mut out = Vec::new();
         loop {
@@ -129,7 +129,7 @@ impl Net {
         }
     }
 
-    /// Until nobody has anything to say.
+    /// Exchanges datagrams until no side has any.
     fn exchange(&mut self) {
         loop {
             let mut quiet = true;
@@ -158,7 +158,7 @@ impl Net {
         }
     }
 
-    /// Lets time pass, the server's alone or that of all.
+    /// Advances the clock of the server, or of all hosts.
     fn pass(&mut self, span: Duration, all: bool) {
         let end = self.now + span;
         let mut spins = 0;
@@ -172,7 +172,7 @@ impl Net {
             let next = clients.chain(self.server.poll_timeout()).min().filter(|next| *next <= end);
             let Some(next) = next else { break };
             spins = if next <= self.now { spins + 1 } else { 0 };
-            assert!(spins < 100, "a timer is due and nothing happens");
+            assert!(spins < 100, "a due timer had no effect");
             self.now = next.max(self.now);
             self.server.handle_timeout(self.now);
             if all {
@@ -183,7 +183,7 @@ impl Net {
     }
 }
 
-/// A client that comes from `from`, alone with the server, until nobody has anything to say; whether it was let in.
+/// Lets a client with the address `from` and the server exchange datagrams until there are none. Returns whether the client was admitted.
 fn meet(net: &mut Net, client: usize, from: SocketAddr) -> bool {
     let (mut joined, mut paused) = (false, false);
     loop {
@@ -201,16 +201,16 @@ fn meet(net: &mut Net, client: usize, from: SocketAddr) -> bool {
             return joined;
         }
         if quiet {
-            // A packet with a Retry's token is paced.
+            // The client paces the packet with a Retry token.
             net.now += Duration::from_millis(30);
             net.clients[client].handle_timeout(net.now);
         }
     }
 }
 
-/// Each was let in that had gone before the next one came.
+/// Every client was admitted if the previous one had left before it came.
 #[test]
-fn regression_handshakes_of_one_source_are_few_however_short() {
+fn regression_short_handshakes_of_one_source_are_rate_limited() {
     const VISITS: u16 = 600;
     let mut net = Net::new();
     let mut visit = |at: u16, from: SocketAddr| {
@@ -226,14 +226,14 @@ fn regression_handshakes_of_one_source_are_few_however_short() {
         joined
     };
     let joined = (0..VISITS).filter(|at| visit(*at, SocketAddr::from(([10, 9, 9, 9], 1000 + at)))).count();
-    // Half of those that come at once, and some for the time that passes.
+    // Half of the initial burst, plus some for the elapsed time.
     assert!((256..550).contains(&joined), "{joined} of {VISITS}");
     assert!(visit(VISITS, SocketAddr::from(([10, 9, 9, 8], 1))), "another source");
 }
 
-/// Whoever sends a packet with a connection's id changed where its Hello seemed to come from, and so whom it counted for.
+/// A packet with a connection's ID from another address changed the recorded source of its Hello, and with it the account.
 #[test]
-fn regression_a_hello_comes_from_where_the_handshake_was_made() {
+fn regression_the_source_of_a_hello_is_the_address_of_the_handshake() {
     let mut net = Net::new();
     let client = net.client();
     let (there, elsewhere) = (address(client), SocketAddr::from(([203, 0, 113, 66], 6)));
@@ -254,9 +254,9 @@ fn regression_a_hello_comes_from_where_the_handshake_was_made() {
     assert_eq!(net.remotes, [there]);
 }
 
-/// A client was told that its paths were gone, and waited for the server's return with all its flows.
+/// A client received resets for its paths, and waited with all its flows for the server to return.
 #[test]
-fn regression_the_id_of_a_connection_that_is_gone_names_no_other() {
+fn regression_connection_ids_are_not_reused() {
     let mut net = Net::new();
     let client = net.client();
     let first = net.dial(client, 0, 1, 0);
@@ -267,7 +267,7 @@ fn regression_the_id_of_a_connection_that_is_gone_names_no_other() {
         net.clients[client].handle_timeout(net.now);
     }
     let second = net.dial(client, 0, 1, 1);
-    // What was meant for the first and comes late.
+    // A late datagram for the first connection.
     net.clients[client].close(net.now, first, "late");
     net.clients[client].refuse(net.now, first, refusals::UNKNOWN, "late");
     assert!(first != second && net.clients[client].connection(first).is_none());
@@ -275,7 +275,7 @@ fn regression_the_id_of_a_connection_that_is_gone_names_no_other() {
 }
 
 #[test]
-fn regression_a_client_is_told_that_the_server_has_ended_its_bond() {
+fn regression_the_server_reports_the_end_of_a_bond_to_the_client() {
     let mut net = Net::new();
     let client = net.client();
     for path in 0..2 {
@@ -288,7 +288,7 @@ fn regression_a_client_is_told_that_the_server_has_ended_its_bond() {
     net.exchange();
     let (reason, code) = &net.lost[&client];
     assert!(reason.contains("enough") && *code == Some(refusals::FORGOTTEN), "{reason}, {code:?}");
-    // The other way it is a farewell.
+    // In the other direction it is a normal close.
     let other = net.client();
     net.dial(other, 8, 1, 0);
     net.exchange();
@@ -300,7 +300,7 @@ fn regression_a_client_is_told_that_the_server_has_ended_its_bond() {
 }
 
 #[test]
-fn spoofed_handshakes_get_a_small_answer_and_no_memory() {
+fn spoofed_handshakes_get_a_small_answer_and_use_no_memory() {
     let mut net = Net::new();
     let mut first = Vec::new();
     for at in 0..1500 {
@@ -315,13 +315,13 @@ fn spoofed_handshakes_get_a_small_answer_and_no_memory() {
             let answers = net.answers();
             let bytes: usize = answers.iter().map(|(_, data)| data.len()).sum();
             assert!(bytes <= 3 * datagram.len(), "{bytes} for {}", datagram.len());
-            // Long header, version 1: two bits tell Retry.
+            // Long header, version 1: two bits identify a Retry packet.
             if answers.iter().all(|(_, data)| data[0] & 0xf0 == 0xf0) { retries += 1 } else { handshakes += 1 }
         }
     });
     assert_eq!((handshakes, retries), (64, 1500 - 64));
     assert!(held < 16 << 20, "{held} bytes");
-    // Somebody who is there gets in all the same.
+    // A client with a real address is admitted nevertheless.
     net.clients.truncate(0);
     for _ in 0..2000 {
         net.client();
@@ -329,20 +329,20 @@ fn spoofed_handshakes_get_a_small_answer_and_no_memory() {
     net.dial(1999, 1, 1, 0);
     net.pass(Duration::from_secs(1), true);
     assert_eq!(net.joined.get(&1999), Some(&1), "{:?}", net.lost);
-    // And the others are forgotten.
+    // The state of the other connections is removed.
     net.pass(Duration::from_secs(20), false);
     assert_eq!(net.told.iter().filter(|event| matches!(event, HostEvent::Lost { .. })).count(), 64);
 }
 
 #[test]
-fn whoever_is_turned_away_is_gone_soon_even_if_it_does_not_go() {
+fn refused_connections_are_closed_soon() {
     let mut net = Net::new();
     net.owner = |_| None;
     let client = net.client();
     net.dial(client, 1, 1, 0);
     net.exchange();
     assert_eq!(net.lost[&0].1, Some(refusals::UNKNOWN));
-    // One that never hears of it.
+    // A client that does not receive the refusal.
     let deaf = net.client();
     net.dial(deaf, 2, 1, 0);
     net.told.clear();
@@ -351,7 +351,7 @@ fn whoever_is_turned_away_is_gone_soon_even_if_it_does_not_go() {
             net.hear(address(deaf), &datagram);
         }
         for (_, datagram) in net.answers() {
-            // It hears all but the last flight.
+            // It receives everything except the last flight.
             if net.told.is_empty() {
                 net.clients[deaf].receive(net.now, 0, (SERVER.into(), None), None, BytesMut::from(&datagram[..]));
             }
@@ -362,16 +362,16 @@ fn whoever_is_turned_away_is_gone_soon_even_if_it_does_not_go() {
 }
 
 #[test]
-fn one_source_cannot_have_all_places_of_strangers() {
+fn one_source_cannot_use_all_unadmitted_connections() {
     let mut net = Net::new();
     net.owner = |_| None;
-    // All behind one address: they show that they are there, and then say no more.
+    // All clients have the same address. They validate it and then send nothing.
     let (mut refused, mut let_in) = (0, 0);
     for at in 0..200 {
         let client = net.client();
         net.dial(client, at, 1, 0);
         for _ in 0..2 {
-            // A packet with a Retry's token is paced.
+            // The client paces the packet with a Retry token.
             net.now += Duration::from_millis(30);
             let now = net.now;
             net.clients[client].handle_timeout(now);
@@ -394,7 +394,7 @@ fn one_source_cannot_have_all_places_of_strangers() {
         }
     }
     assert_eq!((let_in, refused), (128, 200 - 128));
-    // Another address finds room.
+    // A client with another address is admitted.
     net.owner = |_| Some(b"client");
     let other = net.client();
     net.clients.swap(0, other);
@@ -404,7 +404,7 @@ fn one_source_cannot_have_all_places_of_strangers() {
 }
 
 #[test]
-fn an_owner_has_so_many_bonds_and_the_host_too() {
+fn bonds_are_limited_per_owner_and_per_host() {
     let mut net = Net::new();
     let client = net.client();
     for bond in 0..20 {
@@ -413,7 +413,7 @@ fn an_owner_has_so_many_bonds_and_the_host_too() {
     net.exchange();
     assert_eq!((net.server.bonds().count(), net.joined[&0]), (16, 16));
     assert_eq!(net.lost[&0].1, Some(refusals::BUSY));
-    // Others are not concerned, until the host is full.
+    // Other owners are not affected until the host's limit is reached.
     net.owner = |_| Some(b"another");
     net.server.set_limits(HostLimits { bonds: 18, ..HostLimits::default() });
     let other = net.client();
@@ -425,7 +425,7 @@ fn an_owner_has_so_many_bonds_and_the_host_too() {
 }
 
 #[test]
-fn a_stolen_name_without_the_secret_or_the_key_opens_nothing() {
+fn a_bond_id_without_secret_or_key_gives_no_access() {
     let mut net = Net::new();
     let victim = net.client();
     net.dial(victim, 7, 1, 0);
@@ -444,27 +444,27 @@ fn a_stolen_name_without_the_secret_or_the_key_opens_nothing() {
 }
 
 #[test]
-fn regression_a_second_path_of_a_number_does_not_take_the_first_along() {
+fn regression_a_duplicate_path_number_does_not_remove_the_first_path() {
     let mut net = Net::new();
     let client = net.client();
     net.dial(client, 1, 1, 0);
     net.exchange();
-    // The same client, as it were, without its memory: it numbers from 0 again.
+    // The same client after a loss of its state: it numbers paths from 0 again.
     let again = net.client();
     net.dial(again, 1, 1, 0);
     net.pass(Duration::from_secs(1), true);
     assert!(net.lost.contains_key(&again));
     let paths: Vec<_> = net.server.bonds().flat_map(|(_, bond)| bond.paths()).collect();
-    assert_eq!(paths.len(), 1, "the first is still there");
+    assert_eq!(paths.len(), 1, "the first path was removed");
     let (id, now) = (net.clients[client].bonds().next().unwrap().0, net.clients[client].time(net.now));
     let open = Open { kind: FlowKind::Stream, target: Target::Name("x".into(), 1), policy: FlowPolicy::default() };
     net.clients[client].bond(id).unwrap().open(now, open).unwrap();
     net.pass(Duration::from_secs(1), true);
-    assert!(net.told.iter().any(|event| matches!(event, HostEvent::Bond(_, Event::Incoming { .. }))), "and works");
+    assert!(net.told.iter().any(|event| matches!(event, HostEvent::Bond(_, Event::Incoming { .. }))), "the first path does not work");
 }
 
 #[test]
-fn a_bond_has_64_paths_and_no_more_connections_than_twice_that() {
+fn a_bond_has_at_most_64_paths_and_twice_as_many_connections() {
     let mut net = Net::new();
     let client = net.client();
     for path in 0..70 {
@@ -476,7 +476,7 @@ fn a_bond_has_64_paths_and_no_more_connections_than_twice_that() {
 }
 
 #[test]
-fn regression_an_end_that_takes_tiny_datagrams_only_is_sent_away() {
+fn regression_a_peer_with_too_small_datagrams_is_refused() {
     let mut net = Net::new();
     let mut config = ClientConfig::new(net.tls.clone());
     let mut transport = TransportConfig::default();
@@ -506,7 +506,7 @@ fn regression_an_end_that_takes_tiny_datagrams_only_is_sent_away() {
             let stream = connection.streams().open(Dir::Bi).unwrap();
             connection.send_stream(stream).write(&hello.encode()).unwrap();
         }
-        // A numbered PING, again and again: each would be due an acknowledgement that cannot be told.
+        // A numbered PING, repeatedly: each would require an acknowledgement that cannot be sent.
         let _ = connection.datagrams().send(Bytes::from_static(&[1, 0, 0x0d]), true);
         while let Some(transmit) = connection.poll_transmit(net.now, std::num::NonZeroUsize::MIN, &mut buffer) {
             let sent: Vec<u8> = buffer.drain(..).take(transmit.size).collect();
@@ -528,5 +528,5 @@ fn regression_an_end_that_takes_tiny_datagrams_only_is_sent_away() {
         net.told
     );
     net.pass(Duration::from_secs(100), false);
-    assert_eq!(net.server.bonds().count(), 0, "a bond without paths is forgotten");
+    assert_eq!(net.server.bonds().count(), 0, "the bond without paths still exists");
 }

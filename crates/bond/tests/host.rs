@@ -1,4 +1,4 @@
-//! What bonds promise, over real QUIC and emulated links.
+//! Guarantees of bonds, over real QUIC and emulated links.
 
 mod quic;
 
@@ -9,7 +9,7 @@ use quic::scenes::{self, DOWN, UP, ms, share};
 use quic::{Spec, World};
 
 #[test]
-fn one_flow_gets_the_links_sum() {
+fn one_flow_gets_the_sum_of_the_links() {
     for (specs, side, least) in [
         (vec![Spec::new(20.0, 5)], DOWN, 0.935),
         (vec![Spec::new(20.0, 5), Spec::new(5.0, 5)], UP, 0.935),
@@ -22,19 +22,19 @@ fn one_flow_gets_the_links_sum() {
     }
 }
 
-/// A far link began so slowly beside a near one that the bond missed the kernel's own rule for multipath TCP.
+/// A long-RTT link started so slowly beside a short-RTT link that the bond exceeded the limit of the kernel's multipath TCP test.
 #[test]
-fn regression_a_far_link_takes_part_from_the_beginning() {
+fn regression_a_long_rtt_link_is_used_from_the_start() {
     for (specs, limit) in scenes::simult().into_iter().filter(|(specs, _)| specs.iter().any(|spec| spec.delay_ms == 50)) {
-        let account = scenes::account(&specs, 1, DOWN, 16 << 20).expect("it ends");
+        let account = scenes::account(&specs, 1, DOWN, 16 << 20).expect("the transfer did not complete");
         assert!(account.took.as_secs_f64() < limit - 0.2, "{specs:?}: {account:?}, at most {limit}");
         assert!(account.payload > 0.945 && account.twice < 0.01, "{specs:?}: {account:?}");
     }
 }
 
-/// A fast path is paced by the host, in bursts that each are worth a call of the system.
+/// The host paces a fast path in bursts that are large enough to be worth a system call.
 #[test]
-fn a_fast_short_way_is_filled_in_few_bursts_though_timers_are_late() {
+fn a_fast_path_is_filled_in_few_bursts_despite_late_timers() {
     let mut world = World::up(&[Spec::new(300.0, 0)], 1);
     world.tick = ms(1);
     let flow = world.open(FlowPolicy::default(), FlowKind::Stream);
@@ -48,7 +48,7 @@ fn a_fast_short_way_is_filled_in_few_bursts_though_timers_are_late() {
 }
 
 #[test]
-fn a_link_that_goes_costs_a_moment_and_its_return_nothing() {
+fn a_link_failure_causes_a_short_gap_and_recovery_none() {
     for (link, told, limit) in [(0, false, 150), (0, true, 100), (1, false, 150), (1, true, 50)] {
         let cut = scenes::cut(3, link, told);
         assert!(cut.gap <= ms(limit) && cut.gap_after <= ms(150), "link {link}, told {told}: {cut:?}");
@@ -56,16 +56,16 @@ fn a_link_that_goes_costs_a_moment_and_its_return_nothing() {
     }
 }
 
-/// Idle flows hung for ever once the server had vanished without a word.
+/// Idle flows hung forever after the server had disappeared without a close.
 #[test]
-fn regression_a_server_that_vanished_is_given_up_once_a_new_path_is_not_answered() {
+fn regression_a_bond_ends_when_a_vanished_server_does_not_answer_a_new_path() {
     let mut world = World::up(&[Spec::new(20.0, 5); 2], 1);
     world.open(FlowPolicy::default(), FlowKind::Stream);
     world.run(ms(500), |_| false);
     (0..2).for_each(|link| world.set_dark(link, true, false));
     world.run(Duration::from_secs(80), |_| false);
     assert_eq!((world.paths(UP), &world.ended[UP]), (Some(2), &None));
-    // All paths are gone, and no link is there to dial over: it is kept.
+    // All paths are gone and there is no link to dial over, so the bond is kept.
     world.run(Duration::from_secs(60), |_| false);
     assert_eq!((world.paths(UP), &world.ended[UP]), (Some(0), &None));
     world.dial(0);
@@ -74,7 +74,7 @@ fn regression_a_server_that_vanished_is_given_up_once_a_new_path_is_not_answered
 }
 
 #[test]
-fn a_flow_outlasts_two_minutes_in_which_all_links_are_dark() {
+fn a_flow_survives_a_two_minute_blackout_of_all_links() {
     let mut world = World::up(&[Spec::new(20.0, 5)], 1);
     let flow = world.open(FlowPolicy::default(), FlowKind::Stream);
     world.send(DOWN, flow, 5_000_000);
@@ -88,18 +88,18 @@ fn a_flow_outlasts_two_minutes_in_which_all_links_are_dark() {
 }
 
 #[test]
-fn a_bond_is_no_slower_than_its_best_link() {
+fn a_bond_is_not_slower_than_its_best_link() {
     for at in [4, 8, 13] {
         let specs = scenes::profiles()[at];
-        // What the slower link holds back at the end is to be little of the whole.
+        // The transfer is long, so that the tail on the slower link is a small part of it.
         let (both, best) = scenes::both_and_best(&specs, 1, 6);
         assert!(both > 0.97 * best, "{specs:?}: {both} and {best}");
     }
 }
 
-/// The guard did not count what a path had in flight, and took a path of unknown rate for one of 1 Mbit/s.
+/// The guard did not count bytes in flight on a path, and assumed 1 Mbit/s for a path of unknown rate.
 #[test]
-fn regression_short_transfers_waited_for_a_slow_link() {
+fn regression_short_transfers_do_not_wait_for_a_slow_link() {
     for at in [4, 8, 9, 12] {
         let specs = scenes::profiles()[at];
         for size in [50_000, 500_000] {
@@ -110,23 +110,23 @@ fn regression_short_transfers_waited_for_a_slow_link() {
 }
 
 #[test]
-fn downloads_survive_links_that_come_and_go() {
+fn downloads_survive_links_that_fail_and_recover() {
     let churn = scenes::churn(1, 6);
     assert_eq!(churn.complete, 20);
     assert!(churn.share > 0.6, "{churn:?}");
 }
 
 #[test]
-fn copies_hide_losses_and_leave_room() {
+fn copies_hide_losses_and_leave_capacity() {
     for (copies, most) in [(2, 0.003), (3, 0.0006)] {
         let (missing, bulk) = scenes::messages(1, copies, 2000);
         assert!(missing < most && bulk > 0.8, "{copies} copies: {missing} missing, {bulk}");
     }
 }
 
-/// Two full datagrams were put before what is urgent.
+/// Two full-size datagrams were sent before urgent data.
 #[test]
-fn regression_urgent_messages_wait_for_little() {
+fn regression_urgent_messages_have_low_delay() {
     let [(alone, _), (median, most)] = [false, true].map(|bulk| scenes::urgent(1, bulk, 10));
     assert!(median < alone + ms(5) && most < alone + ms(20), "{median:?}, {most:?}, alone {alone:?}");
 }
@@ -148,18 +148,18 @@ fn a_short_transfer_over_many_links_arrives() {
 }
 
 #[test]
-fn every_scheduling_brings_everything() {
+fn every_scheduling_rule_delivers_all_data() {
     let specs = [Spec::new(20.0, 5), Spec::new(10.0, 20)];
     for (scheduling, least) in [
         (BondScheduler::Midrr, 0.85),
-        // Twice the slower link, and what the round trips let the faster one take.
+        // Twice the rate of the slower link.
         (BondScheduler::RoundRobin, 0.6),
         (BondScheduler::WeightedRoundRobin, 0.85),
         (BondScheduler::RttShare, 0.7),
         (BondScheduler::EarliestCompletion, 0.85),
         (BondScheduler::MinRtt, 0.85),
         (BondScheduler::Weights, 0.85),
-        // Nearly all goes over the slower one too. Regression: what did not fit by a byte was sent anew again and again.
+        // Nearly all data also goes over the slower link. Regression: data that exceeded the room by one byte was retransmitted endlessly.
         (BondScheduler::Redundant(2), 0.55),
     ] {
         let (share, carried) = scenes::scheduled(&specs, 1, scheduling, 6_000_000);
@@ -167,7 +167,7 @@ fn every_scheduling_brings_everything() {
     }
 }
 
-/// OPERETTA's weights, which the client gives, hold at both ends within 5 % of all in each second, whatever the links could carry.
+/// OPERETTA's weights, set by the client, hold at both ends in each second within 5 % of all bytes, whatever the links could carry.
 #[test]
 fn both_ends_obey_the_clients_weights() {
     let specs = [Spec::new(20.0, 5), Spec::new(10.0, 20), Spec::new(20.0, 10)];
@@ -182,7 +182,7 @@ fn both_ends_obey_the_clients_weights() {
     }
 }
 
-/// Each rule shares as its paper says, from both ends.
+/// Both ends share as the rule's paper says.
 #[test]
 fn both_ends_share_by_the_clients_rule() {
     let specs = [Spec::new(20.0, 5), Spec::new(10.0, 20)];

@@ -1,5 +1,5 @@
-//! An end that lies, floods, forges, repeats itself or says nothing: only its own bond ends, with an error that says why, and neither
-//! memory nor time spent grow with what it chooses to send.
+//! A peer that lies, floods, forges, replays or stays silent affects only its own bond, which ends with a specific error. Neither memory nor running
+//! time grows with what the peer sends.
 
 #[path = "support/forge.rs"]
 mod forge;
@@ -54,14 +54,14 @@ fn events(bond: &mut Bond) -> Vec<Event> {
     std::iter::from_fn(|| bond.poll_event()).collect()
 }
 
-/// Everything the bond has to say on its path now.
+/// All datagrams that the bond can send on its path now.
 fn sent(bond: &mut Bond, now: Time) -> Vec<Bytes> {
     bond.set_facts(PATH, facts());
     let mut out = BytesMut::new();
     std::iter::from_fn(|| bond.poll_datagram(now, PATH, 1200, &mut out).then(|| out.split().freeze())).collect()
 }
 
-/// Frames of `size` bytes each in datagrams of at most 1200 bytes: calls `tell` until it fails or `count` frames are told.
+/// Sends `count` frames of `size` bytes in datagrams of at most 1200 bytes, until the bond returns an error.
 fn flood(bond: &mut Bond, count: u64, frame: impl Fn(Forge, u64) -> Forge) -> Result<(), BondError> {
     let mut at = 0;
     while at < count {
@@ -85,26 +85,26 @@ fn offsets_beyond_credit_end_the_bond() {
 }
 
 #[test]
-fn flows_together_go_no_further_than_the_credit_of_all() {
+fn all_flows_together_respect_the_total_credit() {
     let mut bond = server();
     let all = (0..40).find_map(|flow| tell(&mut bond, quiet().chunk(flow, (512 << 10) - 1, b"x", false)).err());
     assert_eq!(all, Some(BondError::TotalCredit));
     let mut bond = server();
     let resets = (0..40).find_map(|flow| tell(&mut bond, quiet().reset(flow, 1, 512 << 10)).err());
-    // A reset's bytes count as read, so the credit comes back.
+    // A reset's bytes count as read, so their credit is returned.
     assert_eq!(resets, None);
 }
 
 #[test]
-fn regression_one_byte_pieces_with_holes_cannot_fill_the_memory() {
+fn regression_one_byte_chunks_with_gaps_cannot_exhaust_memory() {
     let mut bond = server();
     let (held, result) = growth(|| flood(&mut bond, 4_000_000, |datagram, at| datagram.chunk(at % 32, 2 * (at / 32) + 1, b"x", false)));
-    assert!(matches!(result, Err(BondError::Holes(_))), "{result:?}");
+    assert!(matches!(result, Err(BondError::Gaps(_))), "{result:?}");
     assert!(held < 24 * MEGA, "{held} bytes");
 }
 
 #[test]
-fn whole_windows_of_early_datagrams_are_no_holes() {
+fn full_windows_of_out_of_order_datagrams_are_accepted() {
     let mut bond = server();
     for flow in 0..31 {
         for at in 1..(512 << 10) / 1100 {
@@ -114,33 +114,33 @@ fn whole_windows_of_early_datagrams_are_no_holes() {
 }
 
 #[test]
-fn what_was_never_sent_is_not_acknowledged() {
+fn acknowledgements_of_unsent_datagrams_are_rejected() {
     let mut bond = server();
-    assert_eq!(tell(&mut bond, quiet().ack(0, (0, 0), 0, &[])), Err(BondError::Never("a datagram")));
-    // One that is not there (any more) is nobody's fault.
+    assert_eq!(tell(&mut bond, quiet().ack(0, (0, 0), 0, &[])), Err(BondError::Nonexistent("a datagram")));
+    // An acknowledgement for a path that does not exist (any more) is not an error.
     assert_eq!(tell(&mut server(), quiet().ack(9, (0, 1 << 61), 0, &[])), Ok(()));
 }
 
 #[test]
-fn regression_an_acknowledgement_costs_no_more_than_what_was_sent() {
+fn regression_the_cost_of_an_acknowledgement_is_bounded_by_the_sent_datagrams() {
     let (mut bond, flow) = client_with(FlowKind::Stream);
     bond.write(flow, Bytes::from(vec![0; 400_000]));
     let count = sent(&mut bond, START).len() as u64;
     assert!(count > 300);
-    // All but the first, again and again: 200 of them in one datagram would each walk over all.
+    // All datagrams except the first, repeatedly: 200 such frames in one datagram would each walk over all datagrams.
     assert_eq!(tell(&mut bond, quiet().ack(0, (1, count - 1), 0, &[])), Ok(()));
     let twice = quiet().ack(0, (1, count - 1), 0, &[]).ack(0, (1, count - 1), 0, &[]);
     assert_eq!(tell(&mut bond, twice), Err(BondError::Repeated));
 }
 
 #[test]
-fn ten_thousand_flows_at_once_are_served_and_more_refused() {
+fn ten_thousand_simultaneous_flows_are_served_and_more_are_refused() {
     let mut bond = server();
     let (held, result) = growth(|| flood(&mut bond, 20_000, |datagram, flow| datagram.open(flow, 0)));
     assert_eq!((result, bond.flows()), (Ok(()), 10_000));
     assert!(held < 32 * MEGA, "{held} bytes");
     assert_eq!(events(&mut bond).len(), 10_000);
-    // The refusals are told, and room that is made is used.
+    // The refusals are sent, and freed places are used.
     assert!(sent(&mut bond, START).len() > 100);
     for flow in 0..10 {
         tell(&mut bond, quiet().reset(flow, 1, 0)).unwrap();
@@ -151,17 +151,17 @@ fn ten_thousand_flows_at_once_are_served_and_more_refused() {
 }
 
 #[test]
-fn regression_refusals_that_nobody_takes_do_not_pile_up() {
+fn regression_unacknowledged_refusals_are_bounded() {
     let limits = Limits { flows: 4, ..Limits::default() };
     let mut bond = Bond::new(Side::Server, limits, START);
     bond.add_path(START, PATH, 0, PathFacts { room: ByteCount::ZERO, ..facts() });
     let (held, result) = growth(|| flood(&mut bond, 1_000_000, |datagram, flow| datagram.open(flow, 0)));
-    assert!(matches!(result, Err(BondError::Deaf(_))) && held < 8 * MEGA, "{result:?}, {held} bytes");
+    assert!(matches!(result, Err(BondError::Backlog(_))) && held < 8 * MEGA, "{result:?}, {held} bytes");
 }
 
-/// Acknowledged one by one from the oldest on, nothing is ever lost, and the path stays good.
+/// If datagrams are acknowledged one by one from the oldest on, none counts as lost and the path stays good.
 #[test]
-fn regression_what_is_acknowledged_ever_more_slowly_does_not_pile_up() {
+fn regression_slowly_acknowledged_datagrams_are_bounded() {
     let mut bond = Bond::new(Side::Server, Limits { flows: 4, ..Limits::default() }, START);
     bond.add_path(START, PATH, 0, facts());
     let (held, (result, told)) = growth(|| {
@@ -181,28 +181,28 @@ fn regression_what_is_acknowledged_ever_more_slowly_does_not_pile_up() {
         }
         (Ok(()), bond.held())
     });
-    assert!(matches!(result, Err(BondError::Deaf(_))), "{result:?}");
+    assert!(matches!(result, Err(BondError::Backlog(_))), "{result:?}");
     assert!(held < 32 * MEGA, "{held} bytes");
-    assert!(told.get() as isize > held / 4, "{told} is told of {held} bytes");
+    assert!(told.get() as isize > held / 4, "{told} of {held} bytes are reported");
 }
 
 #[test]
-fn regression_what_pieces_and_flows_cost_is_told() {
+fn regression_the_memory_of_chunks_and_flows_is_reported() {
     let mut bond = server();
     let (held, result) = growth(|| flood(&mut bond, 130_000, |datagram, at| datagram.chunk(at % 1000, 2 * (at / 1000) + 1, b"x", false)));
     assert_eq!(result, Ok(()));
     let told = bond.held().get() as isize;
-    assert!((held / 2..held * 2).contains(&told), "{told} is told of {held} bytes");
+    assert!((held / 2..held * 2).contains(&told), "{told} of {held} bytes are reported");
 }
 
 #[test]
-fn regression_what_is_acknowledged_here_and_there_does_not_pile_up() {
+fn regression_scattered_acknowledgements_are_bounded() {
     let (mut bond, flow) = client_with(FlowKind::Stream);
     const WINDOW: u64 = 512 << 10;
     bond.write(flow, Bytes::from(vec![0; 2 << 20]));
     let before = sent(&mut bond, START).len() as u64;
     assert_eq!(tell(&mut bond, quiet().ack(0, (0, before - 1), 0, &[])), Ok(()));
-    // A byte at a time.
+    // One byte at a time.
     let pieces = 100_000;
     for piece in 0..pieces {
         tell(&mut bond, quiet().credit(0, WINDOW + piece + 1)).unwrap();
@@ -213,7 +213,7 @@ fn regression_what_is_acknowledged_here_and_there_does_not_pile_up() {
         let every_second = [(0, 0); 63];
         tell(&mut bond, quiet().ack(0, (last, last), 0, &every_second)).err()
     });
-    assert!(matches!(told, Some(BondError::Holes(_))), "{told:?}");
+    assert!(matches!(told, Some(BondError::Gaps(_))), "{told:?}");
 }
 
 #[test]
@@ -232,11 +232,11 @@ fn regression_idle_flows_keep_no_buffers() {
         sent(&mut bond, START);
     });
     let told = bond.held().get() as isize;
-    assert!(held < 4 * MEGA && (held / 2..held * 2).contains(&told), "{told} is told of {held} bytes");
+    assert!(held < 4 * MEGA && (held / 2..held * 2).contains(&told), "{told} of {held} bytes are reported");
 }
 
 #[test]
-fn regression_many_small_pieces_in_one_datagram_are_counted() {
+fn regression_many_small_chunks_in_one_datagram_are_counted() {
     let (mut bond, _) = client_with(FlowKind::Stream);
     let target = || Target::Name("example.org".into(), 80);
     let flows: Vec<_> = (0..100)
@@ -249,16 +249,16 @@ fn regression_many_small_pieces_in_one_datagram_are_counted() {
         }
     });
     let told = bond.held().get() as isize;
-    assert!((held / 2..held * 2).contains(&told), "{told} is told of {held} bytes");
+    assert!((held / 2..held * 2).contains(&told), "{told} of {held} bytes are reported");
 }
 
 #[test]
 fn flow_numbers_far_ahead_end_the_bond() {
     assert_eq!(tell(&mut server(), quiet().open((1 << 16) - 1, 0)), Ok(()));
-    assert_eq!(tell(&mut server(), quiet().open(1 << 16, 0)), Err(BondError::Never("a flow")));
+    assert_eq!(tell(&mut server(), quiet().open(1 << 16, 0)), Err(BondError::Nonexistent("a flow")));
     let (mut client, _) = client_with(FlowKind::Stream);
     for forge in [quiet().credit(1, 9), quiet().opened(1, 0), quiet().message(7, 0, b"x"), quiet().reset(1, 0, 0), quiet().stop(1, 0)] {
-        assert_eq!(tell(&mut client, forge), Err(BondError::Never("a flow")));
+        assert_eq!(tell(&mut client, forge), Err(BondError::Nonexistent("a flow")));
     }
     assert_eq!(tell(&mut client, quiet().open(0, 0)), Err(BondError::Role("OPEN")));
     assert_eq!(tell(&mut client, quiet().policy(0, 1, 1, 1, 1, 0)), Err(BondError::Role("POLICY")));
@@ -266,12 +266,12 @@ fn flow_numbers_far_ahead_end_the_bond() {
 }
 
 #[test]
-fn regression_finished_flows_with_gaps_between_are_not_each_remembered() {
+fn regression_finished_flows_with_gaps_take_bounded_memory() {
     let mut bond = Bond::new(Side::Server, Limits { flows: 1, ..Limits::default() }, START);
     bond.add_path(START, PATH, 0, facts());
     tell(&mut bond, quiet().open(0, 0)).unwrap();
     let (held, ()) = growth(|| {
-        // Every second number is refused, the others are never spoken of.
+        // Every second number is refused; the others are never used.
         for flow in 1..400_000 {
             tell(&mut bond, quiet().open(2 * flow, 0)).unwrap();
             if flow % 1000 == 0 {
@@ -280,14 +280,14 @@ fn regression_finished_flows_with_gaps_between_are_not_each_remembered() {
         }
     });
     assert!(held < 4 * MEGA, "{held} bytes");
-    // A number from long ago counts as finished.
+    // An old number counts as finished.
     assert_eq!((tell(&mut bond, quiet().open(3, 0)), bond.flows()), (Ok(()), 1));
 }
 
-/// Has the bond send what it can, and acknowledges all of it.
+/// Makes the bond send all it can, and acknowledges everything.
 fn acknowledge_all(bond: &mut Bond) {
     let last = sent(bond, START).iter().filter(|datagram| datagram[0] == 1).map(|datagram| sequence(datagram)).max();
-    tell(bond, quiet().ack(0, (0, last.expect("something was sent")), 0, &[])).unwrap();
+    tell(bond, quiet().ack(0, (0, last.expect("nothing was sent")), 0, &[])).unwrap();
 }
 
 fn sequence(datagram: &[u8]) -> u64 {
@@ -296,7 +296,7 @@ fn sequence(datagram: &[u8]) -> u64 {
 }
 
 #[test]
-fn resets_of_odd_sizes_end_the_bond_or_count() {
+fn resets_of_unusual_sizes_end_the_bond_or_are_counted() {
     let end = |forges: &[Forge]| {
         let mut bond = server();
         forges.iter().find_map(|forge| tell(&mut bond, forge.clone()).err())
@@ -306,13 +306,13 @@ fn resets_of_odd_sizes_end_the_bond_or_count() {
     assert_eq!(end(&[quiet().open(0, 0).chunk(0, 0, b"abc", true), quiet().reset(0, 1, 4)]), broken(ReceiveError::End));
     assert_eq!(end(&[quiet().open(0, 0).reset(0, 1, (512 << 10) + 1)]), broken(ReceiveError::Credit));
     assert_eq!(end(&[quiet().open(0, 0).reset(0, 1, (1 << 62) - 1)]), broken(ReceiveError::Credit));
-    // A second reset says nothing new, whatever its size.
+    // A second reset has no effect, whatever its size.
     assert_eq!(end(&[quiet().open(0, 0).reset(0, 1, 7), quiet().reset(0, 1, 1 << 40), quiet().chunk(0, 0, b"abc", false)]), None);
     assert_eq!(end(&[quiet().open(0, 0).chunk(0, 5, b"", true), quiet().chunk(0, 5, b"x", false)]), broken(ReceiveError::End));
 }
 
 #[test]
-fn chunks_for_finished_flows_say_nothing() {
+fn chunks_for_finished_flows_are_ignored() {
     let mut bond = server();
     tell(&mut bond, quiet().open(0, 0).chunk(0, 0, b"abc", true)).unwrap();
     assert_eq!(bond.read(START, FlowKey(0), 9).unwrap(), "abc");
@@ -327,7 +327,7 @@ fn chunks_for_finished_flows_say_nothing() {
 }
 
 #[test]
-fn policies_without_weight_or_copies_are_refused_and_odd_ones_kept() {
+fn invalid_policies_are_rejected_and_unusual_ones_accepted() {
     let mut bond = server();
     tell(&mut bond, quiet().open(0, 0).open(1, 0)).unwrap();
     assert_eq!(tell(&mut server(), quiet().policy(0, 1, 0, 1, 1, 0)), Err(BondError::Wire(WireError::Range("weight"))));
@@ -337,7 +337,7 @@ fn policies_without_weight_or_copies_are_refused_and_odd_ones_kept() {
     tell(&mut bond, quiet().policy(0, 2, 65_535, 0, 255, 1)).unwrap();
     tell(&mut bond, quiet().policy(0, 1, 1, 1, 1, 0)).unwrap();
     assert_eq!(bond.flow(FlowKey(0)).unwrap().policy, FlowPolicy { weight: 65_535, links: LinkSet(0), copies: 255, urgent: true });
-    // It may use no link: it waits, and the other does not.
+    // This flow may use no link, so it waits; the other does not.
     bond.write(FlowKey(0), Bytes::from(vec![1; 10_000]));
     bond.write(FlowKey(1), Bytes::from(vec![2; 10_000]));
     let bytes: usize = sent(&mut bond, START).iter().map(Bytes::len).sum();
@@ -346,17 +346,17 @@ fn policies_without_weight_or_copies_are_refused_and_odd_ones_kept() {
 }
 
 #[test]
-fn updates_of_unknown_paths_and_unknown_updates() {
+fn invalid_path_updates_are_rejected_or_ignored() {
     assert_eq!(tell(&mut server(), quiet().path(77, 1)), Ok(()));
     assert_eq!(tell(&mut server(), quiet().path(0, 3)), Err(BondError::Wire(WireError::Range("state of a path"))));
     assert_eq!(tell(&mut server(), quiet().path(1 << 32, 1)), Err(BondError::Wire(WireError::Range("path"))));
     let mut bond = server();
     flood(&mut bond, 100_000, |datagram, at| datagram.path(0, at % 3)).unwrap();
-    assert!(events(&mut bond).len() <= 2, "a change that is none is not told");
+    assert!(events(&mut bond).len() <= 2, "an update without a change causes no event");
 }
 
 #[test]
-fn regression_messages_that_nobody_reads_are_bounded_for_all_flows_together() {
+fn regression_unread_messages_are_bounded_over_all_flows() {
     let mut bond = server();
     let large = [0; 1100];
     let (held, result) = growth(|| {
@@ -377,7 +377,7 @@ fn regression_messages_that_nobody_reads_are_bounded_for_all_flows_together() {
 }
 
 #[test]
-fn regression_messages_that_cannot_be_sent_are_bounded_for_all_flows_together() {
+fn regression_unsent_messages_are_bounded_over_all_flows() {
     let mut bond = Bond::new(Side::Server, Limits::default(), START);
     bond.add_path(START, PATH, 0, PathFacts { room: ByteCount::ZERO, ..facts() });
     flood(&mut bond, 1000, |datagram, flow| datagram.open(flow, 1)).unwrap();
@@ -386,7 +386,7 @@ fn regression_messages_that_cannot_be_sent_are_bounded_for_all_flows_together() 
 }
 
 #[test]
-fn regression_messages_for_a_path_with_larger_datagrams_are_cut_for_another() {
+fn regression_rerouted_messages_are_fragmented_for_smaller_datagrams() {
     let mut bond = server();
     bond.add_path(START, PathId(1), 1, facts());
     tell(&mut bond, quiet().open(0, 1)).unwrap();
@@ -410,11 +410,11 @@ fn regression_messages_for_a_path_with_larger_datagrams_are_cut_for_another() {
 }
 
 #[test]
-fn regression_flows_that_are_all_urgent_and_may_not_go_hold_no_other_up() {
+fn regression_blocked_urgent_flows_do_not_block_others() {
     let mut bond = server();
     for flow in 0..5000 {
         tell(&mut bond, quiet().open(flow, 0)).unwrap();
-        // The first thousands may use no path there is; the rest may use all.
+        // The first thousands may use no existing path; the rest may use all paths.
         tell(&mut bond, quiet().policy(flow, 1, 100, if flow < 4000 { 1 << 40 } else { u64::MAX }, 1, 1)).unwrap();
         bond.write(FlowKey(flow), Bytes::from(vec![0; 100]));
     }
@@ -436,7 +436,7 @@ fn replays_deliver_nothing_twice() {
 }
 
 #[test]
-fn regression_what_is_said_again_is_told_once() {
+fn regression_repeated_frames_cause_one_event() {
     let (mut client, flow) = client_with(FlowKind::Stream);
     flood(&mut client, 1000, |datagram, _| datagram.stop(0, 32).opened(0, 0).reset(0, 104, 0)).unwrap();
     let told = events(&mut client);
@@ -445,7 +445,7 @@ fn regression_what_is_said_again_is_told_once() {
 }
 
 #[test]
-fn regression_a_reset_that_overtakes_its_opening_is_told_behind_it() {
+fn regression_a_reset_before_its_open_is_reported_after_it() {
     let mut bond = server();
     tell(&mut bond, quiet().reset(0, 104, 3).stop(0, 32)).unwrap();
     assert_eq!(events(&mut bond), []);
@@ -456,7 +456,7 @@ fn regression_a_reset_that_overtakes_its_opening_is_told_behind_it() {
 }
 
 #[test]
-fn regression_a_path_that_never_answers_is_probed_without_growing() {
+fn regression_probing_a_silent_path_takes_bounded_memory() {
     let (mut bond, flow) = client_with(FlowKind::Stream);
     bond.write(flow, Bytes::from(vec![0; 100_000]));
     let mut now = START;
@@ -467,7 +467,7 @@ fn regression_a_path_that_never_answers_is_probed_without_growing() {
             now = due;
             bond.handle_timeout(now);
             probes += sent(bond, now).len();
-            assert!(bond.poll_timeout().is_none_or(|next| next > now), "a timer is due and nothing happens");
+            assert!(bond.poll_timeout().is_none_or(|next| next > now), "a due timer had no effect");
         }
         probes
     };
@@ -479,7 +479,7 @@ fn regression_a_path_that_never_answers_is_probed_without_growing() {
 }
 
 #[test]
-fn a_slow_reader_costs_what_it_is_granted() {
+fn a_slow_reader_costs_at_most_its_credit() {
     let mut bond = server();
     flood(&mut bond, 1000, |datagram, flow| datagram.open(flow, 0)).unwrap();
     let (held, written) = growth(|| {
@@ -493,12 +493,12 @@ fn a_slow_reader_costs_what_it_is_granted() {
     });
     assert!(written <= 64 << 20 && held < 72 * MEGA, "{written} written, {held} bytes");
     assert_eq!(bond.writable(START, FlowKey(0)), 0);
-    // Credit beyond all sense is credit.
+    // Credit far beyond the flow's data is accepted.
     assert_eq!(tell(&mut bond, quiet().credit(0, (1 << 62) - 1).total_credit((1 << 62) - 1)), Ok(()));
 }
 
 #[test]
-fn a_path_of_tiny_datagrams_is_not_used() {
+fn a_path_with_too_small_datagrams_is_not_used() {
     let (mut bond, flow) = client_with(FlowKind::Messages);
     bond.send_message(flow, Bytes::from(vec![0; 5000]));
     for max in [0, 5, 60, MIN_DATAGRAM - 1] {
@@ -508,10 +508,10 @@ fn a_path_of_tiny_datagrams_is_not_used() {
 }
 
 proptest! {
-    /// Two bonds, links that lose, double, delay and reorder, links and paths that go and come, clocks that jump: what is read is what was
-    /// written; and with forged frames in between: nothing but an error.
+    /// Two bonds; links that lose, duplicate, delay and reorder; links and paths that fail and recover; clocks that jump. The read data equals the
+    /// written data. With forged frames in between, nothing worse than an error happens.
     #[test]
-    fn any_script_ends_well(honest in any::<bool>(), bytes in proptest::collection::vec(any::<u8>(), 0..1500)) {
+    fn any_script_ends_without_violations(honest in any::<bool>(), bytes in proptest::collection::vec(any::<u8>(), 0..1500)) {
         script::run(&[&[u8::from(honest)], &bytes[..]].concat());
     }
 }

@@ -1,4 +1,4 @@
-//! What all flows hold together bounds each of them.
+//! The send buffer of all flows together limits each flow.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ fn deliver(now: Time, from: &mut Bond, to: &mut Bond) {
 }
 
 #[test]
-fn regression_a_flow_that_others_left_no_room_is_told_when_there_is_some() {
+fn regression_a_flow_blocked_by_others_becomes_writable_again() {
     let total_window = 300_000;
     let limits = Limits { total_window, ..Limits::default() };
     let (mut client, mut server) =
@@ -37,7 +37,7 @@ fn regression_a_flow_that_others_left_no_room_is_told_when_there_is_some() {
     }
     assert_eq!(left, 0);
     let third = client.open(now, open()).unwrap();
-    assert_eq!(client.writable(now, third), 0, "the others have all there is");
+    assert_eq!(client.writable(now, third), 0, "the other flows use the whole buffer");
     for _ in 0..50 {
         now = now + Duration::from_millis(5);
         client.handle_timeout(now);
@@ -45,7 +45,7 @@ fn regression_a_flow_that_others_left_no_room_is_told_when_there_is_some() {
         deliver(now, &mut client, &mut server);
         deliver(now, &mut server, &mut client);
     }
-    assert!(client.writable(now, first) > 0, "what was written has arrived");
+    assert!(client.writable(now, first) > 0, "the written data was acknowledged");
     let told = std::iter::from_fn(|| client.poll_event()).any(|event| event == Event::Writable(third));
-    assert!(told, "the third waits for ever");
+    assert!(told, "the third flow stays blocked");
 }

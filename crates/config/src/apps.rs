@@ -13,13 +13,13 @@ use super::links::LinkEntry;
 use super::reader::{Section, Value};
 use super::{AFFINITIES, World};
 
-/// A user that no process has: the kernel's own sign for none.
-const NOBODY: u32 = u32::MAX;
+/// A user id that no process has: the kernel uses it for "none".
+const NO_USER: u32 = u32::MAX;
 
 const CLASSES: [(&str, Class); 4] =
     [("real-time", Class::RealTime), ("browser", Class::Browser), ("bulk", Class::Bulk), ("unclassified", Class::Unclassified)];
 
-/// Reads all `[[app]]` entries and looks for entries that never count.
+/// Reads all `[[app]]` entries and reports entries that can never match.
 pub(super) fn entries(value: Value<'_>, links: &[LinkEntry], exclude: &Exclusions, world: &World) -> Vec<AppRule> {
     let exclusions = exclude.matchers();
     let mut read: Vec<(AppRule, Range<usize>)> = Vec::new();
@@ -31,20 +31,20 @@ pub(super) fn entries(value: Value<'_>, links: &[LinkEntry], exclude: &Exclusion
             let line = value.reader.line(place);
             if earlier.matcher == rule.matcher {
                 let reason = format!("the entry in line {line} matches the same flows");
-                value.reader.refuse(&span, reason, "the first entry decides: join the two");
+                value.reader.refuse(&span, reason, "the first matching entry applies: merge the two");
             } else {
-                let reason = format!("this entry can never match: the one in line {line} takes all its flows");
-                value.reader.warn(&span, reason, "the first matching entry decides: put this one before it");
+                let reason = format!("this entry can never match: the entry in line {line} matches all its flows");
+                value.reader.warn(&span, reason, "the first matching entry applies: move this entry before it");
             }
         } else if exclusions.iter().any(|matcher| matcher.covers(&rule.matcher)) {
-            value.reader.warn(&span, "this entry can never match: [exclude] takes all its flows", "remove one of the two");
+            value.reader.warn(&span, "this entry can never match: [exclude] matches all its flows", "remove one of the two");
         }
         read.push((rule, span));
     }
     if exclusions.len() + read.len() > MAX_RULES {
         let reason = format!("{} exclusions and {} [[app]] entries", exclusions.len(), read.len());
         let span = read.last().map_or(0..0, |(_, span)| span.clone());
-        value.reader.refuse(&span, reason, format!("at most {MAX_RULES} together are looked at for each flow: join some of them"));
+        value.reader.refuse(&span, reason, format!("Braid checks at most {MAX_RULES} of both per flow: merge some of them"));
     }
     read.into_iter().map(|(rule, _)| rule).collect()
 }
@@ -88,7 +88,7 @@ fn entry(mut section: Section<'_>, links: &[LinkEntry], world: &World) -> Option
     if let (Some(value), Some(allowed)) = (&prefer_value, &allowed) {
         prefer_within_links(value, &preferred, allowed);
     }
-    let (carry, copies, relay) = carried(&mut section, world);
+    let (carry, copies, relay) = carry_settings(&mut section, world);
     let resolve = resolve(&mut section, carry);
     let rule = AppRule {
         matcher: matcher.clone().unwrap_or_default(),
@@ -106,14 +106,14 @@ fn entry(mut section: Section<'_>, links: &[LinkEntry], world: &World) -> Option
     matcher.map(|_| rule)
 }
 
-/// How the flows are carried, over how many links each packet if over several, and by which relay alone.
-fn carried(section: &mut Section<'_>, world: &World) -> (Carry, u8, Option<String>) {
+/// How the flows are carried, the number of copies of each packet, and the only relay, if one is named.
+fn carry_settings(section: &mut Section<'_>, world: &World) -> (Carry, u8, Option<String>) {
     let written = section.take("carry");
     let carry = written.as_ref().and_then(|value| value.one_of(&Carry::ALL)).unwrap_or_default();
     let copies = section.take("copies").and_then(|value| {
         if matches!(carry, Carry::Direct | Carry::Bond) {
-            let problem = format!("carry = \"{}\" sends each packet once: it takes no copies", carry.name());
-            return value.refuse(problem, "take copies out, or write carry = \"duplicate\"".into());
+            let problem = format!("carry = \"{}\" sends each packet once, so it takes no copies", carry.name());
+            return value.refuse(problem, "remove copies, or write carry = \"duplicate\"".into());
         }
         value.whole(2..=8)
     });
@@ -122,47 +122,51 @@ fn carried(section: &mut Section<'_>, world: &World) -> (Carry, u8, Option<Strin
         if let Some(value) =
             written.filter(|_| matches!(carry, Carry::Bond | Carry::Duplicate) && world.relays.as_ref().is_some_and(Vec::is_empty))
         {
-            let remedy = "braid join, with the line that a relay's operator gave; until then only servers that run Braid are reached so, and \
-                          other flows go direct";
-            value.reader.warn(&value.span, format!("no relay is joined that could carry \"{}\"", value.text().unwrap_or_default()), remedy);
+            let remedy = "run braid join with the invitation from a relay's operator; until then only flows to servers that run Braid are \
+                          bonded, and other flows go direct";
+            value.reader.warn(
+                &value.span,
+                format!("no relay is joined, but carry = \"{}\" needs one", value.text().unwrap_or_default()),
+                remedy,
+            );
         }
         return (carry, copies, None);
     };
     if carry == Carry::Direct {
-        value.reader.refuse(&value.span, "carry = \"direct\" takes no relay", "take relay out, or write carry = \"bond\"");
+        value.reader.refuse(&value.span, "carry = \"direct\" takes no relay", "remove relay, or write carry = \"bond\"");
     }
     (carry, copies, relay(&value, world))
 }
 
-/// Who looks up the names that a proxy's clients ask for.
+/// Which end resolves the host names that a proxy's clients request.
 fn resolve(section: &mut Section<'_>, carry: Carry) -> Resolve {
     let Some(value) = section.take("resolve") else { return Resolve::default() };
     let resolve = value.one_of(&Resolve::ALL).unwrap_or_default();
     if resolve == Resolve::Relay && carry == Carry::Direct {
         value.reader.refuse(
             &value.span,
-            "carry = \"direct\" has no relay that could look names up",
-            "take resolve out, or write carry = \"bond\"",
+            "carry = \"direct\" has no relay that could resolve names",
+            "remove resolve, or write carry = \"bond\"",
         );
     }
     resolve
 }
 
-/// A relay's name, as `braid join --name` takes it.
+/// A relay's name, as `braid join --name` accepts it.
 fn relay(value: &Value<'_>, world: &World) -> Option<String> {
     let text = value.text()?;
     let fit = (1..=64).contains(&text.len())
         && !text.starts_with('-')
         && !text.chars().any(|letter| letter.is_control() || letter.is_whitespace());
     if !fit {
-        let remedy = "write the name it was given when it was joined: 1 to 64 letters, no spaces, no hyphen first";
+        let remedy = "write the name given to it with braid join: 1 to 64 letters without spaces, not starting with a hyphen";
         return value.refuse(format!("{text:?} is not the name of a relay"), remedy.into());
     }
     if let Some(relays) = world.relays.as_ref().filter(|relays| !relays.iter().any(|relay| relay == text)) {
         let severity = if world.strict { Severity::Error } else { Severity::Warning };
         let remedy = match &relays[..] {
-            [] => format!("none was joined: braid join --name {text}; until then its flows go direct"),
-            joined => format!("joined were {}; another is joined by braid join --name {text}", joined.join(", ")),
+            [] => format!("no relay is joined: run braid join --name {text}; until then the flows go direct"),
+            joined => format!("the joined relays are {}; join another with braid join --name {text}", joined.join(", ")),
         };
         let near = nearest(text, relays.iter().map(String::as_str));
         value.reader.note(severity, &value.span, format!("no relay is called {text} here"), near, Some(remedy));
@@ -170,12 +174,12 @@ fn relay(value: &Value<'_>, world: &World) -> Option<String> {
     Some(text.to_owned())
 }
 
-/// The conditions; `None` when one was refused or none is given.
+/// The conditions; `None` if one was refused or none is given.
 fn matcher(mut section: Section<'_>, world: &World) -> Option<AppMatcher> {
     let (reader, span) = (section.reader, section.span.clone());
     let empty = section.is_empty();
     let mut refused = false;
-    // A condition that was refused must not leave a matcher that matches more.
+    // A refused condition must not leave a matcher that matches more.
     macro_rules! condition {
         ($key:literal, $read:expr) => {
             section.take($key).and_then(|value| {
@@ -196,7 +200,7 @@ fn matcher(mut section: Section<'_>, world: &World) -> Option<AppMatcher> {
     };
     section.finish();
     if empty {
-        let remedy = "write exe, name, port, destination, cgroup, user or client; several must all hold";
+        let remedy = "write exe, name, port, destination, cgroup, user or client; all given conditions must match";
         reader.refuse(&span, "a match without conditions", remedy);
     }
     (!refused && !matcher.is_empty()).then_some(matcher)
@@ -206,15 +210,17 @@ fn exe(value: &Value<'_>, world: &World) -> Option<PathBuf> {
     let text = value.text()?;
     let path = PathBuf::from(text);
     if !path.is_absolute() {
-        let remedy = "write the whole path, \"/usr/bin/curl\", or match by name";
-        return value.refuse(format!("{text:?} is not the whole path of a program"), remedy.into());
+        let remedy = "write the absolute path, \"/usr/bin/curl\", or match by name";
+        return value.refuse(format!("{text:?} is not the absolute path of a program"), remedy.into());
     }
     if !world.has_program(&path) {
         let beside = world.programs_beside(&path);
         let near = nearest_path(text, beside.iter().map(String::as_str));
-        // Programs come and go with their packages, and one policy serves many machines: no reason to refuse the rest of the file.
-        let remedy = "the rule waits until it is installed; if another was meant, write its path (a link to it will do)".to_owned();
-        value.reader.note(Severity::Warning, &value.span, format!("there is no program {text} now"), near, Some(remedy));
+        // Programs come and go with their packages, and one policy serves many machines: no reason to refuse the file.
+        let remedy =
+            "the rule applies once it is installed; if you meant another program, write its path (a symbolic link to it works too)"
+                .to_owned();
+        value.reader.note(Severity::Warning, &value.span, format!("there is currently no program {text}"), near, Some(remedy));
     }
     Some(path)
 }
@@ -226,8 +232,8 @@ fn name(value: &Value<'_>) -> Option<String> {
         return value.refuse(format!("{text:?} is not the name of a process"), remedy.into());
     }
     if text.len() > NAME_LIMIT {
-        let reason = format!("{text:?} is longer than the {NAME_LIMIT} bytes the kernel keeps");
-        value.reader.warn(&value.span, reason, "only its first 15 bytes count; match by exe to be exact");
+        let reason = format!("{text:?} is longer than the {NAME_LIMIT} bytes that the kernel stores");
+        value.reader.warn(&value.span, reason, "only its first 15 bytes are compared; match by exe to be exact");
     }
     Some(text.to_owned())
 }
@@ -236,25 +242,25 @@ fn destination(value: &Value<'_>) -> Option<IpNet> {
     let text = value.text()?;
     let net = text.parse::<IpNet>().ok().or_else(|| text.parse::<std::net::IpAddr>().ok().map(IpNet::from));
     let Some(net) = net else {
-        let remedy = "write an address or a prefix, \"192.0.2.0/24\" or \"2001:db8::/32\"; names are not looked up";
+        let remedy = "write an address or a prefix, \"192.0.2.0/24\" or \"2001:db8::/32\"; names are not resolved";
         return value.refuse(format!("{text:?} is not a destination"), remedy.into());
     };
     if net != net.trunc() {
         let reason = format!("{text} has bits beyond its prefix length");
-        value.reader.warn(&value.span, reason, format!("it is taken as {}", net.trunc()));
+        value.reader.warn(&value.span, reason, format!("Braid reads it as {}", net.trunc()));
     }
     Some(net.trunc())
 }
 
-/// An address, a prefix, or a name of the proxy's passwords.
+/// An address, a prefix, or a user name of the proxy.
 fn client(value: &Value<'_>) -> Option<ClientMatcher> {
     let text = value.text()?;
     if text.parse::<IpNet>().is_ok() || text.parse::<std::net::IpAddr>().is_ok() {
         return destination(value).map(ClientMatcher::Network);
     }
     if text.is_empty() || text.len() > 255 || text.contains([':', '/']) {
-        let remedy = "write an address, a prefix (\"192.168.7.0/24\"), or a name that stands in the file of braid proxy --passwords";
-        return value.refuse(format!("{text:?} is no client of the proxy"), remedy.into());
+        let remedy = "write an address, a prefix (\"192.168.7.0/24\"), or a user name from the file given to braid proxy --passwords";
+        return value.refuse(format!("{text:?} is not a client of the proxy"), remedy.into());
     }
     Some(ClientMatcher::User(text.to_owned()))
 }
@@ -262,7 +268,7 @@ fn client(value: &Value<'_>) -> Option<ClientMatcher> {
 fn cgroup(value: &Value<'_>) -> Option<String> {
     let text = value.text()?;
     if !text.starts_with('/') || text.split('/').any(|part| part == "..") {
-        let remedy = "write it from the hierarchy's root, \"/system.slice/docker.service\"";
+        let remedy = "write the path from the root of the hierarchy, \"/system.slice/docker.service\"";
         return value.refuse(format!("{text:?} is not the path of a control group"), remedy.into());
     }
     Some(text.to_owned())
@@ -277,26 +283,26 @@ fn user(value: &Value<'_>, world: &World) -> Option<u32> {
         return Some(user);
     }
     let near = nearest(text, world.users.keys().map(String::as_str));
-    // A user that was removed with its package keeps no machine from its links.
+    // A removed user must not keep the machine from its other rules.
     let severity = if world.strict { Severity::Error } else { Severity::Warning };
-    let remedy = "write a user of this machine, by name or number; until then nothing matches".to_owned();
+    let remedy = "write a user of this machine, by name or number; until then the rule matches nothing".to_owned();
     value.reader.note(severity, &value.span, format!("there is no user {text:?}"), near, Some(remedy));
-    (!world.strict).then_some(NOBODY)
+    (!world.strict).then_some(NO_USER)
 }
 
 fn selectors(value: &Value<'_>, links: &[LinkEntry], world: &World) -> Option<Vec<LinkSelector>> {
     let elements = value.list()?;
     if elements.is_empty() {
         let remedy = if value.key == "links" {
-            "no flow could ever leave: leave links out to allow all, or put the application under [exclude]"
+            "no flow could leave this machine: omit links to allow all, or list the application in [exclude]"
         } else {
-            "leave prefer out"
+            "omit prefer"
         };
         return value.refuse(format!("{} is empty", value.key), remedy.into());
     }
     let mut read: Vec<LinkSelector> = Vec::new();
     for element in &elements {
-        let wanted = "a link: a device's name, \"wlan0\", or \"kind:cellular\"";
+        let wanted = "a link: the name of a device, \"wlan0\", or \"kind:cellular\"";
         let Some(selector) = element.parsed::<LinkSelector>(wanted) else { continue };
         if read.contains(&selector) {
             element.reader.refuse(&element.span, format!("{selector} is given twice in {}", value.key), "write it once");
@@ -308,14 +314,14 @@ fn selectors(value: &Value<'_>, links: &[LinkEntry], world: &World) -> Option<Ve
     (!read.is_empty()).then_some(read)
 }
 
-/// Notes a name that no entry and no device has, and one that is excluded.
+/// Reports a name that matches no entry and no device, or an excluded link.
 fn known(value: &Value<'_>, selector: &LinkSelector, links: &[LinkEntry], world: &World) {
     let LinkSelector::Name(pattern) = selector else { return };
     let declared = || links.iter().filter_map(|link| Some((link.rule.matcher.name.as_ref()?, link.rule.role)));
     let meant = declared().find(|(name, _)| name.matches(pattern.as_str()) || pattern.matches(name.as_str()));
     if let Some((_, Role::Excluded)) = meant {
-        let remedy = "take role = \"excluded\" from its [[link]] entry, or the link from this list";
-        return value.reader.refuse(&value.span, format!("{pattern} is excluded: it can never be used"), remedy);
+        let remedy = "remove role = \"excluded\" from its [[link]] entry, or the link from this list";
+        return value.reader.refuse(&value.span, format!("{pattern} is excluded, so it can never be used"), remedy);
     }
     if meant.is_some() || world.devices.iter().any(|device| pattern.matches(device)) {
         return;
@@ -323,11 +329,17 @@ fn known(value: &Value<'_>, selector: &LinkSelector, links: &[LinkEntry], world:
     let names = declared().map(|(name, _)| name.as_str()).chain(world.devices.iter().map(String::as_str));
     let near = nearest(pattern.as_str(), names.filter(|name| *name != "lo"));
     let severity = if world.strict { Severity::Error } else { Severity::Warning };
-    let remedy = format!("if the device may appear later, say so with a [[link]] entry: name = \"{pattern}\"");
-    value.reader.note(severity, &value.span, format!("there is no link {pattern} now, and no [[link]] entry names it"), near, Some(remedy));
+    let remedy = format!("if the device may appear later, add a [[link]] entry with name = \"{pattern}\"");
+    value.reader.note(
+        severity,
+        &value.span,
+        format!("there is currently no link {pattern}, and no [[link]] entry names it"),
+        near,
+        Some(remedy),
+    );
 }
 
-/// A preference for a link that is not allowed contradicts itself. Kinds and patterns that may overlap are let pass.
+/// Refuses a preference for a link that is not allowed. Kinds and patterns that may overlap are accepted.
 fn prefer_within_links(value: &Value<'_>, prefer: &[LinkSelector], links: &[LinkSelector]) {
     for (index, wanted) in prefer.iter().enumerate() {
         let within = links.iter().any(|allowed| match (wanted, allowed) {
@@ -339,7 +351,7 @@ fn prefer_within_links(value: &Value<'_>, prefer: &[LinkSelector], links: &[Link
         });
         if !within {
             let span = value.list().and_then(|list| Some(list.get(index)?.span.clone())).unwrap_or(value.span.clone());
-            let remedy = "prefer must name links that links allows: add it there, or take it from here";
+            let remedy = "prefer must name links that are in links: add it to links, or remove it from prefer";
             value.reader.refuse(&span, format!("{wanted} is preferred but not allowed"), remedy);
         }
     }

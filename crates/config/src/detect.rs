@@ -1,4 +1,4 @@
-//! `detect`: which hosts are asked whether they run Braid.
+//! Reads `detect`: the hosts that are asked whether they run Braid.
 
 use std::net::IpAddr;
 
@@ -18,8 +18,9 @@ pub(super) fn detect(value: &Value<'_>) -> Option<Detect> {
         let text = element.text()?;
         if let Some(net) = net(text) {
             if !is_public(net.network()) && !is_public(net.broadcast()) && net.prefix_len() > 0 {
-                let remedy = "list public addresses; for hosts of your own network join a relay there (braid join)";
-                return element.refuse(format!("{text} is private, and such an address is another host's in each network"), remedy.into());
+                let remedy = "list public addresses; for hosts in a private network, join a relay there (braid join)";
+                return element
+                    .refuse(format!("{text} is private, and a private address means a different host in each network"), remedy.into());
             }
             nets.push(net);
         } else {
@@ -35,7 +36,7 @@ pub(super) fn detect(value: &Value<'_>) -> Option<Detect> {
     Some(Detect::Listed { nets, names })
 }
 
-/// An address, or a prefix of addresses.
+/// An address or a prefix.
 fn net(text: &str) -> Option<IpNet> {
     text.parse().ok().or_else(|| text.parse::<IpAddr>().ok().map(IpNet::from))
 }

@@ -1,4 +1,4 @@
-//! Reads what is said of energy and money: `utility`, `price`, `energy_profiles`, and `energy` of a `[[link]]`.
+//! Reads the settings of energy and money: `utility`, `price`, `energy_profiles`, and `energy` of a `[[link]]`.
 
 use std::path::PathBuf;
 
@@ -7,11 +7,11 @@ use braid_decide::tradeoff::{UtilityFunction, UtilityRule, Weights};
 
 use super::World;
 use super::reader::{Section, Value};
-use super::world::NoProfiles;
+use super::world::ProfileFileError;
 
 const NAMES: [(&str, UtilityFunction); 2] = [("battery", UtilityFunction::Level), ("match-default", UtilityFunction::MatchDefault)];
 
-/// A number, a name, or a table that says more.
+/// Reads `utility`: a number, a name, or a table.
 pub(super) fn utility(value: &Value<'_>) -> Option<UtilityRule> {
     if value.is_table() {
         return rule(value.section("utility")?);
@@ -20,7 +20,7 @@ pub(super) fn utility(value: &Value<'_>) -> Option<UtilityRule> {
     Some(UtilityRule { utility, plugged_in: default_plugged(utility) })
 }
 
-/// What follows the battery is set aside while plugged in; what does not holds always.
+/// A utility that follows the battery is replaced by 1 while plugged in; any other applies always.
 fn default_plugged(utility: UtilityFunction) -> Option<f64> {
     matches!(utility, UtilityFunction::Level | UtilityFunction::Step { .. }).then_some(1.0)
 }
@@ -45,7 +45,7 @@ fn rule(mut section: Section<'_>) -> Option<UtilityRule> {
         }
         _ => {
             let remedy = "write { threshold = 0.3, above = 1.0, below = 0.2 }, or { on_battery = 0.5, plugged_in = 1.0 }";
-            reader.refuse(&span, "a utility of neither threshold nor on_battery alone", remedy);
+            reader.refuse(&span, "a utility with neither threshold nor on_battery alone", remedy);
             return None;
         }
     };
@@ -55,7 +55,7 @@ fn rule(mut section: Section<'_>) -> Option<UtilityRule> {
     }
 }
 
-/// `{ energy = 1.0, money = 0.0 }`.
+/// Reads `price`: `{ energy = 1.0, money = 0.0 }`.
 pub(super) fn weights(value: &Value<'_>) -> Option<Weights> {
     let mut section = value.section("price")?;
     let mut weight = |key, default| section.take(key).map_or(Some(default), |value| value.number(0.0, f64::MAX));
@@ -64,33 +64,34 @@ pub(super) fn weights(value: &Value<'_>) -> Option<Weights> {
     section.finish();
     let weights = Weights { energy: energy?, money: money? };
     if weights.energy + weights.money == 0.0 {
-        return value.refuse("a price in which neither energy nor money counts".into(), "give one of them a number above 0".into());
+        return value.refuse("a price in which neither energy nor money has a weight".into(), "set one of them above 0".into());
     }
     Some(weights)
 }
 
-/// A file of profiles, which is read at once.
+/// Reads `energy_profiles`, including the file that it names.
 pub(super) fn profiles(value: &Value<'_>, world: &World) -> Option<(PathBuf, Profiles)> {
     let path = PathBuf::from(value.text()?);
     if !path.is_absolute() {
-        return value.refuse(format!("{} is not a whole path", path.display()), "write the whole path, \"/etc/braid/energy.toml\"".into());
+        return value
+            .refuse(format!("{} is not an absolute path", path.display()), "write the absolute path, \"/etc/braid/energy.toml\"".into());
     }
     match world.profiles(&path) {
         Ok(profiles) => Some((path, profiles)),
-        Err(error @ NoProfiles::Wrong(_)) => value.refuse(error.to_string(), "see `braid energy list --toml` for how it is written".into()),
-        Err(error @ NoProfiles::NotInForce(_)) => {
-            value.refuse(error.to_string(), "write it into the configuration's file by hand, then run `braid reload`".into())
+        Err(error @ ProfileFileError::Wrong(_)) => value.refuse(error.to_string(), "`braid energy list --toml` shows the format".into()),
+        Err(error @ ProfileFileError::NotInForce(_)) => {
+            value.refuse(error.to_string(), "write it into the configuration file by hand, then run `braid reload`".into())
         }
     }
 }
 
-/// What a link needs: the name of a technology or model, or figures.
+/// Reads `energy` of a link: the name of a technology or model, or a table of numbers.
 pub(super) fn link(value: &Value<'_>, profiles: &Profiles) -> Option<Profile> {
     if !value.is_table() {
         let name = value.text()?;
         let technologies = Technology::ALL.iter().map(|(name, _)| *name);
         let known = technologies.chain(profiles.iter().map(|profile| profile.row().model.as_str()).filter(|model| *model != "*"));
-        let remedy = "write a technology (wifi, bluetooth, gprs, 3g, lte, 5g, ethernet) or a model that `braid energy list` shows, or figures: { idle_mw = 400, receive_mw = 900, transmit_mw = 1200 }";
+        let remedy = "write a technology (wifi, bluetooth, gprs, 3g, lte, 5g, ethernet) or a model from `braid energy list`, or numbers: { idle_mw = 400, receive_mw = 900, transmit_mw = 1200 }";
         return profiles.named(name).cloned().or_else(|| value.refuse_name("energy profile", name, known, remedy.to_owned()));
     }
     let mut section = value.section("energy")?;
@@ -117,7 +118,7 @@ pub(super) fn link(value: &Value<'_>, profiles: &Profiles) -> Option<Profile> {
     };
     Profile::try_from(row)
         .map_err(|error| error.to_string())
-        .map_or_else(|reason| value.refuse(reason, "a working interface needs no less than an idle one".into()), Some)
+        .map_or_else(|reason| value.refuse(reason, "an active interface needs at least the power of an idle one".into()), Some)
 }
 
 #[cfg(test)]
@@ -171,10 +172,10 @@ mod tests {
             ("utility = { threshold = 3 }", "threshold = 3", None),
             ("utility = { treshold = 0.3, threshold = 0.3 }", "there is no key \"treshold\" in utility", Some("threshold")),
             ("utility = { on_battery = 0.3, plugged_in = 2 }", "plugged_in = 2", None),
-            ("price = { energy = 0 }", "neither energy nor money counts", None),
+            ("price = { energy = 0 }", "neither energy nor money has a weight", None),
             ("price = { money = -1 }", "money = -1", None),
             ("price = { enrgy = 1 }", "there is no key \"enrgy\" in price", Some("energy")),
-            ("energy_profiles = \"energy.toml\"", "not a whole path", None),
+            ("energy_profiles = \"energy.toml\"", "not an absolute path", None),
             ("energy_profiles = \"/nonexistent/energy.toml\"", "cannot read the energy profiles /nonexistent/energy.toml", None),
         ] {
             let finding = refused(&format!("version = 1\n{text}\n"));
@@ -208,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn profiles_of_a_file_are_known_to_links() {
+    fn links_can_use_profiles_of_a_file() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("energy.toml");
         let profile = "model = \"Modem X\"\ntechnology = \"5g\"\nidle_mw = 1\nreceive_mw = 2\ntransmit_mw = 3\nsource = \"measured\"\n";

@@ -1,4 +1,4 @@
-//! Why a configuration file is refused, and the names that may have been meant.
+//! Errors of the configuration file, and suggestions of similar names.
 
 use braid_control::config::{Finding, Severity};
 
@@ -6,20 +6,20 @@ use braid_control::config::{Finding, Severity};
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigErrors {
     /// The file cannot be read.
-    #[error("cannot read the configuration {path}: {error}; name a text file that this user may read")]
+    #[error("cannot read the configuration {path}: {error}; give the path of a text file that this user may read")]
     Unreadable {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// What the system says.
+        /// Error of the system.
         error: std::io::Error,
     },
-    /// The file says what cannot be.
+    /// The file has errors.
     #[error("{}", all(.0))]
     Refused(Vec<Finding>),
 }
 
 impl ConfigErrors {
-    /// Everything found, errors and warnings in the order of the file; empty when the file could not be read.
+    /// All findings in the order of the file; empty if the file could not be read.
     pub fn findings(&self) -> &[Finding] {
         match self {
             Self::Unreadable { .. } => &[],
@@ -36,7 +36,7 @@ fn all(findings: &[Finding]) -> String {
     text
 }
 
-/// The name among `valid` nearest to `text`, if one is near.
+/// The name in `valid` that is most similar to `text`, if one is similar enough.
 pub(super) fn nearest<'a>(text: &str, valid: impl IntoIterator<Item = &'a str>) -> Option<String> {
     valid
         .into_iter()
@@ -46,16 +46,16 @@ pub(super) fn nearest<'a>(text: &str, valid: impl IntoIterator<Item = &'a str>) 
         .map(|(_, name)| name.to_owned())
 }
 
-/// The path among `valid` whose last part may be a slip of the pen of `text`'s. A directory may hold thousands of programs, one of which
-/// resembles anything, so only a letter in three may differ.
+/// The path in `valid` whose last component may be a misspelling of that of `text`. A directory may hold thousands of programs, some of
+/// which resemble anything, so at most one letter in three may differ.
 pub(super) fn nearest_path<'a>(text: &str, valid: impl IntoIterator<Item = &'a str>) -> Option<String> {
     let last = |path: &str| path.rsplit('/').next().unwrap_or_default().to_lowercase();
     let wanted = last(text);
-    let most = (wanted.chars().count() / 3).min(2);
+    let max = (wanted.chars().count() / 3).min(2);
     valid
         .into_iter()
         .map(|path| (strsim::osa_distance(&wanted, &last(path)), path))
-        .filter(|(slips, _)| *slips <= most)
+        .filter(|(slips, _)| *slips <= max)
         .min_by_key(|(slips, _)| *slips)
         .map(|(_, path)| path.to_owned())
 }
@@ -65,13 +65,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn far_names_are_not_offered() {
+    fn dissimilar_names_are_not_suggested() {
         assert_eq!(nearest("shceduler", ["version", "scheduler"]).as_deref(), Some("scheduler"));
         assert_eq!(nearest("zzz", ["version", "scheduler"]), None);
     }
 
     #[test]
-    fn regression_a_full_directory_holds_no_likeness_of_everything() {
+    fn regression_a_full_directory_does_not_suggest_unrelated_names() {
         let programs = ["/usr/bin/choom", "/usr/bin/touch", "/usr/bin/curl", "/usr/bin/firefox-esr"];
         assert_eq!(nearest_path("/usr/bin/zoom", programs), None);
         assert_eq!(nearest_path("/usr/bin/nonesuch", programs), None);

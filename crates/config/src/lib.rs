@@ -1,6 +1,6 @@
-//! The configuration file: one TOML document, every key of which `braid.example.toml` explains.
+//! Reads the configuration file: one TOML document. `braid.example.toml` explains every key.
 //!
-//! A file is refused with everything that is wrong in it at once, each thing with its place, the reason and the remedy.
+//! All errors of a file are reported at once, each with its position, reason and remedy.
 
 #![forbid(unsafe_code)]
 
@@ -30,8 +30,7 @@ pub use findings::ConfigErrors;
 use reader::{Reader, Section};
 pub use world::{Files, World};
 
-/// Reads a file for a start: names that this machine does not have are warnings. `relays` are those that were joined, if that can be
-/// told.
+/// Reads a file at the start of the daemon: names that this machine does not have are warnings. `relays` are the joined ones, if known.
 pub fn load(path: &Path, relays: Option<Vec<String>>) -> Result<Config, ConfigErrors> {
     read(path, &World { relays, ..World::here(false) })
 }
@@ -41,7 +40,7 @@ pub fn check(path: &Path, relays: Option<Vec<String>>) -> Result<Config, ConfigE
     read(path, &World { relays, files: Files::AskWithoutListing, ..World::here(true) })
 }
 
-/// Reads a file and holds it against `world`.
+/// Reads a file and checks it against `world`.
 pub fn read(path: &Path, world: &World) -> Result<Config, ConfigErrors> {
     let name = path.display().to_string();
     match std::fs::read_to_string(path) {
@@ -50,15 +49,15 @@ pub fn read(path: &Path, world: &World) -> Result<Config, ConfigErrors> {
     }
 }
 
-/// Reads a document; `file` names it in findings.
+/// Parses a document; `file` names it in findings.
 pub fn parse(file: &str, text: &str, world: &World) -> Result<Config, ConfigErrors> {
     let reader = Reader::new(file, text);
     let (document, broken) = DeTable::parse_recoverable(text);
     for error in &broken {
         let span = error.span().unwrap_or(0..0);
-        reader.refuse(&span, error.message().trim(), "see braid.example.toml for how the file is written");
+        reader.refuse(&span, error.message().trim(), "braid.example.toml shows the format");
     }
-    // A broken document is read no further: what is left of it would only give findings that mean nothing.
+    // A malformed document is not read further: the rest would only produce meaningless findings.
     let mut config = Config::default();
     if broken.is_empty() {
         config = document_of(Section::new(&reader, "the configuration", document.span(), document.get_ref()), world);
@@ -87,7 +86,7 @@ fn document_of(mut section: Section<'_>, world: &World) -> Config {
         && let Some(number) = version.whole(0..=u64::MAX)
         && number != 1
     {
-        version.reader.refuse(&version.span, format!("version {number} of the format is not known"), "write version = 1, or leave it out");
+        version.reader.refuse(&version.span, format!("version {number} of the format is not supported"), "write version = 1, or omit it");
     }
     if let Some(scheduler) = section.take("scheduler").and_then(|value| value.one_of(&Scheduler::ALL.map(|one| (one.name(), one)))) {
         config.policy.scheduler = scheduler;
@@ -158,7 +157,7 @@ fn measure_of(mut section: Section<'_>, default: Measure) -> Measure {
     let every = section.take("every").and_then(|value| {
         let every = value.duration()?;
         let enough = every >= Duration::from_secs(60);
-        if enough { Some(every) } else { value.refuse("every is under a minute".into(), "write at least \"1 min\"".into()) }
+        if enough { Some(every) } else { value.refuse("every is less than a minute".into(), "write at least \"1 min\"".into()) }
     });
     section.finish();
     Measure { servers, every: every.unwrap_or(default.every) }

@@ -11,7 +11,7 @@ use super::findings::nearest;
 use super::reader::{Section, Value};
 use super::{World, energy, probe_mode, targets};
 
-/// A `[[link]]` entry and where it stands.
+/// A `[[link]]` entry and its position.
 pub(super) struct LinkEntry {
     pub(super) rule: LinkRule,
     span: Range<usize>,
@@ -19,21 +19,21 @@ pub(super) struct LinkEntry {
 
 const ROLES: [(&str, Role); 3] = [("normal", Role::Normal), ("backup", Role::Backup), ("excluded", Role::Excluded)];
 
-/// Reads all entries and looks for entries that never count.
+/// Reads all entries and reports entries that can never apply.
 pub(super) fn entries(value: Value<'_>, profiles: &Profiles, world: &World) -> Vec<LinkEntry> {
     let mut read: Vec<LinkEntry> = Vec::new();
     for value in value.list().unwrap_or_default() {
         let Some(section) = value.section("a [[link]] entry") else { continue };
         let Some(entry) = entry(section, profiles) else { continue };
-        absent(&value, &entry, world);
+        warn_if_absent(&value, &entry, world);
         if let Some(earlier) = read.iter().find(|earlier| covers(&earlier.rule.matcher, &entry.rule.matcher)) {
             let line = value.reader.line(&earlier.span);
             if earlier.rule.matcher == entry.rule.matcher {
-                let reason = format!("the entry in line {line} names the same link");
-                value.reader.refuse(&entry.span, reason, "the first entry counts: join the two");
+                let reason = format!("the entry in line {line} matches the same links");
+                value.reader.refuse(&entry.span, reason, "the first matching entry applies: merge the two");
             } else {
-                let reason = format!("this entry never counts: the one in line {line} matches all its links");
-                value.reader.warn(&entry.span, reason, "the first entry counts: put this one before it");
+                let reason = format!("this entry never applies: the entry in line {line} matches all its links");
+                value.reader.warn(&entry.span, reason, "the first matching entry applies: move this entry before it");
             }
         }
         read.push(entry);
@@ -41,15 +41,15 @@ pub(super) fn entries(value: Value<'_>, profiles: &Profiles, world: &World) -> V
     read
 }
 
-/// Warns of a name that no device has now. A pattern says by itself that devices come and go, and a start may be before them.
-fn absent(value: &Value<'_>, entry: &LinkEntry, world: &World) {
+/// Warns about a name that no device has now, except for patterns and at the start, since devices may appear later.
+fn warn_if_absent(value: &Value<'_>, entry: &LinkEntry, world: &World) {
     let Some(name) = entry.rule.matcher.name.as_ref().filter(|name| !name.as_str().contains('*')) else { return };
     if !world.strict || world.devices.is_empty() || world.devices.iter().any(|device| name.matches(device)) {
         return;
     }
     let devices = world.devices.iter().map(String::as_str).filter(|device| *device != "lo");
-    let remedy = "leave it as it is if the device comes later: the entry counts once it is there".to_owned();
-    let reason = format!("no device is called {name} now");
+    let remedy = "keep the entry if the device appears later: it applies then".to_owned();
+    let reason = format!("there is currently no device called {name}");
     value.reader.note(Severity::Warning, &entry.span, reason, nearest(name.as_str(), devices), Some(remedy));
 }
 
@@ -62,15 +62,15 @@ fn entry(mut section: Section<'_>, profiles: &Profiles) -> Option<LinkEntry> {
     let cap = section.take("cap");
     let reset_day = section.take("reset_day");
     if let Some(cap) = cap.as_ref().filter(|_| !metered) {
-        reader.refuse(&cap.span, "a cap on a link that is not metered", "write metered = true beside it");
+        reader.refuse(&cap.span, "a cap on a link that is not metered", "add metered = true");
     }
     if let Some(day) = reset_day.as_ref().filter(|_| cap.is_none()) {
-        reader.refuse(&day.span, "a reset_day without a cap", "write cap = \"10 GB\" beside it, or leave reset_day out");
+        reader.refuse(&day.span, "a reset_day without a cap", "add cap = \"10 GB\", or remove reset_day");
     }
     let amount = cap.as_ref().and_then(|cap| {
         let amount: ByteCount = cap.quantity("an amount of data such as \"10 GB\"")?;
         let none = "write role = \"excluded\" for a link that must carry nothing";
-        if amount == ByteCount::ZERO { cap.refuse("a cap of nothing".into(), none.into()) } else { Some(amount) }
+        if amount == ByteCount::ZERO { cap.refuse("a cap of zero".into(), none.into()) } else { Some(amount) }
     });
     let rule = LinkRule {
         role,
@@ -87,12 +87,12 @@ fn entry(mut section: Section<'_>, profiles: &Profiles) -> Option<LinkEntry> {
         matcher: matcher.clone().unwrap_or_default(),
     };
     if role == Role::Excluded && (metered || rule.probe.is_some() || rule.capacity_down.is_some() || rule.capacity_up.is_some()) {
-        reader.warn(&span, "an excluded link with more said of it", "the rest has no effect while role = \"excluded\"");
+        reader.warn(&span, "an excluded link with other settings", "they have no effect while role = \"excluded\"");
     }
     section.finish();
     let matcher = matcher?;
     if matcher.is_empty() {
-        refuse("a [[link]] entry that names no link", "write name, kind, mac or address; several must all hold");
+        refuse("a [[link]] entry that names no link", "write name, kind, mac or address; all given conditions must match");
         return None;
     }
     Some(LinkEntry { rule, span })
@@ -101,11 +101,11 @@ fn entry(mut section: Section<'_>, profiles: &Profiles) -> Option<LinkEntry> {
 fn capacity(value: Option<Value<'_>>) -> Option<Rate> {
     let value = value?;
     let rate: Rate = value.quantity("a rate such as \"20 Mbit/s\"")?;
-    let none = "leave it out: it is then learnt from traffic";
-    if rate == Rate::ZERO { value.refuse(format!("{} is nothing", value.key), none.into()) } else { Some(rate) }
+    let none = "omit it: Braid then learns it from traffic";
+    if rate == Rate::ZERO { value.refuse(format!("{} is zero", value.key), none.into()) } else { Some(rate) }
 }
 
-/// The conditions; `None` when one was refused, so that what is left is not judged.
+/// The conditions; `None` if one was refused, so that the rest is not checked.
 fn matcher(section: &mut Section<'_>) -> Option<LinkMatcher> {
     let kinds: Vec<(&'static str, LinkKind)> = LINK_KINDS.to_vec();
     let name = section.take("name").map(|value| name(&value));
@@ -120,11 +120,11 @@ fn name(value: &Value<'_>) -> Option<Pattern> {
     let text = value.text()?;
     let bad = text.is_empty() || text.len() > NAME_LIMIT || text.contains(|c: char| c == '/' || c == ':' || c.is_whitespace());
     if bad {
-        let remedy = "write 1 to 15 bytes without blanks, slashes and colons; * stands for any text";
+        let remedy = "write 1 to 15 bytes without spaces, slashes and colons; * matches any text";
         return value.refuse(format!("{text:?} cannot be the name of a device"), remedy.into());
     }
     if text == "lo" {
-        return value.refuse("the loopback device is never a link".into(), "leave this entry out".into());
+        return value.refuse("the loopback device is never a link".into(), "remove this entry".into());
     }
     Some(Pattern::new(text))
 }
@@ -136,12 +136,12 @@ fn mac(value: &Value<'_>) -> Option<[u8; 6]> {
     parts.and_then(|parts| parts.try_into().ok()).or_else(|| value.refuse(format!("{text:?} is not a hardware address"), remedy.into()))
 }
 
-/// Whether every device that `later` matches is matched by `earlier` too, as far as can be told.
+/// Whether every device that `later` matches is certainly matched by `earlier`.
 fn covers(earlier: &LinkMatcher, later: &LinkMatcher) -> bool {
     let name = match (&earlier.name, &later.name) {
         (None, _) => true,
         (Some(_), None) => false,
-        // A pattern read as a name may hold no letter that the other does not allow, since * is no device's name.
+        // Matching a pattern as if it were a name works: no device name contains *, so * matches only another pattern's *.
         (Some(mine), Some(their)) => mine == their || mine.matches(their.as_str()),
     };
     name && (earlier.kind.is_none() || earlier.kind == later.kind)

@@ -1,4 +1,4 @@
-//! Files of energy profiles.
+//! Loads energy profile files.
 
 use std::path::Path;
 
@@ -7,11 +7,11 @@ use braid_decide::energy::Profile;
 
 use crate::named_file;
 
-/// Reads a file.
+/// Loads a file.
 pub fn load(path: &Path) -> Result<Vec<Profile>, ProfileError> {
     let place = path.display().to_string();
     let text = named_file::read(path, SIZE_LIMIT as u64).map_err(|error| ProfileError::Unreadable { path: place.clone(), error })?;
-    // Whoever sees the message may not be allowed to read the file.
+    // The reader of the error may not be allowed to read the file.
     from_toml(&place, &text, Content::Hidden)
 }
 
@@ -42,7 +42,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_not_there_is_named() {
+    fn a_missing_file_is_named() {
         assert!(load(Path::new("/nonexistent/e.toml")).unwrap_err().to_string().contains("/nonexistent/e.toml"));
     }
 }

@@ -1,4 +1,4 @@
-//! Reads a TOML document key by key, keeping places, so that every error is found and shown where it stands.
+//! Reads a TOML document key by key with positions, so that every error is found and shown at its place.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -11,10 +11,10 @@ use toml::de::{DeTable, DeValue};
 
 use super::findings::nearest;
 
-/// A longer text is not repeated in a remedy.
-const LONGEST_SHOWN: usize = 60;
+/// Maximum length of a text that a remedy repeats.
+const MAX_QUOTED: usize = 60;
 
-/// The text being read and what was found in it.
+/// The text and its findings so far.
 pub(super) struct Reader<'a> {
     file: &'a str,
     text: &'a str,
@@ -26,17 +26,17 @@ impl<'a> Reader<'a> {
         Self { file, text, findings: RefCell::default() }
     }
 
-    /// Notes an error; the last argument is the remedy.
+    /// Adds an error; the last argument is the remedy.
     pub(super) fn refuse(&self, span: &Range<usize>, reason: impl Into<String>, remedy: impl Into<String>) {
         self.note(Severity::Error, span, reason.into(), None, Some(remedy.into()));
     }
 
-    /// Notes a warning; the last argument is the remedy.
+    /// Adds a warning; the last argument is the remedy.
     pub(super) fn warn(&self, span: &Range<usize>, reason: impl Into<String>, remedy: impl Into<String>) {
         self.note(Severity::Warning, span, reason.into(), None, Some(remedy.into()));
     }
 
-    /// Notes a finding.
+    /// Adds a finding.
     pub(super) fn note(&self, severity: Severity, span: &Range<usize>, reason: String, nearest: Option<String>, remedy: Option<String>) {
         let finding = Finding { nearest, remedy, ..Finding::at(severity, self.file, self.text, span.clone(), reason) };
         let mut findings = self.findings.borrow_mut();
@@ -52,7 +52,7 @@ impl<'a> Reader<'a> {
         findings
     }
 
-    /// The line of a place, for words such as "the entry in line 3".
+    /// Line number of a span, for messages such as "the entry in line 3".
     pub(super) fn line(&self, span: &Range<usize>) -> usize {
         Finding::at(Severity::Error, self.file, self.text, span.clone(), String::new()).line
     }
@@ -65,7 +65,7 @@ pub(super) struct Section<'a> {
     what: &'static str,
     table: &'a DeTable<'a>,
     known: Vec<&'static str>,
-    /// Keys of the release before.
+    /// Keys of the previous release.
     old: Vec<&'static str>,
 }
 
@@ -74,7 +74,7 @@ impl<'a> Section<'a> {
         Self { reader, span, what, table, known: Vec::new(), old: Vec::new() }
     }
 
-    /// The value of `key`, which thereby becomes a known key.
+    /// The value of `key`, which becomes a known key.
     pub(super) fn take(&mut self, key: &'static str) -> Option<Value<'a>> {
         self.known.push(key);
         self.get(key)
@@ -85,13 +85,13 @@ impl<'a> Section<'a> {
         Some(Value { reader: self.reader, key, span: value.span(), value: value.get_ref() })
     }
 
-    /// The value of `key`, or of the key that had its meaning in the release before: with a warning, and refused beside the new one.
+    /// The value of `key`, or of its name `before` in the previous release, with a warning. Both together are an error.
     pub(super) fn take_renamed(&mut self, key: &'static str, before: &'static str) -> Option<Value<'a>> {
         self.old.push(before);
         let (new, old) = (self.take(key), self.get(before));
         match (&new, &old) {
             (Some(_), Some(old)) => {
-                self.reader.refuse(&old.span, format!("{before} is the old name of {key}"), "remove it: both are given")
+                self.reader.refuse(&old.span, format!("{before} is the old name of {key}"), "remove it, since both are given")
             }
             (None, Some(old)) => old.warn_renamed(before, key),
             _ => {}
@@ -99,12 +99,12 @@ impl<'a> Section<'a> {
         new.or(old)
     }
 
-    /// Whether nothing stands in it.
+    /// Whether the table is empty.
     pub(super) fn is_empty(&self) -> bool {
         self.table.is_empty()
     }
 
-    /// Refuses every key that was not asked for.
+    /// Reports every key that was not taken.
     pub(super) fn finish(self) {
         for key in self.table.keys().filter(|key| ![&self.known, &self.old].iter().any(|keys| keys.contains(&key.get_ref().as_ref()))) {
             let reason = format!("there is no key \"{}\" in {}", key.get_ref(), self.what);
@@ -115,7 +115,7 @@ impl<'a> Section<'a> {
     }
 }
 
-/// A value at its place. The readers below return `None` after noting why the value will not do.
+/// A value with its position. The readers below return `None` after reporting an error.
 #[derive(Clone)]
 pub(super) struct Value<'a> {
     pub(super) reader: &'a Reader<'a>,
@@ -125,7 +125,7 @@ pub(super) struct Value<'a> {
 }
 
 impl<'a> Value<'a> {
-    /// A text.
+    /// A string.
     pub(super) fn text(&self) -> Option<&'a str> {
         match self.value {
             DeValue::String(text) => Some(text),
@@ -138,12 +138,12 @@ impl<'a> Value<'a> {
         self.value.as_bool().or_else(|| self.wrong("true or false"))
     }
 
-    /// `true` or `false`, where a list might stand too.
+    /// `true` or `false`, where a list is allowed too.
     pub(super) fn flag_or_list(&self) -> Option<bool> {
         self.value.as_bool().or_else(|| self.wrong("true, false or a list of texts"))
     }
 
-    /// A whole number within `range`.
+    /// An integer within `range`.
     pub(super) fn whole(&self, range: std::ops::RangeInclusive<u64>) -> Option<u64> {
         let wanted = format!("a whole number from {} to {}", range.start(), range.end());
         match self.value {
@@ -185,7 +185,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// An amount or a rate: a whole number of the base unit, or a text with a unit.
+    /// An amount or a rate: an integer in the base unit, or a text with a unit.
     pub(super) fn quantity<T: FromStr>(&self, wanted: &str) -> Option<T>
     where
         T::Err: std::fmt::Display,
@@ -201,7 +201,7 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// A length of time: whole seconds, or a text such as `"500 ms"`.
+    /// A duration: whole seconds, or a text such as `"500 ms"`.
     pub(super) fn duration(&self) -> Option<Duration> {
         const WANTED: &str = "a length of time such as \"500 ms\", \"5 s\", \"2 min\" or \"1 h\"";
         let text = match self.value {
@@ -212,7 +212,7 @@ impl<'a> Value<'a> {
         parse_duration(&text).or_else(|| self.refuse(format!("{text:?} is not a length of time"), format!("write {WANTED}")))
     }
 
-    /// Something with a text form; the error's text is the reason.
+    /// A value with a text form; its parser's error is the reason.
     pub(super) fn parsed<T: FromStr>(&self, wanted: &str) -> Option<T> {
         let text = self.text()?;
         text.parse().ok().or_else(|| self.refuse(format!("{text:?} is not {wanted}"), format!("write {wanted}")))
@@ -222,11 +222,11 @@ impl<'a> Value<'a> {
         self.reader.warn(
             &self.span,
             format!("\"{before}\" is now called \"{now}\""),
-            format!("write \"{now}\": the next release takes no other"),
+            format!("write \"{now}\": the next release does not accept the old name"),
         );
     }
 
-    /// One of some names, or of those `before` them, each with the name of today: with a warning.
+    /// One of some names, or one of the old names in `before`, each with its new name. An old name causes a warning.
     pub(super) fn one_of_renamed<T: Copy>(&self, choices: &[(&'static str, T)], before: &[(&str, &str)]) -> Option<T> {
         if let Some((old, new)) = self.is_text().then(|| self.text()).flatten().and_then(|text| before.iter().find(|(old, _)| *old == text))
         {
@@ -257,19 +257,19 @@ impl<'a> Value<'a> {
         }
     }
 
-    /// What was meant is nearly always one element: shows how that is written.
+    /// Refuses a value that is not a list. Usually one element was meant, so the remedy shows how to write it.
     fn no_list<T>(&self, value: &DeValue<'_>) -> Option<T> {
         let key = self.key;
         let (reason, remedy) = match value {
-            // In square brackets it may be, but in one pair of them only.
+            // The key may have square brackets, but only one pair.
             DeValue::Table(_) if matches!(key, "link" | "app") => (
-                format!("{key} is a single table, but every {key} has an entry of its own"),
-                format!("write [[{key}]], in two pairs of square brackets, above each entry"),
+                format!("{key} is a single table, but each {key} needs its own entry"),
+                format!("write [[{key}]], with two pairs of square brackets, above each entry"),
             ),
-            DeValue::String(text) if text.len() <= LONGEST_SHOWN => {
-                (format!("{key} is a single text, where a list belongs"), format!("write {key} = [{text:?}]"))
+            DeValue::String(text) if text.len() <= MAX_QUOTED => {
+                (format!("{key} is a single text, but must be a list"), format!("write {key} = [{text:?}]"))
             }
-            DeValue::Table(_) => (format!("{key} is a single table, where a list belongs"), format!("write {key} = [{{ ... }}]")),
+            DeValue::Table(_) => (format!("{key} is a single table, but must be a list"), format!("write {key} = [{{ ... }}]")),
             _ => return self.wrong("a list in square brackets"),
         };
         self.refuse(reason, remedy)
@@ -284,8 +284,8 @@ impl<'a> Value<'a> {
         match self.value {
             DeValue::Table(table) => Some(Section::new(self.reader, what, self.span.clone(), table)),
             DeValue::Array(_) if what.starts_with('[') => {
-                let remedy = format!("write {what}, in one pair of square brackets, once");
-                self.refuse(format!("{} is a list, but there is one {what} only", self.key), remedy)
+                let remedy = format!("write {what} once, with one pair of square brackets");
+                self.refuse(format!("{} is a list, but there can be only one {what}", self.key), remedy)
             }
             _ => self.wrong("a table"),
         }
@@ -296,7 +296,7 @@ impl<'a> Value<'a> {
         self.value.is_table()
     }
 
-    /// Whether it is a text.
+    /// Whether it is a list.
     pub(super) fn is_list(&self) -> bool {
         self.value.is_array()
     }
@@ -311,7 +311,7 @@ impl<'a> Value<'a> {
         None
     }
 
-    /// Refuses a name that is none of `names`, offering the nearest.
+    /// Refuses a name that is not in `names`, and suggests the nearest.
     pub(super) fn refuse_name<'b, T>(&self, what: &str, text: &str, names: impl IntoIterator<Item = &'b str>, remedy: String) -> Option<T> {
         let reason = format!("there is no {what} {text:?}");
         self.reader.note(Severity::Error, &self.span, reason, nearest(text, names), Some(remedy));
@@ -319,7 +319,7 @@ impl<'a> Value<'a> {
     }
 
     fn wrong<T>(&self, wanted: &str) -> Option<T> {
-        self.refuse(format!("{} is {}, where {wanted} belongs", self.key, article(self.value.type_str())), format!("write {wanted}"))
+        self.refuse(format!("{} is {}, but must be {wanted}", self.key, article(self.value.type_str())), format!("write {wanted}"))
     }
 }
 
@@ -357,7 +357,7 @@ mod tests {
         }
     }
 
-    /// Reads `key = TEXT` with `read` and returns what it gave and the reasons noted.
+    /// Reads `key = TEXT` with `read`. Returns the result and the reasons of the findings.
     fn value<T>(text: &str, read: impl Fn(&Value<'_>) -> Option<T>) -> (Option<T>, Vec<String>) {
         let text = format!("key = {text}");
         let document = DeTable::parse(&text).unwrap();
@@ -367,16 +367,16 @@ mod tests {
     }
 
     #[test]
-    fn wrong_types_are_refused_with_what_belongs_there() {
-        assert_eq!(value("3", |value| value.text().map(str::to_owned)).1, ["key is an integer, where a text in quotes belongs"]);
-        assert_eq!(value("\"yes\"", |value| value.flag()).1, ["key is a string, where true or false belongs"]);
+    fn wrong_types_are_refused_with_the_expected_type() {
+        assert_eq!(value("3", |value| value.text().map(str::to_owned)).1, ["key is an integer, but must be a text in quotes"]);
+        assert_eq!(value("\"yes\"", |value| value.flag()).1, ["key is a string, but must be true or false"]);
         assert_eq!(value("true", |value| value.list().map(|_| ())).1.len(), 1);
         assert_eq!(value("[]", |value| value.section("x").map(|_| ())).1.len(), 1);
         assert_eq!(value("1979-05-27", |value| value.duration()).1.len(), 1);
     }
 
     #[test]
-    fn regression_one_pair_of_brackets_is_told_from_two() {
+    fn regression_one_pair_of_brackets_is_distinguished_from_two() {
         let refused = |text: &str| {
             let document = DeTable::parse(text).unwrap();
             let reader = Reader::new("f", text);
@@ -389,11 +389,11 @@ mod tests {
             (finding.reason, finding.remedy.unwrap())
         };
         let (reason, remedy) = refused("[link]\nname = \"eth0\"\n");
-        assert!(reason.starts_with("link is a single table") && remedy.starts_with("write [[link]], in two pairs"), "{reason}: {remedy}");
+        assert!(reason.starts_with("link is a single table") && remedy.starts_with("write [[link]], with two pairs"), "{reason}: {remedy}");
         assert_eq!(refused("links = \"uplink1\"").1, "write links = [\"uplink1\"]");
         assert_eq!(refused("probe_targets = { url = \"x\" }").1, "write probe_targets = [{ ... }]");
-        assert_eq!(refused("links = 3").0, "links is an integer, where a list in square brackets belongs");
-        assert!(refused("[[exclude]]\nusers = []\n").1.starts_with("write [exclude], in one pair"));
+        assert_eq!(refused("links = 3").0, "links is an integer, but must be a list in square brackets");
+        assert!(refused("[[exclude]]\nusers = []\n").1.starts_with("write [exclude] once, with one pair"));
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! The configuration as clients change it: read, previewed, applied, taken back.
+//! The configuration as API clients use it: read, preview, apply, undo.
 //!
-//! A change names the text it was made for; if the file says something else meanwhile, it is refused. It is held against the checker, put in
-//! force, and written in one piece. A text that cannot be written is not put in force.
+//! A change contains the revision of the text it was made for. It is refused if the file has changed meanwhile. It is checked, applied, and
+//! written atomically. A text that cannot be written is not applied.
 
 mod edit;
 mod file;
@@ -18,25 +18,25 @@ use crate::{ConfigErrors, World};
 use edit::EditError;
 use file::Staged;
 
-/// Changes that can be taken back.
-const UNDO: usize = 20;
+/// Maximum number of changes that can be undone.
+const MAX_UNDO: usize = 20;
 
-/// The configuration's file and what was done to it.
+/// The configuration file and its history of changes.
 #[derive(Debug)]
 pub struct Settings {
-    /// The file in force; `None`: there is none, and the first change makes `fallback`.
+    /// The file in force; `None`: there is none, and the first change creates `fallback`.
     path: Option<PathBuf>,
     fallback: PathBuf,
-    /// Texts before changes, each with the revision after it.
+    /// Text before each change, and the revision after it.
     undo: Vec<(String, String)>,
 }
 
-/// The file as it is to be shown, to be read wherever that holds up nobody.
+/// Inputs of `GET /v1/config`, to be read off the event loop.
 #[derive(Debug, Clone)]
 pub struct Look {
     path: Option<PathBuf>,
     fallback: PathBuf,
-    /// The revision after the last change that can be taken back.
+    /// Revision after the last change that can be undone.
     changed: Option<String>,
 }
 
@@ -44,7 +44,7 @@ impl Look {
     /// `GET /v1/config`.
     ///
     /// # Errors
-    /// A conflict where the file cannot be read.
+    /// A conflict if the file cannot be read.
     pub fn view(&self) -> Result<ConfigView, RequestError> {
         let file = self.path.as_deref().unwrap_or(&self.fallback);
         let text = read(file)?;
@@ -55,7 +55,7 @@ impl Look {
     }
 }
 
-/// A change that was checked and not applied yet.
+/// A change that was checked but not applied.
 struct Checked {
     text: String,
     changes: Vec<String>,
@@ -63,7 +63,7 @@ struct Checked {
 }
 
 impl Settings {
-    /// For the file that is in force, or the one to be made.
+    /// For the file in force, or for `fallback` if there is none.
     pub fn new(path: Option<PathBuf>, fallback: PathBuf) -> Self {
         Self { path, fallback, undo: Vec::new() }
     }
@@ -77,7 +77,7 @@ impl Settings {
         self.path.as_deref().unwrap_or(&self.fallback)
     }
 
-    /// What `GET /v1/config` shows.
+    /// Inputs of `GET /v1/config`.
     pub fn look(&self) -> Look {
         let changed = self.undo.last().map(|(_, after)| after.clone());
         Look { path: self.path.clone(), fallback: self.fallback.clone(), changed }
@@ -86,15 +86,15 @@ impl Settings {
     /// `POST /v1/config/preview`.
     ///
     /// # Errors
-    /// A conflict for an old revision; invalid for edits or a text that will not do.
+    /// A conflict if the revision is outdated; invalid if the edits or the resulting text are not valid.
     pub fn preview(&self, change: &ConfigChange, world: &World) -> Result<ConfigChanged, RequestError> {
         self.check(&self.read()?, change, world).map(Checked::answer)
     }
 
-    /// `POST /v1/config`: `enforce` puts the new configuration in force.
+    /// `POST /v1/config`. `enforce` applies the new configuration.
     ///
     /// # Errors
-    /// Those of [`preview`](Self::preview); a conflict where the file cannot be written; what `enforce` says.
+    /// Those of [`preview`](Self::preview); a conflict if the file cannot be written; the error of `enforce`.
     pub fn apply(
         &mut self,
         change: &ConfigChange,
@@ -104,7 +104,7 @@ impl Settings {
         let before = self.read()?;
         let checked = self.check(&before, change, world)?;
         self.replace(&before, &checked.text, checked.config.clone(), world, enforce)?;
-        if self.undo.len() == UNDO {
+        if self.undo.len() == MAX_UNDO {
             self.undo.remove(0);
         }
         self.undo.push((before, revision(&checked.text)));
@@ -114,14 +114,14 @@ impl Settings {
     /// `POST /v1/config/undo`.
     ///
     /// # Errors
-    /// A conflict where there is nothing to take back, or the file was changed otherwise since; as [`apply`](Self::apply) else.
+    /// A conflict if there is nothing to undo or the file has changed otherwise since; else as [`apply`](Self::apply).
     pub fn undo(&mut self, world: &World, enforce: impl FnMut(Config) -> Result<(), RequestError>) -> Result<ConfigView, RequestError> {
         let now = self.read()?;
         let Some((before, _)) = self.undo.last().filter(|(_, after)| *after == revision(&now)).cloned() else {
-            let detail = "there is no change to take back, or the file was changed otherwise since: edit it by hand";
+            let detail = "there is no change to undo, or the file was changed otherwise since: edit it by hand";
             return Err(RequestError::conflict("Nothing to undo", detail));
         };
-        // What it held before is believed, as at a start, even if a program that it names is gone since.
+        // The old text is checked as leniently as at a start: a program that it names may have been removed since.
         let config = self.parse(&before, &World { strict: false, ..world.clone() }).map_err(|errors| refused(&errors))?;
         self.replace(&now, &before, config, world, enforce)?;
         self.undo.pop();
@@ -138,17 +138,17 @@ impl Settings {
 
     fn check(&self, before: &str, change: &ConfigChange, world: &World) -> Result<Checked, RequestError> {
         if change.revision != revision(before) {
-            let detail = format!("{} was changed since it was read: read it again with GET /v1/config", self.file().display());
+            let detail = format!("{} has changed since it was read: read it again with GET /v1/config", self.file().display());
             return Err(RequestError::conflict("Configuration changed meanwhile", detail));
         }
         let (text, changes) = edit::apply(before, &change.edits).map_err(|error| {
-            let remedy = if matches!(error, EditError::Broken(_)) { "; mend it by hand" } else { "" };
+            let remedy = if matches!(error, EditError::Broken(_)) { "; repair it by hand" } else { "" };
             RequestError::invalid("Edits refused", format!("{error}{remedy}"))
         })?;
         let config = match self.parse(&text, world) {
             Ok(config) => config,
-            // What the file says already, of a program or a device that is gone, must not stand in the way of a change elsewhere.
-            Err(errors) if self.known(before, &errors, world) => {
+            // Errors that the file had before, such as a missing device, must not block a change elsewhere.
+            Err(errors) if self.had_errors(before, &errors, world) => {
                 self.parse(&text, &World { strict: false, ..world.clone() }).map_err(|errors| refused(&errors))?
             }
             Err(errors) => return Err(refused(&errors)),
@@ -156,14 +156,14 @@ impl Settings {
         Ok(Checked { text, changes, config })
     }
 
-    /// Whether every error was there before.
-    fn known(&self, before: &str, errors: &ConfigErrors, world: &World) -> bool {
+    /// Whether the old text had every one of these errors.
+    fn had_errors(&self, before: &str, errors: &ConfigErrors, world: &World) -> bool {
         let Err(old) = self.parse(before, world) else { return false };
         let error = |finding: &&Finding| finding.severity == Severity::Error;
         errors.findings().iter().filter(error).all(|finding| old.findings().iter().any(|old| old.reason == finding.reason))
     }
 
-    /// Puts `text` in force and in the file, or neither.
+    /// Applies `text` and writes it to the file, or does neither.
     fn replace(
         &mut self,
         before: &str,
@@ -174,7 +174,7 @@ impl Settings {
     ) -> Result<(), RequestError> {
         let unwritable = |error: std::io::Error| {
             let detail = format!(
-                "{} cannot be written: {error}; nothing was changed: give it and its directory to the daemon's user, or edit it by hand",
+                "{} cannot be written: {error}; nothing was changed: make the daemon's user the owner of the file and its directory, or edit the file by hand",
                 self.file().display()
             );
             RequestError::conflict("Configuration not writable", detail)
@@ -207,7 +207,7 @@ impl Checked {
     }
 }
 
-/// A configuration that was refused, each finding with its place, reason and remedy.
+/// The error for a refused configuration, with all findings.
 pub fn refused(errors: &ConfigErrors) -> RequestError {
     let view = |finding: &Finding| FindingView {
         severity: if finding.severity == Severity::Error { "error" } else { "warning" }.to_owned(),
@@ -223,7 +223,7 @@ pub fn refused(errors: &ConfigErrors) -> RequestError {
     RequestError { findings, ..RequestError::invalid("Configuration refused", errors.to_string()) }
 }
 
-/// Names a text.
+/// Identifies a text by its hash.
 fn revision(text: &str) -> String {
     digest(&SHA256, text.as_bytes()).as_ref()[..12].iter().map(|byte| format!("{byte:02x}")).collect()
 }
@@ -254,16 +254,16 @@ mod tests {
         let mut settings = Settings::new(Some(path.clone()), "/nonexistent".into());
         let in_force = Config { energy_profiles: Some(known.clone()), ..Config::default() };
         let world = World { relays: Some(Vec::new()), ..World::for_client(&in_force) };
-        // A FIFO and an endless device would keep the daemon for ever, if it opened them.
+        // A FIFO or an endless device would block the daemon, if it opened them.
         for file in [secret.to_str().unwrap(), "/dev/zero", "/proc/1/environ"] {
             let edit = change(&settings, json!([{"op": "set", "path": ["energy_profiles"], "value": file}]));
             for error in [settings.preview(&edit, &world).unwrap_err(), settings.apply(&edit, &world, |_| Ok(())).unwrap_err()] {
                 let text = format!("{error:?}");
-                assert!(error.cause == Cause::Invalid && text.contains("is not the file of energy profiles in force"), "{text}");
+                assert!(error.cause == Cause::Invalid && text.contains("is not the current file of energy profiles"), "{text}");
                 assert!(!text.contains("hunter2"), "{text}");
             }
         }
-        // The file in force is not read again: it is not even there.
+        // The file in force is not read again: it does not even exist.
         let edit = change(&settings, json!([{"op": "set", "path": ["energy_profiles"], "value": known}]));
         assert!(settings.preview(&edit, &world).is_ok());
         let near = folder.path().join("only-roots-to-lisp");
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_previewed_applied_and_taken_back() {
+    fn a_change_is_previewed_applied_and_undone() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("braid.toml");
         std::fs::write(&path, "# mine\nscheduler = \"round-robin\" # steady\n").unwrap();
@@ -299,13 +299,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_refused_with_its_place_and_changes_nothing() {
+    fn an_error_is_reported_with_its_position_and_changes_nothing() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("braid.toml");
         std::fs::write(&path, "scheduler = \"round-robin\"\n").unwrap();
         let mut settings = Settings::new(Some(path.clone()), "/nowhere".into());
         let wrong = change(&settings, scheduler("opereta"));
-        let error = settings.apply(&wrong, &World::default(), |_| panic!("must not be put in force")).unwrap_err();
+        let error = settings.apply(&wrong, &World::default(), |_| panic!("must not be applied")).unwrap_err();
         assert_eq!((error.cause, error.findings.len()), (Cause::Invalid, 1));
         assert_eq!((error.findings[0].line, error.findings[0].nearest.as_deref()), (1, Some("operetta")));
         let right = change(&settings, scheduler("operetta"));
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_that_was_there_before_does_not_stand_in_the_way() {
+    fn an_existing_error_does_not_block_other_changes() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("braid.toml");
         std::fs::write(&path, "[[app]]\nmatch = { exe = \"/usr/bin/gone\" }\nlinks = [\"eth7\"]\n").unwrap();
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_file_the_first_change_makes_one_and_undo_empties_it() {
+    fn without_a_file_the_first_change_creates_one_and_undo_empties_it() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("etc/braid.toml");
         let mut settings = Settings::new(None, path.clone());

@@ -1,4 +1,4 @@
-//! Probe targets and measurement servers.
+//! Reads probe targets and measurement servers.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -29,7 +29,7 @@ fn probe_target(value: &Value<'_>) -> Option<ProbeTarget> {
         Some(("icmp", rest)) => rest.parse().ok().map(ProbeTarget::Icmp),
         _ => None,
     };
-    target.or_else(|| value.refuse(format!("{text:?} is not a probe target"), format!("write {WANTED}; names are not looked up")))
+    target.or_else(|| value.refuse(format!("{text:?} is not a probe target"), format!("write {WANTED}; names are not resolved")))
 }
 
 fn page(value: &Value<'_>, what: &'static str, status: u64) -> Option<HttpTarget> {
@@ -42,12 +42,12 @@ fn page(value: &Value<'_>, what: &'static str, status: u64) -> Option<HttpTarget
     let Some(url) = url else { return value.refuse(format!("{what} needs a url"), format!("write {WANTED}")) };
     let text = url.text()?;
     let Some((address, path)) = split_url(text) else {
-        let remedy = "write http://ADDRESS/PATH, with an address (names are not looked up: put the name into host = \"...\")";
-        return url.refuse(format!("{text:?} is not a plain HTTP page at an address"), remedy.into());
+        let remedy = "write http://ADDRESS/PATH, with an address (names are not resolved: put the name into host = \"...\")";
+        return url.refuse(format!("{text:?} is not an http URL with an IP address"), remedy.into());
     };
     let host = host.map_or_else(|| text["http://".len()..].split('/').next().unwrap_or_default().to_owned(), str::to_owned);
     if host.is_empty() || host.contains(|c: char| c.is_whitespace() || c.is_control()) {
-        return value.refuse(format!("{host:?} is not a host name"), "write the name alone, as in host = \"www.example.org\"".into());
+        return value.refuse(format!("{host:?} is not a host name"), "write only the name, as in host = \"www.example.org\"".into());
     }
     Some(HttpTarget { address, host, path, status: status as u16, body })
 }

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use braid_control::config::{Detect, Finding};
-use braid_decide::policy::{Carry, ClientMatcher, LinkSelector, Pattern, Resolve};
+use braid_decide::policy::{BondScheduler, Carry, ClientMatcher, LinkSelector, Pattern, Resolve};
 use braid_model::{ByteCount, Class, LinkKind, Rate, Role};
 
 use super::*;
@@ -32,7 +32,7 @@ fn refused(text: &str) -> Vec<Finding> {
     }
 }
 
-/// The example with the lines that are switched off switched on.
+/// The example with its commented-out lines activated.
 fn all_on() -> String {
     EXAMPLE.lines().map(|line| format!("{}\n", line.strip_prefix("#: ").unwrap_or(line))).collect()
 }
@@ -51,7 +51,7 @@ fn the_examples_defaults_are_the_defaults() {
 }
 
 #[test]
-fn the_example_is_taken_with_everything_switched_on() {
+fn the_example_is_accepted_with_all_lines_activated() {
     let config = parse(&all_on());
     assert_eq!(config.warnings, []);
     assert_eq!((config.probe_targets.len(), config.measure.servers.len(), config.policy.exclude.matchers().len()), (3, 1, 5));
@@ -65,7 +65,7 @@ fn the_example_is_taken_with_everything_switched_on() {
 }
 
 #[test]
-fn names_are_looked_up_by_a_relay_only_where_one_may_carry() {
+fn names_are_resolved_by_a_relay_only_if_one_may_carry_the_flow() {
     let entry = |more: &str| format!("[[app]]\nmatch = {{ client = \"10.0.0.0/8\" }}\n{more}");
     let asked = |more: &str| parse(&entry(more)).policy.apps[0].resolve;
     assert_eq!((asked(""), asked("carry = \"bond\"\nresolve = \"relay\"\n")), (Resolve::Here, Resolve::Relay));
@@ -76,20 +76,20 @@ fn names_are_looked_up_by_a_relay_only_where_one_may_carry() {
 }
 
 #[test]
-fn a_relay_that_was_not_joined_is_told_with_the_nearest_name() {
+fn an_unknown_relay_is_reported_with_the_nearest_name() {
     let text = "[[app]]\nmatch = { port = 80 }\ncarry = \"bond\"\nrelay = \"hom\"\n";
     let [finding] = &refused(text)[..] else { panic!() };
     assert_eq!((finding.line, finding.nearest.as_deref()), (4, Some("home")));
     assert!(finding.remedy.as_ref().unwrap().contains("braid join --name hom"), "{finding}");
     let with = |strict, relays: Option<Vec<String>>| config::parse("braid.toml", text, &World { strict, relays, ..world() });
     let lenient = with(false, Some(Vec::new())).unwrap();
-    assert!(lenient.warnings.len() == 1 && lenient.warnings[0].to_string().contains("none was joined"), "{:?}", lenient.warnings);
-    assert_eq!(with(true, None).unwrap().warnings, [], "nobody can tell");
+    assert!(lenient.warnings.len() == 1 && lenient.warnings[0].to_string().contains("no relay is joined"), "{:?}", lenient.warnings);
+    assert_eq!(with(true, None).unwrap().warnings, [], "unknown relays are not checked");
     assert_eq!(with(true, Some(vec!["hom".into()])).unwrap().warnings, []);
 }
 
 #[test]
-fn regression_a_bond_without_any_relay_is_warned_of() {
+fn regression_a_bond_without_any_relay_causes_a_warning() {
     let with = |carry: &str, relays: Option<Vec<String>>| {
         let text = format!("[[app]]\nmatch = {{ port = 80 }}\ncarry = \"{carry}\"\n");
         config::parse("braid.toml", &text, &World { relays, ..world() }).unwrap().warnings
@@ -102,12 +102,30 @@ fn regression_a_bond_without_any_relay_is_warned_of() {
     }
 }
 
-/// Every key that is read stands in the example: what a wrong key's remedy lists is found there.
+#[test]
+fn the_scheduler_of_bonds_is_read_and_copies_belong_to_redundant() {
+    let scheduler = |text: &str| parse(text).policy.bond_scheduler;
+    assert_eq!(scheduler(""), None);
+    for one in BondScheduler::ALL {
+        assert_eq!(scheduler(&format!("[bond]\nscheduler = \"{one}\"\n")), Some(one));
+    }
+    assert_eq!(scheduler("[bond]\nscheduler = \"redundant\"\ncopies = 3\n"), Some(BondScheduler::Redundant(3)));
+    for wrong in [
+        "[bond]\nscheduler = \"fastest\"\n",
+        "[bond]\nscheduler = \"midrr\"\ncopies = 2\n",
+        "[bond]\ncopies = 2\n",
+        "[bond]\nscheduler = \"redundant\"\ncopies = 9\n",
+    ] {
+        assert_eq!(refused(wrong).len(), 1, "{wrong}");
+    }
+}
+
+/// The example must contain every key: wrong keys list all valid ones in their remedy.
 #[test]
 fn the_example_names_every_key() {
-    let wrong = "x = 1\nutility = { x = 1, threshold = 0.5 }\nprice = { x = 1 }\n[[link]]\nname = \"eth0\"\nx = 1\nenergy = { receive_mw = 1, transmit_mw = 1, x = 1 }\n[[app]]\nmatch = { port = 1, x = 1 }\nx = 1\n[exclude]\nx = 1\n[measure]\nx = 1\n";
+    let wrong = "x = 1\nutility = { x = 1, threshold = 0.5 }\nprice = { x = 1 }\n[[link]]\nname = \"eth0\"\nx = 1\nenergy = { receive_mw = 1, transmit_mw = 1, x = 1 }\n[[app]]\nmatch = { port = 1, x = 1 }\nx = 1\n[exclude]\nx = 1\n[measure]\nx = 1\n[bond]\nx = 1\n";
     let findings = refused(wrong);
-    assert_eq!(findings.len(), 9, "{findings:#?}");
+    assert_eq!(findings.len(), 10, "{findings:#?}");
     let example = all_on();
     for finding in findings {
         let keys = finding.remedy.unwrap();
@@ -119,7 +137,7 @@ fn the_example_names_every_key() {
 }
 
 #[test]
-fn the_fixed_format_is_taken_literally() {
+fn the_documented_format_is_accepted() {
     let config = parse(
         r#"
         version = 1             # may be left out
@@ -145,7 +163,7 @@ fn a_wrong_key_is_shown_with_its_line_and_the_nearest_key() {
 }
 
 #[test]
-fn everything_wrong_is_told_at_once_in_the_order_of_the_file() {
+fn all_errors_are_reported_at_once_in_the_order_of_the_file() {
     let findings = refused("scheduler = \"max-troughput\"\ndefault_demand = true\n[[link]]\nnam = \"wlan0\"\n[[app]]\nlinks = []\n");
     let lines: Vec<_> = findings.iter().map(|finding| finding.line).collect();
     assert_eq!(lines, [1, 2, 3, 4, 5, 6], "{findings:#?}");
@@ -154,7 +172,7 @@ fn everything_wrong_is_told_at_once_in_the_order_of_the_file() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn invalid_values_are_refused() {
     for (text, reason, line) in [
         ("version = 2", "version 2", 1),
         ("affinity = \"sticky\"", "no affinity \"sticky\"", 1),
@@ -163,7 +181,7 @@ fn what_cannot_be_is_refused() {
         ("reconnect_after = \"soon\"", "not a length of time", 1),
         ("probe_targets = [\"tcp:example.org:80\"]", "not a probe target", 1),
         ("probe_targets = [{ status = 204 }]", "needs a url", 1),
-        ("[measure]\nevery = \"1 s\"", "under a minute", 2),
+        ("[measure]\nevery = \"1 s\"", "less than a minute", 2),
         ("link = 3", "link is an integer", 1),
         ("[[link]]", "names no link", 1),
         ("[[link]]\nname = \"lo\"", "loopback", 2),
@@ -173,13 +191,13 @@ fn what_cannot_be_is_refused() {
         ("[[link]]\nname = \"w\"\nreset_day = 32\nmetered = true\ncap = 9", "1 to 31", 3),
         ("[[link]]\nname = \"w\"\nreset_day = 0\nmetered = true\ncap = 9", "1 to 31", 3),
         ("[[link]]\nname = \"w\"\ncap = \"1 GB\"", "not metered", 3),
-        ("[[link]]\nname = \"w\"\nmetered = true\ncap = 0", "cap of nothing", 4),
+        ("[[link]]\nname = \"w\"\nmetered = true\ncap = 0", "cap of zero", 4),
         ("[[link]]\nname = \"w\"\nmetered = true\nreset_day = 3", "without a cap", 4),
-        ("[[link]]\nname = \"w\"\ncapacity_up = 0", "capacity_up is nothing", 3),
-        ("[[link]]\nname = \"w\"\n[[link]]\nname = \"w\"", "line 1 names the same link", 3),
+        ("[[link]]\nname = \"w\"\ncapacity_up = 0", "capacity_up is zero", 3),
+        ("[[link]]\nname = \"w\"\n[[link]]\nname = \"w\"", "line 1 matches the same links", 3),
         ("[[app]]\nclass = \"bulk\"", "without match", 1),
         ("[[app]]\nmatch = {}", "without conditions", 2),
-        ("[[app]]\nmatch = { exe = \"curl\" }", "not the whole path", 2),
+        ("[[app]]\nmatch = { exe = \"curl\" }", "not the absolute path", 2),
         ("[[app]]\nmatch = { name = \"a/b\" }", "not the name of a process", 2),
         ("[[app]]\nmatch = { port = 0 }", "1 to 65535", 2),
         ("[[app]]\nmatch = { destination = \"example.org\" }", "not a destination", 2),
@@ -215,7 +233,7 @@ fn what_cannot_be_is_refused() {
 }
 
 #[test]
-fn nearest_names_are_offered() {
+fn nearest_names_are_suggested() {
     for (text, near) in [
         ("[[app]]\nmatch = { user = \"adda\" }", "ada"),
         ("[[app]]\nmatch = { prt = 3 }", "port"),
@@ -228,53 +246,53 @@ fn nearest_names_are_offered() {
 }
 
 #[test]
-fn a_start_takes_names_this_machine_does_not_have() {
+fn a_start_accepts_names_that_this_machine_does_not_have() {
     let lenient = World { strict: false, ..world() };
     let text = "[[app]]\nmatch = { exe = \"/opt/gone\" }\nlinks = [\"usb0\"]\n";
     let config = config::parse("f", text, &lenient).unwrap();
     assert_eq!(config.warnings.iter().map(|finding| finding.line).collect::<Vec<_>>(), [2, 3]);
     let findings = refused(text);
     assert_eq!(findings.iter().map(|finding| finding.severity).collect::<Vec<_>>(), [Severity::Warning, Severity::Error], "{findings:#?}");
-    // Said of a link to come, it is in order.
+    // A link entry declares a device that may appear later.
     let config = parse("[[link]]\nname = \"usb*\"\n[[app]]\nmatch = { port = 1 }\nlinks = [\"usb0\"]\n");
     assert_eq!(config.warnings, []);
 }
 
 #[test]
-fn regression_a_link_that_no_device_has_is_warned_of() {
+fn regression_a_link_without_a_device_causes_a_warning() {
     let text = "[[link]]\nname = \"wlan7\"\n[[link]]\nname = \"usb*\"\n[[link]]\nname = \"eth0\"\n";
     let [warning] = &parse(text).warnings[..] else { panic!("{:?}", parse(text).warnings) };
     assert_eq!((warning.line, warning.nearest.as_deref(), warning.severity), (1, Some("wlan0"), Severity::Warning));
-    assert!(warning.reason.contains("no device is called wlan7 now"), "{warning}");
+    assert!(warning.reason.contains("there is currently no device called wlan7"), "{warning}");
     let start = World { strict: false, ..world() };
-    assert_eq!(config::parse("f", text, &start).unwrap().warnings, [], "it may come after the start");
+    assert_eq!(config::parse("f", text, &start).unwrap().warnings, [], "it may appear after the start");
     let unknown = World { devices: Vec::new(), ..world() };
     assert_eq!(config::parse("f", text, &unknown).unwrap().warnings, []);
 }
 
 #[test]
-fn regression_a_program_that_was_uninstalled_is_no_reason_to_refuse_the_file() {
+fn regression_a_missing_program_does_not_refuse_the_file() {
     for text in ["[[app]]\nmatch = { exe = \"/usr/bin/crul\" }\n", "[exclude]\napplications = [\"/usr/bin/crul\"]\n"] {
         let config = parse(text);
         let [finding] = &config.warnings[..] else { panic!("{:#?}", config.warnings) };
         assert_eq!((finding.line, finding.nearest.as_deref()), (2, Some("/usr/bin/curl")));
-        assert!(finding.reason.contains("no program /usr/bin/crul now"), "{finding}");
-        assert_eq!(config.policy.apps.len() + config.policy.exclude.matchers().len(), 1, "the rule is there and waits");
+        assert!(finding.reason.contains("currently no program /usr/bin/crul"), "{finding}");
+        assert_eq!(config.policy.apps.len() + config.policy.exclude.matchers().len(), 1, "the rule is kept");
     }
 }
 
 #[test]
-fn a_start_does_without_a_user_that_was_removed() {
+fn a_start_accepts_a_removed_user() {
     let lenient = World { strict: false, ..world() };
     let text = "[[app]]\nmatch = { user = \"gone\", port = 1 }\n";
     let config = config::parse("f", text, &lenient).unwrap();
     assert_eq!(config.warnings.len(), 1, "{:#?}", config.warnings);
-    assert_eq!(config.policy.apps[0].matcher.user, Some(u32::MAX), "which no process has");
+    assert_eq!(config.policy.apps[0].matcher.user, Some(u32::MAX), "no process has this user");
     assert_eq!(refused(text).len(), 1);
 }
 
 #[test]
-fn names_of_the_release_before_are_taken_with_a_warning() {
+fn names_of_the_previous_release_are_accepted_with_a_warning() {
     let old = "destroy_stuck_after = 9\nmaxdiff = \"20 ms\"\nprobe = \"eager\"\n[[link]]\nname = \"w*\"\nprobe = \"sparing\"\n";
     let config = config::parse("f", old, &World::default()).unwrap();
     assert_eq!((config.reconnect_after, config.probe), (Some(Duration::from_secs(9)), ProbeMode::Continuous));
@@ -287,9 +305,9 @@ fn names_of_the_release_before_are_taken_with_a_warning() {
     assert!(both.len() == 1 && both[0].to_string().contains("is the old name of reconnect_after"), "{both:?}");
 }
 
-/// What the README shows is copied to machines that have neither Zoom nor `eth0`.
+/// Users copy the README's examples to machines that have neither Zoom nor `eth0`.
 #[test]
-fn regression_the_readmes_policy_is_in_order_on_any_machine() {
+fn regression_the_readmes_policy_is_valid_on_any_machine() {
     let readme = include_str!("../../../README.md");
     let mut blocks = vec![String::new()];
     for line in readme.lines() {
@@ -313,7 +331,7 @@ fn regression_the_readmes_policy_is_in_order_on_any_machine() {
 }
 
 #[test]
-fn entries_that_never_count_are_warned_of() {
+fn entries_that_never_apply_cause_warnings() {
     for (text, line) in [
         ("[[link]]\nname = \"w*\"\n[[link]]\nname = \"wlan0\"\nrole = \"backup\"\n", 3),
         ("[[app]]\nmatch = { name = \"curl\" }\n[[app]]\nmatch = { name = \"curl\", port = 80 }\n", 3),
@@ -333,14 +351,14 @@ fn a_refused_condition_does_not_leave_a_rule_that_matches_more() {
 }
 
 #[test]
-fn more_rules_than_are_looked_at_are_refused() {
+fn too_many_rules_are_refused() {
     let text: String = (1..=65).map(|port| format!("[[app]]\nmatch = {{ port = {port} }}\n")).collect();
     assert!(refused(&text)[0].reason.contains("65 [[app]]"));
 }
 
-/// A question that nobody asked for looks like a scan.
+/// Unrequested questions look like a scan.
 #[test]
-fn regression_nobody_is_asked_whether_it_runs_braid_unless_the_file_says_so() {
+fn regression_no_host_is_asked_whether_it_runs_braid_by_default() {
     let detect = |text: &str| parse(text).detect;
     assert_eq!([detect(""), detect("detect = false")], [Detect::Nobody, Detect::Nobody]);
     assert_eq!(detect("detect = true"), Detect::Everybody);
@@ -360,7 +378,7 @@ fn units_and_times_are_read() {
 }
 
 #[test]
-fn an_unreadable_file_is_told_with_its_name() {
+fn an_unreadable_file_is_reported_with_its_name() {
     let error = config::load(Path::new("/nonexistent/braid.toml"), None).unwrap_err();
     assert!(error.to_string().contains("/nonexistent/braid.toml") && error.findings().is_empty(), "{error}");
 }

@@ -1,4 +1,4 @@
-//! What a configuration file is held against: the machine's devices, users and programs, and the relays it has joined.
+//! The environment that a configuration file is checked against: the machine's devices, users and programs, and its joined relays.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,87 +9,88 @@ use braid_decide::energy::{Profile, Profiles};
 
 use crate::profiles;
 
-/// What this machine has, and how strictly a file is held against it.
+/// Names known on this machine, and how strictly a file is checked against them.
 #[derive(Debug, Clone, Default)]
 pub struct World {
-    /// Whether a link, relay or user that this machine does not have is an error. A start is lenient, so that a device that is not plugged
-    /// in yet does not keep the machine from its other links; `check` and `reload` are strict, where somebody is there to mend a slip of
-    /// the pen. A program that is not installed is a warning always: its rule waits.
+    /// Whether a link, relay or user that this machine does not have is an error. A start is lenient, so that a missing device does not
+    /// keep the machine from its other links. `check` and `reload` are strict, since a user is present to correct a mistake. A program that
+    /// is not installed is always a warning: its rule applies later.
     pub strict: bool,
     /// Names of network devices.
     pub devices: Vec<String>,
-    /// User numbers by name.
+    /// User ids by name.
     pub users: BTreeMap<String, u32>,
-    /// What may be asked of the file system.
+    /// Allowed access to the file system.
     pub files: Files,
-    /// Relays that were joined; `None`: it cannot be told, and none is missed.
+    /// Joined relays; `None`: unknown, so relays are not checked.
     pub relays: Option<Vec<String>>,
 }
 
-/// What may be asked of the file system about the files that a configuration names.
+/// Allowed access to files that a configuration names.
 #[derive(Debug, Clone, Default)]
 pub enum Files {
-    /// Anything: who asks sees what this process may see.
+    /// Any access: the user who asks has the rights of this process.
     #[default]
     Ask,
-    /// What the file names, but no directory is listed: the daemon reads its configuration by a client's order, and the client sees the findings.
+    /// Access to the named files, but no listing of directories: the daemon reads its configuration on a client's request, and the client
+    /// sees the findings.
     AskWithoutListing,
-    /// Nothing: the text is a client's, and the daemon has rights that the client lacks. Programs are believed to exist; the energy profiles
-    /// are those in force.
+    /// No access: the text comes from a client, and the daemon has rights that the client lacks. Programs are assumed to exist; the energy
+    /// profiles are those in force.
     InForce {
         /// The file that the configuration in force names.
         energy_profiles: Option<PathBuf>,
-        /// What it holds, after what ships with Braid.
+        /// All profiles in force, including the shipped ones.
         profiles: Profiles,
     },
-    /// These programs and profiles, for tests.
+    /// Only these programs and profiles, for tests.
     These {
-        /// Executables.
+        /// Existing executables.
         programs: Vec<PathBuf>,
-        /// What every file of energy profiles holds.
+        /// Content of every energy profile file.
         profiles: Vec<Profile>,
     },
 }
 
-/// Why the energy profiles in a file are not taken.
+/// Why an energy profile file is refused.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum NoProfiles {
-    /// They are wrong, or cannot be read.
+pub(super) enum ProfileFileError {
+    /// The file is malformed or cannot be read.
     #[error(transparent)]
     Wrong(#[from] ProfileError),
     /// A client names a file that is not in force.
-    #[error("{0} is not the file of energy profiles in force, and no client can make the daemon open another")]
+    #[error("{0} is not the current file of energy profiles, and the daemon does not open another file for a client")]
     NotInForce(String),
 }
 
 impl World {
-    /// This machine, as far as it can be read without privilege. Users known only to a directory service (LDAP and the like) are
-    /// not seen; they can be given by number. Relays are for the caller to add.
+    /// This machine, read without privileges. Users that only a directory service (such as LDAP) knows are not included; they can be given
+    /// by number. The caller adds the relays.
     pub fn here(strict: bool) -> Self {
         let devices = std::fs::read_to_string("/proc/net/dev").unwrap_or_default();
         let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
         Self { strict, devices: device_names(&devices), users: user_numbers(&users), files: Files::Ask, relays: None }
     }
 
-    /// This machine, to judge a client's text while `config` is in force.
+    /// This machine, for checking a client's text while `config` is in force.
     pub fn for_client(config: &Config) -> Self {
         let files = Files::InForce { energy_profiles: config.energy_profiles.clone(), profiles: config.profiles.clone() };
         Self { files, ..Self::here(true) }
     }
 
-    /// What ships with Braid, and the energy profiles in the file at `path`.
-    pub(super) fn profiles(&self, path: &Path) -> Result<Profiles, NoProfiles> {
+    /// The shipped energy profiles and those in the file at `path`.
+    pub(super) fn profiles(&self, path: &Path) -> Result<Profiles, ProfileFileError> {
         let mut all = shipped();
         match &self.files {
             Files::Ask | Files::AskWithoutListing => all.extend(profiles::load(path)?),
             Files::These { profiles, .. } => all.extend(profiles.clone()),
             Files::InForce { energy_profiles, profiles } if energy_profiles.as_deref() == Some(path) => all = profiles.clone(),
-            Files::InForce { .. } => return Err(NoProfiles::NotInForce(path.display().to_string())),
+            Files::InForce { .. } => return Err(ProfileFileError::NotInForce(path.display().to_string())),
         }
         Ok(all)
     }
 
-    /// Whether there is a program at `path`; true where that may not be asked.
+    /// Whether there is a program at `path`; true if access is not allowed.
     pub(super) fn has_program(&self, path: &Path) -> bool {
         match &self.files {
             Files::Ask | Files::AskWithoutListing => path.is_file(),
@@ -98,7 +99,7 @@ impl World {
         }
     }
 
-    /// Programs that `path` may have been meant for: those in its directory.
+    /// Programs in the directory of `path`, as candidates for a misspelling.
     pub(super) fn programs_beside(&self, path: &Path) -> Vec<String> {
         let found: Vec<PathBuf> = match &self.files {
             Files::Ask => {
@@ -112,7 +113,7 @@ impl World {
     }
 }
 
-/// The names in `/proc/net/dev`, which unlike `/sys` is always that of the reader's own namespace.
+/// The names in `/proc/net/dev`, which, unlike `/sys`, always shows the reader's own namespace.
 fn device_names(text: &str) -> Vec<String> {
     text.lines().skip(2).filter_map(|line| Some(line.split_once(':')?.0.trim().to_owned())).collect()
 }
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_are_looked_for_where_they_should_be() {
+    fn suggested_programs_come_from_the_same_directory() {
         let folder = tempfile::tempdir().unwrap();
         let (curl, crul) = (folder.path().join("curl"), folder.path().join("crul"));
         std::fs::write(&curl, "").unwrap();

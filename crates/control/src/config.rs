@@ -1,4 +1,4 @@
-//! What a configuration says, however it was read.
+//! The parsed configuration, independent of its file format.
 
 mod findings;
 
@@ -14,39 +14,39 @@ use ipnet::IpNet;
 
 pub use findings::{Finding, Severity};
 
-/// A configuration; [`Config::default`] is what holds without a file.
+/// A configuration. [`Config::default`] applies without a file.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Config {
     /// Scheduler, links and applications.
     pub policy: Policy,
-    /// How eagerly links are probed where their entry does not say.
+    /// Default probe mode of links.
     pub probe: ProbeMode,
-    /// What is probed where a link's entry does not say, besides the gateway and the last destination that answered.
+    /// Default probe targets of links, in addition to the gateway and the last destination that answered.
     pub probe_targets: Vec<ProbeTarget>,
-    /// A connect that nobody answers is moved to another link.
+    /// Whether an unanswered connect moves to another link.
     pub move_connects: bool,
-    /// A flow on a dead link is ended after this long; `None`: never.
+    /// Time after which a flow on a dead link is ended; `None`: never.
     pub reconnect_after: Option<Duration>,
-    /// End also those flows whose rule pins them to the dead link.
+    /// Whether to end also the flows whose rule pins them to the dead link.
     pub destroy_pinned: bool,
-    /// Which hosts are asked whether they run Braid; flows to those that do are bonded straight.
+    /// Hosts that are asked whether they run Braid. Flows to those that do are bonded directly to them.
     pub detect: Detect,
-    /// Active measurement of capacities; no servers: none.
+    /// Active measurement of capacities; off without servers.
     pub measure: Measure,
-    /// More energy profiles, and where they are read from.
+    /// File with additional energy profiles.
     pub energy_profiles: Option<PathBuf>,
-    /// What interfaces need: what ships with Braid, and before it what `energy_profiles` holds.
+    /// Energy profiles of interfaces: those in `energy_profiles`, then those shipped with Braid.
     pub profiles: Profiles,
-    /// What the file was taken with nevertheless.
+    /// Warnings about the file.
     pub warnings: Vec<Finding>,
 }
 
-/// Active measurement of links' capacities.
+/// Settings of active capacity measurement.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Measure {
-    /// Pages to download, tried in turn.
+    /// Pages to download, used in turn.
     pub servers: Vec<HttpTarget>,
-    /// The time between two measurements of one link.
+    /// Time between two measurements of one link.
     pub every: Duration,
 }
 
@@ -68,17 +68,17 @@ impl Default for Config {
     }
 }
 
-/// Which hosts are asked whether they run Braid, so that flows to those that do are bonded straight.
+/// Hosts that are asked whether they run Braid, so that flows to those that do are bonded directly to them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Detect {
     /// None.
     #[default]
     Nobody,
-    /// Those that are listed.
+    /// The listed hosts.
     Listed {
-        /// By address.
+        /// Hosts by address prefix.
         nets: Vec<IpNet>,
-        /// By name; the daemon looks them up.
+        /// Hosts by name; the daemon resolves the names.
         names: Vec<HostName>,
     },
     /// Every host that answers a flow.
@@ -86,7 +86,7 @@ pub enum Detect {
 }
 
 impl Detect {
-    /// Whether `host` is asked; `named` are the addresses that the names lead to.
+    /// Whether `host` is asked. `named` holds the addresses of the names.
     pub fn asks(&self, host: IpAddr, named: &BTreeSet<IpAddr>) -> bool {
         match self {
             Self::Nobody => false,
@@ -100,7 +100,7 @@ impl Detect {
         *self != Self::Nobody
     }
 
-    /// The names that are to be looked up.
+    /// The names to resolve.
     pub fn names(&self) -> &[HostName] {
         match self {
             Self::Listed { names, .. } => names,

@@ -1,15 +1,15 @@
-//! The daemon's mind: takes in what the system tells, decides, and says what is to be done. It does no I/O of its own.
+//! The daemon's core: takes events, makes decisions and returns actions. It does no I/O.
 //!
-//! The live loop of the daemon feeds it; tests feed it with a fake.
+//! The daemon's event loop drives it; tests drive it with a fake.
 
 pub mod apps;
+mod bond_reason;
 mod bonds;
 mod detect;
 mod energy;
 mod estimates;
 mod explain;
 mod flows;
-mod grounds;
 mod living;
 mod network;
 mod optimum;
@@ -39,12 +39,12 @@ use crate::links::{Link, LinkTable, ProbePlan};
 use crate::steering::{AppId, BondedLoads, FlowRow, SteerParams, Steering, SteeringError};
 use apps::Apps;
 pub use apps::Ended;
+pub use bond_reason::BondReason;
 use bonds::PastRules;
 pub use bonds::{BondPolicy, Exit, PathEvent};
 pub use detect::{Question, ServerEvent, UNREAD};
 pub use estimates::{AppsView, Bonded};
 pub use flows::Stuck;
-pub use grounds::Grounds;
 pub use living::FlowsView;
 use living::LivingFlows;
 pub use optimum::{BondScheduling, PacketLoad};
@@ -52,10 +52,10 @@ use rules::Executables;
 pub use rules::Names;
 pub use timeouts::Due;
 
-/// What is to be done outside.
+/// Actions for the event loop.
 #[derive(Debug, Default)]
-pub struct Todo {
-    /// Rules and routes to put in place.
+pub struct Actions {
+    /// Rules and routes to install.
     pub plan: Option<TablePlan>,
     /// Probes to send.
     pub probes: Vec<ProbePlan>,
@@ -70,7 +70,7 @@ pub struct Core<S> {
     steering: S,
     names: Box<dyn Names>,
     config: Config,
-    /// The rules that were in force before, for flows that began under them.
+    /// Earlier rules, for flows that started under them.
     past: PastRules,
     network: NetworkSnapshot,
     links: LinkTable,
@@ -78,65 +78,66 @@ pub struct Core<S> {
     executables: Executables,
     /// The living flows as of the last poll.
     flows: LivingFlows,
-    /// The links and families that have any.
+    /// Links and families that have living flows.
     links_with_flows: BTreeSet<(LinkIndex, Family)>,
-    /// Those that ended since, and when they began.
+    /// Flows that ended since the last poll, with their start times.
     ended: BTreeMap<living::Key, Time>,
-    /// What applications moved since that was asked for.
+    /// Bytes of applications since the last `take_moved`.
     moved: BTreeMap<AppId, Traffic>,
     recent: VecDeque<FlowRow>,
     params: Option<SteerParams>,
-    /// When parameters that could not be put in force are tried again.
+    /// When to retry steering parameters that could not be applied.
     params_due: Option<Time>,
     plan: Option<TablePlan>,
-    /// Flows already told to end.
+    /// Flows that were already asked to end.
     ending: BTreeSet<FlowId>,
-    /// When the next flow on a dead link is to be ended.
+    /// When to end the next flow on a dead link.
     stuck_due: Option<Time>,
-    /// When connects that wait for an answer are to be moved; by the last poll.
+    /// When to move unanswered connects, according to the last poll.
     unanswered_due: Option<Time>,
-    /// When steering is to hear again that the daemon lives.
+    /// When the next heartbeat to the steering is due.
     beat_due: Time,
-    /// When each link (and family) was judged dead.
+    /// Since when each link and family is dead.
     dead_since: BTreeMap<(LinkIndex, Family), Time>,
-    todo: Todo,
-    /// What bonded flows still have to move, and what of it the load table was told.
+    actions: Actions,
+    /// Remaining bytes of bonded flows, and the loads last passed to the steering.
     packet_load: PacketLoad,
     bonded_loads: BondedLoads,
-    /// What the machine runs on; `None`: not told, or no battery.
+    /// Power supply of the machine; `None`: unknown, or no battery.
     supply: Option<Supply>,
-    /// The peers that can be reached.
+    /// The reachable peers.
     peers: BTreeSet<String>,
-    /// Which hosts run Braid.
+    /// Hosts that run Braid.
     detection: Detection<PublicKey>,
-    /// The addresses that the names of `detect` lead to.
+    /// Addresses of the names in `detect`.
     detected_names: BTreeSet<IpAddr>,
-    /// Why none is trusted.
+    /// Why no server is trusted, if so.
     detection_trouble: Option<String>,
-    /// Why no flow goes straight to its server, if a firewall is the reason.
+    /// Why no flow is bonded directly to its server, if a firewall is the reason.
     owner_filter: Option<String>,
-    /// What the kernel was told of them, and when to look at that again.
+    /// Servers and closed ports that the kernel has, and when to check them again.
     servers: (Vec<IpAddr>, Vec<(IpAddr, u16)>),
     servers_due: Option<Time>,
-    /// What relays do not open, what the kernel was told of that (`None`: it may have been told in part), what was noted, and when to look at
-    /// that again.
+    /// Destinations that relays refuse; the list that the kernel has (`None`: it may be incomplete); the notes made about it; and when to
+    /// check them again.
     refusals: Refusals,
     refused: Option<Vec<IpAddr>>,
-    told: refused::Told,
+    refusal_notes: refused::RefusalNotes,
     refused_due: Option<Time>,
+    /// State of the handover scheduler.
     handover: Handover,
-    /// The link that takes all flows, by the parameters in force: to save power, or since the scheduler is a handover.
+    /// The link that takes all flows under the current parameters, to save power or by the handover scheduler.
     sole: Option<usize>,
-    /// What links were found to need, from the battery's own power.
+    /// Power of links, estimated from the battery's power.
     fit: PowerFit,
     started: Time,
-    /// When the flows were polled last.
+    /// Time of the last poll.
     polled: Time,
     unix: i64,
 }
 
 impl<S: Steering> Core<S> {
-    /// A core that has seen nothing yet.
+    /// Creates a core without links and flows.
     pub fn new(mut steering: S, names: Box<dyn Names>, config: Config, now: Time) -> Result<Self, SteeringError> {
         steering.set_names(braid_decide::class::NAMES)?;
         let handover = Handover::new(config.policy.hysteresis);
@@ -162,7 +163,7 @@ impl<S: Steering> Core<S> {
             unanswered_due: None,
             beat_due: now,
             dead_since: BTreeMap::new(),
-            todo: Todo::default(),
+            actions: Actions::default(),
             packet_load: PacketLoad::default(),
             bonded_loads: BondedLoads::default(),
             supply: None,
@@ -175,7 +176,7 @@ impl<S: Steering> Core<S> {
             servers_due: None,
             refusals: Refusals::default(),
             refused: Some(Vec::new()),
-            told: refused::Told::default(),
+            refusal_notes: refused::RefusalNotes::default(),
             refused_due: None,
             handover,
             sole: None,
@@ -188,9 +189,9 @@ impl<S: Steering> Core<S> {
         Ok(core)
     }
 
-    /// What is to be done since the last call.
-    pub fn todo(&mut self) -> Todo {
-        std::mem::take(&mut self.todo)
+    /// Returns the actions since the last call.
+    pub fn take_actions(&mut self) -> Actions {
+        std::mem::take(&mut self.actions)
     }
 
     /// The configuration in force.
@@ -203,17 +204,17 @@ impl<S: Steering> Core<S> {
         self.links.values_mut()
     }
 
-    /// The path of an application's executable, where it is known.
+    /// Path of an application's executable, if known.
     pub fn executable_of(&self, app: &crate::steering::AppId) -> Option<String> {
         self.apps.get(app)?.application.exe.as_ref().map(|exe| exe.display().to_string())
     }
 
-    /// The steering, for what the loop asks of it directly.
+    /// The steering backend.
     pub fn steering(&mut self) -> &mut S {
         &mut self.steering
     }
 
-    /// Puts a new configuration in force, for flows to come.
+    /// Applies a new configuration to new flows.
     pub fn reconfigure(&mut self, now: Time, config: Config) -> Result<(), SteeringError> {
         let old = std::mem::replace(&mut self.config, config);
         self.past.keep(now, &old.policy, &self.config.policy);
@@ -222,7 +223,7 @@ impl<S: Steering> Core<S> {
         }
         self.executables.refresh(&self.config.policy, self.names.as_mut());
         let network = self.network.clone();
-        // Links whose entry changed get it; what was learnt of them stays.
+        // Links whose entry changed get the new rule and keep their learned values.
         for link in self.links.values_mut() {
             let rule = self.config.policy.link_rule(&link.facts).cloned().unwrap_or_default();
             if rule != link.rule || self.config.probe != old.probe {
@@ -233,14 +234,14 @@ impl<S: Steering> Core<S> {
         self.on_network(now, network)
     }
 
-    /// The outcome of a probe ordered earlier.
+    /// Processes the outcome of a probe.
     pub fn on_probe(&mut self, now: Time, link: LinkIndex, family: Family, outcome: Outcome) -> Result<(), SteeringError> {
         self.links.on_probe(now, link, family, outcome);
-        self.judge(now)
+        self.reevaluate(now)
     }
 
-    /// The links whose capacity is worth a measurement now: alive, idle, and not learnt from traffic for a while.
-    pub fn worth_measuring(&self, now: Time, every: Duration) -> Vec<(LinkIndex, String)> {
+    /// Links worth measuring now: usable, idle, and without a capacity estimate from the last `every`.
+    pub fn links_to_measure(&self, now: Time, every: Duration) -> Vec<(LinkIndex, String)> {
         let idle = |link: &Link| !self.flows.iter().any(|living| living.row.link == link.facts.index);
         let stale = |link: &Link| link.estimate(Direction::Down, now).age.is_none_or(|age| age >= every);
         let wanted = self.links.values().filter(|link| !link.capacity.down.is_fixed() && !link.rule.metered && idle(link) && stale(link));
@@ -250,7 +251,7 @@ impl<S: Steering> Core<S> {
             .collect()
     }
 
-    /// What an active measurement found, towards this machine.
+    /// Processes the result of an active measurement of the receive rate.
     pub fn on_measured(&mut self, now: Time, link: LinkIndex, rate: Rate) -> Result<(), SteeringError> {
         if let Some(link) = self.links.get_mut(link) {
             link.capacity.down.on_measured(now, rate);
@@ -258,7 +259,7 @@ impl<S: Steering> Core<S> {
         self.update_params(now)
     }
 
-    /// The devices' counters and the wall clock in seconds of Unix time.
+    /// Processes the devices' counters and the wall clock in seconds of Unix time.
     pub fn on_counters(&mut self, now: Time, unix: i64, counters: &[(LinkIndex, Traffic)]) {
         self.unix = unix;
         let busy = self.busy(now);
@@ -271,16 +272,16 @@ impl<S: Steering> Core<S> {
         }
     }
 
-    /// Lets time pass: does all that [`Self::poll_timeout`] names. One thing that fails keeps no other from being done; the first error is
-    /// returned, and what failed is due again a little later.
+    /// Does all work that [`Self::poll_timeout`] reports as due. An error of one task does not stop the others. Returns the first error;
+    /// failed tasks become due again shortly.
     pub fn tick(&mut self, now: Time) -> Result<(), SteeringError> {
-        let beaten = self.beat(now);
-        let heard = self.hear_answers(now);
-        beaten.and(heard).and(self.judge(now))
+        let beaten = self.send_heartbeat(now);
+        let heard = self.read_answers(now);
+        beaten.and(heard).and(self.reevaluate(now))
     }
 
-    /// Handshakes answered prove that a link lives.
-    fn hear_answers(&mut self, now: Time) -> Result<(), SteeringError> {
+    /// Answered handshakes prove that a link works.
+    fn read_answers(&mut self, now: Time) -> Result<(), SteeringError> {
         for link in self.links.values_mut() {
             for family in Family::ALL {
                 let signs = self.steering.signs(link.slot, family)?;
@@ -295,12 +296,12 @@ impl<S: Steering> Core<S> {
         Ok(())
     }
 
-    fn judge(&mut self, now: Time) -> Result<(), SteeringError> {
-        self.todo.probes.extend(self.links.poll_probes(now, &self.config.probe_targets));
+    fn reevaluate(&mut self, now: Time) -> Result<(), SteeringError> {
+        self.actions.probes.extend(self.links.poll_probes(now, &self.config.probe_targets));
         self.note_deaths(now);
         self.find_stuck(now);
-        let servers = self.age_servers(now);
-        let refusals = self.age_refusals(now);
+        let servers = self.expire_servers(now);
+        let refusals = self.expire_refusals(now);
         let moved = self.move_connects(now);
         servers.and(refusals).and(moved).and(self.update_params(now))
     }
@@ -317,14 +318,14 @@ impl<S: Steering> Core<S> {
                 }
             }
         }
-        // Flows may be left on a device that is gone altogether.
+        // Flows may remain on a device that has disappeared.
         for link in self.links_with_flows.iter().filter(|(index, _)| self.links.get(*index).is_none()) {
             self.dead_since.entry(*link).or_insert(now);
         }
         self.dead_since.retain(|link, _| self.links.get(link.0).is_some() || self.links_with_flows.contains(link));
     }
 
-    /// Executables may have been replaced.
+    /// Rereads the executables that the policy names: they may have been replaced.
     pub fn on_executables_changed(&mut self, now: Time) -> Result<(), SteeringError> {
         if self.executables.refresh(&self.config.policy, self.names.as_mut()) {
             self.update_params(now)?;
@@ -332,7 +333,7 @@ impl<S: Steering> Core<S> {
         Ok(())
     }
 
-    /// The executables the policy names, to be watched.
+    /// Paths of the executables that the policy names, to be watched.
     pub fn executables(&self) -> BTreeSet<std::path::PathBuf> {
         self.executables.paths().cloned().collect()
     }

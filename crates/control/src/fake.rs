@@ -1,6 +1,6 @@
-//! Steering without a kernel: the same rule on flows that live in memory. For tests, quick and exact.
+//! A steering backend without a kernel: applies the same rule to flows in memory. For fast and exact tests.
 //!
-//! [`FakeSteering::chaos`] makes calls fail as a system in trouble would.
+//! [`FakeSteering::chaos`] makes calls fail, to simulate a system in trouble.
 
 pub mod network;
 
@@ -18,20 +18,20 @@ use crate::steering::{
     SteeringCounters, SteeringError, SteeringEvent,
 };
 
-/// What became of a connect.
+/// Result of a connect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Steered {
-    /// It was given the link in this slot.
+    /// It got the link in this slot.
     To(usize, FlowId),
     /// It was redirected to the daemon.
     Redirected,
-    /// It was left to the system.
+    /// It follows the system's routes.
     LeftAlone,
-    /// It failed.
+    /// It was refused.
     Denied,
 }
 
-/// The fake.
+/// Steering backend in memory.
 #[derive(Debug, Default)]
 pub struct FakeSteering {
     params: Option<SteerParams>,
@@ -41,22 +41,22 @@ pub struct FakeSteering {
     servers: Vec<IpAddr>,
     closed: Vec<(IpAddr, u16)>,
     refused: Vec<IpAddr>,
-    /// Applications in whose cgroups programs of others filter.
+    /// Applications whose cgroup has a foreign filter program.
     filtered: BTreeSet<AppId>,
     flows: BTreeMap<FlowId, FlowRow>,
     learnt: BTreeMap<(AppId, u16), DemandEstimate>,
     classes: BTreeMap<AppId, Class>,
-    /// Applications that the daemon was told of.
+    /// Applications that the daemon has been notified of.
     introduced: BTreeSet<AppId>,
     events: Vec<SteeringEvent>,
     signs: BTreeMap<(usize, Family), Signs>,
     counters: SteeringCounters,
     heartbeat: Option<Time>,
-    /// How often anything was put in force.
+    /// Number of successful updates.
     changes: u64,
     redirect_ready: bool,
     next_id: u64,
-    /// Fails every n-th call, if set.
+    /// Makes every n-th call fail, if set.
     chaos: Option<u64>,
     calls: u64,
     moves_connects: bool,
@@ -64,17 +64,17 @@ pub struct FakeSteering {
 }
 
 impl FakeSteering {
-    /// A fake whose every `n`-th call fails.
+    /// Creates a fake whose every `n`-th call fails.
     pub fn chaos(n: u64) -> Self {
         Self { chaos: Some(n.max(1)), ..Self::default() }
     }
 
-    /// Every `n`-th call fails from now on, or none.
+    /// Makes every `n`-th call fail from now on; `None`: no call fails.
     pub fn set_chaos(&mut self, n: Option<u64>) {
         self.chaos = n.map(|n| n.max(1));
     }
 
-    /// Whether connects that nobody answers are moved when that is asked for; not at first, as where the kernel cannot do it.
+    /// Sets whether unanswered connects are moved on request. Initially they are not, as on a kernel that cannot move them.
     pub fn set_moves_connects(&mut self, moves: bool) {
         self.moves_connects = moves;
     }
@@ -82,17 +82,17 @@ impl FakeSteering {
     fn call(&mut self, action: &'static str) -> Result<(), SteeringError> {
         self.calls += 1;
         match self.chaos {
-            Some(n) if self.calls.is_multiple_of(n) => Err(SteeringError { action, reason: "the fake was told to fail".to_owned() }),
+            Some(n) if self.calls.is_multiple_of(n) => Err(SteeringError { action, reason: "the fake fails on request".to_owned() }),
             _ => Ok(()),
         }
     }
 
-    /// How often anything was put in force: parameters, prefixes, resolvers, servers, refusals.
+    /// Number of successful updates of parameters, prefixes, resolvers, servers and refusals.
     pub fn changes(&self) -> u64 {
         self.changes
     }
 
-    /// The destinations that no relay opens.
+    /// Destinations that all relays refuse.
     pub fn refused(&self) -> &[IpAddr] {
         &self.refused
     }
@@ -112,32 +112,32 @@ impl FakeSteering {
         &self.resolvers
     }
 
-    /// The hosts that run Braid themselves.
+    /// Hosts that run Braid themselves.
     pub fn servers(&self) -> &[IpAddr] {
         &self.servers
     }
 
-    /// The class that was set for an application, by which its flows get their affinity.
+    /// Class that was set for an application; it determines the affinity of its flows.
     pub fn class_set(&self, app: &AppId) -> Option<Class> {
         self.classes.get(app).copied()
     }
 
-    /// When the daemon last said that it lives.
+    /// Time of the last heartbeat.
     pub fn last_heartbeat(&self) -> Option<Time> {
         self.heartbeat
     }
 
-    /// Whether the daemon takes redirected connections; not at first.
+    /// Sets whether the daemon accepts redirected connections. Initially it does not.
     pub fn set_redirect_ready(&mut self, ready: bool) {
         self.redirect_ready = ready;
     }
 
-    /// Programs of others filter the application's cgroup from now on.
+    /// Installs a foreign filter program on the application's cgroup.
     pub fn filter(&mut self, app: &AppId) {
         self.filtered.insert(app.clone());
     }
 
-    /// A program connects.
+    /// Simulates a connect of a program.
     pub fn connect(&mut self, now: Time, app: &AppId, user: u32, to: (IpAddr, u16)) -> Steered {
         let Some(params) = self.params.clone() else { return Steered::LeftAlone };
         let family = Family::of(to.0);
@@ -231,7 +231,7 @@ impl FakeSteering {
         }
     }
 
-    /// A flow's handshake was answered.
+    /// Simulates the answer to a flow's handshake.
     pub fn answer(&mut self, now: Time, id: FlowId) {
         if let Some(row) = self.flows.get_mut(&id) {
             (row.connecting, row.unanswered_since) = (false, None);
@@ -243,7 +243,7 @@ impl FakeSteering {
         }
     }
 
-    /// A flow moved bytes.
+    /// Simulates transferred bytes of a flow.
     pub fn transfer(&mut self, id: FlowId, rx: ByteCount, tx: ByteCount) {
         if let Some(row) = self.flows.get_mut(&id) {
             row.rx += rx;
@@ -252,15 +252,15 @@ impl FakeSteering {
         }
     }
 
-    /// The kernel's last sample of what a flow sends; `None`: its program had no more to send.
+    /// Sets the kernel's last delivery rate sample of a flow; `None`: the program had no more data to send.
     pub fn sample(&mut self, id: FlowId, rate: Option<Rate>) {
         if let Some(row) = self.flows.get_mut(&id) {
             row.delivery_rate = rate;
         }
     }
 
-    /// A segment of a flow was not answered in time.
-    pub fn suffer(&mut self, id: FlowId) {
+    /// Simulates a retransmission timeout of a flow.
+    pub fn time_out(&mut self, id: FlowId) {
         if let Some(row) = self.flows.get(&id) {
             self.events.push(SteeringEvent::Suffering {
                 link: row.link,
@@ -272,7 +272,7 @@ impl FakeSteering {
         }
     }
 
-    /// A program closes.
+    /// Simulates the close of a flow by its program.
     pub fn close(&mut self, now: Time, id: FlowId) {
         let Some(mut row) = self.flows.remove(&id) else { return };
         row.read_at = now;
@@ -311,13 +311,13 @@ impl Steering for FakeSteering {
     type Dumped = Vec<FlowRow>;
 
     fn heartbeat(&mut self, now: Time) -> Result<(), SteeringError> {
-        self.call("say that Braid is alive")?;
+        self.call("send a heartbeat")?;
         self.heartbeat = Some(now);
         Ok(())
     }
 
     fn set_params(&mut self, params: &SteerParams) -> Result<(), SteeringError> {
-        self.call("put a new policy in force")?;
+        self.call("apply a new policy")?;
         self.params = Some(params.clone());
         self.changes += 1;
         self.sync_link_loads(params);
@@ -325,35 +325,35 @@ impl Steering for FakeSteering {
     }
 
     fn set_prefixes(&mut self, family: Family, map: &[(IpNet, bool)]) -> Result<(), SteeringError> {
-        self.call("tell the kernel what may be steered")?;
+        self.call("write the prefixes that may be steered")?;
         *self.prefixes.get_mut(family) = Prefixes::new(map.to_vec());
         self.changes += 1;
         Ok(())
     }
 
     fn set_resolvers(&mut self, resolvers: &[(IpAddr, LinkSet)]) -> Result<(), SteeringError> {
-        self.call("tell the kernel the links' resolvers")?;
+        self.call("write the links' resolvers")?;
         self.resolvers = resolvers.to_vec();
         self.changes += 1;
         Ok(())
     }
 
     fn set_servers(&mut self, servers: &[IpAddr], closed: &[(IpAddr, u16)]) -> Result<(), SteeringError> {
-        self.call("tell the kernel which hosts run Braid")?;
+        self.call("write the hosts that run Braid")?;
         (self.servers, self.closed) = (servers.to_vec(), closed.to_vec());
         self.changes += 1;
         Ok(())
     }
 
     fn set_refused(&mut self, refused: &[IpAddr]) -> Result<(), SteeringError> {
-        self.call("tell the kernel what relays do not open")?;
+        self.call("write the destinations that relays refuse")?;
         self.refused = refused.to_vec();
         self.changes += 1;
         Ok(())
     }
 
     fn set_names(&mut self, _names: &[(&str, Class)]) -> Result<(), SteeringError> {
-        self.call("tell the kernel the programs' classes")
+        self.call("write the programs' classes")
     }
 
     fn set_class(&mut self, app: &AppId, class: Class) -> Result<(), SteeringError> {
@@ -375,7 +375,7 @@ impl Steering for FakeSteering {
     }
 
     fn estimates(&mut self) -> Result<Vec<DemandEstimate>, SteeringError> {
-        self.call("read what was learnt")?;
+        self.call("read the learned demand")?;
         Ok(self.learnt.values().cloned().collect())
     }
 
@@ -397,7 +397,7 @@ impl Steering for FakeSteering {
     }
 
     fn move_connects(&mut self) -> Result<(), SteeringError> {
-        self.call("move connects that nobody answers")?;
+        self.call("move unanswered connects")?;
         let Some(params) = self.params.as_ref().filter(|_| self.moves_connects) else { return Ok(()) };
         for row in self.flows.values_mut().filter(|row| row.unanswered_since.is_some()) {
             let to = params.usable.v4.iter().find(|slot| *slot != row.slot);
@@ -430,7 +430,7 @@ impl Steering for FakeSteering {
     }
 
     fn signs(&mut self, slot: usize, family: Family) -> Result<Signs, SteeringError> {
-        self.call("read a link's signs")?;
+        self.call("read a link's connection counters")?;
         let none = Signs { answered: 0, answered_at: Time::ZERO, remote: None, timeouts: 0 };
         Ok(self.signs.get(&(slot, family)).copied().unwrap_or(none))
     }

@@ -1,5 +1,5 @@
-//! What the daemon decides: takes in what the system tells, decides, and says what is to be done. It does no I/O, reads no clock and starts
-//! nothing, so that the live loop, the simulator and tests run the same code.
+//! The core of the daemon: takes events, makes decisions and returns actions. It does no I/O, reads no clock and starts no threads, so that
+//! the daemon, the simulator and tests run the same code.
 
 #![forbid(unsafe_code)]
 

@@ -1,5 +1,4 @@
-//! The link table: which links there are, the slot of each, whether it lives, and what it can carry. The daemon and `braid run` each keep one of
-//! this type.
+//! The link table: the links with their slots, health and capacities. The daemon and `braid run` each have one.
 
 mod link;
 mod slots;
@@ -16,46 +15,46 @@ use braid_model::{Family, LinkFacts, LinkIndex, LinkSet, PerFamily, Role, Time};
 pub use link::Link;
 use slots::Slots;
 
-/// Why a link has no slot.
-pub const NO_SLOT: &str = "there are more links than the 32 that Braid can use at once: exclude one of them to use this one";
+/// Reason for a link without a slot.
+pub const NO_SLOT: &str = "Braid can use at most 32 links at once: exclude another link to use this one";
 
-/// A probe to be sent out of a link.
+/// A probe to be sent over a link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProbePlan {
-    /// The link.
+    /// Index of the interface.
     pub link: LinkIndex,
-    /// Its device's name.
+    /// Name of the interface.
     pub device: String,
-    /// The family to judge.
+    /// Address family to judge.
     pub family: Family,
-    /// Gateways to ask; empty if there are targets.
+    /// Gateways to probe; empty if there are targets.
     pub gateways: Vec<IpAddr>,
-    /// Destinations to ask: configured ones, and those that answered lately.
+    /// Destinations to probe: configured ones, and those that answered recently.
     pub targets: Vec<ProbeTarget>,
-    /// How long to wait.
+    /// Time to wait for an answer.
     pub timeout: Duration,
 }
 
-/// A link as bonds see it.
+/// A link, as bonds use it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BondLink {
-    /// Its slot, which is also its number in bonds.
+    /// Its slot, which is also its link number in bonds.
     pub slot: usize,
-    /// Its device.
+    /// Name of its interface.
     pub device: String,
-    /// Its address, where IPv4 may be used on it; set for dead links too: a bond checks its paths by itself, and often sees first that one is back.
+    /// Its IPv4 address, if IPv4 may be used. Set for dead links too: a bond checks its own paths, and often detects a recovery first.
     pub v4: Option<IpAddr>,
-    /// The same for IPv6.
+    /// Its IPv6 address, likewise.
     pub v6: Option<IpAddr>,
-    /// Families in which nothing answers.
+    /// Whether each family is dead.
     pub dead: PerFamily<bool>,
-    /// Used only while no normal link is usable.
+    /// Whether it is used only while no normal link is usable.
     pub backup: bool,
-    /// Its bytes are counted.
+    /// Whether it is metered.
     pub metered: bool,
 }
 
-/// The links, by device, and the destinations that they may be given.
+/// The links by interface, and the prefixes that may be steered.
 #[derive(Debug, Default)]
 pub struct LinkTable {
     links: BTreeMap<LinkIndex, Link>,
@@ -66,8 +65,8 @@ pub struct LinkTable {
 }
 
 impl LinkTable {
-    /// Takes in the devices that are links now. `refused` says why one cannot be used at all, and `new` builds the link of a new device.
-    /// Returns the slots whose link is new, or leads to another network than before.
+    /// Updates the links from the current devices. `refused` returns why a device cannot be used; `new` creates the link of a new device.
+    /// Returns the slots whose link is new or leads to another network than before.
     pub fn on_devices<'a>(
         &mut self,
         now: Time,
@@ -108,58 +107,58 @@ impl LinkTable {
         elsewhere
     }
 
-    /// Takes in which destinations of `family` may be steered; `false` if nothing changed.
+    /// Sets the prefixes of `family` that may be steered; `false` if nothing changed.
     pub fn set_steerable(&mut self, family: Family, prefixes: Prefixes) -> bool {
         let before = std::mem::replace(self.steerable.get_mut(family), prefixes);
         before != *self.steerable.get(family)
     }
 
-    /// Whether the system would send `to` through a link's default route.
+    /// Whether the system routes `to` through a link's default route.
     pub fn may_steer(&self, to: IpAddr) -> bool {
         self.steerable.get(Family::of(to)).contains(to)
     }
 
-    /// What the system would send through links' default routes.
+    /// Prefixes that the system routes through links' default routes.
     pub fn steerable(&self) -> &PerFamily<Prefixes> {
         &self.steerable
     }
 
-    /// The name servers of links: each is asked through its own.
+    /// DNS resolvers of links. Each is reached through its own link.
     pub fn resolvers(&self) -> &BTreeMap<IpAddr, LinkSet> {
         &self.resolvers
     }
 
-    /// Links that there is no slot for.
+    /// Links without a slot.
     pub fn overflow(&self) -> &[LinkFacts] {
         &self.overflow
     }
 
-    /// Every link by device.
+    /// All links with their interfaces.
     pub fn iter(&self) -> impl Iterator<Item = (LinkIndex, &Link)> {
         self.links.iter().map(|(index, link)| (*index, link))
     }
 
-    /// Every link.
+    /// All links.
     pub fn values(&self) -> impl Iterator<Item = &Link> {
         self.links.values()
     }
 
-    /// Every link, to be changed.
+    /// All links, mutably.
     pub fn values_mut(&mut self) -> impl Iterator<Item = &mut Link> {
         self.links.values_mut()
     }
 
-    /// Whether there is none.
+    /// Whether there are no links.
     pub fn is_empty(&self) -> bool {
         self.links.is_empty()
     }
 
-    /// The link of a device.
+    /// The link of an interface.
     pub fn get(&self, index: LinkIndex) -> Option<&Link> {
         self.links.get(&index)
     }
 
-    /// The same, to be changed.
+    /// The link of an interface, mutably.
     pub fn get_mut(&mut self, index: LinkIndex) -> Option<&mut Link> {
         self.links.get_mut(&index)
     }
@@ -169,17 +168,17 @@ impl LinkTable {
         self.links.values().find(|link| link.slot == slot)
     }
 
-    /// The same, to be changed.
+    /// The link in a slot, mutably.
     pub fn in_slot_mut(&mut self, slot: usize) -> Option<&mut Link> {
         self.links.values_mut().find(|link| link.slot == slot)
     }
 
-    /// The facts of every link by slot, as link selectors take them.
+    /// Slots and facts of all links, as link selectors need them.
     pub fn devices(&self) -> Vec<(usize, &LinkFacts)> {
         self.links.values().map(|link| (link.slot, &link.facts)).collect()
     }
 
-    /// The slots that may be given flows of `family`. If every link that could be used is judged dead, all are treated as up.
+    /// Slots that may get flows of `family`. If all configured links are dead, they are all treated as up.
     pub fn usable(&self, family: Family) -> LinkSet {
         let mut alive = LinkSet::default();
         for link in self.links.values().filter(|link| link.usable(family)) {
@@ -188,7 +187,7 @@ impl LinkTable {
         if alive.is_empty() { self.configured(family) } else { alive }
     }
 
-    /// The slots that could be given flows of `family`, dead or alive.
+    /// Configured slots for flows of `family`, dead or alive.
     pub fn configured(&self, family: Family) -> LinkSet {
         let mut mask = LinkSet::default();
         for link in self.links.values().filter(|link| link.configured(family) && !link.capped()) {
@@ -197,12 +196,11 @@ impl LinkTable {
         mask
     }
 
-    /// Lets time pass in the health of links, and returns the probes that are due. `configured` are the targets of links that have none of their
-    /// own.
+    /// Runs the timers of the links' health and returns the probes that are due. `configured` are the targets of links without their own.
     pub fn poll_probes(&mut self, now: Time, configured: &[ProbeTarget]) -> Vec<ProbePlan> {
         let known = |family: Family| -> Vec<_> {
             let answered = self.links.values().filter_map(|link| *link.last_answer.get(family));
-            // Not those that are routed through a tunnel by now.
+            // Without destinations that are routed through a tunnel by now.
             answered.filter(|(addr, _)| self.may_steer(*addr)).collect()
         };
         let known = PerFamily { v4: known(Family::V4), v6: known(Family::V6) };
@@ -220,19 +218,19 @@ impl LinkTable {
         probes
     }
 
-    /// The outcome of a probe.
+    /// Processes the outcome of a probe.
     pub fn on_probe(&mut self, now: Time, index: LinkIndex, family: Family, outcome: Outcome) {
         let Some(link) = self.links.get_mut(&index) else { return };
         let health = link.health.get_mut(family);
         let before = health.judgement();
         health.on_probe(now, outcome);
-        tracing::debug!(link = link.facts.name, ?family, ?outcome, ?before, after = ?health.judgement(), "a probe has ended");
+        tracing::debug!(link = link.facts.name, ?family, ?outcome, ?before, after = ?health.judgement(), "probe finished");
         if let Outcome::Alive { rtt } = outcome {
             link.rtt.on_sample(now, rtt);
         }
     }
 
-    /// The links that bonds may use, by slot: neither excluded nor refused, dead ones included.
+    /// Links that bonds may use: neither excluded nor refused, but including dead ones.
     pub fn bond_links(&self) -> Vec<BondLink> {
         let address = |link: &Link, family| link.facts.source(family).filter(|_| link.configured(family) && !link.capped());
         let dead = |link: &Link, family| !link.health.get(family).alive();
@@ -249,7 +247,7 @@ impl LinkTable {
     }
 }
 
-/// Whether a device leads to the network that it led to before, as far as addresses and gateways tell.
+/// Whether a device still leads to the same network, judged by its addresses and gateways.
 fn is_same_network(before: &LinkFacts, now: &LinkFacts) -> bool {
     let gateways =
         |facts: &LinkFacts| Family::ALL.map(|family| facts.gateways.get(family).iter().map(|route| route.gateway).collect::<Vec<_>>());

@@ -1,4 +1,4 @@
-//! Files of energy profiles: TOML with one `[[profile]]` per row (see `data/energy.toml`), and the same as JSON.
+//! Energy profile files: TOML with one `[[profile]]` per row (see `data/energy.toml`), and the same as JSON.
 
 use std::fmt::Write;
 
@@ -8,44 +8,44 @@ use serde::Deserialize;
 /// The profiles Braid ships with.
 const SHIPPED: &str = include_str!("../data/energy.toml");
 
-/// The most profiles that a file or a service may give.
+/// Maximum number of profiles in a file or response.
 pub const PROFILE_LIMIT: usize = 10_000;
-/// The most bytes of a file or an answer.
+/// Maximum size of a file or response in bytes.
 pub const SIZE_LIMIT: usize = 8 << 20;
 
-/// Why profiles cannot be taken.
+/// Why profiles are refused.
 #[derive(Debug, thiserror::Error)]
 pub enum ProfileError {
     /// The file cannot be read.
-    #[error("cannot read the energy profiles {path}: {error}; name a file that can be read")]
+    #[error("cannot read the energy profiles {path}: {error}; name a readable file")]
     Unreadable {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// What the system says.
+        /// Error of the system.
         error: std::io::Error,
     },
-    /// It is not of the form, or too large.
+    /// The format is wrong, or the file is too large.
     #[error("{place} holds no energy profiles: {reason}; write one [[profile]] for each, as `braid energy list --toml` does")]
     Malformed {
         /// The file or address.
         place: String,
-        /// What is wrong.
+        /// The problem.
         reason: String,
     },
-    /// Rows that are wrong; nothing is taken.
+    /// Some rows are wrong; none is accepted.
     #[error("{place}: {}", .rows.join("\n"))]
     BadRows {
         /// The file or address.
         place: String,
-        /// Each row's number, counted from 1, and what is wrong in it.
+        /// Number of each wrong row, from 1, and its problem.
         rows: Vec<String>,
     },
 }
 
-/// What ships with Braid.
+/// The profiles shipped with Braid.
 pub fn shipped() -> Profiles {
     let mut profiles = Profiles::default();
-    // The file is part of the program, and a test reads it.
+    // Parsing cannot fail: the file is compiled in, and a test parses it.
     profiles.extend(from_toml("the shipped profiles", SHIPPED, Content::Shown).unwrap_or_default());
     profiles
 }
@@ -53,9 +53,9 @@ pub fn shipped() -> Profiles {
 /// Whether errors may quote the document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Content {
-    /// They may.
+    /// Errors may quote it.
     Shown,
-    /// They may not: whoever sees them may not be allowed to read the document.
+    /// Errors must not quote it: their reader may not be allowed to read the document.
     Hidden,
 }
 
@@ -71,7 +71,7 @@ pub fn from_toml(place: &str, text: &str, content: Content) -> Result<Vec<Profil
         let line = error.span().map_or(1, |span| 1 + text.get(..span.start).unwrap_or_default().matches('\n').count());
         let reason = match content {
             Content::Shown => one_line(&error.to_string()),
-            Content::Hidden => format!("line {line} is not of the form"),
+            Content::Hidden => format!("line {line} is malformed"),
         };
         ProfileError::Malformed { place: place.to_owned(), reason }
     };
@@ -97,7 +97,7 @@ pub fn from_json(place: &str, text: &[u8]) -> Result<Vec<Profile>, ProfileError>
 
 fn judge<T>(place: &str, rows: Vec<T>, read: impl Fn(T) -> Result<Row, String>) -> Result<Vec<Profile>, ProfileError> {
     if rows.len() > PROFILE_LIMIT {
-        let reason = format!("{} profiles are more than the {PROFILE_LIMIT} that are taken", rows.len());
+        let reason = format!("{} profiles exceed the limit of {PROFILE_LIMIT}", rows.len());
         return Err(ProfileError::Malformed { place: place.to_owned(), reason });
     }
     let (mut good, mut bad) = (Vec::new(), Vec::new());
@@ -110,11 +110,11 @@ fn judge<T>(place: &str, rows: Vec<T>, read: impl Fn(T) -> Result<Row, String>) 
     if bad.is_empty() { Ok(good) } else { Err(ProfileError::BadRows { place: place.to_owned(), rows: bad }) }
 }
 
-/// Writes profiles as a file that [`load`] reads.
+/// Writes profiles as a file that [`from_toml`] reads.
 pub fn to_toml<'a>(profiles: impl IntoIterator<Item = &'a Profile>) -> String {
     let mut text = String::new();
     for profile in profiles {
-        // A row is a flat table, which TOML can always write.
+        // A row is a flat table, so serialising it cannot fail.
         let row = toml::to_string(profile.row()).unwrap_or_default();
         let _ = writeln!(text, "[[profile]]\n{row}");
     }
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn the_papers_figures_stand_in_the_shipped_file() {
+    fn the_shipped_file_has_the_papers_figures() {
         let profiles = shipped();
         let operetta = profiles.find(Some("Netgear MA701"), Technology::Wifi).unwrap();
         assert_eq!((operetta.row().idle_mw, operetta.row().transmit_mw), (264.0, 990.0));
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read_again() {
+    fn written_profiles_are_read_back() {
         let all = shipped();
         assert_eq!(from_toml("again", &to_toml(all.iter()), Content::Shown).unwrap(), all.iter().cloned().collect::<Vec<_>>());
         let json = serde_json::json!({ "profiles": all.iter().map(Profile::row).collect::<Vec<_>>() });

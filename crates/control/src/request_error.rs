@@ -1,34 +1,34 @@
-//! Why a client's request cannot be done, in the terms of what decides. The API's server makes problem details of it.
+//! Why a request is refused. The API server converts it to problem details (RFC 9457).
 
 use std::fmt;
 
 use braid_api::Finding;
 
-/// Whose matter it is.
+/// Category of the error.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Cause {
     /// The request cannot be understood.
     Unclear,
-    /// What it names is not there.
+    /// The named object does not exist.
     NotFound,
-    /// It does not fit what stands now.
+    /// The request conflicts with the current state.
     Conflict,
-    /// What it would put in force is wrong.
+    /// The requested configuration is not valid.
     Invalid,
-    /// It could not be done here.
+    /// The operation failed.
     Failed,
 }
 
-/// A request that is not done; nothing is changed by it, unless `detail` says so.
+/// A refused request. Nothing is changed, unless `detail` says so.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RequestError {
-    /// Whose matter it is.
+    /// Category of the error.
     pub cause: Cause,
-    /// The kind of error, the same for every occurrence.
+    /// Kind of the error, the same for every occurrence.
     pub title: &'static str,
-    /// This occurrence: the thing, the reason and the remedy.
+    /// This occurrence: object, reason and remedy.
     pub detail: String,
-    /// What is wrong in a configuration that was refused.
+    /// Findings of a refused configuration.
     pub findings: Vec<Finding>,
 }
 
@@ -38,22 +38,22 @@ impl RequestError {
         Self::new(Cause::Unclear, "Not understood", detail)
     }
 
-    /// What the request names is not there.
+    /// The named object does not exist.
     pub fn not_found(title: &'static str, detail: impl Into<String>) -> Self {
         Self::new(Cause::NotFound, title, detail)
     }
 
-    /// The request does not fit what stands now.
+    /// The request conflicts with the current state.
     pub fn conflict(title: &'static str, detail: impl Into<String>) -> Self {
         Self::new(Cause::Conflict, title, detail)
     }
 
-    /// What the request would put in force is wrong.
+    /// The requested configuration is not valid.
     pub fn invalid(title: &'static str, detail: impl Into<String>) -> Self {
         Self::new(Cause::Invalid, title, detail)
     }
 
-    /// The request could not be done here.
+    /// The operation failed.
     pub fn failed(title: &'static str, detail: impl Into<String>) -> Self {
         Self::new(Cause::Failed, title, detail)
     }

@@ -1,4 +1,4 @@
-//! What the daemon needs of whatever steers flows: the Linux BPF programs, or the fake in tests.
+//! The interface of a steering backend: the Linux BPF programs, or the fake in tests.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
@@ -9,75 +9,75 @@ use braid_model::{
 };
 use ipnet::IpNet;
 
-/// Why steering could not be changed or read.
+/// An operation of the steering backend failed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action}: {reason}")]
 pub struct SteeringError {
-    /// What was tried, as in "write the policy rules".
+    /// The operation, as in "write the policy rules".
     pub action: &'static str,
-    /// What the system said, and the remedy where one is known.
+    /// Error of the system, and the remedy if one is known.
     pub reason: String,
 }
 
-/// A link in its slot, as the rule needs it.
+/// A link in its slot, with the inputs of the connection rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SteerLink {
-    /// The device.
+    /// Interface index.
     pub index: LinkIndex,
-    /// Its name now.
+    /// Current name of the interface.
     pub name: String,
-    /// The system's order of preference, least first.
+    /// Route metric; the system prefers the lowest.
     pub rank: u32,
-    /// The address unconnected IPv4 datagrams leave with.
+    /// Source address of unconnected IPv4 datagrams.
     pub source4: Option<Ipv4Addr>,
-    /// The address unconnected IPv6 datagrams leave with.
+    /// Source address of unconnected IPv6 datagrams.
     pub source6: Option<Ipv6Addr>,
     /// Capacity.
     pub rate: PerDirection<Rate>,
-    /// What a byte costs, in one unit for all links.
+    /// Price per byte, in a common unit of all links.
     pub price: u64,
-    /// Virtual time one flow takes.
+    /// Virtual time of one flow.
     pub step: u64,
 }
 
-/// Everything a decision needs besides the loads: written as one.
+/// All inputs of a decision except the loads. They are applied atomically.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SteerParams {
-    /// How a link is chosen; its target holds for flows whose direction has none in `targets`.
+    /// How a link is chosen. Its target applies to flows whose direction has none in `targets`.
     pub mode: Mode,
-    /// Target throughput of connections, for [`Mode::CheapestInTime`]: links carry less one way than the other.
+    /// Target throughput of connections by direction, for [`Mode::CheapestInTime`], since capacities differ by direction.
     pub targets: PerDirection<Option<Rate>>,
-    /// Target throughput of connections and bonded flows together: OPERETTA's `T_target`. The kernel is not told.
+    /// Target throughput of connections and bonded flows together: OPERETTA's `T_target`. It stays in user space.
     pub full_targets: PerDirection<Option<Rate>>,
-    /// The configured scheduler's number, remembered by each flow.
+    /// Number of the configured scheduler, recorded in each flow.
     pub scheduler: u8,
-    /// What a flow of an unknown application is expected to move.
+    /// Expected bytes of a flow of an unknown application.
     pub default_demand: ByteCount,
-    /// Affinity where no rule says otherwise; `None` follows the class.
+    /// Affinity without a rule; `None`: by class.
     pub affinity: Option<Affinity>,
     /// The links by slot.
     pub links: [Option<SteerLink>; MAX_LINKS],
-    /// Slots that may be given flows now, by family.
+    /// Slots that may get flows now, by family.
     pub usable: PerFamily<LinkSet>,
-    /// Slots that are used only while no other usable one is.
+    /// Slots that are used only while no other slot is usable.
     pub backup: LinkSet,
-    /// The policy, first match decides; at most 64.
+    /// The policy's rules, at most 64; the first match applies.
     pub rules: Vec<SteerRule>,
-    /// Classes whose connections are redirected where no rule says otherwise.
+    /// Classes whose connections are redirected, unless a rule decides otherwise.
     pub redirected: Vec<Class>,
-    /// Connections to hosts that run Braid themselves ([`Steering::set_servers`]) are redirected where no rule says otherwise. Datagrams
-    /// are not: most are of protocols that take another order for loss.
+    /// Whether connections to hosts that run Braid ([`Steering::set_servers`]) are redirected, unless a rule decides otherwise. UDP is not:
+    /// most protocols over UDP would treat the changed order of datagrams as loss.
     pub peer_direct: bool,
 }
 
 impl SteerParams {
-    /// Whether anything may be redirected but to hosts that run Braid.
+    /// Whether anything may be redirected other than TCP connections to hosts that run Braid.
     pub fn redirects(&self) -> bool {
         let redirects = |rule: &SteerRule| rule.redirect == Some(RedirectPolicy::Redirect) || rule.peer_direct == PeerDirect::All;
         !self.redirected.is_empty() || self.rules.iter().any(redirects)
     }
 
-    /// The same with everything direct.
+    /// The same parameters without redirection.
     pub fn without_redirection(&self) -> Self {
         let mut direct = Self { redirected: Vec::new(), peer_direct: false, ..self.clone() };
         for rule in &mut direct.rules {
@@ -96,89 +96,90 @@ impl SteerParams {
     }
 }
 
-/// An executable as the kernel knows it.
+/// Identity of an executable in the kernel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ExeId {
-    /// The file system's device, as `st_dev` has it.
+    /// Device of its file system, as `st_dev`.
     pub device: u64,
-    /// The file's inode.
+    /// Inode of the file.
     pub inode: u64,
 }
 
-/// An application as the kernel knows it.
+/// Identity of an application in the kernel.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AppId {
     /// Its executable.
     pub exe: ExeId,
-    /// The process's name, at most 15 bytes.
+    /// Name of the process, at most 15 bytes.
     pub name: String,
 }
 
-/// What a rule asks of a flow; all that is given must match.
+/// Conditions of a rule; all given ones must match.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SteerMatch {
-    /// One of these executables (the installed one, and one that was replaced but still runs); `Some` of none matches nothing.
+    /// One of these executables (the installed one, and replaced ones that still run); an empty list matches nothing.
     pub exe: Option<Vec<ExeId>>,
-    /// The process's name.
+    /// Name of the process.
     pub name: Option<String>,
-    /// The remote port.
+    /// Remote port.
     pub port: Option<u16>,
-    /// The remote address.
+    /// Prefix of the remote address.
     pub destination: Option<IpNet>,
-    /// A cgroup's id and depth below the root; the program is in it or below. `Some(None)` is one that does not exist: matches nothing.
+    /// Id and depth below the root of a cgroup that contains the program, directly or not. `Some(None)`: the cgroup does not exist; matches
+    /// nothing.
     pub cgroup: Option<Option<(u64, u32)>>,
-    /// The user.
+    /// User id.
     pub user: Option<u32>,
 }
 
-/// What the kernel does with a flow's connection.
+/// What the kernel does with a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RedirectPolicy {
-    /// The connection stays on its link.
+    /// It stays on its link.
     Direct,
-    /// Redirect it to the daemon, if the daemon accepts connections; else leave it on its link. TCP only.
+    /// It is redirected to the daemon if the daemon accepts connections; else it stays on its link. TCP only.
     Redirect,
 }
 
-/// Which flows to hosts that run Braid themselves are redirected to the daemon. None that may use a single link only.
+/// Which flows to hosts that run Braid are redirected to the daemon. A flow that may use only one link never is.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum PeerDirect {
-    /// As [`SteerParams::peer_direct`] says.
+    /// According to [`SteerParams::peer_direct`].
     #[default]
     Usual,
-    /// Connections and datagrams.
+    /// TCP and UDP flows.
     All,
-    /// None for that reason alone.
+    /// None for this reason alone.
     Nothing,
 }
 
 /// One rule of the policy.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SteerRule {
-    /// Which flows.
+    /// Conditions.
     pub matching: SteerMatch,
-    /// Leave them alone.
+    /// Whether Braid leaves these flows alone.
     pub exclude: bool,
-    /// They may use these links only.
+    /// Slots that the flows may use, if limited.
     pub links: Option<LinkSet>,
-    /// They use these links while one of them is usable.
+    /// Slots that the flows use while one of them is usable.
     pub prefer: Option<LinkSet>,
-    /// Their class.
+    /// Class of the flows.
     pub class: Option<Class>,
-    /// Their affinity.
+    /// Affinity of the flows.
     pub affinity: Option<Affinity>,
-    /// Whether they are redirected; `None`: by their class ([`SteerParams::redirected`]).
+    /// Whether the flows are redirected; `None`: by class ([`SteerParams::redirected`]).
     pub redirect: Option<RedirectPolicy>,
-    /// What of them goes straight to a host that runs Braid; nothing does with [`RedirectPolicy::Direct`].
+    /// Which of them are bonded directly to a host that runs Braid; none with [`RedirectPolicy::Direct`].
     pub peer_direct: PeerDirect,
 }
 
-/// A connection that was redirected to the daemon, and what is known of it.
+/// A flow that was redirected to the daemon.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RedirectedFlow {
-    /// Its name: its socket's cookie, as for every flow.
+    /// Id: the socket cookie.
     pub id: FlowId,
-    /// Where its program wanted to go.
+    /// Destination that the program requested.
     pub remote: SocketAddr,
     /// Its application.
     pub app: AppId,
@@ -190,26 +191,26 @@ pub struct RedirectedFlow {
     pub cgroup: u64,
     /// Its class.
     pub class: Class,
-    /// Index of the rule that matched.
+    /// Index of the matching rule.
     pub rule: Option<u8>,
-    /// Which way its bytes are expected to go.
+    /// Expected direction of most bytes.
     pub direction: Direction,
-    /// Bytes it is expected to move.
+    /// Expected number of bytes.
     pub demand: ByteCount,
-    /// When its program asked.
+    /// When the program started the flow.
     pub started: Time,
-    /// It goes to a relay, not straight to a destination that runs Braid: BPF programs of others filter its cgroup.
+    /// Foreign BPF programs filter its cgroup: it may go to a relay, but not directly to a server that runs Braid.
     pub filtered: bool,
 }
 
-/// A flow as steering sees it.
+/// A flow, as the steering backend reports it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct FlowRow {
-    /// Its name.
+    /// Id: the socket cookie.
     pub id: FlowId,
-    /// Transport.
+    /// Transport protocol.
     pub protocol: Protocol,
-    /// Family of its packets.
+    /// Address family of its packets.
     pub family: Family,
     /// Its application.
     pub app: AppId,
@@ -219,213 +220,213 @@ pub struct FlowRow {
     pub user: u32,
     /// That process's cgroup.
     pub cgroup: u64,
-    /// This end; the address is unspecified where it is not known.
+    /// Local address and port; the address is unspecified if unknown.
     pub local: (IpAddr, u16),
-    /// The other end.
+    /// Remote address and port.
     pub remote: (IpAddr, u16),
-    /// The slot its link was in.
+    /// Slot of its link at the start.
     pub slot: usize,
     /// Its link.
     pub link: LinkIndex,
-    /// Which way its bytes were expected to go.
+    /// Expected direction of most bytes.
     pub direction: Direction,
-    /// Its class when it started.
+    /// Class at its start.
     pub class: Class,
     /// Number of the scheduler that placed it.
     pub scheduler: u8,
-    /// Index of the rule that matched.
+    /// Index of the matching rule.
     pub rule: Option<u8>,
     /// When it started.
     pub started: Time,
-    /// When this was read.
+    /// When this row was read.
     pub read_at: Time,
-    /// Bytes it was expected to move.
+    /// Expected number of bytes at its start.
     pub demand: ByteCount,
-    /// Bytes it weighs on its link.
+    /// Bytes counted for it in its link's load.
     pub reserved: ByteCount,
     /// Bytes received.
     pub rx: ByteCount,
     /// Bytes sent.
     pub tx: ByteCount,
-    /// Smoothed round-trip time, where there is one.
+    /// Smoothed RTT in microseconds, if known.
     pub rtt_us: Option<u32>,
     /// Retransmitted segments; TCP only.
     pub retransmissions: Option<u32>,
     /// Segments sent; TCP only.
     pub segments_out: Option<u32>,
-    /// Delivery rate by the kernel's own sampling, not limited by the application.
+    /// Delivery rate sampled by the kernel, while not limited by the application.
     pub delivery_rate: Option<Rate>,
-    /// Whether its handshake has not been answered yet.
+    /// Whether its handshake is unanswered.
     pub connecting: bool,
-    /// Since when its SYN waits for an answer, if it may be moved to another link ([`Steering::move_connects`]).
+    /// Since when its SYN has been unanswered, if the connect may move to another link ([`Steering::move_connects`]).
     pub unanswered_since: Option<Time>,
-    /// How often its connect was moved to another link for want of an answer.
+    /// How often its unanswered connect moved to another link.
     pub moves: u8,
-    /// Its connect was moved, and what that takes is still on its socket.
+    /// Whether its connect was moved and its socket still has the temporary settings of the move.
     pub moving: bool,
-    /// It goes direct though its destination runs Braid: BPF programs of others filter its cgroup.
+    /// Foreign BPF programs filter its cgroup, so it goes direct although its destination runs Braid.
     pub filtered: bool,
 }
 
-/// What happened.
+/// An event of the steering backend.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SteeringEvent {
-    /// A flow ended; its final figures.
+    /// A flow ended, with its final counters.
     Ended(FlowRow),
-    /// An application never seen before connects.
+    /// A new application made its first connect.
     NewApp {
         /// The application.
         app: AppId,
-        /// A process of it, which may be gone already.
+        /// Id of one of its processes, which may have exited already.
         process: u32,
-        /// That process's cgroup.
+        /// Cgroup of that process.
         cgroup: u64,
-        /// Its class by name.
+        /// Class by its name.
         class: Class,
     },
-    /// A segment of a flow was not answered in time.
+    /// A segment of a flow was not acknowledged in time.
     Suffering {
-        /// The link.
+        /// Link of the flow.
         link: LinkIndex,
-        /// The family.
+        /// Address family of the flow.
         family: Family,
-        /// It was the first one: nobody answered the connection.
+        /// Whether it was the SYN.
         connecting: bool,
-        /// How often it has been sent again.
+        /// Number of retransmissions so far.
         retries: u32,
-        /// To whom.
+        /// Remote address and port.
         remote: (IpAddr, u16),
     },
 }
 
-/// What connections tell of a link and family.
+/// Evidence from connections about a link and family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Signs {
-    /// Handshakes answered since the slot was taken.
+    /// Handshakes answered since the slot was assigned.
     pub answered: u64,
-    /// When the last one was; a little before, since it is told later: by the connection's beginning and its round trip.
+    /// Time of the last answer, computed from the connection's start and its RTT, since it is reported later.
     pub answered_at: Time,
-    /// By whom.
+    /// Remote address and port of the last answer.
     pub remote: Option<(IpAddr, u16)>,
-    /// Segments not answered in time.
+    /// Segments not acknowledged in time.
     pub timeouts: u64,
 }
 
-/// What steering has counted since it was loaded.
+/// Counters since the backend was loaded.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct SteeringCounters {
-    /// Flows given a link.
+    /// Flows that got a link.
     pub steered: u64,
-    /// Connects and datagrams left alone.
+    /// Connects and datagrams that were left alone.
     pub left_alone: u64,
-    /// Flows refused by a strict rule.
+    /// Flows denied by a strict rule.
     pub denied: u64,
-    /// Sockets the kernel refused to steer.
+    /// Sockets that the kernel refused to steer.
     pub failed: u64,
-    /// Flows steered but not followed, for want of memory.
+    /// Flows that were steered but not tracked, because a map was full.
     pub untracked: u64,
-    /// Events that found no room.
+    /// Events lost because the ring was full.
     pub lost_events: u64,
-    /// Flows ended.
+    /// Ended flows.
     pub ended: u64,
     /// Connections redirected to the daemon.
     pub redirected: u64,
-    /// Connections that should have been, and went direct for want of room or of a way.
+    /// Connections that should have been redirected but went direct, because a map was full or no path was available.
     pub not_redirected: u64,
-    /// Connects moved to another link for want of an answer.
+    /// Unanswered connects moved to another link.
     pub moved: u64,
 }
 
-/// What an application's flows to one port are expected to move (kept by the steering itself, by DBAS eq. 1).
+/// Expected bytes of an application's flows to one port. The backend keeps it (DBAS eq. 1).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DemandEstimate {
     /// The application.
     pub app: AppId,
-    /// The remote port.
+    /// Remote port.
     pub port: u16,
-    /// Bytes towards this machine.
+    /// Received bytes.
     pub down: ByteCount,
-    /// Bytes away from it.
+    /// Sent bytes.
     pub up: ByteCount,
-    /// Flows learnt from.
+    /// Number of flows behind the estimate.
     pub count: u64,
-    /// When it changed last.
+    /// Time of the last change.
     pub updated: Time,
 }
 
-/// A SYN without an answer for so long is sent again by another link (`BRAID_UNANSWERED_NS`). The kernel sends it again after a second
-/// (RFC 6298, section 2): half of it leaves the daemon time, and most paths an answer.
+/// A SYN that is unanswered for this long is retried over another link (`BRAID_UNANSWERED_NS`). The kernel retransmits a SYN after one
+/// second (RFC 6298, section 2). Half of that leaves the daemon enough time, and most paths enough to answer.
 pub const UNANSWERED: Duration = Duration::from_millis(500);
 
-/// What bonded flows weigh on a link.
+/// Load of bonded flows on a link.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct BondedLoad {
-    /// Bytes that they still have to move over it.
+    /// Remaining bytes over this link.
     pub load: PerDirection<ByteCount>,
-    /// The flows.
+    /// Number of bonded flows.
     pub flows: u32,
 }
 
-/// The same for each slot.
+/// Load of bonded flows by slot.
 pub type BondedLoads = [BondedLoad; MAX_LINKS];
 
-/// Dumps the flows, on any thread.
+/// Function that dumps the flows, on any thread.
 pub type Dump<W> = Box<dyn FnOnce() -> Result<W, SteeringError> + Send>;
 
-/// Steers flows. All calls are quick and do not block; thousands of flows take milliseconds to dump, which another thread may do.
+/// A steering backend. All calls are quick and do not block. Dumping thousands of flows takes milliseconds and may run on another thread.
 pub trait Steering {
-    /// What a dump returns.
+    /// Result of a dump.
     type Dumped: Send + 'static;
-    /// Says that the daemon is alive; without it steering stops within two seconds.
+    /// Sends a heartbeat; without it steering stops within two seconds.
     fn heartbeat(&mut self, now: Time) -> Result<(), SteeringError>;
-    /// Puts new parameters and rules in force at once, together.
+    /// Applies new parameters and rules atomically.
     fn set_params(&mut self, params: &SteerParams) -> Result<(), SteeringError>;
-    /// Replaces the map of what may be steered: by longest prefix, `true` where it may.
+    /// Replaces the prefix map. The longest prefix decides: `true` if the destination may be steered.
     fn set_prefixes(&mut self, family: Family, map: &[(IpNet, bool)]) -> Result<(), SteeringError>;
-    /// Replaces the map of resolvers that are to be asked through the links of the mask.
+    /// Replaces the map of resolvers, which are reached through the links of their mask.
     fn set_resolvers(&mut self, resolvers: &[(IpAddr, LinkSet)]) -> Result<(), SteeringError>;
-    /// Replaces the set of hosts that run Braid themselves, and of their services (ports) that are not to be had that way; at most 1024
-    /// each, the first ones count.
+    /// Replaces the set of hosts that run Braid, and of their ports that are not available that way. At most 1024 entries each; the rest
+    /// are ignored.
     fn set_servers(&mut self, servers: &[IpAddr], closed: &[(IpAddr, u16)]) -> Result<(), SteeringError>;
-    /// Replaces the set of destinations that no relay opens: what a rule or its class would have redirected goes direct there. At most 512,
-    /// the first ones count.
+    /// Replaces the set of destinations that all relays refuse. Flows there go direct, even if a rule or class would redirect them. At most
+    /// 512 entries; the rest are ignored.
     fn set_refused(&mut self, refused: &[IpAddr]) -> Result<(), SteeringError>;
-    /// Sets the class of process names not seen before.
+    /// Sets the classes of process names, for applications not seen before.
     fn set_names(&mut self, names: &[(&str, Class)]) -> Result<(), SteeringError>;
     /// Sets an application's class.
     fn set_class(&mut self, app: &AppId, class: Class) -> Result<(), SteeringError>;
-    /// Seeds an estimate of an earlier run.
+    /// Seeds an estimate from an earlier run.
     fn seed(&mut self, learnt: &DemandEstimate) -> Result<(), SteeringError>;
-    /// Learns from a bonded flow, as from one of its own: an application's, to a port, that moved so much and ended now.
+    /// Updates an estimate from a bonded flow that ended now, as from a steered one.
     fn learn(&mut self, app: &AppId, port: u16, down: ByteCount, up: ByteCount, now: Time) -> Result<(), SteeringError>;
     /// All estimates.
     fn estimates(&mut self) -> Result<Vec<DemandEstimate>, SteeringError>;
-    /// Begins to list the living flows: what is returned dumps them and brings their loads up to date.
+    /// Starts to list the living flows. The returned function dumps them and updates their loads.
     fn begin_dump(&mut self, now: Time) -> Result<Dump<Self::Dumped>, SteeringError>;
-    /// The living flows as a dump found them; heals loads that went astray, unless another dump was on its way meanwhile. Flows that
-    /// ended during the dump may be among them.
+    /// Returns the living flows of a dump and corrects inconsistent loads, unless another dump ran meanwhile. Flows that ended during the
+    /// dump may be included.
     fn end_dump(&mut self, now: Time, dumped: Self::Dumped) -> Result<Vec<FlowRow>, SteeringError>;
-    /// The living flows, dumped at once.
+    /// Dumps the living flows at once.
     fn flows(&mut self, now: Time) -> Result<Vec<FlowRow>, SteeringError> {
         let dump = self.begin_dump(now)?;
         let dumped = dump()?;
         self.end_dump(now, dumped)
     }
-    /// Moves connects whose SYN has waited [`UNANSWERED`] for an answer to another link that their rules allow, before the kernel sends it
-    /// again, and settles those that were moved and answered. Where the system cannot do that they wait.
+    /// Moves connects whose SYN has been unanswered for [`UNANSWERED`] to another link that their rules allow, before the kernel
+    /// retransmits it, and confirms moved connects that were answered. If the system does not support this, connects stay where they are.
     fn move_connects(&mut self) -> Result<(), SteeringError>;
-    /// What bonded flows weigh on each link: the next dump brings the load table up to date with it.
+    /// Sets the load of bonded flows by slot. The next dump adds it to the load table.
     fn set_bonded_loads(&mut self, loads: &BondedLoads) -> Result<(), SteeringError>;
-    /// The loads as the next decision will see them, with the parameters in force.
+    /// Loads as the next decision uses them, with the current parameters.
     fn load_table(&mut self) -> Result<LoadTable, SteeringError>;
-    /// What connections tell of the link in `slot`.
+    /// Evidence from connections about the link in `slot`.
     fn signs(&mut self, slot: usize, family: Family) -> Result<Signs, SteeringError>;
-    /// Counters.
+    /// The counters.
     fn counters(&mut self) -> Result<SteeringCounters, SteeringError>;
-    /// What does not work as it should, for people.
+    /// Warnings for the user.
     fn warnings(&self) -> Vec<String> {
         Vec::new()
     }
-    /// Takes the events that have come; at most about `limit`.
+    /// Returns pending events, at most about `limit`.
     fn events(&mut self, limit: usize) -> Vec<SteeringEvent>;
 }

@@ -1,4 +1,4 @@
-//! What a configuration says without a file, whom it has asked, and how what is wrong is shown to people and clients.
+//! The default configuration, the hosts that it asks, and the presentation of findings to users and clients.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use braid_decide::policy::ProbeMode;
 
 const TEXT: &str = "version = 1\r\n[[link]]\r\n\tröle = \"none\" # why\r\nlast";
 
-/// A finding where `what` stands in [`TEXT`].
+/// A finding at the position of `what` in [`TEXT`].
 fn at(what: &str) -> Finding {
     let start = TEXT.find(what).unwrap();
     Finding::at(Severity::Warning, "braid.toml", TEXT, start..start + what.len(), "is wrong".into())
@@ -24,7 +24,7 @@ fn listed(nets: &[&str], names: &[&str]) -> Detect {
 }
 
 #[test]
-fn without_a_file_nobody_is_asked_and_nothing_measured_and_stuck_flows_are_ended() {
+fn by_default_no_host_is_asked_nothing_is_measured_and_stuck_flows_are_ended() {
     let config = Config::default();
     assert!(!config.detect.any() && config.measure.servers.is_empty() && config.probe_targets.is_empty());
     assert_eq!((config.probe, config.reconnect_after, config.destroy_pinned), (ProbeMode::OnDemand, Some(Duration::from_secs(5)), false));
@@ -32,7 +32,7 @@ fn without_a_file_nobody_is_asked_and_nothing_measured_and_stuck_flows_are_ended
 }
 
 #[test]
-fn a_listed_host_is_asked_by_its_net_or_by_what_its_name_leads_to_now() {
+fn a_listed_host_is_asked_by_its_prefix_or_its_names_current_address() {
     let detect = listed(&["198.51.100.0/24", "2001:db8::1/128"], &["relay.example"]);
     let mut named = BTreeSet::from(["203.0.113.9".parse().unwrap()]);
     let asked = |named: &BTreeSet<IpAddr>| {
@@ -41,21 +41,21 @@ fn a_listed_host_is_asked_by_its_net_or_by_what_its_name_leads_to_now() {
     };
     assert_eq!(asked(&named), [true, false, true, false, true]);
     named.clear();
-    assert_eq!(asked(&named), [true, false, true, false, false], "the name leads elsewhere by now");
+    assert_eq!(asked(&named), [true, false, true, false, false], "the name now has another address");
     assert_eq!(detect.names().iter().map(ToString::to_string).collect::<Vec<_>>(), ["relay.example"]);
 }
 
 #[test]
-fn everybody_means_every_host_and_nobody_none_though_a_name_leads_there() {
+fn everybody_means_every_host_and_nobody_means_none() {
     let host: IpAddr = "192.0.2.1".parse().unwrap();
     let named = BTreeSet::from([host]);
     assert_eq!([Detect::Everybody, Detect::Nobody].map(|detect| (detect.any(), detect.asks(host, &named))), [(true, true), (false, false)]);
-    assert!(Detect::Everybody.asks(host, &BTreeSet::new()) && Detect::Everybody.names().is_empty(), "there is nothing to look up");
+    assert!(Detect::Everybody.asks(host, &BTreeSet::new()) && Detect::Everybody.names().is_empty(), "there is no name to resolve");
     assert!(listed(&[], &[]).any() && !listed(&[], &[]).asks(host, &BTreeSet::new()));
 }
 
 #[test]
-fn a_place_is_counted_in_characters_from_one() {
+fn positions_are_counted_in_characters_from_one() {
     let place = |what| {
         let finding = at(what);
         (finding.line, finding.column, finding.width)
@@ -64,7 +64,7 @@ fn a_place_is_counted_in_characters_from_one() {
 }
 
 #[test]
-fn a_span_of_several_lines_is_marked_in_its_first_one_only() {
+fn a_span_of_several_lines_is_marked_in_the_first_line_only() {
     let finding = at("[[link]]\r\n\tröle = ");
     assert_eq!((finding.line, finding.excerpt.as_str()), (2, "[[link]]"));
     let marks = finding.to_string().lines().last().unwrap().matches('^').count();
@@ -72,7 +72,7 @@ fn a_span_of_several_lines_is_marked_in_its_first_one_only() {
 }
 
 #[test]
-fn marks_stand_below_what_they_mean_and_remedies_below_them() {
+fn marks_stand_below_the_text_and_remedies_below_the_marks() {
     let finding = Finding { nearest: Some("role".into()), remedy: Some("take it out".into()), ..at("röle") };
     let shown =
         "braid.toml:3:2: warning: is wrong\n 3 | \tröle = \"none\" # why\n   | \t^^^^\n   = did you mean \"role\"?\n   = take it out";
@@ -83,20 +83,20 @@ fn marks_stand_below_what_they_mean_and_remedies_below_them() {
 }
 
 #[test]
-fn the_end_of_the_file_is_a_place_too() {
+fn a_finding_can_be_at_the_end_of_the_file() {
     let finding = Finding::at(Severity::Error, "f", "a = 1\n", 6..6, "something is missing".into());
     assert_eq!((finding.line, finding.column, finding.width, finding.excerpt.as_str()), (2, 1, 1, ""));
     assert_eq!(finding.to_string(), "f:2:1: error: something is missing\n 2 | \n   | ^");
 }
 
 #[test]
-fn errors_go_before_warnings() {
+fn errors_sort_before_warnings() {
     assert!(Severity::Error < Severity::Warning);
 }
 
 #[test]
-fn a_refused_request_says_its_kind_and_the_occurrence_and_whose_matter_it_is() {
-    let told = [
+fn a_request_error_has_a_title_a_detail_and_a_cause() {
+    let shown = [
         RequestError::unclear("days is over 400"),
         RequestError::not_found("No such link", "wlan7 is no link"),
         RequestError::conflict("Busy", "wlan0 is measured now"),
@@ -111,5 +111,5 @@ fn a_refused_request_says_its_kind_and_the_occurrence_and_whose_matter_it_is() {
         (Cause::Invalid, "Refused: line 3 is wrong"),
         (Cause::Failed, "Not written: the disk is full"),
     ];
-    assert_eq!(told, expected.map(|(cause, text)| (cause, text.to_owned())));
+    assert_eq!(shown, expected.map(|(cause, text)| (cause, text.to_owned())));
 }

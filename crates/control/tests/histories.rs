@@ -1,8 +1,7 @@
-//! Random histories of the whole core in virtual time, held against a small model of what must be so: links come, go, renumber, fall silent
-//! and answer again; flows of every kind; relays and hosts that run Braid come and go; reloads, jumps of the wall clock, and a steering
-//! backend that fails.
+//! Random histories of the whole core in virtual time, checked against a small model: links appear, disappear, change their address, stop
+//! and start answering; flows of every kind; relays and servers come and go; reloads, jumps of the wall clock, and a failing backend.
 //!
-//! Time jumps from one due moment to the next, as [`Core::poll_timeout`] names them. A tick between two of them must find nothing to do.
+//! Time jumps from one due time to the next, as [`Core::poll_timeout`] reports them. A tick between two of them must have no effect.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -23,20 +22,20 @@ use braid_decide::tradeoff::Supply;
 use braid_model::key::PublicKey;
 use braid_model::{Application, ByteCount, Family, FlowId, LinkFacts, LinkIndex, Time, Traffic};
 
-/// Repeats one history: the seed that a failure told.
+/// Environment variable with the seed of one history, to reproduce a failure.
 const SEED: &str = "BRAID_SEED";
-/// How many histories.
+/// Environment variable with the number of histories.
 const HISTORIES: &str = "BRAID_HISTORIES";
 const DEFAULT_HISTORIES: u64 = 200;
 
-/// Inputs in one history.
+/// Number of inputs in one history.
 const STEPS: usize = 60;
-/// A link that has been sound, or silent under traffic that asks for answers, for this long must be judged so.
+/// A link that has worked, or has been silent while it was probed, for this long must be judged so.
 const LONG: Duration = Duration::from_secs(400);
-/// A link that was sound for this long has none of its flows ended.
+/// No flow of a link that has worked for this long may be ended.
 const SOUND: Duration = Duration::from_secs(60);
 
-/// Chance, from a seed (splitmix64).
+/// Random numbers from a seed (splitmix64).
 struct Chance(u64);
 
 impl Chance {
@@ -60,10 +59,10 @@ impl Chance {
         (!all.is_empty()).then(|| all[self.below(all.len())].clone())
     }
 
-    /// From microseconds to half a minute, as many of each magnitude.
+    /// A random duration from a microsecond to half a minute; each magnitude is equally likely.
     fn span(&mut self) -> Duration {
-        let most = [20, 200, 1_000, 5_000, 30_000][self.below(5)];
-        Duration::from_micros(1 + self.next() % (most * 1000))
+        let max = [20, 200, 1_000, 5_000, 30_000][self.below(5)];
+        Duration::from_micros(1 + self.next() % (max * 1000))
     }
 }
 
@@ -81,13 +80,13 @@ impl Names for FakeNames {
     }
 }
 
-/// A device of the model, and what lies behind it.
+/// A device of the model, with the state of its network.
 struct Device {
     facts: LinkFacts,
     answering: bool,
-    /// Since when nothing about it changed.
+    /// Since when nothing about it has changed.
     since: Time,
-    /// Since when every probe of it could be asked.
+    /// Since when every probe of it could be sent.
     asked: Time,
 }
 
@@ -96,23 +95,23 @@ struct History {
     core: Core<FakeSteering>,
     now: Time,
     devices: BTreeMap<u32, Device>,
-    /// Probes under way: when they end, and how.
+    /// Pending probes: when they end, and how.
     probes: Vec<(Time, LinkIndex, Family, Outcome)>,
-    /// Questions under way: when they are answered.
+    /// Pending questions: when they are answered.
     questions: Vec<(Time, Question)>,
     flows: Vec<FlowId>,
-    /// Flows that were to be ended.
+    /// Flows that the core has ended.
     stuck: BTreeSet<FlowId>,
     relays: BTreeSet<&'static str>,
-    /// What each relay refuses, and since when.
+    /// Destinations that each relay refuses, and since when.
     refusals: BTreeMap<(&'static str, IpAddr), Time>,
-    /// Hosts that have said that they run Braid.
+    /// Hosts that have answered that they run Braid.
     ran: BTreeSet<IpAddr>,
-    /// Each n-th call of the backend fails, or did until then.
+    /// Whether every n-th call of the backend fails, and since when no call does.
     chaos: bool,
     calm_since: Time,
-    /// What happened, for a failure's message.
-    told: Vec<String>,
+    /// Log of events for the message of a failure.
+    log: Vec<String>,
 }
 
 const RELAYS: [&str; 2] = ["home", "office"];
@@ -170,22 +169,22 @@ impl History {
             ran: BTreeSet::new(),
             chaos: false,
             calm_since: now,
-            told: Vec::new(),
+            log: Vec::new(),
         };
         (1..=2).for_each(|index| history.add(index));
         let filter = history.core.set_owner_filter(now, None);
-        history.took(filter);
+        history.check(filter);
         history.set_network();
         history
     }
 
-    /// An input was taken in; it may fail only where the backend does.
-    fn took(&self, result: Result<(), SteeringError>) {
-        assert!(self.chaos || result.is_ok(), "{result:?} after {:#?}", self.told);
+    /// Checks the result of an input: it may fail only while the backend does.
+    fn check(&self, result: Result<(), SteeringError>) {
+        assert!(self.chaos || result.is_ok(), "{result:?} after {:#?}", self.log);
     }
 
-    fn tell(&mut self, what: String) {
-        self.told.push(format!("{:?} {what}", self.now));
+    fn note(&mut self, what: String) {
+        self.log.push(format!("{:?} {what}", self.now));
     }
 
     fn add(&mut self, index: u32) {
@@ -194,7 +193,7 @@ impl History {
         self.devices.insert(index, device);
     }
 
-    /// The daemon repeats this until it is taken in, which is when the backend works again.
+    /// The daemon repeats this until it succeeds, which happens when the backend works again.
     fn set_network(&mut self) {
         let devices: Vec<_> = self.devices.values().map(|device| device.facts.clone()).collect();
         let mut taken = self.core.on_network(self.now, network(&devices));
@@ -202,11 +201,11 @@ impl History {
             self.calm();
             taken = self.core.on_network(self.now, network(&devices));
         }
-        self.took(taken);
-        self.obey();
+        self.check(taken);
+        self.act();
     }
 
-    /// Whether anything comes back over a flow's link.
+    /// Whether a flow's link delivers answers.
     fn answers(&mut self, id: FlowId) -> bool {
         let link = self.core.steering().living().find(|row| row.id == id).map(|row| row.link.0);
         link.and_then(|index| self.devices.get(&index)).is_some_and(|device| device.answering && device.facts.carrier)
@@ -215,15 +214,15 @@ impl History {
     fn calm(&mut self) {
         (self.chaos, self.calm_since) = (false, self.now);
         self.core.steering().set_chaos(None);
-        // What could not be read meanwhile is read at the next tick.
+        // State that could not be read meanwhile is read at the next tick.
         let taken = self.core.tick(self.now);
-        self.took(taken);
+        self.check(taken);
     }
 
-    /// Does what the core wants done.
-    fn obey(&mut self) {
-        let todo = self.core.todo();
-        for plan in todo.probes {
+    /// Carries out the actions of the core.
+    fn act(&mut self) {
+        let actions = self.core.take_actions();
+        for plan in actions.probes {
             let answering = self.devices.get(&plan.link.0).is_some_and(|device| device.answering && device.facts.carrier);
             let rtt = Duration::from_millis(5 + self.chance.next() % 60);
             let unasked = self.chance.one_in(20) || plan.gateways.is_empty() && plan.targets.is_empty();
@@ -237,8 +236,8 @@ impl History {
             };
             self.probes.push((self.now + after, plan.link, plan.family, outcome));
         }
-        for flow in todo.stuck {
-            assert!(self.stuck.insert(flow.id), "{flow:?} is ended twice: {:#?}", self.told);
+        for flow in actions.stuck {
+            assert!(self.stuck.insert(flow.id), "{flow:?} is ended twice: {:#?}", self.log);
             let sound = self.devices.get(&flow.link.0).filter(|device| device.answering && device.facts.carrier);
             let capped = self
                 .core
@@ -246,17 +245,17 @@ impl History {
                 .iter()
                 .any(|link| link.name == format!("net{}", flow.link.0) && link.state == braid_api::LinkState::Capped);
             let sound = sound.is_some_and(|device| self.now.since(device.since) > SOUND) && !capped;
-            assert!(flow.tunnelled || !sound, "{flow:?} is ended on a sound link: {:#?}", self.told);
+            assert!(flow.tunnelled || !sound, "{flow:?} is ended on a sound link: {:#?}", self.log);
             self.core.steering().close(self.now, flow.id);
             self.flows.retain(|known| *known != flow.id);
         }
-        for question in todo.questions {
+        for question in actions.questions {
             let after = Duration::from_millis(1 + self.chance.next() % 4000);
             self.questions.push((self.now + after, question));
         }
     }
 
-    /// Lets time pass, from one due moment to the next.
+    /// Advances the time from one due time to the next.
     fn pass(&mut self, span: Duration) {
         let end = self.now + span;
         loop {
@@ -268,46 +267,46 @@ impl History {
             if let Some(at) = self.probes.iter().position(|probe| probe.0 <= self.now) {
                 let (_, link, family, outcome) = self.probes.swap_remove(at);
                 let taken = self.core.on_probe(self.now, link, family, outcome);
-                self.took(taken);
+                self.check(taken);
             } else if let Some(at) = self.questions.iter().position(|question| question.0 <= self.now) {
                 let (_, question) = self.questions.swap_remove(at);
                 self.answer(&question);
             } else if due <= self.now {
                 if why == Due::Heartbeat && !self.chaos {
-                    self.tick_idly(self.now, &format!("only a heartbeat was due at {due:?}"));
+                    self.tick_without_effect(self.now, &format!("only a heartbeat was due at {due:?}"));
                 }
                 let taken = self.core.tick(self.now);
-                self.took(taken);
+                self.check(taken);
                 let (after, reason) = self.core.poll_timeout(self.now);
-                assert!(after > self.now, "{why:?} was due and {reason:?} is overdue after a tick: {:#?}", self.told);
+                assert!(after > self.now, "{why:?} was due and {reason:?} is overdue after a tick: {:#?}", self.log);
             } else {
                 return;
             }
-            self.obey();
+            self.act();
         }
     }
 
-    /// Nothing is due until `until`: a tick before that changes nothing.
+    /// Ticks before `until`, when nothing is due, and checks that this changes nothing.
     fn tick_between(&mut self, until: Time) {
         let room = until.since(self.now).as_nanos() as u64;
         if room < 2 || self.chaos || !self.chance.one_in(3) {
             return;
         }
-        // Just before is where what was forgotten shows most.
+        // A forgotten timer shows most likely just before the next due time.
         let ahead = if self.chance.one_in(2) { room - 1 } else { 1 + self.chance.next() % (room - 1) };
         let at = self.now + Duration::from_nanos(ahead);
-        self.tick_idly(at, &format!("nothing was due before {:?}", self.core.poll_timeout(self.now)));
+        self.tick_without_effect(at, &format!("nothing was due before {:?}", self.core.poll_timeout(self.now)));
         self.now = at;
     }
 
-    /// A tick that finds nothing to do.
-    fn tick_idly(&mut self, at: Time, why: &str) {
+    /// Ticks and checks that there was nothing to do.
+    fn tick_without_effect(&mut self, at: Time, why: &str) {
         let before = self.core.steering().changes();
         self.core.tick(at).unwrap();
-        let todo = self.core.todo();
-        let idle = todo.plan.is_none() && todo.probes.is_empty() && todo.stuck.is_empty() && todo.questions.is_empty();
+        let actions = self.core.take_actions();
+        let idle = actions.plan.is_none() && actions.probes.is_empty() && actions.stuck.is_empty() && actions.questions.is_empty();
         let quiet = self.core.steering().changes() == before;
-        assert!(idle && quiet, "at {at:?} there was work, though {why}: {todo:?}, {:#?}", self.told);
+        assert!(idle && quiet, "a tick at {at:?} had an effect, although {why}: {actions:?}, {:#?}", self.log);
     }
 
     fn answer(&mut self, question: &Question) {
@@ -318,12 +317,12 @@ impl History {
             2 if question.expect.is_some() => DetectionAnswer::AnotherKey,
             _ => DetectionAnswer::Runs(question.expect.unwrap_or(key(7))),
         };
-        self.tell(format!("{} answers over slot {}: {answer:?}", question.host, question.link.slot));
+        self.note(format!("{} answers over slot {}: {answer:?}", question.host, question.link.slot));
         if matches!(answer, DetectionAnswer::Runs(_)) {
             self.ran.insert(question.host);
         }
         let taken = self.core.on_answer(self.now, question.host, question.link.slot, answer);
-        self.took(taken);
+        self.check(taken);
     }
 
     fn step(&mut self) {
@@ -331,10 +330,10 @@ impl History {
         match self.chance.below(20) {
             0 => {
                 match self.devices.remove(&index) {
-                    Some(_) => self.tell(format!("net{index} goes")),
+                    Some(_) => self.note(format!("net{index} disappears")),
                     None => {
                         self.add(index);
-                        self.tell(format!("net{index} comes"));
+                        self.note(format!("net{index} appears"));
                     }
                 }
                 self.set_network();
@@ -350,7 +349,7 @@ impl History {
                     device.facts.carrier = !device.facts.carrier;
                 }
                 let text = format!("net{index} is now {:?} {}", device.facts.addresses, device.facts.carrier);
-                self.tell(text);
+                self.note(text);
                 self.set_network();
             }
             3 => {
@@ -358,31 +357,31 @@ impl History {
                 let Some(device) = self.devices.get_mut(&index) else { return };
                 (device.answering, device.since) = (!device.answering, now);
                 let text = format!("net{index} answers: {}", device.answering);
-                self.tell(text);
+                self.note(text);
             }
             4..8 => {
                 let (host, port) = (self.chance.of(&hosts()).unwrap(), [22, 443, 5060][self.chance.below(3)]);
                 let app = AppId { exe: ExeId { device: 1, inode: 9 }, name: ["ssh", "curl", "firefox"][self.chance.below(3)].to_owned() };
                 let steered = self.core.steering().connect(self.now, &app, 1000, (host, port));
-                self.tell(format!("{} connects to {host}:{port}: {steered:?}", app.name));
+                self.note(format!("{} connects to {host}:{port}: {steered:?}", app.name));
                 if let Steered::To(_, id) = steered {
                     self.flows.push(id);
                     if self.answers(id) && !self.chance.one_in(4) {
                         self.core.steering().answer(self.now, id);
-                        // Answered handshakes are no event: they are read at each tick.
+                        // Answered handshakes cause no event: they are read at each tick.
                         let taken = self.core.tick(self.now);
-                        self.took(taken);
+                        self.check(taken);
                     }
                 }
                 let events = self.core.steering().events(100);
                 let taken = self.core.on_events(self.now, events);
-                self.took(taken);
+                self.check(taken);
             }
             8..11 => {
                 let Some(id) = self.chance.of(&self.flows) else { return };
                 let (rx, tx) = (self.chance.next() % 2_000_000, self.chance.next() % 20_000);
                 match self.chance.below(4) {
-                    0 => self.core.steering().suffer(id),
+                    0 => self.core.steering().time_out(id),
                     1 => {
                         self.core.steering().close(self.now, id);
                         self.flows.retain(|known| *known != id);
@@ -392,36 +391,36 @@ impl History {
                 }
                 let events = self.core.steering().events(100);
                 let taken = self.core.on_events(self.now, events);
-                self.took(taken);
+                self.check(taken);
             }
             11 => {
                 let (relay, ready) = (RELAYS[self.chance.below(2)], self.chance.one_in(2));
-                self.tell(format!("{relay} can be reached: {ready}"));
+                self.note(format!("{relay} is reachable: {ready}"));
                 let taken = self.core.set_peer_ready(self.now, relay, ready);
-                self.took(taken);
+                self.check(taken);
                 if !ready {
                     self.relays.remove(relay);
                 } else if self.relays.insert(relay) {
-                    // Another session, with other rights perhaps.
+                    // The new session may have other rights.
                     self.refusals.retain(|(of, _), _| *of != relay);
                 }
             }
             12 => {
                 let (relay, host) = (RELAYS[self.chance.below(2)], self.chance.of(&hosts()[3..]).unwrap());
-                self.tell(format!("{relay} refuses {host}"));
+                self.note(format!("{relay} refuses {host}"));
                 let (_, taken) = self.core.on_refused(self.now, relay, host, codes::NOT_OPENED);
                 self.refusals.insert((relay, host), self.now);
-                self.took(taken);
+                self.check(taken);
             }
             13 => {
                 let next = config(&mut self.chance);
-                self.tell(format!("reload: {} {:?} {:?}", next.policy.scheduler.name(), next.reconnect_after, next.detect));
+                self.note(format!("reload: {} {:?} {:?}", next.policy.scheduler.name(), next.reconnect_after, next.detect));
                 let mut taken = self.core.reconfigure(self.now, next.clone());
                 if taken.is_err() && self.chaos {
                     self.calm();
                     taken = self.core.reconfigure(self.now, next);
                 }
-                self.took(taken);
+                self.check(taken);
             }
             14 => {
                 let supply = (!self.chance.one_in(3)).then(|| Supply {
@@ -430,15 +429,15 @@ impl History {
                     power: None,
                 });
                 let taken = self.core.on_supply(self.now, supply);
-                self.took(taken);
+                self.check(taken);
             }
             15 => {
                 if self.chaos {
-                    self.tell("the backend works again".to_owned());
+                    self.note("the backend works again".to_owned());
                     self.calm();
                 } else {
                     let every = 2 + self.chance.next() % 9;
-                    self.tell(format!("each {every}th call of the backend fails"));
+                    self.note(format!("each {every}th call of the backend fails"));
                     self.chaos = true;
                     self.core.steering().set_chaos(Some(every));
                 }
@@ -452,19 +451,19 @@ impl History {
                     ServerEvent::Lost,
                     ServerEvent::Reached,
                     ServerEvent::AnotherKey,
-                    ServerEvent::Elsewhere,
+                    ServerEvent::NotLocal,
                 ];
                 let event = events[self.chance.below(6)];
-                self.tell(format!("of {host}: {event:?}"));
+                self.note(format!("event of {host}: {event:?}"));
                 let taken = self.core.on_server(self.now, host, event);
-                self.took(taken);
+                self.check(taken);
             }
             _ => self.poll(),
         }
-        self.obey();
+        self.act();
     }
 
-    /// As the daemon does: the devices' counters, by a wall clock that may jump, and then the flows.
+    /// Polls like the daemon: first the devices' counters, with a wall clock that may jump, then the flows.
     fn poll(&mut self) {
         let mut moved: BTreeMap<LinkIndex, Traffic> = BTreeMap::new();
         for row in self.core.steering().living() {
@@ -479,78 +478,82 @@ impl History {
         let unix = if self.chance.one_in(20) { (self.chance.next() % 4_000_000_000) as i64 } else { 1_795_219_200 };
         self.core.on_counters(self.now, unix, &counters);
         let taken = self.core.poll(self.now);
-        self.took(taken);
+        self.check(taken);
     }
 
-    /// What must be so, whatever happened; where the backend fails, as soon as it does no more.
-    fn hold_against_the_model(&mut self) {
+    /// Checks the invariants; while the backend fails, only those that hold anyway.
+    fn check_model(&mut self) {
         let now = self.now;
         let links = self.core.links(now);
         let names: BTreeSet<_> = self.devices.values().map(|device| device.facts.name.clone()).collect();
-        assert_eq!(links.iter().map(|link| link.name.clone()).collect::<BTreeSet<_>>(), names, "{:#?}", self.told);
+        assert_eq!(links.iter().map(|link| link.name.clone()).collect::<BTreeSet<_>>(), names, "{:#?}", self.log);
         if self.chaos || now < self.calm_since + Duration::from_secs(1) {
             return;
         }
         let params = self.core.steering().params().expect("there are parameters").clone();
         let of = |name: &str| (0..32).find(|slot| params.links[*slot].as_ref().is_some_and(|link| link.name == name));
         let slots: BTreeSet<_> = names.iter().map(|name| of(name)).collect();
-        assert!(slots.len() == names.len() && !slots.contains(&None), "each link has a slot of its own: {:#?}", self.told);
+        assert!(slots.len() == names.len() && !slots.contains(&None), "each link has its own slot: {:#?}", self.log);
         let states: Vec<_> = links.iter().map(|link| (&link.name, &link.state)).collect();
         let configured = |device: &&Device| device.facts.carrier;
         let uncapped =
             |device: &&Device| links.iter().any(|link| link.name == device.facts.name && link.state != braid_api::LinkState::Capped);
         let usable = |device: &Device| params.usable.v4.contains(of(&device.facts.name).unwrap());
         for device in self.devices.values() {
-            assert!(!usable(device) || device.facts.carrier, "{} has no carrier: {:#?}", device.facts.name, self.told);
+            assert!(!usable(device) || device.facts.carrier, "{} has no carrier: {:#?}", device.facts.name, self.log);
         }
         let able: Vec<_> = self.devices.values().filter(configured).filter(uncapped).collect();
-        assert!(able.is_empty() || able.iter().any(|device| usable(device)), "no link is used though there are some: {:#?}", self.told);
+        assert!(
+            able.is_empty() || able.iter().any(|device| usable(device)),
+            "no link is usable although some are configured: {:#?}",
+            self.log
+        );
         let settled = |device: &&&Device| now.since(device.since.max(device.asked)) > LONG;
         for device in able.iter().filter(settled).filter(|device| device.answering) {
-            assert!(usable(device), "{} has answered for long: {states:?} {:#?}", device.facts.name, self.told);
+            assert!(usable(device), "{} has answered for a long time: {states:?} {:#?}", device.facts.name, self.log);
         }
         if able.iter().filter(settled).any(|device| device.answering) {
             for device in able.iter().filter(settled).filter(|device| !device.answering) {
-                assert!(!usable(device), "{} is silent: {states:?} {:#?}", device.facts.name, self.told);
+                assert!(!usable(device), "{} is silent: {states:?} {:#?}", device.facts.name, self.log);
             }
         }
         let believed = |relay: &&str, host: &IpAddr| self.refusals.get(&(*relay, *host)).is_some_and(|at| now < *at + BELIEVED);
         let refused = |host: &IpAddr| !self.relays.is_empty() && self.relays.iter().all(|relay| believed(relay, host));
         let refused: BTreeSet<_> = hosts().into_iter().filter(refused).collect();
-        assert_eq!(self.core.steering().refused().iter().copied().collect::<BTreeSet<_>>(), refused, "{:#?}", self.told);
+        assert_eq!(self.core.steering().refused().iter().copied().collect::<BTreeSet<_>>(), refused, "{:#?}", self.log);
         let servers: Vec<_> = self.core.steering().servers().to_vec();
-        assert!(servers.iter().all(|host| self.ran.contains(host)), "{servers:?} {:#?}", self.told);
+        assert!(servers.iter().all(|host| self.ran.contains(host)), "{servers:?} {:#?}", self.log);
         let beat = self.core.steering().last_heartbeat().unwrap_or_default();
-        assert!(now.since(beat) < Duration::from_secs(2), "steering has stopped: {:#?}", self.told);
+        assert!(now.since(beat) < Duration::from_secs(2), "steering has stopped: {:#?}", self.log);
     }
 }
 
-/// One history from `seed`.
+/// Runs one history from `seed`.
 fn run(seed: u64) {
     let mut history = History::new(seed);
     for _ in 0..STEPS {
         history.step();
         let mut span = history.chance.span();
-        // Refusals are believed for an hour; links that are probed all the time would make that long.
+        // Refusals expire after an hour, which would take too long with continuous probes.
         if history.core.config().probe == ProbeMode::OnDemand && history.chance.one_in(STEPS) {
             span += BELIEVED;
         }
         history.pass(span);
-        history.hold_against_the_model();
+        history.check_model();
     }
-    // The backend works again, and in a while everything is as it should be.
+    // The backend works again; after a while the state must be correct.
     history.calm();
     history.pass(Duration::from_secs(3));
     history.poll();
-    history.obey();
+    history.act();
     history.pass(LONG + Duration::from_secs(1));
-    history.hold_against_the_model();
+    history.check_model();
 }
 
 #[test]
-#[allow(clippy::disallowed_methods, reason = "the seed is given from outside, and the histories of a second are told")]
-fn random_histories_leave_nothing_overdue_and_keep_to_the_model() {
-    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is no number")));
+#[allow(clippy::disallowed_methods, reason = "the seed comes from the environment, and the test prints its speed")]
+fn random_histories_leave_nothing_overdue_and_match_the_model() {
+    let number = |name: &str| std::env::var(name).ok().map(|text| text.parse().unwrap_or_else(|_| panic!("{name}={text} is not a number")));
     let given = number(SEED);
     let count = given.map_or_else(|| number(HISTORIES).unwrap_or(DEFAULT_HISTORIES), |_| 1);
     let first = given.unwrap_or_else(|| std::process::id().into());
@@ -558,7 +561,7 @@ fn random_histories_leave_nothing_overdue_and_keep_to_the_model() {
     for index in 0..count {
         let seed = first.wrapping_add(index.wrapping_mul(0x1_0000_0001));
         if std::panic::catch_unwind(|| run(seed)).is_err() {
-            panic!("{SEED}={seed} repeats this history");
+            panic!("{SEED}={seed} reproduces this history");
         }
     }
     let seconds = began.elapsed().as_secs_f64();

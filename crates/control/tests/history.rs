@@ -1,4 +1,4 @@
-//! What is kept for people to look back on, by its public face: samples at every resolution, notes, gains, and what is stored.
+//! Tests of the history's public interface: samples at every resolution, notes, gains, and stored rows.
 
 use std::collections::BTreeMap;
 
@@ -8,11 +8,11 @@ use braid_decide::energy::ByteCost;
 use braid_model::{ByteCount, Joules, LinkIndex, LinkState, Time, Traffic};
 
 const RESOLUTIONS: [Resolution; 4] = [Resolution::Second, Resolution::TenSeconds, Resolution::FiveMinutes, Resolution::Hour];
-/// How many samples of each are kept, and their span in seconds.
+/// Maximum number of samples of each resolution, and their interval in seconds.
 const KEPT: [(usize, u64); 4] = [(300, 1), (360, 10), (288, 300), (720, 3600)];
 const DAY: u64 = 86_400;
 
-/// A history of two links, on a clock of the machine and one on the wall.
+/// A history of two links, with a monotonic clock and a wall clock.
 struct World {
     history: HistoryStore,
     /// Seconds since the machine started.
@@ -29,7 +29,7 @@ impl World {
         world
     }
 
-    /// So many seconds later each link has received so many bytes more.
+    /// Advances by this many seconds, in which each link receives this many bytes.
     fn second(&mut self, seconds: u64, received: [u64; 2]) -> Sample {
         (self.now, self.wall) = (self.now + seconds, self.wall + seconds);
         for (link, bytes) in self.links.iter_mut().zip(received) {
@@ -39,13 +39,13 @@ impl World {
         self.history.on_second(self.wall * 1000, self.links.clone(), Power::default())
     }
 
-    /// What wlan0 received: the end of each sample in seconds, and its rate.
+    /// Receive rates of wlan0: the end of each sample in seconds, and the rate.
     fn wlan(&self, resolution: Resolution) -> Vec<(u64, Option<u64>)> {
         let of = |sample: &Sample| sample.links.iter().find(|link| link.name == "wlan0").and_then(|link| link.rx_bps);
         self.history.history(resolution, 0).samples.iter().map(|sample| (sample.at_ms / 1000, of(sample))).collect()
     }
 
-    /// Bytes received by each link in the last days.
+    /// Bytes received by each link in the last `days`.
     fn received(&self, days: u32) -> BTreeMap<String, u64> {
         self.history.gains(self.wall * 1000, days).links.into_iter().map(|link| (link.name, link.rx_bytes)).collect()
     }
@@ -85,7 +85,7 @@ fn app(name: &str, rx: u64, tx: u64, flows: u64) -> AppPulse {
     AppPulse { application: name.to_owned(), rx: ByteCount::new(rx), tx: ByteCount::new(tx), flows }
 }
 
-/// A new life that recalls what another has stored.
+/// A new history that restores these rows.
 fn recalled(rows: &Rows) -> HistoryStore {
     let mut next = HistoryStore::default();
     next.recall(rows.iter().map(|((kind, at), body)| (*kind, *at, body.as_str())));
@@ -93,7 +93,7 @@ fn recalled(rows: &Rows) -> HistoryStore {
 }
 
 #[test]
-fn every_resolution_tells_of_the_same_bytes() {
+fn every_resolution_contains_the_same_bytes() {
     let mut world = World::new(DAY * 100);
     let mut moved = 0;
     for second in 1..=3601u64 {
@@ -103,33 +103,37 @@ fn every_resolution_tells_of_the_same_bytes() {
     }
     for (resolution, (_, span)) in RESOLUTIONS.into_iter().zip(KEPT).skip(1) {
         let samples = world.wlan(resolution);
-        let told: u64 = samples.iter().filter_map(|(_, rate)| *rate).map(|rate| rate * span / 8).sum();
-        // Means are rounded to a bit.
-        assert!(told.abs_diff(moved) <= samples.len() as u64 * span, "{resolution:?}: {told} of {moved}");
+        let sum: u64 = samples.iter().filter_map(|(_, rate)| *rate).map(|rate| rate * span / 8).sum();
+        // Mean rates are rounded to one bit per second.
+        assert!(sum.abs_diff(moved) <= samples.len() as u64 * span, "{resolution:?}: {sum} of {moved}");
         assert_eq!(samples.last().unwrap().0, DAY * 100 + 3600);
     }
     let ends = [0, 1].map(|at| world.wlan(Resolution::FiveMinutes)[at].0);
-    assert_eq!(ends, [DAY * 100, DAY * 100 + 300], "a span is told by its end, and a moment on the edge belongs to the one before");
+    assert_eq!(
+        ends,
+        [DAY * 100, DAY * 100 + 300],
+        "an interval is identified by its end, and a time on the boundary belongs to the earlier interval"
+    );
 }
 
 #[test]
-fn each_ring_keeps_its_latest_samples_and_tells_those_after_a_moment() {
+fn each_ring_keeps_its_latest_samples_and_returns_those_after_a_time() {
     for (resolution, (keep, span)) in RESOLUTIONS.into_iter().zip(KEPT) {
         let mut world = World::new(DAY * 100);
         let rounds = keep as u64 + 5;
         (1..=rounds).for_each(|_| drop(world.second(span, [125 * span, 0])));
         let samples = world.wlan(resolution);
-        // The last coarse span is told when the next one begins.
+        // The last coarse interval is complete only when the next one starts.
         let last = world.wall - if span == 1 { 0 } else { span };
         assert_eq!((samples.len(), samples.last()), (keep, Some(&(last, Some(1000)))), "{resolution:?}");
         assert_eq!(samples[0].0, last - (keep as u64 - 1) * span);
-        let told = world.history.history(resolution, (last - 2 * span) * 1000);
-        assert_eq!((told.resolution_ms, told.samples.len()), (span * 1000, 2), "{resolution:?}");
+        let later = world.history.history(resolution, (last - 2 * span) * 1000);
+        assert_eq!((later.resolution_ms, later.samples.len()), (span * 1000, 2), "{resolution:?}");
     }
 }
 
 #[test]
-fn a_gap_is_not_filled_and_what_was_moved_in_it_is_told_at_its_mean() {
+fn a_gap_is_not_filled_and_its_bytes_are_shown_as_a_mean_rate() {
     let mut world = World::new(DAY * 100);
     (0..20).for_each(|_| drop(world.second(1, [1000, 0])));
     let woke = world.second(8000, [8_000_000, 0]);
@@ -142,7 +146,7 @@ fn a_gap_is_not_filled_and_what_was_moved_in_it_is_told_at_its_mean() {
 }
 
 #[test]
-fn a_wall_clock_that_jumps_changes_no_rate_and_loses_no_bytes() {
+fn a_jump_of_the_wall_clock_changes_no_rate_and_loses_no_bytes() {
     for jump in [-DAY.cast_signed(), -30, 30, 20 * 365 * DAY.cast_signed()] {
         let mut world = World::new(DAY * 9000);
         (0..30).for_each(|_| drop(world.second(1, [1000, 0])));
@@ -160,7 +164,7 @@ fn a_wall_clock_that_jumps_changes_no_rate_and_loses_no_bytes() {
 }
 
 #[test]
-fn regression_days_that_a_wrong_clock_dreamt_of_are_not_among_the_last_ones() {
+fn regression_days_of_a_wrong_clock_are_not_among_the_last_days() {
     let mut world = World::new(DAY * 9000);
     world.second(1, [1000, 0]);
     world.wall += 700 * DAY;
@@ -174,21 +178,21 @@ fn regression_days_that_a_wrong_clock_dreamt_of_are_not_among_the_last_ones() {
 }
 
 #[test]
-fn a_device_made_anew_or_seen_anew_tells_no_rate_and_counts_nothing() {
+fn a_recreated_or_new_device_has_no_rate_and_counts_nothing() {
     let mut world = World::new(DAY * 100);
     world.second(1, [10_000, 10_000]);
     world.links[0].device = Some([ByteCount::new(400), ByteCount::ZERO].into());
     let anew = world.second(1, [0, 1000]);
     assert_eq!((anew.links[0].rx_bps, anew.links[1].rx_bps), (None, Some(8000)));
     world.links[1].index = LinkIndex(9);
-    assert_eq!(world.second(1, [200, 70]).links[1].rx_bps, None, "a device of the same name is another one");
+    assert_eq!(world.second(1, [200, 70]).links[1].rx_bps, None, "another device with the same name");
     world.links[0].device = None;
     assert_eq!(world.second(1, [0, 0]).links[0].rx_bps, None);
     assert_eq!(world.received(1), [("wlan0".to_owned(), 10_200), ("lte0".to_owned(), 11_000)].into());
 }
 
 #[test]
-fn what_is_unknown_for_a_while_does_not_weigh_in_the_mean() {
+fn unknown_values_do_not_count_in_the_mean() {
     let mut world = World::new(DAY * 100);
     for second in 1..=10u64 {
         world.links[0].rtt_us = (second > 6).then_some(second * 1000);
@@ -201,11 +205,11 @@ fn what_is_unknown_for_a_while_does_not_weigh_in_the_mean() {
     let expected =
         LinkSample { name: "wlan0".into(), rx_bps: Some(0), tx_bps: Some(0), rtt_us: Some(8500), loss: Some(0.5), power_w: None };
     assert_eq!(ten.links[0], expected);
-    assert_eq!((ten.links[1].rtt_us, ten.links[1].rx_bps), (None, Some(0)), "a dead link moves nothing, and that is known");
+    assert_eq!((ten.links[1].rtt_us, ten.links[1].rx_bps), (None, Some(0)), "the rate of a dead link is known to be zero");
 }
 
 #[test]
-fn no_more_links_than_can_be_used_are_told_of_and_no_more_than_64_of_a_day() {
+fn a_sample_has_at_most_32_links_and_a_day_at_most_64() {
     let mut history = HistoryStore::default();
     for round in 0..50u32 {
         let links = |rx: u64| {
@@ -220,7 +224,7 @@ fn no_more_links_than_can_be_used_are_told_of_and_no_more_than_64_of_a_day() {
 }
 
 #[test]
-fn gains_hold_energy_and_money_against_the_systems_choice_and_leave_unknown_what_is() {
+fn gains_compare_energy_and_money_with_the_systems_choice() {
     let cost = |joules| Some(ByteCost { down: Joules::new(joules), up: Joules::new(joules) });
     let mut world = World::new(DAY * 100);
     world.second(1, [1_000_000, 1_000_000]);
@@ -230,26 +234,26 @@ fn gains_hold_energy_and_money_against_the_systems_choice_and_leave_unknown_what
     (world.links[0].energy, world.links[1].energy) = (Some(Joules::new(0.0)), Some(Joules::new(0.0)));
     (world.links[0].money_per_gb, world.links[1].money_per_gb) = (1.0, 4.0);
     world.second(1, [0, 0]);
-    // lte0 is the system's choice from here on.
+    // From here on, lte0 is the system's choice.
     world.links[0].rank = Some(7);
     (world.links[0].energy, world.links[1].energy) = (Some(Joules::new(3.0)), Some(Joules::new(5.0)));
     world.second(1, [3_000_000, 1_000_000]);
-    let told = gains(&world);
-    assert_eq!(told.energy_j, Compared { actual: Some(8.0), only_one: Some(20.0) });
-    let money = told.money.unwrap();
+    let compared = gains(&world);
+    assert_eq!(compared.energy_j, Compared { actual: Some(8.0), only_one: Some(20.0) });
+    let money = compared.money.unwrap();
     let cents = [money.actual, money.only_one].map(|sum| (sum.unwrap() * 1e6).round());
     assert_eq!(cents, [7000.0, 16_000.0]);
-    // A meter that began anew takes nothing back.
+    // A meter that restarted does not reduce the sum.
     world.links[1].energy = Some(Joules::new(1.0));
     world.second(1, [0, 0]);
     assert_eq!(gains(&world).energy_j.actual, Some(8.0));
     world.links.iter_mut().for_each(|link| link.rank = None);
     world.second(1, [1_000_000, 0]);
-    assert_eq!(gains(&world).energy_j.only_one, Some(20.0), "without a default route there is no choice to hold it against");
+    assert_eq!(gains(&world).energy_j.only_one, Some(20.0), "without a default route there is no system's choice to compare with");
 }
 
 #[test]
-fn gains_are_of_the_day_on_which_they_were_made() {
+fn gains_belong_to_the_day_on_which_they_occurred() {
     let mut world = World::new(DAY * 100 - 2);
     world.second(1, [10, 0]);
     world.second(1, [200, 0]);
@@ -262,45 +266,48 @@ fn gains_are_of_the_day_on_which_they_were_made() {
 }
 
 #[test]
-fn seconds_in_which_the_systems_choice_was_dead_count_as_bridged_but_not_those_asleep() {
+fn seconds_with_a_dead_system_choice_count_as_bridged_except_during_suspend() {
     let mut world = World::new(DAY * 100);
     let bridged = |world: &World| world.history.gains(world.wall * 1000, 1).outage_bridged_s;
     (world.links[0].state, world.links[0].usable) = (LinkState::Dead, false);
     (0..5).for_each(|_| drop(world.second(1, [0, 0])));
     assert_eq!(bridged(&world), 5);
     world.second(3600, [0, 0]);
-    assert_eq!(bridged(&world), 5, "the machine slept");
+    assert_eq!(bridged(&world), 5, "the machine was suspended");
     world.links[1].usable = false;
     world.second(1, [0, 0]);
-    assert_eq!(bridged(&world), 5, "nothing bridged it");
-    // The other one is the system's choice, and it lives.
+    assert_eq!(bridged(&world), 5, "no link bridged it");
+    // The other link is now the system's choice, and it works.
     (world.links[1].usable, world.links[1].rank) = (true, Some(0));
     world.second(1, [0, 0]);
     assert_eq!(bridged(&world), 5);
 }
 
 #[test]
-fn flows_that_go_on_when_their_link_falls_are_noted_and_counted_as_gains() {
+fn flows_that_survive_a_failed_link_are_noted_and_counted_as_gains() {
     let mut world = World::new(DAY * 100);
     (world.links[0].bonded, world.links[0].flows) = (1, 1);
     world.second(1, [0, 0]);
     (world.links[0].state, world.links[0].usable, world.links[0].bonded) = (LinkState::Down, false, 4);
     world.links[0].reason = Some("no carrier".into());
     world.second(1, [0, 0]);
-    assert_eq!(world.last_note(), "wlan0 went down (no carrier): 4 flows go on over lte0, 1 flow bound to it waits, new flows take lte0");
+    assert_eq!(
+        world.last_note(),
+        "wlan0 went down (no carrier): 4 flows continue over lte0, 1 flow bound to it waits, new flows take lte0"
+    );
     assert_eq!(world.history.gains(world.wall * 1000, 1).flows_moved, 4);
     world.links[1].bonded = 2;
     world.second(1, [0, 0]);
     world.links.remove(1);
     world.second(1, [0, 0]);
-    assert_eq!(world.last_note(), "lte0 was removed: no other link can be used");
-    assert_eq!(world.history.gains(world.wall * 1000, 1).flows_moved, 4, "there was none to go on over");
+    assert_eq!(world.last_note(), "lte0 was removed: no other link is usable");
+    assert_eq!(world.history.gains(world.wall * 1000, 1).flows_moved, 4, "there was no other link");
     world.history.on_ended(world.wall * 1000, 1, "wlan0");
-    assert_eq!(world.last_note(), "1 flow on wlan0 ended, so that its program connects anew over a link that lives");
+    assert_eq!(world.last_note(), "ended 1 flow on wlan0, so that its program reconnects over a working link");
 }
 
 #[test]
-fn one_more_note_is_asked_for_by_the_id_of_the_last_one_whatever_the_clock_does() {
+fn new_notes_are_found_by_the_last_id_whatever_the_clock_does() {
     let mut world = World::new(DAY * 100);
     let mut seen = world.history.last_note();
     for (number, wall) in [DAY * 100, DAY * 100, DAY * 9000, 5].into_iter().enumerate() {
@@ -313,7 +320,7 @@ fn one_more_note_is_asked_for_by_the_id_of_the_last_one_whatever_the_clock_does(
 }
 
 #[test]
-fn only_what_is_new_is_stored_and_a_row_that_changed_is_stored_again() {
+fn only_new_and_changed_rows_are_stored() {
     let mut world = World::new(DAY * 100);
     (0..600).for_each(|_| drop(world.second(1, [1000, 0])));
     let kinds = |rows: &Rows| rows.keys().map(|(kind, at)| format!("{kind} {at}")).collect::<Vec<_>>();
@@ -327,7 +334,7 @@ fn only_what_is_new_is_stored_and_a_row_that_changed_is_stored_again() {
 }
 
 #[test]
-fn every_kind_of_row_that_is_stored_is_kept_as_long_as_it_is_recalled() {
+fn the_store_keeps_as_many_rows_of_each_kind_as_are_restored() {
     let mut world = World::new(DAY * 100);
     for _ in 0..750 {
         world.second(3600, [1000, 0]);
@@ -336,7 +343,7 @@ fn every_kind_of_row_that_is_stored_is_kept_as_long_as_it_is_recalled() {
     let rows = world.history.rows();
     let counts = ["5m", "1h", "app5m", "app1h", "day", "note"].map(|kind| rows.keys().filter(|row| row.0 == kind).count());
     assert_eq!(counts, [288, 720, 288, 720, 32, 2]);
-    assert_eq!(rows.len(), counts.iter().sum::<usize>(), "and there is no other kind");
+    assert_eq!(rows.len(), counts.iter().sum::<usize>(), "there is no other kind");
     assert_eq!(["5m", "1h", "app5m", "app1h", "day", "note", "other"].map(kept), [288, 720, 288, 720, 400, 1000, 0]);
     let next = recalled(&rows);
     assert_eq!(next.history(Resolution::Hour, 0), world.history.history(Resolution::Hour, 0));
@@ -344,14 +351,14 @@ fn every_kind_of_row_that_is_stored_is_kept_as_long_as_it_is_recalled() {
 }
 
 #[test]
-fn a_new_life_goes_on_where_the_last_one_ended_and_its_first_second_counts_nothing() {
+fn a_restart_continues_the_history_and_its_first_second_counts_nothing() {
     let mut world = World::new(DAY * 100);
     (0..700).for_each(|_| drop(world.second(1, [1000, 0])));
     let had = world.wlan(Resolution::FiveMinutes);
     world.history = recalled(&world.history.rows());
     assert_eq!(world.wlan(Resolution::FiveMinutes), had);
     let first = world.second(60, [60_000, 0]);
-    assert_eq!((first.links[0].rx_bps, world.received(1)["wlan0"]), (None, 700_000), "what was moved meanwhile is not Braid's");
+    assert_eq!((first.links[0].rx_bps, world.received(1)["wlan0"]), (None, 700_000), "bytes moved meanwhile do not count");
     (0..300).for_each(|_| drop(world.second(1, [2000, 0])));
     let has = world.wlan(Resolution::FiveMinutes);
     assert_eq!((&has[..3], &has[3..]), (&had[..], &[(DAY * 100 + 900, Some(16_000))][..]));
@@ -359,22 +366,22 @@ fn a_new_life_goes_on_where_the_last_one_ended_and_its_first_second_counts_nothi
 }
 
 #[test]
-fn rows_that_come_twice_out_of_order_or_broken_are_passed_over() {
+fn duplicate_misordered_and_malformed_rows_are_ignored() {
     let sample = |at_ms: u64| serde_json::to_string(&Sample { at_ms, links: Vec::new() }).unwrap();
     let (early, late) = (sample(300_000), sample(600_000));
     let mut history = HistoryStore::default();
     history.recall([("5m", 600_000, &*late), ("5m", 300_000, &*early), ("5m", 600_000, &*late), ("5m", 1, "{\"at_ms\": -1}")]);
     history.recall([("1s", 300_000, &*early), ("", 300_000, &*early), ("day", 3, "{\"links\": 7}"), ("note", 1, "null")]);
-    let told = RESOLUTIONS.map(|resolution| history.history(resolution, 0).samples.iter().map(|sample| sample.at_ms).collect::<Vec<_>>());
-    assert_eq!(told, [vec![], vec![], vec![600_000], vec![]]);
+    let times = RESOLUTIONS.map(|resolution| history.history(resolution, 0).samples.iter().map(|sample| sample.at_ms).collect::<Vec<_>>());
+    assert_eq!(times, [vec![], vec![], vec![600_000], vec![]]);
     assert!(history.notes_after(0).is_empty() && history.gains(4 * DAY * 1000, 30).links.is_empty() && history.rows().is_empty());
-    // A row of a version that knew less.
+    // A row of an earlier version with fewer fields.
     history.recall([("day", 3, "{\"links\": {\"wlan0\": [5, 6]}}")]);
     assert_eq!(history.gains(3 * DAY * 1000, 1).links[0].tx_bytes, 6);
 }
 
 #[test]
-fn a_day_more_than_is_kept_takes_the_place_of_the_oldest() {
+fn a_day_beyond_the_limit_replaces_the_oldest() {
     let bodies: Vec<_> = (0..=400u64).map(|day| (day, format!("{{\"flows_ended\": {}}}", day + 1))).collect();
     let mut history = HistoryStore::default();
     history.recall(bodies.iter().map(|(day, body)| ("day", *day, body.as_str())));
@@ -385,7 +392,7 @@ fn a_day_more_than_is_kept_takes_the_place_of_the_oldest() {
 }
 
 #[test]
-fn the_busiest_sixteen_applications_are_named_and_the_others_summed_up() {
+fn the_sixteen_busiest_applications_are_listed_and_the_others_summed_up() {
     let mut world = World::new(DAY * 100);
     let all: Vec<_> = (1..=20).map(|number| app(&format!("app{number:02}"), number * 1000, number * 10, 1)).collect();
     let sample = world.history.on_apps(world.wall * 1000, &all);
@@ -393,23 +400,23 @@ fn the_busiest_sixteen_applications_are_named_and_the_others_summed_up() {
     assert_eq!((sample.rest_rx_bps, sample.rest_tx_bps), (80_000, 800));
     let sent = world.apps(1, &[app("download", 500, 0, 1), app("upload", 0, 900, 1), app("idle", 0, 0, 5)]);
     let names: Vec<_> = sent.iter().map(|app| app.application.as_str()).collect();
-    assert_eq!(names, ["upload", "download"], "what is sent counts as well, and who moves nothing is not told of");
+    assert_eq!(names, ["upload", "download"], "sent bytes count too, and idle applications are omitted");
 }
 
 #[test]
-fn what_applications_moved_is_divided_by_the_time_it_took_unless_the_clock_was_set_back() {
+fn bytes_of_applications_are_divided_by_the_elapsed_time_unless_the_clock_was_set_back() {
     let mut world = World::new(DAY * 100);
     let rate = |apps: Vec<AppSample>| apps[0].rx_bps;
     assert_eq!(rate(world.apps(0, &[app("curl", 1000, 0, 1)])), 8000);
     assert_eq!(rate(world.apps(4, &[app("curl", 1000, 0, 1)])), 2000);
-    assert_eq!(rate(world.apps(0, &[app("curl", 1000, 0, 1)])), 8000, "no time has passed that it could be divided by");
+    assert_eq!(rate(world.apps(0, &[app("curl", 1000, 0, 1)])), 8000, "no time has passed");
     world.wall -= 3600;
     assert_eq!(rate(world.apps(0, &[app("curl", 1000, 0, 1)])), 8000);
     assert_eq!(rate(world.apps(2, &[app("curl", 1000, 0, 1)])), 4000);
 }
 
 #[test]
-fn the_parts_of_an_application_in_one_span_are_one_row_with_its_most_flows() {
+fn pulses_of_one_application_are_merged_with_the_maximum_number_of_flows() {
     let mut world = World::new(DAY * 100);
     world.apps(0, &[]);
     for flows in [1, 6, 2, 0, 0, 0, 0, 0, 0, 0, 0] {
@@ -434,15 +441,15 @@ fn view(links: &[LinkEntry], apps: &[AppEntry]) -> PolicyView {
 }
 
 #[test]
-fn a_change_of_order_is_told_once_and_not_where_an_entry_came_between() {
+fn a_changed_order_is_reported_once_and_not_for_an_inserted_entry() {
     let [curl, ssh, apt] = ["curl", "ssh", "apt"].map(|name| rule(name, 1.0));
     let before = view(&[], &[curl.clone(), ssh.clone()]);
-    assert_eq!(changes(&before, &view(&[], &[ssh.clone(), curl.clone()])), ["the order of its entries is another"]);
+    assert_eq!(changes(&before, &view(&[], &[ssh.clone(), curl.clone()])), ["the order of the entries has changed"]);
     assert_eq!(changes(&before, &view(&[], &[curl, apt, ssh])), ["app { apt } is new"]);
 }
 
 #[test]
-fn settings_are_told_with_what_they_were_and_lists_only_as_another() {
+fn settings_are_described_with_their_old_value_and_lists_only_as_changed() {
     let before = view(&[], &[]);
     let exclude = vec![ExcludeEntry { matches: "user = 1000".into() }];
     let after = PolicyView {
@@ -452,32 +459,32 @@ fn settings_are_told_with_what_they_were_and_lists_only_as_another() {
         exclude,
         ..before.clone()
     };
-    let told = [
-        "affinity is destination, not its default",
-        "utility is log, not its default",
-        "default_demand is another",
-        "[exclude] is another",
+    let expected = [
+        "affinity is now destination, was its default",
+        "utility is now log, was its default",
+        "default_demand has changed",
+        "[exclude] has changed",
     ];
-    assert_eq!(changes(&before, &after), told);
-    assert_eq!(changes(&after, &before)[0], "affinity is its default, not destination");
+    assert_eq!(changes(&before, &after), expected);
+    assert_eq!(changes(&after, &before)[0], "affinity is now its default, was destination");
 }
 
 #[test]
-fn six_changes_are_told_and_of_seven_the_last_two_are_counted() {
+fn six_changes_are_described_and_the_last_two_of_seven_are_counted() {
     let apps = |count: usize| (0..count).map(|number| rule(&format!("port = {number}"), 1.0)).collect::<Vec<_>>();
-    let told = |count| changes(&view(&[], &[]), &view(&[], &apps(count)));
-    assert_eq!((told(6).len(), told(6)[5].as_str()), (6, "app { port = 5 } is new"));
-    assert_eq!((told(7).len(), told(7)[5].as_str()), (6, "and 2 more changes"));
+    let described = |count| changes(&view(&[], &[]), &view(&[], &apps(count)));
+    assert_eq!((described(6).len(), described(6)[5].as_str()), (6, "app { port = 5 } is new"));
+    assert_eq!((described(7).len(), described(7)[5].as_str()), (6, "and 2 more changes"));
 }
 
 #[test]
-fn regression_entries_with_the_same_conditions_are_held_against_their_own_like() {
+fn regression_entries_with_the_same_conditions_are_compared_in_order() {
     let twice = view(&[entry("usb", "normal"), entry("usb", "backup")], &[rule("curl", 1.0), rule("curl", 2.0)]);
     assert_eq!(changes(&twice, &twice), [""; 0]);
     let once = view(&twice.links[..1], &twice.apps[..1]);
-    assert_eq!(changes(&twice, &once), ["the entry for link { usb } (backup) is gone", "app { curl } is gone"]);
+    assert_eq!(changes(&twice, &once), ["the entry for link { usb } (backup) was removed", "app { curl } was removed"]);
     assert_eq!(changes(&once, &twice), ["an entry for link { usb } (backup) is new", "app { curl } is new"]);
-    // An entry that goes where one of the other kind has the same conditions.
+    // A removed entry while an entry of the other kind has the same conditions.
     let both = view(&[entry("name = \"tor\"", "backup")], &[rule("name = \"tor\"", 1.0)]);
-    assert_eq!(changes(&both, &view(&[], &both.apps)), ["the entry for link { name = \"tor\" } (backup) is gone"]);
+    assert_eq!(changes(&both, &view(&[], &both.apps)), ["the entry for link { name = \"tor\" } (backup) was removed"]);
 }

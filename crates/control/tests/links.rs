@@ -1,4 +1,4 @@
-//! The table of links by its public face: slots, falls, whom probes ask, allowances, and what a change of the configuration keeps.
+//! Tests of the link table's public interface: slots, failures, probe targets, allowances, and state kept across configuration changes.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -20,20 +20,20 @@ const DAY: i64 = 86_400;
 /// 1 November 2026.
 const UNIX: i64 = 20_758 * DAY;
 
-/// A table of links on a clock of the test's own, and what becomes of its probes.
+/// A link table with a simulated clock, and its probes.
 struct World {
     table: LinkTable,
     now: Time,
     devices: Vec<LinkFacts>,
-    /// What the configuration says of every link that is new.
+    /// Rule of every new link.
     rule: LinkRule,
     mode: ProbeMode,
     targets: Vec<ProbeTarget>,
-    /// Links that answer nothing.
+    /// Links that do not answer.
     silent: Vec<u32>,
-    /// Probes under way.
+    /// Pending probes.
     flying: Vec<(Time, LinkIndex, Family, Outcome)>,
-    /// Every probe so far, and when it was asked.
+    /// All probes so far, and when they were sent.
     asked: Vec<(Time, ProbePlan)>,
 }
 
@@ -59,14 +59,14 @@ impl World {
         Self::with(ProbeMode::Continuous, rule(), devices)
     }
 
-    /// The system has these devices from now on. Returns the slots whose network is another.
+    /// Sets the system's devices. Returns the slots whose network has changed.
     fn have(&mut self, devices: &[u32]) -> Vec<usize> {
         self.devices = devices.iter().map(|index| facts(*index, &format!("net{index}"))).collect();
-        self.tell()
+        self.update()
     }
 
-    /// Tells the table of the devices as they are.
-    fn tell(&mut self) -> Vec<usize> {
+    /// Passes the current devices to the table.
+    fn update(&mut self) -> Vec<usize> {
         let (now, mode, rule) = (self.now, self.mode, &self.rule);
         let new = |facts: &LinkFacts, slot| Link::new(facts.clone(), slot, rule.clone(), mode, now);
         self.table.on_devices(now, &self.devices, |_| None, new)
@@ -74,7 +74,7 @@ impl World {
 
     fn carrier(&mut self, device: usize, carrier: bool) {
         self.devices[device].carrier = carrier;
-        self.tell();
+        self.update();
     }
 
     fn link(&mut self, index: u32) -> &mut Link {
@@ -89,12 +89,12 @@ impl World {
         self.table.get(LinkIndex(index)).unwrap().state()
     }
 
-    /// The slots that may be given IPv4 flows.
+    /// Slots that may get IPv4 flows.
     fn usable(&self) -> Vec<usize> {
         self.table.usable(Family::V4).iter().collect()
     }
 
-    /// Lets time pass; probes are answered after [`RTT`] or not at all.
+    /// Advances the time; probes are answered after [`RTT`] or not at all.
     fn run(&mut self, span: Duration) {
         let end = self.now + span;
         while self.now < end {
@@ -123,37 +123,37 @@ impl World {
         self.now.since(from)
     }
 
-    /// The probes that a link is sent within `span`.
+    /// The probes that a link sends within `span`.
     fn probes(&mut self, index: u32, span: Duration) -> Vec<(Time, ProbePlan)> {
         self.asked.clear();
         self.run(span);
         std::mem::take(&mut self.asked).into_iter().filter(|(_, plan)| plan.link.0 == index).collect()
     }
 
-    /// The one probe that is due for a link just found: a thorough one.
+    /// The first probe of a new link, which is thorough.
     fn first_probe(&mut self, index: u32) -> ProbePlan {
         let probes = self.table.poll_probes(self.now, &self.targets);
         probes.into_iter().find(|plan| plan.link.0 == index && plan.family == Family::V4).unwrap()
     }
 
-    /// `remote` answered over the link.
+    /// Records that `remote` answered over the link.
     fn answered(&mut self, index: u32, remote: &str) {
         self.link(index).last_answer.v4 = Some((ip(remote), 443));
     }
 
-    /// A reading of the device's counters, so many seconds after the last one.
+    /// Reads the device's counters, this many seconds after the last reading.
     fn read(&mut self, index: u32, seconds: u64, unix: i64, [rx, tx]: [u64; 2]) {
         self.now = self.now + Duration::from_secs(seconds);
         let now = self.now;
         self.link(index).on_device(now, [ByteCount::new(rx), ByteCount::new(tx)].into(), unix, PerDirection::default(), None);
     }
 
-    /// The link's entry is another.
+    /// Changes the link's configuration entry.
     fn reconfigure(&mut self, index: u32, rule: LinkRule) {
         let (now, mode) = (self.now, self.mode);
         let link = self.link(index);
-        let anew = Link::new(link.facts.clone(), link.slot, rule, mode, now);
-        let before = std::mem::replace(link, anew);
+        let replacement = Link::new(link.facts.clone(), link.slot, rule, mode, now);
+        let before = std::mem::replace(link, replacement);
         link.take_over(before, now);
     }
 }
@@ -183,7 +183,7 @@ fn seconds(count: u64) -> Duration {
 }
 
 #[test]
-fn a_link_that_loses_its_carrier_keeps_its_slot_and_what_it_learnt() {
+fn a_link_without_carrier_keeps_its_slot_and_its_learned_values() {
     let mut world = World::new(&[3, 8]);
     world.run(seconds(1));
     world.link(8).ended = [ByteCount::new(7), ByteCount::new(9)].into();
@@ -197,20 +197,20 @@ fn a_link_that_loses_its_carrier_keeps_its_slot_and_what_it_learnt() {
 }
 
 #[test]
-fn a_device_that_comes_anew_is_a_new_link_in_a_slot_that_was_never_used() {
+fn a_device_that_reappears_is_a_new_link_in_an_unused_slot() {
     let mut world = World::new(&[3, 8]);
     world.link(8).ended.rx = ByteCount::new(7);
     world.have(&[3]);
     world.have(&[3, 8]);
     assert_eq!((world.slot(3), world.slot(8)), (Some(0), Some(2)));
     assert_eq!(world.link(8).moved(), Traffic::default());
-    assert!(world.table.in_slot(1).is_none(), "flows of the one that went may still end there");
+    assert!(world.table.in_slot(1).is_none(), "flows of the removed link may still end there");
 }
 
 #[test]
-fn regression_the_slot_that_has_been_free_the_longest_is_taken_first() {
+fn regression_the_slot_that_has_been_free_longest_is_reused_first() {
     let mut world = World::new(&[1, 2, 3]);
-    // A modem that comes and goes under ever new numbers, until every slot was used once.
+    // A modem that appears with ever new indexes, until every slot has been used once.
     let mut last = 3;
     for index in 4..=31 {
         last = index;
@@ -219,16 +219,16 @@ fn regression_the_slot_that_has_been_free_the_longest_is_taken_first() {
     }
     world.have(&[1, 2, 3, 40]);
     assert_eq!((last, world.slot(40)), (31, Some(31)));
-    // The next free slot by number is the one that is left now: flows that end there are still those of link 1.
+    // The next free slot by number was freed just now: flows that end there still belong to link 1.
     world.have(&[2, 3, 40]);
     world.have(&[2, 3, 40, 41]);
-    assert_eq!(world.slot(41), Some(3), "the first one that was left");
+    assert_eq!(world.slot(41), Some(3), "the slot that was freed first");
     world.have(&[2, 3, 40, 41, 42]);
     assert_eq!(world.slot(42), Some(4));
 }
 
 #[test]
-fn a_link_beyond_the_slots_is_told_apart_and_takes_the_first_that_is_given_up() {
+fn excess_links_are_listed_and_get_the_next_free_slot() {
     let all: Vec<u32> = (1..=34).collect();
     let mut world = World::new(&all);
     let overflow = |world: &World| world.table.overflow().iter().map(|facts| facts.index.0).collect::<Vec<_>>();
@@ -241,31 +241,31 @@ fn a_link_beyond_the_slots_is_told_apart_and_takes_the_first_that_is_given_up() 
 }
 
 #[test]
-fn only_a_link_that_leads_to_another_network_is_named_as_such() {
+fn only_links_with_another_network_are_returned() {
     let mut world = World::new(&[]);
-    assert_eq!(world.have(&[1, 2]), [0, 1], "new ones do");
-    assert_eq!(world.tell(), [0; 0]);
+    assert_eq!(world.have(&[1, 2]), [0, 1], "new links count");
+    assert_eq!(world.update(), [0; 0]);
     world.devices[0].carrier = false;
     world.devices[0].gateways.v4[0].metric = 900;
     world.devices[0].resolvers = vec![ip("10.0.1.1")];
-    assert_eq!(world.tell(), [0; 0], "neither carrier nor metric makes another network");
+    assert_eq!(world.update(), [0; 0], "a change of carrier or metric is not another network");
     world.devices[1].addresses = vec!["192.168.1.7/24".parse().unwrap()];
-    assert_eq!(world.tell(), [1]);
+    assert_eq!(world.update(), [1]);
     world.devices[0].gateways.v4[0].gateway = Some(ip("10.0.1.254"));
-    assert_eq!(world.tell(), [0]);
+    assert_eq!(world.update(), [0]);
 }
 
 #[test]
-fn resolvers_are_those_of_the_links_there_are_and_a_shared_one_has_both() {
+fn resolvers_belong_to_existing_links_and_may_be_shared() {
     let mut world = World::new(&[1, 2]);
     world.devices[0].resolvers = vec![ip("9.9.9.9"), ip("10.0.1.1")];
     world.devices[1].resolvers = vec![ip("9.9.9.9")];
-    world.tell();
+    world.update();
     let both = LinkSet::only(0) | LinkSet::only(1);
     let known = |world: &World| world.table.resolvers().iter().map(|(addr, links)| (*addr, *links)).collect::<Vec<_>>();
     assert_eq!(known(&world), [(ip("9.9.9.9"), both), (ip("10.0.1.1"), LinkSet::only(0))]);
     world.devices.remove(0);
-    world.tell();
+    world.update();
     assert_eq!(known(&world), [(ip("9.9.9.9"), LinkSet::only(1))]);
 }
 
@@ -274,12 +274,12 @@ fn a_link_that_loses_one_family_stays_up_in_the_other() {
     let mut world = World::new(&[1]);
     world.devices[0].addresses.push("2001:db8::2/64".parse().unwrap());
     world.devices[0].gateways.v6 = vec![DefaultRoute { gateway: Some(ip("fe80::1")), metric: 100 }];
-    world.tell();
+    world.update();
     world.run(seconds(1));
     let states = |world: &mut World| Family::ALL.map(|family| world.link(1).family_state(family));
     assert_eq!(states(&mut world), [LinkState::Up, LinkState::Up]);
     world.devices[0].addresses.remove(0);
-    world.tell();
+    world.update();
     assert_eq!((states(&mut world), world.state(1)), ([LinkState::Down, LinkState::Up], LinkState::Up));
     assert_eq!((world.usable(), world.table.usable(Family::V6)), (vec![], LinkSet::only(0)));
     let bond = &world.table.bond_links()[0];
@@ -289,11 +289,11 @@ fn a_link_that_loses_one_family_stays_up_in_the_other() {
 }
 
 #[test]
-fn a_down_link_says_what_it_lacks() {
+fn a_down_link_has_a_reason() {
     let mut world = World::new(&[1]);
     let mut reason = |change: fn(&mut LinkFacts)| {
         change(&mut world.devices[0]);
-        world.tell();
+        world.update();
         (world.state(1), world.link(1).reason())
     };
     let down = |text: &str| (LinkState::Down, Some(text.to_owned()));
@@ -313,17 +313,17 @@ fn two_unanswered_probes_make_an_idle_link_dead_within_a_second_and_one_does_not
     let asked = world.asked.iter().filter(|(at, plan)| *at > since && plan.link.0 == 1).count();
     assert_eq!((asked, world.usable()), (2, vec![1]));
     assert_eq!(world.link(1).reason().as_deref(), Some("probes get no answer"));
-    // One lost probe of the other.
+    // One lost probe of the other link.
     world.run_until(2, LinkState::Up);
     let now = world.now;
     world.table.on_probe(now, LinkIndex(2), Family::V4, Outcome::Silent);
-    assert_eq!((world.state(2), world.usable()), (LinkState::Up, vec![1]), "it is asked again first");
+    assert_eq!((world.state(2), world.usable()), (LinkState::Up, vec![1]), "it is probed again first");
     world.run(seconds(5));
     assert_eq!(world.link(2).falls, 0);
 }
 
 #[test]
-fn probes_whose_outcome_never_comes_count_as_unanswered() {
+fn probes_without_an_outcome_count_as_unanswered() {
     let mut world = World::new(&[1, 2]);
     world.run(seconds(1));
     for _ in 0..1000 {
@@ -335,21 +335,21 @@ fn probes_whose_outcome_never_comes_count_as_unanswered() {
 }
 
 #[test]
-fn when_every_link_is_dead_all_are_used_and_the_first_to_answer_has_all_flows() {
+fn if_every_link_is_dead_all_are_used_and_the_first_to_answer_gets_all_flows() {
     let mut world = World::new(&[1, 2, 3]);
     world.run(seconds(1));
     world.link(3).rule.role = Role::Excluded;
     world.silent = vec![1, 2];
     world.run_until(1, LinkState::Dead);
     world.run_until(2, LinkState::Dead);
-    assert_eq!(world.usable(), [0, 1], "neither is better than the other, and an excluded one is none");
+    assert_eq!(world.usable(), [0, 1], "neither is better, and an excluded link is not used");
     world.silent = vec![1];
     world.run_until(2, LinkState::Up);
     assert_eq!(world.usable(), [1]);
 }
 
 #[test]
-fn a_link_that_keeps_falling_is_kept_out_ever_longer_and_says_so() {
+fn a_flapping_link_is_unused_for_increasing_times_and_has_a_reason() {
     let mut world = World::new(&[1, 2]);
     let mut outages = Vec::new();
     for _ in 0..6 {
@@ -370,13 +370,13 @@ fn a_link_that_keeps_falling_is_kept_out_ever_longer_and_says_so() {
 }
 
 #[test]
-fn a_dead_link_is_asked_patiently_and_a_sparing_one_ever_more_rarely() {
+fn a_dead_link_is_probed_with_a_long_timeout_and_less_and_less_on_demand() {
     let gaps = |mode| {
         let mut world = World::with(mode, rule(), &[1]);
         world.silent = vec![1];
         world.run_until(1, LinkState::Dead);
         let probes = world.probes(1, seconds(120));
-        assert!(probes.iter().all(|(_, plan)| plan.timeout == seconds(3)), "it may have come back slow");
+        assert!(probes.iter().all(|(_, plan)| plan.timeout == seconds(3)), "it may return with a high RTT");
         probes.windows(2).map(|pair| pair[1].0.since(pair[0].0)).collect::<Vec<_>>()
     };
     let eager = gaps(ProbeMode::Continuous);
@@ -386,7 +386,7 @@ fn a_dead_link_is_asked_patiently_and_a_sparing_one_ever_more_rarely() {
 }
 
 #[test]
-fn an_idle_sparing_link_is_left_alone_and_an_eager_one_is_asked_all_the_time() {
+fn an_idle_link_is_probed_rarely_on_demand_and_often_continuously() {
     let asked = |mode| {
         let mut world = World::with(mode, rule(), &[1]);
         world.run(seconds(1));
@@ -394,13 +394,13 @@ fn an_idle_sparing_link_is_left_alone_and_an_eager_one_is_asked_all_the_time() {
     };
     let (eager, sparing) = (asked(ProbeMode::Continuous), asked(ProbeMode::OnDemand));
     assert!(eager > 100 && (1..=2).contains(&sparing), "{eager} {sparing}");
-    // Its own entry outweighs what holds for all.
+    // The link's own entry overrides the default.
     let mut own = World::with(ProbeMode::OnDemand, LinkRule { probe: Some(ProbeMode::Continuous), ..rule() }, &[1]);
     assert!(own.probes(1, seconds(60)).len() > 100);
 }
 
 #[test]
-fn an_eager_link_asks_its_gateway_and_a_destination_only_now_and_then() {
+fn continuous_probes_go_to_the_gateway_and_sometimes_to_a_destination() {
     let mut world = World::new(&[1]);
     world.run(seconds(1));
     world.targets = vec![tcp("1.1.1.1:443")];
@@ -412,7 +412,7 @@ fn an_eager_link_asks_its_gateway_and_a_destination_only_now_and_then() {
 }
 
 #[test]
-fn a_links_own_targets_replace_the_common_ones_and_each_family_asks_its_own() {
+fn a_links_own_targets_replace_the_default_ones_in_each_family() {
     let own = vec![tcp("[2001:db8::9]:443"), ProbeTarget::Icmp(ip("9.9.9.9"))];
     let mut world = World::with(ProbeMode::OnDemand, LinkRule { probe_targets: own, ..rule() }, &[1]);
     world.targets = vec![tcp("1.1.1.1:443")];
@@ -423,11 +423,11 @@ fn a_links_own_targets_replace_the_common_ones_and_each_family_asks_its_own() {
     world.targets = vec![tcp("[2001:db8::9]:443")];
     world.have(&[3]);
     let plan = world.first_probe(3);
-    assert_eq!((plan.targets, plan.gateways), (vec![], vec![ip("10.0.3.1")]), "none is of its family");
+    assert_eq!((plan.targets, plan.gateways), (vec![], vec![ip("10.0.3.1")]), "no target has its family");
 }
 
 #[test]
-fn a_link_asks_first_who_answered_it_last_and_none_that_goes_through_a_tunnel_by_now() {
+fn a_link_probes_its_last_answering_destination_first_and_none_in_a_tunnel() {
     let mut world = World::with(ProbeMode::OnDemand, rule(), &[1, 2]);
     world.answered(1, "198.51.100.1");
     world.answered(2, "198.51.100.2");
@@ -441,16 +441,20 @@ fn a_link_asks_first_who_answered_it_last_and_none_that_goes_through_a_tunnel_by
 }
 
 #[test]
-fn regression_destinations_that_several_links_know_do_not_crowd_out_the_others() {
+fn regression_a_destination_known_to_several_links_is_probed_once() {
     let mut world = World::with(ProbeMode::OnDemand, rule(), &[1, 2, 3]);
     world.answered(1, "198.51.100.1");
     world.answered(2, "198.51.100.1");
     world.answered(3, "198.51.100.3");
-    assert_eq!(world.first_probe(1).targets, [tcp("198.51.100.1:443"), tcp("198.51.100.3:443")], "the first may be silent everywhere");
+    assert_eq!(
+        world.first_probe(1).targets,
+        [tcp("198.51.100.1:443"), tcp("198.51.100.3:443")],
+        "the first destination may be silent everywhere"
+    );
 }
 
 #[test]
-fn no_more_than_three_destinations_are_asked_besides_the_configured_ones() {
+fn at_most_three_destinations_are_probed_besides_the_configured_ones() {
     let mut world = World::with(ProbeMode::OnDemand, rule(), &[1, 2, 3, 4, 5]);
     world.targets = vec![tcp("1.1.1.1:443")];
     (1..=5).for_each(|index| world.answered(index, &format!("198.51.100.{index}")));
@@ -459,10 +463,10 @@ fn no_more_than_three_destinations_are_asked_besides_the_configured_ones() {
 }
 
 #[test]
-fn a_counter_that_restarts_counts_what_the_new_device_moved_and_never_runs_backwards() {
+fn a_restarted_counter_counts_the_new_devices_bytes_and_never_decreases() {
     let mut world = World::with(ProbeMode::OnDemand, metered(1_000_000), &[1]);
     world.read(1, 0, UNIX, [500_000, 500_000]);
-    assert_eq!((used(world.link(1)), world.link(1).rate), (Some(0), PerDirection::default()), "what it moved before is nobody's");
+    assert_eq!((used(world.link(1)), world.link(1).rate), (Some(0), PerDirection::default()), "earlier bytes do not count");
     world.read(1, 2, UNIX, [501_000, 500_500]);
     assert_eq!((used(world.link(1)), world.link(1).rate), (Some(1500), [Some(Rate::from_bps(4000)), Some(Rate::from_bps(2000))].into()));
     world.read(1, 1, UNIX, [300, 500_500]);
@@ -472,7 +476,7 @@ fn a_counter_that_restarts_counts_what_the_new_device_moved_and_never_runs_backw
 }
 
 #[test]
-fn a_link_whose_allowance_is_used_up_gets_no_flows_until_its_reset_day() {
+fn a_link_with_a_used_up_allowance_gets_no_flows_until_its_reset_day() {
     let mut world = World::with(ProbeMode::Continuous, metered(1000), &[1]);
     world.rule = rule();
     world.have(&[1, 2]);
@@ -483,19 +487,23 @@ fn a_link_whose_allowance_is_used_up_gets_no_flows_until_its_reset_day() {
     world.read(1, 1, UNIX, [400, 600]);
     assert_eq!((world.usable(), world.state(1)), (vec![1], LinkState::Capped));
     assert_eq!(world.link(1).reason().as_deref(), Some("its monthly allowance is used up"));
-    assert_eq!(world.table.bond_links().iter().map(|link| link.v4.is_some()).collect::<Vec<_>>(), [false, true], "nor do bonds use it");
-    // The clock of a board without a battery: the month that it never counted is the current one.
+    assert_eq!(
+        world.table.bond_links().iter().map(|link| link.v4.is_some()).collect::<Vec<_>>(),
+        [false, true],
+        "bonds do not use it either"
+    );
+    // The clock of a board without a battery: a month that was never counted counts as the current one.
     world.read(1, 1, 0, [400, 600]);
     assert_eq!(world.usable(), [1]);
     world.silent = vec![2];
     world.run_until(2, LinkState::Dead);
-    assert_eq!(world.usable(), [1], "not even where all others are dead");
+    assert_eq!(world.usable(), [1], "not even if all others are dead");
     world.read(1, 1, UNIX + 30 * DAY, [450, 600]);
     assert_eq!((used(world.link(1)), world.usable()), (Some(50), vec![0]));
 }
 
 #[test]
-fn what_was_used_in_an_earlier_life_counts_before_and_after_the_first_reading() {
+fn the_usage_of_an_earlier_run_counts_before_and_after_the_first_reading() {
     for early in [true, false] {
         let mut world = World::with(ProbeMode::OnDemand, metered(1000), &[1]);
         if !early {
@@ -512,7 +520,7 @@ fn what_was_used_in_an_earlier_life_counts_before_and_after_the_first_reading() 
 }
 
 #[test]
-fn an_entry_that_changes_keeps_what_was_used_even_where_it_was_not_metered_for_a_while() {
+fn a_changed_entry_keeps_the_usage_even_if_it_was_unmetered_meanwhile() {
     let mut world = World::with(ProbeMode::OnDemand, metered(1000), &[1]);
     world.read(1, 0, UNIX, [0, 0]);
     world.read(1, 1, UNIX, [700, 0]);
@@ -525,7 +533,7 @@ fn an_entry_that_changes_keeps_what_was_used_even_where_it_was_not_metered_for_a
 }
 
 #[test]
-fn a_dead_link_stays_dead_when_its_entry_changes_and_is_asked_by_the_new_mode_at_once() {
+fn a_dead_link_stays_dead_when_its_entry_changes_and_uses_the_new_probe_mode() {
     let mut world = World::with(ProbeMode::OnDemand, rule(), &[1, 2]);
     world.run(seconds(1));
     world.silent = vec![1];
@@ -541,7 +549,7 @@ fn a_dead_link_stays_dead_when_its_entry_changes_and_is_asked_by_the_new_mode_at
 }
 
 #[test]
-fn a_capacity_that_the_user_told_is_not_replaced_by_one_that_was_learnt() {
+fn a_configured_capacity_is_not_replaced_by_a_learned_one() {
     let mut world = World::new(&[1]);
     let now = world.now;
     Direction::ALL.into_iter().for_each(|direction| world.link(1).capacity[direction].recall(Rate::from_mbps(7)));
@@ -549,11 +557,11 @@ fn a_capacity_that_the_user_told_is_not_replaced_by_one_that_was_learnt() {
     world.reconfigure(1, LinkRule { capacity_down: Some(Rate::from_mbps(40)), ..rule() });
     assert_eq!(rates(&mut world), [Rate::from_mbps(40), Rate::from_mbps(7)]);
     world.reconfigure(1, rule());
-    assert_eq!(rates(&mut world), [Rate::from_mbps(100), Rate::from_mbps(7)], "what was told is forgotten: the guess holds again");
+    assert_eq!(rates(&mut world), [Rate::from_mbps(100), Rate::from_mbps(7)], "without the configured value the default guess applies");
 }
 
 #[test]
-fn a_new_link_is_guessed_by_its_kind() {
+fn the_capacity_of_a_new_link_depends_on_its_kind() {
     let guess = |kind, nominal: Option<u64>| {
         let facts = LinkFacts { kind, nominal: nominal.map(Rate::from_mbps), ..facts(1, "net1") };
         let link = Link::new(facts, 0, rule(), ProbeMode::OnDemand, Time::ZERO);
@@ -566,7 +574,7 @@ fn a_new_link_is_guessed_by_its_kind() {
 }
 
 #[test]
-fn energy_is_unknown_until_bytes_of_known_cost_were_moved() {
+fn energy_is_unknown_until_bytes_of_known_cost_are_counted() {
     let mut world = World::new(&[1]);
     let cost = ByteCost { down: Joules::new(1e-3), up: Joules::new(3e-3) };
     let mut now = world.now;
@@ -576,13 +584,13 @@ fn energy_is_unknown_until_bytes_of_known_cost_were_moved() {
         link.on_device(now, [ByteCount::new(rx), ByteCount::new(tx)].into(), UNIX, PerDirection::default(), cost);
         link.energy.total().map(|joules| (joules.get() * 1e6).round())
     };
-    assert_eq!(read(1_000_000, 0, Some(cost)), None, "the first reading tells of no bytes");
+    assert_eq!(read(1_000_000, 0, Some(cost)), None, "the first reading counts no bytes");
     assert_eq!(read(2_000_000, 0, None), None);
     assert_eq!(read(2_001_000, 2_000, Some(cost)), Some(7e6));
 }
 
 #[test]
-fn excluded_and_refused_links_are_none_of_the_bonds_and_backups_are_marked() {
+fn bonds_get_no_excluded_or_refused_links_and_backups_are_marked() {
     let mut world = World::new(&[1, 2, 3, 4]);
     world.link(1).rule.role = Role::Excluded;
     world.link(2).refused = Some("its address is another's".to_owned());
@@ -596,7 +604,7 @@ fn excluded_and_refused_links_are_none_of_the_bonds_and_backups_are_marked() {
 }
 
 #[test]
-fn an_answer_to_a_probe_of_a_link_that_is_gone_does_nothing() {
+fn an_answer_to_a_probe_of_a_removed_link_is_ignored() {
     let mut world = World::new(&[1, 2]);
     let plan = world.first_probe(1);
     world.have(&[2]);

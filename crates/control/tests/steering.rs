@@ -1,4 +1,4 @@
-//! The fake that stands for the kernel in tests must decide as the kernel does; and what the parameters mean.
+//! The fake backend must decide like the kernel. Also tests the meaning of the parameters.
 
 use std::net::IpAddr;
 
@@ -65,7 +65,7 @@ fn connect(steering: &mut FakeSteering, name: &str, host: &str, port: u16) -> St
     steering.connect(NOW, &app(name), 1000, (ip(host), port))
 }
 
-/// The usual connect.
+/// The default connect.
 fn curl(steering: &mut FakeSteering) -> Steered {
     connect(steering, "curl", HOST, 443)
 }
@@ -76,16 +76,16 @@ fn placed(steered: Steered) -> (usize, FlowId) {
 }
 
 #[test]
-fn what_no_links_default_route_leads_to_is_left_alone() {
+fn destinations_without_a_links_default_route_are_left_alone() {
     let mut steering = ready(&params());
     assert_eq!(placed(curl(&mut steering)).0, 0);
     assert_eq!(["10.1.2.3", "2001:db8::1"].map(|host| connect(&mut steering, "curl", host, 443)), [Steered::LeftAlone; 2]);
     let mut fresh = FakeSteering::default();
-    assert_eq!(curl(&mut fresh), Steered::LeftAlone, "before the daemon has said anything");
+    assert_eq!(curl(&mut fresh), Steered::LeftAlone, "before the daemon has set parameters");
 }
 
 #[test]
-fn the_first_rule_of_which_all_matches_decides() {
+fn the_first_rule_whose_conditions_all_match_applies() {
     let matching = SteerMatch { name: Some("curl".into()), port: Some(443), user: Some(1000), ..SteerMatch::default() };
     let mut params = with_rule(SteerRule { matching, links: Some(LinkSet::only(1)), ..SteerRule::default() });
     params.rules.push(SteerRule { exclude: true, ..SteerRule::default() });
@@ -99,7 +99,7 @@ fn the_first_rule_of_which_all_matches_decides() {
 }
 
 #[test]
-fn a_rule_for_a_program_or_group_that_is_not_there_matches_nothing() {
+fn a_rule_for_a_missing_program_or_cgroup_matches_nothing() {
     let denied = |matching| {
         let mut steering = ready(&with_rule(SteerRule { matching, links: Some(LinkSet::EMPTY), ..SteerRule::default() }));
         curl(&mut steering) == Steered::Denied
@@ -115,7 +115,7 @@ fn a_rule_for_a_program_or_group_that_is_not_there_matches_nothing() {
 }
 
 #[test]
-fn a_strict_rule_fails_without_its_links_and_a_preference_gives_way() {
+fn a_strict_rule_denies_without_its_links_and_a_preference_yields() {
     let mut params = with_rule(SteerRule { prefer: Some(LinkSet::only(1)), ..SteerRule::default() });
     params.usable.v4 = LinkSet::only(0);
     let mut steering = ready(&params);
@@ -126,11 +126,11 @@ fn a_strict_rule_fails_without_its_links_and_a_preference_gives_way() {
     params.rules.clear();
     params.usable.v4 = LinkSet::EMPTY;
     steering.set_params(&params).unwrap();
-    assert_eq!(curl(&mut steering), Steered::LeftAlone, "nobody forbade it");
+    assert_eq!(curl(&mut steering), Steered::LeftAlone, "no rule denies it");
 }
 
 #[test]
-fn a_backup_serves_only_while_no_other_link_does() {
+fn a_backup_is_used_only_while_no_other_link_is_usable() {
     let mut params = SteerParams { backup: LinkSet::only(0), ..params() };
     let mut steering = ready(&params);
     assert_eq!([placed(curl(&mut steering)).0, placed(curl(&mut steering)).0], [1, 1]);
@@ -140,7 +140,7 @@ fn a_backup_serves_only_while_no_other_link_does() {
 }
 
 #[test]
-fn redirected_are_the_classes_that_the_parameters_name_unless_a_rule_says_otherwise() {
+fn the_named_classes_are_redirected_unless_a_rule_decides_otherwise() {
     let rule = |class, redirect| SteerRule { class, redirect, ..SteerRule::default() };
     let redirected = |rule: SteerRule, ready_for_it: bool| {
         let mut steering = ready(&SteerParams { redirected: vec![Class::RealTime], ..with_rule(rule) });
@@ -153,11 +153,11 @@ fn redirected_are_the_classes_that_the_parameters_name_unless_a_rule_says_otherw
     assert!(!redirected(rule(Some(Class::Bulk), None), true));
     assert!(!redirected(rule(Some(Class::RealTime), Some(RedirectPolicy::Direct)), true));
     assert!(redirected(rule(Some(Class::Bulk), Some(RedirectPolicy::Redirect)), true));
-    assert!(!redirected(rule(Some(Class::RealTime), None), false), "nobody accepts it: it goes direct");
+    assert!(!redirected(rule(Some(Class::RealTime), None), false), "the daemon does not accept it, so it goes direct");
 }
 
 #[test]
-fn what_no_relay_opens_goes_direct_until_that_is_taken_back() {
+fn refused_destinations_go_direct_until_the_refusal_is_removed() {
     let mut steering = ready(&with_rule(SteerRule { redirect: Some(RedirectPolicy::Redirect), ..SteerRule::default() }));
     steering.set_refused(&[ip(HOST)]).unwrap();
     assert_eq!(placed(curl(&mut steering)).0, 0);
@@ -167,7 +167,7 @@ fn what_no_relay_opens_goes_direct_until_that_is_taken_back() {
 }
 
 #[test]
-fn flows_to_a_host_that_runs_braid_are_bonded_but_not_where_one_link_only_may_be_used() {
+fn flows_to_a_server_are_bonded_unless_only_one_link_may_be_used() {
     let bonded = |peer_direct, rule: SteerRule, prepare: fn(&mut FakeSteering)| {
         let mut steering = ready(&SteerParams { peer_direct, ..with_rule(rule) });
         steering.set_servers(&[ip(HOST)], &[(ip(HOST), 22)]).unwrap();
@@ -181,14 +181,11 @@ fn flows_to_a_host_that_runs_braid_are_bonded_but_not_where_one_link_only_may_be
     assert!(!bonded(true, SteerRule { links: Some(LinkSet::only(1)), ..SteerRule::default() }, |_| ()));
     assert!(!bonded(true, SteerRule::default(), |steering| steering.set_servers(&[ip("203.0.113.1")], &[]).unwrap()));
     assert!(!bonded(true, SteerRule::default(), |steering| steering.set_servers(&[ip(HOST)], &[(ip(HOST), 443)]).unwrap()), "closed");
-    assert!(
-        !bonded(true, SteerRule::default(), |steering| steering.filter(&app("curl"))),
-        "filters of others see it only where it goes direct"
-    );
+    assert!(!bonded(true, SteerRule::default(), |steering| steering.filter(&app("curl"))), "foreign filters see only direct flows");
 }
 
 #[test]
-fn a_flow_that_goes_direct_since_others_filter_it_says_so() {
+fn a_flow_that_goes_direct_because_of_a_filter_is_marked() {
     let mut steering = ready(&SteerParams { peer_direct: true, ..params() });
     steering.set_servers(&[ip(HOST)], &[]).unwrap();
     steering.filter(&app("curl"));
@@ -198,7 +195,7 @@ fn a_flow_that_goes_direct_since_others_filter_it_says_so() {
 }
 
 #[test]
-fn a_flow_weighs_what_it_is_expected_to_move_until_it_ends() {
+fn a_flow_counts_with_its_expected_bytes_until_it_ends() {
     let mut steering = ready(&params());
     let (slot, id) = placed(curl(&mut steering));
     let load = |steering: &mut FakeSteering| {
@@ -207,12 +204,12 @@ fn a_flow_weighs_what_it_is_expected_to_move_until_it_ends() {
     };
     assert_eq!(load(&mut steering), (1000, 1));
     steering.transfer(id, ByteCount::new(300), ByteCount::new(100));
-    assert_eq!(load(&mut steering), (1000, 1), "only a dump brings it up to date");
+    assert_eq!(load(&mut steering), (1000, 1), "only a dump updates it");
     let rows = steering.flows(NOW).unwrap();
     assert_eq!((load(&mut steering), rows[0].reserved), ((600, 1), ByteCount::new(600)));
     steering.transfer(id, ByteCount::new(4600), ByteCount::ZERO);
     steering.flows(NOW).unwrap();
-    assert_eq!(load(&mut steering), (5000, 1), "one that outlives its estimate still weighs");
+    assert_eq!(load(&mut steering), (5000, 1), "a flow beyond its estimate still counts");
     steering.close(NOW, id);
     assert_eq!((load(&mut steering), steering.living().count()), ((0, 0), 0));
     steering.close(NOW, id);
@@ -220,7 +217,7 @@ fn a_flow_weighs_what_it_is_expected_to_move_until_it_ends() {
 }
 
 #[test]
-fn what_a_program_moved_on_a_port_is_expected_there_and_which_way() {
+fn the_bytes_on_a_port_determine_its_demand_and_direction() {
     let mut steering = ready(&params());
     let (_, id) = placed(connect(&mut steering, "sync", HOST, 873));
     steering.transfer(id, ByteCount::new(100), ByteCount::new(8000));
@@ -229,7 +226,7 @@ fn what_a_program_moved_on_a_port_is_expected_there_and_which_way() {
     connect(&mut steering, "sync", HOST, 22);
     let rows: Vec<_> = steering.living().map(|row| (row.demand.get(), row.direction)).collect();
     assert_eq!(rows, [(8100, Direction::Up), (1000, Direction::Down)]);
-    // By DBAS eq. 1 one flow more counts an eighth; one that moved nothing teaches nothing.
+    // By DBAS eq. 1 a further flow counts one eighth; a flow without bytes changes nothing.
     steering.learn(&app("sync"), 873, ByteCount::new(900), ByteCount::ZERO, NOW).unwrap();
     steering.learn(&app("sync"), 873, ByteCount::ZERO, ByteCount::ZERO, NOW).unwrap();
     let learnt = steering.estimates().unwrap().remove(0);
@@ -240,12 +237,12 @@ fn what_a_program_moved_on_a_port_is_expected_there_and_which_way() {
 }
 
 #[test]
-fn an_application_is_introduced_once_and_events_come_in_their_order() {
+fn an_application_is_reported_once_and_events_arrive_in_order() {
     let mut steering = ready(&params());
     let (_, id) = placed(curl(&mut steering));
-    steering.suffer(id);
+    steering.time_out(id);
     steering.answer(NOW, id);
-    steering.suffer(id);
+    steering.time_out(id);
     steering.close(NOW, id);
     curl(&mut steering);
     let mut events = steering.events(3);
@@ -261,12 +258,12 @@ fn an_application_is_introduced_once_and_events_come_in_their_order() {
 }
 
 #[test]
-fn a_call_that_fails_leaves_what_was_in_force() {
+fn a_failed_call_changes_nothing() {
     let mut steering = ready(&params());
     let changes = steering.changes();
     steering.set_chaos(Some(1));
     let error = steering.set_params(&SteerParams { scheduler: 9, ..params() }).unwrap_err();
-    assert_eq!(error.to_string(), "cannot put a new policy in force: the fake was told to fail");
+    assert_eq!(error.to_string(), "cannot apply a new policy: the fake fails on request");
     assert!(steering.set_servers(&[ip(HOST)], &[]).is_err() && steering.set_refused(&[ip(HOST)]).is_err());
     assert!(steering.set_resolvers(&[(ip(HOST), LinkSet::only(0))]).is_err() && steering.heartbeat(NOW).is_err());
     assert!(steering.set_class(&app("curl"), Class::Bulk).is_err() && steering.flows(NOW).is_err());
@@ -282,7 +279,7 @@ fn a_call_that_fails_leaves_what_was_in_force() {
 }
 
 #[test]
-fn without_redirection_all_goes_direct_and_nothing_else_changes() {
+fn without_redirection_all_flows_go_direct_and_nothing_else_changes() {
     let rule = SteerRule {
         redirect: Some(RedirectPolicy::Redirect),
         peer_direct: PeerDirect::All,
@@ -293,11 +290,11 @@ fn without_redirection_all_goes_direct_and_nothing_else_changes() {
     let direct = all.without_redirection();
     let expected = SteerRule { redirect: Some(RedirectPolicy::Direct), peer_direct: PeerDirect::Nothing, ..all.rules[0].clone() };
     assert_eq!(direct, SteerParams { redirected: Vec::new(), peer_direct: false, rules: vec![expected], ..all.clone() });
-    assert_eq!(with_rule(SteerRule::default()).without_redirection().rules[0].redirect, None, "a rule that says nothing goes on to");
+    assert_eq!(with_rule(SteerRule::default()).without_redirection().rules[0].redirect, None, "a rule without a redirect keeps none");
 }
 
 #[test]
-fn parameters_redirect_where_a_class_or_a_rule_does_but_not_for_hosts_that_run_braid_alone() {
+fn parameters_redirect_if_a_class_or_rule_does_but_not_for_servers_alone() {
     let of = |rule| with_rule(rule).redirects();
     assert!(!params().redirects() && !SteerParams { peer_direct: true, ..params() }.redirects());
     assert!(SteerParams { redirected: vec![Class::RealTime], ..params() }.redirects());
@@ -307,7 +304,7 @@ fn parameters_redirect_where_a_class_or_a_rule_does_but_not_for_hosts_that_run_b
 }
 
 #[test]
-fn a_direction_without_a_target_of_its_own_has_the_common_one() {
+fn a_direction_without_its_own_target_uses_the_common_one() {
     let target = |mbps| Mode::CheapestInTime { target: Some(Rate::from_mbps(mbps)) };
     let mut params = SteerParams { mode: target(8), targets: PerDirection { down: None, up: Some(Rate::from_mbps(2)) }, ..params() };
     assert_eq!([Direction::Down, Direction::Up].map(|way| params.mode_for(way)), [target(8), target(2)]);

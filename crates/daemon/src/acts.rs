@@ -1,9 +1,9 @@
-//! What is done outside: rules and routes, probes, measurements, and the end of flows that are stuck.
+//! Actions outside the process: rules and routes, probes, measurements, and the destruction of sockets on dead links.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use braid_control::core::{Stuck, Todo};
+use braid_control::core::{Actions, Stuck};
 use braid_control::links::ProbePlan;
 use braid_decide::health::Outcome;
 use braid_decide::tables::TablePlan;
@@ -14,18 +14,18 @@ use braid_platform::linux::{measure, netlink, sockdiag};
 use tokio::sync::mpsc;
 
 use super::system::unix_ms;
-use super::{AGAIN, Daemon};
+use super::{Daemon, RETRY_AFTER};
 
-/// Links are looked over for one worth measuring this often; one is measured at a time.
-pub(super) const MEASURE: Duration = Duration::from_secs(10);
+/// Interval of the check for a link worth measuring. One link is measured at a time.
+pub(super) const MEASURE_INTERVAL: Duration = Duration::from_secs(10);
 
 pub(super) type ProbeAnswer = (LinkIndex, Family, Outcome);
 pub(super) type Measured = (LinkIndex, Rate);
 
 impl Daemon<'_> {
-    /// Does what the core wants done.
+    /// Carries out the actions that the core asks for.
     pub(super) fn act(&mut self) {
-        let Todo { plan, probes, stuck, questions } = self.core.todo();
+        let Actions { plan, probes, stuck, questions } = self.core.take_actions();
         if let Some(plan) = plan {
             self.apply(plan);
         }
@@ -44,18 +44,18 @@ impl Daemon<'_> {
         questions.into_iter().for_each(|question| self.peers.ask(question));
     }
 
-    /// Puts rules and routes in place. Steering TCP needs none; what needs one follows the system until that works.
+    /// Installs rules and routes. TCP steering needs none. Flows that do need them follow the system's routes until they are installed.
     pub(super) fn apply(&mut self, plan: TablePlan) {
         let applied = netlink::apply(&plan, self.core.network());
-        self.unapplied = applied.is_err().then(|| (plan, now() + AGAIN));
-        self.log_and_retry("cannot put all rules and routes in place", applied);
+        self.unapplied = applied.is_err().then(|| (plan, now() + RETRY_AFTER));
+        self.log_and_retry("cannot install all rules and routes", applied);
     }
 
-    /// Starts the measurement of one link, where servers are configured for it.
+    /// Starts the measurement of one link, if measurement servers are configured.
     pub(super) fn measure(&mut self) {
         let settings = &self.core.config().measure;
         let Some(server) = settings.servers.get(self.next_server % settings.servers.len().max(1)).cloned() else { return };
-        let Some((link, device)) = self.core.worth_measuring(now(), settings.every).into_iter().next() else { return };
+        let Some((link, device)) = self.core.links_to_measure(now(), settings.every).into_iter().next() else { return };
         self.next_server = self.next_server.wrapping_add(1);
         let answers = self.measured.0.clone();
         tokio::spawn(async move {
@@ -78,7 +78,7 @@ async fn send_probe(plan: ProbePlan, answers: mpsc::Sender<ProbeAnswer>) {
 
 fn end_stuck(flow: &Stuck) {
     match sockdiag::destroy(flow.protocol, flow.local, flow.remote, Some(flow.link)) {
-        Ok(ended) => tracing::info!(flow = flow.id.0, remote = %flow.remote, ended, "a flow on a dead link was ended"),
+        Ok(ended) => tracing::info!(flow = flow.id.0, remote = %flow.remote, ended, "destroyed the socket of a flow on a dead link"),
         Err(error) => tracing::warn!("{error}"),
     }
 }

@@ -1,4 +1,4 @@
-//! Answers clients, and tells listeners.
+//! Answers requests of clients and sends updates to API listeners.
 
 use std::path::Path;
 
@@ -20,7 +20,7 @@ use super::{DEFAULT_CONFIG, Daemon, begin_allowances};
 use crate::state_store::StateStore;
 
 impl Daemon<'_> {
-    /// Answers a client; true if it was told to end. A client that does not wait for its answer is none of our business.
+    /// Answers a request. Returns true if the daemon must end. A failed reply is ignored: the client no longer waits for it.
     pub(super) fn on_request(&mut self, request: Request) -> bool {
         let time = now();
         let (changes, moment) = (matches!(request, Request::Apply(..) | Request::Undo(_)), Moment { now: time, unix_ms: unix_ms() });
@@ -37,7 +37,7 @@ impl Daemon<'_> {
         rest.is_some_and(|request| self.on_other(request, time))
     }
 
-    /// Answers what the API handler cannot.
+    /// Answers the requests that need more than the API handler has.
     fn on_other(&mut self, request: Request, time: Time) -> bool {
         match request {
             Request::Status(reply) => drop(reply.send(Ok(self.status(time)))),
@@ -58,30 +58,31 @@ impl Daemon<'_> {
             Request::Join(request, reply) => {
                 let joined = self.peers.join(&request.line, request.name.as_deref());
                 self.peers.set_links(self.core.bond_links());
-                self.note_order("peer", &joined);
+                self.note_request("peer", &joined);
                 let _ = reply.send(joined);
             }
             Request::Leave(request, reply) => {
                 let joined = self.peers.is_joined(&request.name);
                 let left = self.leave(&request.name);
-                // That a relay was left is noted when its end is heard of; a host that is forgotten has no such news.
+                // Leaving a relay is noted in the history when `Change::Left` arrives. A forgotten host sends no such event.
                 if !joined || self.peers.is_joined(&request.name) {
-                    self.note_order("peer", &left);
+                    self.note_request("peer", &left);
                 }
                 let _ = reply.send(left);
             }
             Request::Move(request, reply) => {
                 let moved = self.peers.move_flows(&request);
-                self.note_order("flow", &moved);
+                self.note_request("flow", &moved);
                 let _ = reply.send(moved);
             }
             Request::Reload(reply) => drop(reply.send(self.reload())),
             Request::Down(reply) => {
-                let accepted = Accepted { message: "Braid goes down; flows go on as the system has them".to_owned(), warnings: Vec::new() };
+                let accepted =
+                    Accepted { message: "Braid is stopping; flows continue over the system's routes".to_owned(), warnings: Vec::new() };
                 let _ = reply.send(Ok(accepted));
                 return true;
             }
-            // The API handler has answered these.
+            // The API handler has already answered these.
             Request::Links(_)
             | Request::Policy(_)
             | Request::Tradeoff(_)
@@ -105,7 +106,7 @@ impl Daemon<'_> {
     fn status(&mut self, time: Time) -> Status {
         let mut status = self.core.status(time);
         status.peers = self.peers.views(&self.core.known_servers(time));
-        // Those that nothing uses now are for `braid peers`.
+        // Idle peers are listed only by `braid peers`.
         status.peers.retain(|peer| peer.state != PeerState::Idle);
         status.config = self.handler.settings.path().map(|path| path.display().to_string());
         status.warnings.extend(self.state_store.trouble());
@@ -117,13 +118,15 @@ impl Daemon<'_> {
 
     pub(super) fn reload(&mut self) -> Result<Accepted, RequestError> {
         let Some(path) = self.handler.settings.path().map(Path::to_owned) else {
-            let detail = format!("braid runs on its defaults: write {DEFAULT_CONFIG} and restart, or start it with --config FILE");
+            let detail = format!(
+                "Braid runs without a configuration file: write {DEFAULT_CONFIG} and restart Braid, or start it with --config FILE"
+            );
             return Err(RequestError::conflict("No configuration file", detail));
         };
         let loaded = braid_config::check(&path, Some(self.peers.names())).map_err(|errors: ConfigErrors| {
             tracing::warn!("{} was refused and the running policy stays in force:\n{errors}", path.display());
-            self.config_trouble = Some(format!("{} was refused at the last reload; the policy before it is in force", path.display()));
-            self.note("config", "warning", format!("{} was refused: the policy before it stays in force", path.display()));
+            self.config_trouble = Some(format!("{} was refused at the last reload; the previous policy stays in force", path.display()));
+            self.note("config", "warning", format!("{} was refused: the previous policy stays in force", path.display()));
             settings::refused(&errors)
         })?;
         let warnings = loaded.warnings.iter().map(ToString::to_string).collect();
@@ -133,22 +136,23 @@ impl Daemon<'_> {
         self.config_trouble = None;
         self.watch_executables();
         let changed = changes(&before, &self.core.policy());
-        let changed = if changed.is_empty() { "nothing that \"braid policy\" shows is another".to_owned() } else { changed.join("; ") };
-        self.note("config", "info", format!("{} was read again: {changed}", path.display()));
-        Ok(Accepted { message: format!("{} is in force for new flows", path.display()), warnings })
+        let changed =
+            if changed.is_empty() { "the policy that \"braid policy\" shows did not change".to_owned() } else { changed.join("; ") };
+        self.note("config", "info", format!("{} was reloaded: {changed}", path.display()));
+        Ok(Accepted { message: format!("{} now applies to new flows", path.display()), warnings })
     }
 
-    fn note_order(&mut self, kind: &str, done: &Result<Accepted, RequestError>) {
+    fn note_request(&mut self, kind: &str, done: &Result<Accepted, RequestError>) {
         if let Ok(accepted) = done {
             self.note(kind, "info", accepted.message.clone());
         }
     }
 }
 
-/// Puts a configuration in force for new flows.
+/// Applies a configuration to new flows.
 fn put_in_force(core: &mut Core<BpfSteering>, state_store: &mut StateStore, config: Config) -> Result<(), RequestError> {
     let failed = |error: &dyn std::fmt::Display| RequestError::failed("Not applied", error.to_string());
     core.reconfigure(now(), config).map_err(|error| failed(&error))?;
-    state_store.recognise(core);
+    state_store.restore_links(core);
     begin_allowances(core).map_err(|error| failed(&error))
 }

@@ -1,4 +1,4 @@
-//! Starts the daemon as a process of its own, which outlives its starter.
+//! Starts the daemon as a background process that outlives its starter.
 
 use std::ffi::OsStr;
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -16,49 +16,49 @@ use braid_platform::linux::sys::process::{
 };
 use braid_store::lock;
 
-/// How long a daemon that is told to end may take before it is killed.
-const ENDING: Duration = Duration::from_secs(10);
-/// How much of the end of its log is read.
-const LOG_END: u64 = 256 << 10;
-/// A log that is longer is cut to its end: its folder is in memory, and a daemon runs for months.
-const LOG_MOST: u64 = 4 << 20;
-/// Lines of the log that are shown where it does not name an error.
-const LINES: usize = 20;
+/// Time between SIGTERM and SIGKILL.
+const KILL_AFTER: Duration = Duration::from_secs(10);
+/// Number of bytes read from the end of the log.
+const LOG_TAIL: u64 = 256 << 10;
+/// A longer log is truncated to its end: its directory is in memory, and a daemon runs for months.
+const MAX_LOG: u64 = 4 << 20;
+/// Number of log lines shown if the log contains no error.
+const TAIL_LINES: usize = 20;
 
-/// A daemon that starts in the background. Dropped before [`leave`](Self::leave), it is ended.
+/// A daemon that starts in the background. Dropping it before [`leave`](Self::leave) stops the daemon.
 #[derive(Debug)]
 pub struct Background {
     child: Child,
     log: Log,
-    /// What a user or a terminal sends to this process meanwhile.
+    /// Signals that a user or a terminal sends to this process meanwhile.
     signals: OwnedFd,
     left: bool,
 }
 
 impl Background {
-    /// Starts this program again with `arguments`, which make it call [`detach`] and then be the daemon. From now on this thread is not
-    /// ended by signals: [`pause`](Self::pause) returns them.
+    /// Starts this program again with `arguments`, which must make it call [`detach`] and then run the daemon. From then on, signals do
+    /// not end this thread: [`pause`](Self::pause) reports them.
     ///
     /// # Errors
-    /// When its log cannot be made beside the lock, or no process started.
+    /// If the log cannot be created beside the lock, or the process cannot be started.
     pub fn start<S: AsRef<OsStr>>(arguments: &[S]) -> io::Result<Self> {
         let log = Log::create(&lock::file_of_this_namespace("log")?)?;
         keep_ended_children();
         let mut command = Command::new("/proc/self/exe");
         command.arg0("braid").args(arguments).current_dir("/");
         let child = command.stdin(Stdio::null()).stdout(log.writer()?).stderr(log.writer()?).spawn()?;
-        // Not before: the daemon would inherit it.
+        // Not before `spawn`: the daemon would inherit the signal mask.
         block_signals(&FORWARDED)?;
         let signals = signal_descriptor(&FORWARDED)?;
         Ok(Self { child, log, signals, left: false })
     }
 
-    /// Its process.
+    /// Process id of the daemon.
     pub fn process(&self) -> u32 {
         self.child.id()
     }
 
-    /// How it ended, if it did.
+    /// Exit status of the daemon, if it has ended.
     ///
     /// # Errors
     /// Those of `waitpid`.
@@ -66,7 +66,7 @@ impl Background {
         self.child.try_wait()
     }
 
-    /// Waits for `span`, or until a signal asks this process to end; whether one did.
+    /// Waits for `span`, or until a signal asks this process to end. Returns whether a signal arrived.
     ///
     /// # Errors
     /// Those of `poll` and `read`.
@@ -75,15 +75,15 @@ impl Background {
         Ok(next_signal(self.signals.as_fd())?.is_some())
     }
 
-    /// What it said last: the error that ended it, or else the last lines of its log.
+    /// The error that ended the daemon, or else the last lines of its log.
     pub fn last_words(&self) -> String {
         last_words(&self.log.end().unwrap_or_default())
     }
 
-    /// Leaves it running. Returns where its log is.
+    /// Leaves the daemon running. Returns the path of its log.
     ///
     /// # Errors
-    /// When the log cannot be given its name; then the daemon is ended.
+    /// If the log cannot be renamed; the daemon is then stopped.
     pub fn leave(mut self) -> io::Result<PathBuf> {
         self.log.keep()?;
         self.left = true;
@@ -96,7 +96,7 @@ impl Background {
             send_signal(process, libc::SIGTERM)?;
             send_signal(process, libc::SIGCONT)?;
         }
-        let end = Instant::now() + ENDING;
+        let end = Instant::now() + KILL_AFTER;
         while self.child.try_wait()?.is_none() {
             if Instant::now() > end {
                 self.child.kill()?;
@@ -115,10 +115,11 @@ impl Drop for Background {
     }
 }
 
-/// Whether this process is a daemon in the background, whose standard output is its log.
+/// Whether this process is a background daemon, whose standard output is its log.
 static DETACHED: AtomicBool = AtomicBool::new(false);
 
-/// Cuts the log to its end where it has grown long. To be called now and then by a daemon; it does nothing where the log is not this program's.
+/// Truncates the log to its end if it is too long. A daemon calls this periodically. Does nothing if standard output is not this
+/// program's log.
 ///
 /// # Errors
 /// Those of reading and writing the log.
@@ -126,31 +127,31 @@ pub fn bound_log() -> io::Result<()> {
     if !DETACHED.load(Ordering::Relaxed) {
         return Ok(());
     }
-    bound(&File::from(io::stdout().as_fd().try_clone_to_owned()?), LOG_MOST)
+    bound(&File::from(io::stdout().as_fd().try_clone_to_owned()?), MAX_LOG)
 }
 
-fn bound(mut log: &File, most: u64) -> io::Result<()> {
+fn bound(mut log: &File, max: u64) -> io::Result<()> {
     let facts = log.metadata()?;
-    if !facts.is_file() || facts.len() <= most {
+    if !facts.is_file() || facts.len() <= max {
         return Ok(());
     }
     let end = end_of(log)?;
     let first = end.find('\n').map_or(0, |line| line + 1);
     log.set_len(0)?;
-    log.write_all(format!("(what was here was cut off: {most} bytes are kept at most)\n{}", &end[first..]).as_bytes())
+    log.write_all(format!("(the older lines were cut off: the log is limited to {max} bytes)\n{}", &end[first..]).as_bytes())
 }
 
-/// The end of a log.
+/// The last [`LOG_TAIL`] bytes of a log.
 fn end_of(file: &File) -> io::Result<String> {
     let length = file.metadata()?.len();
-    let first = length.saturating_sub(LOG_END);
+    let first = length.saturating_sub(LOG_TAIL);
     let mut bytes = vec![0; usize::try_from(length - first).map_err(io::Error::other)?];
-    // The writers' place in the file is this one's too: it must not move.
+    // The writers share this file's offset, so it must not move.
     file.read_exact_at(&mut bytes, first)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Leaves the starter's session and open files. Call it first thing: it closes every file but the standard ones.
+/// Leaves the starter's session and open files. Call it first: it closes every file except the standard ones.
 ///
 /// # Errors
 /// Those of `close_range` and `setsid`.
@@ -158,18 +159,18 @@ pub fn detach() -> io::Result<()> {
     DETACHED.store(true, Ordering::Relaxed);
     close_inherited(&[])?;
     leave_session()?;
-    // Of the name it was started by, /proc/self/exe, the kernel shows "exe".
+    // The kernel would otherwise name the process "exe", after /proc/self/exe.
     std::fs::write("/proc/self/comm", "braid")
 }
 
-/// What the daemon says, in a file that its user and root alone can read. It is removed when this is dropped, unless it was kept.
+/// The daemon's log file, readable by its user and root only. Dropping it removes the file, unless it was kept.
 ///
-/// It is made under a name of its own: of two daemons that start at once, the one that is refused leaves the other's log alone.
+/// It is created under a unique name, so that of two daemons that start at once, the refused one does not touch the other's log.
 #[derive(Debug)]
 struct Log {
     file: File,
     path: PathBuf,
-    /// Its name once it is kept.
+    /// Path after [`keep`](Self::keep).
     kept: PathBuf,
 }
 
@@ -183,7 +184,7 @@ impl Log {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
         }
-        // Never a file that somebody else has made.
+        // Never opens a file that another user created.
         let file = OpenOptions::new().read(true).append(true).create_new(true).mode(0o600).open(&path)?;
         Ok(Self { file, path, kept: kept.to_owned() })
     }
@@ -203,7 +204,7 @@ impl Log {
 
 impl Drop for Log {
     fn drop(&mut self) {
-        // A kept one has another name.
+        // A kept log has another name.
         let _ = std::fs::remove_file(&self.path);
     }
 }
@@ -213,7 +214,7 @@ pub fn last_words(log: &str) -> String {
     let lines: Vec<&str> = log.trim_end().lines().collect();
     let words = match lines.iter().rposition(|line| line.starts_with("braid: ")) {
         Some(error) => lines[error..].join("\n"),
-        None => lines[lines.len().saturating_sub(LINES)..].join("\n"),
+        None => lines[lines.len().saturating_sub(TAIL_LINES)..].join("\n"),
     };
     words.strip_prefix("braid: ").map_or(words.clone(), str::to_owned)
 }
@@ -226,34 +227,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_last_error_is_told_or_else_the_last_lines() {
+    fn the_last_error_is_shown_or_else_the_last_lines() {
         let lines = (0..30).map(|line| format!("INFO {line}\n")).collect::<String>();
         assert_eq!(last_words(&format!("{lines}braid: old\nINFO x\nbraid: line 3:\n  rol = 3\n")), "line 3:\n  rol = 3");
-        assert_eq!(last_words(&lines).lines().collect::<Vec<_>>().len(), LINES);
+        assert_eq!(last_words(&lines).lines().collect::<Vec<_>>().len(), TAIL_LINES);
         assert!(last_words(&lines).ends_with("INFO 29"));
         assert_eq!(last_words(""), "");
     }
 
     #[test]
-    fn a_long_log_is_cut_to_its_end_and_written_on() {
+    fn a_long_log_is_truncated_to_its_end_and_stays_writable() {
         let folder = tempfile::tempdir().unwrap();
         let log = Log::create(&folder.path().join("run/network-1.log")).unwrap();
         let mut writer = log.writer().unwrap();
         let line = |number: u32| format!("INFO {number:08}\n");
         (0..50_000).for_each(|number| writer.write_all(line(number).as_bytes()).unwrap());
         bound(&log.file, 1 << 20).unwrap();
-        assert_eq!(log.file.metadata().unwrap().len(), 50_000 * 14, "it is not long yet");
+        assert_eq!(log.file.metadata().unwrap().len(), 50_000 * 14, "a log below the limit is not truncated");
         bound(&log.file, 600_000).unwrap();
         writer.write_all(b"INFO next\n").unwrap();
         let left = std::fs::read_to_string(&log.path).unwrap();
         let lines: Vec<&str> = left.lines().collect();
-        assert!(left.len() as u64 <= LOG_END + 200 && lines[0].contains("cut off"), "{}", lines[0]);
+        assert!(left.len() as u64 <= LOG_TAIL + 200 && lines[0].contains("cut off"), "{}", lines[0]);
         assert!(lines[1].len() == 13 && lines[1].starts_with("INFO 000"), "whole lines: {}", lines[1]);
         assert_eq!(&lines[lines.len() - 2..], ["INFO 00049999", "INFO next"]);
     }
 
     #[test]
-    fn the_log_is_its_users_own_and_a_refused_start_leaves_anothers_alone() {
+    fn the_log_is_private_and_a_refused_start_keeps_the_other_daemons_log() {
         let folder = tempfile::tempdir().unwrap();
         let kept = folder.path().join("run/network-1.log");
         std::fs::create_dir(folder.path().join("run")).unwrap();

@@ -1,4 +1,4 @@
-//! The daemon: the live loop around [`Core`].
+//! The daemon: the event loop around [`Core`].
 
 #![forbid(unsafe_code)]
 
@@ -48,51 +48,51 @@ use crate::peers::redirected::Arrival;
 use crate::peers::{Change, Peers, joined};
 use crate::state_store::StateStore;
 use crate::watchdog::Watchdog;
-use acts::{MEASURE, Measured, ProbeAnswer};
+use acts::{MEASURE_INTERVAL, Measured, ProbeAnswer};
 use polls::{Lists, Polled};
 pub use system::notify;
 use system::{SystemNames, unix, unix_ms, watch_battery};
 
-/// Events taken from the kernel at a time, so that others get their turn.
+/// Kernel events handled in one pass, so that the other branches of the loop run in between.
 const EVENTS_AT_ONCE: usize = 500;
-/// The heartbeat, and what else has its time.
+/// Interval of periodic work, including the systemd watchdog.
 const TICK: Duration = Duration::from_millis(250);
-/// Listeners are told of applications at every so many seconds: what was learnt changes slowly, and is read from the kernel.
-const APPS_EVERY: u32 = 5;
-/// What failed is tried again after this time.
-const AGAIN: Duration = Duration::from_secs(1);
-/// What steers could not be told, or asked, something.
-const STEERING: &str = "cannot speak with the kernel's side";
-/// What was learnt is written this often.
-const FLUSH: Duration = Duration::from_secs(15);
+/// API listeners get applications every this many seconds: learned demand changes slowly, and reading it from the kernel is costly.
+const APPS_INTERVAL: u32 = 5;
+/// Delay before a failed operation is retried.
+const RETRY_AFTER: Duration = Duration::from_secs(1);
+/// Error context: a call to the kernel's BPF maps failed.
+const STEERING: &str = "cannot access the BPF maps in the kernel";
+/// Interval between writes of learned values to the store.
+const FLUSH_INTERVAL: Duration = Duration::from_secs(15);
 
-/// What the daemon was told by its command line.
+/// The daemon's command-line options.
 #[derive(Debug, Clone, Default)]
 pub struct Options {
-    /// The configuration file; `None`: the default place if there is a file, else the defaults.
+    /// Configuration file; `None`: the default path if the file exists, else the default settings.
     pub config: Option<PathBuf>,
-    /// Where what was learnt is kept; `None`: `/var/lib/braid`.
+    /// State directory; `None`: `/var/lib/braid`.
     pub state_dir: Option<PathBuf>,
-    /// Where the API listens; `None`: [`DEFAULT_SOCKET`].
+    /// Path of the API socket; `None`: [`DEFAULT_SOCKET`].
     pub socket: Option<PathBuf>,
-    /// Where it listens besides, with the web page; `None`: nowhere.
+    /// Additional TCP address of the API and the web page; `None`: none.
     pub ui: Option<UiOptions>,
 }
 
 /// The default configuration file.
 pub const DEFAULT_CONFIG: &str = "/etc/braid/braid.toml";
 
-/// The configuration file that counts where none is named, if there is one.
+/// The default configuration file, if it exists.
 pub fn default_config() -> Option<PathBuf> {
     Some(PathBuf::from(DEFAULT_CONFIG)).filter(|path| path.exists())
 }
 /// The default state directory.
 pub const DEFAULT_STATE: &str = "/var/lib/braid";
 
-/// Runs the daemon in the foreground until it is told to end. All or nothing: an error leaves no rule and no program behind.
+/// Runs the daemon in the foreground until it is asked to end. An error leaves no rule and no BPF program behind.
 pub fn run(options: &Options) -> anyhow::Result<()> {
     crate::privilege::check()?;
-    let lock = Lock::take_within(braid_store::lock::PATIENCE).context("cannot start Braid")?;
+    let lock = Lock::take_within(braid_store::lock::LOCK_TIMEOUT).context("cannot start Braid")?;
     let config_path = options.config.clone().or_else(default_config);
     let config = match &config_path {
         Some(path) => braid_config::load(path, joined(options.state_dir.as_deref().unwrap_or(Path::new(DEFAULT_STATE))))?,
@@ -101,45 +101,45 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }
-    let swept = netlink::sweep().context("cannot clear away what an earlier Braid left")?;
-    tracing::debug!(?swept, "cleared away what an earlier Braid left");
+    let swept = netlink::sweep().context("cannot remove the rules and routes that an earlier Braid left")?;
+    tracing::debug!(?swept, "removed the rules and routes that an earlier Braid left");
     let mut watchdog = Watchdog::start(&["watchdog"]).context("cannot start the watchdog")?;
     keep_memory();
     let open_files = raise_open_files().context("cannot raise the limit of open files")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;
     let result = runtime.block_on(live(options, config_path, config, (&mut watchdog, open_files)));
-    // Programs and maps went with the loop; rules and routes go now, whatever happened.
+    // Programs and maps were removed with the loop. Rules and routes are removed now, whatever the result.
     let swept = netlink::sweep();
     reverse_path::end_stranded();
     watchdog.dismiss();
     drop(lock);
-    // A thread may still wait for a disk that does not answer.
+    // A thread may still wait for a disk that does not respond.
     runtime.shutdown_background();
-    result.and(swept.map(drop).context("cannot take Braid's rules and routes down"))
+    result.and(swept.map(drop).context("cannot remove Braid's rules and routes"))
 }
 
-/// The daemon of this network namespace, ready or not, if there is one.
+/// The process that holds the lock of this network namespace, ready or not, if there is one.
 ///
 /// # Errors
-/// When this process may not be a daemon itself, or the lock cannot be looked at.
+/// If this process lacks the privileges of a daemon, or the lock cannot be read.
 pub fn running() -> anyhow::Result<Option<Holder>> {
     crate::privilege::check()?;
     Lock::holder().context("cannot start Braid")
 }
 
-/// Why no other daemon can start while `holder` runs, and what to do.
+/// Message: why no other daemon can start while `holder` runs, and the remedy.
 pub fn held(holder: Holder) -> String {
     LockError::Held(holder).to_string()
 }
 
-/// Takes down what a daemon that is gone left behind, in this network namespace. Returns what was found, for people, if there was anything.
+/// Removes the rules and routes that a dead daemon left in this network namespace. Returns a message with their counts, if there were any.
 pub fn sweep() -> anyhow::Result<Option<String>> {
-    let lock = Lock::take_within(braid_store::lock::PATIENCE).context("cannot sweep")?;
+    let lock = Lock::take_within(braid_store::lock::LOCK_TIMEOUT).context("cannot sweep")?;
     let swept = netlink::sweep()?;
     reverse_path::end_stranded();
     drop(lock);
     let found = swept != netlink::Swept::default();
-    Ok(found.then(|| format!("{} rules and {} routes of a Braid that is gone were removed", swept.rules, swept.routes)))
+    Ok(found.then(|| format!("removed {} rules and {} routes that an earlier Braid left", swept.rules, swept.routes)))
 }
 
 async fn live(
@@ -154,14 +154,14 @@ async fn live(
     let ui = options.ui.as_ref().map(|ui| Ui::open(ui, &state_dir)).transpose()?;
     let page = ui.as_ref().map(Ui::address);
     if let Some(ui) = &ui {
-        tracing::info!(address = ui.address(), fingerprint = ui.fingerprint(), "the web page: `braid ui` opens it");
+        tracing::info!(address = ui.address(), fingerprint = ui.fingerprint(), "serving the web page; `braid ui` opens it");
     }
     let mut steering = BpfSteering::attach(std::process::id())?;
-    let redirect = steering.redirect().map_err(|error| tracing::warn!("no flow can be bonded: {error}")).ok().map(Arc::new);
+    let redirect = steering.redirect().map_err(|error| tracing::warn!("bonding is not available: {error}")).ok().map(Arc::new);
     let events = steering.ready().context("cannot wait for the BPF programs' events")?;
     let names = Box::new(SystemNames { cgroups: CgroupTree::open().ok() });
-    // Every thread is started after this.
-    crate::privilege::narrow().context("cannot give up privileges that are not needed any more")?;
+    // All threads start after this: they inherit the reduced privileges.
+    crate::privilege::narrow().context("cannot drop the privileges that are no longer needed")?;
     let (_follower, network) = Follower::start()?;
     let mut core = Core::new(steering, names, config, now())?;
     let mut state_store = StateStore::open(&state_dir);
@@ -184,16 +184,16 @@ async fn live(
     let serving = Serving::start(server, ui, api, spreader).context("cannot serve the API")?;
     let mut history = HistoryStore::default();
     history.recall(state_store.take_history().iter().map(|((kind, at), body)| (kind.as_str(), *at, body.as_str())));
-    history.note(unix_ms(), "config", "info", concat!("Braid ", env!("CARGO_PKG_VERSION"), " was started"));
+    history.note(unix_ms(), "config", "info", concat!("Braid ", env!("CARGO_PKG_VERSION"), " started"));
     let handler = ApiHandler::new(history, Settings::new(config_path, PathBuf::from(DEFAULT_CONFIG)), feed);
-    let watch = ExeWatch::new().map_err(|error| tracing::warn!("upgraded programs are noticed late: {error}")).ok();
+    let watch = ExeWatch::new().map_err(|error| tracing::warn!("upgraded programs are detected late: {error}")).ok();
     let mut daemon = Daemon {
         core,
         state_store,
         handler,
         page,
         next_second: Time::ZERO,
-        tellings: 0,
+        updates: 0,
         network,
         firewall: None,
         follows_firewall: false,
@@ -224,28 +224,28 @@ async fn live(
     daemon.follow_firewall();
     daemon.let_connects_move();
     let first = daemon.network.borrow_and_update().clone();
-    // What fails now is no passing trouble: better no daemon than half of one.
+    // A failure here is not transient: the start fails, rather than leaving a daemon that steers only part of the traffic.
     daemon.on_network(first)?;
     daemon.core.tick(now())?;
     daemon.peers.look_up(daemon.core.names_to_detect());
     daemon.act();
     notify("READY=1");
-    tracing::info!(socket = %socket.display(), "Braid is up");
-    // Reading the kernel's types took tens of megabytes.
+    tracing::info!(socket = %socket.display(), "Braid is running");
+    // Reading the kernel's BTF types took tens of megabytes.
     give_back_memory();
     let_go_of_code();
-    let result = daemon.turn(&events).await;
+    let result = daemon.run_loop(&events).await;
     notify("STOPPING=1");
-    // What has ended since the last tick is learnt too.
+    // Include the flows that have ended since the last tick.
     daemon.take_events();
-    daemon.take_carried(now() + Duration::from_secs(1));
+    daemon.take_ended_flows(now() + Duration::from_secs(1));
     daemon.keep_history();
     daemon.state_store.keep_last(&mut daemon.core, now(), unix());
     drop(events);
-    // With it the listeners' streams end.
+    // This also ends the listeners' streams.
     drop(daemon);
     serving.end(Duration::from_secs(2)).await;
-    tracing::info!("Braid is down");
+    tracing::info!("Braid has stopped");
     result
 }
 
@@ -253,52 +253,52 @@ struct Daemon<'a> {
     core: Core<BpfSteering>,
     state_store: StateStore,
     handler: ApiHandler,
-    /// The web page's address.
+    /// Address of the web page.
     page: Option<String>,
-    /// The history is not written before.
+    /// When the per-second history and updates run next.
     next_second: Time,
-    /// How often listeners were told.
-    tellings: u32,
+    /// Number of updates sent to listeners.
+    updates: u32,
     network: watch::Receiver<Arc<NetworkSnapshot>>,
-    /// Followed while hosts are asked whether they run Braid.
+    /// Followed only while server detection is on.
     firewall: Option<(Firewall, watch::Receiver<Option<String>>)>,
     follows_firewall: bool,
     probes: (mpsc::Sender<ProbeAnswer>, mpsc::Receiver<ProbeAnswer>),
     measured: (mpsc::Sender<Measured>, mpsc::Receiver<Measured>),
     polls: (mpsc::Sender<Polled>, mpsc::Receiver<Polled>),
-    /// A thread reads the flows.
+    /// A thread is reading the list of flows.
     polling: bool,
-    /// Clients to be told of the flows once it has.
+    /// Clients that wait for that list.
     waiting: Vec<ReplySender<Arc<FlowList>>>,
     lists: Lists,
     supply: mpsc::Receiver<Option<Supply>>,
     peers: Peers,
     changes: mpsc::UnboundedReceiver<Change>,
     pins: Pins,
-    /// Flows to be bonded; `None` without a listener for them.
+    /// Redirected flows; `None` if there is no listener for them.
     arrivals: Option<mpsc::Receiver<Arrival>>,
     redirect: Option<Arc<Redirect>>,
-    /// Which of the configured servers is asked next.
+    /// Index of the next measurement server.
     next_server: usize,
     inbox: mpsc::Receiver<Request>,
     watch: Option<ExeWatch>,
     config_trouble: Option<String>,
-    /// The flows are not polled again before.
+    /// When the flows are polled next.
     next_poll: Time,
     watchdog: &'a mut Watchdog,
-    /// More events wait than were taken at once.
+    /// More events wait in the ring than one pass handles.
     backlog: bool,
-    /// When to take in the network once more, since that failed.
+    /// When to retry a failed network update.
     again: Option<Time>,
-    /// Rules and routes that could not be put in place, and when to try again.
+    /// Rules and routes that could not be installed, and when to retry.
     unapplied: Option<(TablePlan, Time)>,
-    /// What failed lately and is tried again, by what was tried.
+    /// Failures that are being retried, by operation.
     troubles: BTreeMap<&'static str, Trouble>,
-    /// The kernel lets connects go on by another link.
+    /// The kernel setting that lets a connect move to another link is on.
     connects_move: bool,
 }
 
-/// Something that failed and is tried again.
+/// An operation that failed and is being retried.
 struct Trouble {
     text: String,
     last: Time,
@@ -308,24 +308,24 @@ impl Daemon<'_> {
     fn on_network(&mut self, network: Arc<NetworkSnapshot>) -> anyhow::Result<()> {
         let there = |index| network.interfaces.iter().any(|device| device.index == index);
         if self.core.all_links_mut().any(|link| link.allowance.is_some() && !there(link.facts.index)) {
-            // A modem that is pulled out and put back has used what it has used.
+            // Save the usage of an unplugged modem, so that it still counts when the modem comes back.
             self.state_store.keep(&mut self.core, now(), unix());
         }
         self.core.on_network(now(), (*network).clone())?;
         self.peers.keep_servers(|host| self.core.may_steer(host));
         self.peers.set_steerable(self.core.steerable());
-        self.state_store.recognise(&mut self.core);
+        self.state_store.restore_links(&mut self.core);
         begin_allowances(&mut self.core)
     }
 
-    /// Logs the error once, shows it in `braid status`, and leaves the retry to the next call. Meanwhile the last policy, or the system's own
-    /// choice, stays in force.
+    /// Logs an error once and shows it in `braid status`; the next call is the retry. Until then the last policy, or the system's own
+    /// routing, stays in force.
     fn log_and_retry<T, E: Into<anyhow::Error>>(&mut self, what: &'static str, result: Result<T, E>) -> Option<T> {
         let error = match result {
             Ok(value) => return Some(value),
             Err(error) => error.into(),
         };
-        let text = format!("{what}: {error:#}; trying again");
+        let text = format!("{what}: {error:#}; retrying");
         let known = self.troubles.insert(what, Trouble { text: text.clone(), last: now() });
         if known.is_none_or(|known| known.text != text) {
             tracing::warn!("{text}");
@@ -333,15 +333,15 @@ impl Daemon<'_> {
         None
     }
 
-    /// The loop. Ends on a signal or `braid down`.
-    async fn turn(&mut self, events: &Ready) -> anyhow::Result<()> {
+    /// The event loop. Ends on a signal or `braid down`.
+    async fn run_loop(&mut self, events: &Ready) -> anyhow::Result<()> {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         let mut hangup = signal(SignalKind::hangup())?;
         let mut tick = tokio::time::interval(TICK);
         tick.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut flush = tokio::time::interval_at(Instant::now() + FLUSH, FLUSH);
-        let mut measure = tokio::time::interval(MEASURE);
+        let mut flush = tokio::time::interval_at(Instant::now() + FLUSH_INTERVAL, FLUSH_INTERVAL);
+        let mut measure = tokio::time::interval(MEASURE_INTERVAL);
         measure.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         self.watch_executables();
         loop {
@@ -367,13 +367,13 @@ impl Daemon<'_> {
             };
             tokio::select! {
                 ready = events.records() => {
-                    ready.context("cannot wait for the BPF programs' events any more")?;
+                    ready.context("cannot wait for events of the BPF programs")?;
                     self.take_events();
                 }
-                // Not at once: timers, sockets and other tasks have their turn in between, however many events there are.
+                // Yield first, so that timers, sockets and other tasks run in between, however many events there are.
                 () = tokio::task::yield_now(), if self.backlog => self.take_events(),
                 changed = self.network.changed() => {
-                    changed.context("the kernel's network cannot be followed any more")?;
+                    changed.context("cannot follow changes of the network")?;
                     self.take_network();
                 }
                 _ = firewall => self.take_firewall(),
@@ -383,7 +383,7 @@ impl Daemon<'_> {
                 }
                 changed = changed => {
                     if let Err(error) = changed {
-                        tracing::warn!("upgraded programs are noticed late: {error}");
+                        tracing::warn!("upgraded programs are detected late: {error}");
                         self.watch = None;
                     }
                     let done = self.core.on_executables_changed(now());
@@ -416,7 +416,7 @@ impl Daemon<'_> {
                     self.peers.sweep();
                     let_go_of_code();
                     if let Err(error) = background::bound_log() {
-                        tracing::warn!("the daemon's log cannot be cut: {error}");
+                        tracing::warn!("cannot truncate the daemon's log: {error}");
                     }
                 }
                 Some(request) = self.inbox.recv() => {
@@ -436,17 +436,17 @@ impl Daemon<'_> {
         }
     }
 
-    /// Writes down what happened, in plain words.
+    /// Adds an event to the history.
     fn note(&mut self, kind: &str, level: &str, text: impl Into<String>) {
         self.handler.history.note(unix_ms(), kind, level, text);
     }
 
-    /// Hands what was measured to the store.
+    /// Hands new history rows to the store.
     fn keep_history(&mut self) {
         self.state_store.keep_history(self.handler.history.rows());
     }
 
-    /// Once a second: what every link does, and what listeners have not heard yet.
+    /// Once a second: records each link's activity and sends updates to listeners.
     fn on_second(&mut self, time: Time) {
         let bonded = self.peers.flows_by_device();
         let links = self.core.pulses(time, |device| bonded.get(device).copied().unwrap_or(0));
@@ -454,14 +454,14 @@ impl Daemon<'_> {
         let apps: Vec<AppPulse> = self.core.take_moved().into_iter().chain(bonded).collect();
         self.handler.on_second(unix_ms(), links, self.core.power(), &apps);
         if self.handler.heard() {
-            let apps = self.tellings.is_multiple_of(APPS_EVERY);
-            self.tellings = self.tellings.wrapping_add(1);
+            let apps = self.updates.is_multiple_of(APPS_INTERVAL);
+            self.updates = self.updates.wrapping_add(1);
             let rest = self.rest(time, apps);
             self.handler.tell(&self.core, time, rest);
         }
     }
 
-    /// Takes the events that wait, but not without end: whoever makes them faster than they are taken must not stop the heart.
+    /// Handles waiting events, at most [`EVENTS_AT_ONCE`]: a program that creates events faster must not block the loop.
     fn take_events(&mut self) {
         let batch = self.core.steering().events(EVENTS_AT_ONCE);
         self.backlog = batch.len() >= EVENTS_AT_ONCE;
@@ -469,15 +469,15 @@ impl Daemon<'_> {
         self.log_and_retry(STEERING, done);
     }
 
-    /// Learns from the bonded flows that ended.
-    fn take_carried(&mut self, time: Time) {
+    /// Updates learned demand from the bonded flows that ended.
+    fn take_ended_flows(&mut self, time: Time) {
         for (flow, energy) in self.peers.take_ended(time) {
-            let learnt = self.core.on_carried(&flow, energy);
+            let learnt = self.core.on_bonded_ended(&flow, energy);
             self.log_and_retry(STEERING, learnt);
         }
     }
 
-    /// Follows the firewall while hosts are asked whether they run Braid.
+    /// Follows the firewall while server detection is on.
     fn follow_firewall(&mut self) {
         let wanted = self.core.detects_any();
         if wanted == self.follows_firewall {
@@ -490,7 +490,7 @@ impl Daemon<'_> {
                 self.firewall = Some(started);
                 self.take_firewall();
             }
-            Some(Err(error)) => self.set_owner_filter(Some(format!("nftables' rules cannot be read ({error})"))),
+            Some(Err(error)) => self.set_owner_filter(Some(format!("the nftables rules cannot be read ({error})"))),
             None => self.set_owner_filter(Some(UNREAD.to_owned())),
         }
     }
@@ -502,49 +502,49 @@ impl Daemon<'_> {
             return self.set_owner_filter(heard);
         }
         self.firewall = None;
-        self.set_owner_filter(Some("nftables' rules are followed no more".to_owned()));
+        self.set_owner_filter(Some("the nftables rules can no longer be followed".to_owned()));
     }
 
     fn set_owner_filter(&mut self, filter: Option<String>) {
-        // What goes straight already is under the new rules too. While they are only being read again it goes on.
+        // The new rules also apply to existing direct bonds, so these end. They stay up while the rules are only being read again.
         if filter.as_ref().is_some_and(|reason| reason != UNREAD && reason != CHANGED) {
             self.peers.keep_servers(|_| false);
         }
-        let told = self.core.set_owner_filter(now(), filter);
-        self.log_and_retry(STEERING, told);
+        let done = self.core.set_owner_filter(now(), filter);
+        self.log_and_retry(STEERING, done);
     }
 
     fn take_network(&mut self) {
         let network = self.network.borrow_and_update().clone();
         let taken = self.on_network(network);
-        self.again = taken.is_err().then(|| now() + AGAIN);
-        self.log_and_retry("cannot follow the network", taken);
+        self.again = taken.is_err().then(|| now() + RETRY_AFTER);
+        self.log_and_retry("cannot apply a change of the network", taken);
     }
 
-    /// Has the kernel let connects go on by another link, if that is wanted and has not been done.
+    /// Turns on the kernel setting that lets a connect move to another link, if it is wanted and not yet on.
     fn let_connects_move(&mut self) {
         if self.connects_move || !self.core.config().move_connects {
             return;
         }
         let done = netlink::let_connects_move();
-        self.connects_move = self.log_and_retry("connects that nobody answers stay on their link", done).is_some();
+        self.connects_move = self.log_and_retry("unanswered connects cannot move to another link", done).is_some();
     }
 
     fn on_tick(&mut self) {
         let done = self.core.tick(now());
         self.log_and_retry(STEERING, done);
         self.take_events();
-        self.take_carried(now());
+        self.take_ended_flows(now());
         if !self.peers.is_empty() {
-            let weighed = self.core.on_packet_load(now(), self.peers.packet_load());
-            self.log_and_retry(STEERING, weighed);
-            // Not at every turn: it looks at every flow.
+            let updated = self.core.on_packet_load(now(), self.peers.packet_load());
+            self.log_and_retry(STEERING, updated);
+            // Only at ticks: it visits every flow.
             self.peers.set_scheduling(self.core.bond_scheduling());
         }
-        self.state_store.go_on_recalling(&mut self.core);
+        self.state_store.poll_recall(&mut self.core);
         let revived = self.watchdog.revive();
-        if let Some(true) = self.log_and_retry("cannot start another watchdog", revived) {
-            tracing::warn!("the watchdog was killed: another one is started");
+        if let Some(true) = self.log_and_retry("cannot restart the watchdog", revived) {
+            tracing::warn!("the watchdog was killed; it was restarted");
         }
         if self.again.is_some_and(|again| again <= now()) {
             self.take_network();
@@ -552,15 +552,15 @@ impl Daemon<'_> {
         if let Some((plan, _)) = self.unapplied.take_if(|(_, again)| *again <= now()) {
             self.apply(plan);
         }
-        self.troubles.retain(|_, trouble| now().since(trouble.last) < AGAIN * 4);
+        self.troubles.retain(|_, trouble| now().since(trouble.last) < RETRY_AFTER * 4);
         let started = now();
         if started >= self.next_second {
-            // A second after the last was due, not after it was done; but no rush after a sleep.
+            // One second after the previous run was due, not after it finished. After a suspend, missed runs are skipped.
             let late = started.since(self.next_second) > TICK * 4;
             self.next_second = if late { started } else { self.next_second } + Duration::from_secs(1);
             self.let_connects_move();
             self.on_second(started);
-            // systemd starts a daemon anew that falls silent (`WatchdogSec=`).
+            // systemd restarts the daemon if this stops (`WatchdogSec=`).
             notify("WATCHDOG=1");
         }
         if started >= self.next_poll && !self.polling {
@@ -571,12 +571,12 @@ impl Daemon<'_> {
     fn watch_executables(&mut self) {
         let paths = self.core.executables();
         if let Some(Err(error)) = self.watch.as_mut().map(|watch| watch.set(&paths)) {
-            tracing::warn!("upgraded programs are noticed late: {error}");
+            tracing::warn!("upgraded programs are detected late: {error}");
         }
     }
 }
 
-/// Counts at once for links whose allowance has not begun to be counted: one that is used up already must get no flow meanwhile.
+/// Reads the counters of metered links whose allowance is not counted yet: a link whose allowance is used up must get no flow meanwhile.
 fn begin_allowances(core: &mut Core<BpfSteering>) -> anyhow::Result<()> {
     if core.all_links_mut().any(|link| link.rule.metered && link.allowance.is_none()) {
         let counters = netlink::device_counters()?;

@@ -1,4 +1,4 @@
-//! Peers, and the flows that are bonded with them.
+//! Events of peers and of bonded flows.
 
 use std::net::IpAddr;
 
@@ -18,22 +18,22 @@ use crate::peers::Change;
 use crate::peers::redirected::Arrival;
 
 impl Daemon<'_> {
-    /// Something happened to a peer.
+    /// Handles an event of a peer.
     pub(super) fn on_change(&mut self, change: Change) -> Result<(), SteeringError> {
         match change {
             Change::Left { name } => {
                 if !self.peers.is_joined(&name) {
-                    self.note("peer", "info", format!("the relay {name} was left"));
+                    self.note("peer", "info", format!("left the relay {name}"));
                 }
                 self.core.set_peer_ready(now(), &name, false)
             }
-            // The end of a session that was replaced says nothing of the one that took its place.
+            // The end of a replaced session says nothing about the current one.
             Change::Relay { name, session, .. } if !self.peers.is_current(&name, session) => Ok(()),
             Change::Relay { name, ready, .. } => {
-                tracing::info!(peer = name, ready, "a peer can be reached, or not any more");
+                tracing::info!(peer = name, ready, "the reachability of a relay changed");
                 match ready {
-                    true => self.note("peer", "info", format!("the relay {name} can be reached")),
-                    false => self.note("peer", "warning", format!("the relay {name} cannot be reached: new flows go direct")),
+                    true => self.note("peer", "info", format!("the relay {name} is reachable")),
+                    false => self.note("peer", "warning", format!("the relay {name} is unreachable: new flows go direct")),
                 }
                 if ready {
                     self.peers.on_ready(&name);
@@ -47,7 +47,7 @@ impl Daemon<'_> {
                         self.note(
                             "peer",
                             "info",
-                            format!("{host} runs Braid: flows to it may use all links at once, once it has shown its key over each"),
+                            format!("{host} runs Braid: flows to it may use all links at once, after it has proved its key over each link"),
                         );
                     }
                     DetectionAnswer::AnotherKey => self.warn_of_impostor(host),
@@ -61,7 +61,7 @@ impl Daemon<'_> {
                 let event = match state {
                     PathState::Good => PathEvent::Delivers,
                     PathState::Dead => PathEvent::Silent,
-                    // One that owes for a moment only says nothing of its link.
+                    // These states do not mean that the link is broken.
                     PathState::Probing | PathState::Suspect => return Ok(()),
                 };
                 self.core.on_path(now(), usize::from(link), family, event)
@@ -76,7 +76,7 @@ impl Daemon<'_> {
                 done
             }
             Change::Server { host, event } => {
-                tracing::info!(%host, news = ?event, "news of the bond to a server");
+                tracing::info!(%host, ?event, "the bond to a server changed");
                 if event == ServerEvent::AnotherKey {
                     self.warn_of_impostor(host);
                     self.peers.end_server(host);
@@ -86,9 +86,9 @@ impl Daemon<'_> {
         }
     }
 
-    /// A flow that is to be bonded has arrived.
+    /// Handles a redirected flow that is to be bonded.
     pub(super) fn on_arrival(&mut self, arrival: Arrival) {
-        // Its program may be a new one, which the event before tells of.
+        // The program may be new: its start event is still in the ring.
         self.take_events();
         let facts = match &arrival {
             Arrival::Connection(redirected) => &redirected.flow,
@@ -96,10 +96,10 @@ impl Daemon<'_> {
         };
         let (policy, application) = (self.core.bond_policy(now(), facts), self.core.application_of(facts));
         let server = self.core.server_of(now(), facts);
-        let grounds = self.core.grounds(facts, server.is_some());
-        // A bond may be about to begin.
+        let bond_reason = self.core.bond_reason(facts, server.is_some());
+        // A bond may start below and needs the current links.
         self.peers.set_links(self.core.bond_links());
-        tracing::debug!(application, remote = %facts.remote, rule = facts.rule, ?policy, "a flow is to be bonded");
+        tracing::debug!(application, remote = %facts.remote, rule = facts.rule, ?policy, "bonding a flow");
         let id = match (arrival, &self.redirect) {
             (Arrival::Connection(redirected), _) => self.peers.forward(*redirected, application, &policy, server),
             (Arrival::Datagram(exchange, facts, payload), Some(redirect)) => {
@@ -108,11 +108,11 @@ impl Daemon<'_> {
             (Arrival::Datagram(..), None) => None,
         };
         if let Some(id) = id {
-            self.peers.note_grounds(id, grounds);
+            self.peers.set_bond_reason(id, bond_reason);
         }
     }
 
-    /// `POST /v1/leave`: a relay by its name, a server by its address.
+    /// `POST /v1/leave`: leaves a relay by its name, or forgets a server by its address.
     pub(super) fn leave(&mut self, name: &str) -> Result<Accepted, RequestError> {
         let Ok(host) = name.parse() else { return self.peers.leave(name) };
         let ended = self.peers.end_server(host);
@@ -121,11 +121,11 @@ impl Daemon<'_> {
             return self.peers.leave(name);
         }
         self.keep_pins();
-        let message = format!("{host} is forgotten, and its key with it; it is asked again, and trusted as it answers then");
+        let message = format!("{host} and its key are forgotten; Braid probes it again and pins the key that it shows then");
         Ok(Accepted { message, warnings: Vec::new() })
     }
 
-    /// Writes down which keys are pinned.
+    /// Writes the pinned keys.
     pub(super) fn keep_pins(&mut self) {
         let (time, wall) = (now(), unix());
         let heard = |at: Time| wall - i64::try_from(time.since(at).as_secs()).unwrap_or(0);
@@ -134,8 +134,8 @@ impl Daemon<'_> {
 
     fn warn_of_impostor(&mut self, host: IpAddr) {
         let text = format!(
-            "{host} shows another key than before: it was set up anew, or somebody else answers in its place. Flows to it go direct; if it \
-             was set up anew, say \"braid leave {host}\""
+            "{host} shows a different key than before: it was reinstalled, or another host answers in its place. Flows to it go direct. If it \
+             was reinstalled, run \"braid leave {host}\""
         );
         tracing::warn!("{text}");
         self.note("peer", "warning", text);

@@ -1,4 +1,4 @@
-//! Hosts with which flows are bonded over several links: the relays the user joined, servers that run Braid themselves, and the flows that go there.
+//! Peers: the relays that the user joined, the servers that run Braid themselves, and the flows bonded with them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -11,7 +11,7 @@ use braid_api::{
 };
 use braid_bond::{BondScheduler, FlowPolicy, PathId, PathState, PathView as BondPath, SchedulingPlan};
 use braid_control::RequestError;
-use braid_control::core::{BondScheduling, Bonded, Ended, Grounds, PacketLoad, Question, ServerEvent};
+use braid_control::core::{BondReason, BondScheduling, Bonded, Ended, PacketLoad, Question, ServerEvent};
 use braid_control::history::AppPulse;
 use braid_control::links::BondLink;
 use braid_control::steering::AppId;
@@ -41,61 +41,61 @@ mod servers;
 
 use flow_limits::FlowLimits;
 use forward::Exchanges;
-use servers::{Servers, Standing};
+use servers::{ServerStatus, Servers};
 
-/// Why a peer is refused that cannot prove to be the one of before.
-const ANOTHER_KEY: &str = "its key is not that of the invitation or of the first visit: leave it, and join a relay by a new line";
+/// Reason shown for a peer that cannot prove its pinned key.
+const ANOTHER_KEY: &str = "its key differs from the key of the invitation or of the first contact: run \"braid leave\" for it; join a relay with a new invitation";
 
-/// How long a bond may take to tell what a flow had moved at its end.
-const LAST_WORD: Duration = Duration::from_millis(100);
+/// Time to wait for a bond to report the byte counts of a flow that ended.
+const FINAL_COUNT_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// What happened to peers.
+/// An event of a peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// A relay was left; one of the same name may have been joined since.
+    /// A relay was left. Another one with the same name may have been joined since.
     Left {
-        /// Its name.
+        /// Name of the relay.
         name: String,
     },
-    /// A relay can be reached from now on, or cannot.
+    /// A relay became reachable or unreachable.
     Relay {
-        /// Its name.
+        /// Name of the relay.
         name: String,
-        /// Which of its sessions tells: one that was ended may still do so when the next is there.
+        /// Number of the session that reports this. A session that ended may still report after the next one has started.
         session: u64,
-        /// Whether it can.
+        /// Whether the relay is reachable.
         ready: bool,
     },
-    /// A relay does not open a destination, or takes no flow now.
+    /// A relay refused to open a destination, or takes no flows at present.
     Refused {
-        /// The relay's name.
+        /// Name of the relay.
         name: String,
-        /// The destination.
+        /// Address of the destination.
         host: IpAddr,
-        /// What it said ([`braid_bond::codes`]).
+        /// Error code of the refusal ([`braid_bond::codes`]).
         code: u64,
     },
-    /// A host that was asked whether it runs Braid has answered, or has not.
+    /// The result of asking a host whether it runs Braid.
     Answer {
-        /// The host.
+        /// Address of the host.
         host: IpAddr,
-        /// The slot of the link that it was asked over.
+        /// Slot of the link that carried the question.
         link: usize,
-        /// What it said.
+        /// Answer of the host, or the lack of one.
         answer: DetectionAnswer<PublicKey>,
     },
-    /// The names of `detect` were looked up.
+    /// The host names in `detect` were resolved.
     Named {
-        /// The addresses that they lead to.
+        /// Addresses that the names resolve to.
         hosts: BTreeSet<IpAddr>,
     },
-    /// A path of a bond delivers again, or does not.
+    /// A path of a bond started or stopped delivering.
     Path(PathChange),
-    /// What a bond to a server has met.
+    /// An event of the bond to a server.
     Server {
-        /// The host.
+        /// Address of the server.
         host: IpAddr,
-        /// What it has met.
+        /// Event of the bond.
         event: ServerEvent,
     },
 }
@@ -103,51 +103,51 @@ pub enum Change {
 /// All peers.
 pub struct Peers {
     dir: PathBuf,
-    known: BTreeMap<String, Known>,
+    relays: BTreeMap<String, JoinedRelay>,
     servers: Servers,
-    /// Names of servers.
+    /// Host names of servers in `detect`.
     detected: names::Names,
     links: Vec<BondLink>,
-    /// How bonds spread their flows over links.
+    /// Scheduling of bonds.
     scheduling: Option<BondScheduling>,
     flows: Flows,
     exchanges: Exchanges,
     flow_limits: FlowLimits,
-    /// How many sessions with relays were begun.
+    /// Number of relay sessions started so far.
     sessions: u64,
     changes: mpsc::UnboundedSender<Change>,
-    /// What may leave by a link, for flows that no peer takes.
+    /// Prefixes that may be steered, for flows that no peer takes.
     steerable: watch::Sender<PerFamily<Prefixes>>,
 }
 
 type Flows = Arc<Mutex<BondedFlows>>;
 
-/// The flows that are bonded now.
+/// The bonded flows.
 #[derive(Default)]
 struct BondedFlows {
-    /// By their id: the socket's, or a number of their own where one socket has several.
+    /// Living flows by id: the socket cookie, or a number of ours if one socket has several flows.
     living: BTreeMap<u64, BondedFlow>,
-    /// How many go to each peer.
+    /// Number of living flows per peer.
     by_peer: BTreeMap<String, usize>,
-    /// The last number that was given.
-    numbered: u64,
-    /// What those that ended moved, received and sent, since that was asked for; by application.
+    /// Last number given to a flow without a cookie of its own.
+    last_own_id: u64,
+    /// Bytes of ended flows since the last `take_moved`, by application.
     moved: BTreeMap<String, Traffic>,
-    /// Those that ended since they were asked for.
+    /// Flows that ended since the last `take_ended`.
     ended: Vec<(Ended, Cost, Moved)>,
-    /// What a byte costs on each link, by its slot, as of late.
+    /// Latest energy cost per byte, by slot.
     costs: BTreeMap<u8, ByteCost>,
 }
 
-/// Numbers from here on are no sockets': the kernel counts cookies from one.
-const NUMBERED: u64 = 1 << 62;
+/// First flow id that is not a socket cookie: the kernel counts cookies from one.
+const FIRST_OWN_ID: u64 = 1 << 62;
 
 impl BondedFlows {
-    /// Lists a flow; returns its id, which is `wanted` where no other flow has that.
+    /// Adds a flow and returns its id: `wanted`, unless another flow has it.
     fn insert(&mut self, wanted: u64, flow: BondedFlow) -> u64 {
         let id = if self.living.contains_key(&wanted) {
-            self.numbered += 1;
-            NUMBERED + self.numbered
+            self.last_own_id += 1;
+            FIRST_OWN_ID + self.last_own_id
         } else {
             wanted
         };
@@ -168,13 +168,13 @@ impl BondedFlows {
     }
 }
 
-struct Known {
+struct JoinedRelay {
     stored: Stored,
     client: Client,
     session: u64,
 }
 
-impl Known {
+impl JoinedRelay {
     fn is_up(&self) -> bool {
         *self.client.state().borrow() == State::Up
     }
@@ -191,24 +191,24 @@ struct BondedFlow {
     policy: FlowPolicy,
     protocol: &'static str,
     flow: BondFlow,
-    grounds: Option<Grounds>,
-    /// What of its bytes was counted for its application.
+    bond_reason: Option<BondReason>,
+    /// Bytes already counted for the application.
     counted: Traffic,
     cost: Cost,
-    /// The links of its rule: an order may have moved it to others.
+    /// Links that the rule allows. `braid move` may have moved the flow to others.
     ruled: LinkSet,
 }
 
-/// What a flow has cost.
+/// Energy cost of a flow.
 #[derive(Default)]
 struct Cost {
-    /// What was counted of its bytes, by link.
+    /// Bytes already counted, by slot.
     counted: BTreeMap<u8, Traffic>,
     energy: EnergyMeter,
 }
 
 impl Cost {
-    /// Counts what it has moved by link, in all, at what a byte costs now.
+    /// Adds the energy of the bytes moved since the last call, at the current cost per byte. `by_link` holds totals.
     fn count(&mut self, by_link: &[(u8, Traffic)], costs: &BTreeMap<u8, ByteCost>) {
         for (link, moved) in by_link {
             let more = moved.since(self.counted.insert(*link, *moved).unwrap_or_default());
@@ -218,30 +218,30 @@ impl Cost {
 }
 
 impl BondedFlow {
-    /// What it has moved since the last call; in all at least `least`.
+    /// Bytes moved since the last call. The total is at least `least`.
     fn count(&mut self, least: Traffic, costs: &BTreeMap<u8, ByteCost>) -> Traffic {
         let by_link = self.flow.view().map(|view| view.by_link).unwrap_or_default();
         let sum = by_link.iter().fold(Traffic::default(), |sum, (_, moved)| sum + *moved);
         self.cost.count(&by_link, costs);
-        // Once the bond has forgotten it there is nothing to be added.
+        // After the bond has dropped the flow, its view is empty and adds nothing.
         let total = sum.max(self.counted).max(least);
         total.since(std::mem::replace(&mut self.counted, total))
     }
 }
 
-/// The names of the peers that were joined, as they stand in the state directory; `None` if that cannot be told.
+/// Names of the joined relays in the state directory; `None` if they cannot be read.
 pub fn joined(dir: &Path) -> Option<Vec<String>> {
     Some(joined::read(dir).ok()?.into_iter().map(|peer| peer.name).collect())
 }
 
 impl Peers {
-    /// The peers that were joined before. What happens to them comes out of the channel. What cannot be read is said and left alone. This process
-    /// may have so many open files.
+    /// Opens the relays that were joined before. Their events arrive on the channel. A relay that cannot be read is logged and skipped.
+    /// `open_files` is this process's limit of open files.
     pub fn open(dir: &Path, open_files: u64) -> (Self, mpsc::UnboundedReceiver<Change>) {
         let (changes, receiver) = mpsc::unbounded_channel();
         let mut peers = Self {
             dir: dir.to_owned(),
-            known: BTreeMap::new(),
+            relays: BTreeMap::new(),
             servers: Servers::default(),
             detected: names::Names::default(),
             links: Vec::new(),
@@ -267,22 +267,22 @@ impl Peers {
         (peers, receiver)
     }
 
-    /// The names of `detect`: what they lead to comes out of the channel, now and whenever it changes.
+    /// Resolves the host names in `detect`. Their addresses arrive on the channel, now and after each change.
     pub fn look_up(&mut self, names: &[HostName]) {
         self.detected.want(names, &self.changes);
     }
 
-    /// Their names.
+    /// Names of the joined relays.
     pub fn names(&self) -> Vec<String> {
-        self.known.keys().cloned().collect()
+        self.relays.keys().cloned().collect()
     }
 
-    /// Whether there is a peer at all.
+    /// Whether there are no peers.
     pub fn is_empty(&self) -> bool {
-        self.known.is_empty() && self.servers.is_empty()
+        self.relays.is_empty() && self.servers.is_empty()
     }
 
-    /// How bonds are to spread their flows over links.
+    /// Sets how bonds distribute flows over links.
     pub fn set_scheduling(&mut self, scheduling: BondScheduling) {
         if self.scheduling.as_ref() == Some(&scheduling) {
             return;
@@ -292,23 +292,23 @@ impl Peers {
         self.clients().for_each(|client| client.set_plans(plans.up, plans.down));
     }
 
-    /// What bonded flows still have to move.
+    /// Remaining bytes of the bonded flows.
     pub fn packet_load(&self) -> PacketLoad {
         let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
         let mut sum = PacketLoad { flows: u32::try_from(flows.living.len()).unwrap_or(u32::MAX), ..PacketLoad::default() };
         for bonded in flows.living.values() {
-            let Some(grounds) = &bonded.grounds else { continue };
-            sum.load[grounds.direction] += remaining(grounds.demand, bonded.counted.rx + bonded.counted.tx);
+            let Some(reason) = &bonded.bond_reason else { continue };
+            sum.load[reason.direction] += remaining(reason.demand, bonded.counted.sum());
         }
         sum
     }
 
-    /// The bonds with relays and servers.
+    /// Clients of the bonds with relays and servers.
     fn clients(&self) -> impl Iterator<Item = &Client> {
-        self.known.values().map(|known| &known.client).chain(self.servers.clients())
+        self.relays.values().map(|known| &known.client).chain(self.servers.clients())
     }
 
-    /// The links there are now.
+    /// Sets the current links of all bonds.
     pub fn set_links(&mut self, links: Vec<BondLink>) {
         if self.links != links {
             self.links = links;
@@ -319,15 +319,15 @@ impl Peers {
 
     /// `POST /v1/join`.
     pub fn join(&mut self, line: &str, name: Option<&str>) -> Result<Accepted, RequestError> {
-        let stored = Stored::invited(line, name, self.known.values().map(|known| &known.stored)).map_err(|error| match &error {
+        let stored = Stored::invited(line, name, self.relays.values().map(|known| &known.stored)).map_err(|error| match &error {
             NotInvited::Line(_) => RequestError::invalid("No invitation", error.to_string()),
             NotInvited::Name => RequestError::invalid("No name", error.to_string()),
             NotInvited::Taken(_) => RequestError::conflict("Name in use", error.to_string()),
             NotInvited::Joined(_) => RequestError::conflict("Joined already", error.to_string()),
         })?;
         let name = stored.name.clone();
-        // Joining again with a new invitation renews what is there.
-        let renewed = self.known.get(&name).map(|known| known.is_up());
+        // A new invitation for a joined relay updates it.
+        let renewed = self.relays.get(&name).map(|known| known.is_up());
         if let Some(up) = renewed
             && !(up && self.renew(&stored))
         {
@@ -337,21 +337,23 @@ impl Peers {
             self.begin(stored)?;
         }
         self.store().map_err(|error| {
-            RequestError::failed("Not stored", format!("{name} is in use until the daemon ends, and cannot be written down: {error}"))
+            RequestError::failed("Not stored", format!("{name} is in use until the daemon ends, but cannot be stored: {error}"))
         })?;
         let message = match renewed {
-            None => format!("{name} is being dialled over all links: see \"braid peers\"; flows go there by carry = \"bond\" in [[app]]"),
+            None => {
+                format!("connecting to {name} over all links: see \"braid peers\"; set carry = \"bond\" in [[app]] to send flows there")
+            }
             Some(true) => format!(
-                "{name} was joined before, and is up: it goes on, and knows the addresses of this invitation too; the invitation itself was not used: its limits hold after \"braid leave {name}\" and joining again"
+                "{name} was joined before and is up: it stays up and also uses the addresses of this invitation. The invitation's token was not used: to apply its limits, run \"braid leave {name}\" and join again"
             ),
-            Some(false) => format!("{name} was joined before, and is dialled anew, at the addresses of this invitation too"),
+            Some(false) => format!("{name} was joined before: reconnecting, also at the addresses of this invitation"),
         };
         Ok(Accepted { message, warnings: Vec::new() })
     }
 
-    /// Takes over what a new invitation says of a relay that is up, without disturbing its flows; `false` if that cannot be.
+    /// Adopts the addresses of a new invitation for a relay that is up, without disturbing its flows; `false` if that is impossible.
     fn renew(&mut self, stored: &Stored) -> bool {
-        let Some(known) = self.known.get_mut(&stored.name) else { return false };
+        let Some(known) = self.relays.get_mut(&stored.name) else { return false };
         let Ok(peer) = stored.peer() else { return false };
         known.client.set_addresses(peer.addresses);
         known.stored.addresses = stored.addresses.clone();
@@ -360,16 +362,21 @@ impl Peers {
 
     /// `POST /v1/leave`.
     pub fn leave(&mut self, name: &str) -> Result<Accepted, RequestError> {
-        if !self.known.contains_key(name) {
-            let names: Vec<&str> = self.known.keys().map(String::as_str).collect();
-            let joined = if names.is_empty() { "no relay was joined".to_owned() } else { format!("joined were {}", names.join(", ")) };
-            let detail =
-                format!("there is no peer called {name}: {joined}; `braid peers` lists servers too, which are left by their address");
+        if !self.relays.contains_key(name) {
+            let names: Vec<&str> = self.relays.keys().map(String::as_str).collect();
+            let joined =
+                if names.is_empty() { "no relay is joined".to_owned() } else { format!("the joined relays are {}", names.join(", ")) };
+            let detail = format!("there is no peer called {name}: {joined}; to leave a server, give its address from `braid peers`");
             return Err(RequestError::not_found("No such peer", detail));
         }
         self.end(name);
-        self.store().map_err(|error| RequestError::failed("Not stored", format!("it comes back when the daemon starts again: {error}")))?;
-        Ok(Accepted { message: format!("{name} is left; its flows have ended"), warnings: Vec::new() })
+        self.store().map_err(|error| {
+            RequestError::failed(
+                "Not stored",
+                format!("{name} returns when the daemon restarts, because the change cannot be written: {error}"),
+            )
+        })?;
+        Ok(Accepted { message: format!("left {name}; its flows have ended"), warnings: Vec::new() })
     }
 
     /// Asks a host whether it runs Braid; the answer comes as a [`Change`].
@@ -378,12 +385,13 @@ impl Peers {
         servers::question(question, link, self.changes.clone());
     }
 
-    /// Ends the bond to a server, and its flows; whether there was one.
+    /// Ends the bond to a server and its flows. Returns whether there was one.
     pub fn end_server(&mut self, host: IpAddr) -> bool {
         self.servers.end(host)
     }
 
-    /// Takes in what the system would send through links' default routes. What left by a link, and belongs to a tunnel now, is ended.
+    /// Sets the prefixes that the system routes through links' default routes. Exchanges that left by a link but now belong to a tunnel
+    /// end.
     pub fn set_steerable(&mut self, steerable: &PerFamily<Prefixes>) {
         self.steerable.send_if_modified(|known| {
             let changed = known != steerable;
@@ -394,12 +402,12 @@ impl Peers {
         });
     }
 
-    /// Ends bonds to servers that are not to be reached over links any more, and their flows, so that those begin again elsewhere.
+    /// Ends bonds to servers that may no longer be reached over links, and their flows, so that applications reconnect by another way.
     pub fn keep_servers(&mut self, may_reach: impl Fn(IpAddr) -> bool) {
         self.servers.keep(may_reach);
     }
 
-    /// Ends bonds to servers that nothing uses any more.
+    /// Ends bonds to servers that have no flows.
     pub fn sweep(&mut self) {
         let flows = self.flows.clone();
         self.servers.sweep(|host| forward::uses(&flows, host));
@@ -414,7 +422,7 @@ impl Peers {
                 None => {
                     let known: Vec<&str> = self.links.iter().map(|link| link.device.as_str()).collect();
                     let known = if known.is_empty() { "none".to_owned() } else { known.join(", ") };
-                    let detail = format!("{device} is no link: there are {known}; see \"braid links\"");
+                    let detail = format!("{device} is not a link; the links are: {known}; see \"braid links\"");
                     return Err(RequestError::not_found("No such link", detail));
                 }
             },
@@ -425,7 +433,7 @@ impl Peers {
             if id.to_string() != request.what && bonded.application != request.what && bonded.app.name != request.what {
                 continue;
             }
-            // Where nothing gets through, it would wait for good.
+            // A flow on a link without a working path would wait forever.
             if let Some(why) = to.and_then(|link| self.without_path(&bonded.peer, link)) {
                 kept.insert(bonded.peer.clone(), why);
                 continue;
@@ -438,7 +446,7 @@ impl Peers {
         let kept = to.filter(|_| !kept.is_empty()).map(|link| format!("{} has {}", link.device, kept.join("; ")));
         match (moved, kept) {
             (0, Some(kept)) => {
-                let detail = format!("{kept}; nothing was moved: \"braid peers\" shows the paths there are");
+                let detail = format!("{kept}; no flow was moved: \"braid peers\" lists the paths");
                 Err(RequestError::conflict("No path", detail))
             }
             (0, None) => {
@@ -450,34 +458,34 @@ impl Peers {
             }
             (_, kept) => {
                 let to = request.to.as_deref().unwrap_or("all links of their rule");
-                let flows = if moved == 1 { "1 flow goes".to_owned() } else { format!("{moved} flows go") };
-                let warnings = kept.into_iter().map(|kept| format!("flows that stay where they were: {kept}")).collect();
-                Ok(Accepted { message: format!("{flows} over {to} from now on"), warnings })
+                let flows = if moved == 1 { "1 flow".to_owned() } else { format!("{moved} flows") };
+                let warnings = kept.into_iter().map(|kept| format!("some flows were not moved: {kept}")).collect();
+                Ok(Accepted { message: format!("{flows} moved to {to}"), warnings })
             }
         }
     }
 
-    /// Why nothing goes to a peer over a link; `None` if something does.
+    /// Reason why no path to a peer over a link works; `None` if one does.
     fn without_path(&self, peer: &str, link: &BondLink) -> Option<String> {
-        let client = self.known.get(peer).map(|known| &known.client).or_else(|| self.servers.client(peer));
+        let client = self.relays.get(peer).map(|known| &known.client).or_else(|| self.servers.client(peer));
         let of_link = |(_, path): &(PathId, BondPath)| usize::from(path.link) == link.slot;
         let paths: Vec<_> = client.map(Client::paths).unwrap_or_default().into_iter().filter(of_link).collect();
         why_no_path(link, peer, &paths.iter().map(|(_, path)| path.state).collect::<Vec<_>>())
     }
 
-    /// Begins to take flows that are to be bonded.
+    /// Starts to take redirected flows.
     pub(crate) fn take(&self, redirect: Arc<Redirect>) -> mpsc::Receiver<redirected::Arrival> {
-        self.flow_limits.tell(redirect.clone());
+        self.flow_limits.attach(redirect.clone());
         redirected::take(redirect, self.exchanges.clone(), self.flow_limits.clone())
     }
 
-    /// `GET /v1/peers`: relays, then servers; `known` are those that run Braid, as far as is known.
+    /// `GET /v1/peers`: relays, then servers. `known` lists the hosts that are known to run Braid.
     pub fn views(&self, known: &[(IpAddr, Knowledge<PublicKey>, Option<String>)]) -> Vec<PeerView> {
-        let relay = |known: &Known| {
+        let relay = |known: &JoinedRelay| {
             let address = known.stored.addresses.first().cloned().unwrap_or_default();
             self.peer_view(known.stored.name.clone(), PeerKind::Relay, address, &known.client)
         };
-        let server = |(host, standing): (IpAddr, Standing<'_>)| {
+        let server = |(host, status): (IpAddr, ServerStatus<'_>)| {
             let (name, address) = (host.to_string(), SocketAddr::new(host, servers::PORT).to_string());
             let without = |state, reason| PeerView {
                 name: host.to_string(),
@@ -487,13 +495,13 @@ impl Peers {
                 reason,
                 paths: Vec::new(),
             };
-            match standing {
-                Standing::Bonded(client) => self.peer_view(name, PeerKind::Server, address, client),
-                Standing::Idle(reason) => without(PeerState::Idle, reason),
-                Standing::AnotherKey => without(PeerState::Refused, Some(ANOTHER_KEY.to_owned())),
+            match status {
+                ServerStatus::Bonded(client) => self.peer_view(name, PeerKind::Server, address, client),
+                ServerStatus::Idle(reason) => without(PeerState::Idle, reason),
+                ServerStatus::AnotherKey => without(PeerState::Refused, Some(ANOTHER_KEY.to_owned())),
             }
         };
-        self.known.values().map(relay).chain(self.servers.list(known).into_iter().map(server)).collect()
+        self.relays.values().map(relay).chain(self.servers.list(known).into_iter().map(server)).collect()
     }
 
     fn peer_view(&self, name: String, kind: PeerKind, address: String, client: &Client) -> PeerView {
@@ -522,7 +530,7 @@ impl Peers {
         flows.living.iter().map(|(id, bonded)| self.flow_view(*id, bonded, now)).collect()
     }
 
-    /// How many bonded flows have used each device.
+    /// Number of bonded flows that have used each device.
     pub fn flows_by_device(&self) -> BTreeMap<String, u64> {
         let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
         let mut counts = BTreeMap::new();
@@ -532,7 +540,7 @@ impl Peers {
         counts
     }
 
-    /// What applications moved through peers since the last call, with what a byte costs on each link, by its slot.
+    /// Bytes that applications moved through peers since the last call. `costs` is the energy cost per byte, by slot.
     pub fn take_moved(&self, costs: BTreeMap<u8, ByteCost>) -> Vec<AppPulse> {
         let mut flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
         let BondedFlows { living, moved, costs: known, .. } = &mut *flows;
@@ -563,17 +571,17 @@ impl Peers {
         living
     }
 
-    /// Those that ended, and moved something, since the last call, and what they have cost. Those that ended just now come with the next
-    /// one: their bonds may have a last word on them.
+    /// Flows that ended since the last call, and their energy. Flows that ended less than [`FINAL_COUNT_TIMEOUT`] ago come with a later
+    /// call: their bonds may still report final byte counts.
     pub fn take_ended(&self, now: Time) -> Vec<(Ended, EnergyMeter)> {
         let mut flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
         let BondedFlows { ended, costs, .. } = &mut *flows;
-        let settled = ended.extract_if(.., |(flow, ..)| now.since(flow.at) >= LAST_WORD);
-        let told = settled.map(|(flow, mut cost, moved)| {
+        let settled = ended.extract_if(.., |(flow, ..)| now.since(flow.at) >= FINAL_COUNT_TIMEOUT);
+        let reported = settled.map(|(flow, mut cost, moved)| {
             cost.count(&moved.by_link(), costs);
             (flow, cost.energy)
         });
-        told.collect()
+        reported.collect()
     }
 
     fn flow_view(&self, id: u64, bonded: &BondedFlow, now: Time) -> FlowView {
@@ -600,11 +608,11 @@ impl Peers {
             pid: Some(bonded.process),
             user: Some(bonded.user),
             cgroup: None,
-            class: bonded.grounds.as_ref().map(|grounds| grounds.class.to_string()),
-            demand_bytes: bonded.grounds.as_ref().map(|grounds| grounds.demand.get()),
+            class: bonded.bond_reason.as_ref().map(|bond_reason| bond_reason.class.to_string()),
+            demand_bytes: bonded.bond_reason.as_ref().map(|bond_reason| bond_reason.demand.get()),
             retransmissions: None,
             delivery_rate_bps: None,
-            rule: bonded.grounds.as_ref().and_then(|grounds| grounds.rule),
+            rule: bonded.bond_reason.as_ref().and_then(|bond_reason| bond_reason.rule),
             energy_j: bonded.cost.energy.total().map(Joules::get),
             peer: Some(bonded.peer.clone()),
             by_link,
@@ -632,6 +640,7 @@ impl Peers {
         link.map_or_else(|| format!("link {number} (gone)"), |link| link.device.clone())
     }
 
+    /// Applies the current scheduling to a bond.
     fn adopt_plans(&self, client: &Client) {
         if let Some(scheduling) = &self.scheduling {
             let plans = plans(scheduling);
@@ -643,7 +652,7 @@ impl Peers {
         self.links.iter().filter(|link| link.v4.is_some() || link.v6.is_some()).map(client_link).collect()
     }
 
-    /// Begins to bond with a peer.
+    /// Starts a client for a relay.
     fn begin(&mut self, stored: Stored) -> Result<(), RequestError> {
         let cannot = |detail: String| RequestError::failed("Cannot bond", detail);
         let dir = StateDir::open(&self.dir).map_err(|error| cannot(error.to_string()))?;
@@ -657,11 +666,11 @@ impl Peers {
         self.sessions += 1;
         let session = self.sessions;
         tokio::spawn(async move {
-            let mut told = false;
+            let mut reported = false;
             loop {
                 let ready = *state.borrow_and_update() == State::Up;
-                if ready != told {
-                    told = ready;
+                if ready != reported {
+                    reported = ready;
                     let _ = changes.send(Change::Relay { name: name.clone(), session, ready });
                 }
                 if state.changed().await.is_err() {
@@ -670,42 +679,42 @@ impl Peers {
                 }
             }
         });
-        self.known.insert(stored.name.clone(), Known { stored, client, session });
+        self.relays.insert(stored.name.clone(), JoinedRelay { stored, client, session });
         Ok(())
     }
 
     fn end(&mut self, name: &str) {
-        if self.known.remove(name).is_some() {
+        if self.relays.remove(name).is_some() {
             let _ = self.changes.send(Change::Left { name: name.to_owned() });
         }
     }
 
-    /// Whether a relay's session is the one that counts.
+    /// Whether `session` is the relay's current session.
     pub fn is_current(&self, name: &str, session: u64) -> bool {
-        self.known.get(name).is_some_and(|known| known.session == session)
+        self.relays.get(name).is_some_and(|known| known.session == session)
     }
 
     /// Whether a relay of this name is joined.
     pub fn is_joined(&self, name: &str) -> bool {
-        self.known.contains_key(name)
+        self.relays.contains_key(name)
     }
 
-    /// The token of a peer that has let us in is of no use any more.
+    /// Removes the token of a relay that has accepted this client: it is spent.
     pub fn on_ready(&mut self, name: &str) {
-        let Some(known) = self.known.get_mut(name) else { return };
+        let Some(known) = self.relays.get_mut(name) else { return };
         if known.stored.token.take().is_some()
             && let Err(error) = self.store()
         {
-            tracing::warn!("what was joined cannot be written down: {error}");
+            tracing::warn!("cannot store the joined relays: {error}");
         }
     }
 
     fn store(&self) -> std::io::Result<()> {
-        joined::write(&self.dir, &self.known.values().map(|known| &known.stored).collect::<Vec<_>>())
+        joined::write(&self.dir, &self.relays.values().map(|known| &known.stored).collect::<Vec<_>>())
     }
 }
 
-/// The plans of a bond's ends: what the peer sends is what this host downloads.
+/// Plans of a bond's ends. The peer's plan is that of the download direction.
 fn plans(scheduling: &BondScheduling) -> PerDirection<SchedulingPlan> {
     PerDirection::from_fn(|direction| match scheduling.scheduler {
         BondScheduler::Weights => SchedulingPlan::weights(
@@ -715,14 +724,14 @@ fn plans(scheduling: &BondScheduling) -> PerDirection<SchedulingPlan> {
     })
 }
 
-/// Tells what becomes of a bond's paths.
+/// Forwards the path changes of a bond to `changes`.
 fn follow_paths(client: &Client, changes: &mpsc::UnboundedSender<Change>) {
     let (mut paths, changes) = (client.path_changes(), changes.clone());
     tokio::spawn(async move {
         loop {
             match paths.recv().await {
                 Ok(path) => drop(changes.send(Change::Path(path))),
-                // The next change of each path says what counts.
+                // Missed changes do not matter: the next change of each path carries its current state.
                 Err(RecvError::Lagged(_)) => {}
                 Err(RecvError::Closed) => return,
             }
@@ -730,11 +739,11 @@ fn follow_paths(client: &Client, changes: &mpsc::UnboundedSender<Change>) {
     });
 }
 
-/// Why no path of a link to `peer` carries anything, by the states of those there are.
+/// Reason why no path of a link to `peer` works, given the states of that link's paths; `None` if one works.
 fn why_no_path(link: &BondLink, peer: &str, states: &[PathState]) -> Option<String> {
     match states {
         _ if link.v4.is_none() && link.v6.is_none() => Some("the link is down, dead or has no address".to_owned()),
-        [] => Some(format!("{peer} has not answered over it; it is dialled again and again")),
+        [] => Some(format!("{peer} has not answered over it; Braid keeps trying to connect")),
         states if states.iter().all(|state| *state == PathState::Dead) => Some("it is dead".to_owned()),
         _ => None,
     }

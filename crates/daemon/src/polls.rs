@@ -1,4 +1,4 @@
-//! Polls the flows: what they move, and what that teaches.
+//! Polls the flows: their byte counts and what is learned from them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,27 +13,27 @@ use braid_platform::linux::sys::bpf::{now, thread_time};
 use super::Daemon;
 use super::system::unix;
 
-/// Up to so many flows are read in between; more of them by a thread of its own, since clients and packets must not wait for it.
-const FEW_FLOWS: usize = 200;
-/// Polls take one part in so many of a processor's time at most.
+/// Up to this many flows are read inline. More are read on a separate thread, so that clients and packets do not wait.
+const MAX_INLINE_FLOWS: usize = 200;
+/// Polls use at most one part in this many of one processor's time.
 const POLL_SHARE: u32 = 50;
-/// Whoever asks for many flows may be told of a poll so old.
-const FRESH: Duration = Duration::from_secs(1);
-/// Polls are written for as long after the last question.
-const ASKED_LATELY: Duration = Duration::from_secs(3);
-/// The flows could not be read.
+/// Maximum age of a cached list that answers a request while there are many flows.
+const MAX_LIST_AGE: Duration = Duration::from_secs(1);
+/// The list is serialised for this long after the last request.
+const SERIALISE_FOR: Duration = Duration::from_secs(3);
+/// Error context of a failed poll.
 const POLL: &str = "cannot read the flows";
 
-/// What a poll found, and the processor time it took.
+/// Result of a poll, and the processor time that reading took.
 pub(super) type Polled = (Result<<BpfSteering as Steering>::Dumped, SteeringError>, Duration);
 
 impl Daemon<'_> {
-    /// Reads the flows: at once if they are few, else with a thread's help.
+    /// Reads the flows: inline if there are few, else on a thread.
     pub(super) fn begin_poll(&mut self) {
         let begun = thread_time();
         let dump = self.core.begin_poll(now());
-        let Some(dump) = self.log_and_retry(POLL, dump) else { return self.tell_flows() };
-        if self.core.flow_count() <= FEW_FLOWS {
+        let Some(dump) = self.log_and_retry(POLL, dump) else { return self.send_flows() };
+        if self.core.flow_count() <= MAX_INLINE_FLOWS {
             let dumped = dump();
             return self.end_poll(dumped, thread_time().since(begun));
         }
@@ -46,14 +46,14 @@ impl Daemon<'_> {
         });
     }
 
-    /// Takes in what a poll found; `spent` is the processor time that took so far.
+    /// Processes the result of a poll. `spent` is the processor time used so far.
     pub(super) fn end_poll(&mut self, dumped: Result<<BpfSteering as Steering>::Dumped, SteeringError>, spent: Duration) {
         let begun = thread_time();
         self.polling = false;
         let polled = dumped.map_err(anyhow::Error::from).and_then(|dumped| self.take_poll(dumped));
         self.log_and_retry(POLL, polled);
-        self.tell_flows();
-        // What the CPU does for others meanwhile does not count: on a busy machine a dead link would be found later.
+        self.send_flows();
+        // Only this process's CPU time counts. With wall time, a busy machine would detect a dead link later.
         self.next_poll = now() + (spent + thread_time().since(begun)) * POLL_SHARE;
     }
 
@@ -65,10 +65,10 @@ impl Daemon<'_> {
         Ok(self.core.tick(now())?)
     }
 
-    /// `GET /v1/flows`. Few flows are read for whoever asks. Many take longer than an answer should: while somebody asks again and again,
-    /// he is told of the poll before, at most a second old, which the next one is begun behind.
+    /// `GET /v1/flows`. Few flows are read for each request. Reading many takes longer than a response should: a client that asks
+    /// repeatedly gets the previous list, at most a second old, and the next poll starts in the background.
     pub(super) fn ask_flows(&mut self, time: Time, reply: ReplySender<Arc<FlowList>>) {
-        let known = if self.core.flow_count() > FEW_FLOWS { self.lists.for_now(time) } else { None };
+        let known = if self.core.flow_count() > MAX_INLINE_FLOWS { self.lists.for_now(time) } else { None };
         match known {
             Some(known) => drop(reply.send(Ok(known))),
             None => self.waiting.push(reply),
@@ -79,17 +79,17 @@ impl Daemon<'_> {
         }
     }
 
-    /// Answers those who asked for the flows. What cannot be read now is told as it was.
-    fn tell_flows(&mut self) {
+    /// Answers pending requests for flows. If reading failed, the answer holds the last known state.
+    fn send_flows(&mut self) {
         let time = now();
-        let asked = self.lists.asked.is_some_and(|asked| time.since(asked) < ASKED_LATELY);
+        let asked = self.lists.asked.is_some_and(|asked| time.since(asked) < SERIALISE_FOR);
         if !asked && self.waiting.is_empty() {
             self.lists = Lists::default();
             return;
         }
         let flows = Arc::new(FlowList::new(self.core.flows_view(time), self.peers.flow_views(time)));
         self.waiting.drain(..).for_each(|reply| drop(reply.send(Ok(flows.clone()))));
-        if self.core.flow_count() > FEW_FLOWS {
+        if self.core.flow_count() > MAX_INLINE_FLOWS {
             let list = flows.clone();
             tokio::task::spawn_blocking(move || list.text());
             self.lists.put(time, flows);
@@ -97,7 +97,7 @@ impl Daemon<'_> {
     }
 }
 
-/// The last two polls as clients are told of them, each written once: the newest may not have been yet.
+/// The last two lists of flows, each serialised once. The newest may not be serialised yet.
 #[derive(Default)]
 pub(super) struct Lists {
     newest: Option<(Time, Arc<FlowList>)>,
@@ -110,9 +110,10 @@ impl Lists {
         self.before = self.newest.replace((time, flows));
     }
 
-    /// The newest that is fresh, and has been written if any has.
+    /// The newest fresh list, preferring one that is serialised.
     fn for_now(&self, time: Time) -> Option<Arc<FlowList>> {
-        let fresh = || [&self.newest, &self.before].into_iter().flatten().filter(|(at, _)| time.since(*at) <= FRESH).map(|(_, list)| list);
+        let fresh =
+            || [&self.newest, &self.before].into_iter().flatten().filter(|(at, _)| time.since(*at) <= MAX_LIST_AGE).map(|(_, list)| list);
         fresh().find(|list| list.written().is_some()).or_else(|| fresh().next()).cloned()
     }
 }
@@ -122,20 +123,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_list_that_is_written_is_told_and_none_that_is_old() {
+    fn the_newest_serialised_list_is_used_and_stale_ones_are_not() {
         let mut lists = Lists::default();
         let at = Time::from_millis;
         assert!(lists.for_now(at(0)).is_none());
         let [first, second] = [(); 2].map(|()| Arc::new(FlowList::default()));
-        let told = |lists: &Lists, ms| lists.for_now(at(ms)).map(|list| Arc::as_ptr(&list));
+        let answered = |lists: &Lists, ms| lists.for_now(at(ms)).map(|list| Arc::as_ptr(&list));
         lists.put(at(1000), first.clone());
-        assert_eq!(told(&lists, 1100), Some(Arc::as_ptr(&first)), "it will be soon");
+        assert_eq!(answered(&lists, 1100), Some(Arc::as_ptr(&first)), "the only fresh list");
         first.text();
         lists.put(at(1500), second.clone());
-        assert_eq!(told(&lists, 1600), Some(Arc::as_ptr(&first)));
-        assert_eq!(told(&lists, 2400), Some(Arc::as_ptr(&second)), "the first is too old");
+        assert_eq!(answered(&lists, 1600), Some(Arc::as_ptr(&first)));
+        assert_eq!(answered(&lists, 2400), Some(Arc::as_ptr(&second)), "the first is too old");
         second.text();
-        assert_eq!(told(&lists, 1600), Some(Arc::as_ptr(&second)));
-        assert_eq!(told(&lists, 2501), None);
+        assert_eq!(answered(&lists, 1600), Some(Arc::as_ptr(&second)));
+        assert_eq!(answered(&lists, 2501), None);
     }
 }

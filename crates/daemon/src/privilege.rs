@@ -1,24 +1,24 @@
-//! What the daemon must be allowed to do, looked at before it does anything, and given up as soon as it can be.
+//! Privileges of the daemon: checked before it does anything, and reduced as soon as possible.
 
 use std::io;
 
 use braid_platform::linux::sys::process::narrow_privileges;
 
-/// Capabilities without which nothing of `braid up` works, by their bit in `/proc/self/status` (capabilities(7)). The others it uses
-/// are part of `CAP_SYS_ADMIN` (BPF, PERFMON), or something smaller is lost without them.
+/// Capabilities that `braid up` cannot work without, by their bit in `/proc/self/status` (capabilities(7)). The others are part of
+/// `CAP_SYS_ADMIN` (BPF, PERFMON), or only a minor function fails without them.
 const NEEDED: [(&str, u32); 2] = [("CAP_NET_ADMIN", CAP_NET_ADMIN), ("CAP_SYS_ADMIN", CAP_SYS_ADMIN)];
 
-/// What the daemon uses for as long as it runs; everything else is for its start only.
+/// Capabilities that the daemon keeps while it runs. All others are needed only at the start.
 const KEPT: [Capability; 5] = [
-    // Rules, routes, ending flows on dead links.
+    // Rules, routes, destroying sockets on dead links.
     CAP_NET_ADMIN,
-    // Echo requests of probes, where the system denies them to others.
+    // ICMP echo probes, where the system does not allow them to unprivileged users.
     CAP_NET_RAW,
-    // Maps and iterators of the programs.
+    // Maps and iterators of the BPF programs.
     CAP_BPF,
-    // Which executable another user's process runs.
+    // Reading which executable another user's process runs.
     CAP_SYS_PTRACE,
-    // Users' own programs, and a configuration that only its user may read.
+    // Reading users' own programs, and a configuration file that only its user may read.
     CAP_DAC_READ_SEARCH,
 ];
 
@@ -30,13 +30,13 @@ const CAP_SYS_PTRACE: Capability = 19;
 const CAP_SYS_ADMIN: Capability = 21;
 const CAP_BPF: Capability = 39;
 
-/// Gives up what the daemon needs no more once its programs are attached. Call it before other threads are started: they keep what
-/// they have.
+/// Drops the capabilities that are not needed once the BPF programs are attached. Call it before other threads start: a thread keeps
+/// the capabilities that it started with.
 pub(crate) fn narrow() -> io::Result<()> {
     narrow_privileges(kept(last_capability()))
 }
 
-/// Gives up all but what sweeping rules and routes takes.
+/// Drops all capabilities except the one that sweeping rules and routes needs.
 pub(crate) fn narrow_to_sweeping() -> io::Result<()> {
     narrow_privileges(1 << CAP_NET_ADMIN)
 }
@@ -47,20 +47,18 @@ fn kept(last: Capability) -> u64 {
 }
 
 fn last_capability() -> Capability {
-    let told = std::fs::read_to_string("/proc/sys/kernel/cap_last_cap").ok();
-    told.and_then(|text| text.trim().parse().ok()).unwrap_or(CAP_BPF)
+    let value = std::fs::read_to_string("/proc/sys/kernel/cap_last_cap").ok();
+    value.and_then(|text| text.trim().parse().ok()).unwrap_or(CAP_BPF)
 }
 
-/// The daemon may not do its work.
+/// The daemon lacks privileges.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error(
-    "`braid up` must be run as root ({missing} missing): use sudo, or steer single programs without privilege by `braid run -- COMMAND`"
-)]
+#[error("`braid up` must run as root ({missing} missing): use sudo, or steer one program without privileges with `braid run -- COMMAND`")]
 pub(crate) struct Unprivileged {
     missing: String,
 }
 
-/// Looks whether this process may do what the daemon has to. Where that cannot be told, trying will tell.
+/// Checks whether this process has the capabilities that the daemon needs. Succeeds if they cannot be read: the first operation then fails.
 pub(crate) fn check() -> Result<(), Unprivileged> {
     std::fs::read_to_string("/proc/self/status").map_or(Ok(()), |status| judge(&status))
 }
@@ -77,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_capabilities_are_named() {
         assert_eq!(judge("Name:\tbraid\nCapEff:\t000001ffffffffff\n"), Ok(()));
         let both = judge("CapEff:\t0000000000000000\n").unwrap_err().to_string();
         assert!(both.contains("CAP_NET_ADMIN and CAP_SYS_ADMIN missing") && both.contains("braid run"), "{both}");
@@ -86,13 +84,13 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_without_bpfs_own_capability_leaves_the_one_it_was_part_of() {
+    fn a_kernel_without_cap_bpf_keeps_cap_sys_admin() {
         assert_eq!(kept(40), 0x80_0008_3004);
         assert_eq!(kept(37), 0x28_3004);
     }
 
     #[test]
-    fn what_cannot_be_told_is_tried() {
+    fn unreadable_capabilities_pass_the_check() {
         assert_eq!(judge(""), Ok(()));
         assert_eq!(judge("CapEff:\tnonsense\n"), Ok(()));
     }

@@ -1,6 +1,6 @@
-//! What outlives the daemon: between the [`Store`] and the [`Core`].
+//! State that outlives the daemon: connects the [`Store`] and the [`Core`].
 //!
-//! Disks can be slow, full or gone for minutes, and the heart must beat: whatever waits for one does so on a thread of its own.
+//! A disk can be slow, full or unavailable for minutes, and the event loop must keep running. So all disk access is on separate threads.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -16,36 +16,36 @@ use braid_model::{ByteCount, Rate, Time};
 use braid_platform::linux::process;
 use braid_store::{AppKey, AppRow, LinkKey, LinkRow, Store, UsageRow};
 
-/// How long the start waits for the executables to be found; it goes on without them.
-const RECALL_PATIENCE: Duration = Duration::from_millis(30);
-/// A write that takes longer is worth a warning.
-const SLOW: Duration = Duration::from_secs(5);
-/// How long the end waits for the disk.
-const LAST_PATIENCE: Duration = Duration::from_secs(3);
+/// Time that the start waits for the executables to be found; it continues without them.
+const RECALL_TIMEOUT: Duration = Duration::from_millis(30);
+/// A write that takes longer causes a warning.
+const SLOW_WRITE: Duration = Duration::from_secs(5);
+/// Time that the shutdown waits for the disk.
+const FINAL_WRITE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// The most rows of the history that wait for a disk that does not answer: those of three days.
+/// Maximum number of history rows that wait for the disk: those of three days.
 const HISTORY_LIMIT: usize = 1000;
 
-/// The learnt values and the history, kept on disk by a thread of its own.
+/// The learned values and the history. A separate thread writes them to disk.
 pub(crate) struct StateStore {
     folder: PathBuf,
-    /// Locked for as long as a thread writes.
+    /// Locked while a thread writes.
     store: Arc<Mutex<Store>>,
-    /// What applications' flows moved, once their executables are found.
+    /// Learned demand, once the executables are found.
     recalled: Option<mpsc::Receiver<Vec<DemandEstimate>>>,
     learnt: braid_store::Learnt,
-    /// What of it the store has not been given yet.
-    fresh: Fresh,
+    /// Rows that the store has not received yet.
+    pending: PendingRows,
     warnings: Vec<String>,
-    /// When the last write began.
+    /// When the last write started.
     written: Instant,
-    /// Links that were reminded of what was learnt about them.
+    /// Links that were already given their stored values.
     recognised: BTreeSet<LinkKey>,
 }
 
 /// Rows for the store.
 #[derive(Default)]
-struct Fresh {
+struct PendingRows {
     apps: BTreeMap<AppKey, AppRow>,
     links: BTreeMap<LinkKey, LinkRow>,
     usage: BTreeMap<LinkKey, UsageRow>,
@@ -53,57 +53,59 @@ struct Fresh {
 }
 
 impl StateStore {
-    /// Opens the store; troubles become warnings, never a reason not to run.
+    /// Opens the store. Errors become warnings; they never keep the daemon from running.
     pub(crate) fn open(folder: &Path) -> Self {
         let (store, learnt, warnings) = Store::open(folder);
         for warning in &warnings {
             tracing::warn!("{warning}");
         }
         let recalled = None;
-        let (store, fresh, recognised) = (Arc::new(Mutex::new(store)), Fresh::default(), BTreeSet::new());
-        Self { folder: folder.to_owned(), store, recalled, learnt, fresh, warnings, written: Instant::now(), recognised }
+        let (store, pending, recognised) = (Arc::new(Mutex::new(store)), PendingRows::default(), BTreeSet::new());
+        Self { folder: folder.to_owned(), store, recalled, learnt, pending, warnings, written: Instant::now(), recognised }
     }
 
-    /// What the history of an earlier life wrote, once.
+    /// History rows of earlier runs. Returns them once.
     pub(crate) fn take_history(&mut self) -> BTreeMap<(String, u64), String> {
         std::mem::take(&mut self.learnt.history)
     }
 
-    /// Takes in what the history wants kept, for the next [`keep`](Self::keep).
+    /// Adds history rows to the next [`keep`](Self::keep).
     pub(crate) fn keep_history(&mut self, rows: history::Rows) {
-        self.fresh.history.extend(rows);
-        while self.fresh.history.len() > HISTORY_LIMIT {
-            self.fresh.history.pop_first();
+        self.pending.history.extend(rows);
+        while self.pending.history.len() > HISTORY_LIMIT {
+            self.pending.history.pop_first();
         }
     }
 
-    /// What the user should know.
+    /// Warnings for the user.
     pub(crate) fn trouble(&self) -> Vec<String> {
-        let now = match idle(&self.store) {
+        let now = match try_store(&self.store) {
             Some(store) => store.trouble().map(str::to_owned),
-            None if self.written.elapsed() < SLOW => None,
-            None => Some(format!("the disk of {} does not answer: what is learnt is kept in memory until it does", self.folder.display())),
+            None if self.written.elapsed() < SLOW_WRITE => None,
+            None => {
+                Some(format!("the disk of {} does not respond: learned values are kept in memory until it does", self.folder.display()))
+            }
         };
         let now = now.filter(|trouble| !self.warnings.contains(trouble));
         self.warnings.iter().cloned().chain(now).collect()
     }
 
-    /// Begins to look for the executables of what was learnt. A path may lie on a server that does not answer.
+    /// Starts to look for the executables of the stored demand, on a thread: a path may be on a network file system that does not respond.
     pub(crate) fn begin_recall<S: Steering>(&mut self, core: &mut Core<S>, now: Time, unix: i64) {
         let rows: Vec<_> = self.learnt.apps.iter().map(|(key, row)| (key.clone(), *row)).collect();
         let (found, recalled) = mpsc::sync_channel(1);
         std::thread::spawn(move || {
-            // A program that is gone, or was replaced by another file of the same path, begins with the same expectation.
+            // A removed program, or one replaced by another file at the same path, starts with the default expectation.
             let learnt = rows.iter().filter_map(|(key, row)| Some(learnt(process::exe_id(Path::new(&key.exe))?, key, row, now, unix)));
             let _ = found.send(learnt.collect());
         });
-        let first = recalled.recv_timeout(RECALL_PATIENCE);
+        let first = recalled.recv_timeout(RECALL_TIMEOUT);
         self.recalled = Some(recalled);
         self.seed(core, first.ok());
     }
 
-    /// Teaches the steering what was found since.
-    pub(crate) fn go_on_recalling<S: Steering>(&mut self, core: &mut Core<S>) {
+    /// Seeds the steering with the executables found since the last call.
+    pub(crate) fn poll_recall<S: Steering>(&mut self, core: &mut Core<S>) {
         let found = self.recalled.as_ref().and_then(|recalled| recalled.try_recv().ok());
         self.seed(core, found);
     }
@@ -116,8 +118,8 @@ impl StateStore {
         }
     }
 
-    /// Reminds links that appeared of their capacity and of what they used of their allowance.
-    pub(crate) fn recognise<S: Steering>(&mut self, core: &mut Core<S>) {
+    /// Gives links that appeared their stored capacity and used allowance.
+    pub(crate) fn restore_links<S: Steering>(&mut self, core: &mut Core<S>) {
         let mut present = BTreeSet::new();
         for link in core.all_links_mut() {
             let key = LinkKey::of(&link.facts);
@@ -137,40 +139,40 @@ impl StateStore {
         self.recognised = present;
     }
 
-    /// Writes what was learnt since, in the background. While an earlier write still waits for the disk, it waits for the next time.
+    /// Writes new values in the background. If an earlier write still waits for the disk, they wait for the next call.
     pub(crate) fn keep<S: Steering>(&mut self, core: &mut Core<S>, now: Time, unix: i64) {
         self.gather(core, now, unix);
-        if self.hand_over() {
+        if self.fill_store() {
             self.write();
         }
     }
 
-    /// Writes for the last time, and waits for the disk, but not for ever.
+    /// Writes for the last time and waits for the disk, at most [`FINAL_WRITE_TIMEOUT`].
     pub(crate) fn keep_last<S: Steering>(&mut self, core: &mut Core<S>, now: Time, unix: i64) {
         self.gather(core, now, unix);
-        let end = Instant::now() + LAST_PATIENCE;
+        let end = Instant::now() + FINAL_WRITE_TIMEOUT;
         while Instant::now() < end {
-            if !self.hand_over() {
+            if !self.fill_store() {
                 std::thread::sleep(Duration::from_millis(5));
             } else if self.write().recv_timeout(end.saturating_duration_since(Instant::now())) != Err(RecvTimeoutError::Timeout) {
                 return;
             }
         }
-        tracing::warn!("the store in {} does not take what was learnt last: its disk does not answer", self.folder.display());
+        tracing::warn!("the last learned values are not stored: the disk of {} does not respond", self.folder.display());
     }
 
-    /// Gives the store what was learnt; false if it is being written and takes nothing.
-    fn hand_over(&mut self) -> bool {
-        let Some(mut store) = idle(&self.store) else { return false };
-        let fresh = std::mem::take(&mut self.fresh);
-        fresh.apps.into_iter().for_each(|(key, row)| store.put_app(key, row));
-        fresh.links.into_iter().for_each(|(key, row)| store.put_link(key, row));
-        fresh.usage.into_iter().for_each(|(key, row)| store.put_usage(key, row));
-        fresh.history.into_iter().for_each(|((kind, at), body)| store.put_history(kind, at, body));
+    /// Moves new rows into the store; false if a thread is writing it.
+    fn fill_store(&mut self) -> bool {
+        let Some(mut store) = try_store(&self.store) else { return false };
+        let pending = std::mem::take(&mut self.pending);
+        pending.apps.into_iter().for_each(|(key, row)| store.put_app(key, row));
+        pending.links.into_iter().for_each(|(key, row)| store.put_link(key, row));
+        pending.usage.into_iter().for_each(|(key, row)| store.put_usage(key, row));
+        pending.history.into_iter().for_each(|((kind, at), body)| store.put_history(kind, at, body));
         true
     }
 
-    /// Writes what is gathered on a thread of its own; the receiver hears of the end.
+    /// Writes the pending rows on a separate thread. The receiver gets a message when the write has finished.
     fn write(&mut self) -> mpsc::Receiver<()> {
         self.written = Instant::now();
         let store = Arc::clone(&self.store);
@@ -185,7 +187,7 @@ impl StateStore {
         ended
     }
 
-    /// Takes in what was learnt since.
+    /// Collects new values from the core.
     fn gather<S: Steering>(&mut self, core: &mut Core<S>, now: Time, unix: i64) {
         let unix = u64::try_from(unix).unwrap_or(0);
         for learnt in core.steering().estimates().unwrap_or_default() {
@@ -197,14 +199,14 @@ impl StateStore {
                 samples: learnt.count,
                 updated: unix.saturating_sub(now.since(learnt.updated).as_secs()),
             };
-            // Times are rounded, and so differ by a second now and then.
+            // Times are rounded, so they may differ by a second.
             let same = |known: &AppRow| AppRow { updated: 0, ..*known } == AppRow { updated: 0, ..row };
             if !self.learnt.apps.get(&key).is_some_and(same) {
-                self.fresh.apps.insert(key.clone(), row);
+                self.pending.apps.insert(key.clone(), row);
                 self.learnt.apps.insert(key, row);
             }
         }
-        for apps in [&mut self.learnt.apps, &mut self.fresh.apps] {
+        for apps in [&mut self.learnt.apps, &mut self.pending.apps] {
             braid_store::prune(apps, |row| row.updated);
         }
         for link in core.all_links_mut() {
@@ -216,31 +218,31 @@ impl StateStore {
             let row = LinkRow { capacity_down: learnt(&link.capacity.down), capacity_up: learnt(&link.capacity.up), updated: unix };
             if row.capacity_down.is_some() || row.capacity_up.is_some() {
                 self.learnt.links.insert(key.clone(), row);
-                self.fresh.links.insert(key.clone(), row);
+                self.pending.links.insert(key.clone(), row);
             }
             if let Some(allowance) = &link.allowance {
                 let row = UsageRow { used: allowance.used().get(), period: allowance.period(), updated: unix };
                 self.learnt.usage.insert(usage_key(&key), row);
-                self.fresh.usage.insert(usage_key(&key), row);
+                self.pending.usage.insert(usage_key(&key), row);
             }
         }
-        for links in [&mut self.learnt.links, &mut self.fresh.links] {
+        for links in [&mut self.learnt.links, &mut self.pending.links] {
             braid_store::prune(links, |row| row.updated);
         }
     }
 }
 
-/// The store, unless it is being written.
-fn idle(store: &Mutex<Store>) -> Option<MutexGuard<'_, Store>> {
+/// The store, unless a thread is writing it.
+fn try_store(store: &Mutex<Store>) -> Option<MutexGuard<'_, Store>> {
     match store.try_lock() {
         Ok(store) => Some(store),
-        // A thread that died in the middle leaves what is still to be written.
+        // If a writer panicked, its rows are still pending.
         Err(TryLockError::Poisoned(store)) => Some(store.into_inner()),
         Err(TryLockError::WouldBlock) => None,
     }
 }
 
-/// A stored row as the steering takes it.
+/// Converts a stored row to an estimate.
 fn learnt(exe: ExeId, key: &AppKey, row: &AppRow, now: Time, unix: i64) -> DemandEstimate {
     let age = u64::try_from(unix).unwrap_or(0).saturating_sub(row.updated);
     DemandEstimate {
@@ -253,7 +255,7 @@ fn learnt(exe: ExeId, key: &AppKey, row: &AppRow, now: Time, unix: i64) -> Deman
     }
 }
 
-/// An allowance belongs to the device whatever network it is in.
+/// Key of a usage row: an allowance belongs to the device, whatever network it is in.
 fn usage_key(key: &LinkKey) -> LinkKey {
     LinkKey { network: String::new(), ..key.clone() }
 }
@@ -289,7 +291,7 @@ mod tests {
         Core::new(FakeSteering::default(), Box::new(OneProgram), Config::default(), NOW).unwrap()
     }
 
-    /// As if flows of a program of this name had moved so much.
+    /// Simulates flows of a program of this name that moved this many bytes.
     fn learn(core: &mut Core<FakeSteering>, name: &str, down: u64) {
         let app = AppId { exe: process::exe_id(Path::new(PROGRAM)).unwrap(), name: name.to_owned() };
         let met = SteeringEvent::NewApp { app: app.clone(), process: 1, cgroup: 0, class: Class::default() };
@@ -302,13 +304,13 @@ mod tests {
         let (mut state_store, mut core) = (StateStore::open(folder), core());
         state_store.begin_recall(&mut core, NOW, UNIX);
         while state_store.recalled.is_some() {
-            state_store.go_on_recalling(&mut core);
+            state_store.poll_recall(&mut core);
         }
         core.steering().estimates().unwrap().into_iter().map(|learnt| (learnt.app.name, learnt.down.get())).collect()
     }
 
     #[test]
-    fn what_was_learnt_is_recalled_in_the_next_life() {
+    fn learned_demand_is_recalled_after_a_restart() {
         let folder = tempfile::tempdir().unwrap();
         let (mut state_store, mut core) = (StateStore::open(folder.path()), core());
         learn(&mut core, "curl", 1000);
@@ -318,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn regression_a_disk_that_does_not_answer_holds_nothing_up_and_loses_nothing() {
+    fn regression_an_unresponsive_disk_neither_blocks_nor_loses_data() {
         let folder = tempfile::tempdir().unwrap();
         let (mut state_store, mut core) = (StateStore::open(folder.path()), core());
         let store = Arc::clone(&state_store.store);
@@ -327,8 +329,8 @@ mod tests {
             learn(&mut core, name, down);
             state_store.keep(&mut core, NOW, UNIX);
         }
-        state_store.written -= SLOW;
-        assert!(state_store.trouble()[0].contains("does not answer"));
+        state_store.written -= SLOW_WRITE;
+        assert!(state_store.trouble()[0].contains("does not respond"));
         drop(disk);
         state_store.keep_last(&mut core, NOW, UNIX);
         assert_eq!(state_store.trouble(), [""; 0]);
@@ -337,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn regression_ever_new_programs_do_not_fill_the_memory() {
+    fn regression_many_new_programs_do_not_fill_the_memory() {
         let folder = tempfile::tempdir().unwrap();
         let (mut state_store, mut core) = (StateStore::open(folder.path()), core());
         let store = Arc::clone(&state_store.store);
@@ -345,23 +347,23 @@ mod tests {
         for number in 0..13_000u64 {
             let key = AppKey { exe: PROGRAM.to_owned(), name: number.to_string(), port: 80 };
             state_store.learnt.apps.insert(key.clone(), AppRow { updated: number, ..AppRow::default() });
-            state_store.fresh.apps.insert(key, AppRow { updated: number, ..AppRow::default() });
+            state_store.pending.apps.insert(key, AppRow { updated: number, ..AppRow::default() });
         }
         state_store.keep(&mut core, NOW, UNIX);
-        assert!(state_store.learnt.apps.len() <= 11_000 && state_store.fresh.apps.len() <= 11_000);
+        assert!(state_store.learnt.apps.len() <= 11_000 && state_store.pending.apps.len() <= 11_000);
         let latest = AppKey { exe: PROGRAM.to_owned(), name: "12999".to_owned(), port: 80 };
-        assert!(state_store.fresh.apps.contains_key(&latest), "the oldest go first");
+        assert!(state_store.pending.apps.contains_key(&latest), "the oldest rows are removed first");
     }
 
     #[test]
-    fn what_did_not_change_is_not_written_again() {
+    fn unchanged_rows_are_not_written_again() {
         let folder = tempfile::tempdir().unwrap();
         let (mut state_store, mut core) = (StateStore::open(folder.path()), core());
         learn(&mut core, "curl", 1000);
         state_store.gather(&mut core, NOW, UNIX);
-        assert_eq!(state_store.fresh.apps.len(), 1);
-        state_store.hand_over();
+        assert_eq!(state_store.pending.apps.len(), 1);
+        state_store.fill_store();
         state_store.gather(&mut core, NOW, UNIX + 1);
-        assert_eq!(state_store.fresh.apps.len(), 0);
+        assert_eq!(state_store.pending.apps.len(), 0);
     }
 }

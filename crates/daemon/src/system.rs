@@ -1,4 +1,4 @@
-//! What the daemon asks of the running system, and tells it: names, the time of day, the battery, systemd.
+//! Interfaces to the running system: names, time of day, battery, systemd.
 
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -13,8 +13,8 @@ use braid_platform::linux::model;
 use braid_platform::linux::process::{self, CgroupTree};
 use tokio::sync::mpsc;
 
-/// The battery is asked this often.
-const BATTERY: Duration = Duration::from_secs(2);
+/// Interval of battery readings.
+const BATTERY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Milliseconds of Unix time.
 pub(super) fn unix_ms() -> u64 {
@@ -26,7 +26,7 @@ pub(super) fn unix() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |span| i64::try_from(span.as_secs()).unwrap_or(i64::MAX))
 }
 
-/// The running system's names.
+/// Looks up names in the running system.
 pub(super) struct SystemNames {
     pub(super) cgroups: Option<CgroupTree>,
 }
@@ -41,7 +41,7 @@ impl Names for SystemNames {
     }
 
     fn application(&mut self, app: &AppId, pid: u32, cgroup: u64) -> (Application, Option<String>) {
-        // The process may be gone and its number taken by another: only the executable the kernel saw counts.
+        // The process may have exited and its id may have been reused: only the executable that the kernel saw counts.
         let exe = process::exe_path(pid).filter(|_| process::exe_inode(pid).is_ok_and(|inode| inode == app.exe.inode));
         let group = self.cgroups.as_mut().and_then(|tree| tree.path(cgroup, pid)).filter(|path| *path != "/").map(str::to_owned);
         (Application { exe, name: app.name.clone() }, group)
@@ -52,7 +52,7 @@ impl Names for SystemNames {
     }
 }
 
-/// Asks the battery now and then, on a thread of its own: some firmware takes its time. It ends with the receiver.
+/// Reads the battery periodically on a separate thread, since some firmware is slow. The thread ends with the receiver.
 pub(super) fn watch_battery() -> mpsc::Receiver<Option<Supply>> {
     let (send, receive) = mpsc::channel(1);
     std::thread::spawn(move || {
@@ -63,13 +63,13 @@ pub(super) fn watch_battery() -> mpsc::Receiver<Option<Supply>> {
             if send.blocking_send(supply).is_err() {
                 return;
             }
-            std::thread::sleep(BATTERY);
+            std::thread::sleep(BATTERY_INTERVAL);
         }
     });
     receive
 }
 
-/// Tells systemd, where it started us.
+/// Notifies systemd of a state (sd_notify(3)), if it started this process.
 pub fn notify(state: &str) {
     let Some(path) = std::env::var_os("NOTIFY_SOCKET") else { return };
     let sent = std::os::unix::net::UnixDatagram::unbound().and_then(|socket| match path.to_str().and_then(|path| path.strip_prefix('@')) {
@@ -81,6 +81,6 @@ pub fn notify(state: &str) {
         None => socket.send_to(state.as_bytes(), &path),
     });
     if let Err(error) = sent {
-        tracing::debug!("systemd could not be told {state}: {error}");
+        tracing::debug!("cannot notify systemd of {state}: {error}");
     }
 }

@@ -1,7 +1,7 @@
-//! The watchdog: a small process that outlives the daemon and takes its rules and routes down when it dies, however it dies. Connections
-//! that can hear no answer without them it ends, so that their programs connect anew.
+//! The watchdog: a small process that outlives the daemon and removes its rules and routes when the daemon dies, however it dies. It
+//! also destroys connections that cannot receive replies without those rules, so that their programs reconnect.
 //!
-//! The BPF programs need no watchdog: they are held by the daemon's descriptors and go with it.
+//! The BPF programs need no watchdog: the daemon's file descriptors hold them, and the kernel removes them with it.
 
 use std::io::{self, Read};
 use std::os::unix::process::CommandExt;
@@ -9,23 +9,23 @@ use std::process::{Child, Command, Stdio};
 
 use braid_platform::linux::sys::process::{FORWARDED, block_signals};
 use braid_platform::linux::{netlink, reverse_path};
-use braid_store::lock::{Lock, LockError, PATIENCE};
+use braid_store::lock::{LOCK_TIMEOUT, Lock, LockError};
 
-/// The daemon's end. While it lives, the watchdog waits.
+/// The daemon's handle of the watchdog.
 pub struct Watchdog {
     child: Child,
     arguments: Vec<String>,
 }
 
 impl Watchdog {
-    /// Starts the watchdog: this program again, with `arguments` (the hidden subcommand). Its standard input is a pipe that ends
-    /// when this process does.
+    /// Starts the watchdog: this program, with `arguments` (the hidden subcommand). Its standard input is a pipe that closes when this
+    /// process ends.
     pub fn start(arguments: &[&str]) -> io::Result<Self> {
         let arguments: Vec<String> = arguments.iter().map(|text| (*text).to_owned()).collect();
         Ok(Self { child: spawn(&arguments)?, arguments })
     }
 
-    /// Starts another watchdog if this one was killed; whether it was.
+    /// Restarts the watchdog if it was killed. Returns whether it was.
     pub fn revive(&mut self) -> io::Result<bool> {
         if self.child.try_wait()?.is_none() {
             return Ok(false);
@@ -34,7 +34,7 @@ impl Watchdog {
         Ok(true)
     }
 
-    /// Ends the watchdog without a sweep by it: the caller has swept, or will.
+    /// Ends the watchdog without a sweep: the caller sweeps.
     pub fn dismiss(mut self) {
         if let Some(mut pipe) = self.child.stdin.take() {
             let _ = io::Write::write_all(&mut pipe, b"q");
@@ -45,13 +45,13 @@ impl Watchdog {
 
 fn spawn(arguments: &[String]) -> io::Result<Child> {
     let mut command = Command::new("/proc/self/exe");
-    // A group of its own: Ctrl-C at the terminal is for the daemon.
+    // A process group of its own: Ctrl-C at the terminal must reach only the daemon.
     command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::null()).process_group(0).spawn()
 }
 
-/// The watchdog's whole life: waits for the pipe to end, then sweeps.
+/// Main function of the watchdog: waits for the pipe to close, then sweeps.
 pub fn watch() -> anyhow::Result<()> {
-    // A service manager asks all its processes to end; this one ends after the daemon.
+    // A service manager signals all processes of the service; the watchdog must end after the daemon.
     block_signals(&FORWARDED)?;
     crate::privilege::narrow_to_sweeping()?;
     let mut word = [0];
@@ -63,15 +63,15 @@ pub fn watch() -> anyhow::Result<()> {
             Err(_) => break,
         }
     }
-    // Under the lock, since the next daemon may have started already: then it has swept itself, and what is there is its own.
-    let _lock = match Lock::take_within(PATIENCE) {
+    // Sweep under the lock. If the next daemon holds it, that daemon has already swept, and the remaining rules are its own.
+    let _lock = match Lock::take_within(LOCK_TIMEOUT) {
         Err(LockError::Held(_)) => return Ok(()),
-        // No daemon shows, though the lock cannot be had: what is there is a dead one's.
+        // The lock is held, but no daemon runs: the rules belong to a dead one.
         Err(LockError::Stranger { .. }) => None,
         other => Some(other?),
     };
     let swept = netlink::sweep()?;
     let ended = reverse_path::end_stranded();
-    tracing::info!(?swept, ended, "the daemon is gone; its rules and routes are taken down");
+    tracing::info!(?swept, ended, "the daemon died; removed its rules and routes");
     Ok(())
 }

@@ -15,10 +15,10 @@ use braid_model::{ByteCount, LinkSet, Rate, Time};
 use crate::bucket::Bucket;
 
 /// A positive answer expires this long after the last contact with the host.
-pub const PRESENCE_LIFETIME: Duration = Duration::from_secs(24 * 3600);
-/// A host that does not answer is probed again after this time. The time doubles with each miss, up to [`PRESENCE_LIFETIME`].
+pub const FRESH: Duration = Duration::from_secs(24 * 3600);
+/// A host that does not answer is probed again after this time. The time doubles with each miss, up to [`FRESH`].
 pub const INITIAL_RETRY: Duration = Duration::from_secs(3600);
-const MAX_RETRY: Duration = PRESENCE_LIFETIME;
+const MAX_RETRY: Duration = FRESH;
 /// Initial retry time for a host that ran Braid and is unreachable now. It doubles in the same way.
 const INITIAL_LOST_RETRY: Duration = Duration::from_secs(60);
 /// A pending probe expires after this time.
@@ -148,7 +148,7 @@ impl<K: Copy + PartialEq> Detection<K> {
             DetectionAnswer::Runs(key) => {
                 self.pinned += usize::from(entry.pin.is_none());
                 entry.pin = Some(key);
-                entry.set_state(link, State::Present, now + PRESENCE_LIFETIME);
+                entry.set_state(link, State::Present, now + FRESH);
             }
             DetectionAnswer::AnotherKey => entry.set_state(link, State::AnotherKey, now + INITIAL_RETRY),
             DetectionAnswer::Silent => entry.record_miss(link, now, State::Absent, INITIAL_RETRY),
@@ -158,9 +158,7 @@ impl<K: Copy + PartialEq> Detection<K> {
 
     /// The host was reached and proved its pinned key.
     pub fn on_reached(&mut self, now: Time, host: IpAddr) {
-        self.update_links(host, &[State::Present, State::Lost], |entry, link| {
-            entry.set_state(link, State::Present, now + PRESENCE_LIFETIME)
-        });
+        self.update_links(host, &[State::Present, State::Lost], |entry, link| entry.set_state(link, State::Present, now + FRESH));
         if let Some(entry) = self.hosts.get_mut(&host) {
             entry.touched = now;
         }
@@ -351,7 +349,7 @@ mod tests {
         assert_eq!(known.knowledge(now, host(1)), Knowledge::Runs(7));
         assert_eq!(known.servers(now), [host(1)]);
         let end = known.poll_timeout(now).unwrap();
-        assert_eq!(end, now + PRESENCE_LIFETIME);
+        assert_eq!(end, now + FRESH);
         assert_eq!(known.ask(now + 23 * HOUR, host(1), 0), None);
         assert_eq!((known.knowledge(end, host(1)), known.servers(end)), (Knowledge::Nothing, vec![]));
         assert_eq!(known.ask(end, host(1), 0), Some(Some(7)), "the key stays pinned");
@@ -391,7 +389,7 @@ mod tests {
         let (mut known, now) = start();
         known.ask(now, host(1), 0);
         known.on_answer(now, host(1), 0, DetectionAnswer::Runs(7));
-        let later = now + PRESENCE_LIFETIME;
+        let later = now + FRESH;
         assert_eq!(known.ask(later, host(1), 0), Some(Some(7)));
         known.on_answer(later, host(1), 0, DetectionAnswer::AnotherKey);
         assert_eq!(known.knowledge(later, host(1)), Knowledge::AnotherKey(7));
@@ -504,7 +502,7 @@ mod tests {
     fn a_recalled_host_must_prove_its_key_again() {
         let (mut known, now) = start();
         known.recall(now, host(1), 7, 23 * HOUR);
-        known.recall(now, host(2), 8, 90 * PRESENCE_LIFETIME);
+        known.recall(now, host(2), 8, 90 * FRESH);
         assert_eq!([1, 2].map(|at| known.knowledge(now, host(at))), [Knowledge::Nothing; 2], "the host must prove its key again");
         assert_eq!([1, 2].map(|at| known.ask(now, host(at), 0)), [Some(Some(7)), Some(Some(8))]);
         assert_eq!(known.pins().map(|(host, key, _)| (host, key)).collect::<Vec<_>>(), [(host(1), 7), (host(2), 8)]);

@@ -1,6 +1,6 @@
-//! Answers clients out of the [`Core`], and keeps what only they need: the history, the configuration's text, and what listeners were told.
+//! Answers clients from the [`Core`], and keeps client-only state: the history, the configuration's text, and the state last sent to listeners.
 //!
-//! What needs more of the system than the core (peers, the end of the daemon) is left to the daemon.
+//! Requests that need other parts of the daemon (peers, the end of the daemon) are left to the daemon.
 
 use std::sync::Arc;
 
@@ -16,72 +16,72 @@ use braid_model::Time;
 
 use crate::{Feed, First, FlowList, Request, Update};
 
-/// Notes that a listener is told first.
+/// Number of notes that a new listener receives first.
 const FIRST_NOTES: usize = 100;
 
-/// The API handler.
+/// Answers API requests and feeds event listeners.
 #[derive(Debug)]
 pub struct ApiHandler {
-    /// What happened and was measured.
+    /// Notes and measurements.
     pub history: HistoryStore,
-    /// The configuration's file.
+    /// The configuration file.
     pub settings: Settings,
     feed: Feed,
     sample: Option<Sample>,
     app_sample: Option<AppsSample>,
-    told: Told,
+    last_sent: LastSent,
 }
 
-/// What listeners know.
+/// State that was last sent to listeners.
 #[derive(Debug, Default)]
-struct Told {
+struct LastSent {
     flows: Option<Arc<FlowList>>,
     apps: Vec<App>,
     peers: Vec<Peer>,
     note: u64,
 }
 
-/// Puts a configuration in force.
+/// Function that applies a configuration.
 pub type Enforce<'a, S> = &'a mut dyn FnMut(&mut Core<S>, Config) -> Result<(), RequestError>;
 
-/// The moment of a request.
+/// Time of a request.
 #[derive(Debug, Clone, Copy)]
 pub struct Moment {
-    /// By the clock that never goes back.
+    /// Monotonic time.
     pub now: Time,
     /// Milliseconds of Unix time.
     pub unix_ms: u64,
 }
 
-/// What the API handler is told of, besides the core, once a second while somebody listens.
+/// Input besides the core, once a second while there are listeners.
 pub struct Rest {
-    /// The daemon at a glance.
+    /// Status of the daemon.
     pub status: Status,
-    /// Flows that peers carry.
+    /// Flows forwarded by peers.
     pub bonded: Vec<Flow>,
-    /// Applications; `None`: not looked at now.
+    /// Applications; `None`: not polled now.
     pub apps: Option<Vec<App>>,
     /// Peers.
     pub peers: Vec<Peer>,
 }
 
-/// What a client's text is judged by: what is in force, and no file that the text names.
+/// The world that a client's configuration text is checked against: the configuration in force, and no files that the text names.
 fn client_world<S: Steering>(core: &Core<S>, relays: &dyn Fn() -> Vec<String>) -> World {
     World { relays: Some(relays()), ..World::for_client(core.config()) }
 }
 
 impl ApiHandler {
-    /// An API handler that tells `feed`.
+    /// Creates a handler that sends events to `feed`.
     pub fn new(history: HistoryStore, settings: Settings, feed: Feed) -> Self {
-        Self { history, settings, feed, sample: None, app_sample: None, told: Told::default() }
+        Self { history, settings, feed, sample: None, app_sample: None, last_sent: LastSent::default() }
     }
 
-    /// Whether anybody listens.
+    /// Whether there is any listener.
     pub fn heard(&self) -> bool {
         self.feed.heard()
     }
 
-    /// Answers what it can, and gives the rest back. `relays` are those that were joined; `enforce` puts a configuration in force.
+    /// Answers the requests it can, and returns the others. `relays` returns the joined relays; `enforce` applies a configuration.
     pub fn answer<S: Steering>(
         &mut self,
         core: &mut Core<S>,
@@ -91,7 +91,7 @@ impl ApiHandler {
         request: Request,
     ) -> Option<Request> {
         let Moment { now, unix_ms } = moment;
-        // A client that does not wait for its answer is none of our business.
+        // Ignores send errors: the client may have stopped waiting.
         match request {
             Request::Links(reply) => drop(reply.send(Ok(core.links(now)))),
             Request::Policy(reply) => drop(reply.send(Ok(core.policy()))),
@@ -117,7 +117,7 @@ impl ApiHandler {
                 let world = client_world(core, relays);
                 let undone = self.settings.undo(&world, |config| enforce(core, config));
                 if undone.is_ok() {
-                    self.history.note(unix_ms, "config", "info", "the last change of the configuration was taken back");
+                    self.history.note(unix_ms, "config", "info", "the last configuration change was undone");
                 }
                 let _ = reply.send(undone);
             }
@@ -126,10 +126,10 @@ impl ApiHandler {
         None
     }
 
-    /// What a listener is told first: the notes after `after`, else the last few.
+    /// The initial state for a listener, with the notes after `after`, or the last few notes.
     pub fn first<S: Steering>(&self, core: &Core<S>, now: Time, after: Option<u64>, rest: Rest) -> First {
-        // As of the moment that the next changes are told against: what came and went between would never be told to be gone.
-        let flows = self.told.flows.clone().unwrap_or_else(|| FlowList::new(core.flows_view(now), rest.bonded).into());
+        // The flows as last sent, which later changes refer to. A flow that came and went in between would never be reported as gone.
+        let flows = self.last_sent.flows.clone().unwrap_or_else(|| FlowList::new(core.flows_view(now), rest.bonded).into());
         let notes = match after {
             Some(after) => self.history.notes_after(after),
             None => self.history.last_notes(FIRST_NOTES),
@@ -139,47 +139,47 @@ impl ApiHandler {
         First { status: rest.status, flows, apps, peers: rest.peers, notes, last_note, sample, app_sample }
     }
 
-    /// Once a second: takes in what every link does, and what applications moved.
+    /// Once a second: records the activity of links, and the bytes that applications moved.
     pub fn on_second(&mut self, unix_ms: u64, links: Vec<Pulse>, power: Power, apps: &[AppPulse]) {
         self.app_sample = Some(self.history.on_apps(unix_ms, apps));
         self.sample = Some(self.history.on_second(unix_ms, links, power));
         if !self.heard() {
-            // Whoever comes is told the notes up to now first.
-            self.told = Told { note: self.history.last_note(), ..Told::default() };
+            // A new listener receives the notes up to now first.
+            self.last_sent = LastSent { note: self.history.last_note(), ..LastSent::default() };
         }
     }
 
-    /// Once a second, while somebody listens: tells what has changed.
+    /// Once a second, while there are listeners: sends the changes.
     pub fn tell<S: Steering>(&mut self, core: &Core<S>, now: Time, rest: Rest) {
-        let notes = self.history.notes_after(self.told.note);
-        let told = &mut self.told;
+        let notes = self.history.notes_after(self.last_sent.note);
+        let last_sent = &mut self.last_sent;
         let flows = Arc::new(FlowList::new(core.flows_view(now), rest.bonded));
         let update = Update {
             status: Some(rest.status),
             flows: Some(flows.clone()),
-            anew: told.flows.is_none(),
-            apps: rest.apps.and_then(|apps| fresh(&mut told.apps, apps, |app| App { age_ms: None, confidence: None, ..app.clone() })),
-            peers: fresh(&mut told.peers, rest.peers, Peer::clone),
+            anew: last_sent.flows.is_none(),
+            apps: rest.apps.and_then(|apps| fresh(&mut last_sent.apps, apps, |app| App { age_ms: None, confidence: None, ..app.clone() })),
+            peers: fresh(&mut last_sent.peers, rest.peers, Peer::clone),
             notes,
             sample: self.sample.clone(),
             app_sample: self.app_sample.clone(),
         };
         if self.feed.tell(update) {
-            told.flows = Some(flows);
-            told.note = self.history.last_note();
+            last_sent.flows = Some(flows);
+            last_sent.note = self.history.last_note();
         } else {
-            // It was lost: the next one tells all of these again, and of flows what has changed since the last that was not.
-            (told.apps, told.peers) = Default::default();
+            // The update was lost. The next one repeats these, and sends the flow changes since the last update that was not lost.
+            (last_sent.apps, last_sent.peers) = Default::default();
         }
     }
 }
 
-/// `now`, if it differs from what was told; `mark` takes away what changes all the time.
-fn fresh<T: PartialEq>(told: &mut Vec<T>, now: Vec<T>, mark: impl Fn(&T) -> T) -> Option<Vec<T>> {
+/// `now`, if it differs from the last sent state; `mark` removes fields that change all the time.
+fn fresh<T: PartialEq>(last_sent: &mut Vec<T>, now: Vec<T>, mark: impl Fn(&T) -> T) -> Option<Vec<T>> {
     let marks: Vec<T> = now.iter().map(mark).collect();
-    if *told == marks {
+    if *last_sent == marks {
         return None;
     }
-    *told = marks;
+    *last_sent = marks;
     Some(now)
 }

@@ -1,6 +1,6 @@
-//! Clients' connections: a bounded number, and none that says nothing for long.
+//! Client connections with limits on their number and with timeouts.
 //!
-//! Each takes a descriptor, and the daemon needs descriptors for probes and for the kernel's tables.
+//! Each connection takes a descriptor, and the daemon needs descriptors for probes and for the kernel's tables.
 
 use std::io;
 use std::pin::Pin;
@@ -20,44 +20,43 @@ use tokio::time::{Instant, Sleep, sleep};
 use super::access::ApiClient;
 use crate::access::{ApiPermit, Origin};
 
-/// The most connections at a time; further ones wait in the kernel's queue.
-const MOST: usize = 256;
-/// The most of those who may not change anything, so that they keep nobody out who may; and of one user of them.
-const READERS: usize = 192;
-const OF_ONE_READER: usize = 32;
-/// A connection over which nothing has come or gone for so long is closed. Longer than any answer takes, shorter than
-/// clients wait.
-const IDLE: Duration = Duration::from_secs(6);
-/// From the first byte of a request until it is whole and its answer begins: a client that sends a byte now and then is let go.
-const REQUEST: Duration = Duration::from_secs(15);
+/// Maximum number of connections; further ones wait in the kernel's queue.
+const MAX_CONNECTIONS: usize = 256;
+/// Maximum number of connections of all read-only clients, so that they cannot exclude others; and of one user among them.
+const MAX_READERS: usize = 192;
+const MAX_PER_READER: usize = 32;
+/// A connection without traffic for this long is closed. Longer than any answer takes, and shorter than clients wait.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(6);
+/// Time limit from the first byte of a request to the first byte of its answer. It ends clients that send single bytes slowly.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How long a client may take.
+/// Timeouts of a connection.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Patience {
+pub(super) struct Timeouts {
     idle: Duration,
     request: Duration,
 }
 
-impl Default for Patience {
+impl Default for Timeouts {
     fn default() -> Self {
-        Self { idle: IDLE, request: REQUEST }
+        Self { idle: IDLE_TIMEOUT, request: REQUEST_TIMEOUT }
     }
 }
 
-/// Accepts clients of the Unix socket.
+/// Accepts clients on the Unix socket.
 pub(super) struct Connections {
     listener: UnixListener,
     free: Arc<Semaphore>,
     readers: Quota<Origin>,
-    patience: Patience,
+    timeouts: Timeouts,
     own: u32,
 }
 
 impl Connections {
-    /// For a daemon of this user.
+    /// `own` is the daemon's user.
     pub(super) fn of(listener: UnixListener, own: u32) -> Self {
-        let readers = Quota::new(READERS, OF_ONE_READER);
-        Self { listener, free: Semaphore::new(MOST).into(), readers, patience: Patience::default(), own }
+        let readers = Quota::new(MAX_READERS, MAX_PER_READER);
+        Self { listener, free: Semaphore::new(MAX_CONNECTIONS).into(), readers, timeouts: Timeouts::default(), own }
     }
 }
 
@@ -71,10 +70,10 @@ impl Listener for Connections {
             let free = self.free.clone().acquire_owned().await.ok();
             let (stream, address) = Listener::accept(&mut self.listener).await;
             let client = ApiClient::of(&stream, self.own);
-            let mut connection = Connection::of(stream, client.clone(), self.patience);
+            let mut connection = Connection::of(stream, client.clone(), self.timeouts);
             connection._free = free;
             if !client.may_change() {
-                // One too many is let go at once.
+                // A connection over the limit is closed at once.
                 let Some((permit, ended)) = self.readers.take(client.origin()) else { continue };
                 connection = connection.at(permit.into(), ended);
             }
@@ -87,13 +86,13 @@ impl Listener for Connections {
     }
 }
 
-/// One client's connection.
+/// A client's connection.
 pub(super) struct Connection<S> {
     stream: S,
     client: ApiClient,
-    patience: Patience,
+    timeouts: Timeouts,
     silence: Pin<Box<Sleep>>,
-    /// Since when a request comes in, or waits for its answer.
+    /// Time when a request began to arrive, while it is not answered.
     asked: Option<Instant>,
     ended: Option<Ended>,
     is_over: bool,
@@ -102,25 +101,25 @@ pub(super) struct Connection<S> {
 }
 
 impl<S> Connection<S> {
-    /// A connection that ends when its client makes it wait for too long.
-    pub(super) fn of(stream: S, client: ApiClient, patience: Patience) -> Self {
-        let silence = Box::pin(sleep(patience.idle));
-        Self { stream, client, patience, silence, asked: None, ended: None, is_over: false, _free: None, _permit: None }
+    /// A connection with timeouts.
+    pub(super) fn of(stream: S, client: ApiClient, timeouts: Timeouts) -> Self {
+        let silence = Box::pin(sleep(timeouts.idle));
+        Self { stream, client, timeouts, silence, asked: None, ended: None, is_over: false, _free: None, _permit: None }
     }
 
-    /// The same, which ends too when its permit is given to another.
+    /// Adds a permit; the connection ends if the permit is revoked.
     pub(super) fn at(self, permit: Arc<ApiPermit>, ended: Ended) -> Self {
         Self { ended: Some(ended), _permit: Some(permit), ..self }
     }
 
-    /// Who is at the other end.
+    /// The client at the other end.
     pub(super) fn client(&self) -> ApiClient {
         self.client.clone()
     }
 
-    /// Passes on what became of an attempt, unless the client has had its time.
-    fn heard<T>(&mut self, context: &mut Context<'_>, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        // A poll may be put off for other tasks' sake.
+    /// Returns the outcome of an I/O attempt, or an error if the permit is revoked or a timeout has passed.
+    fn check_timeouts<T>(&mut self, context: &mut Context<'_>, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        // try_recv too: tokio's cooperative scheduling may make the poll return pending.
         let is_over = |ended: &mut Ended| ended.try_recv() == Err(TryRecvError::Closed) || Pin::new(ended).poll(context).is_ready();
         if self.ended.as_mut().is_some_and(is_over) {
             (self.ended, self.is_over) = (None, true);
@@ -128,11 +127,11 @@ impl<S> Connection<S> {
         if self.is_over {
             return Poll::Ready(Err(io::ErrorKind::ConnectionAborted.into()));
         }
-        if self.asked.is_some_and(|asked| asked.elapsed() >= self.patience.request) {
+        if self.asked.is_some_and(|asked| asked.elapsed() >= self.timeouts.request) {
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         if outcome.is_ready() {
-            let end = Instant::now() + self.patience.idle;
+            let end = Instant::now() + self.timeouts.idle;
             self.silence.as_mut().reset(end);
             return outcome;
         }
@@ -147,7 +146,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Connection<S> {
         if buffer.filled().len() > before {
             self.asked.get_or_insert_with(Instant::now);
         }
-        self.heard(context, outcome)
+        self.check_timeouts(context, outcome)
     }
 }
 
@@ -157,7 +156,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Connection<S> {
         if matches!(outcome, Poll::Ready(Ok(written)) if written > 0) {
             self.asked = None;
         }
-        self.heard(context, outcome)
+        self.check_timeouts(context, outcome)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -178,30 +177,30 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     #[tokio::test]
-    async fn regression_silent_clients_keep_no_descriptors_and_nobody_out() {
+    async fn regression_silent_clients_free_their_descriptors_and_exclude_nobody() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let mut connections = Connections::of(UnixListener::bind(&path).unwrap(), own_user());
-        connections.patience.idle = Duration::from_millis(50);
+        connections.timeouts.idle = Duration::from_millis(50);
         let mut clients = Vec::new();
-        for _ in 0..MOST + 1 {
+        for _ in 0..MAX_CONNECTIONS + 1 {
             clients.push(UnixStream::connect(&path).await.unwrap());
         }
         let mut accepted = Vec::new();
-        for _ in 0..MOST {
+        for _ in 0..MAX_CONNECTIONS {
             accepted.push(connections.accept().await.0);
         }
         let full = tokio::time::timeout(Duration::from_millis(20), connections.accept()).await;
-        assert!(full.is_err(), "one more than may be was accepted");
+        assert!(full.is_err(), "a connection over the limit was accepted");
         let silent = accepted[0].read(&mut [0]).await.unwrap_err();
         assert_eq!(silent.kind(), io::ErrorKind::TimedOut);
         accepted.swap_remove(0);
         let (mut last, _) = connections.accept().await;
-        clients[MOST].write_all(b"x").await.unwrap();
+        clients[MAX_CONNECTIONS].write_all(b"x").await.unwrap();
         assert_eq!(last.read_u8().await.unwrap(), b'x');
     }
 
-    /// So many connections of a user, over each of which it sends a byte.
+    /// Opens `count` connections as a user, and sends one byte over each.
     struct Visitor(std::process::Child);
 
     impl Visitor {
@@ -221,9 +220,9 @@ mod tests {
         }
     }
 
-    /// One of them had all the permits that there were for those who may only read.
+    /// A single read-only user could hold all permits of the read-only clients.
     #[tokio::test]
-    async fn regression_a_user_who_may_only_read_keeps_nobody_out() {
+    async fn regression_a_read_only_user_excludes_nobody() {
         if own_user() != 0 {
             assert!(std::env::var_os("CI").is_none(), "users need root");
             return println!("skipped: needs root");
@@ -233,9 +232,9 @@ mod tests {
         let path = folder.path().join("socket");
         let mut connections = Connections::of(UnixListener::bind(&path).unwrap(), 0);
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o666)).unwrap();
-        let _greedy = Visitor::of(65_534, &path, READERS);
+        let _greedy = Visitor::of(65_534, &path, MAX_READERS);
         let mut served = Vec::new();
-        for _ in 0..READERS {
+        for _ in 0..MAX_READERS {
             served.push(connections.accept().await.0);
         }
         let mut living = 0;
@@ -243,26 +242,26 @@ mod tests {
             assert!(!connection.client().may_change());
             living += usize::from(connection.read_u8().await.is_ok());
         }
-        assert_eq!(living, OF_ONE_READER);
+        assert_eq!(living, MAX_PER_READER);
         for (user, may_change) in [(65_533, false), (0, true)] {
             let _visitor = Visitor::of(user, &path, 1);
             let accepted = tokio::time::timeout(Duration::from_secs(60), connections.accept()).await;
-            let (mut connection, _) = accepted.expect("it is let in");
+            let (mut connection, _) = accepted.expect("it is accepted");
             assert_eq!(connection.client().may_change(), may_change);
             assert_eq!(connection.read_u8().await.unwrap(), b'x');
         }
     }
 
-    /// Each byte made it wait anew.
+    /// Each byte restarted the timeout.
     #[tokio::test]
-    async fn regression_a_request_that_comes_byte_by_byte_is_given_up() {
+    async fn regression_a_request_that_arrives_byte_by_byte_times_out() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let mut connections = Connections::of(UnixListener::bind(&path).unwrap(), own_user());
-        connections.patience = Patience { idle: Duration::from_secs(60), request: Duration::from_millis(50) };
+        connections.timeouts = Timeouts { idle: Duration::from_secs(60), request: Duration::from_millis(50) };
         let mut client = UnixStream::connect(&path).await.unwrap();
         let (mut connection, _) = connections.accept().await;
-        // One that is answered goes on.
+        // A connection whose requests are answered continues.
         for _ in 0..3 {
             client.write_all(b"x").await.unwrap();
             connection.read_u8().await.unwrap();
@@ -276,15 +275,15 @@ mod tests {
             }
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
-        panic!("it is still waited for");
+        panic!("the request has not timed out");
     }
 
     #[tokio::test]
-    async fn regression_a_client_that_reads_nothing_is_let_go() {
+    async fn regression_a_client_that_reads_nothing_times_out() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("socket");
         let mut connections = Connections::of(UnixListener::bind(&path).unwrap(), own_user());
-        connections.patience.idle = Duration::from_millis(50);
+        connections.timeouts.idle = Duration::from_millis(50);
         let _client = UnixStream::connect(&path).await.unwrap();
         let (mut connection, _) = connections.accept().await;
         let error = connection.write_all(&vec![0; 1 << 24]).await.unwrap_err();

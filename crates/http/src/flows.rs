@@ -1,4 +1,4 @@
-//! The living flows as answers and listeners get them: put into words where they are written, not where they are known.
+//! The active flows, for answers and listeners; serialized on the API's thread instead of in the core.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -8,33 +8,34 @@ use braid_control::core::FlowsView;
 use bytes::Bytes;
 use serde::{Serialize, Serializer};
 
-/// Every living flow; written as a list of [`Flow`]s.
+/// Every active flow; serialized as a list of [`Flow`]s.
 #[derive(Debug, Clone, Default)]
 pub struct FlowList {
-    /// Those that go over one link.
+    /// Flows over one link.
     pub direct: FlowsView,
-    /// Those that peers carry.
+    /// Flows forwarded by peers.
     pub bonded: Vec<Flow>,
     text: OnceLock<Bytes>,
 }
 
 impl FlowList {
-    /// Of these.
+    /// Creates a list of these flows.
     pub fn new(direct: FlowsView, bonded: Vec<Flow>) -> Self {
         Self { direct, bonded, text: OnceLock::new() }
     }
 
-    /// As `GET /v1/flows` answers; written at the first call, which takes milliseconds where there are thousands, and the same bytes for everybody after it.
+    /// The answer of `GET /v1/flows`. The first call serializes it, which takes milliseconds for thousands of flows; later calls return
+    /// the same bytes.
     pub fn text(&self) -> Bytes {
         self.text.get_or_init(|| serde_json::to_vec(&Versioned::of(List::<Flow, _>::of(self))).unwrap_or_default().into()).clone()
     }
 
-    /// The same, if it has been written.
+    /// The serialized answer, if [`Self::text`] was called before.
     pub fn written(&self) -> Option<Bytes> {
         self.text.get().cloned()
     }
 
-    /// What has changed since `before`; without one, everything is told and the answer is full.
+    /// The changes since `before`; without it, all flows, marked as full.
     pub fn changes(&self, before: Option<&Self>) -> FlowChanges {
         let mut changes = self.direct.changes(before.map(|before| &before.direct));
         let mark = |flow: &Flow| Flow { age_ms: None, ..flow.clone() };
@@ -71,7 +72,7 @@ mod tests {
     }
 
     #[test]
-    fn bonded_flows_that_changed_are_told_and_those_that_grew_older_are_not() {
+    fn changed_bonded_flows_are_reported_and_those_that_only_aged_are_not() {
         let before = list(vec![bonded(1, 10, 0), bonded(2, 10, 0), bonded(3, 10, 0)]);
         let after = list(vec![bonded(1, 10, 1000), bonded(2, 20, 1000), bonded(4, 0, 0)]);
         let changes = after.changes(Some(&before));
@@ -82,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn everybody_gets_the_bytes_that_were_written_once() {
+    fn all_clients_share_the_bytes_serialized_once() {
         let flows = list(vec![bonded(1, 10, 0)]);
         assert_eq!(flows.written(), None);
         let text = flows.text();

@@ -1,9 +1,9 @@
-//! The HTTP API, on a Unix socket and, where asked for, over TCP.
+//! The HTTP API, on a Unix socket and optionally over TCP.
 //!
-//! [`braid_api::openapi::OPERATIONS`] says what there is and who may call it; [`access`] holds everybody to it. The server lives on a thread
-//! of its own and knows nothing of the daemon: it sends each [`Request`] over a channel and waits for the answer, so that all state
-//! stays in the one task that receives them, and turning answers into text costs that task nothing. What may take long, since there may be
-//! thousands of flows, is done on a thread of its own: it holds up no other answer either.
+//! [`braid_api::openapi::OPERATIONS`] declares the operations and their access rights; [`access`] enforces them. The server runs on its own
+//! thread and has no access to the daemon's state: it sends each [`Request`] over a channel and waits for the answer, so all state stays
+//! in the one task that receives requests, and serialization costs that task nothing. Slow serialization, for example of thousands of flows,
+//! runs on a blocking thread, so it does not delay other answers.
 
 #![forbid(unsafe_code)]
 
@@ -45,23 +45,23 @@ use access::{ApiClient, Keys, Origin};
 use connections::Connections;
 pub use flows::FlowList;
 pub use live::{Feed, First, Spreader, Update};
-use tcp::Door;
+use tcp::BoundPort;
 pub use tcp::{UiError, UiOptions};
 
-/// Where the daemon listens unless told otherwise.
+/// Default path of the daemon's Unix socket.
 pub const DEFAULT_SOCKET: &str = "/run/braid/braid.sock";
 
-/// How long the core may take to answer before the client is told that it hangs.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Time that the core may take to answer before the client receives an error.
+const CORE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Requests under way at a time of those who may only read, and of one user or address of them. The core's queue holds more.
-const READING: usize = 48;
-const READING_OF_ONE: usize = 16;
+/// Maximum number of concurrent requests of all read-only clients, and of one user or address among them. The core's queue holds more.
+const MAX_READ_REQUESTS: usize = 48;
+const MAX_READ_REQUESTS_PER_CLIENT: usize = 16;
 
-/// Where the core sends its answer: what was asked for, or why it cannot be done.
+/// Channel for the core's answer: the result, or the reason of a failure.
 pub type ReplySender<T> = oneshot::Sender<Result<T, RequestError>>;
 
-/// What clients ask of the core; each carries where to answer. A dropped sender tells the client that the daemon is ending.
+/// A client's request to the core, with the channel for its answer. If the sender is dropped, the client receives the error that the daemon is ending.
 #[derive(Debug)]
 pub enum Request {
     /// `GET /v1/status`; also behind `/v1/metrics`.
@@ -78,21 +78,21 @@ pub enum Request {
     Explain(ExplainRequest, ReplySender<Explanation>),
     /// `GET /v1/peers`.
     Peers(ReplySender<Vec<PeerView>>),
-    /// `POST /v1/join`: bond with a relay from now on.
+    /// `POST /v1/join`: start to bond with a relay.
     Join(JoinRequest, ReplySender<Accepted>),
-    /// `POST /v1/leave`: no more.
+    /// `POST /v1/leave`: stop to bond with a relay.
     Leave(LeaveRequest, ReplySender<Accepted>),
-    /// `POST /v1/move`: carry flows over another link from now on.
+    /// `POST /v1/move`: move flows to another link.
     Move(MoveRequest, ReplySender<Accepted>),
-    /// `GET /v1/events`: what a listener is told first; the notes after the one of this id, else the last few.
+    /// `GET /v1/events`: the initial state for a listener, with the notes after this id, or the last few notes.
     Subscribe(Option<u64>, ReplySender<Box<First>>),
-    /// `GET /v1/notes`: those after the one of this id.
+    /// `GET /v1/notes`: the notes after this id.
     Notes(u64, ReplySender<Vec<Note>>),
-    /// `GET /v1/history`: the samples after a moment (milliseconds of Unix time).
+    /// `GET /v1/history`: the samples after a time (milliseconds of Unix time).
     History(Resolution, u64, ReplySender<History>),
-    /// `GET /v1/history/apps`: the samples after a moment, of one application or all.
+    /// `GET /v1/history/apps`: the samples after a time, of one application or of all.
     AppHistory(Resolution, u64, Option<String>, ReplySender<AppHistory>),
-    /// `GET /v1/gains`: over so many days.
+    /// `GET /v1/gains`: over this number of days.
     Gains(u32, ReplySender<Gains>),
     /// `GET /v1/tradeoff`.
     Tradeoff(ReplySender<Vec<TradeoffPoint>>),
@@ -104,32 +104,32 @@ pub enum Request {
     Apply(ConfigChange, ReplySender<ConfigChanged>),
     /// `POST /v1/config/undo`.
     Undo(ReplySender<ConfigView>),
-    /// `POST /v1/reload`: read the configuration again; a refused one leaves the running one in force (a problem, status 422).
+    /// `POST /v1/reload`: read the configuration again; if it is rejected (a problem, status 422), the running one stays in force.
     Reload(ReplySender<Accepted>),
-    /// `POST /v1/down`: take everything down and end. The answer is sent before.
+    /// `POST /v1/down`: take everything down and exit. The answer is sent before.
     Down(ReplySender<Accepted>),
 }
 
-/// Why the API cannot be served.
+/// Reason why the API cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// Another daemon answers there.
-    #[error("another braid answers on {0}: stop it with `braid down`, or name another --socket")]
+    /// Another daemon uses the socket.
+    #[error("another Braid daemon is running on {0}: stop it with `braid down`, or specify another --socket")]
     InUse(PathBuf),
-    /// Something else stands there.
-    #[error("{0} exists and is not a socket: remove it, or name another --socket")]
+    /// The path exists and is not a socket.
+    #[error("{0} exists and is not a socket: remove it, or specify another --socket")]
     NotASocket(PathBuf),
-    /// The socket cannot be made.
-    #[error("cannot listen on {path}: {error}; run as root, or name a --socket in a directory you may write")]
+    /// The socket cannot be created.
+    #[error("cannot listen on {path}: {error}; run as root, or specify a --socket in a writable directory")]
     Listen {
-        /// The socket.
+        /// Path of the socket.
         path: PathBuf,
-        /// What the system says.
+        /// Error from the system.
         error: io::Error,
     },
 }
 
-/// A socket that listens; its file is removed when this is dropped.
+/// A listening Unix socket; dropping it removes its file.
 #[derive(Debug)]
 pub struct Server {
     listener: UnixListener,
@@ -137,8 +137,8 @@ pub struct Server {
 }
 
 impl Server {
-    /// Listens on `path` with mode 0666, since everybody may read; makes its directory (0755) if there is none, and takes the place of a
-    /// dead daemon's socket.
+    /// Listens on `path` with mode 0666, because every user may read. Creates its directory (0755) if there is none, and replaces the socket
+    /// of a dead daemon.
     pub fn bind(path: &Path) -> Result<Self, ServeError> {
         let failed = |error| ServeError::Listen { path: path.to_owned(), error };
         if let Some(parent) = path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
@@ -154,7 +154,7 @@ impl Server {
         Ok(Self { listener, file: SocketFile::of(path) })
     }
 
-    /// Answers clients until `end` comes to pass; answers under way are finished. Call within a tokio runtime.
+    /// Serves clients until `end` resolves, and finishes pending answers. Call within a tokio runtime.
     pub async fn serve(self, api: Api, end: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
         let Self { listener, file } = self;
         listener.set_nonblocking(true)?;
@@ -166,76 +166,76 @@ impl Server {
     }
 }
 
-/// What the server answers out of.
+/// State shared by all request handlers.
 #[derive(Debug, Clone)]
 pub struct Api {
     core: mpsc::Sender<Request>,
     live: live::Live,
     keys: Option<Arc<Keys>>,
-    /// Requests under way of those who may only read.
+    /// Concurrent requests of read-only clients.
     reading: Quota<Origin>,
-    /// The web page's address.
+    /// Address of the web page.
     page: Option<String>,
 }
 
 impl Api {
-    /// An API that asks `core`; what happens comes by the [`Feed`], for as long as the [`Spreader`] is run.
+    /// Creates an API that sends its requests to `core`. Events arrive by the [`Feed`] while the [`Spreader`] runs.
     pub fn new(core: mpsc::Sender<Request>) -> (Self, Feed, Spreader) {
         let (live, feed, spreader) = live::live();
-        (Self { core, live, keys: None, reading: Quota::new(READING, READING_OF_ONE), page: None }, feed, spreader)
+        (Self { core, live, keys: None, reading: Quota::new(MAX_READ_REQUESTS, MAX_READ_REQUESTS_PER_CLIENT), page: None }, feed, spreader)
     }
 }
 
-/// The API over TCP, not served yet.
+/// The API over TCP, bound but not served yet.
 #[derive(Debug)]
 pub struct Ui {
-    door: Door,
+    port: BoundPort,
     keys: Arc<Keys>,
 }
 
 impl Ui {
-    /// Listens; tokens and the own certificate are kept in `folder`, which is made if there is none.
+    /// Binds the address. Stores tokens and Braid's own certificate in `folder`, which is created if there is none.
     ///
     /// # Errors
-    /// Where the address, the certificate or the directory will not do.
+    /// The address, the certificate or the directory is not usable.
     pub fn open(options: &UiOptions, folder: &Path) -> Result<Self, UiError> {
         let failed = |error| UiError::State { path: folder.to_owned(), error };
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed)?;
         let keys = Keys::open(folder, options.names.clone(), options.tls()).map_err(failed)?;
-        Ok(Self { door: Door::open(options, folder)?, keys: keys.into() })
+        Ok(Self { port: BoundPort::open(options, folder)?, keys: keys.into() })
     }
 
-    /// The page's address.
+    /// Address of the page.
     pub fn address(&self) -> String {
-        self.keys.address(self.door.address)
+        self.keys.address(self.port.address)
     }
 
-    /// The SHA-256 of Braid's own certificate, where that is used.
+    /// SHA-256 of Braid's own certificate, if that is in use.
     pub fn fingerprint(&self) -> Option<&str> {
-        self.door.fingerprint.as_deref()
+        self.port.fingerprint.as_deref()
     }
 
-    /// The token that allows everything, or reading only.
+    /// The token for full access, or for read-only access.
     pub fn token(&self, may_change: bool) -> &str {
         self.keys.token(if may_change { Needs::Changing } else { Needs::Reading })
     }
 
-    /// Answers clients until `end` comes to pass. Call within a tokio runtime.
+    /// Serves clients until `end` resolves. Call within a tokio runtime.
     pub async fn serve(self, api: Api, end: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
         let api = api.with(&self);
         let service = routes::router(api).into_make_service_with_connect_info::<ApiClient>();
-        axum::serve(self.door.enter()?, service).with_graceful_shutdown(end).await
+        axum::serve(self.port.accept_clients()?, service).with_graceful_shutdown(end).await
     }
 }
 
 impl Api {
-    /// The same, with what TCP clients must show.
+    /// The API with the TCP clients' tokens and the page's address.
     fn with(self, ui: &Ui) -> Self {
         Self { keys: Some(ui.keys.clone()), page: Some(ui.address()), ..self }
     }
 }
 
-/// Serves everything on a thread of its own; dropped, it is told to end.
+/// Serves everything on its own thread; dropping it stops the server.
 #[derive(Debug)]
 pub struct Serving {
     end: Option<oneshot::Sender<()>>,
@@ -243,10 +243,10 @@ pub struct Serving {
 }
 
 impl Serving {
-    /// Begins to.
+    /// Starts the server thread.
     ///
     /// # Errors
-    /// Where the system gives no thread or no runtime.
+    /// The system cannot create a thread or a runtime.
     pub fn start(server: Server, ui: Option<Ui>, api: Api, spreader: Spreader) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let ((end, told), (done, ended)) = (oneshot::channel(), oneshot::channel());
@@ -254,34 +254,34 @@ impl Serving {
             tokio::spawn(spreader.run());
             let api = ui.as_ref().map_or(api.clone(), |ui| api.with(ui));
             if let Some(ui) = ui {
-                // Ends with the runtime.
+                // This task ends with the runtime.
                 tokio::spawn(ui.serve(api.clone(), std::future::pending()));
             }
             if let Err(error) = server.serve(api, async move { drop(told.await) }).await {
-                tracing::warn!("the API is not served any more: {error}");
+                tracing::warn!("the API server has stopped: {error}");
             }
         };
         std::thread::Builder::new().name("api".to_owned()).spawn(move || {
             runtime.block_on(all);
-            // Whoever still listens is not waited for.
+            // Does not wait for clients that still listen to events.
             runtime.shutdown_background();
             let _ = done.send(());
         })?;
         Ok(Self { end: Some(end), ended })
     }
 
-    /// Ends it; answers under way are finished within `patience`.
+    /// Stops the server; waits at most `patience` for pending answers.
     pub async fn end(mut self, patience: Duration) {
         drop(self.end.take());
         let _ = tokio::time::timeout(patience, self.ended).await;
     }
 }
 
-/// Binds in a directory that is nobody else's to enter and moves the socket into place, so that nobody finds it before its mode is set, and
-/// nobody can put another file in its place meanwhile. The directory is spoken of by its descriptor, not by its path.
+/// Binds inside a private directory and then moves the socket into place, so that no client finds it before its mode is set, and no other
+/// user can replace it meanwhile. Refers to the directory by its descriptor instead of its path.
 fn bind_beside(path: &Path) -> io::Result<UnixListener> {
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    // Another may have been left by a process of the same number.
+    // An earlier process with the same ID may have left such a directory.
     let folder = |number: u32| parent.join(format!(".braid-{}-{number}", std::process::id()));
     let taken = |folder: &PathBuf| folder.symlink_metadata().is_ok();
     let folder = (0..8).map(folder).find(|folder| !taken(folder)).ok_or(io::ErrorKind::AlreadyExists)?;
@@ -289,7 +289,7 @@ fn bind_beside(path: &Path) -> io::Result<UnixListener> {
     let bound = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY | libc::O_NOFOLLOW).open(&folder).and_then(|open| {
         let (found, own) = (open.metadata()?, own_user());
         if found.uid() != own || found.mode() & 0o077 != 0 {
-            return Err(io::Error::other(format!("{} was exchanged by somebody else", folder.display())));
+            return Err(io::Error::other(format!("another user replaced {}", folder.display())));
         }
         let inside = PathBuf::from(format!("/proc/self/fd/{}/socket", open.as_raw_fd()));
         let listener = UnixListener::bind(&inside)?;
@@ -304,7 +304,7 @@ fn bind_beside(path: &Path) -> io::Result<UnixListener> {
     bound
 }
 
-/// Removes the socket's file when the server ends, unless another one has taken the place.
+/// Removes the socket's file when the server ends, unless another file has replaced it.
 #[derive(Debug)]
 struct SocketFile {
     path: PathBuf,
@@ -329,7 +329,7 @@ fn identity(path: &Path) -> Option<(u64, u64)> {
     std::fs::symlink_metadata(path).ok().map(|data| (data.dev(), data.ino()))
 }
 
-/// A problem as a response.
+/// A problem that is sent as a response.
 pub(crate) struct Refusal(pub(crate) Problem);
 
 impl From<RequestError> for Refusal {
@@ -363,7 +363,7 @@ mod tests {
             .unwrap()
     }
 
-    /// A core that knows a status, takes commands and refuses to explain.
+    /// A core that has a status, accepts commands and refuses to explain.
     async fn core(mut requests: mpsc::Receiver<Request>) {
         while let Some(request) = requests.recv().await {
             match request {
@@ -372,7 +372,7 @@ mod tests {
                 Request::Explain(request, reply) => {
                     drop(reply.send(Err(RequestError::not_found("Not found", format!("no flow {:?}", request.flow)))));
                 }
-                // Dropped without an answer, as by a core that ends.
+                // Dropped without an answer, like in a core that is ending.
                 _ => {}
             }
         }
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn requests_reach_the_core_and_problems_the_client() {
+    async fn requests_reach_the_core_and_problems_reach_the_client() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("run/braid.sock");
         let server = Server::bind(&path).unwrap();
@@ -420,11 +420,11 @@ mod tests {
         drop(stop);
         served.await.unwrap().unwrap();
         core.await.unwrap();
-        assert!(!path.exists(), "the socket's file must go with the server");
+        assert!(!path.exists(), "the server removes the socket's file");
     }
 
     #[tokio::test]
-    async fn a_dead_daemons_socket_is_taken_over_and_other_files_are_not() {
+    async fn a_dead_daemons_socket_is_replaced_and_other_files_are_not() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("braid.sock");
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
@@ -435,7 +435,7 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         let second = Server::bind(&path).unwrap();
         drop(first);
-        assert!(path.exists(), "the file is another server's now");
+        assert!(path.exists(), "the file belongs to another server now");
         drop(second);
         std::fs::write(&path, "precious").unwrap();
         assert!(matches!(Server::bind(&path), Err(ServeError::NotASocket(_))));

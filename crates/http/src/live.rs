@@ -1,8 +1,8 @@
-//! `GET /v1/events`: what happens, as it happens.
+//! `GET /v1/events`: events as they happen.
 //!
-//! Once a second the daemon gives an [`Update`], with nothing in it that nobody listens to. What changed among the flows is found, and all of
-//! it written as text, once, on a thread of its own, and the same bytes go to every listener. A listener that is too slow is let go: it
-//! comes again and is told everything anew.
+//! Once a second the daemon sends an [`Update`]; it sends none without listeners. A blocking thread computes the flow changes and serializes
+//! the update once, and every listener gets the same bytes. A listener that is too slow is disconnected; it reconnects and receives the
+//! full state again.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,43 +21,43 @@ use tokio::sync::{broadcast, mpsc};
 use super::FlowList;
 use crate::access::{ApiPermit, Origin};
 
-/// The most listeners of those who may change something.
-const CHANGERS: usize = 32;
-/// The most of those who may only read, and of one user or address of them.
-const READERS: usize = 48;
-const OF_ONE_READER: usize = 12;
-/// Seconds that a listener may lag behind; what is kept for it meanwhile is a few megabytes at most.
-const LAG: usize = 8;
-/// Updates that the API's thread may lag behind.
-const UPDATES: usize = 4;
+/// Maximum number of listeners with full access.
+const MAX_FULL_ACCESS: usize = 32;
+/// Maximum number of read-only listeners, and of one user or address among them.
+const MAX_READERS: usize = 48;
+const MAX_PER_READER: usize = 12;
+/// Seconds that a listener may lag behind; the buffered frames take a few megabytes at most.
+const MAX_LAG: usize = 8;
+/// Number of updates that the API's thread may lag behind.
+const UPDATE_QUEUE: usize = 4;
 
-/// What happened in a second; `None`: nothing new.
+/// Events of one second; `None`: nothing new.
 #[derive(Debug, Default)]
 pub struct Update {
-    /// The daemon at a glance.
+    /// Status of the daemon.
     pub status: Option<Status>,
-    /// Every flow: what has changed since the last update is told.
+    /// Every flow; listeners receive the changes since the last update.
     pub flows: Option<Arc<FlowList>>,
-    /// Nobody has been told of any flow yet.
+    /// No flows were sent before, so all of them are new.
     pub anew: bool,
-    /// Applications.
+    /// Every application.
     pub apps: Option<Vec<App>>,
-    /// Peers.
+    /// Every peer.
     pub peers: Option<Vec<Peer>>,
-    /// Notes.
+    /// New notes.
     pub notes: Vec<Note>,
-    /// What links did.
+    /// Activity of links.
     pub sample: Option<Sample>,
-    /// What applications moved.
+    /// Bytes that applications moved.
     pub app_sample: Option<AppsSample>,
 }
 
-/// What a listener is told first.
+/// Initial state for a new listener.
 #[derive(Debug)]
 pub struct First {
-    /// The daemon at a glance.
+    /// Status of the daemon.
     pub status: Status,
-    /// Every flow, as listeners were told last.
+    /// Every flow, as last sent to listeners.
     pub flows: Arc<FlowList>,
     /// Every application.
     pub apps: Vec<App>,
@@ -65,15 +65,15 @@ pub struct First {
     pub peers: Vec<Peer>,
     /// The last notes.
     pub notes: Vec<Note>,
-    /// The id of the last.
+    /// Id of the last note.
     pub last_note: u64,
-    /// What links did last.
+    /// Last activity of links.
     pub sample: Option<Sample>,
-    /// What applications moved last.
+    /// Last bytes that applications moved.
     pub app_sample: Option<AppsSample>,
 }
 
-/// The daemon's end.
+/// The daemon's end of the event stream.
 #[derive(Debug)]
 pub struct Feed {
     updates: mpsc::Sender<Update>,
@@ -81,18 +81,18 @@ pub struct Feed {
 }
 
 impl Feed {
-    /// Whether anybody listens.
+    /// Whether there is any listener.
     pub fn heard(&self) -> bool {
         self.listeners.load(Ordering::Relaxed) > 0
     }
 
-    /// Tells the listeners. False if it was lost, so that everything has to be told anew.
+    /// Sends an update to the listeners. `false` if it was lost, so that everything must be sent again.
     pub fn tell(&self, update: Update) -> bool {
         self.updates.try_send(update).is_ok()
     }
 }
 
-/// Turns updates into bytes for as long as the [`Feed`] lives.
+/// Serializes updates as long as the [`Feed`] lives.
 #[derive(Debug)]
 pub struct Spreader {
     updates: mpsc::Receiver<Update>,
@@ -100,48 +100,48 @@ pub struct Spreader {
 }
 
 impl Spreader {
-    /// Does so. When it ends, so do the listeners' streams.
+    /// Runs until the [`Feed`] is dropped, which also ends the listeners' streams.
     pub async fn run(mut self) {
-        let mut told: Option<Arc<FlowList>> = None;
+        let mut last_flows: Option<Arc<FlowList>> = None;
         while let Some(update) = self.updates.recv().await {
-            let before = told.take().filter(|_| !update.anew);
-            told = update.flows.clone().or_else(|| before.clone());
+            let before = last_flows.take().filter(|_| !update.anew);
+            last_flows = update.flows.clone().or_else(|| before.clone());
             let written = tokio::task::spawn_blocking(move || frame(&update, before.as_deref())).await;
-            // Where it fails nobody listens any more.
+            // An error here means that there are no listeners any more.
             written.ok().flatten().map(|frame| self.frames.send(frame));
         }
     }
 }
 
-/// What the server needs to let listeners in.
+/// State that the server needs to accept listeners.
 #[derive(Debug, Clone)]
 pub(super) struct Live {
     frames: broadcast::WeakSender<Frame>,
     listeners: Arc<AtomicUsize>,
-    changers: Quota<Origin>,
+    full_access: Quota<Origin>,
     readers: Quota<Origin>,
 }
 
-/// The three ends of a stream of events.
+/// Creates the three ends of an event stream.
 pub(super) fn live() -> (Live, Feed, Spreader) {
-    let (frames, _) = broadcast::channel(LAG);
-    let (send, updates) = mpsc::channel(UPDATES);
+    let (frames, _) = broadcast::channel(MAX_LAG);
+    let (send, updates) = mpsc::channel(UPDATE_QUEUE);
     let listeners = Arc::new(AtomicUsize::new(0));
-    let (changers, readers) = (Quota::new(CHANGERS, CHANGERS), Quota::new(READERS, OF_ONE_READER));
-    let live = Live { frames: frames.downgrade(), listeners: listeners.clone(), changers, readers };
+    let (full_access, readers) = (Quota::new(MAX_FULL_ACCESS, MAX_FULL_ACCESS), Quota::new(MAX_READERS, MAX_PER_READER));
+    let live = Live { frames: frames.downgrade(), listeners: listeners.clone(), full_access, readers };
     (live, Feed { updates: send, listeners }, Spreader { updates, frames })
 }
 
-/// A second's messages, ready to be sent.
+/// The serialized messages of one second.
 #[derive(Debug, Clone)]
 struct Frame {
-    /// Notes by their ids: those that a listener was told first are not told again.
+    /// Notes by id; a listener skips those that it received at the start.
     notes: Arc<[(u64, Bytes)]>,
     rest: Bytes,
 }
 
 impl Frame {
-    /// What is sent to one who knows the notes up to `last`.
+    /// The bytes for a listener that has the notes up to `last`.
     fn after(self, last: u64) -> Bytes {
         let mut notes = self.notes.iter().filter(|(id, _)| *id > last).peekable();
         if notes.peek().is_none() {
@@ -152,7 +152,7 @@ impl Frame {
     }
 }
 
-/// One who listens; counted until dropped.
+/// A listener; counted until it is dropped.
 pub(super) struct Listener {
     frames: broadcast::Receiver<Frame>,
     listeners: Arc<AtomicUsize>,
@@ -166,9 +166,9 @@ impl Drop for Listener {
 }
 
 impl Live {
-    /// Lets one more in that may do so much; `None` where there are too many of its kind, or the daemon is ending.
+    /// Accepts a listener with this access right; `None` if the limit is reached or the daemon is ending.
     pub(super) fn listen(&self, origin: Origin, may: Needs) -> Option<Listener> {
-        let quota = if may == Needs::Changing { &self.changers } else { &self.readers };
+        let quota = if may == Needs::Changing { &self.full_access } else { &self.readers };
         let permit = quota.try_take(origin)?;
         let frames = self.frames.upgrade()?.subscribe();
         self.listeners.fetch_add(1, Ordering::Relaxed);
@@ -177,14 +177,14 @@ impl Live {
 }
 
 impl Listener {
-    /// The response: what is told first, and then what happens.
+    /// The response: the initial state, followed by events.
     pub(super) fn stream(self, Opening { text, last_note }: Opening) -> Response {
         let events = stream::unfold((self, Some(text)), move |(mut listener, opening)| async move {
             if let Some(opening) = opening {
                 return Some((Ok::<_, std::convert::Infallible>(opening), (listener, None)));
             }
             loop {
-                // One that lags, or a daemon that ends, ends the stream.
+                // The stream ends if the listener lags too far behind or the daemon ends.
                 let text = listener.frames.recv().await.ok()?.after(last_note);
                 if !text.is_empty() {
                     return Some((Ok(text), (listener, None)));
@@ -203,11 +203,11 @@ pub(super) struct Opening {
 }
 
 impl First {
-    /// As text. Takes its time where there are thousands of flows.
+    /// Serializes the initial state. Slow with thousands of flows.
     pub(super) fn opening(&self) -> Opening {
         let mut text = Vec::new();
         message(&mut text, "status", None, &Versioned::of(&self.status));
-        // Written as FlowChanges, without a copy of all flows.
+        // Serialized like FlowChanges, without a copy of all flows.
         #[derive(Serialize)]
         struct Full<'a> {
             full: bool,
@@ -228,7 +228,7 @@ impl First {
     }
 }
 
-/// A second in words; `before` are the flows that listeners know.
+/// Serializes the events of one second; `before` are the flows that listeners have.
 fn frame(update: &Update, before: Option<&FlowList>) -> Option<Frame> {
     let mut text = Vec::new();
     if let Some(status) = &update.status {
@@ -259,14 +259,14 @@ fn frame(update: &Update, before: Option<&FlowList>) -> Option<Frame> {
     (!text.is_empty() || !notes.is_empty()).then(|| Frame { notes, rest: text.into() })
 }
 
-/// One message. JSON has no line breaks outside of texts, and none inside.
+/// Appends one message. JSON has no line breaks outside of strings, and escapes them inside.
 fn message(text: &mut Vec<u8>, event: &str, id: Option<u64>, data: &impl Serialize) {
     text.extend_from_slice(format!("event: {event}\n").as_bytes());
     if let Some(id) = id {
         text.extend_from_slice(format!("id: {id}\n").as_bytes());
     }
     text.extend_from_slice(b"data: ");
-    // Numbers and texts can always be written, and memory takes them.
+    // Serialization of these types cannot fail.
     let _ = serde_json::to_writer(&mut *text, data);
     text.extend_from_slice(b"\n\n");
 }
@@ -292,13 +292,13 @@ mod tests {
     }
 
     #[test]
-    fn those_who_may_only_read_leave_streams_to_each_other_and_to_those_who_may_change() {
+    fn read_only_listeners_are_limited_per_user_and_in_total_and_do_not_exclude_others() {
         let (live, _feed, _spreader) = live();
         let reads = |user: u32| live.listen(Origin::User(user), Needs::Reading);
         let first: Vec<_> = std::iter::from_fn(|| reads(1000)).collect();
-        assert_eq!(first.len(), OF_ONE_READER);
+        assert_eq!(first.len(), MAX_PER_READER);
         let others: Vec<_> = (1001..1100).filter_map(reads).collect();
-        assert_eq!(others.len(), READERS - OF_ONE_READER);
+        assert_eq!(others.len(), MAX_READERS - MAX_PER_READER);
         assert!(listen(&live).is_some());
         drop(first);
         assert!(reads(2000).is_some());
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn all_listeners_are_told_the_same_and_no_note_twice() {
+    async fn all_listeners_receive_the_same_events_and_no_note_twice() {
         let (live, feed, spreader) = live();
         assert!(!feed.heard());
         let spread = tokio::spawn(spreader.run());
@@ -331,7 +331,7 @@ mod tests {
         }
         let ids = |told: &str| told.lines().filter_map(|line| line.strip_prefix("id: ")?.parse().ok()).collect::<Vec<u64>>();
         assert_eq!(told.map(|told| ids(&told)), [vec![8, 9], vec![9]]);
-        // More notes at once than a listener may lag behind.
+        // More notes at once than the number of frames that a listener may lag behind.
         assert!(feed.tell(Update { notes: (100..300).map(note).collect(), ..Update::default() }));
         for body in &mut bodies {
             assert_eq!(ids(&next(body).await.unwrap()).len(), 200);
@@ -345,15 +345,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn listeners_are_bounded_and_slow_ones_let_go() {
+    async fn listeners_are_limited_and_slow_ones_are_disconnected() {
         let (live, feed, spreader) = live();
         let spread = tokio::spawn(spreader.run());
         let mut slow = listen(&live).unwrap().stream(first(0)).into_body();
-        let listeners: Vec<_> = (1..CHANGERS).map(|_| listen(&live).unwrap()).collect();
+        let listeners: Vec<_> = (1..MAX_FULL_ACCESS).map(|_| listen(&live).unwrap()).collect();
         assert!(listen(&live).is_none());
         drop(listeners);
         assert!(listen(&live).is_some());
-        for n in 1..=(LAG as u64 + 2) {
+        for n in 1..=(MAX_LAG as u64 + 2) {
             while !feed.tell(Update { notes: vec![note(n)], ..Update::default() }) {
                 tokio::task::yield_now().await;
             }
@@ -365,9 +365,9 @@ mod tests {
     }
 
     #[test]
-    fn a_second_in_which_nothing_happened_is_nothing() {
+    fn a_second_without_events_yields_no_frame() {
         let nothing = Update { flows: Some(Arc::default()), ..Update::default() };
         assert!(frame(&nothing, Some(&FlowList::default())).is_none());
-        assert!(frame(&nothing, None).is_some(), "those who know nothing yet are told that there is none");
+        assert!(frame(&nothing, None).is_some(), "new listeners learn that there are no flows");
     }
 }

@@ -1,10 +1,10 @@
-//! `GET /v1/metrics`: a status in Prometheus' text format. What is not known is left out.
+//! `GET /v1/metrics`: the status in Prometheus' text format. Unknown values are omitted.
 
 use std::fmt::Write;
 
 use braid_api::{LinkState, LinkStatus, Status};
 
-/// Writes `status` as metrics.
+/// Formats `status` as metrics.
 pub(super) fn text(status: &Status) -> String {
     let mut out = String::new();
     metric(&mut out, "braid_flows", "gauge", "Live flows.", [(String::new(), Some(status.flows as f64))]);
@@ -12,7 +12,7 @@ pub(super) fn text(status: &Status) -> String {
         &mut out,
         "braid_uptime_seconds",
         "gauge",
-        "Since the daemon's start.",
+        "Time since the daemon's start.",
         [(String::new(), status.uptime_ms.map(|ms| ms as f64 / 1000.0))],
     );
     let counters = &status.counters;
@@ -24,9 +24,9 @@ pub(super) fn text(status: &Status) -> String {
         ("redirected", counters.redirected),
     ];
     let outcomes = outcomes.map(|(name, count)| (format!("{{outcome=\"{name}\"}}"), count.map(|count| count as f64)));
-    metric(&mut out, "braid_flows_total", "counter", "Flows met, by what became of them.", outcomes);
+    metric(&mut out, "braid_flows_total", "counter", "Flows seen, by outcome.", outcomes);
     let lost = [(String::new(), counters.lost_events.map(|count| count as f64))];
-    metric(&mut out, "braid_lost_events_total", "counter", "Events of the kernel that were lost.", lost);
+    metric(&mut out, "braid_lost_events_total", "counter", "Kernel events that were lost.", lost);
     let battery = [(String::new(), status.battery.map(|battery| battery.level))];
     metric(&mut out, "braid_battery_level_ratio", "gauge", "Charge of the batteries.", battery);
     type Read = fn(&LinkStatus) -> Option<f64>;
@@ -40,11 +40,11 @@ pub(super) fn text(status: &Status) -> String {
             link.capacity_up_bps.map(|v| v as f64)
         }),
         ("braid_link_rtt_seconds", "gauge", "Round-trip time.", |link| link.rtt_us.map(|v| v as f64 / 1e6)),
-        ("braid_link_loss_ratio", "gauge", "Share of segments sent again.", |link| link.loss),
+        ("braid_link_loss_ratio", "gauge", "Share of retransmitted segments.", |link| link.loss),
         ("braid_link_rx_bytes_total", "counter", "Bytes that flows received.", |link| link.rx_bytes.map(|v| v as f64)),
         ("braid_link_tx_bytes_total", "counter", "Bytes that flows sent.", |link| link.tx_bytes.map(|v| v as f64)),
-        ("braid_link_energy_joules_total", "counter", "What moving the device's bytes took.", |link| link.energy_j),
-        ("braid_link_used_bytes", "gauge", "Used of the allowance since its reset.", |link| link.used_bytes.map(|v| v as f64)),
+        ("braid_link_energy_joules_total", "counter", "Energy for the device's traffic.", |link| link.energy_j),
+        ("braid_link_used_bytes", "gauge", "Bytes used of the allowance since its reset.", |link| link.used_bytes.map(|v| v as f64)),
     ];
     for (name, kind, help, read) in per_link {
         let samples = status.links.iter().map(|link| (format!("{{link=\"{}\"}}", escape(&link.name)), read(link)));
@@ -57,7 +57,7 @@ fn metric(out: &mut String, name: &str, kind: &str, help: &str, samples: impl In
     let mut head = format!("# HELP {name} {help}\n# TYPE {name} {kind}\n");
     for (labels, value) in samples {
         if let Some(value) = value {
-            // Writing to a text cannot fail.
+            // Writing to a String cannot fail.
             let _ = writeln!(out, "{}{name}{labels} {value}", std::mem::take(&mut head));
         }
     }
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_unknown_is_left_out() {
+    fn unknown_values_are_omitted() {
         let status: Status = serde_json::from_value(serde_json::json!({
             "schema_version": 1, "version": "v", "scheduler": "only-one", "flows": 2,
             "links": [{
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn the_dashboard_names_metrics_that_there_are() {
+    fn the_dashboard_uses_existing_metrics() {
         let link = serde_json::json!({
             "name": "wlan0", "state": "up", "kind": "wireless", "addresses": [], "capacity_down_bps": 1, "capacity_up_bps": 1, "rtt_us": 1,
             "loss": 0.1, "rx_bytes": 1, "tx_bytes": 1, "flows": 1, "energy_j": 1.0, "used_bytes": 1,
@@ -113,7 +113,7 @@ mod tests {
         let named: std::collections::BTreeSet<&str> = dashboard.split(|c| !is_name(c)).filter(|word| word.starts_with("braid_")).collect();
         assert!(named.len() > 10, "{named:?}");
         for name in named {
-            assert!(text.contains(&format!("# TYPE {name} ")), "there is no metric {name}");
+            assert!(text.contains(&format!("# TYPE {name} ")), "unknown metric {name}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The web page's files, which are part of the program.
+//! The web page's files, embedded in the program.
 
 use std::sync::OnceLock;
 
@@ -6,26 +6,26 @@ use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use ring::digest::{SHA256, digest};
 
-/// Every file by its path below `web/`.
+/// Every file with its path below `web/`.
 const FILES: &[(&str, &[u8])] = include!(concat!(env!("OUT_DIR"), "/pages.rs"));
 
-/// What a file is sent as.
+/// A file's entity tag and compressed form.
 struct Prepared {
     tag: String,
-    /// Shorter than the file itself, or not there.
+    /// Compressed form; `None` if it is not smaller than the file.
     gzip: Option<Vec<u8>>,
 }
 
-/// The file that stands under `path`, `/` or `/assets/...`; `None` if there is none.
+/// The file at `path`, which is `/` or `/assets/...`; `None` if there is none.
 pub(super) fn page(path: &str, asked: &HeaderMap) -> Option<Response> {
     let name = if path == "/" { "index.html" } else { path.strip_prefix("/assets/")? };
-    // A page may keep its own files in a folder of that name.
+    // The page may have a directory of its own named `assets`.
     let found = |name: &str| FILES.iter().position(|(file, _)| *file == name);
     let index = found(name).or_else(|| found(&format!("assets/{name}")))?;
     let (name, bytes) = FILES[index];
     let prepared = &prepared()[index];
     let says = |name, what: &str| asked.get(name).and_then(|value| value.to_str().ok()).is_some_and(|value| value.contains(what));
-    // Looked after at each visit: after an upgrade the page is the new one.
+    // Browsers revalidate at each visit, so that they get the new page after an upgrade.
     let common = [(header::ETAG, prepared.tag.as_str()), (header::CACHE_CONTROL, "no-cache"), (header::VARY, "Accept-Encoding")];
     if says(header::IF_NONE_MATCH, &prepared.tag) {
         return Some((StatusCode::NOT_MODIFIED, common).into_response());
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_page_is_sent_small_when_asked_and_not_twice() {
+    async fn the_page_is_compressed_on_request_and_revalidated_by_its_tag() {
         let plain = page("/", &HeaderMap::new()).unwrap();
         let tag = plain.headers()[header::ETAG].to_str().unwrap().to_owned();
         assert_eq!(plain.headers()[header::CONTENT_TYPE], "text/html; charset=utf-8");
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_else_is_sent() {
+    fn other_paths_have_no_page() {
         for path in ["/assets/", "/assets/../Cargo.toml", "/assets/index.htm", "/index.html", "", "/assets//etc/passwd"] {
             assert!(page(path, &HeaderMap::new()).is_none(), "{path}");
         }

@@ -1,7 +1,7 @@
 //! The profile service over HTTP (OPERETTA III.C's online service): `GET /v1/profiles[?technology=T][&model=M]`.
 //!
-//! It only reads, so that whoever reaches it can change nothing. Connections are bounded in number and in time, and hyper bounds the
-//! size of what is asked.
+//! It is read-only, so clients cannot change anything. Connections are limited in number and in time, and hyper limits the size of
+//! requests.
 
 pub mod database;
 
@@ -29,21 +29,21 @@ use tokio::time::{Sleep, sleep};
 use crate::Refusal;
 use database::Database;
 
-/// Connections served at once; others wait in the kernel's queue.
-const CONNECTIONS: usize = 128;
-/// A connection lives this long, however slowly it asks.
+/// Maximum number of concurrent connections; further ones wait in the kernel's queue.
+const MAX_CONNECTIONS: usize = 128;
+/// Maximum lifetime of a connection.
 const LIFETIME: Duration = Duration::from_secs(20);
 
 type Shared = State<Arc<Mutex<Database>>>;
 
-/// Serves the profiles of `database` on `listener` until `end`.
+/// Serves the profiles of `database` on `listener` until `end` resolves.
 pub async fn serve(listener: TcpListener, database: Database, end: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
     let router = Router::new()
         .route("/v1/profiles", get(profiles))
-        .fallback(async || refuse(404, "Not found", "there is only /v1/profiles?technology=T&model=M".to_owned()))
-        .method_not_allowed_fallback(async || refuse(405, "Wrong method", "profiles are read with GET".to_owned()))
+        .fallback(async || refuse(404, "Not found", "the only path is /v1/profiles?technology=T&model=M".to_owned()))
+        .method_not_allowed_fallback(async || refuse(405, "Wrong method", "use GET to read profiles".to_owned()))
         .with_state(Arc::new(Mutex::new(database)));
-    let bounded = Bounded { listener, slots: Arc::new(Semaphore::new(CONNECTIONS)), lifetime: LIFETIME };
+    let bounded = Bounded { listener, slots: Arc::new(Semaphore::new(MAX_CONNECTIONS)), lifetime: LIFETIME };
     axum::serve(bounded, router).with_graceful_shutdown(end).await
 }
 
@@ -65,13 +65,13 @@ async fn profiles(State(database): Shared, wanted: Result<Query<Wanted>, QueryRe
     let found = database.lock().unwrap_or_else(PoisonError::into_inner).profiles(technology);
     let found = found.map_err(|error| {
         tracing::warn!("{error}");
-        refuse(500, "Not read", "the profiles cannot be read now: see the service's log".to_owned())
+        refuse(500, "Not read", "cannot read the profiles now: see the service's log".to_owned())
     })?;
     let rows = select(found, wanted.model.as_deref());
     Ok(Json(serde_json::json!({ "schema_version": braid_api::SCHEMA_VERSION, "profiles": rows })))
 }
 
-/// The rows asked for: with a model, of each technology the one that a look-up of that model would find.
+/// The requested rows. With a model: for each technology, the profile that a lookup of that model finds.
 fn select(found: Vec<Profile>, model: Option<&str>) -> Vec<braid_decide::energy::Row> {
     let Some(model) = model else { return found.iter().map(|profile| profile.row().clone()).collect() };
     let mut all = Profiles::default();
@@ -79,7 +79,7 @@ fn select(found: Vec<Profile>, model: Option<&str>) -> Vec<braid_decide::energy:
     Technology::ALL.iter().filter_map(|(_, technology)| all.find(Some(model), *technology)).map(|profile| profile.row().clone()).collect()
 }
 
-/// A listener that serves so many connections at once, each for so long.
+/// A listener that limits the number and the lifetime of connections.
 struct Bounded {
     listener: TcpListener,
     slots: Arc<Semaphore>,
@@ -87,17 +87,17 @@ struct Bounded {
 }
 
 impl Listener for Bounded {
-    type Io = Mortal;
+    type Io = TimedConnection;
     type Addr = SocketAddr;
 
-    async fn accept(&mut self) -> (Mortal, SocketAddr) {
+    async fn accept(&mut self) -> (TimedConnection, SocketAddr) {
         let permit = match Arc::clone(&self.slots).acquire_owned().await {
             Ok(permit) => permit,
             // The semaphore is never closed.
             Err(_) => std::future::pending().await,
         };
         let (stream, from) = Listener::accept(&mut self.listener).await;
-        (Mortal { stream, end: Box::pin(sleep(self.lifetime)), _permit: permit }, from)
+        (TimedConnection { stream, end: Box::pin(sleep(self.lifetime)), _permit: permit }, from)
     }
 
     fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -105,16 +105,16 @@ impl Listener for Bounded {
     }
 }
 
-/// A connection that ends when its time is up.
-struct Mortal {
+/// A connection with a maximum lifetime.
+struct TimedConnection {
     stream: TcpStream,
     end: Pin<Box<Sleep>>,
     _permit: OwnedSemaphorePermit,
 }
 
-impl Mortal {
-    /// The stream, or the error that its time is up.
-    fn alive(&mut self, context: &mut Context<'_>) -> io::Result<Pin<&mut TcpStream>> {
+impl TimedConnection {
+    /// The stream, or a timeout error at the end of its lifetime.
+    fn live_stream(&mut self, context: &mut Context<'_>) -> io::Result<Pin<&mut TcpStream>> {
         match self.end.as_mut().poll(context) {
             Poll::Ready(()) => Err(io::ErrorKind::TimedOut.into()),
             Poll::Pending => Ok(Pin::new(&mut self.stream)),
@@ -122,23 +122,23 @@ impl Mortal {
     }
 }
 
-impl AsyncRead for Mortal {
+impl AsyncRead for TimedConnection {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        self.alive(context)?.poll_read(context, buffer)
+        self.live_stream(context)?.poll_read(context, buffer)
     }
 }
 
-impl AsyncWrite for Mortal {
+impl AsyncWrite for TimedConnection {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
-        self.alive(context)?.poll_write(context, data)
+        self.live_stream(context)?.poll_write(context, data)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.alive(context)?.poll_flush(context)
+        self.live_stream(context)?.poll_flush(context)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.alive(context)?.poll_shutdown(context)
+        self.live_stream(context)?.poll_shutdown(context)
     }
 }
 
@@ -148,7 +148,7 @@ mod tests {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::sync::oneshot;
 
-    /// A service until the sender is dropped.
+    /// Runs a service until the sender is dropped.
     async fn start() -> (SocketAddr, oneshot::Sender<()>, tempfile::TempDir) {
         let folder = tempfile::tempdir().unwrap();
         let database = Database::open(&folder.path().join("energy.sqlite")).unwrap();
@@ -163,7 +163,7 @@ mod tests {
         let mut stream = TcpStream::connect(address).await.unwrap();
         stream.write_all(request).await.unwrap();
         let mut text = Vec::new();
-        // A service that refuses early may reset the connection; what it said is there nevertheless.
+        // A service that rejects a request early may reset the connection; its answer is received nevertheless.
         let _ = stream.read_to_end(&mut text).await;
         String::from_utf8_lossy(&text).into_owned()
     }
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn profiles_are_given_out_by_technology_and_model() {
+    async fn profiles_are_selected_by_technology_and_model() {
         let (address, _end, _folder) = start().await;
         let body = |text: String| text.split_once("\r\n\r\n").unwrap().1.to_owned();
         let all = braid_control::profiles::from_json("service", body(ask(address, "/v1/profiles").await).as_bytes()).unwrap();
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn hostile_requests_are_refused_and_the_service_lives_on() {
+    async fn hostile_requests_are_rejected_and_the_service_continues() {
         let (address, _end, _folder) = start().await;
         for (path, code) in [
             ("/v1/profiles?technology=6g", "400"),
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_connection_that_asks_nothing_ends_and_frees_its_place() {
+    async fn an_idle_connection_times_out_and_frees_its_slot() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let mut bounded = Bounded { listener, slots: Arc::new(Semaphore::new(1)), lifetime: Duration::from_millis(50) };

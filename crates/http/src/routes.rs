@@ -1,4 +1,4 @@
-//! What each path does.
+//! The handler of each path.
 
 use axum::body::{Body as Content, Bytes};
 use axum::extract::rejection::{BytesRejection, JsonRejection, QueryRejection};
@@ -15,20 +15,20 @@ use braid_api::{
 use serde::Deserialize;
 use tokio::sync::oneshot;
 
-use super::access::{ApiClient, May, guard};
+use super::access::{ApiClient, Permission, guard};
 use super::connections::Connections;
-use super::tcp::Entrance;
-use super::{Api, PATIENCE, Refusal, ReplySender, Request, metrics, pages};
+use super::tcp::TcpConnections;
+use super::{Api, CORE_TIMEOUT, Refusal, ReplySender, Request, metrics, pages};
 
-/// The largest body taken.
-const LARGEST: usize = 256 << 10;
-/// The document that [`braid_api::openapi::document`] makes, as it is checked in.
+/// Maximum size of a request body, in bytes.
+const MAX_BODY: usize = 256 << 10;
+/// The checked-in output of [`braid_api::openapi::document`].
 const DOCUMENT: &str = include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/openapi.json"));
 
 type Core = State<Api>;
 type Reply<T> = Result<Json<Versioned<T>>, Refusal>;
 type Body<T> = Result<Json<T>, JsonRejection>;
-type Asked<T> = Result<Query<T>, QueryRejection>;
+type ParsedQuery<T> = Result<Query<T>, QueryRejection>;
 
 impl Connected<IncomingStream<'_, Connections>> for ApiClient {
     fn connect_info(stream: IncomingStream<'_, Connections>) -> Self {
@@ -36,13 +36,13 @@ impl Connected<IncomingStream<'_, Connections>> for ApiClient {
     }
 }
 
-impl Connected<IncomingStream<'_, Entrance>> for ApiClient {
-    fn connect_info(stream: IncomingStream<'_, Entrance>) -> Self {
+impl Connected<IncomingStream<'_, TcpConnections>> for ApiClient {
+    fn connect_info(stream: IncomingStream<'_, TcpConnections>) -> Self {
         stream.io().client()
     }
 }
 
-/// Everything, behind the [`guard`].
+/// All routes, behind the [`guard`].
 pub(super) fn router(api: Api) -> Router {
     Router::new()
         .route("/v1/status", get(async |core: Core| ask(core, Request::Status).await))
@@ -58,21 +58,21 @@ pub(super) fn router(api: Api) -> Router {
         .route("/v1/notes", get(notes))
         .route("/v1/gains", get(gains))
         .route("/v1/tradeoff", get(async |core: Core| list(core, Request::Tradeoff).await))
-        .route("/v1/config", get(config).post(async |core: Core, body| order(core, body, Request::Apply).await))
-        .route("/v1/config/preview", post(async |core: Core, body| order(core, body, Request::Preview).await))
+        .route("/v1/config", get(config).post(async |core: Core, body| ask_with_body(core, body, Request::Apply).await))
+        .route("/v1/config/preview", post(async |core: Core, body| ask_with_body(core, body, Request::Preview).await))
         .route("/v1/config/undo", post(async |core: Core| ask(core, Request::Undo).await))
         .route("/v1/openapi.json", get(async || ([(header::CONTENT_TYPE, "application/json")], DOCUMENT)))
-        .route("/v1/session", get(who).post(session))
+        .route("/v1/session", get(current_session).post(session))
         .route("/v1/ui", post(ui))
-        .route("/v1/explain", post(async |core: Core, body| order::<_, Explanation>(core, body, Request::Explain).await))
-        .route("/v1/join", post(async |core: Core, body| order::<_, Accepted>(core, body, Request::Join).await))
-        .route("/v1/leave", post(async |core: Core, body| order::<_, Accepted>(core, body, Request::Leave).await))
-        .route("/v1/move", post(async |core: Core, body| order::<_, Accepted>(core, body, Request::Move).await))
+        .route("/v1/explain", post(async |core: Core, body| ask_with_body::<_, Explanation>(core, body, Request::Explain).await))
+        .route("/v1/join", post(async |core: Core, body| ask_with_body::<_, Accepted>(core, body, Request::Join).await))
+        .route("/v1/leave", post(async |core: Core, body| ask_with_body::<_, Accepted>(core, body, Request::Leave).await))
+        .route("/v1/move", post(async |core: Core, body| ask_with_body::<_, Accepted>(core, body, Request::Move).await))
         .route("/v1/reload", post(async |core: Core| ask(core, Request::Reload).await))
         .route("/v1/down", post(async |core: Core| ask(core, Request::Down).await))
-        .fallback(elsewhere)
+        .fallback(page_or_not_found)
         .method_not_allowed_fallback(wrong_method)
-        .layer(DefaultBodyLimit::max(LARGEST))
+        .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(middleware::from_fn_with_state(api.clone(), guard))
         .with_state(api)
 }
@@ -84,48 +84,48 @@ async fn exchange<T>(api: &Api, request: impl FnOnce(ReplySender<T>) -> Request)
         api.core.send(request(reply)).await.map_err(|_| ending())?;
         wait.await.map_err(|_| ending())?.map_err(Refusal::from)
     };
-    let detail = "the daemon does not answer: see its log, and restart it if that lasts (traffic goes on without it)";
-    tokio::time::timeout(PATIENCE, exchange).await.unwrap_or_else(|_| Err(Refusal(Problem::new(504, "No answer", detail))))
+    let detail = "the daemon does not answer: see its log, and restart it if this persists (traffic continues without it)";
+    tokio::time::timeout(CORE_TIMEOUT, exchange).await.unwrap_or_else(|_| Err(Refusal(Problem::new(504, "No answer", detail))))
 }
 
 async fn ask<T>(State(api): Core, request: impl FnOnce(ReplySender<T>) -> Request) -> Reply<T> {
-    exchange(&api, request).await.map(whole)
+    exchange(&api, request).await.map(versioned)
 }
 
 async fn list<T>(State(api): Core, request: impl FnOnce(ReplySender<Vec<T>>) -> Request) -> Reply<List<T>> {
-    exchange(&api, request).await.map(List::of).map(whole)
+    exchange(&api, request).await.map(List::of).map(versioned)
 }
 
-fn whole<T>(content: T) -> Json<Versioned<T>> {
+fn versioned<T>(content: T) -> Json<Versioned<T>> {
     Json(Versioned::of(content))
 }
 
-/// Something that is said, not only asked.
-async fn order<B, T>(core: Core, body: Body<B>, request: impl FnOnce(B, ReplySender<T>) -> Request) -> Reply<T> {
-    let body = said(body)?;
+/// Sends a request with a body to the core.
+async fn ask_with_body<B, T>(core: Core, body: Body<B>, request: impl FnOnce(B, ReplySender<T>) -> Request) -> Reply<T> {
+    let body = parse_body(body)?;
     ask(core, |reply| request(body, reply)).await
 }
 
-/// Reads a body.
-fn said<T>(body: Body<T>) -> Result<T, Refusal> {
-    body.map(|Json(said)| said).map_err(|error| match error.status().as_u16() {
+/// Parses a body.
+fn parse_body<T>(body: Body<T>) -> Result<T, Refusal> {
+    body.map(|Json(parsed)| parsed).map_err(|error| match error.status().as_u16() {
         413 => too_much(),
-        415 => Refusal(Problem::new(415, "Not JSON", "send JSON, and say so: `Content-Type: application/json`")),
+        415 => Refusal(Problem::new(415, "Not JSON", "send JSON with the header `Content-Type: application/json`")),
         _ => not_understood(&error.body_text()),
     })
 }
 
 fn too_much() -> Refusal {
-    Refusal(Problem::new(413, "Too much", format!("the body is larger than {LARGEST} bytes")))
+    Refusal(Problem::new(413, "Too much", format!("the body is larger than {MAX_BODY} bytes")))
 }
 
 fn not_understood(why: &str) -> Refusal {
     Refusal(Problem::new(400, "Not understood", why))
 }
 
-/// Reads what stands behind `?`.
-fn asked<T>(query: Asked<T>) -> Result<T, Refusal> {
-    query.map(|Query(asked)| asked).map_err(|error| not_understood(&error.body_text()))
+/// Parses the query string.
+fn parse_query<T>(query: ParsedQuery<T>) -> Result<T, Refusal> {
+    query.map(|Query(parsed)| parsed).map_err(|error| not_understood(&error.body_text()))
 }
 
 async fn prometheus(State(api): Core) -> Result<Response, Refusal> {
@@ -135,16 +135,16 @@ async fn prometheus(State(api): Core) -> Result<Response, Refusal> {
 
 async fn events(
     State(api): Core,
-    Extension(May(may)): Extension<May>,
+    Extension(Permission(may)): Extension<Permission>,
     ConnectInfo(client): ConnectInfo<ApiClient>,
     headers: HeaderMap,
 ) -> Result<Response, Refusal> {
     let after = headers.get("last-event-id").and_then(|id| id.to_str().ok()?.trim().parse().ok());
-    let detail = "too many programs listen already: close some pages of Braid's";
-    // Before the first is told, so that nothing falls between the two.
+    let detail = "too many event listeners: close some pages of Braid";
+    // Subscribe before reading the initial state, so that no event is lost between the two.
     let listener = api.live.listen(client.origin(), may).ok_or_else(|| Refusal(Problem::new(429, "Too many listeners", detail)))?;
     let first = exchange(&api, |reply| Request::Subscribe(after, reply)).await?;
-    Ok(listener.stream(aside(move || first.opening()).await?))
+    Ok(listener.stream(blocking(move || first.opening()).await?))
 }
 
 #[derive(Deserialize)]
@@ -156,35 +156,35 @@ struct HistoryQuery {
     since_ms: u64,
 }
 
-/// Any number of them: written on a thread of its own, and once for all who ask meanwhile.
+/// There may be thousands of flows: a blocking thread serializes them, once for all concurrent requests.
 async fn flows(State(api): Core) -> Result<Response, Refusal> {
     let flows = exchange(&api, Request::Flows).await?;
     let text = match flows.written() {
         Some(text) => text,
-        None => aside(move || flows.text()).await?,
+        None => blocking(move || flows.text()).await?,
     };
     Ok(json(text))
 }
 
-/// Put together from what the core knew, on a thread of its own.
+/// A blocking thread serializes the core's data.
 async fn apps(State(api): Core) -> Result<Response, Refusal> {
     let apps = exchange(&api, Request::Apps).await?;
-    Ok(json(aside(move || serde_json::to_vec(&Versioned::of(List::<App>::of(apps.list()))).unwrap_or_default()).await?))
+    Ok(json(blocking(move || serde_json::to_vec(&Versioned::of(List::<App>::of(apps.list()))).unwrap_or_default()).await?))
 }
 
-/// Read from the file, which may be on a slow disk, on a thread of its own.
+/// A blocking thread reads the file, because the disk may be slow.
 async fn config(State(api): Core) -> Reply<ConfigView> {
     let look = exchange(&api, Request::Config).await?;
-    aside(move || look.view()).await?.map(whole).map_err(Refusal::from)
+    blocking(move || look.view()).await?.map(versioned).map_err(Refusal::from)
 }
 
 fn json(text: impl Into<Content>) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], text.into()).into_response()
 }
 
-/// Does what takes long on a thread of its own.
-async fn aside<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Refusal> {
-    let failed = |_| Refusal(Problem::new(500, "Not written", "the answer could not be put together: see the daemon's log"));
+/// Runs slow work on a blocking thread.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Refusal> {
+    let failed = |_| Refusal(Problem::new(500, "Not written", "cannot serialize the answer: see the daemon's log"));
     tokio::task::spawn_blocking(work).await.map_err(failed)
 }
 
@@ -198,13 +198,13 @@ struct AppHistoryQuery {
     application: Option<String>,
 }
 
-async fn app_history(core: Core, query: Asked<AppHistoryQuery>) -> Reply<braid_api::AppHistory> {
-    let AppHistoryQuery { resolution, since_ms, application } = asked(query)?;
+async fn app_history(core: Core, query: ParsedQuery<AppHistoryQuery>) -> Reply<braid_api::AppHistory> {
+    let AppHistoryQuery { resolution, since_ms, application } = parse_query(query)?;
     ask(core, |reply| Request::AppHistory(resolution, since_ms, application, reply)).await
 }
 
-async fn history(core: Core, query: Asked<HistoryQuery>) -> Reply<braid_api::History> {
-    let HistoryQuery { resolution, since_ms } = asked(query)?;
+async fn history(core: Core, query: ParsedQuery<HistoryQuery>) -> Reply<braid_api::History> {
+    let HistoryQuery { resolution, since_ms } = parse_query(query)?;
     ask(core, |reply| Request::History(resolution, since_ms, reply)).await
 }
 
@@ -215,8 +215,8 @@ struct NotesQuery {
     since: u64,
 }
 
-async fn notes(core: Core, query: Asked<NotesQuery>) -> Reply<List<Note>> {
-    let NotesQuery { since } = asked(query)?;
+async fn notes(core: Core, query: ParsedQuery<NotesQuery>) -> Reply<List<Note>> {
+    let NotesQuery { since } = parse_query(query)?;
     list(core, |reply| Request::Notes(since, reply)).await
 }
 
@@ -226,33 +226,33 @@ struct GainsQuery {
     days: Option<u32>,
 }
 
-async fn gains(core: Core, query: Asked<GainsQuery>) -> Reply<braid_api::Gains> {
-    let days = asked(query)?.days.unwrap_or(30);
+async fn gains(core: Core, query: ParsedQuery<GainsQuery>) -> Reply<braid_api::Gains> {
+    let days = parse_query(query)?.days.unwrap_or(30);
     if days > 400 {
-        return Err(not_understood("days is over 400, and no more are kept"));
+        return Err(not_understood("days is over 400, the maximum that is kept"));
     }
     ask(core, |reply| Request::Gains(days, reply)).await
 }
 
-async fn who(Extension(May(needs)): Extension<May>) -> Json<Versioned<Session>> {
-    whole(Session { may_change: needs == Needs::Changing })
+async fn current_session(Extension(Permission(needs)): Extension<Permission>) -> Json<Versioned<Session>> {
+    versioned(Session { may_change: needs == Needs::Changing })
 }
 
-/// A token becomes a cookie, which scripts cannot read.
+/// Exchanges a token for a cookie, which scripts cannot read.
 async fn session(State(api): Core, ConnectInfo(client): ConnectInfo<ApiClient>, body: Body<SessionRequest>) -> Result<Response, Refusal> {
-    let request = said(body)?;
+    let request = parse_body(body)?;
     let Some(keys) = &api.keys else {
-        return Err(Refusal(Problem::new(409, "No tokens", "the daemon was started without --ui: it knows no tokens")));
+        return Err(Refusal(Problem::new(409, "No tokens", "the daemon was started without --ui, so it accepts no tokens")));
     };
-    let wrong = || Refusal(Problem::new(401, "Not a token", "this is not a token of this daemon: open the page by `braid ui`"));
+    let wrong = || Refusal(Problem::new(401, "Not a token", "this is not a token of this daemon: open the page with `braid ui`"));
     let (needs, cookie): (Needs, HeaderValue) = keys.begin(&request.token, client.origin().into()).ok_or_else(wrong)?;
-    Ok(([(header::SET_COOKIE, cookie)], whole(Session { may_change: needs == Needs::Changing })).into_response())
+    Ok(([(header::SET_COOKIE, cookie)], versioned(Session { may_change: needs == Needs::Changing })).into_response())
 }
 
-/// The page's address with a ticket for what whoever asks may do.
+/// The page's address, with a ticket that grants the client's own access right.
 async fn ui(
     State(api): Core,
-    Extension(May(needs)): Extension<May>,
+    Extension(Permission(needs)): Extension<Permission>,
     ConnectInfo(client): ConnectInfo<ApiClient>,
     body: Result<Bytes, BytesRejection>,
 ) -> Reply<UiAddress> {
@@ -268,12 +268,13 @@ async fn ui(
         ApiClient::Local { user, .. } if here => Some(user),
         _ => None,
     };
-    let ticket = keys.ticket(needs, user).ok_or_else(|| Refusal(Problem::new(503, "No ticket", "the system gives no random numbers")))?;
-    Ok(whole(UiAddress { url: format!("{page}#token={ticket}"), may_change: needs == Needs::Changing }))
+    let ticket =
+        keys.ticket(needs, user).ok_or_else(|| Refusal(Problem::new(503, "No ticket", "the system provides no random numbers")))?;
+    Ok(versioned(UiAddress { url: format!("{page}#token={ticket}"), may_change: needs == Needs::Changing }))
 }
 
-/// The page's files, or nothing.
-async fn elsewhere(request: HttpRequest) -> Response {
+/// Serves the page's files, or reports an unknown path.
+async fn page_or_not_found(request: HttpRequest) -> Response {
     let path = request.uri().path();
     if matches!(request.method().as_str(), "GET" | "HEAD")
         && let Some(page) = pages::page(path, request.headers())
@@ -283,10 +284,10 @@ async fn elsewhere(request: HttpRequest) -> Response {
     let mut known: Vec<&str> = OPERATIONS.iter().map(|operation| operation.path).collect();
     known.sort();
     known.dedup();
-    Refusal(Problem::new(404, "Not found", format!("there is no {path}: see {}", known.join(", ")))).into_response()
+    Refusal(Problem::new(404, "Not found", format!("unknown path {path}: see {}", known.join(", ")))).into_response()
 }
 
 async fn wrong_method(request: HttpRequest) -> Refusal {
-    let detail = format!("{} does not take {}: read with GET, command and explain with POST", request.uri().path(), request.method());
+    let detail = format!("{} does not support {}: use GET to read, POST for commands and explain", request.uri().path(), request.method());
     Refusal(Problem::new(405, "Wrong method", detail))
 }

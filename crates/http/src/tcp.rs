@@ -1,4 +1,4 @@
-//! The API over TCP: without TLS on the loopback only.
+//! The API over TCP, with TLS except on loopback.
 
 use std::io;
 use std::net::SocketAddr;
@@ -26,76 +26,76 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::access::ApiClient;
-use super::connections::{Connection, Patience};
+use super::connections::{Connection, Timeouts};
 use crate::access::Origin;
 
-/// The most connections at a time, and of one address or its network. For one more, the oldest goes that has not shown that it may change
-/// something.
-const MOST: usize = 128;
-const OF_ONE: usize = 32;
-/// How long a client may take to agree on TLS.
-const HANDSHAKE: Duration = Duration::from_secs(5);
+/// Maximum number of connections, and of those from one address or its network. At a limit, a new connection replaces the oldest one that has
+/// not authenticated for full access.
+const MAX_CONNECTIONS: usize = 128;
+const MAX_PER_ORIGIN: usize = 32;
+/// Time limit for the TLS handshake.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Where the API listens besides its Unix socket.
+/// Options of the API over TCP.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UiOptions {
-    /// The address.
+    /// Address to listen on.
     pub listen: SocketAddr,
-    /// Names that browsers may come by, besides addresses and `localhost`.
+    /// Host names that browsers may use, besides addresses and `localhost`.
     pub names: Vec<String>,
-    /// Certificate chain and key (PEM); `None`: one of Braid's own, where TLS is needed.
+    /// Certificate chain and key (PEM); `None`: Braid's own certificate, if TLS is needed.
     pub certificate: Option<(PathBuf, PathBuf)>,
 }
 
 impl UiOptions {
-    /// Whether TLS is spoken: always but on the loopback, where a certificate must ask for it.
+    /// Whether TLS is used: always, except on loopback without a configured certificate.
     pub fn tls(&self) -> bool {
         self.certificate.is_some() || !self.listen.ip().is_loopback()
     }
 }
 
-/// Why it cannot be served.
+/// Reason why the API cannot be served over TCP.
 #[derive(Debug, thiserror::Error)]
 pub enum UiError {
-    /// The address cannot be listened on.
-    #[error("cannot listen on {listen} for the web page: {error}; name another --ui ADDRESS:PORT")]
+    /// The address cannot be bound.
+    #[error("cannot listen on {listen} for the web page: {error}; specify another --ui ADDRESS:PORT")]
     Listen {
         /// The address.
         listen: SocketAddr,
-        /// What the system says.
+        /// Error from the system.
         error: io::Error,
     },
-    /// The certificate will not do.
-    #[error("cannot use the certificate {path}: {reason}; name a PEM file of a certificate and one of its key, or leave both out")]
+    /// The certificate is not usable.
+    #[error("cannot use the certificate {path}: {reason}; specify PEM files for a certificate and its key, or omit both")]
     Certificate {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// What is wrong.
         reason: String,
     },
-    /// Tokens or the own certificate cannot be kept.
-    #[error("cannot keep what the web page needs in {path}: {error}; name a --state-dir that can be written")]
+    /// Tokens or Braid's own certificate cannot be stored.
+    #[error("cannot store the web page's tokens and certificate in {path}: {error}; specify a writable --state-dir")]
     State {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
-        /// What the system says.
+        /// Error from the system.
         error: io::Error,
     },
 }
 
-/// A port that listens, not served yet.
+/// A bound TCP port, not served yet.
 #[derive(Debug)]
-pub(super) struct Door {
+pub(super) struct BoundPort {
     listener: std::net::TcpListener,
     config: Option<Arc<ServerConfig>>,
-    /// Where it listens.
+    /// Address it listens on.
     pub(super) address: SocketAddr,
-    /// The SHA-256 of the own certificate, which people compare with what their browser shows.
+    /// SHA-256 of Braid's own certificate, which users compare with the one that their browser shows.
     pub(super) fingerprint: Option<String>,
 }
 
-impl Door {
-    /// Listens; the own certificate is kept in `folder`.
+impl BoundPort {
+    /// Binds the address; stores Braid's own certificate in `folder`.
     pub(super) fn open(options: &UiOptions, folder: &Path) -> Result<Self, UiError> {
         let failed = |error| UiError::Listen { listen: options.listen, error };
         let listener = std::net::TcpListener::bind(options.listen).map_err(failed)?;
@@ -114,17 +114,17 @@ impl Door {
         Ok(Self { listener, config, address, fingerprint })
     }
 
-    /// Begins to let clients in. Call within a tokio runtime.
-    pub(super) fn enter(self) -> io::Result<Entrance> {
+    /// Starts to accept clients. Call within a tokio runtime.
+    pub(super) fn accept_clients(self) -> io::Result<TcpConnections> {
         let listener = TcpListener::from_std(self.listener)?;
         let acceptor = self.config.map(TlsAcceptor::from);
         let (send, incoming) = mpsc::channel(1);
         let task = tokio::spawn(accept(listener, acceptor, send));
-        Ok(Entrance { incoming, task, address: self.address })
+        Ok(TcpConnections { incoming, task, address: self.address })
     }
 }
 
-/// The certificate that browsers do not know: made at the first start, so that people have to compare it once only.
+/// Braid's self-signed certificate, created at the first start and kept, so that users have to verify it only once.
 fn own_certificate(options: &UiOptions, folder: &Path) -> io::Result<(PathBuf, PathBuf)> {
     let (chain, key) = (folder.join("ui-cert.pem"), folder.join("ui-key.pem"));
     if chain.exists() && key.exists() {
@@ -150,7 +150,7 @@ fn tls(chain: &Path, key: &Path) -> Result<(Arc<ServerConfig>, String), UiError>
     let bad = |path: &Path, reason: &dyn std::fmt::Display| UiError::Certificate { path: path.to_owned(), reason: reason.to_string() };
     let certificates: Vec<CertificateDer<'static>> =
         CertificateDer::pem_file_iter(chain).and_then(Iterator::collect).map_err(|error| bad(chain, &error))?;
-    let first = certificates.first().ok_or_else(|| bad(chain, &"there is none in it"))?;
+    let first = certificates.first().ok_or_else(|| bad(chain, &"it holds no certificate"))?;
     let hash: Vec<String> = digest(&SHA256, first).as_ref().iter().map(|byte| format!("{byte:02X}")).collect();
     let private = PrivateKeyDer::from_pem_file(key).map_err(|error| bad(key, &error))?;
     let config = ServerConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
@@ -161,7 +161,7 @@ fn tls(chain: &Path, key: &Path) -> Result<(Arc<ServerConfig>, String), UiError>
     Ok((Arc::new(config), hash.join(":")))
 }
 
-/// Whom a connection counts for: a user of this machine, as far as that can be told, or an address elsewhere.
+/// The origin that a connection counts for: a user of this machine, if known, or a remote address.
 fn origin(stream: &TcpStream, remote: SocketAddr) -> Origin {
     let Ok(local) = stream.local_addr() else { return Origin::Somebody };
     let [own, far] = [local, remote].map(|address| address.ip().to_canonical());
@@ -173,51 +173,51 @@ fn origin(stream: &TcpStream, remote: SocketAddr) -> Origin {
 }
 
 async fn accept(listener: TcpListener, acceptor: Option<TlsAcceptor>, clients: mpsc::Sender<Connection<Stream>>) {
-    let quota = Quota::new(MOST, OF_ONE);
+    let quota = Quota::new(MAX_CONNECTIONS, MAX_PER_ORIGIN);
     let mut listener = listener;
     loop {
-        // It waits where the system has no descriptor left.
+        // Waits if the system has no descriptor left.
         let (stream, remote) = Listener::accept(&mut listener).await;
         let Some((permit, mut ended)) = quota.take(origin(&stream, remote)) else { continue };
         let (acceptor, clients) = (acceptor.clone(), clients.clone());
         tokio::spawn(async move {
-            // An event that is small must not wait for the next.
+            // A small event must not wait for the next one.
             let _ = stream.set_nodelay(true);
             let stream = match acceptor {
                 None => Stream::Plain(stream),
                 Some(acceptor) => {
                     let agreed = tokio::select! {
-                        agreed = tokio::time::timeout(HANDSHAKE, acceptor.accept(stream)) => agreed,
+                        agreed = tokio::time::timeout(HANDSHAKE_TIMEOUT, acceptor.accept(stream)) => agreed,
                         _ = &mut ended => return,
                     };
                     match agreed {
                         Ok(Ok(stream)) => Stream::Tls(Box::new(stream)),
-                        // A scanner, or one that does not trust the certificate.
+                        // A scanner, or a client that does not trust the certificate.
                         _ => return,
                     }
                 }
             };
             let permit = Arc::new(permit);
-            let connection = Connection::of(stream, ApiClient::Remote(permit.clone()), Patience::default());
+            let connection = Connection::of(stream, ApiClient::Remote(permit.clone()), Timeouts::default());
             let _ = clients.send(connection.at(permit, ended)).await;
         });
     }
 }
 
-/// Clients that have come in by TCP.
-pub(super) struct Entrance {
+/// Accepted TCP clients.
+pub(super) struct TcpConnections {
     incoming: mpsc::Receiver<Connection<Stream>>,
     task: JoinHandle<()>,
     address: SocketAddr,
 }
 
-impl Drop for Entrance {
+impl Drop for TcpConnections {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-impl Listener for Entrance {
+impl Listener for TcpConnections {
     type Io = Connection<Stream>;
     type Addr = SocketAddr;
 
@@ -276,41 +276,41 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tls_is_spoken_but_on_the_loopback_and_the_own_certificate_stays() {
+    fn tls_is_used_except_on_loopback_and_the_own_certificate_is_kept() {
         let folder = tempfile::tempdir().unwrap();
         let options = |listen: &str| UiOptions { listen: listen.parse().unwrap(), names: vec!["braid.lan".into()], certificate: None };
         assert!(!options("127.0.0.1:1").tls() && !options("[::1]:1").tls() && options("0.0.0.0:1").tls() && options("10.0.0.1:1").tls());
-        let plain = Door::open(&options("127.0.0.1:0"), folder.path()).unwrap();
+        let plain = BoundPort::open(&options("127.0.0.1:0"), folder.path()).unwrap();
         assert!(plain.fingerprint.is_none() && folder.path().read_dir().unwrap().next().is_none());
-        let taken = Door::open(&UiOptions { listen: plain.address, ..options("127.0.0.1:0") }, folder.path()).unwrap_err().to_string();
-        assert!(taken.contains("name another --ui"), "{taken}");
-        let prints: Vec<_> = (0..2).map(|_| Door::open(&options("0.0.0.0:0"), folder.path()).unwrap().fingerprint.unwrap()).collect();
+        let taken = BoundPort::open(&UiOptions { listen: plain.address, ..options("127.0.0.1:0") }, folder.path()).unwrap_err().to_string();
+        assert!(taken.contains("specify another --ui"), "{taken}");
+        let prints: Vec<_> = (0..2).map(|_| BoundPort::open(&options("0.0.0.0:0"), folder.path()).unwrap().fingerprint.unwrap()).collect();
         assert!(prints[0] == prints[1] && prints[0].len() == 95, "{prints:?}");
     }
 
     #[test]
-    fn a_certificate_that_will_not_do_is_named() {
+    fn an_unusable_certificate_is_named_in_the_error() {
         let folder = tempfile::tempdir().unwrap();
         let (chain, key) = (folder.path().join("c.pem"), folder.path().join("k.pem"));
         let open = || {
             let options =
                 UiOptions { listen: "127.0.0.1:0".parse().unwrap(), names: Vec::new(), certificate: Some((chain.clone(), key.clone())) };
-            Door::open(&options, folder.path()).unwrap_err().to_string()
+            BoundPort::open(&options, folder.path()).unwrap_err().to_string()
         };
         assert!(open().contains("c.pem"));
         std::fs::write(&chain, "").unwrap();
-        assert!(open().contains("there is none in it"));
+        assert!(open().contains("it holds no certificate"));
         let made = rcgen::generate_simple_self_signed(vec!["a".into()]).unwrap();
         std::fs::write(&chain, made.cert.pem()).unwrap();
         std::fs::write(&key, "nonsense").unwrap();
         assert!(open().contains("k.pem"));
         let other = rcgen::generate_simple_self_signed(vec!["a".into()]).unwrap();
         std::fs::write(&key, other.signing_key.serialize_pem()).unwrap();
-        assert!(open().contains("c.pem"), "the key is another's");
+        assert!(open().contains("c.pem"), "the key belongs to another certificate");
     }
 
     #[tokio::test]
-    async fn a_connection_of_this_machine_is_its_users() {
+    async fn a_local_connection_counts_for_its_user() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (accepted, from) = listener.accept().await.unwrap();

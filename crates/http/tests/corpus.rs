@@ -1,4 +1,4 @@
-//! Replays the fuzzer's corpus: each file of `tests/corpus` through the entry that its name begins with, whole, cut, and with a bit flipped.
+//! Replays the fuzzer's corpus: each file of `tests/corpus` through the entry that its name starts with, whole, truncated, and with a bit flipped.
 
 #[path = "support/entry.rs"]
 mod entry;
@@ -14,11 +14,11 @@ fn through(kind: &str, bytes: &[u8]) {
         "body" => {
             let _ = entry::body(bytes, Path::new(EXAMPLE));
         }
-        other => panic!("{other} is no entry's name"),
+        other => panic!("unknown entry {other}"),
     }
 }
 
-/// The corpus: each file's name, its entry and what it holds.
+/// The corpus: each file's name, entry and content.
 fn corpus() -> Vec<(String, String, Vec<u8>)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/corpus");
     let mut files: Vec<PathBuf> = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -32,7 +32,7 @@ fn corpus() -> Vec<(String, String, Vec<u8>)> {
 }
 
 #[test]
-fn the_corpus_does_no_harm() {
+fn the_corpus_causes_no_panic() {
     let mut counts = [0; 2];
     for (name, kind, bytes) in corpus() {
         eprintln!("{name}");
@@ -43,7 +43,7 @@ fn the_corpus_does_no_harm() {
 }
 
 #[test]
-fn every_body_of_the_api_has_its_entry_and_its_file() {
+fn every_request_body_of_the_api_has_an_entry_and_a_corpus_file() {
     let document: serde_json::Value = serde_json::from_str(include_str!("../../../docs/openapi.json")).unwrap();
     let paths = document["paths"].as_object().unwrap().iter();
     let bodies: BTreeSet<&str> =
@@ -59,10 +59,10 @@ fn every_body_of_the_api_has_its_entry_and_its_file() {
 }
 
 #[test]
-fn what_is_cut_or_has_a_bit_turned_does_no_harm() {
+fn truncated_and_bit_flipped_inputs_cause_no_panic() {
     let mut count = 0;
     for (_, kind, bytes) in corpus() {
-        // Some hundred places of a long one.
+        // About 200 positions of a long file.
         let step = (bytes.len() / 200).max(1);
         for at in (0..bytes.len()).step_by(step) {
             let mut flipped = bytes.clone();
@@ -76,6 +76,6 @@ fn what_is_cut_or_has_a_bit_turned_does_no_harm() {
 }
 
 #[test]
-fn the_example_is_taken_as_it_is() {
+fn the_example_configuration_is_accepted() {
     entry::config(&std::fs::read(EXAMPLE).unwrap());
 }

@@ -1,52 +1,52 @@
-//! Addresses as people and peers write them: HOST:PORT, where HOST is an IPv4 or IPv6 address or a name.
+//! Addresses in text form, as in configurations and invitations: HOST:PORT, where HOST is an IPv4 or IPv6 address or a name.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
-/// A host and a port that is not 0.
+/// A host and a non-zero port.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Address {
-    /// The host.
+    /// Host part of the address.
     pub host: Host,
     port: u16,
 }
 
-/// A host.
+/// A host, by address or by name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Host {
-    /// By address.
+    /// An IP address.
     Ip(IpAddr),
-    /// By name.
+    /// A DNS name.
     Name(HostName),
 }
 
-/// A name that the DNS can hold: at most 253 characters; labels of 1 to 63 letters, digits, hyphens and underscores (RFC 1035, section
-/// 2.3.4), the last of them not a number. Kept in lower case and without the dot at the end.
+/// A DNS name: at most 253 characters, in labels of 1 to 63 letters, digits, hyphens and underscores (RFC 1035, section 2.3.4). The last
+/// label is not a number. Stored in lower case, without the trailing dot.
 ///
-/// What the C library would take for an address in another notation (`127.1`, `0x7f000001`, `2130706433`) is no name.
+/// Text that the C library would parse as an IPv4 address in another notation (`127.1`, `0x7f000001`, `2130706433`) is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct HostName(String);
 
-/// Why a text is no address.
+/// Reason why a text is not an address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum AddressError {
-    /// There is no port.
+    /// The port is missing.
     #[error("{0:?} has no port; write HOST:PORT, or [ADDRESS]:PORT for IPv6")]
     NoPort(String),
-    /// The port is no number from 1 to 65535.
-    #[error("{1:?} in {0:?} is no port; ports are numbers from 1 to 65535")]
+    /// The port is not a number from 1 to 65535.
+    #[error("{1:?} in {0:?} is not a port; ports are numbers from 1 to 65535")]
     Port(String, String),
-    /// An IPv6 address without its brackets.
+    /// An IPv6 address without brackets.
     #[error("{0:?} is ambiguous; write an IPv6 address in brackets, as in [2001:db8::1]:5757")]
     Brackets(String),
-    /// The host is neither an address nor a name.
+    /// The host is neither an IP address nor a host name; the second value is the reason.
     #[error("{0:?} is neither an IP address nor a host name: {1}")]
     Host(String, &'static str),
 }
 
 impl Address {
-    /// A host and a port; `None` for port 0.
+    /// Combines a host and a port. Returns `None` for port 0.
     pub fn new(host: Host, port: u16) -> Option<Self> {
         (port != 0).then_some(Self { host, port })
     }
@@ -58,14 +58,14 @@ impl Address {
 }
 
 impl From<SocketAddr> for Address {
-    /// A port of 0, which nothing can be sent to, becomes 1, which nothing answers on.
+    /// Maps port 0, which is not a valid destination, to port 1, on which no service listens.
     fn from(address: SocketAddr) -> Self {
         Self { host: Host::Ip(address.ip()), port: address.port().max(1) }
     }
 }
 
 impl HostName {
-    /// The name.
+    /// The name in lower case.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -80,20 +80,20 @@ impl FromStr for HostName {
             return refused("names have 1 to 253 characters");
         }
         if !name.is_ascii() {
-            return refused("write names with other letters than a to z in their DNS form (xn--...)");
+            return refused("write names that have letters other than a to z in their DNS form (xn--...)");
         }
         for label in name.split('.') {
             if label.is_empty() || label.len() > 63 {
-                return refused("between the dots stand 1 to 63 characters");
+                return refused("each part between dots has 1 to 63 characters");
             }
             if !label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_') {
-                return refused("names have letters, digits, hyphens and dots");
+                return refused("names consist of letters, digits, hyphens and dots");
             }
         }
         let last = name.rsplit('.').next().unwrap_or_default();
         let hexadecimal = last.get(..2).is_some_and(|start| start.eq_ignore_ascii_case("0x"));
         if last.bytes().all(|byte| byte.is_ascii_digit()) || hexadecimal {
-            return refused("no name ends in a number; write IPv4 addresses as four decimal numbers");
+            return refused("a name cannot end in a number; write IPv4 addresses as four decimal numbers");
         }
         Ok(Self(name.to_ascii_lowercase()))
     }
@@ -119,7 +119,7 @@ impl FromStr for Address {
             Some(rest) => {
                 let inner = rest.strip_suffix(']').ok_or_else(|| AddressError::NoPort(owned()))?;
                 let ip: Ipv6Addr =
-                    inner.parse().map_err(|_| AddressError::Host(inner.to_owned(), "only IPv6 addresses stand in brackets"))?;
+                    inner.parse().map_err(|_| AddressError::Host(inner.to_owned(), "only IPv6 addresses may be in brackets"))?;
                 Host::Ip(ip.into())
             }
             None if host.contains(':') => return Err(AddressError::Brackets(owned())),
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_and_names_are_read_and_written() {
+    fn addresses_and_names_round_trip_through_text() {
         for text in ["192.0.2.1:5757", "[2001:db8::1]:443", "relay.example.org:1", "under_score.example:65535", "localhost:80"] {
             assert_eq!(text.parse::<Address>().unwrap().to_string(), text);
         }
@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_address_is_told_why() {
+    fn parse_errors_name_the_reason() {
         assert!(refusal("relay").contains("no port"));
         assert!(refusal("2001:db8::1:443").contains("brackets"));
         assert!(refusal("[2001:db8::1]").contains("no port") && refusal("[relay]:1").contains("brackets"));
@@ -179,13 +179,13 @@ mod tests {
             assert!(refusal(&format!("relay:{port}")).contains("1 to 65535"), "{port}");
         }
         assert!(refusal("bücher.example:1").contains("xn--"));
-        assert!(refusal("a..b:1").contains("between the dots"));
+        assert!(refusal("a..b:1").contains("between dots"));
         assert!(refusal(":1").contains("1 to 253") && refusal(&format!("{}:1", "a.".repeat(200))).contains("1 to 253"));
         assert!(refusal("a b:1").contains("letters, digits"));
     }
 
     #[test]
-    fn an_address_in_another_notation_is_no_name() {
+    fn ipv4_addresses_in_other_notations_are_rejected_as_names() {
         for host in ["127.1", "2130706433", "0x7f000001", "0x7f.1", "1.2.3.4.5", "0177.0.0.1", "127.0.0.0X1", "256.1.1.1"] {
             assert!(refusal(&format!("{host}:80")).contains("number"), "{host}");
         }

@@ -1,16 +1,16 @@
-//! Applications: the programs whose flows are scheduled.
+//! Applications: the programs whose flows Braid schedules.
 
 use std::fmt;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
-/// A program: its executable and the name of its process (not of one of its threads).
+/// A program, identified by its executable and the name of its process (not of one of its threads).
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Application {
-    /// The executable's path; `None` when the process ended before it could be read.
+    /// Path of the executable; `None` if the process ended before Braid could read it.
     pub exe: Option<PathBuf>,
-    /// The process's name, at most 15 bytes.
+    /// Name of the process, at most 15 bytes.
     pub name: String,
 }
 
@@ -23,14 +23,14 @@ impl fmt::Display for Application {
     }
 }
 
-/// What kind of traffic an application makes (DNIS III.A; bulk added, since DBAS tells bandwidth-intensive programs apart too).
+/// Traffic class of an application (DNIS III.A). `Bulk` is an addition: DBAS also distinguishes bandwidth-intensive applications.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Class {
-    /// Nothing known.
+    /// Not classified.
     #[default]
     Unclassified,
-    /// Calls, games, remote shells: little data, delay matters.
+    /// Calls, games, remote shells: little data, sensitive to delay.
     RealTime,
     /// Web pages: many short flows.
     Browser,

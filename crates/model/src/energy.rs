@@ -1,4 +1,5 @@
-//! Energy and power. Unlike data, they are measured rather than counted, so they are real numbers, always finite and never negative.
+//! Energy and power. These quantities are measured, not counted, so they are floating-point numbers. They are always finite and never
+//! negative.
 
 use std::iter::Sum;
 use std::ops::{Add, AddAssign};
@@ -14,12 +15,12 @@ use crate::{ByteCount, Rate};
 pub struct Joules(f64);
 
 impl Joules {
-    /// None.
+    /// Zero joules.
     pub const ZERO: Self = Self(0.0);
 
-    /// `joules` joules; what is negative, infinite or no number counts as zero.
+    /// `joules` joules. Negative, infinite and NaN values become zero.
     pub fn new(joules: f64) -> Self {
-        Self(proper(joules))
+        Self(sanitize(joules))
     }
 
     /// The number of joules.
@@ -53,15 +54,15 @@ impl Sum for Joules {
 pub struct Power(f64);
 
 impl Power {
-    /// None.
+    /// Zero watts.
     pub const ZERO: Self = Self(0.0);
 
-    /// `watts` watts; what is negative, infinite or no number counts as zero.
+    /// `watts` watts. Negative, infinite and NaN values become zero.
     pub fn from_watts(watts: f64) -> Self {
-        Self(proper(watts))
+        Self(sanitize(watts))
     }
 
-    /// `milliwatts` thousandths of a watt.
+    /// `milliwatts` milliwatts; the same rules as [`from_watts`](Self::from_watts).
     pub fn from_milliwatts(milliwatts: f64) -> Self {
         Self::from_watts(milliwatts / 1e3)
     }
@@ -71,17 +72,17 @@ impl Power {
         self.0
     }
 
-    /// What it takes to keep this up for `span`.
+    /// The energy of this power over `span`.
     pub fn during(self, span: Duration) -> Joules {
         Joules::new(self.0 * span.as_secs_f64())
     }
 
-    /// How much more than `idle` this is; zero if it is not.
+    /// This power minus `idle`; zero if `idle` is larger.
     pub fn above(self, idle: Self) -> Self {
         Self::from_watts(self.0 - idle.0)
     }
 
-    /// What it takes to move `amount` at `rate`; zero at rate zero, at which nothing moves.
+    /// The energy to transfer `amount` at `rate` with this power. Zero at rate zero, since nothing is transferred.
     pub fn to_move(self, amount: ByteCount, rate: Rate) -> Joules {
         if rate == Rate::ZERO {
             return Joules::ZERO;
@@ -90,7 +91,7 @@ impl Power {
     }
 }
 
-fn proper(value: f64) -> f64 {
+fn sanitize(value: f64) -> f64 {
     if value.is_finite() && value > 0.0 { value } else { 0.0 }
 }
 
@@ -106,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_amount_is_none() {
+    fn invalid_values_become_zero() {
         for value in [f64::NAN, f64::INFINITY, -1.0] {
             assert_eq!(Joules::new(value), Joules::ZERO);
             assert_eq!(Power::from_watts(value), Power::ZERO);

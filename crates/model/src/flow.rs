@@ -1,4 +1,4 @@
-//! Flows: one connection or datagram exchange each.
+//! Flows: TCP connections and UDP exchanges.
 
 use std::fmt;
 use std::ops::{Add, AddAssign, Index, IndexMut};
@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::ByteCount;
 
-/// Names a flow while the daemon lives. Never reused within one run of the machine.
+/// Identifies a flow. Ids are not reused until the machine restarts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct FlowId(pub u64);
@@ -18,7 +18,7 @@ impl fmt::Display for FlowId {
     }
 }
 
-/// The transport of a flow.
+/// Transport protocol of a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Protocol {
@@ -37,7 +37,7 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// Which way most of a flow's bytes go. A full-duplex link has a capacity and a load for each.
+/// The direction in which most bytes of a flow move. A full-duplex link has a separate capacity and load for each direction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Direction {
@@ -49,22 +49,22 @@ pub enum Direction {
 }
 
 impl Direction {
-    /// Both.
+    /// Both directions, `Down` first.
     pub const ALL: [Self; 2] = [Self::Down, Self::Up];
 }
 
-/// One value for each direction. Written as an array: down, then up.
+/// One value for each direction. Serializes as an array: down, then up.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(into = "[T; 2]", bound = "T: Clone + Serialize")]
 pub struct PerDirection<T> {
-    /// Towards this machine.
+    /// Value for the direction towards this machine.
     pub down: T,
-    /// Away from it.
+    /// Value for the direction away from this machine.
     pub up: T,
 }
 
 impl<T> PerDirection<T> {
-    /// The same value for both.
+    /// The same value for both directions.
     pub fn both(value: T) -> Self
     where
         T: Clone,
@@ -72,34 +72,34 @@ impl<T> PerDirection<T> {
         Self { down: value.clone(), up: value }
     }
 
-    /// What `of` says of each direction.
+    /// Calls `of` for each direction.
     pub fn from_fn(mut of: impl FnMut(Direction) -> T) -> Self {
         Self { down: of(Direction::Down), up: of(Direction::Up) }
     }
 
-    /// What `of` makes of each value.
+    /// Applies `of` to each value.
     pub fn map<U>(self, mut of: impl FnMut(T) -> U) -> PerDirection<U> {
         PerDirection { down: of(self.down), up: of(self.up) }
     }
 
-    /// Both values: down, then up.
+    /// Iterates over the values: down, then up.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
         [&self.down, &self.up].into_iter()
     }
 
-    /// Both values, to change them: down, then up.
+    /// Iterates mutably over the values: down, then up.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         [&mut self.down, &mut self.up].into_iter()
     }
 
-    /// As the kernel's tables have it: down, then up.
+    /// The values in the order of the kernel's tables: down, then up.
     pub fn to_array(self) -> [T; 2] {
         [self.down, self.up]
     }
 }
 
 impl<T> From<[T; 2]> for PerDirection<T> {
-    /// From the order of the kernel's tables: down, then up.
+    /// Converts from the order of the kernel's tables: down, then up.
     fn from([down, up]: [T; 2]) -> Self {
         Self { down, up }
     }
@@ -131,38 +131,38 @@ impl<T> IndexMut<Direction> for PerDirection<T> {
     }
 }
 
-/// Bytes received and sent. Written as an array, in that order.
+/// Bytes received and sent. Serializes as an array, in that order.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(from = "[ByteCount; 2]", into = "[ByteCount; 2]")]
 pub struct Traffic {
-    /// Received.
+    /// Bytes received.
     pub rx: ByteCount,
-    /// Sent.
+    /// Bytes sent.
     pub tx: ByteCount,
 }
 
 impl Traffic {
-    /// Bytes received, and none sent.
+    /// `rx` bytes received, none sent.
     pub const fn received(rx: ByteCount) -> Self {
         Self { rx, tx: ByteCount::ZERO }
     }
 
-    /// Bytes sent, and none received.
+    /// `tx` bytes sent, none received.
     pub const fn sent(tx: ByteCount) -> Self {
         Self { rx: ByteCount::ZERO, tx }
     }
 
-    /// Both together.
+    /// Bytes received plus bytes sent.
     pub fn sum(self) -> ByteCount {
         self.rx + self.tx
     }
 
-    /// The larger of each.
+    /// The larger of the two values in each direction.
     pub fn max(self, other: Self) -> Self {
         Self { rx: self.rx.max(other.rx), tx: self.tx.max(other.tx) }
     }
 
-    /// What was moved since it was `earlier`; nothing where that is more.
+    /// Bytes moved since the count was `earlier`. Zero in a direction whose earlier count is larger.
     pub fn since(self, earlier: Self) -> Self {
         Self { rx: self.rx.saturating_sub(earlier.rx), tx: self.tx.saturating_sub(earlier.tx) }
     }
@@ -214,15 +214,15 @@ impl AddAssign for Traffic {
     }
 }
 
-/// What of a program stays on one link while that link lives.
+/// Which flows of a program stay on the same link while that link is alive.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Affinity {
-    /// Every flow is scheduled for itself.
+    /// None: each flow is scheduled independently.
     #[default]
     None,
-    /// A program's flows to one destination address.
+    /// All flows of a program to the same destination address.
     Destination,
-    /// All of a program's flows.
+    /// All flows of a program.
     Application,
 }

@@ -1,30 +1,30 @@
-//! Public keys, by which peers know one another.
+//! Ed25519 public keys. A peer is identified by its key.
 
 use std::fmt;
 use std::str::FromStr;
 
 use data_encoding::{BASE32_NOPAD_NOCASE, Encoding};
 
-/// What every Ed25519 SubjectPublicKeyInfo begins with (RFC 8410, section 4); the key's 32 bytes follow.
+/// DER prefix of every Ed25519 SubjectPublicKeyInfo (RFC 8410, section 4). The 32 bytes of the key follow it.
 const SPKI_PREFIX: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
 
 /// A peer's public key, which is its identity.
 ///
-/// As text: 52 letters and digits, RFC 4648 base32 without padding, lower case; read in either case.
+/// Text form: 52 characters of RFC 4648 base32 without padding, written in lower case. Parsing accepts either case.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PublicKey([u8; 32]);
 
-/// Why a text is no public key.
+/// Reason why a text is not a public key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PublicKeyError {
-    /// It has another length.
-    #[error("a key has 52 letters and digits, this has {0}; copy it whole")]
+    /// The text does not have 52 characters; the value is its length.
+    #[error("a key has 52 letters and digits, but this text has {0}; copy the whole key")]
     Length(usize),
-    /// A character that no key has.
-    #[error("{1:?}, the {0}th character, stands in no key (letters and the digits 2 to 7 do); copy it again")]
+    /// A character outside the base32 alphabet, with its position counted from 1.
+    #[error("character {0}, {1:?}, is not valid in a key (only letters and the digits 2 to 7 are); copy the key again")]
     Character(usize, char),
-    /// No key ends like this.
-    #[error("no key ends in {0:?}; copy it again")]
+    /// The last character encodes bits beyond the 32 bytes of a key.
+    #[error("a key cannot end in {0:?}; copy the key again")]
     Ending(char),
 }
 
@@ -34,7 +34,7 @@ impl PublicKey {
         &self.0
     }
 
-    /// The key in the form that TLS carries (RFC 8410, section 4).
+    /// The key as a DER SubjectPublicKeyInfo, the form used in TLS (RFC 8410, section 4).
     pub fn to_spki(&self) -> [u8; 44] {
         let mut spki = [0; 44];
         spki[..12].copy_from_slice(&SPKI_PREFIX);
@@ -42,12 +42,13 @@ impl PublicKey {
         spki
     }
 
-    /// Reads the form that TLS carries; `None` if it is no Ed25519 key.
+    /// Parses a DER SubjectPublicKeyInfo. Returns `None` if it is not an Ed25519 key.
     pub fn from_spki(spki: &[u8]) -> Option<Self> {
         spki.strip_prefix(&SPKI_PREFIX)?.try_into().ok().map(Self)
     }
 
-    /// The first eight characters of the text: enough to tell a relay's clients apart, not to trust one.
+    /// The first eight characters of the text form. They distinguish the clients of a relay in displays, but do not
+    /// authenticate them.
     pub fn short(&self) -> String {
         self.to_string()[..8].to_owned()
     }
@@ -75,9 +76,9 @@ impl FromStr for PublicKey {
     type Err = PublicKeyError;
     fn from_str(text: &str) -> Result<Self, PublicKeyError> {
         let text = text.trim();
-        let belongs = |c: char| matches!(c, 'a'..='z' | 'A'..='Z' | '2'..='7');
-        if let Some((index, strange)) = text.chars().enumerate().find(|(_, c)| !belongs(*c)) {
-            return Err(PublicKeyError::Character(index + 1, strange));
+        let in_alphabet = |c: char| matches!(c, 'a'..='z' | 'A'..='Z' | '2'..='7');
+        if let Some((index, invalid)) = text.chars().enumerate().find(|(_, c)| !in_alphabet(*c)) {
+            return Err(PublicKeyError::Character(index + 1, invalid));
         }
         if text.len() != 52 {
             return Err(PublicKeyError::Length(text.len()));
@@ -96,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_public_key_survives_the_way_through_text() {
+    fn a_public_key_round_trips_through_text_and_spki() {
         let key = PublicKey::from(std::array::from_fn(|index| index as u8 * 7));
         let text = key.to_string();
         assert_eq!((text.len(), text.parse()), (52, Ok(key)));
@@ -106,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_is_no_key_is_told_why() {
+    fn parse_errors_name_the_length_character_or_ending() {
         let text = PublicKey::from([7; 32]).to_string();
         assert_eq!(text[1..].parse::<PublicKey>(), Err(PublicKeyError::Length(51)));
         assert_eq!(format!("ab0{}", &text[3..]).parse::<PublicKey>(), Err(PublicKeyError::Character(3, '0')));

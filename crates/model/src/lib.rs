@@ -1,6 +1,6 @@
-//! Braid's words: ids, units with types, and facts about links, flows and applications.
+//! The types that all crates of Braid share: ids, typed units, and data about links, flows and applications.
 //!
-//! Nothing here does I/O, reads a clock or decides anything; every other crate speaks in these types.
+//! This crate does no I/O, reads no clock and makes no decisions.
 
 #![forbid(unsafe_code)]
 

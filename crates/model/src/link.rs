@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Rate;
 
-/// The kernel's number of a network device; it names a link for as long as the device exists. Device names are labels only.
+/// The kernel's interface index. It identifies a link as long as the device exists; device names are only labels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct LinkIndex(pub u32);
@@ -19,7 +19,7 @@ impl fmt::Display for LinkIndex {
     }
 }
 
-/// An IP version. The two families of one link live and die apart.
+/// IP version. Each family of a link has its own liveness.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Family {
@@ -33,7 +33,7 @@ impl Family {
     /// Both families, IPv4 first.
     pub const ALL: [Self; 2] = [Self::V4, Self::V6];
 
-    /// The family of an address; an IPv4-mapped IPv6 address counts as IPv4, since that is what the kernel sends.
+    /// The family of an address. An IPv4-mapped IPv6 address counts as IPv4, since the kernel sends IPv4 packets to it.
     pub fn of(address: IpAddr) -> Self {
         if address.to_canonical().is_ipv4() { Self::V4 } else { Self::V6 }
     }
@@ -66,7 +66,7 @@ impl<T> PerFamily<T> {
         }
     }
 
-    /// The value for `family`, to change it.
+    /// Mutable reference to the value for `family`.
     pub fn get_mut(&mut self, family: Family) -> &mut T {
         match family {
             Family::V4 => &mut self.v4,
@@ -75,21 +75,22 @@ impl<T> PerFamily<T> {
     }
 }
 
-/// What a link is made of.
+/// Kind of network device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkKind {
-    /// Ethernet and the like.
+    /// Ethernet and similar.
     Wired,
     /// Wi-Fi.
     Wireless,
-    /// LTE, 5G and the like.
+    /// LTE, 5G and similar.
     Cellular,
-    /// A tunnel: a link only when configured.
+    /// A tunnel. Not a link unless configured.
     Vpn,
-    /// A bridge, veth, container or other virtual device: a link only when configured (a veth with an Internet route of its own in a container counts as wired).
+    /// A bridge, veth, container or other virtual device. Not a link unless configured. (In a container, a veth with its own Internet route
+    /// counts as wired.)
     Virtual,
-    /// The machine itself: never a link.
+    /// The loopback device. Never a link.
     Loopback,
 }
 
@@ -106,36 +107,36 @@ impl fmt::Display for LinkKind {
     }
 }
 
-/// What a link is used for.
+/// Role of a link in scheduling.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// Carries whatever the scheduler gives it.
+    /// Carries the flows that the scheduler assigns to it.
     #[default]
     Normal,
-    /// Carries flows only while no normal link lives.
+    /// Carries flows only while no normal link is alive.
     Backup,
-    /// Carries nothing that Braid schedules.
+    /// Carries no flow that Braid schedules.
     Excluded,
 }
 
-/// Whether a link can be given flows, and if not, why.
+/// Whether a link can carry flows, and if not, why.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum LinkState {
-    /// Given flows.
+    /// Carries flows.
     Up,
-    /// Has carrier, but probes or connections get no answer in any family it is configured for.
+    /// Has carrier, but probes or connections get no answer in any configured family.
     Dead,
     /// No carrier, no address or no default route.
     Down,
-    /// Alive, kept for when no normal link lives.
+    /// Alive, but reserved for when no normal link is alive.
     Backup,
     /// Its data allowance is used up.
     Capped,
-    /// Not to be used: by configuration, or because it cannot be told from another link (the reason is shown beside it).
+    /// Not used, because of the configuration or because Braid cannot distinguish it from another link (the reason is shown beside it).
     Excluded,
-    /// Not judged yet.
+    /// Not determined yet.
     Unknown,
 }
 
@@ -153,28 +154,28 @@ impl fmt::Display for LinkState {
     }
 }
 
-/// What the operating system says of one interface, whether or not it is a link.
+/// The operating system's data about one interface, whether or not it is a link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkFacts {
-    /// The device's number.
+    /// Interface index of the device.
     pub index: LinkIndex,
-    /// The device's name: a label.
+    /// Name of the device, only a label.
     pub name: String,
-    /// What the device is.
+    /// Kind of device.
     pub kind: LinkKind,
-    /// Hardware address, where the device has one.
+    /// Hardware address, if the device has one.
     pub mac: Option<[u8; 6]>,
-    /// Largest packet in bytes.
+    /// Largest packet (MTU) in bytes.
     pub mtu: u32,
-    /// Administratively up and with carrier.
+    /// The device is administratively up and has carrier.
     pub carrier: bool,
-    /// The speed the device claims, where it claims one.
+    /// Speed that the device reports, if it reports one.
     pub nominal: Option<Rate>,
-    /// Global addresses with their on-link prefixes, tentative and deprecated ones left out.
+    /// Global addresses with their on-link prefixes, without tentative and deprecated addresses.
     pub addresses: Vec<IpNet>,
-    /// Gateways of its default routes, best metric first; `None` in the inner option is a default route without gateway (point to point).
+    /// Default routes of the interface, best metric first.
     pub gateways: PerFamily<Vec<DefaultRoute>>,
-    /// DNS servers the system has for this link.
+    /// DNS servers that the system has configured for this link.
     pub resolvers: Vec<IpAddr>,
 }
 
@@ -183,17 +184,17 @@ pub struct LinkFacts {
 pub struct DefaultRoute {
     /// The next hop; `None` on point-to-point devices.
     pub gateway: Option<IpAddr>,
-    /// The route's metric: the lowest is the system's choice.
+    /// Metric. The system uses the route with the lowest.
     pub metric: u32,
 }
 
 impl LinkFacts {
-    /// Whether this interface could carry flows of `family` at all: carrier, an address and a default route.
+    /// Whether this interface can carry flows of `family`: it has carrier, an address and a default route.
     pub fn usable(&self, family: Family) -> bool {
         self.carrier && !self.gateways.get(family).is_empty() && self.addresses.iter().any(|net| Family::of(net.addr()) == family)
     }
 
-    /// The address packets of `family` leave with: the first one listed.
+    /// Source address for packets of `family`: the first address listed.
     pub fn source(&self, family: Family) -> Option<IpAddr> {
         self.addresses.iter().map(IpNet::addr).find(|addr| Family::of(*addr) == family)
     }

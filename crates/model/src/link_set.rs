@@ -2,22 +2,22 @@
 
 use std::ops::{BitAnd, BitOr, Sub};
 
-/// The most links that are scheduled at once.
+/// Maximum number of links that Braid schedules at once.
 pub const MAX_LINKS: usize = 32;
 
-/// A set of links by slot, or of paths by number: one bit each, from 0 to 63.
+/// A set of link slots or of path numbers, one bit each, from 0 to 63.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct LinkSet(pub u64);
 
 impl LinkSet {
-    /// No link.
+    /// The empty set.
     pub const EMPTY: Self = Self(0);
-    /// Every link there may be.
+    /// The set of all 64 elements.
     pub const ALL: Self = Self(u64::MAX);
-    /// How many can be in a set.
+    /// Maximum number of elements.
     pub const CAPACITY: usize = 64;
 
-    /// One link alone; none if `link` is [`CAPACITY`](Self::CAPACITY) or more.
+    /// The set that contains only `link`; empty if `link` is [`CAPACITY`](Self::CAPACITY) or more.
     pub const fn only(link: usize) -> Self {
         Self(if link < Self::CAPACITY { 1 << link } else { 0 })
     }
@@ -27,22 +27,22 @@ impl LinkSet {
         self.0 & Self::only(link).0 != 0
     }
 
-    /// Whether none is.
+    /// Whether the set is empty.
     pub const fn is_empty(self) -> bool {
         self.0 == 0
     }
 
-    /// Adds `link`; from [`CAPACITY`](Self::CAPACITY) on it is ignored.
+    /// Adds `link`. Does nothing if `link` is [`CAPACITY`](Self::CAPACITY) or more.
     pub fn insert(&mut self, link: usize) {
         *self = *self | Self::only(link);
     }
 
-    /// The links in rising order.
+    /// The links in ascending order.
     pub fn iter(self) -> impl Iterator<Item = usize> {
         let mut rest = self.0;
         std::iter::from_fn(move || {
             let link = rest.trailing_zeros() as usize;
-            // Takes the lowest bit away.
+            // Clear the lowest set bit.
             rest &= rest.wrapping_sub(1);
             (link < Self::CAPACITY).then_some(link)
         })
@@ -51,7 +51,7 @@ impl LinkSet {
 
 impl BitAnd for LinkSet {
     type Output = Self;
-    /// The links that are in both.
+    /// Intersection.
     fn bitand(self, other: Self) -> Self {
         Self(self.0 & other.0)
     }
@@ -59,7 +59,7 @@ impl BitAnd for LinkSet {
 
 impl BitOr for LinkSet {
     type Output = Self;
-    /// The links that are in either.
+    /// Union.
     fn bitor(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
@@ -67,14 +67,14 @@ impl BitOr for LinkSet {
 
 impl Sub for LinkSet {
     type Output = Self;
-    /// The links that are not in `other`.
+    /// Difference: the links that are not in `other`.
     fn sub(self, other: Self) -> Self {
         Self(self.0 & !other.0)
     }
 }
 
 impl FromIterator<usize> for LinkSet {
-    /// The set of these links; from [`CAPACITY`](LinkSet::CAPACITY) on they are left out.
+    /// The set of these links. Links of [`CAPACITY`](LinkSet::CAPACITY) or more are ignored.
     fn from_iter<I: IntoIterator<Item = usize>>(links: I) -> Self {
         links.into_iter().map(Self::only).fold(Self::EMPTY, Self::bitor)
     }
@@ -87,7 +87,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_is_the_set_of_its_links(one in any::<u64>(), other in any::<u64>(), link in 0usize..70) {
+        fn behaves_like_a_set_of_link_numbers(one in any::<u64>(), other in any::<u64>(), link in 0usize..70) {
             let (one, other) = (LinkSet(one), LinkSet(other));
             prop_assert_eq!(one.iter().collect::<LinkSet>(), one);
             prop_assert!(one.iter().is_sorted());

@@ -1,4 +1,4 @@
-//! The network as the operating system sees it: interfaces, routes and policy rules at one moment.
+//! Snapshot of the operating system's network configuration: interfaces, routes and policy rules.
 
 use std::net::IpAddr;
 
@@ -6,64 +6,64 @@ use ipnet::IpNet;
 
 use crate::{Family, LinkFacts, LinkIndex};
 
-/// Everything Braid follows in the kernel's routing, at one moment.
+/// The kernel's interfaces and routing configuration at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NetworkSnapshot {
-    /// Every interface, links or not, in rising order of index.
+    /// All interfaces, whether or not they are links, in ascending order of index.
     pub interfaces: Vec<LinkFacts>,
-    /// Every route of every table.
+    /// All routes of all tables.
     pub routes: Vec<RouteFacts>,
-    /// Every policy rule, in the order in which the kernel tries them, per family.
+    /// All policy rules; within a family, in the order in which the kernel evaluates them.
     pub rules: Vec<RuleFacts>,
-    /// Where IPsec policies of this machine's own packets (XFRM, RFC 4301 section 4.4.1) protect or block what is sent.
+    /// Destinations for which an IPsec policy (XFRM, RFC 4301 section 4.4.1) protects or blocks packets that this machine sends.
     pub protected: Vec<IpNet>,
 }
 
 impl NetworkSnapshot {
-    /// The interface with this number.
+    /// The interface with this index.
     pub fn interface(&self, index: LinkIndex) -> Option<&LinkFacts> {
         self.interfaces.iter().find(|facts| facts.index == index)
     }
 }
 
-/// What a route does with a packet.
+/// Action of a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RouteKind {
-    /// Sends it to a next hop.
+    /// Sends the packet to a next hop.
     Unicast,
-    /// Delivers it here.
+    /// Delivers the packet to this machine.
     Local,
-    /// Sends it as broadcast, multicast or anycast.
+    /// Sends the packet as broadcast, multicast or anycast.
     Broadcast,
-    /// Refuses or drops it.
+    /// Rejects or drops the packet.
     Refuse,
-    /// Ends the look-up in this table; the next rule is tried.
+    /// Ends the lookup in this table. The kernel continues with the next rule.
     Throw,
 }
 
 /// One route.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RouteFacts {
-    /// The table it stands in.
+    /// Number of the routing table that contains the route.
     pub table: u32,
-    /// Where it leads.
+    /// Destination prefix.
     pub destination: IpNet,
-    /// What it does.
+    /// Action of the route.
     pub kind: RouteKind,
-    /// The lowest wins among routes to one destination.
+    /// Metric. Among routes to the same destination the lowest metric wins.
     pub metric: u32,
-    /// Where it sends packets; several for a multipath route, none where `kind` needs none.
+    /// Next hops: several for a multipath route, none for kinds that need none.
     pub hops: Vec<NextHop>,
-    /// The source address it gives packets that have none, where it names one.
+    /// Preferred source address for packets without one, if the route sets it.
     pub source: Option<IpAddr>,
-    /// It applies to some packets only, by a selector not told here (source prefix, type of service).
+    /// The route has a selector that this type does not represent (source prefix, type of service), so it applies to some packets only.
     pub conditional: bool,
-    /// Braid made it.
+    /// Braid installed the route.
     pub ours: bool,
 }
 
 impl RouteFacts {
-    /// The route's family.
+    /// Address family of the route.
     pub fn family(&self) -> Family {
         match self.destination {
             IpNet::V4(_) => Family::V4,
@@ -72,59 +72,59 @@ impl RouteFacts {
     }
 }
 
-/// Where a route sends packets.
+/// One next hop of a route.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NextHop {
-    /// The device.
+    /// Output device.
     pub device: LinkIndex,
-    /// The gateway; `None` is on-link.
+    /// Gateway; `None` if the destination is on-link.
     pub gateway: Option<IpAddr>,
-    /// The kernel does not use it now (its device is down).
+    /// The kernel does not use this hop now (its device is down).
     pub dead: bool,
 }
 
-/// What a policy rule does with a packet it matches.
+/// Action of a policy rule on the packets that it matches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RuleAction {
-    /// Looks it up in a table.
+    /// Looks the destination up in this table.
     Table(u32),
-    /// Goes on at the first rule with this priority.
+    /// Continues with the first rule of this priority.
     Goto(u32),
-    /// Goes on at the next rule.
+    /// Continues with the next rule.
     Nop,
-    /// Refuses or drops it.
+    /// Rejects or drops the packet.
     Refuse,
-    /// Something not understood here.
+    /// An action that Braid does not model.
     Other,
 }
 
 /// One policy rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuleFacts {
-    /// The rule's family.
+    /// Address family of the rule.
     pub family: Family,
-    /// Rules are tried in rising order.
+    /// Priority. The kernel evaluates rules in ascending order.
     pub priority: u32,
-    /// Packets from here only.
+    /// Matches only packets from this prefix.
     pub source: Option<IpNet>,
-    /// Packets to there only.
+    /// Matches only packets to this prefix.
     pub destination: Option<IpNet>,
-    /// Packets with this mark only: value and mask.
+    /// Matches only packets with this firewall mark: value and mask.
     pub mark: Option<(u32, u32)>,
-    /// Packets that came in by this device only (never packets of this machine's own, unless it is `lo`).
+    /// Matches only packets received on this device. Packets that this machine originates match only if the device is `lo`.
     pub input: Option<String>,
-    /// Packets of sockets bound to this device only.
+    /// Matches only packets of sockets bound to this device.
     pub output: Option<String>,
-    /// Other selectors (type of service, ports, user, protocol, l3mdev, tunnel): whether it matches cannot be told ahead.
+    /// The rule has other selectors (type of service, ports, user, protocol, l3mdev, tunnel), so Braid cannot predict whether it matches.
     pub conditional: bool,
-    /// Matches what its selectors do not match.
+    /// The rule matches the packets that its selectors do not match.
     pub invert: bool,
-    /// What it does.
+    /// Action of the rule.
     pub action: RuleAction,
-    /// Results whose prefix is this long or shorter do not count, and the next rule is tried.
+    /// The rule ignores lookup results whose prefix is this long or shorter; the kernel then evaluates the next rule.
     pub suppress_prefix_len: Option<u8>,
-    /// Results through some group of devices do not count; which, is not told here.
+    /// The rule ignores lookup results through one device group. This type does not record which group.
     pub suppress_group: bool,
-    /// Braid made it.
+    /// Braid installed the rule.
     pub ours: bool,
 }

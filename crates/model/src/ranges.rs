@@ -1,9 +1,9 @@
-//! Sets of numbers kept as ranges.
+//! Sets of numbers, stored as ranges.
 
 use std::collections::VecDeque;
 use std::ops::Range;
 
-/// A set of `u64` as disjoint, non-adjacent, rising ranges. Adding at the end, the usual case, is O(1).
+/// A set of `u64`, stored as disjoint, non-adjacent ranges in ascending order. Insertion at the end, the usual case, is O(1).
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RangeSet {
     ranges: VecDeque<Range<u64>>,
@@ -11,17 +11,17 @@ pub struct RangeSet {
 }
 
 impl RangeSet {
-    /// How many ranges.
+    /// Number of ranges.
     pub fn ranges(&self) -> usize {
         self.ranges.len()
     }
 
-    /// Whether there is none.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.ranges.is_empty()
     }
 
-    /// The ranges in rising order.
+    /// The ranges in ascending order.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = &Range<u64>> {
         self.ranges.iter()
     }
@@ -36,49 +36,49 @@ impl RangeSet {
         self.ranges.back().cloned()
     }
 
-    /// Takes the lowest range out.
+    /// Removes and returns the lowest range.
     pub fn pop_first(&mut self) -> Option<Range<u64>> {
         let first = self.ranges.pop_front()?;
         self.total -= first.end - first.start;
         Some(first)
     }
 
-    /// How many numbers.
+    /// Number of elements in the set.
     pub fn total(&self) -> u64 {
         self.total
     }
 
-    /// What it has within `range`.
+    /// The parts of `range` that are in the set.
     pub fn within(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
         let from = self.ranges.partition_point(|of| of.end <= range.start);
         let of = self.ranges.range(from..).take_while(move |of| of.start < range.end);
         of.map(move |of| of.start.max(range.start)..of.end.min(range.end)).filter(|of| !of.is_empty())
     }
 
-    /// What of `range` it does not have.
+    /// The parts of `range` that are not in the set.
     pub fn without(&self, range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
         let starts = std::iter::once(range.start).chain(self.within(range.clone()).map(|of| of.end));
         let ends = self.within(range.clone()).map(|of| of.start).chain(std::iter::once(range.end));
         starts.zip(ends).filter(|(start, end)| start < end).map(|(start, end)| start..end)
     }
 
-    /// Up to where it goes on from `start` without a gap; `start` if it does not have that.
+    /// The first number at or after `start` that is not in the set; `start` itself if `start` is not in the set.
     pub fn reach(&self, start: u64) -> u64 {
         let at = self.ranges.partition_point(|of| of.end <= start);
         self.ranges.get(at).filter(|of| of.start <= start).map_or(start, |of| of.end)
     }
 
-    /// Whether it has all of `range`.
+    /// Whether the set contains all of `range`.
     pub fn covers(&self, range: Range<u64>) -> bool {
         self.within(range.clone()).next() == Some(range)
     }
 
-    /// Bytes that it takes.
+    /// Memory used by the ranges, in bytes.
     pub fn cost(&self) -> usize {
         self.ranges.len() * size_of::<Range<u64>>()
     }
 
-    /// Adds `added`; whether all of it was new.
+    /// Adds `added`. Returns whether none of it was in the set before.
     pub fn insert(&mut self, added: Range<u64>) -> bool {
         if added.is_empty() {
             return true;
@@ -90,7 +90,7 @@ impl RangeSet {
             last.end = added.end;
             return true;
         }
-        // The ranges that touch or overlap it become one with it.
+        // Merge with the ranges that touch or overlap it.
         let from = self.ranges.partition_point(|range| range.end < added.start);
         let to = self.ranges.partition_point(|range| range.start <= added.end);
         if from >= to {
@@ -107,7 +107,7 @@ impl RangeSet {
         fresh
     }
 
-    /// Takes `removed` out.
+    /// Removes all numbers of `removed`.
     pub fn remove(&mut self, removed: Range<u64>) {
         let from = self.ranges.partition_point(|range| range.end <= removed.start);
         let to = self.ranges.partition_point(|range| range.start < removed.end);
@@ -136,7 +136,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn is_the_set_it_stands_for(steps in proptest::collection::vec((any::<bool>(), 0u64..60, 0u64..12), 0..60)) {
+        fn behaves_like_a_set_of_numbers(steps in proptest::collection::vec((any::<bool>(), 0u64..60, 0u64..12), 0..60)) {
             let (mut ranges, mut model) = (RangeSet::default(), BTreeSet::new());
             for (add, start, length) in steps {
                 let range = start..start + length;

@@ -1,4 +1,4 @@
-//! Units with types: what is counted never travels as a bare number.
+//! Typed units: time, amounts of data and data rates.
 
 use std::fmt;
 use std::ops::{Add, AddAssign};
@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-/// A moment: nanoseconds since an arbitrary origin that never goes back (on Linux `CLOCK_MONOTONIC`,
-/// in the simulator virtual time). Pure code receives it as an argument and never reads a clock.
+/// A moment on a monotonic clock, in nanoseconds since an arbitrary origin: `CLOCK_MONOTONIC` on Linux, virtual time in the simulator.
+/// Pure code receives it as an argument and never reads a clock.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Time(u64);
 
@@ -33,7 +33,7 @@ impl Time {
         self.0
     }
 
-    /// How long `earlier` lies before `self`; zero if it does not.
+    /// The time from `earlier` to `self`; zero if `earlier` is later.
     pub const fn since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
     }
@@ -65,12 +65,12 @@ impl ByteCount {
         self.0
     }
 
-    /// What is left after `other` is taken away; zero if nothing is.
+    /// `self` minus `other`; zero if `other` is larger.
     pub const fn saturating_sub(self, other: Self) -> Self {
         Self(self.0.saturating_sub(other.0))
     }
 
-    /// The mean rate of moving this much in `span`; zero for an empty span.
+    /// The mean rate of transferring this amount in `span`; zero for an empty span.
     pub fn per(self, span: Duration) -> Rate {
         let nanos = span.as_nanos();
         if nanos == 0 {
@@ -100,7 +100,7 @@ impl AddAssign for ByteCount {
 pub struct Rate(u64);
 
 impl Rate {
-    /// Nothing moves.
+    /// Zero bits per second.
     pub const ZERO: Self = Self(0);
 
     /// `bps` bits per second.
@@ -123,7 +123,7 @@ impl Rate {
         self.0 / 8
     }
 
-    /// How long `amount` takes at this rate; `Duration::MAX` at rate zero.
+    /// The time to transfer `amount` at this rate; `Duration::MAX` at rate zero.
     pub fn time_for(self, amount: ByteCount) -> Duration {
         if self.0 == 0 {
             return Duration::MAX;
@@ -132,9 +132,9 @@ impl Rate {
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
     }
 
-    /// This rate times `factor`; factors that are negative or not numbers give zero.
+    /// This rate times `factor`. Negative and NaN factors give zero.
     pub fn scale(self, factor: f64) -> Self {
-        // `as` saturates, and turns NaN and negatives to zero.
+        // `as` saturates, and converts NaN and negative values to zero.
         Self((self.0 as f64 * factor) as u64)
     }
 }
@@ -146,7 +146,7 @@ impl Add for Rate {
     }
 }
 
-/// Why a text is no amount or rate.
+/// A text is not an amount of data or a rate. The message names the accepted forms.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnitError {
     text: String,
@@ -215,7 +215,7 @@ impl FromStr for ByteCount {
     }
 }
 
-/// A whole number of the base unit, or a text with a unit.
+/// An integer in the base unit, or a text with a unit.
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum NumberOrText {
@@ -239,7 +239,7 @@ macro_rules! deserialize_unit {
 deserialize_unit!(Rate);
 deserialize_unit!(ByteCount);
 
-/// Scales a number to three significant places with a decimal prefix.
+/// Writes a number with a decimal SI prefix, rounded to about three significant digits.
 fn decimal(value: u64, base: &str, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     let mut scaled = value as f64;
     let mut prefix = "";
@@ -272,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn texts_with_units_are_read() {
+    fn texts_with_units_are_parsed() {
         assert_eq!("20 Mbit/s".parse(), Ok(Rate::from_mbps(20)));
         assert_eq!("1.5Gbit/s".parse(), Ok(Rate::from_mbps(1500)));
         assert_eq!("10 GB".parse(), Ok(ByteCount::new(10_000_000_000)));
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_that_is_no_rate_is_refused_with_the_remedy() {
+    fn a_malformed_rate_is_rejected_with_the_accepted_forms() {
         let error = "fast".parse::<Rate>().unwrap_err().to_string();
         assert!(error.contains("\"fast\"") && error.contains("Mbit/s"), "{error}");
         assert!("12 furlongs".parse::<ByteCount>().is_err());
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn amounts_read_well() {
+    fn amounts_are_formatted_with_si_prefixes() {
         assert_eq!(ByteCount::new(999).to_string(), "999 B");
         assert_eq!(ByteCount::new(1_500_000).to_string(), "1.5 MB");
         assert_eq!(Rate::from_mbps(100).to_string(), "100 Mbit/s");

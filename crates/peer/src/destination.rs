@@ -1,14 +1,14 @@
-//! Which destinations a relay opens for its clients.
+//! Decides which destinations a relay opens for its clients.
 //!
-//! A relay stands in a network of its own and its clients do not: what is reachable only from there (its loopback, its LAN, the metadata
-//! service of its host's cloud) must not become reachable through it. So only addresses of the global Internet are opened, and none of
-//! the relay's own, unless its operator allows them. A server that runs a relay for itself is the opposite: it opens its own addresses
-//! and nothing else.
+//! A relay is in a network of its own, and its clients are not: a destination that is reachable only from there (the relay's loopback, its
+//! LAN, the metadata service of its host's cloud) must not become reachable through it. The relay therefore opens only addresses of the
+//! global Internet, and none of its own, unless its operator allows them. A server that runs a relay for itself does the opposite: it opens
+//! its own addresses only.
 //!
-//! Names are resolved by the relay, and what counts is the address that is dialled, so a name that answers differently each time gains
-//! nothing. IPv6 addresses that carry an IPv4 address (mapped, NAT64's well-known prefix, 6to4) are judged by that too. What cannot be
-//! told from outside stays open: a network's own NAT64 prefix, or a public address that the network routes into a private place;
-//! keep the relay itself from those.
+//! The relay resolves names, and checks the address that it dials, so a name that resolves differently each time gains nothing. An IPv6
+//! address that embeds an IPv4 address (mapped, NAT64's well-known prefix, 6to4) must pass the check for that address too. Two cases cannot
+//! be detected: a network's own NAT64 prefix, and a public address that the network routes to a private place. The operator must prevent
+//! the relay itself from reaching those.
 
 mod dial;
 
@@ -24,7 +24,7 @@ use tokio::sync::Semaphore;
 
 pub use dial::{DialError, Reason, dial_by, dial_tcp, resolve};
 
-/// Which destinations may be opened.
+/// Policy that decides which destinations may be opened.
 #[derive(Debug, Clone)]
 pub struct Policy {
     reach: Reach,
@@ -32,28 +32,28 @@ pub struct Policy {
     lookups: Arc<Semaphore>,
 }
 
-/// The most names that are looked up at a time for one client.
-const LOOKUP_SHARE: usize = 8;
+/// Maximum number of concurrent name lookups for one client.
+const MAX_LOOKUPS_PER_CLIENT: usize = 8;
 
 #[derive(Debug, Clone)]
 enum Reach {
-    /// The Internet, and what is allowed besides.
+    /// The Internet, plus the networks in `allowed`.
     Internet { allowed: Vec<IpNet> },
-    /// The host itself: what it is known as outside besides its addresses, the ports opened, and the relay's own, which never is.
+    /// The host itself. `outside`: its external addresses besides those of its interfaces. `listening`: the relay's own port, never opened.
     Itself { outside: Vec<IpAddr>, ports: Ports, listening: u16 },
 }
 
-/// Which services of its own a server opens to strangers.
+/// Ports that a server opens to its clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ports {
-    /// These.
+    /// Only these ports.
     Only(Vec<RangeInclusive<u16>>),
-    /// All: also what only a firewall keeps from strangers, since the relay's connections are the host's own.
+    /// All ports, including services that only a firewall protects, because the relay's connections come from the host itself.
     All,
 }
 
 impl Default for Ports {
-    /// Those of the web, 80 and 443.
+    /// The web ports, 80 and 443.
     fn default() -> Self {
         Self::Only(vec![80..=80, 443..=443])
     }
@@ -82,37 +82,39 @@ impl fmt::Display for Ports {
     }
 }
 
-/// Why a destination is not opened.
+/// Reason why a destination is not opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Forbidden {
-    /// The address is not one of the global Internet: what it is for.
+    /// The address is not a global Internet address; the string names its purpose.
     Special(&'static str),
-    /// The address is the relay's own, or it cannot be told whether it is.
+    /// The address is the relay's own, or it is unknown whether it is.
     Own,
-    /// It is a neighbour of the host.
+    /// The address belongs to a neighbour of the host.
     Neighbour,
-    /// The address is not the server's own, or it cannot be told whether it is, or clients from outside have no business with it.
+    /// The address is not the server's own, or it is unknown whether it is, or it is not for external clients.
     NotOwn,
     /// The server does not open that port.
     Service,
-    /// There is no port 0.
+    /// The target has port 0.
     Port,
 }
 
 impl Policy {
-    /// A relay's: the Internet, and the nets that its operator allows. `own` are addresses that it answers at besides those of its
-    /// interfaces, as behind a translator.
+    /// The policy of a relay: opens the Internet and the networks that its operator allows. `own` are addresses at which the relay is reached
+    /// besides those of its interfaces, for example behind NAT.
     pub fn relay(allowed: Vec<IpNet>, own: Vec<IpAddr>) -> Self {
         Self::new(Reach::Internet { allowed }, own)
     }
 
-    /// That of a server that runs a relay for itself: the global addresses of its interfaces, and `reached`, at which this client
-    /// has reached it, of whichever kind. Loopback is no such address: what listens there only is not for strangers.
+    /// The policy of a server that runs a relay for itself: opens the global addresses of its interfaces, and `reached`, the addresses of any
+    /// kind at which this client has reached it. Loopback is never opened: a service that listens only there is not for external clients.
     ///
-    /// Its firewall sees the relay's connections as the host's own: of the ports opened, also a service that only a firewall hides is reachable.
+    /// The server's firewall treats the relay's connections as the host's own, so a service on an open port is reachable even if a firewall
+    /// protects it.
     ///
-    /// `outside` are addresses under which all of its ports are known outside, though its interfaces do not have them: the target is then
-    /// the address at which the client has reached it. `listening` is the relay's own port: through it a stranger would come from the host.
+    /// `outside` are external addresses that map to the server with all ports, though its interfaces do not have them. For these, the relay
+    /// dials the address at which the client has reached it. `listening` is the relay's own port, which is never opened: through it an
+    /// external client would appear to come from the host.
     pub fn local(reached: Vec<IpAddr>, outside: Vec<IpAddr>, ports: Ports, listening: u16) -> Self {
         let outside = outside.into_iter().map(|ip| ip.to_canonical()).collect();
         Self::new(Reach::Itself { outside, ports, listening }, reached)
@@ -125,15 +127,15 @@ impl Policy {
 
     fn new(reach: Reach, own: Vec<IpAddr>) -> Self {
         let own = own.into_iter().map(|ip| ip.to_canonical()).collect();
-        Self { reach, own, lookups: Arc::new(Semaphore::new(LOOKUP_SHARE)) }
+        Self { reach, own, lookups: Arc::new(Semaphore::new(MAX_LOOKUPS_PER_CLIENT)) }
     }
 
-    /// The same policy for another client, whose names do not wait for this one's. (A clone is for the same client.)
+    /// The same policy with a separate lookup limit, for another client. (A clone shares the limit, for the same client.)
     pub fn for_another_client(&self) -> Self {
-        Self { lookups: Arc::new(Semaphore::new(LOOKUP_SHARE)), ..self.clone() }
+        Self { lookups: Arc::new(Semaphore::new(MAX_LOOKUPS_PER_CLIENT)), ..self.clone() }
     }
 
-    /// Whether `target` may be opened, for TCP or UDP; if so, the address to use for it.
+    /// Checks whether `target` may be opened, for TCP or UDP. Returns the address to dial.
     pub fn check(&self, target: SocketAddr) -> Result<SocketAddr, Forbidden> {
         let ip = target.ip().to_canonical();
         if target.port() == 0 {
@@ -146,7 +148,7 @@ impl Policy {
             }
             Reach::Itself { outside, .. } => self.check_itself(ip, outside)?,
         };
-        // A scope or flow label is the client's invention.
+        // Drop a scope or flow label: the client chose it.
         Ok(SocketAddr::new(ip, target.port()))
     }
 
@@ -168,7 +170,7 @@ impl Policy {
         }
     }
 
-    /// The address to use for it.
+    /// The address to dial for `ip`.
     fn check_itself(&self, ip: IpAddr, outside: &[IpAddr]) -> Result<IpAddr, Forbidden> {
         let inward = |ip: IpAddr| ip.is_loopback() || ip.is_unspecified() || ip.is_multicast();
         let reached = |ip: IpAddr| self.own.contains(&ip) && !inward(ip);
@@ -180,8 +182,8 @@ impl Policy {
         inside.filter(|_| outside.contains(&ip)).copied().ok_or(Forbidden::NotOwn)
     }
 
-    /// Whether the address is the host's own now, or a neighbour's; `None` if that cannot be told. Trying to bind a socket would not tell: with
-    /// `ip_nonlocal_bind` set every address can be bound.
+    /// Whether the address is the host's own, a neighbour's or elsewhere now; `None` if this cannot be determined. Binding a socket would not be
+    /// a valid test: with `ip_nonlocal_bind` every address can be bound.
     fn nearness(&self, ip: IpAddr) -> Option<Nearness> {
         if self.own.contains(&ip) {
             return Some(Nearness::Own);
@@ -193,12 +195,12 @@ impl Policy {
 impl fmt::Display for Forbidden {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Special(purpose) => write!(f, "the relay opens no {purpose} addresses unless its operator allows them"),
-            Self::Neighbour => f.write_str("the relay opens no addresses of its own network unless its operator allows them"),
-            Self::Own => f.write_str("the relay opens none of its own addresses unless its operator allows them"),
-            Self::NotOwn => f.write_str("this server opens its own addresses only"),
+            Self::Special(purpose) => write!(f, "the relay does not open {purpose} addresses unless its operator allows them"),
+            Self::Neighbour => f.write_str("the relay does not open addresses of its own network unless its operator allows them"),
+            Self::Own => f.write_str("the relay does not open its own addresses unless its operator allows them"),
+            Self::NotOwn => f.write_str("this server opens only its own addresses"),
             Self::Service => f.write_str("this server does not open that port"),
-            Self::Port => f.write_str("there is no port 0"),
+            Self::Port => f.write_str("port 0 is not valid"),
         }
     }
 }
@@ -228,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relay_opens_nothing_private_or_special() {
+    fn a_relay_opens_no_private_or_special_addresses() {
         let policy = relay(&[]);
         for ip in [
             "0.0.0.0",
@@ -277,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn regression_a_relay_opens_no_clouds_platform() {
+    fn regression_a_relay_opens_no_cloud_platform_addresses() {
         let policy = relay(&[]);
         for ip in [
             "168.63.129.16",
@@ -297,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_within_another_is_judged_too() {
+    fn an_embedded_ipv4_address_is_checked_too() {
         let policy = relay(&[]);
         for ip in [
             "::ffff:127.0.0.1",
@@ -311,7 +313,7 @@ mod tests {
             assert!(matches!(check(&policy, ip), Err(Forbidden::Special(_))), "{ip}: {:?}", check(&policy, ip));
         }
         assert_eq!(check(&policy, "64:ff9b::9.9.9.9"), Err(Forbidden::Own));
-        assert_eq!(check(&policy, "::ffff:1.1.1.1"), Ok("1.1.1.1:80".parse().unwrap()), "and is used as what it is");
+        assert_eq!(check(&policy, "::ffff:1.1.1.1"), Ok("1.1.1.1:80".parse().unwrap()), "it is dialled as IPv4");
         assert!(check(&policy, "64:ff9b::1.1.1.1").is_ok() && check(&policy, "2002:101:101::1").is_ok());
     }
 
@@ -319,12 +321,12 @@ mod tests {
     fn a_relay_does_not_open_itself() {
         assert_eq!(check(&relay(&[]), "9.9.9.9"), Err(Forbidden::Own));
         assert_eq!(check(&relay(&[]), "::ffff:9.9.9.9"), Err(Forbidden::Own));
-        assert_eq!(relay(&[]).nearness("127.0.0.53".parse().unwrap()), Some(Nearness::Own), "told without being listed");
+        assert_eq!(relay(&[]).nearness("127.0.0.53".parse().unwrap()), Some(Nearness::Own), "detected without being listed");
         assert_eq!(relay(&[]).nearness("1.1.1.1".parse().unwrap()), Some(Nearness::Elsewhere));
     }
 
     #[test]
-    fn what_the_operator_allows_is_opened_and_no_more() {
+    fn a_relay_opens_allowed_networks_and_no_others() {
         let policy = relay(&["10.1.0.0/16", "fd00::/8", "9.9.9.9/32"]);
         for ip in ["10.1.2.3", "::ffff:10.1.2.3", "64:ff9b::10.1.2.3", "fd12::1", "9.9.9.9"] {
             assert!(check(&policy, ip).is_ok(), "{ip}: {:?}", check(&policy, ip));
@@ -335,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_opens_itself_only_and_not_its_loopback() {
+    fn a_server_opens_only_itself_and_not_its_loopback() {
         let reached = vec!["10.0.0.5".parse().unwrap(), "127.0.0.1".parse().unwrap(), "::ffff:10.0.0.6".parse().unwrap()];
         let policy = Policy::local(reached, Vec::new(), Ports::default(), 5757);
         assert!(check(&policy, "10.0.0.5").is_ok() && check(&policy, "::ffff:10.0.0.5").is_ok() && check(&policy, "10.0.0.6").is_ok());
@@ -345,10 +347,10 @@ mod tests {
     }
 
     #[test]
-    fn a_server_behind_a_translator_is_reached_by_the_address_that_it_is_told() {
+    fn a_server_behind_nat_is_reached_by_its_configured_external_address() {
         let ip = |text: &str| text.parse::<IpAddr>().unwrap();
         let policy = Policy::local(Vec::new(), vec![ip("54.1.2.3"), ip("127.0.0.1")], Ports::default(), 5757);
-        assert_eq!(check(&policy, "54.1.2.3"), Err(Forbidden::NotOwn), "nobody has reached it yet");
+        assert_eq!(check(&policy, "54.1.2.3"), Err(Forbidden::NotOwn), "no client has reached it yet");
         let reached = policy.reached_at([ip("fd00::5"), ip("10.0.0.5")]);
         assert_eq!(check(&reached, "54.1.2.3"), Ok("10.0.0.5:80".parse().unwrap()));
         assert_eq!(check(&reached, "10.0.0.5"), Ok("10.0.0.5:80".parse().unwrap()));
@@ -358,7 +360,7 @@ mod tests {
     }
 
     #[test]
-    fn regression_a_server_opens_the_web_or_what_it_is_told_and_never_the_relay_itself() {
+    fn regression_a_server_opens_the_web_ports_or_the_given_ones_and_never_the_relay_itself() {
         let to = |policy: &Policy, port: u16| policy.check((Ipv4Addr::new(10, 0, 0, 5), port).into()).is_ok();
         let with = |ports| Policy::local(vec!["10.0.0.5".parse().unwrap()], Vec::new(), ports, 5757);
         let usual = with(Ports::default());
@@ -375,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn there_is_no_port_0_and_no_scope_of_the_clients_choice() {
+    fn port_0_is_rejected_and_a_clients_scope_is_dropped() {
         let policy = relay(&["::/0"]);
         assert_eq!(policy.check("1.1.1.1:0".parse().unwrap()), Err(Forbidden::Port));
         let scoped = std::net::SocketAddrV6::new("fe80::1".parse().unwrap(), 80, 7, 3);
@@ -384,7 +386,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_form_of_an_address_gets_past(bits: u32, private in 0..3u8) {
+        fn every_ipv6_form_of_an_address_is_judged_like_the_address(bits: u32, private in 0..3u8) {
             let bits = match private {
                 0 => bits,
                 1 => 0x0a00_0000 | bits >> 8,
@@ -400,7 +402,7 @@ mod tests {
         }
 
         #[test]
-        fn what_std_calls_special_is_special(bits: u128, v4: u32) {
+        fn addresses_that_std_calls_special_are_special(bits: u128, v4: u32) {
             let (v6, v4) = (Ipv6Addr::from(bits), Ipv4Addr::from(v4));
             let named4 = v4.is_private() || v4.is_loopback() || v4.is_link_local() || v4.is_multicast() || v4.is_broadcast() || v4.is_documentation();
             let named6 = v6.is_loopback() || v6.is_multicast() || v6.is_unique_local() || v6.is_unicast_link_local() || v6.is_unspecified();

@@ -1,7 +1,7 @@
-//! Ed25519 key pairs and where they are kept.
+//! Ed25519 key pairs and their storage.
 //!
-//! A private key is written once, as PKCS #8 in PEM (RFC 5958, RFC 7468), to a file that only its owner may read. It never appears in
-//! logs or errors. The form that holds the public key too is written, so a damaged file is noticed instead of becoming another
+//! A private key is written once, as PKCS #8 in PEM (RFC 5958, RFC 7468), to a file that only its owner can read. It never appears in
+//! logs or errors. The file uses the PKCS #8 form that includes the public key, so damage is detected instead of resulting in another
 //! identity.
 
 use std::fmt;
@@ -20,79 +20,79 @@ use zeroize::{Zeroize, Zeroizing};
 
 use crate::state::StateDir;
 
-/// A relay's key in its state directory.
+/// File name of a relay's key in its state directory.
 pub const RELAY_KEY: &str = "relay.key";
 
-/// A client's key in its state directory.
+/// File name of a client's key in its state directory.
 pub const CLIENT_KEY: &str = "client.key";
 
-/// More than any key file holds.
+/// Upper bound for the size of a key file, in bytes.
 const FILE_LIMIT: u64 = 4096;
 
 /// An Ed25519 key pair.
 pub struct KeyPair {
-    /// PKCS #8, version 2: with the public key.
+    /// PKCS #8 version 2, which includes the public key.
     pkcs8: Zeroizing<Vec<u8>>,
     public: PublicKey,
 }
 
-/// Why there is no key pair.
+/// Reason why a key pair is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum KeyError {
-    /// The system gives no randomness.
-    #[error("cannot make a key: the system gives no random numbers")]
+    /// The system's random number generator failed.
+    #[error("cannot create a key: the system provides no random numbers")]
     Random,
     /// The file cannot be opened or read.
-    #[error("cannot read the key {}: {error}; run as the user that it belongs to", path.display())]
+    #[error("cannot read the key {}: {error}; run braid as the user that owns it", path.display())]
     Unreadable {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system says.
+        /// Error from the system.
         error: io::Error,
     },
     /// The file cannot be written.
-    #[error("cannot write a new key to {}: {error}; name a --state-dir that can be written", path.display())]
+    #[error("cannot write a new key to {}: {error}; specify a writable directory with --state-dir", path.display())]
     Unwritable {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system says.
+        /// Error from the system.
         error: io::Error,
     },
-    /// It is a link, a directory or the like.
-    #[error("the key {} is not a plain file; a key is never read through a link: put the file itself there", .0.display())]
+    /// The path is a symbolic link, a directory or another special file.
+    #[error("the key {} is not a plain file; braid does not read keys through links: put the file itself there", .0.display())]
     NotAFile(PathBuf),
-    /// Others than its owner may read or write it.
+    /// Other users may read or write the file.
     #[error(
-        "others may use the key {path} (mode {mode:03o}); chmod 600 {path} if nobody has, else remove it: a new one is made, and its peers must be invited again",
+        "other users may access the key {path} (mode {mode:03o}); run chmod 600 {path} if nobody has, else remove it: braid creates a new one, and its peers must be invited again",
         path = path.display()
     )]
     Exposed {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// Its permission bits.
         mode: u32,
     },
-    /// It holds no key, or a damaged one.
+    /// The file holds no key, or a damaged one.
     #[error(
-        "the key {path} is damaged: {reason}; put a copy back, or remove it: a new one is made, and its peers must be invited again",
+        "the key {path} is damaged: {reason}; restore a copy, or remove it: braid creates a new one, and its peers must be invited again",
         path = path.display()
     )]
     Damaged {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong; never what it holds.
+        /// What is wrong; never includes content of the file.
         reason: &'static str,
     },
 }
 
 impl KeyPair {
-    /// Makes a new one.
+    /// Generates a new key pair.
     pub fn generate() -> Result<Self, KeyError> {
         let document = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).map_err(|_| KeyError::Random)?;
         Self::from_pkcs8(Zeroizing::new(document.as_ref().to_vec())).ok_or(KeyError::Random)
     }
 
-    /// Reads the key in `dir`'s file `name`, and makes one if there is none. Of several that make one at once all get the same.
+    /// Reads the key in file `name` of `dir`, or creates it if there is none. If several processes create it at once, all get the same key.
     pub fn load_or_generate(dir: &StateDir, name: &str) -> Result<Self, KeyError> {
         let path = dir.path().join(name);
         if let Some(found) = Self::load(&path)? {
@@ -106,10 +106,10 @@ impl KeyPair {
         Self::load(&path)?.ok_or_else(|| unwritable(io::ErrorKind::NotFound.into()))
     }
 
-    /// Reads the key at `path`; `None` if there is nothing.
+    /// Reads the key at `path`; `None` if there is no file.
     pub fn load(path: &Path) -> Result<Option<Self>, KeyError> {
         let unreadable = |error| KeyError::Unreadable { path: path.to_owned(), error };
-        // O_NONBLOCK, since a pipe in its place would keep us waiting.
+        // O_NONBLOCK, because opening a pipe in its place would block.
         let opened = OpenOptions::new().read(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK).open(path);
         let file = match opened {
             Ok(file) => file,
@@ -128,13 +128,13 @@ impl KeyPair {
         Self::read(&file, path).map(Some)
     }
 
-    /// The public half.
+    /// The public key.
     pub fn public(&self) -> PublicKey {
         self.public
     }
 
-    /// A key derived from this pair, with which a server that was started anew tells clients of connections it has forgotten (QUIC's
-    /// stateless resets).
+    /// A key derived from this pair. With it, a restarted server can tell clients that it has forgotten their connections (QUIC stateless
+    /// resets).
     pub fn reset_key(&self) -> ring::hmac::Key {
         let pair = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, &self.pkcs8);
         ring::hmac::Key::new(ring::hmac::HMAC_SHA256, ring::hmac::sign(&pair, b"braid stateless reset").as_ref())
@@ -152,7 +152,7 @@ impl KeyPair {
 
     fn read(file: &File, path: &Path) -> Result<Self, KeyError> {
         let damaged = |reason| KeyError::Damaged { path: path.to_owned(), reason };
-        // As large as it may become, so that no copy is left behind by growing.
+        // Allocated at full size, because growing would leave a copy of the key behind.
         let mut pem = Zeroizing::new(Vec::with_capacity(FILE_LIMIT as usize + 1));
         file.take(FILE_LIMIT + 1).read_to_end(&mut pem).map_err(|error| KeyError::Unreadable { path: path.to_owned(), error })?;
         if pem.is_empty() {
@@ -161,13 +161,13 @@ impl KeyPair {
         if pem.len() as u64 > FILE_LIMIT {
             return Err(damaged("it is too long for a key"));
         }
-        let mut der = PrivatePkcs8KeyDer::from_pem_slice(&pem).map_err(|_| damaged("it holds no BEGIN PRIVATE KEY in PEM"))?;
+        let mut der = PrivatePkcs8KeyDer::from_pem_slice(&pem).map_err(|_| damaged("it has no BEGIN PRIVATE KEY in PEM format"))?;
         let pkcs8 = Zeroizing::new(der.secret_pkcs8_der().to_vec());
         der.zeroize();
-        Self::from_pkcs8(pkcs8).ok_or(damaged("what it holds is no Ed25519 key, or its two halves do not belong together"))
+        Self::from_pkcs8(pkcs8).ok_or(damaged("it is not an Ed25519 key, or its public and private parts do not match"))
     }
 
-    /// Writes the key beside its place, to the disk, and then puts it there whole; `false` if another came first.
+    /// Writes the key to a temporary file, syncs it, and then links it into place; `false` if another process was first.
     fn write_new(&self, dir: &StateDir, path: &Path) -> io::Result<bool> {
         let mut unique = [0; 8];
         ring::rand::SecureRandom::fill(&SystemRandom::new(), &mut unique).map_err(|_| io::Error::other("no random numbers"))?;
@@ -176,7 +176,7 @@ impl KeyPair {
             file.write_all(self.pem().as_bytes())?;
             file.sync_all()
         });
-        // A link, unlike a renaming, replaces nothing.
+        // A hard link, unlike a rename, replaces nothing.
         let placed = written.and_then(|()| match std::fs::hard_link(&beside, path) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_is_made_once_and_kept_for_its_owner() {
+    fn a_key_is_created_once_and_only_its_owner_can_read_it() {
         let (_folder, dir) = scratch();
         let made = KeyPair::load_or_generate(&dir, "relay.key").unwrap();
         let again = KeyPair::load_or_generate(&dir, "relay.key").unwrap();
@@ -232,11 +232,11 @@ mod tests {
         assert_eq!(made.pkcs8, again.pkcs8);
         let mode = dir.path().join("relay.key").metadata().unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
-        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left beside it");
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "no temporary file is left");
     }
 
     #[test]
-    fn those_who_make_one_at_once_get_the_same() {
+    fn concurrent_creation_yields_one_key() {
         let (_folder, dir) = scratch();
         let keys: Vec<PublicKey> = std::thread::scope(|scope| {
             let threads: Vec<_> = (0..16).map(|_| scope.spawn(|| KeyPair::load_or_generate(&dir, "relay.key").unwrap().public())).collect();
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_or_pipe_in_its_place_is_not_read() {
+    fn a_link_or_directory_in_its_place_is_not_read() {
         let (folder, dir) = scratch();
         let elsewhere = StateDir::open(&folder.path().join("elsewhere")).unwrap();
         KeyPair::load_or_generate(&elsewhere, "other.key").unwrap();
@@ -267,7 +267,7 @@ mod tests {
         assert!(failure(&dir).contains("not a plain file"));
         std::fs::remove_file(dir.path().join("relay.key")).unwrap();
         std::os::unix::fs::symlink("nowhere", dir.path().join("relay.key")).unwrap();
-        assert!(failure(&dir).contains("not a plain file"), "nor is a key written through one");
+        assert!(failure(&dir).contains("not a plain file"), "no key is written through a link either");
         assert!(!dir.path().join("nowhere").exists());
         std::fs::remove_file(dir.path().join("relay.key")).unwrap();
         std::fs::create_dir(dir.path().join("relay.key")).unwrap();
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn every_damage_is_noticed_and_nothing_of_the_key_is_told() {
+    fn every_damage_is_detected_and_errors_do_not_reveal_the_key() {
         let (_folder, dir) = scratch();
         let made = KeyPair::load_or_generate(&dir, "relay.key").unwrap();
         let path = dir.path().join("relay.key");
@@ -285,7 +285,7 @@ mod tests {
             let mut bad = whole.clone();
             bad[index] = if bad[index] == b'A' { b'B' } else { b'A' };
             std::fs::write(&path, &bad).unwrap();
-            // A line's end within the base64 may be exchanged for a letter and change its length only; it is never another key.
+            // A line break within the base64 may be replaced by a letter, which changes only its length; the result is never another key.
             match KeyPair::load(&path) {
                 Ok(found) => assert_eq!(found.unwrap().public(), made.public(), "byte {index}"),
                 Err(error) => assert!(error.to_string().contains("remove it"), "{error}"),

@@ -1,29 +1,29 @@
-//! What a relay grants one client, and how much of it is used. Time comes in as an argument.
+//! The limits of a relay's client, and its use of them. Time comes in as an argument.
 
 use braid_decide::allowance::Allowance;
 use braid_decide::bucket::Bucket;
 use braid_model::{ByteCount, Rate, Time};
 use std::time::Duration;
 
-/// How long a full bucket lasts at its rate.
+/// Time that a full bucket lasts at its rate.
 const BURST: Duration = Duration::from_millis(100);
 
-/// The least burst: a full batch of datagrams.
-const LEAST_BURST: ByteCount = ByteCount::new(64_000);
+/// Minimum burst: a full batch of datagrams.
+const MIN_BURST: ByteCount = ByteCount::new(64_000);
 
-/// Months begin on the first, at 00:00 UTC.
+/// Day of the month on which the monthly limit resets, at 00:00 UTC.
 const RESET_DAY: u8 = 1;
 
-/// A client's limits; `None` sets none.
+/// A client's limits; `None` means no limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Limits {
-    /// What may pass towards the client.
+    /// Rate towards the client.
     pub rate_down: Option<Rate>,
-    /// What may pass from the client.
+    /// Rate from the client.
     pub rate_up: Option<Rate>,
-    /// Flows at a time.
+    /// Number of concurrent flows.
     pub flows: Option<u32>,
-    /// Payload of both directions in a calendar month (UTC).
+    /// Payload bytes of both directions in a calendar month (UTC).
     pub monthly: Option<ByteCount>,
 }
 
@@ -36,18 +36,18 @@ pub enum Direction {
     Up,
 }
 
-/// Why a client gets no further flow.
+/// Reason why a client gets no further flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Exceeded {
-    /// As many flows as it may have.
-    #[error("the relay grants this client {0} flows at a time; close some, or ask its operator for more")]
+    /// The client has as many flows as its limit.
+    #[error("the relay allows this client {0} flows at a time; close some, or ask its operator for more")]
     Flows(u32),
-    /// The month's bytes are used.
-    #[error("this client has used its {0} of this month at the relay; wait for the first, or ask its operator for more")]
+    /// The monthly limit is used up.
+    #[error("this client has used its monthly {0} at the relay; wait for the first of the month, or ask its operator for more")]
     Monthly(ByteCount),
 }
 
-/// What a client uses of its limits, over all its bonds.
+/// A client's use of its limits, over all its bonds.
 #[derive(Debug, Clone)]
 pub struct Meter {
     limits: Limits,
@@ -58,7 +58,7 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// Nothing is used, but `used` bytes of the month that `unix` (seconds of Unix time) lies in.
+    /// A meter with `used` bytes already counted for the month of `unix` (seconds of Unix time), and no flows.
     pub fn new(limits: Limits, used: ByteCount, now: Time, unix: i64) -> Self {
         let mut month = Allowance::new(limits.monthly, RESET_DAY, unix);
         month.on_bytes(unix, used);
@@ -66,7 +66,7 @@ impl Meter {
         Self { limits, down: limits.rate_down.map(bucket), up: limits.rate_up.map(bucket), flows: 0, month }
     }
 
-    /// Sets other limits. Flows above a smaller number stay until they end.
+    /// Sets new limits. Flows above a lower limit stay until they end.
     pub fn set_limits(&mut self, limits: Limits, now: Time) {
         self.month.set_cap(limits.monthly);
         for (bucket, rate) in [(&mut self.down, limits.rate_down), (&mut self.up, limits.rate_up)] {
@@ -78,12 +78,12 @@ impl Meter {
         self.limits = limits;
     }
 
-    /// The limits in force.
+    /// The current limits.
     pub fn limits(&self) -> Limits {
         self.limits
     }
 
-    /// Counts a new flow, if there may be one; each counted one must be [closed](Self::close_flow).
+    /// Counts a new flow if the limits allow it; the caller must [close](Self::close_flow) each counted flow.
     pub fn open_flow(&mut self) -> Result<(), Exceeded> {
         if let Some(most) = self.limits.flows.filter(|most| self.flows >= *most) {
             return Err(Exceeded::Flows(most));
@@ -93,17 +93,17 @@ impl Meter {
         Ok(())
     }
 
-    /// A counted flow is over.
+    /// Ends a counted flow.
     pub fn close_flow(&mut self) {
         self.flows = self.flows.saturating_sub(1);
     }
 
-    /// Flows at present.
+    /// Number of current flows.
     pub fn flows(&self) -> u32 {
         self.flows
     }
 
-    /// Whether flows that run may go on: not when the month's bytes are used.
+    /// Whether running flows may continue; an error if the monthly limit is used up.
     pub fn may_go_on(&self) -> Result<(), Exceeded> {
         match self.limits.monthly {
             Some(cap) if self.month.exhausted() => Err(Exceeded::Monthly(cap)),
@@ -111,17 +111,17 @@ impl Meter {
         }
     }
 
-    /// What may pass in this direction now; `None` is all.
+    /// Bytes that may pass in this direction now; `None` means no limit.
     pub fn available(&mut self, direction: Direction, now: Time) -> Option<ByteCount> {
         self.bucket(direction).map(|bucket| bucket.available(now))
     }
 
-    /// When `amount` may pass in this direction: `now`, or later, or never ([`Time::MAX`]).
+    /// Time at which `amount` may pass in this direction: `now`, later, or never ([`Time::MAX`]).
     pub fn ready_at(&mut self, direction: Direction, amount: ByteCount, now: Time) -> Time {
         self.bucket(direction).map_or(now, |bucket| bucket.ready_at(amount, now))
     }
 
-    /// Counts what passed, at `now` and `unix` seconds of Unix time.
+    /// Counts bytes that passed, at `now` and at `unix` seconds of Unix time.
     pub fn on_bytes(&mut self, direction: Direction, amount: ByteCount, now: Time, unix: i64) {
         if let Some(bucket) = self.bucket(direction) {
             bucket.charge(amount, now);
@@ -139,14 +139,14 @@ impl Meter {
 
 fn burst(rate: Rate) -> ByteCount {
     let bytes = u128::from(rate.bytes_per_second()) * BURST.as_millis() / 1000;
-    ByteCount::new(u64::try_from(bytes).unwrap_or(u64::MAX)).max(LEAST_BURST)
+    ByteCount::new(u64::try_from(bytes).unwrap_or(u64::MAX)).max(MIN_BURST)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    /// 21 November 2026, and the December after it.
+    /// 21 November 2026, and 11 days later, in December.
     const NOVEMBER: i64 = 1_795_219_200;
     const DECEMBER: i64 = NOVEMBER + 11 * 86_400;
 
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn the_month_ends_and_begins_anew() {
+    fn the_monthly_limit_resets_with_the_month() {
         let cap = ByteCount::new(1_000_000);
         let limits = Limits { monthly: Some(cap), ..Limits::default() };
         let mut meter = Meter::new(limits, ByteCount::new(900_000), Time::ZERO, NOVEMBER);
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn each_direction_has_its_rate() {
+    fn each_direction_has_its_own_rate() {
         let limits = Limits { rate_down: Some(Rate::from_mbps(80)), ..Limits::default() };
         let mut meter = Meter::new(limits, ByteCount::ZERO, Time::ZERO, NOVEMBER);
         meter.on_bytes(Direction::Up, ByteCount::new(u64::MAX), Time::ZERO, NOVEMBER);

@@ -5,26 +5,26 @@ use std::str::FromStr;
 
 use braid_model::key::PublicKey;
 
-/// What people call a client: 1 to 63 letters of ASCII, digits, dots, hyphens and underscores, the first a letter or digit; not what could
-/// be a key. Fit for terminals, tables and file names.
+/// A client's name: 1 to 63 ASCII letters, digits, dots, hyphens and underscores, starting with a letter or digit, and not parseable as a
+/// key. Safe for terminals, tables and file names.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientName(String);
 
-/// Why a text is no client's name.
+/// Reason why a text is not a valid client name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0:?} cannot name a client: {1}")]
+#[error("{0:?} is not a valid client name: {1}")]
 pub struct NameError(String, &'static str);
 
 impl ClientName {
-    /// The longest.
+    /// Maximum length in bytes.
     pub const LIMIT: usize = 63;
 
-    /// The name.
+    /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// This name, or the part of it that leaves room, with a number behind it.
+    /// This name with a number suffix, truncated if necessary.
     pub fn numbered(&self, number: u32) -> Self {
         let suffix = format!("-{number}");
         let kept = self.0.len().min(Self::LIMIT - suffix.len());
@@ -40,7 +40,7 @@ impl FromStr for ClientName {
             return refused("names have 1 to 63 characters");
         }
         if !text.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'-' | b'_')) {
-            return refused("names have letters without accents, digits, dots, hyphens and underscores");
+            return refused("names have ASCII letters, digits, dots, hyphens and underscores");
         }
         if !text.as_bytes()[0].is_ascii_alphanumeric() {
             return refused("names begin with a letter or a digit");
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_fit_for_terminals() {
+    fn names_are_safe_for_terminals() {
         for name in ["laptop", "Ada.phone_2", "0", &"x".repeat(63)] {
             assert_eq!(name.parse::<ClientName>().unwrap().as_str(), name);
         }

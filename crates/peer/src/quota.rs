@@ -1,4 +1,4 @@
-//! A quota: so many permits for all, and so many of them for one origin.
+//! A quota of permits, with a limit for all origins together and a limit for one origin.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -6,10 +6,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
-/// Resolves when a permit is given to another.
+/// Resolves when the permit is revoked in favour of another.
 pub type Ended = oneshot::Receiver<Infallible>;
 
-/// The quota. Clones share it.
+/// A quota of permits. Clones share it.
 #[derive(Debug)]
 pub struct Quota<K>(Arc<Mutex<Inner<K>>>);
 
@@ -21,10 +21,10 @@ impl<K> Clone for Quota<K> {
 
 #[derive(Debug)]
 struct Inner<K> {
-    most: usize,
-    of_one: usize,
+    max: usize,
+    max_per_origin: usize,
     next: u64,
-    /// The oldest first.
+    /// Oldest first.
     taken: BTreeMap<u64, Taken<K>>,
 }
 
@@ -32,11 +32,11 @@ struct Inner<K> {
 struct Taken<K> {
     origin: K,
     kept: bool,
-    /// Dropped, it notifies the holder of the permit.
+    /// Dropping it notifies the holder of the permit.
     _end: Option<oneshot::Sender<Infallible>>,
 }
 
-/// A permit; given back when dropped.
+/// A permit; dropping it returns it to the quota.
 #[derive(Debug)]
 pub struct Permit<K> {
     quota: Quota<K>,
@@ -45,24 +45,24 @@ pub struct Permit<K> {
 }
 
 impl<K: Copy + Ord> Quota<K> {
-    /// `most` permits, of which one origin may have `of_one`.
-    pub fn new(most: usize, of_one: usize) -> Self {
-        Self(Arc::new(Mutex::new(Inner { most, of_one, next: 0, taken: BTreeMap::new() })))
+    /// A quota of `max` permits, of which one origin may hold `max_per_origin`.
+    pub fn new(max: usize, max_per_origin: usize) -> Self {
+        Self(Arc::new(Mutex::new(Inner { max, max_per_origin, next: 0, taken: BTreeMap::new() })))
     }
 
-    /// A permit, if one is free.
+    /// Takes a free permit; `None` if there is none.
     pub fn try_take(&self, origin: K) -> Option<Permit<K>> {
         let mut inner = self.lock();
-        (inner.taken.len() < inner.most && inner.own(origin) < inner.of_one).then(|| self.enter(&mut inner, origin, None))
+        (inner.taken.len() < inner.max && inner.own(origin) < inner.max_per_origin).then(|| self.enter(&mut inner, origin, None))
     }
 
-    /// A permit, for which the oldest that is not [kept](Permit::keep) makes room: one of its own where one origin has no more, else one of whoever
-    /// has most. `None` where all are kept.
+    /// Takes a permit, and revokes the oldest one that is not [kept](Permit::keep) if a limit is reached: the origin's own oldest at the origin's
+    /// limit, else the oldest of the origin with the most permits. `None` if all candidates are kept.
     pub fn take(&self, origin: K) -> Option<(Permit<K>, Ended)> {
         let mut inner = self.lock();
-        if inner.own(origin) >= inner.of_one {
+        if inner.own(origin) >= inner.max_per_origin {
             inner.end_oldest(origin)?;
-        } else if inner.taken.len() >= inner.most {
+        } else if inner.taken.len() >= inner.max {
             let greediest = inner.greediest()?;
             inner.end_oldest(greediest)?;
         }
@@ -89,7 +89,7 @@ impl<K: Copy + Ord> Inner<K> {
         self.taken.values().filter(|taken| taken.origin == origin).count()
     }
 
-    /// Who has most permits that are not kept.
+    /// The origin with the most permits that are not kept.
     fn greediest(&self) -> Option<K> {
         let mut counts: BTreeMap<K, usize> = BTreeMap::new();
         self.taken.values().filter(|taken| !taken.kept).for_each(|taken| *counts.entry(taken.origin).or_default() += 1);
@@ -103,14 +103,14 @@ impl<K: Copy + Ord> Inner<K> {
 }
 
 impl<K: Copy> Permit<K> {
-    /// It is given to nobody else any more: who has it has shown that it may change something.
+    /// Protects the permit from revocation: its holder has authenticated.
     pub fn keep(&self) {
         if let Some(taken) = self.quota.lock().taken.get_mut(&self.number) {
             taken.kept = true;
         }
     }
 
-    /// Whose it is.
+    /// The origin that holds the permit.
     pub fn origin(&self) -> K {
         self.origin
     }
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn one_who_has_enough_makes_room_for_itself() {
+    fn an_origin_at_its_limit_loses_its_own_oldest_permit() {
         let quota = Quota::new(10, 3);
         let [greedy, other] = [1, 2];
         let mut held: Vec<_> = (0..4).map(|_| quota.take(greedy).unwrap()).collect();
@@ -140,11 +140,11 @@ mod tests {
         assert!(!is_over(&mut theirs.1));
         assert!(quota.try_take(greedy).is_none() && quota.try_take(other).is_some());
         drop(held);
-        assert!(quota.try_take(greedy).is_some(), "given back");
+        assert!(quota.try_take(greedy).is_some(), "the permits were returned");
     }
 
     #[test]
-    fn when_all_are_taken_whoever_has_most_makes_room() {
+    fn at_the_total_limit_the_origin_with_the_most_permits_loses_one() {
         let quota = Quota::new(4, 3);
         let mut held: Vec<_> = [1, 1, 1, 2].map(|from| quota.take(from).unwrap()).into();
         held[0].0.keep();
@@ -152,7 +152,7 @@ mod tests {
         held.push(quota.take(3).unwrap());
         assert_eq!(held.iter_mut().map(|(_, ended)| is_over(ended)).collect::<Vec<_>>(), [false, true, false, false, false]);
         held.iter().for_each(|(permit, _)| permit.keep());
-        assert!(quota.take(4).is_none(), "nobody can be sent away");
+        assert!(quota.take(4).is_none(), "all permits are kept");
         assert_eq!(held[0].0.origin(), 1);
     }
 }

@@ -1,10 +1,10 @@
-//! A relay's clients: who they are, what they may use and have used; and the invitations that are out.
+//! A relay's registry: its clients with their limits and usage, and the pending invitations.
 //!
-//! A SQLite file in the relay's state directory, which the running relay and the command line both have open. It lists who may do
-//! something, so whatever goes wrong with it lets nobody in: where it cannot be read there are no clients, and a damaged file is never
-//! replaced by a fresh one. Tokens are stored as digests, and redeemed in one transaction: of two redeemers one wins.
+//! The registry is a SQLite file in the relay's state directory; the running relay and the command line both open it. It grants permissions,
+//! so every failure denies access: an unreadable registry has no clients, and Braid never replaces a damaged file with a new one. Tokens are
+//! stored as digests and redeemed in one transaction, so only one of two concurrent redeemers succeeds.
 //!
-//! What clients use gathers in memory until [`flush`](Registry::flush) and is kept there while the disk takes nothing.
+//! Client usage accumulates in memory until [`flush`](Registry::flush), and stays there while the disk accepts no writes.
 
 mod schema;
 mod usage;
@@ -24,114 +24,114 @@ use braid_model::key::PublicKey;
 use usage::Pending;
 pub use usage::{Month, month_of};
 
-/// The most clients.
+/// Maximum number of clients.
 const CLIENT_LIMIT: i64 = 100_000;
 
-/// The most invitations that are out.
+/// Maximum number of pending invitations.
 const TOKEN_LIMIT: i64 = 10_000;
 
-/// How long an invitation that is over is remembered, so that who comes late is told why.
-const TOKEN_MEMORY: Duration = Duration::from_secs(30 * 86_400);
+/// Time that an expired invitation is kept, so that a late client gets the reason.
+const TOKEN_RETENTION: Duration = Duration::from_secs(30 * 86_400);
 
-/// A client's number in the registry; never given to another.
+/// A client's number in the registry; never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientId(i64);
 
 /// A client of the relay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegisteredClient {
-    /// Its number.
+    /// Number in the registry.
     pub id: ClientId,
-    /// Its key.
+    /// Public key.
     pub key: PublicKey,
-    /// Its name; no other client has it, in whichever case.
+    /// Name; unique, ignoring case.
     pub name: ClientName,
-    /// When it joined.
+    /// Time when it joined.
     pub joined: SystemTime,
-    /// When it was last connected, as far as that is written down.
+    /// Time when it was last connected, as of the last flush.
     pub seen: Option<SystemTime>,
-    /// Since when it is shut out.
+    /// Time when it was revoked.
     pub revoked: Option<SystemTime>,
-    /// What it may use.
+    /// Limits of the client.
     pub limits: Limits,
 }
 
-/// Why the registry does not do what it was asked to.
+/// Error of a registry operation.
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {
-    /// The file cannot be made or opened.
-    #[error("cannot open the registry {}: {reason}; run as the user that it belongs to, or name another --state-dir", path.display())]
+    /// The file cannot be created or opened.
+    #[error("cannot open the registry {}: {reason}; run braid as the user that owns it, or specify another --state-dir", path.display())]
     Unusable {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What the system or SQLite says.
+        /// Error from the system or SQLite.
         reason: String,
     },
     /// The file is damaged.
     #[error(
-        "the registry {path} is damaged ({reason}): put a copy back, or remove it and its -wal and -shm; all clients must be invited again then",
+        "the registry {path} is damaged ({reason}): restore a copy, or remove it and its -wal and -shm; then all clients must be invited again",
         path = path.display()
     )]
     Damaged {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What SQLite says.
+        /// Error from SQLite.
         reason: String,
     },
     /// A later version of Braid wrote it.
     #[error("the registry {} was written by a later version of braid (schema {found}); install that version here", path.display())]
     Later {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// Its schema.
+        /// Schema version of the file.
         found: i64,
     },
-    /// It cannot be read or written now.
-    #[error("the registry {} cannot be read or written: {reason}; free disk space, see who keeps it locked, and try again", path.display())]
+    /// The file cannot be read or written now.
+    #[error("cannot read or write the registry {}: {reason}; free disk space, check which process locks it, and try again", path.display())]
     Failed {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What SQLite says.
+        /// Error from SQLite.
         reason: String,
     },
-    /// There are too many invitations.
-    #[error("{TOKEN_LIMIT} invitations are out already; let some be used or expire")]
+    /// There are too many pending invitations.
+    #[error("{TOKEN_LIMIT} invitations are already pending; wait until some are used or expire")]
     TooManyInvites,
-    /// Nothing random to be had.
+    /// The system's random number generator failed.
     #[error(transparent)]
     Random(#[from] NoRandomness),
 }
 
-/// Why a token is not redeemed.
+/// Reason why a token cannot be redeemed.
 #[derive(Debug, thiserror::Error)]
 pub enum RedeemError {
-    /// The relay never made it, or has forgotten it.
-    #[error("the relay does not know this invitation; it may be of another relay, or old: ask its operator for a new one")]
+    /// The relay did not create the token, or has deleted it.
+    #[error("the relay does not know this invitation; it may be old, or for another relay: ask its operator for a new one")]
     Unknown,
-    /// It is too old.
+    /// The invitation has expired.
     #[error("this invitation has expired; ask the relay's operator for a new one")]
     Expired,
-    /// Somebody with another key came first.
-    #[error("this invitation was used already, by another device; each is good for one: ask the relay's operator for a new one")]
+    /// Another key has redeemed the token.
+    #[error("another device has already used this invitation, which is valid for one device: ask the relay's operator for a new one")]
     Used,
-    /// The relay has all the clients it can have.
-    #[error("the relay has {CLIENT_LIMIT} clients and takes no more")]
+    /// The relay has reached its client limit.
+    #[error("the relay has its maximum of {CLIENT_LIMIT} clients; ask its operator to make room")]
     Full,
-    /// The registry fails.
+    /// The registry failed.
     #[error(transparent)]
     Registry(#[from] RegistryError),
 }
 
-/// Why no client is found.
+/// Reason why no client is found.
 #[derive(Debug, thiserror::Error)]
 pub enum FindError {
-    /// None has this name or key.
+    /// No client has this name or key.
     #[error("no client has the name or key {0:?}; \"braid relay clients\" lists them")]
     Nobody(String),
-    /// Several keys begin like this.
+    /// Several keys start with this text.
     #[error("the keys of several clients begin with {0:?}; give more of the key, or a name")]
     Several(String),
-    /// The registry fails.
+    /// The registry failed.
     #[error(transparent)]
     Registry(#[from] RegistryError),
 }
@@ -141,14 +141,14 @@ pub enum FindError {
 pub struct Registry {
     path: PathBuf,
     connection: Connection,
-    /// The device and number of the file that is open.
+    /// Device and inode of the open file.
     identity: (u64, u64),
     pending: Pending,
     version: i64,
 }
 
 impl Registry {
-    /// Opens the registry in `dir`, and makes it if there is none.
+    /// Opens the registry in `dir`, or creates it if there is none.
     pub fn open(dir: &StateDir) -> Result<Self, RegistryError> {
         let (path, connection) = schema::open(dir)?;
         let identity = schema::identity(&path)?;
@@ -162,12 +162,12 @@ impl Registry {
         dir.join(schema::FILE).exists()
     }
 
-    /// Makes an invitation that is good until `lifetime` from `now`. A client that redeems it gets `name`, if one is given.
+    /// Creates an invitation that is valid for `lifetime` from `now`. A client that redeems it gets `name`, if given.
     pub fn invite(&mut self, name: Option<&ClientName>, lifetime: Duration, now: SystemTime) -> Result<Token, RegistryError> {
         self.invite_limited(name, Limits::default(), lifetime, now)
     }
 
-    /// The same, for a client that shall have these limits. One that was here before keeps its own where none is given.
+    /// Creates an invitation with limits. A returning client keeps its old value for each limit that the invitation does not set.
     pub fn invite_limited(
         &mut self,
         name: Option<&ClientName>,
@@ -178,7 +178,7 @@ impl Registry {
         let token = Token::generate()?;
         let (made, expires) = (seconds(now), seconds(now).saturating_add_unsigned(lifetime.as_secs()));
         let stored = self.change(|transaction| {
-            transaction.execute("DELETE FROM token WHERE expires < ?1", [made.saturating_sub_unsigned(TOKEN_MEMORY.as_secs())])?;
+            transaction.execute("DELETE FROM token WHERE expires < ?1", [made.saturating_sub_unsigned(TOKEN_RETENTION.as_secs())])?;
             let out: i64 = transaction.query_row("SELECT COUNT(*) FROM token WHERE redeemer IS NULL", [], |row| row.get(0))?;
             if out >= TOKEN_LIMIT {
                 return Ok(false);
@@ -201,11 +201,11 @@ impl Registry {
         if stored { Ok(token) } else { Err(RegistryError::TooManyInvites) }
     }
 
-    /// Makes the holder of `key` a client, who has proved the key and shows `token`. The name is that of the invitation, else the wished
-    /// one, with a number behind it if another client has it.
+    /// Registers the holder of `key`, who has proved the key and presents `token`, as a client. The client gets the name of the invitation, else
+    /// `wished`, with a number suffix if another client has that name.
     ///
-    /// Who redeems twice with the same key is told what they were told before, so a lost answer may be asked for again. A client that is
-    /// shut out comes back in by a new invitation, with its old limits where that sets no others.
+    /// Redeeming again with the same key returns the same answer, so a client may retry after a lost answer. A revoked client is readmitted by a
+    /// new invitation, with its old limits where the invitation sets none.
     pub fn redeem(
         &mut self,
         token: &Token,
@@ -258,7 +258,7 @@ impl Registry {
         })?
     }
 
-    /// The client with this key, also one that is shut out.
+    /// The client with this key, including a revoked one.
     pub fn lookup(&self, key: &PublicKey) -> Result<Option<RegisteredClient>, RegistryError> {
         self.read(|connection| select(connection, "WHERE key = ?1", params![key.as_bytes()])).map(|mut found| found.pop())
     }
@@ -268,7 +268,7 @@ impl Registry {
         self.read(|connection| select(connection, "ORDER BY name", []))
     }
 
-    /// The client that a person means by its name, its key, or eight characters or more of the key's beginning.
+    /// Finds a client by its name, its key, or the first eight or more characters of the key.
     pub fn find(&self, text: &str) -> Result<RegisteredClient, FindError> {
         if let Some(client) = self.read(|connection| select(connection, "WHERE name = ?1", [text]))?.pop() {
             return Ok(client);
@@ -286,7 +286,7 @@ impl Registry {
         }
     }
 
-    /// Shuts a client out from `now` on, and withdraws nothing else: its name, limits and usage stay. Whether it was in.
+    /// Revokes a client from `now` on; its name, limits and usage stay. Returns whether it was admitted before.
     pub fn revoke(&mut self, id: ClientId, now: SystemTime) -> Result<bool, RegistryError> {
         let now = seconds(now);
         self.change(|transaction| {
@@ -311,10 +311,10 @@ impl Registry {
         })
     }
 
-    /// Whether another process has changed the registry since this was last asked: time to look living clients up again. Ask every
-    /// second; it costs two system calls.
+    /// Whether another process has changed the registry since the last call; if so, look up connected clients again. Call it every second; it
+    /// costs two system calls.
     ///
-    /// A file that was put in the place of the open one is opened; while there is none this fails, and who is known stays so.
+    /// If another file has replaced the open one, opens that file. If the file is missing, returns an error, and known clients remain valid.
     pub fn changed(&mut self) -> Result<bool, RegistryError> {
         if schema::identity(&self.path)? != self.identity {
             let connection = schema::reopen(&self.path)?;
@@ -335,7 +335,7 @@ impl Registry {
         read(&self.connection).map_err(|error| schema::failure(&self.path, error))
     }
 
-    /// Does all or nothing of `change`. The file is locked first, so what is read in it stays true until it is written.
+    /// Runs `change` in a transaction. The file is locked first, so the values that it reads stay valid until it writes.
     fn change<T>(&mut self, change: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> Result<T, RegistryError> {
         let changed = self.connection.transaction_with_behavior(TransactionBehavior::Immediate).and_then(|transaction| {
             let answer = change(&transaction)?;
@@ -371,7 +371,7 @@ fn client_of(row: &Row<'_>) -> rusqlite::Result<RegisteredClient> {
     })
 }
 
-/// `wanted`, or the first with a number behind it that no client but `own` has.
+/// `wanted`, with the first number suffix, if necessary, that makes it unique among all clients except `own`.
 fn free_name(connection: &Connection, wanted: &ClientName, own: Option<ClientId>) -> rusqlite::Result<ClientName> {
     let mut taken = connection.prepare_cached("SELECT EXISTS (SELECT 1 FROM client WHERE name = ?1 AND id IS NOT ?2)")?;
     let mut name = wanted.clone();
@@ -387,7 +387,7 @@ fn stored(rate: Option<Rate>) -> Option<i64> {
     rate.map(|rate| integer(rate.bps()))
 }
 
-/// Seconds of Unix time; what lies before 1970 becomes 1970.
+/// Seconds of Unix time; times before 1970 become 0.
 fn seconds(time: SystemTime) -> i64 {
     time.duration_since(UNIX_EPOCH).map_or(0, |span| integer(span.as_secs()))
 }
@@ -397,7 +397,7 @@ fn moment(seconds: i64) -> SystemTime {
     UNIX_EPOCH.checked_add(span).unwrap_or(UNIX_EPOCH)
 }
 
-/// SQLite's integers are signed.
+/// Converts to SQLite's signed integers, saturating.
 fn integer(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }

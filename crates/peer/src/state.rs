@@ -1,8 +1,8 @@
-//! The directory in which keys and the registry are kept.
+//! The directory that holds keys and the registry.
 //!
-//! It belongs to one user and nobody else may write to it, so nothing in it can be exchanged between a look and its use. Files in
-//! it are made for their owner only (0600), and given to the directory's owner when root makes them: `sudo braid relay invite` must
-//! not lock the relay's own user out. Root's commands do their whole work there with the owner's rights
+//! It belongs to one user, and no other user may write to it, so no file in it can be replaced between a check and its use. Files in it
+//! are private to their owner (0600). When root creates one, it goes to the directory's owner: `sudo braid relay invite` must not lock
+//! out the relay's own user. Root's commands do all their work there with the owner's permissions
 //! ([`as_owner_of`](braid_platform::linux::owner::as_owner_of)).
 
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -18,40 +18,43 @@ pub struct StateDir {
     group: u32,
 }
 
-/// Why a directory cannot keep state.
+/// Reason why a directory cannot hold state.
 #[derive(Debug, thiserror::Error)]
 pub enum StateDirError {
-    /// It can be neither made nor read.
+    /// The directory cannot be created or read.
     #[error("cannot use the state directory {}: {error}; {}", path.display(), remedy(error))]
     Unusable {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
-        /// What the system says.
+        /// Error from the system.
         error: io::Error,
     },
-    /// There is something else of that name.
-    #[error("the state directory {} is no directory; name another (--state-dir)", .0.display())]
+    /// The path exists and is not a directory.
+    #[error("the state directory {} is not a directory; specify another with --state-dir", .0.display())]
     NoDirectory(PathBuf),
-    /// Others can exchange what is in it.
-    #[error("others may write to the state directory {path} (mode {mode:03o}), so its keys cannot be trusted; chmod go-w {path}", path = path.display())]
+    /// Other users may replace files in the directory.
+    #[error(
+        "other users may write to the state directory {path} (mode {mode:03o}), so its keys cannot be trusted; run chmod go-w {path}",
+        path = path.display()
+    )]
     Exposed {
-        /// The directory.
+        /// Path of the directory.
         path: PathBuf,
         /// Its permission bits.
         mode: u32,
     },
 }
 
-/// What to do about a directory that cannot be used. A directory of one's own is no remedy where the service's is meant.
+/// The remedy for an unusable directory. Without permission, the user may have meant the service's directory.
 fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::PermissionDenied => "use sudo if the service's is meant, or name your own with --state-dir",
-        _ => "name one that you can write to with --state-dir",
+        io::ErrorKind::PermissionDenied => "use sudo for the service's directory, or specify your own with --state-dir",
+        _ => "specify a writable one with --state-dir",
     }
 }
 
 impl StateDir {
-    /// Takes the directory, and makes it (mode 0700, with its parents) if there is none.
+    /// Opens the directory, or creates it (mode 0700, with its parents) if there is none.
     pub fn open(path: &Path) -> Result<Self, StateDirError> {
         let unusable = |error| StateDirError::Unusable { path: path.to_owned(), error };
         if !path.exists() {
@@ -68,12 +71,12 @@ impl StateDir {
         Ok(Self { path: path.to_owned(), owner: found.uid(), group: found.gid() })
     }
 
-    /// Where it is.
+    /// Path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Makes a new file that only its owner reads, which is the directory's. Fails if there is one, or a link, of that name.
+    /// Creates a new file that only the directory's owner can read. Fails if the name exists, even as a link.
     pub(crate) fn create(&self, path: &Path) -> io::Result<File> {
         let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
         if file.metadata()?.uid() != self.owner {
@@ -88,17 +91,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_is_made_for_its_owner_only() {
+    fn the_directory_and_its_files_are_private_to_their_owner() {
         let scratch = tempfile::tempdir().unwrap();
         let dir = StateDir::open(&scratch.path().join("a/b")).unwrap();
         assert_eq!(dir.path().metadata().unwrap().permissions().mode() & 0o777, 0o700);
         let file = dir.create(&dir.path().join("file")).unwrap();
         assert_eq!(file.metadata().unwrap().permissions().mode() & 0o777, 0o600);
-        assert!(dir.create(&dir.path().join("file")).is_err(), "what is there is not overwritten");
+        assert!(dir.create(&dir.path().join("file")).is_err(), "an existing file is not overwritten");
     }
 
     #[test]
-    fn a_directory_that_others_write_to_is_refused_with_the_remedy() {
+    fn a_directory_writable_by_others_is_rejected_with_a_remedy() {
         let scratch = tempfile::tempdir().unwrap();
         std::fs::set_permissions(scratch.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
         let error = StateDir::open(scratch.path()).unwrap_err().to_string();
@@ -106,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_in_its_place_is_refused() {
+    fn a_file_in_place_of_the_directory_is_rejected() {
         let file = tempfile::NamedTempFile::new().unwrap();
         assert!(matches!(StateDir::open(file.path()), Err(StateDirError::NoDirectory(_))));
         assert!(matches!(StateDir::open(&file.path().join("below")), Err(StateDirError::Unusable { .. })));

@@ -1,12 +1,12 @@
 //! TLS 1.3 with raw public keys (RFC 7250) for QUIC paths.
 //!
-//! Certificates would prove names, and peers have none: what is proved is the possession of an Ed25519 key. Both sides accept no other
-//! kind of key or signature, so there is nothing to negotiate down. Resumption and 0-RTT are off: a relay asks its registry on every
-//! connection, and nothing that is replayed can redeem a token or open a flow. No server name is sent; the client's key
-//! travels encrypted, so a listener sees that Braid is spoken, but not by whom.
+//! Certificates would prove names, and peers have none. TLS proves the possession of an Ed25519 key instead. Both sides accept no other
+//! kind of key or signature, so a downgrade is impossible. Resumption and 0-RTT are off: a relay checks its registry on every connection,
+//! and replayed data cannot redeem a token or open a flow. The client sends no server name, and its key is encrypted, so an eavesdropper
+//! can see that Braid is used, but not by which client.
 //!
-//! The handshake proves keys and nothing more. A relay's caller looks [`peer_key`] up afterwards: known, revoked, or unknown and then
-//! only good for redeeming an invitation.
+//! The handshake proves only keys. The relay looks up [`peer_key`] afterwards: the key may be known, revoked, or unknown, and an unknown
+//! key may only redeem an invitation.
 
 use std::any::Any;
 use std::fmt;
@@ -29,28 +29,28 @@ use braid_model::key::PublicKey;
 /// The application protocol (ALPN) of Braid's paths.
 pub const ALPN: &[u8] = b"braid/1";
 
-/// What QUIC calls the server; never sent, and proves nothing.
+/// Server name for the QUIC API; it is never sent and proves nothing.
 pub const SERVER_NAME: &str = "braid.invalid";
 
-/// Whether a server asks its clients for their keys.
+/// Whether a server requests its clients' keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Clients {
-    /// They must show a key, whichever it is: a relay.
+    /// Clients must present a key, any key: for a relay.
     Keyed,
-    /// They are not asked: a server that reaches itself only (`--local`).
+    /// Clients present no key: for a server that opens only its own addresses (`--local`).
     Anonymous,
 }
 
-/// What one end expects of the other's key.
+/// Expectation about the other end's key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Expect {
-    /// This key and no other.
+    /// Only this key.
     Pinned(PublicKey),
-    /// Any key, which the caller reads with [`peer_key`] afterwards, to pin it: trust on first use, or to look it up.
+    /// Any key. The caller reads it with [`peer_key`] afterwards, to look it up or to pin it (trust on first use).
     Any,
 }
 
-/// Why TLS cannot be set up; never for what a peer does.
+/// Error of the TLS setup; never caused by a peer.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot set up TLS with the key {key}: {reason}")]
 pub struct TlsError {
@@ -58,7 +58,7 @@ pub struct TlsError {
     reason: String,
 }
 
-/// A server's part: it shows `keys` and asks `clients`. For `noq_proto::ServerConfig::with_crypto`.
+/// Configuration of a server that presents `keys` and requests keys according to `clients`. For `noq_proto::ServerConfig::with_crypto`.
 pub fn server(keys: &KeyPair, clients: Clients) -> Result<Arc<QuicServerConfig>, TlsError> {
     let builder = rustls::ServerConfig::builder_with_provider(crypto()).with_protocol_versions(&[&rustls::version::TLS13]);
     let builder = builder.map_err(|error| failed(Some(keys), &error))?;
@@ -74,8 +74,8 @@ pub fn server(keys: &KeyPair, clients: Clients) -> Result<Arc<QuicServerConfig>,
     QuicServerConfig::try_from(config).map(Arc::new).map_err(|error| failed(Some(keys), &error))
 }
 
-/// A client's part: it shows `keys`, or none, and wants the server's key to be what it `expect`s. For `noq_proto::ClientConfig::new`;
-/// connect with [`SERVER_NAME`].
+/// Configuration of a client that presents `keys`, or none, and requires the server's key to match `expect`. For
+/// `noq_proto::ClientConfig::new`; connect with [`SERVER_NAME`].
 pub fn client(keys: Option<&KeyPair>, expect: Expect) -> Result<Arc<QuicClientConfig>, TlsError> {
     let builder = rustls::ClientConfig::builder_with_provider(crypto()).with_protocol_versions(&[&rustls::version::TLS13]);
     let builder = builder.map_err(|error| failed(keys, &error))?.dangerous().with_custom_certificate_verifier(Arc::new(Verifier(expect)));
@@ -90,10 +90,10 @@ pub fn client(keys: Option<&KeyPair>, expect: Expect) -> Result<Arc<QuicClientCo
     QuicClientConfig::try_from(config).map(Arc::new).map_err(|error| failed(keys, &error))
 }
 
-/// The key that the other end of a connection has proved; `None` before the handshake is done, or if it is anonymous.
+/// The key that the other end of a connection has proved; `None` before the handshake completes, or if the other end is anonymous.
 pub fn peer_key(connection: &Connection) -> Option<PublicKey> {
     let session = connection.crypto_session();
-    // Before the handshake is done a key may be claimed that is not proved.
+    // Before the handshake completes, the peer may have presented a key without proving it.
     if session.is_handshaking() {
         return None;
     }
@@ -119,7 +119,7 @@ fn failed(keys: Option<&KeyPair>, reason: &dyn fmt::Display) -> TlsError {
     TlsError { key: keys.map_or_else(|| "none".to_owned(), |keys| keys.public().to_string()), reason: reason.to_string() }
 }
 
-/// Accepts the one key that a peer shows if it is as expected, and its possession is proved by Ed25519 in TLS 1.3.
+/// Accepts the single key that a peer presents if it matches the expectation and Ed25519 in TLS 1.3 proves its possession.
 #[derive(Debug)]
 struct Verifier(Expect);
 
@@ -134,7 +134,7 @@ impl Verifier {
     }
 }
 
-/// What rustls asks of both sides' verifiers alike, but by two traits.
+/// Methods that rustls requires of both verifiers, in two traits.
 macro_rules! ed25519_only {
     () => {
         fn verify_tls12_signature(

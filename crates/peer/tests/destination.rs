@@ -1,4 +1,4 @@
-//! Destinations in a network of their own: this program runs itself again in fresh network and mount namespaces, which end with it.
+//! Destination policies in a separate network: this program runs itself again in new network and mount namespaces, which end with it.
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
@@ -8,7 +8,7 @@ use braid_peer::destination::{Forbidden, Policy, Ports, Reason, dial_tcp, resolv
 
 const INSIDE: &str = "BRAID_PEER_TEST_INSIDE";
 
-/// A host with global addresses, on a network with one neighbour, which has 9.1.0.2 and 2a00:9::2 and listens nowhere.
+/// A host with global addresses, and one neighbour with 9.1.0.2 and 2a00:9::2, which listens on no port.
 struct Host {
     neighbour: Child,
 }
@@ -47,7 +47,7 @@ fn run(words: &[&str]) {
     assert!(done.status.success(), "{words:?}: {}", String::from_utf8_lossy(&done.stderr));
 }
 
-/// Whether this is the inner run of test `name`; else does that, and is done.
+/// Returns `true` in the inner run of test `name`; otherwise performs the inner run and returns `false`.
 fn inside(name: &str) -> bool {
     if std::env::var_os(INSIDE).is_some() {
         return true;
@@ -78,8 +78,8 @@ async fn reason(target: &str, policy: &Policy) -> Reason {
 }
 
 #[tokio::test]
-async fn regression_a_relay_opens_neither_itself_nor_its_neighbours_unless_told() {
-    if !inside("regression_a_relay_opens_neither_itself_nor_its_neighbours_unless_told") {
+async fn regression_a_relay_opens_neither_itself_nor_its_neighbours_unless_allowed() {
+    if !inside("regression_a_relay_opens_neither_itself_nor_its_neighbours_unless_allowed") {
         return;
     }
     let _host = Host::new();
@@ -92,18 +92,18 @@ async fn regression_a_relay_opens_neither_itself_nor_its_neighbours_unless_told(
     for neighbour in ["9.1.0.2:80", "[2a00:9::2]:80", "9.1.0.77:80"] {
         assert_eq!(reason(neighbour, &policy).await, Reason::Forbidden(Forbidden::Neighbour), "{neighbour}");
     }
-    let told = relay(&["9.1.0.0/24", "2a00:9::/64"]);
-    assert_eq!(reason("9.1.0.2:80", &told).await, Reason::Refused);
-    assert_eq!(reason("[2a00:9::2]:80", &told).await, Reason::Refused);
-    assert_eq!(reason("9.1.0.77:80", &told).await, Reason::HostUnreachable);
+    let allowing = relay(&["9.1.0.0/24", "2a00:9::/64"]);
+    assert_eq!(reason("9.1.0.2:80", &allowing).await, Reason::Refused);
+    assert_eq!(reason("[2a00:9::2]:80", &allowing).await, Reason::Refused);
+    assert_eq!(reason("9.1.0.77:80", &allowing).await, Reason::HostUnreachable);
     assert_eq!(reason("9.2.0.1:80", &policy).await, Reason::NetworkUnreachable);
     let allowed = dial_tcp(&address(&format!("9.1.0.1:{port}")), &relay(&["9.1.0.1/32"])).await;
     assert!(allowed.is_ok(), "{allowed:?}");
 }
 
 #[tokio::test]
-async fn a_server_opens_itself_and_no_neighbour() {
-    if !inside("a_server_opens_itself_and_no_neighbour") {
+async fn a_server_opens_itself_but_no_neighbour() {
+    if !inside("a_server_opens_itself_but_no_neighbour") {
         return;
     }
     let _host = Host::new();
@@ -119,12 +119,12 @@ async fn a_server_opens_itself_and_no_neighbour() {
         assert_eq!(reason(other, &policy).await, Reason::Forbidden(Forbidden::NotOwn), "{other}");
     }
     let inward = Policy::local(vec!["10.7.0.1".parse().unwrap()], Vec::new(), Ports::All, 5757);
-    assert!(dial_tcp(&address(&format!("10.7.0.1:{port}")), &inward).await.is_ok(), "the address that a client of the LAN reached it at");
+    assert!(dial_tcp(&address(&format!("10.7.0.1:{port}")), &inward).await.is_ok(), "the address at which a LAN client reached it");
 }
 
 #[tokio::test]
-async fn of_a_names_addresses_those_allowed_are_tried() {
-    if !inside("of_a_names_addresses_those_allowed_are_tried") {
+async fn only_the_allowed_addresses_of_a_name_are_tried() {
+    if !inside("only_the_allowed_addresses_of_a_name_are_tried") {
         return;
     }
     let _host = Host::new();
@@ -144,18 +144,18 @@ async fn of_a_names_addresses_those_allowed_are_tried() {
 }
 
 #[tokio::test]
-async fn regression_own_addresses_are_known_where_every_address_can_be_bound() {
-    if !inside("regression_own_addresses_are_known_where_every_address_can_be_bound") {
+async fn regression_own_addresses_are_detected_where_every_address_can_be_bound() {
+    if !inside("regression_own_addresses_are_detected_where_every_address_can_be_bound") {
         return;
     }
     let _host = Host::new();
-    // Before and after the value changes, and without /proc/sys, which a hardened unit hides.
+    // Before and after the sysctl changes, and without /proc/sys, which a hardened unit hides.
     for hidden in [false, true] {
         std::fs::write("/proc/sys/net/ipv4/ip_nonlocal_bind", "1").unwrap();
         if hidden {
             run(&["mount", "-t", "tmpfs", "none", "/proc/sys"]);
         }
-        assert_eq!(reason("9.1.0.2:80", &relay(&["9.1.0.0/24"])).await, Reason::Refused, "others are not taken for its own");
+        assert_eq!(reason("9.1.0.2:80", &relay(&["9.1.0.0/24"])).await, Reason::Refused, "other addresses do not count as its own");
         assert_eq!(reason("9.1.0.2:80", &relay(&[])).await, Reason::Forbidden(Forbidden::Neighbour));
         assert_eq!(reason("9.1.0.1:80", &relay(&[])).await, Reason::Forbidden(Forbidden::Own));
         let local = Policy::local(vec!["9.1.0.1".parse().unwrap()], Vec::new(), Ports::default(), 5757);
@@ -164,7 +164,7 @@ async fn regression_own_addresses_are_known_where_every_address_can_be_bound() {
         }
         assert_eq!(reason("9.1.0.1:80", &local).await, Reason::Refused);
         assert_eq!(reason("9.1.0.1:22", &local).await, Reason::Forbidden(Forbidden::Service));
-        // An address that comes later is known at once.
+        // A later address is detected at once.
         let later = if hidden { "9.3.0.1" } else { "9.4.0.1" };
         let global = Policy::local(Vec::new(), Vec::new(), Ports::default(), 5757);
         assert_eq!(reason(&format!("{later}:80"), &global).await, Reason::Forbidden(Forbidden::NotOwn));

@@ -37,7 +37,7 @@ impl End {
         }
     }
 
-    /// Takes what came in and returns what goes out.
+    /// Processes the received datagrams and returns the datagrams to send.
     fn step(&mut self, now: Instant, from: SocketAddr) -> Vec<Vec<u8>> {
         let mut out = Vec::new();
         while let Some(datagram) = self.inbox.pop_front() {
@@ -86,8 +86,8 @@ impl End {
     }
 }
 
-/// Lets a client and a server talk until both are at rest.
-fn meet(server: Arc<QuicServerConfig>, client: Arc<QuicClientConfig>) -> (End, End) {
+/// Runs a client and a server until both are idle.
+fn connect(server: Arc<QuicServerConfig>, client: Arc<QuicClientConfig>) -> (End, End) {
     let (mut server, mut near) = (End::new(Some(server), 2), End::new(None, 1));
     let mut now = Instant::now();
     near.connection = Some(near.endpoint.connect(now, ClientConfig::new(client), server.address, SERVER_NAME).unwrap());
@@ -107,14 +107,14 @@ fn keys() -> KeyPair {
 
 fn refused(end: &End) -> String {
     assert!(!end.connected || end.lost.is_some(), "it must not have been accepted");
-    format!("{:?}", end.lost.as_ref().expect("it was told"))
+    format!("{:?}", end.lost.as_ref().expect("it received the reason"))
 }
 
 #[test]
-fn the_right_key_is_accepted_and_each_end_reads_the_others() {
+fn the_pinned_key_is_accepted_and_each_end_reads_the_others_key() {
     let (relay, device) = (keys(), keys());
     let server = tls::server(&relay, Clients::Keyed).unwrap();
-    let (server, client) = meet(server, tls::client(Some(&device), Expect::Pinned(relay.public())).unwrap());
+    let (server, client) = connect(server, tls::client(Some(&device), Expect::Pinned(relay.public())).unwrap());
     assert!(server.connected && client.connected, "{:?} {:?}", server.lost, client.lost);
     assert_eq!(peer_key(client.connection()), Some(relay.public()));
     assert_eq!(peer_key(server.connection()), Some(device.public()));
@@ -123,12 +123,12 @@ fn the_right_key_is_accepted_and_each_end_reads_the_others() {
 }
 
 #[test]
-fn another_key_than_the_pinned_one_is_refused() {
+fn a_key_other_than_the_pinned_one_is_rejected() {
     let (relay, impostor, device) = (keys(), keys(), keys());
     let server = tls::server(&impostor, Clients::Keyed).unwrap();
-    let (server, client) = meet(server, tls::client(Some(&device), Expect::Pinned(relay.public())).unwrap());
+    let (server, client) = connect(server, tls::client(Some(&device), Expect::Pinned(relay.public())).unwrap());
     assert!(refused(&client).contains("ApplicationVerificationFailure"), "{:?}", client.lost);
-    assert_eq!(peer_key(server.connection()), None, "the impostor does not learn who called");
+    assert_eq!(peer_key(server.connection()), None, "the impostor does not see the client's key");
     assert_eq!(peer_key(client.connection()), None);
 }
 
@@ -136,34 +136,34 @@ fn another_key_than_the_pinned_one_is_refused() {
 fn trust_on_first_use_lets_the_caller_read_the_key() {
     let relay = keys();
     let server = tls::server(&relay, Clients::Anonymous).unwrap();
-    let (server, client) = meet(server, tls::client(None, Expect::Any).unwrap());
+    let (server, client) = connect(server, tls::client(None, Expect::Any).unwrap());
     assert!(server.connected && client.connected, "{:?} {:?}", server.lost, client.lost);
     assert_eq!(peer_key(client.connection()), Some(relay.public()));
     assert_eq!(peer_key(server.connection()), None);
 }
 
 #[test]
-fn a_client_without_a_key_is_refused_where_one_is_asked_for() {
+fn a_client_without_a_key_is_rejected_by_a_server_that_requires_one() {
     let relay = keys();
     let server = tls::server(&relay, Clients::Keyed).unwrap();
-    let (server, client) = meet(server, tls::client(None, Expect::Pinned(relay.public())).unwrap());
+    let (server, client) = connect(server, tls::client(None, Expect::Pinned(relay.public())).unwrap());
     refused(&client);
     assert!(!server.connected);
 }
 
 #[test]
-fn a_client_does_not_go_on_unrecognised_where_it_would_show_a_key() {
+fn a_client_with_a_key_rejects_a_server_that_requests_none() {
     let (relay, device) = (keys(), keys());
     let server = tls::server(&relay, Clients::Anonymous).unwrap();
-    let (server, client) = meet(server, tls::client(Some(&device), Expect::Any).unwrap());
-    // Whoever configured a key expects to be known by it.
+    let (server, client) = connect(server, tls::client(Some(&device), Expect::Any).unwrap());
+    // A user who configured a key expects to be identified by it.
     assert!(refused(&client).contains("IncorrectCertificateTypeExtension"), "{:?}", client.lost);
     assert!(!server.connected);
 }
 
 #[test]
-fn a_key_that_is_shown_but_not_held_is_refused() {
-    // The server's public key with another's private key: what a copy of the public key alone could try.
+fn a_presented_key_without_its_private_key_is_rejected() {
+    // The server presents the victim's public key with another private key, as an attacker with only a copy of the public key could.
     let (victim, device) = (keys(), keys());
     let signer = rustls::crypto::ring::sign::any_eddsa_type(&private()).unwrap();
     let shown = rustls::pki_types::CertificateDer::from(victim.public().to_spki().to_vec());
@@ -176,14 +176,14 @@ fn a_key_that_is_shown_but_not_held_is_refused() {
     config.alpn_protocols = vec![tls::ALPN.to_vec()];
     let server = Arc::new(QuicServerConfig::try_from(config).unwrap());
     for (keys, expect) in [(Some(&device), Expect::Pinned(victim.public())), (None, Expect::Any)] {
-        let (_, client) = meet(server.clone(), tls::client(keys, expect).unwrap());
+        let (_, client) = connect(server.clone(), tls::client(keys, expect).unwrap());
         refused(&client);
         assert_eq!(peer_key(client.connection()), None);
     }
 }
 
 #[test]
-fn a_client_cannot_show_anothers_key() {
+fn a_client_cannot_present_anothers_key() {
     let (relay, victim) = (keys(), keys());
     let signer = rustls::crypto::ring::sign::any_eddsa_type(&private()).unwrap();
     let shown = rustls::pki_types::CertificateDer::from(victim.public().to_spki().to_vec());
@@ -232,19 +232,19 @@ fn a_client_cannot_show_anothers_key() {
         .with_client_cert_resolver(Arc::new(rustls::client::AlwaysResolvesClientRawPublicKeys::new(certified)));
     config.alpn_protocols = vec![tls::ALPN.to_vec()];
     let client = Arc::new(QuicClientConfig::try_from(config).unwrap());
-    let (server, client) = meet(tls::server(&relay, Clients::Keyed).unwrap(), client);
+    let (server, client) = connect(tls::server(&relay, Clients::Keyed).unwrap(), client);
     refused(&client);
     assert!(!server.connected && server.lost.is_some());
     assert_eq!(peer_key(server.connection()), None);
 }
 
 #[test]
-fn every_connection_proves_its_keys_anew() {
+fn every_connection_proves_its_keys_again() {
     let (relay, device) = (keys(), keys());
     let server = tls::server(&relay, Clients::Keyed).unwrap();
     let client = tls::client(Some(&device), Expect::Pinned(relay.public())).unwrap();
     for _ in 0..2 {
-        let (server, client) = meet(server.clone(), client.clone());
+        let (server, client) = connect(server.clone(), client.clone());
         assert!(server.connected && client.connected && !client.connection().has_0rtt());
         assert_eq!(peer_key(server.connection()), Some(device.public()));
     }
@@ -256,19 +256,19 @@ fn private() -> rustls::pki_types::PrivatePkcs8KeyDer<'static> {
 }
 
 #[test]
-fn another_protocol_is_refused() {
+fn another_application_protocol_is_rejected() {
     let relay = keys();
     let server = tls::server(&relay, Clients::Anonymous).unwrap();
     let mut client = tls::client(None, Expect::Any).unwrap();
     Arc::make_mut(&mut client).set_alpn_protocols(vec![b"h3".to_vec()]);
-    let (server, client) = meet(server, client);
+    let (server, client) = connect(server, client);
     assert!(refused(&client).contains("any known protocol"), "{:?}", client.lost);
     assert!(!server.connected);
 }
 
 #[test]
-fn a_server_with_certificates_is_refused() {
-    // Raw public keys or nothing: a client never falls back to certificates.
+fn a_server_with_certificates_is_rejected() {
+    // A client accepts only raw public keys and never falls back to certificates.
     let relay = keys();
     let spki = rustls::pki_types::CertificateDer::from(relay.public().to_spki().to_vec());
     let signer = rustls::crypto::ring::sign::any_eddsa_type(&private()).unwrap();
@@ -286,6 +286,6 @@ fn a_server_with_certificates_is_refused() {
         .with_no_client_auth()
         .with_cert_resolver(Arc::new(Certificates(certified)));
     config.alpn_protocols = vec![tls::ALPN.to_vec()];
-    let (_, client) = meet(Arc::new(QuicServerConfig::try_from(config).unwrap()), tls::client(None, Expect::Any).unwrap());
+    let (_, client) = connect(Arc::new(QuicServerConfig::try_from(config).unwrap()), tls::client(None, Expect::Any).unwrap());
     refused(&client);
 }

@@ -1,4 +1,4 @@
-//! Charts drawn as SVG: 640 by 400, readable without colour.
+//! Rendering of charts as SVG: 640 by 400, readable without colour.
 
 use std::fmt::Write as _;
 
@@ -10,13 +10,13 @@ const HEIGHT: f64 = 400.0;
 const LEFT: f64 = 62.0;
 const RIGHT: f64 = 18.0;
 const BOTTOM: f64 = 46.0;
-/// A character's mean width at the text's size of 12.
+/// Mean width of a character at font size 12.
 const CHARACTER: f64 = 7.0;
-/// Characters of a title that fit beside each other.
+/// Maximum characters per line of a title.
 const TITLE: usize = 62;
-/// Dashes of lines, so that colour is not needed.
+/// Dash patterns, so that lines are distinguishable without colour.
 const DASHES: [&str; 4] = ["", "7 3", "2 3", "9 3 2 3"];
-/// More bars than this have no room for their values.
+/// Maximum number of bars with value labels; more have no room.
 const LABELLED_BARS: usize = 18;
 
 impl Chart {
@@ -64,7 +64,7 @@ fn draw(chart: &Chart) -> String {
     svg + "</g>\n</svg>\n"
 }
 
-/// Where in the legend each series stands: x, and the row.
+/// Position of each series in the legend: x and row.
 fn layout(series: &[Series]) -> Vec<(f64, f64)> {
     let (mut x, mut row) = (14.0, 0.0);
     let mut places = Vec::new();
@@ -86,7 +86,7 @@ fn dash(index: usize) -> String {
     }
 }
 
-/// What stands for a series in the legend.
+/// Draws the legend sample of a series.
 fn sample(svg: &mut String, shape: Shape, index: usize, x: f64, y: f64) {
     let colour = colour(index);
     if shape == Shape::Bars {
@@ -104,7 +104,7 @@ fn sample(svg: &mut String, shape: Shape, index: usize, x: f64, y: f64) {
     }
 }
 
-/// A point's sign: each series has its own.
+/// Draws the marker of a point. Each series has its own shape.
 fn marker(svg: &mut String, index: usize, x: f64, y: f64) {
     let path = match index % 5 {
         0 => format!("M{:.1} {y:.1}a4 4 0 1 0 8 0a4 4 0 1 0 -8 0Z", x - 4.0),
@@ -116,7 +116,7 @@ fn marker(svg: &mut String, index: usize, x: f64, y: f64) {
     let _ = writeln!(svg, "<path d=\"{path}\" fill=\"{}\"/>", colour(index));
 }
 
-/// The part of the picture within the axes.
+/// The plot area within the axes.
 struct Area {
     top: f64,
     bottom: f64,
@@ -124,7 +124,7 @@ struct Area {
     y: Scale,
 }
 
-/// An axis' range and the distance of its ticks.
+/// Range of an axis, and the distance of its ticks.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Scale {
     from: f64,
@@ -133,7 +133,7 @@ struct Scale {
 }
 
 impl Scale {
-    /// `tight`: it ends where the values end.
+    /// With `tight` the axis ends at the largest value.
     fn new(axis: &Axis, values: impl Iterator<Item = f64> + Clone, ticks: f64, tight: bool) -> Self {
         if !axis.names.is_empty() {
             return Self { from: -0.5, to: axis.names.len() as f64 - 0.5, step: 1.0 };
@@ -162,7 +162,7 @@ impl Area {
     fn new(chart: &Chart, top: f64) -> Self {
         let dots = || chart.series.iter().flat_map(|series| &series.dots).filter(|dot| dot.is_finite());
         let x = Scale::new(&chart.x, dots().map(|dot| dot.x), 8.0, true);
-        // Above bars stand their values.
+        // Leave room for the values above the bars.
         let room = if chart.shape == Shape::Bars { 1.06 } else { 1.0 };
         let y = Scale::new(&chart.y, dots().flat_map(|dot| [dot.y - dot.half.min(dot.y.max(0.0)), (dot.y + dot.half) * room]), 5.0, false);
         let names = if chart.x.names.is_empty() { 0 } else { chart.x.names.iter().map(|name| name.lines().count()).max().unwrap_or(1) - 1 };
@@ -170,7 +170,7 @@ impl Area {
     }
 
     fn x(&self, value: f64) -> f64 {
-        // What lies far outside is cut off; renderers count in small numbers.
+        // Clamp values far outside, since renderers have limited coordinates.
         (LEFT + self.x.share(value) * (WIDTH - LEFT - RIGHT)).clamp(-WIDTH, 2.0 * WIDTH)
     }
 
@@ -205,7 +205,7 @@ impl Area {
         let _ = writeln!(svg, "<text transform=\"translate(17 {middle:.1}) rotate(-90)\" text-anchor=\"middle\">{y}</text>");
     }
 
-    /// A dashed line and its text, on that side of it where there is room; marks stand lower one by one, so that texts keep apart.
+    /// Draws a dashed line, with its text on the side that has room. Each further mark is lower, so that texts do not overlap.
     fn mark(&self, svg: &mut String, x: f64, text: &str, number: usize) {
         let x = self.x(x);
         let (anchor, at) = if x + CHARACTER * text.chars().count() as f64 > WIDTH - RIGHT { ("end", x - 4.0) } else { ("start", x + 4.0) };
@@ -271,7 +271,7 @@ impl Area {
 
     fn whisker(&self, svg: &mut String, x: f64, dot: &Dot, colour: &str) {
         let (low, high) = (self.y(dot.y - dot.half), self.y(dot.y + dot.half));
-        // What is lower than a marker would not be seen.
+        // A whisker smaller than the marker would be invisible.
         if low - high > 1.0 {
             let (left, right) = (x - 4.0, x + 4.0);
             let path = format!("M{left:.1} {high:.1}H{right:.1}M{x:.1} {high:.1}V{low:.1}M{left:.1} {low:.1}H{right:.1}");
@@ -280,7 +280,7 @@ impl Area {
     }
 }
 
-/// Breaks a text between words so that no line is longer than `most` characters, as far as words allow.
+/// Breaks a text between words into lines of at most `most` characters, unless a single word is longer.
 fn wrap(text: &str, most: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_drawing_names_all_there_is_and_escapes_it() {
+    fn a_drawing_contains_all_texts_escaped() {
         let svg = chart().mark(2.0, "cut").svg();
         for wanted in ["Rate &amp; load", "a &lt; b", "load (flows/s)", "goodput (Mbit/s)", ">cut<", "</svg>"] {
             assert!(svg.contains(wanted), "{wanted}");
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_number_is_left_out() {
+    fn non_finite_values_are_omitted() {
         let mut chart = chart();
         chart.series[0].dots[1].y = f64::NAN;
         for shape in [Shape::Lines, Shape::Steps, Shape::Bars] {
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn axes_end_at_round_numbers_unless_told() {
+    fn axes_end_at_round_numbers_by_default() {
         let axis = Axis::new("", "");
         assert_eq!(Scale::new(&axis, [1.0, 9.3].into_iter(), 5.0, false), Scale { from: 0.0, to: 10.0, step: 2.0 });
         assert_eq!(Scale::new(&axis, [-3.0, 9.3].into_iter(), 5.0, true), Scale { from: -5.0, to: 9.3, step: 5.0 });

@@ -1,4 +1,4 @@
-//! Drawings as SVG, readable without colour: the figures of experiments, and what links brought over time.
+//! Plots as SVG, readable without colour: figures of experiments, and goodput of links over time.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What links brought over time in several runs: one row a run, the links' shares stacked.
+//! Goodput of links over time in several runs: one row per run, with the links stacked.
 
 use std::fmt::Write as _;
 
@@ -12,21 +12,21 @@ const LEFT: f64 = 70.0;
 const RIGHT: f64 = 20.0;
 const TOP: f64 = 66.0;
 const BOTTOM: f64 = 46.0;
-/// Space between rows, where a row's title stands.
+/// Space between rows, for the title of a row.
 const GAP: f64 = 46.0;
 
 /// One run: goodput of every link over time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Run {
-    /// What stands above it.
+    /// Title above the row.
     pub title: String,
-    /// By link: (seconds, rate) at the end of each interval.
+    /// Per link: (time in seconds, rate) at the end of each interval.
     pub links: Vec<Vec<(f64, Rate)>>,
-    /// What happened when, in seconds.
+    /// Events: time in seconds, and text.
     pub events: Vec<(f64, String)>,
 }
 
-/// The runs below each other, on one scale, with the links' shares stacked.
+/// Draws the runs below each other on the same scale, with the links stacked.
 pub fn stacked(title: &str, names: &[String], runs: &[Run]) -> String {
     let span = runs.iter().flat_map(|run| &run.links).flatten().map(|(at, _)| *at).fold(1.0, f64::max);
     let most = runs.iter().map(peak).fold(1.0, f64::max);
@@ -64,7 +64,7 @@ pub fn stacked(title: &str, names: &[String], runs: &[Run]) -> String {
     svg + "</svg>\n"
 }
 
-/// The highest sum of all links at one moment, in Mbit/s.
+/// The highest sum over all links at one time, in Mbit/s.
 fn peak(run: &Run) -> f64 {
     let length = run.links.iter().map(Vec::len).max().unwrap_or(0);
     (0..length).map(|i| run.links.iter().filter_map(|link| link.get(i)).map(|(_, rate)| mbps(*rate)).sum()).fold(0.0, f64::max)
@@ -106,7 +106,7 @@ fn grid(
     let _ = writeln!(svg, "<path d=\"M{LEFT} {top:.1}V{bottom:.1}H{right}\" fill=\"none\" stroke=\"#222222\"/>");
 }
 
-/// Each link's area on top of those before it, in steps: a rate holds for the interval it was measured in.
+/// Draws each link's area on top of the previous ones, in steps: a rate holds for its measurement interval.
 fn areas(svg: &mut String, run: &Run, x: &impl Fn(f64) -> f64, y: &impl Fn(f64) -> f64) {
     let length = run.links.iter().map(Vec::len).min().unwrap_or(0);
     let mut floor = vec![0.0; length];

@@ -1,6 +1,6 @@
-//! What every drawing shares: the document, colours, texts and round numbers.
+//! Common parts of all plots: the document, colours, text and round numbers.
 
-/// Colours that people with any colour vision tell apart (Okabe and Ito).
+/// Colours that are distinguishable with any colour vision (Okabe and Ito).
 const COLOURS: [&str; 8] = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#333333", "#999999"];
 
 /// The colour of the series with this number.
@@ -8,7 +8,7 @@ pub(super) fn colour(index: usize) -> &'static str {
     COLOURS[index % COLOURS.len()]
 }
 
-/// The beginning of a document with a white ground.
+/// The start of a document, with a white background.
 pub(super) fn begin(title: &str, width: f64, height: f64) -> String {
     format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height:.0}\" width=\"{width}\" height=\"{height:.0}\" \
@@ -18,7 +18,8 @@ pub(super) fn begin(title: &str, width: f64, height: f64) -> String {
     )
 }
 
-/// The least of 1, 2, 5 times a power of ten that is not below `step`. By multiplication only: logarithms differ between machines.
+/// The smallest value of 1, 2 or 5 times a power of ten that is at least `step`. Uses multiplication only, since logarithms differ between
+/// machines.
 pub(super) fn nice(step: f64) -> f64 {
     if !(step > 1e-300 && step < 1e300) {
         return 1.0;
@@ -33,7 +34,7 @@ pub(super) fn nice(step: f64) -> f64 {
     [1.0, 2.0, 5.0, 10.0].into_iter().map(|factor| factor * power).find(|value| *value >= step * 0.999_999).unwrap_or(step)
 }
 
-/// With as many places as the step needs.
+/// Formats a number with the decimal places that the step needs.
 pub(super) fn number(value: f64, step: f64) -> String {
     let mut scaled = step.abs();
     let mut places = 0;
@@ -45,7 +46,7 @@ pub(super) fn number(value: f64, step: f64) -> String {
     if text.trim_start_matches(['-', '0', '.']).is_empty() { "0".to_owned() } else { text }
 }
 
-/// As text within a document.
+/// Escapes text for a document.
 pub(super) fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }

@@ -1,4 +1,4 @@
-//! Who may use the proxy.
+//! Access control of the proxy.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -15,73 +15,75 @@ use ipnet::IpNet;
 use ring::digest::{SHA256, digest};
 use thiserror::Error;
 
-/// A longer file is none.
-const MAX_FILE: u64 = 1 << 20;
+/// Maximum size of a password file, in bytes.
+const MAX_FILE_SIZE: u64 = 1 << 20;
 
-/// Who may use the proxy: from where, which of this machine's users, and with which password.
+/// Which clients may use the proxy: by network, by local user, and by password.
 #[derive(Debug, Clone, Default)]
 pub struct Access {
-    /// Networks of clients beside the machine's own loopback.
+    /// Networks of clients that are allowed besides loopback.
     pub networks: Vec<IpNet>,
-    /// This machine's users that are let in where nobody is asked for a password.
+    /// Local users that are allowed if no passwords are required.
     pub users: Users,
-    /// Names and passwords; none: nobody is asked.
+    /// Names and passwords; if empty, no password is required.
     pub credentials: Credentials,
 }
 
 /// Users of this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Users {
-    /// All.
+    /// All users.
     All,
-    /// These, by number.
+    /// These users, by number.
     These(BTreeSet<u32>),
 }
 
 impl Default for Users {
-    /// The one whose proxy this is, and root, who can be anybody.
+    /// The proxy's own user, and root, who can act as any user.
     fn default() -> Self {
         Self::These([own_user(), 0].into())
     }
 }
 
-/// Why a client is refused.
+/// Reason why a client is denied.
 #[derive(Debug, Error)]
-pub(crate) enum TurnedAway {
-    /// It is from elsewhere.
+pub(crate) enum AccessDenied {
+    /// The client is in no allowed network.
     #[error("its address is in none of the networks of --allow")]
     Network,
-    /// It is another user's.
-    #[error("it is a program of this machine's user {0}; \"--allow-user {0}\" lets that user in, --passwords all who have one")]
+    /// The client belongs to another user.
+    #[error(
+        "it is a program of this machine's user {0}; \"--allow-user {0}\" allows that user, --passwords allows everyone with a password"
+    )]
     User(u32),
-    /// Whose it is does not show: its program has closed its socket already, or it is in another network namespace.
+    /// The owner is unknown: the program has already closed its socket, or it is in another network namespace.
     #[error("no program of this machine holds its other end")]
-    Nobody,
-    /// The kernel does not tell.
-    #[error("the kernel does not tell which user it is ({0}); \"--allow-user all\" lets every user of this machine in")]
-    Untold(io::Error),
+    NoOwner,
+    /// The kernel did not report the owner.
+    #[error("the kernel did not report its user ({0}); \"--allow-user all\" allows every user of this machine")]
+    OwnerUnknown(io::Error),
 }
 
 impl Access {
-    /// Whether a client is let in. `owner`: whose socket there is at the client's end, if it is of this machine.
-    pub(crate) fn judge(&self, client: IpAddr, owner: impl FnOnce() -> io::Result<Option<Owner>>) -> Result<(), TurnedAway> {
+    /// Checks whether a client is allowed. `owner` returns the owner of the socket at the client's end, if that is on this machine.
+    pub(crate) fn check(&self, client: IpAddr, owner: impl FnOnce() -> io::Result<Option<Owner>>) -> Result<(), AccessDenied> {
         let client = client.to_canonical();
         if !client.is_loopback() && !self.networks.iter().any(|network| network.contains(&client)) {
-            return Err(TurnedAway::Network);
+            return Err(AccessDenied::Network);
         }
         let Users::These(users) = &self.users else { return Ok(()) };
         if !self.credentials.is_empty() {
             return Ok(());
         }
-        // This machine's programs come by its other addresses too.
+        // Local programs may also connect from this machine's other addresses.
         match owner() {
             Ok(Some(Owner { user: Some(user), .. })) if users.contains(&user) => Ok(()),
-            Ok(Some(Owner { user: Some(user), .. })) => Err(TurnedAway::User(user)),
-            Ok(Some(Owner { user: None, .. })) => Err(TurnedAway::Nobody),
-            // Whose socket is closed already has no owner.
+            Ok(Some(Owner { user: Some(user), .. })) => Err(AccessDenied::User(user)),
+            Ok(Some(Owner { user: None, .. })) => Err(AccessDenied::NoOwner),
+            // A socket that is already closed has no owner.
             Ok(None) | Err(_) if !client.is_loopback() && !is_own_address(client).unwrap_or(false) => Ok(()),
-            Ok(None) => Err(TurnedAway::Nobody),
-            Err(error) => Err(TurnedAway::Untold(error)),
+            Ok(None) => Err(AccessDenied::NoOwner),
+            Err(error) => Err(AccessDenied::OwnerUnknown(error)),
         }
     }
 }
@@ -90,28 +92,28 @@ impl Access {
 #[derive(Debug, Clone, Default)]
 pub struct Credentials(BTreeMap<String, Vec<u8>>);
 
-/// Why a file of passwords cannot be used.
+/// Reason why a password file cannot be used.
 #[derive(Debug, Error)]
 pub enum CredentialsError {
-    /// The system says so.
-    #[error("{0} cannot be read: {1}")]
+    /// The file cannot be read.
+    #[error("cannot read {0}: {1}")]
     Io(String, io::Error),
-    /// Others could read the passwords.
-    #[error("{0} can be read by others than its owner: \"chmod 600\" it, and change the passwords")]
+    /// Other users can read the passwords.
+    #[error("other users can read {0}: run \"chmod 600\" on it, and change the passwords")]
     Readable(String),
-    /// It is too long.
-    #[error("{0} is longer than 1 MiB, so it is no list of passwords")]
+    /// The file is too long.
+    #[error("{0} is longer than 1 MiB, so it is not a list of passwords")]
     Long(String),
-    /// A line has no name or no password.
+    /// A line lacks a name or a password.
     #[error("line {1} of {0} is not \"name:password\", with 1 to 255 bytes each")]
     Line(String, usize),
-    /// A name is given twice.
-    #[error("line {1} of {0} has the name {2} again")]
+    /// A name occurs twice.
+    #[error("line {1} of {0} repeats the name {2}")]
     Twice(String, usize, String),
 }
 
 impl Credentials {
-    /// Reads lines of `name:password` from a file that nobody else can read; empty lines and those that begin with `#` count nothing.
+    /// Reads lines of `name:password` from a file that only its owner can read. Ignores empty lines and lines that start with `#`.
     pub fn read(path: &Path) -> Result<Self, CredentialsError> {
         let name = path.display().to_string();
         let failed = |error| CredentialsError::Io(name.clone(), error);
@@ -120,8 +122,8 @@ impl Credentials {
             return Err(CredentialsError::Readable(name));
         }
         let mut text = String::new();
-        file.take(MAX_FILE + 1).read_to_string(&mut text).map_err(failed)?;
-        if text.len() as u64 > MAX_FILE {
+        file.take(MAX_FILE_SIZE + 1).read_to_string(&mut text).map_err(failed)?;
+        if text.len() as u64 > MAX_FILE_SIZE {
             return Err(CredentialsError::Long(name));
         }
         Self::parse(&text, &name)
@@ -140,12 +142,12 @@ impl Credentials {
         Ok(Self(all))
     }
 
-    /// Whether nobody is asked.
+    /// Whether no password is required.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Whether the name has this password. What is compared are digests, so that the time it takes says nothing of the password.
+    /// Whether the name has this password. Compares digests, so that the time reveals nothing about the password.
     pub fn allow(&self, name: &str, password: &[u8]) -> bool {
         let shown = secret(password);
         self.0.get(name).is_some_and(|kept| *kept == shown)
@@ -176,35 +178,35 @@ mod tests {
     }
 
     #[test]
-    fn only_the_loopback_is_let_in_unless_networks_are_named() {
+    fn only_loopback_and_named_networks_are_allowed() {
         let access = Access { networks: vec!["192.168.7.0/24".parse().unwrap()], users: Users::All, ..Access::default() };
-        let admits = |access: &Access, ip: &str| access.judge(ip.parse().unwrap(), || Ok(None)).is_ok();
+        let admits = |access: &Access, ip: &str| access.check(ip.parse().unwrap(), || Ok(None)).is_ok();
         assert!(["127.0.0.1", "::1", "192.168.7.9", "::ffff:192.168.7.9"].iter().all(|ip| admits(&access, ip)));
         assert!(!admits(&access, "192.168.8.1") && !admits(&access, "2001:db8::1"));
         assert!(!admits(&Access { users: Users::All, ..Access::default() }, "192.168.7.9"));
     }
 
     #[test]
-    fn regression_another_user_of_this_machine_is_turned_away() {
+    fn regression_another_user_of_this_machine_is_denied() {
         let access = Access { networks: vec!["192.168.7.0/24".parse().unwrap()], ..Access::default() };
-        let judge = |access: &Access, ip: &str, owner| access.judge(ip.parse().unwrap(), || owner);
+        let check = |access: &Access, ip: &str, owner| access.check(ip.parse().unwrap(), || owner);
         for ip in ["127.0.0.1", "::1", "192.168.7.1", "::ffff:127.0.0.1"] {
-            assert!(judge(&access, ip, of(Some(own_user()))).is_ok() && judge(&access, ip, of(Some(0))).is_ok(), "{ip}");
-            assert!(matches!(judge(&access, ip, of(Some(4_000_000))), Err(TurnedAway::User(4_000_000))), "{ip}");
-            assert!(matches!(judge(&access, ip, of(None)), Err(TurnedAway::Nobody)), "a socket that was closed: {ip}");
+            assert!(check(&access, ip, of(Some(own_user()))).is_ok() && check(&access, ip, of(Some(0))).is_ok(), "{ip}");
+            assert!(matches!(check(&access, ip, of(Some(4_000_000))), Err(AccessDenied::User(4_000_000))), "{ip}");
+            assert!(matches!(check(&access, ip, of(None)), Err(AccessDenied::NoOwner)), "a closed socket: {ip}");
         }
         let unable = || Err(io::ErrorKind::Unsupported.into());
-        assert!(judge(&access, "192.168.7.9", Ok(None)).is_ok() && judge(&access, "192.168.7.9", unable()).is_ok(), "another machine's");
-        assert!(matches!(judge(&access, "127.0.0.1", Ok(None)), Err(TurnedAway::Nobody)));
-        assert!(matches!(judge(&access, "127.0.0.1", unable()), Err(TurnedAway::Untold(_))));
+        assert!(check(&access, "192.168.7.9", Ok(None)).is_ok() && check(&access, "192.168.7.9", unable()).is_ok(), "another machine");
+        assert!(matches!(check(&access, "127.0.0.1", Ok(None)), Err(AccessDenied::NoOwner)));
+        assert!(matches!(check(&access, "127.0.0.1", unable()), Err(AccessDenied::OwnerUnknown(_))));
         let named = Access { users: Users::These([4_000_000].into()), ..Access::default() };
-        assert!(judge(&named, "127.0.0.1", of(Some(4_000_000))).is_ok());
+        assert!(check(&named, "127.0.0.1", of(Some(4_000_000))).is_ok());
         let asked = Access { credentials: Credentials::parse("ann:x\n", "f").unwrap(), ..Access::default() };
-        assert!(judge(&asked, "127.0.0.1", of(Some(4_000_000))).is_ok(), "the password decides");
+        assert!(check(&asked, "127.0.0.1", of(Some(4_000_000))).is_ok(), "the password decides");
     }
 
     #[test]
-    fn passwords_are_read_and_asked_for() {
+    fn passwords_are_read_and_checked() {
         let all = Credentials::parse("# who\n\nann:one:two\nbob:x\n", "f").unwrap();
         assert!(all.allow("ann", b"one:two") && all.allow("bob", b"x") && !all.allow("bob", b"one:two") && !all.allow("", b""));
         let basic = |text: &str| all.basic(format!("basic {}", BASE64.encode(text.as_bytes())).as_bytes());
@@ -213,15 +215,15 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_file_is_told_by_its_line() {
+    fn errors_name_the_line_of_the_file() {
         let told = |text: &str| Credentials::parse(text, "f").unwrap_err().to_string();
         assert!(told("ann:x\nbob").contains("line 2 of f"));
-        assert!(told("ann:x\nann:y").contains("the name ann again"));
+        assert!(told("ann:x\nann:y").contains("repeats the name ann"));
         assert!(told(":x").contains("line 1"));
     }
 
     #[test]
-    fn a_file_that_others_can_read_is_refused() {
+    fn a_password_file_readable_by_others_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("passwords");
         std::fs::write(&path, "ann:x\n").unwrap();
@@ -229,6 +231,6 @@ mod tests {
         assert!(matches!(Credentials::read(&path), Err(CredentialsError::Readable(_))));
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o600)).unwrap();
         assert!(Credentials::read(&path).unwrap().allow("ann", b"x"));
-        assert!(Credentials::read(&dir.path().join("none")).unwrap_err().to_string().contains("cannot be read"));
+        assert!(Credentials::read(&dir.path().join("none")).unwrap_err().to_string().contains("cannot read"));
     }
 }

@@ -7,17 +7,17 @@ use http_body_util::{BodyExt, Full};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Response, StatusCode};
 
-/// What a connection keeps of what it reads and of what it writes, in bytes, and so the longest head of a message. An answer on its way to
-/// a client that reads slowly may be kept four times over; the rest waits at its sender.
+/// Size of a connection's read buffer and of its write buffer, in bytes, and therefore the maximum length of a message head. Up to four times
+/// as much may be buffered for a client that reads slowly; the rest waits at the sender.
 pub(crate) const BUFFER: usize = 24 * 1024;
 
-/// What answers are made of.
+/// A response of the proxy.
 pub(crate) type ProxyResponse = Response<UnsyncBoxBody<Bytes, BodyError>>;
 
-/// Why a body ends too early.
+/// Reason why a body ends early.
 pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
-/// What a client is told when its target cannot be reached.
+/// The response if the target cannot be reached.
 pub(crate) fn unreachable(error: &DialError) -> ProxyResponse {
     let status = match error.reason {
         Reason::TimedOut => StatusCode::GATEWAY_TIMEOUT,
@@ -28,7 +28,7 @@ pub(crate) fn unreachable(error: &DialError) -> ProxyResponse {
     plain(status, &error.to_string())
 }
 
-/// A line of text.
+/// A response with one line of text.
 pub(crate) fn plain(status: StatusCode, text: &str) -> ProxyResponse {
     let mut answer = Response::new(whole(format!("braid proxy: {text}\n")));
     *answer.status_mut() = status;

@@ -1,4 +1,4 @@
-//! Datagrams of a SOCKS5 client (`UDP ASSOCIATE`), for as long as its connection lasts.
+//! UDP datagrams of a SOCKS5 client (`UDP ASSOCIATE`), for the lifetime of its connection.
 
 use std::io;
 use std::net::SocketAddr;
@@ -14,8 +14,8 @@ use crate::access::Access;
 use crate::outbound::Datagrams;
 use crate::wire::{self, Reply};
 
-/// Carries datagrams between the client and its targets until the connection ends. They are taken from the client's address only, and
-/// from the first port that sends and whose user is let in, or the one that it has announced.
+/// Forwards datagrams between the client and its targets until the connection ends. Accepts only datagrams from the client's address, and from
+/// the announced port or else the first port that sends and whose user is allowed.
 pub(crate) async fn serve(
     mut stream: TcpStream,
     client: SocketAddr,
@@ -25,13 +25,13 @@ pub(crate) async fn serve(
 ) -> io::Result<()> {
     let socket = UdpSocket::bind(SocketAddr::new(stream.local_addr()?.ip(), 0)).await?;
     stream.write_all(&wire::reply(Reply::Succeeded, socket.local_addr()?)).await?;
-    let announced = announced.filter(|address| is(&address.host, client)).map(|address| address.port());
-    // The client's, once its user has shown.
+    let announced = announced.filter(|address| is_client(&address.host, client)).map(|address| address.port());
+    // The client's port, once its user has been checked.
     let mut port = None;
     let mut word = [0; 64];
     loop {
         tokio::select! {
-            // Nothing is to be said there any more; its end is the association's.
+            // The client has nothing more to send here; the end of the connection ends the association.
             read = stream.read(&mut word) => if matches!(read, Ok(0) | Err(_)) {
                 return Ok(());
             },
@@ -39,7 +39,7 @@ pub(crate) async fn serve(
                 ready?;
                 let (mut payload, from) = match datagram::try_receive_from(&socket) {
                     Ok(received) => received,
-                    // What an earlier answer met.
+                    // The ICMP error of an earlier answer, or a spurious wake-up.
                     Err(error) if matches!(error.kind(), io::ErrorKind::ConnectionRefused | io::ErrorKind::WouldBlock) => continue,
                     Err(error) => return Err(error),
                 };
@@ -47,8 +47,8 @@ pub(crate) async fn serve(
                     continue;
                 }
                 let owner = || owner(Protocol::Udp, from, socket.local_addr()?);
-                if port.is_none() && let Err(why) = access.judge(from.ip(), owner) {
-                    tracing::info!(client = %from.ip(), "datagrams turned away: {why}");
+                if port.is_none() && let Err(why) = access.check(from.ip(), owner) {
+                    tracing::info!(client = %from.ip(), "datagrams denied: {why}");
                     continue;
                 }
                 port = Some(from.port());
@@ -68,7 +68,7 @@ pub(crate) async fn serve(
     }
 }
 
-/// Whether that is the client's address, and not one behind a translator that means nothing here.
-fn is(host: &Host, client: SocketAddr) -> bool {
+/// Whether `host` is the client's address, and not an address behind NAT that has no meaning here.
+fn is_client(host: &Host, client: SocketAddr) -> bool {
     matches!(host, Host::Ip(ip) if ip.to_canonical() == client.ip().to_canonical())
 }

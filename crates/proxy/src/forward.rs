@@ -1,4 +1,4 @@
-//! Requests passed on to their servers.
+//! Forwards requests to their servers.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -16,36 +16,36 @@ use thiserror::Error;
 use tokio::sync::oneshot;
 
 use crate::answer::{BUFFER, BodyError, ProxyResponse, plain, unreachable};
-use crate::headers::pass_on;
+use crate::deferred_body::DeferredBody;
+use crate::headers::remove_hop_by_hop;
 use crate::outbound::{ConnectionRoute, Opened, Origin, Outbound};
-use crate::patience::Patient;
 use crate::shared::{Shared, join_upgraded};
 use crate::split::Candidate;
 
-/// The connection that a client's requests go on with, as long as they go to one server.
+/// The connection that a client's requests reuse as long as they go to one server.
 #[derive(Default)]
-pub(crate) struct Upstream(Mutex<Option<Kept>>);
+pub(crate) struct Upstream(Mutex<Option<ServerConnection>>);
 
-/// A server's connection.
-struct Kept {
+/// An open connection to a server.
+struct ServerConnection {
     target: Address,
     route: Option<ConnectionRoute>,
-    sender: SendRequest<Patient>,
+    sender: SendRequest<DeferredBody>,
 }
 
-/// Why there is no answer.
+/// Reason why there is no answer.
 #[derive(Debug, Error)]
 pub(crate) enum ForwardError {
     #[error(transparent)]
     Dial(#[from] DialError),
-    #[error("{0} has broken the connection off: {1}")]
+    #[error("{0} closed the connection: {1}")]
     Broken(Address, hyper::Error),
-    #[error("the request cannot be passed on: {0}")]
+    #[error("cannot forward the request: {0}")]
     Request(&'static str),
 }
 
 impl ForwardError {
-    /// What the client is told.
+    /// The response for the client.
     pub(crate) fn answer(&self) -> ProxyResponse {
         match self {
             Self::Dial(error) => unreachable(error),
@@ -56,7 +56,7 @@ impl ForwardError {
 }
 
 impl Upstream {
-    /// Passes one request on, and its answer back; then perhaps bytes both ways, where both ends change the protocol.
+    /// Forwards one request, and returns its response. If both ends switch protocols, also forwards bytes both ways afterwards.
     pub(crate) async fn forward(
         &self,
         mut request: Request<Incoming>,
@@ -77,16 +77,16 @@ impl Upstream {
                 }
             });
         } else if response.status() == StatusCode::SWITCHING_PROTOCOLS {
-            return Ok(plain(StatusCode::BAD_GATEWAY, "the server changes the protocol, and nobody has asked for that"));
+            return Ok(plain(StatusCode::BAD_GATEWAY, "the server switched protocols without a request for it"));
         }
         let (mut parts, body) = response.into_parts();
-        pass_on(&mut parts.headers, parts.status == StatusCode::SWITCHING_PROTOCOLS);
+        remove_hop_by_hop(&mut parts.headers, parts.status == StatusCode::SWITCHING_PROTOCOLS);
         parts.version = Version::HTTP_11;
         parts.extensions.clear();
         let whole = |body: Incoming| body.map_err(BodyError::from).boxed_unsync();
         let body = match candidate.zip(route) {
             Some((candidate, route)) => match candidate.splice(&shared.splicer, &shared.outbound, (origin, target, route), &parts, body) {
-                Ok(spliced) => spliced.map_err(broken_off).boxed_unsync(),
+                Ok(spliced) => spliced.map_err(log_broken).boxed_unsync(),
                 Err(body) => whole(body),
             },
             None => whole(body),
@@ -94,16 +94,16 @@ impl Upstream {
         Ok(Response::from_parts(parts, body))
     }
 
-    /// Over the connection that is there, or a new one. One that the server has closed meanwhile costs nothing but the attempt.
+    /// Sends over the open connection, or over a new one. If the server has closed the open one, the request is retried on a new one.
     async fn send(
         &self,
-        mut request: Request<Patient>,
+        mut request: Request<DeferredBody>,
         origin: &Origin,
         target: &Address,
         outbound: &Arc<dyn Outbound>,
     ) -> Result<(Response<Incoming>, Option<ConnectionRoute>), ForwardError> {
         let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(Kept { route, mut sender, .. }) = kept.filter(|kept| kept.target == *target && !kept.sender.is_closed())
+        if let Some(ServerConnection { route, mut sender, .. }) = kept.filter(|kept| kept.target == *target && !kept.sender.is_closed())
             && sender.ready().await.is_ok()
         {
             match sender.try_send_request(request).await {
@@ -122,7 +122,7 @@ impl Upstream {
         let (mut sender, connection) = http1::Builder::new().max_buf_size(BUFFER).handshake(TokioIo::new(stream)).await.map_err(broken)?;
         tokio::spawn(async move {
             if let Err(error) = connection.with_upgrades().await {
-                tracing::debug!(%error, "a server's connection has ended");
+                tracing::debug!(%error, "a server connection has ended");
             }
         });
         let response = sender.send_request(request).await.map_err(broken)?;
@@ -130,30 +130,30 @@ impl Upstream {
         Ok((response, route))
     }
 
-    fn keep(&self, target: &Address, route: Option<ConnectionRoute>, sender: SendRequest<Patient>) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(Kept { target: target.clone(), route, sender });
+    fn keep(&self, target: &Address, route: Option<ConnectionRoute>, sender: SendRequest<DeferredBody>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(ServerConnection { target: target.clone(), route, sender });
     }
 }
 
-/// A divided download that cannot be gone on with: the client sees its connection break, the log says why.
-fn broken_off(error: SpliceError) -> BodyError {
+/// Reports a split download that cannot continue: the client's connection breaks, and the log has the reason.
+fn log_broken(error: SpliceError) -> BodyError {
     tracing::warn!("{error}");
     error.into()
 }
 
-/// The request as its server is to see it, and whether it asks to change the protocol.
-fn outgoing(request: Request<Incoming>) -> Result<(Request<Patient>, bool), ForwardError> {
+/// The request as the server receives it, and whether it asks to switch protocols.
+fn outgoing(request: Request<Incoming>) -> Result<(Request<DeferredBody>, bool), ForwardError> {
     let (parts, body) = request.into_parts();
     let authority = parts.uri.authority().ok_or(ForwardError::Request("it has no target"))?;
-    let host = HeaderValue::from_str(authority.as_str()).map_err(|_| ForwardError::Request("its target is no host"))?;
+    let host = HeaderValue::from_str(authority.as_str()).map_err(|_| ForwardError::Request("its target is not a valid host"))?;
     let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
-    let uri: Uri = path.parse().map_err(|_| ForwardError::Request("its path is none"))?;
+    let uri: Uri = path.parse().map_err(|_| ForwardError::Request("its path is not valid"))?;
     let mut headers = parts.headers;
-    let upgrades = pass_on(&mut headers, true);
+    let upgrades = remove_hop_by_hop(&mut headers, true);
     headers.insert(HOST, host);
     let waits = headers.get(EXPECT).is_some_and(|value| value.as_bytes().eq_ignore_ascii_case(b"100-continue"));
     let (tell, wanted) = oneshot::channel();
-    let body = if waits { Patient::waiting(body, wanted) } else { Patient::ready(body) };
+    let body = if waits { DeferredBody::waiting(body, wanted) } else { DeferredBody::ready(body) };
     let mut onward = Request::new(body);
     (*onward.method_mut(), *onward.uri_mut(), *onward.headers_mut()) = (parts.method, uri, headers);
     if waits {

@@ -1,12 +1,12 @@
-//! Headers that concern one connection only, and so end at a proxy (RFC 9110, section 7.6.1).
+//! Hop-by-hop headers, which a proxy must not forward (RFC 9110, section 7.6.1).
 
 use hyper::header::{CONNECTION, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE, VIA};
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
-/// Takes off what is not to be passed on, and notes that it came through here. Whether it asks to change the protocol; then that stays.
-pub(crate) fn pass_on(headers: &mut HeaderMap, may_upgrade: bool) -> bool {
+/// Removes hop-by-hop headers and adds `Via`. Returns whether the message asks to switch protocols; its upgrade headers then stay.
+pub(crate) fn remove_hop_by_hop(headers: &mut HeaderMap, may_upgrade: bool) -> bool {
     let named: Vec<HeaderName> = headers
         .get_all(CONNECTION)
         .iter()
@@ -17,7 +17,7 @@ pub(crate) fn pass_on(headers: &mut HeaderMap, may_upgrade: bool) -> bool {
     let upgrade = if may_upgrade && named.contains(&UPGRADE) { headers.get(UPGRADE).cloned() } else { None };
     let trailers =
         headers.get_all(TE).iter().any(|value| value.to_str().is_ok_and(|value| value.to_ascii_lowercase().contains("trailers")));
-    // A name is all it takes to have a header removed, but not those that say where the body ends.
+    // Any named header is removed, except those that delimit the body or name the host.
     let named = named.into_iter().filter(|name| *name != hyper::header::CONTENT_LENGTH && *name != hyper::header::HOST);
     for name in named.chain([CONNECTION, KEEP_ALIVE, PROXY_CONNECTION, PROXY_AUTHORIZATION, TE, TRANSFER_ENCODING, UPGRADE]) {
         headers.remove(name);
@@ -43,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn what_concerns_one_connection_ends_here() {
+    fn hop_by_hop_headers_are_removed() {
         let mut all = headers(&[
             ("connection", "close, X-Own"),
             ("x-own", "1"),
@@ -54,23 +54,23 @@ mod tests {
             ("cache-control", "no-store"),
             ("range", "bytes=1-2"),
         ]);
-        assert!(!pass_on(&mut all, true));
+        assert!(!remove_hop_by_hop(&mut all, true));
         assert_eq!(all, headers(&[("te", "trailers"), ("cache-control", "no-store"), ("range", "bytes=1-2"), ("via", "1.1 braid")]));
     }
 
     #[test]
-    fn an_upgrade_stays_where_it_may() {
+    fn an_upgrade_is_kept_only_if_allowed() {
         let asked = [("connection", "keep-alive, Upgrade"), ("upgrade", "websocket")];
         let (mut yes, mut no) = (headers(&asked), headers(&asked));
-        assert!(pass_on(&mut yes, true) && !pass_on(&mut no, false));
+        assert!(remove_hop_by_hop(&mut yes, true) && !remove_hop_by_hop(&mut no, false));
         assert_eq!(yes, headers(&[("via", "1.1 braid"), ("connection", "upgrade"), ("upgrade", "websocket")]));
         assert_eq!(no, headers(&[("via", "1.1 braid")]));
     }
 
     #[test]
-    fn the_body_s_length_cannot_be_named_away() {
+    fn content_length_and_host_cannot_be_removed_by_naming_them() {
         let mut all = headers(&[("connection", "content-length, host"), ("content-length", "5"), ("host", "a")]);
-        pass_on(&mut all, false);
+        remove_hop_by_hop(&mut all, false);
         assert!(all.contains_key("content-length") && all.contains_key("host"));
     }
 }

@@ -1,4 +1,4 @@
-//! An HTTP client's connection: tunnels, requests to be passed on, and the few that are for the proxy itself.
+//! HTTP client connections: tunnels, forwarded requests, and requests to the proxy itself.
 
 use std::convert::Infallible;
 use std::io;
@@ -20,7 +20,7 @@ use crate::answer::{BUFFER, ProxyResponse, plain, unreachable, whole};
 use crate::forward::Upstream;
 use crate::outbound::Origin;
 use crate::pac;
-use crate::shared::{GREETING, Shared, join_upgraded};
+use crate::shared::{GREETING_TIMEOUT, Shared, join_upgraded};
 
 pub(crate) async fn serve(stream: TcpStream, client: SocketAddr, shared: Arc<Shared>) -> io::Result<()> {
     let here = stream.local_addr()?;
@@ -30,12 +30,12 @@ pub(crate) async fn serve(stream: TcpStream, client: SocketAddr, shared: Arc<Sha
         async move { Ok::<_, Infallible>(session.answer(request).await) }
     });
     let mut server = http1::Builder::new();
-    // What waits to be written is copied together: each piece would keep all the memory that it was read into, of which it is a small part.
-    server.timer(TokioTimer::new()).header_read_timeout(GREETING * 3).max_buf_size(BUFFER).writev(false);
+    // Copies pending output together: otherwise each small piece would keep the whole buffer alive that it was read into.
+    server.timer(TokioTimer::new()).header_read_timeout(GREETING_TIMEOUT * 3).max_buf_size(BUFFER).writev(false);
     server.serve_connection(TokioIo::new(stream), service).with_upgrades().await.map_err(io::Error::other)
 }
 
-/// One client's connection.
+/// A client's connection.
 struct Session {
     shared: Arc<Shared>,
     client: SocketAddr,
@@ -47,7 +47,7 @@ impl Session {
     async fn answer(&self, request: Request<Incoming>) -> ProxyResponse {
         let tunnel = request.method() == Method::CONNECT;
         if !tunnel && request.uri().authority().is_none() {
-            return self.about(&request);
+            return self.answer_own(&request);
         }
         let user = match self.user(&request) {
             Ok(user) => user,
@@ -67,7 +67,7 @@ impl Session {
         }
     }
 
-    /// Who it is, or why it may not.
+    /// The authenticated user, or the response that denies access.
     fn user(&self, request: &Request<Incoming>) -> Result<Option<String>, Box<ProxyResponse>> {
         let credentials = &self.shared.access.credentials;
         if credentials.is_empty() {
@@ -78,20 +78,20 @@ impl Session {
             return Ok(Some(user));
         }
         if shown.is_some() {
-            tracing::info!(client = %self.client.ip(), "turned away: wrong name or password");
+            tracing::info!(client = %self.client.ip(), "denied: wrong name or password");
         }
-        let mut answer = plain(StatusCode::PROXY_AUTHENTICATION_REQUIRED, "this proxy asks for a name and a password");
+        let mut answer = plain(StatusCode::PROXY_AUTHENTICATION_REQUIRED, "this proxy requires a name and a password");
         answer.headers_mut().insert(PROXY_AUTHENTICATE, HeaderValue::from_static("Basic realm=\"braid\", charset=\"UTF-8\""));
         Err(Box::new(answer))
     }
 
-    /// What is asked of the proxy itself.
-    fn about(&self, request: &Request<Incoming>) -> ProxyResponse {
+    /// Answers a request to the proxy itself.
+    fn answer_own(&self, request: &Request<Incoming>) -> ProxyResponse {
         if !pac::PATHS.contains(&request.uri().path()) {
-            return plain(StatusCode::NOT_FOUND, "this is a proxy: set it as one, or load /proxy.pac, which does that");
+            return plain(StatusCode::NOT_FOUND, "this is a proxy: configure it as one, or load /proxy.pac, which does that");
         }
         if ![Method::GET, Method::HEAD].contains(request.method()) {
-            return plain(StatusCode::METHOD_NOT_ALLOWED, "it can be read, and nothing else");
+            return plain(StatusCode::METHOD_NOT_ALLOWED, "only GET and HEAD are allowed here");
         }
         let mut answer = Response::new(whole(pac::file(self.here)));
         answer.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(pac::TYPE));
@@ -106,29 +106,29 @@ impl Session {
         tokio::spawn(async move {
             match hyper::upgrade::on(request).await {
                 Ok(client) => join_upgraded(client, onward).await,
-                Err(error) => tracing::debug!(%error, "a client has left before its tunnel was there"),
+                Err(error) => tracing::debug!(%error, "a client left before its tunnel was open"),
             }
         });
         Response::new(whole(Bytes::new()))
     }
 }
 
-/// Where a request goes.
+/// The target of a request.
 fn target(uri: &Uri, tunnel: bool) -> Result<Address, &'static str> {
     let authority = uri.authority().ok_or("the request has no target")?;
     if authority.as_str().contains('@') {
-        return Err("names and passwords have no place in a request's target");
+        return Err("a request's target must not contain a name and a password");
     }
     let port = match (authority.port_u16(), tunnel) {
         (Some(port), _) => port,
         (None, true) => return Err("the target has no port"),
         (None, false) if uri.scheme() == Some(&Scheme::HTTP) => 80,
-        (None, false) => return Err("only http can be asked for here; for https use CONNECT"),
+        (None, false) => return Err("the proxy forwards only http; for https use CONNECT"),
     };
     if !tunnel && uri.scheme() != Some(&Scheme::HTTP) {
-        return Err("only http can be asked for here; for https use CONNECT");
+        return Err("the proxy forwards only http; for https use CONNECT");
     }
-    host(authority).and_then(|host| Address::new(host, port)).ok_or("the target is neither an address nor a name")
+    host(authority).and_then(|host| Address::new(host, port)).ok_or("the target is not a valid address or name")
 }
 
 fn host(authority: &Authority) -> Option<Host> {
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn targets_are_named_in_full() {
+    fn targets_must_be_complete() {
         let of = |text: &str, tunnel| target(&text.parse().unwrap(), tunnel).map(|address| address.to_string());
         assert_eq!(of("http://Example.org/a?b", false).unwrap(), "example.org:80");
         assert_eq!(of("http://[2001:db8::1]:8080/", false).unwrap(), "[2001:db8::1]:8080");

@@ -1,23 +1,23 @@
-//! An HTTP and SOCKS5 proxy on one port, for whatever cannot run Braid itself: phones, other systems, containers.
+//! An HTTP and SOCKS5 proxy on one port, for devices that cannot run Braid: phones, other systems, containers.
 //!
-//! The first byte tells the protocols apart (SOCKS5 begins with 5, HTTP with a letter). HTTP: `CONNECT` tunnels, absolute-form requests and
-//! their upgrades; SOCKS5 (RFC 1928): `CONNECT` and `UDP ASSOCIATE`, with or without a password (RFC 1929). What is asked for is
-//! opened by an [`Outbound`], which knows links and policy; nothing here does.
+//! The first byte distinguishes the protocols (SOCKS5 starts with 5, HTTP with a letter). HTTP: `CONNECT` tunnels, absolute-form requests and
+//! their upgrades. SOCKS5 (RFC 1928): `CONNECT` and `UDP ASSOCIATE`, with or without a password (RFC 1929). An [`Outbound`] opens the
+//! requested connections and implements links and policy; this crate does not.
 //!
-//! A plain HTTP download that is worth it comes in ranges over several links, as the [`Outbound`] allows ([`braid_fetch::splice`]); the
-//! client sees the answer that the server gave first.
+//! A plain HTTP download that is large enough is fetched in ranges over several links, if the [`Outbound`] allows it
+//! ([`braid_fetch::splice`]); the client sees the head of the server's first answer.
 //!
-//! Whoever connects is hostile: what it may send before it is known is bounded in size and time, and so are its connections.
+//! Clients are untrusted: data from unauthenticated clients is limited in size and time, and the number of connections is limited.
 
 mod access;
 mod answer;
 mod associate;
+mod deferred_body;
 mod forward;
 mod headers;
 mod http;
 mod outbound;
 mod pac;
-mod patience;
 mod serve;
 mod shared;
 mod socks;

@@ -1,4 +1,4 @@
-//! What the proxy needs of whoever carries its connections.
+//! The interface through which the proxy opens connections.
 
 use std::future::Future;
 use std::io;
@@ -10,69 +10,69 @@ use braid_peer::destination::DialError;
 use bytes::Bytes;
 use tokio::io::{AsyncRead, AsyncWrite};
 
-/// A future of an object.
+/// A boxed future, for trait objects.
 pub type Pending<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
-/// Who asks: what stands for the application in a policy.
+/// The client of a flow, which counts as the application in a policy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Origin {
-    /// Where the client is.
+    /// Address of the client.
     pub client: SocketAddr,
-    /// The name it has shown a password for.
+    /// Name that the client authenticated with.
     pub user: Option<String>,
 }
 
-/// An open connection to a target. Its shutdown is the half-close; dropped without one it is reset.
+/// An open connection to a target. Shutting it down half-closes it; dropping it without a shutdown resets it.
 pub trait Connection: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Connection for T {}
 
-/// Over which link a connection goes.
+/// The link and the remote address of a connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ConnectionRoute {
-    /// The link's place, which it keeps while it is there.
+    /// The link's slot, which stays the same while the link is present.
     pub link: usize,
-    /// Where the connection leads.
+    /// Remote address of the connection.
     pub remote: SocketAddr,
 }
 
-/// A connection that was asked for.
+/// A connection opened on request.
 pub struct Opened {
     /// The connection.
     pub stream: Box<dyn Connection>,
-    /// Its one link; `None`: it has several, or nobody knows.
+    /// Its link; `None`: it uses several, or the link is unknown.
     pub route: Option<ConnectionRoute>,
 }
 
-/// How a download may be divided.
+/// How a download may be split among links.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Share {
-    /// The links that it may use, each by its place and its name: a row of the interface preferences Π.
+    /// The links that it may use, by slot and name: a row of the interface preferences Π.
     pub links: Vec<(usize, String)>,
-    /// Its weight φ among downloads.
+    /// Weight φ of the download among all downloads.
     pub weight: f64,
 }
 
-/// Datagrams of one client to any target, and the answers.
+/// Datagrams between one client and any targets.
 pub trait Datagrams: Send + Sync {
-    /// Sends one; what cannot be sent is lost, as datagrams are.
+    /// Sends one datagram; silently drops it if it cannot be sent.
     fn send<'a>(&'a self, target: &'a Address, payload: Bytes) -> Pending<'a, ()>;
-    /// The next that came, and from where. An error ends it.
+    /// The next received datagram and its sender. An error ends the stream.
     fn receive(&self) -> Pending<'_, io::Result<(SocketAddr, Bytes)>>;
 }
 
-/// Opens what clients ask for. Policy, links and what may not be reached are its business.
+/// Opens connections for clients. Implements policy, the choice of links, and the restrictions on destinations.
 pub trait Outbound: Send + Sync + 'static {
     /// Opens a connection.
     fn connect<'a>(&'a self, origin: &'a Origin, target: &'a Address) -> Pending<'a, Result<Opened, DialError>>;
-    /// How a download on this route may be divided; `None`: it is to go on as it is.
+    /// How a download on this route may be split; `None`: do not split it.
     fn share(&self, _origin: &Origin, _route: ConnectionRoute) -> Option<Share> {
         None
     }
-    /// Opens a further connection by this route, for a part of a download.
+    /// Opens another connection over this route, for a part of a download.
     fn connect_by<'a>(&'a self, _origin: &'a Origin, _route: ConnectionRoute) -> Pending<'a, io::Result<Box<dyn Connection>>> {
         Box::pin(async { Err(io::ErrorKind::Unsupported.into()) })
     }
-    /// Begins an exchange of datagrams.
+    /// Opens a socket for datagrams.
     fn datagrams<'a>(&'a self, origin: &'a Origin) -> Pending<'a, io::Result<Box<dyn Datagrams>>>;
 }

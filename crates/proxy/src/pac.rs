@@ -1,13 +1,13 @@
-//! The file by which browsers and systems set themselves up (proxy auto-configuration).
+//! The proxy auto-configuration file for browsers and systems.
 
 use std::net::SocketAddr;
 
-/// Where it is.
+/// Paths of the file.
 pub(crate) const PATHS: [&str; 2] = ["/proxy.pac", "/wpad.dat"];
-/// What it is.
+/// Media type of the file.
 pub(crate) const TYPE: &str = "application/x-ns-proxy-autoconfig";
 
-/// Everything goes through the proxy at `address`, and direct if it does not answer; names without a dot and private addresses never do.
+/// Sends everything through the proxy at `address`, or direct if it does not answer. Names without a dot and private addresses are always direct.
 pub(crate) fn file(address: SocketAddr) -> String {
     format!(
         r#"function FindProxyForURL(url, host) {{
@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_address_is_that_of_the_proxy() {
+    fn the_file_names_the_proxys_address() {
         assert!(file("127.0.0.1:5700".parse().unwrap()).contains("\"PROXY 127.0.0.1:5700; DIRECT\""));
         assert!(file("[fd00::1]:5700".parse().unwrap()).contains("PROXY [fd00::1]:5700;"));
     }

@@ -1,4 +1,4 @@
-//! Clients as they come: who is let in, how many, and which protocol they speak.
+//! Accepts clients: checks access and limits, and detects the protocol.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -14,20 +14,20 @@ use tokio::time::timeout;
 
 use crate::access::Access;
 use crate::outbound::Outbound;
-use crate::shared::{GREETING, Shared};
+use crate::shared::{GREETING_TIMEOUT, Shared};
 use crate::{http, socks, wire};
 
-/// The pause when the system has no more sockets.
-const EXHAUSTED: Duration = Duration::from_millis(100);
+/// Pause when the system has no more sockets.
+const EXHAUSTED_PAUSE: Duration = Duration::from_millis(100);
 
-/// How much clients may have at a time.
+/// Limits for clients.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
-    /// Connections of all clients.
+    /// Maximum number of connections of all clients.
     pub connections: usize,
-    /// Connections of one client's address.
+    /// Maximum number of connections of one client's address.
     pub of_one: usize,
-    /// What downloads that are divided among links may keep.
+    /// Memory limits of split downloads.
     pub split: splice::Bounds,
 }
 
@@ -45,7 +45,7 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// A proxy for the clients that `access` lets in. To be called inside a tokio runtime.
+    /// A proxy for the clients that `access` allows. Call it inside a tokio runtime.
     pub fn new(listener: TcpListener, access: Access, outbound: Arc<dyn Outbound>, bounds: Bounds) -> Self {
         Self {
             listener,
@@ -54,14 +54,14 @@ impl Proxy {
         }
     }
 
-    /// Serves until the future is dropped; connections that run go on.
+    /// Serves until the future is dropped; open connections continue.
     pub async fn run(self) {
         loop {
             match self.listener.accept().await {
                 Ok((stream, client)) => self.admit(stream, client),
                 Err(error) => {
-                    tracing::warn!(%error, "no connection can be taken");
-                    tokio::time::sleep(EXHAUSTED).await;
+                    tracing::warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(EXHAUSTED_PAUSE).await;
                 }
             }
         }
@@ -69,25 +69,25 @@ impl Proxy {
 
     fn admit(&self, stream: TcpStream, client: SocketAddr) {
         let owner = || owner(Protocol::Tcp, client, stream.local_addr()?);
-        if let Err(why) = self.shared.access.judge(client.ip(), owner) {
-            tracing::info!(client = %client.ip(), "turned away: {why}");
+        if let Err(why) = self.shared.access.check(client.ip(), owner) {
+            tracing::info!(client = %client.ip(), "denied: {why}");
             return;
         }
         let Some(permit) = ConnectionPermit::take(&self.shared, client.ip(), self.bounds) else {
-            tracing::info!(client = %client.ip(), "turned away: there are as many connections as there may be");
+            tracing::info!(client = %client.ip(), "denied: the connection limit is reached");
             return;
         };
         let shared = self.shared.clone();
         tokio::spawn(async move {
             if let Err(error) = serve(stream, client, shared).await {
-                tracing::debug!(%client, %error, "a client's connection has ended");
+                tracing::debug!(%client, %error, "a client connection has ended");
             }
             drop(permit);
         });
     }
 }
 
-/// One of the connections there may be; given back when dropped.
+/// A connection within the limits; dropping it frees its place.
 struct ConnectionPermit {
     shared: Arc<Shared>,
     client: IpAddr,
@@ -120,7 +120,7 @@ async fn serve(stream: TcpStream, client: SocketAddr, shared: Arc<Shared>) -> io
     stream.set_nodelay(true)?;
     keep_alive(&stream);
     let mut first = [0];
-    if timeout(GREETING, stream.peek(&mut first)).await?? == 0 {
+    if timeout(GREETING_TIMEOUT, stream.peek(&mut first)).await?? == 0 {
         return Ok(());
     }
     if first[0] == wire::VERSION { socks::serve(stream, client, shared).await } else { http::serve(stream, client, shared).await }

@@ -1,4 +1,4 @@
-//! What all connections of the proxy share.
+//! State and helpers shared by all connections of the proxy.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -16,9 +16,9 @@ use tokio::net::TcpStream;
 use crate::access::Access;
 use crate::outbound::Outbound;
 
-/// How long a client may take until it is known what it wants.
-pub(crate) const GREETING: Duration = Duration::from_secs(20);
-/// What all its connections share.
+/// Time limit for a client's greeting and request.
+pub(crate) const GREETING_TIMEOUT: Duration = Duration::from_secs(20);
+/// State shared by all connections.
 pub(crate) struct Shared {
     pub(crate) access: Access,
     pub(crate) outbound: Arc<dyn Outbound>,
@@ -26,16 +26,16 @@ pub(crate) struct Shared {
     pub(crate) clients: Mutex<BTreeMap<IpAddr, usize>>,
 }
 
-/// Moves bytes both ways until both have ended, or nothing has moved for a day. What breaks at one end is reset at the other.
+/// Forwards bytes both ways until both ends have finished, or nothing has moved for a day. If one end breaks, resets the client.
 pub(crate) async fn join(mut client: TcpStream, mut onward: impl AsyncRead + AsyncWrite + Unpin) {
     if copy_both(&mut client, &mut onward).await.is_err() {
         let _ = SockRef::from(&client).set_linger(Some(Duration::ZERO));
     }
 }
 
-/// The same for a client's connection that has spoken HTTP: `onward` is given first what was read ahead.
+/// Like [`join`], for an HTTP client connection; sends the bytes that were read ahead to `onward` first.
 pub(crate) async fn join_upgraded(client: Upgraded, mut onward: impl AsyncRead + AsyncWrite + Unpin) {
-    // Every client's connection is served as this type.
+    // Every client connection is served with this type.
     let Ok(parts) = client.downcast::<TokioIo<TcpStream>>() else { return };
     let client = parts.io.into_inner();
     match onward.write_all(&parts.read_buf).await {

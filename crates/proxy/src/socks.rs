@@ -1,4 +1,4 @@
-//! A SOCKS5 client's connection.
+//! SOCKS5 client connections.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -13,41 +13,41 @@ use tokio::time::timeout;
 
 use crate::associate;
 use crate::outbound::{Opened, Origin};
-use crate::shared::{GREETING, Shared, join};
+use crate::shared::{GREETING_TIMEOUT, Shared, join};
 use crate::wire::{self, Command, Malformed, Parsed, Reply};
 
-/// What is said where no address means anything.
+/// Placeholder for an address without meaning in a reply.
 const NOWHERE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::UNSPECIFIED), 0);
 
 pub(crate) async fn serve(stream: TcpStream, client: SocketAddr, shared: Arc<Shared>) -> io::Result<()> {
-    let mut talk = Talk { stream, came: BytesMut::new() };
-    let Some((origin, command, target)) = timeout(GREETING, talk.greet(client, &shared)).await?? else { return Ok(()) };
+    let mut connection = SocksConnection { stream, buffered: BytesMut::new() };
+    let Some((origin, command, target)) = timeout(GREETING_TIMEOUT, connection.handshake(client, &shared)).await?? else { return Ok(()) };
     match (command, target) {
-        (Command::Connect, Some(target)) => connect(talk, origin, target, &shared).await,
-        (Command::Connect, None) => talk.refuse(Reply::NoAddress).await,
+        (Command::Connect, Some(target)) => connect(connection, origin, target, &shared).await,
+        (Command::Connect, None) => connection.refuse(Reply::NoAddress).await,
         (Command::Associate, announced) => match shared.outbound.datagrams(&origin).await {
-            Ok(datagrams) => associate::serve(talk.stream, client, announced, datagrams, &shared.access).await,
+            Ok(datagrams) => associate::serve(connection.stream, client, announced, datagrams, &shared.access).await,
             Err(error) => {
-                tracing::debug!(%client, %error, "no datagrams can be carried");
-                talk.refuse(Reply::Failure).await
+                tracing::debug!(%client, %error, "cannot forward datagrams");
+                connection.refuse(Reply::Failure).await
             }
         },
-        (Command::Other(_), _) => talk.refuse(Reply::NoCommand).await,
+        (Command::Other(_), _) => connection.refuse(Reply::NoCommand).await,
     }
 }
 
-async fn connect(mut talk: Talk, origin: Origin, target: Address, shared: &Shared) -> io::Result<()> {
+async fn connect(mut connection: SocksConnection, origin: Origin, target: Address, shared: &Shared) -> io::Result<()> {
     match shared.outbound.connect(&origin, &target).await {
         Ok(Opened { stream: mut onward, .. }) => {
-            talk.stream.write_all(&wire::reply(Reply::Succeeded, NOWHERE)).await?;
-            // What the client has said already.
-            onward.write_all(&talk.came).await?;
-            join(talk.stream, onward).await;
+            connection.stream.write_all(&wire::reply(Reply::Succeeded, NOWHERE)).await?;
+            // Bytes that the client has already sent.
+            onward.write_all(&connection.buffered).await?;
+            join(connection.stream, onward).await;
             Ok(())
         }
         Err(error) => {
-            tracing::debug!(client = %origin.client, %error, "a connection cannot be opened");
-            talk.refuse(reply(error.reason)).await
+            tracing::debug!(client = %origin.client, %error, "cannot open a connection");
+            connection.refuse(reply(error.reason)).await
         }
     }
 }
@@ -63,15 +63,15 @@ fn reply(reason: Reason) -> Reply {
     }
 }
 
-/// A connection, and what has come of it that nobody has read yet.
-struct Talk {
+/// A client connection, with the received bytes that are not parsed yet.
+struct SocksConnection {
     stream: TcpStream,
-    came: BytesMut,
+    buffered: BytesMut,
 }
 
-impl Talk {
-    /// Until it is known who wants what. `None`: the client was told no.
-    async fn greet(&mut self, client: SocketAddr, shared: &Shared) -> io::Result<Option<(Origin, Command, Option<Address>)>> {
+impl SocksConnection {
+    /// Reads the greeting and the request. `None`: the client was denied.
+    async fn handshake(&mut self, client: SocketAddr, shared: &Shared) -> io::Result<Option<(Origin, Command, Option<Address>)>> {
         let credentials = &shared.access.credentials;
         let methods = self.message(|bytes| owned(wire::methods(bytes), <[u8]>::to_vec)).await?;
         let method = if credentials.is_empty() { wire::NO_PASSWORD } else { wire::PASSWORD };
@@ -87,7 +87,7 @@ impl Talk {
             let right = credentials.allow(&name, &password);
             self.stream.write_all(&wire::password_answer(right)).await?;
             if !right {
-                tracing::info!(client = %client.ip(), "turned away: wrong name or password");
+                tracing::info!(client = %client.ip(), "denied: wrong name or password");
                 return Ok(None);
             }
             user = Some(name);
@@ -99,17 +99,17 @@ impl Talk {
         }
     }
 
-    /// The next message.
+    /// Reads the next message.
     async fn message<T>(&mut self, parse: impl Fn(&[u8]) -> Parsed<T>) -> io::Result<T> {
         loop {
-            match parse(&self.came) {
+            match parse(&self.buffered) {
                 Ok(Some((message, length))) => {
-                    let _ = self.came.split_to(length);
+                    let _ = self.buffered.split_to(length);
                     return Ok(message);
                 }
-                Ok(None) if self.came.len() >= wire::MAX_MESSAGE => return Err(io::ErrorKind::InvalidData.into()),
+                Ok(None) if self.buffered.len() >= wire::MAX_MESSAGE => return Err(io::ErrorKind::InvalidData.into()),
                 Ok(None) => {
-                    if self.stream.read_buf(&mut self.came).await? == 0 {
+                    if self.stream.read_buf(&mut self.buffered).await? == 0 {
                         return Err(io::ErrorKind::UnexpectedEof.into());
                     }
                 }
@@ -124,7 +124,7 @@ impl Talk {
     }
 }
 
-/// A message that borrows, made one that does not.
+/// Converts a parsed message that borrows into an owned one.
 fn owned<T, U>(parsed: Parsed<T>, own: impl Fn(T) -> U) -> Parsed<U> {
     parsed.map(|found| found.map(|(message, length)| (own(message), length)))
 }

@@ -1,4 +1,4 @@
-//! Downloads that are divided among links: which they are, and how their parts are asked for.
+//! Splits downloads among links: selects the downloads, and opens connections for their parts.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -15,17 +15,17 @@ use hyper::{Method, Request, Uri};
 
 use crate::outbound::{ConnectionRoute, Origin, Outbound, Share};
 
-/// A request whose answer may be divided, as its server sees it.
+/// A request whose answer may be split, as the server receives it.
 pub(crate) struct Candidate {
     address: Uri,
     pub(crate) headers: HeaderMap,
 }
 
 impl Candidate {
-    /// Whether the answer to this request may be divided: it reads a whole file, and asking again for parts of it changes nothing.
+    /// A candidate if the answer to this request may be split: it reads a whole file, and repeated requests for parts of it have no effect.
     pub(crate) fn of(request: &Request<Incoming>) -> Option<Self> {
         let headers = request.headers();
-        // These prove who asks to one connection, not by each request.
+        // These schemes authenticate the connection, not each request.
         let of_connection = |value: &hyper::header::HeaderValue| {
             let scheme = value.as_bytes().split(|byte| *byte == b' ').next().unwrap_or_default();
             [b"negotiate".as_slice(), b"ntlm"].iter().any(|known| scheme.eq_ignore_ascii_case(known))
@@ -36,7 +36,7 @@ impl Candidate {
         (plain && !asked).then(|| Self { address: request.uri().clone(), headers: HeaderMap::new() })
     }
 
-    /// What is to be handed on instead of the body, where the answer is worth it and may be divided; else the body.
+    /// The replacement for the body, if the answer is large enough and may be split; else the body.
     pub(crate) fn splice(
         self,
         splicer: &Splicer,
@@ -61,7 +61,7 @@ impl Candidate {
     }
 }
 
-/// Further connections to where a first one leads, over any link.
+/// Opens more connections to the remote address of a first one, over any link.
 struct RouteNetwork {
     outbound: Arc<dyn Outbound>,
     origin: Origin,

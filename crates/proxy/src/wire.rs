@@ -1,29 +1,29 @@
-//! SOCKS5 as bytes (RFC 1928, RFC 1929). Readers take what has come so far and say how much of it the message was.
+//! SOCKS5 messages (RFC 1928, RFC 1929). Parsers take the bytes received so far and return the length of the message.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use braid_model::address::{Address, Host};
 
 pub(crate) const VERSION: u8 = 5;
-/// Nobody is asked.
+/// Method: no authentication.
 pub(crate) const NO_PASSWORD: u8 = 0;
-/// Name and password.
+/// Method: name and password.
 pub(crate) const PASSWORD: u8 = 2;
 pub(crate) const NO_METHOD: u8 = 0xff;
 const PASSWORD_VERSION: u8 = 1;
-/// The longest message before a connection is open: 4 bytes, a name of 255, a port.
+/// Maximum length of a message before a connection is open: 4 bytes, a name of 255, a port.
 pub(crate) const MAX_MESSAGE: usize = 513;
 
-/// What a client asks for.
+/// Command of a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Command {
     Connect,
     Associate,
-    /// BIND, or nothing that is known.
+    /// BIND, or an unknown command.
     Other(u8),
 }
 
-/// How a request went (RFC 1928, section 6).
+/// Reply code (RFC 1928, section 6).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Reply {
@@ -38,19 +38,19 @@ pub(crate) enum Reply {
     NoAddress = 8,
 }
 
-/// Why what came is no message: the connection is to be closed, or the reply sent first.
+/// Reason why the bytes are not a message; the connection is closed, in some cases after a reply.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Malformed {
     /// Another protocol, or another version.
     Version,
-    /// A kind of address that nobody knows, or one that cannot be.
+    /// An unknown address type, or an invalid address.
     Address,
 }
 
-/// A message and its length, or `None` while more must come.
+/// A message and its length, or `None` if more bytes are needed.
 pub(crate) type Parsed<T> = Result<Option<(T, usize)>, Malformed>;
 
-/// The methods that a client offers.
+/// Parses the methods that a client offers.
 pub(crate) fn methods(bytes: &[u8]) -> Parsed<&[u8]> {
     let [version, count, rest @ ..] = bytes else { return version_only(bytes, VERSION) };
     if *version != VERSION {
@@ -60,7 +60,7 @@ pub(crate) fn methods(bytes: &[u8]) -> Parsed<&[u8]> {
     Ok(rest.get(..count).map(|methods| (methods, 2 + count)))
 }
 
-/// The name and the password.
+/// Parses a name and a password.
 pub(crate) fn password(bytes: &[u8]) -> Parsed<(&[u8], &[u8])> {
     let [version, name_length, rest @ ..] = bytes else { return version_only(bytes, PASSWORD_VERSION) };
     if *version != PASSWORD_VERSION {
@@ -72,12 +72,12 @@ pub(crate) fn password(bytes: &[u8]) -> Parsed<(&[u8], &[u8])> {
     Ok(rest.get(..length).map(|password| ((name, password), 3 + name_length + length)))
 }
 
-/// The answer to a password.
+/// The reply to a password.
 pub(crate) fn password_answer(right: bool) -> [u8; 2] {
     [PASSWORD_VERSION, u8::from(!right)]
 }
 
-/// A request. Port 0 and a name of no use are `None`: what an association may say of where it will send from.
+/// Parses a request. Port 0 and an invalid name yield `None`: an association may announce such an address.
 pub(crate) fn request(bytes: &[u8]) -> Parsed<(Command, Option<Address>)> {
     let [version, command, _, rest @ ..] = bytes else { return version_only(bytes, VERSION) };
     if *version != VERSION {
@@ -91,21 +91,21 @@ pub(crate) fn request(bytes: &[u8]) -> Parsed<(Command, Option<Address>)> {
     Ok(address(rest)?.map(|(address, length)| ((command, address), 3 + length)))
 }
 
-/// The answer to a request.
+/// The reply to a request.
 pub(crate) fn reply(reply: Reply, bound: SocketAddr) -> Vec<u8> {
     let mut bytes = vec![VERSION, reply as u8, 0];
     push_address(&mut bytes, bound);
     bytes
 }
 
-/// A datagram from a client: where to, and where its payload begins. `None`: not whole, a fragment, or to nowhere.
+/// Parses a datagram from a client: its target, and the offset of its payload. `None`: incomplete, a fragment, or without a valid target.
 pub(crate) fn datagram(bytes: &[u8]) -> Option<(Address, usize)> {
     let [_, _, 0, rest @ ..] = bytes else { return None };
     let (address, length) = address(rest).ok()??;
     Some((address?, 3 + length))
 }
 
-/// What stands before a datagram to a client.
+/// The header of a datagram to a client.
 pub(crate) fn datagram_head(from: SocketAddr) -> Vec<u8> {
     let mut bytes = vec![0; 3];
     push_address(&mut bytes, from);
@@ -128,7 +128,7 @@ fn address(bytes: &[u8]) -> Parsed<Option<Address>> {
     Ok(Some((address, 1 + length + 2)))
 }
 
-/// Some clients write addresses as names.
+/// Parses a name, or an IP address in text form, which some clients send as a name.
 fn name(bytes: &[u8]) -> Option<Host> {
     let text = std::str::from_utf8(bytes).ok()?;
     if let Ok(ip) = text.parse() {
@@ -151,7 +151,7 @@ fn push_address(bytes: &mut Vec<u8>, address: SocketAddr) {
     bytes.extend(address.port().to_be_bytes());
 }
 
-/// What begins wrong is told at once.
+/// Rejects a wrong version as soon as its byte arrives.
 fn version_only<T>(bytes: &[u8], version: u8) -> Parsed<T> {
     if bytes.first().is_some_and(|first| *first != version) { Err(Malformed::Version) } else { Ok(None) }
 }
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_are_read_whole_or_not_at_all() {
+    fn incomplete_messages_yield_nothing() {
         let hello = [5, 2, 0, 2];
         let secret = [1, 3, b'a', b'n', b'n', 2, b'p', b'w'];
         let connect = b"\x05\x01\x00\x03\x0bexample.org\x01\xbb";
@@ -183,11 +183,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_request_is_told_apart() {
+    fn malformed_requests_are_rejected() {
         assert_eq!(methods(&[4]), Err(Malformed::Version));
         assert_eq!(password(&[5]), Err(Malformed::Version));
         assert_eq!(request(&[5, 1, 0, 9, 0, 0, 0, 0]), Err(Malformed::Address));
-        // A bad name and port 0 are no target, but the message is whole.
+        // A bad name and port 0 are no target, but the message is complete.
         assert_eq!(request(b"\x05\x01\x00\x03\x03a b\x00\x50"), Ok(Some(((Command::Connect, None), 10))));
         assert_eq!(request(b"\x05\x03\x00\x01\x00\x00\x00\x00\x00\x00"), Ok(Some(((Command::Associate, None), 10))));
         assert!(matches!(request(b"\x05\x02\x00\x01\x7f\x00\x00\x01\x00\x50"), Ok(Some(((Command::Other(2), Some(_)), _)))));
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn fragments_are_no_datagrams() {
+    fn fragments_are_rejected() {
         let mut bytes = datagram_head("192.0.2.1:53".parse().unwrap());
         bytes.extend(b"payload");
         let (target, at) = datagram(&bytes).unwrap();
@@ -211,7 +211,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_panics(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+        fn parsers_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
             let whole = |length: usize| assert!(length <= bytes.len() && length <= MAX_MESSAGE);
             if let Ok(Some((_, length))) = methods(&bytes) { whole(length) }
             if let Ok(Some((_, length))) = password(&bytes) { whole(length) }
@@ -220,7 +220,7 @@ mod tests {
         }
 
         #[test]
-        fn replies_carry_addresses(ip in any::<u128>(), v4 in any::<bool>(), port in any::<u16>()) {
+        fn replies_contain_the_address(ip in any::<u128>(), v4 in any::<bool>(), port in any::<u16>()) {
             let ip: IpAddr = if v4 { Ipv4Addr::from(ip as u32).into() } else { Ipv6Addr::from(ip).into() };
             let bytes = reply(Reply::Succeeded, SocketAddr::new(ip, port));
             let (found, length) = address(&bytes[3..]).unwrap().unwrap();

@@ -1,4 +1,4 @@
-//! Clients and servers on the loopback, and the proxy between them.
+//! Clients and servers on loopback, with the proxy between them.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,10 +15,10 @@ use tokio::net::{TcpListener, TcpStream, UdpSocket};
 use tokio::sync::mpsc;
 use tokio::time::timeout;
 
-/// How long anything that should happen may take on a busy machine.
+/// Time limit for any expected event on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Carries everything directly, but to one port nothing.
+/// Opens everything directly, within `policy`.
 struct Direct {
     policy: Policy,
     origins: mpsc::UnboundedSender<Origin>,
@@ -57,7 +57,7 @@ impl Datagrams for DirectDatagrams {
     }
 }
 
-/// A running proxy, and who has asked it for connections.
+/// A running proxy, and the clients that requested connections.
 struct Running {
     address: SocketAddr,
     origins: mpsc::UnboundedReceiver<Origin>,
@@ -83,7 +83,7 @@ fn passwords() -> Credentials {
     Credentials::read(file.path()).unwrap()
 }
 
-/// A server that answers each connection with what `serve` does.
+/// A server that runs `serve` on each connection.
 async fn server<F, S>(serve: F) -> (SocketAddr, Arc<AtomicUsize>)
 where
     F: Fn(TcpStream) -> S + Send + 'static,
@@ -101,7 +101,7 @@ where
     (address, count)
 }
 
-/// A server that reads heads and answers each with what `answer` makes of it.
+/// A server that reads request heads and sends the result of `answer` for each.
 async fn answering(answer: fn(&str) -> String) -> (SocketAddr, Arc<AtomicUsize>) {
     server(move |mut stream| async move {
         while let Some(head) = head(&mut stream).await {
@@ -120,7 +120,7 @@ async fn echo(mut stream: TcpStream) {
     let _ = writer.shutdown().await;
 }
 
-/// Reads until the empty line; `None` at the end.
+/// Reads up to the empty line; `None` at the end of the stream.
 async fn head(stream: &mut TcpStream) -> Option<String> {
     let mut text = Vec::new();
     while !text.ends_with(b"\r\n\r\n") {
@@ -155,7 +155,7 @@ fn whole(body: &str) -> String {
 }
 
 #[tokio::test]
-async fn requests_go_on_over_one_connection_and_keep_what_is_theirs() {
+async fn requests_reuse_one_connection_and_keep_their_end_to_end_headers() {
     let (to, count) = answering(|head| {
         assert!(head.starts_with("get /a?b=c http/1.1\r\n") && head.contains("range: bytes=1-4") && head.contains("host: 127.0.0.1:"));
         assert!(!head.contains("proxy-connection") && head.contains("via: 1.1 braid"));
@@ -175,7 +175,7 @@ async fn requests_go_on_over_one_connection_and_keep_what_is_theirs() {
 }
 
 #[tokio::test]
-async fn a_server_that_closes_between_requests_is_connected_to_again() {
+async fn the_proxy_reconnects_to_a_server_that_closes_between_requests() {
     let (to, count) = server(|mut stream| async move {
         head(&mut stream).await;
         let _ = stream.write_all(whole("once").as_bytes()).await;
@@ -187,7 +187,7 @@ async fn a_server_that_closes_between_requests_is_connected_to_again() {
     for turn in 1..=3 {
         assert!(head(&mut stream).await.unwrap().starts_with("http/1.1 200"), "turn {turn}");
         assert_eq!(exactly(&mut stream, 4).await, b"once");
-        // The end of the server's connection has come by now, or comes while the next request is on its way.
+        // The server's close has arrived by now, or arrives while the next request is on its way.
         tokio::time::sleep(Duration::from_millis(50)).await;
         stream.write_all(ask.as_bytes()).await.unwrap();
     }
@@ -195,7 +195,7 @@ async fn a_server_that_closes_between_requests_is_connected_to_again() {
 }
 
 #[tokio::test]
-async fn a_head_has_a_length_and_no_body() {
+async fn the_answer_to_head_has_a_length_and_no_body() {
     let (to, _) = answering(|head| {
         assert!(head.starts_with("head "));
         "HTTP/1.1 200 OK\r\nContent-Length: 1234567\r\n\r\n".to_owned()
@@ -231,7 +231,7 @@ async fn chunks_and_trailers_pass_both_ways() {
 }
 
 #[tokio::test]
-async fn a_body_is_sent_only_when_the_server_wants_it() {
+async fn a_body_is_sent_only_after_the_server_requests_it() {
     let (wanting, _) = server(|mut stream| async move {
         assert!(head(&mut stream).await.unwrap().contains("expect: 100-continue"));
         stream.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").await.unwrap();
@@ -248,11 +248,11 @@ async fn a_body_is_sent_only_when_the_server_wants_it() {
     assert!(head(&mut stream).await.unwrap().starts_with("http/1.1 200"));
     assert_eq!(exactly(&mut stream, 4).await, b"body");
     let mut stream = client(&proxy, &ask(refusing)).await;
-    assert!(head(&mut stream).await.unwrap().starts_with("http/1.1 417"), "the server's no comes first");
+    assert!(head(&mut stream).await.unwrap().starts_with("http/1.1 417"), "the server's refusal comes first");
 }
 
 #[tokio::test]
-async fn long_heads_pass_and_longer_ones_are_refused() {
+async fn long_heads_pass_and_heads_over_the_limit_are_rejected() {
     let (to, _) = answering(|head| {
         let long = "x".repeat(if head.contains("get /longer") { 30_000 } else { 20_000 });
         format!("HTTP/1.1 200 OK\r\nX-Long: {long}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
@@ -267,7 +267,7 @@ async fn long_heads_pass_and_longer_ones_are_refused() {
 }
 
 #[tokio::test]
-async fn a_tunnel_carries_bytes_and_half_closes() {
+async fn a_tunnel_forwards_bytes_and_half_closes() {
     let (to, _) = server(echo).await;
     let proxy = proxy(Credentials::default()).await;
     let mut stream = client(&proxy, &format!("CONNECT {to} HTTP/1.1\r\nHost: {to}\r\n\r\n")).await;
@@ -282,7 +282,7 @@ async fn regression_a_server_that_resets_a_tunnel_resets_its_client() {
     let (to, _) = server(|mut stream| async move {
         let _ = stream.read_u8().await;
         let _ = stream.write_all(b"half of it").await;
-        // The client has it before the reset.
+        // The client receives it before the reset.
         let _ = stream.read_u8().await;
         let _ = socket2::SockRef::from(&stream).set_linger(Some(std::time::Duration::ZERO));
     })
@@ -308,12 +308,12 @@ async fn regression_a_server_that_resets_a_tunnel_resets_its_client() {
         assert_eq!(exactly(&mut stream, 10).await, b"half of it");
         stream.write_all(b"!").await.unwrap();
         let end = timeout(LIMIT, stream.read(&mut [0; 1])).await.expect("no end in time");
-        assert_eq!(end.map_err(|error| error.kind()).unwrap_err(), std::io::ErrorKind::ConnectionReset, "by SOCKS5: {socks}");
+        assert_eq!(end.map_err(|error| error.kind()).unwrap_err(), std::io::ErrorKind::ConnectionReset, "with SOCKS5: {socks}");
     }
 }
 
 #[tokio::test]
-async fn an_upgrade_makes_a_tunnel_of_a_request() {
+async fn an_upgrade_turns_a_request_into_a_tunnel() {
     let (to, _) = server(|mut stream| async move {
         let asked = head(&mut stream).await.unwrap();
         assert!(asked.contains("upgrade: websocket") && asked.contains("connection: upgrade"), "{asked}");
@@ -331,18 +331,18 @@ async fn an_upgrade_makes_a_tunnel_of_a_request() {
 }
 
 #[tokio::test]
-async fn an_answer_that_breaks_off_does_so_here_too() {
+async fn a_truncated_answer_is_truncated_for_the_client_too() {
     let (to, _) = answering(|_| "HTTP/1.1 200 OK\r\nContent-Length: 100\r\nConnection: close\r\n\r\nshort".to_owned()).await;
     let proxy = proxy(Credentials::default()).await;
     let mut stream = client(&proxy, &format!("GET http://{to}/ HTTP/1.1\r\nHost: {to}\r\n\r\n")).await;
     assert!(head(&mut stream).await.unwrap().contains("content-length: 100"));
-    assert_eq!(to_the_end(&mut stream).await, b"short", "and then the end, not 95 bytes more, nor silence");
+    assert_eq!(to_the_end(&mut stream).await, b"short", "followed by the end, and not by 95 more bytes or silence");
 }
 
 #[tokio::test]
-async fn what_cannot_be_reached_is_told() {
+async fn an_unreachable_target_is_reported() {
     let proxy = proxy(Credentials::default()).await;
-    // Bound, so that nobody else gets the port meanwhile, and not listening.
+    // Bound, so that no other socket gets the port meanwhile, and not listening.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
     let free = socket.local_addr().unwrap();
@@ -351,9 +351,9 @@ async fn what_cannot_be_reached_is_told() {
         (format!("CONNECT {free} HTTP/1.1\r\nHost: x\r\n\r\n"), "502", "refused"),
         ("CONNECT 10.1.2.3:80 HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(), "403", "10.1.2.3"),
         ("GET https://example.org/ HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(), "400", "connect"),
-        ("GET http://ann:pw@127.0.0.1/ HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(), "400", "no place"),
+        ("GET http://ann:pw@127.0.0.1/ HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(), "400", "must not contain"),
         ("GET /elsewhere HTTP/1.1\r\nHost: x\r\n\r\n".to_owned(), "404", "proxy.pac"),
-        ("POST /proxy.pac HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".to_owned(), "405", "read"),
+        ("POST /proxy.pac HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n".to_owned(), "405", "only get"),
     ] {
         let mut stream = client(&proxy, &ask).await;
         let head = head(&mut stream).await.unwrap();
@@ -365,7 +365,7 @@ async fn what_cannot_be_reached_is_told() {
 }
 
 #[tokio::test]
-async fn the_set_up_file_names_the_proxy() {
+async fn the_pac_file_names_the_proxy() {
     let proxy = proxy(Credentials::default()).await;
     let mut stream = client(&proxy, "GET /proxy.pac HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
     let text = String::from_utf8(to_the_end(&mut stream).await).unwrap();
@@ -373,7 +373,7 @@ async fn the_set_up_file_names_the_proxy() {
 }
 
 #[tokio::test]
-async fn names_and_passwords_are_asked_for() {
+async fn names_and_passwords_are_required() {
     let (to, _) = answering(|head| {
         assert!(!head.contains("proxy-authorization"));
         whole("in")
@@ -420,14 +420,14 @@ fn socks_request(command: u8, to: SocketAddr) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn socks_clients_connect_by_address_and_by_name() {
+async fn socks_clients_connect_by_address_and_name() {
     let (to, _) = server(echo).await;
     let proxy = proxy(Credentials::default()).await;
     let mut by_name = b"\x05\x01\x00\x03\x09localhost".to_vec();
     by_name.extend(to.port().to_be_bytes());
     for request in [socks_request(1, to), by_name] {
         let mut stream = TcpStream::connect(proxy.address).await.unwrap();
-        // All in one segment, and the first bytes of the connection too.
+        // Everything in one segment, including the first bytes of the connection.
         let all = [&[5, 1, 0][..], &request, b"early "].concat();
         stream.write_all(&all).await.unwrap();
         assert_eq!(exactly(&mut stream, 2).await, [5, 0]);
@@ -439,9 +439,9 @@ async fn socks_clients_connect_by_address_and_by_name() {
 }
 
 #[tokio::test]
-async fn socks_clients_are_told_why_not() {
+async fn socks_clients_receive_the_reason_of_a_refusal() {
     let proxy = proxy(Credentials::default()).await;
-    // Bound, so that nobody else gets the port meanwhile, and not listening.
+    // Bound, so that no other socket gets the port meanwhile, and not listening.
     let socket = tokio::net::TcpSocket::new_v4().unwrap();
     socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
     let free = socket.local_addr().unwrap();
@@ -460,7 +460,7 @@ async fn socks_clients_are_told_why_not() {
 }
 
 #[tokio::test]
-async fn datagrams_go_to_many_and_come_back_with_their_senders() {
+async fn datagrams_reach_several_targets_and_answers_name_their_senders() {
     let proxy = proxy(Credentials::default()).await;
     let mut control = TcpStream::connect(proxy.address).await.unwrap();
     control.write_all(&[&[5, 1, 0][..], &socks_request(3, "0.0.0.0:0".parse().unwrap())].concat()).await.unwrap();
@@ -477,7 +477,7 @@ async fn datagrams_go_to_many_and_come_back_with_their_senders() {
         mine.send_to(&[&head[..], word].concat(), relay).await.unwrap();
         let (length, from) = timeout(LIMIT, far.recv_from(&mut buffer)).await.unwrap().unwrap();
         assert_eq!(&buffer[..length], word);
-        // A stranger's answer does not get to the client, nor its datagrams to anybody.
+        // A stranger's datagrams reach neither the client nor any target.
         let stranger = UdpSocket::bind("127.0.0.1:0").await.unwrap();
         stranger.send_to(&[&head[..], b"stranger"].concat(), relay).await.unwrap();
         far.send_to(&[word, b" back"].concat(), from).await.unwrap();
@@ -485,7 +485,7 @@ async fn datagrams_go_to_many_and_come_back_with_their_senders() {
         assert_eq!(buffer[..length], [&head[..], word, b" back"].concat());
     }
     drop(control);
-    // The association ends with its connection: its port is free again.
+    // The association ends with its connection, which frees its port.
     let begin = std::time::Instant::now();
     while UdpSocket::bind(relay).await.is_err() {
         assert!(begin.elapsed() < LIMIT, "the association outlives its connection");
@@ -494,7 +494,7 @@ async fn datagrams_go_to_many_and_come_back_with_their_senders() {
 }
 
 #[tokio::test]
-async fn ipv6_clients_and_servers() {
+async fn ipv6_clients_and_servers_work() {
     let running = proxy_with(Credentials::default(), Bounds::default(), "[::1]:0").await;
     let listener = TcpListener::bind("[::1]:0").await.unwrap();
     let to = listener.local_addr().unwrap();
@@ -507,7 +507,7 @@ async fn ipv6_clients_and_servers() {
 }
 
 #[tokio::test]
-async fn there_are_as_many_connections_as_there_may_be() {
+async fn the_number_of_connections_is_limited() {
     let bounds = Bounds { connections: 3, of_one: 2, ..Bounds::default() };
     let running = proxy_with(Credentials::default(), bounds, "127.0.0.1:0").await;
     let ask = "GET /proxy.pac HTTP/1.1\r\nHost: x\r\n\r\n";
@@ -518,7 +518,7 @@ async fn there_are_as_many_connections_as_there_may_be() {
         kept.push(stream);
     }
     let mut stream = TcpStream::connect(running.address).await.unwrap();
-    assert_eq!(to_the_end(&mut stream).await, b"", "the third is turned away");
+    assert_eq!(to_the_end(&mut stream).await, b"", "the third is denied");
     kept.pop();
     let begin = std::time::Instant::now();
     loop {
@@ -526,12 +526,12 @@ async fn there_are_as_many_connections_as_there_may_be() {
         if stream.write_all(ask.as_bytes()).await.is_ok() && head(&mut stream).await.is_some() {
             break;
         }
-        assert!(begin.elapsed() < LIMIT, "a place that was given back is not given out");
+        assert!(begin.elapsed() < LIMIT, "a freed place is not reused");
     }
 }
 
 #[tokio::test]
-async fn what_is_no_protocol_ends() {
+async fn connections_with_an_unknown_protocol_are_closed() {
     let proxy = proxy(Credentials::default()).await;
     let long = format!("GET http://127.0.0.1/{} HTTP/1.1\r\n", "x".repeat(1 << 20));
     let both = "POST http://127.0.0.1:9/ HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nContent-Length: 5\r\n\r\n".to_owned();
@@ -548,7 +548,7 @@ async fn what_is_no_protocol_ends() {
         let answer = to_the_end(&mut stream).await;
         assert!(answer.is_empty() || answer.starts_with(b"HTTP/1.1 4") || answer == [5, 0xff], "{:?}", String::from_utf8_lossy(&answer));
     }
-    // And it goes on.
+    // The proxy continues to serve.
     let mut stream = client(&proxy, "GET /proxy.pac HTTP/1.1\r\nHost: x\r\n\r\n").await;
     assert!(head(&mut stream).await.unwrap().starts_with("http/1.1 200"));
 }

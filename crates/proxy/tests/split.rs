@@ -1,5 +1,5 @@
-//! Downloads through the proxy that are divided among links: the client sees the server's first answer and never a wrong byte, whatever
-//! servers do to those who ask for ranges.
+//! Downloads through the proxy that are split among links. The client sees the head of the server's first answer and never a wrong byte,
+//! however servers answer range requests.
 
 #[path = "../../fetch/tests/support/mod.rs"]
 mod support;
@@ -23,10 +23,10 @@ use tokio::net::{TcpListener, TcpSocket};
 const SIZE: usize = 3_000_000;
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Links that are addresses of the loopback device: link i is 127.0.0.(2 + i). Clients' connections go over the first.
+/// Links that are addresses of the loopback device: link i is 127.0.0.(2 + i). Clients' connections use the first.
 struct Links {
     count: usize,
-    /// Over this one nothing connects: `Some(true)`: it is refused, `Some(false)`: it is not even that.
+    /// Makes connects over the second link fail: `Some(true)`: they are refused, `Some(false)`: they never complete.
     second: Option<bool>,
 }
 
@@ -65,7 +65,7 @@ impl Outbound for Links {
     }
 }
 
-/// Starts a proxy; it ends with the test's process.
+/// Starts a proxy, which ends with the test's process.
 fn proxy(links: Links, split: SplitBounds) -> SocketAddr {
     let (tell, told) = std::sync::mpsc::channel();
     thread::spawn(move || {
@@ -84,11 +84,11 @@ fn two() -> Links {
     Links { count: 2, second: None }
 }
 
-/// What a client was answered.
+/// The answer that a client received.
 struct Got {
     head: String,
     body: Vec<u8>,
-    /// As much came as was announced.
+    /// The body has the announced length.
     whole: bool,
 }
 
@@ -115,7 +115,7 @@ impl TestClient {
         String::from_utf8(head).unwrap().to_ascii_lowercase()
     }
 
-    /// Reads what an answer's head announces.
+    /// Reads the body that a head announces.
     fn body(&mut self, head: String) -> Got {
         let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")).map(|length| length.parse().unwrap());
         let mut body = Vec::new();
@@ -132,12 +132,12 @@ impl TestClient {
     }
 }
 
-/// Bytes that come as from a link of some 4 MB/s.
+/// Bytes at the rate of a link with about 4 MB/s.
 fn slowly(bytes: Vec<u8>) -> Vec<Act> {
     bytes.chunks(20_000).flat_map(|piece| [Act::Send(piece.to_vec()), Act::Wait(5)]).collect()
 }
 
-/// What comes of a download over two links from a server that answers whole as it should, and ranges so.
+/// Downloads over two links from a server that answers whole requests correctly, and range requests with `ranges`.
 fn download(ranges: impl Fn(&Asked, &[u8]) -> Vec<Act> + Send + Sync + 'static) -> (Server, Got) {
     let bytes = content(SIZE);
     let server = Server::start(move |asked| match asked.range {
@@ -153,8 +153,8 @@ fn parts(server: &Server) -> Vec<Asked> {
     server.requests().into_iter().filter(|asked| asked.range.is_some()).collect()
 }
 
-/// The download is divided, and comes true. On a machine too busy to look in time the first answer may bring all of it: then again.
-fn comes_divided(ranges: impl Fn(&Asked, &[u8]) -> Vec<Act> + Clone + Send + Sync + 'static) -> Server {
+/// Asserts that the download is split and correct. On a machine too busy to check in time, the first answer may deliver all of it; then retries.
+fn assert_split(ranges: impl Fn(&Asked, &[u8]) -> Vec<Act> + Clone + Send + Sync + 'static) -> Server {
     for _ in 0..10 {
         let (server, got) = download(ranges.clone());
         assert!(got.whole && got.body == content(SIZE), "a wrong byte");
@@ -163,19 +163,19 @@ fn comes_divided(ranges: impl Fn(&Asked, &[u8]) -> Vec<Act> + Clone + Send + Syn
             return server;
         }
     }
-    panic!("both links are to be asked for ranges");
+    panic!("range requests must use both links");
 }
 
-/// Nothing can be had but by the first answer: it comes true by it, and whoever asked more has noticed that soon.
-fn comes_undivided(ranges: impl Fn(&Asked, &[u8]) -> Vec<Act> + Send + Sync + 'static) {
+/// Asserts that the first answer alone delivers the file, correctly, and that the proxy soon stops to request ranges.
+fn assert_not_split(ranges: impl Fn(&Asked, &[u8]) -> Vec<Act> + Send + Sync + 'static) {
     let (server, got) = download(ranges);
     assert!(got.whole && got.body == content(SIZE), "a wrong byte");
-    assert_eq!(server.requests().iter().filter(|asked| asked.range.is_none()).count(), 1, "never asked twice");
-    assert!(parts(&server).len() <= 14, "{} questions", parts(&server).len());
+    assert_eq!(server.requests().iter().filter(|asked| asked.range.is_none()).count(), 1, "the whole file is requested once");
+    assert!(parts(&server).len() <= 14, "{} range requests", parts(&server).len());
 }
 
-/// The answer as it came is all there is: no other question is asked.
-fn goes_as_it_is(headers: &str, serve: impl Fn(&Asked, &[u8]) -> Vec<u8> + Send + Sync + 'static) -> Got {
+/// Asserts that the proxy sends only the client's request.
+fn assert_unchanged(headers: &str, serve: impl Fn(&Asked, &[u8]) -> Vec<u8> + Send + Sync + 'static) -> Got {
     let bytes = content(SIZE);
     let server = Server::start(move |asked| slowly(serve(asked, &bytes)));
     let got = TestClient::new(proxy(two(), SplitBounds::default())).get(&server, headers);
@@ -185,14 +185,14 @@ fn goes_as_it_is(headers: &str, serve: impl Fn(&Asked, &[u8]) -> Vec<u8> + Send 
 }
 
 #[test]
-fn a_good_server_is_asked_for_ranges_over_both_links() {
-    let server = comes_divided(|asked, bytes| slowly(good(asked, bytes)));
+fn ranges_are_requested_from_a_correct_server_over_both_links() {
+    let server = assert_split(|asked, bytes| slowly(good(asked, bytes)));
     assert!(parts(&server).iter().all(|asked| asked.headers.get("if-range").map(String::as_str) == Some("\"one\"")));
     assert_eq!(server.requests().iter().filter(|asked| asked.range.is_none()).count(), 1);
 }
 
 #[test]
-fn what_the_client_said_is_said_again_but_for_conditions() {
+fn range_requests_repeat_the_clients_headers_except_conditions() {
     let bytes = content(SIZE);
     let server = Server::start(move |asked| slowly(good(asked, &bytes)));
     let asks = "Cookie: a=b\r\nX-Own: 1\r\nAccept-Encoding: gzip\r\nIf-None-Match: \"zero\"\r\nProxy-Connection: keep-alive\r\n";
@@ -208,7 +208,7 @@ fn what_the_client_said_is_said_again_but_for_conditions() {
 }
 
 #[test]
-fn the_first_answer_s_head_is_the_client_s() {
+fn the_client_gets_the_head_of_the_first_answer() {
     let bytes = content(SIZE);
     let first = "ETag: \"one\"\r\nAge: 7\r\nVary: Accept\r\nCache-Control: max-age=60\r\nSet-Cookie: s=1\r\n";
     let server = Server::start(move |asked| match asked.range {
@@ -224,41 +224,41 @@ fn the_first_answer_s_head_is_the_client_s() {
 }
 
 #[test]
-fn ranges_ignored() {
-    comes_undivided(|asked, bytes| slowly(good(&Asked { range: None, ..asked.clone() }, bytes)));
+fn ignored_ranges_are_not_split() {
+    assert_not_split(|asked, bytes| slowly(good(&Asked { range: None, ..asked.clone() }, bytes)));
 }
 
 #[test]
-fn another_state_of_the_file() {
-    comes_undivided(|asked, bytes| slowly(good_with(asked, &content_of(2, bytes.len()), "ETag: \"two\"\r\n")));
+fn a_changed_file_is_not_split() {
+    assert_not_split(|asked, bytes| slowly(good_with(asked, &content_of(2, bytes.len()), "ETag: \"two\"\r\n")));
 }
 
 #[test]
-fn another_state_where_if_range_is_known() {
-    comes_undivided(|_, bytes| slowly(answer("200 OK", "ETag: \"two\"\r\n", &content_of(2, bytes.len()))));
+fn a_changed_file_with_if_range_support_is_not_split() {
+    assert_not_split(|_, bytes| slowly(answer("200 OK", "ETag: \"two\"\r\n", &content_of(2, bytes.len()))));
 }
 
 #[test]
-fn ranges_without_a_validator() {
-    comes_undivided(|asked, bytes| slowly(good_with(asked, bytes, "")));
+fn ranges_without_a_validator_are_not_split() {
+    assert_not_split(|asked, bytes| slowly(good_with(asked, bytes, "")));
 }
 
 #[test]
-fn a_range_of_a_file_of_another_size() {
-    comes_undivided(|asked, bytes| slowly(good(asked, &bytes[..SIZE - 1])));
+fn a_range_of_a_file_with_another_size_is_not_used() {
+    assert_not_split(|asked, bytes| slowly(good(asked, &bytes[..SIZE - 1])));
 }
 
 #[test]
-fn another_range_than_asked_for() {
-    comes_undivided(|asked, bytes| {
+fn a_range_other_than_the_requested_one_is_not_used() {
+    assert_not_split(|asked, bytes| {
         let range = asked.range.map(|(start, end)| (start + 1, end + 1));
         slowly(good(&Asked { range, ..asked.clone() }, bytes))
     });
 }
 
 #[test]
-fn a_range_of_unknown_size() {
-    comes_undivided(|asked, bytes| {
+fn a_range_of_unknown_total_size_is_not_used() {
+    assert_not_split(|asked, bytes| {
         let (start, end) = asked.range.unwrap();
         let headers = format!("ETag: \"one\"\r\nContent-Range: bytes {start}-{}/*\r\n", end - 1);
         slowly(answer("206 Partial Content", &headers, &bytes[start as usize..end as usize]))
@@ -266,8 +266,8 @@ fn a_range_of_unknown_size() {
 }
 
 #[test]
-fn a_range_and_a_length_that_do_not_fit() {
-    comes_undivided(|asked, bytes| {
+fn a_range_with_a_wrong_length_is_not_used() {
+    assert_not_split(|asked, bytes| {
         let (start, end) = asked.range.unwrap();
         let headers = format!("ETag: \"one\"\r\nContent-Range: bytes {start}-{}/{SIZE}\r\n", end - 1);
         slowly(answer("206 Partial Content", &headers, &bytes[start as usize..end as usize - 5]))
@@ -275,72 +275,72 @@ fn a_range_and_a_length_that_do_not_fit() {
 }
 
 #[test]
-fn a_part_that_is_not_said_to_be_one() {
-    comes_undivided(|_, bytes| slowly(answer("206 Partial Content", "ETag: \"one\"\r\n", &bytes[..1000])));
+fn a_partial_answer_without_content_range_is_not_used() {
+    assert_not_split(|_, bytes| slowly(answer("206 Partial Content", "ETag: \"one\"\r\n", &bytes[..1000])));
 }
 
 #[test]
-fn several_ranges_at_once() {
+fn a_multipart_answer_is_not_used() {
     let kind = "Content-Type: multipart/byteranges; boundary=x\r\nETag: \"one\"\r\n";
-    comes_undivided(move |_, _| slowly(answer("206 Partial Content", kind, b"--x\r\n\r\n--x--")));
+    assert_not_split(move |_, _| slowly(answer("206 Partial Content", kind, b"--x\r\n\r\n--x--")));
 }
 
 #[test]
-fn compressed_ranges() {
-    comes_undivided(|asked, bytes| slowly(good_with(asked, bytes, "ETag: \"one\"\r\nContent-Encoding: gzip\r\n")));
+fn compressed_ranges_are_not_used() {
+    assert_not_split(|asked, bytes| slowly(good_with(asked, bytes, "ETag: \"one\"\r\nContent-Encoding: gzip\r\n")));
 }
 
 #[test]
-fn ranges_refused_in_every_way() {
+fn ranges_rejected_with_any_status_are_not_split() {
     for status in ["403 Forbidden", "404 Not Found", "416 Range Not Satisfiable", "429 Too Many Requests", "500 Oh", "503 Busy"] {
-        comes_undivided(move |_, _| slowly(answer(status, "", b"no")));
+        assert_not_split(move |_, _| slowly(answer(status, "", b"no")));
     }
 }
 
 #[test]
-fn ranges_elsewhere() {
-    comes_undivided(|_, _| slowly(answer("302 Found", "Location: http://127.0.0.1:1/\r\n", b"")));
+fn redirected_ranges_are_not_split() {
+    assert_not_split(|_, _| slowly(answer("302 Found", "Location: http://127.0.0.1:1/\r\n", b"")));
 }
 
 #[test]
-fn connections_that_close_without_an_answer() {
-    comes_undivided(|_, _| vec![Act::Close]);
+fn connections_closed_without_an_answer_are_not_split() {
+    assert_not_split(|_, _| vec![Act::Close]);
 }
 
 #[test]
-fn an_answer_that_is_none() {
-    comes_undivided(|_, _| vec![Act::Send(b"what do you want?\r\n\r\n".to_vec()), Act::Close]);
+fn an_invalid_answer_is_not_used() {
+    assert_not_split(|_, _| vec![Act::Send(b"what do you want?\r\n\r\n".to_vec()), Act::Close]);
 }
 
 #[test]
-fn a_head_that_never_ends() {
-    comes_undivided(|_, _| vec![Act::Send([b"HTTP/1.1 206 Partial Content\r\nX: ".as_slice(), &vec![b'x'; 1 << 20]].concat()), Act::Hang]);
+fn an_endless_head_is_not_used() {
+    assert_not_split(|_, _| vec![Act::Send([b"HTTP/1.1 206 Partial Content\r\nX: ".as_slice(), &vec![b'x'; 1 << 20]].concat()), Act::Hang]);
 }
 
 #[test]
-fn silence() {
-    comes_undivided(|_, _| vec![Act::Hang]);
+fn silent_range_requests_are_not_split() {
+    assert_not_split(|_, _| vec![Act::Hang]);
 }
 
 #[test]
-fn ranges_shorter_than_asked_for() {
-    comes_divided(|asked, bytes| {
+fn ranges_shorter_than_requested_are_split() {
+    assert_split(|asked, bytes| {
         let range = asked.range.map(|(start, end)| (start, end.min(start + 40_000)));
         slowly(good(&Asked { range, ..asked.clone() }, bytes))
     });
 }
 
 #[test]
-fn ranges_longer_than_asked_for() {
-    comes_divided(|asked, bytes| {
+fn ranges_longer_than_requested_are_split() {
+    assert_split(|asked, bytes| {
         let range = asked.range.map(|(start, end)| (start, end + 10_000));
         slowly(good(&Asked { range, ..asked.clone() }, bytes))
     });
 }
 
 #[test]
-fn ranges_that_break_off() {
-    comes_divided(|asked, bytes| {
+fn truncated_ranges_are_split() {
+    assert_split(|asked, bytes| {
         let mut all = good(asked, bytes);
         let short = asked.number % 3 == 0 && all.len() > 2000;
         all.truncate(if short { all.len() / 2 } else { all.len() });
@@ -349,23 +349,23 @@ fn ranges_that_break_off() {
 }
 
 #[test]
-fn every_other_server_behind_the_address_has_another_tag() {
-    comes_divided(|asked, bytes| {
+fn alternating_servers_with_another_tag_are_split() {
+    assert_split(|asked, bytes| {
         let tag = if asked.number % 2 == 0 { "ETag: \"other\"\r\n" } else { "ETag: \"one\"\r\n" };
         slowly(good_with(asked, bytes, tag))
     });
 }
 
 #[test]
-fn some_servers_behind_the_address_know_no_ranges() {
-    comes_divided(|asked, bytes| match asked.number % 3 {
+fn servers_of_which_some_ignore_ranges_are_split() {
+    assert_split(|asked, bytes| match asked.number % 3 {
         2 => slowly(good(&Asked { range: None, ..asked.clone() }, bytes)),
         _ => slowly(good(asked, bytes)),
     });
 }
 
 #[test]
-fn a_first_answer_that_breaks_off_is_gone_on_with_by_ranges() {
+fn a_truncated_first_answer_is_completed_with_ranges() {
     let bytes = content(SIZE);
     let server = Server::start(move |asked| match asked.range {
         None => slowly(good(asked, &bytes)[..100_000].to_vec()).into_iter().chain([Act::Close]).collect(),
@@ -376,33 +376,33 @@ fn a_first_answer_that_breaks_off_is_gone_on_with_by_ranges() {
 }
 
 #[test]
-fn a_first_answer_that_breaks_off_where_there_are_no_ranges_is_seen_to() {
+fn a_truncated_first_answer_without_range_support_is_truncated_for_the_client() {
     let bytes = content(SIZE);
     let server = Server::start(move |asked| match asked.range {
         None => slowly(good(asked, &bytes)[..2_000_000].to_vec()).into_iter().chain([Act::Close]).collect(),
         Some(_) => slowly(answer("404 Not Found", "", b"no")),
     });
     let got = TestClient::new(proxy(two(), SplitBounds::default())).get(&server, "");
-    assert!(!got.whole && content(SIZE).starts_with(&got.body), "what came is true, and the end is missed");
+    assert!(!got.whole && content(SIZE).starts_with(&got.body), "the received bytes are correct, and the end is missing");
 }
 
 #[test]
-fn a_file_that_changes_under_way_is_never_mixed() {
+fn two_states_of_a_changing_file_are_never_mixed() {
     for _ in 0..10 {
         let (_, got) = download(|asked, bytes| match asked.number {
             0..4 => slowly(good(asked, bytes)),
             _ => slowly(good_with(asked, &content_of(2, bytes.len()), "ETag: \"two\"\r\n")),
         });
-        assert!(content(SIZE).starts_with(&got.body), "what came is of the first state");
+        assert!(content(SIZE).starts_with(&got.body), "the received bytes belong to the first state");
         if !got.whole {
             return;
         }
     }
-    panic!("it is never divided");
+    panic!("it is never split");
 }
 
 #[test]
-fn a_second_link_that_refuses_costs_nothing() {
+fn a_second_link_without_connections_does_no_harm() {
     for second in [true, false] {
         let bytes = content(SIZE);
         let server = Server::start(move |asked| slowly(good(asked, &bytes)));
@@ -413,28 +413,28 @@ fn a_second_link_that_refuses_costs_nothing() {
 }
 
 #[test]
-fn what_is_not_worth_it_or_not_safe_goes_as_it_is() {
-    goes_as_it_is("", |asked, bytes| good_with(asked, bytes, ""));
-    goes_as_it_is("", |asked, bytes| good_with(asked, bytes, "ETag: W/\"one\"\r\n"));
-    goes_as_it_is("", |asked, bytes| good_with(asked, bytes, "ETag: \"one\"\r\nAccept-Ranges: none\r\n"));
-    goes_as_it_is("", |asked, bytes| good_with(asked, bytes, "ETag: \"one\"\r\nContent-Encoding: gzip\r\n"));
+fn small_or_unsafe_downloads_are_not_split() {
+    assert_unchanged("", |asked, bytes| good_with(asked, bytes, ""));
+    assert_unchanged("", |asked, bytes| good_with(asked, bytes, "ETag: W/\"one\"\r\n"));
+    assert_unchanged("", |asked, bytes| good_with(asked, bytes, "ETag: \"one\"\r\nAccept-Ranges: none\r\n"));
+    assert_unchanged("", |asked, bytes| good_with(asked, bytes, "ETag: \"one\"\r\nContent-Encoding: gzip\r\n"));
     for size in [0, 1, 400_000] {
-        let got = goes_as_it_is("", move |asked, bytes| good(asked, &bytes[..size]));
+        let got = assert_unchanged("", move |asked, bytes| good(asked, &bytes[..size]));
         assert!(got.body == content(SIZE)[..size]);
     }
-    goes_as_it_is("Authorization: Negotiate abc\r\n", good);
-    goes_as_it_is("Connection: Upgrade\r\nUpgrade: websocket\r\n", good);
+    assert_unchanged("Authorization: Negotiate abc\r\n", good);
+    assert_unchanged("Connection: Upgrade\r\nUpgrade: websocket\r\n", good);
 }
 
 #[test]
-fn a_client_s_own_ranges_are_its_own() {
-    let got = goes_as_it_is("Range: bytes=5-2000004\r\nIf-Range: \"one\"\r\n", good);
+fn a_clients_own_range_request_is_not_split() {
+    let got = assert_unchanged("Range: bytes=5-2000004\r\nIf-Range: \"one\"\r\n", good);
     assert!(got.head.starts_with("http/1.1 206") && got.head.contains("content-range: bytes 5-2000004/3000000"), "{}", got.head);
     assert!(got.body == content(SIZE)[5..2_000_005]);
 }
 
 #[test]
-fn a_head_and_a_form_are_no_downloads() {
+fn head_and_post_requests_are_not_split() {
     for (line, body) in [("HEAD", false), ("POST", true)] {
         let bytes = content(SIZE);
         let server = Server::start(move |asked| {
@@ -454,7 +454,7 @@ fn a_head_and_a_form_are_no_downloads() {
 }
 
 #[test]
-fn a_client_s_connection_is_kept_from_download_to_download() {
+fn a_clients_connection_is_reused_for_further_downloads() {
     let bytes = content(SIZE);
     let server = Server::start(move |asked| slowly(good(asked, &bytes)));
     let mut client = TestClient::new(proxy(two(), SplitBounds::default()));
@@ -465,7 +465,7 @@ fn a_client_s_connection_is_kept_from_download_to_download() {
 }
 
 #[test]
-fn an_old_client_is_answered_too() {
+fn an_http_1_0_client_is_answered() {
     let bytes = content(SIZE);
     let server = Server::start(move |asked| slowly(good(asked, &bytes)));
     let mut client = TestClient::new(proxy(two(), SplitBounds::default()));
@@ -474,12 +474,12 @@ fn an_old_client_is_answered_too() {
     assert!(client.body(head).body == content(SIZE));
 }
 
-/// Waits until the server has sent nothing more for a second; gives what it sent.
+/// Waits until the server has sent nothing for a second; returns the number of bytes that it sent.
 fn sent_at_rest(server: &Server) -> usize {
     let begin = Instant::now();
     let (mut last, mut since) = (0, Instant::now());
     while since.elapsed() < Duration::from_secs(1) {
-        assert!(begin.elapsed() < LIMIT, "it never comes to rest");
+        assert!(begin.elapsed() < LIMIT, "the server never stops sending");
         let now = server.sent.load(Ordering::SeqCst);
         if now != last {
             (last, since) = (now, Instant::now());
@@ -490,7 +490,7 @@ fn sent_at_rest(server: &Server) -> usize {
 }
 
 #[test]
-fn a_client_that_reads_nothing_is_waited_for_in_bounded_memory() {
+fn a_client_that_reads_nothing_uses_bounded_memory() {
     const LARGE: usize = 60_000_000;
     let bytes = content(LARGE);
     let served = bytes.clone();
@@ -498,7 +498,7 @@ fn a_client_that_reads_nothing_is_waited_for_in_bounded_memory() {
     let mut client = TestClient::new(proxy(two(), SplitBounds { one: ByteCount::new(2 << 20), all: ByteCount::new(8 << 20) }));
     client.ask(&format!("GET {} HTTP/1.1", server.url("/file")), "");
     let head = client.head();
-    // The window, and what the system keeps of three connections.
+    // The window, and the system's buffers of three connections.
     let sent = sent_at_rest(&server);
     assert!(sent < LARGE / 2, "{sent}");
     let got = client.body(head);
@@ -506,7 +506,7 @@ fn a_client_that_reads_nothing_is_waited_for_in_bounded_memory() {
 }
 
 #[test]
-fn no_connection_outlives_its_client() {
+fn server_connections_end_with_their_client() {
     let bytes = content(SIZE * 10);
     let server = Server::start(move |asked| slowly(good(asked, &bytes)));
     let mut client = TestClient::new(proxy(two(), SplitBounds::default()));
@@ -514,7 +514,7 @@ fn no_connection_outlives_its_client() {
     client.head();
     let begin = Instant::now();
     while parts(&server).len() < 4 {
-        assert!(begin.elapsed() < LIMIT, "it is not divided");
+        assert!(begin.elapsed() < LIMIT, "it is not split");
         let mut some = [0; 10_000];
         let _ = client.0.read(&mut some).unwrap();
     }
@@ -524,7 +524,7 @@ fn no_connection_outlives_its_client() {
 }
 
 #[test]
-fn downloads_that_find_no_memory_go_on_undivided() {
+fn downloads_without_free_memory_continue_unsplit() {
     let bytes = content(SIZE);
     let server = Server::start(move |asked| slowly(good(asked, &bytes)));
     let small = SplitBounds { one: ByteCount::new(1 << 20), all: ByteCount::new(1_200_000) };
@@ -543,7 +543,7 @@ fn downloads_that_find_no_memory_go_on_undivided() {
 }
 
 #[test]
-fn many_downloads_side_by_side_come_true() {
+fn many_concurrent_downloads_are_correct() {
     let server = Server::start(|asked| {
         let which: u64 = asked.path.trim_start_matches('/').parse().unwrap();
         slowly(good_with(asked, &content_of(which, SIZE / 2), &format!("ETag: \"{which}\"\r\n")))

@@ -1,5 +1,5 @@
-//! Both ends of the integration tests of `braid run`: a server that tells each client the address it came from, and clients that
-//! print what they were told.
+//! Both ends of the integration tests of `braid run`: a server that answers each client with the client's address, and clients that
+//! print the answers.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, Read, Write};
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 const PORT: u16 = 8080;
 
-/// How long an answer may take on a busy machine.
+/// Time limit for one answer on a busy machine.
 const LIMIT: Duration = Duration::from_secs(30);
 
 fn main() -> io::Result<()> {
@@ -26,13 +26,13 @@ fn main() -> io::Result<()> {
                 .collect();
             print(threads.into_iter().flat_map(|thread| thread.join().unwrap_or_default()).collect())
         }
-        // Asks without a pause; `begun` is made after the first answer, and one more is asked for after `end` has come to be.
+        // Asks without a pause. Creates `begun` after the first answer, and asks once more after `end` exists.
         ["tcp-between", address, begun, end] => {
             let mut answers = Vec::new();
             let mut last = false;
             while !last {
                 last = std::path::Path::new(end).exists();
-                answers.push(tell(ask_tcp(parse(address))));
+                answers.push(or_error(ask_tcp(parse(address))));
                 if answers.len() == 1 {
                     std::fs::write(begun, "")?;
                 }
@@ -41,42 +41,42 @@ fn main() -> io::Result<()> {
         }
         ["udp-connected", address, count] => print(repeat(count, || ask_connected(&unbound(address)?, parse(address)))),
         ["udp-unconnected", address, count] => print(repeat(count, || ask_unconnected(&unbound(address)?, parse(address)))),
-        // One socket for all: its answers come from each destination by the link that destination was given.
+        // One socket for both destinations: each answer comes over the link that its destination was assigned.
         ["udp-both", one, other] => {
             let socket = unbound(one)?;
-            print([one, other, one, other].iter().map(|address| tell(ask_unconnected(&socket, parse(address)))).collect())
+            print([one, other, one, other].iter().map(|address| or_error(ask_unconnected(&socket, parse(address)))).collect())
         }
-        // As a resolver does: one socket connected to one destination after the other.
+        // Connects one socket to one destination after the other, as a resolver does.
         ["udp-reconnect", one, other] => {
             let socket = unbound(one)?;
-            print([one, other].iter().map(|address| tell(ask_connected(&socket, parse(address)))).collect())
+            print([one, other].iter().map(|address| or_error(ask_connected(&socket, parse(address)))).collect())
         }
         ["udp-server", port, address, count] => {
             let socket = UdpSocket::bind((IpAddr::from([0; 4]), number(port) as u16))?;
             socket.set_read_timeout(Some(LIMIT))?;
             print(repeat(count, || ask_unconnected(&socket, parse(address))))
         }
-        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, format!("do not know how to {words:?}"))),
+        _ => Err(io::Error::new(io::ErrorKind::InvalidInput, format!("unknown command: {words:?}"))),
     }
 }
 
 fn parse(address: &str) -> IpAddr {
-    address.parse().unwrap_or_else(|_| panic!("{address:?} is no address"))
+    address.parse().unwrap_or_else(|_| panic!("not an IP address: {address:?}"))
 }
 
 fn number(text: &str) -> u64 {
-    text.parse().unwrap_or_else(|_| panic!("{text:?} is no number"))
+    text.parse().unwrap_or_else(|_| panic!("not a number: {text:?}"))
 }
 
 fn repeat(count: &str, mut ask: impl FnMut() -> io::Result<String>) -> Vec<String> {
-    (0..number(count)).map(|_| tell(ask())).collect()
+    (0..number(count)).map(|_| or_error(ask())).collect()
 }
 
-fn tell(answer: io::Result<String>) -> String {
+fn or_error(answer: io::Result<String>) -> String {
     answer.unwrap_or_else(|error| format!("error: {error}"))
 }
 
-/// Prints every answer with how often it came.
+/// Prints every distinct answer with its count.
 fn print(answers: Vec<String>) -> io::Result<()> {
     let mut counts = BTreeMap::<String, u64>::new();
     answers.into_iter().for_each(|answer| *counts.entry(answer).or_default() += 1);
@@ -102,7 +102,7 @@ fn read_answer(mut stream: TcpStream) -> io::Result<String> {
     Ok(answer)
 }
 
-/// A socket that nobody bound; the standard library has no such thing.
+/// An unbound socket; the standard library always binds.
 fn unbound(address: &str) -> io::Result<UdpSocket> {
     let domain = if parse(address).is_ipv4() { socket2::Domain::IPV4 } else { socket2::Domain::IPV6 };
     let socket = socket2::Socket::new(domain, socket2::Type::DGRAM, None)?;
@@ -127,7 +127,7 @@ fn receive(socket: &UdpSocket) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&answer[..length]).into_owned())
 }
 
-/// Serves until standard input ends; its first line lists the addresses, and the answer is a line too.
+/// Serves until standard input ends. The first line of standard input lists the addresses to serve; `ready` on standard output confirms.
 fn serve() -> io::Result<()> {
     let mut lines = io::stdin().lock().lines();
     for address in lines.next().transpose()?.unwrap_or_default().split_whitespace() {
@@ -149,7 +149,7 @@ fn serve() -> io::Result<()> {
     Ok(())
 }
 
-/// A listener that takes a thousand clients at once; the standard library's takes 128.
+/// A listener with a backlog of 4096; the standard library's is 128.
 fn listen(address: IpAddr) -> io::Result<TcpListener> {
     let domain = if address.is_ipv4() { socket2::Domain::IPV4 } else { socket2::Domain::IPV6 };
     let socket = socket2::Socket::new(domain, socket2::Type::STREAM, None)?;

@@ -1,4 +1,4 @@
-//! The smallest `braid run`: `run [--scheduler S] [--link L]... [--relay R] [--carry C] -- COMMAND...`. The integration tests use it.
+//! A minimal `braid run`: `run [--scheduler S] [--link L]... [--relay R] [--carry C] -- COMMAND...`. The integration tests use it.
 
 use std::process::ExitCode;
 
@@ -25,7 +25,7 @@ fn main() -> ExitCode {
             Some("--carry") => {
                 let name = value();
                 let Some((_, carry)) = Carry::ALL.into_iter().find(|(known, _)| *known == name) else {
-                    eprintln!("no way to carry is named {name:?}");
+                    eprintln!("no carry mode is named {name:?}");
                     return ExitCode::from(2);
                 };
                 options.carry = carry;

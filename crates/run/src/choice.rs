@@ -1,4 +1,4 @@
-//! The chooser of links that a run's threads share, and sockets bound by it.
+//! Shares one [`Chooser`] among the threads of a run, and binds sockets to the chosen links.
 
 use std::io;
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use braid_platform::linux::seccomp::{self, Socket};
 
 use super::chooser::{Chooser, DatagramRoute, DatagramSocket};
 
-/// Chooses links, for whoever asks.
+/// A shared link chooser with its clock.
 pub(super) struct Choice {
     chooser: Mutex<Chooser>,
     started: Instant,
@@ -31,12 +31,12 @@ impl Choice {
         self.chooser.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a socket is of our namespace. The command may have made some of its own, whose devices are others.
+    /// Whether a socket is in our network namespace. The command may have created namespaces of its own, which have other devices.
     pub(super) fn is_ours(&self, socket: &Socket) -> bool {
         socket.is_in(self.namespace)
     }
 
-    /// Puts a stream that is about to be connected on a link.
+    /// Binds a stream that is about to connect to a link.
     pub(super) fn steer(&self, socket: &Socket, inode: u64, remote: SocketAddr, application: &str) {
         let link = self.chooser().stream(self.now(), inode, remote, application);
         if let Some(link) = link
@@ -46,14 +46,14 @@ impl Choice {
         }
     }
 
-    /// Connects to `remote` over a link, for a program whose own socket cannot any more.
+    /// Connects to `remote` over a link, on behalf of a program whose own socket cannot connect any more.
     pub(super) async fn connect(&self, remote: SocketAddr, application: &str) -> io::Result<tokio::net::TcpStream> {
         let socket = own(remote, socket2::Type::STREAM)?;
         self.steer(&socket, socket.inode(), remote, application);
         finish(socket, remote).await
     }
 
-    /// Begins an exchange of datagrams with `remote` over a link, likewise.
+    /// Opens a UDP socket to `remote` over a link, on behalf of a program.
     pub(super) fn exchange(&self, remote: SocketAddr) -> io::Result<tokio::net::UdpSocket> {
         let socket = own(remote, socket2::Type::DGRAM)?;
         let facts = DatagramSocket { cookie: socket.cookie(), bound: false, routed: false };
@@ -65,7 +65,7 @@ impl Choice {
     }
 }
 
-/// Connects a socket.
+/// Connects a socket and waits for the handshake.
 pub(super) async fn finish(socket: Socket, remote: SocketAddr) -> io::Result<tokio::net::TcpStream> {
     socket.begin(remote)?;
     let stream = tokio::net::TcpStream::from_std(OwnedFd::from(socket).into())?;
@@ -73,7 +73,7 @@ pub(super) async fn finish(socket: Socket, remote: SocketAddr) -> io::Result<tok
     stream.take_error()?.map_or(Ok(stream), Err)
 }
 
-/// A socket of this process.
+/// Creates a non-blocking socket of this process.
 pub(super) fn own(remote: SocketAddr, kind: socket2::Type) -> io::Result<Socket> {
     let socket = socket2::Socket::new(socket2::Domain::for_address(remote), kind.nonblocking().cloexec(), None)?;
     Socket::new(socket.into()).ok_or_else(|| io::ErrorKind::Unsupported.into())

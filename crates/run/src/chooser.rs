@@ -1,4 +1,4 @@
-//! Which link a connection or datagram of the command takes. No I/O and no clock: facts, loads and `now` come in.
+//! Chooses the link for each connection or datagram of the command. No I/O and no clock: facts, loads and `now` come in as arguments.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -16,38 +16,38 @@ use super::learnt_store::Estimates;
 use super::links::Links;
 use super::streams::{Demands, StreamSeen, Streams};
 
-/// What an exchange of datagrams counts as while it is fresh.
+/// Load that a recently used UDP exchange counts as.
 const DATAGRAM_DEMAND: ByteCount = ByteCount::new(64_000);
-/// How long an exchange of datagrams counts as load after the last call that named its destination.
+/// Time that a UDP exchange counts as load after the last call that named its destination.
 const DATAGRAM_FRESH: Duration = Duration::from_secs(10);
-/// How long it keeps its link after that.
+/// Time that a UDP exchange keeps its link after its last call.
 const DATAGRAM_KEPT: Duration = Duration::from_secs(300);
-/// The most exchanges and the most datagram sockets remembered.
+/// Maximum number of remembered UDP exchanges, and of remembered datagram sockets.
 const MAX_EXCHANGES: usize = 16_384;
 
-/// What is to be done with a datagram socket.
+/// Routing decision for a datagram socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum DatagramRoute {
-    /// Its program decides where it sends; leave it.
+    /// Do not touch the socket: its program decides where it sends.
     Leave,
-    /// The system's own choice.
+    /// Use the system's own route.
     System,
-    /// Through this link.
+    /// Route through this link.
     Link(LinkIndex),
 }
 
-/// A datagram socket about to be connected or to send, as its program left it.
+/// State of a datagram socket, as its program set it up, before it connects or sends.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct DatagramSocket {
-    /// A number of its own for ever.
+    /// Socket cookie; the kernel never reuses it.
     pub(super) cookie: u64,
-    /// It has a local address or port.
+    /// The socket has a local address or port.
     pub(super) bound: bool,
-    /// The kernel routes it through a device that somebody chose.
+    /// The kernel routes the socket through an explicitly chosen device.
     pub(super) routed: bool,
 }
 
-/// The link of an exchange of datagrams, and when its program sent last.
+/// Link of a UDP exchange, and the time of its program's last call.
 struct DatagramLink {
     slot: usize,
     last: Time,
@@ -59,17 +59,17 @@ pub(super) struct Chooser {
     wanted: Vec<String>,
     links: Links,
     load_table: LoadTable,
-    /// Datagrams take their turns for themselves, else look-ups would decide whose turn the next stream is.
+    /// Datagrams take turns separately from streams; otherwise DNS lookups would decide which link the next stream gets.
     datagram_turns: Turns,
     streams: Streams,
     demands: Demands,
     exchanges: BTreeMap<(u64, SocketAddr), DatagramLink>,
-    /// Datagram sockets that were unbound when they came here first.
+    /// Datagram sockets that were unbound when first seen.
     sockets: BTreeSet<u64>,
 }
 
 impl Chooser {
-    /// One that knows no network yet; `wanted` empty stands for every link.
+    /// A chooser without any network yet. An empty `wanted` means every link.
     pub(super) fn new(scheduler: Scheduler, wanted: Vec<String>) -> Self {
         Self {
             scheduler,
@@ -84,34 +84,34 @@ impl Chooser {
         }
     }
 
-    /// Takes in what earlier runs learnt, before any network.
+    /// Loads what earlier runs learnt. Call it before the first `on_network`.
     pub(super) fn recall(&mut self, learnt: Learnt) {
         self.demands.recall(&learnt.apps);
         self.links.recall(learnt.links);
     }
 
-    /// What this run learnt; `unix` is the time of day in seconds.
+    /// What this run learnt. `unix` is the current Unix time in seconds.
     pub(super) fn estimates(&self, now: Time, unix: u64) -> Estimates {
         Estimates { apps: self.demands.estimates(unix), links: self.links.estimates(now, unix) }
     }
 
-    /// The link for a new stream of the program `application`, whose demand is reserved on it; `None` to leave it alone.
+    /// The link for a new stream of the program `application`; reserves the stream's demand on it. `None`: leave the stream alone.
     pub(super) fn stream(&mut self, now: Time, inode: u64, remote: SocketAddr, application: &str) -> Option<LinkIndex> {
         let allowed = self.links.allowed(remote.ip())?;
         self.stream_over(now, inode, remote, application, allowed)
     }
 
-    /// Which links a rule admits to a flow to `remote`; see [`Links::admitted`].
+    /// The links that a rule admits for a flow to `remote`; see [`Links::admitted`].
     pub(super) fn admitted(&self, remote: IpAddr, rule: impl Fn(LinkSet, &[(usize, &LinkFacts)]) -> Admission) -> Admission {
         self.links.admitted(remote, rule)
     }
 
-    /// Which links a rule admits to a flow whose destination only a relay knows.
+    /// The links that a rule admits for a flow whose destination name the relay resolves.
     pub(super) fn admitted_by_name(&self, rule: impl Fn(LinkSet, &[(usize, &LinkFacts)]) -> Admission) -> Admission {
         self.links.admitted_by_name(rule)
     }
 
-    /// The link for a new stream, of those that are allowed.
+    /// The link for a new stream, chosen among `allowed`.
     pub(super) fn stream_over(
         &mut self,
         now: Time,
@@ -121,9 +121,9 @@ impl Chooser {
         allowed: LinkSet,
     ) -> Option<LinkIndex> {
         self.streams.forget(now, inode, &mut self.demands);
-        // A program whose sessions end when its address changes stays on its link.
-        let kept = self.streams.kept(application, remote.ip()).filter(|slot| allowed.contains(*slot));
-        let allowed = kept.map_or(allowed, LinkSet::only);
+        // A browser's sessions end when its address changes, so its flows to a host stay on one link.
+        let pinned = self.streams.pinned(application, remote.ip()).filter(|slot| allowed.contains(*slot));
+        let allowed = pinned.map_or(allowed, LinkSet::only);
         let (demand, direction) = self.demands.of(application, remote.port());
         self.set_ranks(Family::of(remote.ip()));
         let slot = self.load_table.choose(self.scheduler.mode(), &Request { allowed, direction, demand })?;
@@ -141,16 +141,16 @@ impl Chooser {
         links.iter().filter_map(|slot| Some((slot, self.links.name(slot)?.to_owned()))).collect()
     }
 
-    /// Takes a stream back that could not be put on its link.
+    /// Removes a stream that could not be bound to its link.
     pub(super) fn withdraw(&mut self, now: Time, inode: u64) {
         self.streams.withdraw(inode);
         self.weigh(now);
     }
 
-    /// Where the datagrams of `socket` to `remote` go.
+    /// The route for datagrams of `socket` to `remote`.
     pub(super) fn datagram(&mut self, now: Time, socket: DatagramSocket, remote: SocketAddr) -> DatagramRoute {
         let ours = self.sockets.contains(&socket.cookie);
-        // Its program bound it: a server, whose answers must leave as the system likes, or one that knows what it wants.
+        // Its program bound it: either a server, whose answers must take the system's route, or a program that chooses its own route.
         if !ours && (socket.bound || socket.routed) {
             return DatagramRoute::Leave;
         }
@@ -160,7 +160,7 @@ impl Chooser {
         self.datagram_over(now, socket, remote, allowed)
     }
 
-    /// The same among the links that are allowed.
+    /// The route for datagrams of `socket` to `remote`, chosen among `allowed`.
     pub(super) fn datagram_over(&mut self, now: Time, socket: DatagramSocket, remote: SocketAddr, allowed: LinkSet) -> DatagramRoute {
         let known = self.exchanges.get_mut(&(socket.cookie, remote)).filter(|link| allowed.contains(link.slot));
         if let Some(link) = known {
@@ -179,12 +179,12 @@ impl Chooser {
         DatagramRoute::Link(link)
     }
 
-    /// Whether any datagram socket was routed, so that one may have to be set back.
+    /// Whether any datagram socket was routed, so that one may have to be reset to the system's route.
     pub(super) fn has_datagrams(&self) -> bool {
         !self.sockets.is_empty()
     }
 
-    /// Whether streams are followed.
+    /// Whether any stream is tracked.
     pub(super) fn has_streams(&self) -> bool {
         !self.streams.is_empty()
     }
@@ -204,7 +204,7 @@ impl Chooser {
         self.links.bonded()
     }
 
-    /// Takes in the network as it is now; see [`Links::on_network`].
+    /// Updates the links to `network`; see [`Links::on_network`].
     pub(super) fn on_network(
         &mut self,
         now: Time,
@@ -217,7 +217,7 @@ impl Chooser {
         refused
     }
 
-    /// Takes in the streams that the kernel's tables show now, and the devices' counters.
+    /// Updates streams from the kernel's socket tables, and capacities from the interface counters.
     pub(super) fn on_look(
         &mut self,
         now: Time,
@@ -232,12 +232,12 @@ impl Chooser {
         self.weigh(now);
     }
 
-    /// The probes of links in doubt that are due.
+    /// The due probes of links in doubt.
     pub(super) fn poll_probes(&mut self, now: Time) -> Vec<ProbePlan> {
         self.links.poll_probes(now)
     }
 
-    /// The outcome of a probe.
+    /// Records the outcome of a probe.
     pub(super) fn on_probe(&mut self, now: Time, link: LinkIndex, family: Family, outcome: Outcome) {
         self.links.on_probe(now, link, family, outcome);
     }
@@ -258,7 +258,7 @@ impl Chooser {
         }
     }
 
-    /// Adds up what every link still has to move.
+    /// Sums what every link still has to transfer.
     fn weigh(&mut self, now: Time) {
         for link_load in &mut self.load_table.loads {
             (link_load.load, link_load.flows) = (PerDirection::default(), 0);
@@ -273,7 +273,7 @@ impl Chooser {
         }
     }
 
-    /// Forgets the older half of the exchanges, or the oldest sockets, when there are too many.
+    /// When a limit is reached, removes the older half of the exchanges, or the oldest sockets.
     fn make_room(&mut self) {
         if self.exchanges.len() >= MAX_EXCHANGES {
             let mut ages: Vec<Time> = self.exchanges.values().map(|link| link.last).collect();
@@ -281,14 +281,14 @@ impl Chooser {
             let middle = *middle;
             self.exchanges.retain(|_, link| link.last > middle);
         }
-        // Cookies rise, so the least is the oldest. A socket forgotten here keeps its route and is left alone from now on.
+        // Cookies increase, so the smallest is the oldest. A socket removed here keeps its route and is left alone from now on.
         while self.sockets.len() >= MAX_EXCHANGES {
             self.sockets.pop_first();
         }
     }
 }
 
-/// Whose turn it is, apart from the [`LoadTable`].
+/// Round-robin state, kept apart from the [`LoadTable`].
 #[derive(Default)]
 struct Turns {
     virtual_time: u64,
@@ -324,7 +324,7 @@ mod tests {
         SocketAddr::from(([9, 9, 9, 9], port))
     }
 
-    /// The links of streams with these inodes.
+    /// The links assigned to streams with these inodes.
     fn streams(chooser: &mut Chooser, inodes: std::ops::Range<u64>) -> Vec<u32> {
         inodes.map(|inode| chooser.stream(at(0), inode, far(80), "/bin/x").unwrap().0).collect()
     }
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn each_scheduler_does_as_its_name_says() {
+    fn each_scheduler_distributes_streams_as_documented() {
         assert_eq!(streams(&mut chooser(Scheduler::OnlyOne, 3), 1..4), [1, 1, 1]);
         assert_eq!(streams(&mut chooser(Scheduler::RoundRobin, 3), 1..7), [1, 2, 3, 1, 2, 3]);
         let weighted = streams(&mut chooser(Scheduler::WeightedRoundRobin, 3), 1..61);
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_steered_without_links_or_to_other_destinations() {
+    fn nothing_is_steered_without_links_or_to_unsteerable_destinations() {
         let mut none = Chooser::new(Scheduler::RoundRobin, vec![]);
         assert_eq!(none.stream(at(0), 1, far(80), "x"), None);
         assert_eq!(none.datagram(at(0), unbound(1), far(53)), DatagramRoute::Leave);
@@ -372,24 +372,24 @@ mod tests {
     }
 
     #[test]
-    fn an_exchange_keeps_its_link_and_look_ups_do_not_disturb_the_streams_turns() {
+    fn a_udp_exchange_keeps_its_link_and_datagrams_do_not_disturb_the_turns_of_streams() {
         let mut chooser = chooser(Scheduler::RoundRobin, 2);
         let mut ask = |cookie, port| chooser.datagram(at(0), unbound(cookie), far(port));
         let (one, two) = (DatagramRoute::Link(LinkIndex(1)), DatagramRoute::Link(LinkIndex(2)));
         assert_eq!([ask(1, 53), ask(1, 53), ask(1, 54), ask(1, 53), ask(2, 53)], [one, one, two, one, one]);
         assert_eq!(streams(&mut chooser, 1..3), [1, 2]);
-        // Its link is gone: the exchange moves.
+        // When its link is gone, the exchange moves to another.
         chooser.on_network(at(0), &network(1), steer, |_| false);
         assert_eq!(chooser.datagram(at(0), DatagramSocket { bound: true, routed: true, ..unbound(1) }, far(54)), one);
     }
 
     #[test]
-    fn datagram_sockets_that_their_program_set_up_are_left_alone() {
+    fn datagram_sockets_configured_by_their_program_are_left_alone() {
         let mut chooser = chooser(Scheduler::RoundRobin, 2);
         let bound = DatagramSocket { bound: true, ..unbound(1) };
         let routed = DatagramSocket { routed: true, ..unbound(2) };
         assert_eq!([bound, routed].map(|socket| chooser.datagram(at(0), socket, far(53))), [DatagramRoute::Leave; 2]);
-        // What we routed goes back to the system where it must not be steered.
+        // A socket that Braid routed goes back to the system's route for a destination that must not be steered.
         chooser.datagram(at(0), unbound(3), far(53));
         let near = "10.1.1.1:53".parse().unwrap();
         let ours = DatagramSocket { bound: true, routed: true, ..unbound(3) };
@@ -397,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn datagrams_weigh_while_they_are_fresh_and_memory_stays_bounded() {
+    fn recent_datagrams_count_as_load_and_memory_stays_bounded() {
         let mut chooser = chooser(Scheduler::MaxThroughput, 1);
         chooser.datagram(at(0), unbound(1), far(53));
         chooser.on_look(at(5000), [], []);
@@ -413,10 +413,10 @@ mod tests {
     }
 
     #[test]
-    fn what_a_run_learns_the_next_one_knows() {
+    fn the_next_run_reuses_what_this_run_learnt() {
         let mut first = chooser(Scheduler::MaxThroughput, 2);
         streams(&mut first, 1..2);
-        // 400 Mbit/s on the second link, twice what it is said to carry.
+        // 400 Mbit/s on the second link, twice its nominal speed.
         for step in 1..=30 {
             let (moved, index) = (step * 5_000_000, LinkIndex(2));
             first.on_look(at(step * 100), [seen(1, moved)], [(index, Traffic::received(ByteCount::new(moved)))]);
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn what_streams_move_teaches_the_next_decision() {
+    fn the_bytes_moved_by_streams_change_the_next_decision() {
         let mut chooser = chooser(Scheduler::MaxThroughput, 1);
         streams(&mut chooser, 1..2);
         chooser.on_look(at(700), [seen(1, 8_000_000)], []);

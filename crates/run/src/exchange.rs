@@ -1,8 +1,8 @@
-//! Forwards what the command's connected datagram sockets send and receive.
+//! Forwards the datagrams that the command's connected datagram sockets send and receive.
 //!
-//! Such a socket is connected to one of ours on the loopback, which is connected to it in turn, so neither hears anybody else. Its flow is
-//! opened by its first datagram. Since the kernel would tell the loopback's address as the sender of what it receives, calls that ask for
-//! the sender are answered by [`Listener::tell_datagram`](braid_platform::linux::seccomp::Listener::tell_datagram).
+//! Braid connects such a socket to a loopback socket of its own, which it connects back, so neither accepts datagrams from anyone else. The
+//! first datagram opens the flow. The kernel would report the loopback address as the sender of received datagrams, so
+//! [`Listener::tell_datagram`](braid_platform::linux::seccomp::Listener::tell_datagram) answers calls that ask for the sender.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -23,9 +23,9 @@ use tokio::net::UdpSocket;
 use super::redirect_states::{RedirectState, State};
 use super::redirector::{Redirector, source};
 
-/// How often Braid checks whether the program's socket is still there.
+/// Interval between checks whether the program's socket still exists.
 const POLL: Duration = Duration::from_millis(250);
-/// How often Braid checks whether a thread that waits for a datagram has a signal to handle.
+/// Interval between checks whether a thread that waits for a datagram has a pending signal.
 const SIGNALS: Duration = Duration::from_millis(50);
 
 /// A datagram socket whose datagrams Braid forwards.
@@ -33,23 +33,23 @@ struct RedirectedExchange {
     cookie: u64,
     number: u64,
     remote: SocketAddr,
-    /// Where the program's socket is.
+    /// Address of the program's socket.
     caller: SocketAddr,
-    /// What it is connected to.
+    /// Our loopback socket, to which the program's socket is connected.
     ours: UdpSocket,
 }
 
 impl Redirector {
-    /// Connects a datagram socket to us, where that is to be.
+    /// Connects a datagram socket to a loopback socket of ours if its flow is to be redirected.
     pub(super) fn on_connect_datagrams(self: &Arc<Self>, call: &RawCall, socket: &Socket, remote: SocketAddr) -> bool {
         let cookie = socket.cookie();
         let family = Family::of(remote.ip());
         if self.redirect_states.forget(cookie).is_some() {
-            // As its program had it before.
+            // Restore the socket to the state in which its program left it.
             let _ = socket.disconnect();
         }
         let local = socket.local();
-        // One with a port of its own is no server if it is connected.
+        // A connected socket with a local port is not a server.
         let free = local.ip().is_unspecified() && !socket.is_directed() && socket.route(family).is_none();
         if !free || !self.may_redirect(remote) {
             return false;
@@ -87,22 +87,22 @@ impl Redirector {
         loop {
             tokio::select! {
                 ready = exchange.ours.readable() => {
-                    // An error: its program's socket is closed, which the next poll shows too.
+                    // An error means that the program's socket is closed, which the next poll also detects.
                     let Ok(payload) = ready.and_then(|()| datagram::try_receive(&exchange.ours)) else { continue };
                     if onward.is_none() {
                         onward = self.open(&exchange).await;
                     }
-                    // One whose way is gone begins anew by the next datagram.
+                    // If the flow is gone, the next datagram opens another.
                     onward = onward.filter(|onward| onward.send(payload).is_ok());
                 }
                 datagram = receive(onward.as_ref()) => match datagram {
-                    // What the program's socket has no room for is lost.
+                    // A datagram for which the program's socket buffer has no room is lost.
                     Ok(datagram) => drop(exchange.ours.send(&datagram).await),
-                    // The flow is over; the next datagram opens another.
+                    // The flow has ended; the next datagram opens another.
                     Err(_) => onward = None,
                 },
                 _ = poll.tick() => {
-                    // What it sent last may come after it is gone: one poll more.
+                    // Its last datagrams may arrive after it is gone, so wait for one more poll.
                     let here = exchange.is_here() && self.is_current(&exchange);
                     if !here && quiet {
                         break;
@@ -131,51 +131,51 @@ impl Redirector {
         self.redirect_states.get(exchange.cookie).is_some_and(|redirect_state| redirect_state.state == State::Datagrams(exchange.number))
     }
 
-    /// A datagram that names its destination, on a socket that is redirected.
+    /// Handles a datagram that names its destination, on a redirected socket.
     pub(super) fn on_send(&self, call: &RawCall, socket: &Socket, remote: SocketAddr, cookie: u64, redirect_state: RedirectState) -> bool {
         let State::Datagrams(_) = redirect_state.state else { return false };
         if remote == redirect_state.remote {
-            let told = self.listener.send(call, socket);
-            self.listener.answer(call.id, told);
+            let outcome = self.listener.send(call, socket);
+            self.listener.answer(call.id, outcome);
             return true;
         }
-        // Somebody else is reached from where it really is: it goes direct from now on, to both.
+        // Another destination is reached from the socket's real address, so from now on both destinations go direct.
         self.redirect_states.forget(cookie);
         let _ = socket.disconnect();
         let _ = socket.begin(redirect_state.remote);
         false
     }
 
-    /// A call that wants a datagram and its sender.
+    /// Handles a call that asks for a datagram and its sender.
     pub(super) fn on_receive(self: &Arc<Self>, call: &RawCall, socket: Socket, from: SocketAddr) -> bool {
         if self.listener.wants_errors(call) {
             return false;
         }
-        let told = self.listener.tell_datagram(call, &socket, from);
-        if told != Err(libc::EAGAIN) || socket.is_nonblocking() || !self.listener.may_wait(call) {
+        let outcome = self.listener.tell_datagram(call, &socket, from);
+        if outcome != Err(libc::EAGAIN) || socket.is_nonblocking() || !self.listener.may_wait(call) {
             drop(socket);
-            self.listener.answer(call.id, told);
+            self.listener.answer(call.id, outcome);
             return true;
         }
         let (redirector, call, hold) = (self.clone(), *call, self.hold(call.id));
         self.runtime.spawn_blocking(move || {
-            let told = redirector.wait_for_datagram(&call, &socket, from);
+            let outcome = redirector.wait_for_datagram(&call, &socket, from);
             drop(socket);
-            redirector.listener.answer(call.id, told);
+            redirector.listener.answer(call.id, outcome);
             drop(hold);
         });
         true
     }
 
-    /// Waits for a datagram as long as the caller would: until its patience or a signal ends it.
+    /// Waits for a datagram as long as the caller would: until its receive timeout or a signal ends the wait.
     fn wait_for_datagram(&self, call: &RawCall, socket: &Socket, from: SocketAddr) -> Told {
         let end = socket.patience().map(|patience| Instant::now() + patience);
         loop {
-            // An error of the socket's is told by the call itself.
+            // The receive call itself reports an error of the socket.
             let _ = process::poll([(socket.as_fd(), true)], Some(SIGNALS));
             match self.listener.tell_datagram(call, socket, from) {
                 Err(libc::EAGAIN) => {}
-                told => return told,
+                outcome => return outcome,
             }
             if !self.listener.is_waiting(call.id) || has_signal(call.thread) {
                 return Err(libc::EINTR);
@@ -188,15 +188,15 @@ impl Redirector {
 }
 
 impl RedirectedExchange {
-    /// Whether the program's socket is still where it was.
+    /// Whether the program's socket still has its address.
     fn is_here(&self) -> bool {
         let Ok(ours) = self.ours.local_addr() else { return false };
-        // Where the kernel does not tell, it is taken to be: it is then forgotten with the command.
+        // If the kernel does not answer, assume that it exists; the exchange then ends with the command.
         sockdiag::udp_owner(self.caller, ours).map_or(true, |owner| owner == Some(self.cookie))
     }
 }
 
-/// The next datagram from the far end; waits for ever where there is none.
+/// The next datagram from the far end; waits forever when there is no flow.
 async fn receive(onward: Option<&UdpExchange>) -> io::Result<Bytes> {
     match onward {
         None => std::future::pending().await,
@@ -204,7 +204,7 @@ async fn receive(onward: Option<&UdpExchange>) -> io::Result<Bytes> {
     }
 }
 
-/// Whether a signal that a thread's program handles waits for it.
+/// Whether a thread has a pending signal that its program handles.
 fn has_signal(thread: i32) -> bool {
     std::fs::read_to_string(format!("/proc/{thread}/status")).is_ok_and(|status| waits_in(&status))
 }
@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_signals_that_are_handled_and_not_blocked_end_a_wait() {
+    fn only_handled_and_unblocked_signals_end_a_wait() {
         let status = |pending: u64, blocked: u64, caught: u64| {
             waits_in(&format!("Name:\tx\nSigPnd:\t{:016x}\nShdPnd:\t{pending:016x}\nSigBlk:\t{blocked:016x}\nSigCgt:\t{caught:016x}\n", 0))
         };

@@ -1,4 +1,4 @@
-//! The process the user started: waits for the command, passes signals on, ends with its status.
+//! The process that the user started: waits for the command, forwards signals, exits with the command's status.
 
 use std::io::{self, PipeReader};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -11,11 +11,11 @@ use super::message::Message;
 use super::relays::Relay;
 use super::{RunError, RunOptions, supervisor};
 
-/// Starts the supervisor, which starts the command, and waits for the command's end. Returns its exit status.
+/// Starts the supervisor, which starts the command, and waits for the command to end. Returns the command's exit status.
 pub(super) fn run(options: &RunOptions, relay: Option<Relay>) -> Result<i32, RunError> {
     process::keep_ended_children();
     let signals: Vec<i32> = FORWARDED.into_iter().chain([CHILD_ENDED]).collect();
-    // Before the fork, so that no signal can end the supervisor either. The command starts with what was blocked before.
+    // Before the fork, so that no signal can end the supervisor either. The command starts with the original signal mask.
     let mask = process::block_signals(&signals).map_err(refused("block signals"))?;
     process::adopt_orphans(true).map_err(refused("adopt orphans"))?;
     let (from, to) = io::pipe().map_err(refused("make a pipe"))?;
@@ -23,7 +23,7 @@ pub(super) fn run(options: &RunOptions, relay: Option<Relay>) -> Result<i32, Run
         Side::Parent(supervisor) => supervisor,
         Side::Child => {
             drop(from);
-            // The terminal's stop key is for the command and for the front, which shows the shell that the command has stopped.
+            // The terminal's stop key is for the command, and for the front, which shows the shell that the command has stopped.
             let _ = process::block_signals(&TERMINAL_STOPS);
             process::exit_now(supervisor::run(options, relay, mask, to));
         }
@@ -34,7 +34,7 @@ pub(super) fn run(options: &RunOptions, relay: Option<Relay>) -> Result<i32, Run
         other => return not_started(options, mask, other.ok().flatten()),
     };
     let signals = process::signal_descriptor(&signals).map_err(refused("receive signals"))?;
-    // Whoever reads the command's output must not wait for this process too.
+    // A reader of the command's output must not wait for this process as well.
     let _ = process::silence(&[0, 1, 2]);
     let _ = process::close_inherited(&[from.as_raw_fd(), signals.as_raw_fd()]);
     Front { supervisor, command, from, signals }.wait().map_err(refused("wait for the command"))
@@ -44,16 +44,16 @@ fn refused(action: &'static str) -> impl FnOnce(io::Error) -> RunError {
     move |source| RunError::System { action, source }
 }
 
-/// The supervisor could not start the command and said why.
+/// Handles a supervisor that could not start the command; `why` is its reason.
 fn not_started(options: &RunOptions, mask: SignalMask, why: Option<Message>) -> Result<i32, RunError> {
     let _ = process::adopt_orphans(false);
     let _ = process::restore_signals(mask);
     let program = options.command[0].clone();
     match why {
         Some(Message::NoCommand(errno)) => Err(RunError::Command { program, source: io::Error::from_raw_os_error(errno) }),
-        // A filter with a listener is above this process already: another `braid run`, or a container's.
+        // A filter with a listener already applies to this process: from another `braid run`, or from a container.
         Some(Message::NoFilter(errno)) if errno == EBUSY => {
-            say!("braid: something supervises this command already; it runs without a supervisor of its own");
+            warn_user!("braid: this command is already supervised; it runs without a second supervisor");
             let source = Command::new(&program).args(&options.command[1..]).exec();
             Err(RunError::Command { program, source })
         }
@@ -73,14 +73,14 @@ struct Front {
 }
 
 impl Front {
-    /// Waits until the supervisor tells the command's status, or, if the supervisor is gone, for the command itself.
+    /// Waits until the supervisor reports the command's status or, if the supervisor is gone, for the command itself.
     fn wait(&self) -> io::Result<i32> {
         loop {
-            let [told, signalled] = process::poll([(self.from.as_fd(), true), (self.signals.as_fd(), true)], None)?;
+            let [message, signalled] = process::poll([(self.from.as_fd(), true), (self.signals.as_fd(), true)], None)?;
             if signalled.readable {
                 self.pass_signals_on()?;
             }
-            if told.readable || told.hung_up {
+            if message.readable || message.hung_up {
                 return match Message::receive(&self.from)? {
                     Some(Message::Ended(status)) => Ok(status),
                     _ => self.wait_alone(),
@@ -89,9 +89,9 @@ impl Front {
         }
     }
 
-    /// The supervisor is dead: the command is this process's child now.
+    /// The supervisor is dead, so the command is now a child of this process.
     fn wait_alone(&self) -> io::Result<i32> {
-        // Its descriptors close before its children are handed on; once it is reaped they have been.
+        // A process closes its descriptors before its children are reparented; once it is reaped, both have happened.
         let _ = process::wait(Some(self.supervisor), true);
         loop {
             if let Some((_, ended)) = process::wait(Some(self.command), false)? {
@@ -102,7 +102,7 @@ impl Front {
         }
     }
 
-    /// What the terminal sends, the command gets by itself; what a process sent to this one's number is meant for the command.
+    /// The command receives the terminal's signals by itself. A signal that a process sent to this process is meant for the command.
     fn pass_signals_on(&self) -> io::Result<()> {
         while let Some(signal) = process::next_signal(self.signals.as_fd())? {
             if signal.from_process && signal.number != CHILD_ENDED {

@@ -1,4 +1,4 @@
-//! The process that lets every call go on once the supervisor is gone, or hangs.
+//! The process that lets every call continue once the supervisor is gone or hangs.
 
 use std::io::PipeReader;
 use std::os::fd::{AsFd, AsRawFd};
@@ -8,33 +8,33 @@ use std::time::Duration;
 use braid_platform::linux::seccomp::{Heard, Listener};
 use braid_platform::linux::sys::process::{self, KILL};
 
-/// How many calls around the last one noted are answered unseen. Numbers go up by one.
-const AROUND: u64 = 64;
-/// How many calls back one that was put aside may be.
-const BACK: u64 = 1 << 20;
+/// Number of calls on each side of the last recorded one that are answered without having been received. Call numbers increase by one.
+const WINDOW: u64 = 64;
+/// Maximum distance back to a call that the supervisor deferred.
+const MAX_LOOKBACK: u64 = 1 << 20;
 
-/// How often it is looked whether the supervisor gets on with its work. One that does not for that long is taken for hung.
+/// Interval between checks of the supervisor's progress. A supervisor without progress for that long counts as hung.
 const POLL: Duration = Duration::from_secs(2);
 
-/// How far the supervisor has come, in memory that it shares with the guard.
+/// The supervisor's progress, in memory that it shares with the guard.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Progress {
-    /// The number of the call it took last.
+    /// Number of the last call that the supervisor received.
     pub(super) taken: &'static AtomicU64,
-    /// The number of the call it answered last, or put aside to be answered later.
+    /// Number of the last call that it answered, or deferred to answer later.
     pub(super) answered: &'static AtomicU64,
-    /// The lowest number of those put aside; the highest number there is where there are none.
+    /// Lowest number of the deferred calls; `u64::MAX` if there are none.
     pub(super) oldest: &'static AtomicU64,
 }
 
-/// Waits for the death of `supervisor`, which it brings about if that one hangs (stopped, or caught in a caller's memory that gives no
-/// answer), and then answers "continue" until nobody is left. `lifeline` ends with the supervisor.
+/// Waits for the death of `supervisor`, then answers "continue" until no process under the filter is left. Kills a supervisor that hangs:
+/// one that is stopped, or blocked on a caller's memory that does not respond. `lifeline` hangs up when the supervisor ends.
 pub(super) fn run(listener: &Listener, lifeline: &PipeReader, progress: Progress, supervisor: i32) {
     let _ = process::silence(&[0, 1, 2]);
     let _ = process::close_inherited(&[listener.as_raw_fd(), lifeline.as_raw_fd()]);
     let mut before = None;
     loop {
-        // Asked for no data on the listener: a call does not wake this process while the supervisor lives.
+        // Requests no read event on the listener: a call does not wake this process while the supervisor lives.
         match process::poll([(lifeline.as_fd(), true), (listener.as_fd(), false)], Some(POLL)) {
             Ok([alive, _]) if alive.hung_up => break,
             Ok([_, command]) if command.hung_up => return,
@@ -47,17 +47,17 @@ pub(super) fn run(listener: &Listener, lifeline: &PipeReader, progress: Progress
         }
         before = waiting;
     }
-    // A call that the supervisor took and never answered would wait for ever, and is told to nobody a second time.
+    // A call that the supervisor received and never answered would wait forever, and the kernel does not report it a second time.
     let last = progress.taken.load(Ordering::SeqCst);
-    for distance in 0..AROUND {
+    for distance in 0..WINDOW {
         listener.let_go_on(last.wrapping_add(distance));
         listener.let_go_on(last.wrapping_sub(distance));
     }
-    // Numbers begin at random and may wrap.
+    // Call numbers start at random and may wrap.
     let oldest = progress.oldest.load(Ordering::SeqCst);
     if oldest != u64::MAX {
-        let back = last.wrapping_sub(oldest).min(BACK);
-        (AROUND..=back).for_each(|distance| {
+        let back = last.wrapping_sub(oldest).min(MAX_LOOKBACK);
+        (WINDOW..=back).for_each(|distance| {
             listener.let_go_on(last.wrapping_sub(distance));
         });
     }
@@ -66,7 +66,7 @@ pub(super) fn run(listener: &Listener, lifeline: &PipeReader, progress: Progress
     }
 }
 
-/// The call last taken, if it or another one waits for the supervisor.
+/// The last received call, if it or another call is waiting for the supervisor.
 fn unfinished(listener: &Listener, progress: Progress) -> Option<u64> {
     let taken = progress.taken.load(Ordering::SeqCst);
     let waits = || process::poll([(listener.as_fd(), true)], Some(Duration::ZERO)).is_ok_and(|[listener]| listener.readable);

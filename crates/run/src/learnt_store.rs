@@ -1,6 +1,6 @@
-//! What one command's run teaches the next: capacities of links and demands of programs, in the user's own state directory.
+//! Persists what one run learns for the next: link capacities and program demands, in the user's own state directory.
 //!
-//! The disk is waited for by a thread of its own: a home on a server that does not answer must not hold up the command.
+//! A separate thread waits for the disk, because a home directory on an unresponsive server must not delay the command.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
@@ -9,19 +9,19 @@ use std::time::Duration;
 use braid_platform::linux::owner::as_owner_of;
 use braid_store::{AppKey, AppRow, Learnt, LinkKey, LinkRow, Store};
 
-/// How long the command's first connections wait for what earlier runs learnt.
-const RECALL_PATIENCE: Duration = Duration::from_millis(100);
-/// How long the end waits for the disk.
-const LAST_PATIENCE: Duration = Duration::from_secs(1);
+/// Time that the command's first connections wait for the stored values.
+const RECALL_TIMEOUT: Duration = Duration::from_millis(100);
+/// Time that the end of a run waits for the disk.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What is to be remembered.
+/// Values to store.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Estimates {
     pub(super) apps: Vec<(AppKey, AppRow)>,
     pub(super) links: Vec<(LinkKey, LinkRow)>,
 }
 
-/// The learnt values, read and written by a thread of its own.
+/// The store of learnt values; a separate thread reads and writes it.
 pub(super) struct LearntStore {
     recalled: mpsc::Receiver<Learnt>,
     estimates: mpsc::Sender<Estimates>,
@@ -29,7 +29,7 @@ pub(super) struct LearntStore {
 }
 
 impl LearntStore {
-    /// Reads what was learnt before, without making anything where nothing is.
+    /// Reads the stored values. Creates no file or directory.
     pub(super) fn recall_from(folder: &Path) -> Learnt {
         let (found, recalled) = mpsc::channel();
         let folder = folder.to_owned();
@@ -37,17 +37,17 @@ impl LearntStore {
             let learnt = as_owner_of(&folder, || if Store::exists(&folder) { Store::open(&folder).1 } else { Learnt::default() });
             let _ = found.send(learnt.unwrap_or_default());
         });
-        recalled.recv_timeout(RECALL_PATIENCE).unwrap_or_default()
+        recalled.recv_timeout(RECALL_TIMEOUT).unwrap_or_default()
     }
 
-    /// Begins to read what was learnt before.
+    /// Starts to read the stored values.
     pub(super) fn open(folder: &Path) -> Self {
         let (found, recalled) = mpsc::channel();
         let (estimates, taken) = mpsc::channel::<Estimates>();
         let (done, written) = mpsc::channel();
         let folder = folder.to_owned();
         let remember = move |folder: &Path| {
-            // What goes wrong with it is not worth a word on the command's own standard error.
+            // Errors are not reported: they do not matter enough to disturb the command's standard error.
             let (mut store, learnt, _) = Store::open(folder);
             let _ = found.send(learnt);
             for Estimates { apps, links } in taken {
@@ -57,25 +57,25 @@ impl LearntStore {
                 let _ = done.send(());
             }
         };
-        // Under sudo the folder may be another user's.
+        // Under sudo the directory may belong to another user.
         std::thread::spawn(move || as_owner_of(&folder, || remember(&folder)));
         Self { recalled, estimates, written }
     }
 
-    /// What was learnt before; nothing if that cannot be read soon.
+    /// The stored values; empty if they cannot be read within [`RECALL_TIMEOUT`].
     pub(super) fn recall(&self) -> Learnt {
-        self.recalled.recv_timeout(RECALL_PATIENCE).unwrap_or_default()
+        self.recalled.recv_timeout(RECALL_TIMEOUT).unwrap_or_default()
     }
 
-    /// Remembers, and waits for the disk, but not for long.
+    /// Stores values, and waits for the disk for at most [`WRITE_TIMEOUT`].
     pub(super) fn keep(&self, estimates: Estimates) {
         if self.estimates.send(estimates).is_ok() {
-            let _ = self.written.recv_timeout(LAST_PATIENCE);
+            let _ = self.written.recv_timeout(WRITE_TIMEOUT);
         }
     }
 }
 
-/// Where this user's store is; `None` without a home. See the XDG base directory specification.
+/// This user's store directory; `None` without a home. See the XDG base directory specification.
 pub(super) fn folder(variable: impl Fn(&str) -> Option<std::ffi::OsString>) -> Option<PathBuf> {
     let absolute = |name| variable(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let state = absolute("XDG_STATE_HOME").or_else(|| absolute("HOME").map(|home| home.join(".local/state")));
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_run_recalls_what_this_one_keeps() {
+    fn the_next_run_reads_what_this_run_stored() {
         let folder = tempfile::tempdir().unwrap();
         let store = LearntStore::open(folder.path());
         assert_eq!(store.recall(), Learnt::default());
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn reading_makes_nothing() {
+    fn reading_creates_no_files() {
         let folder = tempfile::tempdir().unwrap();
         let home = folder.path().join("none");
         assert_eq!(LearntStore::recall_from(&home), Learnt::default());
@@ -117,14 +117,14 @@ mod tests {
     }
 
     #[test]
-    fn without_a_place_nothing_is_kept_and_nothing_fails() {
+    fn an_unusable_directory_causes_no_error_and_stores_nothing() {
         let store = LearntStore::open(Path::new("/proc/no such place"));
         assert_eq!(store.recall(), Learnt::default());
         store.keep(estimates());
     }
 
     #[test]
-    fn the_place_is_the_users_own() {
+    fn the_directory_is_in_the_users_state_directory() {
         let environment =
             |pairs: &'static [(&str, &str)]| folder(move |name| pairs.iter().find(|(key, _)| *key == name).map(|(_, value)| value.into()));
         assert_eq!(environment(&[("HOME", "/home/a")]), Some("/home/a/.local/state/braid".into()));

@@ -1,42 +1,42 @@
-//! `braid run`: one command over all links, with no privilege.
+//! `braid run`: runs one command over all links, without privilege.
 //!
-//! Four processes:
+//! It uses four processes:
 //!
 //! ```text
-//! front ── waits for the command's end, passes signals on, ends with its status (what the user started)
-//!   └─ supervisor ── hears the command's connects, chooses links, binds sockets
+//! front ── started by the user; waits for the command to end, forwards signals, exits with the command's status
+//!   └─ supervisor ── intercepts the command's connects, chooses links, binds sockets
 //!        ├─ command ── the user's program under a seccomp filter
-//!        └─ guard ── answers "continue" to everything once the supervisor is gone; ends one that hangs
+//!        └─ guard ── answers "continue" to every call once the supervisor is gone; kills a supervisor that hangs
 //! ```
 //!
-//! The supervisor is the command's parent because some systems (Yama's `ptrace_scope` 1) let a program look into its descendants
-//! only. Front, supervisor and guard share nothing with the command but its standard error; supervisor and guard end when the last
-//! process under the filter has ended, which may be long after the command.
+//! The supervisor is the command's parent because some systems (Yama's `ptrace_scope` 1) allow a program to inspect its descendants
+//! only. Front, supervisor and guard share only standard error with the command. Supervisor and guard exit when the last process under
+//! the filter has ended, which may be long after the command.
 //!
-//! An unprivileged filter demands `no_new_privs`: programs that would gain privileges when started (`sudo`, `ping` on some systems)
-//! run without them. Whoever may do without (`CAP_SYS_ADMIN`) keeps them.
+//! An unprivileged filter requires `no_new_privs`: programs that gain privileges when started (`sudo`, `ping` on some systems)
+//! run without them. A user with `CAP_SYS_ADMIN` does not need `no_new_privs`; programs then keep their privileges.
 //!
-//! What it costs (median, one core of a small virtual machine, Linux 6.18): a steered TCP connect 19 microseconds, a connect that is
-//! left alone 8, an unconnected datagram 13, and every `sendmsg` 5, since a filter cannot see whether it names a destination.
-//! Connected datagrams, and all that is sent by `write`, `send` and `sendto` without an address, cost nothing.
+//! Cost (median, one core of a small virtual machine, Linux 6.18): a steered TCP connect 19 microseconds, a connect that Braid does not
+//! steer 8, an unconnected datagram 13, and every `sendmsg` 5, because a filter cannot see whether the call names a destination.
+//! Connected datagrams, `write`, `send`, and `sendto` without an address cost nothing.
 //!
 //! With a relay ([`relays`]) the supervisor forwards TCP connections and connected datagram sockets over all links at once
-//! (`redirector`, `exchange`), and answers what the program asks about them (`seccomp::told`). Then the filter asks about `getpeername`,
-//! `getsockname`, `recvmsg`, `recvmmsg`, `recvfrom` with room for an address and `SO_ERROR` too, for every socket. Unconnected datagrams,
-//! and sockets that wait for their first bytes (`TCP_FASTOPEN_CONNECT`), go direct. The supervisor stays until what the command sent last
-//! has arrived, but for a minute at most.
+//! (`redirector`, `exchange`), and answers the program's queries about these sockets (`seccomp::told`). The filter then also intercepts
+//! `getpeername`, `getsockname`, `recvmsg`, `recvmmsg`, `recvfrom` with room for an address, and `SO_ERROR`, for every socket. Unconnected
+//! datagrams, and sockets that delay their connect until the first bytes (`TCP_FASTOPEN_CONNECT`), go direct. The supervisor stays until
+//! the command's last data has arrived, at most one minute.
 //!
-//! What a run learns of links and programs, it keeps for the next one in the user's state directory (`$XDG_STATE_HOME/braid`, else
+//! A run saves what it learns about links and programs for the next run, in the user's state directory (`$XDG_STATE_HOME/braid`, else
 //! `~/.local/state/braid`), in the daemon's format.
 //!
-//! What is left alone besides what the daemon leaves alone: sockets of programs that may not be looked into or that live in another
-//! network namespace; datagram sockets that their program bound to a port, which cannot be told from servers; connected datagram
-//! sockets before Linux 6.1. A `sendmmsg` goes where its first datagram goes.
+//! `braid run` leaves alone everything that the daemon leaves alone, and in addition: sockets of programs that it may not inspect or
+//! that are in another network namespace; datagram sockets that their program bound to a port, because they cannot be distinguished from
+//! servers; connected datagram sockets before Linux 6.1. All datagrams of a `sendmmsg` take the link of the first one.
 
 #![forbid(unsafe_code)]
 
-/// Says something to the user. Standard error may be full, closed or a terminal that is gone: then it is not said.
-macro_rules! say {
+/// Prints a message to the user on standard error. Ignores write errors: standard error may be full, closed, or a terminal that is gone.
+macro_rules! warn_user {
     ($($said:tt)*) => {{
         use std::io::Write as _;
         let _ = writeln!(std::io::stderr(), $($said)*);
@@ -50,7 +50,6 @@ mod front;
 mod guard;
 mod learnt_store;
 mod links;
-mod meeting;
 mod message;
 mod own;
 pub mod proxy;
@@ -58,6 +57,7 @@ mod reach;
 mod redirect_states;
 mod redirector;
 pub mod relays;
+mod rendezvous;
 mod streams;
 mod supervisor;
 mod view;
@@ -72,41 +72,41 @@ use braid_decide::policy::{Carry, Scheduler};
 pub use own::{OwnFlows, Ruling};
 pub use reach::{Reachable, reachable, remember};
 
-/// What `braid run` is asked to do.
+/// Options of `braid run`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunOptions {
-    /// How links are chosen.
+    /// Policy that chooses links.
     pub scheduler: Scheduler,
-    /// The interfaces to use, by name; empty for every link.
+    /// Interfaces to use, by name; empty means every link.
     pub links: Vec<String>,
-    /// Whether connections go to a relay. [`Carry::Auto`]: if one is named.
+    /// Whether connections go through a relay. [`Carry::Auto`]: only if `relay` is set.
     pub carry: Carry,
-    /// The relay, by the name that it was joined under; `None`: the first by name.
+    /// Name under which the relay was joined; `None`: the first relay by name.
     pub relay: Option<String>,
-    /// For how long connections wait at the start until the relay is reached. `None`: for a second, or five if it has begun to answer.
+    /// Time that connections wait at the start for the relay. `None`: one second, or five once the relay has begun to answer.
     pub relay_wait: Option<Duration>,
     /// The command and its arguments.
     pub command: Vec<OsString>,
 }
 
-/// Why the command could not be run.
+/// Reason why the command could not run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunError {
     /// No command was given.
     #[error("no command to run; write it after --, as in: braid run -- curl https://example.org")]
     NoCommand,
-    /// A link named does not exist.
+    /// A named link does not exist.
     #[error("no interface is named {name:?}{}", hint(.nearest, .known))]
     UnknownLink {
-        /// What was asked for.
+        /// Name that was requested.
         name: String,
-        /// The existing name most like it.
+        /// Existing name most similar to it.
         nearest: Option<String>,
-        /// All names there are.
+        /// All existing names.
         known: Vec<String>,
     },
-    /// A wait for a relay was asked for, and no relay.
-    #[error("--relay-wait is of no use without a relay to wait for: add --relay NAME or --carry bond")]
+    /// A wait for a relay was requested without a relay.
+    #[error("--relay-wait needs a relay to wait for: add --relay NAME or --carry bond")]
     NothingToWaitFor,
     /// The relay cannot be used.
     #[error("{0}")]
@@ -114,29 +114,29 @@ pub enum RunError {
     /// The command could not be started.
     #[error("cannot run {program:?}: {source}")]
     Command {
-        /// What was to be started.
+        /// Program that was to be started.
         program: OsString,
-        /// What the system said.
+        /// Error from the system.
         source: io::Error,
     },
-    /// The system does not let a command be supervised.
+    /// The system does not allow supervision of a command.
     #[error(
-        "cannot hear the command's connections (seccomp user notification): {0}; this needs Linux 5.6 or later and, in a container, \
+        "cannot intercept the command's connections (seccomp user notification): {0}; this needs Linux 5.6 or later and, in a container, \
          a seccomp profile that allows it. Run the command without braid run, or start the daemon as root: braid up"
     )]
     Filter(#[source] io::Error),
-    /// Something the system always grants was refused.
+    /// A basic system call failed.
     #[error("cannot {action}: {source}")]
     System {
-        /// What was tried.
+        /// Operation that failed.
         action: &'static str,
-        /// What the system said.
+        /// Error from the system.
         source: io::Error,
     },
 }
 
 impl RunError {
-    /// The exit status that tells of this error, as `env` and `timeout` have it: 127 for a command not found, 126 for one that
+    /// Exit status for this error, with the convention of `env` and `timeout`: 127 for a command not found, 126 for one that
     /// cannot be started, 125 for anything else.
     pub fn exit_code(&self) -> i32 {
         match self {
@@ -147,13 +147,13 @@ impl RunError {
     }
 }
 
-/// Runs the command to its end and returns its exit status, 128 and the number for a signal.
+/// Runs the command to its end and returns its exit status, or 128 plus the signal number if a signal ended it.
 ///
-/// Call it from a process with a single thread, before any runtime is started; it forks. Afterwards standard input, output and
-/// error of this process lead nowhere: they belonged to the command.
+/// Call it from a process with a single thread, before any runtime starts, because it forks. Afterwards standard input, output and
+/// error of this process point to `/dev/null`: they belonged to the command.
 ///
 /// # Errors
-/// [`RunError`]; the command has not been started then.
+/// [`RunError`]; the command has not started then.
 pub fn main(options: RunOptions) -> Result<i32, RunError> {
     if options.command.is_empty() {
         return Err(RunError::NoCommand);
@@ -169,7 +169,7 @@ pub fn main(options: RunOptions) -> Result<i32, RunError> {
     front::run(&options, relay)
 }
 
-/// Every interface of this network namespace. `/sys/class/net` may belong to another one.
+/// Every interface of this network namespace. Reads `/proc/self/net/dev` because `/sys/class/net` may belong to another namespace.
 fn interface_names() -> io::Result<Vec<String>> {
     let table = std::fs::read_to_string("/proc/self/net/dev")?;
     Ok(table.lines().skip(2).filter_map(|line| line.rsplit_once(':').map(|(name, _)| name.trim().to_owned())).collect())
@@ -187,7 +187,7 @@ fn hint(nearest: &Option<String>, known: &[String]) -> String {
     if let Some(nearest) = nearest {
         let _ = write!(text, "; did you mean {nearest:?}?");
     }
-    let _ = write!(text, " (there are: {})", known.join(", "));
+    let _ = write!(text, " (existing: {})", known.join(", "));
     text
 }
 
@@ -204,13 +204,13 @@ mod tests {
         let known = names(&["lo", "wlan0", "eth0"]);
         assert!(check_links(&names(&["eth0", "wlan0"]), known.clone()).is_ok());
         let error = check_links(&names(&["eth0", "wlna0"]), known.clone()).unwrap_err();
-        assert_eq!(error.to_string(), r#"no interface is named "wlna0"; did you mean "wlan0"? (there are: lo, wlan0, eth0)"#);
+        assert_eq!(error.to_string(), r#"no interface is named "wlna0"; did you mean "wlan0"? (existing: lo, wlan0, eth0)"#);
         let error = check_links(&names(&["zzz"]), known).unwrap_err();
         assert!(!error.to_string().contains("did you mean"), "{error}");
     }
 
     #[test]
-    fn this_machine_has_a_loopback() {
+    fn interface_names_include_the_loopback() {
         assert!(interface_names().unwrap().contains(&"lo".to_owned()));
     }
 

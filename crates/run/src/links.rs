@@ -1,4 +1,4 @@
-//! The links of a command: the table of links, which links it may use for what, and what they brought in earlier runs.
+//! The links of a command: the table of links, which flows may use them, and the capacities learnt in earlier runs.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -13,15 +13,15 @@ use braid_store::{LinkKey, LinkRow};
 
 use super::view::{Usable, View};
 
-/// All links.
+/// All links of a command.
 #[derive(Default)]
 pub(super) struct Links {
     table: LinkTable,
-    /// By which name each is remembered.
+    /// Key under which each link is stored.
     keys: BTreeMap<LinkIndex, LinkKey>,
-    /// What earlier runs learnt of links, and this one of those that went.
+    /// Values that earlier runs learnt, and values that this run learnt about links that are gone.
     remembered: BTreeMap<LinkKey, LinkRow>,
-    /// The links that went in this run.
+    /// Links that disappeared during this run.
     gone: BTreeSet<LinkKey>,
 }
 
@@ -31,24 +31,24 @@ impl Links {
         self.table.may_steer(remote)
     }
 
-    /// The slots a flow to `remote` may use now; `None` if it is to be left alone.
+    /// The slots that a flow to `remote` may use now; `None` to leave the flow alone.
     pub(super) fn allowed(&self, remote: IpAddr) -> Option<LinkSet> {
         self.among(remote, self.table.usable(Family::of(remote)))
     }
 
-    /// Those of the slots that a flow to `remote` may use.
+    /// The subset of `slots` that a flow to `remote` may use.
     fn among(&self, remote: IpAddr, slots: LinkSet) -> Option<LinkSet> {
         if !self.may_steer(remote) {
             return None;
         }
-        // A resolver that belongs to some link is asked through it: others may refuse, or answer otherwise.
+        // A resolver that belongs to a link is reached through that link: on other links it may refuse, or answer differently.
         let own = self.table.resolvers().get(&remote).map_or(0, |mask| mask.0 & slots.0);
         let mask = if own != 0 { LinkSet(own) } else { slots };
         (mask.0 != 0).then_some(mask)
     }
 
-    /// The same by what `rule` makes of the links that can be used, which are given with their facts by slot. A dead one is used rather than none
-    /// that the rule admits.
+    /// The links that `rule` admits for a flow to `remote`. `rule` receives the usable slots, and the facts of all links by slot. If it admits no
+    /// usable link, it decides again over all configured links: a dead link is better than none.
     pub(super) fn admitted(&self, remote: IpAddr, rule: impl Fn(LinkSet, &[(usize, &LinkFacts)]) -> Admission) -> Admission {
         let Some(allowed) = self.allowed(remote) else { return Admission::LeaveAlone };
         let devices = self.table.devices();
@@ -58,13 +58,13 @@ impl Links {
         }
     }
 
-    /// The same for a flow of a bond to somewhere that only its relay knows.
+    /// The links that `rule` admits for a flow of a bond to a name that the relay resolves.
     pub(super) fn admitted_by_name(&self, rule: impl Fn(LinkSet, &[(usize, &LinkFacts)]) -> Admission) -> Admission {
         let usable = Family::ALL.iter().fold(0, |mask, family| mask | self.table.usable(*family).0);
         rule(LinkSet(usable), &self.table.devices())
     }
 
-    /// Whether a flow to `remote` may use all links at once: it is steered, and no resolver, which belongs to its link.
+    /// Whether a flow to `remote` may use all links at once: `remote` is steered and is no resolver, because a resolver belongs to its link.
     pub(super) fn may_bond(&self, remote: IpAddr) -> bool {
         self.may_steer(remote) && !self.table.resolvers().contains_key(&remote)
     }
@@ -75,16 +75,16 @@ impl Links {
         links.into_iter().filter(|link| link.v4.is_some() || link.v6.is_some()).collect()
     }
 
-    /// Takes in what earlier runs learnt, before any network.
+    /// Loads what earlier runs learnt. Call it before the first `on_network`.
     pub(super) fn recall(&mut self, remembered: BTreeMap<LinkKey, LinkRow>) {
         self.remembered = remembered;
     }
 
-    /// What was learnt of each link.
+    /// The learnt values of each link.
     pub(super) fn estimates(&self, now: Time, unix: u64) -> Vec<(LinkKey, LinkRow)> {
         let gone = self.gone.iter().filter_map(|key| Some((key.clone(), LinkRow { updated: unix, ..*self.remembered.get(key)? })));
         let present = self.table.values().filter_map(|link| Some((self.keys.get(&link.facts.index)?.clone(), learnt(link, now, unix))));
-        let rows: BTreeMap<LinkKey, LinkRow> = gone.chain(present).filter(|(_, row)| says_something(row)).collect();
+        let rows: BTreeMap<LinkKey, LinkRow> = gone.chain(present).filter(|(_, row)| has_capacity(row)).collect();
         rows.into_iter().collect()
     }
 
@@ -103,7 +103,7 @@ impl Links {
         self.table.in_slot(slot).map(|link| link.facts.name.as_str())
     }
 
-    /// The system's order of preference in `family` by slot, least first.
+    /// The metrics of the system's default routes in `family`, by slot; the system prefers the lowest.
     pub(super) fn ranks(&self, family: Family) -> [u32; MAX_LINKS] {
         let mut ranks = [u32::MAX; MAX_LINKS];
         for link in self.table.values() {
@@ -122,11 +122,11 @@ impl Links {
         rates
     }
 
-    /// Takes in the network as it is now; `wanted` empty stands for every link.
+    /// Updates the links to `network`. An empty `wanted` means every link.
     ///
-    /// `steer` tells which destinations of a family the system would send through a default route of one of the links; `filtered`
-    /// whether a device drops IPv4 answers that do not come in by the best route (strict `rp_filter`). Returns the links that cannot be used for
-    /// IPv4 because of that filter.
+    /// `steer` returns the destinations of a family that the system would send through a default route of one of the links. `filtered` returns
+    /// whether an interface drops IPv4 answers that do not arrive by the best route (strict `rp_filter`). Returns the links that cannot be used
+    /// for IPv4 because of that filter.
     pub(super) fn on_network(
         &mut self,
         now: Time,
@@ -157,35 +157,35 @@ impl Links {
         refused
     }
 
-    /// Keeps what was learnt of links that are there no more, or lead to another network by now.
+    /// Keeps the learnt values of links that are gone, or that now lead to another network.
     fn keep_estimates(&mut self, now: Time, keys: &BTreeMap<LinkIndex, LinkKey>) {
         for link in self.table.values() {
             let index = link.facts.index;
             let row = learnt(link, now, 0);
-            if let Some(key) = self.keys.get(&index).filter(|key| keys.get(&index) != Some(*key) && says_something(&row)) {
+            if let Some(key) = self.keys.get(&index).filter(|key| keys.get(&index) != Some(*key) && has_capacity(&row)) {
                 self.remembered.insert(key.clone(), row);
                 self.gone.insert(key.clone());
             }
         }
     }
 
-    /// Handshakes of `family` on `slot` get no answer, and not by the servers' fault: the link is asked.
+    /// Handshakes of `family` on `slot` get no answer, and the servers are not the cause: probe the link.
     pub(super) fn on_silence(&mut self, now: Time, slot: usize, family: Family) {
-        self.suffers(now, slot, family, Suffering::Timeout);
+        self.report_symptom(now, slot, family, Suffering::Timeout);
     }
 
     /// Streams of `family` on `slot` were receiving and receive nothing any more.
     pub(super) fn on_stall(&mut self, now: Time, slot: usize, family: Family) {
-        self.suffers(now, slot, family, Suffering::Stall);
+        self.report_symptom(now, slot, family, Suffering::Stall);
     }
 
-    fn suffers(&mut self, now: Time, slot: usize, family: Family, sign: Suffering) {
+    fn report_symptom(&mut self, now: Time, slot: usize, family: Family, symptom: Suffering) {
         if let Some(link) = self.table.in_slot_mut(slot) {
-            link.health.get_mut(family).on_suffering(now, sign);
+            link.health.get_mut(family).on_suffering(now, symptom);
         }
     }
 
-    /// Something arrived on `slot` from `remote` between `since` and now.
+    /// Something arrived on `slot` from `remote` between `since` and `now`.
     pub(super) fn on_progress(&mut self, now: Time, since: Time, slot: usize, remote: SocketAddr) {
         let family = Family::of(remote.ip());
         if let Some(link) = self.table.in_slot_mut(slot) {
@@ -199,12 +199,12 @@ impl Links {
         self.table.poll_probes(now, &[])
     }
 
-    /// The outcome of a probe.
+    /// Records the outcome of a probe.
     pub(super) fn on_probe(&mut self, now: Time, link: LinkIndex, family: Family, outcome: Outcome) {
         self.table.on_probe(now, link, family, outcome);
     }
 
-    /// Takes in the devices' counters and how busy the command's flows kept each slot since the last time.
+    /// Updates capacities from the interface counters, and from how busy the command's flows kept each slot since the last call.
     pub(super) fn on_counters(
         &mut self,
         now: Time,
@@ -213,14 +213,14 @@ impl Links {
     ) {
         for (index, counted) in counters {
             if let Some(link) = self.table.get_mut(index) {
-                // No link is metered here, so the time of day is not asked for.
+                // No link is metered here, so the time of day is not needed.
                 link.on_device(now, counted, 0, busy(link.slot), None);
             }
         }
     }
 }
 
-/// What the system says of a link, without the IPv4 way that a strict filter closes.
+/// The system's facts about a link, without the IPv4 routes that a strict filter makes unusable.
 fn usable_facts(link: &Usable<'_>) -> LinkFacts {
     let mut facts = link.facts.clone();
     for family in Family::ALL {
@@ -239,7 +239,7 @@ fn learnt(link: &Link, now: Time, unix: u64) -> LinkRow {
     LinkRow { capacity_down: rate(&link.capacity.down), capacity_up: rate(&link.capacity.up), updated: unix }
 }
 
-fn says_something(row: &LinkRow) -> bool {
+fn has_capacity(row: &LinkRow) -> bool {
     row.capacity_down.is_some() || row.capacity_up.is_some()
 }
 
@@ -251,7 +251,7 @@ pub(super) mod tests {
     use braid_decide::policy::ProbeTarget;
     use braid_model::{ByteCount, DefaultRoute, LinkKind, PerFamily};
 
-    /// Links named `link1`, `link2`, ... with metric and nominal speed of 100 Mbit/s times their number.
+    /// Links named `link1`, `link2`, ...; metric, and nominal speed in units of 100 Mbit/s, equal the link's number.
     pub(crate) fn network(count: u32) -> NetworkSnapshot {
         let facts = |number: u32| LinkFacts {
             index: LinkIndex(number),
@@ -271,7 +271,7 @@ pub(super) mod tests {
         NetworkSnapshot { interfaces: (1..=count).map(facts).collect(), ..NetworkSnapshot::default() }
     }
 
-    /// Steers what is not in 10.0.0.0/8, as long as there is a link at all.
+    /// Steers everything outside 10.0.0.0/8, provided there is a link at all.
     pub(crate) fn steer(links: &BTreeSet<LinkIndex>, family: Family) -> Vec<(ipnet::IpNet, bool)> {
         match family {
             Family::V4 => vec![("0.0.0.0/0".parse().unwrap(), !links.is_empty()), ("10.0.0.0/8".parse().unwrap(), false)],
@@ -302,7 +302,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn families_are_judged_apart_and_carrier_counts() {
+    fn families_are_judged_separately_and_carrier_counts() {
         let mut network = network(3);
         network.interfaces[0].gateways.v6.clear();
         network.interfaces[1].carrier = false;
@@ -311,17 +311,17 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn virtual_devices_are_links_only_where_nothing_else_is_or_when_named() {
+    fn virtual_devices_are_links_only_without_real_ones_or_when_named() {
         let mut network = network(2);
         network.interfaces[1].kind = LinkKind::Virtual;
         assert_eq!(allowed(&links(&network, &[]), "9.9.9.9"), [1]);
         assert_eq!(allowed(&links(&network, &["link2"]), "9.9.9.9"), [2]);
         network.interfaces[0].kind = LinkKind::Vpn;
-        assert_eq!(allowed(&links(&network, &[]), "9.9.9.9"), [2], "a VPN is none even then");
+        assert_eq!(allowed(&links(&network, &["link2"]), "9.9.9.9"), [2], "a VPN is no link even then");
     }
 
     #[test]
-    fn a_strict_filter_leaves_the_best_link_and_those_with_a_source_rule() {
+    fn a_strict_filter_leaves_the_best_link_and_links_with_a_source_rule() {
         let mut network = network(3);
         let rule = braid_model::RuleFacts {
             family: Family::V4,
@@ -346,7 +346,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_resolver_is_asked_through_its_own_link() {
+    fn a_resolver_is_reached_through_its_own_link() {
         let mut network = network(3);
         network.interfaces[1].resolvers.push("9.9.9.9".parse().unwrap());
         let links = links(&network, &[]);
@@ -354,7 +354,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn silence_has_a_link_asked_and_keeps_it_out_until_it_answers() {
+    fn silence_triggers_a_probe_and_a_silent_link_is_unused_until_it_answers() {
         let mut links = links(&network(2), &[]);
         let server = "9.9.9.9:443".parse().unwrap();
         let at = |milliseconds: u64| Time::from_millis(10_000 + milliseconds);
@@ -367,7 +367,7 @@ pub(super) mod tests {
         answer(&mut links, 0, [alive; 2]);
         links.on_progress(at(100), at(0), 1, server);
         links.on_silence(at(1000), 0, Family::V4);
-        assert_eq!(allowed(&links, "9.9.9.9"), [1, 2], "it is asked first");
+        assert_eq!(allowed(&links, "9.9.9.9"), [1, 2], "it is probed first");
         let plans = links.poll_probes(at(1000));
         let asked: Vec<_> = plans.iter().filter(|plan| plan.link == LinkIndex(1)).map(|plan| plan.targets.clone()).collect();
         assert_eq!(asked, [vec![ProbeTarget::Tcp(server)]], "the host that answered on the other link");
@@ -375,13 +375,13 @@ pub(super) mod tests {
         assert_eq!((allowed(&links, "9.9.9.9"), allowed(&links, "2620:fe::9")), (vec![2], vec![1, 2]));
         links.on_silence(at(1300), 1, Family::V4);
         answer(&mut links, 1300, [Outcome::Silent; 2]);
-        assert_eq!(allowed(&links, "9.9.9.9"), [1, 2], "all dead is none dead");
+        assert_eq!(allowed(&links, "9.9.9.9"), [1, 2], "if all are dead, all are used");
         answer(&mut links, 9000, [alive, Outcome::Silent]);
         assert_eq!(allowed(&links, "9.9.9.9"), [1]);
     }
 
     #[test]
-    fn what_was_learnt_of_a_link_outlives_it() {
+    fn the_learnt_capacity_of_a_link_outlives_it() {
         let mut links = links(&network(2), &[]);
         let busy = |_| PerDirection::both(Busy { flows: 3, destinations: 2, backlogged: true, queued: false });
         for poll in 0..40u64 {

@@ -1,11 +1,11 @@
-//! What the supervisor tells the front, over a pipe.
+//! Messages from the supervisor to the front, over a pipe.
 
 use std::io::{self, Read, Write};
 
-/// One message.
+/// A message to the front.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Message {
-    /// The command runs under this process number.
+    /// The command runs under this process ID.
     Started(i32),
     /// The command ended with this status.
     Ended(i32),
@@ -16,7 +16,7 @@ pub(super) enum Message {
 }
 
 impl Message {
-    /// Sends it. Whole or not at all: it is shorter than what a pipe takes in one piece.
+    /// Sends the message. The write is atomic: it is shorter than `PIPE_BUF`.
     pub(super) fn send(self, mut to: impl Write) -> io::Result<()> {
         let (kind, value) = match self {
             Self::Started(process) => (1, process),
@@ -30,7 +30,7 @@ impl Message {
         to.write_all(&bytes)
     }
 
-    /// Receives one; `None` when no more will come.
+    /// Receives a message; `None` at the end of the pipe.
     pub(super) fn receive(mut from: impl Read) -> io::Result<Option<Self>> {
         let mut bytes = [0; 8];
         match from.read_exact(&mut bytes) {
@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_cross_a_pipe_and_end_with_it() {
+    fn messages_cross_a_pipe_and_stop_at_its_end() {
         let (reader, writer) = io::pipe().unwrap();
         let all = [Message::Started(42), Message::Ended(143), Message::NoCommand(2), Message::NoFilter(-1)];
         all.iter().for_each(|message| message.send(&writer).unwrap());

@@ -1,4 +1,4 @@
-//! Flows that a program of Braid's own makes for others (`braid proxy`), over the links there are, with no privilege and no daemon.
+//! Flows that Braid opens itself on behalf of clients (`braid proxy`), over the available links, without privilege and without the daemon.
 
 use std::io;
 use std::net::SocketAddr;
@@ -18,19 +18,19 @@ use super::relays::{Relay, RelayError};
 use super::supervisor::{Shared, follow};
 use super::{RunError, RunOptions, check_links, interface_names};
 
-/// What a policy says of a flow, and whose it is.
+/// The policy and rule that apply to a flow, and the application it belongs to.
 #[derive(Debug, Clone, Copy)]
 pub struct Ruling<'a> {
-    /// What stands for the application.
+    /// Key under which demand is learnt; the application.
     pub application: &'a str,
     /// The policy.
     pub policy: &'a Policy,
-    /// Its rule for this flow.
+    /// Rule of the policy that matches this flow.
     pub rule: Option<&'a AppRule>,
 }
 
 impl Ruling<'_> {
-    /// The links that may be used, of those that can be.
+    /// The links among `usable` that the policy and the rule admit.
     fn admit(&self, usable: LinkSet, links: &[(usize, &LinkFacts)]) -> Admission {
         let rule_of = |facts: &LinkFacts| self.policy.link_rule(facts);
         let with = |test: &dyn Fn(&LinkFacts) -> bool| {
@@ -46,14 +46,14 @@ impl Ruling<'_> {
     }
 }
 
-/// Makes flows, follows the network, and learns from what flows move.
+/// Opens flows, follows the network, and learns from the bytes that flows move.
 pub struct OwnFlows(Arc<Shared>);
 
 impl OwnFlows {
-    /// Begins to follow the network; `links` empty stands for all. Returns when it is known, or after a second.
+    /// Starts to follow the network; an empty `links` means all. Returns when the network is known, or after one second.
     ///
     /// # Errors
-    /// A link that does not exist.
+    /// A named link does not exist.
     pub fn start(scheduler: Scheduler, links: Vec<String>) -> Result<Self, RunError> {
         check_links(&links, interface_names().map_err(|source| RunError::System { action: "read /proc/net/dev", source })?)?;
         let options = RunOptions { scheduler, links, carry: Carry::Direct, relay: None, relay_wait: None, command: Vec::new() };
@@ -64,11 +64,11 @@ impl OwnFlows {
         Ok(Self(shared))
     }
 
-    /// Begins to bond with a relay that the user has joined: the one called `name`, else the first. To be called inside a tokio runtime.
-    /// Returns its name.
+    /// Starts to bond with a relay that the user has joined: the one named `name`, else the first. Call it inside a tokio runtime.
+    /// Returns the relay's name.
     ///
     /// # Errors
-    /// There is no such relay, or what was kept of it cannot be used.
+    /// There is no such relay, or its stored data cannot be used.
     pub fn bond_with(&self, name: Option<&str>) -> Result<String, RelayError> {
         let relay = Relay::find(name)?;
         let client = Client::start(relay.peer.clone(), Some(&relay.keys), None).map_err(|error| RelayError::StateDir(error.to_string()))?;
@@ -84,17 +84,17 @@ impl OwnFlows {
         Ok(joined)
     }
 
-    /// Opens a flow through the relay, which looks a name up: direct where none may forward it or can be reached.
+    /// Opens a flow through the relay, which resolves a name. Returns `Direct` if no relay is reachable or may forward the flow.
     pub async fn bond(&self, kind: FlowKind, target: Target, ruling: Ruling<'_>) -> Opening {
         match self.begin(kind, target, ruling) {
-            // What is sent meanwhile waits, and is lost where the relay does not take it.
+            // Data sent before the relay answers is queued; it is lost if the relay refuses the flow.
             Some((_, flow)) if kind == FlowKind::Messages => Opening::Bonded(flow),
             Some((client, flow)) => client.opening(flow).await,
             None => Opening::Direct(Unopened::Silent),
         }
     }
 
-    /// Asks the relay for a flow; `None`: there is none that can be reached and may forward it, or this bond has no more room.
+    /// Asks the relay for a flow; `None` if no relay is reachable and may forward it, or if this bond has no room for another flow.
     fn begin(&self, kind: FlowKind, target: Target, ruling: Ruling<'_>) -> Option<(&Client, BondFlow)> {
         let only = ruling.rule.and_then(|rule| rule.relay.as_deref());
         let may = |(relay, client): &&(String, Client)| only.is_none_or(|only| only == relay) && client.is_up();
@@ -112,10 +112,10 @@ impl OwnFlows {
         Some((client, client.open(Open { kind, target, policy }).ok()?))
     }
 
-    /// Connects to `remote` over the link that is best for it, and gives that link's slot where it was bound to one.
+    /// Connects to `remote` over the best link for it, and returns that link's slot if the socket was bound to one.
     ///
     /// # Errors
-    /// What `connect` says; `ENETUNREACH` if its rule admits no link that can be used.
+    /// The error of `connect`; `ENETUNREACH` if the rule admits no usable link.
     pub async fn connect(&self, remote: SocketAddr, ruling: Ruling<'_>) -> io::Result<(TcpStream, Option<usize>)> {
         let socket = own(remote, socket2::Type::STREAM)?;
         let slot = {
@@ -130,7 +130,7 @@ impl OwnFlows {
             match link.map(|link| (link, socket.bind(link))) {
                 Some((_, Err(error))) => {
                     chooser.withdraw(now, inode);
-                    // A link that its rule insists on, or none.
+                    // The rule restricts the flow to certain links, so the system's route is not allowed.
                     if ruling.rule.is_some_and(|rule| rule.links.is_some()) {
                         return Err(error);
                     }
@@ -143,7 +143,7 @@ impl OwnFlows {
         Ok((finish(socket, remote).await?, slot))
     }
 
-    /// The links that one download from `remote` may be divided among, by slot and name.
+    /// The links that one download from `remote` may be split over, by slot and name.
     pub fn divided(&self, remote: SocketAddr, ruling: Ruling<'_>) -> Vec<(usize, String)> {
         let chooser = self.0.choice.chooser();
         match chooser.admitted(remote.ip(), |usable, facts| ruling.admit(usable, facts)) {
@@ -155,7 +155,7 @@ impl OwnFlows {
     /// Connects to `remote` over the link in this slot.
     ///
     /// # Errors
-    /// What `connect` says; `ENETUNREACH` if its rule does not admit that link now.
+    /// The error of `connect`; `ENETUNREACH` if the rule does not admit that link now.
     pub async fn connect_by(&self, slot: usize, remote: SocketAddr, ruling: Ruling<'_>) -> io::Result<TcpStream> {
         let socket = own(remote, socket2::Type::STREAM)?;
         {
@@ -171,10 +171,10 @@ impl OwnFlows {
         finish(socket, remote).await
     }
 
-    /// Begins an exchange of datagrams with `remote`, likewise.
+    /// Opens a UDP socket to `remote` over the best link for it.
     ///
     /// # Errors
-    /// As [`Self::connect`].
+    /// The same errors as [`Self::connect`].
     pub fn exchange(&self, remote: SocketAddr, ruling: Ruling<'_>) -> io::Result<UdpSocket> {
         let socket = own(remote, socket2::Type::DGRAM)?;
         let facts = DatagramSocket { cookie: socket.cookie(), bound: false, routed: false };
@@ -194,7 +194,7 @@ impl OwnFlows {
         UdpSocket::from_std(OwnedFd::from(socket).into())
     }
 
-    /// Keeps what was learnt of links for the next run.
+    /// Stores what was learnt about links for the next run.
     pub fn remember(&self) {
         self.0.remember();
     }

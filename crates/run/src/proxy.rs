@@ -1,8 +1,8 @@
-//! `braid proxy`: flows for what cannot run Braid itself, by the policy of the machine.
+//! `braid proxy`: opens flows for devices that cannot run Braid, according to this machine's policy.
 //!
-//! A client of the proxy stands for the application: `match = { client = ... }` in `[[app]]` means it by its address or by the name that it
-//! has shown a password for. Rules without `client` hold too where their other conditions do; the program and its process are the
-//! proxy's then.
+//! A client of the proxy counts as an application: `match = { client = ... }` in `[[app]]` matches it by its address, or by the user name
+//! that it authenticated with. Rules without `client` also apply if their other conditions hold; the program and the process are then
+//! those of the proxy.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -26,45 +26,46 @@ use tokio::sync::mpsc;
 
 use crate::{OwnFlows, Ruling, RunError, relays};
 
-/// Remotes that one association speaks with at a time; the one that was silent longest makes room.
-const REMOTES: usize = 256;
-/// Exchanges of all clients at a time, and of one client's address. Each keeps a socket; the oldest of whoever has most makes room.
-const EXCHANGES: usize = 4096;
-const EXCHANGES_OF_ONE: usize = 1024;
-/// Answers that wait for one client.
-const WAITING: usize = 64;
-/// How long a name's address is used for datagrams before it is asked for again.
-const NAME_LIFE: Duration = Duration::from_secs(30);
+/// Maximum number of remotes of one association. A new one replaces the remote that was used least recently.
+const MAX_REMOTES: usize = 256;
+/// Maximum number of UDP exchanges of all clients, and of one client's address. Each one holds a socket. At the limit, the oldest exchange of
+/// the client with the most makes room.
+const MAX_EXCHANGES: usize = 4096;
+const MAX_EXCHANGES_PER_CLIENT: usize = 1024;
+/// Number of answers queued for one client.
+const ANSWER_QUEUE: usize = 64;
+/// Time that a resolved address is used for datagrams before the name is resolved again.
+const NAME_TTL: Duration = Duration::from_secs(30);
 
-/// What the proxy is told.
+/// Options of the proxy.
 #[derive(Debug, Clone)]
 pub struct ProxyOptions {
-    /// How links are chosen.
+    /// Policy that chooses links.
     pub scheduler: Scheduler,
-    /// The links to use; empty for all.
+    /// Links to use; empty means all.
     pub links: Vec<String>,
-    /// Who may use which links, and how flows are forwarded.
+    /// Rules: which flows may use which links, and how flows are forwarded.
     pub policy: Policy,
-    /// How flows are forwarded that no rule speaks of.
+    /// How flows without a matching rule are forwarded.
     pub carry: Carry,
-    /// The relay, by its name; `None`: the first that was joined.
+    /// The relay's name; `None`: the first that was joined.
     pub relay: Option<String>,
-    /// What clients from elsewhere may reach besides the Internet. Those of this machine may reach what it can.
+    /// Networks besides the Internet that remote clients may reach. Local clients may reach everything that this machine can.
     pub reach: Vec<IpNet>,
 }
 
-/// Why the proxy cannot begin.
+/// Reason why the proxy cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum ProxyError {
-    /// The links.
+    /// The links cannot be used.
     #[error(transparent)]
     Run(#[from] RunError),
-    /// The relay.
+    /// The relay cannot be used.
     #[error(transparent)]
     Relay(#[from] relays::RelayError),
 }
 
-/// Carries what the proxy's clients ask for. Clones are the same.
+/// Opens flows for the proxy's clients. Clones share the same state.
 #[derive(Clone)]
 pub struct ProxyFlows(Arc<Inner>);
 
@@ -75,39 +76,39 @@ struct Inner {
     scheduler: Scheduler,
     exe: PathBuf,
     user: u32,
-    /// What clients of this machine may reach, and those from elsewhere.
+    /// Destinations allowed to clients on this machine, and to remote clients.
     here: destination::Policy,
     elsewhere: destination::Policy,
-    /// Who has how many exchanges of datagrams.
+    /// UDP exchanges of each client.
     exchanges: Quota<Source>,
 }
 
-/// A client's flow to one address.
-struct Ruled {
+/// The policy's decision for a client's flow to one address.
+struct MatchedRule {
     application: String,
     rule: Option<AppRule>,
     excluded: bool,
 }
 
-impl Ruled {
+impl MatchedRule {
     fn ruling<'a>(&'a self, policy: &'a Policy) -> Ruling<'a> {
         Ruling { application: &self.application, policy, rule: self.rule.as_ref() }
     }
 }
 
 impl ProxyFlows {
-    /// Begins to follow links, and to bond where a relay is asked for. To be called inside a tokio runtime.
+    /// Starts to follow the links, and to bond if a relay is needed. Call it inside a tokio runtime.
     ///
     /// # Errors
-    /// A link or a relay that is not there.
+    /// A named link or relay does not exist.
     pub fn start(options: ProxyOptions) -> Result<Self, ProxyError> {
         let flows = OwnFlows::start(options.scheduler, options.links)?;
         let wanted =
             options.relay.is_some() || options.carry.needs_peer() || options.policy.apps.iter().any(|rule| rule.carry.needs_peer());
         if wanted {
             match flows.bond_with(options.relay.as_deref()) {
-                Ok(name) => tracing::info!(relay = name, "flows that are to be bonded go there"),
-                // Rules are the machine's: that this user has joined no relay is no mistake.
+                Ok(name) => tracing::info!(relay = name, "bonded flows use this relay"),
+                // The rules apply to the whole machine, so it is no error if this user has not joined a relay.
                 Err(error) if options.relay.is_none() && !options.carry.needs_peer() => tracing::info!("{error}"),
                 Err(error) => return Err(error.into()),
             }
@@ -122,18 +123,18 @@ impl ProxyFlows {
             user: braid_platform::linux::sys::process::own_user(),
             here: destination::Policy::relay(everything, Vec::new()),
             elsewhere: destination::Policy::relay(options.reach, Vec::new()),
-            exchanges: Quota::new(EXCHANGES, EXCHANGES_OF_ONE),
+            exchanges: Quota::new(MAX_EXCHANGES, MAX_EXCHANGES_PER_CLIENT),
         })))
     }
 
-    /// Keeps what was learnt for the next time.
+    /// Stores what was learnt for the next run.
     pub fn remember(&self) {
         self.0.flows.remember();
     }
 }
 
 impl Inner {
-    fn rule(&self, origin: &Origin, remote: SocketAddr) -> Ruled {
+    fn rule(&self, origin: &Origin, remote: SocketAddr) -> MatchedRule {
         let client = ProxyClient { address: origin.client.ip(), user: origin.user.as_deref() };
         let subject = Subject {
             exe: Some(&self.exe),
@@ -152,7 +153,7 @@ impl Inner {
             rule => rule,
         };
         let application = origin.user.clone().unwrap_or_else(|| origin.client.ip().to_canonical().to_string());
-        Ruled { application: format!("proxy:{application}"), rule, excluded: self.policy.excludes(&subject) }
+        MatchedRule { application: format!("proxy:{application}"), rule, excluded: self.policy.excludes(&subject) }
     }
 
     fn reach(&self, origin: &Origin) -> &destination::Policy {
@@ -177,10 +178,10 @@ impl Inner {
         Ok(Opened { stream: Box::new(TcpConnection::new(stream)), route: link.map(|link| ConnectionRoute { link, remote }) })
     }
 
-    /// Opens a connection to a name that the relay is to look up; `None` if it is not, or the relay cannot.
+    /// Opens a connection to a name that the relay resolves. `None` if the rule does not request that, or the relay cannot do it.
     async fn open_by_name(&self, origin: &Origin, target: &Address) -> Option<Result<Opened, DialError>> {
         let Host::Name(name) = &target.host else { return None };
-        // What clients from elsewhere may not reach shows in addresses, and names of this network mean nothing in the relay's.
+        // Restrictions for remote clients apply to addresses, and local names have no meaning in the relay's network.
         let name = name.to_string();
         if !origin.client.ip().to_canonical().is_loopback()
             || !name.contains('.')
@@ -188,7 +189,7 @@ impl Inner {
         {
             return None;
         }
-        // Its address is known to nobody here, so a condition on it holds only if all addresses meet it.
+        // The address is not known here, so a condition on it holds only if every address meets it.
         let ruled = self.rule(origin, (Ipv4Addr::UNSPECIFIED, target.port()).into());
         let asked = |rule: &AppRule| rule.resolve == Resolve::Relay && rule.carry.needs_peer();
         if ruled.excluded || !ruled.rule.as_ref().is_some_and(asked) {
@@ -203,8 +204,8 @@ impl Inner {
         }
     }
 
-    /// How a download may be divided: over the links that its rule allows, unless it is to go over one, or the scheduler keeps to
-    /// few links for their price or steadiness.
+    /// How a download may be split: over the links that its rule allows. `None` if the rule requires one link, or the scheduler keeps
+    /// to few links because of their price or stability.
     fn share(&self, origin: &Origin, route: ConnectionRoute) -> Option<Share> {
         let ruled = self.rule(origin, route.remote);
         let carry = ruled.rule.as_ref().map_or(Carry::Auto, |rule| rule.carry);
@@ -269,37 +270,37 @@ impl Outbound for ProxyFlows {
     }
 }
 
-/// Hands answers on until there will be none.
+/// Forwards answers until the exchange ends.
 async fn answer(exchange: UdpExchange, from: SocketAddr, to: mpsc::Sender<(SocketAddr, Bytes)>) {
     while let Ok(payload) = exchange.receive().await {
-        // What nobody fetches is lost, as in any socket's buffer.
+        // If the queue is full, the datagram is lost, as in any socket buffer.
         if let Err(mpsc::error::TrySendError::Closed(_)) = to.try_send((from, payload)) {
             return;
         }
     }
 }
 
-/// A client's datagrams.
+/// A client's UDP association.
 struct Association {
     inner: Arc<Inner>,
     origin: Origin,
-    remotes: Mutex<BTreeMap<SocketAddr, Spoken>>,
+    remotes: Mutex<BTreeMap<SocketAddr, RemoteExchange>>,
     names: Mutex<BTreeMap<Address, (SocketAddr, Instant)>>,
     answers: mpsc::Sender<(SocketAddr, Bytes)>,
     waiting: tokio::sync::Mutex<mpsc::Receiver<(SocketAddr, Bytes)>>,
 }
 
-/// A remote that was spoken with.
-struct Spoken {
+/// The exchange with one remote.
+struct RemoteExchange {
     exchange: UdpExchange,
     last: Instant,
-    /// Its answers are waited for as long as this lives.
-    answers: Abort,
+    /// Task that forwards the answers; dropping this aborts it.
+    answers: AbortOnDrop,
 }
 
-struct Abort(tokio::task::AbortHandle);
+struct AbortOnDrop(tokio::task::AbortHandle);
 
-impl Drop for Abort {
+impl Drop for AbortOnDrop {
     fn drop(&mut self) {
         self.0.abort();
     }
@@ -307,50 +308,50 @@ impl Drop for Abort {
 
 impl Association {
     fn new(inner: Arc<Inner>, origin: Origin) -> Self {
-        let (answers, waiting) = mpsc::channel(WAITING);
+        let (answers, waiting) = mpsc::channel(ANSWER_QUEUE);
         let waiting = tokio::sync::Mutex::new(waiting);
         Self { inner, origin, remotes: Mutex::default(), names: Mutex::default(), answers, waiting }
     }
 
-    /// The address of a target: names are asked for anew after a while.
+    /// The address of a target. Names are resolved again after [`NAME_TTL`].
     async fn find(&self, target: &Address) -> Option<SocketAddr> {
         let named = matches!(target.host, Host::Name(_));
         if named {
             let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
-            if let Some((address, at)) = names.get(target).filter(|(_, at)| at.elapsed() < NAME_LIFE) {
+            if let Some((address, at)) = names.get(target).filter(|(_, at)| at.elapsed() < NAME_TTL) {
                 let _ = at;
                 return Some(*address);
             }
         }
         let found = resolve(target, self.inner.reach(&self.origin)).await;
-        let address = *found.inspect_err(|error| tracing::debug!(%error, "a datagram goes nowhere")).ok()?.first()?;
+        let address = *found.inspect_err(|error| tracing::debug!(%error, "cannot resolve a datagram's target; drops it")).ok()?.first()?;
         if named {
             let mut names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
-            names.retain(|_, (_, at)| at.elapsed() < NAME_LIFE);
-            if names.len() < REMOTES {
+            names.retain(|_, (_, at)| at.elapsed() < NAME_TTL);
+            if names.len() < MAX_REMOTES {
                 names.insert(target.clone(), (address, Instant::now()));
             }
         }
         Some(address)
     }
 
-    /// Sends by an exchange that is there; the next datagram begins another once it is broken.
+    /// Sends over an existing exchange. Removes a broken one, so that the next datagram opens another.
     fn send_by(&self, exchange: &UdpExchange, remote: SocketAddr, payload: Bytes) {
         if exchange.send(payload).is_err() {
             self.remotes.lock().unwrap_or_else(PoisonError::into_inner).remove(&remote);
         }
     }
 
-    fn spoken(&self, remote: SocketAddr) -> Option<UdpExchange> {
+    fn existing_exchange(&self, remote: SocketAddr) -> Option<UdpExchange> {
         let mut remotes = self.remotes.lock().unwrap_or_else(PoisonError::into_inner);
-        let spoken = remotes.get_mut(&remote)?;
-        if spoken.answers.0.is_finished() {
-            // Its flow has ended, or its socket is broken: the next datagram begins another.
+        let entry = remotes.get_mut(&remote)?;
+        if entry.answers.0.is_finished() {
+            // The flow has ended or its socket is broken; the next datagram opens another.
             remotes.remove(&remote);
             return None;
         }
-        spoken.last = Instant::now();
-        Some(spoken.exchange.clone())
+        entry.last = Instant::now();
+        Some(entry.exchange.clone())
     }
 }
 
@@ -358,14 +359,14 @@ impl Datagrams for Association {
     fn send<'a>(&'a self, target: &'a Address, payload: Bytes) -> Pending<'a, ()> {
         Box::pin(async move {
             let Some(remote) = self.find(target).await else { return };
-            if let Some(exchange) = self.spoken(remote) {
+            if let Some(exchange) = self.existing_exchange(remote) {
                 return self.send_by(&exchange, remote, payload);
             }
             let whose = source(self.origin.client);
             let Some((permit, ended)) = self.inner.exchanges.take(whose) else { return };
             let exchange = match self.inner.exchange(&self.origin, remote).await {
                 Ok(exchange) => exchange,
-                Err(error) => return tracing::debug!(%remote, %error, "no exchange can be begun"),
+                Err(error) => return tracing::debug!(%remote, %error, "cannot open a UDP exchange"),
             };
             let _ = exchange.send(payload);
             let answered = answer(exchange.clone(), remote, self.answers.clone());
@@ -378,12 +379,12 @@ impl Datagrams for Association {
             });
             let answers = answers.abort_handle();
             let mut remotes = self.remotes.lock().unwrap_or_else(PoisonError::into_inner);
-            if remotes.len() >= REMOTES
-                && let Some(oldest) = remotes.iter().min_by_key(|(_, spoken)| spoken.last).map(|(remote, _)| *remote)
+            if remotes.len() >= MAX_REMOTES
+                && let Some(oldest) = remotes.iter().min_by_key(|(_, entry)| entry.last).map(|(remote, _)| *remote)
             {
                 remotes.remove(&oldest);
             }
-            remotes.insert(remote, Spoken { exchange, last: Instant::now(), answers: Abort(answers) });
+            remotes.insert(remote, RemoteExchange { exchange, last: Instant::now(), answers: AbortOnDrop(answers) });
         })
     }
 
@@ -397,7 +398,7 @@ mod tests {
     use super::*;
     use braid_decide::policy::Exclusions;
 
-    /// Carries everything as the system would.
+    /// Flows that all take the system's route.
     fn flows(exchanges: Quota<Source>) -> Arc<Inner> {
         let exclude = Exclusions { destinations: vec!["0.0.0.0/0".parse().unwrap()], ..Exclusions::default() };
         let policy = Policy { exclude, ..Policy::default() };
@@ -409,7 +410,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn regression_one_client_has_so_many_exchanges_however_many_associations() {
+    async fn regression_the_exchanges_of_one_client_are_limited_over_all_its_associations() {
         let inner = flows(Quota::new(12, 8));
         let client = |address: &str| Association::new(inner.clone(), Origin { client: address.parse().unwrap(), user: None });
         let remote = std::net::UdpSocket::bind(("127.0.0.1", 0)).unwrap();
@@ -422,14 +423,14 @@ mod tests {
         }
         let lives = |association: &Association| {
             let remotes = association.remotes.lock().unwrap();
-            remotes.values().filter(|spoken| !spoken.answers.0.is_finished()).count()
+            remotes.values().filter(|entry| !entry.answers.0.is_finished()).count()
         };
         let alive = || greedy.iter().map(lives).sum::<usize>();
         while alive() > 8 {
             tokio::task::yield_now().await;
         }
         assert_eq!((alive(), lives(&other)), (8, 1));
-        // One that made room begins anew.
+        // An association whose exchange was evicted opens a new one.
         greedy[0].send(&target, Bytes::from_static(b"again")).await;
         assert_eq!(lives(&greedy[0]), 1);
     }

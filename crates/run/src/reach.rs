@@ -1,4 +1,4 @@
-//! The links that a program of Braid's own may use, with no privilege and no daemon.
+//! The links that Braid's own programs may use without privilege and without the daemon.
 
 use std::io;
 use std::net::IpAddr;
@@ -11,25 +11,25 @@ use braid_store::{LinkKey, LinkRow};
 use super::view::{Usable, View};
 use super::{RunError, check_links, interface_names, learnt_store};
 
-/// A link that reaches the Internet, as far as the system can tell.
+/// A link with a usable route to the Internet.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Reachable {
-    /// Its device's name.
+    /// Name of the interface.
     pub name: String,
-    /// The families that connections bound to it may use.
+    /// Families that connections bound to the link may use.
     pub families: PerFamily<bool>,
-    /// Its name servers, else the system's general ones; none where the system resolves names by a service of its own only.
+    /// The link's resolvers, else the system's general ones. Empty if the system resolves names only through a service of its own.
     pub resolvers: Vec<IpAddr>,
-    /// What earlier runs learnt of its rate towards this machine.
+    /// Download capacity learnt in earlier runs.
     pub rate: Option<Rate>,
     key: LinkKey,
 }
 
-/// The links there are, in the system's order of preference; `wanted` empty stands for all. Also gives those that carry no IPv4, since the
-/// system drops answers that do not come in by the best route (strict `rp_filter`).
+/// The links, in the system's order of preference; an empty `wanted` means all. Also returns the links that carry no IPv4 because the
+/// system drops answers that do not arrive by the best route (strict `rp_filter`).
 ///
 /// # Errors
-/// A wanted link that does not exist, or a system that does not tell its network.
+/// A wanted link does not exist, or the network state cannot be read.
 pub fn reachable(wanted: &[String]) -> Result<(Vec<Reachable>, Vec<String>), RunError> {
     check_links(wanted, interface_names().map_err(|source| RunError::System { action: "read /proc/net/dev", source })?)?;
     let files = Files::default();
@@ -55,7 +55,7 @@ pub fn reachable(wanted: &[String]) -> Result<(Vec<Reachable>, Vec<String>), Run
     Ok((found.into_iter().map(|(_, link)| link).collect(), refused))
 }
 
-/// Remembers what links brought, for the next run; what cannot be written is not missed.
+/// Stores learnt link capacities for the next run. Ignores write errors.
 pub fn remember(rates: &[(&Reachable, Rate)], unix: u64) {
     let Some(folder) = learnt_store::folder(|name| std::env::var_os(name)) else { return };
     let row =

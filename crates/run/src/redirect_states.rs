@@ -1,43 +1,43 @@
-//! What the command's redirected sockets are to look like.
+//! The state that the command's redirected sockets present to their program.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The most sockets remembered.
-const MOST: usize = 16_384;
+/// Maximum number of remembered sockets.
+const MAX_SOCKETS: usize = 16_384;
 
-/// One socket.
+/// State of one redirected socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct RedirectState {
-    /// Whom its program asked for.
+    /// Destination that its program requested.
     pub(super) remote: SocketAddr,
-    /// The address that it would have had.
+    /// Local address that the socket would have without redirection.
     pub(super) local: Option<IpAddr>,
     pub(super) state: State,
 }
 
-/// What became of a socket.
+/// Phase of a redirected socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
     /// A stream whose flow is not open yet.
     Waiting,
     /// A stream whose flow is open.
     Open,
-    /// A stream that was not opened, for this reason (`errno`), and of whose failure the kernel does not know yet.
+    /// A stream whose flow was refused with this `errno`; the kernel's socket has not failed yet.
     Failing(i32),
-    /// A stream that was not opened, for this reason (`errno`), of which its program has not heard.
+    /// A stream whose flow was refused with this `errno`; its program has not received the error yet.
     Failed(i32),
-    /// A datagram socket; the number tells one connection of a socket from another.
+    /// A datagram socket; the number distinguishes successive connections of one socket.
     Datagrams(u64),
 }
 
-/// All of them, by their sockets' cookies.
+/// All redirected sockets, by socket cookie.
 #[derive(Debug, Default)]
 pub(super) struct RedirectStates(Mutex<BTreeMap<u64, RedirectState>>);
 
 impl RedirectStates {
-    /// Whether there is none.
+    /// Whether no socket is redirected.
     pub(super) fn is_empty(&self) -> bool {
         self.all().is_empty()
     }
@@ -46,16 +46,16 @@ impl RedirectStates {
         self.all().get(&cookie).copied()
     }
 
-    /// Remembers a socket. Of too many the oldest is forgotten: it shows the loopback's addresses from then on.
+    /// Adds a socket. At the limit, removes the oldest: that socket shows loopback addresses from then on.
     pub(super) fn put(&self, cookie: u64, redirect_state: RedirectState) {
         let mut all = self.all();
-        if all.len() >= MOST {
+        if all.len() >= MAX_SOCKETS {
             all.pop_first();
         }
         all.insert(cookie, redirect_state);
     }
 
-    /// Changes a socket's state, unless it was forgotten.
+    /// Changes a socket's state, unless the socket was removed.
     pub(super) fn set(&self, cookie: u64, state: State) {
         if let Some(redirect_state) = self.all().get_mut(&cookie) {
             redirect_state.state = state;
@@ -84,11 +84,11 @@ mod tests {
         redirect_states.put(1, redirect_state);
         redirect_states.set(1, State::Failed(111));
         assert_eq!(redirect_states.get(1).unwrap().state, State::Failed(111));
-        for cookie in 2..2 + MOST as u64 {
+        for cookie in 2..2 + MAX_SOCKETS as u64 {
             redirect_states.put(cookie, redirect_state);
         }
         assert_eq!(redirect_states.get(1), None);
-        assert_eq!(redirect_states.all().len(), MOST);
+        assert_eq!(redirect_states.all().len(), MAX_SOCKETS);
         assert_eq!(redirect_states.forget(2), Some(redirect_state));
         assert_eq!(redirect_states.forget(2), None);
     }

@@ -1,9 +1,9 @@
 //! Redirects the command's connections to a relay, over all links at once.
 //!
-//! A connection's flow is opened first, and only then is the program's socket connected, so the program hears what the far end said: a
-//! blocking `connect` waits for its answer here, for a second at most, then in the kernel; one that does not block is told that it is
-//! under way, and becomes writable (or fails, see [`Question::Error`]) when the far end has spoken. Where the relay cannot be reached, does
-//! not reach the destination or may not, the connection goes direct.
+//! The redirector opens the flow first and connects the program's socket only then, so the program receives the far end's result. A
+//! blocking `connect` waits for the result here for at most one second, then in the kernel. A non-blocking one returns `EINPROGRESS`, and
+//! the socket becomes writable (or fails, see [`Question::Error`]) when the far end has answered. If the relay cannot be reached, or
+//! cannot or may not reach the destination, the connection goes direct.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -24,60 +24,60 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::{Notify, watch};
 
 use super::choice::Choice;
-use super::meeting::Meeting;
 use super::redirect_states::{RedirectState, RedirectStates, State};
 use super::relays::Relay;
+use super::rendezvous::Rendezvous;
 
-/// For how long a blocking connect waits here, and not in the kernel, where signals end it.
-const HELD: Duration = Duration::from_secs(1);
-/// For how long what the command left behind may still be on its way.
-const LAST: Duration = Duration::from_secs(60);
+/// Time that a blocking connect waits here before it waits in the kernel, where signals can interrupt it.
+const HOLD_TIMEOUT: Duration = Duration::from_secs(1);
+/// Maximum time to wait at the end for data that the command left behind.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Forwards flows until it is dropped.
+/// Forwards flows to a relay until it is dropped.
 pub(super) struct Redirector {
     pub(super) listener: Arc<Listener>,
     pub(super) choice: Arc<Choice>,
     pub(super) redirect_states: RedirectStates,
     pub(super) runtime: Handle,
     client: Client,
-    meeting: Meeting,
+    rendezvous: Rendezvous,
     copies: u8,
-    /// For how long the user lets connections wait for the relay, if the user says so.
+    /// Time that connections wait for the relay, if the user set one.
     wait: Option<Duration>,
     started: Instant,
-    /// Since when there are links to reach it over.
-    dialled: watch::Sender<Option<Instant>>,
-    /// Whether it was ever reached.
+    /// Time since which there are links to reach the relay over.
+    links_since: watch::Sender<Option<Instant>>,
+    /// Whether the relay was ever reached.
     reached: AtomicBool,
     active: AtomicUsize,
     held: Mutex<BTreeSet<u64>>,
-    /// The lowest number of a call that waits here, for the guard; the highest number there is where none does.
+    /// Lowest number of the calls that wait here, for the guard; `u64::MAX` if none waits.
     oldest: &'static AtomicU64,
-    /// Wakes who waits until a socket that is to fail has failed.
+    /// Notified when a socket in state `Failing` has failed.
     failed: Notify,
     connections: AtomicU64,
 }
 
-/// A connect that is to be redirected.
+/// A connect to be redirected.
 struct Attempt {
     call: RawCall,
     cookie: u64,
     inode: u64,
     remote: SocketAddr,
     application: String,
-    meeting_address: SocketAddr,
+    rendezvous_address: SocketAddr,
     stage: Stage,
 }
 
 enum Stage {
-    /// The call waits, and the socket is as it was.
+    /// The call waits here, and the socket is unchanged.
     Held(Socket, Hold),
-    /// The socket, which is at this address, waits to be met.
-    Begun(SocketAddr),
+    /// The socket at this address is connecting, and waits to be joined.
+    Connecting(SocketAddr),
 }
 
 impl Redirector {
-    /// Begins to bond with `relay`, on a thread of its own. The links are still to be told.
+    /// Starts to bond with `relay`, on a separate thread. The caller supplies the links later, with [`Self::set_links`].
     pub(super) fn start(
         relay: Relay,
         (copies, wait): (u8, Option<Duration>),
@@ -85,7 +85,7 @@ impl Redirector {
         choice: Arc<Choice>,
         oldest: &'static AtomicU64,
     ) -> Result<Arc<Self>, String> {
-        let meeting = Meeting::open().map_err(|error| format!("the loopback device cannot be used ({error}; is it up?)"))?;
+        let rendezvous = Rendezvous::open().map_err(|error| format!("the loopback device cannot be used ({error}; is it up?)"))?;
         let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| error.to_string())?;
         let client = {
             let _inside = runtime.enter();
@@ -97,11 +97,11 @@ impl Redirector {
             redirect_states: RedirectStates::default(),
             runtime: runtime.handle().clone(),
             client: client.clone(),
-            meeting,
+            rendezvous,
             copies,
             wait,
             started: Instant::now(),
-            dialled: watch::Sender::new(None),
+            links_since: watch::Sender::new(None),
             reached: AtomicBool::new(false),
             active: AtomicUsize::new(0),
             held: Mutex::default(),
@@ -114,15 +114,15 @@ impl Redirector {
         Ok(redirector)
     }
 
-    /// The links there are now.
+    /// Sets the current links.
     pub(super) fn set_links(&self, links: Vec<ClientLink>) {
         if !links.is_empty() {
-            self.dialled.send_if_modified(|since| since.replace(since.unwrap_or_else(Instant::now)).is_none());
+            self.links_since.send_if_modified(|since| since.replace(since.unwrap_or_else(Instant::now)).is_none());
         }
         self.client.set_links(links);
     }
 
-    /// Takes a call in hand: `true` if it is answered, or will be. What is not taken goes on, steered.
+    /// Handles a call: `true` if it is answered, or will be. On `false` the caller steers the call and lets it continue.
     pub(super) fn take(self: &Arc<Self>, call: &RawCall, intent: Intent) -> io::Result<bool> {
         match intent {
             Intent::Nothing => Ok(false),
@@ -155,10 +155,10 @@ impl Redirector {
         }
     }
 
-    /// Waits until what the command left behind has arrived, but not for ever.
+    /// Waits until the data that the command left behind has arrived, at most [`DRAIN_TIMEOUT`].
     pub(super) fn finish(&self) {
         let begin = Instant::now();
-        while begin.elapsed() < LAST && (self.active.load(Ordering::SeqCst) > 0 || self.client.flows() > 0) {
+        while begin.elapsed() < DRAIN_TIMEOUT && (self.active.load(Ordering::SeqCst) > 0 || self.client.flows() > 0) {
             std::thread::sleep(Duration::from_millis(10));
         }
         self.client.end();
@@ -172,7 +172,7 @@ impl Redirector {
         cookie: u64,
         redirect_state: RedirectState,
     ) -> bool {
-        let told = match (question, redirect_state.state) {
+        let outcome = match (question, redirect_state.state) {
             (Question::Peer, State::Open | State::Datagrams(_)) if socket.connected() => {
                 self.listener.tell_address(call, socket.reaches(), redirect_state.remote)
             }
@@ -181,28 +181,28 @@ impl Redirector {
                 self.listener.tell_address(call, socket.reaches(), SocketAddr::new(local, socket.local().port()))
             }
             (Question::Error, State::Failing(error) | State::Failed(error)) => {
-                let told = move |redirector: &Self, call: &RawCall| redirector.listener.tell_error(call, error);
-                return self.tell_failure(call, socket, cookie, told);
+                let outcome = move |redirector: &Self, call: &RawCall| redirector.listener.tell_error(call, error);
+                return self.report_failure(call, socket, cookie, outcome);
             }
             (Question::Datagram, State::Datagrams(_)) => return self.on_receive(call, socket, redirect_state.remote),
             _ => return false,
         };
         drop(socket);
-        self.listener.answer(call.id, told);
+        self.listener.answer(call.id, outcome);
         true
     }
 
     fn on_connect(self: &Arc<Self>, call: &RawCall, socket: Socket, remote: SocketAddr) -> bool {
         let cookie = socket.cookie();
         match self.redirect_states.get(cookie).map(|redirect_state| redirect_state.state) {
-            Some(State::Failing(error) | State::Failed(error)) => return self.tell_failure(call, socket, cookie, move |_, _| Err(error)),
-            // The kernel knows what to say: already, or connected.
+            Some(State::Failing(error) | State::Failed(error)) => return self.report_failure(call, socket, cookie, move |_, _| Err(error)),
+            // The kernel returns the right result: already connecting, or connected.
             Some(_) if !socket.is_fresh_stream() => return false,
             Some(_) => drop(self.redirect_states.forget(cookie)),
             None => {}
         }
         let free = !socket.is_directed() && socket.local().ip().is_unspecified() && socket.is_fresh_stream() && !socket.connects_late();
-        let Some(meeting_address) = self.meeting.address(socket.reaches()).filter(|_| free && self.may_redirect(remote)) else {
+        let Some(rendezvous_address) = self.rendezvous.address(socket.reaches()).filter(|_| free && self.may_redirect(remote)) else {
             return false;
         };
         let application = std::fs::read_link(format!("/proc/{}/exe", call.thread)).unwrap_or_default();
@@ -211,17 +211,17 @@ impl Redirector {
         let stage = if blocks {
             Stage::Held(socket, self.hold(call.id))
         } else {
-            if socket.begin(meeting_address).is_err() {
+            if socket.begin(rendezvous_address).is_err() {
                 self.redirect_states.forget(cookie);
                 return false;
             }
             let caller = socket.local();
             drop(socket);
             self.listener.answer(call.id, Err(libc::EINPROGRESS));
-            Stage::Begun(caller)
+            Stage::Connecting(caller)
         };
         let application = application.to_string_lossy().into_owned();
-        let attempt = Attempt { call: *call, cookie, inode, remote, application, meeting_address, stage };
+        let attempt = Attempt { call: *call, cookie, inode, remote, application, rendezvous_address, stage };
         let (redirector, active) = (self.clone(), self.active());
         self.runtime.spawn(async move {
             redirector.connect(attempt).await;
@@ -234,12 +234,12 @@ impl Redirector {
         let remote = attempt.remote;
         let mut opening = pin!(self.bond(remote, FlowKind::Stream));
         let opening = match &attempt.stage {
-            Stage::Begun(_) => opening.await,
-            Stage::Held(..) => match tokio::time::timeout(HELD, &mut opening).await {
+            Stage::Connecting(_) => opening.await,
+            Stage::Held(..) => match tokio::time::timeout(HOLD_TIMEOUT, &mut opening).await {
                 Ok(opening) => opening,
                 Err(_) => {
-                    attempt.stage = match self.let_wait(&attempt.call, attempt.stage, attempt.meeting_address) {
-                        Ok(begun) => begun,
+                    attempt.stage = match self.move_wait_to_kernel(&attempt.call, attempt.stage, attempt.rendezvous_address) {
+                        Ok(connecting) => connecting,
                         Err(()) => {
                             self.redirect_states.forget(attempt.cookie);
                             return;
@@ -264,30 +264,30 @@ impl Redirector {
             }
             (Opening::Bonded(flow), stage @ Stage::Held(..)) => {
                 self.redirect_states.set(cookie, State::Open);
-                let Some((stream, hold, waits)) = self.meet_held(stage, attempt.meeting_address).await else {
+                let Some((stream, hold, waits)) = self.join_held(stage, attempt.rendezvous_address).await else {
                     self.redirect_states.forget(cookie);
                     self.listener.answer(attempt.call.id, Err(libc::ECONNABORTED));
                     return flow.reset(0);
                 };
                 drop(waits);
-                // The kernel finds the socket connected, and says so.
+                // The kernel finds the socket connected, and returns that to the program.
                 self.listener.let_go_on(attempt.call.id);
                 drop(hold);
                 splice(stream, flow).await;
                 self.redirect_states.forget(cookie);
             }
-            (Opening::Refused(error), Stage::Begun(caller)) => self.fail(cookie, attempt.meeting_address, caller, error).await,
-            (Opening::Direct(_), Stage::Begun(caller)) => match self.choice.connect(remote, &attempt.application).await {
-                Ok(onward) => self.relay_directly(cookie, attempt.meeting_address, caller, onward).await,
+            (Opening::Refused(error), Stage::Connecting(caller)) => self.fail(cookie, attempt.rendezvous_address, caller, error).await,
+            (Opening::Direct(_), Stage::Connecting(caller)) => match self.choice.connect(remote, &attempt.application).await {
+                Ok(onward) => self.relay_directly(cookie, attempt.rendezvous_address, caller, onward).await,
                 Err(error) => {
-                    self.fail(cookie, attempt.meeting_address, caller, error.raw_os_error().unwrap_or(libc::ECONNABORTED)).await;
+                    self.fail(cookie, attempt.rendezvous_address, caller, error.raw_os_error().unwrap_or(libc::ECONNABORTED)).await;
                 }
             },
-            (Opening::Bonded(flow), Stage::Begun(caller)) => {
+            (Opening::Bonded(flow), Stage::Connecting(caller)) => {
                 self.redirect_states.set(cookie, State::Open);
-                match join(cookie, attempt.meeting_address, caller).await {
+                match join(cookie, attempt.rendezvous_address, caller).await {
                     Ok(stream) => drop(splice(stream, flow).await),
-                    // Its program has closed it meanwhile.
+                    // The program has closed the socket in the meantime.
                     Err(_) => flow.reset(0),
                 }
                 self.redirect_states.forget(cookie);
@@ -295,35 +295,35 @@ impl Redirector {
         }
     }
 
-    /// The program waits in the kernel from now on.
-    fn let_wait(&self, call: &RawCall, stage: Stage, meeting_address: SocketAddr) -> Result<Stage, ()> {
+    /// Starts the connect, and lets the program wait in the kernel from now on.
+    fn move_wait_to_kernel(&self, call: &RawCall, stage: Stage, rendezvous_address: SocketAddr) -> Result<Stage, ()> {
         let Stage::Held(socket, _hold) = stage else { return Ok(stage) };
-        let begun = self.listener.is_waiting(call.id) && socket.begin(meeting_address).is_ok();
+        let connecting = self.listener.is_waiting(call.id) && socket.begin(rendezvous_address).is_ok();
         let caller = socket.local();
         drop(socket);
         self.listener.let_go_on(call.id);
-        if begun { Ok(Stage::Begun(caller)) } else { Err(()) }
+        if connecting { Ok(Stage::Connecting(caller)) } else { Err(()) }
     }
 
-    /// Connects a socket whose program waits for the answer.
-    async fn meet_held(&self, stage: Stage, meeting_address: SocketAddr) -> Option<(TcpStream, Hold, Socket)> {
+    /// Connects a socket whose program waits for the result.
+    async fn join_held(&self, stage: Stage, rendezvous_address: SocketAddr) -> Option<(TcpStream, Hold, Socket)> {
         let Stage::Held(socket, hold) = stage else { return None };
-        socket.begin(meeting_address).ok()?;
-        let stream = Meeting::join(meeting_address, socket.local()).await.ok()?;
+        socket.begin(rendezvous_address).ok()?;
+        let stream = Rendezvous::join(rendezvous_address, socket.local()).await.ok()?;
         Some((stream, hold, socket))
     }
 
-    /// Lets a connection that was begun fail. Its program is told the reason where it asks for it, and else hears of a reset.
-    async fn fail(&self, cookie: u64, meeting_address: SocketAddr, caller: SocketAddr, error: i32) {
+    /// Makes a connecting socket fail. Its program gets the reason if it asks for it, and otherwise sees a connection reset.
+    async fn fail(&self, cookie: u64, rendezvous_address: SocketAddr, caller: SocketAddr, error: i32) {
         self.redirect_states.set(cookie, State::Failing(error));
-        drop(join(cookie, meeting_address, caller).await);
+        drop(join(cookie, rendezvous_address, caller).await);
         self.redirect_states.set(cookie, State::Failed(error));
         self.failed.notify_waiters();
     }
 
-    /// Answers a call that asks for the reason of a failure, once the socket has failed in the kernel's eyes too: between the handshake that
-    /// wakes its program and the reset that follows, nothing would be there to take away, and the program would hear of the reset as well.
-    fn tell_failure<T>(self: &Arc<Self>, call: &RawCall, socket: Socket, cookie: u64, told: T) -> bool
+    /// Answers a call that asks for the reason of a failure, after the socket has failed in the kernel too. Between the handshake that wakes
+    /// the program and the reset that follows, there would be no socket error to clear, and the program would also see the reset.
+    fn report_failure<T>(self: &Arc<Self>, call: &RawCall, socket: Socket, cookie: u64, outcome: T) -> bool
     where
         T: FnOnce(&Self, &RawCall) -> Result<i64, i32> + Send + 'static,
     {
@@ -339,24 +339,24 @@ impl Redirector {
             let _ = socket.take_error();
             redirector.redirect_states.forget(cookie);
             drop(socket);
-            let told = told(&redirector, &call);
-            redirector.listener.answer(call.id, told);
+            let outcome = outcome(&redirector, &call);
+            redirector.listener.answer(call.id, outcome);
             drop(hold);
         });
         true
     }
 
-    async fn relay_directly(&self, cookie: u64, meeting_address: SocketAddr, caller: SocketAddr, onward: TcpStream) {
+    async fn relay_directly(&self, cookie: u64, rendezvous_address: SocketAddr, caller: SocketAddr, onward: TcpStream) {
         self.redirect_states.set(cookie, State::Open);
-        if let Ok(stream) = join(cookie, meeting_address, caller).await {
+        if let Ok(stream) = join(cookie, rendezvous_address, caller).await {
             splice_connections(stream, onward).await;
         }
         self.redirect_states.forget(cookie);
     }
 
-    /// Opens a flow to `remote`, as soon as the relay is there.
+    /// Opens a flow to `remote` as soon as the relay is reached.
     pub(super) async fn bond(&self, remote: SocketAddr, kind: FlowKind) -> Opening {
-        if !self.relay_comes().await {
+        if !self.wait_for_relay().await {
             return Opening::Direct(Unopened::Silent);
         }
         let policy = FlowPolicy { copies: self.copies, ..FlowPolicy::default() };
@@ -366,56 +366,56 @@ impl Redirector {
         }
     }
 
-    /// Whether a flow to `remote` is to go to the relay now.
+    /// Whether a flow to `remote` should go to the relay now.
     pub(super) fn may_redirect(&self, remote: SocketAddr) -> bool {
-        let there = self.is_up() || (self.may_come() && self.grace_end() > Instant::now());
+        let there = self.is_up() || (self.may_become_reachable() && self.grace_end() > Instant::now());
         there && self.choice.chooser().may_bond(remote.ip())
     }
 
-    /// Waits at the start until the relay is reached or given up; whether it is there.
-    async fn relay_comes(&self) -> bool {
-        self.client.comes(|| self.grace_end(), |state| !self.may_come_from(state)).await
+    /// Waits at the start until the relay is reached or given up. Returns whether it is reached.
+    async fn wait_for_relay(&self) -> bool {
+        self.client.comes(|| self.grace_end(), |state| !self.may_become_reachable_from(state)).await
     }
 
-    /// Whether the relay, which is not there, may be reached for the first time soon.
-    fn may_come(&self) -> bool {
-        self.may_come_from(&self.client.state().borrow())
+    /// Whether the relay, which is not connected, may be reached for the first time soon.
+    fn may_become_reachable(&self) -> bool {
+        self.may_become_reachable_from(&self.client.state().borrow())
     }
 
-    fn may_come_from(&self, state: &Relayed) -> bool {
+    fn may_become_reachable_from(&self, state: &Relayed) -> bool {
         match state {
             Relayed::Up | Relayed::Connecting => true,
-            // It is dialled again, for those who wait.
-            Relayed::Unreachable(_) => self.asked_to_wait().is_some(),
+            // The client dials it again, so connections that may wait do so.
+            Relayed::Unreachable(_) => self.user_wait().is_some(),
             Relayed::Refused(_) | Relayed::AnotherKey => false,
         }
     }
 
-    /// Until when connections wait for the relay; it may move while they wait.
+    /// End of the time that connections wait for the relay. It may move while they wait.
     fn grace_end(&self) -> Instant {
-        let span = self.asked_to_wait().unwrap_or_else(|| self.client.patience());
-        self.dialled.borrow().unwrap_or(self.started) + span
+        let span = self.user_wait().unwrap_or_else(|| self.client.patience());
+        self.links_since.borrow().unwrap_or(self.started) + span
     }
 
-    /// The wait that the user asked for, until the relay was reached once.
-    fn asked_to_wait(&self) -> Option<Duration> {
+    /// The wait that the user set; `None` once the relay has been reached.
+    fn user_wait(&self) -> Option<Duration> {
         self.wait.filter(|_| !self.reached.load(Ordering::Relaxed))
     }
 
-    /// Whether the relay is there.
+    /// Whether the relay is connected.
     pub(super) fn is_up(&self) -> bool {
         self.client.is_up()
     }
 
-    /// Keeps the bond, and says what becomes of it where that is worth a word.
+    /// Keeps the bond alive. Warns once if the relay does not answer.
     async fn watch(self: Arc<Self>, relay: Relay) {
-        let _ = self.dialled.subscribe().wait_for(Option::is_some).await;
-        if !self.relay_comes().await {
+        let _ = self.links_since.subscribe().wait_for(Option::is_some).await;
+        if !self.wait_for_relay().await {
             let reason = match &*self.client.state().borrow() {
                 Relayed::Unreachable(reason) | Relayed::Refused(reason) => format!(" ({})", printable(reason)),
                 _ => String::new(),
             };
-            say!("braid: the relay {} does not answer{reason}; connections go direct until it does", printable(&relay.name));
+            warn_user!("braid: the relay {} does not answer{reason}; connections go direct until it does", printable(&relay.name));
         }
         let mut state = self.client.state();
         if state.wait_for(|state| *state == Relayed::Up).await.is_ok() {
@@ -426,19 +426,18 @@ impl Redirector {
         std::future::pending::<()>().await;
     }
 
-    /// A number of its own for a connection.
+    /// The next connection number.
     pub(super) fn number(&self) -> u64 {
         self.connections.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// What was heard of the relay so far.
-    /// Counts something that must be done before the end.
+    /// Counts work that must finish before the end.
     pub(super) fn active(self: &Arc<Self>) -> Active {
         self.active.fetch_add(1, Ordering::SeqCst);
         Active(self.clone())
     }
 
-    /// Notes that a call waits here for its answer.
+    /// Records that a call waits here for its answer.
     pub(super) fn hold(self: &Arc<Self>, call: u64) -> Hold {
         self.change_held(|held| {
             held.insert(call);
@@ -453,7 +452,7 @@ impl Redirector {
     }
 }
 
-/// The local address that the system would choose to reach `remote`.
+/// The local address that the system would use to reach `remote`.
 pub(super) fn source(remote: SocketAddr) -> Option<IpAddr> {
     let any: IpAddr = if remote.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
     let socket = std::net::UdpSocket::bind((any, 0)).ok()?;
@@ -461,7 +460,7 @@ pub(super) fn source(remote: SocketAddr) -> Option<IpAddr> {
     socket.local_addr().ok().map(|local| local.ip())
 }
 
-/// Something that must be done before the end.
+/// Work that must finish before the end.
 pub(super) struct Active(Arc<Redirector>);
 
 impl Drop for Active {
@@ -470,7 +469,7 @@ impl Drop for Active {
     }
 }
 
-/// A call that waits here.
+/// A call that waits here for its answer.
 pub(super) struct Hold(Arc<Redirector>, u64);
 
 impl Drop for Hold {
@@ -481,10 +480,10 @@ impl Drop for Hold {
     }
 }
 
-/// Meets a socket that was begun. Its program may have closed it meanwhile, and another user be at its port.
-async fn join(cookie: u64, meeting_address: SocketAddr, caller: SocketAddr) -> io::Result<TcpStream> {
-    let stream = Meeting::join(meeting_address, caller).await?;
-    // A kernel that cannot tell says so by an error.
+/// Joins a connecting socket. Its program may have closed it in the meantime, and another socket may use its port.
+async fn join(cookie: u64, rendezvous_address: SocketAddr, caller: SocketAddr) -> io::Result<TcpStream> {
+    let stream = Rendezvous::join(rendezvous_address, caller).await?;
+    // A kernel that cannot report the owner returns an error; the join is then accepted.
     if let Ok(owner) = sockdiag::owner(Protocol::Tcp, caller, stream.local_addr()?)
         && owner.is_none_or(|owner| owner.cookie != cookie)
     {

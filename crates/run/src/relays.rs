@@ -1,4 +1,4 @@
-//! The relays that a user joined without a daemon, in the user's own state directory.
+//! The relays that a user joined without the daemon, in the user's own state directory.
 
 use std::path::{Path, PathBuf};
 
@@ -10,28 +10,30 @@ use braid_transport::client::Peer;
 
 use super::learnt_store;
 
-/// Why a relay cannot be joined, left or used. What was said of it can be read again.
+/// Reason why a relay cannot be joined, left or used.
 #[derive(Debug, thiserror::Error)]
 pub enum RelayError {
-    /// There is nowhere to keep it.
-    #[error("there is no place for what a user joins: set HOME or XDG_STATE_HOME")]
+    /// There is no directory for the state.
+    #[error("no directory for relays: set HOME or XDG_STATE_HOME")]
     Homeless,
     /// The state directory cannot be used.
     #[error("{0}")]
     StateDir(String),
-    /// The line or the name is not taken.
+    /// The invitation or the name is invalid.
     #[error("{0}")]
     Invitation(String),
-    /// There is none of this name.
+    /// No relay has this name.
     #[error("no relay is called {name:?} here: {}; join one with: braid join --user", list(.known))]
     Unknown {
-        /// What was asked for.
+        /// Name that was requested.
         name: String,
-        /// What there are.
+        /// Names of the joined relays.
         known: Vec<String>,
     },
-    /// There is none at all.
-    #[error("no relay was joined by this user; join one with: braid join --user (a relay's operator gives the line: braid relay invite)")]
+    /// No relay was joined.
+    #[error(
+        "this user has joined no relay; join one with: braid join --user (the relay's operator creates the line with: braid relay invite)"
+    )]
     None,
 }
 
@@ -39,19 +41,19 @@ fn list(known: &[String]) -> String {
     if known.is_empty() { "this user has joined none".to_owned() } else { format!("this user has joined {}", known.join(", ")) }
 }
 
-/// Keeps the relay of an invitation for this user's commands; tells what was done. Nothing is dialled yet.
+/// Stores the relay of an invitation for this user's commands; returns a report. Does not connect to the relay yet.
 ///
 /// # Errors
-/// [`RelayError`]; nothing is changed then.
+/// [`RelayError`]; nothing has changed then.
 pub fn join(line: &str, name: Option<&str>) -> Result<String, RelayError> {
     let place = place()?;
     as_owner_of(&place, || join_at(&place, line, name))
 }
 
-/// Forgets a relay.
+/// Removes a relay; returns a report.
 ///
 /// # Errors
-/// [`RelayError`]; nothing is changed then.
+/// [`RelayError`]; nothing has changed then.
 pub fn leave(name: &str) -> Result<String, RelayError> {
     let place = place()?;
     as_owner_of(&place, || leave_at(&place, name))
@@ -63,7 +65,7 @@ fn leave_at(place: &Path, name: &str) -> Result<String, RelayError> {
         return Err(RelayError::Unknown { name: name.to_owned(), known: all.into_iter().map(|stored| stored.name).collect() });
     }
     write(place, &all.iter().filter(|stored| stored.name != name).collect::<Vec<_>>())?;
-    Ok(format!("{name} is left; commands that run keep it"))
+    Ok(format!("{name} is removed; commands that are running keep using it"))
 }
 
 fn join_at(place: &Path, line: &str, name: Option<&str>) -> Result<String, RelayError> {
@@ -72,12 +74,12 @@ fn join_at(place: &Path, line: &str, name: Option<&str>) -> Result<String, Relay
     let others = all.iter().filter(|stored| stored.key != fresh.key);
     write(place, &others.chain([&fresh]).collect::<Vec<_>>())?;
     Ok(format!(
-        "{name} is joined: braid run --relay {name} -- COMMAND carries what a command connects to over all links",
+        "{name} is joined: braid run --relay {name} -- COMMAND forwards the command's connections over all links",
         name = fresh.name
     ))
 }
 
-/// A relay that a command's connections may go through.
+/// A joined relay that can forward a command's connections.
 pub(super) struct Relay {
     pub(super) name: String,
     pub(super) peer: Peer,
@@ -86,7 +88,7 @@ pub(super) struct Relay {
 }
 
 impl Relay {
-    /// The one called `name`, else the first by name.
+    /// The relay named `name`, else the first by name.
     pub(super) fn find(name: Option<&str>) -> Result<Self, RelayError> {
         let place = place()?;
         as_owner_of(&place, || Self::find_at(place.clone(), name))
@@ -105,7 +107,7 @@ impl Relay {
         Ok(Self { name: stored.name.clone(), peer, keys, place })
     }
 
-    /// The relay knows this user now: the invitation's token is of no use any more.
+    /// Deletes the invitation's token, which the relay no longer needs once it has admitted this user.
     pub(super) fn forget_token(&self) {
         let Some(token) = self.peer.token else { return };
         let _ = as_owner_of(&self.place, || self.forget(token));
@@ -113,13 +115,13 @@ impl Relay {
 
     fn forget(&self, token: [u8; 16]) -> Result<(), RelayError> {
         let mut all = read(&self.place)?;
-        // One that was joined anew meanwhile has a token of its own.
+        // A relay that was joined again in the meantime has another token.
         all.iter_mut().filter(|stored| stored.token == Some(token)).for_each(|stored| stored.token = None);
         write(&self.place, &all.iter().collect::<Vec<_>>())
     }
 }
 
-/// Does the work with the rights to files of the place's owner: under sudo it may be another user's.
+/// Runs `work` with the file permissions of the directory's owner: under sudo the directory may belong to another user.
 fn as_owner_of<T: Send>(place: &Path, work: impl FnOnce() -> Result<T, RelayError> + Send) -> Result<T, RelayError> {
     let unable = |error| RelayError::StateDir(format!("cannot act as the owner of {}: {error}; run braid as that user", place.display()));
     owner::as_owner_of(place, work).map_err(unable)?
@@ -130,12 +132,12 @@ fn place() -> Result<PathBuf, RelayError> {
 }
 
 fn read(place: &Path) -> Result<Vec<Stored>, RelayError> {
-    joined::read(place).map_err(|error| RelayError::StateDir(format!("what was joined, in {}, cannot be read: {error}", place.display())))
+    joined::read(place).map_err(|error| RelayError::StateDir(format!("cannot read the joined relays in {}: {error}", place.display())))
 }
 
 fn write(place: &Path, all: &[&Stored]) -> Result<(), RelayError> {
     StateDir::open(place).map_err(|error| RelayError::StateDir(error.to_string()))?;
-    joined::write(place, all).map_err(|error| RelayError::StateDir(format!("{} cannot be written to: {error}", place.display())))
+    joined::write(place, all).map_err(|error| RelayError::StateDir(format!("cannot write to {}: {error}", place.display())))
 }
 
 #[cfg(test)]
@@ -156,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_joined_is_found_again_and_nobody_else_reads_it() {
+    fn joined_relays_are_found_again_and_their_files_are_private() {
         let scratch = tempfile::tempdir().unwrap();
         let place = scratch.path().join("braid");
         assert!(refusal(&place, None).contains("braid join --user"));
@@ -177,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn joining_again_renews_and_another_relays_name_is_not_taken() {
+    fn joining_again_renews_the_token_and_a_name_in_use_is_rejected() {
         let scratch = tempfile::tempdir().unwrap();
         let place = scratch.path().join("braid");
         let line = line();

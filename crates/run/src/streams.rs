@@ -1,4 +1,4 @@
-//! The command's TCP connections from their first packet to their end, and what ended ones teach.
+//! Tracks the command's TCP connections from connect to end, and learns demands from ended ones.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -12,29 +12,29 @@ use braid_store::{AppKey, AppRow};
 
 use super::links::Links;
 
-/// What a stream of a program not known yet is expected to move.
+/// Expected bytes of a stream of an unknown program.
 const DEFAULT_DEMAND: ByteCount = ByteCount::new(1_000_000);
-/// The most programs and ports, and the most hosts, remembered.
+/// Maximum number of remembered program and port pairs, and of remembered hosts.
 const MAX_REMEMBERED: usize = 4096;
-/// A handshake not answered for this long speaks against its link.
-const HANDSHAKE_PATIENCE: Duration = Duration::from_secs(1);
-/// A stream that no table of the kernel shows this long after its start has ended.
-const APPEARANCE: Duration = Duration::from_millis(500);
+/// A handshake that stays unanswered for longer than this counts against its link.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(1);
+/// A stream counts as ended when the kernel's socket tables have not listed it for this long after its start.
+const APPEARANCE_TIMEOUT: Duration = Duration::from_millis(500);
 /// A stream that has moved nothing for this long does not keep its link busy.
 const IDLE: Duration = Duration::from_millis(600);
-/// A stream that received something within this time was in the middle of it.
+/// A stream that received something within this time counts as in progress.
 const IN_PROGRESS: Duration = Duration::from_secs(2);
 
-/// A stream's socket as the kernel's tables show it.
+/// A stream's socket in the kernel's socket tables.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct StreamSeen {
-    /// The socket.
+    /// Inode of the socket.
     pub(super) inode: u64,
     /// Its handshake has not been answered yet.
     pub(super) connecting: bool,
     /// Bytes received, and sent and acknowledged.
     pub(super) moved: Traffic,
-    /// The kernel's last sample of what it sends; `None` where its program had no more to send.
+    /// The kernel's last sample of the send rate; `None` if the program limited it by having no more to send.
     pub(super) delivery_rate: Option<Rate>,
 }
 
@@ -46,42 +46,42 @@ struct Stream {
     direction: Direction,
     started: Time,
     moved: Traffic,
-    /// When it was answered or moved something last.
-    grown: Option<Time>,
-    /// When it was looked at last.
-    looked: Time,
-    /// It has more to send than its way takes.
-    fills: bool,
+    /// Time of the last progress: a handshake answer, or bytes moved.
+    last_progress: Option<Time>,
+    /// Time of the last poll of this stream.
+    last_poll: Time,
+    /// The stream has more to send than its path takes.
+    saturated: bool,
     handshake: Handshake,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Handshake {
-    /// Not seen yet.
+    /// Not in the socket tables yet.
     Unseen,
     Waiting,
     Answered,
 }
 
-/// The living streams by inode.
+/// The active streams by inode.
 #[derive(Default)]
 pub(super) struct Streams {
-    living: BTreeMap<u64, Stream>,
-    /// Hosts that have answered, on whichever link: their silence is the link's fault.
+    active: BTreeMap<u64, Stream>,
+    /// Hosts that have answered on any link; if such a host is silent, its link is the cause.
     answering: BTreeSet<IpAddr>,
-    /// Where the flows of a program to a host stay.
-    kept: BTreeMap<(String, IpAddr), usize>,
-    /// When the kernel's tables were read last.
-    looked: Time,
+    /// The slot to which a program's flows to a host are pinned.
+    pinned: BTreeMap<(String, IpAddr), usize>,
+    /// Time when the socket tables were last read.
+    last_poll: Time,
 }
 
 impl Streams {
-    /// Whether there is none.
+    /// Whether no stream is active.
     pub(super) fn is_empty(&self) -> bool {
-        self.living.is_empty()
+        self.active.is_empty()
     }
 
-    /// Takes a stream up.
+    /// Adds a stream.
     pub(super) fn start(
         &mut self,
         now: Time,
@@ -91,95 +91,96 @@ impl Streams {
         application: &str,
         (expected, direction): (ByteCount, Direction),
     ) {
-        if stays(application) {
-            bound(&mut self.kept);
-            self.kept.insert((application.to_owned(), remote.ip()), slot);
+        if is_browser(application) {
+            bound(&mut self.pinned);
+            self.pinned.insert((application.to_owned(), remote.ip()), slot);
         }
         let application = application.to_owned();
-        let (moved, grown, handshake) = (Traffic::default(), None, Handshake::Unseen);
+        let (moved, last_progress, handshake) = (Traffic::default(), None, Handshake::Unseen);
+        let (started, last_poll, saturated) = (now, now, false);
         let stream =
-            Stream { slot, remote, application, expected, direction, started: now, moved, grown, looked: now, fills: false, handshake };
-        self.living.insert(inode, stream);
+            Stream { slot, remote, application, expected, direction, started, moved, last_progress, last_poll, saturated, handshake };
+        self.active.insert(inode, stream);
     }
 
-    /// The slot on which the program's flows to this host have to stay.
-    pub(super) fn kept(&self, application: &str, remote: IpAddr) -> Option<usize> {
-        if !stays(application) {
+    /// The slot to which the program's flows to this host are pinned.
+    pub(super) fn pinned(&self, application: &str, remote: IpAddr) -> Option<usize> {
+        if !is_browser(application) {
             return None;
         }
-        self.kept.get(&(application.to_owned(), remote)).copied()
+        self.pinned.get(&(application.to_owned(), remote)).copied()
     }
 
-    /// Takes a stream back that has not started after all.
+    /// Removes a stream whose connect failed.
     pub(super) fn withdraw(&mut self, inode: u64) {
-        self.living.remove(&inode);
+        self.active.remove(&inode);
     }
 
-    /// The socket `inode` is a new one: the stream that had this number before has ended.
+    /// Ends the stream that had this inode before: the kernel has reused the number for a new socket.
     pub(super) fn forget(&mut self, now: Time, inode: u64, demands: &mut Demands) {
-        if let Some(stream) = self.living.remove(&inode) {
+        if let Some(stream) = self.active.remove(&inode) {
             demands.learn(now, &stream);
         }
     }
 
-    /// Slot, direction and rest of every stream.
+    /// Slot, direction and remaining bytes of every stream.
     pub(super) fn remaining(&self) -> impl Iterator<Item = (usize, Direction, ByteCount)> {
-        self.living.values().map(|stream| (stream.slot, stream.direction, remaining(stream.expected, stream.moved.sum())))
+        self.active.values().map(|stream| (stream.slot, stream.direction, remaining(stream.expected, stream.moved.sum())))
     }
 
-    /// Takes in what the kernel's tables show: bytes moved, ends, handshakes without answer.
+    /// Updates the streams from the kernel's socket tables: bytes moved, ends, unanswered handshakes.
     pub(super) fn on_seen(&mut self, now: Time, seen: impl IntoIterator<Item = StreamSeen>, demands: &mut Demands, links: &mut Links) {
         let seen: BTreeMap<u64, StreamSeen> = seen.into_iter().map(|seen| (seen.inode, seen)).collect();
         let mut ended = Vec::new();
-        for (inode, stream) in &mut self.living {
+        for (inode, stream) in &mut self.active {
             match seen.get(inode) {
                 Some(seen) => stream.on_seen(now, seen),
-                None if now.since(stream.started) >= APPEARANCE => ended.push(*inode),
+                None if now.since(stream.started) >= APPEARANCE_TIMEOUT => ended.push(*inode),
                 None => {}
             }
         }
-        let looked = std::mem::replace(&mut self.looked, now);
-        self.tell_progress(now, looked, links);
-        for stream in self.living.values().filter(|stream| stream.handshake == Handshake::Answered) {
+        let last_poll = std::mem::replace(&mut self.last_poll, now);
+        self.report_progress(now, last_poll, links);
+        for stream in self.active.values().filter(|stream| stream.handshake == Handshake::Answered) {
             if !self.answering.contains(&stream.remote.ip()) {
                 bound_set(&mut self.answering);
                 self.answering.insert(stream.remote.ip());
             }
         }
         for inode in ended {
-            let Some(stream) = self.living.remove(&inode) else { continue };
-            // Come and gone between two looks: somebody answered.
+            let Some(stream) = self.active.remove(&inode) else { continue };
+            // It started and ended between two polls, so the host answered.
             if stream.handshake == Handshake::Unseen {
                 bound_set(&mut self.answering);
                 self.answering.insert(stream.remote.ip());
             }
             demands.learn(now, &stream);
         }
-        self.blame(now, links);
+        self.report_silence(now, links);
     }
 
-    /// What arrived proves that its link lives; where streams were receiving and nothing arrives any more, the link is asked.
-    fn tell_progress(&self, now: Time, looked: Time, links: &mut Links) {
+    /// Received data proves that a link works. If streams on a link were receiving and none receives any more, reports a stall.
+    fn report_progress(&self, now: Time, last_poll: Time, links: &mut Links) {
         let mut moving = BTreeSet::new();
-        let moved = |stream: &&Stream| stream.handshake == Handshake::Answered && stream.grown == Some(now);
-        for stream in self.living.values().filter(moved) {
-            links.on_progress(now, looked, stream.slot, stream.remote);
+        let moved = |stream: &&Stream| stream.handshake == Handshake::Answered && stream.last_progress == Some(now);
+        for stream in self.active.values().filter(moved) {
+            links.on_progress(now, last_poll, stream.slot, stream.remote);
             moving.insert((stream.slot, stream.family()));
         }
         let stalled =
-            |stream: &&Stream| stream.moved.rx > ByteCount::ZERO && stream.grown.is_some_and(|grown| now.since(grown) < IN_PROGRESS);
-        for stream in self.living.values().filter(stalled) {
+            |stream: &&Stream| stream.moved.rx > ByteCount::ZERO && stream.last_progress.is_some_and(|last| now.since(last) < IN_PROGRESS);
+        for stream in self.active.values().filter(stalled) {
             if !moving.contains(&(stream.slot, stream.family())) {
                 links.on_stall(now, stream.slot, stream.family());
             }
         }
     }
 
-    /// A link is to blame for silence if the host has answered on some link, or if several hosts are silent.
-    fn blame(&self, now: Time, links: &mut Links) {
+    /// Attributes unanswered handshakes to a link if the host has answered on any link, or if several hosts are silent.
+    fn report_silence(&self, now: Time, links: &mut Links) {
         let mut silent = BTreeMap::<(usize, Family), BTreeSet<IpAddr>>::new();
-        let waits = |stream: &&Stream| stream.handshake == Handshake::Waiting && now.since(stream.started) > HANDSHAKE_PATIENCE;
-        for stream in self.living.values().filter(waits) {
+        let waits = |stream: &&Stream| stream.handshake == Handshake::Waiting && now.since(stream.started) > HANDSHAKE_TIMEOUT;
+        for stream in self.active.values().filter(waits) {
             silent.entry((stream.slot, stream.family())).or_default().insert(stream.remote.ip());
         }
         for ((slot, family), hosts) in silent {
@@ -193,14 +194,14 @@ impl Streams {
     pub(super) fn busy(&self, now: Time, slot: usize) -> PerDirection<Busy> {
         let mut busy = PerDirection::<Busy>::default();
         let mut hosts = BTreeSet::new();
-        let moving = |stream: &&Stream| stream.slot == slot && stream.grown.is_some_and(|grown| now.since(grown) < IDLE);
-        // Requests and acknowledgements leave most of a link empty, and say nothing of what it could carry.
-        let tells = |stream: &&Stream| stream.direction == Direction::Down || stream.fills;
-        for stream in self.living.values().filter(moving).filter(tells) {
+        let moving = |stream: &&Stream| stream.slot == slot && stream.last_progress.is_some_and(|last| now.since(last) < IDLE);
+        // Requests and acknowledgements leave most of a link empty, so they give no information about its capacity.
+        let informative = |stream: &&Stream| stream.direction == Direction::Down || stream.saturated;
+        for stream in self.active.values().filter(moving).filter(informative) {
             let busy = &mut busy[stream.direction];
             busy.flows += 1;
             busy.destinations += u32::from(hosts.insert((stream.direction, stream.remote.ip())));
-            // It was there for the whole interval and has moved something in each.
+            // The stream existed for the whole interval and made progress in each poll.
             busy.backlogged |= now.since(stream.started) > IDLE;
         }
         busy
@@ -215,31 +216,31 @@ impl Stream {
     fn on_seen(&mut self, now: Time, seen: &StreamSeen) {
         let before = std::mem::replace(&mut self.handshake, if seen.connecting { Handshake::Waiting } else { Handshake::Answered });
         if before != Handshake::Answered && !seen.connecting {
-            self.grown = Some(now);
+            self.last_progress = Some(now);
         }
-        let span = now.since(std::mem::replace(&mut self.looked, now));
-        // The kernel's sample stands until as much is sent again: it counts only beside what is sent now.
+        let span = now.since(std::mem::replace(&mut self.last_poll, now));
+        // The kernel keeps its sample until the socket sends as much again, so it counts only if it matches the current send rate.
         let sent = seen.moved.since(self.moved).tx.per(span);
-        self.fills = span > Duration::ZERO && seen.delivery_rate.is_some_and(|sample| sample.bps() / 4 <= sent.bps());
+        self.saturated = span > Duration::ZERO && seen.delivery_rate.is_some_and(|sample| sample.bps() / 4 <= sent.bps());
         if seen.moved != self.moved {
-            (self.moved, self.grown) = (seen.moved, Some(now));
+            (self.moved, self.last_progress) = (seen.moved, Some(now));
             self.direction = if seen.moved.tx > seen.moved.rx { Direction::Up } else { Direction::Down };
         }
     }
 }
 
-/// Programs whose sessions end when their address changes: browsers.
-fn stays(application: &str) -> bool {
+/// Whether the program is a browser: its sessions end when its address changes.
+fn is_browser(application: &str) -> bool {
     let name = application.rsplit('/').next().unwrap_or_default();
     class::by_name(name.get(..15).unwrap_or(name)) == Some(Class::Browser)
 }
 
-/// What programs' streams to a port move, as ended ones taught.
+/// Demands by program and port, learnt from ended streams.
 #[derive(Default)]
 pub(super) struct Demands(BTreeMap<(String, u16), Demand>);
 
 impl Demands {
-    /// Takes in what earlier runs learnt.
+    /// Loads what earlier runs learnt.
     pub(super) fn recall(&mut self, apps: &BTreeMap<AppKey, AppRow>) {
         for (key, row) in apps {
             bound(&mut self.0);
@@ -253,7 +254,7 @@ impl Demands {
         }
     }
 
-    /// What was learnt of programs in this run.
+    /// What this run learnt about programs.
     pub(super) fn estimates(&self, unix: u64) -> Vec<(AppKey, AppRow)> {
         let fresh = self.0.iter().filter(|(_, demand)| demand.updated > Time::ZERO);
         let row =
@@ -261,7 +262,7 @@ impl Demands {
         fresh.map(|((exe, port), demand)| (AppKey { exe: exe.clone(), name: String::new(), port: *port }, row(demand))).collect()
     }
 
-    /// What a stream of `application` to `port` is expected to move, and which way.
+    /// Expected bytes and direction of a stream of `application` to `port`.
     pub(super) fn of(&self, application: &str, port: u16) -> (ByteCount, Direction) {
         match self.0.get(&(application.to_owned(), port)) {
             Some(demand) => (demand.total(), demand.direction()),
@@ -269,7 +270,7 @@ impl Demands {
         }
     }
 
-    /// One that moved nothing as far as was seen teaches nothing.
+    /// Learns from an ended stream. Ignores a stream that was never seen to move anything.
     fn learn(&mut self, now: Time, stream: &Stream) {
         if stream.moved == Traffic::default() {
             return;
@@ -280,7 +281,7 @@ impl Demands {
     }
 }
 
-/// Forgets something when there is too much: a program that connects to thousands of ports is none whose demand matters.
+/// Removes an entry at the limit. A program that connects to thousands of ports has no meaningful demand per port.
 fn bound<K: Ord, V>(map: &mut BTreeMap<K, V>) {
     if map.len() >= MAX_REMEMBERED {
         map.pop_first();
@@ -339,7 +340,7 @@ mod tests {
             self.streams.on_seen(now, seen, &mut self.demands, &mut self.links);
         }
 
-        /// The slots for new streams, after the probes that are due: on the first link nobody answers.
+        /// The slots for new streams, after the due probes: no host answers on the first link.
         fn allowed(&mut self, now: Time) -> u64 {
             for plan in self.links.poll_probes(now) {
                 let outcome = if plan.link.0 == 1 { Outcome::Silent } else { ALIVE };
@@ -350,28 +351,28 @@ mod tests {
     }
 
     #[test]
-    fn one_silent_host_is_not_the_links_fault() {
+    fn one_silent_host_does_not_count_against_the_link() {
         let mut world = World::new();
         world.start(at(0), 1, 0, host(1));
         world.see(at(1500), &[(1, true, 0)]);
         assert_eq!(world.allowed(at(1500)), 0b11);
         world.start(at(500), 2, 0, host(2));
         world.see(at(1600), &[(1, true, 0), (2, true, 0)]);
-        assert_eq!(world.allowed(at(1600)), 0b10, "two hosts are");
+        assert_eq!(world.allowed(at(1600)), 0b10, "two silent hosts count against it");
     }
 
     #[test]
-    fn a_host_that_answers_elsewhere_is_not_to_blame() {
+    fn silence_of_a_host_that_answered_on_another_link_counts_against_the_link() {
         let mut world = World::new();
         world.start(at(0), 1, 1, host(1));
         world.see(at(100), &[(1, false, 500)]);
         world.start(at(100), 2, 0, host(1));
         world.see(at(1000), &[(1, false, 500), (2, true, 0)]);
-        assert_eq!(world.allowed(at(1000)), 0b11, "it has some time");
+        assert_eq!(world.allowed(at(1000)), 0b11, "the timeout has not passed");
         world.see(at(1200), &[(1, false, 500), (2, true, 0)]);
         assert_eq!(world.allowed(at(1200)), 0b10);
         world.see(at(1300), &[(1, false, 500), (2, false, 0)]);
-        assert_eq!(world.allowed(at(1300)), 0b11, "it answered after all");
+        assert_eq!(world.allowed(at(1300)), 0b11, "the host answered late");
     }
 
     #[test]
@@ -386,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn ended_streams_teach_demand_and_direction() {
+    fn demand_and_direction_are_learnt_from_ended_streams() {
         let mut world = World::new();
         assert_eq!(world.demands.of("/bin/x", 443), (DEFAULT_DEMAND, Direction::Down));
         world.start(at(0), 1, 0, host(1));
@@ -401,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn what_outlives_its_estimate_weighs_on() {
+    fn a_stream_that_exceeds_its_expected_bytes_still_counts_as_load() {
         let mut world = World::new();
         world.start(at(0), 1, 1, host(1));
         let rest = |world: &World| world.streams.remaining().next().unwrap();
@@ -423,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn regression_a_stream_that_only_asks_does_not_keep_the_way_up_busy() {
+    fn regression_a_stream_that_sends_only_requests_does_not_keep_the_uplink_busy() {
         let mut world = World::new();
         world.start(at(0), 1, 0, host(1));
         let mut see = |ms: u64, tx: u64, delivery_rate: Option<Rate>| {
@@ -434,16 +435,16 @@ mod tests {
         let sample = Some(Rate::from_mbps(12));
         assert_eq!(see(700, 5_000, None), Busy::default());
         assert_eq!(see(950, 380_000, sample), Busy { flows: 1, destinations: 1, backlogged: true, queued: false });
-        assert_eq!(see(1200, 385_000, sample), Busy::default(), "the sample is of before");
+        assert_eq!(see(1200, 385_000, sample), Busy::default(), "the sample is outdated");
     }
 
     #[test]
-    fn browsers_stay_on_their_link_by_host() {
+    fn flows_of_a_browser_to_one_host_stay_on_one_link() {
         let mut streams = Streams::default();
         streams.start(at(0), 1, 1, host(1), "/usr/lib/firefox/firefox", (DEFAULT_DEMAND, Direction::Down));
         streams.start(at(0), 2, 1, host(1), "/usr/bin/curl", (DEFAULT_DEMAND, Direction::Down));
-        assert_eq!(streams.kept("/usr/lib/firefox/firefox", host(1).ip()), Some(1));
-        assert_eq!(streams.kept("/usr/lib/firefox/firefox", host(2).ip()), None);
-        assert_eq!(streams.kept("/usr/bin/curl", host(1).ip()), None);
+        assert_eq!(streams.pinned("/usr/lib/firefox/firefox", host(1).ip()), Some(1));
+        assert_eq!(streams.pinned("/usr/lib/firefox/firefox", host(2).ip()), None);
+        assert_eq!(streams.pinned("/usr/bin/curl", host(1).ip()), None);
     }
 }

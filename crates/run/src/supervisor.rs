@@ -1,4 +1,4 @@
-//! The process that hears the command's connects and chooses their links.
+//! The process that intercepts the command's connects and chooses their links.
 
 use std::io::{self, PipeWriter};
 use std::net::SocketAddr;
@@ -28,14 +28,14 @@ use super::redirector::Redirector;
 use super::relays::Relay;
 use super::streams::StreamSeen;
 
-/// How often followed streams are looked up.
+/// Interval between polls of the tracked streams.
 const POLL: Duration = Duration::from_millis(250);
-/// How long the first connect waits for the network to be known.
-const FIRST_LOOK: Duration = Duration::from_secs(1);
+/// Time that the first connect waits for the first network snapshot.
+const FIRST_SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Starts the command and steers it until nobody is left. Returns this process's exit status.
+/// Starts the command and steers it until no process under the filter is left. Returns this process's exit status.
 ///
-/// With a `relay`, what the command connects to goes through that.
+/// With a `relay`, the command's connections go through it.
 pub(super) fn run(options: &RunOptions, relay: Option<Relay>, mask: SignalMask, mut front: PipeWriter) -> i32 {
     let scope = if relay.is_some() { Scope::Conversations } else { Scope::Destinations };
     let (listener, command) = match start(options, scope, mask) {
@@ -45,14 +45,14 @@ pub(super) fn run(options: &RunOptions, relay: Option<Relay>, mask: SignalMask, 
     if Message::Started(command).send(&mut front).is_err() {
         return 1;
     }
-    // From here on nothing that fails may end this process: the command runs.
-    // It may forward what the command connects. The command, which is started, keeps the limit that it was given.
+    // From here on no error may end this process, because the command is running.
+    // This process may forward the command's connections, so it needs more files. The command, already started, keeps its original limit.
     let _ = process::raise_open_files();
     let _ = process::leave_session();
     let _ = process::silence(&[0, 1]);
     let _ = process::close_inherited(&[listener.as_raw_fd(), front.as_raw_fd()]);
     let progress = start_guard(&listener).unwrap_or_else(|error| {
-        say!("braid: no guard ({error}): should braid die, the command will see its connections fail");
+        warn_user!("braid: cannot start the guard ({error}): if braid dies, the command's connections will fail");
         let counter = || Box::leak(Box::default());
         Progress { taken: counter(), answered: counter(), oldest: counter() }
     });
@@ -62,17 +62,17 @@ pub(super) fn run(options: &RunOptions, relay: Option<Relay>, mask: SignalMask, 
         let copies = if options.carry == Carry::Duplicate { COPIES } else { 1 };
         match Redirector::start(relay, (copies, options.relay_wait), listener.clone(), shared.choice.clone(), progress.oldest) {
             Ok(redirector) => drop(shared.redirector.set(redirector)),
-            Err(error) => say!("braid: no relay can be used: {}; connections go direct", printable(&error)),
+            Err(error) => warn_user!("braid: cannot use a relay: {}; connections go direct", printable(&error)),
         }
     }
     let follower = Arc::clone(&shared);
     std::thread::spawn(move || follow(&follower));
     let reaper = std::thread::spawn(move || reap(command, front));
     shared.wait_until_known();
-    let heard = shared.hear(&listener, progress);
+    let served = shared.serve_calls(&listener, progress);
     shared.remember();
-    if heard.is_err() {
-        // Calls may wait for an answer that cannot be given here: the guard gives it once this process is gone.
+    if served.is_err() {
+        // Calls may wait for an answer that cannot be given here: the guard answers them once this process is gone.
         return 1;
     }
     let _ = reaper.join();
@@ -82,7 +82,7 @@ pub(super) fn run(options: &RunOptions, relay: Option<Relay>, mask: SignalMask, 
     0
 }
 
-/// Starts the command under a filter, with the signals blocked that the user's shell had blocked.
+/// Starts the command under a filter, with the signal mask that this process inherited.
 fn start(options: &RunOptions, scope: Scope, mask: SignalMask) -> Result<(Listener, i32), Message> {
     let errno = |error: &io::Error| error.raw_os_error().unwrap_or(0);
     let start = || {
@@ -92,11 +92,11 @@ fn start(options: &RunOptions, scope: Scope, mask: SignalMask) -> Result<(Listen
         let child = command.args(&options.command[1..]).spawn().map_err(|error| Message::NoCommand(errno(&error)))?;
         Ok((listener, child.id() as i32))
     };
-    // A filter belongs to a thread and to what that thread starts. The thread ends here; this process stays free, and holds the listener.
+    // A filter applies to a thread and to what that thread starts. The thread ends here; this process stays unfiltered and holds the listener.
     std::thread::scope(|scope| scope.spawn(start).join().unwrap_or(Err(Message::NoFilter(0))))
 }
 
-/// Starts the guard, and returns where it looks how far this process has come.
+/// Starts the guard, and returns the shared memory in which this process reports its progress.
 fn start_guard(listener: &Listener) -> io::Result<Progress> {
     let progress = Progress { taken: process::shared_counter()?, answered: process::shared_counter()?, oldest: process::shared_counter()? };
     progress.oldest.store(u64::MAX, Ordering::SeqCst);
@@ -104,7 +104,7 @@ fn start_guard(listener: &Listener) -> io::Result<Progress> {
     let (lifeline, ours) = io::pipe()?;
     match process::fork()? {
         Side::Parent(_) => {
-            // Never closed: its end tells the guard that this process is gone.
+            // Never closed: when this process ends, the pipe hangs up, which the guard detects.
             std::mem::forget(ours);
             Ok(progress)
         }
@@ -116,11 +116,11 @@ fn start_guard(listener: &Listener) -> io::Result<Progress> {
     }
 }
 
-/// Waits for every child, and tells the front when the command has ended.
+/// Reaps every child, and reports the command's end to the front.
 fn reap(command: i32, mut front: PipeWriter) {
     while let Ok(Some((child, ended))) = process::wait(None, true) {
         if child == command {
-            // Whoever reads the command's errors must not wait for what it left running.
+            // A reader of the command's standard error must not wait for background processes that the command left running.
             let _ = process::silence(&[2]);
             let _ = Message::Ended(ended.code()).send(&mut front);
         }
@@ -130,7 +130,7 @@ fn reap(command: i32, mut front: PipeWriter) {
 pub(super) struct Shared {
     pub(super) choice: Arc<Choice>,
     redirector: OnceLock<Arc<Redirector>>,
-    /// A bond that is used otherwise, and told of links too, behind the name of its relay.
+    /// Another bond that also receives the current links, with the name of its relay.
     pub(super) bond: OnceLock<(String, Client)>,
     learnt_store: Option<Mutex<LearntStore>>,
     known: (Mutex<bool>, Condvar),
@@ -160,7 +160,7 @@ impl Shared {
         self.choice.chooser()
     }
 
-    /// Keeps what was learnt for the next run.
+    /// Stores what was learnt for the next run.
     pub(super) fn remember(&self) {
         let unix = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
         let estimates = self.chooser().estimates(self.now(), unix);
@@ -169,14 +169,14 @@ impl Shared {
         }
     }
 
-    /// Waits until the network has been looked at once, but not for long: a command must not hang because that fails.
+    /// Waits for the first network snapshot, with a limit: the command must not hang if the snapshot fails.
     pub(super) fn wait_until_known(&self) {
         let known = self.known.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let _ = self.known.1.wait_timeout_while(known, FIRST_LOOK, |known| !*known);
+        let _ = self.known.1.wait_timeout_while(known, FIRST_SNAPSHOT_TIMEOUT, |known| !*known);
     }
 
-    /// Answers calls until nobody is left who could make one.
-    fn hear(&self, listener: &Listener, progress: Progress) -> io::Result<()> {
+    /// Answers calls until no process is left that could make one.
+    fn serve_calls(&self, listener: &Listener, progress: Progress) -> io::Result<()> {
         while let Heard::Call(call) = listener.next()? {
             progress.taken.store(call.id, Ordering::SeqCst);
             let handled = self.handle(listener, &call).unwrap_or_else(|error| {
@@ -191,7 +191,7 @@ impl Shared {
         Ok(())
     }
 
-    /// Redirects what `call` is about to reach, or steers it; `true` if the call is answered, or will be.
+    /// Redirects or steers the destination of `call`; `true` if the call is answered, or will be.
     fn handle(&self, listener: &Listener, call: &RawCall) -> io::Result<bool> {
         let intent = listener.intent(call)?;
         if let Some(redirector) = self.redirector.get()
@@ -202,7 +202,7 @@ impl Shared {
         self.steer(listener, call, intent).map(|()| false)
     }
 
-    /// Puts the socket that `call` is about to use on a link, where that is ours to do.
+    /// Binds the socket of `call` to a link if Braid may steer it.
     fn steer(&self, listener: &Listener, call: &RawCall, intent: Intent) -> io::Result<()> {
         let Intent::Reach { remote, fd, connect } = intent else { return Ok(()) };
         {
@@ -223,7 +223,7 @@ impl Shared {
     }
 
     fn steer_stream(&self, call: &RawCall, socket: &Socket, remote: SocketAddr) {
-        // A socket that we bound at an earlier try is directed too, and so keeps its link.
+        // A socket that Braid bound at an earlier attempt is directed too, and so keeps its link.
         if socket.is_directed() || !socket.local().ip().is_unspecified() || !socket.is_fresh_stream() {
             return;
         }
@@ -247,22 +247,22 @@ impl Shared {
         if before == after {
             return;
         }
-        // A socket keeps the source address of its first connection, which is another link's.
+        // A socket keeps the source address of its first connection, which belongs to another link.
         if connect && socket.connected() {
             let _ = socket.disconnect();
         }
         let _ = socket.set_route(family, after);
     }
 
-    /// Says once that something runs unsteered.
+    /// Warns once that a program runs unsteered.
     fn warn(&self, call: &RawCall, error: &io::Error) {
         let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
         if error.kind() != io::ErrorKind::PermissionDenied || std::mem::replace(&mut warned, true) {
             return;
         }
         let name = std::fs::read_to_string(format!("/proc/{}/comm", call.thread)).unwrap_or_default();
-        say!(
-            "braid: {} (process {}) cannot be looked into ({error}); its connections, and those of others like it, go as without Braid",
+        warn_user!(
+            "braid: cannot inspect {} (process {}): {error}; connections of this and similar programs go as without Braid",
             printable(name.trim_end()),
             call.thread
         );
@@ -275,7 +275,7 @@ impl Shared {
             |links, family| steer::prefix_map(network, links, family),
             reverse_path::is_strict,
         );
-        self.tell_bonds();
+        self.update_bonds();
         refused
     }
 
@@ -284,7 +284,7 @@ impl Shared {
         links_of(&self.chooser())
     }
 
-    /// The network is known, and its troubles are told: the command may make connections, and end.
+    /// The network is known, and warnings about it are printed: the command may connect, and end.
     fn network_is_known(&self) {
         *self.known.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.known.1.notify_all();
@@ -294,16 +294,16 @@ impl Shared {
         self.chooser().poll_probes(self.now())
     }
 
-    /// Asks whether a link lives.
-    async fn ask(self: Arc<Self>, plan: ProbePlan) {
+    /// Probes a link and records the outcome.
+    async fn probe(self: Arc<Self>, plan: ProbePlan) {
         let (link, family) = (plan.link, plan.family);
         let outcome = probe::perform(plan).await;
         self.chooser().on_probe(self.now(), link, family, outcome);
-        self.tell_bonds();
+        self.update_bonds();
     }
 
-    /// Tells bonds which links there are, and whether they live.
-    fn tell_bonds(&self) {
+    /// Passes the current links and their health to the bonds.
+    fn update_bonds(&self) {
         let links = self.links();
         if let Some((_, bond)) = self.bond.get() {
             bond.set_links(links.clone());
@@ -336,7 +336,7 @@ fn links_of(chooser: &Chooser) -> Vec<ClientLink> {
 
 /// Follows the network and the streams until this process ends.
 pub(super) fn follow(shared: &Arc<Shared>) {
-    let failed = |error: &dyn std::fmt::Display| say!("braid: cannot follow the network ({error}); connections go as without Braid");
+    let failed = |error: &dyn std::fmt::Display| warn_user!("braid: cannot follow the network ({error}); connections go as without Braid");
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return failed(&error),
@@ -357,7 +357,7 @@ pub(super) fn follow(shared: &Arc<Shared>) {
             let snapshot = network.borrow_and_update().clone();
             let now_refused = shared.on_network(&snapshot);
             for link in now_refused.iter().filter(|link| !refused.contains(*link)).map(|link| printable(link)) {
-                say!(
+                warn_user!(
                     "braid: {link} is not used for IPv4: its answers would be dropped (strict rp_filter); \
                      remedy: sysctl net.ipv4.conf.{link}.rp_filter=2, or braid up"
                 );
@@ -373,7 +373,7 @@ pub(super) fn follow(shared: &Arc<Shared>) {
                     _ = poll.tick() => {
                         shared.poll_sockets();
                         for plan in shared.due_probes() {
-                            tokio::spawn(Arc::clone(shared).ask(plan));
+                            tokio::spawn(Arc::clone(shared).probe(plan));
                         }
                     }
                 }

@@ -1,27 +1,27 @@
-//! The links of a network as a program without privilege may use them: the one view that all of those have.
+//! The links that a program without privilege may use. All such programs share this view.
 
 use braid_model::{Family, LinkFacts, LinkKind, NetworkSnapshot, PerFamily};
 
 /// The links of a network.
 pub(super) struct View<'a> {
-    /// All of them, wanted or not.
+    /// All links, wanted or not.
     pub(super) all: Vec<&'a LinkFacts>,
-    /// Those that are wanted.
+    /// The wanted links.
     pub(super) links: Vec<Usable<'a>>,
-    /// Names of those that cannot be used for IPv4, since the system drops answers that do not come in by the best route.
+    /// Names of the links unusable for IPv4 because the system drops answers that do not arrive by the best route.
     pub(super) refused: Vec<String>,
 }
 
-/// A link that is wanted.
+/// A wanted link.
 pub(super) struct Usable<'a> {
-    /// What the system tells of it.
+    /// The system's facts about the link.
     pub(super) facts: &'a LinkFacts,
-    /// The metric of its best default route, in each family that sockets bound to it can be used for.
+    /// Metric of its best default route, in each family that sockets bound to it can use.
     pub(super) ranks: PerFamily<Option<u32>>,
 }
 
 impl<'a> View<'a> {
-    /// `wanted` empty stands for every link; `filtered` tells whether a device drops IPv4 answers that do not come in by the best route
+    /// An empty `wanted` means every link. `filtered` returns whether an interface drops IPv4 answers that do not arrive by the best route
     /// (strict `rp_filter`).
     pub(super) fn of(network: &'a NetworkSnapshot, wanted: &[String], filtered: impl Fn(&str) -> bool) -> Self {
         let all = among(network, wanted);
@@ -39,8 +39,8 @@ impl<'a> View<'a> {
     }
 }
 
-/// The links among a network's interfaces: real devices, the virtual ones that were asked for, and in a container, which has no real
-/// ones, every virtual device with a way to the Internet.
+/// The links among a network's interfaces: real devices, virtual devices named in `wanted`, and, in a container without real devices,
+/// every virtual device with a route to the Internet.
 fn among<'a>(network: &'a NetworkSnapshot, wanted: &[String]) -> Vec<&'a LinkFacts> {
     let real = |facts: &LinkFacts| matches!(facts.kind, LinkKind::Wired | LinkKind::Wireless | LinkKind::Cellular);
     let usable = |facts: &LinkFacts| Family::ALL.iter().any(|family| facts.usable(*family));
@@ -50,12 +50,12 @@ fn among<'a>(network: &'a NetworkSnapshot, wanted: &[String]) -> Vec<&'a LinkFac
     network.interfaces.iter().filter(is_link).collect()
 }
 
-/// The metric of a link's best default route, if it can carry flows of `family` at all.
+/// Metric of the link's best default route, if it can carry flows of `family`.
 fn rank(facts: &LinkFacts, family: Family) -> Option<u32> {
     facts.gateways.get(family).iter().map(|route| route.metric).min().filter(|_| facts.usable(family))
 }
 
-/// Whether a rule looks packets from the link's own address up apart, so that its answers pass the strictest reverse-path filter.
+/// Whether a routing rule handles packets from the link's own address separately, so that its answers pass the strictest reverse-path filter.
 fn has_source_rule(network: &NetworkSnapshot, facts: &LinkFacts) -> bool {
     let source = facts.source(Family::V4);
     network.rules.iter().any(|rule| rule.source.is_some_and(|net| net.prefix_len() == 32 && Some(net.addr()) == source))

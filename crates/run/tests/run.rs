@@ -1,4 +1,4 @@
-//! `braid run` on the real kernel: a client with three links, a user without any privilege.
+//! `braid run` on the real kernel: a client with three links, and a user without privilege.
 
 #[path = "support/world.rs"]
 mod world;
@@ -18,7 +18,7 @@ fn all() -> impl Iterator<Item = String> {
 }
 
 #[test]
-fn connections_take_their_turns_in_both_families() {
+fn connections_take_turns_in_both_families() {
     if !may_make_namespaces("connections over three links") {
         return;
     }
@@ -44,7 +44,7 @@ fn concurrent_connections_spread_by_load() {
 }
 
 #[test]
-fn datagrams_take_their_turns_and_sockets_are_not_bound() {
+fn datagrams_take_turns_and_sockets_are_not_bound() {
     if !may_make_namespaces("datagrams over three links") {
         return;
     }
@@ -54,23 +54,23 @@ fn datagrams_take_their_turns_and_sockets_are_not_bound() {
         assert_eq!(world.ask(&TURNS, &[kind, SERVER_MAPPED, "9"]), each(3, all()), "{kind}");
         assert_eq!(world.ask(&TURNS, &[kind, SERVER6, "9"]), each(3, (0..LINKS).map(address6)), "{kind}");
     }
-    // Two destinations from one socket, each with a link that it keeps.
+    // Two destinations from one socket: each keeps its own link.
     assert_eq!(world.ask(&TURNS, &["udp-both", SERVER, OTHER]), each(2, [address(0), address(1)]));
-    // After a steered destination one that is on another link must be reached from that link's address.
+    // After a steered destination, a destination on another link must be reached from that link's address.
     assert_eq!(world.ask(&["--link", "link1"], &["udp-reconnect", SERVER, "10.88.2.1"]), each(1, [address(1), address(2)]));
-    // A socket on a port of its own is a server, whose answers go as the system likes.
+    // A socket with a port of its own is a server; its answers take the system's route.
     assert_eq!(world.ask(&["--link", "link1"], &["udp-server", "5353", SERVER, "3"]), each(3, [address(0)]));
 }
 
 #[test]
-fn what_is_no_matter_of_links_is_left_alone() {
+fn destinations_without_a_choice_of_links_are_left_alone() {
     if !may_make_namespaces("destinations to be left alone") {
         return;
     }
     let world = World::new();
     let second = ["--link", "link1"];
     assert_eq!(world.ask(&second, &["tcp", SERVER, "1"]), each(1, [address(1)]));
-    // On-link, a static route, and a socket bound to an address by its program.
+    // An on-link destination, a static route, and a socket bound to an address by its program.
     assert_eq!(world.ask(&second, &["tcp", "10.88.2.1", "2"]), each(2, [address(2)]));
     world.ip(&format!("route add {OTHER} via 10.88.2.1 dev link2"));
     assert_eq!(world.ask(&second, &["tcp", OTHER, "2"]), each(2, [address(2)]));
@@ -78,19 +78,19 @@ fn what_is_no_matter_of_links_is_left_alone() {
     world.ip("rule add from 10.88.2.2 lookup 7");
     world.ip("route add default via 10.88.2.1 dev link2 table 7");
     assert_eq!(world.ask(&second, &["tcp-from", &address(2), SERVER, "2"]), each(2, [address(2)]));
-    // Loopback: nobody listens, and that is what the program hears.
+    // On loopback no process listens, and the program must receive that error.
     let refused = world.ask(&second, &["tcp", "127.0.0.1", "1"]);
     assert!(refused.keys().all(|answer| answer.contains("refused")), "{refused:?}");
 }
 
 #[test]
-fn a_link_that_loses_carrier_is_given_nothing_more() {
+fn a_link_without_carrier_gets_no_new_connections() {
     if !may_make_namespaces("carrier loss") {
         return;
     }
     let world = World::new();
     world.make_gate();
-    // Once its news has come the link is asked no more; how soon that is depends on the machine.
+    // The link is unused once the notification has arrived; the delay depends on the machine.
     let settle = format!("for i in 1 2 3 4 5 6 7 8 9; do ./peer tcp {SERVER} 3 > round; grep -q error round || break; done");
     let script = format!("./peer tcp {SERVER} 3; read go < gate; {settle}; ./peer tcp {SERVER} 8");
     let mut shell = world.run(&[&TURNS[..], &["--", "sh", "-c", &script]].concat()).stdout(Stdio::piped()).spawn().unwrap();
@@ -98,16 +98,16 @@ fn a_link_that_loses_carrier_is_given_nothing_more() {
     shell.stdout.as_mut().unwrap().read_exact(&mut before).unwrap();
     assert_eq!(text(&before), "10.88.0.2 1\n10.88.1.2 1\n10.88.2.2 1\n");
     world.far_ip("link set far1 down");
-    // The kernel tells of changed carriers once a second at most, all namespaces together.
+    // The kernel reports carrier changes at most once a second, over all namespaces together.
     let state = || text(&world.on_client("ip").args(["link", "show", "dev", "link1"]).output().unwrap().stdout);
-    wait_for("the kernel's word", || !state().contains(" state UP "));
+    wait_for("the kernel's notification", || !state().contains(" state UP "));
     world.open_gate();
     let after = shell.wait_with_output().unwrap();
     assert_eq!(text(&after.stdout), "10.88.0.2 4\n10.88.2.2 4\n");
 }
 
 #[test]
-fn regression_a_run_may_open_more_files_and_its_command_as_many_as_before() {
+fn regression_the_supervisor_raises_its_file_limit_and_the_command_keeps_its_own() {
     if !may_make_namespaces("limits of open files") {
         return;
     }
@@ -120,7 +120,7 @@ fn regression_a_run_may_open_more_files_and_its_command_as_many_as_before() {
 }
 
 #[test]
-fn a_strict_filter_keeps_a_link_out_and_says_so() {
+fn a_strict_filter_excludes_a_link_with_a_warning() {
     if !may_make_namespaces("strict reverse-path filter") {
         return;
     }
@@ -136,7 +136,7 @@ fn a_strict_filter_keeps_a_link_out_and_says_so() {
 }
 
 #[test]
-fn the_command_never_notices_that_its_supervisor_died() {
+fn the_command_does_not_notice_the_death_of_its_supervisor() {
     if !may_make_namespaces("death of the supervisor") {
         return;
     }
@@ -190,7 +190,7 @@ fn the_command_behaves_as_if_run_directly() {
     std::io::Write::write_all(shell.stdin.as_mut().unwrap(), b"word\n").unwrap();
     let output = shell.wait_with_output().unwrap();
     assert_eq!((text(&output.stdout).as_str(), text(&output.stderr).as_str()), ("out word\n", "err\n"));
-    // A signal for the process that the user started is meant for the command.
+    // A signal sent to the process that the user started is meant for the command.
     let mut shell = world.run(&["--", "sh", "-c", "trap 'exit 9' TERM; echo set; while :; do sleep 0.1; done"]);
     let mut shell = shell.stdout(Stdio::piped()).spawn().unwrap();
     shell.stdout.as_mut().unwrap().read_exact(&mut [0; 4]).unwrap();
@@ -199,14 +199,14 @@ fn the_command_behaves_as_if_run_directly() {
 }
 
 #[test]
-fn what_a_command_leaves_running_is_steered_and_holds_nobody_up() {
+fn background_processes_are_steered_and_delay_nobody() {
     if !may_make_namespaces("background processes") {
         return;
     }
     let world = World::new();
     let script = format!("(read go < gate; ./peer tcp {SERVER} 6 > late) > /dev/null 2>&1 & exit 3");
     world.make_gate();
-    // Standard output and error are pipes, which are at their end although something still runs.
+    // Standard output and error are pipes; both reach their end although a background process still runs.
     let output = world.run(&[&TURNS[..], &["--", "sh", "-c", &script]].concat()).output().unwrap();
     assert_eq!(output.status.code(), Some(3), "{output:?}");
     world.open_gate();
@@ -216,14 +216,14 @@ fn what_a_command_leaves_running_is_steered_and_holds_nobody_up() {
 }
 
 #[test]
-fn a_program_that_cannot_be_looked_into_runs_unsteered_with_one_warning() {
+fn a_program_that_cannot_be_inspected_runs_unsteered_with_one_warning() {
     if !may_make_namespaces("non-dumpable programs") {
         return;
     }
     let world = World::new();
     let hidden = world.directory.path().join("hidden");
     std::fs::copy(world.directory.path().join("peer"), &hidden).unwrap();
-    // Who may run a program but not read it may not look into it either.
+    // A user who may run a program but not read it may not inspect it either.
     std::fs::set_permissions(&hidden, std::fs::Permissions::from_mode(0o711)).unwrap();
     let script = format!("./hidden tcp {SERVER} 4; ./hidden tcp {SERVER} 4; ./peer tcp {SERVER} 3");
     let output = world.run(&[&TURNS[..], &["--", "sh", "-c", &script]].concat()).output().unwrap();
@@ -233,7 +233,7 @@ fn a_program_that_cannot_be_looked_into_runs_unsteered_with_one_warning() {
 }
 
 #[test]
-fn regression_a_programs_name_cannot_steer_the_terminal() {
+fn regression_a_programs_name_cannot_send_escape_sequences_to_the_terminal() {
     if !may_make_namespaces("hostile names") {
         return;
     }
@@ -247,7 +247,7 @@ fn regression_a_programs_name_cannot_steer_the_terminal() {
 }
 
 #[test]
-fn regression_a_supervisor_that_hangs_holds_the_command_up_for_seconds_only() {
+fn regression_a_hanging_supervisor_delays_the_command_only_for_seconds() {
     if !may_make_namespaces("a hung supervisor") {
         return;
     }
@@ -257,7 +257,7 @@ fn regression_a_supervisor_that_hangs_holds_the_command_up_for_seconds_only() {
     let front = world.run(&[&TURNS[..], &["--", "sh", "-c", &script]].concat()).stdout(Stdio::piped()).spawn().unwrap();
     let supervisor = only_child(front.id(), |_| true);
     only_child(supervisor, |name| name == "sh");
-    // The guard, which is started after the command.
+    // The guard starts after the command.
     only_child(supervisor, |name| name == "run");
     check(Command::new("kill").args(["-STOP", &supervisor.to_string()]));
     world.open_gate();
@@ -267,7 +267,7 @@ fn regression_a_supervisor_that_hangs_holds_the_command_up_for_seconds_only() {
 }
 
 #[test]
-fn regression_the_status_is_told_where_ends_of_children_are_ignored() {
+fn regression_the_status_is_reported_although_sigchld_is_ignored() {
     if !may_make_namespaces("ignored ends of children") {
         return;
     }
@@ -277,7 +277,7 @@ fn regression_the_status_is_told_where_ends_of_children_are_ignored() {
 }
 
 #[test]
-fn privileges_are_given_up_only_where_the_kernel_asks_for_it() {
+fn no_new_privs_is_set_only_where_the_kernel_requires_it() {
     if !may_make_namespaces("privileges") {
         return;
     }
@@ -302,7 +302,7 @@ fn sockets_of_other_namespaces_are_left_alone() {
 }
 
 #[test]
-fn inside_another_one_it_leaves_the_work_to_the_outer() {
+fn a_run_inside_another_run_leaves_the_supervision_to_the_outer_one() {
     if !may_make_namespaces("a run within a run") {
         return;
     }
@@ -314,7 +314,7 @@ fn inside_another_one_it_leaves_the_work_to_the_outer() {
 }
 
 #[test]
-fn static_programs_and_filters_of_their_own_work_and_rings_are_refused() {
+fn static_programs_and_nested_filters_work_and_io_uring_is_refused() {
     if !may_make_namespaces("static programs") || !has("cc") {
         return;
     }
@@ -374,12 +374,12 @@ fn check(command: &mut Command) {
     assert!(output.status.success(), "{command:?}: {}", text(&output.stderr));
 }
 
-/// The one child of `parent` whose name `fits`; waits until there is one.
+/// The only child of `parent` whose name matches `fits`; waits until there is exactly one.
 fn only_child(parent: u32, fits: impl Fn(&str) -> bool) -> u32 {
     let children = || {
         let list = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap_or_default();
         let mut all: Vec<u32> = list.split_whitespace().filter_map(|child| child.parse().ok()).collect();
-        // Children of other threads are listed with those threads.
+        // Children of other threads are listed under those threads.
         for entry in std::fs::read_dir(format!("/proc/{parent}/task")).into_iter().flatten().flatten() {
             let list = std::fs::read_to_string(entry.path().join("children")).unwrap_or_default();
             all.extend(list.split_whitespace().filter_map(|child| child.parse::<u32>().ok()));
@@ -393,7 +393,7 @@ fn only_child(parent: u32, fits: impl Fn(&str) -> bool) -> u32 {
     children()[0]
 }
 
-/// Whether a process runs (a zombie does not).
+/// Whether a process is running; a zombie is not.
 fn is_alive(process: u32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).unwrap_or_default();
     stat.rsplit_once(')').is_some_and(|(_, rest)| !rest.trim_start().starts_with(['Z', 'X']))
@@ -402,7 +402,7 @@ fn is_alive(process: u32) -> bool {
 fn wait_for(what: &str, condition: impl Fn() -> bool) {
     let end = Instant::now() + Duration::from_secs(60);
     while !condition() {
-        assert!(Instant::now() < end, "waited in vain for {what}");
+        assert!(Instant::now() < end, "timed out waiting for {what}");
         std::thread::sleep(Duration::from_millis(5));
     }
 }

@@ -1,24 +1,24 @@
-//! How long an interface is active.
+//! Measures how long an interface is active.
 
 use std::time::Duration;
 
 use braid_model::{ByteCount, Direction, PerDirection, Rate, Time};
 use braid_netem::RateSource;
 
-/// Counts the time in which a link transmits or receives, each moment once: OPERETTA's `t_j` for a link that does both.
+/// Measures the time in which a link transmits or receives: OPERETTA's `t_j`. Time in which it does both counts once.
 ///
-/// A direction with a constant rate is active for as long as its packets take. One that follows a recorded trace is active while
-/// anything waits for it, up to the moment at which that was last looked at.
+/// A direction with a constant rate is active for the transmission time of its packets. A direction with a recorded trace is active while
+/// its queue is not empty, as of the last observation of the queue.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Meter {
-    /// Until when each direction is active, as far as is known at `counted`.
+    /// End of each direction's activity, as known at `counted`.
     until: PerDirection<Time>,
     counted: Time,
     busy: Duration,
 }
 
 impl Meter {
-    /// A packet of `size` is put into a queue that holds `backlog` with it.
+    /// Records that a packet of `size` was put into the queue.
     pub(crate) fn on_packet(&mut self, now: Time, direction: Direction, rate: &RateSource, size: ByteCount) {
         self.count(now);
         let until = &mut self.until[direction];
@@ -30,7 +30,7 @@ impl Meter {
         }
     }
 
-    /// What the queue holds was looked at, or has changed otherwise: its rest takes this long.
+    /// Updates the activity after an observation or another change of the queue, which now holds `backlog`.
     pub(crate) fn on_backlog(&mut self, now: Time, direction: Direction, rate: &RateSource, backlog: ByteCount) {
         self.count(now);
         self.until[direction] = match rate {
@@ -46,7 +46,7 @@ impl Meter {
         self.busy
     }
 
-    /// Nothing has been put in since `counted`, so each direction was active from then until its end: together until the later one.
+    /// Adds the active time since `counted`. No packet was added since, so the link was active until the later end of the two directions.
     fn count(&mut self, now: Time) {
         self.busy += self.until.down.max(self.until.up).min(now).since(self.counted);
         self.counted = self.counted.max(now);
@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_rate_counts_the_rest_anew() {
+    fn a_change_of_rate_rescales_the_remaining_time() {
         let mut meter = Meter::default();
         meter.on_packet(Time::ZERO, Direction::Down, &Rate::from_mbps(12).into(), ByteCount::new(3000));
         meter.on_backlog(Time::from_millis(1), Direction::Down, &Rate::from_mbps(6).into(), ByteCount::new(1500));

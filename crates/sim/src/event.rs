@@ -1,34 +1,34 @@
-//! What happens next.
+//! Event queue of the simulator.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 
 use braid_model::{Direction, Time};
 
-/// Something that happens at a moment. Those that belong to a connection carry its generation, so that one that is gone hears nothing.
+/// An event. Events of a connection carry its generation, so that events of a closed connection are ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Event {
     /// A packet leaves a pipe.
     Pipe(u32),
-    /// A sender's retransmission timer.
+    /// The retransmission timer of a sender expires.
     Retransmit { connection: u32, generation: u32, direction: Direction },
-    /// A receiver's delayed acknowledgement.
+    /// The delayed-acknowledgement timer of a receiver expires.
     Acknowledge { connection: u32, generation: u32, direction: Direction },
-    /// A handshake that was not answered: the client's (`Up`) or the server's (`Down`).
+    /// The handshake timer of the client (`Up`) or the server (`Down`) expires.
     Handshake { connection: u32, generation: u32, direction: Direction, tries: u8 },
-    /// A packet was sent on a radio channel.
+    /// A radio channel has sent a packet.
     Air(u32),
-    /// Living connections may be moved to other links.
+    /// The scheduler may move live connections to other links.
     Steer,
-    /// A timer of the bond.
+    /// A timer of the bond expires.
     Bond,
-    /// The next flow of a class.
+    /// The next flow of a class starts.
     Arrival(u32),
-    /// A change of a link, by its place in the scenario.
+    /// A link changes; the value is the index of the change in the scenario.
     Change(u32),
-    /// Capacities are measured.
+    /// Time to measure capacities.
     Measure,
-    /// A bin of time ends.
+    /// A time bin ends.
     Tick,
 }
 
@@ -41,7 +41,7 @@ struct Entry {
 
 impl Ord for Entry {
     fn cmp(&self, other: &Self) -> Ordering {
-        // The heap gives its greatest first.
+        // `BinaryHeap` is a max-heap, so the order is reversed.
         (other.at, other.number).cmp(&(self.at, self.number))
     }
 }
@@ -52,7 +52,7 @@ impl PartialOrd for Entry {
     }
 }
 
-/// Events in order of time; those of one moment in the order they were put in.
+/// Events in order of time. Events of the same time keep their insertion order.
 #[derive(Debug, Default)]
 pub(crate) struct Queue {
     heap: BinaryHeap<Entry>,
@@ -65,7 +65,7 @@ impl Queue {
         self.number += 1;
     }
 
-    /// The next event, if it comes by `until`.
+    /// Removes and returns the next event, if it is due by `until`.
     pub(crate) fn pop(&mut self, until: Time) -> Option<(Time, Event)> {
         if self.heap.peek()?.at > until {
             return None;
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_come_in_order_of_time_and_then_of_arrival() {
+    fn events_are_ordered_by_time_then_by_insertion() {
         let mut queue = Queue::default();
         for (at, pipe) in [(5, 0), (3, 1), (5, 2), (3, 3), (9, 4)] {
             queue.push(Time::from_millis(at), Event::Pipe(pipe));

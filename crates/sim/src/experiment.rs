@@ -1,9 +1,9 @@
-//! The framework of experiments: points that can be measured on all cores, statistics, charts, and claims set beside results.
+//! Framework of the experiments: points that are measured in parallel, statistics, charts, and comparisons of claims with results.
 //!
-//! # How to write one
+//! # How to write an experiment
 //!
-//! An experiment is a type without state. It says what it is ([`About`]), lists its [`Point`]s (a series and an x value each),
-//! measures one point with one seed, and puts all that was measured together into [`Results`]:
+//! An experiment is a stateless type. It describes itself ([`About`]), lists its [`Point`]s (each a series and an x value), measures one
+//! point with one seed, and assembles all samples into [`Results`]:
 //!
 //! ```
 //! use braid_sim::experiment::*;
@@ -11,7 +11,7 @@
 //! struct Narrowing;
 //!
 //! static ABOUT: About = About {
-//!     name: "dbas-0x", // the paper's short name and the figure; what `braid sim run` takes
+//!     name: "dbas-0x", // short name of the paper, and the figure; the argument of `braid sim run`
 //!     paper: Paper::Dbas,
 //!     figure: "fig. 0x",
 //!     title: "Throughput as IF2 narrows",
@@ -28,7 +28,7 @@
 //!         Point::grid(&["one link", "two links"], &[1.0, 2.0])
 //!     }
 //!     fn measure(&self, point: &Point, run: &Run<'_>) -> Sample {
-//!         let noise = (run.seed % 100) as f64 / 1e4; // a simulation with `run.seed` stands here
+//!         let noise = (run.seed % 100) as f64 / 1e4; // in a real experiment: a simulation with `run.seed`
 //!         let rest = if point.series == "two links" { point.x } else { 0.0 };
 //!         Sample::default().value("throughput", 2.0 + rest + noise)
 //!     }
@@ -47,14 +47,14 @@
 //! assert_eq!(report.results.comparisons[0].judgement, Judgement::Met);
 //! ```
 //!
-//! Then add it to [`crate::experiments::all`]. What to know:
+//! Then add it to [`crate::experiments::all`]. Rules:
 //!
-//! - Every run has one seed for all points: schedulers are compared on the same workload (common random numbers), so prefer
-//!   [`Samples::gain`], which compares run by run, to comparing two means.
-//! - `measure` must be a function of its arguments; points are measured on many cores, in any order. Only an experiment that is
-//!   [`Sampling::Timed`] may look at [`Run::clock`]. [`Run::quic`] does not change what comes out.
-//! - A [`Sample`] has numbers by name and curves by name (a rate over time, a distribution).
-//! - Comparisons come in the order of [`About::claims`], one each. Where something differs from the paper, say why.
+//! - Each run has one seed for all points, so schedulers are compared on the same workload (common random numbers). Prefer
+//!   [`Samples::gain`], which compares run by run, to a comparison of two means.
+//! - `measure` must be a function of its arguments, since points are measured on many cores, in any order. Only a [`Sampling::Timed`]
+//!   experiment may read [`Run::clock`]. [`Run::quic`] does not affect results.
+//! - A [`Sample`] has named values and named curves (a rate over time, a distribution).
+//! - Give one comparison per claim, in the order of [`About::claims`]. If a result differs from the paper, explain why.
 //! - Names of charts become file names: `NAME.svg` for an empty name, else `NAME-CHART.svg`. Text is Markdown without tables.
 
 mod report;
@@ -76,37 +76,38 @@ pub use stats::{Summary, distribution, quantile};
 
 /// One experiment of a paper.
 pub trait Experiment: Sync {
-    /// What it is.
+    /// Description of the experiment.
     fn about(&self) -> &'static About;
-    /// What is measured, in the order of legends.
+    /// The points to measure, in the order of the legends.
     fn points(&self) -> Vec<Point>;
-    /// How often a point is measured at most, where one takes long and differs little from run to run. Comparisons are then of the first runs.
-    fn most_runs(&self, point: &Point) -> u32 {
+    /// Maximum number of runs of a point. Use it for a point that takes long and varies little between runs. Comparisons then use the first
+    /// runs only.
+    fn max_runs(&self, point: &Point) -> u32 {
         let _ = point;
         u32::MAX
     }
     /// Measures one point once.
     fn measure(&self, point: &Point, run: &Run<'_>) -> Sample;
-    /// Puts what was measured together.
+    /// Assembles the results from all samples.
     fn assemble(&self, samples: &Samples) -> Results;
 }
 
-/// What an experiment is.
+/// Description of an experiment.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct About {
-    /// The paper's short name and the figure, as in `dbas-3a`.
+    /// Short name of the paper, and the figure, for example `dbas-3a`.
     pub name: &'static str,
-    /// Where it was first done.
+    /// Paper of the original experiment.
     pub paper: Paper,
-    /// The figure or table, as in "fig. 3a".
+    /// Figure or table, for example "fig. 3a".
     pub figure: &'static str,
-    /// What is shown.
+    /// Title of the experiment.
     pub title: &'static str,
-    /// Links, workload and whatever else was set, and how it differs from the paper's setting.
+    /// Links, workload and other parameters, and how they differ from the paper's.
     pub setting: &'static str,
-    /// How often a point is measured.
+    /// How often each point is measured.
     pub sampling: Sampling,
-    /// What the paper says came out.
+    /// Claims of the paper about the results.
     pub claims: &'static [Claim],
 }
 
@@ -127,7 +128,7 @@ pub enum Paper {
 }
 
 impl Paper {
-    /// How a reader finds it.
+    /// Citation: authors, title and year.
     pub fn citation(self) -> &'static str {
         match self {
             Self::Dnis => "Saeed, Habak, Fouad, Youssef: DNIS, a middleware for dynamic multiple network interfaces scheduling (2009)",
@@ -141,78 +142,78 @@ impl Paper {
     }
 }
 
-/// How often a point is measured.
+/// How often each point of an experiment is measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Sampling {
-    /// Once: there is no chance in it.
+    /// Once, because the experiment is deterministic.
     Once,
-    /// As often as the setting's runs say.
+    /// [`Setting::runs`] times.
     Repeated,
-    /// Once, alone on the machine, by a clock: results differ from run to run.
+    /// Once, with a real clock and without other load on the machine. Results vary between runs.
     Timed,
 }
 
-/// A place in a figure.
+/// One point of a figure.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Point {
-    /// The line it lies on.
+    /// Series of the point.
     pub series: String,
-    /// Its place on the x axis.
+    /// Value on the x axis.
     pub x: f64,
 }
 
 impl Point {
-    /// Every series at every x.
+    /// All combinations of `series` and `xs`.
     pub fn grid(series: &[&str], xs: &[f64]) -> Vec<Self> {
         series.iter().flat_map(|series| xs.iter().map(|x| Self { series: (*series).to_owned(), x: *x })).collect()
     }
 }
 
-/// One measurement's circumstances.
+/// Inputs of one measurement.
 pub struct Run<'a> {
-    /// Which run, from 0.
+    /// Index of the run, starting at 0.
     pub index: u32,
-    /// The same for all points of a run.
+    /// Seed, the same for all points of a run.
     pub seed: u64,
-    /// The time now, for [`Sampling::Timed`]; stands still in all others.
+    /// Clock for [`Sampling::Timed`] experiments; constant for all others.
     pub clock: &'a dyn Fn() -> Time,
-    /// For what runs over real QUIC. Without it, such points give no numbers.
+    /// Environment for points that run over real QUIC. Without it, such points have no values.
     pub quic: Option<&'a Quic>,
 }
 
-/// What pure code cannot make and some experiments need.
+/// Inputs that some experiments need but pure code cannot create.
 #[derive(Clone, Copy)]
 pub struct Machine<'a> {
-    /// The time now.
+    /// Clock.
     pub clock: &'a dyn Fn() -> Time,
-    /// For what runs over real QUIC.
+    /// Environment for points that run over real QUIC.
     pub quic: Option<&'a Quic>,
 }
 
 impl Machine<'_> {
-    /// Neither: time stands still.
+    /// Constant clock, no QUIC.
     pub const NONE: Machine<'static> = Machine { clock: &|| Time::ZERO, quic: None };
 }
 
-/// What a user chooses.
+/// Settings of the user.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Setting {
-    /// How often each point is measured, where there is chance in it.
+    /// Number of runs of each point of a [`Sampling::Repeated`] experiment.
     pub runs: u32,
-    /// What all chance comes from.
+    /// Seed of all randomness.
     pub seed: u64,
 }
 
 impl Default for Setting {
-    /// The papers' 15 runs.
+    /// 15 runs, as in the papers.
     fn default() -> Self {
         Self { runs: 15, seed: 1 }
     }
 }
 
 impl Setting {
-    /// All measurements that `experiment` needs, point by point.
+    /// All measurements that `experiment` needs, ordered by point.
     pub fn jobs(&self, experiment: &dyn Experiment) -> Vec<Job> {
         let about = experiment.about();
         let runs = if about.sampling == Sampling::Repeated { self.runs } else { 1 };
@@ -221,37 +222,37 @@ impl Setting {
         points
             .iter()
             .flat_map(|point| {
-                let runs = seeds.iter().zip(0..experiment.most_runs(point));
+                let runs = seeds.iter().zip(0..experiment.max_runs(point));
                 runs.map(|(seed, index)| Job { point: point.clone(), index, seed: *seed })
             })
             .collect()
     }
 
-    /// A seed that depends on the experiment and the run only, so that one experiment alone gives what it gives among all.
+    /// A seed that depends only on the experiment and the run, so that an experiment gives the same results alone and among all others.
     fn seed_of(&self, name: &str, index: u32) -> u64 {
         let named = name.bytes().fold(self.seed, |mixed, byte| Random::new(mixed ^ u64::from(byte)).next());
         Random::new(named ^ u64::from(index)).next()
     }
 }
 
-/// One measurement to be made.
+/// One measurement to make.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Job {
-    /// Of what.
+    /// Point to measure.
     pub point: Point,
-    /// Which run.
+    /// Index of the run.
     pub index: u32,
-    /// Its seed.
+    /// Seed of the run.
     pub seed: u64,
 }
 
 impl Job {
-    /// Makes it, without a clock and without QUIC.
+    /// Makes the measurement without a clock and without QUIC.
     pub fn measure(self, experiment: &dyn Experiment) -> (Self, Sample) {
         self.measure_on(experiment, &Machine::NONE)
     }
 
-    /// Makes it with what a machine has.
+    /// Makes the measurement with the inputs of `machine`.
     pub fn measure_on(self, experiment: &dyn Experiment, machine: &Machine<'_>) -> (Self, Sample) {
         let Machine { clock, quic } = *machine;
         let sample = experiment.measure(&self.point, &Run { index: self.index, seed: self.seed, clock, quic });
@@ -259,39 +260,39 @@ impl Job {
     }
 }
 
-/// Why an experiment's results cannot be shown: a mistake in the experiment.
+/// Reason why the results of an experiment cannot be reported. It is always a bug in the experiment.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Unsound {
+pub enum ReportError {
     /// A chart or table lacks a number.
-    #[error("{experiment}: {place} has no number; ask for a series and value that were measured")]
+    #[error("{experiment}: {place} has no number; use a series and value that were measured")]
     NoNumber {
-        /// Which experiment.
+        /// Name of the experiment.
         experiment: &'static str,
-        /// Where in its results.
+        /// Place in its results.
         place: String,
     },
     /// A claim has no comparison, or a comparison no claim.
-    #[error("{experiment}: comparisons do not match the claims one by one; give one comparison for each claim, in their order")]
+    #[error("{experiment}: comparisons do not match the claims; give one comparison for each claim, in the same order")]
     Comparisons {
-        /// Which experiment.
+        /// Name of the experiment.
         experiment: &'static str,
     },
 }
 
-/// What `experiment` found, from the samples of all its jobs.
+/// Assembles the report of `experiment` from the samples of all its jobs.
 ///
 /// # Errors
 ///
-/// [`Unsound`] if a chart has a point that is no number, or claims and comparisons do not match.
-pub fn conclude(experiment: &dyn Experiment, setting: &Setting, samples: Samples) -> Result<Report, Unsound> {
+/// [`ReportError`] if a chart has a point without a finite number, or if claims and comparisons do not match.
+pub fn conclude(experiment: &dyn Experiment, setting: &Setting, samples: Samples) -> Result<Report, ReportError> {
     let about = experiment.about();
     let results = experiment.assemble(&samples);
     if let Some(place) = results.gap() {
-        return Err(Unsound::NoNumber { experiment: about.name, place });
+        return Err(ReportError::NoNumber { experiment: about.name, place });
     }
     let judged = results.comparisons.iter().map(|comparison| &comparison.claim);
     if !judged.eq(about.claims.iter()) {
-        return Err(Unsound::Comparisons { experiment: about.name });
+        return Err(ReportError::Comparisons { experiment: about.name });
     }
     Ok(Report { about, setting: *setting, results })
 }

@@ -1,4 +1,4 @@
-//! The papers' experiments.
+//! The experiments of the papers.
 
 mod dbas;
 mod dnis;
@@ -8,7 +8,7 @@ mod virtual_interface;
 
 use crate::experiment::Experiment;
 
-/// All experiments, paper by paper, in the order of figures.
+/// All experiments, grouped by paper, in the order of the figures.
 pub fn all() -> Vec<&'static dyn Experiment> {
     [&dnis::all()[..], &dbas::all(), &operetta::all(), &virtual_interface::all(), &thesis::all()].concat()
 }
@@ -19,7 +19,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn names_are_unique_and_fit_for_files() {
+    fn names_are_unique_and_valid_file_names() {
         let all = all();
         let names: BTreeSet<&str> = all.iter().map(|experiment| experiment.about().name).collect();
         assert_eq!(names.len(), all.len());
@@ -29,7 +29,7 @@ mod tests {
     }
 
     #[test]
-    fn papers_stand_together() {
+    fn experiments_are_grouped_by_paper() {
         let mut papers: Vec<_> = all().iter().map(|experiment| experiment.about().paper).collect();
         papers.dedup();
         assert_eq!(papers.len(), papers.iter().collect::<BTreeSet<_>>().len(), "{papers:?}");

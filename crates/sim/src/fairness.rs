@@ -1,4 +1,4 @@
-//! Fair queueing packet by packet: flows' queues, above links that ask for the next packet when they are free.
+//! Packet-level simulation of fair queueing. Each idle link requests the next packet from the queues of the flows.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -11,65 +11,65 @@ use braid_decide::midrr::{Flags, FlowKey, Midrr, MidrrError};
 use braid_model::{ByteCount, LinkSet, Rate, Time};
 use braid_netem::Random;
 
-/// Flows and links, and who decides.
+/// Flows, links and the queueing discipline.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Queueing {
-    /// Capacity of each link, which sends one packet after the other.
+    /// Capacity of each link. A link sends one packet at a time.
     pub links: Vec<Rate>,
     /// The flows.
     pub flows: Vec<QueuedFlow>,
-    /// Whose packet goes next.
+    /// The discipline that selects the next packet.
     pub discipline: Discipline,
-    /// What a flow of weight 1 is given a turn.
+    /// Quantum: bytes that a flow of weight 1 gets per turn.
     pub quantum: ByteCount,
-    /// How long to watch.
+    /// Duration of the simulation.
     pub duration: Duration,
-    /// What is sent is counted in spans of this length.
+    /// Width of the time bins of the counters.
     pub bin: Duration,
-    /// When each link begins to serve; one begins with the others where none is given.
+    /// Start time of each link. A link without an entry starts at time zero.
     pub starts: Vec<Time>,
-    /// When within its first packet's time each flow with a demand has its first packet.
+    /// Seed of the time of each demand-limited flow's first packet, within its first packet interval.
     pub seed: u64,
 }
 
-/// A flow with packets of one size.
+/// A flow with packets of a fixed size.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct QueuedFlow {
     /// The weight φ.
     pub weight: f64,
-    /// The links it may use, a row of Π.
+    /// The links it may use: its row of Π.
     pub links: LinkSet,
     /// Size of its packets, above zero.
     pub packet: ByteCount,
-    /// How much it has to send: packets come evenly at this rate. `None`: there is always one more.
+    /// Demand: packets arrive evenly at this rate. `None`: the flow is always backlogged.
     pub demand: Option<Rate>,
-    /// It ends when so much of it was sent, rounded up to whole packets. `None`: it does not end.
+    /// Volume after which the flow ends, rounded up to whole packets. `None`: it does not end.
     pub volume: Option<ByteCount>,
 }
 
-/// Whose packet goes next.
+/// Queueing discipline: selects the flow of the next packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Discipline {
     /// miDRR over all links.
     Midrr(Flags),
-    /// Deficit round robin on each link for itself, which knows nothing of the others (the thesis's 3.1 and 4.4: what does not work).
+    /// Independent deficit round robin on each link. The thesis (3.1 and 4.4) shows that this is unfair.
     PerLink,
 }
 
-/// What was sent.
+/// Results: the bytes sent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Service {
-    /// By flow and span of [`Queueing::bin`]: what was sent in whole packets that ended in it.
+    /// Bytes by flow and time bin ([`Queueing::bin`]). A packet counts in the bin in which it ended.
     pub bins: Vec<Vec<ByteCount>>,
-    /// By flow and link: what was sent in all.
+    /// Total bytes by flow and link.
     pub by_link: Vec<Vec<ByteCount>>,
-    /// By flow: when its volume was sent.
+    /// Time at which each flow had sent its volume.
     pub ended: Vec<Option<Time>>,
     bin: Duration,
 }
 
 impl Service {
-    /// A flow's mean rate in the spans from number `from` up to and without `to`; zero where there are none.
+    /// Mean rate of a flow in bins `from..to`; zero outside the simulated time.
     pub fn rate(&self, flow: usize, from: usize, to: usize) -> Rate {
         let spans = self.bins[flow].get(from..to.min(self.bins[flow].len())).unwrap_or_default();
         let sent = spans.iter().fold(ByteCount::ZERO, |sum, span| sum + *span);
@@ -77,17 +77,17 @@ impl Service {
     }
 }
 
-/// The most packets that [`solve_instance`] sends.
+/// Maximum number of packets that [`solve_instance`] sends.
 pub const PACKETS_LIMIT: u128 = 200_000_000;
-/// What share of a run is left out of its rates, since a scheduler needs some time to settle: one part of so many.
+/// A run is divided into this many parts. Rates exclude the first part, in which the scheduler converges.
 const PARTS: usize = 10;
 
-/// What `braid sim fair` answers: exact rates and clusters, and miDRR's rates in a run packet by packet, of which the first tenth is left
-/// out, with service counters and with the thesis's service flags.
+/// Computes the result of `braid sim fair`: exact rates and clusters, and miDRR's rates in a packet-level run, with service counters and
+/// with the service flags of the thesis. The rates exclude the first tenth of the run.
 ///
-/// Exact rates take a flow with a demand for a steady stream. Packet by packet it has a backlog only now and then, and whichever of its
-/// links is free first serves it: miDRR's promises are for flows that always have a backlog, and where others share only some of that
-/// flow's links even counters leave them a few percent off, however long the run.
+/// The exact rates treat a flow with a demand as a fluid. In the packet-level run such a flow is backlogged only at times, and the link that
+/// is free first serves it. miDRR's guarantees hold only for flows that are always backlogged. If other flows share only some of that flow's
+/// links, their rates are a few percent off even with counters, however long the run.
 ///
 /// # Errors
 ///
@@ -125,7 +125,7 @@ fn queueing_of(instance: &Instance, flags: Flags) -> Queueing {
         links: instance.links.iter().map(|link| link.capacity).collect(),
         flows,
         discipline: Discipline::Midrr(flags),
-        // So that even the least weight's turn has room for the largest packet, as deficit round robin wants it.
+        // Deficit round robin requires that the quantum of the smallest weight fits the largest packet.
         quantum: ByteCount::new((largest.get() as f64 / least).ceil() as u64),
         duration: instance.duration,
         bin: (instance.duration / PARTS as u32).max(Duration::from_nanos(1)),
@@ -134,7 +134,7 @@ fn queueing_of(instance: &Instance, flags: Flags) -> Queueing {
     }
 }
 
-/// At most so many packets are sent or arrive.
+/// Upper bound of the number of packets that are sent or arrive.
 fn expected_packets(instance: &Instance) -> u128 {
     let nanos = instance.duration.as_nanos();
     let packets = |rate: Rate, size: ByteCount| u128::from(rate.bps()) * nanos / (8_000_000_000 * u128::from(size.get().max(1)));
@@ -144,9 +144,9 @@ fn expected_packets(instance: &Instance) -> u128 {
     sent + arrivals
 }
 
-/// Moments within the time that each link needs for a packet of 1,500 bytes, so that links do not go in step.
+/// Random start times, each within the link's transmission time of a 1,500-byte packet, so that links are not synchronized.
 pub fn random_starts(links: &[Rate], seed: u64) -> Vec<Time> {
-    // Another sequence than that of the flows.
+    // A different random sequence from that of the flows.
     let mut random = Random::new(!seed);
     links.iter().map(|rate| within(&mut random, rate.time_for(ByteCount::new(1500)))).collect()
 }
@@ -155,11 +155,11 @@ fn within(random: &mut Random, span: Duration) -> Time {
     Time::from_nanos(random.up_to(u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)))
 }
 
-/// Lets the links serve the flows.
+/// Runs the simulation.
 ///
 /// # Errors
 ///
-/// [`MidrrError`] where miDRR cannot have so many links or such weights.
+/// [`MidrrError`] if miDRR does not support this number of links or these weights.
 pub fn serve(queueing: &Queueing) -> Result<Service, MidrrError> {
     let mut world = World::new(queueing)?;
     while let Some(Reverse((at, _, event))) = world.events.pop() {
@@ -176,9 +176,9 @@ pub fn serve(queueing: &Queueing) -> Result<Service, MidrrError> {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// A link has sent its packet.
+    /// A link finishes a packet.
     Free(usize),
-    /// A flow has one more packet.
+    /// A packet of a flow arrives.
     Arrival(usize),
 }
 
@@ -187,24 +187,24 @@ struct World<'a> {
     until: Time,
     scheduler: Scheduler,
     flows: Vec<State>,
-    /// By link: what it sends now.
+    /// By link: the packet in transmission.
     sending: Vec<Option<usize>>,
-    /// By link: whether it waits for a packet.
+    /// By link: whether it is idle.
     idle: Vec<bool>,
     events: BinaryHeap<Reverse<(Time, u64, Event)>>,
     number: u64,
     service: Service,
 }
 
-/// A flow's queue.
+/// State of a flow's queue.
 struct State {
-    /// Packets that wait; `None`: always one more.
+    /// Number of waiting packets; `None`: always backlogged.
     waiting: Option<u64>,
-    /// Packets until it ends, given to links or not.
+    /// Number of packets until the flow ends, including those assigned to links.
     left: Option<u64>,
-    /// Packets given to links and not yet sent.
+    /// Number of packets assigned to links but not sent yet.
     under_way: u64,
-    /// When the first packet came, and how many have come.
+    /// Arrival time of the first packet, and number of arrivals.
     begin: Time,
     come: u64,
 }
@@ -255,7 +255,7 @@ impl<'a> World<'a> {
         self.number += 1;
     }
 
-    /// Tells the scheduler what stands at the head of a flow's queue.
+    /// Updates the scheduler's view of the head of a flow's queue.
     fn offer(&mut self, flow: usize) {
         let state = &self.flows[flow];
         let is_some = state.waiting != Some(0) && state.left != Some(0);
@@ -267,7 +267,7 @@ impl<'a> World<'a> {
         let state = &mut self.flows[flow];
         state.come += 1;
         state.waiting = state.waiting.map(|waiting| waiting + 1);
-        // From the beginning, so that rounding does not add up.
+        // Computed from the first arrival, so that rounding errors do not accumulate.
         let bits = u128::from(state.come) * u128::from(spec.packet.get()) * 8;
         let after = bits * 1_000_000_000 / u128::from(spec.demand.map_or(1, Rate::bps).max(1));
         let next = state.begin + Duration::from_nanos(u64::try_from(after).unwrap_or(u64::MAX));
@@ -300,7 +300,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Gives a free link its next packet, if there is one.
+    /// Starts the next packet of an idle link, if there is one.
     fn send(&mut self, now: Time, link: usize) {
         let next = self.scheduler.next(link);
         self.idle[link] = next.is_none();
@@ -316,10 +316,10 @@ impl<'a> World<'a> {
     }
 }
 
-/// One miDRR over all links, or one over each.
+/// One miDRR scheduler over all links, or one per link.
 struct Scheduler {
     parts: Vec<Midrr>,
-    /// By part: the flows' keys, and back.
+    /// Per scheduler: the keys of the flows, and the reverse mapping.
     keys: Vec<Vec<Option<FlowKey>>>,
     flows: Vec<BTreeMap<FlowKey, usize>>,
 }
@@ -349,7 +349,7 @@ impl Scheduler {
     fn set_head(&mut self, flow: usize, head: Option<ByteCount>) {
         for (part, keys) in self.parts.iter_mut().zip(&self.keys) {
             if let Some(key) = keys[flow] {
-                // Flows stay until the end, so the key is known.
+                // Flows are never removed, so the key is valid.
                 let _ = part.set_head(key, head);
             }
         }
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flow_with_a_demand_gets_no_more() {
+    fn a_flow_gets_at_most_its_demand() {
         let modest = QueuedFlow { demand: Some(Rate::from_mbps(2)), ..flow(0b11) };
         let service = serve(&queueing(&[4, 4], vec![modest, flow(0b01)])).unwrap();
         assert!((mbps(&service, 0) - 2.0).abs() < 0.01, "{}", mbps(&service, 0));
@@ -417,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn links_that_know_nothing_of_each_other_are_unfair() {
+    fn independent_links_are_unfair() {
         let flows = vec![flow(0b11), flow(0b10)];
         let alone = serve(&Queueing { discipline: Discipline::PerLink, ..queueing(&[1, 1], flows.clone()) }).unwrap();
         assert!((mbps(&alone, 0) - 1.5).abs() < 0.02 && (mbps(&alone, 1) - 0.5).abs() < 0.02, "{} {}", mbps(&alone, 0), mbps(&alone, 1));
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_sent_faster_than_the_link_carries() {
+    fn a_link_never_exceeds_its_capacity() {
         let eager = QueuedFlow { demand: Some(Rate::from_mbps(3)), ..flow(1) };
         for seed in 0..50 {
             let service =
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn an_instance_is_answered_with_exact_rates_and_midrrs() {
+    fn an_instance_is_solved_with_exact_and_midrr_rates() {
         let text = r#"{"links":[{"name":"1","capacity_bps":3000000},{"name":"2","capacity_bps":10000000}],
             "flows":[{"name":"a","weight":1,"links":["1"],"demand_bps":null,"packet_bytes":1500},
                      {"name":"b","weight":2,"links":["1","2"],"demand_bps":null,"packet_bytes":1500},
@@ -451,9 +451,9 @@ mod tests {
         assert_eq!(error.field, "duration_s");
     }
 
-    /// Flow b could leave more of links 1 and 2 to c, and takes what it wants from whichever link is free.
+    /// Flow b could leave more of links 1 and 2 to c, but it takes its demand from any link that is free.
     #[test]
-    fn a_flow_with_a_demand_is_not_steered_to_where_it_disturbs_least() {
+    fn a_demand_limited_flow_uses_any_free_link() {
         let text = r#"{"links":[{"name":"1","capacity_bps":2827265},{"name":"2","capacity_bps":1855074},
                 {"name":"3","capacity_bps":2907974},{"name":"4","capacity_bps":2472730}],
             "flows":[{"name":"a","weight":1,"links":["1","2","3","4"],"demand_bps":null,"packet_bytes":1443},
@@ -467,7 +467,7 @@ mod tests {
     }
 
     #[test]
-    fn links_without_capacity_and_flows_without_links_do_not_disturb() {
+    fn links_without_capacity_and_flows_without_links_have_no_effect() {
         let mut flows = vec![flow(0b01), flow(0b10), flow(0)];
         flows[1].demand = Some(Rate::from_mbps(1));
         let service = serve(&queueing(&[4, 0], flows)).unwrap();

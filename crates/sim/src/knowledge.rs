@@ -1,4 +1,4 @@
-//! What the scheduler knows of flows to come and of links.
+//! The scheduler's knowledge of the demand of flows and the capacity of links.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ use braid_netem::RateSource;
 
 use crate::scenario::{CapacityKnowledge, DemandKnowledge, Knowledge};
 
-/// How often learnt capacities are brought up to date, as the daemon does it.
+/// Interval between updates of learned capacities, as in the daemon.
 pub(crate) const MEASURE: Duration = Duration::from_millis(200);
-/// What a link without a rate is taken for.
+/// Capacity that is assumed for a link without a rate limit.
 const UNLIMITED: Rate = Rate::from_mbps(100_000);
 
-/// What is known of flows, by class, and of links.
+/// Knowledge of flows, by class, and of links.
 #[derive(Debug)]
 pub(crate) struct Known {
     knowledge: Knowledge,
@@ -22,7 +22,7 @@ pub(crate) struct Known {
     capacities: Vec<PerDirection<Capacity>>,
 }
 
-/// What a flow that starts will move.
+/// The exact bytes that a new flow will move.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Truth {
     pub(crate) down: ByteCount,
@@ -40,7 +40,7 @@ impl Known {
         Self { knowledge, demands: vec![Demand::default(); classes], capacities: vec![PerDirection::both(capacity); links] }
     }
 
-    /// What a flow of `class` is thought to move, and which way mostly.
+    /// Expected bytes of a flow of `class`, and its expected main direction.
     pub(crate) fn demand(&self, class: usize, truth: Truth) -> (ByteCount, Direction) {
         let moved = truth.down + truth.up;
         match self.knowledge.demand {
@@ -53,7 +53,7 @@ impl Known {
         }
     }
 
-    /// A flow of `class` ended.
+    /// Learns from a flow of `class` that ended.
     pub(crate) fn learn_demand(&mut self, now: Time, class: usize, moved: Traffic) {
         self.demands[class].learn(moved.rx, moved.tx, now);
     }
@@ -62,12 +62,12 @@ impl Known {
         self.knowledge.capacity != CapacityKnowledge::Oracle
     }
 
-    /// What a link moved in the last [`MEASURE`].
+    /// Learns from the bytes that a link moved in the last [`MEASURE`].
     pub(crate) fn learn_capacity(&mut self, now: Time, link: usize, direction: Direction, moved: ByteCount, busy: Busy) {
         self.capacities[link][direction].on_interval(now, moved, MEASURE, busy);
     }
 
-    /// A link's capacity as it is thought to be; `truth` is its rate.
+    /// Assumed capacity of a link; `truth` is its actual rate.
     pub(crate) fn capacity(&self, now: Time, link: usize, direction: Direction, truth: &RateSource) -> Rate {
         match (self.knowledge.capacity, truth) {
             (CapacityKnowledge::Oracle, RateSource::Constant(rate)) => *rate,
@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn demand_is_known_learnt_or_wrong() {
+    fn demand_is_exact_scaled_or_learned() {
         let truth = Truth { down: ByteCount::new(8000), up: ByteCount::new(80), direction: Direction::Down };
         assert_eq!(known(DemandKnowledge::Oracle).demand(0, truth).0, ByteCount::new(8080));
         assert_eq!(known(DemandKnowledge::Factor(0.5)).demand(0, truth).0, ByteCount::new(4040));

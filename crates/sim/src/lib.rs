@@ -1,4 +1,5 @@
-//! A simulator of a device with several links: discrete events, virtual time, TCP by the segment, the daemon's own scheduling rule.
+//! A discrete-event simulator of a device with several links. It has virtual time, a segment-level TCP model and the daemon's own scheduling
+//! code.
 //!
 //! ```
 //! use braid_model::{ByteCount, Rate};
@@ -17,16 +18,17 @@
 //! # Ok::<(), braid_sim::ScenarioError>(())
 //! ```
 //!
-//! A scenario gives the same outcome on every machine: time is whole nanoseconds, chance comes from the scenario's seed, and no
-//! logarithm, root or power is the platform's ([`math`]).
+//! A scenario gives the same outcome on every machine: time is in integer nanoseconds, all randomness comes from the scenario's seed, and
+//! logarithms, roots and powers are computed by [`math`], not by the platform.
 //!
-//! The topology: one client; each of its links has a rate, delay, loss and queue in either direction; behind them, servers, each with a
-//! link of its own that all flows to it share. Links may share a radio channel ([`Medium`]). A connection-oriented stream is one TCP
-//! connection on one link. A packet-oriented stream (to a server that runs Braid) is one TCP connection on each link, over which its
-//! chunks are spread by one of [`braid_decide::packet`]'s schedulers; or, with [`Scenario::bond`], a flow of the daemon's own bond: real
-//! QUIC over the same links, beside the same TCP.
+//! Topology: one client, whose links each have a rate, delay, loss and queue per direction. Behind the links are servers, each with an own
+//! link that all flows to it share. Links may share a radio channel ([`Medium`]). A connection-oriented stream is one TCP connection on one
+//! link. A packet-oriented stream (to a server that runs Braid) has one TCP connection on each link, and a scheduler of
+//! [`braid_decide::packet`] distributes its chunks over them. With [`Scenario::bond`] it is instead a flow of the daemon's own bond: real
+//! QUIC over the same links, in competition with the same TCP.
 //!
-//! Downloads by byte range over several links ([`fetch_ranges`]) run [`braid_range`]'s engine over the same links and the same TCP.
+//! [`fetch_ranges`] simulates downloads by byte range over several links. It runs the engine of [`braid_range`] over the same link and TCP
+//! models.
 
 #![forbid(unsafe_code)]
 

@@ -1,19 +1,19 @@
-//! Functions whose results are the same on every machine: the platform's logarithms and roots are not, `+ - * /` are.
+//! Functions with identical results on every machine. Logarithms and roots of the platform differ between machines; `+ - * /` do not.
 
 use braid_netem::Random;
 
-/// ln 2 in two parts, so that whole multiples of the first, shorter one are exact.
+/// ln 2 in two parts. Integer multiples of the first, which has fewer bits, are exact.
 const LN_2_HIGH: f64 = 0.693_147_180_369_123_8;
 const LN_2_LOW: f64 = 1.908_214_929_270_587_7e-10;
 
-/// The natural logarithm of a positive, finite number, within 1e-14 (relative, or absolute near 1). Others give NaN.
+/// The natural logarithm of a positive, finite number, within 1e-14 (relative, or absolute near 1). Other arguments give NaN.
 ///
 /// `x = m 2^e` with m between `sqrt(1/2)` and `sqrt(2)`, then `ln m = 2 atanh((m - 1) / (m + 1))` as a series of 13 terms.
 pub fn ln(x: f64) -> f64 {
     if !(x.is_finite() && x > 0.0) {
         return f64::NAN;
     }
-    // Numbers below the least normal one are lifted first.
+    // Scale subnormal numbers up first.
     let (x, lifted) = if x < f64::MIN_POSITIVE { (x * 18_014_398_509_481_984.0, 54.0) } else { (x, 0.0) };
     let bits = x.to_bits();
     let mut exponent = (bits >> 52) as f64 - 1023.0 - lifted;
@@ -31,9 +31,9 @@ pub fn ln(x: f64) -> f64 {
     exponent * LN_2_HIGH + (2.0 * s * sum + exponent * LN_2_LOW)
 }
 
-/// The cube root of a number that is not negative, within 1e-14 (relative); zero for all others.
+/// The cube root of a non-negative number, within 1e-14 (relative). Other arguments give zero.
 ///
-/// Newton's method, from a power of two near the root.
+/// Uses Newton's method, starting at a power of two near the root.
 pub fn cbrt(x: f64) -> f64 {
     if !(x.is_finite() && x >= f64::MIN_POSITIVE) {
         return 0.0;
@@ -47,12 +47,12 @@ pub fn cbrt(x: f64) -> f64 {
     root
 }
 
-/// A number above 0 and up to 1, uniformly.
+/// A uniformly distributed number in (0, 1].
 pub fn uniform(random: &mut Random) -> f64 {
     ((random.next() >> 11) + 1) as f64 / 9_007_199_254_740_992.0
 }
 
-/// An exponentially distributed number with this mean.
+/// An exponentially distributed number with mean `mean`.
 pub fn exponential(random: &mut Random, mean: f64) -> f64 {
     -ln(uniform(random)) * mean
 }
@@ -68,31 +68,31 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_logarithm_is_the_platforms(bits in 1u64..0x7ff0_0000_0000_0000) {
+        fn ln_agrees_with_the_platform(bits in 1u64..0x7ff0_0000_0000_0000) {
             let x = f64::from_bits(bits);
             prop_assert!(near(ln(x), x.ln()), "ln {x} = {} not {}", ln(x), x.ln());
         }
 
         #[test]
-        fn the_logarithm_of_a_fraction_is_the_platforms(x in 1e-12f64..4.0) {
+        fn ln_of_small_numbers_agrees_with_the_platform(x in 1e-12f64..4.0) {
             prop_assert!(near(ln(x), x.ln()), "ln {x} = {} not {}", ln(x), x.ln());
         }
 
         #[test]
-        fn the_cube_root_is_the_platforms(bits in 0x0010_0000_0000_0000u64..0x7ff0_0000_0000_0000) {
+        fn cbrt_agrees_with_the_platform(bits in 0x0010_0000_0000_0000u64..0x7ff0_0000_0000_0000) {
             let x = f64::from_bits(bits);
             prop_assert!((cbrt(x) / x.cbrt() - 1.0).abs() < 1e-14, "{x}: {} not {}", cbrt(x), x.cbrt());
         }
     }
 
     #[test]
-    fn what_has_no_logarithm_or_root_is_told() {
+    fn arguments_outside_the_domain_give_nan_or_zero() {
         assert!(ln(0.0).is_nan() && ln(-1.0).is_nan() && ln(f64::INFINITY).is_nan());
         assert_eq!((ln(1.0), cbrt(0.0), cbrt(-8.0)), (0.0, 0.0, 0.0));
     }
 
     #[test]
-    fn draws_have_their_mean_and_spread() {
+    fn exponential_draws_have_the_expected_mean_and_variance() {
         let mut random = Random::new(3);
         let drawn: Vec<f64> = (0..200_000).map(|_| exponential(&mut random, 5.0)).collect();
         let mean = drawn.iter().sum::<f64>() / drawn.len() as f64;

@@ -8,21 +8,23 @@ use braid_model::{ByteCount, Direction, MAX_LINKS, Rate};
 use crate::schedule::{NewStream, Scheduler, View};
 use crate::spread::{Packets, Spreading};
 
-/// How much throughput an [`Operetta`] wants.
+/// Throughput target of an [`Operetta`] scheduler.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Aim {
-    /// A utility or a throughput that stays as it is.
+    /// A fixed utility or throughput.
     Target(Target),
-    /// As much as the link with this index carries, at least energy (the paper's CUR-OS variant).
+    /// The throughput of the link with this index, with minimal energy (the paper's CUR-OS variant).
     Match(usize),
-    /// By the battery's level (VI.B.3); a scenario without a battery counts as plugged in. A rule to match the default means link 0.
+    /// Depends on the battery level (VI.B.3). A scenario without a battery counts as plugged in. A rule that matches the default link uses
+    /// link 0.
     Battery(UtilityRule),
 }
 
-/// [`braid_decide::operetta`], which gives connections their link and packets their weights at every start of a stream (OPERETTA IV.C).
+/// Scheduler that runs [`braid_decide::operetta`] at the start of each stream. It assigns connections to links and sets the weights of the
+/// links for packets (OPERETTA IV.C).
 ///
-/// Loads and rates are those of the new stream's direction. A stream for which the algorithm has no answer (no link that it may use has
-/// a rate) is refused.
+/// It uses the loads and rates of the new stream's direction. It refuses a stream for which the algorithm has no solution because no allowed
+/// link has a rate.
 #[derive(Debug, Clone)]
 pub struct Operetta {
     aim: Aim,
@@ -30,12 +32,12 @@ pub struct Operetta {
 }
 
 impl Operetta {
-    /// A scheduler with this aim.
+    /// Creates a scheduler with this target.
     pub fn new(aim: Aim) -> Self {
         Self { aim, weights: Vec::new() }
     }
 
-    /// A scheduler with a fixed utility α.
+    /// Creates a scheduler with a fixed utility α.
     pub fn with_utility(utility: Utility) -> Self {
         Self::new(Aim::Target(Target::Utility(utility)))
     }
@@ -45,14 +47,14 @@ impl Operetta {
         let interfaces: Vec<Interface> =
             view.links.iter().map(|link| Interface { rate: link.rate[side], power: link.extra_power }).collect();
         let mut loads = Loads { packet: view.packet_load[side], packet_links: view.packet_links, ..Loads::default() };
-        // What is on a link without a rate never ends, and is left out.
+        // Load on a link without a rate never ends, so it is ignored.
         for (load, link) in loads.connection.iter_mut().zip(view.links).take(MAX_LINKS) {
             *load = if link.rate[side] > Rate::ZERO { link.load[side] } else { ByteCount::ZERO };
         }
         let new = New { load: new.demand, kind, allowed: new.allowed };
         let problem = Problem { interfaces: &interfaces, price_per_byte: None, loads: &loads, new, target: self.target(view, side) };
         let Decision { assignment, weights, .. } = problem.solve().ok()?;
-        // Without packet load there are none; streams that move more than expected go on as they were.
+        // Without packet load there are no weights. Streams that move more than expected keep the previous ones.
         if weights.iter().any(|weight| *weight > 0.0) {
             self.weights = weights;
         }
@@ -141,13 +143,13 @@ mod tests {
     }
 
     #[test]
-    fn the_default_is_matched_at_least_energy() {
+    fn the_default_link_is_matched_with_minimal_energy() {
         let (_, weights) = decide(Aim::Match(2), [0, 0, 0], true, None);
         assert!((weights[1] - 0.35).abs() < 1e-9 && (weights[2] - 0.65).abs() < 1e-9 && weights[0] == 0.0, "{weights:?}");
     }
 
     #[test]
-    fn a_battery_says_what_is_wanted() {
+    fn the_battery_level_sets_the_utility() {
         let step = UtilityRule { utility: UtilityFunction::Step { threshold: 0.5, above: 1.0, below: 0.0 }, plugged_in: None };
         assert_eq!(decide(Aim::Battery(step), [0, 0, 0], false, Some(0.6)).0, Some(2));
         assert_eq!(decide(Aim::Battery(step), [0, 0, 0], false, Some(0.4)).0, Some(1));

@@ -1,4 +1,4 @@
-//! The two hosts of one bond, for whatever carries their datagrams in virtual time.
+//! The two hosts of one bond. The caller transfers their datagrams in virtual time.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -11,27 +11,27 @@ use braid_model::Time;
 use bytes::{Bytes, BytesMut};
 use noq_proto::crypto::{ClientConfig, CryptoError, HmacKey, ServerConfig};
 
-/// What QUIC needs and pure code cannot make: a moment of the machine's clock, and TLS.
+/// Inputs of QUIC that pure code cannot create: an instant of the machine's clock, and TLS configurations.
 ///
-/// Only differences of moments count, so any will do. What TLS draws at random (keys) changes no sizes and no times: the same seed gives
-/// the same outcome with any of these.
+/// Only differences between instants matter, so any epoch works. Random values of TLS (keys) affect neither sizes nor times, so the same seed
+/// gives the same outcome.
 #[derive(Clone)]
 pub struct Quic {
     /// Virtual time zero.
     pub epoch: Instant,
-    /// The client's TLS.
+    /// TLS configuration of the client.
     pub client: Arc<dyn ClientConfig>,
-    /// The server's TLS, which must accept the client's.
+    /// TLS configuration of the server, which must accept the client.
     pub server: Arc<dyn ServerConfig>,
 }
 
 impl Quic {
-    /// A moment of virtual time as hosts see it.
+    /// Converts virtual time to an instant for the hosts.
     pub fn instant(&self, time: Time) -> Instant {
         self.epoch + time.since(Time::ZERO)
     }
 
-    /// A host's moment as virtual time; what was before the epoch is zero.
+    /// Converts an instant of the hosts to virtual time. Instants before the epoch give zero.
     pub fn time(&self, instant: Instant) -> Time {
         Time::ZERO + instant.saturating_duration_since(self.epoch)
     }
@@ -43,14 +43,14 @@ impl fmt::Debug for Quic {
     }
 }
 
-/// A client and a server with one bond between them, a path on each link: the daemon's own code from flows to datagrams.
+/// A client and a server with one bond between them, and a path on each link. It runs the daemon's code from flows down to datagrams.
 ///
-/// Whoever has one carries datagrams: after every input [`Self::send`] for both ends and [`Self::poll_event`] until there is none, then
-/// wait until [`Self::poll_timeout`].
+/// The caller transfers datagrams. After every input, call [`Self::send`] for both ends and [`Self::poll_event`] until it returns `None`,
+/// then wait until [`Self::poll_timeout`].
 pub struct Pair {
-    /// Both ends, by [`Side`].
+    /// The hosts, indexed by [`Side`].
     pub hosts: [Host; 2],
-    /// The bond's name at both.
+    /// Id of the bond at each host.
     pub bond: BondId,
     tls: Arc<dyn ClientConfig>,
     links: usize,
@@ -58,10 +58,11 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Both ends; the client dials over links 0 to `links` (at most 64), the paths' numbers being the links'. Chance comes from `seed`.
+    /// Creates both hosts. The client dials over links 0 to `links` - 1 (at most 64 links); each path has the number of its link. `seed`
+    /// determines all randomness.
     ///
     /// # Errors
-    /// If QUIC refuses to dial.
+    /// If QUIC cannot dial.
     pub fn new(quic: &Quic, now: Instant, seed: u64, links: usize, limits: Limits) -> Result<Self, DialError> {
         let seeds = [0, 1].map(|side| {
             let mut bytes = [side; 32];
@@ -79,10 +80,10 @@ impl Pair {
         Ok(pair)
     }
 
-    /// Dials one more path over `link`; gives its number, which is the next.
+    /// Dials one more path over `link`. Returns its number, the next unused one.
     ///
     /// # Errors
-    /// If QUIC refuses.
+    /// If QUIC cannot dial.
     pub fn dial(&mut self, now: Instant, link: usize) -> Result<PathId, DialError> {
         let path = PathId(self.dialled);
         let (way, greeting) = ((path, link as u8, false), (None, "simulated".to_owned()));
@@ -91,19 +92,19 @@ impl Pair {
         Ok(path)
     }
 
-    /// One end's bond, to be used, and its clock; the server has none before the first path has joined.
+    /// The bond of one end for modification, and the current time of the bond. `None` at the server before the first path has joined.
     pub fn end(&mut self, now: Instant, side: Side) -> Option<(&mut Bond, Time)> {
         let host = &mut self.hosts[side as usize];
         let time = host.time(now);
         Some((host.bond(self.bond)?, time))
     }
 
-    /// One end's bond, to be looked at.
+    /// The bond of one end, read-only.
     pub fn look(&self, side: Side) -> Option<&Bond> {
         self.hosts[side as usize].bonds().find_map(|(id, bond)| (id == self.bond).then_some(bond))
     }
 
-    /// Moves all that can move at one end; `carry` gets each datagram (a UDP payload) and its link.
+    /// Sends all pending datagrams of one end. `carry` receives each datagram (a UDP payload) and its link.
     pub fn send(&mut self, now: Instant, side: Side, mut carry: impl FnMut(usize, Bytes)) {
         let links = self.links;
         let mut sink = |link: u8, transmit: &noq_proto::Transmit, data: &[u8]| {
@@ -119,13 +120,13 @@ impl Pair {
         self.hosts[side as usize].drive(now, &mut sink);
     }
 
-    /// A datagram that the other end sent over `link` is at `side`.
+    /// Handles a datagram that arrived at `side` over `link`.
     pub fn receive(&mut self, now: Instant, side: Side, link: usize, data: &[u8]) {
         let from = if side == Side::Client { SERVER } else { client_address(link) };
         self.hosts[side as usize].receive(now, link as u8, (from, None), None, BytesMut::from(data));
     }
 
-    /// What happened at one end, oldest first; the server lets all paths in.
+    /// The oldest event of one end. The server accepts all paths.
     pub fn poll_event(&mut self, now: Instant, side: Side, limits: Limits) -> Option<HostEvent> {
         let host = &mut self.hosts[side as usize];
         let event = host.poll_event()?;
@@ -135,12 +136,12 @@ impl Pair {
         Some(event)
     }
 
-    /// When [`Self::handle_timeout`] is to be called.
+    /// Time at which [`Self::handle_timeout`] must be called.
     pub fn poll_timeout(&self) -> Option<Instant> {
         self.hosts.iter().filter_map(Host::poll_timeout).min()
     }
 
-    /// Time has passed.
+    /// Handles expired timers.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.hosts.iter_mut().for_each(|host| host.handle_timeout(now));
     }
@@ -158,7 +159,7 @@ fn client_address(link: usize) -> SocketAddr {
     SocketAddr::from(([10, 0, link as u8, 2], 40_000))
 }
 
-/// Nobody is started anew here.
+/// No host restarts in the simulator, so stateless resets never occur.
 struct NoResets;
 
 impl HmacKey for NoResets {

@@ -1,19 +1,19 @@
-//! One direction of a link, what travels on it, and when it is next to be looked at.
+//! One direction of a link, the packets on it, and the time of its next event.
 
 use braid_model::{ByteCount, Direction, Time};
 use braid_netem::{EmulatedLink, Profile, PushOutcome};
 
 use crate::tcp::Packet;
 
-/// Headers of IPv4 and UDP.
+/// Size of the IPv4 and UDP headers.
 const UDP_HEADERS: ByteCount = ByteCount::new(28);
 
-/// What travels on links.
+/// A packet on a link.
 #[derive(Debug)]
 pub(crate) enum Parcel {
-    /// TCP's.
+    /// A TCP packet.
     Segment(Packet),
-    /// A bond's.
+    /// A datagram of a bond.
     Datagram(Datagram),
 }
 
@@ -35,7 +35,7 @@ impl braid_netem::Packet for Parcel {
 }
 
 impl Parcel {
-    /// The client's link.
+    /// Index of the client's link.
     pub(crate) fn link(&self) -> usize {
         usize::from(match self {
             Self::Segment(packet) => packet.link,
@@ -57,7 +57,7 @@ impl Parcel {
         }
     }
 
-    /// Bytes on the wire.
+    /// Size on the wire.
     pub(crate) fn wire(&self) -> ByteCount {
         braid_netem::Packet::size(self)
     }
@@ -66,7 +66,7 @@ impl Parcel {
 #[derive(Debug)]
 pub(crate) struct Pipe {
     pub(crate) link: EmulatedLink<Parcel>,
-    /// The event that is awaited; others of this pipe are stale.
+    /// Time of the pending event. Other events of this pipe are stale.
     awaited: Option<Time>,
 }
 
@@ -79,7 +79,7 @@ impl Pipe {
         self.link.push(now, parcel) == PushOutcome::Queued
     }
 
-    /// Whether an event at `now` is the one awaited.
+    /// Whether an event at `now` is the pending one.
     pub(crate) fn wakes(&mut self, now: Time) -> bool {
         let wakes = self.awaited == Some(now);
         if wakes {
@@ -88,7 +88,7 @@ impl Pipe {
         wakes
     }
 
-    /// When an event must be put into the queue, if none that comes in time is there.
+    /// Time for which an event must be queued; `None` if a pending event is early enough.
     pub(crate) fn awaits(&mut self) -> Option<Time> {
         let due = self.link.poll_timeout()?;
         if self.awaited.is_some_and(|awaited| awaited <= due) {

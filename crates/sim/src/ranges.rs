@@ -1,4 +1,5 @@
-//! Downloads by byte range over several links (thesis, 4.4.2): [`braid_range`]'s engine, plain HTTP servers, TCP by the segment between them.
+//! Downloads by byte range over several links (thesis, 4.4.2): the engine of [`braid_range`], plain HTTP servers, and segment-level TCP
+//! between them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
@@ -9,80 +10,80 @@ use braid_range::{Action, Config, ConnectionId, Engine, FileId, FileSetup, Head,
 
 use crate::tcp::{Ack, AckTiming, HANDSHAKE, HANDSHAKE_WAIT, HEADERS, Receiver, SEGMENT, Segment, Sender, Sending, TcpConfig};
 
-/// A request's payload, and the head of an answer.
+/// Payload of a request, and size of a response head, in bytes.
 const REQUEST: u64 = 300;
 const HEAD: u64 = 250;
-/// What is left of an answer that nobody wants is read to its end up to this size; else the connection is opened anew.
-const WORTH_READING: u64 = 32 * 1024;
+/// If at most this many bytes of a cancelled response remain, they are read and discarded. Otherwise the connection is reopened.
+const MAX_DISCARD: u64 = 32 * 1024;
 
-/// A link of a download: its ways towards the client and away from it.
+/// A link of a download, with its two directions.
 #[derive(Debug, Clone)]
 pub struct RangedLink {
-    /// Towards the client.
+    /// Profile of the direction towards the client.
     pub down: Profile,
-    /// Away from it.
+    /// Profile of the direction away from the client.
     pub up: Profile,
-    /// When its rate towards the client becomes another, in order.
+    /// Changes of the rate towards the client, in ascending order of time.
     pub changes: Vec<(Time, Rate)>,
 }
 
 /// A file to fetch.
 #[derive(Debug, Clone)]
 pub struct RangedFile {
-    /// Its size, which the first answer tells.
+    /// Size of the file. The engine learns it from the first response.
     pub size: ByteCount,
-    /// Its weight φ.
+    /// Weight φ.
     pub weight: f64,
-    /// The links it may use, its row of Π.
+    /// The links it may use: its row of Π.
     pub links: LinkSet,
 }
 
-/// Files fetched side by side from one server that speaks HTTP/1.1.
+/// Concurrent downloads of files from one HTTP/1.1 server.
 #[derive(Debug, Clone)]
 pub struct Ranged {
     /// The links.
     pub links: Vec<RangedLink>,
     /// The files.
     pub files: Vec<RangedFile>,
-    /// What the engine is told.
+    /// Configuration of the engine.
     pub config: Config,
-    /// How connections' ends behave.
+    /// TCP parameters of both ends.
     pub tcp: TcpConfig,
-    /// Round trips until a connection can be asked: 1 for TCP, 2 with TLS 1.3.
+    /// Round trips until a connection can send a request: 1 for TCP, 2 with TLS 1.3.
     pub round_trips: u32,
-    /// How long it lasts at most.
+    /// Maximum duration.
     pub duration: Duration,
-    /// Bytes are summed up over spans of this length.
+    /// Width of the time bins.
     pub bin: Duration,
-    /// Seed of the links' losses.
+    /// Seed of random losses on the links.
     pub seed: u64,
 }
 
-/// What came of it.
+/// Results of a simulated download.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fetched {
-    /// By file and span of time: bytes that were kept.
+    /// Bytes kept, by file and time bin.
     pub bins: Vec<Vec<ByteCount>>,
-    /// By file: when all of it was there.
+    /// Time at which each file was complete.
     pub ended: Vec<Option<Time>>,
-    /// By link: bytes of answers' bodies, and those of them that came twice.
+    /// By link: bytes of response bodies, and the duplicate bytes among them.
     pub moved: Vec<(ByteCount, ByteCount)>,
-    /// How many ranges were asked for.
+    /// Number of ranges requested.
     pub requests: usize,
 }
 
 impl Fetched {
-    /// The mean rate of a file from one span of time up to another.
+    /// Mean rate of a file in bins `from..to`.
     pub fn rate(&self, file: usize, bin: Duration, from: usize, to: usize) -> Rate {
         let sum = self.bins[file][from..to].iter().fold(ByteCount::ZERO, |sum, bytes| sum + *bytes);
         sum.per(bin * (to - from) as u32)
     }
 }
 
-/// Fetches the files.
+/// Runs the simulation.
 ///
 /// # Errors
-/// Too many links or files, or a weight that is no positive number.
+/// Too many links or files, or a weight that is not a positive number.
 pub fn fetch_ranges(ranged: &Ranged) -> Result<Fetched, RangeError> {
     let mut engine = Engine::new(ranged.config);
     for _ in &ranged.links {
@@ -116,16 +117,16 @@ pub fn fetch_ranges(ranged: &Ranged) -> Result<Fetched, RangeError> {
     Ok(world.fetched)
 }
 
-/// What travels: of which connection, and since which of its reconnects.
+/// A packet, with its connection and the connection's epoch (number of reconnects).
 #[derive(Debug)]
 struct Parcel {
     connection: ConnectionId,
     epoch: u32,
-    what: What,
+    kind: ParcelKind,
 }
 
 #[derive(Debug)]
-enum What {
+enum ParcelKind {
     Open,
     Opened,
     Request(Span),
@@ -135,34 +136,34 @@ enum What {
 
 impl Packet for Parcel {
     fn size(&self) -> ByteCount {
-        match &self.what {
-            What::Open | What::Opened => ByteCount::new(u64::from(HANDSHAKE)),
-            What::Request(_) => HEADERS + ByteCount::new(REQUEST),
-            What::Data(segment, _) => HEADERS + ByteCount::new(u64::from(segment.size)),
-            What::Ack(_) => HEADERS,
+        match &self.kind {
+            ParcelKind::Open | ParcelKind::Opened => ByteCount::new(u64::from(HANDSHAKE)),
+            ParcelKind::Request(_) => HEADERS + ByteCount::new(REQUEST),
+            ParcelKind::Data(segment, _) => HEADERS + ByteCount::new(u64::from(segment.size)),
+            ParcelKind::Ack(_) => HEADERS,
         }
     }
 }
 
-/// A connection as it is now: both ends.
+/// State of both ends of a connection.
 #[derive(Debug)]
 struct Connection {
     link: usize,
     epoch: u32,
-    /// When the handshake is repeated; `None`: the connection stands.
+    /// Time at which the handshake is repeated; `None` if the connection is established.
     handshake: Option<Time>,
-    /// Round trips that the handshakes have taken.
+    /// Round trips of handshakes completed so far.
     trips: u32,
-    /// Asked for before it stands again.
+    /// Requests made before the connection is re-established.
     waiting: VecDeque<Span>,
-    /// The server's end, and what it has yet to send.
+    /// Server's end, and the bytes it still has to send.
     sender: Sender,
     backlog: u64,
-    /// The client's end: the segments' sizes, from the first that has not come in order.
+    /// Client's end: sizes of the segments, starting at the first that has not arrived in order.
     receiver: Receiver,
     sizes: VecDeque<u16>,
     came: u32,
-    /// Answers in their order: whose (nobody's: read and thrown away), what is left of the head, what of the body.
+    /// Responses in order: the request (`None`: read and discarded), remaining bytes of the head, and of the body.
     answers: VecDeque<(Option<RequestId>, u64, u64)>,
 }
 
@@ -242,13 +243,13 @@ impl World<'_> {
                 && let Some(ack) = connection.receiver.take_ack()
             {
                 let (link, epoch) = (connection.link, connection.epoch);
-                self.up[link].push(now, Parcel { connection: id, epoch, what: What::Ack(ack) });
+                self.up[link].push(now, Parcel { connection: id, epoch, kind: ParcelKind::Ack(ack) });
             }
             self.send(id);
         }
     }
 
-    /// Does what the engine wants.
+    /// Executes the actions of the engine.
     fn act(&mut self) {
         while let Some(action) = self.engine.poll(self.now) {
             match action {
@@ -269,11 +270,11 @@ impl World<'_> {
         }
     }
 
-    /// Sends a handshake's first packet, again if need be.
+    /// Sends the first packet of a handshake, or repeats it.
     fn open(&mut self, id: ConnectionId) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         connection.handshake = Some(self.now + HANDSHAKE_WAIT);
-        self.up[connection.link].push(self.now, Parcel { connection: id, epoch: connection.epoch, what: What::Open });
+        self.up[connection.link].push(self.now, Parcel { connection: id, epoch: connection.epoch, kind: ParcelKind::Open });
     }
 
     fn ask(&mut self, request: RequestId, id: ConnectionId, file: FileId, span: Option<Span>) {
@@ -286,7 +287,7 @@ impl World<'_> {
         if connection.handshake.is_some() {
             connection.waiting.push_back(span);
         } else {
-            self.up[connection.link].push(self.now, Parcel { connection: id, epoch: connection.epoch, what: What::Request(span) });
+            self.up[connection.link].push(self.now, Parcel { connection: id, epoch: connection.epoch, kind: ParcelKind::Request(span) });
         }
     }
 
@@ -295,7 +296,7 @@ impl World<'_> {
         let Some((id, place)) = self.connections.iter().find_map(|(id, connection)| Some((*id, of(connection)?))) else { return };
         let Some(connection) = self.connections.get_mut(&id) else { return };
         let (whose, _, rest) = &mut connection.answers[place];
-        if *rest <= WORTH_READING {
+        if *rest <= MAX_DISCARD {
             *whose = None;
             return;
         }
@@ -307,19 +308,19 @@ impl World<'_> {
         let Some(connection) = self.connections.get_mut(&parcel.connection).filter(|connection| connection.epoch == parcel.epoch) else {
             return;
         };
-        match parcel.what {
-            What::Open => {
-                let opened = Parcel { connection: parcel.connection, epoch: parcel.epoch, what: What::Opened };
+        match parcel.kind {
+            ParcelKind::Open => {
+                let opened = Parcel { connection: parcel.connection, epoch: parcel.epoch, kind: ParcelKind::Opened };
                 self.down[connection.link].push(self.now, opened);
             }
-            What::Request(span) => connection.backlog += HEAD + span.len().get(),
-            What::Ack(ack) => connection.sender.on_ack(self.now, &ack),
-            What::Opened | What::Data(..) => {}
+            ParcelKind::Request(span) => connection.backlog += HEAD + span.len().get(),
+            ParcelKind::Ack(ack) => connection.sender.on_ack(self.now, &ack),
+            ParcelKind::Opened | ParcelKind::Data(..) => {}
         }
         self.send(parcel.connection);
     }
 
-    /// The server sends what its window lets it.
+    /// Sends from the server as much as the window allows.
     fn send(&mut self, id: ConnectionId) {
         let Some(connection) = self.connections.get_mut(&id) else { return };
         loop {
@@ -334,26 +335,26 @@ impl World<'_> {
                 Sending::Room | Sending::Full => return,
             };
             self.down[connection.link]
-                .push(self.now, Parcel { connection: id, epoch: connection.epoch, what: What::Data(segment, self.now) });
+                .push(self.now, Parcel { connection: id, epoch: connection.epoch, kind: ParcelKind::Data(segment, self.now) });
         }
     }
 
     fn at_client(&mut self, parcel: Parcel) {
         let (id, epoch) = (parcel.connection, parcel.epoch);
         let Some(connection) = self.connections.get_mut(&id).filter(|connection| connection.epoch == epoch) else { return };
-        match parcel.what {
-            What::Opened if connection.handshake.is_some() && connection.trips + 1 < self.ranged.round_trips => {
+        match parcel.kind {
+            ParcelKind::Opened if connection.handshake.is_some() && connection.trips + 1 < self.ranged.round_trips => {
                 connection.trips += 1;
                 self.open(id);
             }
-            What::Opened if connection.handshake.take().is_some() => {
+            ParcelKind::Opened if connection.handshake.take().is_some() => {
                 let link = connection.link;
                 for span in std::mem::take(&mut connection.waiting) {
-                    self.up[link].push(self.now, Parcel { connection: id, epoch, what: What::Request(span) });
+                    self.up[link].push(self.now, Parcel { connection: id, epoch, kind: ParcelKind::Request(span) });
                 }
                 self.engine.on_connected(self.now, id, 1);
             }
-            What::Data(segment, sent) => {
+            ParcelKind::Data(segment, sent) => {
                 let (_, timing) = connection.receiver.on_segment(self.now, segment.number, sent);
                 let in_order = connection.receiver.in_order();
                 let mut bytes = 0;
@@ -364,19 +365,19 @@ impl World<'_> {
                 if timing == AckTiming::Now
                     && let Some(ack) = connection.receiver.take_ack()
                 {
-                    self.up[connection.link].push(self.now, Parcel { connection: id, epoch, what: What::Ack(ack) });
+                    self.up[connection.link].push(self.now, Parcel { connection: id, epoch, kind: ParcelKind::Ack(ack) });
                 }
                 self.read(id, epoch, bytes);
             }
-            What::Open | What::Opened | What::Request(_) | What::Ack(_) => {}
+            ParcelKind::Open | ParcelKind::Opened | ParcelKind::Request(_) | ParcelKind::Ack(_) => {}
         }
         self.act();
     }
 
-    /// The client reads the next `bytes` of a connection.
+    /// Reads the next `bytes` of a connection at the client.
     fn read(&mut self, id: ConnectionId, epoch: u32, mut bytes: u64) {
         while bytes > 0 {
-            // What the engine does about an answer may end its connection.
+            // An action of the engine on a response may close its connection.
             let Some(connection) = self.connections.get_mut(&id).filter(|connection| connection.epoch == epoch) else { return };
             let Some((request, head, rest)) = connection.answers.front_mut() else { return };
             let request = *request;

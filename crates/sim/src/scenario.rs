@@ -1,4 +1,4 @@
-//! What is simulated.
+//! Scenario: the input of a simulation.
 
 use std::time::Duration;
 
@@ -11,43 +11,43 @@ use crate::spread::Packets;
 use crate::tcp::TcpConfig;
 use crate::workload::{Arrivals, Class, Size};
 
-/// A client with several links, servers, and what the client does.
+/// A client with several links, its servers and its workload.
 #[derive(Debug, Clone)]
 pub struct Scenario {
     /// The client's links, at most [`MAX_LINKS`].
     pub links: Vec<LinkSpec>,
-    /// Radio channels that several of the links share; a link is on one at most.
+    /// Radio channels that several of the links share. Each link is on at most one.
     pub media: Vec<Medium>,
-    /// The servers; at least one.
+    /// The servers, at least one.
     pub servers: Vec<ServerSpec>,
     /// Classes of flows.
     pub workload: Vec<Class>,
-    /// How a connection's link is chosen; [`simulate_with`](crate::simulate_with) takes anyone's own way instead.
+    /// How the link of a connection is chosen. [`simulate_with`](crate::simulate_with) uses a custom scheduler instead.
     pub scheduling: Scheduling,
-    /// What the scheduler knows.
+    /// Information that the scheduler has.
     pub knowledge: Knowledge,
-    /// Streams to servers that run Braid, and how their chunks are spread.
+    /// Streams to servers that run Braid, and the distribution of their chunks.
     pub packets: Packets,
-    /// The daemon's bond to carry them, in place of the model of [`Packets`].
+    /// The daemon's bond, which carries these streams instead of the model of [`Packets`].
     pub bond: Option<Bonding>,
-    /// How both ends of every connection behave.
+    /// TCP parameters of both ends of every connection.
     pub tcp: TcpConfig,
-    /// Changes of links while it runs.
+    /// Changes of links during the simulation.
     pub changes: Vec<LinkChange>,
-    /// The device's battery, if it has one.
+    /// Battery of the device, if it has one.
     pub battery: Option<Battery>,
-    /// Flows begin until then.
+    /// Time span in which flows start.
     pub duration: Duration,
-    /// How much longer flows may take to end.
+    /// Additional time for flows to end.
     pub grace: Duration,
-    /// The width of the bins of time in which results are given.
+    /// Width of the time bins of the results.
     pub bin: Duration,
-    /// Decides arrivals, sizes, losses, jitter and which servers run Braid.
+    /// Seed of arrivals, sizes, losses, jitter, and the choice of servers that run Braid.
     pub seed: u64,
 }
 
 impl Default for Scenario {
-    /// Nothing on no links for a minute; made to be filled in.
+    /// One minute without links or flows, as a base for struct update syntax.
     fn default() -> Self {
         Self {
             links: Vec::new(),
@@ -72,163 +72,163 @@ impl Default for Scenario {
 /// One of the client's links.
 #[derive(Debug, Clone)]
 pub struct LinkSpec {
-    /// Its name in the outcome.
+    /// Name of the link in the outcome.
     pub name: String,
-    /// Towards the client.
+    /// Profile of the direction towards the client.
     pub down: Profile,
-    /// Away from it.
+    /// Profile of the direction away from the client.
     pub up: Profile,
-    /// What its interface draws.
+    /// Power of its interface.
     pub power: LinkPower,
 }
 
 impl LinkSpec {
-    /// A link with the same constant rate both ways, half of `round_trip` each way, no loss, and Linux's usual queue.
+    /// A link with the same constant rate and half of `round_trip` in each direction, no loss, and the default queue of Linux.
     pub fn symmetric(name: &str, rate: Rate, round_trip: Duration) -> Self {
         let profile = Profile { rate: rate.into(), delay: round_trip / 2, ..Profile::default() };
         Self { name: name.to_owned(), down: profile.clone(), up: profile, power: LinkPower::default() }
     }
 
-    /// The link with queues of `size` both ways.
+    /// Sets the queue size of both directions.
     pub fn with_queue(mut self, size: ByteCount) -> Self {
         (self.down.queue, self.up.queue) = (size, size);
         self
     }
 
-    /// The link with random loss of this share of the packets towards the client.
+    /// Sets the random loss of packets towards the client to this fraction.
     pub fn with_loss(mut self, share: f64) -> Self {
         self.down.loss = braid_netem::Loss::random(share);
         self
     }
 
-    /// The link with these powers.
+    /// Sets the power of the interface.
     pub fn with_power(mut self, idle: Power, active: Power) -> Self {
         self.power = LinkPower { idle, active };
         self
     }
 }
 
-/// What an interface draws (OPERETTA Tables I and III).
+/// Power of an interface (OPERETTA Tables I and III).
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct LinkPower {
-    /// While it is on and moves nothing.
+    /// Power while it is on and idle.
     pub idle: Power,
-    /// While it transmits or receives.
+    /// Power while it transmits or receives.
     pub active: Power,
 }
 
 impl LinkPower {
-    /// OPERETTA's `a_j`: active less idle.
+    /// OPERETTA's `a_j`: active power minus idle power.
     pub fn extra(&self) -> Power {
         self.active.above(self.idle)
     }
 }
 
-/// A radio channel that several interfaces share, as those do which are on one access point, and other stations' too.
+/// A radio channel that several interfaces share, for example interfaces and other stations on the same access point.
 ///
-/// One packet is sent at a time and takes as long as its own link's rate says. Each interface's queue is a sender, and the access point's
-/// one queue for all of them is one more; of the senders that wait each is as likely to be next. So far this is 802.11's DCF: fair in
-/// packets, so that a slow station slows all (Heusse et al., Performance anomaly of 802.11b, 2003). Contention and collisions cost
-/// nothing beyond what the links' rates have of them.
+/// The channel sends one packet at a time, for a time given by the rate of the packet's link. Each interface's queue is a sender; the single
+/// queue of the access point for all of them is another. The next sender is drawn uniformly from those that wait. This models the DCF of
+/// 802.11, which is fair in packets, so that a slow station slows all (Heusse et al., Performance anomaly of 802.11b, 2003). Contention and
+/// collisions have no cost except what the links' rates already include.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Medium {
-    /// The links on it, whose rates must be constant and above zero.
+    /// The links on the channel. Their rates must be constant and above zero.
     pub links: Vec<usize>,
 }
 
-/// A server, behind a link of its own that all flows to it share, whichever of the client's links they use.
+/// A server behind its own link. All flows to the server share that link, whichever link of the client they use.
 #[derive(Debug, Clone, Default)]
 pub struct ServerSpec {
-    /// Its link; without one it is reached at once.
+    /// Link of the server; without one, packets reach it without delay.
     pub link: Option<ServerLink>,
 }
 
-/// A server's link.
+/// The link of a server.
 #[derive(Debug, Clone)]
 pub struct ServerLink {
-    /// Towards clients.
+    /// Profile of the direction towards clients.
     pub down: Profile,
-    /// Towards the server.
+    /// Profile of the direction towards the server.
     pub up: Profile,
 }
 
-/// How connections get their link.
+/// How connections are assigned to links.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Scheduling {
-    /// All take this link; where it may not be used, the least other one.
+    /// All connections use this link; if it is not allowed, the allowed link with the lowest index.
     OnlyOne(usize),
     /// One link after the other.
     RoundRobin,
-    /// The same in proportion to the links' rates.
+    /// Round robin in proportion to the links' rates.
     WeightedRoundRobin,
-    /// A link drawn anew for each (DNIS's random interface).
+    /// A random link for each connection (DNIS's random interface).
     Random,
     /// The link on which the connection ends soonest (DNIS, DBAS; [`braid_decide::connection::LoadTable::end`]).
     MaximumThroughput,
-    /// The link with least energy per byte that keeps all load together at this throughput (OPERETTA, connections only).
+    /// The link with the lowest energy per byte that still lets the total load reach this throughput (OPERETTA, connections only).
     CheapestInTime(Rate),
 }
 
-/// Streams that are spread are flows of one bond between the client and its server, as the daemon makes it, in place of the idealised
-/// connections of [`Packets`](crate::Packets), whose `share` alone still counts.
+/// Carries packet-oriented streams as flows of one bond between the client and its server, with the daemon's code, instead of the idealized
+/// connections of [`Packets`](crate::Packets). Of `Packets` only `share` applies.
 ///
-/// Idealised in three points: the server answers by itself, with no connection behind it; both ends have OPERETTA's weights at once; and
-/// whoever carries the datagrams costs no time.
+/// The model is idealized in three points: the server responds itself, without a connection behind it; both ends have OPERETTA's weights
+/// without delay; and the transfer of datagrams between QUIC and the links takes no time.
 #[derive(Debug, Clone)]
 pub struct Bonding {
-    /// How both ends choose paths. [`braid_bond::BondScheduler::Weights`] takes the scheduler's weights.
+    /// How both ends choose paths. [`braid_bond::BondScheduler::Weights`] uses the scheduler's weights.
     pub scheduling: braid_bond::BondScheduler,
-    /// What QUIC needs.
+    /// Clock and TLS configuration for QUIC.
     pub quic: Quic,
 }
 
-/// What the scheduler knows.
+/// Information that the scheduler has.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Knowledge {
-    /// Of flows to come.
+    /// Knowledge of the demand of new flows.
     pub demand: DemandKnowledge,
-    /// Of links.
+    /// Knowledge of the capacity of links.
     pub capacity: CapacityKnowledge,
-    /// Of what living flows still have to move.
+    /// Estimate of the remaining bytes of live flows.
     pub load: LoadKnowledge,
 }
 
-/// What is known of a flow's demand when it starts.
+/// What the scheduler knows of a flow's demand when the flow starts.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub enum DemandKnowledge {
-    /// What it will move.
+    /// The exact demand.
     #[default]
     Oracle,
-    /// What it will move times this (OPERETTA VI.C.5: an estimator with a consistent error).
+    /// The exact demand times this factor (OPERETTA VI.C.5: an estimator with a consistent error).
     Factor(f64),
-    /// What [`braid_decide::demand`] learnt from the class's flows that ended, and this before the first did.
+    /// The estimate that [`braid_decide::demand`] learned from the ended flows of the class.
     Learnt {
-        /// The first guess.
+        /// Estimate before the first flow of the class ends.
         first: ByteCount,
     },
 }
 
-/// What is known of links' capacities.
+/// What the scheduler knows of link capacities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum CapacityKnowledge {
-    /// Their rates, at any time. A recorded trace has none: use `Learnt`.
+    /// The exact current rates. A recorded trace has no single rate: use `Learnt`.
     #[default]
     Oracle,
-    /// What [`braid_decide::capacity`] learns from traffic, starting from this guess for each.
+    /// The estimate that [`braid_decide::capacity`] learns from traffic.
     Learnt {
-        /// The first guess.
+        /// Initial estimate for every link.
         first: Rate,
     },
 }
 
-/// What a living flow is taken to still have to move; C is its expected demand.
+/// Estimate of the remaining bytes of a live flow. C is its expected demand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LoadKnowledge {
-    /// `max(C - moved, moved)`, as the daemon counts ([`braid_decide::demand::remaining`]): robust against a wrong C, but a flow that
-    /// is more than half done weighs more, not less, the further it gets.
+    /// `max(C - moved, moved)`, as in the daemon ([`braid_decide::demand::remaining`]). It is robust against a wrong C, but a flow that is
+    /// more than half done counts for more, not less, the further it gets.
     #[default]
     Daemon,
-    /// `max(C - moved, 0)`, as the papers have it.
+    /// `max(C - moved, 0)`, as in the papers.
     Papers,
 }
 
@@ -237,33 +237,33 @@ pub enum LoadKnowledge {
 pub struct LinkChange {
     /// The time at which it takes effect.
     pub at: Time,
-    /// Which of the client's links.
+    /// Index of the client's link.
     pub link: usize,
-    /// What changes.
+    /// The change.
     pub change: Change,
 }
 
-/// What changes of a link.
+/// Kind of change of a link.
 #[derive(Debug, Clone)]
 pub enum Change {
-    /// What it does to packets, in one direction.
+    /// A new profile for one direction.
     Profile(Direction, Profile),
-    /// It goes dark (true), silently dropping everything, or comes back. Schedulers know at once.
+    /// The link goes dark (true) or recovers (false). A dark link silently drops all packets. Schedulers learn of it without delay.
     Dark(bool),
 }
 
-/// A battery that runs down.
+/// Battery of the device.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Battery {
-    /// What it holds when full.
+    /// Energy when full.
     pub capacity: Joules,
-    /// How full it is at the start, 0 to 1.
+    /// Level at the start, 0 to 1.
     pub level: f64,
-    /// What the device draws beside its links.
+    /// Power of the device without its links.
     pub base: Power,
 }
 
-/// Why a scenario cannot be simulated.
+/// Reason why a scenario cannot be simulated.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("{thing}: {reason}; {remedy}")]
 pub struct ScenarioError {
@@ -278,47 +278,51 @@ impl ScenarioError {
     }
 }
 
-/// A year: longer spans could overflow virtual time.
-const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
-/// More results than this are surely a mistake in `bin`.
-const BINS_MOST: u128 = 1_000_000;
+/// Longer spans could overflow virtual time.
+const MAX_DURATION: Duration = Duration::from_secs(366 * 24 * 3600);
+/// More bins than this indicate a mistake in `bin`.
+const MAX_BINS: u128 = 1_000_000;
 
 impl Scenario {
-    /// Looks for what makes no sense.
+    /// Checks the scenario for errors.
     ///
     /// # Errors
-    /// The first thing found, with the reason and the remedy.
+    /// The first error, with its reason and remedy.
     pub fn check(&self) -> Result<(), ScenarioError> {
         let bad = |thing: &str, reason: &str, remedy| Err(ScenarioError::new(thing, reason, remedy));
         if self.links.is_empty() {
-            return bad("links", "there is none", "give at least one");
+            return bad("links", "the list is empty", "give at least one");
         }
         if self.links.len() > MAX_LINKS {
             return bad("links", "there are more than 32", "leave some out");
         }
         if self.servers.is_empty() {
-            return bad("servers", "there is none", "give at least one");
+            return bad("servers", "the list is empty", "give at least one");
         }
         if self.servers.len() > usize::from(u16::MAX) {
             return bad("servers", "there are more than 65,535", "let classes share some");
         }
-        if self.duration.is_zero() || self.duration > LONGEST || self.grace > LONGEST {
-            return bad("duration", "it is zero, or it or the grace is above a year", "give a span in between");
+        if self.duration.is_zero() || self.duration > MAX_DURATION || self.grace > MAX_DURATION {
+            return bad("duration", "it is zero, or it or the grace period is longer than a year", "give a span between these limits");
         }
-        if self.bin.is_zero() || (self.duration + self.grace).as_nanos() / self.bin.as_nanos() > BINS_MOST {
-            return bad("bin", "it is zero, or there are above a million", "give a longer one");
+        if self.bin.is_zero() || (self.duration + self.grace).as_nanos() / self.bin.as_nanos() > MAX_BINS {
+            return bad("bin", "it is zero, or the result has more than a million bins", "give a longer bin");
         }
         if !(0.0..=1.0).contains(&self.packets.share) {
-            return bad("packets.share", "it is not within 0 and 1", "give the share of flows whose server runs Braid");
+            return bad("packets.share", "it is not between 0 and 1", "give the share of flows whose server runs Braid");
         }
         if self.bond.is_some() && (self.servers.len() > 1 || self.knowledge.capacity != CapacityKnowledge::Oracle) {
-            return bad("bond", "it goes to one server, and capacities are learnt from TCP alone", "give one server and the capacities");
+            return bad(
+                "bond",
+                "a bond supports only one server and no learned capacities, since capacities are learned from TCP only",
+                "give one server, and let the capacities be known",
+            );
         }
         if self.tcp.initial_window == 0 || self.tcp.acknowledge_every == 0 {
             return bad("tcp", "a window or a count of segments is zero", "give at least 1");
         }
         if self.battery.is_some_and(|battery| !(0.0..=1.0).contains(&battery.level)) {
-            return bad("battery.level", "it is not within 0 and 1", "give the part that is full");
+            return bad("battery.level", "it is not between 0 and 1", "give the level as a fraction");
         }
         if matches!(self.knowledge.demand, DemandKnowledge::Factor(factor) if !(factor.is_finite() && factor > 0.0)) {
             return bad("knowledge.demand", "the factor is not a number above zero", "give 1 for no error");
@@ -326,10 +330,10 @@ impl Scenario {
         if let Scheduling::OnlyOne(link) = self.scheduling
             && link >= self.links.len()
         {
-            return bad("scheduling", "the only link is none of the links", "count links from 0");
+            return bad("scheduling", "the only link does not exist", "count links from 0");
         }
         if self.changes.iter().any(|change| change.link >= self.links.len()) {
-            return bad("changes", "one is of none of the links", "count links from 0");
+            return bad("changes", "one refers to a link that does not exist", "count links from 0");
         }
         self.check_media()?;
         self.check_rates()?;
@@ -340,7 +344,7 @@ impl Scenario {
         let bad = |reason: &str, remedy| Err(ScenarioError::new("media", reason, remedy));
         let mut listed: Vec<usize> = self.media.iter().flat_map(|medium| medium.links.iter().copied()).collect();
         if listed.iter().any(|link| *link >= self.links.len()) {
-            return bad("one has a link that is none of the links", "count links from 0");
+            return bad("one has a link that does not exist", "count links from 0");
         }
         listed.sort_unstable();
         if listed.windows(2).any(|two| two[0] == two[1]) {
@@ -353,7 +357,7 @@ impl Scenario {
             Change::Dark(_) => None,
         });
         if !specs.chain(changed).all(sends) {
-            return bad("a link on one has no constant rate above zero", "give it one, or turn it dark instead");
+            return bad("a link on one has no constant rate above zero", "give it a constant rate, or make it dark instead");
         }
         Ok(())
     }
@@ -370,7 +374,7 @@ impl Scenario {
         for (index, profile) in given.chain(changed) {
             if matches!(profile.rate, RateSource::Trace(_)) {
                 let thing = format!("link {:?}", self.links[index].name);
-                return Err(ScenarioError::new(thing, "a recorded trace has no one capacity to know", "let capacities be learnt"));
+                return Err(ScenarioError::new(thing, "a recorded trace has no single capacity", "let capacities be learned"));
             }
         }
         Ok(())
@@ -379,22 +383,22 @@ impl Scenario {
     fn check_class(&self, class: &Class) -> Result<(), ScenarioError> {
         let bad = |reason: &str, remedy| Err(ScenarioError::new(format!("class {:?}", class.name), reason, remedy));
         if class.server >= self.servers.len() {
-            return bad("its server is none of the servers", "count servers from 0");
+            return bad("its server does not exist", "count servers from 0");
         }
         if class.links.is_some_and(|links| !links.iter().any(|slot| slot < self.links.len())) {
-            return bad("it may use none of the links", "allow one");
+            return bad("it may not use any of the links", "allow at least one");
         }
         match &class.arrivals {
             Arrivals::Poisson { per_second } if !(per_second.is_finite() && (0.0..=1e6).contains(per_second)) => {
-                return bad("its rate is not a number from 0 to a million flows a second", "give flows per second");
+                return bad("its rate is not a number from 0 to a million flows per second", "give flows per second");
             }
-            Arrivals::At(times) if !times.is_sorted() => return bad("its arrivals go back in time", "sort them"),
+            Arrivals::At(times) if !times.is_sorted() => return bad("its arrivals are not in ascending order", "sort them"),
             _ => {}
         }
         match &class.size {
             Size::Listed(sizes) if sizes.is_empty() => bad("its list of sizes is empty", "give one size"),
-            Size::Fixed(size) | Size::Exponential(size) if *size > Size::MOST => bad("its flows are above 5 TB", "use endless flows"),
-            Size::Listed(sizes) if sizes.iter().any(|size| *size > Size::MOST) => bad("a flow is above 5 TB", "use endless flows"),
+            Size::Fixed(size) | Size::Exponential(size) if *size > Size::MAX => bad("its flows are larger than 5 TB", "use endless flows"),
+            Size::Listed(sizes) if sizes.iter().any(|size| *size > Size::MAX) => bad("a flow is larger than 5 TB", "use endless flows"),
             _ => Ok(()),
         }
     }

@@ -1,4 +1,4 @@
-//! Which link a new stream gets: the daemon's own rule, and a place for others.
+//! Assignment of new streams to links: the daemon's own rule, and a trait for other schedulers.
 
 use std::time::Duration;
 
@@ -10,88 +10,89 @@ use braid_netem::Random;
 use crate::scenario::Scheduling;
 use crate::spread::Packets;
 
-/// One link as a scheduler sees it. Pairs are by [`Direction`]: down, up.
+/// A scheduler's view of one link. Pairs are indexed by [`Direction`]: down, up.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LinkView {
-    /// Capacity as it is thought to be.
+    /// Assumed capacity.
     pub rate: PerDirection<Rate>,
-    /// What connection-oriented streams on it are thought to have to move still.
+    /// Estimate of the bytes that its connection-oriented streams still have to move.
     pub load: Traffic,
-    /// Connection-oriented streams on it.
+    /// Number of connection-oriented streams on it.
     pub flows: u32,
-    /// OPERETTA's `a_j`.
+    /// OPERETTA's `a_j`: active power minus idle power.
     pub extra_power: Power,
 }
 
-/// What a scheduler sees when a stream starts.
+/// A scheduler's view of the system when a stream starts.
 #[derive(Debug, Clone, Copy)]
 pub struct View<'a> {
-    /// The moment.
+    /// Current time.
     pub now: Time,
     /// All links.
     pub links: &'a [LinkView],
-    /// What packet-oriented streams are thought to have to move still, by direction.
+    /// Estimate of the bytes that packet-oriented streams still have to move, by direction.
     pub packet_load: Traffic,
-    /// The links that every packet-oriented stream may use.
+    /// The links that all packet-oriented streams may use.
     pub packet_links: LinkSet,
-    /// How full the battery is, 0 to 1.
+    /// Battery level, 0 to 1; `None` without a battery.
     pub battery: Option<f64>,
 }
 
-/// A stream that starts.
+/// A stream to be assigned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NewStream {
-    /// Its class, by its place in the scenario.
+    /// Index of its class in the scenario.
     pub class: usize,
     /// The links it may use: allowed and not dark.
     pub allowed: LinkSet,
-    /// Which way most of its bytes are thought to go.
+    /// Expected direction of most of its bytes.
     pub direction: Direction,
-    /// How many it is thought to move.
+    /// Expected bytes.
     pub demand: ByteCount,
 }
 
-/// Decides where streams go. It is asked once for every stream, when that starts.
+/// Assigns streams to links. It is called once for each stream, when the stream starts.
 pub trait Scheduler {
-    /// The link for a connection-oriented stream; `None`, or a link it may not use, refuses the stream.
+    /// The link for a connection-oriented stream. `None`, or a link that is not allowed, refuses the stream.
     fn connection(&mut self, view: &View<'_>, new: &NewStream) -> Option<usize>;
 
-    /// How often living connections may be moved to another link; never unless told otherwise. Only what is below IP can do this, since the
-    /// connection's address must stay.
+    /// Interval at which live connections may move to another link. The default is never. Only a layer below IP can do this, because the
+    /// address of a connection must not change.
     fn steers(&self) -> Option<Duration> {
         None
     }
 
-    /// Called that often: the mean of the round-trip times that TCP has smoothed for the connections on each link,
-    /// or ended there since the last time, where there are any.
+    /// Called at the interval of [`steers`](Self::steers). Gives, per link, the mean of TCP's smoothed round-trip times over the connections
+    /// that are on the link or ended there since the last call; `None` if there are none.
     fn round_trips(&mut self, by_link: &[Option<Duration>]) {
         let _ = by_link;
     }
 
-    /// Then for each living connection, in the order of their starts: the link that it goes on with. Its demand is the rest.
+    /// Called after [`round_trips`](Self::round_trips) for each live connection, in the order of their starts. Returns the link on which the
+    /// connection continues. `stream.demand` is its remaining demand.
     fn steer(&mut self, view: &View<'_>, stream: &NewStream, current: usize) -> usize {
         let _ = (view, stream);
         current
     }
 
-    /// A packet-oriented stream starts.
+    /// Called when a packet-oriented stream starts.
     fn packets(&mut self, view: &View<'_>, new: &NewStream) {
         let _ = (view, new);
     }
 
-    /// How packet-oriented streams are to be spread from now on: OPERETTA's `w_j` by link. Read after each of the calls above; without
-    /// it all links weigh the same.
+    /// Weights of the links for packet-oriented streams from now on: OPERETTA's `w_j`. Read after each of the calls above. With `None` all
+    /// links have the same weight.
     fn weights(&self) -> Option<&[f64]> {
         None
     }
 
-    /// What spreads packet-oriented streams over the links; asked once for each direction, at the start.
+    /// The scheduler that distributes packet-oriented streams over the links. Called once for each direction, at the start.
     fn packet_scheduler(&self, packets: &Packets) -> Box<dyn PacketScheduler> {
         packets.scheduler()
     }
 }
 
-/// [`braid_decide::connection`]'s rule, the daemon's. Packet-oriented streams do not weigh on it.
+/// The daemon's rule, [`braid_decide::connection`]. It ignores the load of packet-oriented streams.
 #[derive(Debug)]
 pub(crate) struct Rule {
     mode: Mode,
@@ -106,7 +107,7 @@ impl Rule {
     }
 }
 
-/// The scheduler of a scenario.
+/// Creates the scheduler of a scenario.
 pub(crate) fn scheduler(scheduling: Scheduling, seed: u64) -> Box<dyn Scheduler> {
     match scheduling {
         Scheduling::OnlyOne(link) => Box::new(Rule { only: Some(link), ..Rule::new(Mode::OnlyOne) }),
@@ -114,7 +115,7 @@ pub(crate) fn scheduler(scheduling: Scheduling, seed: u64) -> Box<dyn Scheduler>
         Scheduling::WeightedRoundRobin => Box::new(Rule { weighted: true, ..Rule::new(Mode::VirtualStart) }),
         Scheduling::MaximumThroughput => Box::new(Rule::new(Mode::CheapestInTime { target: None })),
         Scheduling::CheapestInTime(target) => Box::new(Rule::new(Mode::CheapestInTime { target: Some(target) })),
-        Scheduling::Random => Box::new(Dice(Random::new(seed))),
+        Scheduling::Random => Box::new(RandomLink(Random::new(seed))),
     }
 }
 
@@ -140,11 +141,11 @@ impl Scheduler for Rule {
     }
 }
 
-/// A link drawn for each stream.
+/// Chooses a random link for each stream.
 #[derive(Debug)]
-struct Dice(Random);
+struct RandomLink(Random);
 
-impl Scheduler for Dice {
+impl Scheduler for RandomLink {
     fn connection(&mut self, _view: &View<'_>, new: &NewStream) -> Option<usize> {
         let count = new.allowed.iter().count() as u64;
         let drawn = self.0.up_to(count.checked_sub(1)?);

@@ -1,104 +1,104 @@
-//! What came of a scenario.
+//! Results of a simulation.
 
 use std::time::Duration;
 
 use braid_model::{ByteCount, Direction, Joules, PerDirection, Rate, Time, Traffic};
 use serde::Serialize;
 
-/// What came of a scenario. Pairs are by [`Direction`]: down, up. Goodput is payload that arrived for the first time.
+/// Results of a simulation. Pairs are indexed by [`Direction`]: down, up. Goodput is payload that arrived for the first time.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Outcome {
-    /// The scenario's seed.
+    /// Seed of the scenario.
     pub seed: u64,
-    /// How long it ran, in nanoseconds: the duration and as much of the grace as flows needed.
+    /// Simulated time in nanoseconds: the duration, plus the part of the grace period that flows needed.
     pub ran_ns: u64,
-    /// The scenario's duration in nanoseconds.
+    /// Duration of the scenario in nanoseconds.
     pub duration_ns: u64,
-    /// Width of the bins in nanoseconds; the last one may be cut short.
+    /// Width of the time bins in nanoseconds. The last bin may be shorter.
     pub bin_ns: u64,
-    /// By link, in the scenario's order.
+    /// Results per link, in the order of the scenario.
     pub links: Vec<LinkOutcome>,
-    /// By flow, in the order they started.
+    /// Results per flow, in the order of their starts.
     pub flows: Vec<FlowOutcome>,
-    /// How full the battery was at the end of each bin, 0 to 1.
+    /// Battery level at the end of each bin, 0 to 1.
     pub battery: Vec<f64>,
-    /// What it took.
+    /// Counters of the simulation.
     pub counters: Counters,
 }
 
-/// What one link did.
+/// Results of one link.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LinkOutcome {
-    /// Its name.
+    /// Name of the link.
     pub name: String,
     /// Payload that arrived for the first time.
     pub goodput: Traffic,
-    /// The same in each bin of time.
+    /// Goodput in each time bin.
     pub goodput_bins: Vec<Traffic>,
-    /// All that arrived at its far end, headers and repetitions included.
+    /// Bytes that arrived at its far end, including headers and retransmissions.
     pub carried: Traffic,
-    /// Packets lost at random, by a full queue, or in the dark.
+    /// Packets lost at random, in a full queue, or while the link was dark.
     pub dropped: PerDirection<u64>,
-    /// Connection- and packet-oriented streams that were given to it.
+    /// Number of streams assigned to it, connection- and packet-oriented.
     pub flows: u64,
-    /// How long it transmitted or received, in nanoseconds.
+    /// Time in which it transmitted or received, in nanoseconds.
     pub busy_ns: u64,
-    /// The same in each bin of time.
+    /// Busy time in each time bin, in nanoseconds.
     pub busy_bins_ns: Vec<u64>,
-    /// What being active took beyond being idle: OPERETTA's `a_j t_j`.
+    /// Energy of the active state in addition to the idle energy: OPERETTA's `a_j t_j`.
     pub energy: Joules,
-    /// What it would have taken idle all the time.
+    /// Energy if it had been idle all the time.
     pub idle_energy: Joules,
 }
 
-/// What came of one flow.
+/// Results of one flow.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct FlowOutcome {
-    /// Its class, by its place in the scenario.
+    /// Index of its class in the scenario.
     pub class: usize,
-    /// When it started.
+    /// Start time.
     pub start: Time,
-    /// When its client had everything, if that came to be.
+    /// Time at which the client had all data; `None` if that did not happen.
     pub end: Option<Time>,
-    /// What it was to move; endless flows 5 TB.
+    /// Size of the flow; 5 TB for endless flows.
     pub size: ByteCount,
-    /// What it moved.
+    /// Bytes that it moved.
     pub moved: Traffic,
-    /// Its link; `None` for one that was spread, or refused.
+    /// Its link; `None` if it was spread over links, or refused.
     pub link: Option<usize>,
-    /// No link could be had for it.
+    /// Whether it was refused because no link was available.
     pub refused: bool,
 }
 
-/// What a simulation took.
+/// Counters of a simulation.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 pub struct Counters {
-    /// Events handled.
+    /// Events processed.
     pub events: u64,
     /// Packets sent by clients and servers.
     pub packets: u64,
-    /// Data segments among them.
+    /// Data segments among these packets.
     pub segments: u64,
-    /// Data segments that were sent again.
+    /// Data segments that were retransmitted.
     pub repeated: u64,
-    /// Retransmission timers that ran out.
+    /// Retransmission timeouts.
     pub timeouts: u64,
 }
 
 impl FlowOutcome {
-    /// How long it took, if it ended.
+    /// Duration of the flow, if it ended.
     pub fn took(&self) -> Option<Duration> {
         self.end.map(|end| end.since(self.start))
     }
 }
 
 impl Outcome {
-    /// Goodput of all links and both directions, over the scenario's duration and the grace it used.
+    /// Goodput of all links and both directions, over the simulated time.
     pub fn goodput(&self) -> Rate {
         self.moved().per(Duration::from_nanos(self.ran_ns))
     }
 
-    /// Goodput of one direction from `from` to `to`, by whole bins within; zero if there are none.
+    /// Goodput of one direction over the whole bins between `from` and `to`; zero if there are none.
     pub fn goodput_between(&self, direction: Direction, from: Time, to: Time) -> Rate {
         let bins = from.as_nanos().div_ceil(self.bin_ns)..to.as_nanos() / self.bin_ns;
         let within = |link: &LinkOutcome| {
@@ -114,7 +114,7 @@ impl Outcome {
         self.links.iter().fold(Traffic::default(), |sum, link| sum + link.goodput).sum()
     }
 
-    /// What the links' activity took beyond being idle.
+    /// Energy of the links' active state in addition to the idle energy.
     pub fn energy(&self) -> Joules {
         self.links.iter().map(|link| link.energy).sum()
     }
@@ -125,7 +125,7 @@ impl Outcome {
         if bits > 0.0 { self.energy().get() / bits } else { 0.0 }
     }
 
-    /// The outcome in few numbers.
+    /// Summary of the results.
     pub fn summary(&self) -> Summary {
         let span = Duration::from_nanos(self.ran_ns);
         let moved: Vec<ByteCount> = self.links.iter().map(|link| link.goodput.sum()).collect();
@@ -145,12 +145,12 @@ impl Outcome {
         }
     }
 
-    /// Flows of a class that ended, in the order they started.
+    /// Flows of a class that ended, in the order of their starts.
     pub fn ended(&self, class: usize) -> impl Iterator<Item = &FlowOutcome> {
         self.flows.iter().filter(move |flow| flow.class == class && flow.end.is_some())
     }
 
-    /// The mean time that flows of a class took, of those that ended.
+    /// Mean duration of the flows of a class that ended.
     pub fn mean_time(&self, class: usize) -> Option<Duration> {
         let (count, total) =
             self.ended(class).filter_map(FlowOutcome::took).fold((0u32, Duration::ZERO), |(n, sum), took| (n + 1, sum + took));
@@ -158,16 +158,16 @@ impl Outcome {
     }
 }
 
-/// An outcome in few numbers.
+/// Summary of an [`Outcome`].
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Summary {
     /// Goodput of all links and both directions, in bits per second.
     pub goodput_bps: u64,
-    /// The same by link.
+    /// Goodput per link, in bits per second.
     pub link_goodput_bps: Vec<u64>,
     /// Each link's share of the payload, 0 to 1; zeros if nothing moved.
     pub link_share: Vec<f64>,
-    /// What the links' activity took beyond being idle, in joules.
+    /// Energy of the links' active state in addition to the idle energy, in joules.
     pub energy_j: f64,
     /// Joules per bit of payload.
     pub energy_per_bit_j: f64,
@@ -175,11 +175,11 @@ pub struct Summary {
     pub started: Vec<u64>,
     /// Flows that ended, by class.
     pub ended: Vec<u64>,
-    /// The mean time that those took, by class, in nanoseconds.
+    /// Mean duration of the flows that ended, by class, in nanoseconds.
     pub mean_time_ns: Vec<Option<u64>>,
 }
 
-/// Bins of time that fill up.
+/// Counters of one link, collected per time bin.
 #[derive(Debug, Default)]
 pub(crate) struct LinkBins {
     pub(crate) goodput: Traffic,
@@ -196,7 +196,7 @@ impl LinkBins {
         self.current[direction] += amount;
     }
 
-    /// A bin ends, by which the link was busy for `busy` in all.
+    /// Closes the current bin. `busy` is the total busy time of the link so far.
     pub(crate) fn close(&mut self, busy: Duration) {
         self.bins.push(std::mem::take(&mut self.current));
         let before: u64 = self.busy.iter().sum();

@@ -1,4 +1,4 @@
-//! What schedulers see of the links, and living connections that move from one to another.
+//! The schedulers' view of the links, and moves of live connections between links.
 
 use std::time::Duration;
 
@@ -11,7 +11,8 @@ use crate::schedule::{LinkView, NewStream, View};
 use crate::world::World;
 
 impl World<'_> {
-    /// Shows the scheduler the round-trip times, and moves connections where it wants them. What is on its way arrives on its old link.
+    /// Reports the round-trip times to the scheduler, and moves the connections that it reassigns. Packets in flight still arrive over the
+    /// old link.
     pub(crate) fn on_steer(&mut self) {
         let Some(every) = self.scheduler.steers() else { return };
         self.queue.push(self.now + every, Event::Steer);
@@ -23,7 +24,7 @@ impl World<'_> {
         }
     }
 
-    /// The mean over the connections that are on a link, or ended on it since the last time, of those that have measured one.
+    /// Mean round-trip time over the connections that are on a link, or ended on it since the last call, and that have a measurement.
     fn round_trip(&self, link: usize) -> Option<Duration> {
         let here = self.connections.iter().filter(|connection| connection.is_on(link));
         let measured = here.filter_map(|connection| connection.round_trip(self.streams[connection.path.stream as usize].direction));
@@ -58,7 +59,8 @@ impl World<'_> {
         }
     }
 
-    /// What schedulers see of the links, and of all packet-oriented streams: their load by direction, the links that all may use.
+    /// Fills in the schedulers' view of the links. Returns, for all packet-oriented streams together, their load per direction and the links
+    /// that all of them may use.
     pub(crate) fn view_links(&self, views: &mut Vec<LinkView>) -> (Traffic, LinkSet) {
         let mut packet_load = Traffic::default();
         let mut packet_links = self.scenario.all_links();

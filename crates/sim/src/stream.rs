@@ -1,4 +1,4 @@
-//! Streams: what a flow moves either way, cut into chunks of one segment each.
+//! Streams: the data of a flow in each direction, divided into chunks of one segment each.
 
 use std::collections::VecDeque;
 
@@ -6,35 +6,35 @@ use braid_model::{ByteCount, Direction, LinkSet, PerDirection, Traffic};
 
 use crate::tcp::SEGMENT;
 
-/// A flow that lives or has ended.
+/// A flow, live or ended.
 #[derive(Debug)]
 pub(crate) struct Stream {
     pub(crate) class: usize,
-    /// Its connections, one for a connection-oriented stream, else one for each link allowed.
+    /// Its connections: one for a connection-oriented stream, otherwise one for each allowed link.
     pub(crate) connections: Vec<u32>,
     pub(crate) spread: bool,
     pub(crate) allowed: LinkSet,
-    /// What it was thought to move, and which way mostly.
+    /// Expected bytes, and expected main direction.
     pub(crate) expected: ByteCount,
     pub(crate) direction: Direction,
-    /// What it has moved, by direction: payload that arrived for the first time.
+    /// Bytes moved, by direction: payload that arrived for the first time.
     pub(crate) moved: Traffic,
-    /// The same when capacities were last measured.
+    /// Value of `moved` at the last measurement of capacities.
     pub(crate) measured: Traffic,
     pub(crate) sources: PerDirection<Source>,
     pub(crate) sinks: PerDirection<Sink>,
     pub(crate) ended: bool,
 }
 
-/// What one end has to send.
+/// Send side of one end.
 #[derive(Debug)]
 pub(crate) struct Source {
     total: u64,
     next: u32,
     chunks: u32,
-    /// Whether it may send yet: a server waits for the whole request.
+    /// Whether it may send. A server waits for the whole request.
     pub(crate) open: bool,
-    /// Chunks that are to go over another link as well, since theirs timed out.
+    /// Chunks that must also be sent over another link, because their link timed out.
     again: VecDeque<u32>,
     repeated: bool,
 }
@@ -45,12 +45,12 @@ impl Source {
         Self { total: total.get(), next: 0, chunks, open: false, again: VecDeque::new(), repeated: false }
     }
 
-    /// All that it has.
+    /// Total bytes.
     pub(crate) fn total(&self) -> ByteCount {
         ByteCount::new(self.total)
     }
 
-    /// The chunk that is to go next.
+    /// The next chunk to send.
     pub(crate) fn peek(&self) -> Option<u32> {
         if !self.open {
             return None;
@@ -58,13 +58,13 @@ impl Source {
         self.again.front().copied().or((self.next < self.chunks).then_some(self.next))
     }
 
-    /// What comes after the chunk that [`peek`](Self::peek) gave.
+    /// Bytes after the chunk that [`peek`](Self::peek) returned.
     pub(crate) fn behind(&self) -> ByteCount {
         let chunks = self.again.len() as u64 + u64::from(self.chunks - self.next);
         ByteCount::new(chunks.saturating_sub(1) * SEGMENT.get())
     }
 
-    /// Takes the chunk that [`peek`](Self::peek) gave.
+    /// Removes and returns the chunk that [`peek`](Self::peek) returned.
     pub(crate) fn take(&mut self) -> Option<u32> {
         let chunk = self.peek()?;
         if self.again.pop_front().is_none() {
@@ -78,28 +78,28 @@ impl Source {
         self.repeated = true;
     }
 
-    /// A chunk goes on several connections.
+    /// Records that a chunk is sent on several connections.
     pub(crate) fn copy(&mut self) {
         self.repeated = true;
     }
 
-    /// Whether any chunk was ever to go twice.
+    /// Whether any chunk was ever scheduled to be sent twice.
     pub(crate) fn has_repeated(&self) -> bool {
         self.repeated
     }
 
-    /// Bytes of a chunk; only the last is not full.
+    /// Size of a chunk in bytes. Only the last chunk may be smaller than a segment.
     pub(crate) fn size(&self, chunk: u32) -> u16 {
         (self.total - u64::from(chunk) * SEGMENT.get()).min(SEGMENT.get()) as u16
     }
 }
 
-/// What the other end has.
+/// Receive side of one end.
 #[derive(Debug)]
 pub(crate) struct Sink {
     chunks: u32,
     next: u32,
-    /// Which chunks from `next` on are there.
+    /// Which chunks from `next` on have arrived.
     ahead: VecDeque<bool>,
 }
 
@@ -108,7 +108,7 @@ impl Sink {
         Self { chunks: source.chunks, next: 0, ahead: VecDeque::new() }
     }
 
-    /// A chunk came; whether it is new.
+    /// Records the arrival of a chunk. Returns whether it is new.
     pub(crate) fn take(&mut self, chunk: u32) -> bool {
         if chunk < self.next {
             return false;
@@ -135,7 +135,7 @@ impl Sink {
         chunk < self.next || self.ahead.get((chunk - self.next) as usize) == Some(&true)
     }
 
-    /// The first chunk that is missing.
+    /// The first missing chunk.
     pub(crate) fn next(&self) -> u32 {
         self.next
     }
@@ -151,7 +151,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_source_gives_every_chunk_and_all_its_bytes() {
+    fn a_source_yields_every_chunk_with_its_size() {
         let mut source = Source::new(ByteCount::new(4000));
         assert_eq!(source.take(), None);
         source.open = true;
@@ -166,7 +166,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_sink_takes_each_chunk_once(order in prop::collection::vec(0u32..30, 0..90)) {
+        fn a_sink_accepts_each_chunk_once(order in prop::collection::vec(0u32..30, 0..90)) {
             let mut source = Source::new(ByteCount::new(30 * 1448));
             source.open = true;
             let mut sink = Sink::new(&source);

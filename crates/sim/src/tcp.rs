@@ -1,9 +1,9 @@
-//! TCP by the segment: what is modelled of each end, and the packets between them.
+//! Segment-level TCP model: the ends of a connection and the packets between them.
 //!
-//! Modelled: the handshake and its repetition, slow start from ten segments (RFC 6928), CUBIC (RFC 9438) or Reno (RFC 5681), loss
-//! found by selective acknowledgements (RFC 6675) and lost retransmissions by time (RFC 8985), the retransmission timer with backoff
-//! (RFC 6298), timeouts found to be needless by timestamps (RFC 3522), delayed acknowledgements (RFC 1122), the receiver's window.
-//! Left out: HyStart, tail loss probes, pacing, path MTU. All segments but a stream's last are full.
+//! Modeled: the handshake and its retransmission, slow start from ten segments (RFC 6928), CUBIC (RFC 9438) or Reno (RFC 5681), loss
+//! detection by selective acknowledgements (RFC 6675), detection of lost retransmissions by time (RFC 8985), the retransmission timer with
+//! backoff (RFC 6298), detection of spurious timeouts by timestamps (RFC 3522), delayed acknowledgements (RFC 1122), the receive window.
+//! Not modeled: HyStart, tail loss probes, pacing, path MTU. All segments except the last of a stream are full.
 
 mod cubic;
 mod receiver;
@@ -19,44 +19,44 @@ pub(crate) use receiver::{AckTiming, Receiver};
 use reno::Reno;
 pub(crate) use sender::{Sender, Sending};
 
-/// Payload of a full segment: 1,500 bytes less the headers of IPv4 and TCP with timestamps.
+/// Payload of a full segment: 1,500 bytes minus the IPv4 and TCP headers with timestamps.
 pub const SEGMENT: ByteCount = ByteCount::new(1448);
-/// Headers of IPv4 and TCP with timestamps.
+/// Size of the IPv4 and TCP headers with timestamps.
 pub const HEADERS: ByteCount = ByteCount::new(52);
-/// A handshake's packet carries more options.
+/// Size of a handshake packet in bytes. It carries more options.
 pub(crate) const HANDSHAKE: u16 = 60;
-/// How long a handshake waits for its first answer (RFC 6298, 2.1); twice as long each time after.
+/// Initial handshake timeout (RFC 6298, 2.1). It doubles with each retry.
 pub(crate) const HANDSHAKE_WAIT: Duration = Duration::from_secs(1);
 
-/// What reacts to losses.
+/// Congestion control algorithm.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Congestion {
-    /// RFC 9438, what Linux does.
+    /// CUBIC (RFC 9438), the default of Linux.
     #[default]
     Cubic,
-    /// RFC 5681.
+    /// Reno (RFC 5681).
     Reno,
 }
 
-/// How the ends of every connection behave.
+/// TCP parameters of both ends of every connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TcpConfig {
-    /// What reacts to losses.
+    /// Congestion control algorithm.
     pub congestion: Congestion,
-    /// Segments sent before the first acknowledgement.
+    /// Initial window in segments.
     pub initial_window: u32,
-    /// What a receiver takes beyond what it has acknowledged; applications read at once.
+    /// Receive window in bytes. Applications read without delay.
     pub receive_window: ByteCount,
-    /// Every how many segments in order are acknowledged; 1 is each at once.
+    /// Number of in-order segments per acknowledgement; 1 acknowledges each at once.
     pub acknowledge_every: u32,
-    /// The longest an acknowledgement is held back.
+    /// Maximum delay of an acknowledgement.
     pub acknowledge_delay: Duration,
-    /// The least retransmission time. Linux has 200 ms; RFC 6298 asks for a second.
+    /// Minimum retransmission timeout. Linux uses 200 ms; RFC 6298 requires 1 s.
     pub retransmit_least: Duration,
 }
 
 impl Default for TcpConfig {
-    /// As Linux does it, with a window of 6 MB, Linux's usual most.
+    /// Defaults of Linux, with its usual maximum window of 6 MB.
     fn default() -> Self {
         Self {
             congestion: Congestion::Cubic,
@@ -73,11 +73,11 @@ impl Default for TcpConfig {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Window {
     pub(crate) size: f64,
-    /// Slow start ends here.
+    /// Slow-start threshold.
     pub(crate) threshold: f64,
 }
 
-/// The congestion control of one sender.
+/// Congestion control state of one sender.
 #[derive(Debug, Clone)]
 enum Control {
     Cubic(Cubic),
@@ -105,7 +105,7 @@ impl Control {
         }
     }
 
-    /// The window after a loss; never below two segments.
+    /// The window after a loss, at least two segments.
     fn reduced(&mut self, window: &Window) -> f64 {
         match self {
             Self::Cubic(cubic) => cubic.reduced(window),
@@ -115,40 +115,40 @@ impl Control {
     }
 }
 
-/// What a packet is, beside data and acknowledgement.
+/// Kind of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Opens a connection, or answers that.
+    /// Opens a connection, or responds to that (SYN).
     Syn,
-    /// Data, acknowledgement or both.
+    /// Carries data, an acknowledgement or both.
     Plain,
-    /// Ends a connection, or answers that; it is not repeated.
+    /// Closes a connection, or responds to that (FIN). It is not retransmitted.
     Fin,
 }
 
-/// What a receiver has, as its peer is told.
+/// Acknowledgement: the segments that a receiver has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ack {
-    /// Every segment before this one.
+    /// All segments before this one have arrived.
     pub(crate) next: u32,
-    /// Ranges after it, first and one past the last, the latest first; empty ones mean nothing.
+    /// Selectively acknowledged half-open ranges, most recent first. Empty ranges are unused.
     pub(crate) ranges: [(u32, u32); 3],
-    /// When the segment that is answered was sent.
+    /// Send time of the segment that triggered the acknowledgement.
     pub(crate) echo: Time,
 }
 
 /// A data segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Segment {
-    /// Its number in the connection.
+    /// Number in the connection.
     pub(crate) number: u32,
-    /// Its chunk of the stream.
+    /// Chunk of the stream.
     pub(crate) chunk: u32,
     /// Bytes of payload.
     pub(crate) size: u16,
 }
 
-/// What travels.
+/// A TCP packet.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Packet {
     pub(crate) connection: u32,

@@ -1,4 +1,4 @@
-//! The virtual interface's rules as a scheduler.
+//! The rules of Mota's virtual interface as a scheduler.
 
 use std::time::Duration;
 
@@ -8,28 +8,28 @@ use braid_model::{ByteCount, LinkSet, Power, Rate};
 use crate::schedule::{NewStream, Scheduler, View};
 use crate::tcp::SEGMENT;
 
-/// How often round-trip times are taken (Mota, section 3.2.3).
+/// Interval between samples of round-trip times (Mota, section 3.2.3).
 const SAMPLED: Duration = Duration::from_secs(5);
 
-/// Mota's virtual interface (2011), by flows: each flow gets one interface at a time, in turns that follow the shares of
-/// [`braid_decide::virtual_interface`], and again whenever round-trip times are taken.
+/// Mota's virtual interface (2011), per flow. Each flow uses one interface at a time. Turns follow the shares of
+/// [`braid_decide::virtual_interface`]; a new turn starts at each sample of the round-trip times.
 ///
-/// The paper's shares are of data "within a certain data flow", without a word on how much of it goes to one interface before the next has
-/// its turn. Turns here are as long as the only interval the paper names, the 5 seconds between two samples; so an interface's share is one
-/// of turns, and in one a fast interface moves more. All interfaces have the same priority.
+/// The paper's shares are of data "within a certain data flow". It does not say how much data goes to one interface before the next has its
+/// turn. Here a turn lasts for the only interval in the paper, the 5 seconds between two samples. So an interface has a share of turns, and
+/// a fast interface moves more data per turn. All interfaces have the same priority.
 #[derive(Debug, Clone)]
 pub struct VirtualInterface {
     interfaces: Vec<Interface>,
     estimates: Vec<Srtt>,
-    /// Virtual time at which each interface's next turn may begin, and at which the latest turn did.
+    /// Virtual time of each interface's next turn, and of the latest turn.
     tags: Vec<f64>,
     virtual_time: f64,
     adapter: bool,
 }
 
 impl VirtualInterface {
-    /// Over interfaces with these nominal rates (equation 3's first guess) and powers while sending, one for each of the scenario's links.
-    /// It saves power when the scenario's battery is low, unless an `adapter` is plugged in.
+    /// Creates the scheduler. `interfaces` has, for each link of the scenario, the nominal rate (the initial value of equation 3) and the power
+    /// while sending. The scheduler saves power when the scenario's battery is low, unless an `adapter` is plugged in.
     pub fn new(interfaces: &[(Rate, Power)], adapter: bool) -> Self {
         let interface = |&(bandwidth, power)| Interface { priority: 0, available: true, srtt: None, bandwidth, power };
         Self {
@@ -41,8 +41,8 @@ impl VirtualInterface {
         }
     }
 
-    /// The link for a flow's next turn: that whose turn begins first in virtual time, as the daemon's weighted round robin has it; of
-    /// several the one with the largest share.
+    /// The link for a flow's next turn: the one whose turn is first in virtual time, as in the daemon's weighted round robin. Ties go to the
+    /// link with the largest share.
     fn turn(&mut self, allowed: LinkSet, rest: ByteCount, battery: Option<f64>) -> Option<usize> {
         for (link, interface) in self.interfaces.iter_mut().enumerate() {
             interface.available = allowed.contains(link);
@@ -64,7 +64,7 @@ impl VirtualInterface {
 
 impl Scheduler for VirtualInterface {
     fn connection(&mut self, view: &View<'_>, new: &NewStream) -> Option<usize> {
-        // What has no choice takes no turn: another station's flows are not the virtual interface's.
+        // A flow with a single allowed link takes no turn: it belongs to another station, not to the virtual interface.
         let mut slots = new.allowed.iter();
         match (slots.next(), slots.next()) {
             (Some(only), None) => Some(only),

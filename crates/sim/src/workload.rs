@@ -1,4 +1,4 @@
-//! Flows to come.
+//! Workload: classes of flows, their arrivals and sizes.
 
 use std::time::Duration;
 
@@ -7,29 +7,29 @@ use braid_netem::Random;
 
 use crate::math;
 
-/// Flows of one kind, as one application opens them. Each sends a request to its server and gets an answer, then closes.
+/// Flows of one kind, as one application opens them. Each flow sends a request to its server, receives a response and closes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Class {
-    /// Its name in the outcome.
+    /// Name of the class.
     pub name: String,
-    /// When flows start.
+    /// Start times of the flows.
     pub arrivals: Arrivals,
-    /// What a flow moves in its main direction.
+    /// Bytes that a flow moves in its main direction.
     pub size: Size,
-    /// The main direction: down for a download, whose request is small; up for an upload, whose answer is.
+    /// Main direction: down for a download, which has a small request; up for an upload, which has a small response.
     pub direction: Direction,
-    /// What a flow moves in the other direction.
+    /// Bytes that a flow moves in the other direction.
     pub other: ByteCount,
-    /// Which server it asks.
+    /// Index of its server.
     pub server: usize,
-    /// The links it may use (Π); all if not given.
+    /// The links it may use (Π); `None` allows all.
     pub links: Option<LinkSet>,
-    /// What schedulers expect a flow to move, whatever they would know otherwise.
+    /// Overrides the expected bytes of a flow, regardless of the scheduler's knowledge.
     pub expected: Option<ByteCount>,
 }
 
 impl Class {
-    /// Downloads from the first server over any link, each asked for with 300 bytes.
+    /// Downloads from the first server over any link, with requests of 300 bytes.
     pub fn downloads(name: &str, arrivals: Arrivals, size: Size) -> Self {
         Self {
             name: name.to_owned(),
@@ -43,50 +43,50 @@ impl Class {
         }
     }
 
-    /// Uploads to the first server over any link, each answered with 300 bytes.
+    /// Uploads to the first server over any link, with responses of 300 bytes.
     pub fn uploads(name: &str, arrivals: Arrivals, size: Size) -> Self {
         Self { direction: Direction::Up, ..Self::downloads(name, arrivals, size) }
     }
 }
 
-/// When flows of a class start.
+/// Start times of the flows of a class.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Arrivals {
-    /// As a Poisson process.
+    /// A Poisson process.
     Poisson {
-        /// Flows per second on average.
+        /// Mean number of flows per second.
         per_second: f64,
     },
-    /// At these moments, in rising order: a trace, or a list.
+    /// These times, in ascending order.
     At(Vec<Time>),
 }
 
 impl Arrivals {
-    /// One flow at the beginning.
+    /// One flow at time zero.
     pub fn once() -> Self {
         Self::At(vec![Time::ZERO])
     }
 }
 
-/// How much flows of a class move in their main direction.
+/// Bytes that flows of a class move in their main direction.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Size {
-    /// All the same.
+    /// The same size for all flows.
     Fixed(ByteCount),
-    /// Exponentially distributed with this mean, at least one byte.
+    /// Exponentially distributed sizes with this mean, at least one byte.
     Exponential(ByteCount),
-    /// One after the other, and then from the beginning.
+    /// These sizes in order, repeated from the start.
     Listed(Vec<ByteCount>),
-    /// More than they can: they go on until the end.
+    /// Flows that last until the end of the simulation.
     Endless,
 }
 
 impl Size {
-    /// The most a flow can move; segments are counted in 32 bits.
-    pub const MOST: ByteCount = ByteCount::new(5_000_000_000_000);
+    /// Maximum size of a flow, because segments are numbered with 32 bits.
+    pub const MAX: ByteCount = ByteCount::new(5_000_000_000_000);
 }
 
-/// Draws the flows of a class, one by one.
+/// Draws the flows of a class.
 #[derive(Debug)]
 pub(crate) struct Generator {
     random: Random,
@@ -99,7 +99,7 @@ impl Generator {
         Self { random: Random::new(seed), count: 0, at: Time::ZERO }
     }
 
-    /// When the next flow starts, if there is one.
+    /// Start time of the next flow, if there is one.
     pub(crate) fn next_start(&mut self, class: &Class) -> Option<Time> {
         match &class.arrivals {
             Arrivals::Poisson { per_second } if *per_second > 0.0 => {
@@ -112,7 +112,7 @@ impl Generator {
         }
     }
 
-    /// The size of the flow that starts now.
+    /// Size of the flow that starts now.
     pub(crate) fn next_size(&mut self, class: &Class) -> ByteCount {
         let count = self.count;
         self.count += 1;
@@ -120,10 +120,10 @@ impl Generator {
             Size::Fixed(size) => *size,
             Size::Exponential(mean) => {
                 let drawn = math::exponential(&mut self.random, mean.get() as f64);
-                ByteCount::new((drawn as u64).max(1)).min(Size::MOST)
+                ByteCount::new((drawn as u64).max(1)).min(Size::MAX)
             }
             Size::Listed(sizes) => sizes[count % sizes.len()],
-            Size::Endless => Size::MOST,
+            Size::Endless => Size::MAX,
         }
     }
 }
@@ -133,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_poisson_process_has_its_rate_and_a_list_is_followed() {
+    fn a_poisson_process_has_its_rate_and_a_list_keeps_its_times() {
         let class = Class::downloads("web", Arrivals::Poisson { per_second: 13.0 }, Size::Exponential(ByteCount::new(22_380)));
         let mut generator = Generator::new(5);
         let mut total = 0;

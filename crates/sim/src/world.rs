@@ -1,4 +1,4 @@
-//! The event loop, and what is not part of a connection: links, arrivals, changes, estimates, results.
+//! The event loop, and everything outside connections: links, arrivals, changes, estimates, results.
 
 mod air;
 mod bonded;
@@ -29,16 +29,16 @@ use host::{Connection, Path};
 /// Runs a scenario.
 ///
 /// # Errors
-/// If the scenario makes no sense ([`Scenario::check`]).
+/// If the scenario is invalid ([`Scenario::check`]).
 pub fn simulate(scenario: &Scenario) -> Result<Outcome, ScenarioError> {
     let mut scheduler = scheduler(scenario.scheduling, scenario.seed ^ 0x5eed);
     simulate_with(scenario, scheduler.as_mut())
 }
 
-/// Runs a scenario with a scheduler of one's own in place of [`Scenario::scheduling`].
+/// Runs a scenario with a custom scheduler instead of [`Scenario::scheduling`].
 ///
 /// # Errors
-/// If the scenario makes no sense ([`Scenario::check`]).
+/// If the scenario is invalid ([`Scenario::check`]).
 pub fn simulate_with(scenario: &Scenario, scheduler: &mut dyn Scheduler) -> Result<Outcome, ScenarioError> {
     scenario.check()?;
     let mut world = World::new(scenario, scheduler)?;
@@ -51,9 +51,9 @@ pub(crate) struct World<'a> {
     pub(crate) scheduler: &'a mut dyn Scheduler,
     pub(crate) now: Time,
     pub(crate) queue: Queue,
-    /// Two for each of the client's links, then two for each server, by [`Direction`]; none where a server has no link.
+    /// Two pipes for each link of the client, then two for each server, indexed by [`Direction`]; `None` for a server without a link.
     pipes: Vec<Option<Pipe>>,
-    /// Radio channels, and by link which it is on.
+    /// Radio channels, and the channel of each link.
     pub(crate) airs: Vec<Air>,
     air_of: Vec<Option<usize>>,
     meters: Vec<Meter>,
@@ -62,23 +62,23 @@ pub(crate) struct World<'a> {
     known: Known,
     dice: Random,
     pub(crate) streams: Vec<Stream>,
-    /// Streams that have not ended, by their place in `streams`.
+    /// Indices in `streams` of the streams that have not ended.
     pub(crate) living: Vec<u32>,
     pub(crate) flows: Vec<FlowOutcome>,
     pub(crate) connections: Vec<Connection>,
-    /// By link: connections that ended since living ones were last steered, and the sum of their round-trip times.
+    /// By link: number of connections that ended since live ones were last steered, and the sum of their round-trip times.
     pub(crate) round_trips: Vec<(u32, Duration)>,
     pub(crate) free: Vec<u32>,
-    /// The packet schedulers, by direction, and what they look at.
+    /// Packet schedulers, by direction, and the buffer for their view of the paths.
     pub(crate) spreaders: PerDirection<Box<dyn PacketScheduler>>,
     pub(crate) paths: Vec<PathView>,
     weights: Vec<f64>,
     views: Vec<LinkView>,
-    /// What each link had carried when capacities were last measured.
+    /// Bytes that each link had carried at the last measurement of capacities.
     measured: Vec<Traffic>,
     battery: Vec<f64>,
     pub(crate) counters: Counters,
-    /// The bond that carries streams that are spread, if one does.
+    /// The bond that carries packet-oriented streams, if there is one.
     pub(crate) bonded: Option<Bonded>,
 }
 
@@ -133,7 +133,7 @@ impl<'a> World<'a> {
 
     fn run(&mut self) {
         let end = Time::ZERO + self.scenario.duration;
-        // Changes come before the flows that start at the same moment.
+        // Changes apply before flows that start at the same time.
         for (index, change) in self.scenario.changes.iter().enumerate() {
             self.queue.push(change.at, Event::Change(index as u32));
         }
@@ -152,7 +152,7 @@ impl<'a> World<'a> {
         self.run_until(end + self.scenario.grace, true);
     }
 
-    /// Handles all events up to `until`; with `idle` ends as soon as nothing lives.
+    /// Handles all events up to `until`. With `idle`, stops as soon as no flow is live.
     fn run_until(&mut self, until: Time, idle: bool) {
         while !(idle && self.living.is_empty()) {
             let Some((at, event)) = self.queue.pop(until) else {
@@ -189,13 +189,13 @@ impl<'a> World<'a> {
 
     // Links.
 
-    /// Sends a packet: towards the client by the server's link first, away from it by the client's.
+    /// Sends a packet. Towards the client it enters the server's link first; away from the client, the client's link.
     pub(crate) fn transmit(&mut self, packet: Packet) {
         self.counters.segments += u64::from(packet.data.is_some());
         self.send(Parcel::Segment(packet));
     }
 
-    /// The same for whatever travels.
+    /// Sends a packet of any kind.
     pub(crate) fn send(&mut self, parcel: Parcel) {
         self.counters.packets += 1;
         match parcel.direction() {
@@ -250,7 +250,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// It is at its end.
+    /// Delivers a packet to its destination host.
     fn hand_over(&mut self, parcel: Parcel) {
         match parcel {
             Parcel::Segment(packet) => self.arrive(packet),
@@ -298,7 +298,7 @@ impl<'a> World<'a> {
             self.await_pipe(index);
         }
         if let Change::Dark(dark) = change.change {
-            self.tell_bond(change.link, dark);
+            self.notify_bond(change.link, dark);
         }
     }
 
@@ -340,7 +340,7 @@ impl<'a> World<'a> {
         self.start(new, spread, [down, up].into(), size);
     }
 
-    /// What the fastest link can move from now until the end.
+    /// Bytes that the fastest link can move from now until the end.
     fn most_until_the_end(&self, direction: Direction) -> ByteCount {
         let rest = (Time::ZERO + self.scenario.duration).since(self.now).as_secs_f64();
         let rate = |link| self.capacity(link, direction).bytes_per_second();
@@ -388,7 +388,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// Asks the scheduler, and takes its weights.
+    /// Calls the scheduler, and applies its weights.
     fn decide(&mut self, new: &NewStream, spread: bool) -> Option<usize> {
         let mut views = std::mem::take(&mut self.views);
         let (packet_load, packet_links) = self.view_links(&mut views);
@@ -408,7 +408,7 @@ impl<'a> World<'a> {
         link
     }
 
-    /// A stream is done: its client has everything.
+    /// Ends a stream whose client has all data.
     pub(crate) fn end(&mut self, id: u32) {
         let stream = &mut self.streams[id as usize];
         stream.ended = true;
@@ -417,14 +417,14 @@ impl<'a> World<'a> {
         self.living.retain(|other| *other != id);
     }
 
-    /// A stream cannot be had after all.
+    /// Refuses a stream that cannot be carried.
     pub(crate) fn refuse(&mut self, id: u32) {
         self.streams[id as usize].ended = true;
         self.flows[id as usize].refused = true;
         self.living.retain(|other| *other != id);
     }
 
-    // What is known, and what came of it.
+    // Estimates and results.
 
     pub(crate) fn capacity(&self, link: usize, direction: Direction) -> braid_model::Rate {
         let unlimited = RateSource::Unlimited;
@@ -440,7 +440,7 @@ impl<'a> World<'a> {
         &self.weights
     }
 
-    /// Shows the estimators what the links carried. A queue is seen as the daemon sees it: in round-trip times.
+    /// Passes the traffic of the links to the estimators. Queues are detected as in the daemon: by round-trip times.
     fn on_measure(&mut self) {
         for link in 0..self.scenario.links.len() {
             let mut busy = PerDirection::<Busy>::default();

@@ -1,4 +1,4 @@
-//! One seed, the same bytes, on every machine.
+//! The same seed gives the same bytes on every machine.
 
 mod support;
 
@@ -10,7 +10,7 @@ use braid_sim::experiment::{Machine, Setting};
 use braid_sim::tcp::{Congestion, TcpConfig};
 use braid_sim::*;
 
-/// Something of everything that draws, computes or rounds.
+/// A scenario that uses every part that draws random numbers, computes or rounds.
 fn mixed(seed: u64, congestion: Congestion) -> Scenario {
     let ms = Duration::from_millis;
     let mut wifi = LinkSpec::symmetric("wifi", Rate::from_mbps(20), ms(15)).with_queue(ByteCount::new(120_000)).with_loss(0.002);
@@ -59,25 +59,25 @@ fn fnv(text: &str) -> u64 {
 }
 
 #[test]
-fn the_hash_is_the_published_one() {
+fn fnv_matches_published_values() {
     assert_eq!(fnv(""), 0xcbf2_9ce4_8422_2325);
     assert_eq!(fnv("foobar"), 0x8594_4171_f739_67e8);
 }
 
 #[test]
-fn a_seed_gives_the_same_bytes_everywhere_and_always() {
-    // Whoever changes what the simulator does changes these, and says in the commit why.
+fn a_seed_gives_the_same_bytes_on_every_machine() {
+    // A change of the simulator's behaviour changes these hashes. Give the reason in the commit.
     let found = [(1, Congestion::Cubic), (2, Congestion::Reno)].map(|(seed, congestion)| fnv(&text(seed, congestion)));
     assert_eq!(found, [0x98d5_286b_63f3_73ea, 0x3c26_5dd1_f3b3_79a7], "{found:#x?}");
 }
 
 #[test]
-fn another_seed_gives_another_outcome_and_the_same_one_the_same() {
+fn outcomes_depend_on_the_seed_only() {
     assert_eq!(text(3, Congestion::Cubic), text(3, Congestion::Cubic));
     assert_ne!(text(3, Congestion::Cubic), text(4, Congestion::Cubic));
 }
 
-/// What one point of an experiment gives in its first run: the series' last.
+/// Hash of the first run of a series' last point in an experiment.
 fn measured(name: &str, series: &str) -> u64 {
     let all = experiments::all();
     let experiment = all.into_iter().find(|experiment| experiment.about().name == name).expect("there is such an experiment");
@@ -88,8 +88,8 @@ fn measured(name: &str, series: &str) -> u64 {
 }
 
 #[test]
-fn experiments_give_the_same_bytes_everywhere_and_always() {
-    // As above; and whoever changes these generates docs/reproduction.md again.
+fn experiments_give_the_same_bytes_on_every_machine() {
+    // As above. A change of these also requires regenerating docs/reproduction.md.
     let expected = [
         ("dnis-2", "maximum throughput", 0xa9a9_7ea1_d415_3174),
         ("dbas-3b", "PO weighted round robin", 0xb056_7848_e465_0775),

@@ -1,4 +1,4 @@
-//! Shared radio channels, and connections that move.
+//! Tests of shared radio channels, and of connections that move between links.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ fn only(link: usize) -> Option<LinkSet> {
     Some(mask)
 }
 
-/// An endless upload on each link, all on one channel or each alone.
+/// An endless upload on each link, on one shared channel or on separate channels.
 fn uploads(mbps: &[u64], shared: bool) -> Scenario {
     let link = |mbps: &u64| LinkSpec::symmetric("wifi", Rate::from_mbps(*mbps), Duration::from_millis(2));
     let class = |at| Class { links: only(at), ..Class::uploads("flow", Arrivals::once(), Size::Endless) };
@@ -20,7 +20,7 @@ fn uploads(mbps: &[u64], shared: bool) -> Scenario {
         links: mbps.iter().map(link).collect(),
         media: if shared { vec![Medium { links: (0..mbps.len()).collect() }] } else { Vec::new() },
         workload: (0..mbps.len()).map(class).collect(),
-        // Enough to fill the channel, and not the queue.
+        // Enough to fill the channel but not the queue.
         tcp: TcpConfig { receive_window: ByteCount::new(65_536), ..TcpConfig::default() },
         duration: Duration::from_secs(10),
         ..Scenario::default()
@@ -32,12 +32,12 @@ fn rates(scenario: &Scenario) -> Vec<f64> {
 }
 
 #[test]
-fn stations_on_one_channel_send_as_many_packets_however_slow_one_is() {
+fn stations_on_one_channel_send_equally_many_packets() {
     let alone = rates(&uploads(&[30], true))[0];
-    assert!((27.0..28.9).contains(&alone), "acknowledgements take air as well: {alone}");
+    assert!((27.0..28.9).contains(&alone), "acknowledgements also use air time: {alone}");
     let equal = rates(&uploads(&[30, 30], true));
     assert!((equal[0] + equal[1] - alone).abs() < 0.6 && (equal[0] / equal[1] - 1.0).abs() < 0.1, "{equal:?}");
-    // Two packets take 1/30 + 1/6 of what they would at 1 Mbit/s: 5 Mbit/s for each less headers and acknowledgements.
+    // Two packets take 1/30 + 1/6 of their time at 1 Mbit/s: 5 Mbit/s for each station, minus headers and acknowledgements.
     let mixed = rates(&uploads(&[30, 6], true));
     assert!(mixed.iter().all(|rate| (4.3..4.9).contains(rate)), "{mixed:?}");
     let apart = rates(&uploads(&[30, 6], false));
@@ -54,7 +54,7 @@ fn a_full_sender_drops_and_counts() {
 }
 
 #[test]
-fn media_that_make_no_sense_are_refused() {
+fn invalid_media_are_rejected() {
     let why = |media: Vec<Medium>, rate: Rate| {
         let mut scenario = uploads(&[10, 10], false);
         scenario.media = media;
@@ -63,10 +63,10 @@ fn media_that_make_no_sense_are_refused() {
     };
     let on = |links: &[usize]| Medium { links: links.to_vec() };
     let rate = Rate::from_mbps(10);
-    assert_eq!(why(vec![on(&[0, 2])], rate), "media: one has a link that is none of the links; count links from 0");
+    assert_eq!(why(vec![on(&[0, 2])], rate), "media: one has a link that does not exist; count links from 0");
     assert_eq!(why(vec![on(&[0]), on(&[1, 0])], rate), "media: a link is listed twice; put it on one medium");
     let refused = why(vec![on(&[0, 1])], Rate::ZERO);
-    assert_eq!(refused, "media: a link on one has no constant rate above zero; give it one, or turn it dark instead");
+    assert_eq!(refused, "media: a link on one has no constant rate above zero; give it a constant rate, or make it dark instead");
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn a_connection_that_moves_loses_nothing() {
     assert!(took > Duration::from_secs(24) && took < Duration::from_secs(32), "on one link at a time: {took:?}");
     let carried = [0, 1].map(|link: usize| outcome.links[link].goodput.tx.get());
     assert!(carried.iter().all(|moved| *moved > 5_000_000), "{carried:?}");
-    assert!(outcome.links.iter().all(|link| link.flows >= 2), "it came back");
+    assert!(outcome.links.iter().all(|link| link.flows >= 2), "it returned to each link");
 }
 
 #[test]
@@ -109,7 +109,7 @@ fn turns_follow_round_trips() {
     assert_eq!(turns(&mut scheduler, None), 100, "until all are measured");
     scheduler.round_trips(&[None, Some(Duration::from_millis(30))]);
     assert_eq!(turns(&mut scheduler, Some(0.1)), 160, "then by round-trip times");
-    assert_eq!(turns(&mut scheduler, Some(0.0999)), 0, "all by the frugal one when the battery is low");
+    assert_eq!(turns(&mut scheduler, Some(0.0999)), 0, "all on the interface with the lowest power when the battery is low");
     let mut plugged = VirtualInterface::new(&[nominal; 2], true);
     plugged.round_trips(&[Some(Duration::from_millis(20)); 2]);
     assert_eq!(turns(&mut plugged, Some(0.05)), 200, "unless there is an adapter");

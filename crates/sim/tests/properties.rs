@@ -1,4 +1,4 @@
-//! Whatever the scenario, what came of it adds up.
+//! Properties that hold for the outcome of every scenario.
 
 use std::time::Duration;
 
@@ -92,8 +92,8 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn it_adds_up(scenario in scenario()) {
-        let outcome = simulate(&scenario).expect("it makes sense");
+    fn totals_are_consistent(scenario in scenario()) {
+        let outcome = simulate(&scenario).expect("a valid scenario");
         prop_assert!(outcome.ran_ns >= outcome.duration_ns);
         let mut moved = ByteCount::ZERO;
         for flow in &outcome.flows {
@@ -116,11 +116,11 @@ proptest! {
             let binned = link.goodput_bins.iter().fold(Traffic::default(), |sum, bin| sum + *bin);
             prop_assert_eq!(binned, link.goodput);
         }
-        prop_assert_eq!(simulate(&scenario).expect("it makes sense"), outcome);
+        prop_assert_eq!(simulate(&scenario).expect("a valid scenario"), outcome);
     }
 
     #[test]
-    fn on_links_that_lose_nothing_for_good_every_flow_ends(mut scenario in scenario()) {
+    fn every_flow_ends_if_links_recover(mut scenario in scenario()) {
         scenario.changes.clear();
         scenario.grace = Duration::from_secs(20_000);
         scenario.bin = Duration::from_secs(100);
@@ -128,7 +128,7 @@ proptest! {
         for class in &mut scenario.workload {
             class.links = Some(LinkSet::ALL);
         }
-        let outcome = simulate(&scenario).expect("it makes sense");
+        let outcome = simulate(&scenario).expect("a valid scenario");
         prop_assert!(outcome.flows.iter().all(|flow| flow.end.is_some()), "{:?} {:?}", outcome.flows.iter().filter(|f| f.end.is_none()).collect::<Vec<_>>(), outcome.counters);
     }
 }

@@ -1,4 +1,4 @@
-//! One file by byte range over three links, over real TCP: CUBIC, slow start, handshakes with TLS, and loss that holds connections back.
+//! Download of one file by byte range over three links, with the TCP model: CUBIC, slow start, TLS handshakes and packet loss.
 
 use std::time::Duration;
 
@@ -7,10 +7,10 @@ use braid_netem::{Loss, Profile};
 use braid_sim::tcp::TcpConfig;
 use braid_sim::{Fetched, Ranged, RangedFile, RangedLink, fetch_ranges};
 
-/// Mbit/s, round trip in milliseconds, share lost each way.
+/// Rate in Mbit/s, round trip in milliseconds, fraction of loss in each direction.
 const LINKS: [(u64, u64, f64); 3] = [(20, 10, 0.0), (10, 60, 0.0), (5, 100, 0.01)];
 const SIZE: u64 = 40_000_000;
-/// What headers leave of a link's rate.
+/// Payload rate after headers.
 const PAYLOAD: f64 = 0.965;
 
 fn payload(mbps: impl Iterator<Item = u64>) -> f64 {
@@ -27,7 +27,7 @@ fn way(mbps: u64, trip: u64, loss: f64) -> Profile {
     }
 }
 
-/// The share of the links' rates that a download reaches whose fastest link turns to `then` half-way, and what came.
+/// Fraction of the links' payload rates that a download reaches if its fastest link changes to the rate `then` halfway, and its results.
 fn share(then: Option<u64>, seed: u64) -> (f64, Fetched) {
     let before = payload(LINKS.iter().map(|link| link.0));
     let half = SIZE as f64 / before / 2.0;
@@ -52,7 +52,7 @@ fn share(then: Option<u64>, seed: u64) -> (f64, Fetched) {
     (ideal / took.since(Time::ZERO).as_secs_f64(), fetched)
 }
 
-/// The least and the median share of five downloads.
+/// The lowest and the median fraction of five downloads.
 fn shares(then: Option<u64>) -> (f64, f64) {
     let mut all: Vec<f64> = (0..5).map(|seed| share(then, seed * 100 + 1).0).collect();
     all.sort_by(f64::total_cmp);
@@ -61,25 +61,25 @@ fn shares(then: Option<u64>) -> (f64, f64) {
 }
 
 #[test]
-fn nearly_all_that_three_links_carry_is_used() {
+fn three_links_are_nearly_fully_used() {
     let (least, median) = shares(None);
     assert!(least > 0.93 && median > 0.95, "{least:.3} {median:.3}");
 }
 
 #[test]
-fn a_link_that_drops_to_a_fifth_half_way_costs_little() {
+fn a_link_that_drops_to_a_fifth_halfway_costs_little() {
     let (least, median) = shares(Some(4));
     assert!(least > 0.92 && median > 0.94, "{least:.3} {median:.3}");
 }
 
 #[test]
-fn a_link_that_dies_half_way_costs_little() {
+fn a_link_that_dies_halfway_costs_little() {
     let (least, median) = shares(Some(0));
     assert!(least > 0.90 && median > 0.93, "{least:.3} {median:.3}");
 }
 
 #[test]
-fn every_byte_is_kept_once_and_few_come_twice() {
+fn every_byte_is_kept_once_with_few_duplicates() {
     for then in [None, Some(4), Some(0)] {
         let (_, fetched) = share(then, 7);
         let kept: u64 = fetched.bins[0].iter().map(|bytes| bytes.get()).sum();

@@ -1,4 +1,4 @@
-//! Schedulers, packet-oriented streams, energy and what changes while a scenario runs.
+//! Tests of schedulers, packet-oriented streams, energy and changes during a simulation.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,7 +43,7 @@ fn spread(spreading: Spreading, late: bool) -> Packets {
 }
 
 #[test]
-fn rotation_and_chance_give_links_their_share_of_flows() {
+fn round_robin_and_random_give_links_their_share_of_flows() {
     let counts = |scheduling| {
         let web = Class::downloads("web", poisson(10.0), Size::Fixed(bytes(1000)));
         let rates = [Rate::from_mbps(20), Rate::from_mbps(10), Rate::from_mbps(10)];
@@ -93,7 +93,7 @@ fn the_shared_link_of_a_server_bounds_all_links_together() {
 }
 
 #[test]
-fn one_long_stream_uses_all_links_only_if_it_is_spread() {
+fn only_a_packet_oriented_stream_uses_all_links() {
     let rates = [Rate::from_mbps(2), Rate::from_mbps(1)];
     let goodput = |packets| {
         let scenario = Scenario { links: links(&rates), workload: vec![endless()], packets, ..Scenario::default() };
@@ -113,7 +113,7 @@ fn one_long_stream_uses_all_links_only_if_it_is_spread() {
 }
 
 #[test]
-fn spread_streams_end_with_every_byte_also_uploads_and_through_loss() {
+fn packet_oriented_streams_complete_in_both_directions_despite_loss() {
     let rates = [Rate::from_mbps(4), Rate::from_mbps(1), Rate::from_mbps(2)];
     for late in [true, false] {
         let mut links = links(&rates);
@@ -137,7 +137,7 @@ fn spread_streams_end_with_every_byte_also_uploads_and_through_loss() {
 }
 
 #[test]
-fn every_way_of_spreading_fills_links_that_differ() {
+fn every_packet_scheduler_fills_different_links() {
     // 8 Mbit/s at 20 ms and 4 Mbit/s at 120 ms.
     let mut links = links(&[Rate::from_mbps(8), Rate::from_mbps(4)]);
     (links[1].down.delay, links[1].up.delay) = (ms(60), ms(60));
@@ -156,8 +156,8 @@ fn every_way_of_spreading_fills_links_that_differ() {
 }
 
 #[test]
-fn streams_end_sooner_where_each_chunk_goes_where_it_arrives_first() {
-    // A far link holds up the end of a stream whose last chunks it gets.
+fn earliest_completion_ends_streams_sooner() {
+    // A link with a long delay delays the end of a stream if it gets the last chunks.
     let mut links = links(&[Rate::from_mbps(10), Rate::from_mbps(10)]);
     (links[1].down.delay, links[1].up.delay) = (ms(150), ms(150));
     let workload = vec![Class::downloads("web", poisson(0.2), Size::Fixed(bytes(1_000_000)))];
@@ -173,7 +173,7 @@ fn streams_end_sooner_where_each_chunk_goes_where_it_arrives_first() {
 }
 
 #[test]
-fn copies_on_all_links_carry_a_stream_through_a_link_that_fails() {
+fn redundant_copies_bridge_a_link_failure() {
     let change = |at, dark| LinkChange { at: Time::from_millis(at), link: 0, change: Change::Dark(dark) };
     let workload = vec![Class::downloads("call", poisson(10.0), Size::Fixed(bytes(14_480)))];
     let outcome = run(&Scenario {
@@ -191,7 +191,7 @@ fn copies_on_all_links_carry_a_stream_through_a_link_that_fails() {
 }
 
 #[test]
-fn a_spread_stream_survives_a_link_that_goes_dark() {
+fn a_packet_oriented_stream_survives_a_dark_link() {
     let change = |at, dark| LinkChange { at: Time::from_millis(at), link: 0, change: Change::Dark(dark) };
     let workload = vec![Class::downloads("file", Arrivals::once(), Size::Fixed(bytes(5_000_000)))];
     let outcome = run(&Scenario {
@@ -207,8 +207,8 @@ fn a_spread_stream_survives_a_link_that_goes_dark() {
 }
 
 #[test]
-fn regression_chunks_that_arrived_elsewhere_do_not_block_a_queue() {
-    // They filled what may wait for a link, were dropped there, and nothing was left on its way to wake the sender.
+fn regression_chunks_delivered_over_another_link_do_not_block_a_queue() {
+    // They filled the queue of a link and were dropped there. Then no packet was in flight to wake the sender.
     for seed in 0..60 {
         let mut link = links(&[Rate::from_mbps(2)]).remove(0).with_loss(0.25);
         (link.down.jitter, link.down.keep_order) = (ms(20), false);
@@ -222,7 +222,7 @@ fn regression_chunks_that_arrived_elsewhere_do_not_block_a_queue() {
 }
 
 #[test]
-fn flows_avoid_a_dark_link_and_are_refused_if_there_is_no_other() {
+fn flows_avoid_a_dark_link_and_are_refused_without_another() {
     let change = |link| LinkChange { at: Time::ZERO, link, change: Change::Dark(true) };
     let mut only = Class::downloads("pinned", Arrivals::once(), Size::Fixed(bytes(9)));
     only.links = Some(LinkSet(1));
@@ -250,7 +250,7 @@ fn a_change_of_rate_shows_in_the_bins() {
 }
 
 #[test]
-fn energy_is_power_times_the_time_on_the_air() {
+fn energy_is_power_times_active_time() {
     let power = |link: LinkSpec| link.with_power(Power::from_milliwatts(100.0), Power::from_milliwatts(1100.0));
     let battery = Battery { capacity: Joules::new(100.0), level: 0.5, base: Power::from_milliwatts(200.0) };
     let workload = vec![Class::downloads("file", Arrivals::once(), Size::Fixed(bytes(1_000_000)))];
@@ -267,7 +267,7 @@ fn energy_is_power_times_the_time_on_the_air() {
     let up = used.carried.tx.get() as f64 * 8.0 / 8e6;
     let busy = used.busy_ns as f64 / 1e9;
     assert!(busy >= down - 1e-6 && busy <= down + up + 1e-6, "{busy} of {down} and {up}");
-    assert!((used.energy.get() - busy).abs() < 1e-9, "1 W more than idle");
+    assert!((used.energy.get() - busy).abs() < 1e-9, "1 W above idle");
     assert_eq!(used.busy_bins_ns.iter().sum::<u64>(), used.busy_ns);
     assert_eq!((idle.busy_ns, idle.energy, idle.idle_energy), (0, Joules::ZERO, Joules::new(1.0)));
     let level = *outcome.battery.last().expect("bins");
@@ -277,7 +277,7 @@ fn energy_is_power_times_the_time_on_the_air() {
 }
 
 #[test]
-fn cheapest_in_time_takes_the_cheap_link_while_it_is_fast_enough() {
+fn cheapest_in_time_uses_the_cheap_link_while_it_is_fast_enough() {
     let flows = |target| {
         let power = [Power::from_milliwatts(634.0), Power::from_milliwatts(95.0)];
         let specs = links(&[Rate::from_mbps(4), Rate::from_mbps(2)]).into_iter().zip(power);
@@ -287,12 +287,12 @@ fn cheapest_in_time_takes_the_cheap_link_while_it_is_fast_enough() {
         outcome.links.iter().map(|link| link.flows).collect::<Vec<_>>()
     };
     let (saving, fast) = (flows(kbps(100)), flows(Rate::from_mbps(6)));
-    assert_eq!(saving[0], 0, "the second costs a third a byte");
+    assert_eq!(saving[0], 0, "a byte on the second link costs a third");
     assert!(fast[0] > fast[1], "{fast:?}");
 }
 
 #[test]
-fn learnt_capacities_and_demands_come_near_the_truth() {
+fn learned_capacities_and_demands_approach_the_exact_values() {
     let goodput = |knowledge| {
         let workload = vec![
             Class::downloads("small", poisson(8.0), Size::Exponential(bytes(22_380))),
@@ -320,15 +320,15 @@ fn a_recorded_trace_can_be_a_link() {
     link.down.rate = braid_netem::RateSource::Trace(trace);
     let mut scenario = Scenario { links: vec![link], workload: vec![endless()], ..Scenario::default() };
     let refused = simulate(&scenario).expect_err("no one knows its capacity").to_string();
-    assert!(refused.contains("\"lte\"") && refused.contains("learnt"), "{refused}");
+    assert!(refused.contains("\"lte\"") && refused.contains("learned"), "{refused}");
     scenario.knowledge.capacity = CapacityKnowledge::Learnt { first: Rate::from_mbps(20) };
     let outcome = run(&scenario);
     let goodput = outcome.goodput_between(Direction::Down, Time::from_millis(10_000), Time::from_millis(60_000)).bps();
     assert!((5_600_000..5_930_000).contains(&goodput), "{goodput}");
-    assert!(outcome.links[0].busy_ns > 58_000_000_000, "a queue stands there all the time");
+    assert!(outcome.links[0].busy_ns > 58_000_000_000, "its queue is never empty");
 }
 
-/// Sends connections over the last link and spreads by fixed weights.
+/// Assigns connections to the last link, and uses fixed weights for packets.
 struct Fixed(Vec<f64>);
 
 impl Scheduler for Fixed {
@@ -342,7 +342,7 @@ impl Scheduler for Fixed {
 }
 
 #[test]
-fn anyones_own_scheduler_places_connections_and_weighs_links() {
+fn a_custom_scheduler_assigns_connections_and_weights() {
     let rates = [Rate::from_mbps(4), Rate::from_mbps(4), Rate::from_mbps(4)];
     let packets = spread(Spreading::Weights, false);
     let mut scenario = Scenario { links: links(&rates), workload: vec![endless()], packets, ..Scenario::default() };
@@ -355,7 +355,7 @@ fn anyones_own_scheduler_places_connections_and_weighs_links() {
 }
 
 #[test]
-fn a_scenario_that_makes_no_sense_is_refused_with_thing_reason_and_remedy() {
+fn an_invalid_scenario_is_rejected_with_field_reason_and_remedy() {
     let good = Scenario { links: links(&[Rate::from_mbps(1)]), workload: vec![endless()], ..Scenario::default() };
     let class = |change: fn(&mut Class)| {
         let mut class = endless();
@@ -372,8 +372,8 @@ fn a_scenario_that_makes_no_sense_is_refused_with_thing_reason_and_remedy() {
         (Scenario { scheduling: Scheduling::OnlyOne(1), ..good.clone() }, "scheduling"),
         (Scenario { changes: vec![LinkChange { at: Time::ZERO, link: 7, change: Change::Dark(true) }], ..good.clone() }, "changes"),
         (class(|class| class.server = 1), "\"bulk\""),
-        (class(|class| class.links = Some(LinkSet(2))), "may use none"),
-        (class(|class| class.arrivals = Arrivals::Poisson { per_second: -1.0 }), "flows a second"),
+        (class(|class| class.links = Some(LinkSet(2))), "may not use any"),
+        (class(|class| class.arrivals = Arrivals::Poisson { per_second: -1.0 }), "flows per second"),
         (class(|class| class.arrivals = Arrivals::At(vec![Time::MAX, Time::ZERO])), "sort"),
         (class(|class| class.size = Size::Listed(Vec::new())), "empty"),
         (class(|class| class.size = Size::Fixed(ByteCount::new(u64::MAX))), "5 TB"),
@@ -385,8 +385,8 @@ fn a_scenario_that_makes_no_sense_is_refused_with_thing_reason_and_remedy() {
 }
 
 #[test]
-fn spread_streams_do_not_repeat_themselves_over_full_links() {
-    // OPERETTA Table III: more is offered than the links carry, so that timers run out often.
+fn packet_oriented_streams_rarely_send_duplicates_over_full_links() {
+    // OPERETTA Table III: the offered load exceeds the capacity of the links, so timeouts are frequent.
     let packets = Packets { share: 1.0, late: false, ..Packets::default() };
     let links = links(&[Rate::from_mbps(1), kbps(700), Rate::from_mbps(2)]);
     let links: Vec<LinkSpec> = links.into_iter().map(|link| link.with_queue(bytes(75_000))).collect();

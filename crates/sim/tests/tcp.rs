@@ -1,4 +1,4 @@
-//! TCP in the simulator does what theory and arithmetic say.
+//! Tests of the TCP model against theory and arithmetic.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ fn endless(name: &str) -> Class {
     Class::downloads(name, Arrivals::once(), Size::Endless)
 }
 
-/// Goodput over `rate`, after the first ten seconds.
+/// Goodput as a fraction of `rate`, after the first ten seconds.
 fn share(outcome: &Outcome, direction: Direction, rate: Rate) -> f64 {
     let goodput = outcome.goodput_between(direction, Time::from_millis(10_000), Time::from_millis(60_000));
     goodput.bps() as f64 / rate.bps() as f64
@@ -56,7 +56,7 @@ fn an_upload_fills_a_link_too() {
 
 #[test]
 fn both_directions_at_once_need_deeper_queues() {
-    // Acknowledgements wait behind data and come in clumps (Zhang, Shenker, Clark, SIGCOMM 1991): more so the smaller the queue.
+    // Acknowledgements wait behind data and arrive in bursts (Zhang, Shenker, Clark, SIGCOMM 1991), more so with smaller queues.
     let rate = Rate::from_mbps(10);
     let shares = |queue| {
         let link = LinkSpec::symmetric("a", rate, ms(30)).with_queue(bytes(queue));
@@ -82,7 +82,7 @@ fn two_flows_share_fairly() {
 }
 
 #[test]
-fn random_loss_gives_renos_throughput_by_mathis() {
+fn reno_under_random_loss_follows_the_mathis_formula() {
     // Mathis et al. 1997: MSS / RTT * C / sqrt(p), with C = sqrt(3/2) when every segment is acknowledged.
     for (loss, seed) in [(0.01, 1), (0.01, 2), (0.003, 3)] {
         let link = LinkSpec::symmetric("a", Rate::from_mbps(100), ms(50)).with_loss(loss);
@@ -96,7 +96,7 @@ fn random_loss_gives_renos_throughput_by_mathis() {
 }
 
 #[test]
-fn cubic_bears_loss_better_than_reno_on_a_long_path() {
+fn cubic_outperforms_reno_under_loss_on_a_long_path() {
     let goodput = |congestion| {
         let link = LinkSpec::symmetric("a", Rate::from_mbps(100), ms(200)).with_loss(0.0002);
         let tcp = TcpConfig { congestion, ..TcpConfig::default() };
@@ -107,8 +107,8 @@ fn cubic_bears_loss_better_than_reno_on_a_long_path() {
 }
 
 #[test]
-fn slow_start_takes_the_round_trips_one_counts() {
-    // 100 ms round trip, no time on the wire: handshake 1, request and the first ten segments 1, then 20, 40, 80.
+fn slow_start_takes_the_computed_round_trips() {
+    // 100 ms round trip, no transmission time: 1 round trip for the handshake, 1 for the request and the first ten segments, then 20, 40, 80.
     for (segments, rounds) in [(1, 2), (10, 2), (11, 3), (30, 3), (31, 4), (70, 4), (71, 5), (150, 5), (151, 6)] {
         let profile = Profile { delay: ms(50), ..Profile::default() };
         let mut link = LinkSpec::symmetric("a", Rate::ZERO, ms(0));
@@ -121,14 +121,14 @@ fn slow_start_takes_the_round_trips_one_counts() {
 }
 
 #[test]
-fn the_time_on_the_wire_counts_by_the_byte() {
-    // 1 Mbit/s, 20 ms each way. SYN 60 B, its answer 60 B, request 352 B, answer 1,500 B.
+fn transmission_times_are_exact_to_the_byte() {
+    // 1 Mbit/s, 20 ms each way. SYN 60 B, SYN-ACK 60 B, request 352 B, response 1,500 B.
     let link = LinkSpec::symmetric("a", Rate::from_mbps(1), ms(40));
     let class = Class::downloads("page", Arrivals::once(), Size::Fixed(bytes(1448)));
     let outcome = run(&one_link(link, vec![class]));
     let wire = Duration::from_micros((60 + 60 + 352 + 1500) * 8);
     assert_eq!(outcome.flows[0].took(), Some(ms(80) + wire));
-    // 52 B to end it either way, the first of which acknowledges the answer.
+    // A FIN of 52 B in each direction. The first acknowledges the response.
     assert_eq!(outcome.links[0].carried, [bytes(60 + 1500 + 52), bytes(60 + 352 + 52)].into());
     assert_eq!(outcome.links[0].goodput, [bytes(1448), bytes(300)].into());
 }

@@ -1,4 +1,4 @@
-//! Relays as they are kept in a state directory.
+//! Joined relays, stored in the state directory.
 
 use std::fs;
 use std::io::{self, Write};
@@ -9,49 +9,49 @@ use braid_peer::invite::Invite;
 use braid_transport::client::Peer;
 use serde::{Deserialize, Serialize};
 
-/// The file in the state directory.
+/// File name in the state directory.
 const FILE: &str = "peers.json";
 
-/// A peer as it is kept.
+/// A stored relay.
 #[derive(Debug, Clone, Serialize, Deserialize, PartialEq, Eq)]
 pub struct Stored {
-    /// What the user calls it.
+    /// Name that the user gave it.
     pub name: String,
-    /// Where it may be found: names or addresses, with ports.
+    /// Its addresses: host names or IP addresses, with ports.
     pub addresses: Vec<String>,
     /// Its public key, as text.
     pub key: String,
-    /// Until the relay knows this client.
+    /// Token of the invitation, until the relay has accepted this client.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub token: Option<[u8; 16]>,
 }
 
-/// Why an invitation is not taken.
+/// Why an invitation is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum NotInvited {
-    /// The line is no invitation.
+    /// The line is not an invitation.
     #[error("{0}")]
     Line(String),
-    /// The name cannot be one.
+    /// The name is not valid.
     #[error("a peer's name has 1 to 64 letters and no spaces: give another with --name")]
     Name,
-    /// The name is another's.
+    /// Another relay has this name.
     #[error("another peer is called {0} already: give this one another name with --name")]
     Taken(String),
-    /// The relay has another name.
+    /// The relay is joined under another name.
     #[error(
-        "this relay is joined as {0} already: leave --name out to renew that, or say \"braid leave {0}\" first to give it another name (rules \
-         with relay = \"{0}\" name it so)"
+        "this relay is joined as {0} already: omit --name to renew it, or run \"braid leave {0}\" first to give it another name (rules \
+         with relay = \"{0}\" use that name)"
     )]
     Joined(String),
 }
 
-/// The most addresses that are kept of a peer.
-const MOST_ADDRESSES: usize = 16;
+/// Maximum number of stored addresses of a relay.
+const MAX_ADDRESSES: usize = 16;
 
 impl Stored {
-    /// The peer of an invitation's line, under `name`, else under the name that it has among `known`, else under its host. One that is
-    /// known keeps its addresses of before behind the new ones, of which none may answer.
+    /// Parses the line of an invitation. The name is `name`, else the relay's name among `known`, else its host. A known relay keeps its
+    /// old addresses after the new ones, since the new ones may not respond.
     pub fn invited<'a>(line: &str, name: Option<&str>, known: impl Iterator<Item = &'a Self> + Clone) -> Result<Self, NotInvited> {
         let invite = Invite::parse(line.trim()).map_err(|error| NotInvited::Line(error.to_string()))?;
         let key = invite.relay.to_string();
@@ -74,11 +74,11 @@ impl Stored {
                 addresses.push(before.clone());
             }
         }
-        addresses.truncate(MOST_ADDRESSES);
+        addresses.truncate(MAX_ADDRESSES);
         Ok(Self { name, addresses, key, token: Some(*invite.token.reveal()) })
     }
 
-    /// Whom a client bonds with; the error says what cannot be read.
+    /// The peer to connect to. The error names the field that is not valid.
     pub fn peer(&self) -> Result<Peer, String> {
         let key = self.key.parse().map_err(|error| format!("{}: {error}", self.name))?;
         let addresses: Result<_, _> = self.addresses.iter().map(|address| address.parse()).collect();
@@ -88,7 +88,7 @@ impl Stored {
     }
 }
 
-/// What was joined before; nothing where nothing was.
+/// Reads the joined relays; an empty list if there is no file.
 pub fn read(dir: &Path) -> io::Result<Vec<Stored>> {
     match fs::read(dir.join(FILE)) {
         Ok(text) => Ok(serde_json::from_slice(&text)?),
@@ -97,7 +97,7 @@ pub fn read(dir: &Path) -> io::Result<Vec<Stored>> {
     }
 }
 
-/// Written beside and moved into place, for its owner only: a token is a secret.
+/// Writes a new file and renames it over the old one. It is readable only by its owner: a token is a secret.
 pub fn write(dir: &Path, all: &[&Stored]) -> io::Result<()> {
     let text = serde_json::to_vec_pretty(all)?;
     let fresh = dir.join(format!("{FILE}.{}.new", std::process::id()));
@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn regression_another_invitation_of_a_known_relay_costs_none_of_its_addresses() {
+    fn regression_a_new_invitation_keeps_a_known_relays_addresses() {
         let key = KeyPair::generate().unwrap().public();
         let line = |address: &str| Invite::new(key, Token::generate().unwrap(), vec![address.parse().unwrap()], None).unwrap().to_line();
         let first = Stored::invited(&line("203.0.113.20:5757"), Some("home"), [].iter()).unwrap();

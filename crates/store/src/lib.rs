@@ -1,7 +1,7 @@
-//! What was learnt, kept across restarts: SQLite in the state directory.
+//! Learned values, kept across restarts in a SQLite file in the state directory.
 //!
-//! The store never stands in the way: a damaged file is moved aside, and where nothing can be written everything goes on in memory
-//! and is written later. What was stored before is never lost by that.
+//! Errors of the store never stop Braid. A damaged file is moved aside. If writing fails, values stay in memory and are written later;
+//! stored data is not lost.
 
 #![forbid(unsafe_code)]
 
@@ -20,52 +20,52 @@ use rusqlite::{Connection, OptionalExtension, Transaction, params};
 
 use crate::lock::{SERVICE, user_number};
 
-/// The schema this program writes. A file of a later one is left untouched.
+/// Version of the schema. A file with a later version is left untouched.
 const SCHEMA: i64 = 1;
 
-/// The most rows of each table; the oldest go first.
+/// Maximum number of rows of each table; the oldest are removed first.
 const ROW_LIMIT: usize = 10_000;
 
-/// The file in the state directory.
+/// File name in the state directory.
 const FILE: &str = "braid.sqlite";
 
-/// What learnt demand belongs to.
+/// Key of learned demand.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct AppKey {
-    /// The executable's path; empty where it is not known.
+    /// Path of the executable; empty if unknown.
     pub exe: String,
-    /// The process's name.
+    /// Name of the process.
     pub name: String,
-    /// The destination's port; 0 stands for the application as a whole.
+    /// Destination port; 0 stands for the application as a whole.
     pub port: u16,
 }
 
-/// What was learnt of an application. Times are seconds of Unix time.
+/// Learned demand of an application. Times are seconds of Unix time.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct AppRow {
-    /// Expected bytes of a flow towards this machine.
+    /// Expected received bytes of a flow.
     pub demand_down: u64,
-    /// Expected bytes of a flow away from this machine.
+    /// Expected sent bytes of a flow.
     pub demand_up: u64,
-    /// Flows it was learnt from.
+    /// Number of flows behind the estimate.
     pub samples: u64,
-    /// When it was last learnt.
+    /// Time of the last update.
     pub updated: u64,
 }
 
-/// What names a link across restarts: device numbers do not.
+/// Identity of a link across restarts, which interface indexes do not survive.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct LinkKey {
-    /// The device's name.
+    /// Name of the interface.
     pub name: String,
-    /// Its kind's name.
+    /// Name of its kind.
     pub kind: String,
-    /// What tells its networks apart: the gateway with its hardware address, where known, else empty.
+    /// The gateway's address, which distinguishes networks; empty if there is none.
     pub network: String,
 }
 
 impl LinkKey {
-    /// The key of a link as it is now.
+    /// Key of a link from its current facts.
     pub fn of(facts: &LinkFacts) -> Self {
         let gateway = [&facts.gateways.v4, &facts.gateways.v6].into_iter().flatten().find_map(|route| route.gateway);
         Self {
@@ -76,29 +76,29 @@ impl LinkKey {
     }
 }
 
-/// What was learnt of a link.
+/// Learned capacities of a link.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct LinkRow {
-    /// Capacity towards this machine in bits per second; `None`: not learnt.
+    /// Capacity for received data in bits per second; `None`: not learned.
     pub capacity_down: Option<u64>,
-    /// Capacity away from this machine in bits per second.
+    /// Capacity for sent data in bits per second; `None`: not learned.
     pub capacity_up: Option<u64>,
-    /// When it was last learnt.
+    /// Time of the last update, in seconds of Unix time.
     pub updated: u64,
 }
 
-/// What a metered link has used of its allowance.
+/// Used part of a metered link's allowance.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct UsageRow {
-    /// Bytes since the period began.
+    /// Bytes since the start of the period.
     pub used: u64,
-    /// The day the period began, in days of Unix time.
+    /// First day of the period, in days of Unix time.
     pub period: i64,
-    /// When it was last counted.
+    /// Time of the last update, in seconds of Unix time.
     pub updated: u64,
 }
 
-/// What is to be written; a later change to a key replaces an earlier one.
+/// Rows to be written. A later row replaces an earlier one with the same key.
 #[derive(Debug, Clone, Default)]
 struct Batch {
     apps: BTreeMap<AppKey, AppRow>,
@@ -112,7 +112,7 @@ impl Batch {
         self.apps.is_empty() && self.links.is_empty() && self.usage.is_empty() && self.history.is_empty()
     }
 
-    /// Keeps the batch bounded while nothing can be written.
+    /// Limits the size of the batch while writing fails.
     fn bound(&mut self) {
         prune(&mut self.apps, |row| row.updated);
         prune(&mut self.links, |row| row.updated);
@@ -122,7 +122,7 @@ impl Batch {
     }
 }
 
-/// Keeps [`ROW_LIMIT`] rows or a few more: the oldest go first.
+/// Removes the oldest rows. Keeps at least [`ROW_LIMIT`] rows, at most a tenth more.
 pub fn prune<K: Ord + Clone, V>(rows: &mut BTreeMap<K, V>, updated: impl Fn(&V) -> u64) {
     if rows.len() > ROW_LIMIT + ROW_LIMIT / 10 {
         let mut ages: Vec<_> = rows.iter().map(|(key, row)| (updated(row), key.clone())).collect();
@@ -131,20 +131,20 @@ pub fn prune<K: Ord + Clone, V>(rows: &mut BTreeMap<K, V>, updated: impl Fn(&V) 
     }
 }
 
-/// Everything stored.
+/// All stored rows.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Learnt {
-    /// Applications' demand.
+    /// Demand of applications.
     pub apps: BTreeMap<AppKey, AppRow>,
-    /// Links' capacities.
+    /// Capacities of links.
     pub links: BTreeMap<LinkKey, LinkRow>,
-    /// Metered links' usage.
+    /// Usage of metered links.
     pub usage: BTreeMap<LinkKey, UsageRow>,
-    /// What the [history](braid_control::history) wrote, by kind and moment.
+    /// Rows of the [history](braid_control::history), by kind and time.
     pub history: BTreeMap<(String, u64), String>,
 }
 
-/// The store. Changes gather in memory until [`flush`](Self::flush).
+/// The store. Changes are collected in memory until [`flush`](Self::flush).
 #[derive(Debug)]
 pub struct Store {
     folder: PathBuf,
@@ -153,31 +153,31 @@ pub struct Store {
     trouble: Option<String>,
 }
 
-/// Why the store is not in use; it tries again at each flush.
+/// Why the store is unusable. Each flush retries.
 #[derive(Debug, thiserror::Error)]
 enum StoreError {
     #[error("{path}: {error}")]
     Folder { path: PathBuf, error: std::io::Error },
     #[error(transparent)]
     Sqlite(#[from] rusqlite::Error),
-    #[error("it was written by a later version of braid (schema {0}, this one knows {SCHEMA})")]
+    #[error("a later version of Braid wrote it (its schema is {0}; this version supports {SCHEMA})")]
     Later(i64),
 }
 
 impl Store {
-    /// Whether there is one in `folder`.
+    /// Whether `folder` contains a store.
     pub fn exists(folder: &Path) -> bool {
         folder.join(FILE).exists()
     }
 
-    /// Opens the store in `folder` (made with mode 0700 if there is none) and reads what it holds. Never fails: the texts say what
-    /// went wrong and what becomes of it, for the log and `braid status`.
+    /// Opens the store in `folder`, which is created with mode 0700 if it does not exist, and reads all rows. Never fails: the returned
+    /// messages describe each error and its consequence, for the log and `braid status`.
     pub fn open(folder: &Path) -> (Self, Learnt, Vec<String>) {
         let mut notes = Vec::new();
         let mut store = Self { folder: folder.to_owned(), connection: None, pending: Batch::default(), trouble: None };
         let learnt = match store.connect().and_then(|()| store.read()) {
             Ok(learnt) => learnt,
-            Err(error) if damaged(&error) => store.start_afresh(&error, &mut notes),
+            Err(error) if damaged(&error) => store.replace_damaged(&error, &mut notes),
             Err(error) => {
                 notes.extend(store.suspend(&error));
                 Learnt::default()
@@ -186,33 +186,32 @@ impl Store {
         (store, learnt, notes)
     }
 
-    /// Remembers an application's demand.
+    /// Queues an application's demand.
     pub fn put_app(&mut self, key: AppKey, row: AppRow) {
         self.pending.apps.insert(key, row);
         self.pending.bound();
     }
 
-    /// Remembers a link's capacities.
+    /// Queues a link's capacities.
     pub fn put_link(&mut self, key: LinkKey, row: LinkRow) {
         self.pending.links.insert(key, row);
         self.pending.bound();
     }
 
-    /// Remembers what a metered link used. Never pruned: there is one row per link and network.
+    /// Queues a metered link's usage. Never pruned: there is one row per link.
     pub fn put_usage(&mut self, key: LinkKey, row: UsageRow) {
         self.pending.usage.insert(key, row);
     }
 
-    /// Remembers a row of the history.
+    /// Queues a row of the history.
     pub fn put_history(&mut self, kind: &'static str, at: u64, body: String) {
         self.pending.history.insert((kind, at), body);
         self.pending.bound();
     }
 
-    /// Writes what gathered, in one transaction. What cannot be written is kept for the next time.
+    /// Writes the queued rows in one transaction. Rows that cannot be written stay queued.
     ///
-    /// The text, if any, says that writing began to fail, or works again; it is given once per change. Blocks for the disk: call
-    /// it where that does no harm.
+    /// Returns a message when writing starts to fail, and when it works again. Blocks on the disk: do not call it on the event loop.
     pub fn flush(&mut self) -> Option<String> {
         if self.pending.is_empty() && self.trouble.is_none() {
             return None;
@@ -220,7 +219,7 @@ impl Store {
         let mut notes = Vec::new();
         let written = match self.connect().and_then(|()| self.write()) {
             Err(error) if damaged(&error) => {
-                self.start_afresh(&error, &mut notes);
+                self.replace_damaged(&error, &mut notes);
                 if self.connection.is_some() { self.write() } else { return notes.pop() }
             }
             other => other,
@@ -235,7 +234,7 @@ impl Store {
         }
     }
 
-    /// What is wrong with the store now, for `braid status`.
+    /// The current error of the store, for `braid status`.
     pub fn trouble(&self) -> Option<&str> {
         self.trouble.as_deref()
     }
@@ -245,7 +244,7 @@ impl Store {
     }
 
     fn connect(&mut self) -> Result<(), StoreError> {
-        // A file removed or replaced under us would swallow what is written.
+        // If the file was removed or replaced, writes to the open connection would be lost.
         if self.connection.is_some() && self.file().exists() {
             return Ok(());
         }
@@ -258,8 +257,8 @@ impl Store {
             std::fs::DirBuilder::new().recursive(true).mode(0o700).create(&self.folder).map_err(failed(&self.folder))?;
         }
         let path = self.file();
-        // Made here rather than by SQLite, so that it is nobody else's to read from the first moment; -wal and -shm take its mode.
-        // No link is followed: whoever owns the folder could lead root to another file.
+        // Created here rather than by SQLite, so that it is private from the start; -wal and -shm inherit its mode.
+        // Symbolic links are not followed: the owner of the folder could redirect root to another file.
         let mut options = std::fs::OpenOptions::new();
         let made = options.append(true).create(true).mode(0o600).custom_flags(libc::O_NOFOLLOW).open(&path).map_err(failed(&path))?;
         made.set_permissions(std::fs::Permissions::from_mode(0o600)).map_err(failed(&path))?;
@@ -287,8 +286,8 @@ impl Store {
         Ok(transaction.commit()?)
     }
 
-    /// Moves a damaged file aside and goes on with a fresh one.
-    fn start_afresh(&mut self, error: &StoreError, notes: &mut Vec<String>) -> Learnt {
+    /// Moves a damaged file aside and continues with a new one.
+    fn replace_damaged(&mut self, error: &StoreError, notes: &mut Vec<String>) -> Learnt {
         self.connection = None;
         let path = self.file();
         let aside = (1u32..).map(|n| self.folder.join(format!("{FILE}.corrupt-{n}"))).find(|path| !path.exists()).unwrap_or_default();
@@ -297,18 +296,18 @@ impl Store {
             let beside = |path: &Path| PathBuf::from(format!("{}{suffix}", path.display()));
             let _ = std::fs::rename(beside(&path), beside(&aside));
         }
-        notes.push(format!("the store {} is damaged ({error}): moved to {}, going on with a fresh one", path.display(), aside.display()));
+        notes.push(format!("the store {} is damaged ({error}): moved to {}, continuing with a new one", path.display(), aside.display()));
         if let Err(error) = moved.map_err(|error| StoreError::Folder { path, error }).and_then(|()| self.connect()) {
             notes.extend(self.suspend(&error));
         }
         Learnt::default()
     }
 
-    /// Goes on in memory; says so when that is new.
+    /// Continues in memory. Returns a message unless the store was already suspended.
     fn suspend(&mut self, error: &StoreError) -> Option<String> {
         self.connection = None;
         let text = format!(
-            "cannot write to the store in {}: {error}; going on in memory and trying again: {}",
+            "cannot write to the store in {}: {error}; continuing in memory and retrying: {}",
             self.folder.display(),
             remedy(error, owner(&self.folder), own_user())
         );
@@ -316,7 +315,7 @@ impl Store {
     }
 }
 
-/// What to do where nothing can be written to a folder of this owner.
+/// The remedy for a failed write to a folder of this owner.
 fn remedy(error: &StoreError, owner: Option<u32>, own: u32) -> String {
     use rusqlite::ErrorCode::{DiskFull, SystemIoFailure};
     let full = match error {
@@ -325,43 +324,43 @@ fn remedy(error: &StoreError, owner: Option<u32>, own: u32) -> String {
         StoreError::Later(_) => false,
     };
     match owner {
-        _ if full => "free space, or name a --state-dir that can be written".to_owned(),
-        // Root that has given up its power over others' files is refused like anybody.
+        _ if full => "free space, or name a writable --state-dir".to_owned(),
+        // Root without CAP_DAC_OVERRIDE is refused like any user.
         Some(owner) if owner != own => {
             let users = std::fs::read_to_string("/etc/passwd").unwrap_or_default();
             match user_number(&users, SERVICE) == Some(owner) {
                 true => format!(
-                    "the folder belongs to the package's service: stop this Braid and start that one (`sudo systemctl start {SERVICE}`), or \
-                     name a --state-dir of its own"
+                    "the folder belongs to the package's service: stop this Braid and start the service (`sudo systemctl start {SERVICE}`), or \
+                     name another --state-dir"
                 ),
-                false => format!("the folder belongs to user {owner}, and this Braid is user {own}: name a --state-dir of its own"),
+                false => format!("the folder belongs to user {owner}, but this Braid runs as user {own}: name another --state-dir"),
             }
         }
-        _ => "name a --state-dir that can be written".to_owned(),
+        _ => "name a writable --state-dir".to_owned(),
     }
 }
 
-/// Whose the folder is, or the nearest one above it that is there.
+/// Owner of the folder, or of its nearest existing ancestor.
 fn owner(folder: &Path) -> Option<u32> {
     folder.ancestors().find_map(|path| std::fs::metadata(path).ok()).map(|facts| facts.uid())
 }
 
-/// Whether the file itself is bad, rather than the disk full or the directory closed.
+/// Whether the file itself is damaged, as opposed to a full disk or an inaccessible directory.
 fn damaged(error: &StoreError) -> bool {
     use rusqlite::ErrorCode::{DatabaseCorrupt, NotADatabase};
     let StoreError::Sqlite(error) = error else { return false };
-    // A file that is a database, but not of this form (a column missing or of another type), is of no use either.
+    // A database with another layout (a missing column, or one of another type) is unusable too.
     let foreign = matches!(error, rusqlite::Error::InvalidColumnType(..) | rusqlite::Error::IntegralValueOutOfRange(..));
     foreign || matches!(error.sqlite_error_code(), Some(DatabaseCorrupt | NotADatabase))
 }
 
 fn migrate(connection: &mut Connection) -> Result<(), StoreError> {
-    // FULL, since what a metered link used must outlast a power cut; one transaction every few seconds is cheap.
+    // FULL: the usage of a metered link must survive a power failure. One transaction every few seconds is cheap.
     connection.pragma_update(None, "journal_mode", "WAL")?;
     connection.pragma_update(None, "synchronous", "FULL")?;
     let have: i64 = connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
     match have {
-        // A version that does not know this table leaves it alone, so it is no new schema.
+        // Earlier versions ignore this table, so it does not need a new schema version.
         SCHEMA => Ok(connection.execute_batch(CREATE_HISTORY)?),
         0 => {
             let transaction = connection.transaction()?;
@@ -394,7 +393,7 @@ fn write_batch(transaction: &Transaction<'_>, batch: &Batch) -> rusqlite::Result
     for (key, row) in &batch.links {
         put.execute(params![key.name, key.kind, key.network, row.capacity_down.map(int), row.capacity_up.map(int), int(row.updated)])?;
     }
-    // Within one period the count never falls: what was counted before a start that could not read the store is kept.
+    // Within one period the count never decreases: this keeps what was counted before a start that could not read the store.
     let mut put = transaction.prepare_cached(
         "INSERT INTO usage VALUES (?1, ?2, ?3, ?4, ?5, ?6) ON CONFLICT DO UPDATE SET updated = excluded.updated, period = excluded.period,
          used = CASE WHEN period = excluded.period THEN max(used, excluded.used) ELSE excluded.used END",
@@ -458,7 +457,7 @@ fn link_key(row: &rusqlite::Row<'_>) -> rusqlite::Result<LinkKey> {
     Ok(LinkKey { name: row.get(0)?, kind: row.get(1)?, network: row.get(2)? })
 }
 
-/// SQLite's integers are signed.
+/// SQLite integers are signed.
 fn int(value: u64) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
 }
@@ -472,7 +471,7 @@ fn maybe(row: &rusqlite::Row<'_>, column: usize) -> rusqlite::Result<Option<u64>
     if row.get_ref(column)? == rusqlite::types::ValueRef::Null { Ok(None) } else { uint(row, column).map(Some) }
 }
 
-/// The schema of the file in `folder`, for tests and `doctor`; `None` where there is none.
+/// Schema version of the file in `folder`, for tests and `doctor`; `None` if there is no file.
 pub fn schema_of(folder: &Path) -> Option<i64> {
     let path = folder.join(FILE);
     let connection = Connection::open_with_flags(path, rusqlite::OpenFlags::SQLITE_OPEN_READ_ONLY).ok()?;
@@ -492,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn regression_no_state_is_written_through_a_link() {
+    fn regression_no_state_is_written_through_a_symbolic_link() {
         let folder = tempfile::tempdir().unwrap();
         let victim = folder.path().join("victim");
         std::fs::write(&victim, "precious").unwrap();
@@ -503,12 +502,12 @@ mod tests {
         let (mut store, _, warnings) = Store::open(&state);
         store.put_app(app("curl", 443), AppRow::default());
         store.flush();
-        assert!(!warnings.is_empty(), "it is told");
+        assert!(!warnings.is_empty(), "the refusal is reported");
         assert_eq!(std::fs::read_to_string(&victim).unwrap(), "precious");
         assert_eq!(victim.metadata().unwrap().permissions().mode() & 0o777, 0o644);
     }
 
-    /// A store with one row of everything, flushed.
+    /// Opens a store, writes one row to each table except the history, and returns what a second open reads.
     fn filled(folder: &Path) -> Learnt {
         let (mut store, learnt, notes) = Store::open(folder);
         assert_eq!((learnt, notes), (Learnt::default(), vec![]));
@@ -521,12 +520,12 @@ mod tests {
     }
 
     #[test]
-    fn regression_a_folder_of_anothers_is_not_told_as_a_full_disk() {
+    fn regression_another_users_folder_is_not_reported_as_a_full_disk() {
         let failed = |kind: ErrorKind| StoreError::Folder { path: "/var/lib/braid".into(), error: kind.into() };
         let denied = failed(ErrorKind::PermissionDenied);
         let others = remedy(&denied, Some(4_000_000), 0);
         assert!(others.contains("belongs to user 4000000") && others.contains("--state-dir") && !others.contains("space"), "{others}");
-        assert_eq!(remedy(&denied, Some(0), 0), "name a --state-dir that can be written");
+        assert_eq!(remedy(&denied, Some(0), 0), "name a writable --state-dir");
         assert!(remedy(&failed(ErrorKind::StorageFull), Some(0), 0).contains("free space"));
         let full = rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_FULL), None).into();
         assert!(remedy(&full, Some(4_000_000), 0).contains("free space"));
@@ -536,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_flushed_is_read_again_and_nobody_else_may_read_it() {
+    fn flushed_rows_are_read_back_and_the_file_is_private() {
         let temporary = tempfile::tempdir().unwrap();
         let folder = temporary.path().join("state");
         let learnt = filled(&folder);
@@ -549,7 +548,7 @@ mod tests {
     }
 
     #[test]
-    fn the_historys_rows_are_kept_as_many_as_it_recalls_and_an_old_file_takes_them() {
+    fn history_rows_are_limited_and_old_files_accept_them() {
         let folder = tempfile::tempdir().unwrap();
         filled(folder.path());
         Connection::open(folder.path().join(FILE)).unwrap().execute_batch("DROP TABLE history").unwrap();
@@ -577,7 +576,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_file_is_moved_aside_and_said_so() {
+    fn a_damaged_file_is_moved_aside_and_reported() {
         let folder = tempfile::tempdir().unwrap();
         for n in 1..=2 {
             std::fs::write(folder.path().join(FILE), "this is no database, however long one looks at it".repeat(100)).unwrap();
@@ -592,7 +591,7 @@ mod tests {
     }
 
     #[test]
-    fn a_damaged_page_is_found() {
+    fn a_damaged_page_is_detected() {
         let folder = tempfile::tempdir().unwrap();
         filled(folder.path());
         let path = folder.path().join(FILE);
@@ -605,15 +604,15 @@ mod tests {
     }
 
     #[test]
-    fn where_nothing_can_be_written_it_goes_on_in_memory_and_writes_later() {
+    fn an_unwritable_store_continues_in_memory_and_writes_later() {
         let temporary = tempfile::tempdir().unwrap();
         let folder = temporary.path().join("state");
-        // A file where the directory should be: root is stopped by it too.
+        // A file in place of the directory also stops root.
         std::fs::write(&folder, "").unwrap();
         let (mut store, _, notes) = Store::open(&folder);
         assert!(notes.len() == 1 && notes[0].contains("--state-dir"), "{notes:?}");
         store.put_app(app("curl", 443), AppRow { samples: 9, ..AppRow::default() });
-        assert_eq!(store.flush(), None, "said once, not at every flush");
+        assert_eq!(store.flush(), None, "reported once, not at every flush");
         assert!(store.trouble().is_some());
         std::fs::remove_file(&folder).unwrap();
         assert!(store.flush().unwrap().contains("works again"));
@@ -626,14 +625,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let before = filled(folder.path());
         let (mut store, ..) = Store::open(folder.path());
-        // SQLite's own limit stands for the disk's: it gives the same SQLITE_FULL.
+        // SQLite's own limit simulates a full disk: it also returns SQLITE_FULL.
         store.connection.as_ref().unwrap().query_row("PRAGMA max_page_count = 1", [], |_| Ok(())).unwrap();
         for port in 0..2000 {
             store.put_app(app("curl", port), AppRow { samples: 1, ..AppRow::default() });
         }
-        assert!(store.flush().unwrap().contains("going on in memory"));
+        assert!(store.flush().unwrap().contains("continuing in memory"));
         assert_eq!(Store::open(folder.path()).1, before);
-        // Space again: the next flush opens anew and writes all of it.
+        // With space again, the next flush reopens the file and writes all rows.
         assert!(store.flush().unwrap().contains("works again"));
         assert_eq!(Store::open(folder.path()).1.apps.len(), 2000);
     }
@@ -651,7 +650,7 @@ mod tests {
     }
 
     #[test]
-    fn the_oldest_rows_go_first() {
+    fn the_oldest_rows_are_removed_first() {
         let folder = tempfile::tempdir().unwrap();
         let (mut store, ..) = Store::open(folder.path());
         for n in 0..(ROW_LIMIT + 50) as u64 {

@@ -1,7 +1,7 @@
-//! One daemon per network namespace.
+//! The daemon's lock: one daemon per network namespace.
 //!
-//! Two things are held: an abstract Unix name, which each network namespace has for itself, and a locked file that only root and the service's
-//! user can open. Any user may take the name, so a name in a stranger's hands counts for nothing: the file decides then.
+//! The lock has two parts: an abstract Unix socket name, which is separate in each network namespace, and a locked file that only root and
+//! the service's user can open. Any user may bind the name, so a name bound by an untrusted user is ignored and the file decides.
 
 use std::fs::{DirBuilder, File, OpenOptions, TryLockError};
 use std::io;
@@ -13,59 +13,59 @@ use std::time::{Duration, Instant};
 
 use braid_platform::linux::sys::process as sys;
 
-/// How long a daemon that starts waits for the watchdog of one that died: that sweeps under the lock.
-pub const PATIENCE: Duration = Duration::from_secs(1);
+/// Time that a starting daemon waits for the watchdog of a dead one, which sweeps under the lock.
+pub const LOCK_TIMEOUT: Duration = Duration::from_secs(1);
 
 const NAME: &[u8] = b"braid daemon";
-/// Where the locked files are.
+/// Directory of the lock files.
 const FOLDER: &str = "/run/braid";
-/// The user of the package's service, which is no stranger.
+/// User of the package's service, which is trusted.
 pub const SERVICE: &str = "braid";
 
-/// Held while the daemon lives; the kernel lets go of it when the process ends, however it ends.
+/// Held while the daemon lives. The kernel releases it when the process ends, however it ends.
 #[derive(Debug)]
 pub struct Lock {
-    /// `None` where somebody else has the name.
+    /// `None` if another user's process holds the name.
     _name: Option<UnixListener>,
-    /// `None` where the file cannot be used: the name alone decides.
+    /// `None` if the file cannot be used: the name alone then decides.
     _file: Option<LockedFile>,
 }
 
-/// Why the lock could not be had.
+/// Why the lock cannot be taken.
 #[derive(Debug, thiserror::Error)]
 pub enum LockError {
-    /// Another daemon has it.
+    /// Another daemon holds it.
     #[error(
-        "Braid runs already in this network namespace{0}: use it (`braid status`), or stop it with {stop}; if there is none, `ss -xlp` tells who holds the name \"@braid daemon\"",
+        "Braid already runs in this network namespace{0}: use it (`braid status`), or stop it with {stop}. If no daemon runs, `ss -xlp` shows which process holds the name \"@braid daemon\"",
         stop = .0.stop()
     )]
     Held(Holder),
-    /// The name belongs to somebody who may not run a daemon, and the file that decides then cannot be used.
+    /// An untrusted user holds the name, and the lock file cannot be used.
     #[error(
-        "user {user} holds the name \"@braid daemon\", and {} cannot be locked in its place: {error}; make that directory writable, or end the process that `ss -xlp` shows",
+        "user {user} holds the name \"@braid daemon\", and the lock file {} cannot be used instead: {error}; make its directory writable, or end the process that `ss -xlp` shows",
         file.display()
     )]
     Stranger {
-        /// The user who holds the name.
+        /// User that holds the name.
         user: u32,
-        /// The file.
+        /// Path of the lock file.
         file: PathBuf,
-        /// What is wrong with it.
+        /// Error of the lock file.
         error: io::Error,
     },
-    /// The system refused.
-    #[error("the lock of this network namespace cannot be taken: {0}")]
+    /// The system returned an error.
+    #[error("cannot take the lock of this network namespace: {0}")]
     System(#[from] io::Error),
 }
 
-/// The daemon that has the lock, as far as that can be told.
+/// The daemon that holds the lock, as far as known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Holder {
-    /// Nothing is known of it.
+    /// No information.
     Unknown,
-    /// The package's service, which runs as [a user of its own](SERVICE), or one started by hand; with its process.
+    /// The package's service, which runs as [its own user](SERVICE), or a daemon started by hand.
     Known {
-        /// Its process; 0 where it has no number here.
+        /// Process id; 0 if the process is not visible in this PID namespace.
         process: i32,
         /// Whether it is the service.
         service: bool,
@@ -73,7 +73,7 @@ pub enum Holder {
 }
 
 impl Holder {
-    /// Whether this is the process with this number and user.
+    /// Whether this may be the process with this id and user.
     pub fn is(self, number: i32, user: u32) -> bool {
         match self {
             Self::Known { process, .. } if process != 0 => process == number,
@@ -101,15 +101,15 @@ impl std::fmt::Display for Holder {
 }
 
 impl Lock {
-    /// Takes the lock; waits for it until `patience` is over.
-    pub fn take_within(patience: Duration) -> Result<Self, LockError> {
-        Self::take_at(NAME, &file_of_this_namespace("lock")?, patience)
+    /// Takes the lock, waiting up to `timeout`.
+    pub fn take_within(timeout: Duration) -> Result<Self, LockError> {
+        Self::take_at(NAME, &file_of_this_namespace("lock")?, timeout)
     }
 
-    /// Who has the lock now, if anybody.
+    /// The current holder of the lock, if any.
     ///
     /// # Errors
-    /// The lock cannot be looked at.
+    /// If the lock cannot be examined.
     pub fn holder() -> Result<Option<Holder>, LockError> {
         match Self::try_at(NAME, &file_of_this_namespace("lock")?) {
             Ok(_) => Ok(None),
@@ -118,8 +118,8 @@ impl Lock {
         }
     }
 
-    fn take_at(name: &[u8], file: &Path, patience: Duration) -> Result<Self, LockError> {
-        let end = Instant::now() + patience;
+    fn take_at(name: &[u8], file: &Path, timeout: Duration) -> Result<Self, LockError> {
+        let end = Instant::now() + timeout;
         loop {
             match Self::try_at(name, file) {
                 Err(LockError::Held(_)) if Instant::now() < end => std::thread::sleep(Duration::from_millis(5)),
@@ -143,14 +143,14 @@ impl Lock {
             (Ok(listener), Ok(file)) => Ok(Self { _name: Some(listener), _file: file }),
             (Ok(listener), Err(error)) => {
                 tracing::debug!(
-                    "{} cannot be locked: {error}; the name \"@braid daemon\" alone tells other daemons of this one",
+                    "{} cannot be locked: {error}; only the name \"@braid daemon\" keeps other daemons from starting",
                     path.display()
                 );
                 Ok(Self { _name: Some(listener), _file: None })
             }
             (Err(_), Ok(file)) => {
                 tracing::warn!(
-                    "the name \"@braid daemon\" is held by another user's process (`ss -xlp` shows it); going on with {} alone",
+                    "the name \"@braid daemon\" is held by another user's process (`ss -xlp` shows it); only the lock file {} keeps other daemons from starting",
                     path.display()
                 );
                 Ok(Self { _name: None, _file: file })
@@ -161,18 +161,18 @@ impl Lock {
     }
 }
 
-/// Who has the name.
+/// The holder of the name.
 #[derive(Debug)]
 enum NameHolder {
-    /// Somebody who may run a daemon.
+    /// A trusted user's process: a daemon.
     Daemon(Holder),
-    /// Somebody who may not, by number.
+    /// A process of this untrusted user.
     Stranger(u32),
-    /// It does not show: it does not listen, or lets too many wait.
+    /// The kernel does not show it: it does not listen, or its backlog is full.
     Unknown,
 }
 
-/// Those who may run a daemon: root, this process's user, and the package's service.
+/// Trusted users: root, this process's user, and the user of the package's service.
 #[derive(Debug, Clone, Copy)]
 struct Users {
     own: u32,
@@ -189,7 +189,7 @@ impl Users {
         user == 0 || user == self.own || self.service == Some(user)
     }
 
-    /// Who holds the name, of which `holder` is the kernel's word: any user may take it.
+    /// Classifies the holder of the name, as reported by the kernel.
     fn judge(self, holder: io::Result<sys::Listener>) -> NameHolder {
         match holder {
             Ok(sys::Listener { user, process }) if self.trust(user) => {
@@ -201,13 +201,14 @@ impl Users {
     }
 }
 
-/// The file of this `kind` of the calling thread's network namespace: namespaces share directories.
+/// Path of the file of this `kind` for the calling thread's network namespace. The path contains the namespace, since namespaces share
+/// directories.
 pub fn file_of_this_namespace(kind: &str) -> io::Result<PathBuf> {
     let namespace = std::fs::metadata("/proc/thread-self/ns/net")?;
     Ok(Path::new(FOLDER).join(format!("network-{}.{kind}", namespace.ino())))
 }
 
-/// A file that is locked, and removed when this is dropped.
+/// A locked file. Dropping it removes the file.
 #[derive(Debug)]
 struct LockedFile {
     path: PathBuf,
@@ -215,7 +216,7 @@ struct LockedFile {
 }
 
 impl LockedFile {
-    /// Locks the file, which is made where there is none; `None` if another process has it locked.
+    /// Locks the file, creating it if necessary; `None` if another process holds the lock.
     fn take(path: &Path, users: Users) -> io::Result<Option<Self>> {
         if let Some(folder) = path.parent() {
             DirBuilder::new().recursive(true).mode(0o755).create(folder)?;
@@ -224,14 +225,14 @@ impl LockedFile {
             let file = open_or_make(path)?;
             let found = file.metadata()?;
             if !found.is_file() || !users.trust(found.uid()) || found.mode() & 0o077 != 0 {
-                return Err(io::Error::new(io::ErrorKind::PermissionDenied, "others than root and Braid can lock it; remove it"));
+                return Err(io::Error::new(io::ErrorKind::PermissionDenied, "users other than root and Braid can lock it; remove it"));
             }
             match file.try_lock() {
                 Err(TryLockError::WouldBlock) => return Ok(None),
                 Err(TryLockError::Error(error)) => return Err(error),
                 Ok(()) => {}
             }
-            // Who held it before may have removed it between the opening and the lock.
+            // The previous holder may have removed the file between the open and the lock.
             if std::fs::symlink_metadata(path).is_ok_and(|there| (there.dev(), there.ino()) == (found.dev(), found.ino())) {
                 return Ok(Some(Self { path: path.to_owned(), _file: file }));
             }
@@ -245,7 +246,7 @@ impl Drop for LockedFile {
     }
 }
 
-/// Opens the file for its lock alone, and never through a link.
+/// Opens the file for locking only, without following a symbolic link.
 fn open_or_make(path: &Path) -> io::Result<File> {
     let mut options = OpenOptions::new();
     options.mode(0o600).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
@@ -258,7 +259,7 @@ fn open_or_make(path: &Path) -> io::Result<File> {
     }
 }
 
-/// The number of a user by the text of passwd(5).
+/// User id of `name` in the text of passwd(5).
 pub fn user_number(users: &str, name: &str) -> Option<u32> {
     let fields = users.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))?;
     fields.split(':').nth(1)?.parse().ok()
@@ -277,7 +278,7 @@ mod tests {
     const USERS: Users = Users { own: 0, service: Some(997) };
 
     #[test]
-    fn regression_a_strangers_lock_is_told_from_a_daemons() {
+    fn regression_an_untrusted_users_name_is_distinguished_from_a_daemons() {
         let judged = |user, users: Users| users.judge(Ok(sys::Listener { user, process: 7 }));
         let by_hand = |held| matches!(held, NameHolder::Daemon(Holder::Known { process: 7, service: false }));
         assert!(matches!(judged(65534, USERS), NameHolder::Stranger(65534)));
@@ -286,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn regression_the_services_own_user_is_no_stranger() {
+    fn regression_the_services_user_is_trusted() {
         let users =
             "root:x:0:0:root:/root:/bin/sh\nbraid-relay:x:996:996::/:/sbin/nologin\nbraid:x:997:997:Braid:/var/lib/braid:/sbin/nologin\n";
         let service = user_number(users, SERVICE);
@@ -298,7 +299,7 @@ mod tests {
         assert!(held.contains("process 412, the service \"braid\"") && held.contains("systemctl stop braid"), "{held}");
     }
 
-    /// A name and a file of the calling test's own: a daemon may run on this machine, and this test a second time.
+    /// A name and a file of the calling test: a daemon, or a second run of this test, may use the same machine.
     struct TestLock {
         name: Vec<u8>,
         folder: tempfile::TempDir,
@@ -313,11 +314,11 @@ mod tests {
             self.folder.path().join("run/braid/network.lock")
         }
 
-        fn take(&self, patience: Duration) -> Result<Lock, LockError> {
-            Lock::take_at(&self.name, &self.file(), patience)
+        fn take(&self, timeout: Duration) -> Result<Lock, LockError> {
+            Lock::take_at(&self.name, &self.file(), timeout)
         }
 
-        /// A process takes the name: of another user where this is root, and `listening`, so that the kernel shows whose it is, or not.
+        /// Starts a process that takes the name. Under root it runs as another user. The kernel shows its owner only if it is `listening`.
         fn lose_name(&self, listening: bool) -> Stranger {
             let mut command = Command::new("/proc/self/exe");
             command.args(["--exact", "lock::tests::the_strangers_process", "--nocapture"]).stdin(Stdio::piped()).stdout(Stdio::piped());
@@ -327,7 +328,7 @@ mod tests {
             }
             let mut process = command.spawn().unwrap();
             let mut said = BufReader::new(process.stdout.take().unwrap()).lines();
-            assert!(said.any(|line| line.unwrap().ends_with("it has the name")));
+            assert!(said.any(|line| line.unwrap().ends_with("holds the name")));
             Stranger { process, _said: said }
         }
     }
@@ -347,7 +348,7 @@ mod tests {
         }
     }
 
-    /// What [`TestLock::lose_name`] starts; in a run of tests it does nothing.
+    /// The process that [`TestLock::lose_name`] starts. Does nothing in a normal test run.
     #[test]
     fn the_strangers_process() {
         let (Some(manner), Some(name)) = (std::env::var_os(STRANGER), std::env::var_os(STRANGERS_NAME)) else { return };
@@ -358,12 +359,12 @@ mod tests {
         if manner == "listens" {
             socket.listen(1).unwrap();
         }
-        println!("it has the name");
+        println!("holds the name");
         io::copy(&mut io::stdin(), &mut io::sink()).unwrap();
     }
 
     #[test]
-    fn the_lock_is_had_once_at_a_time() {
+    fn only_one_lock_is_held_at_a_time() {
         let lock = TestLock::new("once");
         let first = lock.take(Duration::ZERO).unwrap();
         assert!(matches!(lock.take(Duration::ZERO), Err(LockError::Held(_))));
@@ -375,11 +376,11 @@ mod tests {
         });
         assert!(matches!(lock.take(Duration::ZERO), Err(LockError::Held(_))));
         drop(second);
-        assert!(!lock.file().exists(), "nothing is left");
+        assert!(!lock.file().exists(), "the file is removed");
     }
 
     #[test]
-    fn regression_a_stranger_with_the_name_keeps_nobody_from_the_lock() {
+    fn regression_an_untrusted_holder_of_the_name_does_not_block_the_lock() {
         for listens in [true, false] {
             if listens && sys::own_user() != 0 {
                 continue; // only root can be another user
@@ -389,14 +390,14 @@ mod tests {
             let first = lock.take(Duration::ZERO).unwrap();
             assert!(matches!(lock.take(Duration::ZERO), Err(LockError::Held(_))), "the file keeps a second daemon out");
             drop(theirs);
-            assert!(matches!(lock.take(Duration::ZERO), Err(LockError::Held(_))), "also one that finds the name free");
+            assert!(matches!(lock.take(Duration::ZERO), Err(LockError::Held(_))), "also when the name is free again");
             drop(first);
             lock.take(Duration::ZERO).unwrap();
         }
     }
 
     #[test]
-    fn a_file_that_others_can_lock_decides_nothing() {
+    fn a_file_that_others_can_lock_is_ignored() {
         let lock = TestLock::new("exposed");
         std::fs::create_dir_all(lock.file().parent().unwrap()).unwrap();
         std::fs::write(lock.file(), "").unwrap();
@@ -411,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn without_name_and_file_the_remedy_is_told() {
+    fn without_name_and_file_the_error_contains_the_remedy() {
         if sys::own_user() != 0 {
             return; // only root can be another user
         }

@@ -1,4 +1,4 @@
-//! How fast a bond is with both ends in this process and all sockets on loopback: bytes from a TCP server through a relay to a client.
+//! Throughput of a bond with both ends in this process and all sockets on loopback: bytes from a TCP server through a relay to a client.
 //!
 //!     cargo run --release -p braid-transport --example speed -- [SECONDS] [FLOWS] [PATHS]
 
@@ -29,7 +29,7 @@ fn main() {
     let token = registry.invite(None, Duration::from_secs(60), SystemTime::now()).expect("an invitation");
     let peer_key = keys.public();
     let (ready, listening) = oneshot::channel();
-    // A thread for each end, as two hosts would have.
+    // One thread for each end, as on two hosts.
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
         runtime.block_on(async move {
@@ -135,7 +135,7 @@ fn main() {
     });
 }
 
-/// What all threads have used so far: seconds in programs and in the kernel, how often they waited, and page faults (proc_pid_stat(5),
+/// Resource usage of all threads so far: seconds in user space and in the kernel, voluntary context switches, and page faults (proc_pid_stat(5),
 /// proc_pid_status(5)).
 fn spent() -> [f64; 4] {
     let stat = std::fs::read_to_string("/proc/self/stat").expect("/proc");

@@ -1,4 +1,4 @@
-//! What a relay counts for each client: its limits, its bytes and its sockets.
+//! Accounting of a client: its limits, bytes and sockets.
 
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,20 +13,20 @@ use braid_peer::registry::{ClientId, Month};
 
 use crate::sockets::{Counted, Sockets};
 
-/// A client's meter, shared by all its bonds and flows.
+/// Meter of a client, shared by all its bonds and flows.
 pub(crate) struct Account {
     pub(crate) meter: Mutex<Meter>,
     pub(crate) started: Instant,
     pub(crate) client: Option<ClientId>,
-    /// Bytes towards the client and from it that are not written down yet.
+    /// Bytes towards the client and from it that are not written to the registry yet.
     pub(crate) moved: [AtomicU64; 2],
-    /// What may be opened for it; its look-ups are its own.
+    /// Destination policy of the client, with its own resolver quota.
     pub(crate) policy: Policy,
     pub(crate) sockets: Sockets,
 }
 
 impl Account {
-    /// The account of a client with these limits, which has used this much this month.
+    /// Creates the account of a client with these limits and this usage of the current month.
     pub(crate) fn new(limits: Limits, client: Option<(ClientId, Month)>, policy: &Policy) -> Self {
         let started = Instant::now();
         let unix = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64);
@@ -45,12 +45,12 @@ impl Account {
         act(&mut self.meter.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Counts what the system buffers for the socket of a flow of `bond`.
+    /// Counts the system's buffers of the socket of a flow of `bond`.
     pub(crate) fn count_socket(&self, bond: BondId, socket: &impl AsFd) -> Counted<'_> {
         self.sockets.count(bond, socket)
     }
 
-    /// Waits until `amount` may go, and counts it. `false` if the client's month is used up.
+    /// Waits until `amount` bytes may pass, and counts them. Returns `false` if the client's monthly quota is used up.
     pub(crate) async fn pass(&self, direction: Direction, amount: usize) -> bool {
         self.moved[usize::from(direction == Direction::Up)].fetch_add(amount as u64, Ordering::Relaxed);
         let amount = ByteCount::new(amount as u64);

@@ -1,13 +1,13 @@
-//! The client's side: one bond to one relay, over whatever links there are.
+//! Client side: maintains one bond to one relay over the available links.
 //!
-//! Each link has a socket of its own in each family that it can reach the relay with, and on each a path that is dialled until it
-//! answers. The bond is there as soon as one path is; a path whose link goes and comes back goes on where it was.
+//! Each link has one socket per address family in which it can reach the relay, and one path on each socket. The client dials a path until it is
+//! answered. The bond is up as soon as one path is. A path whose link goes down and comes back continues.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use braid_bond::dialler::{Dialler, Due, LONGEST_PAUSE, Loss, Route};
+use braid_bond::dialler::{Dialler, Due, Loss, MAX_PAUSE, Route};
 use braid_bond::host::{ConnectionId, Host, refusals};
 use braid_bond::{Bond, BondId, FlowError, Limits, Open, PathId, PathState, PathUpdate, PathView, SchedulingPlan, Secret};
 use braid_model::address::Address;
@@ -18,79 +18,79 @@ use braid_peer::tls::{self, Expect};
 use noq_proto::crypto::rustls::QuicClientConfig;
 use tokio::sync::{broadcast, mpsc, watch};
 
-use crate::found::Found;
+use crate::found::PeerAddresses;
 use crate::host_driver::BondFlow;
 use crate::host_driver::{HostDriver, Notice};
 use crate::relay::{RelayError, random};
 use crate::socket::{Binding, UdpLink};
 
-/// Whom a client bonds with.
+/// The peer of a bond.
 #[derive(Debug, Clone)]
 pub struct Peer {
-    /// Where it may be found.
+    /// Addresses at which the peer may be reached.
     pub addresses: Vec<Address>,
-    /// Its key; without one the first key shown is taken.
+    /// Public key; without one the client accepts the first key presented.
     pub key: Option<PublicKey>,
-    /// An invitation's token, as long as the relay does not know this client.
+    /// Token of an invitation, until the relay has registered this client.
     pub token: Option<[u8; 16]>,
-    /// The name the client would like to have.
+    /// Name that the client asks for.
     pub name: String,
 }
 
-/// A link as far as bonds care.
+/// The properties of a link that matter to bonds.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClientLink {
-    /// Its number in the bond, 0 to 63.
+    /// Number of the link in the bond, 0 to 63.
     pub number: u8,
-    /// Its interface.
+    /// Network interface of the link.
     pub device: Option<String>,
-    /// The local address in each family; none where it has no way out.
+    /// Local IPv4 address; `None` if the link has no IPv4 route.
     pub v4: Option<IpAddr>,
-    /// The same for IPv6.
+    /// Local IPv6 address; `None` if the link has no IPv6 route.
     pub v6: Option<IpAddr>,
-    /// To be used only while no other is good.
+    /// Whether to use the link only while no other path is good.
     pub backup: bool,
-    /// Families in which nothing answers, as far as is known otherwise. Paths that are there are kept; once it is not dead any more, a path that
-    /// is not there is dialled at once.
+    /// Address families in which link detection found the link dead. Existing paths are kept. When a family stops being dead, a missing path is
+    /// dialled at once.
     pub dead: PerFamily<bool>,
 }
 
-/// A path delivers again, or does not.
+/// A change of a path's state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PathChange {
-    /// The link's number in the bond.
+    /// Number of the link in the bond.
     pub link: u8,
-    /// The family that the path goes over.
+    /// Address family of the path.
     pub family: Family,
-    /// What became of it.
+    /// New state.
     pub state: PathState,
 }
 
-/// How things stand with the peer.
+/// State of the connection to the peer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum State {
-    /// No path has answered yet.
+    /// No path has been established yet.
     Connecting,
-    /// At least one path is there.
+    /// At least one path delivers.
     Up,
-    /// It was there, or could be, and no path answers: why, as the last one said.
+    /// No path is established or delivers; with the reason of the last failure.
     Unreachable(String),
-    /// The peer refused this client.
+    /// The peer refused this client; with its reason.
     Refused(String),
-    /// Whoever answers there has another key than the peer: nothing is sent to it.
+    /// The host at the peer's address presented a key other than the peer's. The client sends it nothing.
     AnotherKey,
 }
 
-/// How this end spreads what it sends over paths, and how the peer does.
+/// Scheduling plans of this end and of the peer.
 type Plans = (SchedulingPlan, SchedulingPlan);
 
-/// Changes of paths that wait for a listener.
+/// Capacity of the broadcast channel of path changes.
 const PATH_CHANGES: usize = 64;
-/// What is sent should be acknowledged after four round trips, within these bounds.
-const SOON: Duration = Duration::from_millis(500);
-const LATE: Duration = Duration::from_secs(3);
+/// An acknowledgement should arrive within four round trips, clamped to these bounds.
+const MIN_ACK_WAIT: Duration = Duration::from_millis(500);
+const MAX_ACK_WAIT: Duration = Duration::from_secs(3);
 
-/// A bond to a peer.
+/// Handle to a bond with a peer. Clones share it.
 #[derive(Clone)]
 pub struct Client {
     driver: HostDriver,
@@ -103,38 +103,38 @@ pub struct Client {
 }
 
 impl Client {
-    /// Begins to bond with `peer`; links are given with [`Self::set_links`]. To be called inside a tokio runtime. `mark` keeps the
-    /// bond's own packets from being steered.
+    /// Starts a bond with `peer`. Set the links with [`Self::set_links`]. Must be called inside a tokio runtime. `mark` excludes the bond's own
+    /// packets from steering.
     pub fn start(peer: Peer, keys: Option<&KeyPair>, mark: Option<u32>) -> Result<Self, RelayError> {
         let expect = peer.key.map_or(Expect::Any, Expect::Pinned);
         let tls = tls::client(keys, expect)?;
         let (driver, notices) = HostDriver::start(Host::client(random()?, Instant::now()));
         let (links, links_seen) = watch::channel(Vec::new());
         let (addresses, addresses_seen) = watch::channel(peer.addresses.clone());
-        let (told, state) = watch::channel(State::Connecting);
+        let (state_sender, state) = watch::channel(State::Connecting);
         let path_changes = broadcast::Sender::new(PATH_CHANGES);
         let bond = Arc::new(Mutex::new(BondId(random()?)));
         let plans = Arc::new(Mutex::new(Plans::default()));
-        let keeper = Keeper {
+        let task = ClientTask {
             driver: driver.clone(),
             bond: bond.clone(),
             plans: plans.clone(),
-            found: Found::new(&peer.addresses),
+            found: PeerAddresses::new(&peer.addresses),
             peer,
             tls,
             limits: if keys.is_some() { Limits::default() } else { Limits::ANONYMOUS },
             mark,
             links: Vec::new(),
             dialler: Dialler::default(),
-            told,
+            state: state_sender,
             changes: path_changes.clone(),
         };
-        keeper.begin()?;
-        tokio::spawn(keeper.run(links_seen, addresses_seen, notices));
+        task.begin()?;
+        tokio::spawn(task.run(links_seen, addresses_seen, notices));
         Ok(Self { driver, bond, plans, links, addresses, state, paths: path_changes })
     }
 
-    /// The links there are now.
+    /// Sets the current links.
     pub fn set_links(&self, links: Vec<ClientLink>) {
         self.links.send_if_modified(|old| {
             let changed = *old != links;
@@ -143,7 +143,7 @@ impl Client {
         });
     }
 
-    /// Sets how this end and the peer spread what they send over paths, in this bond and in those that follow it.
+    /// Sets how this end and the peer distribute what they send over paths, in this bond and in later ones.
     pub fn set_plans(&self, own: SchedulingPlan, peers: SchedulingPlan) {
         let before = std::mem::replace(&mut *self.plans.lock().unwrap_or_else(PoisonError::into_inner), (own, peers));
         if before != (own, peers) {
@@ -152,32 +152,32 @@ impl Client {
         }
     }
 
-    /// Whether the peer obeys its plan: it is up and its version knows plans.
+    /// Whether the peer supports plans. `false` until a path is up.
     pub fn obeys_plan(&self) -> bool {
         let id = self.bond();
         self.driver.with(|host, _| host.bonds().any(|(of, bond)| of == id && bond.obeys()))
     }
 
-    /// Where the peer may be found from now on: paths that are dialled are dialled there; those that are there go on.
+    /// Sets the peer's addresses. New paths are dialled there; existing paths continue.
     pub fn set_addresses(&self, addresses: Vec<Address>) {
         self.addresses.send_replace(addresses);
     }
 
-    /// How things stand, and when that changes.
+    /// The current state, and its changes.
     pub fn state(&self) -> watch::Receiver<State> {
         self.state.clone()
     }
 
-    /// Whether the peer is reached now.
+    /// Whether at least one path delivers.
     pub fn is_up(&self) -> bool {
         *self.state.borrow() == State::Up
     }
 
-    /// Whether the peer has sent anything on the bond's connections: while the state is [`State::Connecting`] a slow handshake then differs
-    /// from a peer that is not there.
+    /// Whether a current connection of the bond has received anything from the peer. While the state is [`State::Connecting`], this distinguishes a
+    /// slow handshake from an absent peer.
     pub fn is_answered(&self) -> bool {
         let id = self.bond();
-        self.driver.with(|host, _| host.has_heard_of(id))
+        self.driver.with(|host, _| host.has_received_any(id))
     }
 
     /// Opens a flow.
@@ -185,20 +185,20 @@ impl Client {
         self.driver.open(self.bond(), open)
     }
 
-    /// What becomes of paths from now on; it ends with the last handle of this client. Who listens too slowly misses the oldest.
+    /// Subscribes to changes of paths. The channel closes with the last handle of this client. A slow receiver misses the oldest changes.
     pub fn path_changes(&self) -> broadcast::Receiver<PathChange> {
         self.paths.subscribe()
     }
 
-    /// The paths there are now.
+    /// The current paths.
     pub fn paths(&self) -> Vec<(PathId, PathView)> {
         let id = self.bond();
         self.driver.with(|host, _| host.bonds().find(|(of, _)| *of == id).map(|(_, bond)| bond.paths().collect())).unwrap_or_default()
     }
 
-    /// Ends once the peer owes an acknowledgement and nothing at all is heard from it for as long as one should take, as when its host has
-    /// vanished; never if it acknowledges what it is sent now. A bond's last path is given more time than a program should wait that
-    /// could as well go without it.
+    /// Completes when an acknowledgement is overdue and nothing was received from the peer within the time that one should take, for example because
+    /// its host is down. Never completes if the peer acknowledges what it is sent now. The bond itself waits longer before it gives up its last path
+    /// than a program should wait that could use a direct connection instead.
     pub async fn unanswered(&self) {
         loop {
             let paths = self.paths();
@@ -206,8 +206,8 @@ impl Client {
                 |paths: &[(PathId, PathView)]| paths.iter().map(|(_, path)| path.delivered.get() + path.received.get()).sum::<u64>();
             let good = |(_, path): &&(PathId, PathView)| path.state == PathState::Good;
             let round_trip = paths.iter().filter(good).map(|(_, path)| path.srtt).min().unwrap_or_default();
-            tokio::time::sleep((round_trip * 4).clamp(SOON, LATE)).await;
-            // After a time in which this process did not run, what has come in is read first.
+            tokio::time::sleep((round_trip * 4).clamp(MIN_ACK_WAIT, MAX_ACK_WAIT)).await;
+            // After this process was suspended, process received packets first.
             tokio::task::yield_now().await;
             let now = self.paths();
             if now.iter().filter(good).all(|(_, path)| path.in_flight.get() == 0) {
@@ -219,16 +219,16 @@ impl Client {
         }
     }
 
-    /// How many flows there are, those included whose last bytes are still on their way.
+    /// Number of flows, including finished flows whose last bytes are not acknowledged yet.
     pub fn flows(&self) -> usize {
         let id = self.bond();
         self.driver.with(|host, _| host.bond(id).map_or(0, |bond| bond.flows()))
     }
 
-    /// Ends the bond, and tells the peer. What is on its way is lost, and nothing more can be opened.
+    /// Ends the bond and closes it at the peer. Data in flight is lost, and no new flows can be opened.
     pub fn end(&self) {
         let id = std::mem::replace(&mut *self.bond.lock().unwrap_or_else(PoisonError::into_inner), BondId([0; 16]));
-        self.driver.with(|host, now| host.end(now, id, "not needed any more"));
+        self.driver.with(|host, now| host.end(now, id, "the client closed the bond"));
     }
 
     fn bond(&self) -> BondId {
@@ -236,32 +236,32 @@ impl Client {
     }
 }
 
-/// The task that keeps paths alive.
-struct Keeper {
+/// The task that maintains the paths.
+struct ClientTask {
     driver: HostDriver,
     bond: Arc<Mutex<BondId>>,
-    /// For the bonds to come, too.
+    /// Plans of this bond and of later ones.
     plans: Arc<Mutex<Plans>>,
     peer: Peer,
     tls: Arc<QuicClientConfig>,
     limits: Limits,
     mark: Option<u32>,
     links: Vec<ClientLink>,
-    found: Found,
+    found: PeerAddresses,
     dialler: Dialler<ConnectionId>,
-    told: watch::Sender<State>,
+    state: watch::Sender<State>,
     changes: broadcast::Sender<PathChange>,
 }
 
-impl Keeper {
+impl ClientTask {
     fn begin(&self) -> Result<(), RelayError> {
         let (id, secret) = (BondId(random()?), Secret(random()?));
         *self.bond.lock().unwrap_or_else(PoisonError::into_inner) = id;
-        let (own, servers) = *self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        let (own, peers) = *self.plans.lock().unwrap_or_else(PoisonError::into_inner);
         self.driver.with(|host, now| {
             host.begin(now, id, secret, self.limits);
             if let Some(bond) = host.bond(id) {
-                bond.set_plans(own, servers);
+                bond.set_plans(own, peers);
             }
         });
         Ok(())
@@ -282,15 +282,15 @@ impl Keeper {
             tokio::select! {
                 changed = links.changed() => {
                     if changed.is_err() {
-                        // The last handle is gone, and the bond with it.
+                        // The last handle was dropped, so the bond ends.
                         let id = self.id();
-                        self.driver.with(|host, now| host.end(now, id, "not needed any more"));
-                        return self.driver.farewell().await;
+                        self.driver.with(|host, now| host.end(now, id, "the client closed the bond"));
+                        return self.driver.flush_closes().await;
                     }
                     let now = links.borrow_and_update().clone();
                     self.on_links(now);
                 }
-                // Without a sender there is no handle, which the links tell.
+                // If the sender is gone, so are all handles; the `links` branch handles that.
                 Ok(()) = addresses.changed() => {
                     let now = addresses.borrow_and_update().clone();
                     self.on_addresses(now);
@@ -314,9 +314,9 @@ impl Keeper {
             for gone in old.iter().filter(|link| address(link).is_some()) {
                 let now = self.links.iter().find(|link| link.number == gone.number);
                 if now.and_then(address).is_none() {
-                    self.tell(gone.number, ipv6, PathUpdate::Down);
+                    self.send_update(gone.number, ipv6, PathUpdate::Down);
                 } else if now.and_then(address) != address(gone) {
-                    // Another address: QUIC carries the path over to the new socket.
+                    // The address changed: QUIC migrates the path to the new socket.
                     self.open_socket(gone.number, ipv6);
                 }
             }
@@ -326,11 +326,11 @@ impl Keeper {
                     self.open_socket(link.number, ipv6);
                     let update = if link.backup { PathUpdate::Backup } else { PathUpdate::Up };
                     self.dialler.on_link(Instant::now(), (link.number, family(ipv6)));
-                    self.tell(link.number, ipv6, update);
+                    self.send_update(link.number, ipv6, update);
                     continue;
                 }
                 if before.is_some_and(|before| before.backup != link.backup) {
-                    self.tell(link.number, ipv6, if link.backup { PathUpdate::Backup } else { PathUpdate::Up });
+                    self.send_update(link.number, ipv6, if link.backup { PathUpdate::Backup } else { PathUpdate::Up });
                 }
                 let dead = |link: &ClientLink| *link.dead.get(family(ipv6));
                 if before.is_some_and(dead) && !dead(link) {
@@ -340,7 +340,7 @@ impl Keeper {
         }
     }
 
-    fn tell(&self, link: u8, ipv6: bool, update: PathUpdate) {
+    fn send_update(&self, link: u8, ipv6: bool, update: PathUpdate) {
         let Some(path) = self.dialler.joined_path((link, family(ipv6))) else { return };
         let id = self.id();
         self.driver.with(|host, now| {
@@ -356,14 +356,14 @@ impl Keeper {
         let address = if ipv6 { link.v6 } else { link.v4 }.map(|ip| SocketAddr::new(ip, 0));
         match UdpLink::bind(ipv6, &Binding { address, device: link.device.clone(), mark: self.mark }) {
             Ok(socket) => self.driver.set_socket(number, Some(socket), ipv6),
-            Err(error) => tracing::warn!(link = number, device = link.device, %error, "no socket for a path over this link"),
+            Err(error) => tracing::warn!(link = number, device = link.device, %error, "cannot open a socket for a path over this link"),
         }
     }
 
-    /// Other addresses are given: a path that is there keeps its own, the others begin with the first.
+    /// The peer's addresses changed. An established path keeps its address; the others start with the first.
     fn on_addresses(&mut self, addresses: Vec<Address>) {
         self.peer.addresses = addresses;
-        let old = std::mem::replace(&mut self.found, Found::new(&self.peer.addresses));
+        let old = std::mem::replace(&mut self.found, PeerAddresses::new(&self.peer.addresses));
         let place = |family: Family, before: usize| {
             let ipv6 = family == Family::V6;
             self.found.place(ipv6, old.address(ipv6, before)?)
@@ -374,12 +374,10 @@ impl Keeper {
 
     fn on_due(&mut self) {
         for route @ (link, family) in self.dialler.due(Instant::now()) {
-            let (now, heard) = (Instant::now(), |connection| self.driver.with(|host, _| host.has_heard(connection)));
-            let Due::Dials(given_up) = self.dialler.on_due(now, route, heard) else { continue };
+            let (now, heard) = (Instant::now(), |connection| self.driver.with(|host, _| host.has_received(connection)));
+            let Due::Dial(given_up) = self.dialler.on_due(now, route, heard) else { continue };
             if let Some(connection) = given_up {
-                self.driver.with(|host, now| {
-                    host.close(now, connection, "no answer over UDP: the relay is down, or UDP to it is blocked on the way")
-                });
+                self.driver.with(|host, now| host.close(now, connection, "no answer over UDP: the relay is down, or UDP to it is blocked"));
             }
             let address = |of: &ClientLink| if family == Family::V6 { of.v6 } else { of.v4 };
             if self.links.iter().any(|of| of.number == link && address(of).is_some()) {
@@ -393,12 +391,12 @@ impl Keeper {
         let backup = self.links.iter().any(|of| of.number == link && of.backup);
         let (place, failed_before) = self.dialler.address(route);
         let Some(remote) = self.found.address(family == Family::V6, place) else {
-            self.dialler.on_undialled(Instant::now(), route, false);
+            self.dialler.on_dial_failed(Instant::now(), route, false);
             self.found.resolve();
             return;
         };
         if failed_before {
-            // It may have moved.
+            // The peer's address may have changed.
             self.found.resolve();
         }
         let path = self.dialler.next_path();
@@ -407,8 +405,8 @@ impl Keeper {
         match dialled {
             Ok(connection) => self.dialler.on_dialled(Instant::now(), route, connection, path),
             Err(error) => {
-                tracing::warn!(link, %error, "a path cannot be dialled");
-                self.dialler.on_undialled(Instant::now(), route, true);
+                tracing::warn!(link, %error, "cannot dial a path");
+                self.dialler.on_dial_failed(Instant::now(), route, true);
             }
         }
     }
@@ -417,9 +415,9 @@ impl Keeper {
         match notice {
             Notice::Joined(connection, ..) => {
                 self.dialler.on_joined(connection);
-                // It is known from now on.
+                // The relay has registered this client now.
                 self.peer.token = None;
-                self.judge("");
+                self.update_state("");
             }
             Notice::Lost { connection, reason, refused, forgotten, another_key } => {
                 let loss = match refused {
@@ -427,56 +425,56 @@ impl Keeper {
                     Some(_) => Loss::Refused,
                     None if another_key => Loss::Refused,
                     None if forgotten => Loss::Closed,
-                    None => Loss::Silent,
+                    None => Loss::TimedOut,
                 };
                 let joined = self.dialler.on_lost(Instant::now(), connection, loss);
                 if loss == Loss::UnknownBond {
-                    // Else it is a path of the bond before.
+                    // Otherwise the connection belongs to a previous bond.
                     if let Some(joined) = joined {
-                        self.told.send_replace(if joined { State::Unreachable(reason) } else { State::Connecting });
-                        self.begin_again("the peer has forgotten this bond");
-                        self.dialler.restart_forgotten(Instant::now(), joined);
+                        self.state.send_replace(if joined { State::Unreachable(reason) } else { State::Connecting });
+                        self.replace_bond("the peer no longer has this bond");
+                        self.dialler.restart_unknown_bond(Instant::now(), joined);
                     }
                 } else if refused.is_some_and(|code| code != refusals::BUSY) {
-                    self.told.send_replace(State::Refused(reason));
-                    self.begin_again("the peer turned this client away");
-                    self.dialler.restart(Instant::now(), LONGEST_PAUSE);
-                } else if another_key && *self.told.borrow() != State::Up {
-                    self.told.send_replace(State::AnotherKey);
+                    self.state.send_replace(State::Refused(reason));
+                    self.replace_bond("the peer refused this client");
+                    self.dialler.restart(Instant::now(), MAX_PAUSE);
+                } else if another_key && *self.state.borrow() != State::Up {
+                    self.state.send_replace(State::AnotherKey);
                 } else {
-                    self.judge(&reason);
+                    self.update_state(&reason);
                 }
             }
             Notice::Ended(bond, reason) => {
                 tracing::info!(%bond, reason, "a bond has ended");
-                // Not by this end's will: it heard nothing for too long, or what it heard was no proper protocol.
+                // The bond ended at this end: nothing was received for too long, or the peer violated the protocol.
                 if bond == self.id() {
-                    self.told.send_replace(State::Unreachable(reason));
-                    self.begin_again("it has ended");
+                    self.state.send_replace(State::Unreachable(reason));
+                    self.replace_bond("the bond has ended");
                     self.dialler.restart_ended(Instant::now());
                 }
             }
             Notice::Path(_, path, state) => {
-                tracing::info!(%path, ?state, "a path has changed");
+                tracing::info!(%path, ?state, "the state of a path changed");
                 if let Some((link, family)) = self.dialler.route_of(path) {
-                    // Nobody needs to listen.
+                    // There may be no receiver.
                     let _ = self.changes.send(PathChange { link, family, state });
                 }
-                self.judge("no path answers");
+                self.update_state("no path delivers");
             }
             Notice::Hello(..) | Notice::Incoming(..) | Notice::Closed(..) => {}
         }
     }
 }
 
-impl Keeper {
-    /// Tells how things stand: up as long as a path delivers.
-    fn judge(&self, reason: &str) {
+impl ClientTask {
+    /// Updates the state: up as long as a path delivers.
+    fn update_state(&self, reason: &str) {
         let id = self.id();
         let good = |bond: &Bond| bond.paths().any(|(_, path)| path.state == PathState::Good);
         let up = self.driver.with(|host, _| host.bonds().any(|(of, bond)| of == id && good(bond)));
         let next = if up { State::Up } else { State::Unreachable(reason.to_owned()) };
-        self.told.send_if_modified(|state| {
+        self.state.send_if_modified(|state| {
             let changed = if up { *state != State::Up } else { *state == State::Up || *state == State::Connecting };
             if changed {
                 *state = next;
@@ -485,12 +483,12 @@ impl Keeper {
         });
     }
 
-    /// The bond is lost, and all its flows with it: a new one for what comes next.
-    fn begin_again(&mut self, reason: &str) {
+    /// Replaces a lost bond, whose flows are lost too, by a new one.
+    fn replace_bond(&mut self, reason: &str) {
         let old = self.id();
         self.driver.with(|host, now| host.end(now, old, reason));
         if let Err(error) = self.begin() {
-            tracing::error!(%error, "no new bond");
+            tracing::error!(%error, "cannot create a new bond");
         }
     }
 }
@@ -499,27 +497,28 @@ fn family(ipv6: bool) -> Family {
     if ipv6 { Family::V6 } else { Family::V4 }
 }
 
-/// What a host says that is asked whether it runs Braid.
+/// Answer of a host to the question whether it runs Braid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum HostAnswer {
-    /// It does, serves anyone, and has proved this key.
+    /// It runs Braid, serves anyone, and proved that it owns this key.
     Runs(PublicKey),
-    /// Nothing was heard.
+    /// It sent nothing.
     Silent,
-    /// It has another key than the expected one.
+    /// It presented a key other than the expected one.
     AnotherKey,
-    /// It is something else, or serves invited clients only; in words.
+    /// It runs another service, or serves invited clients only; with the reason.
     Refused(String),
-    /// It has begun to answer, or had too much to do: it may say more another time.
+    /// It began to answer, or was busy. A later attempt may succeed.
     Unfinished,
 }
 
-/// The first datagram waits this long for an answer, and would be repeated after three times this, if anybody still waited then.
-const QUESTION: Duration = Duration::from_secs(1);
-/// A host that has said something gets this long for the rest.
-const CONVERSATION: Duration = Duration::from_secs(3);
+/// Time to wait for an answer to the first datagram. QUIC would repeat the datagram after three times this, so it sends only one.
+const ASK_TIMEOUT: Duration = Duration::from_secs(1);
+/// Additional time for a host that has begun to answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Asks a host whether it runs Braid: with one datagram if nobody answers. Shows no key and no name. `expect` is its pinned key.
+/// Asks a host whether it runs Braid. Sends a single datagram if the host does not answer, and presents no key and no name. `expect` is the host's
+/// pinned key.
 pub async fn ask(remote: SocketAddr, link: &ClientLink, expect: Option<PublicKey>, mark: Option<u32>) -> Result<HostAnswer, RelayError> {
     let (ipv6, number) = (remote.is_ipv6(), link.number);
     let address = if ipv6 { link.v6 } else { link.v4 }.map(|ip| SocketAddr::new(ip, 0));
@@ -530,7 +529,7 @@ pub async fn ask(remote: SocketAddr, link: &ClientLink, expect: Option<PublicKey
     let socket = UdpLink::bind(ipv6, &binding).map_err(|error| RelayError::Socket(link.device.clone().unwrap_or_default(), error))?;
     driver.set_socket(number, Some(socket), ipv6);
     let dialled = driver.with(|host, now| {
-        host.set_first_rtt(QUESTION);
+        host.set_first_rtt(ASK_TIMEOUT);
         host.begin(now, id, secret, Limits::ANONYMOUS);
         host.dial(now, id, (PathId(0), number, false), remote, tls, tls::SERVER_NAME, (None, String::new()))
     });
@@ -538,21 +537,21 @@ pub async fn ask(remote: SocketAddr, link: &ClientLink, expect: Option<PublicKey
         Ok(connection) => connection,
         Err(error) => return Ok(HostAnswer::Refused(error.to_string())),
     };
-    let answer = match tokio::time::timeout(QUESTION, answer_to(&driver, connection, &mut notices)).await {
+    let answer = match tokio::time::timeout(ASK_TIMEOUT, answer_to(&driver, connection, &mut notices)).await {
         Ok(answer) => answer,
-        Err(_) if !driver.with(|host, _| host.has_heard(connection)) => HostAnswer::Silent,
+        Err(_) if !driver.with(|host, _| host.has_received(connection)) => HostAnswer::Silent,
         Err(_) => {
-            let rest = tokio::time::timeout(CONVERSATION, answer_to(&driver, connection, &mut notices)).await;
+            let rest = tokio::time::timeout(ANSWER_TIMEOUT, answer_to(&driver, connection, &mut notices)).await;
             rest.unwrap_or(HostAnswer::Unfinished)
         }
     };
     if answer == HostAnswer::Silent {
-        // Without its socket nothing is said to whom does not listen.
+        // Without a socket, no close packet is sent to a host that does not answer.
         driver.set_socket(number, None, ipv6);
     }
-    driver.with(|host, now| host.end(now, id, "asked, and answered"));
+    driver.with(|host, now| host.end(now, id, "the question is answered"));
     if answer != HostAnswer::Silent {
-        tokio::spawn(async move { driver.farewell().await });
+        tokio::spawn(async move { driver.flush_closes().await });
     }
     Ok(answer)
 }
@@ -562,7 +561,7 @@ async fn answer_to(driver: &HostDriver, connection: ConnectionId, notices: &mut 
         match notices.recv().await {
             Some(Notice::Joined(..)) => {
                 let key = driver.with(|host, _| host.connection(connection).and_then(tls::peer_key));
-                return key.map_or_else(|| HostAnswer::Refused("it has shown no key".to_owned()), HostAnswer::Runs);
+                return key.map_or_else(|| HostAnswer::Refused("it presented no key".to_owned()), HostAnswer::Runs);
             }
             Some(Notice::Lost { another_key: true, .. }) => return HostAnswer::AnotherKey,
             Some(Notice::Lost { refused: Some(refusals::BUSY), .. }) => return HostAnswer::Unfinished,
@@ -578,11 +577,11 @@ mod tests {
     use super::*;
     use braid_bond::{FlowKind, FlowPolicy, Target};
 
-    /// How long anything that should happen may take on a busy machine.
-    const ENOUGH: Duration = Duration::from_secs(60);
+    /// Timeout for any expected event on a busy machine.
+    const TIMEOUT: Duration = Duration::from_secs(60);
 
     #[tokio::test]
-    async fn regression_a_bond_that_ends_by_itself_resets_its_flows_and_a_new_one_is_begun() {
+    async fn regression_a_bond_that_times_out_resets_its_flows_and_is_replaced() {
         let peer = Peer { addresses: Vec::new(), key: None, token: None, name: String::new() };
         let client = Client::start(peer, None, None).unwrap();
         let (id, mut state) = (client.bond(), client.state());
@@ -590,14 +589,14 @@ mod tests {
         let flow = client.open(open()).unwrap();
         client.driver.with(|host, now| host.end(now, id, "nothing was heard"));
         assert_eq!(flow.opened().await.unwrap_err().0, libc::ECONNRESET as u64);
-        let told = tokio::time::timeout(ENOUGH, state.wait_for(|state| *state == State::Unreachable("nothing was heard".into())));
-        told.await.expect("it is told").unwrap();
+        let told = tokio::time::timeout(TIMEOUT, state.wait_for(|state| *state == State::Unreachable("nothing was heard".into())));
+        told.await.expect("the state did not change").unwrap();
         let begun = async {
             while client.bond() == id || client.open(open()).is_err() {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        tokio::time::timeout(ENOUGH, begun).await.expect("there is a new bond");
+        tokio::time::timeout(TIMEOUT, begun).await.expect("no new bond was created");
         client.end();
         assert!(client.open(open()).is_err());
     }

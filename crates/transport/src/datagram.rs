@@ -1,4 +1,4 @@
-//! Exchanges of datagrams, and the reading of many sockets, most of which wait: no socket keeps a buffer of its own.
+//! UDP exchanges, and reading from many mostly idle sockets without a buffer per socket.
 
 use std::cell::RefCell;
 use std::io;
@@ -10,23 +10,23 @@ use tokio::net::UdpSocket;
 
 use crate::host_driver::BondFlow;
 
-/// The longest datagram.
-const LONGEST: usize = 65_535;
+/// Largest datagram.
+const MAX_DATAGRAM: usize = 65_535;
 
-/// How datagrams are exchanged with one destination. Clones are the same exchange.
+/// A UDP exchange with one destination. Clones share it.
 #[derive(Clone)]
 pub enum UdpExchange {
     /// Through a bond.
     Bonded(BondFlow),
-    /// By a socket of this process's own, which is connected to the destination.
+    /// Through a socket of this process that is connected to the destination.
     Direct(Arc<UdpSocket>),
 }
 
 impl UdpExchange {
-    /// Sends a datagram. What there is no room for is lost, as datagrams may be.
+    /// Sends a datagram. It is dropped if there is no room, as UDP allows.
     ///
     /// # Errors
-    /// The socket's device, its address or its way is gone: nothing can be sent by it any more.
+    /// The socket's device, address or route is gone: the socket can send nothing any more.
     pub fn send(&self, payload: Bytes) -> io::Result<()> {
         match self {
             Self::Bonded(flow) => drop(flow.send(payload)),
@@ -41,13 +41,13 @@ impl UdpExchange {
     /// Waits for the next datagram.
     ///
     /// # Errors
-    /// There will be none.
+    /// The exchange is over.
     pub async fn receive(&self) -> io::Result<Bytes> {
         match self {
             Self::Bonded(flow) => flow.receive().await.map_err(|_| io::ErrorKind::ConnectionReset.into()),
             Self::Direct(socket) => loop {
                 match receive(socket).await {
-                    // Nobody listens there, as ICMP told; somebody may yet.
+                    // ICMP port unreachable: no socket is bound there now, but one may be later.
                     Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
                     received => return received,
                 }
@@ -56,24 +56,24 @@ impl UdpExchange {
     }
 }
 
-/// Whether an error of sending says that a socket's device, its address or its way is gone.
+/// Whether a send error means that the socket's device, address or route is gone.
 fn is_gone(error: &io::Error) -> bool {
     let gone = [libc::ENODEV, libc::ENXIO, libc::ENETDOWN, libc::ENETUNREACH, libc::EADDRNOTAVAIL, libc::EINVAL];
     error.raw_os_error().is_some_and(|errno| gone.contains(&errno))
 }
 
-/// The next datagram of a connected socket, if one is there.
+/// Returns the next datagram of a connected socket, if there is one.
 ///
 /// # Errors
-/// `WouldBlock` if none is there, else what the socket says.
+/// `WouldBlock` if there is none, or the error of the socket.
 pub fn try_receive(socket: &UdpSocket) -> io::Result<Bytes> {
     with_buffer(|buffer| socket.try_recv(buffer).map(|read| Bytes::copy_from_slice(&buffer[..read])))
 }
 
-/// The same of any socket, and who sent it.
+/// Returns the next datagram of any socket, and its sender.
 ///
 /// # Errors
-/// As of [`try_receive`].
+/// As for [`try_receive`].
 pub fn try_receive_from(socket: &UdpSocket) -> io::Result<(Bytes, SocketAddr)> {
     with_buffer(|buffer| socket.try_recv_from(buffer).map(|(read, from)| (Bytes::copy_from_slice(&buffer[..read]), from)))
 }
@@ -89,10 +89,10 @@ async fn receive(socket: &UdpSocket) -> io::Result<Bytes> {
     }
 }
 
-/// All sockets of a thread share one.
+/// All sockets of a thread share one buffer.
 fn with_buffer<T>(read: impl FnOnce(&mut [u8]) -> T) -> T {
     thread_local! {
-        static BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; LONGEST]);
+        static BUFFER: RefCell<Vec<u8>> = RefCell::new(vec![0; MAX_DATAGRAM]);
     }
     BUFFER.with_borrow_mut(|buffer| read(buffer))
 }

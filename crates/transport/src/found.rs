@@ -1,21 +1,21 @@
-//! A peer's addresses, as far as they are known.
+//! Resolves the addresses of a peer.
 
 use std::net::SocketAddr;
 
 use braid_model::address::{Address, Host};
 use tokio::task::JoinHandle;
 
-/// Where the peer is. Names are looked up beside everything else: a resolver that does not answer must not hold paths up.
-pub(crate) struct Found {
+/// Known addresses of a peer. Names are resolved in a separate task: a resolver that does not answer must not delay paths.
+pub(crate) struct PeerAddresses {
     names: Vec<Address>,
-    /// Those given as addresses.
+    /// Addresses given as IP addresses.
     given: Vec<SocketAddr>,
-    /// Those that names led to last.
+    /// Addresses of the last successful resolution of the names.
     named: Vec<SocketAddr>,
     resolving: Option<JoinHandle<Vec<SocketAddr>>>,
 }
 
-impl Found {
+impl PeerAddresses {
     pub(crate) fn new(addresses: &[Address]) -> Self {
         let given = addresses.iter().filter_map(|address| match address.host {
             Host::Ip(ip) => Some(SocketAddr::new(ip, address.port())),
@@ -25,13 +25,13 @@ impl Found {
         Self { names, given: given.collect(), named: Vec::new(), resolving: None }
     }
 
-    /// The address to try now: those of the family in turn.
+    /// The address of a family at index `place`, modulo the number of addresses.
     pub(crate) fn address(&self, ipv6: bool, place: usize) -> Option<SocketAddr> {
         let all = self.all(ipv6);
         (!all.is_empty()).then(|| all[place % all.len()])
     }
 
-    /// Where `address` stands among those of its family.
+    /// Index of `address` within its family.
     pub(crate) fn place(&self, ipv6: bool, address: SocketAddr) -> Option<usize> {
         self.all(ipv6).into_iter().position(|other| other == address)
     }
@@ -40,7 +40,7 @@ impl Found {
         self.given.iter().chain(&self.named).copied().filter(|address| address.is_ipv6() == ipv6).collect()
     }
 
-    /// Begins to look names up, unless that goes on already.
+    /// Starts to resolve the names, unless this is already in progress.
     pub(crate) fn resolve(&mut self) {
         if self.resolving.is_some() || self.names.is_empty() {
             return;
@@ -55,13 +55,13 @@ impl Found {
         }));
     }
 
-    /// Waits for what is being looked up; whether there are addresses that were not known.
+    /// Waits for a resolution in progress. Returns whether it found new addresses.
     pub(crate) async fn changed(&mut self) -> bool {
         let Some(resolving) = &mut self.resolving else { return std::future::pending().await };
         let found = resolving.await.unwrap_or_default();
         self.resolving = None;
         let fresh = found.iter().any(|address| !self.named.contains(address));
-        // One that cannot be looked up now may still be where it was.
+        // If the resolution fails now, the previous addresses may still be valid.
         if !found.is_empty() {
             self.named = found;
         }
@@ -69,7 +69,7 @@ impl Found {
     }
 }
 
-impl Drop for Found {
+impl Drop for PeerAddresses {
     fn drop(&mut self) {
         if let Some(resolving) = &self.resolving {
             resolving.abort();
@@ -81,12 +81,12 @@ impl Drop for Found {
 mod tests {
     use super::*;
 
-    fn found(addresses: &[&str]) -> Found {
-        Found::new(&addresses.iter().map(|address| address.parse().unwrap()).collect::<Vec<_>>())
+    fn found(addresses: &[&str]) -> PeerAddresses {
+        PeerAddresses::new(&addresses.iter().map(|address| address.parse().unwrap()).collect::<Vec<_>>())
     }
 
     #[tokio::test]
-    async fn addresses_take_turns_in_their_family_and_need_no_look_up() {
+    async fn addresses_rotate_within_their_family_without_a_lookup() {
         let mut found = found(&["192.0.2.1:1", "[2001:db8::1]:2", "192.0.2.2:3"]);
         let turns: Vec<String> = (0..3).filter_map(|place| found.address(false, place)).map(|address| address.to_string()).collect();
         assert_eq!(turns, ["192.0.2.1:1", "192.0.2.2:3", "192.0.2.1:1"]);
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_name_is_news_once_and_kept_when_it_cannot_be_looked_up() {
+    async fn a_name_is_reported_once_and_kept_when_resolution_fails() {
         let mut found = found(&["localhost:5757"]);
         assert_eq!((found.address(false, 0), found.address(true, 0)), (None, None));
         found.resolve();
@@ -104,7 +104,7 @@ mod tests {
         let first = [false, true].map(|ipv6| found.address(ipv6, 0));
         assert!(first.iter().flatten().all(|address| address.ip().is_loopback()) && first != [None, None]);
         found.resolve();
-        assert!(!found.changed().await, "the same again is no news");
+        assert!(!found.changed().await, "the same addresses are not new");
         found.names = vec!["no-such-host.invalid:5757".parse().unwrap()];
         found.resolve();
         assert!(!found.changed().await);

@@ -1,4 +1,4 @@
-//! Drives a host's bonds: sockets, timers, and the tasks that use flows.
+//! Drives the bonds of a host: sockets, timers, and the tasks that use flows.
 
 mod flow;
 
@@ -18,36 +18,36 @@ use crate::socket::UdpLink;
 use flow::Slot;
 pub use flow::{BondFlow, FlowEnd, Moved};
 
-/// How long goodbyes may take that wait for their turn.
-const FAREWELL: Duration = Duration::from_secs(1);
+/// Time limit for sending pending close packets.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What a driver's owner is told.
+/// Notification for the owner of a driver.
 #[derive(Debug)]
 pub enum Notice {
-    /// A client wants a path: to be answered with the host's `admit` or `refuse`.
+    /// A client requests a path. Answer with the host's `admit` or `refuse`.
     Hello(ConnectionId, Box<Hello>, SocketAddr),
-    /// A path has joined a bond.
+    /// A path joined a bond.
     Joined(ConnectionId, BondId, PathId),
-    /// A connection is gone.
+    /// A connection ended.
     Lost {
         /// The connection.
         connection: ConnectionId,
-        /// Why.
+        /// Reason, as text.
         reason: String,
-        /// The server's code, if it refused it.
+        /// Code of the refusal, if the server refused the path.
         refused: Option<u64>,
-        /// Whether the other end has closed it, or does not know it any more.
+        /// Whether the other end closed the connection or no longer has its state.
         forgotten: bool,
-        /// Whether the server has shown another key than the expected one.
+        /// Whether the server presented a key other than the expected one.
         another_key: bool,
     },
-    /// A bond has ended, and why.
+    /// A bond ended, with the reason.
     Ended(BondId, String),
     /// A client opened a flow.
     Incoming(BondFlow, Open),
-    /// A path's state changed.
+    /// The state of a path changed.
     Path(BondId, PathId, braid_bond::PathState),
-    /// A flow is over: bytes sent and received on each link.
+    /// A flow is over, with the bytes sent and received on each link.
     Closed(BondId, FlowKey, Vec<(u8, Traffic)>),
 }
 
@@ -57,7 +57,7 @@ pub struct HostDriver(Arc<Shared>);
 
 struct Shared {
     inner: Mutex<Inner>,
-    /// Something was done to the host, or its timer is to be set anew.
+    /// Wakes the driver task after a change of the host, or when the timer must be set earlier.
     work: Arc<Notify>,
     notices: mpsc::UnboundedSender<Notice>,
 }
@@ -66,7 +66,7 @@ pub(crate) struct Inner {
     pub(crate) host: Host,
     sockets: BTreeMap<(u8, bool), Socket>,
     slots: BTreeMap<(BondId, FlowKey), Arc<Slot>>,
-    /// When the driver looks again, if nothing wakes it before.
+    /// When the driver task runs next, if nothing wakes it before.
     deadline: Option<Instant>,
 }
 
@@ -77,14 +77,14 @@ struct Socket {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        // So that the driver ends.
+        // Wake the driver task, so that it ends.
         self.work.notify_one();
     }
 }
 
-/// A socket that fails so often in a row is given a pause before each further try.
-const FAILURES: u32 = 10;
-const PAUSE: Duration = Duration::from_secs(1);
+/// After this many consecutive failures, a socket is retried only once per `RETRY_INTERVAL`.
+const MAX_FAILURES: u32 = 10;
+const RETRY_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Drop for Socket {
     fn drop(&mut self) {
@@ -93,7 +93,7 @@ impl Drop for Socket {
 }
 
 impl HostDriver {
-    /// Begins to drive `host`; what its owner must know comes out of the channel. To be called inside a tokio runtime.
+    /// Starts to drive `host`. Notifications for its owner arrive on the channel. Must be called inside a tokio runtime.
     pub fn start(host: Host) -> (Self, mpsc::UnboundedReceiver<Notice>) {
         let (notices, receiver) = mpsc::unbounded_channel();
         let inner = Inner { host, sockets: BTreeMap::new(), slots: BTreeMap::new(), deadline: None };
@@ -102,7 +102,7 @@ impl HostDriver {
         (Self(shared), receiver)
     }
 
-    /// Gives it the socket of a link, in place of one that it had.
+    /// Sets, replaces or removes the socket of a link.
     pub fn set_socket(&self, link: u8, socket: Option<UdpLink>, ipv6: bool) {
         let Some(socket) = socket else {
             self.lock().sockets.remove(&(link, ipv6));
@@ -114,12 +114,12 @@ impl HostDriver {
             let mut buffer = Vec::new();
             let mut failures = 0;
             loop {
-                if failures > FAILURES {
-                    // The system may have no memory, or the device be gone: another socket takes its place then.
-                    tokio::time::sleep(PAUSE).await;
+                if failures > MAX_FAILURES {
+                    // The system may be out of memory, or the device may be gone; in the latter case the socket will be replaced.
+                    tokio::time::sleep(RETRY_INTERVAL).await;
                 }
                 let mut datagrams = Vec::new();
-                // What could not be sent waits for the system, not for what comes in; and neither holds the other up.
+                // Pending datagrams wait until the socket is writable, independently of received ones. Neither direction may block the other.
                 let read = tokio::select! {
                     read = io.receive(&mut buffer, |from, to, ecn, data| datagrams.push((from, to, ecn, data))) => read,
                     flushed = io.flush() => flushed,
@@ -129,8 +129,8 @@ impl HostDriver {
                     Ok(()) => failures = 0,
                     Err(error) => {
                         failures += 1;
-                        if failures == FAILURES {
-                            tracing::warn!(link, %error, "a socket fails again and again: it is tried once a second from now on");
+                        if failures == MAX_FAILURES {
+                            tracing::warn!(link, %error, "a socket keeps failing: retrying it once per second");
                         }
                     }
                 }
@@ -140,8 +140,8 @@ impl HostDriver {
                 for (from, to, ecn, data) in datagrams {
                     inner.host.receive(now, link, (from, to), ecn, data);
                 }
-                inner.host.take_in(now);
-                driver.tell(&mut inner);
+                inner.host.process_input(now);
+                driver.dispatch_events(&mut inner);
                 drop(inner);
                 driver.wake();
             }
@@ -149,7 +149,7 @@ impl HostDriver {
         self.lock().sockets.insert((link, ipv6), Socket { link: socket, reader });
     }
 
-    /// Where a link's socket is.
+    /// Local address of a link's socket.
     pub fn local_addr(&self, link: u8, ipv6: bool) -> io::Result<SocketAddr> {
         match self.lock().sockets.get(&(link, ipv6)) {
             Some(socket) => socket.link.local_addr(),
@@ -157,7 +157,7 @@ impl HostDriver {
         }
     }
 
-    /// Does something with the host, and everything that follows from it.
+    /// Runs `act` on the host and processes the consequences.
     pub fn with<T>(&self, act: impl FnOnce(&mut Host, Instant) -> T) -> T {
         let mut inner = self.lock();
         let result = act(&mut inner.host, Instant::now());
@@ -165,7 +165,7 @@ impl HostDriver {
         result
     }
 
-    /// Opens a flow of a bond; its first bytes may be written at once.
+    /// Opens a flow of a bond. Data may be written at once.
     pub fn open(&self, bond: BondId, open: Open) -> Result<BondFlow, FlowError> {
         let mut inner = self.lock();
         let time = inner.host.time(Instant::now());
@@ -176,12 +176,12 @@ impl HostDriver {
         Ok(BondFlow::new(self.clone(), bond, key, slot))
     }
 
-    /// Waits until everybody has been told of the ends that there were, but not for long: with the last handle goes what has not been sent.
-    pub(crate) async fn farewell(&self) {
-        let end = Instant::now() + FAREWELL;
+    /// Waits until all pending close packets are sent, with a time limit. Packets that are still pending when the last handle is dropped are lost.
+    pub(crate) async fn flush_closes(&self) {
+        let end = Instant::now() + CLOSE_TIMEOUT;
         let pending = || {
             let inner = self.lock();
-            inner.host.has_farewells() || inner.sockets.values().any(|socket| socket.link.has_pending())
+            inner.host.has_pending_closes() || inner.sockets.values().any(|socket| socket.link.has_pending())
         };
         while pending() && Instant::now() < end {
             tokio::time::sleep(Duration::from_millis(2)).await;
@@ -192,12 +192,12 @@ impl HostDriver {
         self.0.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets the driver follow up what was done to the host, once all tasks that can run have: what they do together costs one round of it.
+    /// Schedules the driver task after the tasks that can run now, so that their changes are processed together.
     pub(crate) fn wake(&self) {
         self.0.work.notify_one();
     }
 
-    /// Sends what can be sent, tells what happened, sets the timer.
+    /// Sends pending packets, dispatches events, and sets the timer.
     fn pump(&self, mut inner: MutexGuard<'_, Inner>) {
         loop {
             let Inner { host, sockets, .. } = &mut *inner;
@@ -206,7 +206,7 @@ impl HostDriver {
                     socket.link.send(transmit, data);
                 }
             });
-            if !self.tell(&mut inner) {
+            if !self.dispatch_events(&mut inner) {
                 break;
             }
         }
@@ -216,14 +216,14 @@ impl HostDriver {
         }
     }
 
-    /// Tells what happened; whether anything did.
-    fn tell(&self, inner: &mut Inner) -> bool {
+    /// Dispatches pending events. Returns whether there were any.
+    fn dispatch_events(&self, inner: &mut Inner) -> bool {
         let Inner { host, slots, .. } = inner;
         let mut any = false;
         while let Some(event) = host.poll_event() {
             any = true;
             if let Some(notice) = self.dispatch(slots, event) {
-                // Nobody listens any more when the driver is being taken down.
+                // There may be no receiver while the driver is being shut down.
                 let _ = self.0.notices.send(notice);
             }
         }
@@ -271,7 +271,7 @@ impl HostDriver {
     }
 }
 
-/// Follows up whatever was done to the host, and its timers.
+/// Driver task: processes changes of the host, and its timers.
 async fn drive(driver: Weak<Shared>, work: Arc<Notify>) {
     let far = Duration::from_secs(3600);
     let sleep = tokio::time::sleep(far);
@@ -284,14 +284,14 @@ async fn drive(driver: Weak<Shared>, work: Arc<Notify>) {
             if inner.host.poll_timeout().is_some_and(|due| due <= now) {
                 inner.host.handle_timeout(now);
             }
-            // Nobody need wake who is awake.
+            // Prevents `pump` from waking this task, which is running.
             inner.deadline = Some(now);
             driver.pump(inner);
             let mut inner = driver.lock();
             inner.deadline = inner.host.poll_timeout();
             inner.deadline.unwrap_or(now + far)
         };
-        // To look too early once costs less than to set the timer anew whenever it moves.
+        // Waking too early once costs less than resetting the timer whenever it moves.
         if due < sleep.deadline().into_std() || sleep.is_elapsed() {
             sleep.as_mut().reset(due.into());
         }
@@ -308,7 +308,7 @@ mod tests {
     use crate::socket::Binding;
 
     #[tokio::test]
-    async fn regression_what_the_system_refused_leaves_though_nothing_comes_in() {
+    async fn regression_pending_datagrams_are_sent_without_incoming_traffic() {
         let other = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
         let (driver, _notices) = HostDriver::start(Host::client([1; 32], Instant::now()));
         let address = Some("127.0.0.1:0".parse().unwrap());
@@ -319,6 +319,6 @@ mod tests {
         link.park(other.local_addr().unwrap(), b"late");
         let mut buffer = [0; 16];
         let came = tokio::time::timeout(Duration::from_secs(60), other.recv(&mut buffer)).await;
-        assert_eq!(&buffer[..came.expect("it never left").unwrap()], b"late");
+        assert_eq!(&buffer[..came.expect("it was never sent").unwrap()], b"late");
     }
 }

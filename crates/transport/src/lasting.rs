@@ -1,4 +1,4 @@
-//! Connections that are kept for long: a far end that is gone is noticed, and one on which nothing moves for very long ends.
+//! Long-lived connections: detects a far end that is gone, and ends a connection that is idle for very long.
 
 use std::io;
 use std::pin::Pin;
@@ -11,28 +11,28 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional};
 use tokio::net::TcpStream;
 use tokio::time::Instant;
 
-/// A connection on which nothing has moved for so long is reset, though its far ends live: longer than programs leave one idle that they want to
-/// go on with, and far longer than the two hours that translators owe it (RFC 5382, section 5).
-pub(crate) const IDLE: Duration = Duration::from_secs(24 * 3600);
+/// Idle timeout: a connection without data for this long is reset, even if both ends are alive. Programs do not keep a connection idle for longer if
+/// they want to use it again, and it is far longer than the two hours that NATs must keep a mapping (RFC 5382, section 5).
+pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
-/// A far end that is silent for so long is asked whether it lives, again and again for a quarter of an hour. That outlasts most failures of
-/// links, and wakes no radio often.
-const SILENCE: Duration = Duration::from_secs(15 * 60);
-const AGAIN: Duration = Duration::from_secs(75);
-const TRIES: u32 = 12;
+/// TCP keepalive: the system probes a far end that is silent for `KEEPALIVE_TIME`, for a quarter of an hour. This outlasts most link failures and
+/// rarely wakes a radio.
+const KEEPALIVE_TIME: Duration = Duration::from_secs(15 * 60);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(75);
+const KEEPALIVE_PROBES: u32 = 12;
 
-/// Has the system end the connection with an error once its far end is gone without a word.
+/// Enables TCP keepalive, so that the system ends the connection with an error if its far end is gone.
 pub fn keep_alive(stream: &TcpStream) {
-    let keepalive = TcpKeepalive::new().with_time(SILENCE).with_interval(AGAIN).with_retries(TRIES);
+    let keepalive = TcpKeepalive::new().with_time(KEEPALIVE_TIME).with_interval(KEEPALIVE_INTERVAL).with_retries(KEEPALIVE_PROBES);
     let _ = SockRef::from(stream).set_tcp_keepalive(&keepalive);
 }
 
-/// Copies both ways between a socket and what is behind it until both directions have ended.
+/// Copies both ways between a socket and `onward` until both directions have ended.
 ///
 /// # Errors
-/// What broke first; `TimedOut` where nothing moved for a day.
+/// The first error of either side; `TimedOut` after a day without data.
 pub async fn copy_both(stream: &mut TcpStream, onward: &mut (impl AsyncRead + AsyncWrite + Unpin)) -> io::Result<()> {
-    copy_within(stream, onward, IDLE).await
+    copy_within(stream, onward, IDLE_TIMEOUT).await
 }
 
 pub(crate) async fn copy_within(
@@ -41,32 +41,32 @@ pub(crate) async fn copy_within(
     idle: Duration,
 ) -> io::Result<()> {
     keep_alive(stream);
-    let lull = Lull::default();
-    let mut watched = Watched { stream, lull: &lull };
+    let idle_timer = IdleTimer::default();
+    let mut watched = Watched { stream, idle_timer: &idle_timer };
     tokio::select! {
         copied = copy_bidirectional(&mut watched, onward) => copied.map(drop),
-        () = lull.lasts(idle) => Err(io::ErrorKind::TimedOut.into()),
+        () = idle_timer.expired(idle) => Err(io::ErrorKind::TimedOut.into()),
     }
 }
 
-/// How long nothing has moved.
+/// Measures how long no data was transferred.
 #[derive(Debug)]
-pub(crate) struct Lull(Mutex<Instant>);
+pub(crate) struct IdleTimer(Mutex<Instant>);
 
-impl Default for Lull {
+impl Default for IdleTimer {
     fn default() -> Self {
         Self(Mutex::new(Instant::now()))
     }
 }
 
-impl Lull {
-    /// Something moves.
-    pub(crate) fn end(&self) {
+impl IdleTimer {
+    /// Records a transfer.
+    pub(crate) fn reset(&self) {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
     }
 
-    /// Waits until nothing has moved for so long.
-    pub(crate) async fn lasts(&self, limit: Duration) {
+    /// Waits until there was no transfer for `limit`.
+    pub(crate) async fn expired(&self, limit: Duration) {
         loop {
             let since = *self.0.lock().unwrap_or_else(PoisonError::into_inner);
             if since.elapsed() >= limit {
@@ -77,17 +77,17 @@ impl Lull {
     }
 }
 
-/// A socket whose bytes end the lull.
+/// A socket that records its transfers.
 struct Watched<'a> {
     stream: &'a mut TcpStream,
-    lull: &'a Lull,
+    idle_timer: &'a IdleTimer,
 }
 
 impl AsyncRead for Watched<'_> {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let polled = Pin::new(&mut *self.stream).poll_read(context, buffer);
         if polled.is_ready() {
-            self.lull.end();
+            self.idle_timer.reset();
         }
         polled
     }
@@ -97,7 +97,7 @@ impl AsyncWrite for Watched<'_> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
         let polled = Pin::new(&mut *self.stream).poll_write(context, data);
         if polled.is_ready() {
-            self.lull.end();
+            self.idle_timer.reset();
         }
         polled
     }
@@ -116,13 +116,13 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_moves_ends_a_lull() {
-        let (lull, limit) = (Lull::default(), Duration::from_secs(3600));
+    async fn a_transfer_resets_the_idle_timer() {
+        let (idle_timer, limit) = (IdleTimer::default(), Duration::from_secs(3600));
         let hour_ago = Instant::now().checked_sub(limit).unwrap();
-        *lull.0.lock().unwrap() = hour_ago;
-        lull.lasts(limit).await;
-        lull.end();
-        let mut later = Box::pin(lull.lasts(limit));
+        *idle_timer.0.lock().unwrap() = hour_ago;
+        idle_timer.expired(limit).await;
+        idle_timer.reset();
+        let mut later = Box::pin(idle_timer.expired(limit));
         assert!(std::future::poll_fn(|context| Poll::Ready(later.as_mut().poll(context).is_pending())).await);
     }
 }

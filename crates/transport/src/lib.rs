@@ -1,7 +1,8 @@
-//! Bonds on real sockets: UDP below, TCP and UDP flows above.
+//! Bonds over real sockets: UDP below, TCP and UDP flows above.
 //!
-//! `braid_bond` decides and does no I/O; this crate gives it sockets, a clock and chance. [`HostDriver`] drives a host's bonds, [`BondFlow`] is one
-//! flow of a bond as a task uses it, [`relay`] serves clients, [`client`] keeps a bond to a relay over whatever links there are.
+//! `braid_bond` makes the decisions and does no I/O. This crate adds sockets, a clock and randomness. [`HostDriver`] drives the bonds of a host,
+//! [`BondFlow`] is a task's handle to one flow of a bond, [`relay`] serves clients, and [`client`] maintains a bond to a relay over the available
+//! links.
 
 #![forbid(unsafe_code)]
 

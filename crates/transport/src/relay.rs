@@ -1,6 +1,6 @@
-//! The relay: takes paths from clients it knows and opens sockets for their flows. It needs no privilege and no rules.
+//! The relay: accepts paths from registered clients and opens sockets for their flows. It needs no privileges and no firewall rules.
 //!
-//! With [`Reach::Itself`] it is a server's own: it knows nobody, serves anyone, and opens the host's own services only.
+//! With [`Reach::Itself`] it runs on a server itself: it has no registry, serves anyone, and opens only the host's own services.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
@@ -40,102 +40,102 @@ use crate::socket::{Binding, UdpLink};
 use crate::sources::Sources;
 use crate::splice::{code, splice_metered};
 
-/// Who is served, and what is opened for them.
+/// Who is served, and which destinations are opened for them.
 pub enum Reach {
-    /// Clients of the registry, to the Internet and to `allow`.
+    /// Serves clients of the registry, to the Internet and to `allow`.
     Internet {
-        /// Who the clients are.
+        /// Registry of clients.
         registry: Box<Registry>,
-        /// Networks that would else be refused.
+        /// Networks that the policy would otherwise refuse.
         allow: Vec<IpNet>,
-        /// Addresses at which the relay answers besides those of its interfaces.
+        /// Addresses of the relay in addition to those of its interfaces.
         own: Vec<IpAddr>,
     },
-    /// Anyone, to this host's own services.
+    /// Serves anyone, to this host's own services.
     Itself {
-        /// Addresses under which all of this host is known outside, though its interfaces do not have them.
+        /// Public addresses that lead to this host with all ports, although its interfaces do not have them.
         own: Vec<IpAddr>,
-        /// The services that are opened.
+        /// The ports that are opened.
         ports: Ports,
-        /// What may pass in each direction for one source (an IPv4 address, an IPv6 network of 64 bits); `None`: no limit.
+        /// Rate limit per direction for one source (an IPv4 address, or an IPv6 /64 network); `None`: no limit.
         rate: Option<Rate>,
     },
 }
 
-/// How a relay is to be.
+/// Configuration of a relay.
 pub struct Options {
-    /// Where it listens.
+    /// Address to listen on.
     pub listen: SocketAddr,
-    /// Its key.
+    /// Key pair of the relay.
     pub keys: KeyPair,
-    /// Whom it serves.
+    /// Who is served.
     pub reach: Reach,
-    /// Flows of all clients together, at most.
+    /// Maximum number of flows of all clients together.
     pub flows: usize,
-    /// Flows of one client that has no limit of its own, at most.
+    /// Maximum number of flows of a client without a limit of its own.
     pub client_flows: u32,
-    /// What bonds may hold.
+    /// Limits of the memory of bonds.
     pub memory: MemoryLimits,
 }
 
-/// Why a relay cannot run.
+/// Why a relay or a client cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum RelayError {
-    /// Its socket cannot be had.
+    /// The listening socket cannot be opened.
     #[error("cannot listen on {}: {}; {}", .0, .1, remedy(.1))]
     Listen(SocketAddr, std::io::Error),
-    /// A socket of a client's.
+    /// A client's socket cannot be opened.
     #[error("cannot open a socket on {0}: {1}")]
     Socket(String, std::io::Error),
     /// TLS cannot be set up.
     #[error(transparent)]
     Tls(#[from] tls::TlsError),
-    /// No random numbers.
-    #[error("the system gives no random numbers")]
+    /// The system provides no random numbers.
+    #[error("the system provides no random numbers")]
     Random,
-    /// No thread for the registry.
+    /// The thread of the registry cannot be started.
     #[error("cannot start a thread for the registry: {0}; raise the limit of this user's tasks")]
     Thread(std::io::Error),
 }
 
-/// Connections and exchanges of datagrams that one client may have at a time unless told otherwise: less than half of what a relay takes.
+/// Default limit of a client's simultaneous TCP connections and UDP flows: less than half of a relay's limit.
 pub const CLIENT_FLOWS: u32 = 4096;
 
-/// What to do where a relay cannot listen.
+/// Remedy for a failure to listen.
 fn remedy(error: &std::io::Error) -> &'static str {
     match error.kind() {
         std::io::ErrorKind::AddrInUse => {
-            "another relay or program is there: `ss -lunp` shows it; stop it, or name another port with --listen"
+            "another relay or program uses this port: find it with `ss -lunp` and stop it, or choose another port with --listen"
         }
         std::io::ErrorKind::AddrNotAvailable => {
-            "no interface of this host has that address: leave --listen out for all of them (behind a translator, the public address goes into \
-             `braid relay invite --address` only)"
+            "no interface of this host has that address: omit --listen to use all addresses (behind a NAT, give the public address only to \
+             `braid relay invite --address`)"
         }
-        std::io::ErrorKind::PermissionDenied => "ports below 1024 need root: name another with --listen",
-        _ => "name another address or port with --listen",
+        std::io::ErrorKind::PermissionDenied => "ports below 1024 need root: choose another port with --listen",
+        _ => "choose another address or port with --listen",
     }
 }
 
-/// How long flows may go on after the relay was told to stop.
-const DRAIN: Duration = Duration::from_secs(30);
-/// A quiet UDP flow is forgotten after this (RFC 4787 asks for two minutes at least).
-const UDP_IDLE: Duration = Duration::from_secs(150);
-/// Usage is written down this often.
-const FLUSH: Duration = Duration::from_secs(10);
-/// That a client is there, though it moves nothing, only this often: a disk has better things to do.
-const PRESENCE: Duration = Duration::from_secs(60);
+/// How long flows may continue after the relay was told to stop.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(30);
+/// Idle timeout of a UDP flow (RFC 4787 requires at least two minutes).
+const UDP_IDLE_TIMEOUT: Duration = Duration::from_secs(150);
+/// Interval at which usage is written to the registry.
+const FLUSH_INTERVAL: Duration = Duration::from_secs(10);
+/// Interval at which the presence of idle clients is written: less often, to spare the disk.
+const PRESENCE_INTERVAL: Duration = Duration::from_secs(60);
 const ANONYMOUS_BONDS: usize = 512;
-/// Flows of one source.
+/// Flows of one anonymous source.
 const ANONYMOUS_FLOWS_OF_ONE: u32 = 256;
 
 struct Relay {
     driver: HostDriver,
-    /// Has the registry; `None` with [`Reach::Itself`].
+    /// Owns the registry; `None` with [`Reach::Itself`].
     worker: Option<RegistryWorker>,
     policy: Policy,
     accounts: BTreeMap<PublicKey, Arc<Account>>,
     owners: BTreeMap<BondId, Owner>,
-    /// With [`Reach::Itself`]: who uses it, and what one source may.
+    /// With [`Reach::Itself`]: the anonymous sources, and the limits of each.
     sources: Sources,
     share: Limits,
     limit: usize,
@@ -143,20 +143,20 @@ struct Relay {
     memory: MemoryLimits,
     clock: Clock,
     draining: bool,
-    /// When it was last written down who is there.
+    /// When the presence of clients was last written.
     present: Instant,
     open: Arc<()>,
 }
 
-/// Whose a bond is.
+/// Owner of a bond.
 struct Owner {
     key: Option<PublicKey>,
     account: Arc<Account>,
-    /// Where its first path came from.
+    /// Address of its first path.
     remote: SocketAddr,
 }
 
-/// Runs a relay until `stop` is done and its flows have ended, or half a minute has passed. `ready` is told where it listens.
+/// Runs a relay until `stop` completes and its flows have ended, or half a minute has passed since. Calls `ready` with the listening address.
 pub async fn run(options: Options, ready: impl FnOnce(SocketAddr), stop: impl Future<Output = ()>) -> Result<(), RelayError> {
     let clients = match options.reach {
         Reach::Internet { .. } => Clients::Keyed,
@@ -164,8 +164,8 @@ pub async fn run(options: Options, ready: impl FnOnce(SocketAddr), stop: impl Fu
     };
     let mut host = Host::server(random()?, Arc::new(options.keys.reset_key()), tls::server(&options.keys, clients)?, Instant::now());
     if clients == Clients::Anonymous {
-        // Whoever may be served without a key must at least be where it says.
-        host.set_limits(HostLimits { unproven: 0, bonds: ANONYMOUS_BONDS, ..HostLimits::default() });
+        // A client that is served without a key must at least prove its address.
+        host.set_limits(HostLimits { unvalidated: 0, bonds: ANONYMOUS_BONDS, ..HostLimits::default() });
     }
     let (driver, mut notices) = HostDriver::start(host);
     let ipv6 = options.listen.is_ipv6();
@@ -181,7 +181,7 @@ pub async fn run(options: Options, ready: impl FnOnce(SocketAddr), stop: impl Fu
         }
         Reach::Itself { own, ports, rate } => {
             (share.rate_down, share.rate_up) = (rate, rate);
-            tracing::info!(%ports, "anyone may reach these ports of this host");
+            tracing::info!(%ports, "serving these ports of this host to anyone");
             (None, Policy::local(Vec::new(), own, ports, address.port()))
         }
     };
@@ -209,7 +209,7 @@ impl Relay {
     async fn serve(&mut self, notices: &mut mpsc::UnboundedReceiver<Notice>, stop: impl Future<Output = ()>) {
         tokio::pin!(stop);
         let mut every_second = tokio::time::interval(Duration::from_secs(1));
-        let mut flush = tokio::time::interval(FLUSH);
+        let mut flush = tokio::time::interval(FLUSH_INTERVAL);
         let mut until = None;
         loop {
             let registry_event = async {
@@ -220,9 +220,9 @@ impl Relay {
             };
             tokio::select! {
                 () = &mut stop, if !self.draining => {
-                    tracing::info!(flows = self.flows(), "stopping: no new flows, those that run may end");
+                    tracing::info!(flows = self.flows(), "stopping: refusing new flows, waiting for the existing ones");
                     self.draining = true;
-                    until = Some(Instant::now() + DRAIN);
+                    until = Some(Instant::now() + DRAIN_TIMEOUT);
                 }
                 notice = notices.recv() => match notice {
                     Some(notice) => self.on_notice(notice),
@@ -238,7 +238,7 @@ impl Relay {
                 }
                 _ = flush.tick() => {
                     if self.worker.as_ref().is_some_and(|worker| !worker.is_writing()) {
-                        self.write_down();
+                        self.write_usage();
                     }
                 }
             }
@@ -248,8 +248,8 @@ impl Relay {
         }
         let bonds: Vec<BondId> = self.owners.keys().copied().collect();
         self.driver.with(|host, now| bonds.iter().for_each(|bond| host.end(now, *bond, "the relay is stopping")));
-        self.write_down();
-        self.driver.farewell().await;
+        self.write_usage();
+        self.driver.flush_closes().await;
         if let Some(worker) = self.worker.take() {
             worker.end().await;
         }
@@ -259,7 +259,7 @@ impl Relay {
         Arc::strong_count(&self.open) - 1
     }
 
-    /// Whether there are flows, or ends of flows whose last bytes are still on their way.
+    /// Whether there are flows, or finished flows whose last bytes are not acknowledged yet.
     fn is_busy(&self) -> bool {
         self.flows() > 0 || self.driver.with(|host, _| host.bonds().any(|(_, bond)| bond.flows() > 0))
     }
@@ -270,7 +270,7 @@ impl Relay {
             Notice::Incoming(flow, open) => self.on_flow(flow, open),
             Notice::Ended(bond, reason) => {
                 if let Some(owner) = self.owners.remove(&bond) {
-                    self.sources.ended(owner.remote);
+                    self.sources.on_bond_ended(owner.remote);
                     tracing::info!(%bond, reason, "a bond has ended");
                 }
             }
@@ -279,44 +279,44 @@ impl Relay {
     }
 
     fn on_hello(&mut self, connection: ConnectionId, hello: Box<Hello>, remote: SocketAddr) {
-        if let Err((code, reason)) = self.hear(connection, hello, remote) {
-            self.turn_away(connection, remote, code, &reason);
+        if let Err((code, reason)) = self.try_admit(connection, hello, remote) {
+            self.refuse(connection, remote, code, &reason);
         }
     }
 
-    /// Lets a path in, or asks the registry about it; or why it may not be.
-    fn hear(&mut self, connection: ConnectionId, hello: Box<Hello>, remote: SocketAddr) -> Result<(), (u64, String)> {
-        self.may_begin()?;
+    /// Admits a path, or asks the registry about it. Returns an error if the path must be refused.
+    fn try_admit(&mut self, connection: ConnectionId, hello: Box<Hello>, remote: SocketAddr) -> Result<(), (u64, String)> {
+        self.check_accepting()?;
         let Some(worker) = &self.worker else {
             let new = !self.owners.contains_key(&hello.bond);
             let fresh = || Account::new(self.share, None, &self.policy);
             let account = self.sources.take(Instant::now(), remote, new, fresh).map_err(|reason| (refusals::BUSY, reason.to_owned()))?;
-            self.let_in(connection, &hello, remote, None, account);
+            self.admit(connection, &hello, remote, None, account);
             return Ok(());
         };
         let key = self.driver.with(|host, _| host.connection(connection).and_then(tls::peer_key));
-        let key = key.ok_or_else(|| (refusals::UNKNOWN, "it has shown no key".to_owned()))?;
+        let key = key.ok_or_else(|| (refusals::UNKNOWN, "the client presented no key".to_owned()))?;
         let asked = worker.judge(Applicant { connection, hello, remote, key });
-        asked.then_some(()).ok_or_else(|| (refusals::BUSY, "too many wait for the relay's registry: try again later".to_owned()))
+        asked.then_some(()).ok_or_else(|| (refusals::BUSY, "the relay's registry is busy: try again later".to_owned()))
     }
 
-    fn may_begin(&self) -> Result<(), (u64, String)> {
+    fn check_accepting(&self) -> Result<(), (u64, String)> {
         if self.draining { Err((refusals::BUSY, "the relay is stopping".to_owned())) } else { Ok(()) }
     }
 
-    fn turn_away(&self, connection: ConnectionId, remote: SocketAddr, code: u64, reason: &str) {
-        tracing::info!(%remote, reason, "a path is turned away");
+    fn refuse(&self, connection: ConnectionId, remote: SocketAddr, code: u64, reason: &str) {
+        tracing::info!(%remote, reason, "refused a path");
         self.driver.with(|host, now| host.refuse(now, connection, code, reason));
     }
 
-    fn let_in(&mut self, connection: ConnectionId, hello: &Hello, remote: SocketAddr, key: Option<PublicKey>, account: Arc<Account>) {
+    fn admit(&mut self, connection: ConnectionId, hello: &Hello, remote: SocketAddr, key: Option<PublicKey>, account: Arc<Account>) {
         let owner = key.as_ref().map_or(&[][..], |key| key.as_bytes());
         let theirs = |(bond, owner): &(&BondId, &Owner)| **bond != hello.bond && Arc::ptr_eq(&owner.account, &account);
         let others = self.owners.iter().filter(theirs).count();
         let limits = if key.is_some() { self.memory.part(self.limit, others) } else { BondLimits::ANONYMOUS };
         let known = self.owners.contains_key(&hello.bond);
         let admitted = self.driver.with(|host, now| {
-            // Its end waits among the notices: let in now, it would live on without an owner, counted by nobody.
+            // The notice of the bond's end is still queued. A path admitted now would create a bond without an owner, which no account counts.
             if known && host.bond(hello.bond).is_none() {
                 host.refuse(now, connection, refusals::FORGOTTEN, "this bond has just ended");
                 return false;
@@ -326,23 +326,23 @@ impl Relay {
         if admitted {
             tracing::info!(bond = %hello.bond, path = hello.path, %remote, "a path has joined");
             self.owners.entry(hello.bond).or_insert_with(|| {
-                self.sources.begun(remote);
+                self.sources.on_bond_started(remote);
                 Owner { key, account, remote }
             });
         }
     }
 
-    /// The registry has said something.
+    /// Processes an event of the registry.
     fn on_registry_event(&mut self, event: RegistryEvent) {
         match event {
             RegistryEvent::Judged(applicant, decision) => {
                 let Applicant { connection, hello, remote, key } = applicant;
-                match self.may_begin().and(*decision) {
+                match self.check_accepting().and(*decision) {
                     Ok((client, month)) => {
                         let account = self.account_of(key, &client, month);
-                        self.let_in(connection, &hello, remote, Some(key), account);
+                        self.admit(connection, &hello, remote, Some(key), account);
                     }
-                    Err((code, reason)) => self.turn_away(connection, remote, code, &reason),
+                    Err((code, reason)) => self.refuse(connection, remote, code, &reason),
                 }
             }
             RegistryEvent::Refreshed(clients) => clients.into_iter().for_each(|(key, client)| self.on_client(key, client)),
@@ -353,7 +353,7 @@ impl Relay {
     fn account_of(&mut self, key: PublicKey, client: &RegisteredClient, month: Month) -> Arc<Account> {
         let limits = self.granted(client.limits);
         if let Some(account) = self.accounts.get(&key) {
-            // An invitation may have brought other limits.
+            // A redeemed invitation may have changed the limits.
             let (now, _) = account.now();
             account.meter(|meter| meter.set_limits(limits, now));
             return account.clone();
@@ -363,7 +363,7 @@ impl Relay {
         account
     }
 
-    /// A client's limits, with those that everybody has.
+    /// A client's limits, with defaults for those that are not set.
     fn granted(&self, limits: Limits) -> Limits {
         Limits { flows: limits.flows.or(Some(self.client_flows)), ..limits }
     }
@@ -386,7 +386,7 @@ impl Relay {
         let named = self.worker.is_none() && matches!(open.target, Target::Name(..));
         tokio::spawn(async move {
             match open.kind {
-                // Strangers have no business with the resolver.
+                // Anonymous clients may not use the server's resolver.
                 _ if named => flow.answer(libc::EACCES as u64),
                 FlowKind::Stream => stream(flow, &open.target, &account, &policy).await,
                 FlowKind::Messages => messages(flow, &open.target, &account, &policy).await,
@@ -396,7 +396,7 @@ impl Relay {
         });
     }
 
-    /// What others have changed in the registry is to take effect on those who are connected.
+    /// Applies changes of the registry to connected clients.
     fn refresh(&mut self) {
         self.sources.sweep(Instant::now());
         if let Some(worker) = &mut self.worker {
@@ -404,7 +404,7 @@ impl Relay {
         }
     }
 
-    /// What a client is now.
+    /// Applies the current registry entry of a client.
     fn on_client(&self, key: PublicKey, client: Option<RegisteredClient>) {
         let Some(account) = self.accounts.get(&key) else { return };
         match client.filter(|client| client.revoked.is_none()) {
@@ -420,16 +420,16 @@ impl Relay {
         }
     }
 
-    /// Ends bonds that hold too much.
+    /// Ends bonds that hold too much memory.
     fn guard_memory(&self) {
-        // Who shares an account is one client, or one source of anonymous ones.
+        // Bonds with the same account belong to one client, or to one anonymous source.
         let accounts: BTreeMap<*const Account, &Account> =
             self.owners.values().map(|owner| (Arc::as_ptr(&owner.account), &*owner.account)).collect();
         let sockets: BTreeMap<BondId, ByteCount> = accounts.values().flat_map(|account| account.sockets.held()).collect();
         let bonds: Vec<_> = self.driver.with(|host, _| host.bonds().map(|(bond, state)| (bond, state.held())).collect());
         for (bond, _) in bonds.iter().filter(|(bond, _)| !self.owners.contains_key(bond)) {
-            tracing::error!(%bond, "a bond without an owner is ended");
-            self.driver.with(|host, now| host.end(now, *bond, "it has no owner"));
+            tracing::error!(%bond, "ended a bond without an owner");
+            self.driver.with(|host, now| host.end(now, *bond, "the bond has no owner"));
         }
         let all = |(bond, held): (BondId, ByteCount)| {
             let owner = Arc::as_ptr(&self.owners.get(&bond)?.account);
@@ -437,21 +437,21 @@ impl Relay {
         };
         let held: Vec<_> = bonds.into_iter().filter_map(all).collect();
         for (bond, excess) in self.memory.excess(&held) {
-            tracing::warn!(%bond, "a bond is ended: {}", excess.reason());
+            tracing::warn!(%bond, "ended a bond: {}", excess.reason());
             self.driver.with(|host, now| host.end(now, bond, excess.reason()));
         }
     }
 
-    /// Clients with a path that works: a bond outlives its client for a while.
+    /// Clients with a working path. A bond may outlive its client for a while, so its existence is not enough.
     fn present(&self) -> BTreeSet<PublicKey> {
         let good = |bond: &Bond| bond.paths().any(|(_, path)| path.state == PathState::Good);
         let bonds: Vec<BondId> = self.driver.with(|host, _| host.bonds().filter(|(_, bond)| good(bond)).map(|(id, _)| id).collect());
         bonds.iter().filter_map(|bond| self.owners.get(bond)?.key).collect()
     }
 
-    /// Has written down what clients have used, and now and then who is there.
-    fn write_down(&mut self) {
-        let due = self.worker.is_some() && self.present.elapsed() >= PRESENCE;
+    /// Writes the usage of clients to the registry, and their presence at a longer interval.
+    fn write_usage(&mut self) {
+        let due = self.worker.is_some() && self.present.elapsed() >= PRESENCE_INTERVAL;
         let present = if due { self.present() } else { BTreeSet::new() };
         if due {
             self.present = Instant::now();
@@ -504,11 +504,11 @@ async fn messages(flow: BondFlow, target: &Target, account: &Arc<Account>, polic
                     flow.send(message);
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-                // The target's port is closed: it may open again.
+                // The target's port is closed. It may open again.
                 Err(error) if code(&error) == libc::ECONNREFUSED as u64 => {}
                 Err(_) => return,
             },
-            () = tokio::time::sleep(UDP_IDLE) => return,
+            () = tokio::time::sleep(UDP_IDLE_TIMEOUT) => return,
         }
     }
 }
@@ -527,7 +527,7 @@ fn address(target: &Target) -> Option<Address> {
     target.to_string().parse().ok()
 }
 
-/// Bytes from the system's source of chance.
+/// Random bytes from the system.
 pub(crate) fn random<const N: usize>() -> Result<[u8; N], RelayError> {
     use ring::rand::SecureRandom;
     let mut bytes = [0; N];

@@ -1,4 +1,4 @@
-//! A UDP socket that sends and receives many datagrams at a call.
+//! A UDP socket that sends and receives many datagrams per system call.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};
@@ -13,35 +13,35 @@ use tokio::io::Interest;
 use tokio::net::UdpSocket;
 use tokio::sync::Notify;
 
-/// What the system is asked to hold for a socket in each direction; it may give less.
+/// Requested size of the system's buffer in each direction. The system may grant less.
 const SYSTEM_BUFFER: usize = 4 << 20;
-/// What waits here at most while the system takes no more; the rest is lost, as in any full queue.
+/// Limit of the pending bytes while the system accepts no more. Further datagrams are dropped, as in any full queue.
 const MAX_PENDING: usize = 2 << 20;
-/// The largest read: GRO puts up to 64 KiB of datagrams together.
+/// Largest read: GRO combines up to 64 KiB of datagrams.
 const READ: usize = 64 << 10;
 
-/// Where a socket is to be.
+/// Local binding of a socket.
 #[derive(Debug, Clone, Default)]
 pub struct Binding {
-    /// Its address; wildcard and port 0 if the system may choose.
+    /// Local address; with `None` the system chooses.
     pub address: Option<SocketAddr>,
-    /// The interface that it must use.
+    /// The interface that the socket must use.
     pub device: Option<String>,
-    /// The mark that keeps its packets from being steered.
+    /// Packet mark that excludes its packets from steering.
     pub mark: Option<u32>,
 }
 
-/// One socket of a driver.
+/// UDP socket of a link.
 #[derive(Debug)]
 pub struct UdpLink {
     io: UdpSocket,
     state: UdpSocketState,
     pending: Mutex<Pending>,
-    /// Something waits.
+    /// Notifies `flush` of pending datagrams.
     stuck: Notify,
 }
 
-/// Where a batch of datagrams goes, and how.
+/// Destination and parameters of a batch of datagrams.
 #[derive(Debug, Clone, Copy)]
 struct Heading {
     to: SocketAddr,
@@ -64,7 +64,7 @@ impl Pending {
 }
 
 impl UdpLink {
-    /// Opens a socket of one family. Errors are the system's.
+    /// Opens a socket of one address family. Errors are those of the system.
     pub fn bind(ipv6: bool, binding: &Binding) -> io::Result<Self> {
         let domain = if ipv6 { Domain::IPV6 } else { Domain::IPV4 };
         let socket = Socket::new(domain, Type::DGRAM.nonblocking().cloexec(), Some(Protocol::UDP))?;
@@ -77,24 +77,24 @@ impl UdpLink {
         let wildcard = if ipv6 { IpAddr::V6(Ipv6Addr::UNSPECIFIED) } else { IpAddr::V4(Ipv4Addr::UNSPECIFIED) };
         let address = binding.address.unwrap_or_else(|| SocketAddr::new(wildcard, 0));
         if ipv6 {
-            // A wildcard server hears both families on one socket.
+            // A server with a wildcard address receives both families on one socket.
             socket.set_only_v6(!(address.ip().is_unspecified() && address.port() != 0))?;
         }
         socket.bind(&address.into())?;
         let io = UdpSocket::from_std(socket.into())?;
         let state = UdpSocketState::new(UdpSockRef::from(&io))?;
-        // More is better and less is no error.
+        // Smaller buffers are not an error.
         let _ = state.set_send_buffer_size(UdpSockRef::from(&io), SYSTEM_BUFFER);
         let _ = state.set_recv_buffer_size(UdpSockRef::from(&io), SYSTEM_BUFFER);
         Ok(Self { io, state, pending: Mutex::default(), stuck: Notify::new() })
     }
 
-    /// Where it is.
+    /// Local address of the socket.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.io.local_addr()
     }
 
-    /// Sends datagrams of `segment` bytes each, or one; what the system does not take now waits here.
+    /// Sends one datagram, or several of the given segment size. Queues what the system does not accept now.
     pub fn send(&self, transmit: &noq_proto::Transmit, data: &[u8]) {
         let mut pending = self.pending.lock().unwrap_or_else(PoisonError::into_inner);
         let heading = Heading { to: transmit.destination, ecn: transmit.ecn, segment: transmit.segment_size, from: transmit.src_ip };
@@ -107,7 +107,7 @@ impl UdpLink {
         }
     }
 
-    /// As if the system had refused it.
+    /// Queues a datagram as if the system had rejected it.
     #[cfg(test)]
     pub(crate) fn park(&self, to: SocketAddr, data: &[u8]) {
         let heading = Heading { to, ecn: None, segment: None, from: None };
@@ -115,7 +115,7 @@ impl UdpLink {
         self.stuck.notify_one();
     }
 
-    /// Whether the system took it, or never will: then QUIC finds it lost.
+    /// Returns `false` if the system cannot accept the datagrams now. Other errors count as sent: QUIC will detect the loss.
     fn try_send(&self, heading: Heading, data: &[u8]) -> bool {
         let Heading { to, ecn, segment, from } = heading;
         let ecn = ecn.and_then(|ecn| noq_udp::EcnCodepoint::from_bits(ecn as u8));
@@ -124,7 +124,7 @@ impl UdpLink {
         !matches!(sent, Err(error) if error.kind() == io::ErrorKind::WouldBlock)
     }
 
-    /// Sends what waits whenever the system takes it again. Ends only with an error; may be dropped and called anew at any time.
+    /// Sends queued datagrams whenever the system accepts them. Returns only on an error. Cancel-safe.
     pub async fn flush(&self) -> io::Result<()> {
         loop {
             if !self.has_pending() {
@@ -143,12 +143,12 @@ impl UdpLink {
         }
     }
 
-    /// Whether something waits for the system.
+    /// Whether datagrams are queued.
     pub(crate) fn has_pending(&self) -> bool {
         !self.pending.lock().unwrap_or_else(PoisonError::into_inner).queue.is_empty()
     }
 
-    /// Waits for datagrams, then gives all of one call to `take`: from, to, ECN, bytes.
+    /// Waits for datagrams and passes all datagrams of one system call to `take`: source, destination, ECN, payload.
     pub async fn receive(
         &self,
         buffer: &mut Vec<u8>,
@@ -161,7 +161,7 @@ impl UdpLink {
         let mut last = 0;
         let read = self.io.try_io(Interest::READABLE, || match self.state.recv(UdpSockRef::from(&self.io), &mut slices, &mut metas)? {
             BATCH_SIZE => Ok(BATCH_SIZE),
-            // There are no more: to be told so costs as much as to read some.
+            // There are no more datagrams. A further call that only reports this would cost as much as reading some.
             count => {
                 last = count;
                 Err(io::ErrorKind::WouldBlock.into())
@@ -170,7 +170,7 @@ impl UdpLink {
         let count = match read {
             Ok(count) => count,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => last,
-            // What an earlier datagram met (no route, port closed) is no error of this socket.
+            // Errors caused by an earlier datagram (no route, closed port) are not errors of this socket.
             Err(error) if matches!(error.raw_os_error(), Some(libc::ECONNREFUSED | libc::EHOSTUNREACH | libc::ENETUNREACH)) => {
                 return Ok(());
             }

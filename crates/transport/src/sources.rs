@@ -1,4 +1,4 @@
-//! What strangers use of a server that serves anyone, by where they come from.
+//! Limits for anonymous clients of a server that serves anyone, by source network.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -9,15 +9,15 @@ use braid_bond::host::{Begins, Source, source, sources};
 
 use crate::account::Account;
 
-/// Bonds of one source at a time; wider networks of IPv6 have some times as many.
-const BONDS: usize = 16;
-/// Paths that one source may begin at once, and then one for each pause: each costs a handshake.
-const PATHS_AT_ONCE: u32 = 64;
-const PAUSE: Duration = Duration::from_millis(125);
-/// Sources at a time. Each has proved its address.
-const SOURCES: usize = 65_536;
+/// Bonds of one source at a time. Wider IPv6 networks may have a multiple of it.
+const MAX_BONDS: usize = 16;
+/// Paths that one source may start at once, and the interval after which it may start another: each costs a handshake.
+const PATH_BURST: u32 = 64;
+const PATH_INTERVAL: Duration = Duration::from_millis(125);
+/// Number of sources at a time. Each has proved its address.
+const MAX_SOURCES: usize = 65_536;
 
-/// All sources, by their networks (see [`sources`]). The narrowest have accounts.
+/// All sources by network (see [`sources`]). Only the narrowest networks have accounts.
 pub(crate) struct Sources {
     paths: Begins,
     bonds: BTreeMap<Source, usize>,
@@ -26,18 +26,19 @@ pub(crate) struct Sources {
 
 struct Held {
     account: Arc<Account>,
-    /// When it was asked for last.
+    /// When a path was last requested.
     asked: Instant,
 }
 
 impl Default for Sources {
     fn default() -> Self {
-        Self { paths: Begins::new(PATHS_AT_ONCE, PAUSE, SOURCES), bonds: BTreeMap::new(), accounts: BTreeMap::new() }
+        Self { paths: Begins::new(PATH_BURST, PATH_INTERVAL, MAX_SOURCES), bonds: BTreeMap::new(), accounts: BTreeMap::new() }
     }
 }
 
 impl Sources {
-    /// Counts a path that is asked for from `remote`, of a bond that is `new` or not. Why it may not be, or what its bonds share.
+    /// Counts a path requested from `remote`, of a bond that is `new` or exists already. Returns the account that the source's bonds share, or why
+    /// the path is refused.
     pub(crate) fn take(
         &mut self,
         now: Instant,
@@ -46,28 +47,28 @@ impl Sources {
         account: impl FnOnce() -> Account,
     ) -> Result<Arc<Account>, &'static str> {
         let id = source(remote);
-        if self.accounts.len() >= SOURCES && !self.accounts.contains_key(&id) {
-            return Err("as many others as there may be use this server now: try again later");
+        if self.accounts.len() >= MAX_SOURCES && !self.accounts.contains_key(&id) {
+            return Err("the server has reached its limit of clients: try again later");
         }
         let has = |source: &Source| self.bonds.get(source).copied().unwrap_or(0);
-        if new && sources(remote).iter().any(|(source, times)| has(source) >= BONDS * *times as usize) {
-            return Err("as many bonds from this address, or its network, as there may be: end one first");
+        if new && sources(remote).iter().any(|(source, times)| has(source) >= MAX_BONDS * *times as usize) {
+            return Err("too many bonds from this address or its network: end one first");
         }
         if !self.paths.take(now, remote) {
-            return Err("too many paths from this address, or its network: try again later");
+            return Err("too many paths from this address or its network: try again later");
         }
         let held = self.accounts.entry(id).or_insert_with(|| Held { account: Arc::new(account()), asked: now });
         held.asked = now;
         Ok(held.account.clone())
     }
 
-    /// A bond from `remote` has begun.
-    pub(crate) fn begun(&mut self, remote: SocketAddr) {
+    /// Records the start of a bond from `remote`.
+    pub(crate) fn on_bond_started(&mut self, remote: SocketAddr) {
         sources(remote).into_iter().for_each(|(source, _)| *self.bonds.entry(source).or_default() += 1);
     }
 
-    /// It has ended.
-    pub(crate) fn ended(&mut self, remote: SocketAddr) {
+    /// Records the end of a bond from `remote`.
+    pub(crate) fn on_bond_ended(&mut self, remote: SocketAddr) {
         for (source, _) in sources(remote) {
             match self.bonds.get_mut(&source) {
                 Some(count) if *count > 1 => *count -= 1,
@@ -76,10 +77,10 @@ impl Sources {
         }
     }
 
-    /// Forgets those of whom there is nothing to remember.
+    /// Removes accounts without bonds that have not been used for a while.
     pub(crate) fn sweep(&mut self, now: Instant) {
         let Self { bonds, accounts, .. } = self;
-        accounts.retain(|id, held| bonds.contains_key(id) || now.saturating_duration_since(held.asked) < PAUSE * PATHS_AT_ONCE);
+        accounts.retain(|id, held| bonds.contains_key(id) || now.saturating_duration_since(held.asked) < PATH_INTERVAL * PATH_BURST);
     }
 }
 
@@ -99,53 +100,53 @@ mod tests {
     }
 
     #[test]
-    fn paths_of_one_source_are_slowed_down_and_no_other_is() {
+    fn paths_are_rate_limited_per_source() {
         let (mut sources, now) = (Sources::default(), Instant::now());
         let (one, other) = (from("198.51.100.1:9"), from("198.51.100.2:9"));
         let begun = (0..200).filter(|_| sources.take(now, one, false, fresh).is_ok()).count();
-        assert_eq!(begun, PATHS_AT_ONCE as usize);
+        assert_eq!(begun, PATH_BURST as usize);
         assert!(sources.take(now, other, true, fresh).is_ok());
-        sources.begun(other);
-        let later = now + 3 * PAUSE;
+        sources.on_bond_started(other);
+        let later = now + 3 * PATH_INTERVAL;
         assert_eq!((0..200).filter(|_| sources.take(later, one, false, fresh).is_ok()).count(), 3);
-        sources.sweep(later + PAUSE * PATHS_AT_ONCE);
-        assert_eq!(sources.accounts.len(), 1, "the first has nothing any more that is worth remembering");
-        sources.ended(other);
-        sources.sweep(later + PAUSE * PATHS_AT_ONCE);
+        sources.sweep(later + PATH_INTERVAL * PATH_BURST);
+        assert_eq!(sources.accounts.len(), 1, "the first source has no bonds and is forgotten");
+        sources.on_bond_ended(other);
+        sources.sweep(later + PATH_INTERVAL * PATH_BURST);
         assert!(sources.accounts.is_empty() && sources.bonds.is_empty());
     }
 
-    /// Whoever has a network of 48 bits had the bonds of 65,536 sources.
+    /// The owner of a /48 network was allowed the bonds of 65,536 sources.
     #[test]
     fn regression_bonds_of_neighbouring_networks_are_bounded_together() {
         let (mut sources, mut now) = (Sources::default(), Instant::now());
         let mut begin = |net: u16| {
             let remote = from(&format!("[2001:db8:7:{net:x}::1]:9"));
-            now += PAUSE;
+            now += PATH_INTERVAL;
             let begun = sources.take(now, remote, true, fresh).is_ok();
             if begun {
-                sources.begun(remote);
+                sources.on_bond_started(remote);
             }
             begun
         };
-        assert_eq!((0..256).filter(|net| begin(*net)).count(), 2 * BONDS, "of 56 bits");
-        assert_eq!((0x100..0x1000).filter(|net| begin(*net)).count(), 2 * BONDS, "of 48 bits");
+        assert_eq!((0..256).filter(|net| begin(*net)).count(), 2 * MAX_BONDS, "of a /56 network");
+        assert_eq!((0x100..0x1000).filter(|net| begin(*net)).count(), 2 * MAX_BONDS, "of a /48 network");
     }
 
     #[test]
-    fn bonds_of_one_source_are_few_whatever_port_they_come_from() {
+    fn bonds_of_one_source_are_limited_across_ports() {
         let (mut sources, mut now) = (Sources::default(), Instant::now());
-        for port in 0..BONDS as u16 {
+        for port in 0..MAX_BONDS as u16 {
             let remote = SocketAddr::new(from("[2001:db8::1]:0").ip(), port);
             assert!(sources.take(now, remote, true, fresh).is_ok());
-            sources.begun(remote);
-            now += PAUSE;
+            sources.on_bond_started(remote);
+            now += PATH_INTERVAL;
         }
         let neighbour = from("[2001:db8::ffff]:7");
         assert!(sources.take(now, neighbour, true, fresh).is_err_and(|why| why.contains("bonds")));
-        assert!(sources.take(now, neighbour, false, fresh).is_ok(), "a path of a bond that is there");
+        assert!(sources.take(now, neighbour, false, fresh).is_ok(), "a path of an existing bond");
         assert!(sources.take(now, from("[2001:db8:0:1::1]:7"), true, fresh).is_ok(), "another network");
-        sources.ended(from("[2001:db8::1]:3"));
+        sources.on_bond_ended(from("[2001:db8::1]:3"));
         assert!(sources.take(now, neighbour, true, fresh).is_ok());
     }
 

@@ -1,5 +1,5 @@
-//! Joins a TCP connection and a flow, so that each end sees what it would have seen: bytes, half-closes, resets. Far ends that are gone are
-//! noticed, and what nothing moves on for a day is reset.
+//! Joins a TCP connection and a flow. Each end sees the same bytes, half-closes and resets as with a direct connection. Dead far ends are detected,
+//! and a connection that is idle for a day is reset.
 
 use std::io;
 use std::time::Duration;
@@ -14,25 +14,25 @@ use tokio::net::tcp::{ReadHalf, WriteHalf};
 
 use crate::account::Account;
 use crate::host_driver::{BondFlow, FlowEnd};
-use crate::lasting::{IDLE, Lull, copy_within, keep_alive};
+use crate::lasting::{IDLE_TIMEOUT, IdleTimer, copy_within, keep_alive};
 
-/// The most that is read at a time.
+/// Maximum size of one read.
 const READ: usize = 64 << 10;
 
-/// Moves bytes both ways until both directions have ended. Returns how many went from `stream` to `flow`, and back.
+/// Copies both ways until both directions have ended. Returns the number of bytes from `stream` to `flow`, and back.
 pub async fn splice(stream: TcpStream, flow: BondFlow) -> (u64, u64) {
     join(stream, flow, None).await
 }
 
-/// The same, at the pace that a client of a relay may have; from `stream` is what the client downloads.
+/// Like [`splice`], limited to the rate of a relay's client. Data from `stream` is the client's download.
 pub(crate) async fn splice_metered(stream: TcpStream, flow: BondFlow, account: &Account) -> (u64, u64) {
     join(stream, flow, Some(account)).await
 }
 
-/// Moves bytes both ways between two TCP connections until both directions have ended. Whatever breaks one resets the other: a transfer that was
-/// cut off must not look complete.
+/// Copies both ways between two TCP connections until both directions have ended. An error of one resets the other: a truncated transfer must not
+/// look complete.
 pub async fn splice_connections(one: TcpStream, other: TcpStream) {
-    splice_within(one, other, IDLE).await;
+    splice_within(one, other, IDLE_TIMEOUT).await;
 }
 
 async fn splice_within(mut one: TcpStream, mut other: TcpStream, idle: Duration) {
@@ -48,18 +48,18 @@ async fn splice_within(mut one: TcpStream, mut other: TcpStream, idle: Duration)
 }
 
 async fn join(mut stream: TcpStream, flow: BondFlow, account: Option<&Account>) -> (u64, u64) {
-    // Braid decides what goes together; the system would wait for more.
+    // The bond combines data into datagrams; the system's Nagle algorithm would only add delay.
     let _ = stream.set_nodelay(true);
-    // Goes before the socket does.
+    // Must be dropped before the socket.
     let _counted = account.map(|account| account.count_socket(flow.bond(), &stream));
-    // Should this be cut short, be it by the end of the process, the other end hears of a reset and not of an orderly end.
+    // If this is interrupted, even by the end of the process, the other end must see a reset and not an orderly end.
     let _ = SockRef::from(&stream).set_linger(Some(Duration::ZERO));
     keep_alive(&stream);
-    let (lull, mut up, mut down) = (Lull::default(), 0, 0);
+    let (idle_timer, mut up, mut down) = (IdleTimer::default(), 0, 0);
     let (reader, writer) = stream.split();
     let ended = tokio::select! {
-        ended = async { tokio::try_join!(send(reader, &flow, account, (&mut up, &lull)), receive(writer, &flow, account, (&mut down, &lull))) } => ended.is_ok(),
-        () = lull.lasts(IDLE) => {
+        ended = async { tokio::try_join!(send(reader, &flow, account, (&mut up, &idle_timer)), receive(writer, &flow, account, (&mut down, &idle_timer))) } => ended.is_ok(),
+        () = idle_timer.expired(IDLE_TIMEOUT) => {
             flow.reset(libc::ETIMEDOUT as u64);
             false
         }
@@ -70,13 +70,13 @@ async fn join(mut stream: TcpStream, flow: BondFlow, account: Option<&Account>) 
     (up, down)
 }
 
-/// What a direction has moved, and what moving ends.
-type Moved<'a> = (&'a mut u64, &'a Lull);
+/// Byte count of a direction, and the idle timer that transfers reset.
+type Moved<'a> = (&'a mut u64, &'a IdleTimer);
 
-async fn send(mut from: ReadHalf<'_>, flow: &BondFlow, account: Option<&Account>, (count, lull): Moved<'_>) -> Result<(), FlowEnd> {
+async fn send(mut from: ReadHalf<'_>, flow: &BondFlow, account: Option<&Account>, (count, idle_timer): Moved<'_>) -> Result<(), FlowEnd> {
     loop {
         let room = flow.room().await?.min(READ);
-        // One that waits has no buffer. What is wrong with the socket, reading it tells.
+        // A waiting direction has no buffer. An error of the socket is returned by the read.
         let _ = from.readable().await;
         let mut buffer = BytesMut::with_capacity(READ);
         let mut part = (&mut from).take(room as u64);
@@ -87,7 +87,7 @@ async fn send(mut from: ReadHalf<'_>, flow: &BondFlow, account: Option<&Account>
             }
             Ok(read) => {
                 *count += read as u64;
-                lull.end();
+                idle_timer.reset();
                 pass(account, flow, Direction::Down, read).await?;
                 flow.write(take(&mut buffer));
             }
@@ -109,15 +109,15 @@ async fn pass(account: Option<&Account>, flow: &BondFlow, direction: Direction, 
     }
 }
 
-/// Small pieces are copied, so that they do not hold a large buffer.
+/// Copies small pieces, so that they do not keep a large buffer alive.
 fn take(buffer: &mut BytesMut) -> Bytes {
     let part = buffer.split();
     if part.len() < READ / 4 * 3 { Bytes::copy_from_slice(&part) } else { part.freeze() }
 }
 
-async fn receive(mut to: WriteHalf<'_>, flow: &BondFlow, account: Option<&Account>, (count, lull): Moved<'_>) -> Result<(), FlowEnd> {
+async fn receive(mut to: WriteHalf<'_>, flow: &BondFlow, account: Option<&Account>, (count, idle_timer): Moved<'_>) -> Result<(), FlowEnd> {
     loop {
-        // What nobody takes stays in the bond, which counts it and gives no credit for it.
+        // Data stays in the bond until the socket accepts it. The bond counts it and grants no credit for it.
         let _ = to.writable().await;
         let Some(data) = flow.read().await? else {
             let _ = to.shutdown().await;
@@ -125,7 +125,7 @@ async fn receive(mut to: WriteHalf<'_>, flow: &BondFlow, account: Option<&Accoun
         };
         *count += data.len() as u64;
         pass(account, flow, Direction::Up, data.len()).await?;
-        lull.end();
+        idle_timer.reset();
         if let Err(error) = to.write_all(&data).await {
             flow.stop(code(&error));
             return Err(FlowEnd(code(&error)));
@@ -133,7 +133,7 @@ async fn receive(mut to: WriteHalf<'_>, flow: &BondFlow, account: Option<&Accoun
     }
 }
 
-/// An error of the system as a flow's code.
+/// Converts a system error to a flow's code.
 pub(crate) fn code(error: &io::Error) -> u64 {
     error.raw_os_error().unwrap_or(libc::ECONNRESET) as u64
 }
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn regression_a_reset_of_one_connection_is_a_reset_of_the_other() {
+    async fn regression_a_reset_of_one_connection_resets_the_other() {
         for swapped in [false, true] {
             let ((mut program, near), (mut server, onward)) = (pair().await, pair().await);
             let (one, other) = if swapped { (onward, near) } else { (near, onward) };
@@ -170,13 +170,13 @@ mod tests {
         }
     }
 
-    /// A second descriptor of a socket, to look at its options by.
+    /// A second descriptor of a socket, for access to its options.
     fn watched(stream: &TcpStream) -> socket2::Socket {
         SockRef::from(stream).try_clone().unwrap()
     }
 
     #[tokio::test]
-    async fn regression_spliced_connections_notice_far_ends_that_are_gone() {
+    async fn regression_spliced_connections_enable_keepalive() {
         let ((mut program, near), (mut server, onward)) = (pair().await, pair().await);
         let sockets = [watched(&near), watched(&onward)];
         tokio::spawn(splice_connections(near, onward));
@@ -184,12 +184,12 @@ mod tests {
         server.read_exact(&mut [0; 8]).await.unwrap();
         for socket in sockets {
             let span = socket.tcp_keepalive_time().unwrap();
-            assert!(socket.keepalive().unwrap() && span < Duration::from_secs(7200), "sooner than the system would: {span:?}");
+            assert!(socket.keepalive().unwrap() && span < Duration::from_secs(7200), "earlier than the system default: {span:?}");
         }
     }
 
     #[tokio::test]
-    async fn regression_spliced_connections_on_which_nothing_moves_are_reset() {
+    async fn regression_idle_spliced_connections_are_reset() {
         let ((mut program, near), (mut server, onward)) = (pair().await, pair().await);
         let spliced = tokio::spawn(splice_within(near, onward, Duration::from_millis(1)));
         for end in [&mut program, &mut server] {
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_orderly_end_stays_one_and_each_direction_ends_alone() {
+    async fn orderly_ends_are_preserved_per_direction() {
         let ((mut program, near), (mut server, onward)) = (pair().await, pair().await);
         tokio::spawn(splice_connections(near, onward));
         program.write_all(b"question").await.unwrap();

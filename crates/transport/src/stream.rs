@@ -1,4 +1,4 @@
-//! A flow as a stream of bytes that is read and written like a socket.
+//! A flow as a byte stream with the interface of a socket.
 
 use std::io;
 use std::pin::Pin;
@@ -13,15 +13,15 @@ use tokio::net::TcpStream;
 use crate::host_driver::{BondFlow, FlowEnd};
 use crate::lasting::keep_alive;
 
-/// A flow that is open. Its shutdown finishes it; dropped before, it is reset. A reset shows as the error that `read` or `write` would have
-/// given at the far end.
+/// Byte stream over an open flow. Shutdown finishes the flow; dropping it before resets the flow. A reset appears as the error that `read` or `write`
+/// would have returned at the far end.
 pub struct FlowStream {
     flow: BondFlow,
     unread: Bytes,
 }
 
 impl FlowStream {
-    /// The flow, to be used by nobody else.
+    /// Wraps a flow, which must have no other user.
     pub fn new(flow: BondFlow) -> Self {
         Self { flow, unread: Bytes::new() }
     }
@@ -66,7 +66,7 @@ impl AsyncWrite for FlowStream {
     }
 }
 
-/// A TCP connection that is reset if it is dropped before its shutdown, as a [`FlowStream`] is: what was cut off must not look complete.
+/// A TCP connection that is reset if it is dropped before its shutdown, like a [`FlowStream`]: a truncated transfer must not look complete.
 #[derive(Debug)]
 pub struct TcpConnection {
     stream: TcpStream,
@@ -74,7 +74,7 @@ pub struct TcpConnection {
 }
 
 impl TcpConnection {
-    /// Over this socket, whose far end is watched from now on.
+    /// Wraps a socket and enables TCP keepalive.
     pub fn new(stream: TcpStream) -> Self {
         keep_alive(&stream);
         Self { stream, finished: false }
@@ -118,7 +118,7 @@ impl AsyncWrite for TcpConnection {
     }
 }
 
-/// What the far end's socket said; what only the protocol knows is a reset.
+/// The error of the far end's socket. Codes that only the protocol defines become a reset.
 fn error(FlowEnd(code): FlowEnd) -> io::Error {
     match i32::try_from(code) {
         Ok(errno @ 1..=4095) => io::Error::from_raw_os_error(errno),
@@ -133,7 +133,7 @@ mod tests {
     use tokio::net::TcpListener;
 
     #[tokio::test]
-    async fn regression_a_connection_dropped_before_its_end_is_reset() {
+    async fn regression_a_connection_dropped_before_shutdown_is_reset() {
         for orderly in [false, true] {
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let mut connection = TcpConnection::new(TcpStream::connect(listener.local_addr().unwrap()).await.unwrap());

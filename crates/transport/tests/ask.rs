@@ -1,4 +1,4 @@
-//! Asking hosts whether they run Braid, on loopback, and what a server that serves anyone grants.
+//! Tests on loopback: asking hosts whether they run Braid, and the limits of a server that serves anyone.
 
 use braid_model::LinkSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -19,8 +19,8 @@ use tokio::task::JoinHandle;
 
 const LOCALHOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// How long anything that should happen may take on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// Timeout for any expected event on a busy machine.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 struct Server {
     address: SocketAddr,
@@ -59,19 +59,19 @@ fn link() -> ClientLink {
     ClientLink { number: 0, device: None, v4: Some(LOCALHOST), v6: None, backup: false, dead: Default::default() }
 }
 
-/// What somebody says who does answer: on a busy machine a question may have to be asked again.
+/// Answer of a host that does answer. On a busy machine the question may have to be repeated.
 async fn asked(to: SocketAddr, expect: Option<PublicKey>) -> HostAnswer {
     let begun = Instant::now();
     loop {
         let answer = ask(to, &link(), expect, None).await.unwrap();
-        if answer != HostAnswer::Silent || begun.elapsed() > PATIENCE {
+        if answer != HostAnswer::Silent || begun.elapsed() > TIMEOUT {
             return answer;
         }
     }
 }
 
 #[tokio::test]
-async fn a_server_tells_its_key_and_is_known_by_it() {
+async fn a_server_proves_its_key() {
     let server = Server::start(true).await;
     assert_eq!(asked(server.address, None).await, HostAnswer::Runs(server.key));
     assert_eq!(asked(server.address, Some(server.key)).await, HostAnswer::Runs(server.key));
@@ -79,27 +79,27 @@ async fn a_server_tells_its_key_and_is_known_by_it() {
 }
 
 #[tokio::test]
-async fn a_relay_that_wants_to_know_its_clients_is_no_server() {
+async fn a_relay_for_registered_clients_refuses_the_question() {
     let relay = Server::start(false).await;
     let answer = asked(relay.address, None).await;
     assert!(matches!(answer, HostAnswer::Refused(_)), "{answer:?}");
 }
 
 #[tokio::test]
-async fn who_does_not_answer_gets_one_datagram() {
+async fn a_silent_host_receives_one_datagram() {
     let silent = UdpSocket::bind("127.0.0.1:0").await.unwrap();
-    let answer = tokio::time::timeout(PATIENCE, ask(silent.local_addr().unwrap(), &link(), None, None)).await;
-    assert_eq!(answer.expect("it does not wait for ever").unwrap(), HostAnswer::Silent);
+    let answer = tokio::time::timeout(TIMEOUT, ask(silent.local_addr().unwrap(), &link(), None, None)).await;
+    assert_eq!(answer.expect("the question did not time out").unwrap(), HostAnswer::Silent);
     let mut buffer = [0; 2000];
     let size = silent.try_recv(&mut buffer).unwrap();
-    assert_eq!(size, 1200, "QUIC's smallest");
+    assert_eq!(size, 1200, "the size of QUIC's first packet");
     tokio::time::sleep(Duration::from_millis(1500)).await;
     let more = silent.try_recv(&mut buffer);
-    assert!(more.is_err(), "{more:?}: neither again nor a farewell");
+    assert!(more.is_err(), "{more:?}: neither a repetition nor a close packet");
 }
 
 #[tokio::test]
-async fn what_is_no_braid_is_not_taken_for_it() {
+async fn other_services_are_not_mistaken_for_braid() {
     let other = UdpSocket::bind("127.0.0.1:0").await.unwrap();
     let to = other.local_addr().unwrap();
     tokio::spawn(async move {
@@ -113,7 +113,7 @@ async fn what_is_no_braid_is_not_taken_for_it() {
 }
 
 #[tokio::test]
-async fn strangers_must_always_show_where_they_are() {
+async fn anonymous_clients_must_always_validate_their_address() {
     let server = Server::start(true).await;
     let (to, middle) = (server.address, UdpSocket::bind("127.0.0.1:0").await.unwrap());
     let front = middle.local_addr().unwrap();
@@ -143,19 +143,19 @@ async fn strangers_must_always_show_where_they_are() {
 }
 
 #[tokio::test]
-async fn a_bond_to_a_server_with_another_key_never_comes_up() {
+async fn a_bond_to_a_server_with_a_wrong_key_never_comes_up() {
     let server = Server::start(true).await;
     let addresses = vec![server.address.to_string().parse().unwrap()];
     let peer = Peer { addresses, key: Some(PublicKey::from([7; 32])), token: None, name: String::new() };
     let client = Client::start(peer, None, None).unwrap();
     client.set_links(vec![link()]);
     let mut state = client.state();
-    let settled = tokio::time::timeout(PATIENCE, state.wait_for(|state| *state != State::Connecting)).await;
+    let settled = tokio::time::timeout(TIMEOUT, state.wait_for(|state| *state != State::Connecting)).await;
     assert_eq!(*settled.unwrap().unwrap(), State::AnotherKey);
 }
 
 #[tokio::test]
-async fn one_source_has_sixteen_bonds_and_no_more() {
+async fn one_source_has_at_most_sixteen_bonds() {
     let server = Server::start(true).await;
     let mut clients = Vec::new();
     for number in 0..17 {
@@ -164,7 +164,7 @@ async fn one_source_has_sixteen_bonds_and_no_more() {
         let client = Client::start(peer, None, None).unwrap();
         client.set_links(vec![link()]);
         let mut state = client.state();
-        let settled = tokio::time::timeout(PATIENCE, state.wait_for(|state| *state != State::Connecting)).await;
+        let settled = tokio::time::timeout(TIMEOUT, state.wait_for(|state| *state != State::Connecting)).await;
         let settled = settled.unwrap().unwrap().clone();
         match settled {
             State::Up if number < 16 => {}
@@ -173,17 +173,17 @@ async fn one_source_has_sixteen_bonds_and_no_more() {
         }
         clients.push(client);
     }
-    assert_eq!(asked(server.address, None).await, HostAnswer::Unfinished, "a question is a bond, for a moment");
+    assert_eq!(asked(server.address, None).await, HostAnswer::Unfinished, "a question briefly uses a bond");
     drop(clients.pop());
     drop(clients.pop());
     let begun = Instant::now();
     while asked(server.address, None).await != HostAnswer::Runs(server.key) {
-        assert!(begun.elapsed() < PATIENCE);
+        assert!(begun.elapsed() < TIMEOUT);
     }
 }
 
 #[tokio::test]
-async fn a_server_opens_nothing_of_others_and_looks_up_no_names() {
+async fn a_server_opens_only_its_own_services_and_resolves_no_names() {
     let server = Server::start(true).await;
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addresses = vec![server.address.to_string().parse().unwrap()];
@@ -195,13 +195,13 @@ async fn a_server_opens_nothing_of_others_and_looks_up_no_names() {
     for (target, code) in [
         (Target::Address(loopback), libc::EADDRNOTAVAIL),
         (Target::Address("192.0.2.7:80".parse().unwrap()), libc::EADDRNOTAVAIL),
-        // The relay's own port is no service.
+        // The relay's own port is not a service.
         (Target::Address((loopback.ip(), server.address.port()).into()), libc::EACCES),
         (Target::Name("localhost".parse().unwrap(), loopback.port()), libc::EACCES),
     ] {
         for kind in [FlowKind::Stream, FlowKind::Messages] {
             let flow = client.open(Open { kind, target: target.clone(), policy }).unwrap();
-            let opened = tokio::time::timeout(PATIENCE, flow.opened()).await.unwrap();
+            let opened = tokio::time::timeout(TIMEOUT, flow.opened()).await.unwrap();
             assert_eq!(opened, Err(FlowEnd(code as u64)), "{target}");
         }
     }

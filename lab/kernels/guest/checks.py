@@ -1,4 +1,4 @@
-"""What Braid does on a kernel, checked from outside with real sockets: checks.py checks | doctor KERNEL RUN | list.
+"""Checks Braid's behaviour on a kernel from outside, with real sockets: checks.py checks | doctor KERNEL RUN | list.
 
 Runs as root in a machine that has nothing else to do. Two namespaces, joined by two links with limited rates: this process is in the client's, web
 server, echo and relay are in the server's. Each check prints "PASS name" or "FAIL name: why"; `list` prints the names.
@@ -235,7 +235,7 @@ def down():
     require(seen == {"10.77.0.2"}, seen)
 
 
-# What strongSwan sets up for a tunnel that takes all IPv4: an address, a route that gives it, and policies; here with keys that both ends know.
+# The setup of strongSwan for a tunnel with all IPv4 traffic: an address, a route that selects it, and policies; here with fixed keys at both ends.
 TUNNEL = ("10.77.0.2", IPSEC)
 INNER = "10.200.0.2"
 
@@ -365,7 +365,7 @@ EXPECTED = {
 
 
 def require_oddity(oddity):
-    """The kernel must really lack what the run is named after."""
+    """The kernel must really lack the feature that names the run."""
     read = lambda path: pathlib.Path(path).read_text()
     if oddity == "doctor-no-btf":
         require(not pathlib.Path("/sys/kernel/btf/vmlinux").exists(), "the kernel still shows its types")
@@ -376,7 +376,7 @@ def require_oddity(oddity):
 
 
 def doctor_promises(mode, *user):
-    """What doctor answers scripts, by its exit status: its text is for people."""
+    """Doctor's exit status, which is its interface for scripts."""
     return subprocess.run([*user, "braid", "doctor", "--for", mode], stdout=subprocess.DEVNULL, timeout=2 * LIMIT).returncode == 0
 
 
@@ -434,7 +434,7 @@ routing_before = set()
 
 
 class Failed(Exception):
-    """A condition that does not hold, or a program that failed."""
+    """A failed condition or program."""
 
 
 def require(condition, why):
@@ -475,12 +475,12 @@ def curl_end(child):
 
 
 def curl(url, *words, program=("curl",)):
-    """The address that it spoke from."""
+    """The local address of the connection."""
     return curl_end(curl_start(url, *words, program=program))
 
 
 def shared(work):
-    """Whether each link brought a tenth of what came while it ran."""
+    """Whether each link carried at least a tenth of the bytes received during the work."""
     before = counters()
     work()
     received[:] = [after - before for before, after in zip(before, counters())]
@@ -493,7 +493,7 @@ def counters():
 
 
 def routing():
-    """All rules and all routes of all tables, but for the routers' lifetimes."""
+    """All rules and all routes of all tables, without the routers' lifetimes."""
     asked = (["rule"], ["-6", "rule"], ["route", "show", "table", "all"], ["-6", "route", "show", "table", "all"])
     return {line.strip() for words in asked for line in call("ip", *words).splitlines()}
 
@@ -517,7 +517,7 @@ def make_lab():
         call("ip", "netns", "add", name)
         call("ip", "-n", name, "link", "set", "lo", "up")
     client, server = ["ip", "-n", "client"], ["ip", "-n", "server"]
-    # Own addresses are used at once, not after a second of asking who else has them.
+    # Use own addresses at once, without duplicate address detection.
     for name in ("client", "server"):
         call("nsenter", f"--net=/run/netns/{name}", "sysctl", "-qw", "net.ipv6.conf.all.accept_dad=0", "net.ipv6.conf.default.accept_dad=0",
              "net.ipv4.conf.all.rp_filter=2", "net.ipv6.conf.all.forwarding=1")  # fmt: skip
@@ -541,7 +541,7 @@ def make_lab():
 
 
 def serve():
-    """A web server, and echoes: on port 7 what came, on port 9 who asked."""
+    """A web server, an echo on port 7, and on port 9 a service that returns the sender's address."""
     www = pathlib.Path("/tmp/www")
     www.mkdir()
     for size in (1000, 1_000_000, SIZE):
@@ -575,7 +575,7 @@ def accept(listener):
 
 
 def hold(connection):
-    """Until the client goes, in whatever way."""
+    """Holds the connection until the client closes or resets it."""
     with connection, contextlib.suppress(ConnectionError):
         connection.recv(1)
 

@@ -1,4 +1,4 @@
-//! How soon the daemon's API answers while thousands of flows live.
+//! Response times of the daemon's API with thousands of active flows.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -18,22 +18,22 @@ use crate::daemon::Daemon;
 use crate::lab::Lab;
 use crate::spec::LinkSpec;
 
-/// Live flows.
+/// Number of active flows.
 const FLOWS: usize = 5_000;
-/// What is asked for, in turns.
+/// Requested paths, in turn.
 const PATHS: [&str; 5] = ["/v1/status", "/v1/links", "/v1/apps", "/v1/config", "/v1/flows"];
-/// From one answer to the next question.
+/// Pause between an answer and the next request.
 const PAUSE: Duration = Duration::from_millis(20);
-/// The longest that an answer may take.
+/// Aim for the duration of an answer.
 const AIM_MS: f64 = 20.0;
 
 pub(super) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "api",
-        "How soon the API answers",
-        "Two links, 5,000 TCP connections held open by one program, and one client of the Unix socket that asks for one thing after the other, \
-         20 ms after each answer, on a connection of its own. Timed from the connection to the answer's last byte: at first alone, then \
-         while another listens to `/v1/events`, as the page does.",
+        "Response times of the API",
+        "Two links, 5,000 TCP connections held open by one program, and one client of the Unix socket. The client sends one request after the \
+         other, 20 ms after each answer, each on a new connection. The time is from the connection to the answer's last byte, first without other \
+         clients, then while another client listens to `/v1/events`, as the page does.",
     );
     let lab = ["wlan0", "lte0"].iter().fold(Lab::builder(), |builder, name| builder.link(LinkSpec::direct(name))).start()?;
     let to = accept_and_keep(&lab, 9000)?;
@@ -99,7 +99,7 @@ fn get(socket: &Path, path: &str) -> Result<usize> {
     Ok(answer.len())
 }
 
-/// One who takes in what happens until the stream is dropped.
+/// Opens an event stream that receives until it is dropped.
 fn listen(socket: &Path) -> Result<Listener> {
     let stream = request(socket, "/v1/events")?;
     let mut reader = stream.try_clone()?;

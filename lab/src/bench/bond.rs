@@ -1,4 +1,4 @@
-//! Flows that go through a relay, over all links at once.
+//! Flows through a relay, over all links at once.
 
 pub(super) mod churn;
 pub(super) mod crowd;
@@ -24,7 +24,7 @@ use crate::relay::Relay;
 /// Ports of the servers whose flows bond.
 const PORTS: [u16; 2] = [80, 8080];
 
-/// A relay, and a daemon that has joined it over every link and bonds what goes to [`PORTS`].
+/// A relay, and a daemon that has joined it over every link and bonds flows to [`PORTS`].
 struct Bonded {
     relay: Relay,
     daemon: Daemon,
@@ -36,7 +36,7 @@ impl Bonded {
         Self::with_rules(settings, lab, &rules)
     }
 
-    /// The same, with other rules for what bonds.
+    /// Like the above, with other rules for bonded flows.
     fn with_rules(settings: &Settings, lab: &Lab, rules: &str) -> Result<Self> {
         let relay = Relay::start(lab, &settings.braid)?;
         let daemon = Daemon::start(lab, &settings.braid, "max-throughput", rules)?;
@@ -45,7 +45,7 @@ impl Bonded {
     }
 }
 
-/// Lets the kernel's multipath TCP use every link, as far as the kernel's limit of eight further subflows goes.
+/// Makes the kernel's multipath TCP use every link, up to the kernel's limit of eight further subflows.
 fn allow_multipath(lab: &Lab) -> Result<()> {
     let ip = |namespace: &crate::namespace::Namespace, arguments: &str| -> Result<()> {
         let mut command = namespace.command("ip")?;

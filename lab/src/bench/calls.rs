@@ -1,4 +1,4 @@
-//! What Braid costs a connection and a datagram, call by call.
+//! Cost of Braid per connect and per datagram.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, UdpSocket};
@@ -17,25 +17,26 @@ use crate::lab::Lab;
 use crate::spec::LinkSpec;
 
 const LINKS: [&str; 2] = ["eth0", "eth1"];
-/// A daemon that has just begun has more to do than one that runs: on a machine of few cores others feel it.
+/// Pause after a start: a starting daemon uses more CPU time than a running one, which affects measurements on a machine with few cores.
 const SETTLE: Duration = Duration::from_millis(1500);
 
 pub(super) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "calls",
-        "Calls",
-        "Two links joined by veth pairs without limits or emulator; the daemon is started (max-throughput) for one half of each pair and \
-         stopped for the other, in changing order. Connect: one non-blocking connect() to a listening socket, the whole handshake, timed in \
-         the thread that calls it and accepts it afterwards; its life: socket(), connect(), a byte, accept() and close(). Datagram: sendto() of 100 bytes by an \
-         unconnected socket. The machine's own speed is looked at every ten calls, by what a pipe takes, and the times told as at its median.",
+        "Cost of system calls",
+        "Two links joined by veth pairs without limits or emulator. In one half of each pair of runs the daemon (max-throughput) runs, in the \
+         other it does not, in changing order. Connect: one non-blocking connect() to a listening socket with the whole handshake, timed in the \
+         thread that calls it and accepts it afterwards. A connection's life: socket(), connect(), a byte, accept() and close(). Datagram: \
+         sendto() of 100 bytes on an unconnected socket. Every ten calls the benchmark measures the machine's speed by the time of pipe \
+         operations. Times are scaled to the median speed.",
     );
     let calls = calls(settings)?;
-    report.raw = tell(&calls, &mut report);
+    report.raw = report_results(&calls, &mut report);
     note_other_daemons(&mut report)?;
     Ok(report)
 }
 
-/// For each round of calls the yardstick's microseconds, and what the calls gave.
+/// For each round of calls, the microseconds of the reference operation and the results of the calls.
 type Rounds<T> = Vec<(f64, Vec<T>)>;
 
 /// A batch of calls with the daemon or without. Connections: microseconds of connect(), and of the whole life.
@@ -45,11 +46,11 @@ struct Batch {
     datagrams: Rounds<f64>,
 }
 
-/// Microseconds by call, as at the machine's median speed.
+/// Microseconds per call, scaled to the machine's median speed.
 #[derive(Debug, Default)]
 struct Calls {
     connect: [Vec<f64>; 2],
-    /// As they were.
+    /// Microseconds per call, not scaled.
     unscaled: [Vec<f64>; 2],
     connect_medians: Pairs,
     life: Pairs,
@@ -99,11 +100,11 @@ fn calls(settings: &Settings) -> Result<Calls> {
     Ok(Calls::of(&batches))
 }
 
-/// A round of calls, timed between two looks at the yardstick.
+/// A round of calls between two measurements of the reference operation.
 const ROUND: usize = 10;
 
-/// What a machine that shares its cores with others takes for the same thing changes by half within a second, by far more than what is measured
-/// here. So each round of calls is measured against something that Braid does not touch: a few bytes written to a pipe, and read.
+/// On a machine that shares its cores, the time of the same operation varies by half within a second, far more than the measured difference.
+/// Each round of calls is therefore compared with an operation that Braid does not affect: a few bytes written to a pipe and read.
 struct Yardstick {
     pipe: (io::PipeReader, io::PipeWriter),
 }
@@ -113,7 +114,7 @@ impl Yardstick {
         Ok(Self { pipe: io::pipe()? })
     }
 
-    /// The median microseconds of a few such.
+    /// The median microseconds of a few reference operations.
     fn look(&mut self) -> io::Result<f64> {
         let one = |_| -> io::Result<f64> {
             let begin = Instant::now();
@@ -144,11 +145,11 @@ fn time_connects(to: SocketAddr, listener: &Socket, count: usize) -> io::Result<
     let one = || -> io::Result<(f64, f64)> {
         let begin = Instant::now();
         let (took, _) = connect(to)?;
-        // What was reset before it was accepted may be gone.
+        // A connection that was reset before accept() may no longer exist.
         let _ = listener.accept();
         Ok((took.as_secs_f64() * 1e6, begin.elapsed().as_secs_f64() * 1e6))
     };
-    // Caches first.
+    // Warms up caches.
     for _ in 0..50 {
         one()?;
     }
@@ -166,7 +167,7 @@ fn time_datagrams(to: SocketAddr, count: usize) -> io::Result<Rounds<f64>> {
     Yardstick::new()?.rounds(count, one)
 }
 
-fn tell(calls: &Calls, report: &mut Report) -> Value {
+fn report_results(calls: &Calls, report: &mut Report) -> Value {
     let [without, with] = &calls.connect;
     let row = |what: &str, without: f64, with: f64| {
         vec![what.to_owned(), format!("{without:.2} µs"), format!("{with:.2} µs"), format!("{:+.2} µs", with - without)]
@@ -183,8 +184,8 @@ fn tell(calls: &Calls, report: &mut Report) -> Value {
     ];
     report.table("Two links; what one call takes:", "what | without | with | more", rows);
     report.notes.push(format!(
-        "The sides without Braid have had its rules before: in a namespace that never had a rule of its own the kernel skips them, and a \
-         connect takes less. Batch by batch the median connect() takes {} µs more (95 % interval of the mean).",
+        "The runs without Braid use a namespace that had Braid's routing rules before: in a namespace that never had custom rules the kernel \
+         skips them, and a connect takes less time. Per batch, the median connect() takes {} µs more (95 % interval of the mean).",
         interval(&calls.connect_medians.more())
     ));
     let more = |(without, with): (f64, f64)| format!("{:+.2} µs of {without:.2}", with - without);

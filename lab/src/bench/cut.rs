@@ -1,4 +1,4 @@
-//! A link that dies and comes back: how soon new flows leave it, and how soon they use it again.
+//! A link fails and returns: the time until new flows avoid it, and until they use it again.
 
 use std::net::SocketAddr;
 use std::process::{Child, Stdio};
@@ -18,16 +18,16 @@ use crate::lab::Lab;
 use crate::spec::{LinkSpec, mbps, ms};
 use crate::web::Web;
 
-/// What happens to the link, and what goes on meanwhile.
+/// Kind of the failure, and the traffic during it.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     title: &'static str,
-    /// Takes the carrier too.
+    /// Whether the link also loses its carrier.
     carrier: bool,
-    /// Downloads run over all links.
+    /// Whether downloads run over all links.
     busy: bool,
     probe: &'static str,
-    /// Wanted, in seconds, for leaving it.
+    /// Aim, in seconds, for the time until new flows avoid the link.
     aim: f64,
 }
 
@@ -37,26 +37,25 @@ const CASES: [Case; 4] = [
     Case { title: "dark, idle, eager probes", carrier: false, busy: false, probe: "continuous", aim: 1.0 },
     Case { title: "carrier lost, idle, sparing probes", carrier: true, busy: false, probe: "on-demand", aim: 0.1 },
 ];
-/// Wanted, in seconds, from coming back to the first use.
+/// Aim, in seconds, for the time from the return to the first use.
 const BACK: f64 = 2.0;
 /// The link that is cut.
 const VICTIM: usize = 0;
-/// How often a new flow is begun.
+/// Interval between new flows.
 const EVERY: Duration = Duration::from_millis(3);
-/// New flows keep off the link for this long before it counts as left.
+/// The link counts as left when no new flow has used it for this long.
 const QUIET: Duration = Duration::from_millis(700);
-/// How long anything may take at all.
+/// Timeout of every step.
 const LIMIT: Duration = Duration::from_secs(15);
 
 pub(super) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "cut",
         "A link is cut",
-        "Three links of 10 Mbit/s with round trips of 20, 80 and 160 ms, round robin, so that every third new flow would use the link that \
-         is cut, a new TCP connection begun every 3 ms. Left: from the cut until the last new flow that was put on the dead link; three \
-         connections are then made whole. Used again: from the link's return until the first new flow on it. Dark: the link drops every packet \
-         and keeps its carrier. Flows in progress: six downloads without end. Every repetition has a daemon of its own that remembers \
-         nothing.",
+        "Three links of 10 Mbit/s with RTTs of 20, 80 and 160 ms, round robin, so that every third new flow would use the link that is cut; a new \
+         TCP connection starts every 3 ms. Left: the time from the cut until the last new flow on the dead link; three connections are completed \
+         after it. Used again: the time from the link's return until the first new flow on it. Dark: the link drops every packet and keeps its \
+         carrier. Flows in progress: six endless downloads. Every repetition has a new daemon without stored state.",
     );
     let count = if settings.quick { 2 } else { 10 };
     let (mut rows, mut raw) = (Vec::new(), Vec::new());
@@ -89,9 +88,9 @@ fn one(settings: &Settings, case: &Case) -> Result<(f64, f64)> {
     let daemon = Daemon::start(&lab, &settings.braid, "round-robin", &format!("probe = \"{}\"", case.probe))?;
     let downloads = if case.busy { Downloads::start(&lab, &web)? } else { Downloads(Vec::new()) };
     let to = SocketAddr::from((Lab::internet(11), 80));
-    // The kernel holds the news of a carrier back for up to a second after the last such news (linkwatch), and the lab has just come up.
+    // The kernel delays carrier events for up to a second after the previous one (linkwatch), and the lab has just started.
     thread::sleep(Duration::from_millis(1500));
-    // The link is in use, and not only in the table.
+    // The link must carry flows, not only be listed.
     first_use(&lab, to)?;
     switch(&lab, case, false)?;
     let left = last_use(&lab, to)?;
@@ -112,7 +111,7 @@ fn switch(lab: &Lab, case: &Case, on: bool) -> Result<()> {
     }
 }
 
-/// Begins flows until none has used the link for a while, and tells when, from now, the last did; in seconds.
+/// Starts flows until none has used the link for a while. Returns when the last one did, in seconds from now.
 fn last_use(lab: &Lab, to: SocketAddr) -> Result<f64> {
     lab.client().run(|| {
         let begin = Instant::now();
@@ -129,7 +128,7 @@ fn last_use(lab: &Lab, to: SocketAddr) -> Result<f64> {
     })?
 }
 
-/// Begins flows until one uses the link, and tells when, from now, that was; in seconds.
+/// Starts flows until one uses the link. Returns when, in seconds from now.
 fn first_use(lab: &Lab, to: SocketAddr) -> Result<f64> {
     lab.client().run(|| {
         let begin = Instant::now();
@@ -144,7 +143,7 @@ fn first_use(lab: &Lab, to: SocketAddr) -> Result<f64> {
     })?
 }
 
-/// Downloads without end, two on each link; they end with this value.
+/// Endless downloads, two on each link. They end when this value is dropped.
 struct Downloads(Vec<Child>);
 
 impl Downloads {

@@ -1,4 +1,4 @@
-//! How long the kernel takes to decide, by its own count.
+//! Duration of the decision in the kernel, from the kernel's own statistics.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -21,10 +21,10 @@ use crate::spec::LinkSpec;
 
 /// Links in the lab.
 const LINKS: usize = 16;
-/// Connects in one batch.
+/// Number of connects per batch.
 const BATCH: usize = 2_000;
 
-/// What the kernel counts of one program.
+/// The kernel's statistics of one program.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Program {
     pub(super) name: String,
@@ -36,10 +36,10 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "decision",
         "The decision in the kernel",
-        "16 links (veth, no limits), max-throughput, TCP connections begun one after the other and unconnected datagrams: the kernel's own run statistics \
-         (BPF_ENABLE_STATS) of the daemon's programs, mean time by run, median of batches. The connect programs do all there is to do at a connect: \
-         they find the program that calls, match the policy, decide under the lock, reserve, note the flow and bind the socket. The decision alone: \
-         the same code by BPF_PROG_TEST_RUN, mean of 100,000.",
+        "16 links (veth, no limits), max-throughput, consecutive TCP connects and unconnected datagrams. The kernel's run statistics \
+         (BPF_ENABLE_STATS) give the mean time per run of each of the daemon's programs; the table shows the median of batches. The connect \
+         programs do all the work of a connect: they identify the calling program, match the policy, decide under the lock, reserve demand, record \
+         the flow and bind the socket. The decision alone: the same code under BPF_PROG_TEST_RUN, mean of 100,000 runs.",
     );
     let batches = programs_at_work(settings)?;
     let mut rows = Vec::new();
@@ -99,7 +99,7 @@ fn programs_at_work(settings: &Settings) -> Result<BTreeMap<String, Vec<f64>>> {
         })??;
         for (id, after) in programs()?.into_iter().filter(|(id, _)| !foreign.contains_key(id)) {
             let Some(before) = before.get(&id) else { continue };
-            // Those that hardly ran were not what was measured.
+            // Programs with few runs were not part of the measurement.
             let runs = after.runs - before.runs;
             if runs >= BATCH as u64 / 2 {
                 batches.entry(after.name).or_default().push((after.time - before.time).as_nanos() as f64 / runs as f64);
@@ -113,7 +113,7 @@ fn programs_at_work(settings: &Settings) -> Result<BTreeMap<String, Vec<f64>>> {
 /// Braid's programs that are loaded now, by the kernel's number.
 pub(super) fn programs() -> Result<BTreeMap<u32, Program>> {
     let mut found = BTreeMap::new();
-    // One that goes away meanwhile is not one of ours.
+    // A program that disappears meanwhile is not Braid's.
     for info in loaded_programs().filter_map(Result::ok) {
         let name = info.name_as_str().unwrap_or_default();
         if name.starts_with("braid_") {

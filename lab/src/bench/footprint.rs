@@ -1,4 +1,4 @@
-//! How much memory the daemon takes, and how soon it steers.
+//! The daemon's memory, and its start time.
 
 use std::fs::File;
 use std::net::{SocketAddr, TcpStream};
@@ -18,17 +18,17 @@ use crate::lab::Lab;
 use crate::spec::LinkSpec;
 use crate::sys;
 
-/// How long starting may take at all.
+/// Timeout of a start.
 const LIMIT: Duration = Duration::from_secs(10);
 const LINKS: [&str; 2] = ["wlan0", "lte0"];
 
 pub(super) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "footprint",
-        "Memory, and time to start",
-        "Memory: two links, 1,000 TCP connections held open by one program, VmRSS and VmHWM of `braid up` twenty seconds later. Start: from \
-         exec to the start of the first connection that a rule sends over the second link (which the system would never choose), connections being begun every \
-         millisecond; the first start has an empty state directory, the others have what it left.",
+        "Memory and start time",
+        "Memory: two links, 1,000 TCP connections held open by one program, VmRSS and VmHWM of `braid up` twenty seconds later. Start: the time \
+         from exec to the start of the first connection that a rule sends over the second link, which the system would never choose; a connection \
+         starts every millisecond. The first start has an empty state directory, the others use the state that it left.",
     );
     let (resident, most, idle) = memory(settings)?;
     progress(&format!("{resident:.1} MB with 1,000 flows, {most:.1} MB at most, {idle:.1} MB idle"));
@@ -52,7 +52,7 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
     Ok(report)
 }
 
-/// Megabytes (10^6) with a thousand flows, at most, and idle.
+/// Megabytes (10^6) with a thousand flows, the maximum, and idle.
 fn memory(settings: &Settings) -> Result<(f64, f64, f64)> {
     let lab = LINKS.iter().fold(Lab::builder(), |builder, name| builder.link(LinkSpec::direct(name))).start()?;
     let to = accept_and_keep(&lab, 9000)?;
@@ -62,13 +62,13 @@ fn memory(settings: &Settings) -> Result<(f64, f64, f64)> {
     let flows = lab.client().run(|| (0..1000).map(|_| TcpStream::connect(to)).collect::<std::io::Result<Vec<_>>>())??;
     thread::sleep(Duration::from_secs(if settings.quick { 2 } else { 20 }));
     let known = daemon.status(&lab)?["flows"].as_u64();
-    ensure!(known >= Some(1000), "the daemon knows {known:?} flows, not 1,000");
+    ensure!(known >= Some(1000), "the daemon lists {known:?} flows, not 1,000");
     let (now, most) = resident(daemon.pid())?;
     drop(flows);
     Ok((now, most, idle))
 }
 
-/// Resident now and at most, in megabytes (10^6).
+/// Current and maximum resident memory, in megabytes (10^6).
 pub(super) fn resident(pid: u32) -> Result<(f64, f64)> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).context("cannot read the daemon's status")?;
     let field = |name| memory_field(&status, name).with_context(|| format!("no {name} in the daemon's status"));
@@ -81,7 +81,7 @@ fn memory_field(status: &str, name: &str) -> Option<f64> {
     Some(kibibytes * 1024.0 / 1e6)
 }
 
-/// Milliseconds from exec to the first flow on its way, once for each start.
+/// Milliseconds from exec to the first steered flow, one value per start.
 fn starts(settings: &Settings, count: usize) -> Result<Vec<f64>> {
     let lab = LINKS.iter().fold(Lab::builder(), |builder, name| builder.link(LinkSpec::direct(name))).start()?;
     let to = accept_and_drop(&lab, 9000)?;

@@ -1,4 +1,4 @@
-//! One file over HTTPS from a server that knows nothing of Braid: `braid get` beside curl and aria2.
+//! One file over HTTPS from an ordinary server: `braid get` compared with curl and aria2.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -17,15 +17,15 @@ use crate::lab::Lab;
 use crate::spec::{LinkSpec, mbps, ms};
 use crate::web::Web;
 
-/// Mbit/s, round trip in milliseconds, share lost.
+/// Mbit/s, RTT in milliseconds, share lost.
 const LINKS: [(&str, u64, u64, f64); 3] = [("wlan0", 20, 10, 0.0), ("eth0", 10, 60, 0.0), ("lte0", 5, 100, 0.01)];
-/// What is left for the payload of a link's rate, headers taken off.
+/// The payload's share of a link's rate, without headers.
 const PAYLOAD: f64 = 0.965;
-/// How long one transfer may take.
+/// Timeout of one transfer.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Where go-dispatch-proxy listens.
+/// Listening address of go-dispatch-proxy.
 const DISPATCHER: u16 = 8480;
-/// What aria2 is told, as by a user who knows his links.
+/// Options of aria2, as set by a user who knows the links.
 const ARIA2: [&str; 11] = [
     "-q",
     "-x16",
@@ -42,21 +42,21 @@ const ARIA2: [&str; 11] = [
 /// Small files fetched in one run, and the size of each.
 const SMALL: usize = 1000;
 const SMALL_SIZE: usize = 2000;
-/// How often memory is looked at; the kernel keeps the highest.
+/// Interval between samples of memory; the kernel keeps the maximum.
 const LOOK: Duration = Duration::from_millis(50);
-/// What `braid get` may keep resident, in megabytes (10^6).
+/// Aim for the resident memory of `braid get`, in megabytes (10^6).
 const MEMORY: f64 = 64.0;
-/// Wanted of the links' payload, in share and in time.
+/// Aims: share of the links' payload rate, and multiple of the ideal time.
 const SHARE: f64 = 0.93;
 const TIME: f64 = 1.07;
 
-/// What happens half-way.
+/// Event half-way through the download.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Turn {
     Nothing,
     /// The fastest link drops to a fifth.
     Slower,
-    /// The fastest link swallows everything.
+    /// The fastest link drops everything.
     Dies,
 }
 
@@ -82,7 +82,7 @@ impl Program {
         }
     }
 
-    /// What it needs beside Braid that is not here.
+    /// Missing programs that it needs.
     fn missing(self) -> Option<&'static str> {
         let needs: &[&str] = match self {
             Self::Braid => &[],
@@ -104,16 +104,16 @@ const TURNS: [(Turn, &str); 3] = [
     (Turn::Dies, "the 20 Mbit/s link dies half-way"),
 ];
 
-/// What came of one program's downloads in one case.
+/// Results of one program's downloads in one case.
 #[derive(Debug, Clone, Default)]
 struct Came {
-    /// Seconds that each took; one that was cut off counts as [`LIMIT`].
+    /// Seconds of each download; an aborted one counts as [`LIMIT`].
     seconds: Vec<f64>,
-    /// The most that any kept resident, in megabytes (10^6).
+    /// Maximum resident memory, in megabytes (10^6).
     memory: f64,
-    /// Some were cut off.
+    /// Whether some downloads were aborted.
     hung: bool,
-    /// Why it was not tried, or what it failed with.
+    /// Why the program was skipped, or its error.
     without: Option<String>,
 }
 
@@ -131,15 +131,15 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "get",
         "One file from any server",
-        "One file over HTTPS from nginx, over links of 20 Mbit/s (10 ms round trip), 10 (60 ms) and 5 (100 ms, 1 % loss each way), by `braid \
-         get`, by `aria2c -x16 -s16 --multiple-interface` told of all three links, by the same aria2 through go-dispatch-proxy (and proxychains, \
-         since aria2 speaks no SOCKS), and by curl, which uses the first link; each run has a lab and a directory of its own. aria2 binds \
-         addresses, not devices: it is given the routing rules (`ip rule add from ADDRESS`) without which its packets leave by the first link with \
-         another's address, and timeouts of 5 s, without which it waits for a dead link for a minute. Braid and curl are given nothing. Shares \
-         are the file's bytes over what the links could carry of payload (0.965 of their rates) from the program's start to its end, names, \
-         handshakes and the disk included. A transfer that does not end is cut off after 60 s, told as such and not tried again. Where a link \
-         turns half-way, ideal is the time that the links would need at their rates. Memory: VmHWM of `braid get`, looked at every 50 ms until \
-         its end; also of one run that fetches 1,000 files of 2 kB over HTTPS from the same server over the same links.",
+        "One file over HTTPS from nginx, over links of 20 Mbit/s (10 ms RTT), 10 (60 ms) and 5 (100 ms, 1 % loss each way), by `braid get`; by \
+         `aria2c -x16 -s16 --multiple-interface` with all three links; by the same aria2 through go-dispatch-proxy (and proxychains, since aria2 \
+         has no SOCKS support); and by curl, which uses the first link. Each run has its own lab and directory. aria2 binds addresses, not \
+         devices. The benchmark therefore adds the routing rules (`ip rule add from ADDRESS`) without which aria2's packets leave over the first \
+         link with another link's address, and timeouts of 5 s, without which aria2 waits for a dead link for a minute. Braid and curl get no such \
+         help. Shares are the file's bytes over the payload that the links could carry (0.965 of their rates) from the program's start to its end, \
+         including names, handshakes and the disk. A transfer that does not end is cut off after 60 s, reported as such and not repeated. If a \
+         link changes half-way, ideal is the time that the links would need at their rates. Memory: VmHWM of `braid get`, sampled every 50 ms \
+         until its end; also of one run that fetches 1,000 files of 2 kB over HTTPS from the same server over the same links.",
     );
     let size = ByteCount::new(if settings.quick { 20_000_000 } else { 40_000_000 });
     let repeat = if settings.quick { 1 } else { 3 };
@@ -154,7 +154,7 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
                 }
                 let (seconds, most) = match one(settings, turn, program, size) {
                     Ok(came) => came,
-                    // A peer that fails is told, and does not end the rest.
+                    // The failure of another program is reported and does not end the benchmark.
                     Err(error) if program != Program::Braid => {
                         progress(&format!("{title}: {} failed: {error:#}", program.name()));
                         came.without = Some(format!("failed: {error:#}"));
@@ -188,7 +188,7 @@ fn tell_memory(memory: &[(String, f64)], report: &mut Report) {
     report.aim(format!("memory of braid get at most {MEMORY:.0} MB"), format!("{most:.1} MB"), most <= MEMORY);
 }
 
-/// Why a program is not tried in this case.
+/// Why a program is skipped in this case.
 fn skipped(program: Program, turn: Turn) -> Option<String> {
     match program.missing() {
         Some(name) => Some(format!("skipped: {name} is not in PATH")),
@@ -196,7 +196,7 @@ fn skipped(program: Program, turn: Turn) -> Option<String> {
     }
 }
 
-/// Holds what was measured against what is wanted.
+/// Compares the results with the aims.
 fn judge(report: &mut Report, turn: Turn, title: &str, ideal: f64, came: &[Came; 4]) {
     let ours = &came[0].seconds;
     let measured = format!("median {:.3}, worst {:.3}", ideal / median(ours), ideal / worst(ours));
@@ -216,12 +216,12 @@ fn payload(rates: impl Iterator<Item = u64>) -> f64 {
     rates.sum::<u64>() as f64 * 1e6 / 8.0 * PAYLOAD
 }
 
-/// When the link turns.
+/// Time of the link's change.
 fn half_way(size: ByteCount) -> f64 {
     size.get() as f64 / payload(LINKS.iter().map(|link| link.1)) / 2.0
 }
 
-/// Seconds that the links need at their rates.
+/// Seconds that the links would need at their rates.
 fn ideal(turn: Turn, size: ByteCount) -> f64 {
     let before = payload(LINKS.iter().map(|link| link.1));
     let after = match turn {
@@ -233,14 +233,14 @@ fn ideal(turn: Turn, size: ByteCount) -> f64 {
     half + (size.get() as f64 - half * before) / after
 }
 
-fn laboratory() -> Result<Lab> {
+fn three_links() -> Result<Lab> {
     let links = LINKS.iter().map(|(name, rate, trip, loss)| LinkSpec::new(name).rate(mbps(*rate)).delay(ms(trip / 2)).loss(*loss));
     links.fold(Lab::builder().rp_filter(2), |builder, link| builder.link(link)).start()
 }
 
-/// Seconds that one download takes, and the most megabytes that the program kept resident.
+/// Seconds of one download, and the program's maximum resident memory in megabytes.
 fn one(settings: &Settings, turn: Turn, program: Program, size: ByteCount) -> Result<(f64, f64)> {
-    let lab = laboratory()?;
+    let lab = three_links()?;
     let web = Web::start(&lab)?;
     if matches!(program, Program::Aria2 | Program::Dispatch) {
         route_by_source(&lab)?;
@@ -292,7 +292,7 @@ fn one(settings: &Settings, turn: Turn, program: Program, size: ByteCount) -> Re
     Ok((seconds, peak.most))
 }
 
-/// The most megabytes that a running program kept resident.
+/// Maximum resident memory of a running program, in megabytes.
 #[derive(Default)]
 struct PeakMemory {
     most: f64,
@@ -300,7 +300,7 @@ struct PeakMemory {
 }
 
 impl PeakMemory {
-    /// Looks, if it is time. What has ended tells nothing more.
+    /// Samples the memory if a sample is due. A program that has ended has no more samples.
     fn look(&mut self, pid: u32) {
         if self.looked.is_none_or(|looked| looked.elapsed() >= LOOK) {
             self.looked = Some(Instant::now());
@@ -311,7 +311,7 @@ impl PeakMemory {
 
 /// The most megabytes that `braid get` keeps resident while it fetches many small files.
 fn small(settings: &Settings) -> Result<f64> {
-    let lab = laboratory()?;
+    let lab = three_links()?;
     let web = Web::start(&lab)?;
     let folder = lab.directory().join("downloads");
     std::fs::create_dir_all(&folder)?;
@@ -339,7 +339,7 @@ fn small(settings: &Settings) -> Result<f64> {
     Ok(peak.most)
 }
 
-/// Sends what has a link's address over that link.
+/// Routes packets with a link's address over that link.
 fn route_by_source(lab: &Lab) -> Result<()> {
     for (number, (name, ..)) in LINKS.iter().enumerate() {
         let table = format!("{}", 100 + number);
@@ -361,7 +361,7 @@ fn address(number: usize) -> String {
     format!("10.77.{number}.2")
 }
 
-/// A program that ends with this value.
+/// A program that is ended when this value is dropped.
 struct Running(std::process::Child);
 
 impl Drop for Running {
@@ -396,7 +396,7 @@ fn command(settings: &Settings, lab: &Lab, web: &Web, program: Program, url: &st
     })?;
     match program {
         Program::Braid => {
-            // Nothing learnt before, nothing kept.
+            // No earlier estimates, no stored state.
             command.env("XDG_STATE_HOME", folder).arg("get").arg("--cacert").arg(web.certificate()).arg("-o").arg(&target);
         }
         Program::Aria2 => {

@@ -19,9 +19,9 @@ use crate::web::Web;
 use crate::workload::{self, DBAS_BROWSER, DBAS_BULK, Download, Record, Summary};
 
 const SCHEDULERS: [&str; 4] = ["only-one", "round-robin", "weighted-round-robin", "max-throughput"];
-/// How long one download may take.
+/// Timeout of one download.
 const LIMIT: Duration = Duration::from_secs(300);
-/// Bulk flows on each link during the warm-up, and how long they last.
+/// Number of bulk flows per link during the warm-up, and their duration.
 const WARM_UP: (usize, Duration) = (3, Duration::from_secs(8));
 
 /// Poisson arrivals of two classes over two links.
@@ -44,20 +44,19 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "mixes",
         "Mixes of long and short downloads",
-        "Poisson arrivals of two classes of downloads, each class a program of its own (copies of curl), from nginx; goodput is what came \
-         over the time from the first start to the last end. DNIS: long downloads of 5 MB (its 150 MB by 30) and short ones of 250 KB over \
-         11 and 10 Mbit/s, arrivals for 40 s. DBAS: 22.38 KB at 13/s and 0.285 MB at 1/s over 2 and 1 Mbit/s, which is 1.53 of what the \
-         links carry; and the same with arrivals made fewer; arrivals for 20 s. only-one is the system's own choice, the faster link. \
-         Links have 10 ms each way and queues of 100 ms, 64 kB at least. Every seed is a laboratory of its own; capacities are learnt in \
-         a warm-up as above, demands as the runs go; the schedulers' order differs by seed, and all get the same arrivals. \
-Failed downloads \
-         count for what they got. Means over seeds ± standard deviation; ratios are taken seed by seed.",
+        "Poisson arrivals of two classes of downloads from nginx; each class is a separate program (a copy of curl). Goodput is the received data \
+         over the time from the first start to the last end. DNIS: long downloads of 5 MB (the paper's 150 MB divided by 30) and short ones of 250 \
+         KB over 11 and 10 Mbit/s, arrivals for 40 s. DBAS: 22.38 KB at 13/s and 0.285 MB at 1/s over 2 and 1 Mbit/s, which is 1.53 of the links' \
+         capacity; and the same with lower arrival rates; arrivals for 20 s. only-one is the system's own choice, the faster link. Links have 10 \
+         ms each way and queues of 100 ms, 64 kB at least. Every seed has its own lab. Capacities are learnt in a warm-up as above, demands during \
+         the runs. The order of the schedulers differs by seed; all get the same arrivals. Failed downloads count with the bytes that they \
+         received. The tables show means over seeds ± standard deviation; ratios are computed per seed.",
     );
     let seeds = if settings.quick { 2 } else { 5 };
     let mut raw = Vec::new();
     for case in cases(settings.quick) {
         let outcomes = measure(settings, &case, seeds)?;
-        tell(&case, &outcomes, &mut report);
+        report_results(&case, &outcomes, &mut report);
         for (scheduler, seeds) in &outcomes {
             let runs = seeds.iter().map(|o| json!({ "summary": o.summary, "long_s": o.long, "short_s": o.short })).collect();
             raw.push(json!({ "case": case.title, "scheduler": scheduler, "seeds": Value::Array(runs) }));
@@ -87,7 +86,7 @@ fn cases(quick: bool) -> Vec<Case> {
     cases
 }
 
-/// All seeds, each in a lab of its own, side by side; by scheduler, in the order of the seeds.
+/// Runs all seeds in parallel, each in its own lab. Returns the results by scheduler, in the order of the seeds.
 fn measure(settings: &Settings, case: &Case, seeds: u64) -> Result<BTreeMap<&'static str, Vec<Outcome>>> {
     let by_seed: Vec<Result<Vec<(&str, Outcome)>>> = thread::scope(|scope| {
         let runs: Vec<_> = (0..seeds).map(|seed| scope.spawn(move || one_seed(settings, case, seed))).collect();
@@ -137,7 +136,7 @@ fn sum_up(records: &[Record], case: &Case) -> Outcome {
     Outcome { summary: workload::summarise(records), long: Mean::of(&of(case.long.0)).mean, short: Mean::of(&of(case.short.0)).mean }
 }
 
-fn tell(case: &Case, outcomes: &BTreeMap<&str, Vec<Outcome>>, report: &mut Report) {
+fn report_results(case: &Case, outcomes: &BTreeMap<&str, Vec<Outcome>>, report: &mut Report) {
     let goodput = |scheduler: &str| -> Vec<f64> { outcomes[scheduler].iter().map(|o| o.summary.goodput.bps() as f64 / 1e6).collect() };
     let time = |scheduler: &str| -> Vec<f64> { outcomes[scheduler].iter().map(|o| o.summary.mean_time.as_secs_f64()).collect() };
     let row = |scheduler: &&str| {
@@ -217,10 +216,10 @@ mod tests {
         };
         let mut outcomes: BTreeMap<&str, Vec<Outcome>> = SCHEDULERS.map(|name| (name, vec![outcome(10, 4), outcome(12, 4)])).into();
         let mut report = Report::new("mixes", "", "");
-        tell(case, &outcomes, &mut report);
+        report_results(case, &outcomes, &mut report);
         assert!(report.aims.iter().all(|aim| aim.met), "equal is within noise: {:?}", report.aims);
         outcomes.insert("round-robin", vec![outcome(20, 2), outcome(24, 2)]);
-        tell(case, &outcomes, &mut report);
+        report_results(case, &outcomes, &mut report);
         assert!(report.aims[2..].iter().all(|aim| !aim.met), "{:?}", report.aims);
         assert_eq!(report.tables[0].rows.len(), 4);
     }

@@ -1,4 +1,4 @@
-//! What Braid costs where there is nothing to gain: a link without limits.
+//! Overhead of Braid on a single link without limits, where it brings no gain.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -19,7 +19,7 @@ use crate::daemon::Daemon;
 use crate::lab::Lab;
 use crate::spec::LinkSpec;
 
-/// How long the machine is left alone after the daemon has started or stopped.
+/// Pause after a start or stop of the daemon.
 const SETTLE: Duration = Duration::from_millis(1500);
 /// How long each kind of traffic runs in each part of a round.
 const SPAN: Duration = Duration::from_secs(1);
@@ -31,9 +31,9 @@ const MESSAGE: usize = 64;
 /// Datagrams of one burst, whose last one is answered, and their size.
 const BURST: usize = 32;
 const DATAGRAM: usize = 1400;
-/// How often the unconnected socket beside a bulk transfer sends.
+/// Interval between the datagrams of the unconnected socket during a bulk transfer.
 const PULSE: Duration = Duration::from_millis(100);
-/// Half the width of an interval that still tells something.
+/// Maximum half width of a meaningful interval.
 const TELLING: f64 = 0.03;
 
 /// Kinds of traffic, with the unit of their rates.
@@ -60,7 +60,7 @@ enum Traffic {
     Messages,
 }
 
-/// What runs beside the traffic.
+/// The process that runs during the traffic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Beside {
     Nothing,
@@ -73,13 +73,13 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "overhead",
         "Overhead",
-        "One laboratory: a client and a server joined by a veth pair without limits or emulator. Each round has two or three parts, in changing order: \
-         with the daemon (only-one), with nothing, and (in every third, for the kernel's windows) with a placebo, which is a process that holds 20 MB and wakes four \
-         times a second. After \
-         each start and end the machine rests for 1.5 s; then each kind of traffic runs for 1 s. Ratios are taken round by round: geometric means, with 95 % \
-         confidence intervals (Student's, of the logarithms). An aim is met where the interval reaches it and is no wider than 0.03 to each side. What Braid itself computes is measured apart: ten streams with the daemon up and the kernel \
-         counting how long each of its programs runs (BPF_ENABLE_STATS, which itself costs some 20 ns a run), and the time its threads ran \
-         (schedstat), of all the CPU that the machine used meanwhile.",
+        "One lab: a client and a server joined by a veth pair without limits or emulator. Each round has two or three parts, in changing order: \
+         with the daemon (only-one), without it, and (in every third round, for the kernel's windows) with a placebo, a process that holds 20 MB \
+         and wakes four times a second. After each start and end the machine rests for 1.5 s; then each kind of traffic runs for 1 s. Ratios are \
+         computed per round. The table shows geometric means with 95 % confidence intervals (Student's t, of the logarithms). An aim is met if the \
+         interval reaches it and is no wider than 0.03 to each side. Braid's own CPU time is measured separately, with ten streams and the daemon \
+         running. The kernel counts how long each BPF program runs (BPF_ENABLE_STATS, which itself costs some 20 ns a run), and schedstat counts \
+         the time of the daemon's threads. Both are given as a share of the machine's CPU time.",
     );
     let rounds = rounds(settings, &TRAFFIC)?;
     let own = [own(settings, Traffic::WideBulk)?, own(settings, Traffic::BulkBeside)?];
@@ -91,14 +91,13 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
         rounds.iter().map(|it| json!({ "traffic": it.what, "daemon": it.daemon.json(), "placebo": it.placebo.json() })).collect();
     report.raw = json!({ "rounds": raw, "own": own.each_ref().map(Own::json) });
     report.notes.push(
-        "CPU for each gigabyte has no row of its own: no traffic waits for anything but a CPU here, so it is the inverse of the rate."
-            .to_owned(),
+        "CPU time per gigabyte has no row: all traffic here is limited by the CPU only, so CPU time is the inverse of the rate.".to_owned(),
     );
     note_other_daemons(&mut report)?;
     Ok(report)
 }
 
-/// The rates of one kind of traffic: beside the daemon and beside the placebo, each against nothing.
+/// The rates of one kind of traffic: with the daemon and with the placebo, each compared with neither.
 #[derive(Debug, Default)]
 struct Rates {
     what: &'static str,
@@ -115,7 +114,7 @@ pub(super) fn datagrams(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "overhead-udp",
         "Overhead of bulk UDP",
-        "As `overhead`, with bulk UDP only. An aim is met where the interval reaches it and is no wider than 0.03 to each side.",
+        "As `overhead`, with bulk UDP only. An aim is met if the interval reaches it and is no wider than 0.03 to each side.",
     );
     let traffic: Vec<_> = TRAFFIC.into_iter().filter(|(traffic, _)| *traffic == Traffic::Datagrams).collect();
     let rounds = rounds(settings, &traffic)?;
@@ -141,7 +140,7 @@ fn rounds(settings: &Settings, traffic: &[(Traffic, &'static str)]) -> Result<Ve
         for beside in order.into_iter().filter(|beside| explained || *beside != Beside::Placebo) {
             let _running = Running::start(beside, &lab, settings)?;
             for ((traffic, _), rates) in traffic.iter().zip(&mut rates) {
-                // Only there is something to explain.
+                // The placebo explains only the two levels of the rate with the kernel's windows.
                 if beside == Beside::Placebo && *traffic != Traffic::WideBulk {
                     continue;
                 }
@@ -166,7 +165,7 @@ fn rounds(settings: &Settings, traffic: &[(Traffic, &'static str)]) -> Result<Ve
     Ok(rates)
 }
 
-/// What runs beside the traffic, until it is dropped.
+/// The process that runs during the traffic, until it is dropped.
 struct Running {
     _daemon: Option<Daemon>,
     placebo: Option<Child>,
@@ -196,7 +195,7 @@ impl Drop for Running {
     }
 }
 
-/// Holds as much memory as the daemon, wakes as often, and does nothing else: what `braid-lab placebo` is.
+/// Holds as much memory as the daemon and wakes as often, without further work: the command `braid-lab placebo`.
 pub fn placebo() -> ! {
     let memory = vec![1u8; 20_000_000];
     loop {
@@ -205,14 +204,14 @@ pub fn placebo() -> ! {
     }
 }
 
-/// The daemon if asked for, and the machine at rest.
+/// Starts the daemon if requested, and waits until the machine is at rest.
 pub(super) fn daemon(lab: &Lab, settings: &Settings, with: bool, settle: Duration) -> Result<Option<Daemon>> {
     let daemon = if with { Some(Daemon::start(lab, &settings.braid, "max-throughput", "")?) } else { None };
     thread::sleep(settle);
     Ok(daemon)
 }
 
-/// Says which daemons were not part of the measurement.
+/// Notes which other daemons ran on the machine.
 pub(super) fn note_other_daemons(report: &mut Report) -> Result<()> {
     let others = programs()?.values().filter(|program| program.name == "braid_connect4").count();
     if others > 0 {
@@ -236,13 +235,13 @@ fn tell_rounds(rounds: &[Rates], report: &mut Report) {
     report.table(caption, head, rounds.iter().map(row).collect());
 }
 
-/// As in "0.991 (0.980 to 1.002)".
+/// For example "0.991 (0.980 to 1.002)".
 fn told(pairs: &Pairs) -> String {
     let [middle, low, high] = pairs.geometric();
     format!("{middle:.3} ({low:.3} to {high:.3})")
 }
 
-/// Holds the aims to the rounds.
+/// Compares the rounds with the aims.
 fn judge(rounds: &[Rates], own: &[Own], report: &mut Report) {
     judge_rates(rounds, report);
     let share = own.iter().map(Own::share).fold(0.0, f64::max);
@@ -348,7 +347,7 @@ impl Servers {
 }
 
 impl Servers {
-    /// Measures while an unconnected socket sends now and then.
+    /// Measures while an unconnected socket sends periodically.
     fn beside_pulses(&self, lab: &Lab, measure: impl FnOnce() -> Result<f64>) -> Result<f64> {
         let over = AtomicBool::new(false);
         thread::scope(|scope| {
@@ -368,7 +367,7 @@ impl Drop for Servers {
     }
 }
 
-/// Ten streams; gives what was received, in Gbit/s.
+/// Runs ten streams and returns the received rate in Gbit/s.
 fn transfer(lab: &Lab, more: &[&str]) -> Result<f64> {
     let mut command: Command = lab.client().command("iperf3")?;
     let (server, streams, span) = (Lab::internet(10).to_string(), STREAMS.to_string(), SPAN.as_secs().to_string());
@@ -397,7 +396,7 @@ fn answer_bursts(lab: &Lab, port: u16) -> Result<SocketAddr> {
     Ok(to)
 }
 
-/// Sends small datagrams by an unconnected socket, now and then, until it is `over`.
+/// Sends small datagrams periodically on an unconnected socket, until `over`.
 fn send_pulses(to: SocketAddr, over: &AtomicBool) -> io::Result<()> {
     let socket = UdpSocket::bind(("0.0.0.0", 0))?;
     while !over.load(Ordering::Relaxed) {
@@ -458,7 +457,7 @@ fn exchange(lab: &Lab) -> Result<f64> {
     Ok(rate)
 }
 
-/// CPU time the whole machine used, in seconds.
+/// CPU time of the whole machine, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Cpu {
     pub(super) all: f64,

@@ -1,5 +1,5 @@
-//! Plain downloads through `braid proxy`: one over all links, and three that share them by weight and preference (the thesis's figures 4.5
-//! and 4.8, live).
+//! Plain downloads through `braid proxy`: one over all links, and three that share links by weight and preference (the thesis's figures 4.5
+//! and 4.8, on real links).
 
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::TcpStream;
@@ -24,24 +24,24 @@ use crate::spec::{LinkSpec, mbps, ms};
 use crate::web::Web;
 use braid_plot::{Run, stacked};
 
-/// Of the single download: Mbit/s, round trip in milliseconds, share lost.
+/// Links of the single download: Mbit/s, RTT in milliseconds, share lost.
 const LINKS: [(&str, u64, u64, f64); 3] = [("wlan0", 20, 10, 0.0), ("eth0", 10, 60, 0.0), ("lte0", 5, 100, 0.01)];
-/// Of the three that share: their links' names and the round trip in milliseconds.
+/// Links of the three downloads: names and RTT in milliseconds.
 const SHARED: [&str; 2] = ["wlan0", "lte0"];
 const ROUND_TRIP: u64 = 20;
-/// What is left for the payload of a link's rate, headers taken off.
+/// The payload's share of a link's rate, without headers.
 const PAYLOAD: f64 = 0.965;
-/// Wanted of the sum, and how far rates may be off.
+/// Aims: share of the sum, and largest error of the rates.
 const SHARE: f64 = 0.90;
 const TOLERANCE: f64 = 0.10;
 /// After a change rates count from here on, over any window of this length, looked at in these steps.
 const SETTLED: Duration = Duration::from_secs(3);
 const WINDOW: Duration = Duration::from_secs(5);
 const STEP: Duration = Duration::from_millis(250);
-/// Of the plot.
+/// Step of the plot.
 const BIN: Duration = Duration::from_millis(500);
 const PROXY: &str = "127.0.0.1:5758";
-/// How long one transfer may take.
+/// Timeout of one transfer.
 const LIMIT: &str = "60";
 /// Readers that are slower than the links: how many, of how large a file, over links of how many Mbit/s each, and what each takes how often.
 const READERS: usize = 200;
@@ -49,13 +49,13 @@ const READ: ByteCount = ByteCount::new(20_000_000);
 const READERS_LINKS: u64 = 200;
 const SIP: usize = 16 * 1024;
 const SIP_EVERY: Duration = Duration::from_millis(250);
-/// What the proxy may keep resident, in megabytes (10^6).
+/// Aim for the proxy's resident memory, in megabytes (10^6).
 const MEMORY: f64 = 64.0;
 
-/// When a download's bytes came.
+/// Arrival times of a download's bytes.
 type Arrivals = Vec<(Duration, usize)>;
 
-/// A time in which nothing changes: how long it is, the links' rates in Mbit/s, and how many of the flows have ended before.
+/// A phase without changes: its duration, the links' rates in Mbit/s, and the number of flows that ended before.
 type Phase = (Duration, [u64; 2], usize);
 
 /// Three downloads, each with its name, weight and links.
@@ -70,13 +70,14 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "proxy",
         "Plain downloads through the proxy",
-        "curl fetches files of nginx over plain HTTP through `braid proxy`, which asks for parts of them over all links. One download over links of 20 \
-         Mbit/s (10 ms round trip), 10 (60 ms) and 5 (100 ms, 1 % loss each way): its bytes over what the links could carry of payload (0.965 of their \
-         rates), from curl's start to its end. Three downloads over two links with round trips of 20 ms, each with a password of its own, and by that its \
-         `weight` and `links` in [[app]]: a may use the first link, c the second, b both. First with weights 1, 2 and 1 over 3 and 10 Mbit/s, where a ends and \
-         then b (the thesis's figure 4.5); then with equal weights, while the links' rates change places (figure 4.8). Exact: weighted max-min rates \
-         (`braid_decide::fair`) over the links' payload. Furthest off: over any 5 s, from 3 s after each change, of what had come to curl. Memory: VmHWM of \
-         `braid proxy` at the end of each case; the last one is of 200 downloads of 20 MB at once over two links of 200 Mbit/s, each read at 64 kB/s.",
+        "curl fetches files from nginx over plain HTTP through `braid proxy`, which requests parts of them over all links. One download over links \
+         of 20 Mbit/s (10 ms RTT), 10 (60 ms) and 5 (100 ms, 1 % loss each way): its bytes over the payload that the links could carry (0.965 of \
+         their rates), from curl's start to its end. Three downloads over two links with RTTs of 20 ms, each with its own password, which selects \
+         its `weight` and `links` in [[app]]: a may use the first link, c the second, b both. First with weights 1, 2 and 1 over 3 and 10 Mbit/s, \
+         where a ends and then b (the thesis's figure 4.5); then with equal weights, while the links swap their rates (figure 4.8). Exact: \
+         weighted max-min rates (`braid_decide::fair`) over the links' payload. Furthest off: the largest error over any 5 s, from 3 s after each \
+         change, of the data received by curl. Memory: VmHWM of `braid proxy` at the end of each case; the last case has 200 downloads of 20 MB at \
+         once over two links of 200 Mbit/s, each read at 64 kB/s.",
     );
     let mut memory = vec![("one download", single(settings, &mut report)?)];
     memory.extend(pages(settings, &mut report)?.map(|most| ("a page in a browser", most)));
@@ -112,7 +113,7 @@ fn tell_memory(memory: &[(&str, f64)], report: &mut Report) {
     report.raw["memory_mb"] = json!(memory);
 }
 
-/// `braid proxy` in a lab. It ends with this value.
+/// `braid proxy` in a lab. It ends when this value is dropped.
 struct Proxy(Child);
 
 impl Drop for Proxy {
@@ -144,18 +145,18 @@ impl Proxy {
             line.clear();
             ensure!(log.read_line(&mut line)? > 0, "braid proxy has ended");
         }
-        // Whoever writes must not wait for a reader.
+        // The writer must not block on this pipe.
         thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
         Ok(proxy)
     }
 
-    /// The most that it kept resident so far, in megabytes (10^6).
+    /// Maximum resident memory so far, in megabytes (10^6).
     fn most(&self) -> Result<f64> {
         Ok(resident(self.0.id())?.1)
     }
 }
 
-/// Gives the most memory that the proxy kept.
+/// Returns the proxy's maximum memory.
 fn single(settings: &Settings, report: &mut Report) -> Result<f64> {
     let size = ByteCount::new(if settings.quick { 20_000_000 } else { 40_000_000 });
     let ideal = size.get() as f64 / (LINKS.iter().map(|link| link.1).sum::<u64>() as f64 * 1e6 / 8.0 * PAYLOAD);
@@ -179,7 +180,7 @@ fn single(settings: &Settings, report: &mut Report) -> Result<f64> {
     Ok(memory)
 }
 
-/// Seconds that one download takes, and the most memory that the proxy kept.
+/// Seconds of one download, and the proxy's maximum memory.
 fn one(settings: &Settings, size: ByteCount, proxied: bool) -> Result<(f64, f64)> {
     let links = LINKS.iter().map(|(name, rate, trip, loss)| LinkSpec::new(name).rate(mbps(*rate)).delay(ms(trip / 2)).loss(*loss));
     let lab = links.fold(Lab::builder().rp_filter(2), |builder, link| builder.link(link)).start()?;
@@ -203,7 +204,7 @@ fn one(settings: &Settings, size: ByteCount, proxied: bool) -> Result<(f64, f64)
     Ok((seconds, proxy.most()?))
 }
 
-/// A browser loads a page of many pictures over HTTP and HTTPS. Gives the most memory that the proxy kept; `None`: there is no browser.
+/// A browser loads a page of many pictures over HTTP and HTTPS. Returns the proxy's maximum memory; `None` without a browser.
 fn pages(settings: &Settings, report: &mut Report) -> Result<Option<f64>> {
     if !browser::installed()? {
         report.notes.push("The page in a browser was left out: there is no chromium here.".to_owned());
@@ -228,7 +229,7 @@ fn pages(settings: &Settings, report: &mut Report) -> Result<Option<f64>> {
     Ok(Some(proxy.most()?))
 }
 
-/// Runs three downloads, tells what came, and gives it as data, with the most memory that the proxy kept.
+/// Runs three downloads, reports the results, and returns them as data with the proxy's maximum memory.
 fn shared(settings: &Settings, sharing: &Sharing, report: &mut Report) -> Result<(serde_json::Value, f64)> {
     let first = sharing.phases[0].1;
     let links = SHARED.iter().zip(first).map(|(name, rate)| LinkSpec::new(name).rate(mbps(rate)).delay(ms(ROUND_TRIP / 2)));
@@ -251,12 +252,12 @@ fn shared(settings: &Settings, sharing: &Sharing, report: &mut Report) -> Result
         thread::sleep(begins.saturating_sub(began.elapsed()));
     }
     let missed: u64 = (0..SHARED.len()).map(|link| lab.counters(link).map(|counters| counters.missed)).sum::<Result<u64>>()?;
-    ensure!(missed == 0, "the laboratory was too slow: it dropped {missed} frames");
+    ensure!(missed == 0, "the lab was too slow: it dropped {missed} frames");
     let arrivals: Vec<Arrivals> = flows.into_iter().map(Download::end).collect();
-    Ok((tell(sharing, &arrivals, report)?, proxy.most()?))
+    Ok((report_results(sharing, &arrivals, report)?, proxy.most()?))
 }
 
-/// Many downloads at once by readers that are slower than the links; gives the most memory that the proxy kept.
+/// Many downloads at once by readers that are slower than the links. Returns the proxy's maximum memory.
 fn slow_readers(settings: &Settings) -> Result<f64> {
     let links = SHARED.iter().map(|name| LinkSpec::new(name).rate(mbps(READERS_LINKS)).delay(ms(ROUND_TRIP / 2)));
     let lab = links.fold(Lab::builder().rp_filter(2), |builder, link| builder.link(link)).start()?;
@@ -308,7 +309,7 @@ fn rules(sharing: &Sharing) -> String {
     sharing.flows.iter().map(rule).collect()
 }
 
-/// A curl that brings bytes until it is stopped.
+/// A curl that downloads until it is stopped.
 struct Download {
     curl: Child,
     arrivals: Arc<Mutex<Arrivals>>,
@@ -348,20 +349,20 @@ fn rate(arrivals: &Arrivals, from: Duration, to: Duration) -> f64 {
     bytes as f64 * 8.0 / (to - from).as_secs_f64()
 }
 
-/// Rates that are exactly fair in a phase, of the flows that it has.
+/// Exact max-min rates of a phase's flows.
 fn exact(sharing: &Sharing, (_, rates, ended): &Phase) -> Result<Vec<f64>> {
     let flows = sharing.flows[*ended..].iter().map(|(_, weight, links)| FairFlow::backlogged(*weight, links)).collect();
     let links = rates.iter().map(|rate| Rate::from_bps((*rate as f64 * 1e6 * PAYLOAD) as u64)).collect();
     Ok(solve(&Problem { links, flows })?.rates_bps)
 }
 
-/// How far a flow's rate is from `wanted` in any window, as a share of it.
+/// Largest relative error of a flow's rate from `wanted` in any window.
 fn off(arrivals: &Arrivals, (from, to): (Duration, Duration), wanted: f64) -> f64 {
     let starts = (0..).map(|step| from + SETTLED + STEP * step).take_while(|start| *start + WINDOW <= to);
     starts.map(|start| (rate(arrivals, start, start + WINDOW) / wanted - 1.0).abs()).fold(0.0, f64::max)
 }
 
-fn tell(sharing: &Sharing, arrivals: &[Arrivals], report: &mut Report) -> Result<serde_json::Value> {
+fn report_results(sharing: &Sharing, arrivals: &[Arrivals], report: &mut Report) -> Result<serde_json::Value> {
     let list = |rates: &[f64]| rates.iter().map(|bps| format!("{:.2}", bps / 1e6)).collect::<Vec<_>>().join(", ");
     let (mut rows, mut raw, mut events, mut begins, mut most) = (Vec::new(), Vec::new(), Vec::new(), Duration::ZERO, 0.0_f64);
     for phase @ (length, rates, ended) in &sharing.phases {

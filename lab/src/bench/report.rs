@@ -1,4 +1,4 @@
-//! What a benchmark found, as a person reads it and as a program does.
+//! Results of a benchmark, as Markdown and as JSON.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -8,65 +8,65 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// One benchmark's findings.
+/// Results of one benchmark.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Report {
-    /// Its name on the command line.
+    /// Name of the benchmark on the command line.
     pub name: String,
-    /// What it asks.
+    /// Heading of the section.
     pub title: String,
-    /// How it was measured.
+    /// Description of the method.
     pub method: String,
-    /// The command that repeats it.
+    /// Command that repeats the benchmark.
     pub command: String,
     /// The figures.
     pub tables: Vec<Table>,
-    /// What was wanted, and whether it came.
+    /// The aims, and whether they are met.
     pub aims: Vec<Aim>,
-    /// What a reader should mind.
+    /// Remarks below the tables.
     pub notes: Vec<String>,
-    /// Its plots, each in a file of its own beside the document.
+    /// Plots, each in a separate file beside the document.
     #[serde(default)]
     pub figures: Vec<Figure>,
-    /// Every single measurement.
+    /// All individual measurements.
     pub raw: Value,
 }
 
-/// Figures in rows.
+/// A table of results.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Table {
-    /// What they are about.
+    /// Text above the table.
     pub caption: String,
-    /// The columns' names.
+    /// Names of the columns.
     pub head: Vec<String>,
-    /// The figures, as many in each row as there are names.
+    /// Cells; each row has one per column.
     pub rows: Vec<Vec<String>>,
 }
 
 /// A plot.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Figure {
-    /// Its file's name, without the ending.
+    /// File name without the extension.
     pub name: String,
-    /// What it shows.
+    /// Text of the image.
     pub title: String,
-    /// The plot.
+    /// The plot as SVG.
     pub svg: String,
 }
 
-/// What was wanted, and what came.
+/// An aim and its result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Aim {
-    /// As in "goodput at least 0.98".
+    /// For example "goodput at least 0.98".
     pub aim: String,
-    /// As in "0.997 ± 0.004".
+    /// For example "0.997 ± 0.004".
     pub measured: String,
-    /// Whether it came.
+    /// Whether the aim is met.
     pub met: bool,
 }
 
 impl Report {
-    /// An empty one.
+    /// An empty report.
     pub fn new(name: &str, title: &str, method: &str) -> Self {
         Self {
             name: name.to_owned(),
@@ -86,7 +86,7 @@ impl Report {
         self.aims.push(Aim { aim: aim.into(), measured: measured.into(), met });
     }
 
-    /// Adds a row to the table with this caption, which is made with this head if it is not there.
+    /// Adds a row to the table with this caption. Creates the table with this head if it does not exist.
     pub fn row(&mut self, caption: &str, head: &str, row: Vec<String>) {
         match self.tables.iter_mut().find(|table| table.caption == caption) {
             Some(table) => table.rows.push(row),
@@ -94,7 +94,7 @@ impl Report {
         }
     }
 
-    /// Adds a single measurement to the others.
+    /// Adds one individual measurement.
     pub fn measured(&mut self, raw: Value) {
         match &mut self.raw {
             Value::Array(all) => all.push(raw),
@@ -135,7 +135,7 @@ impl Report {
         text
     }
 
-    /// Keeps it in `directory` with its plots, in place of its predecessor of the same name.
+    /// Saves the report and its plots in `directory`, replacing an earlier report of the same name.
     pub fn save(&self, directory: &Path) -> Result<()> {
         for Figure { name, svg, .. } in &self.figures {
             let path = directory.join(format!("{name}.svg"));
@@ -143,14 +143,14 @@ impl Report {
         }
         let path = directory.join(format!("{}.json", self.name));
         fs::write(&path, serde_json::to_string_pretty(self)?).with_context(|| format!("cannot write {}", path.display()))?;
-        // What is complete needs no part.
+        // A complete report replaces the part files.
         for part in self.parts(directory) {
             let _ = fs::remove_file(part);
         }
         Ok(())
     }
 
-    /// Keeps in `directory` what of a run by `command` is finished, until all of it is saved.
+    /// Saves the finished part of a run by `command` in `directory`, until the complete report is saved.
     pub fn save_part(&self, directory: &Path, command: &str) -> Result<()> {
         let mut part = Self { command: command.to_owned(), ..self.clone() };
         part.notes.push("The run had not ended when this was written.".to_owned());
@@ -165,13 +165,13 @@ impl Report {
         ["md", "json"].map(|kind| directory.join(format!("{}.part.{kind}", self.name)))
     }
 
-    /// What was kept under this name, if anything was.
+    /// Loads the saved report of this name, if there is one.
     pub fn load(directory: &Path, name: &str) -> Option<Self> {
         serde_json::from_str(&fs::read_to_string(directory.join(format!("{name}.json"))).ok()?).ok()
     }
 }
 
-/// Writes `bench.md` and `bench.json` from whatever of `names` has been kept in `directory`.
+/// Writes `bench.md` and `bench.json` from the reports of `names` that are saved in `directory`.
 pub(super) fn assemble(directory: &Path, names: &[&str], machine: &str) -> Result<()> {
     let reports: Vec<_> = names.iter().filter_map(|name| Report::load(directory, name)).collect();
     let mut text = format!("# Benchmarks\n\n`make bench` repeats them all. {machine}\n");
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_section_tells_command_figures_and_what_fell_short() {
+    fn a_section_shows_command_figures_and_unmet_aims() {
         let text = report("race").markdown();
         assert!(text.starts_with("## How fast?\n\nBy a watch.\n\n    braid-lab bench race\n"), "{text}");
         assert!(text.contains("| who | took |\n| --- | --- |\n| hare | 9 |\n"), "{text}");
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_is_cut_off_leaves_what_was_finished_and_a_whole_one_no_part() {
+    fn an_aborted_run_leaves_a_part_file_and_a_complete_one_does_not() {
         let directory = tempfile::tempdir().unwrap();
         let mut report = report("race");
         report.row("Seconds:", "who | took", vec!["tortoise".to_owned(), "99".to_owned()]);
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn sections_kept_earlier_stay_and_the_order_is_the_names() {
+    fn earlier_sections_stay_and_follow_the_order_of_names() {
         let directory = tempfile::tempdir().unwrap();
         report("second").save(directory.path()).unwrap();
         report("first").save(directory.path()).unwrap();

@@ -1,4 +1,4 @@
-//! How long the pure schedulers take to decide.
+//! Duration of a decision of the pure schedulers.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -22,10 +22,10 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "schedulers",
         "The schedulers alone",
-        "Each figure is nanoseconds a decision over batches of 64 in a row, on random instances; median and 99th percentile of the batches. \
-         miDRR: every flow always has a packet of 64 to 1,500 bytes, may use a random half of the links and weighs 1 to 10; links ask in random order; a decision \
-         is next() and the next head made known. OPERETTA: 100 streams, half of them packet-oriented, summed up and solved for a new connection. \
-         Connection rule: maximum throughput, choice and reservation.",
+        "Each figure is nanoseconds per decision over batches of 64 consecutive decisions, on random instances; median and 99th percentile of the \
+         batches. miDRR: every flow always has a packet of 64 to 1,500 bytes, may use a random half of the links and has a weight of 1 to 10; \
+         links request packets in random order; a decision is next() and the announcement of the next head packet. OPERETTA: 100 streams, half of \
+         them packet-oriented, summed up and solved for a new connection. Connection rule: maximum throughput, choice and reservation.",
     );
     let batches = if settings.quick { 200 } else { 20_000 };
     let mut raw = json!({});

@@ -1,4 +1,4 @@
-//! What a row of measurements comes to.
+//! Statistics of measurements.
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -18,7 +18,7 @@ pub(super) struct Mean {
     pub(super) deviation: f64,
     /// Half the width of the 95 % confidence interval of the mean; 0 for fewer than two.
     pub(super) half_width: f64,
-    /// How many measurements.
+    /// Number of measurements.
     pub(super) count: usize,
 }
 
@@ -78,7 +78,7 @@ impl Pairs {
         [logs.mean, low, high].map(f64::exp)
     }
 
-    /// What the side with Braid takes more, pair by pair.
+    /// Additional time with Braid, per pair.
     pub(super) fn more(&self) -> Mean {
         Mean::of(&self.with.iter().zip(&self.without).map(|(with, without)| with - without).collect::<Vec<_>>())
     }

@@ -1,4 +1,4 @@
-//! Equal downloads started together, against the best that whole connections can do.
+//! Equal downloads started together, compared with the best split of whole connections.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -19,11 +19,11 @@ use crate::spec::{LinkSpec, mbps, ms};
 use crate::web::Web;
 use crate::workload::{self, Summary};
 
-/// What is left for the payload of a link's rate, headers and acknowledgements taken off.
+/// The payload's share of a link's rate, without headers and acknowledgements.
 const PAYLOAD: f64 = 0.965;
-/// How long one download may take.
+/// Timeout of one download.
 const LIMIT: Duration = Duration::from_secs(300);
-/// Bulk flows on each link during the warm-up, and how long they last.
+/// Number of bulk flows per link during the warm-up, and their duration.
 const WARM_UP: (usize, Duration) = (3, Duration::from_secs(8));
 
 /// Downloads on links.
@@ -40,9 +40,9 @@ struct Outcome {
     split: Vec<usize>,
     summary: Summary,
     capacities: Vec<Option<u64>>,
-    /// By link: what its queue dropped, as a share of what came to it.
+    /// Per link: packets dropped by its queue, as a share of its arriving packets.
     dropped: Vec<f64>,
-    /// By link: what it carried, headers and repetitions included, as a share of what it could have in the time.
+    /// Per link: carried data, including headers and retransmissions, as a share of its capacity in that time.
     carried: Vec<f64>,
 }
 
@@ -50,12 +50,13 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "whole-connections",
         "Equal downloads, started together",
-        "Each line: so many curls of 4 MB from nginx, started at once. The best possible is what the best split of whole downloads over \
-         the links gives (shortest time until the last has ended), times 0.965 for the payload's share of packets. Links have 10 ms each \
-         way and a queue of 100 ms. Capacities are not configured: before the runs a copy of curl loads each link with three bulk flows \
-         for 8 s under round robin, and the state directory keeps what was learnt; the column shows what max-throughput believed of each link, in \
-         Mbit/s, when its run began. Schedulers take turns. Used: what each link \
-         carried, headers and repetitions included, of what it could have carried until the last download ended; dropped: what its queue had no room for.",
+        "Each row is a number of curls that download 4 MB each from nginx, all started at once. The best possible goodput is that of the best \
+         split of whole downloads over the links (shortest time until the last one ends), times 0.965 for the payload's share of packets. Links \
+         have 10 ms each way and a queue of 100 ms. Capacities are not configured: before the runs a copy of curl loads each link with three bulk \
+         flows for 8 s under round robin, and the state directory keeps the learnt capacities. The column \"believed\" shows max-throughput's \
+         capacity estimate of each link, in Mbit/s, at the start of its run. Schedulers take turns. Used: the data that each link carried, \
+         including headers and retransmissions, as a share of its capacity until the last download ended. Dropped: the share of packets that its \
+         full queue dropped.",
     );
     let size = ByteCount::new(if settings.quick { 1_000_000 } else { 4_000_000 });
     let mut raw = Vec::new();
@@ -87,7 +88,7 @@ fn compare(
     let title = format!("{count} downloads over {} and {} Mbit/s", rates[0], rates[1]);
     let repeat = if settings.quick { 1 } else { 3 };
     let rest = ["round-robin", "only-one", "weighted-round-robin"];
-    // The others once each, between the runs of the one that is judged.
+    // The other schedulers run once each, between the runs of max-throughput.
     let order = (0..repeat).flat_map(|i| ["max-throughput"].into_iter().chain(rest.get(i).copied()));
     let order: Vec<_> = order.chain(rest.into_iter().skip(repeat)).collect();
     let mut outcomes: Vec<(&str, Outcome)> = Vec::new();
@@ -152,7 +153,7 @@ fn one(settings: &Settings, lab: &Lab, web: &Web, scheduler: &str, count: usize,
     Ok(Outcome { share: summary.goodput.bps() as f64 / best, split, summary, capacities, dropped, carried })
 }
 
-/// What each link has done so far towards the client.
+/// Counters of each link towards the client so far.
 fn counted(lab: &Lab) -> Result<Vec<LinkStats>> {
     (0..lab.links().len()).map(|link| lab.counters(link).map(|counters| counters.down)).collect()
 }
@@ -161,7 +162,7 @@ fn percents(shares: &[f64]) -> String {
     shares.iter().map(|share| format!("{:.0} %", share * 100.0)).collect::<Vec<_>>().join(", ")
 }
 
-/// Lets the daemon learn the links from traffic of a program that is no other program of the benchmark; gives the capacities it believes in.
+/// Makes the daemon learn the links from traffic of a program that the benchmark does not use otherwise. Returns its capacity estimates.
 pub(super) fn warm_up(lab: &Lab, web: &Web, braid: &Path, (flows, span): (usize, Duration)) -> Result<Vec<Option<u64>>> {
     let daemon = Daemon::start(lab, braid, "round-robin", "")?;
     let curl = copy_of_curl(lab, "warm-up")?;
@@ -175,8 +176,8 @@ pub(super) fn copy_of_curl(lab: &Lab, name: &str) -> Result<PathBuf> {
     let paths = std::env::var_os("PATH").unwrap_or_default();
     let curl = std::env::split_paths(&paths).map(|directory| directory.join("curl")).find(|path| path.exists());
     let copy = lab.directory().join(name);
-    // By a process of its own: a child that another thread starts meanwhile would hold a file that is being written, and the kernel
-    // executes none that is.
+    // A separate process copies: a child that another thread starts meanwhile would inherit the open file, and the kernel
+    // refuses to execute a file that is open for writing.
     let curl = curl.context("there is no curl: run lab/install-deps.sh")?;
     let status = Command::new("cp").arg(curl).arg(&copy).status().context("cannot run cp")?;
     ensure!(status.success(), "cannot copy curl to {}: {status}", copy.display());
@@ -192,7 +193,7 @@ fn capacity(status: &Value, name: &str) -> Option<u64> {
     status["links"].as_array()?.iter().find(|link| link["name"] == name)?["capacity_down_bps"].as_u64()
 }
 
-/// Capacities for people, in Mbit/s.
+/// Capacities as text, in Mbit/s.
 pub(super) fn shown(capacities: &[Option<u64>]) -> String {
     let one = |capacity: &Option<u64>| capacity.map_or("?".to_owned(), |bps| format!("{:.1}", bps as f64 / 1e6));
     capacities.iter().map(one).collect::<Vec<_>>().join(" and ")

@@ -1,4 +1,4 @@
-"""Sockets of every kind; each must look as if it were connected to what was asked for. Prints whom servers saw."""
+"""Sockets of every kind; each must appear connected to the address that it asked for. Prints the client addresses that servers saw."""
 import errno, select, signal, socket, struct, time
 
 V4, V6, MAPPED = "203.0.113.11", "2001:db8:113::11", "::ffff:203.0.113.11"
@@ -58,7 +58,7 @@ for family, host, only6 in KINDS:
     s = begin(family, host, 81, only6)
     ends(s)
     assert s.connect_ex((host, 81)) == errno.ECONNREFUSED
-# With a port of its own.
+# With a bound port.
 s = socket.socket()
 s.bind(("0.0.0.0", 0))
 port = s.getsockname()[1]
@@ -85,7 +85,7 @@ parts = [bytearray(3), bytearray(9)]
 length, control, flags, sender = u.recvmsg_into(parts, 100)
 assert (length, bytes(parts[0]), bytes(parts[1][:1]), sender) == (4, b"ab\x80", b"d", (V4, 4000))
 
-# Nothing comes: patience, no patience, and a signal.
+# No data arrives: with a timeout, non-blocking, and with a signal.
 u.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", 0, 300_000))
 start = time.monotonic()
 try:
@@ -120,7 +120,7 @@ except Rung:
 u.connect((V4, 4001))
 u.send(QUERY)
 assert u.recvfrom(100) == (ANSWER, (V4, 4001))
-# To somebody else than whom it is connected to, and then on as before: both direct.
+# To another address than the connected one, and then to the connected one again: both go direct.
 u.connect((V4, 4000))
 u.sendto(QUERY, (V4, 4001))
 u.send(QUERY)

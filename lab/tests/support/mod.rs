@@ -1,6 +1,6 @@
-//! What the daemon's tests share: the real `braid daemon` in a lab, and questions to the kernel about which link a flow has.
+//! Shared code of the daemon's tests: the real `braid daemon` in a lab, and helpers that find the link of a flow.
 
-// Every test program uses its own part of this, and is the world to it.
+// Every test program uses a different part of this module.
 #![allow(dead_code, unreachable_pub)]
 
 pub mod proxied;
@@ -25,10 +25,10 @@ use socket2::{Domain, Protocol, Socket, Type};
 pub const NAMES: [&str; 3] = ["wlan0", "lte0", "eth0"];
 /// An unprivileged user.
 pub const NOBODY: u32 = 65534;
-/// How long anything that should happen may take on a busy machine.
+/// Timeout of every expected event, also on a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(60);
 
-/// Whether labs can be made. In CI they must.
+/// Whether labs can be created. In CI it is an error if they cannot.
 pub fn able() -> bool {
     if effective_user() == 0 {
         return true;
@@ -43,7 +43,7 @@ pub fn lab(count: usize) -> Lab {
     NAMES[..count].iter().fold(Lab::builder(), |builder, name| builder.link(LinkSpec::new(name))).start().unwrap()
 }
 
-/// The program under test: what `BRAID` names, else the one built into the same directory as this test.
+/// The program under test: the one that `BRAID` names, else the one built into the same directory as this test.
 pub fn braid() -> PathBuf {
     let beside = || std::env::current_exe().unwrap().parent().unwrap().parent().unwrap().join("braid");
     let path = std::env::var_os("BRAID").map_or_else(beside, PathBuf::from);
@@ -57,7 +57,7 @@ pub fn eventually(what: &str, check: impl FnMut() -> bool) -> Duration {
     within(LIMIT, what, check)
 }
 
-/// Waits until `check` holds and tells how long that took; fails after `limit`.
+/// Waits until `check` holds and returns how long that took; fails after `limit`.
 #[track_caller]
 pub fn within(limit: Duration, what: &str, mut check: impl FnMut() -> bool) -> Duration {
     let begin = Instant::now();
@@ -81,7 +81,7 @@ pub fn http(mut stream: impl Read + Write, what: &str, headers: &str, body: &str
     (head[9..12].parse().unwrap(), body.to_owned(), head.to_owned())
 }
 
-/// A running `braid daemon`. Dropped, it is asked to end, and killed if it does not; its log is shown if the test fails.
+/// A running `braid daemon`. Dropping it sends SIGTERM, and SIGKILL if the daemon does not end; shows its log if the test fails.
 pub struct Up<'a> {
     pub lab: &'a Lab,
     child: Child,
@@ -89,7 +89,7 @@ pub struct Up<'a> {
 }
 
 impl<'a> Up<'a> {
-    /// Starts it with this configuration (see [`configure`](Self::configure)) and waits until it has judged every link of the lab.
+    /// Starts the daemon with this configuration (see [`configure`](Self::configure)) and waits until it has judged every link of the lab.
     #[track_caller]
     pub fn start(lab: &'a Lab, config: &str) -> Self {
         let up = Self::start_with(lab, config, &lab.directory().join("braid/state"));
@@ -112,7 +112,7 @@ impl<'a> Up<'a> {
         Self::start_whole(lab, &[], config, state_dir, more)
     }
 
-    /// The same by way of another program, as `unshare`.
+    /// The same through another program, such as `unshare`.
     #[track_caller]
     pub fn start_by(lab: &'a Lab, wrapper: &[&str], config: &str, state_dir: &Path) -> Self {
         Self::start_whole(lab, wrapper, config, state_dir, &[])
@@ -149,19 +149,19 @@ impl<'a> Up<'a> {
         command
     }
 
-    /// A `braid` command that talks to this daemon.
+    /// A `braid` command that uses this daemon.
     pub fn braid(&self, arguments: &[&str]) -> Output {
         let mut command = self.lab.client().command(braid()).unwrap();
         command.args(arguments).env("BRAID_SOCKET", self.home.join("socket")).stdin(Stdio::null()).output().unwrap()
     }
 
-    /// What the API answers to `METHOD /path`, over its socket: status and JSON.
+    /// The API's answer to `METHOD /path` over its socket: status and JSON.
     pub fn api(&self, what: &str, body: &Value) -> (u16, Value) {
         let answer = http(UnixStream::connect(self.home.join("socket")).unwrap(), what, "", &body.to_string());
         (answer.0, serde_json::from_str(&answer.1).unwrap())
     }
 
-    /// What `braid WHAT --json` prints, if it succeeds.
+    /// Output of `braid WHAT --json`, if it succeeds.
     fn facts(&self, what: &str) -> Option<Value> {
         let output = self.braid(&[what, "--json"]);
         output.status.success().then(|| serde_json::from_slice(&output.stdout).unwrap())
@@ -190,7 +190,7 @@ impl<'a> Up<'a> {
         eventually(&format!("{name} is {state}"), || self.state(name) == state)
     }
 
-    /// Writes the configuration, with an entry for each link of the lab that has none: a virtual device is no link of itself.
+    /// Writes the configuration and adds an entry for each link of the lab without one: virtual devices are links only if named.
     pub fn configure(&self, config: &str) {
         fs::write(self.home.join("braid.toml"), with_links(config)).unwrap();
     }
@@ -203,7 +203,7 @@ impl<'a> Up<'a> {
         self.child.id()
     }
 
-    /// Sends the daemon, and nobody else, this signal.
+    /// Sends this signal to the daemon only.
     pub fn signal(&self, name: &str) {
         assert!(Command::new("kill").arg(format!("-{name}")).arg(self.pid().to_string()).status().unwrap().success());
     }
@@ -249,7 +249,7 @@ pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// Runs a program in the client and gives what it prints; it must succeed.
+/// Runs a program in the client and returns its output; it must succeed.
 #[track_caller]
 pub fn client(lab: &Lab, command: &str) -> String {
     let mut words = command.split_whitespace();
@@ -266,7 +266,7 @@ pub fn server(lab: &Lab, command: &str) {
     assert!(output.status.success(), "{command}: {}", text(&output.stderr));
 }
 
-/// Makes a direct link anew after its device was removed.
+/// Recreates a direct link after its device was removed.
 pub fn make_direct(lab: &Lab, name: &str, number: usize) {
     client(lab, &format!("ip link add {name} type veth peer name l{number} netns {}", lab.server().path()));
     server(lab, &format!("ip link set l{number} up"));
@@ -301,7 +301,7 @@ pub fn remote6(host: u8, port: u16) -> SocketAddr {
     (Lab::internet6(host), port).into()
 }
 
-/// Begins a TCP connection on the calling thread, for nothing but the address it gets, and drops it.
+/// Opens a TCP connection on the calling thread, returns its local address, and drops it.
 pub fn local_of(to: SocketAddr) -> io::Result<IpAddr> {
     let socket = Socket::new(Domain::for_address(to), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_nonblocking(true)?;
@@ -349,7 +349,7 @@ pub fn echo(from: &UdpSocket, to: SocketAddr) -> io::Result<()> {
     if same { Ok(()) } else { Err(io::Error::other(format!("{to} was asked and {by} answered"))) }
 }
 
-/// Sends every datagram that comes to this place of the Internet back, until it is dropped.
+/// Echoes every datagram to this address of the lab's Internet, until it is dropped.
 pub struct Echo {
     stop: Arc<AtomicBool>,
     thread: Option<thread::JoinHandle<()>>,
@@ -380,7 +380,7 @@ impl Drop for Echo {
     }
 }
 
-/// Counts what enters each link for this destination.
+/// Counts packets that enter each link for this destination.
 pub fn watch_all(lab: &Lab, filter: Filter) -> Vec<Watch> {
     (0..lab.links().len()).map(|link| lab.watch(link, filter).unwrap()).collect()
 }

@@ -53,7 +53,7 @@ impl Proxied {
             line.clear();
             assert!(log.read_line(&mut line).unwrap() > 0, "braid proxy has ended: {line}");
         }
-        // Whoever writes must not wait for a reader.
+        // The writer must not block on this pipe.
         std::thread::spawn(move || std::io::copy(&mut log, &mut std::io::sink()));
         proxied.proxy = Some(child);
         proxied
@@ -81,7 +81,7 @@ impl Proxied {
         assert_eq!(sha256(&to), sha256(&self.web.file(ByteCount::new(size)).unwrap()));
     }
 
-    /// Bytes that came over each link meanwhile.
+    /// Bytes that arrived over each link during `act`.
     pub fn received_during(&self, act: impl FnOnce()) -> [u64; 2] {
         let before = self.received();
         act();

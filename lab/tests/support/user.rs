@@ -1,4 +1,4 @@
-//! What the tests without a daemon and without privilege share: a user of a lab with two links, and the relay that the user joined.
+//! Shared code of the tests without a daemon and without privilege: a user of a lab with two links, and the relay that the user joined.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::{PermissionsExt, chown};
@@ -18,7 +18,7 @@ pub fn two_links() -> Builder {
 
 /// An unprivileged user of a lab of two links.
 pub struct User {
-    /// A directory of the user's own, in which commands run.
+    /// The user's directory, in which commands run.
     pub home: PathBuf,
     pub lab: Lab,
 }
@@ -30,14 +30,14 @@ impl User {
 
     /// The user of a lab that is to be started.
     pub fn of(lab: Builder) -> Self {
-        // Without a daemon's rules a strict filter would keep the second link out.
+        // Without a daemon's rules a strict filter would block the second link.
         let lab = lab.rp_filter(2).start().unwrap();
         let home = tempfile::Builder::new().prefix("user").tempdir_in(lab.directory()).unwrap().keep();
         for place in [lab.directory(), &home] {
             fs::set_permissions(place, Permissions::from_mode(0o755)).unwrap();
         }
         chown(&home, Some(NOBODY), Some(NOBODY)).unwrap();
-        // What a user may run need not be where this was built.
+        // The user may not have access to the build directory.
         fs::copy(braid(), home.join("braid")).unwrap();
         Self { home, lab }
     }
@@ -75,7 +75,7 @@ impl User {
     }
 }
 
-/// All that a program printed.
+/// The complete output of a program.
 pub fn said(output: &Output) -> String {
     text(&output.stdout) + &text(&output.stderr)
 }

@@ -1,7 +1,7 @@
-//! Other rules than miDRR for which path carries the next piece: the packet schedulers of [`braid_decide::packet`].
+//! Packet schedulers other than miDRR: adapters for [`braid_decide::packet`].
 //!
-//! They choose a path for a piece, while a bond is asked path by path. So a choice is made when any path asks, and kept until the chosen
-//! path takes the piece. Flows take turns.
+//! These schedulers choose a path for each chunk, while a bond is polled path by path. So the bond makes a choice when any path is polled, and keeps
+//! it until the chosen path takes the chunk. Flows take turns.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -17,10 +17,10 @@ use super::Bond;
 use crate::tracker::Control;
 use crate::{FlowKey, PathId, Side};
 
-/// What a scheduler is told of a piece's size at most: a datagram's worth.
+/// Upper bound of the chunk size that a scheduler sees: the payload of one datagram.
 const PIECE: u64 = 1400;
 
-/// How one end of a bond spreads what it sends over the paths: the rule, and the share of each link under [`BondScheduler::Weights`].
+/// How one end of a bond distributes what it sends over the paths: the rule, and the share of each link under [`BondScheduler::Weights`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SchedulingPlan {
     scheduler: BondScheduler,
@@ -35,16 +35,16 @@ impl Default for SchedulingPlan {
 }
 
 impl SchedulingPlan {
-    /// A plan in which no link has a share.
+    /// Creates a plan without shares.
     pub const fn new(scheduler: BondScheduler) -> Self {
         Self { scheduler, shares: [0; LinkSet::CAPACITY] }
     }
 
-    /// A plan with OPERETTA's weights `w_j` (eq. 9): the link's number and its share from 0 to 1. What is beyond that counts as the nearest.
+    /// Creates a plan from OPERETTA's weights `w_j` (eq. 9): link numbers with shares from 0 to 1. Shares outside that range are clamped.
     pub fn weights(weights: impl IntoIterator<Item = (u8, f64)>) -> Self {
         let mut plan = Self::new(BondScheduler::Weights);
         for (link, weight) in weights {
-            // `as` saturates, and turns what is no number into zero.
+            // `as` saturates, and converts NaN to zero.
             plan.set_share(link, (weight * f64::from(u16::MAX)).round() as u16);
         }
         plan
@@ -55,12 +55,12 @@ impl SchedulingPlan {
         self.scheduler
     }
 
-    /// The links that have a share, in order of their numbers.
+    /// Links with a share, by ascending number; shares are in parts of [`u16::MAX`].
     pub fn shares(&self) -> impl Iterator<Item = (u8, u16)> {
         self.shares.iter().enumerate().filter(|(_, share)| **share > 0).map(|(link, share)| (link as u8, *share))
     }
 
-    /// Sets a link's share in parts of [`u16::MAX`]; `false` where there can be no such link.
+    /// Sets a link's share in parts of [`u16::MAX`]. Returns `false` if the link's number is out of range.
     pub(crate) fn set_share(&mut self, link: u8, share: u16) -> bool {
         self.shares.get_mut(usize::from(link)).map(|known| *known = share).is_some()
     }
@@ -71,26 +71,26 @@ impl SchedulingPlan {
     }
 }
 
-/// The bond's rule at work.
+/// State of the rule in force.
 enum Rule {
-    /// One for all flows.
+    /// One scheduler for all flows.
     All(Box<dyn PacketScheduler + Send>),
-    /// Shares by round-trip time, kept within each flow (virtual interface 3.2.3).
+    /// A scheduler for each flow: shares by round-trip time hold within each flow (virtual interface 3.2.3).
     EachFlow(BTreeMap<FlowKey, RttShare>),
 }
 
-/// A packet scheduler at work.
+/// A packet scheduler and its current choice.
 pub(crate) struct Chooser {
     rule: Rule,
-    /// Flows that have something to send and are not urgent.
+    /// Flows with pending data that are not urgent.
     ready: BTreeSet<FlowKey>,
     last: Option<FlowKey>,
-    /// The flow whose piece is next, and the slots of the paths that are to carry it.
+    /// The flow of the next chunk, and the slots of the paths that are to carry it.
     chosen: Option<(FlowKey, LinkSet)>,
     views: Vec<PathView>,
-    /// Whether pieces go over several paths.
+    /// Whether the scheduler sends copies over several paths.
     copies: bool,
-    /// Whether shares are to hold exactly, so that no path repeats what another carries.
+    /// Whether shares must hold exactly. Then the bond waits for the path whose turn it is, and no path retransmits data of another.
     strict: bool,
 }
 
@@ -101,8 +101,9 @@ impl fmt::Debug for Chooser {
 }
 
 impl Chooser {
-    /// `None` for miDRR, which the bond has anyway. Rules that share wait for the path whose turn it is: the papers' shares, and the energy that
-    /// OPERETTA computes from its weights, hold only then. Shares by rate do not wait: a path that is seldom used cannot show its rate.
+    /// Returns `None` for miDRR, which every bond has. Round robin, shares by round-trip time, and weights wait for the path whose turn it is: only
+    /// then do the papers' shares hold, and the energy that OPERETTA computes. Shares by rate do not wait: the rate of a path that carries little
+    /// cannot be measured.
     pub(crate) fn new(scheduler: BondScheduler) -> Option<Self> {
         let rule: Box<dyn PacketScheduler + Send> = match scheduler {
             BondScheduler::Midrr => return None,
@@ -129,12 +130,12 @@ impl Chooser {
         }
     }
 
-    /// Takes over who is ready from the rule before.
+    /// Takes over the ready flows of the previous rule.
     fn succeed(&mut self, before: Self) {
         (self.ready, self.last) = (before.ready, before.last);
     }
 
-    /// A flow is over.
+    /// Removes the state of a flow that ended.
     pub(crate) fn forget(&mut self, flow: FlowKey) {
         self.set_ready(flow, false);
         if let Rule::EachFlow(rules) = &mut self.rule {
@@ -153,12 +154,12 @@ impl Chooser {
         }
     }
 
-    /// Paths have come, gone or changed their state: what was chosen is to be chosen anew.
+    /// Discards the current choice: a path was added or removed, or its state changed.
     pub(crate) fn reconsider(&mut self) {
         self.chosen = None;
     }
 
-    /// The flow that comes after the one that was served last.
+    /// The flow after the one that was served last.
     fn turn(&self) -> Option<FlowKey> {
         let after = self.last.map_or(Bound::Unbounded, Bound::Excluded);
         self.ready.range((after, Bound::Unbounded)).next().or_else(|| self.ready.first()).copied()
@@ -166,8 +167,8 @@ impl Chooser {
 }
 
 impl Bond {
-    /// Client: how this end is to spread what it sends, and how the server is: links need not be alike in both directions. The server is told
-    /// if it can obey ([`Self::obeys`]).
+    /// Client: sets the plan of this end and the plan of the server. They may differ, since the capacity of a link may differ by direction. The server
+    /// receives its plan if it supports plans ([`Self::obeys`]).
     pub fn set_plans(&mut self, own: SchedulingPlan, servers: SchedulingPlan) {
         if self.side == Side::Server {
             return;
@@ -180,19 +181,19 @@ impl Bond {
         }
     }
 
-    /// Client: the server can obey a plan.
+    /// Client: the server supports plans.
     pub(crate) fn on_obedient(&mut self) {
         if !std::mem::replace(&mut self.obeyed, true) && self.plan_version > 0 {
             self.announce_plan();
         }
     }
 
-    /// Client: whether the server obeys its plan.
+    /// Client: whether the server supports plans.
     pub fn obeys(&self) -> bool {
         self.obeyed
     }
 
-    /// The plan in force here.
+    /// The plan of this end.
     pub fn plan(&self) -> &SchedulingPlan {
         &self.plan
     }
@@ -223,7 +224,7 @@ impl Bond {
         }
     }
 
-    /// Chooses the rule for what this end sends, and for nothing else ([`Self::set_plans`] is for both ends).
+    /// Sets the rule of this end only ([`Self::set_plans`] sets those of both ends).
     pub fn set_scheduler(&mut self, scheduler: BondScheduler) {
         let before = std::mem::replace(&mut self.chooser, Chooser::new(scheduler));
         match (&mut self.chooser, before) {
@@ -233,28 +234,28 @@ impl Bond {
         }
     }
 
-    /// Whether paths are chosen by another rule than miDRR. Then a path that had nothing to send may have something once another was asked.
-    pub fn is_chosen(&self) -> bool {
+    /// Whether a rule other than miDRR is set. Then a path that had nothing to send may have something once another path was polled.
+    pub fn has_packet_scheduler(&self) -> bool {
         self.chooser.is_some()
     }
 
-    /// The share of all bytes that a path is to carry under [`BondScheduler::Weights`], from 0 to 1, for what this end sends.
+    /// Sets the share, from 0 to 1, of all bytes from this end that a path is to carry under [`BondScheduler::Weights`].
     pub fn set_share(&mut self, id: PathId, share: f64) {
         if let Some(path) = self.paths.get_mut(&id) {
             path.share = share;
         }
     }
 
-    /// Whether a path may repeat what others carry: not where shares are to hold.
+    /// Whether paths may retransmit data of other paths. They may not if shares must hold.
     pub(crate) fn may_repeat(&self) -> bool {
         !self.chooser.as_ref().is_some_and(|chooser| chooser.strict)
     }
 
-    /// The flow whose next piece the path in `slot` is to carry, and the slots of those that carry copies of it.
+    /// The flow whose next chunk the path in `slot` is to carry, and the slots of the paths that carry copies of it.
     pub(crate) fn take_choice(&mut self, slot: usize) -> Option<(FlowKey, LinkSet)> {
         let mut chooser = self.chooser.take()?;
         let has_room = |slots: LinkSet| self.slots_with_room() & slots.0 != 0;
-        // What has no room any more is chosen anew, unless shares are to hold: then the path is waited for.
+        // If the chosen path has no room any more, choose again. If shares must hold, wait for the path instead.
         if !chooser.chosen.is_some_and(|(_, slots)| chooser.strict || has_room(slots)) {
             chooser.chosen = self.choose(&mut chooser);
         }
@@ -266,7 +267,7 @@ impl Bond {
         taken.map(|(flow, slots)| (flow, LinkSet(slots.0 & !(1 << slot))))
     }
 
-    /// The choice for the first flow, in their turn, that has a path to go by now.
+    /// The choice for the first flow, in round-robin order, that has a usable path now.
     fn choose(&self, chooser: &mut Chooser) -> Option<(FlowKey, LinkSet)> {
         for _ in 0..chooser.ready.len() {
             let id = chooser.turn()?;
@@ -294,7 +295,8 @@ impl Bond {
         self.paths.values().filter(|path| path.is_good() && path.facts.room > ByteCount::ZERO).fold(0, |set, path| set | 1 << path.slot)
     }
 
-    /// What a scheduler sees of a path, given the links that a flow may use. Copies need not leave at once: for them its window has room.
+    /// A path as the scheduler sees it, restricted to the links that a flow may use. Copies may wait, so their room is what the congestion window has
+    /// left.
     fn path_view(&self, id: Option<PathId>, links: LinkSet, copies: bool) -> PathView {
         let Some(path) = id.and_then(|id| self.paths.get(&id)) else { return PathView { up: false, ..PathView::UP } };
         let in_flight = ByteCount::new(path.tracker.in_flight());

@@ -1,4 +1,4 @@
-//! What comes in from the other end, frame by frame.
+//! Processes received datagrams, frame by frame.
 
 use braid_model::{ByteCount, LinkSet, Time, Traffic};
 use bytes::Bytes;
@@ -11,26 +11,26 @@ use crate::tracker::{Acked, Control, Item};
 use crate::wire::{Ack, Frame, Header};
 use crate::{FlowKey, Open, PathId, PathUpdate, Side};
 
-/// A client's flow numbers may run ahead of what the server has seen by this many: chunks of later flows may come first.
+/// How far a client's flow numbers may run ahead of the highest that the server has seen. Chunks of later flows may arrive first.
 pub(super) const MAX_AHEAD: u64 = 1 << 16;
-/// Frames that wait to be sent: an end that lets them pile up higher does not listen, and asks for more than it takes.
+/// Limit of the queued control frames. An end that exceeds it causes more answers than it accepts.
 const MAX_CONTROL: usize = 1 << 16;
-/// Datagrams of all paths that are remembered until they are acknowledged, and items in them that hold no data: an end that acknowledges more slowly
-/// than it asks does not listen either. Ten gigabits a second over a round trip of a fifth of a second have fewer.
+/// Limit of the unacknowledged datagrams of all paths, and of the control items in them. An end that exceeds it acknowledges more slowly than it
+/// causes answers. 10 Gbit/s over a round trip of 200 ms stay below it.
 const MAX_REMEMBERED: usize = 1 << 18;
-/// Ranges of one flow of which it is known whether they arrived. A window in whole datagrams, of which every second is lost, has fewer.
+/// Limit of the acknowledged and lost ranges of one flow. A window of full-size datagrams of which every second one is lost stays below it.
 const MAX_RANGES: usize = 1 << 15;
-/// Pieces of all flows that came too early. A window in whole datagrams has fewer.
+/// Limit of the out-of-order chunks of all flows. A window of full-size datagrams stays below it.
 const MAX_PIECES: usize = 1 << 17;
 
 impl Bond {
-    /// A datagram arrived over a path. After an error the bond is to be closed.
+    /// Processes a datagram that arrived over a path. After an error the caller must close the bond.
     pub fn receive(&mut self, now: Time, id: PathId, mut datagram: Bytes) -> Result<(), BondError> {
         let size = datagram.len();
         let Some(path) = self.paths.get_mut(&id) else { return Ok(()) };
         let link = path.link;
         if std::mem::take(&mut path.down_there) && !path.down_here {
-            // What comes over it shows better than any update that it is back.
+            // Data over the path proves that its link is up again, whatever the last update said.
             path.next_probe = Some(now);
         }
         let header = Header::decode(&mut datagram)?;
@@ -40,7 +40,7 @@ impl Bond {
             if let Frame::Ack(ack) = &frame
                 && self.paths.contains_key(&ack.path)
             {
-                // Each costs a walk over what the path has sent.
+                // Each ACK frame costs a walk over the datagrams that the path has sent.
                 if acknowledged.contains(&ack.path) {
                     return Err(BondError::Repeated);
                 }
@@ -52,15 +52,15 @@ impl Bond {
         if let (Some(sequence), Some(path)) = (header.sequence, self.paths.get_mut(&id)) {
             path.received.on_datagram(now, sequence, size, urgent);
         }
-        if self.most_ranges > MAX_RANGES {
-            return Err(BondError::Holes(self.most_ranges));
+        if self.max_ranges > MAX_RANGES {
+            return Err(BondError::Gaps(self.max_ranges));
         }
         let (datagrams, controls) = self.remembered();
         let bounds = [(self.control.len(), MAX_CONTROL), (controls, MAX_REMEMBERED), (datagrams, MAX_REMEMBERED)];
-        bounds.into_iter().find(|(waiting, most)| waiting > most).map_or(Ok(()), |(waiting, _)| Err(BondError::Deaf(waiting)))
+        bounds.into_iter().find(|(waiting, most)| waiting > most).map_or(Ok(()), |(waiting, _)| Err(BondError::Backlog(waiting)))
     }
 
-    /// What all paths remember: datagrams, and items in them that hold no data.
+    /// Unacknowledged datagrams of all paths, and the control items in them.
     fn remembered(&self) -> (usize, usize) {
         let each = self.paths.values().map(|path| path.tracker.remembered());
         each.fold((0, 0), |sum, path| (sum.0 + path.0, sum.1 + path.1))
@@ -72,7 +72,7 @@ impl Bond {
             Frame::Chunk { flow, offset, fin, data } => self.on_chunk(now, link, flow, offset, fin, data),
             Frame::Reset { flow, code, size } => self.on_reset(now, flow, code, size),
             Frame::Stop { flow, code } => {
-                if self.known(now, flow)?
+                if self.find_or_create(now, flow)?
                     && let Some(found) = self.flows.get_mut(&flow).filter(|found| found.stop_received.is_none())
                 {
                     found.stop_received = Some(code);
@@ -84,7 +84,7 @@ impl Bond {
                 Ok(())
             }
             Frame::Credit { flow, limit } => {
-                if self.known(now, flow)?
+                if self.find_or_create(now, flow)?
                     && let Some(found) = self.flows.get_mut(&flow)
                 {
                     found.send.set_credit(limit);
@@ -119,7 +119,7 @@ impl Bond {
                 Ok(())
             }
             Frame::Opened { flow, code } => {
-                if self.known(now, flow)?
+                if self.find_or_create(now, flow)?
                     && let Some(found) = self.flows.get_mut(&flow).filter(|found| !found.answered)
                 {
                     found.answered = true;
@@ -128,10 +128,10 @@ impl Bond {
                 Ok(())
             }
             Frame::Policy { flow, version, policy } => {
-                if self.known(now, flow)?
+                if self.find_or_create(now, flow)?
                     && let Some(found) = self.flows.get_mut(&flow).filter(|found| found.policy_version < version)
                 {
-                    (found.policy, found.policy_version, found.held) = (policy, version, LinkSet::EMPTY);
+                    (found.policy, found.policy_version, found.excluded_slots) = (policy, version, LinkSet::EMPTY);
                     self.apply_policy(flow);
                     self.refresh(flow);
                 }
@@ -143,12 +143,12 @@ impl Bond {
     fn on_ack(&mut self, now: Time, ack: &Ack) -> Result<(), BondError> {
         let Some(path) = self.paths.get_mut(&ack.path) else { return Ok(()) };
         let mut acked = Acked::default();
-        path.tracker.on_ack(now, ack, &mut acked).map_err(|()| BondError::Never("a datagram"))?;
+        path.tracker.on_ack(now, ack, &mut acked).map_err(|()| BondError::Nonexistent("a datagram"))?;
         if let Some(sent) = acked.newest {
             path.on_sample(now, sent, ack.delay);
         }
         if acked.any && !path.is_down() {
-            let state = path.on_proof();
+            let state = path.on_delivery();
             self.set_state(now, ack.path, state);
         }
         for item in acked.items {
@@ -166,27 +166,27 @@ impl Bond {
                     return;
                 }
                 let freed = flow.send.on_acked(&piece);
-                self.most_ranges = self.most_ranges.max(flow.send.ranges());
+                self.max_ranges = self.max_ranges.max(flow.send.ranges());
                 self.held_total -= freed;
                 if freed > 0 && flow.blocked.take_if(|until| flow.send.held() <= *until).is_some() {
                     self.events.push_back(Event::Writable(id));
                 }
                 if flow.send.is_done() {
-                    self.tidy(now, id);
+                    self.remove_if_over(now, id);
                 }
                 self.wake_blocked();
             }
             Item::Control(Control::Reset(id, _)) => {
                 if let Some(flow) = self.flows.get_mut(&id) {
                     flow.reset_acked = true;
-                    self.tidy(now, id);
+                    self.remove_if_over(now, id);
                 }
             }
             Item::Control(_) => {}
         }
     }
 
-    /// Flows that waited for room among all flows' bytes may have nothing of their own whose arrival would wake them.
+    /// Wakes flows that waited for space in the common send buffer. Such a flow may have no data in flight whose acknowledgement would wake it.
     pub(super) fn wake_blocked(&mut self) {
         if self.blocked.is_empty() || self.held_total > self.limits.total_window / 4 * 3 {
             return;
@@ -199,7 +199,7 @@ impl Bond {
     }
 
     fn on_chunk(&mut self, now: Time, link: u8, id: FlowKey, offset: u64, fin: bool, data: Bytes) -> Result<(), BondError> {
-        if !self.known(now, id)? {
+        if !self.find_or_create(now, id)? {
             return Ok(());
         }
         let Some(flow) = self.flows.get_mut(&id) else { return Ok(()) };
@@ -211,11 +211,11 @@ impl Bond {
         let rise = flow.receive.insert(offset, data, fin).map_err(|error| BondError::Receive(id, error))?;
         self.pieces = self.pieces - before + flow.receive.pieces();
         if self.pieces > MAX_PIECES {
-            return Err(BondError::Holes(self.pieces));
+            return Err(BondError::Gaps(self.pieces));
         }
         let stopped = flow.stopped;
-        if flow.receive.is_readable() && flow.open.is_some() && !flow.readable_told && !stopped {
-            flow.readable_told = true;
+        if flow.receive.is_readable() && flow.open.is_some() && !flow.readable_reported && !stopped {
+            flow.readable_reported = true;
             self.events.push_back(Event::Readable(id));
         }
         self.count_received(rise)?;
@@ -226,7 +226,7 @@ impl Bond {
     }
 
     fn on_reset(&mut self, now: Time, id: FlowKey, code: u64, size: u64) -> Result<(), BondError> {
-        if !self.known(now, id)? {
+        if !self.find_or_create(now, id)? {
             return Ok(());
         }
         let Some(flow) = self.flows.get_mut(&id).filter(|flow| flow.reset_received.is_none()) else { return Ok(()) };
@@ -240,7 +240,7 @@ impl Bond {
         if self.flows.get(&id).is_some_and(|flow| flow.open.is_some()) {
             self.events.push_back(Event::Reset { flow: id, code });
         }
-        self.tidy(now, id);
+        self.remove_if_over(now, id);
         Ok(())
     }
 
@@ -253,7 +253,7 @@ impl Bond {
         insert: impl FnOnce(&mut FlowState) -> bool,
     ) -> Result<(), BondError> {
         let full = self.unread_messages + size > self.messages_limit();
-        if self.known(now, id)?
+        if self.find_or_create(now, id)?
             && let Some(flow) = self.flows.get_mut(&id).filter(|flow| !flow.stopped && flow.reset_received.is_none())
         {
             flow.count(link, Traffic::received(ByteCount::new(size as u64)));
@@ -264,8 +264,8 @@ impl Bond {
             self.unread_messages -= flow.messages.unread();
             let readable = insert(flow);
             self.unread_messages += flow.messages.unread();
-            if readable && flow.open.is_some() && !flow.readable_told {
-                flow.readable_told = true;
+            if readable && flow.open.is_some() && !flow.readable_reported {
+                flow.readable_reported = true;
                 self.events.push_back(Event::Readable(id));
             }
         }
@@ -276,7 +276,7 @@ impl Bond {
         if self.side == Side::Client {
             return Err(BondError::Role("OPEN"));
         }
-        if !self.known(now, id)? {
+        if !self.find_or_create(now, id)? {
             return Ok(());
         }
         let Some(flow) = self.flows.get_mut(&id).filter(|flow| flow.open.is_none()) else { return Ok(()) };
@@ -285,11 +285,11 @@ impl Bond {
         }
         flow.open = Some(open.clone());
         let readable = flow.receive.is_readable() || flow.messages.unread() > 0;
-        flow.readable_told |= readable;
+        flow.readable_reported |= readable;
         let (reset, stop) = (flow.reset_received, flow.stop_received);
         self.apply_policy(id);
         self.events.push_back(Event::Incoming { flow: id, open });
-        // What came before the opening is told behind it.
+        // Events of frames that arrived before the OPEN follow it.
         if readable {
             self.events.push_back(Event::Readable(id));
         }
@@ -327,20 +327,20 @@ impl Bond {
         }
     }
 
-    /// Whether a flow is there; the server makes one that is new. An error if it never was and may not be.
-    fn known(&mut self, now: Time, id: FlowKey) -> Result<bool, BondError> {
+    /// Returns whether a flow exists. The server creates a flow with a new number. Returns an error if the number is not valid.
+    fn find_or_create(&mut self, now: Time, id: FlowKey) -> Result<bool, BondError> {
         if self.flows.contains_key(&id) {
             return Ok(true);
         }
         if self.side == Side::Client {
-            return if id.0 < self.next_flow { Ok(false) } else { Err(BondError::Never("a flow")) };
+            return if id.0 < self.next_flow { Ok(false) } else { Err(BondError::Nonexistent("a flow")) };
         }
-        // Of older ones no first word comes any more, so that not each has to be remembered.
+        // No first frame arrives for a flow this old, so the bond need not remember each finished flow.
         if self.finished.contains(id.0) || id.0 + MAX_AHEAD < self.next_flow {
             return Ok(false);
         }
         if id.0 >= self.next_flow + MAX_AHEAD {
-            return Err(BondError::Never("a flow"));
+            return Err(BondError::Nonexistent("a flow"));
         }
         if id.0 >= self.next_flow {
             self.next_flow = id.0 + 1;
@@ -353,7 +353,7 @@ impl Bond {
         Ok(true)
     }
 
-    /// Tells the client that a flow cannot be had, without keeping anything of it.
+    /// Refuses a flow without keeping state for it.
     fn refuse(&mut self, id: FlowKey) {
         self.finished.insert(id.0);
         self.control.push_back(Control::Opened(id, codes::BUSY));

@@ -1,4 +1,4 @@
-//! What keeps flows, paths and the scheduler in step.
+//! Keeps flows, paths and the scheduler consistent.
 
 use std::collections::VecDeque;
 
@@ -12,7 +12,7 @@ use crate::report::Event;
 use crate::tracker::{Control, Item};
 use crate::{FlowKey, FlowKind, FlowPolicy, Open, PathId, Side};
 
-/// Flows that go before others at a time, since each datagram looks through them; more take turns with the rest.
+/// Number of flows that may be urgent at a time, since each datagram searches them all. Further urgent flows take turns with the rest.
 const MAX_URGENT: usize = 256;
 
 impl Bond {
@@ -27,24 +27,24 @@ impl Bond {
             let mut items = Vec::new();
             path.tracker.repeat_all(&mut items);
             let extra = std::mem::take(&mut path.extra);
-            self.again(items);
+            self.requeue(items);
             self.reroute(extra);
         }
         self.scheduler.forget();
         self.chooser.iter_mut().for_each(Chooser::reconsider);
         self.release_all();
         if self.paths.values().any(|path| path.backup) {
-            // Flows go over backups while nothing else of theirs is good.
+            // A flow uses backups while none of its other paths is good.
             self.apply_policies();
         }
     }
 
-    /// What waited for a path alone goes to others.
+    /// Moves items that were queued on one path to other paths.
     pub(super) fn reroute(&mut self, extra: VecDeque<Extra>) {
         let best = self.paths.iter().filter(|(_, path)| path.is_good()).min_by_key(|(_, path)| path.srtt).map(|(id, _)| *id);
         for extra in extra {
             match extra {
-                Extra::Copy(item) => self.again(vec![item]),
+                Extra::Copy(item) => self.requeue(vec![item]),
                 message => {
                     if let Some(best) = best.and_then(|id| self.paths.get_mut(&id)) {
                         best.extra.push_back(message);
@@ -57,29 +57,29 @@ impl Bond {
     pub(super) fn look_for_losses(&mut self, now: Time, id: PathId) {
         let Some(path) = self.paths.get_mut(&id) else { return };
         let mut lost = Vec::new();
-        let patience = path.patience();
-        path.loss_due = path.tracker.detect_lost(now, patience, &mut lost);
-        self.again(lost);
+        let loss_delay = path.loss_delay();
+        path.loss_due = path.tracker.detect_lost(now, loss_delay, &mut lost);
+        self.requeue(lost);
     }
 
-    /// What has to be sent again.
-    pub(crate) fn again(&mut self, items: Vec<Item>) {
+    /// Queues lost items for retransmission.
+    pub(crate) fn requeue(&mut self, items: Vec<Item>) {
         for item in items {
             match item {
                 Item::Piece(id, piece) => {
                     if let Some(flow) = self.flows.get_mut(&id).filter(|flow| flow.reset_sent.is_none()) {
                         flow.send.on_lost(&piece);
-                        self.most_ranges = self.most_ranges.max(flow.send.ranges());
+                        self.max_ranges = self.max_ranges.max(flow.send.ranges());
                         self.refresh(id);
                     }
                 }
-                Item::Control(control) if self.still_matters(&control) => self.control.push_back(control),
+                Item::Control(control) if self.is_current(&control) => self.control.push_back(control),
                 Item::Control(_) => {}
             }
         }
     }
 
-    fn still_matters(&self, control: &Control) -> bool {
+    fn is_current(&self, control: &Control) -> bool {
         match control {
             Control::Policy(id, version) => self.flows.get(id).is_some_and(|flow| flow.policy_version == *version),
             Control::Credit(id) | Control::Open(id) => self.flows.contains_key(id),
@@ -100,19 +100,19 @@ impl Bond {
         self.apply_policy(id);
     }
 
-    /// The links that have a good path which is no backup.
+    /// Links with a good path that is not a backup.
     pub(crate) fn regular_links(&self) -> LinkSet {
         self.paths.values().filter(|path| path.is_good() && !path.backup).map(|path| usize::from(path.link)).collect()
     }
 
-    /// Slots of the paths a flow may use now.
+    /// Slots of the paths that a flow may use now.
     fn slots_of(&self, flow: &FlowState) -> LinkSet {
         let regular = self.regular_links();
         let all = self.paths.values().filter(|path| path.serves(flow.policy.links, regular)).map(|path| path.slot).collect::<LinkSet>();
-        all - flow.held
+        all - flow.excluded_slots
     }
 
-    /// Keeps a flow from paths that are to leave its last bytes to faster ones, or lets it use them again.
+    /// Updates the scheduler after `excluded_slots` of a flow changed.
     pub(crate) fn narrow(&mut self, id: FlowKey) {
         if let Some(flow) = self.flows.get(&id) {
             let _ = self.scheduler.narrow(flow.key, self.slots_of(flow));
@@ -133,19 +133,19 @@ impl Bond {
         ids.into_iter().for_each(|id| self.apply_policy(id));
     }
 
-    /// Lets a flow use slow paths again for what it now has.
+    /// Allows a flow to use slow paths again.
     pub(crate) fn release(&mut self, id: FlowKey) {
-        let Some(flow) = self.flows.get_mut(&id).filter(|flow| !flow.held.is_empty()) else { return };
-        flow.held = LinkSet::EMPTY;
-        self.kept.remove(&id);
+        let Some(flow) = self.flows.get_mut(&id).filter(|flow| !flow.excluded_slots.is_empty()) else { return };
+        flow.excluded_slots = LinkSet::EMPTY;
+        self.narrowed.remove(&id);
         self.narrow(id);
     }
 
     pub(super) fn release_all(&mut self) {
-        std::mem::take(&mut self.kept).into_iter().for_each(|id| self.release(id));
+        std::mem::take(&mut self.narrowed).into_iter().for_each(|id| self.release(id));
     }
 
-    /// Tells the scheduler what a flow has to send now.
+    /// Updates the scheduler with the flow's pending data.
     pub(crate) fn refresh(&mut self, id: FlowKey) {
         #[cfg(test)]
         {
@@ -180,13 +180,13 @@ impl Bond {
         ids.into_iter().for_each(|id| self.refresh(id));
     }
 
-    /// Forgets a flow that is over.
-    pub(super) fn tidy(&mut self, _now: Time, id: FlowKey) {
+    /// Removes a flow that is over.
+    pub(super) fn remove_if_over(&mut self, _now: Time, id: FlowKey) {
         let Some(flow) = self.flows.get(&id).filter(|flow| flow.is_over()) else { return };
         let by_link = flow.by_link.clone();
         self.keys.remove(&flow.key);
         let _ = self.scheduler.remove_flow(flow.key);
-        for waiting in [&mut self.urgent, &mut self.starved, &mut self.blocked, &mut self.kept] {
+        for waiting in [&mut self.urgent, &mut self.starved, &mut self.blocked, &mut self.narrowed] {
             waiting.remove(&id);
         }
         self.unread_messages -= flow.messages.unread();
@@ -218,7 +218,7 @@ mod tests {
 
     const FLOWS: usize = 1000;
 
-    /// A client with many flows, of which the first has bytes that the credit of all flows does not let go.
+    /// A client with many flows. The first has pending bytes, but the connection-level credit is used up.
     fn bond_with_many_flows() -> (Bond, FlowKey) {
         let now = Time::from_millis(1000);
         let mut bond = Bond::new(Side::Client, Limits::default(), now);
@@ -233,16 +233,16 @@ mod tests {
     }
 
     #[test]
-    fn regression_credit_for_all_flows_costs_what_waits_not_what_is_there() {
+    fn regression_total_credit_refreshes_only_starved_flows() {
         let (mut bond, waiting) = bond_with_many_flows();
         let mut credit = BytesMut::new();
         Header { sequence: None }.encode(&mut credit);
         Frame::TotalCredit { limit: 1 << 20 }.encode(&mut credit);
         bond.receive(Time::from_millis(1001), PathId(0), credit.freeze()).unwrap();
-        assert_eq!(bond.refreshed, 1, "of {FLOWS} flows one waited");
+        assert_eq!(bond.refreshed, 1, "one of {FLOWS} flows waited");
         let mut sent = BytesMut::new();
         while bond.poll_datagram(Time::from_millis(1002), PathId(0), 1200, &mut sent) {}
-        assert!(sent.windows(4).any(|part| part == b"late"), "it goes now");
+        assert!(sent.windows(4).any(|part| part == b"late"), "the waiting bytes were not sent");
         assert_eq!(bond.flow(waiting).unwrap().held, ByteCount::new(4));
     }
 }

@@ -1,80 +1,80 @@
-//! Whether somebody else holds the bottleneck's queue, and which share of it is ours.
+//! Detects cross traffic that fills the bottleneck's queue, and computes our share of the capacity.
 
 use std::time::{Duration, Instant};
 
 use super::flight::Round;
 
-/// How long a queue must have been short until the rival counts as gone.
-const GONE: Duration = Duration::from_secs(10);
+/// The cross traffic counts as gone after the queue was short for this time.
+const GONE_AFTER: Duration = Duration::from_secs(10);
 
-/// How slowly the capacity is forgotten, in seconds.
-const FORGET: f64 = 30.0;
+/// Time constant with which the capacity estimate decays, in seconds.
+const CAPACITY_DECAY: f64 = 30.0;
 
-/// Alone we empty the queue at least once in so many rounds: a probing cycle and a half.
-const NEVER_EMPTY: u32 = 12;
+/// Without cross traffic the queue is empty at least once in this many rounds: one and a half probing cycles.
+const MAX_FULL_ROUNDS: u32 = 12;
 
-/// More loss than this in a full buffer means that the capacity is thought too great: it is then lowered by a hundredth a round.
-const OVERRUN: f64 = 0.04;
+/// A loss above this in a full buffer means that the capacity estimate is too high. It is then lowered by 1 % per round.
+const MAX_FULL_LOSS: f64 = 0.04;
 
-/// A capacity that was delivered over an empty queue for so many rounds is known well.
-const TRUSTED: u32 = 20;
+/// A capacity that was delivered with an empty queue for this many rounds is reliable.
+const TRUSTED_ROUNDS: u32 = 20;
 
-/// Which part of the capacity is held against a rival.
+/// Share of the capacity that we hold against cross traffic.
 const SHARE: f64 = 0.46;
 
-/// A queue that should be empty and is not: somebody else fills it, or the path has become longer.
+/// Detector of a queue that should be empty but is not: cross traffic fills it, or the path has become longer.
 #[derive(Debug, Clone)]
 pub(super) struct CrossTraffic {
-    /// Seen at all.
+    /// Whether cross traffic was detected.
     present: bool,
-    /// What the path can carry, in bytes a second, as far as it was seen lately.
+    /// Estimated capacity of the path in bytes per second, from recent samples.
     capacity: f64,
     drain: Option<Drain>,
     standing_at: Instant,
-    /// For how many rounds the queue has not been empty.
+    /// Number of rounds since the queue was last empty.
     full_rounds: u32,
     outrun: u32,
-    /// Measurements of the capacity since it was seen, and the latest three of them.
+    /// Number of capacity measurements since the cross traffic was detected, and the latest three of them.
     bursts: u32,
     measured: [f64; 3],
-    /// For how many rounds the capacity was delivered over an empty queue, less those with a queue.
+    /// Number of rounds in which the capacity was delivered with an empty queue, minus rounds with a queue.
     trust: u32,
-    /// Which part is lost in a full buffer, over about sixteen rounds.
+    /// Fraction lost in a full buffer, averaged over about sixteen rounds.
     full_loss: f64,
-    /// Bytes a second sent in the round before.
+    /// Bytes per second sent in the previous round.
     sent: f64,
 }
 
-/// A queue that is being emptied.
+/// A queue that is being drained.
 #[derive(Debug, Clone, Copy)]
 struct Drain {
-    /// The longest delay, and the round trip at the beginning.
+    /// Longest queueing delay, and the round-trip time at the start.
     queue: f64,
     rtt: f64,
-    /// What was delivered then, in bytes a second.
+    /// Delivery rate at the start, in bytes per second.
     rate: f64,
-    /// How much should have gone by now, and by the next round, since what is sent shows a round later.
+    /// Expected reduction of the queue by now, and by the next round, since a change of the sending rate shows one round later.
     gone: f64,
     going: f64,
     rounds: u32,
 }
 
-/// What a queue that did not go means.
+/// Result of judging a queue.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum DrainOutcome {
-    /// Nothing yet.
+    /// No conclusion yet.
     Open,
-    /// The path's round trip is longer than it was, now `rtt` seconds; before we went slower it carried `rate` bytes a second.
+    /// The path's round trip has become longer, now `rtt` seconds. Before we slowed down it carried `rate` bytes per second.
     Longer { rtt: f64, rate: f64 },
 }
 
-/// The least time in seconds that packets waited in a round, and from which on that means a queue and a standing one.
+/// Minimum queueing delay of a round in seconds, and the thresholds above which it means a queue and a standing queue.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Queue {
     pub(super) delay: f64,
     pub(super) short: f64,
     pub(super) full: f64,
-    /// Which part of what was sent was lost where the queue was long.
+    /// Fraction of the sent bytes that was lost while the queue was long.
     pub(super) congested: f64,
 }
 
@@ -99,55 +99,55 @@ impl CrossTraffic {
         self.present
     }
 
-    /// The rate below which the rival's queue does not push us, in bytes a second delivered.
+    /// The delivery rate below which the queue of cross traffic does not push us, in bytes per second.
     pub(super) fn share(&self) -> f64 {
         if self.present { self.capacity * SHARE } else { 0.0 }
     }
 
-    /// What the path can carry, in bytes a second, as far as it was seen lately.
+    /// Estimated capacity of the path in bytes per second, from recent samples.
     pub(super) fn capacity(&self) -> f64 {
         self.capacity
     }
 
-    /// Takes a measurement of the capacity in the presence of the rival.
+    /// Adds a capacity measurement made in the presence of cross traffic.
     pub(super) fn measure(&mut self, capacity: f64) {
         self.measured.rotate_left(1);
         self.measured[2] = capacity.clamp(self.capacity / 32.0, self.capacity * 32.0).max(1.0);
-        // Where the buffer is nearly full the round trip grows too little, so that errors are upwards.
+        // Near a full buffer the round trip grows too little, so errors are upwards. Hence the minimum.
         let least = self.measured.iter().copied().fold(f64::INFINITY, f64::min);
-        let weight = if self.trust >= TRUSTED { 0.04 } else { (1.0 / (f64::from(self.bursts) + 1.0)).max(0.2) };
+        let weight = if self.trust >= TRUSTED_ROUNDS { 0.04 } else { (1.0 / (f64::from(self.bursts) + 1.0)).max(0.2) };
         self.bursts = self.bursts.saturating_add(1);
-        // The mean of the inverses: the delays are what is measured, and their errors are even.
+        // Average the inverses: the measured quantities are delays, and their errors are symmetric.
         self.capacity = 1.0 / ((1.0 - weight) / self.capacity.max(1.0) + weight / least);
     }
 
-    /// Forgets all, as after a dark time.
+    /// Discards all state, as after an outage.
     pub(super) fn reset(&mut self, now: Instant) {
         *self = Self::new(now);
     }
 
-    /// Judges a round in which packets waited at least `queue` seconds of a round trip of `rtt`. Up to `short` the queue counts as empty,
-    /// beyond `most` as standing. We sent `sent` bytes a second.
+    /// Judges a round with a round-trip time of `rtt` and the queue `queue`. Up to `queue.short` the queue counts as empty, beyond `queue.full` as
+    /// standing. We sent `sent` bytes per second.
     pub(super) fn round(&mut self, now: Instant, round: Round, rtt: f64, queue: Queue, sent: f64) -> DrainOutcome {
         self.full_loss += (queue.congested - self.full_loss) / 16.0;
         let forgotten = match self.present {
-            true if self.full_loss > OVERRUN => 0.01,
+            true if self.full_loss > MAX_FULL_LOSS => 0.01,
             true => 0.0,
-            false => round.span / FORGET,
+            false => round.span / CAPACITY_DECAY,
         };
         let kept = self.capacity * (1.0 - forgotten).max(0.0);
         self.capacity = kept.max(round.rate);
         let before = std::mem::replace(&mut self.sent, sent);
         if !self.present {
             self.trust = match queue.delay <= queue.short {
-                true if round.rate > 0.8 * self.capacity => (self.trust + 1).min(2 * TRUSTED),
+                true if round.rate > 0.8 * self.capacity => (self.trust + 1).min(2 * TRUSTED_ROUNDS),
                 true => self.trust,
                 false => self.trust.saturating_sub(1),
             };
         }
         if queue.delay <= queue.full {
             self.outrun = 0;
-            if now.saturating_duration_since(self.standing_at) > GONE {
+            if now.saturating_duration_since(self.standing_at) > GONE_AFTER {
                 self.present = false;
             }
         } else {
@@ -165,7 +165,7 @@ impl CrossTraffic {
         if self.present {
             self.drain = None;
             if queue.delay > queue.full {
-                self.hold(round, before);
+                self.check_share(round, before);
             }
             return DrainOutcome::Open;
         }
@@ -183,7 +183,7 @@ impl CrossTraffic {
             drain.rounds += 1;
         }
         let undrained = self.drain.filter(|drain| drain.gone >= 1.5 * drain.queue && drain.rounds >= 4);
-        if undrained.is_none() && self.full_rounds < NEVER_EMPTY {
+        if undrained.is_none() && self.full_rounds < MAX_FULL_ROUNDS {
             return DrainOutcome::Open;
         }
         self.full_rounds = 0;
@@ -198,8 +198,8 @@ impl CrossTraffic {
         DrainOutcome::Open
     }
 
-    /// Gives up the share when it is delivered no longer: then the path itself has become slower.
-    fn hold(&mut self, round: Round, sent: f64) {
+    /// Gives up the share when the path no longer delivers it: then the path itself has become slower.
+    fn check_share(&mut self, round: Round, sent: f64) {
         if sent < 0.8 * self.share() || round.rate > 0.7 * self.share() {
             self.outrun = 0;
             return;

@@ -1,16 +1,16 @@
-//! Extremes over windows that slide.
+//! Minimum and maximum over sliding windows.
 
 use std::time::{Duration, Instant};
 
-/// The least value of about the latest `span`: of the current half of it, and of the half before.
+/// Minimum over about the latest `span`: of the current half of it, and of the half before.
 #[derive(Debug, Clone)]
-pub(super) struct Least {
+pub(super) struct WindowedMin {
     current: f64,
     before: f64,
     since: Instant,
 }
 
-impl Least {
+impl WindowedMin {
     pub(super) fn new(now: Instant) -> Self {
         Self { current: f64::INFINITY, before: f64::INFINITY, since: now }
     }
@@ -25,25 +25,25 @@ impl Least {
         self.current = self.current.min(value);
     }
 
-    /// Infinite before the first value.
+    /// The minimum; infinite before the first value.
     pub(super) fn get(&self) -> f64 {
         self.current.min(self.before)
     }
 
-    /// Forgets all but this value.
+    /// Discards all values except this one.
     pub(super) fn reset(&mut self, now: Instant, value: f64) {
         *self = Self { current: value, before: f64::INFINITY, since: now };
     }
 }
 
-/// The greatest of the latest `N` values.
+/// Maximum of the latest `N` values.
 #[derive(Debug, Clone)]
-pub(super) struct Greatest<const N: usize> {
+pub(super) struct WindowedMax<const N: usize> {
     values: [f64; N],
     next: usize,
 }
 
-impl<const N: usize> Greatest<N> {
+impl<const N: usize> WindowedMax<N> {
     pub(super) fn new() -> Self {
         Self { values: [0.0; N], next: 0 }
     }
@@ -53,18 +53,18 @@ impl<const N: usize> Greatest<N> {
         self.next = (self.next + 1) % N;
     }
 
-    /// Raises the latest value without letting an old one go.
+    /// Raises the latest value without dropping the oldest.
     pub(super) fn raise(&mut self, value: f64) {
         let latest = &mut self.values[(self.next + N - 1) % N];
         *latest = latest.max(value);
     }
 
-    /// Zero before the first value.
+    /// The maximum; zero before the first value.
     pub(super) fn get(&self) -> f64 {
         self.values.iter().copied().fold(0.0, f64::max)
     }
 
-    /// Forgets all but this value.
+    /// Discards all values except this one.
     pub(super) fn reset(&mut self, value: f64) {
         self.values = [value; N];
     }
@@ -76,10 +76,10 @@ mod tests {
 
     #[test]
     #[expect(clippy::disallowed_methods, reason = "any instant does")]
-    fn the_least_is_forgotten_after_its_span() {
+    fn the_minimum_expires_after_its_span() {
         let start = Instant::now();
         let span = Duration::from_secs(10);
-        let mut least = Least::new(start);
+        let mut least = WindowedMin::new(start);
         assert_eq!(least.get(), f64::INFINITY);
         least.add(start, span, 3.0);
         least.add(start + Duration::from_secs(6), span, 5.0);
@@ -89,12 +89,12 @@ mod tests {
         least.add(start + Duration::from_secs(60), span, 9.0);
         assert_eq!(least.get(), 9.0);
         least.add(start, span, 8.0);
-        assert_eq!(least.get(), 8.0, "time that goes back does no harm");
+        assert_eq!(least.get(), 8.0, "a clock that goes backwards is tolerated");
     }
 
     #[test]
-    fn the_greatest_is_that_of_the_latest_values() {
-        let mut greatest = Greatest::<3>::new();
+    fn the_maximum_covers_the_latest_values() {
+        let mut greatest = WindowedMax::<3>::new();
         for value in [9.0, 1.0, 2.0, 3.0] {
             greatest.add(value);
         }

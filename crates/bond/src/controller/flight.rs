@@ -1,12 +1,12 @@
-//! What is in flight, and the rates at which it was sent and delivered.
+//! Packets in flight, and the rates at which they are sent and delivered.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
-/// No more packets are remembered: 1 Gbit/s over 1.4 s.
-const MOST: usize = 1 << 17;
+/// Maximum number of remembered packets: 1 Gbit/s over 1.4 s.
+const MAX_PACKETS: usize = 1 << 17;
 
-/// A packet that was neither acknowledged nor lost.
+/// A sent packet, with its state.
 #[derive(Debug, Clone)]
 struct Sent {
     number: u64,
@@ -16,26 +16,26 @@ struct Sent {
     open: bool,
 }
 
-/// The packets of a path from sending to acknowledgement or loss, by rounds.
+/// Tracks the packets of a path from sending to acknowledgement or loss, by rounds.
 ///
-/// A round lasts until a packet that was sent after its beginning is acknowledged, and at least as long as its caller says.
+/// A round lasts until a packet that was sent after its start is acknowledged, and at least as long as the caller requires.
 #[derive(Debug, Clone)]
 pub(super) struct Flight {
     sent: VecDeque<Sent>,
     delivered: u64,
     lost: u64,
     in_flight: u64,
-    /// Newest packet of the batch of acknowledgements: when it was sent, and what was delivered by then.
+    /// Newest packet of the current batch of acknowledgements: its send time, and the bytes delivered by then.
     newest: Option<(Instant, u64)>,
     mark: Mark,
-    /// Nothing in flight for less than this is no pause.
+    /// An idle time shorter than this does not count as a pause.
     pause: Duration,
     last_sent: Instant,
-    /// Packets sent calmly, that is below the rate the path takes: bytes delivered and lost, with decay.
+    /// Bytes delivered and lost of packets sent below the path's rate ("calm"), with decay.
     calm: (f64, f64),
 }
 
-/// How things stood when a round began.
+/// State at the start of a round.
 #[derive(Debug, Clone, Copy)]
 struct Mark {
     at: Instant,
@@ -44,16 +44,16 @@ struct Mark {
     lost: u64,
 }
 
-/// What one round gave.
+/// Measurements of one round.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Round {
-    /// Bytes a second delivered: the lesser of the rates of sending and of acknowledging.
+    /// Bytes per second delivered: the lower of the send rate and the acknowledgement rate.
     pub(super) rate: f64,
-    /// Bytes a second acknowledged: while a queue stands, that is what the path carries.
+    /// Bytes per second acknowledged. While a queue stands, this is the path's capacity.
     pub(super) acknowledged: f64,
-    /// Which part of what was sent is known to be lost.
+    /// Fraction of the sent bytes that was declared lost.
     pub(super) loss: f64,
-    /// Seconds.
+    /// Duration in seconds.
     pub(super) span: f64,
 }
 
@@ -78,11 +78,11 @@ impl Flight {
     }
 
     pub(super) fn send(&mut self, now: Instant, number: u64, bytes: u64, calm: bool) {
-        // The handshake's packet numbers begin anew with each of its key phases.
+        // Packet numbers start again in each packet number space of the handshake.
         if self.sent.back().is_some_and(|last| last.number >= number) {
             self.sent.clear();
         }
-        if self.sent.len() >= MOST {
+        if self.sent.len() >= MAX_PACKETS {
             self.sent.pop_front();
         }
         let idle = now.saturating_duration_since(self.last_sent) >= self.pause;
@@ -112,7 +112,7 @@ impl Flight {
         }
     }
 
-    /// Counts a loss; one at `random` tells of the path's noise.
+    /// Counts a loss. A `random` loss contributes to the estimate of random loss.
     pub(super) fn lose(&mut self, number: u64, bytes: u64, random: bool) {
         self.lost = self.lost.saturating_add(bytes);
         self.in_flight = self.in_flight.saturating_sub(bytes);
@@ -123,12 +123,13 @@ impl Flight {
         }
     }
 
-    /// On a short way all is acknowledged before the pace allows more: that is a pause only if it lasts as long as this.
+    /// Sets the minimum length of a pause. On a path with a short round trip, all packets are acknowledged before the pace allows more; this is not a
+    /// pause.
     pub(super) fn set_pause(&mut self, pause: Duration) {
         self.pause = pause;
     }
 
-    /// Ends a batch of acknowledgements; `in_flight` is what QUIC counts. Gives the round that ended with it, if it lasted `least`.
+    /// Ends a batch of acknowledgements; `in_flight` is QUIC's count. Returns the round that ended with it, if it lasted at least `least`.
     pub(super) fn end(&mut self, now: Instant, in_flight: u64, least: Duration) -> Option<Round> {
         self.in_flight = in_flight;
         while self.sent.front().is_some_and(|packet| !packet.open || now.saturating_duration_since(packet.at) > Duration::from_secs(30)) {
@@ -150,7 +151,7 @@ impl Flight {
         Some(Round { rate: delivered / span, acknowledged, loss: lost / (delivered + lost).max(1.0), span })
     }
 
-    /// The loss of what was sent calmly, over about the latest `memory` bytes; zero before there is enough to tell.
+    /// Loss of calm packets over about the latest `memory` bytes; zero until there is enough data.
     pub(super) fn calm_loss(&mut self, memory: f64) -> f64 {
         let total = self.calm.0 + self.calm.1;
         if total > memory {
@@ -160,7 +161,8 @@ impl Flight {
     }
 
     fn find(&self, number: u64) -> Option<usize> {
-        // Few numbers are missing (packets that are not acknowledged have none here), so it is at most a few places before this one.
+        // Few numbers are missing (packets that elicit no acknowledgement are not recorded), so the packet is at most a few positions before this
+        // one.
         let most = usize::try_from(number.checked_sub(self.sent.front()?.number)?).ok()?.min(self.sent.len() - 1);
         for (place, packet) in self.sent.range(..=most).enumerate().rev().take(8) {
             if packet.number <= number {
@@ -179,7 +181,7 @@ mod tests {
 
     #[test]
     #[expect(clippy::disallowed_methods, reason = "any instant does")]
-    fn regression_rounds_end_though_all_is_acknowledged_between_bursts() {
+    fn regression_rounds_end_although_bursts_are_fully_acknowledged() {
         let start = Instant::now();
         let mut flight = Flight::new(start);
         flight.set_pause(LEAST / 2);
@@ -190,7 +192,7 @@ mod tests {
             rounds.extend(flight.end(start + at + Duration::from_micros(100), 0, LEAST));
         };
         (0..100).for_each(|number| burst(number, Duration::from_millis(number)));
-        // A pause is no part of a round.
+        // A pause is not part of a round.
         (0..100).for_each(|number| burst(100 + number, Duration::from_millis(5000 + number)));
         assert!(rounds.len() >= 8, "{rounds:?}");
         assert!(rounds.iter().all(|round| (0.9e6..1.1e6).contains(&round.rate)), "{rounds:?}");

@@ -1,26 +1,26 @@
-//! Telling losses in a full buffer from losses at random.
+//! Distinguishes losses in a full buffer from random losses.
 
 use std::collections::VecDeque;
 
-use super::filters::Greatest;
+use super::filters::WindowedMax;
 
-/// How many round trips are remembered.
+/// Number of remembered round-trip samples.
 const MEMORY: usize = 512;
 
-/// Losses by the queue that their neighbours met (Cen, Cosman and Voelker, "End-to-end differentiation of congestion and wireless losses",
-/// IEEE/ACM Transactions on Networking 2003: the Spike scheme).
+/// Classifies a loss by the queueing delay of the packet before it (Cen, Cosman and Voelker, "End-to-end differentiation of congestion and wireless
+/// losses", IEEE/ACM Transactions on Networking 2003: the Spike scheme).
 #[derive(Debug, Clone)]
 pub(super) struct LossClassifier {
-    /// Packet number and round trip in seconds, by number.
+    /// Packet numbers and round-trip times in seconds, by number.
     trips: VecDeque<(u64, f64)>,
-    /// Longest round trips of the latest rounds, in seconds.
-    longest: Greatest<16>,
+    /// Maximum round-trip times of the latest rounds, in seconds.
+    longest: WindowedMax<16>,
     lost: f64,
 }
 
 impl LossClassifier {
     pub(super) fn new() -> Self {
-        Self { trips: VecDeque::new(), longest: Greatest::new(), lost: 0.0 }
+        Self { trips: VecDeque::new(), longest: WindowedMax::new(), lost: 0.0 }
     }
 
     pub(super) fn acknowledge(&mut self, number: u64, rtt: f64) {
@@ -34,12 +34,12 @@ impl LossClassifier {
         self.trips.push_back((number, rtt));
     }
 
-    /// The longest round trip of the latest rounds, in seconds.
+    /// Maximum round-trip time of the latest rounds, in seconds.
     pub(super) fn longest(&self) -> f64 {
         self.longest.get()
     }
 
-    /// Takes a loss; says whether the queue was long then: at least seven tenths of what it has been lately, and `least` seconds.
+    /// Counts a loss. Returns whether the queue was long then: at least 0.7 of its recent maximum, and at least `least` seconds.
     pub(super) fn lose(&mut self, number: u64, bytes: f64, min_rtt: f64, least: f64) -> bool {
         let place = self.trips.partition_point(|trip| trip.0 < number);
         let Some(trip) = place.checked_sub(1).and_then(|place| self.trips.get(place)) else { return false };
@@ -50,7 +50,7 @@ impl LossClassifier {
         congested
     }
 
-    /// Ends a round: bytes that were lost in it where the queue was long.
+    /// Ends a round. Returns the bytes that were lost in it while the queue was long.
     pub(super) fn round(&mut self) -> f64 {
         self.longest.add(0.0);
         std::mem::take(&mut self.lost)
@@ -62,9 +62,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_loss_counts_where_the_queue_was_long() {
+    fn a_loss_counts_only_when_the_queue_was_long() {
         let mut losses = LossClassifier::new();
-        assert!(!losses.lose(1, 1000.0, 0.020, 0.002), "nothing is known");
+        assert!(!losses.lose(1, 1000.0, 0.020, 0.002), "there is no sample yet");
         for (number, rtt) in [(1, 0.020), (2, 0.028), (3, 0.030), (7, 0.021)] {
             losses.acknowledge(number, rtt);
         }

@@ -1,17 +1,17 @@
-//! What a controller and its bond tell each other.
+//! State shared between a controller and its bond.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use braid_model::{ByteCount, Rate};
 
-/// From this pace on, in bytes a second, QUIC paces no more and the bond's host does: QUIC forgets what it was late with by more than two
-/// milliseconds, which is how late timers are, and with it the pace itself would shrink.
+/// From this pace on, in bytes per second, the bond's host paces instead of QUIC. QUIC's pacer catches up on at most two milliseconds, which is how
+/// late timers fire, so on fast paths it would send less than the pace.
 pub(super) const FAST: f64 = 12.5e6;
 
-/// What a path's controller tells its bond, and the one thing a bond tells the controller; shared between the two.
+/// State that a path's controller publishes for its bond, plus the probe allowance that the bond sets.
 ///
-/// QUIC's connection does not show its bytes in flight nor its pacing rate, and late binding needs both.
+/// QUIC's connection exposes neither its bytes in flight nor its pacing rate, and late binding needs both.
 #[derive(Debug, Default)]
 pub struct PathMetrics {
     in_flight: AtomicU64,
@@ -24,35 +24,35 @@ pub struct PathMetrics {
 }
 
 impl PathMetrics {
-    /// Bytes sent and neither acknowledged nor given up.
+    /// Bytes sent and neither acknowledged nor declared lost.
     pub fn in_flight(&self) -> ByteCount {
         ByteCount::new(self.in_flight.load(Ordering::Relaxed))
     }
 
-    /// The congestion window.
+    /// Congestion window.
     pub fn window(&self) -> ByteCount {
         ByteCount::new(self.window.load(Ordering::Relaxed))
     }
 
-    /// The rate at which packets may leave; zero before the first sample.
+    /// Pacing rate; zero before the first sample.
     pub fn pacing(&self) -> Rate {
         rate(self.pacing.load(Ordering::Relaxed))
     }
 
-    /// Whether the path is so fast that QUIC is not to pace it: what it is given leaves at once.
+    /// Whether the path is too fast for QUIC's pacer. QUIC then sends at once, and the host paces.
     pub fn is_fast(&self) -> bool {
         self.pacing.load(Ordering::Relaxed) as f64 >= FAST
     }
 
-    /// The rate at which the path would deliver if it were kept busy, random loss taken off; zero before the first sample.
+    /// Rate at which the path would deliver a continuous load, after random loss; zero before the first sample.
     ///
-    /// A thin flow does not lower it, so it may be old. But for the beginning, where it is what this round trip's window brings, it is never more
-    /// than what was once measured.
+    /// A flow that sends little does not lower it, so it may be old. It never exceeds a measured rate, except during startup, where it is the rate of
+    /// the current round trip's window.
     pub fn delivery_rate(&self) -> Rate {
         rate(self.delivery.load(Ordering::Relaxed))
     }
 
-    /// The round trip without queues; `None` before the first sample.
+    /// Minimum round-trip time, without queues; `None` before the first sample.
     pub fn min_rtt(&self) -> Option<Duration> {
         match self.min_rtt.load(Ordering::Relaxed) {
             0 => None,
@@ -60,12 +60,12 @@ impl PathMetrics {
         }
     }
 
-    /// How much longer than [`min_rtt`](Self::min_rtt) the latest packets took at least: what waits in the bottleneck's queue.
+    /// Minimum by which the latest packets took longer than [`min_rtt`](Self::min_rtt): the delay in the bottleneck's queue.
     pub fn queueing_delay(&self) -> Duration {
         Duration::from_nanos(self.queueing.load(Ordering::Relaxed))
     }
 
-    /// Admits this many bytes beyond what is in flight, so that a path whose window is full of what was lost can still be probed.
+    /// Allows this many bytes beyond those in flight, so that a path whose window is full of lost packets can still be probed.
     pub fn allow_probe(&self, bytes: ByteCount) {
         self.probe.store(bytes.get(), Ordering::Relaxed);
     }
@@ -74,7 +74,7 @@ impl PathMetrics {
         self.probe.load(Ordering::Relaxed)
     }
 
-    /// Counts `bytes` sent beyond the window.
+    /// Counts `bytes` sent beyond the window against the allowance.
     pub(super) fn use_probe(&self, bytes: u64) {
         self.probe.store(self.probe().saturating_sub(bytes), Ordering::Relaxed);
     }
@@ -83,10 +83,10 @@ impl PathMetrics {
         self.in_flight.store(bytes, Ordering::Relaxed);
     }
 
-    /// Window in bytes, rates in bytes per second, times in seconds.
+    /// Publishes the state. Window in bytes, rates in bytes per second, times in seconds.
     pub(super) fn set(&self, window: u64, pacing: f64, delivery: f64, min_rtt: f64, queueing: f64) {
         self.window.store(window, Ordering::Relaxed);
-        // `as` saturates, and turns NaN and negatives to zero.
+        // `as` saturates, and maps NaN and negative numbers to zero.
         self.pacing.store(pacing as u64, Ordering::Relaxed);
         self.delivery.store(delivery as u64, Ordering::Relaxed);
         self.min_rtt.store((min_rtt * 1e9) as u64, Ordering::Relaxed);
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn odd_numbers_saturate() {
+    fn out_of_range_numbers_saturate() {
         let metrics = PathMetrics::default();
         metrics.set(u64::MAX, f64::INFINITY, f64::NAN, -1.0, 0.25);
         assert_eq!(metrics.pacing().bps(), u64::MAX);

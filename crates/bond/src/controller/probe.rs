@@ -1,21 +1,21 @@
-//! Measuring a bottleneck's capacity while others keep its queue filled.
+//! Measures a bottleneck's capacity while cross traffic keeps its queue filled.
 
 use std::time::Instant;
 
 /// A short burst above our usual rate.
 ///
-/// A queue that neither grows nor shrinks drains as fast as we and the others fill it. Bytes sent beyond our usual rate make it longer
-/// by these bytes, and so the round trip by bytes / capacity. The others have not noticed yet.
+/// A queue of constant length drains as fast as all senders together fill it. Bytes beyond our usual rate lengthen the queue by that amount, and the
+/// round-trip time by bytes / capacity, as long as the other senders have not reacted.
 #[derive(Debug, Clone)]
 pub(super) struct Burst {
     first: u64,
     last: u64,
     begun: Instant,
-    /// Bytes a second that we send usually.
+    /// Our usual rate, in bytes per second.
     rate: f64,
     bytes: f64,
     excess: f64,
-    /// Least round trips of the packets just before it and at its end, in seconds; infinite until known.
+    /// Minimum round-trip times of the packets just before the burst and at its end, in seconds; infinite until known.
     before: f64,
     after: f64,
     lost: bool,
@@ -27,7 +27,7 @@ impl Burst {
         Self { first, last: first, begun: now, rate, bytes: 0.0, excess: 0.0, before, after, lost: false }
     }
 
-    /// Counts a packet of it; gives the bytes beyond the usual rate so far.
+    /// Counts a packet of the burst. Returns the bytes beyond the usual rate so far.
     pub(super) fn send(&mut self, now: Instant, number: u64, bytes: f64) -> f64 {
         self.last = number;
         self.bytes += bytes;
@@ -40,9 +40,9 @@ impl Burst {
         self.excess
     }
 
-    /// Takes a round trip; says whether the burst is over.
+    /// Processes a round-trip sample. Returns whether the burst is over.
     pub(super) fn acknowledge(&mut self, number: u64, rtt: f64) -> bool {
-        // The least of some: the acknowledgement of an odd packet may have been held back (RFC 9000, 13.2.1).
+        // Minimum of several samples, since the acknowledgement of an odd packet may have been delayed (RFC 9000, section 13.2.1).
         if number <= self.first && number + 4 > self.first {
             self.before = self.before.min(rtt);
         }
@@ -56,12 +56,12 @@ impl Burst {
         self.lost |= number >= self.first && number <= self.last + 2;
     }
 
-    /// Whether it was too much for the buffer.
+    /// Whether the burst overflowed the buffer.
     pub(super) fn is_lost(&self) -> bool {
         self.lost
     }
 
-    /// What the bottleneck carries, in bytes a second; `None` if the burst did not tell.
+    /// Estimated capacity in bytes per second; `None` if the burst gave no valid estimate.
     pub(super) fn capacity(&self) -> Option<f64> {
         let longer = self.after - self.before;
         let told = longer.is_finite() && longer > 0.001 && self.excess > 0.0 && !self.lost;
@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     #[expect(clippy::disallowed_methods, reason = "any instant does")]
-    fn what_a_burst_adds_to_the_queue_tells_the_capacity() {
+    fn the_delay_that_a_burst_adds_gives_the_capacity() {
         let start = Instant::now();
         let mut burst = Burst::new(start, 10, 500_000.0);
         for step in 0..11 {

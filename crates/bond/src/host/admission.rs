@@ -1,4 +1,4 @@
-//! Who may be a path: strangers, first messages, and what a server answers.
+//! Admission of paths: limits on unadmitted connections, first messages, and the server's answers.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -14,19 +14,19 @@ use crate::controller::{PathMetrics, RateController};
 use crate::hello::{CAPABILITIES, Hello, SCHEDULING, VERSION, Welcome};
 use crate::{Bond, Limits, MIN_DATAGRAM, PathId, Side};
 
-/// Strangers (connections that were not admitted) at a time, and of those from one source, wider networks of IPv6 having some times as many (see
-/// [`sources`]); more are refused.
-const STRANGERS: usize = 1024;
-const STRANGERS_OF_ONE: usize = 128;
-/// With fewer strangers than this nobody counts whose they are.
-const FEW: usize = 64;
-/// One that was refused is closed after this.
-const FAREWELL: Duration = Duration::from_secs(2);
-/// Connections of one bond at a time: each of its paths may be replaced by another.
-const CONNECTIONS: usize = 2 * braid_model::LinkSet::CAPACITY;
+/// Maximum number of unadmitted connections, in total and from one source. Wider IPv6 networks may have a multiple of it (see [`sources`]). Further
+/// connections are refused.
+const MAX_UNADMITTED: usize = 1024;
+const MAX_UNADMITTED_PER_SOURCE: usize = 128;
+/// Below this number of unadmitted connections their sources are not counted.
+const SOURCE_CHECK_MIN: usize = 64;
+/// Delay after which a refused connection is closed.
+const CLOSE_DELAY: Duration = Duration::from_secs(2);
+/// Connections of one bond at a time: each path may be replaced by another.
+const MAX_CONNECTIONS: usize = 2 * braid_model::LinkSet::CAPACITY;
 
 impl Host {
-    /// Server: takes a path in. A bond that is there already must have the same secret and owner. `false` if it may not join.
+    /// Server: admits a path. An existing bond must have the same secret and owner. Returns `false` if the path was refused.
     pub fn admit(&mut self, now: Instant, id: ConnectionId, hello: &Hello, owner: &[u8], limits: Limits) -> bool {
         let time = self.time(now);
         if self.conns.get(&id).is_none_or(|conn| conn.stage != Stage::Asked) {
@@ -34,12 +34,12 @@ impl Host {
         }
         if !self.sessions.contains_key(&hello.bond) {
             if hello.joins {
-                self.refuse(now, id, refusals::FORGOTTEN, "that bond is not known here any more");
+                self.refuse(now, id, refusals::FORGOTTEN, "this relay no longer knows the bond");
                 return false;
             }
             let theirs = || self.sessions.values().filter(|session| session.owner == owner).count();
             if self.sessions.len() >= self.bounds.bonds || !owner.is_empty() && theirs() >= self.bounds.bonds_of_one {
-                self.refuse(now, id, refusals::BUSY, "there are as many bonds as there may be: end one first");
+                self.refuse(now, id, refusals::BUSY, "the limit of bonds is reached: end one first");
                 return false;
             }
             let bond = Bond::new(Side::Server, limits, time);
@@ -50,39 +50,39 @@ impl Host {
                 established: false,
                 connections: BTreeSet::new(),
                 timer: None,
-                alone_since: None,
-                heard: None,
+                pathless_since: None,
+                last_received: None,
             };
             self.insert_session(hello.bond, session);
         }
         let Some(session) = self.sessions.get_mut(&hello.bond) else { return false };
         let mine = session.secret.is(&hello.secret) && session.owner == owner;
         if !mine {
-            self.refuse(now, id, refusals::NOT_YOURS, "that bond is another's");
+            self.refuse(now, id, refusals::NOT_YOURS, "the bond belongs to another client");
             return false;
         }
-        if session.connections.len() >= CONNECTIONS {
-            self.refuse(now, id, refusals::BUSY, "that bond has as many paths as it may have");
+        if session.connections.len() >= MAX_CONNECTIONS {
+            self.refuse(now, id, refusals::BUSY, "the bond has reached its limit of paths");
             return false;
         }
         let Some(conn) = self.conns.get_mut(&id) else { return false };
-        self.strangers.remove(&id);
+        self.unadmitted.remove(&id);
         (conn.stage, conn.bond, conn.path) = (Stage::Welcomed, Some(hello.bond), PathId(hello.path));
         (conn.link_there, conn.backup) = (hello.link, hello.backup);
         session.connections.insert(id);
-        session.alone_since = None;
+        session.pathless_since = None;
         let version = hello.version.min(VERSION);
-        conn.say(&Welcome { version, capabilities: CAPABILITIES, code: 0, reason: String::new() }.encode());
+        conn.write_greeting(&Welcome { version, capabilities: CAPABILITIES, code: 0, reason: String::new() }.encode());
         self.touched.insert(id);
         true
     }
 
-    /// Server: turns a path away.
+    /// Server: refuses a path.
     pub fn refuse(&mut self, now: Instant, id: ConnectionId, code: u64, reason: &str) {
         if let Some(conn) = self.conns.get_mut(&id) {
             conn.stage = Stage::Closed;
-            conn.deadline = conn.deadline.min(now + FAREWELL);
-            conn.say(&Welcome { version: VERSION, capabilities: 0, code, reason: reason.to_owned() }.encode());
+            conn.deadline = conn.deadline.min(now + CLOSE_DELAY);
+            conn.write_greeting(&Welcome { version: VERSION, capabilities: 0, code, reason: reason.to_owned() }.encode());
             if let Some(stream) = conn.stream {
                 let _ = conn.connection.send_stream(stream).finish();
             }
@@ -93,18 +93,18 @@ impl Host {
     pub(super) fn accept(&mut self, now: Instant, link: u8, incoming: Incoming) {
         let remote = incoming.remote_address();
         self.buffer.clear();
-        let proven = incoming.remote_address_validated();
-        // Whoever has not shown yet that it is where it says it is gets no state and a small answer. Others can use up what an address may begin so,
-        // but not what it may once it has shown that it is there.
-        let flooded = self.strangers.len() >= self.bounds.unproven;
-        if !proven && incoming.may_retry() && (flooded || !self.unproven.take(now, remote)) {
+        let validated = incoming.remote_address_validated();
+        // A client that has not validated its address gets no state and a small answer. An attacker with forged addresses can use up the budget of an
+        // unvalidated address, but not the budget of a validated one.
+        let flooded = self.unadmitted.len() >= self.bounds.unvalidated;
+        if !validated && incoming.may_retry() && (flooded || !self.unvalidated.take(now, remote)) {
             if let Ok(transmit) = self.endpoint.retry(incoming, &mut self.buffer) {
                 self.responses.push_back((link, transmit, self.buffer.clone()));
             }
             return;
         }
-        let full = self.conns.len() >= self.bounds.connections || self.strangers.len() >= STRANGERS || self.is_hoarding(remote);
-        if full || proven && !self.proven.take(now, remote) {
+        let full = self.conns.len() >= self.bounds.connections || self.unadmitted.len() >= MAX_UNADMITTED || self.is_source_full(remote);
+        if full || validated && !self.validated.take(now, remote) {
             let transmit = self.endpoint.refuse(incoming, &mut self.buffer);
             self.responses.push_back((link, transmit, self.buffer.clone()));
             return;
@@ -118,7 +118,7 @@ impl Host {
         match self.endpoint.accept(incoming, now, &mut self.buffer, config) {
             Ok((handle, connection)) => {
                 let id = self.insert_conn(Conn::new(now, connection, handle, metrics, link, remote));
-                self.strangers.insert(id);
+                self.unadmitted.insert(id);
             }
             Err(error) => {
                 if let Some(transmit) = error.response {
@@ -128,24 +128,24 @@ impl Host {
         }
     }
 
-    /// Whether a network that the address is in has as many strangers as it may have.
-    fn is_hoarding(&self, remote: SocketAddr) -> bool {
-        if self.strangers.len() < FEW {
+    /// Whether one of the networks of the address has reached its limit of unadmitted connections.
+    fn is_source_full(&self, remote: SocketAddr) -> bool {
+        if self.unadmitted.len() < SOURCE_CHECK_MIN {
             return false;
         }
-        let theirs: Vec<_> = self.strangers.iter().filter_map(|id| self.conns.get(id)).flat_map(|conn| sources(conn.remote)).collect();
+        let theirs: Vec<_> = self.unadmitted.iter().filter_map(|id| self.conns.get(id)).flat_map(|conn| sources(conn.remote)).collect();
         let count = |source| theirs.iter().filter(|(theirs, _)| *theirs == source).count();
-        sources(remote).into_iter().any(|(source, times)| count(source) >= STRANGERS_OF_ONE * times as usize)
+        sources(remote).into_iter().any(|(source, times)| count(source) >= MAX_UNADMITTED_PER_SOURCE * times as usize)
     }
 
-    /// The first messages.
+    /// Processes the first messages.
     pub(super) fn greet(&mut self, now: Instant, id: ConnectionId) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
         if self.server.is_some() && conn.stream.is_none() {
             conn.stream = conn.connection.streams().accept(Dir::Bi);
         }
         let Some(stream) = conn.stream else { return };
-        if let Err(reason) = conn.hear(stream) {
+        if let Err(reason) = conn.read_greeting(stream) {
             self.close(now, id, reason);
             return;
         }
@@ -172,7 +172,7 @@ impl Host {
             }
             Ok(Some(welcome)) => {
                 let (code, reason) = match welcome.code {
-                    0 => (refusals::VERSION, format!("it speaks version {} of the protocol, this is {VERSION}", welcome.version)),
+                    0 => (refusals::VERSION, format!("the relay uses protocol version {}, this client uses {VERSION}", welcome.version)),
                     code => (code, welcome.reason),
                 };
                 conn.refused = Some(code);
@@ -182,13 +182,13 @@ impl Host {
         }
     }
 
-    /// The server has taken a path in, and here both know it.
+    /// Adds an admitted path to its bond.
     pub(super) fn join(&mut self, now: Instant, id: ConnectionId) {
         let time = self.time(now);
         let Some(conn) = self.conns.get_mut(&id) else { return };
         let Some((bond, session)) = conn.bond.and_then(|bond| Some((bond, self.sessions.get_mut(&bond)?))) else { return };
         if conn.connection.datagrams().max_size().is_none_or(|size| size < MIN_DATAGRAM) {
-            self.close(now, id, "it takes no datagrams, or too small ones");
+            self.close(now, id, "the other end does not accept QUIC datagrams, or only too small ones");
         } else if session.bond.add_path(time, conn.path, conn.link_there, conn.facts(0, HORIZON)) {
             (conn.stage, conn.inbox) = (Stage::Joined, Vec::new());
             session.bond.set_backup(conn.path, conn.backup);
@@ -196,23 +196,23 @@ impl Host {
             session.established = true;
             self.events.push_back(HostEvent::Joined { connection: id, bond, path: conn.path });
         } else {
-            self.close(now, id, "too many paths, or a path of that number is there already");
+            self.close(now, id, "the bond has too many paths, or already has a path of that number");
         }
     }
 }
 
-/// Codes of a [`Welcome`] that turns a path away.
+/// Codes of a [`Welcome`] that refuses a path.
 pub mod refusals {
-    /// The client is not known, or its invitation is not valid.
+    /// The client is not registered, or its invitation is not valid.
     pub const UNKNOWN: u64 = 1;
     /// The client was revoked.
     pub const REVOKED: u64 = 2;
-    /// The bond is another's, or has all the paths it may have.
+    /// The bond belongs to another client.
     pub const NOT_YOURS: u64 = 3;
-    /// The relay takes no new paths now.
+    /// The relay accepts no new paths now, or a limit of bonds or paths is reached.
     pub const BUSY: u64 = 4;
-    /// The versions have nothing in common.
+    /// There is no common protocol version.
     pub const VERSION: u64 = 5;
-    /// The bond is not there any more: the server was restarted, or the bond had no path for too long.
+    /// The bond no longer exists: the server was restarted, or the bond had no path for too long.
     pub const FORGOTTEN: u64 = 6;
 }

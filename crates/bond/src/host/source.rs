@@ -1,17 +1,18 @@
-//! Whom strangers are counted by, and how much of what costs something they may begin.
+//! Sources that connection attempts are counted by, and a rate limiter per source.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 
-/// A network that one stranger may have: an IPv4 address, or an IPv6 network. Access networks give a customer 64, 56 or 48 bits (RFC 6177).
+/// A network that one client may control: an IPv4 address, or an IPv6 network. Access networks assign a customer a 64, 56 or 48 bit prefix (RFC
+/// 6177).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Source {
     bits: u8,
     network: u128,
 }
 
-/// The networks that an address is in, the narrowest first, and how much each may have: of what one stranger may, so many times.
+/// The networks that an address belongs to, narrowest first, and by which factor the limit of one client applies to each.
 pub fn sources(remote: SocketAddr) -> Vec<(Source, u32)> {
     match remote.ip().to_canonical() {
         IpAddr::V4(ip) => vec![(Source { bits: 128, network: u128::from(ip.to_bits()) }, 1)],
@@ -22,17 +23,17 @@ pub fn sources(remote: SocketAddr) -> Vec<(Source, u32)> {
     }
 }
 
-/// The narrowest network that an address is in.
+/// The narrowest network that an address belongs to.
 pub fn source(remote: SocketAddr) -> Source {
     sources(remote)[0].0
 }
 
-/// What strangers begin: each source so many times at once, and then once for each pause.
+/// Rate limiter by source: a burst, and then one event per interval.
 #[derive(Debug)]
 pub struct Begins {
     at_once: u32,
     pause: Duration,
-    /// Sources that are remembered at a time: whoever comes when there are as many has to wait.
+    /// Maximum number of remembered sources. Beyond it, events of new sources are rejected.
     most: usize,
     spent: BTreeMap<Source, Spent>,
     swept: Option<Instant>,
@@ -41,20 +42,20 @@ pub struct Begins {
 #[derive(Debug, Clone, Copy)]
 struct Spent {
     left: u32,
-    /// Since when it has so much left.
+    /// The time to which `left` refers.
     since: Instant,
 }
 
-/// Sources that have everything left are forgotten this often.
-const SWEEP: Duration = Duration::from_secs(1);
+/// Interval at which sources with a full budget are removed.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
 impl Begins {
-    /// For one stranger: `at_once`, and then one for each `pause`.
+    /// Allows `at_once` events of one source at once, and then one per `pause`.
     pub fn new(at_once: u32, pause: Duration, most: usize) -> Self {
         Self { at_once, pause, most, spent: BTreeMap::new(), swept: None }
     }
 
-    /// Counts one, if all networks that the address is in may begin one more.
+    /// Counts an event. Returns `false` if a network of the address has used up its budget.
     pub fn take(&mut self, now: Instant, remote: SocketAddr) -> bool {
         self.sweep(now);
         let sources = sources(remote);
@@ -69,7 +70,7 @@ impl Begins {
         true
     }
 
-    /// What a source has left by now.
+    /// The current budget of a source.
     fn of(&self, now: Instant, source: Source, times: u32) -> Spent {
         let (most, pause) = (self.at_once.saturating_mul(times), self.pause / times);
         let Some(spent) = self.spent.get(&source) else { return Spent { left: most, since: now } };
@@ -79,16 +80,16 @@ impl Begins {
     }
 
     fn sweep(&mut self, now: Instant) {
-        if self.swept.is_some_and(|swept| now.saturating_duration_since(swept) < SWEEP) {
+        if self.swept.is_some_and(|swept| now.saturating_duration_since(swept) < SWEEP_INTERVAL) {
             return;
         }
         self.swept = Some(now);
-        // The widest networks may have most.
+        // The time after which even the widest network has its full budget.
         let all = |spent: &Spent| now.saturating_duration_since(spent.since) >= self.pause * self.at_once;
         self.spent.retain(|_, spent| !all(spent));
     }
 
-    /// Sources that are remembered.
+    /// Number of remembered sources.
     pub fn remembered(&self) -> usize {
         self.spent.len()
     }

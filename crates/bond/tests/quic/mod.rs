@@ -1,5 +1,5 @@
-//! Two hosts over emulated links in virtual time: real QUIC, real controllers.
-#![allow(dead_code, unreachable_pub, reason = "each test uses its part")]
+//! Two hosts over emulated links in virtual time, with real QUIC and real controllers.
+#![allow(dead_code, unreachable_pub, reason = "each test uses a part")]
 
 pub mod scenes;
 #[path = "../support/tls.rs"]
@@ -15,7 +15,7 @@ use braid_netem::{EmulatedLink, Loss, Packet, Profile};
 use braid_sim::{Pair, Quic};
 use bytes::Bytes;
 
-/// A link of the test.
+/// A test link.
 #[derive(Debug, Clone, Copy)]
 pub struct Spec {
     pub mbps: f64,
@@ -25,13 +25,13 @@ pub struct Spec {
 }
 
 impl Spec {
-    /// With a buffer of 150 ms, as home links have.
+    /// A link with a buffer of 150 ms, as home links have.
     pub fn new(mbps: f64, delay_ms: u64) -> Self {
         Self { mbps, delay_ms, loss: 0.0, queue: (mbps * 1e6 / 8.0 * 0.15) as u64 }
     }
 }
 
-/// What a flow is full of; bytes repeat after a number of them that divides no buffer's size.
+/// Content of a flow: bytes with a period that does not divide any buffer size.
 struct Pattern(Bytes);
 
 impl Pattern {
@@ -50,13 +50,13 @@ impl Pattern {
         let mut at = 0;
         while at < data.len() {
             let right = self.at(offset + at, data.len() - at);
-            assert!(data[at..at + right.len()] == right[..], "byte {offset} and on are not what was sent");
+            assert!(data[at..at + right.len()] == right[..], "the bytes from {offset} on differ from the sent ones");
             at += right.len();
         }
     }
 }
 
-/// Something that fills a flow.
+/// A sender that keeps a flow's buffer full.
 struct Source {
     side: usize,
     flow: FlowKey,
@@ -84,11 +84,11 @@ pub struct World {
     pub messages: [BTreeMap<FlowKey, Vec<(Instant, Bytes)>>; 2],
     pub last_read: Instant,
     pub gap: Duration,
-    /// Hosts' timers go off at whole multiples of this only, if it is not zero.
+    /// If not zero, the hosts' timers fire only at multiples of this time.
     pub tick: Duration,
-    /// How often each host has sent, and how many datagrams.
+    /// Number of bursts and of datagrams that each host has sent.
     pub bursts: [(usize, usize); 2],
-    /// Why each end has ended the bond.
+    /// Reason why each end ended the bond.
     pub ended: [Option<String>; 2],
     pattern: Pattern,
     sources: Vec<Source>,
@@ -96,7 +96,7 @@ pub struct World {
 
 impl World {
     pub fn new(specs: &[Spec], seed: u64) -> Self {
-        #[allow(clippy::disallowed_methods, reason = "only differences count")]
+        #[allow(clippy::disallowed_methods, reason = "only differences matter")]
         let epoch = Instant::now();
         let (client, server) = tls::ends();
         let quic = Quic { epoch, client, server };
@@ -130,7 +130,7 @@ impl World {
         }
     }
 
-    /// A world in which all paths have joined, and a second has passed.
+    /// A world one second after all paths have joined.
     pub fn up(specs: &[Spec], seed: u64) -> Self {
         let mut world = Self::new(specs, seed);
         let paths = specs.len();
@@ -142,19 +142,19 @@ impl World {
         world
     }
 
-    /// From now on `flow` is kept full from `side` until `size` bytes are written, and then finished.
+    /// Keeps `flow` full from `side` until `size` bytes are written, and then finishes it.
     pub fn send(&mut self, side: usize, flow: FlowKey, size: usize) {
         self.sources.push(Source { side, flow, written: 0, size });
     }
 
-    /// Ends what [`Self::send`] began at once, with a reset.
+    /// Stops a transfer of [`Self::send`] with a reset.
     pub fn cut_off(&mut self, side: usize, flow: FlowKey) {
         self.sources.retain(|source| source.flow != flow);
         let (bond, time) = self.end(side);
         bond.reset(time, flow, 1);
     }
 
-    /// One end's bond and its clock.
+    /// The bond of one end, and its clock.
     pub fn end(&mut self, side: usize) -> (&mut Bond, Time) {
         self.pair.end(self.now, ENDS[side]).unwrap()
     }
@@ -164,7 +164,7 @@ impl World {
         self.links[link][side].backlog().get()
     }
 
-    /// Bytes that a link has delivered of what `side` sent, headers and all.
+    /// Bytes that a link has delivered for `side`, including headers.
     pub fn delivered(&self, link: usize, side: usize) -> u64 {
         self.links[link][side].stats().delivered_bytes.get()
     }
@@ -173,7 +173,7 @@ impl World {
         self.got[side].get(&flow).copied().unwrap_or(0)
     }
 
-    /// Bytes of payload that arrived at `side` over `link` since the flow began.
+    /// Payload bytes that arrived at `side` over `link` since the flow started.
     pub fn arrived(&self, side: usize, flow: FlowKey, link: u8) -> u64 {
         let view = self.pair.look(ENDS[side]).and_then(|bond| bond.flow(flow));
         view.and_then(|view| view.by_link.iter().find(|(of, _)| *of == link).map(|(_, moved)| moved.rx.get())).unwrap_or(0)
@@ -218,12 +218,12 @@ impl World {
         }
     }
 
-    /// Dials one more path over a link.
+    /// Dials another path over a link.
     pub fn dial(&mut self, link: usize) {
-        self.pair.dial(self.now, link).expect("there is a bond");
+        self.pair.dial(self.now, link).expect("the bond does not exist");
     }
 
-    /// How many paths an end has, if it has the bond.
+    /// Number of paths of an end, if it has the bond.
     pub fn paths(&self, side: usize) -> Option<usize> {
         self.pair.look(ENDS[side]).map(|bond| bond.paths().count())
     }
@@ -271,7 +271,7 @@ impl World {
         }
     }
 
-    /// Runs until `done` or for `limit`; whether it came to that.
+    /// Runs until `done` or for `limit`. Returns whether `done` was reached.
     pub fn run(&mut self, limit: Duration, mut done: impl FnMut(&mut Self) -> bool) -> bool {
         let end = self.now + limit;
         let mut spins = 0;
@@ -292,7 +292,7 @@ impl World {
                 return false;
             }
             spins = if next <= self.now { spins + 1 } else { 0 };
-            assert!(spins < 1000, "a timer is due and nothing happens");
+            assert!(spins < 1000, "a due timer had no effect");
             self.now = next.max(self.now);
             let time = self.time();
             for at in 0..self.links.len() {
@@ -312,7 +312,7 @@ impl World {
         if tick == 0 { at } else { at + Duration::from_nanos((since.next_multiple_of(tick) - since) as u64) }
     }
 
-    /// The mean rate, in Mbit/s, at which `side` reads `flow` in the next `span`.
+    /// Mean rate in Mbit/s at which `side` reads `flow` during the next `span`.
     pub fn rate(&mut self, side: usize, flow: FlowKey, span: Duration) -> f64 {
         let (before, start) = (self.received(side, flow), self.now);
         self.run(span, |_| false);

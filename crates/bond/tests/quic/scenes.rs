@@ -1,4 +1,4 @@
-//! What is measured, by tests and by `examples/bond.rs`.
+//! Scenarios measured by the tests and by `examples/bond.rs`.
 
 use std::time::Duration;
 
@@ -14,11 +14,11 @@ pub fn ms(millis: u64) -> Duration {
     Duration::from_millis(millis)
 }
 
-/// Which way data goes.
+/// Direction of the data.
 pub const UP: usize = 0;
 pub const DOWN: usize = 1;
 
-/// How long a transfer of `size` bytes over `links` takes on a bond that was idle; `None` if more than `limit`.
+/// Duration of a transfer of `size` bytes over `links` on an idle bond; `None` if it exceeds `limit`.
 pub fn transfer(specs: &[Spec], seed: u64, side: usize, links: u64, size: usize, limit: Duration) -> Option<Duration> {
     let mut world = World::up(specs, seed);
     let flow = world.open(FlowPolicy { links: LinkSet(links), ..FlowPolicy::default() }, FlowKind::Stream);
@@ -27,7 +27,7 @@ pub fn transfer(specs: &[Spec], seed: u64, side: usize, links: u64, size: usize,
     world.run(limit, |world| world.received(1 - side, flow) == size).then(|| world.now - start)
 }
 
-/// The rate of a transfer that takes `seconds` at the links' sum, as a share of that sum less what is lost.
+/// Rate of a transfer that takes `seconds` at the links' sum, as a fraction of that sum after loss.
 pub fn share(specs: &[Spec], seed: u64, side: usize, seconds: f64) -> f64 {
     let sum: f64 = specs.iter().map(|spec| spec.mbps * (1.0 - spec.loss)).sum();
     let size = (sum * 1e6 / 8.0 * seconds) as usize;
@@ -35,26 +35,26 @@ pub fn share(specs: &[Spec], seed: u64, side: usize, seconds: f64) -> f64 {
     took.map_or(0.0, |took| seconds / took.as_secs_f64())
 }
 
-/// Where the links' time and bytes went in one transfer.
+/// How one transfer used the time and bytes of the links.
 #[derive(Debug, Clone)]
 pub struct Account {
     pub took: Duration,
-    /// What each link carried, headers and repetitions included, of what it could have carried meanwhile.
+    /// Fraction of its capacity that each link carried, including headers and retransmissions.
     pub used: Vec<f64>,
-    /// Payload, the flow's bytes, of all that was carried.
+    /// The flow's payload as a fraction of all carried bytes.
     pub payload: f64,
-    /// Bytes of the flow that arrived a second time, of all.
+    /// Fraction of the flow's bytes that arrived a second time.
     pub twice: f64,
 }
 
-/// Accounts for a transfer of `size` bytes by `side`; `None` if it takes more than a minute.
+/// Measures a transfer of `size` bytes by `side`; `None` if it takes more than a minute.
 pub fn account(specs: &[Spec], seed: u64, side: usize, size: usize) -> Option<Account> {
     let mut world = World::up(specs, seed);
     let flow = world.open(FlowPolicy::default(), FlowKind::Stream);
     let carried = |world: &World| (0..specs.len()).map(|link| world.delivered(link, side) as f64).collect::<Vec<_>>();
     let (start, before) = (world.now, carried(&world));
     world.send(side, flow, size);
-    // The flow is gone once it is read to its end, and with it what it counted.
+    // A flow is removed, with its counters, when it was read to its end.
     let mut arrived = 0;
     let done = world.run(Duration::from_secs(60), |world| {
         arrived = arrived.max((0..specs.len()).map(|link| world.arrived(1 - side, flow, link as u8)).sum());
@@ -67,7 +67,7 @@ pub fn account(specs: &[Spec], seed: u64, side: usize, size: usize) -> Option<Ac
     done.then(|| Account { took, used, payload: whole / moved.iter().sum::<f64>(), twice: arrived as f64 / whole - 1.0 })
 }
 
-/// The links of the kernel's own test of multipath TCP (`simult_flows.sh`), and how many seconds 16 MiB may take over them.
+/// The links of the kernel's test for multipath TCP (`simult_flows.sh`), and the time limit in seconds for 16 MiB over them.
 pub fn simult() -> Vec<([Spec; 2], f64)> {
     let pairs = [[(10.0, 1), (10.0, 1)], [(10.0, 1), (10.0, 50)], [(30.0, 1), (10.0, 1)], [(30.0, 1), (10.0, 50)], [(30.0, 50), (10.0, 1)]];
     let limit = |sum: f64| f64::from(16 << 20) * 8e-6 / sum * 10.0 / 9.0 + 0.45;
@@ -81,8 +81,8 @@ pub fn simult() -> Vec<([Spec; 2], f64)> {
         .into()
 }
 
-/// The rate of a download by `scheduling`, as a share of the links' sum, and what part of it each link carried first; a link's share of
-/// the weights is its share of the sum.
+/// Rate of a download with `scheduling` as a fraction of the links' sum, and the fraction of it that each link carried first. Each link's weight is
+/// its fraction of the sum.
 pub fn scheduled(specs: &[Spec], seed: u64, scheduling: BondScheduler, size: usize) -> (f64, Vec<f64>) {
     let mut world = World::up(specs, seed);
     let sum = world.sum();
@@ -98,7 +98,7 @@ pub fn scheduled(specs: &[Spec], seed: u64, scheduling: BondScheduler, size: usi
     (if done { rate / sum } else { 0.0 }, carried.collect())
 }
 
-/// The share of each link in what a transfer moved in each second of `seconds`, both ends under the client's `plan`, at full load.
+/// Share of each link in the bytes of a saturating transfer, for each of `seconds` seconds, with `plan` at both ends.
 pub fn planned(specs: &[Spec], seed: u64, plan: SchedulingPlan, (side, seconds): (usize, u32)) -> Vec<Vec<f64>> {
     let mut world = World::up(specs, seed);
     let (bond, _) = world.end(UP);
@@ -118,7 +118,7 @@ pub fn planned(specs: &[Spec], seed: u64, plan: SchedulingPlan, (side, seconds):
     rows
 }
 
-/// Links of the first proof.
+/// Sets of links of the first experiment.
 pub fn link_sets() -> Vec<(&'static str, Vec<Spec>)> {
     let deep = Spec { queue: 1_000_000, ..Spec::new(5.0, 5) };
     let kinds = [(12.0, 5, 3), (8.0, 15, 3), (4.0, 30, 2), (1.0, 60, 2)];
@@ -136,17 +136,17 @@ pub fn lossy(specs: &[Spec], loss: f64) -> Vec<Spec> {
     specs.iter().map(|spec| Spec { loss, ..*spec }).collect()
 }
 
-/// What became of a download while a link was away.
+/// Result of a download during which a link was down.
 #[derive(Debug, Clone, Copy)]
 pub struct Cut {
-    /// The longest time without a byte from the cut, and from the return.
+    /// Longest time without a byte after the cut, and after the recovery.
     pub gap: Duration,
     pub gap_after: Duration,
-    /// From the return until the link carried data.
+    /// Time from the recovery until the link carried data.
     pub back: Option<Duration>,
 }
 
-/// The second proof: two links, one of them away for three seconds.
+/// The second experiment: two links, one of which is down for three seconds.
 pub fn cut(seed: u64, link: usize, told: bool) -> Cut {
     let mut world = World::up(&[Spec::new(20.0, 5), Spec::new(10.0, 30)], seed);
     let flow = world.open(FlowPolicy::default(), FlowKind::Stream);
@@ -190,7 +190,7 @@ pub fn profiles() -> Vec<[Spec; 2]> {
     ]
 }
 
-/// Bytes in `seconds` over both links of a pair, and over the best single one.
+/// Bytes transferred in `seconds` over both links of a pair, and over the better single link.
 pub fn both_and_best(specs: &[Spec], seed: u64, seconds: u64) -> (f64, f64) {
     let rate = |links| {
         let mut world = World::up(specs, seed);
@@ -201,29 +201,28 @@ pub fn both_and_best(specs: &[Spec], seed: u64, seconds: u64) -> (f64, f64) {
     (rate(0b11), rate(0b01).max(rate(0b10)))
 }
 
-/// How long a transfer takes over both links, and over the better one alone.
+/// Duration of a transfer over both links, and over the better single link.
 pub fn short(specs: &[Spec], seed: u64, size: usize) -> (Duration, Duration) {
     let took = |links| transfer(specs, seed, DOWN, links, size, Duration::from_secs(120)).unwrap_or(Duration::from_secs(120));
     (took(0b11), took(0b01).min(took(0b10)))
 }
 
-/// What became of downloads while links went and came.
+/// Result of downloads while links fail and recover.
 #[derive(Debug, Clone, Copy)]
 pub struct Churn {
-    /// How many of them were complete in the end.
+    /// Number of complete downloads.
     pub complete: usize,
-    /// What arrived while links went and came, as a share of what those that were alive could carry.
+    /// Bytes that arrived meanwhile, as a fraction of the capacity of the links that were up.
     pub share: f64,
-    /// How long the rest took once all links were back.
+    /// Time that the rest took after all links were up again.
     pub rest: Duration,
 }
 
-/// Twenty downloads while links go and come at random for `seconds`, at least one alive, with and without notice; then all are dark for
-/// 30 s.
+/// Twenty downloads while links fail and recover at random for `seconds`, at least one being up, with and without notice. Then all are dark for 30 s.
 pub fn churn(seed: u64, seconds: u64) -> Churn {
     let specs = [Spec::new(20.0, 5), Spec::new(10.0, 30), Spec { loss: 0.01, ..Spec::new(5.0, 20) }];
     let mut world = World::up(&specs, seed);
-    // About what all links carry in that time, so that they are still busy at its end.
+    // About what all links carry in that time, so that they are busy until its end.
     let size = 35_000_000 / 8 * seconds as usize / 20;
     let flows: Vec<_> = (0..20).map(|_| world.open(FlowPolicy::default(), FlowKind::Stream)).collect();
     flows.iter().for_each(|flow| world.send(DOWN, *flow, size));
@@ -239,7 +238,7 @@ pub fn churn(seed: u64, seconds: u64) -> Churn {
         let link = random.up_to(2) as usize;
         if dark[link] || dark.iter().filter(|dark| **dark).count() < 2 {
             dark[link] = !dark[link];
-            // Who says that a link is gone says when it is back.
+            // A link whose failure is reported also gets its recovery reported.
             world.set_dark(link, dark[link], !dark[link] || random.up_to(1) == 0);
         }
     }
@@ -253,8 +252,8 @@ pub fn churn(seed: u64, seconds: u64) -> Churn {
     Churn { complete, share: arrived as f64 / carried, rest: world.now - start }
 }
 
-/// Messages of 125 bytes at 1 Mbit/s over links that lose 3 % each, beside a bulk flow: the share of messages missing, and the bulk flow's
-/// rate as a share of what the copies leave of the links.
+/// Messages of 125 bytes at 1 Mbit/s over links with 3 % loss each, beside a bulk flow. Returns the fraction of missing messages, and the bulk flow's
+/// rate as a fraction of the capacity that the copies leave.
 pub fn messages(seed: u64, copies: u8, count: usize) -> (f64, f64) {
     let mut world = World::up(&lossy(&[Spec::new(20.0, 5), Spec::new(10.0, 30), Spec::new(10.0, 15)], 0.03), seed);
     let call = world.open(FlowPolicy { copies, urgent: true, ..FlowPolicy::default() }, FlowKind::Messages);
@@ -275,7 +274,7 @@ pub fn messages(seed: u64, copies: u8, count: usize) -> (f64, f64) {
     (1.0 - got as f64 / count as f64, rate / capacity)
 }
 
-/// One urgent message every 20 ms on a 5 Mbit/s link, alone and beside a bulk flow: the median and the 99th percentile of what they take.
+/// One urgent message every 20 ms on a 5 Mbit/s link, alone or beside a bulk flow. Returns the median and the 99th percentile of the delays.
 pub fn urgent(seed: u64, bulk: bool, seconds: u64) -> (Duration, Duration) {
     let mut world = World::up(&[Spec::new(5.0, 10)], seed);
     let call = world.open(FlowPolicy { urgent: true, ..FlowPolicy::default() }, FlowKind::Messages);
@@ -298,8 +297,8 @@ pub fn urgent(seed: u64, bulk: bool, seconds: u64) -> (Duration, Duration) {
     (delays[delays.len() / 2], delays[delays.len() * 99 / 100])
 }
 
-/// The thesis's figure 4.5: a may use the first link, b both, c the second; weights 1, 2, 1; 3 and 10 Mbit/s; a ends after ten seconds, b
-/// after twenty. For each phase and flow its rate from the third second on, and the max-min fair one, in Mbit/s of payload.
+/// Figure 4.5 of the thesis: flow a may use the first link, b both, c the second; weights 1, 2, 1; 3 and 10 Mbit/s; a ends after ten seconds, b after
+/// twenty. Returns for each phase and flow its rate from the third second on, and the max-min fair rate, in Mbit/s of payload.
 pub fn fair(seed: u64) -> Vec<Vec<(f64, f64)>> {
     let mut world = World::up(&[Spec::new(3.0, 10), Spec::new(10.0, 10)], seed);
     let policy = |weight, links| FlowPolicy { weight, links: LinkSet(links), ..FlowPolicy::default() };
@@ -322,8 +321,8 @@ pub fn fair(seed: u64) -> Vec<Vec<(f64, f64)>> {
             links: links.clone(),
             flows: (phase..3).map(|flow| FairFlow::backlogged([1.0, 2.0, 1.0][flow], may[flow])).collect(),
         };
-        let exact = solve(&problem).expect("a proper problem").rates_bps;
-        // Eight bits to a byte, in eight seconds.
+        let exact = solve(&problem).expect("a valid problem").rates_bps;
+        // Eight bits per byte, over eight seconds.
         phases.push((phase..3).map(|flow| ((rate(flow, 0) + rate(flow, 1)) / 1e6, exact[flow - phase] / 1e6)).collect());
         world.cut_off(DOWN, flows[phase]);
     }

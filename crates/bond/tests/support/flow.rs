@@ -19,7 +19,7 @@ use super::tls;
 /// Which congestion controller a flow uses.
 #[derive(Debug, Clone)]
 pub(crate) enum Controllers {
-    /// Ours; the metrics show what it sees.
+    /// Our controller; `metrics` exposes its state.
     Rate(Arc<PathMetrics>),
     /// noq's CUBIC.
     Cubic,
@@ -28,12 +28,12 @@ pub(crate) enum Controllers {
 }
 
 impl Controllers {
-    /// Ours, with metrics that nobody reads.
+    /// Our controller, with unused metrics.
     pub(crate) fn radio() -> Self {
         Self::Rate(Arc::new(PathMetrics::default()))
     }
 
-    /// Its name in tables.
+    /// Name for tables.
     pub(crate) fn name(&self) -> &'static str {
         match self {
             Self::Rate(_) => "rate",
@@ -51,16 +51,16 @@ impl Controllers {
     }
 }
 
-/// What the sender's application has to send.
+/// Data that the sender's application has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Source {
-    /// Nothing.
+    /// No data.
     Idle,
-    /// As much as one stream takes.
+    /// As much as one stream accepts.
     Bulk,
-    /// This much, in writes 20 ms apart.
+    /// Data at this rate, in writes 20 ms apart.
     Thin(Rate),
-    /// Unreliable datagrams, never more than two ahead of the connection, as a bond with late binding gives them.
+    /// Unreliable datagrams, at most two ahead of the connection, as a bond with late binding sends them.
     Datagrams,
 }
 
@@ -72,27 +72,27 @@ pub(super) struct End {
     touched: bool,
 }
 
-/// A sender, its receiver, and what arrived there.
+/// A sender, its receiver, and the received data.
 pub(crate) struct SimFlow {
     pub(super) sender: End,
     pub(super) receiver: End,
-    /// What it has to send from now on.
+    /// Data source from now on.
     pub(crate) source: Source,
     start: Time,
     configuration: Option<ClientConfig>,
     stream: Option<StreamId>,
-    /// The receiver's streams.
+    /// Streams of the receiver.
     incoming: Vec<StreamId>,
     connected: bool,
     next_write: Time,
-    /// Bytes that the receiver's application had, by hundredths of a second.
+    /// Bytes received by the receiver's application, in bins of 10 ms.
     received: Vec<u64>,
 }
 
-/// How long one entry of `SimFlow::received` lasts.
+/// Duration of one entry of `SimFlow::received`, in nanoseconds.
 const BIN: u64 = 10_000_000;
 
-/// What an application writes at once.
+/// Size of one write of an application.
 static ZEROES: [u8; 16_384] = [0; 16_384];
 
 impl SimFlow {
@@ -128,12 +128,12 @@ impl SimFlow {
         }
     }
 
-    /// The sender's connection once it was begun.
+    /// The sender's connection, once started.
     pub(crate) fn connection(&self) -> Option<&Connection> {
         self.sender.connection.as_ref().map(|(_, connection)| connection)
     }
 
-    /// Sets what it has to send from `now` on; what it has not sent yet is forgotten.
+    /// Sets the data source from `now` on. Unsent data is dropped.
     pub(crate) fn set_source(&mut self, source: Source, now: Time) {
         self.source = source;
         if let (Some(stream), Some((_, connection))) = (self.stream.take(), &mut self.sender.connection) {
@@ -160,7 +160,7 @@ impl SimFlow {
         self.sender.touched || self.receiver.touched || self.next(base).is_some_and(|at| at <= now)
     }
 
-    /// Does what is due at both ends; gives the packets that leave the sender, and those that leave the receiver.
+    /// Processes what is due at both ends. Returns the packets that leave the sender, and those that leave the receiver.
     pub(super) fn drive(&mut self, base: Instant, now: Time) -> (Vec<Vec<u8>>, Vec<Vec<u8>>) {
         let at = base + Duration::from_nanos(now.as_nanos());
         if let Some(configuration) = self.configuration.take_if(|_| self.start <= now) {
@@ -198,7 +198,7 @@ impl SimFlow {
             self.stream = connection.streams().open(Dir::Uni);
         }
         let Some(stream) = self.stream else { return };
-        // A megabyte ahead is ample: memory stays small and packets are always full.
+        // One megabyte ahead is enough to fill all packets, and bounds the memory.
         let mut ahead = 1 << 20;
         while left > 0 && ahead > 0 {
             let piece = left.min(ZEROES.len());
@@ -259,7 +259,7 @@ impl End {
         Self { endpoint, connection: None, out: Vec::new(), touched: false }
     }
 
-    /// Takes a packet from the network.
+    /// Receives a packet from the network.
     pub(super) fn take(&mut self, at: Instant, data: Vec<u8>) {
         self.touched = true;
         let mut response = Vec::new();
@@ -285,7 +285,7 @@ impl End {
 
     fn timeout(&self, base: Instant) -> Option<Time> {
         let at = self.connection.as_ref()?.1.poll_timeout()?;
-        // Rounded up, so that it is due when its time has come.
+        // Rounded up, so that the timer is due at that time.
         Some(Time::from_nanos(at.saturating_duration_since(base).as_nanos() as u64))
     }
 
@@ -297,7 +297,7 @@ impl End {
         }
     }
 
-    /// Passes on what endpoint and connection have to tell each other.
+    /// Exchanges pending events between the endpoint and the connection.
     fn events(&mut self) {
         self.touched = false;
         let Some((handle, connection)) = &mut self.connection else { return };

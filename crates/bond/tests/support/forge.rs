@@ -1,18 +1,18 @@
-//! Datagrams made by hand, from `docs/protocol.md` and not from the code under test: what a hostile end would send.
-#![allow(dead_code, unreachable_pub, reason = "each test uses its part")]
+//! Datagrams written by hand according to `docs/protocol.md`, independent of the code under test: what a hostile peer might send.
+#![allow(dead_code, unreachable_pub, reason = "each test uses a part")]
 
 use bytes::Bytes;
 
-/// A datagram in the making.
+/// A datagram under construction.
 #[derive(Clone)]
 pub struct Forge(Vec<u8>);
 
-/// One that asks for no acknowledgement.
+/// A datagram without a sequence number, which is not acknowledged.
 pub fn quiet() -> Forge {
     Forge(vec![0])
 }
 
-/// One with a number.
+/// A datagram with a sequence number.
 pub fn numbered(sequence: u64) -> Forge {
     Forge(vec![1]).number(sequence)
 }
@@ -28,7 +28,7 @@ impl Forge {
         self
     }
 
-    /// RFC 9000, section 16, in the shortest form.
+    /// A varint in its shortest form (RFC 9000, section 16).
     pub fn number(mut self, number: u64) -> Self {
         match number {
             0..64 => self.0.push(number as u8),
@@ -43,7 +43,7 @@ impl Forge {
         numbers.iter().fold(self.byte(kind), |forge, number| forge.number(*number))
     }
 
-    /// `first` is the highest range as (first, last); then gap and length of each further one.
+    /// `first` is the highest range as (first, last), followed by gap and length of each further range.
     pub fn ack(self, path: u64, (first, last): (u64, u64), delay: u64, more: &[(u64, u64)]) -> Self {
         let head = self.numbers(0x01, &[path, last, delay, more.len() as u64, last - first]);
         more.iter().fold(head, |forge, (gap, length)| forge.number(*gap).number(*length))
@@ -85,7 +85,7 @@ impl Forge {
         self.numbers(0x10, &[flow, number]).byte(index).byte(count).number(data.len() as u64).raw(data)
     }
 
-    /// To 192.0.2.1:80, as a stream (0) or messages (1).
+    /// Opens a flow to 192.0.2.1:80, as a stream (0) or messages (1).
     pub fn open(self, flow: u64, kind: u8) -> Self {
         self.numbers(0x11, &[flow]).byte(kind).raw(&[4, 192, 0, 2, 1, 0, 80]).policy_fields(100, u64::MAX, 1, 0)
     }

@@ -1,4 +1,4 @@
-//! What this thread has allocated and not freed, so that a test can say how much memory something takes.
+//! Counts the memory that this thread has allocated and not freed, so that tests can measure it.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -13,15 +13,15 @@ struct Counting;
 static COUNTING: Counting = Counting;
 
 fn count(bytes: isize) {
-    // At a thread's end its cell is gone already.
+    // At the end of a thread its cell is already destroyed.
     let _ = HELD.try_with(|held| held.set(held.get() + bytes));
 }
 
-// SAFETY: everything is passed to the system's allocator as it came; counting allocates nothing.
+// SAFETY: all calls are forwarded unchanged to the system's allocator; counting does not allocate.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count(layout.size() as isize);
-        // SAFETY: the caller keeps to `GlobalAlloc::alloc`'s contract.
+        // SAFETY: the caller upholds the contract of `GlobalAlloc::alloc`.
         unsafe { System.alloc(layout) }
     }
 
@@ -32,7 +32,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Bytes that this thread holds more than before `act`, and what `act` returned.
+/// Calls `act`. Returns by how many bytes the memory of this thread grew, and the result.
 pub(super) fn growth<T>(act: impl FnOnce() -> T) -> (isize, T) {
     let before = HELD.with(Cell::get);
     let result = act();

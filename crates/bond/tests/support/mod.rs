@@ -1,7 +1,7 @@
-//! A world in virtual time: QUIC connections that share one bottleneck made of two emulated links.
+//! A world in virtual time: QUIC connections that share one bottleneck of two emulated links.
 //!
-//! The same flows over the same links with the same seed behave the same up to what TLS draws at random (keys, connection ids), which
-//! changes no sizes and no times.
+//! Runs with the same flows, links and seed are identical, except for values that TLS draws at random (keys, connection IDs). These change no sizes
+//! and no times.
 
 #![allow(dead_code, reason = "tests and examples use different parts")]
 
@@ -36,14 +36,14 @@ impl Packet for Parcel {
     }
 }
 
-/// Flows from senders to receivers over one bottleneck.
+/// Flows from senders to receivers through one bottleneck.
 pub(crate) struct World {
     base: Instant,
     now: Time,
     seed: u64,
     forward: EmulatedLink<Parcel>,
     back: EmulatedLink<Parcel>,
-    /// Acknowledgements wait until the next multiple of this, as behind a radio that grants the uplink now and then.
+    /// Acknowledgements wait until the next multiple of this time, as on a radio that grants uplink slots periodically.
     pub(crate) hold: Duration,
     held: VecDeque<(Time, Parcel)>,
     flows: Vec<SimFlow>,
@@ -51,7 +51,7 @@ pub(crate) struct World {
     offered: BTreeMap<usize, (u64, u64)>,
 }
 
-/// How long a packet waited in the bottleneck's queue.
+/// Queueing delay of a packet at the bottleneck.
 #[derive(Debug, Clone, Copy)]
 struct Wait {
     at: Time,
@@ -60,10 +60,10 @@ struct Wait {
 }
 
 impl World {
-    /// A bottleneck with `forward` for the data and an ample link of the same delay for the acknowledgements.
+    /// Creates a bottleneck with `forward` for the data, and a fast link of the same delay for the acknowledgements.
     pub(crate) fn new(forward: Profile, seed: u64) -> Self {
         let back = Profile { rate: RateSource::Unlimited, delay: forward.delay, ..Profile::default() };
-        #[expect(clippy::disallowed_methods, reason = "the world's times are offsets from one instant, whichever it is")]
+        #[expect(clippy::disallowed_methods, reason = "all times are offsets from an arbitrary instant")]
         let base = Instant::now();
         Self {
             base,
@@ -79,7 +79,7 @@ impl World {
         }
     }
 
-    /// A flow that begins at `start`; gives its number.
+    /// Adds a flow that starts at `start`. Returns its number.
     pub(crate) fn add(&mut self, controllers: &Controllers, source: Source, start: Time) -> usize {
         let number = self.flows.len();
         self.flows.push(SimFlow::new(controllers, source, start, self.seed.wrapping_add(number as u64)));
@@ -91,20 +91,20 @@ impl World {
         &mut self.flows[number]
     }
 
-    /// Changes the data's link, and the delay of the acknowledgements' with it.
+    /// Changes the data link, and the delay of the acknowledgements with it.
     pub(crate) fn configure(&mut self, forward: Profile) {
         let back = Profile { delay: forward.delay, ..self.back.profile().clone() };
         self.back.configure(self.now, back);
         self.forward.configure(self.now, forward);
     }
 
-    /// Makes both directions dark or bright.
+    /// Makes both directions dark, or ends it.
     pub(crate) fn set_dark(&mut self, dark: bool) {
         self.forward.set_dark(self.now, dark);
         self.back.set_dark(self.now, dark);
     }
 
-    /// Lets everything happen until `end`.
+    /// Runs the world until `end`.
     pub(crate) fn run_until(&mut self, end: Time) {
         loop {
             self.deliver();
@@ -120,17 +120,17 @@ impl World {
         }
     }
 
-    /// What flow `number` delivered to its receiver's application from `from` to `to`, in bits per second.
+    /// Rate at which flow `number` delivered data to its receiver's application from `from` to `to`, in bits per second.
     pub(crate) fn goodput(&self, number: usize, from: Time, to: Time) -> f64 {
         self.flows[number].received_between(from, to) as f64 * 8.0 / to.since(from).as_secs_f64()
     }
 
-    /// What all flows delivered.
+    /// The same for all flows together.
     pub(crate) fn total(&self, from: Time, to: Time) -> f64 {
         (0..self.flows.len()).map(|number| self.goodput(number, from, to)).sum()
     }
 
-    /// The quantile (0 to 1) of the queueing delays of flow `number`'s packets (all flows': `None`) that arrived from `from` to `to`.
+    /// Quantile (0 to 1) of the queueing delays of packets that arrived from `from` to `to`, of flow `number` or of all flows (`None`).
     pub(crate) fn wait(&self, number: Option<usize>, quantile: f64, from: Time, to: Time) -> Duration {
         let wanted = |w: &&Wait| w.at >= from && w.at < to && number.is_none_or(|n| n == w.flow);
         let mut waits: Vec<Duration> = self.waits.iter().filter(wanted).map(|w| w.wait).collect();
@@ -139,7 +139,7 @@ impl World {
         waits.get((last as f64 * quantile) as usize).copied().unwrap_or_default()
     }
 
-    /// Which part of flow `number`'s packets found the queue full.
+    /// Fraction of flow `number`'s packets that were dropped because the queue was full.
     pub(crate) fn overrun(&self, number: usize) -> f64 {
         let (offered, dropped) = self.offered.get(&number).copied().unwrap_or_default();
         dropped as f64 / offered.max(1) as f64

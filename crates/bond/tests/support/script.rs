@@ -1,6 +1,7 @@
-//! Bytes as a script: the first says whether nobody forges, each other is a step of two bonds, of the links between them, or of somebody who forges. What is read is compared with
-//! what was written. Property tests, the corpus and the fuzzer all run this.
-#![allow(dead_code, unreachable_pub, reason = "each test uses its part")]
+//! Interprets bytes as a script. The first byte selects whether frames may be forged. Each further byte is a step of two bonds, of the links between
+//! them, or of an attacker who forges frames. The read data is compared with the written data. Property tests, the corpus and the fuzzer all run
+//! this.
+#![allow(dead_code, unreachable_pub, reason = "each test uses a part")]
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
@@ -11,9 +12,9 @@ use bytes::{Bytes, BytesMut};
 
 use super::forge::{Forge, numbered, quiet};
 
-/// Datagrams that may be on their way in one direction; more are lost.
+/// Maximum number of datagrams in flight in one direction; further ones are lost.
 const QUEUE: usize = 400;
-/// Written in one script by each end at most.
+/// Maximum number of bytes that each end writes in one script.
 const WRITTEN: usize = 600_000;
 
 struct Wire {
@@ -23,13 +24,13 @@ struct Wire {
     mtu: usize,
 }
 
-/// What one end wrote, and the other read.
+/// Data that one end wrote, and what the other end read.
 #[derive(Default)]
 struct Direction {
     written: Vec<u8>,
     read: usize,
     finished: bool,
-    /// It was reset or stopped: not all need arrive.
+    /// The flow was reset or stopped, so not all data needs to arrive.
     broken: bool,
 }
 
@@ -44,14 +45,14 @@ struct Play<'a> {
     model: BTreeMap<(usize, FlowKey), Direction>,
     messages: BTreeMap<(usize, Bytes), bool>,
     sent: [usize; 2],
-    /// Nobody may forge.
+    /// Forging is not allowed.
     honest: bool,
-    /// Somebody forged: the bonds may end, and what is read may be anything.
+    /// A frame was forged: the bonds may end, and the read data is arbitrary.
     forged: bool,
     over: bool,
 }
 
-/// Plays a script to its end, and unless somebody forged, lets everything arrive.
+/// Runs a script to its end. Unless a frame was forged, lets all data arrive.
 pub fn run(script: &[u8]) {
     let now = Time::from_millis(1000);
     let limits = Limits { flows: 12, max_window: 1 << 20, total_window: 4 << 20, send_buffer: 1 << 20 };
@@ -92,7 +93,7 @@ impl Play<'_> {
         usize::from(self.byte()) % length.max(1)
     }
 
-    /// A number as an enemy would choose it.
+    /// A number that an attacker might choose.
     fn odd(&mut self) -> u64 {
         let (kind, low) = (self.byte(), u64::from(self.byte()));
         match kind % 8 {
@@ -162,12 +163,12 @@ impl Play<'_> {
     fn hand_over(&mut self, side: usize, wire: usize, datagram: Bytes) {
         let Some(path) = self.wires.get(wire).map(|wire| wire.path) else { return };
         if let Err(error) = self.ends[side].receive(self.now, path, datagram) {
-            assert!(self.forged, "honest ends do not break the protocol: {error}");
+            assert!(self.forged, "an honest end violated the protocol: {error}");
             self.over = true;
         }
     }
 
-    /// Loses, doubles, delays or damages a datagram.
+    /// Loses, duplicates, delays or corrupts a datagram.
     fn spoil(&mut self, side: usize, wire: usize) {
         let how = self.byte();
         let at = self.byte();
@@ -231,7 +232,7 @@ impl Play<'_> {
                 return;
             }
         }
-        // Neither direction need be whole: a reset may overtake what was sent before it.
+        // Neither direction needs to be complete: a reset may overtake earlier data.
         (0..2).for_each(|side| self.model.entry((side, flow)).or_default().broken = true);
     }
 
@@ -257,7 +258,7 @@ impl Play<'_> {
         }
     }
 
-    /// A connection is lost, and perhaps another made.
+    /// Removes a connection, and possibly adds another.
     fn replace_path(&mut self, wire: usize) {
         let how = self.byte();
         if how & 1 == 1 && wire < self.wires.len() {
@@ -314,7 +315,7 @@ impl Play<'_> {
         self.hand_over(side, wire, Bytes::copy_from_slice(bytes));
     }
 
-    /// Lets timers pass, sends what can be sent, reads what can be read.
+    /// Advances timers, sends all pending datagrams, and reads all available data.
     fn pump(&mut self) {
         for side in 0..2 {
             if self.ends[side].poll_timeout().is_some_and(|due| due <= self.now) {
@@ -332,7 +333,7 @@ impl Play<'_> {
                 while self.ends[side].poll_datagram(self.now, wire.path, wire.mtu, &mut out) {
                     assert!(!out.is_empty() && out.len() <= wire.mtu);
                     count += 1;
-                    assert!(count < 2000, "a path has always more to say");
+                    assert!(count < 2000, "a path sends without end");
                     if !wire.dark && wire.flying[side].len() < QUEUE {
                         wire.flying[side].push_back(out.split().freeze());
                     }
@@ -340,7 +341,7 @@ impl Play<'_> {
                 }
             }
             let due = self.ends[side].poll_timeout();
-            assert!(due.is_none_or(|due| due > self.now), "a timer is due at {due:?} and nothing happens at {:?}", self.now);
+            assert!(due.is_none_or(|due| due > self.now), "a timer that was due at {due:?} had no effect at {:?}", self.now);
         }
     }
 
@@ -351,8 +352,8 @@ impl Play<'_> {
                 Event::Readable(flow) => self.read(side, flow),
                 Event::Reset { flow, .. } | Event::Stopped { flow, .. } => {
                     let known = |side| self.model.get(&(side, flow)).is_some_and(|direction| direction.broken);
-                    // A server that has too many flows refuses one, which the client's limit does not prevent: it forgets earlier.
-                    assert!(self.forged || known(0) || self.flows.len() > 12, "{flow} is reset by nobody");
+                    // A server with too many flows refuses one although the client has not reached its own limit: the client removes flows earlier.
+                    assert!(self.forged || known(0) || self.flows.len() > 12, "{flow} was reset without a cause");
                     (0..2).for_each(|side| self.model.entry((side, flow)).or_default().broken = true);
                 }
                 _ => {}
@@ -364,17 +365,17 @@ impl Play<'_> {
         while let Some(data) = self.ends[side].read(self.now, flow, 1 << 20) {
             let direction = self.model.entry((1 - side, flow)).or_default();
             let end = direction.read + data.len();
-            assert!(self.forged || direction.written.get(direction.read..end) == Some(&data[..]), "{flow} is not what was written");
+            assert!(self.forged || direction.written.get(direction.read..end) == Some(&data[..]), "{flow} differs from the written data");
             direction.read = end;
         }
         while let Some(message) = self.ends[side].read_message(flow) {
             let seen = self.messages.get_mut(&(1 - side, message));
             let first = seen.map(|seen| !std::mem::replace(seen, true));
-            assert!(self.forged || first == Some(true), "a message that was not sent, or came before");
+            assert!(self.forged || first == Some(true), "a message that was not sent, or was already delivered");
         }
     }
 
-    /// All links are there again, and every flow may use all: what was written arrives.
+    /// Restores all links and allows every flow to use all of them. Then all written data arrives.
     fn end_well(&mut self) {
         while self.wires.is_empty() {
             self.add_path();
@@ -387,7 +388,7 @@ impl Play<'_> {
         for (flow, _) in self.flows.clone() {
             self.ends[0].set_policy(flow, FlowPolicy::default());
         }
-        // Silences are tolerated for ten seconds at most, a few times over.
+        // Silence is tolerated for at most ten seconds, a few times in a row.
         for _ in 0..12_000 {
             self.deliver_all();
             self.pump();

@@ -1,9 +1,9 @@
-//! Recordings of links that never were.
+//! Synthetic traces of links.
 
 use braid_netem::{Random, Trace};
 
-/// A cellular link of `seconds` whose rate wanders between `low` and `high` Mbit/s, a step every 200 ms, and which is dark for half a
-/// second about once in ten: the shape of the recordings of Winstein et al. (NSDI 2013), not their numbers.
+/// A cellular link of `seconds` whose rate varies between `low` and `high` Mbit/s in steps of 200 ms. About one step in ten is followed by half a
+/// second of darkness. It has the shape of the recordings of Winstein et al. (NSDI 2013), not their numbers.
 pub(crate) fn cellular(seconds: u64, low: f64, high: f64, seed: u64) -> Trace {
     let mut random = Random::new(seed);
     let mut rate = (low + high) / 2.0;

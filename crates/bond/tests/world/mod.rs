@@ -1,5 +1,5 @@
-//! Two bonds over emulated links in virtual time, each path with a fixed window in place of a congestion controller.
-#![allow(dead_code, unreachable_pub, reason = "each test uses its part")]
+//! Two bonds over emulated links in virtual time. Each path has a fixed window instead of a congestion controller.
+#![allow(dead_code, unreachable_pub, reason = "each test uses a part")]
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use bytes::{Bytes, BytesMut};
 
 pub const MTU: usize = 1200;
 
-/// A link of the test: both directions alike.
+/// A test link; both directions are equal.
 #[derive(Debug, Clone, Copy)]
 pub struct Spec {
     pub mbps: u64,
@@ -30,14 +30,14 @@ pub struct World {
     pub ends: [Bond; 2],
     pub wires: Vec<Wire>,
     pub events: [Vec<Event>; 2],
-    /// What each end read of each flow, and when the last of it came.
+    /// Data that each end read of each flow, and when the last byte arrived.
     pub got: [BTreeMap<FlowKey, Vec<u8>>; 2],
     pub messages: [BTreeMap<FlowKey, Vec<Bytes>>; 2],
-    /// The longest time without a byte read, by end, while `watch` is set.
+    /// Longest time without a byte read, by end, while `watch` is set.
     pub gap: [Duration; 2],
     pub last_read: [Time; 2],
     pub error: Option<BondError>,
-    /// When the test does something, though the world itself may have nothing to do.
+    /// Time of the test's next action, even if the world itself has nothing to do.
     pub wake: Option<Time>,
 }
 
@@ -84,7 +84,7 @@ impl World {
         self.open(FlowPolicy::default(), FlowKind::Stream)
     }
 
-    /// Makes a link dark, or light again, without telling the bonds; or with.
+    /// Makes a link dark, or ends it, with or without telling the bonds.
     pub fn set_dark(&mut self, wire: usize, dark: bool, told: bool) {
         let now = self.now;
         self.wires[wire].links.iter_mut().for_each(|link| link.set_dark(now, dark));
@@ -104,7 +104,7 @@ impl World {
         PathFacts { rtt, rate, room: ByteCount::new(window.saturating_sub(in_flight)), window: ByteCount::new(window) }
     }
 
-    /// Moves everything that is due and can move now.
+    /// Transfers everything that is due.
     fn settle(&mut self) {
         for side in 0..2 {
             for wire in 0..self.wires.len() {
@@ -114,7 +114,7 @@ impl World {
                 let mut out = BytesMut::new();
                 while self.ends[side].poll_datagram(now, id, MTU, &mut out) {
                     assert!(!out.is_empty() && out.len() <= MTU, "{} bytes", out.len());
-                    // UDP, IP and QUIC take about as much again as this.
+                    // UDP, IP and QUIC headers are about this size.
                     let mut packet = out.split().to_vec();
                     packet.extend_from_slice(&[0; 60]);
                     let _: PushOutcome = self.wires[wire].links[side].push(now, packet);
@@ -145,7 +145,7 @@ impl World {
         }
     }
 
-    /// Runs until `done`, or for `limit`; whether it came to that.
+    /// Runs until `done` or for `limit`. Returns whether `done` was reached.
     pub fn run(&mut self, limit: Duration, mut done: impl FnMut(&mut Self) -> bool) -> bool {
         let end = self.now + limit;
         let mut spins = 0;
@@ -154,14 +154,14 @@ impl World {
             if self.error.is_some() || done(self) {
                 return self.error.is_none();
             }
-            // `done` may have written something.
+            // `done` may have written data.
             self.settle();
             let timers = self.ends.iter().filter_map(Bond::poll_timeout);
             let wires = self.wires.iter().flat_map(|wire| &wire.links).filter_map(EmulatedLink::poll_timeout);
             let next = timers.chain(wires).chain(self.wake.take()).min().unwrap_or(end);
-            // A timer that is due and does nothing would spin for ever.
+            // A due timer without an effect would cause an endless loop.
             spins = if next <= self.now { spins + 1 } else { 0 };
-            assert!(spins < 1000, "a timer is due at {:?} and nothing happens", self.now);
+            assert!(spins < 1000, "a timer that was due at {:?} had no effect", self.now);
             let next = next.max(self.now);
             if next > end || self.now >= end {
                 self.now = end;
@@ -185,7 +185,7 @@ impl World {
         }
     }
 
-    /// Sends `size` bytes from `side`; how long until the other end has read them all.
+    /// Sends `size` bytes from `side`. Returns the time until the other end has read them all.
     pub fn transfer(&mut self, side: usize, flow: FlowKey, size: usize, limit: Duration) -> Option<Duration> {
         let data: Vec<u8> = pattern(flow, size);
         let start = self.now;
@@ -203,7 +203,7 @@ impl World {
             }
             world.got[1 - side].get(&flow).map_or(0, Vec::len) >= size
         });
-        assert!(self.got[1 - side].get(&flow).is_none_or(|got| *got == data[..got.len()]), "{flow} is not what was sent");
+        assert!(self.got[1 - side].get(&flow).is_none_or(|got| *got == data[..got.len()]), "{flow} differs from the sent data");
         done.then(|| self.now.since(start))
     }
 }

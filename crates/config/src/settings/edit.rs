@@ -1,4 +1,4 @@
-//! Edits of a configuration's text: what is not spoken of stays as it stands, comments and all.
+//! Edits of a configuration's text. Everything else stays as it is, including comments.
 
 use braid_api::Edit;
 use serde_json::{Map, Value as Json};
@@ -6,28 +6,28 @@ use toml_edit::{ArrayOfTables, DocumentMut, InlineTable, Item, Table, TableLike,
 
 use super::words;
 
-/// The most entries of a list in the file, so that a client cannot fill the memory.
-const MOST_ENTRIES: usize = 1000;
-/// The deepest key.
-const DEEPEST: usize = 4;
+/// Maximum number of entries of a list in the file, so that a client cannot exhaust the memory.
+const MAX_ENTRIES: usize = 1000;
+/// Maximum depth of a key.
+const MAX_DEPTH: usize = 4;
 
-/// Why an edit cannot be made.
+/// Why an edit is refused.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum EditError {
-    /// The text is no TOML, so that nothing can be changed in it.
-    #[error("the file is broken: {0}")]
+    /// The text is not valid TOML, so it cannot be edited.
+    #[error("the file is not valid TOML: {0}")]
     Broken(String),
-    /// An edit that makes no sense.
+    /// The edit is not valid.
     #[error("edit {number}: {reason}")]
     Refused {
-        /// Counted from 1.
+        /// Number of the edit, from 1.
         number: usize,
-        /// The thing, the reason and the remedy.
+        /// The object, the reason and the remedy.
         reason: String,
     },
 }
 
-/// Makes the edits one after the other; returns the new text and, in words, what they change.
+/// Applies the edits in order. Returns the new text and a description of each change.
 pub(super) fn apply(text: &str, edits: &[Edit]) -> Result<(String, Vec<String>), EditError> {
     let mut document: DocumentMut = text.parse().map_err(|error: toml_edit::TomlError| EditError::Broken(error.to_string()))?;
     let mut changes = Vec::new();
@@ -97,14 +97,14 @@ fn apply_one(document: &mut DocumentMut, edit: &Edit) -> Changes {
     }
 }
 
-/// The table that the last part of `path` is a key of; tables on the way are made if `make`.
+/// The table that holds the last part of `path`, and that part. Missing tables are created if `make`.
 fn reach<'a, 'p>(
     document: &'a mut DocumentMut,
     path: &'p [String],
     make: bool,
 ) -> Result<Option<(&'a mut dyn TableLike, &'p str)>, String> {
-    let Some((key, way)) = path.split_last().filter(|_| path.len() <= DEEPEST) else {
-        return Err(format!("path must have 1 to {DEEPEST} parts"));
+    let Some((key, way)) = path.split_last().filter(|_| path.len() <= MAX_DEPTH) else {
+        return Err(format!("path must have 1 to {MAX_DEPTH} parts"));
     };
     if path[0] == "link" || path[0] == "app" {
         return Err(format!("[[{0}]] entries are changed by the operations \"link\" and \"app\", not by a path", path[0]));
@@ -133,8 +133,8 @@ fn entries<'a>(document: &'a mut DocumentMut, name: &str, make: bool) -> Result<
     let written = document.get_mut(name).and_then(Item::as_array_of_tables_mut);
     let entries =
         written.ok_or_else(|| format!("{name} is written as a value: write [[{name}]] entries in the file to change them here"))?;
-    if entries.len() >= MOST_ENTRIES {
-        return Err(format!("there are {MOST_ENTRIES} [[{name}]] entries: remove some"));
+    if entries.len() >= MAX_ENTRIES {
+        return Err(format!("there are {MAX_ENTRIES} [[{name}]] entries: remove some"));
     }
     Ok(Some(entries))
 }
@@ -147,17 +147,17 @@ fn entry(document: &mut DocumentMut, index: usize) -> Result<&mut Table, String>
 }
 
 fn within(place: usize, length: usize) -> Result<(), String> {
-    if place < length { Ok(()) } else { Err(format!("place {place} is beyond the last: there are {length} (counted from 0)")) }
+    if place < length { Ok(()) } else { Err(format!("index {place} is out of range: there are {length} (counted from 0)")) }
 }
 
 fn link(document: &mut DocumentMut, name: &str, set: &Map<String, Json>, unset: &[String]) -> Changes {
     if name.is_empty() || name.contains('*') {
-        return Err(format!("{name:?} is no name of one link"));
+        return Err(format!("{name:?} is not the name of a single link"));
     }
     let entries = entries(document, "link", true)?.ok_or("there are no links")?;
     let is_it = |table: &Table| table.get("name").and_then(Item::as_str) == Some(name);
     let found = entries.iter().position(is_it);
-    // The first entry that matches counts, and another may match this link by its kind.
+    // The first matching entry applies, and an entry without a name may match this link by its kind: insert before it.
     let at = found.or_else(|| entries.iter().position(|table| !table.contains_key("name"))).unwrap_or(entries.len());
     if found.is_none() {
         let mut table = Table::new();
@@ -185,7 +185,7 @@ fn change(table: &mut Table, subject: &str, set: &Map<String, Json>, unset: &[St
     Ok(changes)
 }
 
-/// Sets a key, keeping the comments around it; returns what it was.
+/// Sets a key and keeps the comments around it. Returns the old value.
 fn put(table: &mut dyn TableLike, key: &str, value: &Json) -> Result<Option<String>, String> {
     let mut value = toml(value).map_err(|reason| format!("{key}: {reason}"))?;
     let was = table.get(key).map(written);
@@ -199,7 +199,7 @@ fn put(table: &mut dyn TableLike, key: &str, value: &Json) -> Result<Option<Stri
     Ok(was)
 }
 
-/// Removes a key; what was said of it in comments goes to what follows it in the table, or comes back where nothing does.
+/// Removes a key. Its comments move to the next key of the table; if there is none, they are returned.
 fn take(table: &mut dyn TableLike, key: &str) -> Option<(String, String)> {
     let place = table.iter().position(|(name, _)| name == key)?;
     let prefix = table.key(key).and_then(|key| key.leaf_decor().prefix()).and_then(|prefix| prefix.as_str()).unwrap_or_default().to_owned();
@@ -211,13 +211,13 @@ fn take(table: &mut dyn TableLike, key: &str) -> Option<(String, String)> {
     }
     let next = table.iter().nth(place).map(|(name, _)| name.to_owned());
     if let Some(next) = next.filter(|_| !comment.is_empty()) {
-        hang_above(table, &next, &mut comment);
+        attach_comment(table, &next, &mut comment);
     }
     Some((written(&item), comment))
 }
 
-/// Puts a comment above a key or the table of that name; what finds no place there is left.
-fn hang_above(table: &mut dyn TableLike, key: &str, comment: &mut String) {
+/// Puts a comment above a key or table and clears it; leaves it if that place cannot hold a comment.
+fn attach_comment(table: &mut dyn TableLike, key: &str, comment: &mut String) {
     let with =
         |old: Option<&toml_edit::RawString>, comment: &str| format!("{comment}{}", old.and_then(|old| old.as_str()).unwrap_or_default());
     let first = match table.get_mut(key) {
@@ -250,7 +250,7 @@ fn shown(value: &Json) -> String {
     toml(value).map(|value| value.to_string()).unwrap_or_default()
 }
 
-/// A value as TOML has it.
+/// Converts a JSON value to TOML.
 fn toml(value: &Json) -> Result<Value, String> {
     Ok(match value {
         Json::Null => return Err("TOML has no null: use unset".to_owned()),
@@ -258,7 +258,7 @@ fn toml(value: &Json) -> Result<Value, String> {
         Json::Number(number) => match (number.as_i64(), number.as_f64()) {
             (Some(whole), _) => whole.into(),
             (None, Some(real)) if number.is_f64() && real.is_finite() => real.into(),
-            _ => return Err(format!("{number} is no number that TOML can hold")),
+            _ => return Err(format!("TOML cannot represent the number {number}")),
         },
         Json::String(text) => text.as_str().into(),
         Json::Array(values) => Value::Array(values.iter().map(toml).collect::<Result<_, _>>()?),
@@ -272,8 +272,8 @@ fn toml(value: &Json) -> Result<Value, String> {
     })
 }
 
-/// Changes the order of entries. Where tables stand in the text is a number in each of them, and of the tables within them: these numbers
-/// are dealt out anew in the order of the text.
+/// Reorders entries. Each table, and each table within it, stores its position in the text as a number. These numbers are reassigned in the
+/// order of the text.
 fn rearrange(entries: &mut ArrayOfTables, how: impl FnOnce(&mut Vec<Table>)) {
     let mut places: Vec<isize> = entries.iter().filter_map(Table::position).collect();
     places.sort_unstable();
@@ -297,13 +297,13 @@ fn place(table: &mut Table, position: Option<isize>) {
     }
 }
 
-/// Takes from above an entry what a blank line parts from it: a comment on more than this entry.
+/// Removes the part above an entry that a blank line separates from it: a comment that concerns more than this entry.
 fn detach_head(table: &mut Table) -> String {
     let above = table.decor().prefix().and_then(|prefix| prefix.as_str()).unwrap_or_default().to_owned();
     above.rfind("\n\n").map_or(String::new(), |end| above[..=end].to_owned())
 }
 
-/// Puts it above what took the entry's place.
+/// Puts that part above the entry that took the place.
 fn attach_head(document: &mut DocumentMut, index: usize, head: &str) {
     if !head.contains('#') {
         return;
@@ -368,24 +368,24 @@ users = [0]
         (text, changes)
     }
 
-    /// The comments of a text, in their order.
+    /// The comments of a text in order.
     fn comments(text: &str) -> Vec<String> {
         let comment = |line: &str| line.split_once('#').map(|(_, comment)| comment.trim().to_owned());
         text.lines().filter_map(comment).collect()
     }
 
     #[test]
-    fn nothing_but_what_is_spoken_of_changes() {
+    fn only_the_named_keys_change() {
         assert_eq!(edited(json!([])), (FILE.to_owned(), vec![]));
         let (text, changes) = edited(json!([{"op": "set", "path": ["scheduler"], "value": "operetta"}]));
         assert_eq!(text, FILE.replace("\"round-robin\"  # steady", "\"operetta\"  # steady"));
-        assert_eq!(changes, ["scheduler becomes \"operetta\" (was \"round-robin\")"]);
+        assert_eq!(changes, ["scheduler changes to \"operetta\" (was \"round-robin\")"]);
         let (text, changes) = edited(json!([{"op": "link", "name": "wlan0", "set": {"metered": true, "cap": "10 GB"}}]));
         assert_eq!(text, FILE.replace("metered = false\n", "metered = true\ncap = \"10 GB\"\n"));
-        assert_eq!(changes, ["wlan0: cap is set to \"10 GB\"", "wlan0: metered becomes true (was false)"]);
+        assert_eq!(changes, ["wlan0: cap is set to \"10 GB\"", "wlan0: metered changes to true (was false)"]);
         let (text, changes) = edited(json!([{"op": "unset", "path": ["exclude", "users"]}, {"op": "unset", "path": ["measure", "every"]}]));
         assert!(!text.contains("users") && text.contains("# The end."), "{text}");
-        assert_eq!(changes, ["exclude.users is left to its default (was [0])"]);
+        assert_eq!(changes, ["exclude.users returns to its default (was [0])"]);
         let (text, _) = edited(json!([{"op": "set", "path": ["measure", "every"], "value": "2 h"}]));
         assert_eq!(comments(&text), comments(FILE));
         assert!(text.contains("[measure]\nevery = \"2 h\"\n"), "{text}");
@@ -432,18 +432,18 @@ users = [0]
     }
 
     #[test]
-    fn what_makes_no_sense_is_refused_with_its_number() {
+    fn invalid_edits_are_refused_with_their_number() {
         for (edit, reason) in [
             (json!({"op": "set", "path": [], "value": 1}), "1 to 4 parts"),
             (json!({"op": "set", "path": ["a", "b", "c", "d", "e"], "value": 1}), "1 to 4 parts"),
             (json!({"op": "set", "path": ["scheduler", "x"], "value": 1}), "scheduler is not a table"),
             (json!({"op": "set", "path": ["link"], "value": []}), "by the operations"),
             (json!({"op": "set", "path": ["detect"], "value": null}), "no null"),
-            (json!({"op": "set", "path": ["detect"], "value": u64::MAX}), "no number that TOML can hold"),
-            (json!({"op": "link", "name": "wlan*", "set": {}}), "no name of one link"),
-            (json!({"op": "app", "index": 2, "set": {}}), "beyond the last: there are 2"),
-            (json!({"op": "app-move", "index": 0, "to": 2}), "beyond the last"),
-            (json!({"op": "app-add", "at": 3, "value": {}}), "beyond the last"),
+            (json!({"op": "set", "path": ["detect"], "value": u64::MAX}), "TOML cannot represent"),
+            (json!({"op": "link", "name": "wlan*", "set": {}}), "not the name of a single link"),
+            (json!({"op": "app", "index": 2, "set": {}}), "out of range: there are 2"),
+            (json!({"op": "app-move", "index": 0, "to": 2}), "out of range"),
+            (json!({"op": "app-add", "at": 3, "value": {}}), "out of range"),
         ] {
             let ok = json!({"op": "set", "path": ["detect"], "value": false});
             let error = apply(FILE, &edits(json!([ok, edit]))).unwrap_err().to_string();
@@ -456,7 +456,7 @@ users = [0]
     }
 
     #[test]
-    fn comments_outlive_the_key_that_they_stood_by() {
+    fn comments_are_kept_when_their_key_is_removed() {
         for edit in [
             json!({"op": "unset", "path": ["version"]}),
             json!({"op": "unset", "path": ["scheduler"]}),

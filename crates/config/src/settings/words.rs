@@ -1,40 +1,40 @@
-//! What an edit changes, in words.
+//! Descriptions of edits.
 
 use toml_edit::{Item, Table};
 
-/// A key is set; `None` if that changes nothing.
+/// Describes that a key is set; `None` if its value stays the same.
 pub(super) fn set(subject: &str, was: Option<&str>, is: &str) -> Option<String> {
     let subject = subject.trim_start_matches(": ");
     match was {
         Some(was) if was == is => None,
-        Some(was) => Some(format!("{subject} becomes {is} (was {was})")),
+        Some(was) => Some(format!("{subject} changes to {is} (was {was})")),
         None => Some(format!("{subject} is set to {is}")),
     }
 }
 
-/// A key is removed.
+/// Describes that a key is removed.
 pub(super) fn unset(subject: &str, was: &str) -> String {
-    format!("{subject} is left to its default (was {was})")
+    format!("{subject} returns to its default (was {was})")
 }
 
-/// A rule, by its place and what it matches.
+/// Names a rule by its number and conditions.
 pub(super) fn rule(index: usize, table: &Table) -> String {
     format!("rule {} ({})", index + 1, matches(table))
 }
 
-/// A rule is added.
+/// Describes that a rule is added.
 pub(super) fn added(index: usize, table: &Table) -> String {
     let rest: Vec<String> = table.iter().filter(|(key, _)| *key != "match").map(|(key, item)| format!("{key} = {}", plain(item))).collect();
     let rest = if rest.is_empty() { String::new() } else { format!(": {}", rest.join(", ")) };
     format!("rule {} is added for {}{rest}", index + 1, matches(table))
 }
 
-/// A rule is removed.
+/// Describes that a rule is removed.
 pub(super) fn removed(index: usize, table: &Table) -> String {
     format!("{} is removed", rule(index, table))
 }
 
-/// A rule is put elsewhere.
+/// Describes that a rule is moved.
 pub(super) fn moved(index: usize, to: usize, table: &Table) -> String {
     format!("{} becomes rule {}", rule(index, table), to + 1)
 }

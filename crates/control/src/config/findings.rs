@@ -1,37 +1,37 @@
-//! What is wrong with a configuration file: each thing with its place, the reason and the remedy.
+//! Findings about a configuration file, each with its position, reason and remedy.
 
 use std::fmt;
 use std::ops::Range;
 
-/// How much a finding weighs.
+/// Severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
     /// The file is refused.
     Error,
-    /// The file is taken, but may not do what was meant.
+    /// The file is accepted, but may not do what the user intended.
     Warning,
 }
 
-/// One thing found in a configuration file.
+/// A problem in a configuration file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Finding {
-    /// How much it weighs.
+    /// Its severity.
     pub severity: Severity,
-    /// The file, as it was named.
+    /// Name of the file, as the user gave it.
     pub file: String,
-    /// The line, counted from 1.
+    /// Line number, from 1.
     pub line: usize,
-    /// The character in the line, counted from 1.
+    /// Position of the character in the line, from 1.
     pub column: usize,
-    /// The line itself.
+    /// Text of the line.
     pub excerpt: String,
-    /// How many characters of it are meant; at least 1.
+    /// Number of marked characters, at least 1.
     pub width: usize,
-    /// What is wrong.
+    /// The problem.
     pub reason: String,
-    /// The nearest valid name.
+    /// The nearest valid name, if there is one.
     pub nearest: Option<String>,
-    /// What to do.
+    /// The remedy, if there is one.
     pub remedy: Option<String>,
 }
 
@@ -65,7 +65,7 @@ impl fmt::Display for Finding {
         };
         let number = self.line.to_string();
         let margin = " ".repeat(number.len());
-        // Tabs are kept in the margin under the line, so that the marks stand below what they mean.
+        // Keep tabs under the line, so that the marks stay below the marked characters.
         let lead: String = self.excerpt.chars().take(self.column - 1).map(|c| if c == '\t' { '\t' } else { ' ' }).collect();
         writeln!(f, "{}:{}:{}: {word}: {}", self.file, self.line, self.column, self.reason)?;
         writeln!(f, " {number} | {}", self.excerpt)?;
@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn places_outside_the_text_or_within_a_character_do_no_harm() {
+    fn spans_outside_the_text_or_within_a_character_are_accepted() {
         for span in [0..0, 1..2, 5..90, 90..91] {
             let finding = Finding::at(Severity::Warning, "f", "ü\n", span, String::new());
             assert!(finding.width >= 1 && finding.line <= 2);

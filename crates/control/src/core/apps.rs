@@ -1,4 +1,4 @@
-//! The applications met: what the kernel calls them, and what people do.
+//! The applications seen so far: their ids in the kernel and their traffic.
 
 use std::collections::BTreeMap;
 
@@ -8,58 +8,58 @@ use braid_model::{Application, ByteCount, Class, Time};
 
 use crate::steering::{AppId, FlowRow};
 
-/// The most applications remembered; the longest silent one goes first.
-const LIMIT: usize = 4096;
-/// Traffic is judged after at least this many flows, or a large one.
+/// Maximum number of stored applications. The one that was idle longest is removed first.
+const MAX_APPS: usize = 4096;
+/// Minimum number of flows before the traffic pattern determines the class, unless a flow is large.
 const PATTERN_FLOWS: u64 = 5;
 
-/// One application as met by the daemon.
+/// An application that the daemon has seen.
 #[derive(Debug, Clone)]
-pub struct Met {
+pub struct AppRecord {
     /// Executable and name.
     pub application: Application,
-    /// Its class, and where that comes from.
+    /// Its class.
     pub class: Class,
-    /// `user`, `executable`, `port` or `pattern`.
+    /// Source of the class: `user`, `executable`, `port` or `pattern`; empty if there is none.
     pub source: &'static str,
     /// Its control group.
     pub cgroup: Option<String>,
-    /// When it was met last.
+    /// When it was last seen.
     pub seen: Time,
-    /// What its traffic looked like.
+    /// Sums of its ended flows.
     traffic: FlowSums,
 }
 
 /// Sums over an application's ended flows (DNIS III.A).
 #[derive(Debug, Clone, Copy, Default)]
 pub struct FlowSums {
-    /// Flows ended.
+    /// Number of ended flows.
     pub flows: u64,
     /// Bytes received.
     pub rx: ByteCount,
     /// Bytes sent.
     pub tx: ByteCount,
-    /// Time its flows lasted, in seconds.
+    /// Total duration of the flows in seconds.
     pub seconds: f64,
-    /// What they cost.
+    /// Energy of the flows.
     pub energy: EnergyMeter,
-    /// Highest mean rate of a flow, received, in bits per second.
+    /// Highest mean receive rate of a flow in bits per second.
     pub max_down: u64,
-    /// Highest mean rate of a flow, sent.
+    /// Highest mean send rate of a flow in bits per second.
     pub max_up: u64,
-    /// Bytes of large flows, both ways.
+    /// Bytes of large flows, in both directions.
     large: ByteCount,
     first: Option<Time>,
 }
 
-/// A flow at its end, bonded or not.
+/// An ended flow, bonded or not.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ended {
     /// Its application.
     pub app: AppId,
     /// The remote port.
     pub port: u16,
-    /// When it began.
+    /// When it started.
     pub started: Time,
     /// When it ended.
     pub at: Time,
@@ -85,7 +85,7 @@ impl FlowSums {
         if class::is_large(flow.rx, flow.tx, span.as_secs_f64()) {
             self.large += flow.rx + flow.tx;
         }
-        // A flow shorter than a round trip says nothing of a rate.
+        // The rate of a flow shorter than a round trip is meaningless.
         if span.as_millis() >= 20 {
             self.max_down = self.max_down.max(flow.rx.per(span).bps());
             self.max_up = self.max_up.max(flow.tx.per(span).bps());
@@ -93,47 +93,47 @@ impl FlowSums {
         self.first.get_or_insert(flow.started);
     }
 
-    /// Mean rates received and sent in bits per second; `None` before anything lasted.
+    /// Mean receive and send rates in bits per second; `None` if the total duration is zero.
     pub fn mean_rates(&self) -> Option<(u64, u64)> {
         (self.seconds > 0.0)
             .then(|| ((self.rx.get() as f64 * 8.0 / self.seconds) as u64, (self.tx.get() as f64 * 8.0 / self.seconds) as u64))
     }
 }
 
-impl Met {
-    /// What its ended flows moved.
+impl AppRecord {
+    /// Sums of its ended flows.
     pub fn traffic(&self) -> &FlowSums {
         &self.traffic
     }
 }
 
-/// All applications met.
+/// All applications seen.
 #[derive(Debug, Default)]
 pub struct Apps {
-    met: BTreeMap<AppId, Met>,
-    /// Classes the user set, by executable path or name.
+    records: BTreeMap<AppId, AppRecord>,
+    /// Classes set by the user, by executable path or name.
     set: BTreeMap<String, Class>,
 }
 
 impl Apps {
-    /// Remembers an application.
-    pub fn meet(&mut self, id: AppId, application: Application, cgroup: Option<String>, class: Class, now: Time) {
-        // The kernel's side has forgotten it, for want of room.
-        if let Some(known) = self.met.get_mut(&id) {
+    /// Adds an application or updates it.
+    pub fn record(&mut self, id: AppId, application: Application, cgroup: Option<String>, class: Class, now: Time) {
+        // The kernel reports it again after dropping it from a full map.
+        if let Some(known) = self.records.get_mut(&id) {
             (known.application, known.cgroup, known.seen) = (application, cgroup, now);
             return;
         }
-        if self.met.len() >= LIMIT
-            && let Some(oldest) = self.met.iter().min_by_key(|(_, met)| met.seen).map(|(id, _)| id.clone())
+        if self.records.len() >= MAX_APPS
+            && let Some(oldest) = self.records.iter().min_by_key(|(_, record)| record.seen).map(|(id, _)| id.clone())
         {
-            self.met.remove(&oldest);
+            self.records.remove(&oldest);
         }
         let source = if class == Class::Unclassified { "" } else { "executable" };
         let (class, source) = match self.set_class(&application) {
             Some(class) => (class, "user"),
             None => (class, source),
         };
-        self.met.insert(id, Met { application, class, source, cgroup, seen: now, traffic: FlowSums::default() });
+        self.records.insert(id, AppRecord { application, class, source, cgroup, seen: now, traffic: FlowSums::default() });
     }
 
     fn set_class(&self, application: &Application) -> Option<Class> {
@@ -141,72 +141,78 @@ impl Apps {
         exe.and_then(|exe| self.set.get(&exe)).or_else(|| self.set.get(&application.name)).copied()
     }
 
-    /// What is known of an application.
-    pub fn get(&self, id: &AppId) -> Option<&Met> {
-        self.met.get(id)
+    /// The application with this id.
+    pub fn get(&self, id: &AppId) -> Option<&AppRecord> {
+        self.records.get(id)
     }
 
-    /// The name to show for it.
+    /// Display name of an application.
     pub fn name(&self, id: &AppId) -> String {
-        self.met.get(id).map_or_else(|| id.name.clone(), |met| met.application.to_string())
+        self.records.get(id).map_or_else(|| id.name.clone(), |record| record.application.to_string())
     }
 
-    /// Everything known.
-    pub fn iter(&self) -> impl Iterator<Item = (&AppId, &Met)> {
-        self.met.iter()
+    /// All applications.
+    pub fn iter(&self) -> impl Iterator<Item = (&AppId, &AppRecord)> {
+        self.records.iter()
     }
 
-    /// The kernel's names of an executable.
+    /// The kernel's ids of an executable.
     pub fn ids_of<'a>(&'a self, exe: &'a str) -> impl Iterator<Item = &'a AppId> {
-        self.met.iter().filter(move |(_, met)| met.application.exe.as_ref().is_some_and(|path| path.as_os_str() == exe)).map(|(id, _)| id)
+        self.records
+            .iter()
+            .filter(move |(_, record)| record.application.exe.as_ref().is_some_and(|path| path.as_os_str() == exe))
+            .map(|(id, _)| id)
     }
 
-    /// Learns from an ended flow and what it cost. Returns the class if the kernel's side must know it: one guessed from the pattern of the traffic is
-    /// only shown, since affinity follows the class, and a guess may not tie a program's flows to one link.
+    /// Adds an ended flow and its energy. Returns the new class if the kernel must have it. A class derived from the traffic pattern is
+    /// only shown: affinity follows the class, and a guess must not tie a program's flows to one link.
     pub fn ended(&mut self, flow: &Ended, energy: EnergyMeter) -> Option<Class> {
-        let met = self.met.get_mut(&flow.app)?;
-        met.seen = flow.at;
-        met.traffic.add(flow);
-        met.traffic.energy.absorb(energy);
-        if matches!(met.source, "user" | "executable") {
+        let record = self.records.get_mut(&flow.app)?;
+        record.seen = flow.at;
+        record.traffic.add(flow);
+        record.traffic.energy.absorb(energy);
+        if matches!(record.source, "user" | "executable") {
             return None;
         }
         let by_port = class::by_port(flow.port);
-        let tells = met.traffic.flows >= PATTERN_FLOWS || met.traffic.large > ByteCount::ZERO;
-        let by_pattern = tells.then(|| class::by_pattern(&pattern(met, flow))).flatten();
+        let enough = record.traffic.flows >= PATTERN_FLOWS || record.traffic.large > ByteCount::ZERO;
+        let by_pattern = enough.then(|| class::by_pattern(&pattern(record, flow))).flatten();
         let (class, source) = match (by_port, by_pattern) {
             (Some(class), _) => (class, "port"),
             (None, Some(class)) => (class, "pattern"),
             (None, None) => return None,
         };
-        met.source = source;
-        let changed = met.class != class;
-        met.class = class;
+        record.source = source;
+        let changed = record.class != class;
+        record.class = class;
         (changed && source == "port").then_some(class)
     }
 
-    /// Takes a living flow into account that [is large](class::is_large): a download is one before its end. Only shown, as every guess.
-    pub fn grew_large(&mut self, row: &FlowRow) {
-        let Some(met) = self.met.get_mut(&row.app).filter(|met| matches!(met.source, "" | "pattern") && met.class != Class::Bulk) else {
+    /// Includes a living flow that [is large](class::is_large), since a download is bulk before its end. The class is only shown, like
+    /// every guess.
+    pub fn on_large_flow(&mut self, row: &FlowRow) {
+        let Some(record) =
+            self.records.get_mut(&row.app).filter(|record| matches!(record.source, "" | "pattern") && record.class != Class::Bulk)
+        else {
             return;
         };
-        let (traffic, moved) = (&met.traffic, row.rx + row.tx);
+        let (traffic, moved) = (&record.traffic, row.rx + row.tx);
         if in_large(traffic.large + moved, traffic.rx + traffic.tx + moved) >= 0.5 {
-            (met.class, met.source) = (Class::Bulk, "pattern");
+            (record.class, record.source) = (Class::Bulk, "pattern");
         }
     }
 }
 
-/// The share of large flows.
+/// Fraction of bytes in large flows.
 fn in_large(large: ByteCount, all: ByteCount) -> f64 {
     large.get() as f64 / all.get().max(1) as f64
 }
 
-fn pattern(met: &Met, flow: &Ended) -> Pattern {
-    let traffic = &met.traffic;
+fn pattern(record: &AppRecord, flow: &Ended) -> Pattern {
+    let traffic = &record.traffic;
     let minutes = traffic.first.map_or(0.0, |first| flow.at.since(first).as_secs_f64() / 60.0);
     Pattern {
-        // A script's five requests in a second are no three hundred a minute.
+        // Count at least one minute: five requests of a script within a second are not 300 a minute.
         flows_per_minute: traffic.flows as f64 / minutes.max(1.0),
         mean_down: ByteCount::new(traffic.rx.get() / traffic.flows.max(1)),
         mean_up: ByteCount::new(traffic.tx.get() / traffic.flows.max(1)),

@@ -1,4 +1,4 @@
-//! What bonds are told: the links they may use, and what the policy says of a flow.
+//! Inputs of bonds: the links they may use and the policy of a flow.
 
 use std::collections::VecDeque;
 
@@ -10,50 +10,50 @@ use super::{Core, rules};
 use crate::links::BondLink;
 use crate::steering::{RedirectedFlow, Steering, SteeringError};
 
-/// Where a flow may leave that no bond takes.
+/// Where a flow that no bond takes may leave.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Exit {
-    /// Wherever the system sends it.
+    /// By the system's routes.
     Any,
-    /// By this device, one of those that its rule allows.
+    /// By this device, which its rule allows.
     Device(String),
-    /// None of those is there.
+    /// Nowhere: none of the allowed devices is usable.
     Nowhere,
 }
 
-/// How a connection is to be bonded with a peer.
+/// How a flow is bonded with a peer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BondPolicy {
-    /// φ.
+    /// Weight φ.
     pub weight: f64,
-    /// Π, by slot.
+    /// Allowed links Π, by slot.
     pub links: LinkSet,
-    /// Over how many links each packet goes; 1: over one.
+    /// Number of links that carry each packet.
     pub copies: u8,
-    /// Before others.
+    /// Whether its packets go before those of other flows.
     pub urgent: bool,
-    /// The only peer that it may be bonded with.
+    /// The only relay it may use, if its rule names one.
     pub relay: Option<String>,
-    /// Where it may leave if no peer takes it.
+    /// Where it leaves if no peer takes it.
     pub exit: Exit,
-    /// Relays that do not open its destination.
+    /// Relays that refuse its destination.
     pub refusing: Vec<String>,
-    /// The rule that it matched is too long ago to be known: it may have been strict, so the flow goes nowhere.
-    pub forgotten: bool,
+    /// The rule that it matched is no longer stored. The rule may have been strict, so the flow is refused.
+    pub rule_expired: bool,
 }
 
-/// What a bond says of a path over a link.
+/// An event of a path over a link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PathEvent {
-    /// It delivers.
+    /// The path delivers.
     Delivers,
-    /// It owes an acknowledgement for too long.
+    /// An acknowledgement has been overdue for too long.
     Silent,
 }
 
 impl<S: Steering> Core<S> {
-    /// A bond's word counts in the health of the link in `slot`: what it delivers proves that the link lives, and a silent path has the link asked,
-    /// since the peer may be gone instead.
+    /// Updates the health of the link in `slot` from a bond's path. A delivery proves that the link works. A silent path triggers a probe
+    /// of the link, since the peer may be down instead.
     pub fn on_path(&mut self, now: Time, slot: usize, family: Family, event: PathEvent) -> Result<(), SteeringError> {
         if let Some(link) = self.links.in_slot_mut(slot) {
             let health = link.health.get_mut(family);
@@ -62,38 +62,37 @@ impl<S: Steering> Core<S> {
                 PathEvent::Silent => health.on_suffering(now, Suffering::Timeout),
             }
         }
-        self.judge(now)
+        self.reevaluate(now)
     }
 
-    /// A peer can be reached from now on, or cannot: connections whose rule asks for it are redirected to the daemon, or go direct. Those that
-    /// run are not touched.
+    /// Sets whether a peer is reachable. New connections whose rule asks for it are then redirected to the daemon, or go direct. Existing
+    /// connections are not touched.
     pub fn set_peer_ready(&mut self, now: Time, name: &str, ready: bool) -> Result<(), SteeringError> {
         let changed = if ready { self.peers.insert(name.to_owned()) } else { self.peers.remove(name) };
         if !changed {
             return Ok(());
         }
         if ready {
-            // Its operator may have allowed more meanwhile.
+            // Its operator may have allowed more destinations meanwhile.
             self.refusals.forget(name);
         }
-        let told = self.update_refused(now);
-        self.update_params(now).and(told)
+        let refused = self.update_refused(now);
+        self.update_params(now).and(refused)
     }
 
-    /// The links that bonds may use now, by slot. Those that wait for a better one, by role, priority, a handover or to save power, are
-    /// backups: they take over at once, and by the bond's own word, when no better one delivers.
+    /// Links that bonds may use now. Links on standby, because of role, priority, handover or power saving, are backups: the bond itself switches to
+    /// them at once when no better link delivers.
     pub fn bond_links(&self) -> Vec<BondLink> {
-        let waiting = self.params.as_ref().map_or_else(|| self.waiting(), |params| params.backup);
+        let standby = self.params.as_ref().map_or_else(|| self.standby(), |params| params.backup);
         let sole = self.sole;
         let mut links = self.links.bond_links();
         for link in &mut links {
-            link.backup = waiting.contains(link.slot) || sole.is_some_and(|sole| sole != link.slot);
+            link.backup = standby.contains(link.slot) || sole.is_some_and(|sole| sole != link.slot);
         }
         links
     }
 
-    /// What the policy says of a redirected connection: φ, Π as slots, over how many links each packet is to go, the relay it must use, and
-    /// those that are of no use.
+    /// The policy of a redirected connection: weight φ, links Π as slots, number of copies, required relay, and refusing relays.
     pub fn bond_policy(&self, now: Time, flow: &RedirectedFlow) -> BondPolicy {
         let rule = self.rule_of(flow);
         let devices = self.links.devices();
@@ -101,12 +100,12 @@ impl<S: Steering> Core<S> {
         let allowed = rule.and_then(|rule| rule.links.as_deref().map(mask));
         let preferred = rule.filter(|rule| !rule.prefer.is_empty()).map(|rule| mask(&rule.prefer));
         let usable = Family::ALL.iter().fold(LinkSet::default(), |all, family| all | self.links.usable(*family));
-        // Preferred are some of those that are allowed, and only while one of them can be used.
+        // Preferred links count only if they are allowed and one of them is usable.
         let within = preferred.map(|mask| mask & allowed.unwrap_or(mask)).filter(|mask| !(*mask & usable).is_empty());
         let family = Family::of(flow.remote.ip());
-        let forgotten = self.is_forgotten(flow.started, flow.rule);
-        let exit = match admit(self.links.usable(family), self.waiting(), allowed, preferred) {
-            _ if forgotten => Exit::Nowhere,
+        let rule_expired = self.rule_expired(flow.started, flow.rule);
+        let exit = match admit(self.links.usable(family), self.standby(), allowed, preferred) {
+            _ if rule_expired => Exit::Nowhere,
             Admission::Use(mask) => self.widest(now, mask).map_or(Exit::Any, Exit::Device),
             Admission::Deny => Exit::Nowhere,
             Admission::LeaveAlone => Exit::Any,
@@ -119,57 +118,57 @@ impl<S: Steering> Core<S> {
             urgent: flow.class == Class::RealTime,
             relay: rule.and_then(|rule| rule.relay.clone()),
             refusing: self.refusing(now, flow.remote.ip()),
-            forgotten,
+            rule_expired,
         }
     }
 
-    /// The device that brings most, of some.
+    /// The device with the highest receive rate among these slots.
     fn widest(&self, now: Time, of: LinkSet) -> Option<String> {
         let found = self.links.values().filter(|link| of.contains(link.slot));
         let widest = found.max_by_key(|link| (link.estimate(Direction::Down, now).rate, std::cmp::Reverse(link.slot)));
         widest.map(|link| link.facts.name.clone())
     }
 
-    /// The application of a redirected connection, for people.
+    /// Display name of a redirected connection's application.
     pub fn application_of(&self, flow: &RedirectedFlow) -> String {
         self.apps.name(&flow.app)
     }
 
-    /// The `[[app]]` entry that a redirected flow matched when its program asked; `None` where none did, or where that is too long ago.
+    /// The `[[app]]` entry that a redirected flow matched at its start; `None` if it matched none, or if that entry is no longer stored.
     pub fn rule_of(&self, flow: &RedirectedFlow) -> Option<&AppRule> {
-        self.placed_rule_of(flow).map(|(_, rule)| rule)
+        self.indexed_rule_of(flow).map(|(_, rule)| rule)
     }
 
-    /// The same, and which entry it was, from 0.
-    pub(super) fn placed_rule_of(&self, flow: &RedirectedFlow) -> Option<(usize, &AppRule)> {
-        self.rule_then(flow.started, flow.rule)
+    /// The same, with the index of the entry, from 0.
+    pub(super) fn indexed_rule_of(&self, flow: &RedirectedFlow) -> Option<(usize, &AppRule)> {
+        self.rule_at(flow.started, flow.rule)
     }
 
-    /// The `[[app]]` entry that the kernel's rule with this number was when a flow started, and which it was, from 0.
-    pub(super) fn rule_then(&self, started: Time, rule: Option<u8>) -> Option<(usize, &AppRule)> {
+    /// The `[[app]]` entry that had this kernel rule number when a flow started, and its index, from 0.
+    pub(super) fn rule_at(&self, started: Time, rule: Option<u8>) -> Option<(usize, &AppRule)> {
         let (exclusions, apps) = match self.past.at(started)? {
-            InForce::Then(rules) => (rules.exclusions, &rules.apps),
-            InForce::Now => (rules::exclusions(&self.config.policy), &self.config.policy.apps),
+            RulesAt::Past(rules) => (rules.exclusions, &rules.apps),
+            RulesAt::Current => (rules::exclusions(&self.config.policy), &self.config.policy.apps),
         };
         let place = usize::from(rule?).checked_sub(exclusions)?;
         Some((place, apps.get(place)?))
     }
 
-    /// Whether a flow matched a rule that is too long ago to be known.
-    pub(super) fn is_forgotten(&self, started: Time, rule: Option<u8>) -> bool {
+    /// Whether a flow matched a rule that is no longer stored.
+    pub(super) fn rule_expired(&self, started: Time, rule: Option<u8>) -> bool {
         rule.is_some() && self.past.at(started).is_none()
     }
 }
 
-/// Policies that are remembered.
-const VERSIONS: usize = 16;
+/// Number of earlier policies that are kept.
+const MAX_VERSIONS: usize = 16;
 
-/// Rules as they were: flows name theirs by number, and an exchange of datagrams may begin anew long after it matched.
+/// Earlier rules. Flows refer to rules by number, and a UDP exchange may restart long after it matched.
 #[derive(Default)]
 pub(super) struct PastRules {
     /// Oldest first.
     versions: VecDeque<Rules>,
-    /// What began before this is of rules that are forgotten.
+    /// The rules of flows that started earlier are no longer stored.
     since: Time,
 }
 
@@ -179,29 +178,29 @@ struct Rules {
     apps: Vec<AppRule>,
 }
 
-enum InForce<'a> {
-    Then(&'a Rules),
-    Now,
+enum RulesAt<'a> {
+    Past(&'a Rules),
+    Current,
 }
 
 impl PastRules {
-    /// Remembers the rules of `old` where `new` has others.
+    /// Stores the rules of `old` if `new` has different ones.
     pub(super) fn keep(&mut self, now: Time, old: &Policy, new: &Policy) {
         let exclusions = rules::exclusions(old);
         if old.apps == new.apps && exclusions == rules::exclusions(new) {
             return;
         }
         self.versions.push_back(Rules { until: now, exclusions, apps: old.apps.clone() });
-        if self.versions.len() > VERSIONS {
+        if self.versions.len() > MAX_VERSIONS {
             self.since = self.versions.pop_front().map_or(self.since, |rules| rules.until);
         }
     }
 
-    fn at(&self, started: Time) -> Option<InForce<'_>> {
+    fn at(&self, started: Time) -> Option<RulesAt<'_>> {
         if started < self.since {
             return None;
         }
-        Some(self.versions.iter().find(|rules| started < rules.until).map_or(InForce::Now, InForce::Then))
+        Some(self.versions.iter().find(|rules| started < rules.until).map_or(RulesAt::Current, RulesAt::Past))
     }
 }
 
@@ -214,12 +213,12 @@ mod tests {
     }
 
     #[test]
-    fn rules_are_those_of_their_time() {
+    fn flows_keep_the_rules_of_their_start() {
         let mut past = PastRules::default();
         let weights = |past: &PastRules, at: u64| {
             past.at(Time::from_nanos(at)).map(|in_force| match in_force {
-                InForce::Then(rules) => rules.apps.iter().map(|rule| rule.weight).collect(),
-                InForce::Now => vec![],
+                RulesAt::Past(rules) => rules.apps.iter().map(|rule| rule.weight).collect(),
+                RulesAt::Current => vec![],
             })
         };
         assert_eq!(weights(&past, 0), Some(vec![]));

@@ -1,4 +1,4 @@
-//! What links cost, and what throughput is worth it: prices and targets for the rule, joules for people.
+//! Energy of links: prices and target rates for the connection rule, and joules for display.
 
 use std::collections::BTreeMap;
 
@@ -13,17 +13,17 @@ use super::params::{coarse, rate_of};
 use crate::links::Link;
 use crate::steering::{SteerLink, Steering, SteeringError};
 
-/// From this confidence on what the battery shows counts instead of a profile.
-const TRUSTED: f64 = 0.5;
+/// Minimum confidence at which the battery's measurement replaces the profile.
+const MIN_CONFIDENCE: f64 = 0.5;
 
-/// What a link's bytes cost, and how that is known.
+/// Cost per byte of a link, and its source.
 pub(super) struct LinkEnergy {
     pub(super) cost: ByteCost,
     pub(super) source: String,
 }
 
 impl<S: Steering> Core<S> {
-    /// What the machine runs on now.
+    /// Processes a reading of the power supply.
     pub fn on_supply(&mut self, now: Time, supply: Option<Supply>) -> Result<(), SteeringError> {
         self.supply = supply;
         if let Some(power) = supply.filter(|supply| !supply.plugged).and_then(|supply| supply.power) {
@@ -36,13 +36,13 @@ impl<S: Steering> Core<S> {
         self.update_params(now)
     }
 
-    /// What receiving at full rate adds to a link's power by its profile.
+    /// Power above idle of a link that receives at full rate, from its profile.
     fn profile_power(&self, link: &Link, now: Time) -> Option<Power> {
         let profile = self.profile(link)?;
         Some(profile.power_at(rate_of(link, Direction::Down, now), Rate::ZERO).above(profile.idle()))
     }
 
-    /// What receiving adds to a link's power, as far as that is known.
+    /// Power above idle of a link that receives, if known.
     pub(super) fn active_power(&self, link: &Link, now: Time) -> Option<Power> {
         self.measured(link).map(|found| found.active).or_else(|| self.profile_power(link, now))
     }
@@ -52,12 +52,12 @@ impl<S: Steering> Core<S> {
         link.rule.energy.as_ref().or_else(by_kind)
     }
 
-    /// What the battery shows of a link, where that is enough and nobody said otherwise.
+    /// Power measured from the battery, if it is reliable and the configuration does not override it.
     fn measured(&self, link: &Link) -> Option<FittedPower> {
-        self.fit.power(link.facts.index).filter(|found| link.rule.energy.is_none() && found.confidence >= TRUSTED)
+        self.fit.power(link.facts.index).filter(|found| link.rule.energy.is_none() && found.confidence >= MIN_CONFIDENCE)
     }
 
-    /// What a link's bytes cost: as configured, else as the battery shows, else by a profile of its model or kind.
+    /// Cost per byte of a link: from the configuration, else from the battery, else from the profile of its model or kind.
     pub(super) fn byte_cost(&self, link: &Link, now: Time) -> Option<ByteCost> {
         let rates = PerDirection::from_fn(|direction| rate_of(link, direction, now));
         match self.measured(link) {
@@ -80,14 +80,14 @@ impl<S: Steering> Core<S> {
         self.links.iter().filter_map(|(index, link)| Some((index, self.byte_cost(link, now)?))).collect()
     }
 
-    /// The same by the links' slots, which is how peers number them.
+    /// The same by slot, which is how peers number links.
     pub fn slot_costs(&self, now: Time) -> BTreeMap<u8, ByteCost> {
         self.links.values().filter_map(|link| Some((u8::try_from(link.slot).ok()?, self.byte_cost(link, now)?))).collect()
     }
 
-    /// The price of a byte on each link. A byte received stands for both ways: it is which link is cheaper that counts.
+    /// Price per byte of each link. Only received bytes count, since the price only ranks links.
     ///
-    /// A link whose appetite is not known (a tunnel) must not look free: it is taken to need as much as the dearest that is known.
+    /// A link without a known profile (a tunnel) must not look free: it gets the highest known cost.
     pub(super) fn prices(&self, now: Time) -> BTreeMap<LinkIndex, u64> {
         if self.config.policy.scheduler != Scheduler::Operetta {
             return BTreeMap::new();
@@ -102,8 +102,8 @@ impl<S: Steering> Core<S> {
         self.links.iter().map(price).collect()
     }
 
-    /// The throughput that the links which may be given flows are to reach, by direction. Links of the role "backup" count only
-    /// while no other is usable, as they do for flows.
+    /// Target throughput by direction over the links that may get flows. Backup links count only while no other link is usable, as for
+    /// flows.
     pub(super) fn targets(&self, links: &[Option<SteerLink>; MAX_LINKS], usable: LinkSet, backup: LinkSet) -> PerDirection<Option<Rate>> {
         if self.config.policy.scheduler != Scheduler::Operetta {
             return PerDirection::default();
@@ -118,12 +118,12 @@ impl<S: Steering> Core<S> {
         })
     }
 
-    /// `GET /v1/tradeoff`: what the links that may be given flows now could download together at each utility, and what that takes.
+    /// `GET /v1/tradeoff`: throughput of the usable links at each utility, and the power it takes.
     pub fn tradeoff(&self, now: Time) -> Vec<TradeoffPoint> {
         let costs = self.byte_costs(now);
         let dearest = costs.values().fold(Joules::ZERO, |dearest, cost| if cost.down > dearest { cost.down } else { dearest });
         let usable = self.links.usable(Family::V4) | self.links.usable(Family::V6);
-        let normal = usable - self.waiting();
+        let normal = usable - self.standby();
         let mask = if normal.is_empty() { usable } else { normal };
         let links: Vec<&Link> = self.links.values().filter(|link| mask.contains(link.slot)).collect();
         let offer = |link: &&Link| {
@@ -150,7 +150,7 @@ impl<S: Steering> Core<S> {
         self.config.policy.utility.now(self.supply.as_ref())
     }
 
-    /// The utility in force, where the scheduler asks for one.
+    /// The utility in force, if the scheduler uses one.
     pub(super) fn utility_now(&self) -> Option<f64> {
         match self.utility() {
             UtilityFunction::Fixed(utility) if self.config.policy.scheduler == Scheduler::Operetta => Some(utility),
@@ -158,13 +158,13 @@ impl<S: Steering> Core<S> {
         }
     }
 
-    /// The target in force.
+    /// The target throughput in force.
     pub(super) fn target_now(&self, direction: Direction) -> Option<Rate> {
         self.params.as_ref()?.full_targets[direction]
     }
 }
 
-/// The share of a link's capacity that is in use.
+/// Fraction of a link's capacity that is in use.
 fn share(link: &Link, now: Time) -> f64 {
     let used = |direction: Direction| {
         let (rate, capacity) = (link.rate[direction].unwrap_or(Rate::ZERO), link.estimate(direction, now).rate);
@@ -173,13 +173,13 @@ fn share(link: &Link, now: Time) -> f64 {
     (used(Direction::Down) + used(Direction::Up)).min(1.0)
 }
 
-/// A utility as people read it.
+/// A utility as text.
 pub(super) fn utility_text(rule: &UtilityRule) -> String {
     let utility = match rule.utility {
         UtilityFunction::Fixed(utility) => utility.to_string(),
         UtilityFunction::Level => "the battery's level".to_owned(),
-        UtilityFunction::Step { threshold, above, below } => format!("{above} from a battery level of {threshold} on, {below} below"),
-        UtilityFunction::MatchDefault => "as much as the system's own choice would give".to_owned(),
+        UtilityFunction::Step { threshold, above, below } => format!("{above} at battery level {threshold} or above, {below} below it"),
+        UtilityFunction::MatchDefault => "the throughput that the system's own choice would give".to_owned(),
     };
     match rule.plugged_in {
         Some(plugged) => format!("{utility}; {plugged} while plugged in"),

@@ -1,4 +1,4 @@
-//! Applications as people and programs are told of them, put together where that holds up nobody.
+//! The list of applications for the API, assembled off the event loop.
 
 use std::collections::BTreeMap;
 
@@ -8,31 +8,31 @@ use braid_decide::energy::EnergyMeter;
 use braid_model::{Joules, Time};
 
 use super::Core;
-use super::apps::{FlowSums, Met};
+use super::apps::{AppRecord, FlowSums};
 use super::living::{Key, Living, LivingFlows};
 use crate::steering::{AppId, DemandEstimate, Steering};
 
-/// What is known of applications at one moment.
+/// Snapshot of the known applications.
 #[derive(Debug, Clone, Default)]
 pub struct AppsView {
     learnt: Vec<DemandEstimate>,
-    met: BTreeMap<AppId, Met>,
+    records: BTreeMap<AppId, AppRecord>,
     flows: LivingFlows,
-    /// Those of them that have ended since.
+    /// Flows that ended since the last poll.
     ended: BTreeMap<Key, Time>,
     bonded: Bonded,
     now: Time,
 }
 
-/// The living bonded flows, by application and remote port: how many they are, and what they have cost.
+/// Living bonded flows by application and remote port: their number and energy.
 pub type Bonded = BTreeMap<(AppId, u16), (u64, EnergyMeter)>;
 
 impl<S: Steering> Core<S> {
-    /// What `GET /v1/apps` is made of. Takes little, however many flows there are.
+    /// Snapshot for `GET /v1/apps`. It is cheap, however many flows there are.
     pub fn apps_view(&mut self, now: Time, bonded: Bonded) -> AppsView {
         let learnt = self.steering.estimates().unwrap_or_default();
-        let met = learnt.iter().filter_map(|learnt| Some((learnt.app.clone(), self.apps.get(&learnt.app)?.clone()))).collect();
-        AppsView { learnt, met, flows: self.flows.clone(), ended: self.ended.clone(), bonded, now }
+        let records = learnt.iter().filter_map(|learnt| Some((learnt.app.clone(), self.apps.get(&learnt.app)?.clone()))).collect();
+        AppsView { learnt, records, flows: self.flows.clone(), ended: self.ended.clone(), bonded, now }
     }
 
     /// `GET /v1/apps`.
@@ -42,9 +42,9 @@ impl<S: Steering> Core<S> {
 }
 
 impl AppsView {
-    /// In the API's words.
+    /// The applications as API objects.
     pub fn list(&self) -> Vec<App> {
-        // Flows are gone through once, not for each application.
+        // One pass over the flows, rather than one per application.
         let mut flows: BTreeMap<(&AppId, u16), u64> = BTreeMap::new();
         let mut energy: BTreeMap<&AppId, EnergyMeter> = BTreeMap::new();
         for ((app, port), (count, cost)) in &self.bonded {
@@ -54,7 +54,7 @@ impl AppsView {
         for living in self.flows.iter() {
             let row = &living.row;
             *flows.entry((&row.app, row.remote.1)).or_default() += 1;
-            if !self.is_over(living) {
+            if !self.has_ended(living) {
                 energy.entry(&row.app).or_default().absorb(living.progress.energy);
             }
         }
@@ -65,23 +65,23 @@ impl AppsView {
         self.learnt.iter().map(view).collect()
     }
 
-    fn is_over(&self, living: &Living) -> bool {
+    fn has_ended(&self, living: &Living) -> bool {
         self.ended.get(&living.key()) == Some(&living.row.started)
     }
 
-    /// `flows` live to this port; `energy` is what all living flows of the application have cost.
+    /// `flows` is the number of living flows to this port; `energy` is that of all living flows of the application.
     fn view(&self, learnt: &DemandEstimate, flows: u64, mut energy: EnergyMeter) -> App {
-        let met = self.met.get(&learnt.app);
+        let record = self.records.get(&learnt.app);
         let demand = Demand { down: learnt.down, up: learnt.up, count: learnt.count, updated: learnt.updated };
-        let rates = met.and_then(|met| met.traffic().mean_rates());
-        let highest = |pick: fn(&FlowSums) -> u64| met.map(|met| pick(met.traffic())).filter(|rate| *rate > 0);
-        energy.absorb(met.map_or(EnergyMeter::default(), |met| met.traffic().energy));
+        let rates = record.and_then(|record| record.traffic().mean_rates());
+        let highest = |pick: fn(&FlowSums) -> u64| record.map(|record| pick(record.traffic())).filter(|rate| *rate > 0);
+        energy.absorb(record.map_or(EnergyMeter::default(), |record| record.traffic().energy));
         App {
-            application: met.map_or_else(|| learnt.app.name.clone(), |met| met.application.to_string()),
+            application: record.map_or_else(|| learnt.app.name.clone(), |record| record.application.to_string()),
             name: learnt.app.name.clone(),
             port: (learnt.port != 0).then_some(learnt.port),
-            class: met.map(|met| met.class).unwrap_or_default().to_string(),
-            class_source: met.map(|met| met.source.to_owned()).filter(|source| !source.is_empty()),
+            class: record.map(|record| record.class).unwrap_or_default().to_string(),
+            class_source: record.map(|record| record.source.to_owned()).filter(|source| !source.is_empty()),
             demand_bytes: Some((learnt.down + learnt.up).get()),
             samples: learnt.count,
             confidence: Some(demand.confidence(self.now)),

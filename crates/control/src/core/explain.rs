@@ -1,4 +1,4 @@
-//! Why a flow gets the link it gets: the same rule, on the same loads, with its reasons.
+//! Explains why a flow gets its link: applies the same rule to the same loads and gives the reasons.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -13,7 +13,7 @@ use super::Core;
 use super::views::{affinity_name, matcher_text};
 use crate::steering::{AppId, DemandEstimate, FlowRow, Steering};
 
-/// What is asked, filled in.
+/// A normalised request.
 struct Question {
     exe: Option<String>,
     name: String,
@@ -22,33 +22,33 @@ struct Question {
     protocol: Protocol,
     user: Option<u32>,
     cgroup: Option<String>,
-    /// BPF programs of others filter its cgroup, as was seen when it began.
+    /// Whether foreign BPF programs filtered its cgroup when the flow started.
     filtered: bool,
 }
 
-/// What the rule answers, with the reason why a flow is not steered.
+/// Links that the rule allows, or the reason why a flow is not steered.
 struct RuleAnswer {
     mask: LinkSet,
     outcome: Outcome,
     reason: String,
-    /// The links that the rule names in `links` and `prefer`, where it does.
+    /// Links that the rule names in `links` and `prefer`, if any.
     strict: Option<LinkSet>,
     prefer: Option<LinkSet>,
 }
 
 impl RuleAnswer {
-    /// Why the flow may not use a link that could be used; `waits` says that a better one is there.
+    /// Why the flow may not use a usable link. `waits` is true for a backup link while a better one is usable.
     fn why_not(&self, slot: usize, waits: bool) -> &'static str {
         let without = |mask: Option<LinkSet>| mask.is_some_and(|mask| !mask.contains(slot));
         match self.outcome {
-            Outcome::LeftAlone => "no link is chosen for it: the system decides",
-            _ if without(self.strict) => "its rule does not name it (links)",
-            // What a rule prefers counts only where one of it can be used.
+            Outcome::LeftAlone => "Braid does not choose a link for it: the system's routes decide",
+            _ if without(self.strict) => "the rule does not name this link (links)",
+            // Preferred links count only while one of them is usable.
             _ if without(self.prefer) && self.prefer.is_some_and(|prefer| prefer.0 & self.mask.0 != 0) => {
-                "its rule prefers others (prefer)"
+                "the rule prefers other links (prefer)"
             }
-            _ if waits => "it waits while a link of a better role or priority is usable",
-            _ => "others are usable",
+            _ if waits => "unused while a link with a better role or priority is usable",
+            _ => "other links are usable",
         }
     }
 }
@@ -60,10 +60,7 @@ impl<S: Steering> Core<S> {
         if let Some(id) = request.flow {
             let row = self.flows.iter().map(|living| &living.row).find(|row| row.id.0 == id).cloned();
             let row = row.ok_or_else(|| {
-                RequestError::not_found(
-                    "No such flow",
-                    format!("no living flow has the id {id}: see `braid flows` for those that have one"),
-                )
+                RequestError::not_found("No such flow", format!("no living flow has the id {id}: `braid flows` lists the ids"))
             })?;
             return Ok(self.explain_flow(now, &row, &load_table));
         }
@@ -77,7 +74,7 @@ impl<S: Steering> Core<S> {
         let destination =
             request.destination.as_deref().ok_or_else(|| unclear("name a flow, or a program and a destination address".into()))?;
         let destination = destination.parse::<IpAddr>().map_err(|_| {
-            unclear(format!("{destination:?} is no IP address: names are not resolved here, since each link may answer otherwise"))
+            unclear(format!("{destination:?} is not an IP address: names are not resolved here, since the answer may differ by link"))
         })?;
         let exe = request.exe.clone();
         let from_exe =
@@ -95,10 +92,10 @@ impl<S: Steering> Core<S> {
         })
     }
 
-    /// A living flow: its link is settled; the rest is what the rule would say of it now.
+    /// Explains a living flow. Its link is fixed; the rest describes how a new flow like it would be steered now.
     fn explain_flow(&mut self, now: Time, row: &FlowRow, load_table: &LoadTable) -> Explanation {
-        let exe = self.apps.get(&row.app).and_then(|met| met.application.exe.as_ref()).map(|exe| exe.display().to_string());
-        let cgroup = self.apps.get(&row.app).and_then(|met| met.cgroup.clone());
+        let exe = self.apps.get(&row.app).and_then(|record| record.application.exe.as_ref()).map(|exe| exe.display().to_string());
+        let cgroup = self.apps.get(&row.app).and_then(|record| record.cgroup.clone());
         let question = Question {
             exe,
             name: row.app.name.clone(),
@@ -114,9 +111,9 @@ impl<S: Steering> Core<S> {
         let age = now.since(row.started).as_secs_f64();
         let scheduler =
             braid_decide::policy::Scheduler::ALL.get(usize::from(row.scheduler)).map_or("unknown", |scheduler| scheduler.name());
-        let moved = if row.moves > 0 { ", after nobody answered its connect on another link," } else { "" };
+        let moved = if row.moves > 0 { ", after its connect on another link was not answered," } else { "" };
         explanation.reason = format!(
-            "it was given {link} by {scheduler} {age:.1} s ago{moved} and stays there; a new flow like it would now find this: {}",
+            "{scheduler} gave it {link} {age:.1} s ago{moved} and it stays there; for a new flow like it, the reason would be: {}",
             explanation.reason
         );
         explanation.link = Some(link);
@@ -192,19 +189,19 @@ impl<S: Steering> Core<S> {
         }
     }
 
-    /// Which links the flow may use, or why none.
+    /// Links that the flow may use, or why there are none.
     fn rule_answer(&self, subject: &Subject<'_>, rule: Option<usize>, family: Family) -> RuleAnswer {
         let none = |outcome, reason: String| RuleAnswer { mask: LinkSet::EMPTY, outcome, reason, strict: None, prefer: None };
         if self.config.policy.excludes(subject) {
             return none(Outcome::LeftAlone, "the configuration excludes it ([exclude])".to_owned());
         }
         if let Some(net) = self.network.protected.iter().find(|net| net.contains(&subject.destination)) {
-            return none(Outcome::LeftAlone, format!("an IPsec policy covers {net}, so it is left alone"));
+            return none(Outcome::LeftAlone, format!("an IPsec policy covers {net}, so Braid leaves the flow alone"));
         }
         if !self.may_steer(subject.destination) {
             return none(
                 Outcome::LeftAlone,
-                "the system would not send it through a link's default route (a VPN, a static route, a local or on-link destination), so it is left alone".to_owned(),
+                "the system does not route it through a link's default route (a VPN, a static route, a local or on-link destination), so Braid leaves it alone".to_owned(),
             );
         }
         let devices = self.links.devices();
@@ -212,15 +209,15 @@ impl<S: Steering> Core<S> {
         let entry = rule.map(|rule| &self.config.policy.apps[rule]);
         let strict = entry.and_then(|entry| entry.links.as_deref()).map(mask);
         let prefer = entry.map(|entry| &entry.prefer[..]).filter(|prefer| !prefer.is_empty()).map(mask);
-        let answer = match admit(self.links.usable(family), self.waiting(), strict, prefer) {
+        let answer = match admit(self.links.usable(family), self.standby(), strict, prefer) {
             Admission::Use(mask) => RuleAnswer { mask, ..none(Outcome::Steered, String::new()) },
-            Admission::Deny => none(Outcome::Denied, "its rule is strict (links = [...]) and none of those links is usable now".to_owned()),
+            Admission::Deny => none(Outcome::Denied, "the rule is strict (links = [...]) and none of its links is usable now".to_owned()),
             Admission::LeaveAlone => none(Outcome::LeftAlone, format!("no link is usable for {family} now")),
         };
         RuleAnswer { strict, prefer, ..answer }
     }
 
-    /// Whether flows of the program have been seen, or a rule speaks of it.
+    /// Whether flows of the program have been seen, or a rule names it.
     fn is_known(&self, question: &Question) -> bool {
         let seen = match &question.exe {
             Some(exe) => self.apps.ids_of(exe).next().is_some(),
@@ -234,17 +231,17 @@ impl<S: Steering> Core<S> {
         })
     }
 
-    /// What the kernel expects of such a flow: demand, direction, class.
+    /// What the kernel expects of such a flow: demand, direction and class.
     fn expected(&mut self, question: &Question) -> (ByteCount, Direction, Class) {
         let ids: Vec<_> = match &question.exe {
             Some(exe) => self.apps.ids_of(exe).cloned().collect(),
             None => self.apps.iter().filter(|(id, _)| id.name == question.name).map(|(id, _)| id.clone()).collect(),
         };
-        let class = ids.iter().find_map(|id| self.apps.get(id)).map(|met| met.class);
+        let class = ids.iter().find_map(|id| self.apps.get(id)).map(|record| record.class);
         let class = class.unwrap_or_else(|| braid_decide::class::by_name(&question.name).unwrap_or_default());
         let learnt = self.steering.estimates().unwrap_or_default();
-        // What was learnt in an earlier life is known before the program is met in this one.
-        // The file system is not asked about a path that a client names: a program that no rule names is recalled by its name.
+        // Demand of an earlier run is available before the program is seen in this run.
+        // A client's path is not looked up in the file system: a program that no rule names is found by its name.
         let named = question.exe.as_deref().map(|exe| self.executables.of(Path::new(exe))).unwrap_or_default();
         let recalled = |app: &AppId| if named.is_empty() { app.name == question.name } else { named.contains(&app.exe) };
         let fits = |known: &&DemandEstimate| known.port == question.port && (ids.contains(&known.app) || recalled(&known.app));
@@ -257,24 +254,24 @@ impl<S: Steering> Core<S> {
 
     fn why(&self, mode: Mode, slot: usize, request: &Request, load_table: &LoadTable, affinity: Affinity) -> String {
         let mut text = match mode {
-            Mode::OnlyOne => "it is the link the system itself prefers (lowest metric)".to_owned(),
+            Mode::OnlyOne => "it is the link that the system prefers (lowest metric)".to_owned(),
             Mode::VirtualStart => "its turn is next".to_owned(),
             Mode::CheapestInTime { target } => {
                 let seconds = |time: u64| time as f64 / f64::from(1 << 20);
                 let (finish, deadline) = (load_table.finish(slot, request), load_table.deadline(request, target));
                 match target {
                     Some(target) if finish <= deadline => format!(
-                        "it is the cheapest link that is done within {:.3} s, by when all load together moves at {target}",
+                        "it is the cheapest link that finishes within {:.3} s, the time that the total load takes at {target}",
                         seconds(deadline)
                     ),
                     Some(target) => {
-                        format!("no link is done in time to reach {target}, and it is done first, in {:.3} s", seconds(finish))
+                        format!("no link finishes in time to reach {target}, and this one finishes first, in {:.3} s", seconds(finish))
                     }
                     None => {
                         let (end, backlog) = (seconds(load_table.end(slot, request)), load_table.backlog(slot, request));
                         let (flows, load) = (load_table.loads[slot].flows, ByteCount::new(load_table.loads[slot].load[request.direction]));
                         format!(
-                            "it is expected to end first there, in {end:.3} s: {} of its own behind {backlog} of the link's load, {load} of {flows} flow{}",
+                            "the flow is expected to end first there, in {end:.3} s: {} of its own behind {backlog} of the link's load, {load} of {flows} flow{}",
                             request.demand,
                             if flows == 1 { "" } else { "s" }
                         )
@@ -283,12 +280,12 @@ impl<S: Steering> Core<S> {
             }
         };
         if request.allowed.iter().count() == 1 {
-            text = "it is the only link allowed and usable".to_owned();
+            text = "it is the only allowed and usable link".to_owned();
         }
         match affinity {
             Affinity::None => {}
-            Affinity::Destination => text += "; while it lives, further flows of the program to this destination follow the first one",
-            Affinity::Application => text += "; while it lives, further flows of the program follow the first one",
+            Affinity::Destination => text += "; while the first flow lives, further flows of the program to this destination follow it",
+            Affinity::Application => text += "; while the first flow lives, further flows of the program follow it",
         }
         text
     }
@@ -302,7 +299,7 @@ impl<S: Steering> Core<S> {
         load_table: &LoadTable,
         answer: &RuleAnswer,
     ) -> Vec<Candidate> {
-        let waiting = self.waiting();
+        let standby = self.standby();
         let view = |link: &crate::links::Link| {
             let allowed = request.allowed.contains(link.slot);
             let (link_load, estimate) = (&load_table.loads[link.slot], link.estimate(request.direction, now));
@@ -311,7 +308,7 @@ impl<S: Steering> Core<S> {
                 link: link.facts.name.clone(),
                 allowed,
                 reason: (!allowed).then(|| match link.usable(family) {
-                    true => answer.why_not(link.slot, waiting.contains(link.slot)).to_owned(),
+                    true => answer.why_not(link.slot, standby.contains(link.slot)).to_owned(),
                     false => link.reason().unwrap_or_else(|| format!("{family} is {} on it", link.family_state(family))),
                 }),
                 load_bytes: Some(link_load.load[request.direction]),

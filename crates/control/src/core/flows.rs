@@ -1,4 +1,4 @@
-//! Living flows: what they move, what that teaches, and which of them are stuck.
+//! Living flows: their byte counts, what is learned from them, and which of them are stuck.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,25 +17,25 @@ use super::living::{self, Living, Progress};
 use crate::history::AppPulse;
 use crate::steering::{AppId, Dump, FlowRow, Steering, SteeringError, SteeringEvent, UNANSWERED};
 
-/// Ended flows remembered for people to look at.
-const RECENT: usize = 256;
-/// A flow that moved nothing for this long does not count as being in progress.
-const IN_PROGRESS: Duration = Duration::from_secs(2);
+/// Number of ended flows that are kept for display.
+const MAX_RECENT: usize = 256;
+/// A flow without progress for this long is idle.
+const IDLE_AFTER: Duration = Duration::from_secs(2);
 
-/// A flow to be ended because its link is dead.
+/// A flow to be ended because its link is dead, or because its destination now belongs to a tunnel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stuck {
-    /// The flow.
+    /// Id of the flow.
     pub id: FlowId,
-    /// Its transport.
+    /// Its transport protocol.
     pub protocol: Protocol,
-    /// This end.
+    /// Its local address.
     pub local: SocketAddr,
-    /// The other end.
+    /// Its remote address.
     pub remote: SocketAddr,
-    /// The device it is bound to.
+    /// The interface it is bound to.
     pub link: LinkIndex,
-    /// Not since its link is dead, but since its destination belongs to a tunnel now.
+    /// Whether the reason is a tunnel rather than a dead link.
     pub tunnelled: bool,
 }
 
@@ -53,9 +53,9 @@ impl Stuck {
 }
 
 impl<S: Steering> Core<S> {
-    /// Events from the kernel.
+    /// Processes events from the kernel.
     ///
-    /// All are taken in, also when one fails; the first error is returned.
+    /// Processes all of them, even if one fails. Returns the first error.
     pub fn on_events(&mut self, now: Time, events: Vec<SteeringEvent>) -> Result<(), SteeringError> {
         let mut first = Ok(());
         for event in events {
@@ -68,14 +68,14 @@ impl<S: Steering> Core<S> {
     fn on_event(&mut self, now: Time, event: SteeringEvent) -> Result<(), SteeringError> {
         match event {
             SteeringEvent::Ended(row) => {
-                self.consider(now, &row);
+                self.ask_if_new(now, &row);
                 self.on_ended(&row)?;
             }
             SteeringEvent::NewApp { app, process, cgroup, class } => {
                 let (application, cgroup) = self.names.application(&app, process, cgroup);
-                self.apps.meet(app.clone(), application, cgroup, class, now);
-                if let Some(met) = self.apps.get(&app).filter(|met| met.class != class) {
-                    self.steering.set_class(&app, met.class)?;
+                self.apps.record(app.clone(), application, cgroup, class, now);
+                if let Some(record) = self.apps.get(&app).filter(|record| record.class != class) {
+                    self.steering.set_class(&app, record.class)?;
                 }
             }
             SteeringEvent::Suffering { link, family, connecting, .. } => {
@@ -89,7 +89,7 @@ impl<S: Steering> Core<S> {
     }
 
     fn on_ended(&mut self, row: &FlowRow) -> Result<(), SteeringError> {
-        let before = self.flows.find(&living::key(row)).filter(|living| living.row.started == row.started && !self.is_over(living));
+        let before = self.flows.find(&living::key(row)).filter(|living| living.row.started == row.started && !self.has_ended(living));
         let before = before.map(|living| living.progress);
         self.ended.insert(living::key(row), row.started);
         let cost = self.links.get(row.link).and_then(|link| self.byte_cost(link, row.read_at));
@@ -99,37 +99,37 @@ impl<S: Steering> Core<S> {
         if let Some(link) = self.links.get_mut(row.link) {
             link.ended += Traffic { rx: row.rx, tx: row.tx };
         }
-        if self.recent.len() == RECENT {
+        if self.recent.len() == MAX_RECENT {
             self.recent.pop_front();
         }
         self.recent.push_back(row.clone());
         self.apps.ended(&row.into(), energy).map_or(Ok(()), |class| self.steering.set_class(&row.app, class))
     }
 
-    /// A bonded flow has ended: its application's demand and traffic are learnt from it as from those over one link.
-    pub fn on_carried(&mut self, flow: &Ended, energy: EnergyMeter) -> Result<(), SteeringError> {
+    /// Processes the end of a bonded flow: updates the demand and traffic of its application, as for flows over one link.
+    pub fn on_bonded_ended(&mut self, flow: &Ended, energy: EnergyMeter) -> Result<(), SteeringError> {
         let class = self.apps.ended(flow, energy);
         class.map_or(Ok(()), |class| self.steering.set_class(&flow.app, class))?;
         self.steering.learn(&flow.app, flow.port, flow.rx, flow.tx, flow.at)
     }
 
-    /// Reads the living flows: loads, progress, estimates. To be called several times a second while there are any.
+    /// Reads the living flows and updates loads, progress and estimates. Call it several times a second while there are flows.
     pub fn poll(&mut self, now: Time) -> Result<(), SteeringError> {
         let dumped = self.begin_poll(now)?()?;
         self.end_poll(now, dumped)
     }
 
-    /// Begins a poll: what is returned takes milliseconds where there are thousands of flows, on whatever thread.
+    /// Starts a poll. The returned function takes milliseconds if there are thousands of flows; it may run on any thread.
     pub fn begin_poll(&mut self, now: Time) -> Result<Dump<S::Dumped>, SteeringError> {
         self.steering.begin_dump(now)
     }
 
-    /// Takes in what a poll found. `now` is the present, not when it was begun.
+    /// Processes the result of a poll. `now` is the current time, not the start of the poll.
     pub fn end_poll(&mut self, now: Time, dumped: S::Dumped) -> Result<(), SteeringError> {
         let mut rows = self.steering.end_dump(now, dumped)?;
-        // Those that ended meanwhile have been counted.
+        // Flows that ended meanwhile are counted already.
         rows.retain(|row| self.ended.get(&living::key(row)) != Some(&row.started));
-        rows.iter().for_each(|row| self.consider(now, row));
+        rows.iter().for_each(|row| self.ask_if_new(now, row));
         let polled = std::mem::replace(&mut self.polled, now);
         let mut moved: BTreeMap<(LinkIndex, Family), (bool, bool)> = BTreeMap::new();
         for link in self.links.values_mut() {
@@ -143,11 +143,11 @@ impl<S: Steering> Core<S> {
             let next = advance(before, row, now, costs.get(&row.link).copied());
             count(by_app, before, row);
             if class::is_large(row.rx, row.tx, now.since(row.started).as_secs_f64()) {
-                apps.grew_large(row);
+                apps.on_large_flow(row);
             }
             let (received, waiting) = moved.entry((row.link, row.family)).or_default();
             *received |= next.receiving;
-            *waiting |= !next.receiving && now.since(next.grown) < IN_PROGRESS && row.rx > ByteCount::ZERO;
+            *waiting |= !next.receiving && now.since(next.grown) < IDLE_AFTER && row.rx > ByteCount::ZERO;
             if let Some(link) = links.get_mut(row.link) {
                 link.living += Traffic { rx: row.rx, tx: row.tx };
                 link.learn(now, before.map(|before| (before.retransmissions, before.segments)), row);
@@ -161,60 +161,60 @@ impl<S: Steering> Core<S> {
                 if received {
                     health.on_progress(now, polled);
                 } else if waiting {
-                    tracing::debug!(link = link.facts.name, ?family, "flows receive nothing any more");
+                    tracing::debug!(link = link.facts.name, ?family, "flows have stopped receiving");
                     health.on_suffering(now, Suffering::Stall);
                 }
             }
         }
-        self.judge(now)
+        self.reevaluate(now)
     }
 
-    /// How many flows there were at the last poll.
+    /// Number of flows at the last poll.
     pub fn flow_count(&self) -> usize {
         self.flows.len()
     }
 
-    /// Those of them that have not ended since the last poll.
+    /// Number of flows of the last poll that have not ended since.
     pub(super) fn living_count(&self) -> usize {
         let over = self.ended.iter().filter(|(key, started)| self.flows.find(key).is_some_and(|living| living.row.started == **started));
         self.flows.len() - over.count()
     }
 
-    /// Whether it has ended since the last poll.
-    pub(super) fn is_over(&self, living: &Living) -> bool {
+    /// Whether the flow has ended since the last poll.
+    pub(super) fn has_ended(&self, living: &Living) -> bool {
         self.ended.get(&living.key()) == Some(&living.row.started)
     }
 
-    /// Flows on a link that has been dead for longer than the grace, while another link could carry them.
+    /// Finds flows on a link that has been dead for longer than the grace period while another link is usable.
     pub(super) fn find_stuck(&mut self, now: Time) {
         self.stuck_due = None;
         let Some(grace) = self.config.reconnect_after else { return };
-        // Asked at every turn, while links seldom die and flows may be thousands.
+        // This runs on every pass, while links rarely die and there may be thousands of flows.
         if !self.links_with_flows.iter().any(|link| self.dead_since.contains_key(link)) {
             return;
         }
         for living in self.flows.iter() {
             let row = &living.row;
             let Some(since) = self.dead_since.get(&(row.link, row.family)) else { continue };
-            let rule = self.rule_then(row.started, row.rule);
-            let pinned = rule.is_some_and(|(_, rule)| rule.links.is_some()) || self.is_forgotten(row.started, row.rule);
+            let rule = self.rule_at(row.started, row.rule);
+            let pinned = rule.is_some_and(|(_, rule)| rule.links.is_some()) || self.rule_expired(row.started, row.rule);
             let elsewhere = self.links.usable(row.family).iter().any(|slot| slot != row.slot);
             let unusable = self.links.get(row.link).is_none_or(|link| !link.usable(row.family));
             let movable = unusable && elsewhere && (!pinned || self.config.destroy_pinned) && row.protocol == Protocol::Tcp;
-            if !movable || self.ending.contains(&row.id) || self.is_over(living) {
+            if !movable || self.ending.contains(&row.id) || self.has_ended(living) {
                 continue;
             }
             let due = *since + grace;
             if due <= now {
                 self.ending.insert(row.id);
-                self.todo.stuck.push(Stuck::of(row));
+                self.actions.stuck.push(Stuck::of(row));
             } else {
                 self.stuck_due = Some(self.stuck_due.map_or(due, |first| first.min(due)));
             }
         }
     }
 
-    /// Moves connects that wait for an answer, when that is due. The next poll tells what is due then.
+    /// Moves unanswered connects, if that is due. The next poll computes the next due time.
     pub(super) fn move_connects(&mut self, now: Time) -> Result<(), SteeringError> {
         if self.unanswered_due.is_none_or(|due| due > now) {
             return Ok(());
@@ -223,7 +223,7 @@ impl<S: Steering> Core<S> {
         self.steering.move_connects()
     }
 
-    /// What applications moved since the last call; those that moved nothing are left out.
+    /// Bytes that applications moved since the last call, without applications that moved nothing.
     pub fn take_moved(&mut self) -> Vec<AppPulse> {
         let moved = std::mem::take(&mut self.moved);
         let mut flows: BTreeMap<&AppId, u64> = moved.keys().map(|app| (app, 0)).collect();
@@ -245,16 +245,16 @@ impl<S: Steering> Core<S> {
     pub(super) fn busy(&self, now: Time) -> BTreeMap<LinkIndex, PerDirection<Busy>> {
         let mut busy: BTreeMap<LinkIndex, PerDirection<Busy>> = BTreeMap::new();
         let mut remotes: BTreeSet<(LinkIndex, IpAddr)> = BTreeSet::new();
-        for Living { row, progress } in self.flows.iter().filter(|living| !self.is_over(living)) {
+        for Living { row, progress } in self.flows.iter().filter(|living| !self.has_ended(living)) {
             if now.since(progress.grown) > Duration::from_millis(600) {
                 continue;
             }
-            if self.apps.get(&row.app).map_or(row.class, |met| met.class) == Class::RealTime {
-                // It sends at its own pace, whatever the link could carry.
+            if self.apps.get(&row.app).map_or(row.class, |record| record.class) == Class::RealTime {
+                // A real-time flow sends at its own rate, whatever the link's capacity.
                 continue;
             }
             let link = self.links.get(row.link);
-            // Acknowledgements and requests leave most of a link empty, and say nothing of what it could carry.
+            // Acknowledgements and requests leave most of a link unused, so they are no evidence of its capacity.
             if progress.toward == Direction::Up && !fills(row, link.and_then(|link| link.rate.up)) {
                 continue;
             }
@@ -263,7 +263,7 @@ impl<S: Steering> Core<S> {
             let entry = &mut busy.entry(row.link).or_default()[progress.toward];
             entry.flows += 1;
             entry.destinations += u32::from(fresh);
-            // It was there for the whole interval and had more to move than it has moved.
+            // The flow existed during the whole interval and had more data to send.
             entry.backlogged |= now.since(row.started) > Duration::from_millis(600);
             let rtt = row.rtt_us.map(|micros| Duration::from_micros(micros.into()));
             entry.queued |= matches!((rtt, least), (Some(rtt), Some(least)) if rtt > least * 6 / 5 + Duration::from_millis(2));
@@ -272,26 +272,26 @@ impl<S: Steering> Core<S> {
     }
 }
 
-/// When its connect is to be moved, or settled after it was.
+/// When a connect must be moved, or confirmed after a move.
 fn unanswered_due(row: &FlowRow, now: Time) -> Option<Time> {
     let settled = (row.moving && !row.connecting).then_some(now);
     row.unanswered_since.map(|since| since + UNANSWERED).or(settled)
 }
 
-/// Whether a sender has more to send than its way takes: by the kernel's word, which stands until it has sent as much again, so that it
-/// counts only beside what the device sends now (`rate`). Nobody tells that of datagrams.
+/// Whether a sender is limited by the network: according to the kernel's delivery rate sample. That sample stays until the flow has sent as
+/// much again, so it counts only together with the device's current send `rate`. There is no such sample for UDP.
 fn fills(row: &FlowRow, rate: Option<Rate>) -> bool {
     matches!((row.delivery_rate, rate), (Some(sample), Some(rate)) if sample.bps() / 4 <= rate.bps())
 }
 
-/// Adds what a flow moved since `before` to its application's.
+/// Adds the bytes that a flow moved since `before` to those of its application.
 fn count(moved: &mut BTreeMap<AppId, Traffic>, before: Option<&Progress>, row: &FlowRow) {
     let before = before.map_or(Traffic::default(), |before| Traffic { rx: before.rx, tx: before.tx });
     let more = Traffic { rx: row.rx, tx: row.tx }.since(before);
     if more == Traffic::default() {
         return;
     }
-    // Most flows that move something are of programs that have moved something.
+    // Look up first: most flows belong to applications that are already in the map.
     match moved.get_mut(&row.app) {
         Some(sum) => *sum += more,
         None => drop(moved.insert(row.app.clone(), more)),

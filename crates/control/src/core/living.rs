@@ -1,5 +1,5 @@
-//! The living flows as of one poll, shared with whoever tells people of them: turning thousands into the API's words takes longer than the
-//! daemon's loop may stop.
+//! The living flows of one poll, shared with API requests: converting thousands of flows into API objects takes too long for the event
+//! loop.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -21,25 +21,25 @@ pub(super) struct Living {
     pub(super) progress: Progress,
 }
 
-/// What a flow has done until now.
+/// Progress of a flow at the last poll.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Progress {
     pub(super) rx: ByteCount,
     pub(super) tx: ByteCount,
     pub(super) grown: Time,
-    /// Received something since the poll before.
+    /// Whether it received data since the previous poll.
     pub(super) receiving: bool,
-    /// Which way most went of what it moved last; before, the way that is expected.
+    /// Direction of most bytes when it last moved any; initially the expected direction.
     pub(super) toward: Direction,
     pub(super) retransmissions: u32,
     pub(super) segments: u32,
     pub(super) energy: EnergyMeter,
 }
 
-/// What names a flow: one socket may speak with several hosts.
+/// Identity of a flow: one socket may exchange data with several hosts.
 pub(super) type Key = (FlowId, SocketAddr);
 
-/// Those of one poll, in the order of their keys.
+/// The living flows of one poll, ordered by key.
 #[derive(Debug, Clone, Default)]
 pub(super) struct LivingFlows(Arc<Vec<Living>>);
 
@@ -48,7 +48,7 @@ impl Living {
         key(&self.row)
     }
 
-    /// What tells a flow that changed in more than its age: bytes received and sent, link, segments sent again.
+    /// Values whose change makes a flow changed: bytes received and sent, link, retransmitted segments. Age does not count.
     fn mark(&self) -> (ByteCount, ByteCount, LinkIndex, Option<u32>) {
         (self.row.rx, self.row.tx, self.row.link, self.row.retransmissions)
     }
@@ -67,8 +67,8 @@ impl Deref for LivingFlows {
 }
 
 impl LivingFlows {
-    /// The flows of `rows`; `progress` tells what has become of each since it was looked at before, if it was. An exchange of datagrams that
-    /// fell idle and began again is another flow.
+    /// Builds the next list from `rows`. `progress` computes a flow's progress from its row and its previous progress, if any. A UDP
+    /// exchange that was idle and started again is a new flow.
     pub(super) fn next(&self, mut rows: Vec<FlowRow>, mut progress: impl FnMut(&FlowRow, Option<&Progress>) -> Progress) -> Self {
         rows.sort_by_key(key);
         let mut before = self.0.iter().peekable();
@@ -86,80 +86,80 @@ impl LivingFlows {
     }
 }
 
-/// The living flows in the API's words, put together where and when they are needed.
+/// The living flows as API objects, which are built on demand.
 #[derive(Debug, Clone, Default)]
 pub struct FlowsView {
     flows: LivingFlows,
-    names: Arc<Naming>,
+    names: Arc<RowNames>,
     now: Time,
 }
 
-/// What rows are called.
+/// Names for the rows.
 #[derive(Debug, Default)]
-struct Naming {
-    apps: BTreeMap<AppId, Named>,
+struct RowNames {
+    apps: BTreeMap<AppId, AppNames>,
     devices: BTreeMap<LinkIndex, String>,
-    /// Rules that stand before those of the configuration's `[[app]]`.
+    /// Number of exclusion rules, which precede the `[[app]]` rules.
     exclusions: usize,
 }
 
 #[derive(Debug)]
-struct Named {
+struct AppNames {
     application: String,
     cgroup: Option<String>,
     class: Option<String>,
 }
 
 impl<S: Steering> Core<S> {
-    /// The flows of the last poll. Takes little, however many they are.
+    /// Snapshot of the last poll. It is cheap, however many flows there are.
     pub fn flows_view(&self, now: Time) -> FlowsView {
-        let mut names = Naming { exclusions: rules::exclusions(&self.config.policy), ..Naming::default() };
+        let mut names = RowNames { exclusions: rules::exclusions(&self.config.policy), ..RowNames::default() };
         names.devices = self.network.interfaces.iter().map(|device| (device.index, device.name.clone())).collect();
         for row in runs(&self.flows) {
             if names.apps.contains_key(&row.app) {
                 continue;
             }
-            let met = self.apps.get(&row.app);
-            let named = Named {
+            let record = self.apps.get(&row.app);
+            let named = AppNames {
                 application: self.apps.name(&row.app),
-                cgroup: met.and_then(|met| met.cgroup.clone()),
-                class: met.map(|met| met.class.to_string()),
+                cgroup: record.and_then(|record| record.cgroup.clone()),
+                class: record.map(|record| record.class.to_string()),
             };
             names.apps.insert(row.app.clone(), named);
         }
         FlowsView { flows: self.flows.clone(), names: Arc::new(names), now }
     }
 
-    /// `GET /v1/flows`, without the bonded ones.
+    /// `GET /v1/flows`, without bonded flows.
     pub fn flows(&self, now: Time) -> Vec<Flow> {
         self.flows_view(now).iter().collect()
     }
 }
 
-/// The first row of each run of flows that one application opened in a row.
+/// The first row of each run of consecutive flows of one application.
 fn runs(flows: &[Living]) -> impl Iterator<Item = &FlowRow> {
     let mut before: Option<&AppId> = None;
     flows.iter().map(|living| &living.row).filter(move |row| before.replace(&row.app) != Some(&row.app))
 }
 
 impl FlowsView {
-    /// How many there are.
+    /// Number of flows.
     pub fn len(&self) -> usize {
         self.flows.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no flows.
     pub fn is_empty(&self) -> bool {
         self.flows.is_empty()
     }
 
-    /// All of them.
+    /// All flows.
     pub fn iter(&self) -> impl Iterator<Item = Flow> {
         self.flows.iter().map(|living| self.view(living))
     }
 
-    /// What has changed since `before`; without one, all are told and the answer is full. A flow that only grew older has not changed.
-    /// `id`s of `gone` have no row left: one socket may speak with several hosts.
+    /// Changes since `before`; without it, all flows, marked as full. A flow that only aged has not changed. An id is in `gone` only if its
+    /// socket has no row left, since one socket may exchange data with several hosts.
     pub fn changes(&self, before: Option<&Self>) -> FlowChanges {
         let mut earlier = before.map_or(&[][..], |before| &before.flows).iter().peekable();
         let (mut put, mut ended) = (Vec::new(), Vec::new());
@@ -175,7 +175,7 @@ impl FlowsView {
         }
         ended.extend(earlier.map(|missing| missing.row.id));
         ended.dedup();
-        // A socket that has a row left is told by that row.
+        // If the socket still has a row, that row represents it.
         let rest = |id: &FlowId| self.flows.get(self.flows.partition_point(|living| living.row.id < *id)).filter(|rest| rest.row.id == *id);
         put.extend(ended.iter().filter_map(rest));
         put.sort_by_key(|living| living.key());
@@ -218,7 +218,7 @@ impl FlowsView {
     }
 }
 
-/// A device that is gone.
+/// Name of an interface that has disappeared.
 pub(super) fn gone(link: LinkIndex) -> String {
     format!("{link} (gone)")
 }

@@ -1,4 +1,4 @@
-//! The network as it is: links come and go, and with them tables and what may be steered.
+//! Network changes: links, routing tables, and the prefixes that may be steered.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ use crate::links::Link;
 use crate::steering::{FlowRow, Steering, SteeringError};
 
 impl<S: Steering> Core<S> {
-    /// The network changed.
+    /// Processes a network change.
     pub fn on_network(&mut self, now: Time, network: NetworkSnapshot) -> Result<(), SteeringError> {
         let policy = &self.config.policy;
         let devices: Vec<&LinkFacts> = network.interfaces.iter().filter(|device| policy.is_link(device)).collect();
@@ -30,17 +30,17 @@ impl<S: Steering> Core<S> {
         self.fit.retain(|index| self.links.get(index).is_some());
         self.network = network;
         let tables = self.update_tables(now);
-        let judged = self.judge(now);
+        let judged = self.reevaluate(now);
         tables.and(judged).and(self.update_servers(now))
     }
 
-    /// Rules, routes, and what the kernel may steer.
+    /// Updates rules, routes, and the prefixes that the kernel may steer.
     fn update_tables(&mut self, now: Time) -> Result<(), SteeringError> {
         let steered: BTreeMap<_, _> =
             self.links.iter().filter(|(_, link)| link.refused.is_none()).map(|(index, link)| (index, link.slot)).collect();
         let plan = tables::plan(&self.network, &steered);
         if self.plan.as_ref() != Some(&plan) {
-            self.todo.plan = Some(plan.clone());
+            self.actions.plan = Some(plan.clone());
             self.plan = Some(plan);
         }
         let usable: BTreeSet<_> = steered.keys().copied().collect();
@@ -54,29 +54,29 @@ impl<S: Steering> Core<S> {
         self.steering.set_resolvers(&self.links.resolvers().iter().map(|(resolver, links)| (*resolver, *links)).collect::<Vec<_>>())
     }
 
-    /// Whether the system would send `to` through a link's default route.
+    /// Whether the system routes `to` through a link's default route.
     pub fn may_steer(&self, to: IpAddr) -> bool {
         self.links.may_steer(to)
     }
 
-    /// What the system would send through links' default routes.
+    /// Prefixes that the system routes through links' default routes.
     pub fn steerable(&self) -> &PerFamily<Prefixes> {
         self.links.steerable()
     }
 
-    /// Flows bound to a link whose destination now belongs to a tunnel are ended, so that they begin again inside it.
+    /// Ends flows that are bound to a link but whose destination now belongs to a tunnel, so that they reconnect through the tunnel.
     fn follow_tunnel(&mut self, family: Family, now: Time) -> Result<(), SteeringError> {
         if self.params.is_none() {
             return Ok(());
         }
-        // Those begun since the last poll too.
+        // Includes flows that started since the last poll.
         let flows = self.steering.flows(now)?;
-        // A link that still has its default route, and yet is not the system's choice: something goes before it.
+        // The link still has its default route, but the system no longer chooses it: another route takes precedence.
         let passed_over =
             |row: &FlowRow| self.links.get(row.link).is_some_and(|link| link.configured(family)) && !self.may_steer(row.remote.0);
         let leaked = flows.iter().filter(|row| row.family == family && passed_over(row));
         let leaked: Vec<_> = leaked.map(|row| Stuck { tunnelled: true, ..Stuck::of(row) }).collect();
-        self.todo.stuck.extend(leaked.into_iter().filter(|flow| flow.protocol == Protocol::Tcp && self.ending.insert(flow.id)));
+        self.actions.stuck.extend(leaked.into_iter().filter(|flow| flow.protocol == Protocol::Tcp && self.ending.insert(flow.id)));
         Ok(())
     }
 }

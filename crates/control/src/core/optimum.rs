@@ -1,4 +1,4 @@
-//! OPERETTA's Algorithm 1 over everything that the daemon moves: connections on links, and bonded flows as one packet load.
+//! OPERETTA's Algorithm 1 over all traffic of the daemon: connections on links, and bonded flows as one packet load.
 
 use braid_api::LinkWeight;
 use braid_decide::operetta::{Interface, Loads, New, NewKind, OperettaError, Problem, Target};
@@ -9,19 +9,19 @@ use super::Core;
 use super::params::coarse;
 use crate::steering::{BondedLoad, BondedLoads, SteerLink, SteerParams, Steering, SteeringError};
 
-/// A packet stream must promise this much more throughput, or this much less cost, than a connection before bonding is worth its detour.
+/// Bonding is used only if a packet stream has this much more throughput, or this much less cost, than a connection.
 const WORTH_BONDING: f64 = 0.02;
 
-/// What bonded flows still have to move.
+/// Remaining bytes of bonded flows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PacketLoad {
-    /// Bytes still expected, by direction.
+    /// Expected remaining bytes, by direction.
     pub load: PerDirection<ByteCount>,
-    /// The flows.
+    /// Number of bonded flows.
     pub flows: u32,
 }
 
-/// How bonds spread what flows send over links.
+/// How bonds distribute flows over links.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BondScheduling {
     /// The rule.
@@ -30,27 +30,28 @@ pub struct BondScheduling {
     pub weights: PerDirection<Vec<(usize, f64)>>,
 }
 
-/// What Algorithm 1 says of the load that is there, in one direction.
+/// Result of Algorithm 1 for the current load in one direction.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Optimum {
     /// The share `w_j` of the packet load, by slot.
     pub(super) weights: [f64; MAX_LINKS],
-    /// The dearest link that carries packets: the next byte of demand would be paid at its price.
+    /// The most expensive link that carries packets. Additional demand costs its price.
     pub(super) marginal: Option<usize>,
-    /// What all load moves at.
+    /// Throughput of the whole load.
     pub(super) throughput: Rate,
     /// `T_target`.
     pub(super) target: Rate,
-    /// Whether the target is met.
+    /// Whether the throughput meets the target.
     pub(super) feasible: bool,
-    /// What moving all load takes (eq. 2).
+    /// Energy to move the whole load (eq. 2).
     pub(super) energy: Joules,
-    /// Its price, in the unit of the rule's prices.
+    /// Price of the whole load, in the unit of the rule's prices.
     price: f64,
 }
 
 impl<S: Steering> Core<S> {
-    /// What bonded flows still have to move. It weighs on their links in the load table, and OPERETTA counts it as its packet load.
+    /// Sets the remaining bytes of bonded flows. Under OPERETTA they are the packet load; under other schedulers they count as load of the links in
+    /// the load table.
     pub fn on_packet_load(&mut self, now: Time, load: PacketLoad) -> Result<(), SteeringError> {
         self.packet_load = load;
         self.update_params(now)?;
@@ -63,7 +64,7 @@ impl<S: Steering> Core<S> {
         Ok(())
     }
 
-    /// How bonds are to spread their flows over links from now on.
+    /// How bonds distribute flows over links from now on.
     pub fn bond_scheduling(&self) -> BondScheduling {
         let scheduler = self.config.policy.bond_scheduler();
         let weights = PerDirection::from_fn(|direction| {
@@ -71,13 +72,13 @@ impl<S: Steering> Core<S> {
             let weights = optimum.map(|found| found.weights).unwrap_or_default();
             weights.into_iter().enumerate().filter(|(_, weight)| *weight > 0.0).collect::<Vec<_>>()
         });
-        // Without a link that has a capacity there is nothing to compute.
+        // Weights need a link with a known capacity in each direction.
         let known = !weights.down.is_empty() && !weights.up.is_empty();
         let scheduler = if scheduler == BondScheduler::Weights && !known { BondScheduler::Midrr } else { scheduler };
         BondScheduling { scheduler, weights }
     }
 
-    /// What Algorithm 1 says of the load that is there. Without packet load: of a packet stream of the usual demand.
+    /// Result of Algorithm 1 for the current load. Without packet load it assumes a packet stream of the default demand.
     pub(super) fn optimum(&self, direction: Direction) -> Option<Optimum> {
         let params = self.params.as_ref()?;
         let loaded = self.packet_load.load[direction] > ByteCount::ZERO;
@@ -85,7 +86,7 @@ impl<S: Steering> Core<S> {
         self.solve(params, direction, NewKind::Packet, more).ok()
     }
 
-    /// The same for people, where the scheduler is OPERETTA.
+    /// [`Self::optimum`] for the API; `None` unless the scheduler is OPERETTA.
     pub fn optimum_view(&self, direction: Direction) -> Option<braid_api::Optimum> {
         if self.config.policy.scheduler != Scheduler::Operetta {
             return None;
@@ -103,7 +104,7 @@ impl<S: Steering> Core<S> {
         })
     }
 
-    /// Whether a flow of the usual demand moves all load faster, or at less cost, as packets over several links than over one.
+    /// Whether a flow of the default demand improves OPERETTA's objective as packets over several links, compared with one link.
     pub(super) fn is_bonding_worth_it(&self, params: &SteerParams) -> bool {
         let with = |kind| self.solve(params, Direction::Down, kind, self.config.policy.default_demand);
         let (Ok(connection), Ok(packet)) = (with(NewKind::Connection), with(NewKind::Packet)) else { return false };
@@ -112,8 +113,7 @@ impl<S: Steering> Core<S> {
         if connection.feasible { packet.feasible && cheaper } else { faster }
     }
 
-    /// The target that the connection rule needs so that it decides as Algorithm 1 does beside the packet load
-    /// ([`Problem::connection_target`]).
+    /// Target with which the connection rule decides as Algorithm 1 does in the presence of packet load ([`Problem::connection_target`]).
     pub(super) fn connection_target(&self, links: &[Option<SteerLink>; MAX_LINKS], direction: Direction, target: Rate) -> Option<Rate> {
         let packets = self.packet_load.load[direction];
         if packets == ByteCount::ZERO {
@@ -156,17 +156,17 @@ impl<S: Steering> Core<S> {
         })
     }
 
-    /// The links that flows without a rule may be given now.
+    /// Links that flows without a rule may use now.
     fn scheduled(&self, params: &SteerParams) -> LinkSet {
         let usable = params.usable.v4 | params.usable.v6;
         let normal = usable - params.backup;
         if normal.is_empty() { usable } else { normal }
     }
 
-    /// What connections still have to move, by slot; links without a capacity count for nothing.
+    /// Remaining bytes of connections by slot. Links without a capacity are left out.
     fn connection_loads(&self, links: &[Option<SteerLink>; MAX_LINKS], direction: Direction) -> [ByteCount; MAX_LINKS] {
         let mut loads = [ByteCount::ZERO; MAX_LINKS];
-        for row in self.flows.iter().filter(|flow| !self.is_over(flow)).map(|flow| &flow.row).filter(|row| row.direction == direction) {
+        for row in self.flows.iter().filter(|flow| !self.has_ended(flow)).map(|flow| &flow.row).filter(|row| row.direction == direction) {
             let carries = |link: &SteerLink| link.index == row.link && link.rate[direction] > Rate::ZERO;
             if links.get(row.slot).and_then(Option::as_ref).is_some_and(carries) {
                 loads[row.slot] += row.reserved;
@@ -179,7 +179,7 @@ impl<S: Steering> Core<S> {
         self.links.in_slot(slot).and_then(|link| self.active_power(link, self.polled)).unwrap_or(Power::ZERO)
     }
 
-    /// What bonded flows weigh on each link. OPERETTA's rule knows of them by its target instead: packets make room for a connection.
+    /// Load of bonded flows on each link. Empty under OPERETTA, whose connection target accounts for packets: they make room for connections.
     fn bonded_loads(&self) -> BondedLoads {
         let mut loads = BondedLoads::default();
         let PacketLoad { load, flows } = self.packet_load;
@@ -190,7 +190,7 @@ impl<S: Steering> Core<S> {
         let rate = |slot: usize, direction| params.links[slot].as_ref().map_or(0, |link| link.rate[direction].bytes_per_second());
         let sums = PerDirection::from_fn(|direction| slots.iter().map(|slot| u128::from(rate(slot, direction))).sum::<u128>().max(1));
         for slot in slots.iter().take_while(|slot| *slot < MAX_LINKS) {
-            // A bond fills each link by what it carries.
+            // A bond loads links in proportion to their capacities.
             let part = |direction| {
                 let bytes = u128::from(load[direction].get()) * u128::from(rate(slot, direction)) / sums[direction];
                 ByteCount::new(coarse(u64::try_from(bytes).unwrap_or(u64::MAX)))

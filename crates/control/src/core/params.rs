@@ -1,4 +1,4 @@
-//! The rule's parameters, which the kernel decides by.
+//! The parameters of the connection rule that the kernel applies.
 
 use std::net::IpAddr;
 
@@ -11,7 +11,7 @@ use crate::links::Link;
 use crate::steering::{SteerLink, SteerParams, Steering, SteeringError};
 
 impl<S: Steering> Core<S> {
-    /// Puts the parameters of the rule in force, if they changed.
+    /// Writes the parameters to the kernel if they changed.
     pub(super) fn update_params(&mut self, now: Time) -> Result<(), SteeringError> {
         let params = self.build_params(now);
         self.params_due = None;
@@ -20,7 +20,7 @@ impl<S: Steering> Core<S> {
             self.steering.set_params(&params)?;
             self.params_due = None;
             self.params = Some(params);
-            // Which servers are used depends on which links are.
+            // The used servers depend on the usable links.
             self.update_servers(now)?;
         }
         Ok(())
@@ -30,7 +30,7 @@ impl<S: Steering> Core<S> {
         let sole = self.sole(now);
         self.sole = sole;
         let policy = &self.config.policy;
-        let backup = self.waiting();
+        let backup = self.standby();
         let steps = steps(&self.weights(now), policy.scheduler.weighted());
         let prices = self.prices(now);
         let mut links = [const { None }; MAX_LINKS];
@@ -60,7 +60,7 @@ impl<S: Steering> Core<S> {
             usable,
             backup,
             rules: rules::steer_rules(policy, &devices, &self.executables, &self.peers, self.names.as_mut()),
-            // Calls and the like go over two links at once, unless that costs money.
+            // Real-time flows go over two links at once, unless a link is metered.
             redirected: if self.peers.is_empty() || self.links.values().any(|link| link.rule.metered) {
                 Vec::new()
             } else {
@@ -95,7 +95,7 @@ impl<S: Steering> Core<S> {
     }
 }
 
-/// Estimates move all the time; the kernel is told only what matters: a change of about 3 % or more.
+/// Rounds a rate down to about 3 %. Estimates change all the time; the kernel gets only larger changes.
 pub(super) fn coarse(rate: u64) -> u64 {
     if rate < 32 {
         return rate;
@@ -104,7 +104,7 @@ pub(super) fn coarse(rate: u64) -> u64 {
     (rate >> shift) << shift
 }
 
-/// A link's capacity as the kernel is told.
+/// A link's capacity in the resolution that the kernel gets.
 pub(super) fn rate_of(link: &Link, direction: Direction, now: Time) -> Rate {
     Rate::from_bps(coarse(link.estimate(direction, now).rate.bytes_per_second()).saturating_mul(8))
 }

@@ -1,4 +1,4 @@
-//! The policy as the kernel's side needs it: executables as inodes, control groups as ids, links as slots.
+//! The policy in the kernel's terms: executables as inodes, control groups as ids, links as slots.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -8,31 +8,31 @@ use braid_model::{Application, LinkFacts};
 
 use crate::steering::{AppId, ExeId, PeerDirect, RedirectPolicy, SteerMatch, SteerRule};
 
-/// Finds programs and control groups in the running system.
+/// Looks up programs and control groups in the running system.
 pub trait Names {
-    /// What the kernel sees as the executable when `path` is run now.
+    /// Identity of the executable that the kernel runs for `path` now.
     fn executable(&mut self, path: &Path) -> Option<ExeId>;
-    /// A control group's id and depth.
+    /// Id and depth of a control group.
     fn cgroup(&mut self, path: &str) -> Option<(u64, u32)>;
-    /// The program behind an application just met, by one of its processes, and the control group that process is in.
+    /// The program of a new application, given one of its processes, and the control group of that process.
     fn application(&mut self, app: &AppId, process: u32, cgroup: u64) -> (Application, Option<String>);
-    /// The model of a network device, where the system knows one.
+    /// Model of a network device, if the system knows it.
     fn model(&mut self, _device: &str) -> Option<String> {
         None
     }
 }
 
-/// The most replaced versions of a program that are still recognised while they run.
-const VERSIONS: usize = 4;
+/// Maximum number of versions of a program that are recognised while they still run.
+const MAX_VERSIONS: usize = 4;
 
-/// The inodes of the policy's executables. A program that is upgraded gets a new one; processes of the old one still run.
+/// Inodes of the policy's executables. An upgrade creates a new inode, while processes of the old one may still run.
 #[derive(Debug, Default)]
 pub(super) struct Executables {
     versions: BTreeMap<PathBuf, Vec<ExeId>>,
 }
 
 impl Executables {
-    /// Looks at every executable the policy names again. Whether anything changed.
+    /// Rereads every executable that the policy names. Returns whether anything changed.
     pub(super) fn refresh(&mut self, policy: &Policy, names: &mut dyn Names) -> bool {
         let before = self.versions.clone();
         let paths: Vec<PathBuf> = matchers(policy).into_iter().filter_map(|matcher| matcher.exe).collect();
@@ -43,13 +43,13 @@ impl Executables {
             if let Some(current) = current {
                 versions.retain(|known| *known != current);
                 versions.insert(0, current);
-                versions.truncate(VERSIONS);
+                versions.truncate(MAX_VERSIONS);
             }
         }
         before != self.versions
     }
 
-    /// The executables looked at.
+    /// Paths of the executables.
     pub(super) fn paths(&self) -> impl Iterator<Item = &PathBuf> {
         self.versions.keys()
     }
@@ -60,29 +60,29 @@ impl Executables {
     }
 }
 
-/// Every matcher in the order in which they are tried: exclusions, then `[[app]]` entries.
+/// All matchers in the order in which they are tried: exclusions, then `[[app]]` entries.
 fn matchers(policy: &Policy) -> Vec<AppMatcher> {
     policy.exclude.matchers().into_iter().chain(policy.apps.iter().map(|rule| rule.matcher.clone())).collect()
 }
 
-/// How many of [`steer_rules`]'s rules are exclusions: those come first.
+/// Number of exclusions, which come first in [`steer_rules`].
 pub(super) fn exclusions(policy: &Policy) -> usize {
     policy.exclude.matchers().len()
 }
 
-/// Whether a rule's connections are redirected: to the daemon only while a peer that may forward them can be reached.
+/// Whether a rule's connections are redirected to the daemon: only while a peer that may forward them is reachable.
 fn redirect_policy(rule: &AppRule, peers: &BTreeSet<String>) -> Option<RedirectPolicy> {
     let reached = rule.relay.as_ref().map_or(!peers.is_empty(), |relay| peers.contains(relay));
     match rule.carry {
         Carry::Auto => None,
         Carry::Bond | Carry::Duplicate if reached => Some(RedirectPolicy::Redirect),
-        // Its destination may run Braid itself.
+        // The destination may run Braid itself.
         Carry::Bond | Carry::Duplicate if rule.relay.is_none() => None,
         Carry::Direct | Carry::Bond | Carry::Duplicate => Some(RedirectPolicy::Direct),
     }
 }
 
-/// What of a rule's flows goes straight to a host that runs Braid. A relay that is named is the only peer.
+/// Which of a rule's flows are bonded directly to a host that runs Braid. If the rule names a relay, that relay is the only peer.
 pub(super) fn peer_direct(rule: &AppRule) -> PeerDirect {
     match rule.carry {
         _ if rule.relay.is_some() => PeerDirect::Nothing,
@@ -92,7 +92,7 @@ pub(super) fn peer_direct(rule: &AppRule) -> PeerDirect {
     }
 }
 
-/// The rules for the kernel's side; `peers` are those that can be reached.
+/// Rules for the kernel. `peers` are the reachable ones.
 pub(super) fn steer_rules(
     policy: &Policy,
     links: &[(usize, &LinkFacts)],
@@ -101,7 +101,7 @@ pub(super) fn steer_rules(
     names: &mut dyn Names,
 ) -> Vec<SteerRule> {
     let mut condition = |matcher: &AppMatcher| SteerMatch {
-        // What a client of the proxy asks for never comes by the kernel: no file is meant.
+        // Requests of the proxy's clients never pass the kernel's rules: an empty list matches no executable.
         exe: if matcher.client.is_some() { Some(Vec::new()) } else { matcher.exe.as_ref().map(|path| executables.of(path)) },
         name: matcher.name.clone(),
         port: matcher.port,
@@ -187,11 +187,11 @@ mod tests {
         assert!(rules[0].exclude && rules[0].matching.user == Some(7));
         assert_eq!(rules[1].links, Some(braid_model::LinkSet(8)));
         assert_eq!(rules[1].matching.exe, Some(vec![ExeId { device: 1, inode: 5 }]));
-        assert_eq!(rules[2].matching.cgroup, Some(None), "a group that is not there matches nothing");
+        assert_eq!(rules[2].matching.cgroup, Some(None), "a missing group matches nothing");
     }
 
     #[test]
-    fn what_asks_for_a_peer_goes_direct_while_that_cannot_be_reached() {
+    fn rules_for_a_peer_go_direct_while_it_is_unreachable() {
         let peers = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
         let rule = |carry, relay: Option<&str>| AppRule { carry, relay: relay.map(str::to_owned), ..AppRule::default() };
         for (rule, peers, expected) in [

@@ -1,4 +1,4 @@
-//! What is due without anything happening outside.
+//! Timers: work that is due without an external event.
 
 use std::time::Duration;
 
@@ -7,35 +7,34 @@ use braid_model::{Family, LinkIndex, Time};
 use super::Core;
 use crate::steering::{Steering, SteeringError};
 
-/// Steering hears at least this often that the daemon lives: twice in the time after which it stops.
-const BEAT: Duration = Duration::from_secs(1);
-/// What failed is tried again after this.
+/// Interval of heartbeats to the steering: half the time after which it stops without one.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+/// Delay before a failed operation is retried.
 pub(super) const RETRY: Duration = Duration::from_millis(250);
 
-/// Why [`Core::tick`] is to be called.
+/// Why [`Core::tick`] is due.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Due {
-    /// A probe of a link, or the end of a wait for its answer.
+    /// A probe of a link, or the timeout of its answer.
     Health(LinkIndex, Family),
-    /// A link's round-trip time is too old to decide by.
+    /// A link's RTT sample expires.
     RoundTrip(LinkIndex),
-    /// A flow has been on a dead link for as long as it may.
+    /// A flow has reached its time limit on a dead link.
     Stuck,
-    /// A connect has waited for an answer for long enough, or one that was moved is to be settled.
+    /// A connect has been unanswered for too long, or a moved one must be confirmed.
     Unanswered,
-    /// A host has not shown for too long that it runs Braid.
+    /// A server's detection result expires.
     Servers,
-    /// A relay's refusal of a destination is too old.
+    /// A relay's refusal of a destination expires.
     Refusals,
-    /// Parameters that could not be put in force are tried again.
+    /// Retry of steering parameters that could not be applied.
     Params,
-    /// Steering is to hear that the daemon lives. Last, so that it is the reason only where there is no other.
+    /// Heartbeat to the steering. It is last, so that it is the reason only if there is no other.
     Heartbeat,
 }
 
 impl<S: Steering> Core<S> {
-    /// When [`Self::tick`] is to be called at the latest, and why. Between two inputs and before that time it does nothing but say that the
-    /// daemon lives.
+    /// When [`Self::tick`] must be called at the latest, and why. A call before that time, without new input, only sends a heartbeat.
     pub fn poll_timeout(&self, now: Time) -> (Time, Due) {
         let links = self.links.iter().flat_map(|(index, link)| {
             let health = Family::ALL.map(|family| Some((link.health.get(family).poll_timeout()?, Due::Health(index, family))));
@@ -52,11 +51,11 @@ impl<S: Steering> Core<S> {
         links.chain(own.into_iter().flatten()).fold((self.beat_due, Due::Heartbeat), |first, next| first.min(next))
     }
 
-    /// Says that the daemon lives. At every tick, due or not: the more often, the longer may a busy machine delay the next one.
-    pub(super) fn beat(&mut self, now: Time) -> Result<(), SteeringError> {
+    /// Sends a heartbeat. This happens at every tick, due or not: frequent heartbeats let a busy machine delay the next one for longer.
+    pub(super) fn send_heartbeat(&mut self, now: Time) -> Result<(), SteeringError> {
         self.beat_due = now + RETRY;
         self.steering.heartbeat(now)?;
-        self.beat_due = now + BEAT;
+        self.beat_due = now + HEARTBEAT;
         Ok(())
     }
 }

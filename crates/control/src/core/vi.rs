@@ -1,5 +1,5 @@
-//! The virtual interface's rules for whole flows: which links wait for a better one, shares by round-trip time, handover with
-//! hysteresis, and saving power (`decide::virtual_interface`).
+//! The virtual interface's rules for whole flows: links that wait for a better one, shares by RTT, handover with hysteresis, and power
+//! saving (`decide::virtual_interface`).
 
 use braid_decide::policy::Scheduler;
 use braid_decide::virtual_interface::{self as vi, Interface, WINDOW};
@@ -10,28 +10,29 @@ use super::params::{coarse, rate_of};
 use crate::links::Link;
 use crate::steering::Steering;
 
-/// What a packet is taken to hold; it makes no difference to which link takes least energy.
+/// Assumed packet size. It does not affect which link takes the least energy.
 const PACKET: ByteCount = ByteCount::new(1500);
 
 impl<S: Steering> Core<S> {
-    /// The links that wait while a better one can be used: those of a lower priority than the best usable one, backups behind all.
+    /// Links that are unused while a better one is usable: those with a lower priority than the best usable link, and backups after all
+    /// others.
     ///
-    /// Where a rule or an address family leaves a flow only links that wait, they share, whatever their priorities.
-    pub(super) fn waiting(&self) -> LinkSet {
+    /// If a rule or an address family leaves only such links to a flow, the flow may use all of them, whatever their priorities.
+    pub(super) fn standby(&self) -> LinkSet {
         let usable = self.links.usable(Family::V4) | self.links.usable(Family::V6);
         let best = self.links.values().filter(|link| usable.contains(link.slot)).map(level).min();
         let waits = |link: &&Link| best.map_or(link.rule.role == Role::Backup, |best| level(link) > best);
-        let mut waiting = LinkSet::default();
-        self.links.values().filter(waits).for_each(|link| waiting.insert(link.slot));
-        waiting
+        let mut standby = LinkSet::default();
+        self.links.values().filter(waits).for_each(|link| standby.insert(link.slot));
+        standby
     }
 
-    /// What each link weighs in weighted round robin, in one unit.
+    /// Weight of each link in weighted round robin, in a common unit.
     pub(super) fn weights(&self, now: Time) -> [u64; MAX_LINKS] {
         let mut weights = [0; MAX_LINKS];
         if self.config.policy.scheduler == Scheduler::RttShare {
             for (weight, share) in weights.iter_mut().zip(vi::shares(&self.interfaces(now))) {
-                // Coarsely, so that the kernel is not told of every sample.
+                // Rounded, so that not every sample causes an update of the kernel.
                 *weight = coarse((share * f64::from(1 << 20)) as u64);
             }
         } else {
@@ -42,7 +43,7 @@ impl<S: Steering> Core<S> {
         weights
     }
 
-    /// The one link that takes all flows, if it is to be one: to save power, or because the scheduler is a handover.
+    /// The only link for all flows, if there is one: to save power, or because the scheduler is a handover.
     pub(super) fn sole(&mut self, now: Time) -> Option<usize> {
         let interfaces = self.interfaces(now);
         if self.saves_power() {
@@ -58,18 +59,18 @@ impl<S: Steering> Core<S> {
         self.handover.update(&interfaces)
     }
 
-    /// Whether flows go where they take least energy, since the battery is low.
+    /// Whether flows use the links with the least energy because the battery is low.
     pub(super) fn saves_power(&self) -> bool {
         let battery = |supply: &braid_decide::tradeoff::Supply| vi::saves_power(Some((supply.level * 100.0) as u8), supply.plugged);
         self.config.policy.power_saving && self.supply.as_ref().is_some_and(battery)
     }
 
-    /// The links as the rules see them, by slot; empty slots are not available.
+    /// The links as inputs of the rules, by slot; empty slots are unavailable.
     fn interfaces(&self, now: Time) -> [Interface; MAX_LINKS] {
-        let nobody = Interface { priority: 0, available: false, srtt: None, bandwidth: Rate::ZERO, power: Power::ZERO };
-        let mut interfaces = [nobody; MAX_LINKS];
+        let empty = Interface { priority: 0, available: false, srtt: None, bandwidth: Rate::ZERO, power: Power::ZERO };
+        let mut interfaces = [empty; MAX_LINKS];
         let usable = self.links.usable(Family::V4) | self.links.usable(Family::V6);
-        // A link whose appetite is not known must not look free.
+        // A link of unknown power must not look free.
         let powers = self.links.values().filter_map(|link| self.active_power(link, now));
         let dearest = powers.fold(Power::ZERO, |most, power| if power > most { power } else { most });
         for link in self.links.values() {
@@ -85,7 +86,7 @@ impl<S: Steering> Core<S> {
     }
 }
 
-/// A link's place: its priority, 0 first; backups behind all others.
+/// Rank of a link: its priority, 0 first; backups after all others.
 fn level(link: &Link) -> u32 {
     let behind = if link.rule.role == Role::Backup { 1 << 16 } else { 0 };
     behind + u32::from(link.rule.priority)

@@ -1,4 +1,4 @@
-//! What people and programs are told, in the API's words.
+//! API views of the daemon's state.
 
 use braid_api::{AppEntry, Battery, Counters, ExcludeEntry, LinkEntry, LinkStatus, PolicyView, Status};
 use braid_decide::capacity::Estimate;
@@ -56,13 +56,13 @@ impl<S: Steering> Core<S> {
             let configured = self.links.values().filter(|link| link.configured(family) && !link.capped()).count();
             let alive = self.links.values().filter(|link| link.usable(family)).count();
             if configured > 0 && alive == 0 {
-                warnings.push(format!("every link is judged dead in {family}: all are treated as up until one answers"));
+                warnings.push(format!("every link appears dead in {family}: Braid treats all as up until one answers"));
             }
         }
         if !self.links.is_empty() && self.links.values().all(|link| link.rule.role == Role::Excluded) {
             let names: Vec<&str> = self.links.values().map(|link| link.facts.name.as_str()).collect();
             warnings.push(format!(
-                "every link is excluded by its [[link]] entry ({}): nothing is steered; take role = \"excluded\" from one",
+                "every link is excluded by its [[link]] entry ({}), so nothing is steered: remove role = \"excluded\" from one",
                 names.join(", ")
             ));
         }
@@ -89,7 +89,7 @@ impl<S: Steering> Core<S> {
         device.map_or_else(|| living::gone(row.link), |device| device.name.clone())
     }
 
-    /// What every link does, for the history. `bonded` counts the bonded flows that use a device.
+    /// Current activity of every link, for the history. `bonded` returns the number of bonded flows on a device.
     pub fn pulses(&self, now: Time, bonded: impl Fn(&str) -> u64) -> Vec<Pulse> {
         let pulse = |link: &Link| Pulse {
             index: link.facts.index,
@@ -112,7 +112,7 @@ impl<S: Steering> Core<S> {
         self.links.values().map(pulse).collect()
     }
 
-    /// What the machine runs on and does about it.
+    /// Power supply of the machine and whether Braid saves power.
     pub fn power(&self) -> Power {
         Power { plugged: self.supply.map(|supply| supply.plugged), saving: self.saves_power() }
     }
@@ -163,7 +163,7 @@ impl<S: Steering> Core<S> {
         }
     }
 
-    /// The network as last seen.
+    /// The network at the last update.
     pub fn network(&self) -> &NetworkSnapshot {
         &self.network
     }
@@ -184,7 +184,7 @@ fn api_state(state: braid_model::LinkState) -> braid_api::LinkState {
 fn link_view(link: &Link, now: Time, link_load: Option<&braid_decide::connection::LinkLoad>, energy: Option<LinkEnergy>) -> LinkStatus {
     let capacity = |direction| link.estimate(direction, now);
     let (down, up) = (capacity(Direction::Down), capacity(Direction::Up));
-    // A guess is for the rule, which needs some number; people are told what is known.
+    // Assumed values are only for the rule, which needs a number; the API shows known ones.
     let known = |estimate: &Estimate| Some(estimate.rate.bps()).filter(|rate| *rate > 0 && estimate.is_known());
     let age = |estimate: &Estimate| estimate.age.map(|age| age.as_millis() as u64);
     let gateways = |routes: &PerFamily<Vec<braid_model::DefaultRoute>>| {
@@ -249,7 +249,7 @@ fn role_name(role: Role) -> &'static str {
     }
 }
 
-/// A matcher as it reads in the configuration.
+/// A matcher in the syntax of the configuration.
 pub(super) fn matcher_text(matcher: &AppMatcher) -> String {
     let parts = [
         matcher.exe.as_ref().map(|exe| format!("exe = {exe:?}")),

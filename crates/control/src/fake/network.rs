@@ -1,4 +1,4 @@
-//! A network of wired links, told as the kernel would.
+//! Builds snapshots of a network of wired links.
 
 use std::net::IpAddr;
 
@@ -7,7 +7,7 @@ use braid_model::{
 };
 use ipnet::{IpNet, Ipv4Net};
 
-/// A link of device `index`, with the address 10.0.`index`.2/24, the gateway 10.0.`index`.1 and the metric 100 + `index`.
+/// Facts of a link with interface index `index`, address 10.0.`index`.2/24, gateway 10.0.`index`.1 and metric 100 + `index`.
 pub fn facts(index: u32, name: &str) -> LinkFacts {
     let address = |host| IpAddr::from([10, 0, index as u8, host]);
     let route = DefaultRoute { gateway: Some(address(1)), metric: 100 + index };
@@ -43,7 +43,7 @@ fn main_rule() -> RuleFacts {
     }
 }
 
-/// The devices, and what the main table holds for them.
+/// A snapshot of these devices with their default routes in the main table.
 pub fn network(devices: &[LinkFacts]) -> NetworkSnapshot {
     let routes = devices.iter().flat_map(|device| {
         device.gateways.v4.iter().map(|route| RouteFacts {

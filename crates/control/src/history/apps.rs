@@ -1,7 +1,8 @@
-//! What applications moved, at four resolutions, each in a ring of its own.
+//! Traffic of applications at four resolutions, each in its own ring.
 //!
-//! A sample has the sixteen that moved most, and the sum of the others: so the rings hold 1,668 samples of at most 16 rows at some 100
-//! bytes, 2.7 MB on a machine where sixteen programs never rest (8 MB if all names are of 256 bytes), and next to nothing on an idle one.
+//! A sample has the sixteen applications with the most bytes and the sum of the others. So the rings hold 1,668 samples of at most 16 rows
+//! at some 100 bytes: 2.7 MB on a machine where sixteen programs are always active (8 MB if all names have 256 bytes), and almost nothing
+//! on an idle one.
 
 use std::collections::BTreeMap;
 
@@ -9,45 +10,45 @@ use braid_api::{AppHistory, AppSample, AppsSample, Resolution};
 use braid_model::ByteCount;
 
 use super::Rows;
-use super::rings::{LEVELS, Moment, Ring};
+use super::rings::{LEVELS, Ring, TimedSample};
 
-/// Applications of a sample.
-const BUSIEST: usize = 16;
-/// Applications that a span tells apart while it lasts.
-const GATHERED: usize = 512;
-/// The longest name kept; kernels and file systems allow longer paths than anybody reads.
-const NAME_BYTES: usize = 256;
-/// Names in the store, by level; empty: not kept there.
+/// Maximum number of applications in a sample.
+const MAX_APPS: usize = 16;
+/// Maximum number of applications that an open interval distinguishes.
+const MAX_OPEN_APPS: usize = 512;
+/// Maximum length of a stored name in bytes. Systems allow longer paths than are readable.
+const MAX_NAME_BYTES: usize = 256;
+/// Row kinds in the store, by level; empty: not stored.
 const KINDS: [&str; 4] = ["", "", "app5m", "app1h"];
 
-/// What one application did since the last second.
+/// Traffic of one application since the last second.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AppPulse {
-    /// Its name, as people are shown it.
+    /// Display name of the application.
     pub application: String,
     /// Bytes received.
     pub rx: ByteCount,
     /// Bytes sent.
     pub tx: ByteCount,
-    /// Its live flows.
+    /// Number of living flows.
     pub flows: u64,
 }
 
-impl Moment for AppsSample {
+impl TimedSample for AppsSample {
     fn at_ms(&self) -> u64 {
         self.at_ms
     }
 }
 
-/// The rings, and what is gathered for the next sample of each.
+/// The rings, and the open interval of each.
 #[derive(Debug, Default)]
 pub(super) struct AppRings([(Ring<AppsSample>, Option<Span>); 4]);
 
-/// What is gathered for one sample.
+/// Sums of an open interval.
 #[derive(Debug, Default)]
 struct Span {
     number: u64,
-    /// Milliseconds it covers so far.
+    /// Covered time so far, in milliseconds.
     covered_ms: u64,
     apps: BTreeMap<String, Moved>,
     rest: Moved,
@@ -60,7 +61,7 @@ struct Moved {
     flows: u64,
 }
 
-/// How many rows of a kind are kept.
+/// Number of rows of a kind that are kept.
 pub(super) fn kept(kind: &str) -> usize {
     level(kind).map_or(0, |level| LEVELS[level].2)
 }
@@ -70,7 +71,7 @@ fn level(kind: &str) -> Option<usize> {
 }
 
 impl AppRings {
-    /// Takes in what applications moved in the `span_ms` that ends at `at_ms`. Returns the sample of the second.
+    /// Adds the bytes that applications moved in the `span_ms` that end at `at_ms`. Returns the sample of that second.
     pub(super) fn push(&mut self, at_ms: u64, span_ms: u64, apps: &[AppPulse]) -> AppsSample {
         let mut second = Span { covered_ms: span_ms, ..Span::default() };
         second.add(apps);
@@ -80,7 +81,7 @@ impl AppRings {
                 ring.put(sample.clone(), keep);
                 continue;
             }
-            // A moment on the edge belongs to the span that it ends.
+            // A time on the boundary belongs to the interval that it ends.
             let number = at_ms.saturating_sub(1) / level_ms;
             if let Some(full) = open.take_if(|open| open.number != number) {
                 let end = (full.number + 1) * level_ms;
@@ -105,15 +106,15 @@ impl AppRings {
         AppHistory { resolution_ms: LEVELS[level].1, samples: samples.collect() }
     }
 
-    /// Takes up a stored sample; they come in their order.
+    /// Restores a sample. Samples arrive in order.
     pub(super) fn recall(&mut self, kind: &str, body: &str) {
         let Some(level) = level(kind) else { return };
         let Ok(mut sample) = serde_json::from_str::<AppsSample>(body) else { return };
-        sample.apps.truncate(BUSIEST);
+        sample.apps.truncate(MAX_APPS);
         self.0[level].0.recall(sample, LEVELS[level].2);
     }
 
-    /// Samples that are not stored yet and should be.
+    /// Samples that must be stored and are not stored yet.
     pub(super) fn rows(&mut self) -> Rows {
         let mut rows = Rows::new();
         for ((ring, _), kind) in self.0.iter_mut().zip(KINDS).filter(|(_, kind)| !kind.is_empty()) {
@@ -127,7 +128,7 @@ impl Span {
     fn add(&mut self, apps: &[AppPulse]) {
         for app in apps {
             let name = short(&app.application);
-            let full = self.apps.len() >= GATHERED;
+            let full = self.apps.len() >= MAX_OPEN_APPS;
             let sums = match self.apps.get_mut(name) {
                 Some(sums) => sums,
                 None if full => &mut self.rest,
@@ -143,7 +144,7 @@ impl Span {
         let rate = |bytes: u64| (bytes as f64 * 8000.0 / self.covered_ms.max(1) as f64) as u64;
         let mut apps: Vec<_> = self.apps.into_iter().filter(|(_, moved)| moved.rx | moved.tx > 0).collect();
         apps.sort_by_key(|(_, moved)| std::cmp::Reverse(moved.rx.saturating_add(moved.tx)));
-        let others = apps.split_off(apps.len().min(BUSIEST));
+        let others = apps.split_off(apps.len().min(MAX_APPS));
         let sum = |own: u64, of: fn(&Moved) -> u64| others.iter().map(|(_, moved)| of(moved)).fold(own, u64::saturating_add);
         let row = |(application, moved): (String, Moved)| AppSample {
             application,
@@ -157,7 +158,7 @@ impl Span {
 }
 
 fn short(name: &str) -> &str {
-    let end = (0..=name.len().min(NAME_BYTES)).rev().find(|at| name.is_char_boundary(*at)).unwrap_or(0);
+    let end = (0..=name.len().min(MAX_NAME_BYTES)).rev().find(|at| name.is_char_boundary(*at)).unwrap_or(0);
     &name[..end]
 }
 
@@ -184,30 +185,30 @@ mod tests {
         let ten = rings.history(Resolution::TenSeconds, 0, None);
         assert_eq!((ten.resolution_ms, ten.samples.len()), (10_000, 2));
         assert_eq!((ten.samples[0].at_ms, &ten.samples[0].apps), (10_000, &vec![row("curl", 4000), row("ssh", 400)]));
-        assert_eq!((ten.samples[1].at_ms, ten.samples[1].apps.len()), (20_000, 0), "a span in which nothing moved is told as such");
+        assert_eq!((ten.samples[1].at_ms, ten.samples[1].apps.len()), (20_000, 0), "an interval without traffic has a sample");
         let ssh = rings.history(Resolution::Second, 4_000, Some("ssh"));
         assert_eq!((ssh.samples.len(), &ssh.samples[0].apps), (17, &vec![row("ssh", 800)]));
         assert!(ssh.samples[1..].iter().all(|sample| sample.apps.is_empty()));
     }
 
     #[test]
-    fn any_number_of_applications_takes_bounded_memory_and_none_of_their_bytes_is_lost() {
+    fn many_applications_take_bounded_memory_and_all_bytes_are_counted() {
         let mut rings = AppRings::default();
         let apps: Vec<_> = (0..2000).map(|number| pulse(&format!("{}{number}", "ü".repeat(200)), 1000)).collect();
         for second in 1..=400u64 {
             rings.push(second * 1000, 1000, &apps);
         }
         for ((ring, open), (_, _, keep)) in rings.0.iter().zip(LEVELS) {
-            assert!(ring.since(0).count() <= keep && open.as_ref().is_none_or(|open| open.apps.len() <= GATHERED));
+            assert!(ring.since(0).count() <= keep && open.as_ref().is_none_or(|open| open.apps.len() <= MAX_OPEN_APPS));
             for sample in ring.since(0) {
                 assert_eq!(sample.apps.iter().map(|app| app.rx_bps).sum::<u64>() + sample.rest_rx_bps, 2000 * 8000);
-                assert!(sample.apps.len() <= BUSIEST && sample.apps.iter().all(|app| app.application.len() <= NAME_BYTES));
+                assert!(sample.apps.len() <= MAX_APPS && sample.apps.iter().all(|app| app.application.len() <= MAX_NAME_BYTES));
             }
         }
     }
 
     #[test]
-    fn what_is_stored_is_recalled() {
+    fn stored_samples_are_restored() {
         let mut rings = AppRings::default();
         for minute in 1..=200u64 {
             rings.push(minute * 60_000, 60_000, &[pulse("curl", 1000 * minute)]);

@@ -1,25 +1,25 @@
-//! What a configuration that was read again changed, in words.
+//! Describes the differences between two policies.
 
 use braid_api::{AppEntry, LinkEntry, PolicyView};
 
-/// More are counted, not told.
-const TOLD: usize = 6;
+/// Maximum number of described changes; the rest are counted.
+const MAX_CHANGES: usize = 6;
 
-/// What `after` says that `before` did not, shortly; empty where the two are one.
+/// Short descriptions of what differs between `before` and `after`; empty if nothing does.
 pub fn changes(before: &PolicyView, after: &PolicyView) -> Vec<String> {
-    let mut told = Vec::new();
+    let mut changes = Vec::new();
     let mut setting = |name: &str, before: &Option<String>, after: &Option<String>| {
         let word = |value: &Option<String>| value.clone().unwrap_or_else(|| "its default".to_owned());
-        told.extend((before != after).then(|| format!("{name} is {}, not {}", word(after), word(before))));
+        changes.extend((before != after).then(|| format!("{name} is now {}, was {}", word(after), word(before))));
     };
     setting("the scheduler", &Some(before.scheduler.clone()), &Some(after.scheduler.clone()));
     setting("affinity", &before.affinity, &after.affinity);
     setting("utility", &before.utility, &after.utility);
-    // What devices there are is no setting.
+    // The list of devices is not part of the configuration.
     let link = |entry: &LinkEntry| LinkEntry { devices: Vec::new(), ..entry.clone() };
-    let told_of = |entry: &LinkEntry| {
-        let whom = if entry.devices.is_empty() { format!("link {{ {} }}", entry.matches) } else { entry.devices.join(", ") };
-        format!("{whom} ({})", entry.role)
+    let describe = |entry: &LinkEntry| {
+        let what = if entry.devices.is_empty() { format!("link {{ {} }}", entry.matches) } else { entry.devices.join(", ") };
+        format!("{what} ({})", entry.role)
     };
     let links_moved = compare(
         &before.links,
@@ -27,37 +27,37 @@ pub fn changes(before: &PolicyView, after: &PolicyView) -> Vec<String> {
         |entry| &entry.matches,
         |a, b| link(a) == link(b),
         |entry, how| {
-            let article = if how == "new" { "an" } else { "the" };
-            told.push(format!("{article} entry for {} is {how}", told_of(entry)));
+            let article = if how == "is new" { "an" } else { "the" };
+            changes.push(format!("{article} entry for {} {how}", describe(entry)));
         },
     );
-    let tell_app = |entry: &AppEntry, how: &str| told.push(format!("app {{ {} }} is {how}", entry.matches));
-    let apps_moved = compare(&before.apps, &after.apps, |entry| &entry.matches, AppEntry::eq, tell_app);
+    let report_app = |entry: &AppEntry, how: &str| changes.push(format!("app {{ {} }} {how}", entry.matches));
+    let apps_moved = compare(&before.apps, &after.apps, |entry| &entry.matches, AppEntry::eq, report_app);
     if links_moved || apps_moved {
-        told.push("the order of its entries is another".to_owned());
+        changes.push("the order of the entries has changed".to_owned());
     }
     if before.default_demand_bytes != after.default_demand_bytes {
-        told.push("default_demand is another".to_owned());
+        changes.push("default_demand has changed".to_owned());
     }
     if before.exclude != after.exclude {
-        told.push("[exclude] is another".to_owned());
+        changes.push("[exclude] has changed".to_owned());
     }
-    if told.len() > TOLD {
-        let more = told.split_off(TOLD - 1).len();
-        told.push(format!("and {more} more changes"));
+    if changes.len() > MAX_CHANGES {
+        let more = changes.split_off(MAX_CHANGES - 1).len();
+        changes.push(format!("and {more} more changes"));
     }
-    told
+    changes
 }
 
-/// Tells of the entries that are new, another or gone. Returns whether those that stay stand in another order.
+/// Reports entries that are new, changed or removed. Returns whether the remaining entries have another order.
 ///
-/// Of entries with the same conditions, the first is held against the first, the second against the second.
+/// Of entries with the same conditions, the first is compared with the first, the second with the second.
 fn compare<T>(
     before: &[T],
     after: &[T],
     matches: fn(&T) -> &String,
     same: impl Fn(&T, &T) -> bool,
-    mut tell: impl FnMut(&T, &str),
+    mut report: impl FnMut(&T, &str),
 ) -> bool {
     let [old, new] = [before, after].map(|entries| {
         let number = |at: usize| entries[..at].iter().filter(|entry| matches(entry) == matches(&entries[at])).count();
@@ -65,13 +65,13 @@ fn compare<T>(
     });
     for (key, entry) in &new {
         match old.iter().find(|(known, _)| known == key) {
-            None => tell(entry, "new"),
-            Some((_, known)) if !same(known, entry) => tell(entry, "another"),
+            None => report(entry, "is new"),
+            Some((_, known)) if !same(known, entry) => report(entry, "has changed"),
             Some(_) => {}
         }
     }
     let stays = |key, others: &[((&String, usize), &T)]| others.iter().any(|(known, _)| *known == key);
-    old.iter().filter(|(key, _)| !stays(*key, &new)).for_each(|(_, entry)| tell(entry, "gone"));
+    old.iter().filter(|(key, _)| !stays(*key, &new)).for_each(|(_, entry)| report(entry, "was removed"));
     let kept = old.iter().map(|(key, _)| *key).filter(|key| stays(*key, &new));
     !kept.eq(new.iter().map(|(key, _)| *key).filter(|key| stays(*key, &old)))
 }
@@ -90,14 +90,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_another_is_told_and_nothing_else() {
+    fn only_differences_are_described() {
         let before = PolicyView {
             scheduler: "round-robin".into(),
             links: vec![link("eth0", "normal", true), link("usb0", "backup", false)],
             apps: vec![app("curl", 1.0), app("wget", 1.0)],
             ..PolicyView::default()
         };
-        // A device that came is none of the file's changes.
+        // A device that appeared is not a change of the file.
         let plugged = PolicyView { links: vec![link("eth0", "normal", true), link("usb0", "backup", true)], ..before.clone() };
         assert_eq!(changes(&before, &plugged), [""; 0]);
         let after = PolicyView {
@@ -106,15 +106,15 @@ mod tests {
             apps: vec![app("curl", 2.0), app("apt", 1.0)],
             ..before.clone()
         };
-        let told = changes(&before, &after);
+        let described = changes(&before, &after);
         let expected = [
-            "the scheduler is operetta, not round-robin",
-            "the entry for eth0 (excluded) is another",
+            "the scheduler is now operetta, was round-robin",
+            "the entry for eth0 (excluded) has changed",
             "an entry for link { name = \"wlan0\" } (normal) is new",
-            "the entry for link { name = \"usb0\" } (backup) is gone",
-            "app { name = \"curl\" } is another",
+            "the entry for link { name = \"usb0\" } (backup) was removed",
+            "app { name = \"curl\" } has changed",
             "and 2 more changes",
         ];
-        assert_eq!(told, expected);
+        assert_eq!(described, expected);
     }
 }

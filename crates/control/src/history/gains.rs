@@ -1,4 +1,4 @@
-//! What Braid gained, by day (UTC): bytes by link, flows saved, outages bridged, and energy and money against "only one".
+//! Braid's gains by day (UTC): bytes by link, moved flows, bridged outages, and energy and money compared with using only one link.
 
 use std::collections::BTreeMap;
 
@@ -8,23 +8,23 @@ use serde::{Deserialize, Serialize};
 
 use super::{Pulse, Rows};
 
-/// The kind of row a day is.
+/// Kind of a day's row in the store.
 pub(super) const KIND: &str = "day";
-/// Days kept.
-pub(super) const KEPT: usize = 400;
-/// Links kept of a day.
-const LINKS: usize = 64;
+/// Maximum number of days.
+pub(super) const MAX_DAYS: usize = 400;
+/// Maximum number of links of a day.
+const MAX_DAY_LINKS: usize = 64;
 const DAY_MS: u64 = 86_400_000;
-/// What lies further apart says nothing of the time between: the machine slept.
+/// A longer interval between samples does not count as an outage: the machine was suspended.
 const GAP_MS: u64 = 10_000;
 
 /// The days, by their number since 1970.
 #[derive(Debug, Default)]
 pub(super) struct Days {
     days: BTreeMap<u64, Day>,
-    /// Those that are not stored as they are.
+    /// Days that must be stored.
     fresh: std::collections::BTreeSet<u64>,
-    /// Milliseconds of an outage that do not fill a second yet.
+    /// Milliseconds of outage below a full second.
     rest_ms: u64,
 }
 
@@ -41,23 +41,23 @@ pub(super) struct Day {
 }
 
 impl Days {
-    /// The day of a moment.
+    /// The day of this time.
     pub(super) fn today(&mut self, at_ms: u64) -> &mut Day {
         let number = at_ms / DAY_MS;
         self.fresh.insert(number);
-        if self.days.len() >= KEPT && !self.days.contains_key(&number) {
+        if self.days.len() >= MAX_DAYS && !self.days.contains_key(&number) {
             self.days.pop_first();
         }
         self.days.entry(number).or_default()
     }
 
-    /// Counts what links moved from `before` to `after`.
+    /// Adds the bytes that links moved from `before` to `after`.
     pub(super) fn count(&mut self, at_ms: u64, before: &[Pulse], after: &[Pulse], span_ms: u64) {
         let bridged = default_is_dead(after) && after.iter().any(|link| link.usable) && span_ms <= GAP_MS;
         self.rest_ms += if bridged { span_ms } else { 0 };
         let outage_s = self.rest_ms / 1000;
         self.rest_ms %= 1000;
-        // Had there been one link only: the system's own choice, dead or alive.
+        // The only link without Braid would be the system's choice, dead or alive.
         let only = after.iter().filter(|link| link.rank.is_some()).min_by_key(|link| link.rank);
         let costs_money = after.iter().any(|link| link.money_per_gb > 0.0);
         let day = self.today(at_ms);
@@ -66,7 +66,7 @@ impl Days {
             let Some(earlier) = before.iter().find(|earlier| earlier.index == link.index) else { continue };
             let (Some(have), Some(had)) = (link.device, earlier.device) else { continue };
             let moved = have.since(had);
-            if day.links.len() < LINKS || day.links.contains_key(&link.name) {
+            if day.links.len() < MAX_DAY_LINKS || day.links.contains_key(&link.name) {
                 *day.links.entry(link.name.clone()).or_default() += moved;
             }
             let joules = link.energy.map(|energy| energy.get() - earlier.energy.map_or(0.0, Joules::get)).filter(|joules| *joules >= 0.0);
@@ -81,13 +81,13 @@ impl Days {
         }
     }
 
-    /// The sum of the last `days`.
+    /// Sum of the last `days`.
     pub(super) fn gains(&self, at_ms: u64, days: u32) -> Gains {
         let today = at_ms / DAY_MS;
         let first = (today + 1).saturating_sub(u64::from(days));
         let mut gains = Gains { days, estimated: true, ..Gains::default() };
         let mut links: BTreeMap<&str, Traffic> = BTreeMap::new();
-        // Days to come are of a clock that was wrong.
+        // Days in the future come from a wrong clock.
         for day in self.days.range(first..).take_while(|(number, _)| **number <= today).map(|(_, day)| day) {
             gains.flows_moved += day.flows_moved;
             gains.flows_ended += day.flows_ended;
@@ -108,7 +108,7 @@ impl Days {
     pub(super) fn recall(&mut self, number: u64, body: &str) {
         if let Ok(day) = serde_json::from_str(body) {
             self.days.insert(number, day);
-            while self.days.len() > KEPT {
+            while self.days.len() > MAX_DAYS {
                 self.days.pop_first();
             }
         }
@@ -121,7 +121,7 @@ impl Days {
     }
 }
 
-/// Whether the system's own choice, the best default route, carries nothing now.
+/// Whether the system's choice, the best default route, is dead.
 fn default_is_dead(links: &[Pulse]) -> bool {
     let default = links.iter().filter(|link| link.rank.is_some()).min_by_key(|link| link.rank);
     default.is_some_and(|link| link.state == braid_model::LinkState::Dead)
@@ -146,7 +146,7 @@ mod tests {
     use braid_model::{ByteCount, LinkState};
 
     #[test]
-    fn bytes_energy_and_money_are_held_against_the_systems_choice() {
+    fn bytes_energy_and_money_are_compared_with_the_systems_choice() {
         let cost = |joules| Some(ByteCost { down: Joules::new(joules), up: Joules::new(joules) });
         let (wlan, lte) = (
             Pulse { cost: cost(1e-6), energy: Some(Joules::new(0.0)), ..pulse(1, "wlan0") },
@@ -166,7 +166,7 @@ mod tests {
         assert_eq!(gains.energy_j, Compared { actual: Some(7.0), only_one: Some(4.0) });
         assert_eq!(gains.money, Some(Compared { actual: Some(0.002), only_one: Some(0.0) }));
         assert_eq!((gains.outage_bridged_s, gains.estimated), (0, true));
-        assert_eq!(days.gains(DAY_MS * 101, 1), Gains { days: 1, estimated: true, ..Gains::default() }, "that was yesterday");
+        assert_eq!(days.gains(DAY_MS * 101, 1), Gains { days: 1, estimated: true, ..Gains::default() }, "yesterday is not included");
         assert_eq!(days.gains(DAY_MS * 101, 2).links.len(), 2);
     }
 
@@ -189,6 +189,6 @@ mod tests {
         for number in 0..1000 {
             days.today(number * DAY_MS);
         }
-        assert_eq!((days.days.len(), days.days.first_key_value().unwrap().0), (KEPT, &600));
+        assert_eq!((days.days.len(), days.days.first_key_value().unwrap().0), (MAX_DAYS, &600));
     }
 }

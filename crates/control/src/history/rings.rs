@@ -1,4 +1,4 @@
-//! Samples at four resolutions, each in a ring of its own.
+//! Samples at four resolutions, each in its own ring.
 
 use std::collections::VecDeque;
 
@@ -8,31 +8,31 @@ use serde::de::DeserializeOwned;
 
 use super::Rows;
 
-/// Name in the store where it is kept there, span of one sample, how many are kept.
+/// By level: row kind in the store (empty: not stored), interval in milliseconds, maximum number of samples.
 pub(super) const LEVELS: [(&str, u64, usize); 4] = [("", 1_000, 300), ("", 10_000, 360), ("5m", 300_000, 288), ("1h", 3_600_000, 720)];
 
-/// How many rows of a kind are kept.
+/// Number of rows of a kind that are kept.
 pub(super) fn kept(kind: &str) -> usize {
     LEVELS.iter().find(|(name, ..)| *name == kind).map_or(0, |(_, _, keep)| *keep)
 }
 
-/// What belongs to a moment.
-pub(super) trait Moment: Serialize + DeserializeOwned {
-    /// Its end, in milliseconds of Unix time.
+/// A sample of an interval.
+pub(super) trait TimedSample: Serialize + DeserializeOwned {
+    /// End of the interval in milliseconds of Unix time.
     fn at_ms(&self) -> u64;
 }
 
-impl Moment for Sample {
+impl TimedSample for Sample {
     fn at_ms(&self) -> u64 {
         self.at_ms
     }
 }
 
-/// The samples of one level, the latest last.
+/// Samples of one level, oldest first.
 #[derive(Debug)]
 pub(super) struct Ring<T> {
     samples: VecDeque<T>,
-    /// How many of the last are not stored yet.
+    /// Number of latest samples that are not stored yet.
     fresh: usize,
 }
 
@@ -42,8 +42,8 @@ impl<T> Default for Ring<T> {
     }
 }
 
-impl<T: Moment> Ring<T> {
-    /// Adds one, for which the oldest goes where there are `keep`.
+impl<T: TimedSample> Ring<T> {
+    /// Adds a sample, removing the oldest if there are `keep`.
     pub(super) fn put(&mut self, sample: T, keep: usize) {
         if self.samples.len() >= keep {
             self.samples.pop_front();
@@ -52,12 +52,12 @@ impl<T: Moment> Ring<T> {
         self.fresh = (self.fresh + 1).min(keep);
     }
 
-    /// Those later than `since_ms`; all for 0.
+    /// Samples later than `since_ms`; all for 0.
     pub(super) fn since(&self, since_ms: u64) -> impl Iterator<Item = &T> {
         self.samples.iter().filter(move |sample| sample.at_ms() > since_ms || since_ms == 0)
     }
 
-    /// Takes up a stored sample; they come in their order.
+    /// Restores a sample. Samples arrive in order.
     pub(super) fn recall(&mut self, sample: T, keep: usize) {
         if self.samples.back().is_none_or(|last| last.at_ms() < sample.at_ms()) {
             self.put(sample, keep);
@@ -65,21 +65,21 @@ impl<T: Moment> Ring<T> {
         }
     }
 
-    /// Adds those that are not stored yet to `rows`.
+    /// Adds the samples that are not stored yet to `rows`.
     pub(super) fn rows(&mut self, kind: &'static str, rows: &mut Rows) {
         let fresh = std::mem::take(&mut self.fresh).min(self.samples.len());
         for sample in self.samples.iter().skip(self.samples.len() - fresh) {
-            // Numbers and texts can always be written.
+            // Serialising numbers and strings cannot fail.
             rows.insert((kind, sample.at_ms()), serde_json::to_string(sample).unwrap_or_default());
         }
     }
 }
 
-/// The rings, and what is gathered for the next sample of each.
+/// The rings, and the open interval of each.
 #[derive(Debug, Default)]
 pub(super) struct Rings([(Ring<Sample>, Option<Span>); 4]);
 
-/// What is gathered for one coarse sample.
+/// Sums of an open interval.
 #[derive(Debug)]
 struct Span {
     number: u64,
@@ -116,14 +116,14 @@ impl Mean {
 }
 
 impl Rings {
-    /// Takes in the sample of a second.
+    /// Adds the sample of a second.
     pub(super) fn push(&mut self, sample: &Sample) {
         for ((ring, open), (_, span_ms, keep)) in self.0.iter_mut().zip(LEVELS) {
             if span_ms == 1_000 {
                 ring.put(sample.clone(), keep);
                 continue;
             }
-            // A moment on the edge belongs to the span that it ends.
+            // A time on the boundary belongs to the interval that it ends.
             let number = sample.at_ms.saturating_sub(1) / span_ms;
             if let Some(full) = open.take_if(|open| open.number != number) {
                 ring.put(full.mean(span_ms), keep);
@@ -137,14 +137,14 @@ impl Rings {
         History { resolution_ms: LEVELS[level].1, samples: self.0[level].0.since(since_ms).cloned().collect() }
     }
 
-    /// Takes up a stored sample; they come in their order.
+    /// Restores a sample. Samples arrive in order.
     pub(super) fn recall(&mut self, kind: &str, body: &str) {
         let Some(level) = LEVELS.iter().position(|(name, ..)| !name.is_empty() && *name == kind) else { return };
         let Ok(sample) = serde_json::from_str::<Sample>(body) else { return };
         self.0[level].0.recall(sample, LEVELS[level].2);
     }
 
-    /// Samples that are not stored yet and should be.
+    /// Samples that must be stored and are not stored yet.
     pub(super) fn rows(&mut self) -> Rows {
         let mut rows = Rows::new();
         for ((ring, _), (kind, ..)) in self.0.iter_mut().zip(LEVELS).filter(|(_, (kind, ..))| !kind.is_empty()) {
@@ -163,7 +163,7 @@ impl Span {
             });
             self.links[at].add(link);
         }
-        // Devices that come and go under new names must not fill the memory.
+        // Interfaces that appear under ever new names must not fill the memory.
         self.links.truncate(braid_model::MAX_LINKS);
     }
 
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn coarse_samples_are_means_of_what_is_known_and_the_rings_are_bounded() {
+    fn coarse_samples_are_means_of_known_values_and_the_rings_are_bounded() {
         let mut rings = Rings::default();
         for second in 1..=10_000u64 {
             rings.push(&sample(second * 1000, second.is_multiple_of(2).then_some(100)));
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn links_of_ever_new_names_do_not_fill_the_memory() {
+    fn links_with_new_names_do_not_fill_the_memory() {
         let mut rings = Rings::default();
         for second in 1..=299u64 {
             let link = LinkSample { name: format!("ppp{second}"), ..LinkSample::default() };

@@ -1,4 +1,4 @@
-//! Turns what links and the battery do into words.
+//! Turns state changes of links and the battery into notes.
 
 use std::collections::BTreeMap;
 
@@ -6,20 +6,20 @@ use braid_model::{LinkIndex, LinkState};
 
 use super::{Power, Pulse};
 
-/// What was seen last.
+/// The last known state.
 #[derive(Debug, Default)]
-pub(super) struct Watched {
+pub(super) struct StateWatcher {
     links: BTreeMap<LinkIndex, Pulse>,
     power: Option<Power>,
 }
 
-/// Something worth a note.
+/// A state change worth a note.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct StateChange {
     pub(super) kind: &'static str,
     pub(super) level: &'static str,
     pub(super) text: String,
-    /// Flows that go on over another link.
+    /// Number of flows that continue over another link.
     pub(super) moved: u64,
 }
 
@@ -29,11 +29,11 @@ impl StateChange {
     }
 }
 
-impl Watched {
+impl StateWatcher {
     pub(super) fn on_second(&mut self, links: &[Pulse], power: Power) -> Vec<StateChange> {
         let mut changes = Vec::new();
         for link in links {
-            changes.extend(self.links.get(&link.index).map_or_else(|| met(link), |before| changed(before, link, links)));
+            changes.extend(self.links.get(&link.index).map_or_else(|| appeared(link), |before| changed(before, link, links)));
         }
         for (index, gone) in &self.links {
             if lives(gone.state) && !links.iter().any(|link| link.index == *index) {
@@ -43,17 +43,17 @@ impl Watched {
         }
         self.links = links.iter().map(|link| (link.index, link.clone())).collect();
         let before = self.power.replace(power);
-        changes.extend(before.map(|before| of_power(before, power)).unwrap_or_default());
+        changes.extend(before.map(|before| power_changes(before, power)).unwrap_or_default());
         changes
     }
 }
 
-fn met(link: &Pulse) -> Option<StateChange> {
+fn appeared(link: &Pulse) -> Option<StateChange> {
     let text = match link.state {
         LinkState::Up => format!("{} is up", link.name),
         LinkState::Backup => format!("{} is up, as a backup", link.name),
-        LinkState::Capped => format!("{} is there, and its allowance is used up", link.name),
-        // It is judged within seconds; nothing is to be said of what is not used.
+        LinkState::Capped => format!("{} is connected, but its allowance is used up", link.name),
+        // An unknown link is judged within seconds. Unused links need no note.
         LinkState::Unknown | LinkState::Excluded | LinkState::Down | LinkState::Dead => return None,
     };
     Some(StateChange::new("link", "info", text))
@@ -68,13 +68,13 @@ fn changed(before: &Pulse, link: &Pulse, all: &[Pulse]) -> Option<StateChange> {
     if before.state == link.state {
         let fell = link.falls.saturating_sub(before.falls);
         let often = if fell > 1 { format!("{fell} times ") } else { String::new() };
-        let text = format!("{name} went down {often}for less than a second, and is up again");
+        let text = format!("{name} went down {often}for less than a second and is up again");
         return (lives(link.state) && fell > 0).then(|| StateChange::new("link", "warning", text));
     }
     match link.state {
         LinkState::Up | LinkState::Backup if lives(before.state) => {
-            let role = if link.state == LinkState::Backup { "a backup" } else { "used like the others" };
-            Some(StateChange::new("link", "info", format!("{name} is {role} from now on")))
+            let role = if link.state == LinkState::Backup { "a backup link" } else { "a normal link" };
+            Some(StateChange::new("link", "info", format!("{name} is now {role}")))
         }
         LinkState::Up | LinkState::Backup => {
             let again = if matches!(before.state, LinkState::Dead | LinkState::Down) { " again" } else { "" };
@@ -85,28 +85,28 @@ fn changed(before: &Pulse, link: &Pulse, all: &[Pulse]) -> Option<StateChange> {
         LinkState::Down if before.state == LinkState::Dead => {
             Some(StateChange::new("link", "info", format!("{name} went down{}", because(link.reason.as_deref()))))
         }
-        LinkState::Dead => Some(fell(link, link, "went dark", all)),
+        LinkState::Dead => Some(fell(link, link, "died", all)),
         LinkState::Down if before.state == LinkState::Excluded => None,
         LinkState::Down => Some(fell(link, link, "went down", all)),
         LinkState::Capped => {
-            let text = format!("{name} has used up its allowance and gets no new flows{}", onto(link, all));
+            let text = format!("{name} has used up its allowance and gets no new flows{}", fallback_text(link, all));
             Some(StateChange::new("link", "warning", text))
         }
         LinkState::Excluded => {
-            Some(StateChange::new("link", "info", format!("{name} is not used any more{}", because(link.reason.as_deref()))))
+            Some(StateChange::new("link", "info", format!("{name} is no longer used{}", because(link.reason.as_deref()))))
         }
         LinkState::Unknown => None,
     }
 }
 
-/// A link went. `flows` holds what it carried.
+/// A link failed. `flows` is its last state with flows.
 fn fell(flows: &Pulse, link: &Pulse, how: &str, all: &[Pulse]) -> StateChange {
     let others: Vec<&str> = all.iter().filter(|other| other.usable && other.index != link.index).map(|other| other.name.as_str()).collect();
     let mut text = format!("{} {how}{}", link.name, because(link.reason.as_deref()));
     let moved = if others.is_empty() { 0 } else { flows.bonded };
     let mut parts = Vec::new();
     if moved > 0 {
-        parts.push(format!("{} {} on over {}", count(moved), if moved == 1 { "goes" } else { "go" }, list(&others)));
+        parts.push(format!("{} {} over {}", count(moved), if moved == 1 { "continues" } else { "continue" }, list(&others)));
     }
     if flows.flows > 0 {
         parts.push(format!("{} bound to it {}", count(flows.flows), if flows.flows == 1 { "waits" } else { "wait" }));
@@ -114,7 +114,7 @@ fn fell(flows: &Pulse, link: &Pulse, how: &str, all: &[Pulse]) -> StateChange {
     if !others.is_empty() {
         parts.push(format!("new flows take {}", list(&others)));
     } else {
-        parts.push("no other link can be used".to_owned());
+        parts.push("no other link is usable".to_owned());
     }
     text.push_str(&format!(": {}", parts.join(", ")));
     StateChange { kind: "link", level: "warning", text, moved }
@@ -124,7 +124,7 @@ fn because(reason: Option<&str>) -> String {
     reason.map(|reason| format!(" ({reason})")).unwrap_or_default()
 }
 
-fn onto(link: &Pulse, all: &[Pulse]) -> String {
+fn fallback_text(link: &Pulse, all: &[Pulse]) -> String {
     let others: Vec<&str> = all.iter().filter(|other| other.usable && other.index != link.index).map(|other| other.name.as_str()).collect();
     if others.is_empty() { String::new() } else { format!(": they take {}", list(&others)) }
 }
@@ -141,21 +141,19 @@ fn list(names: &[&str]) -> String {
     }
 }
 
-fn of_power(before: Power, after: Power) -> Vec<StateChange> {
+fn power_changes(before: Power, after: Power) -> Vec<StateChange> {
     let mut changes = Vec::new();
     match (before.plugged, after.plugged) {
-        (Some(true), Some(false)) => changes.push(StateChange::new("battery", "info", "the machine runs on its battery".to_owned())),
+        (Some(true), Some(false)) => changes.push(StateChange::new("battery", "info", "the machine runs on battery".to_owned())),
         (Some(false), Some(true)) => changes.push(StateChange::new("battery", "info", "the machine is plugged in".to_owned())),
         _ => {}
     }
     match (before.saving, after.saving) {
         (false, true) => {
-            let text = "the battery is low: all flows take the link that needs least energy".to_owned();
+            let text = "the battery is low: all flows use the link that takes the least energy".to_owned();
             changes.push(StateChange::new("battery", "warning", text));
         }
-        (true, false) => {
-            changes.push(StateChange::new("battery", "info", "power is saved no more: flows are spread as configured".to_owned()))
-        }
+        (true, false) => changes.push(StateChange::new("battery", "info", "power saving ended: flows are spread as configured".to_owned())),
         _ => {}
     }
     changes
@@ -171,71 +169,71 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_dies_and_comes_back_is_told_with_what_becomes_of_its_flows() {
-        let mut watched = Watched::default();
+    fn a_link_that_dies_and_returns_is_noted_with_its_flows() {
+        let mut watcher = StateWatcher::default();
         let (wlan, lte) = (Pulse { flows: 3, bonded: 12, ..pulse(1, "wlan0") }, pulse(2, "lte0"));
-        assert_eq!(texts(&watched.on_second(&[wlan.clone(), lte.clone()], Power::default())), ["wlan0 is up", "lte0 is up"]);
-        assert_eq!(watched.on_second(&[wlan.clone(), lte.clone()], Power::default()), []);
+        assert_eq!(texts(&watcher.on_second(&[wlan.clone(), lte.clone()], Power::default())), ["wlan0 is up", "lte0 is up"]);
+        assert_eq!(watcher.on_second(&[wlan.clone(), lte.clone()], Power::default()), []);
         let dead = Pulse { state: LinkState::Dead, usable: false, reason: Some("nothing answers".into()), ..wlan.clone() };
-        let changes = watched.on_second(&[dead.clone(), lte.clone()], Power::default());
-        let text = "wlan0 went dark (nothing answers): 12 flows go on over lte0, 3 flows bound to it wait, new flows take lte0";
+        let changes = watcher.on_second(&[dead.clone(), lte.clone()], Power::default());
+        let text = "wlan0 died (nothing answers): 12 flows continue over lte0, 3 flows bound to it wait, new flows take lte0";
         assert_eq!(changes, [StateChange { kind: "link", level: "warning", text: text.into(), moved: 12 }]);
-        assert_eq!(texts(&watched.on_second(&[wlan, lte], Power::default())), ["wlan0 is up again"]);
+        assert_eq!(texts(&watcher.on_second(&[wlan, lte], Power::default())), ["wlan0 is up again"]);
     }
 
     #[test]
-    fn other_ends_are_told_in_their_words() {
-        let told = |before: LinkState, after: LinkState, others: &[Pulse]| {
-            let mut watched = Watched::default();
+    fn each_state_change_has_its_note() {
+        let note = |before: LinkState, after: LinkState, others: &[Pulse]| {
+            let mut watcher = StateWatcher::default();
             let at = |state| Pulse { state, usable: lives(state), ..pulse(1, "wlan0") };
-            watched.on_second(&[&[at(before)], others].concat(), Power::default());
-            watched.on_second(&[&[at(after)], others].concat(), Power::default()).pop().map(|change| change.text)
+            watcher.on_second(&[&[at(before)], others].concat(), Power::default());
+            watcher.on_second(&[&[at(after)], others].concat(), Power::default()).pop().map(|change| change.text)
         };
         use LinkState::*;
         let others = [pulse(2, "lte0"), pulse(3, "eth0"), pulse(4, "eth1")];
         for (before, after, text) in [
             (Up, Capped, Some("wlan0 has used up its allowance and gets no new flows: they take lte0, eth0 and eth1")),
             (Up, Down, Some("wlan0 went down: new flows take lte0, eth0 and eth1")),
-            (Up, Excluded, Some("wlan0 is not used any more")),
-            (Up, Backup, Some("wlan0 is a backup from now on")),
+            (Up, Excluded, Some("wlan0 is no longer used")),
+            (Up, Backup, Some("wlan0 is now a backup link")),
             (Unknown, Up, Some("wlan0 is up")),
             (Up, Unknown, None),
             (Down, Dead, None),
         ] {
-            assert_eq!(told(before, after, &others).as_deref(), text, "{before:?} {after:?}");
+            assert_eq!(note(before, after, &others).as_deref(), text, "{before:?} {after:?}");
         }
-        assert_eq!(told(Up, Down, &[]).as_deref(), Some("wlan0 went down: no other link can be used"));
-        let mut watched = Watched::default();
-        watched.on_second(&[pulse(1, "wlan0"), pulse(2, "lte0")], Power::default());
-        assert_eq!(texts(&watched.on_second(&[pulse(1, "wlan0")], Power::default())), ["lte0 was removed: new flows take wlan0"]);
+        assert_eq!(note(Up, Down, &[]).as_deref(), Some("wlan0 went down: no other link is usable"));
+        let mut watcher = StateWatcher::default();
+        watcher.on_second(&[pulse(1, "wlan0"), pulse(2, "lte0")], Power::default());
+        assert_eq!(texts(&watcher.on_second(&[pulse(1, "wlan0")], Power::default())), ["lte0 was removed: new flows take wlan0"]);
     }
 
     #[test]
-    fn regression_what_went_and_came_back_between_two_looks_is_told() {
-        let mut watched = Watched::default();
-        watched.on_second(&[pulse(1, "wlan0")], Power::default());
+    fn regression_a_short_failure_between_two_samples_is_noted() {
+        let mut watcher = StateWatcher::default();
+        watcher.on_second(&[pulse(1, "wlan0")], Power::default());
         let once = Pulse { falls: 1, ..pulse(1, "wlan0") };
         assert_eq!(
-            texts(&watched.on_second(std::slice::from_ref(&once), Power::default())),
-            ["wlan0 went down for less than a second, and is up again"]
+            texts(&watcher.on_second(std::slice::from_ref(&once), Power::default())),
+            ["wlan0 went down for less than a second and is up again"]
         );
-        assert_eq!(watched.on_second(&[once], Power::default()), []);
+        assert_eq!(watcher.on_second(&[once], Power::default()), []);
         let more = Pulse { falls: 4, ..pulse(1, "wlan0") };
         assert_eq!(
-            texts(&watched.on_second(&[more], Power::default())),
-            ["wlan0 went down 3 times for less than a second, and is up again"]
+            texts(&watcher.on_second(&[more], Power::default())),
+            ["wlan0 went down 3 times for less than a second and is up again"]
         );
     }
 
     #[test]
-    fn the_battery_is_told_of_when_it_changes() {
-        let mut watched = Watched::default();
+    fn battery_changes_are_noted() {
+        let mut watcher = StateWatcher::default();
         let power = |plugged, saving| Power { plugged: Some(plugged), saving };
-        assert_eq!(watched.on_second(&[], power(false, false)), [], "how it began is no change");
+        assert_eq!(watcher.on_second(&[], power(false, false)), [], "the first state is not a change");
         assert_eq!(
-            texts(&watched.on_second(&[], power(false, true))),
-            ["the battery is low: all flows take the link that needs least energy"]
+            texts(&watcher.on_second(&[], power(false, true))),
+            ["the battery is low: all flows use the link that takes the least energy"]
         );
-        assert_eq!(watched.on_second(&[], power(true, false)).len(), 2);
+        assert_eq!(watcher.on_second(&[], power(true, false)).len(), 2);
     }
 }

@@ -1,4 +1,4 @@
-//! One link as it is known: facts, judgement, estimates and counts.
+//! One link: facts, health, estimates and counters.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
@@ -25,50 +25,50 @@ fn target_address(target: &ProbeTarget) -> IpAddr {
 /// A link.
 #[derive(Debug)]
 pub struct Link {
-    /// What the system says of it.
+    /// Facts from the system.
     pub facts: LinkFacts,
-    /// The device's model, where it is known.
+    /// Model of the device, if known.
     pub model: Option<String>,
-    /// Its slot in the rule.
+    /// Its slot in the connection rule.
     pub slot: usize,
-    /// What the configuration says of it.
+    /// Its entry in the configuration.
     pub rule: LinkRule,
-    /// Why it cannot be used at all, where it cannot.
+    /// Why it cannot be used, if so.
     pub refused: Option<String>,
-    /// Whether it lives, by family.
+    /// Health by family.
     pub health: PerFamily<Health>,
     /// Capacity, by [`Direction`].
     pub capacity: PerDirection<Capacity>,
-    /// Round-trip time of its flows.
+    /// RTT of its flows.
     pub rtt: Rtt,
-    /// Share of segments sent again.
+    /// Fraction of retransmitted segments.
     pub loss: Loss,
-    /// Its monthly allowance, where it is metered.
+    /// Monthly allowance, if it is metered.
     pub allowance: Option<Allowance>,
-    /// Bytes that Braid's ended flows moved, received and sent.
+    /// Bytes of Braid's ended flows.
     pub ended: Traffic,
-    /// Bytes that Braid's living flows moved so far.
+    /// Bytes of Braid's living flows so far.
     pub living: Traffic,
-    /// The device's own counters.
+    /// Counters of the device.
     pub device: DeviceCounters,
-    /// What the device moves now.
+    /// Current rate of the device.
     pub rate: PerDirection<Option<Rate>>,
-    /// What all that the device moved has cost.
+    /// Energy of all bytes of the device.
     pub energy: EnergyMeter,
-    /// Handshakes answered, as counted by the steering.
+    /// Number of answered handshakes, as counted by the steering.
     pub answered: PerFamily<u64>,
-    /// Who answered last.
+    /// Remote address and port of the last answered handshake.
     pub last_answer: PerFamily<Option<(IpAddr, u16)>>,
-    /// What an allowance that begins again takes up: bytes used and period.
+    /// Bytes used and period that a new allowance starts with.
     pub used_before: Option<(ByteCount, i64)>,
-    /// How often it went down or died.
+    /// Number of times it went down or died.
     pub falls: u64,
-    /// It was up since it last fell.
+    /// Whether it has been up since it last fell.
     lived: bool,
 }
 
 impl Link {
-    /// A link just found.
+    /// Creates a link without history.
     pub fn new(facts: LinkFacts, slot: usize, rule: LinkRule, probe: ProbeMode, now: Time) -> Self {
         let guess = capacity::guess(facts.kind, facts.nominal);
         let capacity = |fixed: Option<Rate>| match fixed {
@@ -100,9 +100,9 @@ impl Link {
         }
     }
 
-    /// Takes over what was learnt and counted before its entry in the configuration changed.
+    /// Takes over learned values and counters after the link's configuration entry changed.
     pub fn take_over(&mut self, before: Self, now: Time) {
-        // A link that was dead must not get flows until that is found out again.
+        // A dead link must stay dead, rather than get flows until its death is detected again.
         let modes = Family::ALL.map(|family| self.health.get(family).mode());
         self.health = before.health;
         for (family, mode) in Family::ALL.into_iter().zip(modes) {
@@ -119,11 +119,11 @@ impl Link {
         self.model = before.model;
         (self.falls, self.lived) = (before.falls, before.lived);
         (self.answered, self.last_answer, self.refused) = (before.answered, before.last_answer, before.refused);
-        // The device's bytes are counted under any rule, so that metering may begin in the middle of a month.
+        // The device's bytes are counted under every rule, so that metering may start in the middle of a month.
         self.used_before = before.allowance.map(|allowance| (allowance.used(), allowance.period())).or(before.used_before);
     }
 
-    /// Learns from a flow at a poll, given what its counters said at the poll before.
+    /// Updates estimates from a flow. `before` holds its retransmissions and segments at the previous poll.
     pub fn learn(&mut self, now: Time, before: Option<(u32, u32)>, row: &FlowRow) {
         if let Some(micros) = row.rtt_us {
             self.rtt.on_sample(now, Duration::from_micros(micros.into()));
@@ -139,19 +139,20 @@ impl Link {
 
     /// The probe that judges `family` now.
     ///
-    /// The gateway answers for the radio only, a destination for the Internet: so a thorough probe asks the gateway only where no
-    /// destination is known. `known` are destinations that answered elsewhere lately: where the last one here is silent, they may not be.
+    /// A gateway's answer only proves the local network, a destination's the Internet. A thorough probe therefore uses the gateway only if
+    /// no destination is known. `known` are destinations that answered on any link recently: if the last one of this link is silent, others
+    /// may still answer.
     pub fn probe_plan(&self, family: Family, request: ProbeRequest, configured: &[ProbeTarget], known: &[(IpAddr, u16)]) -> ProbePlan {
         let mut targets: Vec<ProbeTarget> = Vec::new();
         if request.thorough {
             let mine = if self.rule.probe_targets.is_empty() { configured } else { &self.rule.probe_targets };
             targets.extend(mine.iter().filter(|target| Family::of(target_address(target)) == family).cloned());
-            // The last one here first, if it is still among those that may be asked.
+            // This link's last destination first, if it may still be probed.
             let mine = known.iter().filter(|known| *self.last_answer.get(family) == Some(**known));
             let answered = mine.chain(known).map(|(addr, port)| SocketAddr::new(*addr, *port));
-            let most = targets.len() + 3;
+            let max = targets.len() + 3;
             for target in answered.filter(|addr| Family::of(addr.ip()) == family).map(ProbeTarget::Tcp) {
-                if targets.len() < most && !targets.contains(&target) {
+                if targets.len() < max && !targets.contains(&target) {
                     targets.push(target);
                 }
             }
@@ -163,17 +164,17 @@ impl Link {
         ProbePlan { link: self.facts.index, device: self.facts.name.clone(), family, gateways, targets, timeout: request.timeout }
     }
 
-    /// Estimated capacity.
+    /// Estimated capacity in a direction.
     pub fn estimate(&self, direction: Direction, now: Time) -> Estimate {
         self.capacity[direction].estimate(now)
     }
 
-    /// What Braid's flows moved.
+    /// Bytes of Braid's flows.
     pub fn moved(&self) -> Traffic {
         self.ended + self.living
     }
 
-    /// Takes in the device's counters. `cost` is that of a byte, where it is known.
+    /// Processes the device's counters. `cost` is the energy per byte, if known.
     pub fn on_device(&mut self, now: Time, counters: Traffic, unix: i64, busy: PerDirection<Busy>, cost: Option<ByteCost>) {
         if self.rule.metered && self.allowance.is_none() {
             let mut allowance = Allowance::new(self.rule.cap, self.rule.reset_day, unix);
@@ -198,12 +199,12 @@ impl Link {
         }
     }
 
-    /// Whether it carries what it can: neither dead nor without carrier in every family.
+    /// Whether the link works in at least one family, so that its rate is evidence of its capacity.
     fn sound(&self) -> bool {
         Family::ALL.iter().any(|family| self.facts.usable(*family) && self.health.get(*family).alive())
     }
 
-    /// Takes up what was used in an earlier life.
+    /// Restores the usage of an earlier run.
     pub fn recall_usage(&mut self, used: ByteCount, period: i64) {
         match &mut self.allowance {
             Some(allowance) => allowance.recall(used, period),
@@ -216,17 +217,17 @@ impl Link {
         self.allowance.as_ref().is_some_and(Allowance::exhausted)
     }
 
-    /// Whether it may be given flows of `family` at all, dead or alive.
+    /// Whether it may get flows of `family` in principle, dead or alive.
     pub fn configured(&self, family: Family) -> bool {
         self.refused.is_none() && self.rule.role != Role::Excluded && self.facts.usable(family)
     }
 
-    /// Whether it may be given flows of `family` now.
+    /// Whether it may get flows of `family` now.
     pub fn usable(&self, family: Family) -> bool {
         self.configured(family) && !self.capped() && self.health.get(family).alive()
     }
 
-    /// The state of one family.
+    /// State of one family.
     pub fn family_state(&self, family: Family) -> LinkState {
         if self.rule.role == Role::Excluded || self.refused.is_some() {
             return LinkState::Excluded;
@@ -246,7 +247,7 @@ impl Link {
         }
     }
 
-    /// The state of the link: that of its better family.
+    /// State of the link: that of its better family.
     pub fn state(&self) -> LinkState {
         let order = |state: LinkState| match state {
             LinkState::Up => 0,
@@ -260,7 +261,7 @@ impl Link {
         Family::ALL.map(|family| self.family_state(family)).into_iter().min_by_key(|state| order(*state)).unwrap_or(LinkState::Unknown)
     }
 
-    /// Counts its falls: what comes and goes within a second is seen by nobody who looks once a second.
+    /// Counts failures. The history samples once a second and would miss shorter ones.
     pub fn count_falls(&mut self) {
         match self.state() {
             LinkState::Up | LinkState::Backup => self.lived = true,
@@ -269,7 +270,7 @@ impl Link {
         }
     }
 
-    /// Why the link is in its state, where there is something to say.
+    /// Reason for the link's state, if there is one.
     pub fn reason(&self) -> Option<String> {
         if let Some(refused) = &self.refused {
             return Some(refused.clone());

@@ -1,15 +1,15 @@
-//! Which link stands in which slot of the scheduling rule.
+//! Assigns links to slots of the connection rule.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use braid_model::{LinkIndex, MAX_LINKS};
 
-/// Keeps each link in one slot while its device exists. A free slot is reused as late as possible, since flows of the link that
-/// had it may still end.
+/// Keeps each link in one slot while its interface exists. A free slot is reused as late as possible, since flows of its previous link may
+/// still end.
 #[derive(Debug)]
 pub(super) struct Slots {
     held: BTreeMap<LinkIndex, usize>,
-    /// The one that has been free the longest first.
+    /// Free slots; the one that has been free longest comes first.
     free: VecDeque<usize>,
 }
 
@@ -20,7 +20,7 @@ impl Default for Slots {
 }
 
 impl Slots {
-    /// Gives every link a slot and takes those of links that are gone. Links beyond [`MAX_LINKS`] get none and are returned.
+    /// Assigns a slot to every link and frees those of removed links. Returns the links beyond [`MAX_LINKS`], which get no slot.
     pub(super) fn update(&mut self, links: &BTreeSet<LinkIndex>) -> Vec<LinkIndex> {
         let free = &mut self.free;
         self.held.retain(|link, slot| {
@@ -43,7 +43,7 @@ impl Slots {
         without
     }
 
-    /// The link's slot.
+    /// Slot of a link.
     pub(super) fn get(&self, link: LinkIndex) -> Option<usize> {
         self.held.get(&link).copied()
     }
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_keeps_its_slot_and_a_free_one_rests() {
+    fn a_link_keeps_its_slot_and_free_ones_are_reused_late() {
         let mut slots = Slots::default();
         slots.update(&set([4, 7]));
         assert_eq!((slots.get(LinkIndex(4)), slots.get(LinkIndex(7))), (Some(0), Some(1)));
@@ -68,10 +68,10 @@ mod tests {
     }
 
     #[test]
-    fn too_many_links_are_named() {
+    fn excess_links_are_returned() {
         let mut slots = Slots::default();
         assert_eq!(slots.update(&set(1..=33)), [LinkIndex(33)]);
         slots.update(&set(2..=33));
-        assert_eq!(slots.get(LinkIndex(33)), Some(0), "a free slot is used again when there is no other");
+        assert_eq!(slots.get(LinkIndex(33)), Some(0), "a free slot is reused if there is no other");
     }
 }

@@ -1,4 +1,4 @@
-//! What applications are taken for, and what is learnt of them.
+//! Classes and learned demand of applications.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -25,7 +25,7 @@ fn open(world: &mut World, name: &str) -> FlowId {
     }
 }
 
-/// Flows of a program that each last a tenth of a second.
+/// Opens `count` flows of a program that last a tenth of a second each.
 fn requests(world: &mut World, name: &str, count: u32) {
     for _ in 0..count {
         let flow = open(world, name);
@@ -37,7 +37,7 @@ fn requests(world: &mut World, name: &str, count: u32) {
     world.run(Duration::from_millis(500));
 }
 
-/// The class that is shown of a program, and where it comes from.
+/// The displayed class of a program, and its source.
 fn shown(world: &mut World, name: &str) -> (String, Option<String>) {
     let now = world.now;
     let app = world.core.applications(now, BTreeMap::new()).into_iter().find(|app| app.name == name).unwrap();
@@ -45,17 +45,17 @@ fn shown(world: &mut World, name: &str) -> (String, Option<String>) {
 }
 
 #[test]
-fn many_small_flows_look_like_a_browser_and_a_few_like_nothing() {
+fn many_small_flows_are_classified_as_browser_and_a_few_are_not_classified() {
     let mut world = World::new(config(Scheduler::RoundRobin));
     requests(&mut world, "script", 6);
-    assert_eq!(shown(&mut world, "script"), ("unclassified".to_owned(), None), "six requests in a second are no sixty a minute");
+    assert_eq!(shown(&mut world, "script"), ("unclassified".to_owned(), None), "six requests in a second are not sixty a minute");
     requests(&mut world, "pages", 20);
     assert_eq!(shown(&mut world, "pages"), ("browser".to_owned(), Some("pattern".to_owned())));
     assert_eq!(world.core.steering().class_set(&id("pages")), None, "a guess gives no affinity");
 }
 
 #[test]
-fn regression_a_download_among_small_requests_is_bulk_while_it_lasts() {
+fn regression_a_download_among_small_requests_is_classified_as_bulk() {
     let mut world = World::new(config(Scheduler::RoundRobin));
     requests(&mut world, "fetcher", 20);
     assert_eq!(shown(&mut world, "fetcher").0, "browser");
@@ -70,12 +70,12 @@ fn regression_a_download_among_small_requests_is_bulk_while_it_lasts() {
     assert_eq!(shown(&mut world, "fetcher"), ("bulk".to_owned(), Some("pattern".to_owned())));
     world.core.steering().close(now, download);
     requests(&mut world, "fetcher", 3);
-    assert_eq!(shown(&mut world, "fetcher").0, "bulk", "most of what it moved was that");
+    assert_eq!(shown(&mut world, "fetcher").0, "bulk", "most of its bytes belong to the download");
     assert_eq!(world.core.steering().class_set(&id("fetcher")), None, "a guess gives no affinity");
 }
 
 #[test]
-fn a_long_call_is_no_download() {
+fn a_long_call_is_not_classified_as_a_download() {
     let mut world = World::new(config(Scheduler::RoundRobin));
     let call = open(&mut world, "phone");
     for _ in 0..60 {
@@ -88,7 +88,7 @@ fn a_long_call_is_no_download() {
 }
 
 #[test]
-fn bonded_flows_count_as_those_over_one_link() {
+fn bonded_flows_count_like_flows_over_one_link() {
     let mut world = World::new(config(Scheduler::RoundRobin));
     requests(&mut world, "backup", 1);
     let ended = |world: &World, rx: u64, seconds: u64| Ended {
@@ -105,21 +105,21 @@ fn bonded_flows_count_as_those_over_one_link() {
         meter.count(Some(ByteCost { down: Joules::new(joules), up: Joules::ZERO }), ByteCount::new(1), ByteCount::ZERO);
         meter
     };
-    world.core.on_carried(&flow, joules(5.0)).unwrap();
+    world.core.on_bonded_ended(&flow, joules(5.0)).unwrap();
     let now = flow.at;
     let bonded = BTreeMap::from([((id("backup"), 443), (3, joules(2.0))), ((id("backup"), 80), (1, EnergyMeter::default()))]);
     let apps = world.core.applications(now, bonded.clone());
     let app = apps.iter().find(|app| app.name == "backup").unwrap();
     assert_eq!((app.samples, app.flows, app.port), (2, 3, Some(443)));
-    assert_eq!(app.energy_j, Some(7.0), "what ended, and what lives");
+    assert_eq!(app.energy_j, Some(7.0), "of ended and living flows");
     // One eighth of the way from the first flow's to the second's.
     assert_eq!(app.demand_bytes, Some(20_000 - 2_500 + 1_000_000 + 600 - 75 + 75));
     assert_eq!(app.max_rate_down_bps, Some(32_000_000));
     assert!(app.rate_down_bps > Some(20_000_000) && app.age_ms == Some(0), "{app:?}");
-    assert_eq!(app.class, "bulk", "by what it moved");
-    // A program that was never seen elsewhere.
+    assert_eq!(app.class, "bulk", "by its traffic");
+    // A program that was never seen otherwise.
     let other = Ended { app: AppId { name: "new".to_owned(), ..id("new") }, ..ended(&world, 5_000, 1) };
-    world.core.on_carried(&other, EnergyMeter::default()).unwrap();
+    world.core.on_bonded_ended(&other, EnergyMeter::default()).unwrap();
     let apps = world.core.applications(now, bonded);
     assert_eq!(apps.iter().find(|app| app.name == "new").unwrap().demand_bytes, Some(5_600));
 }

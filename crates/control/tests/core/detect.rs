@@ -1,4 +1,4 @@
-//! Servers that run Braid: who is asked, and what becomes of the answers.
+//! Detection of servers that run Braid: which hosts are asked, and the effects of their answers.
 
 use std::time::Duration;
 
@@ -16,8 +16,8 @@ use braid_model::{ByteCount, Class, Direction, FlowId, LinkIndex, NextHop, PerFa
 use super::world::*;
 
 impl World {
-    /// A program has a flow to `to` that is answered; closed at once if `short`.
-    fn spoken_with(&mut self, name: &str, to: (&str, u16), short: bool) {
+    /// Opens an answered flow of a program to `to`; closes it at once if `short`.
+    fn talk_to(&mut self, name: &str, to: (&str, u16), short: bool) {
         let app = AppId { exe: ExeId { device: 1, inode: 5 }, name: name.to_owned() };
         let now = self.now;
         let Steered::To(_, id) = self.core.steering().connect(now, &app, 1000, (to.0.parse().unwrap(), to.1)) else { return };
@@ -32,7 +32,7 @@ impl World {
         std::mem::take(&mut self.questions).into_iter().map(|question| question.host.to_string()).collect()
     }
 
-    /// The host says this over each link that it is asked over.
+    /// Gives this answer over each link that the host is asked over.
     fn answer(&mut self, answer: DetectionAnswer<PublicKey>) {
         while let Some(question) = (!self.questions.is_empty()).then(|| self.questions.remove(0)) {
             self.answer_over(question.link.slot, answer);
@@ -49,7 +49,7 @@ impl World {
     }
 }
 
-/// A flow to the server that was redirected.
+/// A redirected flow to the server.
 fn redirected_flow(now: Time) -> RedirectedFlow {
     RedirectedFlow {
         id: FlowId(1),
@@ -76,7 +76,7 @@ fn named(name: &str) -> AppRule {
     AppRule { matcher: AppMatcher { name: Some(name.to_owned()), ..AppMatcher::default() }, ..AppRule::default() }
 }
 
-/// Every host is asked.
+/// A configuration that asks every host.
 fn config(scheduler: Scheduler) -> Config {
     Config { detect: Detect::Everybody, ..super::world::config(scheduler) }
 }
@@ -88,14 +88,14 @@ fn peer_direct(config: Config) -> World {
     let mut world = World::new(config);
     world.run(Duration::from_secs(1));
     world.core.steering().set_redirect_ready(true);
-    world.spoken_with("test", ("203.0.113.10", 443), false);
+    world.talk_to("test", ("203.0.113.10", 443), false);
     assert_eq!(world.questions.len(), 1);
     world.answer(DetectionAnswer::Runs(KEY.into()));
     world
 }
 
 #[test]
-fn a_host_is_asked_once_beside_its_first_flow_over_the_same_link() {
+fn a_host_is_asked_once_over_the_link_of_its_first_flow() {
     let mut world = World::new(config(Scheduler::RoundRobin));
     world.run(Duration::from_secs(1));
     let Steered::To(slot, id) = world.connect("test", 5) else { panic!() };
@@ -107,20 +107,20 @@ fn a_host_is_asked_once_beside_its_first_flow_over_the_same_link() {
     let [question] = &std::mem::take(&mut world.questions)[..] else { panic!("{:?}", world.questions) };
     assert_eq!((question.host, question.expect, question.link.slot), (SERVER, None, slot));
     for short in [false, true] {
-        world.spoken_with("test", ("203.0.113.10", 80), short);
+        world.talk_to("test", ("203.0.113.10", 80), short);
     }
     assert_eq!(world.asked(), Vec::<String>::new());
-    world.spoken_with("test", ("203.0.113.11", 80), true);
-    assert_eq!(world.asked(), ["203.0.113.11"], "also when the flow is over before it is looked at");
+    world.talk_to("test", ("203.0.113.11", 80), true);
+    assert_eq!(world.asked(), ["203.0.113.11"], "also if the flow ends before the next poll");
     world.answer_over(slot, DetectionAnswer::Silent);
     world.run(Duration::from_secs(60));
-    world.spoken_with("test", ("203.0.113.10", 80), false);
+    world.talk_to("test", ("203.0.113.10", 80), false);
     assert_eq!(world.asked(), Vec::<String>::new());
     assert!(!world.is_redirected("test"));
 }
 
 #[test]
-fn nobody_is_asked_whose_answer_would_not_be_used() {
+fn a_host_is_not_asked_if_its_answer_would_not_be_used() {
     let mut config = config(Scheduler::RoundRobin);
     config.policy.exclude.names = vec!["excluded".to_owned()];
     config.policy.apps = vec![
@@ -133,16 +133,16 @@ fn nobody_is_asked_whose_answer_would_not_be_used() {
     let mut world = World::new(config.clone());
     world.run(Duration::from_secs(1));
     for name in ["excluded", "direct", "relayed", "pinned", "preferring"] {
-        world.spoken_with(name, ("203.0.113.10", 443), false);
+        world.talk_to(name, ("203.0.113.10", 443), false);
         assert_eq!(world.asked(), Vec::<String>::new(), "{name}");
     }
     for private in ["10.1.2.3", "192.168.7.7", "172.16.1.1", "100.64.1.1", "169.254.1.1"] {
-        world.spoken_with("test", (private, 443), false);
+        world.talk_to("test", (private, 443), false);
     }
-    world.spoken_with("test", ("203.0.113.10", 53), false);
-    world.spoken_with("test", ("203.0.113.10", 853), false);
+    world.talk_to("test", ("203.0.113.10", 53), false);
+    world.talk_to("test", ("203.0.113.10", 853), false);
     assert_eq!(world.asked(), Vec::<String>::new());
-    world.spoken_with("bonded", ("203.0.113.10", 443), false);
+    world.talk_to("bonded", ("203.0.113.10", 443), false);
     assert_eq!(world.asked(), ["203.0.113.10"]);
     for scheduler in [Scheduler::OnlyOne, Scheduler::Operetta, Scheduler::Handover] {
         config.policy.scheduler = scheduler;
@@ -150,9 +150,9 @@ fn nobody_is_asked_whose_answer_would_not_be_used() {
         config.policy.utility = UtilityRule { utility: UtilityFunction::Fixed(0.0), plugged_in: None };
         let mut world = World::new(config.clone());
         world.run(Duration::from_secs(1));
-        world.spoken_with("test", ("203.0.113.10", 443), false);
+        world.talk_to("test", ("203.0.113.10", 443), false);
         assert_eq!(world.asked(), Vec::<String>::new(), "{scheduler}");
-        world.spoken_with("bonded", ("203.0.113.10", 443), false);
+        world.talk_to("bonded", ("203.0.113.10", 443), false);
         assert_eq!(world.asked(), ["203.0.113.10"], "{scheduler}");
     }
     for (detect, expected) in [
@@ -166,13 +166,13 @@ fn nobody_is_asked_whose_answer_would_not_be_used() {
         let names = world.core.names_to_detect().len();
         world.core.set_detected_names(world.now, (0..names).map(|_| SERVER).collect()).unwrap();
         world.run(Duration::from_secs(1));
-        world.spoken_with("bonded", ("203.0.113.10", 443), false);
+        world.talk_to("bonded", ("203.0.113.10", 443), false);
         assert_eq!(world.asked(), Vec::from_iter(expected), "{:?}", config.detect);
     }
 }
 
 #[test]
-fn flows_to_a_server_that_runs_braid_are_redirected_while_it_is_there() {
+fn flows_to_a_server_that_runs_braid_are_redirected_while_it_is_reachable() {
     let mut config = config(Scheduler::RoundRobin);
     config.policy.apps = vec![
         AppRule { carry: Carry::Direct, ..named("direct") },
@@ -190,11 +190,11 @@ fn flows_to_a_server_that_runs_braid_are_redirected_while_it_is_there() {
     let warnings = world.core.status(now).warnings;
     assert!(warnings.iter().any(|text| text.contains("203.0.113.10") && text.contains("braid leave")), "{warnings:?}");
     assert!(world.core.forget_server(now, SERVER).unwrap());
-    world.spoken_with("test", ("203.0.113.10", 443), false);
+    world.talk_to("test", ("203.0.113.10", 443), false);
     assert_eq!(world.questions[0].expect, None);
     world.answer(DetectionAnswer::Runs([8; 32].into()));
     assert_eq!(which(&mut world), [true, true, false, false]);
-    // One link is left: there is nothing to bond.
+    // Only one link is left, so there is nothing to bond.
     world.devices[0].carrier = false;
     world.set_network();
     assert_eq!(which(&mut world), [false; 4]);
@@ -205,13 +205,13 @@ fn flows_to_a_server_that_runs_braid_are_redirected_while_it_is_there() {
     assert_eq!(which(&mut world), [false; 4]);
 }
 
-/// Who controls one link answers there in the place of a host that flows reach over the other too.
+/// An attacker on one link could answer there in place of a host that flows also reach over the other link.
 #[test]
-fn regression_a_key_seen_over_one_link_draws_no_flow_from_another() {
+fn regression_a_key_seen_over_one_link_attracts_no_flow_from_another() {
     let mut world = World::new(config(Scheduler::RoundRobin));
     world.run(Duration::from_secs(1));
     world.core.steering().set_redirect_ready(true);
-    world.spoken_with("test", ("203.0.113.10", 443), false);
+    world.talk_to("test", ("203.0.113.10", 443), false);
     let first = world.questions.remove(0);
     world.answer_over(first.link.slot, DetectionAnswer::Runs(KEY.into()));
     assert!(!world.is_redirected("test"));
@@ -220,32 +220,32 @@ fn regression_a_key_seen_over_one_link_draws_no_flow_from_another() {
     assert_ne!(other.link.slot, first.link.slot);
     let known = world.core.known_servers(world.now);
     let reason = known[0].2.as_deref().unwrap_or_default();
-    assert!(reason.contains(&format!("it has not shown its key over {}", other.link.device)), "{reason}");
+    assert!(reason.contains(&format!("it has not proved its key over {}", other.link.device)), "{reason}");
     world.answer_over(other.link.slot, DetectionAnswer::Silent);
     assert!(!world.is_redirected("test"));
     world.answer_over(other.link.slot, DetectionAnswer::Runs(KEY.into()));
     assert!(world.is_redirected("test"));
     world.answer_over(other.link.slot, DetectionAnswer::AnotherKey);
-    assert!(!world.is_redirected("test"), "one of the two is not the host");
+    assert!(!world.is_redirected("test"), "one of the two answers is not from the host");
 }
 
-/// What was shown over a network that a link has left says nothing of the one it leads to now.
+/// A key seen over a link's former network says nothing about its current network.
 #[test]
-fn regression_a_link_that_leads_elsewhere_has_to_see_the_key_anew() {
+fn regression_a_link_with_a_new_network_must_see_the_key_again() {
     let mut world = peer_direct(config(Scheduler::RoundRobin));
     assert!(world.is_redirected("test"));
     world.devices[0].gateways.v4[0].gateway = "10.9.9.1".parse().ok();
     world.set_network();
     assert!(!world.is_redirected("test"));
     for _ in 0..4 {
-        world.spoken_with("test", ("203.0.113.10", 443), false);
+        world.talk_to("test", ("203.0.113.10", 443), false);
     }
     world.answer(DetectionAnswer::Runs(KEY.into()));
     assert!(world.is_redirected("test"));
 }
 
 #[test]
-fn what_a_tunnel_has_taken_over_is_neither_asked_nor_bonded() {
+fn destinations_of_a_tunnel_are_neither_asked_nor_bonded() {
     let mut world = World::new(config(Scheduler::RoundRobin));
     world.run(Duration::from_secs(1));
     let Steered::To(_, id) = world.connect("test", 5) else { panic!() };
@@ -265,7 +265,7 @@ fn what_a_tunnel_has_taken_over_is_neither_asked_nor_bonded() {
     world.run(Duration::from_secs(1));
     assert_eq!(world.asked(), Vec::<String>::new());
     world.set_network();
-    world.spoken_with("test", ("203.0.113.10", 443), false);
+    world.talk_to("test", ("203.0.113.10", 443), false);
     world.answer(DetectionAnswer::Runs(KEY.into()));
     let flow = redirected_flow(world.now);
     assert_eq!(world.core.server_of(world.now, &flow), Some(KEY.into()));
@@ -274,74 +274,74 @@ fn what_a_tunnel_has_taken_over_is_neither_asked_nor_bonded() {
 }
 
 #[test]
-fn regression_nothing_goes_straight_past_a_firewall_that_looks_at_who_sends() {
+fn regression_no_flow_bypasses_a_firewall_that_filters_by_socket_owner() {
     let mut config = config(Scheduler::RoundRobin);
     config.policy.apps = vec![AppRule { carry: Carry::Bond, ..named("relayed") }];
     let mut world = peer_direct(config);
     world.core.set_peer_ready(world.now, "home", true).unwrap();
     assert!(world.is_redirected("test"));
-    world.core.set_owner_filter(world.now, Some("a rule looks at users".into())).unwrap();
+    world.core.set_owner_filter(world.now, Some("a rule filters by user".into())).unwrap();
     assert!(world.core.steering().servers().is_empty() && !world.is_redirected("test"));
-    assert!(world.is_redirected("relayed"), "its rule asks for it");
+    assert!(world.is_redirected("relayed"), "its rule requires it");
     let to_server = RedirectedFlow { filtered: false, ..redirected_flow(world.now) };
-    assert_eq!(world.core.server_of(world.now, &to_server), None, "a relay carries it");
-    let told = explained(&mut world, "test");
-    assert!(told.contains("runs Braid, but a rule looks at users: the flow goes direct"), "{told}");
-    let told = explained(&mut world, "relayed");
-    assert!(told.contains("do not see whose they are"), "{told}");
+    assert_eq!(world.core.server_of(world.now, &to_server), None, "a relay carries the flow");
+    let reason = explained(&mut world, "test");
+    assert!(reason.contains("runs Braid, but a rule filters by user, so the flow goes direct"), "{reason}");
+    let reason = explained(&mut world, "relayed");
+    assert!(reason.contains("do not recognise them"), "{reason}");
     let warnings = world.core.status(world.now).warnings;
-    assert!(warnings.iter().any(|text| text.contains("a rule looks at users")), "{warnings:?}");
+    assert!(warnings.iter().any(|text| text.contains("a rule filters by user")), "{warnings:?}");
     world.core.set_owner_filter(world.now, None).unwrap();
     assert!(world.is_redirected("test"));
     assert_eq!(world.core.server_of(world.now, &to_server), Some(KEY.into()));
 }
 
-/// Before anybody has looked at the firewall nothing goes past it.
+/// Until the firewall has been read, no flow may bypass it.
 #[test]
-fn regression_a_firewall_that_was_not_looked_at_counts() {
+fn regression_an_unread_firewall_prevents_direct_bonds() {
     let mut world = peer_direct(config(Scheduler::RoundRobin));
     world.core.set_owner_filter(world.now, Some(UNREAD.into())).unwrap();
     assert!(!world.is_redirected("test"));
-    assert!(world.core.status(world.now).warnings.iter().all(|text| !text.contains(UNREAD)), "that is no news");
+    assert!(world.core.status(world.now).warnings.iter().all(|text| !text.contains(UNREAD)), "no warning for this state");
 }
 
 #[test]
-fn regression_a_flow_whose_cgroup_others_filter_keeps_to_its_socket() {
+fn regression_a_flow_in_a_filtered_cgroup_keeps_its_socket() {
     let mut world = peer_direct(config(Scheduler::RoundRobin));
     let app = AppId { exe: ExeId { device: 1, inode: 5 }, name: "sandboxed".to_owned() };
     world.core.steering().filter(&app);
     let Steered::To(_, id) = world.connect("sandboxed", 5) else { panic!("it goes direct") };
-    assert!(world.is_redirected("test"), "others do not");
+    assert!(world.is_redirected("test"), "other programs are redirected");
     world.run(Duration::from_millis(300));
-    let told = world.core.explain(world.now, &ExplainRequest { flow: Some(id.0), ..Default::default() }).unwrap().reason;
-    assert!(told.contains("a BPF program that is not Braid's filters the flow's cgroup"), "{told}");
+    let reason = world.core.explain(world.now, &ExplainRequest { flow: Some(id.0), ..Default::default() }).unwrap().reason;
+    assert!(reason.contains("another BPF program filters the flow's cgroup"), "{reason}");
     let flow = RedirectedFlow { filtered: true, ..redirected_flow(world.now) };
-    assert_eq!(world.core.server_of(world.now, &flow), None, "what a rule bonds goes to a relay");
+    assert_eq!(world.core.server_of(world.now, &flow), None, "bonding by a rule uses a relay");
 }
 
 #[test]
-fn what_is_known_of_a_server_grows_old_and_its_key_does_not() {
+fn a_servers_detection_expires_but_its_key_does_not() {
     let mut world = peer_direct(config(Scheduler::RoundRobin));
     assert!(world.is_redirected("test"));
     world.now = world.now + FRESH;
     world.run(Duration::from_secs(1));
     assert!(!world.is_redirected("test"));
-    world.spoken_with("test", ("203.0.113.10", 443), false);
+    world.talk_to("test", ("203.0.113.10", 443), false);
     assert_eq!(world.questions[0].expect, Some(KEY.into()));
     let mut later = World::new(config(Scheduler::RoundRobin));
     let pins: Vec<_> = world.core.pinned_servers().map(|(host, key, _)| (host, key, Duration::from_secs(60))).collect();
     later.core.recall_servers(later.now, pins).unwrap();
     later.run(Duration::from_secs(1));
     later.core.steering().set_redirect_ready(true);
-    assert!(!later.is_redirected("test"), "it has to show its key anew");
-    later.spoken_with("test", ("203.0.113.10", 443), false);
-    assert_eq!(later.questions[0].expect, Some(KEY.into()), "the next life begins with the keys of this one");
+    assert!(!later.is_redirected("test"), "it must prove its key again");
+    later.talk_to("test", ("203.0.113.10", 443), false);
+    assert_eq!(later.questions[0].expect, Some(KEY.into()), "pinned keys survive a restart");
     later.answer(DetectionAnswer::Runs(KEY.into()));
     assert!(later.is_redirected("test"));
 }
 
 #[test]
-fn a_service_that_is_shut_goes_direct_and_the_others_do_not() {
+fn a_closed_port_goes_direct_and_other_ports_do_not() {
     let mut world = peer_direct(config(Scheduler::RoundRobin));
     world.core.on_server(world.now, SERVER, ServerEvent::Closed(443)).unwrap();
     assert!(!world.is_redirected("test"));
@@ -349,28 +349,28 @@ fn a_service_that_is_shut_goes_direct_and_the_others_do_not() {
     let now = world.now;
     assert_eq!(world.core.steering().connect(now, &app, 1000, (SERVER, 80)), Steered::Redirected);
     world.run(Duration::from_secs(601));
-    assert!(world.is_redirected("test"), "it may be open by now");
-    world.core.on_server(world.now, SERVER, ServerEvent::Elsewhere).unwrap();
+    assert!(world.is_redirected("test"), "the port may be open again");
+    world.core.on_server(world.now, SERVER, ServerEvent::NotLocal).unwrap();
     assert!(!world.is_redirected("test"));
 }
 
 #[test]
-fn without_the_keys_of_before_nobody_is_trusted() {
+fn without_the_pinned_keys_no_server_is_trusted() {
     let mut world = peer_direct(config(Scheduler::RoundRobin));
     world.core.distrust_servers("servers.json cannot be read".to_owned());
     world.core.recall_servers(world.now, []).unwrap();
     assert!(!world.is_redirected("test"));
-    world.spoken_with("test", ("203.0.113.11", 443), false);
+    world.talk_to("test", ("203.0.113.11", 443), false);
     assert_eq!(world.asked(), Vec::<String>::new());
     let now = world.now;
     assert!(world.core.status(now).warnings.iter().any(|text| text.contains("servers.json")));
 }
 
 #[test]
-fn a_kernel_that_cannot_be_told_of_a_server_is_told_again() {
+fn a_failed_update_of_the_servers_is_retried() {
     let mut world = World::with(FakeSteering::chaos(1_000_000), config(Scheduler::RoundRobin));
     world.run(Duration::from_secs(1));
-    world.spoken_with("test", ("203.0.113.10", 443), false);
+    world.talk_to("test", ("203.0.113.10", 443), false);
     world.answer(DetectionAnswer::Runs(KEY.into()));
     assert_eq!(world.core.steering().servers(), [SERVER]);
     world.core.steering().set_chaos(Some(1));

@@ -14,7 +14,7 @@ use braid_model::{ByteCount, Direction, LinkIndex, PerDirection, Rate, Traffic};
 
 use super::world::*;
 
-/// Two links of 10 Mbit/s: a cheap one that needs 1 W, and one that needs 3 W and that the system itself prefers.
+/// Two links of 10 Mbit/s: a cheap one of 1 W, and one of 3 W that the system prefers.
 fn operetta(utility: UtilityRule) -> Config {
     let link = |name: &str, milliwatts: f64| {
         let row = Row {
@@ -42,20 +42,20 @@ fn fixed(utility: f64) -> UtilityRule {
 }
 
 #[test]
-fn operetta_takes_the_cheap_link_as_far_as_throughput_allows() {
+fn operetta_uses_the_cheap_link_as_far_as_the_target_allows() {
     let mut world = World::new(operetta(fixed(0.0)));
     world.run(Duration::from_secs(1));
-    assert_eq!(world.ten(), [0, 10], "least energy: the link with the cheapest byte alone");
+    assert_eq!(world.ten(), [0, 10], "least energy: only the link with the cheapest byte");
     let now = world.now;
     let status = world.core.status(now);
     assert_eq!((status.utility, status.battery), (Some(0.0), None));
-    // The kernel is told capacities to about 3 %.
+    // The kernel gets capacities rounded to about 3 %.
     assert!(status.target_down_bps.is_some_and(|bps| (9_700_000..=10_000_000).contains(&bps)), "{status:?}");
-    // A reload holds for the next flow.
+    // A reload applies to the next flow.
     world.core.reconfigure(world.now, operetta(fixed(1.0))).unwrap();
-    assert_eq!(world.ten(), [5, 5], "most throughput: both alike");
+    assert_eq!(world.ten(), [5, 5], "most throughput: both equally");
     world.core.reconfigure(world.now, operetta(UtilityRule { utility: UtilityFunction::MatchDefault, plugged_in: None })).unwrap();
-    assert_eq!(world.ten(), [0, 10], "the system's own throughput, at less energy than its own choice");
+    assert_eq!(world.ten(), [0, 10], "the throughput of the system's choice at less energy");
 }
 
 #[test]
@@ -63,7 +63,7 @@ fn operetta_follows_the_battery_and_the_mains() {
     let step = UtilityFunction::Step { threshold: 0.3, above: 1.0, below: 0.0 };
     let mut world = World::new(operetta(UtilityRule { utility: step, plugged_in: Some(1.0) }));
     world.run(Duration::from_secs(1));
-    assert_eq!(world.ten(), [5, 5], "no battery is like being plugged in");
+    assert_eq!(world.ten(), [5, 5], "no battery counts as plugged in");
     world.supply(0.2, false, Some(7.5));
     assert_eq!(world.ten(), [0, 10]);
     let now = world.now;
@@ -74,15 +74,15 @@ fn operetta_follows_the_battery_and_the_mains() {
 }
 
 #[test]
-fn money_can_make_the_thrifty_link_the_dear_one() {
+fn money_can_make_the_low_power_link_the_expensive_one() {
     let mut config = operetta(fixed(0.0));
     config.policy.links[1].cost_per_gb = 8.0;
     let mut world = World::new(config.clone());
     world.run(Duration::from_secs(1));
-    assert_eq!(world.ten(), [0, 10], "money has no weight unless it is given one");
+    assert_eq!(world.ten(), [0, 10], "money has no weight by default");
     config.policy.weights = Weights { energy: 1.0, money: 1.0 };
     world.core.reconfigure(world.now, config).unwrap();
-    assert_eq!(world.ten(), [10, 0], "0.8 kJ and 8 a GB are more than 2.4 kJ");
+    assert_eq!(world.ten(), [10, 0], "0.8 kJ plus a price of 8 per GB is more than 2.4 kJ");
 }
 
 #[test]
@@ -96,7 +96,7 @@ fn joules_are_counted_by_flow_application_and_link() {
     world.run(Duration::from_secs(1));
     let now = world.now;
     world.core.on_counters(now, UNIX, &[(LinkIndex(2), [ByteCount::new(1_000_000), ByteCount::new(500_000)].into())]);
-    // 1.5 MB at 10 Mbit/s and 1 W take 1.2 J, give or take what the kernel is not told of the capacity.
+    // 1.5 MB at 10 Mbit/s and 1 W take 1.2 J, except for the rounding of the capacity.
     let close = |joules: Option<f64>, wanted: f64| joules.is_some_and(|joules| (joules / wanted - 1.0).abs() < 0.04);
     let flows = world.core.flows(now);
     assert!(close(flows[0].energy_j, 1.2), "{:?}", flows[0]);
@@ -112,7 +112,7 @@ fn joules_are_counted_by_flow_application_and_link() {
 }
 
 #[test]
-fn what_the_battery_shows_goes_before_a_profile_of_the_kind() {
+fn the_batterys_measurement_takes_precedence_over_a_profile() {
     let mut config = config(Scheduler::Operetta);
     let ten = Some(Rate::from_mbps(10));
     config.policy.links = ["wlan0", "lte0"].map(|name| LinkRule { capacity_down: ten, capacity_up: ten, ..link_rule(name) }).into();
@@ -128,7 +128,7 @@ fn what_the_battery_shows_goes_before_a_profile_of_the_kind() {
     let mut moved = ByteCount::ZERO;
     world.core.on_counters(now, UNIX, &[(LinkIndex(2), Traffic::received(moved))]);
     for second in 0..600u64 {
-        // Every other 3 seconds it receives at full rate, which takes 2.5 W more of the battery.
+        // In every other 3 seconds it receives at full rate, which takes 2.5 W more from the battery.
         let busy = second / 3 % 2 == 1;
         world.now = world.now + Duration::from_secs(1);
         moved += ByteCount::new(if busy { 1_250_000 } else { 0 });
@@ -138,26 +138,26 @@ fn what_the_battery_shows_goes_before_a_profile_of_the_kind() {
     }
     let (found, source) = joules(&mut world, "lte0");
     assert!(source.contains("battery") && (found / 2000.0 - 1.0).abs() < 0.1, "{found} {source}");
-    // Of a link that was never used nothing was learnt, and its model is known.
+    // Nothing was learned about the link that was never used, so the profile of its model applies.
     assert!(joules(&mut world, "wlan0").1.contains("Intel 8255x"));
 }
 
 #[test]
-fn a_low_battery_puts_all_on_the_thrifty_link() {
+fn a_low_battery_puts_all_flows_on_the_low_power_link() {
     let mut config = operetta(fixed(1.0));
     config.policy.scheduler = Scheduler::RoundRobin;
     let mut world = World::new(config.clone());
     world.round_trip(1, 20);
     world.round_trip(2, 20);
     world.supply(0.05, false, None);
-    assert_eq!(world.ten(), [5, 5], "only if it is asked for");
+    assert_eq!(world.ten(), [5, 5], "power saving is off by default");
     config.policy.power_saving = true;
     world.core.reconfigure(world.now, config).unwrap();
     assert_eq!(world.ten(), [0, 10], "1 W against 3 W");
     world.supply(0.05, true, None);
     assert_eq!(world.ten(), [5, 5], "plugged in");
     world.supply(0.15, false, None);
-    assert_eq!(world.ten(), [5, 5], "charged well enough");
+    assert_eq!(world.ten(), [5, 5], "charged enough");
 }
 
 fn packets(megabytes: u64, flows: u32) -> PacketLoad {

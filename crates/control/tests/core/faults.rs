@@ -1,4 +1,4 @@
-//! A system whose calls fail.
+//! A backend whose calls fail.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use braid_model::{ByteCount, Class, Family, FlowId, LinkIndex, Time};
 use super::world::*;
 
 #[test]
-fn whatever_fails_is_an_error_and_never_a_panic() {
+fn failures_are_errors_and_never_panics() {
     for every in 1..40 {
         let names = FakeNames(BTreeMap::new());
         let Ok(mut core) = Core::new(FakeSteering::chaos(every), Box::new(names), config(Scheduler::MaxThroughput), Time::ZERO) else {
@@ -30,13 +30,13 @@ fn whatever_fails_is_an_error_and_never_a_panic() {
                 _ => core.reconfigure(now, config(Scheduler::RoundRobin)),
             };
             core.status(now);
-            core.todo();
+            core.take_actions();
         }
     }
 }
 
 #[test]
-fn regression_an_event_that_fails_does_not_swallow_those_behind_it() {
+fn regression_a_failed_event_does_not_drop_later_ones() {
     let mut donor = World::new(config(Scheduler::RoundRobin));
     donor.connect("ssh", 22);
     let now = donor.now;
@@ -50,11 +50,11 @@ fn regression_an_event_that_fails_does_not_swallow_those_behind_it() {
     for every in 2..20 {
         let names = Box::new(FakeNames(BTreeMap::new()));
         let mut core = Core::new(FakeSteering::chaos(every), names, config(Scheduler::RoundRobin), Time::ZERO).unwrap();
-        // Links are known even where the kernel's side could not be told of them.
+        // Links are known even if the update of the backend failed.
         let _ = core.on_network(now, network(&donor.devices));
         failed += u32::from(core.on_events(now, (1..=10).flat_map(events).collect()).is_err());
         let moved: u64 = core.links(now).iter().map(|link| link.rx_bytes.unwrap()).sum();
         assert_eq!(moved, 1000, "every {every}th call fails");
     }
-    assert!(failed > 0, "the test tests nothing");
+    assert!(failed > 0, "no call failed, so the test tested nothing");
 }

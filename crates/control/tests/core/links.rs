@@ -1,4 +1,4 @@
-//! Links come, die, return and fill up.
+//! Links appear, die, return and use up their allowance.
 
 use braid_api::LinkState;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use braid_model::{ByteCount, Family, FlowId, LinkIndex, Rate, Role, Traffic};
 use super::world::*;
 
 #[test]
-fn both_links_are_used_and_shown() {
+fn both_links_are_used_and_listed() {
     let mut world = World::new(config(Scheduler::RoundRobin));
     world.run(Duration::from_secs(1));
     assert_eq!(world.used(), ["wlan0", "lte0"]);
@@ -26,7 +26,7 @@ fn both_links_are_used_and_shown() {
 }
 
 #[test]
-fn an_idle_link_that_goes_dark_is_left_within_a_second_and_used_again_within_two() {
+fn an_idle_dead_link_is_left_within_one_second_and_used_again_within_two() {
     let mut config = config(Scheduler::RoundRobin);
     config.probe = ProbeMode::Continuous;
     let mut world = World::new(config);
@@ -41,7 +41,7 @@ fn an_idle_link_that_goes_dark_is_left_within_a_second_and_used_again_within_two
 }
 
 #[test]
-fn a_stall_is_noticed_within_a_second_without_eager_probes() {
+fn a_stall_is_detected_within_a_second_without_continuous_probes() {
     let mut world = World::new(config(Scheduler::RoundRobin));
     world.run(Duration::from_secs(1));
     let flows: Vec<FlowId> =
@@ -52,7 +52,7 @@ fn a_stall_is_noticed_within_a_second_without_eager_probes() {
     }
     world.answering.insert(LinkIndex(1), false);
     for _ in 0..10 {
-        // The flow on the other link goes on.
+        // The flow on the other link continues.
         world.core.steering().transfer(flows[1], ByteCount::new(100_000), ByteCount::new(100));
         world.run(Duration::from_millis(100));
     }
@@ -61,7 +61,7 @@ fn a_stall_is_noticed_within_a_second_without_eager_probes() {
 }
 
 #[test]
-fn flows_stuck_on_a_dead_link_are_ended_after_the_grace_but_pinned_ones_are_not() {
+fn flows_on_a_dead_link_are_ended_after_the_grace_period_unless_pinned() {
     let mut config = config(Scheduler::OnlyOne);
     config.probe = ProbeMode::Continuous;
     config.reconnect_after = Some(Duration::from_secs(2));
@@ -79,7 +79,7 @@ fn flows_stuck_on_a_dead_link_are_ended_after_the_grace_but_pinned_ones_are_not(
     let mut ended = Vec::new();
     for _ in 0..50 {
         world.run(Duration::from_millis(10));
-        assert!(world.core.todo().stuck.is_empty() || world.state("wlan0") == "dead");
+        assert!(world.core.take_actions().stuck.is_empty() || world.state("wlan0") == "dead");
     }
     for step in 0..500 {
         let end = world.now + Duration::from_millis(10);
@@ -88,20 +88,20 @@ fn flows_stuck_on_a_dead_link_are_ended_after_the_grace_but_pinned_ones_are_not(
             world.core.poll(end).unwrap();
         }
         world.now = end;
-        let todo = world.core.todo();
-        ended.extend(todo.stuck.iter().map(|stuck| stuck.id));
-        for plan in todo.probes {
+        let actions = world.core.take_actions();
+        ended.extend(actions.stuck.iter().map(|stuck| stuck.id));
+        for plan in actions.probes {
             world
                 .core
                 .on_probe(end, plan.link, plan.family, if plan.link.0 == 1 { Outcome::Silent } else { Outcome::Alive { rtt: RTT } })
                 .unwrap();
         }
     }
-    assert_eq!(ended, [free], "once, and the pinned one never");
+    assert_eq!(ended, [free], "the free flow once, the pinned one never");
 }
 
 #[test]
-fn a_connect_that_nobody_answers_is_moved_once_it_has_waited() {
+fn an_unanswered_connect_is_moved_after_its_wait() {
     for wanted in [true, false] {
         let mut world = World::new(Config { move_connects: wanted, ..config(Scheduler::OnlyOne) });
         world.core.steering().set_moves_connects(true);
@@ -119,29 +119,29 @@ fn a_connect_that_nobody_answers_is_moved_once_it_has_waited() {
 }
 
 #[test]
-fn a_bonds_word_counts_in_the_health_of_its_links() {
+fn path_events_of_a_bond_affect_the_health_of_its_links() {
     let mut config = config(Scheduler::RoundRobin);
     config.probe = ProbeMode::OnDemand;
     let mut world = World::new(config);
     world.run(Duration::from_secs(5));
-    let tell = |world: &mut World, event| world.core.on_path(world.now, 0, Family::V4, event).unwrap();
-    // A peer that is gone: the links answer.
-    tell(&mut world, PathEvent::Silent);
+    let report = |world: &mut World, event| world.core.on_path(world.now, 0, Family::V4, event).unwrap();
+    // The peer is gone: the links answer probes.
+    report(&mut world, PathEvent::Silent);
     world.run(Duration::from_secs(3));
     assert_eq!(world.state("wlan0"), "up");
-    // A link that is gone is found by one silent probe, long before the next routine one.
+    // A dead link is detected by one silent probe, long before the next routine one.
     world.answering.insert(LinkIndex(1), false);
-    tell(&mut world, PathEvent::Silent);
+    report(&mut world, PathEvent::Silent);
     world.run(Duration::from_secs(3));
     assert_eq!((world.state("wlan0"), world.used()), ("dead".to_owned(), vec!["lte0".to_owned()]));
     let bonds = world.core.bond_links();
     assert_eq!(bonds.iter().map(|link| (link.v4.is_some(), link.dead.v4)).collect::<Vec<_>>(), [(true, true), (true, false)], "kept");
-    tell(&mut world, PathEvent::Delivers);
+    report(&mut world, PathEvent::Delivers);
     assert_eq!((world.state("wlan0"), world.used()), ("up".to_owned(), vec!["wlan0".to_owned(), "lte0".to_owned()]));
 }
 
 #[test]
-fn if_every_link_is_judged_dead_all_are_treated_as_up() {
+fn if_every_link_appears_dead_all_are_treated_as_up() {
     let mut config = config(Scheduler::RoundRobin);
     config.probe = ProbeMode::Continuous;
     let mut world = World::new(config);
@@ -151,11 +151,11 @@ fn if_every_link_is_judged_dead_all_are_treated_as_up() {
     assert_eq!((world.state("wlan0"), world.state("lte0")), ("dead".to_owned(), "dead".to_owned()));
     assert_eq!(world.used(), ["wlan0", "lte0"]);
     let now = world.now;
-    assert!(world.core.status(now).warnings.iter().any(|warning| warning.contains("treated as up")));
+    assert!(world.core.status(now).warnings.iter().any(|warning| warning.contains("treats all as up")));
 }
 
 #[test]
-fn a_backup_link_serves_only_while_no_other_does() {
+fn a_backup_link_is_used_only_while_no_other_is_usable() {
     let mut config = config(Scheduler::RoundRobin);
     config.policy.links = vec![LinkRule { role: Role::Backup, ..link_rule("lte0") }];
     let mut world = World::new(config);
@@ -168,7 +168,7 @@ fn a_backup_link_serves_only_while_no_other_does() {
 }
 
 #[test]
-fn a_capped_link_is_given_no_more_flows_until_its_month_ends() {
+fn a_capped_link_gets_no_flows_until_its_month_ends() {
     let mut config = config(Scheduler::RoundRobin);
     config.policy.links = vec![LinkRule { metered: true, cap: Some(ByteCount::new(1_000_000)), ..link_rule("lte0") }];
     let mut world = World::new(config);
@@ -176,7 +176,7 @@ fn a_capped_link_is_given_no_more_flows_until_its_month_ends() {
     let counters = |lte: u64| [(LinkIndex(1), Traffic::default()), (LinkIndex(2), Traffic::received(ByteCount::new(lte)))];
     world.core.on_counters(world.now, UNIX, &counters(5_000_000));
     world.run(Duration::from_millis(100));
-    assert_eq!(world.used(), ["wlan0", "lte0"], "what the device carried before does not count");
+    assert_eq!(world.used(), ["wlan0", "lte0"], "earlier traffic of the device does not count");
     world.core.on_counters(world.now, UNIX + 1, &counters(6_000_000));
     world.run(Duration::from_millis(100));
     assert_eq!(world.used(), ["wlan0"]);
@@ -187,7 +187,7 @@ fn a_capped_link_is_given_no_more_flows_until_its_month_ends() {
 }
 
 #[test]
-fn two_links_with_one_address_are_refused_with_the_reason() {
+fn a_second_link_with_the_same_address_is_refused_with_the_reason() {
     let mut world = World::new(config(Scheduler::RoundRobin));
     world.devices[1].addresses = world.devices[0].addresses.clone();
     world.set_network();
@@ -200,7 +200,7 @@ fn two_links_with_one_address_are_refused_with_the_reason() {
 }
 
 #[test]
-fn a_link_beyond_the_thirty_second_is_shown_with_the_reason() {
+fn a_33rd_link_is_listed_with_the_reason() {
     let mut world = World::new(Config::default());
     world.devices = (1..=33).map(|number| facts(number, &format!("eth{number}"))).collect();
     world.set_network();
@@ -208,12 +208,12 @@ fn a_link_beyond_the_thirty_second_is_shown_with_the_reason() {
     assert_eq!(links.len(), 33);
     let last = links.iter().find(|link| link.name == "eth33").unwrap();
     assert_eq!((last.state, last.flows), (LinkState::Excluded, 0));
-    assert!(last.reason.as_ref().unwrap().contains("more links than the 32"), "{last:?}");
+    assert!(last.reason.as_ref().unwrap().contains("at most 32 links"), "{last:?}");
     assert!(links.iter().filter(|link| link.name != "eth33").all(|link| link.state != LinkState::Excluded));
     world.devices.remove(0);
     world.set_network();
     let links = world.core.links(world.now);
-    assert!(links.len() == 32 && links.iter().all(|link| link.state != LinkState::Excluded), "it has the slot of one that is gone");
+    assert!(links.len() == 32 && links.iter().all(|link| link.state != LinkState::Excluded), "it gets the slot of a removed link");
 }
 
 #[test]
@@ -238,7 +238,7 @@ fn regression_a_link_that_loses_its_carrier_under_load_keeps_its_capacity() {
     let proven = transfer(&mut world, 40, 500_000);
     assert!((45.0..60.0).contains(&proven), "{proven}");
     let dying = transfer(&mut world, 16, 200);
-    assert!(dying < 40.0, "nothing tells it from a slow link so far: {dying}");
+    assert!(dying < 40.0, "not yet distinguishable from a slow link: {dying}");
     world.devices[0].carrier = false;
     world.set_network();
     let gone = transfer(&mut world, 4, 0);
@@ -250,7 +250,7 @@ fn regression_a_link_that_loses_its_carrier_under_load_keeps_its_capacity() {
     }
 }
 
-/// Moves so many bytes (received, sent) by each flow, and as much by the device, every quarter of a second; gives wlan0 at the end.
+/// Moves this many bytes (received, sent) by each flow and by the device every quarter of a second; returns wlan0 at the end.
 fn transfer(world: &mut World, flows: &[FlowId], quarters: u32, [rx, tx]: [u64; 2], sample: Option<Rate>) -> LinkStatus {
     let seen = |world: &mut World| {
         let now = world.now;
@@ -273,7 +273,7 @@ fn transfer(world: &mut World, flows: &[FlowId], quarters: u32, [rx, tx]: [u64; 
     seen(world)
 }
 
-/// A program that has sent more than it received before, with a flow on wlan0.
+/// A program that sends more than it receives, with a flow on wlan0.
 fn sender(world: &mut World) -> FlowId {
     world.run(Duration::from_secs(1));
     let Steered::To(0, first) = world.connect("sender", 9) else { panic!() };
@@ -285,26 +285,26 @@ fn sender(world: &mut World) -> FlowId {
 }
 
 #[test]
-fn regression_requests_and_acknowledgements_teach_no_capacity_to_send() {
+fn regression_requests_and_acknowledgements_do_not_change_the_send_capacity() {
     let mut world = World::new(config(Scheduler::OnlyOne));
     let flow = sender(&mut world);
     let rate = |world: &mut World| world.core.steering().params().unwrap().links[0].as_ref().unwrap().rate;
     let guess = rate(&mut world);
     let link = transfer(&mut world, &[flow], 240, [1_000, 4_970], None);
     assert_eq!((link.capacity_up_bps, link.capacity_up_age_ms, link.capacity_up_confidence), (None, None, Some(0.0)));
-    assert_eq!(rate(&mut world), guess, "the rule is not misled either");
-    // A sample of long ago, before the requests.
+    assert_eq!(rate(&mut world), guess, "the rule's rate is unchanged too");
+    // An old sample from before the requests.
     let link = transfer(&mut world, &[flow], 240, [1_000, 4_970], Some(Rate::from_mbps(12)));
     assert_eq!(link.capacity_up_bps, None);
     let link = transfer(&mut world, &[flow], 240, [1_000, 375_000], Some(Rate::from_mbps(12)));
     let learnt = link.capacity_up_bps.unwrap() as f64 / 12e6;
     assert!((0.95..1.2).contains(&learnt) && link.capacity_up_confidence > Some(0.5), "{link:?}");
     let link = transfer(&mut world, &[flow], 480, [1_000, 4_970], Some(Rate::from_mbps(12)));
-    assert!(link.capacity_up_bps.unwrap() > 11_000_000, "small talk afterwards changes nothing: {link:?}");
+    assert!(link.capacity_up_bps.unwrap() > 11_000_000, "later small traffic changes nothing: {link:?}");
 }
 
 #[test]
-fn regression_an_upload_that_nobody_expected_does_not_teach_a_capacity_to_receive() {
+fn regression_an_unexpected_upload_does_not_change_the_receive_capacity() {
     let mut world = World::new(config(Scheduler::OnlyOne));
     world.run(Duration::from_secs(1));
     let Steered::To(0, id) = world.connect("unheard-of", 10) else { panic!() };
@@ -316,7 +316,7 @@ fn regression_an_upload_that_nobody_expected_does_not_teach_a_capacity_to_receiv
 }
 
 #[test]
-fn regression_a_link_that_falls_between_two_looks_has_fallen() {
+fn regression_a_short_failure_between_two_samples_is_counted() {
     let mut world = World::new(config(Scheduler::RoundRobin));
     world.run(Duration::from_secs(1));
     let falls = |world: &World| world.core.pulses(world.now, |_| 0).iter().map(|pulse| pulse.falls).collect::<Vec<_>>();
@@ -327,7 +327,7 @@ fn regression_a_link_that_falls_between_two_looks_has_fallen() {
         world.run(Duration::from_millis(500));
     }
     assert_eq!((world.state("wlan0").as_str(), falls(&world)), ("up", vec![2, 0]));
-    // A change of its entry is no fall.
+    // A change of the configuration entry is not a failure.
     let mut changed = config(Scheduler::RoundRobin);
     changed.policy.links = vec![LinkRule { priority: 1, ..link_rule("wlan0") }];
     world.core.reconfigure(world.now, changed).unwrap();
@@ -336,7 +336,7 @@ fn regression_a_link_that_falls_between_two_looks_has_fallen() {
 }
 
 #[test]
-fn regression_a_flow_that_has_just_ended_is_counted_nowhere() {
+fn regression_a_flow_that_has_just_ended_is_not_counted() {
     let mut world = World::new(config(Scheduler::RoundRobin));
     world.run(Duration::from_secs(1));
     let Steered::To(_, id) = world.connect("curl", 7) else { panic!() };

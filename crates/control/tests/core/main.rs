@@ -1,4 +1,4 @@
-//! The daemon's mind on a fake system: what it decides when links come, die, return and fill up.
+//! The core on a fake backend: its decisions when links appear, die, return and use up their allowance.
 
 mod apps;
 mod detect;

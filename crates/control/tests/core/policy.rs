@@ -1,4 +1,4 @@
-//! What the configuration asks for: schedulers, rules, preferences.
+//! Decisions that the configuration asks for: schedulers, rules, preferences.
 
 use braid_api::LinkState;
 use std::time::Duration;
@@ -19,11 +19,11 @@ fn only_one_follows_the_systems_metric() {
     assert_eq!(world.used(), ["wlan0"]);
     world.devices[0].carrier = false;
     world.set_network();
-    assert_eq!(world.used(), ["lte0"], "and the next best when that is gone");
+    assert_eq!(world.used(), ["lte0"], "the next best link when the first is gone");
 }
 
 #[test]
-fn a_strict_rule_fails_and_a_preference_gives_way_when_its_link_is_gone() {
+fn without_its_link_a_strict_rule_denies_and_a_preference_yields() {
     let mut config = config(Scheduler::RoundRobin);
     let matcher = |name: &str| AppMatcher { name: Some(name.to_owned()), ..AppMatcher::default() };
     config.policy.apps = vec![
@@ -41,7 +41,7 @@ fn a_strict_rule_fails_and_a_preference_gives_way_when_its_link_is_gone() {
 }
 
 #[test]
-fn what_asks_for_a_relay_is_redirected_while_that_can_be_reached() {
+fn rules_for_a_relay_redirect_while_it_is_reachable() {
     let mut config = config(Scheduler::RoundRobin);
     let rule = |name: &str, carry, relay: Option<&str>| AppRule {
         matcher: AppMatcher { name: Some(name.to_owned()), ..AppMatcher::default() },
@@ -70,7 +70,7 @@ fn what_asks_for_a_relay_is_redirected_while_that_can_be_reached() {
     assert_eq!(relays, [Some(Some("home".to_owned())), Some(None), None, None, None], "the first rule is an exclusion");
 }
 
-/// A flow that was redirected to the daemon by the rule of this number.
+/// A redirected flow that matched the rule of this number.
 fn redirected_flow(rule: Option<u8>) -> RedirectedFlow {
     RedirectedFlow {
         id: FlowId(1),
@@ -88,9 +88,9 @@ fn redirected_flow(rule: Option<u8>) -> RedirectedFlow {
     }
 }
 
-/// The daemon's own sockets are not steered: it has to keep to the rules itself.
+/// The daemon's own sockets are not steered, so it must apply the rules itself.
 #[test]
-fn regression_what_no_relay_takes_leaves_as_the_kernel_would_have_steered_it() {
+fn regression_a_flow_that_no_relay_takes_leaves_as_the_kernel_would_steer_it() {
     let mut config = config(Scheduler::RoundRobin);
     let rule = |links: Option<&[&str]>, prefer: &[&str]| AppRule {
         matcher: AppMatcher { port: Some(443), ..AppMatcher::default() },
@@ -113,7 +113,7 @@ fn regression_what_no_relay_takes_leaves_as_the_kernel_would_have_steered_it() {
         found(&world),
         [(by("wlan0"), all), (by("wlan0"), LinkSet(0b01)), (by("lte0"), LinkSet(0b10)), (by("wlan0"), LinkSet(0b01))]
     );
-    // What is strict stays so, what is preferred gives way.
+    // A strict rule stays strict; a preference yields.
     world.devices[0].carrier = false;
     world.set_network();
     assert_eq!(
@@ -124,11 +124,11 @@ fn regression_what_no_relay_takes_leaves_as_the_kernel_would_have_steered_it() {
     world.set_network();
     config.policy.links = vec![LinkRule { role: Role::Excluded, ..link_rule("wlan0") }];
     world.core.reconfigure(world.now, config).unwrap();
-    assert_eq!(found(&world)[0], (by("lte0"), all), "an excluded link is none, whatever the system's own choice");
+    assert_eq!(found(&world)[0], (by("lte0"), all), "an excluded link is never used, whatever the system's choice");
 }
 
 #[test]
-fn regression_a_flow_whose_rule_is_too_long_ago_goes_nowhere() {
+fn regression_a_flow_whose_rule_is_no_longer_stored_is_refused() {
     let mut config = Config::default();
     let rule = |weight: f64| AppRule {
         links: Some(vec![braid_decide::policy::LinkSelector::Name(braid_decide::policy::Pattern::new("wlan0"))]),
@@ -140,20 +140,20 @@ fn regression_a_flow_whose_rule_is_too_long_ago_goes_nowhere() {
     let mut world = World::new(config.clone());
     world.run(Duration::from_secs(1));
     let flow = redirected_flow(Some(0));
-    assert!(!world.core.bond_policy(world.now, &flow).forgotten);
+    assert!(!world.core.bond_policy(world.now, &flow).rule_expired);
     for change in 0..20u32 {
         world.run(Duration::from_millis(10));
         config.policy.apps = vec![rule(2.0 + f64::from(change))];
         world.core.reconfigure(world.now, config.clone()).unwrap();
     }
     let policy = world.core.bond_policy(world.now, &flow);
-    assert_eq!((policy.exit, policy.forgotten), (Exit::Nowhere, true), "it may have been strict");
+    assert_eq!((policy.exit, policy.rule_expired), (Exit::Nowhere, true), "the rule may have been strict");
     let unruled = world.core.bond_policy(world.now, &redirected_flow(None));
-    assert!(!unruled.forgotten && unruled.exit != Exit::Nowhere, "what no rule matched goes on");
+    assert!(!unruled.rule_expired && unruled.exit != Exit::Nowhere, "a flow without a rule continues");
 }
 
 #[test]
-fn a_relays_refusals_are_noted_within_bounds_and_believed_of_private_addresses_only() {
+fn refusals_are_noted_up_to_a_limit_and_stored_for_private_addresses_only() {
     use braid_bond::codes::{NOT_OPENED, QUOTA};
     let mut world = World::new(config(Scheduler::RoundRobin));
     world.run(Duration::from_secs(1));
@@ -163,10 +163,10 @@ fn a_relays_refusals_are_noted_within_bounds_and_believed_of_private_addresses_o
     let private = 0x0a00_0000;
     let notes: Vec<String> = (0..100).filter_map(|number| refused(private + number, NOT_OPENED)).collect();
     assert_eq!(notes.len(), 16, "{notes:#?}");
-    assert!(notes[0].contains("10.0.0.0, a private address") && notes[15].contains("not noted any more"), "{notes:#?}");
-    assert_eq!(refused(0x0808_0808, NOT_OPENED), None, "a router on the way there may have said so");
+    assert!(notes[0].contains("10.0.0.0, a private address") && notes[15].contains("further refusals are not noted"), "{notes:#?}");
+    assert_eq!(refused(0x0808_0808, NOT_OPENED), None, "a router on the path may be the cause");
     let quota: Vec<String> = (0..3).filter_map(|_| refused(0x0808_0808, QUOTA)).collect();
-    assert!(quota.len() == 1 && quota[0].contains("bytes of the month"), "{quota:#?}");
+    assert!(quota.len() == 1 && quota[0].contains("monthly quota"), "{quota:#?}");
     let refusing = |world: &World, remote: [u8; 4]| {
         let flow = RedirectedFlow { remote: (remote, 443).into(), ..redirected_flow(None) };
         world.core.bond_policy(world.now, &flow).refusing
@@ -175,7 +175,7 @@ fn a_relays_refusals_are_noted_within_bounds_and_believed_of_private_addresses_o
 }
 
 #[test]
-fn a_new_configuration_holds_for_new_flows_and_keeps_what_was_learnt() {
+fn a_new_configuration_applies_to_new_flows_and_keeps_learned_values() {
     let mut world = World::new(config(Scheduler::OnlyOne));
     world.run(Duration::from_secs(1));
     let Steered::To(0, id) = world.connect("old", 5) else { panic!() };
@@ -193,7 +193,7 @@ fn a_new_configuration_holds_for_new_flows_and_keeps_what_was_learnt() {
 }
 
 #[test]
-fn an_explanation_names_the_rule_the_loads_and_the_runner_up() {
+fn an_explanation_contains_the_rule_the_loads_and_the_runner_up() {
     let mut config = config(Scheduler::MaxThroughput);
     config.policy.apps =
         vec![AppRule { matcher: AppMatcher { port: Some(25), ..AppMatcher::default() }, links: only(&["eth9"]), ..AppRule::default() }];
@@ -209,7 +209,7 @@ fn an_explanation_names_the_rule_the_loads_and_the_runner_up() {
     let now = world.now;
     let answer = world.core.explain(now, &ask(443)).unwrap();
     assert_eq!((answer.link.as_deref(), answer.runner_up.as_deref()), (Some("lte0"), Some("wlan0")), "{answer:?}");
-    let text = "it is expected to end first there, in 0.081 s: 1.0 MB of its own behind 0 B of the link's load, 0 B of 0 flows";
+    let text = "the flow is expected to end first there, in 0.081 s: 1.0 MB of its own behind 0 B of the link's load, 0 B of 0 flows";
     assert!(answer.reason.starts_with(text), "{}", answer.reason);
     assert_eq!(answer.candidates.len(), 2);
     assert!(answer.candidates.iter().all(|candidate| candidate.end_us <= candidate.finish_us && candidate.end_us.is_some()), "{answer:?}");
@@ -218,7 +218,7 @@ fn an_explanation_names_the_rule_the_loads_and_the_runner_up() {
     let denied = world.core.explain(now, &ask(25)).unwrap();
     assert_eq!((denied.outcome, denied.rule), (braid_api::Outcome::Denied, Some(1)));
     assert!(
-        denied.candidates.iter().all(|candidate| candidate.reason.as_deref() == Some("its rule does not name it (links)")),
+        denied.candidates.iter().all(|candidate| candidate.reason.as_deref() == Some("the rule does not name this link (links)")),
         "{denied:?}"
     );
     let busy = braid_api::ExplainRequest { exe: None, name: Some("busy".into()), ..ask(443) };
@@ -250,11 +250,11 @@ fn a_handover_needs_a_gain_of_more_than_hysteresis() {
     world.round_trip(1, 30);
     assert_eq!(world.ten(), [10, 0]);
     world.round_trip(2, 25);
-    assert_eq!(world.ten(), [10, 0], "5 ms are not worth it");
+    assert_eq!(world.ten(), [10, 0], "5 ms are not enough");
     world.round_trip(2, 15);
     assert_eq!(world.ten(), [0, 10]);
     world.round_trip(1, 10);
-    assert_eq!(world.ten(), [0, 10], "nor are they on the way back");
+    assert_eq!(world.ten(), [0, 10], "nor for the way back");
     let mut eager = config(Scheduler::Handover);
     (eager.policy.hysteresis, eager.probe) = (Duration::from_millis(1), ProbeMode::Continuous);
     world.core.reconfigure(world.now, eager).unwrap();
@@ -265,7 +265,7 @@ fn a_handover_needs_a_gain_of_more_than_hysteresis() {
 }
 
 #[test]
-fn links_of_the_highest_priority_share_and_the_others_wait() {
+fn links_of_the_highest_priority_share_and_others_stay_unused() {
     let mut config = Config { probe: ProbeMode::Continuous, ..config(Scheduler::RoundRobin) };
     config.policy.links = vec![LinkRule { priority: 1, ..link_rule("wlan0") }];
     let mut world = World::new(config.clone());
@@ -273,7 +273,7 @@ fn links_of_the_highest_priority_share_and_the_others_wait() {
     assert_eq!(world.ten(), [0, 10]);
     world.answering.insert(LinkIndex(2), false);
     world.run(Duration::from_secs(3));
-    assert_eq!(world.ten(), [10, 0], "the next priority when the first is dead");
+    assert_eq!(world.ten(), [10, 0], "the next priority if the first is dead");
     config.policy.links.push(LinkRule { priority: 1, ..link_rule("lte0") });
     world.answering.insert(LinkIndex(2), true);
     world.core.reconfigure(world.now, config).unwrap();

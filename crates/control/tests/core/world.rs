@@ -1,4 +1,4 @@
-//! A core on a fake system, and a clock of the test's own.
+//! A core with a fake backend and a simulated clock.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -38,17 +38,17 @@ impl Names for FakeNames {
     }
 }
 
-/// A core with two links, on a clock of the test's own.
+/// A core with two links and a simulated clock.
 pub(crate) struct World {
     pub(crate) core: Core<FakeSteering>,
     pub(crate) now: Time,
     pub(crate) devices: Vec<LinkFacts>,
-    /// Which links answer probes.
+    /// Whether each link answers probes.
     pub(crate) answering: BTreeMap<LinkIndex, bool>,
-    /// Probes under way: when they end, and how.
+    /// Pending probes: when they end, and how.
     pub(crate) probes: Vec<(Time, LinkIndex, Family, Outcome)>,
     pub(crate) beat: u64,
-    /// Hosts that were to be asked whether they run Braid.
+    /// Hosts that the core asked whether they run Braid.
     pub(crate) questions: Vec<Question>,
 }
 
@@ -73,7 +73,7 @@ impl World {
         self.core.on_network(self.now, network).unwrap();
     }
 
-    /// Lets time pass as the live loop does.
+    /// Advances the time as the daemon's event loop does.
     pub(crate) fn run(&mut self, span: Duration) {
         let end = self.now + span;
         while self.now < end {
@@ -90,9 +90,9 @@ impl World {
                 self.core.poll(self.now).unwrap();
             }
             self.core.tick(self.now).unwrap();
-            let todo = self.core.todo();
-            self.questions.extend(todo.questions);
-            for plan in todo.probes {
+            let actions = self.core.take_actions();
+            self.questions.extend(actions.questions);
+            for plan in actions.probes {
                 let alive = self.answering.get(&plan.link).copied().unwrap_or(true);
                 let (after, outcome) = if alive { (RTT, Outcome::Alive { rtt: RTT }) } else { (plan.timeout, Outcome::Silent) };
                 self.probes.push((self.now + after, plan.link, plan.family, outcome));
@@ -106,7 +106,7 @@ impl World {
         self.core.steering().connect(now, &app, 1000, (SERVER, 443))
     }
 
-    /// The names of the links that ten new flows of one program use.
+    /// Names of the links that ten new flows of one program use.
     pub(crate) fn used(&mut self) -> Vec<String> {
         let mut slots: Vec<_> = (0..10)
             .filter_map(|_| match self.connect("test", 99) {
@@ -143,7 +143,7 @@ pub(crate) fn only(names: &[&str]) -> Option<Vec<LinkSelector>> {
 }
 
 impl World {
-    /// The links of ten flows of 1 MB that are there together.
+    /// Number of flows per slot for ten simultaneous flows of 1 MB.
     pub(crate) fn ten(&mut self) -> Vec<usize> {
         let flows: Vec<_> = (0..10).map(|_| self.connect("test", 99)).collect();
         let mut counts = vec![0; 2];
@@ -164,7 +164,7 @@ impl World {
 }
 
 impl World {
-    /// Answers of probes with this round trip.
+    /// Delivers answers to probes with this RTT.
     pub(crate) fn round_trip(&mut self, link: u32, milliseconds: u64) {
         let outcome = Outcome::Alive { rtt: Duration::from_millis(milliseconds) };
         for _ in 0..50 {

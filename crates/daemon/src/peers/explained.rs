@@ -1,61 +1,64 @@
-//! Why a bonded flow is bonded, and how it is spread over the links.
+//! Explains why a flow is bonded and how its bytes are spread over the links.
 
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
 
 use braid_api::{Explanation, Outcome, Share};
 use braid_bond::{BondScheduler, PathState};
-use braid_control::core::Grounds;
+use braid_control::core::BondReason;
 use braid_model::{Direction, Time};
 use braid_transport::client::State;
 
 use super::{BondedFlow, Peers, path_state, why_no_path};
 
 impl Peers {
-    /// Keeps why a flow is bonded, for as long as it is.
-    pub(crate) fn note_grounds(&self, id: u64, grounds: Grounds) {
+    /// Stores why a flow is bonded, until the flow ends.
+    pub(crate) fn set_bond_reason(&self, id: u64, bond_reason: BondReason) {
         if let Some(bonded) = self.flows.lock().unwrap_or_else(PoisonError::into_inner).living.get_mut(&id) {
-            bonded.grounds = Some(grounds);
+            bonded.bond_reason = Some(bond_reason);
         }
     }
 
-    /// `POST /v1/explain` of a bonded flow; `None` if it is none.
+    /// `POST /v1/explain` for a bonded flow; `None` if no bonded flow has this id.
     pub(crate) fn explain(&self, id: u64, now: Time) -> Option<Explanation> {
         let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
         let bonded = flows.living.get(&id)?;
         let paths = self.shares(bonded);
-        let grounds = bonded.grounds.as_ref();
+        let bond_reason = bonded.bond_reason.as_ref();
         let age = now.since(bonded.started).as_secs_f64();
-        let why = grounds.map_or("", |grounds| grounds.reason.as_str());
+        let why = bond_reason.map_or("", |bond_reason| bond_reason.reason.as_str());
         let copies = match bonded.policy.copies {
             0 | 1 => String::new(),
             copies => format!(", each packet over {copies} of them"),
         };
-        let used: Vec<String> = paths.iter().filter(|share| share.share > Some(0.0)).map(in_words).collect();
+        let used: Vec<String> = paths.iter().filter(|share| share.share > Some(0.0)).map(share_text).collect();
         let used =
-            if used.is_empty() { "no byte of it has arrived yet".to_owned() } else { format!("its bytes went over {}", used.join(", ")) };
+            if used.is_empty() { "no bytes have arrived yet".to_owned() } else { format!("its bytes went over: {}", used.join(", ")) };
         let over = match bonded.policy.links != bonded.ruled {
             true => {
                 let ordered = self.links.iter().filter(|link| bonded.policy.links.contains(link.slot));
                 let ordered: Vec<&str> = ordered.map(|link| link.device.as_str()).collect();
                 let gone = "a link that is gone";
-                format!("by order over {} only", if ordered.is_empty() { gone.to_owned() } else { ordered.join(" and ") })
+                format!(
+                    "only over {}, where \"braid move\" put it",
+                    if ordered.is_empty() { gone.to_owned() } else { ordered.join(" and ") }
+                )
             }
-            false => "over every link it may use".to_owned(),
+            false => "over every link that its rule allows".to_owned(),
         };
         Some(Explanation {
             subject: format!("{} to {}", bonded.application, bonded.remote),
             outcome: Outcome::Bonded,
             link: None,
             runner_up: None,
-            reason: format!("{why}: {} carries it since {age:.1} s, {over}{copies}; {used}", bonded.peer),
-            rule: grounds.and_then(|grounds| grounds.rule),
-            rule_text: grounds.and_then(|grounds| grounds.rule_text.clone()),
+            reason: format!("{why}: {} has carried it for {age:.1} s, {over}{copies}; {used}", bonded.peer),
+            rule: bond_reason.and_then(|bond_reason| bond_reason.rule),
+            rule_text: bond_reason.and_then(|bond_reason| bond_reason.rule_text.clone()),
             scheduler: self.scheduler_name().to_owned(),
-            class: grounds.map(|grounds| grounds.class.to_string()),
+            class: bond_reason.map(|bond_reason| bond_reason.class.to_string()),
             affinity: None,
-            demand_bytes: grounds.map(|grounds| grounds.demand.get()),
-            direction: grounds.map(|grounds| if grounds.direction == Direction::Up { "up" } else { "down" }.to_owned()),
+            demand_bytes: bond_reason.map(|bond_reason| bond_reason.demand.get()),
+            direction: bond_reason.map(|bond_reason| if bond_reason.direction == Direction::Up { "up" } else { "down" }.to_owned()),
             candidates: Vec::new(),
             peer: Some(bonded.peer.clone()),
             paths,
@@ -64,14 +67,14 @@ impl Peers {
         })
     }
 
-    /// The rule by which bonds spread flows.
+    /// Name of the rule by which bonds distribute flows.
     pub(crate) fn scheduler_name(&self) -> &'static str {
         self.scheduling.as_ref().map_or(BondScheduler::default(), |scheduling| scheduling.scheduler).name()
     }
 
-    /// Every link, and those that are gone but have carried some of the flow.
+    /// Shares of all current links, and of former links that carried part of the flow.
     fn shares(&self, bonded: &BondedFlow) -> Vec<Share> {
-        let client = self.known.get(&bonded.peer).map(|known| &known.client).or_else(|| self.servers.client(&bonded.peer));
+        let client = self.relays.get(&bonded.peer).map(|known| &known.client).or_else(|| self.servers.client(&bonded.peer));
         let up = client.is_some_and(|client| *client.state().borrow() == State::Up);
         let moved = bonded.flow.view().map(|view| view.by_link).unwrap_or_default();
         let whole: u64 = moved.iter().map(|(_, moved)| moved.sum().get()).sum();
@@ -81,10 +84,10 @@ impl Peers {
             let share = links.entry(link).or_insert_with(|| empty(link));
             (share.rx_bytes, share.tx_bytes) = (moved.rx.get(), moved.tx.get());
         }
-        // Of a link's two families the one that stands better speaks for it.
+        // A link may have one path per address family. Show the better one.
         let mut best: BTreeMap<u8, braid_bond::PathView> = BTreeMap::new();
         for (_, path) in client.map(|client| client.paths()).unwrap_or_default() {
-            let better = |known: &braid_bond::PathView| standing(path.state) > standing(known.state);
+            let better = |known: &braid_bond::PathView| rank(path.state) > rank(known.state);
             if best.get(&path.link).is_none_or(better) {
                 best.insert(path.link, path);
             }
@@ -104,16 +107,16 @@ impl Peers {
             share.allowed = bonded.policy.links.contains(usize::from(*link));
             share.reason = match path {
                 _ if !share.allowed && bonded.ruled.contains(usize::from(*link)) => {
-                    Some("it was moved to another link by order".to_owned())
+                    Some("\"braid move\" moved the flow to another link".to_owned())
                 }
-                _ if !share.allowed => Some("its rule does not name it".to_owned()),
-                _ if !up => Some("the peer cannot be reached now: what is on the way waits".to_owned()),
+                _ if !share.allowed => Some("the flow's rule does not name this link".to_owned()),
+                _ if !up => Some("the peer is unreachable now: data in transit waits".to_owned()),
                 None => {
                     let known = self.links.iter().find(|known| known.slot == usize::from(*link));
                     let why = known.and_then(|known| why_no_path(known, &bonded.peer, &[]));
                     Some(format!("no path over it: {}", why.as_deref().unwrap_or("the link is gone")))
                 }
-                Some(path) if path.backup => Some("used only while no other is good".to_owned()),
+                Some(path) if path.backup => Some("used only while no other path is good".to_owned()),
                 Some(path) if path.state != PathState::Good => Some(format!("the path over it is {}", path_state(path))),
                 Some(_) => None,
             };
@@ -122,7 +125,7 @@ impl Peers {
     }
 }
 
-fn standing(state: PathState) -> u8 {
+fn rank(state: PathState) -> u8 {
     match state {
         PathState::Dead => 0,
         PathState::Probing => 1,
@@ -131,6 +134,6 @@ fn standing(state: PathState) -> u8 {
     }
 }
 
-fn in_words(share: &Share) -> String {
+fn share_text(share: &Share) -> String {
     format!("{} ({:.0} %)", share.link, share.share.unwrap_or(0.0) * 100.0)
 }

@@ -1,5 +1,5 @@
-//! How many redirected flows the daemon forwards: bounded for each user and for all, by the files it may have open. The kernel's programs let
-//! what is beyond go direct.
+//! Limits on redirected flows that the daemon forwards, per user and in total. The limit of open files determines both. Beyond a limit
+//! the BPF programs let flows go direct.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -7,43 +7,43 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use braid_platform::linux::bpf::redirect::{Redirect, Taking};
 
-/// Open files that are not for flows: probes, kernel tables, paths, the API, the store.
-const KEPT: u64 = 512;
-/// More flows of one user than this are no better for it.
-const OF_ONE: usize = 8192;
-/// More open files than this make no difference.
-const FILES: u64 = 1 << 20;
+/// Open files reserved for other uses: probes, kernel tables, paths, the API, the store.
+const RESERVED_FILES: u64 = 512;
+/// Maximum number of flows of one user, however many open files there are.
+const MAX_PER_USER: usize = 8192;
+/// Open files beyond this number are not used.
+const MAX_FILES: u64 = 1 << 20;
 
-/// The most flows at a time.
+/// Maximum numbers of simultaneous flows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Bounds {
+struct FlowCaps {
     all: usize,
-    of_one: usize,
+    per_user: usize,
 }
 
-impl Bounds {
-    /// With so many open files. A flow needs two where no peer takes it: the program's connection and its own.
+impl FlowCaps {
+    /// Limits for `open_files` open files. A flow that no peer takes needs two: the program's connection and the daemon's own.
     fn of(open_files: u64) -> Self {
-        let files = open_files.min(FILES);
-        let all = (files - KEPT.min(files / 2)) / 2;
+        let files = open_files.min(MAX_FILES);
+        let all = (files - RESERVED_FILES.min(files / 2)) / 2;
         let all = usize::try_from(all).unwrap_or(usize::MAX).max(2);
-        Self { all, of_one: (all / 4).clamp(1, OF_ONE) }
+        Self { all, per_user: (all / 4).clamp(1, MAX_PER_USER) }
     }
 }
 
-/// What the kernel's programs are to be told.
+/// A change that the BPF programs must be given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LimitChange {
-    /// A user has as many as it may have, or not any more.
+    /// The user has reached its limit (true), or has room again (false).
     Heavy(u32, bool),
-    /// There are as many as there may be, or not any more.
+    /// The total limit is reached (true), or there is room again (false).
     Full(bool),
 }
 
-/// The flows by user.
+/// Numbers of flows, by user and in total.
 #[derive(Debug)]
 struct Counts {
-    bounds: Bounds,
+    caps: FlowCaps,
     users: BTreeMap<u32, usize>,
     all: usize,
     heavy: BTreeSet<u32>,
@@ -51,8 +51,8 @@ struct Counts {
 }
 
 impl Counts {
-    fn new(bounds: Bounds) -> Self {
-        Self { bounds, users: BTreeMap::new(), all: 0, heavy: BTreeSet::new(), full: false }
+    fn new(caps: FlowCaps) -> Self {
+        Self { caps, users: BTreeMap::new(), all: 0, heavy: BTreeSet::new(), full: false }
     }
 
     fn enter(&mut self, user: u32) -> Vec<LimitChange> {
@@ -60,10 +60,10 @@ impl Counts {
         let own = self.users.entry(user).or_default();
         *own += 1;
         let mut changes = Vec::new();
-        if *own >= self.bounds.of_one && self.heavy.insert(user) {
+        if *own >= self.caps.per_user && self.heavy.insert(user) {
             changes.push(LimitChange::Heavy(user, true));
         }
-        if self.all >= self.bounds.all && !std::mem::replace(&mut self.full, true) {
+        if self.all >= self.caps.all && !std::mem::replace(&mut self.full, true) {
             changes.push(LimitChange::Full(true));
         }
         changes
@@ -78,59 +78,59 @@ impl Counts {
             own.remove();
         }
         let mut changes = Vec::new();
-        if left <= eased(self.bounds.of_one) && self.heavy.remove(&user) {
+        if left <= release_at(self.caps.per_user) && self.heavy.remove(&user) {
             changes.push(LimitChange::Heavy(user, false));
         }
-        if self.all <= eased(self.bounds.all) && std::mem::take(&mut self.full) {
+        if self.all <= release_at(self.caps.all) && std::mem::take(&mut self.full) {
             changes.push(LimitChange::Full(false));
         }
         changes
     }
 }
 
-/// Where a bound that was reached is lifted, so that it does not change with each flow.
-fn eased(bound: usize) -> usize {
+/// Count at which a reached limit is lifted. The margin keeps the limit from toggling with every flow.
+fn release_at(bound: usize) -> usize {
     bound - bound.div_ceil(8)
 }
 
-/// Counts the flows, and tells the kernel's programs. Clones are the same.
+/// Counts flows and updates the BPF programs. Clones share the counts.
 #[derive(Clone)]
 pub(super) struct FlowLimits(Arc<Mutex<Inner>>);
 
 struct Inner {
     counts: Counts,
-    /// The system gives no more files.
+    /// The system has no more file descriptors.
     exhausted: bool,
     redirect: Option<Arc<Redirect>>,
 }
 
-/// A flow is counted for as long as this lives.
+/// Counts one flow while it lives.
 pub(super) struct FlowPermit {
     flow_limits: FlowLimits,
     user: u32,
 }
 
 impl FlowLimits {
-    /// For a process that may have so many open files.
+    /// Creates the limits for a process that may have `open_files` open files.
     pub(super) fn new(open_files: u64) -> Self {
-        Self(Arc::new(Mutex::new(Inner { counts: Counts::new(Bounds::of(open_files)), exhausted: false, redirect: None })))
+        Self(Arc::new(Mutex::new(Inner { counts: Counts::new(FlowCaps::of(open_files)), exhausted: false, redirect: None })))
     }
 
-    /// Whom to tell.
-    pub(super) fn tell(&self, redirect: Arc<Redirect>) {
+    /// Sets the BPF side that receives the changes.
+    pub(super) fn attach(&self, redirect: Arc<Redirect>) {
         self.lock().redirect = Some(redirect);
     }
 
-    /// Counts a flow of this user.
+    /// Counts a flow of `user`.
     pub(super) fn enter(&self, user: u32) -> FlowPermit {
         let mut inner = self.lock();
         let changes = inner.counts.enter(user);
-        inner.pass_on(&changes);
+        inner.publish(&changes);
         drop(inner);
         FlowPermit { flow_limits: self.clone(), user }
     }
 
-    /// The system has no file for one more flow, or has again: meanwhile flows go direct.
+    /// Sets whether the system has run out of file descriptors. While it has, new flows go direct.
     pub(super) fn set_exhausted(&self, exhausted: bool) {
         let mut inner = self.lock();
         if inner.exhausted != exhausted {
@@ -139,7 +139,7 @@ impl FlowLimits {
         }
     }
 
-    /// Whether it had none when it was last asked.
+    /// Last value of [`set_exhausted`](Self::set_exhausted).
     pub(super) fn is_exhausted(&self) -> bool {
         self.lock().exhausted
     }
@@ -153,35 +153,35 @@ impl Drop for FlowPermit {
     fn drop(&mut self) {
         let mut inner = self.flow_limits.lock();
         let changes = inner.counts.leave(self.user);
-        inner.pass_on(&changes);
+        inner.publish(&changes);
     }
 }
 
 impl Inner {
-    fn pass_on(&self, changes: &[LimitChange]) {
+    fn publish(&self, changes: &[LimitChange]) {
         for change in changes {
             match *change {
                 LimitChange::Full(_) => self.update_gate(),
                 LimitChange::Heavy(user, heavy) => {
-                    let most = self.counts.bounds.of_one;
+                    let max = self.counts.caps.per_user;
                     if heavy {
-                        tracing::info!(user, "a user has {most} bonded flows, the most there may be: its next ones go direct");
+                        tracing::info!(user, "a user reached the limit of {max} bonded flows: its new flows go direct");
                     }
-                    let told = self.redirect.as_ref().map_or(Ok(()), |redirect| redirect.set_heavy(user, heavy));
-                    told.unwrap_or_else(|error| tracing::warn!("{error}"));
+                    let done = self.redirect.as_ref().map_or(Ok(()), |redirect| redirect.set_heavy(user, heavy));
+                    done.unwrap_or_else(|error| tracing::warn!("{error}"));
                 }
             }
         }
     }
 
-    /// Lets flows be redirected, or not.
+    /// Turns redirection of new flows on or off.
     fn update_gate(&self) {
         let Some(redirect) = &self.redirect else { return };
         let open = !self.exhausted && !self.counts.full;
         match open {
-            true => tracing::info!("there is room for bonded flows again"),
+            true => tracing::info!("new flows can be bonded again"),
             false => tracing::warn!(
-                "no more flows can be bonded: {} are, and each may need two open files (LimitNOFILE= of the service, ulimit -Hn); new ones go direct",
+                "no more flows can be bonded: {} flows are bonded, and each may need two open files (raise LimitNOFILE= of the service, or ulimit -Hn); new flows go direct",
                 self.counts.all
             ),
         }
@@ -196,28 +196,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn open_files_are_shared_out() {
-        assert_eq!(Bounds::of(65_536), Bounds { all: 32_512, of_one: 8128 });
-        assert_eq!(Bounds::of(u64::MAX).of_one, OF_ONE);
-        assert_eq!(Bounds::of(400), Bounds { all: 100, of_one: 25 });
-        assert!([0, 1, 2, 3].iter().all(|files| Bounds::of(*files).of_one > 0));
+    fn limits_follow_from_the_number_of_open_files() {
+        assert_eq!(FlowCaps::of(65_536), FlowCaps { all: 32_512, per_user: 8128 });
+        assert_eq!(FlowCaps::of(u64::MAX).per_user, MAX_PER_USER);
+        assert_eq!(FlowCaps::of(400), FlowCaps { all: 100, per_user: 25 });
+        assert!([0, 1, 2, 3].iter().all(|files| FlowCaps::of(*files).per_user > 0));
     }
 
     #[test]
-    fn one_user_is_stopped_long_before_all_are_and_let_go_on_later() {
-        let mut counts = Counts::new(Bounds { all: 32, of_one: 8 });
+    fn one_user_is_limited_before_the_total_and_released_later() {
+        let mut counts = Counts::new(FlowCaps { all: 32, per_user: 8 });
         let changes: Vec<LimitChange> = (0..12).flat_map(|_| counts.enter(1000)).collect();
         assert_eq!(changes, [LimitChange::Heavy(1000, true)]);
         assert_eq!(counts.enter(1001), []);
         let changes: Vec<LimitChange> = (0..12).flat_map(|_| counts.leave(1000)).collect();
         assert_eq!(changes, [LimitChange::Heavy(1000, false)]);
         assert_eq!((counts.users.len(), counts.all, counts.heavy.len()), (1, 1, 0));
-        assert_eq!(counts.leave(1000), [], "there is none of it any more");
+        assert_eq!(counts.leave(1000), [], "the user has no flow left");
     }
 
     #[test]
-    fn all_together_are_stopped_too() {
-        let mut counts = Counts::new(Bounds { all: 8, of_one: 4 });
+    fn the_total_is_limited_too() {
+        let mut counts = Counts::new(FlowCaps { all: 8, per_user: 4 });
         let changes: Vec<LimitChange> = (0..8).flat_map(|user| counts.enter(user)).collect();
         assert_eq!(changes, [LimitChange::Full(true)]);
         assert_eq!((counts.leave(0), counts.leave(1)), (vec![LimitChange::Full(false)], vec![]));

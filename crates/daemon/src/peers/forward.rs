@@ -1,4 +1,4 @@
-//! Forwards redirected flows: over the bond to a server or a relay, or, where none can take them, over a link of theirs.
+//! Forwards redirected flows over the bond to a server or a relay. If no peer can take a flow, it goes direct over a link.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,51 +23,51 @@ use tokio::sync::{Notify, mpsc, watch};
 
 use super::{BondedFlow, Change, Cost, Flows, Peers};
 
-/// An exchange of datagrams whose bond has ended waits this long for the bond to be there again.
-const RESTART: Duration = Duration::from_secs(1);
-/// An exchange of datagrams in which nothing moves for this long is forgotten.
-const QUIET: Duration = Duration::from_secs(150);
-/// An exchange that nobody has answered is tried again no sooner than this.
-const AGAIN: Duration = Duration::from_secs(1);
+/// Time to wait for a lost bond to come back before its UDP exchange restarts.
+const BOND_RETURN_TIMEOUT: Duration = Duration::from_secs(1);
+/// Idle time after which a direct UDP exchange ends.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(150);
+/// Delay before an unanswered exchange restarts.
+const RESTART_AFTER: Duration = Duration::from_secs(1);
 
-/// The UDP exchanges that are forwarded now.
+/// The forwarded UDP exchanges.
 #[derive(Clone, Default)]
 pub(crate) struct Exchanges(Arc<Mutex<ExchangeTable>>);
 
 #[derive(Default)]
 struct ExchangeTable {
-    /// Each with its number, since an exchange that ended may have begun anew.
+    /// Forwarders with their numbers. The number distinguishes a restarted exchange from the one that ended.
     forwarders: BTreeMap<ExchangeKey, (u64, Arc<Forwarder>)>,
     last: u64,
 }
 
-/// What forwards an exchange.
+/// Forwarder of one exchange.
 struct Forwarder {
     by: UdpExchange,
-    /// Whether the program has sent anything since this was last looked at.
-    spoke: AtomicBool,
-    /// Nothing can be sent by it any more.
+    /// Whether the program has sent a datagram since the last check.
+    sent: AtomicBool,
+    /// Notified when the forwarder cannot send any more.
     broken: Notify,
 }
 
 impl Forwarder {
     fn new(by: UdpExchange) -> Arc<Self> {
-        Arc::new(Self { by, spoke: AtomicBool::new(false), broken: Notify::new() })
+        Arc::new(Self { by, sent: AtomicBool::new(false), broken: Notify::new() })
     }
 }
 
 impl Exchanges {
-    /// Sends one more datagram of an exchange; `false` if it is not known.
+    /// Sends a datagram of a known exchange; `false` if the exchange is unknown.
     pub(crate) fn send(&self, exchange: &ExchangeKey, payload: Bytes) -> bool {
         let Some(forwarder) = self.lock().forwarders.get(exchange).map(|(_, forwarder)| forwarder.clone()) else { return false };
         match forwarder.by.send(payload) {
-            Ok(()) => forwarder.spoke.store(true, Ordering::Relaxed),
+            Ok(()) => forwarder.sent.store(true, Ordering::Relaxed),
             Err(_) => forwarder.broken.notify_one(),
         }
         true
     }
 
-    /// Forgets an exchange whose program is gone.
+    /// Removes an exchange whose program's socket is gone.
     pub(crate) fn forget(&self, exchange: &ExchangeKey) {
         let gone = self.lock().forwarders.remove(exchange);
         if let Some((_, forwarder)) = gone
@@ -105,27 +105,27 @@ impl Exchanges {
     }
 }
 
-/// A flow that was opened, and what its bond is.
+/// A flow that was opened over a bond.
 struct Opened {
-    /// Under which it is listed.
+    /// Id in the list of flows.
     id: u64,
     flow: BondFlow,
-    /// To be let go of soon: the last one who holds it holds the bond.
+    /// Must be dropped soon: the last holder of a client keeps its bond open.
     client: Client,
-    /// Who is at its other end, and hears what became of it.
-    far: Far,
+    /// Peer at the other end, with the channel for the outcome.
+    flow_peer: FlowPeer,
 }
 
-/// Who a flow was given to.
-enum Far {
-    /// Its server itself, at this port.
+/// Peer that a flow was opened to.
+enum FlowPeer {
+    /// The flow's destination itself, at this port.
     Server { host: IpAddr, port: u16, changes: mpsc::UnboundedSender<Change> },
     /// A relay, by its name.
     Relay { name: String, host: IpAddr, changes: mpsc::UnboundedSender<Change> },
 }
 
 impl Opened {
-    /// Waits for the bond, and for the other end's word on the flow; whom it concerns hears what that was.
+    /// Waits for the bond and for the peer's answer to the flow, and reports the outcome on the peer's channel.
     async fn opening(&self) -> Opening {
         let begun = Instant::now();
         let reached = self.client.comes(|| begun + self.client.patience(), |state| *state != State::Connecting).await;
@@ -135,17 +135,17 @@ impl Opened {
             self.flow.reset(0);
             Opening::Direct(Unopened::Silent)
         };
-        match &self.far {
-            Far::Server { .. } if !reached => self.far.tell_server(ServerEvent::Lost),
-            Far::Server { port, .. } => match opening {
-                // The program may have been let in before that was known. Others see it as it is.
+        match &self.flow_peer {
+            FlowPeer::Server { .. } if !reached => self.flow_peer.report_server(ServerEvent::Lost),
+            FlowPeer::Server { port, .. } => match opening {
+                // The program's connect may have succeeded before this was known. Later flows then see the port as closed.
                 Opening::Direct(Unopened::Declined(codes::NOT_OPENED)) | Opening::Refused(libc::ECONNREFUSED) => {
-                    self.far.tell_server(ServerEvent::Closed(*port));
+                    self.flow_peer.report_server(ServerEvent::Closed(*port));
                 }
-                Opening::Direct(Unopened::Declined(codes::NOT_ITS_OWN)) => self.far.tell_server(ServerEvent::Elsewhere),
+                Opening::Direct(Unopened::Declined(codes::NOT_ITS_OWN)) => self.flow_peer.report_server(ServerEvent::NotLocal),
                 _ => {}
             },
-            Far::Relay { name, host, changes } => {
+            FlowPeer::Relay { name, host, changes } => {
                 if let Opening::Direct(Unopened::Declined(code @ (codes::NOT_OPENED | codes::BUSY | codes::QUOTA))) = opening {
                     let _ = changes.send(Change::Refused { name: name.clone(), host: *host, code });
                 }
@@ -155,8 +155,8 @@ impl Opened {
     }
 }
 
-impl Far {
-    fn tell_server(&self, event: ServerEvent) {
+impl FlowPeer {
+    fn report_server(&self, event: ServerEvent) {
         if let Self::Server { host, changes, .. } = self {
             let _ = changes.send(Change::Server { host: *host, event });
         }
@@ -164,7 +164,7 @@ impl Far {
 }
 
 impl Peers {
-    /// Opens a flow to a peer that can take it, and lists it. A server that runs Braid goes before any relay: there is no shorter way.
+    /// Opens a flow to a peer that can take it, and lists it. A server that runs Braid is preferred to any relay: its way is the shortest.
     fn open_flow(
         &mut self,
         facts: &RedirectedFlow,
@@ -173,17 +173,17 @@ impl Peers {
         kind: FlowKind,
         server: Option<PublicKey>,
     ) -> Option<Opened> {
-        if policy.forgotten {
+        if policy.rule_expired {
             return None;
         }
         let host = facts.remote.ip();
         let bonded = server.and_then(|key| self.bond_with(host, key));
         let changes = self.changes.clone();
-        let (client, peer, far) = match bonded {
-            Some(client) => (client, host.to_string(), Far::Server { host, port: facts.remote.port(), changes }),
+        let (client, peer, flow_peer) = match bonded {
+            Some(client) => (client, host.to_string(), FlowPeer::Server { host, port: facts.remote.port(), changes }),
             None => {
                 let (client, name) = self.relay(policy)?;
-                (client, name.clone(), Far::Relay { name, host, changes })
+                (client, name.clone(), FlowPeer::Relay { name, host, changes })
             }
         };
         let weight = (policy.weight * 100.0).clamp(1.0, f64::from(u16::MAX)) as u16;
@@ -200,13 +200,13 @@ impl Peers {
             policy: bond,
             protocol: if kind == FlowKind::Stream { "tcp" } else { "udp" },
             flow: flow.clone(),
-            grounds: None,
+            bond_reason: None,
             counted: Default::default(),
             cost: Cost::default(),
             ruled: policy.links,
         };
         let id = self.flows.lock().unwrap_or_else(PoisonError::into_inner).insert(facts.id.0, bonded);
-        Some(Opened { id, flow, client, far })
+        Some(Opened { id, flow, client, flow_peer })
     }
 
     fn direct(&self, remote: SocketAddr, exit: &Exit) -> Direct {
@@ -220,17 +220,17 @@ impl Peers {
         Some(client)
     }
 
-    /// A relay that can be reached and may open the flow's destination, and its name.
+    /// A reachable relay that may open the flow's destination, and its name.
     fn relay(&self, policy: &BondPolicy) -> Option<(Client, String)> {
-        let up = |known: &&super::Known| known.is_up() && !policy.refusing.contains(&known.stored.name);
+        let up = |known: &&super::JoinedRelay| known.is_up() && !policy.refusing.contains(&known.stored.name);
         let known = match &policy.relay {
-            Some(name) => self.known.get(name).filter(up),
-            None => self.known.values().find(up),
+            Some(name) => self.relays.get(name).filter(up),
+            None => self.relays.values().find(up),
         }?;
         Some((known.client.clone(), known.stored.name.clone()))
     }
 
-    /// Forwards an exchange of datagrams, whose first is `payload`. Without a peer it goes direct. Returns the id of what is bonded.
+    /// Forwards a UDP exchange whose first datagram is `payload`. Without a peer it goes direct. Returns the flow's id if it is bonded.
     pub(crate) fn exchange(
         &mut self,
         redirect: Arc<Redirect>,
@@ -261,7 +261,7 @@ impl Peers {
             if matches!(opening, Opening::Bonded(_)) {
                 while let Ok(message) = flow.receive().await {
                     received += ByteCount::new(message.len() as u64);
-                    // What the program's socket has no room for is lost.
+                    // Datagrams that do not fit into the program's socket buffer are lost.
                     let _ = redirect.answer(&exchange, &message);
                 }
             }
@@ -271,21 +271,21 @@ impl Peers {
             }
             match opening {
                 Opening::Direct(_) => exchange_directly(redirect, exchanges, exchange, direct, payload).await,
-                // Its bond has ended, or the far end has forgotten it: its program, which need not know, sends on. A relay that was
-                // restarted is there again in a moment, and what once went direct would stay so. What it sends until then is lost, so the wait
-                // is short whether or not the relay has begun to answer.
+                // The bond has ended, or the peer has dropped the exchange, while the program keeps sending. Going direct at once would
+                // pin the exchange to a direct path, although a restarted relay is back in a moment. Datagrams sent meanwhile are lost,
+                // so the wait is short, whether or not the relay answers again.
                 Opening::Bonded(_) => {
-                    let _ = tokio::time::timeout(RESTART, state.wait_for(|state| *state == State::Up)).await.map(drop);
-                    begin_anew(&redirect, &exchange, received > ByteCount::ZERO).await;
+                    let _ = tokio::time::timeout(BOND_RETURN_TIMEOUT, state.wait_for(|state| *state == State::Up)).await.map(drop);
+                    restart(&redirect, &exchange, received > ByteCount::ZERO).await;
                 }
-                Opening::Refused(_) => begin_anew(&redirect, &exchange, false).await,
+                Opening::Refused(_) => restart(&redirect, &exchange, false).await,
             }
         });
         Some(id)
     }
 
-    /// Forwards a redirected connection: straight to its `server`, if that has this key, or to a relay. The peer may have gone since the
-    /// program's connect: a connection of the daemon's own is next best. Returns the id of what is bonded.
+    /// Forwards a redirected connection to its `server`, if that has this key, or to a relay. The peer may have gone away since the
+    /// program's connect; the daemon then connects directly. Returns the flow's id if it is bonded.
     pub(crate) fn forward(
         &mut self,
         redirected: Redirected,
@@ -306,7 +306,7 @@ impl Peers {
         tokio::spawn(async move {
             let _permit = permit;
             let opening = opened.opening().await;
-            // Whoever holds its client holds the bond, which may have to end before this flow does.
+            // A held client keeps the bond open, which may have to end before this flow does.
             drop(opened);
             let mut moved = Traffic::default();
             match opening {
@@ -315,7 +315,7 @@ impl Peers {
                     moved = [down, up].map(ByteCount::new).into();
                 }
                 Opening::Refused(errno) => {
-                    tracing::debug!(remote = %facts.remote, errno, "the destination refuses a flow");
+                    tracing::debug!(remote = %facts.remote, errno, "the destination refused a flow");
                     refuse(&stream);
                 }
                 Opening::Direct(_) => {
@@ -329,17 +329,17 @@ impl Peers {
     }
 }
 
-/// Whether any flow goes straight to `host`.
+/// Whether any flow goes to `host` itself.
 pub(super) fn uses(flows: &Flows, host: IpAddr) -> bool {
     flows.lock().unwrap_or_else(PoisonError::into_inner).by_peer.contains_key(&host.to_string())
 }
 
-/// A flow has ended, which moved so much, as far as that is known: its bond may have forgotten it before.
+/// Removes an ended flow. `known` is the number of bytes it moved, as far as known: its bond may have dropped the flow before.
 fn forget(flows: &Flows, id: u64, known: Traffic) {
     let mut flows = flows.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(mut bonded) = flows.remove(id) else { return };
     let more = bonded.count(known, &flows.costs);
-    // Over the links some of it may have gone twice.
+    // The counts per link may include bytes that were sent twice.
     let by_links = |known: ByteCount, counted: ByteCount| if known > ByteCount::ZERO { known } else { counted };
     let (rx, tx) = (by_links(known.rx, bonded.counted.rx), by_links(known.tx, bonded.counted.tx));
     *flows.moved.entry(bonded.application).or_default() += more;
@@ -350,7 +350,7 @@ fn forget(flows: &Flows, id: u64, known: Traffic) {
     }
 }
 
-/// A flow that no peer takes: where it goes, by which link, and whether it still may.
+/// A flow that no peer takes: its destination, its link, and the prefixes that may be steered.
 #[derive(Clone)]
 struct Direct {
     remote: SocketAddr,
@@ -364,7 +364,7 @@ impl Direct {
         self.steerable.borrow().get(Family::of(remote)).contains(remote)
     }
 
-    /// The device to bind to. What belongs to a tunnel by now goes by the system's own way, as its program's own socket would.
+    /// Device to bind to. A flow that belongs to a tunnel by now follows the system's routes, as the program's own socket would.
     fn device(&self) -> io::Result<Option<&str>> {
         match &self.exit {
             Exit::Device(device) if self.may_steer() => Ok(Some(device)),
@@ -393,7 +393,7 @@ impl Direct {
         Ok((socket, device.is_some()))
     }
 
-    /// Waits until a flow that is bound to a link may not leave by links any more.
+    /// Waits until a flow that is bound to a link must no longer be steered.
     async fn belongs_to_a_tunnel(&self, bound: bool) {
         let mut steerable = self.steerable.clone();
         loop {
@@ -408,28 +408,28 @@ impl Direct {
     }
 }
 
-/// Forwards a connection as if its program had made it. It is reset, so that its program connects anew, where it would go on beside a tunnel that
-/// came up.
+/// Forwards a connection directly. When a tunnel takes over its destination, the connection is reset, so that the program reconnects
+/// through the tunnel.
 async fn forward_directly(stream: TcpStream, direct: Direct) {
     match direct.connect().await {
         Ok((onward, bound)) => tokio::select! {
             () = splice_connections(stream, onward) => {}
-            () = direct.belongs_to_a_tunnel(bound) => tracing::info!(remote = %direct.remote, "a flow belongs to a tunnel now and was ended"),
+            () = direct.belongs_to_a_tunnel(bound) => tracing::info!(remote = %direct.remote, "ended a flow that now belongs to a tunnel"),
         },
         Err(error) => {
-            tracing::debug!(remote = %direct.remote, %error, "a connection cannot be made");
+            tracing::debug!(remote = %direct.remote, %error, "a direct connection failed");
             refuse(&stream);
         }
     }
 }
 
-/// The same for an exchange of datagrams: a connected socket keeps coming here, whatever it was redirected for.
+/// The same for a UDP exchange. Its socket is connected to the daemon, so all its datagrams arrive here.
 async fn exchange_directly(redirect: Arc<Redirect>, exchanges: Exchanges, exchange: ExchangeKey, direct: Direct, payload: Bytes) {
     let (forwarder, bound) = match direct.connect_datagrams().await {
         Ok((socket, bound)) => (Forwarder::new(UdpExchange::Direct(Arc::new(socket))), bound),
         Err(error) => {
-            tracing::debug!(remote = %direct.remote, %error, "datagrams cannot be sent");
-            return begin_anew(&redirect, &exchange, false).await;
+            tracing::debug!(remote = %direct.remote, %error, "cannot open a socket for a direct exchange");
+            return restart(&redirect, &exchange, false).await;
         }
     };
     let number = exchanges.insert(exchange, forwarder.clone());
@@ -437,9 +437,9 @@ async fn exchange_directly(redirect: Arc<Redirect>, exchanges: Exchanges, exchan
     let mut answered = false;
     while exchanges.has(&exchange, number) {
         let received = tokio::select! {
-            received = tokio::time::timeout(QUIET, forwarder.by.receive()) => received,
+            received = tokio::time::timeout(IDLE_TIMEOUT, forwarder.by.receive()) => received,
             () = forwarder.broken.notified() => break,
-            // It begins anew with the next datagram, inside the tunnel.
+            // It restarts with the next datagram, inside the tunnel.
             () = direct.belongs_to_a_tunnel(bound) => break,
         };
         match received {
@@ -448,25 +448,25 @@ async fn exchange_directly(redirect: Arc<Redirect>, exchanges: Exchanges, exchan
                 let _ = redirect.answer(&exchange, &payload);
             }
             Ok(Err(_)) => break,
-            // Some only send.
-            Err(_) if forwarder.spoke.swap(false, Ordering::Relaxed) => {}
+            // Some programs only send.
+            Err(_) if forwarder.sent.swap(false, Ordering::Relaxed) => {}
             Err(_) => break,
         }
     }
     if exchanges.end(&exchange, number) {
-        begin_anew(&redirect, &exchange, answered).await;
+        restart(&redirect, &exchange, answered).await;
     }
 }
 
-/// Takes the next datagram of an exchange for its first: at once if it was `answered`, else after a pause in which they are lost.
-async fn begin_anew(redirect: &Redirect, exchange: &ExchangeKey, answered: bool) {
+/// Makes the next datagram of an exchange its first: at once if it was `answered`, else after a pause in which datagrams are lost.
+async fn restart(redirect: &Redirect, exchange: &ExchangeKey, answered: bool) {
     if !answered {
-        tokio::time::sleep(AGAIN).await;
+        tokio::time::sleep(RESTART_AFTER).await;
     }
     redirect.renew(exchange);
 }
 
-/// What could not be opened there is reset here.
+/// Makes closing the program's socket reset the connection.
 fn refuse(stream: &TcpStream) {
     let _ = socket2::SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }

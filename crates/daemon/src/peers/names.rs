@@ -1,4 +1,4 @@
-//! The names of `detect`: looked up over and over, since a server may move.
+//! Resolves the host names in `detect` periodically, since a server's address may change.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -11,12 +11,12 @@ use tokio::task::JoinHandle;
 use super::Change;
 use super::servers::PORT;
 
-/// Names are looked up again after this,
-const AGAIN: Duration = Duration::from_secs(300);
-/// and after this where one could not be.
-const SOON: Duration = Duration::from_secs(15);
+/// Time between two lookups of all names.
+const REFRESH_AFTER: Duration = Duration::from_secs(300);
+/// Time until the next lookup after one failed.
+const RETRY_AFTER: Duration = Duration::from_secs(15);
 
-/// The names that are looked up now.
+/// The names that are resolved now.
 #[derive(Default)]
 pub(super) struct Names {
     wanted: Vec<HostName>,
@@ -24,7 +24,7 @@ pub(super) struct Names {
 }
 
 impl Names {
-    /// Looks these up from now on, and no others; what they lead to comes as [`Change::Named`].
+    /// Resolves these names from now on. Their addresses arrive as [`Change::Named`].
     pub(super) fn want(&mut self, names: &[HostName], changes: &mpsc::UnboundedSender<Change>) {
         if self.wanted == names {
             return;
@@ -40,7 +40,7 @@ impl Names {
                 if changes.send(Change::Named { hosts }).is_err() || wanted.is_empty() {
                     return;
                 }
-                tokio::time::sleep(if all { AGAIN } else { SOON }).await;
+                tokio::time::sleep(if all { REFRESH_AFTER } else { RETRY_AFTER }).await;
             }
         }));
     }
@@ -58,14 +58,14 @@ impl Drop for Names {
     }
 }
 
-/// Looks all names up; whether that could be done. One that cannot be looked up now may still be where it was.
+/// Resolves all names into `found`; false if a lookup failed. The old addresses of a failed name are kept: they may still be valid.
 async fn look_up(names: &[HostName], found: &mut BTreeMap<HostName, BTreeSet<IpAddr>>) -> bool {
     let mut all = true;
     for name in names {
         match tokio::net::lookup_host((name.as_str(), PORT)).await {
             Ok(addresses) => drop(found.insert(name.clone(), addresses.map(|address| address.ip()).collect())),
             Err(error) => {
-                tracing::debug!(name = name.as_str(), %error, "a name of `detect` cannot be looked up");
+                tracing::debug!(name = name.as_str(), %error, "cannot resolve a name in `detect`");
                 all = false;
             }
         }

@@ -1,5 +1,5 @@
-//! The keys of hosts that run Braid, as they were first seen, on disk. Of hosts that do not answer nothing is written: a list of all that was
-//! ever spoken with is nobody's business, and asking again costs one datagram.
+//! Stores the pinned keys of hosts that run Braid. Hosts that do not answer are not stored: a list of all contacted hosts would harm
+//! privacy, and asking again costs one datagram.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -13,44 +13,46 @@ use braid_model::key::PublicKey;
 use braid_peer::state::StateDir;
 use serde::{Deserialize, Serialize};
 
-/// The file in the state directory.
+/// File name in the state directory.
 const FILE: &str = "servers.json";
-/// A host that was heard again is worth a write after this many seconds.
-const NEWS: i64 = 3600;
+/// A renewed contact is written only if it is this many seconds newer than the stored one.
+const MIN_UPDATE: i64 = 3600;
 
-/// What is on disk of one host.
+/// Stored form of a pin.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Row {
     address: IpAddr,
     key: String,
-    /// Seconds of Unix time.
+    /// Time of the last contact, in seconds of Unix time.
     heard: i64,
 }
 
-/// A host, its key, and when it was heard, in seconds of Unix time.
+/// A host, its key, and the time of the last contact in seconds of Unix time.
 pub(crate) type Pin = (IpAddr, PublicKey, i64);
 
-/// The file.
+/// The file of pins.
 pub(crate) struct Pins {
     written: BTreeMap<IpAddr, (PublicKey, i64)>,
-    /// To the thread that waits for the disk; `None`: nothing can be written.
+    /// Channel to the thread that writes to disk; `None`: writing is disabled.
     writer: Option<mpsc::Sender<Vec<Row>>>,
 }
 
 impl Pins {
-    /// Reads what was written before. `Err` tells why no host may be trusted: what
-    /// was pinned cannot be read, and pinning anew would let anyone take its place.
+    /// Reads the stored pins. `Err` holds the reason why no host may be trusted: if the pins cannot be read, pinning again
+    /// would let anyone take a host's place.
     pub(crate) fn open(dir: &Path) -> (Self, Result<Vec<Pin>, String>) {
         let path = dir.join(FILE);
         let nothing = Self { written: BTreeMap::new(), writer: None };
         if let Err(error) = StateDir::open(dir) {
-            return (nothing, Err(format!("no flow is bonded straight to its server, since keys cannot be kept: {error}")));
+            return (nothing, Err(format!("flows are not bonded directly to servers, because pinned keys cannot be stored: {error}")));
         }
         let pins = match read(&path) {
             Ok(pins) => pins,
             Err(reason) => {
-                let detail =
-                    format!("{} cannot be read ({reason}): no flow is bonded straight to its server; mend or remove it", path.display());
+                let detail = format!(
+                    "{} cannot be read ({reason}): flows are not bonded directly to servers; repair or remove the file",
+                    path.display()
+                );
                 return (nothing, Err(detail));
             }
         };
@@ -60,11 +62,11 @@ impl Pins {
         (Self { written, writer: Some(writer) }, Ok(pins))
     }
 
-    /// Writes what is news, in the background.
+    /// Writes changed pins in the background.
     pub(crate) fn keep(&mut self, pins: impl Iterator<Item = Pin>) {
         let now: BTreeMap<_, _> = pins.map(|(host, key, heard)| (host, (key, heard))).collect();
         let same = |host: &IpAddr, (key, heard): &(PublicKey, i64)| {
-            self.written.get(host).is_some_and(|(old, before)| old == key && heard - before < NEWS)
+            self.written.get(host).is_some_and(|(old, before)| old == key && heard - before < MIN_UPDATE)
         };
         if now.len() == self.written.len() && now.iter().all(|(host, pin)| same(host, pin)) {
             return;
@@ -88,7 +90,7 @@ fn read(path: &Path) -> Result<Vec<Pin>, String> {
     rows.into_iter().map(pin).collect()
 }
 
-/// Writes the newest of what comes, until nothing will come any more.
+/// Writes the newest list that is received, until the channel closes.
 fn write_all(path: &Path, rows: &mpsc::Receiver<Vec<Row>>) {
     while let Ok(next) = rows.recv() {
         let newest = rows.try_iter().last().unwrap_or(next);
@@ -98,7 +100,7 @@ fn write_all(path: &Path, rows: &mpsc::Receiver<Vec<Row>>) {
     }
 }
 
-/// Written beside and moved into place.
+/// Writes a new file and renames it over the old one.
 fn write(path: &Path, rows: &[Row]) -> io::Result<()> {
     let fresh: PathBuf = path.with_extension("json.new");
     let _ = fs::remove_file(&fresh);
@@ -132,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_pinned_is_there_after_a_restart_and_for_its_owner_only() {
+    fn pins_survive_a_restart_in_a_private_file() {
         let scratch = tempfile::tempdir().unwrap();
         let (mut pins, before) = Pins::open(scratch.path());
         assert_eq!(before, Ok(vec![]));
@@ -146,24 +148,24 @@ mod tests {
     }
 
     #[test]
-    fn only_news_are_written() {
+    fn only_changed_pins_are_written() {
         let scratch = tempfile::tempdir().unwrap();
         let (mut pins, _) = Pins::open(scratch.path());
         pins.keep([(host(1), key(1), 100)].into_iter());
         awaited(scratch.path(), &[(host(1), key(1), 100)]);
         std::fs::remove_file(scratch.path().join(FILE)).unwrap();
-        pins.keep([(host(1), key(1), 100 + NEWS - 1)].into_iter());
-        pins.keep([(host(1), key(1), 100 + NEWS)].into_iter());
-        awaited(scratch.path(), &[(host(1), key(1), 100 + NEWS)]);
+        pins.keep([(host(1), key(1), 100 + MIN_UPDATE - 1)].into_iter());
+        pins.keep([(host(1), key(1), 100 + MIN_UPDATE)].into_iter());
+        awaited(scratch.path(), &[(host(1), key(1), 100 + MIN_UPDATE)]);
     }
 
     #[test]
-    fn what_cannot_be_read_is_left_as_it_is_and_nobody_is_trusted() {
+    fn an_unreadable_file_is_kept_and_no_host_is_trusted() {
         let scratch = tempfile::tempdir().unwrap();
         for broken in ["", "{", "[{\"address\": \"203.0.113.1\", \"key\": \"short\", \"heard\": 1}]"] {
             std::fs::write(scratch.path().join(FILE), broken).unwrap();
             let (mut pins, before) = Pins::open(scratch.path());
-            assert!(before.unwrap_err().contains("mend or remove"), "{broken}");
+            assert!(before.unwrap_err().contains("repair or remove"), "{broken}");
             pins.keep([(host(1), key(1), 100)].into_iter());
             drop(pins);
             std::thread::sleep(Duration::from_millis(50));
@@ -172,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_that_others_write_to_holds_no_keys() {
+    fn a_directory_writable_by_others_is_refused() {
         let scratch = tempfile::tempdir().unwrap();
         std::fs::set_permissions(scratch.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
         assert!(Pins::open(scratch.path()).1.unwrap_err().contains("chmod"));

@@ -1,4 +1,4 @@
-//! Takes what the BPF programs turn to the daemon, on tasks of its own, and hands it to the daemon.
+//! Accepts redirected flows on separate tasks and passes them to the daemon.
 
 use std::fs::File;
 use std::sync::Arc;
@@ -13,15 +13,15 @@ use tokio::sync::mpsc;
 use super::flow_limits::FlowLimits;
 use super::forward::Exchanges;
 
-/// What waits for the daemon at most; more wait in the system's queues.
-const WAITING: usize = 256;
-/// What will not come any more is looked for this often.
-const SWEEP: Duration = Duration::from_secs(5);
-/// After an error of the system, such as too many open files.
-const PAUSE: Duration = Duration::from_millis(100);
+/// Maximum number of arrivals queued for the daemon. More wait in the system's queues.
+const QUEUE: usize = 256;
+/// Interval of the removal of stale exchanges.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(5);
+/// Pause after a system error, such as too many open files.
+const ERROR_PAUSE: Duration = Duration::from_millis(100);
 
-/// So many more files must be there before flows are taken again.
-const ROOM: usize = 16;
+/// Number of file descriptors that must be free before redirection is turned on again.
+const MIN_FREE_FILES: usize = 16;
 
 /// A flow that is to be forwarded.
 #[derive(Debug)]
@@ -32,12 +32,12 @@ pub(crate) enum Arrival {
     Datagram(ExchangeKey, Box<RedirectedFlow>, Bytes),
 }
 
-/// Begins to take flows, for as long as the receiver is there. Datagrams of exchanges that are known go straight to their flows.
+/// Starts to take redirected flows, until the receiver is dropped. Datagrams of known exchanges go to their forwarders directly.
 pub(super) fn take(redirect: Arc<Redirect>, exchanges: Exchanges, flow_limits: FlowLimits) -> mpsc::Receiver<Arrival> {
-    let (send, receive) = mpsc::channel(WAITING);
+    let (send, receive) = mpsc::channel(QUEUE);
     if let Err(error) = redirect.set_ready(Taking::All) {
-        tracing::warn!("no flow can be bonded: {error}");
-        // The channel stays open, and silent.
+        tracing::warn!("bonding is not available: {error}");
+        // Keep the channel open: a closed one would end the daemon's branch.
         tokio::spawn(async move { send.closed().await });
         return receive;
     }
@@ -53,31 +53,31 @@ async fn take_connections(redirect: Arc<Redirect>, flow_limits: FlowLimits, send
         }
         let accepted = tokio::select! {
             accepted = redirect.accept() => accepted,
-            () = tokio::time::sleep(PAUSE), if flow_limits.is_exhausted() => continue,
+            () = tokio::time::sleep(ERROR_PAUSE), if flow_limits.is_exhausted() => continue,
             () = send.closed() => return,
         };
         match accepted {
             Ok(redirected) => drop(send.send(Arrival::Connection(Box::new(redirected))).await),
             Err(error) => {
-                // Those that wait already are taken once there is room; no more are to join them.
+                // Connections that already wait are accepted once there is room. New ones are not redirected.
                 match error.raw_os_error() {
                     Some(libc::EMFILE | libc::ENFILE) => flow_limits.set_exhausted(true),
-                    _ => tracing::warn!("a connection to be bonded cannot be taken: {error}"),
+                    _ => tracing::warn!("cannot accept a redirected connection: {error}"),
                 }
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(ERROR_PAUSE).await;
             }
         }
     }
 }
 
-/// Whether the system gives a few more files.
+/// Whether a few more file descriptors are available.
 fn has_room() -> bool {
-    (0..ROOM).map(|_| File::open("/dev/null")).collect::<Result<Vec<_>, _>>().is_ok()
+    (0..MIN_FREE_FILES).map(|_| File::open("/dev/null")).collect::<Result<Vec<_>, _>>().is_ok()
 }
 
 async fn take_datagrams(redirect: Arc<Redirect>, exchanges: Exchanges, send: mpsc::Sender<Arrival>) {
     let mut buffer = vec![0; 65_536];
-    let mut sweep = tokio::time::interval(SWEEP);
+    let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
     loop {
         let received = tokio::select! {
             received = redirect.receive(&mut buffer) => received,
@@ -93,7 +93,7 @@ async fn take_datagrams(redirect: Arc<Redirect>, exchanges: Exchanges, send: mps
         match received {
             Ok(datagram) => {
                 let payload = Bytes::copy_from_slice(&buffer[..datagram.length.min(buffer.len())]);
-                // One whose flow is just being opened, or was refused, is lost, as datagrams may be.
+                // A datagram whose flow is just being opened, or was refused, is lost, as datagrams may be.
                 if !exchanges.send(&datagram.exchange, payload.clone())
                     && let Some(facts) = datagram.flow
                 {
@@ -101,8 +101,8 @@ async fn take_datagrams(redirect: Arc<Redirect>, exchanges: Exchanges, send: mps
                 }
             }
             Err(error) => {
-                tracing::warn!("a datagram to be bonded cannot be taken: {error}");
-                tokio::time::sleep(PAUSE).await;
+                tracing::warn!("cannot receive a redirected datagram: {error}");
+                tokio::time::sleep(ERROR_PAUSE).await;
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Bonds straight to hosts that run Braid themselves: begun by the first flow, ended when none has used them for a while.
+//! Bonds to servers that run Braid themselves. The first flow starts a bond; a bond that is idle for a while ends.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -12,14 +12,14 @@ use tokio::sync::mpsc;
 
 use super::Change;
 
-/// Where hosts that run Braid are asked (docs/protocol.md).
+/// UDP port of hosts that run Braid (docs/protocol.md).
 pub(super) const PORT: u16 = 5757;
-/// A bond without flows is ended after this.
-const IDLE: Duration = Duration::from_secs(60);
-/// Bonds at a time: each has sockets on every link.
-const BONDS: usize = 32;
+/// Time without flows after which a bond ends.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(60);
+/// Maximum number of bonds: each has sockets on every link.
+const MAX_BONDS: usize = 32;
 
-/// The bonds there are.
+/// The bonds by host.
 #[derive(Default)]
 pub(super) struct Servers(BTreeMap<IpAddr, Server>);
 
@@ -27,7 +27,7 @@ pub(super) struct Servers(BTreeMap<IpAddr, Server>);
 pub(super) struct Server {
     pub(super) client: Client,
     key: PublicKey,
-    /// When a flow was last seen on it.
+    /// When the bond last had a flow.
     used: Instant,
 }
 
@@ -40,12 +40,12 @@ impl Servers {
         self.0.values().map(|server| &server.client)
     }
 
-    /// The bond to the host of this name, if there is one.
+    /// The client of the bond to the host with this address, if there is one.
     pub(super) fn client(&self, name: &str) -> Option<&Client> {
         self.0.get(&name.parse().ok()?).map(|server| &server.client)
     }
 
-    /// The bond to `host`, which is begun if there is none; `None`: there are too many. `busy` tells whether a bond has flows.
+    /// The bond to `host`, started if there is none; `None` if there are too many. `busy` returns whether a bond has flows.
     pub(super) fn bond(
         &mut self,
         host: IpAddr,
@@ -58,7 +58,7 @@ impl Servers {
             self.0.remove(&host);
         }
         if !self.0.contains_key(&host) {
-            if self.0.len() >= BONDS {
+            if self.0.len() >= MAX_BONDS {
                 let idle = self.0.iter().filter(|(host, _)| !busy(**host)).min_by_key(|(_, server)| server.used);
                 let idle = idle.map(|(host, _)| *host)?;
                 self.0.remove(&idle);
@@ -70,72 +70,72 @@ impl Servers {
         Some(server.client.clone())
     }
 
-    /// Ends bonds that have had no flows for a while.
+    /// Ends bonds that have had no flows for [`IDLE_TIMEOUT`].
     pub(super) fn sweep(&mut self, busy: impl Fn(IpAddr) -> bool) {
         let now = Instant::now();
         self.0.retain(|host, server| {
             if busy(*host) {
                 server.used = now;
             }
-            let kept = now.saturating_duration_since(server.used) < IDLE;
+            let kept = now.saturating_duration_since(server.used) < IDLE_TIMEOUT;
             if !kept {
-                tracing::info!(%host, "nothing uses the bond to this server any more: it is ended");
+                tracing::info!(%host, "ended the idle bond to a server");
             }
             kept
         });
     }
 
-    /// Ends bonds to hosts that are not to be reached over links any more: those that a tunnel has taken over, for one.
+    /// Ends bonds to hosts that may no longer be reached over links, for example because a tunnel covers them.
     pub(super) fn keep(&mut self, may_reach: impl Fn(IpAddr) -> bool) {
         self.0.retain(|host, _| may_reach(*host));
     }
 
-    /// Ends the bond to a host; whether there was one.
+    /// Ends the bond to a host. Returns whether there was one.
     pub(super) fn end(&mut self, host: IpAddr) -> bool {
         self.0.remove(&host).is_some()
     }
 
-    /// What there is to say of each host: of those with a bond, and of `known` ones without. Address, state, why, and its client.
-    pub(super) fn list(&self, known: &[(IpAddr, Knowledge<PublicKey>, Option<String>)]) -> Vec<(IpAddr, Standing<'_>)> {
-        let mut all: BTreeMap<IpAddr, Standing<'_>> = BTreeMap::new();
+    /// Status of each host with a bond, and of each known host without one.
+    pub(super) fn list(&self, known: &[(IpAddr, Knowledge<PublicKey>, Option<String>)]) -> Vec<(IpAddr, ServerStatus<'_>)> {
+        let mut all: BTreeMap<IpAddr, ServerStatus<'_>> = BTreeMap::new();
         for (host, knowledge, unused) in known {
-            let standing = match knowledge {
-                Knowledge::AnotherKey(_) => Standing::AnotherKey,
-                _ => Standing::Idle(unused.clone()),
+            let status = match knowledge {
+                Knowledge::AnotherKey(_) => ServerStatus::AnotherKey,
+                _ => ServerStatus::Idle(unused.clone()),
             };
-            all.insert(*host, standing);
+            all.insert(*host, status);
         }
         for (host, server) in &self.0 {
-            let standing = all.entry(*host).or_insert(Standing::Bonded(&server.client));
-            if !matches!(standing, Standing::AnotherKey) {
-                *standing = Standing::Bonded(&server.client);
+            let status = all.entry(*host).or_insert(ServerStatus::Bonded(&server.client));
+            if !matches!(status, ServerStatus::AnotherKey) {
+                *status = ServerStatus::Bonded(&server.client);
             }
         }
         all.into_iter().collect()
     }
 }
 
-/// How things stand with a host that runs Braid.
-pub(super) enum Standing<'a> {
-    /// There is a bond.
+/// Status of a host that runs Braid.
+pub(super) enum ServerStatus<'a> {
+    /// It has a bond.
     Bonded(&'a Client),
-    /// There is none now; why there may be none, if so.
+    /// It has no bond; the reason if none is possible.
     Idle(Option<String>),
-    /// It shows another key than before.
+    /// It shows a different key than before.
     AnotherKey,
 }
 
 fn begin(host: IpAddr, key: PublicKey, links: &[ClientLink], changes: &mpsc::UnboundedSender<Change>) -> Option<Server> {
     let addresses = vec![std::net::SocketAddr::new(host, PORT).into()];
-    // No name and no key: a server has no business with who its clients are.
+    // No name and no key: a server does not need to identify its clients.
     let peer = Peer { addresses, key: Some(key), token: None, name: String::new() };
-    let client = Client::start(peer, None, None).map_err(|error| tracing::warn!(%host, "no bond to this server: {error}")).ok()?;
+    let client = Client::start(peer, None, None).map_err(|error| tracing::warn!(%host, "cannot start a bond to a server: {error}")).ok()?;
     client.set_links(links.to_vec());
     super::follow_paths(&client, changes);
-    tracing::info!(%host, key = key.short(), "a bond to a server that runs Braid is begun");
+    tracing::info!(%host, key = key.short(), "starting a bond to a server");
     let (mut state, changes) = (client.state(), changes.clone());
     tokio::spawn(async move {
-        let mut told = None;
+        let mut reported = None;
         while state.changed().await.is_ok() {
             let event = match &*state.borrow_and_update() {
                 State::Connecting => continue,
@@ -143,8 +143,8 @@ fn begin(host: IpAddr, key: PublicKey, links: &[ClientLink], changes: &mpsc::Unb
                 State::Unreachable(_) | State::Refused(_) => ServerEvent::Lost,
                 State::AnotherKey => ServerEvent::AnotherKey,
             };
-            if told != Some(event) {
-                told = Some(event);
+            if reported != Some(event) {
+                reported = Some(event);
                 let _ = changes.send(Change::Server { host, event });
             }
         }
@@ -152,7 +152,7 @@ fn begin(host: IpAddr, key: PublicKey, links: &[ClientLink], changes: &mpsc::Unb
     Some(Server { client, key, used: Instant::now() })
 }
 
-/// Asks a host whether it runs Braid, in the background; the answer comes as a [`Change`].
+/// Asks a host in the background whether it runs Braid. The answer arrives as a [`Change`].
 pub(super) fn question(question: Question, link: ClientLink, changes: mpsc::UnboundedSender<Change>) {
     tokio::spawn(async move {
         let to = std::net::SocketAddr::new(question.host, PORT);
@@ -162,11 +162,11 @@ pub(super) fn question(question: Question, link: ClientLink, changes: mpsc::Unbo
             Ok(HostAnswer::Silent) => DetectionAnswer::Silent,
             Ok(HostAnswer::Unfinished) => DetectionAnswer::Unfinished,
             Ok(HostAnswer::Refused(reason)) => {
-                tracing::debug!(host = %question.host, reason, "something answers there that serves no strangers");
+                tracing::debug!(host = %question.host, reason, "the host answers, but does not serve unknown clients");
                 DetectionAnswer::Silent
             }
             Err(error) => {
-                tracing::debug!(host = %question.host, %error, "a host could not be asked");
+                tracing::debug!(host = %question.host, %error, "cannot ask a host whether it runs Braid");
                 DetectionAnswer::Silent
             }
         };

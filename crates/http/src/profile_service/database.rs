@@ -1,4 +1,4 @@
-//! Profiles in SQLite: what the profile service gives out.
+//! SQLite database of the profile service.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -6,29 +6,29 @@ use std::time::Duration;
 use braid_decide::energy::{Profile, Row, Technology};
 use rusqlite::{Connection, params};
 
-/// The schema this program writes.
+/// Schema version that this program writes.
 const SCHEMA: i64 = 1;
 
-/// Why the database cannot be used.
+/// Error of the profile database.
 #[derive(Debug, thiserror::Error)]
 pub enum DatabaseError {
-    /// SQLite refuses.
-    #[error("cannot use the profile database {path}: {error}; name a file that can be written with --db")]
+    /// SQLite returned an error.
+    #[error("cannot use the profile database {path}: {error}; specify a writable file with --db")]
     Sqlite {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// What SQLite says.
+        /// Error from SQLite.
         error: rusqlite::Error,
     },
-    /// It is of a later version.
-    #[error("the profile database {path} was written by a later version of braid: name another file with --db")]
+    /// The file has a later schema version.
+    #[error("the profile database {path} was written by a later version of braid: specify another file with --db")]
     Later {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
     },
 }
 
-/// The database.
+/// A profile database.
 #[derive(Debug)]
 pub struct Database {
     path: PathBuf,
@@ -36,7 +36,7 @@ pub struct Database {
 }
 
 impl Database {
-    /// Opens the file, or makes it with the profiles that ship with Braid.
+    /// Opens the file, or creates it with the profiles that ship with Braid.
     pub fn open(path: &Path) -> Result<Self, DatabaseError> {
         let failed = |error| DatabaseError::Sqlite { path: path.to_owned(), error };
         let connection = Connection::open(path).map_err(failed)?;
@@ -70,7 +70,7 @@ impl Database {
         move |error| DatabaseError::Sqlite { path: path.clone(), error }
     }
 
-    /// Puts profiles in, all or none; one of the same model and technology is replaced.
+    /// Stores profiles, all or none; replaces a profile with the same model and technology.
     pub fn put<'a>(&mut self, profiles: impl IntoIterator<Item = &'a Profile>) -> Result<(), DatabaseError> {
         let failed = self.failed();
         let transaction = self.connection.transaction().map_err(&failed)?;
@@ -97,7 +97,7 @@ impl Database {
         transaction.commit().map_err(failed)
     }
 
-    /// The profiles of a technology, or all. Rows that somebody else put in and that are no profiles are passed over.
+    /// The profiles of a technology, or all. Skips rows from other sources that are not valid profiles.
     pub fn profiles(&self, technology: Option<Technology>) -> Result<Vec<Profile>, DatabaseError> {
         let name = technology.map(|technology| technology.to_string());
         let mut query = self
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_new_database_holds_what_is_shipped_and_keeps_what_is_put_in() {
+    fn a_new_database_holds_the_shipped_profiles_and_keeps_added_ones() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("energy.sqlite");
         let shipped = braid_control::profiles::shipped();
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_database_or_a_later_one_is_left_alone() {
+    fn foreign_files_and_later_databases_are_not_changed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("energy.sqlite");
         std::fs::write(&path, "this is no database, and long enough to be looked at as one").unwrap();
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_that_are_no_profiles_are_passed_over() {
+    fn rows_that_are_not_profiles_are_skipped() {
         let folder = tempfile::tempdir().unwrap();
         let database = Database::open(&folder.path().join("energy.sqlite")).unwrap();
         let before = database.profiles(None).unwrap().len();

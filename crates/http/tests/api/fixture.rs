@@ -1,4 +1,4 @@
-//! The API as the daemon serves it, over a core on a fake system.
+//! The API as the daemon serves it, with a core on a fake system.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -50,7 +50,7 @@ impl Names for NoNames {
     }
 }
 
-/// A served API. Everything of it ends with the [`tokio::task::LocalSet`] that it was made in.
+/// A served API. All its tasks end with the [`tokio::task::LocalSet`] in which it was created.
 pub(crate) struct Fixture {
     pub(crate) folder: TempDir,
     pub(crate) mind: Rc<RefCell<Mind>>,
@@ -58,17 +58,17 @@ pub(crate) struct Fixture {
     pub(crate) tokens: [String; 2],
 }
 
-/// What the daemon would be.
+/// Stands in for the daemon.
 pub(crate) struct Mind {
     pub(crate) core: Core<FakeSteering>,
     pub(crate) handler: ApiHandler,
-    /// Commands that the daemon itself would follow.
+    /// Number of commands for the daemon itself.
     pub(crate) commands: u32,
     seconds: u64,
 }
 
 impl Fixture {
-    /// Two links, one flow of a program with a hostile name.
+    /// Creates two links, and one flow of a program with a hostile name.
     pub(crate) async fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let config = folder.path().join("braid.toml");
@@ -114,7 +114,7 @@ impl Fixture {
 }
 
 impl Mind {
-    /// Lets a second pass.
+    /// Simulates one second.
     pub(crate) fn second(&mut self) {
         self.seconds += 1;
         let pulses = self.core.pulses(NOW, |_| 0);
@@ -125,7 +125,7 @@ impl Mind {
         }
     }
 
-    /// A link goes.
+    /// Removes a link.
     pub(crate) fn lose_link(&mut self) {
         self.core.on_network(NOW, links(&["wlan0"])).unwrap();
     }
@@ -167,7 +167,7 @@ async fn answer(mind: Rc<RefCell<Mind>>, mut inbox: mpsc::Receiver<Request>) {
                 mind.commands += 1;
                 let _ = reply.send(done());
             }
-            other => panic!("not answered: {other:?}"),
+            other => panic!("unexpected request: {other:?}"),
         }
     }
 }
@@ -180,7 +180,7 @@ fn links(names: &[&str]) -> NetworkSnapshot {
 /// A connection to the API.
 pub(crate) struct Connection(SendRequest<Full<Bytes>>);
 
-/// An answer, read to its end.
+/// A complete response.
 #[derive(Debug)]
 pub(crate) struct TestResponse {
     pub(crate) status: u16,
@@ -209,7 +209,7 @@ impl Connection {
         self.0.is_closed()
     }
 
-    /// The answer's head; its body is still to come.
+    /// Sends a request and returns the response's head; its body is still to be read.
     pub(crate) async fn begin(&mut self, request: hyper::Request<Full<Bytes>>) -> Result<hyper::Response<Incoming>, hyper::Error> {
         self.0.ready().await?;
         self.0.send_request(request).await
@@ -220,7 +220,7 @@ impl Connection {
         Ok(TestResponse { status: head.status.as_u16(), headers: head.headers, body: body.collect().await?.to_bytes() })
     }
 
-    /// `METHOD /path`, with headers and a body.
+    /// Sends `METHOD /path` with headers and a body.
     pub(crate) async fn ask(&mut self, what: &str, headers: &[(&str, &str)], body: &str) -> TestResponse {
         self.send(request(what, headers, body)).await.unwrap()
     }

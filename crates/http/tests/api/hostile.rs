@@ -1,5 +1,5 @@
-//! Ten thousand requests made up from the API's own document, most of them wrong: none may be answered by a failure of the server, none may
-//! leave a configuration behind that the checker refuses, and no answer may hold a byte of the files that requests name.
+//! Ten thousand requests generated from the API's own document, most of them invalid. None may cause a server error, none may leave a
+//! configuration that the checker rejects, and no answer may contain data of the files that requests name.
 
 use std::sync::OnceLock;
 
@@ -16,10 +16,10 @@ use crate::fixture::{Connection, FILE, Fixture};
 
 const CASES: u32 = 10_000;
 
-/// What stands in the files that nobody may be told of: a text of their own, and what the environment of this process begins a line with.
+/// Content of the files that must not leak: a marker text, and the start of a line in this process's environment.
 const CANARIES: [&str; 2] = ["canary-4f1c9e", "CARGO_PKG_NAME="];
 
-/// Files that must not be read, as in /etc, in the state directory and in /proc, and files that keep whoever opens or reads them.
+/// Files that must not be read, as in /etc, in the state directory and in /proc, and files that block a reader.
 fn files() -> &'static [String] {
     static FILES: OnceLock<Vec<String>> = OnceLock::new();
     FILES.get_or_init(|| {
@@ -36,7 +36,7 @@ fn files() -> &'static [String] {
     })
 }
 
-/// Texts that mean something to somebody.
+/// Words with a meaning for the API, and hostile texts.
 const WORDS: [&str; 40] = [
     "",
     "a",
@@ -80,7 +80,7 @@ const WORDS: [&str; 40] = [
     "18446744073709551616",
 ];
 
-/// Chance, from a seed, so that a failure is found again by its number.
+/// Random generator with a seed, so that a failure is reproducible by its number.
 struct Chance(u64);
 
 impl Chance {
@@ -136,7 +136,7 @@ impl Chance {
         }
     }
 
-    /// Something like what `schema` describes.
+    /// A value that roughly matches `schema`.
     fn like(&mut self, schema: &Value, depth: usize) -> Value {
         if depth == 0 || self.one_in(25) {
             return self.any(2);
@@ -171,7 +171,7 @@ impl Chance {
         }
     }
 
-    /// An edit that may well do.
+    /// An edit that is likely to be valid.
     fn edit(&mut self) -> Value {
         let (word, index) = (self.word(), self.below(4));
         match self.below(12) {
@@ -196,7 +196,7 @@ impl Chance {
                 object.insert(key.clone(), self.like(schema, depth - 1));
             }
         }
-        // Where anything may stand, what a rule has.
+        // Where any property is allowed, use those of a rule.
         if schema.get("properties").is_none() {
             for key in ["match", "links", "role", "metered", "cap", "class", "carry", "weight", "name"] {
                 if self.one_in(4) {
@@ -219,7 +219,7 @@ fn document() -> &'static Value {
     DOCUMENT.get_or_init(braid_api::openapi::document)
 }
 
-/// A request, and what it was made of.
+/// Generates a request from a seed.
 fn made_up(seed: u64, revision: &str, authorization: Option<&str>) -> Request<Full<Bytes>> {
     let mut chance = Chance(seed);
     let paths = document()["paths"].as_object().unwrap();
@@ -230,7 +230,7 @@ fn made_up(seed: u64, revision: &str, authorization: Option<&str>) -> Request<Fu
     let mut body = if schema.is_null() { Value::Null } else { chance.like(schema, 12) };
     if body.get("revision").is_some() && !chance.one_in(6) {
         body["revision"] = json!(revision);
-        // Few that are made up so are taken; these are, more often.
+        // Few generated bodies are valid; these are valid more often.
         if chance.one_in(3) {
             body = json!({"revision": revision, "edits": [chance.edit(), chance.edit()]});
         }
@@ -284,7 +284,7 @@ fn chance_of(seed: u64) -> bool {
     !Chance(seed ^ 3).one_in(4)
 }
 
-/// Sends a case and judges the answer.
+/// Sends a request and checks the answer.
 async fn judged(
     fixture: &Fixture,
     client: &mut Option<Connection>,
@@ -298,13 +298,13 @@ async fn judged(
     }
     let connection = client.as_mut().unwrap();
     if stream {
-        // It has no end; the connection goes with it.
+        // The stream has no end, so the connection is dropped.
         let status = connection.begin(request).await.map_or(0, |answer| answer.status().as_u16());
         *client = None;
         prop_assert!(status < 500, "{status}: {what}");
         return Ok(());
     }
-    // A body that is too large is not read to its end, and the connection with it.
+    // The server does not read an oversized body to its end and closes the connection.
     let Ok(answer) = connection.send(request).await else {
         *client = None;
         return Ok(());
@@ -326,13 +326,13 @@ async fn revision(fixture: &Fixture) -> String {
     fixture.local().await.ask("GET /v1/config", &[], "").await.json()["revision"].as_str().unwrap().to_owned()
 }
 
-/// The same cases at every run.
+/// A runner with the same cases in every run.
 fn runner(cases: u32) -> TestRunner {
     let config = Cases { cases, failure_persistence: None, max_shrink_iters: 0, ..Cases::default() };
     TestRunner::new_with_rng(config, TestRng::deterministic_rng(RngAlgorithm::ChaCha))
 }
 
-/// Runs cases over one server; what a case does stays done for the next.
+/// Runs cases on one server; the effects of a case persist for the next.
 fn run(cases: u32, remote: bool, after: impl Fn(&Fixture) -> Result<(), TestCaseError>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let set = tokio::task::LocalSet::new();
@@ -358,7 +358,7 @@ fn run(cases: u32, remote: bool, after: impl Fn(&Fixture) -> Result<(), TestCase
 }
 
 #[test]
-fn ten_thousand_requests_do_no_harm() {
+fn ten_thousand_generated_requests_cause_no_errors_and_leak_nothing() {
     let changed = std::cell::Cell::new(0);
     run(CASES, false, |fixture| {
         let text = fixture.text();
@@ -369,11 +369,11 @@ fn ten_thousand_requests_do_no_harm() {
         prop_assert!(text.contains("# Mine."), "{text}");
         Ok(())
     });
-    assert!(changed.get() > 10, "the cases reach the file: {}", changed.get());
+    assert!(changed.get() > 10, "some cases change the file: {}", changed.get());
 }
 
 #[test]
-fn who_may_only_read_changes_nothing() {
+fn read_only_clients_change_nothing() {
     run(2_000, true, |fixture| {
         let (text, commands) = (fixture.text(), fixture.mind.borrow().commands);
         prop_assert_eq!((text.as_str(), commands), (FILE, 0));
@@ -382,9 +382,9 @@ fn who_may_only_read_changes_nothing() {
     });
 }
 
-/// The files are there to be read, and one who looks into them is found out.
+/// The files are readable, and reading them reveals a canary.
 #[test]
-fn the_canaries_sing() {
+fn every_readable_canary_file_contains_a_canary() {
     let texts: Vec<_> = files().iter().filter(|name| !name.contains("fifo") && !name.contains("zero")).collect();
     assert_eq!(texts.len(), 4);
     for name in texts {

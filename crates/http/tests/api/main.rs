@@ -1,4 +1,4 @@
-//! The API from outside: over its Unix socket and over TCP, as clients, browsers and those who mean harm see it.
+//! The API from outside, over its Unix socket and over TCP, as used by clients, browsers and attackers.
 
 mod fixture;
 mod hostile;
@@ -14,14 +14,14 @@ use http_body_util::BodyExt;
 use serde_json::json;
 use tokio::io::AsyncWriteExt;
 
-/// Runs a test in a runtime of its own.
+/// Runs a test in its own runtime.
 fn in_runtime<T>(test: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     tokio::task::LocalSet::new().block_on(&runtime, test)
 }
 
 #[test]
-fn there_is_what_is_declared_and_nothing_else() {
+fn exactly_the_declared_operations_exist() {
     in_runtime(async {
         let fixture = Fixture::new().await;
         let mut client = fixture.local().await;
@@ -41,7 +41,7 @@ fn there_is_what_is_declared_and_nothing_else() {
 }
 
 #[test]
-fn every_answer_is_an_object_with_its_version_and_lists_are_in_it_by_name() {
+fn every_answer_is_an_object_with_its_version_and_named_lists() {
     in_runtime(async {
         let fixture = Fixture::new().await;
         let mut client = fixture.local().await;
@@ -62,7 +62,7 @@ fn every_answer_is_an_object_with_its_version_and_lists_are_in_it_by_name() {
 }
 
 #[test]
-fn over_tcp_a_token_decides() {
+fn over_tcp_the_token_determines_the_access_right() {
     in_runtime(async {
         let fixture = Fixture::new().await;
         let mut client = fixture.remote().await;
@@ -79,7 +79,7 @@ fn over_tcp_a_token_decides() {
                 Needs::Changing => assert!(none.status == 401 && wrong.status == 401 && reading.status == 403, "{what}: {reading:?}"),
             }
         }
-        assert_eq!((fixture.mind.borrow().commands, fixture.text().as_str()), (0, FILE), "nobody was allowed to");
+        assert_eq!((fixture.mind.borrow().commands, fixture.text().as_str()), (0, FILE), "no request was allowed to change anything");
         let (none, wrong) =
             (client.ask("GET /v1/links", &[], "").await, client.ask("GET /v1/links", &[("authorization", "Bearer x")], "").await);
         assert_eq!((&none.json()["title"], &wrong.json()["title"]), (&json!("No token"), &json!("Unknown token")));
@@ -90,7 +90,7 @@ fn over_tcp_a_token_decides() {
 }
 
 #[test]
-fn browsers_are_kept_in_bounds() {
+fn browser_requests_from_other_sites_are_rejected() {
     in_runtime(async {
         let fixture = Fixture::new().await;
         let mut client = fixture.remote().await;
@@ -126,7 +126,7 @@ fn browsers_are_kept_in_bounds() {
 }
 
 #[test]
-fn the_page_is_found_by_whoever_may_connect() {
+fn every_client_gets_the_pages_address_with_its_own_access_right() {
     in_runtime(async {
         let fixture = Fixture::new().await;
         let mut client = fixture.remote().await;
@@ -138,16 +138,16 @@ fn the_page_is_found_by_whoever_may_connect() {
             assert_eq!(
                 (sessions[0].json(), sessions[1].status),
                 (json!({"schema_version": 1, "may_change": may_change}), 401),
-                "it is good for one"
+                "a ticket starts one session"
             );
         }
         let over_unix = fixture.local().await.ask("POST /v1/ui", &[], "").await;
-        assert_eq!(over_unix.status, 409, "this server was not told of the other");
+        assert_eq!(over_unix.status, 409, "this server has no page address");
     });
 }
 
 #[test]
-fn a_change_is_previewed_applied_written_and_taken_back() {
+fn a_change_is_previewed_applied_written_and_undone() {
     in_runtime(async {
         let fixture = Fixture::new().await;
         let mut client = fixture.local().await;
@@ -156,12 +156,12 @@ fn a_change_is_previewed_applied_written_and_taken_back() {
         let change =
             json!({"revision": config["revision"], "edits": [{"op": "set", "path": ["scheduler"], "value": "operetta"}]}).to_string();
         let preview = client.ask("POST /v1/config/preview", &[], &change).await.json();
-        assert_eq!(preview["changes"], json!(["scheduler becomes \"operetta\" (was \"round-robin\")"]));
+        assert_eq!(preview["changes"], json!(["scheduler changes to \"operetta\" (was \"round-robin\")"]));
         assert_eq!(fixture.text(), FILE);
         let applied = client.ask("POST /v1/config", &[], &change).await;
         assert_eq!((applied.status, fixture.text()), (200, FILE.replace("round-robin", "operetta")));
         assert_eq!(client.ask("GET /v1/policy", &[], "").await.json()["scheduler"], "operetta");
-        assert_eq!(client.ask("POST /v1/config", &[], &change).await.status, 409, "the text is another now");
+        assert_eq!(client.ask("POST /v1/config", &[], &change).await.status, 409, "the text has changed");
         let revision = applied.json()["revision"].clone();
         let wrong = json!({"revision": revision, "edits": [{"op": "set", "path": ["scheduler"], "value": "opereta"}]}).to_string();
         let refused = client.ask("POST /v1/config", &[], &wrong).await;
@@ -171,12 +171,12 @@ fn a_change_is_previewed_applied_written_and_taken_back() {
         assert_eq!((undone.status, fixture.text().as_str()), (200, FILE));
         assert_eq!(client.ask("GET /v1/policy", &[], "").await.json()["scheduler"], "round-robin");
         let notes: Vec<String> = fixture.mind.borrow().notes().into_iter().map(|note| note.text).collect();
-        assert!(notes[0].contains("scheduler becomes") && notes[1].contains("taken back"), "{notes:?}");
+        assert!(notes[0].contains("scheduler changes to") && notes[1].contains("undone"), "{notes:?}");
     });
 }
 
 #[test]
-fn listeners_are_told_of_flows_that_changed_and_of_no_other() {
+fn listeners_receive_only_changed_flows() {
     in_runtime(async {
         let fixture = Fixture::new().await;
         let mind = &mut *fixture.mind.borrow_mut();
@@ -186,7 +186,7 @@ fn listeners_are_told_of_flows_that_changed_and_of_no_other() {
         assert_eq!((first.put.len(), first.put[0].name.as_deref()), (1, Some("<script>")));
         let later = NOW + Duration::from_secs(1);
         mind.core.poll(later).unwrap();
-        assert_eq!(mind.core.flows_view(later).changes(Some(&known)), FlowChanges::default(), "it has only grown older");
+        assert_eq!(mind.core.flows_view(later).changes(Some(&known)), FlowChanges::default(), "only its age has changed");
         mind.core.steering().transfer(FlowId(id), ByteCount::new(1000), ByteCount::ZERO);
         mind.core.poll(later).unwrap();
         let grown = mind.core.flows_view(later);
@@ -199,7 +199,7 @@ fn listeners_are_told_of_flows_that_changed_and_of_no_other() {
 }
 
 #[test]
-fn what_happens_is_heard_and_looked_back_on() {
+fn events_are_streamed_and_kept_in_the_history() {
     in_runtime(async {
         let fixture = Fixture::new().await;
         fixture.mind.borrow_mut().second();
@@ -236,7 +236,7 @@ fn what_happens_is_heard_and_looked_back_on() {
 }
 
 #[test]
-fn the_tradeoff_is_of_the_links_present() {
+fn the_tradeoff_uses_the_present_links() {
     in_runtime(async {
         let fixture = Fixture::new().await;
         let mut client = fixture.local().await;
@@ -245,14 +245,14 @@ fn the_tradeoff_is_of_the_links_present() {
         assert_eq!((points.len(), &points[0]["utility"], &points[20]["utility"]), (21, &json!(0.0), &json!(1.0)));
         let bps = |point: usize| points[point]["throughput_bps"].as_u64();
         assert_eq!((bps(0), bps(10), bps(20)), (Some(100_000_000), Some(150_000_000), Some(200_000_000)));
-        // Both links alike: 81.16 J a gigabyte, at 25 MB/s.
+        // Both links alike: 81.16 J per gigabyte, at 25 MB/s.
         assert!((points[20]["power_w"].as_f64().unwrap() - 2.03).abs() < 0.01, "{tradeoff}");
     });
 }
 
-/// Sixty-four readers had all streams that there were.
+/// Sixty-four readers could occupy all streams.
 #[test]
-fn regression_readers_leave_streams_to_those_who_may_change() {
+fn regression_readers_leave_streams_to_clients_with_full_access() {
     in_runtime(async {
         let fixture = Fixture::new().await;
         let bearer = fixture.tokens.clone().map(|token| format!("Bearer {token}"));
@@ -271,9 +271,9 @@ fn regression_readers_leave_streams_to_those_who_may_change() {
     });
 }
 
-/// Requests whose bodies come slowly took any number of permits.
+/// Requests with slow bodies could take any number of permits.
 #[test]
-fn regression_a_reader_has_so_many_requests_under_way_and_others_are_answered() {
+fn regression_the_concurrent_requests_of_a_reader_are_limited_and_others_are_answered() {
     in_runtime(async {
         let fixture = Fixture::new().await;
         let bearer = fixture.tokens.clone().map(|token| format!("Bearer {token}"));
@@ -293,7 +293,7 @@ fn regression_a_reader_has_so_many_requests_under_way_and_others_are_answered() 
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(30), refused).await.expect("it has as many as it may have");
+        tokio::time::timeout(Duration::from_secs(30), refused).await.expect("the reader reaches its limit");
         assert_eq!(status(&bearer[0]).await, 200);
         drop(slow);
         let answered = async {
@@ -301,6 +301,6 @@ fn regression_a_reader_has_so_many_requests_under_way_and_others_are_answered() 
                 tokio::task::yield_now().await;
             }
         };
-        tokio::time::timeout(Duration::from_secs(30), answered).await.expect("it has fewer now");
+        tokio::time::timeout(Duration::from_secs(30), answered).await.expect("the reader is below its limit again");
     });
 }

@@ -1,4 +1,4 @@
-//! What the corpus and the fuzzer hand bytes to.
+//! Entry points for the corpus and the fuzzer.
 #![allow(dead_code, unreachable_pub, reason = "each test uses its part")]
 
 use std::path::Path;
@@ -10,7 +10,7 @@ use braid_peer::invite::Invite;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// A machine that is the same everywhere, of whose files nothing is asked.
+/// A machine that is the same everywhere, without file access.
 fn world() -> World {
     World {
         strict: true,
@@ -21,7 +21,7 @@ fn world() -> World {
     }
 }
 
-/// A configuration file: what is refused is refused with a place in it, and what is taken once is taken again.
+/// Parses a configuration file: a rejection names a position, and parsing is deterministic.
 pub fn config(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let lines = text.split('\n').count();
@@ -37,12 +37,12 @@ pub fn config(bytes: &[u8]) {
     }
 }
 
-/// The operations of the API that take a body; a body's first byte names one by its place.
+/// The operations with a request body; a corpus file's first byte selects one by index.
 pub const OPERATIONS: [&str; 8] =
     ["/v1/config", "/v1/config/preview", "/v1/explain", "/v1/join", "/v1/leave", "/v1/move", "/v1/session", "/v1/ui"];
 
-/// The body of a request, which begins with a digit for its operation; whether it is read. What is read can be said again; what changes the
-/// configuration at `example` leaves one that is taken.
+/// Parses a request body, whose first byte selects the operation. Returns whether it is valid. A valid body must survive serialization, and a
+/// change of the configuration at `example` must leave a valid configuration.
 pub fn body(bytes: &[u8], example: &Path) -> bool {
     let Some((operation, body)) = bytes.split_first() else { return false };
     match OPERATIONS[usize::from(operation.wrapping_sub(b'0')) % OPERATIONS.len()] {
@@ -53,14 +53,14 @@ pub fn body(bytes: &[u8], example: &Path) -> bool {
         "/v1/move" => said::<MoveRequest>(body).is_some(),
         "/v1/session" => said::<SessionRequest>(body).is_some(),
         "/v1/ui" => said::<UiRequest>(body).is_some(),
-        other => panic!("{other} is read by nobody here"),
+        other => panic!("no parser for {other}"),
     }
 }
 
 fn said<T: Serialize + DeserializeOwned>(body: &[u8]) -> Option<T> {
     let request: T = serde_json::from_slice(body).ok()?;
-    let again = serde_json::to_vec(&request).expect("what was read can be written");
-    serde_json::from_slice::<T>(&again).expect("what was written can be read");
+    let again = serde_json::to_vec(&request).expect("a parsed body can be serialized");
+    serde_json::from_slice::<T>(&again).expect("a serialized body can be parsed");
     Some(request)
 }
 
@@ -70,7 +70,7 @@ fn preview(mut change: ConfigChange, example: &Path) {
     match settings.preview(&change, &world()) {
         Ok(changed) => {
             let lenient = World { strict: false, ..world() };
-            braid_config::parse("braid.toml", &changed.text, &lenient).expect("what a change leaves is taken");
+            braid_config::parse("braid.toml", &changed.text, &lenient).expect("a change leaves a valid configuration");
         }
         Err(error) => assert!(error.cause != braid_control::Cause::Failed, "{error:?}"),
     }
@@ -78,7 +78,7 @@ fn preview(mut change: ConfigChange, example: &Path) {
 
 fn join(request: &JoinRequest) {
     if let Ok(invite) = Invite::parse(&request.line) {
-        let again = Invite::parse(&invite.to_line()).expect("an invitation that was read can be said again");
+        let again = Invite::parse(&invite.to_line()).expect("a parsed invitation can be parsed again");
         assert_eq!(again.to_line(), invite.to_line());
     }
 }

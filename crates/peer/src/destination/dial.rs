@@ -1,4 +1,4 @@
-//! Opening destinations: names are looked up, addresses checked, and those that are left raced.
+//! Opens destinations: resolves names, checks the addresses, and races connects to the allowed ones.
 
 use std::collections::VecDeque;
 use std::io;
@@ -14,68 +14,68 @@ use tokio::time::{sleep, timeout};
 use super::{Forbidden, Policy};
 use braid_model::address::{Address, Host};
 
-/// How long one attempt goes alone before the next address is tried beside it (RFC 8305, section 5).
+/// Delay before the next address is tried in parallel (RFC 8305, section 5).
 const STAGGER: Duration = Duration::from_millis(250);
 
-/// How long all attempts together may take.
+/// Time limit for all attempts together.
 const CONNECT_LIMIT: Duration = Duration::from_secs(30);
 
-/// How long a name may take.
+/// Time limit for a name lookup.
 const LOOKUP_LIMIT: Duration = Duration::from_secs(10);
 
-/// The most addresses of a name that are tried.
+/// Maximum number of a name's addresses that are tried.
 const ADDRESS_LIMIT: usize = 16;
 
-/// The most of each family that are checked: whoever owns a name chooses how many it has.
-const CHECKED: usize = 32;
+/// Maximum number of addresses of each family that are checked: the owner of a name chooses how many it has.
+const MAX_CHECKED: usize = 32;
 
-/// The most addresses that are tried at a time, so that one flow holds so many sockets: the oldest attempt makes room.
-const ATTEMPTS: usize = 4;
+/// Maximum number of parallel attempts, to bound the sockets of one flow. At the limit, a new attempt replaces the oldest.
+const MAX_ATTEMPTS: usize = 4;
 
-/// The most names that are looked up at a time: each keeps a thread.
+/// Maximum number of concurrent name lookups, because each one occupies a thread.
 static LOOKUPS: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(64)));
 
-/// Why a destination cannot be opened.
+/// Error of opening a destination.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot open {target}: {reason}")]
 pub struct DialError {
     /// The destination.
     pub target: Address,
-    /// Why, in a form that the other end can turn into what its program would have seen.
+    /// Reason, in a form that the other end can map to the error its program would have received.
     pub reason: Reason,
 }
 
-/// Why a destination cannot be opened.
+/// Reason why a destination cannot be opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Reason {
-    /// Nothing listens there.
+    /// No process listens there.
     #[error("connection refused")]
     Refused,
-    /// The host does not answer its neighbours.
+    /// The host does not answer address resolution on its network.
     #[error("no route to host")]
     HostUnreachable,
-    /// There is no way into its network.
+    /// There is no route to its network.
     #[error("network unreachable")]
     NetworkUnreachable,
-    /// Nothing was heard.
+    /// No answer arrived in time.
     #[error("timed out")]
     TimedOut,
     /// The policy does not allow it.
     #[error("{0}")]
     Forbidden(Forbidden),
-    /// No address is known for the name.
-    #[error("the relay finds no address for this name")]
+    /// The name has no address.
+    #[error("the relay found no address for this name")]
     NameNotFound,
-    /// The relay has no more sockets, ports or memory.
-    #[error("the relay has no more resources")]
+    /// The relay has run out of sockets, ports or memory.
+    #[error("the relay has run out of resources")]
     Exhausted,
-    /// The system says something else.
+    /// Another system error (`errno`).
     #[error("{}", io::Error::from_raw_os_error(*.0))]
     Other(i32),
 }
 
 impl Reason {
-    /// What an error of a socket means.
+    /// Maps a socket error to a reason.
     pub fn of(error: &io::Error) -> Self {
         match error.raw_os_error() {
             Some(libc::ECONNREFUSED) => Self::Refused,
@@ -89,7 +89,7 @@ impl Reason {
         }
     }
 
-    /// What `connect` at the far end may say, as a number of Linux.
+    /// Linux `errno` for `connect` at the far end.
     pub fn errno(self) -> i32 {
         match self {
             Self::Refused => libc::ECONNREFUSED,
@@ -98,13 +98,13 @@ impl Reason {
             Self::TimedOut => libc::ETIMEDOUT,
             Self::Forbidden(Forbidden::NotOwn) => libc::EADDRNOTAVAIL,
             Self::Forbidden(_) => libc::EACCES,
-            // A router on the way forbids it, which is not the relay's word.
+            // A router on the path forbids it; EACCES stands for the relay's own refusal.
             Self::Other(libc::EACCES) => libc::EHOSTUNREACH,
             Self::Other(errno) => errno,
         }
     }
 
-    /// Of several addresses' failures the one that tells most is reported.
+    /// Rank of a failure: if several addresses fail, the most informative failure is reported.
     fn weight(self) -> u8 {
         match self {
             Self::Refused => 5,
@@ -119,12 +119,12 @@ impl Reason {
 /// Connects to the first address of `target` that answers, of those that `policy` allows.
 pub async fn dial_tcp(target: &Address, policy: &Policy) -> Result<TcpStream, DialError> {
     let stream = dial_by(target, policy, TcpStream::connect).await?;
-    // What the far program wrote apart has come as it could; it is not held back again.
+    // The far program's writes already arrive as the path delivers them; do not delay them again.
     stream.set_nodelay(true).map_err(|error| failed(target, Reason::of(&error)))?;
     Ok(stream)
 }
 
-/// The same by a way of connecting of the caller's own.
+/// Like [`dial_tcp`], with a connect function of the caller.
 pub async fn dial_by<T, F>(target: &Address, policy: &Policy, connect: impl Fn(SocketAddr) -> F) -> Result<T, DialError>
 where
     T: Send + 'static,
@@ -135,9 +135,9 @@ where
     raced.map_err(|reason| failed(target, reason))
 }
 
-/// The addresses of `target` that `policy` allows, in the order to try them in, families alternating; at least one.
+/// The addresses of `target` that `policy` allows, in the order to try them, with alternating families; at least one.
 ///
-/// Use these and look nothing up again: a second answer may be another.
+/// Dial only these addresses and do not resolve again: a second lookup may return other addresses.
 pub async fn resolve(target: &Address, policy: &Policy) -> Result<Vec<SocketAddr>, DialError> {
     let found = match &target.host {
         Host::Ip(ip) => vec![SocketAddr::new(*ip, target.port())],
@@ -165,20 +165,20 @@ fn failed(target: &Address, reason: Reason) -> DialError {
     DialError { target: target.clone(), reason }
 }
 
-/// Asks the system's resolver. `None`: it has no answer.
+/// Queries the system's resolver; `None` if it has no answer.
 async fn look_up(name: String, port: u16, share: &Arc<Semaphore>) -> Option<Vec<SocketAddr>> {
     let permit = (share.clone().acquire_owned().await.ok()?, LOOKUPS.clone().acquire_owned().await.ok()?);
     let asked = tokio::task::spawn_blocking(move || {
-        // Held by the thread, which goes on when nobody waits for it any more.
+        // The thread holds the permit, because it continues even if the caller stops waiting.
         let _permit = permit;
-        (name.as_str(), port).to_socket_addrs().map(few)
+        (name.as_str(), port).to_socket_addrs().map(first_of_each_family)
     });
     asked.await.ok()?.ok()
 }
 
-/// The first of each family.
-fn few(addresses: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
-    let mut left = [CHECKED; 2];
+/// The first [`MAX_CHECKED`] addresses of each family.
+fn first_of_each_family(addresses: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
+    let mut left = [MAX_CHECKED; 2];
     let mut takes = |address: &SocketAddr| {
         let left = &mut left[usize::from(address.is_ipv6())];
         let takes = *left > 0;
@@ -188,7 +188,7 @@ fn few(addresses: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
     addresses.filter(|address| takes(address)).collect()
 }
 
-/// Lets families alternate, beginning with that of the first (RFC 8305, section 4).
+/// Alternates the families, starting with the family of the first address (RFC 8305, section 4).
 fn alternate(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     let first_family = addresses.first().map(SocketAddr::is_ipv6);
     let (first, second): (Vec<_>, Vec<_>) = addresses.into_iter().partition(|address| Some(address.is_ipv6()) == first_family);
@@ -205,7 +205,7 @@ fn alternate(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     ordered
 }
 
-/// Connects to one address after the other without waiting for the first to fail; the first connection wins.
+/// Starts a connect to one address after the other without waiting for the first to fail; the first connection wins.
 async fn race<T, F>(addresses: Vec<SocketAddr>, connect: impl Fn(SocketAddr) -> F) -> Result<T, Reason>
 where
     T: Send + 'static,
@@ -218,7 +218,7 @@ where
     let mut begin = |running: &mut JoinSet<io::Result<T>>, address: Option<SocketAddr>| {
         let Some(address) = address else { return };
         attempts.retain(|attempt| !attempt.is_finished());
-        if attempts.len() >= ATTEMPTS
+        if attempts.len() >= MAX_ATTEMPTS
             && let Some(oldest) = attempts.pop_front()
         {
             oldest.abort();
@@ -233,8 +233,8 @@ where
                 Err(error) => {
                     let reason = Reason::of(&error);
                     worst = worst.into_iter().chain([reason]).max_by_key(|reason| reason.weight());
-                    // One that made room for another has failed, too.
-                    if running.len() < ATTEMPTS {
+                    // An attempt aborted to make room for another also ends here as failed; it must not start one more.
+                    if running.len() < MAX_ATTEMPTS {
                         begin(&mut running, waiting.next());
                     }
                 }
@@ -254,14 +254,14 @@ mod tests {
     use std::time::Instant;
 
     #[test]
-    fn regression_few_of_a_names_thousand_addresses_are_checked() {
+    fn regression_only_some_of_a_names_thousand_addresses_are_checked() {
         let both =
             |at: u16| [SocketAddr::from(([10, 0, (at >> 8) as u8, at as u8], 80)), SocketAddr::from(([0xfd00, 0, 0, 0, 0, 0, 0, at], 80))];
-        let checked = few((0..1000).flat_map(both));
-        assert_eq!(checked, (0..CHECKED as u16).flat_map(both).collect::<Vec<_>>());
+        let checked = first_of_each_family((0..1000).flat_map(both));
+        assert_eq!(checked, (0..MAX_CHECKED as u16).flat_map(both).collect::<Vec<_>>());
     }
 
-    /// Counts itself for as long as it lives.
+    /// Decrements the counter when dropped.
     struct Counted(Arc<AtomicUsize>);
 
     impl Drop for Counted {
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn regression_one_flow_holds_few_sockets_however_many_addresses_its_name_has() {
+    async fn regression_the_sockets_of_one_flow_are_limited_however_many_addresses_its_name_has() {
         let (running, most, tried) = <(Arc<AtomicUsize>, Arc<AtomicUsize>, Arc<AtomicUsize>)>::default();
         let addresses = (1..=16).map(|last| SocketAddr::from(([192, 0, 2, last], 80))).collect();
         let silent = |_| {
@@ -289,8 +289,8 @@ mod tests {
             }
         };
         tokio::select! {
-            _ = race(addresses, silent) => panic!("nobody answers"),
-            () = all_tried => assert_eq!(most.load(Ordering::Relaxed), ATTEMPTS),
+            _ = race(addresses, silent) => panic!("no address answers"),
+            () = all_tried => assert_eq!(most.load(Ordering::Relaxed), MAX_ATTEMPTS),
         }
     }
 
@@ -304,7 +304,7 @@ mod tests {
         (listener, address)
     }
 
-    /// A port that is closed as long as the socket lives: bound, so that nobody else gets it meanwhile, and not listening.
+    /// A closed port: bound, so that no other socket gets it while this one lives, and not listening.
     fn closed() -> (Socket, SocketAddr) {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
@@ -312,7 +312,7 @@ mod tests {
         (socket, address)
     }
 
-    /// A listener whose queue is full, so that further attempts hear nothing.
+    /// A listener whose queue is full, so that further attempts get no answer.
     fn silent() -> (Socket, Vec<std::net::TcpStream>, SocketAddr) {
         let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
         socket.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).unwrap();
@@ -328,7 +328,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_address_that_is_allowed_is_opened() {
+    async fn an_allowed_address_is_opened() {
         let (listener, address) = listener();
         let stream = dial_tcp(&address.into(), &open()).await.unwrap();
         assert_eq!(listener.accept().unwrap().1, stream.local_addr().unwrap());
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_forbidden_is_not_touched() {
+    async fn a_forbidden_address_is_not_dialled() {
         let (listener, address) = listener();
         listener.set_nonblocking(true).unwrap();
         let closed_policy = Policy::relay(Vec::new(), Vec::new());
@@ -353,7 +353,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_client_whose_names_are_slow_keeps_no_other_waiting() {
+    async fn slow_lookups_of_one_client_do_not_delay_another() {
         let busy = open();
         let _slow = busy.lookups.clone().acquire_many_owned(8).await.unwrap();
         let target: Address = "localhost:80".parse().unwrap();
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn failures_are_what_the_program_would_have_seen() {
+    async fn failures_map_to_the_errors_a_program_expects() {
         let (_closed, address) = closed();
         assert_eq!(reason(dial_tcp(&address.into(), &open()).await.unwrap_err()), Reason::Refused);
         let nowhere: Address = "no-such-host.invalid:80".parse().unwrap();
@@ -376,28 +376,28 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_silent_address_does_not_keep_the_next_waiting() {
+    async fn a_silent_address_does_not_delay_the_next() {
         let (_socket, _queued, silent) = silent();
         let (_listener, good) = listener();
         let begun = Instant::now();
         let stream = race(vec![silent, good], TcpStream::connect).await.unwrap();
         assert_eq!(stream.peer_addr().unwrap(), good);
-        assert!(begun.elapsed() >= STAGGER, "the first had its time");
-        assert!(begun.elapsed() < Duration::from_secs(20), "a connection that hears nothing takes two minutes to fail");
+        assert!(begun.elapsed() >= STAGGER, "the first attempt had its head start");
+        assert!(begun.elapsed() < Duration::from_secs(20), "an unanswered connect takes two minutes to fail");
     }
 
     #[tokio::test]
-    async fn a_failure_starts_the_next_at_once_and_the_most_telling_is_reported() {
+    async fn a_failure_starts_the_next_attempt_at_once_and_the_most_informative_failure_is_reported() {
         let ((_listener, good), (_first, one), (_second, other)) = (listener(), closed(), closed());
         assert_eq!(race(vec![one, other, good], TcpStream::connect).await.unwrap().peer_addr().unwrap(), good);
-        // The unspecified address with a broadcast one's: refused says more than what the system makes of that.
+        // A refusal is more informative than the system's error for a broadcast address.
         let broadcast = SocketAddr::from((Ipv4Addr::BROADCAST, 9));
         assert_eq!(race(vec![broadcast, one], TcpStream::connect).await.unwrap_err(), Reason::Refused);
         assert_eq!(race(vec![one, broadcast], TcpStream::connect).await.unwrap_err(), Reason::Refused);
     }
 
     #[test]
-    fn families_alternate_and_are_not_too_many() {
+    fn families_alternate_and_the_number_of_addresses_is_limited() {
         let four = |last: u8| SocketAddr::from(([192, 0, 2, last], 1));
         let six = |last: u16| SocketAddr::from(([0x2001, 0xdb8, 0, 0, 0, 0, 0, last], 1));
         assert_eq!(alternate(vec![six(1), six(2), four(1), six(3)]), [six(1), four(1), six(2), six(3)]);

@@ -1,4 +1,4 @@
-//! The registry's file.
+//! The registry's database file and schema.
 
 use std::fs::{OpenOptions, Permissions};
 use std::io;
@@ -12,14 +12,14 @@ use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 use super::RegistryError;
 use crate::state::StateDir;
 
-/// The schema this program writes. A file of a later one is left untouched.
+/// Schema version that this program writes. It does not change a file with a later version.
 const SCHEMA: i64 = 2;
 
-/// The file in the state directory.
+/// Name of the file in the state directory.
 pub(super) const FILE: &str = "relay.sqlite";
 
-/// How long another process's change is waited for; each takes milliseconds.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Time to wait for another process's transaction; each takes milliseconds.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(2);
 
 const CREATE: &str = "
     CREATE TABLE client (id INTEGER PRIMARY KEY AUTOINCREMENT, key BLOB NOT NULL UNIQUE, name TEXT NOT NULL UNIQUE COLLATE NOCASE,
@@ -29,22 +29,22 @@ const CREATE: &str = "
     CREATE TABLE usage (client INTEGER NOT NULL REFERENCES client, month INTEGER NOT NULL, down INTEGER NOT NULL, up INTEGER NOT NULL,
         PRIMARY KEY (client, month)) WITHOUT ROWID;";
 
-/// What schema 1 lacked: limits that come with an invitation.
+/// Migration from schema 1: adds limits to invitations.
 const FROM_1: &str = "
     ALTER TABLE token ADD COLUMN rate_down INTEGER; ALTER TABLE token ADD COLUMN rate_up INTEGER;
     ALTER TABLE token ADD COLUMN flows INTEGER; ALTER TABLE token ADD COLUMN monthly INTEGER;";
 
-/// Opens the file in `dir`, makes it if there is none, and looks whether it is whole.
+/// Opens the file in `dir`, creates it if there is none, and checks its integrity.
 pub(super) fn open(dir: &StateDir) -> Result<(PathBuf, Connection), RegistryError> {
     let path = dir.path().join(FILE);
     let unusable = |reason: &dyn std::fmt::Display| RegistryError::Unusable { path: path.clone(), reason: reason.to_string() };
-    // Made here rather than by SQLite, so that it is nobody else's to read from the first moment; -wal and -shm take its mode.
+    // Created here instead of by SQLite, so that it is private from the first moment; -wal and -shm inherit its mode.
     match dir.create(&path) {
         Ok(_) => {}
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         Err(error) => return Err(unusable(&error)),
     }
-    // What is looked at is what is changed. A descriptor that opens nothing, since closing another would undo SQLite's locks.
+    // Checks and changes apply to the same file. An O_PATH descriptor, because closing a regular one would release SQLite's locks.
     let file = OpenOptions::new().read(true).custom_flags(libc::O_PATH | libc::O_NOFOLLOW).open(&path).map_err(|error| unusable(&error))?;
     let found = file.metadata().map_err(|error| unusable(&error))?;
     if !found.is_file() {
@@ -58,7 +58,7 @@ pub(super) fn open(dir: &StateDir) -> Result<(PathBuf, Connection), RegistryErro
     Ok((path, connection))
 }
 
-/// Opens a file that is there, and looks whether it is whole.
+/// Opens an existing file and checks its integrity.
 pub(super) fn reopen(path: &Path) -> Result<Connection, RegistryError> {
     let failed = |error| failure(path, error);
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
@@ -74,18 +74,18 @@ pub(super) fn reopen(path: &Path) -> Result<Connection, RegistryError> {
     Ok(connection)
 }
 
-/// What tells a file from another that is put in its place.
+/// Device and inode, which distinguish a file from its replacement.
 pub(super) fn identity(path: &Path) -> Result<(u64, u64), RegistryError> {
     let found = path.symlink_metadata();
     let found = found.map_err(|error| RegistryError::Unusable { path: path.to_owned(), reason: error.to_string() })?;
     Ok((found.dev(), found.ino()))
 }
 
-/// Sets the file up and returns its schema.
+/// Configures the connection, creates or migrates the schema, and returns its version.
 fn prepare(connection: &mut Connection) -> rusqlite::Result<i64> {
-    connection.busy_timeout(PATIENCE)?;
+    connection.busy_timeout(BUSY_TIMEOUT)?;
     connection.pragma_update(None, "journal_mode", "WAL")?;
-    // A revocation or a redeemed token must outlast a power cut.
+    // A revocation or a redeemed token must survive a power failure.
     connection.pragma_update(None, "synchronous", "FULL")?;
     connection.pragma_update(None, "foreign_keys", true)?;
     let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
@@ -104,11 +104,11 @@ fn prepare(connection: &mut Connection) -> rusqlite::Result<i64> {
     Ok(schema)
 }
 
-/// What an error of SQLite means for the registry.
+/// Maps a SQLite error to a registry error.
 pub(super) fn failure(path: &Path, error: rusqlite::Error) -> RegistryError {
     use rusqlite::ErrorCode::{CannotOpen, DatabaseCorrupt, NotADatabase, PermissionDenied, ReadOnly};
     let (path, reason) = (path.to_owned(), error.to_string());
-    // A file that is a database, but not of this form, is of no use either.
+    // A database with another structure counts as damaged too.
     let foreign = matches!(
         error,
         rusqlite::Error::InvalidColumnType(..)

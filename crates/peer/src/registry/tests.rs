@@ -29,7 +29,7 @@ fn join(registry: &mut Registry, text: &str) -> RegisteredClient {
 }
 
 #[test]
-fn an_invited_client_is_known_from_then_on() {
+fn an_invited_client_stays_registered() {
     let (_folder, dir, mut registry) = scratch();
     let key = key();
     assert_eq!(registry.lookup(&key).unwrap(), None);
@@ -42,7 +42,7 @@ fn an_invited_client_is_known_from_then_on() {
 }
 
 #[test]
-fn a_token_is_good_for_one_key_and_its_time() {
+fn a_token_is_valid_for_one_key_and_until_it_expires() {
     let (_folder, _dir, mut registry) = scratch();
     let (first, second) = (key(), key());
     let token = registry.invite(None, DAY, noon()).unwrap();
@@ -50,14 +50,14 @@ fn a_token_is_good_for_one_key_and_its_time() {
     let joined = registry.redeem(&token, &first, None, noon() + DAY - Duration::from_secs(1)).unwrap();
     assert!(matches!(registry.redeem(&token, &second, None, noon()), Err(RedeemError::Used)));
     let again = registry.redeem(&token, &first, Some(&name("other")), noon() + 2 * DAY).unwrap();
-    assert_eq!(again, joined, "an answer that was lost may be asked for again, also late");
+    assert_eq!(again, joined, "a client may retry after a lost answer, even late");
     let late = registry.invite(None, DAY, noon()).unwrap();
     assert!(matches!(registry.redeem(&late, &second, None, noon() + DAY), Err(RedeemError::Expired)));
     assert_eq!(registry.lookup(&second).unwrap(), None);
 }
 
 #[test]
-fn of_two_redeemers_at_once_one_wins() {
+fn only_one_of_several_concurrent_redeemers_succeeds() {
     let (_folder, dir, mut registry) = scratch();
     for round in 0..20 {
         let token = registry.invite(Some(&name("race")), DAY, noon()).unwrap();
@@ -80,7 +80,7 @@ fn of_two_redeemers_at_once_one_wins() {
 }
 
 #[test]
-fn names_are_unique_and_the_operators_wins() {
+fn names_are_unique_and_the_operators_name_takes_precedence() {
     let (_folder, _dir, mut registry) = scratch();
     assert_eq!(join(&mut registry, "phone").name, name("phone"));
     assert_eq!(join(&mut registry, "Phone").name, name("Phone-2"));
@@ -91,23 +91,23 @@ fn names_are_unique_and_the_operators_wins() {
 }
 
 #[test]
-fn a_revoked_client_stays_out_until_it_is_invited_again() {
+fn a_revoked_client_stays_excluded_until_it_is_invited_again() {
     let (_folder, _dir, mut registry) = scratch();
     let token = registry.invite(Some(&name("phone")), DAY, noon()).unwrap();
     let client = registry.redeem(&token, &key(), None, noon()).unwrap();
     let limits = Limits { flows: Some(3), ..Limits::default() };
     registry.set_limits(client.id, limits).unwrap();
     assert!(registry.revoke(client.id, noon() + DAY).unwrap());
-    assert!(!registry.revoke(client.id, noon() + 2 * DAY).unwrap(), "it is out already");
+    assert!(!registry.revoke(client.id, noon() + 2 * DAY).unwrap(), "it is already revoked");
     assert_eq!(registry.lookup(&client.key).unwrap().unwrap().revoked, Some(noon() + DAY));
-    assert!(matches!(registry.redeem(&token, &client.key, None, noon()), Err(RedeemError::Used)), "its old invitation is used up");
+    assert!(matches!(registry.redeem(&token, &client.key, None, noon()), Err(RedeemError::Used)), "its old invitation is used");
     let fresh = registry.invite(None, DAY, noon()).unwrap();
     let back = registry.redeem(&fresh, &client.key, Some(&name("new")), noon()).unwrap();
     assert_eq!((back.id, back.name.as_str(), back.revoked, back.limits), (client.id, "phone", None, limits));
 }
 
 #[test]
-fn a_client_is_found_by_what_people_write() {
+fn a_client_is_found_by_its_name_key_or_key_prefix() {
     let (_folder, _dir, mut registry) = scratch();
     let phone = join(&mut registry, "phone");
     join(&mut registry, "laptop");
@@ -120,7 +120,7 @@ fn a_client_is_found_by_what_people_write() {
 }
 
 #[test]
-fn limits_travel_with_an_invitation() {
+fn an_invitation_sets_limits() {
     let (_folder, _dir, mut registry) = scratch();
     let limits = Limits { rate_down: Some(Rate::from_mbps(10)), monthly: Some(ByteCount::new(5_000)), ..Limits::default() };
     let token = registry.invite_limited(None, limits, DAY, noon()).unwrap();
@@ -130,11 +130,11 @@ fn limits_travel_with_an_invitation() {
     let other = Limits { flows: Some(9), monthly: Some(ByteCount::new(7)), ..Limits::default() };
     let token = registry.invite_limited(None, other, DAY, noon()).unwrap();
     let back = registry.redeem(&token, &client.key, None, noon()).unwrap();
-    assert_eq!(back.limits, Limits { rate_down: limits.rate_down, ..other }, "what the second one does not say stays");
+    assert_eq!(back.limits, Limits { rate_down: limits.rate_down, ..other }, "limits that the second one does not set stay");
 }
 
 #[test]
-fn a_registry_of_the_first_schema_is_taken_over() {
+fn a_registry_with_the_first_schema_is_migrated() {
     let folder = tempfile::tempdir().unwrap();
     let dir = StateDir::open(&folder.path().join("relay")).unwrap();
     let old = rusqlite::Connection::open(dir.path().join("relay.sqlite")).unwrap();
@@ -158,7 +158,7 @@ fn a_registry_of_the_first_schema_is_taken_over() {
 }
 
 #[test]
-fn limits_of_every_size_are_kept() {
+fn limits_of_every_size_are_stored() {
     let (_folder, _dir, mut registry) = scratch();
     let client = join(&mut registry, "phone");
     let some = Limits {
@@ -175,11 +175,11 @@ fn limits_of_every_size_are_kept() {
 }
 
 #[test]
-fn usage_is_counted_by_month_and_survives() {
+fn usage_is_counted_by_month_and_persists() {
     let (_folder, dir, mut registry) = scratch();
     let client = join(&mut registry, "phone");
     registry.count(client.id, ByteCount::new(1000), ByteCount::new(10), noon());
-    assert_eq!(registry.used(client.id, noon()).unwrap().total(), ByteCount::new(1010), "also before it is written");
+    assert_eq!(registry.used(client.id, noon()).unwrap().total(), ByteCount::new(1010), "including unflushed usage");
     assert_eq!(registry.flush(), None);
     registry.count(client.id, ByteCount::new(1), ByteCount::new(2), noon());
     registry.count(client.id, ByteCount::new(5), ByteCount::new(5), noon() + 10 * DAY);
@@ -194,7 +194,7 @@ fn usage_is_counted_by_month_and_survives() {
 }
 
 #[test]
-fn no_amount_of_use_overflows() {
+fn usage_saturates_instead_of_overflowing() {
     let (_folder, _dir, mut registry) = scratch();
     let client = join(&mut registry, "phone");
     for _ in 0..3 {
@@ -208,7 +208,7 @@ fn no_amount_of_use_overflows() {
 }
 
 #[test]
-fn what_cannot_be_written_is_kept_and_told_once() {
+fn unwritable_usage_is_kept_and_reported_once() {
     let (_folder, dir, mut registry) = scratch();
     registry.connection.busy_timeout(Duration::from_millis(1)).unwrap();
     let client = join(&mut registry, "phone");
@@ -216,7 +216,7 @@ fn what_cannot_be_written_is_kept_and_told_once() {
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
     registry.count(client.id, ByteCount::new(7), ByteCount::ZERO, noon());
     let told = registry.flush().unwrap();
-    assert!(told.contains("not written") && told.contains("locked"), "{told}");
+    assert!(told.contains("cannot be saved") && told.contains("locked"), "{told}");
     assert_eq!((registry.flush(), registry.trouble()), (None, Some(told.as_str())));
     let refused = registry.revoke(client.id, noon()).unwrap_err();
     assert!(matches!(refused, RegistryError::Failed { .. }), "{refused}");
@@ -226,10 +226,10 @@ fn what_cannot_be_written_is_kept_and_told_once() {
 }
 
 #[test]
-fn another_process_is_noticed() {
+fn a_change_by_another_process_is_detected() {
     let (_folder, dir, mut registry) = scratch();
     let client = join(&mut registry, "phone");
-    assert!(!registry.changed().unwrap(), "its own changes are no news");
+    assert!(!registry.changed().unwrap(), "its own changes do not count");
     let mut operator = Registry::open(&dir).unwrap();
     operator.revoke(client.id, noon()).unwrap();
     assert!(registry.changed().unwrap() && !registry.changed().unwrap());
@@ -237,7 +237,7 @@ fn another_process_is_noticed() {
 }
 
 #[test]
-fn a_file_in_the_place_of_the_open_one_is_noticed() {
+fn a_replaced_file_is_detected() {
     let (folder, dir, mut registry) = scratch();
     let client = join(&mut registry, "phone");
     let fresh = StateDir::open(&folder.path().join("fresh")).unwrap();
@@ -245,15 +245,15 @@ fn a_file_in_the_place_of_the_open_one_is_noticed() {
     for suffix in ["", "-wal", "-shm"] {
         let _ = std::fs::remove_file(dir.path().join(format!("relay.sqlite{suffix}")));
     }
-    assert!(matches!(registry.changed(), Err(RegistryError::Unusable { .. })), "none is made in its place");
+    assert!(matches!(registry.changed(), Err(RegistryError::Unusable { .. })), "it does not create a new file");
     assert!(!Registry::exists(dir.path()));
     std::fs::rename(fresh.path().join("relay.sqlite"), dir.path().join("relay.sqlite")).unwrap();
     assert!(registry.changed().unwrap() && !registry.changed().unwrap());
-    assert_eq!(registry.lookup(&client.key).unwrap(), None, "who was a client of the old one is none of the new one");
+    assert_eq!(registry.lookup(&client.key).unwrap(), None, "clients of the old file are not clients of the new one");
 }
 
 #[test]
-fn a_damaged_registry_lets_nobody_in_and_is_left_as_it_is() {
+fn a_damaged_registry_admits_nobody_and_is_not_changed() {
     let (_folder, dir, mut registry) = scratch();
     for number in 0..200 {
         join(&mut registry, &format!("client-{number}"));
@@ -269,13 +269,13 @@ fn a_damaged_registry_lets_nobody_in_and_is_left_as_it_is() {
         std::fs::write(&path, &bytes).unwrap();
         let error = Registry::open(&dir).unwrap_err();
         assert!(matches!(error, RegistryError::Damaged { .. }), "{error}");
-        assert!(error.to_string().contains("put a copy back"));
+        assert!(error.to_string().contains("restore a copy"));
         assert_eq!(std::fs::read(&path).unwrap(), bytes);
     }
 }
 
 #[test]
-fn a_foreign_or_later_file_is_left_alone() {
+fn a_foreign_or_later_file_is_not_changed() {
     let (_folder, dir, registry) = scratch();
     registry.connection.pragma_update(None, "user_version", 99).unwrap();
     drop(registry);
@@ -290,7 +290,7 @@ fn a_foreign_or_later_file_is_left_alone() {
 }
 
 #[test]
-fn it_is_its_owners_alone_and_holds_no_token() {
+fn only_the_owner_can_read_the_registry_and_it_holds_no_token() {
     use std::os::unix::fs::PermissionsExt;
     let (_folder, dir, mut registry) = scratch();
     let token = registry.invite(None, DAY, noon()).unwrap();
@@ -306,7 +306,7 @@ fn it_is_its_owners_alone_and_holds_no_token() {
 }
 
 #[test]
-fn old_invitations_are_forgotten_and_there_are_not_too_many() {
+fn old_invitations_are_deleted_and_their_number_is_limited() {
     let (_folder, _dir, mut registry) = scratch();
     let old = registry.invite(None, DAY, noon()).unwrap();
     registry.invite(None, DAY, noon() + 40 * DAY).unwrap();
@@ -323,7 +323,7 @@ fn old_invitations_are_forgotten_and_there_are_not_too_many() {
 }
 
 #[test]
-fn clocks_at_the_ends_of_time_do_no_harm() {
+fn extreme_clock_values_are_handled() {
     let (_folder, _dir, mut registry) = scratch();
     let token = registry.invite(None, Duration::MAX, UNIX_EPOCH - DAY).unwrap();
     let client = registry.redeem(&token, &key(), None, noon()).unwrap();

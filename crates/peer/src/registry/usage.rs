@@ -1,4 +1,4 @@
-//! What clients use, per calendar month (UTC).
+//! Client usage per calendar month (UTC).
 
 use std::collections::BTreeMap;
 use std::time::SystemTime;
@@ -9,30 +9,30 @@ use rusqlite::params;
 
 use super::{ClientId, Registry, RegistryError, integer, seconds};
 
-/// What a client moved in a month: payload, once for both of its ways through the relay.
+/// Payload bytes of a client in a month. Each byte counts once, although it passes the relay twice (in and out).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Month {
-    /// The month's first day, in days of Unix time.
+    /// First day of the month, in days of Unix time.
     pub first_day: i64,
-    /// Towards the client.
+    /// Bytes towards the client.
     pub down: ByteCount,
-    /// From the client.
+    /// Bytes from the client.
     pub up: ByteCount,
 }
 
 impl Month {
-    /// Both directions.
+    /// Bytes of both directions.
     pub fn total(&self) -> ByteCount {
         self.down + self.up
     }
 }
 
-/// The first day, in days of Unix time, of the month (UTC) that `now` lies in.
+/// The first day, in days of Unix time, of the month (UTC) that contains `now`.
 pub fn month_of(now: SystemTime) -> i64 {
     period_of(seconds(now).div_euclid(86_400), 1)
 }
 
-/// What is not written yet.
+/// Usage that is not written yet.
 #[derive(Debug, Default)]
 pub(super) struct Pending {
     usage: BTreeMap<(ClientId, i64), Month>,
@@ -41,7 +41,7 @@ pub(super) struct Pending {
 }
 
 impl Registry {
-    /// Counts what a client moved; that it was there is counted also with nothing moved.
+    /// Counts a client's bytes. Also updates the time when it was last seen, even if it moved nothing.
     pub fn count(&mut self, id: ClientId, down: ByteCount, up: ByteCount, now: SystemTime) {
         self.pending.seen.insert(id, seconds(now));
         if down == ByteCount::ZERO && up == ByteCount::ZERO {
@@ -53,16 +53,16 @@ impl Registry {
         month.up += up;
     }
 
-    /// Writes what was counted, in one transaction. What cannot be written is kept for the next time.
+    /// Writes the counted usage in one transaction. Keeps it for the next call if the write fails.
     ///
-    /// The text, if any, says that writing began to fail, or works again; it is given once per change. Blocks for the disk.
+    /// Returns a text, once per change, when writes begin to fail or work again. Blocks for the disk.
     pub fn flush(&mut self) -> Option<String> {
         if self.pending.usage.is_empty() && self.pending.seen.is_empty() {
             return None;
         }
         let (usage, seen) = (std::mem::take(&mut self.pending.usage), std::mem::take(&mut self.pending.seen));
         let written = self.change(|transaction| {
-            // Never above what SQLite's integers hold: a sum beyond would become a fraction.
+            // Saturate at SQLite's largest integer: a larger sum would become a floating-point number.
             let mut add = transaction.prepare_cached(
                 "INSERT INTO usage (client, month, down, up) VALUES (?1, ?2, ?3, ?4) ON CONFLICT DO UPDATE SET
                     down = down + MIN(excluded.down, 9223372036854775807 - down), up = up + MIN(excluded.up, 9223372036854775807 - up)",
@@ -81,18 +81,18 @@ impl Registry {
             Err(error) => {
                 self.pending.usage = usage;
                 self.pending.seen = seen;
-                let text = format!("what clients use is counted, but not written down: {error}");
+                let text = format!("client usage is counted, but cannot be saved: {error}");
                 self.pending.trouble.replace(text.clone()).is_none().then_some(text)
             }
         }
     }
 
-    /// What keeps usage from being written now.
+    /// The current error that prevents writes.
     pub fn trouble(&self) -> Option<&str> {
         self.pending.trouble.as_deref()
     }
 
-    /// What a client has used in the month that `now` lies in, with what is not written yet.
+    /// A client's usage in the month that contains `now`, including usage not written yet.
     pub fn used(&self, id: ClientId, now: SystemTime) -> Result<Month, RegistryError> {
         let first_day = month_of(now);
         let mut month = self.months(id)?.into_iter().find(|month| month.first_day == first_day).unwrap_or_default();
@@ -104,7 +104,7 @@ impl Registry {
         Ok(month)
     }
 
-    /// All months of a client that are written down, oldest first.
+    /// All written months of a client, oldest first.
     pub fn months(&self, id: ClientId) -> Result<Vec<Month>, RegistryError> {
         let bytes = |count: i64| ByteCount::new(count.max(0) as u64);
         self.read(|connection| {

@@ -1,4 +1,4 @@
-// Dials a server from many goroutines at once and prints what it says.
+// Dials a server from many goroutines at once and prints its answers.
 package main
 
 import (

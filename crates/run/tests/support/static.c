@@ -1,4 +1,4 @@
-/* Connects six times and prints what the server says; before that it asks for a ring, and puts filters of its own on itself. */
+/* Connects six times and prints the server's answers. Before that it requests an io_uring and installs seccomp filters of its own. */
 #include <arpa/inet.h>
 #include <linux/filter.h>
 #include <linux/seccomp.h>

@@ -1,4 +1,4 @@
-//! What is kept of an experiment, and the page of all of them.
+//! Report of one experiment, and the Markdown page of all experiments.
 
 use std::fmt::Write as _;
 
@@ -10,19 +10,19 @@ use super::{About, Paper, Sampling, Setting};
 /// An experiment with its results.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Report {
-    /// What it is.
+    /// Description of the experiment.
     #[serde(flatten)]
     pub about: &'static About,
-    /// What the user chose.
+    /// Settings of the user.
     #[serde(flatten)]
     pub setting: Setting,
-    /// What came out.
+    /// Results of the experiment.
     #[serde(flatten)]
     pub results: Results,
 }
 
 impl Report {
-    /// The file name of each chart, and its SVG document.
+    /// File name and SVG document of each chart.
     pub fn plots(&self) -> Vec<(String, String)> {
         self.results.charts.iter().map(|chart| (self.file(&chart.name), chart.svg())).collect()
     }
@@ -32,13 +32,13 @@ impl Report {
     }
 }
 
-/// The page of all experiments in Markdown; plots are looked for in `folder`, which is relative to the page.
+/// The Markdown page of all experiments. It links to the plots in `folder`, a path relative to the page.
 pub fn markdown(reports: &[Report], folder: &str) -> String {
     let mut page = String::from(
         "# The papers' results, reproduced\n\n\
-         This page is written by `braid sim report --out docs`. It runs the experiments of the papers that Braid is built on in a simulator, with\n\
-         the scheduling code that the daemon runs, and sets what the papers say beside what came out. *Met* means as claimed, *differs* the\n\
-         same direction in another size, *not met* not so.\n",
+         `braid sim report --out docs` generates this page. It runs the experiments of the papers that Braid is based on in a simulator, with the\n\
+         scheduling code of the daemon, and compares the claims of the papers with the results. *Met*: the result is as claimed. *Differs*: the\n\
+         effect has the same direction but another size. *Not met*: the result contradicts the claim.\n",
     );
     if let Some(report) = reports.iter().find(|report| report.about.sampling == Sampling::Repeated) {
         let Setting { runs, seed } = report.setting;
@@ -56,7 +56,7 @@ pub fn markdown(reports: &[Report], folder: &str) -> String {
     page
 }
 
-/// How many claims of each paper came out how.
+/// Table of the experiments, with the number of claims that are met.
 fn summary(page: &mut String, reports: &[Report]) {
     page.push_str("\n| experiment | shows | claims met |\n|---|---|---|\n");
     for report in reports {
@@ -90,7 +90,9 @@ fn section(page: &mut String, report: &Report, folder: &str) {
         let _ = writeln!(page, "\n{note}");
     }
     let _ = match (about.sampling, report.setting) {
-        (Sampling::Timed, _) => writeln!(page, "\n`braid sim run {}` (measured by a clock: it depends on the machine)", about.name),
+        (Sampling::Timed, _) => {
+            writeln!(page, "\n`braid sim run {}` (measured with a clock, so results depend on the machine)", about.name)
+        }
         (Sampling::Once, _) => writeln!(page, "\n`braid sim run {}`", about.name),
         (_, Setting { runs, seed }) => writeln!(page, "\n`braid sim run {} --runs {runs} --seed {seed}`", about.name),
     };
@@ -104,7 +106,7 @@ fn table_of(page: &mut String, table: &Table) {
     }
 }
 
-/// Text that stays in its cell.
+/// Escapes text for a table cell.
 fn cell(text: &str) -> String {
     text.replace('|', "\\|").replace('\n', " ")
 }
@@ -146,13 +148,13 @@ mod tests {
         }
     }
 
-    fn report(line: &Line) -> Result<Report, Unsound> {
+    fn report(line: &Line) -> Result<Report, ReportError> {
         let setting = Setting { runs: 2, seed: 7 };
         conclude(line, &setting, Samples::new(setting.jobs(line).into_iter().map(|job| job.measure(line)).collect()))
     }
 
     #[test]
-    fn the_page_sets_claims_beside_results() {
+    fn the_page_compares_claims_with_results() {
         let report = report(&Line { comparisons: 1, asked: "y" }).unwrap();
         assert_eq!(report.plots()[0].0, "thesis-0-grown.svg");
         let page = markdown(&[report], "plots");
@@ -172,14 +174,14 @@ mod tests {
     }
 
     #[test]
-    fn an_experiment_that_forgets_a_claim_or_a_number_is_told() {
-        assert_eq!(report(&Line { comparisons: 0, asked: "y" }), Err(Unsound::Comparisons { experiment: "thesis-0" }));
+    fn a_missing_comparison_or_number_is_an_error() {
+        assert_eq!(report(&Line { comparisons: 0, asked: "y" }), Err(ReportError::Comparisons { experiment: "thesis-0" }));
         let error = report(&Line { comparisons: 1, asked: "z" }).unwrap_err().to_string();
         assert!(error.contains("series \"one\""), "{error}");
     }
 
     #[test]
-    fn runs_have_seeds_of_their_own_that_all_points_share() {
+    fn each_run_has_its_own_seed_for_all_points() {
         let line = Line { comparisons: 1, asked: "y" };
         let jobs = Setting { runs: 2, seed: 7 }.jobs(&line);
         assert_eq!(jobs.iter().map(|job| (job.point.x, job.index)).collect::<Vec<_>>(), [(1.0, 0), (1.0, 1), (2.0, 0), (2.0, 1)]);

@@ -1,4 +1,4 @@
-//! What came out of an experiment, and what the paper says about it.
+//! Results of an experiment, compared with the claims of the paper.
 
 use std::fmt;
 
@@ -6,52 +6,52 @@ use serde::Serialize;
 
 use braid_plot::Chart;
 
-/// All that is shown of an experiment.
+/// All results of an experiment.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Results {
     /// Figures.
     pub charts: Vec<Chart>,
     /// Tables.
     pub tables: Vec<Table>,
-    /// One for each of the paper's claims.
+    /// One comparison for each claim of the paper.
     #[serde(rename = "verdicts")]
     pub comparisons: Vec<Comparison>,
-    /// What else is to be said, a paragraph each.
+    /// Further notes, one paragraph each.
     pub notes: Vec<String>,
 }
 
 impl Results {
-    /// With a figure.
+    /// Adds a figure.
     pub fn chart(mut self, chart: Chart) -> Self {
         self.charts.push(chart);
         self
     }
 
-    /// With a table.
+    /// Adds a table.
     pub fn table(mut self, table: Table) -> Self {
         self.tables.push(table);
         self
     }
 
-    /// With a comparison on the next claim.
+    /// Adds the comparison for the next claim.
     pub fn comparison(mut self, comparison: Comparison) -> Self {
         self.comparisons.push(comparison);
         self
     }
 
-    /// With comparisons on the next claims.
+    /// Adds the comparisons for the next claims.
     pub fn comparisons(mut self, comparisons: impl IntoIterator<Item = Comparison>) -> Self {
         self.comparisons.extend(comparisons);
         self
     }
 
-    /// With a paragraph.
+    /// Adds a note.
     pub fn note(mut self, note: impl Into<String>) -> Self {
         self.notes.push(note.into());
         self
     }
 
-    /// Where a number is missing, if one is.
+    /// Describes the first place where a number is missing, if there is one.
     pub(super) fn gap(&self) -> Option<String> {
         let chart = self.charts.iter().find_map(|chart| {
             let series = chart.series.iter().find(|series| series.dots.is_empty() || series.dots.iter().any(|dot| !dot.is_finite()))?;
@@ -60,7 +60,7 @@ impl Results {
         let row = || self.tables.iter().find(|table| table.rows.iter().any(|row| row.len() != table.columns.len()));
         let comparison = || self.comparisons.iter().find(|comparison| comparison.here.contains("NaN"));
         chart
-            .or_else(|| Some(format!("table {:?}, a row of another length than its head", row()?.title)))
+            .or_else(|| Some(format!("table {:?}, a row whose length differs from the head", row()?.title)))
             .or_else(|| Some(format!("comparison {:?}", comparison()?.here)))
     }
 }
@@ -68,76 +68,76 @@ impl Results {
 /// A table of text.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Table {
-    /// What stands above it.
+    /// Title above the table.
     pub title: String,
-    /// Its head.
+    /// Column heads.
     pub columns: Vec<String>,
-    /// Its rows, each as long as the head.
+    /// Rows, each as long as the head.
     pub rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// A table without rows yet.
+    /// A table without rows.
     pub fn new(title: impl Into<String>, columns: &[&str]) -> Self {
         Self { title: title.into(), columns: columns.iter().map(|&column| column.to_owned()).collect(), rows: Vec::new() }
     }
 
-    /// With one more row.
+    /// Adds a row.
     pub fn row(mut self, cells: impl IntoIterator<Item = impl Into<String>>) -> Self {
         self.rows.push(cells.into_iter().map(Into::into).collect());
         self
     }
 }
 
-/// What a paper says came out.
+/// A claim of a paper about its results.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Claim {
     /// The claim in a sentence.
     pub text: &'static str,
-    /// The paper's numbers or words.
+    /// The numbers or words of the paper.
     pub paper: &'static str,
 }
 
 impl Claim {
-    /// What came out here, how it compares, and why.
+    /// Compares the claim with the result of the simulation, and gives the reason.
     pub fn judge(self, here: impl Into<String>, judgement: Judgement, why: impl Into<String>) -> Comparison {
         Comparison { claim: self, here: here.into(), judgement, why: why.into() }
     }
 }
 
-/// A claim set beside what came out.
+/// A claim compared with the result of the simulation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Comparison {
     /// The claim.
     #[serde(flatten)]
     pub claim: Claim,
-    /// What came out here.
+    /// Result of the simulation.
     pub here: String,
-    /// How it compares.
+    /// Judgement of the result.
     pub judgement: Judgement,
-    /// Where it differs and why, or why it had to be so.
+    /// Explanation of the difference, or of the result.
     pub why: String,
 }
 
-/// How what came out compares with a claim.
+/// How a result compares with a claim.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Judgement {
-    /// It is as claimed.
+    /// The result is as claimed.
     Met,
-    /// It points the same way, in another size.
+    /// The effect has the same direction but another size.
     Differs,
-    /// It is not so.
+    /// The result contradicts the claim.
     NotMet,
 }
 
 impl Judgement {
-    /// `met` if so, else `differs`.
+    /// [`Met`](Self::Met) if `met`, else [`Differs`](Self::Differs).
     pub fn met_or_differs(met: bool) -> Self {
         if met { Self::Met } else { Self::Differs }
     }
 
-    /// `met` if so, else `not met`.
+    /// [`Met`](Self::Met) if `met`, else [`NotMet`](Self::NotMet).
     pub fn met_or_not(met: bool) -> Self {
         if met { Self::Met } else { Self::NotMet }
     }

@@ -1,4 +1,4 @@
-//! What was measured, and questions to it.
+//! Samples of measurements, and queries on them.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use braid_plot::{Dot, Series};
 /// (x, y) pairs.
 pub type Curve = Vec<(f64, f64)>;
 
-/// What one measurement gave.
+/// Values and curves of one measurement.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Sample {
     values: BTreeMap<String, f64>,
@@ -17,40 +17,40 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// With a number under a name.
+    /// Adds a named value.
     pub fn value(mut self, name: impl Into<String>, value: f64) -> Self {
         self.values.insert(name.into(), value);
         self
     }
 
-    /// With a curve under a name.
+    /// Adds a named curve.
     pub fn curve(mut self, name: impl Into<String>, curve: Curve) -> Self {
         self.curves.insert(name.into(), curve);
         self
     }
 }
 
-/// What all measurements of an experiment gave, in the order of its points and, for each, of its runs.
+/// Samples of all measurements of an experiment, ordered by point, then by run.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Samples(Vec<(Job, Sample)>);
 
 impl Samples {
-    /// From the samples of [`super::Setting::jobs`], in that order.
+    /// Wraps the samples of [`super::Setting::jobs`], in that order.
     pub fn new(samples: Vec<(Job, Sample)>) -> Self {
         Self(samples)
     }
 
-    /// The number `name` of every run at one point.
+    /// The value `name` of every run at one point.
     pub fn values(&self, name: &str, at: (&str, f64)) -> Vec<f64> {
         self.at(at).filter_map(|sample| sample.values.get(name)).copied().collect()
     }
 
-    /// Its mean over the runs; no number if it was not measured.
+    /// Summary of the value over the runs. Its mean is NaN if the value was not measured.
     pub fn summary(&self, name: &str, at: (&str, f64)) -> Summary {
         Summary::of(&self.values(name, at))
     }
 
-    /// By how many percent `name` is greater at `at` than at `base`, compared run by run.
+    /// Difference of `name` at `at` relative to `base` in percent, compared run by run.
     pub fn gain(&self, name: &str, at: (&str, f64), base: (&str, f64)) -> Summary {
         let pairs = self.values(name, at).into_iter().zip(self.values(name, base));
         Summary::of(&pairs.map(|(value, base)| (value / base - 1.0) * 100.0).collect::<Vec<_>>())
@@ -61,12 +61,12 @@ impl Samples {
         self.at(at).find_map(|sample| sample.curves.get(name)).map_or(&[], Vec::as_slice)
     }
 
-    /// The series' x values, in the order of points.
+    /// The x values of a series, in the order of points.
     pub fn xs(&self, series: &str) -> Vec<f64> {
         self.points().filter(|point| point.series == series).map(|point| point.x).collect()
     }
 
-    /// The number `name` over x: a line for each series, with confidence intervals.
+    /// The value `name` over x: one line per series, with confidence intervals.
     pub fn series(&self, name: &str) -> Vec<Series> {
         let mut lines: Vec<Series> = Vec::new();
         for point in self.points() {
@@ -109,17 +109,17 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_found_by_point_and_compared_run_by_run() {
+    fn values_are_selected_by_point_and_compared_run_by_run() {
         let samples = samples();
         assert_eq!(samples.values("rate", ("a", 1.0)), [2.0, 4.0]);
         assert_eq!(samples.xs("a"), [1.0, 2.0]);
         let gain = samples.gain("rate", ("b", 1.0), ("a", 1.0));
-        assert_eq!((gain.mean, gain.half), (50.0, 0.0), "though the means differ from run to run");
+        assert_eq!((gain.mean, gain.half), (50.0, 0.0), "though the values differ between runs");
         assert_eq!(samples.curve("over time", ("b", 1.0)), [(0.0, 3.0)]);
     }
 
     #[test]
-    fn what_was_not_measured_is_no_number() {
+    fn values_that_were_not_measured_are_nan() {
         assert!(samples().summary("rate", ("b", 2.0)).mean.is_nan());
         assert!(samples().summary("delay", ("a", 1.0)).mean.is_nan());
         assert_eq!(samples().curve("delay", ("a", 1.0)), []);
@@ -130,6 +130,6 @@ mod tests {
         let lines = samples().series("rate");
         assert_eq!(lines.iter().map(|line| (line.name.as_str(), line.dots.len())).collect::<Vec<_>>(), [("a", 2), ("b", 1)]);
         assert_eq!((lines[0].dots[0].y, lines[0].dots[1].half), (3.0, 0.0));
-        assert!(lines[0].dots[0].half > 12.0, "two runs say little");
+        assert!(lines[0].dots[0].half > 12.0, "two runs give a wide interval");
     }
 }

@@ -1,4 +1,4 @@
-//! Means and their confidence.
+//! Means, confidence intervals, quantiles and distributions.
 
 use std::fmt;
 
@@ -9,24 +9,24 @@ const STUDENT: [f64; 30] = [
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093,
     2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 ];
-/// The same further on: from so many degrees of freedom.
+/// The same quantile for more: (lowest number of degrees of freedom, t).
 const STUDENT_FAR: [(usize, f64); 4] = [(1000, 1.962), (120, 1.980), (60, 2.000), (40, 2.021)];
 
-/// What repeated measurements say. Shown as `mean ± half`, with the precision asked for.
+/// Statistics of repeated measurements. Displayed as `mean ± half`, with the requested precision.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Summary {
-    /// How many there were.
+    /// Number of measurements.
     pub count: usize,
-    /// Their mean; no number when there were none.
+    /// Mean; NaN without measurements.
     pub mean: f64,
-    /// Their standard deviation (of a sample: divided by n - 1); zero for fewer than two.
+    /// Sample standard deviation (divisor n - 1); zero for fewer than two measurements.
     pub deviation: f64,
-    /// Half the width of the mean's 95 % confidence interval (Student's t); zero for fewer than two.
+    /// Half the width of the 95 % confidence interval of the mean (Student's t); zero for fewer than two measurements.
     pub half: f64,
 }
 
 impl Summary {
-    /// Sums up `values`, in their order.
+    /// Computes the statistics of `values`, in their order.
     pub fn of(values: &[f64]) -> Self {
         let count = values.len();
         let mean = values.iter().sum::<f64>() / count as f64;
@@ -38,7 +38,7 @@ impl Summary {
         Self { count, mean, deviation, half: student(count - 1) * deviation / (count as f64).sqrt() }
     }
 
-    /// Whether the confidence interval holds `value`.
+    /// Whether the confidence interval contains `value`.
     pub fn holds(&self, value: f64) -> bool {
         (self.mean - value).abs() <= self.half
     }
@@ -52,7 +52,7 @@ impl fmt::Display for Summary {
     }
 }
 
-/// Between the table's rows the fewer degrees of freedom count, so that an interval is never too narrow.
+/// Between rows of the table this uses the row with fewer degrees of freedom, so that an interval is never too narrow.
 fn student(freedom: usize) -> f64 {
     match STUDENT_FAR.iter().find(|(from, _)| freedom >= *from) {
         Some((_, t)) => *t,
@@ -60,7 +60,7 @@ fn student(freedom: usize) -> f64 {
     }
 }
 
-/// The value below which `share` (0 to 1) of `samples` lie: the nearest-rank method. `None` without samples.
+/// The `share` quantile (0 to 1) of `samples`, by the nearest-rank method. `None` without samples.
 pub fn quantile(samples: &[f64], share: f64) -> Option<f64> {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -68,7 +68,7 @@ pub fn quantile(samples: &[f64], share: f64) -> Option<f64> {
     sorted.get(rank.max(1) - 1).copied()
 }
 
-/// The cumulative distribution of `samples` as steps (value, share up to and with it), at most `most` of them.
+/// The cumulative distribution of `samples` as at most `most` steps: (value, share of samples up to this value).
 pub fn distribution(samples: &[f64], most: usize) -> Vec<(f64, f64)> {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sample_is_summed_up_as_in_a_textbook() {
+    fn summary_matches_known_values() {
         let summary = Summary::of(&[2.0, 4.0, 4.0, 4.0, 5.0, 5.0, 7.0, 9.0]);
         assert_eq!((summary.count, summary.mean), (8, 5.0));
         assert!((summary.deviation - 2.138_089_935).abs() < 1e-9, "{summary:?}");
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn one_measurement_has_no_interval_and_none_no_mean() {
+    fn one_measurement_has_no_interval_and_an_empty_sample_no_mean() {
         assert_eq!(format!("{:.2}", Summary::of(&[3.0])), "3.00");
         assert!(Summary::of(&[]).mean.is_nan());
     }

@@ -26,19 +26,19 @@ pub(super) fn all() -> [&'static dyn Experiment; 6] {
     ]
 }
 
-/// Schedulers over a range of settings.
+/// An experiment that compares schedulers over a range of one parameter.
 struct Sweep {
     about: &'static About,
     series: &'static [&'static str],
     xs: &'static [f64],
-    /// Where the bond is measured, if it is.
+    /// x values at which the bond is measured.
     bond_xs: &'static [f64],
-    /// The x axis' label and unit.
+    /// Label and unit of the x axis.
     x: (&'static str, &'static str),
     setup: fn(f64) -> Setup,
-    /// At this x, throughput is shown by other definitions too.
-    told_at: f64,
-    /// Whether other queues are tried there.
+    /// The x value at which throughput is also shown by other definitions.
+    detail_x: f64,
+    /// Whether other queue sizes are measured at that x value.
     queues: bool,
     /// Adds the comparisons.
     judge: fn(Results, &Samples) -> Results,
@@ -53,13 +53,13 @@ impl Experiment for Sweep {
         let mut points = Point::grid(self.series, self.xs);
         points.extend(Point::grid(&BONDS, self.bond_xs));
         for (name, _) in QUEUES.iter().filter(|_| self.queues) {
-            points.extend(self.series.iter().map(|series| Point { series: format!("{series}{name}"), x: self.told_at }));
+            points.extend(self.series.iter().map(|series| Point { series: format!("{series}{name}"), x: self.detail_x }));
         }
         points
     }
 
-    fn most_runs(&self, point: &Point) -> u32 {
-        most_runs(point)
+    fn max_runs(&self, point: &Point) -> u32 {
+        max_runs(point)
     }
 
     fn measure(&self, point: &Point, run: &Run<'_>) -> Sample {
@@ -90,20 +90,20 @@ impl Experiment for Sweep {
 }
 
 impl Sweep {
-    /// The series of its charts.
+    /// The series of the charts.
     fn shown(&self) -> Vec<&'static str> {
         let bonds: &[&str] = if self.bond_xs.is_empty() { &[] } else { &BONDS };
         [self.series, bonds].concat()
     }
 
-    /// What the throughput's definition makes of connections that end late.
+    /// Explains the effect of connections that end late on the throughput.
     fn tails(&self, samples: &Samples) -> String {
         let all = |series: &str| -> Vec<f64> { self.xs.iter().flat_map(|x| samples.values(TAIL, (series, *x))).collect() };
         let tails = self.series.iter().map(|series| format!("{series} {:.0} %", Summary::of(&all(series)).mean));
         format!(
-            "Of the time until the last connection has ended, this much passes after 99 % of the payload have arrived: {}. Many \
-             connections share a queue of 50 packets, and a few of them, often small, lose several packets in a row and wait long in TCP's \
-             exponential backoff while the links stand idle. This lowers all throughputs, and most where many connections are on one link.",
+            "Fraction of the time until the last connection ended that passed after 99 % of the payload had arrived: {}. Many connections \
+             share a queue of 50 packets. A few of them, often small ones, lose several packets in a row and wait in TCP's exponential \
+             backoff while the links are idle. This lowers all throughputs, most of all if many connections are on one link.",
             tails.collect::<Vec<_>>().join(", ")
         )
     }
@@ -127,20 +127,20 @@ impl Sweep {
     }
 
     fn table(&self, what: &str, head: &str) -> Table {
-        let title = format!("Throughput in Mbit/s {what}; {}: {} {}", self.x.0, self.told_at, self.x.1);
+        let title = format!("Throughput in Mbit/s {what}; {}: {} {}", self.x.0, self.detail_x, self.x.1);
         Table::new(title, &[&[head], self.series].concat())
     }
 
     fn cells(&self, head: String, samples: &Samples, value: &str, suffix: &str) -> Vec<String> {
         let cell = |series: &&str| {
-            let Summary { mean, half, .. } = samples.summary(value, (&format!("{series}{suffix}"), self.told_at));
+            let Summary { mean, half, .. } = samples.summary(value, (&format!("{series}{suffix}"), self.detail_x));
             format!("{mean:.2} ± {half:.2}")
         };
         [vec![head], self.series.iter().map(cell).collect()].concat()
     }
 }
 
-// The schedulers by their names in legends.
+// Names of the schedulers in legends.
 const ONLY_1: &str = "only IF1";
 const ONLY_2: &str = "only IF2";
 const CO_ROUND: &str = "CO round robin";
@@ -155,7 +155,7 @@ const BOND: &str = "bond, miDRR";
 
 const CONNECTIONS: [&str; 4] = [ONLY_1, CO_ROUND, CO_WEIGHTED, CO_MOST];
 const PACKETS: [&str; 3] = [ONLY_1, PO_ROUND, PO_WEIGHTED];
-/// Those of the daemon's bond, which schedules by miDRR if left to itself.
+/// Schedulers of the daemon's bond. Its default is miDRR.
 const BONDS: [&str; 3] = [BOND_ROUND, BOND_WEIGHTED, BOND];
 
 /// Payload over the time until the last connection opened in [`SPAN`] ended, in Mbit/s.
@@ -165,37 +165,37 @@ const WITHIN: &str = "throughput within the span";
 
 /// 99 % of the payload over the time until that much had arrived, in Mbit/s.
 const NEARLY: &str = "throughput of 99 %";
-/// Percent of the time in which the last hundredth of the payload arrived.
+/// Percentage of the time in which the last hundredth of the payload arrived.
 const TAIL: &str = "tail";
-/// Percent of the time in which IF1 was busy.
+/// Percentage of the time in which IF1 was busy.
 const BUSY: &str = "busy";
-/// Percent of what IF2 carried to the client that was headers or repeated.
+/// Percentage of headers and retransmissions in the bytes that IF2 carried to the client.
 const WASTE: &str = "waste";
 
-/// Other queues in bytes, and what marks their points.
+/// Other queue sizes in bytes, and the suffix of their series.
 const QUEUES: [(&str, u64); 3] = [(", 200 packets", 300_000), (", 1000 packets", 1_500_000), (", 10000 packets", 15_000_000)];
 
-/// Connections are opened for so long.
+/// Time span in which connections are opened.
 const SPAN: Duration = Duration::from_secs(60);
-/// No batch takes as long as this.
+/// Grace period, longer than any batch takes.
 const GRACE: Duration = Duration::from_secs(7200);
 const IF1: f64 = 2.0;
-/// Table I: λ of the two classes, and connections per second of the small one.
+/// Table I: mean size λ of the two classes, and connections per second of the small one.
 const SMALL: ByteCount = ByteCount::new(22_380);
 const LARGE: ByteCount = ByteCount::new(285_000);
 const SMALL_RATE: f64 = 13.0;
 const LARGE_RATE: f64 = 1.0;
 
-/// One setting of Table I.
+/// Parameters of one point; Table I has the nominal ones.
 #[derive(Debug, Clone, Copy)]
 struct Setup {
     /// IF2's capacity in Mbit/s.
     if2: f64,
-    /// IF2's loss, as a share.
+    /// IF2's loss, as a fraction.
     loss: f64,
     /// Small and large connections per second.
     rates: [f64; 2],
-    /// What each of the client's links holds.
+    /// Queue size of each of the client's links.
     queue: ByteCount,
 }
 
@@ -224,7 +224,7 @@ impl Setup {
         }
     }
 
-    /// The same by a bond, if that is what the series names; nothing without the QUIC that it needs.
+    /// Measures with a bond, if the series is one of a bond. Gives no values without QUIC.
     fn scenario_on(&self, series: &str, run: &Run<'_>) -> Option<Scenario> {
         let bond = match spreading(series) {
             Some(scheduling) => Some(Bonding { scheduling, quic: run.quic?.clone() }),
@@ -233,7 +233,7 @@ impl Setup {
         Some(Scenario { bond, ..self.scenario(series, run.seed) })
     }
 
-    /// Both throughputs; nothing if it cannot be simulated, which is refused.
+    /// All values of a point. Empty if the scenario is invalid, which then fails as a missing number.
     fn measure(&self, series: &str, run: &Run<'_>) -> Sample {
         let Some(Ok(outcome)) = self.scenario_on(series, run).map(|scenario| simulate(&scenario)) else { return Sample::default() };
         let all = received(&outcome).per(Duration::from_nanos(outcome.ran_ns));
@@ -248,9 +248,9 @@ impl Setup {
     }
 }
 
-/// How connections get their links, and how chunks are spread where all servers run DBAS too.
+/// The connection scheduler of a series, and its packet scheduler if all servers run DBAS.
 fn scheduler(series: &str) -> (Scheduling, Packets) {
-    // Chunks go round in strict order, as the paper describes it: where their turn is, they wait.
+    // Strict order, as the paper describes it: each chunk waits for the link whose turn it is.
     let spread = |spreading| Packets { share: 1.0, spreading, late: false, ..Packets::default() };
     match series {
         ONLY_2 => (Scheduling::OnlyOne(1), Packets::default()),
@@ -264,7 +264,7 @@ fn scheduler(series: &str) -> (Scheduling, Packets) {
     }
 }
 
-/// How the bond chooses paths, where it is a bond's series.
+/// The bond's scheduling, if the series is one of a bond.
 fn spreading(series: &str) -> Option<braid_bond::BondScheduler> {
     match series {
         BOND_ROUND => Some(braid_bond::BondScheduler::RoundRobin),
@@ -304,19 +304,19 @@ fn mbps(rate: Rate) -> f64 {
     rate.bps() as f64 / 1e6
 }
 
-/// The series whose throughput is most at `x`.
+/// The series with the highest throughput at `x`.
 fn best<'a>(samples: &Samples, among: &[&'a str], x: f64) -> &'a str {
     let mean = |series: &str| samples.summary(THROUGHPUT, (series, x)).mean;
     among.iter().copied().fold(among[0], |best, series| if mean(series) > mean(best) { series } else { best })
 }
 
-/// The greatest gain in percent of one series over another, and at which x.
+/// The largest gain in percent of one series over another, and its x value.
 fn most_gain(samples: &Samples, series: &str, base: &str) -> (f64, f64) {
     let gains = samples.xs(series).into_iter().map(|x| (samples.gain(THROUGHPUT, (series, x), (base, x)).mean, x));
     most(gains)
 }
 
-/// By how many percent `series` is behind the best of `others` at worst, and at which x; negative if it always leads.
+/// The largest deficit in percent of `series` behind the best of `others`, and its x value; negative if `series` always leads.
 fn most_behind(samples: &Samples, series: &str, others: &[&str]) -> (f64, f64) {
     let behind = samples.xs(series).into_iter().map(|x| {
         let best = best(samples, others, x);
@@ -325,7 +325,7 @@ fn most_behind(samples: &Samples, series: &str, others: &[&str]) -> (f64, f64) {
     most(behind)
 }
 
-/// What the model and the bond make of `optimum`, in percent, over all x, whose name is `x`.
+/// Table of the throughput of the model and of the bond as percentages of `optimum`, over all x values; `x` is the column head.
 fn shares(samples: &Samples, x: &str, optimum: impl Fn(f64) -> f64) -> Table {
     let series = [&[PO_WEIGHTED], &BONDS[..]].concat();
     let table = Table::new("Throughput in percent of the sum of both interfaces", &[&[x], &series[..]].concat());
@@ -339,23 +339,23 @@ fn shares(samples: &Samples, x: &str, optimum: impl Fn(f64) -> f64) -> Table {
     })
 }
 
-/// A bond takes its time: every datagram is encrypted.
-fn most_runs(point: &Point) -> u32 {
+/// Limits the runs of a bond, which are slow because every datagram is encrypted.
+fn max_runs(point: &Point) -> u32 {
     if BONDS.contains(&point.series.as_str()) { 5 } else { u32::MAX }
 }
 
-/// The greatest value with its x.
+/// The largest value, and its x value.
 fn most(values: impl Iterator<Item = (f64, f64)>) -> (f64, f64) {
     values.fold((f64::NEG_INFINITY, 0.0), |most, one| if one.0 > most.0 { one } else { most })
 }
 
-/// By how many percent `series` is above `base` at `x` by other definitions of throughput, for explanations.
+/// Text for explanations: gain of `series` over `base` at `x` by the other definitions of throughput.
 fn otherwise(samples: &Samples, series: &str, base: &str, x: f64) -> String {
     let gain = |value| samples.gain(value, (series, x), (base, x)).mean;
-    format!("Counted until 99 % have arrived it is {:+.0} %, within the 60 s {:+.0} %.", gain(NEARLY), gain(WITHIN))
+    format!("Measured until 99 % of the payload have arrived it is {:+.0} %, within the 60 s {:+.0} %.", gain(NEARLY), gain(WITHIN))
 }
 
-/// Whether a gain is the paper's, within a fifth of it.
+/// Whether a gain is within a fifth of the paper's.
 fn is_about(found: f64, paper: f64) -> bool {
     (found / paper - 1.0).abs() <= 0.2
 }
@@ -364,7 +364,7 @@ fn is_about(found: f64, paper: f64) -> bool {
 mod tests {
     use super::*;
 
-    /// The usual load for less time.
+    /// The nominal load over a shorter time.
     fn throughput(setup: Setup, series: &str) -> f64 {
         let mut scenario = setup.scenario(series, 7);
         scenario.duration = Duration::from_secs(15);
@@ -394,7 +394,7 @@ mod tests {
         let sweep = &interfaces::NARROW_CONNECTIONS;
         let points = sweep.points();
         assert_eq!(points.len(), sweep.series.len() * (sweep.xs.len() + QUEUES.len()));
-        assert!(points[sweep.series.len() * sweep.xs.len()..].iter().all(|point| point.x == sweep.told_at));
+        assert!(points[sweep.series.len() * sweep.xs.len()..].iter().all(|point| point.x == sweep.detail_x));
     }
 
     #[test]
@@ -408,7 +408,7 @@ mod tests {
         ];
         scenario.duration = Duration::from_secs(40);
         let outcome = simulate(&scenario).unwrap();
-        // All but the rest is there within the ninth second of forty.
+        // 99 % have arrived within the ninth of forty seconds.
         assert_eq!(tail(&outcome), 100.0 * 31.0 / 40.0);
     }
 }

@@ -13,7 +13,7 @@ const ROUND: &str = "round robin";
 const RANDOM: &str = "random";
 const MOST: &str = "maximum throughput";
 const SCHEDULERS: [&str; 5] = [WIFI, ETHERNET, ROUND, RANDOM, MOST];
-/// Wi-Fi taken at its word, outside the figure.
+/// Maximum throughput if Wi-Fi had its nominal rate as goodput. Not in the figure.
 const NOMINAL: &str = "maximum throughput, Wi-Fi of 11 Mbit/s of goodput";
 
 /// Offered load in Mbit/s.
@@ -22,7 +22,7 @@ const HIGHEST: f64 = LOADS[5];
 const LONG: ByteCount = ByteCount::new(150_000_000);
 const SHORT: ByteCount = ByteCount::new(250_000);
 const GOODPUT: &str = "goodput";
-/// Payload's share of the packets of a bulk transfer.
+/// Fraction of payload in the packets of a bulk transfer.
 const PAYLOAD: f64 = 1448.0 / 1500.0;
 
 static ABOUT: About = About {
@@ -30,22 +30,22 @@ static ABOUT: About = About {
     paper: Paper::Dnis,
     figure: "fig. 2",
     title: "Five schedulers over Wi-Fi and Ethernet",
-    setting: "Ethernet has 10 Mbit/s. Wi-Fi is 802.11b at 11 Mbit/s, of which TCP gets 5.9 Mbit/s at most, as is known of it; that is what the \
-              link is given. Downloads of 150 MB and of 250 kB start in Poisson processes for 8 minutes, within which goodput is counted. The \
-              rates are not legible: here x is the load offered, half of its bytes in long downloads. The paper does not give the round trip \
-              (5 ms here), queues (50 packets) and TCP (CUBIC). Demands are known, as they are from an application's history where all its \
-              downloads are alike; so are capacities.",
+    setting: "Ethernet has 10 Mbit/s. Wi-Fi is 802.11b at 11 Mbit/s, of which TCP gets at most 5.9 Mbit/s, a common value; that is what \
+              the link is given. Downloads of 150 MB and of 250 kB start in Poisson processes for 8 minutes, over which goodput is \
+              measured. The rates are not legible in the paper: here x is the offered load, with half of its bytes in long downloads. The \
+              paper does not give the round trip (5 ms here), queues (50 packets) and TCP (CUBIC). Demands and capacities are known; the \
+              history of an application gives its demand if all its downloads have the same size.",
     sampling: Sampling::Repeated,
     claims: &[
         Claim { text: "More than one interface always gives a higher goodput than one", paper: "in words" },
         Claim { text: "Maximum throughput is the best of the five schedulers", paper: "in words" },
-        Claim { text: "It reaches the sum of the two interfaces' goodputs", paper: "in words" },
+        Claim { text: "Maximum throughput reaches the sum of the two interfaces' goodputs", paper: "in words" },
         Claim { text: "Under high load the gap between the schedulers that use both closes", paper: "in words" },
-        Claim { text: "Maximum throughput gains on a single interface", paper: "up to 54 %" },
+        Claim { text: "Maximum throughput improves on a single interface", paper: "up to 54 %" },
     ],
 };
 
-/// The experiment.
+/// The experiment of figure 2.
 struct Schedulers;
 
 pub(super) fn all() -> [&'static dyn Experiment; 1] {
@@ -88,8 +88,8 @@ impl Experiment for Schedulers {
             .comparison(claims[0].judge(
                 format!("against the better one {:+.1} % at worst ({}, {} Mbit/s)", single.0, single.1, single.2),
                 Judgement::met_or_not(single.0 > -1.0),
-                "Under low load one interface carries nearly all that is asked for. Then a scheduler that does not know the interfaces puts \
-                 some long downloads on Wi-Fi, where they take longer than they would on Ethernet.",
+                "Under low load one interface can carry nearly all the traffic. A scheduler that does not use the capacities then puts \
+                 some long downloads on Wi-Fi, where they take longer than on Ethernet.",
             ))
             .comparison(claims[1].judge(
                 format!("against the best other {:+.1} % at worst ({} Mbit/s)", others.0, others.2),
@@ -100,7 +100,7 @@ impl Experiment for Schedulers {
                 format!("{:+.1} % at {HIGHEST} Mbit/s", sum(HIGHEST)),
                 Judgement::met_or_not(sum(HIGHEST).abs() < 3.0),
                 format!(
-                    "It can be so only where the load fills both from the beginning to the end: at {} Mbit/s it is {:+.1} %.",
+                    "This is possible only if the load fills both interfaces from start to end: at {} Mbit/s it is {:+.1} %.",
                     LOADS[4],
                     sum(LOADS[4])
                 ),
@@ -114,8 +114,8 @@ impl Experiment for Schedulers {
                 format!("up to {ethernet:.0} % over Ethernet, at {ethernet_at} Mbit/s, and {wifi:.0} % over Wi-Fi, at {wifi_at} Mbit/s"),
                 Judgement::met_or_differs((ethernet / 54.0 - 1.0).abs() <= 0.2),
                 format!(
-                    "The gain over Ethernet is how much Wi-Fi has beside it: 54 % are 5.2 Mbit/s of goodput beside 9.65. If Wi-Fi had 11 \
-                     Mbit/s of goodput it would be {nominal:.0} %."
+                    "The gain over Ethernet depends on the capacity of Wi-Fi: 54 % is 5.2 Mbit/s of goodput in addition to 9.65. With 11 \
+                     Mbit/s of goodput on Wi-Fi the gain would be {nominal:.0} %."
                 ),
             ))
     }
@@ -147,7 +147,7 @@ fn scenario(point: &Point, seed: u64) -> Scenario {
     }
 }
 
-/// The least gain in percent of any of `series` over the best of `others`: how much, which, and at which load.
+/// The smallest gain in percent of any of `series` over the best of `others`: the gain, the series and the load.
 fn least_lead(samples: &Samples, series: &[&'static str], others: &[&'static str]) -> (f64, &'static str, f64) {
     let mut least = (f64::INFINITY, "", 0.0);
     for load in LOADS {
@@ -182,14 +182,14 @@ mod tests {
     }
 
     #[test]
-    fn the_long_download_gets_the_fast_interface_only_where_it_is_known() {
+    fn only_maximum_throughput_gives_the_long_download_the_fast_interface() {
         let [wifi, ethernet, round, most] = [WIFI, ETHERNET, ROUND, MOST].map(goodput);
         assert!(wifi < 6.0 && (9.0..10.0).contains(&ethernet), "{wifi} {ethernet}");
         assert!(most > round && most > ethernet + 1.5, "{round} {most}");
     }
 
     #[test]
-    fn loads_are_halved_between_the_classes() {
+    fn the_load_is_split_equally_between_the_classes() {
         let scenario = scenario(&Point { series: MOST.to_owned(), x: 16.0 }, 1);
         let load = |class: &Class, size: ByteCount| match class.arrivals {
             Arrivals::Poisson { per_second } => per_second * size.get() as f64 * 8e-6,

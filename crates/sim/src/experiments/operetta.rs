@@ -1,12 +1,12 @@
 //! OPERETTA, section VI: figures 3 to 9, with the parameters of Table III.
 
-/// Table III, and what the paper leaves open; a literal, for `concat!`.
+/// Table III, and the parameters that the paper leaves open. A macro, since `concat!` needs a literal.
 macro_rules! table_three {
     () => {
-        "Table III: IF1 1 Mbit/s and 634 mW, IF2 0.7 Mbit/s and 95 mW, IF3 2 Mbit/s and 900 mW; small streams of 22.38 kB on average, 13 a \
-         second, and large ones of 0.285 MB, 1 a second, both Poisson: 4.6 Mbit/s. Not given in the paper, and chosen: exponential sizes, a \
-         round trip of 50 ms, queues of 50 packets (ns-2's), 120 s, rates and demands known, one server link of 6 Mbit/s in place of two, \
-         chunks in strict order of the weights. Throughput and energy are per payload downloaded. "
+        "Table III: IF1 1 Mbit/s and 634 mW, IF2 0.7 Mbit/s and 95 mW, IF3 2 Mbit/s and 900 mW; small streams of 22.38 kB on average, 13 \
+         per second, and large ones of 0.285 MB, 1 per second, both Poisson: 4.6 Mbit/s. Our choices, since the paper does not give them: \
+         exponential sizes, a round trip of 50 ms, queues of 50 packets (ns-2's), 120 s, rates and demands known, one server link of 6 \
+         Mbit/s instead of two, chunks in strict order of the weights. Throughput and energy refer to the downloaded payload. "
     };
 }
 
@@ -31,7 +31,7 @@ pub(super) fn all() -> [&'static dyn Experiment; 7] {
     [&mix::Mix, &links::Dynamics, &utility::Sweep, &utility::OverTime, &load::Heterogeneity, &load::Errors, &links::Baselines]
 }
 
-/// What the paper calls its variants and baselines.
+/// The paper's names of its variants and baselines.
 const XPUT: &str = "OPRTA-XPUT (α = 1)";
 const MID: &str = "OPRTA-MID (α = 0.5)";
 const ENGR: &str = "OPRTA-ENGR (α = 0)";
@@ -39,7 +39,7 @@ const MATCH: &str = "OPRTA-CUR-OS";
 const DEFAULT: &str = "current OS (IF3)";
 const ROTATION: &str = "round robin";
 const WEIGHTED: &str = "weighted round robin";
-/// What is appended to a variant's name where the daemon's bond carries what is spread.
+/// Suffix of a variant's name if the daemon's bond carries packet-oriented streams.
 const BY_BOND: &str = ", bond";
 const BOUND: &str = "throughput optimum";
 const LEAST: &str = "energy optimum";
@@ -54,16 +54,16 @@ const SMALL: (u64, f64) = (22_380, 13.0);
 const LARGE: (u64, f64) = (285_000, 1.0);
 const THROUGHPUT: &str = "throughput";
 const ENERGY: &str = "energy";
-/// What the paper leaves open.
+/// Parameters that the paper leaves open.
 const SPAN: Duration = Duration::from_secs(120);
 const GRACE: Duration = Duration::from_secs(3600);
 const ROUND_TRIP: Duration = Duration::from_millis(50);
-/// ns-2's usual queue of 50 packets.
+/// The default queue of ns-2, 50 packets.
 const QUEUE: ByteCount = ByteCount::new(50 * 1500);
-/// Payload's share of a full packet.
+/// Fraction of payload in a full packet.
 const PAYLOAD: f64 = 1448.0 / 1500.0;
 
-/// Who schedules.
+/// Scheduler of a series.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Scheme {
     Operetta(Aim),
@@ -71,7 +71,7 @@ enum Scheme {
 }
 
 impl Scheme {
-    /// The scheme of a legend's name, by a bond or not.
+    /// The scheme of a series name, with or without the suffix of a bond.
     fn named(series: &str) -> Self {
         match series.strip_suffix(BY_BOND).unwrap_or(series) {
             XPUT => Self::utility(1.0),
@@ -89,7 +89,7 @@ impl Scheme {
     }
 }
 
-/// One point's parameters; the nominal ones unless changed.
+/// Parameters of one point, nominal unless changed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Setup {
     scheme: Scheme,
@@ -99,7 +99,7 @@ struct Setup {
     if1: f64,
     /// λ in bytes and β of the large class.
     large: (u64, f64),
-    /// What demands are taken to be, as a multiple of what they are.
+    /// Estimated demand as a multiple of the actual demand.
     error: f64,
     span: Duration,
 }
@@ -121,7 +121,7 @@ impl Setup {
             Scheme::Fixed(scheduling, spreading) => (scheduling, spreading),
             Scheme::Operetta(_) => (Scheduling::MaximumThroughput, Spreading::Weights),
         };
-        // Today's system spreads nothing, whatever servers can do.
+        // The current OS has no packet-oriented streams, whatever servers support.
         let share = if matches!(scheduling, Scheduling::OnlyOne(_)) { 0.0 } else { self.mix };
         Scenario {
             links: vec![link("IF1", (self.if1, IF1.1)), link("IF2", IF2), link("IF3", IF3)],
@@ -136,25 +136,25 @@ impl Setup {
         }
     }
 
-    /// Measures a span in which streams keep coming.
+    /// Measures over a span with continuous arrivals.
     fn measure(&self, seed: u64) -> Sample {
         run(&self.scenario(seed), self.scheme).map_or_else(Sample::default, |outcome| measured(&outcome))
     }
 
-    /// The same with the bond's own weights and paths in place of the model's.
+    /// The same with the daemon's bond instead of the model.
     fn measure_bonded(&self, seed: u64, quic: &Quic) -> Sample {
         let bond = Some(Bonding { scheduling: braid_bond::BondScheduler::Weights, quic: quic.clone() });
         run(&Scenario { bond, ..self.scenario(seed) }, self.scheme).map_or_else(Sample::default, |outcome| measured(&outcome))
     }
 
-    /// Measures until all streams that came in `coming` have ended: the paper's `L / max_j Δ_j` (eq. 3).
+    /// Measures until all streams that arrive within `coming` have ended: the paper's `L / max_j Δ_j` (eq. 3).
     fn measure_whole(&self, coming: Duration, seed: u64) -> Sample {
         let scenario = Scenario { duration: coming, grace: GRACE, ..self.scenario(seed) };
         run(&scenario, self.scheme).map_or_else(Sample::default, |outcome| measured(&outcome))
     }
 }
 
-/// Throughput in Mbit/s, energy in nJ/bit and each link's share, of the payload that was downloaded.
+/// Throughput in Mbit/s, energy in nJ/bit and each link's share, for the downloaded payload.
 fn measured(outcome: &Outcome) -> Sample {
     let bits = |link: &LinkOutcome| link.goodput.rx.get() as f64 * 8.0;
     let all: f64 = outcome.links.iter().map(bits).sum();
@@ -163,7 +163,7 @@ fn measured(outcome: &Outcome) -> Sample {
     outcome.links.iter().fold(sample, |sample, link| sample.value(link.name.as_str(), bits(link) / all))
 }
 
-/// Met, else differs if it points the claimed way, else not met.
+/// `Met` if `met`, else `Differs` if the direction is as claimed, else `NotMet`.
 fn three_ways(met: bool, same_way: bool) -> Judgement {
     if met {
         Judgement::Met
@@ -185,22 +185,22 @@ fn rate(mbps: f64) -> Rate {
     Rate::from_bps((mbps * 1e6) as u64)
 }
 
-/// The payload that all links carry when full, in Mbit/s.
+/// Payload rate of all links at full use, in Mbit/s.
 fn bound(if1: f64) -> f64 {
     (if1 + IF2.0 + IF3.0) * PAYLOAD
 }
 
-/// The least energy per bit of payload, in nJ.
+/// Minimum energy per bit of payload, in nJ.
 fn least(if1: f64) -> f64 {
     [(if1, IF1.1), IF2, IF3].iter().map(|(mbps, milliwatts)| milliwatts / mbps).fold(f64::INFINITY, f64::min) / PAYLOAD
 }
 
-/// What an interface takes for a bit of payload when full, in nJ.
+/// Energy of a fully used interface per bit of payload, in nJ.
 fn per_bit((mbps, milliwatts): (f64, f64)) -> f64 {
     milliwatts / mbps / PAYLOAD
 }
 
-/// The two charts of most figures: throughput with its optimum, and energy per bit with its.
+/// The two charts of most figures: throughput and energy per bit, each with its optimum.
 fn charts(samples: &Samples, over: &str, x: &Axis, if1: impl Fn(f64) -> f64) -> [Chart; 2] {
     let mut xs: Vec<f64> = samples.series(THROUGHPUT).iter().flat_map(|series| &series.dots).map(|dot| dot.x).collect();
     xs.sort_by(f64::total_cmp);
@@ -215,7 +215,7 @@ fn charts(samples: &Samples, over: &str, x: &Axis, if1: impl Fn(f64) -> f64) -> 
     [throughput, energy]
 }
 
-/// Draws what was measured at one place only, since x does not matter to it, over all places.
+/// Extends lines that are measured at one x value only, because they do not depend on x, to all x values.
 fn flat(mut lines: Vec<Series>, xs: &[f64]) -> Vec<Series> {
     for line in &mut lines {
         if let [only] = line.dots[..] {
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn names_in_legends_mean_their_schemes() {
+    fn series_names_map_to_their_schemes() {
         assert_eq!(Scheme::named(MATCH), Scheme::Operetta(Aim::Match(2)));
         assert_eq!(Scheme::named(DEFAULT), Scheme::Fixed(Scheduling::OnlyOne(2), Spreading::RoundRobin));
         assert_eq!(Scheme::named(XPUT), Scheme::utility(1.0));
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_is_matched_over_the_interface_that_is_cheaper() {
+    fn the_default_is_matched_over_the_cheaper_interface() {
         let with = |if1| numbers(&Setup { if1, ..short(Scheme::named(MATCH)) });
         let ([.., slow1, slow3], fast) = (with(1.0), with(2.0));
         assert!(slow1 < 0.05 && slow3 > 0.5, "{slow1} {slow3}");
@@ -267,14 +267,14 @@ mod tests {
     }
 
     #[test]
-    fn links_take_their_power_only_while_they_are_used() {
+    fn links_use_power_only_while_they_are_active() {
         let [_, energy, _, share] = numbers(&short(Scheme::named(DEFAULT)));
         assert_eq!(share, 1.0);
         assert!((1.0..1.1).contains(&(energy / per_bit(IF3))), "{energy}");
     }
 
     #[test]
-    fn a_figure_comes_with_all_its_verdicts() {
+    fn a_figure_has_all_its_judgements() {
         let setting = Setting { runs: 1, seed: 1 };
         let measure = |job: Job| {
             let sample = Setup { mix: job.point.x / 100.0, ..short(Scheme::named(&job.point.series)) }.measure(job.seed);

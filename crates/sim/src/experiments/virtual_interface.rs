@@ -19,15 +19,15 @@ pub(super) fn all() -> [&'static dyn Experiment; 5] {
 #[derive(Debug, Clone, Copy)]
 struct Wifi {
     name: &'static str,
-    /// TCP's goodput over it, alone: what contention, headers and acknowledgements leave.
+    /// Goodput of a single TCP connection, after contention, headers and acknowledgements.
     goodput: Rate,
-    /// What the device claims.
+    /// Nominal rate of the device.
     nominal: Rate,
 }
 
 /// 802.11g, with the goodput of the paper's table 5.
 const WIFI_G: Wifi = Wifi { name: "802.11g", goodput: Rate::from_bps(28_879_000), nominal: Rate::from_mbps(54) };
-/// 802.11b, with a usual goodput; the paper gives none.
+/// 802.11b, with a common goodput; the paper gives none.
 const WIFI_B: Wifi = Wifi { name: "802.11b", goodput: Rate::from_bps(5_900_000), nominal: Rate::from_mbps(11) };
 /// From the paper's table 1, without the virtual interface.
 const ROUND_TRIP: Duration = Duration::from_micros(1730);
@@ -54,26 +54,26 @@ mod tests {
     }
 
     #[test]
-    fn one_interface_has_the_goodput_it_is_made_for() {
+    fn one_interface_has_its_specified_goodput() {
         let rates = throughput::IDLE.rates(1, true, Duration::from_secs(3), 1);
-        // It begins within the first of three seconds.
+        // It starts within the first of three seconds.
         assert!(rates[0] > 28.879 * 0.6 && rates[0] < 28.879, "{rates:?}");
         assert_eq!(rates[1..], [0.0, 0.0]);
     }
 
     #[test]
-    fn several_flows_use_both_idle_access_points_alike() {
+    fn several_flows_use_both_idle_access_points_equally() {
         let rates = throughput::IDLE.rates(4, false, Duration::from_secs(4), 1);
         assert!((rates[0] / rates[1] - 1.0).abs() < 0.1 && total(&rates) > 1.4 * 28.879, "{rates:?}");
     }
 
     #[test]
-    fn one_flow_keeps_away_from_the_saturated_access_point() {
+    fn one_flow_mostly_avoids_the_saturated_access_point() {
         let span = Duration::from_secs(20);
         let (shared, alone) = (throughput::SATURATED.rates(1, false, span, 1), throughput::SATURATED.rates(1, true, span, 1));
         assert!(shared[1] > 2.0 * shared[0], "{shared:?}");
         assert!(total(&shared) > 1.3 * total(&alone), "{shared:?} against {alone:?}");
-        assert!((alone[0] / alone[2] - 1.0).abs() < 0.1, "half of the air is the other station's: {alone:?}");
+        assert!((alone[0] / alone[2] - 1.0).abs() < 0.1, "the other station uses half of the air time: {alone:?}");
     }
 
     #[test]
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn saving_power_takes_less_energy() {
+    fn power_saving_uses_less_energy() {
         let point = |series: &str| Point { series: series.to_owned(), x: 0.0 };
         let measured = [power::SHARING, power::SAVING].map(|series| {
             let job = Job { point: point(series), index: 0, seed: 1 };

@@ -1,4 +1,4 @@
-//! CUBIC (RFC 9438). Its cube root is [`cbrt`](crate::math::cbrt), so that it runs the same everywhere.
+//! CUBIC (RFC 9438). It uses [`cbrt`](crate::math::cbrt), so that results are the same on every machine.
 
 use std::time::Duration;
 
@@ -7,36 +7,36 @@ use braid_model::Time;
 use super::Window;
 use crate::math::cbrt;
 
-/// How fast the window grows, in segments per cubic second (section 5).
+/// Growth constant in segments per cubic second (section 5).
 const C: f64 = 0.4;
-/// What is left of the window after a loss (section 4.6).
+/// Multiplicative decrease factor after a loss (section 4.6).
 const BETA: f64 = 0.7;
-/// Segments per round trip that make it as fast as Reno with this `BETA` (section 4.3).
+/// Additive increase in segments per round trip that matches Reno for this `BETA` (section 4.3).
 const ALPHA: f64 = 3.0 * (1.0 - BETA) / (1.0 + BETA);
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Cubic {
-    /// The window before the last loss, lowered by fast convergence.
+    /// Window before the last loss, reduced by fast convergence.
     most: f64,
     epoch: Option<Epoch>,
 }
 
-/// A time of congestion avoidance without loss.
+/// A period of congestion avoidance without loss.
 #[derive(Debug, Clone)]
 struct Epoch {
     start: Time,
-    /// Seconds until the window is back at `most`.
+    /// K: seconds until the window is back at the plateau.
     k: f64,
-    /// The window that the curve is flat at.
+    /// Window at the plateau of the curve.
     origin: f64,
-    /// The window Reno would have.
+    /// Estimate of Reno's window.
     estimate: f64,
-    /// The window before the loss, at which Reno's growth takes over.
+    /// Window before the loss. Above it, the Reno estimate grows at Reno's rate.
     prior: f64,
 }
 
 impl Cubic {
-    /// `acked` segments were acknowledged in congestion avoidance (sections 4.2 to 4.5).
+    /// Grows the window for `acked` segments in congestion avoidance (sections 4.2 to 4.5).
     pub(crate) fn on_ack(&mut self, window: &mut Window, acked: f64, now: Time, round_trip: Duration) {
         let most = self.most;
         let epoch = self.epoch.get_or_insert_with(|| {
@@ -54,12 +54,12 @@ impl Cubic {
         window.size += (target - window.size) / window.size * acked;
     }
 
-    /// The window was not used: the curve begins anew when it is.
+    /// Records that the window was not used. The curve restarts when the window is used again.
     pub(crate) fn on_unused(&mut self) {
         self.epoch = None;
     }
 
-    /// A loss: remembers where, and gives the window after it (sections 4.6, 4.7).
+    /// Records a loss and returns the window after it (sections 4.6, 4.7).
     pub(crate) fn reduced(&mut self, window: &Window) -> f64 {
         self.most = if window.size < self.most { window.size * (1.0 + BETA) / 2.0 } else { window.size };
         self.epoch = None;
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_window_is_back_after_k_seconds_flat_and_then_grows() {
+    fn the_window_reaches_the_plateau_after_k_seconds_and_then_grows() {
         // A window of 1,000 loses 300: K = cbrt(300 / 0.4) = 9.09 s.
         let mut cubic = Cubic::default();
         let mut window = Window { size: 1000.0, threshold: f64::INFINITY };
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn a_small_window_grows_as_renos() {
+    fn a_small_window_grows_like_reno() {
         let mut cubic = Cubic::default();
         let mut window = Window { size: 10.0, threshold: f64::INFINITY };
         window.size = cubic.reduced(&window);
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_loss_below_the_first_gives_way() {
+    fn a_second_loss_below_the_first_triggers_fast_convergence() {
         let mut cubic = Cubic::default();
         cubic.reduced(&Window { size: 100.0, threshold: 0.0 });
         cubic.reduced(&Window { size: 80.0, threshold: 0.0 });

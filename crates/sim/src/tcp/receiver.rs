@@ -11,19 +11,19 @@ use super::{Ack, TcpConfig};
 pub(crate) enum AckTiming {
     /// Acknowledge at once.
     Now,
-    /// Acknowledge by [`Receiver::deadline`], or with the next data the other way.
+    /// Acknowledge by [`Receiver::deadline`], or with the next data in the other direction.
     Later,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) struct Receiver {
-    /// All before it are there.
+    /// All segments before this one have arrived.
     next: u32,
-    /// What is there beyond, by number: ranges that neither touch nor overlap.
+    /// Ranges of segments that arrived out of order. They neither touch nor overlap.
     ranges: Vec<(u32, u32)>,
-    /// First segments of the ranges that changed last, the latest first.
+    /// First segments of the ranges that changed most recently, latest first.
     latest: [u32; 3],
-    /// Segments not yet acknowledged, and when the first of them was sent.
+    /// Number of unacknowledged segments, and the send time of the first of them.
     unanswered: u32,
     echo: Time,
     deadline: Option<Time>,
@@ -45,7 +45,7 @@ impl Receiver {
         }
     }
 
-    /// A segment came that was sent at `sent`. Gives whether it is new, and how it is answered.
+    /// Handles a segment that was sent at `sent`. Returns whether it is new, and when to acknowledge it.
     pub(crate) fn on_segment(&mut self, now: Time, number: u32, sent: Time) -> (bool, AckTiming) {
         if self.unanswered == 0 {
             self.echo = sent;
@@ -62,7 +62,7 @@ impl Receiver {
             number > self.next && self.note(number)
         };
         if disorder || !fresh || !self.ranges.is_empty() {
-            // The sender is told at once what came, and how long that took (RFC 5681, 4.2; RFC 7323, 4.3).
+            // Acknowledge at once, with the timestamp of this segment (RFC 5681, 4.2; RFC 7323, 4.3).
             self.echo = sent;
             return (fresh, AckTiming::Now);
         }
@@ -73,7 +73,7 @@ impl Receiver {
         (fresh, AckTiming::Later)
     }
 
-    /// Puts a segment out of order into its range; false if it was there.
+    /// Adds an out-of-order segment to its range. Returns false for a duplicate.
     fn note(&mut self, number: u32) -> bool {
         let place = self.ranges.partition_point(|range| range.1 < number);
         let start = match self.ranges.get(place).copied() {
@@ -112,7 +112,7 @@ impl Receiver {
         };
     }
 
-    /// What is to be acknowledged, if anything is; it counts as sent.
+    /// Returns the pending acknowledgement, if there is one, and marks it as sent.
     pub(crate) fn take_ack(&mut self) -> Option<Ack> {
         (self.unanswered > 0).then(|| self.ack())
     }
@@ -134,12 +134,12 @@ impl Receiver {
         Ack { next: self.next, ranges, echo: self.echo }
     }
 
-    /// Every segment before this one is there.
+    /// All segments before this one have arrived.
     pub(crate) fn in_order(&self) -> u32 {
         self.next
     }
 
-    /// When a delayed acknowledgement is due.
+    /// Time at which a delayed acknowledgement is due.
     pub(crate) fn deadline(&self) -> Option<Time> {
         self.deadline
     }
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn every_second_segment_is_acknowledged_and_a_lone_one_in_time() {
+    fn every_second_segment_is_acknowledged_at_once_and_a_single_one_later() {
         let mut receiver = receiver(2);
         assert_eq!(receiver.on_segment(Time::ZERO, 0, Time::ZERO), (true, AckTiming::Later));
         assert_eq!(receiver.deadline(), Some(Time::from_millis(40)));
@@ -165,23 +165,23 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_is_told_at_once_and_the_latest_range_first() {
+    fn a_gap_is_acknowledged_at_once_with_the_latest_range_first() {
         let mut receiver = receiver(2);
-        let mut told = Vec::new();
+        let mut acks = Vec::new();
         for number in [0, 2, 5, 3] {
             let (_, timing) = receiver.on_segment(Time::ZERO, number, Time::from_millis(u64::from(number)));
-            told.push((timing == AckTiming::Now).then(|| receiver.take_ack().unwrap()));
+            acks.push((timing == AckTiming::Now).then(|| receiver.take_ack().unwrap()));
         }
-        assert_eq!(told[0], None);
-        assert_eq!(told[1].unwrap().ranges, [(2, 3), (0, 0), (0, 0)]);
-        assert_eq!(told[2].unwrap().ranges, [(5, 6), (2, 3), (0, 0)]);
-        assert_eq!(told[3].unwrap().ranges, [(2, 4), (5, 6), (0, 0)]);
-        assert_eq!((told[3].unwrap().next, told[3].unwrap().echo), (1, Time::from_millis(3)));
+        assert_eq!(acks[0], None);
+        assert_eq!(acks[1].unwrap().ranges, [(2, 3), (0, 0), (0, 0)]);
+        assert_eq!(acks[2].unwrap().ranges, [(5, 6), (2, 3), (0, 0)]);
+        assert_eq!(acks[3].unwrap().ranges, [(2, 4), (5, 6), (0, 0)]);
+        assert_eq!((acks[3].unwrap().next, acks[3].unwrap().echo), (1, Time::from_millis(3)));
     }
 
     proptest! {
         #[test]
-        fn it_knows_what_it_has(numbers in prop::collection::vec(0u32..40, 1..120)) {
+        fn it_behaves_like_a_set_of_segments(numbers in prop::collection::vec(0u32..40, 1..120)) {
             let mut receiver = receiver(1);
             let mut have = [false; 41];
             for number in numbers {

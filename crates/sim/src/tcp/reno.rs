@@ -1,13 +1,13 @@
-//! Reno (RFC 5681): one segment more per round trip, half after a loss.
+//! Reno (RFC 5681): the window grows by one segment per round trip and halves after a loss.
 
 use super::Window;
 
-/// Its state is the window alone.
+/// Stateless: Reno depends on the window only.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Reno;
 
 impl Reno {
-    /// `acked` segments were acknowledged in congestion avoidance.
+    /// Grows the window for `acked` segments in congestion avoidance.
     pub(crate) fn on_ack(window: &mut Window, acked: f64) {
         window.size += acked / window.size;
     }

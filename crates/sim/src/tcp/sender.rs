@@ -7,20 +7,20 @@ use braid_model::Time;
 
 use super::{Ack, Control, SEGMENT, Segment, TcpConfig, Window};
 
-/// A segment with this many selectively acknowledged ones after it is lost (RFC 6675, `DupThresh`).
+/// A segment counts as lost if this many later segments are selectively acknowledged (RFC 6675, `DupThresh`).
 const REORDERING: usize = 3;
-/// The retransmission time before any round trip was measured (RFC 6298, 2.1), and its most.
-const RETRANSMIT_FIRST: Duration = Duration::from_secs(1);
-const RETRANSMIT_MOST: Duration = Duration::from_secs(120);
+/// Retransmission timeout before the first round-trip measurement (RFC 6298, 2.1), and its maximum.
+const RTO_INITIAL: Duration = Duration::from_secs(1);
+const RTO_MAX: Duration = Duration::from_secs(120);
 
-/// What came of asking for a segment.
+/// Result of a request for the next segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sending {
-    /// This one is sent again.
+    /// This segment is retransmitted.
     Again(Segment),
-    /// There is room for a new one.
+    /// There is room for a new segment.
     Room,
-    /// Not now.
+    /// Nothing can be sent now.
     Full,
 }
 
@@ -44,32 +44,32 @@ impl Sent {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Recovery {
-    /// From losses found by acknowledgements; the window stands still.
+    /// Fast recovery, from losses detected by acknowledgements. The window is constant.
     Fast,
-    /// From a timeout; the window starts slowly.
+    /// Recovery from a timeout, in slow start.
     Timeout,
 }
 
 #[derive(Debug, Clone)]
 pub(crate) struct Sender {
-    /// Segments not acknowledged in order, `first` to the newest.
+    /// Segments that are not cumulatively acknowledged, from `first` to the newest.
     sent: VecDeque<Sent>,
     first: u32,
     in_flight: u32,
-    /// Lost ones that wait to be sent again, and a number at or before the first of them.
+    /// Number of lost segments that wait for retransmission, and a position at or before the first of them.
     to_resend: u32,
     resend_from: u32,
-    /// Up to here losses were looked for.
+    /// Loss detection has processed all segments before this one.
     examined: u32,
     highest_sacked: u32,
-    /// Ranges that were taken in, so that none is walked through twice.
+    /// Ranges already processed, so that none is processed twice.
     known: [(u32, u32); 4],
-    /// Retransmissions in the order they were sent.
+    /// Retransmissions in the order of sending.
     resent: VecDeque<(u32, Time)>,
     recovery: Option<(Recovery, u32)>,
-    /// The next retransmission goes whatever the window says (RFC 6675, 5 (4.3)).
+    /// The next retransmission ignores the window (RFC 6675, 5 (4.3)).
     forced: bool,
-    /// When the last timer ran out, and the window before that, until it is known whether it did so needlessly.
+    /// Time of the last timeout, and the window before it, until it is known whether the timeout was spurious.
     doubt: Option<(Time, Window)>,
     window: Window,
     control: Control,
@@ -101,7 +101,7 @@ impl Sender {
         }
     }
 
-    /// What is to be sent now: one of the lost, or something new. A segment that is sent again counts as sent.
+    /// Returns what to send now: a lost segment or a new one. A retransmitted segment is marked as sent.
     pub(crate) fn next(&mut self, now: Time) -> Sending {
         if self.to_resend > 0 {
             if self.forced || f64::from(self.in_flight) < self.window.size.floor() {
@@ -112,7 +112,7 @@ impl Sender {
         if self.room() > 0 { Sending::Room } else { Sending::Full }
     }
 
-    /// How many new segments may be sent now.
+    /// Number of new segments that may be sent now.
     pub(crate) fn room(&self) -> u32 {
         if self.to_resend > 0 {
             return 0;
@@ -122,7 +122,7 @@ impl Sender {
         window.saturating_sub(self.in_flight).min(self.receive_window.saturating_sub(ahead))
     }
 
-    /// A new segment goes out.
+    /// Records a new segment and returns it.
     pub(crate) fn send(&mut self, now: Time, chunk: u32, size: u16) -> Segment {
         let segment = Segment { number: self.end(), chunk, size };
         self.sent.push_back(Sent { segment, sacked: false, lost: false, resent: false });
@@ -151,13 +151,13 @@ impl Sender {
         Sending::Again(segment)
     }
 
-    /// The other end tells what it has.
+    /// Handles an acknowledgement.
     pub(crate) fn on_ack(&mut self, now: Time, ack: &Ack) {
         let used = self.in_flight;
         self.round_trip.sample(now.since(ack.echo));
         let advanced = self.take_in_order(ack.next);
         if advanced > 0 {
-            self.undo_needless_timeout(ack.echo);
+            self.undo_spurious_timeout(ack.echo);
         }
         for (from, to) in ack.ranges {
             self.take_range(from, to);
@@ -165,7 +165,7 @@ impl Sender {
         if advanced > 0 {
             self.round_trip.backoff = 0;
             self.deadline = (!self.sent.is_empty()).then(|| now + self.round_trip.timeout());
-            // The acknowledgement that ends a fast recovery covers what was known to have arrived before: the window stands still.
+            // The acknowledgement that ends fast recovery covers segments that were already known to have arrived, so the window does not grow.
             let fast = matches!(self.recovery, Some((Recovery::Fast, _)));
             if self.recovery.is_some_and(|(_, point)| self.first >= point) {
                 self.recovery = None;
@@ -184,8 +184,8 @@ impl Sender {
         }
     }
 
-    /// What was sent before the timer ran out was acknowledged after all: nothing was lost (Eifel, RFC 3522 and RFC 4015).
-    fn undo_needless_timeout(&mut self, echo: Time) {
+    /// Undoes a spurious timeout: a segment sent before the timeout was acknowledged, so nothing was lost (Eifel, RFC 3522 and RFC 4015).
+    fn undo_spurious_timeout(&mut self, echo: Time) {
         let Some((at, window)) = self.doubt.take() else { return };
         if echo >= at {
             return;
@@ -201,7 +201,7 @@ impl Sender {
         self.examined = self.first;
     }
 
-    /// Drops what was acknowledged in order; gives how many segments that were.
+    /// Removes cumulatively acknowledged segments. Returns their number.
     fn take_in_order(&mut self, next: u32) -> u32 {
         let mut advanced = 0;
         while self.first < next {
@@ -236,7 +236,7 @@ impl Sender {
         self.known[..=place].rotate_right(1);
     }
 
-    /// `advanced` segments were acknowledged while `used` were in flight: a window that was not used does not grow (RFC 9438, 5.8).
+    /// Grows the window for `advanced` acknowledged segments while `used` were in flight. An unused window does not grow (RFC 9438, 5.8).
     fn grow(&mut self, now: Time, advanced: u32, used: u32) {
         let (acked, used) = (f64::from(advanced), f64::from(used));
         if self.window.size < self.window.threshold {
@@ -250,7 +250,7 @@ impl Sender {
         }
     }
 
-    /// Marks as lost what has three selectively acknowledged segments after it.
+    /// Marks segments as lost that have three selectively acknowledged segments after them.
     fn find_losses(&mut self) {
         if self.highest_sacked < self.first {
             return;
@@ -282,7 +282,7 @@ impl Sender {
         }
     }
 
-    /// Something sent at `echo` arrived: retransmissions sent well before that are lost again (RFC 8985, with its reordering window).
+    /// Marks retransmissions as lost again if a segment sent well after them, at `echo`, arrived (RFC 8985, with its reordering window).
     fn find_lost_again(&mut self, echo: Time) {
         let slack = self.round_trip.least / 4;
         while let Some((number, at)) = self.resent.front().copied() {
@@ -298,12 +298,12 @@ impl Sender {
         }
     }
 
-    /// When [`on_timeout`](Self::on_timeout) is due.
+    /// Time at which [`on_timeout`](Self::on_timeout) is due.
     pub(crate) fn deadline(&self) -> Option<Time> {
         self.deadline
     }
 
-    /// Nothing came for too long: all that is not known to have arrived counts as lost (RFC 6298, 5).
+    /// Handles a retransmission timeout: all segments not known to have arrived count as lost (RFC 6298, 5).
     pub(crate) fn on_timeout(&mut self, now: Time) {
         if !matches!(self.recovery, Some((Recovery::Timeout, _))) {
             self.doubt = Some((now, self.window));
@@ -322,43 +322,43 @@ impl Sender {
         self.deadline = (!self.sent.is_empty()).then(|| now + self.round_trip.timeout());
     }
 
-    /// The handshake took this long.
+    /// Records the round-trip time of the handshake.
     pub(crate) fn on_handshake(&mut self, round_trip: Duration) {
         self.round_trip.sample(round_trip);
     }
 
-    /// Timers that ran out since something was acknowledged in order.
+    /// Number of timeouts since the last cumulative acknowledgement.
     pub(crate) fn silence(&self) -> u32 {
         self.round_trip.backoff
     }
 
-    /// Chunks not yet known to have arrived.
+    /// Chunks not known to have arrived.
     pub(crate) fn outstanding(&self) -> impl Iterator<Item = u32> {
         self.sent.iter().filter(|sent| !sent.sacked).map(|sent| sent.segment.chunk)
     }
 
-    /// Whether all that was sent was acknowledged in order.
+    /// Whether all sent segments are cumulatively acknowledged.
     pub(crate) fn is_idle(&self) -> bool {
         self.sent.is_empty()
     }
 
-    /// Segments on their way.
+    /// Number of segments in flight.
     pub(crate) fn in_flight(&self) -> u32 {
         self.in_flight
     }
 
-    /// The smoothed round-trip time, and the least.
+    /// The smoothed and the minimum round-trip time.
     pub(crate) fn round_trip(&self) -> Option<(Duration, Duration)> {
         self.round_trip.smoothed.map(|smoothed| (smoothed, self.round_trip.least))
     }
 
-    /// The number of the next new segment.
+    /// Number of the next new segment.
     fn end(&self) -> u32 {
         self.first + self.sent.len() as u32
     }
 }
 
-/// Round-trip time and retransmission time (RFC 6298).
+/// Round-trip time estimation and retransmission timeout (RFC 6298).
 #[derive(Debug, Clone)]
 struct RoundTrip {
     smoothed: Option<Duration>,
@@ -385,9 +385,9 @@ impl RoundTrip {
     }
 
     fn timeout(&self) -> Duration {
-        // As Linux does it, the variance's part alone has a least, so that a steady path does not time out at once.
-        let base = self.smoothed.map_or(RETRANSMIT_FIRST, |smoothed| smoothed + (self.deviation * 4).max(self.retransmit_least));
-        (base * (1 << self.backoff)).min(RETRANSMIT_MOST)
+        // As in Linux, the minimum applies to the variance term only, so that a path with constant delay does not time out at once.
+        let base = self.smoothed.map_or(RTO_INITIAL, |smoothed| smoothed + (self.deviation * 4).max(self.retransmit_least));
+        (base * (1 << self.backoff)).min(RTO_MAX)
     }
 }
 
@@ -426,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn three_later_segments_show_a_loss_which_is_sent_again_at_once() {
+    fn three_later_segments_trigger_a_fast_retransmission() {
         let mut sender = sender(Congestion::Reno);
         fill(&mut sender, Time::ZERO);
         let now = Time::from_millis(50);
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lost_retransmission_is_found_by_what_was_sent_after_it() {
+    fn a_lost_retransmission_is_detected_by_later_segments() {
         let mut sender = sender(Congestion::Reno);
         fill(&mut sender, Time::ZERO);
         sender.on_ack(Time::from_millis(50), &ack(0, &[(1, 9)], 0));
@@ -453,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timeout_starts_over_with_one_segment_and_waits_longer_each_time() {
+    fn a_timeout_restarts_with_one_segment_and_backs_off() {
         let mut sender = sender(Congestion::Cubic);
         fill(&mut sender, Time::ZERO);
         let mut waits = Vec::new();
@@ -469,7 +469,7 @@ mod tests {
     }
 
     #[test]
-    fn a_timeout_that_came_too_early_is_undone() {
+    fn a_spurious_timeout_is_undone() {
         let mut sender = sender(Congestion::Reno);
         fill(&mut sender, Time::ZERO);
         let due = sender.deadline().unwrap();
@@ -481,12 +481,12 @@ mod tests {
     }
 
     #[test]
-    fn the_receiver_s_window_is_kept() {
+    fn the_receive_window_is_respected() {
         let config = TcpConfig { receive_window: braid_model::ByteCount::new(4 * 1448), ..TcpConfig::default() };
         let mut sender = Sender::new(&config);
         assert_eq!(fill(&mut sender, Time::ZERO), [0, 1, 2, 3]);
         sender.on_ack(Time::from_millis(1), &ack(0, &[(1, 3)], 0));
-        assert_eq!(sender.room(), 0, "what is missing holds the window");
+        assert_eq!(sender.room(), 0, "a missing segment blocks the window");
     }
 
     #[test]

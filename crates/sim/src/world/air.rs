@@ -10,17 +10,17 @@ use crate::event::Event;
 use crate::pipe::Parcel;
 use crate::scenario::{Medium, Scenario};
 
-/// A channel, on which one packet is sent at a time.
+/// A radio channel, which sends one packet at a time.
 #[derive(Debug)]
 pub(crate) struct Air {
-    /// The access point, then the links' own ends in the medium's order.
+    /// Senders: the access point, then the links' own ends in the order of the medium.
     senders: Vec<Sender>,
-    /// The client's links on it.
+    /// The client's links on the channel.
     links: Vec<usize>,
     random: Random,
-    /// A packet is being sent.
+    /// Whether a packet is being sent.
     pub(crate) busy: bool,
-    /// Packets that found no room, by link in the medium's order, and by direction.
+    /// Packets dropped at full queues, by link in the order of the medium, and by direction.
     dropped: Vec<PerDirection<u64>>,
 }
 
@@ -41,7 +41,7 @@ impl Air {
         Self { senders, links: medium.links.clone(), random: Random::new(seed), busy: false, dropped }
     }
 
-    /// Puts a packet into its sender's queue, where that has room; an empty queue takes any.
+    /// Adds a packet to its sender's queue if there is room. An empty queue accepts a packet of any size.
     pub(crate) fn push(&mut self, parcel: Parcel) {
         let Some(place) = self.links.iter().position(|link| *link == parcel.link()) else { return };
         let direction = parcel.direction();
@@ -58,7 +58,7 @@ impl Air {
         sender.waiting.push_back(parcel);
     }
 
-    /// The packet that is sent next: of those who wait each is as likely to go first.
+    /// Removes and returns the next packet to send. The sender is drawn uniformly from those that wait.
     pub(crate) fn draw(&mut self) -> Option<Parcel> {
         let waiting = || self.senders.iter().enumerate().filter(|(_, sender)| !sender.waiting.is_empty()).map(|(index, _)| index);
         let drawn = match waiting().count() as u64 {
@@ -73,14 +73,14 @@ impl Air {
         Some(parcel)
     }
 
-    /// Packets of a link that found no room; zeros if the link is on another channel.
+    /// Packets of a link dropped at full queues; zero if the link is on another channel.
     pub(crate) fn dropped(&self, link: usize) -> PerDirection<u64> {
         self.links.iter().position(|other| *other == link).map_or(PerDirection::default(), |place| self.dropped[place])
     }
 }
 
 impl World<'_> {
-    /// Sends the next packet on a channel, if that is free. Its link finds itself idle and takes its time for the packet.
+    /// Sends the next packet on a channel that is free. The link of the packet is then idle, so the packet takes its transmission time.
     pub(crate) fn send_on_air(&mut self, air: usize) {
         if self.airs[air].busy {
             return;

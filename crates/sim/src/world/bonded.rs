@@ -1,4 +1,4 @@
-//! Streams that are spread by the daemon's own bond: real QUIC, real controllers, over the same links as everything else.
+//! Packet-oriented streams that the daemon's own bond carries: real QUIC and real congestion controllers, over the simulated links.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,35 +12,35 @@ use crate::pair::{Pair, Quic};
 use crate::pipe::{Datagram, Parcel};
 use crate::scenario::{Bonding, ScenarioError};
 
-/// The bond of a world.
+/// The bond of a simulation.
 pub(crate) struct Bonded {
     pair: Pair,
     scheduling: BondScheduler,
-    /// The latest path of each link, by its number; QUIC numbers paths, and a link whose path is lost gets another.
+    /// Number of the latest path of each link. QUIC numbers paths; a link whose path is lost gets a new one.
     paths: Vec<PathId>,
     flows: BTreeMap<FlowKey, BondedStream>,
-    /// Flows that may be written to, by end.
+    /// Writable flows of each end.
     ready: [BTreeSet<FlowKey>; 2],
     zeros: bytes::Bytes,
-    /// The event that is awaited; others are stale.
+    /// Time of the pending event. Other events are stale.
     awaited: Option<Time>,
 }
 
-/// A stream in the bond.
+/// A stream that the bond carries.
 #[derive(Debug)]
 struct BondedStream {
     stream: u32,
-    /// What each end has still to write; a server has nothing before it has the request.
+    /// Bytes that each end still has to write. A server has none before it has the request.
     left: [u64; 2],
-    /// What each end is known to have received, by link, in all and not yet accounted for by what was read.
+    /// Bytes that each end received, by link: the total, and the part not yet attributed to bytes that were read.
     received: [BTreeMap<u8, (u64, u64)>; 2],
 }
 
 const ENDS: [Side; 2] = [Side::Client, Side::Server];
-/// Bytes that are written at once at most.
-const PIECE: usize = 65_536;
+/// Maximum bytes per write.
+const MAX_WRITE: usize = 65_536;
 
-/// Which way an end sends.
+/// Direction in which an end sends.
 fn direction(side: Side) -> Direction {
     match side {
         Side::Client => Direction::Up,
@@ -49,7 +49,7 @@ fn direction(side: Side) -> Direction {
 }
 
 impl Bonded {
-    /// Both ends, which shake hands from the beginning on.
+    /// Creates both ends. They start the handshake at time zero.
     pub(crate) fn new(bonding: &Bonding, seed: u64, links: usize) -> Result<Self, ScenarioError> {
         let mut pair = Pair::new(&bonding.quic, bonding.quic.epoch, seed, links, limits())
             .map_err(|error| ScenarioError::new("bond", error.to_string(), "give TLS that QUIC can use"))?;
@@ -62,20 +62,20 @@ impl Bonded {
             paths: (0..links as u32).map(PathId).collect(),
             flows: BTreeMap::new(),
             ready: [BTreeSet::new(), BTreeSet::new()],
-            zeros: bytes::Bytes::from(vec![0; PIECE]),
+            zeros: bytes::Bytes::from(vec![0; MAX_WRITE]),
             awaited: None,
         })
     }
 
-    /// Writes what flows take.
+    /// Writes as much as the flows accept.
     fn write(&mut self, quic: &Quic, now: Time, side: Side) {
         let Some((bond, time)) = self.pair.end(quic.instant(now), side) else { return };
         while let Some(key) = self.ready[side as usize].pop_first() {
             let Some(flow) = self.flows.get_mut(&key) else { continue };
             let left = &mut flow.left[side as usize];
-            // Until it is all written, or there is no room: then the bond tells when there is.
+            // Until all is written or there is no room. The bond reports with an event when there is room again.
             while *left > 0 {
-                let room = bond.writable(time, key).min(PIECE) as u64;
+                let room = bond.writable(time, key).min(MAX_WRITE) as u64;
                 if room == 0 {
                     break;
                 }
@@ -89,7 +89,7 @@ impl Bonded {
         }
     }
 
-    /// Shares of the links, if they are asked for.
+    /// Sets the weights of the links, if the bond uses weights.
     fn share(&mut self, quic: &Quic, now: Time, weights: &[f64]) {
         if self.scheduling != BondScheduler::Weights {
             return;
@@ -102,7 +102,7 @@ impl Bonded {
 }
 
 impl BondedStream {
-    /// Shares what was read among the links it came by: `by_link` is all that came, repetitions included.
+    /// Divides the bytes read among the links on which they arrived. `by_link` is the total received, including duplicates.
     fn account(&mut self, side: Side, read: u64, by_link: &[(u8, Traffic)]) -> Vec<(u8, u64)> {
         let received = &mut self.received[side as usize];
         for (link, Traffic { rx: all, .. }) in by_link {
@@ -114,7 +114,7 @@ impl BondedStream {
         let mut rest = (read, all);
         let mut shares = Vec::new();
         for (link, (_, open)) in received {
-            // What is left goes by what is left, so that the shares' sum is what was read.
+            // Each share is computed from the remainder, so that the sum of the shares equals the bytes read.
             let share = if rest.1 > 0 { (u128::from(rest.0) * u128::from(*open) / u128::from(rest.1)) as u64 } else { 0 };
             rest = (rest.0 - share, rest.1 - *open);
             *open -= share.min(*open);
@@ -129,7 +129,7 @@ impl World<'_> {
         self.scenario.bond.as_ref().map(|bonding| &bonding.quic)
     }
 
-    /// Opens a flow of the bond for a stream, whose request is written as soon as it can be.
+    /// Opens a flow of the bond for a stream. Its request is written as soon as possible.
     pub(crate) fn open_bonded(&mut self, stream: u32, allowed: LinkSet) {
         let Some(quic) = self.quic().cloned() else { return };
         let Some(mut bonded) = self.bonded.take() else { return };
@@ -149,7 +149,7 @@ impl World<'_> {
         self.drive_bond();
     }
 
-    /// The scheduler's weights may have changed.
+    /// Passes the scheduler's weights to the bond.
     pub(crate) fn weigh_bond(&mut self) {
         let (now, Some(quic)) = (self.now, self.quic().cloned()) else { return };
         let Some(mut bonded) = self.bonded.take() else { return };
@@ -157,8 +157,8 @@ impl World<'_> {
         self.bonded = Some(bonded);
     }
 
-    /// A link went dark, or came back, and the client knows.
-    pub(crate) fn tell_bond(&mut self, link: usize, dark: bool) {
+    /// Notifies the client's bond that a link went dark or recovered.
+    pub(crate) fn notify_bond(&mut self, link: usize, dark: bool) {
         let Some(quic) = self.quic().cloned() else { return };
         let Some(bonded) = &mut self.bonded else { return };
         let path = bonded.paths[link];
@@ -168,7 +168,7 @@ impl World<'_> {
         self.drive_bond();
     }
 
-    /// A datagram is at its end.
+    /// Handles a datagram at its destination.
     pub(crate) fn arrive_bonded(&mut self, datagram: &Datagram) {
         let Some(quic) = self.quic().cloned() else { return };
         let Some(bonded) = &mut self.bonded else { return };
@@ -177,7 +177,7 @@ impl World<'_> {
         self.drive_bond();
     }
 
-    /// A timer of the bond.
+    /// Handles a timer of the bond.
     pub(crate) fn on_bond(&mut self) {
         let Some(quic) = self.quic().cloned() else { return };
         let Some(bonded) = &mut self.bonded else { return };
@@ -188,7 +188,7 @@ impl World<'_> {
         }
     }
 
-    /// Moves all that can move.
+    /// Processes writes, datagrams and events until nothing is pending.
     pub(crate) fn drive_bond(&mut self) {
         let Some(quic) = self.quic().cloned() else { return };
         let Some(mut bonded) = self.bonded.take() else { return };
@@ -230,7 +230,7 @@ impl World<'_> {
                 bonded.share(quic, self.now, self.weights());
             }
             HostEvent::Lost { path, .. } if side == Side::Client => {
-                // As the daemon does, which keeps a path on every link.
+                // As in the daemon, which keeps a path on every link.
                 if let Some(link) = bonded.paths.iter().position(|of| *of == path)
                     && let Ok(path) = bonded.pair.dial(instant, link)
                 {
@@ -253,7 +253,7 @@ impl World<'_> {
         }
     }
 
-    /// Reads what came; a whole request starts the answer, a whole answer ends the stream.
+    /// Reads the received data. A complete request starts the response; a complete response ends the stream.
     fn read_bonded(&mut self, bonded: &mut Bonded, quic: &Quic, side: Side, key: FlowKey) {
         let instant = quic.instant(self.now);
         let by_link = bonded.pair.look(side).and_then(|bond| bond.flow(key)).map(|view| view.by_link).unwrap_or_default();
@@ -284,7 +284,7 @@ impl World<'_> {
     }
 }
 
-/// The daemon's.
+/// The limits of the daemon.
 fn limits() -> Limits {
     Limits::default()
 }
@@ -294,16 +294,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_was_read_is_shared_among_links_by_what_came_over_them() {
+    fn bytes_read_are_attributed_to_links_by_bytes_received() {
         let mut flow = BondedStream { stream: 0, left: [0; 2], received: [BTreeMap::new(), BTreeMap::new()] };
         let by_link = |first, second| [(0, first), (1, second)].map(|(link, rx)| (link, Traffic::received(ByteCount::new(rx))));
-        // A piece waits for one before it, which then comes by the other link.
+        // Data waits for earlier data, which then arrives over the other link.
         assert_eq!(flow.account(Side::Client, 0, &by_link(0, 1000)), [(0, 0), (1, 0)]);
         assert_eq!(flow.account(Side::Client, 4000, &by_link(3000, 1000)), [(0, 3000), (1, 1000)]);
-        // Half of what came over the second link was there already.
+        // Half of the data from the second link was a duplicate.
         let shares = flow.account(Side::Client, 1500, &by_link(4000, 2000));
         assert_eq!(shares.iter().map(|(_, share)| share).sum::<u64>(), 1500);
         assert_eq!(shares, [(0, 750), (1, 750)]);
-        assert_eq!(flow.account(Side::Server, 300, &by_link(0, 300)), [(0, 0), (1, 300)], "the other end counts by itself");
+        assert_eq!(flow.account(Side::Server, 300, &by_link(0, 300)), [(0, 0), (1, 300)], "each end is counted separately");
     }
 }

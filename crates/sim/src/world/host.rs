@@ -1,4 +1,4 @@
-//! Both ends of connections: handshakes, what is sent when, what happens when something arrives.
+//! Both ends of connections: handshakes, transmission and reception.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use super::World;
 use crate::event::Event;
 use crate::tcp::{Ack, AckTiming, HANDSHAKE_WAIT, Kind, Packet, Receiver, SEGMENT, Segment, Sender, Sending, TcpConfig};
 
-/// Where a connection goes.
+/// Route of a connection.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Path {
     pub(crate) stream: u32,
@@ -18,30 +18,32 @@ pub(crate) struct Path {
     pub(crate) server: u16,
 }
 
-/// So many timers in a row make a link of a stream that is spread suspect: it gets no new chunks, and the others get what it had.
+/// After this many consecutive timeouts a link of a packet-oriented stream is suspect: it gets no new chunks, and its chunks go to the other
+/// links.
 ///
-/// No paper gives it, and on overfull links results depend on it: with DBAS's mix of flows on 2 and 0.5 Mbit/s, chunks in strict order
-/// reach 0.74, 0.81, 0.91 and 0.99 of what connections do at 1, 2, 4 and 8; bound late 0.87, 0.90, 0.95 and 1.00 (six seeds each).
-const SILENCE: u32 = 4;
+/// No paper gives a value, and results on overloaded links depend on it. With DBAS's mix of flows on 2 and 0.5 Mbit/s, chunks in strict order
+/// reach 0.74, 0.81, 0.91 and 0.99 of the throughput of connections for the values 1, 2, 4 and 8; with late binding 0.87, 0.90, 0.95 and 1.00
+/// (six seeds each).
+const MAX_TIMEOUTS: u32 = 4;
 
-/// How far an end has come.
+/// Handshake state of an end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Opening {
     Closed,
-    /// It waits for the answer to its handshake's packet.
+    /// Waiting for the response to its handshake packet.
     Waiting,
     Open,
 }
 
-/// One TCP connection. Its place is used again when it is gone, with the next generation.
+/// One TCP connection. After it is closed, its slot is reused with the next generation.
 #[derive(Debug)]
 pub(crate) struct Connection {
     pub(crate) path: Path,
     generation: u32,
     live: bool,
-    /// The ends by the direction they send in: the server down, the client up.
+    /// The ends, indexed by the direction in which they send: the server down, the client up.
     ends: PerDirection<Opening>,
-    /// When the server answered the handshake, if it did so once only.
+    /// Time at which the server responded to the handshake, if it did so only once.
     answered: Option<Time>,
     halves: PerDirection<Half>,
 }
@@ -51,9 +53,9 @@ pub(crate) struct Connection {
 struct Half {
     sender: Sender,
     receiver: Receiver,
-    /// Chunks of a stream that is spread, which wait for this connection.
+    /// Chunks of a packet-oriented stream that wait for this connection.
     queued: VecDeque<u32>,
-    /// Events that are in the queue.
+    /// Times of the queued events.
     retransmit: Option<Time>,
     acknowledge: Option<Time>,
 }
@@ -66,17 +68,17 @@ impl Half {
 }
 
 impl Connection {
-    /// Whether it lives, on this link.
+    /// Whether the connection is live and on this link.
     pub(crate) fn is_on(&self, link: usize) -> bool {
         self.live && usize::from(self.path.link) == link
     }
 
-    /// The round-trip time of the data in this direction, as TCP smooths it, once measured.
+    /// TCP's smoothed round-trip time of the data in this direction, once measured.
     pub(crate) fn round_trip(&self, direction: Direction) -> Option<Duration> {
         self.halves[direction].sender.round_trip().map(|(smoothed, _)| smoothed)
     }
 
-    /// Whether the round trips of the data in this direction are a quarter longer than the least.
+    /// Whether the round-trip time of the data in this direction exceeds the minimum by a quarter.
     pub(crate) fn sees_a_queue(&self, direction: Direction) -> bool {
         self.halves[direction].sender.round_trip().is_some_and(|(smoothed, least)| smoothed > least * 5 / 4)
     }
@@ -104,7 +106,7 @@ fn opposite(direction: Direction) -> Direction {
 }
 
 impl World<'_> {
-    /// Opens a connection: the client sends its handshake.
+    /// Opens a connection: the client sends its handshake packet.
     pub(crate) fn open(&mut self, path: Path) {
         let halves = PerDirection::from_fn(|_| Half::new(&self.scenario.tcp));
         let ends = PerDirection { down: Opening::Closed, up: Opening::Waiting };
@@ -137,7 +139,7 @@ impl World<'_> {
         self.queue.push(self.now + wait, Event::Handshake { connection: id, generation, direction, tries });
     }
 
-    /// A handshake's packet was not answered in time.
+    /// Handles a handshake timeout.
     pub(crate) fn on_handshake(&mut self, id: u32, generation: u32, direction: Direction, tries: u8) {
         let Some(connection) = self.connection(id, generation) else { return };
         if connection.ends[direction] == Opening::Waiting {
@@ -146,10 +148,10 @@ impl World<'_> {
         }
     }
 
-    /// A packet is at its end: down at the client, up at the server.
+    /// Handles a packet at its destination: down at the client, up at the server.
     pub(crate) fn arrive(&mut self, packet: Packet) {
         if packet.kind == Kind::Fin && packet.direction == Direction::Up {
-            // Also answered by a server that has forgotten the connection.
+            // A server that has no state of the connection also responds.
             self.transmit(Packet { direction: Direction::Down, sent: self.now, ack: None, ..packet });
         }
         if self.connection(packet.connection, packet.generation).is_none() {
@@ -172,7 +174,7 @@ impl World<'_> {
                 self.send_handshake(packet.connection, Direction::Down, 0, ack);
             }
             Opening::Waiting => {
-                // Repeated, since the answer was lost or late; the first answer's timer goes on.
+                // The client repeated its packet because the response was lost or late. The timer of the first response keeps running.
                 connection.answered = None;
                 let answer = Packet { ack, ..connection.packet(packet.connection, Direction::Down, Kind::Syn, self.now) };
                 self.transmit(answer);
@@ -195,7 +197,7 @@ impl World<'_> {
                 return;
             }
         }
-        // A pure acknowledgement ends the handshake where no data does, and tells a server that asks again.
+        // A pure acknowledgement completes the handshake if no data does. It also responds to a server that repeats its packet.
         let connection = &self.connections[id as usize];
         let ack = Some(Ack { next: 0, ranges: [(0, 0); 3], echo: packet.sent });
         let answer = Packet { ack, ..connection.packet(id, Direction::Up, Kind::Plain, self.now) };
@@ -243,7 +245,7 @@ impl World<'_> {
         }
     }
 
-    /// Something came to the server (`towards` up) or the client: a whole request starts the answer, a whole answer ends the flow.
+    /// Handles new data at the server (`towards` up) or the client. A complete request starts the response; a complete response ends the flow.
     fn proceed(&mut self, id: u32, towards: Direction) {
         let stream = &mut self.streams[id as usize];
         if stream.ended || !stream.sinks.up.is_complete() {
@@ -259,7 +261,7 @@ impl World<'_> {
         }
     }
 
-    /// The flow has ended: its client says so on every connection, and those that have nothing on their way are gone.
+    /// Closes all connections of a flow that has ended: the client sends a close on each, and idle connections are removed.
     fn close_all(&mut self, id: u32) {
         for connection in std::mem::take(&mut self.streams[id as usize].connections) {
             let mine = &mut self.connections[connection as usize];
@@ -270,7 +272,7 @@ impl World<'_> {
             }
             let stream = &self.streams[id as usize];
             if stream.spread {
-                // Each end of a stream that is spread knows that the other has all: nothing is sent again.
+                // Each end of a packet-oriented stream knows that the other end has all data, so nothing is retransmitted.
                 self.close(connection);
             } else {
                 self.close_if_idle(connection);
@@ -297,7 +299,8 @@ impl World<'_> {
         self.free.push(id);
     }
 
-    /// Acknowledges what came in `towards`, now or later, unless data that went back has done so.
+    /// Acknowledges data that arrived in direction `towards`, now or later, unless data in the other direction already carried the
+    /// acknowledgement.
     fn answer(&mut self, id: u32, towards: Direction, timing: AckTiming) {
         let connection = &mut self.connections[id as usize];
         let half = &mut connection.halves[towards];
@@ -325,7 +328,7 @@ impl World<'_> {
         self.answer(id, direction, if due { AckTiming::Now } else { AckTiming::Later });
     }
 
-    /// Sends what may be sent now by the end of a connection that sends in `direction`; for a stream that is spread, on all of its.
+    /// Sends as much as possible from the end that sends in `direction`; for a packet-oriented stream, on all of its connections.
     fn pump(&mut self, id: u32, direction: Direction) {
         let stream = self.connections[id as usize].path.stream;
         if !self.streams[stream as usize].spread {
@@ -371,9 +374,9 @@ impl World<'_> {
         }
     }
 
-    /// Gives chunks of a stream that is spread to its connections, as the packet scheduler says.
+    /// Assigns chunks of a packet-oriented stream to its connections, by the packet scheduler.
     fn assign(&mut self, id: u32, direction: Direction) {
-        self.drop_needless(id, direction);
+        self.drop_delivered(id, direction);
         if self.streams[id as usize].sources[direction].peek().is_none() {
             return;
         }
@@ -390,7 +393,7 @@ impl World<'_> {
             if chunk - sink.next() >= window {
                 break;
             }
-            // Turns are counted in chunks, as in DBAS: the last of a stream, which is shorter, takes one too.
+            // Turns are counted in chunks, as in DBAS: the shorter last chunk of a stream also takes one turn.
             let choice = self.spreaders[direction].choose(&paths, Chunk { size: SEGMENT, behind: stream.sources[direction].behind() });
             match choice {
                 Choice::Wait => break,
@@ -411,9 +414,9 @@ impl World<'_> {
         self.paths = paths;
     }
 
-    /// Takes back chunks that wait for a link and have arrived over another. It must be done before chunks are given out: else these
-    /// could fill what may wait, and nothing would be sent nor anything come back.
-    fn drop_needless(&mut self, id: u32, side: Direction) {
+    /// Removes chunks that wait for a link but have already arrived over another. This must be done before chunks are assigned. Otherwise such
+    /// chunks could fill the queue, and the stream would deadlock: nothing would be sent and no acknowledgement would arrive.
+    fn drop_delivered(&mut self, id: u32, side: Direction) {
         let stream = &self.streams[id as usize];
         if stream.sources[side].has_repeated() {
             for connection in &stream.connections {
@@ -422,18 +425,18 @@ impl World<'_> {
         }
     }
 
-    /// Whether the packet scheduler would give chunks to another link than this one.
+    /// Whether the packet scheduler would assign chunks to a link other than this one.
     fn has_weight_elsewhere(&self, link: usize) -> bool {
         (0..self.scenario.links.len()).any(|other| other != link && !self.is_dark(other) && self.weight(other) > 0.0)
     }
 
-    /// The links as packet schedulers see them, for this stream: in order, those without a connection as down.
+    /// Fills in the packet scheduler's view of the links for this stream, in order. Links without a connection are down.
     fn view_paths(&self, id: u32, direction: Direction, paths: &mut Vec<PathView>) {
         let packets = &self.scenario.packets;
         let segments = |count: u32| ByteCount::new(u64::from(count) * SEGMENT.get());
         paths.clear();
         paths.extend((0..self.scenario.links.len()).map(|link| PathView {
-            // What is estimated as nothing is not unknown.
+            // An estimate of zero is not the same as unknown.
             rate: self.capacity(link, direction).max(Rate::from_bps(1000)),
             share: self.weight(link),
             up: false,
@@ -449,7 +452,7 @@ impl World<'_> {
             path.queued = segments(half.queued.len() as u32);
             path.in_flight = segments(half.sender.in_flight());
             path.up = !self.is_dark(usize::from(connection.path.link));
-            path.suspect = half.sender.silence() >= SILENCE || connection.ends[direction] != Opening::Open;
+            path.suspect = half.sender.silence() >= MAX_TIMEOUTS || connection.ends[direction] != Opening::Open;
         }
     }
 
@@ -482,8 +485,8 @@ impl World<'_> {
             let connection = &mut self.connections[id as usize];
             let half = &mut connection.halves[direction];
             let stream = &mut self.streams[connection.path.stream as usize];
-            // A few timers may run out by chance, and what is sent twice is mostly wasted.
-            if stream.spread && (dark || (half.sender.silence() == SILENCE && elsewhere)) {
+            // A few timeouts may happen by chance, and most chunks that are sent twice are wasted.
+            if stream.spread && (dark || (half.sender.silence() == MAX_TIMEOUTS && elsewhere)) {
                 let stranded = half.sender.outstanding().chain(half.queued.drain(..));
                 stream.sources[direction].repeat(stranded);
             }

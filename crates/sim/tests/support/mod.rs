@@ -1,4 +1,4 @@
-//! What tests give to pure code.
+//! Inputs of tests that pure code cannot create.
 
 use std::time::Instant;
 
@@ -6,7 +6,7 @@ use braid_peer::keys::KeyPair;
 use braid_peer::tls::{Clients, Expect, client, server};
 use braid_sim::Quic;
 
-/// TLS as a client and its relay have it, and any moment of the clock.
+/// TLS configurations of a client and its relay, and an arbitrary instant of the clock.
 pub(crate) fn quic() -> Quic {
     let [mine, theirs] = [(); 2].map(|()| KeyPair::generate().expect("random numbers"));
     #[expect(clippy::disallowed_methods, reason = "only differences count")]

@@ -1,4 +1,4 @@
-//! One flow of a bond as a task uses it.
+//! A task's handle to one flow of a bond.
 
 use std::future::poll_fn;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,25 +11,25 @@ use bytes::Bytes;
 
 use super::HostDriver;
 
-/// What a flow's tasks are told; kept for them beyond the flow's end.
+/// Status of a flow for its tasks. It outlives the flow.
 #[derive(Debug, Default)]
-pub(crate) struct Slot(Mutex<Told>);
+pub(crate) struct Slot(Mutex<FlowStatus>);
 
 #[derive(Debug, Default)]
-struct Told {
+struct FlowStatus {
     opened: Option<u64>,
     reset: Option<u64>,
     stopped: Option<u64>,
     closed: bool,
-    /// What it had moved when it was closed: bytes sent and received by link.
+    /// Bytes sent and received by link when the flow was closed.
     moved: Vec<(u8, Traffic)>,
-    /// Waits for bytes, or their end.
+    /// Waker of the task that waits for data or the end of the stream.
     reader: Option<Waker>,
-    /// Waits for room, or until the other end wants no more.
+    /// Waker of the task that waits for room or for the other end to stop.
     writer: Option<Waker>,
 }
 
-/// Which way a task waits.
+/// The direction that a task waits for.
 #[derive(Debug, Clone, Copy)]
 enum Side {
     Reading,
@@ -38,54 +38,54 @@ enum Side {
 
 impl Slot {
     pub(crate) fn on_event(&self, event: &Event) {
-        let mut told = self.told();
+        let mut status = self.status();
         match event {
-            Event::Opened { code, .. } => told.opened = Some(*code),
-            Event::Reset { code, .. } => told.reset = Some(*code),
-            Event::Stopped { code, .. } => told.stopped = Some(*code),
+            Event::Opened { code, .. } => status.opened = Some(*code),
+            Event::Reset { code, .. } => status.reset = Some(*code),
+            Event::Stopped { code, .. } => status.stopped = Some(*code),
             _ => {}
         }
-        let reader = if matches!(event, Event::Writable(_) | Event::Stopped { .. }) { None } else { told.reader.take() };
-        let writer = if matches!(event, Event::Readable(_)) { None } else { told.writer.take() };
-        drop(told);
+        let reader = if matches!(event, Event::Writable(_) | Event::Stopped { .. }) { None } else { status.reader.take() };
+        let writer = if matches!(event, Event::Readable(_)) { None } else { status.writer.take() };
+        drop(status);
         wake(reader, writer);
     }
 
-    /// The bond is gone.
+    /// The bond ended.
     pub(crate) fn end(&self, code: u64) {
-        self.told().reset.get_or_insert(code);
+        self.status().reset.get_or_insert(code);
         self.close(Vec::new());
     }
 
     pub(crate) fn close(&self, moved: Vec<(u8, Traffic)>) {
-        let mut told = self.told();
-        (told.closed, told.moved) = (true, moved);
-        let (reader, writer) = (told.reader.take(), told.writer.take());
-        drop(told);
+        let mut status = self.status();
+        (status.closed, status.moved) = (true, moved);
+        let (reader, writer) = (status.reader.take(), status.writer.take());
+        drop(status);
         wake(reader, writer);
     }
 
-    /// Looks until there is something, woken by what is told to this side; one task waits on each.
+    /// Polls `look` until it returns a value; events of this side wake the task. At most one task may wait on each side.
     fn poll<T>(&self, context: &Context<'_>, side: Side, look: impl Fn() -> Option<T>) -> Poll<T> {
         if let Some(found) = look() {
             return Poll::Ready(found);
         }
         {
-            let mut told = self.told();
+            let mut status = self.status();
             let waker = match side {
-                Side::Reading => &mut told.reader,
-                Side::Writing => &mut told.writer,
+                Side::Reading => &mut status.reader,
+                Side::Writing => &mut status.writer,
             };
             match waker {
                 Some(waker) => waker.clone_from(context.waker()),
                 None => *waker = Some(context.waker().clone()),
             }
         }
-        // What came in between woke nobody.
+        // An event before the waker was stored woke no task, so look again.
         look().map_or(Poll::Pending, Poll::Ready)
     }
 
-    fn told(&self) -> MutexGuard<'_, Told> {
+    fn status(&self) -> MutexGuard<'_, FlowStatus> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -94,12 +94,13 @@ fn wake(reader: Option<Waker>, writer: Option<Waker>) {
     reader.into_iter().chain(writer).for_each(Waker::wake);
 }
 
-/// How a flow ended before its time: a Linux error number, or one of the protocol's codes.
+/// The premature end of a flow: a Linux error number, or one of the protocol's codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the flow was reset with code {0}")]
 pub struct FlowEnd(pub u64);
 
-/// A flow, of which one task reads and one writes. When its last handle is dropped, what was finished still arrives, and the rest is reset.
+/// Handle to a flow. At most one task may read and one may write. When the last handle is dropped, finished data still arrives; an unfinished flow is
+/// reset.
 #[derive(Clone)]
 pub struct BondFlow(Arc<Handle>);
 
@@ -116,19 +117,19 @@ impl std::fmt::Debug for BondFlow {
     }
 }
 
-/// What a flow had moved at its end, for whoever holds none of its handles any more.
+/// Byte counts of a flow at its end. Remains valid after all handles of the flow are dropped.
 #[derive(Debug, Clone)]
 pub struct Moved(Arc<Slot>);
 
 impl Moved {
-    /// Bytes sent (first copies) and received by link; nothing until its bond has forgotten it.
+    /// Bytes sent (first copies only) and received by link; empty until the bond has removed the flow.
     pub fn by_link(&self) -> Vec<(u8, Traffic)> {
-        self.0.told().moved.clone()
+        self.0.status().moved.clone()
     }
 }
 
 impl BondFlow {
-    /// Tells at its end what it has moved.
+    /// Returns access to the flow's final byte counts.
     pub fn moved(&self) -> Moved {
         Moved(self.0.slot.clone())
     }
@@ -137,42 +138,42 @@ impl BondFlow {
         Self(Arc::new(Handle { driver, bond, key, slot }))
     }
 
-    /// Its number in its bond.
+    /// Key of the flow in its bond.
     pub fn key(&self) -> FlowKey {
         self.0.key
     }
 
-    /// Its bond.
+    /// The flow's bond.
     pub fn bond(&self) -> BondId {
         self.0.bond
     }
 
-    /// What can be told of it.
+    /// Statistics of the flow.
     pub fn view(&self) -> Option<FlowView> {
         self.0.driver.lock().host.bonds().find(|(id, _)| *id == self.0.bond)?.1.flow(self.0.key)
     }
 
-    /// Waits for the server's word on it.
+    /// Waits for the server's answer to the opening of the flow.
     pub async fn opened(&self) -> Result<(), FlowEnd> {
         poll_fn(|context| {
             self.0.slot.poll(context, Side::Reading, || {
-                let told = self.0.slot.told();
-                match (told.opened, told.reset) {
+                let status = self.0.slot.status();
+                match (status.opened, status.reset) {
                     (Some(0), _) => Some(Ok(())),
                     (Some(code), _) | (None, Some(code)) => Some(Err(FlowEnd(code))),
-                    (None, None) => told.closed.then_some(Err(FlowEnd(libc::ECONNRESET as u64))),
+                    (None, None) => status.closed.then_some(Err(FlowEnd(libc::ECONNRESET as u64))),
                 }
             })
         })
         .await
     }
 
-    /// Server: says how opening it went.
+    /// Server: sends the result of opening the flow.
     pub fn answer(&self, code: u64) {
         self.act(|bond, now, key| bond.opened(now, key, code));
     }
 
-    /// Next bytes in order; `None` at the end.
+    /// Waits for the next bytes in order; `None` at the end.
     pub async fn read(&self) -> Result<Option<Bytes>, FlowEnd> {
         poll_fn(|context| self.poll_read(context)).await
     }
@@ -184,15 +185,15 @@ impl BondFlow {
             if data.is_some() {
                 return Some(Ok(data));
             }
-            let told = self.0.slot.told();
-            match told.reset {
+            let status = self.0.slot.status();
+            match status.reset {
                 Some(code) => Some(Err(FlowEnd(code))),
-                None => (finished || told.closed).then_some(Ok(None)),
+                None => (finished || status.closed).then_some(Ok(None)),
             }
         })
     }
 
-    /// Waits until it takes bytes; how many.
+    /// Waits until the flow accepts data. Returns the number of bytes.
     pub async fn room(&self) -> Result<usize, FlowEnd> {
         poll_fn(|context| self.poll_room(context)).await
     }
@@ -200,21 +201,21 @@ impl BondFlow {
     pub(crate) fn poll_room(&self, context: &Context<'_>) -> Poll<Result<usize, FlowEnd>> {
         self.0.slot.poll(context, Side::Writing, || {
             let room = self.act(|bond, now, key| bond.writable(now, key)).unwrap_or(0);
-            let told = self.0.slot.told();
-            match told.stopped.or(told.reset.filter(|_| told.closed)) {
+            let status = self.0.slot.status();
+            match status.stopped.or(status.reset.filter(|_| status.closed)) {
                 Some(code) => Some(Err(FlowEnd(code))),
-                None if told.closed => Some(Err(FlowEnd(libc::EPIPE as u64))),
+                None if status.closed => Some(Err(FlowEnd(libc::EPIPE as u64))),
                 None => (room > 0).then_some(Ok(room)),
             }
         })
     }
 
-    /// Gives it bytes; no more than [`Self::room`] said.
+    /// Appends bytes, at most as many as [`Self::room`] returned.
     pub fn write(&self, data: Bytes) {
         self.act(|bond, _, key| bond.write(key, data));
     }
 
-    /// Nothing more will be written.
+    /// Ends the sending side. Written data still arrives.
     pub fn finish(&self) {
         self.act(|bond, now, key| bond.finish(now, key));
     }
@@ -227,7 +228,7 @@ impl BondFlow {
         });
     }
 
-    /// Nothing more will be read.
+    /// Stops reading and asks the other end to stop sending.
     pub fn stop(&self, code: u64) {
         self.act(|bond, now, key| bond.stop(now, key, code));
     }
@@ -237,21 +238,21 @@ impl BondFlow {
         self.act(|bond, _, key| bond.send_message(key, message)).unwrap_or(false)
     }
 
-    /// Next message; an error once there will be none.
+    /// Waits for the next message; an error once there will be none.
     pub async fn receive(&self) -> Result<Bytes, FlowEnd> {
         poll_fn(|context| {
             self.0.slot.poll(context, Side::Reading, || {
                 if let Some(message) = self.act(|bond, _, key| bond.read_message(key)).flatten() {
                     return Some(Ok(message));
                 }
-                let told = self.0.slot.told();
-                (told.reset.is_some() || told.closed).then_some(Err(FlowEnd(told.reset.unwrap_or(0))))
+                let status = self.0.slot.status();
+                (status.reset.is_some() || status.closed).then_some(Err(FlowEnd(status.reset.unwrap_or(0))))
             })
         })
         .await
     }
 
-    /// Changes how it is treated, at both ends: this is how it is moved.
+    /// Changes the policy of the flow at both ends. This is how a flow moves to other links.
     pub fn set_policy(&self, policy: FlowPolicy) {
         self.act(|bond, _, key| bond.set_policy(key, policy));
     }
@@ -274,7 +275,7 @@ impl Handle {
 
 impl Drop for Handle {
     fn drop(&mut self) {
-        if !self.slot.told().closed {
+        if !self.slot.status().closed {
             self.act(|bond, now, key| bond.abandon(now, key, libc::ECONNRESET as u64));
         }
     }

@@ -1,19 +1,19 @@
-//! Notices when somebody sets the system's clock.
+//! Detects changes of the system clock.
 
 use std::fmt;
 use std::time::{Duration, Instant, SystemTime};
 
-/// Less is what time servers correct every day.
-const NOTABLE: Duration = Duration::from_secs(60);
+/// Smaller corrections are normal work of time servers.
+const MIN_JUMP: Duration = Duration::from_secs(60);
 
-/// The two clocks as they stood at the last reading.
+/// Both clocks at the last reading.
 #[derive(Debug)]
 pub(super) struct Clock {
     steady: Instant,
     wall: SystemTime,
 }
 
-/// By how much the system's clock went wrong, or was put right.
+/// A change of the system clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Jump {
     ahead: bool,
@@ -21,12 +21,12 @@ pub(super) struct Jump {
 }
 
 impl Clock {
-    /// From now on.
+    /// Starts the detection now.
     pub(super) fn start() -> Self {
         Self { steady: Instant::now(), wall: SystemTime::now() }
     }
 
-    /// A jump since the last reading.
+    /// Returns the jump since the last reading, if there was one.
     pub(super) fn jump(&mut self) -> Option<Jump> {
         let now = Self::start();
         let jump = between(now.steady.saturating_duration_since(self.steady), self.wall, now.wall);
@@ -41,7 +41,7 @@ fn between(elapsed: Duration, before: SystemTime, now: SystemTime) -> Option<Jum
         Ok(span) => (true, span),
         Err(error) => (false, error.duration()),
     };
-    (span >= NOTABLE).then_some(Jump { ahead, span })
+    (span >= MIN_JUMP).then_some(Jump { ahead, span })
 }
 
 impl fmt::Display for Jump {
@@ -50,7 +50,7 @@ impl fmt::Display for Jump {
         let seconds = self.span.as_secs();
         write!(
             f,
-            "the system's clock was set {way} by {seconds} s: bonds go on, clients' months and invitations follow it; check the clock"
+            "the system's clock was set {way} by {seconds} s: bonds continue, monthly quotas and invitations use the new time; check the clock"
         )
     }
 }
@@ -60,11 +60,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn jumps_are_noticed_and_corrections_are_not() {
+    fn jumps_are_detected_and_corrections_are_ignored() {
         let (noon, second) = (SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000), Duration::from_secs(1));
         assert_eq!(between(second, noon, noon + second), None);
         assert_eq!(between(second, noon, noon - 30 * second), None);
-        // A machine that slept: neither clock ran, or the steady one stood still.
+        // The machine was suspended: neither clock ran, or the monotonic clock stopped.
         assert_eq!(between(second, noon, noon + 3601 * second).unwrap(), Jump { ahead: true, span: Duration::from_secs(3600) });
         let back = between(second, noon, SystemTime::UNIX_EPOCH).unwrap();
         assert!(back.to_string().contains("set back by 1800000001 s"), "{back}");

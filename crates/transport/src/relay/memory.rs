@@ -1,19 +1,19 @@
-//! What bonds may hold at the relay, of one client and of all together.
+//! Limits the memory of bonds at the relay, per client and in total.
 //!
-//! One bond's part is bounded by its credit. Many bonds are bounded by what they hold: promising each its whole part would let few clients
-//! in, and hardly any uses it.
+//! The credit of a bond bounds its memory. The sum over many bonds is bounded by ending bonds that actually use too much: reserving the full amount
+//! for each bond would admit few clients, and hardly any bond uses it.
 
 use std::collections::BTreeMap;
 
 use braid_bond::{BondId, Limits};
 use braid_model::ByteCount;
 
-/// Bytes of streams and messages, received and not passed on yet, or kept until they are acknowledged.
+/// Limits in bytes of streams and messages that are received and not forwarded yet, or kept until they are acknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MemoryLimits {
-    /// Of all bonds of one client. By default a single bond stays below this by itself.
+    /// All bonds of one client. With the default, a single bond cannot exceed it.
     pub client: ByteCount,
-    /// Of all bonds.
+    /// All bonds together.
     pub total: ByteCount,
 }
 
@@ -23,21 +23,21 @@ impl Default for MemoryLimits {
     }
 }
 
-/// No bond is given a smaller part: the protocol promises this much before a word is spoken.
-const LEAST: u64 = 16 << 20;
+/// Smallest window of a bond: the protocol grants this much initially.
+const MIN_WINDOW: u64 = 16 << 20;
 
 impl MemoryLimits {
-    /// The limits of a new bond of a client that has so many others: the more it has, the less each may hold.
+    /// The limits of a new bond of a client that has `others` other bonds. The more bonds, the less each may hold.
     pub(super) fn part(self, flows: usize, others: usize) -> Limits {
         let whole = Limits { flows, ..Limits::default() };
-        // Both directions, and a quarter of each for messages.
+        // Both directions, plus a quarter of each for messages.
         let own = self.client.get() / 5 * 2 / (others as u64 + 1);
-        let window = own.clamp(LEAST, whole.total_window);
+        let window = own.clamp(MIN_WINDOW, whole.total_window);
         Limits { total_window: window, max_window: whole.max_window.min(window), send_buffer: whole.send_buffer.min(window), ..whole }
     }
 
-    /// The bonds that must end so that nobody holds too much: those that hold most, first of clients with too much, then of all.
-    /// `held` is, by bond, its owner and what it holds.
+    /// The bonds to end so that no limit is exceeded: the largest ones first, first of clients over their limit, then of all clients. `held` lists
+    /// each bond with its owner and its memory.
     pub(super) fn excess<K: Ord + Copy>(self, held: &[(BondId, K, ByteCount)]) -> Vec<(BondId, Excess)> {
         let mut left = held.to_vec();
         left.sort_by_key(|(_, _, bytes)| std::cmp::Reverse(*bytes));
@@ -67,21 +67,21 @@ impl MemoryLimits {
     }
 }
 
-/// Whose part was too much.
+/// The limit that was exceeded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Excess {
-    /// The client's own.
+    /// The limit of the client.
     Client,
-    /// All clients' together.
+    /// The limit of all clients together.
     Total,
 }
 
 impl Excess {
-    /// For the client and the log.
+    /// Reason for the client and the log.
     pub(super) fn reason(self) -> &'static str {
         match self {
-            Self::Client => "its client holds more of the relay's memory than one client may",
-            Self::Total => "the relay's memory is used up, and this bond holds most of it",
+            Self::Client => "the client uses more of the relay's memory than allowed",
+            Self::Total => "the relay's memory limit is reached, and this bond uses the most",
         }
     }
 }
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn who_holds_most_goes_first_and_others_stay() {
+    fn the_largest_bonds_end_first_and_others_stay() {
         let memory = MemoryLimits { client: ByteCount::new(100), total: ByteCount::new(150) };
         assert_eq!(ended(memory, &[(1, 1, 60), (2, 1, 40), (3, 2, 50)]), []);
         assert_eq!(ended(memory, &[(1, 1, 60), (2, 1, 50), (3, 2, 70)]), [(1, Excess::Client)]);
@@ -106,11 +106,11 @@ mod tests {
     }
 
     #[test]
-    fn one_bond_fits_and_many_have_less_each() {
+    fn one_bond_fits_and_many_bonds_get_less_each() {
         let memory = MemoryLimits::default();
         let whole = memory.part(7, 0);
         assert_eq!(whole, Limits { flows: 7, ..Limits::default() });
-        assert!(whole.total_window * 5 / 2 <= memory.client.get(), "a single bond never goes beyond");
+        assert!(whole.total_window * 5 / 2 <= memory.client.get(), "a single bond never exceeds the limit");
         assert_eq!((memory.part(7, 1).total_window, memory.part(7, 15).total_window), (32 << 20, 16 << 20));
     }
 }

@@ -1,4 +1,4 @@
-//! The registry on a thread of its own: a disk that is slow or full, or a file that is locked, must not hold up what is forwarded.
+//! Runs the registry on its own thread: a slow or full disk, or a locked file, must not delay forwarding.
 
 use std::net::SocketAddr;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
@@ -11,12 +11,12 @@ use braid_model::key::PublicKey;
 use braid_peer::registry::{ClientId, Month, RedeemError, RegisteredClient, Registry};
 use tokio::sync::{mpsc, oneshot};
 
-/// Commands that wait at most. Each is of a connection that has not been let in, of which there are no more, or one of two others.
-const WAITING: usize = 1026;
-/// How long the last usage may take to be written down.
-const LAST_WORD: Duration = Duration::from_secs(10);
+/// Capacity of the command queue: one command per unadmitted connection (their number is limited), plus one refresh and one write.
+const MAX_COMMANDS: usize = 1026;
+/// Time limit for the last write of usage.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Asks for a path: a connection that has proved a key.
+/// A connection that proved a key and requests a path.
 #[derive(Debug)]
 pub(super) struct Applicant {
     pub(super) connection: ConnectionId,
@@ -25,7 +25,7 @@ pub(super) struct Applicant {
     pub(super) key: PublicKey,
 }
 
-/// What a client moved, towards it and from it; nothing: it was there.
+/// Bytes that a client transferred, towards it and from it. Zero records its presence.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Used {
     pub(super) client: ClientId,
@@ -33,30 +33,30 @@ pub(super) struct Used {
     pub(super) up: ByteCount,
 }
 
-/// What the registry's thread is asked to do.
+/// Command to the registry's thread.
 #[derive(Debug)]
 enum RegistryCommand {
     Judge(Applicant),
-    /// Whether others have changed it, and what these clients are now.
+    /// Report these clients' current entries if another process changed the registry.
     Refresh(Vec<PublicKey>),
     Write(Vec<Used>),
 }
 
-/// Who an applicant is, and what it has used of its month; or a code of [`refusals`] and the reason.
+/// The registered client and its usage of this month; or a code of [`refusals`] and the reason.
 pub(super) type RegistryDecision = Result<(RegisteredClient, Month), (u64, String)>;
 
-/// What the registry's thread reports.
+/// Event from the registry's thread.
 #[derive(Debug)]
 pub(super) enum RegistryEvent {
-    /// Whether an applicant may have a path.
+    /// Decision about an applicant.
     Judged(Applicant, Box<RegistryDecision>),
-    /// Who the clients are now that were asked for; empty if nobody has changed anything.
+    /// Current entries of the requested clients; empty if the registry was not changed.
     Refreshed(Vec<(PublicKey, Option<RegisteredClient>)>),
-    /// Usage is written down, or kept for the next time.
+    /// Usage was written, or kept for the next attempt.
     Written,
 }
 
-/// The relay's end.
+/// The relay's handle to the thread.
 pub(super) struct RegistryWorker {
     commands: SyncSender<RegistryCommand>,
     events: mpsc::UnboundedReceiver<RegistryEvent>,
@@ -66,19 +66,19 @@ pub(super) struct RegistryWorker {
 }
 
 impl RegistryWorker {
-    /// Gives the registry its thread.
+    /// Starts the thread.
     pub(super) fn start(registry: Registry) -> std::io::Result<Self> {
-        let (commands, inbox) = sync_channel(WAITING);
-        let (say, events) = mpsc::unbounded_channel();
+        let (commands, inbox) = sync_channel(MAX_COMMANDS);
+        let (sender, events) = mpsc::unbounded_channel();
         let (end, ended) = oneshot::channel();
         std::thread::Builder::new().name("registry".to_owned()).spawn(move || {
-            work(registry, &inbox, &say);
+            work(registry, &inbox, &sender);
             let _ = end.send(());
         })?;
         Ok(Self { commands, events, ended, refreshing: false, writing: false })
     }
 
-    /// The next event.
+    /// Waits for the next event.
     pub(super) async fn event(&mut self) -> RegistryEvent {
         let Some(event) = self.events.recv().await else { return std::future::pending().await };
         match event {
@@ -89,32 +89,32 @@ impl RegistryWorker {
         event
     }
 
-    /// Asks who an applicant is; `false` where too many wait.
+    /// Requests a decision about an applicant; `false` if the queue is full.
     pub(super) fn judge(&self, applicant: Applicant) -> bool {
         self.commands.try_send(RegistryCommand::Judge(applicant)).is_ok()
     }
 
-    /// Asks what these clients are now, unless the last answer is still awaited.
+    /// Requests the current entries of these clients, unless a request is pending.
     pub(super) fn refresh(&mut self, clients: Vec<PublicKey>) {
         self.refreshing = self.refreshing || self.commands.try_send(RegistryCommand::Refresh(clients)).is_ok();
     }
 
-    /// Whether usage is still being written down.
+    /// Whether a write is in progress.
     pub(super) fn is_writing(&self) -> bool {
         self.writing
     }
 
-    /// Has usage written down.
+    /// Writes usage.
     pub(super) fn write(&mut self, used: Vec<Used>) {
         self.writing |= self.commands.try_send(RegistryCommand::Write(used)).is_ok();
     }
 
-    /// Waits until all is written down, but not for a disk that does not answer.
+    /// Waits until everything is written, with a time limit for a disk that does not answer.
     pub(super) async fn end(self) {
         let Self { commands, ended, .. } = self;
         drop(commands);
-        if tokio::time::timeout(LAST_WORD, ended).await.is_err() {
-            tracing::error!("the registry's disk does not answer: what clients used last is not written down");
+        if tokio::time::timeout(FLUSH_TIMEOUT, ended).await.is_err() {
+            tracing::error!("the registry's disk does not answer: the clients' latest usage is lost");
         }
     }
 }
@@ -130,22 +130,22 @@ fn work(mut registry: Registry, commands: &Receiver<RegistryCommand>, events: &m
             RegistryCommand::Write(used) => {
                 used.into_iter().for_each(|used| registry.count(used.client, used.down, used.up, SystemTime::now()));
                 if let Some(trouble) = registry.flush() {
-                    tracing::error!(trouble, "usage cannot be written down");
+                    tracing::error!(trouble, "cannot write usage to the registry");
                 }
                 RegistryEvent::Written
             }
         };
-        // Once the relay listens no more, usage is still written down.
+        // After the relay has stopped listening, usage is still written.
         let _ = events.send(event);
     }
 }
 
-/// Whether the client that has proved its key may have a path.
+/// Decides whether a client that proved its key may have a path.
 fn judge(registry: &mut Registry, applicant: &Applicant) -> RegistryDecision {
     let Applicant { hello, key, .. } = applicant;
     let unknown = |why: String| (refusals::UNKNOWN, why);
     let trouble = |error: &dyn std::fmt::Display| {
-        tracing::error!(%error, "the registry cannot be read");
+        tracing::error!(%error, "cannot read the registry");
         (refusals::BUSY, "the relay cannot read its registry".to_owned())
     };
     let known = registry.lookup(key).map_err(|error| trouble(&error))?;
@@ -155,22 +155,24 @@ fn judge(registry: &mut Registry, applicant: &Applicant) -> RegistryDecision {
             let wished = hello.name.parse().ok();
             let redeemed = registry.redeem(&token.into(), key, wished.as_ref(), SystemTime::now());
             redeemed.map_err(|error| match error {
-                // The client may ask again.
+                // The client may retry.
                 RedeemError::Registry(error) => trouble(&error),
                 error => unknown(error.to_string()),
             })?
         }
         (None, None) => {
-            return Err(unknown("its key is not known here, or was revoked: ask the relay's operator for an invitation".to_owned()));
+            return Err(unknown(
+                "the client's key is not registered, or was revoked: ask the relay's operator for an invitation".to_owned(),
+            ));
         }
     };
     let month = registry.used(client.id, SystemTime::now()).map_err(|error| trouble(&error))?;
     Ok((client, month))
 }
 
-/// What these clients are now, if others have changed the registry.
+/// The current entries of these clients, if another process changed the registry.
 fn refresh(registry: &mut Registry, clients: Vec<PublicKey>) -> Vec<(PublicKey, Option<RegisteredClient>)> {
-    let failed = |error| tracing::error!(%error, "the registry cannot be read: who is known stays so");
+    let failed = |error| tracing::error!(%error, "cannot read the registry: the relay keeps the current clients and limits");
     match registry.changed() {
         Ok(true) => {}
         Ok(false) => return Vec::new(),

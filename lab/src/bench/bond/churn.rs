@@ -1,4 +1,4 @@
-//! Links die and come back at random under everything, and then all at once.
+//! Links fail and return at random during downloads and a session, and then all at once.
 
 use std::time::Duration;
 
@@ -13,13 +13,13 @@ use crate::churn::{Outcome, Phase, Plan, run as churn};
 pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "bond-churn",
-        "Links die and come back under downloads and an SSH session",
-        "Three links, 20, 10 and 6 Mbit/s with round trips of 10, 50 and 100 ms. Twenty downloads by curl from nginx, each of a file of its own, and a \
-         session of ssh with sshd in which a line is typed every 100 ms, all through the relay. Every 0.15 to 2.5 s one link, by chance, dies (goes \
-         dark or loses its carrier, by chance) or comes back; one at least is alive. Then all links are back, twenty more downloads begin, and after \
-         2 s all links are dark at once. What came is compared by SHA-256; lines must come back whole and in order. Without a byte: the longest time \
-         in which none of the downloads got any, and in which one of them got none; the fewer links there are, the longer one of twenty waits \
-         for its turn.",
+        "Links fail and return during downloads and an SSH session",
+        "Three links, 20, 10 and 6 Mbit/s with RTTs of 10, 50 and 100 ms. Twenty downloads by curl from nginx, each of a different file, and an \
+         SSH session with sshd in which a line is typed every 100 ms, all through the relay. Every 0.15 to 2.5 s a random link fails (randomly \
+         goes dark or loses its carrier) or returns; at least one link always works. Then all links return, twenty more downloads start, and after \
+         2 s all links go dark at once. Received files are compared by SHA-256; lines must return complete and in order. Without a byte: the \
+         longest time in which no download received data, and in which one of them received none. With fewer links, each of twenty downloads waits \
+         longer for its turn.",
     );
     let (span, dark) = if settings.quick { (15, 10) } else { (60, 30) };
     let plan = Plan { seed: settings.seed, downloads: 20, churn: Duration::from_secs(span), dark: Duration::from_secs(dark) };
@@ -28,7 +28,7 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
         add(&title(&plan, deaths), phase, &mut report);
         settings.keep(&report)
     })?;
-    tell(&plan, &outcome, &mut report);
+    report_results(&plan, &outcome, &mut report);
     Ok(report)
 }
 
@@ -44,8 +44,8 @@ fn add(title: &str, phase: &Phase, report: &mut Report) {
     report.row("Twenty downloads and a session at a time:", head, row);
 }
 
-/// What came of all, beside the first phase's row.
-fn tell(plan: &Plan, outcome: &Outcome, report: &mut Report) {
+/// Adds the row of the dark phase and the aim.
+fn report_results(plan: &Plan, outcome: &Outcome, report: &mut Report) {
     add(&format!("all dark for {} s", plan.dark.as_secs()), &outcome.phases[1], report);
     let measured = if outcome.failures.is_empty() { format!("all, and {} lines", outcome.echoed) } else { outcome.failures.join("; ") };
     report.aim("every download complete and byte-exact, the session alive, no line lost", measured, outcome.failures.is_empty());
@@ -74,10 +74,10 @@ mod tests {
         let plan = Plan { seed: 3, downloads: 20, churn: second * 60, dark: second * 30 };
         let mut report = Report::new("bond-churn", "", "");
         add(&title(&plan, 7), &phase, &mut report);
-        tell(&plan, &outcome, &mut report);
+        report_results(&plan, &outcome, &mut report);
         assert!(report.tables[0].rows.len() == 2 && report.aims[0].met && report.tables[0].rows[0][0].contains("seed 3"), "{report:?}");
         outcome.failures.push("download 4: changed".to_owned());
-        tell(&plan, &outcome, &mut report);
+        report_results(&plan, &outcome, &mut report);
         assert!(!report.aims[1].met && report.aims[1].measured.contains("download 4"), "{report:?}");
     }
 }

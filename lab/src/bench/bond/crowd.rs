@@ -1,4 +1,4 @@
-//! What one client's crowd of flows costs another client of the relay.
+//! Effect of one client's many flows on another client of the relay.
 
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -21,7 +21,7 @@ use crate::lab::Lab;
 use crate::relay::Relay;
 use crate::spec::LinkSpec;
 
-/// What the greedy client asks for: connections, and exchanges of datagrams.
+/// Requests of the greedy client: connections, and UDP exchanges.
 const CROWD: [(FlowKind, usize); 2] = [(FlowKind::Stream, 20_000), (FlowKind::Messages, 10_000)];
 /// Flows that one bond asks for at a time: a client may have several.
 const OF_ONE_BOND: usize = 10_000;
@@ -29,16 +29,16 @@ const OF_ONE_BOND: usize = 10_000;
 const SOON: Duration = Duration::from_millis(100);
 /// Megabytes of the relay with all that.
 const MEMORY: f64 = 300.0;
-/// How long anything may take.
-const PATIENCE: Duration = Duration::from_secs(120);
+/// Timeout of every step.
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "relay-crowd",
-        "One client's crowd beside another client's flows",
-        "Two links without limits and one relay. One client asks for 20,000 TCP connections and 10,000 UDP exchanges and keeps all that it gets. \
-         Another opens flows to a server, one after the other; time is from asking for one until the relay says that it is open. Memory is VmRSS of \
-         `braid relay`.",
+        "Another client's flows during one client's flood",
+        "Two links without limits and one relay. One client requests 20,000 TCP connections and 10,000 UDP exchanges and keeps all that the relay \
+         accepts. Another client opens flows to a server, one after the other; the time is from the request until the relay reports the flow open. \
+         Memory is VmRSS of `braid relay`.",
     );
     let lab = ["wlan0", "lte0"].iter().fold(Lab::builder(), |builder, name| builder.link(LinkSpec::direct(name))).start()?;
     let greeter = greeter(&lab)?;
@@ -108,7 +108,7 @@ async fn measure(
         }
     }
     for flow in &crowd {
-        match tokio::time::timeout(PATIENCE, flow.opened()).await.context("the relay does not answer")? {
+        match tokio::time::timeout(TIMEOUT, flow.opened()).await.context("the relay does not answer")? {
             Ok(()) => found.taken += 1,
             Err(FlowEnd(codes::BUSY)) => found.refused += 1,
             Err(_) => found.failed += 1,
@@ -137,7 +137,7 @@ async fn join(line: &str, first: bool, keys: &KeyPair, links: &[String]) -> Resu
     client.set_links(links.iter().enumerate().map(link).collect());
     let mut state = client.state();
     let settled =
-        tokio::time::timeout(PATIENCE, state.wait_for(|state| *state != State::Connecting)).await.context("the relay is silent")??.clone();
+        tokio::time::timeout(TIMEOUT, state.wait_for(|state| *state != State::Connecting)).await.context("the relay is silent")??.clone();
     ensure!(settled == State::Up, "the relay lets nobody in: {settled:?}");
     Ok(client)
 }
@@ -146,13 +146,13 @@ fn open(kind: FlowKind, to: SocketAddr) -> Open {
     Open { kind, target: Target::Address(to), policy: FlowPolicy::default() }
 }
 
-/// How long each of so many flows takes to be open, in seconds.
+/// Seconds until each of `count` flows is open.
 async fn opened(client: &Client, to: SocketAddr, count: usize) -> Result<Vec<f64>> {
     let mut times = Vec::with_capacity(count);
     for _ in 0..count {
         let begin = Instant::now();
         let flow = client.open(open(FlowKind::Stream, to))?;
-        let said = tokio::time::timeout(PATIENCE, flow.opened()).await.context("the relay does not answer")?;
+        let said = tokio::time::timeout(TIMEOUT, flow.opened()).await.context("the relay does not answer")?;
         ensure!(said.is_ok(), "the other client is refused: {said:?}");
         times.push(begin.elapsed().as_secs_f64());
         flow.reset(0);

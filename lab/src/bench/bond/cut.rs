@@ -1,4 +1,4 @@
-//! A link is cut under a bonded download: how long nothing is delivered, and how soon the link is used again.
+//! A link is cut during a bonded download: the gap in delivery, and the time until the link is used again.
 
 use std::sync::Mutex;
 use std::thread;
@@ -17,22 +17,22 @@ use crate::lab::Lab;
 use crate::relay::await_paths;
 use crate::spec::{LinkSpec, mbps, ms};
 
-/// Mbit/s, and the round trip in milliseconds.
+/// Mbit/s, and the RTT in milliseconds.
 const LINKS: [(u64, u64); 2] = [(20, 10), (10, 60)];
 /// Before the cut, without the link, and with it again.
 const SPANS: [Duration; 3] = [Duration::from_secs(3), Duration::from_secs(3), Duration::from_secs(5)];
-/// A link that has brought so much since its return carries data, not probes only.
+/// A link that has carried this much since its return carries data, not only probes.
 const DATA: ByteCount = ByteCount::new(50_000);
-/// Wanted: seconds until a link that is back carries data, and between deliveries after its return.
+/// Aims: seconds until a returned link carries data, and between deliveries after its return.
 const BACK: (f64, f64) = (1.0, 0.150);
 
-/// Who carries the download, and how the link goes.
+/// Transport of the download, and kind of the failure.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     who: &'static str,
     variant: TcpVariant,
     victim: usize,
-    /// The link's carrier goes too.
+    /// Whether the link also loses its carrier.
     pulled: bool,
 }
 
@@ -43,7 +43,7 @@ impl Case {
         format!("{}: {rate} Mbit/s, {round_trip} ms: {how}", self.who)
     }
 
-    /// The longest gap wanted, in seconds.
+    /// Aim for the longest gap, in seconds.
     fn aim(&self) -> f64 {
         let round_trip = |link: usize| LINKS[link].1 as f64 / 1e3;
         if self.pulled { round_trip(1 - self.victim) + 0.040 } else { round_trip(0) + round_trip(1) + 0.080 }
@@ -66,11 +66,11 @@ struct Outcome {
 pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "bond-cut",
-        "A link is cut under one download",
-        "Two links, 20 Mbit/s with a round trip of 10 ms and 10 Mbit/s with one of 60 ms; one download through the relay, whose bytes are \
-         compared with what they should be. After 3 s one link goes dark (its carrier stays) or loses its carrier, for 3 s. Gap: the longest time in \
-         which the program got nothing, from the cut on, and from the link's return on. Carries data: from its return until it has brought 50 kB. \
-         Beside it the kernel's multipath TCP with BBR, for the dark links.",
+        "A link is cut during one download",
+        "Two links, 20 Mbit/s with an RTT of 10 ms and 10 Mbit/s with one of 60 ms; one download through the relay, whose bytes are compared with \
+         the original. After 3 s one link goes dark (its carrier stays) or loses its carrier, for 3 s. Gap: the longest time without data for the \
+         program, from the cut on, and from the link's return on. Carries data: the time from its return until it has carried 50 kB. For \
+         comparison with the dark links: the kernel's multipath TCP with BBR.",
     );
     let count = if settings.quick { 2 } else { 10 };
     let (mut rows, mut raw) = (Vec::new(), Vec::new());
@@ -105,7 +105,7 @@ fn judge(case: &Case, gap: f64, back: f64, after: f64, report: &mut Report) {
     report.aim(format!("{title}: no gap over {} s after it", BACK.1), shown(after), after <= BACK.1);
 }
 
-/// Every case of Braid, or of multipath TCP, in a laboratory of its own.
+/// Every case of Braid, or of multipath TCP, in a separate lab.
 fn measure(settings: &Settings, multipath: bool, count: usize) -> Result<Vec<(Case, Vec<Outcome>)>> {
     let links = LINKS.iter().zip(["wlan0", "lte0"]);
     let links = links.map(|((rate, round_trip), name)| LinkSpec::new(name).rate(mbps(*rate)).delay(ms(*round_trip) / 2));

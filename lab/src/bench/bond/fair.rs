@@ -1,4 +1,4 @@
-//! Three flows of different weights and preferences share two links: the thesis's figure 4.5, live.
+//! Three flows of different weights and preferences share two links: the thesis's figure 4.5, on real links.
 
 use std::sync::Mutex;
 use std::thread;
@@ -19,35 +19,35 @@ use crate::relay::Relay;
 use crate::spec::{LinkSpec, mbps, ms};
 use braid_plot::{Run, stacked};
 
-/// Name, Mbit/s, and the round trip in milliseconds.
+/// Name, Mbit/s, and the RTT in milliseconds.
 const LINKS: [(&str, u64, u64); 2] = [("wlan0", 3, 20), ("lte0", 10, 20)];
 /// Name, weight, and the links it may use.
 const FLOWS: [(&str, u16, &[usize]); 3] = [("a", 1, &[0]), ("b", 2, &[0, 1]), ("c", 1, &[1])];
 /// The servers of the flows, and of those that measure the links, one a link.
 const FLOW_PORTS: [u16; 3] = [8081, 8082, 8083];
 const LINK_PORTS: [u16; 2] = [8091, 8092];
-/// Rates may differ so much from exact ones.
+/// Tolerated relative error of the rates.
 const TOLERANCE: f64 = 0.05;
-/// A phase's rates count from here on.
+/// Time after the start of a phase from which its rates count.
 const SETTLED: Duration = Duration::from_secs(2);
-/// Settled is what has its rates over so long a time.
+/// Rates count as settled if they hold over a window of this length.
 const WINDOW: Duration = Duration::from_secs(1);
 /// From one place of the window to the next, and in the plot.
 const STEP: Duration = Duration::from_millis(100);
 const BIN: Duration = Duration::from_millis(500);
 
-/// When a flow's bytes came.
+/// Arrival times of a flow's bytes.
 type Arrivals = Vec<(Duration, usize)>;
 
 pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "bond-fair",
-        "Weights and preferences: the thesis's figure 4.5, live",
-        "Two links of 3 and 10 Mbit/s with round trips of 20 ms. Flow a may use the first link, c the second, b both, and b has twice the weight \
-         (`links` and `weight` in [[app]]); each is one download through the relay that always has more to bring. First all three run, then a ends, then \
-         b. A link's capacity is what one such download over it alone brings, the better of one before and one after. Exact: weighted max-min rates over those capacities \
-         (`braid_decide::fair`). Measured: from 2 s after the phase began to its end. Settled: when the first second began in which every flow was \
-         within 5 % of its exact rate.",
+        "Weights and preferences: the thesis's figure 4.5 on real links",
+        "Two links of 3 and 10 Mbit/s with RTTs of 20 ms. Flow a may use the first link, c the second, b both, and b has twice the weight (`links` \
+         and `weight` in [[app]]). Each is one download through the relay that always has more data. First all three run, then a ends, then b. A \
+         link's capacity is the rate of one such download over it alone, the better of one before and one after. Exact: weighted max-min rates \
+         over those capacities (`braid_decide::fair`). Measured: from 2 s after the start of the phase to its end. Settled: the start of the first \
+         second in which every flow is within 5 % of its exact rate.",
     );
     let (phase, alone) = if settings.quick { (8, 4) } else { (20, 8) };
     let (phase, alone) = (Duration::from_secs(phase), Duration::from_secs(alone));
@@ -61,7 +61,7 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
 
     let before = capacities(&lab, &probes, alone)?;
     let began = Instant::now();
-    // A thread of its own has the namespace of the one that began it.
+    // A new thread inherits the namespace of its creator.
     let arrivals = lab.client().run(|| {
         thread::scope(|scope| {
             let downloads = origins.iter().zip(1u32..).map(|(origin, phases)| scope.spawn(move || download(origin, began, phase * phases)));
@@ -73,12 +73,12 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
         })
     })??;
     let after = capacities(&lab, &probes, alone)?;
-    // What else the machine does can only take from it.
+    // Other work of the machine can only reduce it.
     let capacities: Vec<f64> = before.iter().zip(&after).map(|(before, after)| before.max(*after)).collect();
     let missed: u64 = (0..LINKS.len()).map(|link| lab.counters(link).map(|counters| counters.missed)).sum::<Result<u64>>()?;
-    ensure!(missed == 0, "the laboratory was too slow: it dropped {missed} frames");
+    ensure!(missed == 0, "the lab was too slow: it dropped {missed} frames");
     report.raw = json!({ "capacities_bps": [before, after], "phase_s": phase.as_secs() });
-    tell(&capacities, &arrivals, phase, &mut report)?;
+    report_results(&capacities, &arrivals, phase, &mut report)?;
     Ok(report)
 }
 
@@ -104,7 +104,7 @@ fn capacities(lab: &Lab, probes: &[Origin], span: Duration) -> Result<Vec<f64>> 
     let one = |probe: &Origin| {
         let arrivals = lab.client().run(|| download(probe, Instant::now(), span))??;
         let rate = rate(&arrivals, WINDOW, span);
-        ensure!(rate > 0.0, "nothing came");
+        ensure!(rate > 0.0, "no data arrived");
         Ok(rate)
     };
     let rates = probes.iter().map(|probe| one(probe).context("cannot measure a link alone")).collect::<Result<Vec<_>>>()?;
@@ -118,14 +118,14 @@ fn rate(arrivals: &Arrivals, from: Duration, to: Duration) -> f64 {
     bytes as f64 * 8.0 / (to - from).as_secs_f64()
 }
 
-/// Rates that are exactly fair between the flows from `first` on.
+/// Exact max-min rates of the flows from `first` on.
 fn exact(capacities: &[f64], first: usize) -> Result<Vec<f64>> {
     let flows = FLOWS[first..].iter().map(|(_, weight, links)| FairFlow::backlogged(f64::from(*weight), links)).collect();
     let links = capacities.iter().map(|bps| Rate::from_bps(*bps as u64)).collect();
     Ok(solve(&Problem { links, flows })?.rates_bps)
 }
 
-/// When, in a phase, the first window began in which all flows had their rates; `None`: never.
+/// Start, within a phase, of the first window in which all flows had their rates; `None`: never.
 fn settled(arrivals: &[Arrivals], (from, to): (Duration, Duration), wanted: &[f64]) -> Option<Duration> {
     let starts = (0..).map(|step| from + STEP * step).take_while(|start| *start + WINDOW <= to);
     let near = |start: &Duration| {
@@ -134,7 +134,7 @@ fn settled(arrivals: &[Arrivals], (from, to): (Duration, Duration), wanted: &[f6
     starts.into_iter().find(near).map(|start| start - from)
 }
 
-fn tell(capacities: &[f64], arrivals: &[Arrivals], phase: Duration, report: &mut Report) -> Result<()> {
+fn report_results(capacities: &[f64], arrivals: &[Arrivals], phase: Duration, report: &mut Report) -> Result<()> {
     let shown = |bps: f64| format!("{:.2}", bps / 1e6);
     let (mut rows, mut raw) = (Vec::new(), Vec::new());
     for first in 0..FLOWS.len() {
@@ -202,7 +202,7 @@ mod tests {
         let mut report = Report::new("bond-fair", "", "");
         let three = [flow(0), flow(0), flow(0)];
         report.raw = json!({});
-        tell(&[8e6, 8e6], &three, Duration::from_secs(5), &mut report).unwrap();
+        report_results(&[8e6, 8e6], &three, Duration::from_secs(5), &mut report).unwrap();
         let met: Vec<bool> = report.aims.iter().map(|aim| aim.met).collect();
         assert_eq!(met, [false, false, false, false, true, true], "{:?}", report.aims);
         assert!(report.figures[0].svg.contains("flow b") && report.figures[0].svg.contains("a ends"));

@@ -1,4 +1,4 @@
-//! Few long flows: what a bond is for, since whole connections cannot be divided (DBAS, fig. 6).
+//! Few long flows: whole connections cannot be split over links, but a bond can split them (DBAS, fig. 6).
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -27,14 +27,14 @@ const PAIRS: [[u64; 2]; 2] = [[2, 2], [2, 1]];
 const SHORT: [f64; 2] = [0.0, 0.25];
 /// More than any run moves.
 const LONG: ByteCount = ByteCount::new(1_000_000_000);
-/// Bulk flows on each link during the warm-up, and how long they last.
+/// Number of bulk flows per link during the warm-up, and their duration.
 const WARM_UP: (usize, Duration) = (3, Duration::from_secs(8));
 /// Below the sum of the links' rates at most, in the paper's words "9% difference in the worst case".
 const OF_SUM: f64 = 0.91;
 /// The long flow alone on connections is a single link's within this.
 const SAME: f64 = 0.05;
 
-/// Who carries the flows.
+/// Transport of the flows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Method {
     Single,
@@ -96,11 +96,11 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "bond-few",
         "Few long flows",
-        "DBAS's fig. 6 with real programs: one download by curl from nginx that does not end, alone, and with short ones of 0.285 MB beside it \
-         that start in a Poisson process, over two links with 25 ms each way and queues of 100 ms, 64 kB at least. Goodput is the payload of all downloads \
-         that came in a span of 20 s (15 s with --quick), over that span. In turns over one link (only-one), by connections (max-throughput) and \
-         by packets, through `braid relay`. Capacities are learnt in a warm-up as above. Every pair of links and seed is a laboratory of its own, \
-         side by side. Means over seeds ± standard deviation.",
+        "DBAS's fig. 6 with real programs: one endless download by curl from nginx, alone, and together with short downloads of 0.285 MB that \
+         start in a Poisson process, over two links with 25 ms each way and queues of 100 ms, 64 kB at least. Goodput is the payload of all \
+         downloads in a span of 20 s (15 s with --quick), over that span. The runs alternate between one link (only-one), connections \
+         (max-throughput) and packets, through `braid relay`. Capacities are learnt in a warm-up as above. Every pair of links and seed has its \
+         own lab; the labs run in parallel. Means over seeds ± standard deviation.",
     );
     let (seeds, span) = if settings.quick { (1, Duration::from_secs(15)) } else { (3, Duration::from_secs(20)) };
     let labs: Vec<([u64; 2], u64)> = PAIRS.iter().flat_map(|rates| (0..seeds).map(|number| (*rates, settings.seed + number))).collect();
@@ -128,7 +128,8 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     }
     report.table("The long download, and those beside it:", "links and load | by | goodput, Mbit/s | of the sum | / one link", rows);
     report.notes.push(
-        "Of a link's rate a full TCP packet's payload is 0.965, one of the bond's about 0.95; short downloads use the link that the long one leaves free."
+        "The payload of full TCP packets is 0.965 of a link's rate, that of full bond packets about 0.95. Short downloads use the link that the \
+         long one leaves free."
             .to_owned(),
     );
     report.raw = json!(raw);
@@ -142,7 +143,7 @@ fn one_lab(settings: &Settings, rates: [u64; 2], seed: u64, span: Duration, keep
     warm_up(&lab, &web, &settings.braid, WARM_UP)?;
     let mut found = Vec::new();
     for method in METHODS {
-        // What is joined stays so: packets come last.
+        // A joined relay stays joined, so packets come last.
         let _carriers: (Option<Daemon>, Option<Bonded>) = match method {
             Method::Single => (Some(Daemon::start(&lab, &settings.braid, "only-one", "")?), None),
             Method::Connections => (Some(Daemon::start(&lab, &settings.braid, "max-throughput", "")?), None),

@@ -1,4 +1,4 @@
-//! Pairs of links that differ in rate, round trip, buffer and loss: the bond of both beside the bond kept to the better one.
+//! Pairs of links that differ in rate, RTT, buffer and loss: the bond over both compared with the bond over the better one.
 
 use std::time::{Duration, Instant};
 
@@ -13,13 +13,13 @@ use crate::bench::report::Report;
 use crate::lab::Lab;
 use crate::spec::{LinkSpec, mbps, ms};
 
-/// Mbit/s, milliseconds of a round trip, milliseconds that its queue holds, and the share that is lost.
+/// Mbit/s, RTT in milliseconds, queue in milliseconds, and the share that is lost.
 type LinkParams = (u64, u64, u64, f64);
 
 const NAMES: [&str; 2] = ["link0", "link1"];
 /// Ports of the servers whose flows may use both links, the first only, and the second only.
 const PORTS: [u16; 3] = [8080, 8081, 8082];
-/// The least that both are to bring, of what the better one does.
+/// Aim for the rate of both links, as a multiple of the better link's rate.
 const AIM: f64 = 0.97;
 
 const PAIRS: [[LinkParams; 2]; 18] = [
@@ -46,10 +46,11 @@ const PAIRS: [[LinkParams; 2]; 18] = [
 pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "bond-matrix",
-        "Two links beside the better one",
-        "One transfer over two links through the relay, cut off after some seconds, beside the same over either link alone: the same bond, \
-         whose rule keeps the flow to one link. Figures are Mbit/s of payload from the beginning on, what the links had to learn of each other \
-         included: each begins with a relay and a daemon started for it. Milliseconds are round trips, then what the link's queue holds; loss is random, in each direction.",
+        "Two links compared with the better one",
+        "One transfer over two links through the relay, cut off after some seconds, compared with the same transfer over either link alone: the \
+         same bond, with a rule that limits the flow to one link. Figures are Mbit/s of payload from the start, including the time to learn the \
+         links: each transfer starts with a new relay and daemon. In parentheses: RTT, then the capacity of the link's queue in milliseconds; loss \
+         is random, in each direction.",
     );
     let span = Duration::from_secs(if settings.quick { 2 } else { 6 });
     let step = if settings.quick { 5 } else { 1 };
@@ -91,7 +92,7 @@ fn one(settings: &Settings, pair: &[LinkParams; 2], span: Duration) -> Result<[[
     let mut rates = [[0.0; 3]; 2];
     for (place, origin) in origins.into_iter().enumerate() {
         let origin = origin?;
-        // Each begins with links of which nothing has been learnt.
+        // Each transfer starts without estimates of the links.
         let _bonded = Bonded::with_rules(settings, &lab, &rules)?;
         [rates[0][place], rates[1][place]] = lab.client().run(|| -> Result<[f64; 2]> {
             let (begin, mut got) = (Instant::now(), 0);

@@ -1,4 +1,4 @@
-//! Small packets: over several links at once where each link loses some, and urgent ones beside a bulk flow.
+//! Small packets: over several lossy links at once, and urgent ones during a bulk flow.
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, UdpSocket};
@@ -17,7 +17,7 @@ use crate::bench::report::Report;
 use crate::lab::Lab;
 use crate::spec::{LinkSpec, mbps, ms};
 
-/// Mbit/s, and the round trip in milliseconds, of the links that lose packets.
+/// Mbit/s and RTT in milliseconds of the links that lose packets.
 const LOSSY: [(u64, u64); 3] = [(20, 10), (10, 60), (10, 30)];
 const LOSS: f64 = 0.03;
 /// A packet's payload in bytes, and how many leave in a second: 1 Mbit/s.
@@ -37,18 +37,18 @@ const WAITS: [(&str, f64, f64); 2] = [("median", 0.5, 0.005), ("99th percentile"
 const NUMBERED: u16 = 4000;
 const ECHOED: u16 = 4001;
 const BULKY: u16 = 8080;
-/// What has not come after this is lost.
+/// Packets that have not arrived after this time are lost.
 const LATE: Duration = Duration::from_secs(2);
 
 pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "bond-messages",
         "Small packets",
-        "Through the relay, real time by a rule. Over several links: packets of 100 bytes, 1 Mbit/s of payload in all, from the client to a server, with \
-         `carry = \"duplicate\"` and two or three `copies`, over links of 20, 10 and 10 Mbit/s with round trips of 10, 60 and 30 ms that lose 3 % of all \
-         frames at random; one bulk upload beside them. Its share: payload over what the links carry, less loss and packets (a full packet of the bond's \
-         is about 0.95 payload). Urgent: a packet every 20 ms on one link of 5 Mbit/s with a round trip of 20 ms, echoed by the server, alone, \
-         beside a download and beside an upload without end.",
+        "Through the relay, classified as real-time by a rule. Over several links: packets of 100 bytes, 1 Mbit/s of payload in total, from the \
+         client to a server, with `carry = \"duplicate\"` and two or three `copies`, over links of 20, 10 and 10 Mbit/s with RTTs of 10, 60 and 30 \
+         ms that lose 3 % of all frames at random, together with one bulk upload. The upload's share is its payload as a part of the capacity that \
+         loss and packets leave (a full bond packet has about 0.95 payload). Urgent: a packet every 20 ms on one link of 5 Mbit/s with an RTT of \
+         20 ms, echoed by the server: alone, during an endless download and during an endless upload.",
     );
     let count = if settings.quick { SENT / 20 } else { SENT };
     for (copies, most) in CASES {
@@ -81,7 +81,7 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     Ok(report)
 }
 
-/// What became of packets that went over several links.
+/// Results of packets over several links.
 struct Found {
     missing: f64,
     /// The bulk flow's part of what the packets left.
@@ -101,7 +101,7 @@ fn several(settings: &Settings, copies: u8, count: usize) -> Result<Found> {
     let settle = Duration::from_secs(3);
     let (arrived, bulk) = thread::scope(|scope| -> Result<(usize, f64)> {
         let sink = scope.spawn(|| take_in(&sink, count, settle + span + LATE));
-        // A thread of its own has the namespace of the one that began it.
+        // A new thread inherits the namespace of its creator.
         let bulk = lab.client().run(|| -> Result<f64> {
             let upload = scope.spawn(|| origin.put(TcpVariant::PLAIN, ByteCount::new(1 << 40), settle + span));
             thread::sleep(settle);
@@ -157,7 +157,7 @@ fn rule(port: u16, more: &str) -> String {
     format!("[[app]]\nmatch = {{ port = {port} }}\n{more}")
 }
 
-/// A socket of the server's, and where it is.
+/// A server socket and its address.
 fn served(lab: &Lab, port: u16) -> Result<(UdpSocket, SocketAddr)> {
     let address: SocketAddr = (Lab::internet(10), port).into();
     let socket = lab.server().run(|| UdpSocket::bind(address))?.with_context(|| format!("cannot listen at {address}"))?;
@@ -231,7 +231,7 @@ fn ask(to: SocketAddr, span: Duration) -> Result<Vec<f64>> {
         match socket.recv(&mut packet) {
             Ok(_) => {
                 let number = u64::from_be_bytes(packet[..8].try_into().expect("eight bytes"));
-                let at = sent.get(number as usize).context("an answer to what was not asked")?;
+                let at = sent.get(number as usize).context("an answer to a packet that was never sent")?;
                 trips.push(at.elapsed().as_secs_f64());
             }
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
@@ -239,7 +239,7 @@ fn ask(to: SocketAddr, span: Duration) -> Result<Vec<f64>> {
         }
     }
     // QUIC's datagrams get lost where a queue is full; urgent ones find none.
-    ensure!(trips.len() as f64 >= 0.99 * f64::from(count), "{} of {count} packets came back", trips.len());
+    ensure!(trips.len() as f64 >= 0.99 * f64::from(count), "only {} of {count} packets were echoed", trips.len());
     trips.sort_unstable_by(f64::total_cmp);
     Ok(trips)
 }

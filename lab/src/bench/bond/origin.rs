@@ -1,5 +1,5 @@
-//! A small HTTP server and client that speak TCP or multipath TCP with a congestion control of their own: what real programs leave to
-//! the system, a measurement has to choose.
+//! A small HTTP server and client that use TCP or multipath TCP with a selected congestion control. Real programs leave this choice to
+//! the system, but a measurement must make it.
 
 use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -15,9 +15,9 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::lab::Lab;
 
-/// The content repeats after so many bytes: a prime number, so that what is shifted by any block differs.
+/// Period of the content in bytes: a prime number, so that data shifted by any block size differs.
 const PERIOD: usize = 999_983;
-/// No byte for so long is a failure.
+/// Timeout without a received byte.
 const SILENCE: Duration = Duration::from_secs(30);
 
 /// Which TCP a connection uses.
@@ -30,7 +30,7 @@ pub(super) struct TcpVariant {
 }
 
 impl TcpVariant {
-    /// TCP as the system has it.
+    /// TCP with the system's congestion control.
     pub(super) const PLAIN: Self = Self { multipath: false, congestion: None };
 
     /// Multipath TCP with this congestion control on every subflow.
@@ -56,10 +56,10 @@ impl TcpVariant {
     }
 }
 
-/// A server on the lab's Internet, for as long as the lab lives. GET /N gives N bytes, PUT takes what comes.
+/// A server on the lab's Internet that runs as long as the lab. GET /N returns N bytes, PUT accepts any body.
 #[derive(Debug)]
 pub(super) struct Origin {
-    /// Where it listens.
+    /// Listening address.
     pub(super) address: SocketAddr,
     received: Arc<AtomicU64>,
 }
@@ -82,14 +82,14 @@ impl Origin {
         thread::spawn(move || {
             while let Ok((socket, _)) = listener.accept() {
                 let (content, count) = (Arc::clone(&content), Arc::clone(&count));
-                // A client that leaves early is no failure of the server.
+                // A client that disconnects early is not an error of the server.
                 thread::spawn(move || serve(&mut socket.into(), &content, &count));
             }
         });
         Ok(Self { address, received })
     }
 
-    /// What PUTs have brought so far.
+    /// Bytes received by PUTs so far.
     pub(super) fn received(&self) -> ByteCount {
         ByteCount::new(self.received.load(Ordering::Relaxed))
     }

@@ -1,4 +1,4 @@
-//! What many flows cost the relay and the daemon.
+//! Cost of many flows at the relay and the daemon.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
@@ -35,10 +35,11 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "bond-relay",
         "Many flows through the relay",
-        "Two links without limits. Memory: so many TCP flows held open, over each of which the server has sent a byte; VmRSS of `braid relay` and \
-         `braid up` some seconds later. New flows: each a connection that asks nginx for 1,000 bytes and is closed by nginx, 500 begun every second; \
-         time is from when one was due until it had all and the end. Churn: the same at 200 a second for ten minutes (with --quick for half a \
-         one) with a relay and a daemon started for it, memory looked at 50 times; the greatest of the last fifth is compared with the greatest of the second.",
+        "Two links without limits. Memory: many open TCP flows, over each of which the server has sent a byte; VmRSS of `braid relay` and `braid \
+         up` some seconds later. New flows: each is a connection that requests 1,000 bytes from nginx and is closed by nginx, 500 started every \
+         second; the time is from the scheduled start until all bytes and the end arrived. Churn: the same at 200 a second for ten minutes (with \
+         --quick half a minute) with a new relay and daemon. Memory is sampled 50 times; the maximum of the last fifth is compared with the \
+         maximum of the second fifth.",
     );
     let lab = LINKS.iter().fold(Lab::builder(), |builder, name| builder.link(LinkSpec::direct(name))).start()?;
     let web = Web::start(&lab)?;
@@ -140,7 +141,7 @@ fn hold<T: Send>(lab: &Lab, to: SocketAddr, count: usize, work: impl FnOnce() ->
     })?
 }
 
-/// Flows come and go; what became of them, and memory as it was meanwhile.
+/// Opens and closes flows continuously. Returns their results and samples of memory.
 fn watch(lab: &Lab, seconds: u32, memory: impl Fn() -> Result<[f64; 2]> + Sync) -> Result<(Churn, Vec<[f64; 2]>)> {
     let pause = Duration::from_secs(u64::from(seconds)) / LOOKS as u32;
     thread::scope(|scope| {
@@ -164,7 +165,7 @@ fn grown(looks: &[f64]) -> (f64, f64) {
     (part(1), part(4))
 }
 
-/// What came of new flows.
+/// Results of new flows.
 #[derive(Debug, Default)]
 struct Churn {
     /// Completed ones a second.
@@ -199,9 +200,9 @@ fn churn(lab: &Lab, seconds: u32, rate: u32) -> Result<Churn> {
     })
 }
 
-/// One maker's share of so many flows, each when it is due.
+/// Opens one thread's share of the flows, each at its scheduled time.
 fn make(begin: Instant, maker: u32, count: u32, rate: u32) -> Vec<Result<f64>> {
-    // A thread of its own has the namespace of the one that began it.
+    // A new thread inherits the namespace of its creator.
     let due = |number: u32| begin + Duration::from_secs(1) * number / rate;
     let one = |number: u32| {
         let due = due(number);

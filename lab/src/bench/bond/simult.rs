@@ -1,4 +1,4 @@
-//! The kernel's own rule for its multipath TCP (`tools/testing/selftests/net/mptcp/simult_flows.sh`), held against the bond.
+//! The kernel's own test of multipath TCP (`tools/testing/selftests/net/mptcp/simult_flows.sh`), applied to the bond.
 
 use std::time::{Duration, Instant};
 
@@ -24,10 +24,10 @@ const DIRECTIONS: [&str; 2] = ["download", "upload"];
 pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "bond-simult",
-        "The kernel's rule for multipath TCP",
-        "16 MiB over two links through the relay, done within size / (sum of the rates) x 10/9 + 450 ms, as the kernel's own test of multipath \
-         TCP demands (simult_flows.sh): a tenth for headers, the rest for beginning and end. Every run has a laboratory, a relay and a daemon of \
-         its own, so that nothing is known of the links; the upload comes after the download, from an end that has sent nothing yet.",
+        "The kernel's test of multipath TCP",
+        "16 MiB over two links through the relay. The limit is size / (sum of the rates) x 10/9 + 450 ms, as in the kernel's own test of multipath \
+         TCP (simult_flows.sh): a tenth for headers, the rest for start and end. Every run has a new lab, relay and daemon without learnt state. \
+         The upload follows the download, from an end that has not sent yet.",
     );
     let count = if settings.quick { 1 } else { 5 };
     let caption = format!("{count} times each:");

@@ -1,4 +1,4 @@
-//! How fast the bond is where the links are not the limit, beside bare TCP, a bare QUIC stream and wireguard-go.
+//! Speed of the bond on links without limits, compared with bare TCP, a bare QUIC stream and wireguard-go.
 
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
@@ -23,14 +23,14 @@ use crate::namespace::Namespace;
 use crate::spec::LinkSpec;
 
 const LINKS: [&str; 2] = ["eth0", "eth1"];
-/// Flows at a time.
+/// Number of concurrent flows.
 const FLOWS: [usize; 2] = [1, 64];
 /// The server that is reached by the tunnel only.
 const BEYOND: u8 = 11;
-/// One flow is to have at least this part of a bare QUIC stream.
+/// Aim for one flow, as a share of a bare QUIC stream.
 const OF_STREAM: f64 = 0.6;
 
-/// What is compared.
+/// The compared transports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stack {
     Bare,
@@ -65,9 +65,10 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "bond-speed",
         "The bond's speed without limits",
-        "Client and server joined by two veth pairs without limits or emulator, both ends on the same CPUs; downloads from one small \
-         server, over bare TCP (first link), through the bond (`braid up`, both links, `braid relay`) and through a wireguard-go tunnel (first link), \
-         in turns; and one stream of QUIC alone (noq as it comes, first link, the bond's sockets) that begins and ends in its two threads. CPU: /proc/PID/stat of the two ends and /proc/stat of the machine, by gigabyte received.",
+        "Client and server joined by two veth pairs without limits or emulator, both ends on the same CPUs. Downloads from one small server \
+         alternate between bare TCP (first link), the bond (`braid up`, both links, `braid relay`) and a wireguard-go tunnel (first link). For \
+         comparison, one stream of QUIC alone (unmodified noq, first link, the bond's sockets) starts and ends in its two threads. CPU: \
+         /proc/PID/stat of the two ends and /proc/stat of the machine, per gigabyte received.",
     );
     let lab = LINKS.iter().fold(Lab::builder(), |builder, name| builder.link(LinkSpec::direct(name))).start()?;
     let bonding = Origin::start(&lab, 10, 8080, TcpVariant::PLAIN)?;
@@ -96,11 +97,11 @@ pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
             runs.push(measure(&lab, Stack::Bond, &bonding, flows, span, Some(pids))?);
         }
     }
-    tell(&runs, &mut report);
+    report_results(&runs, &mut report);
     Ok(report)
 }
 
-fn tell(runs: &[Run], report: &mut Report) {
+fn report_results(runs: &[Run], report: &mut Report) {
     let mut rows = Vec::new();
     for flows in FLOWS {
         let rate = |stack: Stack| middle(runs, stack, flows, |run| run.rate);
@@ -185,7 +186,7 @@ pub(super) fn spent(pid: u32) -> Result<[f64; 2]> {
     parse_spent(&stat).with_context(|| format!("/proc/{pid}/stat has no times: {stat}"))
 }
 
-/// Two wireguard-go and what is between them: 203.0.113.11 goes through, and only so.
+/// Two wireguard-go processes and their tunnel; 203.0.113.11 is reachable only through it.
 struct Tunnel([Child; 2]);
 
 impl Tunnel {
@@ -228,7 +229,7 @@ impl Tunnel {
 impl Drop for Tunnel {
     fn drop(&mut self) {
         for child in &mut self.0 {
-            // Asked to end, it takes its socket away.
+            // On SIGTERM it removes its socket.
             let _ = crate::sys::terminate(child.id());
             let _ = child.wait();
         }
@@ -285,7 +286,7 @@ mod tests {
             run(Stack::Bond, 1.5),
         ];
         let mut report = Report::new("bond-speed", "", "");
-        tell(&runs, &mut report);
+        report_results(&runs, &mut report);
         assert_eq!(report.tables[0].rows.last().unwrap()[2..6], ["1.50", "0.075", "0.600", "0.750"]);
         assert_eq!(report.aims.iter().map(|aim| aim.met).collect::<Vec<_>>(), [false, true]);
     }

@@ -1,4 +1,4 @@
-//! One QUIC stream from server to client and nothing else, on the bond's own sockets: what QUIC itself takes, in this program and no other.
+//! One QUIC stream from server to client on the bond's sockets, within this program: the cost of QUIC alone.
 
 use std::fs;
 use std::net::SocketAddr;
@@ -23,12 +23,12 @@ use crate::lab::Lab;
 use crate::namespace::Namespace;
 
 const PORT: u16 = 9009;
-/// What is written at a time.
+/// Bytes per write.
 const BLOCK: usize = 64 << 10;
 /// Datagrams of one call, as many as the bond's.
 const BATCH: NonZeroUsize = NonZeroUsize::new(40).expect("not zero");
-/// A handshake must have begun by then.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Timeout for the start of a handshake.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What came through, in what time, and what the client's and the server's thread spent on it (user, kernel).
 pub(super) struct Outcome {
@@ -41,7 +41,7 @@ pub(super) struct Outcome {
 pub(super) fn download(lab: &Lab, host: u8, span: Duration) -> Result<Outcome> {
     let address = SocketAddr::from((Lab::internet(host), PORT));
     let keys = KeyPair::generate().context("cannot make a key")?;
-    // Bound before the client asks.
+    // Bound before the client connects.
     let (ready, listening) = mpsc::channel();
     let inside = |namespace: &Namespace, work: &mut (dyn FnMut() -> Result<(u64, Duration)> + Send)| -> Result<(u64, Duration, [f64; 2])> {
         namespace.run(|| {
@@ -51,7 +51,7 @@ pub(super) fn download(lab: &Lab, host: u8, span: Duration) -> Result<Outcome> {
     };
     let (server, client) = thread::scope(|scope| {
         let server = scope.spawn(|| inside(lab.server(), &mut || within(serve(address, &keys, &ready))));
-        listening.recv_timeout(PATIENCE).context("the server does not listen")?;
+        listening.recv_timeout(TIMEOUT).context("the server does not listen")?;
         let client = inside(lab.client(), &mut || within(fetch(address, span)));
         let server = server.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         anyhow::Ok((server?, client?))
@@ -78,9 +78,9 @@ async fn serve(address: SocketAddr, keys: &KeyPair, ready: &mpsc::Sender<()>) ->
     let (mut stream, mut written) = (None, 0u64);
     let begin = Instant::now();
     loop {
-        end.turn(Instant::now() + PATIENCE).await?;
+        end.turn(Instant::now() + TIMEOUT).await?;
         let Some((_, connection)) = &mut end.connection else {
-            ensure!(begin.elapsed() < PATIENCE, "nobody connects");
+            ensure!(begin.elapsed() < TIMEOUT, "no client connects");
             continue;
         };
         while let Some(event) = connection.poll() {

@@ -1,4 +1,4 @@
-//! How much of its links' sum one transfer gets, beside the kernel's multipath TCP.
+//! The share of the links' total rate that one transfer reaches, compared with the kernel's multipath TCP.
 
 use std::path::Path;
 use std::process::Stdio;
@@ -17,19 +17,19 @@ use crate::lab::Lab;
 use crate::spec::{LinkSpec, mbps, ms};
 use crate::web::Web;
 
-/// A link: Mbit/s, and its round trip in milliseconds.
+/// A link: Mbit/s, and its RTT in milliseconds.
 type RateRtt = (u64, u64);
 
-/// Links, and what is wanted of them.
+/// Links, and the aims for them.
 struct Case {
     title: &'static str,
     links: &'static [RateRtt],
-    /// The queue of each link in each direction, unless it is the laboratory's usual one.
+    /// The queue of each link in each direction, unless it is the lab's default.
     queue: Option<ByteCount>,
     loss: f64,
-    /// The share of the links' sum, less their loss, that is wanted.
+    /// Aim: share of the links' sum, less their loss.
     aim: f64,
-    /// How many times the goodput of multipath TCP with CUBIC is wanted.
+    /// Aim: multiple of the goodput of multipath TCP with CUBIC.
     times_cubic: Option<f64>,
 }
 
@@ -58,35 +58,40 @@ const CASES: [Case; 11] = [
     lossy("20 + 10 Mbit/s, 60 ms, 3 % loss", 0.03, &[(20, 60), (10, 60)]),
     lossy("20 + 10 Mbit/s, 120 ms, 3 % loss", 0.03, &[(20, 120), (10, 120)]),
 ];
-/// What of them is run with `--quick`.
+/// The cases that `--quick` runs.
 const QUICK: [usize; 4] = [0, 2, 4, 6];
 
-/// CUBIC's rate falls with loss and with the round trip alike (RFC 9438, 5.1), so what is a multiple of it depends on both: round trips as on Wi-Fi,
-/// LTE, and far away.
+/// CUBIC's rate falls with loss and with the RTT alike (RFC 9438, 5.1), so a multiple of it depends on both. The RTTs are those of Wi-Fi,
+/// LTE, and distant servers.
 const fn lossy(title: &'static str, loss: f64, links: &'static [RateRtt]) -> Case {
     let times = if loss < 0.02 { 4.0 } else { 8.0 };
     Case { loss, aim: 0.90, times_cubic: Some(times), ..Case::new(title, links) }
 }
-/// Of multipath TCP with BBR.
+/// Aim: multiple of multipath TCP with BBR.
 const OF_BBR: f64 = 0.98;
 
 pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
     let mut report = Report::new(
         "bond",
         "One transfer over all links",
-        "One download by curl from nginx and one upload by `curl -T`, through `braid relay`, which runs on the server's machine; each as \
-         long as the links' sum would carry in 25 s. Shares are payload over the sum of the links' rates, from curl's start to its end, \
-         handshakes included; a packet's headers are part of the sum (a full TCP packet's payload is 0.965 of it, one of the bond's about \
-         0.95). Beside them, over the same links in the same run, the kernel's multipath TCP from end to end with BBR and with CUBIC on \
-         every subflow, the daemon stopped; those transfers are cut off after a quarter more than the time that the sum would take. Milliseconds are round \
-         trips; queues hold 100 ms, 64 kB at least, unless said. Used: what each link carried for Braid, headers and repetitions included, of what it could have carried.",
+        "One download by curl from nginx and one upload by `curl -T`, through `braid relay`, which runs on the server's machine. Each is as long \
+         as the sum of the links would carry in 25 s. Shares are payload over the sum of the links' rates, from curl's start to its end, including \
+         handshakes. A packet's headers are part of the sum: a full TCP packet's payload is 0.965 of it, a bond packet's about 0.95. For \
+         comparison, over the same links in the same run and without the daemon, the kernel's multipath TCP runs end to end with BBR and with \
+         CUBIC on every subflow. Those transfers are cut off after 1.25 times the time that the sum of the links would take. Milliseconds are \
+         RTTs; queues hold 100 ms, 64 kB at least, unless stated otherwise. Used: the data that each link carried for Braid, including headers and \
+         retransmissions, as a share of its capacity.",
     );
-    report.notes.push("The kernel's multipath TCP uses nine of the ten links: it has eight endpoints at most beside the first.".to_owned());
+    report
+        .notes
+        .push("The kernel's multipath TCP uses nine of the ten links: it supports at most eight endpoints besides the first.".to_owned());
     let span = Duration::from_secs(if settings.quick { 5 } else { 25 });
     for case in CASES.iter().enumerate().filter(|(at, _)| !settings.quick || QUICK.contains(at)).map(|(_, case)| case) {
         match one(settings, case, span) {
-            Ok(outcomes) => outcomes.iter().zip(["download", "upload"]).for_each(|(outcome, way)| tell(case, way, outcome, &mut report)),
-            // The others are worth their time all the same.
+            Ok(outcomes) => {
+                outcomes.iter().zip(["download", "upload"]).for_each(|(outcome, way)| report_results(case, way, outcome, &mut report))
+            }
+            // The other cases still run.
             Err(error) => report.aim(format!("{}: measured", case.title), format!("no: {error:#}"), false),
         }
         settings.keep(&report)?;
@@ -98,7 +103,7 @@ const HEAD: &str = "links | | Braid, of the sum | MPTCP BBR | MPTCP CUBIC | Brai
 const LOSSY_HEAD: &str =
     "links | | Braid, of the sum less the loss | / MPTCP CUBIC | MPTCP CUBIC, of the sum less the loss | most that any could be of it";
 
-fn tell(case: &Case, direction: &str, outcome: &Outcome, report: &mut Report) {
+fn report_results(case: &Case, direction: &str, outcome: &Outcome, report: &mut Report) {
     let row = row(case, direction, outcome);
     progress(&row.join(", "));
     report.row("Goodput of one transfer:", HEAD, row);
@@ -113,7 +118,7 @@ fn tell(case: &Case, direction: &str, outcome: &Outcome, report: &mut Report) {
     }));
 }
 
-/// What CUBIC leaves to be gained: a transfer that lost no time at all would have the sum less the loss.
+/// Possible gain over CUBIC: an ideal transfer would reach the sum less the loss.
 fn lossy_row(case: &Case, direction: &str, outcome: &Outcome) -> Vec<String> {
     let most = case.sum().bps() as f64 * (1.0 - case.loss);
     let [braid, cubic] = [outcome.braid, outcome.cubic].map(|rate| rate.bps() as f64 / most);
@@ -139,7 +144,7 @@ struct Outcome {
     used: Vec<f64>,
     /// Mbit/s that each link carried for Braid, second by second.
     course: Vec<Vec<f64>>,
-    /// What the daemon says of its paths afterwards.
+    /// The daemon's report of its paths afterwards.
     paths: Value,
 }
 
@@ -211,7 +216,7 @@ fn one(settings: &Settings, case: &Case, span: Duration) -> Result<[Outcome; 2]>
     let file = web.file(size)?;
     let up = transfer(&["-T", &name(&file), &format!("http://{}/", origin.address)], "%{size_upload}", Direction::Up)?;
     let missed: u64 = (0..case.links.len()).map(|link| lab.counters(link).map(|c| c.missed)).sum::<Result<u64>>()?;
-    ensure!(missed == 0, "the laboratory was too slow: it dropped {missed} frames");
+    ensure!(missed == 0, "the lab was too slow: it dropped {missed} frames");
     let outcome = |transfer: Transfer, way: usize| {
         let Transfer { rate, used, course, paths } = transfer;
         Outcome { braid: rate, bbr: peers[0][way], cubic: peers[1][way], used, course, paths }
@@ -257,10 +262,10 @@ fn curl(lab: &Lab, arguments: &[&str], size: &str, limit: Duration) -> Result<(R
     command.args(["-sS", "--fail", "--max-time", &limit.as_secs().to_string(), "-w", &format!("\\n{size} %{{time_total}}")]);
     let output = command.args(arguments).stdin(Stdio::null()).output().context("cannot run curl: run lab/install-deps.sh")?;
     let said = String::from_utf8_lossy(&output.stdout);
-    // Out of time is a slow transfer, and told as such.
+    // A timeout is reported as a slow transfer.
     ensure!(matches!(output.status.code(), Some(0 | 28)), "curl: {}", String::from_utf8_lossy(&output.stderr).trim());
     let figures = said.lines().last().and_then(|line| line.split_once(' '));
-    let (bytes, seconds) = figures.with_context(|| format!("curl says {said:?}"))?;
+    let (bytes, seconds) = figures.with_context(|| format!("curl printed {said:?}"))?;
     let took = Duration::from_secs_f64(seconds.parse()?);
     Ok((ByteCount::new(bytes.parse()?).per(took), took))
 }

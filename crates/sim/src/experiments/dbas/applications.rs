@@ -1,4 +1,4 @@
-//! Figure 5: more or less large connections.
+//! Figure 5: varying rate of large connections.
 
 use super::{
     BOND, CO_KNOWN, CO_MOST, CO_WEIGHTED, NEARLY, ONLY_1, ONLY_2, PO_ROUND, PO_WEIGHTED, SMALL_RATE, Setup, Sweep, THROUGHPUT, is_about,
@@ -12,22 +12,24 @@ static ABOUT: About = About {
     name: "dbas-5",
     paper: Paper::Dbas,
     figure: "fig. 5",
-    title: "Schedulers as large connections become more",
-    setting: "As dbas-3a and dbas-3b, but IF2 has 1 Mbit/s, and x large connections are opened a second. Maximum \
-              throughput is also tried with demands that are known exactly. The paper does not say which of Table \
-              I's nominal capacities, 1 and 2 Mbit/s, IF2 has here; 1 is taken, since the text speaks of a slow interface. The bond is \
-              as in dbas-3b.",
+    title: "Schedulers over the rate of large connections",
+    setting: "As dbas-3a and dbas-3b, but IF2 has 1 Mbit/s, and x large connections are opened per second. Maximum throughput is also \
+              measured with exactly known demands. The paper does not say which of Table I's nominal capacities, 1 and 2 Mbit/s, IF2 has \
+              here; 1 is used, since the text mentions a slow interface. The bond is as in dbas-3b.",
     sampling: Sampling::Repeated,
     claims: &[
-        Claim { text: "Maximum throughput gains on weighted round robin, since it knows the applications", paper: "up to 130 %" },
         Claim {
-            text: "Weighted round robin can be worse than a single interface, where a large connection meets the slow one",
+            text: "Maximum throughput improves on weighted round robin, since it uses the demands of the applications",
+            paper: "up to 130 %",
+        },
+        Claim {
+            text: "Weighted round robin can be worse than a single interface, if it puts a large connection on the slow one",
             paper: "in words",
         },
-        Claim { text: "Packet-oriented schedulers are not sensitive to what applications do", paper: "in words" },
-        Claim { text: "DBAS gains on the operating system's single interface", paper: "up to 193 %" },
-        Claim { text: "The bond: it is not sensitive to what applications do", paper: "in words" },
-        Claim { text: "The bond gains on the operating system's single interface", paper: "up to 193 %" },
+        Claim { text: "Packet-oriented schedulers are not sensitive to the workload of applications", paper: "in words" },
+        Claim { text: "DBAS improves on the operating system's single interface", paper: "up to 193 %" },
+        Claim { text: "The bond: it is not sensitive to the workload of applications", paper: "in words" },
+        Claim { text: "The bond improves on the operating system's single interface", paper: "up to 193 %" },
     ],
 };
 
@@ -39,7 +41,7 @@ pub(super) static APPLICATIONS: Sweep = Sweep {
     bond_xs: &[0.0, 1.0, 5.0],
     x: ("large connections", "per second"),
     setup: |large| Setup { rates: [SMALL_RATE, large], ..Setup::NOMINAL },
-    told_at: 1.0,
+    detail_x: 1.0,
     queues: false,
     judge,
 };
@@ -50,7 +52,7 @@ fn judge(results: Results, samples: &Samples) -> Results {
     let (single, single_at) = most_gain(samples, ONLY_1, CO_WEIGHTED);
     let (slow, slow_at) = most_gain(samples, PO_WEIGHTED, ONLY_2);
     let (fast, fast_at) = most_gain(samples, PO_WEIGHTED, ONLY_1);
-    // What the load allows: without large connections there is less than both links can carry.
+    // Limited by the load: without large connections it is less than both links can carry.
     let saturated = |series| {
         let means = LARGE_RATES.iter().filter(|rate| **rate >= 1.0).map(move |rate| samples.summary(THROUGHPUT, (series, *rate)).mean);
         means.fold((f64::INFINITY, 0.0_f64), |(low, high), mean| (low.min(mean), high.max(mean)))
@@ -68,18 +70,18 @@ fn judge(results: Results, samples: &Samples) -> Results {
             gain_judgement(known, 130.0),
             format!(
                 "{} With known demands it is, by the definition used, up to {exact:.0} % at {exact_at} a second, and at {last} a second \
-                 {exact_last:+.0} % against {learnt_last:+.0} % with learnt ones. Maximum throughput gives IF2 more connections, the small ones, \
-                 and some of these end late (see below). Counted until 99 % have arrived, known demands give {exact_99:+.0} % at 1 a second and \
-                 learnt ones {learnt_99:+.0} %. Where weighted round robin keeps both links busy in proportion, as it does on average, little is \
-                 left to gain. 130 % could come from a workload in which a few large connections last longest, and chance puts them on the slow \
-                 interface; the paper gives no duration.",
+                 {exact_last:+.0} % against {learnt_last:+.0} % with learned demands. Maximum throughput gives IF2 more connections, the \
+                 small ones, and some of these end late (see below). Measured until 99 % of the payload have arrived, known demands give \
+                 {exact_99:+.0} % at 1 a second and learned demands {learnt_99:+.0} %. On average weighted round robin keeps both links \
+                 busy in proportion, so little can be gained. 130 % is possible for a workload in which a few large connections last \
+                 longest and happen to be on the slow interface; the paper gives no duration.",
                 otherwise(samples, CO_MOST, CO_WEIGHTED, known_at)
             ),
         ))
         .comparison(claims[1].judge(
             format!("only IF1 against weighted round robin {single:+.0} % at most, at {single_at} a second"),
             Judgement::met_or_not(single > 0.0),
-            "Not on average over the runs: every third connection goes to IF2, and 60 s open enough of them to even out.",
+            "Not on average over the runs: every third connection goes to IF2, and over 60 s their sizes average out.",
         ))
         .comparison(claims[2].judge(
             format!("weighted round robin between {low:.2} and {high:.2} Mbit/s for 1 to 5 a second"),
@@ -90,24 +92,27 @@ fn judge(results: Results, samples: &Samples) -> Results {
             format!("up to {slow:.0} % over only IF2, at {slow_at} a second, and {fast:.0} % over only IF1, at {fast_at}"),
             gain_judgement(slow, 193.0),
             format!(
-                "The paper does not say which interface the system would use. Capacities allow 200 % over IF2 and 50 % over IF1; what is above \
-                 is due to connections that end late where one interface carries all (see below). Over IF2 at {slow_at} a second: {}",
+                "The paper does not say which interface the system would use. Capacities allow 200 % over IF2 and 50 % over IF1. A higher \
+                 gain is due to connections that end late if one interface carries all (see below). Over IF2 at {slow_at} a second: {}",
                 otherwise(samples, PO_WEIGHTED, ONLY_2, slow_at)
             ),
         ))
         .comparison(claims[4].judge(
             format!("miDRR between {bond_low:.2} and {bond_high:.2} Mbit/s for 1 to 5 a second"),
             Judgement::met_or_not(bond_high / bond_low < 1.05),
-            "Its pieces are of all connections alike, in turns.",
+            "The bond takes chunks from all connections in turn.",
         ))
         .comparison(claims[5].judge(
-            format!("miDRR up to {bond_slow:.0} % over only IF2, at {bond_slow_at} a second, and {bond_fast:.0} % over only IF1, at {bond_fast_at}"),
+            format!(
+                "miDRR up to {bond_slow:.0} % over only IF2, at {bond_slow_at} a second, and {bond_fast:.0} % over only IF1, at \
+                 {bond_fast_at}"
+            ),
             gain_judgement(bond_slow, 193.0),
-            "As above; it loses less than the model where many connections share the links.",
+            "As above; the bond loses less than the model if many connections share the links.",
         ))
 }
 
-/// Met within a fifth of the paper's gain; else it differs, if there is a gain at all.
+/// `Met` within a fifth of the paper's gain; otherwise `Differs` if there is a gain.
 fn gain_judgement(found: f64, paper: f64) -> Judgement {
     match (is_about(found, paper), found > 0.0) {
         (true, _) => Judgement::Met,

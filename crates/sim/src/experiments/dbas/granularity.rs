@@ -1,7 +1,7 @@
-//! Figure 6: one connection that does not end.
+//! Figure 6: one endless connection.
 
 use super::{
-    BOND, BOND_ROUND, BOND_WEIGHTED, CO_MOST, CO_ROUND, CO_WEIGHTED, IF1, ONLY_1, PO_ROUND, PO_WEIGHTED, SPAN, Setup, mbps, most_runs,
+    BOND, BOND_ROUND, BOND_WEIGHTED, CO_MOST, CO_ROUND, CO_WEIGHTED, IF1, ONLY_1, PO_ROUND, PO_WEIGHTED, SPAN, Setup, max_runs, mbps,
     within,
 };
 use crate::experiment::{
@@ -23,7 +23,7 @@ const SCHEDULERS: [(&str, &str); 9] = [
 ];
 const ALL: &str = "all connections";
 const LONG: &str = "the long-lived one";
-/// Connections per second beside it.
+/// Short connections per second.
 const RATE: f64 = 0.25;
 
 static ABOUT: About = About {
@@ -31,10 +31,10 @@ static ABOUT: About = About {
     paper: Paper::Dbas,
     figure: "fig. 6",
     title: "One long-lived connection and a few short ones",
-    setting: "Both interfaces have 2 Mbit/s. One connection has something to send all the time; others are opened 0.25 times a second and move \
-              0.285 MB each. There are no small ones: with 13 a second, which Table I has everywhere, the second interface would be full \
-              anyway. All else is as in dbas-3a and dbas-3b, but throughput is what arrives within 60 s. Schedulers know that the connection \
-              is long. The bond is as in dbas-3b.",
+    setting: "Both interfaces have 2 Mbit/s. One connection is always backlogged; others are opened 0.25 times per second and move 0.285 \
+              MB each. There are no small connections: with 13 per second, as in Table I, the second interface would be full in any case. \
+              Everything else is as in dbas-3a and dbas-3b, but throughput is the payload that arrives within 60 s. Schedulers know that \
+              the connection is long. The bond is as in dbas-3b.",
     sampling: Sampling::Repeated,
     claims: &[
         Claim { text: "Connection-oriented schedulers achieve the same as a single interface", paper: "in words" },
@@ -47,7 +47,7 @@ static ABOUT: About = About {
     ],
 };
 
-/// The experiment.
+/// The experiment of figure 6.
 pub(super) struct Granularity;
 
 impl Experiment for Granularity {
@@ -59,8 +59,8 @@ impl Experiment for Granularity {
         SCHEDULERS.iter().map(|(series, _)| Point { series: (*series).to_owned(), x: 0.0 }).collect()
     }
 
-    fn most_runs(&self, point: &Point) -> u32 {
-        most_runs(point)
+    fn max_runs(&self, point: &Point) -> u32 {
+        max_runs(point)
     }
 
     fn measure(&self, point: &Point, run: &Run<'_>) -> Sample {
@@ -101,36 +101,41 @@ impl Experiment for Granularity {
             .comparison(ABOUT.claims[0].judge(
                 format!("up to {most:.0} % more; the long-lived one alone at most {longest:.2} Mbit/s"),
                 Judgement::met_or_differs(most.abs() < 10.0),
-                "The long-lived connection has no more than one interface. What comes on top are the short ones, 0.57 Mbit/s, on the interface \
-                 that it leaves free.",
+                "The long-lived connection uses a single interface. The rest is the short connections, 0.57 Mbit/s, on the other \
+                 interface.",
             ))
             .comparison(ABOUT.claims[1].judge(
                 format!("{over:.0} % above connection-oriented maximum throughput"),
                 Judgement::met_or_not(over > 0.0 && round <= 1.0),
-                "Packet-oriented round robin does the same here.",
+                "Packet-oriented round robin behaves the same here.",
             ))
-            .comparison(ABOUT.claims[2].judge(format!("{missing:.1} % below"), Judgement::met_or_differs(missing <= 9.0), "Headers alone take 3.5 %."))
+            .comparison(ABOUT.claims[2].judge(
+                format!("{missing:.1} % below"),
+                Judgement::met_or_differs(missing <= 9.0),
+                "Headers alone take 3.5 %.",
+            ))
             .comparison(ABOUT.claims[3].judge(
                 format!("{round:+.1} % against weighted round robin"),
                 Judgement::met_or_not(round < -10.0),
-                "The paper gives both interfaces 2 Mbit/s, and explains the result by their differing. Where they are equal, both schedulers are \
-                 the same.",
+                "The paper gives both interfaces 2 Mbit/s, but explains the result by different capacities. With equal capacities both \
+                 schedulers behave the same.",
             ))
             .comparison(ABOUT.claims[4].judge(
                 format!("miDRR {bond_over:.0} % above connection-oriented maximum throughput; the long-lived one {by_bond:.2} Mbit/s"),
                 Judgement::met_or_not(bond_over > 0.0),
-                "As whole connections cannot, the bond divides the long-lived one.",
+                "The bond divides the long-lived connection over both interfaces, which connection-oriented schedulers cannot do.",
             ))
             .comparison(ABOUT.claims[5].judge(
                 format!("{:.1} % below, miDRR {:.1} %", bond_missing[0], bond_missing[1]),
                 Judgement::met_or_differs(bond_missing.iter().all(|missing| *missing <= 9.0)),
-                "Headers of IP, UDP, QUIC and the bond take some 5 %, the answers of both ends and the first round trips the rest. The model has no \
-                 handshake beyond TCP's and no second numbering.",
+                "Headers of IP, UDP, QUIC and the bond take about 5 %; acknowledgements of both ends and the first round trips take the \
+                 rest. The model has no handshake except TCP's and no second layer of numbering.",
             ))
             .comparison(ABOUT.claims[6].judge(
                 format!("{bond_round:+.1} % against weighted round robin"),
                 Judgement::met_or_not(bond_round < -10.0),
-                "Both interfaces are equal, as above; and where they differ it does not either (dbas-3b), since a chunk goes where it can be sent.",
+                "Both interfaces are equal, as above. With different interfaces round robin also performs well (dbas-3b), since late \
+                 binding assigns a chunk only to an interface that can send it.",
             ))
     }
 }

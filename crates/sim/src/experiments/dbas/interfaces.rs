@@ -1,4 +1,4 @@
-//! Figures 3 and 4: IF2 narrow, or lossy.
+//! Figures 3 and 4: a narrow or lossy IF2.
 
 use super::{
     BOND, BOND_ROUND, BOND_WEIGHTED, BUSY, CO_MOST, CO_ROUND, CO_WEIGHTED, CONNECTIONS, IF1, ONLY_1, PACKETS, PO_ROUND, PO_WEIGHTED, Setup,
@@ -6,10 +6,10 @@ use super::{
 };
 use crate::experiment::{About, Claim, Comparison, Judgement, Paper, Results, Samples, Sampling};
 
-/// Mbit/s.
+/// Capacities of IF2 in Mbit/s.
 const CAPACITIES: [f64; 7] = [0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0];
 const NARROWEST: f64 = CAPACITIES[0];
-/// Percent.
+/// Loss of IF2 in percent.
 const LOSSES: [f64; 6] = [0.0, 1.0, 2.5, 5.0, 7.5, 10.0];
 const LOSSIEST: f64 = LOSSES[5];
 
@@ -21,7 +21,7 @@ pub(super) static NARROW_CONNECTIONS: Sweep = Sweep {
     bond_xs: &[],
     x: ("IF2's capacity", "Mbit/s"),
     setup: |if2| Setup { if2, ..Setup::NOMINAL },
-    told_at: NARROWEST,
+    detail_x: NARROWEST,
     queues: true,
     judge: judge_narrow_co,
 };
@@ -38,7 +38,7 @@ pub(super) static LOSSY_CONNECTIONS: Sweep = Sweep {
     bond_xs: &[],
     x: ("IF2's packet loss", "%"),
     setup: |percent| Setup { loss: percent / 100.0, ..Setup::NOMINAL },
-    told_at: LOSSIEST,
+    detail_x: LOSSIEST,
     queues: false,
     judge: judge_lossy_co,
 };
@@ -52,20 +52,23 @@ static NARROW_CO: About = About {
     paper: Paper::Dbas,
     figure: "fig. 3a",
     title: "Connection-oriented schedulers as IF2 narrows",
-    setting: "IF1 has 2 Mbit/s, IF2 x, the server's link 6 Mbit/s. Small connections move 22.38 kB, 13 a second; large ones 0.285 MB, \
-              1 a second; both are Poisson processes. Chosen here, since the paper does not say: sizes are exponentially distributed, \
-              the round trip is 50 ms, queues hold 50 packets (ns-2's default; longer ones are tried in a table), connections are opened for 60 s, and TCP is CUBIC. \
-              Demand is learnt by eq. 1 from a first guess of 0.1 MB; capacities are known. Maximum throughput is the daemon's rule: the interface on which the connection \
-              itself should end first, which is the paper's where demands are equal. The paper does not define throughput \
-              either. Here it is all payload over the time until the last connection that was opened has ended. Counted within the \
-              60 s instead, as the second chart does, nearly every scheduler fills both links, since Table I's load of 4.6 Mbit/s is \
-              above their sum; round robin could then not be below a single interface, as the paper found it. The definition was \
-              chosen for that reason, and the claims are judged by it.",
+    setting: "IF1 has 2 Mbit/s, IF2 x, the server's link 6 Mbit/s. Small connections move 22.38 kB, 13 per second; large ones 0.285 MB, 1 \
+              per second; both are Poisson processes. Our choices, since the paper does not give them: sizes are exponentially \
+              distributed, the round trip is 50 ms, queues hold 50 packets (ns-2's default; a table shows longer ones), connections are \
+              opened for 60 s, and TCP is CUBIC. Demand is learned by eq. 1 from an initial estimate of 0.1 MB; capacities are known. \
+              Maximum throughput is the daemon's rule: the interface on which the connection itself is expected to end first, which equals \
+              the paper's rule for equal demands. The paper does not define throughput either. Here it is the total payload over the time \
+              until the last opened connection has ended. If it is measured within the 60 s instead, as in the second chart, nearly every \
+              scheduler fills both links, since Table I's load of 4.6 Mbit/s exceeds their sum. Then round robin could not be below a \
+              single interface, as it is in the paper. This definition was chosen for that reason, and the claims are judged by it.",
     sampling: Sampling::Repeated,
     claims: &[
         Claim { text: "With a very narrow IF2, using only IF1 outperforms round robin", paper: "in words" },
         Claim { text: "With a very narrow IF2, using only IF1 outperforms weighted round robin", paper: "in words" },
-        Claim { text: "Weighted round robin gains on round robin, since it knows the interfaces", paper: "up to 369 %" },
+        Claim {
+            text: "Weighted round robin improves on round robin, since it uses the capacities of the interfaces",
+            paper: "up to 369 %",
+        },
         Claim { text: "Maximum throughput outperforms the other connection-oriented schedulers", paper: "in words" },
     ],
 };
@@ -75,11 +78,11 @@ static NARROW_PO: About = About {
     paper: Paper::Dbas,
     figure: "fig. 3b",
     title: "Packet-oriented schedulers as IF2 narrows",
-    setting: "As dbas-3a, but all servers run DBAS. A chunk is a segment; each connection's chunks go round in strict order and wait \
-              for the interface whose turn it is, which may have at most 64 of them waiting. Beside this model, Braid's own bond between the \
-              client and the servers, which share one host here: real QUIC with Braid's controller on each interface, over the same \
-              links; by the paper's two rules, and by miDRR, as it is unless told otherwise. In the bond a chunk goes to an interface \
-              when that can send it. The bond's points are measured five times.",
+    setting: "As dbas-3a, but all servers run DBAS. A chunk is a segment; each connection's chunks are assigned to interfaces in strict \
+              rotation and wait for their interface, at most 64 per interface. In addition to this model, Braid's own bond is measured \
+              between the client and the servers, which share one host here. It is real QUIC with Braid's controller on each interface, \
+              over the same links, with the paper's two rules and with miDRR, its default. The bond assigns a chunk to an interface once \
+              that can send it. The bond's points are measured five times.",
     sampling: Sampling::Repeated,
     claims: &[
         Claim { text: "Weighted round robin has the highest throughput", paper: "in words" },
@@ -96,16 +99,16 @@ static LOSSY_CO: About = About {
     paper: Paper::Dbas,
     figure: "fig. 4a",
     title: "Connection-oriented schedulers as IF2 loses packets",
-    setting: "As dbas-3a, but IF2 has 1 Mbit/s and loses x of the packets towards the client. Schedulers know the capacity only, not \
-              the loss (the paper's estimator measures an error rate, but no scheduler of its is said to use it).",
+    setting: "As dbas-3a, but IF2 has 1 Mbit/s and loses x of the packets towards the client. Schedulers know only the capacity, not the \
+              loss (the paper's estimator measures an error rate, but the paper does not say that a scheduler uses it).",
     sampling: Sampling::Repeated,
     claims: &[
         Claim {
-            text: "The schedulers' order is basically that of fig. 3a: round robin lowest, maximum throughput highest",
+            text: "The order of the schedulers is basically that of fig. 3a: round robin lowest, maximum throughput highest",
             paper: "in words",
         },
         Claim { text: "With much loss, using only IF1 outperforms round robin, as with a narrow IF2", paper: "follows from the above" },
-        Claim { text: "Throughput does not fall in a straight line with loss, because of TCP's AIMD", paper: "in words" },
+        Claim { text: "Throughput does not fall linearly with loss, because of TCP's AIMD", paper: "in words" },
     ],
 };
 
@@ -117,7 +120,10 @@ static LOSSY_PO: About = About {
     setting: "As dbas-4a, with all servers running DBAS, as in dbas-3b, or Braid.",
     sampling: Sampling::Repeated,
     claims: &[
-        Claim { text: "The schedulers' order is basically that of fig. 3b: weighted round robin above round robin", paper: "in words" },
+        Claim {
+            text: "The order of the schedulers is basically that of fig. 3b: weighted round robin above round robin",
+            paper: "in words",
+        },
         Claim { text: "Weighted round robin is near the optimum under all conditions", paper: "9 % below at worst" },
         Claim { text: "The bond: weighted round robin above round robin", paper: "in words" },
         Claim { text: "The bond: it is near the optimum under all conditions, as miDRR is", paper: "9 % below at worst" },
@@ -135,7 +141,7 @@ fn judge_narrow_co(results: Results, samples: &Samples) -> Results {
             below(CO_ROUND),
             Judgement::met_or_not(narrow(CO_ROUND) < 0.0),
             format!(
-                "Half of the connections wait for an eighth of IF1's capacity: at best twice 0.25 Mbit/s come out. {}",
+                "Half of the connections use an interface with an eighth of IF1's capacity, so the total is at most twice 0.25 Mbit/s. {}",
                 otherwise(samples, CO_ROUND, ONLY_1, NARROWEST)
             ),
         ))
@@ -143,8 +149,8 @@ fn judge_narrow_co(results: Results, samples: &Samples) -> Results {
             below(CO_WEIGHTED),
             Judgement::met_or_not(narrow(CO_WEIGHTED) < 0.0),
             format!(
-                "A ninth of the connections go to IF2, and it is left to chance whether many large ones are among them. Over 60 s chance evens \
-                 out enough for a gain; the paper gives no duration. {}",
+                "A ninth of the connections go to IF2, and the number of large ones among them is random. Over 60 s this averages out \
+                 enough for a gain; the paper gives no duration. {}",
                 otherwise(samples, CO_WEIGHTED, ONLY_1, NARROWEST)
             ),
         ))
@@ -152,7 +158,7 @@ fn judge_narrow_co(results: Results, samples: &Samples) -> Results {
             format!("up to {gain:.0} %, at {at} Mbit/s"),
             Judgement::met_or_differs(is_about(gain, 369.0)),
             format!(
-                "With perfect proportions 2.25 Mbit/s would stand against 0.5, a gain of 350 %. {}",
+                "With perfect proportions the throughput would be 2.25 Mbit/s instead of 0.5, a gain of 350 %. {}",
                 otherwise(samples, CO_WEIGHTED, CO_ROUND, at)
             ),
         ))
@@ -160,9 +166,9 @@ fn judge_narrow_co(results: Results, samples: &Samples) -> Results {
             format!("against the best other {:+.1} % at worst, at {behind_at} Mbit/s", -behind),
             Judgement::met_or_not(behind < 0.0),
             format!(
-                "Learnt demands mislead it, since sizes vary much; dbas-5 shows what known ones change. It also gives IF2 more connections than \
-                 weighted round robin does, the small ones, some of which end late (see below). Against weighted round robin at \
-                 {behind_at} Mbit/s: {}",
+                "Learned demands mislead it, since sizes vary widely; dbas-5 shows the results with known demands. It also gives IF2 more \
+                 connections than weighted round robin does: the small ones, some of which end late (see below). Compared with weighted \
+                 round robin at {behind_at} Mbit/s: {}",
                 otherwise(samples, CO_MOST, CO_WEIGHTED, behind_at)
             ),
         ))
@@ -178,15 +184,15 @@ fn judge_narrow_po(results: Results, samples: &Samples) -> Results {
         .comparison(claims[0].judge(
             format!("against the best other {:+.1} % at worst, at {behind_at} Mbit/s", -behind),
             Judgement::met_or_not(behind < 1.0),
-            "Where both interfaces are equal, both schedulers do the same.",
+            "If both interfaces have the same capacity, both schedulers behave the same.",
         ))
         .comparison(claims[1].judge(
             format!("{missing:.1} % below at worst, at {missing_at} Mbit/s"),
             Judgement::met_or_differs(missing <= 9.0),
             format!(
-                "Headers alone take 3.5 %. A queue of 50 packets takes IF2 2.4 s at {NARROWEST} Mbit/s, longer than TCP's first timer: {:.0} % of \
-                 what it carries are headers and repetitions, so that it moves less than its weight, and in strict order IF1 waits for it: \
-                 that is busy {:.0} % of the time.",
+                "Headers alone take 3.5 %. A queue of 50 packets lasts 2.4 s on IF2 at {NARROWEST} Mbit/s, longer than TCP's initial \
+                 timeout: {:.0} % of its traffic is headers and retransmissions. So it moves less than its weight, and because of the \
+                 strict order IF1 waits for it: IF1 is busy {:.0} % of the time.",
                 narrow_mean(WASTE),
                 narrow_mean(BUSY)
             ),
@@ -207,17 +213,18 @@ fn judge_narrow_bond(samples: &Samples) -> [Comparison; 3] {
         claims[3].judge(
             format!("against the best other {:+.1} % at worst, at {behind_at} Mbit/s", -behind),
             Judgement::met_or_not(behind < 1.0),
-            "All three rules do nearly the same. A chunk goes to an interface when that can send it, so that each carries what it \
-             can; the rule says only which is asked first.",
+            "All three rules have nearly the same result. The bond assigns a chunk to an interface once that can send it, so each \
+             interface is fully used; the rule determines only the order in which interfaces are considered.",
         ),
         claims[4].judge(
             format!("{missing:.1} % below at worst, at {missing_at} Mbit/s; miDRR {own:.1} %, at {own_at} Mbit/s"),
             Judgement::met_or_differs(missing.max(own) <= 9.0),
             format!(
-                "What is missing are headers (of IP, UDP, QUIC and the bond), acknowledgements of the bond and the first round trips. It comes closer than the model: each interface \
-                 has one controller for all connections, which keeps its queue short, instead of one for each, which fill it. At {NARROWEST} \
-                 Mbit/s {:.0} % of what IF2 carries are headers and repetitions, and IF1 is busy {:.0} % of the time. Nor does any connection \
-                 wait in TCP's backoff: the last hundredth of the payload takes {:.1} % of the time.",
+                "The difference is headers (of IP, UDP, QUIC and the bond), acknowledgements of the bond, and the first round trips. The \
+                 bond comes closer than the model, because each interface has one controller for all connections, which keeps the queue \
+                 short. In the model each connection has its own, and together they fill the queue. At {NARROWEST} Mbit/s {:.0} % of the \
+                 traffic on IF2 is headers and retransmissions, and IF1 is busy {:.0} % of the time. Also, no connection waits in TCP's \
+                 backoff: the last hundredth of the payload takes {:.1} % of the time.",
                 mean(WASTE),
                 mean(BUSY),
                 mean(TAIL)
@@ -226,8 +233,8 @@ fn judge_narrow_bond(samples: &Samples) -> [Comparison; 3] {
         claims[5].judge(
             format!("{narrow:+.0} % at {NARROWEST} Mbit/s"),
             Judgement::met_or_not(narrow < 0.0),
-            "It is not, since no chunk waits for an interface because it is that one's turn: late binding, which the paper does not have, is worth more \
-             than weights.",
+            "It is not worse, because with late binding no chunk waits for the interface whose turn it is. Late binding, which the paper \
+             does not have, matters more than weights.",
         ),
     ]
 }
@@ -243,23 +250,19 @@ fn judge_lossy_co(results: Results, samples: &Samples) -> Results {
     results
         .comparison(claims[0].judge(
             format!(
-                "round robin against weighted {least:+.0} % at best; maximum throughput against the best of both {:+.1} % at worst, \
-                 at {behind_at} % loss",
+                "round robin against weighted {least:+.0} % at best; maximum throughput against the best of both {:+.1} % at worst, at \
+                 {behind_at} % loss",
                 -behind
             ),
             Judgement::met_or_not(least < 0.0 && behind < 1.0),
-            "Round robin is lowest, but maximum throughput is not above weighted round robin, for the reason given at dbas-3a.",
+            "Round robin is lowest, but maximum throughput is not above weighted round robin, for the reason given in dbas-3a.",
         ))
-        .comparison(claims[1].judge(
-            format!("{lossy:+.0} % against only IF1 at {LOSSIEST} % loss"),
-            Judgement::met_or_not(lossy < 0.0),
-            "",
-        ))
+        .comparison(claims[1].judge(format!("{lossy:+.0} % against only IF1 at {LOSSIEST} % loss"), Judgement::met_or_not(lossy < 0.0), ""))
         .comparison(claims[2].judge(
             format!("weighted round robin falls by {first:.0} % from 0 to 5 % loss, by {second:.0} % of the rest from 5 to 10 %"),
             Judgement::met_or_not(first + second >= 10.0 && (first > 1.5 * second || second > 1.5 * first)),
-            "Many connections share IF2. Each slows down with loss, but together they still fill 1 Mbit/s: there is hardly a fall whose shape \
-             could be seen.",
+            "Many connections share IF2. Each slows down with loss, but together they still fill 1 Mbit/s, so throughput hardly falls and \
+             its shape is not visible.",
         ))
 }
 
@@ -274,8 +277,8 @@ fn judge_lossy_po(results: Results, samples: &Samples) -> Results {
             format!("{missing:.1} % below at worst, at {missing_at} % loss"),
             Judgement::met_or_differs(missing <= 9.0),
             format!(
-                "As at dbas-3b: {:.0} % of what IF2 carries are headers and repetitions, and IF1 is busy {:.0} % of the time. Lost packets also \
-                 take capacity that counts in the sum.",
+                "As in dbas-3b: {:.0} % of the traffic on IF2 is headers and retransmissions, and IF1 is busy {:.0} % of the time. Lost \
+                 packets also use capacity that is part of the sum.",
                 lossy_mean(WASTE),
                 lossy_mean(BUSY)
             ),
@@ -293,22 +296,23 @@ fn judge_lossy_bond(samples: &Samples) -> [Comparison; 2] {
     let mean = |series, value| samples.summary(value, (series, LOSSIEST)).mean;
     let left = Setup::NOMINAL.if2 * (1.0 - LOSSIEST / 100.0);
     let payload = 1.0 - mean(BOND, WASTE) / 100.0;
-    // What IF2 delivers is what IF1, which is nearly always busy, does not.
+    // IF1 is nearly always busy, so IF2 delivers the rest.
     let filled = 100.0 * (mean(BOND, THROUGHPUT) / payload - IF1 * mean(BOND, BUSY) / 100.0) / left;
     let lost = 100.0 * (Setup::NOMINAL.if2 - left) / optimum(LOSSIEST);
     [
         claims[2].judge(
             format!("round robin against weighted {least:+.1} % at best"),
             Judgement::met_or_not(least < -1.0),
-            "They do the same, for the reason given at dbas-3b.",
+            "They behave the same, for the reason given in dbas-3b.",
         ),
         claims[3].judge(
             format!("{missing:.1} % below at worst, at {missing_at} % loss; miDRR {own:.1} %, at {own_at} %"),
             Judgement::met_or_differs(missing.max(own) <= 9.0),
             format!(
-                "At {LOSSIEST} % loss {lost:.1} % of the sum are lost packets; headers are as at dbas-3b. The rest is missing on IF2: the bond's one \
-                 controller does not take random loss for a full queue, as TCP does (AIMD), but fills on so slow a link only some \
-                 {filled:.0} % of what so much loss leaves. Within the 60 s the model's many TCP connections carry more: {:.2} Mbit/s, the bond {:.2}.",
+                "At {LOSSIEST} % loss {lost:.1} % of the sum is lost packets; headers are as in dbas-3b. The rest of the difference is on \
+                 IF2. Unlike TCP (AIMD), the bond's single controller does not mistake random loss for a full queue, but on such a slow \
+                 link it uses only about {filled:.0} % of the capacity that remains after the loss. Within the 60 s the model's many TCP \
+                 connections carry more: {:.2} Mbit/s, the bond {:.2}.",
                 mean(PO_WEIGHTED, WITHIN),
                 mean(BOND, WITHIN)
             ),
@@ -316,7 +320,7 @@ fn judge_lossy_bond(samples: &Samples) -> [Comparison; 2] {
     ]
 }
 
-/// By how many percent `series` is below `optimum` at worst, and where.
+/// The largest deficit in percent of `series` below `optimum`, and its x value.
 fn most_missing(samples: &Samples, series: &str, optimum: impl Fn(f64) -> f64) -> (f64, f64) {
     let missing = |x| 100.0 * (1.0 - samples.summary(THROUGHPUT, (series, x)).mean / optimum(x));
     most(samples.xs(series).into_iter().map(|x| (missing(x), x)))

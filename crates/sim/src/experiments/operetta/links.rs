@@ -1,4 +1,4 @@
-//! Figures 4 and 9: IF1's bandwidth changes.
+//! Figures 4 and 9: varying bandwidth of IF1.
 
 use super::{
     BOUND, DEFAULT, ENERGY, ENGR, IF1, IF3, MATCH, MID, ROTATION, Scheme, Setup, THROUGHPUT, WEIGHTED, XPUT, bound, charts, per_bit,
@@ -8,11 +8,11 @@ use crate::experiment::{
     About, Axis, Chart, Claim, Dot, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling, Series, Summary,
 };
 
-/// IF1's bandwidth in Mbit/s, from least to most.
+/// IF1's bandwidth in Mbit/s, in ascending order.
 const RATES: [f64; 8] = [0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 1.75, 2.0];
 const LEAST: f64 = RATES[0];
 const MOST: f64 = RATES[RATES.len() - 1];
-/// Where the paper sees IF1 become cheaper than IF3, and the rate before.
+/// The rate at which IF1 becomes cheaper than IF3 in the paper, and the rate before it.
 const BREAK: f64 = 1.5;
 const BEFORE: f64 = 1.25;
 
@@ -23,14 +23,14 @@ static DYNAMICS: About = About {
     title: "OPERETTA over IF1's bandwidth",
     setting: concat!(
         table_three!(),
-        "γ is 25 %; IF1's bandwidth is varied. OPRTA-CUR-OS is to give the throughput of the current OS, which uses IF3, at least energy."
+        "γ is 25 %; IF1's bandwidth is varied. OPRTA-CUR-OS aims at the throughput of the current OS, which uses IF3, with minimal energy."
     ),
     sampling: Sampling::Repeated,
     claims: &[
         Claim { text: "OPRTA-CUR-OS needs less energy than the current OS", paper: "up to -44 %" },
         Claim { text: "OPRTA-CUR-OS keeps the current OS's throughput", paper: "constant, IF3's" },
         Claim { text: "In OPRTA-CUR-OS IF1 replaces IF3 completely once its a/r is better", paper: "at 1.5 Mbit/s" },
-        Claim { text: "The energy of OPRTA-MID and OPRTA-CUR-OS breaks there", paper: "at 1.5 Mbit/s" },
+        Claim { text: "The energy of OPRTA-MID and OPRTA-CUR-OS has a break there", paper: "at 1.5 Mbit/s" },
         Claim { text: "α = 1 and α = 0.5 turn IF1's bandwidth into throughput", paper: "both rise" },
         Claim { text: "α = 0 uses the interface of least energy per bit throughout", paper: "IF2 alone" },
     ],
@@ -64,7 +64,7 @@ impl Experiment for Dynamics {
 
     fn assemble(&self, samples: &Samples) -> Results {
         let mean = |name, at| samples.summary(name, at).mean;
-        let shares = Chart::lines("links", "What each interface carries in OPRTA-CUR-OS", axis(), Axis::new("share of the payload", "%"))
+        let shares = Chart::lines("links", "Share of each interface in OPRTA-CUR-OS", axis(), Axis::new("share of the payload", "%"))
             .with(["IF1", "IF2", "IF3"].map(|link| share_of(samples, link)).to_vec());
         let mut results = charts(samples, "over IF1's bandwidth", &axis(), |x| x).into_iter().fold(Results::default(), Results::chart);
         results = results.chart(shares);
@@ -85,7 +85,8 @@ impl Experiment for Dynamics {
                 format!("up to -{saving:.0} %"),
                 Judgement::met_or_differs((saving - 44.0).abs() <= 3.0),
                 format!(
-                    "The energy optimum for 2 Mbit/s with IF1 at 2 Mbit/s is 0.7 Mbit/s on IF2 and 1.3 on IF1: {:.0} nJ/bit against IF3's {:.0}.",
+                    "The energy optimum for 2 Mbit/s with IF1 at 2 Mbit/s is 0.7 Mbit/s on IF2 and 1.3 on IF1: {:.0} nJ/bit against IF3's \
+                     {:.0}.",
                     optimum_for_default(MOST),
                     per_bit(IF3),
                 ),
@@ -93,28 +94,30 @@ impl Experiment for Dynamics {
             .comparison(DYNAMICS.claims[1].judge(
                 format!("{low:+.0} to {high:+.0} % over it"),
                 Judgement::met_or_differs(low > -5.0 && high < 5.0),
-                "More is offered than the target, and what a link has been given waits: the links in use, IF2 and another, are always full.",
+                "The offered load exceeds the target, and assigned load is queued. So the links in use, IF2 and one other, are always \
+                 full.",
             ))
             .comparison(DYNAMICS.claims[2].judge(
                 format!("IF3 carries {before:.0} % at {BEFORE} Mbit/s, {after:.0} % at {BREAK}"),
                 Judgement::met_or_differs(before > 40.0 && after < 5.0),
-                "At 1.5 Mbit/s IF3 is used where a stream, put on IF1, would end after the deadline that the target sets: in the first seconds, \
-                 when there is little load.",
+                "At 1.5 Mbit/s IF3 is used for streams that would end on IF1 after the deadline set by the target. This happens in the \
+                 first seconds, when there is little load.",
             ))
             .comparison(DYNAMICS.claims[3].judge(
                 format!(
-                    "from {BEFORE} to {BREAK} Mbit/s OPRTA-MID {mid:+.1} %, OPRTA-CUR-OS {matched:+.1} %; from {LEAST} to {BEFORE} {:+.1} and {:+.1} %",
+                    "from {BEFORE} to {BREAK} Mbit/s OPRTA-MID {mid:+.1} %, OPRTA-CUR-OS {matched:+.1} %; from {LEAST} to {BEFORE} {:+.1} \
+                     and {:+.1} %",
                     flat[0], flat[1],
                 ),
                 Judgement::met_or_differs(mid < -2.0 && matched < -2.0 && flat.iter().all(|change| change.abs() < 2.0)),
-                "Both break there, OPRTA-MID upwards at first: IF1 and IF2, now the cheapest, carry 2.2 Mbit/s, less than its target of 2.45, so \
-                 that it takes all three interfaces, and each is full. At 2 Mbit/s IF1 and IF2 meet its target alone.",
+                "Both have a break there. OPRTA-MID rises at first: IF1 and IF2, now the cheapest, carry 2.2 Mbit/s, less than its target \
+                 of 2.45, so it uses all three interfaces, and each is full. At 2 Mbit/s IF1 and IF2 alone meet its target.",
             ))
             .comparison(DYNAMICS.claims[4].judge(
                 format!("OPRTA-XPUT {:+.2} Mbit/s, OPRTA-MID {:+.2} Mbit/s from {LEAST} to {MOST} Mbit/s", rise(XPUT), rise(MID)),
                 Judgement::met_or_differs(rise(XPUT) > 0.5 && rise(MID) > 0.25),
-                "OPRTA-MID leaves IF1 idle as long as it is the dearest; its throughput is that of the interfaces in use: IF2 and IF3, from 1.5 \
-                 Mbit/s all three, at 2 IF1 and IF2.",
+                "OPRTA-MID leaves IF1 idle as long as it is the most expensive. Its throughput is that of the interfaces in use: IF2 and \
+                 IF3; from 1.5 Mbit/s all three; at 2 Mbit/s IF1 and IF2.",
             ))
             .comparison(DYNAMICS.claims[5].judge(
                 format!("IF2 carries at least {least_share:.1} %"),
@@ -124,7 +127,7 @@ impl Experiment for Dynamics {
     }
 }
 
-/// Least energy per bit of payload for IF3's throughput, where IF1 is cheaper than IF3: IF2 is filled first.
+/// Minimum energy per bit of payload for IF3's throughput, if IF1 is cheaper than IF3. IF2 is filled first.
 fn optimum_for_default(if1: f64) -> f64 {
     let rest = IF3.0 - super::IF2.0;
     (super::IF2.1 + rest * IF1.1 / if1) / IF3.0 / super::PAYLOAD
@@ -149,11 +152,11 @@ static BASELINES: About = About {
     title: "OPERETTA and the baseline schedulers",
     setting: concat!(
         table_three!(),
-        "γ is 25 %; IF1's bandwidth is varied. Baselines rotate over streams, and over chunks where servers take part."
+        "γ is 25 %; IF1's bandwidth is varied. Baselines rotate over streams, and over chunks for participating servers."
     ),
     sampling: Sampling::Repeated,
     claims: &[
-        Claim { text: "OPRTA-XPUT has more throughput than weighted round robin, that more than round robin", paper: "in this order" },
+        Claim { text: "OPRTA-XPUT has more throughput than weighted round robin, which has more than round robin", paper: "in this order" },
         Claim { text: "Its lead over weighted round robin grows with the bandwidth", paper: "grows" },
         Claim { text: "In round robin the narrow interface is a bottleneck", paper: "far from the optimum" },
         Claim { text: "Both baselines are far from the throughput optimum", paper: "far" },
@@ -196,8 +199,8 @@ impl Experiment for Baselines {
                 format!("over weighted {low:+.1} to {high:+.1} %; that over round robin {low2:+.1} to {high2:+.1} %"),
                 Judgement::met_or_differs(ahead(&weighted) + ahead(&rotation) == 2 * RATES.len()),
                 format!(
-                    "Beyond the confidence interval at {} and {} of {} bandwidths. As below: with more load than the links carry, all keep \
-                     nearly all links full.",
+                    "Beyond the confidence interval at {} and {} of {} bandwidths. As below: with more load than the links can carry, all \
+                     schedulers keep nearly all links full.",
                     ahead(&weighted),
                     ahead(&rotation),
                     RATES.len(),
@@ -206,8 +209,8 @@ impl Experiment for Baselines {
             .comparison(BASELINES.claims[1].judge(
                 format!("{first:+.1} % at {LEAST} Mbit/s, {last:+.1} % at {MOST}"),
                 Judgement::met_or_differs(last.mean - last.half > first.mean + first.half),
-                "Even with IF1 at 2 Mbit/s the links carry 4.5 Mbit/s of payload, less than the 4.6 offered: streams wait for every link, which a \
-                 rotation by rates keeps full too.",
+                "Even with IF1 at 2 Mbit/s the links carry 4.5 Mbit/s of payload, less than the 4.6 offered. Streams wait for every link, \
+                 so a rotation by rates also keeps every link full.",
             ))
             .comparison(BASELINES.claims[2].judge(
                 format!("{:.0} % of the optimum at {LEAST} Mbit/s, {:.0} % at {MOST}", turns[0], turns[RATES.len() - 1]),
@@ -225,12 +228,13 @@ impl Experiment for Baselines {
                     range(&xput).1,
                 ),
                 Judgement::met_or_differs(range(&turns).1 < 90.0 && range(&even).1 < 90.0),
-                "As above: where more is offered than the links carry, a rotation in proportion to their rates fills them.",
+                "As above: if the offered load exceeds the capacity of the links, a rotation in proportion to their rates fills them.",
             ))
             .comparison(BASELINES.claims[4].judge(
                 format!("{worst_low:+.1} to {worst_high:+.1} % over weighted round robin"),
                 three_ways(worst_low > 0.0, worst_high > 0.0),
-                "Round robin gives IF3, dearer than IF2, less than it can carry, and IF2 more: IF2 is full, IF3 not always.",
+                "Round robin gives IF3 less than it can carry, and IF2, which is cheaper, more than it can carry: IF2 is always full, IF3 \
+                 is not.",
             ))
             .comparison(BASELINES.claims[5].judge(
                 format!("{same_low:+.1} to {same_high:+.1} %"),

@@ -1,4 +1,4 @@
-//! Figures 7 and 8: what streams are like, and what they are thought to be like.
+//! Figures 7 and 8: sizes of streams, and errors of their estimates.
 
 use std::time::Duration;
 
@@ -15,9 +15,9 @@ const MOST: f64 = SIZES[SIZES.len() - 1];
 const MIXES: [(&str, f64); 3] = [("γ = 0", 0.0), ("γ = 25 %", 25.0), ("γ = 100 %", 100.0)];
 const CONNECTIONS: &str = MIXES[0].0;
 const PACKETS: &str = MIXES[2].0;
-/// Added to a series' name where large streams come the more rarely the larger they are.
+/// Suffix of series in which the rate of large streams falls with their size.
 const RARER: &str = ", rarer";
-/// Large streams are rare then.
+/// Duration of these series, longer because large streams are rare.
 const LONG: Duration = Duration::from_secs(300);
 
 static HETEROGENEITY: About = About {
@@ -27,8 +27,8 @@ static HETEROGENEITY: About = About {
     title: "OPERETTA with streams of uneven size",
     setting: concat!(
         table_three!(),
-        "α is 1. The large streams' size is varied, first at 1 a second as in the paper, so that what is offered rises from 3.1 to 34 Mbit/s; \
-         then (\"rarer\", over 300 s) as often as keeps what is offered at 4.6 Mbit/s."
+        "α is 1. The size of the large streams is varied, first at 1 per second as in the paper, so that the offered load rises from 3.1 \
+         to 34 Mbit/s; then (\"rarer\", over 300 s) at a rate that keeps the offered load at 4.6 Mbit/s."
     ),
     sampling: Sampling::Repeated,
     claims: &[
@@ -37,7 +37,7 @@ static HETEROGENEITY: About = About {
             paper: "deviates",
         },
         Claim { text: "Packet-oriented scheduling (γ = 100 %) is not affected", paper: "not affected" },
-        Claim { text: "The more servers take part, the better", paper: "better" },
+        Claim { text: "The more servers participate, the better", paper: "better" },
     ],
 };
 
@@ -103,14 +103,15 @@ impl Experiment for Heterogeneity {
             .comparison(HETEROGENEITY.claims[0].judge(
                 said(CONNECTIONS, whole),
                 three_ways(whole[0].mean < -5.0, whole.iter().any(|change| change.mean < -change.half)),
-                "With more load than the links carry, streams wait for each link, and none is idle because a large one is on another. \
-                 Where large ones are rare, chance makes what is offered fall short at times, which γ = 100 % cannot help either.",
+                "With more load than the links can carry, streams wait for each link, so no link is idle because a large stream is on \
+                 another. If large streams are rare, the offered load is too low at times by chance, which γ = 100 % cannot change \
+                 either.",
             ))
             .comparison(HETEROGENEITY.claims[1].judge(
                 said(PACKETS, chunks),
                 Judgement::met_or_differs(chunks.iter().all(|change| change.mean.abs() < 2.0)),
-                "What it lacks to the optimum is due to the number of streams: each opens a connection on every link, which lose packets to each \
-                 other in full queues. The fewer they are, the less.",
+                "The distance from the optimum is due to the number of streams: each opens a connection on every link, and the connections \
+                 cause each other's packet loss in full queues. With fewer streams the distance is smaller.",
             ))
             .comparison(HETEROGENEITY.claims[2].judge(
                 format!("at {MOST} MB γ = 100 % carries {:+.1} % against γ = 0, rarer {:+.1} %", lead[0], lead[1]),
@@ -120,7 +121,7 @@ impl Experiment for Heterogeneity {
     }
 }
 
-/// What demands are taken to be, in percent more than they are.
+/// Error of the estimated demands in percent.
 const ERRORS: [f64; 7] = [-75.0, -50.0, -25.0, 0.0, 25.0, 50.0, 100.0];
 const FAR_UNDER: f64 = ERRORS[0];
 const FAR_OVER: f64 = ERRORS[ERRORS.len() - 1];
@@ -132,8 +133,8 @@ static ERROR: About = About {
     title: "OPERETTA with a consistent error of estimation",
     setting: concat!(
         table_three!(),
-        "γ is 25 %. Every stream's demand is taken to be so much more or less than it is; what it has left is that, less what it has moved, and \
-         at least nothing. The paper does not give the range of its errors."
+        "γ is 25 %. Every stream's estimated demand is off by this percentage; its remaining demand is the estimate minus the bytes moved, \
+         at least zero. The paper does not give the range of its errors."
     ),
     sampling: Sampling::Repeated,
     claims: &[
@@ -168,8 +169,8 @@ impl Experiment for Errors {
         let (faster, dearer) = (change(THROUGHPUT, MID, FAR_OVER), change(ENERGY, MID, FAR_OVER));
         let target = (super::IF2.0 + 0.5 * (IF1.0 + super::IF3.0)) * super::PAYLOAD;
         let slow = samples.summary(THROUGHPUT, (MID, FAR_UNDER));
-        let scale = "Algorithm 1 compares loads with each other: where all are wrong by one factor, the old and the new alike, it decides the same. \
-                     Only what streams have moved already does not scale, which is little where hundreds wait.";
+        let scale = "Algorithm 1 compares loads with each other. If all loads, old and new, are wrong by the same factor, its decisions do \
+                     not change. Only the bytes already moved do not scale, and these are few compared with hundreds of waiting streams.";
         charts(samples, "over the error of estimation", &Axis::new("error of demands", "%").between(-75.0, 100.0), |_| IF1.0)
             .into_iter()
             .fold(Results::default(), Results::chart)
@@ -200,7 +201,8 @@ impl Experiment for Errors {
             .comparison(ERROR.claims[3].judge(
                 format!("{:.2} Mbit/s at {FAR_UNDER} %, {target:.2} required", slow.mean),
                 Judgement::met_or_not(slow.mean < target),
-                "More is offered than required, so that the links in use are full, and carry more than is required with any estimate.",
+                "The offered load exceeds the required throughput. So the links in use are full and carry more than required, with any \
+                 estimate.",
             ))
     }
 }

@@ -1,4 +1,4 @@
-//! Figure 3: what it brings that servers take part.
+//! Figure 3: varying share of participating servers.
 
 use super::{BY_BOND, DEFAULT, ENERGY, ENGR, IF1, IF2, IF3, MID, PAYLOAD, Scheme, Setup, THROUGHPUT, XPUT, bound, charts, least};
 use crate::experiment::{About, Axis, Claim, Comparison, Experiment, Judgement, Paper, Point, Results, Run, Sample, Samples, Sampling};
@@ -6,10 +6,10 @@ use crate::experiment::{About, Axis, Claim, Comparison, Experiment, Judgement, P
 /// γ in percent.
 const MIXES: [f64; 6] = [0.0, 10.0, 25.0, 50.0, 75.0, 100.0];
 
-/// Where the bond is measured: with no server that takes part it has nothing to carry.
+/// γ values at which the bond is measured. It carries nothing without participating servers.
 const BOND_MIXES: [f64; 3] = [10.0, 25.0, 100.0];
 
-/// The variants with [`BY_BOND`].
+/// The variants with the suffix [`BY_BOND`].
 const BOND_XPUT: &str = "OPRTA-XPUT (α = 1), bond";
 const BOND_MID: &str = "OPRTA-MID (α = 0.5), bond";
 const BOND_ENGR: &str = "OPRTA-ENGR (α = 0), bond";
@@ -18,27 +18,27 @@ static ABOUT: About = About {
     name: "operetta-3",
     paper: Paper::Operetta,
     figure: "fig. 3",
-    title: "OPERETTA over the share of servers that take part",
+    title: "OPERETTA over the share of participating servers",
     setting: concat!(
         table_three!(),
-        "γ, the share of streams to servers that take part, is varied. The current OS uses IF3. Beside the model of streams that are spread, \
-         Braid's own bond (real QUIC with Braid's controller on each interface, both ends by OPERETTA's weights) carries them, next to the \
-         connections of all other streams; its points are measured five times."
+        "γ, the share of streams to participating servers, is varied. The current OS uses IF3. In addition to the model of packet-oriented \
+         streams, Braid's own bond is measured (real QUIC with Braid's controller on each interface, OPERETTA's weights at both ends). It \
+         carries these streams in competition with the connections of all other streams; its points are measured five times."
     ),
     sampling: Sampling::Repeated,
     claims: &[
-        Claim { text: "α = 1 and no server that takes part: more throughput than the current OS", paper: "+150 %" },
+        Claim { text: "α = 1 and no participating server: more throughput than the current OS", paper: "+150 %" },
         Claim { text: "... at the same energy per unit of data", paper: "equal" },
-        Claim { text: "α = 1 reaches the throughput optimum with few servers that take part", paper: "at γ = 25 %" },
+        Claim { text: "α = 1 reaches the throughput optimum with few participating servers", paper: "at γ = 25 %" },
         Claim { text: "α = 0.5 gives up throughput for less energy as γ rises", paper: "both fall" },
         Claim { text: "α = 0 uses the interface of least energy per bit, whatever its throughput", paper: "IF2 alone" },
-        Claim { text: "The bond: α = 1 reaches the throughput optimum with few servers that take part", paper: "at γ = 25 %" },
+        Claim { text: "The bond: α = 1 reaches the throughput optimum with few participating servers", paper: "at γ = 25 %" },
         Claim { text: "The bond: α = 0.5 gives up throughput for less energy as γ rises", paper: "both fall" },
         Claim { text: "The bond: α = 0 uses the interface of least energy per bit", paper: "IF2 alone" },
     ],
 };
 
-/// The experiment.
+/// The experiment of figure 3.
 pub(super) struct Mix;
 
 impl Experiment for Mix {
@@ -53,7 +53,7 @@ impl Experiment for Mix {
         points
     }
 
-    fn most_runs(&self, point: &Point) -> u32 {
+    fn max_runs(&self, point: &Point) -> u32 {
         if point.series.ends_with(BY_BOND) { 5 } else { u32::MAX }
     }
 
@@ -68,7 +68,7 @@ impl Experiment for Mix {
 
     fn assemble(&self, samples: &Samples) -> Results {
         let mean = |name, at| samples.summary(name, at).mean;
-        let x = Axis::new("streams to servers that take part, γ", "%");
+        let x = Axis::new("streams to participating servers, γ", "%");
         let results = charts(samples, "over γ", &x, |_| IF1.0).into_iter().fold(Results::default(), Results::chart);
         let gain = samples.gain(THROUGHPUT, (XPUT, 0.0), (DEFAULT, 0.0));
         let most = (bound(IF1.0) / (IF3.0 * PAYLOAD) - 1.0) * 100.0;
@@ -82,8 +82,8 @@ impl Experiment for Mix {
                 format!("{:+.0} ± {:.0} %", gain.mean, gain.half),
                 Judgement::met_or_differs(gain.mean >= 145.0),
                 format!(
-                    "Table III's interfaces carry {:.1} Mbit/s together, IF3 2: no scheduler can gain more than {most:.0} % on IF3, which the \
-                     paper names as the current OS's (VI.B.2).",
+                    "Table III's interfaces carry {:.1} Mbit/s together, IF3 alone 2: no scheduler can gain more than {most:.0} % over \
+                     IF3, which the paper names as the interface of the current OS (VI.B.2).",
                     IF1.0 + IF2.0 + IF3.0,
                 ),
             ))
@@ -95,31 +95,32 @@ impl Experiment for Mix {
             .comparison(ABOUT.claims[2].judge(
                 format!("{:.1} % of the optimum at γ = 0, {:.1} % at 25 %, {:.1} % at 100 %", part(0.0), part(25.0), part(100.0)),
                 Judgement::met_or_not(part(25.0) >= 97.0),
-                "Table III offers 4.6 Mbit/s to links of 3.7, so that streams wait for every link and keep it full, whether chunks or whole \
-                 streams are assigned: γ = 0 is near the optimum too. Beyond, each stream that is spread opens a connection on every link, and \
-                 hundreds of short ones at once lose packets and repeat them.",
+                "Table III offers 4.6 Mbit/s to links of 3.7 Mbit/s. So streams wait for every link and keep it full, whether chunks or \
+                 whole streams are assigned, and γ = 0 is also near the optimum. With a larger γ, each packet-oriented stream opens a \
+                 connection on every link, and hundreds of concurrent short connections lose and retransmit packets.",
             ))
             .comparison(ABOUT.claims[3].judge(
                 format!("throughput {:+.1} %, energy {:+.1} % from γ = 0 to 100 %", slower.mean, cheaper.mean),
                 Judgement::met_or_not(slower.mean < 0.0 && cheaper.mean < 0.0),
-                "The energy optimum for the target of 2.2 Mbit/s leaves IF3 idle a quarter of the time. With more load offered than the target \
-                 IF3 never is, since what it is given waits. Nor does γ change that: it adds connections on links that carry no data, and \
-                 repetitions.",
+                "The energy optimum for the target of 2.2 Mbit/s leaves IF3 idle for a quarter of the time. With an offered load above the \
+                 target IF3 is never idle, since its assigned load is queued. γ does not change that: it only adds connections on links \
+                 that carry no data, and retransmissions.",
             ))
             .comparison(ABOUT.claims[4].judge(
                 format!("IF2 carries {first:.1} % (γ = 0) and {last:.1} % (γ = 100 %); {cost:.2} times the least energy at γ = 0"),
                 Judgement::met_or_not(first > 99.0 && last > 99.0),
                 format!(
-                    "Streams that are spread open connections on the other links too, though these carry no data: {:.2} times the least energy \
-                     at γ = 100 %.",
+                    "Packet-oriented streams also open connections on the other links, although these carry no data: {:.2} times the least \
+                     energy at γ = 100 %.",
                     mean(ENERGY, (ENGR, 100.0)) / least(IF1.0),
                 ),
             ))
             .comparisons(judge_bond(samples))
             .note(
-                "A stream that is spread sends what is unacknowledged on one link over others when that link is down (III.G), which the \
-                 simulator takes it to be when dark or after four timeouts in a row, if the weights leave the stream another link. This \
-                 matters with so much load: sent over others at every timeout, chunks arrive twice and α = 1 carries much less.",
+                "If a link is down, a packet-oriented stream sends its unacknowledged chunks over the other links (III.G). The simulator \
+                 treats a link as down if it is dark or after four consecutive timeouts, provided that the weights leave the stream \
+                 another link. The limit matters under such a high load: if chunks were sent over other links at every timeout, they would \
+                 arrive twice and α = 1 would carry much less.",
             )
     }
 }
@@ -134,20 +135,20 @@ fn judge_bond(samples: &Samples) -> [Comparison; 3] {
         ABOUT.claims[5].judge(
             format!("{:.1} % of the optimum at γ = 10 %, {:.1} % at 25 %, {:.1} % at 100 %", part(10.0), part(25.0), part(100.0)),
             Judgement::met_or_not(part(25.0) >= 97.0),
-            "The optimum has a TCP segment's headers, 3.5 %; a bond's are some 5 %, and its acknowledgements are more. Links are full with any γ, as \
-             with the model.",
+            "The optimum includes the headers of TCP segments, 3.5 %; the headers of a bond are about 5 %, and its acknowledgements are \
+             larger. Links are full for any γ, as in the model.",
         ),
         ABOUT.claims[6].judge(
             format!("throughput {slower:+.1} %, energy {cheaper:+.1} % from γ = 0 to 100 %"),
             Judgement::met_or_not(slower < 0.0 && cheaper < 0.0),
-            "For the reason given above; headers add to it.",
+            "For the reason given above; the headers increase the effect.",
         ),
         ABOUT.claims[7].judge(
             format!("IF2 carries {first:.1} % (γ = 10 %) and {last:.1} % (γ = 100 %)"),
             Judgement::met_or_not(first > 99.0 && last > 99.0),
             format!(
-                "{:.2} times the least energy at γ = 100 % (the model {:.2}): no payload goes over IF1 and IF3 but what came before the first \
-                 weights, yet both paths are kept, and carry acknowledgements and what ends tell each other of flows.",
+                "{:.2} times the least energy at γ = 100 % (the model {:.2}): IF1 and IF3 carry no payload except before the first \
+                 weights, but both paths stay open, and carry acknowledgements and control messages about flows.",
                 cost(BOND_ENGR),
                 cost(ENGR)
             ),

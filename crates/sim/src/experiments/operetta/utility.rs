@@ -12,7 +12,7 @@ use crate::{Aim, Battery, Outcome, Scenario};
 const ALPHAS: [f64; 6] = [0.0, 0.2, 0.4, 0.6, 0.8, 1.0];
 const COMING: &str = "while streams come";
 const WHOLE: &str = "until all have ended";
-/// Streams come for so long where it is measured until all have ended.
+/// Time span of arrivals if the measurement lasts until all streams have ended.
 const BATCH: Duration = Duration::from_secs(30);
 
 static SWEEP: About = About {
@@ -22,8 +22,8 @@ static SWEEP: About = About {
     title: "OPERETTA over the utility",
     setting: concat!(
         table_three!(),
-        "γ is 25 %. Measured twice: over 120 s in which streams keep coming, as in the other figures; and with streams that come for 30 s, \
-         until the last has ended, which is the throughput that eq. 3 aims at."
+        "γ is 25 %. There are two measurements: over 120 s with continuous arrivals, as in the other figures; and with arrivals for 30 s, \
+         until the last stream has ended, which is the throughput that eq. 3 optimizes."
     ),
     sampling: Sampling::Repeated,
     claims: &[
@@ -67,7 +67,7 @@ impl Experiment for Sweep {
             .comparison(SWEEP.claims[0].judge(
                 format!("IF2 carries {:.1} %; {cost:.2} times the least energy", 100.0 * mean("IF2", (COMING, 0.0))),
                 Judgement::met_or_differs(mean("IF2", (COMING, 0.0)) > 0.99 && cost < 1.1),
-                "The energy beyond the least goes into repetitions, and into the connections that spread streams open on idle links.",
+                "The additional energy is used by retransmissions, and by the connections that packet-oriented streams open on idle links.",
             ))
             .comparison(SWEEP.claims[1].judge(
                 format!("{most:.1} % of the optimum, energy {dearer:+.0} % over α = 0"),
@@ -80,9 +80,10 @@ impl Experiment for Sweep {
                     coming.0, coming.1, whole.0, whole.1,
                 ),
                 Judgement::met_or_differs(coming == (all, all)),
-                "While more is offered than the target, each link in use is full, and throughput is that of the links in use: IF2 at α = 0, IF3 too \
-                 up to α = 0.67, where the two meet the target, then all. Until all have ended, energy follows α at each step; throughput \
-                 is mostly below the target, since the last one or two streams wait out their retransmission timers while the links are idle.",
+                "While the offered load exceeds the target, each link in use is full, and throughput is that of the links in use: IF2 at α \
+                 = 0, also IF3 up to α = 0.67, where the two meet the target, then all links. Measured until all streams have ended, \
+                 energy follows α at each step; throughput is mostly below the target, since the last one or two streams wait for their \
+                 retransmission timers while the links are idle.",
             ))
     }
 }
@@ -91,14 +92,15 @@ const LINEAR: &str = "U1, linear";
 const STEP: &str = "U2, a step";
 const MINUTES: f64 = 10.0;
 const BIN: Duration = Duration::from_secs(10);
-/// Bins in one value of a rate.
+/// Number of bins per value of a rate.
 const WIDTH: usize = 3;
-/// What the device draws beside its links, and a battery that this empties in ten minutes, its links' 1.2 W included.
+/// Power of the device without its links in watts, and the capacity of a battery in joules that lasts ten minutes, including 1.2 W for
+/// the links.
 const BASE: f64 = 10.0;
 const FULL: f64 = (BASE + 1.2) * MINUTES * 60.0;
 /// Half the battery.
 const THRESHOLD: f64 = 0.5;
-/// What the step's rates are means of, in minutes.
+/// Length in minutes of the averages before and after the step.
 const MEAN: f64 = 1.0;
 
 static OVER_TIME: About = About {
@@ -108,14 +110,14 @@ static OVER_TIME: About = About {
     title: "OPERETTA under two utility functions",
     setting: concat!(
         table_three!(),
-        "γ is 25 %, over 10 minutes. A battery of 6.7 kJ and a device that draws 10 W beside its links: U1 is the battery's level, U2 is 1 above \
-         half and 0 below. The charts are of the first run."
+        "γ is 25 %, over 10 minutes. A battery of 6.7 kJ, and a device that draws 10 W in addition to its links: U1 is the battery's \
+         level, U2 is 1 above half and 0 below. The charts are of the first run."
     ),
     sampling: Sampling::Repeated,
     claims: &[
         Claim { text: "With the linear utility (U1) throughput falls linearly with time", paper: "linear" },
         Claim { text: "... and so does the power used", paper: "linear" },
-        Claim { text: "The step (U2) changes throughput and power when it comes", paper: "at 5 min" },
+        Claim { text: "The step (U2) changes throughput and power when it occurs", paper: "at 5 min" },
     ],
 };
 
@@ -156,8 +158,8 @@ impl Experiment for OverTime {
             (format!("{:+.0} % over the 10 min; a line explains {:.0} % of the variance", rise.mean, 100.0 * fit.mean), fit.mean, rise.mean)
         };
         let ((rate, rate_fit, rate_rise), (power, power_fit, power_rise)) = (straight("rate"), straight("power"));
-        let steps = "It is a step rather than a line: links in use are full as long as more is offered than the target. IF1 falls out when α is \
-                     below 0.67, where IF2 and IF3 meet the target; IF3 would at 0.";
+        let steps = "The result is a step, not a line: links in use are full as long as the offered load exceeds the target. IF1 is no \
+                     longer used when α is below 0.67, where IF2 and IF3 meet the target; IF3 would stop at 0.";
         let [before, after, end] = ["before", "after", "end"].map(|name| summary(name, STEP).mean);
         let change = summary("change", STEP).mean;
         let [power_before, power_after, power_end] = ["power before", "power after", "power end"].map(|name| summary(name, STEP).mean);
@@ -165,23 +167,23 @@ impl Experiment for OverTime {
             .chart(chart("utility", "Utility over time", "utility", Axis::new("utility, α", "").between(0.0, 1.2)))
             .chart(chart("throughput", "Throughput under two utility functions", "rate", Axis::new("throughput", "Mbit/s")))
             .chart(chart("power", "Power under two utility functions", "power", Axis::new("power of the links", "W")))
-            .chart(chart("data", "Data transmitted in all", "data", Axis::new("data", "MB")))
-            .chart(chart("energy", "Energy consumed in all", "energy", Axis::new("energy", "J")))
+            .chart(chart("data", "Total data transmitted", "data", Axis::new("data", "MB")))
+            .chart(chart("energy", "Total energy consumed", "energy", Axis::new("energy", "J")))
             .comparison(OVER_TIME.claims[0].judge(rate, Judgement::met_or_differs(rate_fit > 0.9 && rate_rise < -20.0), steps))
             .comparison(OVER_TIME.claims[1].judge(power, Judgement::met_or_differs(power_fit > 0.9 && power_rise < -20.0), "As above."))
             .comparison(OVER_TIME.claims[2].judge(
                 format!(
-                    "at {change:.1} min: {before:.2} Mbit/s and {power_before:.2} W in the minute before, {after:.2} and {power_after:.2} in the minute after, {end:.2} \
-                     and {power_end:.2} in the last",
+                    "at {change:.1} min: {before:.2} Mbit/s and {power_before:.2} W in the minute before, {after:.2} and {power_after:.2} \
+                     in the minute after, {end:.2} and {power_end:.2} in the last",
                 ),
                 Judgement::met_or_differs(after < 0.5 * before && power_after < 0.5 * power_before),
-                "Connections stay on their link: IF1 and IF3 go on with what they have been given by then, which is much, since more is offered \
-                 than they carry.",
+                "Connections stay on their link: IF1 and IF3 continue with the load assigned before the step, which is large, since the \
+                 offered load exceeds their capacity.",
             ))
     }
 }
 
-/// Curves of rates and sums over minutes, how straight the rates are, and what they are about the step.
+/// Curves of rates and sums over minutes, the linearity of the rates, and their averages around the step.
 fn over_time(outcome: &Outcome, series: &str) -> Sample {
     let bin = BIN.as_secs_f64() / 60.0;
     let bins = outcome.battery.len();
@@ -236,7 +238,7 @@ fn over_time(outcome: &Outcome, series: &str) -> Sample {
         .curve("power", power)
 }
 
-/// The share of the variance that a straight line explains, and by how many percent the line rises from end to end.
+/// The fraction of the variance that a linear fit explains, and the rise of the fit from end to end in percent.
 fn line(curve: &[(f64, f64)]) -> (f64, f64) {
     let count = curve.len() as f64;
     let mean = |of: &dyn Fn(&(f64, f64)) -> f64| curve.iter().map(of).sum::<f64>() / count;
@@ -254,7 +256,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_is_told_from_a_step() {
+    fn a_linear_fit_distinguishes_a_line_from_a_step() {
         let (fit, rise) = line(&[(0.0, 4.0), (1.0, 3.0), (2.0, 2.0)]);
         assert!((fit - 1.0).abs() < 1e-12 && (rise + 50.0).abs() < 1e-9, "{fit} {rise}");
         let (fit, _) = line(&[(0.0, 4.0), (1.0, 4.0), (2.0, 1.0), (3.0, 1.0)]);

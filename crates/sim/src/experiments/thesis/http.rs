@@ -13,16 +13,16 @@ use crate::tcp::{HEADERS, SEGMENT, TcpConfig};
 
 const SERIES: &str = "HTTP ranges";
 const BIN: Duration = Duration::from_millis(500);
-/// Seconds that rates may take to settle after the speeds changed, and the windows in which they are looked at then.
+/// Seconds that rates may take to settle after a change of the speeds, and the length in seconds of the windows that are checked then.
 const SETTLED: usize = 3;
 const WINDOW: usize = 5;
 const END: usize = 40;
-/// How far rates may be off.
+/// Allowed relative deviation of rates.
 const CLOSE: f64 = 0.1;
 
-/// Name, and links as a mask.
+/// Name of each flow, and its links as a mask.
 const FLOWS: [(&str, u64); 3] = [("a", 0b01), ("b", 0b11), ("c", 0b10)];
-/// When each phase begins, in seconds, and the interfaces' speeds in Mbit/s.
+/// Start of each phase in seconds, and the speeds of the interfaces in Mbit/s.
 const PHASES: [(usize, [u64; 2]); 4] = [(0, [4, 10]), (11, [10, 4]), (18, [4, 10]), (29, [10, 4])];
 
 static ABOUT: About = About {
@@ -30,11 +30,11 @@ static ABOUT: About = About {
     paper: Paper::Thesis,
     figure: "figs. 4.8, 4.9",
     title: "Three HTTP downloads over two interfaces, by byte range",
-    setting: "Flow a may use interface 1, c interface 2, b both, all with the same weight. The thesis measured on a real network and does not \
-              give the speeds; the clusters of fig. 4.9 change at 11, 18 and 29 s, and so do the speeds here: 4 and 10 Mbit/s, then 10 and 4, and so \
-              on. Round trips of 20 ms, queues of 100 ms (64 kB at least), CUBIC, plain HTTP/1.1, three requests at once on an interface, and \
-              files that do not end within the 40 s. Ranges and files are chosen by the engine that `braid get` runs. Exact rates are max-min \
-              rates of what 1,448 of 1,500 bytes carry.",
+    setting: "Flow a may use interface 1, c interface 2, b both, all with the same weight. The thesis measured on a real network and does \
+              not give the speeds; the clusters of fig. 4.9 change at 11, 18 and 29 s, and so do the speeds here: 4 and 10 Mbit/s, then 10 \
+              and 4, and so on. Round trips of 20 ms, queues of 100 ms (64 kB at least), CUBIC, plain HTTP/1.1, three concurrent requests \
+              per interface, and files that do not end within the 40 s. The engine of `braid get` chooses ranges and files. Exact rates \
+              are max-min rates, scaled by 1,448/1,500 for headers.",
     sampling: Sampling::Once,
     claims: &[
         Claim { text: "The rate of flow b always tracks the faster flow", paper: "in the plot" },
@@ -46,7 +46,7 @@ static ABOUT: About = About {
     ],
 };
 
-/// The experiment.
+/// The experiment of figures 4.8 and 4.9.
 pub(super) struct Http;
 
 impl Experiment for Http {
@@ -86,7 +86,7 @@ impl Experiment for Http {
             .chart(chart)
             .table(rates(rate))
             .table(clustering())
-            .note(format!("{:.0} ranges were asked for.", value("requests")))
+            .note(format!("{:.0} ranges were requested.", value("requests")))
             .comparison(ABOUT.claims[0].judge(
                 format!("within {:.1} % of it in each phase", 100.0 * off.abs()),
                 Judgement::met_or_not(off.abs() < CLOSE),
@@ -132,12 +132,12 @@ fn setting() -> Ranged {
     }
 }
 
-/// The seconds between which a phase lies.
+/// Start and end of a phase in seconds.
 fn bounds(phase: usize) -> (usize, usize) {
     (PHASES[phase].0, PHASES.get(phase + 1).map_or(END, |next| next.0))
 }
 
-/// A flow's mean rate over spans of [`BIN`], in Mbit/s.
+/// Mean rate of a flow in the bins `from..to` of width [`BIN`], in Mbit/s.
 fn mbps(fetched: &Fetched, flow: usize, from: usize, to: usize) -> f64 {
     fetched.rate(flow, BIN, from, to).bps() as f64 / 1e6
 }
@@ -154,13 +154,13 @@ fn exact(phase: usize) -> Vec<f64> {
     solve(&problem).map(|allocation| allocation.rates_bps.iter().map(|rate| rate / 1e6).collect()).unwrap_or_default()
 }
 
-/// The greatest relative distance from the exact rates of any flow in any window that lies in one phase, after its first seconds.
+/// The largest relative deviation of any flow from its exact rate, over all windows within one phase after its settling time.
 fn worst(fetched: &Fetched) -> f64 {
     let mut worst = 0.0_f64;
     for phase in 0..PHASES.len() {
         let (from, to) = bounds(phase);
         let rates = exact(phase);
-        // A phase that is shorter than that is looked at as a whole.
+        // A phase shorter than the window is checked as a whole.
         let length = (2 * WINDOW).min(2 * (to - from - SETTLED));
         for start in 2 * (from + SETTLED)..=2 * to - length {
             for (flow, rate) in rates.iter().enumerate() {
@@ -171,7 +171,7 @@ fn worst(fetched: &Fetched) -> f64 {
     worst
 }
 
-/// Whether flow b goes with the faster of the others, and the slower one is by itself.
+/// Whether flow b is in a cluster with the faster of the other flows, and the slower one is alone.
 fn clustered(phase: usize, rate: impl Fn(usize) -> f64) -> bool {
     let (fast, slow) = if PHASES[phase].1[0] > PHASES[phase].1[1] { (0, 2) } else { (2, 0) };
     (rate(1) / rate(fast) - 1.0).abs() < CLOSE && rate(slow) < rate(1) * (1.0 - CLOSE)

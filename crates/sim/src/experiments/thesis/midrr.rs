@@ -13,18 +13,18 @@ use crate::fairness::{Discipline, QueuedFlow, Queueing, Service, serve};
 
 const SERIES: &str = "miDRR";
 const SECONDS: usize = 100;
-/// Length of the spans that rates are means of, for the whole and for the first seconds.
+/// Width of the bins of rates: for the whole run, and for the first seconds.
 const SPAN: Duration = Duration::from_secs(1);
 const SHORT: Duration = Duration::from_millis(500);
 const FIRST: f64 = 5.0;
 const QUANTUM: ByteCount = ByteCount::new(1500);
 const LARGE_QUANTUM: ByteCount = ByteCount::new(60_000);
 
-/// Name, weight, links as a mask, and in Mbit what it has to send: what it would have sent at exact rates by 66 s and 85 s.
+/// Name, weight, links as a mask, and volume in Mbit: the amount that the flow would send at exact rates by 66 s or 85 s.
 const FLOWS: [(&str, f64, u64, Option<f64>); 3] =
     [("a", 1.0, 0b01, Some(198.0)), ("b", 2.0, 0b11, Some(440.0 + 26.0 / 3.0 * 19.0)), ("c", 1.0, 0b10, None)];
 const LINKS: [u64; 2] = [3, 10];
-/// By phase: when it begins, the flows that are left, and the thesis's rates in Mb/s.
+/// Per phase: its start in seconds, the remaining flows, and the thesis's rates in Mb/s.
 const PHASES: [(f64, &[usize], [f64; 3]); 3] =
     [(0.0, &[0, 1, 2], [3.0, 20.0 / 3.0, 10.0 / 3.0]), (66.0, &[1, 2], [0.0, 26.0 / 3.0, 13.0 / 3.0]), (85.0, &[2], [0.0, 0.0, 10.0])];
 
@@ -33,10 +33,10 @@ static ABOUT: About = About {
     paper: Paper::Thesis,
     figure: "fig. 4.5",
     title: "miDRR over two interfaces",
-    setting: "Interfaces of 3 and 10 Mb/s. Flow a may use the first, c the second, b both; b has twice the weight. All are backlogged, with \
-              packets of 1,500 bytes and a quantum of 1,500 bytes times the weight (the thesis gives neither), until they have sent what at \
-              exact rates takes a 66 s and b 85 s. The first seconds are shown with a quantum of 60,000 bytes, and b before a in the round of \
-              interface 1.",
+    setting: "Interfaces of 3 and 10 Mb/s. Flow a may use the first, c the second, b both; b has twice the weight. All are backlogged, \
+              with packets of 1,500 bytes and a quantum of 1,500 bytes times the weight (the thesis gives neither), until they have sent \
+              the volume that takes a 66 s and b 85 s at exact rates. The first seconds are shown with a quantum of 60,000 bytes, and b \
+              before a in the round of interface 1.",
     sampling: Sampling::Once,
     claims: &[
         Claim { text: "All three flows (0 to 66 s)", paper: "a 3, b 6.67, c 3.33 Mb/s" },
@@ -47,7 +47,7 @@ static ABOUT: About = About {
     ],
 };
 
-/// The experiment.
+/// The experiment of figure 4.5.
 pub(super) struct Convergence;
 
 impl Experiment for Convergence {
@@ -71,7 +71,7 @@ impl Experiment for Convergence {
             let curves = [("all", rates(&all, at, SPAN)), ("first", rates(&first, at, SHORT)), ("large", rates(&large, at, SHORT))];
             sample = curves.into_iter().fold(sample, |sample, (which, curve)| sample.curve(format!("{name} {which}"), curve));
             for (phase, (from, _, _)) in PHASES.iter().enumerate() {
-                // The spans in which a phase begins and ends are mixed.
+                // Skip the bins in which a phase starts or ends, since they mix two phases.
                 let to = PHASES.get(phase + 1).map_or(SECONDS, |(to, ..)| *to as usize - 1);
                 let rate = all.rate(at, *from as usize + 1, to).bps() as f64 / 1e6;
                 sample = sample.value(format!("{name} {phase}"), rate);
@@ -120,7 +120,7 @@ impl Experiment for Convergence {
                 format!("a {least:.2} Mb/s in the first {:.1} s, then 3", SHORT.as_secs_f64()),
                 Judgement::met_or_differs((least - 2.0).abs() < 0.5 && settled < FIRST / 2.0),
                 format!(
-                    "What is seen is flow b's first turn on interface 1, before interface 2 has served b: {turn:.2} s with a quantum of 60,000 \
+                    "This is flow b's first turn on interface 1, before interface 2 has served b: {turn:.2} s with a quantum of 60,000 \
                      bytes. The thesis does not give its quantum; with 1,500 bytes, and a before b, a has {small:.2} Mb/s in that time.",
                 ),
             ))
@@ -147,21 +147,21 @@ fn queueing(bin: Duration, duration: Duration) -> Queueing {
     }
 }
 
-/// Mean rates in Mb/s, each at its span's beginning, and the last again at its end.
+/// Mean rates in Mb/s, each at the start of its bin; the last is repeated at its end.
 fn rates(service: &Service, flow: usize, bin: Duration) -> Curve {
     let spans = service.bins[flow].len();
     let rate = |span: usize| service.rate(flow, span, span + 1).bps() as f64 / 1e6;
     (0..=spans).map(|span| (span as f64 * bin.as_secs_f64(), rate(span.min(spans - 1)))).collect()
 }
 
-/// The least rate of flow a in Mb/s, and from when on it keeps within a tenth of 3 Mb/s.
+/// The lowest rate of flow a in Mb/s, and the time from which it stays within a tenth of 3 Mb/s.
 fn settling(rates: &[(f64, f64)]) -> (f64, f64) {
     let least = rates.iter().map(|(_, rate)| *rate).fold(f64::INFINITY, f64::min);
     let last = rates.iter().rposition(|(_, rate)| (rate / 3.0 - 1.0).abs() > 0.1);
     (least, last.map_or(0.0, |last| rates.get(last + 1).map_or(FIRST, |(at, _)| *at)))
 }
 
-/// The greatest relative difference of rates per weight within clusters, over all phases.
+/// The largest relative difference of rates per weight within a cluster, over all phases.
 fn spread(value: &impl Fn(&str) -> f64) -> f64 {
     let mut most = 0.0_f64;
     for phase in 0..PHASES.len() {

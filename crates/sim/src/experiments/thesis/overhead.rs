@@ -1,4 +1,4 @@
-//! Figures 4.6 and 4.7: how long a decision of miDRR takes.
+//! Figures 4.6 and 4.7: duration of a decision of miDRR.
 
 use braid_decide::midrr::{Flags, FlowKey, Midrr, MidrrError};
 use braid_model::{ByteCount, LinkSet, Time};
@@ -9,10 +9,10 @@ use crate::experiment::{
 };
 
 const PACKET: ByteCount = ByteCount::new(1000);
-/// Decisions that are timed, and those before them that are not.
+/// Number of timed decisions, and of untimed warm-up decisions before them.
 const DECISIONS: usize = 100_000;
 const WARM: usize = 20_000;
-/// Steps of a distribution.
+/// Number of steps of a distribution.
 const STEPS: usize = 200;
 
 static FLOWS_ABOUT: About = About {
@@ -20,9 +20,10 @@ static FLOWS_ABOUT: About = About {
     paper: Paper::Thesis,
     figure: "fig. 4.6",
     title: "Time of a decision with more flows, four interfaces",
-    setting: "Every flow is backlogged with packets of 1,000 bytes and may use every interface; a quantum is one packet, so that every decision \
-              looks for the next flow. Interfaces ask in random order. A time is one decision with the telling of the flow's next packet, and \
-              the reading of the clock. The thesis measured its kernel module on a Core Duo of 2.26 GHz.",
+    setting: "Every flow is backlogged with packets of 1,000 bytes and may use every interface; a quantum is one packet, so that every \
+              decision searches for the next flow. Interfaces request packets in random order. A measured time covers one decision, the \
+              update of the flow's next packet, and the reading of the clock. The thesis measured its kernel module on a Core Duo of 2.26 \
+              GHz.",
     sampling: Sampling::Timed,
     claims: &[Claim { text: "The time does not depend on the number of flows", paper: "one curve for all" }],
 };
@@ -37,16 +38,16 @@ static LINKS_ABOUT: About = About {
     claims: &[
         Claim { text: "The time grows with the number of interfaces", paper: "up to about 2.5 µs" },
         Claim { text: "A decision with 16 interfaces is fast", paper: "under 2.5 µs" },
-        Claim { text: "That carries packets of 1,000 bytes at", paper: "more than 3 Gb/s" },
+        Claim { text: "This allows a throughput with packets of 1,000 bytes of", paper: "more than 3 Gb/s" },
     ],
 };
 
-/// Fig. 4.6.
+/// The experiment of figure 4.6.
 pub(super) const FLOWS: Overhead = Overhead { about: &FLOWS_ABOUT, over: Over::Flows };
-/// Fig. 4.7.
+/// The experiment of figure 4.7.
 pub(super) const LINKS: Overhead = Overhead { about: &LINKS_ABOUT, over: Over::Links };
 
-/// The experiments.
+/// An experiment that measures the duration of decisions.
 pub(super) struct Overhead {
     about: &'static About,
     over: Over,
@@ -116,26 +117,31 @@ impl Experiment for Overhead {
             table.row([x.to_string()].into_iter().chain(["median", "p90", "p99"].map(|name| format!("{:.0}", value(name, *x)))))
         });
         let clock = self.xs().iter().map(|x| value("clock", *x)).fold(f64::INFINITY, f64::min);
-        let results = Results::default().chart(chart).table(table).note(format!("Reading the clock alone takes {clock:.0} ns of each."));
+        let results =
+            Results::default().chart(chart).table(table).note(format!("Reading the clock alone accounts for {clock:.0} ns of each."));
         let (least, most) = (self.xs()[0], self.xs()[self.xs().len() - 1]);
         let (first, last) = (value("median", least), value("median", most));
         let medians = format!("median {first:.0} ns with {least}, {last:.0} ns with {most}");
         if self.over == Over::Flows {
             let flat = last < 1.5 * first + clock / 2.0;
-            let why =
-                "A link's round is searched by words of 64 flows, and words without work are skipped. More flows are more memory, though.";
+            let why = "The round of a link is searched in words of 64 flows, and words without backlogged flows are skipped. More flows \
+                       use more memory, though.";
             return results.comparison(self.about.claims[0].judge(medians, Judgement::met_or_differs(flat), why));
         }
         let (p99, gigabits) = (value("p99", most), PACKET.get() as f64 * 8.0 / last);
-        let why = "The thesis goes through flows that were served elsewhere one by one; here they are skipped 64 at a time.";
+        let why = "The thesis visits flows that were served elsewhere one by one; here they are skipped 64 at a time.";
         results
             .comparison(self.about.claims[0].judge(medians, Judgement::met_or_differs(last > 1.5 * first), why))
             .comparison(self.about.claims[1].judge(format!("99 % within {p99:.0} ns"), Judgement::met_or_not(p99 < 2500.0), ""))
-            .comparison(self.about.claims[2].judge(format!("{gigabits:.0} Gb/s"), Judgement::met_or_not(gigabits > 3.0), "By the median."))
+            .comparison(self.about.claims[2].judge(
+                format!("{gigabits:.0} Gb/s"),
+                Judgement::met_or_not(gigabits > 3.0),
+                "Computed from the median.",
+            ))
     }
 }
 
-/// Nanoseconds that each decision took.
+/// Duration of each decision in nanoseconds.
 fn times(flows: usize, links: usize, run: &Run<'_>) -> Result<Vec<f64>, MidrrError> {
     let mut midrr = Midrr::new(links, PACKET, Flags::Bit)?;
     for _ in 0..flows {

@@ -1,4 +1,4 @@
-//! Section 4.3: the bounds of packet-by-packet GPS over several interfaces, and that it cannot be causal.
+//! Section 4.3: bounds of packet-by-packet GPS over several interfaces, and the proof that it cannot be causal.
 
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ const JOINED: &str = "three new flows";
 /// The thesis's example.
 const LARGEST: ByteCount = ByteCount::new(1500);
 const INTERFACES: usize = 12;
-/// Finishing times lie on these axes: with preferences as in fig. 3.1(c), and without.
+/// x values of the finishing times: with preferences as in fig. 3.1(c), and without.
 const WITH: f64 = 0.0;
 const WITHOUT: f64 = 1.0;
 
@@ -24,21 +24,21 @@ static ABOUT: About = About {
     name: "thesis-4-3",
     paper: Paper::Thesis,
     figure: "sections 4.3.1, 4.3.2",
-    title: "What packet-by-packet GPS would cost, and why it cannot be",
-    setting: "Interfaces of 100 Mb/s and one of 1 Gb/s, packets of up to 1,500 bytes, a flow that may use 5 Gb/s. For the second part the \
-              flows of fig. 3.1(c) with packets of 1,500 and 750 bytes, and behind them enough to stay backlogged; perhaps three more flows \
-              come a microsecond later.",
+    title: "The cost of packet-by-packet GPS, and why it cannot be causal",
+    setting: "Interfaces of 100 Mb/s and one of 1 Gb/s, packets of up to 1,500 bytes, a flow that may use 5 Gb/s. The second part uses the \
+              flows of fig. 3.1(c) with first packets of 1,500 and 750 bytes and a permanent backlog behind them; in one case three more \
+              flows arrive a microsecond later.",
     sampling: Sampling::Once,
     claims: &[
         Claim { text: "Extra delay with 12 interfaces (Theorem 5)", paper: "5.04 ms" },
         Claim { text: "Extra delay with a single interface", paper: "0.012 to 0.12 ms" },
         Claim { text: "Difference in service with 12 interfaces (Theorem 6)", paper: "3.125 MB" },
-        Claim { text: "With preferences, which packet finishes first depends on flows to come (Theorem 7)", paper: "b first; a first" },
+        Claim { text: "With preferences, which packet finishes first depends on future flows (Theorem 7)", paper: "b first; a first" },
         Claim { text: "Without preferences it does not", paper: "b first either way" },
     ],
 };
 
-/// The experiment.
+/// The experiment of section 4.3.
 pub(super) struct Bounds;
 
 impl Experiment for Bounds {
@@ -76,7 +76,7 @@ impl Experiment for Bounds {
         let delay = samples.summary("delay", (BOUND, INTERFACES as f64)).mean;
         let (slow, fast) = (samples.summary("delay", (SLOWEST, 2.0)).mean, Rate::from_mbps(1000).time_for(LARGEST));
         let fast = fast.as_nanos() as f64 / 1e6;
-        // 5 Gb/s for the flow: five times the fastest.
+        // 5 Gb/s for the flow: five times the fastest interface.
         let all = interfaces(INTERFACES);
         let service = pgps_service_bound(&all, LARGEST, &[INTERFACES - 1; 5]).map_or(f64::NAN, |bytes| bytes.get() as f64 / 1e6);
 
@@ -100,19 +100,19 @@ impl Experiment for Bounds {
             .comparison(ABOUT.claims[1].judge(
                 format!("{fast:.3} to {slow:.3} ms"),
                 Judgement::met_or_differs((fast - 0.012).abs() < 1e-9 && (slow - 0.12).abs() < 1e-9),
-                "One packet's time at 1 Gb/s and at 100 Mb/s.",
+                "Transmission time of one packet at 1 Gb/s and at 100 Mb/s.",
             ))
             .comparison(ABOUT.claims[2].judge(
                 format!("{service:.2} MB"),
                 near(service, 3.125),
-                "5.04 ms at 5 Gb/s are 3.15 MB; the thesis's 3.125 MB are those of 5 ms.",
+                "5.04 ms at 5 Gb/s are 3.15 MB; the thesis's 3.125 MB correspond to 5 ms.",
             ))
             .comparison(ABOUT.claims[3].judge(with.join("; "), Judgement::met_or_not(with == ["b first", "a first"]), ""))
             .comparison(ABOUT.claims[4].judge(without.join("; "), Judgement::met_or_not(without == ["b first"; 2]), ""))
     }
 }
 
-/// So many interfaces, the last of which is the fastest.
+/// Rates of `count` interfaces. The last one is the fastest.
 fn interfaces(count: usize) -> Vec<Rate> {
     let mut all = vec![Rate::from_mbps(100); count];
     if let Some(last) = all.last_mut() {
@@ -121,7 +121,7 @@ fn interfaces(count: usize) -> Vec<Rate> {
     all
 }
 
-/// When the heads of a and b finish in the fluid system, in milliseconds.
+/// Finishing times in milliseconds of the first packets of a and b in the fluid system.
 fn finishes(joined: bool, preferences: bool) -> [f64; 2] {
     let (all, second): (&[usize], &[usize]) = (&[0, 1], if preferences { &[1] } else { &[0, 1] });
     let mut flows = vec![FairFlow::backlogged(1.0, all), FairFlow::backlogged(1.0, second)];

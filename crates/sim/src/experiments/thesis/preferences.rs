@@ -1,4 +1,4 @@
-//! Figures 1.1 and 3.1: what interface preferences do to fair queueing on each interface.
+//! Figures 1.1 and 3.1: effect of interface preferences on fair queueing per interface.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use crate::fairness::{Discipline, QueuedFlow, Queueing, random_starts, serve};
 const EACH: &str = "fair queueing on each interface";
 const MIDRR: &str = "miDRR";
 const EXACT: &str = "max-min (exact)";
-/// Spans of a second; the first is left out.
+/// Number of one-second bins. The first is excluded from rates.
 const SECONDS: usize = 31;
 
 static ABOUT: About = About {
@@ -22,9 +22,9 @@ static ABOUT: About = About {
     paper: Paper::Thesis,
     figure: "figs. 1.1, 3.1",
     title: "Fair queueing on each interface is unfair where flows have preferences",
-    setting: "Two backlogged flows with packets of 1,500 bytes. (a) one interface of 2 Mb/s; (b) two of 1 Mb/s, both flows use both; (c) flow b \
-              uses interface 2 only; (d) the same, and b has twice the weight, which the text of 3.1 discusses. Fair queueing on each \
-              interface is deficit round robin, which the thesis says gives what WFQ gives (4.4).",
+    setting: "Two backlogged flows with packets of 1,500 bytes. (a) one interface of 2 Mb/s; (b) two of 1 Mb/s, both flows use both; (c) \
+              flow b uses interface 2 only; (d) as (c), but b has twice the weight, a case discussed in section 3.1. Fair queueing on each \
+              interface is deficit round robin, which according to the thesis gives the same result as WFQ (4.4).",
     sampling: Sampling::Once,
     claims: &[
         Claim { text: "Without preferences, fair queueing on each interface is fair (a, b)", paper: "a 1, b 1 Mb/s" },
@@ -34,7 +34,7 @@ static ABOUT: About = About {
     ],
 };
 
-/// Capacities in Mb/s, links of flows a and b as masks, weight of b.
+/// Name, capacities in Mb/s, links of flows a and b as masks, weight of b.
 const CASES: [(&str, &[u64], [u64; 2], f64); 4] = [
     ("(a)", &[2], [0b1, 0b1], 1.0),
     ("(b)", &[1, 1], [0b11, 0b11], 1.0),
@@ -42,7 +42,7 @@ const CASES: [(&str, &[u64], [u64; 2], f64); 4] = [
     ("(d) φb = 2", &[1, 1], [0b11, 0b10], 2.0),
 ];
 
-/// The experiment.
+/// The experiment of figures 1.1 and 3.1.
 pub(super) struct Preferences;
 
 impl Experiment for Preferences {
@@ -90,14 +90,14 @@ impl Experiment for Preferences {
                 EACH,
                 &[2],
                 [1.5, 0.5],
-                "Interface 2 does not know what flow a has on interface 1. (4.4 has the flows the wrong way round.)",
+                "Interface 2 does not take flow a's rate on interface 1 into account. (Section 4.4 swaps the flows.)",
             ))
             .comparison(judge(2, MIDRR, &[2], [1.0, 1.0], ""))
-            .comparison(judge(3, MIDRR, &[3], [1.0, 1.0], "Flow b has all of the one interface it may use; what is left is a's."))
+            .comparison(judge(3, MIDRR, &[3], [1.0, 1.0], "Flow b gets all of the only interface that it may use; flow a gets the rest."))
     }
 }
 
-/// Rates in Mb/s.
+/// Simulated rates of flows a and b in Mb/s.
 fn queued(links: Vec<Rate>, allowed: [u64; 2], weights: [f64; 2], discipline: Discipline, seed: u64) -> [f64; 2] {
     let flow = |at: usize| QueuedFlow {
         weight: weights[at],
@@ -116,7 +116,7 @@ fn queued(links: Vec<Rate>, allowed: [u64; 2], weights: [f64; 2], discipline: Di
         bin: Duration::from_secs(1),
         seed,
     };
-    // What cannot be is shown as no number, which is refused.
+    // An error becomes NaN, which then fails as a missing number.
     let Ok(service) = serve(&queueing) else { return [f64::NAN; 2] };
     [0, 1].map(|flow| service.rate(flow, 1, SECONDS).bps() as f64 / 1e6)
 }

@@ -15,15 +15,15 @@ use crate::fairness::{Discipline, QueuedFlow, Queueing, random_starts, serve};
 
 const BIT: &str = "service flag (the thesis)";
 const COUNTER: &str = "service counter";
-/// Random instances of a run stand at 0, 1, ...; the small one that fails stands below them.
+/// Random instances of a run have the x values 0, 1, ...; the small counterexample has [`SMALL`].
 const INSTANCES: usize = 10;
 const SMALL: f64 = -1.0;
 
 const QUANTUM: ByteCount = ByteCount::new(1500);
-/// Rounds of the slowest flow, and packets at most.
+/// Number of rounds of the slowest flow, and maximum number of packets.
 const ROUNDS: f64 = 600.0;
 const PACKETS: f64 = 500_000.0;
-/// Rates are taken over the last of so many parts of a run, so that the beginning does not count.
+/// A run is divided into this many parts. Rates exclude the first parts, in which the scheduler converges.
 const PARTS: usize = 4;
 const WITHIN: f64 = 0.01;
 
@@ -32,10 +32,10 @@ static ABOUT: About = About {
     paper: Paper::Thesis,
     figure: "Theorem 8, section 4.4",
     title: "How far miDRR is from max-min rates",
-    setting: "Random instances, 10 in each run: 2 to 16 interfaces of 1 to 10 Mb/s, 2 to 64 backlogged flows with weights of 1 to 10, random \
-              preferences, packets of 64 to 1,500 bytes (one size for each flow), a quantum of 1,500 bytes. An instance's deviation is that \
-              of the flow that is furthest from its exact rate, over the second half of a long run. Not a figure of the thesis, which \
-              evaluates the example of fig. 4.5 only.",
+    setting: "Random instances, 10 in each run: 2 to 16 interfaces of 1 to 10 Mb/s, 2 to 64 backlogged flows with weights of 1 to 10, \
+              random preferences, packets of 64 to 1,500 bytes (one size for each flow), a quantum of 1,500 bytes. The deviation of an \
+              instance is the largest deviation of a flow from its exact rate, over the second half of a long run. The thesis has no such \
+              figure; it evaluates only the example of fig. 4.5.",
     sampling: Sampling::Repeated,
     claims: &[
         Claim { text: "miDRR gives a max-min fair allocation (Theorem 8)", paper: "proven" },
@@ -43,7 +43,7 @@ static ABOUT: About = About {
     ],
 };
 
-/// The experiment.
+/// The experiment on Theorem 8.
 pub(super) struct Theorem;
 
 impl Experiment for Theorem {
@@ -105,15 +105,15 @@ impl Experiment for Theorem {
             .comparison(ABOUT.claims[0].judge(
                 tell(bit),
                 Judgement::met_or_not(share(bit) == 1.0),
-                "The proof takes it that between two visits of an interface other interfaces gave a flow one turn. They may have given it \
-                 two, and the flag then forgets one. It also counts turns one after another, while a flow's turns on several interfaces live \
-                 on one deficit counter at the same time.",
+                "The proof assumes that between two visits of an interface other interfaces gave a flow one turn. They may have given it \
+                 two, and the flag then loses one. The proof also treats turns as sequential, while a flow's concurrent turns on several \
+                 interfaces share one deficit counter.",
             ))
             .comparison(ABOUT.claims[1].judge(
                 format!("with a counter, and credit kept by turn: {}", tell(counter)),
                 Judgement::met_or_not(share(bit) >= share(counter)),
-                "A small counter in place of the flag repairs it; what is left of the deviation falls with the length of the run. \
-                 In the example of fig. 4.5 the flag is enough.",
+                "A small counter instead of the flag fixes this; the remaining deviation decreases with the length of the run. In the \
+                 example of fig. 4.5 the flag is enough.",
             ))
     }
 }
@@ -134,7 +134,7 @@ fn flow(weight: f64, links: u64, packet: u64) -> QueuedFlow {
     QueuedFlow { weight, links: LinkSet(links), packet: ByteCount::new(packet), demand: None, volume: None }
 }
 
-/// As long as the slowest flow needs.
+/// Creates a run that is long enough for the slowest flow.
 fn lasting(links: Vec<Rate>, flows: Vec<QueuedFlow>, seed: u64) -> Queueing {
     let starts = random_starts(&links, seed);
     let discipline = Discipline::Midrr(Flags::Bit);
@@ -157,7 +157,7 @@ fn random(seed: u64) -> Queueing {
     let count = 2 + random.up_to(14);
     let links: Vec<Rate> = (0..count).map(|_| Rate::from_bps(1_000_000 + random.up_to(9_000_000))).collect();
     let all = (1u64 << count) - 1;
-    // From flows that use most interfaces to flows that use few.
+    // From flows that use most interfaces to flows that use few interfaces.
     let thin = random.up_to(3);
     let preference = |random: &mut Random| match (0..=thin).fold(all, |mask, _| mask & random.next()) {
         0 => 1 << random.up_to(count - 1),

@@ -1,4 +1,4 @@
-//! Table 2: how long a handover takes.
+//! Table 2: duration of a handover.
 
 use std::time::Duration;
 
@@ -13,16 +13,16 @@ use crate::experiment::{
 
 const VIRTUAL: &str = "virtual interface";
 const RAW: &str = "without it";
-/// In milliseconds, with the paper's seconds.
+/// Values of maxdiff in milliseconds, with the paper's handover times in seconds.
 const MAXDIFFS: [(f64, f64); 3] = [(10.0, 1.8), (100.0, 2.3), (1000.0, 2.5)];
 const RAW_PAPER: f64 = 1.5;
-/// Handovers measured a run, as in the paper.
+/// Handovers per run, as in the paper.
 const READINGS: u64 = 20;
-/// Between pings, and between a neighbour's hello messages (RFC 3561's HELLO_INTERVAL).
+/// Interval of pings, and of a neighbour's hello messages (RFC 3561's HELLO_INTERVAL).
 const SECOND: Duration = Duration::from_secs(1);
-/// A route is broken when its neighbour has not been heard for so long: RFC 3561's ALLOWED_HELLO_LOSS times HELLO_INTERVAL.
+/// A route breaks after this time without a message from the neighbour: RFC 3561's ALLOWED_HELLO_LOSS times HELLO_INTERVAL.
 const BROKEN: Duration = Duration::from_secs(2);
-/// Pings before the interface is detached, and after.
+/// Number of pings before and after the interface is detached.
 const BEFORE: u64 = 60;
 const AFTER: u64 = 20;
 
@@ -33,11 +33,11 @@ static ABOUT: About = About {
     title: "Handover when an interface is detached",
     setting: "Two interfaces to one neighbour, which sends an AODV hello message over each every second; a ping every second over the \
               interface in use; after a minute that interface is detached. All three are at random phases, and 20 handovers are one \
-              reading. The virtual interface keeps, for each interface, when the neighbour was last heard (hello or answered ping), and \
-              leaves the present one at a ping when another has been heard later by more than maxdiff. The paper gives maxdiff no unit \
-              (here milliseconds) and no formula: the daemon's hysteresis is used, with the time since the neighbour was heard in place \
-              of the round-trip time. Without the virtual interface AODV's route breaks when nothing was heard for two seconds (RFC \
-              3561's defaults), and the next hop is known at once.",
+              reading. The virtual interface records, for each interface, when the neighbour was last heard (hello or answered ping). At a \
+              ping it leaves the current interface if another one was heard more than maxdiff later. The paper gives maxdiff no unit (here \
+              milliseconds) and no formula: the daemon's hysteresis is used, with the time since the neighbour was last heard instead of \
+              the round-trip time. Without the virtual interface AODV's route breaks if nothing was heard for two seconds (RFC 3561's \
+              defaults), and the next hop is known without delay.",
     sampling: Sampling::Repeated,
     claims: &[
         Claim { text: "Without the virtual interface a handover loses about 1.5 pings, one a second", paper: "1.5 s" },
@@ -46,7 +46,7 @@ static ABOUT: About = About {
     ],
 };
 
-/// The experiment.
+/// The experiment of table 2.
 pub(super) struct Handovers;
 
 impl Experiment for Handovers {
@@ -91,25 +91,25 @@ impl Experiment for Handovers {
             .comparison(ABOUT.claims[0].judge(
                 format!("{:.2} s", here[0].mean),
                 Judgement::met_or_differs((here[0].mean - RAW_PAPER).abs() < 0.5),
-                "With an answer a second before, two seconds without a sign are always two pings. The paper's deviation is 0.5 s.",
+                "If the last reply was a second ago, two seconds of silence are always two pings. The paper's deviation is 0.5 s.",
             ))
             .comparison(ABOUT.claims[1].judge(
                 format!("{:.2}, {:.2} and {:.2} s", times[0], times[1], times[2]),
                 grows(&times, &MAXDIFFS.map(|(_, paper)| paper)),
-                "Up to 100 ms the next hello message over the other interface decides, so that maxdiff hardly matters. The paper's \
-                 times lie above those without the virtual interface; here the virtual interface does not wait for AODV's route to \
-                 break. That the paper's did, and what it then waited for, the paper does not say.",
+                "Up to 100 ms the next hello message over the other interface decides, so maxdiff hardly matters. The paper's times are \
+                 above those without the virtual interface; here the virtual interface does not wait for AODV's route to break. The paper \
+                 does not say whether its implementation waited for that, or for what else.",
             ))
             .comparison(ABOUT.claims[2].judge(
                 format!("{:.1}, {:.1} and {:.1} changes in the minute before", changes[0], changes[1], changes[2]),
                 stable(&changes),
-                "After one change at most the interface in use is the one that is heard last each second, whatever maxdiff is; hello \
-                 messages that come at irregular times, which are not modelled, would change this.",
+                "After at most one change the interface in use is the one that is heard last in each second, whatever maxdiff is. Hello \
+                 messages at irregular times, which are not modeled, would change this.",
             ))
     }
 }
 
-/// Met if they grow and are the paper's within half a second, the grid of pings.
+/// `Met` if the times increase and are within half a second of the paper's, given one ping per second.
 fn grows(times: &[f64], paper: &[f64]) -> Judgement {
     if !times.is_sorted() || times[0] + 0.1 > times[times.len() - 1] {
         return Judgement::NotMet;
@@ -117,7 +117,7 @@ fn grows(times: &[f64], paper: &[f64]) -> Judgement {
     Judgement::met_or_differs(times.iter().zip(paper).all(|(here, paper)| (here - paper).abs() <= 0.5))
 }
 
-/// Met if there are fewer changes the larger maxdiff is; not met if there are many at all.
+/// `Met` if there are fewer changes with a larger maxdiff; `NotMet` if there are many changes.
 fn stable(changes: &[f64]) -> Judgement {
     if changes[0] > 1.0 {
         return Judgement::NotMet;
@@ -125,7 +125,7 @@ fn stable(changes: &[f64]) -> Judgement {
     Judgement::met_or_differs(changes.windows(2).all(|two| two[0] > two[1]))
 }
 
-/// One handover: the pings that got lost, and how often the interface had changed before.
+/// One handover: the number of lost pings, and of changes of the interface before it.
 struct Reading {
     lost: u64,
     switches: u64,
@@ -167,7 +167,7 @@ impl Reading {
     }
 }
 
-/// The last moment by `until` at which something happened that does so each second from `phase` on; zero if it has not.
+/// The last time up to `until` of an event that occurs every second, starting at `phase`; zero if there was none.
 fn last(phase: Duration, until: Time) -> Time {
     let since = until.since(Time::ZERO + phase);
     let whole = Duration::from_secs(since.as_secs());

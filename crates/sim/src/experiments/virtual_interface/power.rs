@@ -12,19 +12,19 @@ use crate::{Arrivals, Battery, Class, LinkPower, Medium, Outcome, Scenario, Size
 
 pub(super) const SHARING: &str = "no saving";
 pub(super) const SAVING: &str = "power saving";
-/// How full the battery is at the start. Both end on the same side of 10 %.
+/// Battery level at the start. Neither run crosses 10 %.
 const LEVELS: [(&str, f64); 2] = [(SHARING, 0.5), (SAVING, 0.09)];
 const SPAN: Duration = Duration::from_secs(600);
-/// Between two readings of the energy.
+/// Interval between readings of the energy.
 const BIN: Duration = Duration::from_secs(10);
-/// Below and above this size flows are called small and large: the mean of the large class.
+/// Size that separates small and large flows: the mean of the large class.
 const LARGE: ByteCount = ByteCount::new(285_000);
 /// Watts while idle and active: Netgear's MA701 in OPERETTA's Table I; the paper gives none.
 const IDLE: f64 = 0.264;
 const ACTIVE: f64 = 0.990;
-/// What the laptop draws beside its interfaces: the paper's table 4, 5.294 mWh/s, less one active interface.
+/// Power of the laptop without its interfaces, in watts: the paper's table 4, 5.294 mWh/s, minus one active interface.
 const BASE: f64 = 5.294 * 3.6 - ACTIVE;
-/// The battery when full, in watt-hours.
+/// Capacity of the battery in watt-hours.
 const CAPACITY: f64 = 60.0;
 const JOULES_PER_MWH: f64 = 3.6;
 
@@ -33,20 +33,20 @@ static ABOUT: About = About {
     paper: Paper::VirtualInterface,
     figure: "graph 1",
     title: "Saving power below 10 % of the battery",
-    setting: "An 802.11g and an 802.11b interface on an access point each, alone there, for 600 s. The paper's traffic is not \
-              described: here uploads as in OPERETTA's evaluation, small (22.38 KB in the mean, 13 a second) and large (285 KB, 1 a \
-              second), both Poisson and exponential. Nor does it give its interfaces' powers: here 990 mW active and 264 mW idle for \
-              each (OPERETTA's Table I). The laptop draws 18.07 W beside them (table 4 less one active interface), without an adapter. \
-              The battery starts at 9 %, or at 50 % where no power is to be saved.",
+    setting: "An 802.11g and an 802.11b interface, each alone on an access point, for 600 s. The paper does not describe its traffic: here \
+              it is uploads as in OPERETTA's evaluation, small (22.38 KB on average, 13 per second) and large (285 KB, 1 per second), both \
+              Poisson and exponential. It does not give the power of its interfaces either: here 990 mW active and 264 mW idle for each \
+              (OPERETTA's Table I). The laptop draws 18.07 W in addition (table 4 minus one active interface), without an adapter. The \
+              battery starts at 9 %, or at 50 % without power saving.",
     sampling: Sampling::Repeated,
     claims: &[
         Claim { text: "Energy rises and falls with throughput", paper: "in words" },
-        Claim { text: "Saving power takes less energy", paper: "5.4 % less, roughly 190 mWh in 600 s" },
-        Claim { text: "Large flows keep all interfaces, small ones get one", paper: "in words" },
+        Claim { text: "Power saving uses less energy", paper: "5.4 % less, roughly 190 mWh in 600 s" },
+        Claim { text: "Large flows use all interfaces, small flows use one", paper: "in words" },
     ],
 };
 
-/// The experiment.
+/// The experiment of graph 1.
 pub(super) struct Saving;
 
 impl Experiment for Saving {
@@ -87,10 +87,10 @@ impl Experiment for Saving {
                 format!("{:.2} % less, {mwh:.0} mWh", -saved.mean),
                 if saved.mean >= 0.0 { Judgement::NotMet } else { Judgement::met_or_differs((saved.mean + 5.4).abs() < 1.0) },
                 format!(
-                    "190 mWh in 600 s are 1.14 W, more than a whole Wi-Fi interface draws in OPERETTA's table (0.99 W while active), so \
-                     that either the paper's interfaces draw more, or its laptop saved elsewhere too. Here only time in which an \
-                     interface is active can be saved, as in the paper's model, where listening takes nothing: 802.11b was active for \
-                     {:.0} % of the time, and with saving {:.0} %. Turning it off would save another {:.0} mWh.",
+                    "190 mWh in 600 s are 1.14 W, more than a whole Wi-Fi interface draws in OPERETTA's table (0.99 W while active). So \
+                     either the paper's interfaces draw more, or its laptop also saved power elsewhere. Here only the active time of an \
+                     interface can be saved, as in the paper's model, where listening takes no power: 802.11b was active for {:.0} % of \
+                     the time, and with saving {:.0} %. Turning it off would save another {:.0} mWh.",
                     value("b busy", SHARING),
                     value("b busy", SAVING),
                     IDLE * SPAN.as_secs_f64() / JOULES_PER_MWH,
@@ -103,8 +103,8 @@ impl Experiment for Saving {
                     value("small on g", SAVING)
                 ),
                 Judgement::met_or_not(value("large on g", SAVING) < 90.0 && value("small on g", SAVING) >= 90.0),
-                "By equations 4 to 7 the size of a flow cancels out: a mean of energies is compared with the least of them, so that the \
-                 one interface always wins, once both have been measured.",
+                "In equations 4 to 7 the size of a flow cancels out: a mean of energies is compared with their minimum. So the single \
+                 interface always wins once both have been measured.",
             ))
     }
 }
@@ -155,7 +155,7 @@ fn scenario(level: f64, span: Duration, seed: u64) -> Scenario {
     }
 }
 
-/// Mbit/s of data sent, at each bin's beginning.
+/// Rate of data sent in Mbit/s, at the start of each bin.
 fn throughput(outcome: &Outcome) -> Curve {
     over_time(outcome, |bin| {
         let moved = outcome.links.iter().map(|link| link.goodput_bins[bin].tx.get()).sum::<u64>();
@@ -163,7 +163,7 @@ fn throughput(outcome: &Outcome) -> Curve {
     })
 }
 
-/// What the device takes, in mWh/s, at each bin's beginning.
+/// Power of the device in mWh/s, at the start of each bin.
 fn energy(outcome: &Outcome) -> Curve {
     over_time(outcome, |bin| {
         let busy: u64 = outcome.links.iter().map(|link| link.busy_bins_ns[bin]).sum();
@@ -177,7 +177,7 @@ fn over_time(outcome: &Outcome, value: impl Fn(usize) -> f64) -> Curve {
     (0..bins).map(|bin| (bin as f64 * BIN.as_secs_f64(), value(bin))).collect()
 }
 
-/// Pearson's, of two curves over the same x.
+/// Pearson's correlation of two curves with the same x values.
 fn correlation(one: &[(f64, f64)], other: &[(f64, f64)]) -> f64 {
     let mean = |curve: &[(f64, f64)]| curve.iter().map(|(_, y)| y).sum::<f64>() / curve.len() as f64;
     let (a, b) = (mean(one), mean(other));

@@ -12,15 +12,15 @@ use crate::{Arrivals, Class, LinkPower, Medium, Scenario, Scheduling, Size, Virt
 
 const VIRTUAL: &str = "virtual interface";
 const RAW: &str = "one interface, without it";
-/// Flows at once. The paper's "multiple" flows are taken to be [`SEVERAL`].
+/// Numbers of concurrent flows. [`SEVERAL`] stands for the paper's "multiple" flows.
 const FLOWS: [f64; 5] = [1.0, 2.0, 3.0, 4.0, 8.0];
 const SEVERAL: f64 = 4.0;
 /// "Typical TCP window size is equal to 64 Kbyte" (section 3.2.4).
 const WINDOW: ByteCount = ByteCount::new(65_536);
-/// As long as the paper's readings.
+/// Duration of the paper's readings.
 const SPAN: Duration = Duration::from_secs(100);
 
-/// A gain within so many points of the paper's is the paper's.
+/// A gain within this many percentage points of the paper's counts as met.
 const CLOSE: f64 = 10.0;
 
 /// Table 5.
@@ -33,15 +33,15 @@ pub(super) static IDLE: Throughput = Throughput {
         (
             1.0,
             0.0,
-            "One flow is on one interface at a time, and loses nothing when it moves. The paper compares with its table 3; table 5 \
-             itself has 28.9 Mbit/s for one interface, for which links here are made.",
+            "One flow uses one interface at a time, and loses nothing when it moves. The paper compares with its table 3; table 5 itself \
+             has 28.9 Mbit/s for one interface, which is the goodput of the links here.",
         ),
         (
             SEVERAL,
             79.0,
-            "The paper's 79 % are over table 3's 23.7 Mbit/s; over table 5's own 28.9 Mbit/s they would be 48 %. Two idle access points \
-             carry twice what one does: here nothing else limits the device, and flows that move every 5 s lose no packets, where the \
-             paper's lost 3 %.",
+            "The paper's 79 % are relative to table 3's 23.7 Mbit/s; relative to table 5's own 28.9 Mbit/s they would be 48 %. Two idle \
+             access points carry twice as much as one: here nothing else limits the device, and flows that move every 5 s lose no packets, \
+             while the paper's lost 3 %.",
         ),
     ],
 };
@@ -51,11 +51,11 @@ static IDLE_ABOUT: About = About {
     paper: Paper::VirtualInterface,
     figure: "table 5",
     title: "Two interfaces on two access points",
-    setting: "The device sends over two 802.11g interfaces, each alone on an access point, where one TCP flow gets 28.9 Mbit/s (table \
-              5) with a round trip of 1.73 ms (table 1) and the paper's typical window of 64 KB. Endless uploads begin within the first \
-              second. Flows take turns on the interfaces, anew every 5 s, in proportion to the inverse of smoothed round-trip times \
-              (equation 2). The paper says neither how long a turn is nor how many its \"multiple\" flows are: 4 here. A gain within 10 \
-              points of the paper's counts as met.",
+    setting: "The device sends over two 802.11g interfaces, each alone on an access point, where one TCP flow gets 28.9 Mbit/s (table 5) \
+              with a round trip of 1.73 ms (table 1) and the paper's typical window of 64 KB. Endless uploads start within the first \
+              second. Every 5 s each flow gets a new turn on an interface, in proportion to the inverse of smoothed round-trip times \
+              (equation 2). The paper gives neither the length of a turn nor the number of its \"multiple\" flows: 4 here. A gain within \
+              10 points of the paper's counts as met.",
     sampling: Sampling::Repeated,
     claims: &[
         Claim { text: "One data flow is about as fast as without the virtual interface", paper: "23.6 against 23.7 Mbit/s (table 3)" },
@@ -73,14 +73,13 @@ pub(super) static SATURATED: Throughput = Throughput {
         (
             1.0,
             63.0,
-            "The saturated access point leaves an interface half of the air here (14.4 Mbit/s), 41 % of it in the paper. Round-trip \
-             times are twice as long there, so that two turns of three are on the other one.",
+            "The saturated access point leaves an interface half of the air time here (14.4 Mbit/s), 41 % in the paper. Round-trip times \
+             are twice as long there, so two of three turns are on the other access point.",
         ),
         (
             SEVERAL,
             187.0,
-            "Both interfaces carry what they can at the same time; as without saturation the paper loses some of that and nothing is \
-             lost here.",
+            "Both interfaces are fully used at the same time. As without saturation, the paper has some loss, and there is none here.",
         ),
     ],
 };
@@ -90,12 +89,12 @@ static SATURATED_ABOUT: About = About {
     paper: Paper::VirtualInterface,
     figure: "table 6",
     title: "Two interfaces, one of them on a saturated access point",
-    setting: "As table 5, with another 802.11g station that sends all the time on the first access point. Of the stations that wait for \
-              a channel each is as likely to send its next packet (802.11's DCF without collisions).",
+    setting: "As table 5, with another 802.11g station that sends all the time on the first access point. All stations that wait for a \
+              channel are equally likely to send the next packet (802.11's DCF without collisions).",
     sampling: Sampling::Repeated,
     claims: &[
         Claim { text: "One data flow is faster than on the saturated access point alone", paper: "19.1 against 11.7 Mbit/s (+63 %)" },
-        Claim { text: "So are several data flows together", paper: "33.6 against 11.7 Mbit/s (+187 %)" },
+        Claim { text: "Several data flows together are also faster", paper: "33.6 against 11.7 Mbit/s (+187 %)" },
     ],
 };
 
@@ -106,13 +105,17 @@ pub(super) static SHARED: Throughput = Throughput {
     saturated: true,
     paper: [9.915, 14.756, 11.713],
     gains: &[
-        (1.0, -15.0, "Turns on 802.11b are slow for the flow and for the other station, whose packets wait for its longer ones."),
+        (
+            1.0,
+            -15.0,
+            "Turns on 802.11b are slow for the flow, and also for the other station, whose packets wait for the longer 802.11b packets.",
+        ),
         (
             SEVERAL,
             26.0,
-            "With several flows the 802.11b interface nearly always has something to send. Each station on a channel sends as many \
-             packets as any other, so that its slow ones slow all, the other station most of all. It is so with three flows and more, \
-             up to the 8 tried.",
+            "With several flows the 802.11b interface nearly always has something to send. Each station on a channel sends the same number \
+             of packets, so the slow packets of 802.11b slow all stations, the other station most of all. This holds for three flows and \
+             more, up to the 8 measured.",
         ),
     ],
 };
@@ -122,8 +125,8 @@ static SHARED_ABOUT: About = About {
     paper: Paper::VirtualInterface,
     figure: "table 7",
     title: "Three interfaces on one saturated access point",
-    setting: "As table 6, with two 802.11g and one 802.11b interface (5.9 Mbit/s alone, a usual value; the paper gives none) and the \
-              other station, all on one access point and one channel.",
+    setting: "As table 6, with two 802.11g and one 802.11b interface (5.9 Mbit/s alone, a usual value; the paper gives none) and the other \
+              station, all on one access point and one channel.",
     sampling: Sampling::Repeated,
     claims: &[
         Claim { text: "One data flow is slower than over one interface alone", paper: "9.9 against 11.7 Mbit/s (-15 %)" },
@@ -131,16 +134,16 @@ static SHARED_ABOUT: About = About {
     ],
 };
 
-/// One of the tables.
+/// The experiment of one of the tables.
 pub(super) struct Throughput {
     about: &'static About,
-    /// The device's interfaces, and which access point each is on.
+    /// The interfaces of the device, and the access point of each.
     interfaces: &'static [(Wifi, usize)],
     /// Whether another station saturates the first access point.
     saturated: bool,
-    /// The paper's Mbit/s: one flow, several flows, one interface alone.
+    /// The paper's throughputs in Mbit/s: one flow, several flows, one interface alone.
     paper: [f64; 3],
-    /// For each claim the number of flows, the paper's gain in percent over one interface alone, and what is to be said.
+    /// For each claim: number of flows, the paper's gain in percent over one interface alone, and the explanation.
     gains: &'static [(f64, f64, &'static str)],
 }
 
@@ -215,7 +218,7 @@ impl Experiment for Throughput {
 }
 
 impl Throughput {
-    /// Mbit/s sent over each interface, and by the other station.
+    /// Rates in Mbit/s sent over each interface, and by the other station.
     pub(super) fn rates(&self, flows: usize, only: bool, span: Duration, seed: u64) -> Vec<f64> {
         let scenario = self.scenario(flows, only, span, seed);
         let station = (WIFI_G, 0);
@@ -244,7 +247,7 @@ impl Throughput {
     }
 }
 
-/// Gains in percent beside each other.
+/// Compares two gains in percent.
 fn judge(here: f64, paper: f64) -> Judgement {
     if (here - paper).abs() <= CLOSE {
         Judgement::Met

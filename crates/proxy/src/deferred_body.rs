@@ -1,4 +1,4 @@
-//! A request's body that waits until the server wants it (`Expect: 100-continue`).
+//! A request body that waits until the server requests it (`Expect: 100-continue`).
 
 use std::future::Future;
 use std::pin::Pin;
@@ -10,29 +10,29 @@ use hyper::body::{Body, Frame, Incoming, SizeHint};
 use tokio::sync::oneshot;
 use tokio::time::timeout;
 
-/// A server that does not know the header says nothing (RFC 9110, section 10.1.1, asks not to wait for ever).
-const PATIENCE: Duration = Duration::from_secs(1);
+/// A server that does not support the header sends nothing (RFC 9110, section 10.1.1, requires not to wait forever).
+const CONTINUE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The body, read only once the server has said "100 Continue", or nothing for a while. Reading it is what makes the client send it.
-pub(crate) struct Patient {
+/// A body that is read only after "100 Continue" from the server, or after a timeout. Reading it makes the client send it.
+pub(crate) struct DeferredBody {
     body: Incoming,
     wanted: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
-impl Patient {
-    /// One that need not wait.
+impl DeferredBody {
+    /// A body that does not wait.
     pub(crate) fn ready(body: Incoming) -> Self {
         Self { body, wanted: None }
     }
 
-    /// One that waits until something is sent.
+    /// A body that waits until `wanted` receives a message.
     pub(crate) fn waiting(body: Incoming, wanted: oneshot::Receiver<()>) -> Self {
-        let wanted = async { drop(timeout(PATIENCE, wanted).await) };
+        let wanted = async { drop(timeout(CONTINUE_TIMEOUT, wanted).await) };
         Self { body, wanted: Some(Box::pin(wanted)) }
     }
 }
 
-impl Body for Patient {
+impl Body for DeferredBody {
     type Data = Bytes;
     type Error = hyper::Error;
 

@@ -1,9 +1,9 @@
-//! Where the command's connections and the redirector meet: the loopback, with no listener that could answer too soon.
+//! Connects the command's redirected sockets to the redirector over the loopback, without a listener that would accept them too early.
 //!
-//! A socket that is redirected connects to an address where a listener's queue stays full, so that every handshake is ignored there, and stays
-//! in the state that the program expects of one whose handshake is under way. When its flow is open (or refused), a socket of ours at that very address connects to it in turn: TCP's
-//! simultaneous open (RFC 9293, 3.5), which completes at once. Nobody else can do that, since the address is ours, and whoever else connects
-//! there meets silence.
+//! A redirected socket connects to an address whose listener has a full queue, so the kernel ignores every handshake there. The socket
+//! stays in the state that its program expects while a handshake is under way. When the flow is open (or refused), a socket of ours at
+//! that same address connects to it in turn: TCP's simultaneous open (RFC 9293, 3.5), which completes at once. No other process can do
+//! that, since the address is ours. Any other socket that connects there gets no answer.
 
 use std::io;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -13,30 +13,30 @@ use braid_platform::linux::seccomp::Reaches;
 use socket2::{Domain, SockRef, Socket, Type};
 use tokio::net::TcpStream;
 
-/// How long completing a handshake over the loopback may take.
-const PATIENCE: Duration = Duration::from_secs(1);
+/// Time limit for completing a handshake over the loopback.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The listeners, one for each family.
-pub(super) struct Meeting {
+/// The silent listeners, one for each family.
+pub(super) struct Rendezvous {
     v4: SilentListener,
-    /// For sockets that do not reach IPv4; `None` without IPv6.
+    /// For sockets that do not reach IPv4. `None` if the host has no IPv6.
     v6: Option<SilentListener>,
 }
 
 struct SilentListener {
     address: SocketAddr,
-    /// The listener, and what fills its queue.
+    /// The listener, and the connection that fills its queue.
     _silent: [Socket; 2],
 }
 
-impl Meeting {
-    /// Opens them in this process's network namespace.
+impl Rendezvous {
+    /// Opens the listeners in this process's network namespace.
     pub(super) fn open() -> io::Result<Self> {
         let v4 = SilentListener::open((Ipv4Addr::LOCALHOST, 0).into())?;
         Ok(Self { v4, v6: SilentListener::open((Ipv6Addr::LOCALHOST, 0).into()).ok() })
     }
 
-    /// Where a socket connects to.
+    /// The address that a redirected socket connects to.
     pub(super) fn address(&self, reaches: Reaches) -> Option<SocketAddr> {
         match reaches {
             Reaches::V4 | Reaches::Both => Some(self.v4.address),
@@ -44,7 +44,8 @@ impl Meeting {
         }
     }
 
-    /// Meets the socket at `caller`, which waits at `address`. Until the stream's end is made orderly, its end resets the caller.
+    /// Connects to the socket at `caller`, which is connecting to `address`. Closing the stream resets the caller until the linger option is
+    /// cleared, which `splice` does after an orderly end.
     pub(super) async fn join(address: SocketAddr, caller: SocketAddr) -> io::Result<TcpStream> {
         let socket = at(address)?;
         socket.set_linger(Some(Duration::ZERO))?;
@@ -53,7 +54,7 @@ impl Meeting {
             _ => {}
         }
         let stream = TcpStream::from_std(socket.into())?;
-        tokio::time::timeout(PATIENCE, stream.writable()).await.map_err(|_| io::ErrorKind::TimedOut)??;
+        tokio::time::timeout(HANDSHAKE_TIMEOUT, stream.writable()).await.map_err(|_| io::ErrorKind::TimedOut)??;
         match SockRef::from(&stream).take_error()? {
             Some(error) => Err(error),
             None => Ok(stream),
@@ -66,14 +67,14 @@ impl SilentListener {
         let socket = at(address)?;
         socket.listen(0)?;
         let address = socket.local_addr()?.as_socket().ok_or(io::ErrorKind::AddrNotAvailable)?;
-        // Linux takes one more than the backlog. (A filter that drops segments would be plainer, but for TCP that is a privilege lately.)
+        // Linux queues one connection more than the backlog. (A filter that drops segments would be simpler, but TCP now needs privilege for it.)
         let filler = Socket::new(Domain::for_address(address), Type::STREAM.cloexec(), None)?;
-        filler.connect_timeout(&address.into(), PATIENCE)?;
+        filler.connect_timeout(&address.into(), HANDSHAKE_TIMEOUT)?;
         Ok(Self { address, _silent: [socket, filler] })
     }
 }
 
-/// A socket at this address, which others of ours may be at too.
+/// A socket at this address, which it may share with other sockets of ours.
 fn at(address: SocketAddr) -> io::Result<Socket> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM.nonblocking().cloexec(), None)?;
     socket.set_reuse_port(true)?;
@@ -94,14 +95,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_caller_waits_until_it_is_met() {
-        let meeting = Meeting::open().unwrap();
-        let addresses = [meeting.address(Reaches::Both), meeting.address(Reaches::V6)];
+    async fn a_caller_waits_until_it_is_joined() {
+        let rendezvous = Rendezvous::open().unwrap();
+        let addresses = [rendezvous.address(Reaches::Both), rendezvous.address(Reaches::V6)];
         for address in addresses.into_iter().flatten() {
             let caller = caller(address);
             let local = caller.local_addr().unwrap().as_socket().unwrap();
             assert!(caller.peer_addr().is_err(), "it is not connected yet");
-            let stream = Meeting::join(address, local).await.unwrap();
+            let stream = Rendezvous::join(address, local).await.unwrap();
             let mut caller = std::net::TcpStream::from(caller);
             assert_eq!(caller.peer_addr().unwrap(), address);
             caller.set_nonblocking(false).unwrap();
@@ -114,12 +115,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_went_away_is_not_met() {
-        let meeting = Meeting::open().unwrap();
-        let address = meeting.address(Reaches::V4).unwrap();
+    async fn a_closed_caller_is_not_joined() {
+        let rendezvous = Rendezvous::open().unwrap();
+        let address = rendezvous.address(Reaches::V4).unwrap();
         let gone = caller(address);
         let local = gone.local_addr().unwrap().as_socket().unwrap();
         drop(gone);
-        assert_eq!(Meeting::join(address, local).await.unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+        assert_eq!(Rendezvous::join(address, local).await.unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
     }
 }

@@ -1,4 +1,4 @@
-//! Why flows are bonded, for people.
+//! Explains why flows are bonded.
 
 use std::net::IpAddr;
 
@@ -10,28 +10,28 @@ use super::views::matcher_text;
 use super::{Core, rules};
 use crate::steering::{RedirectPolicy, RedirectedFlow, Steering};
 
-/// Why a flow is bonded, as it was when it began.
+/// Why a flow is bonded, recorded at its start.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Grounds {
+pub struct BondReason {
     /// The `[[app]]` entry that matched, counted from 1.
     pub rule: Option<u32>,
-    /// Its conditions.
+    /// Conditions of the entry.
     pub rule_text: Option<String>,
-    /// What kind of traffic it was taken for.
+    /// Traffic class of the flow.
     pub class: Class,
-    /// Bytes it is expected to move.
+    /// Expected number of bytes.
     pub demand: ByteCount,
-    /// Which way most of them go.
+    /// Direction of most of these bytes.
     pub direction: Direction,
-    /// The reason, in a clause.
+    /// The reason, as a clause.
     pub reason: String,
 }
 
 impl<S: Steering> Core<S> {
-    /// Why a redirected flow is bonded; `peer_direct`: with its own server.
-    pub fn grounds(&self, flow: &RedirectedFlow, peer_direct: bool) -> Grounds {
-        let (place, rule) = self.placed_rule_of(flow).unzip();
-        Grounds {
+    /// Why a redirected flow is bonded. `peer_direct`: whether its peer is its own server.
+    pub fn bond_reason(&self, flow: &RedirectedFlow, peer_direct: bool) -> BondReason {
+        let (place, rule) = self.indexed_rule_of(flow).unzip();
+        BondReason {
             rule: place.map(|place| place as u32 + 1),
             rule_text: rule.map(|rule| matcher_text(&rule.matcher)),
             class: flow.class,
@@ -41,7 +41,7 @@ impl<S: Steering> Core<S> {
         }
     }
 
-    /// What becomes of a flow to come, whose link is explained: it may go to a peer instead, or would if one could be reached.
+    /// Completes the explanation of a future flow: it may be bonded with a peer, or would be if a peer were reachable.
     pub(super) fn or_bonded(&self, now: Time, mut explanation: Explanation, destination: IpAddr, port: u16) -> Explanation {
         let Some(params) = self.params.as_ref().filter(|_| explanation.outcome == Outcome::Steered) else { return explanation };
         let place = explanation.rule.map(|rule| rule as usize - 1);
@@ -51,11 +51,11 @@ impl<S: Steering> Core<S> {
         let asks_link = port == 53 && self.links.values().any(|link| link.facts.resolvers.contains(&destination));
         let redirected = redirect == Some(RedirectPolicy::Redirect) || redirect.is_none() && by_class;
         if redirected && asks_link {
-            explanation.reason += "; it asks a link's own resolver, which no peer can do for it";
+            explanation.reason += "; the destination is a link's own resolver, which no peer can reach";
         } else if redirected && let Some(refused) = self.why_refused(now, rule, destination) {
             explanation.reason += &format!("; {}, but {refused}, so it goes direct", reason(rule));
         } else if redirected {
-            let alone = explanation.link.take().map(|link| format!("; direct, it would go over {link}: {}", explanation.reason));
+            let alone = explanation.link.take().map(|link| format!("; without bonding it would go over {link}: {}", explanation.reason));
             explanation.reason = format!("{}{}", reason(rule), alone.unwrap_or_default());
             explanation.peer = rule.and_then(|rule| rule.relay.clone()).or_else(|| {
                 let refusing = self.refusing(now, destination);
@@ -64,8 +64,8 @@ impl<S: Steering> Core<S> {
             explanation.outcome = Outcome::Bonded;
             explanation.runner_up = None;
         } else if let Some(rule) = rule.filter(|rule| rule.carry.needs_peer()) {
-            let wanted = rule.relay.as_ref().map_or("a relay, and none".to_owned(), |relay| format!("the relay {relay}, which"));
-            explanation.reason += &format!("; its rule wants {wanted} can be reached now, so it goes direct: see \"braid peers\"");
+            let wanted = rule.relay.as_ref().map_or("a relay, but none is".to_owned(), |relay| format!("the relay {relay}, but it is not"));
+            explanation.reason += &format!("; the rule asks for {wanted} reachable now, so the flow goes direct: see \"braid peers\"");
         }
         explanation
     }
@@ -75,9 +75,9 @@ fn reason(rule: Option<&AppRule>) -> String {
     match rule {
         Some(rule) if rule.carry.needs_peer() => {
             let relay = rule.relay.as_ref().map(|relay| format!(" and relay = \"{relay}\"")).unwrap_or_default();
-            let unseen = "Braid sends its packets: firewalls that look at the user or cgroup do not see whose they are";
-            format!("its rule says carry = \"{}\"{relay} ({unseen})", rule.carry.name())
+            let unseen = "Braid sends its packets, so firewalls that filter by user or cgroup do not recognise them";
+            format!("the rule sets carry = \"{}\"{relay} ({unseen})", rule.carry.name())
         }
-        _ => "it is real-time, a relay can be reached and no link is metered, so each of its packets goes over two links".to_owned(),
+        _ => "it is real-time, a relay is reachable and no link is metered, so each packet goes over two links".to_owned(),
     }
 }
