@@ -247,10 +247,7 @@ async fn unregistered_clients_are_refused_and_revoked_ones_disconnected() {
     let id = registry.find("test").unwrap().id;
     assert!(registry.revoke(id, SystemTime::now()).unwrap());
     assert!(
-        tokio::time::timeout(TIMEOUT, stream.read_to_end(&mut Vec::new()))
-            .await
-            .expect("the revoked client was not disconnected")
-            .is_err()
+        tokio::time::timeout(TIMEOUT, stream.read_to_end(&mut Vec::new())).await.expect("the revoked client was not disconnected").is_err()
     );
     until(&member, |state| matches!(state, State::Refused(_) | State::Unreachable(_))).await;
     drop(relay.stop.take());
