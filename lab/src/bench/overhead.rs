@@ -373,7 +373,7 @@ fn transfer(lab: &Lab, more: &[&str]) -> Result<f64> {
     let (server, streams, span) = (Lab::internet(10).to_string(), STREAMS.to_string(), SPAN.as_secs().to_string());
     command.args(["-c", &server, "-P", &streams, "-J", "-t", &span]).args(more);
     let output = command.stdin(Stdio::null()).output().context("cannot run iperf3: run lab/install-deps.sh")?;
-    let result: Value = serde_json::from_slice(&output.stdout).context("iperf3 gives no JSON")?;
+    let result: Value = serde_json::from_slice(&output.stdout).context("iperf3 printed no JSON")?;
     let rate = result["end"]["sum_received"]["bits_per_second"].as_f64();
     Ok(rate.with_context(|| format!("iperf3 failed: {}", result["error"]))? / 1e9)
 }
