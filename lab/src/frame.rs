@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn ipv6_is_read_and_neighbour_discovery_is_spared() {
+    fn ipv6_is_parsed_and_neighbour_discovery_is_exempt() {
         let mut frame = vec![0u8; HEADER + 48];
         frame[12..14].copy_from_slice(&[0x86, 0xdd]);
         frame[20] = 6;

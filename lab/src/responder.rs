@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn names_lead_to_their_addresses() {
+    fn names_resolve_to_their_addresses() {
         assert!(answer(&question("www.example.net", 1)).unwrap().ends_with(&[203, 0, 113, 10]));
         assert!(answer(&question("n23.lab", 1)).unwrap().ends_with(&[203, 0, 113, 23]));
         assert!(answer(&question("n23.lab", 28)).unwrap().ends_with(&[0, 0x23]));

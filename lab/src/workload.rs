@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn a_summary_counts_what_came() {
+    fn a_summary_counts_received_bytes() {
         let record = |started, ended, bytes, exit_code| Record {
             size: ByteCount::new(1000),
             started: Duration::from_secs(started),

@@ -188,7 +188,7 @@ impl<C: Copy + PartialEq> Dialler<C> {
     }
 
     /// Restarts after the peer lost the bond's state. The delay is short if a path had joined, and zero at the first report; after that it grows,
-    /// since a peer that never knows the bond would otherwise be redialled in a loop.
+    /// since a peer that reports this every time would otherwise be redialled in a loop.
     pub fn restart_unknown_bond(&mut self, now: Instant, joined: bool) {
         if joined {
             return self.restart(now, INITIAL_PAUSE);

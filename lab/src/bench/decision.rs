@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_range_of_batches_is_told() {
+    fn the_range_of_batches_is_reported() {
         let times = [300.0, 200.0, 900.0];
         assert_eq!((least(&times), most(&times)), (200.0, 900.0));
     }

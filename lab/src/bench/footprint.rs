@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_is_somewhere_in_memory() {
+    fn the_memory_of_this_process_is_found() {
         let (now, most) = resident(std::process::id()).unwrap();
         assert!(now > 0.1 && most >= now * 0.5);
     }

@@ -373,7 +373,7 @@ fn transfer(lab: &Lab, more: &[&str]) -> Result<f64> {
     let (server, streams, span) = (Lab::internet(10).to_string(), STREAMS.to_string(), SPAN.as_secs().to_string());
     command.args(["-c", &server, "-P", &streams, "-J", "-t", &span]).args(more);
     let output = command.stdin(Stdio::null()).output().context("cannot run iperf3: run lab/install-deps.sh")?;
-    let result: Value = serde_json::from_slice(&output.stdout).context("iperf3 gives no JSON")?;
+    let result: Value = serde_json::from_slice(&output.stdout).context("iperf3 printed no JSON")?;
     let rate = result["end"]["sum_received"]["bits_per_second"].as_f64();
     Ok(rate.with_context(|| format!("iperf3 failed: {}", result["error"]))? / 1e9)
 }
@@ -489,7 +489,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cpu_time_counts_neither_idling_nor_what_is_niced() {
+    fn cpu_time_excludes_idle_and_niced_time() {
         let stat = "cpu  100 20 300 4000 50 6 94 9 0 0\ncpu0 1 2 3 4 5 6 7 8 0 0\n";
         assert_eq!(parse_cpu(stat), Some(Cpu { all: 5.0, kernel: 4.0 }));
         assert_eq!(parse_cpu("cpu 1 2"), None);
@@ -508,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn what_costs_too_much_is_told() {
+    fn excessive_costs_are_reported() {
         let pairs = |without: f64, with: f64| Pairs { without: vec![without; 3], with: vec![with; 3] };
         let told = |with: f64, own: [Own; 1]| {
             let mut report = Report::new("overhead", "", "");

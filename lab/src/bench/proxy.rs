@@ -413,7 +413,7 @@ mod tests {
     }
 
     #[test]
-    fn exact_rates_are_the_thesis_s() {
+    fn exact_rates_equal_the_thesis() {
         let weights = sharing([("a", 1.0, &[0]), ("b", 2.0, &[0, 1]), ("c", 1.0, &[1])]);
         let equal = sharing([("a", 1.0, &[0]), ("b", 1.0, &[0, 1]), ("c", 1.0, &[1])]);
         let rates = |sharing, links, ended| {

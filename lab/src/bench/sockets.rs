@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_are_known_by_their_addresses() {
+    fn links_are_identified_by_their_addresses() {
         assert_eq!(link_of("10.77.3.2".parse().unwrap()), Some(3));
         assert_eq!(link_of("::ffff:10.77.3.2".parse().unwrap()), Some(3));
         assert_eq!(link_of("fd77:0:0:2::2".parse().unwrap()), Some(2));

@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn few_and_many_values_are_no_trouble() {
+    fn quantiles_work_for_few_and_many_values() {
         assert_eq!(Mean::of(&[]), Mean::default());
         assert_eq!(Mean::of(&[7.0]).half_width, 0.0);
         let many = Mean::of(&(0..100).map(f64::from).collect::<Vec<_>>());
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn ratios_are_taken_in_pairs() {
+    fn ratios_are_computed_per_pair() {
         assert_eq!(Mean::of_ratios(&[2.0, 9.0], &[1.0, 3.0]).mean, 2.5);
     }
 
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn pairs_keep_their_sides_apart() {
+    fn pairs_keep_their_sides_separate() {
         let mut pairs = Pairs::default();
         for (with, value) in [(true, 9.0), (false, 10.0), (false, 20.0), (true, 19.0)] {
             pairs.push(with, value);

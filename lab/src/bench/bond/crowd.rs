@@ -138,7 +138,7 @@ async fn join(line: &str, first: bool, keys: &KeyPair, links: &[String]) -> Resu
     let mut state = client.state();
     let settled =
         tokio::time::timeout(TIMEOUT, state.wait_for(|state| *state != State::Connecting)).await.context("the relay is silent")??.clone();
-    ensure!(settled == State::Up, "the relay lets nobody in: {settled:?}");
+    ensure!(settled == State::Up, "the relay does not admit the client: {settled:?}");
     Ok(client)
 }
 

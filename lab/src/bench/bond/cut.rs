@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_never_came_back_is_told() {
+    fn a_link_that_never_returned_is_reported() {
         let case = Case { who: "Braid", variant: TcpVariant::PLAIN, victim: 0, pulled: true };
         assert!((case.aim() - 0.1).abs() < 1e-9);
         let mut report = Report::new("bond-cut", "", "");

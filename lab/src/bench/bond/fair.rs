@@ -186,14 +186,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exact_rates_are_the_thesis_s() {
+    fn exact_rates_equal_the_thesis() {
         let rates = |first| exact(&[3e6, 10e6], first).unwrap().iter().map(|rate| (rate / 1e4).round() / 100.0).collect::<Vec<_>>();
         assert_eq!((rates(0), rates(1), rates(2)), (vec![3.0, 6.67, 3.33], vec![8.67, 4.33], vec![10.0]));
         assert!(rules().contains("port = 8082 }\ncarry = \"bond\"\nweight = 2.0\nlinks = [\"wlan0\", \"lte0\"]"), "{}", rules());
     }
 
     #[test]
-    fn a_flow_that_is_late_or_short_is_told() {
+    fn a_late_or_short_flow_is_reported() {
         // 10 kB every 10 ms are 8 Mbit/s; the second flow begins after 3 s.
         let flow = |from: u64| (from * 100..2000).map(|step| (ms(step * 10), 10_000)).collect::<Arrivals>();
         let (flows, end) = ([flow(0), flow(3)], Duration::from_secs(20));

@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_pairs_are_as_different_as_they_are_said_to_be() {
+    fn the_pairs_differ_as_described() {
         let most = |of: fn(&LinkParams) -> f64| {
             let ratio = |pair: &[LinkParams; 2]| (of(&pair[0]) / of(&pair[1])).max(of(&pair[1]) / of(&pair[0]));
             PAIRS.iter().map(ratio).fold(0.0, f64::max)

@@ -258,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_does_not_come_is_missed_and_what_comes_twice_counts_once() {
+    fn missing_packets_are_counted_and_duplicates_count_once() {
         let sink = UdpSocket::bind("127.0.0.1:0").unwrap();
         sink.set_read_timeout(Some(ms(10))).unwrap();
         let from = UdpSocket::bind("127.0.0.1:0").unwrap();

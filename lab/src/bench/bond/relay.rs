@@ -235,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn growth_is_told_from_warming_up() {
+    fn growth_is_distinguished_from_warm_up() {
         let flat: Vec<f64> = (0..50).map(|look| if look < 10 { f64::from(look) } else { 10.0 }).collect();
         assert_eq!(grown(&flat), (10.0, 10.0));
         let leaking: Vec<f64> = (0..50).map(f64::from).collect();

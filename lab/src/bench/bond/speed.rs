@@ -267,7 +267,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_process_name_may_hold_anything() {
+    fn a_process_name_may_contain_any_character() {
         let stat = "12 (a ) b) S 1 1 1 0 -1 0 0 0 0 0 250 125 0 0 20 0";
         assert_eq!(parse_spent(stat), Some([2.5, 1.25]));
         assert_eq!(parse_spent("12 (a) S 1"), None);
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn medians_are_compared_and_what_is_slower_is_told() {
+    fn medians_are_compared_and_slower_ones_are_reported() {
         let run = |stack, rate| Run { stack, flows: 1, rate, cpu: [1.0; 5] };
         let runs = [
             run(Stack::Bare, 20.0),

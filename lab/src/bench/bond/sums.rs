@@ -275,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ten_links_carry_seventy_megabits_and_every_shortfall_is_told() {
+    fn ten_links_carry_seventy_megabits_and_every_shortfall_is_reported() {
         assert!(CASES.iter().any(|case| case.links.len() == 10 && case.sum() == mbps(70)));
         let mut report = Report::new("bond", "", "");
         let case = CASES.iter().find(|case| case.times_cubic.is_some()).unwrap();
