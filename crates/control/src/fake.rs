@@ -262,7 +262,7 @@ impl FakeSteering {
     /// Simulates a retransmission timeout of a flow.
     pub fn time_out(&mut self, id: FlowId) {
         if let Some(row) = self.flows.get(&id) {
-            self.events.push(SteeringEvent::Suffering {
+            self.events.push(SteeringEvent::Symptom {
                 link: row.link,
                 family: row.family,
                 connecting: row.connecting,

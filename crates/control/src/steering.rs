@@ -285,7 +285,7 @@ pub enum SteeringEvent {
         class: Class,
     },
     /// A segment of a flow was not acknowledged in time.
-    Suffering {
+    Symptom {
         /// Link of the flow.
         link: LinkIndex,
         /// Address family of the flow.

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use braid_decide::health::Suffering;
+use braid_decide::health::Symptom;
 use braid_decide::policy::{Admission, AppRule, LinkSelector, Policy, admit};
 use braid_model::{Class, Direction, Family, LinkSet, Time};
 
@@ -59,7 +59,7 @@ impl<S: Steering> Core<S> {
             let health = link.health.get_mut(family);
             match event {
                 PathEvent::Delivers => health.on_progress(now, now),
-                PathEvent::Silent => health.on_suffering(now, Suffering::Timeout),
+                PathEvent::Silent => health.on_symptom(now, Symptom::Timeout),
             }
         }
         self.reevaluate(now)

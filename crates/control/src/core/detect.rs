@@ -55,7 +55,7 @@ impl<S: Steering> Core<S> {
     /// Asks the remote host of a flow whether it runs Braid, if that is due.
     pub(super) fn ask_if_new(&mut self, now: Time, row: &FlowRow) {
         let host = row.remote.0;
-        if !self.may_ask(host) || !self.detection.is_news(now, host, row.slot) || LOOKUP_PORTS.contains(&row.remote.1) {
+        if !self.may_ask(host) || !self.detection.needs_probe(now, host, row.slot) || LOOKUP_PORTS.contains(&row.remote.1) {
             return;
         }
         // Only a host that answered the flow is asked: silence then means that it does not run Braid, not that there is no route.
@@ -137,7 +137,7 @@ impl<S: Steering> Core<S> {
     /// Hosts known to run Braid, and hosts that show a different key than before. The reason is set if flows without a rule are not bonded
     /// directly to the host.
     pub fn known_servers(&self, now: Time) -> Vec<(IpAddr, Knowledge<PublicKey>, Option<String>)> {
-        let hosts = self.detection.servers(now).into_iter().chain(self.detection.impostors());
+        let hosts = self.detection.servers(now).into_iter().chain(self.detection.key_mismatches());
         hosts.map(|host| (host, self.detection.knowledge(now, host), self.why_not_direct(now, host, None))).collect()
     }
 
@@ -218,7 +218,7 @@ impl<S: Steering> Core<S> {
         };
         let filter = self.owner_filter.as_ref().filter(|reason| self.detects_any() && *reason != UNREAD);
         let filtered = filter.map(|reason| format!("flows to servers that run Braid go direct: {reason}"));
-        self.detection.impostors().map(impostor).chain(self.detection_trouble.clone()).chain(filtered).collect()
+        self.detection.key_mismatches().map(impostor).chain(self.detection_trouble.clone()).chain(filtered).collect()
     }
 
     /// Whether a flow to `host` is bonded directly to it, and a text that explains it.
