@@ -230,6 +230,47 @@ fn an_explanation_contains_the_rule_the_loads_and_the_runner_up() {
 }
 
 #[test]
+fn the_papers_rules_and_random_distribute_flows_and_are_explained() {
+    // A flow of 2 MB to the slow link, which is busy for 1.6 s, longer than both would be with another flow on the fast one.
+    let rates = [100, 10, 100].map(|mbps| Some(Rate::from_mbps(mbps)));
+    let start = |scheduler| {
+        let mut config = config(scheduler);
+        config.policy.links = ["wlan0", "lte0"].iter().zip(rates).map(|(name, rate)| LinkRule { capacity_down: rate, ..link_rule(name) }).collect();
+        config.policy.default_demand = ByteCount::new(2_000_000);
+        config.policy.apps = vec![AppRule { links: only(&["lte0"]), ..rule_for("slow") }];
+        let mut world = World::new(config);
+        world.connect("slow", 1);
+        world
+    };
+    let ask = |world: &mut World| {
+        let request = braid_api::ExplainRequest { name: Some("x".into()), destination: Some(SERVER.to_string()), ..Default::default() };
+        let answer = world.core.explain(world.now, &request).unwrap();
+        assert!(answer.candidates.iter().all(|candidate| candidate.finish_us.is_some() && candidate.end_us.is_none()), "{answer:?}");
+        (answer.link.unwrap(), answer.reason)
+    };
+    let mut least = start(Scheduler::LeastFinish);
+    let (link, why) = ask(&mut least);
+    assert!(why.starts_with("it finishes its load and the flow first, in 0.16"), "{why}");
+    assert_eq!((link.as_str(), least.ten()), ("wlan0", [10, 0]));
+    let mut whole = start(Scheduler::LeastMakespan);
+    let (link, why) = ask(&mut whole);
+    assert!(why.starts_with("it finishes the flow in 0.16") && why.contains("before the busiest link finishes its load, in 1.6"), "{why}");
+    assert_eq!((link.as_str(), whole.ten()), ("wlan0", [10, 0]));
+    let (_, why) = ask(&mut whole);
+    assert!(why.starts_with("no link finishes the flow before the busiest one"), "{why}");
+    let mut random = start(Scheduler::Random);
+    let (link, why) = ask(&mut random);
+    assert!(why.starts_with("the next flow draws it at random among 2 links"), "{why}");
+    let before = random.core.flows(random.now).len();
+    random.connect("x", 1);
+    assert_eq!(random.core.flows(random.now)[before].link, link, "the next flow draws what the explanation says");
+    let counts: Vec<usize> = (0..20).map(|_| random.ten()[0]).collect();
+    let first: usize = counts.iter().sum();
+    // 100 expected, standard deviation 7.
+    assert!((65..135).contains(&first) && counts.iter().any(|count| *count != 5), "{counts:?}");
+}
+
+#[test]
 fn flows_share_links_in_inverse_proportion_to_their_round_trips() {
     let mut config = config(Scheduler::RttShare);
     let rates = [30, 10].map(|mbps| Some(Rate::from_mbps(mbps)));
