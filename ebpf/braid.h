@@ -283,11 +283,11 @@ struct braid_datagram_key {
 	__u32 pad;
 };
 
-enum braid_event_kind { BRAID_EVENT_END, BRAID_EVENT_APP, BRAID_EVENT_SUFFERING, BRAID_EVENT_COUNT };
+enum braid_event_kind { BRAID_EVENT_END, BRAID_EVENT_APP, BRAID_EVENT_SYMPTOM, BRAID_EVENT_COUNT };
 
 struct braid_event {
 	__u32 kind;
-	__u32 detail; /* SUFFERING: retransmissions so far, bit 31 set for an unanswered SYN */
+	__u32 detail; /* SYMPTOM: retransmissions so far, bit 31 set for an unanswered SYN */
 	struct braid_flow_row row; /* APP: `flow.app`, `process`, `user` and `cgroup` only; COUNT: unused */
 };
 

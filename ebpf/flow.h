@@ -286,7 +286,7 @@ BRAID_INLINE void record_timeout(const struct braid_flow *flow, __u32 detail)
 
 	if (sign)
 		__sync_fetch_and_add(&sign->timeouts[flow->family == 6], 1);
-	event = new_event(BRAID_EVENT_SUFFERING);
+	event = new_event(BRAID_EVENT_SYMPTOM);
 	if (!event)
 		return;
 	event->detail = detail;

@@ -422,7 +422,7 @@ fn regression_the_old_watchdog_does_not_sweep_the_next_daemons_rules() {
         return;
     }
     let lab = lab(2);
-    adopt_orphans();
+    set_child_subreaper();
     let mut up = Up::start(&lab, ROUND_ROBIN);
     let there = routing(&lab);
     for _ in 0..5 {
@@ -443,7 +443,7 @@ fn regression_the_old_watchdog_does_not_sweep_the_next_daemons_rules() {
 
 /// Makes this process the parent of a dead daemon's children, which are in its session. Otherwise the watchdog might be in an orphaned process
 /// group, in which the kernel resumes stopped processes.
-fn adopt_orphans() {
+fn set_child_subreaper() {
     // SAFETY: a plain system call without pointers.
     assert_eq!(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) }, 0);
 }

@@ -12,7 +12,7 @@ use braid_peer::limits::Limits;
 use braid_peer::registry::{Month, RegisteredClient, Registry};
 use braid_peer::state::StateDir;
 use braid_platform::linux::owner;
-use braid_platform::linux::sys::process::{keep_memory, raise_open_files};
+use braid_platform::linux::sys::process::{raise_open_files, raise_trim_threshold};
 use braid_transport::relay::{self, MemoryLimits, Options, Reach};
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
@@ -54,7 +54,7 @@ fn serve_in(options: RelayServer) -> anyhow::Result<()> {
     } else {
         Reach::Internet { registry: Box::new(Registry::open(&dir)?), allow: options.allow, own: options.own }
     };
-    keep_memory();
+    raise_trim_threshold();
     if let Err(error) = raise_open_files() {
         tracing::warn!("cannot raise the limit of open files: {error}");
     }

@@ -3,8 +3,8 @@
 use std::io;
 
 use braid_api::{
-    App, AppEntry, Candidate, DoctorReport, Explanation, Flow, LinkState, LinkStatus, Outcome, PathState, Peer, PeerKind, PolicyView,
-    Share, Status, Verdict,
+    App, AppEntry, Candidate, DoctorReport, Explanation, Flow, LinkState, LinkStatus, Optimum, Outcome, PathState, Peer, PeerKind,
+    PolicyView, Share, Status, Verdict,
 };
 
 use crate::table::{Cell, Page, Tone, UNKNOWN, age, bytes, cell, joules, micros, numbers, percent, rate, toned, words};
@@ -346,11 +346,24 @@ pub(crate) fn explanation(page: &mut Page<'_>, explained: &Explanation) -> io::R
     if let Some(next) = &explained.runner_up {
         page.line(format!("runner-up  {next}"))?;
     }
+    if let Some(optimum) = &explained.optimum {
+        page.line(format!("optimum    {}", optimum_text(optimum)))?;
+    }
     if explained.outcome == Outcome::Bonded && !explained.paths.is_empty() {
         shares(page, &explained.paths)
     } else {
         candidates(page, explained)
     }
+}
+
+fn optimum_text(optimum: &Optimum) -> String {
+    let bps = |bps| rate(Some(bps)).map_or(UNKNOWN.to_owned(), |rate| rate.to_string());
+    let (reached, target) = (bps(optimum.throughput_bps), bps(optimum.target_bps));
+    let met = if optimum.feasible { "of at least" } else { "of which the links cannot give" };
+    let weights: Vec<String> = optimum.weights.iter().map(|of| format!("{} {:.0} %", of.link, of.weight * 100.0)).collect();
+    let weights = if weights.is_empty() { "no link".to_owned() } else { weights.join(", ") };
+    let marginal = optimum.marginal_link.as_ref().map(|link| format!("; marginal link {link}")).unwrap_or_default();
+    format!("{reached} {met} {target}, {:.2} J; bonded traffic by weight: {weights}{marginal}", optimum.energy_j)
 }
 
 fn shares(page: &mut Page<'_>, paths: &[Share]) -> io::Result<()> {

@@ -79,6 +79,35 @@ pub struct Explanation {
     /// Whether Braid has seen flows of the program, or a rule names it; `null` for a live flow.
     #[serde(default)]
     pub program_known: Option<bool>,
+    /// Under the scheduler `operetta`: what the links are to do with all load in the flow's direction.
+    #[serde(default)]
+    pub optimum: Option<Optimum>,
+}
+
+/// The outcome of OPERETTA's Algorithm 1 for everything that has to be moved in one direction, connections and bonded flows.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct Optimum {
+    /// The target throughput.
+    pub target_bps: u64,
+    /// The throughput that all load together reaches.
+    pub throughput_bps: u64,
+    /// The throughput meets the target.
+    pub feasible: bool,
+    /// The energy that moving all load takes.
+    pub energy_j: f64,
+    /// The dearest link that carries bonded traffic: more demand would be paid at its price.
+    pub marginal_link: Option<String>,
+    /// The weight `w_j` of each link that carries bonded traffic.
+    pub weights: Vec<LinkWeight>,
+}
+
+/// A link's weight.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct LinkWeight {
+    /// The link.
+    pub link: String,
+    /// Its share of all bonded traffic, 0 to 1.
+    pub weight: f64,
 }
 
 /// Share of one link in a flow that a peer carries.

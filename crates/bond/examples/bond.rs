@@ -145,7 +145,7 @@ fn fair() {
 }
 
 fn rules() {
-    use braid_bond::Scheduling::{EarliestCompletion, Midrr, Redundant, RoundRobin, RttShare, WeightedRoundRobin, Weights};
+    use braid_bond::BondScheduler::{EarliestCompletion, Midrr, Redundant, RoundRobin, RttShare, WeightedRoundRobin, Weights};
     println!("\n| scheduling | 20 + 20 (50 ms) | by link | 20 + 2 | by link |\n|---|---|---|---|---|");
     for scheduling in [Midrr, RoundRobin, WeightedRoundRobin, RttShare, EarliestCompletion, Weights, Redundant(2)] {
         let cells =

@@ -19,7 +19,7 @@ use crate::report::{Event, FlowError, FlowView, PathView};
 use crate::tracker::Control;
 use crate::window::Window;
 use crate::{FlowKey, FlowPolicy, Limits, Open, PathFacts, PathId, PathUpdate, Side};
-use choice::Chooser;
+use choice::{Chooser, SchedulingPlan};
 
 /// Scheduling quantum of a flow of weight 1.
 const QUANTUM: ByteCount = ByteCount::new(1500);
@@ -47,6 +47,12 @@ pub struct Bond {
     pub(crate) keys: BTreeMap<midrr::FlowKey, FlowKey>,
     /// When to release flows from `narrowed`: path conditions change, so an exclusion expires.
     pub(crate) reconsider: Option<Time>,
+    /// How this end schedules what it sends. On the client also: the plan for the server, and whether the server supports plans.
+    /// `plan_version` is the version of the server's plan.
+    pub(crate) plan: SchedulingPlan,
+    pub(crate) servers_plan: SchedulingPlan,
+    pub(crate) plan_version: u64,
+    pub(crate) obeyed: bool,
     /// The packet scheduler that replaces miDRR, if one is set.
     pub(crate) chooser: Option<Chooser>,
     /// Urgent flows with pending data.
@@ -101,6 +107,10 @@ impl Bond {
             scheduler,
             keys: BTreeMap::new(),
             reconsider: None,
+            plan: SchedulingPlan::default(),
+            servers_plan: SchedulingPlan::default(),
+            plan_version: 0,
+            obeyed: false,
             chooser: None,
             urgent: BTreeSet::new(),
             urgent_sent_at: None,
@@ -150,6 +160,7 @@ impl Bond {
         let mut path = Path::new(now, link, slot, facts);
         // The client sends a PING first. The server does not send before it has received something on the path.
         path.initial_ping = self.side == Side::Client;
+        path.share = self.plan.share(link);
         self.paths.insert(id, path);
         self.scheduler.forget();
         self.chooser.iter_mut().for_each(Chooser::reconsider);
@@ -194,6 +205,7 @@ impl Bond {
         self.path_updates.insert(id, update);
         self.control.push_back(Control::Path(id));
         self.on_link(now, id, down);
+        self.apply_policies();
     }
 
     /// Sets whether a path is a backup. The other end already has this value from the Hello message, so no update is sent.
@@ -201,6 +213,7 @@ impl Bond {
         if let Some(path) = self.paths.get_mut(&id) {
             path.backup = backup;
         }
+        self.apply_policies();
     }
 
     /// Whether a probe is due on a path that is not good. A probe needs no room in the congestion window.

@@ -10,7 +10,11 @@ use thiserror::Error;
 
 /// Version of the protocol.
 pub const VERSION: u16 = 1;
-/// Largest message, in bytes.
+/// Capability: the server supports SCHEDULING frames.
+pub(crate) const SCHEDULING: u64 = 1 << 0;
+/// Capabilities of this implementation.
+pub(crate) const CAPABILITIES: u64 = SCHEDULING;
+/// The longest message.
 pub(crate) const MAX_MESSAGE: usize = 1024;
 
 /// Identifier of a bond, drawn at random by the client.
@@ -45,7 +49,7 @@ impl fmt::Debug for Secret {
 pub struct Hello {
     /// Newest protocol version that the client supports.
     pub version: u16,
-    /// Capabilities beyond that version, one bit each. None is defined yet.
+    /// What it can do beyond that version, one bit each (docs/protocol.md).
     pub capabilities: u64,
     /// Identifier of the bond.
     pub bond: BondId,

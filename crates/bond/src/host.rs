@@ -25,9 +25,9 @@ use thiserror::Error;
 
 pub use self::admission::refusals;
 use self::conn::{Conn, Stage, transport};
-pub use self::source::{Begins, Source, source, sources};
+pub use self::source::{Source, SourceLimiter, source, sources};
 use crate::controller::{PathMetrics, RateController};
-use crate::hello::{BondId, Hello, Secret, VERSION};
+use crate::hello::{BondId, CAPABILITIES, Hello, Secret, VERSION};
 use crate::{Bond, Event, Limits, PathId, Side};
 
 /// Length of this host's connection IDs in bytes. IDs are random and unique within a host. They are not a secret: guessing one gives no access.
@@ -156,8 +156,8 @@ pub struct Host {
     unadmitted: BTreeSet<ConnectionId>,
     bounds: HostLimits,
     /// Limits on the handshakes that clients start, before and after they have validated their address.
-    unvalidated: Begins,
-    validated: Begins,
+    unvalidated: SourceLimiter,
+    validated: SourceLimiter,
     first_rtt: Option<Duration>,
     sessions: BTreeMap<BondId, Session>,
     timers: BTreeSet<(Instant, Timer)>,
@@ -207,8 +207,8 @@ impl Host {
             connection_count: 0,
             unadmitted: BTreeSet::new(),
             bounds: HostLimits::default(),
-            unvalidated: Begins::new(HANDSHAKE_BURST, HANDSHAKE_INTERVAL, MAX_SOURCES),
-            validated: Begins::new(HANDSHAKE_BURST, HANDSHAKE_INTERVAL, MAX_SOURCES),
+            unvalidated: SourceLimiter::new(HANDSHAKE_BURST, HANDSHAKE_INTERVAL, MAX_SOURCES),
+            validated: SourceLimiter::new(HANDSHAKE_BURST, HANDSHAKE_INTERVAL, MAX_SOURCES),
             first_rtt: None,
             sessions: BTreeMap::new(),
             timers: BTreeSet::new(),
@@ -283,7 +283,7 @@ impl Host {
         config.transport_config(Arc::new(settings));
         let (handle, connection) =
             self.endpoint.connect(now, config, remote, server_name).map_err(|error| DialError::Connect(remote, error.to_string()))?;
-        let hello = Hello { version: VERSION, capabilities: 0, bond, secret, path: path.0, link, joins, backup, token, name };
+        let hello = Hello { version: VERSION, capabilities: CAPABILITIES, bond, secret, path: path.0, link, joins, backup, token, name };
         let conn = Conn { bond: Some(bond), hello: Some(hello), path, backup, ..Conn::new(now, connection, handle, metrics, link, remote) };
         Ok(self.insert_conn(conn))
     }

@@ -66,8 +66,9 @@ use std::time::Duration;
 
 use braid_model::{ByteCount, LinkSet, Rate};
 
-pub use bond::choice::Scheduling;
+pub use bond::choice::SchedulingPlan;
 pub use bond::{Bond, codes};
+pub use braid_decide::policy::BondScheduler;
 pub use hello::{BondId, Hello, HelloError, Secret, VERSION, Welcome};
 pub use path::PathState;
 pub use receive::ReceiveError;

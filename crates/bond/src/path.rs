@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use braid_model::{ByteCount, Rate, Time};
+use braid_model::{ByteCount, LinkSet, Rate, Time};
 
 use crate::tracker::{ACK_DELAY, Item, Received, Tracker};
 use crate::{FlowKey, PathFacts};
@@ -124,6 +124,12 @@ impl Path {
             initial_ping: false,
             loss_due: None,
         }
+    }
+
+    /// Whether the path may carry a flow with the interface preferences `links`. A backup may only if none of them is in `regular`, the links that
+    /// have a good path that is not a backup.
+    pub(crate) fn serves(&self, links: LinkSet, regular: LinkSet) -> bool {
+        links.contains(self.link.into()) && (!self.backup || (links & regular).is_empty())
     }
 
     pub(crate) fn is_good(&self) -> bool {

@@ -42,6 +42,7 @@ pub(crate) enum Control {
     TotalCredit,
     Path(PathId),
     Policy(FlowKey, u64),
+    Scheduling(u64),
 }
 
 #[derive(Debug)]

@@ -179,6 +179,7 @@ impl Bond {
             Control::Credit(id) => Frame::Credit { flow: *id, limit: flow(id)?.receive.limit() },
             Control::TotalCredit => Frame::TotalCredit { limit: self.receive_limit },
             Control::Path(id) => Frame::Path { path: *id, update: *self.path_updates.get(id)? },
+            Control::Scheduling(version) => Frame::Scheduling { version: *version, plan: self.servers_plan },
             Control::Policy(id, version) => Frame::Policy { flow: *id, version: *version, policy: flow(id)?.policy },
         })
     }
@@ -254,9 +255,6 @@ impl Bond {
 
     fn put_flows(&mut self, now: Time, id: PathId, draft: &mut Draft<'_>) {
         let Some(slot) = self.paths.get(&id).map(|path| path.slot) else { return };
-        if !self.may_carry(id) {
-            return;
-        }
         while draft.room() > MIN_CHUNK_ROOM {
             let Some((flow, also)) = self.next_flow(now, id, slot) else { return };
             let put = if self.is_messages(flow) { self.put_message(id, flow, also, draft) } else { self.put_piece(id, flow, also, draft) };
@@ -267,18 +265,13 @@ impl Bond {
         }
     }
 
-    /// Whether a path may carry data. Backups may only while no other path is good.
-    fn may_carry(&self, id: PathId) -> bool {
-        let backup = self.paths.get(&id).is_some_and(|path| path.backup);
-        !backup || !self.paths.values().any(|path| path.is_good() && !path.backup)
-    }
-
     /// Chooses the next flow for a path: urgent flows first, then miDRR, except flows whose last bytes would arrive sooner over another path. Also
     /// returns the slots of the paths that are to carry copies.
     fn next_flow(&mut self, now: Time, id: PathId, slot: usize) -> Option<(FlowKey, LinkSet)> {
-        let links = self.paths.get(&id).map_or(LinkSet::EMPTY, |path| LinkSet::only(path.link.into()));
+        let path = self.paths.get(&id)?;
+        let regular = if path.backup { self.regular_links() } else { LinkSet::EMPTY };
         let urgent = self.urgent.iter().copied().find(|flow| {
-            self.flows.get(flow).is_some_and(|flow| !(flow.policy.links & links).is_empty())
+            self.flows.get(flow).is_some_and(|flow| path.serves(flow.policy.links, regular))
                 && self.better_elsewhere(now, id, *flow).is_none()
         });
         if urgent.is_some() {
@@ -395,18 +388,19 @@ impl Bond {
     /// a flow's window.
     fn put_repeats(&mut self, now: Time, id: PathId, draft: &mut Draft<'_>) {
         let Some(path) = self.paths.get(&id) else { return };
-        if !self.may_carry(id) || !self.may_repeat(id) {
+        if !self.may_repeat() {
             return;
         }
-        let link = path.link;
+        let (link, backup, regular) = (path.link, path.backup, self.regular_links());
+        let serves = |links: LinkSet| links.contains(link.into()) && (!backup || (links & regular).is_empty());
         let here = now + path.arrival(draft.room() as u64) + MARGIN;
         let others: Vec<PathId> = self.paths.keys().copied().filter(|other| *other != id).collect();
         for other in others {
             while draft.room() > MIN_CHUNK_ROOM {
                 let flows = &self.flows;
                 let may = |item: &Item| match item {
-                    Item::Piece(flow, _) => flows.get(flow).is_some_and(|flow| flow.policy.links.contains(link.into())),
-                    Item::Control(_) => true,
+                    Item::Piece(flow, _) => flows.get(flow).is_some_and(|flow| serves(flow.policy.links)),
+                    Item::Control(_) => !backup || regular.is_empty(),
                 };
                 let Some(slow) = self.paths.get_mut(&other) else { break };
                 let pace = slow.pace();

@@ -10,7 +10,9 @@ use std::time::Duration;
 use bytes::{Buf, BufMut, Bytes};
 use thiserror::Error;
 
+use crate::bond::choice::SchedulingPlan;
 use crate::{FlowKey, FlowKind, FlowPolicy, Open, PathId, PathUpdate, Target};
+use braid_decide::policy::BondScheduler;
 
 /// Largest integer that a varint can encode.
 pub(crate) const MAX_VARINT: u64 = (1 << 62) - 1;
@@ -39,6 +41,7 @@ mod kind {
     pub(super) const OPEN: u8 = 0x11;
     pub(super) const OPENED: u8 = 0x12;
     pub(super) const POLICY: u8 = 0x13;
+    pub(super) const SCHEDULING: u8 = 0x14;
 }
 
 /// Why a datagram is malformed. The bond that received it ends; other bonds are not affected.
@@ -98,6 +101,7 @@ pub(crate) enum Frame {
     Open { flow: FlowKey, open: Open },
     Opened { flow: FlowKey, code: u64 },
     Policy { flow: FlowKey, version: u64, policy: FlowPolicy },
+    Scheduling { version: u64, plan: SchedulingPlan },
 }
 
 /// Acknowledgement of datagrams of one path.
@@ -143,6 +147,10 @@ impl Frame {
                 put(out, kind::POLICY, &[flow.0, *version]);
                 policy.encode(out);
             }
+            Self::Scheduling { version, plan } => {
+                put(out, kind::SCHEDULING, &[*version]);
+                plan.encode(out);
+            }
         }
     }
 
@@ -180,6 +188,7 @@ impl Frame {
             kind::OPEN => Self::Open { flow: take_flow(from)?, open: Open::decode(from)? },
             kind::OPENED => Self::Opened { flow: take_flow(from)?, code: take_varint(from)? },
             kind::POLICY => Self::Policy { flow: take_flow(from)?, version: take_varint(from)?, policy: FlowPolicy::decode(from)? },
+            kind::SCHEDULING => Self::Scheduling { version: take_varint(from)?, plan: SchedulingPlan::decode(from)? },
             other => return Err(WireError::Unknown(other)),
         }))
     }
@@ -273,6 +282,49 @@ impl Open {
             _ => return Err(WireError::Range("kind of target")),
         };
         Ok(Self { kind, target, policy: FlowPolicy::decode(from)? })
+    }
+}
+
+impl SchedulingPlan {
+    fn encode(&self, out: &mut impl BufMut) {
+        let copies = if let BondScheduler::Redundant(copies) = self.scheduler() { copies } else { 0 };
+        out.put_slice(&[scheduler_number(self.scheduler()), copies, self.shares().count() as u8]);
+        for (link, share) in self.shares() {
+            out.put_u8(link);
+            out.put_u16(share);
+        }
+    }
+
+    fn decode(from: &mut Bytes) -> Result<Self, WireError> {
+        let (number, copies, shares) = (take_u8(from)?, take_u8(from)?, take_u8(from)?);
+        let known = BondScheduler::ALL.into_iter().find(|rule| scheduler_number(*rule) == number);
+        let scheduler = match known.ok_or(WireError::Range("scheduler"))? {
+            BondScheduler::Redundant(_) if copies == 0 => return Err(WireError::Range("number of copies")),
+            BondScheduler::Redundant(_) => BondScheduler::Redundant(copies),
+            rule => rule,
+        };
+        let mut plan = Self::new(scheduler);
+        for _ in 0..shares {
+            let (link, share) = (take_u8(from)?, take_u16(from)?);
+            if !plan.set_share(link, share) {
+                return Err(WireError::Range("link"));
+            }
+        }
+        Ok(plan)
+    }
+}
+
+/// A rule's number in the protocol.
+fn scheduler_number(scheduler: BondScheduler) -> u8 {
+    match scheduler {
+        BondScheduler::Midrr => 0,
+        BondScheduler::RoundRobin => 1,
+        BondScheduler::WeightedRoundRobin => 2,
+        BondScheduler::RttShare => 3,
+        BondScheduler::EarliestCompletion => 4,
+        BondScheduler::MinRtt => 5,
+        BondScheduler::Redundant(_) => 6,
+        BondScheduler::Weights => 7,
     }
 }
 
@@ -404,6 +456,15 @@ mod tests {
         })
     }
 
+    fn plan() -> impl Strategy<Value = SchedulingPlan> {
+        let scheduler = prop_oneof![proptest::sample::select(BondScheduler::ALL.to_vec()), (1u8..).prop_map(BondScheduler::Redundant),];
+        (scheduler, proptest::collection::btree_map(0u8..64, 1u16.., 0..9)).prop_map(|(scheduler, shares)| {
+            let mut plan = SchedulingPlan::new(scheduler);
+            shares.into_iter().for_each(|(link, share)| assert!(plan.set_share(link, share)));
+            plan
+        })
+    }
+
     fn ack() -> impl Strategy<Value = Ack> {
         (any::<u32>(), 0u64..1 << 40, proptest::collection::vec((0u64..9, 0u64..9), 1..MAX_ACK_RANGES)).prop_map(|(path, micros, steps)| {
             let mut at = 0;
@@ -450,6 +511,7 @@ mod tests {
                 .prop_map(|(flow, kind, target, policy)| Frame::Open { flow, open: Open { kind, target, policy } }),
             (flow(), number()).prop_map(|(flow, code)| Frame::Opened { flow, code }),
             (flow(), number(), policy()).prop_map(|(flow, version, policy)| Frame::Policy { flow, version, policy }),
+            (number(), plan()).prop_map(|(version, plan)| Frame::Scheduling { version, plan }),
         ]
     }
 
@@ -497,6 +559,7 @@ mod tests {
         let open = |kind, target, policy| Frame::Open { flow, open: Open { kind, target, policy } };
         let address = |text: &str| Target::Address(text.parse().unwrap());
         let twice = FlowPolicy { copies: 2, urgent: true, ..policy };
+        let plan = SchedulingPlan::weights([(0, 1.0 / 3.0), (3, 2.0 / 3.0)]);
         let chunk = |fin| Frame::Chunk { flow, offset: 1000, fin, data: data.clone() };
         let ack = Ack { path: PathId(2), delay: Duration::from_micros(100), ranges: vec![(8, 9), (1, 5)] };
         let frames = [
@@ -516,6 +579,8 @@ mod tests {
             ("OPEN stream to example.org:80", open(FlowKind::Stream, Target::Name("example.org".into(), 80), policy)),
             ("OPENED code 111", Frame::Opened { flow, code: 111 }),
             ("POLICY version 2", Frame::Policy { flow, version: 2, policy }),
+            ("SCHEDULING version 1, link 0 a third, link 3 two thirds", Frame::Scheduling { version: 1, plan }),
+            ("SCHEDULING version 2, 3 copies", Frame::Scheduling { version: 2, plan: SchedulingPlan::new(BondScheduler::Redundant(3)) }),
         ];
         let headers = [("header, not numbered", None, None), ("header, sequence 15293", Some(15293), None)];
         headers.into_iter().chain(frames.map(|(name, frame)| (name, None, Some(frame)))).collect()

@@ -4,7 +4,7 @@ mod world;
 
 use std::time::Duration;
 
-use braid_bond::{FlowKey, FlowKind, FlowPolicy, PathId, Scheduling};
+use braid_bond::{BondScheduler, FlowKey, FlowKind, FlowPolicy, PathId};
 use braid_model::{ByteCount, LinkSet};
 use bytes::Bytes;
 use proptest::prelude::*;
@@ -45,7 +45,7 @@ fn random_loss_costs_little_more_than_the_lost_bytes() {
 fn regression_a_path_without_a_share_repeats_no_data() {
     let mut world = World::new(&[Spec { mbps: 2, delay_ms: 50, loss: 0.0 }, TWENTY], 1);
     for end in &mut world.ends {
-        end.set_scheduling(Scheduling::Weights);
+        end.set_scheduler(BondScheduler::Weights);
         end.set_share(PathId(0), 1.0);
     }
     let flow = world.stream();

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 use std::time::{Duration, Instant};
 
-use braid_bond::host::Begins;
+use braid_bond::host::SourceLimiter;
 
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -11,7 +11,7 @@ fn from(text: &str) -> SocketAddr {
     text.parse().unwrap()
 }
 
-fn taken(begins: &mut Begins, now: Instant, remotes: impl IntoIterator<Item = String>) -> usize {
+fn taken(begins: &mut SourceLimiter, now: Instant, remotes: impl IntoIterator<Item = String>) -> usize {
     remotes.into_iter().filter(|remote| begins.take(now, from(remote))).count()
 }
 
@@ -22,7 +22,7 @@ fn now() -> Instant {
 
 #[test]
 fn events_are_rate_limited_per_source() {
-    let (mut begins, now) = (Begins::new(8, PAUSE, 1000), now());
+    let (mut begins, now) = (SourceLimiter::new(8, PAUSE, 1000), now());
     let ports = |address: &str| (0..50).map(|port| format!("{address}:{port}")).collect::<Vec<_>>();
     assert_eq!(taken(&mut begins, now, ports("198.51.100.1")), 8);
     assert_eq!(taken(&mut begins, now, ports("[::ffff:198.51.100.1]")), 0, "the same address");
@@ -38,7 +38,7 @@ fn events_are_rate_limited_per_source() {
 /// The owner of a /48 network had 65,536 sources.
 #[test]
 fn regression_neighbouring_networks_share_the_limit_of_the_wider_network() {
-    let (mut begins, now) = (Begins::new(8, PAUSE, 1000), now());
+    let (mut begins, now) = (SourceLimiter::new(8, PAUSE, 1000), now());
     let hosts = |count: u16| (0..count).map(|host| format!("[2001:db8:1:aa00::{host:x}]:1")).collect::<Vec<_>>();
     assert_eq!(taken(&mut begins, now, hosts(50)), 8, "/64");
     let nets = |first: u16| (0..256).map(move |net: u16| format!("[2001:db8:1:{:x}::1]:1", first + net)).collect::<Vec<_>>();
@@ -50,7 +50,7 @@ fn regression_neighbouring_networks_share_the_limit_of_the_wider_network() {
 
 #[test]
 fn the_number_of_sources_is_bounded() {
-    let (mut begins, now) = (Begins::new(8, PAUSE, 10), now());
+    let (mut begins, now) = (SourceLimiter::new(8, PAUSE, 10), now());
     assert_eq!(taken(&mut begins, now, (0..50).map(|host| format!("198.51.100.{host}:1"))), 10);
     assert!(begins.take(now, from("198.51.100.3:1")), "a remembered source");
     assert!(begins.take(now + 20 * PAUSE, from("198.51.100.60:1")));

@@ -22,7 +22,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use braid_control::config::{Config, Measure, Severity};
-use braid_decide::policy::{ProbeMode, Scheduler};
+use braid_decide::policy::{BondScheduler, ProbeMode, Scheduler};
 use braid_model::Affinity;
 use toml::de::DeTable;
 
@@ -91,6 +91,9 @@ fn document_of(mut section: Section<'_>, world: &World) -> Config {
     if let Some(scheduler) = section.take("scheduler").and_then(|value| value.one_of(&Scheduler::ALL.map(|one| (one.name(), one)))) {
         config.policy.scheduler = scheduler;
     }
+    if let Some(bond) = section.take("bond").and_then(|value| value.section("[bond]")) {
+        config.policy.bond_scheduler = bond_scheduler(bond);
+    }
     config.policy.affinity = section.take("affinity").and_then(|value| value.one_of(&AFFINITIES));
     if let Some(demand) = section.take("default_demand").and_then(|value| value.quantity("an amount of data such as \"1 MB\"")) {
         config.policy.default_demand = demand;
@@ -130,6 +133,23 @@ fn document_of(mut section: Section<'_>, world: &World) -> Config {
     config.policy.links = links.into_iter().map(|link| link.rule).collect();
     section.finish();
     config
+}
+
+/// `[bond]`: the rule by which bonds choose paths.
+fn bond_scheduler(mut section: Section<'_>) -> Option<BondScheduler> {
+    let scheduler = section.take("scheduler").and_then(|value| value.one_of(&BondScheduler::ALL.map(|one| (one.name(), one))));
+    let copies = section.take("copies").and_then(|value| {
+        let copies = value.whole(2..=8)?;
+        if !matches!(scheduler, Some(BondScheduler::Redundant(_))) {
+            value.reader.refuse(&value.span, "only scheduler = \"redundant\" takes copies", "take copies out, or write that scheduler");
+        }
+        Some(copies as u8)
+    });
+    section.finish();
+    match (scheduler, copies) {
+        (Some(BondScheduler::Redundant(_)), Some(copies)) => Some(BondScheduler::Redundant(copies)),
+        (scheduler, _) => scheduler,
+    }
 }
 
 fn measure_of(mut section: Section<'_>, default: Measure) -> Measure {

@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use braid_control::config::{Detect, Finding};
-use braid_decide::policy::{Carry, ClientMatcher, LinkSelector, Pattern, Resolve};
+use braid_decide::policy::{BondScheduler, Carry, ClientMatcher, LinkSelector, Pattern, Resolve};
 use braid_model::{ByteCount, Class, LinkKind, Rate, Role};
 
 use super::*;
@@ -102,12 +102,30 @@ fn regression_a_bond_without_any_relay_causes_a_warning() {
     }
 }
 
+#[test]
+fn the_scheduler_of_bonds_is_read_and_copies_belong_to_redundant() {
+    let scheduler = |text: &str| parse(text).policy.bond_scheduler;
+    assert_eq!(scheduler(""), None);
+    for one in BondScheduler::ALL {
+        assert_eq!(scheduler(&format!("[bond]\nscheduler = \"{one}\"\n")), Some(one));
+    }
+    assert_eq!(scheduler("[bond]\nscheduler = \"redundant\"\ncopies = 3\n"), Some(BondScheduler::Redundant(3)));
+    for wrong in [
+        "[bond]\nscheduler = \"fastest\"\n",
+        "[bond]\nscheduler = \"midrr\"\ncopies = 2\n",
+        "[bond]\ncopies = 2\n",
+        "[bond]\nscheduler = \"redundant\"\ncopies = 9\n",
+    ] {
+        assert_eq!(refused(wrong).len(), 1, "{wrong}");
+    }
+}
+
 /// The example must contain every key: wrong keys list all valid ones in their remedy.
 #[test]
 fn the_example_names_every_key() {
-    let wrong = "x = 1\nutility = { x = 1, threshold = 0.5 }\nprice = { x = 1 }\n[[link]]\nname = \"eth0\"\nx = 1\nenergy = { receive_mw = 1, transmit_mw = 1, x = 1 }\n[[app]]\nmatch = { port = 1, x = 1 }\nx = 1\n[exclude]\nx = 1\n[measure]\nx = 1\n";
+    let wrong = "x = 1\nutility = { x = 1, threshold = 0.5 }\nprice = { x = 1 }\n[[link]]\nname = \"eth0\"\nx = 1\nenergy = { receive_mw = 1, transmit_mw = 1, x = 1 }\n[[app]]\nmatch = { port = 1, x = 1 }\nx = 1\n[exclude]\nx = 1\n[measure]\nx = 1\n[bond]\nx = 1\n";
     let findings = refused(wrong);
-    assert_eq!(findings.len(), 9, "{findings:#?}");
+    assert_eq!(findings.len(), 10, "{findings:#?}");
     let example = all_on();
     for finding in findings {
         let keys = finding.remedy.unwrap();

@@ -12,6 +12,7 @@ mod explain;
 mod flows;
 mod living;
 mod network;
+mod optimum;
 mod params;
 mod refused;
 mod rules;
@@ -35,7 +36,7 @@ use braid_model::{Direction, Family, FlowId, LinkIndex, NetworkSnapshot, Rate, T
 
 use crate::config::Config;
 use crate::links::{Link, LinkTable, ProbePlan};
-use crate::steering::{AppId, FlowRow, SteerParams, Steering, SteeringError};
+use crate::steering::{AppId, BondedLoads, FlowRow, SteerParams, Steering, SteeringError};
 use apps::Apps;
 pub use apps::Ended;
 pub use bond_reason::BondReason;
@@ -46,6 +47,7 @@ pub use estimates::{AppsView, Bonded};
 pub use flows::Stuck;
 pub use living::FlowsView;
 use living::LivingFlows;
+pub use optimum::{BondScheduling, PacketLoad};
 use rules::Executables;
 pub use rules::Names;
 pub use timeouts::Due;
@@ -98,6 +100,9 @@ pub struct Core<S> {
     /// Since when each link and family is dead.
     dead_since: BTreeMap<(LinkIndex, Family), Time>,
     actions: Actions,
+    /// Remaining bytes of bonded flows, and the loads last passed to the steering.
+    packet_load: PacketLoad,
+    bonded_loads: BondedLoads,
     /// Power supply of the machine; `None`: unknown, or no battery.
     supply: Option<Supply>,
     /// The reachable peers.
@@ -119,8 +124,10 @@ pub struct Core<S> {
     refused: Option<Vec<IpAddr>>,
     refusal_notes: refused::RefusalNotes,
     refused_due: Option<Time>,
-    /// The link that takes all flows, if the scheduler uses a single one.
+    /// State of the handover scheduler.
     handover: Handover,
+    /// The link that takes all flows under the current parameters, to save power or by the handover scheduler.
+    sole: Option<usize>,
     /// Power of links, estimated from the battery's power.
     fit: PowerFit,
     started: Time,
@@ -157,6 +164,8 @@ impl<S: Steering> Core<S> {
             beat_due: now,
             dead_since: BTreeMap::new(),
             actions: Actions::default(),
+            packet_load: PacketLoad::default(),
+            bonded_loads: BondedLoads::default(),
             supply: None,
             peers: BTreeSet::new(),
             detection: Detection::new(now),
@@ -170,6 +179,7 @@ impl<S: Steering> Core<S> {
             refusal_notes: refused::RefusalNotes::default(),
             refused_due: None,
             handover,
+            sole: None,
             fit: PowerFit::default(),
             started: now,
             polled: now,

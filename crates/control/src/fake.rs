@@ -14,8 +14,8 @@ use braid_model::{ByteCount, Class, Direction, Family, FlowId, LinkSet, PerFamil
 use ipnet::IpNet;
 
 use crate::steering::{
-    AppId, DemandEstimate, Dump, FlowRow, PeerDirect, RedirectPolicy, Signs, SteerParams, SteerRule, Steering, SteeringCounters,
-    SteeringError, SteeringEvent,
+    AppId, BondedLoads, DemandEstimate, Dump, FlowRow, PeerDirect, RedirectPolicy, Signs, SteerParams, SteerRule, Steering,
+    SteeringCounters, SteeringError, SteeringEvent,
 };
 
 /// Result of a connect.
@@ -60,6 +60,7 @@ pub struct FakeSteering {
     chaos: Option<u64>,
     calls: u64,
     moves_connects: bool,
+    bonded_loads: BondedLoads,
 }
 
 impl FakeSteering {
@@ -261,7 +262,7 @@ impl FakeSteering {
     /// Simulates a retransmission timeout of a flow.
     pub fn time_out(&mut self, id: FlowId) {
         if let Some(row) = self.flows.get(&id) {
-            self.events.push(SteeringEvent::Suffering {
+            self.events.push(SteeringEvent::Symptom {
                 link: row.link,
                 family: row.family,
                 connecting: row.connecting,
@@ -407,6 +408,19 @@ impl Steering for FakeSteering {
                 self.counters.moved += 1;
             }
         }
+        Ok(())
+    }
+
+    fn set_bonded_loads(&mut self, loads: &BondedLoads) -> Result<(), SteeringError> {
+        self.call("weigh bonded flows")?;
+        for (link_load, (before, after)) in self.load_table.loads.iter_mut().zip(self.bonded_loads.iter().zip(loads)) {
+            for direction in Direction::ALL {
+                let rest = link_load.load[direction].saturating_sub(before.load[direction].get());
+                link_load.load[direction] = rest.saturating_add(after.load[direction].get());
+            }
+            link_load.flows = link_load.flows.saturating_sub(before.flows).saturating_add(after.flows);
+        }
+        self.bonded_loads = *loads;
         Ok(())
     }
 

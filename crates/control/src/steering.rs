@@ -45,8 +45,10 @@ pub struct SteerLink {
 pub struct SteerParams {
     /// How a link is chosen. Its target applies to flows whose direction has none in `targets`.
     pub mode: Mode,
-    /// Target throughput by direction, for [`Mode::CheapestInTime`], since capacities differ by direction.
+    /// Target throughput of connections by direction, for [`Mode::CheapestInTime`], since capacities differ by direction.
     pub targets: PerDirection<Option<Rate>>,
+    /// Target throughput of connections and bonded flows together: OPERETTA's `T_target`. It stays in user space.
+    pub full_targets: PerDirection<Option<Rate>>,
     /// Number of the configured scheduler, recorded in each flow.
     pub scheduler: u8,
     /// Expected bytes of a flow of an unknown application.
@@ -283,7 +285,7 @@ pub enum SteeringEvent {
         class: Class,
     },
     /// A segment of a flow was not acknowledged in time.
-    Suffering {
+    Symptom {
         /// Link of the flow.
         link: LinkIndex,
         /// Address family of the flow.
@@ -356,6 +358,18 @@ pub struct DemandEstimate {
 /// second (RFC 6298, section 2). Half of that leaves the daemon enough time, and most paths enough to answer.
 pub const UNANSWERED: Duration = Duration::from_millis(500);
 
+/// Load of bonded flows on a link.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct BondedLoad {
+    /// Remaining bytes over this link.
+    pub load: PerDirection<ByteCount>,
+    /// Number of bonded flows.
+    pub flows: u32,
+}
+
+/// Load of bonded flows by slot.
+pub type BondedLoads = [BondedLoad; MAX_LINKS];
+
 /// Function that dumps the flows, on any thread.
 pub type Dump<W> = Box<dyn FnOnce() -> Result<W, SteeringError> + Send>;
 
@@ -401,6 +415,8 @@ pub trait Steering {
     /// Moves connects whose SYN has been unanswered for [`UNANSWERED`] to another link that their rules allow, before the kernel
     /// retransmits it, and confirms moved connects that were answered. If the system does not support this, connects stay where they are.
     fn move_connects(&mut self) -> Result<(), SteeringError>;
+    /// Sets the load of bonded flows by slot. The next dump adds it to the load table.
+    fn set_bonded_loads(&mut self, loads: &BondedLoads) -> Result<(), SteeringError>;
     /// Loads as the next decision uses them, with the current parameters.
     fn load_table(&mut self) -> Result<LoadTable, SteeringError>;
     /// Evidence from connections about the link in `slot`.

@@ -28,6 +28,7 @@ fn params() -> SteerParams {
     SteerParams {
         mode: Mode::VirtualStart,
         targets: PerDirection::default(),
+        full_targets: PerDirection::default(),
         scheduler: 3,
         default_demand: ByteCount::new(1000),
         affinity: None,
@@ -246,7 +247,7 @@ fn an_application_is_reported_once_and_events_arrive_in_order() {
     curl(&mut steering);
     let mut events = steering.events(3);
     assert!(matches!(&events[0], SteeringEvent::NewApp { app, .. } if app.name == "curl"));
-    let connecting = |event: &SteeringEvent| matches!(event, SteeringEvent::Suffering { connecting: true, .. });
+    let connecting = |event: &SteeringEvent| matches!(event, SteeringEvent::Symptom { connecting: true, .. });
     assert_eq!(events.drain(1..).map(|event| connecting(&event)).collect::<Vec<_>>(), [true, false]);
     let rest = steering.events(10);
     assert!(matches!(&rest[..], [SteeringEvent::Ended(row)] if row.id == id), "{rest:?}");

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use braid_api::{Accepted, PeerState, Status};
+use braid_api::{Accepted, Explanation, PeerState, Status};
 use braid_config::ConfigErrors;
 use braid_config::settings;
 use braid_control::RequestError;
@@ -11,16 +11,13 @@ use braid_control::core::Core;
 use braid_control::history::changes;
 use braid_http::Request;
 use braid_http::api_handler::{Moment, Rest};
-use braid_model::Time;
+use braid_model::{Direction, Time};
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::sys::bpf::now;
 
 use super::system::unix_ms;
 use super::{DEFAULT_CONFIG, Daemon, begin_allowances};
 use crate::state_store::StateStore;
-
-/// Name of the scheduler that spreads a bond's flows over its links.
-pub(super) const BOND_SCHEDULER: &str = "midrr";
 
 impl Daemon<'_> {
     /// Answers a request. Returns true if the daemon must end. A failed reply is ignored: the client no longer waits for it.
@@ -51,7 +48,10 @@ impl Daemon<'_> {
             Request::Apps(reply) => drop(reply.send(Ok(self.core.apps_view(time, self.peers.living())))),
             Request::Flows(reply) => self.ask_flows(time, reply),
             Request::Explain(request, reply) => {
-                let bonded = request.flow.and_then(|id| self.peers.explain(id, time, BOND_SCHEDULER));
+                let bonded = request.flow.and_then(|id| self.peers.explain(id, time)).map(|explained| {
+                    let up = explained.direction.as_deref() == Some("up");
+                    Explanation { optimum: self.core.optimum_view(if up { Direction::Up } else { Direction::Down }), ..explained }
+                });
                 let _ = reply.send(bonded.map_or_else(|| self.core.explain(time, &request), Ok));
             }
             Request::Peers(reply) => drop(reply.send(Ok(self.peers.views(&self.core.known_servers(time))))),
@@ -97,7 +97,7 @@ impl Daemon<'_> {
     pub(super) fn rest(&mut self, time: Time, apps: bool) -> Rest {
         Rest {
             status: self.status(time),
-            bonded: self.peers.flow_views(time, BOND_SCHEDULER),
+            bonded: self.peers.flow_views(time),
             apps: apps.then(|| self.core.applications(time, self.peers.living())),
             peers: self.peers.views(&self.core.known_servers(time)),
         }

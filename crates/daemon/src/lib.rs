@@ -24,7 +24,7 @@ use braid_platform::linux::netlink::firewall::{CHANGED, Firewall};
 use braid_platform::linux::netlink::{self, Follower};
 use braid_platform::linux::process::CgroupTree;
 use braid_platform::linux::sys::bpf::{Ready, now};
-use braid_platform::linux::sys::process::{give_back_memory, keep_memory, let_go_of_code, raise_open_files};
+use braid_platform::linux::sys::process::{raise_open_files, raise_trim_threshold, release_code_pages, trim_heap};
 use braid_platform::linux::{reverse_path, watch::ExeWatch};
 pub use braid_store::lock::Holder;
 use braid_store::lock::{Lock, LockError};
@@ -104,7 +104,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     let swept = netlink::sweep().context("cannot remove the rules and routes that an earlier Braid left")?;
     tracing::debug!(?swept, "removed the rules and routes that an earlier Braid left");
     let mut watchdog = Watchdog::start(&["watchdog"]).context("cannot start the watchdog")?;
-    keep_memory();
+    raise_trim_threshold();
     let open_files = raise_open_files().context("cannot raise the limit of open files")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().context("cannot start the runtime")?;
     let result = runtime.block_on(live(options, config_path, config, (&mut watchdog, open_files)));
@@ -222,7 +222,7 @@ async fn live(
         connects_move: false,
     };
     daemon.follow_firewall();
-    daemon.let_connects_move();
+    daemon.allow_connect_moves();
     let first = daemon.network.borrow_and_update().clone();
     // A failure here is not transient: the start fails, rather than leaving a daemon that steers only part of the traffic.
     daemon.on_network(first)?;
@@ -232,8 +232,8 @@ async fn live(
     notify("READY=1");
     tracing::info!(socket = %socket.display(), "Braid is running");
     // Reading the kernel's BTF types took tens of megabytes.
-    give_back_memory();
-    let_go_of_code();
+    trim_heap();
+    release_code_pages();
     let result = daemon.run_loop(&events).await;
     notify("STOPPING=1");
     // Include the flows that have ended since the last tick.
@@ -414,7 +414,7 @@ impl Daemon<'_> {
                     self.state_store.keep(&mut self.core, now(), unix());
                     self.keep_pins();
                     self.peers.sweep();
-                    let_go_of_code();
+                    release_code_pages();
                     if let Err(error) = background::bound_log() {
                         tracing::warn!("cannot truncate the daemon's log: {error}");
                     }
@@ -522,11 +522,11 @@ impl Daemon<'_> {
     }
 
     /// Turns on the kernel setting that lets a connect move to another link, if it is wanted and not yet on.
-    fn let_connects_move(&mut self) {
+    fn allow_connect_moves(&mut self) {
         if self.connects_move || !self.core.config().move_connects {
             return;
         }
-        let done = netlink::let_connects_move();
+        let done = netlink::allow_connect_moves();
         self.connects_move = self.log_and_retry("unanswered connects cannot move to another link", done).is_some();
     }
 
@@ -535,6 +535,12 @@ impl Daemon<'_> {
         self.log_and_retry(STEERING, done);
         self.take_events();
         self.take_ended_flows(now());
+        if !self.peers.is_empty() {
+            let updated = self.core.on_packet_load(now(), self.peers.packet_load());
+            self.log_and_retry(STEERING, updated);
+            // Only at ticks: it visits every flow.
+            self.peers.set_scheduling(self.core.bond_scheduling());
+        }
         self.state_store.poll_recall(&mut self.core);
         let revived = self.watchdog.revive();
         if let Some(true) = self.log_and_retry("cannot restart the watchdog", revived) {
@@ -552,7 +558,7 @@ impl Daemon<'_> {
             // One second after the previous run was due, not after it finished. After a suspend, missed runs are skipped.
             let late = started.since(self.next_second) > TICK * 4;
             self.next_second = if late { started } else { self.next_second } + Duration::from_secs(1);
-            self.let_connects_move();
+            self.allow_connect_moves();
             self.on_second(started);
             // systemd restarts the daemon if this stops (`WatchdogSec=`).
             notify("WATCHDOG=1");

@@ -9,18 +9,19 @@ use std::time::Duration;
 use braid_api::{
     Accepted, Flow as FlowView, LinkBytes, MoveRequest, Path as PathView, PathState as ApiPathState, Peer as PeerView, PeerKind, PeerState,
 };
-use braid_bond::{FlowPolicy, PathId, PathState, PathView as BondPath};
+use braid_bond::{BondScheduler, FlowPolicy, PathId, PathState, PathView as BondPath, SchedulingPlan};
 use braid_control::RequestError;
-use braid_control::core::{BondReason, Bonded, Ended, Question, ServerEvent};
+use braid_control::core::{BondReason, BondScheduling, Bonded, Ended, PacketLoad, Question, ServerEvent};
 use braid_control::history::AppPulse;
 use braid_control::links::BondLink;
 use braid_control::steering::AppId;
+use braid_decide::demand::remaining;
 use braid_decide::detection::{DetectionAnswer, Knowledge};
 use braid_decide::energy::{ByteCost, EnergyMeter};
 use braid_decide::steer::Prefixes;
 use braid_model::address::HostName;
 use braid_model::key::PublicKey;
-use braid_model::{ByteCount, Joules, LinkSet, PerFamily, Time, Traffic};
+use braid_model::{ByteCount, Joules, LinkSet, PerDirection, PerFamily, Time, Traffic};
 use braid_peer::keys::{CLIENT_KEY, KeyPair};
 use braid_peer::state::StateDir;
 use braid_platform::linux::bpf::redirect::Redirect;
@@ -107,6 +108,8 @@ pub struct Peers {
     /// Host names of servers in `detect`.
     detected: names::Names,
     links: Vec<BondLink>,
+    /// Scheduling of bonds.
+    scheduling: Option<BondScheduling>,
     flows: Flows,
     exchanges: Exchanges,
     flow_limits: FlowLimits,
@@ -242,6 +245,7 @@ impl Peers {
             servers: Servers::default(),
             detected: names::Names::default(),
             links: Vec::new(),
+            scheduling: None,
             flows: Flows::default(),
             exchanges: Exchanges::default(),
             flow_limits: FlowLimits::new(open_files),
@@ -278,16 +282,38 @@ impl Peers {
         self.relays.is_empty() && self.servers.is_empty()
     }
 
+    /// Sets how bonds distribute flows over links.
+    pub fn set_scheduling(&mut self, scheduling: BondScheduling) {
+        if self.scheduling.as_ref() == Some(&scheduling) {
+            return;
+        }
+        let plans = plans(&scheduling);
+        self.scheduling = Some(scheduling);
+        self.clients().for_each(|client| client.set_plans(plans.up, plans.down));
+    }
+
+    /// Remaining bytes of the bonded flows.
+    pub fn packet_load(&self) -> PacketLoad {
+        let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sum = PacketLoad { flows: u32::try_from(flows.living.len()).unwrap_or(u32::MAX), ..PacketLoad::default() };
+        for bonded in flows.living.values() {
+            let Some(reason) = &bonded.bond_reason else { continue };
+            sum.load[reason.direction] += remaining(reason.demand, bonded.counted.sum());
+        }
+        sum
+    }
+
+    /// Clients of the bonds with relays and servers.
+    fn clients(&self) -> impl Iterator<Item = &Client> {
+        self.relays.values().map(|known| &known.client).chain(self.servers.clients())
+    }
+
     /// Sets the current links of all bonds.
     pub fn set_links(&mut self, links: Vec<BondLink>) {
         if self.links != links {
             self.links = links;
             let links = self.client_links();
-            self.relays
-                .values()
-                .map(|known| &known.client)
-                .chain(self.servers.clients())
-                .for_each(|client| client.set_links(links.clone()));
+            self.clients().for_each(|client| client.set_links(links.clone()));
         }
     }
 
@@ -499,9 +525,9 @@ impl Peers {
     }
 
     /// The bonded flows, for `GET /v1/flows`.
-    pub fn flow_views(&self, now: Time, scheduler: &str) -> Vec<FlowView> {
+    pub fn flow_views(&self, now: Time) -> Vec<FlowView> {
         let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
-        flows.living.iter().map(|(id, bonded)| self.flow_view(*id, bonded, now, scheduler)).collect()
+        flows.living.iter().map(|(id, bonded)| self.flow_view(*id, bonded, now)).collect()
     }
 
     /// Number of bonded flows that have used each device.
@@ -558,7 +584,7 @@ impl Peers {
         reported.collect()
     }
 
-    fn flow_view(&self, id: u64, bonded: &BondedFlow, now: Time, scheduler: &str) -> FlowView {
+    fn flow_view(&self, id: u64, bonded: &BondedFlow, now: Time) -> FlowView {
         let moved = bonded.flow.view().map(|view| view.by_link).unwrap_or_default();
         let by_link: Vec<LinkBytes> = moved
             .iter()
@@ -573,7 +599,7 @@ impl Peers {
             remote: bonded.remote.to_string(),
             link: links.join("+"),
             carry: "bond".to_owned(),
-            scheduler: scheduler.to_owned(),
+            scheduler: self.scheduler_name().to_owned(),
             rx_bytes: Some(by_link.iter().map(|link| link.rx_bytes).sum()),
             tx_bytes: Some(by_link.iter().map(|link| link.tx_bytes).sum()),
             rtt_us: None,
@@ -614,6 +640,14 @@ impl Peers {
         link.map_or_else(|| format!("link {number} (gone)"), |link| link.device.clone())
     }
 
+    /// Applies the current scheduling to a bond.
+    fn adopt_plans(&self, client: &Client) {
+        if let Some(scheduling) = &self.scheduling {
+            let plans = plans(scheduling);
+            client.set_plans(plans.up, plans.down);
+        }
+    }
+
     fn client_links(&self) -> Vec<ClientLink> {
         self.links.iter().filter(|link| link.v4.is_some() || link.v6.is_some()).map(client_link).collect()
     }
@@ -626,6 +660,7 @@ impl Peers {
         let peer = stored.peer().map_err(cannot)?;
         let client = Client::start(peer, Some(&keys), None).map_err(|error| cannot(error.to_string()))?;
         client.set_links(self.client_links());
+        self.adopt_plans(&client);
         follow_paths(&client, &self.changes);
         let (mut state, changes, name) = (client.state(), self.changes.clone(), stored.name.clone());
         self.sessions += 1;
@@ -677,6 +712,16 @@ impl Peers {
     fn store(&self) -> std::io::Result<()> {
         joined::write(&self.dir, &self.relays.values().map(|known| &known.stored).collect::<Vec<_>>())
     }
+}
+
+/// Plans of a bond's ends. The peer's plan is that of the download direction.
+fn plans(scheduling: &BondScheduling) -> PerDirection<SchedulingPlan> {
+    PerDirection::from_fn(|direction| match scheduling.scheduler {
+        BondScheduler::Weights => SchedulingPlan::weights(
+            scheduling.weights[direction].iter().filter_map(|(slot, share)| Some((u8::try_from(*slot).ok()?, *share))),
+        ),
+        scheduler => SchedulingPlan::new(scheduler),
+    })
 }
 
 /// Forwards the path changes of a bond to `changes`.

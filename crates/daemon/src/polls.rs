@@ -11,7 +11,6 @@ use braid_platform::linux::netlink;
 use braid_platform::linux::sys::bpf::{now, thread_time};
 
 use super::Daemon;
-use super::answers::BOND_SCHEDULER;
 use super::system::unix;
 
 /// Up to this many flows are read inline. More are read on a separate thread, so that clients and packets do not wait.
@@ -88,7 +87,7 @@ impl Daemon<'_> {
             self.lists = Lists::default();
             return;
         }
-        let flows = Arc::new(FlowList::new(self.core.flows_view(time), self.peers.flow_views(time, BOND_SCHEDULER)));
+        let flows = Arc::new(FlowList::new(self.core.flows_view(time), self.peers.flow_views(time)));
         self.waiting.drain(..).for_each(|reply| drop(reply.send(Ok(flows.clone()))));
         if self.core.flow_count() > MAX_INLINE_FLOWS {
             let list = flows.clone();

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use braid_platform::linux::sys::process::narrow_privileges;
+use braid_platform::linux::sys::process::drop_privileges;
 
 /// Capabilities that `braid up` cannot work without, by their bit in `/proc/self/status` (capabilities(7)). The others are part of
 /// `CAP_SYS_ADMIN` (BPF, PERFMON), or only a minor function fails without them.
@@ -33,12 +33,12 @@ const CAP_BPF: Capability = 39;
 /// Drops the capabilities that are not needed once the BPF programs are attached. Call it before other threads start: a thread keeps
 /// the capabilities that it started with.
 pub(crate) fn narrow() -> io::Result<()> {
-    narrow_privileges(kept(last_capability()))
+    drop_privileges(kept(last_capability()))
 }
 
 /// Drops all capabilities except the one that sweeping rules and routes needs.
 pub(crate) fn narrow_to_sweeping() -> io::Result<()> {
-    narrow_privileges(1 << CAP_NET_ADMIN)
+    drop_privileges(1 << CAP_NET_ADMIN)
 }
 
 /// `CAP_BPF` came with Linux 5.8; before, it was part of `CAP_SYS_ADMIN`.

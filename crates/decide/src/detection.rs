@@ -116,7 +116,7 @@ impl<K: Copy + PartialEq> Detection<K> {
     /// Whether to probe the host over `link` now. If so, returns the key that the host must prove; an inner `None` accepts any key. After a `Some`
     /// the caller must report the result to [`on_answer`](Self::on_answer).
     pub fn ask(&mut self, now: Time, host: IpAddr, link: usize) -> Option<Option<K>> {
-        if !self.is_news(now, host, link) || !self.probe_budget.take(PROBE_SIZE, now) {
+        if !self.needs_probe(now, host, link) || !self.probe_budget.take(PROBE_SIZE, now) {
             return None;
         }
         self.evict_oldest(host);
@@ -127,7 +127,7 @@ impl<K: Copy + PartialEq> Detection<K> {
     }
 
     /// Whether no unexpired result exists. While a host has no pinned key, a result over one link counts for all links.
-    pub fn is_news(&self, now: Time, host: IpAddr, link: usize) -> bool {
+    pub fn needs_probe(&self, now: Time, host: IpAddr, link: usize) -> bool {
         self.hosts.get(&host).is_none_or(|known| match known.pin {
             None => known.links.values().all(|result| result.until <= now),
             Some(_) => known.links.get(&link).is_none_or(|result| result.until <= now),
@@ -240,7 +240,7 @@ impl<K: Copy + PartialEq> Detection<K> {
     }
 
     /// The hosts that present a key other than their pinned one.
-    pub fn impostors(&self) -> impl Iterator<Item = IpAddr> {
+    pub fn key_mismatches(&self) -> impl Iterator<Item = IpAddr> {
         let shown = |entry: &Host<K>| entry.links.values().any(|result| result.state == State::AnotherKey);
         self.hosts.iter().filter(move |(_, entry)| shown(entry)).map(|(host, _)| *host)
     }
@@ -373,7 +373,7 @@ mod tests {
             known.on_answer(now, host(1), 0, DetectionAnswer::Silent);
             assert_eq!((known.ask(now, host(1), 0), known.knowledge(now, host(1))), (None, Knowledge::Silent));
             let begin = now;
-            while !known.is_news(now, host(1), 0) {
+            while !known.needs_probe(now, host(1), 0) {
                 now = now + HOUR;
             }
             spans.push(now.since(begin).as_secs() / 3600);
@@ -393,7 +393,7 @@ mod tests {
         assert_eq!(known.ask(later, host(1), 0), Some(Some(7)));
         known.on_answer(later, host(1), 0, DetectionAnswer::AnotherKey);
         assert_eq!(known.knowledge(later, host(1)), Knowledge::AnotherKey(7));
-        assert_eq!((known.servers(later), known.impostors().collect::<Vec<_>>()), (vec![], vec![host(1)]));
+        assert_eq!((known.servers(later), known.key_mismatches().collect::<Vec<_>>()), (vec![], vec![host(1)]));
         known.on_lost(later, host(1));
         assert_eq!(known.knowledge(later, host(1)), Knowledge::AnotherKey(7));
         // The answer to an earlier probe that did not carry the pin: the pin holds nevertheless.
@@ -449,7 +449,7 @@ mod tests {
         assert_eq!(known.ask(now + HOUR, host(1), 1), Some(None));
         known.on_answer(now + HOUR, host(1), 1, DetectionAnswer::Silent);
         assert!(
-            !known.is_news(now + 2 * HOUR, host(1), 0) && known.is_news(now + 3 * HOUR, host(1), 0),
+            !known.needs_probe(now + 2 * HOUR, host(1), 0) && known.needs_probe(now + 3 * HOUR, host(1), 0),
             "its misses over all links count together"
         );
     }
@@ -483,7 +483,7 @@ mod tests {
     fn a_probe_without_a_reported_result_expires() {
         let (mut known, now) = start();
         known.ask(now, host(1), 0);
-        assert!(!known.is_news(now + Duration::from_secs(9), host(1), 0));
+        assert!(!known.needs_probe(now + Duration::from_secs(9), host(1), 0));
         assert_eq!(known.ask(now + PROBE_TIMEOUT, host(1), 0), Some(None));
     }
 
@@ -494,7 +494,7 @@ mod tests {
             |known: &mut Detection<u8>, now, from: u32| (from..from + 200).filter(|at| known.ask(now, host(*at), 0).is_some()).count();
         assert_eq!(asked(&mut known, now, 0), PROBE_BURST as usize);
         assert_eq!(asked(&mut known, now + Duration::from_secs(2), 1000), 2 * PROBES_PER_SECOND as usize);
-        let refused = (0..200).filter(|at| known.is_news(now, host(*at), 0)).count();
+        let refused = (0..200).filter(|at| known.needs_probe(now, host(*at), 0)).count();
         assert_eq!(refused, 200 - PROBE_BURST as usize, "hosts without a probe are not cached");
     }
 
@@ -560,7 +560,7 @@ mod tests {
             for step in steps {
                 match step {
                     Step::Ask(at, link) => {
-                        let news = known.is_news(now, host(at), link);
+                        let news = known.needs_probe(now, host(at), link);
                         if let Some(pin) = known.ask(now, host(at), link) {
                             prop_assert!(news);
                             prop_assert_eq!(pin, pins.get(&host(at)).copied());

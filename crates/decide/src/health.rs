@@ -58,7 +58,7 @@ pub enum Judgement {
 
 /// A sign that the link may be dead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Suffering {
+pub enum Symptom {
     /// A SYN was not answered in time.
     NoAnswer,
     /// A segment was not acknowledged in time.
@@ -117,7 +117,7 @@ pub struct Health {
     deaths_at: Time,
     /// A flapping link is held down until then.
     hold_until: Option<Time>,
-    last_sign: Option<Suffering>,
+    last_sign: Option<Symptom>,
     /// When the link became suspect.
     suspect_since: Option<Time>,
     /// The link is suspect or dead by its traffic alone, because no probe could be sent.
@@ -185,9 +185,9 @@ impl Health {
             Judgement::Portal => "a captive portal intercepts the traffic: open a web page in a browser and log in",
             Judgement::Dead if self.hold_until.is_some() => "the link is flapping: Braid does not use it until it stays up",
             Judgement::Dead => match self.last_sign {
-                Some(Suffering::NoAnswer) => "connections and probes get no answer",
-                Some(Suffering::Timeout) => "segments and probes get no answer",
-                Some(Suffering::Stall) => "its flows receive nothing and probes get no answer",
+                Some(Symptom::NoAnswer) => "connections and probes get no answer",
+                Some(Symptom::Timeout) => "segments and probes get no answer",
+                Some(Symptom::Stall) => "its flows receive nothing and probes get no answer",
                 None => "probes get no answer",
             },
             _ => return None,
@@ -234,20 +234,20 @@ impl Health {
     }
 
     /// A symptom: the link becomes suspect and is probed at once.
-    pub fn on_suffering(&mut self, now: Time, sign: Suffering) {
+    pub fn on_symptom(&mut self, now: Time, sign: Symptom) {
         if !self.alive() {
             return;
         }
         let refuted = match sign {
             // Bytes that arrived before a stall do not refute it. A recent probe answer makes another probe unnecessary.
-            Suffering::Stall => self.last_answer.is_some_and(|answer| now.since(answer) < RECENT_ANSWER),
-            Suffering::NoAnswer | Suffering::Timeout => self.last_proof.is_some_and(|proof| now.since(proof) < RECENT_PROOF),
+            Symptom::Stall => self.last_answer.is_some_and(|answer| now.since(answer) < RECENT_ANSWER),
+            Symptom::NoAnswer | Symptom::Timeout => self.last_proof.is_some_and(|proof| now.since(proof) < RECENT_PROOF),
         };
         if refuted {
             return;
         }
         self.last_sign = Some(sign);
-        if sign != Suffering::NoAnswer {
+        if sign != Symptom::NoAnswer {
             self.unanswered = self.unanswered.max(1);
         }
         if self.judgement != Judgement::Suspect {
@@ -298,7 +298,7 @@ impl Health {
     fn on_unasked(&mut self, now: Time) {
         match self.judgement {
             // Nothing refutes the symptom that triggered the probe. A stall is the exception: it may be a pause.
-            Judgement::Suspect if self.last_sign != Some(Suffering::Stall) => {
+            Judgement::Suspect if self.last_sign != Some(Symptom::Stall) => {
                 self.presumed = true;
                 self.on_silence(now);
             }
@@ -510,7 +510,7 @@ mod tests {
         let mut health = settled(ProbeMode::OnDemand);
         let mut changes = simulate(&mut health, 1000, 5000, |_| true);
         assert!(changes.is_empty());
-        health.on_suffering(ms(5000), Suffering::Stall);
+        health.on_symptom(ms(5000), Symptom::Stall);
         changes = simulate(&mut health, 5000, 6000, |_| false);
         assert!(when(&changes, Judgement::Dead).unwrap() < 5400, "{changes:?}");
         assert!(health.reason().unwrap().contains("receive nothing"));
@@ -520,7 +520,7 @@ mod tests {
     fn a_stall_of_one_server_does_not_kill_a_link_that_answers() {
         let mut health = settled(ProbeMode::OnDemand);
         for second in 1..10 {
-            health.on_suffering(ms(second * 1000), Suffering::Stall);
+            health.on_symptom(ms(second * 1000), Symptom::Stall);
             let changes = simulate(&mut health, second * 1000, (second + 1) * 1000, |_| true);
             assert!(when(&changes, Judgement::Dead).is_none());
             assert!(health.alive());
@@ -559,7 +559,7 @@ mod tests {
     #[test]
     fn regression_bytes_from_before_a_suspicion_do_not_clear_it() {
         let mut health = settled(ProbeMode::OnDemand);
-        health.on_suffering(ms(3000), Suffering::Timeout);
+        health.on_symptom(ms(3000), Symptom::Timeout);
         health.on_progress(ms(3100), ms(2850));
         assert_eq!(health.judgement(), Judgement::Suspect);
         health.on_progress(ms(3350), ms(3100));
@@ -569,7 +569,7 @@ mod tests {
     #[test]
     fn regression_bytes_from_before_a_death_do_not_revive_the_link() {
         let mut health = settled(ProbeMode::OnDemand);
-        health.on_suffering(ms(3000), Suffering::Timeout);
+        health.on_symptom(ms(3000), Symptom::Timeout);
         let mut now = 3000;
         while health.judgement() != Judgement::Dead {
             assert!(now < 60_000, "{health:?}");
@@ -588,7 +588,7 @@ mod tests {
     #[test]
     fn regression_a_dead_server_and_one_lost_probe_do_not_kill_a_link() {
         let mut health = settled(ProbeMode::OnDemand);
-        health.on_suffering(ms(3000), Suffering::NoAnswer);
+        health.on_symptom(ms(3000), Symptom::NoAnswer);
         health.poll_probe(ms(3000)).unwrap();
         health.on_probe(ms(3200), Outcome::Silent);
         assert!(health.alive());
@@ -678,7 +678,7 @@ mod tests {
             assert_eq!(health.judgement(), Judgement::Unknown, "after {milli} ms");
         }
         assert!((10..30).contains(&probes), "probed {probes} times in a minute");
-        health.on_suffering(ms(60_000), Suffering::Timeout);
+        health.on_symptom(ms(60_000), Symptom::Timeout);
         assert!(health.poll_probe(ms(60_000)).is_some());
         health.on_probe(ms(60_000), Outcome::Unasked);
         assert_eq!(health.judgement(), Judgement::Dead, "nothing refutes the symptom");
@@ -690,7 +690,7 @@ mod tests {
             health.alive()
         });
         assert!(tried.is_some_and(|at| at <= 61_000), "the link becomes usable again: {tried:?}");
-        health.on_suffering(ms(71_000), Suffering::Stall);
+        health.on_symptom(ms(71_000), Symptom::Stall);
         assert!(health.poll_probe(ms(71_000)).is_some());
         health.on_probe(ms(71_000), Outcome::Unasked);
         assert!(health.alive(), "a pause in a download does not kill the link");
@@ -710,7 +710,7 @@ mod tests {
                     0 => health.on_usable(time, true),
                     1 => health.on_usable(time, false),
                     2 => health.on_progress(time, time),
-                    3 => health.on_suffering(time, Suffering::Timeout),
+                    3 => health.on_symptom(time, Symptom::Timeout),
                     4 => health.on_probe(time, Outcome::Alive { rtt: RTT }),
                     5 => health.on_probe(time, Outcome::Silent),
                     6 => health.on_probe(time, Outcome::Portal),

@@ -4,6 +4,7 @@
 //! ([`first_match`](Policy::first_match), [`admit`]); a test checks that both agree.
 
 mod apps;
+mod bond;
 mod links;
 
 use std::fmt;
@@ -19,6 +20,7 @@ use crate::virtual_interface::MAXDIFF;
 
 pub use crate::pattern::Pattern;
 pub use apps::{AppMatcher, AppRule, COPIES, Carry, ClientMatcher, Exclusions, NAME_LIMIT, ProxyClient, Resolve, Subject};
+pub use bond::BondScheduler;
 pub use links::{HttpTarget, LINK_KINDS, LinkMatcher, LinkRule, LinkSelector, ProbeMode, ProbeTarget};
 
 /// Maximum number of rules evaluated for a flow: exclusions plus `[[app]]` entries.
@@ -29,6 +31,8 @@ pub const MAX_RULES: usize = 64;
 pub struct Policy {
     /// How the link of a new connection is chosen.
     pub scheduler: Scheduler,
+    /// How bonds choose paths; `None`: [`BondScheduler::Weights`] under [`Scheduler::Operetta`], else [`BondScheduler::Midrr`].
+    pub bond_scheduler: Option<BondScheduler>,
     /// Which flows of a program share one link; `None` selects by class ([`affinity`](Self::affinity)).
     pub affinity: Option<Affinity>,
     /// Expected size of a flow of an unknown application.
@@ -53,6 +57,7 @@ impl Default for Policy {
     fn default() -> Self {
         Self {
             scheduler: Scheduler::default(),
+            bond_scheduler: None,
             affinity: None,
             default_demand: ByteCount::new(1_000_000),
             utility: UtilityRule::default(),
@@ -92,6 +97,11 @@ impl Policy {
             LinkKind::Vpn | LinkKind::Virtual => self.link_rule(device).is_some_and(|rule| rule.matcher.singles_out()),
             LinkKind::Loopback => false,
         }
+    }
+
+    /// How bonds choose paths.
+    pub fn bond_scheduler(&self) -> BondScheduler {
+        self.bond_scheduler.unwrap_or(if self.scheduler == Scheduler::Operetta { BondScheduler::Weights } else { BondScheduler::Midrr })
     }
 
     /// Which flows of a program share one link: from its rule, else from the policy, else from its class (browsers: destination).

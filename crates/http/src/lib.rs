@@ -44,7 +44,7 @@ mod tcp;
 use access::{ApiClient, Keys, Origin};
 use connections::Connections;
 pub use flows::FlowList;
-pub use live::{Feed, First, Spreader, Update};
+pub use live::{EventBroadcaster, Feed, First, Update};
 use tcp::BoundPort;
 pub use tcp::{UiError, UiOptions};
 
@@ -179,8 +179,8 @@ pub struct Api {
 }
 
 impl Api {
-    /// Creates an API that sends its requests to `core`. Events arrive by the [`Feed`] while the [`Spreader`] runs.
-    pub fn new(core: mpsc::Sender<Request>) -> (Self, Feed, Spreader) {
+    /// Creates an API that sends its requests to `core`. Events arrive by the [`Feed`] while the [`EventBroadcaster`] runs.
+    pub fn new(core: mpsc::Sender<Request>) -> (Self, Feed, EventBroadcaster) {
         let (live, feed, spreader) = live::live();
         (Self { core, live, keys: None, reading: Quota::new(MAX_READ_REQUESTS, MAX_READ_REQUESTS_PER_CLIENT), page: None }, feed, spreader)
     }
@@ -247,7 +247,7 @@ impl Serving {
     ///
     /// # Errors
     /// The system cannot create a thread or a runtime.
-    pub fn start(server: Server, ui: Option<Ui>, api: Api, spreader: Spreader) -> io::Result<Self> {
+    pub fn start(server: Server, ui: Option<Ui>, api: Api, spreader: EventBroadcaster) -> io::Result<Self> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let ((end, told), (done, ended)) = (oneshot::channel(), oneshot::channel());
         let all = async move {

@@ -94,12 +94,12 @@ impl Feed {
 
 /// Serializes updates as long as the [`Feed`] lives.
 #[derive(Debug)]
-pub struct Spreader {
+pub struct EventBroadcaster {
     updates: mpsc::Receiver<Update>,
     frames: broadcast::Sender<Frame>,
 }
 
-impl Spreader {
+impl EventBroadcaster {
     /// Runs until the [`Feed`] is dropped, which also ends the listeners' streams.
     pub async fn run(mut self) {
         let mut last_flows: Option<Arc<FlowList>> = None;
@@ -123,13 +123,13 @@ pub(super) struct Live {
 }
 
 /// Creates the three ends of an event stream.
-pub(super) fn live() -> (Live, Feed, Spreader) {
+pub(super) fn live() -> (Live, Feed, EventBroadcaster) {
     let (frames, _) = broadcast::channel(MAX_LAG);
     let (send, updates) = mpsc::channel(UPDATE_QUEUE);
     let listeners = Arc::new(AtomicUsize::new(0));
     let (full_access, readers) = (Quota::new(MAX_FULL_ACCESS, MAX_FULL_ACCESS), Quota::new(MAX_READERS, MAX_PER_READER));
     let live = Live { frames: frames.downgrade(), listeners: listeners.clone(), full_access, readers };
-    (live, Feed { updates: send, listeners }, Spreader { updates, frames })
+    (live, Feed { updates: send, listeners }, EventBroadcaster { updates, frames })
 }
 
 /// The serialized messages of one second.

@@ -88,7 +88,7 @@ impl Meter {
         if let Some(most) = self.limits.flows.filter(|most| self.flows >= *most) {
             return Err(Exceeded::Flows(most));
         }
-        self.may_go_on()?;
+        self.may_continue()?;
         self.flows += 1;
         Ok(())
     }
@@ -104,7 +104,7 @@ impl Meter {
     }
 
     /// Whether running flows may continue; an error if the monthly limit is used up.
-    pub fn may_go_on(&self) -> Result<(), Exceeded> {
+    pub fn may_continue(&self) -> Result<(), Exceeded> {
         match self.limits.monthly {
             Some(cap) if self.month.exhausted() => Err(Exceeded::Monthly(cap)),
             _ => Ok(()),
@@ -169,7 +169,7 @@ mod tests {
         assert_eq!(meter.open_flow(), Ok(()));
         meter.on_bytes(Direction::Up, ByteCount::new(60_000), Time::ZERO, NOVEMBER);
         meter.on_bytes(Direction::Down, ByteCount::new(40_000), Time::ZERO, NOVEMBER);
-        assert_eq!((meter.open_flow(), meter.may_go_on()), (Err(Exceeded::Monthly(cap)), Err(Exceeded::Monthly(cap))));
+        assert_eq!((meter.open_flow(), meter.may_continue()), (Err(Exceeded::Monthly(cap)), Err(Exceeded::Monthly(cap))));
         meter.on_bytes(Direction::Down, ByteCount::ZERO, Time::ZERO, DECEMBER);
         assert_eq!(meter.open_flow(), Ok(()));
     }

@@ -598,7 +598,7 @@ fn wait_for_timeout(steering: &mut impl Steering, port: u16) -> bool {
     let begin = std::time::Instant::now();
     loop {
         let reported = steering.events(1000).into_iter().find_map(|event| match event {
-            SteeringEvent::Suffering { connecting, remote, family: Family::V4, .. } if remote == (SERVER, port) => Some(connecting),
+            SteeringEvent::Symptom { connecting, remote, family: Family::V4, .. } if remote == (SERVER, port) => Some(connecting),
             _ => None,
         });
         if let Some(connecting) = reported {

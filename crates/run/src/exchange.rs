@@ -2,7 +2,7 @@
 //!
 //! Braid connects such a socket to a loopback socket of its own, which it connects back, so neither accepts datagrams from anyone else. The
 //! first datagram opens the flow. The kernel would report the loopback address as the sender of received datagrams, so
-//! [`Listener::tell_datagram`](braid_platform::linux::seccomp::Listener::tell_datagram) answers calls that ask for the sender.
+//! [`Listener::answer_datagram`](braid_platform::linux::seccomp::Listener::answer_datagram) answers calls that ask for the sender.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -151,7 +151,7 @@ impl Redirector {
         if self.listener.wants_errors(call) {
             return false;
         }
-        let outcome = self.listener.tell_datagram(call, &socket, from);
+        let outcome = self.listener.answer_datagram(call, &socket, from);
         if outcome != Err(libc::EAGAIN) || socket.is_nonblocking() || !self.listener.may_wait(call) {
             drop(socket);
             self.listener.answer(call.id, outcome);
@@ -173,7 +173,7 @@ impl Redirector {
         loop {
             // The receive call itself reports an error of the socket.
             let _ = process::poll([(socket.as_fd(), true)], Some(SIGNALS));
-            match self.listener.tell_datagram(call, socket, from) {
+            match self.listener.answer_datagram(call, socket, from) {
                 Err(libc::EAGAIN) => {}
                 outcome => return outcome,
             }

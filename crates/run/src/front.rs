@@ -17,7 +17,7 @@ pub(super) fn run(options: &RunOptions, relay: Option<Relay>) -> Result<i32, Run
     let signals: Vec<i32> = FORWARDED.into_iter().chain([CHILD_ENDED]).collect();
     // Before the fork, so that no signal can end the supervisor either. The command starts with the original signal mask.
     let mask = process::block_signals(&signals).map_err(refused("block signals"))?;
-    process::adopt_orphans(true).map_err(refused("adopt orphans"))?;
+    process::set_child_subreaper(true).map_err(refused("adopt orphans"))?;
     let (from, to) = io::pipe().map_err(refused("make a pipe"))?;
     let supervisor = match process::fork().map_err(refused("fork"))? {
         Side::Parent(supervisor) => supervisor,
@@ -46,7 +46,7 @@ fn refused(action: &'static str) -> impl FnOnce(io::Error) -> RunError {
 
 /// Handles a supervisor that could not start the command; `why` is its reason.
 fn not_started(options: &RunOptions, mask: SignalMask, why: Option<Message>) -> Result<i32, RunError> {
-    let _ = process::adopt_orphans(false);
+    let _ = process::set_child_subreaper(false);
     let _ = process::restore_signals(mask);
     let program = options.command[0].clone();
     match why {

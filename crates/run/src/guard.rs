@@ -50,19 +50,19 @@ pub(super) fn run(listener: &Listener, lifeline: &PipeReader, progress: Progress
     // A call that the supervisor received and never answered would wait forever, and the kernel does not report it a second time.
     let last = progress.taken.load(Ordering::SeqCst);
     for distance in 0..WINDOW {
-        listener.let_go_on(last.wrapping_add(distance));
-        listener.let_go_on(last.wrapping_sub(distance));
+        listener.continue_call(last.wrapping_add(distance));
+        listener.continue_call(last.wrapping_sub(distance));
     }
     // Call numbers start at random and may wrap.
     let oldest = progress.oldest.load(Ordering::SeqCst);
     if oldest != u64::MAX {
         let back = last.wrapping_sub(oldest).min(MAX_LOOKBACK);
         (WINDOW..=back).for_each(|distance| {
-            listener.let_go_on(last.wrapping_sub(distance));
+            listener.continue_call(last.wrapping_sub(distance));
         });
     }
     while let Ok(Heard::Call(call)) = listener.next() {
-        listener.let_go_on(call.id);
+        listener.continue_call(call.id);
     }
 }
 

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use braid_control::links::{BondLink, Link, LinkTable, ProbePlan};
 use braid_decide::capacity::{Busy, Capacity};
-use braid_decide::health::{Outcome, Suffering};
+use braid_decide::health::{Outcome, Symptom};
 use braid_decide::policy::{Admission, LinkRule, ProbeMode};
 use braid_decide::steer::Prefixes;
 use braid_model::{Family, LinkFacts, LinkIndex, LinkSet, MAX_LINKS, NetworkSnapshot, PerDirection, Rate, Time, Traffic};
@@ -171,17 +171,17 @@ impl Links {
 
     /// Handshakes of `family` on `slot` get no answer, and the servers are not the cause: probe the link.
     pub(super) fn on_silence(&mut self, now: Time, slot: usize, family: Family) {
-        self.report_symptom(now, slot, family, Suffering::Timeout);
+        self.report_symptom(now, slot, family, Symptom::Timeout);
     }
 
     /// Streams of `family` on `slot` were receiving and receive nothing any more.
     pub(super) fn on_stall(&mut self, now: Time, slot: usize, family: Family) {
-        self.report_symptom(now, slot, family, Suffering::Stall);
+        self.report_symptom(now, slot, family, Symptom::Stall);
     }
 
-    fn report_symptom(&mut self, now: Time, slot: usize, family: Family, symptom: Suffering) {
+    fn report_symptom(&mut self, now: Time, slot: usize, family: Family, symptom: Symptom) {
         if let Some(link) = self.table.in_slot_mut(slot) {
-            link.health.get_mut(family).on_suffering(now, symptom);
+            link.health.get_mut(family).on_symptom(now, symptom);
         }
     }
 

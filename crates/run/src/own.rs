@@ -9,7 +9,7 @@ use braid_bond::{FlowKind, FlowPolicy, Open, Target};
 use braid_decide::policy::{Admission, AppRule, Carry, LinkSelector, Policy, Scheduler, admit};
 use braid_model::{LinkFacts, LinkSet, Role};
 use braid_transport::client::{Client, State};
-use braid_transport::{BondFlow, Opening, Unopened};
+use braid_transport::{BondFlow, DirectReason, Opening};
 use tokio::net::{TcpStream, UdpSocket};
 
 use super::choice::{finish, own};
@@ -90,7 +90,7 @@ impl OwnFlows {
             // Data sent before the relay answers is queued; it is lost if the relay refuses the flow.
             Some((_, flow)) if kind == FlowKind::Messages => Opening::Bonded(flow),
             Some((client, flow)) => client.opening(flow).await,
-            None => Opening::Direct(Unopened::Silent),
+            None => Opening::Direct(DirectReason::Silent),
         }
     }
 

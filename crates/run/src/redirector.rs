@@ -18,7 +18,7 @@ use braid_model::{Protocol, printable};
 use braid_platform::linux::seccomp::{Intent, Listener, Question, RawCall, Socket};
 use braid_platform::linux::sockdiag;
 use braid_transport::client::{Client, ClientLink, State as Relayed};
-use braid_transport::{Opening, Unopened, splice, splice_connections};
+use braid_transport::{DirectReason, Opening, splice, splice_connections};
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::{Notify, watch};
@@ -174,14 +174,14 @@ impl Redirector {
     ) -> bool {
         let outcome = match (question, redirect_state.state) {
             (Question::Peer, State::Open | State::Datagrams(_)) if socket.connected() => {
-                self.listener.tell_address(call, socket.reaches(), redirect_state.remote)
+                self.listener.answer_address(call, socket.reaches(), redirect_state.remote)
             }
             (Question::Local, State::Waiting | State::Open | State::Datagrams(_)) => {
                 let Some(local) = redirect_state.local else { return false };
-                self.listener.tell_address(call, socket.reaches(), SocketAddr::new(local, socket.local().port()))
+                self.listener.answer_address(call, socket.reaches(), SocketAddr::new(local, socket.local().port()))
             }
             (Question::Error, State::Failing(error) | State::Failed(error)) => {
-                let outcome = move |redirector: &Self, call: &RawCall| redirector.listener.tell_error(call, error);
+                let outcome = move |redirector: &Self, call: &RawCall| redirector.listener.answer_error(call, error);
                 return self.report_failure(call, socket, cookie, outcome);
             }
             (Question::Datagram, State::Datagrams(_)) => return self.on_receive(call, socket, redirect_state.remote),
@@ -260,7 +260,7 @@ impl Redirector {
                 self.redirect_states.forget(cookie);
                 self.choice.steer(&socket, attempt.inode, remote, &attempt.application);
                 drop(socket);
-                self.listener.let_go_on(attempt.call.id);
+                self.listener.continue_call(attempt.call.id);
             }
             (Opening::Bonded(flow), stage @ Stage::Held(..)) => {
                 self.redirect_states.set(cookie, State::Open);
@@ -271,7 +271,7 @@ impl Redirector {
                 };
                 drop(waits);
                 // The kernel finds the socket connected, and returns that to the program.
-                self.listener.let_go_on(attempt.call.id);
+                self.listener.continue_call(attempt.call.id);
                 drop(hold);
                 splice(stream, flow).await;
                 self.redirect_states.forget(cookie);
@@ -301,7 +301,7 @@ impl Redirector {
         let connecting = self.listener.is_waiting(call.id) && socket.begin(rendezvous_address).is_ok();
         let caller = socket.local();
         drop(socket);
-        self.listener.let_go_on(call.id);
+        self.listener.continue_call(call.id);
         if connecting { Ok(Stage::Connecting(caller)) } else { Err(()) }
     }
 
@@ -357,12 +357,12 @@ impl Redirector {
     /// Opens a flow to `remote` as soon as the relay is reached.
     pub(super) async fn bond(&self, remote: SocketAddr, kind: FlowKind) -> Opening {
         if !self.wait_for_relay().await {
-            return Opening::Direct(Unopened::Silent);
+            return Opening::Direct(DirectReason::Silent);
         }
         let policy = FlowPolicy { copies: self.copies, ..FlowPolicy::default() };
         match self.client.open(Open { kind, target: Target::Address(remote), policy }) {
             Ok(flow) => self.client.opening(flow).await,
-            Err(_) => Opening::Direct(Unopened::Silent),
+            Err(_) => Opening::Direct(DirectReason::Silent),
         }
     }
 

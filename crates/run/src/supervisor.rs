@@ -101,7 +101,7 @@ fn start(options: &RunOptions, scope: Scope, mask: SignalMask) -> Result<(Listen
 fn start_guard(listener: &Listener) -> io::Result<Progress> {
     let progress = Progress { taken: process::shared_counter()?, answered: process::shared_counter()?, oldest: process::shared_counter()? };
     progress.oldest.store(u64::MAX, Ordering::SeqCst);
-    let supervisor = process::own_number();
+    let supervisor = process::own_pid();
     let (lifeline, ours) = io::pipe()?;
     match process::fork()? {
         Side::Parent(_) => {
@@ -186,7 +186,7 @@ impl Shared {
                 false
             });
             if !handled {
-                listener.let_go_on(call.id);
+                listener.continue_call(call.id);
             }
             progress.answered.store(call.id, Ordering::SeqCst);
         }

@@ -180,8 +180,8 @@ pub enum Scheduling {
 /// without delay; and the transfer of datagrams between QUIC and the links takes no time.
 #[derive(Debug, Clone)]
 pub struct Bonding {
-    /// How both ends choose paths. [`braid_bond::Scheduling::Weights`] uses the scheduler's weights.
-    pub scheduling: braid_bond::Scheduling,
+    /// How both ends choose paths. [`braid_bond::BondScheduler::Weights`] uses the scheduler's weights.
+    pub scheduling: braid_bond::BondScheduler,
     /// Clock and TLS configuration for QUIC.
     pub quic: Quic,
 }

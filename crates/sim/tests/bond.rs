@@ -4,7 +4,7 @@ mod support;
 
 use std::time::Duration;
 
-use braid_bond::Scheduling as Spread;
+use braid_bond::BondScheduler as Spread;
 use braid_model::{ByteCount, Direction, Rate, Time};
 use braid_sim::experiment::{Experiment, Judgement, Machine, Samples, Setting, conclude};
 use braid_sim::*;

@@ -58,7 +58,7 @@ impl Account {
         let (due, allowed) = self.meter(|meter| {
             let due = meter.ready_at(direction, amount, now);
             meter.on_bytes(direction, amount, now, unix);
-            (due, meter.may_go_on().is_ok())
+            (due, meter.may_continue().is_ok())
         });
         if due > now {
             tokio::time::sleep(due.since(now)).await;

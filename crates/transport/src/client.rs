@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use braid_bond::dialler::{Dialler, Due, Loss, MAX_PAUSE, Route};
 use braid_bond::host::{ConnectionId, Host, refusals};
-use braid_bond::{Bond, BondId, FlowError, Limits, Open, PathId, PathState, PathUpdate, PathView, Secret};
+use braid_bond::{Bond, BondId, FlowError, Limits, Open, PathId, PathState, PathUpdate, PathView, SchedulingPlan, Secret};
 use braid_model::address::Address;
 use braid_model::key::PublicKey;
 use braid_model::{Family, PerFamily};
@@ -81,6 +81,9 @@ pub enum State {
     AnotherKey,
 }
 
+/// Scheduling plans of this end and of the peer.
+type Plans = (SchedulingPlan, SchedulingPlan);
+
 /// Capacity of the broadcast channel of path changes.
 const PATH_CHANGES: usize = 64;
 /// An acknowledgement should arrive within four round trips, clamped to these bounds.
@@ -92,6 +95,7 @@ const MAX_ACK_WAIT: Duration = Duration::from_secs(3);
 pub struct Client {
     driver: HostDriver,
     bond: Arc<Mutex<BondId>>,
+    plans: Arc<Mutex<Plans>>,
     links: watch::Sender<Vec<ClientLink>>,
     addresses: watch::Sender<Vec<Address>>,
     state: watch::Receiver<State>,
@@ -110,9 +114,11 @@ impl Client {
         let (state_sender, state) = watch::channel(State::Connecting);
         let path_changes = broadcast::Sender::new(PATH_CHANGES);
         let bond = Arc::new(Mutex::new(BondId(random()?)));
+        let plans = Arc::new(Mutex::new(Plans::default()));
         let task = ClientTask {
             driver: driver.clone(),
             bond: bond.clone(),
+            plans: plans.clone(),
             found: PeerAddresses::new(&peer.addresses),
             peer,
             tls,
@@ -125,7 +131,7 @@ impl Client {
         };
         task.begin()?;
         tokio::spawn(task.run(links_seen, addresses_seen, notices));
-        Ok(Self { driver, bond, links, addresses, state, paths: path_changes })
+        Ok(Self { driver, bond, plans, links, addresses, state, paths: path_changes })
     }
 
     /// Sets the current links.
@@ -135,6 +141,21 @@ impl Client {
             *old = links;
             changed
         });
+    }
+
+    /// Sets how this end and the peer distribute what they send over paths, in this bond and in later ones.
+    pub fn set_plans(&self, own: SchedulingPlan, peers: SchedulingPlan) {
+        let before = std::mem::replace(&mut *self.plans.lock().unwrap_or_else(PoisonError::into_inner), (own, peers));
+        if before != (own, peers) {
+            let id = self.bond();
+            self.driver.with(|host, _| host.bond(id).map(|bond| bond.set_plans(own, peers)));
+        }
+    }
+
+    /// Whether the peer supports plans. `false` until a path is up.
+    pub fn obeys_plan(&self) -> bool {
+        let id = self.bond();
+        self.driver.with(|host, _| host.bonds().any(|(of, bond)| of == id && bond.obeys()))
     }
 
     /// Sets the peer's addresses. New paths are dialled there; existing paths continue.
@@ -219,6 +240,8 @@ impl Client {
 struct ClientTask {
     driver: HostDriver,
     bond: Arc<Mutex<BondId>>,
+    /// Plans of this bond and of later ones.
+    plans: Arc<Mutex<Plans>>,
     peer: Peer,
     tls: Arc<QuicClientConfig>,
     limits: Limits,
@@ -234,7 +257,13 @@ impl ClientTask {
     fn begin(&self) -> Result<(), RelayError> {
         let (id, secret) = (BondId(random()?), Secret(random()?));
         *self.bond.lock().unwrap_or_else(PoisonError::into_inner) = id;
-        self.driver.with(|host, now| host.begin(now, id, secret, self.limits));
+        let (own, peers) = *self.plans.lock().unwrap_or_else(PoisonError::into_inner);
+        self.driver.with(|host, now| {
+            host.begin(now, id, secret, self.limits);
+            if let Some(bond) = host.bond(id) {
+                bond.set_plans(own, peers);
+            }
+        });
         Ok(())
     }
 

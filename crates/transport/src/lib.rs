@@ -23,7 +23,7 @@ mod stream;
 pub use datagram::UdpExchange;
 pub use host_driver::{BondFlow, FlowEnd, HostDriver, Moved, Notice};
 pub use lasting::{copy_both, keep_alive};
-pub use opening::{Opening, Unopened};
+pub use opening::{DirectReason, Opening};
 pub use socket::{Binding, UdpLink};
 pub use splice::{splice, splice_connections};
 pub use stream::{FlowStream, TcpConnection};

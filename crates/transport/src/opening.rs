@@ -24,14 +24,14 @@ pub enum Opening {
     /// The peer opened the flow.
     Bonded(BondFlow),
     /// Open the flow directly: the links may reach its destination.
-    Direct(Unopened),
+    Direct(DirectReason),
     /// The destination refused with this Linux error number. The program receives the error.
     Refused(i32),
 }
 
 /// Why a peer does not carry a flow.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unopened {
+pub enum DirectReason {
     /// The peer is unreachable, or stopped answering.
     Silent,
     /// The peer refused, or has no route; with its code (see [`codes`]).
@@ -44,7 +44,7 @@ impl Opening {
         let own = [codes::NOT_OPENED, codes::NOT_ITS_OWN, libc::ENETUNREACH as u64];
         match i32::try_from(code) {
             Ok(errno) if (1..FIRST_CODE).contains(&code) && !own.contains(&code) => Self::Refused(errno),
-            _ => Self::Direct(Unopened::Declined(code)),
+            _ => Self::Direct(DirectReason::Declined(code)),
         }
     }
 }
@@ -86,8 +86,8 @@ impl Client {
                 Ok(Err(end)) => Opening::refused(end),
                 Err(_) => Opening::Refused(libc::ETIMEDOUT),
             },
-            _ = state.wait_for(|state| *state != State::Up) => Opening::Direct(Unopened::Silent),
-            () = self.unanswered() => Opening::Direct(Unopened::Silent),
+            _ = state.wait_for(|state| *state != State::Up) => Opening::Direct(DirectReason::Silent),
+            () = self.unanswered() => Opening::Direct(DirectReason::Silent),
         };
         flow.reset(0);
         opening
@@ -106,7 +106,7 @@ mod tests {
         let no_way = [libc::EACCES, libc::EADDRNOTAVAIL, libc::ENETUNREACH].map(|errno| errno as u64);
         // Codes that this version does not define are the peer's too.
         for code in [0, codes::BUSY, codes::QUOTA, 0x1003, u64::MAX].into_iter().chain(no_way) {
-            assert!(matches!(Opening::refused(FlowEnd(code)), Opening::Direct(Unopened::Declined(told)) if told == code));
+            assert!(matches!(Opening::refused(FlowEnd(code)), Opening::Direct(DirectReason::Declined(told)) if told == code));
         }
     }
 }

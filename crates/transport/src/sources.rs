@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use braid_bond::host::{Begins, Source, source, sources};
+use braid_bond::host::{Source, SourceLimiter, source, sources};
 
 use crate::account::Account;
 
@@ -19,7 +19,7 @@ const MAX_SOURCES: usize = 65_536;
 
 /// All sources by network (see [`sources`]). Only the narrowest networks have accounts.
 pub(crate) struct Sources {
-    paths: Begins,
+    paths: SourceLimiter,
     bonds: BTreeMap<Source, usize>,
     accounts: BTreeMap<Source, Held>,
 }
@@ -32,7 +32,7 @@ struct Held {
 
 impl Default for Sources {
     fn default() -> Self {
-        Self { paths: Begins::new(PATH_BURST, PATH_INTERVAL, MAX_SOURCES), bonds: BTreeMap::new(), accounts: BTreeMap::new() }
+        Self { paths: SourceLimiter::new(PATH_BURST, PATH_INTERVAL, MAX_SOURCES), bonds: BTreeMap::new(), accounts: BTreeMap::new() }
     }
 }
 

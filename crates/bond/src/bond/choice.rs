@@ -3,44 +3,85 @@
 //! These schedulers choose a path for each chunk, while a bond is polled path by path. So the bond makes a choice when any path is polled, and keeps
 //! it until the chosen path takes the chunk. Flows take turns.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Bound;
 
 use braid_decide::packet::{
-    Chunk, EarliestCompletion, PacketScheduler, PathView, Redundant, RoundRobin, RttShare, WeightedRoundRobin, Weights,
+    Binding, Chunk, EarliestCompletion, MinRtt, PacketScheduler, PathView, Redundant, RoundRobin, RttShare, WeightedRoundRobin, Weights,
 };
+use braid_decide::policy::BondScheduler;
 use braid_model::{ByteCount, LinkSet};
 
 use super::Bond;
-use crate::{FlowKey, PathId};
+use crate::tracker::Control;
+use crate::{FlowKey, PathId, Side};
 
 /// Upper bound of the chunk size that a scheduler sees: the payload of one datagram.
 const PIECE: u64 = 1400;
 
-/// Rule that chooses the path of the next chunk. Urgent flows use earliest completion under every rule.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Scheduling {
-    /// Each path with room takes a chunk of the flow that miDRR selects, unless the chunk would arrive sooner over another path.
-    #[default]
-    Midrr,
-    /// Round robin over the paths (DBAS II.D).
-    RoundRobin,
-    /// In proportion to the paths' rates (DBAS II.D).
-    WeightedRoundRobin,
-    /// In inverse proportion to the paths' round-trip times (virtual interface, equation 2).
-    RttShare,
-    /// Where the chunk arrives first, which may mean waiting for a better path (ECF).
-    EarliestCompletion,
-    /// On this many paths at once.
-    Redundant(u8),
-    /// By the shares set with [`Bond::set_share`] (OPERETTA's `w_j`).
-    Weights,
+/// How one end of a bond distributes what it sends over the paths: the rule, and the share of each link under [`BondScheduler::Weights`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SchedulingPlan {
+    scheduler: BondScheduler,
+    /// By link number, in parts of [`u16::MAX`].
+    shares: [u16; LinkSet::CAPACITY],
+}
+
+impl Default for SchedulingPlan {
+    fn default() -> Self {
+        Self::new(BondScheduler::default())
+    }
+}
+
+impl SchedulingPlan {
+    /// Creates a plan without shares.
+    pub const fn new(scheduler: BondScheduler) -> Self {
+        Self { scheduler, shares: [0; LinkSet::CAPACITY] }
+    }
+
+    /// Creates a plan from OPERETTA's weights `w_j` (eq. 9): link numbers with shares from 0 to 1. Shares outside that range are clamped.
+    pub fn weights(weights: impl IntoIterator<Item = (u8, f64)>) -> Self {
+        let mut plan = Self::new(BondScheduler::Weights);
+        for (link, weight) in weights {
+            // `as` saturates, and converts NaN to zero.
+            plan.set_share(link, (weight * f64::from(u16::MAX)).round() as u16);
+        }
+        plan
+    }
+
+    /// The rule.
+    pub const fn scheduler(&self) -> BondScheduler {
+        self.scheduler
+    }
+
+    /// Links with a share, by ascending number; shares are in parts of [`u16::MAX`].
+    pub fn shares(&self) -> impl Iterator<Item = (u8, u16)> {
+        self.shares.iter().enumerate().filter(|(_, share)| **share > 0).map(|(link, share)| (link as u8, *share))
+    }
+
+    /// Sets a link's share in parts of [`u16::MAX`]. Returns `false` if the link's number is out of range.
+    pub(crate) fn set_share(&mut self, link: u8, share: u16) -> bool {
+        self.shares.get_mut(usize::from(link)).map(|known| *known = share).is_some()
+    }
+
+    /// A link's share from 0 to 1.
+    pub(crate) fn share(&self, link: u8) -> f64 {
+        self.shares.get(usize::from(link)).map_or(0.0, |share| f64::from(*share) / f64::from(u16::MAX))
+    }
+}
+
+/// State of the rule in force.
+enum Rule {
+    /// One scheduler for all flows.
+    All(Box<dyn PacketScheduler + Send>),
+    /// A scheduler for each flow: shares by round-trip time hold within each flow (virtual interface 3.2.3).
+    EachFlow(BTreeMap<FlowKey, RttShare>),
 }
 
 /// A packet scheduler and its current choice.
 pub(crate) struct Chooser {
-    rule: Box<dyn PacketScheduler + Send>,
+    rule: Rule,
     /// Flows with pending data that are not urgent.
     ready: BTreeSet<FlowKey>,
     last: Option<FlowKey>,
@@ -49,8 +90,8 @@ pub(crate) struct Chooser {
     views: Vec<PathView>,
     /// Whether the scheduler sends copies over several paths.
     copies: bool,
-    /// Whether a path without a share carries nothing.
-    shares: bool,
+    /// Whether shares must hold exactly. Then the bond waits for the path whose turn it is, and no path retransmits data of another.
+    strict: bool,
 }
 
 impl fmt::Debug for Chooser {
@@ -60,26 +101,46 @@ impl fmt::Debug for Chooser {
 }
 
 impl Chooser {
-    /// Returns `None` for miDRR, which every bond has.
-    pub(crate) fn new(scheduling: Scheduling) -> Option<Self> {
-        let rule: Box<dyn PacketScheduler + Send> = match scheduling {
-            Scheduling::Midrr => return None,
-            Scheduling::RoundRobin => Box::new(RoundRobin::default()),
-            Scheduling::WeightedRoundRobin => Box::new(WeightedRoundRobin::default()),
-            Scheduling::RttShare => Box::new(RttShare::default()),
-            Scheduling::EarliestCompletion => Box::new(EarliestCompletion),
-            Scheduling::Redundant(copies) => Box::new(Redundant::new(usize::from(copies))),
-            Scheduling::Weights => Box::new(Weights::default()),
+    /// Returns `None` for miDRR, which every bond has. Round robin, shares by round-trip time, and weights wait for the path whose turn it is: only
+    /// then do the papers' shares hold, and the energy that OPERETTA computes. Shares by rate do not wait: the rate of a path that carries little
+    /// cannot be measured.
+    pub(crate) fn new(scheduler: BondScheduler) -> Option<Self> {
+        let rule: Box<dyn PacketScheduler + Send> = match scheduler {
+            BondScheduler::Midrr => return None,
+            BondScheduler::RoundRobin => Box::new(RoundRobin::new(Binding::Strict)),
+            BondScheduler::WeightedRoundRobin => Box::new(WeightedRoundRobin::default()),
+            BondScheduler::RttShare => return Some(Self::of(Rule::EachFlow(BTreeMap::new()), scheduler)),
+            BondScheduler::EarliestCompletion => Box::new(EarliestCompletion),
+            BondScheduler::MinRtt => Box::new(MinRtt),
+            BondScheduler::Redundant(copies) => Box::new(Redundant::new(usize::from(copies))),
+            BondScheduler::Weights => Box::new(Weights::new(Binding::Strict)),
         };
-        Some(Self {
+        Some(Self::of(Rule::All(rule), scheduler))
+    }
+
+    fn of(rule: Rule, scheduler: BondScheduler) -> Self {
+        Self {
             rule,
             ready: BTreeSet::new(),
             last: None,
             chosen: None,
             views: Vec::new(),
-            copies: matches!(scheduling, Scheduling::Redundant(2..)),
-            shares: scheduling == Scheduling::Weights,
-        })
+            copies: matches!(scheduler, BondScheduler::Redundant(2..)),
+            strict: matches!(scheduler, BondScheduler::RoundRobin | BondScheduler::RttShare | BondScheduler::Weights),
+        }
+    }
+
+    /// Takes over the ready flows of the previous rule.
+    fn succeed(&mut self, before: Self) {
+        (self.ready, self.last) = (before.ready, before.last);
+    }
+
+    /// Removes the state of a flow that ended.
+    pub(crate) fn forget(&mut self, flow: FlowKey) {
+        self.set_ready(flow, false);
+        if let Rule::EachFlow(rules) = &mut self.rule {
+            rules.remove(&flow);
+        }
     }
 
     pub(crate) fn set_ready(&mut self, flow: FlowKey, ready: bool) {
@@ -106,10 +167,71 @@ impl Chooser {
 }
 
 impl Bond {
-    /// Sets the rule that assigns chunks to paths. It applies to what this end sends; the other end has its own rule.
-    pub fn set_scheduling(&mut self, scheduling: Scheduling) {
-        self.chooser = Chooser::new(scheduling);
-        self.refresh_all();
+    /// Client: sets the plan of this end and the plan of the server. They may differ, since the capacity of a link may differ by direction. The server
+    /// receives its plan if it supports plans ([`Self::obeys`]).
+    pub fn set_plans(&mut self, own: SchedulingPlan, servers: SchedulingPlan) {
+        if self.side == Side::Server {
+            return;
+        }
+        self.apply_plan(own);
+        if servers != self.servers_plan {
+            self.servers_plan = servers;
+            self.plan_version += 1;
+            self.announce_plan();
+        }
+    }
+
+    /// Client: the server supports plans.
+    pub(crate) fn on_obedient(&mut self) {
+        if !std::mem::replace(&mut self.obeyed, true) && self.plan_version > 0 {
+            self.announce_plan();
+        }
+    }
+
+    /// Client: whether the server supports plans.
+    pub fn obeys(&self) -> bool {
+        self.obeyed
+    }
+
+    /// The plan of this end.
+    pub fn plan(&self) -> &SchedulingPlan {
+        &self.plan
+    }
+
+    fn announce_plan(&mut self) {
+        if self.obeyed {
+            self.control.push_back(Control::Scheduling(self.plan_version));
+        }
+    }
+
+    pub(super) fn on_plan(&mut self, version: u64, plan: SchedulingPlan) {
+        if version > self.plan_version {
+            self.plan_version = version;
+            self.apply_plan(plan);
+        }
+    }
+
+    fn apply_plan(&mut self, plan: SchedulingPlan) {
+        if plan == self.plan {
+            return;
+        }
+        let before = std::mem::replace(&mut self.plan, plan);
+        if plan.scheduler != before.scheduler {
+            self.set_scheduler(plan.scheduler);
+        }
+        for path in self.paths.values_mut() {
+            path.share = plan.share(path.link);
+        }
+    }
+
+    /// Sets the rule of this end only ([`Self::set_plans`] sets those of both ends).
+    pub fn set_scheduler(&mut self, scheduler: BondScheduler) {
+        let before = std::mem::replace(&mut self.chooser, Chooser::new(scheduler));
+        match (&mut self.chooser, before) {
+            (Some(chooser), Some(before)) => chooser.succeed(before),
+            (Some(_), None) => self.refresh_all(),
+            (None, _) => {}
+        }
     }
 
     /// Whether a rule other than miDRR is set. Then a path that had nothing to send may have something once another path was polled.
@@ -117,24 +239,24 @@ impl Bond {
         self.chooser.is_some()
     }
 
-    /// Sets the share of all bytes that a path is to carry under [`Scheduling::Weights`], from 0 to 1.
+    /// Sets the share, from 0 to 1, of all bytes from this end that a path is to carry under [`BondScheduler::Weights`].
     pub fn set_share(&mut self, id: PathId, share: f64) {
         if let Some(path) = self.paths.get_mut(&id) {
             path.share = share;
         }
     }
 
-    /// Whether a path may retransmit data of other paths. A path with a zero share may not.
-    pub(crate) fn may_repeat(&self, id: PathId) -> bool {
-        let by_share = self.chooser.as_ref().is_some_and(|chooser| chooser.shares);
-        !by_share || self.paths.get(&id).is_some_and(|path| path.share > 0.0)
+    /// Whether paths may retransmit data of other paths. They may not if shares must hold.
+    pub(crate) fn may_repeat(&self) -> bool {
+        !self.chooser.as_ref().is_some_and(|chooser| chooser.strict)
     }
 
     /// The flow whose next chunk the path in `slot` is to carry, and the slots of the paths that carry copies of it.
     pub(crate) fn take_choice(&mut self, slot: usize) -> Option<(FlowKey, LinkSet)> {
         let mut chooser = self.chooser.take()?;
         let has_room = |slots: LinkSet| self.slots_with_room() & slots.0 != 0;
-        if !chooser.chosen.is_some_and(|(_, slots)| has_room(slots)) {
+        // If the chosen path has no room any more, choose again. If shares must hold, wait for the path instead.
+        if !chooser.chosen.is_some_and(|(_, slots)| chooser.strict || has_room(slots)) {
             chooser.chosen = self.choose(&mut chooser);
         }
         let taken = chooser.chosen.filter(|(_, slots)| slots.contains(slot));
@@ -156,7 +278,11 @@ impl Bond {
             let all = chooser.copies;
             chooser.views.extend(self.slots.iter().map(|path| self.path_view(*path, flow.policy.links, all)));
             let chunk = Chunk { size: ByteCount::new(size), behind: ByteCount::new(waiting - size) };
-            let slots = chooser.rule.choose(&chooser.views, chunk).paths();
+            let choice = match &mut chooser.rule {
+                Rule::All(rule) => rule.choose(&chooser.views, chunk),
+                Rule::EachFlow(rules) => rules.entry(id).or_insert_with(|| RttShare::new(Binding::Strict)).choose(&chooser.views, chunk),
+            };
+            let slots = choice.paths();
             if slots != LinkSet::default() {
                 return Some((id, slots));
             }

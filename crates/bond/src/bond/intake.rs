@@ -113,6 +113,11 @@ impl Bond {
             Frame::Open { flow, open } => self.on_open(now, flow, open),
             Frame::Opened { .. } if self.side == Side::Server => Err(BondError::Role("OPENED")),
             Frame::Policy { .. } if self.side == Side::Client => Err(BondError::Role("POLICY")),
+            Frame::Scheduling { .. } if self.side == Side::Client => Err(BondError::Role("SCHEDULING")),
+            Frame::Scheduling { version, plan } => {
+                self.on_plan(version, plan);
+                Ok(())
+            }
             Frame::Opened { flow, code } => {
                 if self.find_or_create(now, flow)?
                     && let Some(found) = self.flows.get_mut(&flow).filter(|found| !found.answered)
@@ -299,13 +304,17 @@ impl Bond {
 
     fn on_path_update(&mut self, now: Time, id: PathId, update: PathUpdate) {
         let Some(path) = self.paths.get_mut(&id) else { return };
+        let before = path.backup;
         match update {
             PathUpdate::Down => path.down_there = true,
             PathUpdate::Up => (path.down_there, path.backup) = (false, false),
             PathUpdate::Backup => (path.down_there, path.backup) = (false, true),
         }
-        let down = path.down_there;
+        let (down, changed) = (path.down_there, path.backup != before);
         self.on_link(now, id, down);
+        if changed {
+            self.apply_policies();
+        }
     }
 
     pub(super) fn on_link(&mut self, now: Time, id: PathId, down: bool) {

@@ -33,6 +33,10 @@ impl Bond {
         self.scheduler.forget();
         self.chooser.iter_mut().for_each(Chooser::reconsider);
         self.release_all();
+        if self.paths.values().any(|path| path.backup) {
+            // A flow uses backups while none of its other paths is good.
+            self.apply_policies();
+        }
     }
 
     /// Moves items that were queued on one path to other paths.
@@ -80,6 +84,7 @@ impl Bond {
             Control::Policy(id, version) => self.flows.get(id).is_some_and(|flow| flow.policy_version == *version),
             Control::Credit(id) | Control::Open(id) => self.flows.contains_key(id),
             Control::Path(id) => self.paths.contains_key(id),
+            Control::Scheduling(version) => *version == self.plan_version,
             Control::Reset(..) | Control::Stop(..) | Control::Opened(..) | Control::TotalCredit => true,
         }
     }
@@ -95,10 +100,15 @@ impl Bond {
         self.apply_policy(id);
     }
 
+    /// Links with a good path that is not a backup.
+    pub(crate) fn regular_links(&self) -> LinkSet {
+        self.paths.values().filter(|path| path.is_good() && !path.backup).map(|path| usize::from(path.link)).collect()
+    }
+
     /// Slots of the paths that a flow may use now.
     fn slots_of(&self, flow: &FlowState) -> LinkSet {
-        let links = flow.policy.links;
-        let all = self.paths.values().filter(|path| links.contains(path.link.into())).map(|path| path.slot).collect::<LinkSet>();
+        let regular = self.regular_links();
+        let all = self.paths.values().filter(|path| path.serves(flow.policy.links, regular)).map(|path| path.slot).collect::<LinkSet>();
         all - flow.excluded_slots
     }
 
@@ -110,6 +120,7 @@ impl Bond {
     }
 
     pub(super) fn apply_policy(&mut self, id: FlowKey) {
+        self.chooser.iter_mut().for_each(Chooser::reconsider);
         let Some(flow) = self.flows.get(&id) else { return };
         let slots = self.slots_of(flow);
         let weight = f64::from(flow.policy.weight.max(5)) / 100.0;
@@ -180,7 +191,7 @@ impl Bond {
         }
         self.unread_messages -= flow.messages.unread();
         self.queued_messages -= flow.messages.queued();
-        self.chooser.iter_mut().for_each(|chooser| chooser.set_ready(id, false));
+        self.chooser.iter_mut().for_each(|chooser| chooser.forget(id));
         self.flows.remove(&id);
         if self.side == Side::Server {
             self.finished.insert(id.0);

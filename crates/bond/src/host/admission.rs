@@ -11,7 +11,7 @@ use super::conn::{Conn, HORIZON, Stage, transport};
 use super::source::sources;
 use super::{ConnectionId, Host, HostEvent, Session};
 use crate::controller::{PathMetrics, RateController};
-use crate::hello::{Hello, VERSION, Welcome};
+use crate::hello::{CAPABILITIES, Hello, SCHEDULING, VERSION, Welcome};
 use crate::{Bond, Limits, MIN_DATAGRAM, PathId, Side};
 
 /// Maximum number of unadmitted connections, in total and from one source. Wider IPv6 networks may have a multiple of it (see [`sources`]). Further
@@ -72,7 +72,7 @@ impl Host {
         session.connections.insert(id);
         session.pathless_since = None;
         let version = hello.version.min(VERSION);
-        conn.write_greeting(&Welcome { version, capabilities: 0, code: 0, reason: String::new() }.encode());
+        conn.write_greeting(&Welcome { version, capabilities: CAPABILITIES, code: 0, reason: String::new() }.encode());
         self.touched.insert(id);
         true
     }
@@ -162,7 +162,14 @@ impl Host {
         }
         match Welcome::decode(&conn.inbox) {
             Ok(None) => {}
-            Ok(Some(welcome)) if welcome.code == 0 && welcome.version == VERSION => self.join(now, id),
+            Ok(Some(welcome)) if welcome.code == 0 && welcome.version == VERSION => {
+                if welcome.capabilities & SCHEDULING == SCHEDULING
+                    && let Some(session) = conn.bond.and_then(|bond| self.sessions.get_mut(&bond))
+                {
+                    session.bond.on_obedient();
+                }
+                self.join(now, id);
+            }
             Ok(Some(welcome)) => {
                 let (code, reason) = match welcome.code {
                     0 => (refusals::VERSION, format!("the relay uses protocol version {}, this client uses {VERSION}", welcome.version)),

@@ -30,7 +30,7 @@ pub fn source(remote: SocketAddr) -> Source {
 
 /// Rate limiter by source: a burst, and then one event per interval.
 #[derive(Debug)]
-pub struct Begins {
+pub struct SourceLimiter {
     at_once: u32,
     pause: Duration,
     /// Maximum number of remembered sources. Beyond it, events of new sources are rejected.
@@ -49,7 +49,7 @@ struct Spent {
 /// Interval at which sources with a full budget are removed.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-impl Begins {
+impl SourceLimiter {
     /// Allows `at_once` events of one source at once, and then one per `pause`.
     pub fn new(at_once: u32, pause: Duration, most: usize) -> Self {
         Self { at_once, pause, most, spent: BTreeMap::new(), swept: None }

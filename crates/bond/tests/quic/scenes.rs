@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use braid_bond::{FlowKind, FlowPolicy, PathId, Scheduling};
+use braid_bond::{BondScheduler, FlowKind, FlowPolicy, PathId, SchedulingPlan};
 use braid_decide::fair::{FairFlow, Problem, solve};
 use braid_model::{LinkSet, Rate};
 use braid_netem::Random;
@@ -83,11 +83,11 @@ pub fn simult() -> Vec<([Spec; 2], f64)> {
 
 /// Rate of a download with `scheduling` as a fraction of the links' sum, and the fraction of it that each link carried first. Each link's weight is
 /// its fraction of the sum.
-pub fn scheduled(specs: &[Spec], seed: u64, scheduling: Scheduling, size: usize) -> (f64, Vec<f64>) {
+pub fn scheduled(specs: &[Spec], seed: u64, scheduling: BondScheduler, size: usize) -> (f64, Vec<f64>) {
     let mut world = World::up(specs, seed);
     let sum = world.sum();
     let (bond, _) = world.end(DOWN);
-    bond.set_scheduling(scheduling);
+    bond.set_scheduler(scheduling);
     (0..specs.len()).for_each(|at| bond.set_share(PathId(at as u32), specs[at].mbps / sum));
     let flow = world.open(FlowPolicy::default(), FlowKind::Stream);
     let start = world.now;
@@ -96,6 +96,26 @@ pub fn scheduled(specs: &[Spec], seed: u64, scheduling: Scheduling, size: usize)
     let rate = size as f64 * 8e-6 / (world.now - start).as_secs_f64();
     let carried = (0..specs.len()).map(|link| world.arrived(UP, flow, link as u8) as f64 / size as f64);
     (if done { rate / sum } else { 0.0 }, carried.collect())
+}
+
+/// Share of each link in the bytes of a saturating transfer, for each of `seconds` seconds, with `plan` at both ends.
+pub fn planned(specs: &[Spec], seed: u64, plan: SchedulingPlan, (side, seconds): (usize, u32)) -> Vec<Vec<f64>> {
+    let mut world = World::up(specs, seed);
+    let (bond, _) = world.end(UP);
+    bond.set_plans(plan, plan);
+    let flow = world.open(FlowPolicy::default(), FlowKind::Stream);
+    world.send(side, flow, usize::MAX);
+    world.run(Duration::from_secs(2), |_| false);
+    let arrived = |world: &World| (0..specs.len()).map(|link| world.arrived(1 - side, flow, link as u8) as f64).collect::<Vec<_>>();
+    let mut rows = Vec::new();
+    for _ in 0..seconds {
+        let before = arrived(&world);
+        world.run(Duration::from_secs(1), |_| false);
+        let moved: Vec<f64> = arrived(&world).iter().zip(&before).map(|(after, before)| after - before).collect();
+        let sum: f64 = moved.iter().sum();
+        rows.push(moved.iter().map(|moved| moved / sum).collect());
+    }
+    rows
 }
 
 /// Sets of links of the first experiment.

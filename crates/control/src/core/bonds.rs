@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use braid_decide::health::Suffering;
+use braid_decide::health::Symptom;
 use braid_decide::policy::{Admission, AppRule, LinkSelector, Policy, admit};
 use braid_model::{Class, Direction, Family, LinkSet, Time};
 
@@ -59,7 +59,7 @@ impl<S: Steering> Core<S> {
             let health = link.health.get_mut(family);
             match event {
                 PathEvent::Delivers => health.on_progress(now, now),
-                PathEvent::Silent => health.on_suffering(now, Suffering::Timeout),
+                PathEvent::Silent => health.on_symptom(now, Symptom::Timeout),
             }
         }
         self.reevaluate(now)
@@ -80,9 +80,16 @@ impl<S: Steering> Core<S> {
         self.update_params(now).and(refused)
     }
 
-    /// Links that bonds may use now.
+    /// Links that bonds may use now. Links on standby, because of role, priority, handover or power saving, are backups: the bond itself switches to
+    /// them at once when no better link delivers.
     pub fn bond_links(&self) -> Vec<BondLink> {
-        self.links.bond_links()
+        let standby = self.params.as_ref().map_or_else(|| self.standby(), |params| params.backup);
+        let sole = self.sole;
+        let mut links = self.links.bond_links();
+        for link in &mut links {
+            link.backup = standby.contains(link.slot) || sole.is_some_and(|sole| sole != link.slot);
+        }
+        links
     }
 
     /// The policy of a redirected connection: weight φ, links Π as slots, number of copies, required relay, and refusing relays.

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use braid_decide::detection::{DetectionAnswer, Knowledge, is_public};
-use braid_decide::policy::{Admission, AppRule, COPIES, Carry, LinkSelector, admit};
+use braid_decide::policy::{Admission, AppRule, COPIES, Carry, LinkSelector, Scheduler, admit};
 use braid_model::address::HostName;
 use braid_model::key::PublicKey;
 use braid_model::{ByteCount, Family, LinkSet, Protocol, Time};
@@ -13,7 +13,7 @@ use braid_model::{ByteCount, Family, LinkSet, Protocol, Time};
 use super::timeouts::RETRY;
 use super::{Core, rules};
 use crate::links::BondLink;
-use crate::steering::{FlowRow, PeerDirect, RedirectedFlow, Steering, SteeringError};
+use crate::steering::{FlowRow, PeerDirect, RedirectedFlow, SteerParams, Steering, SteeringError};
 
 /// Ports of DNS. Lookups take one or two datagrams, so bonding has no benefit.
 const LOOKUP_PORTS: [u16; 2] = [53, 853];
@@ -55,7 +55,7 @@ impl<S: Steering> Core<S> {
     /// Asks the remote host of a flow whether it runs Braid, if that is due.
     pub(super) fn ask_if_new(&mut self, now: Time, row: &FlowRow) {
         let host = row.remote.0;
-        if !self.may_ask(host) || !self.detection.is_news(now, host, row.slot) || LOOKUP_PORTS.contains(&row.remote.1) {
+        if !self.may_ask(host) || !self.detection.needs_probe(now, host, row.slot) || LOOKUP_PORTS.contains(&row.remote.1) {
             return;
         }
         // Only a host that answered the flow is asked: silence then means that it does not run Braid, not that there is no route.
@@ -137,7 +137,7 @@ impl<S: Steering> Core<S> {
     /// Hosts known to run Braid, and hosts that show a different key than before. The reason is set if flows without a rule are not bonded
     /// directly to the host.
     pub fn known_servers(&self, now: Time) -> Vec<(IpAddr, Knowledge<PublicKey>, Option<String>)> {
-        let hosts = self.detection.servers(now).into_iter().chain(self.detection.impostors());
+        let hosts = self.detection.servers(now).into_iter().chain(self.detection.key_mismatches());
         hosts.map(|host| (host, self.detection.knowledge(now, host), self.why_not_direct(now, host, None))).collect()
     }
 
@@ -218,7 +218,7 @@ impl<S: Steering> Core<S> {
         };
         let filter = self.owner_filter.as_ref().filter(|reason| self.detects_any() && *reason != UNREAD);
         let filtered = filter.map(|reason| format!("flows to servers that run Braid go direct: {reason}"));
-        self.detection.impostors().map(impostor).chain(self.detection_trouble.clone()).chain(filtered).collect()
+        self.detection.key_mismatches().map(impostor).chain(self.detection_trouble.clone()).chain(filtered).collect()
     }
 
     /// Whether a flow to `host` is bonded directly to it, and a text that explains it.
@@ -251,15 +251,19 @@ impl<S: Steering> Core<S> {
     /// Whether a flow would be bonded directly if its destination ran Braid.
     fn would_go_peer_direct(&self, rule: Option<&AppRule>, protocol: Protocol) -> bool {
         match rule.map_or(PeerDirect::Usual, rules::peer_direct) {
-            PeerDirect::Usual => protocol == Protocol::Tcp && self.peer_direct(),
+            PeerDirect::Usual => protocol == Protocol::Tcp && self.params.as_ref().is_some_and(|params| params.peer_direct),
             PeerDirect::All => true,
             PeerDirect::Nothing => false,
         }
     }
 
-    /// Whether flows without a rule are bonded directly: not if the scheduler uses few links, for energy, price or stability.
-    pub(super) fn peer_direct(&self) -> bool {
-        self.config.policy.scheduler.spreads() && !self.saves_power()
+    /// Whether flows without a rule are bonded directly: only if the scheduler spreads flows, or if OPERETTA's objective gains from it.
+    pub(super) fn wants_peer_direct(&self, params: &SteerParams) -> bool {
+        let worth_it = match self.config.policy.scheduler {
+            Scheduler::Operetta => self.is_bonding_worth_it(params),
+            scheduler => scheduler.spreads(),
+        };
+        worth_it && !self.saves_power()
     }
 
     fn may_use_several(&self, rule: Option<&AppRule>, family: Family) -> bool {

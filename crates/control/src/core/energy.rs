@@ -160,7 +160,7 @@ impl<S: Steering> Core<S> {
 
     /// The target throughput in force.
     pub(super) fn target_now(&self, direction: Direction) -> Option<Rate> {
-        self.params.as_ref()?.targets[direction]
+        self.params.as_ref()?.full_targets[direction]
     }
 }
 

@@ -185,6 +185,7 @@ impl<S: Steering> Core<S> {
             peer: peer_direct.then(|| question.destination.to_string()),
             paths: Vec::new(),
             program_known: Some(self.is_known(question)),
+            optimum: self.optimum_view(direction),
         }
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use braid_decide::capacity::Busy;
 use braid_decide::class;
 use braid_decide::energy::{ByteCost, EnergyMeter};
-use braid_decide::health::Suffering;
+use braid_decide::health::Symptom;
 use braid_model::{ByteCount, Class, Direction, Family, FlowId, LinkIndex, PerDirection, Protocol, Rate, Time, Traffic};
 
 use super::Core;
@@ -78,10 +78,10 @@ impl<S: Steering> Core<S> {
                     self.steering.set_class(&app, record.class)?;
                 }
             }
-            SteeringEvent::Suffering { link, family, connecting, .. } => {
+            SteeringEvent::Symptom { link, family, connecting, .. } => {
                 if let Some(link) = self.links.get_mut(link) {
-                    let kind = if connecting { Suffering::NoAnswer } else { Suffering::Timeout };
-                    link.health.get_mut(family).on_suffering(now, kind);
+                    let kind = if connecting { Symptom::NoAnswer } else { Symptom::Timeout };
+                    link.health.get_mut(family).on_symptom(now, kind);
                 }
             }
         }
@@ -162,7 +162,7 @@ impl<S: Steering> Core<S> {
                     health.on_progress(now, polled);
                 } else if waiting {
                     tracing::debug!(link = link.facts.name, ?family, "flows have stopped receiving");
-                    health.on_suffering(now, Suffering::Stall);
+                    health.on_symptom(now, Symptom::Stall);
                 }
             }
         }

@@ -28,6 +28,7 @@ impl<S: Steering> Core<S> {
 
     fn build_params(&mut self, now: Time) -> SteerParams {
         let sole = self.sole(now);
+        self.sole = sole;
         let policy = &self.config.policy;
         let backup = self.standby();
         let steps = steps(&self.weights(now), policy.scheduler.weighted());
@@ -44,11 +45,14 @@ impl<S: Steering> Core<S> {
             }
         }
         let usable = PerFamily { v4: self.links.usable(Family::V4), v6: self.links.usable(Family::V6) };
-        let targets = self.targets(&links, usable.v4 | usable.v6, backup);
+        let full_targets = self.targets(&links, usable.v4 | usable.v6, backup);
+        let targets =
+            PerDirection::from_fn(|direction| full_targets[direction].and_then(|target| self.connection_target(&links, direction, target)));
         let devices = self.links.devices();
-        SteerParams {
+        let mut params = SteerParams {
             mode: if sole.is_some() { Mode::OnlyOne } else { policy.scheduler.mode() },
             targets,
+            full_targets,
             scheduler: policy.scheduler as u8,
             default_demand: policy.default_demand,
             affinity: policy.affinity,
@@ -62,8 +66,10 @@ impl<S: Steering> Core<S> {
             } else {
                 vec![Class::RealTime]
             },
-            peer_direct: self.peer_direct(),
-        }
+            peer_direct: false,
+        };
+        params.peer_direct = self.wants_peer_direct(&params);
+        params
     }
 
     fn steer_link(&self, link: &Link, step: u64, price: u64, now: Time) -> SteerLink {

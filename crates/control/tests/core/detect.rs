@@ -9,6 +9,7 @@ use braid_control::fake::{FakeSteering, Steered};
 use braid_control::steering::{AppId, ExeId, RedirectedFlow};
 use braid_decide::detection::{DetectionAnswer, FRESH};
 use braid_decide::policy::{AppMatcher, AppRule, Carry, Scheduler};
+use braid_decide::tradeoff::{UtilityFunction, UtilityRule};
 use braid_model::key::PublicKey;
 use braid_model::{ByteCount, Class, Direction, FlowId, LinkIndex, NextHop, PerFamily, RouteFacts, Time};
 
@@ -145,6 +146,8 @@ fn a_host_is_not_asked_if_its_answer_would_not_be_used() {
     assert_eq!(world.asked(), ["203.0.113.10"]);
     for scheduler in [Scheduler::OnlyOne, Scheduler::Operetta, Scheduler::Handover] {
         config.policy.scheduler = scheduler;
+        // At least energy one link is enough.
+        config.policy.utility = UtilityRule { utility: UtilityFunction::Fixed(0.0), plugged_in: None };
         let mut world = World::new(config.clone());
         world.run(Duration::from_secs(1));
         world.talk_to("test", ("203.0.113.10", 443), false);

@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use braid_control::config::Config;
+use braid_control::core::PacketLoad;
 use braid_control::fake::Steered;
+use braid_control::steering::Steering;
 use braid_decide::energy::{Profile, Row, Technology};
-use braid_decide::policy::{LinkRule, Policy, Scheduler};
+use braid_decide::policy::{BondScheduler, LinkRule, Policy, Scheduler};
 use braid_decide::tradeoff::{UtilityFunction, UtilityRule, Weights};
-use braid_model::{ByteCount, LinkIndex, Rate, Traffic};
+use braid_model::{ByteCount, Direction, LinkIndex, PerDirection, Rate, Traffic};
 
 use super::world::*;
 
@@ -156,4 +158,103 @@ fn a_low_battery_puts_all_flows_on_the_low_power_link() {
     assert_eq!(world.ten(), [5, 5], "plugged in");
     world.supply(0.15, false, None);
     assert_eq!(world.ten(), [5, 5], "charged enough");
+}
+
+fn packets(megabytes: u64, flows: u32) -> PacketLoad {
+    PacketLoad { load: PerDirection { down: ByteCount::new(megabytes * 1_000_000), up: ByteCount::ZERO }, flows }
+}
+
+/// The weights of bonded traffic, by slot, in hundredths.
+fn weights(world: &World) -> Vec<(usize, u64)> {
+    let scheduling = world.core.bond_scheduling();
+    assert_eq!(scheduling.scheduler, BondScheduler::Weights);
+    scheduling.weights.down.iter().map(|(slot, weight)| (*slot, (weight * 100.0).round() as u64)).collect()
+}
+
+/// Two links of 10 Mbit/s. At least energy packets take the cheap one alone; at most throughput both, alike; halfway the cheap one carries
+/// 10 of 15 Mbit/s.
+#[test]
+fn operettas_weights_follow_the_utility() {
+    for (utility, expected) in [(0.0, vec![(1, 100)]), (0.5, vec![(0, 33), (1, 67)]), (1.0, vec![(0, 50), (1, 50)])] {
+        let mut world = World::new(operetta(fixed(utility)));
+        world.run(Duration::from_secs(1));
+        assert_eq!(weights(&world), expected, "at {utility}, without any load");
+        world.core.on_packet_load(world.now, packets(40, 2)).unwrap();
+        assert_eq!(weights(&world), expected, "at {utility}");
+        let optimum = world.core.optimum_view(Direction::Down).unwrap();
+        assert!(optimum.feasible, "{optimum:?}");
+        assert_eq!(optimum.marginal_link.as_deref(), Some(if utility == 0.0 { "lte0" } else { "wlan0" }));
+    }
+}
+
+/// Packets make room for connections, and the other way round: all load together meets the target.
+#[test]
+fn connections_and_packets_share_one_target() {
+    let mut world = World::new(operetta(fixed(0.5)));
+    world.run(Duration::from_secs(1));
+    // 30 MB of packets and ten connections of 1 MB at 15 Mbit/s in all: 21 s, in which the cheap link moves 26 of the 40 MB.
+    world.core.on_packet_load(world.now, packets(30, 1)).unwrap();
+    assert_eq!(world.ten(), [0, 10], "each connection fits on the cheap link, since packets leave it");
+    let flows: Vec<_> = (0..20).map(|_| world.connect("test", 99)).collect();
+    world.core.poll(world.now).unwrap();
+    let found = weights(&world);
+    let cheap = found.iter().find(|(slot, _)| *slot == 1).map_or(0, |(_, weight)| *weight);
+    assert!((30..67).contains(&cheap), "connections on the cheap link push packets off it: {found:?}");
+    assert_eq!(flows.len(), 20);
+}
+
+/// Other schedulers see bonded flows as load of the links that carry them.
+#[test]
+fn bonded_flows_weigh_on_links() {
+    let mut config = operetta(fixed(1.0));
+    config.policy.scheduler = Scheduler::MaxThroughput;
+    let mut world = World::new(config);
+    world.run(Duration::from_secs(1));
+    world.core.on_packet_load(world.now, packets(40, 3)).unwrap();
+    let loads = world.core.steering().load_table().unwrap().loads;
+    for slot in 0..2 {
+        assert!((19_000_000..=20_000_000).contains(&loads[slot].load.down), "{:?}", loads[slot]);
+        assert_eq!(loads[slot].flows, 3);
+    }
+    world.core.on_packet_load(world.now, PacketLoad::default()).unwrap();
+    let loads = world.core.steering().load_table().unwrap().loads;
+    assert!(loads.iter().all(|link_load| link_load.load.down == 0 && link_load.flows == 0));
+}
+
+/// A bond helps where a target needs more than one link: not at least energy, where one link is enough.
+#[test]
+fn operetta_bonds_straight_to_servers_where_it_helps() {
+    for (utility, expected) in [(0.0, false), (0.5, true), (1.0, true)] {
+        let mut world = World::new(operetta(fixed(utility)));
+        world.run(Duration::from_secs(1));
+        assert_eq!(world.core.steering().params().unwrap().peer_direct, expected, "at {utility}");
+    }
+}
+
+/// Bonds keep to the links that connections keep to: the rest are backups, which take over at once.
+#[test]
+fn bonds_obey_priorities_handover_and_a_low_battery() {
+    let backups = |world: &World| world.core.bond_links().iter().map(|link| link.backup).collect::<Vec<_>>();
+    let mut config = operetta(fixed(1.0));
+    config.policy.scheduler = Scheduler::MaxThroughput;
+    let mut world = World::new(config.clone());
+    world.run(Duration::from_secs(1));
+    assert_eq!(backups(&world), [false, false]);
+    let mut prior = config.clone();
+    prior.policy.links[0].priority = 1;
+    world.core.reconfigure(world.now, prior).unwrap();
+    assert_eq!(backups(&world), [true, false], "wlan0 waits");
+    let mut saving = config;
+    saving.policy.power_saving = true;
+    world.core.reconfigure(world.now, saving).unwrap();
+    [1, 2].into_iter().for_each(|link| world.round_trip(link, 20));
+    world.supply(0.05, false, None);
+    assert_eq!(backups(&world), [true, false], "lte0 takes least energy");
+    world.supply(0.9, false, None);
+    assert_eq!(backups(&world), [false, false]);
+    let mut handover = World::new(Config { policy: Policy { scheduler: Scheduler::Handover, ..Policy::default() }, ..Config::default() });
+    handover.round_trip(1, 40);
+    handover.round_trip(2, 10);
+    handover.run(Duration::from_secs(1));
+    assert_eq!(backups(&handover), [true, false], "lte0 answers sooner");
 }

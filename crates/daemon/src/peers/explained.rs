@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::PoisonError;
 
 use braid_api::{Explanation, Outcome, Share};
-use braid_bond::PathState;
+use braid_bond::{BondScheduler, PathState};
 use braid_control::core::BondReason;
 use braid_model::{Direction, Time};
 use braid_transport::client::State;
@@ -20,7 +20,7 @@ impl Peers {
     }
 
     /// `POST /v1/explain` for a bonded flow; `None` if no bonded flow has this id.
-    pub(crate) fn explain(&self, id: u64, now: Time, scheduler: &str) -> Option<Explanation> {
+    pub(crate) fn explain(&self, id: u64, now: Time) -> Option<Explanation> {
         let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
         let bonded = flows.living.get(&id)?;
         let paths = self.shares(bonded);
@@ -54,7 +54,7 @@ impl Peers {
             reason: format!("{why}: {} has carried it for {age:.1} s, {over}{copies}; {used}", bonded.peer),
             rule: bond_reason.and_then(|bond_reason| bond_reason.rule),
             rule_text: bond_reason.and_then(|bond_reason| bond_reason.rule_text.clone()),
-            scheduler: scheduler.to_owned(),
+            scheduler: self.scheduler_name().to_owned(),
             class: bond_reason.map(|bond_reason| bond_reason.class.to_string()),
             affinity: None,
             demand_bytes: bond_reason.map(|bond_reason| bond_reason.demand.get()),
@@ -63,7 +63,13 @@ impl Peers {
             peer: Some(bonded.peer.clone()),
             paths,
             program_known: None,
+            optimum: None,
         })
+    }
+
+    /// Name of the rule by which bonds distribute flows.
+    pub(crate) fn scheduler_name(&self) -> &'static str {
+        self.scheduling.as_ref().map_or(BondScheduler::default(), |scheduling| scheduling.scheduler).name()
     }
 
     /// Shares of all current links, and of former links that carried part of the flow.

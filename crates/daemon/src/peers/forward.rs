@@ -16,7 +16,7 @@ use braid_model::{ByteCount, Family, PerFamily, Traffic};
 use braid_platform::linux::bpf::redirect::{ExchangeKey, Redirect, Redirected};
 use braid_platform::linux::sys::bpf::now;
 use braid_transport::client::{Client, State};
-use braid_transport::{BondFlow, Opening, UdpExchange, Unopened, splice, splice_connections};
+use braid_transport::{BondFlow, DirectReason, Opening, UdpExchange, splice, splice_connections};
 use bytes::Bytes;
 use tokio::net::{TcpSocket, TcpStream, UdpSocket};
 use tokio::sync::{Notify, mpsc, watch};
@@ -133,20 +133,20 @@ impl Opened {
             self.client.opening(self.flow.clone()).await
         } else {
             self.flow.reset(0);
-            Opening::Direct(Unopened::Silent)
+            Opening::Direct(DirectReason::Silent)
         };
         match &self.flow_peer {
             FlowPeer::Server { .. } if !reached => self.flow_peer.report_server(ServerEvent::Lost),
             FlowPeer::Server { port, .. } => match opening {
                 // The program's connect may have succeeded before this was known. Later flows then see the port as closed.
-                Opening::Direct(Unopened::Declined(codes::NOT_OPENED)) | Opening::Refused(libc::ECONNREFUSED) => {
+                Opening::Direct(DirectReason::Declined(codes::NOT_OPENED)) | Opening::Refused(libc::ECONNREFUSED) => {
                     self.flow_peer.report_server(ServerEvent::Closed(*port));
                 }
-                Opening::Direct(Unopened::Declined(codes::NOT_ITS_OWN)) => self.flow_peer.report_server(ServerEvent::NotLocal),
+                Opening::Direct(DirectReason::Declined(codes::NOT_ITS_OWN)) => self.flow_peer.report_server(ServerEvent::NotLocal),
                 _ => {}
             },
             FlowPeer::Relay { name, host, changes } => {
-                if let Opening::Direct(Unopened::Declined(code @ (codes::NOT_OPENED | codes::BUSY | codes::QUOTA))) = opening {
+                if let Opening::Direct(DirectReason::Declined(code @ (codes::NOT_OPENED | codes::BUSY | codes::QUOTA))) = opening {
                     let _ = changes.send(Change::Refused { name: name.clone(), host: *host, code });
                 }
             }
@@ -215,7 +215,9 @@ impl Peers {
 
     fn bond_with(&mut self, host: IpAddr, key: PublicKey) -> Option<Client> {
         let (links, flows) = (self.client_links(), self.flows.clone());
-        self.servers.bond(host, key, &links, &self.changes, |host| uses(&flows, host))
+        let client = self.servers.bond(host, key, &links, &self.changes, |host| uses(&flows, host))?;
+        self.adopt_plans(&client);
+        Some(client)
     }
 
     /// A reachable relay that may open the flow's destination, and its name.

@@ -25,7 +25,7 @@ use ipnet::IpNet;
 
 use super::sys::{abi, bpf as sys};
 use braid_control::steering::{
-    AppId, DemandEstimate, Dump, FlowRow, Signs, SteerParams, Steering, SteeringCounters, SteeringError, SteeringEvent,
+    AppId, BondedLoads, DemandEstimate, Dump, FlowRow, Signs, SteerParams, Steering, SteeringCounters, SteeringError, SteeringEvent,
 };
 use convert::{app_key, flow_row, mapped, process_name};
 use counting::{Counting, Step};
@@ -76,6 +76,8 @@ pub struct BpfSteering {
     /// Whether the programs for redirected sockets are attached. Also true if no programs are attached at all, because no socket is redirected then.
     serves_redirected: bool,
     heal: heal::Heal,
+    /// What bonded flows weigh.
+    bonded_loads: BondedLoads,
     dumps: heal::Dumps,
 }
 
@@ -387,6 +389,7 @@ impl Steering for BpfSteering {
         self.count_if_possible(self.counting.dumped(counting, datagrams, now));
         let (datagrams, idle) = self.dump_datagrams(now)?;
         loads.add(&datagrams);
+        loads.add_bonded(&self.bonded_loads);
         rows.extend(datagrams.iter().filter_map(flow_row));
         for row in &idle {
             let key = abi::DemandKey { app: row.flow.app, port: row.flow.port, ..Default::default() };
@@ -410,6 +413,11 @@ impl Steering for BpfSteering {
         let fail = |error: std::io::Error| SteeringError { action: "move connects that receive no answer", reason: error.to_string() };
         // Reading runs the program, which produces no output.
         sys::start_iterator(mover.as_fd()).map_err(fail)?.read_to_end(&mut Vec::new()).map_err(fail)?;
+        Ok(())
+    }
+
+    fn set_bonded_loads(&mut self, loads: &BondedLoads) -> Result<(), SteeringError> {
+        self.bonded_loads = *loads;
         Ok(())
     }
 

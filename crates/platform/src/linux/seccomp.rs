@@ -1,6 +1,6 @@
 //! Intercepts the system calls of a command for `braid run`, and steers the sockets behind them, without any privilege.
 //!
-//! Some calls are inspected and then continue ([`Listener::let_go_on`]). The kernel then reads their arguments a second time, and a program could
+//! Some calls are inspected and then continue ([`Listener::continue_call`]). The kernel then reads their arguments a second time, and a program could
 //! change them in between. That is harmless, because steering is not a security boundary: all the program can achieve is to be steered like another
 //! of its own connections.
 //!
@@ -111,7 +111,7 @@ impl Listener {
     }
 
     /// Lets the call `id` continue. Returns `false` if the call no longer waits for an answer.
-    pub fn let_go_on(&self, id: u64) -> bool {
+    pub fn continue_call(&self, id: u64) -> bool {
         sys::answer_continue(self.0.as_fd(), id).is_ok()
     }
 

@@ -265,11 +265,11 @@ fn scheduler(series: &str) -> (Scheduling, Packets) {
 }
 
 /// The bond's scheduling, if the series is one of a bond.
-fn spreading(series: &str) -> Option<braid_bond::Scheduling> {
+fn spreading(series: &str) -> Option<braid_bond::BondScheduler> {
     match series {
-        BOND_ROUND => Some(braid_bond::Scheduling::RoundRobin),
-        BOND_WEIGHTED => Some(braid_bond::Scheduling::WeightedRoundRobin),
-        BOND => Some(braid_bond::Scheduling::Midrr),
+        BOND_ROUND => Some(braid_bond::BondScheduler::RoundRobin),
+        BOND_WEIGHTED => Some(braid_bond::BondScheduler::WeightedRoundRobin),
+        BOND => Some(braid_bond::BondScheduler::Midrr),
         _ => None,
     }
 }

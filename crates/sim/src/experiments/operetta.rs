@@ -143,7 +143,7 @@ impl Setup {
 
     /// The same with the daemon's bond instead of the model.
     fn measure_bonded(&self, seed: u64, quic: &Quic) -> Sample {
-        let bond = Some(Bonding { scheduling: braid_bond::Scheduling::Weights, quic: quic.clone() });
+        let bond = Some(Bonding { scheduling: braid_bond::BondScheduler::Weights, quic: quic.clone() });
         run(&Scenario { bond, ..self.scenario(seed) }, self.scheme).map_or_else(Sample::default, |outcome| measured(&outcome))
     }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use braid_bond::host::HostEvent;
-use braid_bond::{Event as BondEvent, FlowKey, FlowKind, FlowPolicy, Limits, Open, PathId, PathUpdate, Scheduling, Side, Target};
+use braid_bond::{BondScheduler, Event as BondEvent, FlowKey, FlowKind, FlowPolicy, Limits, Open, PathId, PathUpdate, Side, Target};
 use braid_model::{ByteCount, Direction, LinkSet, Time, Traffic};
 
 use super::World;
@@ -15,7 +15,7 @@ use crate::scenario::{Bonding, ScenarioError};
 /// The bond of a simulation.
 pub(crate) struct Bonded {
     pair: Pair,
-    scheduling: Scheduling,
+    scheduling: BondScheduler,
     /// Number of the latest path of each link. QUIC numbers paths; a link whose path is lost gets a new one.
     paths: Vec<PathId>,
     flows: BTreeMap<FlowKey, BondedStream>,
@@ -54,7 +54,7 @@ impl Bonded {
         let mut pair = Pair::new(&bonding.quic, bonding.quic.epoch, seed, links, limits())
             .map_err(|error| ScenarioError::new("bond", error.to_string(), "give TLS that QUIC can use"))?;
         if let Some((bond, _)) = pair.end(bonding.quic.epoch, Side::Client) {
-            bond.set_scheduling(bonding.scheduling);
+            bond.set_scheduler(bonding.scheduling);
         }
         Ok(Self {
             pair,
@@ -91,7 +91,7 @@ impl Bonded {
 
     /// Sets the weights of the links, if the bond uses weights.
     fn share(&mut self, quic: &Quic, now: Time, weights: &[f64]) {
-        if self.scheduling != Scheduling::Weights {
+        if self.scheduling != BondScheduler::Weights {
             return;
         }
         for side in ENDS {
@@ -225,7 +225,7 @@ impl World<'_> {
                     && let Some((bond, _)) = bonded.pair.end(instant, side)
                     && bond.paths().count() == 1
                 {
-                    bond.set_scheduling(bonded.scheduling);
+                    bond.set_scheduler(bonded.scheduling);
                 }
                 bonded.share(quic, self.now, self.weights());
             }

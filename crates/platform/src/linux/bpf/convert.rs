@@ -328,7 +328,7 @@ pub(super) fn event(raw: &abi::Event) -> Option<SteeringEvent> {
         abi::event::APP => {
             Some(SteeringEvent::NewApp { app: app_id(&flow.app), process: flow.process, cgroup: flow.cgroup, class: class(flow.class) })
         }
-        abi::event::SUFFERING => Some(SteeringEvent::Suffering {
+        abi::event::SYMPTOM => Some(SteeringEvent::Symptom {
             link: LinkIndex(flow.ifindex),
             family: if flow.family == 6 { Family::V6 } else { Family::V4 },
             connecting: raw.detail >> 31 == 1,

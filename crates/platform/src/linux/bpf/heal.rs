@@ -1,10 +1,10 @@
 //! Corrects the load table if it differs from the sum of what the active flows reserve.
 
-use braid_model::MAX_LINKS;
+use braid_model::{Direction, MAX_LINKS};
 use std::sync::Arc;
 
 use crate::linux::sys::abi;
-use braid_control::steering::FlowRow;
+use braid_control::steering::{BondedLoads, FlowRow};
 
 /// Compares the loads with the flows and computes corrections for each link.
 #[derive(Debug, Default)]
@@ -58,6 +58,16 @@ impl Loads {
             *load = load.wrapping_add(flow.reserved);
             self.flows[slot] = self.flows[slot].wrapping_add(1);
             self.largest = self.largest.max(flow.reserved).max(flow.demand);
+        }
+    }
+
+    /// Adds what bonded flows weigh.
+    pub(super) fn add_bonded(&mut self, bonded: &BondedLoads) {
+        for (slot, weight) in bonded.iter().enumerate() {
+            for (direction, load) in Direction::ALL.into_iter().zip(&mut self.loads[slot]) {
+                *load = load.wrapping_add(weight.load[direction].get());
+            }
+            self.flows[slot] = self.flows[slot].wrapping_add(weight.flows);
         }
     }
 }

@@ -279,6 +279,7 @@ impl BpfSteering {
             switched: None,
             serves_redirected: true,
             heal: Default::default(),
+            bonded_loads: Default::default(),
             dumps: Default::default(),
         })
     }
@@ -338,6 +339,7 @@ fn no_params() -> SteerParams {
     SteerParams {
         mode: Mode::OnlyOne,
         targets: PerDirection::default(),
+        full_targets: PerDirection::default(),
         scheduler: 0,
         default_demand: ByteCount::ZERO,
         affinity: None,

@@ -20,7 +20,7 @@ use super::talk::NetlinkSocket;
 /// has networks choose theirs at random) that is made local here, so that nothing sent to it leaves the machine.
 pub const LOOPBACK_PREFIX: IpNet = IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0xfd62, 0x7261, 0x6964, 0x5757, 0, 0, 0, 0), 64));
 
-/// Priority of the marker rule of [`let_connects_move`], behind all rules that lead anywhere.
+/// Priority of the marker rule of [`allow_connect_moves`], behind all rules that lead anywhere.
 const MARKER_PRIORITY: u32 = 32_765;
 /// `RT_TABLE_LOCAL`, the table of local addresses, which the kernel searches first.
 const LOCAL_TABLE: u32 = 255;
@@ -65,7 +65,7 @@ fn remedy(error: &io::Error) -> &'static str {
     }
 }
 
-/// Mark of the rule that records that [`let_connects_move`] changed the kernel's setting. No packet carries it.
+/// Mark of the rule that records that [`allow_connect_moves`] changed the kernel's setting. No packet carries it.
 const MARKER_FWMARK: (u32, u32) = (0xB1D0_FF00, u32::MAX);
 /// Kernel setting that lets a connect choose another source address if its own is no longer routable (`ip_dynaddr`, ip-sysctl).
 const DYNADDR: &str = "/proc/sys/net/ipv4/ip_dynaddr";
@@ -79,7 +79,7 @@ fn marker_rule() -> RuleFacts {
 /// Lets connects in this thread's namespace choose another source address if theirs is no longer routable (`net.ipv4.ip_dynaddr`), until [`sweep`]
 /// reverts it. Does nothing if the setting is already on. A marker rule that matches no packet records in the kernel that the setting was off, so
 /// that any later [`sweep`] finds it, even after a crash of the daemon.
-pub fn let_connects_move() -> Result<(), ApplyError> {
+pub fn allow_connect_moves() -> Result<(), ApplyError> {
     if read_dynaddr() != Some(0) {
         return Ok(());
     }

@@ -20,13 +20,13 @@ pub type Told = Result<i64, i32>;
 
 impl Listener {
     /// Answers a `getpeername` or `getsockname` on a socket that `reaches` these families.
-    pub fn tell_address(&self, call: &RawCall, reaches: Reaches, address: SocketAddr) -> Told {
+    pub fn answer_address(&self, call: &RawCall, reaches: Reaches, address: SocketAddr) -> Told {
         put_address(&self.open_memory(call)?, call.thread, (call.args[1], call.args[2]), reaches, address)?;
         Ok(0)
     }
 
     /// Answers a `getsockopt` of `SO_ERROR`; 0 means no error.
-    pub fn tell_error(&self, call: &RawCall, error: i32) -> Told {
+    pub fn answer_error(&self, call: &RawCall, error: i32) -> Told {
         let memory = self.open_memory(call)?;
         let (value, length) = (call.args[3], call.args[4]);
         let room = u32::from_ne_bytes(get(call.thread, length)?) as i32;
@@ -38,7 +38,7 @@ impl Listener {
 
     /// Answers a `recvfrom`, `recvmsg` or `recvmmsg` on a connected datagram socket with the next pending datagram, as if it came from `from`. A
     /// `recvmmsg` receives as many of the requested datagrams as are pending. Returns `Err(EAGAIN)` if none is pending.
-    pub fn tell_datagram(&self, call: &RawCall, socket: &Socket, from: SocketAddr) -> Told {
+    pub fn answer_datagram(&self, call: &RawCall, socket: &Socket, from: SocketAddr) -> Told {
         let (memory, thread, args) = (self.open_memory(call)?, call.thread, call.args);
         match call.number {
             libc::SYS_recvfrom => {

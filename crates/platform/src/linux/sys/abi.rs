@@ -149,7 +149,7 @@ pub mod arrival {
 pub mod event {
     pub const END: u32 = 0;
     pub const APP: u32 = 1;
-    pub const SUFFERING: u32 = 2;
+    pub const SYMPTOM: u32 = 2;
     pub const COUNT: u32 = 3;
 }
 

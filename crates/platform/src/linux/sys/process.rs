@@ -89,7 +89,7 @@ fn status_field<T: std::str::FromStr>(process: &str, name: &str) -> io::Result<T
 ///
 /// # Errors
 /// Errors of `prctl`.
-pub fn adopt_orphans(adopt: bool) -> io::Result<()> {
+pub fn set_child_subreaper(adopt: bool) -> io::Result<()> {
     // SAFETY: takes integers only.
     check(unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, libc::c_ulong::from(adopt), 0, 0, 0) }).map(drop)
 }
@@ -313,7 +313,7 @@ pub fn shared_counter() -> io::Result<&'static AtomicU64> {
 }
 
 /// Returns free memory from the allocator to the system, if the C library supports it.
-pub fn give_back_memory() {
+pub fn trim_heap() {
     #[cfg(target_env = "gnu")]
     // SAFETY: glibc's allocator takes its own locks and touches only free memory.
     unsafe {
@@ -324,7 +324,7 @@ pub fn give_back_memory() {
 /// Unmaps the resident pages of the program's and libraries' code, which lowers the resident set size. Starting touches most of them, code that runs
 /// rarely touches its part, and the kernel maps additional pages around each one. A page that is used again comes back from the page cache by a minor
 /// fault, without a read from disk as long as it is cached.
-pub fn let_go_of_code() {
+pub fn release_code_pages() {
     unsafe extern "C" fn object(info: *mut libc::dl_phdr_info, _: usize, _: *mut libc::c_void) -> c_int {
         // SAFETY: only queries a number.
         let Ok(page @ 1..) = usize::try_from(unsafe { libc::sysconf(libc::_SC_PAGESIZE) }) else { return 1 };
@@ -352,7 +352,7 @@ pub fn let_go_of_code() {
 
 /// Lets the allocator keep a few megabytes of free memory at the end of the heap, if the C library supports it. By default glibc returns everything
 /// beyond 128 KiB at once, so that a thread that repeatedly reads some hundred kilobytes faults in every page again.
-pub fn keep_memory() {
+pub fn raise_trim_threshold() {
     #[cfg(target_env = "gnu")]
     // SAFETY: sets a parameter of glibc's allocator, which takes its own lock.
     unsafe {
@@ -371,7 +371,7 @@ pub fn exit_now(code: i32) -> ! {
 ///
 /// # Errors
 /// Errors of `capset` and `prctl`.
-pub fn narrow_privileges(keep: u64) -> io::Result<()> {
+pub fn drop_privileges(keep: u64) -> io::Result<()> {
     let mut header = CapabilityHeader { version: CAPABILITY_VERSION, thread: 0 };
     let mut sets = [CapabilitySets::default(); 2];
     // SAFETY: the kernel reads the header and writes two structures of three integers, all local variables.
@@ -477,7 +477,7 @@ pub fn raise_open_files() -> io::Result<u64> {
 }
 
 /// Process id of this process.
-pub fn own_number() -> i32 {
+pub fn own_pid() -> i32 {
     process::id() as i32
 }
 
@@ -524,14 +524,14 @@ mod tests {
             std::os::unix::net::UnixListener::bind_addr(&std::os::unix::net::SocketAddr::from_abstract_name(bound).unwrap()).unwrap()
         });
         let _listener = listener.join().unwrap();
-        assert_eq!(unix_listener(name.as_bytes()).unwrap(), Listener { user: other, process: own_number() });
+        assert_eq!(unix_listener(name.as_bytes()).unwrap(), Listener { user: other, process: own_pid() });
     }
 
     #[test]
     fn a_thread_and_its_children_lose_their_privileges() {
         const NET_RAW: u64 = 1 << 13;
         let set = std::thread::spawn(|| {
-            narrow_privileges(NET_RAW).unwrap();
+            drop_privileges(NET_RAW).unwrap();
             std::process::Command::new("cat").arg("/proc/self/status").output().unwrap().stdout
         });
         let status = String::from_utf8(set.join().unwrap()).unwrap();
@@ -546,7 +546,7 @@ mod tests {
 
     #[test]
     fn the_process_of_a_thread_is_found() {
-        assert_eq!(thread_group(own_number()).unwrap(), own_number());
+        assert_eq!(thread_group(own_pid()).unwrap(), own_pid());
         assert!(thread_group(i32::MAX).is_err());
     }
 
