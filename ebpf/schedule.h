@@ -82,7 +82,7 @@ struct braid_load_table {
 	 */
 	volatile __u32 winner;
 	__u32 pad;
-	__u64 commits;
+	__u64 commits; /* number of decisions, counted from a random start */
 	struct braid_link_load loads[BRAID_MAX_LINKS];
 };
 
@@ -91,6 +91,17 @@ BRAID_INLINE __u64 braid_virtual_start(const struct braid_load_table *table, __u
 	return braid_max(table->loads[slot].tag, table->virtual_time);
 }
 
+/* The number that the link draws for the next decision of BRAID_RANDOM: consecutive outputs of SplitMix64. */
+BRAID_INLINE __u64 braid_draw(const struct braid_load_table *table, __u32 slot)
+{
+	__u64 state = (table->commits * BRAID_MAX_LINKS + slot) * 0x9e3779b97f4a7c15ull;
+
+	state = (state ^ (state >> 30)) * 0xbf58476d1ce4e5b9ull;
+	state = (state ^ (state >> 27)) * 0x94d049bb133111ebull;
+	return state ^ (state >> 31);
+}
+
+/* Without a target: when the last of the links finishes its load. */
 BRAID_INLINE __u64 braid_deadline(const struct braid_load_table *table, const struct braid_params *params, __u32 allowed,
 				  __u32 direction, __u64 demand)
 {
@@ -105,6 +116,8 @@ BRAID_INLINE __u64 braid_deadline(const struct braid_load_table *table, const st
 		total = braid_min(total + load, BRAID_LOAD_LIMIT);
 		latest = braid_max(latest, braid_duration(load, params->slots[slot].rate[direction]));
 	}
+	/* A duration of no bytes is 0, whatever the rate. */
+	total &= -(1 ^ braid_is_zero(params->target[direction]));
 	return braid_max(latest, braid_duration(total, params->target[direction]));
 }
 
@@ -146,12 +159,15 @@ BRAID_INLINE void braid_pick(struct braid_load_table *table, const struct braid_
 {
 	struct braid_best best = { .tier = 2 };
 	__u32 mode = params->mode;
-	__u64 deadline = 0, targeted;
+	__u64 deadline = 0, whole, makespan, random;
 
 	direction &= 1;
 	demand = braid_min(demand, BRAID_LOAD_LIMIT);
-	targeted = 1 ^ braid_is_zero(params->target[direction]);
-	if (mode == BRAID_CHEAPEST_IN_TIME && params->target[direction])
+	random = braid_is_zero(mode ^ BRAID_RANDOM);
+	makespan = braid_is_zero(mode ^ BRAID_LEAST_MAKESPAN);
+	/* The other modes have no target. */
+	whole = (1 ^ braid_is_zero(params->target[direction])) | makespan | braid_is_zero(mode ^ BRAID_LEAST_FINISH);
+	if (mode == BRAID_LEAST_MAKESPAN || (mode == BRAID_CHEAPEST_IN_TIME && params->target[direction]))
 		deadline = braid_deadline(table, params, allowed, direction, demand);
 	for (__u32 slot = 0; slot < BRAID_MAX_LINKS; slot++) {
 		const struct braid_slot *link = &params->slots[slot];
@@ -160,17 +176,19 @@ BRAID_INLINE void braid_pick(struct braid_load_table *table, const struct braid_
 
 		if (!rest)
 			break;
-		if (mode == BRAID_ONLY_ONE) {
-			braid_offer(table, &best, rest & 1, 0, link->rank, 0, slot);
+		if (mode == BRAID_ONLY_ONE || mode == BRAID_RANDOM) {
+			braid_offer(table, &best, rest & 1, 0, braid_select(random, braid_draw(table, slot), link->rank), 0, slot);
 		} else if (mode == BRAID_VIRTUAL_START) {
 			braid_offer(table, &best, rest & 1, 0, braid_virtual_start(table, slot), link->step, slot);
 		} else {
 			__u64 load = braid_min(table->loads[slot].load[direction], BRAID_LOAD_LIMIT);
-			__u64 backlog = braid_backlog(load, table->loads[slot].flows, demand, targeted);
+			__u64 backlog = braid_backlog(load, table->loads[slot].flows, demand, whole);
 			__u64 finish = braid_duration(backlog + demand, link->rate[direction]);
 			__u64 late = braid_less(deadline, finish);
 
-			braid_offer(table, &best, rest & 1, late, braid_select(late, finish, link->price), link->price & -late, slot);
+			__u64 in_time = braid_select(makespan, link->rank, link->price);
+
+			braid_offer(table, &best, rest & 1, late, braid_select(late, finish, in_time), link->price & -late, slot);
 		}
 	}
 }

@@ -11,16 +11,19 @@ import { tradeoff } from './tradeoff.js';
 
 const SCHEDULERS = [
   ['max-throughput', 'Fastest', 'Each flow uses the link on which it finishes first'],
+  ['least-finish', 'Least finish', 'The link that finishes its own load and the flow first (DNIS, DBAS)'],
+  ['least-makespan', 'Least makespan', 'The link with which the load of all links is done first; of equal ones the system’s first (DNIS, DBAS)'],
   ['operetta', 'Thrifty', 'The cheapest link, in energy and money, that reaches the target throughput'],
   ['weighted-round-robin', 'By capacity', 'Links take turns in proportion to their capacity'],
   ['round-robin', 'Turn by turn', 'Links take turns, whatever their speed'],
+  ['random', 'Random', 'A random link for each flow, whatever its speed'],
   ['rtt-share', 'By round trip', 'Links with a shorter round trip get more flows'],
   ['handover', 'Hand over', 'All flows use the link with the shortest round trip, until another is clearly better'],
   ['only-one', 'One link', 'The system’s own choice; Braid only watches'],
 ];
 
 export function mount(root) {
-  const parts = [schedulers(), tradeoff(), links(), rules(), relays(), file()];
+  const parts = [schedulers(), bonds(), tradeoff(), links(), rules(), relays(), file()];
   root.append(
     h(
       'div',
@@ -84,6 +87,69 @@ function schedulers() {
       now = current;
       reset();
       mark();
+    },
+  };
+}
+
+const BOND_SCHEDULERS = [
+  ['', 'Automatic: miDRR, or OPERETTA’s weights with “Thrifty”'],
+  ['midrr', 'miDRR: every path with room takes data, flows take turns by weight'],
+  ['round-robin', 'Round robin: each path takes the same number of bytes'],
+  ['weighted-round-robin', 'Weighted round robin: in proportion to the rates of the paths'],
+  ['rtt-share', 'By round trip: in inverse proportion to it, within each flow'],
+  ['earliest-completion', 'Earliest completion: the path on which the data arrives first'],
+  ['min-rtt', 'Shortest round trip: the first such path that has room'],
+  ['redundant', 'Redundant: copies over several paths'],
+  ['weights', 'OPERETTA’s weights: the least energy for the target throughput'],
+];
+
+function bonds() {
+  const scheduler = select(BOND_SCHEDULERS, '');
+  const copies = h('input', { type: 'number', min: '2', max: '8', step: '1', value: '2' });
+  const wrapped = field('Copies', copies);
+  const button = h('button', {
+    type: 'button',
+    class: 'primary',
+    text: 'Preview…',
+    disabled: true,
+    onclick: async () => {
+      const edits = [{ op: scheduler.value ? 'set' : 'unset', path: ['bond', 'scheduler'] }];
+      if (scheduler.value) edits[0].value = scheduler.value;
+      // Only "redundant" takes copies.
+      if (scheduler.value === 'redundant') edits.push({ op: 'set', path: ['bond', 'copies'], value: Number(copies.value) });
+      else if (now.copies !== null) edits.push({ op: 'unset', path: ['bond', 'copies'] });
+      if (!(await propose(edits))) reset();
+    },
+  });
+  let now = { scheduler: '', copies: null };
+  const mark = () => {
+    const redundant = scheduler.value === 'redundant';
+    wrapped.hidden = !redundant;
+    button.disabled = scheduler.value === now.scheduler && (!redundant || Number(copies.value) === now.copies);
+  };
+  const reset = () => {
+    scheduler.value = now.scheduler;
+    copies.value = String(now.copies ?? 2);
+    mark();
+  };
+  scheduler.addEventListener('change', mark);
+  copies.addEventListener('input', mark);
+  reset();
+  const node = h(
+    'section',
+    { class: 'card', 'aria-labelledby': 'set-bonds' },
+    h('h2', { id: 'set-bonds', text: 'Bonds' }),
+    h('p', { class: 'hint', text: 'How the flows of a bond share its paths, in both directions if the other end supports it.' }),
+    h('div', { class: 'form-grid' }, field('Scheduler of bonds', scheduler), wrapped),
+    h('div', { class: 'row-actions end' }, button),
+  );
+  return {
+    node,
+    show: () => {
+      const next = { scheduler: store.policy?.bond_scheduler ?? '', copies: store.policy?.bond_copies ?? null };
+      if (next.scheduler === now.scheduler && next.copies === now.copies) return;
+      now = next;
+      reset();
     },
   };
 }

@@ -8,10 +8,12 @@ import { store } from './store.js';
 
 const [WIDE, HIGH, PAD] = [640, 150, 6];
 const MODES = [
-  ['fixed', 'the slider'],
-  ['battery', 'the battery level'],
-  ['match-default', 'as fast as the system’s own choice, for less'],
+  ['fixed', 'the slider (ENGR at 0, MID at 0.5, XPUT at 1)'],
+  ['battery', 'the battery level (U1)'],
+  ['step', 'a step at a battery level (U2)'],
+  ['match-default', 'as fast as the system’s own choice, for less (CUR-OS)'],
 ];
+const STEP = { threshold: 0.3, above: 1, below: 0.2 };
 const REFRESH_MS = 10_000;
 
 export function tradeoff() {
@@ -28,13 +30,28 @@ export function tradeoff() {
     text: 'Preview…',
     disabled: true,
     onclick: async () => {
-      const value = mode.value === 'fixed' ? Number(slider.value) : mode.value;
+      const value = chosen();
       const edits = [{ op: 'set', path: ['utility'], value }];
       if (store.policy?.scheduler !== 'operetta') edits.unshift({ op: 'set', path: ['scheduler'], value: 'operetta' });
       touched = false;
       if (!(await propose(edits))) show();
     },
   });
+  const step = Object.fromEntries(
+    Object.entries(STEP).map(([key, value]) => [key, h('input', { type: 'number', min: '0', max: '1', step: '0.05', value: String(value) })]),
+  );
+  const stepFields = h(
+    'div',
+    { class: 'form-grid', hidden: true },
+    field('Battery level', step.threshold, '0 to 1'),
+    field('α at or above it', step.above),
+    field('α below it', step.below),
+  );
+  const chosen = () => {
+    if (mode.value === 'fixed') return Number(slider.value);
+    if (mode.value !== 'step') return mode.value;
+    return Object.fromEntries(Object.entries(step).map(([key, input]) => [key, Number(input.value)]));
+  };
   const read = () => {
     const at = Number(slider.value);
     const point = points.find((item) => Math.abs(item.utility - at) < 0.001);
@@ -45,6 +62,7 @@ export function tradeoff() {
     plot.mark(at, point);
     attr(slider, 'aria-valuetext', `${Math.round(at * 100)} %: ${rate(point?.throughput_bps)}, ${watts(point?.power_w)}`);
     slider.disabled = mode.value !== 'fixed';
+    stepFields.hidden = mode.value !== 'step';
   };
   const touch = () => {
     touched = true;
@@ -53,6 +71,7 @@ export function tradeoff() {
   };
   slider.addEventListener('input', touch);
   mode.addEventListener('change', touch);
+  Object.values(step).forEach((input) => input.addEventListener('input', touch));
   const load = () =>
     get('/v1/tradeoff').then(
       (answer) => {
@@ -70,9 +89,12 @@ export function tradeoff() {
         : '',
     );
     if (touched) return;
-    const text = store.policy?.utility ?? '';
-    mode.value = text.startsWith('match') ? 'match-default' : text.startsWith('battery') ? 'battery' : 'fixed';
-    slider.value = String(store.status?.utility ?? (Number.isFinite(Number(text)) && text !== '' ? Number(text) : 1));
+    const setting = store.policy?.utility_setting;
+    mode.value = setting?.function ?? 'fixed';
+    slider.value = String(store.status?.utility ?? setting?.value ?? 1);
+    Object.entries(step).forEach(([key, input]) => {
+      input.value = String(setting?.[key] ?? STEP[key]);
+    });
     button.disabled = true;
     read();
   };
@@ -99,6 +121,7 @@ export function tradeoff() {
       h('p', { class: 'ends' }, h('span', { text: 'least energy' }), h('span', { text: 'most throughput' })),
     ),
     h('div', { class: 'form-grid' }, field('α follows', mode)),
+    stepFields,
     note,
     h('div', { class: 'row-actions end' }, button),
   );

@@ -20,6 +20,7 @@ export class Config {
 
   text(model = this.model) {
     const lines = [HEAD, `scheduler = "${model.scheduler}"`, `utility = ${literal(model.utility)}   # the slider's place`];
+    if (model.bond) lines.push('', '[bond]', ...Object.entries(model.bond).map(([key, value]) => `${key} = ${literal(value)}`));
     for (const link of model.links) lines.push('', '[[link]]', ...Object.entries(link).map(([key, value]) => `${key} = ${literal(value)}`));
     for (const app of model.apps) lines.push('', '[[app]]', ...Object.entries(app).map(([key, value]) => `${key} = ${literal(value)}`));
     return `${lines.join('\n')}\n`;
@@ -44,6 +45,9 @@ export class Config {
       affinity: null,
       default_demand_bytes: 1_000_000,
       utility: String(model.utility),
+      utility_setting: utilitySetting(model.utility),
+      bond_scheduler: model.bond?.scheduler ?? null,
+      bond_copies: model.bond?.copies ?? null,
       links: model.links.map((link) => ({
         matches: `name = "${link.name}"`,
         devices: [link.name],
@@ -98,6 +102,12 @@ export class Config {
   }
 }
 
+function utilitySetting(utility) {
+  if (typeof utility === 'number') return { function: 'fixed', value: utility, plugged_in: null };
+  if (typeof utility === 'string') return { function: utility, plugged_in: utility === 'battery' ? 1 : null };
+  return { function: 'step', plugged_in: 1, ...utility };
+}
+
 const literal = (value) =>
   Array.isArray(value)
     ? `[${value.map(literal).join(', ')}]`
@@ -117,10 +127,13 @@ function merge(target, { set, unset = [] }) {
 }
 
 function change(model, edit) {
-  if (edit.op === 'set') {
-    const before = model[edit.path[0]];
-    model[edit.path[0]] = edit.value;
-    return `${edit.path[0]}: ${literal(before)} becomes ${literal(edit.value)}`;
+  if (edit.op === 'set' || edit.op === 'unset') {
+    const [key, ...way] = edit.path.toReversed();
+    const table = way.reduceRight((at, part) => (at[part] ??= {}), model);
+    const before = table[key];
+    if (edit.op === 'set') table[key] = edit.value;
+    else delete table[key];
+    return `${edit.path.join('.')}: ${literal(before)} becomes ${literal(edit.value)}`;
   }
   if (edit.op === 'link') {
     let link = model.links.find((item) => item.name === edit.name);

@@ -263,7 +263,7 @@ class Mock {
       config: '/etc/braid/braid.toml',
       counters: {},
       battery: { level: 0.72, plugged: false, power_w: 8.4 },
-      utility: this.config.model.scheduler === 'operetta' ? Number(this.config.model.utility) : null,
+      utility: this.config.model.scheduler === 'operetta' && typeof this.config.model.utility === 'number' ? this.config.model.utility : null,
       saving_power: false,
       warnings: [],
       links: this.links.map((link) => this.linkStatus(link, policy)),

@@ -11,6 +11,14 @@ import { startMock } from './mock.mjs';
 
 const WEB = join(import.meta.dirname, '..');
 const AXE = createRequire(import.meta.url).resolve('axe-core/axe.min.js');
+/** The names in a `fn name(self)` of the daemon: the page must offer them all. */
+const namesIn = async (file) => {
+  const text = await readFile(join(WEB, '..', file), 'utf8');
+  const body = text.match(/pub const fn name\(self\)[^]*?\n    }\n/)[0];
+  return [...body.matchAll(/=> "([a-z-]+)"/g)].map(([, name]) => name);
+};
+const SCHEDULERS = await namesIn('crates/decide/src/policy.rs');
+const BOND_SCHEDULERS = await namesIn('crates/decide/src/policy/bond.rs');
 const VIEWS = ['now', 'flows', 'apps', 'peers', 'events', 'gains', 'settings'];
 
 let browser;
@@ -167,6 +175,57 @@ describe('user actions', () => {
       await page.locator('.rule').first().getByText('10.20.0.0/16').waitFor();
       assert.deepEqual(mock.config.model.links[1], { name: 'wlan0', role: 'backup', cap: '5 GB' });
       assert.equal(mock.config.model.scheduler, 'round-robin');
+    }));
+
+  test('offers every scheduler, and chooses one of the papers’', () =>
+    visit({ live: false }, async (page, mock) => {
+      await go(page, 'settings');
+      const offered = await page.locator('.schedulers code').allTextContents();
+      assert.deepEqual(offered.toSorted(), SCHEDULERS.toSorted());
+      await page.getByText('Least makespan', { exact: true }).click();
+      await page.getByRole('region', { name: 'Scheduler' }).getByRole('button', { name: 'Preview…' }).click();
+      await apply(page);
+      await page.locator('.facts').getByText('least-makespan').waitFor();
+      assert.equal(mock.config.model.scheduler, 'least-makespan');
+    }));
+
+  test('changes the scheduler of bonds and its copies', () =>
+    visit({ live: false }, async (page, mock) => {
+      await go(page, 'settings');
+      const card = page.getByRole('region', { name: 'Bonds' });
+      const choose = async (value) => {
+        await card.getByLabel('Scheduler of bonds').selectOption(value);
+        if (value === 'redundant') await card.getByLabel('Copies').fill('3');
+        await card.getByRole('button', { name: 'Preview…' }).click();
+        await apply(page);
+        await card.locator('button[disabled]').waitFor();
+      };
+      const offered = await card.getByLabel('Scheduler of bonds').locator('option').evaluateAll((all) => all.map((one) => one.value));
+      assert.deepEqual(offered.filter(Boolean).toSorted(), BOND_SCHEDULERS.toSorted());
+      await choose('redundant');
+      assert.deepEqual(mock.config.model.bond, { scheduler: 'redundant', copies: 3 });
+      await choose('rtt-share');
+      assert.deepEqual(mock.config.model.bond, { scheduler: 'rtt-share' });
+      await choose('');
+      assert.deepEqual(mock.config.model.bond, {});
+    }));
+
+  test('chooses a utility that steps at a battery level, and shows it again', () =>
+    visit({ live: false }, async (page, mock) => {
+      await go(page, 'settings');
+      const card = page.getByRole('region', { name: 'Speed against energy' });
+      await card.getByLabel('α follows').selectOption('step');
+      await card.getByLabel('Battery level').fill('0.4');
+      await card.getByLabel('α below it').fill('0.1');
+      await card.getByRole('button', { name: 'Preview…' }).click();
+      await apply(page);
+      await page.locator('.facts').getByText('operetta').waitFor();
+      assert.deepEqual(mock.config.model.utility, { threshold: 0.4, above: 1, below: 0.1 });
+      await page.reload();
+      await go(page, 'settings');
+      await card.getByLabel('α below it').waitFor();
+      assert.equal(await card.getByLabel('α follows').inputValue(), 'step');
+      assert.equal(await card.getByLabel('Battery level').inputValue(), '0.4');
     }));
 
   test('writes, edits and removes a rule', () =>

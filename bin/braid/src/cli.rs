@@ -215,8 +215,8 @@ pub(crate) struct Check {
 ///
 /// Columns, one row for each link. MAY: whether the flow may use the link; WHY NOT gives the reason if not. LOAD: bytes that the link's flows still
 /// have to transfer. CAPACITY: in the flow's direction; "assumed" if Braid has not measured it yet. FINISH: time until the link has transferred its
-/// load and the flow. END: expected time until the flow itself ends, which max-throughput compares. TURN: for the round-robin schedulers, distance
-/// to the link's next turn, in flows on the fastest link; the link with the smallest value is next.
+/// load and the flow, which least-finish and least-makespan compare. END: expected time until the flow itself ends, which max-throughput compares.
+/// TURN: for the round-robin schedulers, distance to the link's next turn, in flows on the fastest link; the link with the smallest value is next.
 ///
 /// For a flow that a relay or a server carries: PATH is the state of the link's path to it; SHARE is the path's share of the flow's bytes so far;
 /// RTT is the path's round-trip time; RATE UP is the rate that the path can carry from here to the peer.

@@ -256,6 +256,10 @@ pub(crate) fn policy(page: &mut Page<'_>, policy: &PolicyView, relays: Option<&[
     if let Some(utility) = &policy.utility {
         page.line(format!("utility         {utility}"))?;
     }
+    if let Some(scheduler) = &policy.bond_scheduler {
+        let copies = policy.bond_copies.map(|copies| format!(", {copies} copies")).unwrap_or_default();
+        page.line(format!("bonds           {scheduler}{copies}"))?;
+    }
     page.line(format!("affinity        {}", policy.affinity.as_deref().unwrap_or("by class")))?;
     page.line(format!("default demand  {}", braid_model::ByteCount::new(policy.default_demand_bytes)))?;
     if !policy.links.is_empty() {
@@ -565,6 +569,7 @@ ID  APPLICATION    PROTO  REMOTE         LINK   RECEIVED  SENT  RTT  AGE  ENERGY
     fn a_policy_is_shown_as_text() {
         let value = json!({
             "schema_version": 1, "scheduler": "round-robin", "affinity": null, "default_demand_bytes": 1_000_000,
+            "bond_scheduler": "redundant", "bond_copies": 3,
             "links": [{"matches": "kind = \"cellular\"", "devices": [], "role": "backup", "priority": 2, "metered": true, "cap_bytes": 10_000_000_000u64,
                        "reset_day": 3, "probe": "continuous"}],
             "apps": [{"matches": "name = \"curl\"", "links": ["wlan0"], "prefer": [], "class": "bulk", "affinity": null,
@@ -573,6 +578,7 @@ ID  APPLICATION    PROTO  REMOTE         LINK   RECEIVED  SENT  RTT  AGE  ENERGY
         });
         let expected = "\
 scheduler       round-robin
+bonds           redundant, 3 copies
 affinity        by class
 default demand  1.0 MB
 

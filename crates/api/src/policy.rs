@@ -15,12 +15,39 @@ pub struct PolicyView {
     /// Utility setting as text, if the scheduler uses it.
     #[serde(default)]
     pub utility: Option<String>,
+    /// Utility setting by its parts, whether or not the scheduler uses it.
+    #[serde(default)]
+    pub utility_setting: Option<UtilityView>,
+    /// Name of the bonds' scheduler; `null` if it follows from `scheduler`: `weights` with `operetta`, else `midrr`.
+    #[serde(default)]
+    pub bond_scheduler: Option<String>,
+    /// Number of paths that carry each packet, if `bond_scheduler` is `redundant`.
+    #[serde(default)]
+    pub bond_copies: Option<u8>,
     /// The `[[link]]` entries in order.
     pub links: Vec<LinkEntry>,
     /// The `[[app]]` entries in order. The first entry that matches decides.
     pub apps: Vec<AppEntry>,
     /// Traffic that Braid leaves to the system.
     pub exclude: Vec<ExcludeEntry>,
+}
+
+/// A utility of throughput, 0 (least cost) to 1 (most throughput).
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct UtilityView {
+    /// Function: `fixed`, `battery` (the battery's level), `step` (changes at a battery level), `match-default` (the throughput of the system's own
+    /// choice).
+    pub function: String,
+    /// Utility, if `fixed`.
+    pub value: Option<f64>,
+    /// Battery level at which it changes, if `step`.
+    pub threshold: Option<f64>,
+    /// Utility at or above the threshold.
+    pub above: Option<f64>,
+    /// Utility below the threshold.
+    pub below: Option<f64>,
+    /// Utility while plugged in; `null`: the same as on battery.
+    pub plugged_in: Option<f64>,
 }
 
 /// One `[[link]]` entry.

@@ -126,6 +126,7 @@ mod tests {
     use super::*;
     use crate as config;
     use braid_control::config::{Config, Finding};
+    use braid_decide::tradeoff::Supply;
 
     fn world() -> World {
         World { strict: true, ..World::default() }
@@ -158,6 +159,24 @@ mod tests {
             assert_eq!(config.policy.utility, UtilityRule { utility, plugged_in }, "{text}");
         }
         assert_eq!(parse("").policy.utility, UtilityRule { utility: UtilityFunction::Level, plugged_in: Some(1.0) });
+    }
+
+    #[test]
+    fn the_papers_variants_have_a_setting_each() {
+        // OPERETTA VI.B: with a battery at 60 % that is not charging, and one at 20 %.
+        let full = UtilityFunction::Fixed(1.0);
+        for (variant, text, at_60, at_20) in [
+            ("OPRTA-XPUT", "1", full, full),
+            ("OPRTA-MID", "0.5", UtilityFunction::Fixed(0.5), UtilityFunction::Fixed(0.5)),
+            ("OPRTA-ENGR", "0", UtilityFunction::Fixed(0.0), UtilityFunction::Fixed(0.0)),
+            ("OPRTA-CUR-OS", "\"match-default\"", UtilityFunction::MatchDefault, UtilityFunction::MatchDefault),
+            ("U1", "\"battery\"", UtilityFunction::Fixed(0.6), UtilityFunction::Fixed(0.2)),
+            ("U2", "{ threshold = 0.5, above = 1.0, below = 0.0 }", full, UtilityFunction::Fixed(0.0)),
+        ] {
+            let rule = parse(&format!("scheduler = \"operetta\"\nutility = {text}\n")).policy.utility;
+            let at = |level| rule.now(Some(&Supply { level, plugged: false, power: None }));
+            assert_eq!((at(0.6), at(0.2)), (at_60, at_20), "{variant}");
+        }
     }
 
     #[test]

@@ -3,9 +3,10 @@
 //! It is implemented twice: here as the reference, and in `ebpf/schedule.h`, which the kernel runs at `connect`. `rule.rs` checks that both agree on
 //! the same inputs. Both use integer arithmetic without overflow up to loads of 1 EB and rates of 400 Gbit/s. If you change one, change the other.
 //!
-//! Sources: DNIS III.B and DBAS II.D ("CO maximum throughput": the interface that finishes the system's load soonest), modified for flows of unequal
-//! demand, see [`LoadTable::end`]; OPERETTA Algorithm 1 for connection-oriented streams (the cheapest interface that meets the target throughput);
-//! round robin and weighted round robin (DBAS II.D) as least virtual start time.
+//! Sources: DNIS III.B and DBAS II.D.5 ("CO maximum throughput": the interface that minimises the time needed to finish the system's load and the new
+//! connection's), in both readings ([`Mode::LeastFinish`], [`Mode::LeastMakespan`]) and modified for flows of unequal demand ([`LoadTable::end`]);
+//! OPERETTA Algorithm 1 for connection-oriented streams (the cheapest interface that meets the target throughput); round robin and weighted round robin
+//! (DBAS II.D) as least virtual start time; a random interface (DNIS V).
 
 use braid_model::{ByteCount, Direction, LinkSet, MAX_LINKS, PerDirection, Rate};
 
@@ -35,6 +36,17 @@ pub enum Mode {
         /// Target throughput.
         target: Option<Rate>,
     },
+    /// The link that finishes its own load and the flow first ([`LoadTable::finish`]): maximum throughput as DNIS III.B and DBAS II.D.5 compute it, from
+    /// the time in which each interface finishes its load and the demand of the new connection.
+    LeastFinish,
+    /// The link with which all permitted links finish their load soonest: `max(finish_j, max_k load_k / r_k)` is least. It is the objective of DNIS III.B
+    /// and DBAS II.D.5 as printed, "the time needed to finish the current system load in addition to the load introduced by this new connection".
+    ///
+    /// The papers do not say how to break ties, and there are ties whenever a link can finish the flow before the busiest link finishes its load
+    /// ([`LoadTable::makespan`]). The least finish would always give the link of [`Self::LeastFinish`]. Among equals this mode takes the lowest rank.
+    LeastMakespan,
+    /// A random link, each with the same probability (DNIS V).
+    Random,
 }
 
 /// State of one link, as input to the rule.
@@ -61,13 +73,15 @@ pub struct LinkLoad {
 pub struct LoadTable {
     /// Start tag of the last flow scheduled by virtual finish time.
     pub virtual_time: u64,
+    /// Number of decisions, modulo 2^64, counted from a seed. [`Mode::Random`] is a function of it.
+    pub decisions: u64,
     /// The links by slot. Slots that are in no mask are not read.
     pub loads: [LinkLoad; MAX_LINKS],
 }
 
 impl Default for LoadTable {
     fn default() -> Self {
-        Self { virtual_time: 0, loads: [LinkLoad::default(); MAX_LINKS] }
+        Self { virtual_time: 0, decisions: 0, loads: [LinkLoad::default(); MAX_LINKS] }
     }
 }
 
@@ -111,6 +125,15 @@ impl LoadTable {
                     if finish <= deadline { (0, price, 0, *slot) } else { (1, finish, price, *slot) }
                 })
             }
+            Mode::LeastFinish => slots.min_by_key(|slot| (self.finish(*slot, request), self.loads[*slot].price, *slot)),
+            Mode::LeastMakespan => {
+                let makespan = self.makespan(request);
+                slots.min_by_key(|slot| {
+                    let (finish, link_load) = (self.finish(*slot, request), &self.loads[*slot]);
+                    if finish <= makespan { (0, link_load.rank.into(), 0, *slot) } else { (1, finish, link_load.price, *slot) }
+                })
+            }
+            Mode::Random => slots.min_by_key(|slot| (self.draw(*slot), *slot)),
         }
     }
 
@@ -125,6 +148,7 @@ impl LoadTable {
         let load = &mut link_load.load[request.direction];
         *load = load.saturating_add(request.demand.get()).min(LOAD_LIMIT);
         link_load.flows = link_load.flows.saturating_add(1);
+        self.decisions = self.decisions.wrapping_add(1);
     }
 
     /// When the link would finish its whole load and the flow, in units of 2^-20 s; `u64::MAX` for never.
@@ -175,15 +199,25 @@ impl LoadTable {
     /// load is equally good, and the cheapest one should win.
     pub fn deadline(&self, request: &Request, target: Option<Rate>) -> u64 {
         let Some(target) = target else { return 0 };
+        let loads = request.slots().map(|slot| self.loads[slot].load[request.direction].min(LOAD_LIMIT));
+        let total = loads.fold(request.demand.get().min(LOAD_LIMIT), |total, load| total.saturating_add(load).min(LOAD_LIMIT));
+        self.makespan(request).max(duration(total, target.bytes_per_second()))
+    }
+
+    /// When the last of the permitted links finishes its present load, in units of 2^-20 s; `u64::MAX` for never.
+    pub fn makespan(&self, request: &Request) -> u64 {
         let direction = request.direction;
-        let mut total = request.demand.get().min(LOAD_LIMIT);
-        let mut latest = 0;
-        for slot in request.slots() {
-            let load = self.loads[slot].load[direction].min(LOAD_LIMIT);
-            total = total.saturating_add(load).min(LOAD_LIMIT);
-            latest = latest.max(duration(load, self.loads[slot].rate[direction]));
-        }
-        latest.max(duration(total, target.bytes_per_second()))
+        let finish = |slot: usize| duration(self.loads[slot].load[direction].min(LOAD_LIMIT), self.loads[slot].rate[direction]);
+        request.slots().map(finish).max().unwrap_or(0)
+    }
+
+    /// The number that the link draws for the next decision. The least of independent, equally distributed numbers is on each link with the same
+    /// probability. The numbers are consecutive outputs of the generator SplitMix64 (Steele, Lea and Flood, OOPSLA 2014).
+    fn draw(&self, slot: usize) -> u64 {
+        let state = self.decisions.wrapping_mul(MAX_LINKS as u64).wrapping_add(slot as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let state = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let state = (state ^ (state >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        state ^ (state >> 31)
     }
 }
 
@@ -308,6 +342,57 @@ mod tests {
     }
 
     #[test]
+    fn least_finish_counts_the_whole_load_of_each_link() {
+        let (mut load_table, all) = load_table(&[10, 10]);
+        // The flow would end first on the link with one long flow, but that link finishes later.
+        (load_table.loads[0].load.down, load_table.loads[0].flows) = (10_000_000, 1);
+        (load_table.loads[1].load.down, load_table.loads[1].flows) = (8_000_000, 80);
+        assert_eq!(load_table.pick(MAX_THROUGHPUT, &request(all, 100_000)), Some(0));
+        assert_eq!(load_table.pick(Mode::LeastFinish, &request(all, 100_000)), Some(1));
+        load_table.loads[0].load.down = 8_000_000;
+        load_table.loads[0].price = 1;
+        assert_eq!(load_table.pick(Mode::LeastFinish, &request(all, 100_000)), Some(1), "of equals the cheaper");
+    }
+
+    #[test]
+    fn least_makespan_takes_the_preferred_link_while_the_system_ends_no_later() {
+        let (mut load_table, all) = load_table(&[20, 10, 10]);
+        load_table.loads[0].load.down = 25_000_000;
+        (load_table.loads[1].rank, load_table.loads[2].rank) = (2, 1);
+        // The first link is busy for 10 s. The others have room for 12.5 MB each until then.
+        let mut taken = Vec::new();
+        for _ in 0..7 {
+            taken.push(load_table.choose(Mode::LeastMakespan, &request(all, 4_000_000)).unwrap());
+        }
+        // 3 flows on the preferred link, 3 on the next; then the link that finishes first.
+        assert_eq!(taken, [2, 2, 2, 1, 1, 1, 0]);
+        assert_eq!(load_table.pick(Mode::LeastFinish, &request(all, 4_000_000)), Some(1));
+    }
+
+    #[test]
+    fn random_links_are_equally_likely_and_reproducible() {
+        let run = |seed| {
+            let (mut load_table, _) = load_table(&[20, 10, 5, 1, 1]);
+            load_table.decisions = seed;
+            let allowed: LinkSet = [0, 1, 3, 4].into_iter().collect();
+            (0..4000).map(|_| load_table.choose(Mode::Random, &request(allowed, 1_000_000)).unwrap()).collect::<Vec<_>>()
+        };
+        let (one, other) = (run(7), run(7 << 40));
+        assert_eq!(one, run(7));
+        let equal = one.iter().zip(&other).filter(|(one, other)| one == other).count();
+        // Standard deviation 27 of 1000: these are six of them.
+        assert!((836..1164).contains(&equal), "{equal} equal decisions with another seed");
+        let after = |slot: usize| (0..5).map(|next| one.windows(2).filter(|pair| pair[0] == slot && pair[1] == next).count()).collect::<Vec<_>>();
+        for slot in [0, 1, 3, 4] {
+            let count = one.iter().filter(|taken| **taken == slot).count();
+            assert!((836..1164).contains(&count), "{count} of 4000 on {slot}");
+            // Pairs: 250 expected, standard deviation 15.
+            assert!([0, 1, 3, 4].iter().all(|next| (158..342).contains(&after(slot)[*next])), "{:?} after {slot}", after(slot));
+        }
+        assert!(!one.contains(&2));
+    }
+
+    #[test]
     fn a_link_that_returns_does_not_take_every_flow() {
         let (mut load_table, all) = load_table(&[10, 10]);
         load_table.loads.iter_mut().for_each(|link_load| link_load.step = STEP_UNIT);
@@ -383,6 +468,13 @@ mod tests {
             for other in request.allowed.iter() {
                 prop_assert!(load_table.end(slot, &request) <= load_table.end(other, &request));
                 prop_assert!(load_table.end(other, &request) <= load_table.finish(other, &request));
+            }
+            // Both readings of the papers' rule minimise the time until the whole system's load is done. They differ in ties only.
+            let whole = |slot: usize| load_table.finish(slot, &request).max(load_table.makespan(&request));
+            let [finish, makespan] = [Mode::LeastFinish, Mode::LeastMakespan].map(|mode| load_table.pick(mode, &request).unwrap());
+            for other in request.allowed.iter() {
+                prop_assert!(load_table.finish(finish, &request) <= load_table.finish(other, &request));
+                prop_assert!(whole(makespan) <= whole(other) && whole(finish) <= whole(other));
             }
         }
     }

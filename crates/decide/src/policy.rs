@@ -133,16 +133,36 @@ pub enum Scheduler {
     /// All flows on the link with the shortest round-trip time. It changes only for a link that is shorter by more than `hysteresis`
     /// ([`virtual_interface::Handover`](crate::virtual_interface::Handover)).
     Handover,
+    /// The link that finishes its own load and the flow first: the papers' maximum throughput ([`Mode::LeastFinish`]).
+    LeastFinish,
+    /// The link with which the whole system's load is done first: the papers' objective as printed ([`Mode::LeastMakespan`]).
+    LeastMakespan,
+    /// A random link.
+    Random,
 }
 
 impl Scheduler {
     /// All schedulers, in the order of their numbers.
-    pub const ALL: [Self; 7] =
-        [Self::OnlyOne, Self::RoundRobin, Self::WeightedRoundRobin, Self::MaxThroughput, Self::Operetta, Self::RttShare, Self::Handover];
+    pub const ALL: [Self; 10] = [
+        Self::OnlyOne,
+        Self::RoundRobin,
+        Self::WeightedRoundRobin,
+        Self::MaxThroughput,
+        Self::Operetta,
+        Self::RttShare,
+        Self::Handover,
+        Self::LeastFinish,
+        Self::LeastMakespan,
+        Self::Random,
+    ];
 
     /// Whether the scheduler spreads flows over all links for speed, instead of using the few that are best by another measure.
     pub const fn spreads(self) -> bool {
-        matches!(self, Self::RoundRobin | Self::WeightedRoundRobin | Self::MaxThroughput | Self::RttShare)
+        match self {
+            Self::RoundRobin | Self::WeightedRoundRobin | Self::MaxThroughput | Self::RttShare => true,
+            Self::LeastFinish | Self::LeastMakespan | Self::Random => true,
+            Self::OnlyOne | Self::Operetta | Self::Handover => false,
+        }
     }
 
     /// Name in the configuration and on the command line.
@@ -155,6 +175,9 @@ impl Scheduler {
             Self::Operetta => "operetta",
             Self::RttShare => "rtt-share",
             Self::Handover => "handover",
+            Self::LeastFinish => "least-finish",
+            Self::LeastMakespan => "least-makespan",
+            Self::Random => "random",
         }
     }
 
@@ -164,6 +187,9 @@ impl Scheduler {
             Self::OnlyOne | Self::Handover => Mode::OnlyOne,
             Self::RoundRobin | Self::WeightedRoundRobin | Self::RttShare => Mode::VirtualStart,
             Self::MaxThroughput | Self::Operetta => Mode::CheapestInTime { target: None },
+            Self::LeastFinish => Mode::LeastFinish,
+            Self::LeastMakespan => Mode::LeastMakespan,
+            Self::Random => Mode::Random,
         }
     }
 
@@ -195,7 +221,8 @@ pub struct InvalidText {
 impl FromStr for Scheduler {
     type Err = InvalidText;
     fn from_str(text: &str) -> Result<Self, InvalidText> {
-        let wanted = "a scheduler: write only-one, round-robin, weighted-round-robin, max-throughput, operetta, rtt-share or handover";
+        let wanted = "a scheduler: write max-throughput, least-finish, least-makespan, weighted-round-robin, round-robin, random, operetta, \
+                      rtt-share, handover or only-one";
         Self::ALL.into_iter().find(|one| one.name() == text).ok_or_else(|| InvalidText { text: text.to_owned(), wanted })
     }
 }

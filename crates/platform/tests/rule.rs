@@ -41,6 +41,9 @@ impl Case {
             Mode::OnlyOne => (0, 0),
             Mode::VirtualStart => (1, 0),
             Mode::CheapestInTime { target } => (2, target.map_or(0, Rate::bytes_per_second)),
+            Mode::LeastFinish => (3, 0),
+            Mode::LeastMakespan => (4, 0),
+            Mode::Random => (5, 0),
         };
         let mut targets = [self.other_target; 2];
         targets[self.request.direction as usize] = target;
@@ -52,7 +55,8 @@ impl Case {
     }
 
     fn raw_load_table(&self) -> abi::LoadTable {
-        let mut raw = abi::LoadTable { virtual_time: self.load_table.virtual_time, ..Default::default() };
+        let mut raw =
+            abi::LoadTable { virtual_time: self.load_table.virtual_time, commits: self.load_table.decisions, ..Default::default() };
         for (raw, link_load) in raw.loads.iter_mut().zip(&self.load_table.loads) {
             (raw.load, raw.tag, raw.flows) = (link_load.load.to_array(), link_load.tag, link_load.flows);
         }
@@ -80,7 +84,7 @@ impl Case {
         let (expected, refused, load_table) = self.expected();
         prop_assert_eq!((slot != abi::NO_SLOT).then_some(slot as usize), expected);
         prop_assert_eq!(denied != 0, refused);
-        prop_assert_eq!(raw.virtual_time, load_table.virtual_time);
+        prop_assert_eq!((raw.virtual_time, raw.commits), (load_table.virtual_time, load_table.decisions));
         for (raw, link_load) in raw.loads.iter().zip(&load_table.loads) {
             prop_assert_eq!((raw.load, raw.tag, raw.flows), (link_load.load.to_array(), link_load.tag, link_load.flows));
         }
@@ -133,6 +137,9 @@ fn case() -> impl Strategy<Value = Case> {
         Just(Mode::OnlyOne),
         Just(Mode::VirtualStart),
         Just(Mode::CheapestInTime { target: None }),
+        Just(Mode::LeastFinish),
+        Just(Mode::LeastMakespan),
+        Just(Mode::Random),
         // Whole bytes per second, at least one, because 0 means "none" to the kernel.
         (1..100_000_000u64).prop_map(|rate| Mode::CheapestInTime { target: Some(Rate::from_bps(rate * 8)) }),
     ];
@@ -140,9 +147,9 @@ fn case() -> impl Strategy<Value = Case> {
     let policy = (mask(), prop::option::of(mask()), prop::option::of(mask()));
     let ways = (any::<bool>(), prop_oneof![Just(0), 1..100_000_000u64]);
     let loads = prop_oneof![2 => (prop::collection::vec(link_load(), MAX_LINKS), number(10_000_000)), 1 => loads()];
-    (loads, number(1 << 30), mode, mask(), ways, policy).prop_map(
-        |((loads, demand), virtual_time, mode, allowed, (up, other_target), (backup, links, prefer))| Case {
-            load_table: LoadTable { virtual_time, loads: loads.try_into().expect("exactly MAX_LINKS elements") },
+    (loads, (number(1 << 30), any::<u64>()), mode, mask(), ways, policy).prop_map(
+        |((loads, demand), (virtual_time, decisions), mode, allowed, (up, other_target), (backup, links, prefer))| Case {
+            load_table: LoadTable { virtual_time, decisions, loads: loads.try_into().expect("exactly MAX_LINKS elements") },
             mode,
             request: Request { allowed, direction: if up { Direction::Up } else { Direction::Down }, demand: ByteCount::new(demand) },
             backup,

@@ -69,13 +69,13 @@ pub(super) struct Chooser {
 }
 
 impl Chooser {
-    /// A chooser without any network yet. An empty `wanted` means every link.
-    pub(super) fn new(scheduler: Scheduler, wanted: Vec<String>) -> Self {
+    /// A chooser without any network yet. An empty `wanted` means every link. [`Scheduler::Random`] draws from `seed`.
+    pub(super) fn new(scheduler: Scheduler, wanted: Vec<String>, seed: u64) -> Self {
         Self {
             scheduler,
             wanted,
             links: Links::default(),
-            load_table: LoadTable::default(),
+            load_table: LoadTable { decisions: seed, ..LoadTable::default() },
             datagram_turns: Turns::default(),
             streams: Streams::default(),
             demands: Demands::default(),
@@ -315,7 +315,7 @@ mod tests {
     }
 
     fn chooser(scheduler: Scheduler, count: u32) -> Chooser {
-        let mut chooser = Chooser::new(scheduler, vec![]);
+        let mut chooser = Chooser::new(scheduler, vec![], 7);
         assert!(chooser.on_network(at(0), &network(count), steer, |_| false).is_empty());
         chooser
     }
@@ -346,11 +346,27 @@ mod tests {
         assert_eq!((count(1), count(2), count(3)), (10, 20, 30));
         let most = streams(&mut chooser(Scheduler::MaxThroughput, 3), 1..7);
         assert_eq!(most, [3, 2, 3, 1, 2, 3]);
+        // Flows of equal demand on idle links: both readings of the papers' rule agree with it.
+        for papers in [Scheduler::LeastFinish, Scheduler::LeastMakespan] {
+            assert_eq!(streams(&mut chooser(papers, 3), 1..7), most);
+        }
+        // A load of 10 s on the third link: it finishes last, so the others are equal until then, and the first is the system's choice.
+        let busy = |scheduler| {
+            let mut chooser = chooser(scheduler, 3);
+            chooser.load_table.loads[2].load.down = 10 * chooser.load_table.loads[2].rate.down;
+            streams(&mut chooser, 1..4)
+        };
+        assert_eq!((busy(Scheduler::LeastFinish), busy(Scheduler::LeastMakespan)), (vec![2, 1, 2], vec![1, 1, 1]));
+        let random = streams(&mut chooser(Scheduler::Random, 3), 1..301);
+        let count = |link| random.iter().filter(|chosen| **chosen == link).count();
+        // 100 expected, standard deviation 8.
+        assert!((1..4).all(|link| (60..140).contains(&count(link))), "{} {} {}", count(1), count(2), count(3));
+        assert!((0..3).any(|start| random[start] != random[start + 3]), "links do not take turns");
     }
 
     #[test]
     fn nothing_is_steered_without_links_or_to_unsteerable_destinations() {
-        let mut none = Chooser::new(Scheduler::RoundRobin, vec![]);
+        let mut none = Chooser::new(Scheduler::RoundRobin, vec![], 7);
         assert_eq!(none.stream(at(0), 1, far(80), "x"), None);
         assert_eq!(none.datagram(at(0), unbound(1), far(53)), DatagramRoute::Leave);
         let mut some = chooser(Scheduler::RoundRobin, 2);
@@ -427,7 +443,7 @@ mod tests {
         let learnt = estimates.links.iter().find(|(key, _)| key.name == "link2").expect("the link's capacity is learnt").1;
         assert_eq!(learnt, LinkRow { capacity_down: Some(400_000_000), capacity_up: None, updated: 77 });
 
-        let mut second = Chooser::new(Scheduler::MaxThroughput, vec![]);
+        let mut second = Chooser::new(Scheduler::MaxThroughput, vec![], 7);
         second.recall(Learnt {
             apps: estimates.apps.into_iter().collect(),
             links: estimates.links.into_iter().collect(),

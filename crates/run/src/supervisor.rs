@@ -1,5 +1,6 @@
 //! The process that intercepts the command's connects and chooses their links.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, PipeWriter};
 use std::net::SocketAddr;
 use std::os::fd::AsRawFd;
@@ -140,7 +141,8 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn new(options: &RunOptions) -> Self {
-        let chooser = Mutex::new(Chooser::new(options.scheduler, options.links.clone()));
+        let seed = RandomState::new().build_hasher().finish();
+        let chooser = Mutex::new(Chooser::new(options.scheduler, options.links.clone(), seed));
         Self {
             choice: Arc::new(Choice::new(chooser)),
             redirector: OnceLock::new(),

@@ -165,6 +165,10 @@ pub enum Scheduling {
     Random,
     /// The link on which the connection ends soonest (DNIS, DBAS; [`braid_decide::connection::LoadTable::end`]).
     MaximumThroughput,
+    /// The link that finishes its load and the connection first (DNIS, DBAS; [`braid_decide::connection::Mode::LeastFinish`]).
+    LeastFinish,
+    /// The link with which the whole system is done first (DNIS, DBAS; [`braid_decide::connection::Mode::LeastMakespan`]).
+    LeastMakespan,
     /// The link with the lowest energy per byte that still lets the total load reach this throughput (OPERETTA, connections only).
     CheapestInTime(Rate),
 }

@@ -115,7 +115,13 @@ pub(crate) fn scheduler(scheduling: Scheduling, seed: u64) -> Box<dyn Scheduler>
         Scheduling::WeightedRoundRobin => Box::new(Rule { weighted: true, ..Rule::new(Mode::VirtualStart) }),
         Scheduling::MaximumThroughput => Box::new(Rule::new(Mode::CheapestInTime { target: None })),
         Scheduling::CheapestInTime(target) => Box::new(Rule::new(Mode::CheapestInTime { target: Some(target) })),
-        Scheduling::Random => Box::new(RandomLink(Random::new(seed))),
+        Scheduling::LeastFinish => Box::new(Rule::new(Mode::LeastFinish)),
+        Scheduling::LeastMakespan => Box::new(Rule::new(Mode::LeastMakespan)),
+        Scheduling::Random => {
+            // Seeds are often consecutive, and so are decisions: without this step runs would repeat each other's sequences.
+            let load_table = LoadTable { decisions: Random::new(seed).next(), ..LoadTable::default() };
+            Box::new(Rule { load_table, ..Rule::new(Mode::Random) })
+        }
     }
 }
 
@@ -138,17 +144,5 @@ impl Scheduler for Rule {
             link_load.price = (link.extra_power.to_move(ByteCount::new(1), link.rate[direction]).get() * 1e12) as u64;
         }
         self.load_table.choose(self.mode, &Request { allowed: new.allowed, direction: new.direction, demand: new.demand })
-    }
-}
-
-/// Chooses a random link for each stream.
-#[derive(Debug)]
-struct RandomLink(Random);
-
-impl Scheduler for RandomLink {
-    fn connection(&mut self, _view: &View<'_>, new: &NewStream) -> Option<usize> {
-        let count = new.allowed.iter().count() as u64;
-        let drawn = self.0.up_to(count.checked_sub(1)?);
-        new.allowed.iter().nth(drawn as usize)
     }
 }

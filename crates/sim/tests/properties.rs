@@ -49,6 +49,8 @@ fn scheduling() -> impl Strategy<Value = Scheduling> {
         Just(Scheduling::WeightedRoundRobin),
         Just(Scheduling::Random),
         Just(Scheduling::MaximumThroughput),
+        Just(Scheduling::LeastFinish),
+        Just(Scheduling::LeastMakespan),
         Just(Scheduling::CheapestInTime(Rate::from_mbps(3))),
     ]
 }

@@ -58,6 +58,7 @@ fn round_robin_and_random_give_links_their_share_of_flows() {
     assert!(near(&shares, [0.5, 0.25, 0.25], 0.01), "{shares:?}");
     let (_, shares) = counts(Scheduling::Random);
     assert!(near(&shares, [1.0 / 3.0; 3], 0.07), "{shares:?}");
+    assert_eq!(shares, counts(Scheduling::Random).1, "the seed decides");
     assert_eq!(counts(Scheduling::OnlyOne(1)).1, [0.0, 1.0, 0.0]);
 }
 
@@ -76,6 +77,9 @@ fn maximum_throughput_uses_all_links_and_beats_rotation_on_uneven_ones() {
         [Scheduling::MaximumThroughput, Scheduling::OnlyOne(0), Scheduling::RoundRobin, Scheduling::WeightedRoundRobin, Scheduling::Random];
     let [best, only, rotation, weighted, random] = all.map(goodput);
     assert!(best > 2_250_000, "{best}");
+    for papers in [Scheduling::LeastFinish, Scheduling::LeastMakespan].map(goodput) {
+        assert!(papers > 2_250_000 && papers > rotation, "{papers} {rotation}");
+    }
     assert!([only, rotation, weighted, random].iter().all(|other| best > *other), "{best} {only} {rotation} {weighted} {random}");
     assert!(weighted > rotation, "{weighted} and {rotation}");
 }

@@ -324,6 +324,8 @@ fn attach_head(document: &mut DocumentMut, index: usize, head: &str) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use braid_decide::policy::BondScheduler;
+    use braid_decide::tradeoff::UtilityFunction;
     use serde_json::json;
 
     const FILE: &str = r#"# Ada's laptop.
@@ -472,6 +474,26 @@ users = [0]
         }
         let (text, _) = edited(json!([{"op": "unset", "path": ["version"]}, {"op": "unset", "path": ["scheduler"]}]));
         assert!(text.starts_with("# Ada's laptop.\n# steady\n"), "{text}");
+    }
+
+    #[test]
+    fn the_scheduler_of_bonds_and_a_step_of_utility_can_be_set_and_reset() {
+        let change = |text: &str, all: Json| apply(text, &edits(all)).unwrap().0;
+        let policy = |text: &str| crate::parse("f", text, &crate::World::default()).unwrap_or_else(|error| panic!("{error}: {text}")).policy;
+        let copies = json!([
+            {"op": "set", "path": ["bond", "scheduler"], "value": "redundant"},
+            {"op": "set", "path": ["bond", "copies"], "value": 3},
+            {"op": "set", "path": ["utility"], "value": {"threshold": 0.3, "above": 1.0, "below": 0.2}},
+        ]);
+        let text = change("", copies);
+        assert_eq!(policy(&text).bond_scheduler, Some(BondScheduler::Redundant(3)));
+        assert_eq!(policy(&text).utility.utility, UtilityFunction::Step { threshold: 0.3, above: 1.0, below: 0.2 });
+        let drop_copies = json!({"op": "unset", "path": ["bond", "copies"]});
+        let text = change(&text, json!([{"op": "set", "path": ["bond", "scheduler"], "value": "rtt-share"}, drop_copies]));
+        assert_eq!(policy(&text).bond_scheduler, Some(BondScheduler::RttShare));
+        let text = change(&text, json!([{"op": "unset", "path": ["bond", "scheduler"]}, drop_copies]));
+        assert_eq!(policy(&text).bond_scheduler, None);
+        assert_eq!(apply("", &edits(json!([drop_copies]))).unwrap().1, [""; 0], "nothing to take out is no change");
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use braid_api::TradeoffPoint;
+use braid_api::{TradeoffPoint, UtilityView};
 use braid_decide::energy::{ByteCost, FittedPower, Profile, Technology};
 use braid_decide::policy::Scheduler;
 use braid_decide::tradeoff::{Offer, Supply, UtilityFunction, UtilityRule, fill, target};
@@ -171,6 +171,25 @@ fn share(link: &Link, now: Time) -> f64 {
         if capacity == Rate::ZERO { 0.0 } else { rate.bps() as f64 / capacity.bps() as f64 }
     };
     (used(Direction::Down) + used(Direction::Up)).min(1.0)
+}
+
+/// A utility by its parts.
+pub(super) fn utility_view(rule: &UtilityRule) -> UtilityView {
+    let mut view = UtilityView { plugged_in: rule.plugged_in, ..UtilityView::default() };
+    let function = match rule.utility {
+        UtilityFunction::Fixed(utility) => {
+            view.value = Some(utility);
+            "fixed"
+        }
+        UtilityFunction::Level => "battery",
+        UtilityFunction::Step { threshold, above, below } => {
+            (view.threshold, view.above, view.below) = (Some(threshold), Some(above), Some(below));
+            "step"
+        }
+        UtilityFunction::MatchDefault => "match-default",
+    };
+    view.function = function.to_owned();
+    view
 }
 
 /// A utility as text.

@@ -253,11 +253,11 @@ impl<S: Steering> Core<S> {
     }
 
     fn why(&self, mode: Mode, slot: usize, request: &Request, load_table: &LoadTable, affinity: Affinity) -> String {
+        let seconds = |time: u64| time as f64 / f64::from(1 << 20);
         let mut text = match mode {
             Mode::OnlyOne => "it is the link that the system prefers (lowest metric)".to_owned(),
             Mode::VirtualStart => "its turn is next".to_owned(),
             Mode::CheapestInTime { target } => {
-                let seconds = |time: u64| time as f64 / f64::from(1 << 20);
                 let (finish, deadline) = (load_table.finish(slot, request), load_table.deadline(request, target));
                 match target {
                     Some(target) if finish <= deadline => format!(
@@ -277,6 +277,26 @@ impl<S: Steering> Core<S> {
                         )
                     }
                 }
+            }
+            Mode::LeastFinish => format!(
+                "it finishes its load and the flow first, in {:.3} s: {} of load and {} of the flow",
+                seconds(load_table.finish(slot, request)),
+                ByteCount::new(load_table.loads[slot].load[request.direction]),
+                request.demand
+            ),
+            Mode::LeastMakespan => {
+                let (finish, makespan) = (seconds(load_table.finish(slot, request)), seconds(load_table.makespan(request)));
+                if finish <= makespan {
+                    format!(
+                        "it finishes the flow in {finish:.3} s, before the busiest link finishes its load, in {makespan:.3} s; of such links the \
+                         system prefers this one"
+                    )
+                } else {
+                    format!("no link finishes the flow before the busiest one finishes its load; with this one all are done first, in {finish:.3} s")
+                }
+            }
+            Mode::Random => {
+                format!("the next flow draws it at random among {} links, each with the same probability", request.allowed.iter().count())
             }
         };
         if request.allowed.iter().count() == 1 {

@@ -2,7 +2,7 @@
 
 use braid_api::{AppEntry, Battery, Counters, ExcludeEntry, LinkEntry, LinkStatus, PolicyView, Status};
 use braid_decide::capacity::Estimate;
-use braid_decide::policy::{AppMatcher, LinkMatcher, ProbeMode, Scheduler};
+use braid_decide::policy::{AppMatcher, BondScheduler, LinkMatcher, ProbeMode, Scheduler};
 use braid_model::{Affinity, ByteCount, Direction, Family, Joules, NetworkSnapshot, PerFamily, Role, Time};
 
 use super::energy::LinkEnergy;
@@ -124,6 +124,12 @@ impl<S: Steering> Core<S> {
             scheduler: policy.scheduler.to_string(),
             affinity: policy.affinity.map(|affinity| affinity_name(affinity).to_owned()),
             utility: (policy.scheduler == Scheduler::Operetta).then(|| super::energy::utility_text(&policy.utility)),
+            utility_setting: Some(super::energy::utility_view(&policy.utility)),
+            bond_scheduler: policy.bond_scheduler.map(|scheduler| scheduler.name().to_owned()),
+            bond_copies: match policy.bond_scheduler {
+                Some(BondScheduler::Redundant(copies)) => Some(copies),
+                _ => None,
+            },
             default_demand_bytes: policy.default_demand.get(),
             links: policy
                 .links

@@ -15,6 +15,7 @@ pub fn changes(before: &PolicyView, after: &PolicyView) -> Vec<String> {
     setting("the scheduler", &Some(before.scheduler.clone()), &Some(after.scheduler.clone()));
     setting("affinity", &before.affinity, &after.affinity);
     setting("utility", &before.utility, &after.utility);
+    setting("the bonds' scheduler", &before.bond_scheduler, &after.bond_scheduler);
     // The list of devices is not part of the configuration.
     let link = |entry: &LinkEntry| LinkEntry { devices: Vec::new(), ..entry.clone() };
     let describe = |entry: &LinkEntry| {
@@ -102,6 +103,7 @@ mod tests {
         assert_eq!(changes(&before, &plugged), [""; 0]);
         let after = PolicyView {
             scheduler: "operetta".into(),
+            bond_scheduler: Some("min-rtt".into()),
             links: vec![link("eth0", "excluded", true), link("wlan0", "normal", false)],
             apps: vec![app("curl", 2.0), app("apt", 1.0)],
             ..before.clone()
@@ -109,11 +111,11 @@ mod tests {
         let described = changes(&before, &after);
         let expected = [
             "the scheduler is now operetta, was round-robin",
+            "the bonds' scheduler is now min-rtt, was its default",
             "the entry for eth0 (excluded) has changed",
             "an entry for link { name = \"wlan0\" } (normal) is new",
             "the entry for link { name = \"usb0\" } (backup) was removed",
-            "app { name = \"curl\" } has changed",
-            "and 2 more changes",
+            "and 3 more changes",
         ];
         assert_eq!(described, expected);
     }

@@ -230,6 +230,56 @@ fn an_explanation_contains_the_rule_the_loads_and_the_runner_up() {
 }
 
 #[test]
+fn the_papers_rules_and_random_distribute_flows_and_are_explained() {
+    // wlan0 comes first in the system's order, then lte0 and eth0. eth0 is busy for 4 s, with 20 flows of 2 MB at 10 MB/s.
+    let rates = [("wlan0", 20), ("lte0", 80), ("eth0", 80)];
+    let start = |scheduler| {
+        let mut config = config(scheduler);
+        let link = |(name, mbps): (&str, u64)| LinkRule { capacity_down: Some(Rate::from_mbps(mbps)), ..link_rule(name) };
+        config.policy.links = rates.into_iter().map(link).collect();
+        config.policy.default_demand = ByteCount::new(2_000_000);
+        let matcher = AppMatcher { name: Some("busy".into()), ..AppMatcher::default() };
+        config.policy.apps = vec![AppRule { matcher, links: only(&["eth0"]), ..AppRule::default() }];
+        let mut world = World::new(config);
+        world.devices.push(facts(3, "eth0"));
+        world.set_network();
+        world.run(Duration::from_secs(1));
+        (0..20).for_each(|_| assert!(matches!(world.connect("busy", 1), Steered::To(2, _))));
+        world
+    };
+    let ask = |world: &mut World| {
+        let request = braid_api::ExplainRequest { name: Some("x".into()), destination: Some(SERVER.to_string()), ..Default::default() };
+        let answer = world.core.explain(world.now, &request).unwrap();
+        assert!(answer.candidates.iter().all(|candidate| candidate.finish_us.is_some() && candidate.end_us.is_none()), "{answer:?}");
+        (answer.link.unwrap(), answer.reason)
+    };
+    let next = |world: &mut World, count: usize| -> Vec<usize> {
+        let slot = |flow| if let Steered::To(slot, _) = flow { slot } else { panic!("{flow:?}") };
+        (0..count).map(|_| slot(world.connect("x", 2))).collect()
+    };
+    let mut least = start(Scheduler::LeastFinish);
+    let (link, why) = ask(&mut least);
+    assert!(why.starts_with("it finishes its load and the flow first, in 0.2") && why.contains("0 B of load and 2.0 MB of the flow"), "{why}");
+    assert_eq!((link.as_str(), next(&mut least, 5)), ("lte0", vec![1, 1, 1, 0, 1]));
+    let mut whole = start(Scheduler::LeastMakespan);
+    let (link, why) = ask(&mut whole);
+    assert!(why.starts_with("it finishes the flow in 0.8") && why.contains("before the busiest link finishes its load, in 4."), "{why}");
+    assert_eq!((link.as_str(), next(&mut whole, 5)), ("wlan0", vec![0, 0, 0, 0, 0]));
+    assert_eq!(next(&mut whole, 20), [1; 20], "then the next link in the system's order, until it is as busy");
+    let (_, why) = ask(&mut whole);
+    assert!(why.starts_with("no link finishes the flow before the busiest one finishes its load; with this one all are done first"), "{why}");
+    let mut random = start(Scheduler::Random);
+    for _ in 0..5 {
+        let (link, why) = ask(&mut random);
+        assert!(why.starts_with("the next flow draws it at random among 3 links"), "{why}");
+        assert_eq!(rates[next(&mut random, 1)[0]].0, link, "the next flow draws what the explanation says");
+    }
+    let drawn = next(&mut random, 300);
+    // 100 expected, standard deviation 8.
+    assert!((0..3).all(|link| (60..140).contains(&drawn.iter().filter(|slot| **slot == link).count())), "{drawn:?}");
+}
+
+#[test]
 fn flows_share_links_in_inverse_proportion_to_their_round_trips() {
     let mut config = config(Scheduler::RttShare);
     let rates = [30, 10].map(|mbps| Some(Rate::from_mbps(mbps)));

@@ -168,6 +168,9 @@ fn mode(mode: Mode) -> (u32, u64) {
         Mode::OnlyOne => (0, 0),
         Mode::VirtualStart => (1, 0),
         Mode::CheapestInTime { target } => (2, target.map_or(0, |target| target.bytes_per_second().max(1))),
+        Mode::LeastFinish => (3, 0),
+        Mode::LeastMakespan => (4, 0),
+        Mode::Random => (5, 0),
     }
 }
 
@@ -227,7 +230,7 @@ fn raw_slot(slot: usize, link: &SteerLink) -> abi::Slot {
 }
 
 pub(super) fn load_table(raw: &abi::LoadTable, params: &SteerParams) -> LoadTable {
-    let mut load_table = LoadTable { virtual_time: raw.virtual_time, ..LoadTable::default() };
+    let mut load_table = LoadTable { virtual_time: raw.virtual_time, decisions: raw.commits, ..LoadTable::default() };
     for (slot, (link_load, raw)) in load_table.loads.iter_mut().zip(&raw.loads).enumerate() {
         link_load.load = raw.load.into();
         link_load.tag = raw.tag;

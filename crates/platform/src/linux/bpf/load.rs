@@ -1,9 +1,10 @@
 //! Loads and attaches the programs, all or nothing.
 
 use std::collections::BTreeMap;
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::fd::{AsFd, OwnedFd};
 
-use aya::maps::{Map, RingBuf};
+use aya::maps::{Array, Map, RingBuf};
 use aya::programs::{BtfTracePoint, CgroupAttachMode, CgroupSkbAttachType, Iter, Program, ProgramError, SchedClassifier};
 use aya::{Btf, EbpfLoader};
 use braid_decide::connection::Mode;
@@ -12,7 +13,7 @@ use braid_model::{ByteCount, LinkSet, MAX_LINKS, PerDirection, PerFamily};
 use super::convert::Daemon;
 use super::{BpfSteering, detail, take_map};
 use crate::linux::process;
-use crate::linux::sys::bpf as sys;
+use crate::linux::sys::{abi, bpf as sys};
 use braid_control::steering::{SteerParams, SteeringError};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/braid.bpf.o"));
@@ -247,6 +248,7 @@ impl BpfSteering {
         let panicked = |_| Err(LoadError::Btf { reason: "reading them failed".to_owned() });
         let btf = reading.join().unwrap_or_else(panicked)?;
         let mut ebpf = load_object(OBJECT)?;
+        seed_decisions(&mut ebpf)?;
         load_programs(&mut ebpf, &PROGRAMS, &btf)?;
         load_programs(&mut ebpf, &ADDRESS_PROGRAMS, &btf)?;
         let counters = load_counters(&mut ebpf, counters, &btf)?;
@@ -301,6 +303,15 @@ fn load_object(object: &[u8]) -> Result<aya::Ebpf, LoadError> {
     let mut loader = EbpfLoader::new();
     // The object that contains only the rule has no such constant.
     loader.override_global("has_retval", &has_retval, false).load(object).map_err(|error| LoadError::Object { reason: detail(&error) })
+}
+
+/// Starts the count of decisions at a random number, from which the scheduler "random" draws. Nothing else depends on where it starts.
+fn seed_decisions(ebpf: &mut aya::Ebpf) -> Result<(), LoadError> {
+    let failed = |reason: String| LoadError::Object { reason: format!("cannot set the load table: {reason}") };
+    let map = ebpf.map_mut("load_table").ok_or_else(|| failed("it is not in the object".to_owned()))?;
+    let mut load_table: Array<_, abi::LoadTable> = Array::try_from(map).map_err(|error| failed(detail(&error)))?;
+    let start = abi::LoadTable { commits: RandomState::new().build_hasher().finish(), ..Default::default() };
+    load_table.set(0, start, 0).map_err(|error| failed(detail(&error)))
 }
 
 /// Count UDP by system call: no program runs per packet. Need Linux 6.3 or later.
