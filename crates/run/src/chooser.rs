@@ -98,7 +98,47 @@ impl Chooser {
     /// The link for a new stream of the program `application`; reserves the stream's demand on it. `None`: leave the stream alone.
     pub(super) fn stream(&mut self, now: Time, inode: u64, remote: SocketAddr, application: &str) -> Option<LinkIndex> {
         let allowed = self.links.allowed(remote.ip())?;
+        let allowed = self.links.without_doubtful(now, Family::of(remote.ip()), allowed);
         self.stream_over(now, inode, remote, application, allowed)
+    }
+
+    /// Time after which an unanswered stream should be begun again over another link; `None` if it should not: it is no stream of ours, no other link
+    /// is better, or its program does not wait for it (`blocks`) and its link has shown a recent sign of life.
+    pub(super) fn retry_after(&self, now: Time, inode: u64, blocks: bool) -> Option<Duration> {
+        let (slot, remote, _) = self.streams.get(inode)?;
+        let family = Family::of(remote.ip());
+        let another = !self.elsewhere(now, slot, remote.ip()).is_empty();
+        (another && (blocks || !self.links.is_proven(now, slot, family))).then(|| self.links.answer_timeout(slot))
+    }
+
+    /// The link of a stream does not answer.
+    pub(super) fn on_unanswered(&mut self, now: Time, inode: u64) {
+        if let Some((slot, remote, _)) = self.streams.get(inode) {
+            self.links.on_unanswered(now, slot, Family::of(remote.ip()));
+        }
+    }
+
+    /// The link of a stream that began to connect at `begun` has answered.
+    pub(super) fn on_answer(&mut self, now: Time, begun: Time, inode: u64) {
+        if let Some((slot, remote, _)) = self.streams.get(inode) {
+            self.links.on_progress(now, begun, slot, remote);
+        }
+    }
+
+    /// Another link for an unanswered stream, which is begun again as the stream `twin`. Both streams count until one is withdrawn.
+    pub(super) fn stream_elsewhere(&mut self, now: Time, inode: u64, twin: u64) -> Option<LinkIndex> {
+        let (slot, remote, application) = self.streams.get(inode)?;
+        let (allowed, application) = (self.elsewhere(now, slot, remote.ip()), application.to_owned());
+        if allowed.is_empty() {
+            return None;
+        }
+        self.stream_over(now, twin, remote, &application, allowed)
+    }
+
+    /// The links for a stream to `remote` whose link, in `slot`, does not answer.
+    fn elsewhere(&self, now: Time, slot: usize, remote: IpAddr) -> LinkSet {
+        let allowed = self.links.allowed(remote).unwrap_or_default();
+        self.links.certain(now, Family::of(remote), LinkSet(allowed.0 & !LinkSet::only(slot).0))
     }
 
     /// The links that a rule admits for a flow to `remote`; see [`Links::admitted`].
