@@ -81,3 +81,49 @@ fn no_connect_fails_when_a_link_dies_silently() {
         }
     }
 }
+
+#[test]
+fn a_program_keeps_its_socket_options_and_flags() {
+    if !able() {
+        return;
+    }
+    let (user, _web) = user();
+    let late = late("configured", &connects(&user, "configured", "203.0.113.10", 8));
+    assert!(late.len() >= 2, "{} were late", late.len());
+}
+
+/// A second socket cannot replace one that is registered elsewhere: an epoll instance or another descriptor would keep the first one.
+#[test]
+fn a_socket_with_other_references_is_left_alone() {
+    if !able() {
+        return;
+    }
+    let (user, _web) = user();
+    for kind in ["registered", "duplicated"] {
+        let outcomes = connects(&user, kind, "203.0.113.10", 8);
+        let living = outcomes.iter().filter(|outcome| outcome.link == Ok(0)).count();
+        assert!((4..8).contains(&living), "{kind}: those on the dead link wait as without Braid: {outcomes:?}");
+        assert!(outcomes.iter().all(|outcome| outcome.wrong == "ok"), "{kind}: {outcomes:?}");
+    }
+}
+
+/// One program that connects in an event loop, `curl` with many transfers at once: its connects wait for a link in doubt together, not one by one.
+#[test]
+fn parallel_transfers_of_one_event_loop_are_not_delayed_one_by_one() {
+    if !able() {
+        return;
+    }
+    let (user, _web) = user();
+    let script = "for turn in 1 2; do curl -sS -o /dev/null http://203.0.113.10/1000.bin; done; read go && sleep 2.5 && \
+                  exec curl -sS --parallel --parallel-immediate --max-time 10 -w '%{local_ip} %{time_connect}\\n' $URLS";
+    let urls: String = (0..20).map(|_| "-o /dev/null http://203.0.113.10/1000.bin ").collect();
+    let mut command = user.braid(&[&TURNS[..], &["bash", "-c", script]].concat());
+    let mut child = command.env("URLS", urls).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    eventually("both links were used", || user.received().iter().all(|bytes| *bytes > 1000));
+    user.lab.dark(1).unwrap();
+    writeln!(child.stdin.take().unwrap(), "go").unwrap();
+    let lines: Vec<String> = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap).collect();
+    assert!(child.wait().unwrap().success(), "{lines:?}");
+    println!("curl --parallel: {lines:?}");
+    assert!(lines.len() == 20 && lines.iter().all(|line| line.starts_with("10.77.0.2 ")), "{lines:?}");
+}
