@@ -7,7 +7,7 @@ use braid_api::LinkStatus;
 use braid_control::config::Config;
 use braid_control::core::{Due, PathEvent};
 use braid_control::fake::Steered;
-use braid_control::steering::{AppId, ExeId, Steering, UNANSWERED};
+use braid_control::steering::{Steering, UNANSWERED};
 use braid_decide::health::Outcome;
 use braid_decide::policy::{AppMatcher, AppRule, LinkRule, ProbeMode, Scheduler};
 use braid_model::{ByteCount, Family, FlowId, LinkIndex, Rate, Role, Traffic};
@@ -102,26 +102,23 @@ fn flows_on_a_dead_link_are_ended_after_the_grace_period_unless_pinned() {
 
 #[test]
 fn an_unanswered_connect_that_cannot_move_ends_with_its_link() {
-    for reconnect_after in [Some(Duration::from_secs(60)), None] {
-        let mut config = config(Scheduler::OnlyOne);
+    let (grace, never) = (Some(Duration::from_secs(60)), None);
+    for (move_connects, reconnect_after, ends) in [(false, grace, true), (false, never, false), (true, grace, false)] {
+        let mut config = Config { move_connects, reconnect_after, ..config(Scheduler::OnlyOne) };
         config.probe = ProbeMode::Continuous;
-        config.reconnect_after = reconnect_after;
         let mut world = World::new(config);
         world.run(Duration::from_secs(1));
-        let (now, app) = (world.now, AppId { exe: ExeId { device: 1, inode: 7 }, name: "curl".to_owned() });
-        let mut connect = |port| match world.core.steering().connect(now, &app, 1000, ("2001:db8::1".parse().unwrap(), port)) {
-            Steered::To(0, id) => id,
-            other => panic!("{other:?}"),
-        };
-        let (waiting, answered) = (connect(1), connect(2));
+        let Steered::To(0, waiting) = world.connect("curl", 7) else { panic!() };
+        let Steered::To(0, answered) = world.connect("curl", 7) else { panic!() };
+        let now = world.now;
         world.core.steering().answer(now, answered);
         world.run(Duration::from_secs(1));
         assert!(world.stuck.is_empty());
         world.answering.insert(LinkIndex(1), false);
         world.run(Duration::from_secs(3));
         assert_eq!(world.state("wlan0"), "dead");
-        let ended: &[FlowId] = if reconnect_after.is_some() { &[waiting] } else { &[] };
-        assert_eq!(world.stuck, ended, "the other one has its grace period");
+        let ended: &[FlowId] = if ends { &[waiting] } else { &[] };
+        assert_eq!(world.stuck, ended, "{move_connects} {reconnect_after:?}: the answered one has its grace period");
     }
 }
 
