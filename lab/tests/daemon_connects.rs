@@ -79,6 +79,41 @@ fn no_connect_fails_when_a_link_dies_silently() {
     }
 }
 
+/// An IPv6 connect cannot move. It ends as soon as its link is judged dead, so that its program can try again.
+#[test]
+fn an_ipv6_connect_ends_with_its_link_and_the_next_one_avoids_it() {
+    if !able() {
+        return;
+    }
+    let lab = two_links();
+    let _web = Web::start(&lab).unwrap();
+    let up = Up::start(&lab, ROUND_ROBIN);
+    eventually("both links are up", || ["wlan0", "lte0"].iter().all(|name| up.state(name) == "up"));
+    let to = remote6(10, 80);
+    assert_eq!(chosen_many(&lab, to, 4).iter().sum::<usize>(), 2, "both are used");
+    lab.dark(1).unwrap();
+    let attempt = |_| {
+        std::thread::spawn(move || {
+            let begin = Instant::now();
+            let first = TcpStream::connect_timeout(&to, TIMEOUT).map_err(|error| (error.kind(), begin.elapsed()));
+            let then = first.is_err().then(|| TcpStream::connect_timeout(&to, TIMEOUT).unwrap().local_addr().unwrap());
+            (first.err(), then, begin.elapsed())
+        })
+    };
+    let all = || (0..100).map(attempt).collect::<Vec<_>>().into_iter().map(|thread| thread.join().unwrap()).collect::<Vec<_>>();
+    let done = lab.client().run_as(Some(NOBODY), all).unwrap();
+    let mut ended = Vec::new();
+    for (failed, then, took) in done {
+        let Some((kind, after)) = failed else { continue };
+        assert_eq!(kind, std::io::ErrorKind::ConnectionAborted, "after {after:?}\n{}", up.log());
+        assert_eq!(number(then.unwrap().ip()), 0, "the second attempt uses the link that lives");
+        ended.push((after, took));
+    }
+    ended.sort();
+    println!("IPv6: {} of 100 connects ended; median and total with the second attempt {:?}", ended.len(), ended[ended.len() / 2]);
+    assert!(ended.len() >= 20, "{ended:?}");
+}
+
 #[test]
 fn a_moved_connect_survives_the_end_of_braid() {
     if !able() {

@@ -283,18 +283,20 @@ fn regression_estimates_of_a_program_survive_a_restart() {
         let apps: serde_json::Value = serde_json::from_slice(&up.braid(&["apps", "--json"]).stdout).unwrap();
         apps["apps"].as_array().unwrap().iter().find(|app| app["name"] == "curl").cloned().unwrap_or_default()
     };
-    let curl = |bytes: u64| {
+    let curl = |bytes: u64, more: &[&str]| {
         let mut command = lab.client().command("curl").unwrap();
-        let output =
-            command.args(["-sS", "--fail", "--max-time", "60", "-o", "/dev/null"]).arg(web.url(ByteCount::new(bytes)).unwrap()).output();
-        assert!(output.unwrap().status.success());
+        command.args(["-sS", "--fail", "--max-time", "60", "-o", "/dev/null"]).args(more).arg(web.url(ByteCount::new(bytes)).unwrap());
+        command.spawn().unwrap()
     };
     let mut first = Up::start_with(&lab, ROUND_ROBIN, &state);
-    for run in 1..=2u64 {
-        // A short one first: its program may have ended before the daemon looks at it.
-        curl(if run == 1 { 100 } else { size });
-        eventually("it is learnt from", || learnt(&first)["samples"] == run);
-    }
+    // A short one first: its program may have ended before the daemon looks at it.
+    assert!(curl(100, &[]).wait().unwrap().success());
+    eventually("it is learnt from", || learnt(&first)["samples"] == 1);
+    // The second one runs for some two seconds, so that the daemon reads its executable's path, by which it is stored.
+    let mut long = curl(size, &["--limit-rate", "1500k"]);
+    eventually("its executable is known", || learnt(&first)["application"].as_str().is_some_and(|path| path.ends_with("/curl")));
+    assert!(long.wait().unwrap().success());
+    eventually("it is learnt from again", || learnt(&first)["samples"] == 2);
     let before = learnt(&first);
     first.signal("TERM");
     first.wait_end();

@@ -174,6 +174,11 @@ impl Health {
         self.judgement
     }
 
+    /// When the link was last proven alive.
+    pub fn last_proof(&self) -> Option<Time> {
+        self.last_proof
+    }
+
     /// Whether new flows may use the link.
     pub fn alive(&self) -> bool {
         matches!(self.judgement, Judgement::Unknown | Judgement::Alive | Judgement::Suspect)

@@ -36,14 +36,14 @@ impl Choice {
         socket.is_in(self.namespace)
     }
 
-    /// Binds a stream that is about to connect to a link.
-    pub(super) fn steer(&self, socket: &Socket, inode: u64, remote: SocketAddr, application: &str) {
+    /// Binds a stream that is about to connect to a link. Returns whether it is bound now.
+    pub(super) fn steer(&self, socket: &Socket, inode: u64, remote: SocketAddr, application: &str) -> bool {
         let link = self.chooser().stream(self.now(), inode, remote, application);
-        if let Some(link) = link
-            && socket.bind(link).is_err()
-        {
+        let bound = link.is_some_and(|link| socket.bind(link).is_ok());
+        if link.is_some() && !bound {
             self.chooser().withdraw(self.now(), inode);
         }
+        bound
     }
 
     /// Connects to `remote` over a link, on behalf of a program whose own socket cannot connect any more.

@@ -98,7 +98,47 @@ impl Chooser {
     /// The link for a new stream of the program `application`; reserves the stream's demand on it. `None`: leave the stream alone.
     pub(super) fn stream(&mut self, now: Time, inode: u64, remote: SocketAddr, application: &str) -> Option<LinkIndex> {
         let allowed = self.links.allowed(remote.ip())?;
+        let allowed = self.links.without_doubtful(now, Family::of(remote.ip()), allowed);
         self.stream_over(now, inode, remote, application, allowed)
+    }
+
+    /// Time after which an unanswered stream should be begun again over another link; `None` if it should not: it is no stream of ours, no other link
+    /// is better, or its program does not wait for it (`blocks`) and its link has shown a recent sign of life.
+    pub(super) fn retry_after(&self, now: Time, inode: u64, blocks: bool) -> Option<Duration> {
+        let (slot, remote, _) = self.streams.get(inode)?;
+        let family = Family::of(remote.ip());
+        let another = !self.elsewhere(now, slot, remote.ip()).is_empty();
+        (another && (blocks || !self.links.is_proven(now, slot, family))).then(|| self.links.answer_timeout(slot))
+    }
+
+    /// The link of a stream does not answer.
+    pub(super) fn on_unanswered(&mut self, now: Time, inode: u64) {
+        if let Some((slot, remote, _)) = self.streams.get(inode) {
+            self.links.on_unanswered(now, slot, Family::of(remote.ip()));
+        }
+    }
+
+    /// The link of a stream that began to connect at `begun` has answered.
+    pub(super) fn on_answer(&mut self, now: Time, begun: Time, inode: u64) {
+        if let Some((slot, remote, _)) = self.streams.get(inode) {
+            self.links.on_progress(now, begun, slot, remote);
+        }
+    }
+
+    /// Another link for an unanswered stream, which is begun again as the stream `twin`. Both streams count until one is withdrawn.
+    pub(super) fn stream_elsewhere(&mut self, now: Time, inode: u64, twin: u64) -> Option<LinkIndex> {
+        let (slot, remote, application) = self.streams.get(inode)?;
+        let (allowed, application) = (self.elsewhere(now, slot, remote.ip()), application.to_owned());
+        if allowed.is_empty() {
+            return None;
+        }
+        self.stream_over(now, twin, remote, &application, allowed)
+    }
+
+    /// The links for a stream to `remote` whose link, in `slot`, does not answer.
+    fn elsewhere(&self, now: Time, slot: usize, remote: IpAddr) -> LinkSet {
+        let allowed = self.links.allowed(remote).unwrap_or_default();
+        self.links.certain(now, Family::of(remote), LinkSet(allowed.0 & !LinkSet::only(slot).0))
     }
 
     /// The links that a rule admits for a flow to `remote`; see [`Links::admitted`].
@@ -308,6 +348,7 @@ impl Turns {
 mod tests {
     use super::super::links::tests::{network, steer};
     use super::*;
+    use braid_control::steering::UNANSWERED;
     use braid_store::LinkRow;
 
     fn at(milliseconds: u64) -> Time {
@@ -372,6 +413,66 @@ mod tests {
         let mut some = chooser(Scheduler::RoundRobin, 2);
         assert_eq!(some.stream(at(0), 1, "10.1.1.1:80".parse().unwrap(), "x"), None);
         assert!(!some.has_streams());
+    }
+
+    /// Answers every due probe at `now`; the links named here are silent.
+    fn probe(chooser: &mut Chooser, now: Time, silent: &[u32]) {
+        for plan in chooser.poll_probes(now) {
+            let alive = Outcome::Alive { rtt: Duration::from_millis(20) };
+            chooser.on_probe(now, plan.link, plan.family, if silent.contains(&plan.link.0) { Outcome::Silent } else { alive });
+        }
+    }
+
+    #[test]
+    fn an_unanswered_stream_gets_another_link_and_new_ones_avoid_its_link_until_it_answers() {
+        let mut chooser = chooser(Scheduler::RoundRobin, 2);
+        probe(&mut chooser, at(0), &[]);
+        assert_eq!(streams(&mut chooser, 1..2), [1]);
+        chooser.on_unanswered(at(500), 1);
+        assert_eq!(chooser.stream_elsewhere(at(500), 1, 101), Some(LinkIndex(2)));
+        assert_eq!(chooser.streams.remaining().count(), 2, "both count");
+        chooser.withdraw(at(600), 1);
+        assert_eq!(chooser.load_table.loads[0].load.down, 0);
+        let next = |chooser: &mut Chooser, ms| chooser.stream(at(ms), ms, far(80), "/bin/x").unwrap().0;
+        assert_eq!([next(&mut chooser, 601), next(&mut chooser, 602)], [2, 2]);
+        chooser.on_answer(at(700), at(650), 601);
+        assert_eq!(next(&mut chooser, 701), 2, "the answer came over the other link");
+        // The link was probed at once, and answers.
+        probe(&mut chooser, at(800), &[]);
+        let both: BTreeSet<u32> = (801..803).map(|ms| next(&mut chooser, ms)).collect();
+        assert_eq!(both, BTreeSet::from([1, 2]));
+    }
+
+    #[test]
+    fn a_stream_is_watched_if_another_link_is_better_and_a_nonblocking_one_on_idle_links_only() {
+        let mut chooser = chooser(Scheduler::RoundRobin, 2);
+        assert_eq!(chooser.retry_after(at(0), 9, true), None, "no stream");
+        probe(&mut chooser, at(0), &[]);
+        assert_eq!(streams(&mut chooser, 1..3), [1, 2]);
+        let watched = |chooser: &Chooser, ms, inode| [true, false].map(|blocks| chooser.retry_after(at(ms), inode, blocks).is_some());
+        assert_eq!(watched(&chooser, 500, 1), [true, false], "the link has just answered");
+        assert_eq!(watched(&chooser, 2000, 1), [true, true]);
+        chooser.on_unanswered(at(2500), 2);
+        assert_eq!(watched(&chooser, 2600, 1), [false, false], "the only other link is in doubt");
+        assert_eq!(watched(&chooser, 2600, 2), [true, true]);
+        // After a false alarm, programs that connect to silent hosts do not wait again for a while.
+        probe(&mut chooser, at(2700), &[]);
+        assert_eq!(watched(&chooser, 9000, 2), [true, false]);
+        assert_eq!(watched(&chooser, 13_000, 2), [true, true]);
+        let mut single = self::chooser(Scheduler::RoundRobin, 1);
+        assert_eq!((streams(&mut single, 1..2), watched(&single, 9000, 1)), (vec![1], [false, false]));
+    }
+
+    #[test]
+    fn an_answer_is_awaited_for_longer_over_a_long_round_trip() {
+        let mut chooser = chooser(Scheduler::RoundRobin, 2);
+        streams(&mut chooser, 1..3);
+        for plan in chooser.poll_probes(at(0)) {
+            let rtt = Duration::from_millis(if plan.link.0 == 1 { 20 } else { 350 });
+            chooser.on_probe(at(0), plan.link, plan.family, Outcome::Alive { rtt });
+        }
+        let timeouts = [1, 2].map(|inode| chooser.retry_after(at(100), inode, true).unwrap());
+        assert_eq!(timeouts, [UNANSWERED, Duration::from_millis(700)]);
     }
 
     #[test]

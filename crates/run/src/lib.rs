@@ -20,6 +20,9 @@
 //! steer 8, an unconnected datagram 13, and every `sendmsg` 5, because a filter cannot see whether the call names a destination.
 //! Connected datagrams, `write`, `send`, and `sendto` without an address cost nothing.
 //!
+//! A connect on a link that died in silence is begun again over another link (`retry`). For this the supervisor begins the connect itself
+//! and waits for the answer: for each blocking connect, and for a non-blocking one on a link without a recent sign of life.
+//!
 //! With a relay ([`relays`]) the supervisor forwards TCP connections and connected datagram sockets over all links at once
 //! (`redirector`, `exchange`), and answers the program's queries about these sockets (`seccomp::told`). The filter then also intercepts
 //! `getpeername`, `getsockname`, `recvmsg`, `recvmmsg`, `recvfrom` with room for an address, and `SO_ERROR`, for every socket. Unconnected
@@ -48,6 +51,7 @@ mod chooser;
 mod exchange;
 mod front;
 mod guard;
+mod held;
 mod learnt_store;
 mod links;
 mod message;
@@ -58,6 +62,7 @@ mod redirect_states;
 mod redirector;
 pub mod relays;
 mod rendezvous;
+mod retry;
 mod streams;
 mod supervisor;
 mod view;

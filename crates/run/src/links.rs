@@ -2,8 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use braid_control::links::{BondLink, Link, LinkTable, ProbePlan};
+use braid_control::steering::UNANSWERED;
 use braid_decide::capacity::{Busy, Capacity};
 use braid_decide::health::{Outcome, Symptom};
 use braid_decide::policy::{Admission, LinkRule, ProbeMode};
@@ -12,6 +14,16 @@ use braid_model::{Family, LinkFacts, LinkIndex, LinkSet, MAX_LINKS, NetworkSnaps
 use braid_store::{LinkKey, LinkRow};
 
 use super::view::{Usable, View};
+
+/// A link that has proven alive this recently needs no watch over its connects.
+const RECENT_PROOF: Duration = Duration::from_secs(1);
+/// New streams avoid a link for this long after a connect over it got no answer, unless it answers before. By then its health is decided by probes.
+const DOUBT: Duration = Duration::from_secs(3);
+/// After a link in doubt has answered, its connects are not watched for this long after the doubt: the fault was the host's. A program that connects to
+/// many silent hosts would otherwise wait for each of them.
+const TRUST: Duration = Duration::from_secs(10);
+/// Maximum time to wait for an answer over a link with a long round trip.
+const MAX_ANSWER_TIMEOUT: Duration = Duration::from_millis(900);
 
 /// All links of a command.
 #[derive(Default)]
@@ -23,6 +35,8 @@ pub(super) struct Links {
     remembered: BTreeMap<LinkKey, LinkRow>,
     /// Links that disappeared during this run.
     gone: BTreeSet<LinkKey>,
+    /// When a connect over a link last got no answer in time.
+    doubts: BTreeMap<(LinkIndex, Family), Time>,
 }
 
 impl Links {
@@ -174,6 +188,53 @@ impl Links {
         self.report_symptom(now, slot, family, Symptom::Timeout);
     }
 
+    /// A connect over `slot` got no answer in time: probe the link, and use others until it answers.
+    pub(super) fn on_unanswered(&mut self, now: Time, slot: usize, family: Family) {
+        if let Some(index) = self.index(slot) {
+            self.doubts.retain(|_, since| now.since(*since) < TRUST);
+            self.doubts.insert((index, family), now);
+        }
+        self.report_symptom(now, slot, family, Suffering::NoAnswer);
+    }
+
+    /// The subset of `allowed` without doubtful links; `allowed` itself if all are doubtful.
+    pub(super) fn without_doubtful(&self, now: Time, family: Family, allowed: LinkSet) -> LinkSet {
+        let certain = self.certain(now, family, allowed);
+        if certain.is_empty() { allowed } else { certain }
+    }
+
+    /// The subset of `allowed` without doubtful links.
+    pub(super) fn certain(&self, now: Time, family: Family, allowed: LinkSet) -> LinkSet {
+        allowed.iter().filter(|slot| !self.is_doubtful(now, *slot, family)).collect()
+    }
+
+    /// Whether a connect over the link got no answer in time, and nothing has since.
+    fn is_doubtful(&self, now: Time, slot: usize, family: Family) -> bool {
+        self.doubt(slot, family).is_some_and(|(since, refuted)| !refuted && now.since(since) < DOUBT)
+    }
+
+    /// Whether the link has shown a recent sign of life.
+    pub(super) fn is_proven(&self, now: Time, slot: usize, family: Family) -> bool {
+        let recent = self.last_proof(slot, family).is_some_and(|proof| now.since(proof) < RECENT_PROOF);
+        recent || self.doubt(slot, family).is_some_and(|(since, refuted)| refuted && now.since(since) < TRUST)
+    }
+
+    /// When a connect over the link last got no answer in time, and whether the link has answered since.
+    fn doubt(&self, slot: usize, family: Family) -> Option<(Time, bool)> {
+        let since = *self.doubts.get(&(self.index(slot)?, family))?;
+        Some((since, self.last_proof(slot, family).is_some_and(|proof| proof > since)))
+    }
+
+    fn last_proof(&self, slot: usize, family: Family) -> Option<Time> {
+        self.table.in_slot(slot)?.health.get(family).last_proof()
+    }
+
+    /// Time to wait for the answer to a connect: [`UNANSWERED`], or longer on a link with a long round trip.
+    pub(super) fn answer_timeout(&self, slot: usize) -> Duration {
+        let rtt = self.table.in_slot(slot).and_then(|link| link.rtt.least()).unwrap_or_default();
+        (rtt * 2).clamp(UNANSWERED, MAX_ANSWER_TIMEOUT)
+    }
+
     /// Streams of `family` on `slot` were receiving and receive nothing any more.
     pub(super) fn on_stall(&mut self, now: Time, slot: usize, family: Family) {
         self.report_symptom(now, slot, family, Symptom::Stall);
@@ -245,8 +306,6 @@ fn has_capacity(row: &LinkRow) -> bool {
 
 #[cfg(test)]
 pub(super) mod tests {
-    use std::time::Duration;
-
     use super::*;
     use braid_decide::policy::ProbeTarget;
     use braid_model::{ByteCount, DefaultRoute, LinkKind, PerFamily};

@@ -5,12 +5,11 @@
 //! the socket becomes writable (or fails, see [`Question::Error`]) when the far end has answered. If the relay cannot be reached, or
 //! cannot or may not reach the destination, the connection goes direct.
 
-use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use braid_bond::{FlowKind, FlowPolicy, Open, Target};
@@ -24,12 +23,11 @@ use tokio::runtime::{Builder, Handle};
 use tokio::sync::{Notify, watch};
 
 use super::choice::Choice;
+use super::held::{HOLD_TIMEOUT, HeldCalls, Hold};
 use super::redirect_states::{RedirectState, RedirectStates, State};
 use super::relays::Relay;
 use super::rendezvous::Rendezvous;
 
-/// Time that a blocking connect waits here before it waits in the kernel, where signals can interrupt it.
-const HOLD_TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum time to wait at the end for data that the command left behind.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(60);
 
@@ -50,9 +48,7 @@ pub(super) struct Redirector {
     /// Whether the relay was ever reached.
     reached: AtomicBool,
     active: AtomicUsize,
-    held: Mutex<BTreeSet<u64>>,
-    /// Lowest number of the calls that wait here, for the guard; `u64::MAX` if none waits.
-    oldest: &'static AtomicU64,
+    held: Arc<HeldCalls>,
     /// Notified when a socket in state `Failing` has failed.
     failed: Notify,
     connections: AtomicU64,
@@ -83,7 +79,7 @@ impl Redirector {
         (copies, wait): (u8, Option<Duration>),
         listener: Arc<Listener>,
         choice: Arc<Choice>,
-        oldest: &'static AtomicU64,
+        held: Arc<HeldCalls>,
     ) -> Result<Arc<Self>, String> {
         let rendezvous = Rendezvous::open().map_err(|error| format!("the loopback device cannot be used ({error}; is it up?)"))?;
         let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| error.to_string())?;
@@ -104,8 +100,7 @@ impl Redirector {
             links_since: watch::Sender::new(None),
             reached: AtomicBool::new(false),
             active: AtomicUsize::new(0),
-            held: Mutex::default(),
-            oldest,
+            held,
             failed: Notify::new(),
             connections: AtomicU64::new(0),
         });
@@ -438,17 +433,8 @@ impl Redirector {
     }
 
     /// Records that a call waits here for its answer.
-    pub(super) fn hold(self: &Arc<Self>, call: u64) -> Hold {
-        self.change_held(|held| {
-            held.insert(call);
-        });
-        Hold(self.clone(), call)
-    }
-
-    fn change_held(&self, change: impl FnOnce(&mut BTreeSet<u64>)) {
-        let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        change(&mut held);
-        self.oldest.store(held.first().copied().unwrap_or(u64::MAX), Ordering::SeqCst);
+    pub(super) fn hold(&self, call: u64) -> Hold {
+        self.held.hold(call)
     }
 }
 
@@ -466,17 +452,6 @@ pub(super) struct Active(Arc<Redirector>);
 impl Drop for Active {
     fn drop(&mut self) {
         self.0.active.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// A call that waits here for its answer.
-pub(super) struct Hold(Arc<Redirector>, u64);
-
-impl Drop for Hold {
-    fn drop(&mut self) {
-        self.0.change_held(|held| {
-            held.remove(&self.1);
-        });
     }
 }
 

@@ -103,6 +103,11 @@ impl Streams {
         self.active.insert(inode, stream);
     }
 
+    /// Slot, remote end and program of an active stream.
+    pub(super) fn get(&self, inode: u64) -> Option<(usize, SocketAddr, &str)> {
+        self.active.get(&inode).map(|stream| (stream.slot, stream.remote, stream.application.as_str()))
+    }
+
     /// The slot to which the program's flows to this host are pinned.
     pub(super) fn pinned(&self, application: &str, remote: IpAddr) -> Option<usize> {
         if !is_browser(application) {

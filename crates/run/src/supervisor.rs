@@ -23,10 +23,12 @@ use super::RunOptions;
 use super::choice::Choice;
 use super::chooser::{Chooser, DatagramRoute, DatagramSocket};
 use super::guard::{self, Progress};
+use super::held::HeldCalls;
 use super::learnt_store::{self, LearntStore};
 use super::message::Message;
 use super::redirector::Redirector;
 use super::relays::Relay;
+use super::retry::Retry;
 use super::streams::StreamSeen;
 
 /// Interval between polls of the tracked streams.
@@ -59,9 +61,16 @@ pub(super) fn run(options: &RunOptions, relay: Option<Relay>, mask: SignalMask, 
     });
     let listener = Arc::new(listener);
     let shared = Arc::new(Shared::new(options));
+    let held = HeldCalls::new(progress.oldest);
+    match Retry::start(listener.clone(), shared.choice.clone(), held.clone()) {
+        Ok(retry) => drop(shared.retry.set(retry)),
+        Err(error) => {
+            warn_user!("braid: cannot wait for connects ({error}): a connect on a link that died in silence hangs, as without Braid")
+        }
+    }
     if let Some(relay) = relay {
         let copies = if options.carry == Carry::Duplicate { COPIES } else { 1 };
-        match Redirector::start(relay, (copies, options.relay_wait), listener.clone(), shared.choice.clone(), progress.oldest) {
+        match Redirector::start(relay, (copies, options.relay_wait), listener.clone(), shared.choice.clone(), held) {
             Ok(redirector) => drop(shared.redirector.set(redirector)),
             Err(error) => warn_user!("braid: cannot use a relay: {}; connections go direct", printable(&error)),
         }
@@ -131,6 +140,7 @@ fn reap(command: i32, mut front: PipeWriter) {
 pub(super) struct Shared {
     pub(super) choice: Arc<Choice>,
     redirector: OnceLock<Arc<Redirector>>,
+    retry: OnceLock<Arc<Retry>>,
     /// Another bond that also receives the current links, with the name of its relay.
     pub(super) bond: OnceLock<(String, Client)>,
     learnt_store: Option<Mutex<LearntStore>>,
@@ -146,6 +156,7 @@ impl Shared {
         Self {
             choice: Arc::new(Choice::new(chooser)),
             redirector: OnceLock::new(),
+            retry: OnceLock::new(),
             bond: OnceLock::new(),
             learnt_store: learnt_store::folder(|name| std::env::var_os(name)).map(|folder| Mutex::new(LearntStore::open(&folder))),
             known: (Mutex::new(false), Condvar::new()),
@@ -201,36 +212,44 @@ impl Shared {
         {
             return Ok(true);
         }
-        self.steer(listener, call, intent).map(|()| false)
+        self.steer(listener, call, intent)
     }
 
-    /// Binds the socket of `call` to a link if Braid may steer it.
-    fn steer(&self, listener: &Listener, call: &RawCall, intent: Intent) -> io::Result<()> {
-        let Intent::Reach { remote, fd, connect } = intent else { return Ok(()) };
+    /// Binds the socket of `call` to a link if Braid may steer it; `true` if the call will be answered.
+    fn steer(&self, listener: &Listener, call: &RawCall, intent: Intent) -> io::Result<bool> {
+        let Intent::Reach { remote, fd, connect } = intent else { return Ok(false) };
         {
             let chooser = self.chooser();
             if !chooser.has_datagrams() && !chooser.may_steer(remote.ip()) {
-                return Ok(());
+                return Ok(false);
             }
         }
-        let Some(socket) = listener.socket(call, fd)? else { return Ok(()) };
+        let Some(socket) = listener.socket(call, fd)? else { return Ok(false) };
         if !self.choice.is_ours(&socket) {
-            return Ok(());
+            return Ok(false);
         }
         match socket.protocol() {
-            Protocol::Tcp => self.steer_stream(call, &socket, remote),
-            Protocol::Udp => self.steer_datagram(&socket, remote, connect),
+            Protocol::Tcp => {
+                // A `sendto` with data to send along (TCP Fast Open) continues.
+                Ok(self.steer_stream(call, &socket, remote)
+                    && connect
+                    && self.retry.get().is_some_and(|retry| retry.take(call, fd, socket, remote)))
+            }
+            Protocol::Udp => {
+                self.steer_datagram(&socket, remote, connect);
+                Ok(false)
+            }
         }
-        Ok(())
     }
 
-    fn steer_stream(&self, call: &RawCall, socket: &Socket, remote: SocketAddr) {
+    /// Returns whether the socket was bound to a link.
+    fn steer_stream(&self, call: &RawCall, socket: &Socket, remote: SocketAddr) -> bool {
         // A socket that Braid bound at an earlier attempt is directed too, and so keeps its link.
         if socket.is_directed() || !socket.local().ip().is_unspecified() || !socket.is_fresh_stream() {
-            return;
+            return false;
         }
         let application = std::fs::read_link(format!("/proc/{}/exe", call.thread)).unwrap_or_default();
-        self.choice.steer(socket, socket.inode(), remote, &application.to_string_lossy());
+        self.choice.steer(socket, socket.inode(), remote, &application.to_string_lossy())
     }
 
     fn steer_datagram(&self, socket: &Socket, remote: SocketAddr, connect: bool) {

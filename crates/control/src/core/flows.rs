@@ -185,7 +185,8 @@ impl<S: Steering> Core<S> {
         self.ended.get(&living.key()) == Some(&living.row.started)
     }
 
-    /// Finds flows on a link that has been dead for longer than the grace period while another link is usable.
+    /// Finds flows on a link that has been dead for longer than the grace period while another link is usable, and unanswered connects that cannot move
+    /// away from a dead link.
     pub(super) fn find_stuck(&mut self, now: Time) {
         self.stuck_due = None;
         let Some(grace) = self.config.reconnect_after else { return };
@@ -204,7 +205,9 @@ impl<S: Steering> Core<S> {
             if !movable || self.ending.contains(&row.id) || self.has_ended(living) {
                 continue;
             }
-            let due = *since + grace;
+            // The kernel would only send the SYN again over the dead link. The connect has nothing to lose, so it need not wait.
+            let stays = row.unanswered_since.is_none() || !self.config.move_connects;
+            let due = if row.connecting && !row.moving && stays { *since } else { *since + grace };
             if due <= now {
                 self.ending.insert(row.id);
                 self.actions.stuck.push(Stuck::of(row));

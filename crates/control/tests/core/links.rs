@@ -101,6 +101,28 @@ fn flows_on_a_dead_link_are_ended_after_the_grace_period_unless_pinned() {
 }
 
 #[test]
+fn an_unanswered_connect_that_cannot_move_ends_with_its_link() {
+    let (grace, never) = (Some(Duration::from_secs(60)), None);
+    for (move_connects, reconnect_after, ends) in [(false, grace, true), (false, never, false), (true, grace, false)] {
+        let mut config = Config { move_connects, reconnect_after, ..config(Scheduler::OnlyOne) };
+        config.probe = ProbeMode::Continuous;
+        let mut world = World::new(config);
+        world.run(Duration::from_secs(1));
+        let Steered::To(0, waiting) = world.connect("curl", 7) else { panic!() };
+        let Steered::To(0, answered) = world.connect("curl", 7) else { panic!() };
+        let now = world.now;
+        world.core.steering().answer(now, answered);
+        world.run(Duration::from_secs(1));
+        assert!(world.stuck.is_empty());
+        world.answering.insert(LinkIndex(1), false);
+        world.run(Duration::from_secs(3));
+        assert_eq!(world.state("wlan0"), "dead");
+        let ended: &[FlowId] = if ends { &[waiting] } else { &[] };
+        assert_eq!(world.stuck, ended, "{move_connects} {reconnect_after:?}: the answered one has its grace period");
+    }
+}
+
+#[test]
 fn an_unanswered_connect_is_moved_after_its_wait() {
     for wanted in [true, false] {
         let mut world = World::new(Config { move_connects: wanted, ..config(Scheduler::OnlyOne) });

@@ -12,7 +12,7 @@ use braid_control::steering::{AppId, ExeId, Steering};
 use braid_decide::health::Outcome;
 use braid_decide::policy::{LinkMatcher, LinkRule, LinkSelector, Pattern, Policy, Scheduler};
 use braid_decide::tradeoff::Supply;
-use braid_model::{Application, ByteCount, Family, LinkFacts, LinkIndex, Power, Time};
+use braid_model::{Application, ByteCount, Family, FlowId, LinkFacts, LinkIndex, Power, Time};
 
 pub(crate) use braid_control::fake::network::{facts, network};
 
@@ -50,6 +50,8 @@ pub(crate) struct World {
     pub(crate) beat: u64,
     /// Hosts that the core asked whether they run Braid.
     pub(crate) questions: Vec<Question>,
+    /// Flows that the core ended because their link is dead.
+    pub(crate) stuck: Vec<FlowId>,
 }
 
 impl World {
@@ -63,7 +65,8 @@ impl World {
         let devices = vec![facts(1, "wlan0"), facts(2, "lte0")];
         let mut core = Core::new(steering, Box::new(names), config, now).unwrap();
         core.set_owner_filter(now, None).unwrap();
-        let mut world = Self { core, now, devices, answering: BTreeMap::new(), probes: Vec::new(), beat: 0, questions: Vec::new() };
+        let mut world =
+            Self { core, now, devices, answering: BTreeMap::new(), probes: Vec::new(), beat: 0, questions: Vec::new(), stuck: Vec::new() };
         world.set_network();
         world
     }
@@ -92,6 +95,7 @@ impl World {
             self.core.tick(self.now).unwrap();
             let actions = self.core.take_actions();
             self.questions.extend(actions.questions);
+            self.stuck.extend(actions.stuck.iter().map(|stuck| stuck.id));
             for plan in actions.probes {
                 let alive = self.answering.get(&plan.link).copied().unwrap_or(true);
                 let (after, outcome) = if alive { (RTT, Outcome::Alive { rtt: RTT }) } else { (plan.timeout, Outcome::Silent) };

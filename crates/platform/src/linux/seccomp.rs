@@ -23,7 +23,10 @@ use socket2::{SockRef, Type};
 use super::sys::seccomp as sys;
 pub use super::sys::seccomp::{RawCall, Scope};
 
+mod twin;
+
 pub mod told;
+pub use twin::Settings;
 
 /// Receives the calls of every thread under one filter.
 #[derive(Debug)]
@@ -123,6 +126,17 @@ impl Listener {
     /// Whether the call `id` still waits for its answer.
     pub fn is_waiting(&self, id: u64) -> bool {
         sys::is_waiting(self.0.as_fd(), id)
+    }
+
+    /// Puts `socket` in place of the caller's descriptor `fd`, which refers to the socket with this cookie. The call still waits for its answer.
+    ///
+    /// # Errors
+    /// `ENOENT` if the call no longer waits, or if `fd` now refers to something else.
+    pub fn replace(&self, call: &RawCall, (fd, cookie): (RawFd, u64), socket: &Socket, closes_on_exec: bool) -> io::Result<()> {
+        if !self.socket(call, fd)?.is_some_and(|current| current.cookie() == cookie) {
+            return Err(io::Error::from_raw_os_error(libc::ENOENT));
+        }
+        sys::replace_descriptor(self.0.as_fd(), call.id, fd, socket.as_fd(), closes_on_exec)
     }
 
     /// Determines what the call is about to do, by reading the caller's memory.
@@ -275,6 +289,11 @@ impl Socket {
         self.protocol == Protocol::Tcp && sys::tcp_is_closed(self.file.as_fd()).unwrap_or(false)
     }
 
+    /// Whether the socket waits for the answer to its SYN.
+    pub fn is_connecting(&self) -> bool {
+        sys::tcp_is_connecting(self.file.as_fd()).unwrap_or(false)
+    }
+
     /// Whether the socket is non-blocking.
     pub fn is_nonblocking(&self) -> bool {
         SockRef::from(&self.file).nonblocking().unwrap_or(false)
@@ -327,6 +346,11 @@ impl Socket {
     /// Receive timeout of the socket; `None` if it waits indefinitely.
     pub fn patience(&self) -> Option<Duration> {
         SockRef::from(&self.file).read_timeout().ok().flatten()
+    }
+
+    /// Send timeout of the socket, which also limits `connect`; `None` if it waits indefinitely.
+    pub fn send_timeout(&self) -> Option<Duration> {
+        SockRef::from(&self.file).write_timeout().ok().flatten()
     }
 
     /// Binds the socket to `link` permanently.

@@ -198,6 +198,20 @@ pub fn answer(listener: BorrowedFd<'_>, id: u64, result: Result<i64, c_int>) -> 
     Ok(())
 }
 
+/// Puts a copy of `file` in place of the caller's descriptor `fd`, and closes what `fd` referred to. `closes_on_exec` sets the descriptor's flag. The
+/// call still waits for its answer. Since Linux 5.9.
+///
+/// # Errors
+/// `ENOENT` if the call no longer waits.
+pub fn replace_descriptor(listener: BorrowedFd<'_>, id: u64, fd: RawFd, file: BorrowedFd<'_>, closes_on_exec: bool) -> io::Result<()> {
+    let flags = libc::SECCOMP_ADDFD_FLAG_SETFD as u32;
+    let newfd_flags = if closes_on_exec { libc::O_CLOEXEC as u32 } else { 0 };
+    let request = libc::seccomp_notif_addfd { id, flags, srcfd: file.as_raw_fd() as u32, newfd: fd as u32, newfd_flags };
+    // SAFETY: the kernel reads one `seccomp_notif_addfd` from a local variable.
+    check(unsafe { libc::ioctl(listener.as_raw_fd(), libc::SECCOMP_IOCTL_NOTIF_ADDFD, &raw const request) }.into())?;
+    Ok(())
+}
+
 /// Whether the call `id` still waits. Only then does data that was read by its thread id come from that thread.
 pub fn is_waiting(listener: BorrowedFd<'_>, id: u64) -> bool {
     // SAFETY: the kernel reads one u64 from a local variable.
@@ -374,18 +388,54 @@ pub fn set_int_option(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: 
     Ok(())
 }
 
+/// Reads a socket option of any type, at most 256 bytes.
+///
+/// # Errors
+/// Errors of `getsockopt`.
+pub fn raw_option(socket: BorrowedFd<'_>, level: c_int, name: c_int) -> io::Result<Vec<u8>> {
+    let mut value = vec![0u8; 256];
+    let mut length = value.len() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `length` bytes to `value`, and the length to `length`.
+    check(unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, value.as_mut_ptr().cast(), &raw mut length) }.into())?;
+    value.truncate(length as usize);
+    Ok(value)
+}
+
+/// Sets a socket option of any type.
+///
+/// # Errors
+/// Errors of `setsockopt`.
+pub fn set_raw_option(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: &[u8]) -> io::Result<()> {
+    // SAFETY: the kernel reads as many bytes from `value` as it has.
+    check(unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, value.as_ptr().cast(), value.len() as libc::socklen_t) }.into())?;
+    Ok(())
+}
+
+/// Whether a TCP socket waits for the answer to its SYN.
+///
+/// # Errors
+/// Errors of `getsockopt`.
+pub fn tcp_is_connecting(socket: BorrowedFd<'_>) -> io::Result<bool> {
+    const TCP_SYN_SENT: u8 = 2;
+    Ok(tcp_state(socket)? == TCP_SYN_SENT)
+}
+
 /// Whether a TCP socket is in the state in which `connect` would start a connection (neither connecting nor connected).
 ///
 /// # Errors
 /// Errors of `getsockopt`.
 pub fn tcp_is_closed(socket: BorrowedFd<'_>) -> io::Result<bool> {
     const TCP_CLOSE: u8 = 7;
+    Ok(tcp_state(socket)? == TCP_CLOSE)
+}
+
+fn tcp_state(socket: BorrowedFd<'_>) -> io::Result<u8> {
     let mut state = 0u8;
     let mut length = 1;
     let at = (&raw mut state).cast();
     // SAFETY: the kernel writes the first `length` bytes of `tcp_info`, whose first byte is the state.
     check(unsafe { libc::getsockopt(socket.as_raw_fd(), libc::IPPROTO_TCP, libc::TCP_INFO, at, &raw mut length) }.into())?;
-    Ok(state == TCP_CLOSE)
+    Ok(state)
 }
 
 /// Reads a 64-bit socket option of level `SOL_SOCKET`.
