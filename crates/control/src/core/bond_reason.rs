@@ -29,8 +29,8 @@ pub struct BondReason {
 
 impl<S: Steering> Core<S> {
     /// Why a redirected flow is bonded. `peer_direct`: whether its peer is its own server.
-    pub fn bond_reason(&self, flow: &RedirectedFlow, peer_direct: bool) -> BondReason {
-        let (place, rule) = self.indexed_rule_of(flow).unzip();
+    pub fn bond_reason(&self, now: Time, flow: &RedirectedFlow, peer_direct: bool) -> BondReason {
+        let (place, rule) = self.indexed_rule_of(now, flow).unzip();
         BondReason {
             rule: place.map(|place| place as u32 + 1),
             rule_text: rule.map(|rule| matcher_text(&rule.matcher)),
