@@ -6,9 +6,9 @@ use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    Accepted, App, AppHistory, ConfigChange, ConfigChanged, ConfigView, ExplainRequest, Explanation, Fact, FactChange, Flow, Gains, History, JoinRequest,
-    LeaveRequest, LinkStatus, List, Listed, MoveRequest, Note, Peer, PolicyView, Problem, Session, SessionRequest, Status, TradeoffPoint,
-    UiAddress, UiRequest, Versioned,
+    Accepted, App, AppHistory, ConfigChange, ConfigChanged, ConfigView, ExplainRequest, Explanation, Fact, FactChange, Flow, Gains,
+    History, JoinRequest, LeaveRequest, LinkStatus, List, Listed, MoveRequest, Note, Peer, PolicyView, Problem, Session, SessionRequest,
+    Status, TradeoffPoint, UiAddress, UiRequest, Versioned,
 };
 
 /// Rights required to call an operation. On the Unix socket every user may read; root, the daemon's user and the group `braid` may change

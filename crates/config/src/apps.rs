@@ -4,7 +4,9 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use braid_control::config::Severity;
-use braid_decide::policy::{AppMatcher, AppRule, COPIES, Carry, ClientMatcher, Exclusions, LinkSelector, MAX_RULES, NAME_LIMIT, Resolve};
+use braid_decide::policy::{
+    AppMatcher, AppRule, COPIES, Carry, ClientMatcher, Exclusions, LinkRule, LinkSelector, MAX_RULES, NAME_LIMIT, Resolve,
+};
 use braid_model::{Class, Role};
 use ipnet::IpNet;
 
@@ -325,7 +327,9 @@ fn selectors(value: &Value<'_>, links: &[LinkEntry], world: &World) -> Option<Ve
 /// Reports a name that matches no entry and no device, or an excluded link.
 fn known(value: &Value<'_>, selector: &LinkSelector, links: &[LinkEntry], world: &World) {
     let LinkSelector::Name(pattern) = selector else { return };
-    let declared = || links.iter().filter_map(|link| Some((link.rule.matcher.name.as_ref()?, link.rule.role)));
+    // A link that is excluded in some context only may be used in another.
+    let role = |rule: &LinkRule| if rule.when.is_empty() { rule.role } else { Role::Normal };
+    let declared = || links.iter().filter_map(|link| Some((link.rule.matcher.name.as_ref()?, role(&link.rule))));
     let meant = declared().find(|(name, _)| name.matches(pattern.as_str()) || pattern.matches(name.as_str()));
     if let Some((_, Role::Excluded)) = meant {
         let remedy = "remove role = \"excluded\" from its [[link]] entry, or the link from this list";

@@ -27,9 +27,9 @@ pub(super) fn entries(value: Value<'_>, profiles: &Profiles, world: &World) -> V
         let Some(section) = value.section("a [[link]] entry") else { continue };
         let Some(entry) = entry(section, profiles) else { continue };
         warn_if_absent(&value, &entry, world);
-        if let Some(earlier) = read.iter().find(|earlier| {
-            covers(&earlier.rule.matcher, &entry.rule.matcher) && earlier.rule.when.covers(&entry.rule.when)
-        }) {
+        if let Some(earlier) =
+            read.iter().find(|earlier| covers(&earlier.rule.matcher, &entry.rule.matcher) && earlier.rule.when.covers(&entry.rule.when))
+        {
             let line = value.reader.line(&earlier.span);
             if earlier.rule.matcher == entry.rule.matcher && earlier.rule.when == entry.rule.when {
                 let reason = format!("the entry in line {line} matches the same links");

@@ -99,9 +99,15 @@ fn ssid(value: &Value<'_>) -> Option<String> {
 fn fact(name: &str, value: &Value<'_>) -> Option<String> {
     let own = "or name a fact that \"braid context set\" sets";
     let known = RESERVED_FACTS.iter().copied().chain([MOVING]);
-    if name != MOVING && let Some(near) = nearest_name(name, known.clone()) {
+    if name != MOVING
+        && let Some(near) = nearest_name(name, known.clone())
+    {
         let all: Vec<&str> = known.collect();
-        return value.refuse_key(format!("there is no condition \"{name}\" in when"), Some(near), format!("write one of {}, {own}", all.join(", ")));
+        return value.refuse_key(
+            format!("there is no condition \"{name}\" in when"),
+            Some(near),
+            format!("write one of {}, {own}", all.join(", ")),
+        );
     }
     if !is_fact_name(name) {
         let remedy = format!("write 1 to {FACT_NAME_LIMIT} lower-case letters, digits, - and _, starting with a letter");

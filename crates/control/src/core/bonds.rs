@@ -24,6 +24,8 @@ pub enum Exit {
 /// How a flow is bonded with a peer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BondPolicy {
+    /// Index of the `[[app]]` entry that applies, from 0; `None` if none does.
+    pub rule: Option<usize>,
     /// Weight φ.
     pub weight: f64,
     /// Allowed links Π, by slot.
@@ -87,7 +89,7 @@ impl<S: Steering> Core<S> {
 
     /// The policy of a redirected connection: weight φ, links Π as slots, number of copies, required relay, and refusing relays.
     pub fn bond_policy(&self, now: Time, flow: &RedirectedFlow) -> BondPolicy {
-        let rule = self.rule_of(now, flow);
+        let (place, rule) = self.indexed_rule_of(now, flow).unzip();
         let devices = self.links.devices();
         let mask = |selectors: &[LinkSelector]| LinkSelector::mask(selectors, devices.iter().copied());
         let allowed = rule.and_then(|rule| rule.links.as_deref().map(mask));
@@ -104,6 +106,7 @@ impl<S: Steering> Core<S> {
             Admission::LeaveAlone => Exit::Any,
         };
         BondPolicy {
+            rule: place,
             weight: rule.map_or(1.0, |rule| rule.weight),
             links: within.or(allowed).unwrap_or(LinkSet::ALL),
             exit,

@@ -95,6 +95,11 @@ impl<S: Steering> Core<S> {
         self.reevaluate(now)
     }
 
+    /// Whether any rule depends on whether the machine moves.
+    pub fn asks_moving(&self) -> bool {
+        self.config.policy.conditions().any(|when| when.facts.contains_key(MOVING))
+    }
+
     /// Whether any rule depends on a wireless network's name.
     pub fn asks_ssid(&self) -> bool {
         self.config.policy.conditions().any(|when| when.ssid.is_some())
@@ -102,12 +107,8 @@ impl<S: Steering> Core<S> {
 
     /// `GET /v1/context`: facts that were set, then sensed, then those of the system.
     pub fn facts(&self, now: Time) -> Vec<Fact> {
-        let fact = |name: &str, value: String, source: &str| Fact {
-            name: name.to_owned(),
-            value,
-            source: source.to_owned(),
-            remaining_ms: None,
-        };
+        let fact =
+            |name: &str, value: String, source: &str| Fact { name: name.to_owned(), value, source: source.to_owned(), remaining_ms: None };
         let set = self.context.set.iter().filter(|(_, known)| known.until.is_none_or(|until| until > now)).map(|(name, known)| Fact {
             remaining_ms: known.until.map(|until| until.since(now).as_millis() as u64),
             ..fact(name, known.value.clone(), "set")
@@ -138,7 +139,8 @@ impl<S: Steering> Core<S> {
         let message = match &change.value {
             Some(value) => {
                 if !is_fact_value(value) {
-                    let detail = format!("the value of {name} is not valid: write 1 to {FACT_VALUE_LIMIT} bytes without control characters");
+                    let detail =
+                        format!("the value of {name} is not valid: write 1 to {FACT_VALUE_LIMIT} bytes without control characters");
                     return Err(RequestError::unclear(detail));
                 }
                 let span = change.for_ms.map(Duration::from_millis);
@@ -146,7 +148,8 @@ impl<S: Steering> Core<S> {
                     return Err(RequestError::unclear(format!("{name} can be set for up to 366 days, and for more than no time")));
                 }
                 if self.context.set.len() >= MAX_FACTS && !self.context.set.contains_key(name) {
-                    let detail = format!("{MAX_FACTS} facts are set already, which is the limit: clear one with \"braid context clear NAME\"");
+                    let detail =
+                        format!("{MAX_FACTS} facts are set already, which is the limit: clear one with \"braid context clear NAME\"");
                     return Err(RequestError::conflict("Too many facts", detail));
                 }
                 let until = span.map(|span| now + span);
@@ -213,7 +216,7 @@ impl<S: Steering> Core<S> {
     }
 
     /// Whether any rule depends on running programs.
-    pub(super) fn asks_running(&self) -> bool {
+    pub fn asks_running(&self) -> bool {
         self.all_conditions().any(|when| when.running.is_some())
     }
 
@@ -248,10 +251,7 @@ impl<S: Steering> Core<S> {
             matcher.matches(&Subject { exe: named.or(exe), ..subject })
         };
         self.with_facts(now, |facts| {
-            rules
-                .iter()
-                .enumerate()
-                .find(|(place, rule)| rule.when.holds(facts) && (matched == Some(*place) || matches(&rule.matcher)))
+            rules.iter().enumerate().find(|(place, rule)| rule.when.holds(facts) && (matched == Some(*place) || matches(&rule.matcher)))
         })
     }
 

@@ -54,6 +54,8 @@ impl Peers {
             reason: format!("{why}: {} has carried it for {age:.1} s, {over}{copies}; {used}", bonded.peer),
             rule: bond_reason.and_then(|bond_reason| bond_reason.rule),
             rule_text: bond_reason.and_then(|bond_reason| bond_reason.rule_text.clone()),
+            when: bond_reason.and_then(|bond_reason| bond_reason.when.clone()),
+            skipped: Vec::new(),
             scheduler: scheduler.to_owned(),
             class: bond_reason.map(|bond_reason| bond_reason.class.to_string()),
             affinity: None,

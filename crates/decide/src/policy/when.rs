@@ -289,10 +289,7 @@ mod tests {
         assert_eq!(unmet(&all, &values, |facts| facts.running = &|_| false).as_deref(), Some("game has no live flow"));
         let away = unmet(&When { ssid: Some("away".into()), ..When::default() }, &[], |_| {});
         assert_eq!(away.as_deref(), Some("no interface is connected to the network \"away\""));
-        assert_eq!(
-            all.to_string(),
-            "moving = true, running = \"game\", time = \"11:00-13:00\", battery_below = 0.3, ssid = \"home\""
-        );
+        assert_eq!(all.to_string(), "moving = true, running = \"game\", time = \"11:00-13:00\", battery_below = 0.3, ssid = \"home\"");
     }
 
     #[test]
