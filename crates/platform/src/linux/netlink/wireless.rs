@@ -62,12 +62,12 @@ fn family_of(body: &[u8]) -> Option<u16> {
 /// The network of one interface; `None` if it is not associated. Bytes that are not UTF-8 are replaced.
 fn ssid_of(body: &[u8]) -> Option<String> {
     let name = attribute(body, NL80211_ATTR_SSID)?;
-    (1..=SSID_LIMIT).contains(&name.len()).then(|| String::from_utf8_lossy(name).into_owned())
+    (1..=SSID_LIMIT).contains(&name.len()).then(|| String::from_utf8_lossy(&name).into_owned())
 }
 
-fn attribute(body: &[u8], kind: u16) -> Option<&[u8]> {
+fn attribute(body: &[u8], kind: u16) -> Option<Vec<u8>> {
     let attributes = NlasIterator::new(body.get(GENERIC_HEADER..)?);
-    attributes.map_while(Result::ok).find(|attribute| attribute.kind() == kind).map(|attribute| attribute.value())
+    attributes.map_while(Result::ok).find(|attribute| attribute.kind() == kind).map(|attribute| attribute.value().to_vec())
 }
 
 #[cfg(test)]
