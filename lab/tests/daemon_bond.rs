@@ -352,7 +352,8 @@ fn a_fact_moves_a_running_bonded_flow_and_new_direct_flows() {
     let by_link = || {
         let flow = bond_flow(&up).expect("it has not ended");
         let links = flow["by_link"].as_array().unwrap().clone();
-        ["wlan0", "lte0"].map(|link| links.iter().find(|entry| entry["link"] == link).and_then(|entry| entry["rx_bytes"].as_u64()).unwrap_or(0))
+        ["wlan0", "lte0"]
+            .map(|link| links.iter().find(|entry| entry["link"] == link).and_then(|entry| entry["rx_bytes"].as_u64()).unwrap_or(0))
     };
     // Chunks that were on their way over the other link still arrive.
     let alone = |link: usize| {
@@ -376,7 +377,10 @@ fn a_fact_moves_a_running_bonded_flow_and_new_direct_flows() {
 
     let set = up.braid(&["context", "set", "moving=true"]);
     let said = text(&set.stdout);
-    assert!(set.status.success() && said.contains("moving is now true; [[app]] entry 1 applies now; [[app]] entry 3 applies now"), "{said}");
+    assert!(
+        set.status.success() && said.contains("moving is now true; [[app]] entry 1 applies now; [[app]] entry 3 applies now"),
+        "{said}"
+    );
     assert_eq!(chosen_many(&lab, remote(10, 4242), 4), [1; 4], "new direct flows obey at once");
     println!("moved after {:?}", alone(1));
     let id = bond_flow(&up).unwrap()["id"].to_string();

@@ -21,8 +21,8 @@ use braid_http::{Api, DEFAULT_SOCKET, FlowList, ReplySender, Request, Server, Se
 use braid_model::{NetworkSnapshot, Time};
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::bpf::redirect::Redirect;
-use braid_platform::linux::netlink::firewall::{CHANGED, Firewall};
 use braid_platform::linux::motion::SENSORS;
+use braid_platform::linux::netlink::firewall::{CHANGED, Firewall};
 use braid_platform::linux::netlink::{self, Follower, wireless};
 use braid_platform::linux::process::CgroupTree;
 use braid_platform::linux::sys::bpf::{Ready, now};

@@ -98,7 +98,13 @@ mod tests {
         let mut detector = MotionDetector::default();
         feed(&mut detector, 0, 10, at_rest);
         assert_eq!(feed(&mut detector, 10, 10, |number| if number == 7 { [0.0, 0.0, 25.0] } else { at_rest(number) }), Some(false));
-        assert_eq!(feed(&mut detector, 20, 10, |number| { let [x, y, z] = at_rest(number); [z, x, y] }), Some(false));
+        assert_eq!(
+            feed(&mut detector, 20, 10, |number| {
+                let [x, y, z] = at_rest(number);
+                [z, x, y]
+            }),
+            Some(false)
+        );
         let faulty = [[f64::NAN, 0.0, 0.0], [f64::INFINITY, 0.0, 0.0], [1e9, 0.0, 0.0]];
         assert_eq!(feed(&mut detector, 30, 10, |number| faulty[number as usize % 3]), Some(false));
     }

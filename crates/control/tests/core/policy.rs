@@ -65,8 +65,8 @@ fn rules_for_a_relay_redirect_while_it_is_reachable() {
     assert_eq!(redirected(&mut world), [true, true, false, false]);
     world.core.set_peer_ready(world.now, "home", false).unwrap();
     assert_eq!(redirected(&mut world), [false; 4]);
-    let relays =
-        [Some(2), Some(3), Some(0), Some(9), None].map(|rule| world.core.rule_of(world.now, &redirected_flow(rule)).map(|rule| rule.relay.clone()));
+    let relays = [Some(2), Some(3), Some(0), Some(9), None]
+        .map(|rule| world.core.rule_of(world.now, &redirected_flow(rule)).map(|rule| rule.relay.clone()));
     assert_eq!(relays, [Some(Some("home".to_owned())), Some(None), None, None, None], "the first rule is an exclusion");
 }
 

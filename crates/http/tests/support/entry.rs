@@ -38,17 +38,8 @@ pub fn config(bytes: &[u8]) {
 }
 
 /// The operations with a request body; a corpus file's first byte selects one by index.
-pub const OPERATIONS: [&str; 9] = [
-    "/v1/config",
-    "/v1/config/preview",
-    "/v1/explain",
-    "/v1/join",
-    "/v1/leave",
-    "/v1/move",
-    "/v1/session",
-    "/v1/ui",
-    "/v1/context",
-];
+pub const OPERATIONS: [&str; 9] =
+    ["/v1/config", "/v1/config/preview", "/v1/explain", "/v1/join", "/v1/leave", "/v1/move", "/v1/session", "/v1/ui", "/v1/context"];
 
 /// Parses a request body, whose first byte selects the operation. Returns whether it is valid. A valid body must survive serialization, and a
 /// change of the configuration at `example` must leave a valid configuration.

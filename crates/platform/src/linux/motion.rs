@@ -46,7 +46,9 @@ impl Axis {
     fn find(device: &Path, axis: &str) -> Option<Self> {
         let raw = device.join(format!("in_accel_{axis}_raw"));
         // A scale or offset belongs to one axis or to all.
-        let shared = |what: &str| [format!("in_accel_{axis}_{what}"), format!("in_accel_{what}")].into_iter().find_map(|name| number(&device.join(name)));
+        let shared = |what: &str| {
+            [format!("in_accel_{axis}_{what}"), format!("in_accel_{what}")].into_iter().find_map(|name| number(&device.join(name)))
+        };
         let scale = shared("scale").unwrap_or(1.0);
         (raw.exists() && scale > 0.0).then(|| Self { raw, offset: shared("offset").unwrap_or(0.0), scale })
     }
