@@ -221,6 +221,93 @@ fn braid_move_moves_a_flow() {
     assert_eq!(ended(child).0, 12_000_000);
 }
 
+/// Rules that move curl and port 4242 from wlan0 to lte0 while the machine moves.
+const MIGRATION: &str = "\
+[[link]]
+name = \"wlan0\"
+[[link]]
+name = \"lte0\"
+[[app]]
+match = { name = \"curl\" }
+when = { moving = true }
+carry = \"bond\"
+links = [\"lte0\"]
+[[app]]
+match = { name = \"curl\" }
+carry = \"bond\"
+links = [\"wlan0\"]
+[[app]]
+match = { port = 4242 }
+when = { moving = true }
+links = [\"lte0\"]
+[[app]]
+match = { port = 4242 }
+links = [\"wlan0\"]
+";
+
+#[test]
+fn a_fact_moves_a_running_bonded_flow_and_new_direct_flows() {
+    if !able() {
+        return;
+    }
+    let lab = two_links().start().unwrap();
+    let web = Web::start(&lab).unwrap();
+    let (_relay, up) = bonded(&lab);
+    up.configure(MIGRATION);
+    assert!(up.braid(&["reload"]).status.success());
+    let child = curl(&lab, &web.url(ByteCount::new(400_000_000)).unwrap());
+    let by_link = || {
+        let flow = bond_flow(&up).expect("it has not ended");
+        let links = flow["by_link"].as_array().unwrap().clone();
+        ["wlan0", "lte0"]
+            .map(|link| links.iter().find(|entry| entry["link"] == link).and_then(|entry| entry["rx_bytes"].as_u64()).unwrap_or(0))
+    };
+    // Chunks that were on their way over the other link still arrive.
+    let alone = |link: usize| {
+        eventually(&format!("only {} carries the flow", NAMES[link]), || {
+            let before = by_link();
+            let mut now = before;
+            eventually("the flow continues", || {
+                now = by_link();
+                now[link] > before[link] + 1_000_000 || now[1 - link] > before[1 - link] + 100_000
+            });
+            now[1 - link] <= before[1 - link] + 100_000
+        })
+    };
+    eventually("it runs", || bond_flow(&up).is_some_and(|flow| flow["rx_bytes"].as_u64() > Some(1_000_000)));
+    assert_eq!(by_link()[1], 0, "lte0 is used only while the machine moves");
+    assert_eq!(chosen_many(&lab, remote(10, 4242), 4), [0; 4]);
+    let policy = text(&up.braid(&["policy"]).stdout);
+    assert!(policy.contains("when { moving = true }: does not apply now, because moving is not set"), "{policy}");
+    let explained = text(&up.braid(&["explain", "nc", "203.0.113.10:4242"]).stdout);
+    assert!(explained.contains("skipped    [[app]] entry 3") && explained.contains("moving is not set"), "{explained}");
+
+    let set = up.braid(&["context", "set", "moving=true"]);
+    let said = text(&set.stdout);
+    assert!(
+        set.status.success() && said.contains("moving is now true; [[app]] entry 1 applies now; [[app]] entry 3 applies now"),
+        "{said}"
+    );
+    assert_eq!(chosen_many(&lab, remote(10, 4242), 4), [1; 4], "new direct flows obey at once");
+    println!("moved after {:?}", alone(1));
+    let id = bond_flow(&up).unwrap()["id"].to_string();
+    let explained = text(&up.braid(&["explain", &id]).stdout);
+    assert!(explained.contains("[[app]] entry 1") && explained.contains("when { moving = true }, which holds now"), "{explained}");
+    let listed = text(&up.braid(&["context"]).stdout);
+    assert!(listed.contains("moving") && listed.contains("set"), "{listed}");
+
+    assert!(up.braid(&["context", "clear", "moving"]).status.success());
+    assert_eq!(chosen_many(&lab, remote(10, 4242), 4), [0; 4]);
+    alone(0);
+    assert!(up.braid(&["context", "set", "moving=true", "--for", "3s"]).status.success());
+    eventually("new direct flows obey", || chosen(&lab, remote(10, 4242)).is_ok_and(|link| link == 1));
+    eventually("the fact expires", || chosen(&lab, remote(10, 4242)).is_ok_and(|link| link == 0));
+    alone(0);
+    let refused = up.braid(&["context", "set", "time=noon"]);
+    assert!(!refused.status.success() && text(&refused.stderr).contains("time cannot be set"), "{refused:?}");
+    stop(child);
+}
+
 #[test]
 fn regression_a_flow_is_not_moved_to_a_link_without_a_path() {
     if !able() {

@@ -1,5 +1,6 @@
 //! The command line.
 
+mod context;
 mod energy;
 pub(crate) mod get;
 mod past;
@@ -15,6 +16,7 @@ use braid_daemon::DEFAULT_CONFIG;
 use braid_http::DEFAULT_SOCKET;
 use clap::{Args, Parser, Subcommand};
 
+pub(crate) use context::{Context, ContextAction};
 pub(crate) use energy::{Energy, EnergyFetch, EnergyList, EnergyServe};
 pub(crate) use get::Get;
 pub(crate) use past::{Gains, History, Log};
@@ -83,6 +85,7 @@ pub(crate) enum Command {
     Peers(Query),
     /// Move running bonded flows to another link.
     Move(Move),
+    Context(Context),
     Relay(Box<Relay>),
     Doctor(Doctor),
     /// Print a shell completion script to standard output.

@@ -26,7 +26,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use braid_api::{Accepted, App, Flow, LeaveRequest, LinkStatus, List, MoveRequest, Peer, PolicyView, Status, Versioned};
+use braid_api::{Accepted, App, Fact, FactChange, Flow, LeaveRequest, LinkStatus, List, MoveRequest, Peer, PolicyView, Status, Versioned};
 use braid_config::{self as config, ConfigErrors, World};
 use braid_control::config::{Finding, Severity};
 use braid_daemon::{DEFAULT_CONFIG, DEFAULT_STATE};
@@ -36,7 +36,7 @@ use clap::{CommandFactory, Parser};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::cli::{Check, Cli, Command, Daemon, Query};
+use crate::cli::{Check, Cli, Command, ContextAction, Daemon, Query};
 use crate::table::Page;
 
 fn main() -> ExitCode {
@@ -105,6 +105,17 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
             let request = MoveRequest { what: order.what, to: order.to };
             print_accepted(&client::send(&order.daemon.socket, "/v1/move", &request)?)?;
         }
+        Command::Context(command) => match command.action {
+            None => show_facts(&command.query, "/v1/context", |page, facts: &List<Fact>| show::facts(page, &facts.items))?,
+            Some(ContextAction::Set { fact: (name, value), span, daemon }) => {
+                let for_ms = span.map(|span| u64::try_from(span.as_millis()).unwrap_or(u64::MAX));
+                let change = FactChange { name, value: Some(value), for_ms };
+                print_accepted(&client::send(&daemon.socket, "/v1/context", &change)?)?;
+            }
+            Some(ContextAction::Clear { name, daemon }) => {
+                print_accepted(&client::send(&daemon.socket, "/v1/context", &FactChange { name, value: None, for_ms: None })?)?;
+            }
+        },
         Command::Relay(command) => match command.action {
             Some(action) => relay::run(action)?,
             None => relay::serve(command.server, cli.verbose)?,

@@ -31,7 +31,8 @@ pub(crate) fn run(args: cli::Proxy, verbose: u8) -> anyhow::Result<()> {
     }
     let policy = match args.config.clone().or_else(default_config) {
         // The configuration may name programs and users of other machines.
-        Some(path) => config::read(&path, &World::here(false))?.policy,
+        // The proxy does not follow the context, so entries with a condition never apply to it.
+        Some(path) => config::read(&path, &World::here(false))?.policy.unconditional(),
         None => Default::default(),
     };
     let credentials = args.passwords.as_deref().map(Credentials::read).transpose()?.unwrap_or_default();

@@ -3,8 +3,8 @@
 use std::io;
 
 use braid_api::{
-    App, AppEntry, Candidate, DoctorReport, Explanation, Flow, LinkState, LinkStatus, Optimum, Outcome, PathState, Peer, PeerKind,
-    PolicyView, Share, Status, Verdict,
+    App, AppEntry, Candidate, DoctorReport, Explanation, Fact, Flow, LinkState, LinkStatus, Optimum, Outcome, PathState, Peer, PeerKind,
+    PolicyView, Share, SkippedRule, Status, Verdict,
 };
 
 use crate::table::{Cell, Page, Tone, UNKNOWN, age, bytes, cell, joules, micros, numbers, percent, rate, toned, words};
@@ -250,6 +250,20 @@ pub(crate) fn apps(page: &mut Page<'_>, apps: &[App]) -> io::Result<()> {
     page.table(&columns, &apps.iter().map(row).collect::<Vec<_>>(), "no applications yet")
 }
 
+/// `braid context`.
+pub(crate) fn facts(page: &mut Page<'_>, facts: &[Fact]) -> io::Result<()> {
+    let columns = [words("FACT"), words("VALUE"), words("SOURCE"), numbers("CLEARED IN")];
+    let row = |fact: &Fact| -> Vec<Cell> {
+        vec![
+            cell(Some(&fact.name)),
+            cell(Some(&fact.value)),
+            cell(Some(&fact.source)),
+            cell(fact.remaining_ms.map(|remaining| format!("{:.0} s", remaining as f64 / 1e3))),
+        ]
+    };
+    page.table(&columns, &facts.iter().map(row).collect::<Vec<_>>(), "no facts are known: \"braid context set NAME=VALUE\" sets one")
+}
+
 /// `braid policy`. `relays` are the joined relays, `None` if they are unknown.
 pub(crate) fn policy(page: &mut Page<'_>, policy: &PolicyView, relays: Option<&[String]>) -> io::Result<()> {
     page.line(format!("scheduler       {}", policy.scheduler))?;
@@ -281,6 +295,7 @@ pub(crate) fn policy(page: &mut Page<'_>, policy: &PolicyView, relays: Option<&[
         if let Some(probe) = &link.probe {
             text += &format!(", probed {probe}");
         }
+        text += &condition(link.when.as_deref(), link.unmet.as_deref());
         let devices = if link.devices.is_empty() { "no device".to_owned() } else { link.devices.join(", ") };
         page.line(format!("{text} ({devices})"))?;
     }
@@ -297,12 +312,22 @@ pub(crate) fn policy(page: &mut Page<'_>, policy: &PolicyView, relays: Option<&[
         says.extend((app.resolve == "relay").then(|| "the relay resolves names for clients of a proxy".to_owned()));
         says.extend((app.weight != 1.0).then(|| format!("weight {}", app.weight)));
         let says = if says.is_empty() { "no special handling".to_owned() } else { says.join("; ") };
-        page.line(format!("app {} {{ {} }}: {says}", index + 1, app.matches))?;
+        let condition = condition(app.when.as_deref(), app.unmet.as_deref());
+        page.line(format!("app {} {{ {} }}: {says}{condition}", index + 1, app.matches))?;
     }
     for exclude in &policy.exclude {
         page.line(format!("left to the system {{ {} }}", exclude.matches))?;
     }
     Ok(())
+}
+
+/// The condition of an entry on the context, and whether it holds now.
+fn condition(when: Option<&str>, unmet: Option<&str>) -> String {
+    match (when, unmet) {
+        (None, _) => String::new(),
+        (Some(when), None) => format!(", when {{ {when} }}: applies now"),
+        (Some(when), Some(unmet)) => format!(", when {{ {when} }}: does not apply now, because {unmet}"),
+    }
 }
 
 fn carried(app: &AppEntry, relays: Option<&[String]>) -> String {
@@ -342,7 +367,12 @@ pub(crate) fn explanation(page: &mut Page<'_>, explained: &Explanation) -> io::R
         (Some(number), None) => format!("[[app]] entry {number}"),
         (None, _) => "none matches".to_owned(),
     };
-    page.line(format!("rule       {rule}"))?;
+    let holds = explained.when.as_ref().map(|when| format!(" when {{ {when} }}, which holds now")).unwrap_or_default();
+    page.line(format!("rule       {rule}{holds}"))?;
+    for skipped in &explained.skipped {
+        let SkippedRule { rule, rule_text, when, unmet } = skipped;
+        page.line(format!("skipped    [[app]] entry {rule} {{ {rule_text} }} when {{ {when} }}: {unmet}"))?;
+    }
     let demand = bytes(explained.demand_bytes).map_or(UNKNOWN.to_owned(), |bytes| bytes.to_string());
     let direction = explained.direction.as_deref().map(|direction| format!(" {direction}")).unwrap_or_default();
     let class = explained.class.as_deref().unwrap_or(UNKNOWN);

@@ -58,6 +58,12 @@ pub struct Explanation {
     pub rule: Option<u32>,
     /// Conditions of that entry.
     pub rule_text: Option<String>,
+    /// Context in which that entry applies, which holds now; `null` if it always applies.
+    #[serde(default)]
+    pub when: Option<String>,
+    /// Earlier entries that match, but do not apply because their condition does not hold now.
+    #[serde(default)]
+    pub skipped: Vec<SkippedRule>,
     /// Name of the scheduler.
     pub scheduler: String,
     /// Class of the application.
@@ -108,6 +114,19 @@ pub struct LinkWeight {
     pub link: String,
     /// Its share of all bonded traffic, 0 to 1.
     pub weight: f64,
+}
+
+/// An `[[app]]` entry that matches a flow, but whose condition on the context does not hold now.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct SkippedRule {
+    /// Number of the entry, starting at 1.
+    pub rule: u32,
+    /// Conditions on the flow.
+    pub rule_text: String,
+    /// Context in which the entry applies, for example `moving = true`.
+    pub when: String,
+    /// The part of it that does not hold, for example `moving is not set`.
+    pub unmet: String,
 }
 
 /// Share of one link in a flow that a peer carries.

@@ -9,6 +9,7 @@
 mod answer;
 mod app;
 mod config;
+mod context;
 mod doctor;
 mod explain;
 mod flow;
@@ -23,8 +24,9 @@ mod status;
 pub use answer::{List, Listed, Versioned};
 pub use app::App;
 pub use config::{ConfigChange, ConfigChanged, ConfigView, Edit, Session, SessionRequest, UiAddress, UiRequest};
+pub use context::{Fact, FactChange};
 pub use doctor::{Check, DoctorReport, Mode, Verdict};
-pub use explain::{Candidate, ExplainRequest, Explanation, LinkWeight, Optimum, Outcome, Share};
+pub use explain::{Candidate, ExplainRequest, Explanation, LinkWeight, Optimum, Outcome, Share, SkippedRule};
 pub use flow::{Flow, LinkBytes};
 pub use live::{
     AppHistory, AppSample, AppsSample, Compared, FlowChanges, Gains, History, LinkGain, LinkSample, Note, Resolution, Sample, TradeoffPoint,

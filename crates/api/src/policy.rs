@@ -55,6 +55,12 @@ pub struct UtilityView {
 pub struct LinkEntry {
     /// Conditions, for example `name = "wlan0"`.
     pub matches: String,
+    /// Context in which the entry applies, for example `moving = true`; `null` if it always does.
+    #[serde(default)]
+    pub when: Option<String>,
+    /// Why the entry does not apply now; `null` if it applies.
+    #[serde(default)]
+    pub unmet: Option<String>,
     /// Devices that the entry matches now.
     pub devices: Vec<String>,
     /// Role: `normal`, `backup`, `excluded`.
@@ -80,6 +86,12 @@ pub struct LinkEntry {
 pub struct AppEntry {
     /// Conditions, for example `exe = "/usr/bin/curl", port = 443`.
     pub matches: String,
+    /// Context in which the entry applies, for example `moving = true`; `null` if it always does.
+    #[serde(default)]
+    pub when: Option<String>,
+    /// Why the entry does not apply now; `null` if it applies.
+    #[serde(default)]
+    pub unmet: Option<String>,
     /// The only links allowed; `null` if all are.
     pub links: Option<Vec<String>>,
     /// Preferred links.

@@ -4,13 +4,16 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use braid_control::config::Severity;
-use braid_decide::policy::{AppMatcher, AppRule, COPIES, Carry, ClientMatcher, Exclusions, LinkSelector, MAX_RULES, NAME_LIMIT, Resolve};
+use braid_decide::policy::{
+    AppMatcher, AppRule, COPIES, Carry, ClientMatcher, Exclusions, LinkRule, LinkSelector, MAX_RULES, NAME_LIMIT, Resolve,
+};
 use braid_model::{Class, Role};
 use ipnet::IpNet;
 
 use super::findings::{nearest, nearest_path};
 use super::links::LinkEntry;
 use super::reader::{Section, Value};
+use super::when::when;
 use super::{AFFINITIES, World};
 
 /// A user id that no process has: the kernel uses it for "none".
@@ -27,9 +30,9 @@ pub(super) fn entries(value: Value<'_>, links: &[LinkEntry], exclude: &Exclusion
         let Some(section) = value.section("an [[app]] entry") else { continue };
         let span = section.span.clone();
         let Some(rule) = entry(section, links, world) else { continue };
-        if let Some((earlier, place)) = read.iter().find(|(earlier, _)| earlier.matcher.covers(&rule.matcher)) {
+        if let Some((earlier, place)) = read.iter().find(|(earlier, _)| covers(earlier, &rule)) {
             let line = value.reader.line(place);
-            if earlier.matcher == rule.matcher {
+            if earlier.matcher == rule.matcher && earlier.when == rule.when {
                 let reason = format!("the entry in line {line} matches the same flows");
                 value.reader.refuse(&span, reason, "the first matching entry applies: merge the two");
             } else {
@@ -47,6 +50,11 @@ pub(super) fn entries(value: Value<'_>, links: &[LinkEntry], exclude: &Exclusion
         value.reader.refuse(&span, reason, format!("Braid checks at most {MAX_RULES} of both per flow: merge some of them"));
     }
     read.into_iter().map(|(rule, _)| rule).collect()
+}
+
+/// Whether `later` can never apply: `earlier` matches all its flows, and applies whenever `later` does.
+fn covers(earlier: &AppRule, later: &AppRule) -> bool {
+    earlier.matcher.covers(&later.matcher) && earlier.when.covers(&later.when)
 }
 
 /// Reads `[exclude]`.
@@ -81,6 +89,7 @@ fn entry(mut section: Section<'_>, links: &[LinkEntry], world: &World) -> Option
         }
         Some(value) => value.section("match").and_then(|section| matcher(section, world)),
     };
+    let when = when(&mut section);
     let links_value = section.take("links");
     let allowed = links_value.as_ref().and_then(|value| selectors(value, links, world));
     let prefer_value = section.take("prefer");
@@ -92,6 +101,7 @@ fn entry(mut section: Section<'_>, links: &[LinkEntry], world: &World) -> Option
     let resolve = resolve(&mut section, carry);
     let rule = AppRule {
         matcher: matcher.clone().unwrap_or_default(),
+        when: when.clone().unwrap_or_default(),
         links: allowed,
         prefer: preferred,
         class: section.take("class").and_then(|value| value.one_of(&CLASSES)),
@@ -103,7 +113,7 @@ fn entry(mut section: Section<'_>, links: &[LinkEntry], world: &World) -> Option
         weight: section.take("weight").and_then(|value| value.positive()).unwrap_or(1.0),
     };
     section.finish();
-    matcher.map(|_| rule)
+    matcher.and(when).map(|_| rule)
 }
 
 /// How the flows are carried, the number of copies of each packet, and the only relay, if one is named.
@@ -317,7 +327,9 @@ fn selectors(value: &Value<'_>, links: &[LinkEntry], world: &World) -> Option<Ve
 /// Reports a name that matches no entry and no device, or an excluded link.
 fn known(value: &Value<'_>, selector: &LinkSelector, links: &[LinkEntry], world: &World) {
     let LinkSelector::Name(pattern) = selector else { return };
-    let declared = || links.iter().filter_map(|link| Some((link.rule.matcher.name.as_ref()?, link.rule.role)));
+    // A link that is excluded in some context only may be used in another.
+    let role = |rule: &LinkRule| if rule.when.is_empty() { rule.role } else { Role::Normal };
+    let declared = || links.iter().filter_map(|link| Some((link.rule.matcher.name.as_ref()?, role(&link.rule))));
     let meant = declared().find(|(name, _)| name.matches(pattern.as_str()) || pattern.matches(name.as_str()));
     if let Some((_, Role::Excluded)) = meant {
         let remedy = "remove role = \"excluded\" from its [[link]] entry, or the link from this list";

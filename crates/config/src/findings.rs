@@ -46,6 +46,14 @@ pub(super) fn nearest<'a>(text: &str, valid: impl IntoIterator<Item = &'a str>) 
         .map(|(_, name)| name.to_owned())
 }
 
+/// The name in `valid` of which `text` is probably a misspelling, if other names are valid too: at most one letter in three may differ, and
+/// at most two.
+pub(super) fn nearest_name<'a>(text: &str, valid: impl IntoIterator<Item = &'a str>) -> Option<String> {
+    let max = (text.chars().count() / 3).min(2);
+    let slips = valid.into_iter().map(|name| (strsim::osa_distance(&text.to_lowercase(), name), name));
+    slips.filter(|(slips, _)| *slips <= max).min_by_key(|(slips, _)| *slips).map(|(_, name)| name.to_owned())
+}
+
 /// The path in `valid` whose last component may be a misspelling of that of `text`. A directory may hold thousands of programs, some of
 /// which resemble anything, so at most one letter in three may differ.
 pub(super) fn nearest_path<'a>(text: &str, valid: impl IntoIterator<Item = &'a str>) -> Option<String> {

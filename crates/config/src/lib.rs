@@ -16,6 +16,7 @@ pub mod settings;
 mod targets;
 #[cfg(test)]
 mod tests;
+mod when;
 mod world;
 
 use std::path::Path;

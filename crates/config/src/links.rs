@@ -9,6 +9,7 @@ use braid_model::{ByteCount, LinkKind, Rate, Role};
 
 use super::findings::nearest;
 use super::reader::{Section, Value};
+use super::when::when;
 use super::{World, energy, probe_mode, targets};
 
 /// A `[[link]]` entry and its position.
@@ -26,9 +27,11 @@ pub(super) fn entries(value: Value<'_>, profiles: &Profiles, world: &World) -> V
         let Some(section) = value.section("a [[link]] entry") else { continue };
         let Some(entry) = entry(section, profiles) else { continue };
         warn_if_absent(&value, &entry, world);
-        if let Some(earlier) = read.iter().find(|earlier| covers(&earlier.rule.matcher, &entry.rule.matcher)) {
+        if let Some(earlier) =
+            read.iter().find(|earlier| covers(&earlier.rule.matcher, &entry.rule.matcher) && earlier.rule.when.covers(&entry.rule.when))
+        {
             let line = value.reader.line(&earlier.span);
-            if earlier.rule.matcher == entry.rule.matcher {
+            if earlier.rule.matcher == entry.rule.matcher && earlier.rule.when == entry.rule.when {
                 let reason = format!("the entry in line {line} matches the same links");
                 value.reader.refuse(&entry.span, reason, "the first matching entry applies: merge the two");
             } else {
@@ -57,6 +60,7 @@ fn entry(mut section: Section<'_>, profiles: &Profiles) -> Option<LinkEntry> {
     let (reader, span) = (section.reader, section.span.clone());
     let refuse = |reason: &str, remedy: &str| reader.refuse(&span, reason, remedy);
     let matcher = matcher(&mut section);
+    let when = when(&mut section);
     let role = section.take("role").and_then(|value| value.one_of(&ROLES)).unwrap_or_default();
     let metered = section.take("metered").and_then(|value| value.flag()).unwrap_or(false);
     let cap = section.take("cap");
@@ -85,12 +89,13 @@ fn entry(mut section: Section<'_>, profiles: &Profiles) -> Option<LinkEntry> {
         cost_per_gb: section.take("cost_per_gb").and_then(|value| value.number(0.0, f64::MAX)).unwrap_or(0.0),
         energy: section.take("energy").and_then(|value| energy::link(&value, profiles)),
         matcher: matcher.clone().unwrap_or_default(),
+        when: when.clone().unwrap_or_default(),
     };
     if role == Role::Excluded && (metered || rule.probe.is_some() || rule.capacity_down.is_some() || rule.capacity_up.is_some()) {
         reader.warn(&span, "an excluded link with other settings", "they have no effect while role = \"excluded\"");
     }
     section.finish();
-    let matcher = matcher?;
+    let (matcher, _) = (matcher?, when?);
     if matcher.is_empty() {
         refuse("a [[link]] entry that names no link", "write name, kind, mac or address; all given conditions must match");
         return None;

@@ -99,6 +99,21 @@ impl<'a> Section<'a> {
         new.or(old)
     }
 
+    /// Number of keys.
+    pub(super) fn len(&self) -> usize {
+        self.table.len()
+    }
+
+    /// The keys that were not taken, with their values, for tables whose keys the user chooses.
+    pub(super) fn rest(self) -> impl Iterator<Item = (&'a str, Value<'a>)> {
+        let (reader, known) = (self.reader, self.known);
+        let rest = self.table.iter().filter(move |(key, _)| !known.contains(&key.get_ref().as_ref()));
+        rest.map(move |(key, value)| {
+            // Findings about a key of the user's show the value; its name is in their text.
+            (key.get_ref().as_ref(), Value { reader, key: "the value", span: value.span(), value: value.get_ref() })
+        })
+    }
+
     /// Whether the table is empty.
     pub(super) fn is_empty(&self) -> bool {
         self.table.is_empty()
@@ -136,6 +151,11 @@ impl<'a> Value<'a> {
     /// `true` or `false`.
     pub(super) fn flag(&self) -> Option<bool> {
         self.value.as_bool().or_else(|| self.wrong("true or false"))
+    }
+
+    /// `true` or `false`, without a finding if it is something else.
+    pub(super) fn flag_if(&self) -> Option<bool> {
+        self.value.as_bool()
     }
 
     /// `true` or `false`, where a list is allowed too.
@@ -308,6 +328,12 @@ impl<'a> Value<'a> {
     /// Refuses the value.
     pub(super) fn refuse<T>(&self, reason: String, remedy: String) -> Option<T> {
         self.reader.refuse(&self.span, reason, remedy);
+        None
+    }
+
+    /// Refuses the user's key of this value.
+    pub(super) fn refuse_key<T>(&self, reason: String, near: Option<String>, remedy: String) -> Option<T> {
+        self.reader.note(Severity::Error, &self.span, reason, near, Some(remedy));
         None
     }
 

@@ -382,3 +382,58 @@ fn an_unreadable_file_is_reported_with_its_name() {
     let error = config::load(Path::new("/nonexistent/braid.toml"), None).unwrap_err();
     assert!(error.to_string().contains("/nonexistent/braid.toml") && error.findings().is_empty(), "{error}");
 }
+
+#[test]
+fn a_condition_on_the_context_is_read() {
+    let text = "[[app]]\nmatch = { name = \"curl\" }\nwhen = { moving = true, place = \"work\", running = \"game\", time = \"22:00-06:00\", \
+                battery_below = 0.3, ssid = \"home\" }\n[[link]]\nname = \"wlan0\"\nwhen = { moving = false }\n";
+    let config = parse(text);
+    let when = &config.policy.apps[0].when;
+    assert_eq!(
+        when.to_string(),
+        "moving = true, place = \"work\", running = \"game\", time = \"22:00-06:00\", battery_below = 0.3, ssid = \"home\""
+    );
+    assert_eq!(config.policy.links[0].when.to_string(), "moving = false");
+}
+
+#[test]
+fn wrong_conditions_on_the_context_are_refused_with_line_and_remedy() {
+    for (when, reason, remedy) in [
+        ("{}", "a when without conditions", "when = { moving = true }"),
+        ("true", "when is a boolean, but must be a table", "a table"),
+        ("{ time = \"07:00-7:00\" }", "it begins and ends at the same time", "two different times"),
+        ("{ time = \"night\" }", "not of the form", "22:00-06:00"),
+        ("{ time = 22 }", "must be a text in quotes", "text"),
+        ("{ battery_below = 30 }", "not a number from 0 to 1", "from 0 to 1"),
+        ("{ battery_below = 0 }", "no battery's level is below 0", "such as 0.3"),
+        ("{ batery_below = 0.3 }", "no condition \"batery_below\" in when", "braid context set"),
+        ("{ movng = true }", "no condition \"movng\" in when", "braid context set"),
+        ("{ Docked = true }", "not the name of a fact", "lower-case"),
+        ("{ docked = 3 }", "docked must have a value", "true, false, or a text"),
+        ("{ ssid = \"\" }", "not the name of a wireless network", "1 to 32"),
+        ("{ running = \"bin/game\" }", "not a program", "absolute path"),
+    ] {
+        for (head, line) in [("[[app]]\nmatch = { name = \"curl\" }", 3), ("[[link]]\nname = \"wlan0\"", 3)] {
+            let findings = refused(&format!("{head}\nwhen = {when}\n"));
+            let found = findings.iter().find(|finding| finding.reason.contains(reason)).unwrap_or_else(|| panic!("{when}: {findings:?}"));
+            assert_eq!(found.line, line, "{when}");
+            assert!(found.remedy.as_ref().is_some_and(|text| text.contains(remedy)), "{when}: {found:?}");
+        }
+    }
+    let near = refused("[[app]]\nmatch = { name = \"curl\" }\nwhen = { movng = true }\n");
+    assert_eq!(near[0].nearest.as_deref(), Some("moving"));
+}
+
+#[test]
+fn entries_with_different_conditions_may_match_the_same_flows_and_links() {
+    let curl = |when: &str| format!("[[app]]\nmatch = {{ name = \"curl\" }}\n{when}\n");
+    let moving = "when = { moving = true }";
+    assert!(parse(&(curl(moving) + &curl("when = { moving = false }") + &curl(""))).warnings.is_empty());
+    let same = refused(&(curl(moving) + &curl(moving)));
+    assert!(same[0].reason.contains("the entry in line 1 matches the same flows"), "{same:?}");
+    let never = parse(&(curl("") + &curl(moving))).warnings;
+    assert!(never[0].reason.contains("this entry can never match"), "{never:?}");
+    let link = |when: &str| format!("[[link]]\nname = \"wlan0\"\nrole = \"excluded\"\n{when}\n");
+    let config = parse(&(link(moving) + "[[link]]\nname = \"wlan0\"\n[[app]]\nmatch = { name = \"curl\" }\nlinks = [\"wlan0\"]\n"));
+    assert!(config.warnings.is_empty(), "a link that is excluded in one context may be used in another: {:?}", config.warnings);
+}

@@ -5,6 +5,7 @@
 pub mod apps;
 mod bond_reason;
 mod bonds;
+mod context;
 mod detect;
 mod energy;
 mod estimates;
@@ -27,6 +28,7 @@ use std::time::Duration;
 use braid_decide::detection::Detection;
 use braid_decide::energy::PowerFit;
 use braid_decide::health::Outcome;
+use braid_decide::policy::Policy;
 use braid_decide::refusals::Refusals;
 use braid_decide::tables::TablePlan;
 use braid_decide::tradeoff::Supply;
@@ -42,6 +44,8 @@ pub use apps::Ended;
 pub use bond_reason::BondReason;
 use bonds::PastRules;
 pub use bonds::{BondPolicy, Exit, PathEvent};
+use context::Context;
+pub use context::MAX_FACTS;
 pub use detect::{Question, ServerEvent, UNREAD};
 pub use estimates::{AppsView, Bonded};
 pub use flows::Stuck;
@@ -63,6 +67,8 @@ pub struct Actions {
     pub stuck: Vec<Stuck>,
     /// Hosts to ask whether they run Braid.
     pub questions: Vec<Question>,
+    /// The rules that apply have changed with the context: bonded flows may have another rule ([`Core::bond_policy`]).
+    pub rules_changed: bool,
 }
 
 /// The daemon's state.
@@ -70,6 +76,9 @@ pub struct Core<S> {
     steering: S,
     names: Box<dyn Names>,
     config: Config,
+    /// The policy of `config` without the entries whose condition does not hold ([`Policy::in_force`]).
+    in_force: Policy,
+    context: Context,
     /// Earlier rules, for flows that started under them.
     past: PastRules,
     network: NetworkSnapshot,
@@ -144,7 +153,9 @@ impl<S: Steering> Core<S> {
         let mut core = Self {
             steering,
             names,
+            in_force: config.policy.clone(),
             config,
+            context: Context::default(),
             past: PastRules::default(),
             network: NetworkSnapshot::default(),
             links: LinkTable::default(),
@@ -186,6 +197,7 @@ impl<S: Steering> Core<S> {
             unix: 0,
         };
         core.executables.refresh(&core.config.policy, core.names.as_mut());
+        core.reset_context(now);
         Ok(core)
     }
 
@@ -216,22 +228,16 @@ impl<S: Steering> Core<S> {
 
     /// Applies a new configuration to new flows.
     pub fn reconfigure(&mut self, now: Time, config: Config) -> Result<(), SteeringError> {
+        // The last policy in its present context: flows that started under it may get another of its rules.
+        let context = self.update_context(now);
         let old = std::mem::replace(&mut self.config, config);
         self.past.keep(now, &old.policy, &self.config.policy);
+        self.reset_context(now);
         if self.config.policy.hysteresis != old.policy.hysteresis {
             self.handover = Handover::new(self.config.policy.hysteresis);
         }
         self.executables.refresh(&self.config.policy, self.names.as_mut());
-        let network = self.network.clone();
-        // Links whose entry changed get the new rule and keep their learned values.
-        for link in self.links.values_mut() {
-            let rule = self.config.policy.link_rule(&link.facts).cloned().unwrap_or_default();
-            if rule != link.rule || self.config.probe != old.probe {
-                let kept = std::mem::replace(link, Link::new(link.facts.clone(), link.slot, rule, self.config.probe, now));
-                link.take_over(kept, now);
-            }
-        }
-        self.on_network(now, network)
+        context.and(self.apply_link_rules(now, self.config.probe != old.probe))
     }
 
     /// Processes the outcome of a probe.
@@ -297,13 +303,14 @@ impl<S: Steering> Core<S> {
     }
 
     fn reevaluate(&mut self, now: Time) -> Result<(), SteeringError> {
+        let context = self.update_context(now);
         self.actions.probes.extend(self.links.poll_probes(now, &self.config.probe_targets));
         self.note_deaths(now);
         self.find_stuck(now);
         let servers = self.expire_servers(now);
         let refusals = self.expire_refusals(now);
         let moved = self.move_connects(now);
-        servers.and(refusals).and(moved).and(self.update_params(now))
+        context.and(servers).and(refusals).and(moved).and(self.update_params(now))
     }
 
     fn note_deaths(&mut self, now: Time) {

@@ -8,6 +8,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use braid_api::FactChange;
 use braid_bond::codes;
 use braid_control::config::{Config, Detect};
 use braid_control::core::{Core, Due, Names, Question, ServerEvent};
@@ -16,7 +17,7 @@ use braid_control::fake::{FakeSteering, Steered};
 use braid_control::steering::{AppId, ExeId, Steering, SteeringError};
 use braid_decide::detection::DetectionAnswer;
 use braid_decide::health::Outcome;
-use braid_decide::policy::{AppMatcher, AppRule, LinkMatcher, LinkRule, LinkSelector, Pattern, ProbeMode, Scheduler};
+use braid_decide::policy::{AppMatcher, AppRule, LinkMatcher, LinkRule, LinkSelector, Pattern, ProbeMode, Scheduler, When};
 use braid_decide::refusals::BELIEVED;
 use braid_decide::tradeoff::Supply;
 use braid_model::key::PublicKey;
@@ -139,6 +140,23 @@ fn config(chance: &mut Chance) -> Config {
             cap: Some(ByteCount::new(5_000_000)),
             ..LinkRule::default()
         });
+    }
+    let when = |chance: &mut Chance| match chance.below(6) {
+        0 => When { facts: [("moving".to_owned(), "true".to_owned())].into(), ..When::default() },
+        1 => When { running: Some("curl".to_owned()), ..When::default() },
+        2 => When { time: Some("11:59-12:01".parse().unwrap()), ..When::default() },
+        3 => When { battery_below: Some(0.5), ..When::default() },
+        4 => When { ssid: Some("home".to_owned()), ..When::default() },
+        _ => When::default(),
+    };
+    if chance.one_in(2) {
+        let matcher = LinkMatcher { name: Some(Pattern::new("net3")), ..LinkMatcher::default() };
+        config.policy.links.push(LinkRule { matcher, when: when(chance), priority: 1, reset_day: 1, ..LinkRule::default() });
+    }
+    if chance.one_in(2) {
+        let matcher = AppMatcher { port: Some(443), ..AppMatcher::default() };
+        let prefer = vec![LinkSelector::Name(Pattern::new("net2"))];
+        config.policy.apps.push(AppRule { matcher, when: when(chance), prefer, ..AppRule::default() });
     }
     if chance.one_in(3) {
         let links = Some(vec![LinkSelector::Name(Pattern::new("net1"))]);
@@ -327,7 +345,7 @@ impl History {
 
     fn step(&mut self) {
         let index = 1 + self.chance.below(4) as u32;
-        match self.chance.below(20) {
+        match self.chance.below(24) {
             0 => {
                 match self.devices.remove(&index) {
                     Some(_) => self.note(format!("net{index} disappears")),
@@ -442,6 +460,36 @@ impl History {
                     self.core.steering().set_chaos(Some(every));
                 }
             }
+            20 => {
+                let span = self.chance.one_in(2).then(|| 1 + self.chance.next() % 60_000);
+                let value = (!self.chance.one_in(3)).then(|| ["true", "false"][self.chance.below(2)].to_owned());
+                self.note(format!("moving is set to {value:?} for {span:?}"));
+                let change = FactChange { name: "moving".to_owned(), value, for_ms: span };
+                let set = self.core.set_fact(self.now, &change);
+                assert!(self.chaos || set.is_ok_and(|_| true) || change.value.is_none(), "{:#?}", self.log);
+            }
+            21 => {
+                // The local time jumps, mostly to just before a rule's window begins or ends.
+                let noon = 12 * 3600 + self.chance.next() % 150;
+                let time = if self.chance.one_in(3) { self.chance.next() % 86_400 } else { noon - 75 };
+                self.note(format!("the local time is {time} s"));
+                let taken = self.core.on_clock(self.now, Duration::from_secs(time));
+                self.check(taken);
+            }
+            22 => {
+                let moving = [None, Some(true), Some(false)][self.chance.below(3)];
+                let taken = self.core.on_moving(self.now, moving);
+                self.check(taken);
+            }
+            23 => {
+                let ssids = if self.chance.one_in(2) { BTreeSet::from(["home".to_owned()]) } else { BTreeSet::new() };
+                let taken = self.core.on_ssids(self.now, ssids);
+                self.check(taken);
+                let app = AppId { exe: ExeId { device: 1, inode: 9 }, name: "curl".to_owned() };
+                let apps = if self.chance.one_in(2) { BTreeSet::from([app]) } else { BTreeSet::new() };
+                let taken = self.core.on_bonded_apps(self.now, apps);
+                self.check(taken);
+            }
             16 | 17 => {
                 let ran: Vec<_> = self.ran.iter().copied().collect();
                 let Some(host) = self.chance.of(&ran) else { return };
@@ -523,6 +571,10 @@ impl History {
         assert_eq!(self.core.steering().refused().iter().copied().collect::<BTreeSet<_>>(), refused, "{:#?}", self.log);
         let servers: Vec<_> = self.core.steering().servers().to_vec();
         assert!(servers.iter().all(|host| self.ran.contains(host)), "{servers:?} {:#?}", self.log);
+        // The kernel's rules are those whose condition holds, as the policy shows it.
+        let shown: Vec<bool> = self.core.policy().apps.iter().map(|entry| entry.unmet.is_none()).collect();
+        let kernel: Vec<bool> = params.rules.iter().map(|rule| rule.matching.exe.as_ref().is_none_or(|exes| !exes.is_empty())).collect();
+        assert_eq!(kernel, shown, "{:#?}", self.log);
         let beat = self.core.steering().last_heartbeat().unwrap_or_default();
         assert!(now.since(beat) < Duration::from_secs(2), "steering has stopped: {:#?}", self.log);
     }

@@ -25,9 +25,12 @@ pub(super) type Measured = (LinkIndex, Rate);
 impl Daemon<'_> {
     /// Carries out the actions that the core asks for.
     pub(super) fn act(&mut self) {
-        let Actions { plan, probes, stuck, questions } = self.core.take_actions();
+        let Actions { plan, probes, stuck, questions, rules_changed } = self.core.take_actions();
         if let Some(plan) = plan {
             self.apply(plan);
+        }
+        if rules_changed {
+            self.apply_rules();
         }
         for plan in probes {
             tokio::spawn(send_probe(plan, self.probes.0.clone()));
@@ -42,6 +45,17 @@ impl Daemon<'_> {
             self.handler.history.on_ended(unix_ms(), count, &device);
         }
         questions.into_iter().for_each(|question| self.peers.ask(question));
+    }
+
+    /// Applies the rules that hold in the present context to running bonded flows.
+    fn apply_rules(&mut self) {
+        // The new rules may name links that came into use with them.
+        self.peers.set_links(self.core.bond_links());
+        let (core, time) = (&self.core, now());
+        let changed = self.peers.apply_rules(|flow, direct| (core.bond_policy(time, flow), core.bond_reason(time, flow, direct)));
+        if changed > 0 {
+            tracing::info!(changed, "the context changed: running flows follow another rule");
+        }
     }
 
     /// Installs rules and routes. TCP steering needs none. Flows that do need them follow the system's routes until they are installed.

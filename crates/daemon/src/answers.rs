@@ -85,6 +85,8 @@ impl Daemon<'_> {
             // The API handler has already answered these.
             Request::Links(_)
             | Request::Policy(_)
+            | Request::Facts(_)
+            | Request::SetFact(..)
             | Request::Tradeoff(_)
             | Request::Notes(..)
             | Request::History(..)

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -20,8 +21,9 @@ use braid_http::{Api, DEFAULT_SOCKET, FlowList, ReplySender, Request, Server, Se
 use braid_model::{NetworkSnapshot, Time};
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::bpf::redirect::Redirect;
+use braid_platform::linux::motion::SENSORS;
 use braid_platform::linux::netlink::firewall::{CHANGED, Firewall};
-use braid_platform::linux::netlink::{self, Follower};
+use braid_platform::linux::netlink::{self, Follower, wireless};
 use braid_platform::linux::process::CgroupTree;
 use braid_platform::linux::sys::bpf::{Ready, now};
 use braid_platform::linux::sys::process::{raise_open_files, raise_trim_threshold, release_code_pages, trim_heap};
@@ -51,7 +53,7 @@ use crate::watchdog::Watchdog;
 use acts::{MEASURE_INTERVAL, Measured, ProbeAnswer};
 use polls::{Lists, Polled};
 pub use system::notify;
-use system::{SystemNames, unix, unix_ms, watch_battery};
+use system::{SystemNames, local_time, unix, unix_ms, watch_battery, watch_motion};
 
 /// Kernel events handled in one pass, so that the other branches of the loop run in between.
 const EVENTS_AT_ONCE: usize = 500;
@@ -164,6 +166,7 @@ async fn live(
     crate::privilege::narrow().context("cannot drop the privileges that are no longer needed")?;
     let (_follower, network) = Follower::start()?;
     let mut core = Core::new(steering, names, config, now())?;
+    core.on_clock(now(), local_time())?;
     let mut state_store = StateStore::open(&state_dir);
     state_store.begin_recall(&mut core, now(), unix());
 
@@ -187,6 +190,7 @@ async fn live(
     history.note(unix_ms(), "config", "info", concat!("Braid ", env!("CARGO_PKG_VERSION"), " started"));
     let handler = ApiHandler::new(history, Settings::new(config_path, PathBuf::from(DEFAULT_CONFIG)), feed);
     let watch = ExeWatch::new().map_err(|error| tracing::warn!("upgraded programs are detected late: {error}")).ok();
+    let motion_wanted = Arc::new(AtomicBool::new(false));
     let mut daemon = Daemon {
         core,
         state_store,
@@ -204,6 +208,8 @@ async fn live(
         waiting: Vec::new(),
         lists: Lists::default(),
         supply: watch_battery(),
+        motion: watch_motion(PathBuf::from(SENSORS), motion_wanted.clone()),
+        motion_wanted,
         arrivals: redirect.as_ref().map(|redirect| peers.take(redirect.clone())),
         redirect,
         peers,
@@ -272,6 +278,10 @@ struct Daemon<'a> {
     waiting: Vec<ReplySender<Arc<FlowList>>>,
     lists: Lists,
     supply: mpsc::Receiver<Option<Supply>>,
+    /// Whether the machine moves.
+    motion: mpsc::Receiver<Option<bool>>,
+    /// Whether a rule depends on that.
+    motion_wanted: Arc<AtomicBool>,
     peers: Peers,
     changes: mpsc::UnboundedReceiver<Change>,
     pins: Pins,
@@ -403,6 +413,10 @@ impl Daemon<'_> {
                     let done = self.core.on_supply(now(), supply);
                     self.log_and_retry(STEERING, done);
                 }
+                Some(moving) = self.motion.recv() => {
+                    let done = self.core.on_moving(now(), moving);
+                    self.log_and_retry(STEERING, done);
+                }
                 Some(change) = self.changes.recv() => {
                     let done = self.on_change(change);
                     self.log_and_retry(STEERING, done);
@@ -477,6 +491,25 @@ impl Daemon<'_> {
         }
     }
 
+    /// Updates the programs that have bonded flows, if a rule depends on running programs.
+    fn take_bonded_apps(&mut self) {
+        let asked = self.core.asks_running();
+        let apps = if asked { self.peers.living().into_keys().map(|(app, _)| app).collect() } else { Default::default() };
+        let done = self.core.on_bonded_apps(now(), apps);
+        self.log_and_retry(STEERING, done);
+    }
+
+    /// Updates the names of the wireless networks, if a rule depends on them.
+    fn take_ssids(&mut self) {
+        if self.core.asks_ssid() {
+            let read = wireless::ssids();
+            if let Some(ssids) = self.log_and_retry("cannot read the names of wireless networks", read) {
+                let done = self.core.on_ssids(now(), ssids);
+                self.log_and_retry(STEERING, done);
+            }
+        }
+    }
+
     /// Follows the firewall while server detection is on.
     fn follow_firewall(&mut self) {
         let wanted = self.core.detects_any();
@@ -541,6 +574,7 @@ impl Daemon<'_> {
             // Only at ticks: it visits every flow.
             self.peers.set_scheduling(self.core.bond_scheduling());
         }
+        self.take_bonded_apps();
         self.state_store.poll_recall(&mut self.core);
         let revived = self.watchdog.revive();
         if let Some(true) = self.log_and_retry("cannot restart the watchdog", revived) {
@@ -559,6 +593,10 @@ impl Daemon<'_> {
             let late = started.since(self.next_second) > TICK * 4;
             self.next_second = if late { started } else { self.next_second } + Duration::from_secs(1);
             self.allow_connect_moves();
+            let clock = self.core.on_clock(now(), local_time());
+            self.log_and_retry(STEERING, clock);
+            self.motion_wanted.store(self.core.asks_moving(), Ordering::Relaxed);
+            self.take_ssids();
             self.on_second(started);
             // systemd restarts the daemon if this stops (`WatchdogSec=`).
             notify("WATCHDOG=1");

@@ -96,7 +96,7 @@ impl Daemon<'_> {
         };
         let (policy, application) = (self.core.bond_policy(now(), facts), self.core.application_of(facts));
         let server = self.core.server_of(now(), facts);
-        let bond_reason = self.core.bond_reason(facts, server.is_some());
+        let bond_reason = self.core.bond_reason(now(), facts, server.is_some());
         // A bond may start below and needs the current links.
         self.peers.set_links(self.core.bond_links());
         tracing::debug!(application, remote = %facts.remote, rule = facts.rule, ?policy, "bonding a flow");

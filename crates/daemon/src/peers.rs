@@ -11,10 +11,10 @@ use braid_api::{
 };
 use braid_bond::{BondScheduler, FlowPolicy, PathId, PathState, PathView as BondPath, SchedulingPlan};
 use braid_control::RequestError;
-use braid_control::core::{BondReason, BondScheduling, Bonded, Ended, PacketLoad, Question, ServerEvent};
+use braid_control::core::{BondPolicy, BondReason, BondScheduling, Bonded, Ended, PacketLoad, Question, ServerEvent};
 use braid_control::history::AppPulse;
 use braid_control::links::BondLink;
-use braid_control::steering::AppId;
+use braid_control::steering::{AppId, RedirectedFlow};
 use braid_decide::demand::remaining;
 use braid_decide::detection::{DetectionAnswer, Knowledge};
 use braid_decide::energy::{ByteCost, EnergyMeter};
@@ -189,6 +189,9 @@ struct BondedFlow {
     peer: String,
     started: Time,
     policy: FlowPolicy,
+    facts: RedirectedFlow,
+    /// Index of the `[[app]]` entry that gave it its policy.
+    rule: Option<usize>,
     protocol: &'static str,
     flow: BondFlow,
     bond_reason: Option<BondReason>,
@@ -463,6 +466,25 @@ impl Peers {
                 Ok(Accepted { message: format!("{flows} moved to {to}"), warnings })
             }
         }
+    }
+
+    /// Gives each flow to which another rule applies now the policy of that rule, and returns their number. `rule_of` determines the policy of
+    /// a flow and its reason; its second argument is whether the peer is the flow's own server. Flows that keep their rule also keep a link that
+    /// `braid move` chose. A flow stays with its peer, whatever its new rule says about that.
+    pub fn apply_rules(&self, rule_of: impl Fn(&RedirectedFlow, bool) -> (BondPolicy, BondReason)) -> usize {
+        let mut flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut changed = 0;
+        for bonded in flows.living.values_mut() {
+            let (policy, bond_reason) = rule_of(&bonded.facts, !self.relays.contains_key(&bonded.peer));
+            if policy.rule == bonded.rule || policy.rule_expired {
+                continue;
+            }
+            (bonded.rule, bonded.ruled, bonded.policy) = (policy.rule, policy.links, forward::flow_policy(&policy));
+            bonded.bond_reason = Some(bond_reason);
+            bonded.flow.set_policy(bonded.policy);
+            changed += 1;
+        }
+        changed
     }
 
     /// Reason why no path to a peer over a link works; `None` if one does.

@@ -1,20 +1,28 @@
 //! Interfaces to the running system: names, time of day, battery, systemd.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use braid_control::core::Names;
 use braid_control::steering::{AppId, ExeId};
+use braid_decide::motion::{INTERVAL, MotionDetector};
 use braid_decide::tradeoff::Supply;
 use braid_model::Application;
 use braid_platform::battery::BatterySensor;
 use braid_platform::linux::battery::SysBattery;
 use braid_platform::linux::model;
+use braid_platform::linux::motion::Accelerometer;
 use braid_platform::linux::process::{self, CgroupTree};
+use braid_platform::linux::sys::bpf::now;
 use tokio::sync::mpsc;
 
 /// Interval of battery readings.
 const BATTERY_INTERVAL: Duration = Duration::from_secs(2);
+
+/// Interval of the search for an accelerometer.
+const SENSOR_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Milliseconds of Unix time.
 pub(super) fn unix_ms() -> u64 {
@@ -24,6 +32,13 @@ pub(super) fn unix_ms() -> u64 {
 /// Seconds of Unix time.
 pub(super) fn unix() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |span| i64::try_from(span.as_secs()).unwrap_or(i64::MAX))
+}
+
+/// Time since local midnight by the wall clock.
+pub(super) fn local_time() -> Duration {
+    let time = jiff::Zoned::now().time();
+    let seconds = (i64::from(time.hour()) * 60 + i64::from(time.minute())) * 60 + i64::from(time.second());
+    Duration::new(seconds.unsigned_abs(), time.subsec_nanosecond().unsigned_abs())
 }
 
 /// Looks up names in the running system.
@@ -64,6 +79,36 @@ pub(super) fn watch_battery() -> mpsc::Receiver<Option<Supply>> {
                 return;
             }
             std::thread::sleep(BATTERY_INTERVAL);
+        }
+    });
+    receive
+}
+
+/// Reads the accelerometer periodically on a separate thread, while `wanted` is set: whether the machine moves, at each change. `root` is
+/// [`SENSORS`](motion::SENSORS) on a real system. The thread ends with the receiver.
+pub(super) fn watch_motion(root: PathBuf, wanted: Arc<AtomicBool>) -> mpsc::Receiver<Option<bool>> {
+    let (send, receive) = mpsc::channel(1);
+    std::thread::spawn(move || {
+        let (mut detector, mut sensor, mut known) = (MotionDetector::default(), None, None);
+        loop {
+            // Sampling keeps a sensor awake, so it happens only while a rule asks for it.
+            sensor = if wanted.load(Ordering::Relaxed) { sensor.or_else(|| Accelerometer::find(&root)) } else { None };
+            let sample = sensor.as_ref().and_then(Accelerometer::read);
+            let moving = match sample {
+                Some(axes) => detector.on_sample(now(), axes),
+                None => {
+                    (detector, sensor) = Default::default();
+                    None
+                }
+            };
+            if moving != known && send.blocking_send(moving).is_err() {
+                return;
+            }
+            known = moving;
+            if send.is_closed() {
+                return;
+            }
+            std::thread::sleep(if sensor.is_some() { INTERVAL } else { SENSOR_INTERVAL });
         }
     });
     receive

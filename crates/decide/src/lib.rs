@@ -17,6 +17,7 @@ pub mod fair;
 pub mod health;
 pub mod instance;
 pub mod midrr;
+pub mod motion;
 pub mod operetta;
 pub mod packet;
 pub mod pattern;

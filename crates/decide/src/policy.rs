@@ -6,6 +6,7 @@
 mod apps;
 mod bond;
 mod links;
+mod when;
 
 use std::fmt;
 use std::str::FromStr;
@@ -22,6 +23,10 @@ pub use crate::pattern::Pattern;
 pub use apps::{AppMatcher, AppRule, COPIES, Carry, ClientMatcher, Exclusions, NAME_LIMIT, ProxyClient, Resolve, Subject};
 pub use bond::BondScheduler;
 pub use links::{HttpTarget, LINK_KINDS, LinkMatcher, LinkRule, LinkSelector, ProbeMode, ProbeTarget};
+pub use when::{
+    Clock, FACT_NAME_LIMIT, FACT_VALUE_LIMIT, Facts, InvalidWindow, MOVING, RESERVED_FACTS, TimeWindow, When, is_fact_name, is_fact_value,
+    names_program,
+};
 
 /// Maximum number of rules evaluated for a flow: exclusions plus `[[app]]` entries.
 pub const MAX_RULES: usize = 64;
@@ -75,6 +80,31 @@ impl Policy {
     /// Index of the first `[[app]]` entry whose conditions all hold.
     pub fn first_match(&self, subject: &Subject<'_>) -> Option<usize> {
         self.apps.iter().position(|rule| rule.matcher.matches(subject))
+    }
+
+    /// The policy that applies with these facts. Entries whose condition does not hold keep their position, so that the kernel's rule numbers
+    /// stay valid, but get an empty matcher, which matches nothing.
+    pub fn in_force(&self, facts: &Facts<'_>) -> Self {
+        let mut policy = self.clone();
+        for rule in policy.apps.iter_mut().filter(|rule| !rule.when.holds(facts)) {
+            rule.matcher = AppMatcher::default();
+        }
+        for rule in policy.links.iter_mut().filter(|rule| !rule.when.holds(facts)) {
+            rule.matcher = LinkMatcher::default();
+        }
+        policy
+    }
+
+    /// The policy without entries that have a condition, for programs that do not follow the context.
+    pub fn unconditional(mut self) -> Self {
+        self.apps.retain(|rule| rule.when.is_empty());
+        self.links.retain(|rule| rule.when.is_empty());
+        self
+    }
+
+    /// The conditions of all entries.
+    pub fn conditions(&self) -> impl Iterator<Item = &When> {
+        self.apps.iter().map(|rule| &rule.when).chain(self.links.iter().map(|rule| &rule.when)).filter(|when| !when.is_empty())
     }
 
     /// Whether `[exclude]` leaves the flow to the system. This is evaluated before any rule.
@@ -278,6 +308,28 @@ mod tests {
         assert_eq!(policy.first_match(&curl()), Some(1));
         assert_eq!(policy.first_match(&Subject { name: "wget", ..curl() }), Some(2));
         assert_eq!(policy.first_match(&Subject { name: "wget", port: 80, ..curl() }), None);
+    }
+
+    #[test]
+    fn an_entry_whose_condition_does_not_hold_matches_nothing_and_keeps_its_place() {
+        let moving = When { facts: [(MOVING.to_owned(), "true".to_owned())].into(), ..When::default() };
+        let matcher = AppMatcher { name: Some("curl".into()), ..AppMatcher::default() };
+        let conditional = AppRule { matcher: matcher.clone(), when: moving.clone(), weight: 2.0, ..AppRule::default() };
+        let policy = Policy {
+            apps: vec![conditional, AppRule { matcher, ..AppRule::default() }],
+            links: vec![LinkRule { matcher: named("eth*"), when: moving, priority: 1, ..LinkRule::default() }],
+            ..Policy::default()
+        };
+        let (eth, none) = (device("eth0", LinkKind::Wired), Default::default());
+        let with = |value: &str| {
+            let values = [(MOVING.to_owned(), value.to_owned())].into();
+            policy.in_force(&Facts { values: &values, running: &|_| false, time_of_day: None, battery: None, ssids: &none })
+        };
+        assert_eq!((with("true").first_match(&curl()), with("false").first_match(&curl())), (Some(0), Some(1)));
+        assert_eq!((with("true").link_rule(&eth).map(|rule| rule.priority), with("false").link_rule(&eth)), (Some(1), None));
+        assert_eq!(policy.conditions().count(), 2);
+        let plain = policy.clone().unconditional();
+        assert_eq!((plain.apps.len(), plain.links.len(), plain.first_match(&curl())), (1, 0, Some(0)));
     }
 
     #[test]

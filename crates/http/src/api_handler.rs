@@ -95,6 +95,14 @@ impl ApiHandler {
         match request {
             Request::Links(reply) => drop(reply.send(Ok(core.links(now)))),
             Request::Policy(reply) => drop(reply.send(Ok(core.policy()))),
+            Request::Facts(reply) => drop(reply.send(Ok(core.facts(now)))),
+            Request::SetFact(change, reply) => {
+                let changed = core.set_fact(now, &change);
+                if let Ok(accepted) = &changed {
+                    self.history.note(unix_ms, "config", "info", format!("context: {}", accepted.message));
+                }
+                let _ = reply.send(changed);
+            }
             Request::Tradeoff(reply) => drop(reply.send(Ok(core.tradeoff(now)))),
             Request::Notes(after, reply) => drop(reply.send(Ok(self.history.notes_after(after)))),
             Request::History(resolution, since_ms, reply) => drop(reply.send(Ok(self.history.history(resolution, since_ms)))),

@@ -20,8 +20,8 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use braid_api::openapi::Needs;
 use braid_api::{
-    Accepted, AppHistory, ConfigChange, ConfigChanged, ConfigView, ExplainRequest, Explanation, Gains, History, JoinRequest, LeaveRequest,
-    LinkStatus, MoveRequest, Note, Peer as PeerView, PolicyView, Problem, Resolution, Status, TradeoffPoint,
+    Accepted, AppHistory, ConfigChange, ConfigChanged, ConfigView, ExplainRequest, Explanation, Fact, FactChange, Gains, History,
+    JoinRequest, LeaveRequest, LinkStatus, MoveRequest, Note, Peer as PeerView, PolicyView, Problem, Resolution, Status, TradeoffPoint,
 };
 use braid_config::settings;
 use braid_control::core::AppsView;
@@ -84,6 +84,10 @@ pub enum Request {
     Leave(LeaveRequest, ReplySender<Accepted>),
     /// `POST /v1/move`: move flows to another link.
     Move(MoveRequest, ReplySender<Accepted>),
+    /// `GET /v1/context`.
+    Facts(ReplySender<Vec<Fact>>),
+    /// `POST /v1/context`: set or clear a fact.
+    SetFact(FactChange, ReplySender<Accepted>),
     /// `GET /v1/events`: the initial state for a listener, with the notes after this id, or the last few notes.
     Subscribe(Option<u64>, ReplySender<Box<First>>),
     /// `GET /v1/notes`: the notes after this id.

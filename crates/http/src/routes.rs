@@ -68,6 +68,11 @@ pub(super) fn router(api: Api) -> Router {
         .route("/v1/join", post(async |core: Core, body| ask_with_body::<_, Accepted>(core, body, Request::Join).await))
         .route("/v1/leave", post(async |core: Core, body| ask_with_body::<_, Accepted>(core, body, Request::Leave).await))
         .route("/v1/move", post(async |core: Core, body| ask_with_body::<_, Accepted>(core, body, Request::Move).await))
+        .route(
+            "/v1/context",
+            get(async |core: Core| list(core, Request::Facts).await)
+                .post(async |core: Core, body| ask_with_body::<_, Accepted>(core, body, Request::SetFact).await),
+        )
         .route("/v1/reload", post(async |core: Core| ask(core, Request::Reload).await))
         .route("/v1/down", post(async |core: Core| ask(core, Request::Down).await))
         .fallback(page_or_not_found)

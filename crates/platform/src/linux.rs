@@ -5,6 +5,7 @@ pub mod bpf;
 pub mod doctor;
 pub mod measure;
 pub mod model;
+pub mod motion;
 pub mod netlink;
 pub mod owner;
 pub mod probe;

@@ -194,7 +194,7 @@ impl Links {
             self.doubts.retain(|_, since| now.since(*since) < TRUST);
             self.doubts.insert((index, family), now);
         }
-        self.report_symptom(now, slot, family, Suffering::NoAnswer);
+        self.report_symptom(now, slot, family, Symptom::NoAnswer);
     }
 
     /// The subset of `allowed` without doubtful links; `allowed` itself if all are doubtful.

@@ -145,7 +145,7 @@ impl Retry {
     /// Lets the program go on: it waits in the kernel for a blocking connect, and polls for the result of another.
     fn release(&self, call: &RawCall, blocks: bool) {
         if blocks {
-            self.listener.let_go_on(call.id);
+            self.listener.continue_call(call.id);
         } else {
             self.listener.answer(call.id, Err(libc::EINPROGRESS));
         }

@@ -6,7 +6,7 @@ use braid_api::{Explanation, Outcome};
 use braid_decide::policy::AppRule;
 use braid_model::{ByteCount, Class, Direction, Time};
 
-use super::views::matcher_text;
+use super::views::{matcher_text, when_text};
 use super::{Core, rules};
 use crate::steering::{RedirectPolicy, RedirectedFlow, Steering};
 
@@ -17,6 +17,8 @@ pub struct BondReason {
     pub rule: Option<u32>,
     /// Conditions of the entry.
     pub rule_text: Option<String>,
+    /// Context in which that rule applies.
+    pub when: Option<String>,
     /// Traffic class of the flow.
     pub class: Class,
     /// Expected number of bytes.
@@ -29,11 +31,12 @@ pub struct BondReason {
 
 impl<S: Steering> Core<S> {
     /// Why a redirected flow is bonded. `peer_direct`: whether its peer is its own server.
-    pub fn bond_reason(&self, flow: &RedirectedFlow, peer_direct: bool) -> BondReason {
-        let (place, rule) = self.indexed_rule_of(flow).unzip();
+    pub fn bond_reason(&self, now: Time, flow: &RedirectedFlow, peer_direct: bool) -> BondReason {
+        let (place, rule) = self.indexed_rule_of(now, flow).unzip();
         BondReason {
             rule: place.map(|place| place as u32 + 1),
             rule_text: rule.map(|rule| matcher_text(&rule.matcher)),
+            when: rule.and_then(|rule| when_text(&rule.when)),
             class: flow.class,
             demand: flow.demand,
             direction: flow.direction,

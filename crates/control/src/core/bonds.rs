@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-use braid_decide::health::Symptom;
-use braid_decide::policy::{Admission, AppRule, LinkSelector, Policy, admit};
+use braid_decide::health::{Symptom};
+use braid_decide::policy::{Admission, AppRule, LinkSelector, Policy, When, admit};
 use braid_model::{Class, Direction, Family, LinkSet, Time};
 
 use super::{Core, rules};
@@ -24,6 +24,8 @@ pub enum Exit {
 /// How a flow is bonded with a peer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct BondPolicy {
+    /// Index of the `[[app]]` entry that applies, from 0; `None` if none does.
+    pub rule: Option<usize>,
     /// Weight φ.
     pub weight: f64,
     /// Allowed links Π, by slot.
@@ -94,7 +96,7 @@ impl<S: Steering> Core<S> {
 
     /// The policy of a redirected connection: weight φ, links Π as slots, number of copies, required relay, and refusing relays.
     pub fn bond_policy(&self, now: Time, flow: &RedirectedFlow) -> BondPolicy {
-        let rule = self.rule_of(flow);
+        let (place, rule) = self.indexed_rule_of(now, flow).unzip();
         let devices = self.links.devices();
         let mask = |selectors: &[LinkSelector]| LinkSelector::mask(selectors, devices.iter().copied());
         let allowed = rule.and_then(|rule| rule.links.as_deref().map(mask));
@@ -111,6 +113,7 @@ impl<S: Steering> Core<S> {
             Admission::LeaveAlone => Exit::Any,
         };
         BondPolicy {
+            rule: place,
             weight: rule.map_or(1.0, |rule| rule.weight),
             links: within.or(allowed).unwrap_or(LinkSet::ALL),
             exit,
@@ -134,22 +137,33 @@ impl<S: Steering> Core<S> {
         self.apps.name(&flow.app)
     }
 
-    /// The `[[app]]` entry that a redirected flow matched at its start; `None` if it matched none, or if that entry is no longer stored.
-    pub fn rule_of(&self, flow: &RedirectedFlow) -> Option<&AppRule> {
-        self.indexed_rule_of(flow).map(|(_, rule)| rule)
+    /// The `[[app]]` entry that applies to a redirected flow; `None` if none does, or if the entries of its start are no longer stored. A flow
+    /// keeps the configuration of its start; if entries of it have conditions, the context of `now` decides which of them applies.
+    pub fn rule_of(&self, now: Time, flow: &RedirectedFlow) -> Option<&AppRule> {
+        self.indexed_rule_of(now, flow).map(|(_, rule)| rule)
     }
 
     /// The same, with the index of the entry, from 0.
-    pub(super) fn indexed_rule_of(&self, flow: &RedirectedFlow) -> Option<(usize, &AppRule)> {
-        self.rule_at(flow.started, flow.rule)
+    pub fn indexed_rule_of(&self, now: Time, flow: &RedirectedFlow) -> Option<(usize, &AppRule)> {
+        let (exclusions, apps) = self.rules_at(flow.started)?;
+        let matched = flow.rule.and_then(|rule| usize::from(rule).checked_sub(exclusions));
+        if apps.iter().all(|rule| rule.when.is_empty()) {
+            return self.rule_at(flow.started, flow.rule);
+        }
+        self.match_again(now, flow, apps, matched)
+    }
+
+    /// Number of exclusions and the `[[app]]` entries that were configured when a flow started; `None` if they are no longer stored.
+    fn rules_at(&self, started: Time) -> Option<(usize, &[AppRule])> {
+        Some(match self.past.at(started)? {
+            RulesAt::Past(rules) => (rules.exclusions, &rules.apps),
+            RulesAt::Current => (rules::exclusions(&self.config.policy), &self.config.policy.apps),
+        })
     }
 
     /// The `[[app]]` entry that had this kernel rule number when a flow started, and its index, from 0.
     pub(super) fn rule_at(&self, started: Time, rule: Option<u8>) -> Option<(usize, &AppRule)> {
-        let (exclusions, apps) = match self.past.at(started)? {
-            RulesAt::Past(rules) => (rules.exclusions, &rules.apps),
-            RulesAt::Current => (rules::exclusions(&self.config.policy), &self.config.policy.apps),
-        };
+        let (exclusions, apps) = self.rules_at(started)?;
         let place = usize::from(rule?).checked_sub(exclusions)?;
         Some((place, apps.get(place)?))
     }
@@ -194,6 +208,11 @@ impl PastRules {
         if self.versions.len() > MAX_VERSIONS {
             self.since = self.versions.pop_front().map_or(self.since, |rules| rules.until);
         }
+    }
+
+    /// The conditions of all stored rules.
+    pub(super) fn conditions(&self) -> impl Iterator<Item = &When> {
+        self.versions.iter().flat_map(|rules| &rules.apps).map(|rule| &rule.when).filter(|when| !when.is_empty())
     }
 
     fn at(&self, started: Time) -> Option<RulesAt<'_>> {

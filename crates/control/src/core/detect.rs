@@ -121,7 +121,7 @@ impl<S: Steering> Core<S> {
 
     /// The key of the server that a redirected flow is bonded with directly; `None` if it is not.
     pub fn server_of(&self, now: Time, flow: &RedirectedFlow) -> Option<PublicKey> {
-        let rule = self.rule_of(flow);
+        let rule = self.rule_of(now, flow);
         let peer_direct = rule.map_or(PeerDirect::Usual, rules::peer_direct);
         let (host, port) = (flow.remote.ip(), flow.remote.port());
         let closed = self.detection.closed(now).any(|closed| closed == (host, port));

@@ -33,7 +33,8 @@ impl<S: Steering> Core<S> {
             let shares: Vec<_> = links.iter().map(|(index, _, share)| (*index, *share)).collect();
             self.fit.on_sample(now, power, &shares);
         }
-        self.update_params(now)
+        let context = self.update_context(now);
+        context.and(self.update_params(now))
     }
 
     /// Power above idle of a link that receives at full rate, from its profile.

@@ -4,13 +4,13 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use crate::RequestError;
-use braid_api::{Candidate, ExplainRequest, Explanation, Outcome};
+use braid_api::{Candidate, ExplainRequest, Explanation, Outcome, SkippedRule};
 use braid_decide::connection::{LoadTable, Mode, Request};
 use braid_decide::policy::{Admission, LinkSelector, Subject, admit};
 use braid_model::{Affinity, ByteCount, Class, Direction, Family, LinkSet, Protocol, Time};
 
 use super::Core;
-use super::views::{affinity_name, matcher_text};
+use super::views::{affinity_name, matcher_text, when_text};
 use crate::steering::{AppId, DemandEstimate, FlowRow, Steering};
 
 /// A normalised request.
@@ -136,7 +136,7 @@ impl<S: Steering> Core<S> {
         };
         let (demand, direction, class) = self.expected(question);
         let policy = &self.config.policy;
-        let rule = policy.first_match(&subject);
+        let rule = self.in_force.first_match(&subject);
         let answer = self.rule_answer(&subject, rule, family);
         let class = rule.and_then(|rule| policy.apps[rule].class).unwrap_or(class);
         let affinity = policy.affinity(rule.map(|rule| &policy.apps[rule]), class);
@@ -176,6 +176,8 @@ impl<S: Steering> Core<S> {
             reason,
             rule: rule.map(|rule| rule as u32 + 1),
             rule_text: rule.map(|rule| matcher_text(&policy.apps[rule].matcher)),
+            when: rule.and_then(|rule| when_text(&policy.apps[rule].when)),
+            skipped: self.skipped(&subject, rule),
             scheduler: policy.scheduler.to_string(),
             class: Some(class.to_string()),
             affinity: Some(affinity_name(affinity).to_owned()),
@@ -187,6 +189,20 @@ impl<S: Steering> Core<S> {
             program_known: Some(self.is_known(question)),
             optimum: self.optimum_view(direction),
         }
+    }
+
+    /// Entries before `rule` that match, but whose condition does not hold now.
+    fn skipped(&self, subject: &Subject<'_>, rule: Option<usize>) -> Vec<SkippedRule> {
+        let earlier = self.config.policy.apps.iter().enumerate().take(rule.unwrap_or(usize::MAX));
+        let skipped = earlier.filter(|(_, entry)| entry.matcher.matches(subject)).filter_map(|(place, entry)| {
+            Some(SkippedRule {
+                rule: place as u32 + 1,
+                rule_text: matcher_text(&entry.matcher),
+                when: when_text(&entry.when)?,
+                unmet: self.unmet(&entry.when)?,
+            })
+        });
+        skipped.collect()
     }
 
     /// Links that the flow may use, or why there are none.
@@ -292,7 +308,9 @@ impl<S: Steering> Core<S> {
                          system prefers this one"
                     )
                 } else {
-                    format!("no link finishes the flow before the busiest one finishes its load; with this one all are done first, in {finish:.3} s")
+                    format!(
+                        "no link finishes the flow before the busiest one finishes its load; with this one all are done first, in {finish:.3} s"
+                    )
                 }
             }
             Mode::Random => {

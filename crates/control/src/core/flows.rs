@@ -62,6 +62,11 @@ impl<S: Steering> Core<S> {
             let taken = self.on_event(now, event);
             first = first.and(taken);
         }
+        // The end of a program's last flow may end the condition of a rule.
+        if self.asks_running() {
+            let context = self.update_context(now);
+            first = first.and(context).and(self.update_params(now));
+        }
         first
     }
 

@@ -14,7 +14,7 @@ use crate::steering::{FlowRow, Steering, SteeringError};
 impl<S: Steering> Core<S> {
     /// Processes a network change.
     pub fn on_network(&mut self, now: Time, network: NetworkSnapshot) -> Result<(), SteeringError> {
-        let policy = &self.config.policy;
+        let policy = &self.in_force;
         let devices: Vec<&LinkFacts> = network.interfaces.iter().filter(|device| policy.is_link(device)).collect();
         let conflicts = tables::conflicts(&network, devices.iter().map(|device| device.index));
         let refused = |device: &LinkFacts| conflicts.get(&device.index).cloned();

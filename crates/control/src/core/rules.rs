@@ -101,8 +101,13 @@ pub(super) fn steer_rules(
     names: &mut dyn Names,
 ) -> Vec<SteerRule> {
     let mut condition = |matcher: &AppMatcher| SteerMatch {
-        // Requests of the proxy's clients never pass the kernel's rules: an empty list matches no executable.
-        exe: if matcher.client.is_some() { Some(Vec::new()) } else { matcher.exe.as_ref().map(|path| executables.of(path)) },
+        // Requests of the proxy's clients never pass the kernel's rules, and an entry whose condition does not hold has an empty matcher: an
+        // empty list matches no executable.
+        exe: if matcher.client.is_some() || matcher.is_empty() {
+            Some(Vec::new())
+        } else {
+            matcher.exe.as_ref().map(|path| executables.of(path))
+        },
         name: matcher.name.clone(),
         port: matcher.port,
         destination: matcher.destination,

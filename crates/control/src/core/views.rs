@@ -2,7 +2,7 @@
 
 use braid_api::{AppEntry, Battery, Counters, ExcludeEntry, LinkEntry, LinkStatus, PolicyView, Status};
 use braid_decide::capacity::Estimate;
-use braid_decide::policy::{AppMatcher, BondScheduler, LinkMatcher, ProbeMode, Scheduler};
+use braid_decide::policy::{AppMatcher, BondScheduler, LinkMatcher, ProbeMode, Scheduler, When};
 use braid_model::{Affinity, ByteCount, Direction, Family, Joules, NetworkSnapshot, PerFamily, Role, Time};
 
 use super::energy::LinkEnergy;
@@ -76,7 +76,7 @@ impl<S: Steering> Core<S> {
         let link_load = |link: &Link| load_table.as_ref().map(|load_table| &load_table.loads[link.slot]);
         let used = self.links.values().map(|link| link_view(link, now, link_load(link), self.link_energy(link, now)));
         let overflow = self.links.overflow().iter().map(|facts| {
-            let rule = self.config.policy.link_rule(facts).cloned().unwrap_or_default();
+            let rule = self.in_force.link_rule(facts).cloned().unwrap_or_default();
             let mut link = Link::new(facts.clone(), 0, rule, self.config.probe, now);
             link.refused = Some(crate::links::NO_SLOT.to_owned());
             link_view(&link, now, None, None)
@@ -136,6 +136,8 @@ impl<S: Steering> Core<S> {
                 .iter()
                 .map(|rule| LinkEntry {
                     matches: link_matcher_text(&rule.matcher),
+                    when: when_text(&rule.when),
+                    unmet: self.unmet(&rule.when),
                     devices: self.links.values().filter(|link| link.rule == *rule).map(|link| link.facts.name.clone()).collect(),
                     role: role_name(rule.role).to_owned(),
                     priority: rule.priority,
@@ -154,6 +156,8 @@ impl<S: Steering> Core<S> {
                 .iter()
                 .map(|rule| AppEntry {
                     matches: matcher_text(&rule.matcher),
+                    when: when_text(&rule.when),
+                    unmet: self.unmet(&rule.when),
                     links: rule.links.as_ref().map(|links| links.iter().map(ToString::to_string).collect()),
                     prefer: rule.prefer.iter().map(ToString::to_string).collect(),
                     class: rule.class.map(|class| class.to_string()),
@@ -253,6 +257,11 @@ fn role_name(role: Role) -> &'static str {
         Role::Backup => "backup",
         Role::Excluded => "excluded",
     }
+}
+
+/// A condition on the context in the syntax of the configuration; `None` if there is none.
+pub(super) fn when_text(when: &When) -> Option<String> {
+    (!when.is_empty()).then(|| when.to_string())
 }
 
 /// A matcher in the syntax of the configuration.

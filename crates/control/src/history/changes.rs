@@ -16,8 +16,9 @@ pub fn changes(before: &PolicyView, after: &PolicyView) -> Vec<String> {
     setting("affinity", &before.affinity, &after.affinity);
     setting("utility", &before.utility, &after.utility);
     setting("the bonds' scheduler", &before.bond_scheduler, &after.bond_scheduler);
-    // The list of devices is not part of the configuration.
-    let link = |entry: &LinkEntry| LinkEntry { devices: Vec::new(), ..entry.clone() };
+    // The list of devices, and whether a condition holds, are not part of the configuration.
+    let link = |entry: &LinkEntry| LinkEntry { devices: Vec::new(), unmet: None, ..entry.clone() };
+    let app = |entry: &AppEntry| AppEntry { unmet: None, ..entry.clone() };
     let describe = |entry: &LinkEntry| {
         let what = if entry.devices.is_empty() { format!("link {{ {} }}", entry.matches) } else { entry.devices.join(", ") };
         format!("{what} ({})", entry.role)
@@ -33,7 +34,7 @@ pub fn changes(before: &PolicyView, after: &PolicyView) -> Vec<String> {
         },
     );
     let report_app = |entry: &AppEntry, how: &str| changes.push(format!("app {{ {} }} {how}", entry.matches));
-    let apps_moved = compare(&before.apps, &after.apps, |entry| &entry.matches, AppEntry::eq, report_app);
+    let apps_moved = compare(&before.apps, &after.apps, |entry| &entry.matches, |a, b| app(a) == app(b), report_app);
     if links_moved || apps_moved {
         changes.push("the order of the entries has changed".to_owned());
     }

@@ -1,6 +1,7 @@
 //! The core on a fake backend: its decisions when links appear, die, return and use up their allowance.
 
 mod apps;
+mod context;
 mod detect;
 mod energy;
 mod faults;

@@ -55,6 +55,8 @@ impl Peers {
             rule: bond_reason.and_then(|bond_reason| bond_reason.rule),
             rule_text: bond_reason.and_then(|bond_reason| bond_reason.rule_text.clone()),
             scheduler: self.scheduler_name().to_owned(),
+            when: bond_reason.and_then(|bond_reason| bond_reason.when.clone()),
+            skipped: Vec::new(),
             class: bond_reason.map(|bond_reason| bond_reason.class.to_string()),
             affinity: None,
             demand_bytes: bond_reason.map(|bond_reason| bond_reason.demand.get()),

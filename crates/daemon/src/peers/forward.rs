@@ -163,6 +163,12 @@ impl FlowPeer {
     }
 }
 
+/// The policy in the bond's terms.
+pub(super) fn flow_policy(policy: &BondPolicy) -> FlowPolicy {
+    let weight = (policy.weight * 100.0).clamp(1.0, f64::from(u16::MAX)) as u16;
+    FlowPolicy { weight, links: policy.links, copies: policy.copies, urgent: policy.urgent }
+}
+
 impl Peers {
     /// Opens a flow to a peer that can take it, and lists it. A server that runs Braid is preferred to any relay: its way is the shortest.
     fn open_flow(
@@ -186,8 +192,7 @@ impl Peers {
                 (client, name.clone(), FlowPeer::Relay { name, host, changes })
             }
         };
-        let weight = (policy.weight * 100.0).clamp(1.0, f64::from(u16::MAX)) as u16;
-        let bond = FlowPolicy { weight, links: policy.links, copies: policy.copies, urgent: policy.urgent };
+        let bond = flow_policy(policy);
         let flow = client.open(Open { kind, target: Target::Address(facts.remote), policy: bond }).ok()?;
         let bonded = BondedFlow {
             application,
@@ -198,6 +203,8 @@ impl Peers {
             peer,
             started: facts.started,
             policy: bond,
+            facts: facts.clone(),
+            rule: policy.rule,
             protocol: if kind == FlowKind::Stream { "tcp" } else { "udp" },
             flow: flow.clone(),
             bond_reason: None,

@@ -9,6 +9,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use super::links::LinkSelector;
+use super::when::When;
 
 /// Maximum length of a process name in the kernel, in bytes.
 pub const NAME_LIMIT: usize = 15;
@@ -73,6 +74,8 @@ impl Carry {
 pub struct AppRule {
     /// Selects the flows.
     pub matcher: AppMatcher,
+    /// Context in which the entry applies.
+    pub when: When,
     /// The only links that the flows may use; if none is usable, the flow fails.
     pub links: Option<Vec<LinkSelector>>,
     /// The links that the flows use if any of them is usable.
@@ -97,6 +100,7 @@ impl Default for AppRule {
     fn default() -> Self {
         Self {
             matcher: AppMatcher::default(),
+            when: When::default(),
             links: None,
             prefer: Vec::new(),
             class: None,
@@ -197,7 +201,7 @@ impl AppMatcher {
 }
 
 /// The part of a process name that the kernel keeps.
-fn kernel_name(name: &str) -> &[u8] {
+pub(super) fn kernel_name(name: &str) -> &[u8] {
     &name.as_bytes()[..name.len().min(NAME_LIMIT)]
 }
 

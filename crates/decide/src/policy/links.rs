@@ -8,6 +8,7 @@ use braid_model::{ByteCount, LinkFacts, LinkKind, LinkSet, Rate, Role};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
+use super::when::When;
 use super::{InvalidText, NAME_LIMIT};
 use crate::energy::Profile;
 use crate::pattern::Pattern;
@@ -17,6 +18,8 @@ use crate::pattern::Pattern;
 pub struct LinkRule {
     /// Selects the devices.
     pub matcher: LinkMatcher,
+    /// Context in which the entry applies.
+    pub when: When,
     /// Role of the links.
     pub role: Role,
     /// Priority of the links: those with the highest usable priority (0 first) take all flows.

@@ -11,6 +11,7 @@ pub mod firewall;
 mod follow;
 mod ipsec;
 mod talk;
+pub mod wireless;
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};

@@ -77,12 +77,19 @@ impl NetlinkSocket {
 
     /// Dumps everything that a request of type `kind` with a body of zeros asks for.
     pub(super) fn dump_all(&mut self, kind: u16, body: usize, each: impl FnMut(&[u8])) -> io::Result<bool> {
+        self.request(kind, NLM_F_REQUEST | NLM_F_DUMP, &vec![0; body], each)
+    }
+
+    /// Sends a request of type `kind` and reads to the end of the answer. Returns whether the answer is consistent.
+    pub(super) fn request(&mut self, kind: u16, flags: u16, body: &[u8], each: impl FnMut(&[u8])) -> io::Result<bool> {
         self.sequence = self.sequence.wrapping_add(1);
-        let mut bytes = vec![0; HEADER + body];
+        let mut bytes = vec![0; HEADER + body.len()];
+        bytes[HEADER..].copy_from_slice(body);
+        let length = bytes.len() as u32;
         let mut header = NetlinkBuffer::new(&mut bytes);
-        header.set_length((HEADER + body) as u32);
+        header.set_length(length);
         header.set_message_type(kind);
-        header.set_flags(NLM_F_REQUEST | NLM_F_DUMP);
+        header.set_flags(flags);
         header.set_sequence_number(self.sequence);
         self.send_and_receive(&bytes, each)
     }
