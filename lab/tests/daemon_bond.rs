@@ -2,7 +2,6 @@
 
 mod support;
 
-use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream, UdpSocket};
 use std::process::{Child, Stdio};
@@ -10,6 +9,7 @@ use std::process::{Child, Stdio};
 use braid_lab::{Lab, Web, ms};
 use braid_model::ByteCount;
 use serde_json::Value;
+use support::bonded::{Relay, bond_flow, curl, ended, good_paths};
 use support::user::two_links;
 use support::*;
 
@@ -25,78 +25,11 @@ match = { name = \"curl\" }
 carry = \"bond\"
 ";
 
-/// A relay in the server's namespace.
-struct Relay<'a> {
-    lab: &'a Lab,
-    child: Child,
-}
-
-impl<'a> Relay<'a> {
-    fn start(lab: &'a Lab) -> Self {
-        Self::start_told(lab, &["--allow", "203.0.113.0/24"])
-    }
-
-    fn start_told(lab: &'a Lab, more: &[&str]) -> Self {
-        let home = lab.directory().join("relay");
-        std::fs::create_dir_all(&home).unwrap();
-        let log = File::options().create(true).append(true).open(home.join("log")).unwrap();
-        let mut command = lab.server().command(braid()).unwrap();
-        command.args(["relay", "--listen", "[::]:5757"]).args(more).arg("--state-dir").arg(home.join("state"));
-        let child = command.stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
-        eventually("the relay is up", || std::fs::read_to_string(home.join("log")).is_ok_and(|log| log.contains("the relay is up")));
-        Self { lab, child }
-    }
-
-    fn signal(&self, name: &str) {
-        let sent = std::process::Command::new("kill").arg(format!("-{name}")).arg(self.child.id().to_string()).status();
-        assert!(sent.unwrap().success());
-    }
-
-    fn invite(&self) -> String {
-        self.invite_to(20)
-    }
-
-    /// An invitation to this host of the lab's Internet, whether or not the relay runs.
-    fn invite_to(&self, host: u8) -> String {
-        let mut command = self.lab.server().command(braid()).unwrap();
-        let address = format!("{}:5757", Lab::internet(host));
-        command.args(["relay", "invite", "--address", &address]).arg("--state-dir").arg(self.lab.directory().join("relay/state"));
-        let output = command.output().unwrap();
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        String::from_utf8(output.stdout).unwrap().trim().to_owned()
-    }
-}
-
-impl Drop for Relay<'_> {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        if std::thread::panicking() {
-            eprintln!("relay:\n{}", std::fs::read_to_string(self.lab.directory().join("relay/log")).unwrap_or_default());
-        }
-    }
-}
-
 /// Two links, a relay, and a daemon that has joined it over both.
 fn bonded(lab: &Lab) -> (Relay<'_>, Up<'_>) {
     let relay = Relay::start(lab);
-    let up = joined(lab, &relay);
+    let up = relay.join(CONFIG);
     (relay, up)
-}
-
-/// A daemon that has joined a relay over both links.
-fn joined<'a>(lab: &'a Lab, relay: &Relay<'_>) -> Up<'a> {
-    let up = Up::start(lab, CONFIG);
-    let joined = up.braid(&["join", &relay.invite(), "--name", "home"]);
-    assert!(joined.status.success(), "{}", String::from_utf8_lossy(&joined.stderr));
-    let mut good = 0;
-    let begin = std::time::Instant::now();
-    while good < 2 {
-        good = good_paths(&up);
-        assert!(begin.elapsed() < LIMIT, "{good} of 2 paths are good: {}", up.status().unwrap()["peers"]);
-        std::thread::sleep(ms(20));
-    }
-    up
 }
 
 /// Opens connections to a server, one after the other, has each of them answered and keeps it; then waits for the end of its input.
@@ -150,41 +83,15 @@ fn regression_flows_beyond_a_users_limit_go_direct() {
     });
 }
 
-fn good_paths(up: &Up<'_>) -> usize {
-    let status = up.status().unwrap();
-    let peer = &status["peers"][0];
-    let paths = peer["paths"].as_array().map_or(&[][..], Vec::as_slice);
-    paths.iter().filter(|path| path["state"] == "good").count()
-}
-
-fn bond_flow(up: &Up<'_>) -> Option<Value> {
-    up.flows().into_iter().find(|flow| flow["carry"] == "bond")
-}
-
 /// Estimates of a program.
 fn learnt(up: &Up<'_>, name: &str) -> Value {
     let apps: Value = serde_json::from_slice(&up.braid(&["apps", "--json"]).stdout).unwrap();
     apps["apps"].as_array().unwrap().iter().find(|app| app["name"] == name).cloned().unwrap_or_default()
 }
 
-fn curl(lab: &Lab, url: &str) -> Child {
-    let mut command = lab.client().command("curl").unwrap();
-    command.args(["-sS", "--fail", "--max-time", "60", "-o", "/dev/null", "-w", "%{size_download} %{remote_ip}"]).arg(url);
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
-}
-
-/// Output of curl: bytes, and the remote address that it sees.
 fn stop(mut child: Child) {
     let _ = child.kill();
     let _ = child.wait();
-}
-
-fn ended(child: Child) -> (u64, String) {
-    let output = child.wait_with_output().unwrap();
-    assert!(output.status.success(), "curl: {}", String::from_utf8_lossy(&output.stderr));
-    let text = String::from_utf8(output.stdout).unwrap();
-    let (size, peer) = text.split_once(' ').unwrap();
-    (size.parse().unwrap(), peer.to_owned())
 }
 
 #[test]
@@ -458,7 +365,7 @@ fn regression_flows_that_the_daemon_forwards_directly_end_when_a_tunnel_comes_up
     let lab = two_links().start().unwrap();
     let web = Web::start(&lab).unwrap();
     let relay = Relay::start_told(&lab, &[]);
-    let up = joined(&lab, &relay);
+    let up = relay.join(CONFIG);
     let child = curl(&lab, &web.url(ByteCount::new(40_000_000)).unwrap());
     eventually("the relay has declined it", || text(&up.braid(&["log"]).stdout).contains("home does not open 203.0.113.10"));
     assert_eq!(up.status().unwrap()["counters"]["redirected"].as_u64(), Some(1));
@@ -481,7 +388,7 @@ fn regression_destinations_that_the_relay_does_not_open_go_direct_and_are_logged
     let lab = two_links().start().unwrap();
     let web = Web::start(&lab).unwrap();
     let relay = Relay::start_told(&lab, &[]);
-    let up = joined(&lab, &relay);
+    let up = relay.join(CONFIG);
     let url = web.url(ByteCount::new(50_000)).unwrap();
     assert_eq!(ended(curl(&lab, &url)), (50_000, "203.0.113.10".to_owned()), "the relay's operator allows no private address");
     let told = || text(&up.braid(&["log"]).stdout).matches("home does not open 203.0.113.10, a documentation address").count();

@@ -1,103 +1,156 @@
-//! The schedulers "least-finish", "least-makespan" and "random" give connections the links that their rules say, in the kernel.
+//! The schedulers of bonds on real traffic: each link's share of a download through a relay.
 
 mod support;
 
-use std::net::TcpStream;
+use std::time::Instant;
 
-use braid_lab::{Lab, Web};
+use braid_lab::{Lab, Web, ms};
 use braid_model::ByteCount;
-use serde_json::json;
+use serde_json::Value;
+use support::bonded::{Relay, bond_flow, curl, ended};
+use support::user::two_links;
 use support::*;
 
-/// Three links. wlan0, the system's own choice, has a quarter of the capacity of each of the others. Flows of the user nobody use eth0 only.
-fn config(scheduler: &str) -> String {
-    let link = |(name, mbps): (&&str, u32)| format!("[[link]]\nname = \"{name}\"\ncapacity_down = \"{mbps} Mbit/s\"\n");
-    let links: String = NAMES.iter().zip([20, 80, 80]).map(link).collect();
+/// Two links whose capacities are known, and the program whose flows are bonded. A byte over lte0 costs a third of one over wlan0.
+fn config(top: &str, tables: &str) -> String {
     format!(
-        "scheduler = \"{scheduler}\"\nprobe = \"continuous\"\ndefault_demand = \"2 MB\"\n{links}[[app]]\nmatch = {{ user = {NOBODY} }}\nlinks = [\"eth0\"]\n"
+        "{top}
+[[link]]
+name = \"wlan0\"
+capacity_down = \"20 Mbit/s\"
+capacity_up = \"20 Mbit/s\"
+energy = {{ idle_mw = 100, receive_mw = 6100, transmit_mw = 6100 }}
+[[link]]
+name = \"lte0\"
+capacity_down = \"10 Mbit/s\"
+capacity_up = \"10 Mbit/s\"
+energy = {{ idle_mw = 100, receive_mw = 1100, transmit_mw = 1100 }}
+[[app]]
+match = {{ name = \"curl\" }}
+carry = \"bond\"
+{tables}"
     )
 }
 
-/// Opens connections one after the other. Returns them with the numbers of their links.
-fn open_many(lab: &Lab, user: Option<u32>, count: usize) -> (Vec<TcpStream>, Vec<usize>) {
-    let one = |_| {
-        let stream = TcpStream::connect_timeout(&remote(10, 80), LIMIT).unwrap();
-        let link = number(stream.local_addr().unwrap().ip());
-        (stream, link)
-    };
-    lab.client().run_as(user, || (0..count).map(one).unzip()).unwrap()
+/// Bytes of a bonded flow received over wlan0 and over lte0.
+fn received(flow: &Value) -> [f64; 2] {
+    ["wlan0", "lte0"].map(|name| {
+        let links = flow["by_link"].as_array().map_or(&[][..], Vec::as_slice);
+        let link = links.iter().find(|link| link["link"] == name);
+        link.and_then(|link| link["rx_bytes"].as_f64()).unwrap_or(0.0)
+    })
 }
 
-/// Link and reason that `braid explain` gives for the next connection.
-fn explained(up: &Up<'_>) -> (String, String) {
-    let (status, answer) = up.api("POST /v1/explain", &json!({"name": "x", "destination": remote(10, 80).ip().to_string(), "port": 80}));
-    assert_eq!(status, 200, "{answer}");
-    (answer["link"].as_str().unwrap().to_owned(), answer["reason"].as_str().unwrap().to_owned())
+/// The share of wlan0 in a download of 10 MB, without its first and last part.
+fn share(lab: &Lab, up: &Up<'_>, web: &Web) -> f64 {
+    let size = 10_000_000.0;
+    let child = curl(lab, &web.url(ByteCount::new(size as u64)).unwrap());
+    let mut first = [0.0; 2];
+    let mut last = [0.0; 2];
+    let begin = Instant::now();
+    while begin.elapsed() < LIMIT {
+        let Some(flow) = bond_flow(up) else { break };
+        let now = received(&flow);
+        let sum: f64 = now.iter().sum();
+        if sum < size * 0.25 {
+            first = now;
+        } else if sum < size * 0.9 {
+            last = now;
+        } else {
+            break;
+        }
+        std::thread::sleep(ms(30));
+    }
+    assert_eq!(ended(child).0, size as u64);
+    eventually("the flow is gone", || bond_flow(up).is_none());
+    let moved = [last[0] - first[0], last[1] - first[1]];
+    moved[0] / (moved[0] + moved[1])
 }
 
-/// Starts the scheduler with 20 flows of 2 MB on eth0, which it needs 4 s for, and passes the daemon on.
-fn with_busy_link(scheduler: &str, check: impl FnOnce(&Lab, &Up<'_>)) {
-    let lab = lab(3);
+/// Shares within 5 % of what each rule says, for data that the relay sends: it obeys the client's plan.
+#[test]
+fn each_scheduler_of_bonds_shares_links_as_its_rule_says() {
+    if !able() {
+        return;
+    }
+    let lab = two_links().start().unwrap();
     let web = Web::start(&lab).unwrap();
-    web.url(ByteCount::new(1000)).unwrap();
-    let up = Up::start(&lab, &config(scheduler));
-    assert_eq!(up.status().unwrap()["scheduler"], scheduler);
-    let (_busy, links) = open_many(&lab, Some(NOBODY), 20);
-    assert_eq!(links, [2; 20]);
-    check(&lab, &up);
+    let relay = Relay::start(&lab);
+    let up = relay.join(&config("", ""));
+    for (scheduler, expected) in [
+        ("midrr", 2.0 / 3.0),
+        ("round-robin", 0.5),
+        ("weighted-round-robin", 2.0 / 3.0),
+        ("earliest-completion", 2.0 / 3.0),
+        ("min-rtt", 2.0 / 3.0),
+        ("redundant", 0.5),
+    ] {
+        up.configure(&config("", &format!("[bond]\nscheduler = \"{scheduler}\"\n")));
+        let child = curl(&lab, &web.url(ByteCount::new(1_000_000)).unwrap());
+        eventually("flows say which rule schedules them", || bond_flow(&up).is_some_and(|flow| flow["scheduler"] == scheduler));
+        ended(child);
+        let share = share(&lab, &up, &web);
+        println!("{scheduler}: wlan0 carries {share:.3}, expected {expected:.3}");
+        assert!((share - expected).abs() < 0.05, "{scheduler}: {share}, not {expected}");
+    }
+    up.configure(&config("", "[bond]\nscheduler = \"rtt-share\"\n"));
+    ended(curl(&lab, &web.url(ByteCount::new(1_000_000)).unwrap()));
+    let share = share(&lab, &up, &web);
+    println!("rtt-share: wlan0 carries {share:.3}");
+    assert!((0.6..0.9).contains(&share), "20 ms against 60 ms, and what queues add: {share}");
 }
 
+/// OPERETTA's weights: at least energy the cheap link alone; at most throughput both, by their capacity; halfway 10 of 20 Mbit/s each.
 #[test]
-fn least_finish_takes_the_link_that_finishes_first() {
+fn operettas_weights_hold_at_the_relay_and_are_explained() {
     if !able() {
         return;
     }
-    with_busy_link("least-finish", |lab, up| {
-        let (link, why) = explained(up);
-        assert!(link == "lte0" && why.starts_with("it finishes its load and the flow first, in 0.2"), "{link}: {why}");
-        // 2 MB take 0.2 s on lte0 and 0.8 s on wlan0.
-        let (_flows, links) = open_many(lab, None, 5);
-        assert_eq!(links, [1, 1, 1, 0, 1]);
-    });
-}
-
-#[test]
-fn least_makespan_takes_the_systems_choice_while_the_whole_ends_no_later() {
-    if !able() {
-        return;
-    }
-    with_busy_link("least-makespan", |lab, up| {
-        let (link, why) = explained(up);
-        assert!(link == "wlan0" && why.contains("before the busiest link finishes its load, in 4."), "{link}: {why}");
-        // 5 flows take 4 s on wlan0, then 20 take 4 s on lte0.
-        let (_flows, links) = open_many(lab, None, 25);
-        assert_eq!((&links[..5], &links[5..]), (&[0; 5][..], &[1; 20][..]));
-        let text = text(&up.braid(&["explain", "curl", "203.0.113.10:80"]).stdout);
-        assert!(text.contains("no link finishes the flow before the busiest one finishes its load"), "{text}");
-    });
-}
-
-#[test]
-fn random_takes_each_link_with_the_same_probability() {
-    if !able() {
-        return;
-    }
-    let mut sequences = Vec::new();
-    for _ in 0..2 {
-        with_busy_link("random", |lab, up| {
-            for _ in 0..5 {
-                let (link, why) = explained(up);
-                assert!(why.starts_with("the next flow draws it at random among 3 links"), "{why}");
-                assert_eq!(NAMES[open_many(lab, None, 1).1[0]], link, "the next flow draws what the explanation says");
-            }
-            let (_flows, links) = open_many(lab, None, 300);
-            // 100 expected, standard deviation 8.
-            let counts = [0, 1, 2].map(|link| links.iter().filter(|found| **found == link).count());
-            assert!(counts.iter().all(|count| (60..140).contains(count)), "{counts:?}");
-            println!("300 connections: {counts:?}");
-            sequences.push(links);
+    let lab = two_links().start().unwrap();
+    let web = Web::start(&lab).unwrap();
+    let relay = Relay::start(&lab);
+    let with = |utility: &str| config(&format!("scheduler = \"operetta\"\nutility = {utility}\n"), "");
+    let up = relay.join(&with("0"));
+    for (utility, expected) in [("0", 0.0), ("0.5", 0.5), ("1", 2.0 / 3.0)] {
+        up.configure(&with(utility));
+        let child = curl(&lab, &web.url(ByteCount::new(3_000_000)).unwrap());
+        let mut explained = Value::Null;
+        eventually("the weights are explained", || {
+            let Some(id) = bond_flow(&up).and_then(|flow| flow["id"].as_u64()) else { return false };
+            explained = serde_json::from_slice(&up.braid(&["explain", &id.to_string(), "--json"]).stdout).unwrap_or_default();
+            let weights = explained["optimum"]["weights"].as_array().map_or(&[][..], Vec::as_slice);
+            let wlan = weights.iter().find(|of| of["link"] == "wlan0").and_then(|of| of["weight"].as_f64()).unwrap_or(0.0);
+            !weights.is_empty() && (wlan - expected).abs() < 0.03
         });
+        assert_eq!((explained["scheduler"].as_str(), explained["optimum"]["feasible"].as_bool()), (Some("weights"), Some(true)));
+        ended(child);
+        let share = share(&lab, &up, &web);
+        println!("utility {utility}: wlan0 carries {share:.3}, expected {expected:.3}; {}", explained["optimum"]);
+        assert!((share - expected).abs() < 0.05, "utility {utility}: {share}, not {expected}");
     }
-    // Two equal sequences of 300 have a probability of 3^-300; a third of the links are equal by chance.
-    assert_ne!(sequences[0], sequences[1], "each daemon draws its own seed");
+}
+
+/// A link of lower priority carries bonded traffic only while no better one delivers.
+#[test]
+fn bonded_traffic_waits_for_priority() {
+    if !able() {
+        return;
+    }
+    let lab = two_links().start().unwrap();
+    let web = Web::start(&lab).unwrap();
+    let relay = Relay::start(&lab);
+    let prior = config("", "").replace("capacity_down = \"20 Mbit/s\"", "priority = 1\ncapacity_down = \"20 Mbit/s\"");
+    let up = relay.join(&prior.replace("priority = 1\n", ""));
+    up.configure(&prior);
+    eventually("wlan0 is a backup", || {
+        let status = up.status().unwrap();
+        let paths = status["peers"][0]["paths"].as_array().cloned().unwrap_or_default();
+        paths.iter().any(|path| path["link"] == "wlan0" && path["state"] == "backup")
+    });
+    let child = curl(&lab, &web.url(ByteCount::new(6_000_000)).unwrap());
+    eventually("lte0 carries it", || bond_flow(&up).is_some_and(|flow| received(&flow)[1] > 1_000_000.0));
+    assert!(received(&bond_flow(&up).unwrap())[0] < 50_000.0);
+    lab.dark(1).unwrap();
+    eventually("wlan0 takes over", || bond_flow(&up).is_none_or(|flow| received(&flow)[0] > 1_000_000.0));
+    assert_eq!(ended(child).0, 6_000_000);
 }

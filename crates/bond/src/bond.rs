@@ -15,11 +15,12 @@ use bytes::Bytes;
 use crate::flow::FlowState;
 use crate::path::{Path, PathState};
 
+use crate::plan::SchedulingPlan;
 use crate::report::{Event, FlowError, FlowView, PathView};
 use crate::tracker::Control;
 use crate::window::Window;
 use crate::{FlowKey, FlowPolicy, Limits, Open, PathFacts, PathId, PathUpdate, Side};
-use choice::{Chooser, SchedulingPlan};
+use choice::Chooser;
 
 /// Scheduling quantum of a flow of weight 1.
 const QUANTUM: ByteCount = ByteCount::new(1500);

@@ -50,6 +50,7 @@ mod hello;
 pub mod host;
 mod messages;
 mod path;
+mod plan;
 mod receive;
 mod report;
 mod send;
@@ -66,11 +67,11 @@ use std::time::Duration;
 
 use braid_model::{ByteCount, LinkSet, Rate};
 
-pub use bond::choice::SchedulingPlan;
 pub use bond::{Bond, codes};
 pub use braid_decide::policy::BondScheduler;
 pub use hello::{BondId, Hello, HelloError, Secret, VERSION, Welcome};
 pub use path::PathState;
+pub use plan::SchedulingPlan;
 pub use receive::ReceiveError;
 pub use report::{BondError, Event, FlowError, FlowView, PathView};
 pub use transmit::MIN_DATAGRAM;

@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::{Buf, BufMut, Bytes};
 use thiserror::Error;
 
-use crate::bond::choice::SchedulingPlan;
+use crate::plan::SchedulingPlan;
 use crate::{FlowKey, FlowKind, FlowPolicy, Open, PathId, PathUpdate, Target};
 use braid_decide::policy::BondScheduler;
 

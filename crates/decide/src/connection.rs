@@ -382,7 +382,8 @@ mod tests {
         let equal = one.iter().zip(&other).filter(|(one, other)| one == other).count();
         // Standard deviation 27 of 1000: these are six of them.
         assert!((836..1164).contains(&equal), "{equal} equal decisions with another seed");
-        let after = |slot: usize| (0..5).map(|next| one.windows(2).filter(|pair| pair[0] == slot && pair[1] == next).count()).collect::<Vec<_>>();
+        let after =
+            |slot: usize| (0..5).map(|next| one.windows(2).filter(|pair| pair[0] == slot && pair[1] == next).count()).collect::<Vec<_>>();
         for slot in [0, 1, 3, 4] {
             let count = one.iter().filter(|taken| **taken == slot).count();
             assert!((836..1164).contains(&count), "{count} of 4000 on {slot}");

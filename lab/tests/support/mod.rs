@@ -3,6 +3,7 @@
 // Every test program uses a different part of this module.
 #![allow(dead_code, unreachable_pub)]
 
+pub mod bonded;
 pub mod proxied;
 pub mod user;
 

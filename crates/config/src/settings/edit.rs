@@ -479,7 +479,8 @@ users = [0]
     #[test]
     fn the_scheduler_of_bonds_and_a_step_of_utility_can_be_set_and_reset() {
         let change = |text: &str, all: Json| apply(text, &edits(all)).unwrap().0;
-        let policy = |text: &str| crate::parse("f", text, &crate::World::default()).unwrap_or_else(|error| panic!("{error}: {text}")).policy;
+        let policy =
+            |text: &str| crate::parse("f", text, &crate::World::default()).unwrap_or_else(|error| panic!("{error}: {text}")).policy;
         let copies = json!([
             {"op": "set", "path": ["bond", "scheduler"], "value": "redundant"},
             {"op": "set", "path": ["bond", "copies"], "value": 3},

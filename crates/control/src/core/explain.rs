@@ -292,7 +292,9 @@ impl<S: Steering> Core<S> {
                          system prefers this one"
                     )
                 } else {
-                    format!("no link finishes the flow before the busiest one finishes its load; with this one all are done first, in {finish:.3} s")
+                    format!(
+                        "no link finishes the flow before the busiest one finishes its load; with this one all are done first, in {finish:.3} s"
+                    )
                 }
             }
             Mode::Random => {

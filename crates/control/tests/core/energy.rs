@@ -212,9 +212,9 @@ fn bonded_flows_weigh_on_links() {
     world.run(Duration::from_secs(1));
     world.core.on_packet_load(world.now, packets(40, 3)).unwrap();
     let loads = world.core.steering().load_table().unwrap().loads;
-    for slot in 0..2 {
-        assert!((19_000_000..=20_000_000).contains(&loads[slot].load.down), "{:?}", loads[slot]);
-        assert_eq!(loads[slot].flows, 3);
+    for link_load in &loads[..2] {
+        assert!((19_000_000..=20_000_000).contains(&link_load.load.down), "{link_load:?}");
+        assert_eq!(link_load.flows, 3);
     }
     world.core.on_packet_load(world.now, PacketLoad::default()).unwrap();
     let loads = world.core.steering().load_table().unwrap().loads;

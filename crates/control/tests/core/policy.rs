@@ -259,7 +259,10 @@ fn the_papers_rules_and_random_distribute_flows_and_are_explained() {
     };
     let mut least = start(Scheduler::LeastFinish);
     let (link, why) = ask(&mut least);
-    assert!(why.starts_with("it finishes its load and the flow first, in 0.2") && why.contains("0 B of load and 2.0 MB of the flow"), "{why}");
+    assert!(
+        why.starts_with("it finishes its load and the flow first, in 0.2") && why.contains("0 B of load and 2.0 MB of the flow"),
+        "{why}"
+    );
     assert_eq!((link.as_str(), next(&mut least, 5)), ("lte0", vec![1, 1, 1, 0, 1]));
     let mut whole = start(Scheduler::LeastMakespan);
     let (link, why) = ask(&mut whole);
@@ -267,7 +270,10 @@ fn the_papers_rules_and_random_distribute_flows_and_are_explained() {
     assert_eq!((link.as_str(), next(&mut whole, 5)), ("wlan0", vec![0, 0, 0, 0, 0]));
     assert_eq!(next(&mut whole, 20), [1; 20], "then the next link in the system's order, until it is as busy");
     let (_, why) = ask(&mut whole);
-    assert!(why.starts_with("no link finishes the flow before the busiest one finishes its load; with this one all are done first"), "{why}");
+    assert!(
+        why.starts_with("no link finishes the flow before the busiest one finishes its load; with this one all are done first"),
+        "{why}"
+    );
     let mut random = start(Scheduler::Random);
     for _ in 0..5 {
         let (link, why) = ask(&mut random);
