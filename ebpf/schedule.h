@@ -107,10 +107,11 @@ BRAID_INLINE __u64 braid_deadline(const struct braid_load_table *table, const st
 {
 	__u64 total = braid_min(demand, BRAID_LOAD_LIMIT), latest = 0;
 
+	/* Ends at every eighth slot only: the verifier follows what comes after the loop once for each place where it may end. */
 	for (__u32 slot = 0; slot < BRAID_MAX_LINKS; slot++) {
 		__u64 rest = braid_opaque(allowed >> slot), load;
 
-		if (!rest)
+		if (!(slot & 7) && !rest)
 			break;
 		load = braid_min(table->loads[slot].load[direction], BRAID_LOAD_LIMIT) & -(rest & 1);
 		total = braid_min(total + load, BRAID_LOAD_LIMIT);
@@ -153,22 +154,23 @@ BRAID_INLINE void braid_offer(struct braid_load_table *table, struct braid_best 
 	table->winner = braid_select(better, slot, table->winner);
 }
 
-/* Sets table->winner to the slot that the rule selects among `allowed`, which must not be 0. */
-BRAID_INLINE void braid_pick(struct braid_load_table *table, const struct braid_params *params, __u32 allowed, __u32 direction,
-			     __u64 demand)
+/* How braid_pick compares links. */
+enum braid_comparison { BRAID_BY_RANK, BRAID_BY_TURN, BRAID_BY_TIME };
+
+/* What braid_search needs to know of the mode. The truth values are 0 or 1. */
+struct braid_criteria {
+	__u64 random;	/* by rank: a random number instead of the rank */
+	__u64 whole;	/* by time: the link's whole load precedes the flow */
+	__u64 makespan; /* by time: of the links in time the one of the lowest rank, not of the lowest price */
+	__u64 deadline; /* by time */
+};
+
+/* `comparison` is a constant, so that each has a loop of its own without branches on it. */
+BRAID_INLINE void braid_search(struct braid_load_table *table, const struct braid_params *params, __u32 allowed, __u32 direction,
+			       __u64 demand, enum braid_comparison comparison, const struct braid_criteria *criteria)
 {
 	struct braid_best best = { .tier = 2 };
-	__u32 mode = params->mode;
-	__u64 deadline = 0, whole, makespan, random;
 
-	direction &= 1;
-	demand = braid_min(demand, BRAID_LOAD_LIMIT);
-	random = braid_is_zero(mode ^ BRAID_RANDOM);
-	makespan = braid_is_zero(mode ^ BRAID_LEAST_MAKESPAN);
-	/* The other modes have no target. */
-	whole = (1 ^ braid_is_zero(params->target[direction])) | makespan | braid_is_zero(mode ^ BRAID_LEAST_FINISH);
-	if (mode == BRAID_LEAST_MAKESPAN || (mode == BRAID_CHEAPEST_IN_TIME && params->target[direction]))
-		deadline = braid_deadline(table, params, allowed, direction, demand);
 	for (__u32 slot = 0; slot < BRAID_MAX_LINKS; slot++) {
 		const struct braid_slot *link = &params->slots[slot];
 		/* A separate variable, so that the verifier does not track which bits of `allowed` were tested. */
@@ -176,20 +178,49 @@ BRAID_INLINE void braid_pick(struct braid_load_table *table, const struct braid_
 
 		if (!rest)
 			break;
-		if (mode == BRAID_ONLY_ONE || mode == BRAID_RANDOM) {
-			braid_offer(table, &best, rest & 1, 0, braid_select(random, braid_draw(table, slot), link->rank), 0, slot);
-		} else if (mode == BRAID_VIRTUAL_START) {
+		if (comparison == BRAID_BY_RANK) {
+			__u64 rank = braid_select(criteria->random, braid_draw(table, slot), link->rank);
+
+			braid_offer(table, &best, rest & 1, 0, rank, 0, slot);
+		} else if (comparison == BRAID_BY_TURN) {
 			braid_offer(table, &best, rest & 1, 0, braid_virtual_start(table, slot), link->step, slot);
 		} else {
 			__u64 load = braid_min(table->loads[slot].load[direction], BRAID_LOAD_LIMIT);
-			__u64 backlog = braid_backlog(load, table->loads[slot].flows, demand, whole);
+			__u64 backlog = braid_backlog(load, table->loads[slot].flows, demand, criteria->whole);
 			__u64 finish = braid_duration(backlog + demand, link->rate[direction]);
-			__u64 late = braid_less(deadline, finish);
-
-			__u64 in_time = braid_select(makespan, link->rank, link->price);
+			__u64 late = braid_less(criteria->deadline, finish);
+			__u64 in_time = braid_select(criteria->makespan, link->rank, link->price);
 
 			braid_offer(table, &best, rest & 1, late, braid_select(late, finish, in_time), link->price & -late, slot);
 		}
+	}
+}
+
+/* Sets table->winner to the slot that the rule selects among `allowed`, which must not be 0. */
+BRAID_INLINE void braid_pick(struct braid_load_table *table, const struct braid_params *params, __u32 allowed, __u32 direction,
+			     __u64 demand)
+{
+	struct braid_criteria criteria = {};
+	__u32 mode = params->mode;
+
+	direction &= 1;
+	demand = braid_min(demand, BRAID_LOAD_LIMIT);
+	if (mode == BRAID_VIRTUAL_START) {
+		braid_search(table, params, allowed, direction, demand, BRAID_BY_TURN, &criteria);
+		return;
+	}
+	/* From here on without comparisons of the mode: the verifier would follow the loop once for each mode that it can tell apart. */
+	criteria.random = braid_is_zero(mode ^ BRAID_RANDOM);
+	if (braid_is_zero(mode) | criteria.random) {
+		braid_search(table, params, allowed, direction, demand, BRAID_BY_RANK, &criteria);
+	} else {
+		__u64 targeted = braid_is_zero(mode ^ BRAID_CHEAPEST_IN_TIME) & (1 ^ braid_is_zero(params->target[direction]));
+
+		criteria.makespan = braid_is_zero(mode ^ BRAID_LEAST_MAKESPAN);
+		criteria.whole = targeted | criteria.makespan | braid_is_zero(mode ^ BRAID_LEAST_FINISH);
+		if (targeted | criteria.makespan)
+			criteria.deadline = braid_deadline(table, params, allowed, direction, demand);
+		braid_search(table, params, allowed, direction, demand, BRAID_BY_TIME, &criteria);
 	}
 }
 
