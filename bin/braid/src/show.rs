@@ -3,7 +3,7 @@
 use std::io;
 
 use braid_api::{
-    App, AppEntry, Candidate, DoctorReport, Explanation, Flow, LinkState, LinkStatus, Outcome, PathState, Peer, PeerKind, PolicyView,
+    App, AppEntry, Candidate, DoctorReport, Explanation, Flow, LinkState, LinkProfile, LinkStatus, Outcome, PathState, Peer, PeerKind, PolicyView,
     Share, Status, Verdict,
 };
 
@@ -129,6 +129,13 @@ fn link_details(page: &mut Page<'_>, link: &LinkStatus) -> io::Result<()> {
     if let Some(source) = &link.energy_source {
         fact("", format!("({source})"))?;
     }
+    if let Some(model) = &link.model {
+        let numbers = link.hardware_id.as_ref().filter(|id| *id != model).map(|id| format!(" ({id})")).unwrap_or_default();
+        fact("model", format!("{model}{numbers}"))?;
+    }
+    if let Some(profile) = &link.energy_profile {
+        fact("profile", profile_text(profile))?;
+    }
     if let Some(cost) = link.cost_per_gb {
         fact("cost", format!("{cost} per GB"))?;
     }
@@ -136,6 +143,20 @@ fn link_details(page: &mut Page<'_>, link: &LinkStatus) -> io::Result<()> {
         fact("allowance", format!("{} of {} used", size(link.used_bytes), size(link.cap_bytes)))?;
     }
     Ok(())
+}
+
+/// The power profile of a link, and how it was chosen.
+fn profile_text(profile: &LinkProfile) -> String {
+    let model = if profile.model == "*" { format!("any {}", profile.technology) } else { profile.model.clone() };
+    let nearness = match profile.nearness.as_deref() {
+        Some("exact" | "model") => ", for this model",
+        Some("series") => ", a model of the same series",
+        Some(_) => ", no nearer model is known",
+        None => "",
+    };
+    let fitted = profile.fitted_mw.zip(percent(profile.confidence));
+    let fitted = fitted.map(|(milliwatts, confidence)| format!("; fitted to the battery: {milliwatts:.0} mW (confidence {confidence})"));
+    format!("{model} ({}{nearness}){}", profile.origin, fitted.unwrap_or_default())
 }
 
 /// `braid flows`.

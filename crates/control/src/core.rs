@@ -7,6 +7,7 @@ mod bond_reason;
 mod bonds;
 mod detect;
 mod energy;
+mod energy_service;
 mod estimates;
 mod explain;
 mod flows;
@@ -24,7 +25,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use braid_decide::detection::Detection;
-use braid_decide::energy::PowerFit;
+use braid_decide::energy::{PowerFit, Profiles};
 use braid_decide::health::Outcome;
 use braid_decide::refusals::Refusals;
 use braid_decide::tables::TablePlan;
@@ -42,6 +43,8 @@ pub use bond_reason::BondReason;
 use bonds::PastRules;
 pub use bonds::{BondPolicy, Exit, PathEvent};
 pub use detect::{Question, ServerEvent, UNREAD};
+use energy_service::EnergyService;
+pub use energy_service::ProfileQuestion;
 pub use estimates::{AppsView, Bonded};
 pub use flows::Stuck;
 pub use living::FlowsView;
@@ -61,6 +64,10 @@ pub struct Actions {
     pub stuck: Vec<Stuck>,
     /// Hosts to ask whether they run Braid.
     pub questions: Vec<Question>,
+    /// Links whose device's model to find, with the device's name.
+    pub identify: Vec<(LinkIndex, String)>,
+    /// Questions for the energy service.
+    pub profile_questions: Vec<ProfileQuestion>,
 }
 
 /// The daemon's state.
@@ -123,6 +130,9 @@ pub struct Core<S> {
     handover: Handover,
     /// Power of links, estimated from the battery's power.
     fit: PowerFit,
+    energy_service: EnergyService,
+    /// Profiles of the configuration, the energy service and Braid's own.
+    profiles: Profiles,
     started: Time,
     /// Time of the last poll.
     polled: Time,
@@ -171,11 +181,14 @@ impl<S: Steering> Core<S> {
             refused_due: None,
             handover,
             fit: PowerFit::default(),
+            energy_service: EnergyService::default(),
+            profiles: Profiles::default(),
             started: now,
             polled: now,
             unix: 0,
         };
         core.executables.refresh(&core.config.policy, core.names.as_mut());
+        core.merge_profiles();
         Ok(core)
     }
 
@@ -213,6 +226,7 @@ impl<S: Steering> Core<S> {
         }
         self.executables.refresh(&self.config.policy, self.names.as_mut());
         let network = self.network.clone();
+        let service_changed = self.config.energy_service != old.energy_service;
         // Links whose entry changed get the new rule and keep their learned values.
         for link in self.links.values_mut() {
             let rule = self.config.policy.link_rule(&link.facts).cloned().unwrap_or_default();
@@ -221,6 +235,7 @@ impl<S: Steering> Core<S> {
                 link.take_over(kept, now);
             }
         }
+        self.reconfigure_energy_service(now, service_changed);
         self.on_network(now, network)
     }
 
@@ -290,6 +305,7 @@ impl<S: Steering> Core<S> {
         self.actions.probes.extend(self.links.poll_probes(now, &self.config.probe_targets));
         self.note_deaths(now);
         self.find_stuck(now);
+        self.ask_energy_service(now);
         let servers = self.expire_servers(now);
         let refusals = self.expire_refusals(now);
         let moved = self.move_connects(now);

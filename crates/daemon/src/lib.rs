@@ -17,9 +17,10 @@ use braid_decide::tables::TablePlan;
 use braid_decide::tradeoff::Supply;
 use braid_http::api_handler::ApiHandler;
 use braid_http::{Api, DEFAULT_SOCKET, FlowList, ReplySender, Request, Server, Serving, Ui, UiOptions};
-use braid_model::{NetworkSnapshot, Time};
+use braid_model::{LinkIndex, NetworkSnapshot, Time};
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::bpf::redirect::Redirect;
+use braid_platform::linux::model::SYS;
 use braid_platform::linux::netlink::firewall::{CHANGED, Firewall};
 use braid_platform::linux::netlink::{self, Follower};
 use braid_platform::linux::process::CgroupTree;
@@ -48,10 +49,10 @@ use crate::peers::redirected::Arrival;
 use crate::peers::{Change, Peers, joined};
 use crate::state_store::StateStore;
 use crate::watchdog::Watchdog;
-use acts::{MEASURE_INTERVAL, Measured, ProbeAnswer};
+use acts::{MEASURE_INTERVAL, Measured, ProbeAnswer, ProfileAnswer};
 use polls::{Lists, Polled};
 pub use system::notify;
-use system::{SystemNames, unix, unix_ms, watch_battery};
+use system::{Identified, SystemNames, find_models, unix, unix_ms, watch_battery};
 
 /// Kernel events handled in one pass, so that the other branches of the loop run in between.
 const EVENTS_AT_ONCE: usize = 500;
@@ -77,6 +78,8 @@ pub struct Options {
     pub socket: Option<PathBuf>,
     /// Additional TCP address of the API and the web page; `None`: none.
     pub ui: Option<UiOptions>,
+    /// Tree from which batteries and models of network devices are read; `None`: `/sys`.
+    pub sys: Option<PathBuf>,
 }
 
 /// The default configuration file.
@@ -186,6 +189,7 @@ async fn live(
     history.recall(state_store.take_history().iter().map(|((kind, at), body)| (kind.as_str(), *at, body.as_str())));
     history.note(unix_ms(), "config", "info", concat!("Braid ", env!("CARGO_PKG_VERSION"), " started"));
     let handler = ApiHandler::new(history, Settings::new(config_path, PathBuf::from(DEFAULT_CONFIG)), feed);
+    let sys = options.sys.as_deref().unwrap_or(Path::new(SYS));
     let watch = ExeWatch::new().map_err(|error| tracing::warn!("upgraded programs are detected late: {error}")).ok();
     let mut daemon = Daemon {
         core,
@@ -203,7 +207,9 @@ async fn live(
         polling: false,
         waiting: Vec::new(),
         lists: Lists::default(),
-        supply: watch_battery(),
+        supply: watch_battery(sys),
+        models: find_models(sys),
+        profiles: mpsc::channel(4),
         arrivals: redirect.as_ref().map(|redirect| peers.take(redirect.clone())),
         redirect,
         peers,
@@ -272,6 +278,10 @@ struct Daemon<'a> {
     waiting: Vec<ReplySender<Arc<FlowList>>>,
     lists: Lists,
     supply: mpsc::Receiver<Option<Supply>>,
+    /// The thread that looks up models of devices.
+    models: (std::sync::mpsc::Sender<(LinkIndex, String)>, mpsc::UnboundedReceiver<Identified>),
+    /// Answers of the energy service.
+    profiles: (mpsc::Sender<ProfileAnswer>, mpsc::Receiver<ProfileAnswer>),
     peers: Peers,
     changes: mpsc::UnboundedReceiver<Change>,
     pins: Pins,
@@ -401,6 +411,14 @@ impl Daemon<'_> {
                 }
                 Some(supply) = self.supply.recv() => {
                     let done = self.core.on_supply(now(), supply);
+                    self.log_and_retry(STEERING, done);
+                }
+                Some((link, device, model)) = self.models.1.recv() => {
+                    let done = self.core.on_model(now(), link, &device, model);
+                    self.log_and_retry(STEERING, done);
+                }
+                Some((question, answer)) = self.profiles.1.recv() => {
+                    let done = self.core.on_profiles(now(), &question, answer);
                     self.log_and_retry(STEERING, done);
                 }
                 Some(change) = self.changes.recv() => {

@@ -67,6 +67,7 @@ impl<S: Steering> Core<S> {
             ));
         }
         warnings.extend(self.server_warnings());
+        warnings.extend(self.energy_service_warning());
         warnings
     }
 
@@ -228,7 +229,10 @@ fn link_view(link: &Link, now: Time, link_load: Option<&braid_decide::connection
         energy_j: link.energy.total().map(Joules::get),
         energy_down_j_per_gb: energy.as_ref().map(|energy| energy.cost.down.get() * 1e9),
         energy_up_j_per_gb: energy.as_ref().map(|energy| energy.cost.up.get() * 1e9),
-        energy_source: energy.map(|energy| energy.source),
+        energy_source: energy.as_ref().map(|energy| energy.source.clone()),
+        energy_profile: energy.and_then(|energy| energy.profile),
+        model: link.model.as_ref().and_then(|model| model.label()).map(str::to_owned),
+        hardware_id: link.model.as_ref().and_then(|model| model.id.clone()),
         cost_per_gb: (link.rule.cost_per_gb > 0.0).then_some(link.rule.cost_per_gb),
     }
 }

@@ -6,10 +6,10 @@ use std::time::Duration;
 use braid_decide::allowance::Allowance;
 use braid_decide::capacity::{self, Busy, Capacity, Estimate, Loss, Rtt};
 use braid_decide::counters::{DeviceCounters, Moved};
-use braid_decide::energy::{ByteCost, EnergyMeter};
+use braid_decide::energy::{ByteCost, EnergyMeter, Nearness, Profile};
 use braid_decide::health::{Health, Judgement, ProbeRequest};
 use braid_decide::policy::{LinkRule, ProbeMode, ProbeTarget};
-use braid_model::{ByteCount, Direction, Family, LinkFacts, LinkState, PerDirection, PerFamily, Rate, Role, Time, Traffic};
+use braid_model::{ByteCount, DeviceModel, Direction, Family, LinkFacts, LinkState, PerDirection, PerFamily, Rate, Role, Time, Traffic};
 
 use super::ProbePlan;
 use crate::steering::FlowRow;
@@ -22,13 +22,26 @@ fn target_address(target: &ProbeTarget) -> IpAddr {
     }
 }
 
+/// The power profile chosen for a link's device.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ChosenProfile {
+    /// The profile.
+    pub profile: Profile,
+    /// How near the profile's model is to the device.
+    pub nearness: Nearness,
+    /// Where the profile comes from: `shipped`, `file` or `service`.
+    pub origin: &'static str,
+}
+
 /// A link.
 #[derive(Debug)]
 pub struct Link {
     /// Facts from the system.
     pub facts: LinkFacts,
     /// Model of the device, if known.
-    pub model: Option<String>,
+    pub model: Option<DeviceModel>,
+    /// Power profile nearest to the device, if its technology has one.
+    pub profile: Option<ChosenProfile>,
     /// Its slot in the connection rule.
     pub slot: usize,
     /// Its entry in the configuration.
@@ -82,6 +95,7 @@ impl Link {
             allowance: None,
             facts,
             model: None,
+            profile: None,
             slot,
             rule,
             refused: None,
@@ -116,7 +130,7 @@ impl Link {
         }
         (self.rtt, self.loss, self.ended, self.living) = (before.rtt, before.loss, before.ended, before.living);
         (self.device, self.rate, self.energy) = (before.device, before.rate, before.energy);
-        self.model = before.model;
+        (self.model, self.profile) = (before.model, before.profile);
         (self.falls, self.lived) = (before.falls, before.lived);
         (self.answered, self.last_answer, self.refused) = (before.answered, before.last_answer, before.refused);
         // The device's bytes are counted under every rule, so that metering may start in the middle of a month.
