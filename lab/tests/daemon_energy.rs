@@ -114,7 +114,8 @@ impl Service {
         command.args(["energy", "serve", "--listen", "0.0.0.0:7632", "--db"]).arg(&db).arg("--import").arg(&import);
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(child.stdout.take().unwrap()).lines();
-        let key = lines.map_while(Result::ok).find_map(|line| Some(line.split_once("energy_service_key = \"")?.1.split_once('"')?.0.to_owned()));
+        let key =
+            lines.map_while(Result::ok).find_map(|line| Some(line.split_once("energy_service_key = \"")?.1.split_once('"')?.0.to_owned()));
         Self { child, key: key.expect("the service prints its key") }
     }
 }
@@ -159,15 +160,14 @@ fn the_daemon_finds_its_cards_profiles_and_asks_the_signed_service() {
 
     // An answer that another key signed is refused, and the status says so.
     let reload = |key: &str| {
-        let config = format!(
-            "probe = \"continuous\"\nenergy_service = \"http://{}:7632\"\nenergy_service_key = \"{key}\"\n",
-            Lab::internet(10)
-        );
+        let config =
+            format!("probe = \"continuous\"\nenergy_service = \"http://{}:7632\"\nenergy_service_key = \"{key}\"\n", Lab::internet(10));
         up.configure(&config);
         let output = up.braid(&["reload"]);
         assert!(output.status.success(), "{}", text(&output.stderr));
     };
-    let warns = |status: &Value, part: &str| status["warnings"].as_array().unwrap().iter().any(|warning| warning.as_str().unwrap().contains(part));
+    let warns =
+        |status: &Value, part: &str| status["warnings"].as_array().unwrap().iter().any(|warning| warning.as_str().unwrap().contains(part));
     reload("aaaqeayeaudaocajbifqydiob4ibceqtcqkrmfyydenbwha5dypq");
     eventually("the wrong key is reported", || warns(&up.status().unwrap(), "did not sign its answer with the expected key"));
     assert_eq!(profile("lte0", "origin"), "shipped");

@@ -19,8 +19,8 @@ use serde::Serialize;
 use tokio::net::TcpListener;
 
 use crate::cli::{Energy, EnergyFetch, EnergyList, EnergyOffer, EnergyServe};
-use crate::{client, print};
 use crate::table::{Page, cell, colour_wanted, numbers, words};
+use crate::{client, print};
 
 /// Minimum confidence of a fitted power that is offered to others: that of the daemon's own use.
 const MIN_CONFIDENCE: f64 = 0.5;

@@ -3,8 +3,8 @@
 use std::io;
 
 use braid_api::{
-    App, AppEntry, Candidate, DoctorReport, Explanation, Flow, LinkState, LinkProfile, LinkStatus, Outcome, PathState, Peer, PeerKind, PolicyView,
-    Share, Status, Verdict,
+    App, AppEntry, Candidate, DoctorReport, Explanation, Flow, LinkProfile, LinkState, LinkStatus, Outcome, PathState, Peer, PeerKind,
+    PolicyView, Share, Status, Verdict,
 };
 
 use crate::table::{Cell, Page, Tone, UNKNOWN, age, bytes, cell, joules, micros, numbers, percent, rate, toned, words};
@@ -119,6 +119,13 @@ fn link_details(page: &mut Page<'_>, link: &LinkStatus) -> io::Result<()> {
     fact("capacity", format!("down {down}, up {up}"))?;
     fact("now", format!("down {}, up {}", show(link.rate_down_bps), show(link.rate_up_bps)))?;
     fact("round trip", format!("{}, loss {}", or_unknown(micros(link.rtt_us)), or_unknown(percent(link.loss))))?;
+    if link.buffer_down_bytes.is_some() || link.buffer_up_bytes.is_some() {
+        fact("buffer", format!("down {}, up {}", size(link.buffer_down_bytes), size(link.buffer_up_bytes)))?;
+    }
+    if let Some(falls) = link.falls_per_day.filter(|falls| *falls >= 0.05) {
+        let life = link.mean_life_s.and_then(|seconds| age(Some(seconds.saturating_mul(1000))));
+        fact("stability", format!("falls {falls:.1} times a day; mean life {}", or_unknown(life.map(|life| life.to_string()))))?;
+    }
     fact("flows", format!("{}, remaining down {}, up {}", link.flows, size(link.load_down_bytes), size(link.load_up_bytes)))?;
     fact("traffic", format!("received {}, sent {}", size(link.rx_bytes), size(link.tx_bytes)))?;
     fact("device", format!("received {}, sent {}", size(link.device_rx_bytes), size(link.device_tx_bytes)))?;

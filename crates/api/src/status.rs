@@ -201,6 +201,18 @@ pub struct LinkStatus {
     /// Vendor and device numbers of the device on the PCI or USB bus, in hexadecimal.
     #[serde(default)]
     pub hardware_id: Option<String>,
+    /// Estimated size of the buffer in front of the link towards this machine; `null` until a flow has filled the link.
+    #[serde(default)]
+    pub buffer_down_bytes: Option<u64>,
+    /// Estimated size of the buffer in front of the link away from this machine.
+    #[serde(default)]
+    pub buffer_up_bytes: Option<u64>,
+    /// How often the link goes down or dies per day, since the daemon started; the last day counts most.
+    #[serde(default)]
+    pub falls_per_day: Option<f64>,
+    /// Mean time between two falls in seconds; `null` if there was none in the last days.
+    #[serde(default)]
+    pub mean_life_s: Option<u64>,
     /// Cost per gigabyte, in the currency of the configuration.
     #[serde(default)]
     pub cost_per_gb: Option<f64>,

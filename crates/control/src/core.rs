@@ -264,6 +264,17 @@ impl<S: Steering> Core<S> {
         self.update_params(now)
     }
 
+    /// Processes the send rates of busy paths of bonds, by the slot of their link. They count like the delivery rates of flows: as lower bounds of the
+    /// capacity away from this machine.
+    pub fn on_path_rates(&mut self, now: Time, rates: &BTreeMap<u8, Rate>) -> Result<(), SteeringError> {
+        for (slot, rate) in rates {
+            if let Some(link) = self.links.in_slot_mut((*slot).into()) {
+                link.capacity.up.on_delivery_rate(now, *rate);
+            }
+        }
+        self.update_params(now)
+    }
+
     /// Processes the devices' counters and the wall clock in seconds of Unix time.
     pub fn on_counters(&mut self, now: Time, unix: i64, counters: &[(LinkIndex, Traffic)]) {
         self.unix = unix;

@@ -138,7 +138,10 @@ mod tests {
         assert!(name(pci(0x8086, 0x4235), None).unwrap().contains("5300"));
         let bluetooth = HardwareId { bus: Bus::Usb, vendor: 0x0a12, device: 0x0001 };
         assert!(name(bluetooth, None).unwrap().contains("Bluetooth"));
-        assert!(name(pci(0x8086, 0x4235), Some(b"8086  Own\n\t4235  Own name\n")).unwrap() == "Own Own name", "the system's name is preferred");
+        assert!(
+            name(pci(0x8086, 0x4235), Some(b"8086  Own\n\t4235  Own name\n")).unwrap() == "Own Own name",
+            "the system's name is preferred"
+        );
         assert!(name(pci(0x8086, 0x4235), Some(b"8086  Own\n")).unwrap().contains("5300"));
     }
 
@@ -147,7 +150,8 @@ mod tests {
         let parse = |text| HardwareId::from_modalias(text).map(|id| (id.bus, id.to_string()));
         assert_eq!(parse("pci:v00008086d00002723sv00008086sd00000084bc02sc80i00"), Some((Bus::Pci, "8086:2723".into())));
         assert_eq!(parse("usb:v0BDAp8153d3000dc00dsc00dp00icFFisc00ip00in00"), Some((Bus::Usb, "0bda:8153".into())));
-        for wrong in ["", "pci:v", "pci:v00018086d00002723", "usb:v+BDAp8153", "usb:v0BDAq8153", "virtio:d00000001v00001AF4", "usb:v0BDüp"] {
+        for wrong in ["", "pci:v", "pci:v00018086d00002723", "usb:v+BDAp8153", "usb:v0BDAq8153", "virtio:d00000001v00001AF4", "usb:v0BDüp"]
+        {
             assert_eq!(parse(wrong), None, "{wrong}");
         }
     }

@@ -20,7 +20,7 @@ use braid_decide::policy::{AppMatcher, AppRule, LinkMatcher, LinkRule, LinkSelec
 use braid_decide::refusals::BELIEVED;
 use braid_decide::tradeoff::Supply;
 use braid_model::key::PublicKey;
-use braid_model::{Application, ByteCount, DeviceModel, Family, FlowId, LinkFacts, LinkIndex, Time, Traffic};
+use braid_model::{Application, ByteCount, Class, DeviceModel, Family, FlowId, LinkFacts, LinkIndex, Rate, Time, Traffic};
 
 /// Environment variable with the seed of one history, to reproduce a failure.
 const SEED: &str = "BRAID_SEED";
@@ -151,6 +151,8 @@ fn config(chance: &mut Chance) -> Config {
         let links = Some(vec![LinkSelector::Name(Pattern::new("net1"))]);
         let matcher = AppMatcher { port: Some(22), ..AppMatcher::default() };
         config.policy.apps.push(AppRule { matcher, links, ..AppRule::default() });
+        let matcher = AppMatcher { class: Some(Class::RealTime), ..AppMatcher::default() };
+        config.policy.apps.push(AppRule { matcher, class: Some(Class::Bulk), ..AppRule::default() });
     }
     config
 }
@@ -510,6 +512,11 @@ impl History {
             .collect();
         let unix = if self.chance.one_in(20) { (self.chance.next() % 4_000_000_000) as i64 } else { 1_795_219_200 };
         self.core.on_counters(self.now, unix, &counters);
+        if self.chance.one_in(4) {
+            let rates = [(self.chance.below(4) as u8, Rate::from_mbps(1 + self.chance.next() % 100))].into();
+            let taken = self.core.on_path_rates(self.now, &rates);
+            self.check(taken);
+        }
         let taken = self.core.poll(self.now);
         self.check(taken);
     }

@@ -468,6 +468,11 @@ impl Daemon<'_> {
     fn on_second(&mut self, time: Time) {
         let bonded = self.peers.flows_by_device();
         let links = self.core.pulses(time, |device| bonded.get(device).copied().unwrap_or(0));
+        let rates = self.peers.busy_rates();
+        if !rates.is_empty() {
+            let done = self.core.on_path_rates(time, &rates);
+            self.log_and_retry(STEERING, done);
+        }
         let bonded = self.peers.take_moved(self.core.slot_costs(time));
         let apps: Vec<AppPulse> = self.core.take_moved().into_iter().chain(bonded).collect();
         self.handler.on_second(unix_ms(), links, self.core.power(), &apps);

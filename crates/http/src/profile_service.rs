@@ -16,6 +16,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use axum::Router;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
 use axum::http::Uri;
@@ -23,7 +24,6 @@ use axum::http::header::CONTENT_TYPE;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::serve::Listener;
-use axum::Router;
 use braid_api::Problem;
 use braid_decide::energy::{Profile, Profiles, Technology};
 use braid_model::DeviceModel;
@@ -83,11 +83,7 @@ struct Wanted {
     _nonce: Option<String>,
 }
 
-async fn profiles(
-    State(service): Shared,
-    uri: Uri,
-    wanted: Result<Query<Wanted>, QueryRejection>,
-) -> Result<Response, Refusal> {
+async fn profiles(State(service): Shared, uri: Uri, wanted: Result<Query<Wanted>, QueryRejection>) -> Result<Response, Refusal> {
     let Query(wanted) = wanted.map_err(|error| refuse(400, "Not understood", error.body_text()))?;
     let technology = wanted.technology.as_deref().map(str::parse::<Technology>).transpose();
     let technology = technology.map_err(|error| refuse(400, "Not understood", error.to_string()))?;
@@ -262,8 +258,11 @@ mod tests {
         // A genuine answer to another request of the same service.
         let genuine = ask(address, "/v1/profiles?technology=ethernet&nonce=0").await;
         assert!(genuine.contains(SIGNATURE));
-        let question =
-            ProfileQuestion { link: LinkIndex(3), technology: Technology::Ethernet, model: DeviceModel { id: Some("1:2".to_owned()), ..DeviceModel::default() } };
+        let question = ProfileQuestion {
+            link: LinkIndex(3),
+            technology: Technology::Ethernet,
+            model: DeviceModel { id: Some("1:2".to_owned()), ..DeviceModel::default() },
+        };
         let replayed = EnergyService { address: Address::from(impostor(genuine.into_bytes()).await), ..service.clone() };
         assert!(matches!(ask_service(&replayed, &question).await, Err(FetchError::Unsigned(_))));
         let huge = [b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n".to_vec(), vec![b' '; 100_000]].concat();

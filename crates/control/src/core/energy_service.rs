@@ -81,7 +81,12 @@ impl<S: Steering> Core<S> {
     }
 
     /// Processes the service's answer to a question, or why there is none.
-    pub fn on_profiles(&mut self, now: Time, question: &ProfileQuestion, answer: Result<Vec<Profile>, String>) -> Result<(), SteeringError> {
+    pub fn on_profiles(
+        &mut self,
+        now: Time,
+        question: &ProfileQuestion,
+        answer: Result<Vec<Profile>, String>,
+    ) -> Result<(), SteeringError> {
         let asked = self.energy_service.questions.get(&question.link).copied();
         let same = self.links.get(question.link).is_some_and(|link| link.model.as_ref() == Some(&question.model));
         // The configuration may have changed meanwhile, or the device.
@@ -156,7 +161,9 @@ impl<S: Steering> Core<S> {
     /// The warning of a service that does not answer.
     pub(super) fn energy_service_warning(&self) -> Option<String> {
         let reason = self.energy_service.trouble.as_ref()?;
-        Some(format!("cannot get energy profiles from energy_service: {reason}; Braid uses the profiles it has and asks again within an hour"))
+        Some(format!(
+            "cannot get energy profiles from energy_service: {reason}; Braid uses the profiles it has and asks again within an hour"
+        ))
     }
 
     /// Chooses the profile of each link whose device, kind or list of profiles may have changed.

@@ -104,6 +104,7 @@ pub(super) fn steer_rules(
         destination: matcher.destination,
         cgroup: matcher.cgroup.as_ref().map(|path| names.cgroup(path)),
         user: matcher.user,
+        class: matcher.class,
     };
     let mask = |selectors: &[LinkSelector]| LinkSelector::mask(selectors, links.iter().copied());
     let excluded = policy.exclude.matchers();

@@ -202,6 +202,10 @@ fn link_view(link: &Link, now: Time, link_load: Option<&braid_decide::connection
         capacity_up_bps: known(&up),
         rtt_us: link.rtt.smoothed(now).map(|rtt| rtt.as_micros() as u64),
         loss: link.loss.rate(now),
+        buffer_down_bytes: link.buffer.down.size(now).map(ByteCount::get),
+        buffer_up_bytes: link.buffer.up.size(now).map(ByteCount::get),
+        falls_per_day: link.stability.falls_per_day(),
+        mean_life_s: link.stability.mean_life().map(|life| life.as_secs()),
         rx_bytes: Some(moved.rx.get()),
         tx_bytes: Some(moved.tx.get()),
         flows: link_load.map_or(0, |link_load| u64::from(link_load.flows)),
@@ -263,6 +267,7 @@ pub(super) fn matcher_text(matcher: &AppMatcher) -> String {
         matcher.cgroup.as_ref().map(|group| format!("cgroup = {group:?}")),
         matcher.user.map(|user| format!("user = {user}")),
         matcher.client.as_ref().map(|client| format!("client = \"{client}\"")),
+        matcher.class.map(|class| format!("class = \"{class}\"")),
     ];
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }
