@@ -187,7 +187,7 @@ fn row(model: &str, technology: Technology, source: &str) -> Profile {
 }
 
 impl World {
-    fn model(&mut self, link: u32, device: &str, name: &str) {
+    pub(crate) fn model(&mut self, link: u32, device: &str, name: &str) {
         let model = DeviceModel { name: Some(name.to_owned()), ..DeviceModel::default() };
         self.core.on_model(self.now, LinkIndex(link), device, Some(model)).unwrap();
     }
