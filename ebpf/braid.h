@@ -137,6 +137,7 @@ struct braid_app {
 #define BRAID_IF_DESTINATION 8u
 #define BRAID_IF_CGROUP 16u
 #define BRAID_IF_USER 32u
+#define BRAID_IF_CLASS 128u
 #define BRAID_NEVER 64u /* the rule matches nothing, because its executable or cgroup does not exist */
 
 #define BRAID_DO_EXCLUDE 1u
@@ -163,7 +164,8 @@ struct braid_rule {
 	__u32 links;
 	__u32 prefer;
 	__u8 affinity;
-	__u8 pad[7];
+	__u8 of_class; /* class of the application, for BRAID_IF_CLASS */
+	__u8 pad[6];
 };
 
 struct braid_affinity_key {

@@ -5,6 +5,17 @@
 
 #include "caller.h"
 
+/* The application's class as far as it is known, without a report to the daemon: an excluded application stays unreported. */
+BRAID_INLINE __u8 app_class(const struct request *request)
+{
+	struct braid_app_key key = request->app;
+	struct braid_app *known = bpf_map_lookup_elem(&apps, &key);
+
+	if (!known)
+		known = bpf_map_lookup_elem(&names, &key.name);
+	return known ? known->class_ : BRAID_UNCLASSIFIED;
+}
+
 /*
  * Global, like `judge` and `pick`, so that the verifier processes it once instead of once per rule. Before Linux 6.2 an argument of a global function
  * cannot be a map key, so each key is copied to the stack.
@@ -37,6 +48,8 @@ __attribute__((noinline)) int matches(const struct request *request, __u32 key)
 			return 0;
 	}
 	if ((conditions & BRAID_IF_CGROUP) && bpf_get_current_ancestor_cgroup_id(rule->cgroup_level) != rule->cgroup)
+		return 0;
+	if ((conditions & BRAID_IF_CLASS) && app_class(request) != rule->of_class)
 		return 0;
 	if (conditions & BRAID_IF_DESTINATION) {
 		__u32 left = rule->prefix_len;

@@ -17,7 +17,7 @@ use braid_http::DEFAULT_SOCKET;
 use clap::{Args, Parser, Subcommand};
 
 pub(crate) use context::{Context, ContextAction};
-pub(crate) use energy::{Energy, EnergyFetch, EnergyList, EnergyServe};
+pub(crate) use energy::{Energy, EnergyFetch, EnergyList, EnergyOffer, EnergyServe};
 pub(crate) use get::Get;
 pub(crate) use past::{Gains, History, Log};
 pub(crate) use relay::{
@@ -73,7 +73,7 @@ pub(crate) enum Command {
     Run(Run),
     Get(Box<Get>),
     Explain(Explain),
-    /// List, serve and fetch energy profiles of interfaces.
+    /// List, serve, fetch and offer energy profiles of interfaces.
     #[command(subcommand)]
     Energy(Energy),
     #[command(subcommand)]
@@ -157,6 +157,9 @@ pub(crate) struct Foreground {
     /// Detach from the terminal and the open files of the parent process ("braid up" sets this).
     #[arg(long, hide = true)]
     pub(crate) detached: bool,
+    /// Read batteries and models of network devices from this tree instead of /sys (for tests).
+    #[arg(long, value_name = "DIR", hide = true)]
+    pub(crate) sys: Option<PathBuf>,
 }
 
 /// Options to start the daemon with.

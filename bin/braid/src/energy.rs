@@ -4,28 +4,26 @@ use std::fs::File;
 use std::io::{self, Write};
 use std::net::SocketAddr;
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Context, bail};
+use braid_api::LinkStatus;
 use braid_config::profiles;
-use braid_control::profiles::{SIZE_LIMIT, from_json, shipped, to_toml};
+use braid_control::profiles::{shipped, to_toml};
 use braid_decide::energy::{Profile, Profiles, Row};
-use braid_http::profile_service;
 use braid_http::profile_service::database::Database;
+use braid_http::{profile_client, profile_service};
+use braid_peer::keys::KeyPair;
+use braid_peer::state::StateDir;
 use braid_platform::linux::owner::as_owner_of;
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper::body::Bytes;
-use hyper::{Request, Uri, header};
-use hyper_util::rt::TokioIo;
 use serde::Serialize;
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::TcpListener;
 
-use crate::cli::{Energy, EnergyFetch, EnergyList, EnergyServe};
-use crate::print;
+use crate::cli::{Energy, EnergyFetch, EnergyList, EnergyOffer, EnergyServe};
 use crate::table::{Page, cell, colour_wanted, numbers, words};
+use crate::{client, print};
 
-/// Time limit for a profile service to answer.
-const TIMEOUT: Duration = Duration::from_secs(15);
+/// Minimum confidence of a fitted power that is offered to others: that of the daemon's own use.
+const MIN_CONFIDENCE: f64 = 0.5;
 
 /// Runs the subcommand.
 pub(crate) fn run(energy: Energy) -> anyhow::Result<()> {
@@ -34,6 +32,7 @@ pub(crate) fn run(energy: Energy) -> anyhow::Result<()> {
         // Under sudo, the file may belong to another user.
         Energy::Serve(options) => as_owner_of(&options.db, || serve(&options))?,
         Energy::Fetch(options) => fetch(&options),
+        Energy::Offer(options) => offer(&options),
     }
 }
 
@@ -90,6 +89,7 @@ fn table(page: &mut Page<'_>, known: &Profiles) -> io::Result<()> {
 }
 
 fn serve(options: &EnergyServe) -> anyhow::Result<()> {
+    let keys = service_keys(&options.db)?;
     let mut database = Database::open(&options.db)?;
     for file in &options.import {
         database.put(&profiles::load(file)?)?;
@@ -105,6 +105,7 @@ fn serve(options: &EnergyServe) -> anyhow::Result<()> {
             writeln!(out, "anyone who can reach {address} can read the profiles")?;
         }
         writeln!(out, "serving energy profiles on http://{address}/v1/profiles")?;
+        writeln!(out, "answers are signed: set energy_service_key = \"{}\" on the clients", keys.public())?;
         out.flush()?;
         let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
         let end = async move {
@@ -113,8 +114,60 @@ fn serve(options: &EnergyServe) -> anyhow::Result<()> {
                 _ = tokio::signal::ctrl_c() => {}
             }
         };
-        Ok(profile_service::serve(listener, database, end).await?)
+        Ok(profile_service::serve(listener, database, keys, end).await?)
     })
+}
+
+/// The key that signs the service's answers. It is beside the database, so that it moves with it.
+fn service_keys(db: &Path) -> anyhow::Result<KeyPair> {
+    let directory = db.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let name = db.with_extension("key");
+    let name = name.file_name().and_then(|name| name.to_str()).context("the database has no file name: name a file with --db")?;
+    let remedy = || format!("cannot keep the service's key beside {}: put --db into a directory that only you can write to", db.display());
+    let directory = StateDir::open(directory).with_context(remedy)?;
+    KeyPair::load_or_generate(&directory, name).with_context(remedy)
+}
+
+/// Prints the fitted powers of the daemon's links as a file of profiles.
+fn offer(options: &EnergyOffer) -> anyhow::Result<()> {
+    let links: Vec<LinkStatus> = client::list(&options.daemon.socket, "/v1/links")?;
+    let today = jiff::Zoned::now().date();
+    let offered: Vec<Profile> = links.iter().filter_map(|link| offered(link, &today.to_string())).collect();
+    if offered.is_empty() {
+        bail!(
+            "no link has a power fitted to the battery's: run Braid on battery until `braid links {}` shows a confidence of 50 %",
+            links.first().map_or("LINK", |link| link.name.as_str())
+        );
+    }
+    let mut text = Vec::new();
+    let mut page = Page::new(&mut text, false);
+    to_toml(&offered).lines().try_for_each(|line| page.line(line))?;
+    Ok(io::stdout().write_all(&text)?)
+}
+
+/// The fitted power of a link as a profile, if it is reliable and the model of its device is known.
+fn offered(link: &LinkStatus, today: &str) -> Option<Profile> {
+    let profile = link.energy_profile.as_ref()?;
+    let (fitted, confidence) = profile.fitted_mw.zip(profile.confidence.filter(|confidence| *confidence >= MIN_CONFIDENCE))?;
+    let rate = |bps: Option<u64>| bps.filter(|bps| *bps > 0).map(|bps| bps as f64 / 1e6);
+    let row = Row {
+        model: link.model.clone()?,
+        technology: profile.technology.parse().ok()?,
+        idle_mw: profile.idle_mw,
+        receive_mw: profile.idle_mw + fitted,
+        transmit_mw: profile.idle_mw + fitted,
+        down_mw_per_mbps: 0.0,
+        up_mw_per_mbps: 0.0,
+        limit_down_mbps: rate(link.capacity_down_bps),
+        limit_up_mbps: rate(link.capacity_up_bps),
+        source: format!(
+            "fitted by Braid {} to a battery's power on {today}, confidence {:.0} %; idle power of the profile for {:?}",
+            env!("CARGO_PKG_VERSION"),
+            confidence * 100.0,
+            profile.model
+        ),
+    };
+    Profile::try_from(row).ok()
 }
 
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
@@ -122,10 +175,7 @@ fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
 }
 
 fn fetch(options: &EnergyFetch) -> anyhow::Result<()> {
-    let url = &options.url;
-    let answer = runtime()?.block_on(async { tokio::time::timeout(TIMEOUT, download(url)).await });
-    let body = answer.with_context(|| format!("{url} does not answer within {} s", TIMEOUT.as_secs()))??;
-    let fetched = from_json(&url.to_string(), &body)?;
+    let fetched = runtime()?.block_on(profile_client::fetch(&options.url, options.key.as_ref()))?;
     let count = fetched.len();
     let Some(file) = &options.into else {
         let mut text = Vec::new();
@@ -158,30 +208,29 @@ fn replace(file: &Path, text: &str) -> anyhow::Result<()> {
     done.with_context(|| format!("cannot write {}; name a file that can be written with --into", file.display()))
 }
 
-async fn download(url: &Uri) -> anyhow::Result<Bytes> {
-    let host = url.host().filter(|_| url.scheme_str() == Some("http"));
-    let Some(host) = host else {
-        bail!("{url} is not a URL of a profile service: write http://HOST:PORT (for an encrypted service, use a proxy or tunnel)")
-    };
-    let path = match url.path_and_query() {
-        Some(path) if path.as_str() != "/" => path.as_str(),
-        _ => "/v1/profiles",
-    };
-    let name = host.trim_start_matches('[').trim_end_matches(']');
-    let unreachable = || format!("no profile service answers on {url}: check that `braid energy serve` runs there");
-    let stream = TcpStream::connect((name, url.port_u16().unwrap_or(80))).await.with_context(unreachable)?;
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await.with_context(unreachable)?;
-    tokio::spawn(connection);
-    let authority = url.authority().map_or(host, |authority| authority.as_str().rsplit('@').next().unwrap_or(host));
-    let request = Request::get(path).header(header::HOST, authority).body(Empty::<Bytes>::new())?;
-    let answer = sender.send_request(request).await.with_context(unreachable)?;
-    let status = answer.status();
-    let body = Limited::new(answer.into_body(), SIZE_LIMIT).collect().await;
-    let body =
-        body.map_err(|error| anyhow::anyhow!("{url} did not send a complete answer of at most {SIZE_LIMIT} bytes: {error}"))?.to_bytes();
-    if !status.is_success() {
-        let problem = serde_json::from_slice::<braid_api::Problem>(&body).map(|problem| format!(": {problem}")).unwrap_or_default();
-        bail!("{url} refused with status {}{}", status.as_u16(), problem.replace(char::is_control, " "));
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn link(confidence: f64, model: Option<&str>) -> LinkStatus {
+        let profile = serde_json::json!({
+            "technology": "wifi", "model": "*", "origin": "shipped", "nearness": "technology", "idle_mw": 100.0, "fitted_mw": 900.0,
+            "confidence": confidence,
+        });
+        let link = serde_json::json!({
+            "name": "wlan0", "state": "up", "kind": "wireless", "addresses": [], "capacity_down_bps": 50_000_000, "capacity_up_bps": null,
+            "rtt_us": null, "loss": null, "rx_bytes": 0, "tx_bytes": 0, "flows": 0, "energy_profile": profile, "model": model,
+        });
+        serde_json::from_value(link).unwrap()
     }
-    Ok(body)
+
+    #[test]
+    fn a_reliable_fit_is_offered_as_a_profile_that_is_read_back() {
+        let offer = offered(&link(0.8, Some("Chips Ltd Card One")), "2026-11-25").unwrap();
+        assert_eq!((offer.row().receive_mw, offer.row().limit_down_mbps, offer.row().limit_up_mbps), (1000.0, Some(50.0), None));
+        assert!(offer.row().source.contains("confidence 80 %"), "{}", offer.row().source);
+        let content = braid_control::profiles::Content::Shown;
+        assert_eq!(braid_control::profiles::from_toml("offer", &to_toml([&offer]), content).unwrap(), [offer]);
+        assert!(offered(&link(0.4, Some("Card")), "").is_none() && offered(&link(0.8, None), "").is_none());
+    }
 }

@@ -3,8 +3,8 @@
 use std::io;
 
 use braid_api::{
-    App, AppEntry, Candidate, DoctorReport, Explanation, Fact, Flow, LinkState, LinkStatus, Optimum, Outcome, PathState, Peer, PeerKind,
-    PolicyView, Share, SkippedRule, Status, Verdict,
+    App, AppEntry, Candidate, DoctorReport, Explanation, Fact, Flow, LinkProfile, LinkState, LinkStatus, Optimum, Outcome, PathState, Peer,
+    PeerKind, PolicyView, Share, SkippedRule, Status, Verdict,
 };
 
 use crate::table::{Cell, Page, Tone, UNKNOWN, age, bytes, cell, joules, micros, numbers, percent, rate, toned, words};
@@ -119,6 +119,13 @@ fn link_details(page: &mut Page<'_>, link: &LinkStatus) -> io::Result<()> {
     fact("capacity", format!("down {down}, up {up}"))?;
     fact("now", format!("down {}, up {}", show(link.rate_down_bps), show(link.rate_up_bps)))?;
     fact("round trip", format!("{}, loss {}", or_unknown(micros(link.rtt_us)), or_unknown(percent(link.loss))))?;
+    if link.buffer_down_bytes.is_some() || link.buffer_up_bytes.is_some() {
+        fact("buffer", format!("down {}, up {}", size(link.buffer_down_bytes), size(link.buffer_up_bytes)))?;
+    }
+    if let Some(falls) = link.falls_per_day.filter(|falls| *falls >= 0.05) {
+        let life = link.mean_life_s.and_then(|seconds| age(Some(seconds.saturating_mul(1000))));
+        fact("stability", format!("falls {falls:.1} times a day; mean life {}", or_unknown(life.map(|life| life.to_string()))))?;
+    }
     fact("flows", format!("{}, remaining down {}, up {}", link.flows, size(link.load_down_bytes), size(link.load_up_bytes)))?;
     fact("traffic", format!("received {}, sent {}", size(link.rx_bytes), size(link.tx_bytes)))?;
     fact("device", format!("received {}, sent {}", size(link.device_rx_bytes), size(link.device_tx_bytes)))?;
@@ -129,6 +136,13 @@ fn link_details(page: &mut Page<'_>, link: &LinkStatus) -> io::Result<()> {
     if let Some(source) = &link.energy_source {
         fact("", format!("({source})"))?;
     }
+    if let Some(model) = &link.model {
+        let numbers = link.hardware_id.as_ref().filter(|id| *id != model).map(|id| format!(" ({id})")).unwrap_or_default();
+        fact("model", format!("{model}{numbers}"))?;
+    }
+    if let Some(profile) = &link.energy_profile {
+        fact("profile", profile_text(profile))?;
+    }
     if let Some(cost) = link.cost_per_gb {
         fact("cost", format!("{cost} per GB"))?;
     }
@@ -136,6 +150,20 @@ fn link_details(page: &mut Page<'_>, link: &LinkStatus) -> io::Result<()> {
         fact("allowance", format!("{} of {} used", size(link.used_bytes), size(link.cap_bytes)))?;
     }
     Ok(())
+}
+
+/// The power profile of a link, and how it was chosen.
+fn profile_text(profile: &LinkProfile) -> String {
+    let model = if profile.model == "*" { format!("any {}", profile.technology) } else { profile.model.clone() };
+    let nearness = match profile.nearness.as_deref() {
+        Some("exact" | "model") => ", for this model",
+        Some("series") => ", a model of the same series",
+        Some(_) => ", no nearer model is known",
+        None => "",
+    };
+    let fitted = profile.fitted_mw.zip(percent(profile.confidence));
+    let fitted = fitted.map(|(milliwatts, confidence)| format!("; fitted to the battery: {milliwatts:.0} mW (confidence {confidence})"));
+    format!("{model} ({}{nearness}){}", profile.origin, fitted.unwrap_or_default())
 }
 
 /// `braid flows`.

@@ -2,6 +2,7 @@
 
 use std::fmt::Write as _;
 use std::io::{self, IsTerminal};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context;
@@ -19,15 +20,15 @@ pub(crate) fn foreground(options: cli::Foreground, verbose: u8) -> anyhow::Resul
     if options.detached {
         background::detach().context("cannot leave the session that the daemon was started in")?;
     }
-    daemon(options.start, verbose)
+    daemon(options.start, options.sys, verbose)
 }
 
-/// Runs the daemon in this process.
-pub(crate) fn daemon(start: cli::Start, verbose: u8) -> anyhow::Result<()> {
+/// Runs the daemon in this process. `sys` replaces `/sys`.
+pub(crate) fn daemon(start: cli::Start, sys: Option<PathBuf>, verbose: u8) -> anyhow::Result<()> {
     log("info", verbose);
     let certificate = start.ui_cert.zip(start.ui_key);
     let ui = start.ui.map(|listen| UiOptions { listen, names: start.ui_name, certificate });
-    let options = daemon::Options { config: start.config, state_dir: Some(start.state_dir), socket: Some(start.daemon.socket), ui };
+    let options = daemon::Options { config: start.config, state_dir: Some(start.state_dir), socket: Some(start.daemon.socket), ui, sys };
     daemon::run(&options).map_err(|error| match error.downcast_ref::<LoadError>() {
         Some(refused) => anyhow::anyhow!("{}", refusal(refused, verbose, doctor::is_locked_down())),
         None => error,

@@ -29,7 +29,7 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// `braid up`.
 pub(crate) fn up(up: Up, verbose: u8) -> anyhow::Result<()> {
     if up.foreground || service::started_this() {
-        return start::daemon(up.start, verbose);
+        return start::daemon(up.start, None, verbose);
     }
     let progress = spinner();
     if let Some(status) = running(&up.start.daemon.socket, &progress)? {

@@ -192,9 +192,49 @@ pub struct LinkStatus {
     /// Source of the energy figures: the source of a power profile, or the battery.
     #[serde(default)]
     pub energy_source: Option<String>,
+    /// Power profile of the device.
+    #[serde(default)]
+    pub energy_profile: Option<LinkProfile>,
+    /// Model of the device, from a database of hardware or from the device itself.
+    #[serde(default)]
+    pub model: Option<String>,
+    /// Vendor and device numbers of the device on the PCI or USB bus, in hexadecimal.
+    #[serde(default)]
+    pub hardware_id: Option<String>,
+    /// Estimated size of the buffer in front of the link towards this machine; `null` until a flow has filled the link.
+    #[serde(default)]
+    pub buffer_down_bytes: Option<u64>,
+    /// Estimated size of the buffer in front of the link away from this machine.
+    #[serde(default)]
+    pub buffer_up_bytes: Option<u64>,
+    /// How often the link goes down or dies per day, since the daemon started; the last day counts most.
+    #[serde(default)]
+    pub falls_per_day: Option<f64>,
+    /// Mean time between two falls in seconds; `null` if there was none in the last days.
+    #[serde(default)]
+    pub mean_life_s: Option<u64>,
     /// Cost per gigabyte, in the currency of the configuration.
     #[serde(default)]
     pub cost_per_gb: Option<f64>,
+}
+
+/// The power profile chosen for a link, and the power measured from the battery.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct LinkProfile {
+    /// Technology of the device: `wifi`, `bluetooth`, `gprs`, `3g`, `lte`, `5g`, `ethernet`.
+    pub technology: String,
+    /// Model that the profile is for; `*`: any of the technology.
+    pub model: String,
+    /// Where the profile comes from: `shipped` with Braid, `file` (`energy_profiles`), `service` (`energy_service`), `configuration`.
+    pub origin: String,
+    /// How near the profile's model is to the device: `exact`, `model`, `series`, `technology`. `null` if the configuration gives the profile.
+    pub nearness: Option<String>,
+    /// Power of the idle device in milliwatts, according to the profile.
+    pub idle_mw: f64,
+    /// Power above idle at full use in milliwatts, fitted to the battery's power; `null` until the battery has discharged under Braid.
+    pub fitted_mw: Option<f64>,
+    /// Confidence in `fitted_mw`, 0 to 1. Braid uses the fitted power from 0.5 on.
+    pub confidence: Option<f64>,
 }
 
 /// The daemon accepted a command.

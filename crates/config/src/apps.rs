@@ -207,10 +207,11 @@ fn matcher(mut section: Section<'_>, world: &World) -> Option<AppMatcher> {
         cgroup: condition!("cgroup", cgroup),
         user: condition!("user", |value| user(value, world)),
         client: condition!("client", client),
+        class: condition!("class", |value: &Value<'_>| value.one_of(&CLASSES)),
     };
     section.finish();
     if empty {
-        let remedy = "write exe, name, port, destination, cgroup, user or client; all given conditions must match";
+        let remedy = "write exe, name, port, destination, cgroup, user, client or class; all given conditions must match";
         reader.refuse(&span, "a match without conditions", remedy);
     }
     (!refused && !matcher.is_empty()).then_some(matcher)

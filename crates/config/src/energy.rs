@@ -2,8 +2,11 @@
 
 use std::path::PathBuf;
 
+use braid_control::config::EnergyService;
 use braid_decide::energy::{Profile, Profiles, Row, Technology};
 use braid_decide::tradeoff::{UtilityFunction, UtilityRule, Weights};
+use braid_model::address::Address;
+use braid_model::key::PublicKey;
 
 use super::World;
 use super::reader::{Section, Value};
@@ -83,6 +86,35 @@ pub(super) fn profiles(value: &Value<'_>, world: &World) -> Option<(PathBuf, Pro
             value.refuse(error.to_string(), "write it into the configuration file by hand, then run `braid reload`".into())
         }
     }
+}
+
+/// Reads `energy_service` and `energy_service_key`.
+pub(super) fn service(url: Option<&Value<'_>>, key: Option<&Value<'_>>) -> Option<EnergyService> {
+    let (url, key) = match (url, key) {
+        (Some(url), Some(key)) => (url, key),
+        (Some(url), None) => {
+            let remedy = "write energy_service_key = \"...\", the key that `braid energy serve` prints there: answers without its signature are refused";
+            return url.refuse("energy_service without energy_service_key".into(), remedy.into());
+        }
+        (None, Some(key)) => {
+            return key.refuse("energy_service_key without energy_service".into(), "write energy_service = \"http://HOST:PORT\"".into());
+        }
+        (None, None) => return None,
+    };
+    let (url_text, key_text) = (url.text(), key.text());
+    let address = url_text.and_then(|text| match text.strip_prefix("http://").map(|rest| rest.trim_end_matches('/').parse::<Address>()) {
+        Some(Ok(address)) => Some(address),
+        Some(Err(error)) => url.refuse(error.to_string(), "write energy_service = \"http://HOST:PORT\"".into()),
+        None => url.refuse(
+            format!("{text:?} is not a URL of an energy service"),
+            "write \"http://HOST:PORT\": the signature protects the answers".into(),
+        ),
+    });
+    let parsed = key_text.and_then(|text| match text.parse::<PublicKey>() {
+        Ok(parsed) => Some(parsed),
+        Err(error) => key.refuse(error.to_string(), "`braid energy serve` prints its key".into()),
+    });
+    Some(EnergyService { address: address?, key: parsed? })
 }
 
 /// Reads `energy` of a link: the name of a technology or model, or a table of numbers.
@@ -224,6 +256,25 @@ mod tests {
             let finding = refused(&format!("[[link]]\nname = \"a\"\n{text}\n"));
             assert!(finding.line == 3 && finding.reason.contains(reason), "{text}: {finding}");
             assert_eq!(finding.nearest.as_deref(), nearest, "{text}");
+        }
+    }
+
+    #[test]
+    fn an_energy_service_has_an_address_and_a_key() {
+        let key = PublicKey::from([7; 32]);
+        let with = |url: &str, key: &str| format!("energy_service = \"{url}\"\nenergy_service_key = \"{key}\"\n");
+        let service = parse(&with("http://profiles.example.org:7632/", &key.to_string())).energy_service.unwrap();
+        assert_eq!((service.address.to_string(), service.key), ("profiles.example.org:7632".to_owned(), key));
+        for (text, line, reason) in [
+            ("energy_service = \"http://a:1\"\n".to_owned(), 1, "energy_service without energy_service_key"),
+            (format!("energy_service_key = \"{key}\"\n"), 1, "energy_service_key without energy_service"),
+            (with("https://a:1", &key.to_string()), 1, "not a URL of an energy service"),
+            (with("http://a", &key.to_string()), 1, "no port"),
+            (with("http://a:1/x", &key.to_string()), 1, "is not a port"),
+            (with("http://a:1", "abc"), 2, "a key has 52"),
+        ] {
+            let finding = refused(&text);
+            assert!(finding.line == line && finding.reason.contains(reason) && finding.remedy.is_some(), "{text}: {finding}");
         }
     }
 

@@ -127,6 +127,8 @@ fn document_of(mut section: Section<'_>, world: &World) -> Config {
         config.energy_profiles = Some(path);
         config.profiles = profiles;
     }
+    let service = section.take("energy_service");
+    config.energy_service = energy::service(service.as_ref(), section.take("energy_service_key").as_ref());
     let links = section.take("link").map(|value| links::entries(value, &config.profiles, world)).unwrap_or_default();
     let exclude = section.take("exclude").and_then(|value| value.section("[exclude]"));
     config.policy.exclude = exclude.map(|exclude| apps::exclusions(exclude, world)).unwrap_or_default();

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use braid_decide::energy::Profiles;
 use braid_decide::policy::{HttpTarget, Policy, ProbeMode, ProbeTarget};
-use braid_model::address::HostName;
+use braid_model::address::{Address, HostName};
+use braid_model::key::PublicKey;
 use ipnet::IpNet;
 
 pub use findings::{Finding, Severity};
@@ -37,8 +38,19 @@ pub struct Config {
     pub energy_profiles: Option<PathBuf>,
     /// Energy profiles of interfaces: those in `energy_profiles`, then those shipped with Braid.
     pub profiles: Profiles,
+    /// Service that is asked for the profile of each network device; `None`: none.
+    pub energy_service: Option<EnergyService>,
     /// Warnings about the file.
     pub warnings: Vec<Finding>,
+}
+
+/// A service of energy profiles.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EnergyService {
+    /// Its address.
+    pub address: Address,
+    /// Key that signs its answers.
+    pub key: PublicKey,
 }
 
 /// Settings of active capacity measurement.
@@ -63,6 +75,7 @@ impl Default for Config {
             measure: Measure { servers: Vec::new(), every: Duration::from_secs(3600) },
             energy_profiles: None,
             profiles: crate::profiles::shipped(),
+            energy_service: None,
             warnings: Vec::new(),
         }
     }

@@ -8,6 +8,7 @@ mod bonds;
 mod context;
 mod detect;
 mod energy;
+mod energy_service;
 mod estimates;
 mod explain;
 mod flows;
@@ -26,7 +27,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use braid_decide::detection::Detection;
-use braid_decide::energy::PowerFit;
+use braid_decide::energy::{PowerFit, Profiles};
 use braid_decide::health::Outcome;
 use braid_decide::policy::Policy;
 use braid_decide::refusals::Refusals;
@@ -47,6 +48,8 @@ pub use bonds::{BondPolicy, Exit, PathEvent};
 use context::Context;
 pub use context::MAX_FACTS;
 pub use detect::{Question, ServerEvent, UNREAD};
+use energy_service::EnergyService;
+pub use energy_service::ProfileQuestion;
 pub use estimates::{AppsView, Bonded};
 pub use flows::Stuck;
 pub use living::FlowsView;
@@ -69,6 +72,10 @@ pub struct Actions {
     pub questions: Vec<Question>,
     /// The rules that apply have changed with the context: bonded flows may have another rule ([`Core::bond_policy`]).
     pub rules_changed: bool,
+    /// Links whose device's model to find, with the device's name.
+    pub identify: Vec<(LinkIndex, String)>,
+    /// Questions for the energy service.
+    pub profile_questions: Vec<ProfileQuestion>,
 }
 
 /// The daemon's state.
@@ -139,6 +146,9 @@ pub struct Core<S> {
     sole: Option<usize>,
     /// Power of links, estimated from the battery's power.
     fit: PowerFit,
+    energy_service: EnergyService,
+    /// Profiles of the configuration, the energy service and Braid's own.
+    profiles: Profiles,
     started: Time,
     /// Time of the last poll.
     polled: Time,
@@ -192,12 +202,15 @@ impl<S: Steering> Core<S> {
             handover,
             sole: None,
             fit: PowerFit::default(),
+            energy_service: EnergyService::default(),
+            profiles: Profiles::default(),
             started: now,
             polled: now,
             unix: 0,
         };
         core.executables.refresh(&core.config.policy, core.names.as_mut());
         core.reset_context(now);
+        core.merge_profiles();
         Ok(core)
     }
 
@@ -237,7 +250,10 @@ impl<S: Steering> Core<S> {
             self.handover = Handover::new(self.config.policy.hysteresis);
         }
         self.executables.refresh(&self.config.policy, self.names.as_mut());
-        context.and(self.apply_link_rules(now, self.config.probe != old.probe))
+        let service_changed = self.config.energy_service != old.energy_service;
+        let links = self.apply_link_rules(now, self.config.probe != old.probe);
+        self.reconfigure_energy_service(now, service_changed);
+        context.and(links)
     }
 
     /// Processes the outcome of a probe.
@@ -261,6 +277,17 @@ impl<S: Steering> Core<S> {
     pub fn on_measured(&mut self, now: Time, link: LinkIndex, rate: Rate) -> Result<(), SteeringError> {
         if let Some(link) = self.links.get_mut(link) {
             link.capacity.down.on_measured(now, rate);
+        }
+        self.update_params(now)
+    }
+
+    /// Processes the send rates of busy paths of bonds, by the slot of their link. They count like the delivery rates of flows: as lower bounds of the
+    /// capacity away from this machine.
+    pub fn on_path_rates(&mut self, now: Time, rates: &BTreeMap<u8, Rate>) -> Result<(), SteeringError> {
+        for (slot, rate) in rates {
+            if let Some(link) = self.links.in_slot_mut((*slot).into()) {
+                link.capacity.up.on_delivery_rate(now, *rate);
+            }
         }
         self.update_params(now)
     }
@@ -307,6 +334,7 @@ impl<S: Steering> Core<S> {
         self.actions.probes.extend(self.links.poll_probes(now, &self.config.probe_targets));
         self.note_deaths(now);
         self.find_stuck(now);
+        self.ask_energy_service(now);
         let servers = self.expire_servers(now);
         let refusals = self.expire_refusals(now);
         let moved = self.move_connects(now);

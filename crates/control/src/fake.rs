@@ -144,7 +144,8 @@ impl FakeSteering {
         if !self.prefixes.get(family).contains(to.0) {
             return Steered::LeftAlone;
         }
-        let rule = params.rules.iter().position(|rule| rule_matches(rule, app, user, to));
+        let class = self.class_set(app).or_else(|| braid_decide::class::by_name(&app.name)).unwrap_or_default();
+        let rule = params.rules.iter().position(|rule| rule_matches(rule, app, class, user, to));
         let found = rule.map(|rule| &params.rules[rule]);
         if found.is_some_and(|rule| rule.exclude) {
             return Steered::LeftAlone;
@@ -297,9 +298,11 @@ impl FakeSteering {
     }
 }
 
-fn rule_matches(rule: &SteerRule, app: &AppId, user: u32, to: (IpAddr, u16)) -> bool {
+/// Whether a rule matches a connect of an application with this class.
+fn rule_matches(rule: &SteerRule, app: &AppId, class: Class, user: u32, to: (IpAddr, u16)) -> bool {
     let wanted = &rule.matching;
-    wanted.exe.as_ref().is_none_or(|files| files.contains(&app.exe))
+    wanted.class.is_none_or(|wanted| wanted == class)
+        && wanted.exe.as_ref().is_none_or(|files| files.contains(&app.exe))
         && wanted.name.as_ref().is_none_or(|name| *name == app.name)
         && wanted.port.is_none_or(|port| port == to.1)
         && wanted.destination.is_none_or(|net| net.contains(&to.0))

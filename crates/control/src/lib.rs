@@ -6,6 +6,7 @@
 pub mod config;
 pub mod core;
 pub mod fake;
+pub mod hardware;
 pub mod history;
 pub mod links;
 pub mod profiles;

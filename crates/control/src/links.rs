@@ -12,7 +12,7 @@ use braid_decide::policy::ProbeTarget;
 use braid_decide::steer::Prefixes;
 use braid_model::{Family, LinkFacts, LinkIndex, LinkSet, PerFamily, Role, Time};
 
-pub use link::Link;
+pub use link::{ChosenProfile, Link};
 use slots::Slots;
 
 /// Reason for a link without a slot.

@@ -1,6 +1,7 @@
 //! Energy profile files: TOML with one `[[profile]]` per row (see `data/energy.toml`), and the same as JSON.
 
 use std::fmt::Write;
+use std::sync::LazyLock;
 
 use braid_decide::energy::{Profile, Profiles, Row};
 use serde::Deserialize;
@@ -42,12 +43,22 @@ pub enum ProfileError {
     },
 }
 
-/// The profiles shipped with Braid.
-pub fn shipped() -> Profiles {
+/// The shipped profiles, parsed once.
+static PARSED: LazyLock<Profiles> = LazyLock::new(|| {
     let mut profiles = Profiles::default();
     // Parsing cannot fail: the file is compiled in, and a test parses it.
     profiles.extend(from_toml("the shipped profiles", SHIPPED, Content::Shown).unwrap_or_default());
     profiles
+});
+
+/// The profiles shipped with Braid.
+pub fn shipped() -> Profiles {
+    PARSED.clone()
+}
+
+/// Whether a profile is shipped with Braid, with the same figures.
+pub fn is_shipped(profile: &Profile) -> bool {
+    PARSED.iter().any(|shipped| shipped == profile)
 }
 
 /// Whether errors may quote the document.

@@ -130,6 +130,8 @@ pub struct SteerMatch {
     pub cgroup: Option<Option<(u64, u32)>>,
     /// User id.
     pub user: Option<u32>,
+    /// Class of the application, as far as the backend has it when the flow starts.
+    pub class: Option<Class>,
 }
 
 /// What the kernel does with a connection.

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 
 use braid_api::FactChange;
 use braid_bond::codes;
-use braid_control::config::{Config, Detect};
-use braid_control::core::{Core, Due, Names, Question, ServerEvent};
+use braid_control::config::{Config, Detect, EnergyService};
+use braid_control::core::{Core, Due, Names, ProfileQuestion, Question, ServerEvent};
 use braid_control::fake::network::{facts, network};
 use braid_control::fake::{FakeSteering, Steered};
 use braid_control::steering::{AppId, ExeId, Steering, SteeringError};
@@ -21,7 +21,7 @@ use braid_decide::policy::{AppMatcher, AppRule, LinkMatcher, LinkRule, LinkSelec
 use braid_decide::refusals::BELIEVED;
 use braid_decide::tradeoff::Supply;
 use braid_model::key::PublicKey;
-use braid_model::{Application, ByteCount, Family, FlowId, LinkFacts, LinkIndex, Time, Traffic};
+use braid_model::{Application, ByteCount, Class, DeviceModel, Family, FlowId, LinkFacts, LinkIndex, Rate, Time, Traffic};
 
 /// Environment variable with the seed of one history, to reproduce a failure.
 const SEED: &str = "BRAID_SEED";
@@ -100,6 +100,9 @@ struct History {
     probes: Vec<(Time, LinkIndex, Family, Outcome)>,
     /// Pending questions: when they are answered.
     questions: Vec<(Time, Question)>,
+    /// Devices to be identified, and questions for the energy service.
+    identify: Vec<(LinkIndex, String)>,
+    profile_questions: Vec<ProfileQuestion>,
     flows: Vec<FlowId>,
     /// Flows that the core has ended.
     stuck: BTreeSet<FlowId>,
@@ -130,6 +133,10 @@ fn config(chance: &mut Chance) -> Config {
     config.reconnect_after =
         [None, Some(Duration::from_millis(200)), Some(Duration::from_secs(5)), Some(Duration::from_secs(90))][chance.below(4)];
     config.destroy_pinned = chance.one_in(3);
+    if chance.one_in(2) {
+        let address = format!("192.0.2.1:{}", 1 + chance.below(2)).parse().unwrap();
+        config.energy_service = Some(EnergyService { address, key: PublicKey::from([7; 32]) });
+    }
     config.detect = [Detect::Nobody, Detect::Everybody][chance.below(2)].clone();
     if chance.one_in(3) {
         let matcher = LinkMatcher { name: Some(Pattern::new("net2")), ..LinkMatcher::default() };
@@ -162,6 +169,8 @@ fn config(chance: &mut Chance) -> Config {
         let links = Some(vec![LinkSelector::Name(Pattern::new("net1"))]);
         let matcher = AppMatcher { port: Some(22), ..AppMatcher::default() };
         config.policy.apps.push(AppRule { matcher, links, ..AppRule::default() });
+        let matcher = AppMatcher { class: Some(Class::RealTime), ..AppMatcher::default() };
+        config.policy.apps.push(AppRule { matcher, class: Some(Class::Bulk), ..AppRule::default() });
     }
     config
 }
@@ -180,6 +189,8 @@ impl History {
             devices: BTreeMap::new(),
             probes: Vec::new(),
             questions: Vec::new(),
+            identify: Vec::new(),
+            profile_questions: Vec::new(),
             flows: Vec::new(),
             stuck: BTreeSet::new(),
             relays: BTreeSet::new(),
@@ -267,6 +278,8 @@ impl History {
             self.core.steering().close(self.now, flow.id);
             self.flows.retain(|known| *known != flow.id);
         }
+        self.identify.extend(actions.identify);
+        self.profile_questions.extend(actions.profile_questions);
         for question in actions.questions {
             let after = Duration::from_millis(1 + self.chance.next() % 4000);
             self.questions.push((self.now + after, question));
@@ -323,6 +336,7 @@ impl History {
         self.core.tick(at).unwrap();
         let actions = self.core.take_actions();
         let idle = actions.plan.is_none() && actions.probes.is_empty() && actions.stuck.is_empty() && actions.questions.is_empty();
+        let idle = idle && actions.identify.is_empty() && actions.profile_questions.is_empty();
         let quiet = self.core.steering().changes() == before;
         assert!(idle && quiet, "a tick at {at:?} had an effect, although {why}: {actions:?}, {:#?}", self.log);
     }
@@ -506,9 +520,30 @@ impl History {
                 let taken = self.core.on_server(self.now, host, event);
                 self.check(taken);
             }
+            18 => self.answer_about_devices(),
             _ => self.poll(),
         }
         self.act();
+    }
+
+    /// Answers a look-up of a device's model, and a question for the energy service.
+    fn answer_about_devices(&mut self) {
+        if !self.identify.is_empty() {
+            let at = self.chance.below(self.identify.len());
+            let (link, device) = self.identify.swap_remove(at);
+            let model = (!self.chance.one_in(3)).then(|| DeviceModel { id: Some("8086:1229".to_owned()), ..DeviceModel::default() });
+            self.note(format!("{device} is {model:?}"));
+            let taken = self.core.on_model(self.now, link, &device, model);
+            self.check(taken);
+        }
+        if !self.profile_questions.is_empty() {
+            let at = self.chance.below(self.profile_questions.len());
+            let question = self.profile_questions.swap_remove(at);
+            let answer = if self.chance.one_in(2) { Ok(Vec::new()) } else { Err("no answer".to_owned()) };
+            self.note(format!("the energy service answers {question:?}: {answer:?}"));
+            let taken = self.core.on_profiles(self.now, &question, answer);
+            self.check(taken);
+        }
     }
 
     /// Polls like the daemon: first the devices' counters, with a wall clock that may jump, then the flows.
@@ -525,6 +560,11 @@ impl History {
             .collect();
         let unix = if self.chance.one_in(20) { (self.chance.next() % 4_000_000_000) as i64 } else { 1_795_219_200 };
         self.core.on_counters(self.now, unix, &counters);
+        if self.chance.one_in(4) {
+            let rates = [(self.chance.below(4) as u8, Rate::from_mbps(1 + self.chance.next() % 100))].into();
+            let taken = self.core.on_path_rates(self.now, &rates);
+            self.check(taken);
+        }
         let taken = self.core.poll(self.now);
         self.check(taken);
     }

@@ -3,10 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use braid_control::core::{Actions, Stuck};
+use braid_control::config::EnergyService;
+use braid_control::core::{Actions, ProfileQuestion, Stuck};
 use braid_control::links::ProbePlan;
+use braid_decide::energy::Profile;
 use braid_decide::health::Outcome;
 use braid_decide::tables::TablePlan;
+use braid_http::profile_client;
 use braid_model::{Family, LinkIndex, Rate};
 use braid_platform::linux::probe;
 use braid_platform::linux::sys::bpf::now;
@@ -21,11 +24,12 @@ pub(super) const MEASURE_INTERVAL: Duration = Duration::from_secs(10);
 
 pub(super) type ProbeAnswer = (LinkIndex, Family, Outcome);
 pub(super) type Measured = (LinkIndex, Rate);
+pub(super) type ProfileAnswer = (ProfileQuestion, Result<Vec<Profile>, String>);
 
 impl Daemon<'_> {
     /// Carries out the actions that the core asks for.
     pub(super) fn act(&mut self) {
-        let Actions { plan, probes, stuck, questions, rules_changed } = self.core.take_actions();
+        let Actions { plan, probes, stuck, questions, rules_changed, identify, profile_questions } = self.core.take_actions();
         if let Some(plan) = plan {
             self.apply(plan);
         }
@@ -45,6 +49,15 @@ impl Daemon<'_> {
             self.handler.history.on_ended(unix_ms(), count, &device);
         }
         questions.into_iter().for_each(|question| self.peers.ask(question));
+        for device in identify {
+            // The thread ends only with the daemon.
+            let _ = self.models.0.send(device);
+        }
+        if let Some(service) = &self.core.config().energy_service {
+            for question in profile_questions {
+                tokio::spawn(ask_profiles(service.clone(), question, self.profiles.0.clone()));
+            }
+        }
     }
 
     /// Applies the rules that hold in the present context to running bonded flows.
@@ -82,6 +95,15 @@ impl Daemon<'_> {
             }
         });
     }
+}
+
+async fn ask_profiles(service: EnergyService, question: ProfileQuestion, answers: mpsc::Sender<ProfileAnswer>) {
+    let answer = profile_client::ask(&service, &question).await;
+    match &answer {
+        Ok(rows) => tracing::info!(link = question.link.0, rows = rows.len(), "the energy service answered"),
+        Err(error) => tracing::warn!("{error}"),
+    }
+    let _ = answers.send((question, answer.map_err(|error| error.to_string()))).await;
 }
 
 async fn send_probe(plan: ProbePlan, answers: mpsc::Sender<ProbeAnswer>) {

@@ -18,9 +18,10 @@ use braid_decide::tables::TablePlan;
 use braid_decide::tradeoff::Supply;
 use braid_http::api_handler::ApiHandler;
 use braid_http::{Api, DEFAULT_SOCKET, FlowList, ReplySender, Request, Server, Serving, Ui, UiOptions};
-use braid_model::{NetworkSnapshot, Time};
+use braid_model::{LinkIndex, NetworkSnapshot, Time};
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::bpf::redirect::Redirect;
+use braid_platform::linux::model::SYS;
 use braid_platform::linux::motion::SENSORS;
 use braid_platform::linux::netlink::firewall::{CHANGED, Firewall};
 use braid_platform::linux::netlink::{self, Follower, wireless};
@@ -50,10 +51,10 @@ use crate::peers::redirected::Arrival;
 use crate::peers::{Change, Peers, joined};
 use crate::state_store::StateStore;
 use crate::watchdog::Watchdog;
-use acts::{MEASURE_INTERVAL, Measured, ProbeAnswer};
+use acts::{MEASURE_INTERVAL, Measured, ProbeAnswer, ProfileAnswer};
 use polls::{Lists, Polled};
 pub use system::notify;
-use system::{SystemNames, local_time, unix, unix_ms, watch_battery, watch_motion};
+use system::{Identified, SystemNames, find_models, local_time, unix, unix_ms, watch_battery, watch_motion};
 
 /// Kernel events handled in one pass, so that the other branches of the loop run in between.
 const EVENTS_AT_ONCE: usize = 500;
@@ -79,6 +80,8 @@ pub struct Options {
     pub socket: Option<PathBuf>,
     /// Additional TCP address of the API and the web page; `None`: none.
     pub ui: Option<UiOptions>,
+    /// Tree from which batteries and models of network devices are read; `None`: `/sys`.
+    pub sys: Option<PathBuf>,
 }
 
 /// The default configuration file.
@@ -189,6 +192,7 @@ async fn live(
     history.recall(state_store.take_history().iter().map(|((kind, at), body)| (kind.as_str(), *at, body.as_str())));
     history.note(unix_ms(), "config", "info", concat!("Braid ", env!("CARGO_PKG_VERSION"), " started"));
     let handler = ApiHandler::new(history, Settings::new(config_path, PathBuf::from(DEFAULT_CONFIG)), feed);
+    let sys = options.sys.as_deref().unwrap_or(Path::new(SYS));
     let watch = ExeWatch::new().map_err(|error| tracing::warn!("upgraded programs are detected late: {error}")).ok();
     let motion_wanted = Arc::new(AtomicBool::new(false));
     let mut daemon = Daemon {
@@ -207,9 +211,11 @@ async fn live(
         polling: false,
         waiting: Vec::new(),
         lists: Lists::default(),
-        supply: watch_battery(),
         motion: watch_motion(PathBuf::from(SENSORS), motion_wanted.clone()),
         motion_wanted,
+        supply: watch_battery(sys),
+        models: find_models(sys),
+        profiles: mpsc::channel(4),
         arrivals: redirect.as_ref().map(|redirect| peers.take(redirect.clone())),
         redirect,
         peers,
@@ -282,6 +288,10 @@ struct Daemon<'a> {
     motion: mpsc::Receiver<Option<bool>>,
     /// Whether a rule depends on that.
     motion_wanted: Arc<AtomicBool>,
+    /// The thread that looks up models of devices.
+    models: (std::sync::mpsc::Sender<(LinkIndex, String)>, mpsc::UnboundedReceiver<Identified>),
+    /// Answers of the energy service.
+    profiles: (mpsc::Sender<ProfileAnswer>, mpsc::Receiver<ProfileAnswer>),
     peers: Peers,
     changes: mpsc::UnboundedReceiver<Change>,
     pins: Pins,
@@ -417,6 +427,14 @@ impl Daemon<'_> {
                     let done = self.core.on_moving(now(), moving);
                     self.log_and_retry(STEERING, done);
                 }
+                Some((link, device, model)) = self.models.1.recv() => {
+                    let done = self.core.on_model(now(), link, &device, model);
+                    self.log_and_retry(STEERING, done);
+                }
+                Some((question, answer)) = self.profiles.1.recv() => {
+                    let done = self.core.on_profiles(now(), &question, answer);
+                    self.log_and_retry(STEERING, done);
+                }
                 Some(change) = self.changes.recv() => {
                     let done = self.on_change(change);
                     self.log_and_retry(STEERING, done);
@@ -464,6 +482,11 @@ impl Daemon<'_> {
     fn on_second(&mut self, time: Time) {
         let bonded = self.peers.flows_by_device();
         let links = self.core.pulses(time, |device| bonded.get(device).copied().unwrap_or(0));
+        let rates = self.peers.busy_rates();
+        if !rates.is_empty() {
+            let done = self.core.on_path_rates(time, &rates);
+            self.log_and_retry(STEERING, done);
+        }
         let bonded = self.peers.take_moved(self.core.slot_costs(time));
         let apps: Vec<AppPulse> = self.core.take_moved().into_iter().chain(bonded).collect();
         self.handler.on_second(unix_ms(), links, self.core.power(), &apps);

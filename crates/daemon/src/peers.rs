@@ -21,7 +21,7 @@ use braid_decide::energy::{ByteCost, EnergyMeter};
 use braid_decide::steer::Prefixes;
 use braid_model::address::HostName;
 use braid_model::key::PublicKey;
-use braid_model::{ByteCount, Joules, LinkSet, PerDirection, PerFamily, Time, Traffic};
+use braid_model::{ByteCount, Joules, LinkSet, PerDirection, PerFamily, Rate, Time, Traffic};
 use braid_peer::keys::{CLIENT_KEY, KeyPair};
 use braid_peer::state::StateDir;
 use braid_platform::linux::bpf::redirect::Redirect;
@@ -493,6 +493,20 @@ impl Peers {
         let of_link = |(_, path): &(PathId, BondPath)| usize::from(path.link) == link.slot;
         let paths: Vec<_> = client.map(Client::paths).unwrap_or_default().into_iter().filter(of_link).collect();
         why_no_path(link, peer, &paths.iter().map(|(_, path)| path.state).collect::<Vec<_>>())
+    }
+
+    /// Send rates of the paths that fill their congestion window, by the number of their link; the fastest path of each link. A path that has little
+    /// to send shows nothing about its link.
+    pub(crate) fn busy_rates(&self) -> BTreeMap<u8, Rate> {
+        let mut rates: BTreeMap<u8, Rate> = BTreeMap::new();
+        for client in self.relays.values().map(|known| &known.client).chain(self.servers.clients()) {
+            let busy = |path: &BondPath| path.state == PathState::Good && path.in_flight.get() >= path.window.get() / 2;
+            for (_, path) in client.paths().iter().filter(|(_, path)| busy(path)) {
+                let rate = rates.entry(path.link).or_default();
+                *rate = (*rate).max(path.rate);
+            }
+        }
+        rates
     }
 
     /// Starts to take redirected flows.

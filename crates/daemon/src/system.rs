@@ -9,10 +9,10 @@ use braid_control::core::Names;
 use braid_control::steering::{AppId, ExeId};
 use braid_decide::motion::{INTERVAL, MotionDetector};
 use braid_decide::tradeoff::Supply;
-use braid_model::Application;
+use braid_model::{Application, DeviceModel, LinkIndex};
 use braid_platform::battery::BatterySensor;
-use braid_platform::linux::battery::SysBattery;
-use braid_platform::linux::model;
+use braid_platform::linux::battery::{SUPPLIES, SysBattery};
+use braid_platform::linux::model::ModelFinder;
 use braid_platform::linux::motion::Accelerometer;
 use braid_platform::linux::process::{self, CgroupTree};
 use braid_platform::linux::sys::bpf::now;
@@ -61,17 +61,13 @@ impl Names for SystemNames {
         let group = self.cgroups.as_mut().and_then(|tree| tree.path(cgroup, pid)).filter(|path| *path != "/").map(str::to_owned);
         (Application { exe, name: app.name.clone() }, group)
     }
-
-    fn model(&mut self, device: &str) -> Option<String> {
-        model::device_model(Path::new(model::SYS), device)
-    }
 }
 
 /// Reads the battery periodically on a separate thread, since some firmware is slow. The thread ends with the receiver.
-pub(super) fn watch_battery() -> mpsc::Receiver<Option<Supply>> {
+pub(super) fn watch_battery(sys: &Path) -> mpsc::Receiver<Option<Supply>> {
     let (send, receive) = mpsc::channel(1);
+    let mut sensor = SysBattery::new(&sys.join(SUPPLIES));
     std::thread::spawn(move || {
-        let mut sensor = SysBattery::default();
         loop {
             let reading = sensor.read();
             let supply = reading.map(|reading| Supply { level: reading.level, plugged: reading.plugged, power: reading.power });
@@ -112,6 +108,26 @@ pub(super) fn watch_motion(root: PathBuf, wanted: Arc<AtomicBool>) -> mpsc::Rece
         }
     });
     receive
+}
+
+/// A link whose device's model was looked up, the device's name, and the model.
+pub(super) type Identified = (LinkIndex, String, Option<DeviceModel>);
+
+/// Looks up models of network devices on a separate thread, since the databases are large. `sys` is the tree of sysfs. The thread ends with the
+/// sender.
+pub(super) fn find_models(sys: &Path) -> (std::sync::mpsc::Sender<(LinkIndex, String)>, mpsc::UnboundedReceiver<Identified>) {
+    let mut finder = ModelFinder::new(sys);
+    let (ask, asked) = std::sync::mpsc::channel::<(LinkIndex, String)>();
+    let (send, receive) = mpsc::unbounded_channel();
+    std::thread::spawn(move || {
+        for (link, device) in asked {
+            let model = finder.model(link, &device);
+            if send.send((link, device, model)).is_err() {
+                return;
+            }
+        }
+    });
+    (ask, receive)
 }
 
 /// Notifies systemd of a state (sd_notify(3)), if it started this process.

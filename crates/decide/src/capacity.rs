@@ -14,7 +14,7 @@
 
 use std::time::Duration;
 
-use braid_model::{LinkKind, Rate, Time};
+use braid_model::{ByteCount, LinkKind, Rate, Time};
 
 /// Shorter intervals are accumulated up to this length, because they are too noisy.
 const MIN_INTERVAL: Duration = Duration::from_millis(200);
@@ -147,7 +147,7 @@ impl Capacity {
     }
 
     /// The link carried `moved` during the `span` that ends at `now`.
-    pub fn on_interval(&mut self, now: Time, moved: braid_model::ByteCount, span: Duration, busy: Busy) {
+    pub fn on_interval(&mut self, now: Time, moved: ByteCount, span: Duration, busy: Busy) {
         if self.fixed || span.is_zero() {
             return;
         }
@@ -326,6 +326,42 @@ impl Rtt {
     }
 }
 
+/// Size of the buffer in front of a link, in one direction: the largest queue of the last hours.
+///
+/// While the link is full, a flow's round trip exceeds its unloaded one by the time that the queue takes to drain, so the queue holds that time times
+/// the link's rate. Queues that never fill the buffer, and flows that begin in a standing queue, make the estimate too low, never too high.
+#[derive(Debug, Clone, Default)]
+pub struct Buffer {
+    largest: f64,
+    at: Time,
+}
+
+impl Buffer {
+    /// The estimate halves in this time without a larger queue, since a link may lead to another network.
+    const HALF_LIFE: Duration = Duration::from_secs(6 * 3600);
+    /// Minimum share of the capacity in use from which the link counts as full.
+    const FULL: f64 = 0.8;
+
+    /// Records a flow's round trip while the link moved `rate` of its `capacity`. `unloaded` is the flow's least round trip.
+    pub fn on_sample(&mut self, now: Time, rtt: Duration, unloaded: Duration, rate: Rate, capacity: Rate) {
+        if capacity == Rate::ZERO || (rate.bps() as f64) < Self::FULL * capacity.bps() as f64 {
+            return;
+        }
+        let queue = rtt.saturating_sub(unloaded).as_secs_f64() * rate.bps() as f64 / 8.0;
+        let left = self.largest * decayed(now.since(self.at), Self::HALF_LIFE);
+        if queue > left {
+            // A single outlier, such as a retransmitted acknowledgement, counts only in part.
+            self.largest = left + (queue - left) / 4.0;
+            self.at = now;
+        }
+    }
+
+    /// The size; `None` before the link was full.
+    pub fn size(&self, now: Time) -> Option<ByteCount> {
+        (self.largest > 0.0).then(|| ByteCount::new((self.largest * decayed(now.since(self.at), Self::HALF_LIFE)) as u64))
+    }
+}
+
 /// Share of retransmitted segments, with exponential decay.
 #[derive(Debug, Clone, Default)]
 pub struct Loss {
@@ -363,7 +399,6 @@ impl Loss {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use braid_model::ByteCount;
     use proptest::prelude::*;
 
     const STEP: Duration = Duration::from_millis(250);
@@ -384,6 +419,24 @@ mod tests {
 
     fn mbps(capacity: &Capacity, at: u64) -> f64 {
         capacity.estimate(Time::from_millis(at)).rate.bps() as f64 / 1e6
+    }
+
+    #[test]
+    fn the_buffer_is_the_largest_queue_of_a_full_link() {
+        let (ms, mbps) = (Duration::from_millis, Rate::from_mbps);
+        let mut buffer = Buffer::default();
+        let at = Time::from_millis;
+        buffer.on_sample(at(0), ms(500), ms(20), mbps(1), mbps(8));
+        assert_eq!(buffer.size(at(0)), None, "the link is not full");
+        for sample in 0..40 {
+            buffer.on_sample(at(sample), ms(120), ms(20), mbps(8), mbps(8));
+        }
+        // 100 ms at 8 Mbit/s.
+        let size = buffer.size(at(40)).unwrap().get();
+        assert!((99_000..=100_000).contains(&size), "{size}");
+        buffer.on_sample(at(41), ms(30), ms(20), mbps(8), mbps(8));
+        assert!(buffer.size(at(41)).unwrap().get().abs_diff(size) < 100, "a short queue says nothing");
+        assert!(buffer.size(at(6 * 3_600_000)).unwrap().get().abs_diff(size / 2) < 100);
     }
 
     #[test]

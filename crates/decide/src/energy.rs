@@ -7,6 +7,7 @@
 //! Not modelled: the tail time for which a cellular radio stays active after a transfer, and the energy of the processor.
 
 mod fit;
+mod nearest;
 
 use std::fmt;
 use std::str::FromStr;
@@ -17,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::pattern::Pattern;
 
 pub use fit::{FittedPower, PowerFit};
+pub use nearest::{Nearest, Nearness};
 
 /// Maximum length of a text field in bytes.
 const TEXT_LIMIT: usize = 500;

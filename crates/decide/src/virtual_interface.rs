@@ -89,6 +89,8 @@ pub struct Interface {
     pub srtt: Option<Duration>,
     /// Nominal bandwidth of the device.
     pub bandwidth: Rate,
+    /// How often the interface falls, per hour.
+    pub falls_per_hour: f64,
     /// Power while transmitting: current consumption (mA) times supply voltage (V).
     pub power: Power,
 }
@@ -113,11 +115,17 @@ pub fn shares(interfaces: &[Interface]) -> Vec<f64> {
     shares
 }
 
+/// Falls per hour above which more make no difference to [`Handover`].
+pub const MAX_FALLS: f64 = 10.0;
+
 /// The paper's handover: selects the one interface for traffic that cannot be shared, with hysteresis.
 ///
 /// The paper calls `maxdiff` a threshold between priority and liveliness ("the bigger the maxdiff value, the more the priority policy gets enforced")
 /// and gives no formula. Here a better priority, or the loss of the current interface, triggers a change at once. Among equal priorities the
 /// interface changes only if another one's smoothed round-trip time is shorter by more than `maxdiff`.
+///
+/// Each fall per hour of an interface counts like a round trip longer by `maxdiff`, up to [`MAX_FALLS`] of them. So a faster interface that falls once an
+/// hour must be faster by twice `maxdiff` to replace one that does not fall. This is Braid's own; the paper's interfaces do not fall.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Handover {
     maxdiff: Duration,
@@ -133,11 +141,16 @@ impl Handover {
     /// The interface to use now; `None` if none is available. Among equal priorities the shortest round-trip time wins, then the lower index.
     /// Unmeasured interfaces come last.
     pub fn update(&mut self, interfaces: &[Interface]) -> Option<usize> {
-        let rank = |index: usize| (interfaces[index].priority, interfaces[index].srtt.unwrap_or(Duration::MAX), index);
+        let penalty = |one: &Interface| match one.falls_per_hour.clamp(0.0, MAX_FALLS) {
+            falls if falls > 0.0 => self.maxdiff.mul_f64(falls),
+            _ => Duration::ZERO,
+        };
+        let cost = |one: &Interface| one.srtt.map(|srtt| srtt.saturating_add(penalty(one)));
+        let rank = |index: usize| (interfaces[index].priority, cost(&interfaces[index]).unwrap_or(Duration::MAX), index);
         let best = (0..interfaces.len()).filter(|index| interfaces[*index].available).min_by_key(|index| rank(*index));
         let keep = self.current.filter(|current| {
             let (Some(now), Some(best)) = (interfaces.get(*current), best.map(|best| interfaces[best])) else { return false };
-            let gain = match (now.srtt, best.srtt) {
+            let gain = match (cost(&now), cost(&best)) {
                 (Some(now), Some(best)) => now.saturating_sub(best),
                 (None, Some(_)) => Duration::MAX,
                 (_, None) => Duration::ZERO,
@@ -208,11 +221,31 @@ mod tests {
     const MS: fn(u64) -> Duration = Duration::from_millis;
 
     fn interface(priority: u32, srtt: Option<u64>) -> Interface {
-        Interface { priority, available: true, srtt: srtt.map(MS), bandwidth: Rate::from_mbps(54), power: Power::from_milliwatts(1000.0) }
+        let (bandwidth, power) = (Rate::from_mbps(54), Power::from_milliwatts(1000.0));
+        Interface { priority, available: true, srtt: srtt.map(MS), bandwidth, falls_per_hour: 0.0, power }
     }
 
     fn close(one: &[f64], other: &[f64]) -> bool {
         one.len() == other.len() && one.iter().zip(other).all(|(one, other)| (one - other).abs() < 1e-12)
+    }
+
+    #[test]
+    fn a_better_interface_that_falls_often_must_be_better_by_more() {
+        let falling = |srtt, falls_per_hour| Interface { falls_per_hour, ..interface(0, Some(srtt)) };
+        let choice = |faster: Interface, current: Interface| {
+            let mut handover = Handover { maxdiff: MS(10), current: Some(1) };
+            handover.update(&[faster, current])
+        };
+        let stable = interface(0, Some(40));
+        assert_eq!(choice(falling(25, 0.0), stable), Some(0), "15 ms are more than 10");
+        assert_eq!(choice(falling(25, 1.0), stable), Some(1), "15 ms are not more than 20");
+        assert_eq!(choice(falling(15, 1.0), stable), Some(0), "25 ms are");
+        assert_eq!(choice(falling(25, 1.0), falling(40, 1.0)), Some(0), "both fall as often");
+        assert_eq!(choice(falling(45, 0.0), falling(40, 2.0)), Some(0), "a slightly slower one that does not fall");
+        assert_eq!(choice(falling(25, f64::INFINITY), falling(140, 0.0)), Some(0), "the penalty is bounded");
+        let gone = Interface { available: false, ..stable };
+        assert_eq!(choice(falling(25, 9.0), gone), Some(0), "the loss of the current interface still decides");
+        assert_eq!(choice(falling(25, f64::NAN), stable), Some(0));
     }
 
     #[test]
@@ -347,6 +380,7 @@ mod tests {
                 available: *available,
                 srtt: srtt.map(MS),
                 bandwidth: Rate::from_mbps(*mbps),
+                falls_per_hour: 0.0,
                 power: Power::from_milliwatts(*mw as f64),
             }).collect();
             let highest = interfaces.iter().filter(|one| one.available).map(|one| one.priority).min();

@@ -37,6 +37,7 @@ mod flows;
 mod live;
 mod metrics;
 mod pages;
+pub mod profile_client;
 pub mod profile_service;
 mod routes;
 mod tcp;

@@ -1,4 +1,7 @@
-//! The profile service over HTTP (OPERETTA III.C's online service): `GET /v1/profiles[?technology=T][&model=M]`.
+//! The profile service over HTTP (OPERETTA III.C's online service): `GET /v1/profiles[?technology=T][&model=M][&product=P][&id=V:D][&nonce=N]`.
+//!
+//! `model` is a name from a database of hardware, `product` the name that a USB device reports, and `id` the device's numbers. The answer's
+//! signature (`braid-signature`) covers the query, so a random `nonce` proves that the answer is fresh.
 //!
 //! It is read-only, so clients cannot change anything. Connections are limited in number and in time, and hyper limits the size of
 //! requests.
@@ -13,13 +16,18 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use axum::Router;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
+use axum::http::Uri;
+use axum::http::header::CONTENT_TYPE;
+use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::serve::Listener;
-use axum::{Json, Router};
 use braid_api::Problem;
 use braid_decide::energy::{Profile, Profiles, Technology};
+use braid_model::DeviceModel;
+use braid_peer::keys::KeyPair;
 use serde::Deserialize;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
@@ -27,6 +35,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Sleep, sleep};
 
 use crate::Refusal;
+use crate::profile_client::{self, SIGNATURE};
 use database::Database;
 
 /// Maximum number of concurrent connections; further ones wait in the kernel's queue.
@@ -34,15 +43,26 @@ const MAX_CONNECTIONS: usize = 128;
 /// Maximum lifetime of a connection.
 const LIFETIME: Duration = Duration::from_secs(20);
 
-type Shared = State<Arc<Mutex<Database>>>;
+/// The database, and the key that signs answers.
+struct Service {
+    database: Mutex<Database>,
+    keys: KeyPair,
+}
 
-/// Serves the profiles of `database` on `listener` until `end` resolves.
-pub async fn serve(listener: TcpListener, database: Database, end: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
+type Shared = State<Arc<Service>>;
+
+/// Serves the profiles of `database` on `listener`, signed with `keys`, until `end` resolves.
+pub async fn serve(
+    listener: TcpListener,
+    database: Database,
+    keys: KeyPair,
+    end: impl Future<Output = ()> + Send + 'static,
+) -> io::Result<()> {
     let router = Router::new()
         .route("/v1/profiles", get(profiles))
         .fallback(async || refuse(404, "Not found", "the only path is /v1/profiles?technology=T&model=M".to_owned()))
         .method_not_allowed_fallback(async || refuse(405, "Wrong method", "use GET to read profiles".to_owned()))
-        .with_state(Arc::new(Mutex::new(database)));
+        .with_state(Arc::new(Service { database: Mutex::new(database), keys }));
     let bounded = Bounded { listener, slots: Arc::new(Semaphore::new(MAX_CONNECTIONS)), lifetime: LIFETIME };
     axum::serve(bounded, router).with_graceful_shutdown(end).await
 }
@@ -56,27 +76,38 @@ fn refuse(status: u16, title: &str, detail: String) -> Refusal {
 struct Wanted {
     technology: Option<String>,
     model: Option<String>,
+    product: Option<String>,
+    id: Option<String>,
+    /// Only signed.
+    #[serde(rename = "nonce")]
+    _nonce: Option<String>,
 }
 
-async fn profiles(State(database): Shared, wanted: Result<Query<Wanted>, QueryRejection>) -> Result<Json<serde_json::Value>, Refusal> {
+async fn profiles(State(service): Shared, uri: Uri, wanted: Result<Query<Wanted>, QueryRejection>) -> Result<Response, Refusal> {
     let Query(wanted) = wanted.map_err(|error| refuse(400, "Not understood", error.body_text()))?;
     let technology = wanted.technology.as_deref().map(str::parse::<Technology>).transpose();
     let technology = technology.map_err(|error| refuse(400, "Not understood", error.to_string()))?;
-    let found = database.lock().unwrap_or_else(PoisonError::into_inner).profiles(technology);
+    let found = service.database.lock().unwrap_or_else(PoisonError::into_inner).profiles(technology);
     let found = found.map_err(|error| {
         tracing::warn!("{error}");
         refuse(500, "Not read", "cannot read the profiles now: see the service's log".to_owned())
     })?;
-    let rows = select(found, wanted.model.as_deref());
-    Ok(Json(serde_json::json!({ "schema_version": braid_api::SCHEMA_VERSION, "profiles": rows })))
+    let rows = select(found, &DeviceModel { id: wanted.id, name: wanted.model, product: wanted.product });
+    let body = serde_json::json!({ "schema_version": braid_api::SCHEMA_VERSION, "profiles": rows }).to_string();
+    let request = uri.path_and_query().map_or("", |path| path.as_str());
+    let signature = profile_client::sign(&service.keys, request, body.as_bytes());
+    Ok(([(CONTENT_TYPE.as_str(), "application/json".to_owned()), (SIGNATURE, signature)], body).into_response())
 }
 
-/// The requested rows. With a model: for each technology, the profile that a lookup of that model finds.
-fn select(found: Vec<Profile>, model: Option<&str>) -> Vec<braid_decide::energy::Row> {
-    let Some(model) = model else { return found.iter().map(|profile| profile.row().clone()).collect() };
+/// The requested rows. With a model: for each technology, the profile nearest to it.
+fn select(found: Vec<Profile>, model: &DeviceModel) -> Vec<braid_decide::energy::Row> {
+    if model.label().is_none() {
+        return found.iter().map(|profile| profile.row().clone()).collect();
+    }
     let mut all = Profiles::default();
     all.extend(found);
-    Technology::ALL.iter().filter_map(|(_, technology)| all.find(Some(model), *technology)).map(|profile| profile.row().clone()).collect()
+    let nearest = |technology| all.nearest(model, technology).map(|nearest| nearest.profile.row().clone());
+    Technology::ALL.iter().filter_map(|(_, technology)| nearest(*technology)).collect()
 }
 
 /// A listener that limits the number and the lifetime of connections.
@@ -145,18 +176,25 @@ impl AsyncWrite for TimedConnection {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::profile_client::{FetchError, PATH, ask as ask_service, fetch};
+    use braid_control::config::EnergyService;
+    use braid_control::core::ProfileQuestion;
+    use braid_model::LinkIndex;
+    use braid_model::address::Address;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::sync::oneshot;
 
     /// Runs a service until the sender is dropped.
-    async fn start() -> (SocketAddr, oneshot::Sender<()>, tempfile::TempDir) {
+    async fn start() -> (EnergyService, SocketAddr, oneshot::Sender<()>, tempfile::TempDir) {
         let folder = tempfile::tempdir().unwrap();
         let database = Database::open(&folder.path().join("energy.sqlite")).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (end, ended) = oneshot::channel::<()>();
-        tokio::spawn(serve(listener, database, async move { drop(ended.await) }));
-        (address, end, folder)
+        let keys = KeyPair::generate().unwrap();
+        let service = EnergyService { address: Address::from(address), key: keys.public() };
+        tokio::spawn(serve(listener, database, keys, async move { drop(ended.await) }));
+        (service, address, end, folder)
     }
 
     async fn exchange(address: SocketAddr, request: &[u8]) -> String {
@@ -174,7 +212,7 @@ mod tests {
 
     #[tokio::test]
     async fn profiles_are_selected_by_technology_and_model() {
-        let (address, _end, _folder) = start().await;
+        let (_, address, _end, _folder) = start().await;
         let body = |text: String| text.split_once("\r\n\r\n").unwrap().1.to_owned();
         let all = braid_control::profiles::from_json("service", body(ask(address, "/v1/profiles").await).as_bytes()).unwrap();
         assert_eq!(all.len(), braid_control::profiles::shipped().iter().count());
@@ -184,8 +222,57 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_device_gets_its_signed_profile_and_nothing_else_is_accepted() {
+        let (service, address, _end, _folder) = start().await;
+        let model = DeviceModel {
+            id: Some("8086:1229".to_owned()),
+            name: Some("Intel Corporation 82557/8/9/0/1 Ethernet Pro 100".to_owned()),
+            product: Some("a & b=c%ü#?".to_owned()),
+        };
+        let question = ProfileQuestion { link: LinkIndex(3), technology: Technology::Ethernet, model };
+        let rows = ask_service(&service, &question).await.unwrap();
+        assert_eq!(rows.iter().map(|profile| profile.row().model.as_str()).collect::<Vec<_>>(), ["Intel 82559"]);
+        let stranger = EnergyService { key: KeyPair::generate().unwrap().public(), ..service.clone() };
+        assert!(matches!(ask_service(&stranger, &question).await, Err(FetchError::Unsigned(_))));
+        let url: Uri = format!("http://{address}{PATH}?technology=lte").parse().unwrap();
+        assert!(fetch(&url, Some(&service.key)).await.unwrap().len() > 1);
+        assert!(fetch(&url, None).await.is_ok() && fetch(&url, Some(&stranger.key)).await.is_err());
+    }
+
+    /// Answers each connection with `answer`.
+    async fn impostor(answer: Vec<u8>) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let _ = stream.read(&mut [0; 4096]).await;
+                let _ = stream.write_all(&answer).await;
+            }
+        });
+        address
+    }
+
+    #[tokio::test]
+    async fn a_replayed_or_oversized_answer_is_refused() {
+        let (service, address, _end, _folder) = start().await;
+        // A genuine answer to another request of the same service.
+        let genuine = ask(address, "/v1/profiles?technology=ethernet&nonce=0").await;
+        assert!(genuine.contains(SIGNATURE));
+        let question = ProfileQuestion {
+            link: LinkIndex(3),
+            technology: Technology::Ethernet,
+            model: DeviceModel { id: Some("1:2".to_owned()), ..DeviceModel::default() },
+        };
+        let replayed = EnergyService { address: Address::from(impostor(genuine.into_bytes()).await), ..service.clone() };
+        assert!(matches!(ask_service(&replayed, &question).await, Err(FetchError::Unsigned(_))));
+        let huge = [b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n".to_vec(), vec![b' '; 100_000]].concat();
+        let huge = EnergyService { address: Address::from(impostor(huge).await), ..service };
+        assert!(matches!(ask_service(&huge, &question).await, Err(FetchError::Incomplete { .. })));
+    }
+
+    #[tokio::test]
     async fn hostile_requests_are_rejected_and_the_service_continues() {
-        let (address, _end, _folder) = start().await;
+        let (_, address, _end, _folder) = start().await;
         for (path, code) in [
             ("/v1/profiles?technology=6g", "400"),
             ("/v1/profiles?technology=wifi'%20OR%201=1--", "400"),

@@ -9,6 +9,29 @@ use serde::Serialize;
 
 use crate::{ByteCount, Rate};
 
+/// Identity of a network device, by which its power profile is chosen.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct DeviceModel {
+    /// Vendor and device numbers in hexadecimal, as `lspci -n` and `lsusb` show them: `8086:2723`.
+    pub id: Option<String>,
+    /// Names of the vendor and the model from a database of hardware.
+    pub name: Option<String>,
+    /// Product name that the device itself reports. It is untrusted.
+    pub product: Option<String>,
+}
+
+impl DeviceModel {
+    /// The best of its names, else its numbers.
+    pub fn label(&self) -> Option<&str> {
+        self.names().next().or(self.id.as_deref())
+    }
+
+    /// Its names, the most reliable first.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        [&self.name, &self.product].into_iter().flatten().map(String::as_str)
+    }
+}
+
 /// An amount of energy in joules.
 #[derive(Debug, Clone, Copy, Default, PartialEq, PartialOrd, Serialize)]
 #[serde(transparent)]

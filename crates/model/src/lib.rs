@@ -18,7 +18,7 @@ mod text;
 mod units;
 
 pub use application::{Application, Class};
-pub use energy::{Joules, Power};
+pub use energy::{DeviceModel, Joules, Power};
 pub use flow::{Affinity, Direction, FlowId, PerDirection, Protocol, Traffic};
 pub use link::{DefaultRoute, Family, LinkFacts, LinkIndex, LinkKind, LinkState, PerFamily, Role};
 pub use link_set::{LinkSet, MAX_LINKS};

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use braid_model::key::PublicKey;
 use data_encoding::BASE64;
 use ring::rand::SystemRandom;
-use ring::signature::{Ed25519KeyPair, KeyPair as _};
+use ring::signature::{ED25519, Ed25519KeyPair, KeyPair as _, UnparsedPublicKey};
 use rustls::pki_types::PrivatePkcs8KeyDer;
 use rustls::pki_types::pem::PemObject;
 use zeroize::{Zeroize, Zeroizing};
@@ -85,6 +85,18 @@ pub enum KeyError {
     },
 }
 
+/// Length of a signature in bytes.
+pub const SIGNATURE_LENGTH: usize = 64;
+
+/// Whether `signature` is [`KeyPair::sign`]'s result for the pair with this public key.
+pub fn is_signed(key: &PublicKey, context: &str, message: &[u8], signature: &[u8]) -> bool {
+    UnparsedPublicKey::new(&ED25519, key.as_bytes()).verify(&framed(context, message), signature).is_ok()
+}
+
+fn framed(context: &str, message: &[u8]) -> Vec<u8> {
+    [context.as_bytes(), &[0], message].concat()
+}
+
 impl KeyPair {
     /// Generates a new key pair.
     pub fn generate() -> Result<Self, KeyError> {
@@ -138,6 +150,14 @@ impl KeyPair {
     pub fn reset_key(&self) -> ring::hmac::Key {
         let pair = ring::hmac::Key::new(ring::hmac::HMAC_SHA256, &self.pkcs8);
         ring::hmac::Key::new(ring::hmac::HMAC_SHA256, ring::hmac::sign(&pair, b"braid stateless reset").as_ref())
+    }
+
+    /// Signs a message (RFC 8032, section 5.1.6). `context` keeps the signatures of different protocols apart; it must not contain a zero byte.
+    pub fn sign(&self, context: &str, message: &[u8]) -> [u8; SIGNATURE_LENGTH] {
+        let pair = Ed25519KeyPair::from_pkcs8(&self.pkcs8);
+        let signature = pair.ok().map(|pair| pair.sign(&framed(context, message)));
+        // The key was parsed at creation, and an Ed25519 signature has 64 bytes. Zeros would be refused as a signature.
+        signature.and_then(|signature| signature.as_ref().try_into().ok()).unwrap_or([0; SIGNATURE_LENGTH])
     }
 
     pub(crate) fn pkcs8(&self) -> PrivatePkcs8KeyDer<'_> {
@@ -221,6 +241,17 @@ mod tests {
 
     fn failure(dir: &StateDir) -> String {
         KeyPair::load_or_generate(dir, "relay.key").unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_signature_is_valid_only_for_its_key_context_and_message() {
+        let (pair, other) = (KeyPair::generate().unwrap(), KeyPair::generate().unwrap());
+        let signature = pair.sign("test", b"message");
+        assert!(is_signed(&pair.public(), "test", b"message", &signature));
+        assert!(!is_signed(&other.public(), "test", b"message", &signature));
+        assert!(!is_signed(&pair.public(), "tes", b"tmessage", &signature));
+        assert!(!is_signed(&pair.public(), "test", b"massage", &signature));
+        assert!(!is_signed(&pair.public(), "test", b"message", &signature[..63]) && !is_signed(&pair.public(), "test", b"message", &[]));
     }
 
     #[test]

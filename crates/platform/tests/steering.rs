@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use aya::maps::{Array, HashMap, Map, MapData, loaded_maps};
 use braid_control::steering::{SteerMatch, SteerParams, SteerRule, Steering, SteeringEvent};
-use braid_model::{ByteCount, Family, LinkIndex, LinkSet, PerDirection, PerFamily, Protocol, Time};
+use braid_model::{ByteCount, Class, Family, LinkIndex, LinkSet, PerDirection, PerFamily, Protocol, Time};
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::bpf::load::{Counters, survey};
 use braid_platform::linux::sys::abi;
@@ -363,6 +363,32 @@ fn regression_an_exchange_evicted_from_the_map_keeps_its_link() {
             assert_eq!(ask(), first, "the remote end would take another source address for another exchange");
         }
         assert!(steering.flows(now()).unwrap().iter().any(|row| row.protocol == Protocol::Udp), "it is tracked again");
+    });
+}
+
+#[test]
+fn a_class_rule_follows_the_applications_class() {
+    in_world("rules by class", 2, || {
+        let mut params = params(2);
+        let rule = |class, links| SteerRule {
+            matching: SteerMatch { class: Some(class), ..Default::default() },
+            links: Some(LinkSet(links)),
+            ..Default::default()
+        };
+        params.rules = vec![rule(Class::RealTime, 2), rule(Class::Unclassified, 1)];
+        let mut steering = steering(&params);
+        let local = || fetch("203.0.113.10:80".parse().unwrap(), 1000);
+        let [first, second] = ["10.77.0.2", "10.77.1.2"].map(|text| text.parse::<IpAddr>().unwrap());
+        assert_eq!(local(), first, "an application that was not seen before is unclassified");
+        let app = steering.events(100).into_iter().find_map(|event| match event {
+            SteeringEvent::NewApp { app, .. } => Some(app),
+            _ => None,
+        });
+        let app = app.expect("the application is reported");
+        steering.set_class(&app, Class::RealTime).unwrap();
+        assert_eq!(local(), second, "its new class");
+        steering.set_class(&app, Class::Unclassified).unwrap();
+        assert_eq!(local(), first);
     });
 }
 

@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use braid_bond::host::{Source, source};
 use braid_bond::{FlowKind, Target};
 use braid_decide::policy::{AppRule, Carry, Policy, ProxyClient, Resolve, Scheduler, Subject};
+use braid_model::Class;
 use braid_model::address::{Address, Host};
 use braid_peer::destination::{self, DialError, Reason, dial_by, resolve};
 use braid_peer::quota::Quota;
@@ -144,6 +145,8 @@ impl Inner {
             cgroup: None,
             user: Some(self.user),
             client: Some(client),
+            // The programs behind the proxy's clients are unknown, and so are their classes.
+            class: Class::Unclassified,
         };
         let usual = || AppRule { carry: self.carry, ..AppRule::default() };
         let rule = self.policy.first_match(&subject).map(|index| self.policy.apps[index].clone());

@@ -31,7 +31,7 @@ impl VirtualInterface {
     /// Creates the scheduler. `interfaces` has, for each link of the scenario, the nominal rate (the initial value of equation 3) and the power
     /// while sending. The scheduler saves power when the scenario's battery is low, unless an `adapter` is plugged in.
     pub fn new(interfaces: &[(Rate, Power)], adapter: bool) -> Self {
-        let interface = |&(bandwidth, power)| Interface { priority: 0, available: true, srtt: None, bandwidth, power };
+        let interface = |&(bandwidth, power)| Interface { priority: 0, available: true, srtt: None, bandwidth, falls_per_hour: 0.0, power };
         Self {
             interfaces: interfaces.iter().map(interface).collect(),
             estimates: vec![Srtt::default(); interfaces.len()],

@@ -13,6 +13,17 @@ pub(crate) enum Energy {
     Serve(EnergyServe),
     /// Fetch profiles from a service.
     Fetch(EnergyFetch),
+    /// Print the powers that the daemon fitted to the battery's, as a file of profiles to send to a service's operator.
+    Offer(EnergyOffer),
+}
+
+/// Print the powers that the daemon fitted to the battery's, as a file of profiles to send to a service's operator.
+///
+/// Nothing is sent. The file holds the models of your network devices and their power, and nothing else. "braid energy serve --import FILE" reads it.
+#[derive(Debug, Args)]
+pub(crate) struct EnergyOffer {
+    #[command(flatten)]
+    pub(crate) daemon: super::Daemon,
 }
 
 #[derive(Debug, Args)]
@@ -33,7 +44,8 @@ pub(crate) struct EnergyServe {
     /// Address to listen on. Other machines can read the profiles only if they can reach this address.
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:7632")]
     pub(crate) listen: SocketAddr,
-    /// The database. If it does not exist, it is created with the profiles that ship with Braid.
+    /// The database. If it does not exist, it is created with the profiles that ship with Braid. The key that signs the answers is beside it, in a file
+    /// with the extension "key".
     #[arg(long, value_name = "FILE")]
     pub(crate) db: PathBuf,
     /// Import the profiles of this file into the database first; repeatable.
@@ -45,6 +57,9 @@ pub(crate) struct EnergyServe {
 pub(crate) struct EnergyFetch {
     /// URL of the service, http://HOST:PORT. Add a path and query to fetch only some profiles (/v1/profiles?technology=5g).
     pub(crate) url: hyper::Uri,
+    /// Key that must have signed the answer, as "braid energy serve" prints it there. Default: any answer is accepted.
+    #[arg(long, value_name = "KEY")]
+    pub(crate) key: Option<braid_model::key::PublicKey>,
     /// Add the profiles to this file. The file is rewritten and loses its comments. Default: print the profiles.
     #[arg(long, value_name = "FILE")]
     pub(crate) into: Option<PathBuf>,

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use braid_decide::health::{Symptom};
+use braid_decide::health::Symptom;
 use braid_decide::policy::{Admission, AppRule, LinkSelector, Policy, When, admit};
 use braid_model::{Class, Direction, Family, LinkSet, Time};
 

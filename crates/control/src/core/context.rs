@@ -243,6 +243,7 @@ impl<S: Steering> Core<S> {
             destination: flow.remote.ip(),
             cgroup: record.and_then(|record| record.cgroup.as_deref()),
             user: Some(flow.user),
+            class: flow.class,
             client: None,
         };
         let matches = |matcher: &AppMatcher| {

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use braid_api::{TradeoffPoint, UtilityView};
-use braid_decide::energy::{ByteCost, FittedPower, Profile, Technology};
+use braid_api::{LinkProfile, TradeoffPoint, UtilityView};
+use braid_decide::energy::{ByteCost, FittedPower, Profile};
 use braid_decide::policy::Scheduler;
 use braid_decide::tradeoff::{Offer, Supply, UtilityFunction, UtilityRule, fill, target};
 use braid_model::{Direction, Family, Joules, LinkIndex, LinkSet, MAX_LINKS, PerDirection, Power, Rate, Time};
 
 use super::Core;
+use super::energy_service::technology;
 use super::params::{coarse, rate_of};
 use crate::links::Link;
 use crate::steering::{SteerLink, Steering, SteeringError};
@@ -20,6 +21,7 @@ const MIN_CONFIDENCE: f64 = 0.5;
 pub(super) struct LinkEnergy {
     pub(super) cost: ByteCost,
     pub(super) source: String,
+    pub(super) profile: Option<LinkProfile>,
 }
 
 impl<S: Steering> Core<S> {
@@ -48,9 +50,8 @@ impl<S: Steering> Core<S> {
         self.measured(link).map(|found| found.active).or_else(|| self.profile_power(link, now))
     }
 
-    fn profile<'a>(&'a self, link: &'a Link) -> Option<&'a Profile> {
-        let by_kind = || self.config.profiles.find(link.model.as_deref(), Technology::of(link.facts.kind)?);
-        link.rule.energy.as_ref().or_else(by_kind)
+    fn profile<'a>(&self, link: &'a Link) -> Option<&'a Profile> {
+        link.rule.energy.as_ref().or_else(|| link.profile.as_ref().map(|chosen| &chosen.profile))
     }
 
     /// Power measured from the battery, if it is reliable and the configuration does not override it.
@@ -74,7 +75,23 @@ impl<S: Steering> Core<S> {
             Some(found) => format!("measured from the battery (confidence {:.0} %)", found.confidence * 100.0),
             None => self.profile(link)?.row().source.clone(),
         };
-        Some(LinkEnergy { cost, source })
+        Some(LinkEnergy { cost, source, profile: self.link_profile(link) })
+    }
+
+    /// The profile of a link for display, with the power measured so far.
+    fn link_profile(&self, link: &Link) -> Option<LinkProfile> {
+        let chosen = link.profile.as_ref().filter(|_| link.rule.energy.is_none());
+        let profile = self.profile(link)?;
+        let fitted = self.fit.power(link.facts.index).filter(|_| link.rule.energy.is_none());
+        Some(LinkProfile {
+            technology: technology(link)?.to_string(),
+            model: profile.row().model.clone(),
+            origin: chosen.map_or("configuration", |chosen| chosen.origin).to_owned(),
+            nearness: chosen.map(|chosen| chosen.nearness.name().to_owned()),
+            idle_mw: profile.row().idle_mw,
+            fitted_mw: fitted.map(|found| found.active.watts() * 1000.0),
+            confidence: fitted.map(|found| found.confidence),
+        })
     }
 
     pub(super) fn byte_costs(&self, now: Time) -> BTreeMap<LinkIndex, ByteCost> {

@@ -125,6 +125,7 @@ impl<S: Steering> Core<S> {
 
     fn answer(&mut self, now: Time, question: &Question, load_table: &LoadTable) -> Explanation {
         let family = Family::of(question.destination);
+        let (demand, direction, class) = self.expected(question);
         let subject = Subject {
             exe: question.exe.as_deref().map(Path::new),
             name: &question.name,
@@ -133,8 +134,8 @@ impl<S: Steering> Core<S> {
             cgroup: question.cgroup.as_deref(),
             user: question.user,
             client: None,
+            class,
         };
-        let (demand, direction, class) = self.expected(question);
         let policy = &self.config.policy;
         let rule = self.in_force.first_match(&subject);
         let answer = self.rule_answer(&subject, rule, family);

@@ -155,7 +155,7 @@ impl<S: Steering> Core<S> {
             *waiting |= !next.receiving && now.since(next.grown) < IDLE_AFTER && row.rx > ByteCount::ZERO;
             if let Some(link) = links.get_mut(row.link) {
                 link.living += Traffic { rx: row.rx, tx: row.tx };
-                link.learn(now, before.map(|before| (before.retransmissions, before.segments)), row);
+                link.learn(now, before.map(|before| (before.retransmissions, before.segments)), next.least_rtt, row);
             }
             next
         });
@@ -331,5 +331,11 @@ fn advance(before: Option<&Progress>, row: &FlowRow, now: Time, cost: Option<Byt
         retransmissions: row.retransmissions.unwrap_or(0),
         segments: row.segments_out.unwrap_or(0),
         energy,
+        least_rtt: row
+            .rtt_us
+            .map(|micros| Duration::from_micros(micros.into()))
+            .into_iter()
+            .chain(before.and_then(|before| before.least_rtt))
+            .min(),
     }
 }

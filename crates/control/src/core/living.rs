@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::time::Duration;
 
 use braid_api::{Flow, FlowChanges};
 use braid_decide::energy::EnergyMeter;
@@ -34,6 +35,8 @@ pub(super) struct Progress {
     pub(super) retransmissions: u32,
     pub(super) segments: u32,
     pub(super) energy: EnergyMeter,
+    /// The least round trip of its life.
+    pub(super) least_rtt: Option<Duration>,
 }
 
 /// Identity of a flow: one socket may exchange data with several hosts.

@@ -18,16 +18,21 @@ impl<S: Steering> Core<S> {
         let devices: Vec<&LinkFacts> = network.interfaces.iter().filter(|device| policy.is_link(device)).collect();
         let conflicts = tables::conflicts(&network, devices.iter().map(|device| device.index));
         let refused = |device: &LinkFacts| conflicts.get(&device.index).cloned();
+        let mut identify = Vec::new();
         let new = |device: &LinkFacts, slot| {
             let rule = policy.link_rule(device).cloned().unwrap_or_default();
-            let mut link = Link::new(device.clone(), slot, rule, self.config.probe, now);
-            link.model = self.names.model(&device.name);
-            link
+            identify.push((device.index, device.name.clone()));
+            Link::new(device.clone(), slot, rule, self.config.probe, now)
         };
         for slot in self.links.on_devices(now, devices, refused, new) {
             self.detection.forget_link(slot);
         }
+        if !identify.is_empty() {
+            self.actions.identify.extend(identify);
+            self.choose_profiles();
+        }
         self.fit.retain(|index| self.links.get(index).is_some());
+        self.energy_service.retain(|index| self.links.get(index).is_some());
         self.network = network;
         let tables = self.update_tables(now);
         let judged = self.reevaluate(now);

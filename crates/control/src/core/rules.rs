@@ -16,10 +16,6 @@ pub trait Names {
     fn cgroup(&mut self, path: &str) -> Option<(u64, u32)>;
     /// The program of a new application, given one of its processes, and the control group of that process.
     fn application(&mut self, app: &AppId, process: u32, cgroup: u64) -> (Application, Option<String>);
-    /// Model of a network device, if the system knows it.
-    fn model(&mut self, _device: &str) -> Option<String> {
-        None
-    }
 }
 
 /// Maximum number of versions of a program that are recognised while they still run.
@@ -113,6 +109,7 @@ pub(super) fn steer_rules(
         destination: matcher.destination,
         cgroup: matcher.cgroup.as_ref().map(|path| names.cgroup(path)),
         user: matcher.user,
+        class: matcher.class,
     };
     let mask = |selectors: &[LinkSelector]| LinkSelector::mask(selectors, links.iter().copied());
     let excluded = policy.exclude.matchers();

@@ -29,6 +29,8 @@ pub enum Due {
     Refusals,
     /// A fact expires, or a rule's time window begins or ends.
     Context,
+    /// A question for the energy service.
+    EnergyService(LinkIndex),
     /// Retry of steering parameters that could not be applied.
     Params,
     /// Heartbeat to the steering. It is last, so that it is the reason only if there is no other.
@@ -49,6 +51,7 @@ impl<S: Steering> Core<S> {
             self.servers_due.map(|at| (at, Due::Servers)),
             self.refused_due.map(|at| (at, Due::Refusals)),
             self.context.due().map(|at| (at, Due::Context)),
+            self.energy_service.poll_timeout().map(|(at, link)| (at, Due::EnergyService(link))),
             self.params_due.map(|at| (at, Due::Params)),
         ];
         links.chain(own.into_iter().flatten()).fold((self.beat_due, Due::Heartbeat), |first, next| first.min(next))

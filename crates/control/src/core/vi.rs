@@ -67,7 +67,7 @@ impl<S: Steering> Core<S> {
 
     /// The links as inputs of the rules, by slot; empty slots are unavailable.
     fn interfaces(&self, now: Time) -> [Interface; MAX_LINKS] {
-        let empty = Interface { priority: 0, available: false, srtt: None, bandwidth: Rate::ZERO, power: Power::ZERO };
+        let empty = Interface { priority: 0, available: false, srtt: None, bandwidth: Rate::ZERO, falls_per_hour: 0.0, power: Power::ZERO };
         let mut interfaces = [empty; MAX_LINKS];
         let usable = self.links.usable(Family::V4) | self.links.usable(Family::V6);
         // A link of unknown power must not look free.
@@ -79,6 +79,7 @@ impl<S: Steering> Core<S> {
                 available: usable.contains(link.slot),
                 srtt: link.rtt.smoothed(now),
                 bandwidth: rate_of(link, Direction::Down, now),
+                falls_per_hour: link.stability.falls_per_day().unwrap_or(0.0) / 24.0,
                 power: self.active_power(link, now).unwrap_or(dearest),
             };
         }

@@ -67,6 +67,7 @@ impl<S: Steering> Core<S> {
             ));
         }
         warnings.extend(self.server_warnings());
+        warnings.extend(self.energy_service_warning());
         warnings
     }
 
@@ -211,6 +212,10 @@ fn link_view(link: &Link, now: Time, link_load: Option<&braid_decide::connection
         capacity_up_bps: known(&up),
         rtt_us: link.rtt.smoothed(now).map(|rtt| rtt.as_micros() as u64),
         loss: link.loss.rate(now),
+        buffer_down_bytes: link.buffer.down.size(now).map(ByteCount::get),
+        buffer_up_bytes: link.buffer.up.size(now).map(ByteCount::get),
+        falls_per_day: link.stability.falls_per_day(),
+        mean_life_s: link.stability.mean_life().map(|life| life.as_secs()),
         rx_bytes: Some(moved.rx.get()),
         tx_bytes: Some(moved.tx.get()),
         flows: link_load.map_or(0, |link_load| u64::from(link_load.flows)),
@@ -238,7 +243,10 @@ fn link_view(link: &Link, now: Time, link_load: Option<&braid_decide::connection
         energy_j: link.energy.total().map(Joules::get),
         energy_down_j_per_gb: energy.as_ref().map(|energy| energy.cost.down.get() * 1e9),
         energy_up_j_per_gb: energy.as_ref().map(|energy| energy.cost.up.get() * 1e9),
-        energy_source: energy.map(|energy| energy.source),
+        energy_source: energy.as_ref().map(|energy| energy.source.clone()),
+        energy_profile: energy.and_then(|energy| energy.profile),
+        model: link.model.as_ref().and_then(|model| model.label()).map(str::to_owned),
+        hardware_id: link.model.as_ref().and_then(|model| model.id.clone()),
         cost_per_gb: (link.rule.cost_per_gb > 0.0).then_some(link.rule.cost_per_gb),
     }
 }
@@ -274,6 +282,7 @@ pub(super) fn matcher_text(matcher: &AppMatcher) -> String {
         matcher.cgroup.as_ref().map(|group| format!("cgroup = {group:?}")),
         matcher.user.map(|user| format!("user = {user}")),
         matcher.client.as_ref().map(|client| format!("client = \"{client}\"")),
+        matcher.class.map(|class| format!("class = \"{class}\"")),
     ];
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
 }

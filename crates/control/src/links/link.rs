@@ -4,12 +4,13 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use braid_decide::allowance::Allowance;
-use braid_decide::capacity::{self, Busy, Capacity, Estimate, Loss, Rtt};
+use braid_decide::capacity::{self, Buffer, Busy, Capacity, Estimate, Loss, Rtt};
 use braid_decide::counters::{DeviceCounters, Moved};
-use braid_decide::energy::{ByteCost, EnergyMeter};
+use braid_decide::energy::{ByteCost, EnergyMeter, Nearness, Profile};
 use braid_decide::health::{Health, Judgement, ProbeRequest};
 use braid_decide::policy::{LinkRule, ProbeMode, ProbeTarget};
-use braid_model::{ByteCount, Direction, Family, LinkFacts, LinkState, PerDirection, PerFamily, Rate, Role, Time, Traffic};
+use braid_decide::stability::Stability;
+use braid_model::{ByteCount, DeviceModel, Direction, Family, LinkFacts, LinkState, PerDirection, PerFamily, Rate, Role, Time, Traffic};
 
 use super::ProbePlan;
 use crate::steering::FlowRow;
@@ -22,13 +23,26 @@ fn target_address(target: &ProbeTarget) -> IpAddr {
     }
 }
 
+/// The power profile chosen for a link's device.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ChosenProfile {
+    /// The profile.
+    pub profile: Profile,
+    /// How near the profile's model is to the device.
+    pub nearness: Nearness,
+    /// Where the profile comes from: `shipped`, `file` or `service`.
+    pub origin: &'static str,
+}
+
 /// A link.
 #[derive(Debug)]
 pub struct Link {
     /// Facts from the system.
     pub facts: LinkFacts,
     /// Model of the device, if known.
-    pub model: Option<String>,
+    pub model: Option<DeviceModel>,
+    /// Power profile nearest to the device, if its technology has one.
+    pub profile: Option<ChosenProfile>,
     /// Its slot in the connection rule.
     pub slot: usize,
     /// Its entry in the configuration.
@@ -43,6 +57,10 @@ pub struct Link {
     pub rtt: Rtt,
     /// Fraction of retransmitted segments.
     pub loss: Loss,
+    /// Buffer in front of the link, by [`Direction`].
+    pub buffer: PerDirection<Buffer>,
+    /// How often it falls.
+    pub stability: Stability,
     /// Monthly allowance, if it is metered.
     pub allowance: Option<Allowance>,
     /// Bytes of Braid's ended flows.
@@ -82,11 +100,14 @@ impl Link {
             allowance: None,
             facts,
             model: None,
+            profile: None,
             slot,
             rule,
             refused: None,
             rtt: Rtt::default(),
             loss: Loss::default(),
+            buffer: PerDirection::default(),
+            stability: Stability::default(),
             ended: Traffic::default(),
             living: Traffic::default(),
             device: DeviceCounters::default(),
@@ -116,17 +137,20 @@ impl Link {
         }
         (self.rtt, self.loss, self.ended, self.living) = (before.rtt, before.loss, before.ended, before.living);
         (self.device, self.rate, self.energy) = (before.device, before.rate, before.energy);
-        self.model = before.model;
-        (self.falls, self.lived) = (before.falls, before.lived);
+        (self.model, self.profile) = (before.model, before.profile);
+        (self.falls, self.lived, self.stability) = (before.falls, before.lived, before.stability);
+        self.buffer = before.buffer;
         (self.answered, self.last_answer, self.refused) = (before.answered, before.last_answer, before.refused);
         // The device's bytes are counted under every rule, so that metering may start in the middle of a month.
         self.used_before = before.allowance.map(|allowance| (allowance.used(), allowance.period())).or(before.used_before);
     }
 
-    /// Updates estimates from a flow. `before` holds its retransmissions and segments at the previous poll.
-    pub fn learn(&mut self, now: Time, before: Option<(u32, u32)>, row: &FlowRow) {
+    /// Updates estimates from a flow. `before` holds its retransmissions and segments at the previous poll, `least_rtt` the least round trip of its life.
+    pub fn learn(&mut self, now: Time, before: Option<(u32, u32)>, least_rtt: Option<Duration>, row: &FlowRow) {
         if let Some(micros) = row.rtt_us {
-            self.rtt.on_sample(now, Duration::from_micros(micros.into()));
+            let rtt = Duration::from_micros(micros.into());
+            self.rtt.on_sample(now, rtt);
+            self.learn_buffer(now, rtt, least_rtt.unwrap_or(rtt));
         }
         if let (Some(again), Some(sent)) = (row.retransmissions, row.segments_out) {
             let (again_before, sent_before) = before.unwrap_or_default();
@@ -134,6 +158,17 @@ impl Link {
         }
         if let Some(rate) = row.delivery_rate.filter(|_| row.direction == Direction::Up) {
             self.capacity.up.on_delivery_rate(now, rate);
+        }
+    }
+
+    /// A queue makes round trips longer, whichever direction it is in. So only a link that is full in one direction and not in the other tells which.
+    fn learn_buffer(&mut self, now: Time, rtt: Duration, unloaded: Duration) {
+        let rates = PerDirection::from_fn(|direction| self.rate[direction].unwrap_or(Rate::ZERO));
+        let capacities = PerDirection::from_fn(|direction| self.estimate(direction, now).rate);
+        for (direction, other) in [(Direction::Down, Direction::Up), (Direction::Up, Direction::Down)] {
+            if rates[other].bps() < capacities[other].bps() / 2 {
+                self.buffer[direction].on_sample(now, rtt, unloaded, rates[direction], capacities[direction]);
+            }
         }
     }
 
@@ -182,6 +217,11 @@ impl Link {
                 allowance.recall(used, period);
             }
             self.allowance = Some(allowance);
+        }
+        // A link that Braid does not use, or that was never up, is not unstable.
+        let state = self.state();
+        if self.falls > 0 || self.lived || matches!(state, LinkState::Up | LinkState::Backup) {
+            self.stability.on_state(now, matches!(state, LinkState::Up | LinkState::Backup | LinkState::Capped), self.falls);
         }
         if let Some(Moved { traffic, span }) = self.device.on_read(now, counters) {
             for (direction, moved) in [(Direction::Down, traffic.rx), (Direction::Up, traffic.tx)] {

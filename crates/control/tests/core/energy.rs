@@ -3,14 +3,15 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use braid_control::config::Config;
-use braid_control::core::PacketLoad;
+use braid_control::config::{Config, EnergyService};
+use braid_control::core::{PacketLoad, ProfileQuestion};
 use braid_control::fake::Steered;
 use braid_control::steering::Steering;
 use braid_decide::energy::{Profile, Row, Technology};
 use braid_decide::policy::{BondScheduler, LinkRule, Policy, Scheduler};
 use braid_decide::tradeoff::{UtilityFunction, UtilityRule, Weights};
-use braid_model::{ByteCount, Direction, LinkIndex, PerDirection, Rate, Traffic};
+use braid_model::key::PublicKey;
+use braid_model::{ByteCount, DeviceModel, Direction, LinkIndex, PerDirection, Rate, Time, Traffic};
 
 use super::world::*;
 
@@ -118,6 +119,7 @@ fn the_batterys_measurement_takes_precedence_over_a_profile() {
     config.policy.links = ["wlan0", "lte0"].map(|name| LinkRule { capacity_down: ten, capacity_up: ten, ..link_rule(name) }).into();
     let mut world = World::new(config);
     world.run(Duration::from_secs(1));
+    world.model(1, "wlan0", "Intel 82559");
     let now = world.now;
     let joules = |world: &mut World, name: &str| {
         let now = world.now;
@@ -257,4 +259,124 @@ fn bonds_obey_priorities_handover_and_a_low_battery() {
     handover.round_trip(2, 10);
     handover.run(Duration::from_secs(1));
     assert_eq!(backups(&handover), [true, false], "lte0 answers sooner");
+}
+
+/// A configuration with an energy service.
+fn with_service(port: u16) -> Config {
+    let address = format!("profiles.example.org:{port}").parse().unwrap();
+    Config { energy_service: Some(EnergyService { address, key: PublicKey::from([7; 32]) }), ..config(Scheduler::MaxThroughput) }
+}
+
+fn row(model: &str, technology: Technology, source: &str) -> Profile {
+    let (model, source) = (model.to_owned(), source.to_owned());
+    let (down_mw_per_mbps, up_mw_per_mbps, limit_down_mbps, limit_up_mbps) = (0.0, 0.0, None, None);
+    let (idle_mw, receive_mw, transmit_mw) = (1.0, 2.0, 3.0);
+    Profile::try_from(Row {
+        model,
+        technology,
+        idle_mw,
+        receive_mw,
+        transmit_mw,
+        down_mw_per_mbps,
+        up_mw_per_mbps,
+        limit_down_mbps,
+        limit_up_mbps,
+        source,
+    })
+    .unwrap()
+}
+
+impl World {
+    pub(crate) fn model(&mut self, link: u32, device: &str, name: &str) {
+        let model = DeviceModel { name: Some(name.to_owned()), ..DeviceModel::default() };
+        self.core.on_model(self.now, LinkIndex(link), device, Some(model)).unwrap();
+    }
+
+    fn profile_questions(&mut self) -> Vec<ProfileQuestion> {
+        self.core.take_actions().profile_questions
+    }
+
+    fn origin(&mut self, name: &str) -> (String, String) {
+        let now = self.now;
+        let link = self.core.links(now).into_iter().find(|link| link.name == name).unwrap();
+        let profile = link.energy_profile.unwrap();
+        (profile.origin, link.energy_source.unwrap())
+    }
+
+    fn later(&mut self, seconds: u64) -> Time {
+        self.now = self.now + Duration::from_secs(seconds);
+        self.core.tick(self.now).unwrap();
+        self.now
+    }
+}
+
+#[test]
+fn each_new_device_is_identified_and_a_late_answer_about_another_device_is_ignored() {
+    let mut world = World::new(with_service(1));
+    assert_eq!(world.core.take_actions().identify, [(LinkIndex(1), "wlan0".to_owned()), (LinkIndex(2), "lte0".to_owned())]);
+    world.set_network();
+    assert_eq!(world.core.take_actions().identify, [], "each only once");
+    world.model(1, "another", "Intel 82559");
+    assert_eq!(world.profile_questions(), []);
+    world.model(1, "wlan0", "Intel 82559");
+    assert!(world.origin("wlan0").1.contains("8255x"));
+}
+
+#[test]
+fn the_service_is_asked_once_for_each_device_and_its_profile_is_used() {
+    let mut world = World::new(with_service(1));
+    world.model(1, "wlan0", "Card One");
+    let questions = world.profile_questions();
+    assert_eq!(questions.iter().map(|question| (question.link.0, question.technology)).collect::<Vec<_>>(), [(1, Technology::Ethernet)]);
+    world.later(3600);
+    assert_eq!(world.profile_questions(), [], "the first question is not answered yet");
+    let rows = vec![row("Card One", Technology::Ethernet, "the service"), row("Card One", Technology::Lte, "not asked for")];
+    world.core.on_profiles(world.now, &questions[0], Ok(rows)).unwrap();
+    assert_eq!(world.origin("wlan0"), ("service".into(), "the service".into()));
+    world.later(100_000);
+    assert_eq!(world.profile_questions(), []);
+
+    // A profile of the user's file takes precedence.
+    let mut own = with_service(1);
+    own.profiles.extend(vec![row("Card One", Technology::Ethernet, "the file")]);
+    world.core.reconfigure(world.now, own).unwrap();
+    assert_eq!(world.origin("wlan0"), ("file".into(), "the file".into()));
+    // Answers of a former service are forgotten, and the new one is asked.
+    world.core.reconfigure(world.now, with_service(2)).unwrap();
+    assert_eq!(world.origin("wlan0").0, "shipped");
+    assert_eq!(world.profile_questions().len(), 1);
+    // Without a service nobody is asked.
+    world.core.reconfigure(world.now, config(Scheduler::MaxThroughput)).unwrap();
+    world.model(2, "lte0", "Card Two");
+    assert_eq!(world.profile_questions(), []);
+}
+
+#[test]
+fn a_service_that_fails_is_asked_again_at_growing_intervals_and_the_status_says_so() {
+    let mut world = World::new(with_service(1));
+    world.model(1, "wlan0", "Card One");
+    for wait in [60, 120, 240, 480, 960, 1920, 3600, 3600] {
+        let questions = world.profile_questions();
+        assert_eq!(questions.len(), 1, "after {wait}");
+        let now = world.now;
+        world.core.on_profiles(now, &questions[0], Err("no answer".to_owned())).unwrap();
+        assert!(world.core.status(now).warnings.iter().any(|warning| warning.contains("energy_service: no answer")));
+        world.later(wait - 1);
+        assert_eq!(world.profile_questions(), [], "{wait}");
+        world.later(1);
+    }
+    let question = world.profile_questions().remove(0);
+    let now = world.now;
+    world.core.on_profiles(now, &question, Ok(Vec::new())).unwrap();
+    assert!(!world.core.status(now).warnings.iter().any(|warning| warning.contains("energy_service")));
+}
+
+#[test]
+fn a_link_whose_energy_the_configuration_gives_is_not_asked_about() {
+    let mut config = with_service(1);
+    config.policy.links = vec![LinkRule { energy: Some(row("*", Technology::Ethernet, "the configuration")), ..link_rule("wlan0") }];
+    let mut world = World::new(config);
+    world.model(1, "wlan0", "Card One");
+    assert_eq!(world.profile_questions(), []);
+    assert_eq!(world.origin("wlan0"), ("configuration".into(), "the configuration".into()));
 }

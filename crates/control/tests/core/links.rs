@@ -10,7 +10,7 @@ use braid_control::fake::Steered;
 use braid_control::steering::{Steering, UNANSWERED};
 use braid_decide::health::Outcome;
 use braid_decide::policy::{AppMatcher, AppRule, LinkRule, ProbeMode, Scheduler};
-use braid_model::{ByteCount, Family, FlowId, LinkIndex, Rate, Role, Traffic};
+use braid_model::{ByteCount, Direction, Family, FlowId, LinkIndex, Rate, Role, Traffic};
 
 use super::world::*;
 
@@ -293,6 +293,28 @@ fn transfer(world: &mut World, flows: &[FlowId], quarters: u32, [rx, tx]: [u64; 
     }
     world.run(Duration::from_millis(100));
     seen(world)
+}
+
+#[test]
+fn the_rate_of_a_busy_path_counts_within_what_the_device_sends() {
+    let mut world = World::new(config(Scheduler::OnlyOne));
+    let flow = sender(&mut world);
+    let rate = |world: &mut World| {
+        let now = world.now;
+        world.core.all_links_mut().next().unwrap().estimate(Direction::Up, now).rate
+    };
+    let claim = |world: &mut World| {
+        let now = world.now;
+        (0..100).for_each(|_| world.core.on_path_rates(now, &[(0, Rate::from_mbps(10_000)), (31, Rate::from_mbps(1))].into()).unwrap());
+    };
+    let initial = rate(&mut world);
+    claim(&mut world);
+    assert_eq!(rate(&mut world), initial, "nothing was sent");
+    // 400 Mbit/s.
+    transfer(&mut world, &[flow], 40, [0, 12_500_000], None);
+    claim(&mut world);
+    let bps = rate(&mut world).bps();
+    assert!((450_000_000..=510_000_000).contains(&bps), "{bps}: at most 1.25 of what the device sends");
 }
 
 /// A program that sends more than it receives, with a flow on wlan0.

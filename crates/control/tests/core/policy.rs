@@ -8,7 +8,7 @@ use braid_control::core::Exit;
 use braid_control::fake::Steered;
 use braid_control::steering::{AppId, ExeId, RedirectedFlow};
 use braid_decide::policy::{AppMatcher, AppRule, Carry, LinkRule, ProbeMode, Scheduler};
-use braid_model::{ByteCount, Class, Direction, FlowId, LinkIndex, LinkSet, Rate, Role, Time};
+use braid_model::{ByteCount, Class, Direction, FlowId, LinkIndex, LinkSet, Rate, Role, Time, Traffic};
 
 use super::world::*;
 
@@ -318,6 +318,53 @@ fn a_handover_needs_a_gain_of_more_than_hysteresis() {
     world.answering.insert(LinkIndex(1), false);
     world.run(Duration::from_secs(3));
     assert_eq!(world.ten(), [0, 10], "a dead link is left at once");
+}
+
+#[test]
+fn a_handover_to_a_link_that_falls_often_needs_a_larger_gain() {
+    let mut world = World::new(Config { probe: ProbeMode::Continuous, ..config(Scheduler::Handover) });
+    let counters = |world: &mut World| {
+        let now = world.now;
+        world.core.on_counters(now, UNIX, &[1, 2].map(|index| (LinkIndex(index), Traffic::default())));
+        world.core.tick(now).unwrap();
+    };
+    world.run(Duration::from_secs(1));
+    counters(&mut world);
+    for _ in 0..3 {
+        for carrier in [false, true] {
+            world.devices[1].carrier = carrier;
+            world.set_network();
+            counters(&mut world);
+            world.run(Duration::from_secs(10));
+            counters(&mut world);
+        }
+    }
+    let now = world.now;
+    let links = world.core.links(now);
+    let of = |name: &str| links.iter().find(|link| link.name == name).unwrap();
+    // Three falls in a minute, after an hour that is assumed to be without falls.
+    assert!(of("lte0").falls_per_day.is_some_and(|falls| (65.0..72.0).contains(&falls)), "{:?}", of("lte0"));
+    assert!(of("lte0").mean_life_s.is_some_and(|life| (5..25).contains(&life)), "{:?}", of("lte0"));
+    assert_eq!((of("wlan0").falls_per_day, of("wlan0").mean_life_s), (Some(0.0), None));
+    world.round_trip(1, 60);
+    world.round_trip(2, 40);
+    assert_eq!(world.ten(), [10, 0], "20 ms are more than hysteresis, but not enough for a link that falls");
+    world.round_trip(2, 5);
+    assert_eq!(world.ten(), [0, 10]);
+}
+
+#[test]
+fn a_rule_by_class_applies_to_programs_of_the_class() {
+    let mut config = config(Scheduler::OnlyOne);
+    let matcher = AppMatcher { class: Some(Class::RealTime), ..AppMatcher::default() };
+    config.policy.apps = vec![AppRule { matcher, links: only(&["lte0"]), ..AppRule::default() }];
+    let mut world = World::new(config);
+    world.run(Duration::from_secs(1));
+    assert!(matches!(world.connect("ssh", 9), Steered::To(1, _)));
+    assert!(matches!(world.connect("test", 99), Steered::To(0, _)));
+    let now = world.now;
+    let policy = world.core.policy();
+    assert!(policy.apps[0].matches.contains("class = \"real-time\""), "{policy:?} {now:?}");
 }
 
 #[test]

@@ -33,9 +33,6 @@ impl Names for FakeNames {
     fn application(&mut self, app: &AppId, _process: u32, _cgroup: u64) -> (Application, Option<String>) {
         (Application { exe: Some(format!("/usr/bin/{}", app.name).into()), name: app.name.clone() }, None)
     }
-    fn model(&mut self, device: &str) -> Option<String> {
-        (device == "wlan0").then(|| "Intel 82559".to_owned())
-    }
 }
 
 /// A core with two links and a simulated clock.

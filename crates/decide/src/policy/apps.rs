@@ -131,6 +131,8 @@ pub struct AppMatcher {
     pub user: Option<u32>,
     /// Client of Braid's proxy; flows that do not come from the proxy never match.
     pub client: Option<ClientMatcher>,
+    /// Class of the application. Of a rule's own `class` it is independent: that one applies after the match.
+    pub class: Option<Class>,
 }
 
 /// Selects a client of Braid's proxy, which represents the application whose flows the proxy carries.
@@ -178,6 +180,7 @@ impl AppMatcher {
             && self.cgroup.as_ref().is_none_or(|group| subject.cgroup.is_some_and(|have| lies_in(have, group)))
             && self.user.is_none_or(|user| subject.user == Some(user))
             && self.client.as_ref().is_none_or(|client| subject.client.is_some_and(|have| client.matches(&have)))
+            && self.class.is_none_or(|class| class == subject.class)
     }
 
     /// Whether no condition is set.
@@ -197,6 +200,7 @@ impl AppMatcher {
             && self.cgroup.as_ref().is_none_or(|group| other.cgroup.as_ref().is_some_and(|their| lies_in(their, group)))
             && same(&self.user, &other.user)
             && self.client.as_ref().is_none_or(|client| other.client.as_ref().is_some_and(|their| client.covers(their)))
+            && same(&self.class, &other.class)
     }
 }
 
@@ -227,6 +231,8 @@ pub struct Subject<'a> {
     pub user: Option<u32>,
     /// Client of the proxy on whose behalf the flow is opened.
     pub client: Option<ProxyClient<'a>>,
+    /// Class of the application.
+    pub class: Class,
 }
 
 /// A client of the proxy as input to the rules.
@@ -280,7 +286,15 @@ pub(super) mod tests {
             cgroup: Some("/user.slice/user-1000.slice"),
             user: Some(1000),
             client: None,
+            class: Class::Unclassified,
         }
+    }
+
+    #[test]
+    fn a_class_rule_matches_applications_of_its_class_only() {
+        let calls = AppMatcher { class: Some(Class::RealTime), ..AppMatcher::default() };
+        assert!(calls.matches(&Subject { class: Class::RealTime, ..curl() }) && !calls.matches(&curl()) && !calls.is_empty());
+        assert!(calls.covers(&AppMatcher { name: Some("zoom".into()), ..calls.clone() }) && !calls.covers(&AppMatcher::default()));
     }
 
     #[test]
@@ -305,6 +319,7 @@ pub(super) mod tests {
             cgroup: Some("/user.slice/".into()),
             user: Some(1000),
             client: None,
+            class: Some(Class::Unclassified),
         };
         assert!(all.matches(&curl()));
         for broken in [
@@ -314,6 +329,7 @@ pub(super) mod tests {
             AppMatcher { destination: Some("192.0.3.0/24".parse().unwrap()), ..all.clone() },
             AppMatcher { cgroup: Some("/user".into()), ..all.clone() },
             AppMatcher { user: Some(0), ..all.clone() },
+            AppMatcher { class: Some(Class::Bulk), ..all.clone() },
         ] {
             assert!(!broken.matches(&curl()), "{broken:?}");
         }
@@ -345,6 +361,7 @@ pub(super) mod tests {
                 cgroup,
                 user,
                 client: None,
+                class: None,
             })
     }
 
@@ -355,7 +372,7 @@ pub(super) mod tests {
         ) {
             let subject = Subject {
                 exe: None, name: &name, port, user: Some(user), destination: IpAddr::from([10, 0, 0, last]), cgroup: Some(&group),
-                client: None,
+                client: None, class: Class::Unclassified,
             };
             if !mine.is_empty() && mine.covers(&other) && other.matches(&subject) {
                 prop_assert!(mine.matches(&subject));

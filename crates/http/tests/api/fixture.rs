@@ -45,9 +45,6 @@ impl Names for NoNames {
     fn application(&mut self, app: &AppId, _: u32, _: u64) -> (Application, Option<String>) {
         (Application { exe: None, name: app.name.clone() }, None)
     }
-    fn model(&mut self, _: &str) -> Option<String> {
-        None
-    }
 }
 
 /// A served API. All its tasks end with the [`tokio::task::LocalSet`] in which it was created.

@@ -10,10 +10,10 @@ use braid_model::Power;
 
 use crate::battery::{BatteryReading, BatterySensor};
 
-/// Directory in which the kernel lists power supplies.
-pub const SUPPLIES: &str = "/sys/class/power_supply";
+/// Directory below sysfs in which the kernel lists power supplies.
+pub const SUPPLIES: &str = "class/power_supply";
 
-/// Reads the supplies in a directory, [`SUPPLIES`] on a real system.
+/// Reads the supplies in a directory, [`SUPPLIES`] of sysfs on a real system.
 #[derive(Debug, Clone)]
 pub struct SysBattery {
     root: PathBuf,
@@ -23,12 +23,6 @@ impl SysBattery {
     /// Creates a sensor that reads `root`.
     pub fn new(root: &Path) -> Self {
         Self { root: root.to_owned() }
-    }
-}
-
-impl Default for SysBattery {
-    fn default() -> Self {
-        Self::new(Path::new(SUPPLIES))
     }
 }
 

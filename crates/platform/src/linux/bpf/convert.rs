@@ -128,6 +128,10 @@ pub(super) fn rule(rule: &SteerRule, ids: &mut ExeIds) -> abi::Rule {
         raw.conditions |= bits::IF_USER;
         raw.user = user;
     }
+    if let Some(class) = matching.class {
+        raw.conditions |= bits::IF_CLASS;
+        raw.of_class = class as u8;
+    }
     if rule.exclude {
         raw.actions |= bits::DO_EXCLUDE;
     }

@@ -68,7 +68,7 @@ abi! {
     /// `struct braid_rule`.
     Rule {
         conditions: u32, actions: u32, exe: u32, user: u32, cgroup: u64, cgroup_level: u32, port: u16, prefix_len: u8, class: u8,
-        destination: [u32; 4], name: [u8; 16], links: u32, prefer: u32, affinity: u8, pad: [u8; 7],
+        destination: [u32; 4], name: [u8; 16], links: u32, prefer: u32, affinity: u8, of_class: u8, pad: [u8; 6],
     }
     /// `struct braid_flow`.
     Flow {
@@ -117,6 +117,7 @@ pub mod rule {
     pub const IF_DESTINATION: u32 = 8;
     pub const IF_CGROUP: u32 = 16;
     pub const IF_USER: u32 = 32;
+    pub const IF_CLASS: u32 = 128;
     pub const NEVER: u32 = 64;
 
     pub const DO_EXCLUDE: u32 = 1;

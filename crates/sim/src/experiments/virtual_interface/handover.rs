@@ -175,5 +175,12 @@ fn last(phase: Duration, until: Time) -> Time {
 }
 
 fn interface(silent: Duration) -> Interface {
-    Interface { priority: 0, available: true, srtt: Some(silent), bandwidth: WIFI_G.nominal, power: Power::from_watts(1.0) }
+    Interface {
+        priority: 0,
+        available: true,
+        srtt: Some(silent),
+        bandwidth: WIFI_G.nominal,
+        falls_per_hour: 0.0,
+        power: Power::from_watts(1.0),
+    }
 }
