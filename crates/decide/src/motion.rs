@@ -12,13 +12,13 @@ use braid_model::Time;
 pub const WINDOW: Duration = Duration::from_secs(5);
 /// Time between two samples.
 pub const INTERVAL: Duration = Duration::from_millis(200);
-/// Standard deviation in m/s² from which the machine moves. Sensors at rest have less than 0.1.
+/// Standard deviation from the median in m/s² from which the machine moves. Sensors at rest have less than 0.1.
 const STARTS: f64 = 0.4;
 /// Standard deviation in m/s² below which it may stand still.
 const STOPS: f64 = 0.2;
 /// Minimum number of samples for a judgement.
 const MIN_SAMPLES: usize = 10;
-/// Share of the samples that must deviate from the mean by more than [`STOPS`] to start: a single bump does not.
+/// Share of the samples that must deviate from the median by more than [`STOPS`] to start: a single bump does not.
 const MIN_SHARE: f64 = 0.3;
 /// The machine still counts as moving for this long after it last shook, for instance at a traffic light.
 const HOLD: Duration = Duration::from_secs(60);
@@ -49,8 +49,11 @@ impl MotionDetector {
             return self.moving;
         }
         let count = self.samples.len() as f64;
-        let mean = self.samples.iter().map(|(_, magnitude)| magnitude).sum::<f64>() / count;
-        let deviations = || self.samples.iter().map(|(_, magnitude)| (magnitude - mean).abs());
+        // The median, since a single bump would shift the mean away from all other samples.
+        let mut magnitudes: Vec<f64> = self.samples.iter().map(|(_, magnitude)| *magnitude).collect();
+        magnitudes.sort_by(f64::total_cmp);
+        let median = magnitudes[magnitudes.len() / 2];
+        let deviations = || magnitudes.iter().map(|magnitude| (magnitude - median).abs());
         let deviation = (deviations().map(|by| by * by).sum::<f64>() / count).sqrt();
         let shaking = deviations().filter(|by| *by > STOPS).count() as f64 >= MIN_SHARE * count;
         if deviation >= STARTS && shaking || self.moving == Some(true) && deviation >= STOPS {
