@@ -439,8 +439,7 @@ mod tests {
         assert_eq!(next(&mut chooser, 701), 2, "the answer came over the other link");
         // The link was probed at once, and answers.
         probe(&mut chooser, at(800), &[]);
-        let both: BTreeSet<u32> = (801..803).map(|ms| next(&mut chooser, ms)).collect();
-        assert_eq!(both, BTreeSet::from([1, 2]));
+        assert_eq!(next(&mut chooser, 801), 1, "it is its turn");
     }
 
     #[test]

@@ -133,7 +133,7 @@ impl Listener {
     /// # Errors
     /// `ENOENT` if the call no longer waits, or if `fd` now refers to something else.
     pub fn replace(&self, call: &RawCall, (fd, cookie): (RawFd, u64), socket: &Socket, closes_on_exec: bool) -> io::Result<()> {
-        if !self.socket(call, fd)?.is_some_and(|current| current.cookie() == cookie) {
+        if self.socket(call, fd)?.is_none_or(|current| current.cookie() != cookie) {
             return Err(io::Error::from_raw_os_error(libc::ENOENT));
         }
         sys::replace_descriptor(self.0.as_fd(), call.id, fd, socket.as_fd(), closes_on_exec)
