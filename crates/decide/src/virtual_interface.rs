@@ -150,7 +150,7 @@ impl Handover {
         let best = (0..interfaces.len()).filter(|index| interfaces[*index].available).min_by_key(|index| rank(*index));
         let keep = self.current.filter(|current| {
             let (Some(now), Some(best)) = (interfaces.get(*current), best.map(|best| interfaces[best])) else { return false };
-            let gain = match (cost(&now), cost(&best)) {
+            let gain = match (cost(now), cost(&best)) {
                 (Some(now), Some(best)) => now.saturating_sub(best),
                 (None, Some(_)) => Duration::MAX,
                 (_, None) => Duration::ZERO,
