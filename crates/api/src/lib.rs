@@ -24,7 +24,7 @@ pub use answer::{List, Listed, Versioned};
 pub use app::App;
 pub use config::{ConfigChange, ConfigChanged, ConfigView, Edit, Session, SessionRequest, UiAddress, UiRequest};
 pub use doctor::{Check, DoctorReport, Mode, Verdict};
-pub use explain::{Candidate, ExplainRequest, Explanation, Outcome, Share};
+pub use explain::{Candidate, ExplainRequest, Explanation, FlowShare, Outcome, Share, ShareDirection};
 pub use flow::{Flow, LinkBytes};
 pub use live::{
     AppHistory, AppSample, AppsSample, Compared, FlowChanges, Gains, History, LinkGain, LinkSample, Note, Resolution, Sample, TradeoffPoint,

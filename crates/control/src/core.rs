@@ -15,6 +15,7 @@ mod network;
 mod params;
 mod refused;
 mod rules;
+mod shares;
 mod timeouts;
 mod vi;
 mod views;
@@ -87,6 +88,8 @@ pub struct Core<S> {
     /// When to retry steering parameters that could not be applied.
     params_due: Option<Time>,
     plan: Option<TablePlan>,
+    /// Rates of direct flows.
+    shares: shares::Shares,
     /// Flows that were already asked to end.
     ending: BTreeSet<FlowId>,
     /// When to end the next flow on a dead link.
@@ -151,6 +154,7 @@ impl<S: Steering> Core<S> {
             params: None,
             params_due: None,
             plan: None,
+            shares: shares::Shares::default(),
             ending: BTreeSet::new(),
             stuck_due: None,
             unanswered_due: None,
@@ -212,6 +216,7 @@ impl<S: Steering> Core<S> {
             self.handover = Handover::new(self.config.policy.hysteresis);
         }
         self.executables.refresh(&self.config.policy, self.names.as_mut());
+        self.follow_shares(now);
         let network = self.network.clone();
         // Links whose entry changed get the new rule and keep their learned values.
         for link in self.links.values_mut() {
@@ -293,7 +298,8 @@ impl<S: Steering> Core<S> {
         let servers = self.expire_servers(now);
         let refusals = self.expire_refusals(now);
         let moved = self.move_connects(now);
-        servers.and(refusals).and(moved).and(self.update_params(now))
+        let shared = self.step_shares(now);
+        servers.and(refusals).and(moved).and(shared).and(self.update_params(now))
     }
 
     fn note_deaths(&mut self, now: Time) {

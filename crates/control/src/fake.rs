@@ -14,7 +14,7 @@ use braid_model::{ByteCount, Class, Direction, Family, FlowId, LinkSet, PerFamil
 use ipnet::IpNet;
 
 use crate::steering::{
-    AppId, DemandEstimate, Dump, FlowRow, PeerDirect, RedirectPolicy, Signs, SteerParams, SteerRule, Steering, SteeringCounters,
+    AppId, DemandEstimate, Dump, FlowRow, PeerDirect, RedirectPolicy, Shape, ShapedFlow, Signs, SteerParams, SteerRule, Steering, SteeringCounters,
     SteeringError, SteeringEvent,
 };
 
@@ -60,6 +60,7 @@ pub struct FakeSteering {
     chaos: Option<u64>,
     calls: u64,
     moves_connects: bool,
+    shapes: BTreeMap<FlowId, Shape>,
 }
 
 impl FakeSteering {
@@ -76,6 +77,11 @@ impl FakeSteering {
     /// Sets whether unanswered connects are moved on request. Initially they are not, as on a kernel that cannot move them.
     pub fn set_moves_connects(&mut self, moves: bool) {
         self.moves_connects = moves;
+    }
+
+    /// The limits in force.
+    pub fn shapes(&self) -> &BTreeMap<FlowId, Shape> {
+        &self.shapes
     }
 
     fn call(&mut self, action: &'static str) -> Result<(), SteeringError> {
@@ -408,6 +414,22 @@ impl Steering for FakeSteering {
             }
         }
         Ok(())
+    }
+
+    fn shape(&mut self, now: Time, shapes: &BTreeMap<FlowId, Shape>) -> Result<Vec<ShapedFlow>, SteeringError> {
+        self.call("set the rates of flows")?;
+        self.shapes = shapes.clone();
+        let rows = shapes.keys().filter_map(|id| self.flows.get(id)).filter(|row| !row.connecting);
+        Ok(rows
+            .map(|row| ShapedFlow {
+                id: row.id,
+                rx: row.rx,
+                tx: row.tx,
+                read_at: now,
+                rtt_us: row.rtt_us,
+                receive_rtt_us: row.rtt_us,
+            })
+            .collect())
     }
 
     fn load_table(&mut self) -> Result<LoadTable, SteeringError> {

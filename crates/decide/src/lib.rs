@@ -22,6 +22,7 @@ pub mod packet;
 pub mod pattern;
 pub mod policy;
 pub mod refusals;
+pub mod shaping;
 pub mod steer;
 pub mod tables;
 pub mod tradeoff;

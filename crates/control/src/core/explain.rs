@@ -120,6 +120,7 @@ impl<S: Steering> Core<S> {
         explanation.outcome = Outcome::Steered;
         explanation.demand_bytes = Some(row.demand.get());
         explanation.program_known = None;
+        explanation.share = self.explain_share(now, row);
         explanation
     }
 
@@ -185,6 +186,7 @@ impl<S: Steering> Core<S> {
             peer: peer_direct.then(|| question.destination.to_string()),
             paths: Vec::new(),
             program_known: Some(self.is_known(question)),
+            share: None,
         }
     }
 

@@ -27,6 +27,8 @@ pub enum Due {
     Servers,
     /// A relay's refusal of a destination expires.
     Refusals,
+    /// The next step of the flows' rates.
+    Shares,
     /// Retry of steering parameters that could not be applied.
     Params,
     /// Heartbeat to the steering. It is last, so that it is the reason only if there is no other.
@@ -46,6 +48,7 @@ impl<S: Steering> Core<S> {
             self.unanswered_due.map(|at| (at, Due::Unanswered)),
             self.servers_due.map(|at| (at, Due::Servers)),
             self.refused_due.map(|at| (at, Due::Refusals)),
+            self.shares.due().map(|at| (at, Due::Shares)),
             self.params_due.map(|at| (at, Due::Params)),
         ];
         links.chain(own.into_iter().flatten()).fold((self.beat_due, Due::Heartbeat), |first, next| first.min(next))

@@ -63,6 +63,7 @@ impl Peers {
             peer: Some(bonded.peer.clone()),
             paths,
             program_known: None,
+            share: None,
         })
     }
 
