@@ -278,9 +278,11 @@ fn measure_a_call_beside_a_bulk_download() {
             });
         }
     });
-    for (name, config) in
-        [("without", String::new()), ("with", rule(11, "guarantee = \"10 %\"")), ("with, known", rule(11, "guarantee = \"10 %\"") + &known(5))]
-    {
+    for (name, config) in [
+        ("without", String::new()),
+        ("with", rule(11, "guarantee = \"10 %\"")),
+        ("with, known", rule(11, "guarantee = \"10 %\"") + &known(5)),
+    ] {
         let up = Up::start(&lab, &config);
         let (mut call, _) = open(&lab, remote(11, SINK));
         let median = |mut values: Vec<f64>| {

@@ -4,7 +4,9 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use braid_control::config::Severity;
-use braid_decide::policy::{AppMatcher, AppRule, COPIES, Carry, ClientMatcher, Exclusions, LinkSelector, MAX_RULES, NAME_LIMIT, Portion, Resolve};
+use braid_decide::policy::{
+    AppMatcher, AppRule, COPIES, Carry, ClientMatcher, Exclusions, LinkSelector, MAX_RULES, NAME_LIMIT, Portion, Resolve,
+};
 use braid_model::{Class, Rate, Role};
 use ipnet::IpNet;
 

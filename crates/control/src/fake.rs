@@ -14,8 +14,8 @@ use braid_model::{ByteCount, Class, Direction, Family, FlowId, LinkSet, PerFamil
 use ipnet::IpNet;
 
 use crate::steering::{
-    AppId, DemandEstimate, Dump, FlowRow, PeerDirect, RedirectPolicy, Shape, ShapedFlow, Signs, SteerParams, SteerRule, Steering, SteeringCounters,
-    SteeringError, SteeringEvent,
+    AppId, DemandEstimate, Dump, FlowRow, PeerDirect, RedirectPolicy, Shape, ShapedFlow, Signs, SteerParams, SteerRule, Steering,
+    SteeringCounters, SteeringError, SteeringEvent,
 };
 
 /// Result of a connect.
@@ -92,7 +92,7 @@ impl FakeSteering {
         }
     }
 
-    /// Number of successful updates of parameters, prefixes, resolvers, servers and refusals.
+    /// Number of successful updates of parameters, prefixes, resolvers, servers, refusals and limits of flows.
     pub fn changes(&self) -> u64 {
         self.changes
     }
@@ -419,16 +419,10 @@ impl Steering for FakeSteering {
     fn shape(&mut self, now: Time, shapes: &BTreeMap<FlowId, Shape>) -> Result<Vec<ShapedFlow>, SteeringError> {
         self.call("set the rates of flows")?;
         self.shapes = shapes.clone();
+        self.changes += 1;
         let rows = shapes.keys().filter_map(|id| self.flows.get(id)).filter(|row| !row.connecting);
         Ok(rows
-            .map(|row| ShapedFlow {
-                id: row.id,
-                rx: row.rx,
-                tx: row.tx,
-                read_at: now,
-                rtt_us: row.rtt_us,
-                receive_rtt_us: row.rtt_us,
-            })
+            .map(|row| ShapedFlow { id: row.id, rx: row.rx, tx: row.tx, read_at: now, rtt_us: row.rtt_us, receive_rtt_us: row.rtt_us })
             .collect())
     }
 

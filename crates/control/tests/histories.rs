@@ -16,11 +16,11 @@ use braid_control::fake::{FakeSteering, Steered};
 use braid_control::steering::{AppId, ExeId, Steering, SteeringError};
 use braid_decide::detection::DetectionAnswer;
 use braid_decide::health::Outcome;
-use braid_decide::policy::{AppMatcher, AppRule, LinkMatcher, LinkRule, LinkSelector, Pattern, ProbeMode, Scheduler};
+use braid_decide::policy::{AppMatcher, AppRule, LinkMatcher, LinkRule, LinkSelector, Pattern, Portion, Preference, ProbeMode, Scheduler};
 use braid_decide::refusals::BELIEVED;
 use braid_decide::tradeoff::Supply;
 use braid_model::key::PublicKey;
-use braid_model::{Application, ByteCount, Family, FlowId, LinkFacts, LinkIndex, Time, Traffic};
+use braid_model::{Application, ByteCount, Family, FlowId, LinkFacts, LinkIndex, Rate, Time, Traffic};
 
 /// Environment variable with the seed of one history, to reproduce a failure.
 const SEED: &str = "BRAID_SEED";
@@ -144,6 +144,12 @@ fn config(chance: &mut Chance) -> Config {
         let links = Some(vec![LinkSelector::Name(Pattern::new("net1"))]);
         let matcher = AppMatcher { port: Some(22), ..AppMatcher::default() };
         config.policy.apps.push(AppRule { matcher, links, ..AppRule::default() });
+    }
+    if chance.one_in(2) {
+        let portion = |chance: &mut Chance| [None, Some(Portion::Rate(Rate::from_mbps(2))), Some(Portion::Share(0.3))][chance.below(3)];
+        let matcher = AppMatcher { port: Some(443), ..AppMatcher::default() };
+        let (weight, rate, guarantee) = ([0.5, 1.0, 3.0][chance.below(3)], portion(chance), portion(chance));
+        config.policy.apps.push(AppRule { matcher, weight, rate, guarantee, ..AppRule::default() });
     }
     config
 }
@@ -523,6 +529,10 @@ impl History {
         assert_eq!(self.core.steering().refused().iter().copied().collect::<BTreeSet<_>>(), refused, "{:#?}", self.log);
         let servers: Vec<_> = self.core.steering().servers().to_vec();
         assert!(servers.iter().all(|host| self.ran.contains(host)), "{servers:?} {:#?}", self.log);
+        let asks = |rule: &AppRule| rule.preference() != Preference::default();
+        if !self.core.config().policy.apps.iter().any(asks) {
+            assert!(self.core.steering().shapes().is_empty(), "flows are limited although nothing asks for it: {:#?}", self.log);
+        }
         let beat = self.core.steering().last_heartbeat().unwrap_or_default();
         assert!(now.since(beat) < Duration::from_secs(2), "steering has stopped: {:#?}", self.log);
     }

@@ -332,3 +332,138 @@ impl Flow {
 fn rate(bps: f64) -> Rate {
     Rate::from_bps(bps as u64)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINK: LinkIndex = LinkIndex(1);
+
+    /// Senders at the far end of one link: each has one window under way per round trip, and what exceeds the link's rate waits in its queue.
+    struct FarEnd {
+        rate: f64,
+        round_trip: f64,
+        queue: f64,
+        moved: BTreeMap<FlowId, f64>,
+        now: Time,
+    }
+
+    impl FarEnd {
+        /// Passes `STEP` and returns the counters.
+        fn pass(&mut self, shapes: &BTreeMap<FlowId, Shape>, flows: &[FlowId]) -> Vec<Progress> {
+            self.now = self.now + STEP;
+            let wait = self.queue * 8.0 / self.rate;
+            let now = self.round_trip + wait;
+            let window = |id: &FlowId| shapes.get(id).and_then(|shape| shape.window).map_or(1e6, |window| window.get() as f64);
+            let under_way: f64 = flows.iter().map(window).sum();
+            // The windows fill the path and then the queue.
+            self.queue = (under_way - self.rate / 8.0 * self.round_trip).clamp(0.0, 200_000.0);
+            let offered = under_way * 8.0 / now;
+            let scale = (self.rate / offered).min(1.0);
+            let row = |id: &FlowId| {
+                let moved = self.moved.entry(*id).or_default();
+                *moved += window(id) / now * scale * STEP.as_secs_f64();
+                let micros = Some((now * 1e6) as u32);
+                Progress {
+                    id: *id,
+                    rx: ByteCount::new(*moved as u64),
+                    tx: ByteCount::ZERO,
+                    read_at: self.now,
+                    rtt_us: micros,
+                    receive_rtt_us: micros,
+                }
+            };
+            flows.iter().map(row).collect()
+        }
+    }
+
+    fn far_end(mbps: f64, milliseconds: f64) -> FarEnd {
+        FarEnd { rate: mbps * 1e6, round_trip: milliseconds / 1e3, queue: 0.0, moved: BTreeMap::new(), now: Time::from_millis(1000) }
+    }
+
+    fn subject(id: u64, rule: usize, preference: Preference) -> Subject {
+        Subject { id: FlowId(id), link: LINK, rule: Some(rule), preference }
+    }
+
+    fn facts(capacity: Option<Rate>, milliseconds: u64) -> BTreeMap<LinkIndex, LinkFacts> {
+        let capacity = PerDirection { down: capacity, up: capacity };
+        [(LINK, LinkFacts { capacity, round_trip: Some(Duration::from_millis(milliseconds)) })].into()
+    }
+
+    /// Runs for some seconds; returns the flows' rates in the last second.
+    fn run(subjects: &[Subject], far: &mut FarEnd, facts: &BTreeMap<LinkIndex, LinkFacts>, seconds: u64) -> Vec<f64> {
+        let mut controller = Controller::default();
+        controller.follow(subjects.iter().copied());
+        let ids: Vec<FlowId> = subjects.iter().map(|subject| subject.id).collect();
+        let (mut shapes, mut before) = (BTreeMap::new(), BTreeMap::new());
+        for step in 0..seconds * 10 {
+            if step == (seconds - 1) * 10 {
+                before = far.moved.clone();
+            }
+            controller.on_progress(&far.pass(&shapes, &ids));
+            shapes = controller.step(facts);
+        }
+        ids.iter().map(|id| (far.moved[id] - before[id]) * 8.0).collect()
+    }
+
+    #[test]
+    fn a_window_holds_a_limit_at_any_round_trip() {
+        let limit = Preference { rate: Some(Portion::Rate(Rate::from_mbps(4))), ..Preference::default() };
+        for milliseconds in [10.0, 40.0, 100.0, 300.0] {
+            let rates = run(&[subject(1, 0, limit)], &mut far_end(20.0, milliseconds), &facts(None, milliseconds as u64), 10);
+            assert!((rates[0] / 4e6 - 1.0).abs() < 0.05, "{rates:?} at {milliseconds} ms");
+        }
+    }
+
+    #[test]
+    fn weights_divide_a_link_and_its_queue_stays_short() {
+        let weight = |weight| Preference { weight, ..Preference::default() };
+        let mut far = far_end(12.0, 40.0);
+        let rates = run(&[subject(1, 0, weight(1.0)), subject(2, 1, weight(3.0))], &mut far, &facts(Some(Rate::from_mbps(12)), 40), 8);
+        assert!((rates[1] / rates[0] / 3.0 - 1.0).abs() < 0.05 && rates[0] + rates[1] > 10e6, "{rates:?}");
+        assert!(far.queue * 8.0 / far.rate < 0.02, "the queue is {} bytes", far.queue);
+    }
+
+    #[test]
+    fn an_estimate_above_the_capacity_is_corrected_by_round_trips() {
+        let weight = |weight| Preference { weight, ..Preference::default() };
+        let mut far = far_end(12.0, 40.0);
+        run(&[subject(1, 0, weight(1.0)), subject(2, 1, weight(3.0))], &mut far, &facts(Some(Rate::from_mbps(14)), 40), 15);
+        assert!(far.queue * 8.0 / far.rate < 0.03, "the queue is {} bytes", far.queue);
+    }
+
+    #[test]
+    fn flows_without_a_preference_are_not_touched() {
+        let mut controller = Controller::default();
+        controller.follow([subject(1, 0, Preference::default())]);
+        assert!(!controller.is_needed());
+        assert_eq!(controller.step(&facts(Some(Rate::from_mbps(12)), 40)), BTreeMap::new());
+    }
+
+    #[test]
+    fn a_flow_that_reaches_its_target_is_no_evidence_of_its_links_capacity() {
+        let limit = Preference { rate: Some(Portion::Rate(Rate::from_mbps(4))), ..Preference::default() };
+        let mut far = far_end(20.0, 40.0);
+        let (mut controller, mut shapes) = (Controller::default(), BTreeMap::new());
+        controller.follow([subject(1, 0, limit)]);
+        for _ in 0..50 {
+            controller.on_progress(&far.pass(&shapes, &[FlowId(1)]));
+            shapes = controller.step(&facts(None, 40));
+        }
+        assert!(controller.limits(FlowId(1), Direction::Down) && !controller.limits(FlowId(1), Direction::Up));
+    }
+
+    #[test]
+    fn the_guaranteed_rate_is_the_larger_of_weight_and_guarantee_up_to_the_limit() {
+        let mut controller = Controller::default();
+        let of = |guarantee, rate| Preference { weight: 1.0, rate, guarantee };
+        controller.follow([
+            subject(1, 0, of(Some(Portion::Share(0.5)), None)),
+            subject(2, 1, of(None, Some(Portion::Rate(Rate::from_mbps(1))))),
+            subject(3, 2, Preference { weight: 2.0, ..Preference::default() }),
+        ]);
+        let guaranteed = |id| controller.guaranteed(FlowId(id), Some(Rate::from_mbps(12))).map(Rate::bps);
+        assert_eq!([guaranteed(1), guaranteed(2), guaranteed(3)], [Some(6_000_000), Some(1_000_000), Some(6_000_000)]);
+        assert_eq!(controller.guaranteed(FlowId(3), None), None);
+    }
+}

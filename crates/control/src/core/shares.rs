@@ -102,7 +102,8 @@ impl<S: Steering> Core<S> {
         share.down = self.share_direction(row.id, &subject, Direction::Down, &facts);
         share.up = self.share_direction(row.id, &subject, Direction::Up, &facts);
         if facts.capacity.down.is_none() && facts.capacity.up.is_none() && subject.preference != Preference::default() {
-            let text = "the link's capacity is not known yet: weights and percentages have no effect until traffic or capacity_down shows it";
+            let text =
+                "the link's capacity is not known yet: weights and percentages have no effect until traffic or capacity_down shows it";
             share.note = Some(text.to_owned());
         }
         Some(share)
@@ -125,7 +126,8 @@ impl<S: Steering> Core<S> {
 
     /// Guarantees that the links cannot keep together, by Theorem 3's condition.
     pub(super) fn share_warnings(&self, now: Time) -> Vec<String> {
-        let rules: Vec<(usize, &AppRule)> = self.config.policy.apps.iter().enumerate().filter(|(_, rule)| rule.guarantee.is_some()).collect();
+        let rules: Vec<(usize, &AppRule)> =
+            self.config.policy.apps.iter().enumerate().filter(|(_, rule)| rule.guarantee.is_some()).collect();
         if rules.is_empty() {
             return Vec::new();
         }

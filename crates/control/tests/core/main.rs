@@ -7,4 +7,5 @@ mod faults;
 mod links;
 
 mod policy;
+mod shares;
 mod world;

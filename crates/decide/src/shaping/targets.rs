@@ -119,3 +119,105 @@ fn share(capacity: f64, claims: &[Claim], belongs: impl Fn(&Claim) -> bool, rate
         };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn claim(group: usize, weight: f64, demand: Option<f64>) -> Claim {
+        Claim { group, weight, demand }
+    }
+
+    fn close(found: &[Option<f64>], expected: &[f64]) -> bool {
+        found.iter().zip(expected).all(|(found, expected)| found.is_some_and(|found| (found - expected).abs() <= 2.0))
+            && found.len() == expected.len()
+    }
+
+    const NONE: Bounds = Bounds { floor: None, ceiling: None };
+
+    #[test]
+    fn weights_divide_the_capacity_and_demands_leave_the_rest_to_others() {
+        let claims = [claim(0, 1.0, None), claim(0, 3.0, None), claim(1, 4.0, Some(1000.0))];
+        assert!(close(&targets(Some(9000.0), &claims, &[NONE, NONE]), &[2000.0, 6000.0, 1000.0]));
+    }
+
+    #[test]
+    fn what_nobody_wants_is_offered_to_everybody() {
+        let claims = [claim(0, 1.0, Some(1000.0)), claim(0, 1.0, Some(2000.0))];
+        assert!(close(&targets(Some(9000.0), &claims, &[NONE]), &[7000.0, 8000.0]));
+    }
+
+    #[test]
+    fn a_ceiling_and_a_floor_bound_the_sum_of_their_group() {
+        let claims = [claim(0, 1.0, None), claim(0, 1.0, None), claim(1, 1.0, None), claim(2, 1.0, None)];
+        let capped = [Bounds { ceiling: Some(1000.0), floor: None }, NONE, NONE];
+        assert!(close(&targets(Some(9000.0), &claims, &capped), &[500.0, 500.0, 4000.0, 4000.0]));
+        let kept = [NONE, Bounds { floor: Some(6000.0), ceiling: None }, NONE];
+        assert!(close(&targets(Some(9000.0), &claims, &kept), &[1000.0, 1000.0, 6000.0, 1000.0]));
+        // The floor of one group brings another below its ceiling again.
+        let both = [Bounds { ceiling: Some(3000.0), floor: None }, Bounds { floor: Some(7000.0), ceiling: None }, NONE];
+        assert!(close(&targets(Some(9000.0), &claims, &both), &[667.0, 667.0, 7000.0, 667.0]));
+    }
+
+    #[test]
+    fn floors_that_do_not_fit_shrink_together_and_count_only_as_far_as_they_are_wanted() {
+        let claims = [claim(0, 1.0, None), claim(1, 1.0, None), claim(2, 1.0, None)];
+        let floors = [Bounds { floor: Some(8000.0), ceiling: None }, Bounds { floor: Some(4000.0), ceiling: None }, NONE];
+        assert!(close(&targets(Some(9000.0), &claims, &floors), &[6000.0, 3000.0, 0.0]));
+        let idle = [claim(0, 1.0, Some(500.0)), claim(1, 1.0, None), claim(2, 1.0, None)];
+        assert!(close(&targets(Some(9000.0), &idle, &floors), &[500.0, 4250.0, 4250.0]));
+    }
+
+    #[test]
+    fn without_a_capacity_only_ceilings_limit() {
+        let claims = [claim(0, 1.0, None), claim(0, 1.0, Some(100.0)), claim(1, 9.0, None)];
+        let found = targets(None, &claims, &[Bounds { ceiling: Some(1000.0), floor: Some(500.0) }, NONE]);
+        assert_eq!(found[2], None);
+        assert!(close(&found[..2], &[900.0, 100.0]), "{found:?}");
+    }
+
+    #[test]
+    fn random_claims_fill_the_link_within_bounds_and_are_max_min_among_the_unbounded() {
+        let mut state = 7_u64;
+        let mut next = |most: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % most
+        };
+        for _ in 0..500 {
+            let groups = 1 + next(4) as usize;
+            let bounds: Vec<Bounds> = (0..groups)
+                .map(|_| {
+                    let floor = (next(3) == 0).then(|| 1e5 + next(1_000_000) as f64);
+                    let ceiling = (next(3) == 0).then(|| floor.unwrap_or(1e5) + next(3_000_000) as f64);
+                    Bounds { floor, ceiling }
+                })
+                .collect();
+            let claims: Vec<Claim> = (0..1 + next(8)).map(|_| claim(next(groups as u64) as usize, 1.0 + next(5) as f64, None)).collect();
+            let found: Vec<f64> = targets(Some(1e7), &claims, &bounds).into_iter().flatten().collect();
+            let all: f64 = found.iter().sum();
+            let sum = |group: usize| claims.iter().zip(&found).filter(|(claim, _)| claim.group == group).map(|(_, rate)| rate).sum::<f64>();
+            let most: f64 = (0..groups)
+                .filter(|group| claims.iter().any(|claim| claim.group == *group))
+                .map(|group| bounds[group].ceiling.unwrap_or(1e8))
+                .sum();
+            assert!((all - most.min(1e7)).abs() < 100.0, "{all} {bounds:?} {claims:?}");
+            let mut levels = Vec::new();
+            for group in 0..groups {
+                let (sum, Bounds { floor, ceiling }) = (sum(group), bounds[group]);
+                assert!(sum < ceiling.unwrap_or(f64::INFINITY) + 100.0, "{bounds:?} {claims:?} {found:?}");
+                let level = claims.iter().zip(&found).find(|(claim, _)| claim.group == group).map(|(claim, rate)| rate / claim.weight);
+                let bound = |at: Option<f64>| at.is_some_and(|at| (sum - at).abs() < 100.0);
+                let Some(level) = level else { continue };
+                assert!(sum > floor.unwrap_or(0.0) - 100.0, "{bounds:?} {claims:?} {found:?}");
+                levels.push((level, bound(floor), bound(ceiling)));
+            }
+            // Only a floor lifts a group above another, and only a ceiling holds one below another.
+            for (one, at_floor, _) in &levels {
+                assert!(
+                    levels.iter().all(|(other, _, at_ceiling)| *one <= other + 100.0 || *at_floor || *at_ceiling),
+                    "{levels:?} {bounds:?}"
+                );
+            }
+        }
+    }
+}

@@ -336,7 +336,8 @@ fn rates(survey: &Result<Vec<ProgramTrial>, LoadError>) -> Check {
     let refusal = survey.iter().flatten().find_map(|trial| trial.outcome.as_ref().err().filter(|_| trial.needed == Needed::ShapeFlows));
     match refusal {
         Some(refusal) => {
-            let found = format!("weight, rate and guarantee have no effect on flows without a relay: the kernel refuses a program: {refusal}");
+            let found =
+                format!("weight, rate and guarantee have no effect on flows without a relay: the kernel refuses a program: {refusal}");
             check(NAME, NEITHER, Standing::Warning, found, Some("use a newer kernel, or a relay"))
         }
         None => check(NAME, NEITHER, Standing::Ok, "weight, rate and guarantee work for TCP flows without a relay", None),
