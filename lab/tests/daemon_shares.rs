@@ -257,7 +257,37 @@ fn round_trips(stream: &mut TcpStream, count: usize) -> Vec<f64> {
         .collect()
 }
 
-/// Prints figures; asserts only that the call is served. `cargo test -p braid-lab --test daemon_shares -- --ignored --nocapture`
+/// A server that sends without end, by this congestion control, to each client that connects.
+fn source(lab: &Lab, at: SocketAddr, control: &'static [u8]) {
+    let listener = lab.server().run(|| TcpListener::bind(at).unwrap()).unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            socket2::SockRef::from(&stream).set_tcp_congestion(control).unwrap();
+            thread::spawn(move || while stream.write(&[0; 65_536]).is_ok() {});
+        }
+    });
+}
+
+/// Reads from a server until it is dropped.
+struct Reader(TcpStream);
+
+impl Reader {
+    fn start(lab: &Lab, from: SocketAddr) -> Self {
+        let (stream, _) = open(lab, from);
+        let mut reading = stream.try_clone().unwrap();
+        thread::spawn(move || while matches!(reading.read(&mut [0; 65_536]), Ok(1..)) {});
+        Self(stream)
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        let _ = self.0.shutdown(std::net::Shutdown::Both);
+    }
+}
+
+/// Prints figures. `cargo test -p braid-lab --test daemon_shares -- --ignored --nocapture --test-threads 1`
 #[test]
 #[ignore = "measures; run it by hand"]
 fn measure_a_call_beside_a_bulk_download() {
@@ -265,8 +295,6 @@ fn measure_a_call_beside_a_bulk_download() {
         return;
     }
     let lab = one_link(5);
-    let web = Web::start(&lab).unwrap();
-    web.file(FILE).unwrap();
     let listener = lab.server().run(|| TcpListener::bind(remote(11, SINK)).unwrap()).unwrap();
     thread::spawn(move || {
         for stream in listener.incoming() {
@@ -278,23 +306,87 @@ fn measure_a_call_beside_a_bulk_download() {
             });
         }
     });
-    for (name, config) in [
-        ("without", String::new()),
-        ("with", rule(11, "guarantee = \"10 %\"")),
-        ("with, known", rule(11, "guarantee = \"10 %\"") + &known(5)),
-    ] {
-        let up = Up::start(&lab, &config);
-        let (mut call, _) = open(&lab, remote(11, SINK));
-        let median = |mut values: Vec<f64>| {
-            values.sort_by(f64::total_cmp);
-            (values[values.len() / 2], values[values.len() * 95 / 100])
-        };
-        let idle = median(round_trips(&mut call, 100));
-        let _bulk = Download::start(&lab, &web, 12);
-        for second in 0..20 {
-            let busy = median(round_trips(&mut call, 50));
-            let bulk = rates(&up, [12], ms(500))[0];
-            println!("{name}: {second}: idle {idle:.1?} ms, busy {busy:.1?} ms (median, 95th), bulk {:.2} Mbit/s", bulk / 1e6);
+    let controls: [(&str, &[u8], u16); 2] = [("BBR", b"bbr", 1), ("CUBIC", b"cubic", 2)];
+    for (_, control, port) in controls {
+        source(&lab, remote(12, port), control);
+    }
+    let preferred = rule(11, "guarantee = \"10 %\"");
+    for (name, config) in
+        [("no rule", String::new()), ("guarantee", preferred.clone()), ("guarantee, known capacity", preferred + &known(5))]
+    {
+        for (control, _, port) in controls {
+            let up = Up::start(&lab, &config);
+            let (mut call, _) = open(&lab, remote(11, SINK));
+            let figures = |mut values: Vec<f64>| {
+                values.sort_by(f64::total_cmp);
+                (values[values.len() / 2], values[values.len() * 95 / 100])
+            };
+            let idle = figures(round_trips(&mut call, 100));
+            let _bulk = Reader::start(&lab, remote(12, port));
+            let first = figures(round_trips(&mut call, 50));
+            thread::sleep(ms(4000));
+            let (before, begin) = (received(&up, 12), Instant::now());
+            let settled = figures(round_trips(&mut call, 400));
+            let bulk = (received(&up, 12) - before) as f64 * 8.0 / 1e6 / begin.elapsed().as_secs_f64();
+            println!(
+                "{name}, {control}: median and 95th percentile in ms: idle {idle:.1?}, first 50 {first:.1?}, settled {settled:.1?}; bulk {bulk:.2} Mbit/s"
+            );
         }
+    }
+}
+
+/// Prints how long it takes until two downloads share a link 1:3, by half seconds.
+#[test]
+#[ignore = "measures; run it by hand"]
+fn measure_settling() {
+    if !able() {
+        return;
+    }
+    let lab = one_link(12);
+    for (control, port) in [(&b"bbr"[..], 1), (&b"cubic"[..], 2)] {
+        for host in [11, 12] {
+            source(&lab, remote(host, port), control);
+        }
+        let up = Up::start(&lab, &format!("{}{}", rule(12, "weight = 3"), known(12)));
+        let _one = Reader::start(&lab, remote(11, port));
+        thread::sleep(ms(3000));
+        let _three = Reader::start(&lab, remote(12, port));
+        let begin = Instant::now();
+        for _ in 0..20 {
+            let [one, three] = rates(&up, [11, 12], ms(1000));
+            let name = String::from_utf8_lossy(control);
+            println!(
+                "{name}: {:.1} s: {:.2} and {:.2} Mbit/s, ratio {:.2}",
+                begin.elapsed().as_secs_f64(),
+                one / 1e6,
+                three / 1e6,
+                three / one
+            );
+        }
+    }
+}
+
+/// Prints the daemon's processor time with 100 flows that move data, without and with a rule.
+#[test]
+#[ignore = "measures; run it by hand"]
+fn measure_the_cost_of_100_flows() {
+    if !able() {
+        return;
+    }
+    let lab = one_link(100);
+    source(&lab, remote(11, 1), b"cubic");
+    for (name, config) in [("no rule", String::new()), ("rate", rule(11, "rate = \"40 Mbit/s\""))] {
+        let up = Up::start(&lab, &config);
+        let _readers: Vec<Reader> = (0..100).map(|_| Reader::start(&lab, remote(11, 1))).collect();
+        thread::sleep(ms(5000));
+        let ticks = || -> u64 {
+            let text = std::fs::read_to_string(format!("/proc/{}/stat", up.pid())).unwrap();
+            let fields: Vec<&str> = text.rsplit_once(')').unwrap().1.split_whitespace().collect();
+            fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+        };
+        let (before, begin) = (ticks(), Instant::now());
+        thread::sleep(ms(20_000));
+        // A tick is 10 ms.
+        println!("{name}: {:.2} % of one core", (ticks() - before) as f64 / begin.elapsed().as_secs_f64());
     }
 }

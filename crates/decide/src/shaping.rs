@@ -36,8 +36,11 @@ const GROWTH_BPS: f64 = 256_000.0;
 /// Share of the capacity that is given out first, and its bounds.
 const HEADROOM: f64 = 0.95;
 const HEADROOM_BOUNDS: std::ops::RangeInclusive<f64> = 0.75..=1.1;
-/// A queue is longer than this.
-const QUEUE: f64 = 0.008;
+/// The wait that counts as a queue: this many seconds plus this share of the least round trip.
+const QUEUE: (f64, f64) = (0.004, 1.0 / 16.0);
+/// Factors of the headroom in a step with a queue, and in one without that used the link.
+const SHRINK: f64 = 0.985;
+const GROW: f64 = 1.002;
 
 /// Limits of a running TCP flow. Without any, the flow is only measured.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -219,10 +222,10 @@ impl Controller {
             (moved + flow.rate[direction], wanted + flow.target[direction].unwrap_or(f64::INFINITY))
         });
         let headroom = &mut self.headroom.entry(link).or_insert(PerDirection::from_fn(|_| HEADROOM))[direction];
-        if queue.is_finite() && queue > QUEUE + least / 8.0 {
-            *headroom *= 0.99;
+        if queue.is_finite() && queue > QUEUE.0 + QUEUE.1 * least {
+            *headroom *= SHRINK;
         } else if wanted.is_finite() && moved > 0.9 * wanted {
-            *headroom *= 1.002;
+            *headroom *= GROW;
         }
         *headroom = headroom.clamp(*HEADROOM_BOUNDS.start(), *HEADROOM_BOUNDS.end());
     }
@@ -277,9 +280,11 @@ impl Flow {
 
     fn on_progress(&mut self, row: &Progress) {
         let seconds = |micros: Option<u32>| micros.map(|micros| f64::from(micros) / 1e6);
-        // What it receives may be too little for an RTT of its own; the handshake's then serves.
         let (sent, received) = (seconds(row.rtt_us), seconds(row.receive_rtt_us));
-        self.round_trip = PerDirection { down: received.or(sent), up: sent };
+        // The kernel's RTT by acknowledgements is better than that by received data, but it is as old as the last data sent. Of a flow that sends nothing it
+        // is the handshake's.
+        let fresh = sent.filter(|_| self.rate.up > IDLE_BPS);
+        self.round_trip = PerDirection { down: fresh.or(received).or(sent), up: sent };
         let least = sent.into_iter().chain(received).chain(self.least_round_trip).fold(f64::INFINITY, f64::min);
         self.least_round_trip = Some(least).filter(|least| least.is_finite());
         if let Some(last) = self.last {

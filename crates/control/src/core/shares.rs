@@ -48,9 +48,12 @@ impl<S: Steering> Core<S> {
             Vec::new()
         };
         self.shares.controller.follow(subjects);
-        // The last step gives all flows their own settings back.
-        let needed = self.shares.controller.is_needed() || self.shares.applied;
-        self.shares.due = if needed { Some(self.shares.due.unwrap_or(now)) } else { None };
+        self.shares.due = if self.shares.controller.is_needed() {
+            Some(self.shares.due.unwrap_or(now))
+        } else {
+            // The last step gives all flows their own settings back at once.
+            self.shares.applied.then_some(now)
+        };
     }
 
     /// A flow keeps the rule that it matched at its start, with that rule's current preferences: a rule that was removed has none.
