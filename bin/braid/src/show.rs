@@ -6,6 +6,7 @@ use braid_api::{
     App, AppEntry, Candidate, DoctorReport, Explanation, Flow, FlowShare, LinkState, LinkStatus, Outcome, PathState, Peer, PeerKind,
     PolicyView, Share, Status, Verdict,
 };
+use braid_model::Rate;
 
 use crate::table::{Cell, Page, Tone, UNKNOWN, age, bytes, cell, joules, micros, numbers, percent, rate, toned, words};
 

@@ -153,8 +153,8 @@ fn a_failed_release_is_repeated() {
     let mut world = world(vec![rule("curl", AppRule { rate: Some(Portion::Rate(Rate::from_mbps(4))), ..AppRule::default() })]);
     world.begin("curl");
     world.run(Duration::from_secs(1));
-    let _ = world.core.reconfigure(world.now, config(Scheduler::OnlyOne));
     world.core.steering().set_chaos(Some(1));
+    let _ = world.core.reconfigure(world.now, config(Scheduler::OnlyOne));
     for _ in 0..10 {
         world.now = world.now + Duration::from_millis(50);
         let _ = world.core.tick(world.now);
