@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use braid_control::config::{Detect, Finding};
-use braid_decide::policy::{Carry, ClientMatcher, LinkSelector, Pattern, Resolve};
+use braid_decide::policy::{Carry, ClientMatcher, LinkSelector, Pattern, Portion, Resolve};
 use braid_model::{ByteCount, Class, LinkKind, Rate, Role};
 
 use super::*;
