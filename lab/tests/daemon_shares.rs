@@ -241,20 +241,19 @@ fn bytes_received(sockets: &str) -> u64 {
     sockets.split_whitespace().filter_map(|word| word.strip_prefix("bytes_received:")?.parse().ok()).max().unwrap_or(0)
 }
 
-/// Round trips of one byte over a connection, in milliseconds.
-fn round_trips(stream: &mut TcpStream, count: usize) -> Vec<f64> {
+/// Round trips of small messages over a connection for this long, in milliseconds: a call's packets.
+fn round_trips(stream: &mut TcpStream, span: Duration) -> Vec<f64> {
     stream.set_nodelay(true).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
-    (0..count)
-        .map(|_| {
-            let begin = Instant::now();
-            stream.write_all(&[1; 160]).unwrap();
-            stream.read_exact(&mut [0; 160]).unwrap();
-            let took = begin.elapsed();
-            thread::sleep(ms(20).saturating_sub(took));
-            took.as_secs_f64() * 1e3
-        })
-        .collect()
+    let (begin, mut took) = (Instant::now(), Vec::new());
+    while begin.elapsed() < span {
+        let sent = Instant::now();
+        stream.write_all(&[1; 160]).unwrap();
+        stream.read_exact(&mut [0; 160]).unwrap();
+        took.push(sent.elapsed().as_secs_f64() * 1e3);
+        thread::sleep(ms(20).saturating_sub(sent.elapsed()));
+    }
+    took
 }
 
 /// A server that sends without end, by this congestion control, to each client that connects.
@@ -321,15 +320,14 @@ fn measure_a_call_beside_a_bulk_download() {
                 values.sort_by(f64::total_cmp);
                 (values[values.len() / 2], values[values.len() * 95 / 100])
             };
-            let idle = figures(round_trips(&mut call, 100));
+            let idle = figures(round_trips(&mut call, ms(2000)));
             let _bulk = Reader::start(&lab, remote(12, port));
-            let first = figures(round_trips(&mut call, 50));
-            thread::sleep(ms(4000));
+            let first = figures(round_trips(&mut call, ms(3000)));
             let (before, begin) = (received(&up, 12), Instant::now());
-            let settled = figures(round_trips(&mut call, 400));
+            let settled = figures(round_trips(&mut call, ms(10_000)));
             let bulk = (received(&up, 12) - before) as f64 * 8.0 / 1e6 / begin.elapsed().as_secs_f64();
             println!(
-                "{name}, {control}: median and 95th percentile in ms: idle {idle:.1?}, first 50 {first:.1?}, settled {settled:.1?}; bulk {bulk:.2} Mbit/s"
+                "{name}, {control}: median and 95th percentile in ms: idle {idle:.1?}, first 3 s {first:.1?}, settled {settled:.1?}; bulk {bulk:.2} Mbit/s"
             );
         }
     }

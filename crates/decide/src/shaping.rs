@@ -171,7 +171,7 @@ impl Controller {
             }
             for id in ids {
                 if let Some(flow) = self.flows.get_mut(&id) {
-                    shapes.insert(id, flow.shape());
+                    shapes.insert(id, flow.shape(facts.round_trip));
                 }
             }
         }
@@ -313,22 +313,28 @@ impl Flow {
         limited.then_some(GROWTH * rate + GROWTH_BPS)
     }
 
-    fn shape(&mut self) -> Shape {
+    /// `round_trip` is the link's least RTT.
+    fn shape(&mut self, round_trip: Option<Duration>) -> Shape {
         let Some(target) = self.target.down else {
             self.window = None;
             return Shape { pacing: self.target.up.map(rate), window: None };
         };
         let now = self.round_trip.down.or(self.least_round_trip).unwrap_or(0.05).max(0.000_2);
         let most = 4.0 * target / 8.0 * now + 65_536.0;
+        // A flow that began behind a queue has never seen a short RTT; its link has.
+        let link = round_trip.map(|rtt| rtt.as_secs_f64());
+        let least = link.into_iter().chain(self.least_round_trip).fold(now, f64::min);
         let window = match self.window {
-            None => target / 8.0 * (self.least_round_trip.unwrap_or(now) + 0.005),
+            None => target / 8.0 * (least.max(0.01) + 0.005),
             Some(window) => {
                 let gain = 0.5 * (STEP.as_secs_f64() / now).min(1.0);
                 let ratio = (target / self.rate.down.max(1.0)).clamp(0.5, 2.0);
                 window * (1.0 + gain * (ratio - 1.0))
             }
         };
-        let window = window.min(most).max(MIN_WINDOW);
+        // While an old queue drains, the rate exceeds the window's. A window of the target and the link's least RTT is never too large.
+        let enough = link.map_or(0.0, |_| 0.9 * target / 8.0 * least);
+        let window = window.min(most).max(enough).max(MIN_WINDOW);
         self.window = Some(window);
         Shape { pacing: self.target.up.map(rate), window: Some(ByteCount::new(window as u64)) }
     }
