@@ -14,6 +14,7 @@
 #include "redirect.bpf.c"
 #include "flows.bpf.c"
 #include "move.bpf.c"
+#include "shape.bpf.c"
 #include "count.bpf.c"
 
 char LICENSE[] SEC("license") = "GPL";

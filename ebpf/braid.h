@@ -14,6 +14,8 @@
 #define BRAID_CONNECTION_PLACES 4096
 /* Maximum number of TCP flows whose array entry is taken by another flow. */
 #define BRAID_MAX_OVERFLOW 32768
+/* Maximum number of TCP flows whose rates are set at once. */
+#define BRAID_MAX_SHAPES 4096
 /* Maximum number of redirected datagram exchanges at a time. */
 #define BRAID_MAX_EXCHANGES 8192
 /* Maximum number of users with redirected flows at a time. */
@@ -275,6 +277,12 @@ struct braid_arrival {
 	__u8 rule; /* index of the rule that matched; 255: none */
 	__u8 direction;
 	__u32 flags;
+};
+
+/* What the daemon wants of a running TCP flow. */
+struct braid_shape {
+	__u32 pacing; /* bytes per second that it may send; 0: no limit */
+	__u32 window; /* bytes that the other end may have under way to it; 0: no limit */
 };
 
 /* Key of unconnected datagrams: one entry per socket and remote. */

@@ -109,6 +109,8 @@ struct sock {
 	__u8 sk_userlocks : 4;
 	__u16 sk_protocol;
 	__u32 sk_mark;
+	int sk_rcvbuf;
+	unsigned long sk_max_pacing_rate;
 };
 
 struct ipv6_pinfo {
@@ -142,6 +144,7 @@ struct tcp_sock {
 	__u32 total_retrans;
 	__u32 segs_out;
 	__u32 mss_cache;
+	__u32 window_clamp;
 	__u32 rate_delivered;
 	__u32 rate_interval_us;
 	__u8 rate_app_limited : 1;

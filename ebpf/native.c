@@ -26,7 +26,7 @@ const size_t braid_native_sizes[] = {
 	sizeof(struct braid_flow),	   sizeof(struct braid_flow_row), sizeof(struct braid_event),	 sizeof(struct braid_signs),
 	sizeof(struct braid_demand_key),   sizeof(struct braid_demand),	  sizeof(struct braid_app_key),	 sizeof(struct braid_datagram_key),
 	sizeof(struct braid_load_table),  sizeof(struct braid_control),  sizeof(struct braid_exe_key),	 sizeof(struct braid_app),
-	sizeof(struct braid_redirection),  sizeof(struct braid_arrival),
+	sizeof(struct braid_shape),	   sizeof(struct braid_redirection),  sizeof(struct braid_arrival),
 	offsetof(struct braid_params, slots), offsetof(struct braid_flow, remote), offsetof(struct braid_flow_row, local),
 	offsetof(struct braid_arrival, remote),
 };

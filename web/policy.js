@@ -49,5 +49,7 @@ export function ruleWords(rule) {
   if (rule.class) words.push(`as ${rule.class}`);
   if (rule.affinity) words.push(rule.affinity === 'none' ? 'flows may use different links' : `one link for each ${rule.affinity}`);
   if (rule.weight !== 1) words.push(`weight ${rule.weight}`);
+  if (rule.rate) words.push(`at most ${rule.rate} of a link`);
+  if (rule.guarantee) words.push(`at least ${rule.guarantee} of a link`);
   return words.join('; ') || 'defaults';
 }

@@ -54,7 +54,7 @@ export function editRule(index) {
 }
 
 function open(title, index, { conditions, fixed, text }) {
-  const rule = store.policy?.apps[index] ?? { links: null, prefer: [], class: null, affinity: null, carry: '', relay: null, weight: 1 };
+  const rule = store.policy?.apps[index] ?? { links: null, prefer: [], class: null, affinity: null, carry: '', relay: null, weight: 1, rate: null, guarantee: null };
   const match = fixed ? fixedMatch(conditions, text) : matchFields(conditions);
   const links = linkChoice(rule);
   const relays = [
@@ -66,6 +66,8 @@ function open(title, index, { conditions, fixed, text }) {
     affinity: select(AFFINITIES, rule.affinity ?? ''),
     relay: select([['', 'Any'], ...relays.map((name) => [name, name])], rule.relay ?? ''),
     weight: h('input', { type: 'number', min: '0.05', max: '650', step: 'any', value: String(rule.weight) }),
+    rate: h('input', { type: 'text', placeholder: '8 Mbit/s or 10 %', value: rule.rate ?? '' }),
+    guarantee: h('input', { type: 'text', placeholder: '2 Mbit/s or 50 %', value: rule.guarantee ?? '' }),
   };
   const form = h(
     'form',
@@ -79,7 +81,9 @@ function open(title, index, { conditions, fixed, text }) {
       field('Carried', inputs.carry),
       field('Relay', inputs.relay),
       field('Affinity', inputs.affinity),
-      field('Weight', inputs.weight, 'Share relative to other flows through a relay; default 1'),
+      field('Weight', inputs.weight, 'Share relative to other flows through a relay, or on the same link; default 1'),
+      field('At most', inputs.rate, 'Together on each link: a rate, or a percentage of its capacity'),
+      field('At least', inputs.guarantee, 'Together on each link: a rate, or a percentage of its capacity'),
     ),
     h(
       'div',
@@ -106,6 +110,8 @@ function open(title, index, { conditions, fixed, text }) {
       carry: inputs.carry.value,
       relay: inputs.relay.value,
       weight: Number(inputs.weight.value),
+      rate: inputs.rate.value.trim(),
+      guarantee: inputs.guarantee.value.trim(),
     };
     leave(edits(index, rule, match.read(), wanted));
   });
@@ -121,6 +127,8 @@ function edits(index, rule, match, wanted) {
     carry: rule.carry,
     relay: rule.relay ?? '',
     weight: rule.weight,
+    rate: rule.rate ?? '',
+    guarantee: rule.guarantee ?? '',
   };
   const same = rule.matches !== undefined && JSON.stringify(readConditions(rule.matches)) === JSON.stringify(match);
   const set = match && !same ? { match } : {};

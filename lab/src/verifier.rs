@@ -62,6 +62,7 @@ fn report(object: &str, trial: ProgramTrial) -> ProgramReport {
         Needed::CountCalls => "calls",
         Needed::CountPackets => "packets",
         Needed::MoveConnects => "move",
+        Needed::ShapeFlows => "shape",
     };
     ProgramReport { object: object.to_owned(), program: trial.name, needed, instructions, refusal }
 }

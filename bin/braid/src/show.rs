@@ -3,9 +3,10 @@
 use std::io;
 
 use braid_api::{
-    App, AppEntry, Candidate, DoctorReport, Explanation, Fact, Flow, LinkProfile, LinkState, LinkStatus, Optimum, Outcome, PathState, Peer,
-    PeerKind, PolicyView, Share, SkippedRule, Status, Verdict,
+    App, AppEntry, Candidate, DoctorReport, Explanation, Fact, Flow, FlowShare, LinkProfile, LinkState, LinkStatus, Optimum, Outcome,
+    PathState, Peer, PeerKind, PolicyView, Share, SkippedRule, Status, Verdict,
 };
+use braid_model::Rate;
 
 use crate::table::{Cell, Page, Tone, UNKNOWN, age, bytes, cell, joules, micros, numbers, percent, rate, toned, words};
 
@@ -339,6 +340,8 @@ pub(crate) fn policy(page: &mut Page<'_>, policy: &PolicyView, relays: Option<&[
         says.extend((!matches!(app.carry.as_str(), "" | "auto")).then(|| format!("carried {}", carried(app, relays))));
         says.extend((app.resolve == "relay").then(|| "the relay resolves names for clients of a proxy".to_owned()));
         says.extend((app.weight != 1.0).then(|| format!("weight {}", app.weight)));
+        says.extend(app.rate.as_ref().map(|rate| format!("at most {rate} of a link")));
+        says.extend(app.guarantee.as_ref().map(|guarantee| format!("at least {guarantee} of a link")));
         let says = if says.is_empty() { "no special handling".to_owned() } else { says.join("; ") };
         let condition = condition(app.when.as_deref(), app.unmet.as_deref());
         page.line(format!("app {} {{ {} }}: {says}{condition}", index + 1, app.matches))?;
@@ -411,6 +414,9 @@ pub(crate) fn explanation(page: &mut Page<'_>, explained: &Explanation) -> io::R
     if let Some(optimum) = &explained.optimum {
         page.line(format!("optimum    {}", optimum_text(optimum)))?;
     }
+    if let Some(share) = &explained.share {
+        flow_share(page, share)?;
+    }
     if explained.outcome == Outcome::Bonded && !explained.paths.is_empty() {
         shares(page, &explained.paths)
     } else {
@@ -426,6 +432,25 @@ fn optimum_text(optimum: &Optimum) -> String {
     let weights = if weights.is_empty() { "no link".to_owned() } else { weights.join(", ") };
     let marginal = optimum.marginal_link.as_ref().map(|link| format!("; marginal link {link}")).unwrap_or_default();
     format!("{reached} {met} {target}, {:.2} J; bonded traffic by weight: {weights}{marginal}", optimum.energy_j)
+}
+
+/// What preferences give a flow on its link.
+fn flow_share(page: &mut Page<'_>, share: &FlowShare) -> io::Result<()> {
+    let mut says = vec![format!("weight {}", share.weight)];
+    says.extend(share.rate.as_ref().map(|rate| format!("rate {rate}")));
+    says.extend(share.guarantee.as_ref().map(|guarantee| format!("guarantee {guarantee}")));
+    page.line(format!("share      {}", says.join(", ")))?;
+    for (name, way) in [("down", &share.down), ("up", &share.up)] {
+        let mut says: Vec<String> = vec![match way.target_bps {
+            Some(target) => format!("target {}", Rate::from_bps(target)),
+            None => "not limited".to_owned(),
+        }];
+        says.extend(way.measured_bps.map(|measured| format!("measured {}", Rate::from_bps(measured))));
+        says.extend(way.guaranteed_bps.map(|guaranteed| format!("guaranteed {}", Rate::from_bps(guaranteed))));
+        says.extend(way.delay_us.map(|micros| format!("64 KiB wait at most {:.0} ms", micros as f64 / 1e3)));
+        page.line(format!("  {name:<8} {}", says.join(", ")))?;
+    }
+    share.note.as_ref().map_or(Ok(()), |note| page.line(format!("  note     {note}")))
 }
 
 fn shares(page: &mut Page<'_>, paths: &[Share]) -> io::Result<()> {
@@ -674,12 +699,19 @@ left to the system { user = 7 }
             "candidates": [seen("wlan0", true, None, Some(1_000_000)), seen("wwan0", false, Some("backup"), None)],
         });
         value["candidates"][1]["capacity_assumed"] = json!(true);
+        value["share"] = json!({"weight": 3.0, "rate": "8.0 Mbit/s", "guarantee": "50 %", "note": "a note",
+            "down": {"target_bps": 4_000_000, "measured_bps": 3_900_000, "guaranteed_bps": 6_000_000, "delay_us": 87_381},
+            "up": {"target_bps": null, "measured_bps": null, "guaranteed_bps": null, "delay_us": null}});
         let expected = "\
 curl to 192.0.2.1:443 goes over wlan0
 It ends first.
 rule       [[app]] entry 2 { port = 443 }
 expected   1.0 MB down, class bulk, scheduler max-throughput
 runner-up  eth0
+share      weight 3, rate 8.0 Mbit/s, guarantee 50 %
+  down     target 4.0 Mbit/s, measured 3.9 Mbit/s, guaranteed 6.0 Mbit/s, 64 KiB wait at most 87 ms
+  up       not limited
+  note     a note
 LINK   MAY  LOAD            CAPACITY  FINISH     END  TURN  WHY NOT
 wlan0  yes   0 B          8.0 Mbit/s   1.0 s  500 ms     -
 wwan0  no    0 B  assumed 8.0 Mbit/s       -       -     -  backup

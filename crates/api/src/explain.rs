@@ -88,6 +88,9 @@ pub struct Explanation {
     /// Under the scheduler `operetta`: what the links are to do with all load in the flow's direction.
     #[serde(default)]
     pub optimum: Option<Optimum>,
+    /// For a live flow without a relay: what preferences give it on its link; `null` if none concerns it.
+    #[serde(default)]
+    pub share: Option<FlowShare>,
 }
 
 /// The outcome of OPERETTA's Algorithm 1 for everything that has to be moved in one direction, connections and bonded flows.
@@ -127,6 +130,36 @@ pub struct SkippedRule {
     pub when: String,
     /// The part of it that does not hold, for example `moving is not set`.
     pub unmet: String,
+}
+
+/// What `weight`, `rate` and `guarantee` give a live flow on its link.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct FlowShare {
+    /// Weight of its rule.
+    pub weight: f64,
+    /// Limit of its rule, as in the configuration.
+    pub rate: Option<String>,
+    /// Guarantee of its rule, as in the configuration.
+    pub guarantee: Option<String>,
+    /// Towards this machine.
+    pub down: ShareDirection,
+    /// Away from this machine.
+    pub up: ShareDirection,
+    /// Why the preferences have no effect on it, if so.
+    pub note: Option<String>,
+}
+
+/// A flow's share of its link in one direction.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct ShareDirection {
+    /// Rate to which Braid limits the flow now; `null` if it does not.
+    pub target_bps: Option<u64>,
+    /// Measured rate; `null` if the flow is not measured.
+    pub measured_bps: Option<u64>,
+    /// Rate that the flow gets at least while it has data, among the current flows of the link; `null` if the link's capacity is unknown.
+    pub guaranteed_bps: Option<u64>,
+    /// Longest wait in the sender of a burst of up to 64 KiB; only if the rule limits the flow to less than it is guaranteed.
+    pub delay_us: Option<u64>,
 }
 
 /// Share of one link in a flow that a peer carries.

@@ -26,7 +26,7 @@ pub use app::App;
 pub use config::{ConfigChange, ConfigChanged, ConfigView, Edit, Session, SessionRequest, UiAddress, UiRequest};
 pub use context::{Fact, FactChange};
 pub use doctor::{Check, DoctorReport, Mode, Verdict};
-pub use explain::{Candidate, ExplainRequest, Explanation, LinkWeight, Optimum, Outcome, Share, SkippedRule};
+pub use explain::{Candidate, ExplainRequest, Explanation, FlowShare, LinkWeight, Optimum, Outcome, Share, ShareDirection, SkippedRule};
 pub use flow::{Flow, LinkBytes};
 pub use live::{
     AppHistory, AppSample, AppsSample, Compared, FlowChanges, Gains, History, LinkGain, LinkSample, Note, Resolution, Sample, TradeoffPoint,

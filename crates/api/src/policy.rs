@@ -114,6 +114,12 @@ pub struct AppEntry {
     pub resolve: String,
     /// Weight relative to other flows.
     pub weight: f64,
+    /// The most that its flows get together on one link: a rate, or a percentage of the link's capacity; `null` if not limited.
+    #[serde(default)]
+    pub rate: Option<String>,
+    /// The least that its flows get together on one link: a rate, or a percentage of the link's capacity; `null` if nothing is guaranteed.
+    #[serde(default)]
+    pub guarantee: Option<String>,
 }
 
 /// One exclusion.

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use braid_control::config::Severity;
 use braid_decide::policy::{
-    AppMatcher, AppRule, COPIES, Carry, ClientMatcher, Exclusions, LinkRule, LinkSelector, MAX_RULES, NAME_LIMIT, Resolve,
+    AppMatcher, AppRule, COPIES, Carry, ClientMatcher, Exclusions, LinkRule, LinkSelector, MAX_RULES, NAME_LIMIT, Portion, Resolve,
 };
-use braid_model::{Class, Role};
+use braid_model::{Class, Rate, Role};
 use ipnet::IpNet;
 
 use super::findings::{nearest, nearest_path};
@@ -18,6 +18,9 @@ use super::{AFFINITIES, World};
 
 /// A user id that no process has: the kernel uses it for "none".
 const NO_USER: u32 = u32::MAX;
+
+/// Lowest rate of `rate` and `guarantee`: a sender's two smallest segments in half a second.
+const MIN_RATE: Rate = Rate::from_bps(48_000);
 
 const CLASSES: [(&str, Class); 4] =
     [("real-time", Class::RealTime), ("browser", Class::Browser), ("bulk", Class::Bulk), ("unclassified", Class::Unclassified)];
@@ -99,6 +102,7 @@ fn entry(mut section: Section<'_>, links: &[LinkEntry], world: &World) -> Option
     }
     let (carry, copies, relay) = carry_settings(&mut section, world);
     let resolve = resolve(&mut section, carry);
+    let (rate, guarantee) = bounds(&mut section);
     let rule = AppRule {
         matcher: matcher.clone().unwrap_or_default(),
         when: when.clone().unwrap_or_default(),
@@ -111,9 +115,44 @@ fn entry(mut section: Section<'_>, links: &[LinkEntry], world: &World) -> Option
         relay,
         resolve,
         weight: section.take("weight").and_then(|value| value.positive()).unwrap_or(1.0),
+        rate,
+        guarantee,
     };
     section.finish();
     matcher.and(when).map(|_| rule)
+}
+
+/// The most and the least that the rule's flows get together on one link.
+fn bounds(section: &mut Section<'_>) -> (Option<Portion>, Option<Portion>) {
+    let rate = section.take("rate").and_then(|value| portion(&value));
+    let Some(value) = section.take("guarantee") else { return (rate, None) };
+    let guarantee = portion(&value);
+    let exceeds = match (rate, guarantee) {
+        (Some(Portion::Rate(most)), Some(Portion::Rate(least))) => least > most,
+        (Some(Portion::Share(most)), Some(Portion::Share(least))) => least > most,
+        _ => false,
+    };
+    if exceeds {
+        value.reader.refuse(&value.span, "guarantee exceeds rate, which limits the same flows", "lower guarantee, or raise rate");
+    }
+    (rate, guarantee)
+}
+
+/// A rate, or a percentage of a link's capacity.
+fn portion(value: &Value<'_>) -> Option<Portion> {
+    const WANTED: &str = "a rate such as \"8 Mbit/s\", or a percentage of the link's capacity such as \"10 %\"";
+    if let Some(percent) = value.is_text().then(|| value.text()).flatten().and_then(|text| text.trim().strip_suffix('%')) {
+        let number = percent.trim().parse::<f64>().ok().filter(|number| *number > 0.0 && *number <= 100.0);
+        return match number {
+            Some(number) => Some(Portion::Share(number / 100.0)),
+            None => value.refuse(format!("{percent:?} is not a percentage above 0 and at most 100"), format!("write {WANTED}")),
+        };
+    }
+    let rate: Rate = value.quantity(WANTED)?;
+    if rate < MIN_RATE {
+        return value.refuse(format!("{} of {rate} is too low to be kept", value.key), format!("write at least {MIN_RATE}"));
+    }
+    Some(Portion::Rate(rate))
 }
 
 /// How the flows are carried, the number of copies of each packet, and the only relay, if one is named.

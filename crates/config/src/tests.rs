@@ -2,7 +2,7 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use braid_control::config::{Detect, Finding};
-use braid_decide::policy::{BondScheduler, Carry, ClientMatcher, LinkSelector, Pattern, Resolve};
+use braid_decide::policy::{BondScheduler, Carry, ClientMatcher, LinkSelector, Pattern, Portion, Resolve};
 use braid_model::{ByteCount, Class, LinkKind, Rate, Role};
 
 use super::*;
@@ -61,6 +61,7 @@ fn the_example_is_accepted_with_all_lines_activated() {
     let [_, client, app] = &config.policy.apps[..] else { panic!("{:?}", config.policy.apps) };
     assert_eq!(client.matcher.client, Some(ClientMatcher::Network("192.168.7.0/24".parse().unwrap())));
     assert_eq!((app.class, app.affinity, app.weight, app.matcher.user), (Some(Class::Bulk), Some(Affinity::Application), 0.5, Some(0)));
+    assert_eq!((app.rate, app.guarantee), (Some(Portion::Rate(Rate::from_mbps(8))), Some(Portion::Share(0.1))));
     assert_eq!((app.carry, app.copies, app.relay.as_deref(), app.resolve), (Carry::Duplicate, 2, Some("home"), Resolve::Relay));
 }
 
@@ -204,6 +205,11 @@ fn invalid_values_are_refused() {
         ("[[app]]\nmatch = { cgroup = \"user.slice\" }", "not the path of a control group", 2),
         ("[[app]]\nmatch = { user = \"adam\" }", "no user \"adam\"", 2),
         ("[[app]]\nmatch = { port = 1 }\nweight = 0", "above 0", 3),
+        ("[[app]]\nmatch = { port = 1 }\nrate = \"0 %\"", "not a percentage above 0", 3),
+        ("[[app]]\nmatch = { port = 1 }\nguarantee = \"101 %\"", "not a percentage above 0", 3),
+        ("[[app]]\nmatch = { port = 1 }\nrate = \"1 kbit/s\"", "too low to be kept", 3),
+        ("[[app]]\nmatch = { port = 1 }\nrate = \"fast\"", "a rate", 3),
+        ("[[app]]\nmatch = { port = 1 }\nrate = \"10 %\"\nguarantee = \"20 %\"", "guarantee exceeds rate", 4),
         ("[[app]]\nmatch = { port = 1 }\nlinks = []", "links is empty", 3),
         ("[[app]]\nmatch = { port = 1 }\nlinks = [\"wlan0\", \"wlan0\"]", "twice", 3),
         ("[[app]]\nmatch = { port = 1 }\nlinks = [\"wlan1\"]", "no link wlan1", 3),

@@ -18,6 +18,7 @@ mod optimum;
 mod params;
 mod refused;
 mod rules;
+mod shares;
 mod timeouts;
 mod vi;
 mod views;
@@ -105,6 +106,8 @@ pub struct Core<S> {
     /// When to retry steering parameters that could not be applied.
     params_due: Option<Time>,
     plan: Option<TablePlan>,
+    /// Rates of direct flows.
+    shares: shares::Shares,
     /// Flows that were already asked to end.
     ending: BTreeSet<FlowId>,
     /// When to end the next flow on a dead link.
@@ -179,6 +182,7 @@ impl<S: Steering> Core<S> {
             params: None,
             params_due: None,
             plan: None,
+            shares: shares::Shares::default(),
             ending: BTreeSet::new(),
             stuck_due: None,
             unanswered_due: None,
@@ -250,6 +254,7 @@ impl<S: Steering> Core<S> {
             self.handover = Handover::new(self.config.policy.hysteresis);
         }
         self.executables.refresh(&self.config.policy, self.names.as_mut());
+        self.follow_shares(now);
         let service_changed = self.config.energy_service != old.energy_service;
         let links = self.apply_link_rules(now, self.config.probe != old.probe);
         self.reconfigure_energy_service(now, service_changed);
@@ -338,7 +343,8 @@ impl<S: Steering> Core<S> {
         let servers = self.expire_servers(now);
         let refusals = self.expire_refusals(now);
         let moved = self.move_connects(now);
-        context.and(servers).and(refusals).and(moved).and(self.update_params(now))
+        let shared = self.step_shares(now);
+        context.and(servers).and(refusals).and(moved).and(shared).and(self.update_params(now))
     }
 
     fn note_deaths(&mut self, now: Time) {

@@ -14,8 +14,8 @@ use braid_model::{ByteCount, Class, Direction, Family, FlowId, LinkSet, PerFamil
 use ipnet::IpNet;
 
 use crate::steering::{
-    AppId, BondedLoads, DemandEstimate, Dump, FlowRow, PeerDirect, RedirectPolicy, Signs, SteerParams, SteerRule, Steering,
-    SteeringCounters, SteeringError, SteeringEvent,
+    AppId, BondedLoads, DemandEstimate, Dump, FlowRow, PeerDirect, RedirectPolicy, Shape, ShapedFlow, Signs, SteerParams, SteerRule,
+    Steering, SteeringCounters, SteeringError, SteeringEvent,
 };
 
 /// Result of a connect.
@@ -61,6 +61,7 @@ pub struct FakeSteering {
     calls: u64,
     moves_connects: bool,
     bonded_loads: BondedLoads,
+    shapes: BTreeMap<FlowId, Shape>,
 }
 
 impl FakeSteering {
@@ -79,6 +80,11 @@ impl FakeSteering {
         self.moves_connects = moves;
     }
 
+    /// The limits in force.
+    pub fn shapes(&self) -> &BTreeMap<FlowId, Shape> {
+        &self.shapes
+    }
+
     fn call(&mut self, action: &'static str) -> Result<(), SteeringError> {
         self.calls += 1;
         match self.chaos {
@@ -87,7 +93,7 @@ impl FakeSteering {
         }
     }
 
-    /// Number of successful updates of parameters, prefixes, resolvers, servers and refusals.
+    /// Number of successful updates of parameters, prefixes, resolvers, servers, refusals and limits of flows.
     pub fn changes(&self) -> u64 {
         self.changes
     }
@@ -425,6 +431,16 @@ impl Steering for FakeSteering {
         }
         self.bonded_loads = *loads;
         Ok(())
+    }
+
+    fn shape(&mut self, now: Time, shapes: &BTreeMap<FlowId, Shape>) -> Result<Vec<ShapedFlow>, SteeringError> {
+        self.call("set the rates of flows")?;
+        self.shapes = shapes.clone();
+        self.changes += 1;
+        let rows = shapes.keys().filter_map(|id| self.flows.get(id)).filter(|row| !row.connecting);
+        Ok(rows
+            .map(|row| ShapedFlow { id: row.id, rx: row.rx, tx: row.tx, read_at: now, rtt_us: row.rtt_us, receive_rtt_us: row.rtt_us })
+            .collect())
     }
 
     fn load_table(&mut self) -> Result<LoadTable, SteeringError> {

@@ -1,5 +1,6 @@
 //! The interface of a steering backend: the Linux BPF programs, or the fake in tests.
 
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
@@ -270,6 +271,9 @@ pub struct FlowRow {
     pub filtered: bool,
 }
 
+// A flow of `Steering::shape`, and its limits.
+pub use braid_decide::shaping::{Progress as ShapedFlow, Shape};
+
 /// An event of the steering backend.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SteeringEvent {
@@ -419,6 +423,10 @@ pub trait Steering {
     fn move_connects(&mut self) -> Result<(), SteeringError>;
     /// Sets the load of bonded flows by slot. The next dump adds it to the load table.
     fn set_bonded_loads(&mut self, loads: &BondedLoads) -> Result<(), SteeringError>;
+    /// Makes these the limits of running TCP flows, by id; a flow without an entry gets its own settings back. Returns the progress of the listed flows
+    /// that still exist. Flows whose socket is connecting are skipped. At most 4096; the rest are ignored. If the system does not support this, no flow
+    /// is limited and none is returned.
+    fn shape(&mut self, now: Time, shapes: &BTreeMap<FlowId, Shape>) -> Result<Vec<ShapedFlow>, SteeringError>;
     /// Loads as the next decision uses them, with the current parameters.
     fn load_table(&mut self) -> Result<LoadTable, SteeringError>;
     /// Evidence from connections about the link in `slot`.

@@ -17,7 +17,9 @@ use braid_control::fake::{FakeSteering, Steered};
 use braid_control::steering::{AppId, ExeId, Steering, SteeringError};
 use braid_decide::detection::DetectionAnswer;
 use braid_decide::health::Outcome;
-use braid_decide::policy::{AppMatcher, AppRule, LinkMatcher, LinkRule, LinkSelector, Pattern, ProbeMode, Scheduler, When};
+use braid_decide::policy::{
+    AppMatcher, AppRule, LinkMatcher, LinkRule, LinkSelector, Pattern, Portion, Preference, ProbeMode, Scheduler, When,
+};
 use braid_decide::refusals::BELIEVED;
 use braid_decide::tradeoff::Supply;
 use braid_model::key::PublicKey;
@@ -171,6 +173,12 @@ fn config(chance: &mut Chance) -> Config {
         config.policy.apps.push(AppRule { matcher, links, ..AppRule::default() });
         let matcher = AppMatcher { class: Some(Class::RealTime), ..AppMatcher::default() };
         config.policy.apps.push(AppRule { matcher, class: Some(Class::Bulk), ..AppRule::default() });
+    }
+    if chance.one_in(2) {
+        let portion = |chance: &mut Chance| [None, Some(Portion::Rate(Rate::from_mbps(2))), Some(Portion::Share(0.3))][chance.below(3)];
+        let matcher = AppMatcher { port: Some(443), ..AppMatcher::default() };
+        let (weight, rate, guarantee) = ([0.5, 1.0, 3.0][chance.below(3)], portion(chance), portion(chance));
+        config.policy.apps.push(AppRule { matcher, weight, rate, guarantee, ..AppRule::default() });
     }
     config
 }
@@ -615,6 +623,10 @@ impl History {
         let shown: Vec<bool> = self.core.policy().apps.iter().map(|entry| entry.unmet.is_none()).collect();
         let kernel: Vec<bool> = params.rules.iter().map(|rule| rule.matching.exe.as_ref().is_none_or(|exes| !exes.is_empty())).collect();
         assert_eq!(kernel, shown, "{:#?}", self.log);
+        let asks = |rule: &AppRule| rule.preference() != Preference::default();
+        if !self.core.config().policy.apps.iter().any(asks) {
+            assert!(self.core.steering().shapes().is_empty(), "flows are limited although nothing asks for it: {:#?}", self.log);
+        }
         let beat = self.core.steering().last_heartbeat().unwrap_or_default();
         assert!(now.since(beat) < Duration::from_secs(2), "steering has stopped: {:#?}", self.log);
     }

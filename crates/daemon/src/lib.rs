@@ -163,6 +163,12 @@ async fn live(
     }
     let mut steering = BpfSteering::attach(std::process::id())?;
     let redirect = steering.redirect().map_err(|error| tracing::warn!("bonding is not available: {error}")).ok().map(Arc::new);
+    // The watchdog releases limited flows if this process dies; at a regular end it does so itself.
+    match steering.unshape_on_read() {
+        Some(Ok(unshape)) => watchdog.unshape_with(unshape).context("cannot restart the watchdog")?,
+        Some(Err(error)) => tracing::warn!("if the daemon is killed, flows keep the rates that it set: {error}"),
+        None => {}
+    }
     let events = steering.ready().context("cannot wait for the BPF programs' events")?;
     let names = Box::new(SystemNames { cgroups: CgroupTree::open().ok() });
     // All threads start after this: they inherit the reduced privileges.
@@ -253,6 +259,9 @@ async fn live(
     daemon.take_ended_flows(now() + Duration::from_secs(1));
     daemon.keep_history();
     daemon.state_store.keep_last(&mut daemon.core, now(), unix());
+    if let Err(error) = daemon.core.release_shares(now()) {
+        tracing::warn!("flows may keep the rates that Braid set: {error}");
+    }
     drop(events);
     // This also ends the listeners' streams.
     drop(daemon);

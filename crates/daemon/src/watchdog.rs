@@ -3,7 +3,9 @@
 //!
 //! The BPF programs need no watchdog: the daemon's file descriptors hold them, and the kernel removes them with it.
 
+use std::fs::File;
 use std::io::{self, Read};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 
@@ -15,6 +17,8 @@ use braid_store::lock::{LOCK_TIMEOUT, Lock, LockError};
 pub struct Watchdog {
     child: Child,
     arguments: Vec<String>,
+    /// Gives shaped flows their own settings back when it is read.
+    unshape: Option<OwnedFd>,
 }
 
 impl Watchdog {
@@ -22,7 +26,16 @@ impl Watchdog {
     /// process ends.
     pub fn start(arguments: &[&str]) -> io::Result<Self> {
         let arguments: Vec<String> = arguments.iter().map(|text| (*text).to_owned()).collect();
-        Ok(Self { child: spawn(&arguments)?, arguments })
+        Ok(Self { child: spawn(&arguments, None)?, arguments, unshape: None })
+    }
+
+    /// Makes the watchdog read `unshape` to its end when the daemon dies, which gives the flows that the daemon limited their own settings back. The
+    /// kernel hands descriptors only to new processes, so this starts another watchdog and then ends the first.
+    pub fn unshape_with(&mut self, unshape: OwnedFd) -> io::Result<()> {
+        let next = spawn(&self.arguments, Some(&unshape))?;
+        self.unshape = Some(unshape);
+        end(std::mem::replace(&mut self.child, next));
+        Ok(())
     }
 
     /// Restarts the watchdog if it was killed. Returns whether it was.
@@ -30,23 +43,40 @@ impl Watchdog {
         if self.child.try_wait()?.is_none() {
             return Ok(false);
         }
-        self.child = spawn(&self.arguments)?;
+        self.child = spawn(&self.arguments, self.unshape.as_ref())?;
         Ok(true)
     }
 
     /// Ends the watchdog without a sweep: the caller sweeps.
-    pub fn dismiss(mut self) {
-        if let Some(mut pipe) = self.child.stdin.take() {
-            let _ = io::Write::write_all(&mut pipe, b"q");
-        }
-        let _ = self.child.wait();
+    pub fn dismiss(self) {
+        end(self.child);
     }
 }
 
-fn spawn(arguments: &[String]) -> io::Result<Child> {
+/// Starts a watchdog. Its standard output is `unshape`, which it reads: the kernel's iterators are files that can only be read.
+fn spawn(arguments: &[String], unshape: Option<&OwnedFd>) -> io::Result<Child> {
+    let output = match unshape {
+        Some(unshape) => Stdio::from(unshape.try_clone()?),
+        None => Stdio::null(),
+    };
     let mut command = Command::new("/proc/self/exe");
     // A process group of its own: Ctrl-C at the terminal must reach only the daemon.
-    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::null()).process_group(0).spawn()
+    command.args(arguments).stdin(Stdio::piped()).stdout(output).process_group(0).spawn()
+}
+
+fn end(mut child: Child) {
+    if let Some(mut pipe) = child.stdin.take() {
+        let _ = io::Write::write_all(&mut pipe, b"q");
+    }
+    let _ = child.wait();
+}
+
+/// Gives the flows that the daemon limited their own settings back. Without an iterator, standard output is /dev/null, which cannot be read.
+fn unshape() {
+    let read = io::stdout().as_fd().try_clone_to_owned().and_then(|output| File::from(output).read_to_end(&mut Vec::new()));
+    if let Err(error) = read {
+        tracing::debug!(%error, "no flow had a limit that could be removed");
+    }
 }
 
 /// Main function of the watchdog: waits for the pipe to close, then sweeps.
@@ -63,6 +93,8 @@ pub fn watch() -> anyhow::Result<()> {
             Err(_) => break,
         }
     }
+    // The iterator belongs to the dead daemon, so this needs no lock.
+    unshape();
     // Sweep under the lock. If the next daemon holds it, that daemon has already swept, and the remaining rules are its own.
     let _lock = match Lock::take_within(LOCK_TIMEOUT) {
         Err(LockError::Held(_)) => return Ok(()),

@@ -23,6 +23,7 @@ pub mod packet;
 pub mod pattern;
 pub mod policy;
 pub mod refusals;
+pub mod shaping;
 pub mod stability;
 pub mod steer;
 pub mod tables;

@@ -120,6 +120,7 @@ impl<S: Steering> Core<S> {
         explanation.outcome = Outcome::Steered;
         explanation.demand_bytes = Some(row.demand.get());
         explanation.program_known = None;
+        explanation.share = self.explain_share(now, row);
         explanation
     }
 
@@ -189,6 +190,7 @@ impl<S: Steering> Core<S> {
             paths: Vec::new(),
             program_known: Some(self.is_known(question)),
             optimum: self.optimum_view(direction),
+            share: None,
         }
     }
 

@@ -159,6 +159,7 @@ impl<S: Steering> Core<S> {
             }
             next
         });
+        self.follow_shares(now);
         self.links_with_flows = moved.keys().copied().collect();
         for ((index, family), (received, waiting)) in moved {
             if let Some(link) = self.links.get_mut(index) {
@@ -272,7 +273,7 @@ impl<S: Steering> Core<S> {
             entry.flows += 1;
             entry.destinations += u32::from(fresh);
             // The flow existed during the whole interval and had more data to send.
-            entry.backlogged |= now.since(row.started) > Duration::from_millis(600);
+            entry.backlogged |= now.since(row.started) > Duration::from_millis(600) && !self.shares.limits(row.id, progress.toward);
             let rtt = row.rtt_us.map(|micros| Duration::from_micros(micros.into()));
             entry.queued |= matches!((rtt, least), (Some(rtt), Some(least)) if rtt > least * 6 / 5 + Duration::from_millis(2));
         }

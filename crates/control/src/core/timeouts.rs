@@ -31,6 +31,8 @@ pub enum Due {
     Context,
     /// A question for the energy service.
     EnergyService(LinkIndex),
+    /// The next step of the flows' rates.
+    Shares,
     /// Retry of steering parameters that could not be applied.
     Params,
     /// Heartbeat to the steering. It is last, so that it is the reason only if there is no other.
@@ -52,6 +54,7 @@ impl<S: Steering> Core<S> {
             self.refused_due.map(|at| (at, Due::Refusals)),
             self.context.due().map(|at| (at, Due::Context)),
             self.energy_service.poll_timeout().map(|(at, link)| (at, Due::EnergyService(link))),
+            self.shares.due().map(|at| (at, Due::Shares)),
             self.params_due.map(|at| (at, Due::Params)),
         ];
         links.chain(own.into_iter().flatten()).fold((self.beat_due, Due::Heartbeat), |first, next| first.min(next))

@@ -45,12 +45,12 @@ impl<S: Steering> Core<S> {
             saving_power: self.saves_power(),
             target_down_bps: self.target_now(Direction::Down).map(|rate| rate.bps()),
             target_up_bps: self.target_now(Direction::Up).map(|rate| rate.bps()),
-            warnings: self.warnings(),
+            warnings: self.warnings(now),
             ui: None,
         }
     }
 
-    fn warnings(&self) -> Vec<String> {
+    fn warnings(&self, now: Time) -> Vec<String> {
         let mut warnings = self.steering.warnings();
         for family in Family::ALL {
             let configured = self.links.values().filter(|link| link.configured(family) && !link.capped()).count();
@@ -68,6 +68,7 @@ impl<S: Steering> Core<S> {
         }
         warnings.extend(self.server_warnings());
         warnings.extend(self.energy_service_warning());
+        warnings.extend(self.share_warnings(now));
         warnings
     }
 
@@ -168,6 +169,8 @@ impl<S: Steering> Core<S> {
                     relay: rule.relay.clone(),
                     resolve: rule.resolve.name().to_owned(),
                     weight: rule.weight,
+                    rate: rule.rate.map(|portion| portion.to_string()),
+                    guarantee: rule.guarantee.map(|portion| portion.to_string()),
                 })
                 .collect(),
             exclude: policy.exclude.matchers().iter().map(|matcher| ExcludeEntry { matches: matcher_text(matcher) }).collect(),

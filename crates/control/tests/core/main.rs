@@ -8,4 +8,5 @@ mod faults;
 mod links;
 
 mod policy;
+mod shares;
 mod world;

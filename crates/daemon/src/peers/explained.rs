@@ -66,6 +66,7 @@ impl Peers {
             paths,
             program_known: None,
             optimum: None,
+            share: None,
         })
     }
 

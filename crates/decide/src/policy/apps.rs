@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use braid_model::{Affinity, Class};
+use braid_model::{Affinity, Class, Rate};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
@@ -94,6 +94,69 @@ pub struct AppRule {
     pub resolve: Resolve,
     /// Weight relative to other flows (φ); the default is 1.
     pub weight: f64,
+    /// The most that the rule's flows get together on one link, in each direction. Direct TCP flows only.
+    pub rate: Option<Portion>,
+    /// The least that they get together on one link, as far as they want it, in each direction. Direct TCP flows only.
+    pub guarantee: Option<Portion>,
+}
+
+/// An amount of a link's capacity.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Portion {
+    /// A fixed rate.
+    Rate(Rate),
+    /// A share of the link's current capacity, above 0 and at most 1.
+    Share(f64),
+}
+
+impl Portion {
+    /// The rate on a link of this capacity; `None` if that depends on an unknown capacity.
+    pub fn of(self, capacity: Option<Rate>) -> Option<Rate> {
+        match self {
+            Self::Rate(rate) => Some(rate),
+            Self::Share(share) => capacity.map(|capacity| capacity.scale(share)),
+        }
+    }
+}
+
+impl fmt::Display for Portion {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rate(rate) => write!(f, "{rate}"),
+            Self::Share(share) => write!(f, "{} %", (share * 1e4).round() / 100.0),
+        }
+    }
+}
+
+/// What a rule asks for its direct TCP flows.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Preference {
+    /// Weight of each flow (φ).
+    pub weight: f64,
+    /// The most that they get together on one link, in each direction.
+    pub rate: Option<Portion>,
+    /// The least that they get together on one link.
+    pub guarantee: Option<Portion>,
+}
+
+impl Default for Preference {
+    fn default() -> Self {
+        Self { weight: 1.0, rate: None, guarantee: None }
+    }
+}
+
+impl Preference {
+    /// Whether the flows need something of the other flows on their link, not only a limit of their own.
+    pub fn shares(&self) -> bool {
+        (self.weight - 1.0).abs() > f64::EPSILON || self.guarantee.is_some()
+    }
+}
+
+impl AppRule {
+    /// What the rule asks for its direct TCP flows.
+    pub fn preference(&self) -> Preference {
+        Preference { weight: self.weight, rate: self.rate, guarantee: self.guarantee }
+    }
 }
 
 impl Default for AppRule {
@@ -110,6 +173,8 @@ impl Default for AppRule {
             relay: None,
             resolve: Resolve::default(),
             weight: 1.0,
+            rate: None,
+            guarantee: None,
         }
     }
 }

@@ -9,6 +9,7 @@ mod heal;
 pub mod load;
 mod prefixes;
 pub mod redirect;
+mod shape;
 pub mod trial;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -20,12 +21,13 @@ use std::sync::Arc;
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, RingBuf};
 use braid_decide::connection::LoadTable;
-use braid_model::{ByteCount, Class, Family, LinkSet, MAX_LINKS, Time};
+use braid_model::{ByteCount, Class, Family, FlowId, LinkSet, MAX_LINKS, Time};
 use ipnet::IpNet;
 
 use super::sys::{abi, bpf as sys};
 use braid_control::steering::{
-    AppId, BondedLoads, DemandEstimate, Dump, FlowRow, Signs, SteerParams, Steering, SteeringCounters, SteeringError, SteeringEvent,
+    AppId, BondedLoads, DemandEstimate, Dump, FlowRow, Shape, ShapedFlow, Signs, SteerParams, Steering, SteeringCounters, SteeringError,
+    SteeringEvent,
 };
 use convert::{app_key, flow_row, mapped, process_name};
 use counting::{Counting, Step};
@@ -49,6 +51,8 @@ pub struct BpfSteering {
     iterators: Arc<[OwnedFd]>,
     /// Moves connects that receive no answer, or the reason why it could not be loaded.
     mover: Result<OwnedFd, String>,
+    /// Sets the rates of running flows, or the reason why its programs could not be loaded.
+    shaper: Result<shape::Shaper, String>,
     events: RingBuf<MapData>,
     params: SteerParams,
     bank: u32,
@@ -421,6 +425,10 @@ impl Steering for BpfSteering {
         Ok(())
     }
 
+    fn shape(&mut self, _now: Time, shapes: &BTreeMap<FlowId, Shape>) -> Result<Vec<ShapedFlow>, SteeringError> {
+        self.set_shapes(shapes)
+    }
+
     fn load_table(&mut self) -> Result<LoadTable, SteeringError> {
         let raw = self.raw_load_table()?;
         Ok(convert::load_table(&raw, &self.params))
@@ -448,6 +456,7 @@ impl Steering for BpfSteering {
         let missing = missing.into_iter().filter(|(_, count)| *count > 0);
         let unmoved = self.mover.as_ref().err().map(|reason| format!("connects that receive no answer stay on their link: {reason}"));
         let uncounted = self.uncounted.iter().map(|reason| format!("UDP traffic is steered but not counted: {reason}"));
+        let unshaped = self.shaper.as_ref().err().map(|reason| format!("weight, rate and guarantee need a relay here: {reason}"));
         missing
             .map(|(family, count)| {
                 let room = prefixes::MAX_PREFIXES;
@@ -455,6 +464,7 @@ impl Steering for BpfSteering {
             })
             .chain(uncounted)
             .chain(unmoved)
+            .chain(unshaped)
             .collect()
     }
 

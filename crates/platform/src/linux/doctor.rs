@@ -68,6 +68,7 @@ pub fn examine(state_dir: &Path, rules: &[LinkRule]) -> Vec<Check> {
     if privileged {
         let survey = load::survey();
         checks.insert(4, programs(&survey, blocks_bpf(&locked)));
+        checks.push(rates(&survey));
         checks.push(connects(&survey, fs::OpenOptions::new().write(true).open(root.join("proc/sys/net/ipv4/ip_dynaddr"))));
     } else {
         checks.insert(4, untested(is_root));
@@ -104,7 +105,7 @@ fn programs(survey: &Result<Vec<ProgramTrial>, LoadError>, locked_down: bool) ->
         let most = trials.iter().filter_map(|trial| trial.outcome.as_ref().ok().copied().flatten()).max();
         let most =
             most.map(|most| format!("; the verifier processes {most} of at most 1000000 instructions for the largest")).unwrap_or_default();
-        let spare = trials.iter().any(|trial| trial.needed != Needed::MoveConnects && trial.outcome.is_err());
+        let spare = trials.iter().any(|trial| matches!(trial.needed, Needed::CountCalls | Needed::CountPackets) && trial.outcome.is_err());
         let others = if spare { " (the others count datagrams in another way and are not needed)" } else { "" };
         return check(PROGRAMS, UP, Standing::Ok, format!("the kernel accepts {accepted} of {}{others}{most}", trials.len()), None);
     };
@@ -326,6 +327,20 @@ fn bind_device() -> Check {
                 "use Linux 5.7 or later, and allow SO_BINDTODEVICE in the security module (SELinux, AppArmor, a container's filter)";
             check("device binding", RUN, Standing::Missing, error.to_string(), Some(remedy))
         }
+    }
+}
+
+/// Whether the rates of running flows can be set.
+fn rates(survey: &Result<Vec<ProgramTrial>, LoadError>) -> Check {
+    const NAME: &str = "rates of flows";
+    let refusal = survey.iter().flatten().find_map(|trial| trial.outcome.as_ref().err().filter(|_| trial.needed == Needed::ShapeFlows));
+    match refusal {
+        Some(refusal) => {
+            let found =
+                format!("weight, rate and guarantee have no effect on flows without a relay: the kernel refuses a program: {refusal}");
+            check(NAME, NEITHER, Standing::Warning, found, Some("use a newer kernel, or a relay"))
+        }
+        None => check(NAME, NEITHER, Standing::Ok, "weight, rate and guarantee work for TCP flows without a relay", None),
     }
 }
 

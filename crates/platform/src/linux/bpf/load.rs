@@ -11,6 +11,7 @@ use braid_decide::connection::Mode;
 use braid_model::{ByteCount, LinkSet, MAX_LINKS, PerDirection, PerFamily};
 
 use super::convert::Daemon;
+use super::shape::Shaper;
 use super::{BpfSteering, detail, take_map};
 use crate::linux::process;
 use crate::linux::sys::{abi, bpf as sys};
@@ -110,6 +111,8 @@ pub enum Needed {
     CountPackets,
     /// Moves connects that receive no answer. Without it they stay on their link.
     MoveConnects,
+    /// Sets the rates of running flows. Without it `weight`, `rate` and `guarantee` have no effect on flows without a relay.
+    ShapeFlows,
 }
 
 /// Result of loading one program of the object on its own.
@@ -151,6 +154,8 @@ fn needed(name: &str) -> Needed {
         Needed::CountPackets
     } else if name == MOVE_PROGRAM {
         Needed::MoveConnects
+    } else if SHAPE_PROGRAMS.contains(&name) {
+        Needed::ShapeFlows
     } else {
         Needed::Always
     }
@@ -254,7 +259,8 @@ impl BpfSteering {
         let counters = load_counters(&mut ebpf, counters, &btf)?;
         let dumps = [("braid_connections", "connections"), ("braid_connections", "overflow"), ("braid_flows", "flows")];
         let iterators = dumps.into_iter().map(|(name, map)| attach_iterator(&ebpf, name, map)).collect::<Result<_, _>>()?;
-        let mover = load_mover(&mut ebpf, &btf).map_err(|error| error.to_string());
+        let mover = load_socket_iterator(&mut ebpf, MOVE_PROGRAM, &btf).map_err(|error| error.to_string());
+        let shaper = Shaper::load(&mut ebpf, &btf).map_err(|error| error.to_string());
         let events = RingBuf::try_from(take_map(&mut ebpf, "events")?).map_err(|error| LoadError::Object { reason: detail(&error) })?;
         let netns = sys::netns_cookie()
             .map_err(|error| LoadError::System { action: "name this network namespace (SO_NETNS_COOKIE)", reason: error.to_string() })?;
@@ -262,6 +268,7 @@ impl BpfSteering {
             ebpf,
             iterators,
             mover,
+            shaper,
             events,
             params: no_params(),
             bank: 0,
@@ -323,6 +330,8 @@ const ADDRESS_PROGRAMS: [&str; 6] =
     ["braid_getpeername4", "braid_getpeername6", "braid_getsockname4", "braid_getsockname6", "braid_recvmsg4", "braid_recvmsg6"];
 /// Moves connects that receive no answer.
 const MOVE_PROGRAM: &str = "braid_move";
+/// Set the rates of running flows, and give all flows their own settings back.
+const SHAPE_PROGRAMS: [&str; 2] = ["braid_shape", "braid_unshape"];
 const PROGRAMS: [&str; 9] = [
     "braid_release",
     "braid_state",
@@ -399,7 +408,7 @@ fn load_program(program: &mut Program, name: &str, btf: &Btf) -> Result<(), Refu
             BtfTracePoint::load(program, tracepoint, btf)
         }
         Program::Iter(program) if name == "braid_flows" => Iter::load(program, "bpf_sk_storage_map", btf),
-        Program::Iter(program) if name == MOVE_PROGRAM => Iter::load(program, "tcp", btf),
+        Program::Iter(program) if name == MOVE_PROGRAM || SHAPE_PROGRAMS.contains(&name) => Iter::load(program, "tcp", btf),
         Program::Iter(program) => Iter::load(program, "bpf_map_elem", btf),
         _ => return Err(Refusal { reason: "it has an unknown program type".to_owned(), log: String::new() }),
     };
@@ -445,11 +454,18 @@ fn attach_iterator(ebpf: &aya::Ebpf, name: &'static str, map: &str) -> Result<Ow
     sys::attach_iterator(program.as_fd(), Some(map.fd().as_fd())).map_err(|error| refused(error.to_string()))
 }
 
-/// Loads the program that moves connects, and attaches it to the TCP sockets of this network namespace.
-fn load_mover(ebpf: &mut aya::Ebpf, btf: &Btf) -> Result<OwnedFd, LoadError> {
-    load_programs(ebpf, &[MOVE_PROGRAM], btf)?;
-    let program = program(ebpf, MOVE_PROGRAM)?.fd().map_err(|error| refused(MOVE_PROGRAM, error.to_string()))?;
-    sys::attach_iterator(program.as_fd(), None).map_err(|error| refused(MOVE_PROGRAM, error.to_string()))
+/// Loads a program that runs for each TCP socket, and attaches it to the sockets of this network namespace.
+fn load_socket_iterator(ebpf: &mut aya::Ebpf, name: &'static str, btf: &Btf) -> Result<OwnedFd, LoadError> {
+    load_programs(ebpf, &[name], btf)?;
+    let program = program(ebpf, name)?.fd().map_err(|error| refused(name, error.to_string()))?;
+    sys::attach_iterator(program.as_fd(), None).map_err(|error| refused(name, error.to_string()))
+}
+
+impl Shaper {
+    fn load(ebpf: &mut aya::Ebpf, btf: &Btf) -> Result<Self, LoadError> {
+        let [shape, unshape] = SHAPE_PROGRAMS;
+        Ok(Self::new(load_socket_iterator(ebpf, shape, btf)?, load_socket_iterator(ebpf, unshape, btf)?))
+    }
 }
 
 /// Whether the running kernel has at least this version; false if the version is unknown.

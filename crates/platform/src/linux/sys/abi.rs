@@ -8,6 +8,8 @@ pub const MAX_ARRIVALS: usize = 4096;
 pub const MAX_SERVERS: usize = 1024;
 /// Maximum number of destinations that no relay accepts.
 pub const MAX_REFUSED: usize = 512;
+/// Maximum number of flows whose rates are set at once.
+pub const MAX_SHAPES: usize = 4096;
 /// Maximum number of policy rules.
 pub const MAX_RULES: usize = 64;
 /// Value that means no link.
@@ -51,6 +53,8 @@ abi! {
         usable: [u32; 2], backup: u32, affinity: u32, local4: u32, redirected_classes: u32, local6: [u32; 4], peer_direct: u32, processes: u32,
         slots: [Slot; MAX_LINKS],
     }
+    /// `struct braid_shape`.
+    Shape { pacing: u32, window: u32, }
     /// `struct braid_control`.
     Control { heartbeat: u64, bank: u32, classes: u32, counting: u32, pad: u32, }
     /// `struct braid_exe_key`.
@@ -171,7 +175,7 @@ mod tests {
     use super::*;
 
     unsafe extern "C" {
-        static braid_native_sizes: [usize; 22];
+        static braid_native_sizes: [usize; 23];
     }
 
     #[test]
@@ -195,6 +199,7 @@ mod tests {
             size_of::<Control>(),
             size_of::<ExeKey>(),
             size_of::<App>(),
+            size_of::<Shape>(),
             size_of::<Redirection>(),
             size_of::<Arrival>(),
             std::mem::offset_of!(Params, slots),

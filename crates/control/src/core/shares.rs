@@ -1,0 +1,189 @@
+//! Preferences for flows without a relay: `weight`, `rate` and `guarantee` of their rules, kept by limiting running TCP flows.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use braid_api::{FlowShare, ShareDirection};
+use braid_decide::fair::guarantees::{self, LeakyBucket, Refusal};
+use braid_decide::policy::{AppRule, LinkSelector, Preference};
+use braid_decide::shaping::{Controller, LinkFacts, STEP, Subject};
+use braid_model::{ByteCount, Direction, FlowId, LinkIndex, PerDirection, Protocol, Rate, Time};
+
+use super::Core;
+use super::timeouts::RETRY;
+use crate::links::Link;
+use crate::steering::{FlowRow, Steering, SteeringError};
+
+/// Largest burst of a sender that the delay of a guarantee assumes: one segment as programs hand it to the network card.
+const BURST: ByteCount = ByteCount::new(65_536);
+
+/// The rates of direct TCP flows.
+#[derive(Default)]
+pub(super) struct Shares {
+    controller: Controller,
+    /// When the next step is due.
+    due: Option<Time>,
+    /// Whether the kernel may have limits.
+    applied: bool,
+}
+
+impl Shares {
+    pub(super) fn due(&self) -> Option<Time> {
+        self.due
+    }
+
+    /// Whether the flow's rate shows its target, and not the capacity of its link.
+    pub(super) fn limits(&self, id: FlowId, direction: Direction) -> bool {
+        self.controller.limits(id, direction)
+    }
+}
+
+impl<S: Steering> Core<S> {
+    /// Takes over the living flows and preferences, and starts or continues the steps if any flow needs them.
+    pub(super) fn follow_shares(&mut self, now: Time) {
+        let wanted = self.config.policy.apps.iter().any(|rule| rule.preference() != Preference::default());
+        let subjects: Vec<Subject> = if wanted {
+            let direct = self.flows.iter().filter(|living| living.row.protocol == Protocol::Tcp && !self.has_ended(living));
+            direct.map(|living| self.shaping_subject(&living.row)).collect()
+        } else {
+            Vec::new()
+        };
+        self.shares.controller.follow(subjects);
+        self.shares.due = if self.shares.controller.is_needed() {
+            Some(self.shares.due.unwrap_or(now))
+        } else {
+            // The last step gives all flows their own settings back at once.
+            self.shares.applied.then_some(now)
+        };
+    }
+
+    /// A flow keeps the rule that it matched at its start, with that rule's current preferences: a rule that was removed has none.
+    fn shaping_subject(&self, row: &FlowRow) -> Subject {
+        let matched = self.rule_at(row.started, row.rule).map(|(_, rule)| &rule.matcher);
+        let apps = &self.config.policy.apps;
+        let rule = matched.and_then(|matcher| apps.iter().position(|rule| rule.matcher == *matcher));
+        let preference = rule.map(|rule| apps[rule].preference()).unwrap_or_default();
+        Subject { id: row.id, link: row.link, rule, preference }
+    }
+
+    /// Does a step if it is due.
+    pub(super) fn step_shares(&mut self, now: Time) -> Result<(), SteeringError> {
+        if self.shares.due.is_none_or(|due| due > now) {
+            return Ok(());
+        }
+        self.shares.due = Some(now + RETRY);
+        let facts: BTreeMap<LinkIndex, LinkFacts> = self.links.iter().map(|(index, link)| (index, link_facts(link, now))).collect();
+        let shapes = if self.shares.controller.is_needed() { self.shares.controller.step(&facts) } else { BTreeMap::new() };
+        self.shares.applied = true;
+        let progress = self.steering.shape(now, &shapes)?;
+        self.shares.controller.on_progress(&progress);
+        self.shares.applied = !shapes.is_empty();
+        self.shares.due = self.shares.applied.then_some(now + STEP);
+        Ok(())
+    }
+
+    /// Gives all flows their own settings back, for the end of the daemon.
+    pub fn release_shares(&mut self, now: Time) -> Result<(), SteeringError> {
+        self.shares = Shares::default();
+        self.steering.shape(now, &BTreeMap::new()).map(drop)
+    }
+
+    /// What a living flow gets on its link, for `explain`; `None` if no preference concerns it.
+    pub(super) fn explain_share(&self, now: Time, row: &FlowRow) -> Option<FlowShare> {
+        let subject = self.shaping_subject(row);
+        let neighbours = || self.flows.iter().filter(|living| living.row.link == row.link).map(|living| self.shaping_subject(&living.row));
+        if subject.preference == Preference::default() && !neighbours().any(|other| other.preference.shares()) {
+            return None;
+        }
+        let mut share = FlowShare { weight: subject.preference.weight, ..FlowShare::default() };
+        share.rate = subject.preference.rate.map(|portion| portion.to_string());
+        share.guarantee = subject.preference.guarantee.map(|portion| portion.to_string());
+        if row.protocol != Protocol::Tcp {
+            share.note = Some("UDP has no feedback that Braid could use, so its rate is not limited".to_owned());
+            return Some(share);
+        }
+        let facts = self.links.get(row.link).map(|link| link_facts(link, now)).unwrap_or_default();
+        share.down = self.share_direction(row.id, &subject, Direction::Down, &facts);
+        share.up = self.share_direction(row.id, &subject, Direction::Up, &facts);
+        if facts.capacity.down.is_none() && facts.capacity.up.is_none() && subject.preference != Preference::default() {
+            let text =
+                "the link's capacity is not known yet: weights and percentages have no effect until traffic or capacity_down shows it";
+            share.note = Some(text.to_owned());
+        }
+        Some(share)
+    }
+
+    fn share_direction(&self, id: FlowId, subject: &Subject, direction: Direction, facts: &LinkFacts) -> ShareDirection {
+        let capacity = facts.capacity[direction];
+        let share = self.shares.controller.share(id, direction);
+        let guaranteed = self.shares.controller.guaranteed(id, capacity);
+        // Theorem 3 needs a flow whose own rate is bounded below its guaranteed one.
+        let own = subject.preference.rate.and_then(|portion| portion.of(capacity));
+        let delay = own.zip(guaranteed).and_then(|(own, guaranteed)| guarantees::delay_bound(BURST, own, guaranteed));
+        ShareDirection {
+            target_bps: share.and_then(|share| share.target).map(Rate::bps),
+            measured_bps: share.map(|share| share.measured.bps()),
+            guaranteed_bps: guaranteed.map(Rate::bps),
+            delay_us: delay.map(|delay| delay.as_micros() as u64),
+        }
+    }
+
+    /// Guarantees that the links cannot keep together, by Theorem 3's condition.
+    pub(super) fn share_warnings(&self, now: Time) -> Vec<String> {
+        let rules: Vec<(usize, &AppRule)> =
+            self.config.policy.apps.iter().enumerate().filter(|(_, rule)| rule.guarantee.is_some()).collect();
+        if rules.is_empty() {
+            return Vec::new();
+        }
+        let warning = |direction: Direction| {
+            let refused = self.admit_guarantees(now, direction, &rules)?;
+            let way = if direction == Direction::Down { "down" } else { "up" };
+            let (flows, links) = refused;
+            let entries: Vec<String> = flows.iter().map(|flow| (rules[*flow].0 + 1).to_string()).collect();
+            Some(format!(
+                "{} cannot keep the guarantees of the [[app]] entries {} together ({way}): each gets less in proportion; lower one, or allow another link",
+                links.join(" and "),
+                entries.join(", ")
+            ))
+        };
+        Direction::ALL.into_iter().filter_map(warning).collect()
+    }
+
+    /// The rules and links whose guarantees do not fit, as indices into `rules` and names.
+    fn admit_guarantees(&self, now: Time, direction: Direction, rules: &[(usize, &AppRule)]) -> Option<(Vec<usize>, Vec<String>)> {
+        let links: Vec<(&Link, Rate)> =
+            self.links.values().filter_map(|link| Some((link, link_facts(link, now).capacity[direction]?))).collect();
+        let devices: Vec<_> = links.iter().map(|(link, _)| (link.slot, &link.facts)).collect();
+        let least = links.iter().map(|(_, rate)| *rate).min()?;
+        let buckets: Vec<LeakyBucket> = rules
+            .iter()
+            .map(|(_, rule)| {
+                let mask = rule.links.as_deref().map(|links| LinkSelector::mask(links, devices.iter().copied()));
+                let places: Vec<usize> =
+                    (0..links.len()).filter(|place| mask.is_none_or(|mask| mask.contains(links[*place].0.slot))).collect();
+                // A share refers to the link that the flow gets; the smallest one needs the least.
+                let smallest = places.iter().map(|place| links[*place].1).min().unwrap_or(least);
+                // A guarantee of the whole capacity can just be kept.
+                let rate = rule.guarantee.and_then(|portion| portion.of(Some(smallest))).unwrap_or(Rate::ZERO).scale(0.999);
+                LeakyBucket { burst: ByteCount::ZERO, rate, links: places }
+            })
+            .collect();
+        let capacities: Vec<Rate> = links.iter().map(|(_, rate)| *rate).collect();
+        let usable: BTreeSet<usize> = (0..buckets.len()).filter(|place| !buckets[*place].links.is_empty()).collect();
+        let fit: Vec<LeakyBucket> = usable.iter().map(|place| buckets[*place].clone()).collect();
+        match guarantees::admit(&capacities, &fit, ByteCount::new(u64::MAX)) {
+            Err(Refusal::Capacity { flows, links: tight }) => {
+                let order: Vec<usize> = usable.into_iter().collect();
+                Some((
+                    flows.into_iter().map(|flow| order[flow]).collect(),
+                    tight.into_iter().map(|link| links[link].0.facts.name.clone()).collect(),
+                ))
+            }
+            _ => None,
+        }
+    }
+}
+
+fn link_facts(link: &Link, now: Time) -> LinkFacts {
+    let known = |direction| Some(link.estimate(direction, now)).filter(|estimate| estimate.is_known()).map(|estimate| estimate.rate);
+    LinkFacts { capacity: PerDirection::from_fn(known), round_trip: link.rtt.least() }
+}

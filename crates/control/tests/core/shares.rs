@@ -1,0 +1,175 @@
+//! Preferences for flows without a relay: which flows are limited, to what, and until when.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use braid_api::ExplainRequest;
+use braid_control::config::Config;
+use braid_control::fake::Steered;
+use braid_control::steering::{AppId, ExeId, Shape};
+use braid_decide::policy::{AppMatcher, AppRule, LinkRule, Portion, Scheduler};
+use braid_model::{ByteCount, FlowId, Rate};
+
+use super::world::*;
+
+fn rule(name: &str, preference: AppRule) -> AppRule {
+    AppRule { matcher: AppMatcher { name: Some(name.to_owned()), ..AppMatcher::default() }, ..preference }
+}
+
+/// All flows use wlan0, with 10 Mbit/s each way.
+fn world(rules: Vec<AppRule>) -> World {
+    let mut config = config(Scheduler::OnlyOne);
+    let capacity = Some(Rate::from_mbps(10));
+    config.policy.links = vec![LinkRule { capacity_down: capacity, capacity_up: capacity, ..link_rule("wlan0") }];
+    config.policy.apps = rules;
+    let mut world = World::new(config);
+    world.run(Duration::from_secs(1));
+    world
+}
+
+impl World {
+    fn begin(&mut self, name: &str) -> FlowId {
+        let app = AppId { exe: ExeId { device: 1, inode: 3 }, name: name.to_owned() };
+        let Steered::To(_, id) = self.core.steering().connect(self.now, &app, 1000, (SERVER, 443)) else { panic!("{name}") };
+        let now = self.now;
+        self.core.steering().answer(now, id);
+        id
+    }
+
+    /// Moves data for a while: each flow at up to its rate in bit/s, or less if its pacing allows less (out), or as given (in).
+    fn send(&mut self, span: Duration, flows: &[(FlowId, f64)]) {
+        for _ in 0..span.as_millis() / 20 {
+            for (id, most) in flows {
+                let pacing =
+                    self.core.steering().shapes().get(id).and_then(|shape| shape.pacing).map_or(f64::INFINITY, |rate| rate.bps() as f64);
+                self.core.steering().transfer(*id, ByteCount::ZERO, ByteCount::new((most.min(pacing) * 0.02 / 8.0) as u64));
+            }
+            self.run(Duration::from_millis(20));
+        }
+    }
+
+    fn pacing(&mut self, id: FlowId) -> Option<u64> {
+        self.core.steering().shapes().get(&id)?.pacing.map(Rate::bps)
+    }
+
+    fn shapes(&mut self) -> BTreeMap<FlowId, Shape> {
+        self.core.steering().shapes().clone()
+    }
+}
+
+fn near(value: Option<u64>, target: f64) -> bool {
+    value.is_some_and(|value| (value as f64 / target - 1.0).abs() < 0.06)
+}
+
+#[test]
+fn a_rate_limits_the_flows_of_its_rule_together_and_no_other() {
+    let mut world = world(vec![rule("curl", AppRule { rate: Some(Portion::Rate(Rate::from_mbps(4))), ..AppRule::default() })]);
+    let (one, two, other) = (world.begin("curl"), world.begin("curl"), world.begin("other"));
+    world.send(Duration::from_secs(3), &[(one, 2e7), (two, 2e7), (other, 2e6)]);
+    assert!(near(world.pacing(one), 2e6) && near(world.pacing(two), 2e6), "{:?}", world.shapes());
+    assert_eq!(world.shapes()[&other], Shape::default(), "it is measured only");
+    let window = world.shapes()[&one].window;
+    assert!(window.is_some(), "{:?}", world.shapes());
+    // What one of them does not want, the other may have.
+    world.send(Duration::from_secs(3), &[(one, 0.0), (two, 2e7)]);
+    assert!(world.pacing(two) > Some(3_500_000), "{:?}", world.shapes());
+}
+
+#[test]
+fn a_percentage_follows_the_capacity_and_has_no_effect_without_one() {
+    let mut world = world(vec![rule("curl", AppRule { rate: Some(Portion::Share(0.1)), ..AppRule::default() })]);
+    let one = world.begin("curl");
+    world.send(Duration::from_secs(2), &[(one, 2e7)]);
+    assert_eq!(world.pacing(one), Some(1_000_000));
+    let mut config = config(Scheduler::OnlyOne);
+    config.policy.apps = vec![rule("curl", AppRule { rate: Some(Portion::Share(0.1)), ..AppRule::default() })];
+    world.core.reconfigure(world.now, config).unwrap();
+    world.run(Duration::from_secs(1));
+    assert_eq!(world.shapes()[&one], Shape::default());
+    let note = world.core.explain(world.now, &ExplainRequest { flow: Some(one.0), ..Default::default() }).unwrap().share.unwrap().note;
+    assert!(note.is_some_and(|note| note.contains("capacity is not known")));
+}
+
+#[test]
+fn weights_share_a_link_only_while_both_want_it() {
+    let mut world = world(vec![rule("curl", AppRule { weight: 3.0, ..AppRule::default() })]);
+    let (three, one) = (world.begin("curl"), world.begin("other"));
+    world.send(Duration::from_secs(3), &[(three, 2e7), (one, 2e7)]);
+    let (most, least) = (world.pacing(three).unwrap() as f64, world.pacing(one).unwrap() as f64);
+    assert!((most / least - 3.0).abs() < 0.01 && most + least > 7.4e6 && most + least < 11.1e6, "{:?}", world.shapes());
+    let share = world.core.explain(world.now, &ExplainRequest { flow: Some(one.0), ..Default::default() }).unwrap().share.unwrap();
+    assert_eq!((share.up.guaranteed_bps, share.up.target_bps), (Some(2_500_000), world.pacing(one)));
+    world.send(Duration::from_secs(3), &[(three, 0.0), (one, 2e7)]);
+    assert!(world.pacing(one).is_none_or(|rate| rate > 9_000_000), "{:?}", world.shapes());
+}
+
+#[test]
+fn guarantees_hold_beside_many_flows_and_a_sum_that_does_not_fit_is_reported() {
+    let half = |name| rule(name, AppRule { guarantee: Some(Portion::Share(0.5)), ..AppRule::default() });
+    let mut world = world(vec![half("call")]);
+    let kept = world.begin("call");
+    let bulk: Vec<FlowId> = (0..4).map(|_| world.begin("bulk")).collect();
+    let mut all: Vec<(FlowId, f64)> = bulk.iter().map(|id| (*id, 2e7)).collect();
+    all.push((kept, 2e7));
+    world.send(Duration::from_secs(3), &all);
+    assert!(world.pacing(kept) >= Some(5_000_000), "{:?}", world.shapes());
+    assert_eq!(world.core.status(world.now).warnings, Vec::<String>::new());
+    let mut config: Config = world.core.config().clone();
+    config.policy.apps.extend([half("video"), half("game")]);
+    world.core.reconfigure(world.now, config).unwrap();
+    let warnings = world.core.status(world.now).warnings;
+    assert!(warnings.iter().any(|text| text.contains("wlan0 cannot keep the guarantees of the [[app]] entries 1, 2, 3")), "{warnings:?}");
+}
+
+#[test]
+fn everything_is_released_when_nothing_is_limited_any_more() {
+    let limited = || vec![rule("curl", AppRule { rate: Some(Portion::Rate(Rate::from_mbps(4))), ..AppRule::default() })];
+    let mut first = world(limited());
+    first.begin("curl");
+    first.run(Duration::from_secs(1));
+    assert!(!first.shapes().is_empty());
+    // By a reload.
+    first.core.reconfigure(first.now, config(Scheduler::OnlyOne)).unwrap();
+    first.run(Duration::from_millis(500));
+    assert_eq!(first.shapes(), BTreeMap::new());
+    // By the end of the last flow that a rule limits.
+    let mut second = world(limited());
+    let (one, other) = (second.begin("curl"), second.begin("other"));
+    second.run(Duration::from_secs(1));
+    assert!(second.shapes().contains_key(&other));
+    second.core.steering().close(second.now, one);
+    second.run(Duration::from_secs(1));
+    assert_eq!(second.shapes(), BTreeMap::new());
+    // By the daemon's end.
+    let mut third = world(limited());
+    third.begin("curl");
+    third.run(Duration::from_secs(1));
+    third.core.release_shares(third.now).unwrap();
+    assert_eq!(third.shapes(), BTreeMap::new());
+}
+
+#[test]
+fn a_failed_release_is_repeated() {
+    let mut world = world(vec![rule("curl", AppRule { rate: Some(Portion::Rate(Rate::from_mbps(4))), ..AppRule::default() })]);
+    world.begin("curl");
+    world.run(Duration::from_secs(1));
+    world.core.steering().set_chaos(Some(1));
+    let _ = world.core.reconfigure(world.now, config(Scheduler::OnlyOne));
+    for _ in 0..10 {
+        world.now = world.now + Duration::from_millis(50);
+        let _ = world.core.tick(world.now);
+    }
+    assert!(!world.shapes().is_empty());
+    world.core.steering().set_chaos(None);
+    world.run(Duration::from_secs(1));
+    assert_eq!(world.shapes(), BTreeMap::new());
+}
+
+#[test]
+fn the_explanation_of_a_flow_without_preferences_shows_no_share() {
+    let mut world = world(vec![rule("curl", AppRule { weight: 2.0, ..AppRule::default() })]);
+    let id = world.begin("elsewhere");
+    world.run(Duration::from_secs(1));
+    let share = world.core.explain(world.now, &ExplainRequest { flow: Some(id.0), ..Default::default() }).unwrap().share;
+    assert_eq!(share, None, "no preference concerns the flow");
+}

@@ -1,0 +1,480 @@
+//! Rates of direct TCP flows: what each flow should get, and the pacing rates and receive windows that make it so.
+//!
+//! Yap's thesis (1.2.2, 3.1) gives each application a weight and links it may use, and its scheduler sends each packet at the last moment. A flow
+//! without a relay stays on one link, and its packets are sent by the kernel and by the far end. So the [`Controller`] sets rates instead: the exact
+//! weighted max-min rates of [`crate::fair`] for the link's capacity ([`targets()`]), outwards as a pacing rate and inwards as a receive window.
+//!
+//! The window follows the measured rate: `w := w + k w (target / measured - 1)` at each step, with k = 1/2 for round trips up to the length of a step,
+//! and less for longer ones, because a change takes a round trip to show.
+//!
+//! A shared link is filled to less than its capacity, so that queues build at the sender here and not at the far end. The share (the headroom) shrinks
+//! while round trips show a queue, and grows while they show none.
+
+mod targets;
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use braid_model::{ByteCount, Direction, FlowId, LinkIndex, PerDirection, Rate, Time};
+
+pub use crate::policy::{Portion, Preference};
+pub use targets::{Bounds, Claim, targets};
+
+/// Time between two steps.
+pub const STEP: Duration = Duration::from_millis(100);
+/// Smallest receive window, in bytes: two segments. A smaller one stalls the sender.
+const MIN_WINDOW: f64 = 2.0 * 1448.0;
+/// Time constant of the measured rates, in seconds.
+const SMOOTHING: f64 = 0.15;
+/// A flow slower than this, in bits per second, is idle.
+const IDLE_BPS: f64 = 8_000.0;
+/// A flow that reaches less than this share of its target is limited by something else.
+const REACHED: f64 = 0.8;
+/// What a flow that is limited by something else may add to its rate until the next step.
+const GROWTH: f64 = 1.5;
+const GROWTH_BPS: f64 = 256_000.0;
+/// Share of the capacity that is given out first, and its bounds.
+const HEADROOM: f64 = 0.95;
+const HEADROOM_BOUNDS: std::ops::RangeInclusive<f64> = 0.75..=1.1;
+/// The wait that counts as a queue: this many seconds plus this share of the least round trip.
+const QUEUE: (f64, f64) = (0.004, 1.0 / 16.0);
+/// Factors of the headroom in a step with a queue, and in one without that used the link.
+const SHRINK: f64 = 0.985;
+const GROW: f64 = 1.002;
+
+/// Limits of a running TCP flow. Without any, the flow is only measured.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Shape {
+    /// The most that it may send.
+    pub pacing: Option<Rate>,
+    /// The most that the far end may have under way to it.
+    pub window: Option<ByteCount>,
+}
+
+/// A living TCP flow on its link.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Subject {
+    /// Id of the flow.
+    pub id: FlowId,
+    /// Its link.
+    pub link: LinkIndex,
+    /// Number of the rule that matched. The flows of one rule on one link share its `rate` and `guarantee`.
+    pub rule: Option<usize>,
+    /// Preferences of that rule.
+    pub preference: Preference,
+}
+
+/// What is known of a link.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct LinkFacts {
+    /// Capacity, if it is more than a guess.
+    pub capacity: PerDirection<Option<Rate>>,
+    /// Least round-trip time.
+    pub round_trip: Option<Duration>,
+}
+
+/// Counters of a flow at one time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Id of the flow.
+    pub id: FlowId,
+    /// Bytes received so far.
+    pub rx: ByteCount,
+    /// Bytes sent so far.
+    pub tx: ByteCount,
+    /// When this was read.
+    pub read_at: Time,
+    /// Smoothed RTT by acknowledgements of what it sends, in microseconds.
+    pub rtt_us: Option<u32>,
+    /// RTT by what it receives, in microseconds.
+    pub receive_rtt_us: Option<u32>,
+}
+
+/// What a flow gets in one direction.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct Share {
+    /// Rate that it may reach; `None`: it is not limited.
+    pub target: Option<Rate>,
+    /// Rate measured.
+    pub measured: Rate,
+}
+
+/// Computes the shapes of flows step by step. The caller passes the living flows, the counters, and the time.
+#[derive(Debug, Clone, Default)]
+pub struct Controller {
+    flows: BTreeMap<FlowId, Flow>,
+    headroom: BTreeMap<LinkIndex, PerDirection<f64>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Flow {
+    subject: Subject,
+    last: Option<Progress>,
+    /// Smoothed rate in bits per second.
+    rate: PerDirection<f64>,
+    /// Latest RTT by direction of the data, in seconds.
+    round_trip: PerDirection<Option<f64>>,
+    least_round_trip: Option<f64>,
+    /// Bits per second.
+    target: PerDirection<Option<f64>>,
+    window: Option<f64>,
+}
+
+impl Controller {
+    /// Makes these the living flows. Known ones keep their state.
+    pub fn follow(&mut self, subjects: impl IntoIterator<Item = Subject>) {
+        let mut old = std::mem::take(&mut self.flows);
+        self.flows = subjects
+            .into_iter()
+            .map(|subject| {
+                let known = old.remove(&subject.id).filter(|known| known.subject.link == subject.link);
+                (subject.id, known.map_or_else(|| Flow::new(subject), |known| Flow { subject, ..known }))
+            })
+            .collect();
+        let flows = &self.flows;
+        self.headroom.retain(|link, _| flows.values().any(|flow| flow.subject.link == *link));
+    }
+
+    /// Whether any flow's rule asks for something, so that [`Self::step`] is needed.
+    pub fn is_needed(&self) -> bool {
+        self.flows.values().any(|flow| flow.subject.preference != Preference::default())
+    }
+
+    /// Takes the flows' counters.
+    pub fn on_progress(&mut self, progress: &[Progress]) {
+        for row in progress {
+            if let Some(flow) = self.flows.get_mut(&row.id) {
+                flow.on_progress(row);
+            }
+        }
+    }
+
+    /// The next shapes. Flows that only share a link with a preference are included without limits while the preference needs none, so that their rates
+    /// are known.
+    pub fn step(&mut self, links: &BTreeMap<LinkIndex, LinkFacts>) -> BTreeMap<FlowId, Shape> {
+        let mut by_link: BTreeMap<LinkIndex, Vec<FlowId>> = BTreeMap::new();
+        for (id, flow) in &self.flows {
+            by_link.entry(flow.subject.link).or_default().push(*id);
+        }
+        let mut shapes = BTreeMap::new();
+        for (link, ids) in by_link {
+            let facts = links.get(&link).copied().unwrap_or_default();
+            if !ids.iter().any(|id| self.flows[id].subject.preference != Preference::default()) {
+                for id in ids {
+                    self.flows.entry(id).and_modify(Flow::release);
+                }
+                continue;
+            }
+            for direction in Direction::ALL {
+                self.adapt_headroom(link, direction, &ids, &facts);
+                self.set_targets(link, direction, &ids, &facts);
+            }
+            for id in ids {
+                if let Some(flow) = self.flows.get_mut(&id) {
+                    shapes.insert(id, flow.shape(facts.round_trip));
+                }
+            }
+        }
+        shapes
+    }
+
+    /// What the flow gets in a direction; `None` if it is unknown.
+    pub fn share(&self, id: FlowId, direction: Direction) -> Option<Share> {
+        let flow = self.flows.get(&id)?;
+        Some(Share { target: flow.target[direction].map(rate), measured: rate(flow.rate[direction]) })
+    }
+
+    /// Whether the flow's target limits it, and not its link: then its rate shows nothing about the link's capacity.
+    pub fn limits(&self, id: FlowId, direction: Direction) -> bool {
+        self.flows.get(&id).is_some_and(|flow| flow.target[direction].is_some_and(|target| flow.rate[direction] >= REACHED * target))
+    }
+
+    /// Rates that the flow is guaranteed on its link in a direction, given the other flows there (Theorem 2, or its rule's guarantee if that is more),
+    /// and the link's capacity.
+    pub fn guaranteed(&self, id: FlowId, capacity: Option<Rate>) -> Option<Rate> {
+        let flow = self.flows.get(&id)?;
+        let (mut weights, mut own) = (0.0, 0.0);
+        for other in self.flows.values().filter(|other| other.subject.link == flow.subject.link) {
+            weights += other.subject.preference.weight;
+            if other.subject.rule == flow.subject.rule {
+                own += other.subject.preference.weight;
+            }
+        }
+        let weight = flow.subject.preference.weight;
+        let by_weight = capacity.map(|capacity| capacity.scale(weight / weights));
+        // The rule's flows share its guarantee and its cap by their weights.
+        let part = |portion: Option<Portion>| Some(portion?.of(capacity)?.scale(weight / own));
+        let floor = part(flow.subject.preference.guarantee).max(by_weight);
+        match part(flow.subject.preference.rate) {
+            Some(cap) => floor.map(|floor| floor.min(cap)),
+            None => floor,
+        }
+    }
+
+    /// Shrinks the headroom of a link while its flows show a queue, and enlarges it while they use it and show none.
+    fn adapt_headroom(&mut self, link: LinkIndex, direction: Direction, ids: &[FlowId], facts: &LinkFacts) {
+        let flows: Vec<&Flow> = ids.iter().map(|id| &self.flows[id]).filter(|flow| flow.rate[direction] > IDLE_BPS).collect();
+        let least = flows.iter().filter_map(|flow| flow.least_round_trip).chain(facts.round_trip.map(|rtt| rtt.as_secs_f64()));
+        let least = least.fold(f64::INFINITY, f64::min);
+        // The flow with the shortest wait: others may wait for a distant server.
+        let queue = flows.iter().filter_map(|flow| flow.round_trip[direction]).fold(f64::INFINITY, f64::min) - least;
+        let (moved, wanted) = flows.iter().fold((0.0, 0.0), |(moved, wanted), flow| {
+            (moved + flow.rate[direction], wanted + flow.target[direction].unwrap_or(f64::INFINITY))
+        });
+        let headroom = &mut self.headroom.entry(link).or_insert(PerDirection::from_fn(|_| HEADROOM))[direction];
+        if queue.is_finite() && queue > QUEUE.0 + QUEUE.1 * least {
+            *headroom *= SHRINK;
+        } else if wanted.is_finite() && moved > 0.9 * wanted {
+            *headroom *= GROW;
+        }
+        *headroom = headroom.clamp(*HEADROOM_BOUNDS.start(), *HEADROOM_BOUNDS.end());
+    }
+
+    fn set_targets(&mut self, link: LinkIndex, direction: Direction, ids: &[FlowId], facts: &LinkFacts) {
+        let known = facts.capacity[direction].filter(|capacity| *capacity > Rate::ZERO);
+        let is_shared =
+            |flow: &Flow| flow.subject.preference.shares() && (flow.rate[direction] > IDLE_BPS || flow.target[direction].is_some());
+        let active = |flow: &Flow| flow.rate[direction] > IDLE_BPS;
+        // A flow with a weight or a guarantee that moves nothing in this direction needs nothing of the others.
+        let shared = ids.iter().map(|id| &self.flows[id]).any(|flow| is_shared(flow) && active(flow));
+        let headroom = self.headroom.get(&link).map_or(HEADROOM, |headroom| headroom[direction]);
+        let capacity = known.filter(|_| shared).map(|capacity| capacity.bps() as f64 * headroom);
+        let mut rules: Vec<Option<usize>> = Vec::new();
+        let mut bounds: Vec<Bounds> = Vec::new();
+        let mut claims = Vec::with_capacity(ids.len());
+        for id in ids {
+            let flow = &self.flows[id];
+            let (rule, preference) = (flow.subject.rule, flow.subject.preference);
+            let group = rules.iter().position(|known| *known == rule).unwrap_or_else(|| {
+                let bps = |portion: Option<Portion>| portion.and_then(|portion| portion.of(known)).map(|rate| rate.bps() as f64);
+                rules.push(rule);
+                bounds.push(Bounds { ceiling: bps(preference.rate), floor: bps(preference.guarantee).filter(|_| shared) });
+                rules.len() - 1
+            });
+            claims.push(Claim { group, weight: preference.weight, demand: flow.demand(direction) });
+        }
+        for (id, target) in ids.iter().zip(targets(capacity, &claims, &bounds)) {
+            if let Some(flow) = self.flows.get_mut(id) {
+                flow.target[direction] = target;
+            }
+        }
+    }
+}
+
+impl Flow {
+    fn new(subject: Subject) -> Self {
+        Self {
+            subject,
+            last: None,
+            rate: PerDirection::default(),
+            round_trip: PerDirection::default(),
+            least_round_trip: None,
+            target: PerDirection::default(),
+            window: None,
+        }
+    }
+
+    fn release(&mut self) {
+        (self.target, self.window) = (PerDirection::default(), None);
+    }
+
+    fn on_progress(&mut self, row: &Progress) {
+        let seconds = |micros: Option<u32>| micros.map(|micros| f64::from(micros) / 1e6);
+        let (sent, received) = (seconds(row.rtt_us), seconds(row.receive_rtt_us));
+        // The kernel's RTT by acknowledgements is better than that by received data, but it is as old as the last data sent. Of a flow that sends nothing it
+        // is the handshake's.
+        let fresh = sent.filter(|_| self.rate.up > IDLE_BPS);
+        self.round_trip = PerDirection { down: fresh.or(received).or(sent), up: sent };
+        let least = sent.into_iter().chain(received).chain(self.least_round_trip).fold(f64::INFINITY, f64::min);
+        self.least_round_trip = Some(least).filter(|least| least.is_finite());
+        if let Some(last) = self.last {
+            let span = row.read_at.since(last.read_at).as_secs_f64();
+            if span < 0.01 {
+                return;
+            }
+            let share = span / (span + SMOOTHING);
+            let moved = PerDirection { down: row.rx.saturating_sub(last.rx), up: row.tx.saturating_sub(last.tx) };
+            for direction in Direction::ALL {
+                let now = moved[direction].get() as f64 * 8.0 / span;
+                self.rate[direction] += share * (now - self.rate[direction]);
+            }
+        }
+        self.last = Some(*row);
+    }
+
+    /// What the flow wants, in bits per second; `None`: as much as possible.
+    fn demand(&self, direction: Direction) -> Option<f64> {
+        let rate = self.rate[direction];
+        let limited = match self.target[direction] {
+            Some(target) => rate < REACHED * target,
+            // It is not limited yet: idle, or it has as much as it can.
+            None => rate <= IDLE_BPS,
+        };
+        limited.then_some(GROWTH * rate + GROWTH_BPS)
+    }
+
+    /// `round_trip` is the link's least RTT.
+    fn shape(&mut self, round_trip: Option<Duration>) -> Shape {
+        let Some(target) = self.target.down else {
+            self.window = None;
+            return Shape { pacing: self.target.up.map(rate), window: None };
+        };
+        let now = self.round_trip.down.or(self.least_round_trip).unwrap_or(0.05).max(0.000_2);
+        let most = 4.0 * target / 8.0 * now + 65_536.0;
+        // A flow that began behind a queue has never seen a short RTT; its link has.
+        let link = round_trip.map(|rtt| rtt.as_secs_f64());
+        let least = link.into_iter().chain(self.least_round_trip).fold(now, f64::min);
+        let window = match self.window {
+            None => target / 8.0 * (least.max(0.01) + 0.005),
+            Some(window) => {
+                let gain = 0.5 * (STEP.as_secs_f64() / now).min(1.0);
+                let ratio = (target / self.rate.down.max(1.0)).clamp(0.5, 2.0);
+                window * (1.0 + gain * (ratio - 1.0))
+            }
+        };
+        // While an old queue drains, the rate exceeds the window's. A window of the target and the link's least RTT is never too large.
+        let enough = link.map_or(0.0, |_| 0.9 * target / 8.0 * least);
+        let window = window.min(most).max(enough).max(MIN_WINDOW);
+        self.window = Some(window);
+        Shape { pacing: self.target.up.map(rate), window: Some(ByteCount::new(window as u64)) }
+    }
+}
+
+fn rate(bps: f64) -> Rate {
+    Rate::from_bps(bps as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINK: LinkIndex = LinkIndex(1);
+
+    /// Senders at the far end of one link: each has one window under way per round trip, and what exceeds the link's rate waits in its queue.
+    struct FarEnd {
+        rate: f64,
+        round_trip: f64,
+        queue: f64,
+        moved: BTreeMap<FlowId, f64>,
+        now: Time,
+    }
+
+    impl FarEnd {
+        /// Passes `STEP` and returns the counters.
+        fn pass(&mut self, shapes: &BTreeMap<FlowId, Shape>, flows: &[FlowId]) -> Vec<Progress> {
+            self.now = self.now + STEP;
+            let wait = self.queue * 8.0 / self.rate;
+            let now = self.round_trip + wait;
+            let window = |id: &FlowId| shapes.get(id).and_then(|shape| shape.window).map_or(1e6, |window| window.get() as f64);
+            let under_way: f64 = flows.iter().map(window).sum();
+            // The windows fill the path and then the queue.
+            self.queue = (under_way - self.rate / 8.0 * self.round_trip).clamp(0.0, 200_000.0);
+            let offered = under_way * 8.0 / now;
+            let scale = (self.rate / offered).min(1.0);
+            let row = |id: &FlowId| {
+                let moved = self.moved.entry(*id).or_default();
+                *moved += window(id) / now * scale * STEP.as_secs_f64();
+                let micros = Some((now * 1e6) as u32);
+                Progress {
+                    id: *id,
+                    rx: ByteCount::new(*moved as u64),
+                    tx: ByteCount::ZERO,
+                    read_at: self.now,
+                    rtt_us: micros,
+                    receive_rtt_us: micros,
+                }
+            };
+            flows.iter().map(row).collect()
+        }
+    }
+
+    fn far_end(mbps: f64, milliseconds: f64) -> FarEnd {
+        FarEnd { rate: mbps * 1e6, round_trip: milliseconds / 1e3, queue: 0.0, moved: BTreeMap::new(), now: Time::from_millis(1000) }
+    }
+
+    fn subject(id: u64, rule: usize, preference: Preference) -> Subject {
+        Subject { id: FlowId(id), link: LINK, rule: Some(rule), preference }
+    }
+
+    fn facts(capacity: Option<Rate>, milliseconds: u64) -> BTreeMap<LinkIndex, LinkFacts> {
+        let capacity = PerDirection { down: capacity, up: capacity };
+        [(LINK, LinkFacts { capacity, round_trip: Some(Duration::from_millis(milliseconds)) })].into()
+    }
+
+    /// Runs for some seconds; returns the flows' rates in the last second.
+    fn run(subjects: &[Subject], far: &mut FarEnd, facts: &BTreeMap<LinkIndex, LinkFacts>, seconds: u64) -> Vec<f64> {
+        let mut controller = Controller::default();
+        controller.follow(subjects.iter().copied());
+        let ids: Vec<FlowId> = subjects.iter().map(|subject| subject.id).collect();
+        let (mut shapes, mut before) = (BTreeMap::new(), BTreeMap::new());
+        for step in 0..seconds * 10 {
+            if step == (seconds - 1) * 10 {
+                before = far.moved.clone();
+            }
+            controller.on_progress(&far.pass(&shapes, &ids));
+            shapes = controller.step(facts);
+        }
+        ids.iter().map(|id| (far.moved[id] - before[id]) * 8.0).collect()
+    }
+
+    #[test]
+    fn a_window_holds_a_limit_at_any_round_trip() {
+        let limit = Preference { rate: Some(Portion::Rate(Rate::from_mbps(4))), ..Preference::default() };
+        for milliseconds in [10.0, 40.0, 100.0, 300.0] {
+            let rates = run(&[subject(1, 0, limit)], &mut far_end(20.0, milliseconds), &facts(None, milliseconds as u64), 10);
+            assert!((rates[0] / 4e6 - 1.0).abs() < 0.05, "{rates:?} at {milliseconds} ms");
+        }
+    }
+
+    #[test]
+    fn weights_divide_a_link_and_its_queue_stays_short() {
+        let weight = |weight| Preference { weight, ..Preference::default() };
+        let mut far = far_end(12.0, 40.0);
+        let rates = run(&[subject(1, 0, weight(1.0)), subject(2, 1, weight(3.0))], &mut far, &facts(Some(Rate::from_mbps(12)), 40), 8);
+        assert!((rates[1] / rates[0] / 3.0 - 1.0).abs() < 0.05 && rates[0] + rates[1] > 10e6, "{rates:?}");
+        assert!(far.queue * 8.0 / far.rate < 0.02, "the queue is {} bytes", far.queue);
+    }
+
+    #[test]
+    fn an_estimate_above_the_capacity_is_corrected_by_round_trips() {
+        let weight = |weight| Preference { weight, ..Preference::default() };
+        let mut far = far_end(12.0, 40.0);
+        run(&[subject(1, 0, weight(1.0)), subject(2, 1, weight(3.0))], &mut far, &facts(Some(Rate::from_mbps(14)), 40), 15);
+        assert!(far.queue * 8.0 / far.rate < 0.03, "the queue is {} bytes", far.queue);
+    }
+
+    #[test]
+    fn flows_without_a_preference_are_not_touched() {
+        let mut controller = Controller::default();
+        controller.follow([subject(1, 0, Preference::default())]);
+        assert!(!controller.is_needed());
+        assert_eq!(controller.step(&facts(Some(Rate::from_mbps(12)), 40)), BTreeMap::new());
+    }
+
+    #[test]
+    fn a_flow_that_reaches_its_target_is_no_evidence_of_its_links_capacity() {
+        let limit = Preference { rate: Some(Portion::Rate(Rate::from_mbps(4))), ..Preference::default() };
+        let mut far = far_end(20.0, 40.0);
+        let (mut controller, mut shapes) = (Controller::default(), BTreeMap::new());
+        controller.follow([subject(1, 0, limit)]);
+        for _ in 0..50 {
+            controller.on_progress(&far.pass(&shapes, &[FlowId(1)]));
+            shapes = controller.step(&facts(None, 40));
+        }
+        assert!(controller.limits(FlowId(1), Direction::Down) && !controller.limits(FlowId(1), Direction::Up));
+    }
+
+    #[test]
+    fn the_guaranteed_rate_is_the_larger_of_weight_and_guarantee_up_to_the_limit() {
+        let mut controller = Controller::default();
+        let of = |guarantee, rate| Preference { weight: 1.0, rate, guarantee };
+        controller.follow([
+            subject(1, 0, of(Some(Portion::Share(0.5)), None)),
+            subject(2, 1, of(None, Some(Portion::Rate(Rate::from_mbps(1))))),
+            subject(3, 2, Preference { weight: 2.0, ..Preference::default() }),
+        ]);
+        let guaranteed = |id| controller.guaranteed(FlowId(id), Some(Rate::from_mbps(12))).map(Rate::bps);
+        assert_eq!([guaranteed(1), guaranteed(2), guaranteed(3)], [Some(6_000_000), Some(1_000_000), Some(6_000_000)]);
+        assert_eq!(controller.guaranteed(FlowId(3), None), None);
+    }
+}

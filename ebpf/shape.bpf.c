@@ -1,0 +1,160 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Sets the rates of running TCP flows: the pacing rate for what they send, and the window clamp for what they receive.
+ *
+ * The daemon writes the wanted shapes by socket cookie into `shapes` and runs `braid_shape` over the namespace's TCP sockets. The program applies each
+ * shape, remembers in `shaped` what the socket had before, and reports the flow's progress. A socket that is in `shaped` but no longer in `shapes` gets
+ * its own settings back.
+ *
+ * `braid_unshape` gives all sockets their own settings back. The daemon's watchdog holds an iterator of it and reads it when the daemon dies.
+ */
+#include "flow.h"
+
+#define SOL_TCP 6
+#define SO_MAX_PACING_RATE 47
+#define TCP_WINDOW_CLAMP 10
+#define UNLIMITED ((__u32)-1)
+
+/* The wanted shapes. The daemon writes them. */
+MAP(shapes, BPF_MAP_TYPE_HASH, __u64, struct braid_shape, BRAID_MAX_SHAPES, 0);
+
+/* The settings that shaped sockets had before, and those they have now. */
+struct held {
+	__u32 pacing_before;
+	__u32 window_before;
+	__u32 buffer_before;
+	__u32 pacing; /* UNLIMITED: never set, or given back */
+	__u32 window; /* 0: never set, or given back */
+};
+
+MAP(shaped, BPF_MAP_TYPE_HASH, __u64, struct held, BRAID_MAX_SHAPES, 0);
+
+BRAID_INLINE _Bool set_pacing(struct sock_common *socket, __u32 rate)
+{
+	return !bpf_setsockopt(socket, SOL_SOCKET, SO_MAX_PACING_RATE, &rate, sizeof(rate));
+}
+
+BRAID_INLINE _Bool set_window(struct sock_common *socket, __u32 bytes)
+{
+	return !bpf_setsockopt(socket, SOL_TCP, TCP_WINDOW_CLAMP, &bytes, sizeof(bytes));
+}
+
+BRAID_INLINE __u32 pacing_of(const struct sock *sk)
+{
+	unsigned long rate = BPF_CORE_READ(sk, sk_max_pacing_rate);
+
+	return rate >= UNLIMITED ? UNLIMITED : rate;
+}
+
+BRAID_INLINE void give_pacing_back(struct sock_common *socket, struct held *held)
+{
+	if (held->pacing == UNLIMITED || !set_pacing(socket, held->pacing_before))
+		return;
+	held->pacing = UNLIMITED;
+}
+
+/* If the kernel has enlarged the receive buffer in the meantime, half of it is the least window that fits. */
+BRAID_INLINE void give_window_back(struct sock_common *socket, struct held *held)
+{
+	const struct sock *sk = as_number(socket);
+	__u32 buffer = BPF_CORE_READ(sk, sk_rcvbuf), window = held->window_before;
+
+	if (!held->window)
+		return;
+	if (buffer > held->buffer_before && buffer / 2 > window)
+		window = buffer / 2;
+	if (set_window(socket, window))
+		held->window = 0;
+}
+
+BRAID_INLINE void apply(struct sock_common *socket, const struct braid_shape *shape, struct held *held)
+{
+	const struct tcp_sock *tcp = as_number(socket);
+	/* A program may have limited itself already. */
+	__u32 pacing = shape->pacing < held->pacing_before ? shape->pacing : held->pacing_before;
+
+	if (!shape->pacing)
+		give_pacing_back(socket, held);
+	else if (pacing != held->pacing && set_pacing(socket, pacing))
+		held->pacing = pacing;
+	/* The kernel raises the clamp when it enlarges the receive buffer. */
+	if (!shape->window)
+		give_window_back(socket, held);
+	else if (BPF_CORE_READ(tcp, window_clamp) != shape->window && set_window(socket, shape->window))
+		held->window = shape->window;
+}
+
+BRAID_INLINE void give_back(struct sock_common *socket, struct held *held)
+{
+	give_pacing_back(socket, held);
+	give_window_back(socket, held);
+}
+
+/* Request sockets and TIME_WAIT sockets are not full sockets. */
+BRAID_INLINE _Bool is_full(const struct sock_common *socket)
+{
+	__u8 state = socket->skc_state;
+
+	return state != TCP_CLOSE && state != TCP_TIME_WAIT && state != TCP_NEW_SYN_RECV && state != TCP_LISTEN && state != TCP_SYN_SENT;
+}
+
+SEC("iter/tcp")
+int braid_shape(struct bpf_iter__tcp *ctx)
+{
+	struct sock_common *socket = ctx->sk_common;
+	struct braid_flow_row row = {};
+	struct braid_shape *shape;
+	struct held *held, fresh = {};
+	const struct tcp_sock *tcp;
+	const struct sock *sk;
+	__u64 cookie;
+
+	if (!socket || !is_full(socket))
+		return 0;
+	cookie = bpf_get_socket_cookie(socket);
+	shape = bpf_map_lookup_elem(&shapes, &cookie);
+	held = bpf_map_lookup_elem(&shaped, &cookie);
+	if (!shape) {
+		if (held) {
+			give_back(socket, held);
+			bpf_map_delete_elem(&shaped, &cookie);
+		}
+		return 0;
+	}
+	tcp = as_number(socket);
+	sk = as_number(socket);
+	if (!held && (shape->pacing || shape->window)) {
+		fresh.pacing_before = pacing_of(sk);
+		fresh.window_before = BPF_CORE_READ(tcp, window_clamp);
+		fresh.buffer_before = BPF_CORE_READ(sk, sk_rcvbuf);
+		fresh.pacing = UNLIMITED;
+		bpf_map_update_elem(&shaped, &cookie, &fresh, BPF_ANY);
+		/* No room: the socket keeps its settings, because they could not be given back. */
+		held = bpf_map_lookup_elem(&shaped, &cookie);
+	}
+	if (held)
+		apply(socket, shape, held);
+	row.flow.id = cookie;
+	row.read_at = bpf_ktime_get_ns();
+	read_tcp(tcp, &row);
+	bpf_seq_write(ctx->meta->seq, &row, sizeof(row));
+	return 0;
+}
+
+SEC("iter/tcp")
+int braid_unshape(struct bpf_iter__tcp *ctx)
+{
+	struct sock_common *socket = ctx->sk_common;
+	struct held *held;
+	__u64 cookie;
+
+	if (!socket || !is_full(socket))
+		return 0;
+	cookie = bpf_get_socket_cookie(socket);
+	held = bpf_map_lookup_elem(&shaped, &cookie);
+	if (!held)
+		return 0;
+	give_back(socket, held);
+	bpf_map_delete_elem(&shaped, &cookie);
+	return 0;
+}
