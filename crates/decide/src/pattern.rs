@@ -2,6 +2,14 @@
 
 use std::fmt;
 
+/// Maximum length of a process name in the kernel, in bytes.
+pub const NAME_LIMIT: usize = 15;
+
+/// The part of a process name that the kernel keeps.
+pub(crate) fn kernel_name(name: &str) -> &[u8] {
+    &name.as_bytes()[..name.len().min(NAME_LIMIT)]
+}
+
 /// A name pattern. Each `*` matches any text, including the empty text.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Pattern(String);

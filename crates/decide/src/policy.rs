@@ -19,10 +19,8 @@ use crate::connection::Mode;
 use crate::tradeoff::{UtilityRule, Weights};
 use crate::virtual_interface::MAXDIFF;
 
-pub use crate::pattern::Pattern;
-pub use apps::{
-    AppMatcher, AppRule, COPIES, Carry, ClientMatcher, Exclusions, NAME_LIMIT, Portion, Preference, ProxyClient, Resolve, Subject,
-};
+pub use crate::pattern::{NAME_LIMIT, Pattern};
+pub use apps::{AppMatcher, AppRule, COPIES, Carry, ClientMatcher, Exclusions, Portion, Preference, ProxyClient, Resolve, Subject};
 pub use bond::BondScheduler;
 pub use links::{HttpTarget, LINK_KINDS, LinkMatcher, LinkRule, LinkSelector, ProbeMode, ProbeTarget};
 pub use when::{

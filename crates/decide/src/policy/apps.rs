@@ -10,9 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::links::LinkSelector;
 use super::when::When;
-
-/// Maximum length of a process name in the kernel, in bytes.
-pub const NAME_LIMIT: usize = 15;
+use crate::pattern::{NAME_LIMIT, kernel_name};
 
 /// How a flow is transported.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -267,11 +265,6 @@ impl AppMatcher {
             && self.client.as_ref().is_none_or(|client| other.client.as_ref().is_some_and(|their| client.covers(their)))
             && same(&self.class, &other.class)
     }
-}
-
-/// The part of a process name that the kernel keeps.
-pub(super) fn kernel_name(name: &str) -> &[u8] {
-    &name.as_bytes()[..name.len().min(NAME_LIMIT)]
 }
 
 fn lies_in(group: &str, above: &str) -> bool {

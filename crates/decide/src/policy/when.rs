@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
-use super::apps::kernel_name;
+use crate::pattern::kernel_name;
 
 /// Maximum length of the name of a fact, in bytes.
 pub const FACT_NAME_LIMIT: usize = 32;
