@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::links::LinkSelector;
 use super::when::When;
-use crate::pattern::{NAME_LIMIT, kernel_name};
+use crate::pattern::kernel_name;
 
 /// How a flow is transported.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -182,7 +182,7 @@ impl Default for AppRule {
 pub struct AppMatcher {
     /// Path of the executable.
     pub exe: Option<PathBuf>,
-    /// Name of the process; bytes beyond [`NAME_LIMIT`] are ignored.
+    /// Name of the process; bytes beyond [`NAME_LIMIT`](super::NAME_LIMIT) are ignored.
     pub name: Option<String>,
     /// Remote port.
     pub port: Option<u16>,
