@@ -52,6 +52,9 @@ pub struct Bond {
     /// `plan_version` is the version of the server's plan.
     pub(crate) plan: SchedulingPlan,
     pub(crate) servers_plan: SchedulingPlan,
+    /// Server: the newest plan, if it has not taken effect, and when it may.
+    pending_plan: Option<SchedulingPlan>,
+    plan_due: Option<Time>,
     pub(crate) plan_version: u64,
     pub(crate) obeyed: bool,
     /// The packet scheduler that replaces miDRR, if one is set.
@@ -110,6 +113,8 @@ impl Bond {
             reconsider: None,
             plan: SchedulingPlan::default(),
             servers_plan: SchedulingPlan::default(),
+            pending_plan: None,
+            plan_due: None,
             plan_version: 0,
             obeyed: false,
             chooser: None,
@@ -452,11 +457,12 @@ impl Bond {
             let ack = path.received.due.filter(|_| good || !path.is_down());
             [path.suspect_at(), path.dead_at(), path.next_probe, path.loss_due, ack]
         };
-        self.paths.values().flat_map(due).flatten().chain(self.reconsider).min()
+        self.paths.values().flat_map(due).flatten().chain(self.reconsider).chain(self.pending_plan_due()).min()
     }
 
     /// Processes the passage of time: loss detection, silent paths and probes. Poll for datagrams afterwards.
     pub fn handle_timeout(&mut self, now: Time) {
+        self.apply_pending_plan(now);
         let ids: Vec<PathId> = self.paths.keys().copied().collect();
         if self.reconsider.take_if(|due| *due <= now).is_some() {
             self.release_all();

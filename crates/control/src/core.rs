@@ -256,9 +256,8 @@ impl<S: Steering> Core<S> {
         self.executables.refresh(&self.config.policy, self.names.as_mut());
         self.follow_shares(now);
         let service_changed = self.config.energy_service != old.energy_service;
-        let links = self.apply_link_rules(now, self.config.probe != old.probe);
         self.reconfigure_energy_service(now, service_changed);
-        context.and(links)
+        context.and(self.apply_link_rules(now, self.config.probe != old.probe))
     }
 
     /// Processes the outcome of a probe.

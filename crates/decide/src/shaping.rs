@@ -33,6 +33,10 @@ const REACHED: f64 = 0.8;
 /// What a flow that is limited by something else may add to its rate until the next step.
 const GROWTH: f64 = 1.5;
 const GROWTH_BPS: f64 = 256_000.0;
+/// Rate that an idle flow claims.
+const IDLE_CLAIM_BPS: f64 = 1_000.0;
+/// Minimum pacing rate. The kernel counts two segments at the pacing rate before the next, also after the limit is lifted: 0.2 s at this rate.
+const MIN_PACING_BPS: f64 = 128_000.0;
 /// Share of the capacity that is given out first, and its bounds.
 const HEADROOM: f64 = 0.95;
 const HEADROOM_BOUNDS: std::ops::RangeInclusive<f64> = 0.75..=1.1;
@@ -253,9 +257,12 @@ impl Controller {
             });
             claims.push(Claim { group, weight: preference.weight, demand: flow.demand(direction) });
         }
-        for (id, target) in ids.iter().zip(targets(capacity, &claims, &bounds)) {
+        for ((id, claim), target) in ids.iter().zip(&claims).zip(targets(capacity, &claims, &bounds)) {
             if let Some(flow) = self.flows.get_mut(id) {
-                flow.target[direction] = target;
+                // A flow that takes less than its share may grow at once. The next step takes the surplus back from the others.
+                let growth = GROWTH * flow.rate[direction] + GROWTH_BPS;
+                let growth = growth.min(bounds[claim.group].ceiling.unwrap_or(f64::INFINITY));
+                flow.target[direction] = target.map(|target| if claim.demand.is_some() { target.max(growth) } else { target });
             }
         }
     }
@@ -302,7 +309,8 @@ impl Flow {
         self.last = Some(*row);
     }
 
-    /// What the flow wants, in bits per second; `None`: as much as possible.
+    /// What the flow takes of its link, in bits per second; `None`: as much as possible. An idle flow takes next to nothing, so that many of them leave
+    /// the link to others.
     fn demand(&self, direction: Direction) -> Option<f64> {
         let rate = self.rate[direction];
         let limited = match self.target[direction] {
@@ -310,14 +318,14 @@ impl Flow {
             // It is not limited yet: idle, or it has as much as it can.
             None => rate <= IDLE_BPS,
         };
-        limited.then_some(GROWTH * rate + GROWTH_BPS)
+        limited.then_some((GROWTH * rate).max(IDLE_CLAIM_BPS))
     }
 
     /// `round_trip` is the link's least RTT.
     fn shape(&mut self, round_trip: Option<Duration>) -> Shape {
         let Some(target) = self.target.down else {
             self.window = None;
-            return Shape { pacing: self.target.up.map(rate), window: None };
+            return Shape { pacing: self.target.up.map(pacing), window: None };
         };
         let now = self.round_trip.down.or(self.least_round_trip).unwrap_or(0.05).max(0.000_2);
         let most = 4.0 * target / 8.0 * now + 65_536.0;
@@ -336,12 +344,17 @@ impl Flow {
         let enough = link.map_or(0.0, |_| 0.9 * target / 8.0 * least);
         let window = window.min(most).max(enough).max(MIN_WINDOW);
         self.window = Some(window);
-        Shape { pacing: self.target.up.map(rate), window: Some(ByteCount::new(window as u64)) }
+        Shape { pacing: self.target.up.map(pacing), window: Some(ByteCount::new(window as u64)) }
     }
 }
 
 fn rate(bps: f64) -> Rate {
     Rate::from_bps(bps as u64)
+}
+
+/// Pacing rate for a target.
+fn pacing(target_bps: f64) -> Rate {
+    rate(target_bps.max(MIN_PACING_BPS))
 }
 
 #[cfg(test)]

@@ -125,6 +125,12 @@ impl Chooser {
         }
     }
 
+    /// Whether the link of a stream has shown since `begun` that it works.
+    pub(super) fn is_proven_since(&self, begun: Time, inode: u64) -> bool {
+        let stream = self.streams.get(inode);
+        stream.is_some_and(|(slot, remote, _)| self.links.last_proof(slot, Family::of(remote.ip())).is_some_and(|proof| proof > begun))
+    }
+
     /// Another link for an unanswered stream, which is begun again as the stream `twin`. Both streams count until one is withdrawn.
     pub(super) fn stream_elsewhere(&mut self, now: Time, inode: u64, twin: u64) -> Option<LinkIndex> {
         let (slot, remote, application) = self.streams.get(inode)?;

@@ -225,7 +225,7 @@ impl Links {
         Some((since, self.last_proof(slot, family).is_some_and(|proof| proof > since)))
     }
 
-    fn last_proof(&self, slot: usize, family: Family) -> Option<Time> {
+    pub(super) fn last_proof(&self, slot: usize, family: Family) -> Option<Time> {
         self.table.in_slot(slot)?.health.get(family).last_proof()
     }
 

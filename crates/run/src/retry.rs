@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use braid_model::Time;
+use braid_platform::linux::process;
 use braid_platform::linux::seccomp::{Listener, RawCall, Settings, Socket};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
@@ -61,6 +62,10 @@ impl Retry {
     /// Connects `socket`, which was bound to a link for `call`, and answers the call later. Returns `false` if the call should continue instead.
     pub(super) fn take(self: &Arc<Self>, call: &RawCall, fd: RawFd, socket: Socket, remote: SocketAddr) -> bool {
         let (begun, blocks) = (self.choice.now(), !socket.is_nonblocking());
+        // The supervisor connects in the program's place, so the program must be confined as the supervisor is.
+        if !process::is_confined_alike(call.thread) {
+            return false;
+        }
         let Some(wait) = self.choice.chooser().retry_after(begun, socket.inode(), blocks) else { return false };
         // A timeout of the program's own would begin again when the call continues.
         if socket.connects_late() || socket.send_timeout().is_some_and(|limit| limit <= HOLD_TIMEOUT) {
@@ -102,8 +107,15 @@ impl Retry {
                     self.report(begun, inode, &first);
                     replaces = false;
                 }
-                () = answered(&second) => self.report(begun, twin, &second),
-                () = tokio::time::sleep(HOLD_TIMEOUT.saturating_sub(start.elapsed())) => {}
+                // An error over the other link says nothing about the first one.
+                () = answered(&second) => match second.get_ref().connected() {
+                    true => self.report(begun, twin, &second),
+                    false => replaces = false,
+                },
+                // Only one SYN was lost if the link has shown that it works.
+                () = tokio::time::sleep(HOLD_TIMEOUT.saturating_sub(start.elapsed())) => {
+                    replaces = !self.choice.chooser().is_proven_since(begun, inode);
+                }
             }
         }
         replaces = replaces && self.listener.replace(&call, (fd, cookie), second.get_ref(), closes_on_exec).is_ok();

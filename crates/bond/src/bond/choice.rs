@@ -6,18 +6,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::ops::Bound;
+use std::time::Duration;
 
 use braid_decide::packet::{
     Binding, Chunk, EarliestCompletion, MinRtt, PacketScheduler, PathView, Redundant, RoundRobin, RttShare, WeightedRoundRobin, Weights,
 };
 use braid_decide::policy::BondScheduler;
-use braid_model::{ByteCount, LinkSet};
+use braid_model::{ByteCount, LinkSet, Time};
 
 use super::Bond;
 use crate::plan::SchedulingPlan;
 use crate::tracker::Control;
 use crate::{FlowKey, PathId, Side};
 
+/// Minimum time between two plans of a client that take effect.
+const PLAN_INTERVAL: Duration = Duration::from_millis(100);
 /// Upper bound of the chunk size that a scheduler sees: the payload of one datagram.
 const PIECE: u64 = 1400;
 
@@ -154,11 +157,27 @@ impl Bond {
         }
     }
 
+    /// Server: the client has sent a plan. It is applied by [`Self::apply_pending_plan`].
     pub(super) fn on_plan(&mut self, version: u64, plan: SchedulingPlan) {
         if version > self.plan_version {
             self.plan_version = version;
+            self.pending_plan = Some(plan);
+        }
+    }
+
+    /// Applies the newest plan, at most once per [`PLAN_INTERVAL`]: another rule costs a visit to each flow.
+    pub(super) fn apply_pending_plan(&mut self, now: Time) {
+        if self.plan_due.is_none_or(|due| due <= now)
+            && let Some(plan) = self.pending_plan.take()
+        {
+            self.plan_due = Some(now + PLAN_INTERVAL);
             self.apply_plan(plan);
         }
+    }
+
+    /// When a pending plan is due.
+    pub(super) fn pending_plan_due(&self) -> Option<Time> {
+        self.plan_due.filter(|_| self.pending_plan.is_some())
     }
 
     fn apply_plan(&mut self, plan: SchedulingPlan) {

@@ -49,6 +49,7 @@ impl Bond {
             urgent |= matches!(frame, Frame::Ping | Frame::Path { .. } | Frame::Chunk { fin: true, .. } | Frame::Reset { .. });
             self.on_frame(now, link, frame)?;
         }
+        self.apply_pending_plan(now);
         if let (Some(sequence), Some(path)) = (header.sequence, self.paths.get_mut(&id)) {
             path.received.on_datagram(now, sequence, size, urgent);
         }

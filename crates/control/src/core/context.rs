@@ -39,6 +39,8 @@ pub(super) struct Context {
     clock: Option<(Time, Duration)>,
     /// Applications with living bonded flows.
     bonded: BTreeSet<AppId>,
+    /// Applications with living direct flows, as of the last evaluation, if a condition asks for them.
+    direct: BTreeSet<AppId>,
     /// Whether each condition of the configured and of the past rules held at the last evaluation.
     held: Vec<bool>,
     evaluated: Time,
@@ -176,6 +178,7 @@ impl<S: Steering> Core<S> {
         self.context.set.retain(|_, fact| fact.until.is_none_or(|until| until > now));
         self.context.due = self.next_change(now);
         self.context.evaluated = now;
+        self.find_running();
         let held = self.held(now);
         if held != self.context.held {
             self.context.held = held;
@@ -197,6 +200,7 @@ impl<S: Steering> Core<S> {
 
     /// Evaluates all conditions for a new configuration.
     pub(super) fn reset_context(&mut self, now: Time) {
+        self.find_running();
         self.context.held = self.held(now);
         self.context.due = self.next_change(now);
         self.in_force = self.with_facts(now, |facts| self.config.policy.in_force(facts));
@@ -220,13 +224,23 @@ impl<S: Steering> Core<S> {
         self.all_conditions().any(|when| when.running.is_some())
     }
 
+    /// Finds the applications with direct flows, once for all conditions.
+    fn find_running(&mut self) {
+        self.context.direct = if self.asks_running() {
+            self.flows.iter().filter(|living| !self.has_ended(living)).map(|living| living.row.app.clone()).collect()
+        } else {
+            BTreeSet::new()
+        };
+    }
+
     /// Why a condition does not hold, as of the last evaluation; `None` if it holds.
     pub(super) fn unmet(&self, when: &When) -> Option<String> {
         self.with_facts(self.context.evaluated, |facts| when.unmet(facts))
     }
 
     /// The `[[app]]` entry that applies to a redirected flow now, among the entries in force at its start, and its index, from 0. `matched` is
-    /// the entry that the kernel matched then.
+    /// the entry that the kernel matched then. The kernel's verdict holds for entries before it, unless they have conditions: those may have changed.
+    /// Of these, an entry with a cgroup never matches, since only the kernel knows the flow's cgroup for certain.
     pub(super) fn match_again<'a>(
         &self,
         now: Time,
@@ -243,7 +257,8 @@ impl<S: Steering> Core<S> {
             destination: flow.remote.ip(),
             cgroup: record.and_then(|record| record.cgroup.as_deref()),
             user: Some(flow.user),
-            class: flow.class,
+            // The class of the flow may come from the rule that it matched.
+            class: record.map_or(flow.class, |record| record.class),
             client: None,
         };
         let matches = |matcher: &AppMatcher| {
@@ -252,7 +267,12 @@ impl<S: Steering> Core<S> {
             matcher.matches(&Subject { exe: named.or(exe), ..subject })
         };
         self.with_facts(now, |facts| {
-            rules.iter().enumerate().find(|(place, rule)| rule.when.holds(facts) && (matched == Some(*place) || matches(&rule.matcher)))
+            let may = |place: usize, rule: &AppRule| match matched {
+                Some(matched) if place == matched => true,
+                Some(matched) if place < matched => !rule.when.is_empty() && rule.matcher.cgroup.is_none() && matches(&rule.matcher),
+                _ => matches(&rule.matcher),
+            };
+            rules.iter().enumerate().find(|(place, rule)| may(*place, rule) && rule.when.holds(facts))
         })
     }
 
@@ -277,10 +297,7 @@ impl<S: Steering> Core<S> {
             let exe = self.apps.get(app).and_then(|record| record.application.exe.as_ref()).and_then(|exe| exe.to_str());
             names_program(program, &app.name, exe)
         };
-        let running = |program: &str| {
-            let direct = self.flows.iter().any(|living| names(program, &living.row.app) && !self.has_ended(living));
-            direct || self.context.bonded.iter().any(|app| names(program, app))
-        };
+        let running = |program: &str| self.context.direct.iter().chain(&self.context.bonded).any(|app| names(program, app));
         use_facts(&Facts {
             values: &self.context.values(),
             running: &running,

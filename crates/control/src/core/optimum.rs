@@ -163,10 +163,11 @@ impl<S: Steering> Core<S> {
         if normal.is_empty() { usable } else { normal }
     }
 
-    /// Remaining bytes of connections by slot. Links without a capacity are left out.
+    /// Remaining bytes of connections by slot, as of the last poll: a flow that has ended since counts until the next. Links without a capacity are left
+    /// out.
     fn connection_loads(&self, links: &[Option<SteerLink>; MAX_LINKS], direction: Direction) -> [ByteCount; MAX_LINKS] {
         let mut loads = [ByteCount::ZERO; MAX_LINKS];
-        for row in self.flows.iter().filter(|flow| !self.has_ended(flow)).map(|flow| &flow.row).filter(|row| row.direction == direction) {
+        for row in self.flows.iter().map(|flow| &flow.row).filter(|row| row.direction == direction) {
             let carries = |link: &SteerLink| link.index == row.link && link.rate[direction] > Rate::ZERO;
             if links.get(row.slot).and_then(Option::as_ref).is_some_and(carries) {
                 loads[row.slot] += row.reserved;

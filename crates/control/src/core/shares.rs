@@ -40,7 +40,9 @@ impl Shares {
 impl<S: Steering> Core<S> {
     /// Takes over the living flows and preferences, and starts or continues the steps if any flow needs them.
     pub(super) fn follow_shares(&mut self, now: Time) {
-        let wanted = self.config.policy.apps.iter().any(|rule| rule.preference() != Preference::default());
+        // Clients of `braid proxy` have no flows of their own here.
+        let direct = |rule: &&AppRule| rule.matcher.client.is_none();
+        let wanted = self.config.policy.apps.iter().filter(direct).any(|rule| rule.preference() != Preference::default());
         let subjects: Vec<Subject> = if wanted {
             let direct = self.flows.iter().filter(|living| living.row.protocol == Protocol::Tcp && !self.has_ended(living));
             direct.map(|living| self.shaping_subject(&living.row)).collect()
@@ -58,9 +60,9 @@ impl<S: Steering> Core<S> {
 
     /// A flow keeps the rule that it matched at its start, with that rule's current preferences: a rule that was removed has none.
     fn shaping_subject(&self, row: &FlowRow) -> Subject {
-        let matched = self.rule_at(row.started, row.rule).map(|(_, rule)| &rule.matcher);
+        let matched = self.rule_at(row.started, row.rule).map(|(_, rule)| (&rule.matcher, &rule.when));
         let apps = &self.config.policy.apps;
-        let rule = matched.and_then(|matcher| apps.iter().position(|rule| rule.matcher == *matcher));
+        let rule = matched.and_then(|(matcher, when)| apps.iter().position(|rule| rule.matcher == *matcher && rule.when == *when));
         let preference = rule.map(|rule| apps[rule].preference()).unwrap_or_default();
         Subject { id: row.id, link: row.link, rule, preference }
     }

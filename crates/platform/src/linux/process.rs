@@ -40,6 +40,16 @@ pub fn exe_path(process: u32) -> Option<PathBuf> {
     Some(text.strip_suffix(" (deleted)").map_or(path.clone(), PathBuf::from))
 }
 
+/// Whether the kernel confines a thread and this process alike, as far as `/proc` shows it: the same security label (AppArmor, SELinux) and the same
+/// control group. Landlock does not show. `false` if the thread's files cannot be read.
+pub fn is_confined_alike(thread: i32) -> bool {
+    // Without a security module that has labels, both reads fail alike.
+    let label = |path: String| std::fs::read(path).ok().map(|label| label.trim_ascii().to_vec()).unwrap_or_default();
+    let group = |path: String| std::fs::read(path).ok();
+    label(format!("/proc/{thread}/attr/current")) == label("/proc/self/attr/current".to_owned())
+        && group(format!("/proc/{thread}/cgroup")).is_some_and(|theirs| Some(theirs) == group("/proc/self/cgroup".to_owned()))
+}
+
 /// Inode number of the initial PID namespace (`PROC_PID_INIT_INO`).
 const INITIAL_NAMESPACE: u64 = 0xEFFF_FFFC;
 
