@@ -63,7 +63,7 @@ fn a_rule_from_the_page_applies_to_new_flows_and_is_logged() {
         history["samples"].as_array().unwrap().len() >= 3
     });
     let told = notes(&up);
-    assert!(told.iter().any(|note| note.contains("taken back")), "{told:?}");
+    assert!(told.iter().any(|note| note.contains("undone")), "{told:?}");
 }
 
 #[test]

@@ -100,12 +100,13 @@ fn serve(options: &EnergyServe) -> anyhow::Result<()> {
         };
         let listener = listen(options.listen).await?;
         let address = listener.local_addr()?;
+        let open =
+            if address.ip().is_loopback() { String::new() } else { format!("anyone who can reach {address} can read the profiles\n") };
+        let serving = format!("serving energy profiles on http://{address}/v1/profiles");
+        let signed = format!("answers are signed: set energy_service_key = \"{}\" on the clients", keys.public());
+        // In one write: whoever waits for the first line may close the pipe then.
         let mut out = io::stdout();
-        if !address.ip().is_loopback() {
-            writeln!(out, "anyone who can reach {address} can read the profiles")?;
-        }
-        writeln!(out, "serving energy profiles on http://{address}/v1/profiles")?;
-        writeln!(out, "answers are signed: set energy_service_key = \"{}\" on the clients", keys.public())?;
+        out.write_all(format!("{open}{serving}\n{signed}\n").as_bytes())?;
         out.flush()?;
         let mut terminate = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?;
         let end = async move {
