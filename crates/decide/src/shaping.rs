@@ -259,10 +259,10 @@ impl Controller {
         }
         for ((id, claim), target) in ids.iter().zip(&claims).zip(targets(capacity, &claims, &bounds)) {
             if let Some(flow) = self.flows.get_mut(id) {
-                // A flow that takes less than its share may grow at once. The next step takes the surplus back from the others.
-                let growth = GROWTH * flow.rate[direction] + GROWTH_BPS;
-                let growth = growth.min(bounds[claim.group].ceiling.unwrap_or(f64::INFINITY));
-                flow.target[direction] = target.map(|target| if claim.demand.is_some() { target.max(growth) } else { target });
+                // An idle flow may start at once. The next step takes what it needs from the others.
+                let start = GROWTH_BPS.min(bounds[claim.group].ceiling.unwrap_or(f64::INFINITY));
+                let idle = flow.rate[direction] <= IDLE_BPS;
+                flow.target[direction] = target.map(|target| if idle { target.max(start) } else { target });
             }
         }
     }
@@ -318,7 +318,8 @@ impl Flow {
             // It is not limited yet: idle, or it has as much as it can.
             None => rate <= IDLE_BPS,
         };
-        limited.then_some((GROWTH * rate).max(IDLE_CLAIM_BPS))
+        let more = if rate <= IDLE_BPS { IDLE_CLAIM_BPS } else { GROWTH_BPS };
+        limited.then_some(GROWTH * rate + more)
     }
 
     /// `round_trip` is the link's least RTT.
@@ -446,6 +447,23 @@ mod tests {
         let rates = run(&[subject(1, 0, weight(1.0)), subject(2, 1, weight(3.0))], &mut far, &facts(Some(Rate::from_mbps(12)), 40), 8);
         assert!((rates[1] / rates[0] / 3.0 - 1.0).abs() < 0.05 && rates[0] + rates[1] > 10e6, "{rates:?}");
         assert!(far.queue * 8.0 / far.rate < 0.02, "the queue is {} bytes", far.queue);
+    }
+
+    /// Each idle connection took a quarter of a megabit of the link, so that a hundred of them left little to a download.
+    #[test]
+    fn regression_idle_flows_leave_the_link_to_active_ones() {
+        let weight = |weight| Preference { weight, ..Preference::default() };
+        let mut far = far_end(12.0, 40.0);
+        let mut subjects = vec![subject(1, 0, weight(2.0))];
+        subjects.extend((2..102).map(|id| subject(id, 1, Preference::default())));
+        let (mut controller, mut shapes) = (Controller::default(), BTreeMap::new());
+        controller.follow(subjects);
+        for _ in 0..80 {
+            controller.on_progress(&far.pass(&shapes, &[FlowId(1)]));
+            shapes = controller.step(&facts(Some(Rate::from_mbps(12)), 40));
+        }
+        let share = controller.share(FlowId(1), Direction::Down).unwrap();
+        assert!(share.target.is_none_or(|target| target > Rate::from_mbps(9)), "{share:?}");
     }
 
     #[test]
