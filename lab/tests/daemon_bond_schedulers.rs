@@ -32,6 +32,12 @@ carry = \"bond\"
     )
 }
 
+fn reload(up: &Up<'_>, config: &str) {
+    up.configure(config);
+    let reloaded = up.braid(&["reload"]);
+    assert!(reloaded.status.success(), "{}", text(&reloaded.stderr));
+}
+
 /// Bytes of a bonded flow received over wlan0 and over lte0.
 fn received(flow: &Value) -> [f64; 2] {
     ["wlan0", "lte0"].map(|name| {
@@ -83,9 +89,8 @@ fn each_scheduler_of_bonds_shares_links_as_its_rule_says() {
         ("weighted-round-robin", 2.0 / 3.0),
         ("earliest-completion", 2.0 / 3.0),
         ("min-rtt", 2.0 / 3.0),
-        ("redundant", 0.5),
     ] {
-        up.configure(&config("", &format!("[bond]\nscheduler = \"{scheduler}\"\n")));
+        reload(&up, &config("", &format!("[bond]\nscheduler = \"{scheduler}\"\n")));
         let child = curl(&lab, &web.url(ByteCount::new(1_000_000)).unwrap());
         eventually("flows say which rule schedules them", || bond_flow(&up).is_some_and(|flow| flow["scheduler"] == scheduler));
         ended(child);
@@ -93,7 +98,7 @@ fn each_scheduler_of_bonds_shares_links_as_its_rule_says() {
         println!("{scheduler}: wlan0 carries {share:.3}, expected {expected:.3}");
         assert!((share - expected).abs() < 0.05, "{scheduler}: {share}, not {expected}");
     }
-    up.configure(&config("", "[bond]\nscheduler = \"rtt-share\"\n"));
+    reload(&up, &config("", "[bond]\nscheduler = \"rtt-share\"\n"));
     ended(curl(&lab, &web.url(ByteCount::new(1_000_000)).unwrap()));
     let share = share(&lab, &up, &web);
     println!("rtt-share: wlan0 carries {share:.3}");
@@ -112,7 +117,7 @@ fn operettas_weights_hold_at_the_relay_and_are_explained() {
     let with = |utility: &str| config(&format!("scheduler = \"operetta\"\nutility = {utility}\n"), "");
     let up = relay.join(&with("0"));
     for (utility, expected) in [("0", 0.0), ("0.5", 0.5), ("1", 2.0 / 3.0)] {
-        up.configure(&with(utility));
+        reload(&up, &with(utility));
         let child = curl(&lab, &web.url(ByteCount::new(3_000_000)).unwrap());
         let mut explained = Value::Null;
         eventually("the weights are explained", || {
@@ -141,7 +146,7 @@ fn bonded_traffic_waits_for_priority() {
     let relay = Relay::start(&lab);
     let prior = config("", "").replace("capacity_down = \"20 Mbit/s\"", "priority = 1\ncapacity_down = \"20 Mbit/s\"");
     let up = relay.join(&prior.replace("priority = 1\n", ""));
-    up.configure(&prior);
+    reload(&up, &prior);
     eventually("wlan0 is a backup", || {
         let status = up.status().unwrap();
         let paths = status["peers"][0]["paths"].as_array().cloned().unwrap_or_default();
