@@ -218,7 +218,7 @@ fn a_link_that_flaps_is_kept_out_until_it_stays() {
     }
     let lab = lab(2);
     let up = Up::start(&lab, EAGER);
-    let kept_out = || up.link("lte0")["reason"].to_string().contains("kept out until it stays");
+    let kept_out = || up.link("lte0")["reason"].to_string().contains("the link is flapping");
     // The link fails and returns; flows always use the other link.
     let flap = || {
         lab.carrier(1, false).unwrap();
