@@ -88,7 +88,7 @@ fn flows_blocked_by_a_strict_filter_end_with_the_daemon() {
         up.wait_end();
         second.set_read_timeout(Some(LIMIT)).unwrap();
         assert_eq!(second.read(&mut [0]).unwrap_err().kind(), ErrorKind::ConnectionAborted, "its program may connect anew");
-        assert!(fetch(&mut first, "/").is_ok(), "what hears answers goes on");
+        assert!(fetch(&mut first, "/").is_ok(), "a connection that receives answers continues");
         assert!(fetch(&mut open(&lab, remote(10, 80)).0, "/").is_ok());
     }
 }
