@@ -12,7 +12,12 @@ use crate::steering::{SteerLink, SteerParams, Steering, SteeringError};
 
 impl<S: Steering> Core<S> {
     /// Writes the parameters to the kernel if they changed.
+    ///
+    /// Before the first [`on_network`](Core::on_network) it writes nothing: without links, the kernel would refuse the flows of strict rules.
     pub(super) fn update_params(&mut self, now: Time) -> Result<(), SteeringError> {
+        if self.plan.is_none() {
+            return Ok(());
+        }
         let params = self.build_params(now);
         self.params_due = None;
         if self.params.as_ref() != Some(&params) {

@@ -6,12 +6,13 @@ use std::time::Duration;
 use braid_api::{ExplainRequest, FactChange};
 use braid_control::Cause;
 use braid_control::config::Config;
-use braid_control::core::{Due, MAX_FACTS};
-use braid_control::fake::Steered;
+use braid_control::core::{Core, Due, MAX_FACTS};
+use braid_control::fake::{FakeSteering, Steered};
 use braid_control::steering::{AppId, ExeId, RedirectedFlow, Steering};
 use braid_decide::policy::{AppMatcher, AppRule, Carry, LinkRule, Scheduler, When};
+use braid_decide::steer::prefix_map;
 use braid_decide::tradeoff::Supply;
-use braid_model::{ByteCount, Class, Direction, FlowId, LinkSet, Role};
+use braid_model::{ByteCount, Class, Direction, Family, FlowId, LinkIndex, LinkSet, Role, Time};
 
 use super::world::*;
 
@@ -230,4 +231,21 @@ fn a_failing_backend_does_not_lose_a_change() {
     world.core.tick(due).unwrap();
     world.now = due;
     assert_eq!(world.used(), ["lte0"]);
+}
+
+/// The first network sets the prefixes that may be steered before the parameters. With parameters that name no link, strict rules would refuse flows.
+#[test]
+fn regression_strict_rules_refuse_no_flow_before_the_first_network() {
+    let now = Time::from_millis(1000);
+    let mut core = Core::new(FakeSteering::default(), Box::new(FakeNames([].into())), either(moving()), now).unwrap();
+    core.on_clock(now, Duration::from_secs(3600)).unwrap();
+    core.on_moving(now, Some(true)).unwrap();
+    core.tick(now).unwrap();
+    let links = network(&[facts(1, "wlan0"), facts(2, "lte0")]);
+    let map = prefix_map(&links, &[LinkIndex(1), LinkIndex(2)].into(), Family::V4);
+    core.steering().set_prefixes(Family::V4, &map).unwrap();
+    let app = AppId { exe: ExeId { device: 1, inode: 99 }, name: "test".to_owned() };
+    assert_eq!(core.steering().connect(now, &app, 1000, (SERVER, 443)), Steered::LeftAlone);
+    core.on_network(now, links).unwrap();
+    assert!(matches!(core.steering().connect(now, &app, 1000, (SERVER, 443)), Steered::To(..)));
 }
