@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use braid_control::config::EnergyService;
 use braid_control::core::{Actions, ProfileQuestion, Stuck};
 use braid_control::links::ProbePlan;
 use braid_decide::energy::Profile;
@@ -53,10 +52,8 @@ impl Daemon<'_> {
             // The thread ends only with the daemon.
             let _ = self.models.0.send(device);
         }
-        if let Some(service) = &self.core.config().energy_service {
-            for question in profile_questions {
-                tokio::spawn(ask_profiles(service.clone(), question, self.profiles.0.clone()));
-            }
+        for question in profile_questions {
+            tokio::spawn(ask_profiles(question, self.profiles.0.clone()));
         }
     }
 
@@ -97,8 +94,8 @@ impl Daemon<'_> {
     }
 }
 
-async fn ask_profiles(service: EnergyService, question: ProfileQuestion, answers: mpsc::Sender<ProfileAnswer>) {
-    let answer = profile_client::ask(&service, &question).await;
+async fn ask_profiles(question: ProfileQuestion, answers: mpsc::Sender<ProfileAnswer>) {
+    let answer = profile_client::ask(&question).await;
     match &answer {
         Ok(rows) => tracing::info!(link = question.link.0, rows = rows.len(), "the energy service answered"),
         Err(error) => tracing::warn!("{error}"),
