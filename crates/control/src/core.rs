@@ -71,7 +71,7 @@ pub struct Actions {
     pub stuck: Vec<Stuck>,
     /// Hosts to ask whether they run Braid.
     pub questions: Vec<Question>,
-    /// The rules that apply have changed with the context: bonded flows may have another rule ([`Core::bond_policy`]).
+    /// The rules that apply have changed with the context, or the usable links: bonded flows may have another policy ([`Core::bond_policy`]).
     pub rules_changed: bool,
     /// Links whose device's model to find, with the device's name.
     pub identify: Vec<(LinkIndex, String)>,

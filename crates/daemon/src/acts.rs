@@ -57,14 +57,14 @@ impl Daemon<'_> {
         }
     }
 
-    /// Applies the rules that hold in the present context to running bonded flows.
+    /// Applies the rules that hold in the present context, with the links that are usable now, to running bonded flows.
     fn apply_rules(&mut self) {
         // The new rules may name links that came into use with them.
         self.peers.set_links(self.core.bond_links());
         let (core, time) = (&self.core, now());
         let changed = self.peers.apply_rules(|flow, direct| (core.bond_policy(time, flow), core.bond_reason(time, flow, direct)));
         if changed > 0 {
-            tracing::info!(changed, "the context changed: running flows follow another rule");
+            tracing::info!(changed, "running bonded flows follow another rule, or their rule has other links now");
         }
     }
 
