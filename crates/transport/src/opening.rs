@@ -12,7 +12,8 @@ use crate::host_driver::{BondFlow, FlowEnd};
 const SILENT_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a flow waits for a peer that has begun to answer: a handshake takes longer over a slow link or on a busy CPU.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a reachable peer may take to open a flow. A relay allows 30 s for the connection to the destination and 10 s for name resolution.
+/// How long a reachable peer may take to open a flow; the program then gets `ETIMEDOUT`. A relay allows 30 s for the connection to the destination and
+/// 10 s for name resolution, so a working relay answers earlier.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Codes from this number on are not Linux error numbers.
@@ -80,7 +81,7 @@ impl Client {
     pub async fn opening(&self, flow: BondFlow) -> Opening {
         let mut state = self.state();
         let opening = tokio::select! {
-            // As long as connect() would wait. The branches below handle the loss of the peer.
+            // The other branches handle a peer that is lost or silent meanwhile.
             opened = tokio::time::timeout(OPEN_TIMEOUT, flow.opened()) => match opened {
                 Ok(Ok(())) => return Opening::Bonded(flow),
                 Ok(Err(end)) => Opening::refused(end),
