@@ -52,12 +52,12 @@ impl Opening {
 
 impl Client {
     /// How long a flow waits for its bond: longer once the peer has sent anything.
-    pub fn patience(&self) -> Duration {
+    pub fn open_timeout(&self) -> Duration {
         if self.is_answered() { HANDSHAKE_TIMEOUT } else { SILENT_TIMEOUT }
     }
 
     /// Waits until the bond is up or `settled` holds for its state, at most until `end`, which may change meanwhile. Returns whether the bond is up.
-    pub async fn comes(&self, end: impl Fn() -> Instant, settled: impl Fn(&State) -> bool) -> bool {
+    pub async fn wait_until_up(&self, end: impl Fn() -> Instant, settled: impl Fn(&State) -> bool) -> bool {
         let mut state = self.state();
         let settled = async {
             let _ = state.wait_for(|state| *state == State::Up || settled(state)).await;
@@ -88,7 +88,7 @@ impl Client {
                 Err(_) => Opening::Refused(libc::ETIMEDOUT),
             },
             _ = state.wait_for(|state| *state != State::Up) => Opening::Direct(DirectReason::Silent),
-            () = self.unanswered() => Opening::Direct(DirectReason::Silent),
+            () = self.wait_for_silence() => Opening::Direct(DirectReason::Silent),
         };
         flow.reset(0);
         opening

@@ -131,7 +131,7 @@ impl Opened {
     /// Waits for the bond and for the peer's answer to the flow, and reports the outcome on the peer's channel.
     async fn opening(&self) -> Opening {
         let begun = Instant::now();
-        let reached = self.client.comes(|| begun + self.client.patience(), |state| *state != State::Connecting).await;
+        let reached = self.client.wait_until_up(|| begun + self.client.open_timeout(), |state| *state != State::Connecting).await;
         let opening = if reached {
             self.client.opening(self.flow.clone()).await
         } else {
