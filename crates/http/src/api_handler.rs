@@ -77,8 +77,8 @@ impl ApiHandler {
     }
 
     /// Whether there is any listener.
-    pub fn heard(&self) -> bool {
-        self.feed.heard()
+    pub fn has_listeners(&self) -> bool {
+        self.feed.has_listeners()
     }
 
     /// Answers the requests it can, and returns the others. `relays` returns the joined relays; `enforce` applies a configuration.
@@ -151,14 +151,14 @@ impl ApiHandler {
     pub fn on_second(&mut self, unix_ms: u64, links: Vec<Pulse>, power: Power, apps: &[AppPulse]) {
         self.app_sample = Some(self.history.on_apps(unix_ms, apps));
         self.sample = Some(self.history.on_second(unix_ms, links, power));
-        if !self.heard() {
+        if !self.has_listeners() {
             // A new listener receives the notes up to now first.
             self.last_sent = LastSent { note: self.history.last_note(), ..LastSent::default() };
         }
     }
 
     /// Once a second, while there are listeners: sends the changes.
-    pub fn tell<S: Steering>(&mut self, core: &Core<S>, now: Time, rest: Rest) {
+    pub fn send_changes<S: Steering>(&mut self, core: &Core<S>, now: Time, rest: Rest) {
         let notes = self.history.notes_after(self.last_sent.note);
         let last_sent = &mut self.last_sent;
         let flows = Arc::new(FlowList::new(core.flows_view(now), rest.bonded));
@@ -172,7 +172,7 @@ impl ApiHandler {
             sample: self.sample.clone(),
             app_sample: self.app_sample.clone(),
         };
-        if self.feed.tell(update) {
+        if self.feed.send(update) {
             last_sent.flows = Some(flows);
             last_sent.note = self.history.last_note();
         } else {

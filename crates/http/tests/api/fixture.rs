@@ -116,9 +116,9 @@ impl Mind {
         self.seconds += 1;
         let pulses = self.core.pulses(NOW, |_| 0);
         self.handler.on_second(UNIX_MS + self.seconds * 1000, pulses, Power::default(), &self.core.take_moved());
-        if self.handler.heard() {
+        if self.handler.has_listeners() {
             let rest = self.rest();
-            self.handler.tell(&self.core, NOW, rest);
+            self.handler.send_changes(&self.core, NOW, rest);
         }
     }
 
