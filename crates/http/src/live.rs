@@ -54,7 +54,7 @@ pub struct Update {
 
 /// Initial state for a new listener.
 #[derive(Debug)]
-pub struct First {
+pub struct InitialState {
     /// Status of the daemon.
     pub status: Status,
     /// Every flow, as last sent to listeners.
@@ -202,7 +202,7 @@ pub(super) struct Opening {
     last_note: u64,
 }
 
-impl First {
+impl InitialState {
     /// Serializes the initial state. Slow with thousands of flows.
     pub(super) fn opening(&self) -> Opening {
         let mut text = Vec::new();
@@ -280,7 +280,7 @@ mod tests {
         let status = serde_json::json!({"schema_version": 1, "version": "v", "scheduler": "only-one", "links": [], "flows": 0});
         let status = serde_json::from_value(status).unwrap();
         let (flows, notes) = (Arc::default(), vec![note(last_note)]);
-        First { status, flows, apps: vec![], peers: vec![], notes, last_note, sample: None, app_sample: None }.opening()
+        InitialState { status, flows, apps: vec![], peers: vec![], notes, last_note, sample: None, app_sample: None }.opening()
     }
 
     fn note(id: u64) -> Note {

@@ -16,7 +16,7 @@ use braid_control::fake::FakeSteering;
 use braid_control::history::{HistoryStore, Power};
 use braid_control::steering::{AppId, ExeId, SteeringEvent};
 use braid_decide::health::Outcome;
-use braid_http::api_handler::{ApiHandler, Moment, Rest};
+use braid_http::api_handler::{ApiHandler, Moment, StatusInput};
 use braid_http::{Api, FlowList, Request, Server, Ui, UiOptions};
 use braid_model::{Application, Family, LinkFacts, LinkIndex, NetworkSnapshot, Time};
 use http_body_util::{BodyExt, Full};
@@ -131,8 +131,13 @@ impl Mind {
         self.handler.history.notes_after(0)
     }
 
-    fn rest(&mut self) -> Rest {
-        Rest { status: self.core.status(NOW), bonded: vec![], apps: Some(self.core.applications(NOW, BTreeMap::new())), peers: vec![] }
+    fn rest(&mut self) -> StatusInput {
+        StatusInput {
+            status: self.core.status(NOW),
+            bonded: vec![],
+            apps: Some(self.core.applications(NOW, BTreeMap::new())),
+            peers: vec![],
+        }
     }
 }
 
