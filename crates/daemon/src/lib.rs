@@ -499,11 +499,11 @@ impl Daemon<'_> {
         let bonded = self.peers.take_moved(self.core.slot_costs(time));
         let apps: Vec<AppPulse> = self.core.take_moved().into_iter().chain(bonded).collect();
         self.handler.on_second(unix_ms(), links, self.core.power(), &apps);
-        if self.handler.heard() {
+        if self.handler.has_listeners() {
             let apps = self.updates.is_multiple_of(APPS_INTERVAL);
             self.updates = self.updates.wrapping_add(1);
             let rest = self.rest(time, apps);
-            self.handler.tell(&self.core, time, rest);
+            self.handler.send_changes(&self.core, time, rest);
         }
     }
 
