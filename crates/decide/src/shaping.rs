@@ -2,15 +2,15 @@
 //!
 //! Yap's thesis (1.2.2, 3.1) gives each application a weight and links it may use, and its scheduler sends each packet at the last moment. A flow
 //! without a relay stays on one link, and its packets are sent by the kernel and by the far end. So the [`Controller`] sets rates instead: the exact
-//! weighted max-min rates of [`crate::fair`] for the link's capacity ([`targets()`]), outwards as a pacing rate and inwards as a receive window.
-//!
-//! The window follows the measured rate: `w := w + k w (target / measured - 1)` at each step, with k = 1/2 for round trips up to the length of a step,
-//! and less for longer ones, because a change takes a round trip to show.
+//! weighted max-min rates of [`crate::fair`] for the link's capacity ([`targets()`]), outwards as a pacing rate and inwards as a receive window
+//! ([`window`]).
 //!
 //! A shared link is filled to less than its capacity, so that queues build at the sender here and not at the far end. The share (the headroom) shrinks
-//! while round trips show a queue, and grows while they show none.
+//! while a queue persists although the flows keep their targets, and grows while there is none. A queue that was there before is drained by the windows
+//! (in), and by sending less for a while (out); it says nothing about the capacity.
 
 mod targets;
+mod window;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,19 +19,22 @@ use braid_model::{ByteCount, Direction, FlowId, LinkIndex, PerDirection, Rate, T
 
 pub use crate::policy::{Portion, Preference};
 pub use targets::{Bounds, Claim, targets};
+use window::{Inputs, Trims, Window};
 
 /// Time between two steps.
 pub const STEP: Duration = Duration::from_millis(100);
-/// Smallest receive window, in bytes: two segments. A smaller one stalls the sender.
-const MIN_WINDOW: f64 = 2.0 * 1448.0;
+/// Largest number of flows that are measured and limited. Of more, those with a preference come first, then the fastest.
+pub const MAX_SHAPES: usize = 4096;
 /// Time constant of the measured rates, in seconds.
 const SMOOTHING: f64 = 0.15;
+/// Time constant with which a flow's recent peak is forgotten, in seconds. BBR sends next to nothing for 0.2 s every 10 s.
+const PEAK: f64 = 1.0;
 /// A flow slower than this, in bits per second, is idle.
 const IDLE_BPS: f64 = 8_000.0;
 /// A flow that reaches less than this share of its target is limited by something else.
 const REACHED: f64 = 0.8;
 /// What a flow that is limited by something else may add to its rate until the next step.
-const GROWTH: f64 = 1.5;
+const GROWTH: f64 = 2.0;
 const GROWTH_BPS: f64 = 256_000.0;
 /// Rate that an idle flow claims.
 const IDLE_CLAIM_BPS: f64 = 1_000.0;
@@ -39,12 +42,17 @@ const IDLE_CLAIM_BPS: f64 = 1_000.0;
 const MIN_PACING_BPS: f64 = 128_000.0;
 /// Share of the capacity that is given out first, and its bounds.
 const HEADROOM: f64 = 0.95;
-const HEADROOM_BOUNDS: std::ops::RangeInclusive<f64> = 0.75..=1.1;
+const HEADROOM_BOUNDS: std::ops::RangeInclusive<f64> = 0.6..=1.1;
 /// The wait that counts as a queue: this many seconds plus this share of the least round trip.
-const QUEUE: (f64, f64) = (0.004, 1.0 / 16.0);
-/// Factors of the headroom in a step with a queue, and in one without that used the link.
-const SHRINK: f64 = 0.985;
-const GROW: f64 = 1.002;
+const QUEUE: (f64, f64) = (0.005, 1.0 / 8.0);
+/// Factors of the headroom in a step with a queue, and in one without that used the link (the second one above the first headroom).
+const SHRINK: f64 = 0.99;
+const GROW: (f64, f64) = (1.004, 1.001);
+/// Time constant of the queue that the present one is compared with, in seconds; a queue that is shorter by this factor is draining.
+const QUEUE_SMOOTHING: f64 = 0.5;
+const DRAINING: f64 = 0.85;
+/// Largest share of the capacity that is left to drain a queue of what is sent. A queue of a second takes all of it.
+const DRAIN: f64 = 0.3;
 
 /// Limits of a running TCP flow. Without any, the flow is only measured.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -66,6 +74,8 @@ pub struct Subject {
     pub rule: Option<usize>,
     /// Preferences of that rule.
     pub preference: Preference,
+    /// Least RTT of its life so far.
+    pub least_round_trip: Option<Duration>,
 }
 
 /// What is known of a link.
@@ -107,21 +117,49 @@ pub struct Share {
 #[derive(Debug, Clone, Default)]
 pub struct Controller {
     flows: BTreeMap<FlowId, Flow>,
-    headroom: BTreeMap<LinkIndex, PerDirection<f64>>,
+    links: BTreeMap<LinkIndex, LinkState>,
+    /// When the counters were read last, and the steps' lengths between the last two times.
+    read_at: Time,
+    share: f64,
+}
+
+/// What the steps found out about a link.
+#[derive(Debug, Clone, Copy)]
+struct LinkState {
+    headroom: PerDirection<f64>,
+    /// Wait in the link's queue now, and smoothed, in seconds.
+    queue: PerDirection<f64>,
+    smoothed: PerDirection<f64>,
+    trims: Trims,
+}
+
+impl Default for LinkState {
+    fn default() -> Self {
+        let zero = PerDirection::default();
+        Self { headroom: PerDirection::from_fn(|_| HEADROOM), queue: zero, smoothed: zero, trims: Trims::default() }
+    }
+}
+
+impl LinkState {
+    fn is_draining(&self, direction: Direction) -> bool {
+        self.smoothed[direction] > QUEUE.0 && self.queue[direction] < DRAINING * self.smoothed[direction]
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Flow {
     subject: Subject,
     last: Option<Progress>,
-    /// Smoothed rate in bits per second.
+    /// Smoothed rate in bits per second, and its recent peak.
     rate: PerDirection<f64>,
+    peak: PerDirection<f64>,
     /// Latest RTT by direction of the data, in seconds.
     round_trip: PerDirection<Option<f64>>,
-    least_round_trip: Option<f64>,
+    /// RTT without a queue on the link, in seconds.
+    base: Option<f64>,
     /// Bits per second.
     target: PerDirection<Option<f64>>,
-    window: Option<f64>,
+    window: Window,
 }
 
 impl Controller {
@@ -136,16 +174,20 @@ impl Controller {
             })
             .collect();
         let flows = &self.flows;
-        self.headroom.retain(|link, _| flows.values().any(|flow| flow.subject.link == *link));
+        self.links.retain(|link, _| flows.values().any(|flow| flow.subject.link == *link));
     }
 
     /// Whether any flow's rule asks for something, so that [`Self::step`] is needed.
     pub fn is_needed(&self) -> bool {
-        self.flows.values().any(|flow| flow.subject.preference != Preference::default())
+        self.flows.values().any(Flow::asks)
     }
 
     /// Takes the flows' counters.
     pub fn on_progress(&mut self, progress: &[Progress]) {
+        let read_at = progress.iter().map(|row| row.read_at).max().unwrap_or(self.read_at);
+        let before = std::mem::replace(&mut self.read_at, read_at);
+        // After a pause the first step counts as one.
+        self.share = Some(read_at.since(before).as_secs_f64() / STEP.as_secs_f64()).filter(|share| *share < 10.0).unwrap_or(1.0);
         for row in progress {
             if let Some(flow) = self.flows.get_mut(&row.id) {
                 flow.on_progress(row);
@@ -156,30 +198,61 @@ impl Controller {
     /// The next shapes. Flows that only share a link with a preference are included without limits while the preference needs none, so that their rates
     /// are known.
     pub fn step(&mut self, links: &BTreeMap<LinkIndex, LinkFacts>) -> BTreeMap<FlowId, Shape> {
-        let mut by_link: BTreeMap<LinkIndex, Vec<FlowId>> = BTreeMap::new();
+        let mut by_link: BTreeMap<LinkIndex, (Vec<FlowId>, bool)> = BTreeMap::new();
         for (id, flow) in &self.flows {
-            by_link.entry(flow.subject.link).or_default().push(*id);
+            let (ids, asked) = by_link.entry(flow.subject.link).or_default();
+            ids.push(*id);
+            *asked |= flow.asks();
         }
         let mut shapes = BTreeMap::new();
-        for (link, ids) in by_link {
-            let facts = links.get(&link).copied().unwrap_or_default();
-            if !ids.iter().any(|id| self.flows[id].subject.preference != Preference::default()) {
+        for (link, (ids, asked)) in by_link {
+            if !asked {
+                self.links.remove(&link);
                 for id in ids {
                     self.flows.entry(id).and_modify(Flow::release);
                 }
                 continue;
             }
+            let facts = links.get(&link).copied().unwrap_or_default();
+            self.find_bases(&ids, &facts);
+            let mut state = self.links.get(&link).copied().unwrap_or_default();
             for direction in Direction::ALL {
-                self.adapt_headroom(link, direction, &ids, &facts);
-                self.set_targets(link, direction, &ids, &facts);
+                self.observe(&mut state, direction, &ids);
+                self.set_targets(&state, direction, &ids, &facts);
             }
-            for id in ids {
-                if let Some(flow) = self.flows.get_mut(&id) {
-                    shapes.insert(id, flow.shape(facts.round_trip));
-                }
-            }
+            self.set_windows(&mut state, &ids);
+            self.links.insert(link, state);
+            shapes.extend(ids.iter().map(|id| (*id, self.flows[id].shape())));
         }
+        self.cut(&mut shapes);
         shapes
+    }
+
+    /// Number of flows that are not measured and not limited because there are more than [`MAX_SHAPES`].
+    pub fn exceeding(&self) -> usize {
+        let asked: std::collections::BTreeSet<LinkIndex> =
+            self.flows.values().filter(|flow| flow.asks()).map(|flow| flow.subject.link).collect();
+        self.flows.values().filter(|flow| asked.contains(&flow.subject.link)).count().saturating_sub(MAX_SHAPES)
+    }
+
+    /// Keeps the flows that matter most.
+    fn cut(&mut self, shapes: &mut BTreeMap<FlowId, Shape>) {
+        if shapes.len() <= MAX_SHAPES {
+            return;
+        }
+        let mut order: Vec<(bool, f64, FlowId)> = shapes
+            .keys()
+            .map(|id| {
+                let flow = &self.flows[id];
+                (flow.asks(), flow.peak.down.max(flow.peak.up), *id)
+            })
+            .collect();
+        // Of equals, the newest.
+        order.sort_by(|a, b| b.0.cmp(&a.0).then(b.1.total_cmp(&a.1)).then(b.2.cmp(&a.2)));
+        for (_, _, id) in order.split_off(MAX_SHAPES) {
+            shapes.remove(&id);
+            self.flows.entry(id).and_modify(Flow::release);
+        }
     }
 
     /// What the flow gets in a direction; `None` if it is unknown.
@@ -215,33 +288,85 @@ impl Controller {
         }
     }
 
-    /// Shrinks the headroom of a link while its flows show a queue, and enlarges it while they use it and show none.
-    fn adapt_headroom(&mut self, link: LinkIndex, direction: Direction, ids: &[FlowId], facts: &LinkFacts) {
-        let flows: Vec<&Flow> = ids.iter().map(|id| &self.flows[id]).filter(|flow| flow.rate[direction] > IDLE_BPS).collect();
-        let least = flows.iter().filter_map(|flow| flow.least_round_trip).chain(facts.round_trip.map(|rtt| rtt.as_secs_f64()));
-        let least = least.fold(f64::INFINITY, f64::min);
+    /// The RTTs without a queue of flows that have none yet. A flow that began behind a queue has never seen a short RTT, so what the other flows of the
+    /// link wait is subtracted.
+    fn find_bases(&mut self, ids: &[FlowId], facts: &LinkFacts) {
+        let waits = ids.iter().filter_map(|id| {
+            let flow = &self.flows[id];
+            Some(flow.round_trip.down? - flow.base.or(flow.least())?)
+        });
+        let wait = waits.fold(0.0, f64::max);
+        let link = facts.round_trip.map_or(0.0, |rtt| rtt.as_secs_f64());
+        for id in ids {
+            if let Some(flow) = self.flows.get_mut(id).filter(|flow| flow.base.is_none())
+                && let Some(now) = flow.round_trip.down
+            {
+                let least = flow.least().unwrap_or(now).min(now);
+                flow.base = Some(least.min((now - wait).max(link)).max(0.000_2));
+            }
+        }
+    }
+
+    /// Measures the queue of a link, and adapts its headroom.
+    fn observe(&self, state: &mut LinkState, direction: Direction, ids: &[FlowId]) {
+        let flows = || ids.iter().map(|id| &self.flows[id]).filter(|flow| flow.rate[direction] > IDLE_BPS);
         // The flow with the shortest wait: others may wait for a distant server.
-        let queue = flows.iter().filter_map(|flow| flow.round_trip[direction]).fold(f64::INFINITY, f64::min) - least;
-        let (moved, wanted) = flows.iter().fold((0.0, 0.0), |(moved, wanted), flow| {
+        let waits = flows().filter_map(|flow| Some((flow.round_trip[direction]? - flow.base?, flow.base?)));
+        let Some((queue, base)) = waits.min_by(|a, b| a.0.total_cmp(&b.0)) else {
+            (state.queue[direction], state.smoothed[direction]) = (0.0, 0.0);
+            return;
+        };
+        state.queue[direction] = queue.max(0.0);
+        let span = self.share * STEP.as_secs_f64();
+        state.smoothed[direction] += span / (span + QUEUE_SMOOTHING) * (state.queue[direction] - state.smoothed[direction]);
+        let (moved, wanted) = flows().fold((0.0, 0.0), |(moved, wanted), flow| {
             (moved + flow.rate[direction], wanted + flow.target[direction].unwrap_or(f64::INFINITY))
         });
-        let headroom = &mut self.headroom.entry(link).or_insert(PerDirection::from_fn(|_| HEADROOM))[direction];
-        if queue.is_finite() && queue > QUEUE.0 + QUEUE.1 * least {
-            *headroom *= SHRINK;
-        } else if wanted.is_finite() && moved > 0.9 * wanted {
-            *headroom *= GROW;
+        let (full, draining) = (wanted.is_finite() && moved > 0.85 * wanted, state.is_draining(direction));
+        let headroom = &mut state.headroom[direction];
+        if queue > QUEUE.0 + QUEUE.1 * base {
+            // Flows that have just begun, or data sent before the limits, exceed the targets: that queue passes by itself.
+            if full && moved < 1.1 * wanted && !draining {
+                *headroom *= SHRINK.powf(self.share);
+            }
+        } else if full {
+            *headroom *= if *headroom < HEADROOM { GROW.0 } else { GROW.1 }.powf(self.share);
         }
         *headroom = headroom.clamp(*HEADROOM_BOUNDS.start(), *HEADROOM_BOUNDS.end());
     }
 
-    fn set_targets(&mut self, link: LinkIndex, direction: Direction, ids: &[FlowId], facts: &LinkFacts) {
+    /// Sets the receive windows of a link's flows that have a target.
+    fn set_windows(&mut self, state: &mut LinkState, ids: &[FlowId]) {
+        let draining = state.is_draining(Direction::Down);
+        let mut limited: Vec<Inputs<'_>> = self
+            .flows
+            .range_mut(ids[0]..=ids[ids.len() - 1])
+            .filter(|(id, _)| ids.binary_search(id).is_ok())
+            .filter_map(|(_, flow)| {
+                let Some(target) = flow.target.down else {
+                    flow.window = Window::default();
+                    return None;
+                };
+                let base = flow.base.get_or_insert(0.05);
+                let round_trip = flow.round_trip.down.unwrap_or(*base).max(*base);
+                Some(Inputs { window: &mut flow.window, base, target, rate: flow.rate.down, round_trip })
+            })
+            .collect();
+        state.trims.set(&mut limited, self.read_at, self.share, draining);
+    }
+
+    fn set_targets(&mut self, state: &LinkState, direction: Direction, ids: &[FlowId], facts: &LinkFacts) {
         let known = facts.capacity[direction].filter(|capacity| *capacity > Rate::ZERO);
         let is_shared =
             |flow: &Flow| flow.subject.preference.shares() && (flow.rate[direction] > IDLE_BPS || flow.target[direction].is_some());
         let active = |flow: &Flow| flow.rate[direction] > IDLE_BPS;
         // A flow with a weight or a guarantee that moves nothing in this direction needs nothing of the others.
         let shared = ids.iter().map(|id| &self.flows[id]).any(|flow| is_shared(flow) && active(flow));
-        let headroom = self.headroom.get(&link).map_or(HEADROOM, |headroom| headroom[direction]);
+        let drain = match direction {
+            Direction::Up => state.queue.up.min(DRAIN),
+            Direction::Down => 0.0,
+        };
+        let headroom = state.headroom[direction] - drain;
         let capacity = known.filter(|_| shared).map(|capacity| capacity.bps() as f64 * headroom);
         let mut rules: Vec<Option<usize>> = Vec::new();
         let mut bounds: Vec<Bounds> = Vec::new();
@@ -274,15 +399,24 @@ impl Flow {
             subject,
             last: None,
             rate: PerDirection::default(),
+            peak: PerDirection::default(),
             round_trip: PerDirection::default(),
-            least_round_trip: None,
+            base: None,
             target: PerDirection::default(),
-            window: None,
+            window: Window::default(),
         }
     }
 
+    fn asks(&self) -> bool {
+        self.subject.preference != Preference::default()
+    }
+
+    fn least(&self) -> Option<f64> {
+        self.subject.least_round_trip.map(|rtt| rtt.as_secs_f64())
+    }
+
     fn release(&mut self) {
-        (self.target, self.window) = (PerDirection::default(), None);
+        (self.target, self.window) = (PerDirection::default(), Window::default());
     }
 
     fn on_progress(&mut self, row: &Progress) {
@@ -292,8 +426,9 @@ impl Flow {
         // is the handshake's.
         let fresh = sent.filter(|_| self.rate.up > IDLE_BPS);
         self.round_trip = PerDirection { down: fresh.or(received).or(sent), up: sent };
-        let least = sent.into_iter().chain(received).chain(self.least_round_trip).fold(f64::INFINITY, f64::min);
-        self.least_round_trip = Some(least).filter(|least| least.is_finite());
+        // Only what is new: the path may have become longer since the handshake.
+        let latest = self.round_trip.down.into_iter().chain(fresh).fold(f64::INFINITY, f64::min);
+        self.base = self.base.map(|base| base.min(latest));
         if let Some(last) = self.last {
             let span = row.read_at.since(last.read_at).as_secs_f64();
             if span < 0.01 {
@@ -304,6 +439,7 @@ impl Flow {
             for direction in Direction::ALL {
                 let now = moved[direction].get() as f64 * 8.0 / span;
                 self.rate[direction] += share * (now - self.rate[direction]);
+                self.peak[direction] = (self.peak[direction] * (-span / PEAK).exp()).max(self.rate[direction]);
             }
         }
         self.last = Some(*row);
@@ -312,40 +448,19 @@ impl Flow {
     /// What the flow takes of its link, in bits per second; `None`: as much as possible. An idle flow takes next to nothing, so that many of them leave
     /// the link to others.
     fn demand(&self, direction: Direction) -> Option<f64> {
-        let rate = self.rate[direction];
+        let (rate, peak) = (self.rate[direction], self.peak[direction]);
         let limited = match self.target[direction] {
-            Some(target) => rate < REACHED * target,
+            Some(target) => peak < REACHED * target,
             // It is not limited yet: idle, or it has as much as it can.
             None => rate <= IDLE_BPS,
         };
         let more = if rate <= IDLE_BPS { IDLE_CLAIM_BPS } else { GROWTH_BPS };
-        limited.then_some(GROWTH * rate + more)
+        limited.then_some(GROWTH * peak + more)
     }
 
-    /// `round_trip` is the link's least RTT.
-    fn shape(&mut self, round_trip: Option<Duration>) -> Shape {
-        let Some(target) = self.target.down else {
-            self.window = None;
-            return Shape { pacing: self.target.up.map(pacing), window: None };
-        };
-        let now = self.round_trip.down.or(self.least_round_trip).unwrap_or(0.05).max(0.000_2);
-        let most = 4.0 * target / 8.0 * now + 65_536.0;
-        // A flow that began behind a queue has never seen a short RTT; its link has.
-        let link = round_trip.map(|rtt| rtt.as_secs_f64());
-        let least = link.into_iter().chain(self.least_round_trip).fold(now, f64::min);
-        let window = match self.window {
-            None => target / 8.0 * (least.max(0.01) + 0.005),
-            Some(window) => {
-                let gain = 0.5 * (STEP.as_secs_f64() / now).min(1.0);
-                let ratio = (target / self.rate.down.max(1.0)).clamp(0.5, 2.0);
-                window * (1.0 + gain * (ratio - 1.0))
-            }
-        };
-        // While an old queue drains, the rate exceeds the window's. A window of the target and the link's least RTT is never too large.
-        let enough = link.map_or(0.0, |_| 0.9 * target / 8.0 * least);
-        let window = window.min(most).max(enough).max(MIN_WINDOW);
-        self.window = Some(window);
-        Shape { pacing: self.target.up.map(pacing), window: Some(ByteCount::new(window as u64)) }
+    fn shape(&self) -> Shape {
+        let window = self.target.down.and(self.window.bytes()).map(ByteCount::new);
+        Shape { pacing: self.target.up.map(pacing), window }
     }
 }
 
@@ -407,7 +522,7 @@ mod tests {
     }
 
     fn subject(id: u64, rule: usize, preference: Preference) -> Subject {
-        Subject { id: FlowId(id), link: LINK, rule: Some(rule), preference }
+        Subject { id: FlowId(id), link: LINK, rule: Some(rule), preference, least_round_trip: None }
     }
 
     fn facts(capacity: Option<Rate>, milliseconds: u64) -> BTreeMap<LinkIndex, LinkFacts> {

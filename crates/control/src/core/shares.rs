@@ -45,7 +45,7 @@ impl<S: Steering> Core<S> {
         let wanted = self.config.policy.apps.iter().filter(direct).any(|rule| rule.preference() != Preference::default());
         let subjects: Vec<Subject> = if wanted {
             let direct = self.flows.iter().filter(|living| living.row.protocol == Protocol::Tcp && !self.has_ended(living));
-            direct.map(|living| self.shaping_subject(&living.row)).collect()
+            direct.map(|living| Subject { least_round_trip: living.progress.least_rtt, ..self.shaping_subject(&living.row) }).collect()
         } else {
             Vec::new()
         };
@@ -64,7 +64,7 @@ impl<S: Steering> Core<S> {
         let apps = &self.config.policy.apps;
         let rule = matched.and_then(|(matcher, when)| apps.iter().position(|rule| rule.matcher == *matcher && rule.when == *when));
         let preference = rule.map(|rule| apps[rule].preference()).unwrap_or_default();
-        Subject { id: row.id, link: row.link, rule, preference }
+        Subject { id: row.id, link: row.link, rule, preference, least_round_trip: None }
     }
 
     /// Does a step if it is due.
