@@ -158,8 +158,10 @@ pub struct ShareDirection {
     pub measured_bps: Option<u64>,
     /// Rate that the flow gets at least while it has data, among the current flows of the link; `null` if the link's capacity is unknown.
     pub guaranteed_bps: Option<u64>,
-    /// Longest wait in the sender of a burst of up to 64 KiB; only if the rule limits the flow to less than it is guaranteed.
+    /// Longest wait in the sender of a burst of up to 64 KiB, for a flow whose own rate is below the one at which it is served at least.
     pub delay_us: Option<u64>,
+    /// Condition of `delay_us`, or the reason why there is no bound.
+    pub delay_note: Option<String>,
 }
 
 /// Share of one link in a flow that a peer carries.

@@ -113,6 +113,22 @@ pub struct Share {
     pub measured: Rate,
 }
 
+/// What a flow is guaranteed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Guaranteed {
+    /// Rate at which its data is served at least.
+    pub service: Rate,
+    /// Its part of its rule's `rate`.
+    pub cap: Option<Rate>,
+}
+
+impl Guaranteed {
+    /// Rate that it gets at least while it has data.
+    pub fn rate(&self) -> Rate {
+        self.cap.map_or(self.service, |cap| cap.min(self.service))
+    }
+}
+
 /// Computes the shapes of flows step by step. The caller passes the living flows, the counters, and the time.
 #[derive(Debug, Clone, Default)]
 pub struct Controller {
@@ -160,6 +176,8 @@ struct Flow {
     /// Bits per second.
     target: PerDirection<Option<f64>>,
     window: Window,
+    /// Whether the last step listed it, so that its counters are read at the next.
+    listed: bool,
 }
 
 impl Controller {
@@ -190,6 +208,15 @@ impl Controller {
         self.share = Some(read_at.since(before).as_secs_f64() / STEP.as_secs_f64()).filter(|share| *share < 10.0).unwrap_or(1.0);
         for row in progress {
             if let Some(flow) = self.flows.get_mut(&row.id) {
+                flow.on_progress(row);
+            }
+        }
+    }
+
+    /// Takes counters of a poll for flows that the last step did not list.
+    pub fn on_poll(&mut self, progress: &[Progress]) {
+        for row in progress {
+            if let Some(flow) = self.flows.get_mut(&row.id).filter(|flow| !flow.listed) {
                 flow.on_progress(row);
             }
         }
@@ -237,9 +264,15 @@ impl Controller {
 
     /// Keeps the flows that matter most.
     fn cut(&mut self, shapes: &mut BTreeMap<FlowId, Shape>) {
-        if shapes.len() <= MAX_SHAPES {
-            return;
+        if shapes.len() > MAX_SHAPES {
+            self.drop_least(shapes);
         }
+        for (id, flow) in &mut self.flows {
+            flow.listed = shapes.contains_key(id);
+        }
+    }
+
+    fn drop_least(&mut self, shapes: &mut BTreeMap<FlowId, Shape>) {
         let mut order: Vec<(bool, f64, FlowId)> = shapes
             .keys()
             .map(|id| {
@@ -266,9 +299,9 @@ impl Controller {
         self.flows.get(&id).is_some_and(|flow| flow.target[direction].is_some_and(|target| flow.rate[direction] >= REACHED * target))
     }
 
-    /// Rates that the flow is guaranteed on its link in a direction, given the other flows there (Theorem 2, or its rule's guarantee if that is more),
-    /// and the link's capacity.
-    pub fn guaranteed(&self, id: FlowId, capacity: Option<Rate>) -> Option<Rate> {
+    /// What the flow is guaranteed on its link in a direction among the present flows there, for a link of this capacity: by its weight (Theorem 2), or its
+    /// rule's guarantee if that is more.
+    pub fn guaranteed(&self, id: FlowId, capacity: Option<Rate>) -> Option<Guaranteed> {
         let flow = self.flows.get(&id)?;
         let (mut weights, mut own) = (0.0, 0.0);
         for other in self.flows.values().filter(|other| other.subject.link == flow.subject.link) {
@@ -281,11 +314,8 @@ impl Controller {
         let by_weight = capacity.map(|capacity| capacity.scale(weight / weights));
         // The rule's flows share its guarantee and its cap by their weights.
         let part = |portion: Option<Portion>| Some(portion?.of(capacity)?.scale(weight / own));
-        let floor = part(flow.subject.preference.guarantee).max(by_weight);
-        match part(flow.subject.preference.rate) {
-            Some(cap) => floor.map(|floor| floor.min(cap)),
-            None => floor,
-        }
+        let service = part(flow.subject.preference.guarantee).max(by_weight)?;
+        Some(Guaranteed { service, cap: part(flow.subject.preference.rate) })
     }
 
     /// The RTTs without a queue of flows that have none yet. A flow that began behind a queue has never seen a short RTT, so what the other flows of the
@@ -404,6 +434,7 @@ impl Flow {
             base: None,
             target: PerDirection::default(),
             window: Window::default(),
+            listed: false,
         }
     }
 
@@ -450,7 +481,7 @@ impl Flow {
     fn demand(&self, direction: Direction) -> Option<f64> {
         let (rate, peak) = (self.rate[direction], self.peak[direction]);
         let limited = match self.target[direction] {
-            Some(target) => peak < REACHED * target,
+            Some(target) => peak < REACHED * target && !(direction == Direction::Down && self.window.is_in_effect()),
             // It is not limited yet: idle, or it has as much as it can.
             None => rate <= IDLE_BPS,
         };
@@ -619,8 +650,94 @@ mod tests {
             subject(2, 1, of(None, Some(Portion::Rate(Rate::from_mbps(1))))),
             subject(3, 2, Preference { weight: 2.0, ..Preference::default() }),
         ]);
-        let guaranteed = |id| controller.guaranteed(FlowId(id), Some(Rate::from_mbps(12))).map(Rate::bps);
+        let guaranteed = |id| controller.guaranteed(FlowId(id), Some(Rate::from_mbps(12))).map(|it| it.rate().bps());
         assert_eq!([guaranteed(1), guaranteed(2), guaranteed(3)], [Some(6_000_000), Some(1_000_000), Some(6_000_000)]);
         assert_eq!(controller.guaranteed(FlowId(3), None), None);
+    }
+
+    /// BBR sends next to nothing for 0.2 s every 10 s. The others took its share, and it was slow for a second or two after that.
+    #[test]
+    fn regression_a_short_pause_does_not_cost_a_share() {
+        let weight = |weight| Preference { weight, ..Preference::default() };
+        let mut far = far_end(12.0, 40.0);
+        let (mut controller, mut shapes) = (Controller::default(), BTreeMap::new());
+        controller.follow([subject(1, 0, weight(1.0)), subject(2, 1, weight(3.0))]);
+        let ids = [FlowId(1), FlowId(2)];
+        let known = facts(Some(Rate::from_mbps(12)), 40);
+        for _ in 0..50 {
+            controller.on_progress(&far.pass(&shapes, &ids));
+            shapes = controller.step(&known);
+        }
+        let before = (shapes[&FlowId(1)].window.unwrap(), shapes[&FlowId(2)].window.unwrap());
+        for _ in 0..3 {
+            // Only the first one moves data.
+            let mut rows = far.pass(&shapes, &ids[..1]);
+            let last = controller.flows[&FlowId(2)].last.unwrap();
+            rows.push(Progress { read_at: rows[0].read_at, ..last });
+            controller.on_progress(&rows);
+            shapes = controller.step(&known);
+        }
+        let near = |now: Option<ByteCount>, before: ByteCount| (now.unwrap().get() as f64 / before.get() as f64 - 1.0).abs() < 0.15;
+        assert!(near(shapes[&FlowId(1)].window, before.0) && near(shapes[&FlowId(2)].window, before.1), "{shapes:?}, before {before:?}");
+    }
+
+    /// The windows followed the rates while an old queue drained, and the headroom fell to its least.
+    #[test]
+    fn regression_a_queue_from_before_does_not_shrink_the_shares() {
+        let weight = |weight| Preference { weight, ..Preference::default() };
+        let mut far = far_end(12.0, 40.0);
+        far.queue = 150_000.0;
+        let subjects = [subject(1, 0, weight(1.0)), subject(2, 1, weight(3.0))];
+        let begun = |subject: Subject| Subject { least_round_trip: Some(Duration::from_millis(40)), ..subject };
+        let rates = run(&subjects.map(begun), &mut far, &facts(Some(Rate::from_mbps(12)), 40), 3);
+        assert!((rates[0] / 3e6 - 1.0).abs() < 0.1 && (rates[1] / 9e6 - 1.0).abs() < 0.1, "{rates:?}");
+    }
+
+    #[test]
+    fn windows_follow_a_round_trip_that_changes() {
+        let weight = |weight| Preference { weight, ..Preference::default() };
+        let (mut far, known) = (far_end(12.0, 40.0), facts(Some(Rate::from_mbps(12)), 40));
+        let (mut controller, mut shapes) = (Controller::default(), BTreeMap::new());
+        controller.follow([subject(1, 0, weight(1.0)), subject(2, 1, weight(3.0))]);
+        let ids = [FlowId(1), FlowId(2)];
+        for milliseconds in [40.0, 90.0, 30.0] {
+            far.round_trip = milliseconds / 1e3;
+            let mut before = BTreeMap::new();
+            for step in 0..40 {
+                if step == 30 {
+                    before = far.moved.clone();
+                }
+                controller.on_progress(&far.pass(&shapes, &ids));
+                shapes = controller.step(&known);
+            }
+            let rates = ids.map(|id| (far.moved[&id] - before[&id]) * 8.0);
+            assert!((rates[0] / 3e6 - 1.0).abs() < 0.12 && (rates[1] / 9e6 - 1.0).abs() < 0.12, "{rates:?} at {milliseconds} ms");
+            assert!(far.queue * 8.0 / far.rate < 0.02, "the queue is {} bytes at {milliseconds} ms", far.queue);
+        }
+    }
+
+    #[test]
+    fn flows_with_a_preference_and_fast_flows_come_first_if_there_are_too_many() {
+        let mut controller = Controller::default();
+        let count = MAX_SHAPES as u64;
+        let mut subjects: Vec<Subject> = (0..count + 10).map(|id| subject(id, 0, Preference::default())).collect();
+        subjects.push(subject(count + 50, 1, Preference { weight: 2.0, ..Preference::default() }));
+        controller.follow(subjects);
+        let row = |at: u64, bytes: u64| Progress {
+            id: FlowId(3),
+            rx: ByteCount::new(bytes),
+            tx: ByteCount::ZERO,
+            read_at: Time::from_millis(at),
+            rtt_us: Some(40_000),
+            receive_rtt_us: None,
+        };
+        controller.on_progress(&[row(1000, 0)]);
+        controller.on_progress(&[row(1100, 100_000)]);
+        let shapes = controller.step(&facts(Some(Rate::from_mbps(12)), 40));
+        assert_eq!((shapes.len(), controller.exceeding()), (MAX_SHAPES, 11));
+        // The fast one, the one with a weight, and the newest of the others.
+        for (id, listed) in [(3, true), (count + 50, true), (0, false), (count + 9, true)] {
+            assert_eq!(shapes.contains_key(&FlowId(id)), listed, "{id}");
+        }
     }
 }

@@ -5,8 +5,8 @@
 //! windows bounds the queue. A window that followed the measured rate alone would also follow the queue.
 //!
 //! The trim corrects what the product misses: whole segments, delayed acknowledgements, a base that is out of date. It rises while the window limits the
-//! flow and the flow is too slow. A longer round trip may be a longer path or a queue of these flows themselves, and only the answer to a larger window
-//! tells them apart: if the flows together become faster, the path is longer, and the bases take over the trim. If not, the trim goes back.
+//! flow and the flow is too slow. A longer round trip may be a longer path or a queue of these flows themselves, and only the effect of a larger window
+//! distinguishes them: if round trips stay, the path is longer, and the bases take over the trim. If they grow with the windows, the trim goes back.
 
 use std::time::Duration;
 
@@ -28,21 +28,22 @@ const DOWN: f64 = 0.08;
 /// The window takes effect if the measured rate is between these shares of one window per round trip: below, the sender is limited by something else;
 /// above, data of an earlier window is still under way.
 const IN_EFFECT: std::ops::RangeInclusive<f64> = 0.75..=1.3;
-/// A larger trim is judged once it is larger by this factor; it was right if the flows are then faster by the second one.
-const JUDGED: (f64, f64) = (1.15, 1.05);
-/// Time for which a trim that made nothing faster is not raised again.
-const BLOCKED: Duration = Duration::from_secs(4);
+/// The round trip before counts until the trim is larger by the first factor, the one after from the second one on: it may be longer by the third one.
+const JUDGED: (f64, f64, f64) = (1.08, 1.25, 1.07);
+/// Time for which a trim that made a queue is not raised again.
+const BLOCKED: Duration = Duration::from_secs(10);
 
 /// A flow's receive window.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Window {
     trim: f64,
     bytes: Option<f64>,
+    in_effect: bool,
 }
 
 impl Default for Window {
     fn default() -> Self {
-        Self { trim: 1.0, bytes: None }
+        Self { trim: 1.0, bytes: None, in_effect: false }
     }
 }
 
@@ -58,7 +59,7 @@ pub(super) struct Inputs<'a> {
 /// The state of the trims of one link's flows.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Trims {
-    /// Number of flows, mean trim, and share of the targets that was reached, when the trims began to rise.
+    /// Number of flows, mean trim and mean round trip when the trims began to rise.
     reference: Option<(usize, f64, f64)>,
     blocked: Option<Time>,
 }
@@ -69,13 +70,19 @@ impl Window {
         self.bytes.map(|bytes| bytes as u64)
     }
 
+    /// Whether the window limits the flow, and nothing else does.
+    pub(super) fn is_in_effect(&self) -> bool {
+        self.in_effect
+    }
+
     /// A new trim from the flow's rate. `share`: steps since the last change. `draining`: the link's queue is becoming shorter.
     fn correct(&mut self, inputs: (f64, f64, f64, f64), share: f64, draining: bool) {
         let (base, target, rate, round_trip) = inputs;
         let Some(bytes) = self.bytes else { return };
         // A change takes a round trip to show.
         let share = share * (STEP.as_secs_f64() / round_trip).min(1.0);
-        if IN_EFFECT.contains(&(rate * round_trip / (bytes * 8.0))) {
+        self.in_effect = IN_EFFECT.contains(&(rate * round_trip / (bytes * 8.0)));
+        if self.in_effect {
             if rate < 0.97 * target {
                 self.trim *= 1.0 + share * (0.25 * (target / rate - 1.0)).min(UP);
             } else if rate > 1.03 * target && !draining {
@@ -99,27 +106,29 @@ impl Trims {
         }
     }
 
-    /// Keeps larger trims only if they made the flows faster.
+    /// Keeps larger trims only if they do not make a queue.
     fn judge(&mut self, flows: &mut [Inputs<'_>], now: Time) {
-        let sum = |value: &dyn Fn(&Inputs<'_>) -> f64| flows.iter().map(value).sum::<f64>();
-        let targets = sum(&|flow| flow.target).max(1.0);
-        let (trim, reached) = (sum(&|flow| flow.window.trim * flow.target) / targets, sum(&|flow| flow.rate.min(flow.target)) / targets);
-        let fresh = (flows.len(), trim, reached);
-        let Some((count, before, reached_before)) = self.reference.filter(|(count, ..)| *count == flows.len()) else {
-            self.reference = Some(fresh);
+        let mean = |value: &dyn Fn(&Inputs<'_>) -> f64| {
+            let weight: f64 = flows.iter().map(|flow| flow.target).sum();
+            flows.iter().map(|flow| value(flow) * flow.target).sum::<f64>() / weight.max(1.0)
+        };
+        let (trim, round_trip) = (mean(&|flow| flow.window.trim), mean(&|flow| flow.round_trip));
+        let Some((count, before, round_trip_before)) = self.reference.filter(|(count, ..)| *count == flows.len()) else {
+            self.reference = Some((flows.len(), trim, round_trip));
             return;
         };
-        if trim < before || reached > 0.97 {
-            self.reference = Some((count, trim, reached));
+        if trim < JUDGED.0 * before {
+            self.reference = Some((count, trim.min(before), round_trip));
             return;
         }
         if self.blocked.is_some_and(|until| now < until) {
             return scale(flows, before / trim);
         }
-        if trim < JUDGED.0 * before {
+        if trim < JUDGED.1 * before {
             return;
         }
-        if reached < JUDGED.1 * reached_before {
+        self.reference = None;
+        if round_trip > JUDGED.2 * round_trip_before {
             self.blocked = Some(now + BLOCKED);
             return scale(flows, before / trim);
         }
@@ -128,7 +137,6 @@ impl Trims {
             *flow.base *= longer;
             flow.window.trim /= longer;
         }
-        self.reference = None;
     }
 }
 
