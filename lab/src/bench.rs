@@ -15,6 +15,7 @@ mod overhead;
 mod proxy;
 mod report;
 mod schedulers;
+mod shares;
 mod sockets;
 mod stats;
 mod whole;
@@ -66,6 +67,7 @@ const ALL: &[(&str, Bench)] = &[
     ("footprint", footprint::run),
     ("api", api::run),
     ("schedulers", schedulers::run),
+    ("shares", shares::run),
     ("bond", bond::sums::run),
     ("bond-few", bond::few::run),
     ("bond-cut", bond::cut::run),

@@ -63,11 +63,13 @@ pub struct Shape {
     pub window: Option<ByteCount>,
 }
 
-/// A living TCP flow on its link.
+/// A living flow on its link.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Subject {
     /// Id of the flow.
     pub id: FlowId,
+    /// Whether it can be limited: TCP. Others leave a UDP flow what it is guaranteed.
+    pub limitable: bool,
     /// Its link.
     pub link: LinkIndex,
     /// Number of the rule that matched. The flows of one rule on one link share its `rate` and `guarantee`.
@@ -249,7 +251,7 @@ impl Controller {
             }
             self.set_windows(&mut state, &ids);
             self.links.insert(link, state);
-            shapes.extend(ids.iter().map(|id| (*id, self.flows[id].shape())));
+            shapes.extend(ids.iter().map(|id| (*id, &self.flows[id])).filter(|(_, flow)| flow.subject.limitable).map(|(id, flow)| (id, flow.shape())));
         }
         self.cut(&mut shapes);
         shapes
@@ -259,7 +261,7 @@ impl Controller {
     pub fn exceeding(&self) -> usize {
         let asked: std::collections::BTreeSet<LinkIndex> =
             self.flows.values().filter(|flow| flow.asks()).map(|flow| flow.subject.link).collect();
-        self.flows.values().filter(|flow| asked.contains(&flow.subject.link)).count().saturating_sub(MAX_SHAPES)
+        self.flows.values().filter(|flow| flow.subject.limitable && asked.contains(&flow.subject.link)).count().saturating_sub(MAX_SHAPES)
     }
 
     /// Keeps the flows that matter most.
@@ -373,7 +375,7 @@ impl Controller {
             .range_mut(ids[0]..=ids[ids.len() - 1])
             .filter(|(id, _)| ids.binary_search(id).is_ok())
             .filter_map(|(_, flow)| {
-                let Some(target) = flow.target.down else {
+                let Some(target) = flow.target.down.filter(|_| flow.subject.limitable) else {
                     flow.window = Window::default();
                     return None;
                 };
@@ -553,7 +555,7 @@ mod tests {
     }
 
     fn subject(id: u64, rule: usize, preference: Preference) -> Subject {
-        Subject { id: FlowId(id), link: LINK, rule: Some(rule), preference, least_round_trip: None }
+        Subject { id: FlowId(id), limitable: true, link: LINK, rule: Some(rule), preference, least_round_trip: None }
     }
 
     fn facts(capacity: Option<Rate>, milliseconds: u64) -> BTreeMap<LinkIndex, LinkFacts> {
@@ -714,6 +716,25 @@ mod tests {
             assert!((rates[0] / 3e6 - 1.0).abs() < 0.12 && (rates[1] / 9e6 - 1.0).abs() < 0.12, "{rates:?} at {milliseconds} ms");
             assert!(far.queue * 8.0 / far.rate < 0.02, "the queue is {} bytes at {milliseconds} ms", far.queue);
         }
+    }
+
+    #[test]
+    fn tcp_flows_leave_a_udp_flow_what_it_is_guaranteed() {
+        let mut far = far_end(12.0, 40.0);
+        let (mut controller, mut shapes) = (Controller::default(), BTreeMap::new());
+        let guarantee = Preference { guarantee: Some(Portion::Share(0.1)), ..Preference::default() };
+        controller.follow([Subject { limitable: false, ..subject(1, 0, guarantee) }, subject(2, 1, Preference::default())]);
+        for step in 0..50_u64 {
+            let rows = far.pass(&shapes, &[FlowId(2)]);
+            // 800 kbit/s, as polls show it.
+            let call = Progress { id: FlowId(1), rx: ByteCount::new(step * 10_000), rtt_us: None, receive_rtt_us: None, ..rows[0] };
+            controller.on_poll(&[call]);
+            controller.on_progress(&rows);
+            shapes = controller.step(&facts(Some(Rate::from_mbps(12)), 40));
+        }
+        assert!(!shapes.contains_key(&FlowId(1)) && shapes[&FlowId(2)].window.is_some(), "{shapes:?}");
+        let share = controller.share(FlowId(2), Direction::Down).unwrap();
+        assert!(share.target.is_some_and(|target| target < Rate::from_mbps(11) && target > Rate::from_mbps(9)), "{share:?}");
     }
 
     #[test]

@@ -10,7 +10,6 @@ use braid_decide::shaping::{Controller, Guaranteed, LinkFacts, STEP, Subject};
 use braid_model::{ByteCount, Direction, FlowId, LinkIndex, PerDirection, Protocol, Rate, Time};
 
 use super::Core;
-use super::living::Living;
 use super::timeouts::RETRY;
 use crate::links::Link;
 use crate::steering::{FlowRow, MAX_SHAPES, ShapedFlow, Steering, SteeringError};
@@ -30,6 +29,9 @@ pub(super) struct Shares {
     every: Option<Duration>,
     slow: bool,
 }
+
+/// Note on a UDP flow with a share.
+const UDP: &str = "UDP has no feedback that Braid could use, so this flow is not limited; TCP flows on its link are, so that it gets its share";
 
 /// Longest time between two steps.
 const LONGEST: Duration = STEP.saturating_mul(4);
@@ -67,16 +69,21 @@ impl<S: Steering> Core<S> {
         let direct = |rule: &&AppRule| rule.matcher.client.is_none();
         let wanted = self.config.policy.apps.iter().filter(direct).any(|rule| rule.preference() != Preference::default());
         let subjects: Vec<Subject> = if wanted {
-            let direct = self.flows.iter().filter(|living| living.row.protocol == Protocol::Tcp && !self.has_ended(living));
+            let direct = self.flows.iter().filter(|living| !self.has_ended(living));
             direct.map(|living| Subject { least_round_trip: living.progress.least_rtt, ..self.shaping_subject(&living.row) }).collect()
         } else {
             Vec::new()
         };
         self.shares.controller.follow(subjects);
-        if self.shares.controller.exceeding() > 0 {
-            // Flows beyond the limit are measured only here; a fast one then takes the place of a slow one.
-            let rows: Vec<ShapedFlow> = self.flows.iter().filter(|living| living.row.protocol == Protocol::Tcp).map(progress).collect();
-            self.shares.controller.on_poll(&rows);
+        if self.shares.controller.is_needed() {
+            // For UDP, and for flows beyond the limit: a fast one then takes the place of a slow one.
+            let mut rows: BTreeMap<FlowId, ShapedFlow> = BTreeMap::new();
+            for row in self.flows.iter().map(|living| &living.row) {
+                // A UDP socket may have several exchanges.
+                let sum = rows.entry(row.id).or_insert_with(|| ShapedFlow { rx: ByteCount::ZERO, tx: ByteCount::ZERO, ..progress(row) });
+                (sum.rx, sum.tx) = (sum.rx + row.rx, sum.tx + row.tx);
+            }
+            self.shares.controller.on_poll(&rows.into_values().collect::<Vec<_>>());
         }
         self.shares.due = if self.shares.controller.is_needed() {
             Some(self.shares.due.unwrap_or(now))
@@ -92,7 +99,7 @@ impl<S: Steering> Core<S> {
         let apps = &self.config.policy.apps;
         let rule = matched.and_then(|(matcher, when)| apps.iter().position(|rule| rule.matcher == *matcher && rule.when == *when));
         let preference = rule.map(|rule| apps[rule].preference()).unwrap_or_default();
-        Subject { id: row.id, link: row.link, rule, preference, least_round_trip: None }
+        Subject { id: row.id, limitable: row.protocol == Protocol::Tcp, link: row.link, rule, preference, least_round_trip: None }
     }
 
     /// Does a step if it is due.
@@ -130,10 +137,6 @@ impl<S: Steering> Core<S> {
         let mut share = FlowShare { weight: subject.preference.weight, ..FlowShare::default() };
         share.rate = subject.preference.rate.map(|portion| portion.to_string());
         share.guarantee = subject.preference.guarantee.map(|portion| portion.to_string());
-        if row.protocol != Protocol::Tcp {
-            share.note = Some("UDP has no feedback that Braid could use, so its rate is not limited".to_owned());
-            return Some(share);
-        }
         let facts = self.links.get(row.link).map(|link| link_facts(link, now)).unwrap_or_default();
         share.down = self.share_direction(row.id, Direction::Down, &facts);
         share.up = self.share_direction(row.id, Direction::Up, &facts);
@@ -141,6 +144,8 @@ impl<S: Steering> Core<S> {
             let text =
                 "the link's capacity is not known yet: weights and percentages have no effect until traffic or capacity_down shows it";
             share.note = Some(text.to_owned());
+        } else if !subject.limitable {
+            share.note = Some(UDP.to_owned());
         }
         Some(share)
     }
@@ -241,8 +246,7 @@ fn delay_bound(guaranteed: Option<Guaranteed>, measured: Option<Rate>) -> (Optio
     }
 }
 
-fn progress(living: &Living) -> ShapedFlow {
-    let row = &living.row;
+fn progress(row: &FlowRow) -> ShapedFlow {
     ShapedFlow { id: row.id, rx: row.rx, tx: row.tx, read_at: row.read_at, rtt_us: row.rtt_us, receive_rtt_us: None }
 }
 
