@@ -110,7 +110,11 @@ fn entry(mut section: Section<'_>, links: &[LinkEntry], world: &World) -> Option
     let (rate, guarantee) = bounds(&mut section);
     if rate.is_some() && matcher.as_ref().is_some_and(is_mostly_udp) {
         let reason = "rate limits TCP only, and real-time traffic is mostly UDP, which has no feedback that Braid could use";
-        reader.warn(&span, reason, "limit it in the program; weight and guarantee work for UDP, because TCP flows on the link leave it room");
+        reader.warn(
+            &span,
+            reason,
+            "limit it in the program; weight and guarantee work for UDP, because TCP flows on the link leave it room",
+        );
     }
     let rule = AppRule {
         matcher: matcher.clone().unwrap_or_default(),

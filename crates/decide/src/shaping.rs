@@ -251,7 +251,9 @@ impl Controller {
             }
             self.set_windows(&mut state, &ids);
             self.links.insert(link, state);
-            shapes.extend(ids.iter().map(|id| (*id, &self.flows[id])).filter(|(_, flow)| flow.subject.limitable).map(|(id, flow)| (id, flow.shape())));
+            shapes.extend(
+                ids.iter().map(|id| (*id, &self.flows[id])).filter(|(_, flow)| flow.subject.limitable).map(|(id, flow)| (id, flow.shape())),
+            );
         }
         self.cut(&mut shapes);
         shapes

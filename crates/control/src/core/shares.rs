@@ -31,7 +31,8 @@ pub(super) struct Shares {
 }
 
 /// Note on a UDP flow with a share.
-const UDP: &str = "UDP has no feedback that Braid could use, so this flow is not limited; TCP flows on its link are, so that it gets its share";
+const UDP: &str =
+    "UDP has no feedback that Braid could use, so this flow is not limited; TCP flows on its link are, so that it gets its share";
 
 /// Longest time between two steps.
 const LONGEST: Duration = STEP.saturating_mul(4);
