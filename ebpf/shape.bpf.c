@@ -7,6 +7,9 @@
  * its own settings back.
  *
  * `braid_unshape` gives all sockets their own settings back. The daemon's watchdog holds an iterator of it and reads it when the daemon dies.
+ *
+ * If both die at once, `shaped` is gone. So the values that this file sets have a low byte of their own, by which `braid_sweep` finds such sockets when
+ * the next daemon starts. It gives them what a socket has that never set anything.
  */
 #include "flow.h"
 
@@ -16,7 +19,7 @@
 #define UNLIMITED ((__u32)-1)
 
 /* The wanted shapes. The daemon writes them. */
-MAP(shapes, BPF_MAP_TYPE_HASH, __u64, struct braid_shape, BRAID_MAX_SHAPES, 0);
+MAP(shapes, BPF_MAP_TYPE_HASH, __u64, struct braid_shape, BRAID_MAX_SHAPES, BPF_F_NO_PREALLOC);
 
 /* The settings that shaped sockets had before, and those they have now. */
 struct held {
@@ -27,7 +30,20 @@ struct held {
 	__u32 window; /* 0: never set, or given back */
 };
 
-MAP(shaped, BPF_MAP_TYPE_HASH, __u64, struct held, BRAID_MAX_SHAPES, 0);
+MAP(shaped, BPF_MAP_TYPE_HASH, __u64, struct held, BRAID_MAX_SHAPES, BPF_F_NO_PREALLOC);
+
+/* The low byte of pacing rates (bytes per second) and window clamps (bytes) that this file sets. Odd, so that no round number has it. */
+#define SIGNATURE 177u
+
+BRAID_INLINE __u32 sign(__u32 value)
+{
+	return (value & ~255u) | SIGNATURE;
+}
+
+BRAID_INLINE _Bool is_signed(__u32 value)
+{
+	return (value & 255) == SIGNATURE;
+}
 
 BRAID_INLINE _Bool set_pacing(struct sock_common *socket, __u32 rate)
 {
@@ -48,7 +64,8 @@ BRAID_INLINE __u32 pacing_of(const struct sock *sk)
 
 BRAID_INLINE void give_pacing_back(struct sock_common *socket, struct held *held)
 {
-	if (held->pacing == UNLIMITED || !set_pacing(socket, held->pacing_before))
+	/* A rate that the program has set in the meantime stays. */
+	if (held->pacing == UNLIMITED || (pacing_of(as_number(socket)) == held->pacing && !set_pacing(socket, held->pacing_before)))
 		return;
 	held->pacing = UNLIMITED;
 }
@@ -67,21 +84,33 @@ BRAID_INLINE void give_window_back(struct sock_common *socket, struct held *held
 		held->window = 0;
 }
 
+/*
+ * A program may set these options itself, before and while Braid does. Its pacing rate is kept as the one to give back, and never exceeded. Its window
+ * clamp, or one that the kernel raised with the receive buffer, is replaced.
+ */
 BRAID_INLINE void apply(struct sock_common *socket, const struct braid_shape *shape, struct held *held)
 {
 	const struct tcp_sock *tcp = as_number(socket);
-	/* A program may have limited itself already. */
-	__u32 pacing = shape->pacing < held->pacing_before ? shape->pacing : held->pacing_before;
+	__u32 current = pacing_of(as_number(socket)), pacing, window;
 
-	if (!shape->pacing)
+	if (current != (held->pacing == UNLIMITED ? held->pacing_before : held->pacing))
+		held->pacing_before = current;
+	if (!shape->pacing) {
 		give_pacing_back(socket, held);
-	else if (pacing != held->pacing && set_pacing(socket, pacing))
-		held->pacing = pacing;
-	/* The kernel raises the clamp when it enlarges the receive buffer. */
-	if (!shape->window)
+	} else {
+		pacing = sign(shape->pacing);
+		if (pacing > held->pacing_before)
+			pacing = held->pacing_before;
+		if (pacing == current || set_pacing(socket, pacing))
+			held->pacing = pacing;
+	}
+	if (!shape->window) {
 		give_window_back(socket, held);
-	else if (BPF_CORE_READ(tcp, window_clamp) != shape->window && set_window(socket, shape->window))
-		held->window = shape->window;
+	} else {
+		window = sign(shape->window);
+		if (BPF_CORE_READ(tcp, window_clamp) == window || set_window(socket, window))
+			held->window = window;
+	}
 }
 
 BRAID_INLINE void give_back(struct sock_common *socket, struct held *held)
@@ -157,5 +186,26 @@ int braid_unshape(struct bpf_iter__tcp *ctx)
 		return 0;
 	give_back(socket, held);
 	bpf_map_delete_elem(&shaped, &cookie);
+	return 0;
+}
+
+SEC("iter/tcp")
+int braid_sweep(struct bpf_iter__tcp *ctx)
+{
+	struct sock_common *socket = ctx->sk_common;
+	const struct tcp_sock *tcp;
+	const struct sock *sk;
+	__u32 buffer, clamp;
+
+	if (!socket || !is_full(socket))
+		return 0;
+	tcp = as_number(socket);
+	sk = as_number(socket);
+	if (is_signed(pacing_of(sk)))
+		set_pacing(socket, UNLIMITED);
+	buffer = BPF_CORE_READ(sk, sk_rcvbuf);
+	clamp = BPF_CORE_READ(tcp, window_clamp);
+	if (is_signed(clamp) && clamp < buffer / 2)
+		set_window(socket, buffer / 2);
 	return 0;
 }

@@ -16,6 +16,7 @@ mod proxy;
 mod report;
 mod run_calls;
 mod schedulers;
+mod shares;
 mod sockets;
 mod stats;
 mod whole;
@@ -73,6 +74,7 @@ const ALL: &[(&str, Bench)] = &[
     ("footprint", footprint::run),
     ("api", api::run),
     ("schedulers", schedulers::run),
+    ("shares", shares::run),
     ("bond", bond::sums::run),
     ("bond-few", bond::few::run),
     ("bond-cut", bond::cut::run),

@@ -4,7 +4,8 @@ mod support;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::process::{Child, Stdio};
+use std::os::fd::AsRawFd;
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -58,6 +59,7 @@ impl Drop for Download {
 struct Upload {
     stop: Arc<AtomicBool>,
     taken: Arc<AtomicU64>,
+    stream: TcpStream,
 }
 
 impl Upload {
@@ -73,15 +75,16 @@ impl Upload {
                 count.fetch_add(size as u64, Ordering::Relaxed);
             }
         });
-        let (mut stream, stopped) = (open(lab, to).0, stop.clone());
+        let (mut sending, stopped) = (open(lab, to).0, stop.clone());
+        let stream = sending.try_clone().unwrap();
         thread::spawn(move || {
-            stream.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
+            sending.set_write_timeout(Some(Duration::from_millis(200))).unwrap();
             let block = vec![1; 16_384];
             while !stopped.load(Ordering::Relaxed) {
-                let _ = stream.write(&block);
+                let _ = sending.write(&block);
             }
         });
-        Self { stop, taken }
+        Self { stop, taken, stream }
     }
 
     /// Bits per second that arrived during `span`.
@@ -212,6 +215,62 @@ fn a_guarantee_holds_beside_bulk_downloads() {
     assert_eq!(up.status().unwrap()["warnings"], serde_json::json!([]));
 }
 
+/// A program may set what Braid sets. Its limit, and not its licence, counts.
+#[test]
+fn a_program_cannot_lift_its_limit() {
+    if !able() {
+        return;
+    }
+    let lab = one_link(20);
+    let up = Up::start(&lab, &rule(11, "rate = \"4 Mbit/s\""));
+    let upload = Upload::start(&lab, 11);
+    settles("limited", || upload.rate(ms(2000)), |rate| near(rate, 4e6));
+    set(&upload.stream, (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE), 10_000_000);
+    let sockets = || client(&lab, "ss -tinH state established");
+    eventually("the rate is set again", || !sockets().contains("pacing_rate 80Mbps/80"));
+    settles("limited again", || upload.rate(ms(2000)), |rate| near(rate, 4e6));
+    // A lower one is the program's own.
+    set(&upload.stream, (libc::SOL_SOCKET, libc::SO_MAX_PACING_RATE), 250_000);
+    settles("its own limit", || upload.rate(ms(2000)), |rate| near(rate, 2e6));
+    up.configure("");
+    assert!(up.braid(&["reload"]).status.success());
+    thread::sleep(ms(500));
+    settles("its own limit stays", || upload.rate(ms(2000)), |rate| near(rate, 2e6));
+}
+
+fn set(stream: &TcpStream, (level, name): (i32, i32), value: u32) {
+    let value_at = (&raw const value).cast();
+    // SAFETY: the option takes a u32, which lives through the call.
+    let result = unsafe { libc::setsockopt(stream.as_raw_fd(), level, name, value_at, size_of::<u32>() as u32) };
+    assert_eq!(result, 0);
+}
+
+/// Figure 4.5 of Yap's thesis: a and b each on a link of its own, c beside b; then a ends and b uses its link too; then b ends.
+#[test]
+fn the_phases_of_figure_4_5() {
+    if !able() {
+        return;
+    }
+    let link = |name, rate| LinkSpec::new(name).rate(mbps(rate)).delay(ms(20));
+    let lab = Lab::builder().link(link("wlan0", 3)).link(link("lte0", 10)).start().unwrap();
+    let web = Web::start(&lab).unwrap();
+    web.file(FILE).unwrap();
+    let on = |host, link: &str, weight| rule(host, &format!("links = [\"{link}\"]\nweight = {weight}"));
+    let links = "[[link]]\nname = \"wlan0\"\ncapacity_down = \"3 Mbit/s\"\n[[link]]\nname = \"lte0\"\ncapacity_down = \"10 Mbit/s\"\n";
+    let config = [on(11, "wlan0", 1), on(12, "lte0", 2), on(13, "lte0", 1), on(14, "wlan0", 2), links.to_owned()].concat();
+    let up = Up::start(&lab, &config);
+    let [a, b, c] = [11, 12, 13].map(|host| [0, 1].map(|_| Download::start(&lab, &web, host)));
+    eventually("all receive", || [11, 12, 13].iter().all(|host| received(&up, *host) > 0));
+    let two_to_one = |b: f64, c: f64| near(b / c, 2.0) && b + c > 8e6;
+    settles("1", || rates(&up, [11, 12, 13], ms(2000)), |[a, b, c]| a > 2.4e6 && two_to_one(b, c));
+    drop(a);
+    let more = Download::start(&lab, &web, 14);
+    settles("2", || rates(&up, [14, 12, 13], ms(2000)), |[more, b, c]| more > 2.4e6 && two_to_one(b, c));
+    drop((b, more));
+    settles("3", || rates(&up, [13], ms(2000))[0], |c| c > 8e6);
+    drop(c);
+}
+
 #[test]
 fn a_daemon_that_dies_leaves_no_limit() {
     if !able() {
@@ -220,15 +279,25 @@ fn a_daemon_that_dies_leaves_no_limit() {
     let lab = one_link(20);
     let web = Web::start(&lab).unwrap();
     web.file(FILE).unwrap();
-    for signal in ["TERM", "KILL"] {
+    // The last two reach the watchdog too: systemd's own watchdog sends SIGABRT to all processes of the service, and SIGKILL leaves the work to the next
+    // start.
+    for (signal, both) in [("TERM", false), ("KILL", false), ("ABRT", true), ("KILL", true)] {
         let mut up = Up::start(&lab, &rule(11, "rate = \"2 Mbit/s\""));
         let (upload, _download) = (Upload::start(&lab, 11), Download::start(&lab, &web, 11));
         settles("out", || upload.rate(ms(2000)), |rate| near(rate, 2e6));
         let sockets = || client(&lab, "ss -tinH state established");
         let limited = || sockets().matches("pacing_rate").count();
         assert!(limited() >= 2, "{}", sockets());
+        if both {
+            up.signal("STOP");
+            for watchdog in children(up.pid()) {
+                assert!(Command::new("kill").args([&format!("-{signal}"), &watchdog.to_string()]).status().unwrap().success());
+            }
+        }
         up.signal(signal);
+        up.signal("CONT");
         up.wait_end();
+        let _next = (both && signal == "KILL").then(|| Up::start(&lab, ""));
         settles(signal, || upload.rate(ms(2000)), |rate| rate > 12e6);
         // The window of the receiving socket is free again, too: its bytes come fast.
         let begin = bytes_received(&sockets());
@@ -236,155 +305,13 @@ fn a_daemon_that_dies_leaves_no_limit() {
     }
 }
 
+/// Processes that this one started.
+fn children(pid: u32) -> Vec<u32> {
+    let text = std::fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap();
+    text.split_whitespace().map(|pid| pid.parse().unwrap()).collect()
+}
+
 /// The largest `bytes_received` that `ss` shows.
 fn bytes_received(sockets: &str) -> u64 {
     sockets.split_whitespace().filter_map(|word| word.strip_prefix("bytes_received:")?.parse().ok()).max().unwrap_or(0)
-}
-
-/// Round trips of small messages over a connection for this long, in milliseconds: a call's packets.
-fn round_trips(stream: &mut TcpStream, span: Duration) -> Vec<f64> {
-    stream.set_nodelay(true).unwrap();
-    stream.set_read_timeout(Some(LIMIT)).unwrap();
-    let (begin, mut took) = (Instant::now(), Vec::new());
-    while begin.elapsed() < span {
-        let sent = Instant::now();
-        stream.write_all(&[1; 160]).unwrap();
-        stream.read_exact(&mut [0; 160]).unwrap();
-        took.push(sent.elapsed().as_secs_f64() * 1e3);
-        thread::sleep(ms(20).saturating_sub(sent.elapsed()));
-    }
-    took
-}
-
-/// A server that sends without end, by this congestion control, to each client that connects.
-fn source(lab: &Lab, at: SocketAddr, control: &'static [u8]) {
-    let listener = lab.server().run(|| TcpListener::bind(at).unwrap()).unwrap();
-    thread::spawn(move || {
-        for stream in listener.incoming() {
-            let mut stream = stream.unwrap();
-            socket2::SockRef::from(&stream).set_tcp_congestion(control).unwrap();
-            thread::spawn(move || while stream.write(&[0; 65_536]).is_ok() {});
-        }
-    });
-}
-
-/// Reads from a server until it is dropped.
-struct Reader(TcpStream);
-
-impl Reader {
-    fn start(lab: &Lab, from: SocketAddr) -> Self {
-        let (stream, _) = open(lab, from);
-        let mut reading = stream.try_clone().unwrap();
-        thread::spawn(move || while matches!(reading.read(&mut [0; 65_536]), Ok(1..)) {});
-        Self(stream)
-    }
-}
-
-impl Drop for Reader {
-    fn drop(&mut self) {
-        let _ = self.0.shutdown(std::net::Shutdown::Both);
-    }
-}
-
-/// Prints figures. `cargo test -p braid-lab --test daemon_shares -- --ignored --nocapture --test-threads 1`
-#[test]
-#[ignore = "measures; run it by hand"]
-fn measure_a_call_beside_a_bulk_download() {
-    if !able() {
-        return;
-    }
-    let lab = one_link(5);
-    let listener = lab.server().run(|| TcpListener::bind(remote(11, SINK)).unwrap()).unwrap();
-    thread::spawn(move || {
-        for stream in listener.incoming() {
-            let mut stream = stream.unwrap();
-            stream.set_nodelay(true).unwrap();
-            thread::spawn(move || {
-                let mut buffer = [0; 160];
-                while stream.read_exact(&mut buffer).is_ok() && stream.write_all(&buffer).is_ok() {}
-            });
-        }
-    });
-    let controls: [(&str, &[u8], u16); 2] = [("BBR", b"bbr", 1), ("CUBIC", b"cubic", 2)];
-    for (_, control, port) in controls {
-        source(&lab, remote(12, port), control);
-    }
-    let preferred = rule(11, "guarantee = \"10 %\"");
-    for (name, config) in
-        [("no rule", String::new()), ("guarantee", preferred.clone()), ("guarantee, known capacity", preferred + &known(5))]
-    {
-        for (control, _, port) in controls {
-            let up = Up::start(&lab, &config);
-            let (mut call, _) = open(&lab, remote(11, SINK));
-            let figures = |mut values: Vec<f64>| {
-                values.sort_by(f64::total_cmp);
-                (values[values.len() / 2], values[values.len() * 95 / 100])
-            };
-            let idle = figures(round_trips(&mut call, ms(2000)));
-            let _bulk = Reader::start(&lab, remote(12, port));
-            let first = figures(round_trips(&mut call, ms(3000)));
-            let (before, begin) = (received(&up, 12), Instant::now());
-            let settled = figures(round_trips(&mut call, ms(10_000)));
-            let bulk = (received(&up, 12) - before) as f64 * 8.0 / 1e6 / begin.elapsed().as_secs_f64();
-            println!(
-                "{name}, {control}: median and 95th percentile in ms: idle {idle:.1?}, first 3 s {first:.1?}, settled {settled:.1?}; bulk {bulk:.2} Mbit/s"
-            );
-        }
-    }
-}
-
-/// Prints how long it takes until two downloads share a link 1:3, by half seconds.
-#[test]
-#[ignore = "measures; run it by hand"]
-fn measure_settling() {
-    if !able() {
-        return;
-    }
-    let lab = one_link(12);
-    for (control, port) in [(&b"bbr"[..], 1), (&b"cubic"[..], 2)] {
-        for host in [11, 12] {
-            source(&lab, remote(host, port), control);
-        }
-        let up = Up::start(&lab, &format!("{}{}", rule(12, "weight = 3"), known(12)));
-        let _one = Reader::start(&lab, remote(11, port));
-        thread::sleep(ms(3000));
-        let _three = Reader::start(&lab, remote(12, port));
-        let begin = Instant::now();
-        for _ in 0..20 {
-            let [one, three] = rates(&up, [11, 12], ms(1000));
-            let name = String::from_utf8_lossy(control);
-            println!(
-                "{name}: {:.1} s: {:.2} and {:.2} Mbit/s, ratio {:.2}",
-                begin.elapsed().as_secs_f64(),
-                one / 1e6,
-                three / 1e6,
-                three / one
-            );
-        }
-    }
-}
-
-/// Prints the daemon's processor time with 100 flows that move data, without and with a rule.
-#[test]
-#[ignore = "measures; run it by hand"]
-fn measure_the_cost_of_100_flows() {
-    if !able() {
-        return;
-    }
-    let lab = one_link(100);
-    source(&lab, remote(11, 1), b"cubic");
-    for (name, config) in [("no rule", String::new()), ("rate", rule(11, "rate = \"40 Mbit/s\""))] {
-        let up = Up::start(&lab, &config);
-        let _readers: Vec<Reader> = (0..100).map(|_| Reader::start(&lab, remote(11, 1))).collect();
-        thread::sleep(ms(5000));
-        let ticks = || -> u64 {
-            let text = std::fs::read_to_string(format!("/proc/{}/stat", up.pid())).unwrap();
-            let fields: Vec<&str> = text.rsplit_once(')').unwrap().1.split_whitespace().collect();
-            fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
-        };
-        let (before, begin) = (ticks(), Instant::now());
-        thread::sleep(ms(20_000));
-        // A tick is 10 ms.
-        println!("{name}: {:.2} % of one core", (ticks() - before) as f64 / begin.elapsed().as_secs_f64());
-    }
 }

@@ -447,7 +447,11 @@ fn flow_share(page: &mut Page<'_>, share: &FlowShare) -> io::Result<()> {
         }];
         says.extend(way.measured_bps.map(|measured| format!("measured {}", Rate::from_bps(measured))));
         says.extend(way.guaranteed_bps.map(|guaranteed| format!("guaranteed {}", Rate::from_bps(guaranteed))));
-        says.extend(way.delay_us.map(|micros| format!("64 KiB wait at most {:.0} ms", micros as f64 / 1e3)));
+        let note = way.delay_note.as_deref();
+        says.extend(match way.delay_us.map(|micros| format!("64 KiB wait at most {:.0} ms", micros as f64 / 1e3)) {
+            Some(bound) => Some(note.map_or(bound.clone(), |note| format!("{bound} {note}"))),
+            None => note.map(str::to_owned),
+        });
         page.line(format!("  {name:<8} {}", says.join(", ")))?;
     }
     share.note.as_ref().map_or(Ok(()), |note| page.line(format!("  note     {note}")))

@@ -158,9 +158,10 @@ pub struct ShareDirection {
     pub measured_bps: Option<u64>,
     /// Minimum rate of the flow while it has data to move and the link's current flows stay the same; `null` if the link's capacity is unknown.
     pub guaranteed_bps: Option<u64>,
-    /// Longest time that a burst of up to 64 KiB waits in the sender; `null` unless the rule limits the flow to less than
-    /// it is guaranteed.
+    /// Longest wait in the sender of a burst of up to 64 KiB, for a flow whose own rate is below the one at which it is served at least.
     pub delay_us: Option<u64>,
+    /// Condition of `delay_us`, or the reason why there is no bound.
+    pub delay_note: Option<String>,
 }
 
 /// Share of one link in a flow that a peer carries.

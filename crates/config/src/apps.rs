@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use braid_control::config::Severity;
+use braid_decide::class;
 use braid_decide::policy::{
     AppMatcher, AppRule, COPIES, Carry, ClientMatcher, Exclusions, LinkRule, LinkSelector, MAX_RULES, NAME_LIMIT, Portion, Resolve,
 };
@@ -55,6 +56,10 @@ pub(super) fn entries(value: Value<'_>, links: &[LinkEntry], exclude: &Exclusion
     read.into_iter().map(|(rule, _)| rule).collect()
 }
 
+fn is_mostly_udp(matcher: &AppMatcher) -> bool {
+    matcher.class.or(matcher.port.and_then(class::by_port)) == Some(Class::RealTime)
+}
+
 /// Whether `later` can never apply: `earlier` matches all its flows, and applies whenever `later` does.
 fn covers(earlier: &AppRule, later: &AppRule) -> bool {
     earlier.matcher.covers(&later.matcher) && earlier.when.covers(&later.when)
@@ -103,6 +108,14 @@ fn entry(mut section: Section<'_>, links: &[LinkEntry], world: &World) -> Option
     let (carry, copies, relay) = carry_settings(&mut section, world);
     let resolve = resolve(&mut section, carry);
     let (rate, guarantee) = bounds(&mut section);
+    if rate.is_some() && matcher.as_ref().is_some_and(is_mostly_udp) {
+        let reason = "rate limits TCP only, and real-time traffic is mostly UDP, which has no feedback that Braid could use";
+        reader.warn(
+            &span,
+            reason,
+            "limit it in the program; weight and guarantee work for UDP, because TCP flows on the link leave it room",
+        );
+    }
     let rule = AppRule {
         matcher: matcher.clone().unwrap_or_default(),
         when: when.clone().unwrap_or_default(),

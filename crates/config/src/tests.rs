@@ -344,6 +344,8 @@ fn entries_that_never_apply_cause_warnings() {
         ("[exclude]\nusers = [0]\n[[app]]\nmatch = { user = \"root\", port = 80 }\n", 3),
         ("[[link]]\nname = \"w*\"\nrole = \"excluded\"\nprobe = \"continuous\"\n", 1),
         ("[[app]]\nmatch = { destination = \"10.0.0.1/8\" }\n", 2),
+        ("[[app]]\nmatch = { class = \"real-time\" }\nrate = \"1 Mbit/s\"\n", 1),
+        ("[[app]]\nmatch = { port = 3478 }\nrate = \"1 Mbit/s\"\n", 1),
     ] {
         let lines: Vec<_> = parse(text).warnings.iter().map(|finding| finding.line).collect();
         assert_eq!(lines, [line], "{text}");

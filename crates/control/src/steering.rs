@@ -272,7 +272,7 @@ pub struct FlowRow {
 }
 
 // A flow of `Steering::shape`, and its limits.
-pub use braid_decide::shaping::{Progress as ShapedFlow, Shape};
+pub use braid_decide::shaping::{MAX_SHAPES, Progress as ShapedFlow, Shape};
 
 /// An event of the steering backend.
 #[derive(Debug, Clone, PartialEq)]

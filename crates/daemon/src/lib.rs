@@ -163,6 +163,9 @@ async fn live(
     }
     let mut steering = BpfSteering::attach(std::process::id())?;
     let redirect = steering.redirect().map_err(|error| tracing::warn!("bonding is not available: {error}")).ok().map(Arc::new);
+    if let Err(error) = steering.release_stale_shapes() {
+        tracing::warn!("flows that an earlier Braid limited may keep their limits: {error}");
+    }
     // The watchdog releases limited flows if this process dies; at a regular end it does so itself.
     match steering.unshape_on_read() {
         Some(Ok(unshape)) => watchdog.unshape_with(unshape).context("cannot restart the watchdog")?,

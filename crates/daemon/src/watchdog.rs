@@ -81,8 +81,9 @@ fn unshape() {
 
 /// Main function of the watchdog: waits for the pipe to close, then sweeps.
 pub fn watch() -> anyhow::Result<()> {
-    // A service manager signals all processes of the service; the watchdog must end after the daemon.
+    // A service manager signals all processes of the service; the watchdog must end after the daemon. systemd's own watchdog does it with SIGABRT.
     block_signals(&FORWARDED)?;
+    block_signals(&[libc::SIGABRT])?;
     crate::privilege::narrow_to_sweeping()?;
     let mut word = [0];
     loop {

@@ -2,15 +2,15 @@
 //!
 //! Yap's thesis (1.2.2, 3.1) gives each application a weight and links it may use, and its scheduler sends each packet at the last moment. A flow
 //! without a relay stays on one link, and its packets are sent by the kernel and by the far end. So the [`Controller`] sets rates instead: the exact
-//! weighted max-min rates of [`crate::fair`] for the link's capacity ([`targets()`]), outwards as a pacing rate and inwards as a receive window.
-//!
-//! The window follows the measured rate: `w := w + k w (target / measured - 1)` at each step, with k = 1/2 for round trips up to the length of a step,
-//! and less for longer ones, because a change takes a round trip to show.
+//! weighted max-min rates of [`crate::fair`] for the link's capacity ([`targets()`]), outwards as a pacing rate and inwards as a receive window
+//! ([`window`]).
 //!
 //! A shared link is filled to less than its capacity, so that queues build at the sender here and not at the far end. The share (the headroom) shrinks
-//! while round trips show a queue, and grows while they show none.
+//! while a queue persists although the flows keep their targets, and grows while there is none. A queue that was there before is drained by the windows
+//! (in), and by sending less for a while (out); it says nothing about the capacity.
 
 mod targets;
+mod window;
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,19 +19,22 @@ use braid_model::{ByteCount, Direction, FlowId, LinkIndex, PerDirection, Rate, T
 
 pub use crate::policy::{Portion, Preference};
 pub use targets::{Bounds, Claim, targets};
+use window::{Inputs, Trims, Window};
 
 /// Time between two steps.
 pub const STEP: Duration = Duration::from_millis(100);
-/// Smallest receive window, in bytes: two segments. A smaller one stalls the sender.
-const MIN_WINDOW: f64 = 2.0 * 1448.0;
+/// Largest number of flows that are measured and limited. Of more, those with a preference come first, then the fastest.
+pub const MAX_SHAPES: usize = 4096;
 /// Time constant of the measured rates, in seconds.
 const SMOOTHING: f64 = 0.15;
+/// Time constant with which a flow's recent peak is forgotten, in seconds. BBR sends next to nothing for 0.2 s every 10 s.
+const PEAK: f64 = 1.0;
 /// A flow slower than this, in bits per second, is idle.
 const IDLE_BPS: f64 = 8_000.0;
 /// A flow that reaches less than this share of its target is limited by something else.
 const REACHED: f64 = 0.8;
 /// What a flow that is limited by something else may add to its rate until the next step.
-const GROWTH: f64 = 1.5;
+const GROWTH: f64 = 2.0;
 const GROWTH_BPS: f64 = 256_000.0;
 /// Rate that an idle flow claims.
 const IDLE_CLAIM_BPS: f64 = 1_000.0;
@@ -39,12 +42,17 @@ const IDLE_CLAIM_BPS: f64 = 1_000.0;
 const MIN_PACING_BPS: f64 = 128_000.0;
 /// Share of the capacity that is given out first, and its bounds.
 const HEADROOM: f64 = 0.95;
-const HEADROOM_BOUNDS: std::ops::RangeInclusive<f64> = 0.75..=1.1;
+const HEADROOM_BOUNDS: std::ops::RangeInclusive<f64> = 0.6..=1.1;
 /// The wait that counts as a queue: this many seconds plus this share of the least round trip.
-const QUEUE: (f64, f64) = (0.004, 1.0 / 16.0);
-/// Factors of the headroom in a step with a queue, and in one without that used the link.
-const SHRINK: f64 = 0.985;
-const GROW: f64 = 1.002;
+const QUEUE: (f64, f64) = (0.005, 1.0 / 8.0);
+/// Factors of the headroom in a step with a queue, and in one without that used the link (the second one above the first headroom).
+const SHRINK: f64 = 0.99;
+const GROW: (f64, f64) = (1.004, 1.001);
+/// Time constant of the queue that the present one is compared with, in seconds; a queue that is shorter by this factor is draining.
+const QUEUE_SMOOTHING: f64 = 0.5;
+const DRAINING: f64 = 0.85;
+/// Largest share of the capacity that is left to drain a queue of what is sent. A queue of a second takes all of it.
+const DRAIN: f64 = 0.3;
 
 /// Limits of a running TCP flow. Without any, the flow is only measured.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -55,17 +63,21 @@ pub struct Shape {
     pub window: Option<ByteCount>,
 }
 
-/// A living TCP flow on its link.
+/// A living flow on its link.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Subject {
     /// Id of the flow.
     pub id: FlowId,
+    /// Whether it can be limited: TCP. Others leave a UDP flow what it is guaranteed.
+    pub limitable: bool,
     /// Its link.
     pub link: LinkIndex,
     /// Number of the rule that matched. The flows of one rule on one link share its `rate` and `guarantee`.
     pub rule: Option<usize>,
     /// Preferences of that rule.
     pub preference: Preference,
+    /// Least RTT of its life so far.
+    pub least_round_trip: Option<Duration>,
 }
 
 /// What is known of a link.
@@ -103,25 +115,71 @@ pub struct Share {
     pub measured: Rate,
 }
 
+/// What a flow is guaranteed.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Guaranteed {
+    /// Rate at which its data is served at least.
+    pub service: Rate,
+    /// Its part of its rule's `rate`.
+    pub cap: Option<Rate>,
+}
+
+impl Guaranteed {
+    /// Rate that it gets at least while it has data.
+    pub fn rate(&self) -> Rate {
+        self.cap.map_or(self.service, |cap| cap.min(self.service))
+    }
+}
+
 /// Computes the shapes of flows step by step. The caller passes the living flows, the counters, and the time.
 #[derive(Debug, Clone, Default)]
 pub struct Controller {
     flows: BTreeMap<FlowId, Flow>,
-    headroom: BTreeMap<LinkIndex, PerDirection<f64>>,
+    links: BTreeMap<LinkIndex, LinkState>,
+    /// When the counters were read last, and the steps' lengths between the last two times.
+    read_at: Time,
+    share: f64,
+}
+
+/// What the steps found out about a link.
+#[derive(Debug, Clone, Copy)]
+struct LinkState {
+    headroom: PerDirection<f64>,
+    /// Wait in the link's queue now, and smoothed, in seconds.
+    queue: PerDirection<f64>,
+    smoothed: PerDirection<f64>,
+    trims: Trims,
+}
+
+impl Default for LinkState {
+    fn default() -> Self {
+        let zero = PerDirection::default();
+        Self { headroom: PerDirection::from_fn(|_| HEADROOM), queue: zero, smoothed: zero, trims: Trims::default() }
+    }
+}
+
+impl LinkState {
+    fn is_draining(&self, direction: Direction) -> bool {
+        self.smoothed[direction] > QUEUE.0 && self.queue[direction] < DRAINING * self.smoothed[direction]
+    }
 }
 
 #[derive(Debug, Clone, Copy)]
 struct Flow {
     subject: Subject,
     last: Option<Progress>,
-    /// Smoothed rate in bits per second.
+    /// Smoothed rate in bits per second, and its recent peak.
     rate: PerDirection<f64>,
+    peak: PerDirection<f64>,
     /// Latest RTT by direction of the data, in seconds.
     round_trip: PerDirection<Option<f64>>,
-    least_round_trip: Option<f64>,
+    /// RTT without a queue on the link, in seconds.
+    base: Option<f64>,
     /// Bits per second.
     target: PerDirection<Option<f64>>,
-    window: Option<f64>,
+    window: Window,
+    /// Whether the last step listed it, so that its counters are read at the next.
+    listed: bool,
 }
 
 impl Controller {
@@ -136,18 +194,31 @@ impl Controller {
             })
             .collect();
         let flows = &self.flows;
-        self.headroom.retain(|link, _| flows.values().any(|flow| flow.subject.link == *link));
+        self.links.retain(|link, _| flows.values().any(|flow| flow.subject.link == *link));
     }
 
     /// Whether any flow's rule asks for something, so that [`Self::step`] is needed.
     pub fn is_needed(&self) -> bool {
-        self.flows.values().any(|flow| flow.subject.preference != Preference::default())
+        self.flows.values().any(Flow::asks)
     }
 
     /// Takes the flows' counters.
     pub fn on_progress(&mut self, progress: &[Progress]) {
+        let read_at = progress.iter().map(|row| row.read_at).max().unwrap_or(self.read_at);
+        let before = std::mem::replace(&mut self.read_at, read_at);
+        // After a pause the first step counts as one.
+        self.share = Some(read_at.since(before).as_secs_f64() / STEP.as_secs_f64()).filter(|share| *share < 10.0).unwrap_or(1.0);
         for row in progress {
             if let Some(flow) = self.flows.get_mut(&row.id) {
+                flow.on_progress(row);
+            }
+        }
+    }
+
+    /// Takes counters of a poll for flows that the last step did not list.
+    pub fn on_poll(&mut self, progress: &[Progress]) {
+        for row in progress {
+            if let Some(flow) = self.flows.get_mut(&row.id).filter(|flow| !flow.listed) {
                 flow.on_progress(row);
             }
         }
@@ -156,30 +227,69 @@ impl Controller {
     /// The next shapes. Flows that only share a link with a preference are included without limits while the preference needs none, so that their rates
     /// are known.
     pub fn step(&mut self, links: &BTreeMap<LinkIndex, LinkFacts>) -> BTreeMap<FlowId, Shape> {
-        let mut by_link: BTreeMap<LinkIndex, Vec<FlowId>> = BTreeMap::new();
+        let mut by_link: BTreeMap<LinkIndex, (Vec<FlowId>, bool)> = BTreeMap::new();
         for (id, flow) in &self.flows {
-            by_link.entry(flow.subject.link).or_default().push(*id);
+            let (ids, asked) = by_link.entry(flow.subject.link).or_default();
+            ids.push(*id);
+            *asked |= flow.asks();
         }
         let mut shapes = BTreeMap::new();
-        for (link, ids) in by_link {
-            let facts = links.get(&link).copied().unwrap_or_default();
-            if !ids.iter().any(|id| self.flows[id].subject.preference != Preference::default()) {
+        for (link, (ids, asked)) in by_link {
+            if !asked {
+                self.links.remove(&link);
                 for id in ids {
                     self.flows.entry(id).and_modify(Flow::release);
                 }
                 continue;
             }
+            let facts = links.get(&link).copied().unwrap_or_default();
+            self.find_bases(&ids, &facts);
+            let mut state = self.links.get(&link).copied().unwrap_or_default();
             for direction in Direction::ALL {
-                self.adapt_headroom(link, direction, &ids, &facts);
-                self.set_targets(link, direction, &ids, &facts);
+                self.observe(&mut state, direction, &ids);
+                self.set_targets(&state, direction, &ids, &facts);
             }
-            for id in ids {
-                if let Some(flow) = self.flows.get_mut(&id) {
-                    shapes.insert(id, flow.shape(facts.round_trip));
-                }
-            }
+            self.set_windows(&mut state, &ids);
+            self.links.insert(link, state);
+            shapes.extend(
+                ids.iter().map(|id| (*id, &self.flows[id])).filter(|(_, flow)| flow.subject.limitable).map(|(id, flow)| (id, flow.shape())),
+            );
         }
+        self.cut(&mut shapes);
         shapes
+    }
+
+    /// Number of flows that are not measured and not limited because there are more than [`MAX_SHAPES`].
+    pub fn exceeding(&self) -> usize {
+        let asked: std::collections::BTreeSet<LinkIndex> =
+            self.flows.values().filter(|flow| flow.asks()).map(|flow| flow.subject.link).collect();
+        self.flows.values().filter(|flow| flow.subject.limitable && asked.contains(&flow.subject.link)).count().saturating_sub(MAX_SHAPES)
+    }
+
+    /// Keeps the flows that matter most.
+    fn cut(&mut self, shapes: &mut BTreeMap<FlowId, Shape>) {
+        if shapes.len() > MAX_SHAPES {
+            self.drop_least(shapes);
+        }
+        for (id, flow) in &mut self.flows {
+            flow.listed = shapes.contains_key(id);
+        }
+    }
+
+    fn drop_least(&mut self, shapes: &mut BTreeMap<FlowId, Shape>) {
+        let mut order: Vec<(bool, f64, FlowId)> = shapes
+            .keys()
+            .map(|id| {
+                let flow = &self.flows[id];
+                (flow.asks(), flow.peak.down.max(flow.peak.up), *id)
+            })
+            .collect();
+        // Of equals, the newest.
+        order.sort_by(|a, b| b.0.cmp(&a.0).then(b.1.total_cmp(&a.1)).then(b.2.cmp(&a.2)));
+        for (_, _, id) in order.split_off(MAX_SHAPES) {
+            shapes.remove(&id);
+            self.flows.entry(id).and_modify(Flow::release);
+        }
     }
 
     /// What the flow gets in a direction; `None` if it is unknown.
@@ -193,9 +303,9 @@ impl Controller {
         self.flows.get(&id).is_some_and(|flow| flow.target[direction].is_some_and(|target| flow.rate[direction] >= REACHED * target))
     }
 
-    /// Rates that the flow is guaranteed on its link in a direction, given the other flows there (Theorem 2, or its rule's guarantee if that is more),
-    /// and the link's capacity.
-    pub fn guaranteed(&self, id: FlowId, capacity: Option<Rate>) -> Option<Rate> {
+    /// What the flow is guaranteed on its link in a direction among the present flows there, for a link of this capacity: by its weight (Theorem 2), or its
+    /// rule's guarantee if that is more.
+    pub fn guaranteed(&self, id: FlowId, capacity: Option<Rate>) -> Option<Guaranteed> {
         let flow = self.flows.get(&id)?;
         let (mut weights, mut own) = (0.0, 0.0);
         for other in self.flows.values().filter(|other| other.subject.link == flow.subject.link) {
@@ -208,40 +318,89 @@ impl Controller {
         let by_weight = capacity.map(|capacity| capacity.scale(weight / weights));
         // The rule's flows share its guarantee and its cap by their weights.
         let part = |portion: Option<Portion>| Some(portion?.of(capacity)?.scale(weight / own));
-        let floor = part(flow.subject.preference.guarantee).max(by_weight);
-        match part(flow.subject.preference.rate) {
-            Some(cap) => floor.map(|floor| floor.min(cap)),
-            None => floor,
+        let service = part(flow.subject.preference.guarantee).max(by_weight)?;
+        Some(Guaranteed { service, cap: part(flow.subject.preference.rate) })
+    }
+
+    /// The RTTs without a queue of flows that have none yet. A flow that began behind a queue has never seen a short RTT, so what the other flows of the
+    /// link wait is subtracted.
+    fn find_bases(&mut self, ids: &[FlowId], facts: &LinkFacts) {
+        let waits = ids.iter().filter_map(|id| {
+            let flow = &self.flows[id];
+            Some(flow.round_trip.down? - flow.base.or(flow.least())?)
+        });
+        let wait = waits.fold(0.0, f64::max);
+        let link = facts.round_trip.map_or(0.0, |rtt| rtt.as_secs_f64());
+        for id in ids {
+            if let Some(flow) = self.flows.get_mut(id).filter(|flow| flow.base.is_none())
+                && let Some(now) = flow.round_trip.down
+            {
+                let least = flow.least().unwrap_or(now).min(now);
+                flow.base = Some(least.min((now - wait).max(link)).max(0.000_2));
+            }
         }
     }
 
-    /// Shrinks the headroom of a link while its flows show a queue, and enlarges it while they use it and show none.
-    fn adapt_headroom(&mut self, link: LinkIndex, direction: Direction, ids: &[FlowId], facts: &LinkFacts) {
-        let flows: Vec<&Flow> = ids.iter().map(|id| &self.flows[id]).filter(|flow| flow.rate[direction] > IDLE_BPS).collect();
-        let least = flows.iter().filter_map(|flow| flow.least_round_trip).chain(facts.round_trip.map(|rtt| rtt.as_secs_f64()));
-        let least = least.fold(f64::INFINITY, f64::min);
+    /// Measures the queue of a link, and adapts its headroom.
+    fn observe(&self, state: &mut LinkState, direction: Direction, ids: &[FlowId]) {
+        let flows = || ids.iter().map(|id| &self.flows[id]).filter(|flow| flow.rate[direction] > IDLE_BPS);
         // The flow with the shortest wait: others may wait for a distant server.
-        let queue = flows.iter().filter_map(|flow| flow.round_trip[direction]).fold(f64::INFINITY, f64::min) - least;
-        let (moved, wanted) = flows.iter().fold((0.0, 0.0), |(moved, wanted), flow| {
+        let waits = flows().filter_map(|flow| Some((flow.round_trip[direction]? - flow.base?, flow.base?)));
+        let Some((queue, base)) = waits.min_by(|a, b| a.0.total_cmp(&b.0)) else {
+            (state.queue[direction], state.smoothed[direction]) = (0.0, 0.0);
+            return;
+        };
+        state.queue[direction] = queue.max(0.0);
+        let span = self.share * STEP.as_secs_f64();
+        state.smoothed[direction] += span / (span + QUEUE_SMOOTHING) * (state.queue[direction] - state.smoothed[direction]);
+        let (moved, wanted) = flows().fold((0.0, 0.0), |(moved, wanted), flow| {
             (moved + flow.rate[direction], wanted + flow.target[direction].unwrap_or(f64::INFINITY))
         });
-        let headroom = &mut self.headroom.entry(link).or_insert(PerDirection::from_fn(|_| HEADROOM))[direction];
-        if queue.is_finite() && queue > QUEUE.0 + QUEUE.1 * least {
-            *headroom *= SHRINK;
-        } else if wanted.is_finite() && moved > 0.9 * wanted {
-            *headroom *= GROW;
+        let (full, draining) = (wanted.is_finite() && moved > 0.85 * wanted, state.is_draining(direction));
+        let headroom = &mut state.headroom[direction];
+        if queue > QUEUE.0 + QUEUE.1 * base {
+            // Flows that have just begun, or data sent before the limits, exceed the targets: that queue passes by itself.
+            if full && moved < 1.1 * wanted && !draining {
+                *headroom *= SHRINK.powf(self.share);
+            }
+        } else if full {
+            *headroom *= if *headroom < HEADROOM { GROW.0 } else { GROW.1 }.powf(self.share);
         }
         *headroom = headroom.clamp(*HEADROOM_BOUNDS.start(), *HEADROOM_BOUNDS.end());
     }
 
-    fn set_targets(&mut self, link: LinkIndex, direction: Direction, ids: &[FlowId], facts: &LinkFacts) {
+    /// Sets the receive windows of a link's flows that have a target.
+    fn set_windows(&mut self, state: &mut LinkState, ids: &[FlowId]) {
+        let draining = state.is_draining(Direction::Down);
+        let mut limited: Vec<Inputs<'_>> = self
+            .flows
+            .range_mut(ids[0]..=ids[ids.len() - 1])
+            .filter(|(id, _)| ids.binary_search(id).is_ok())
+            .filter_map(|(_, flow)| {
+                let Some(target) = flow.target.down.filter(|_| flow.subject.limitable) else {
+                    flow.window = Window::default();
+                    return None;
+                };
+                let base = flow.base.get_or_insert(0.05);
+                let round_trip = flow.round_trip.down.unwrap_or(*base).max(*base);
+                Some(Inputs { window: &mut flow.window, base, target, rate: flow.rate.down, round_trip })
+            })
+            .collect();
+        state.trims.set(&mut limited, self.read_at, self.share, draining);
+    }
+
+    fn set_targets(&mut self, state: &LinkState, direction: Direction, ids: &[FlowId], facts: &LinkFacts) {
         let known = facts.capacity[direction].filter(|capacity| *capacity > Rate::ZERO);
         let is_shared =
             |flow: &Flow| flow.subject.preference.shares() && (flow.rate[direction] > IDLE_BPS || flow.target[direction].is_some());
         let active = |flow: &Flow| flow.rate[direction] > IDLE_BPS;
         // A flow with a weight or a guarantee that moves nothing in this direction needs nothing of the others.
         let shared = ids.iter().map(|id| &self.flows[id]).any(|flow| is_shared(flow) && active(flow));
-        let headroom = self.headroom.get(&link).map_or(HEADROOM, |headroom| headroom[direction]);
+        let drain = match direction {
+            Direction::Up => state.queue.up.min(DRAIN),
+            Direction::Down => 0.0,
+        };
+        let headroom = state.headroom[direction] - drain;
         let capacity = known.filter(|_| shared).map(|capacity| capacity.bps() as f64 * headroom);
         let mut rules: Vec<Option<usize>> = Vec::new();
         let mut bounds: Vec<Bounds> = Vec::new();
@@ -274,15 +433,25 @@ impl Flow {
             subject,
             last: None,
             rate: PerDirection::default(),
+            peak: PerDirection::default(),
             round_trip: PerDirection::default(),
-            least_round_trip: None,
+            base: None,
             target: PerDirection::default(),
-            window: None,
+            window: Window::default(),
+            listed: false,
         }
     }
 
+    fn asks(&self) -> bool {
+        self.subject.preference != Preference::default()
+    }
+
+    fn least(&self) -> Option<f64> {
+        self.subject.least_round_trip.map(|rtt| rtt.as_secs_f64())
+    }
+
     fn release(&mut self) {
-        (self.target, self.window) = (PerDirection::default(), None);
+        (self.target, self.window) = (PerDirection::default(), Window::default());
     }
 
     fn on_progress(&mut self, row: &Progress) {
@@ -292,8 +461,9 @@ impl Flow {
         // is the handshake's.
         let fresh = sent.filter(|_| self.rate.up > IDLE_BPS);
         self.round_trip = PerDirection { down: fresh.or(received).or(sent), up: sent };
-        let least = sent.into_iter().chain(received).chain(self.least_round_trip).fold(f64::INFINITY, f64::min);
-        self.least_round_trip = Some(least).filter(|least| least.is_finite());
+        // Only what is new: the path may have become longer since the handshake.
+        let latest = self.round_trip.down.into_iter().chain(fresh).fold(f64::INFINITY, f64::min);
+        self.base = self.base.map(|base| base.min(latest));
         if let Some(last) = self.last {
             let span = row.read_at.since(last.read_at).as_secs_f64();
             if span < 0.01 {
@@ -304,6 +474,7 @@ impl Flow {
             for direction in Direction::ALL {
                 let now = moved[direction].get() as f64 * 8.0 / span;
                 self.rate[direction] += share * (now - self.rate[direction]);
+                self.peak[direction] = (self.peak[direction] * (-span / PEAK).exp()).max(self.rate[direction]);
             }
         }
         self.last = Some(*row);
@@ -312,40 +483,19 @@ impl Flow {
     /// What the flow takes of its link, in bits per second; `None`: as much as possible. An idle flow takes next to nothing, so that many of them leave
     /// the link to others.
     fn demand(&self, direction: Direction) -> Option<f64> {
-        let rate = self.rate[direction];
+        let (rate, peak) = (self.rate[direction], self.peak[direction]);
         let limited = match self.target[direction] {
-            Some(target) => rate < REACHED * target,
+            Some(target) => peak < REACHED * target && !(direction == Direction::Down && self.window.is_in_effect()),
             // It is not limited yet: idle, or it has as much as it can.
             None => rate <= IDLE_BPS,
         };
         let more = if rate <= IDLE_BPS { IDLE_CLAIM_BPS } else { GROWTH_BPS };
-        limited.then_some(GROWTH * rate + more)
+        limited.then_some(GROWTH * peak + more)
     }
 
-    /// `round_trip` is the link's least RTT.
-    fn shape(&mut self, round_trip: Option<Duration>) -> Shape {
-        let Some(target) = self.target.down else {
-            self.window = None;
-            return Shape { pacing: self.target.up.map(pacing), window: None };
-        };
-        let now = self.round_trip.down.or(self.least_round_trip).unwrap_or(0.05).max(0.000_2);
-        let most = 4.0 * target / 8.0 * now + 65_536.0;
-        // A flow that began behind a queue has never seen a short RTT; its link has.
-        let link = round_trip.map(|rtt| rtt.as_secs_f64());
-        let least = link.into_iter().chain(self.least_round_trip).fold(now, f64::min);
-        let window = match self.window {
-            None => target / 8.0 * (least.max(0.01) + 0.005),
-            Some(window) => {
-                let gain = 0.5 * (STEP.as_secs_f64() / now).min(1.0);
-                let ratio = (target / self.rate.down.max(1.0)).clamp(0.5, 2.0);
-                window * (1.0 + gain * (ratio - 1.0))
-            }
-        };
-        // While an old queue drains, the rate exceeds the window's. A window of the target and the link's least RTT is never too large.
-        let enough = link.map_or(0.0, |_| 0.9 * target / 8.0 * least);
-        let window = window.min(most).max(enough).max(MIN_WINDOW);
-        self.window = Some(window);
-        Shape { pacing: self.target.up.map(pacing), window: Some(ByteCount::new(window as u64)) }
+    fn shape(&self) -> Shape {
+        let window = self.target.down.and(self.window.bytes()).map(ByteCount::new);
+        Shape { pacing: self.target.up.map(pacing), window }
     }
 }
 
@@ -407,7 +557,7 @@ mod tests {
     }
 
     fn subject(id: u64, rule: usize, preference: Preference) -> Subject {
-        Subject { id: FlowId(id), link: LINK, rule: Some(rule), preference }
+        Subject { id: FlowId(id), limitable: true, link: LINK, rule: Some(rule), preference, least_round_trip: None }
     }
 
     fn facts(capacity: Option<Rate>, milliseconds: u64) -> BTreeMap<LinkIndex, LinkFacts> {
@@ -504,8 +654,113 @@ mod tests {
             subject(2, 1, of(None, Some(Portion::Rate(Rate::from_mbps(1))))),
             subject(3, 2, Preference { weight: 2.0, ..Preference::default() }),
         ]);
-        let guaranteed = |id| controller.guaranteed(FlowId(id), Some(Rate::from_mbps(12))).map(Rate::bps);
+        let guaranteed = |id| controller.guaranteed(FlowId(id), Some(Rate::from_mbps(12))).map(|it| it.rate().bps());
         assert_eq!([guaranteed(1), guaranteed(2), guaranteed(3)], [Some(6_000_000), Some(1_000_000), Some(6_000_000)]);
         assert_eq!(controller.guaranteed(FlowId(3), None), None);
+    }
+
+    /// BBR sends next to nothing for 0.2 s every 10 s. The others took its share, and it was slow for a second or two after that.
+    #[test]
+    fn regression_a_short_pause_does_not_cost_a_share() {
+        let weight = |weight| Preference { weight, ..Preference::default() };
+        let mut far = far_end(12.0, 40.0);
+        let (mut controller, mut shapes) = (Controller::default(), BTreeMap::new());
+        controller.follow([subject(1, 0, weight(1.0)), subject(2, 1, weight(3.0))]);
+        let ids = [FlowId(1), FlowId(2)];
+        let known = facts(Some(Rate::from_mbps(12)), 40);
+        for _ in 0..50 {
+            controller.on_progress(&far.pass(&shapes, &ids));
+            shapes = controller.step(&known);
+        }
+        let before = (shapes[&FlowId(1)].window.unwrap(), shapes[&FlowId(2)].window.unwrap());
+        for _ in 0..3 {
+            // Only the first one moves data.
+            let mut rows = far.pass(&shapes, &ids[..1]);
+            let last = controller.flows[&FlowId(2)].last.unwrap();
+            rows.push(Progress { read_at: rows[0].read_at, ..last });
+            controller.on_progress(&rows);
+            shapes = controller.step(&known);
+        }
+        let near = |now: Option<ByteCount>, before: ByteCount| (now.unwrap().get() as f64 / before.get() as f64 - 1.0).abs() < 0.15;
+        assert!(near(shapes[&FlowId(1)].window, before.0) && near(shapes[&FlowId(2)].window, before.1), "{shapes:?}, before {before:?}");
+    }
+
+    /// The windows followed the rates while an old queue drained, and the headroom fell to its least.
+    #[test]
+    fn regression_a_queue_from_before_does_not_shrink_the_shares() {
+        let weight = |weight| Preference { weight, ..Preference::default() };
+        let mut far = far_end(12.0, 40.0);
+        far.queue = 150_000.0;
+        let subjects = [subject(1, 0, weight(1.0)), subject(2, 1, weight(3.0))];
+        let begun = |subject: Subject| Subject { least_round_trip: Some(Duration::from_millis(40)), ..subject };
+        let rates = run(&subjects.map(begun), &mut far, &facts(Some(Rate::from_mbps(12)), 40), 3);
+        assert!((rates[0] / 3e6 - 1.0).abs() < 0.1 && (rates[1] / 9e6 - 1.0).abs() < 0.1, "{rates:?}");
+    }
+
+    #[test]
+    fn windows_follow_a_round_trip_that_changes() {
+        let weight = |weight| Preference { weight, ..Preference::default() };
+        let (mut far, known) = (far_end(12.0, 40.0), facts(Some(Rate::from_mbps(12)), 40));
+        let (mut controller, mut shapes) = (Controller::default(), BTreeMap::new());
+        controller.follow([subject(1, 0, weight(1.0)), subject(2, 1, weight(3.0))]);
+        let ids = [FlowId(1), FlowId(2)];
+        for milliseconds in [40.0, 90.0, 30.0] {
+            far.round_trip = milliseconds / 1e3;
+            let mut before = BTreeMap::new();
+            for step in 0..40 {
+                if step == 30 {
+                    before = far.moved.clone();
+                }
+                controller.on_progress(&far.pass(&shapes, &ids));
+                shapes = controller.step(&known);
+            }
+            let rates = ids.map(|id| (far.moved[&id] - before[&id]) * 8.0);
+            assert!((rates[0] / 3e6 - 1.0).abs() < 0.12 && (rates[1] / 9e6 - 1.0).abs() < 0.12, "{rates:?} at {milliseconds} ms");
+            assert!(far.queue * 8.0 / far.rate < 0.02, "the queue is {} bytes at {milliseconds} ms", far.queue);
+        }
+    }
+
+    #[test]
+    fn tcp_flows_leave_a_udp_flow_what_it_is_guaranteed() {
+        let mut far = far_end(12.0, 40.0);
+        let (mut controller, mut shapes) = (Controller::default(), BTreeMap::new());
+        let guarantee = Preference { guarantee: Some(Portion::Share(0.1)), ..Preference::default() };
+        controller.follow([Subject { limitable: false, ..subject(1, 0, guarantee) }, subject(2, 1, Preference::default())]);
+        for step in 0..50_u64 {
+            let rows = far.pass(&shapes, &[FlowId(2)]);
+            // 800 kbit/s, as polls show it.
+            let call = Progress { id: FlowId(1), rx: ByteCount::new(step * 10_000), rtt_us: None, receive_rtt_us: None, ..rows[0] };
+            controller.on_poll(&[call]);
+            controller.on_progress(&rows);
+            shapes = controller.step(&facts(Some(Rate::from_mbps(12)), 40));
+        }
+        assert!(!shapes.contains_key(&FlowId(1)) && shapes[&FlowId(2)].window.is_some(), "{shapes:?}");
+        let share = controller.share(FlowId(2), Direction::Down).unwrap();
+        assert!(share.target.is_some_and(|target| target < Rate::from_mbps(11) && target > Rate::from_mbps(9)), "{share:?}");
+    }
+
+    #[test]
+    fn flows_with_a_preference_and_fast_flows_come_first_if_there_are_too_many() {
+        let mut controller = Controller::default();
+        let count = MAX_SHAPES as u64;
+        let mut subjects: Vec<Subject> = (0..count + 10).map(|id| subject(id, 0, Preference::default())).collect();
+        subjects.push(subject(count + 50, 1, Preference { weight: 2.0, ..Preference::default() }));
+        controller.follow(subjects);
+        let row = |at: u64, bytes: u64| Progress {
+            id: FlowId(3),
+            rx: ByteCount::new(bytes),
+            tx: ByteCount::ZERO,
+            read_at: Time::from_millis(at),
+            rtt_us: Some(40_000),
+            receive_rtt_us: None,
+        };
+        controller.on_progress(&[row(1000, 0)]);
+        controller.on_progress(&[row(1100, 100_000)]);
+        let shapes = controller.step(&facts(Some(Rate::from_mbps(12)), 40));
+        assert_eq!((shapes.len(), controller.exceeding()), (MAX_SHAPES, 11));
+        // The fast one, the one with a weight, and the newest of the others.
+        for (id, listed) in [(3, true), (count + 50, true), (0, false), (count + 9, true)] {
+            assert_eq!(shapes.contains_key(&FlowId(id)), listed, "{id}");
+        }
     }
 }

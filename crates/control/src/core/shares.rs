@@ -1,17 +1,18 @@
 //! Preferences for flows without a relay: `weight`, `rate` and `guarantee` of their rules, kept by limiting running TCP flows.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
 
 use braid_api::{FlowShare, ShareDirection};
 use braid_decide::fair::guarantees::{self, LeakyBucket, Refusal};
 use braid_decide::policy::{AppRule, LinkSelector, Preference};
-use braid_decide::shaping::{Controller, LinkFacts, STEP, Subject};
+use braid_decide::shaping::{Controller, Guaranteed, LinkFacts, STEP, Subject};
 use braid_model::{ByteCount, Direction, FlowId, LinkIndex, PerDirection, Protocol, Rate, Time};
 
 use super::Core;
 use super::timeouts::RETRY;
 use crate::links::Link;
-use crate::steering::{FlowRow, Steering, SteeringError};
+use crate::steering::{FlowRow, MAX_SHAPES, ShapedFlow, Steering, SteeringError};
 
 /// Largest burst of a sender that the delay of a guarantee assumes: one segment as programs hand it to the network card.
 const BURST: ByteCount = ByteCount::new(65_536);
@@ -24,11 +25,36 @@ pub(super) struct Shares {
     due: Option<Time>,
     /// Whether the kernel may have limits.
     applied: bool,
+    /// Time between two steps, and whether the last step was slow.
+    every: Option<Duration>,
+    slow: bool,
 }
+
+/// Note on a UDP flow with a share.
+const UDP: &str =
+    "UDP has no feedback that Braid could use, so this flow is not limited; TCP flows on its link are, so that it gets its share";
+
+/// Longest time between two steps.
+const LONGEST: Duration = STEP.saturating_mul(4);
+/// A step that takes longer than this is slow; after two of them the next steps come half as often. After one that takes less than a quarter of this they
+/// come more often again.
+const SLOW: Duration = Duration::from_millis(2);
 
 impl Shares {
     pub(super) fn due(&self) -> Option<Time> {
         self.due
+    }
+
+    /// Adapts the time between two steps to the time that the last one `took`, so that many flows do not keep the daemon busy.
+    fn pace(&mut self, took: Duration) -> Duration {
+        let every = self.every.unwrap_or(STEP);
+        let slow = std::mem::replace(&mut self.slow, took > SLOW);
+        let next = match (slow && self.slow, took < SLOW / 4) {
+            (true, _) => (every * 2).min(LONGEST),
+            (_, true) => (every / 2).max(STEP),
+            _ => every,
+        };
+        *self.every.insert(next)
     }
 
     /// Whether the flow's rate shows its target, and not the capacity of its link.
@@ -44,12 +70,22 @@ impl<S: Steering> Core<S> {
         let direct = |rule: &&AppRule| rule.matcher.client.is_none();
         let wanted = self.config.policy.apps.iter().filter(direct).any(|rule| rule.preference() != Preference::default());
         let subjects: Vec<Subject> = if wanted {
-            let direct = self.flows.iter().filter(|living| living.row.protocol == Protocol::Tcp && !self.has_ended(living));
-            direct.map(|living| self.shaping_subject(&living.row)).collect()
+            let direct = self.flows.iter().filter(|living| !self.has_ended(living));
+            direct.map(|living| Subject { least_round_trip: living.progress.least_rtt, ..self.shaping_subject(&living.row) }).collect()
         } else {
             Vec::new()
         };
         self.shares.controller.follow(subjects);
+        if self.shares.controller.is_needed() {
+            // For UDP, and for flows beyond the limit: a fast one then takes the place of a slow one.
+            let mut rows: BTreeMap<FlowId, ShapedFlow> = BTreeMap::new();
+            for row in self.flows.iter().map(|living| &living.row) {
+                // A UDP socket may have several exchanges.
+                let sum = rows.entry(row.id).or_insert_with(|| ShapedFlow { rx: ByteCount::ZERO, tx: ByteCount::ZERO, ..progress(row) });
+                (sum.rx, sum.tx) = (sum.rx + row.rx, sum.tx + row.tx);
+            }
+            self.shares.controller.on_poll(&rows.into_values().collect::<Vec<_>>());
+        }
         self.shares.due = if self.shares.controller.is_needed() {
             Some(self.shares.due.unwrap_or(now))
         } else {
@@ -64,7 +100,7 @@ impl<S: Steering> Core<S> {
         let apps = &self.config.policy.apps;
         let rule = matched.and_then(|(matcher, when)| apps.iter().position(|rule| rule.matcher == *matcher && rule.when == *when));
         let preference = rule.map(|rule| apps[rule].preference()).unwrap_or_default();
-        Subject { id: row.id, link: row.link, rule, preference }
+        Subject { id: row.id, limitable: row.protocol == Protocol::Tcp, link: row.link, rule, preference, least_round_trip: None }
     }
 
     /// Does a step if it is due.
@@ -79,7 +115,10 @@ impl<S: Steering> Core<S> {
         let progress = self.steering.shape(now, &shapes)?;
         self.shares.controller.on_progress(&progress);
         self.shares.applied = !shapes.is_empty();
-        self.shares.due = self.shares.applied.then_some(now + STEP);
+        // The last row is read at the end of the step.
+        let took = progress.iter().map(|row| row.read_at.since(now)).max().unwrap_or_default();
+        let every = self.shares.pace(took);
+        self.shares.due = self.shares.applied.then_some(now + every);
         Ok(())
     }
 
@@ -99,42 +138,46 @@ impl<S: Steering> Core<S> {
         let mut share = FlowShare { weight: subject.preference.weight, ..FlowShare::default() };
         share.rate = subject.preference.rate.map(|portion| portion.to_string());
         share.guarantee = subject.preference.guarantee.map(|portion| portion.to_string());
-        if row.protocol != Protocol::Tcp {
-            share.note = Some("UDP has no feedback that Braid could use, so its rate is not limited".to_owned());
-            return Some(share);
-        }
         let facts = self.links.get(row.link).map(|link| link_facts(link, now)).unwrap_or_default();
-        share.down = self.share_direction(row.id, &subject, Direction::Down, &facts);
-        share.up = self.share_direction(row.id, &subject, Direction::Up, &facts);
+        share.down = self.share_direction(row.id, Direction::Down, &facts);
+        share.up = self.share_direction(row.id, Direction::Up, &facts);
         if facts.capacity.down.is_none() && facts.capacity.up.is_none() && subject.preference != Preference::default() {
             let text =
                 "the link's capacity is not known yet: weights and percentages have no effect until traffic or capacity_down shows it";
             share.note = Some(text.to_owned());
+        } else if !subject.limitable {
+            share.note = Some(UDP.to_owned());
         }
         Some(share)
     }
 
-    fn share_direction(&self, id: FlowId, subject: &Subject, direction: Direction, facts: &LinkFacts) -> ShareDirection {
+    fn share_direction(&self, id: FlowId, direction: Direction, facts: &LinkFacts) -> ShareDirection {
         let capacity = facts.capacity[direction];
         let share = self.shares.controller.share(id, direction);
         let guaranteed = self.shares.controller.guaranteed(id, capacity);
-        // Theorem 3 needs a flow whose own rate is bounded below its guaranteed one.
-        let own = subject.preference.rate.and_then(|portion| portion.of(capacity));
-        let delay = own.zip(guaranteed).and_then(|(own, guaranteed)| guarantees::delay_bound(BURST, own, guaranteed));
+        let measured = share.map(|share| share.measured);
+        let (delay, delay_note) = delay_bound(guaranteed, measured);
         ShareDirection {
             target_bps: share.and_then(|share| share.target).map(Rate::bps),
-            measured_bps: share.map(|share| share.measured.bps()),
-            guaranteed_bps: guaranteed.map(Rate::bps),
+            measured_bps: measured.map(Rate::bps),
+            guaranteed_bps: guaranteed.map(|guaranteed| guaranteed.rate().bps()),
             delay_us: delay.map(|delay| delay.as_micros() as u64),
+            delay_note: delay_note.map(str::to_owned),
         }
     }
 
     /// Guarantees that the links cannot keep together, by Theorem 3's condition.
     pub(super) fn share_warnings(&self, now: Time) -> Vec<String> {
+        let exceeding = self.shares.controller.exceeding();
+        let many = (exceeding > 0).then(|| {
+            format!(
+                "{exceeding} TCP flows are not limited, because Braid measures and limits {MAX_SHAPES} at most: those with a preference first, then the fastest"
+            )
+        });
         let rules: Vec<(usize, &AppRule)> =
             self.config.policy.apps.iter().enumerate().filter(|(_, rule)| rule.guarantee.is_some()).collect();
         if rules.is_empty() {
-            return Vec::new();
+            return many.into_iter().collect();
         }
         let warning = |direction: Direction| {
             let refused = self.admit_guarantees(now, direction, &rules)?;
@@ -147,7 +190,7 @@ impl<S: Steering> Core<S> {
                 entries.join(", ")
             ))
         };
-        Direction::ALL.into_iter().filter_map(warning).collect()
+        many.into_iter().chain(Direction::ALL.into_iter().filter_map(warning)).collect()
     }
 
     /// The rules and links whose guarantees do not fit, as indices into `rules` and names.
@@ -183,6 +226,29 @@ impl<S: Steering> Core<S> {
             _ => None,
         }
     }
+}
+
+/// Theorem 3's bound of the delay of a burst, and its condition or the reason why there is none. It holds for a flow whose own rate is below the one at
+/// which it is served: by its rule's `rate`, or because it moves less.
+fn delay_bound(guaranteed: Option<Guaranteed>, measured: Option<Rate>) -> (Option<Duration>, Option<&'static str>) {
+    let Some(guaranteed) = guaranteed else {
+        return (None, Some("no delay bound: the link's capacity is not known, so no rate is guaranteed"));
+    };
+    let bound = |own: Rate| guarantees::delay_bound(BURST, own, guaranteed.service);
+    if let Some(delay) = guaranteed.cap.and_then(bound) {
+        return (Some(delay), None);
+    }
+    match measured.map(|measured| (measured > Rate::ZERO, bound(measured))) {
+        Some((true, Some(delay))) => (Some(delay), Some("while it moves no more than now")),
+        Some((true, None)) => {
+            (None, Some("no delay bound: the flow takes all that it is guaranteed; a lower rate in its rule would bound it"))
+        }
+        _ => (None, Some("no delay bound: the flow moves nothing in this direction")),
+    }
+}
+
+fn progress(row: &FlowRow) -> ShapedFlow {
+    ShapedFlow { id: row.id, rx: row.rx, tx: row.tx, read_at: row.read_at, rtt_us: row.rtt_us, receive_rtt_us: None }
 }
 
 fn link_facts(link: &Link, now: Time) -> LinkFacts {

@@ -70,20 +70,25 @@ fn solve_part(problem: &Problem, part: &Part, allocation: &mut Allocation) -> Op
 
 /// The level λ at which the flows together use `capacity`; infinite if their demands do not exceed it.
 pub(super) fn level<'a>(flows: impl Iterator<Item = &'a FairFlow>, capacity: f64) -> f64 {
-    let mut flows: Vec<_> = flows.map(|flow| (flow.demand_bps() / flow.weight, flow)).collect();
+    level_of(flows.map(|flow| (flow.weight, flow.demand_bps())), capacity)
+}
+
+/// The same for flows as (weight φ_i, demand D_i in bits per second, infinite if unlimited).
+pub(crate) fn level_of(flows: impl Iterator<Item = (f64, f64)>, capacity: f64) -> f64 {
+    let mut flows: Vec<_> = flows.map(|(weight, demand)| (demand / weight, weight, demand)).collect();
     flows.sort_by(|a, b| a.0.total_cmp(&b.0));
     // Sorted by the level at which each flow is satisfied: flows satisfied below a level take their demand.
     let mut unsatisfied_weight = vec![0.0; flows.len() + 1];
     for place in (0..flows.len()).rev() {
-        unsatisfied_weight[place] = unsatisfied_weight[place + 1] + flows[place].1.weight;
+        unsatisfied_weight[place] = unsatisfied_weight[place + 1] + flows[place].1;
     }
     let mut satisfied = 0.0;
-    for (place, &(satisfied_at, flow)) in flows.iter().enumerate() {
+    for (place, &(satisfied_at, _, demand)) in flows.iter().enumerate() {
         let level = ((capacity - satisfied) / unsatisfied_weight[place]).max(0.0);
         if level < satisfied_at {
             return level;
         }
-        satisfied += flow.demand_bps();
+        satisfied += demand;
     }
     f64::INFINITY
 }

@@ -1,8 +1,6 @@
 //! Weighted max-min rates on one link, where the flows of a rule share a minimum and a maximum.
 
-use braid_model::Rate;
-
-use crate::fair::{FairFlow, Problem, WEIGHTS, solve};
+use crate::fair::solver::level_of;
 
 /// One flow's claim to a link.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -96,28 +94,17 @@ fn sums(claims: &[Claim], rates: &[f64], groups: usize) -> Vec<f64> {
     sums
 }
 
-/// Shares a capacity among the claims that `belongs` selects. Claims of unlimited flows are one flow of the sum of their weights: the result is the
-/// same, and much faster for many flows.
+/// Shares a capacity among the claims that `belongs` selects: the level of one link, without the maximum flow that several links need.
 fn share(capacity: f64, claims: &[Claim], belongs: impl Fn(&Claim) -> bool, rates: &mut [f64]) {
-    let weight = |claim: &Claim| claim.weight.clamp(1e-6, 1e6);
-    let unlimited: f64 = claims.iter().filter(|claim| belongs(claim) && claim.demand.is_none()).map(weight).sum();
-    let mut problem = Problem { links: vec![Rate::from_bps(capacity.max(0.0) as u64)], flows: Vec::new() };
-    for claim in claims.iter().filter(|claim| belongs(claim)) {
-        if let Some(demand) = claim.demand {
-            problem.flows.push(FairFlow::backlogged(weight(claim), &[0]).with_demand(Rate::from_bps(demand as u64)));
-        }
-    }
-    problem.flows.push(FairFlow::backlogged(unlimited.clamp(*WEIGHTS.start(), *WEIGHTS.end()), &[0]));
-    // The weights are within bounds and the link exists, so the problem is valid.
-    let Ok(allocation) = solve(&problem) else { return };
-    let mut limited = allocation.rates_bps.iter();
-    let open = if unlimited > 0.0 { allocation.rates_bps.last().copied().unwrap_or(0.0) / unlimited } else { 0.0 };
+    let demand = |claim: &Claim| claim.demand.unwrap_or(f64::INFINITY);
+    let level = level_of(claims.iter().filter(|claim| belongs(claim)).map(|claim| (weight(claim), demand(claim))), capacity.max(0.0));
     for (claim, rate) in claims.iter().zip(rates).filter(|(claim, _)| belongs(claim)) {
-        *rate = match claim.demand {
-            None => open * weight(claim),
-            Some(_) => limited.next().copied().unwrap_or(0.0),
-        };
+        *rate = demand(claim).min(level * weight(claim));
     }
+}
+
+fn weight(claim: &Claim) -> f64 {
+    claim.weight.clamp(1e-6, 1e6)
 }
 
 #[cfg(test)]

@@ -331,8 +331,8 @@ const ADDRESS_PROGRAMS: [&str; 6] =
     ["braid_getpeername4", "braid_getpeername6", "braid_getsockname4", "braid_getsockname6", "braid_recvmsg4", "braid_recvmsg6"];
 /// Moves connects that receive no answer.
 const MOVE_PROGRAM: &str = "braid_move";
-/// Set the rates of running flows, and give all flows their own settings back.
-const SHAPE_PROGRAMS: [&str; 2] = ["braid_shape", "braid_unshape"];
+/// Set the rates of running flows, give all flows their own settings back, and release those that a killed daemon limited.
+const SHAPE_PROGRAMS: [&str; 3] = ["braid_shape", "braid_unshape", "braid_sweep"];
 const PROGRAMS: [&str; 9] = [
     "braid_release",
     "braid_state",
@@ -464,8 +464,9 @@ fn load_socket_iterator(ebpf: &mut aya::Ebpf, name: &'static str, btf: &Btf) -> 
 
 impl Shaper {
     fn load(ebpf: &mut aya::Ebpf, btf: &Btf) -> Result<Self, LoadError> {
-        let [shape, unshape] = SHAPE_PROGRAMS;
-        Ok(Self::new(load_socket_iterator(ebpf, shape, btf)?, load_socket_iterator(ebpf, unshape, btf)?))
+        let [shape, unshape, sweep] = SHAPE_PROGRAMS;
+        let mut load = |name| load_socket_iterator(ebpf, name, btf);
+        Ok(Self::new(load(shape)?, load(unshape)?, load(sweep)?))
     }
 }
 

@@ -1,11 +1,11 @@
 //! Rates of running TCP flows: pacing rates and window clamps, set by an iterator over the namespace's TCP sockets.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
 
-use aya::maps::HashMap;
-use braid_control::steering::{Shape, ShapedFlow, SteeringError};
+use aya::maps::{HashMap, MapData, MapError};
+use braid_control::steering::{MAX_SHAPES, Shape, ShapedFlow, SteeringError};
 use braid_model::{ByteCount, FlowId, Rate, Time};
 
 use super::{BpfSteering, failed};
@@ -13,18 +13,23 @@ use crate::linux::sys::{abi, bpf as sys};
 
 const ACTION: &str = "set the rates of flows";
 
-/// The two programs, and what the kernel's map contains.
+/// The programs, and what the kernel's maps contain.
 pub(super) struct Shaper {
     shape: OwnedFd,
     unshape: OwnedFd,
+    sweep: OwnedFd,
     current: BTreeMap<FlowId, abi::Shape>,
+    /// Flows whose limits were removed, until the program has given their sockets back what they had. Then their entries in `shaped` may go.
+    released: BTreeSet<FlowId>,
 }
 
 impl Shaper {
-    pub(super) fn new(shape: OwnedFd, unshape: OwnedFd) -> Self {
-        Self { shape, unshape, current: BTreeMap::new() }
+    pub(super) fn new(shape: OwnedFd, unshape: OwnedFd, sweep: OwnedFd) -> Self {
+        Self { shape, unshape, sweep, current: BTreeMap::new(), released: BTreeSet::new() }
     }
 }
+
+const _: () = assert!(abi::MAX_SHAPES == MAX_SHAPES);
 
 impl BpfSteering {
     /// A descriptor that gives all shaped sockets their own settings back when it is read to its end, also after this process has died. It can be used
@@ -34,36 +39,61 @@ impl BpfSteering {
         Some(sys::start_iterator(shaper.unshape.as_fd()).map(OwnedFd::from))
     }
 
-    /// Makes the shapes in the kernel exactly these and reads the flows' progress.
+    /// Gives sockets their own settings back that a daemon limited which died together with its watchdog. Must run before any flow is limited.
+    pub fn release_stale_shapes(&self) -> std::io::Result<()> {
+        let Ok(shaper) = &self.shaper else { return Ok(()) };
+        sys::start_iterator(shaper.sweep.as_fd())?.read_to_end(&mut Vec::new()).map(drop)
+    }
+
+    /// Makes the shapes in the kernel these and reads the flows' progress.
     pub(super) fn set_shapes(&mut self, shapes: &BTreeMap<FlowId, Shape>) -> Result<Vec<ShapedFlow>, SteeringError> {
         let Ok(shaper) = &mut self.shaper else { return Ok(Vec::new()) };
         let fail = |error: std::io::Error| SteeringError { action: ACTION, reason: error.to_string() };
-        let no_map = || SteeringError { action: ACTION, reason: "the programs have no map shapes".to_owned() };
-        let map = self.ebpf.map_mut("shapes").ok_or_else(no_map)?;
+        let no_map = |name: &str| SteeringError { action: ACTION, reason: format!("the programs have no map {name}") };
+        let map = self.ebpf.map_mut("shapes").ok_or_else(|| no_map("shapes"))?;
         let mut map: HashMap<_, u64, abi::Shape> = HashMap::try_from(map).map_err(failed(ACTION))?;
-        let wanted: BTreeMap<_, _> = shapes.iter().take(abi::MAX_SHAPES).map(|(id, shape)| (*id, raw(shape))).collect();
-        let gone: Vec<FlowId> = shaper.current.keys().filter(|id| !wanted.contains_key(id)).copied().collect();
-        for id in &gone {
-            map.remove(&id.0).map_err(failed(ACTION))?;
-            shaper.current.remove(id);
+        let gone: Vec<FlowId> = shaper.current.keys().filter(|id| !shapes.contains_key(id)).copied().collect();
+        for id in gone {
+            remove(&mut map, id)?;
+            shaper.current.remove(&id);
+            shaper.released.insert(id);
         }
-        for (id, shape) in &wanted {
-            if shaper.current.get(id) != Some(shape) {
-                map.insert(id.0, shape, 0).map_err(failed(ACTION))?;
-                shaper.current.insert(*id, *shape);
+        for (id, shape) in shapes {
+            let (wanted, current) = (raw(shape), shaper.current.get(id));
+            if current.is_none_or(|current| differs(*current, wanted)) {
+                map.insert(id.0, wanted, 0).map_err(failed(ACTION))?;
+                shaper.current.insert(*id, wanted);
             }
         }
         let mut bytes = Vec::new();
         sys::start_iterator(shaper.shape.as_fd()).map_err(fail)?.read_to_end(&mut bytes).map_err(fail)?;
-        // The program has given the living sockets their settings back; this removes the entries of closed ones.
-        if let Some(map) = self.ebpf.map_mut("shaped").filter(|_| !gone.is_empty()) {
+        // The program has removed the entries of living sockets; this removes those of closed ones. A flow that is listed again keeps its entry.
+        if !shaper.released.is_empty() {
+            let map = self.ebpf.map_mut("shaped").ok_or_else(|| no_map("shaped"))?;
             let mut map: HashMap<_, u64, [u32; 5]> = HashMap::try_from(map).map_err(failed(ACTION))?;
-            for id in gone {
-                let _ = map.remove(&id.0);
+            while let Some(id) = shaper.released.first().copied() {
+                if !shaper.current.contains_key(&id) {
+                    remove(&mut map, id)?;
+                }
+                shaper.released.remove(&id);
             }
         }
         Ok(bytes.chunks_exact(size_of::<abi::FlowRow>()).filter_map(abi::read).map(|row| progress(&row)).collect())
     }
+}
+
+fn remove<V: aya::Pod>(map: &mut HashMap<&mut MapData, u64, V>, id: FlowId) -> Result<(), SteeringError> {
+    match map.remove(&id.0) {
+        Err(MapError::KeyNotFound) => Ok(()),
+        Err(MapError::SyscallError(error)) if error.io_error.kind() == std::io::ErrorKind::NotFound => Ok(()),
+        other => other.map_err(failed(ACTION)),
+    }
+}
+
+/// Whether the kernel must get the new shape: limits that differ by less than 1 % are the same.
+fn differs(current: abi::Shape, wanted: abi::Shape) -> bool {
+    let differ = |a: u32, b: u32| (a == 0) != (b == 0) || a.abs_diff(b) > a / 100;
+    differ(current.pacing, wanted.pacing) || differ(current.window, wanted.window)
 }
 
 fn raw(shape: &Shape) -> abi::Shape {
