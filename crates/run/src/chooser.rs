@@ -102,11 +102,13 @@ impl Chooser {
         self.stream_over(now, inode, remote, application, allowed)
     }
 
-    /// Time after which an unanswered stream should be begun again over another link; `None` if it should not: it is no stream of ours, or no other link
-    /// is better.
-    pub(super) fn retry_after(&self, now: Time, inode: u64) -> Option<Duration> {
+    /// Time after which an unanswered stream should be begun again over another link; `None` if it should not: it is no stream of ours, no other link
+    /// is better, or its program does not wait for it (`blocks`) and its link has shown a recent sign of life.
+    pub(super) fn retry_after(&self, now: Time, inode: u64, blocks: bool) -> Option<Duration> {
         let (slot, remote, _) = self.streams.get(inode)?;
-        (!self.elsewhere(now, slot, remote.ip()).is_empty()).then(|| self.links.answer_timeout(slot))
+        let family = Family::of(remote.ip());
+        let another = !self.elsewhere(now, slot, remote.ip()).is_empty();
+        (another && (blocks || !self.links.is_proven(now, slot, family))).then(|| self.links.answer_timeout(slot))
     }
 
     /// The link of a stream does not answer.
@@ -261,8 +263,7 @@ impl Chooser {
         refused
     }
 
-    /// Updates streams from the kernel's socket tables, and capacities from the interface counters. If a stream has got no answer in time, new ones avoid
-    /// its link until it answers.
+    /// Updates streams from the kernel's socket tables, and capacities from the interface counters.
     pub(super) fn on_look(
         &mut self,
         now: Time,
@@ -270,13 +271,6 @@ impl Chooser {
         counters: impl IntoIterator<Item = (LinkIndex, Traffic)>,
     ) {
         self.streams.on_seen(now, seen, &mut self.demands, &mut self.links);
-        for inode in self.streams.take_unanswered(now, |slot| self.links.answer_timeout(slot)) {
-            let Some((slot, remote, _)) = self.streams.get(inode) else { continue };
-            let another = !self.elsewhere(now, slot, remote.ip()).is_empty();
-            if another && !self.links.is_proven(now, slot, Family::of(remote.ip())) {
-                self.on_unanswered(now, inode);
-            }
-        }
         let busy: Vec<PerDirection<Busy>> = (0..MAX_LINKS).map(|slot| self.streams.busy(now, slot)).collect();
         self.links.on_counters(now, counters, |slot| busy[slot]);
         self.set_rates(now);
@@ -455,51 +449,23 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_begun_again_if_another_link_is_better() {
+    fn a_stream_is_watched_if_another_link_is_better_and_a_nonblocking_one_on_idle_links_only() {
         let mut chooser = chooser(Scheduler::RoundRobin, 2);
-        assert_eq!(chooser.retry_after(at(0), 9), None, "no stream");
+        assert_eq!(chooser.retry_after(at(0), 9, true), None, "no stream");
         probe(&mut chooser, at(0), &[]);
         assert_eq!(streams(&mut chooser, 1..3), [1, 2]);
-        let watched = |chooser: &Chooser, ms, inode| chooser.retry_after(at(ms), inode).is_some();
-        assert!(watched(&chooser, 500, 1) && watched(&chooser, 2000, 1));
+        let watched = |chooser: &Chooser, ms, inode| [true, false].map(|blocks| chooser.retry_after(at(ms), inode, blocks).is_some());
+        assert_eq!(watched(&chooser, 500, 1), [true, false], "the link has just answered");
+        assert_eq!(watched(&chooser, 2000, 1), [true, true]);
         chooser.on_unanswered(at(2500), 2);
-        assert!(!watched(&chooser, 2600, 1), "the only other link is in doubt");
-        assert!(watched(&chooser, 2600, 2));
-        let mut single = self::chooser(Scheduler::RoundRobin, 1);
-        assert_eq!((streams(&mut single, 1..2), watched(&single, 9000, 1)), (vec![1], false));
-    }
-
-    /// A non-blocking connect cannot be begun again, but it shows that its link is silent.
-    #[test]
-    fn new_streams_avoid_a_link_over_which_a_polled_stream_got_no_answer_in_time() {
-        let mut chooser = chooser(Scheduler::RoundRobin, 2);
-        probe(&mut chooser, at(0), &[]);
-        let begin = |chooser: &mut Chooser, ms, inode| chooser.stream(at(ms), inode, far(80), "/bin/x").unwrap().0;
-        let connecting = |inode| StreamSeen { connecting: true, ..seen(inode, 0) };
-        assert_eq!((begin(&mut chooser, 2000, 1), begin(&mut chooser, 2000, 2)), (1, 2));
-        chooser.on_look(at(2499), [connecting(1), seen(2, 0)], []);
-        assert_eq!((begin(&mut chooser, 2499, 3), begin(&mut chooser, 2499, 4)), (1, 2), "the answer is not overdue");
-        chooser.on_look(at(2500), [connecting(1), seen(2, 0), seen(4, 0)], []);
-        assert_eq!([5, 6, 7].map(|inode| begin(&mut chooser, 2501, inode)), [2, 2, 2]);
-        // A probe answers: the fault was the host's. The stream that still waits does not count again, and another silent one only after a while.
+        assert_eq!(watched(&chooser, 2600, 1), [false, false], "the only other link is in doubt");
+        assert_eq!(watched(&chooser, 2600, 2), [true, true]);
+        // After a false alarm, programs that connect to silent hosts do not wait again for a while.
         probe(&mut chooser, at(2700), &[]);
-        chooser.on_look(at(3000), [connecting(1), connecting(3)], []);
-        assert!([8, 9].map(|inode| begin(&mut chooser, 3001, inode)).contains(&1));
-        for (start, avoided) in [(9000, false), (13_000, true)] {
-            let inode = (start..start + 2).find(|inode| begin(&mut chooser, start, *inode) == 1).unwrap();
-            chooser.on_look(at(start + 500), [connecting(inode)], []);
-            let links = [3, 4].map(|more| begin(&mut chooser, start + 501, start + more));
-            assert_eq!(!links.contains(&1), avoided, "at {start}: {links:?}");
-        }
-    }
-
-    #[test]
-    fn a_silent_stream_says_nothing_about_a_single_link() {
-        let mut chooser = chooser(Scheduler::RoundRobin, 1);
-        probe(&mut chooser, at(0), &[]);
-        chooser.stream(at(2000), 1, far(80), "/bin/x").unwrap();
-        chooser.on_look(at(2600), [StreamSeen { connecting: true, ..seen(1, 0) }], []);
-        assert!(chooser.poll_probes(at(2600)).is_empty(), "one silent host");
+        assert_eq!(watched(&chooser, 9000, 2), [true, false]);
+        assert_eq!(watched(&chooser, 13_000, 2), [true, true]);
+        let mut single = self::chooser(Scheduler::RoundRobin, 1);
+        assert_eq!((streams(&mut single, 1..2), watched(&single, 9000, 1)), (vec![1], [false, false]));
     }
 
     #[test]
@@ -510,7 +476,7 @@ mod tests {
             let rtt = Duration::from_millis(if plan.link.0 == 1 { 20 } else { 350 });
             chooser.on_probe(at(0), plan.link, plan.family, Outcome::Alive { rtt });
         }
-        let timeouts = [1, 2].map(|inode| chooser.retry_after(at(100), inode).unwrap());
+        let timeouts = [1, 2].map(|inode| chooser.retry_after(at(100), inode, true).unwrap());
         assert_eq!(timeouts, [UNANSWERED, Duration::from_millis(700)]);
     }
 

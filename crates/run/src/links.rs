@@ -15,12 +15,12 @@ use braid_store::{LinkKey, LinkRow};
 
 use super::view::{Usable, View};
 
-/// A link that has proven alive this recently is not in doubt because of one unanswered connect.
+/// A link that has proven alive this recently needs no watch over its connects.
 const RECENT_PROOF: Duration = Duration::from_secs(1);
 /// New streams avoid a link for this long after a connect over it got no answer, unless it answers before. By then its health is decided by probes.
 const DOUBT: Duration = Duration::from_secs(3);
-/// After a link in doubt has answered, unanswered connects do not put it in doubt again for this long after the doubt: the fault was the host's. Otherwise
-/// a program that connects to many silent hosts would keep the link in doubt.
+/// After a link in doubt has answered, its connects are not watched for this long after the doubt: the fault was the host's. A program that connects to
+/// many silent hosts would otherwise wait for each of them.
 const TRUST: Duration = Duration::from_secs(10);
 /// Maximum time to wait for an answer over a link with a long round trip.
 const MAX_ANSWER_TIMEOUT: Duration = Duration::from_millis(900);
@@ -213,7 +213,7 @@ impl Links {
         self.doubt(slot, family).is_some_and(|(since, refuted)| !refuted && now.since(since) < DOUBT)
     }
 
-    /// Whether an unanswered connect says nothing about the link: it has shown a recent sign of life, or the last doubt was refuted.
+    /// Whether the link has shown a recent sign of life.
     pub(super) fn is_proven(&self, now: Time, slot: usize, family: Family) -> bool {
         let recent = self.last_proof(slot, family).is_some_and(|proof| now.since(proof) < RECENT_PROOF);
         recent || self.doubt(slot, family).is_some_and(|(since, refuted)| refuted && now.since(since) < TRUST)

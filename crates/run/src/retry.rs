@@ -1,14 +1,12 @@
-//! Begins a blocking connect again over another link if its link does not answer: a link that died in silence would keep it waiting for minutes.
+//! Begins a connect again over another link if its link does not answer: a link that died in silence would keep it waiting for minutes.
 //!
 //! The supervisor begins the connect itself and defers the answer to the call. If the link answers, the call continues, and the kernel returns the
 //! result. Otherwise a second socket with the same settings connects over another link, and takes the place of the first one in the program
 //! ([`Settings::twin`]). The first socket cannot be used again, because without privilege a bound socket keeps its device.
 //!
-//! A connect waits here for at most [`HOLD_TIMEOUT`], and the first of its two sockets that gets an answer wins. After that it waits in the kernel.
-//!
-//! A non-blocking connect is not begun again. It must return `EINPROGRESS` at once, and the descriptor can be replaced only while the call waits. A
-//! second socket could also not wake a program that polls the first one. If such a connect gets no answer, later connects avoid its link
-//! ([`Chooser::on_look`](super::chooser::Chooser::on_look)).
+//! A blocking connect waits here for at most [`HOLD_TIMEOUT`], and the first of its two sockets that gets an answer wins. A non-blocking connect returns
+//! `EINPROGRESS` as soon as its link has answered, or its second socket has begun. Because it should not wait at all, the supervisor does this only for
+//! a link without any recent sign of life.
 
 use std::io;
 use std::net::SocketAddr;
@@ -34,7 +32,7 @@ pub(super) struct Retry {
     runtime: Handle,
 }
 
-/// A blocking connect that was begun for its program, whose call waits.
+/// A connect that was begun for its program, whose call waits.
 struct Connect {
     call: RawCall,
     /// The socket's descriptor in the caller.
@@ -42,6 +40,7 @@ struct Connect {
     socket: Socket,
     settings: Settings,
     remote: SocketAddr,
+    blocks: bool,
     /// Time to wait for an answer over the first link.
     wait: Duration,
     begun: Time,
@@ -60,20 +59,19 @@ impl Retry {
         Ok(Arc::new(Self { listener, choice, held, runtime: handle }))
     }
 
-    /// Connects the blocking `socket`, which was bound to a link for `call`, and answers the call later. Returns `false` if the call should continue at
-    /// once, in the kernel.
+    /// Connects `socket`, which was bound to a link for `call`, and answers the call later. Returns `false` if the call should continue instead.
     pub(super) fn take(self: &Arc<Self>, call: &RawCall, fd: RawFd, socket: Socket, remote: SocketAddr) -> bool {
-        let begun = self.choice.now();
-        if socket.is_nonblocking() {
-            return false;
-        }
+        let (begun, blocks) = (self.choice.now(), !socket.is_nonblocking());
         // The supervisor connects in the program's place, so the program must be confined as the supervisor is.
         if !process::is_confined_alike(call.thread) {
             return false;
         }
-        let Some(wait) = self.choice.chooser().retry_after(begun, socket.inode()) else { return false };
+        let Some(wait) = self.choice.chooser().retry_after(begun, socket.inode(), blocks) else { return false };
         // A timeout of the program's own would begin again when the call continues.
         if socket.connects_late() || socket.send_timeout().is_some_and(|limit| limit <= HOLD_TIMEOUT) {
+            return false;
+        }
+        if !blocks && socket.sole_reference(call, fd).is_none() {
             return false;
         }
         let Some(settings) = socket.settings() else { return false };
@@ -82,47 +80,49 @@ impl Retry {
             return false;
         }
         let hold = self.held.hold(call.id);
-        let connect = Connect { call: *call, fd, socket, settings, remote, wait, begun, _hold: hold };
+        let connect = Connect { call: *call, fd, socket, settings, remote, blocks, wait, begun, _hold: hold };
         let retry = self.clone();
         self.runtime.spawn(async move { retry.attend(connect).await });
         true
     }
 
     async fn attend(&self, connect: Connect) {
-        let Connect { call, fd, socket, settings, remote, wait, begun, _hold } = connect;
+        let Connect { call, fd, socket, settings, remote, blocks, wait, begun, _hold } = connect;
         let (inode, cookie, start) = (socket.inode(), socket.cookie(), Instant::now());
-        let Ok(first) = waiting(socket) else { return self.release(&call) };
+        let Ok(first) = waiting(socket) else { return self.release(&call, blocks) };
         if tokio::time::timeout(wait, answered(&first)).await.is_ok() {
             self.report(begun, inode, &first);
             drop(first);
-            return self.release(&call);
+            return self.release(&call, blocks);
         }
         let Some((second, closes_on_exec)) = self.begin_elsewhere(&call, fd, first.get_ref(), (&settings, remote)) else {
             drop(first);
-            return self.release(&call);
+            return self.release(&call, blocks);
         };
         let twin = second.get_ref().inode();
         let mut replaces = true;
-        tokio::select! {
-            () = answered(&first) => {
-                self.report(begun, inode, &first);
-                replaces = false;
-            }
-            // An error over the other link says nothing about the first one.
-            () = answered(&second) => match second.get_ref().connected() {
-                true => self.report(begun, twin, &second),
-                false => replaces = false,
-            },
-            // Only one SYN was lost if the link has shown that it works.
-            () = tokio::time::sleep(HOLD_TIMEOUT.saturating_sub(start.elapsed())) => {
-                replaces = !self.choice.chooser().is_proven_since(begun, inode);
+        if blocks {
+            tokio::select! {
+                () = answered(&first) => {
+                    self.report(begun, inode, &first);
+                    replaces = false;
+                }
+                // An error over the other link says nothing about the first one.
+                () = answered(&second) => match second.get_ref().connected() {
+                    true => self.report(begun, twin, &second),
+                    false => replaces = false,
+                },
+                // Only one SYN was lost if the link has shown that it works.
+                () = tokio::time::sleep(HOLD_TIMEOUT.saturating_sub(start.elapsed())) => {
+                    replaces = !self.choice.chooser().is_proven_since(begun, inode);
+                }
             }
         }
         replaces = replaces && self.listener.replace(&call, (fd, cookie), second.get_ref(), closes_on_exec).is_ok();
         self.choice.chooser().withdraw(self.choice.now(), if replaces { inode } else { twin });
         // A connection closes only with its last descriptor.
         drop((first, second));
-        self.release(&call);
+        self.release(&call, blocks);
     }
 
     /// Begins the connect over another link, with a second socket. Returns it, and whether the program's descriptor closes when it starts another
@@ -154,9 +154,13 @@ impl Retry {
         }
     }
 
-    /// Lets the call continue: it returns the result of the connect, or waits for it in the kernel.
-    fn release(&self, call: &RawCall) {
-        self.listener.continue_call(call.id);
+    /// Lets the program go on: it waits in the kernel for a blocking connect, and polls for the result of another.
+    fn release(&self, call: &RawCall, blocks: bool) {
+        if blocks {
+            self.listener.continue_call(call.id);
+        } else {
+            self.listener.answer(call.id, Err(libc::EINPROGRESS));
+        }
     }
 }
 

@@ -53,8 +53,6 @@ struct Stream {
     /// The stream has more to send than its path takes.
     saturated: bool,
     handshake: Handshake,
-    /// Its missing answer was reported.
-    reported: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -99,21 +97,9 @@ impl Streams {
         }
         let application = application.to_owned();
         let (moved, last_progress, handshake) = (Traffic::default(), None, Handshake::Unseen);
-        let (started, last_poll, saturated, reported) = (now, now, false, false);
-        let stream = Stream {
-            slot,
-            remote,
-            application,
-            expected,
-            direction,
-            started,
-            moved,
-            last_progress,
-            last_poll,
-            saturated,
-            handshake,
-            reported,
-        };
+        let (started, last_poll, saturated) = (now, now, false);
+        let stream =
+            Stream { slot, remote, application, expected, direction, started, moved, last_progress, last_poll, saturated, handshake };
         self.active.insert(inode, stream);
     }
 
@@ -207,18 +193,6 @@ impl Streams {
                 links.on_silence(now, slot, family);
             }
         }
-    }
-
-    /// Streams whose handshake is unanswered for the time that `timeout` allows on their slot. Each stream is returned once.
-    pub(super) fn take_unanswered(&mut self, now: Time, timeout: impl Fn(usize) -> Duration) -> Vec<u64> {
-        let mut unanswered = Vec::new();
-        for (inode, stream) in &mut self.active {
-            if !stream.reported && stream.handshake == Handshake::Waiting && now.since(stream.started) >= timeout(stream.slot) {
-                stream.reported = true;
-                unanswered.push(*inode);
-            }
-        }
-        unanswered
     }
 
     /// How busy the streams keep the link in `slot`.
