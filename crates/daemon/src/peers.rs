@@ -778,6 +778,7 @@ fn follow_paths(client: &Client, changes: &mpsc::UnboundedSender<Change>) {
 /// Reason why no path of a link to `peer` works, given the states of that link's paths; `None` if one works.
 fn why_no_path(link: &BondLink, peer: &str, states: &[PathState]) -> Option<String> {
     match states {
+        _ if link.capped => Some("its allowance is used up".to_owned()),
         _ if link.v4.is_none() && link.v6.is_none() => Some("the link is down, dead or has no address".to_owned()),
         [] => Some(format!("{peer} has not answered over it; Braid keeps trying to connect")),
         states if states.iter().all(|state| *state == PathState::Dead) => Some("it is dead".to_owned()),

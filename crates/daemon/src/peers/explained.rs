@@ -51,7 +51,7 @@ impl Peers {
             outcome: Outcome::Bonded,
             link: None,
             runner_up: None,
-            reason: format!("{why}: {} has carried it for {age:.1} s, {over}{copies}; {used}", bonded.peer),
+            reason: format!("{why}: {} has carried it for {age:.1} s, {over}{copies}; {}; {used}", bonded.peer, self.scheduler().explanation()),
             rule: bond_reason.and_then(|bond_reason| bond_reason.rule),
             rule_text: bond_reason.and_then(|bond_reason| bond_reason.rule_text.clone()),
             scheduler: self.scheduler_name().to_owned(),
@@ -72,7 +72,11 @@ impl Peers {
 
     /// Name of the rule by which bonds distribute flows.
     pub(crate) fn scheduler_name(&self) -> &'static str {
-        self.scheduling.as_ref().map_or(BondScheduler::default(), |scheduling| scheduling.scheduler).name()
+        self.scheduler().name()
+    }
+
+    fn scheduler(&self) -> BondScheduler {
+        self.scheduling.as_ref().map_or(BondScheduler::default(), |scheduling| scheduling.scheduler)
     }
 
     /// Shares of all current links, and of former links that carried part of the flow.
