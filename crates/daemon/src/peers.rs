@@ -299,9 +299,15 @@ impl Peers {
     pub fn packet_load(&self) -> PacketLoad {
         let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
         let mut sum = PacketLoad { flows: u32::try_from(flows.living.len()).unwrap_or(u32::MAX), ..PacketLoad::default() };
+        // OPERETTA's weights depend on what is left now. Elsewhere the counts of the last second are enough, and reading them costs less.
+        let exact = self.scheduling.as_ref().is_some_and(|known| known.scheduler == BondScheduler::Weights);
         for bonded in flows.living.values() {
             let Some(reason) = &bonded.bond_reason else { continue };
-            sum.load[reason.direction] += remaining(reason.demand, bonded.counted.sum());
+            let mut moved = bonded.counted;
+            if exact && let Some(view) = bonded.flow.view() {
+                moved = moved.max(view.by_link.iter().fold(Traffic::default(), |sum, (_, moved)| sum + *moved));
+            }
+            sum.load[reason.direction] += remaining(reason.demand, moved.sum());
         }
         sum
     }
