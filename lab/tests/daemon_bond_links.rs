@@ -138,7 +138,9 @@ fn a_cap_reached_in_mid_flow_stops_both_ends() {
         eventually("nothing enters lte0 any more", || {
             let before = capture.sum(1);
             thread::sleep(ms(200));
-            capture.sum(1) - before < 3_000
+            let more = capture.sum(1) - before;
+            println!("{direction:?}: {more} bytes entered lte0 in 200 ms");
+            more < 3_000
         });
         let before = [capture.bytes(direction)[0], capture.sum(1)];
         let explained = bonded_explanation(&up);
@@ -148,8 +150,9 @@ fn a_cap_reached_in_mid_flow_stops_both_ends() {
         println!("{direction:?}: lte0 carried {} bytes, then {}; wlan0 then {}", before[1], after[1] - before[1], after[0] - before[0]);
         assert!(after[0] - before[0] > 5_000_000, "{direction:?}: wlan0 carries the rest, {before:?} to {after:?}");
         assert!(after[1] - before[1] < CONTROL, "{direction:?}: lte0 carried {before:?} to {after:?}");
-        // The counters are read once a second at the latest; then one queue of 125 kB and one window are in flight.
-        assert!((CAP..CAP + 2_000_000).contains(&after[1]), "{direction:?}: {} bytes for an allowance of {CAP}", after[1]);
+        // The device also counts Ethernet headers, 1 %, and what came before the capture. Its counters are read once a second at the latest; then
+        // one queue of 125 kB and one window are in flight.
+        assert!((CAP / 100 * 95..CAP + 2_000_000).contains(&after[1]), "{direction:?}: {} bytes for an allowance of {CAP}", after[1]);
         let used = up.link("lte0")["used_bytes"].as_u64().unwrap();
         let counted = lab.counters(1).unwrap();
         let carried = counted.up.delivered_bytes.get() + counted.down.delivered_bytes.get();
