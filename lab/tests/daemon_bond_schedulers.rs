@@ -5,9 +5,9 @@ mod support;
 use std::time::Instant;
 
 use braid_lab::{Lab, Web, ms};
-use braid_model::ByteCount;
+use braid_model::{ByteCount, Direction};
 use serde_json::Value;
-use support::bonded::{Relay, bond_flow, curl, ended};
+use support::bonded::{Capture, Relay, bond_flow, curl, ended, start_paced};
 use support::user::two_links;
 use support::*;
 
@@ -103,6 +103,46 @@ fn each_scheduler_of_bonds_shares_links_as_its_rule_says() {
     let share = share(&lab, &up, &web);
     println!("rtt-share: wlan0 carries {share:.3}");
     assert!((0.6..0.9).contains(&share), "20 ms against 60 ms, and what queues add: {share}");
+}
+
+/// A stream that the server limits to less than the links carry, so that no queue changes a round trip: under `rtt-share` 20 ms against 60 ms are
+/// three bytes against one; under `redundant` each link carries the whole stream. By capture.
+#[test]
+fn round_trips_and_copies_share_a_limited_stream_as_their_rules_say() {
+    if !able() {
+        return;
+    }
+    const SIZE: u64 = 3_000_000;
+    let lab = two_links().start().unwrap();
+    let relay = Relay::start(&lab);
+    let up = relay.join(&config("", ""));
+    let url = |port: u16| format!("http://{}/", remote(12, port));
+    // 6 Mbit/s, less than either link carries.
+    start_paced(&lab, 12, 8080, SIZE, 750_000);
+    let run = |scheduler: &str, says: &str| {
+        reload(&up, &config("", &format!("[bond]\nscheduler = \"{scheduler}\"\n")));
+        // The relay measures round trips on both paths, and takes over the rule.
+        let first = curl(&lab, &url(8080));
+        eventually("the rule is in force and explained", || {
+            let Some(flow) = bond_flow(&up).filter(|flow| flow["scheduler"] == scheduler) else { return false };
+            text(&up.braid(&["explain", &flow["id"].to_string()]).stdout).contains(says)
+        });
+        assert_eq!(ended(first).0, SIZE);
+        let capture = Capture::start(&lab);
+        assert_eq!(ended(curl(&lab, &url(8080))).0, SIZE);
+        capture.bytes(Direction::Down).map(|bytes| bytes as f64)
+    };
+    let [wlan, lte] = run("rtt-share", "in inverse proportion to its round-trip time");
+    let share = wlan / (wlan + lte);
+    println!("rtt-share: {wlan} and {lte} bytes, wlan0 carries {share:.3}");
+    assert!((share - 0.75).abs() < 0.05, "{share}, not 3 of 4 bytes");
+    let [wlan, lte] = run("redundant", "each piece goes over 2 links");
+    println!("redundant: {wlan} and {lte} bytes of a stream of {SIZE}");
+    for (link, bytes) in [("wlan0", wlan), ("lte0", lte)] {
+        // Headers and control add some 8 %.
+        assert!((1.0..1.12).contains(&(bytes / SIZE as f64)), "{link} carried {bytes} bytes of {SIZE}");
+    }
+    assert!((wlan / lte - 1.0).abs() < 0.05, "{wlan} and {lte} bytes");
 }
 
 /// OPERETTA's weights: at least energy the cheap link alone; at most throughput both, by their capacity; halfway 10 of 20 Mbit/s each.

@@ -199,7 +199,7 @@ impl Bond {
     pub fn set_link(&mut self, now: Time, id: PathId, update: PathUpdate) {
         let Some(path) = self.paths.get_mut(&id) else { return };
         match update {
-            PathUpdate::Down => path.down_here = true,
+            PathUpdate::Down => (path.down_here, path.down_reported_at) = (true, now),
             PathUpdate::Up => (path.down_here, path.backup) = (false, false),
             PathUpdate::Backup => (path.down_here, path.backup) = (false, true),
         }

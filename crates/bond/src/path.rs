@@ -59,6 +59,10 @@ pub(crate) struct Path {
     pub(crate) share: f64,
     /// The other end reported that its link is down.
     pub(crate) down_there: bool,
+    /// When the other end last reported it.
+    pub(crate) down_there_at: Time,
+    /// When this end last reported the link as down.
+    pub(crate) down_reported_at: Time,
     /// The driver of this end reported that its link is down.
     pub(crate) down_here: bool,
     pub(crate) facts: PathFacts,
@@ -107,6 +111,8 @@ impl Path {
             backup: false,
             share: 0.0,
             down_there: false,
+            down_there_at: Time::ZERO,
+            down_reported_at: Time::ZERO,
             down_here: false,
             facts,
             tracker: Tracker::new(now),

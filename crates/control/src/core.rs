@@ -36,7 +36,7 @@ use braid_decide::tables::TablePlan;
 use braid_decide::tradeoff::Supply;
 use braid_decide::virtual_interface::Handover;
 use braid_model::key::PublicKey;
-use braid_model::{Direction, Family, FlowId, LinkIndex, NetworkSnapshot, Rate, Time, Traffic};
+use braid_model::{Direction, Family, FlowId, LinkIndex, NetworkSnapshot, PerDirection, Rate, Time, Traffic};
 
 use crate::config::Config;
 use crate::links::{Link, LinkTable, ProbePlan};
@@ -121,6 +121,8 @@ pub struct Core<S> {
     actions: Actions,
     /// Remaining bytes of bonded flows, and the loads last passed to the steering.
     packet_load: PacketLoad,
+    /// OPERETTA's optimum for the bonded flows since the last arrival.
+    held_optima: PerDirection<Option<optimum::HeldOptimum>>,
     bonded_loads: BondedLoads,
     /// Power supply of the machine; `None`: unknown, or no battery.
     supply: Option<Supply>,
@@ -190,6 +192,7 @@ impl<S: Steering> Core<S> {
             dead_since: BTreeMap::new(),
             actions: Actions::default(),
             packet_load: PacketLoad::default(),
+            held_optima: PerDirection::default(),
             bonded_loads: BondedLoads::default(),
             supply: None,
             peers: BTreeSet::new(),

@@ -52,6 +52,8 @@ pub struct BondLink {
     pub backup: bool,
     /// Whether it is metered.
     pub metered: bool,
+    /// Whether its allowance is used up. Then it has no address.
+    pub capped: bool,
 }
 
 /// The links by interface, and the prefixes that may be steered.
@@ -242,6 +244,7 @@ impl LinkTable {
             dead: PerFamily { v4: dead(link, Family::V4), v6: dead(link, Family::V6) },
             backup: link.rule.role == Role::Backup,
             metered: link.rule.metered,
+            capped: link.capped(),
         };
         self.links.values().filter(|link| link.refused.is_none() && link.rule.role != Role::Excluded).map(view).collect()
     }

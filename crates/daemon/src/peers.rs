@@ -299,9 +299,15 @@ impl Peers {
     pub fn packet_load(&self) -> PacketLoad {
         let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
         let mut sum = PacketLoad { flows: u32::try_from(flows.living.len()).unwrap_or(u32::MAX), ..PacketLoad::default() };
+        // OPERETTA's weights depend on what is left now. Elsewhere the counts of the last second are enough, and reading them costs less.
+        let exact = self.scheduling.as_ref().is_some_and(|known| known.scheduler == BondScheduler::Weights);
         for bonded in flows.living.values() {
             let Some(reason) = &bonded.bond_reason else { continue };
-            sum.load[reason.direction] += remaining(reason.demand, bonded.counted.sum());
+            let mut moved = bonded.counted;
+            if exact && let Some(view) = bonded.flow.view() {
+                moved = moved.max(view.by_link.iter().fold(Traffic::default(), |sum, (_, moved)| sum + *moved));
+            }
+            sum.load[reason.direction] += remaining(reason.demand, moved.sum());
         }
         sum
     }
@@ -784,6 +790,7 @@ fn follow_paths(client: &Client, changes: &mpsc::UnboundedSender<Change>) {
 /// Reason why no path of a link to `peer` works, given the states of that link's paths; `None` if one works.
 fn why_no_path(link: &BondLink, peer: &str, states: &[PathState]) -> Option<String> {
     match states {
+        _ if link.capped => Some("its allowance is used up".to_owned()),
         _ if link.v4.is_none() && link.v6.is_none() => Some("the link is down, dead or has no address".to_owned()),
         [] => Some(format!("{peer} has not answered over it; Braid keeps trying to connect")),
         states if states.iter().all(|state| *state == PathState::Dead) => Some("it is dead".to_owned()),

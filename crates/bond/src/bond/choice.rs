@@ -21,6 +21,8 @@ use crate::{FlowKey, PathId, Side};
 
 /// Minimum time between two plans of a client that take effect.
 const PLAN_INTERVAL: Duration = Duration::from_millis(100);
+/// Number of different chunks for which a search remembers that the scheduler waits.
+const MAX_WAITING: usize = 8;
 /// Upper bound of the chunk size that a scheduler sees: the payload of one datagram.
 const PIECE: u64 = 1400;
 
@@ -43,6 +45,16 @@ pub(crate) struct Chooser {
     views: Vec<PathView>,
     /// Whether the scheduler sends copies over several paths.
     copies: bool,
+    /// Whether a choice depends on the bytes behind the chunk.
+    looks_behind: bool,
+    /// Chunks for which the scheduler waits, in the current search.
+    waiting: Vec<(LinkSet, Chunk)>,
+    /// Number of times that the scheduler was asked.
+    #[cfg(test)]
+    asked: usize,
+    /// Whether to ask the scheduler for each flow: the reference for tests.
+    #[cfg(test)]
+    exhaustive: bool,
     /// Whether shares must hold exactly. Then the bond waits for the path whose turn it is, and no path retransmits data of another.
     strict: bool,
 }
@@ -79,6 +91,12 @@ impl Chooser {
             chosen: None,
             views: Vec::new(),
             copies: matches!(scheduler, BondScheduler::Redundant(2..)),
+            looks_behind: scheduler == BondScheduler::EarliestCompletion,
+            waiting: Vec::new(),
+            #[cfg(test)]
+            asked: 0,
+            #[cfg(test)]
+            exhaustive: false,
             strict: matches!(scheduler, BondScheduler::RoundRobin | BondScheduler::RttShare | BondScheduler::Weights),
         }
     }
@@ -86,6 +104,16 @@ impl Chooser {
     /// Takes over the ready flows of the previous rule.
     fn succeed(&mut self, before: Self) {
         (self.ready, self.last) = (before.ready, before.last);
+    }
+
+    /// Whether flows with the same chunk and links get the same answer. They do not if each has its own scheduler. The list is searched for each
+    /// flow, so it is bounded.
+    fn may_skip(&self) -> bool {
+        #[cfg(test)]
+        if self.exhaustive {
+            return false;
+        }
+        matches!(self.rule, Rule::All(_)) && self.waiting.len() < MAX_WAITING
     }
 
     /// Removes the state of a flow that ended.
@@ -237,27 +265,46 @@ impl Bond {
     }
 
     /// The choice for the first flow, in round-robin order, that has a usable path now.
+    ///
+    /// The scheduler is asked once for all flows whose next chunks and links are the same: a scheduler that waits changes nothing, so that it would
+    /// wait for the other flows too. Thousands of flows that wait for one path cost one visit each.
     fn choose(&self, chooser: &mut Chooser) -> Option<(FlowKey, LinkSet)> {
+        chooser.waiting.clear();
         for _ in 0..chooser.ready.len() {
             let id = chooser.turn()?;
             let flow = self.flows.get(&id)?;
             let waiting = flow.send.pending(self.send_limit - self.sent_total).unwrap_or(0) + flow.messages.head().unwrap_or(0) as u64;
             let size = waiting.min(PIECE);
-            chooser.views.clear();
-            let all = chooser.copies;
-            chooser.views.extend(self.slots.iter().map(|path| self.path_view(*path, flow.policy.links, all)));
             let chunk = Chunk { size: ByteCount::new(size), behind: ByteCount::new(waiting - size) };
-            let choice = match &mut chooser.rule {
-                Rule::All(rule) => rule.choose(&chooser.views, chunk),
-                Rule::EachFlow(rules) => rules.entry(id).or_insert_with(|| RttShare::new(Binding::Strict)).choose(&chooser.views, chunk),
-            };
-            let slots = choice.paths();
-            if slots != LinkSet::default() {
-                return Some((id, slots));
+            let kind = (flow.policy.links, if chooser.looks_behind { chunk } else { Chunk::of(chunk.size) });
+            if !chooser.waiting.contains(&kind) {
+                let slots = self.ask(chooser, id, flow.policy.links, chunk);
+                if !slots.is_empty() {
+                    return Some((id, slots));
+                }
+                if chooser.may_skip() {
+                    chooser.waiting.push(kind);
+                }
             }
             chooser.last = Some(id);
         }
         None
+    }
+
+    /// The slots that the scheduler chooses for a flow's next chunk.
+    fn ask(&self, chooser: &mut Chooser, id: FlowKey, links: LinkSet, chunk: Chunk) -> LinkSet {
+        #[cfg(test)]
+        {
+            chooser.asked += 1;
+        }
+        chooser.views.clear();
+        let all = chooser.copies;
+        chooser.views.extend(self.slots.iter().map(|path| self.path_view(*path, links, all)));
+        let choice = match &mut chooser.rule {
+            Rule::All(rule) => rule.choose(&chooser.views, chunk),
+            Rule::EachFlow(rules) => rules.entry(id).or_insert_with(|| RttShare::new(Binding::Strict)).choose(&chooser.views, chunk),
+        };
+        choice.paths()
     }
 
     fn slots_with_room(&self) -> u64 {
@@ -281,5 +328,79 @@ impl Bond {
             share: path.share,
             cost: 0,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use bytes::{Bytes, BytesMut};
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::{FlowKind, FlowPolicy, Limits, Open, PathFacts, Target};
+
+    /// Paths of a bond and flows with data; the first flows may use few links.
+    fn bond(scheduler: BondScheduler, exhaustive: bool, paths: &[(u64, u64, f64)], flows: &[(u64, u64)]) -> Bond {
+        let mut bond = Bond::new(Side::Client, Limits::default(), Time::ZERO);
+        for (number, (room, millis, share)) in paths.iter().enumerate() {
+            let facts = PathFacts { rtt: Duration::from_millis(*millis), room: ByteCount::new(*room), ..PathFacts::default() };
+            assert!(bond.add_path(Time::ZERO, PathId(number as u32), number as u8, facts));
+            bond.set_share(PathId(number as u32), *share);
+        }
+        bond.set_scheduler(scheduler);
+        bond.chooser.as_mut().unwrap().exhaustive = exhaustive;
+        for (size, links) in flows {
+            let policy = FlowPolicy { links: LinkSet(*links), ..FlowPolicy::default() };
+            let target = Target::Address("192.0.2.1:80".parse().unwrap());
+            let id = bond.open(Time::ZERO, Open { kind: FlowKind::Stream, target, policy }).unwrap();
+            bond.write(id, Bytes::from(vec![1; *size as usize]));
+        }
+        bond
+    }
+
+    /// Every datagram of the paths, polled in turn, with more room for one path after each round.
+    fn datagrams(bond: &mut Bond, paths: usize, rounds: &[(usize, u64)]) -> Vec<(usize, BytesMut)> {
+        let mut sent = Vec::new();
+        for (path, room) in rounds {
+            let facts = PathFacts { room: ByteCount::new(*room), ..PathFacts::default() };
+            bond.set_facts(PathId((path % paths) as u32), facts);
+            for number in 0..paths {
+                let mut out = BytesMut::new();
+                while bond.poll_datagram(Time::ZERO, PathId(number as u32), 1200, &mut out) {
+                    sent.push((number, std::mem::take(&mut out)));
+                }
+            }
+        }
+        sent
+    }
+
+    fn scheduler() -> impl Strategy<Value = BondScheduler> {
+        prop::sample::select(BondScheduler::ALL.into_iter().filter(|one| *one != BondScheduler::Midrr).collect::<Vec<_>>())
+    }
+
+    proptest! {
+        /// Asking once for flows with the same chunk and links sends the same datagrams as asking for each flow.
+        #[test]
+        fn flows_that_wait_alike_are_asked_about_once(
+            scheduler in scheduler(),
+            paths in prop::collection::vec((0u64..6_000, 1u64..200, prop_oneof![Just(0.0), 0.0..1.0f64]), 1..5),
+            flows in prop::collection::vec((prop_oneof![1u64..6_000, Just(5_000)], prop_oneof![Just(u64::MAX), 1u64..16]), 1..30),
+            rounds in prop::collection::vec((0usize..5, 0u64..8_000), 1..20),
+        ) {
+            let [mut short, mut long] = [false, true].map(|exhaustive| bond(scheduler, exhaustive, &paths, &flows));
+            prop_assert_eq!(datagrams(&mut short, paths.len(), &rounds), datagrams(&mut long, paths.len(), &rounds));
+        }
+    }
+
+    #[test]
+    fn a_thousand_flows_that_wait_cost_one_question() {
+        // Strict weights give all bytes to path 0, which has no room.
+        let mut bond = bond(BondScheduler::Weights, false, &[(0, 10, 1.0), (60_000, 10, 0.0)], &[(5_000, u64::MAX); 1000]);
+        let mut out = BytesMut::new();
+        // The opening messages of the flows are control data.
+        while bond.poll_datagram(Time::ZERO, PathId(1), 1200, &mut out) {}
+        bond.chooser.as_mut().unwrap().asked = 0;
+        assert!(bond.take_choice(1).is_none());
+        assert_eq!(bond.chooser.as_ref().unwrap().asked, 1);
     }
 }

@@ -1,5 +1,7 @@
 //! Processes received datagrams, frame by frame.
 
+use std::time::Duration;
+
 use braid_model::{ByteCount, LinkSet, Time, Traffic};
 use bytes::Bytes;
 
@@ -23,17 +25,29 @@ const MAX_RANGES: usize = 1 << 15;
 /// Limit of the out-of-order chunks of all flows. A window of full-size datagrams stays below it.
 const MAX_PIECES: usize = 1 << 17;
 
+/// Datagrams that arrive over a path this long after a report that its link is down were sent after the report.
+const LATE: Duration = Duration::from_secs(1);
+
 impl Bond {
     /// Processes a datagram that arrived over a path. After an error the caller must close the bond.
     pub fn receive(&mut self, now: Time, id: PathId, mut datagram: Bytes) -> Result<(), BondError> {
         let size = datagram.len();
         let Some(path) = self.paths.get_mut(&id) else { return Ok(()) };
         let link = path.link;
-        if std::mem::take(&mut path.down_there) && !path.down_here {
-            // Data over the path proves that its link is up again, whatever the last update said.
-            path.next_probe = Some(now);
+        if path.down_there && now.since(path.down_there_at) >= LATE {
+            // Data over the path proves that its link is up again, whatever the last update said. Only datagrams that the other end sent before its
+            // report arrive earlier, because the report may take a faster path.
+            path.down_there = false;
+            if !path.down_here {
+                path.next_probe = Some(now);
+            }
         }
         let header = Header::decode(&mut datagram)?;
+        if path.down_here && header.sequence.is_some() && now.since(path.down_reported_at) >= LATE {
+            // The other end still sends over the path: an allowance is used up, for example, and each byte costs money.
+            path.down_reported_at = now;
+            self.control.push_back(Control::Path(id));
+        }
         let mut urgent = false;
         let mut acknowledged = Vec::new();
         while let Some(frame) = Frame::decode(&mut datagram)? {
@@ -307,7 +321,7 @@ impl Bond {
         let Some(path) = self.paths.get_mut(&id) else { return };
         let before = path.backup;
         match update {
-            PathUpdate::Down => path.down_there = true,
+            PathUpdate::Down => (path.down_there, path.down_there_at) = (true, now),
             PathUpdate::Up => (path.down_there, path.backup) = (false, false),
             PathUpdate::Backup => (path.down_there, path.backup) = (false, true),
         }

@@ -1,5 +1,7 @@
 //! OPERETTA's Algorithm 1 over all traffic of the daemon: connections on links, and bonded flows as one packet load.
 
+use std::time::Duration;
+
 use braid_api::LinkWeight;
 use braid_decide::operetta::{Interface, Loads, New, NewKind, OperettaError, Problem, Target};
 use braid_decide::policy::{BondScheduler, Scheduler};
@@ -8,6 +10,9 @@ use braid_model::{ByteCount, Direction, Joules, LinkSet, MAX_LINKS, PerDirection
 use super::Core;
 use super::params::coarse;
 use crate::steering::{BondedLoad, BondedLoads, SteerLink, SteerParams, Steering, SteeringError};
+
+/// Loads are read at different times, so that a load may fall by what the links carry in this time more.
+const READING_LAG: Duration = Duration::from_millis(500);
 
 /// Bonding is used only if a packet stream has this much more throughput, or this much less cost, than a connection.
 const WORTH_BONDING: f64 = 0.02;
@@ -49,12 +54,45 @@ pub(super) struct Optimum {
     price: f64,
 }
 
+/// Inputs of Algorithm 1 other than loads, in one direction.
+#[derive(Debug, Clone, PartialEq)]
+struct Inputs {
+    rates: [Rate; MAX_LINKS],
+    prices: [f64; MAX_LINKS],
+    allowed: LinkSet,
+    target: Rate,
+}
+
+/// An optimum that stays in force until the next stream starts, as in the paper. Solving again for what is left of the same streams would ask for the
+/// target once more: connections use all of their link's rate, so a link is ahead of its part of the target, and packets would be moved to it although
+/// the whole load is in time without.
+#[derive(Debug)]
+pub(super) struct HeldOptimum {
+    inputs: Inputs,
+    /// When the whole load was to be done.
+    until: Time,
+    /// Load and time of the last update.
+    load: ByteCount,
+    at: Time,
+    found: Optimum,
+}
+
+impl HeldOptimum {
+    /// Whether the load has only shrunk since the last update, by no more than the links carry.
+    fn holds(&self, now: Time, inputs: &Inputs, load: ByteCount) -> bool {
+        let rate: u64 = self.inputs.rates.iter().map(|rate| rate.bytes_per_second()).sum();
+        let carried = ByteCount::new((rate as f64 * (now.since(self.at) + READING_LAG).as_secs_f64()) as u64);
+        self.inputs == *inputs && now < self.until && load <= self.load && self.load.saturating_sub(load) <= carried
+    }
+}
+
 impl<S: Steering> Core<S> {
     /// Sets the remaining bytes of bonded flows. Under OPERETTA they are the packet load; under other schedulers they count as load of the links in
     /// the load table.
     pub fn on_packet_load(&mut self, now: Time, load: PacketLoad) -> Result<(), SteeringError> {
         self.packet_load = load;
         self.update_params(now)?;
+        self.hold_optima(now);
         let loads = self.bonded_loads();
         if loads == self.bonded_loads {
             return Ok(());
@@ -81,9 +119,39 @@ impl<S: Steering> Core<S> {
     /// Result of Algorithm 1 for the current load. Without packet load it assumes a packet stream of the default demand.
     pub(super) fn optimum(&self, direction: Direction) -> Option<Optimum> {
         let params = self.params.as_ref()?;
+        if let Some(held) = self.held_optima[direction].as_ref().filter(|held| held.inputs == self.inputs(params, direction)) {
+            return Some(held.found.clone());
+        }
+        self.solve_now(params, direction)
+    }
+
+    fn solve_now(&self, params: &SteerParams, direction: Direction) -> Option<Optimum> {
         let loaded = self.packet_load.load[direction] > ByteCount::ZERO;
         let more = if loaded { ByteCount::ZERO } else { self.config.policy.default_demand };
         self.solve(params, direction, NewKind::Packet, more).ok()
+    }
+
+    /// Solves again for each direction with packet load whose load or inputs changed in another way than by what the links carried.
+    fn hold_optima(&mut self, now: Time) {
+        let Some(params) = self.params.as_ref().filter(|_| self.config.policy.bond_scheduler() == BondScheduler::Weights) else {
+            self.held_optima = PerDirection::default();
+            return;
+        };
+        let mut held_optima = std::mem::take(&mut self.held_optima);
+        for direction in [Direction::Up, Direction::Down] {
+            let inputs = self.inputs(params, direction);
+            let packets = self.packet_load.load[direction];
+            let load = self.connection_loads(&params.links, direction).into_iter().fold(packets, |sum, load| sum + load);
+            let held = &mut held_optima[direction];
+            match held {
+                Some(held) if packets > ByteCount::ZERO && held.holds(now, &inputs, load) => (held.load, held.at) = (load, now),
+                _ => {
+                    let found = self.solve_now(params, direction).filter(|_| packets > ByteCount::ZERO);
+                    *held = found.map(|found| HeldOptimum { inputs, until: now + found.throughput.time_for(load), load, at: now, found });
+                }
+            }
+        }
+        self.held_optima = held_optima;
     }
 
     /// [`Self::optimum`] for the API; `None` unless the scheduler is OPERETTA.
@@ -128,15 +196,13 @@ impl<S: Steering> Core<S> {
 
     fn solve(&self, params: &SteerParams, direction: Direction, kind: NewKind, demand: ByteCount) -> Result<Optimum, OperettaError> {
         let links = &params.links;
-        let allowed = self.scheduled(params);
-        let interfaces = std::array::from_fn::<_, MAX_LINKS, _>(|slot| match &links[slot] {
-            Some(link) if allowed.contains(slot) => Interface { rate: link.rate[direction], power: self.slot_power(slot) },
-            _ => Interface { rate: Rate::ZERO, power: Power::ZERO },
+        let Inputs { rates, prices, allowed, target } = self.inputs(params, direction);
+        let interfaces = std::array::from_fn::<_, MAX_LINKS, _>(|slot| {
+            let power = if rates[slot] > Rate::ZERO { self.slot_power(slot) } else { Power::ZERO };
+            Interface { rate: rates[slot], power }
         });
-        let prices = std::array::from_fn::<_, MAX_LINKS, _>(|slot| links[slot].as_ref().map_or(0.0, |link| link.price as f64));
         let loads =
             Loads { connection: self.connection_loads(links, direction), packet: self.packet_load.load[direction], packet_links: allowed };
-        let target = params.full_targets[direction].unwrap_or(Rate::from_bps(u64::MAX >> 8));
         let new = New { load: demand, kind, allowed };
         let target = Target::Throughput(target);
         let found = Problem { interfaces: &interfaces, price_per_byte: Some(&prices), loads: &loads, new, target }.solve()?;
@@ -154,6 +220,16 @@ impl<S: Steering> Core<S> {
             energy: found.energy,
             price: found.price,
         })
+    }
+
+    fn inputs(&self, params: &SteerParams, direction: Direction) -> Inputs {
+        let links = &params.links;
+        let allowed = self.scheduled(params);
+        let rate = |slot: usize| links[slot].as_ref().filter(|_| allowed.contains(slot)).map_or(Rate::ZERO, |link| link.rate[direction]);
+        let rates = std::array::from_fn(rate);
+        let prices = std::array::from_fn(|slot| links[slot].as_ref().map_or(0.0, |link| link.price as f64));
+        let target = params.full_targets[direction].unwrap_or(Rate::from_bps(u64::MAX >> 8));
+        Inputs { rates, prices, allowed, target }
     }
 
     /// Links that flows without a rule may use now.

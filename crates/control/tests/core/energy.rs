@@ -199,10 +199,39 @@ fn connections_and_packets_share_one_target() {
     assert_eq!(world.ten(), [0, 10], "each connection fits on the cheap link, since packets leave it");
     let flows: Vec<_> = (0..20).map(|_| world.connect("test", 99)).collect();
     world.core.poll(world.now).unwrap();
+    world.core.on_packet_load(world.now, packets(30, 1)).unwrap();
     let found = weights(&world);
     let cheap = found.iter().find(|(slot, _)| *slot == 1).map_or(0, |(_, weight)| *weight);
     assert!((30..67).contains(&cheap), "connections on the cheap link push packets off it: {found:?}");
     assert_eq!(flows.len(), 20);
+}
+
+/// Weights change when load arrives or vanishes, not while links carry it: a connection that is ahead on the expensive link moves no packets there.
+#[test]
+fn operettas_weights_hold_until_the_next_arrival() {
+    let mut world = World::new(operetta(fixed(0.5)));
+    world.run(Duration::from_secs(1));
+    world.core.on_packet_load(world.now, packets(20, 1)).unwrap();
+    for _ in 0..10 {
+        world.connect("test", 99);
+    }
+    world.core.poll(world.now).unwrap();
+    world.core.on_packet_load(world.now, packets(20, 1)).unwrap();
+    let planned = weights(&world);
+    // The links carry 20 Mbit/s: 2.5 MB in a second. Packets are slower than planned, which a new solution would answer with other weights.
+    world.run(Duration::from_secs(1));
+    world.core.on_packet_load(world.now, packets(19, 1)).unwrap();
+    assert_eq!(weights(&world), planned);
+    // A flow with the rest of the packets ends early.
+    world.core.on_packet_load(world.now, packets(1, 1)).unwrap();
+    let vanished = weights(&world);
+    assert_ne!(vanished, planned);
+    world.core.on_packet_load(world.now, packets(40, 2)).unwrap();
+    let arrived = weights(&world);
+    assert_ne!(arrived, vanished);
+    // Without bonded flows the weights are those of a new stream.
+    world.core.on_packet_load(world.now, packets(0, 0)).unwrap();
+    assert_ne!(weights(&world), arrived);
 }
 
 /// Other schedulers see bonded flows as load of the links that carry them.

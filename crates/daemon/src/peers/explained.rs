@@ -51,7 +51,11 @@ impl Peers {
             outcome: Outcome::Bonded,
             link: None,
             runner_up: None,
-            reason: format!("{why}: {} has carried it for {age:.1} s, {over}{copies}; {used}", bonded.peer),
+            reason: format!(
+                "{why}: {} has carried it for {age:.1} s, {over}{copies}; {}; {used}",
+                bonded.peer,
+                self.scheduler().explanation()
+            ),
             rule: bond_reason.and_then(|bond_reason| bond_reason.rule),
             rule_text: bond_reason.and_then(|bond_reason| bond_reason.rule_text.clone()),
             scheduler: self.scheduler_name().to_owned(),
@@ -72,7 +76,11 @@ impl Peers {
 
     /// Name of the rule by which bonds distribute flows.
     pub(crate) fn scheduler_name(&self) -> &'static str {
-        self.scheduling.as_ref().map_or(BondScheduler::default(), |scheduling| scheduling.scheduler).name()
+        self.scheduler().name()
+    }
+
+    fn scheduler(&self) -> BondScheduler {
+        self.scheduling.as_ref().map_or(BondScheduler::default(), |scheduling| scheduling.scheduler)
     }
 
     /// Shares of all current links, and of former links that carried part of the flow.
@@ -107,6 +115,7 @@ impl Peers {
         for (link, share) in &mut links {
             share.share = (whole > 0).then(|| (share.rx_bytes + share.tx_bytes) as f64 / whole as f64);
             let path = best.get(link);
+            let capped = self.links.iter().any(|known| known.capped && known.slot == usize::from(*link));
             share.allowed = bonded.policy.links.contains(usize::from(*link));
             share.reason = match path {
                 _ if !share.allowed && bonded.ruled.contains(usize::from(*link)) => {
@@ -114,6 +123,7 @@ impl Peers {
                 }
                 _ if !share.allowed => Some("the flow's rule does not name this link".to_owned()),
                 _ if !up => Some("the peer is unreachable now: data in transit waits".to_owned()),
+                Some(_) if capped => Some("its allowance is used up".to_owned()),
                 None => {
                     let known = self.links.iter().find(|known| known.slot == usize::from(*link));
                     let why = known.and_then(|known| why_no_path(known, &bonded.peer, &[]));

@@ -59,6 +59,20 @@ impl BondScheduler {
             Self::Weights => "weights",
         }
     }
+
+    /// What the rule does with the bytes of flows that are not urgent, as a clause.
+    pub fn explanation(self) -> String {
+        match self {
+            Self::Midrr => "any link with room takes the next piece unless it would arrive sooner over another".to_owned(),
+            Self::RoundRobin => "links take turns, piece by piece".to_owned(),
+            Self::WeightedRoundRobin => "links carry bytes in proportion to their rate".to_owned(),
+            Self::RttShare => "each link carries bytes of each flow in inverse proportion to its round-trip time".to_owned(),
+            Self::EarliestCompletion => "the link on which it arrives first takes the next piece".to_owned(),
+            Self::MinRtt => "the link with the shortest round trip that has room takes the next piece".to_owned(),
+            Self::Redundant(copies) => format!("each piece goes over {copies} links, as far as they have room"),
+            Self::Weights => "links carry bytes by the weights of OPERETTA's optimum".to_owned(),
+        }
+    }
 }
 
 impl fmt::Display for BondScheduler {
