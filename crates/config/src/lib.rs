@@ -109,7 +109,9 @@ fn document_of(mut section: Section<'_>, world: &World) -> Config {
         config.reconnect_after = if never { None } else { value.duration().or(config.reconnect_after) };
     }
     config.destroy_pinned = section.take("destroy_pinned").and_then(|value| value.flag()).unwrap_or(false);
-    config.detect = section.take("detect").and_then(|value| detect::detect(&value)).unwrap_or_default();
+    if let Some(value) = section.take("detect") {
+        detect::detect(&value, &mut config);
+    }
     if let Some(measure) = section.take("measure").and_then(|value| value.section("[measure]")) {
         config.measure = measure_of(measure, config.measure);
     }

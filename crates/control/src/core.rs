@@ -71,6 +71,8 @@ pub struct Actions {
     pub stuck: Vec<Stuck>,
     /// Hosts to ask whether they run Braid.
     pub questions: Vec<Question>,
+    /// Held connections ([`Core::hold`]) that go on now.
+    pub released: Vec<FlowId>,
     /// The rules that apply have changed with the context: bonded flows may have another rule ([`Core::bond_policy`]).
     pub rules_changed: bool,
     /// Links whose device's model to find, with the device's name.
@@ -137,6 +139,8 @@ pub struct Core<S> {
     /// Servers and closed ports that the kernel has, and when to check them again.
     servers: (Vec<IpAddr>, Vec<(IpAddr, u16)>),
     servers_due: Option<Time>,
+    /// First connections that wait for their hosts' answers.
+    held: detect::Held,
     /// Destinations that relays refuse; the list that the kernel has (`None`: it may be incomplete); the notes made about it; and when to
     /// check them again.
     refusals: Refusals,
@@ -199,6 +203,7 @@ impl<S: Steering> Core<S> {
             owner_filter: Some(UNREAD.to_owned()),
             servers: Default::default(),
             servers_due: None,
+            held: detect::Held::default(),
             refusals: Refusals::default(),
             refused: Some(Vec::new()),
             refusal_notes: refused::RefusalNotes::default(),

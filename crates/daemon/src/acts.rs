@@ -29,7 +29,7 @@ pub(super) type ProfileAnswer = (ProfileQuestion, Result<Vec<Profile>, String>);
 impl Daemon<'_> {
     /// Carries out the actions that the core asks for.
     pub(super) fn act(&mut self) {
-        let Actions { plan, probes, stuck, questions, rules_changed, identify, profile_questions } = self.core.take_actions();
+        let Actions { plan, probes, stuck, questions, released, rules_changed, identify, profile_questions } = self.core.take_actions();
         if let Some(plan) = plan {
             self.apply(plan);
         }
@@ -49,6 +49,7 @@ impl Daemon<'_> {
             self.handler.history.on_ended(unix_ms(), count, &device);
         }
         questions.into_iter().for_each(|question| self.peers.ask(question));
+        self.release(released);
         for device in identify {
             // The thread ends only with the daemon.
             let _ = self.models.0.send(device);

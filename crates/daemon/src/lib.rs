@@ -18,7 +18,7 @@ use braid_decide::tables::TablePlan;
 use braid_decide::tradeoff::Supply;
 use braid_http::api_handler::ApiHandler;
 use braid_http::{Api, DEFAULT_SOCKET, FlowList, ReplySender, Request, Server, Serving, Ui, UiOptions};
-use braid_model::{LinkIndex, NetworkSnapshot, Time};
+use braid_model::{FlowId, LinkIndex, NetworkSnapshot, Time};
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::bpf::redirect::Redirect;
 use braid_platform::linux::model::SYS;
@@ -224,6 +224,7 @@ async fn live(
         profiles: mpsc::channel(4),
         arrivals: redirect.as_ref().map(|redirect| peers.take(redirect.clone())),
         redirect,
+        held: BTreeMap::new(),
         peers,
         changes,
         pins,
@@ -307,6 +308,8 @@ struct Daemon<'a> {
     /// Redirected flows; `None` if there is no listener for them.
     arrivals: Option<mpsc::Receiver<Arrival>>,
     redirect: Option<Arc<Redirect>>,
+    /// First connections that wait for the answers of their hosts.
+    held: BTreeMap<FlowId, Arrival>,
     /// Index of the next measurement server.
     next_server: usize,
     inbox: mpsc::Receiver<Request>,

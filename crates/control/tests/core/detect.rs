@@ -64,6 +64,7 @@ fn redirected_flow(now: Time) -> RedirectedFlow {
         demand: ByteCount::ZERO,
         started: now,
         filtered: false,
+        held: false,
     }
 }
 
