@@ -24,7 +24,10 @@ pub(super) fn detect(value: &Value<'_>, config: &mut Config) {
     if let Some(value) = section.take("hold") {
         config.hold = hold(&value).unwrap_or_default();
         if !config.hold.is_zero() && !config.detects_any() {
-            value.refuse::<()>("hold has no effect, because no host is asked".to_owned(), "write also hosts = true, hosts = [...] or networks = [...]".into());
+            value.refuse::<()>(
+                "hold has no effect, because no host is asked".to_owned(),
+                "write also hosts = true, hosts = [...] or networks = [...]".into(),
+            );
         }
     }
     section.finish();

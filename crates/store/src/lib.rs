@@ -120,11 +120,7 @@ struct Batch {
 
 impl Batch {
     fn is_empty(&self) -> bool {
-        self.apps.is_empty()
-            && self.links.is_empty()
-            && self.usage.is_empty()
-            && self.stability.is_empty()
-            && self.history.is_empty()
+        self.apps.is_empty() && self.links.is_empty() && self.usage.is_empty() && self.stability.is_empty() && self.history.is_empty()
     }
 
     /// Limits the size of the batch while writing fails.

@@ -137,7 +137,13 @@ impl<S: Steering> Core<S> {
     /// The host is asked over the link that the connection itself would use, and over the others only if it runs Braid.
     pub fn hold(&mut self, now: Time, flow: &RedirectedFlow) -> bool {
         let (host, until) = (flow.remote.ip(), flow.started + self.config.hold);
-        if !flow.held || flow.filtered || until <= now || self.why_not_held(flow.user).is_some() || !self.may_ask(host) || !self.may_steer(host) {
+        if !flow.held
+            || flow.filtered
+            || until <= now
+            || self.why_not_held(flow.user).is_some()
+            || !self.may_ask(host)
+            || !self.may_steer(host)
+        {
             return false;
         }
         let admitted = self.admitted(self.rule_of(now, flow), Family::of(host));
@@ -322,7 +328,9 @@ impl<S: Steering> Core<S> {
             Knowledge::Nothing if peer_direct && !self.config.hold.is_zero() && protocol == Protocol::Tcp => {
                 let filtered = filtered.then(|| FILTERED.to_owned()).or_else(|| self.owner_filter.clone());
                 let text = match filtered.or_else(|| self.why_not_held(u32::MAX)) {
-                    Some(reason) => format!("Braid does not know yet whether the server runs Braid, and the flow does not wait for the answer: {reason}"),
+                    Some(reason) => format!(
+                        "Braid does not know yet whether the server runs Braid, and the flow does not wait for the answer: {reason}"
+                    ),
                     None => format!(
                         "Braid does not know yet whether the server runs Braid: the first connection waits up to {} ms for the answer (detect.hold), and \
                          is bonded directly to the server if it does",
