@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use braid_decide::detection::{PUBLIC_PREFIXES, is_private, is_public};
 use braid_decide::energy::Profiles;
-use braid_decide::policy::{HttpTarget, Policy, ProbeMode, ProbeTarget};
+use braid_decide::policy::{MeasureServer, Policy, ProbeMode, ProbeTarget};
+use braid_model::ByteCount;
 use braid_model::address::{Address, HostName};
 use braid_model::key::PublicKey;
 use ipnet::IpNet;
@@ -61,10 +62,31 @@ pub struct EnergyService {
 /// Settings of active capacity measurement.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Measure {
-    /// Pages to download, used in turn.
-    pub servers: Vec<HttpTarget>,
+    /// Servers, all used at once.
+    pub servers: Vec<MeasureServer>,
     /// Time between two measurements of one link.
     pub every: Duration,
+    /// Connections to each server at once.
+    pub connections: u8,
+    /// Maximum number of bytes of one measurement, in both directions together.
+    pub max_bytes: ByteCount,
+    /// Maximum number of bytes of all measurements of one link within a day.
+    pub max_daily: ByteCount,
+    /// File with the root certificates that HTTPS servers need; `None`: those of the system.
+    pub certificates: Option<PathBuf>,
+}
+
+impl Default for Measure {
+    fn default() -> Self {
+        Self {
+            servers: Vec::new(),
+            every: Duration::from_secs(3600),
+            connections: 4,
+            max_bytes: ByteCount::new(32_000_000),
+            max_daily: ByteCount::new(500_000_000),
+            certificates: None,
+        }
+    }
 }
 
 impl Default for Config {
@@ -79,7 +101,7 @@ impl Default for Config {
             detect: Detect::default(),
             detect_networks: Vec::new(),
             hold: Duration::ZERO,
-            measure: Measure { servers: Vec::new(), every: Duration::from_secs(3600) },
+            measure: Measure::default(),
             energy_profiles: None,
             profiles: crate::profiles::shipped(),
             energy_service: None,

@@ -13,6 +13,7 @@ mod estimates;
 mod explain;
 mod flows;
 mod living;
+mod measuring;
 mod network;
 mod optimum;
 mod params;
@@ -25,7 +26,6 @@ mod views;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
-use std::time::Duration;
 
 use braid_decide::detection::Detection;
 use braid_decide::energy::{PowerFit, Profiles};
@@ -36,7 +36,7 @@ use braid_decide::tables::TablePlan;
 use braid_decide::tradeoff::Supply;
 use braid_decide::virtual_interface::Handover;
 use braid_model::key::PublicKey;
-use braid_model::{Direction, Family, FlowId, LinkIndex, NetworkSnapshot, Rate, Time, Traffic};
+use braid_model::{Family, FlowId, LinkIndex, NetworkSnapshot, Rate, Time, Traffic};
 
 use crate::config::Config;
 use crate::links::{Link, LinkTable, ProbePlan};
@@ -55,6 +55,7 @@ pub use estimates::{AppsView, Bonded};
 pub use flows::Stuck;
 pub use living::FlowsView;
 use living::LivingFlows;
+pub use measuring::Measurement;
 pub use optimum::{BondScheduling, PacketLoad};
 use rules::Executables;
 pub use rules::Names;
@@ -153,6 +154,8 @@ pub struct Core<S> {
     sole: Option<usize>,
     /// Power of links, estimated from the battery's power.
     fit: PowerFit,
+    /// The link that is being measured.
+    measuring: Option<LinkIndex>,
     energy_service: EnergyService,
     /// Profiles of the configuration, the energy service and Braid's own.
     profiles: Profiles,
@@ -211,6 +214,7 @@ impl<S: Steering> Core<S> {
             handover,
             sole: None,
             fit: PowerFit::default(),
+            measuring: None,
             energy_service: EnergyService::default(),
             profiles: Profiles::default(),
             started: now,
@@ -269,25 +273,6 @@ impl<S: Steering> Core<S> {
     pub fn on_probe(&mut self, now: Time, link: LinkIndex, family: Family, outcome: Outcome) -> Result<(), SteeringError> {
         self.links.on_probe(now, link, family, outcome);
         self.reevaluate(now)
-    }
-
-    /// Links worth measuring now: usable, idle, and without a capacity estimate from the last `every`.
-    pub fn links_to_measure(&self, now: Time, every: Duration) -> Vec<(LinkIndex, String)> {
-        let idle = |link: &Link| !self.flows.iter().any(|living| living.row.link == link.facts.index);
-        let stale = |link: &Link| link.estimate(Direction::Down, now).age.is_none_or(|age| age >= every);
-        let wanted = self.links.values().filter(|link| !link.capacity.down.is_fixed() && !link.rule.metered && idle(link) && stale(link));
-        wanted
-            .filter(|link| Family::ALL.iter().any(|family| link.usable(*family)))
-            .map(|link| (link.facts.index, link.facts.name.clone()))
-            .collect()
-    }
-
-    /// Processes the result of an active measurement of the receive rate.
-    pub fn on_measured(&mut self, now: Time, link: LinkIndex, rate: Rate) -> Result<(), SteeringError> {
-        if let Some(link) = self.links.get_mut(link) {
-            link.capacity.down.on_measured(now, rate);
-        }
-        self.update_params(now)
     }
 
     /// Processes the send rates of busy paths of bonds, by the slot of their link. They count like the delivery rates of flows: as lower bounds of the

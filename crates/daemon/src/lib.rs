@@ -51,7 +51,7 @@ use crate::peers::redirected::Arrival;
 use crate::peers::{Change, Peers, joined};
 use crate::state_store::StateStore;
 use crate::watchdog::Watchdog;
-use acts::{MEASURE_INTERVAL, Measured, ProbeAnswer, ProfileAnswer};
+use acts::{MEASURE_INTERVAL, MeasureAnswer, ProbeAnswer, ProfileAnswer};
 use polls::{Lists, Polled};
 pub use system::notify;
 use system::{Identified, SystemNames, find_models, local_time, unix, unix_ms, watch_battery, watch_motion};
@@ -228,7 +228,6 @@ async fn live(
         peers,
         changes,
         pins,
-        next_server: 0,
         inbox,
         watch,
         config_trouble: None,
@@ -286,7 +285,7 @@ struct Daemon<'a> {
     firewall: Option<(Firewall, watch::Receiver<Option<String>>)>,
     follows_firewall: bool,
     probes: (mpsc::Sender<ProbeAnswer>, mpsc::Receiver<ProbeAnswer>),
-    measured: (mpsc::Sender<Measured>, mpsc::Receiver<Measured>),
+    measured: (mpsc::Sender<MeasureAnswer>, mpsc::Receiver<MeasureAnswer>),
     polls: (mpsc::Sender<Polled>, mpsc::Receiver<Polled>),
     /// A thread is reading the list of flows.
     polling: bool,
@@ -310,8 +309,6 @@ struct Daemon<'a> {
     redirect: Option<Arc<Redirect>>,
     /// First connections that wait for the answers of their hosts.
     held: BTreeMap<FlowId, Arrival>,
-    /// Index of the next measurement server.
-    next_server: usize,
     inbox: mpsc::Receiver<Request>,
     watch: Option<ExeWatch>,
     config_trouble: Option<String>,
@@ -427,8 +424,8 @@ impl Daemon<'_> {
                 }
                 _ = tick.tick() => self.on_tick(),
                 Some((dumped, spent)) = self.polls.1.recv() => self.end_poll(dumped, spent),
-                Some((link, rate)) = self.measured.1.recv() => {
-                    let done = self.core.on_measured(now(), link, rate);
+                Some((link, measured)) = self.measured.1.recv() => {
+                    let done = self.core.on_measured(now(), link, measured);
                     self.log_and_retry(STEERING, done);
                 }
                 Some(supply) = self.supply.recv() => {
