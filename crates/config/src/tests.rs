@@ -54,7 +54,9 @@ fn the_examples_defaults_are_the_defaults() {
 fn the_example_is_accepted_with_all_lines_activated() {
     let config = parse(&all_on());
     assert_eq!(config.warnings, []);
-    assert_eq!((config.probe_targets.len(), config.measure.servers.len(), config.policy.exclude.matchers().len()), (3, 1, 5));
+    assert_eq!((config.probe_targets.len(), config.measure.servers.len(), config.policy.exclude.matchers().len()), (3, 2, 5));
+    let secure = &config.measure.servers[0];
+    assert_eq!((secure.tls, secure.page.address.port(), secure.upload.as_deref()), (true, 443, Some("/upload")));
     let [wifi, cellular] = &config.policy.links[..] else { panic!("{:?}", config.policy.links) };
     assert_eq!((wifi.capacity_down, wifi.probe), (Some(Rate::from_mbps(20)), Some(ProbeMode::Continuous)));
     assert_eq!((cellular.role, cellular.matcher.kind, cellular.matcher.mac.is_some()), (Role::Backup, Some(LinkKind::Cellular), true));
@@ -124,9 +126,9 @@ fn the_scheduler_of_bonds_is_read_and_copies_belong_to_redundant() {
 /// The example must contain every key: wrong keys list all valid ones in their remedy.
 #[test]
 fn the_example_names_every_key() {
-    let wrong = "x = 1\nutility = { x = 1, threshold = 0.5 }\nprice = { x = 1 }\n[[link]]\nname = \"eth0\"\nx = 1\nenergy = { receive_mw = 1, transmit_mw = 1, x = 1 }\n[[app]]\nmatch = { port = 1, x = 1 }\nx = 1\n[exclude]\nx = 1\n[measure]\nx = 1\n[bond]\nx = 1\n";
+    let wrong = "x = 1\ndetect = { x = 1 }\nutility = { x = 1, threshold = 0.5 }\nprice = { x = 1 }\n[[link]]\nname = \"eth0\"\nx = 1\nenergy = { receive_mw = 1, transmit_mw = 1, x = 1 }\n[[app]]\nmatch = { port = 1, x = 1 }\nx = 1\n[exclude]\nx = 1\n[measure]\nx = 1\n[bond]\nx = 1\n";
     let findings = refused(wrong);
-    assert_eq!(findings.len(), 10, "{findings:#?}");
+    assert_eq!(findings.len(), 11, "{findings:#?}");
     let example = all_on();
     for finding in findings {
         let keys = finding.remedy.unwrap();
