@@ -172,6 +172,6 @@ fn a_rule_by_class_applies_to_a_program_known_by_its_pattern() {
         assert_eq!(get(), 0, "after {request} requests it is not known well enough");
     }
     eventually("it goes over the link of its class", || get() > 0);
-    let app = up.facts("apps").unwrap()["apps"].as_array().unwrap().iter().find(|app| app["name"] == "pages").cloned().unwrap();
+    let app = up.api("GET /v1/apps", &Value::Null).1["apps"].as_array().unwrap().iter().find(|app| app["name"] == "pages").cloned().unwrap();
     assert_eq!((app["class"].as_str(), app["class_source"].as_str()), (Some("browser"), Some("pattern")), "{app}");
 }

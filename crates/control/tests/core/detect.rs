@@ -438,7 +438,7 @@ fn a_held_connection_goes_direct_after_a_bounded_time_or_if_its_host_does_not_ru
     world.answer(DetectionAnswer::Silent);
     assert_eq!(world.released, [FlowId(1), FlowId(2)], "at once after the answer");
     // A connection that waited for the daemon longer than that.
-    let late = RedirectedFlow { started: world.now, remote: ("203.0.113.77".parse().unwrap(), 443).into(), ..first(&world, 3) };
+    let late = RedirectedFlow { started: world.now, remote: (std::net::IpAddr::from([203, 0, 113, 77]), 443).into(), ..first(&world, 3) };
     assert!(!world.core.hold(world.now + Duration::from_millis(300), &late));
 }
 
