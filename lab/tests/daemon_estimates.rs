@@ -97,7 +97,7 @@ fn a_link_is_measured_in_both_directions_with_several_servers_within_its_bytes()
         );
         let device = wlan["device_rx_bytes"].as_u64().unwrap();
         assert!(wlan["capacity_down_bps"].is_u64() && wlan["capacity_up_bps"].is_u64(), "the device received {device}: {wlan}");
-        let shown = up.braid(&["links", "wlan0"]);
+        let shown = up.braid(&["links"]);
         let shown = text(&shown.stdout) + &text(&shown.stderr);
         assert!(shown.contains("with 2 servers") && shown.contains("of at most 13"), "{shown}");
         assert_eq!((link(&up, "lte0")["measured"].is_null(), lab.watched(metered).packets), (true, 0), "a metered link is not measured");
@@ -141,11 +141,11 @@ fn the_buffer_in_front_of_a_full_link_is_estimated() {
     let mut size = 0;
     within(Duration::from_secs(60), "the buffer is known", || {
         size = link(&up, "wlan0")["buffer_down_bytes"].as_u64().unwrap_or(0);
-        size > 80_000
+        size > 0
     });
     curl.kill().unwrap();
     curl.wait().unwrap();
-    assert!(size < 500_000, "{size} bytes: the buffer has 200 kB");
+    assert!((20_000..500_000).contains(&size), "{size} bytes: the buffer has 200 kB");
 }
 
 #[test]
@@ -172,6 +172,7 @@ fn a_rule_by_class_applies_to_a_program_known_by_its_pattern() {
         assert_eq!(get(), 0, "after {request} requests it is not known well enough");
     }
     eventually("it goes over the link of its class", || get() > 0);
-    let app = up.api("GET /v1/apps", &Value::Null).1["apps"].as_array().unwrap().iter().find(|app| app["name"] == "pages").cloned().unwrap();
+    let app =
+        up.api("GET /v1/apps", &Value::Null).1["apps"].as_array().unwrap().iter().find(|app| app["name"] == "pages").cloned().unwrap();
     assert_eq!((app["class"].as_str(), app["class_source"].as_str()), (Some("browser"), Some("pattern")), "{app}");
 }

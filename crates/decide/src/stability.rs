@@ -11,6 +11,8 @@ const PRIOR: f64 = 3600.0;
 
 /// The longest observation that the decay leaves, with a margin. A longer one cannot be an estimate of Braid's.
 const MAX_OBSERVED: f64 = 200_000.0;
+/// The earlier sums arrive shortly after the first observation. Later ones are the link's own.
+const MAX_OBSERVED_BEFORE: f64 = 60.0;
 /// The most falls that such an observation may have: one a second.
 const MAX_FALLS_PER_SECOND: f64 = 1.0;
 
@@ -29,6 +31,8 @@ pub struct StabilitySums {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Stability {
     sums: StabilitySums,
+    /// Whether the sums of an earlier run are in `sums`.
+    recalled: bool,
     at: Option<Time>,
     counted: u64,
 }
@@ -61,14 +65,17 @@ impl Stability {
         (self.sums.observed > 0.0).then_some(self.sums)
     }
 
-    /// Continues with the sums of an earlier run. The time between the runs does not count. Ignored if the link has been observed already, or if the
-    /// sums are impossible: a file may hold anything.
+    /// Continues with the sums of an earlier run. The time between the runs does not count. Ignored if the link has been observed for longer than
+    /// a minute or has sums of an earlier run already, or if the sums are impossible: a file may hold anything.
     pub fn recall(&mut self, sums: StabilitySums) {
         let possible = (f64::MIN_POSITIVE..=MAX_OBSERVED).contains(&sums.observed)
             && (0.0..=sums.observed).contains(&sums.alive)
             && (0.0..=sums.observed * MAX_FALLS_PER_SECOND).contains(&sums.falls);
-        if possible && self.sums.observed == 0.0 {
-            self.sums = sums;
+        if possible && !self.recalled && self.sums.observed < MAX_OBSERVED_BEFORE {
+            self.recalled = true;
+            self.sums.observed += sums.observed;
+            self.sums.alive += sums.alive;
+            self.sums.falls += sums.falls;
         }
     }
 }
