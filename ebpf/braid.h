@@ -20,6 +20,8 @@
 #define BRAID_MAX_EXCHANGES 8192
 /* Maximum number of users with redirected flows at a time. */
 #define BRAID_MAX_SHARES 4096
+/* Maximum number of prefixes in `hold`. */
+#define BRAID_MAX_HOLD 16384
 #define BRAID_NO_SLOT 0xffffffffu
 
 /* A socket's routing mark is this plus the link's slot plus one. Braid did not set any other mark. */
@@ -130,7 +132,8 @@ struct braid_demand {
 
 struct braid_app {
 	__u8 class_;
-	__u8 pad[7];
+	__u8 learnt; /* class by the pattern of its traffic, for rules only; applies while class_ is BRAID_UNCLASSIFIED */
+	__u8 pad[6];
 };
 
 #define BRAID_IF_EXE 1u
@@ -247,6 +250,7 @@ struct braid_redirection {
 };
 
 #define BRAID_ARRIVAL_UNCONNECTED 1u
+#define BRAID_ARRIVAL_HELD 4u /* redirected because it is not known yet whether its destination runs Braid */
 #define BRAID_ARRIVAL_FILTERED 2u /* foreign programs filter its cgroup: it must go through a relay, not directly to its destination */
 
 /* What one user has reserved for redirected flows. */

@@ -30,6 +30,7 @@ struct request {
 	__u8 strict : 1; /* its rule restricts the links: if they are not available, it must fail */
 	__u8 redirect : 1; /* the policy redirects it to the daemon */
 	__u8 filtered : 1; /* foreign programs filter its cgroup */
+	__u8 held : 1; /* redirected because it is not known yet whether its destination runs Braid */
 	__u8 by_port : 1; /* redirected to ::1 instead of `loopback` */
 	__u16 listener; /* port to which it is redirected, network order */
 	__u32 loopback; /* loopback address to which it is redirected, network order; 0: not redirected */

@@ -13,7 +13,9 @@ BRAID_INLINE __u8 app_class(const struct request *request)
 
 	if (!known)
 		known = bpf_map_lookup_elem(&names, &key.name);
-	return known ? known->class_ : BRAID_UNCLASSIFIED;
+	if (!known)
+		return BRAID_UNCLASSIFIED;
+	return known->class_ == BRAID_UNCLASSIFIED ? known->learnt : known->class_;
 }
 
 /*
@@ -174,8 +176,21 @@ BRAID_INLINE void set_expected_demand(const struct braid_params *now, struct req
 	}
 }
 
+/* Whether it is unknown if the destination runs Braid, and the first connection waits for the answer. Look-ups of names do not wait. */
+BRAID_INLINE _Bool is_held(const struct request *request)
+{
+	struct lpm6 key = { .len = 128 };
+	__u8 *wanted;
+
+	if (request->protocol != IPPROTO_TCP || request->port == DNS_PORT || request->port == DNS_TLS_PORT)
+		return 0;
+	__builtin_memcpy(key.addr, request->remote, sizeof(key.addr));
+	wanted = bpf_map_lookup_elem(&hold, &key);
+	return wanted && *wanted;
+}
+
 /*
- * Whether the flow is redirected to the daemon because its destination runs Braid. A flow with a single allowed link gains nothing. Datagrams are
+ * Whether the flow is redirected to the daemon because its destination runs Braid, or may run it. A flow with a single allowed link gains nothing. Datagrams are
  * redirected only if a rule says so, because most of their protocols interpret reordering as loss. Flows whose cgroup foreign programs filter are not
  * redirected.
  */
@@ -191,8 +206,11 @@ BRAID_INLINE _Bool goes_peer_direct(const struct braid_params *now, struct reque
 		return 0;
 	__builtin_memcpy(key.remote, request->remote, sizeof(key.remote));
 	key.port = request->port;
-	if (!bpf_map_lookup_elem(&servers, key.remote))
-		return 0;
+	if (!bpf_map_lookup_elem(&servers, key.remote)) {
+		if (!is_held(request))
+			return 0;
+		request->held = 1;
+	}
 	if (bpf_map_lookup_elem(&closed, &key))
 		return 0;
 	request->filtered = is_filtered();
@@ -242,6 +260,7 @@ __attribute__((noinline)) int judge(struct request *request, __u32 bank)
 	request->bank = bank;
 	request->strict = 0;
 	request->filtered = 0;
+	request->held = 0;
 	rule = first_match(bank, now, request);
 	usable = now->usable[request->family == 6];
 	if (rule && (rule->actions & BRAID_DO_EXCLUDE))

@@ -203,6 +203,8 @@ BRAID_INLINE void fill_arrival(struct braid_arrival *arrival, const struct reque
 	arrival->direction = request->direction;
 	if (request->filtered)
 		arrival->flags |= BRAID_ARRIVAL_FILTERED;
+	if (request->held)
+		arrival->flags |= BRAID_ARRIVAL_HELD;
 	arrival->started = bpf_ktime_get_ns();
 }
 

@@ -415,3 +415,56 @@ fn destinations_that_a_server_does_not_open_go_direct() {
         eventually("it is listed", || up.flows().iter().any(|flow| flow["carry"] == "bond"));
     });
 }
+
+/// The state of the connection that the client opens to port 80 of the server: whether it is bonded.
+fn first_is_bonded(lab: &Lab, up: &Up<'_>, web: &Web, size: u64) -> bool {
+    carried(lab, up, web, size).iter().any(|flow| flow["peer"] == HOST)
+}
+
+#[test]
+fn a_held_first_connection_is_bonded_itself() {
+    if !able() {
+        return;
+    }
+    let lab = two_links().start().unwrap();
+    let web = Web::start(&lab).unwrap();
+    let server = Server::start(&lab, ALL);
+    let up = Up::start(&lab, "detect = { hosts = true, hold = \"2 s\" }\n");
+    let explained = || {
+        let explained = up.braid(&["explain", "curl", "203.0.113.10:80"]);
+        text(&explained.stdout) + &text(&explained.stderr)
+    };
+    assert!(explained().contains("waits up to 2000 ms for the answer"), "{}", explained());
+    assert!(first_is_bonded(&lab, &up, &web, 6_000_000), "{}", up.log());
+    let enough = brought(&up).iter().filter(|bytes| **bytes > 300_000).count();
+    assert_eq!(enough, 2, "both links carried it: {}", server_of(&up));
+    drop(server);
+}
+
+#[test]
+fn a_held_connection_to_a_silent_host_goes_direct_and_later_ones_are_not_redirected() {
+    if !able() {
+        return;
+    }
+    let lab = two_links().start().unwrap();
+    let web = Web::start(&lab).unwrap();
+    let up = Up::start(&lab, "detect = { hosts = true, hold = \"300 ms\" }\n");
+    let asked = questions(&lab);
+    let redirected = || up.status().unwrap()["counters"]["redirected"].as_u64().unwrap();
+    let begun = Instant::now();
+    fetched(&lab, &web, 100_000);
+    println!("the first connection to a silent host took {:?}", begun.elapsed());
+    assert_eq!((redirected(), packets(&lab, &asked).iter().sum::<u64>()), (1, 1), "asked over one link only");
+    let begun = Instant::now();
+    fetched(&lab, &web, 100_000);
+    println!("the second took {:?}", begun.elapsed());
+    assert_eq!(redirected(), 1);
+    let explained = up.braid(&["explain", "curl", "203.0.113.10:80"]);
+    let explained = text(&explained.stdout) + &text(&explained.stderr);
+    assert!(explained.contains("has not said that it runs Braid"), "{explained}");
+    // A host that is not asked is not held.
+    up.configure("detect = { hosts = [\"203.0.113.99\"], hold = \"300 ms\" }\n");
+    assert!(up.braid(&["reload"]).status.success());
+    fetched(&lab, &web, 100_000);
+    assert_eq!(redirected(), 1);
+}

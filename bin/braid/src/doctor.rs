@@ -18,7 +18,7 @@ const NOT_KNOWN: u8 = 3;
 pub(crate) fn run(asked: &cli::Doctor) -> anyhow::Result<ExitCode> {
     let config = configured();
     let mut checks = doctor::examine(&asked.state_dir, &config.policy.links);
-    checks.push(detection(&config.detect));
+    checks.push(detection(&config));
     let policy = client::read(&asked.daemon.socket, "/v1/policy").ok();
     beside_daemon(&mut checks, client::read(&asked.daemon.socket, "/v1/status"), policy);
     let mut report = report(checks);
@@ -81,8 +81,8 @@ fn configured() -> Config {
 }
 
 /// Reports which hosts learn from probes that Braid runs here.
-fn detection(detect: &Detect) -> doctor::Check {
-    let found = match detect {
+fn detection(config: &Config) -> doctor::Check {
+    let mut found = match &config.detect {
         Detect::Nobody => "Braid probes no hosts (detect = false)".to_owned(),
         Detect::Listed { nets, names } => {
             let listed = nets.iter().map(ToString::to_string).chain(names.iter().map(|name| name.as_str().to_owned()));
@@ -90,6 +90,13 @@ fn detection(detect: &Detect) -> doctor::Check {
         }
         Detect::Everybody => "Braid probes every host that answers, which looks like a scan (detect = true)".to_owned(),
     };
+    if !config.detect_networks.is_empty() {
+        let networks = config.detect_networks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        found += &format!("; and hosts of these private networks that answer: {networks}");
+    }
+    if !config.hold.is_zero() {
+        found += &format!("; the first connection to each waits up to {} ms for its answer", config.hold.as_millis());
+    }
     doctor::Check { name: "detection", standing: Standing::Ok, found, remedy: None, needed_by_up: false, needed_by_run: false }
 }
 

@@ -123,6 +123,17 @@ fn link_details(page: &mut Page<'_>, link: &LinkStatus) -> io::Result<()> {
     if link.buffer_down_bytes.is_some() || link.buffer_up_bytes.is_some() {
         fact("buffer", format!("down {}, up {}", size(link.buffer_down_bytes), size(link.buffer_up_bytes)))?;
     }
+    if let Some(measured) = &link.measured {
+        let ago = or_unknown(age(Some(measured.age_ms)));
+        let servers = if measured.servers == 1 { "1 server".to_owned() } else { format!("{} servers", measured.servers) };
+        fact("measured", format!("down {}, up {} with {servers}, {ago} ago", show(measured.down_bps), show(measured.up_bps)))?;
+        let (rx, tx) = (size(Some(measured.rx_bytes)), size(Some(measured.tx_bytes)));
+        let (day, most) = (size(Some(measured.day_bytes)), size(Some(measured.max_day_bytes)));
+        fact("", format!("(measurements received {rx} and sent {tx}; {day} of at most {most} today)"))?;
+        if let Some(failure) = &measured.failure {
+            fact("", format!("({failure})"))?;
+        }
+    }
     if let Some(falls) = link.falls_per_day.filter(|falls| *falls >= 0.05) {
         let life = link.mean_life_s.and_then(|seconds| age(Some(seconds.saturating_mul(1000))));
         fact("stability", format!("falls {falls:.1} times a day; mean life {}", or_unknown(life.map(|life| life.to_string()))))?;

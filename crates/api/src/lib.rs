@@ -35,7 +35,7 @@ pub use peer::{JoinRequest, LeaveRequest, MoveRequest, Path, Peer};
 pub use policy::{AppEntry, ExcludeEntry, LinkEntry, PolicyView, UtilityView};
 pub use problem::{Finding, Problem};
 pub use state::{LinkState, PathState, PeerKind, PeerState};
-pub use status::{Accepted, Battery, Counters, LinkProfile, LinkStatus, Status};
+pub use status::{Accepted, Battery, Counters, LinkMeasured, LinkProfile, LinkStatus, Status};
 
 /// Version of these types. A client rejects a response with a higher version.
 pub const SCHEMA_VERSION: u32 = 1;

@@ -208,7 +208,10 @@ pub struct LinkStatus {
     /// Estimated size of the buffer in front of the link away from this machine.
     #[serde(default)]
     pub buffer_up_bytes: Option<u64>,
-    /// How often the link goes down or dies per day, since the daemon started; the last day counts most.
+    /// Active measurements; `null` if there was none.
+    #[serde(default)]
+    pub measured: Option<LinkMeasured>,
+    /// How often the link goes down or dies per day, also in earlier runs of the daemon; the last day of observation counts most.
     #[serde(default)]
     pub falls_per_day: Option<f64>,
     /// Mean time between two falls in seconds; `null` if there was none in the last days.
@@ -217,6 +220,29 @@ pub struct LinkStatus {
     /// Cost per gigabyte, in the currency of the configuration.
     #[serde(default)]
     pub cost_per_gb: Option<f64>,
+}
+
+/// Active measurements of a link.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct LinkMeasured {
+    /// Result of the last measurement towards this machine; `null`: not measured, or it failed.
+    pub down_bps: Option<u64>,
+    /// Result of the last measurement away from this machine.
+    pub up_bps: Option<u64>,
+    /// Number of servers that took part in the last measurement.
+    pub servers: u32,
+    /// Age of the last measurement.
+    pub age_ms: u64,
+    /// Why a server did not take part in it; `null` if all did.
+    pub failure: Option<String>,
+    /// Bytes that all measurements have received since the daemon started.
+    pub rx_bytes: u64,
+    /// Bytes that all measurements have sent since the daemon started.
+    pub tx_bytes: u64,
+    /// Bytes of the current day, in both directions.
+    pub day_bytes: u64,
+    /// Maximum number of bytes of a day, in both directions (`max_daily`).
+    pub max_day_bytes: u64,
 }
 
 /// The power profile chosen for a link, and the power measured from the battery.

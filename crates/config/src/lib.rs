@@ -19,16 +19,16 @@ mod tests;
 mod when;
 mod world;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use braid_control::config::{Config, Measure, Severity};
 use braid_decide::policy::{BondScheduler, ProbeMode, Scheduler};
-use braid_model::Affinity;
+use braid_model::{Affinity, ByteCount};
 use toml::de::DeTable;
 
 pub use findings::ConfigErrors;
-use reader::{Reader, Section};
+use reader::{Reader, Section, Value};
 pub use world::{Files, World};
 
 /// Reads a file at the start of the daemon: names that this machine does not have are warnings. `relays` are the joined ones, if known.
@@ -109,7 +109,9 @@ fn document_of(mut section: Section<'_>, world: &World) -> Config {
         config.reconnect_after = if never { None } else { value.duration().or(config.reconnect_after) };
     }
     config.destroy_pinned = section.take("destroy_pinned").and_then(|value| value.flag()).unwrap_or(false);
-    config.detect = section.take("detect").and_then(|value| detect::detect(&value)).unwrap_or_default();
+    if let Some(value) = section.take("detect") {
+        detect::detect(&value, &mut config);
+    }
     if let Some(measure) = section.take("measure").and_then(|value| value.section("[measure]")) {
         config.measure = measure_of(measure, config.measure);
     }
@@ -162,6 +164,26 @@ fn measure_of(mut section: Section<'_>, default: Measure) -> Measure {
         let enough = every >= Duration::from_secs(60);
         if enough { Some(every) } else { value.refuse("every is less than a minute".into(), "write at least \"1 min\"".into()) }
     });
+    let connections = section.take("connections").and_then(|value| value.whole(1..=8));
+    let amount = |value: Value<'_>| {
+        let amount: ByteCount = value.quantity("an amount of data such as \"32 MB\"")?;
+        let enough = amount >= ByteCount::new(1_000_000);
+        if enough {
+            Some(amount)
+        } else {
+            value.refuse(format!("{} is less than 1 MB, too little for a measurement", value.key), "write at least \"1 MB\"".into())
+        }
+    };
+    let max_bytes = section.take("max_bytes").and_then(amount);
+    let max_daily = section.take("max_daily").and_then(amount);
+    let certificates = section.take("certificates").and_then(|value| value.text()).map(PathBuf::from);
     section.finish();
-    Measure { servers, every: every.unwrap_or(default.every) }
+    Measure {
+        servers,
+        every: every.unwrap_or(default.every),
+        connections: connections.map_or(default.connections, |count| count as u8),
+        max_bytes: max_bytes.unwrap_or(default.max_bytes),
+        max_daily: max_daily.unwrap_or(default.max_daily),
+        certificates,
+    }
 }

@@ -54,7 +54,9 @@ fn the_examples_defaults_are_the_defaults() {
 fn the_example_is_accepted_with_all_lines_activated() {
     let config = parse(&all_on());
     assert_eq!(config.warnings, []);
-    assert_eq!((config.probe_targets.len(), config.measure.servers.len(), config.policy.exclude.matchers().len()), (3, 1, 5));
+    assert_eq!((config.probe_targets.len(), config.measure.servers.len(), config.policy.exclude.matchers().len()), (3, 2, 5));
+    let secure = &config.measure.servers[0];
+    assert_eq!((secure.tls, secure.page.address.port(), secure.upload.as_deref()), (true, 443, Some("/upload")));
     let [wifi, cellular] = &config.policy.links[..] else { panic!("{:?}", config.policy.links) };
     assert_eq!((wifi.capacity_down, wifi.probe), (Some(Rate::from_mbps(20)), Some(ProbeMode::Continuous)));
     assert_eq!((cellular.role, cellular.matcher.kind, cellular.matcher.mac.is_some()), (Role::Backup, Some(LinkKind::Cellular), true));
@@ -124,9 +126,9 @@ fn the_scheduler_of_bonds_is_read_and_copies_belong_to_redundant() {
 /// The example must contain every key: wrong keys list all valid ones in their remedy.
 #[test]
 fn the_example_names_every_key() {
-    let wrong = "x = 1\nutility = { x = 1, threshold = 0.5 }\nprice = { x = 1 }\n[[link]]\nname = \"eth0\"\nx = 1\nenergy = { receive_mw = 1, transmit_mw = 1, x = 1 }\n[[app]]\nmatch = { port = 1, x = 1 }\nx = 1\n[exclude]\nx = 1\n[measure]\nx = 1\n[bond]\nx = 1\n";
+    let wrong = "x = 1\ndetect = { x = 1 }\nutility = { x = 1, threshold = 0.5 }\nprice = { x = 1 }\n[[link]]\nname = \"eth0\"\nx = 1\nenergy = { receive_mw = 1, transmit_mw = 1, x = 1 }\n[[app]]\nmatch = { port = 1, x = 1 }\nx = 1\n[exclude]\nx = 1\n[measure]\nx = 1\n[bond]\nx = 1\n";
     let findings = refused(wrong);
-    assert_eq!(findings.len(), 10, "{findings:#?}");
+    assert_eq!(findings.len(), 11, "{findings:#?}");
     let example = all_on();
     for finding in findings {
         let keys = finding.remedy.unwrap();
@@ -182,6 +184,9 @@ fn invalid_values_are_refused() {
         ("reconnect_after = \"soon\"", "not a length of time", 1),
         ("probe_targets = [\"tcp:example.org:80\"]", "not a probe target", 1),
         ("probe_targets = [{ status = 204 }]", "needs a url", 1),
+        ("[measure]\nmax_bytes = \"1 kB\"", "max_bytes is less than 1 MB", 2),
+        ("[measure]\nservers = [{ url = \"https://192.0.2.1/\", upload = \"up\" }]", "\"up\" is not a path", 2),
+        ("probe_targets = [{ url = \"https://192.0.2.1/\" }]", "is not http:// with an IP address", 1),
         ("[measure]\nevery = \"1 s\"", "less than a minute", 2),
         ("link = 3", "link is an integer", 1),
         ("[[link]]", "names no link", 1),
@@ -228,6 +233,11 @@ fn invalid_values_are_refused() {
         ("detect = \"yes\"", "detect is a string", 1),
         ("detect = [\"203.0.113.0/33\"]", "neither a host name nor an address", 1),
         ("detect = [\"https://example.org/\"]", "neither a host name nor an address", 1),
+        ("detect = { hold = \"300 ms\" }", "hold has no effect", 1),
+        ("detect = { hosts = true, hold = \"3 s\" }", "hold is longer than 2 s", 1),
+        ("detect = { hosts = true, networks = [\"8.8.8.0/24\"] }", "8.8.8.0/24 is not private", 1),
+        ("detect = { hosts = true, networks = [\"example.org\"] }", "\"example.org\" is not a network", 1),
+        ("[detect]\nhost = true", "no key \"host\"", 2),
         ("detect = [\"192.168.0.0/16\"]", "192.168.0.0/16 is private", 1),
         ("detect = [\"203.0.113.1\", 5]", "integer", 1),
         ("version = 1\nversion = 1", "duplicate key", 2),
@@ -370,6 +380,10 @@ fn regression_no_host_is_asked_whether_it_runs_braid_by_default() {
     let detect = |text: &str| parse(text).detect;
     assert_eq!([detect(""), detect("detect = false")], [Detect::Nobody, Detect::Nobody]);
     assert_eq!(detect("detect = true"), Detect::Everybody);
+    let config = parse("[detect]\nhosts = true\nnetworks = [\"10.0.0.0/8\", \"192.168.7.20\"]\nhold = \"300 ms\"");
+    assert_eq!((&config.detect, config.hold), (&Detect::Everybody, Duration::from_millis(300)));
+    assert_eq!(config.detect_networks, ["10.0.0.0/8", "192.168.7.20/32"].map(|net| net.parse().unwrap()));
+    assert!(parse("detect = { networks = [\"10.0.0.0/8\"] }").detects_any() && !parse("detect = { hold = 0 }").detects_any());
     let listed = detect("detect = [\"Server.example.org\", \"203.0.113.7\", \"2001:db8::/32\"]");
     let named = ["198.51.100.1".parse().unwrap()].into();
     let asks = |host: &str| listed.asks(host.parse().unwrap(), &named);

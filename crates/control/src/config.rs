@@ -2,13 +2,15 @@
 
 mod findings;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use braid_decide::detection::{PUBLIC_PREFIXES, is_private, is_public};
 use braid_decide::energy::Profiles;
-use braid_decide::policy::{HttpTarget, Policy, ProbeMode, ProbeTarget};
+use braid_decide::policy::{MeasureServer, Policy, ProbeMode, ProbeTarget};
+use braid_model::ByteCount;
 use braid_model::address::{Address, HostName};
 use braid_model::key::PublicKey;
 use ipnet::IpNet;
@@ -32,6 +34,10 @@ pub struct Config {
     pub destroy_pinned: bool,
     /// Hosts that are asked whether they run Braid. Flows to those that do are bonded directly to them.
     pub detect: Detect,
+    /// Private networks whose hosts are asked, too.
+    pub detect_networks: Vec<IpNet>,
+    /// Time that the first connection to a host waits for the host's answer; zero: it does not wait.
+    pub hold: Duration,
     /// Active measurement of capacities; off without servers.
     pub measure: Measure,
     /// File with additional energy profiles.
@@ -56,10 +62,31 @@ pub struct EnergyService {
 /// Settings of active capacity measurement.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Measure {
-    /// Pages to download, used in turn.
-    pub servers: Vec<HttpTarget>,
+    /// Servers, all used at once.
+    pub servers: Vec<MeasureServer>,
     /// Time between two measurements of one link.
     pub every: Duration,
+    /// Connections to each server at once.
+    pub connections: u8,
+    /// Maximum number of bytes of one measurement, in both directions together.
+    pub max_bytes: ByteCount,
+    /// Maximum number of bytes of all measurements of one link within a day.
+    pub max_daily: ByteCount,
+    /// File with the root certificates that HTTPS servers need; `None`: those of the system.
+    pub certificates: Option<PathBuf>,
+}
+
+impl Default for Measure {
+    fn default() -> Self {
+        Self {
+            servers: Vec::new(),
+            every: Duration::from_secs(3600),
+            connections: 4,
+            max_bytes: ByteCount::new(32_000_000),
+            max_daily: ByteCount::new(500_000_000),
+            certificates: None,
+        }
+    }
 }
 
 impl Default for Config {
@@ -72,12 +99,47 @@ impl Default for Config {
             reconnect_after: Some(Duration::from_secs(5)),
             destroy_pinned: false,
             detect: Detect::default(),
-            measure: Measure { servers: Vec::new(), every: Duration::from_secs(3600) },
+            detect_networks: Vec::new(),
+            hold: Duration::ZERO,
+            measure: Measure::default(),
             energy_profiles: None,
             profiles: crate::profiles::shipped(),
             energy_service: None,
             warnings: Vec::new(),
         }
+    }
+}
+
+impl Config {
+    /// Whether any host is asked whether it runs Braid.
+    pub fn detects_any(&self) -> bool {
+        self.detect.any() || !self.detect_networks.is_empty()
+    }
+
+    /// Whether `host` is asked. `named` holds the addresses of the names in `detect`.
+    pub fn asks(&self, host: IpAddr, named: &BTreeSet<IpAddr>) -> bool {
+        self.detect.asks(host, named) && is_public(host) || self.detect_networks.iter().any(|net| net.contains(&host))
+    }
+
+    /// The prefixes of the hosts that are asked, in ascending order: the longest prefix decides, and an address without a prefix is not asked. The same
+    /// as [`Self::asks`], for the kernel.
+    pub fn asked_prefixes(&self, named: &BTreeSet<IpAddr>) -> BTreeMap<IpNet, bool> {
+        let mut prefixes: BTreeMap<IpNet, bool> = BTreeMap::new();
+        if self.detect.any() {
+            let private = PUBLIC_PREFIXES.iter().filter(|(_, public)| !public || self.detect == Detect::Everybody);
+            prefixes.extend(private.copied());
+        }
+        if let Detect::Listed { nets, .. } = &self.detect {
+            for net in nets.iter().map(IpNet::trunc).filter(|net| !is_private(net)) {
+                let all = PUBLIC_PREFIXES.iter().filter(|(_, public)| *public).map(|(all, _)| *all);
+                let part = all.filter_map(|all| if all.contains(&net) { Some(net) } else { net.contains(&all).then_some(all) });
+                prefixes.extend(part.map(|net| (net, true)));
+            }
+        }
+        let own = named.iter().filter(|host| self.detect.asks(**host, named) && is_public(**host));
+        prefixes.extend(own.map(|host| (IpNet::from(*host), true)));
+        prefixes.extend(self.detect_networks.iter().map(|net| (net.trunc(), true)));
+        prefixes
     }
 }
 

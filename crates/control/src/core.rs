@@ -13,6 +13,7 @@ mod estimates;
 mod explain;
 mod flows;
 mod living;
+mod measuring;
 mod network;
 mod optimum;
 mod params;
@@ -25,7 +26,6 @@ mod views;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
-use std::time::Duration;
 
 use braid_decide::detection::Detection;
 use braid_decide::energy::{PowerFit, Profiles};
@@ -55,6 +55,7 @@ pub use estimates::{AppsView, Bonded};
 pub use flows::Stuck;
 pub use living::FlowsView;
 use living::LivingFlows;
+pub use measuring::Measurement;
 pub use optimum::{BondScheduling, PacketLoad};
 use rules::Executables;
 pub use rules::Names;
@@ -71,6 +72,8 @@ pub struct Actions {
     pub stuck: Vec<Stuck>,
     /// Hosts to ask whether they run Braid.
     pub questions: Vec<Question>,
+    /// Held connections ([`Core::hold`]) that go on now.
+    pub released: Vec<FlowId>,
     /// The rules that apply have changed with the context, or the usable links: bonded flows may have another policy ([`Core::bond_policy`]).
     pub rules_changed: bool,
     /// Links whose device's model to find, with the device's name.
@@ -139,6 +142,8 @@ pub struct Core<S> {
     /// Servers and closed ports that the kernel has, and when to check them again.
     servers: (Vec<IpAddr>, Vec<(IpAddr, u16)>),
     servers_due: Option<Time>,
+    /// First connections that wait for their hosts' answers.
+    held: detect::Held,
     /// Destinations that relays refuse; the list that the kernel has (`None`: it may be incomplete); the notes made about it; and when to
     /// check them again.
     refusals: Refusals,
@@ -151,6 +156,8 @@ pub struct Core<S> {
     sole: Option<usize>,
     /// Power of links, estimated from the battery's power.
     fit: PowerFit,
+    /// The link that is being measured.
+    measuring: Option<LinkIndex>,
     energy_service: ServiceState,
     /// Profiles of the configuration, the energy service and Braid's own.
     profiles: Profiles,
@@ -202,6 +209,7 @@ impl<S: Steering> Core<S> {
             owner_filter: Some(UNREAD.to_owned()),
             servers: Default::default(),
             servers_due: None,
+            held: detect::Held::default(),
             refusals: Refusals::default(),
             refused: Some(Vec::new()),
             refusal_notes: refused::RefusalNotes::default(),
@@ -209,6 +217,7 @@ impl<S: Steering> Core<S> {
             handover,
             sole: None,
             fit: PowerFit::default(),
+            measuring: None,
             energy_service: ServiceState::default(),
             profiles: Profiles::default(),
             started: now,
@@ -267,25 +276,6 @@ impl<S: Steering> Core<S> {
     pub fn on_probe(&mut self, now: Time, link: LinkIndex, family: Family, outcome: Outcome) -> Result<(), SteeringError> {
         self.links.on_probe(now, link, family, outcome);
         self.reevaluate(now)
-    }
-
-    /// Links worth measuring now: usable, idle, and without a capacity estimate from the last `every`.
-    pub fn links_to_measure(&self, now: Time, every: Duration) -> Vec<(LinkIndex, String)> {
-        let idle = |link: &Link| !self.flows.iter().any(|living| living.row.link == link.facts.index);
-        let stale = |link: &Link| link.estimate(Direction::Down, now).age.is_none_or(|age| age >= every);
-        let wanted = self.links.values().filter(|link| !link.capacity.down.is_fixed() && !link.rule.metered && idle(link) && stale(link));
-        wanted
-            .filter(|link| Family::ALL.iter().any(|family| link.usable(*family)))
-            .map(|link| (link.facts.index, link.facts.name.clone()))
-            .collect()
-    }
-
-    /// Processes the result of an active measurement of the receive rate.
-    pub fn on_measured(&mut self, now: Time, link: LinkIndex, rate: Rate) -> Result<(), SteeringError> {
-        if let Some(link) = self.links.get_mut(link) {
-            link.capacity.down.on_measured(now, rate);
-        }
-        self.update_params(now)
     }
 
     /// Processes the send rates of busy paths of bonds, by the slot of their link. They count like the delivery rates of flows: as lower bounds of the

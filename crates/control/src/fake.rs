@@ -39,13 +39,14 @@ pub struct FakeSteering {
     prefixes: PerFamily<Prefixes>,
     resolvers: Vec<(IpAddr, LinkSet)>,
     servers: Vec<IpAddr>,
+    hold: Prefixes,
     closed: Vec<(IpAddr, u16)>,
     refused: Vec<IpAddr>,
     /// Applications whose cgroup has a foreign filter program.
     filtered: BTreeSet<AppId>,
     flows: BTreeMap<FlowId, FlowRow>,
     learnt: BTreeMap<(AppId, u16), DemandEstimate>,
-    classes: BTreeMap<AppId, Class>,
+    classes: BTreeMap<AppId, (Class, Class)>,
     /// Applications that the daemon has been notified of.
     introduced: BTreeSet<AppId>,
     events: Vec<SteeringEvent>,
@@ -125,7 +126,12 @@ impl FakeSteering {
 
     /// Class that was set for an application; it determines the affinity of its flows.
     pub fn class_set(&self, app: &AppId) -> Option<Class> {
-        self.classes.get(app).copied()
+        self.classes.get(app).map(|(class, _)| *class)
+    }
+
+    /// Class by the pattern of its traffic that was set for an application; it counts only for rules.
+    pub fn learnt_class(&self, app: &AppId) -> Option<Class> {
+        self.classes.get(app).map(|(_, learnt)| *learnt)
     }
 
     /// Time of the last heartbeat.
@@ -151,7 +157,8 @@ impl FakeSteering {
             return Steered::LeftAlone;
         }
         let class = self.class_set(app).or_else(|| braid_decide::class::by_name(&app.name)).unwrap_or_default();
-        let rule = params.rules.iter().position(|rule| rule_matches(rule, app, class, user, to));
+        let by_rules = if class == Class::Unclassified { self.learnt_class(app).unwrap_or_default() } else { class };
+        let rule = params.rules.iter().position(|rule| rule_matches(rule, app, by_rules, user, to));
         let found = rule.map(|rule| &params.rules[rule]);
         if found.is_some_and(|rule| rule.exclude) {
             return Steered::LeftAlone;
@@ -172,7 +179,9 @@ impl FakeSteering {
         let redirect = redirect && !self.refused.contains(&to.0);
         let never = found.is_some_and(|rule| rule.redirect == Some(RedirectPolicy::Direct) || rule.peer_direct == PeerDirect::Nothing);
         let wanted = params.peer_direct || found.is_some_and(|rule| rule.peer_direct == PeerDirect::All);
-        let peer_direct = wanted && !never && mask.iter().count() > 1 && self.servers.contains(&to.0) && !self.closed.contains(&to);
+        let held = self.hold.contains(to.0) && ![53, 853].contains(&to.1);
+        let known = self.servers.contains(&to.0) || held;
+        let peer_direct = wanted && !never && mask.iter().count() > 1 && known && !self.closed.contains(&to);
         let filtered = peer_direct && self.filtered.contains(app);
         if (redirect || peer_direct && !filtered) && self.redirect_ready {
             self.counters.redirected += 1;
@@ -354,6 +363,13 @@ impl Steering for FakeSteering {
         Ok(())
     }
 
+    fn set_hold(&mut self, map: &[(IpNet, bool)]) -> Result<(), SteeringError> {
+        self.call("write the destinations of held connections")?;
+        self.hold = Prefixes::new(map.to_vec());
+        self.changes += 1;
+        Ok(())
+    }
+
     fn set_refused(&mut self, refused: &[IpAddr]) -> Result<(), SteeringError> {
         self.call("write the destinations that relays refuse")?;
         self.refused = refused.to_vec();
@@ -365,9 +381,9 @@ impl Steering for FakeSteering {
         self.call("write the programs' classes")
     }
 
-    fn set_class(&mut self, app: &AppId, class: Class) -> Result<(), SteeringError> {
+    fn set_class(&mut self, app: &AppId, class: Class, learnt: Class) -> Result<(), SteeringError> {
         self.call("set an application's class")?;
-        self.classes.insert(app.clone(), class);
+        self.classes.insert(app.clone(), (class, learnt));
         Ok(())
     }
 

@@ -1,6 +1,7 @@
 //! The link table: the links with their slots, health and capacities. The daemon and `braid run` each have one.
 
 mod link;
+mod measurements;
 mod slots;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,6 +14,7 @@ use braid_decide::steer::Prefixes;
 use braid_model::{Family, LinkFacts, LinkIndex, LinkSet, PerFamily, Role, Time};
 
 pub use link::{ChosenProfile, Link};
+pub use measurements::{Measured, Measurements};
 use slots::Slots;
 
 /// Reason for a link without a slot.

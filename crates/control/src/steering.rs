@@ -204,6 +204,8 @@ pub struct RedirectedFlow {
     pub started: Time,
     /// Foreign BPF programs filter its cgroup: it may go to a relay, but not directly to a server that runs Braid.
     pub filtered: bool,
+    /// It was redirected because it was unknown whether its destination runs Braid ([`Steering::set_hold`]).
+    pub held: bool,
 }
 
 /// A flow, as the steering backend reports it.
@@ -394,13 +396,17 @@ pub trait Steering {
     /// Replaces the set of hosts that run Braid, and of their ports that are not available that way. At most 1024 entries each; the rest
     /// are ignored.
     fn set_servers(&mut self, servers: &[IpAddr], closed: &[(IpAddr, u16)]) -> Result<(), SteeringError>;
+    /// Replaces the map of destinations whose TCP connections are redirected until it is known whether the destination runs Braid, in ascending order.
+    /// The longest prefix decides; a destination without a prefix is not held. Long prefixes that do not fit are ignored.
+    fn set_hold(&mut self, map: &[(IpNet, bool)]) -> Result<(), SteeringError>;
     /// Replaces the set of destinations that all relays refuse. Flows there go direct, even if a rule or class would redirect them. At most
     /// 512 entries; the rest are ignored.
     fn set_refused(&mut self, refused: &[IpAddr]) -> Result<(), SteeringError>;
     /// Sets the classes of process names, for applications not seen before.
     fn set_names(&mut self, names: &[(&str, Class)]) -> Result<(), SteeringError>;
-    /// Sets an application's class.
-    fn set_class(&mut self, app: &AppId, class: Class) -> Result<(), SteeringError>;
+    /// Sets an application's class, and the class by the pattern of its traffic. The latter counts only for rules, and only while `class` is
+    /// [`Class::Unclassified`].
+    fn set_class(&mut self, app: &AppId, class: Class, learnt: Class) -> Result<(), SteeringError>;
     /// Seeds an estimate from an earlier run.
     fn seed(&mut self, learnt: &DemandEstimate) -> Result<(), SteeringError>;
     /// Updates an estimate from a bonded flow that ended now, as from a steered one.

@@ -7,6 +7,7 @@ use std::time::Duration;
 use braid_control::config::{Config, Detect, Finding, Severity};
 use braid_control::{Cause, RequestError};
 use braid_decide::policy::ProbeMode;
+use braid_decide::steer::Prefixes;
 
 const TEXT: &str = "version = 1\r\n[[link]]\r\n\tröle = \"none\" # why\r\nlast";
 
@@ -52,6 +53,71 @@ fn everybody_means_every_host_and_nobody_means_none() {
     assert_eq!([Detect::Everybody, Detect::Nobody].map(|detect| (detect.any(), detect.asks(host, &named))), [(true, true), (false, false)]);
     assert!(Detect::Everybody.asks(host, &BTreeSet::new()) && Detect::Everybody.names().is_empty(), "there is no name to resolve");
     assert!(listed(&[], &[]).any() && !listed(&[], &[]).asks(host, &BTreeSet::new()));
+}
+
+/// The kernel gets prefixes, of which the longest decides. They must mean the same as the function that decides in the daemon.
+#[test]
+fn the_prefixes_for_the_kernel_cover_exactly_the_hosts_that_are_asked() {
+    let named = BTreeSet::from(["203.0.113.9", "10.1.2.3", "2001:db8::9", "fd00::9"].map(|host| host.parse().unwrap()));
+    let hosts = [
+        "0.0.0.0",
+        "1.1.1.1",
+        "8.8.8.8",
+        "9.255.255.255",
+        "10.0.0.0",
+        "10.1.2.3",
+        "10.255.255.255",
+        "11.0.0.0",
+        "100.63.255.255",
+        "100.64.0.1",
+        "100.127.255.255",
+        "100.128.0.0",
+        "127.0.0.1",
+        "169.254.1.1",
+        "172.15.0.1",
+        "172.16.0.1",
+        "172.31.255.255",
+        "172.32.0.0",
+        "192.168.0.1",
+        "192.169.0.0",
+        "198.51.100.7",
+        "203.0.113.9",
+        "223.255.255.255",
+        "224.0.0.1",
+        "239.1.1.1",
+        "240.0.0.1",
+        "255.255.255.255",
+        "::",
+        "::1",
+        "1fff::1",
+        "2000::1",
+        "2001:db8::1",
+        "2001:db8::9",
+        "3fff::1",
+        "4000::1",
+        "fd00::9",
+        "fe80::1",
+        "ff02::1",
+    ];
+    let lists = [
+        Detect::Nobody,
+        Detect::Everybody,
+        listed(&[], &["relay.example"]),
+        listed(&["198.51.100.0/24", "2001:db8::/32"], &[]),
+        listed(&["8.0.0.0/5", "192.0.0.0/2", "::/0"], &["relay.example"]),
+        listed(&["0.0.0.0/0", "2001:db8::1/128"], &[]),
+        listed(&["10.0.0.0/8", "fd00::/8", "2000::/2"], &[]),
+    ];
+    for detect in lists {
+        for networks in [vec![], vec!["10.1.0.0/16", "fd00::/8"], vec!["192.168.0.0/16", "100.64.0.0/10"]] {
+            let detect_networks = networks.iter().map(|net| net.parse().unwrap()).collect();
+            let config = Config { detect: detect.clone(), detect_networks, ..Config::default() };
+            let prefixes = Prefixes::new(config.asked_prefixes(&named));
+            for host in hosts.map(|host| host.parse::<IpAddr>().unwrap()) {
+                assert_eq!(prefixes.contains(host), config.asks(host, &named), "{host}: {:?} {networks:?}", config.detect);
+            }
+        }
+    }
 }
 
 #[test]

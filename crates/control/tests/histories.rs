@@ -4,7 +4,7 @@
 //! Time jumps from one due time to the next, as [`Core::poll_timeout`] reports them. A tick between two of them must have no effect.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ use braid_control::config::{Config, Detect, EnergyService};
 use braid_control::core::{Core, Due, Names, ProfileQuestion, Question, ServerEvent};
 use braid_control::fake::network::{facts, network};
 use braid_control::fake::{FakeSteering, Steered};
-use braid_control::steering::{AppId, ExeId, Steering, SteeringError};
+use braid_control::steering::{AppId, ExeId, RedirectedFlow, Steering, SteeringError};
 use braid_decide::detection::DetectionAnswer;
 use braid_decide::health::Outcome;
 use braid_decide::policy::{
@@ -23,7 +23,7 @@ use braid_decide::policy::{
 use braid_decide::refusals::BELIEVED;
 use braid_decide::tradeoff::Supply;
 use braid_model::key::PublicKey;
-use braid_model::{Application, ByteCount, Class, DeviceModel, Family, FlowId, LinkFacts, LinkIndex, Rate, Time, Traffic};
+use braid_model::{Application, ByteCount, Class, DeviceModel, Direction, Family, FlowId, LinkFacts, LinkIndex, Rate, Time, Traffic};
 
 /// Environment variable with the seed of one history, to reproduce a failure.
 const SEED: &str = "BRAID_SEED";
@@ -111,6 +111,9 @@ struct History {
     relays: BTreeSet<&'static str>,
     /// Destinations that each relay refuses, and since when.
     refusals: BTreeMap<(&'static str, IpAddr), Time>,
+    /// Held connections, with the latest time at which they must go on, and the number of held ones so far.
+    held: BTreeMap<FlowId, Time>,
+    all_held: u64,
     /// Hosts that have answered that they run Braid.
     ran: BTreeSet<IpAddr>,
     /// Whether every n-th call of the backend fails, and since when no call does.
@@ -140,6 +143,10 @@ fn config(chance: &mut Chance) -> Config {
         config.energy_service = Some(EnergyService { address, key: PublicKey::from([7; 32]) });
     }
     config.detect = [Detect::Nobody, Detect::Everybody][chance.below(2)].clone();
+    if chance.one_in(2) {
+        config.detect_networks = vec!["192.168.0.0/16".parse().unwrap()];
+    }
+    config.hold = [Duration::ZERO, Duration::from_millis(300), Duration::from_secs(2)][chance.below(3)];
     if chance.one_in(3) {
         let matcher = LinkMatcher { name: Some(Pattern::new("net2")), ..LinkMatcher::default() };
         config.policy.links.push(LinkRule {
@@ -203,6 +210,8 @@ impl History {
             stuck: BTreeSet::new(),
             relays: BTreeSet::new(),
             refusals: BTreeMap::new(),
+            held: BTreeMap::new(),
+            all_held: 0,
             ran: BTreeSet::new(),
             chaos: false,
             calm_since: now,
@@ -288,6 +297,11 @@ impl History {
         }
         self.identify.extend(actions.identify);
         self.profile_questions.extend(actions.profile_questions);
+        for released in actions.released {
+            assert!(self.held.remove(&released).is_some(), "{released:?} goes on, but was not held: {:#?}", self.log);
+        }
+        let late = self.held.values().find(|until| **until < self.now);
+        assert!(self.chaos || late.is_none(), "a connection is held longer than allowed: {late:?}, {:#?}", self.log);
         for question in actions.questions {
             let after = Duration::from_millis(1 + self.chance.next() % 4000);
             self.questions.push((self.now + after, question));
@@ -344,7 +358,7 @@ impl History {
         self.core.tick(at).unwrap();
         let actions = self.core.take_actions();
         let idle = actions.plan.is_none() && actions.probes.is_empty() && actions.stuck.is_empty() && actions.questions.is_empty();
-        let idle = idle && actions.identify.is_empty() && actions.profile_questions.is_empty();
+        let idle = idle && actions.released.is_empty() && actions.identify.is_empty() && actions.profile_questions.is_empty();
         let quiet = self.core.steering().changes() == before;
         assert!(idle && quiet, "a tick at {at:?} had an effect, although {why}: {actions:?}, {:#?}", self.log);
     }
@@ -404,6 +418,9 @@ impl History {
                 let app = AppId { exe: ExeId { device: 1, inode: 9 }, name: ["ssh", "curl", "firefox"][self.chance.below(3)].to_owned() };
                 let steered = self.core.steering().connect(self.now, &app, 1000, (host, port));
                 self.note(format!("{} connects to {host}:{port}: {steered:?}", app.name));
+                if self.chance.one_in(2) {
+                    self.arrive(app.clone(), (host, port).into());
+                }
                 if let Steered::To(_, id) = steered {
                     self.flows.push(id);
                     if self.answers(id) && !self.chance.one_in(4) {
@@ -529,6 +546,32 @@ impl History {
             _ => self.poll(),
         }
         self.act();
+    }
+
+    /// A first connection to an unknown host arrives at the daemon.
+    fn arrive(&mut self, app: AppId, remote: SocketAddr) {
+        self.all_held += 1;
+        let flow = RedirectedFlow {
+            id: FlowId(1 << 40 | self.all_held),
+            remote,
+            app,
+            process: 1,
+            user: 1000,
+            cgroup: 1,
+            class: Class::Unclassified,
+            rule: None,
+            direction: Direction::Down,
+            demand: ByteCount::ZERO,
+            started: self.now,
+            filtered: self.chance.one_in(8),
+            held: !self.chance.one_in(8),
+        };
+        let until = self.now + self.core.config().hold;
+        let held = self.core.hold(self.now, &flow);
+        self.note(format!("a first connection to {remote} is held: {held}"));
+        if held {
+            self.held.insert(flow.id, until);
+        }
     }
 
     /// Answers a look-up of a device's model, and a question for the energy service.

@@ -266,12 +266,12 @@ fn a_failed_call_changes_nothing() {
     assert_eq!(error.to_string(), "cannot apply a new policy: the fake fails on request");
     assert!(steering.set_servers(&[ip(HOST)], &[]).is_err() && steering.set_refused(&[ip(HOST)]).is_err());
     assert!(steering.set_resolvers(&[(ip(HOST), LinkSet::only(0))]).is_err() && steering.heartbeat(NOW).is_err());
-    assert!(steering.set_class(&app("curl"), Class::Bulk).is_err() && steering.flows(NOW).is_err());
+    assert!(steering.set_class(&app("curl"), Class::Bulk, Class::Unclassified).is_err() && steering.flows(NOW).is_err());
     assert_eq!((steering.params().unwrap().scheduler, steering.changes(), steering.last_heartbeat()), (3, changes, None));
     assert!(steering.servers().is_empty() && steering.refused().is_empty() && steering.resolvers().is_empty());
     assert_eq!(steering.class_set(&app("curl")), None);
     steering.set_chaos(None);
-    steering.set_class(&app("curl"), Class::Bulk).unwrap();
+    steering.set_class(&app("curl"), Class::Bulk, Class::Unclassified).unwrap();
     steering.heartbeat(NOW).unwrap();
     assert_eq!((steering.class_set(&app("curl")), steering.last_heartbeat()), (Some(Class::Bulk), Some(NOW)));
     let mut third = FakeSteering::chaos(3);

@@ -3,16 +3,17 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use braid_control::core::{Actions, ProfileQuestion, Stuck};
-use braid_control::links::ProbePlan;
+use braid_control::core::{Actions, Measurement, ProfileQuestion, Stuck};
+use braid_control::links::{Measured, ProbePlan};
 use braid_decide::energy::Profile;
 use braid_decide::health::Outcome;
 use braid_decide::tables::TablePlan;
+use braid_fetch::measure::{MeasurePlan, measure};
 use braid_http::profile_client;
-use braid_model::{Family, LinkIndex, Rate};
+use braid_model::{Family, LinkIndex};
 use braid_platform::linux::probe;
 use braid_platform::linux::sys::bpf::now;
-use braid_platform::linux::{measure, netlink, sockdiag};
+use braid_platform::linux::{netlink, sockdiag};
 use tokio::sync::mpsc;
 
 use super::system::unix_ms;
@@ -22,13 +23,13 @@ use super::{Daemon, RETRY_AFTER};
 pub(super) const MEASURE_INTERVAL: Duration = Duration::from_secs(10);
 
 pub(super) type ProbeAnswer = (LinkIndex, Family, Outcome);
-pub(super) type Measured = (LinkIndex, Rate);
+pub(super) type MeasureAnswer = (LinkIndex, Measured);
 pub(super) type ProfileAnswer = (ProfileQuestion, Result<Vec<Profile>, String>);
 
 impl Daemon<'_> {
     /// Carries out the actions that the core asks for.
     pub(super) fn act(&mut self) {
-        let Actions { plan, probes, stuck, questions, rules_changed, identify, profile_questions } = self.core.take_actions();
+        let Actions { plan, probes, stuck, questions, released, rules_changed, identify, profile_questions } = self.core.take_actions();
         if let Some(plan) = plan {
             self.apply(plan);
         }
@@ -48,6 +49,7 @@ impl Daemon<'_> {
             self.handler.history.on_ended(unix_ms(), count, &device);
         }
         questions.into_iter().for_each(|question| self.peers.ask(question));
+        self.release(released);
         for device in identify {
             // The thread ends only with the daemon.
             let _ = self.models.0.send(device);
@@ -75,21 +77,21 @@ impl Daemon<'_> {
         self.log_and_retry("cannot install all rules and routes", applied);
     }
 
-    /// Starts the measurement of one link, if measurement servers are configured.
+    /// Starts the measurement of one link, if one is due.
     pub(super) fn measure(&mut self) {
+        let Some(Measurement { link, device, servers, down, up, budget }) = self.core.measurement_due(now()) else { return };
         let settings = &self.core.config().measure;
-        let Some(server) = settings.servers.get(self.next_server % settings.servers.len().max(1)).cloned() else { return };
-        let Some((link, device)) = self.core.links_to_measure(now(), settings.every).into_iter().next() else { return };
-        self.next_server = self.next_server.wrapping_add(1);
+        let (connections, certificates) = (settings.connections.into(), settings.certificates.clone());
+        let plan = MeasurePlan { device, servers, connections, down, up, budget, certificates };
         let answers = self.measured.0.clone();
         tokio::spawn(async move {
-            match measure::measure(&device, &server).await {
-                Ok(rate) => {
-                    tracing::info!(device, %rate, "measured");
-                    let _ = answers.send((link, rate)).await;
-                }
-                Err(error) => tracing::warn!("{error}"),
-            }
+            let rates = measure(&plan).await;
+            let (device, moved) = (&plan.device, rates.moved);
+            tracing::info!(device, down = ?rates.down, up = ?rates.up, servers = rates.servers, rx = %moved.rx, tx = %moved.tx, "measured");
+            rates.failures.iter().for_each(|error| tracing::warn!("{error}"));
+            let failure = rates.failures.first().map(ToString::to_string);
+            let measured = Measured { down: rates.down, up: rates.up, moved, servers: rates.servers, failure };
+            let _ = answers.send((link, measured)).await;
         });
     }
 }

@@ -18,7 +18,7 @@ use braid_decide::tables::TablePlan;
 use braid_decide::tradeoff::Supply;
 use braid_http::api_handler::ApiHandler;
 use braid_http::{Api, DEFAULT_SOCKET, FlowList, ReplySender, Request, Server, Serving, Ui, UiOptions};
-use braid_model::{LinkIndex, NetworkSnapshot, Time};
+use braid_model::{FlowId, LinkIndex, NetworkSnapshot, Time};
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::bpf::redirect::Redirect;
 use braid_platform::linux::model::SYS;
@@ -51,7 +51,7 @@ use crate::peers::redirected::Arrival;
 use crate::peers::{Change, Peers, joined};
 use crate::state_store::StateStore;
 use crate::watchdog::Watchdog;
-use acts::{MEASURE_INTERVAL, Measured, ProbeAnswer, ProfileAnswer};
+use acts::{MEASURE_INTERVAL, MeasureAnswer, ProbeAnswer, ProfileAnswer};
 use polls::{Lists, Polled};
 pub use system::notify;
 use system::{Identified, SystemNames, Watched, find_models, local_time, unix, unix_ms, watch_battery, watch_motion, watch_ssids};
@@ -226,10 +226,10 @@ async fn live(
         profiles: mpsc::channel(4),
         arrivals: redirect.as_ref().map(|redirect| peers.take(redirect.clone())),
         redirect,
+        held: BTreeMap::new(),
         peers,
         changes,
         pins,
-        next_server: 0,
         inbox,
         watch,
         config_trouble: None,
@@ -287,7 +287,7 @@ struct Daemon<'a> {
     firewall: Option<(Firewall, watch::Receiver<Option<String>>)>,
     follows_firewall: bool,
     probes: (mpsc::Sender<ProbeAnswer>, mpsc::Receiver<ProbeAnswer>),
-    measured: (mpsc::Sender<Measured>, mpsc::Receiver<Measured>),
+    measured: (mpsc::Sender<MeasureAnswer>, mpsc::Receiver<MeasureAnswer>),
     polls: (mpsc::Sender<Polled>, mpsc::Receiver<Polled>),
     /// A thread is reading the list of flows.
     polling: bool,
@@ -309,8 +309,8 @@ struct Daemon<'a> {
     /// Redirected flows; `None` if there is no listener for them.
     arrivals: Option<mpsc::Receiver<Arrival>>,
     redirect: Option<Arc<Redirect>>,
-    /// Index of the next measurement server.
-    next_server: usize,
+    /// First connections that wait for the answers of their hosts.
+    held: BTreeMap<FlowId, Arrival>,
     inbox: mpsc::Receiver<Request>,
     watch: Option<ExeWatch>,
     config_trouble: Option<String>,
@@ -426,8 +426,8 @@ impl Daemon<'_> {
                 }
                 _ = tick.tick() => self.on_tick(),
                 Some((dumped, spent)) = self.polls.1.recv() => self.end_poll(dumped, spent),
-                Some((link, rate)) = self.measured.1.recv() => {
-                    let done = self.core.on_measured(now(), link, rate);
+                Some((link, measured)) = self.measured.1.recv() => {
+                    let done = self.core.on_measured(now(), link, measured);
                     self.log_and_retry(STEERING, done);
                 }
                 Some(supply) = self.supply.recv() => {

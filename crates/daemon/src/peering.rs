@@ -8,7 +8,7 @@ use braid_control::RequestError;
 use braid_control::core::{PathEvent, ServerEvent};
 use braid_control::steering::SteeringError;
 use braid_decide::detection::DetectionAnswer;
-use braid_model::Time;
+use braid_model::{FlowId, Time};
 use braid_platform::linux::sys::bpf::now;
 use braid_transport::client::PathChange;
 
@@ -86,10 +86,31 @@ impl Daemon<'_> {
         }
     }
 
-    /// Handles a redirected flow that is to be bonded.
+    /// Handles a redirected flow. A first connection may wait until it is known whether its host runs Braid.
     pub(super) fn on_arrival(&mut self, arrival: Arrival) {
         // The program may be new: its start event is still in the ring.
         self.take_events();
+        let facts = match &arrival {
+            Arrival::Connection(redirected) => &redirected.flow,
+            Arrival::Datagram(_, facts, _) => facts,
+        };
+        if let Arrival::Connection(redirected) = &arrival
+            && self.core.hold(now(), &redirected.flow)
+        {
+            tracing::debug!(remote = %facts.remote, "holding a first connection");
+            self.held.insert(facts.id, arrival);
+            return;
+        }
+        self.carry(arrival);
+    }
+
+    /// Lets held connections go on: bonded, if their host has answered, or directly.
+    pub(super) fn release(&mut self, flows: Vec<FlowId>) {
+        flows.into_iter().filter_map(|id| self.held.remove(&id)).collect::<Vec<_>>().into_iter().for_each(|arrival| self.carry(arrival));
+    }
+
+    /// Bonds a redirected flow, or forwards it directly if no peer can take it.
+    fn carry(&mut self, arrival: Arrival) {
         let facts = match &arrival {
             Arrival::Connection(redirected) => &redirected.flow,
             Arrival::Datagram(_, facts, _) => facts,

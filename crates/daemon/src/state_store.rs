@@ -14,7 +14,7 @@ use braid_control::steering::{AppId, DemandEstimate, ExeId, Steering};
 use braid_decide::capacity::Capacity;
 use braid_model::{ByteCount, Rate, Time};
 use braid_platform::linux::process;
-use braid_store::{AppKey, AppRow, LinkKey, LinkRow, Store, UsageRow};
+use braid_store::{AppKey, AppRow, LinkKey, LinkRow, StabilityRow, Store, UsageRow};
 
 /// Time that the start waits for the executables to be found; it continues without them.
 const RECALL_TIMEOUT: Duration = Duration::from_millis(30);
@@ -49,6 +49,7 @@ struct PendingRows {
     apps: BTreeMap<AppKey, AppRow>,
     links: BTreeMap<LinkKey, LinkRow>,
     usage: BTreeMap<LinkKey, UsageRow>,
+    stability: BTreeMap<LinkKey, StabilityRow>,
     history: history::Rows,
 }
 
@@ -118,7 +119,7 @@ impl StateStore {
         }
     }
 
-    /// Gives links that appeared their stored capacity and used allowance.
+    /// Gives links that appeared their stored capacity, stability and used allowance.
     pub(crate) fn restore_links<S: Steering>(&mut self, core: &mut Core<S>) {
         let mut present = BTreeSet::new();
         for link in core.all_links_mut() {
@@ -130,8 +131,11 @@ impl StateStore {
                         capacity.recall(Rate::from_bps(bps.unwrap_or(0)));
                     }
                 }
-                if let Some(row) = self.learnt.usage.get(&usage_key(&key)) {
+                if let Some(row) = self.learnt.usage.get(&device_key(&key)) {
                     link.recall_usage(ByteCount::new(row.used), row.period);
+                }
+                if let Some(row) = self.learnt.stability.get(&device_key(&key)) {
+                    link.stability.recall(row.sums);
                 }
             }
             present.insert(key);
@@ -168,6 +172,7 @@ impl StateStore {
         pending.apps.into_iter().for_each(|(key, row)| store.put_app(key, row));
         pending.links.into_iter().for_each(|(key, row)| store.put_link(key, row));
         pending.usage.into_iter().for_each(|(key, row)| store.put_usage(key, row));
+        pending.stability.into_iter().for_each(|(key, row)| store.put_stability(key, row));
         pending.history.into_iter().for_each(|((kind, at), body)| store.put_history(kind, at, body));
         true
     }
@@ -222,11 +227,19 @@ impl StateStore {
             }
             if let Some(allowance) = &link.allowance {
                 let row = UsageRow { used: allowance.used().get(), period: allowance.period(), updated: unix };
-                self.learnt.usage.insert(usage_key(&key), row);
-                self.pending.usage.insert(usage_key(&key), row);
+                self.learnt.usage.insert(device_key(&key), row);
+                self.pending.usage.insert(device_key(&key), row);
+            }
+            if let Some(sums) = link.stability.sums() {
+                let row = StabilityRow { sums, updated: unix };
+                self.learnt.stability.insert(device_key(&key), row);
+                self.pending.stability.insert(device_key(&key), row);
             }
         }
         for links in [&mut self.learnt.links, &mut self.pending.links] {
+            braid_store::prune(links, |row| row.updated);
+        }
+        for links in [&mut self.learnt.stability, &mut self.pending.stability] {
             braid_store::prune(links, |row| row.updated);
         }
     }
@@ -255,8 +268,8 @@ fn learnt(exe: ExeId, key: &AppKey, row: &AppRow, now: Time, unix: i64) -> Deman
     }
 }
 
-/// Key of a usage row: an allowance belongs to the device, whatever network it is in.
-fn usage_key(key: &LinkKey) -> LinkKey {
+/// Key of a row about the device, whatever network it is in: its allowance, and its stability, since a link that is down has no network.
+fn device_key(key: &LinkKey) -> LinkKey {
     LinkKey { network: String::new(), ..key.clone() }
 }
 

@@ -1,6 +1,8 @@
 //! Traffic class of an application (DNIS III.A, DBAS II.B.1): by its executable, by its remote port, by its traffic pattern. The user's configuration
 //! takes precedence over all of these and is not handled here.
 
+use std::time::Duration;
+
 use braid_model::{ByteCount, Class};
 
 /// Process names with a known class (truncated to 15 bytes, as in the kernel).
@@ -130,6 +132,42 @@ pub fn by_pattern(pattern: &Pattern) -> Option<Class> {
     None
 }
 
+/// Evidence after which a class by pattern is confident: this many ended flows in a row for which the pattern gave the same class.
+const CONFIDENT: u32 = 8;
+/// A long flow is evidence of its own: each full minute counts like one more flow, up to this many. A call lasts minutes, and few are made.
+const MAX_MINUTES: u32 = 3;
+
+/// The class that an application's traffic pattern has shown for long enough to be used by rules.
+///
+/// Both ways take the same evidence: an application gets a class, and loses it to another one or to none, only after [`CONFIDENT`] flows in a row
+/// for which the pattern says so. So an application between two classes keeps the one that it has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PatternClass {
+    confident: Option<Class>,
+    /// What the pattern of the last flows gave, and the evidence for it.
+    latest: Option<Class>,
+    evidence: u32,
+}
+
+impl PatternClass {
+    /// Takes what the pattern gives after a flow of this duration has ended; `None` if no class fits.
+    pub fn on_ended(&mut self, pattern: Option<Class>, duration: Duration) {
+        if pattern != self.latest {
+            (self.latest, self.evidence) = (pattern, 0);
+        }
+        let minutes = u32::try_from(duration.as_secs() / 60).unwrap_or(MAX_MINUTES).min(MAX_MINUTES);
+        self.evidence = self.evidence.saturating_add(1 + minutes).min(CONFIDENT);
+        if self.evidence >= CONFIDENT {
+            self.confident = self.latest;
+        }
+    }
+
+    /// The class that rules use; [`Class::Unclassified`] while there is none.
+    pub fn confident(&self) -> Class {
+        self.confident.unwrap_or_default()
+    }
+}
+
 /// Whether a flow that moved this much in this many seconds, ended or not, is a bulk transfer, regardless of the rest of its program's traffic.
 pub fn is_large(down: ByteCount, up: ByteCount, seconds: f64) -> bool {
     down.max(up).get() as f64 >= LARGE && !is_conversation(down, up, seconds)
@@ -205,5 +243,42 @@ mod tests {
         let image = Pattern { flows_per_minute: 1.0, mean_down: ByteCount::new(700_000_000), mean_seconds: 60.0, in_large: 1.0, ..page };
         assert_eq!(by_pattern(&image), Some(Class::Bulk));
         assert_eq!(by_pattern(&Pattern { port: 443, ..Pattern::default() }), None);
+    }
+
+    #[test]
+    fn a_class_by_pattern_is_confident_after_enough_flows_and_changes_only_after_as_many() {
+        let short = Duration::from_secs(1);
+        let mut class = PatternClass::default();
+        for _ in 0..CONFIDENT - 1 {
+            class.on_ended(Some(Class::Bulk), short);
+            assert_eq!(class.confident(), Class::Unclassified);
+        }
+        class.on_ended(Some(Class::Bulk), short);
+        assert_eq!(class.confident(), Class::Bulk);
+        // Between two classes: neither gets enough flows in a row.
+        for flow in 0..100 {
+            let other = [Some(Class::Browser), None, Some(Class::Bulk)][flow % 3];
+            class.on_ended(other, short);
+            assert_eq!(class.confident(), Class::Bulk, "after {flow} flows");
+        }
+        for _ in 0..CONFIDENT {
+            assert_eq!(class.confident(), Class::Bulk);
+            class.on_ended(Some(Class::Browser), short);
+        }
+        assert_eq!(class.confident(), Class::Browser);
+        (0..CONFIDENT).for_each(|_| class.on_ended(None, short));
+        assert_eq!(class.confident(), Class::Unclassified, "a pattern that has gone");
+    }
+
+    #[test]
+    fn long_flows_are_more_evidence_but_one_is_not_enough() {
+        let call = Duration::from_secs(3600);
+        let mut class = PatternClass::default();
+        class.on_ended(Some(Class::RealTime), call);
+        assert_eq!(class.confident(), Class::Unclassified);
+        class.on_ended(Some(Class::RealTime), call);
+        assert_eq!(class.confident(), Class::RealTime);
+        class.on_ended(None, call);
+        assert_eq!(class.confident(), Class::RealTime);
     }
 }

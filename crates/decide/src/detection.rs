@@ -7,10 +7,11 @@
 //! the type of keys.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use braid_model::{ByteCount, LinkSet, Rate, Time};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use crate::bucket::Bucket;
 
@@ -223,6 +224,22 @@ impl<K: Copy + PartialEq> Detection<K> {
         }
     }
 
+    /// The hosts with an unexpired result or a pending probe: what they run is known as far as it can be.
+    pub fn settled(&self, now: Time) -> impl Iterator<Item = IpAddr> {
+        self.hosts.iter().filter(move |(_, entry)| entry.links.values().any(|result| now < result.until)).map(|(host, _)| *host)
+    }
+
+    /// Whether an answer of the host is awaited over some link.
+    pub fn is_pending(&self, now: Time, host: IpAddr) -> bool {
+        let pending = |entry: &Host<K>| entry.links.values().any(|result| result.state == State::Pending && now < result.until);
+        self.hosts.get(&host).is_some_and(pending)
+    }
+
+    /// When the next result of [`settled`](Self::settled) or [`is_pending`](Self::is_pending) expires.
+    pub fn next_expiry(&self, now: Time) -> Option<Time> {
+        self.hosts.values().flat_map(|entry| entry.links.values()).map(|result| result.until).filter(|until| now < *until).min()
+    }
+
     /// The links over which the host has proved its pinned key.
     pub fn seen_over(&self, now: Time, host: IpAddr) -> LinkSet {
         let mut mask = LinkSet::default();
@@ -306,21 +323,37 @@ impl<K> Host<K> {
     }
 }
 
+const fn v4(a: u8, b: u8, c: u8, d: u8, length: u8) -> IpNet {
+    IpNet::V4(Ipv4Net::new_assert(Ipv4Addr::new(a, b, c, d), length))
+}
+
+/// Which addresses are globally unique. The longest prefix decides; an address without a prefix is not unique.
+pub const PUBLIC_PREFIXES: &[(IpNet, bool)] = &[
+    (v4(0, 0, 0, 0, 0), true),
+    (v4(0, 0, 0, 0, 32), false),
+    (v4(10, 0, 0, 0, 8), false),
+    // Shared by carriers (RFC 6598).
+    (v4(100, 64, 0, 0, 10), false),
+    (v4(127, 0, 0, 0, 8), false),
+    (v4(169, 254, 0, 0, 16), false),
+    (v4(172, 16, 0, 0, 12), false),
+    (v4(192, 168, 0, 0, 16), false),
+    (v4(224, 0, 0, 0, 4), false),
+    (v4(255, 255, 255, 255, 32), false),
+    (IpNet::V6(Ipv6Net::new_assert(Ipv6Addr::new(0x2000, 0, 0, 0, 0, 0, 0, 0), 3)), true),
+];
+
 /// Whether the address is globally unique. A private address belongs to different hosts in different networks, and they have different keys.
 pub fn is_public(host: IpAddr) -> bool {
-    match host {
-        IpAddr::V4(ip) => {
-            let shared = ip.octets()[0] == 100 && ip.octets()[1] & 0xc0 == 64;
-            !(ip.is_private()
-                || ip.is_loopback()
-                || ip.is_link_local()
-                || ip.is_multicast()
-                || ip.is_broadcast()
-                || ip.is_unspecified()
-                || shared)
-        }
-        IpAddr::V6(ip) => ip.segments()[0] & 0xe000 == 0x2000,
-    }
+    let covering = PUBLIC_PREFIXES.iter().filter(|(net, _)| net.contains(&host));
+    covering.max_by_key(|(net, _)| net.prefix_len()).is_some_and(|(_, public)| *public)
+}
+
+/// Whether no address of the network is globally unique.
+pub fn is_private(net: &IpNet) -> bool {
+    let overlaps = |public: &IpNet| net.contains(public) || public.contains(net);
+    let within = PUBLIC_PREFIXES.iter().any(|(known, public)| !public && known.contains(net));
+    within || !PUBLIC_PREFIXES.iter().any(|(known, public)| *public && overlaps(known))
 }
 
 #[cfg(test)]

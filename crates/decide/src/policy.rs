@@ -22,7 +22,7 @@ use crate::virtual_interface::MAXDIFF;
 pub use crate::pattern::{NAME_LIMIT, Pattern};
 pub use apps::{AppMatcher, AppRule, COPIES, Carry, ClientMatcher, Exclusions, Portion, Preference, ProxyClient, Resolve, Subject};
 pub use bond::BondScheduler;
-pub use links::{HttpTarget, LINK_KINDS, LinkMatcher, LinkRule, LinkSelector, ProbeMode, ProbeTarget};
+pub use links::{HttpTarget, LINK_KINDS, LinkMatcher, LinkRule, LinkSelector, MeasureServer, ProbeMode, ProbeTarget};
 pub use when::{
     Clock, FACT_NAME_LIMIT, FACT_VALUE_LIMIT, Facts, InvalidWindow, MOVING, RESERVED_FACTS, TimeWindow, When, is_fact_name, is_fact_value,
     names_program,

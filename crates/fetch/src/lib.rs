@@ -23,6 +23,7 @@ mod events;
 mod exchange;
 mod files;
 mod job;
+pub mod measure;
 mod names;
 mod netrc;
 mod network;

@@ -3,7 +3,6 @@
 pub mod battery;
 pub mod bpf;
 pub mod doctor;
-pub mod measure;
 pub mod model;
 pub mod motion;
 pub mod netlink;

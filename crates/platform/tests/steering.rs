@@ -385,10 +385,15 @@ fn a_class_rule_follows_the_applications_class() {
             _ => None,
         });
         let app = app.expect("the application is reported");
-        steering.set_class(&app, Class::RealTime).unwrap();
+        steering.set_class(&app, Class::RealTime, Class::Unclassified).unwrap();
         assert_eq!(local(), second, "its new class");
-        steering.set_class(&app, Class::Unclassified).unwrap();
+        steering.set_class(&app, Class::Unclassified, Class::Unclassified).unwrap();
         assert_eq!(local(), first);
+        steering.set_class(&app, Class::Unclassified, Class::RealTime).unwrap();
+        assert_eq!(local(), second, "its class by pattern");
+        steering.set_class(&app, Class::Bulk, Class::RealTime).unwrap();
+        let neither = fetch("203.0.113.10:80".parse().unwrap(), 1000);
+        assert_eq!(neither, first, "no rule names its class, and the class by pattern does not count");
     });
 }
 

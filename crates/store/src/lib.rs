@@ -14,6 +14,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use braid_decide::stability::StabilitySums;
 use braid_model::LinkFacts;
 use braid_platform::linux::sys::process::own_user;
 use rusqlite::{Connection, OptionalExtension, Transaction, params};
@@ -98,24 +99,35 @@ pub struct UsageRow {
     pub updated: u64,
 }
 
+/// How often a link fell. The network in its key is empty: a link that is down has none.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct StabilityRow {
+    /// Sums behind the estimate. They are as read, and possibly impossible.
+    pub sums: StabilitySums,
+    /// Time of the last update, in seconds of Unix time.
+    pub updated: u64,
+}
+
 /// Rows to be written. A later row replaces an earlier one with the same key.
 #[derive(Debug, Clone, Default)]
 struct Batch {
     apps: BTreeMap<AppKey, AppRow>,
     links: BTreeMap<LinkKey, LinkRow>,
     usage: BTreeMap<LinkKey, UsageRow>,
+    stability: BTreeMap<LinkKey, StabilityRow>,
     history: BTreeMap<(&'static str, u64), String>,
 }
 
 impl Batch {
     fn is_empty(&self) -> bool {
-        self.apps.is_empty() && self.links.is_empty() && self.usage.is_empty() && self.history.is_empty()
+        self.apps.is_empty() && self.links.is_empty() && self.usage.is_empty() && self.stability.is_empty() && self.history.is_empty()
     }
 
     /// Limits the size of the batch while writing fails.
     fn bound(&mut self) {
         prune(&mut self.apps, |row| row.updated);
         prune(&mut self.links, |row| row.updated);
+        prune(&mut self.stability, |row| row.updated);
         while self.history.len() > ROW_LIMIT {
             self.history.pop_first();
         }
@@ -140,6 +152,8 @@ pub struct Learnt {
     pub links: BTreeMap<LinkKey, LinkRow>,
     /// Usage of metered links.
     pub usage: BTreeMap<LinkKey, UsageRow>,
+    /// Stability of links.
+    pub stability: BTreeMap<LinkKey, StabilityRow>,
     /// Rows of the [history](braid_control::history), by kind and time.
     pub history: BTreeMap<(String, u64), String>,
 }
@@ -201,6 +215,12 @@ impl Store {
     /// Queues a metered link's usage. Never pruned: there is one row per link.
     pub fn put_usage(&mut self, key: LinkKey, row: UsageRow) {
         self.pending.usage.insert(key, row);
+    }
+
+    /// Queues a link's stability.
+    pub fn put_stability(&mut self, key: LinkKey, row: StabilityRow) {
+        self.pending.stability.insert(key, row);
+        self.pending.bound();
     }
 
     /// Queues a row of the history.
@@ -360,12 +380,12 @@ fn migrate(connection: &mut Connection) -> Result<(), StoreError> {
     connection.pragma_update(None, "synchronous", "FULL")?;
     let have: i64 = connection.query_row("PRAGMA user_version", [], |row| row.get(0))?;
     match have {
-        // Earlier versions ignore this table, so it does not need a new schema version.
-        SCHEMA => Ok(connection.execute_batch(CREATE_HISTORY)?),
+        // Earlier versions ignore these tables, so they do not need a new schema version.
+        SCHEMA => Ok(connection.execute_batch(CREATE_ADDED)?),
         0 => {
             let transaction = connection.transaction()?;
             transaction.execute_batch(CREATE)?;
-            transaction.execute_batch(CREATE_HISTORY)?;
+            transaction.execute_batch(CREATE_ADDED)?;
             transaction.pragma_update(None, "user_version", SCHEMA)?;
             Ok(transaction.commit()?)
         }
@@ -381,8 +401,11 @@ const CREATE: &str = "
     CREATE TABLE usage (name TEXT NOT NULL, kind TEXT NOT NULL, network TEXT NOT NULL, used INTEGER NOT NULL, period INTEGER NOT NULL,
         updated INTEGER NOT NULL, PRIMARY KEY (name, kind, network)) WITHOUT ROWID;";
 
-const CREATE_HISTORY: &str = "
-    CREATE TABLE IF NOT EXISTS history (kind TEXT NOT NULL, at INTEGER NOT NULL, body TEXT NOT NULL, PRIMARY KEY (kind, at)) WITHOUT ROWID;";
+/// Tables of later versions with the same schema number.
+const CREATE_ADDED: &str = "
+    CREATE TABLE IF NOT EXISTS history (kind TEXT NOT NULL, at INTEGER NOT NULL, body TEXT NOT NULL, PRIMARY KEY (kind, at)) WITHOUT ROWID;
+    CREATE TABLE IF NOT EXISTS stability (name TEXT NOT NULL, kind TEXT NOT NULL, network TEXT NOT NULL, observed REAL NOT NULL,
+        alive REAL NOT NULL, falls REAL NOT NULL, updated INTEGER NOT NULL, PRIMARY KEY (name, kind, network)) WITHOUT ROWID;";
 
 fn write_batch(transaction: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
     let mut put = transaction.prepare_cached("INSERT OR REPLACE INTO app VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)")?;
@@ -401,6 +424,10 @@ fn write_batch(transaction: &Transaction<'_>, batch: &Batch) -> rusqlite::Result
     for (key, row) in &batch.usage {
         put.execute(params![key.name, key.kind, key.network, int(row.used), row.period, int(row.updated)])?;
     }
+    let mut put = transaction.prepare_cached("INSERT OR REPLACE INTO stability VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)")?;
+    for (key, StabilityRow { sums, updated }) in &batch.stability {
+        put.execute(params![key.name, key.kind, key.network, sums.observed, sums.alive, sums.falls, int(*updated)])?;
+    }
     let mut put = transaction.prepare_cached("INSERT OR REPLACE INTO history VALUES (?1, ?2, ?3)")?;
     for ((kind, at), body) in &batch.history {
         put.execute(params![kind, int(*at), body])?;
@@ -412,7 +439,8 @@ fn write_batch(transaction: &Transaction<'_>, batch: &Batch) -> rusqlite::Result
         prune.execute(params![kind, int(braid_control::history::kept(kind).saturating_sub(1) as u64)])?;
     }
     bound_table(transaction, "app", "exe, name, port")?;
-    bound_table(transaction, "link", "name, kind, network")
+    bound_table(transaction, "link", "name, kind, network")?;
+    bound_table(transaction, "stability", "name, kind, network")
 }
 
 fn bound_table(transaction: &Transaction<'_>, table: &str, key: &str) -> rusqlite::Result<()> {
@@ -444,6 +472,12 @@ fn read_all(connection: &Connection) -> rusqlite::Result<Learnt> {
     let mut rows = select.query([])?;
     while let Some(row) = rows.next()? {
         learnt.usage.insert(link_key(row)?, UsageRow { used: uint(row, 3)?, period: row.get(4)?, updated: uint(row, 5)? });
+    }
+    let mut select = connection.prepare("SELECT * FROM stability")?;
+    let mut rows = select.query([])?;
+    while let Some(row) = rows.next()? {
+        let sums = StabilitySums { observed: row.get(3)?, alive: row.get(4)?, falls: row.get(5)? };
+        learnt.stability.insert(link_key(row)?, StabilityRow { sums, updated: uint(row, 6)? });
     }
     let mut select = connection.prepare("SELECT * FROM history ORDER BY kind, at")?;
     let mut rows = select.query([])?;
@@ -507,6 +541,8 @@ mod tests {
         assert_eq!(victim.metadata().unwrap().permissions().mode() & 0o777, 0o644);
     }
 
+    const STABILITY: StabilityRow = StabilityRow { sums: StabilitySums { observed: 90.5, alive: 60.25, falls: 1.5 }, updated: 8 };
+
     /// Opens a store, writes one row to each table except the history, and returns what a second open reads.
     fn filled(folder: &Path) -> Learnt {
         let (mut store, learnt, notes) = Store::open(folder);
@@ -514,6 +550,7 @@ mod tests {
         store.put_app(app("curl", 443), AppRow { demand_down: 1 << 60, demand_up: 2, samples: 3, updated: 4 });
         store.put_link(link(), LinkRow { capacity_down: Some(20_000_000), capacity_up: None, updated: 5 });
         store.put_usage(link(), UsageRow { used: 7, period: 20_000, updated: 6 });
+        store.put_stability(link(), STABILITY);
         assert_eq!(store.flush(), None);
         let (_, learnt, _) = Store::open(folder);
         learnt
@@ -542,6 +579,7 @@ mod tests {
         assert_eq!(learnt.apps[&app("curl", 443)], AppRow { demand_down: 1 << 60, demand_up: 2, samples: 3, updated: 4 });
         assert_eq!(learnt.links[&link()], LinkRow { capacity_down: Some(20_000_000), capacity_up: None, updated: 5 });
         assert_eq!(learnt.usage[&link()], UsageRow { used: 7, period: 20_000, updated: 6 });
+        assert_eq!(learnt.stability[&link()], STABILITY);
         assert_eq!(schema_of(&folder), Some(SCHEMA));
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&folder), mode(&folder.join(FILE))), (0o700, 0o600));

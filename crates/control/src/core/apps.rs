@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use braid_decide::class::{self, Pattern};
+use braid_decide::class::{self, Pattern, PatternClass};
 use braid_decide::energy::EnergyMeter;
 use braid_model::{Application, ByteCount, Class, Time};
 
@@ -22,6 +22,10 @@ pub struct AppRecord {
     pub class: Class,
     /// Source of the class: `user`, `executable`, `port` or `pattern`; empty if there is none.
     pub source: &'static str,
+    /// Its class by pattern, as far as it is confident.
+    learnt: PatternClass,
+    /// The class that the kernel has, without the one by pattern.
+    kernel: Class,
     /// Its control group.
     pub cgroup: Option<String>,
     /// When it was last seen.
@@ -105,6 +109,16 @@ impl AppRecord {
     pub fn traffic(&self) -> &FlowSums {
         &self.traffic
     }
+
+    /// The class that the kernel has for its flows, and the class by pattern that counts for rules while the first is unclassified.
+    pub fn kernel_classes(&self) -> (Class, Class) {
+        (self.kernel, self.learnt.confident())
+    }
+
+    /// The class that rules compare.
+    pub fn class_for_rules(&self) -> Class {
+        if self.kernel == Class::Unclassified { self.learnt.confident() } else { self.kernel }
+    }
 }
 
 /// All applications seen.
@@ -133,7 +147,8 @@ impl Apps {
             Some(class) => (class, "user"),
             None => (class, source),
         };
-        self.records.insert(id, AppRecord { application, class, source, cgroup, seen: now, traffic: FlowSums::default() });
+        let (learnt, traffic) = (PatternClass::default(), FlowSums::default());
+        self.records.insert(id, AppRecord { application, class, source, learnt, kernel: class, cgroup, seen: now, traffic });
     }
 
     fn set_class(&self, application: &Application) -> Option<Class> {
@@ -164,9 +179,10 @@ impl Apps {
             .map(|(id, _)| id)
     }
 
-    /// Adds an ended flow and its energy. Returns the new class if the kernel must have it. A class derived from the traffic pattern is
-    /// only shown: affinity follows the class, and a guess must not tie a program's flows to one link.
-    pub fn ended(&mut self, flow: &Ended, energy: EnergyMeter) -> Option<Class> {
+    /// Adds an ended flow and its energy. Returns the new [classes](AppRecord::kernel_classes) if the kernel must have them. A class derived from the
+    /// traffic pattern is shown at once, and counts for rules once it is confident. It never counts for affinity and duplication, which follow the
+    /// class without a rule: a guess must not tie a program's flows to one link.
+    pub fn ended(&mut self, flow: &Ended, energy: EnergyMeter) -> Option<(Class, Class)> {
         let record = self.records.get_mut(&flow.app)?;
         record.seen = flow.at;
         record.traffic.add(flow);
@@ -174,18 +190,18 @@ impl Apps {
         if matches!(record.source, "user" | "executable") {
             return None;
         }
+        let before = record.kernel_classes();
         let by_port = class::by_port(flow.port);
         let enough = record.traffic.flows >= PATTERN_FLOWS || record.traffic.large > ByteCount::ZERO;
         let by_pattern = enough.then(|| class::by_pattern(&pattern(record, flow))).flatten();
-        let (class, source) = match (by_port, by_pattern) {
-            (Some(class), _) => (class, "port"),
-            (None, Some(class)) => (class, "pattern"),
-            (None, None) => return None,
-        };
-        record.source = source;
-        let changed = record.class != class;
-        record.class = class;
-        (changed && source == "port").then_some(class)
+        record.learnt.on_ended(by_pattern, flow.at.since(flow.started));
+        match (by_port, by_pattern) {
+            (Some(class), _) => (record.class, record.source, record.kernel) = (class, "port", class),
+            (None, Some(class)) => (record.class, record.source) = (class, "pattern"),
+            (None, None) => {}
+        }
+        let after = record.kernel_classes();
+        (after != before).then_some(after)
     }
 
     /// Includes a living flow that [is large](class::is_large), since a download is bulk before its end. The class is only shown, like

@@ -108,7 +108,10 @@ impl<S: Steering> Core<S> {
         let rule_expired = self.rule_expired(flow.started, flow.rule);
         let exit = match admit(self.links.usable(family), self.standby(), allowed, preferred) {
             _ if rule_expired => Exit::Nowhere,
-            Admission::Use(mask) => self.widest(now, mask).map_or(Exit::Any, Exit::Device),
+            Admission::Use(mask) => {
+                let widest = self.widest(now, mask).and_then(|slot| self.links.in_slot(slot));
+                widest.map_or(Exit::Any, |link| Exit::Device(link.facts.name.clone()))
+            }
             Admission::Deny => Exit::Nowhere,
             Admission::LeaveAlone => Exit::Any,
         };
@@ -125,11 +128,11 @@ impl<S: Steering> Core<S> {
         }
     }
 
-    /// The device with the highest receive rate among these slots.
-    fn widest(&self, now: Time, of: LinkSet) -> Option<String> {
+    /// The link with the highest receive rate among these slots.
+    pub(super) fn widest(&self, now: Time, of: LinkSet) -> Option<usize> {
         let found = self.links.values().filter(|link| of.contains(link.slot));
         let widest = found.max_by_key(|link| (link.estimate(Direction::Down, now).rate, std::cmp::Reverse(link.slot)));
-        widest.map(|link| link.facts.name.clone())
+        widest.map(|link| link.slot)
     }
 
     /// Display name of a redirected connection's application.

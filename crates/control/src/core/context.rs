@@ -11,6 +11,7 @@ use braid_decide::policy::{
 use braid_model::Time;
 
 use super::Core;
+use super::apps::AppRecord;
 use super::timeouts::RETRY;
 use crate::RequestError;
 use crate::links::Link;
@@ -258,7 +259,7 @@ impl<S: Steering> Core<S> {
             cgroup: record.and_then(|record| record.cgroup.as_deref()),
             user: Some(flow.user),
             // The class of the flow may come from the rule that it matched.
-            class: record.map_or(flow.class, |record| record.class),
+            class: record.map_or(flow.class, AppRecord::class_for_rules),
             client: None,
         };
         let matches = |matcher: &AppMatcher| {

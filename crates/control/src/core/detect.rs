@@ -1,14 +1,15 @@
 //! Server detection: which hosts are asked whether they run Braid, and which flows are bonded directly to their server.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use braid_decide::detection::{DetectionAnswer, Knowledge, is_public};
+use braid_decide::detection::{DetectionAnswer, Knowledge};
 use braid_decide::policy::{Admission, AppRule, COPIES, Carry, LinkSelector, Scheduler, admit};
 use braid_model::address::HostName;
 use braid_model::key::PublicKey;
-use braid_model::{ByteCount, Family, LinkSet, Protocol, Time};
+use braid_model::{ByteCount, Family, FlowId, LinkSet, Protocol, Time};
+use ipnet::IpNet;
 
 use super::timeouts::RETRY;
 use super::{Core, rules};
@@ -19,6 +20,10 @@ use crate::steering::{FlowRow, PeerDirect, RedirectedFlow, SteerParams, Steering
 const LOOKUP_PORTS: [u16; 2] = [53, 853];
 /// Capacity of the kernel's map of servers. The servers with the oldest contact are dropped first.
 const MAX_SERVERS: usize = 1024;
+
+/// Maximum number of connections that are held at the same time, and of one user. More go direct at once.
+const MAX_HELD: usize = 64;
+const MAX_HELD_OF_USER: usize = 16;
 
 /// Reason why no flow is bonded directly to its server before the firewall has been read.
 pub const UNREAD: &str = "the firewall rules have not been read yet";
@@ -49,6 +54,15 @@ pub enum ServerEvent {
     NotLocal,
     /// The server does not open this port: nothing listens there, or the port is not public.
     Closed(u16),
+}
+
+/// The held connections and the hosts whose first connections the kernel redirects.
+#[derive(Debug, Default)]
+pub(super) struct Held {
+    /// Held connections, each with the time at which it goes on without an answer.
+    flows: BTreeMap<FlowId, (RedirectedFlow, Time)>,
+    /// The map that the kernel has.
+    hosts: Vec<(IpNet, bool)>,
 }
 
 impl<S: Steering> Core<S> {
@@ -105,7 +119,7 @@ impl<S: Steering> Core<S> {
 
     /// Whether any host is asked.
     pub fn detects_any(&self) -> bool {
-        self.config.detect.any()
+        self.config.detects_any()
     }
 
     /// Names in `detect` that must be resolved.
@@ -117,6 +131,65 @@ impl<S: Steering> Core<S> {
     pub fn set_detected_names(&mut self, now: Time, hosts: BTreeSet<IpAddr>) -> Result<(), SteeringError> {
         self.detected_names = hosts;
         self.update_servers(now)
+    }
+
+    /// Whether a redirected connection waits for its host's answer. If so, [`Actions::released`](super::Actions) names it as soon as it may go on.
+    /// The host is asked over the link that the connection itself would use, and over the others only if it runs Braid.
+    pub fn hold(&mut self, now: Time, flow: &RedirectedFlow) -> bool {
+        let (host, until) = (flow.remote.ip(), flow.started + self.config.hold);
+        if !flow.held
+            || flow.filtered
+            || until <= now
+            || self.why_not_held(flow.user).is_some()
+            || !self.may_ask(host)
+            || !self.may_steer(host)
+        {
+            return false;
+        }
+        let admitted = self.admitted(self.rule_of(now, flow), Family::of(host));
+        if let Some(slot) = self.widest(now, admitted).filter(|_| admitted.iter().count() > 1) {
+            self.ask(now, host, LinkSet::only(slot));
+        }
+        if self.is_decided(now, flow) {
+            return false;
+        }
+        self.held.flows.insert(flow.id, (flow.clone(), until));
+        // Writes the host to the kernel, so that no other connection to it is redirected.
+        self.servers_due = Some(now);
+        true
+    }
+
+    /// Why no connection is held now, for one of this user's.
+    fn why_not_held(&self, user: u32) -> Option<String> {
+        let of_user = self.held.flows.values().filter(|(flow, _)| flow.user == user).count();
+        match self.held.flows.len() {
+            held if held >= MAX_HELD => Some(format!("{held} connections wait already")),
+            _ if of_user >= MAX_HELD_OF_USER => Some(format!("{of_user} connections of its user wait already")),
+            _ => None,
+        }
+    }
+
+    /// Whether waiting longer would not change how the flow is carried.
+    fn is_decided(&self, now: Time, flow: &RedirectedFlow) -> bool {
+        self.server_of(now, flow).is_some() || !self.detection.is_pending(now, flow.remote.ip())
+    }
+
+    /// Lets held connections go on whose hosts have answered, or that have waited long enough.
+    fn release(&mut self, now: Time) {
+        let decided = |(flow, until): &(RedirectedFlow, Time)| *until <= now || self.is_decided(now, flow);
+        let released: Vec<_> = self.held.flows.iter().filter(|(_, held)| decided(held)).map(|(id, _)| *id).collect();
+        released.iter().for_each(|id| drop(self.held.flows.remove(id)));
+        self.actions.released.extend(released);
+    }
+
+    /// The hosts whose first connections are redirected: all that are asked, except those that are settled.
+    fn hosts_to_hold(&self, now: Time) -> Vec<(IpNet, bool)> {
+        if self.config.hold.is_zero() || self.owner_filter.is_some() || self.detection_trouble.is_some() {
+            return Vec::new();
+        }
+        let mut hosts = self.config.asked_prefixes(&self.detected_names);
+        hosts.extend(self.detection.settled(now).map(|host| (IpNet::from(host), false)));
+        hosts.into_iter().collect()
     }
 
     /// The key of the server that a redirected flow is bonded with directly; `None` if it is not.
@@ -196,14 +269,28 @@ impl<S: Steering> Core<S> {
         servers.sort();
         let closed: Vec<_> = self.detection.closed(now).filter(|(host, _)| servers.binary_search(host).is_ok()).collect();
         let next = (servers, closed);
-        self.servers_due = self.detection.poll_timeout(now);
+        self.release(now);
+        let hosts = self.hosts_to_hold(now);
+        self.servers_due = self.servers_timeout(now);
         if next != self.servers {
             self.servers_due = Some(now + RETRY);
             self.steering.set_servers(&next.0, &next.1)?;
-            self.servers_due = self.detection.poll_timeout(now);
             self.servers = next;
         }
+        if hosts != self.held.hosts {
+            self.servers_due = Some(now + RETRY);
+            self.steering.set_hold(&hosts)?;
+            self.held.hosts = hosts;
+        }
+        self.servers_due = self.servers_timeout(now);
         Ok(())
+    }
+
+    /// When [`Self::update_servers`] has to run again.
+    fn servers_timeout(&self, now: Time) -> Option<Time> {
+        let settled = if self.config.hold.is_zero() { None } else { self.detection.next_expiry(now) };
+        let held = self.held.flows.values().map(|(_, until)| *until);
+        self.detection.poll_timeout(now).into_iter().chain(settled).chain(held).min()
     }
 
     /// Updates the servers if entries have expired or the last update failed.
@@ -238,6 +325,28 @@ impl<S: Steering> Core<S> {
                 None => (true, Some("the server runs Braid, so the flow is bonded directly to it".to_owned())),
             },
             Knowledge::Runs(_) => (false, Some("the server runs Braid, but this flow is not bonded with it".to_owned())),
+            Knowledge::Nothing if peer_direct && !self.config.hold.is_zero() && protocol == Protocol::Tcp => {
+                let filtered = filtered.then(|| FILTERED.to_owned()).or_else(|| self.owner_filter.clone());
+                let text = match filtered.or_else(|| self.why_not_held(u32::MAX)) {
+                    Some(reason) => format!(
+                        "Braid does not know yet whether the server runs Braid, and the flow does not wait for the answer: {reason}"
+                    ),
+                    None => format!(
+                        "Braid does not know yet whether the server runs Braid: the first connection waits up to {} ms for the answer (detect.hold), and \
+                         is bonded directly to the server if it does",
+                        self.config.hold.as_millis()
+                    ),
+                };
+                (false, Some(text))
+            }
+            Knowledge::Asked | Knowledge::Silent if peer_direct && !self.config.hold.is_zero() => {
+                let waits = self.held.flows.values().any(|(flow, _)| flow.remote.ip() == host);
+                let text = match waits {
+                    true => "the first connection to the server waits for its answer whether it runs Braid; others do not wait",
+                    false => "the server was asked and has not said that it runs Braid, so the flow does not wait for it (detect.hold)",
+                };
+                (false, Some(text.to_owned()))
+            }
             Knowledge::AnotherKey(_) => (false, self.server_warnings().into_iter().find(|text| text.starts_with(&format!("{host} ")))),
             _ => (false, None),
         }
@@ -245,7 +354,7 @@ impl<S: Steering> Core<S> {
 
     /// Whether a host may be asked and its answer used.
     fn may_ask(&self, host: IpAddr) -> bool {
-        self.detection_trouble.is_none() && is_public(host) && self.config.detect.asks(host, &self.detected_names)
+        self.detection_trouble.is_none() && self.config.asks(host, &self.detected_names)
     }
 
     /// Whether a flow would be bonded directly if its destination ran Braid.

@@ -10,6 +10,7 @@ use braid_decide::policy::{Admission, LinkSelector, Subject, admit};
 use braid_model::{Affinity, ByteCount, Class, Direction, Family, LinkSet, Protocol, Time};
 
 use super::Core;
+use super::apps::AppRecord;
 use super::views::{affinity_name, matcher_text, when_text};
 use crate::steering::{AppId, DemandEstimate, FlowRow, Steering};
 
@@ -126,7 +127,7 @@ impl<S: Steering> Core<S> {
 
     fn answer(&mut self, now: Time, question: &Question, load_table: &LoadTable) -> Explanation {
         let family = Family::of(question.destination);
-        let (demand, direction, class) = self.expected(question);
+        let (demand, direction, class, learnt) = self.expected(question);
         let subject = Subject {
             exe: question.exe.as_deref().map(Path::new),
             name: &question.name,
@@ -135,7 +136,7 @@ impl<S: Steering> Core<S> {
             cgroup: question.cgroup.as_deref(),
             user: question.user,
             client: None,
-            class,
+            class: if class == Class::Unclassified { learnt } else { class },
         };
         let policy = &self.config.policy;
         let rule = self.in_force.first_match(&subject);
@@ -250,14 +251,15 @@ impl<S: Steering> Core<S> {
         })
     }
 
-    /// What the kernel expects of such a flow: demand, direction and class.
-    fn expected(&mut self, question: &Question) -> (ByteCount, Direction, Class) {
+    /// What the kernel expects of such a flow: demand, direction, class, and class by pattern for rules.
+    fn expected(&mut self, question: &Question) -> (ByteCount, Direction, Class, Class) {
         let ids: Vec<_> = match &question.exe {
             Some(exe) => self.apps.ids_of(exe).cloned().collect(),
             None => self.apps.iter().filter(|(id, _)| id.name == question.name).map(|(id, _)| id.clone()).collect(),
         };
-        let class = ids.iter().find_map(|id| self.apps.get(id)).map(|record| record.class);
-        let class = class.unwrap_or_else(|| braid_decide::class::by_name(&question.name).unwrap_or_default());
+        let classes = ids.iter().find_map(|id| self.apps.get(id)).map(AppRecord::kernel_classes);
+        let by_name = || (braid_decide::class::by_name(&question.name).unwrap_or_default(), Class::Unclassified);
+        let (class, by_pattern) = classes.unwrap_or_else(by_name);
         let learnt = self.steering.estimates().unwrap_or_default();
         // Demand of an earlier run is available before the program is seen in this run.
         // A client's path is not looked up in the file system: a program that no rule names is found by its name.
@@ -265,9 +267,9 @@ impl<S: Steering> Core<S> {
         let recalled = |app: &AppId| if named.is_empty() { app.name == question.name } else { named.contains(&app.exe) };
         let fits = |known: &&DemandEstimate| known.port == question.port && (ids.contains(&known.app) || recalled(&known.app));
         match learnt.iter().filter(fits).max_by_key(|known| known.count) {
-            Some(known) if known.up > known.down => (known.down + known.up, Direction::Up, class),
-            Some(known) => (known.down + known.up, Direction::Down, class),
-            None => (self.config.policy.default_demand, Direction::Down, class),
+            Some(known) if known.up > known.down => (known.down + known.up, Direction::Up, class, by_pattern),
+            Some(known) => (known.down + known.up, Direction::Down, class, by_pattern),
+            None => (self.config.policy.default_demand, Direction::Down, class, by_pattern),
         }
     }
 

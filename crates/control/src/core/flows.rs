@@ -12,7 +12,7 @@ use braid_decide::health::Symptom;
 use braid_model::{ByteCount, Class, Direction, Family, FlowId, LinkIndex, PerDirection, Protocol, Rate, Time, Traffic};
 
 use super::Core;
-use super::apps::Ended;
+use super::apps::{AppRecord, Ended};
 use super::living::{self, Living, Progress};
 use crate::history::AppPulse;
 use crate::steering::{AppId, Dump, FlowRow, Steering, SteeringError, SteeringEvent, UNANSWERED};
@@ -79,8 +79,9 @@ impl<S: Steering> Core<S> {
             SteeringEvent::NewApp { app, process, cgroup, class } => {
                 let (application, cgroup) = self.names.application(&app, process, cgroup);
                 self.apps.record(app.clone(), application, cgroup, class, now);
-                if let Some(record) = self.apps.get(&app).filter(|record| record.class != class) {
-                    self.steering.set_class(&app, record.class)?;
+                let classes = self.apps.get(&app).map(AppRecord::kernel_classes);
+                if let Some((wanted, learnt)) = classes.filter(|classes| *classes != (class, Class::Unclassified)) {
+                    self.steering.set_class(&app, wanted, learnt)?;
                 }
             }
             SteeringEvent::Symptom { link, family, connecting, .. } => {
@@ -108,13 +109,13 @@ impl<S: Steering> Core<S> {
             self.recent.pop_front();
         }
         self.recent.push_back(row.clone());
-        self.apps.ended(&row.into(), energy).map_or(Ok(()), |class| self.steering.set_class(&row.app, class))
+        self.apps.ended(&row.into(), energy).map_or(Ok(()), |(class, learnt)| self.steering.set_class(&row.app, class, learnt))
     }
 
     /// Processes the end of a bonded flow: updates the demand and traffic of its application, as for flows over one link.
     pub fn on_bonded_ended(&mut self, flow: &Ended, energy: EnergyMeter) -> Result<(), SteeringError> {
-        let class = self.apps.ended(flow, energy);
-        class.map_or(Ok(()), |class| self.steering.set_class(&flow.app, class))?;
+        let classes = self.apps.ended(flow, energy);
+        classes.map_or(Ok(()), |(class, learnt)| self.steering.set_class(&flow.app, class, learnt))?;
         self.steering.learn(&flow.app, flow.port, flow.rx, flow.tx, flow.at)
     }
 

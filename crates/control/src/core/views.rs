@@ -1,6 +1,6 @@
 //! API views of the daemon's state.
 
-use braid_api::{AppEntry, Battery, Counters, ExcludeEntry, LinkEntry, LinkStatus, PolicyView, Status};
+use braid_api::{AppEntry, Battery, Counters, ExcludeEntry, LinkEntry, LinkMeasured, LinkStatus, PolicyView, Status};
 use braid_decide::capacity::Estimate;
 use braid_decide::policy::{AppMatcher, BondScheduler, LinkMatcher, ProbeMode, Scheduler, When};
 use braid_model::{Affinity, ByteCount, Direction, Family, Joules, NetworkSnapshot, PerFamily, Role, Time};
@@ -76,12 +76,13 @@ impl<S: Steering> Core<S> {
     pub fn links(&mut self, now: Time) -> Vec<LinkStatus> {
         let load_table = self.steering.load_table().ok();
         let link_load = |link: &Link| load_table.as_ref().map(|load_table| &load_table.loads[link.slot]);
-        let used = self.links.values().map(|link| link_view(link, now, link_load(link), self.link_energy(link, now)));
+        let max_daily = self.config.measure.max_daily;
+        let used = self.links.values().map(|link| link_view(link, now, link_load(link), self.link_energy(link, now), max_daily));
         let overflow = self.links.overflow().iter().map(|facts| {
             let rule = self.in_force.link_rule(facts).cloned().unwrap_or_default();
             let mut link = Link::new(facts.clone(), 0, rule, self.config.probe, now);
             link.refused = Some(crate::links::NO_SLOT.to_owned());
-            link_view(&link, now, None, None)
+            link_view(&link, now, None, None, max_daily)
         });
         used.chain(overflow).collect()
     }
@@ -195,7 +196,13 @@ fn api_state(state: braid_model::LinkState) -> braid_api::LinkState {
     }
 }
 
-fn link_view(link: &Link, now: Time, link_load: Option<&braid_decide::connection::LinkLoad>, energy: Option<LinkEnergy>) -> LinkStatus {
+fn link_view(
+    link: &Link,
+    now: Time,
+    link_load: Option<&braid_decide::connection::LinkLoad>,
+    energy: Option<LinkEnergy>,
+    max_daily: ByteCount,
+) -> LinkStatus {
     let capacity = |direction| link.estimate(direction, now);
     let (down, up) = (capacity(Direction::Down), capacity(Direction::Up));
     // Assumed values are only for the rule, which needs a number; the API shows known ones.
@@ -217,6 +224,7 @@ fn link_view(link: &Link, now: Time, link_load: Option<&braid_decide::connection
         loss: link.loss.rate(now),
         buffer_down_bytes: link.buffer.down.size(now).map(ByteCount::get),
         buffer_up_bytes: link.buffer.up.size(now).map(ByteCount::get),
+        measured: measured_view(link, now, max_daily),
         falls_per_day: link.stability.falls_per_day(),
         mean_life_s: link.stability.mean_life().map(|life| life.as_secs()),
         rx_bytes: Some(moved.rx.get()),
@@ -252,6 +260,22 @@ fn link_view(link: &Link, now: Time, link_load: Option<&braid_decide::connection
         hardware_id: link.model.as_ref().and_then(|model| model.id.clone()),
         cost_per_gb: (link.rule.cost_per_gb > 0.0).then_some(link.rule.cost_per_gb),
     }
+}
+
+fn measured_view(link: &Link, now: Time, max_daily: ByteCount) -> Option<LinkMeasured> {
+    let measurements = &link.measurements;
+    let (at, last) = measurements.last.as_ref()?;
+    Some(LinkMeasured {
+        down_bps: last.down.map(|rate| rate.bps()),
+        up_bps: last.up.map(|rate| rate.bps()),
+        servers: u32::try_from(last.servers).unwrap_or(u32::MAX),
+        age_ms: now.since(*at).as_millis() as u64,
+        failure: last.failure.clone(),
+        rx_bytes: measurements.moved.rx.get(),
+        tx_bytes: measurements.moved.tx.get(),
+        day_bytes: measurements.spent(now).get(),
+        max_day_bytes: max_daily.get(),
+    })
 }
 
 pub(super) fn affinity_name(affinity: Affinity) -> &'static str {

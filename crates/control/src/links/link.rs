@@ -12,7 +12,7 @@ use braid_decide::policy::{LinkRule, ProbeMode, ProbeTarget};
 use braid_decide::stability::Stability;
 use braid_model::{ByteCount, DeviceModel, Direction, Family, LinkFacts, LinkState, PerDirection, PerFamily, Rate, Role, Time, Traffic};
 
-use super::ProbePlan;
+use super::{Measurements, ProbePlan};
 use crate::steering::FlowRow;
 
 fn target_address(target: &ProbeTarget) -> IpAddr {
@@ -59,6 +59,8 @@ pub struct Link {
     pub loss: Loss,
     /// Buffer in front of the link, by [`Direction`].
     pub buffer: PerDirection<Buffer>,
+    /// Its active measurements.
+    pub measurements: Measurements,
     /// How often it falls.
     pub stability: Stability,
     /// Monthly allowance, if it is metered.
@@ -107,6 +109,7 @@ impl Link {
             rtt: Rtt::default(),
             loss: Loss::default(),
             buffer: PerDirection::default(),
+            measurements: Measurements::default(),
             stability: Stability::default(),
             ended: Traffic::default(),
             living: Traffic::default(),
@@ -139,7 +142,7 @@ impl Link {
         (self.device, self.rate, self.energy) = (before.device, before.rate, before.energy);
         (self.model, self.profile) = (before.model, before.profile);
         (self.falls, self.lived, self.stability) = (before.falls, before.lived, before.stability);
-        self.buffer = before.buffer;
+        (self.buffer, self.measurements) = (before.buffer, before.measurements);
         (self.answered, self.last_answer, self.refused) = (before.answered, before.last_answer, before.refused);
         // The device's bytes are counted under every rule, so that metering may start in the middle of a month.
         self.used_before = before.allowance.map(|allowance| (allowance.used(), allowance.period())).or(before.used_before);

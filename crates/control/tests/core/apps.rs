@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use braid_api::ExplainRequest;
 use braid_control::core::Ended;
 use braid_control::fake::Steered;
-use braid_control::steering::{AppId, ExeId};
+use braid_control::steering::{AppId, ExeId, Steering, SteeringEvent};
 use braid_decide::energy::{ByteCost, EnergyMeter};
-use braid_decide::policy::Scheduler;
-use braid_model::{ByteCount, FlowId, Joules};
+use braid_decide::policy::{AppMatcher, AppRule, Scheduler};
+use braid_model::{ByteCount, Class, FlowId, Joules};
 
 use super::world::*;
 
@@ -51,7 +52,43 @@ fn many_small_flows_are_classified_as_browser_and_a_few_are_not_classified() {
     assert_eq!(shown(&mut world, "script"), ("unclassified".to_owned(), None), "six requests in a second are not sixty a minute");
     requests(&mut world, "pages", 20);
     assert_eq!(shown(&mut world, "pages"), ("browser".to_owned(), Some("pattern".to_owned())));
-    assert_eq!(world.core.steering().class_set(&id("pages")), None, "a guess gives no affinity");
+    assert_eq!(world.core.steering().class_set(&id("pages")), Some(Class::Unclassified), "a class by pattern gives no affinity");
+}
+
+#[test]
+fn a_confident_class_by_pattern_counts_for_rules_and_survives_other_flows() {
+    let mut config = config(Scheduler::RoundRobin);
+    let matcher = AppMatcher { class: Some(Class::Browser), ..AppMatcher::default() };
+    config.policy.apps = vec![AppRule { matcher, links: only(&["lte0"]), ..AppRule::default() }];
+    let mut world = World::new(config);
+    let on = |world: &mut World| {
+        let explained =
+            ExplainRequest { name: Some("pages".to_owned()), destination: Some("203.0.113.10".to_owned()), ..Default::default() };
+        let now = world.now;
+        world.core.explain(now, &explained).unwrap().rule
+    };
+    // The pattern needs a dozen flows, and the confidence eight more of which it says the same.
+    let mut flows = 0;
+    while world.core.steering().learnt_class(&id("pages")) != Some(Class::Browser) {
+        let ruled = on(&mut world);
+        assert_eq!(ruled, None, "after {flows} flows");
+        requests(&mut world, "pages", 1);
+        flows += 1;
+        assert!(flows < 40);
+    }
+    assert!(flows >= 19, "{flows}");
+    assert_eq!(on(&mut world), Some(1));
+    let slot = match world.connect("pages", INODE) {
+        Steered::To(slot, _) => slot,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(world.core.links(world.now).iter().position(|link| link.name == "lte0"), Some(slot));
+    // The kernel reports the program again after dropping it from a full map: it gets its classes again.
+    let now = world.now;
+    world.core.steering().set_class(&id("pages"), Class::Unclassified, Class::Unclassified).unwrap();
+    let met = SteeringEvent::NewApp { app: id("pages"), process: 1, cgroup: 1, class: Class::Unclassified };
+    world.core.on_events(now, vec![met]).unwrap();
+    assert_eq!(world.core.steering().learnt_class(&id("pages")), Some(Class::Browser));
 }
 
 #[test]
@@ -71,7 +108,8 @@ fn regression_a_download_among_small_requests_is_classified_as_bulk() {
     world.core.steering().close(now, download);
     requests(&mut world, "fetcher", 3);
     assert_eq!(shown(&mut world, "fetcher").0, "bulk", "most of its bytes belong to the download");
-    assert_eq!(world.core.steering().class_set(&id("fetcher")), None, "a guess gives no affinity");
+    assert_eq!(world.core.steering().class_set(&id("fetcher")), Some(Class::Unclassified), "a class by pattern gives no affinity");
+    assert_eq!(world.core.steering().learnt_class(&id("fetcher")), Some(Class::Browser), "three flows do not change a confident class");
 }
 
 #[test]

@@ -144,6 +144,7 @@ fn bonded(world: &World, rule: u8) -> RedirectedFlow {
         demand: ByteCount::ZERO,
         started: world.now,
         filtered: false,
+        held: false,
     }
 }
 

@@ -64,6 +64,7 @@ fn redirected_flow(now: Time) -> RedirectedFlow {
         demand: ByteCount::ZERO,
         started: now,
         filtered: false,
+        held: false,
     }
 }
 
@@ -378,4 +379,138 @@ fn a_failed_update_of_the_servers_is_retried() {
     world.core.steering().set_chaos(None);
     world.run(Duration::from_secs(2));
     assert!(world.core.steering().servers().is_empty());
+}
+
+/// A configuration that holds first connections.
+fn holding() -> Config {
+    Config { hold: Duration::from_millis(300), ..config(Scheduler::RoundRobin) }
+}
+
+fn holding_world(config: Config) -> World {
+    let mut world = World::new(config);
+    world.run(Duration::from_secs(1));
+    world.core.steering().set_redirect_ready(true);
+    world
+}
+
+/// A first connection to the server that the kernel redirected.
+fn first(world: &World, id: u64) -> RedirectedFlow {
+    RedirectedFlow { id: FlowId(id), held: true, ..redirected_flow(world.now) }
+}
+
+#[test]
+fn a_held_connection_goes_on_as_soon_as_its_host_has_proved_its_key_over_each_link() {
+    let mut world = holding_world(holding());
+    assert!(explained(&mut world, "test").contains("waits up to 300 ms"), "{}", explained(&mut world, "test"));
+    assert!(world.is_redirected("test"), "the host is unknown");
+    let flow = first(&world, 1);
+    assert!(world.core.hold(world.now, &flow));
+    world.run(Duration::from_millis(10));
+    assert!(!world.is_redirected("test"), "only the first connection waits");
+    assert!(explained(&mut world, "test").contains("waits for its answer"), "{}", explained(&mut world, "test"));
+    assert_eq!(world.questions.len(), 1, "other networks do not learn of the destination before it has said that it runs Braid");
+    let question = world.questions.remove(0);
+    world.answer_over(question.link.slot, DetectionAnswer::Runs(KEY.into()));
+    assert_eq!((world.questions.len(), world.released.len()), (1, 0), "it must prove its key over the other link, too");
+    world.answer(DetectionAnswer::Runs(KEY.into()));
+    assert_eq!(world.released, [FlowId(1)]);
+    assert_eq!(world.core.server_of(world.now, &flow), Some(KEY.into()));
+}
+
+#[test]
+fn a_held_connection_goes_direct_after_a_bounded_time_or_if_its_host_does_not_run_braid() {
+    let mut world = holding_world(holding());
+    let flow = first(&world, 1);
+    assert!(world.core.hold(world.now, &flow));
+    world.run(Duration::from_millis(290));
+    assert_eq!(world.released, []);
+    world.run(Duration::from_millis(20));
+    assert_eq!((world.released.clone(), world.core.server_of(world.now, &flow)), (vec![FlowId(1)], None));
+    world.answer(DetectionAnswer::Silent);
+    assert!(!world.is_redirected("test"));
+    assert!(explained(&mut world, "test").contains("has not said that it runs Braid"));
+    // The result expires, and then the next first connection may wait.
+    world.run(Duration::from_secs(3601));
+    assert!(world.is_redirected("test"));
+    let flow = first(&world, 2);
+    assert!(world.core.hold(world.now, &flow));
+    world.run(Duration::from_millis(20));
+    world.answer(DetectionAnswer::Silent);
+    assert_eq!(world.released, [FlowId(1), FlowId(2)], "at once after the answer");
+    // A connection that waited for the daemon longer than that.
+    let late = RedirectedFlow { started: world.now, remote: (std::net::IpAddr::from([203, 0, 113, 77]), 443).into(), ..first(&world, 3) };
+    assert!(!world.core.hold(world.now + Duration::from_millis(300), &late));
+}
+
+#[test]
+fn held_connections_are_limited_in_number_and_by_user() {
+    let mut world = holding_world(holding());
+    let mut held = [0; 2];
+    for id in 0..32u64 {
+        for (user, count) in held.iter_mut().enumerate() {
+            let remote = (std::net::IpAddr::from([203, 0, 113, 100 + id as u8]), 443).into();
+            let flow = RedirectedFlow { user: user as u32, remote, ..first(&world, 2 * id + user as u64) };
+            *count += u32::from(world.core.hold(world.now, &flow));
+        }
+    }
+    assert_eq!(held, [16, 16], "of one user");
+    let mut all = 32;
+    for id in 0..64u64 {
+        let remote = (std::net::IpAddr::from([203, 0, 113, 100 + id as u8 % 16]), 443).into();
+        all += u32::from(world.core.hold(world.now, &RedirectedFlow { user: 10 + id as u32, remote, ..first(&world, 1000 + id) }));
+    }
+    assert_eq!(all, 64);
+    assert!(explained(&mut world, "test").contains("64 connections wait already"), "{}", explained(&mut world, "test"));
+    world.run(Duration::from_millis(301));
+    assert_eq!(world.released.len(), 64);
+}
+
+#[test]
+fn connections_are_not_held_where_their_host_may_not_be_asked_or_its_answer_would_not_be_used() {
+    let mut config = holding();
+    config.policy.apps = vec![
+        AppRule { carry: Carry::Direct, ..named("direct") },
+        AppRule { relay: Some("home".to_owned()), ..named("relayed") },
+        AppRule { links: only(&["lte0"]), ..named("pinned") },
+    ];
+    let mut world = holding_world(config.clone());
+    let which = |world: &mut World| ["test", "direct", "relayed", "pinned"].map(|name| world.is_redirected(name));
+    assert_eq!(which(&mut world), [true, false, false, false]);
+    world.core.set_owner_filter(world.now, Some("a rule matches on users".to_owned())).unwrap();
+    assert_eq!(which(&mut world), [false; 4]);
+    assert!(explained(&mut world, "test").contains("does not wait for the answer: a rule matches on users"));
+    let now = world.now;
+    let flow = RedirectedFlow { filtered: true, ..first(&world, 1) };
+    assert!(!world.core.hold(now, &flow));
+    for other in [
+        Config { hold: Duration::ZERO, ..config.clone() },
+        Config { detect: Detect::Nobody, ..config.clone() },
+        Config { detect: Detect::Listed { nets: vec!["198.51.100.0/24".parse().unwrap()], names: vec![] }, ..config.clone() },
+    ] {
+        let mut world = holding_world(other);
+        assert_eq!(which(&mut world), [false; 4]);
+        let flow = first(&world, 1);
+        assert!(!world.core.hold(world.now, &flow));
+        assert!(!explained(&mut world, "test").contains("wait"));
+    }
+}
+
+#[test]
+fn private_hosts_are_asked_only_in_networks_that_are_named() {
+    const PRIVATE: (&str, u16) = ("192.168.50.7", 443);
+    for (networks, expected) in [(vec![], None), (vec!["192.168.51.0/24"], None), (vec!["192.168.50.0/24"], Some("192.168.50.7"))] {
+        let detect_networks = networks.iter().map(|net| net.parse().unwrap()).collect();
+        for detect in [Detect::Nobody, Detect::Everybody] {
+            let mut world = holding_world(Config { detect, detect_networks: Vec::clone(&detect_networks), ..holding() });
+            let app = AppId { exe: ExeId { device: 1, inode: 5 }, name: "test".to_owned() };
+            let to = (PRIVATE.0.parse().unwrap(), PRIVATE.1);
+            let now = world.now;
+            let redirected = matches!(world.core.steering().connect(now, &app, 1000, to), Steered::Redirected);
+            assert_eq!(redirected, expected.is_some(), "{networks:?}");
+            let flow = RedirectedFlow { remote: to.into(), ..first(&world, 1) };
+            assert_eq!(world.core.hold(world.now, &flow), expected.is_some());
+            world.run(Duration::from_millis(10));
+            assert_eq!(world.asked(), Vec::from_iter(expected), "{networks:?}");
+        }
+    }
 }

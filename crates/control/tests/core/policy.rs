@@ -85,6 +85,7 @@ fn redirected_flow(rule: Option<u8>) -> RedirectedFlow {
         demand: ByteCount::ZERO,
         started: Time::ZERO,
         filtered: false,
+        held: false,
     }
 }
 

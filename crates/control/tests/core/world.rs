@@ -47,6 +47,8 @@ pub(crate) struct World {
     pub(crate) beat: u64,
     /// Hosts that the core asked whether they run Braid.
     pub(crate) questions: Vec<Question>,
+    /// Held connections that go on.
+    pub(crate) released: Vec<FlowId>,
     /// Flows that the core ended because their link is dead.
     pub(crate) stuck: Vec<FlowId>,
 }
@@ -62,8 +64,17 @@ impl World {
         let devices = vec![facts(1, "wlan0"), facts(2, "lte0")];
         let mut core = Core::new(steering, Box::new(names), config, now).unwrap();
         core.set_owner_filter(now, None).unwrap();
-        let mut world =
-            Self { core, now, devices, answering: BTreeMap::new(), probes: Vec::new(), beat: 0, questions: Vec::new(), stuck: Vec::new() };
+        let mut world = Self {
+            core,
+            now,
+            devices,
+            answering: BTreeMap::new(),
+            probes: Vec::new(),
+            beat: 0,
+            questions: Vec::new(),
+            released: Vec::new(),
+            stuck: Vec::new(),
+        };
         world.set_network();
         world
     }
@@ -92,6 +103,7 @@ impl World {
             self.core.tick(self.now).unwrap();
             let actions = self.core.take_actions();
             self.questions.extend(actions.questions);
+            self.released.extend(actions.released);
             self.stuck.extend(actions.stuck.iter().map(|stuck| stuck.id));
             for plan in actions.probes {
                 let alive = self.answering.get(&plan.link).copied().unwrap_or(true);

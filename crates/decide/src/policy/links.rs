@@ -180,6 +180,17 @@ pub struct HttpTarget {
     pub body: String,
 }
 
+/// A server with which capacities are measured.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MeasureServer {
+    /// The page to download.
+    pub page: HttpTarget,
+    /// Whether the connection is encrypted (HTTPS). The server's certificate must be valid for the host of `page`.
+    pub tls: bool,
+    /// Path that accepts uploads by POST; `None`: the server measures only downloads.
+    pub upload: Option<String>,
+}
+
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;

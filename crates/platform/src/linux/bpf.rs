@@ -73,6 +73,8 @@ pub struct BpfSteering {
     uncounted: Option<String>,
     /// Current contents of the prefix maps, by family.
     prefixes: [Vec<(IpNet, bool)>; 2],
+    /// Current contents of the map of held destinations.
+    hold: Vec<(IpNet, bool)>,
     /// Number of prefixes that did not fit into the map, by family.
     missing_prefixes: [usize; 2],
     /// Time of the last switch between the banks.
@@ -338,6 +340,28 @@ impl Steering for BpfSteering {
         set_hosts(&mut map, servers.iter().take(abi::MAX_SERVERS), ACTION)
     }
 
+    fn set_hold(&mut self, map: &[(IpNet, bool)]) -> Result<(), SteeringError> {
+        const ACTION: &str = "update the destinations of held connections in the kernel";
+        if !map.is_empty() {
+            self.serve_redirected()?;
+        }
+        let (wanted, _) = prefixes::fit(map, abi::MAX_HOLD - 1);
+        let had = std::mem::take(&mut self.hold);
+        let mut trie: LpmTrie<_, [u32; 4], u8> =
+            typed_map!(self, LpmTrie, "hold", "update the destinations of held connections in the kernel");
+        let changed = prefixes::changes(&had, &wanted, abi::MAX_HOLD - 1).into_iter().try_for_each(|(net, change)| {
+            // IPv4 prefixes are the part ::ffff:0:0/96 of the map.
+            let length = u32::from(net.prefix_len()) + if net.addr().is_ipv4() { 96 } else { 0 };
+            change_prefix(&mut trie, &Key::new(length, mapped(net.network())), change)
+        });
+        match changed {
+            Ok(()) => self.hold = wanted,
+            // The contents are now unknown. Nothing is held until the next attempt succeeds.
+            Err(_) => clear(&mut trie).map_err(failed(ACTION))?,
+        }
+        changed.map_err(failed(ACTION))
+    }
+
     fn set_refused(&mut self, refused: &[IpAddr]) -> Result<(), SteeringError> {
         const ACTION: &str = "update the destinations that relays refuse in the kernel";
         let mut map: HashMap<_, abi::Address, u32> =
@@ -356,9 +380,9 @@ impl Steering for BpfSteering {
         Ok(())
     }
 
-    fn set_class(&mut self, app: &AppId, class: Class) -> Result<(), SteeringError> {
+    fn set_class(&mut self, app: &AppId, class: Class, learnt: Class) -> Result<(), SteeringError> {
         let mut map: HashMap<_, abi::AppKey, abi::App> = typed_map!(self, HashMap, "apps", "set an application's class");
-        let value = abi::App { class: class as u8, ..Default::default() };
+        let value = abi::App { class: class as u8, learnt: learnt as u8, ..Default::default() };
         map.insert(app_key(app), value, 0).map_err(failed("set an application's class"))?;
         // The programs cache classes per socket; a new generation number invalidates the cache.
         self.classes = self.classes.checked_add(1).unwrap_or(1);

@@ -322,6 +322,7 @@ pub(super) fn redirected(raw: &abi::Arrival) -> RedirectedFlow {
         demand: ByteCount::new(raw.demand),
         started: Time::from_nanos(raw.started),
         filtered: raw.flags & abi::arrival::FILTERED != 0,
+        held: raw.flags & abi::arrival::HELD != 0,
     }
 }
 

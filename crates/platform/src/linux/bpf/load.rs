@@ -283,6 +283,7 @@ impl BpfSteering {
             uncounted: None,
             netns,
             prefixes: [Vec::new(), Vec::new()],
+            hold: Vec::new(),
             missing_prefixes: [0; 2],
             switched: None,
             serves_redirected: true,

@@ -8,6 +8,8 @@ pub const MAX_ARRIVALS: usize = 4096;
 pub const MAX_SERVERS: usize = 1024;
 /// Maximum number of destinations that no relay accepts.
 pub const MAX_REFUSED: usize = 512;
+/// Maximum number of prefixes in the map of held destinations.
+pub const MAX_HOLD: usize = 16_384;
 /// Maximum number of flows whose rates are set at once.
 pub const MAX_SHAPES: usize = 4096;
 /// Maximum number of policy rules.
@@ -68,7 +70,7 @@ abi! {
     /// `struct braid_demand`.
     Demand { down: u64, up: u64, updated: u64, count: u64, classes: u32, class: u8, pad: [u8; 3], }
     /// `struct braid_app`.
-    App { class: u8, pad: [u8; 7], }
+    App { class: u8, learnt: u8, pad: [u8; 6], }
     /// `struct braid_rule`.
     Rule {
         conditions: u32, actions: u32, exe: u32, user: u32, cgroup: u64, cgroup_level: u32, port: u16, prefix_len: u8, class: u8,
@@ -147,6 +149,7 @@ pub mod flow {
 pub mod arrival {
     pub const UNCONNECTED: u32 = 1;
     pub const FILTERED: u32 = 2;
+    pub const HELD: u32 = 4;
 }
 
 /// Kinds of [`Event`].

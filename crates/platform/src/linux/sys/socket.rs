@@ -1,6 +1,7 @@
 //! Kernel memory of sockets.
 
-use std::os::fd::RawFd;
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use braid_model::ByteCount;
 
@@ -23,11 +24,25 @@ pub fn buffered(socket: RawFd) -> ByteCount {
     ByteCount::new(of(libc::SK_MEMINFO_RMEM_ALLOC) + unsent + of(libc::SK_MEMINFO_BACKLOG))
 }
 
+/// Bytes that were written to a TCP socket and that the other end has not acknowledged (`SIOCOUTQ`).
+///
+/// # Errors
+/// Errors of `ioctl`.
+pub fn unacknowledged(socket: BorrowedFd<'_>) -> io::Result<u64> {
+    let mut waiting: libc::c_int = 0;
+    // SAFETY: SIOCOUTQ, which has the number of TIOCOUTQ, writes one int to `waiting`.
+    let result = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut waiting) };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(u64::try_from(waiting).unwrap_or(0))
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::Write;
     use std::net::{TcpListener, TcpStream, UdpSocket};
-    use std::os::fd::AsRawFd;
+    use std::os::fd::AsFd;
 
     use super::*;
 
@@ -46,6 +61,23 @@ mod tests {
         let held = buffered(near.as_raw_fd()) + buffered(far.as_raw_fd());
         assert!(held.get() >= written, "{held} of {written}");
         assert!(buffered(near.as_raw_fd()).get() > 0 && buffered(far.as_raw_fd()).get() > 0);
+    }
+
+    #[test]
+    fn unread_data_that_was_acknowledged_no_longer_waits() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (_far, _) = listener.accept().unwrap();
+        near.write_all(&[0; 1000]).unwrap();
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        while unacknowledged(near.as_fd()).unwrap() > 0 {
+            assert!(std::time::Instant::now() < end);
+        }
+        near.set_nonblocking(true).unwrap();
+        while near.write(&[0; 65_536]).is_ok() {}
+        assert!(unacknowledged(near.as_fd()).unwrap() > 0, "the other end's buffer is full");
+        let file = std::fs::File::open("/dev/null").unwrap();
+        assert!(unacknowledged(file.as_fd()).is_err());
     }
 
     #[test]
