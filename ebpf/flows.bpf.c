@@ -122,6 +122,19 @@ struct bpf_iter_meta {
 	struct seq_file *seq;
 } __attribute__((preserve_access_index));
 
+/*
+ * Where an iterator writes its rows. Iterators call this first: the verifier searches the kernel's types by name, for a millisecond, each time that it
+ * follows this load.
+ */
+BRAID_INLINE struct seq_file *output(const struct bpf_iter_meta *meta)
+{
+	struct seq_file *seq = meta->seq;
+
+	/* Prevents the compiler from moving the load behind branches. */
+	__asm__ volatile("" : "+r"(seq));
+	return seq;
+}
+
 struct bpf_iter__bpf_sk_storage_map {
 	struct bpf_iter_meta *meta;
 	struct bpf_map *map;
@@ -132,6 +145,7 @@ struct bpf_iter__bpf_sk_storage_map {
 SEC("iter/bpf_sk_storage_map")
 int braid_flows(struct bpf_iter__bpf_sk_storage_map *ctx)
 {
+	struct seq_file *seq = output(ctx->meta);
 	struct braid_flow_row row = {};
 	struct braid_flow *flow = ctx->value;
 	struct sock *socket = ctx->sk;
@@ -143,7 +157,7 @@ int braid_flows(struct bpf_iter__bpf_sk_storage_map *ctx)
 	if (flow->flags & (BRAID_FLOW_PENDING | BRAID_FLOW_MARKER)) {
 		/* Not an active flow, but a socket whose datagrams must be counted. */
 		row.flow = *flow;
-		bpf_seq_write(ctx->meta->seq, &row, sizeof(row));
+		bpf_seq_write(seq, &row, sizeof(row));
 		return 0;
 	}
 	row.read_at = bpf_ktime_get_ns();
@@ -152,7 +166,7 @@ int braid_flows(struct bpf_iter__bpf_sk_storage_map *ctx)
 	refresh(flow, flow->id, row.rx + row.tx, flow->last, row.read_at);
 	row.flow = *flow;
 	read_local(socket, &row);
-	bpf_seq_write(ctx->meta->seq, &row, sizeof(row));
+	bpf_seq_write(seq, &row, sizeof(row));
 	return 0;
 }
 
@@ -171,6 +185,7 @@ struct bpf_iter__bpf_map_elem {
 SEC("iter/bpf_map_elem")
 int braid_connections(struct bpf_iter__bpf_map_elem *ctx)
 {
+	struct seq_file *seq = output(ctx->meta);
 	struct braid_flow_row row = {};
 	struct connection *connection = ctx->value;
 	struct braid_flow *flow;
@@ -206,6 +221,6 @@ int braid_connections(struct bpf_iter__bpf_map_elem *ctx)
 	}
 	refresh(flow, id, row.rx + row.tx, flow->last, row.read_at);
 	row.flow.reserved = flow->reserved;
-	bpf_seq_write(ctx->meta->seq, &row, sizeof(row));
+	bpf_seq_write(seq, &row, sizeof(row));
 	return 0;
 }

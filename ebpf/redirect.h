@@ -7,8 +7,9 @@
  * unconnected IPv6 sockets go to a prefix that the daemon makes local to loopback by a route, because the kernel accepts no IPv4-mapped address
  * there.
  *
- * An arrival is claimed by the source address of its handshake. That is recorded before the segment that completes the handshake is sent, and so
- * before the daemon can accept the connection. Any other connection to the address gets nothing.
+ * An arrival is the entry of a redirected connection that the daemon has not taken yet; an exchange is that of redirected datagrams. The daemon claims
+ * an arrival by the source address and port of the connection's handshake. These are recorded before the segment that completes the handshake is sent,
+ * and so before the daemon can accept the connection. Any other connection to the same loopback address gets nothing.
  */
 #ifndef BRAID_REDIRECT_H
 #define BRAID_REDIRECT_H
@@ -50,7 +51,7 @@ MAP(exchanges, BPF_MAP_TYPE_HASH, __u32, struct braid_arrival, BRAID_MAX_EXCHANG
 /* The loopback address of an exchange, by socket and remote; for an exchange at ::1 by socket alone. */
 MAP(exchange_keys, BPF_MAP_TYPE_HASH, struct braid_datagram_key, __u32, BRAID_MAX_EXCHANGES, 0);
 
-/* What each user has reserved of `arrivals` and `exchanges`. A user may have a quarter of each. The daemon recounts from time to time. */
+/* Number of entries of each user in `arrivals` and `exchanges`. A user may have a quarter of each map. The daemon recounts from time to time. */
 MAP(shares, BPF_MAP_TYPE_HASH, __u32, struct braid_share, BRAID_MAX_SHARES, 0);
 
 /* Users that have reached their limit of redirected flows: their next ones go direct. */
@@ -63,7 +64,7 @@ BRAID_INLINE _Bool is_heavy(__u32 user)
 	return bpf_map_lookup_elem(&heavy_users, &user) != NULL;
 }
 
-/* What a user has reserved; NULL if there are too many users. */
+/* Number of entries of a user; NULL if `shares` is full. */
 BRAID_INLINE struct braid_share *share_of(__u32 user)
 {
 	struct braid_share *share = bpf_map_lookup_elem(&shares, &user), none = {};
@@ -134,7 +135,7 @@ BRAID_INLINE __u32 random_address(void)
 	return bpf_htonl(REDIRECT_BASE | (bpf_get_prandom_u32() & REDIRECT_HOSTS));
 }
 
-/* Reserves a free loopback address for an arrival; 0 if there is none. */
+/* Reserves a free loopback address for an arrival. 0: the user has too many, or no free address was found. */
 BRAID_INLINE __u32 reserve_address(__u32 user)
 {
 	struct braid_share *share = share_of(user);
@@ -152,6 +153,7 @@ BRAID_INLINE __u32 reserve_address(__u32 user)
 	return 0;
 }
 
+/* Reserves a free loopback address for an exchange. 0: the user has too many, or no free address was found. */
 BRAID_INLINE __u32 reserve_exchange(__u32 user)
 {
 	struct braid_share *share = share_of(user);
@@ -254,7 +256,7 @@ __attribute__((noinline)) int redirect(struct bpf_sock_addr *ctx, struct request
 	return 1;
 }
 
-/* Does the same for datagrams. An unconnected socket has one loopback address for each remote. */
+/* Redirects datagrams to the daemon, with the results of redirect(). An unconnected socket has one loopback address for each remote. */
 __attribute__((noinline)) int redirect_datagrams(struct bpf_sock_addr *ctx, struct request *request, __u32 bank, __u32 connected)
 {
 	const struct braid_params *now = bpf_map_lookup_elem(&params, &bank);

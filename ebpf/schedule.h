@@ -176,7 +176,8 @@ BRAID_INLINE void braid_search(struct braid_load_table *table, const struct brai
 		/* A separate variable, so that the verifier does not track which bits of `allowed` were tested. */
 		__u64 rest = braid_opaque(allowed >> slot);
 
-		if (!rest)
+		/* Ends at every second slot only, for the same reason as in braid_deadline. */
+		if (!(slot & 1) && !rest)
 			break;
 		if (comparison == BRAID_BY_RANK) {
 			__u64 rank = braid_select(criteria->random, braid_draw(table, slot), link->rank);

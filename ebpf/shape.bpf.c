@@ -130,6 +130,7 @@ BRAID_INLINE _Bool is_full(const struct sock_common *socket)
 SEC("iter/tcp")
 int braid_shape(struct bpf_iter__tcp *ctx)
 {
+	struct seq_file *seq = output(ctx->meta);
 	struct sock_common *socket = ctx->sk_common;
 	struct braid_flow_row row = {};
 	struct braid_shape *shape;
@@ -166,7 +167,7 @@ int braid_shape(struct bpf_iter__tcp *ctx)
 	row.flow.id = cookie;
 	row.read_at = bpf_ktime_get_ns();
 	read_tcp(tcp, &row);
-	bpf_seq_write(ctx->meta->seq, &row, sizeof(row));
+	bpf_seq_write(seq, &row, sizeof(row));
 	return 0;
 }
 

@@ -14,6 +14,7 @@ mod mixes;
 mod overhead;
 mod proxy;
 mod report;
+mod run_calls;
 mod schedulers;
 mod shares;
 mod sockets;
@@ -52,6 +53,11 @@ impl Settings {
     }
 }
 
+/// Times connects for the benchmark `run-calls`, which starts this program under `braid run`.
+pub fn time_connects(to: std::net::SocketAddr, count: usize) -> Result<()> {
+    run_calls::time_connects(to, count)
+}
+
 /// A benchmark.
 type Bench = fn(&Settings) -> Result<Report>;
 
@@ -62,6 +68,7 @@ const ALL: &[(&str, Bench)] = &[
     ("overhead", overhead::run),
     ("overhead-udp", overhead::datagrams),
     ("calls", calls::run),
+    ("run-calls", run_calls::run),
     ("decision", decision::run),
     ("cut", cut::run),
     ("footprint", footprint::run),

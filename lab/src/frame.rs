@@ -17,7 +17,7 @@ impl Packet for Frame {
     }
 
     /// ARP and neighbour discovery. Radio links retransmit them, and a lost one would stop the link for a second.
-    fn spared(&self) -> bool {
+    fn is_exempt_from_loss(&self) -> bool {
         match ether_type(&self.0) {
             Some(0x0806) => true,
             Some(0x86dd) => self.0.get(20) == Some(&58) && matches!(self.0.get(54), Some(133..=137)),
@@ -160,11 +160,11 @@ mod tests {
         frame[56..58].copy_from_slice(&443u16.to_be_bytes());
         let packet = Summary::of(&frame).unwrap();
         assert_eq!((packet.destination, packet.ports), ("::7".parse().unwrap(), Some((0, 443))));
-        assert!(!Frame(frame.clone()).spared());
+        assert!(!Frame(frame.clone()).is_exempt_from_loss());
         (frame[20], frame[54]) = (58, 135);
-        assert!(Frame(frame.clone()).spared());
+        assert!(Frame(frame.clone()).is_exempt_from_loss());
         frame[54] = 128;
-        assert!(!Frame(frame).spared(), "an echo request is an ordinary packet");
+        assert!(!Frame(frame).is_exempt_from_loss(), "an echo request is an ordinary packet");
     }
 
     #[test]

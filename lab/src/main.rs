@@ -39,8 +39,9 @@ enum Action {
     },
     /// Runs the benchmarks; needs root. Writes bench.md and bench.json.
     Bench {
-        /// The benchmarks: whole-connections, mixes, overhead, overhead-udp, calls, decision, cut, footprint, api, schedulers, shares, bond, bond-few, bond-cut,
-        /// bond-simult, bond-matrix, bond-churn, bond-messages, bond-fair, bond-speed, bond-relay, relay-crowd, get, proxy [default: all]
+        /// The benchmarks: whole-connections, mixes, overhead, overhead-udp, calls, run-calls, decision, cut, footprint, api, schedulers, shares, bond,
+        /// bond-few, bond-cut, bond-simult, bond-matrix, bond-churn, bond-messages, bond-fair, bond-speed, bond-relay, relay-crowd, get, proxy
+        /// [default: all]
         names: Vec<String>,
         /// The braid program [default: the one beside this program]
         #[arg(long)]
@@ -61,6 +62,14 @@ enum Action {
     /// Holds memory and wakes periodically: the placebo of the benchmark `overhead`.
     #[command(hide = true)]
     Placebo,
+    /// Times connects: the program under test of the benchmark `run-calls`.
+    #[command(hide = true)]
+    Connects {
+        /// The listening socket.
+        to: std::net::SocketAddr,
+        /// Number of connects of each kind.
+        count: usize,
+    },
     /// Asks a `braid relay --local` to open addresses, and prints its answers: packaging/test-boot checks the relay's unit with it.
     #[command(hide = true)]
     Ask {
@@ -105,6 +114,7 @@ fn main() -> Result<()> {
         }
         Action::Download => workload::serve_downloads(),
         Action::Placebo => bench::placebo(),
+        Action::Connects { to, count } => bench::time_connects(to, count),
         Action::Ask { relay, targets } => ask(relay, &targets),
         Action::Verifier { objects } => verifier::run(&objects),
         Action::Hold { links } => hold(&links),

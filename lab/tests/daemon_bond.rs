@@ -305,6 +305,17 @@ fn a_fact_moves_a_running_bonded_flow_and_new_direct_flows() {
     alone(0);
     let refused = up.braid(&["context", "set", "time=noon"]);
     assert!(!refused.status.success() && text(&refused.stderr).contains("time cannot be set"), "{refused:?}");
+
+    // The links of a rule that stays are those that are usable now.
+    up.configure("[[app]]\nmatch = { name = \"curl\" }\ncarry = \"bond\"\nprefer = [\"lte0\"]\n");
+    assert!(up.braid(&["reload"]).status.success());
+    stop(child);
+    lab.carrier(1, false).unwrap();
+    eventually("lte0 is not usable", || up.state("lte0") != "up");
+    let child = curl(&lab, &web.url(ByteCount::new(400_000_000)).unwrap());
+    eventually("it runs", || bond_flow(&up).is_some_and(|flow| flow["rx_bytes"].as_u64() > Some(1_000_000)));
+    lab.carrier(1, true).unwrap();
+    alone(1);
     stop(child);
 }
 

@@ -9,7 +9,7 @@ use braid_api::{
     Accepted, AppHistory, AppSample, AppsSample, Compared, Gains, History, LinkGain, LinkSample, Note, Resolution, Sample, Status,
 };
 use braid_control::RequestError;
-use braid_http::{Api, First, FlowList, Request, Server};
+use braid_http::{Api, FlowList, InitialState, Request, Server};
 use serde_json::{Value, json};
 use tokio::sync::{mpsc, oneshot};
 
@@ -106,7 +106,7 @@ async fn answer(mut requests: mpsc::Receiver<Request>) {
             Request::Notes(_, answer) => drop(answer.send(Ok(vec![note(1, "one"), note(2, "two\u{1b}[2J")]))),
             Request::Subscribe(_, answer) => {
                 let notes = vec![note(2, "two"), note(3, "three")];
-                let first = First {
+                let first = InitialState {
                     status: fixed(status()),
                     flows: Default::default(),
                     apps: vec![],

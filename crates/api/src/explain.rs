@@ -85,26 +85,26 @@ pub struct Explanation {
     /// Whether Braid has seen flows of the program, or a rule names it; `null` for a live flow.
     #[serde(default)]
     pub program_known: Option<bool>,
-    /// Under the scheduler `operetta`: what the links are to do with all load in the flow's direction.
+    /// Under the scheduler `operetta`: the computed optimum for the whole load in the flow's direction.
     #[serde(default)]
     pub optimum: Option<Optimum>,
-    /// For a live flow without a relay: what preferences give it on its link; `null` if none concerns it.
+    /// For a live direct flow: what `weight`, `rate` and `guarantee` give it on its link; `null` if none of them concerns it.
     #[serde(default)]
     pub share: Option<FlowShare>,
 }
 
-/// The outcome of OPERETTA's Algorithm 1 for everything that has to be moved in one direction, connections and bonded flows.
+/// Result of OPERETTA's Algorithm 1 for the load in one direction: direct connections and bonded flows together.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Optimum {
     /// The target throughput.
     pub target_bps: u64,
     /// The throughput that all load together reaches.
     pub throughput_bps: u64,
-    /// The throughput meets the target.
+    /// Whether the throughput meets the target.
     pub feasible: bool,
-    /// The energy that moving all load takes.
+    /// Energy in joules to move the whole load.
     pub energy_j: f64,
-    /// The dearest link that carries bonded traffic: more demand would be paid at its price.
+    /// Marginal link: the most expensive link that carries bonded traffic. Additional demand would cost its price.
     pub marginal_link: Option<String>,
     /// The weight `w_j` of each link that carries bonded traffic.
     pub weights: Vec<LinkWeight>,
@@ -141,11 +141,11 @@ pub struct FlowShare {
     pub rate: Option<String>,
     /// Guarantee of its rule, as in the configuration.
     pub guarantee: Option<String>,
-    /// Towards this machine.
+    /// Share of the link towards this machine.
     pub down: ShareDirection,
-    /// Away from this machine.
+    /// Share of the link away from this machine.
     pub up: ShareDirection,
-    /// Why the preferences have no effect on it, if so.
+    /// Reason why the preferences have no effect on the flow; `null` if they have.
     pub note: Option<String>,
 }
 
@@ -156,7 +156,7 @@ pub struct ShareDirection {
     pub target_bps: Option<u64>,
     /// Measured rate; `null` if the flow is not measured.
     pub measured_bps: Option<u64>,
-    /// Rate that the flow gets at least while it has data, among the current flows of the link; `null` if the link's capacity is unknown.
+    /// Minimum rate of the flow while it has data to move and the link's current flows stay the same; `null` if the link's capacity is unknown.
     pub guaranteed_bps: Option<u64>,
     /// Longest wait in the sender of a burst of up to 64 KiB, for a flow whose own rate is below the one at which it is served at least.
     pub delay_us: Option<u64>,

@@ -101,7 +101,7 @@ pub struct AppSample {
     pub flows: u64,
 }
 
-/// Interval between the samples of [`History`], which also determines how far back it goes.
+/// Interval between the samples of a history. It also determines how far back the history goes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub enum Resolution {
     /// The last five minutes.
@@ -127,7 +127,7 @@ pub struct Gains {
     pub days: u32,
     /// Bytes per link.
     pub links: Vec<LinkGain>,
-    /// Flows that continued on another link when their link died.
+    /// Bonded flows that continued over other links when a link died. Direct flows cannot.
     pub flows_moved: u64,
     /// Flows that Braid closed because their link was dead, so that their programs reconnect.
     pub flows_ended: u64,

@@ -3,7 +3,7 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-/// The active policy. Each entry is text in the syntax of the configuration.
+/// The active policy. Conditions (`matches`, `when`) are text in the syntax of the configuration.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct PolicyView {
     /// Name of the scheduler.

@@ -32,7 +32,7 @@ macro_rules! string_enum {
 string_enum! {
     /// Whether a link can carry flows, and if not, why.
     LinkState {
-        /// The link carries flows.
+        /// The link is alive and gets flows.
         Up = "up",
         /// The link has carrier, but probes or connections get no answer.
         Dead = "dead",
@@ -42,7 +42,7 @@ string_enum! {
         Backup = "backup",
         /// The data allowance of the link is used up.
         Capped = "capped",
-        /// The link is not used.
+        /// The configuration excludes the link, or Braid cannot use it (`reason`).
         Excluded = "excluded",
         ..
         /// The state is not determined yet.
@@ -70,7 +70,7 @@ string_enum! {
         Connecting = "connecting",
         /// Braid is connected to the peer.
         Up = "up",
-        /// The peer rejected this machine.
+        /// The peer refused this machine.
         Refused = "refused",
         /// The peer is a server, and no flow needs a bond to it now.
         Idle = "idle",

@@ -49,8 +49,8 @@ pub use bonds::{BondPolicy, Exit, PathEvent};
 use context::Context;
 pub use context::MAX_FACTS;
 pub use detect::{Question, ServerEvent, UNREAD};
-use energy_service::EnergyService;
 pub use energy_service::ProfileQuestion;
+use energy_service::ServiceState;
 pub use estimates::{AppsView, Bonded};
 pub use flows::Stuck;
 pub use living::FlowsView;
@@ -71,7 +71,7 @@ pub struct Actions {
     pub stuck: Vec<Stuck>,
     /// Hosts to ask whether they run Braid.
     pub questions: Vec<Question>,
-    /// The rules that apply have changed with the context: bonded flows may have another rule ([`Core::bond_policy`]).
+    /// The rules that apply have changed with the context, or the usable links: bonded flows may have another policy ([`Core::bond_policy`]).
     pub rules_changed: bool,
     /// Links whose device's model to find, with the device's name.
     pub identify: Vec<(LinkIndex, String)>,
@@ -149,7 +149,7 @@ pub struct Core<S> {
     sole: Option<usize>,
     /// Power of links, estimated from the battery's power.
     fit: PowerFit,
-    energy_service: EnergyService,
+    energy_service: ServiceState,
     /// Profiles of the configuration, the energy service and Braid's own.
     profiles: Profiles,
     started: Time,
@@ -206,7 +206,7 @@ impl<S: Steering> Core<S> {
             handover,
             sole: None,
             fit: PowerFit::default(),
-            energy_service: EnergyService::default(),
+            energy_service: ServiceState::default(),
             profiles: Profiles::default(),
             started: now,
             polled: now,

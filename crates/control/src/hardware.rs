@@ -6,7 +6,7 @@ use std::fmt;
 
 /// Names of the devices that have a shipped power profile, in the format of `pci.ids`. Used where the system has no database.
 const SHIPPED_PCI: &str = include_str!("../data/pci.ids");
-/// The same for `usb.ids`.
+/// Names of the devices that have a shipped power profile, in the format of `usb.ids`.
 const SHIPPED_USB: &str = include_str!("../data/usb.ids");
 
 /// Maximum size of a database in bytes; those of 2026 have 1.6 MB and 0.8 MB.

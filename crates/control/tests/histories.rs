@@ -351,7 +351,7 @@ impl History {
 
     fn answer(&mut self, question: &Question) {
         let key = |number| PublicKey::from([number; 32]);
-        let answer = match self.chance.below(5) {
+        let answer = match self.chance.below(8) {
             0 => DetectionAnswer::Silent,
             1 => DetectionAnswer::Unfinished,
             2 if question.expect.is_some() => DetectionAnswer::AnotherKey,
@@ -513,17 +513,14 @@ impl History {
                 self.check(taken);
             }
             16 | 17 => {
+                // Mostly a server whose flows are redirected, so that closed ports of such servers are common enough to see them expire.
+                let used = self.core.steering().servers().to_vec();
                 let ran: Vec<_> = self.ran.iter().copied().collect();
-                let Some(host) = self.chance.of(&ran) else { return };
-                let events = [
-                    ServerEvent::Closed(443),
-                    ServerEvent::Closed(22),
-                    ServerEvent::Lost,
-                    ServerEvent::Reached,
-                    ServerEvent::AnotherKey,
-                    ServerEvent::NotLocal,
-                ];
-                let event = events[self.chance.below(6)];
+                let known = if used.is_empty() || self.chance.one_in(4) { ran } else { used };
+                let Some(host) = self.chance.of(&known) else { return };
+                let events = [ServerEvent::Lost, ServerEvent::Reached, ServerEvent::AnotherKey, ServerEvent::NotLocal];
+                let port = [443, 22][self.chance.below(2)];
+                let event = if self.chance.one_in(2) { ServerEvent::Closed(port) } else { events[self.chance.below(4)] };
                 self.note(format!("event of {host}: {event:?}"));
                 let taken = self.core.on_server(self.now, host, event);
                 self.check(taken);

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use braid_control::config::EnergyService;
 use braid_control::core::{Actions, ProfileQuestion, Stuck};
 use braid_control::links::ProbePlan;
 use braid_decide::energy::Profile;
@@ -53,21 +52,19 @@ impl Daemon<'_> {
             // The thread ends only with the daemon.
             let _ = self.models.0.send(device);
         }
-        if let Some(service) = &self.core.config().energy_service {
-            for question in profile_questions {
-                tokio::spawn(ask_profiles(service.clone(), question, self.profiles.0.clone()));
-            }
+        for question in profile_questions {
+            tokio::spawn(ask_profiles(question, self.profiles.0.clone()));
         }
     }
 
-    /// Applies the rules that hold in the present context to running bonded flows.
+    /// Applies the rules that hold in the present context, with the links that are usable now, to running bonded flows.
     fn apply_rules(&mut self) {
         // The new rules may name links that came into use with them.
         self.peers.set_links(self.core.bond_links());
         let (core, time) = (&self.core, now());
         let changed = self.peers.apply_rules(|flow, direct| (core.bond_policy(time, flow), core.bond_reason(time, flow, direct)));
         if changed > 0 {
-            tracing::info!(changed, "the context changed: running flows follow another rule");
+            tracing::info!(changed, "running bonded flows follow another rule, or their rule has other links now");
         }
     }
 
@@ -97,8 +94,8 @@ impl Daemon<'_> {
     }
 }
 
-async fn ask_profiles(service: EnergyService, question: ProfileQuestion, answers: mpsc::Sender<ProfileAnswer>) {
-    let answer = profile_client::ask(&service, &question).await;
+async fn ask_profiles(question: ProfileQuestion, answers: mpsc::Sender<ProfileAnswer>) {
+    let answer = profile_client::ask(&question).await;
     match &answer {
         Ok(rows) => tracing::info!(link = question.link.0, rows = rows.len(), "the energy service answered"),
         Err(error) => tracing::warn!("{error}"),

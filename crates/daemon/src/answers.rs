@@ -10,7 +10,7 @@ use braid_control::config::Config;
 use braid_control::core::Core;
 use braid_control::history::changes;
 use braid_http::Request;
-use braid_http::api_handler::{Moment, Rest};
+use braid_http::api_handler::{Moment, StatusInput};
 use braid_model::{Direction, Time};
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::sys::bpf::now;
@@ -96,8 +96,8 @@ impl Daemon<'_> {
         false
     }
 
-    pub(super) fn rest(&mut self, time: Time, apps: bool) -> Rest {
-        Rest {
+    pub(super) fn rest(&mut self, time: Time, apps: bool) -> StatusInput {
+        StatusInput {
             status: self.status(time),
             bonded: self.peers.flow_views(time),
             apps: apps.then(|| self.core.applications(time, self.peers.living())),

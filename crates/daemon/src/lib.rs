@@ -2,10 +2,10 @@
 
 #![forbid(unsafe_code)]
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::Context;
@@ -24,7 +24,7 @@ use braid_platform::linux::bpf::redirect::Redirect;
 use braid_platform::linux::model::SYS;
 use braid_platform::linux::motion::SENSORS;
 use braid_platform::linux::netlink::firewall::{CHANGED, Firewall};
-use braid_platform::linux::netlink::{self, Follower, wireless};
+use braid_platform::linux::netlink::{self, Follower};
 use braid_platform::linux::process::CgroupTree;
 use braid_platform::linux::sys::bpf::{Ready, now};
 use braid_platform::linux::sys::process::{raise_open_files, raise_trim_threshold, release_code_pages, trim_heap};
@@ -54,7 +54,7 @@ use crate::watchdog::Watchdog;
 use acts::{MEASURE_INTERVAL, Measured, ProbeAnswer, ProfileAnswer};
 use polls::{Lists, Polled};
 pub use system::notify;
-use system::{Identified, SystemNames, find_models, local_time, unix, unix_ms, watch_battery, watch_motion};
+use system::{Identified, SystemNames, Watched, find_models, local_time, unix, unix_ms, watch_battery, watch_motion, watch_ssids};
 
 /// Kernel events handled in one pass, so that the other branches of the loop run in between.
 const EVENTS_AT_ONCE: usize = 500;
@@ -203,7 +203,6 @@ async fn live(
     let handler = ApiHandler::new(history, Settings::new(config_path, PathBuf::from(DEFAULT_CONFIG)), feed);
     let sys = options.sys.as_deref().unwrap_or(Path::new(SYS));
     let watch = ExeWatch::new().map_err(|error| tracing::warn!("upgraded programs are detected late: {error}")).ok();
-    let motion_wanted = Arc::new(AtomicBool::new(false));
     let mut daemon = Daemon {
         core,
         state_store,
@@ -220,8 +219,8 @@ async fn live(
         polling: false,
         waiting: Vec::new(),
         lists: Lists::default(),
-        motion: watch_motion(PathBuf::from(SENSORS), motion_wanted.clone()),
-        motion_wanted,
+        motion: watch_motion(PathBuf::from(SENSORS)),
+        ssids: watch_ssids(),
         supply: watch_battery(sys),
         models: find_models(sys),
         profiles: mpsc::channel(4),
@@ -297,9 +296,9 @@ struct Daemon<'a> {
     lists: Lists,
     supply: mpsc::Receiver<Option<Supply>>,
     /// Whether the machine moves.
-    motion: mpsc::Receiver<Option<bool>>,
-    /// Whether a rule depends on that.
-    motion_wanted: Arc<AtomicBool>,
+    motion: Watched<Option<bool>>,
+    /// Names of the wireless networks.
+    ssids: Watched<io::Result<BTreeSet<String>>>,
     /// The thread that looks up models of devices.
     models: (std::sync::mpsc::Sender<(LinkIndex, String)>, mpsc::UnboundedReceiver<Identified>),
     /// Answers of the energy service.
@@ -435,7 +434,8 @@ impl Daemon<'_> {
                     let done = self.core.on_supply(now(), supply);
                     self.log_and_retry(STEERING, done);
                 }
-                Some(moving) = self.motion.recv() => {
+                Some(ssids) = self.ssids.next() => self.take_ssids(ssids),
+                Some(moving) = self.motion.next() => {
                     let done = self.core.on_moving(now(), moving);
                     self.log_and_retry(STEERING, done);
                 }
@@ -502,11 +502,11 @@ impl Daemon<'_> {
         let bonded = self.peers.take_moved(self.core.slot_costs(time));
         let apps: Vec<AppPulse> = self.core.take_moved().into_iter().chain(bonded).collect();
         self.handler.on_second(unix_ms(), links, self.core.power(), &apps);
-        if self.handler.heard() {
+        if self.handler.has_listeners() {
             let apps = self.updates.is_multiple_of(APPS_INTERVAL);
             self.updates = self.updates.wrapping_add(1);
             let rest = self.rest(time, apps);
-            self.handler.tell(&self.core, time, rest);
+            self.handler.send_changes(&self.core, time, rest);
         }
     }
 
@@ -534,14 +534,11 @@ impl Daemon<'_> {
         self.log_and_retry(STEERING, done);
     }
 
-    /// Updates the names of the wireless networks, if a rule depends on them.
-    fn take_ssids(&mut self) {
-        if self.core.asks_ssid() {
-            let read = wireless::ssids();
-            if let Some(ssids) = self.log_and_retry("cannot read the names of wireless networks", read) {
-                let done = self.core.on_ssids(now(), ssids);
-                self.log_and_retry(STEERING, done);
-            }
+    /// Updates the names of the wireless networks. If they cannot be read, those read before stay.
+    fn take_ssids(&mut self, read: io::Result<BTreeSet<String>>) {
+        if let Some(ssids) = self.log_and_retry("cannot read the names of wireless networks", read) {
+            let done = self.core.on_ssids(now(), ssids);
+            self.log_and_retry(STEERING, done);
         }
     }
 
@@ -630,8 +627,8 @@ impl Daemon<'_> {
             self.allow_connect_moves();
             let clock = self.core.on_clock(now(), local_time());
             self.log_and_retry(STEERING, clock);
-            self.motion_wanted.store(self.core.asks_moving(), Ordering::Relaxed);
-            self.take_ssids();
+            self.motion.want(self.core.asks_moving());
+            self.ssids.want(self.core.asks_ssid());
             self.on_second(started);
             // systemd restarts the daemon if this stops (`WatchdogSec=`).
             notify("WATCHDOG=1");

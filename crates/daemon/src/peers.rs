@@ -468,18 +468,24 @@ impl Peers {
         }
     }
 
-    /// Gives each flow to which another rule applies now the policy of that rule, and returns their number. `rule_of` determines the policy of
-    /// a flow and its reason; its second argument is whether the peer is the flow's own server. Flows that keep their rule also keep a link that
-    /// `braid move` chose. A flow stays with its peer, whatever its new rule says about that.
+    /// Gives each flow to which another rule applies now, or whose rule admits other links now, the policy of that rule. Returns their number.
+    /// `rule_of` determines the policy of a flow and its reason; its second argument is whether the peer is the flow's own server. Flows that keep
+    /// their rule also keep a link that `braid move` chose while the rule admits it. A flow stays with its peer, whatever its new rule says about that.
     pub fn apply_rules(&self, rule_of: impl Fn(&RedirectedFlow, bool) -> (BondPolicy, BondReason)) -> usize {
         let mut flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
         let mut changed = 0;
         for bonded in flows.living.values_mut() {
             let (policy, bond_reason) = rule_of(&bonded.facts, !self.relays.contains_key(&bonded.peer));
-            if policy.rule == bonded.rule || policy.rule_expired {
+            if (policy.rule, policy.links) == (bonded.rule, bonded.ruled) || policy.rule_expired {
                 continue;
             }
-            (bonded.rule, bonded.ruled, bonded.policy) = (policy.rule, policy.links, forward::flow_policy(&policy));
+            let same_rule = policy.rule == bonded.rule;
+            let was_moved = bonded.policy.links != bonded.ruled;
+            (bonded.rule, bonded.ruled) = (policy.rule, policy.links);
+            if same_rule && was_moved && !(bonded.policy.links & policy.links).is_empty() {
+                continue;
+            }
+            bonded.policy = forward::flow_policy(&policy);
             bonded.bond_reason = Some(bond_reason);
             bonded.flow.set_policy(bonded.policy);
             changed += 1;

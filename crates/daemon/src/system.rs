@@ -1,19 +1,23 @@
 //! Interfaces to the running system: names, time of day, battery, systemd.
 
+use std::collections::BTreeSet;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::Thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use braid_control::core::Names;
 use braid_control::steering::{AppId, ExeId};
 use braid_decide::motion::{INTERVAL, MotionDetector};
 use braid_decide::tradeoff::Supply;
-use braid_model::{Application, DeviceModel, LinkIndex};
+use braid_model::{Application, DeviceModel, LinkIndex, Time};
 use braid_platform::battery::BatterySensor;
 use braid_platform::linux::battery::{SUPPLIES, SysBattery};
 use braid_platform::linux::model::ModelFinder;
 use braid_platform::linux::motion::Accelerometer;
+use braid_platform::linux::netlink::wireless;
 use braid_platform::linux::process::{self, CgroupTree};
 use braid_platform::linux::sys::bpf::now;
 use tokio::sync::mpsc;
@@ -23,6 +27,10 @@ const BATTERY_INTERVAL: Duration = Duration::from_secs(2);
 
 /// Interval of the search for an accelerometer.
 const SENSOR_INTERVAL: Duration = Duration::from_secs(2);
+/// Number of consecutive readings of an accelerometer that may fail before the motion counts as unknown.
+const MAX_FAILURES: u32 = 3;
+/// Interval of readings of the wireless networks' names.
+const SSID_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Milliseconds of Unix time.
 pub(super) fn unix_ms() -> u64 {
@@ -80,34 +88,115 @@ pub(super) fn watch_battery(sys: &Path) -> mpsc::Receiver<Option<Supply>> {
     receive
 }
 
-/// Reads the accelerometer periodically on a separate thread, while `wanted` is set: whether the machine moves, at each change. `root` is
-/// [`SENSORS`](motion::SENSORS) on a real system. The thread ends with the receiver.
-pub(super) fn watch_motion(root: PathBuf, wanted: Arc<AtomicBool>) -> mpsc::Receiver<Option<bool>> {
-    let (send, receive) = mpsc::channel(1);
-    std::thread::spawn(move || {
-        let (mut detector, mut sensor, mut known) = (MotionDetector::default(), None, None);
-        loop {
-            // Sampling keeps a sensor awake, so it happens only while a rule asks for it.
-            sensor = if wanted.load(Ordering::Relaxed) { sensor.or_else(|| Accelerometer::find(&root)) } else { None };
-            let sample = sensor.as_ref().and_then(Accelerometer::read);
-            let moving = match sample {
-                Some(axes) => detector.on_sample(now(), axes),
-                None => {
-                    (detector, sensor) = Default::default();
-                    None
+/// A fact about the system that a thread of its own reads while a rule depends on it, since drivers can be slow. Otherwise the thread sleeps.
+pub(super) struct Watched<T> {
+    values: mpsc::Receiver<T>,
+    wanted: Arc<AtomicBool>,
+    thread: Thread,
+}
+
+impl<T: Send + 'static> Watched<T> {
+    /// Starts the thread. It passes to `read` whether the fact is wanted; `read` returns the fact, if there is something new to say, and the time until
+    /// the next call.
+    fn start(mut read: impl FnMut(bool) -> (Option<T>, Duration) + Send + 'static) -> Self {
+        let (send, values) = mpsc::channel(1);
+        let wanted = Arc::new(AtomicBool::new(false));
+        let asked = wanted.clone();
+        let work = move || {
+            loop {
+                let wanted = asked.load(Ordering::Acquire);
+                let (value, pause) = read(wanted);
+                if value.is_some_and(|value| send.blocking_send(value).is_err()) || send.is_closed() {
+                    return;
                 }
-            };
-            if moving != known && send.blocking_send(moving).is_err() {
-                return;
+                if wanted {
+                    std::thread::park_timeout(pause);
+                } else {
+                    std::thread::park();
+                }
             }
-            known = moving;
-            if send.is_closed() {
-                return;
-            }
-            std::thread::sleep(if sensor.is_some() { INTERVAL } else { SENSOR_INTERVAL });
+        };
+        let thread = std::thread::spawn(work).thread().clone();
+        Self { values, wanted, thread }
+    }
+
+    /// Sets whether a rule depends on the fact.
+    pub(super) fn want(&self, wanted: bool) {
+        if self.wanted.swap(wanted, Ordering::AcqRel) != wanted {
+            self.thread.unpark();
         }
-    });
-    receive
+    }
+
+    /// The next new value. Never returns if there is none.
+    pub(super) async fn next(&mut self) -> Option<T> {
+        self.values.recv().await
+    }
+}
+
+impl<T> Drop for Watched<T> {
+    fn drop(&mut self) {
+        self.values.close();
+        self.thread.unpark();
+    }
+}
+
+/// Whether the machine moves, by its accelerometer.
+struct Motion {
+    /// Directory of the sensors.
+    root: PathBuf,
+    sensor: Option<Accelerometer>,
+    detector: MotionDetector,
+    /// Consecutive failures of the sensor.
+    failures: u32,
+    moving: Option<bool>,
+}
+
+impl Motion {
+    /// Takes a sample if it is `wanted`: sampling keeps a sensor awake. Returns whether the machine moves if that has changed.
+    fn sample(&mut self, now: Time, wanted: bool) -> Option<Option<bool>> {
+        self.sensor = if wanted { self.sensor.take().or_else(|| Accelerometer::find(&self.root)) } else { None };
+        let moving = match self.sensor.as_ref().map(Accelerometer::read) {
+            Some(Some(axes)) => {
+                self.failures = 0;
+                self.detector.on_sample(now, axes)
+            }
+            // A sensor may be busy for a moment.
+            Some(None) if self.failures < MAX_FAILURES => {
+                self.failures += 1;
+                self.moving
+            }
+            _ => {
+                (self.sensor, self.detector, self.failures) = (None, MotionDetector::default(), 0);
+                None
+            }
+        };
+        let changed = moving != self.moving;
+        self.moving = moving;
+        changed.then_some(moving)
+    }
+}
+
+/// Whether the machine moves, at each change; `None` if that is not known. `root` is [`SENSORS`](braid_platform::linux::motion::SENSORS) on a real system.
+pub(super) fn watch_motion(root: PathBuf) -> Watched<Option<bool>> {
+    let mut motion = Motion { root, sensor: None, detector: MotionDetector::default(), failures: 0, moving: None };
+    Watched::start(move |wanted| {
+        let value = motion.sample(now(), wanted);
+        (value, if motion.sensor.is_some() { INTERVAL } else { SENSOR_INTERVAL })
+    })
+}
+
+/// The names of the wireless networks that this machine is connected to, or why they cannot be read.
+pub(super) fn watch_ssids() -> Watched<io::Result<BTreeSet<String>>> {
+    let mut known = false;
+    Watched::start(move |wanted| {
+        let value = match wanted {
+            true => Some(wireless::ssids()),
+            // Nobody asks any more.
+            false => known.then(|| Ok(BTreeSet::new())),
+        };
+        known = wanted;
+        (value, SSID_INTERVAL)
+    })
 }
 
 /// A link whose device's model was looked up, the device's name, and the model.
@@ -143,5 +232,69 @@ pub fn notify(state: &str) {
     });
     if let Err(error) = sent {
         tracing::debug!("cannot notify systemd of {state}: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_fact_is_read_only_while_a_rule_depends_on_it_and_its_thread_ends_with_it() {
+        let alive = Arc::new(());
+        let held = alive.clone();
+        let mut fact = Watched::start(move |wanted| {
+            let _ = &held;
+            (Some(wanted), Duration::from_millis(1))
+        });
+        assert_eq!(fact.values.blocking_recv(), Some(false));
+        assert!(fact.values.try_recv().is_err(), "it sleeps");
+        fact.want(true);
+        let mut read = std::iter::from_fn(|| fact.values.blocking_recv());
+        assert!(read.find(|wanted| *wanted).is_some() && read.next() == Some(true), "it is read again and again");
+        fact.want(false);
+        while fact.values.blocking_recv() != Some(false) {}
+        drop(fact);
+        while Arc::strong_count(&alive) > 1 {
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn one_failed_reading_of_an_accelerometer_does_not_end_the_motion() {
+        let root = tempfile::tempdir().unwrap();
+        let device = root.path().join("iio:device0");
+        std::fs::create_dir(&device).unwrap();
+        std::fs::write(device.join("in_accel_scale"), "0.001\n").unwrap();
+        let write = |raw: &str| ["x", "y", "z"].map(|axis| std::fs::write(device.join(format!("in_accel_{axis}_raw")), raw).unwrap());
+        let mut motion =
+            Motion { root: root.path().to_owned(), sensor: None, detector: MotionDetector::default(), failures: 0, moving: None };
+        let mut time = Time::ZERO;
+        let mut sample = |motion: &mut Motion, raw: &str| {
+            write(raw);
+            time = time + INTERVAL;
+            motion.sample(time, true)
+        };
+        let shaken = (0..1000).find_map(|step: u32| sample(&mut motion, ["0", "20000"][step as usize % 2]));
+        assert_eq!(shaken, Some(Some(true)));
+        for _ in 0..MAX_FAILURES {
+            assert_eq!(sample(&mut motion, "busy"), None);
+        }
+        assert_eq!(sample(&mut motion, "20000"), None);
+        let ended: Vec<_> = (0..=MAX_FAILURES).map(|_| sample(&mut motion, "busy")).collect();
+        assert_eq!(ended.last(), Some(&Some(None)), "{ended:?}");
+    }
+
+    #[test]
+    fn a_sensor_that_nobody_asks_for_is_not_read() {
+        let mut motion = Motion {
+            root: PathBuf::from("/nonexistent"),
+            sensor: None,
+            detector: MotionDetector::default(),
+            failures: 0,
+            moving: Some(true),
+        };
+        assert_eq!(motion.sample(Time::ZERO, false), Some(None));
+        assert_eq!(motion.sample(Time::ZERO, false), None);
     }
 }

@@ -26,7 +26,7 @@ const FALL_ONE_FLOW: f64 = 2.3;
 const FALL_SEVERAL_FLOWS: f64 = 0.6;
 /// Factors on the time constant for a proven capacity while round trips show a queue: one flow, several flows.
 const PROVEN_QUEUED: [f64; 2] = [4.0, 3.0];
-/// The same factors while round trips show no queue: then the servers, not the link, probably limit the rate (a paced video stream, for example).
+/// Factors on the time constant for a proven capacity while round trips show no queue. Then the servers, not the link, probably limit the rate (a paced video stream, for example).
 const PROVEN_UNQUEUED: [f64; 2] = [60.0, 12.0];
 /// A proof expires after this time.
 const PROOF_LIFETIME: Duration = Duration::from_secs(60);

@@ -58,7 +58,8 @@ pub struct LinkLoad {
     pub rate: PerDirection<u64>,
     /// Price of a byte, in a unit common to all links; 0 if unknown.
     pub price: u64,
-    /// Virtual finish tag. It never decreases. Otherwise a link that was down would take every flow after it returns.
+    /// Virtual time at which the link's last flow of [`Mode::VirtualStart`] finishes. It never decreases, and a flow starts no earlier than the table's
+    /// `virtual_time`. Otherwise a link that was down would take every flow after it returns.
     pub tag: u64,
     /// Virtual time of one flow, from [`steps`].
     pub step: u64,
@@ -71,7 +72,7 @@ pub struct LinkLoad {
 /// State of all links and the virtual time. Each decision reads it and updates it for the next one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LoadTable {
-    /// Start tag of the last flow scheduled by virtual finish time.
+    /// Virtual start time of the last flow that [`Mode::VirtualStart`] scheduled.
     pub virtual_time: u64,
     /// Number of decisions, modulo 2^64, counted from a seed. [`Mode::Random`] is a function of it.
     pub decisions: u64,
@@ -187,8 +188,8 @@ impl LoadTable {
 
     /// The virtual time at which the flow would start on `slot`.
     ///
-    /// The rule compares start tags, not finish tags. The virtual time follows the winner's start, so with finish tags each decision would raise a
-    /// slow link's tag and it would never be chosen (weights 20:12:6 gave 253, 127 and 0 of 380 flows).
+    /// The rule compares start times, not finish times. The virtual time follows the winner's start, so if finish times were compared, each decision
+    /// would raise a slow link's start time and it would never be chosen (weights 20:12:6 gave 253, 127 and 0 of 380 flows).
     pub fn virtual_start(&self, slot: usize) -> u64 {
         self.loads[slot].tag.max(self.virtual_time)
     }

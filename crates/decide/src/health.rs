@@ -23,8 +23,8 @@ pub const ON_DEMAND_MAX_PERIOD: Duration = Duration::from_secs(300);
 pub const DEAD_PERIOD: Duration = Duration::from_millis(500);
 /// Maximum time between probes of a dead link in [`ProbeMode::OnDemand`].
 pub const DEAD_MAX_PERIOD: Duration = Duration::from_secs(5);
-/// One in this many routine probes goes to a destination instead of the gateway, if a destination is known. This avoids probing third parties three
-/// times a second.
+/// In continuous mode, one in this many routine probes of a live link goes to a destination, if one is known. The others go to the gateway, so that no
+/// third party is probed three times a second.
 const THOROUGH_PROBE_INTERVAL: u32 = 10;
 /// Half-life of the death count.
 const FLAP_HALF_LIFE: Duration = Duration::from_secs(30);
@@ -89,7 +89,7 @@ pub enum Outcome {
 pub struct ProbeRequest {
     /// Time to wait for an answer.
     pub timeout: Duration,
-    /// Probe destinations instead of the gateway, if any are known.
+    /// Probe destinations, if any are known. Otherwise, and if there are none, probe the gateway.
     pub thorough: bool,
 }
 

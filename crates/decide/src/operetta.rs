@@ -205,7 +205,7 @@ pub struct Decision {
     pub weights: Vec<f64>,
     /// Eq. 2 over the remaining load of all streams, including connection-oriented ones.
     pub energy: Joules,
-    /// The same with the price per byte in place of the energy; equal to the energy if no price is given.
+    /// Eq. 2 with the price per byte in place of the energy per byte; equal to `energy` if no price is given.
     pub price: f64,
     /// `L / max_j Δ_j` in bits per second; 0 if there is nothing to move.
     pub throughput_bps: f64,

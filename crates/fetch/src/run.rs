@@ -80,7 +80,7 @@ impl<T: FnMut(Event)> Run<T> {
         let config = Config {
             connections_first: Config::default().connections_first.min(options.connections.max(1)),
             connections_most: options.connections.max(1),
-            patience: options.timeout,
+            timeout: options.timeout,
             tries: options.tries,
             budget: options.max_cost,
             ..Config::default()

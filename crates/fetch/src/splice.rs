@@ -76,7 +76,7 @@ impl Offer {
 }
 
 /// A download in progress.
-pub struct Begun {
+pub struct StartedDownload {
     /// Identifies user and server: downloads with the same name may share connections.
     pub name: String,
     /// Opens the connections of the download, by index of the link.
@@ -118,7 +118,7 @@ impl Splicer {
     ///
     /// # Errors
     /// Returns the download, to be continued unchanged, if there is no memory for it, or if its URL cannot be requested.
-    pub fn splice(&self, begun: Begun) -> Result<Spliced, Box<Begun>> {
+    pub fn splice(&self, begun: StartedDownload) -> Result<Spliced, Box<StartedDownload>> {
         let Ok(url) = begun.address.to_string().parse() else { return Err(Box::new(begun)) };
         let Some(share) = MemoryBudget::take(&self.budget, begun.offer.size.get()) else { return Err(Box::new(begun)) };
         let number = self.next.fetch_add(1, Ordering::Relaxed);
@@ -137,7 +137,7 @@ impl Splicer {
 enum Command {
     Begin {
         number: u64,
-        begun: Box<Begun>,
+        begun: Box<StartedDownload>,
         url: url::Url,
         window: ByteCount,
         pieces: mpsc::UnboundedSender<Result<bytes::Bytes, SpliceError>>,

@@ -14,7 +14,7 @@ use braid_control::history::{AppPulse, HistoryStore, Power, Pulse};
 use braid_control::steering::Steering;
 use braid_model::Time;
 
-use crate::{Feed, First, FlowList, Request, Update};
+use crate::{Feed, FlowList, InitialState, Request, Update};
 
 /// Number of notes that a new listener receives first.
 const FIRST_NOTES: usize = 100;
@@ -54,7 +54,7 @@ pub struct Moment {
 }
 
 /// Input besides the core, once a second while there are listeners.
-pub struct Rest {
+pub struct StatusInput {
     /// Status of the daemon.
     pub status: Status,
     /// Flows forwarded by peers.
@@ -77,8 +77,8 @@ impl ApiHandler {
     }
 
     /// Whether there is any listener.
-    pub fn heard(&self) -> bool {
-        self.feed.heard()
+    pub fn has_listeners(&self) -> bool {
+        self.feed.has_listeners()
     }
 
     /// Answers the requests it can, and returns the others. `relays` returns the joined relays; `enforce` applies a configuration.
@@ -135,7 +135,7 @@ impl ApiHandler {
     }
 
     /// The initial state for a listener, with the notes after `after`, or the last few notes.
-    pub fn first<S: Steering>(&self, core: &Core<S>, now: Time, after: Option<u64>, rest: Rest) -> First {
+    pub fn first<S: Steering>(&self, core: &Core<S>, now: Time, after: Option<u64>, rest: StatusInput) -> InitialState {
         // The flows as last sent, which later changes refer to. A flow that came and went in between would never be reported as gone.
         let flows = self.last_sent.flows.clone().unwrap_or_else(|| FlowList::new(core.flows_view(now), rest.bonded).into());
         let notes = match after {
@@ -144,21 +144,21 @@ impl ApiHandler {
         };
         let (last_note, sample, app_sample) = (self.history.last_note(), self.sample.clone(), self.app_sample.clone());
         let apps = rest.apps.unwrap_or_default();
-        First { status: rest.status, flows, apps, peers: rest.peers, notes, last_note, sample, app_sample }
+        InitialState { status: rest.status, flows, apps, peers: rest.peers, notes, last_note, sample, app_sample }
     }
 
     /// Once a second: records the activity of links, and the bytes that applications moved.
     pub fn on_second(&mut self, unix_ms: u64, links: Vec<Pulse>, power: Power, apps: &[AppPulse]) {
         self.app_sample = Some(self.history.on_apps(unix_ms, apps));
         self.sample = Some(self.history.on_second(unix_ms, links, power));
-        if !self.heard() {
+        if !self.has_listeners() {
             // A new listener receives the notes up to now first.
             self.last_sent = LastSent { note: self.history.last_note(), ..LastSent::default() };
         }
     }
 
     /// Once a second, while there are listeners: sends the changes.
-    pub fn tell<S: Steering>(&mut self, core: &Core<S>, now: Time, rest: Rest) {
+    pub fn send_changes<S: Steering>(&mut self, core: &Core<S>, now: Time, rest: StatusInput) {
         let notes = self.history.notes_after(self.last_sent.note);
         let last_sent = &mut self.last_sent;
         let flows = Arc::new(FlowList::new(core.flows_view(now), rest.bonded));
@@ -172,7 +172,7 @@ impl ApiHandler {
             sample: self.sample.clone(),
             app_sample: self.app_sample.clone(),
         };
-        if self.feed.tell(update) {
+        if self.feed.send(update) {
             last_sent.flows = Some(flows);
             last_sent.note = self.history.last_note();
         } else {

@@ -45,7 +45,7 @@ mod tcp;
 use access::{ApiClient, Keys, Origin};
 use connections::Connections;
 pub use flows::FlowList;
-pub use live::{EventBroadcaster, Feed, First, Update};
+pub use live::{EventBroadcaster, Feed, InitialState, Update};
 use tcp::BoundPort;
 pub use tcp::{UiError, UiOptions};
 
@@ -90,7 +90,7 @@ pub enum Request {
     /// `POST /v1/context`: set or clear a fact.
     SetFact(FactChange, ReplySender<Accepted>),
     /// `GET /v1/events`: the initial state for a listener, with the notes after this id, or the last few notes.
-    Subscribe(Option<u64>, ReplySender<Box<First>>),
+    Subscribe(Option<u64>, ReplySender<Box<InitialState>>),
     /// `GET /v1/notes`: the notes after this id.
     Notes(u64, ReplySender<Vec<Note>>),
     /// `GET /v1/history`: the samples after a time (milliseconds of Unix time).

@@ -54,7 +54,7 @@ pub struct Update {
 
 /// Initial state for a new listener.
 #[derive(Debug)]
-pub struct First {
+pub struct InitialState {
     /// Status of the daemon.
     pub status: Status,
     /// Every flow, as last sent to listeners.
@@ -82,12 +82,12 @@ pub struct Feed {
 
 impl Feed {
     /// Whether there is any listener.
-    pub fn heard(&self) -> bool {
+    pub fn has_listeners(&self) -> bool {
         self.listeners.load(Ordering::Relaxed) > 0
     }
 
     /// Sends an update to the listeners. `false` if it was lost, so that everything must be sent again.
-    pub fn tell(&self, update: Update) -> bool {
+    pub fn send(&self, update: Update) -> bool {
         self.updates.try_send(update).is_ok()
     }
 }
@@ -202,7 +202,7 @@ pub(super) struct Opening {
     last_note: u64,
 }
 
-impl First {
+impl InitialState {
     /// Serializes the initial state. Slow with thousands of flows.
     pub(super) fn opening(&self) -> Opening {
         let mut text = Vec::new();
@@ -280,7 +280,7 @@ mod tests {
         let status = serde_json::json!({"schema_version": 1, "version": "v", "scheduler": "only-one", "links": [], "flows": 0});
         let status = serde_json::from_value(status).unwrap();
         let (flows, notes) = (Arc::default(), vec![note(last_note)]);
-        First { status, flows, apps: vec![], peers: vec![], notes, last_note, sample: None, app_sample: None }.opening()
+        InitialState { status, flows, apps: vec![], peers: vec![], notes, last_note, sample: None, app_sample: None }.opening()
     }
 
     fn note(id: u64) -> Note {
@@ -312,17 +312,17 @@ mod tests {
     #[tokio::test]
     async fn all_listeners_receive_the_same_events_and_no_note_twice() {
         let (live, feed, spreader) = live();
-        assert!(!feed.heard());
+        assert!(!feed.has_listeners());
         let spread = tokio::spawn(spreader.run());
         let (one, two) = (listen(&live).unwrap(), listen(&live).unwrap());
-        assert!(feed.heard());
+        assert!(feed.has_listeners());
         let mut bodies = [one.stream(first(7)).into_body(), two.stream(first(8)).into_body()];
         for body in &mut bodies {
             let opening = next(body).await.unwrap();
             assert!(opening.starts_with("event: status\ndata: {") && opening.contains("event: flows\ndata: {\"full\":true,"), "{opening}");
             assert!(opening.contains("\nid: ") && opening.split("\n\n").count() == 6, "{opening}");
         }
-        assert!(feed.tell(Update { notes: vec![note(7), note(8), note(9)], sample: Some(Sample::default()), ..Update::default() }));
+        assert!(feed.send(Update { notes: vec![note(7), note(8), note(9)], sample: Some(Sample::default()), ..Update::default() }));
         let mut told = [String::new(), String::new()];
         for (body, told) in bodies.iter_mut().zip(&mut told) {
             while !told.contains("event: sample") {
@@ -332,7 +332,7 @@ mod tests {
         let ids = |told: &str| told.lines().filter_map(|line| line.strip_prefix("id: ")?.parse().ok()).collect::<Vec<u64>>();
         assert_eq!(told.map(|told| ids(&told)), [vec![8, 9], vec![9]]);
         // More notes at once than the number of frames that a listener may lag behind.
-        assert!(feed.tell(Update { notes: (100..300).map(note).collect(), ..Update::default() }));
+        assert!(feed.send(Update { notes: (100..300).map(note).collect(), ..Update::default() }));
         for body in &mut bodies {
             assert_eq!(ids(&next(body).await.unwrap()).len(), 200);
         }
@@ -354,7 +354,7 @@ mod tests {
         drop(listeners);
         assert!(listen(&live).is_some());
         for n in 1..=(MAX_LAG as u64 + 2) {
-            while !feed.tell(Update { notes: vec![note(n)], ..Update::default() }) {
+            while !feed.send(Update { notes: vec![note(n)], ..Update::default() }) {
                 tokio::task::yield_now().await;
             }
         }

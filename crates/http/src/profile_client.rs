@@ -6,7 +6,6 @@
 use std::time::Duration;
 
 use axum::http::{Request, Uri, header};
-use braid_control::config::EnergyService;
 use braid_control::core::ProfileQuestion;
 use braid_control::profiles::{ProfileError, SIZE_LIMIT, from_json};
 use braid_decide::energy::Profile;
@@ -28,6 +27,8 @@ const CONTEXT: &str = "braid energy profiles 1";
 
 /// Time limit for a profile service to answer.
 const TIMEOUT: Duration = Duration::from_secs(15);
+/// Maximum number of characters of a service's explanation that an error message repeats: nobody has signed it.
+const DETAIL_LIMIT: usize = 200;
 /// Maximum size of an answer about one device.
 const ANSWER_LIMIT: usize = 64 << 10;
 
@@ -92,11 +93,11 @@ pub async fn fetch(url: &Uri, key: Option<&PublicKey>) -> Result<Vec<Profile>, F
 /// Asks a service for the profile of one device. Only the device's technology, names and numbers are sent.
 ///
 /// Must run inside a tokio runtime with I/O and time enabled.
-pub async fn ask(service: &EnergyService, question: &ProfileQuestion) -> Result<Vec<Profile>, FetchError> {
+pub async fn ask(question: &ProfileQuestion) -> Result<Vec<Profile>, FetchError> {
     let mut nonce = [0; 16];
     SystemRandom::new().fill(&mut nonce).map_err(|_| FetchError::Random)?;
     let mut query = format!("technology={}&nonce={}", question.technology, HEXLOWER.encode(&nonce));
-    let model = &question.model;
+    let (service, model) = (&question.service, &question.model);
     for (key, value) in [("model", &model.name), ("product", &model.product), ("id", &model.id)] {
         if let Some(value) = value {
             query += &format!("&{key}={}", escaped(value));
@@ -155,7 +156,8 @@ async fn download(url: &Uri, key: Option<&PublicKey>, limit: usize) -> Result<By
     let body = body.map_err(|error| incomplete(&error))?.to_bytes();
     if !status.is_success() {
         let problem = serde_json::from_slice::<braid_api::Problem>(&body).map(|problem| format!(": {problem}")).unwrap_or_default();
-        return Err(FetchError::Refused { url: url.clone(), status: status.as_u16(), detail: problem.replace(char::is_control, " ") });
+        let detail = problem.chars().take(DETAIL_LIMIT).map(|char| if char.is_control() { ' ' } else { char }).collect();
+        return Err(FetchError::Refused { url: url.clone(), status: status.as_u16(), detail });
     }
     let signature = signature.filter(|signature| signature.len() == SIGNATURE_LENGTH).unwrap_or_default();
     match key {

@@ -229,11 +229,16 @@ mod tests {
             name: Some("Intel Corporation 82557/8/9/0/1 Ethernet Pro 100".to_owned()),
             product: Some("a & b=c%ü#?".to_owned()),
         };
-        let question = ProfileQuestion { link: LinkIndex(3), technology: Technology::Ethernet, model };
-        let rows = ask_service(&service, &question).await.unwrap();
+        let question = |service: &EnergyService| ProfileQuestion {
+            link: LinkIndex(3),
+            technology: Technology::Ethernet,
+            model: model.clone(),
+            service: service.clone(),
+        };
+        let rows = ask_service(&question(&service)).await.unwrap();
         assert_eq!(rows.iter().map(|profile| profile.row().model.as_str()).collect::<Vec<_>>(), ["Intel 82559"]);
         let stranger = EnergyService { key: KeyPair::generate().unwrap().public(), ..service.clone() };
-        assert!(matches!(ask_service(&stranger, &question).await, Err(FetchError::Unsigned(_))));
+        assert!(matches!(ask_service(&question(&stranger)).await, Err(FetchError::Unsigned(_))));
         let url: Uri = format!("http://{address}{PATH}?technology=lte").parse().unwrap();
         assert!(fetch(&url, Some(&service.key)).await.unwrap().len() > 1);
         assert!(fetch(&url, None).await.is_ok() && fetch(&url, Some(&stranger.key)).await.is_err());
@@ -258,16 +263,22 @@ mod tests {
         // A genuine answer to another request of the same service.
         let genuine = ask(address, "/v1/profiles?technology=ethernet&nonce=0").await;
         assert!(genuine.contains(SIGNATURE));
-        let question = ProfileQuestion {
+        let question = |service: &EnergyService| ProfileQuestion {
             link: LinkIndex(3),
             technology: Technology::Ethernet,
             model: DeviceModel { id: Some("1:2".to_owned()), ..DeviceModel::default() },
+            service: service.clone(),
         };
         let replayed = EnergyService { address: Address::from(impostor(genuine.into_bytes()).await), ..service.clone() };
-        assert!(matches!(ask_service(&replayed, &question).await, Err(FetchError::Unsigned(_))));
+        assert!(matches!(ask_service(&question(&replayed)).await, Err(FetchError::Unsigned(_))));
         let huge = [b"HTTP/1.1 200 OK\r\nconnection: close\r\n\r\n".to_vec(), vec![b' '; 100_000]].concat();
+        let wordy = format!(r#"{{"title": "full", "status": 500, "detail": "{}"}}"#, r"\n".repeat(20_000));
+        let wordy = [b"HTTP/1.1 500 X\r\nconnection: close\r\n\r\n".to_vec(), wordy.into_bytes()].concat();
+        let wordy = EnergyService { address: Address::from(impostor(wordy).await), ..service.clone() };
+        let Err(FetchError::Refused { detail, .. }) = ask_service(&question(&wordy)).await else { panic!("it is refused") };
+        assert!(detail.chars().count() <= 200 && !detail.contains('\n'), "{detail:?}");
         let huge = EnergyService { address: Address::from(impostor(huge).await), ..service };
-        assert!(matches!(ask_service(&huge, &question).await, Err(FetchError::Incomplete { .. })));
+        assert!(matches!(ask_service(&question(&huge)).await, Err(FetchError::Incomplete { .. })));
     }
 
     #[tokio::test]

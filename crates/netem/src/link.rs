@@ -16,7 +16,7 @@ pub trait Packet {
     fn size(&self) -> ByteCount;
 
     /// Whether random loss does not apply to the packet (for example address resolution, which radio links retransmit below IP).
-    fn spared(&self) -> bool {
+    fn is_exempt_from_loss(&self) -> bool {
         false
     }
 }
@@ -293,7 +293,7 @@ impl<P: Packet> EmulatedLink<P> {
         let size = packet.size().get();
         self.transmitter.leaving = Some(size);
         self.transmitter.transmit(&self.profile.rate, arrived, size);
-        if !packet.spared() && self.loss.next(&mut self.random) {
+        if !packet.is_exempt_from_loss() && self.loss.next(&mut self.random) {
             self.stats.lost += 1;
             return;
         }
@@ -513,7 +513,7 @@ mod tests {
             fn size(&self) -> ByteCount {
                 ByteCount::new(60)
             }
-            fn spared(&self) -> bool {
+            fn is_exempt_from_loss(&self) -> bool {
                 true
             }
         }

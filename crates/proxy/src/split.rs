@@ -4,7 +4,7 @@ use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use braid_fetch::splice::{Begun, Offer, Spliced, Splicer};
+use braid_fetch::splice::{Offer, Spliced, Splicer, StartedDownload};
 use braid_fetch::{BoxStream, DownloadLink, FetchError, Network};
 use braid_model::PerFamily;
 use braid_model::address::Address;
@@ -56,7 +56,7 @@ impl Candidate {
         let name = format!("{} {:?} {target} {}", origin.client.ip(), origin.user, route.remote);
         let network = Arc::new(RouteNetwork { outbound: outbound.clone(), origin: origin.clone(), route, links: named });
         let Self { address, headers } = self;
-        let begun = Begun { name, network, links, link: route.link, weight, address, headers, offer, body };
+        let begun = StartedDownload { name, network, links, link: route.link, weight, address, headers, offer, body };
         splicer.splice(begun).map_err(|begun| begun.body)
     }
 }

@@ -113,7 +113,7 @@ impl Engine {
     }
 
     fn check_files(&mut self, now: Time) {
-        let timeout = self.config.patience;
+        let timeout = self.config.timeout;
         let mut free = self.config.files_at_once.saturating_sub(self.files.values().filter(|file| file.active).count());
         for file in self.files.values_mut().filter(|file| !file.active && file.ended.is_none()) {
             if free == 0 {

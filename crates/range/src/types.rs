@@ -40,7 +40,7 @@ pub struct Config {
     /// Maximum number of files fetched concurrently; further files wait.
     pub files_at_once: usize,
     /// A file that receives nothing for this long is given up.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// A file is given up after this many consecutive failures that delivered no byte.
     pub tries: u32,
     /// Maximum cost of all files together, in the currency of [`LinkSetup::price_per_gb`].
@@ -49,7 +49,7 @@ pub struct Config {
 
 impl Default for Config {
     fn default() -> Self {
-        Self { connections_first: 3, connections_most: 8, files_at_once: 16, patience: Duration::from_secs(60), tries: 12, budget: None }
+        Self { connections_first: 3, connections_most: 8, files_at_once: 16, timeout: Duration::from_secs(60), tries: 12, budget: None }
     }
 }
 
@@ -124,7 +124,7 @@ pub enum Failure {
 pub enum Cause {
     /// Every attempt failed.
     Tries,
-    /// Nothing arrived for longer than [`Config::patience`].
+    /// Nothing arrived for longer than [`Config::timeout`].
     Silent,
     /// The file changed during the transfer.
     Changed,

@@ -369,7 +369,7 @@ impl Redirector {
 
     /// Waits at the start until the relay is reached or given up. Returns whether it is reached.
     async fn wait_for_relay(&self) -> bool {
-        self.client.comes(|| self.grace_end(), |state| !self.may_become_reachable_from(state)).await
+        self.client.wait_until_up(|| self.grace_end(), |state| !self.may_become_reachable_from(state)).await
     }
 
     /// Whether the relay, which is not connected, may be reached for the first time soon.
@@ -388,7 +388,7 @@ impl Redirector {
 
     /// End of the time that connections wait for the relay. It may move while they wait.
     fn grace_end(&self) -> Instant {
-        let span = self.user_wait().unwrap_or_else(|| self.client.patience());
+        let span = self.user_wait().unwrap_or_else(|| self.client.open_timeout());
         self.links_since.borrow().unwrap_or(self.started) + span
     }
 

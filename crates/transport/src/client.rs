@@ -199,7 +199,7 @@ impl Client {
     /// Completes when an acknowledgement is overdue and nothing was received from the peer within the time that one should take, for example because
     /// its host is down. Never completes if the peer acknowledges what it is sent now. The bond itself waits longer before it gives up its last path
     /// than a program should wait that could use a direct connection instead.
-    pub async fn unanswered(&self) {
+    pub async fn wait_for_silence(&self) {
         loop {
             let paths = self.paths();
             let heard =

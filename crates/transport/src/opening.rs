@@ -12,7 +12,8 @@ use crate::host_driver::{BondFlow, FlowEnd};
 const SILENT_TIMEOUT: Duration = Duration::from_secs(1);
 /// How long a flow waits for a peer that has begun to answer: a handshake takes longer over a slow link or on a busy CPU.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// How long a reachable peer may take to open a flow. A relay allows 30 s for the connection to the destination and 10 s for name resolution.
+/// How long a reachable peer may take to open a flow; the program then gets `ETIMEDOUT`. A relay allows 30 s for the connection to the destination and
+/// 10 s for name resolution, so a working relay answers earlier.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Codes from this number on are not Linux error numbers.
@@ -51,12 +52,12 @@ impl Opening {
 
 impl Client {
     /// How long a flow waits for its bond: longer once the peer has sent anything.
-    pub fn patience(&self) -> Duration {
+    pub fn open_timeout(&self) -> Duration {
         if self.is_answered() { HANDSHAKE_TIMEOUT } else { SILENT_TIMEOUT }
     }
 
     /// Waits until the bond is up or `settled` holds for its state, at most until `end`, which may change meanwhile. Returns whether the bond is up.
-    pub async fn comes(&self, end: impl Fn() -> Instant, settled: impl Fn(&State) -> bool) -> bool {
+    pub async fn wait_until_up(&self, end: impl Fn() -> Instant, settled: impl Fn(&State) -> bool) -> bool {
         let mut state = self.state();
         let settled = async {
             let _ = state.wait_for(|state| *state == State::Up || settled(state)).await;
@@ -80,14 +81,14 @@ impl Client {
     pub async fn opening(&self, flow: BondFlow) -> Opening {
         let mut state = self.state();
         let opening = tokio::select! {
-            // As long as connect() would wait. The branches below handle the loss of the peer.
+            // The other branches handle a peer that is lost or silent meanwhile.
             opened = tokio::time::timeout(OPEN_TIMEOUT, flow.opened()) => match opened {
                 Ok(Ok(())) => return Opening::Bonded(flow),
                 Ok(Err(end)) => Opening::refused(end),
                 Err(_) => Opening::Refused(libc::ETIMEDOUT),
             },
             _ = state.wait_for(|state| *state != State::Up) => Opening::Direct(DirectReason::Silent),
-            () = self.unanswered() => Opening::Direct(DirectReason::Silent),
+            () = self.wait_for_silence() => Opening::Direct(DirectReason::Silent),
         };
         flow.reset(0);
         opening

@@ -138,9 +138,9 @@ impl Yardstick {
     }
 }
 
-/// Of each round of connections the yardstick, and of each connection the microseconds of its connect() and of its whole life. The other end is
-/// served by the same thread between two connects: one that sleeps on another CPU makes a connect wait for its waking or not, as it happens to be
-/// awake still, which takes more than what is measured here.
+/// Measures connections in rounds: for each round the time of the reference operation, and for each connection the microseconds of its connect() and of
+/// its whole life. The same thread accepts each connection after its connect(). A separate thread would sometimes have to wake up first, which takes longer
+/// than what is measured here.
 fn time_connects(to: SocketAddr, listener: &Socket, count: usize) -> io::Result<Rounds<(f64, f64)>> {
     let one = || -> io::Result<(f64, f64)> {
         let begin = Instant::now();
@@ -156,7 +156,7 @@ fn time_connects(to: SocketAddr, listener: &Socket, count: usize) -> io::Result<
     Yardstick::new()?.rounds(count, one)
 }
 
-/// The same, of the microseconds of each sendto().
+/// Measures datagrams in rounds: the microseconds of each sendto().
 fn time_datagrams(to: SocketAddr, count: usize) -> io::Result<Rounds<f64>> {
     let socket = UdpSocket::bind(("0.0.0.0", 0))?;
     let one = || -> io::Result<f64> {

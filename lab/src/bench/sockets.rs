@@ -50,14 +50,14 @@ pub(super) fn listener(lab: &Lab, port: u16) -> Result<(Socket, SocketAddr)> {
     Ok((socket, to))
 }
 
-/// A server there that accepts connections and drops them, for as long as the lab lives.
+/// A server in the lab that accepts connections and closes them at once, as long as the lab exists.
 pub(super) fn accept_and_drop(lab: &Lab, port: u16) -> Result<SocketAddr> {
     let (socket, to) = listener(lab, port)?;
     thread::spawn(move || while socket.accept().is_ok() {});
     Ok(to)
 }
 
-/// The same, keeping the connections.
+/// A server in the lab that accepts connections and keeps them open, as long as the lab exists.
 pub(super) fn accept_and_keep(lab: &Lab, port: u16) -> Result<SocketAddr> {
     let to: SocketAddr = (Lab::internet(10), port).into();
     let listener = lab.server().run(|| TcpListener::bind(to))??;

@@ -64,7 +64,7 @@ pub(crate) struct RelayServer {
     /// Memory limit of all bonds together: bytes in transit, plus the socket buffers of the system. Above it, the relay ends the largest bond.
     #[arg(long, value_name = "BYTES", default_value_t = MemoryLimits::default().total)]
     pub(crate) max_memory: ByteCount,
-    /// The same limit for the bonds of one client.
+    /// Memory limit of the bonds of one client. Above it, the relay ends the client's largest bond.
     #[arg(long, value_name = "BYTES", default_value_t = MemoryLimits::default().client)]
     pub(crate) client_memory: ByteCount,
     #[command(flatten)]

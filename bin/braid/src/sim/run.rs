@@ -24,7 +24,8 @@ pub(super) fn processors() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// Makes all measurements of `experiments`. The results do not depend on the number of threads, except for timed experiments.
+/// Measures all samples of `experiments`, and draws the conclusions. Results do not depend on `threads`: experiments that measure real time run one by
+/// one, after all others.
 pub(super) fn measure(experiments: &[&'static dyn Experiment], setting: Setting, threads: usize) -> anyhow::Result<Vec<Report>> {
     let timed = |place: &usize| experiments[*place].about().sampling == Sampling::Timed;
     let (alone, together): (Vec<usize>, Vec<usize>) = (0..experiments.len()).partition(timed);

@@ -143,7 +143,7 @@ impl<S: Steering> Core<S> {
         self.indexed_rule_of(now, flow).map(|(_, rule)| rule)
     }
 
-    /// The same, with the index of the entry, from 0.
+    /// [`rule_of`](Self::rule_of) with the index of the entry, from 0.
     pub fn indexed_rule_of(&self, now: Time, flow: &RedirectedFlow) -> Option<(usize, &AppRule)> {
         let (exclusions, apps) = self.rules_at(flow.started)?;
         let matched = flow.rule.and_then(|rule| usize::from(rule).checked_sub(exclusions));

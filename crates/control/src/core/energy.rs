@@ -1,4 +1,4 @@
-//! Energy of links: prices and target rates for the connection rule, and joules for display.
+//! Energy of links: the price of a byte and the target rates for the connection rule, and the energy that the API shows.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,7 @@ use super::params::{coarse, rate_of};
 use crate::links::Link;
 use crate::steering::{SteerLink, Steering, SteeringError};
 
-/// Minimum confidence at which the battery's measurement replaces the profile.
+/// From this confidence on, the power measured from the battery replaces the profile's.
 const MIN_CONFIDENCE: f64 = 0.5;
 
 /// Cost per byte of a link, and its source.
@@ -68,7 +68,7 @@ impl<S: Steering> Core<S> {
         }
     }
 
-    /// The same, with its source.
+    /// [`byte_cost`](Self::byte_cost) of a link, with the source of the figures and the link's profile.
     pub(super) fn link_energy(&self, link: &Link, now: Time) -> Option<LinkEnergy> {
         let cost = self.byte_cost(link, now)?;
         let source = match self.measured(link) {
@@ -94,18 +94,19 @@ impl<S: Steering> Core<S> {
         })
     }
 
+    /// [`byte_cost`](Self::byte_cost) of each link where it is known.
     pub(super) fn byte_costs(&self, now: Time) -> BTreeMap<LinkIndex, ByteCost> {
         self.links.iter().filter_map(|(index, link)| Some((index, self.byte_cost(link, now)?))).collect()
     }
 
-    /// The same by slot, which is how peers number links.
+    /// [`byte_cost`](Self::byte_cost) of each link where it is known, by slot, because bonds number links by slot.
     pub fn slot_costs(&self, now: Time) -> BTreeMap<u8, ByteCost> {
         self.links.values().filter_map(|link| Some((u8::try_from(link.slot).ok()?, self.byte_cost(link, now)?))).collect()
     }
 
-    /// Price per byte of each link. Only received bytes count, since the price only ranks links.
+    /// Price of a byte on each link; empty unless the scheduler is `operetta`. It is the price of a received byte, because the rule only ranks links by it.
     ///
-    /// A link without a known profile (a tunnel) must not look free: it gets the highest known cost.
+    /// A link without a known profile (a tunnel) must not look free: it gets the highest energy cost of any link.
     pub(super) fn prices(&self, now: Time) -> BTreeMap<LinkIndex, u64> {
         if self.config.policy.scheduler != Scheduler::Operetta {
             return BTreeMap::new();
@@ -120,8 +121,8 @@ impl<S: Steering> Core<S> {
         self.links.iter().map(price).collect()
     }
 
-    /// Target throughput by direction over the links that may get flows. Backup links count only while no other link is usable, as for
-    /// flows.
+    /// Target throughput of all links together, by direction; `None` unless the scheduler is `operetta`. Backup links count only while no other link is
+    /// usable, as in the choice of a link.
     pub(super) fn targets(&self, links: &[Option<SteerLink>; MAX_LINKS], usable: LinkSet, backup: LinkSet) -> PerDirection<Option<Rate>> {
         if self.config.policy.scheduler != Scheduler::Operetta {
             return PerDirection::default();
@@ -168,7 +169,7 @@ impl<S: Steering> Core<S> {
         self.config.policy.utility.now(self.supply.as_ref())
     }
 
-    /// The utility in force, if the scheduler uses one.
+    /// The current utility, if the scheduler is `operetta` and the utility is a number (not `match-default`).
     pub(super) fn utility_now(&self) -> Option<f64> {
         match self.utility() {
             UtilityFunction::Fixed(utility) if self.config.policy.scheduler == Scheduler::Operetta => Some(utility),
@@ -176,7 +177,7 @@ impl<S: Steering> Core<S> {
         }
     }
 
-    /// The target throughput in force.
+    /// The target throughput in the parameters that were last computed.
     pub(super) fn target_now(&self, direction: Direction) -> Option<Rate> {
         self.params.as_ref()?.full_targets[direction]
     }

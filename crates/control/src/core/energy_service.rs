@@ -7,6 +7,7 @@ use braid_decide::energy::{Profile, Profiles, Technology};
 use braid_model::{DeviceModel, LinkIndex, LinkKind, Time};
 
 use super::Core;
+use crate::config::EnergyService;
 use crate::links::{ChosenProfile, Link};
 use crate::profiles::{is_shipped, shipped};
 use crate::steering::{Steering, SteeringError};
@@ -27,6 +28,8 @@ pub struct ProfileQuestion {
     pub technology: Technology,
     /// Model of its device.
     pub model: DeviceModel,
+    /// Which service to ask.
+    pub service: EnergyService,
 }
 
 /// State of a link's question.
@@ -39,14 +42,14 @@ enum Question {
 
 /// Questions and answers by link.
 #[derive(Debug, Default)]
-pub(super) struct EnergyService {
+pub(super) struct ServiceState {
     questions: BTreeMap<LinkIndex, Question>,
     answers: BTreeMap<LinkIndex, Vec<Profile>>,
     /// Why the last question failed, if so.
     trouble: Option<String>,
 }
 
-impl EnergyService {
+impl ServiceState {
     /// Forgets the links for which `stays` returns false.
     pub(super) fn retain(&mut self, stays: impl Fn(LinkIndex) -> bool) {
         self.questions.retain(|link, _| stays(*link));
@@ -90,6 +93,7 @@ impl<S: Steering> Core<S> {
         let asked = self.energy_service.questions.get(&question.link).copied();
         let same = self.links.get(question.link).is_some_and(|link| link.model.as_ref() == Some(&question.model));
         // The configuration may have changed meanwhile, or the device.
+        let same = same && self.config.energy_service.as_ref() == Some(&question.service);
         let (Some(Question::Asked { failures }), true) = (asked, same) else { return Ok(()) };
         match answer {
             Ok(rows) => {
@@ -112,7 +116,7 @@ impl<S: Steering> Core<S> {
     /// Applies a change of the configuration. Answers of another service are forgotten.
     pub(super) fn reconfigure_energy_service(&mut self, now: Time, changed: bool) {
         if changed {
-            self.energy_service = EnergyService::default();
+            self.energy_service = ServiceState::default();
         }
         self.plan_questions(now);
         self.merge_profiles();
@@ -121,7 +125,7 @@ impl<S: Steering> Core<S> {
     /// Plans a question for each link that needs one and has none, and drops the others' questions.
     fn plan_questions(&mut self, now: Time) {
         let wanted: Vec<LinkIndex> = match self.config.energy_service {
-            Some(_) => self.links.values().filter(|link| question(link).is_some()).map(|link| link.facts.index).collect(),
+            Some(_) => self.links.values().filter(|link| is_asked(link)).map(|link| link.facts.index).collect(),
             None => Vec::new(),
         };
         let service = &mut self.energy_service;
@@ -136,11 +140,11 @@ impl<S: Steering> Core<S> {
 
     /// Asks the questions that are due.
     pub(super) fn ask_energy_service(&mut self, now: Time) {
-        let links = &self.links;
+        let (links, service) = (&self.links, &self.config.energy_service);
         for (index, state) in &mut self.energy_service.questions {
             if let Question::Due { at, failures } = *state
                 && at <= now
-                && let Some(question) = links.get(*index).and_then(question)
+                && let Some(question) = links.get(*index).zip(service.as_ref()).and_then(|(link, service)| question(link, service))
             {
                 *state = Question::Asked { failures };
                 self.actions.profile_questions.push(question);
@@ -190,10 +194,14 @@ fn origin(profile: &Profile, config: &Profiles) -> &'static str {
     }
 }
 
-/// The question about a link: `None` if the configuration gives its energy, or its model is not known.
-fn question(link: &Link) -> Option<ProfileQuestion> {
-    let model = link.model.as_ref().filter(|model| link.rule.energy.is_none() && model.label().is_some())?;
-    Some(ProfileQuestion { link: link.facts.index, technology: technology(link)?, model: model.clone() })
+/// Whether the service is asked about a link: the configuration does not give its energy, and its model is known.
+fn is_asked(link: &Link) -> bool {
+    link.rule.energy.is_none() && link.model.as_ref().is_some_and(|model| model.label().is_some()) && technology(link).is_some()
+}
+
+fn question(link: &Link, service: &EnergyService) -> Option<ProfileQuestion> {
+    let model = link.model.clone().filter(|_| is_asked(link))?;
+    Some(ProfileQuestion { link: link.facts.index, technology: technology(link)?, model, service: service.clone() })
 }
 
 /// The technology of a link's device. A device with a driver of a software device that nevertheless is on a bus (a port of a switch chip) is Ethernet.

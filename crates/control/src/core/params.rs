@@ -24,6 +24,9 @@ impl<S: Steering> Core<S> {
             self.params_due = Some(now + RETRY);
             self.steering.set_params(&params)?;
             self.params_due = None;
+            // A rule names links, which may get other slots, and may prefer links only while one of them is usable.
+            self.actions.rules_changed |=
+                self.params.as_ref().is_some_and(|old| old.usable != params.usable || names(old) != names(&params));
             self.params = Some(params);
             // The used servers depend on the usable links.
             self.update_servers(now)?;
@@ -112,4 +115,9 @@ pub(super) fn coarse(rate: u64) -> u64 {
 /// A link's capacity in the resolution that the kernel gets.
 pub(super) fn rate_of(link: &Link, direction: Direction, now: Time) -> Rate {
     Rate::from_bps(coarse(link.estimate(direction, now).rate.bytes_per_second()).saturating_mul(8))
+}
+
+/// The links' names by slot.
+fn names(params: &SteerParams) -> [Option<&str>; MAX_LINKS] {
+    params.links.each_ref().map(|link| Some(link.as_ref()?.name.as_str()))
 }

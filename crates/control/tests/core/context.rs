@@ -249,3 +249,20 @@ fn regression_strict_rules_refuse_no_flow_before_the_first_network() {
     core.on_network(now, links).unwrap();
     assert!(matches!(core.steering().connect(now, &app, 1000, (SERVER, 443)), Steered::To(..)));
 }
+
+/// A running bonded flow kept the links that its rule had when it began.
+#[test]
+fn regression_links_that_come_and_go_change_the_policy_of_running_bonded_flows() {
+    let mut config = config(Scheduler::RoundRobin);
+    let matcher = AppMatcher { name: Some("test".into()), ..AppMatcher::default() };
+    config.policy.apps = vec![AppRule { matcher, prefer: only(&["lte0"]).unwrap(), carry: Carry::Bond, ..AppRule::default() }];
+    let mut world = started(config);
+    world.devices[1].carrier = false;
+    world.set_network();
+    assert!(world.core.take_actions().rules_changed);
+    world.run(Duration::from_secs(1));
+    assert!(!world.core.take_actions().rules_changed);
+    world.devices.push(facts(3, "eth0"));
+    world.set_network();
+    assert!(world.core.take_actions().rules_changed);
+}

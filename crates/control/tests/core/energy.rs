@@ -344,7 +344,14 @@ fn the_service_is_asked_once_for_each_device_and_its_profile_is_used() {
     // Answers of a former service are forgotten, and the new one is asked.
     world.core.reconfigure(world.now, with_service(2)).unwrap();
     assert_eq!(world.origin("wlan0").0, "shipped");
-    assert_eq!(world.profile_questions().len(), 1);
+    let asked = world.profile_questions();
+    assert_eq!(asked.len(), 1);
+    // So is an answer of the former one that arrives only now.
+    let late = ProfileQuestion { service: questions[0].service.clone(), ..asked[0].clone() };
+    world.core.on_profiles(world.now, &late, Ok(vec![row("Card One", Technology::Ethernet, "the former service")])).unwrap();
+    assert_eq!(world.origin("wlan0").0, "shipped");
+    world.core.on_profiles(world.now, &asked[0], Ok(vec![row("Card One", Technology::Ethernet, "the new service")])).unwrap();
+    assert_eq!(world.origin("wlan0"), ("service".into(), "the new service".into()));
     // Without a service nobody is asked.
     world.core.reconfigure(world.now, config(Scheduler::MaxThroughput)).unwrap();
     world.model(2, "lte0", "Card Two");

@@ -1,4 +1,7 @@
-//! Forwards redirected flows over the bond to a server or a relay. If no peer can take a flow, it goes direct over a link.
+//! Forwards redirected flows over a bond to a server or a relay. If no peer takes a flow, the daemon connects to the destination over one link.
+//!
+//! This choice is made once, when the flow starts. A TCP flow that a peer opened is reset when its bond ends: the destination's connection is the peer's,
+//! so the daemon cannot continue it. A UDP exchange restarts with its next datagram.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -23,11 +26,11 @@ use tokio::sync::{Notify, mpsc, watch};
 
 use super::{BondedFlow, Change, Cost, Flows, Peers};
 
-/// Time to wait for a lost bond to come back before its UDP exchange restarts.
+/// Time to wait for a lost bond to come back before its UDP exchanges restart.
 const BOND_RETURN_TIMEOUT: Duration = Duration::from_secs(1);
 /// Idle time after which a direct UDP exchange ends.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(150);
-/// Delay before an unanswered exchange restarts.
+/// Delay before an exchange restarts that got no answer.
 const RESTART_AFTER: Duration = Duration::from_secs(1);
 
 /// The forwarded UDP exchanges.
@@ -46,7 +49,7 @@ struct Forwarder {
     by: UdpExchange,
     /// Whether the program has sent a datagram since the last check.
     sent: AtomicBool,
-    /// Notified when the forwarder cannot send any more.
+    /// Notified when sending has failed.
     broken: Notify,
 }
 
@@ -110,7 +113,7 @@ struct Opened {
     /// Id in the list of flows.
     id: u64,
     flow: BondFlow,
-    /// Must be dropped soon: the last holder of a client keeps its bond open.
+    /// Must be dropped before the flow ends: a bond stays open as long as anyone holds its client.
     client: Client,
     /// Peer at the other end, with the channel for the outcome.
     flow_peer: FlowPeer,
@@ -128,7 +131,7 @@ impl Opened {
     /// Waits for the bond and for the peer's answer to the flow, and reports the outcome on the peer's channel.
     async fn opening(&self) -> Opening {
         let begun = Instant::now();
-        let reached = self.client.comes(|| begun + self.client.patience(), |state| *state != State::Connecting).await;
+        let reached = self.client.wait_until_up(|| begun + self.client.open_timeout(), |state| *state != State::Connecting).await;
         let opening = if reached {
             self.client.opening(self.flow.clone()).await
         } else {
@@ -163,14 +166,14 @@ impl FlowPeer {
     }
 }
 
-/// The policy in the bond's terms.
+/// Converts a policy to the bond's types.
 pub(super) fn flow_policy(policy: &BondPolicy) -> FlowPolicy {
     let weight = (policy.weight * 100.0).clamp(1.0, f64::from(u16::MAX)) as u16;
     FlowPolicy { weight, links: policy.links, copies: policy.copies, urgent: policy.urgent }
 }
 
 impl Peers {
-    /// Opens a flow to a peer that can take it, and lists it. A server that runs Braid is preferred to any relay: its way is the shortest.
+    /// Opens a flow to a peer that can take it, and lists it. A server that runs Braid is preferred to any relay, because a relay is a detour.
     fn open_flow(
         &mut self,
         facts: &RedirectedFlow,
@@ -278,9 +281,8 @@ impl Peers {
             }
             match opening {
                 Opening::Direct(_) => exchange_directly(redirect, exchanges, exchange, direct, payload).await,
-                // The bond has ended, or the peer has dropped the exchange, while the program keeps sending. Going direct at once would
-                // pin the exchange to a direct path, although a restarted relay is back in a moment. Datagrams sent meanwhile are lost,
-                // so the wait is short, whether or not the relay answers again.
+                // The bond has ended, or the peer has dropped the exchange. If the exchange went direct at once, it would stay direct, although
+                // a restarted relay answers again within a moment. So wait for the bond, but briefly: datagrams sent meanwhile are lost.
                 Opening::Bonded(_) => {
                     let _ = tokio::time::timeout(BOND_RETURN_TIMEOUT, state.wait_for(|state| *state == State::Up)).await.map(drop);
                     restart(&redirect, &exchange, received > ByteCount::ZERO).await;
@@ -291,8 +293,8 @@ impl Peers {
         Some(id)
     }
 
-    /// Forwards a redirected connection to its `server`, if that has this key, or to a relay. The peer may have gone away since the
-    /// program's connect; the daemon then connects directly. Returns the flow's id if it is bonded.
+    /// Forwards a redirected connection to the destination itself, if that is a server with the key `server`, else to a relay. If the peer no longer
+    /// answers or refuses, the daemon connects directly. Returns the flow's id if it is bonded.
     pub(crate) fn forward(
         &mut self,
         redirected: Redirected,
@@ -313,7 +315,7 @@ impl Peers {
         tokio::spawn(async move {
             let _permit = permit;
             let opening = opened.opening().await;
-            // A held client keeps the bond open, which may have to end before this flow does.
+            // A held client would keep the bond open, which may have to end before this flow does.
             drop(opened);
             let mut moved = Traffic::default();
             match opening {
@@ -346,7 +348,7 @@ fn forget(flows: &Flows, id: u64, known: Traffic) {
     let mut flows = flows.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(mut bonded) = flows.remove(id) else { return };
     let more = bonded.count(known, &flows.costs);
-    // The counts per link may include bytes that were sent twice.
+    // `counted` is a sum over links, which may include bytes that were sent twice, so `known` is preferred.
     let by_links = |known: ByteCount, counted: ByteCount| if known > ByteCount::ZERO { known } else { counted };
     let (rx, tx) = (by_links(known.rx, bonded.counted.rx), by_links(known.tx, bonded.counted.tx));
     *flows.moved.entry(bonded.application).or_default() += more;
@@ -400,7 +402,8 @@ impl Direct {
         Ok((socket, device.is_some()))
     }
 
-    /// Waits until a flow that is bound to a link must no longer be steered.
+    /// Waits until a flow that is `bound` to a link must no longer be steered, because a tunnel now covers its destination. Never returns if the flow is
+    /// not bound.
     async fn belongs_to_a_tunnel(&self, bound: bool) {
         let mut steerable = self.steerable.clone();
         loop {
@@ -430,7 +433,7 @@ async fn forward_directly(stream: TcpStream, direct: Direct) {
     }
 }
 
-/// The same for a UDP exchange. Its socket is connected to the daemon, so all its datagrams arrive here.
+/// Forwards a UDP exchange directly. Its later datagrams arrive at the daemon too, through `exchanges`.
 async fn exchange_directly(redirect: Arc<Redirect>, exchanges: Exchanges, exchange: ExchangeKey, direct: Direct, payload: Bytes) {
     let (forwarder, bound) = match direct.connect_datagrams().await {
         Ok((socket, bound)) => (Forwarder::new(UdpExchange::Direct(Arc::new(socket))), bound),
@@ -446,7 +449,7 @@ async fn exchange_directly(redirect: Arc<Redirect>, exchanges: Exchanges, exchan
         let received = tokio::select! {
             received = tokio::time::timeout(IDLE_TIMEOUT, forwarder.by.receive()) => received,
             () = forwarder.broken.notified() => break,
-            // It restarts with the next datagram, inside the tunnel.
+            // The exchange restarts with its next datagram, inside the tunnel.
             () = direct.belongs_to_a_tunnel(bound) => break,
         };
         match received {
@@ -455,7 +458,7 @@ async fn exchange_directly(redirect: Arc<Redirect>, exchanges: Exchanges, exchan
                 let _ = redirect.answer(&exchange, &payload);
             }
             Ok(Err(_)) => break,
-            // Some programs only send.
+            // The exchange is in use, by a program that only sends.
             Err(_) if forwarder.sent.swap(false, Ordering::Relaxed) => {}
             Err(_) => break,
         }
@@ -465,7 +468,7 @@ async fn exchange_directly(redirect: Arc<Redirect>, exchanges: Exchanges, exchan
     }
 }
 
-/// Makes the next datagram of an exchange its first: at once if it was `answered`, else after a pause in which datagrams are lost.
+/// Makes the next datagram of an exchange start it anew: at once if the exchange was `answered`, else after a pause in which its datagrams are lost.
 async fn restart(redirect: &Redirect, exchange: &ExchangeKey, answered: bool) {
     if !answered {
         tokio::time::sleep(RESTART_AFTER).await;

@@ -14,7 +14,7 @@ use hyper::header::{self, HeaderMap, HeaderName};
 use tokio::sync::{mpsc, watch};
 use url::Url;
 
-use super::{Begun, Command, SpliceError};
+use super::{Command, SpliceError, StartedDownload};
 use crate::answer::{Asked, Validator};
 use crate::connection::Origin;
 use crate::connections::{ConnectionEvent, Shared};
@@ -119,12 +119,12 @@ impl Run {
     fn begin(
         &mut self,
         number: u64,
-        begun: Begun,
+        begun: StartedDownload,
         url: Url,
         window: ByteCount,
         pieces: mpsc::UnboundedSender<Result<bytes::Bytes, SpliceError>>,
     ) {
-        let Begun { name, network, links, link, weight, address, mut headers, offer, body } = begun;
+        let StartedDownload { name, network, links, link, weight, address, mut headers, offer, body } = begun;
         let server = self.server(name, network, &url);
         NOT_REPEATED.iter().for_each(|name| drop(headers.remove(name)));
         let target = address.path_and_query().map_or("/", |path| path.as_str()).parse().unwrap_or(Uri::from_static("/"));

@@ -16,7 +16,7 @@ use braid_control::fake::FakeSteering;
 use braid_control::history::{HistoryStore, Power};
 use braid_control::steering::{AppId, ExeId, SteeringEvent};
 use braid_decide::health::Outcome;
-use braid_http::api_handler::{ApiHandler, Moment, Rest};
+use braid_http::api_handler::{ApiHandler, Moment, StatusInput};
 use braid_http::{Api, FlowList, Request, Server, Ui, UiOptions};
 use braid_model::{Application, Family, LinkFacts, LinkIndex, NetworkSnapshot, Time};
 use http_body_util::{BodyExt, Full};
@@ -116,9 +116,9 @@ impl Mind {
         self.seconds += 1;
         let pulses = self.core.pulses(NOW, |_| 0);
         self.handler.on_second(UNIX_MS + self.seconds * 1000, pulses, Power::default(), &self.core.take_moved());
-        if self.handler.heard() {
+        if self.handler.has_listeners() {
             let rest = self.rest();
-            self.handler.tell(&self.core, NOW, rest);
+            self.handler.send_changes(&self.core, NOW, rest);
         }
     }
 
@@ -131,8 +131,13 @@ impl Mind {
         self.handler.history.notes_after(0)
     }
 
-    fn rest(&mut self) -> Rest {
-        Rest { status: self.core.status(NOW), bonded: vec![], apps: Some(self.core.applications(NOW, BTreeMap::new())), peers: vec![] }
+    fn rest(&mut self) -> StatusInput {
+        StatusInput {
+            status: self.core.status(NOW),
+            bonded: vec![],
+            apps: Some(self.core.applications(NOW, BTreeMap::new())),
+            peers: vec![],
+        }
     }
 }
 

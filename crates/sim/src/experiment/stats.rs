@@ -9,7 +9,7 @@ const STUDENT: [f64; 30] = [
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093,
     2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 ];
-/// The same quantile for more: (lowest number of degrees of freedom, t).
+/// Student's t, 97.5 % quantile, for more degrees of freedom: (lowest number of degrees, t).
 const STUDENT_FAR: [(usize, f64); 4] = [(1000, 1.962), (120, 1.980), (60, 2.000), (40, 2.021)];
 
 /// Statistics of repeated measurements. Displayed as `mean ± half`, with the requested precision.

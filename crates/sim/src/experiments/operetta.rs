@@ -141,7 +141,7 @@ impl Setup {
         run(&self.scenario(seed), self.scheme).map_or_else(Sample::default, |outcome| measured(&outcome))
     }
 
-    /// The same with the daemon's bond instead of the model.
+    /// Like [`measure`](Self::measure), but packet streams use the daemon's bond instead of the model.
     fn measure_bonded(&self, seed: u64, quic: &Quic) -> Sample {
         let bond = Some(Bonding { scheduling: braid_bond::BondScheduler::Weights, quic: quic.clone() });
         run(&Scenario { bond, ..self.scenario(seed) }, self.scheme).map_or_else(Sample::default, |outcome| measured(&outcome))

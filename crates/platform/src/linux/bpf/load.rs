@@ -248,11 +248,12 @@ impl BpfSteering {
 
     /// Loads the programs without attaching them.
     fn load(counters: Option<Counters>) -> Result<Self, LoadError> {
-        // Read the kernel's types on a thread of their own: they are megabytes of data, and the loader parses them again for itself.
+        // The kernel's types are megabytes of data. The loader parses them for itself, so parse them for the programs at the same time.
         let reading = std::thread::spawn(read_btf);
+        let ebpf = load_object(OBJECT);
         let panicked = |_| Err(LoadError::Btf { reason: "reading them failed".to_owned() });
         let btf = reading.join().unwrap_or_else(panicked)?;
-        let mut ebpf = load_object(OBJECT)?;
+        let mut ebpf = ebpf?;
         seed_decisions(&mut ebpf)?;
         load_programs(&mut ebpf, &PROGRAMS, &btf)?;
         load_programs(&mut ebpf, &ADDRESS_PROGRAMS, &btf)?;

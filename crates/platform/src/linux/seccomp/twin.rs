@@ -4,7 +4,7 @@
 //! reports an error when it dissolves a connect. A new socket has neither problem, as long as nothing but one descriptor refers to the old one.
 
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 
 use libc::{SOL_IP, SOL_IPV6, SOL_SOCKET, SOL_TCP, c_int};
@@ -13,8 +13,10 @@ use socket2::{Domain, Protocol as SocketProtocol, SockRef, Type};
 use super::super::sys::seccomp as sys;
 use super::{RawCall, Socket};
 
-/// Maximum number of a program's descriptors that are searched for other references to its socket.
-const MAX_DESCRIPTORS: usize = 4096;
+/// Maximum number of a program's descriptors that are searched for other references to its socket. Each costs a system call while a connect waits.
+const MAX_DESCRIPTORS: usize = 256;
+/// Maximum length of the kernel's description of a descriptor, in bytes. That of an epoll instance has a line for each descriptor that it watches.
+const MAX_DESCRIPTION: u64 = 64 << 10;
 
 /// Options that a program may set before it connects, in an order in which they can be set. The list has no options that the kernel refuses to return.
 const OPTIONS: &[(c_int, c_int)] = &[
@@ -136,7 +138,8 @@ impl Socket {
     }
 
     /// Whether the descriptor `fd`, which is the caller's copy of this socket, closes when the caller starts another program. `None` if more than this
-    /// descriptor refers to the socket: another descriptor, or an epoll instance.
+    /// descriptor refers to the socket (another descriptor, or an epoll instance), or if the search would take too long: the caller has more than 256
+    /// descriptors, or an epoll instance that watches a thousand.
     pub fn sole_reference(&self, call: &RawCall, fd: RawFd) -> Option<bool> {
         let folder = format!("/proc/{}/fd", call.thread);
         let name = format!("socket:[{}]", self.inode());
@@ -160,9 +163,12 @@ impl Socket {
     }
 }
 
-/// The kernel's description of a caller's descriptor.
+/// The kernel's description of a caller's descriptor; `None` if it is too long.
 fn facts(call: &RawCall, descriptor: &str) -> Option<String> {
-    fs::read_to_string(format!("/proc/{}/fdinfo/{descriptor}", call.thread)).ok()
+    let mut facts = String::new();
+    let file = fs::File::open(format!("/proc/{}/fdinfo/{descriptor}", call.thread)).ok()?;
+    file.take(MAX_DESCRIPTION).read_to_string(&mut facts).ok()?;
+    ((facts.len() as u64) < MAX_DESCRIPTION).then_some(facts)
 }
 
 /// Whether an epoll instance with this description has the descriptor `fd`: a line `tfd: FD events: ...`.
@@ -245,6 +251,9 @@ mod tests {
         assert_eq!(socket.sole_reference(&call, fd), None);
         drop(copy);
         assert_eq!(socket.sole_reference(&call, fd), Some(true));
+        let many: Vec<_> = (0..MAX_DESCRIPTORS).map(|_| fs::File::open("/dev/null").unwrap()).collect();
+        assert_eq!(socket.sole_reference(&call, fd), None, "too many to search");
+        drop(many);
         assert!(watches("pos:\t0\nflags:\t02\ntfd:       12 events:       19 data: c\n", 12) && !watches("tfd: 12 events: 19\n", 1));
         assert_eq!((closes_on_exec("pos:\t0\nflags:\t02000002\n"), closes_on_exec("flags:\t04002\n")), (Some(true), Some(false)));
     }
