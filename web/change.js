@@ -49,12 +49,20 @@ export function toast(text, failed = false, action = null) {
   if (!failed) setTimeout(close, action ? 15_000 : 6_000);
 }
 
+const READ_ONLY = 'This session is read-only: it cannot change anything.';
+
+/** Whether this session may set facts of the context, which are not in the configuration; shows the reason if not. */
+export function mayChangeContext() {
+  if (!store.mayChange) toast(READ_ONLY, true);
+  return store.mayChange;
+}
+
 /** Whether this session may change settings; shows the reason if not. */
 export function mayChange() {
   const reason = !store.config
     ? 'Braid cannot read the configuration, so this page cannot change it.'
     : !store.mayChange
-      ? 'This session is read-only: it cannot change anything.'
+      ? READ_ONLY
       : store.config.writable
         ? null
         : `Braid cannot write ${store.config.path ?? 'its configuration'}, so this page cannot change it.`;
@@ -111,6 +119,19 @@ export async function propose(edits) {
     );
     box.addEventListener('close', () => resolve(applied));
     apply.focus();
+  });
+}
+
+/** A button that proposes the edits that `edits()` returns, disabled at first. `reset` runs if they were not applied. */
+export function previewButton(edits, reset) {
+  return h('button', {
+    type: 'button',
+    class: 'primary',
+    text: 'Preview…',
+    disabled: true,
+    onclick: async () => {
+      if (!(await propose(edits()))) reset();
+    },
   });
 }
 

@@ -97,6 +97,12 @@ export function icon(path) {
   return s('svg', { viewBox: '0 0 24 24', class: 'icon', 'aria-hidden': 'true' }, s('path', { d: path }));
 }
 
+/** A section of a view with its title, whose id is `set-` and `name`. */
+export function card(name, title, ...children) {
+  const id = `set-${name}`;
+  return h('section', { class: 'card', 'aria-labelledby': id }, h('h2', { id, text: title }), children);
+}
+
 /** A placeholder for an empty view, with the reason. */
 export function empty(title, text) {
   return h('div', { class: 'empty' }, h('p', { class: 'empty-title', text: title }), text && h('p', { text }));

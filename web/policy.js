@@ -53,3 +53,6 @@ export function ruleWords(rule) {
   if (rule.guarantee) words.push(`at least ${rule.guarantee} of a link`);
   return words.join('; ') || 'defaults';
 }
+
+/** The condition of an entry, and why it does not hold now. */
+export const conditionWords = (entry) => `when ${entry.when}${entry.unmet ? ` (not now: ${entry.unmet})` : ' (now)'}`;

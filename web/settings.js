@@ -1,10 +1,11 @@
 // The view Settings. Every form opens a preview; nothing changes before the user applies it there.
 
-import { propose, mayChange, dialog, undo } from './change.js';
-import { attr, empty, field, h, keyed, put, select } from './dom.js';
+import { dialog, mayChange, previewButton, propose, undo } from './change.js';
+import { context } from './context.js';
+import { attr, card, empty, field, h, keyed, put, select } from './dom.js';
 import { NONE, state } from './format.js';
 import { joinForm, leave } from './peers.js';
-import { readConditions, ruleWords } from './policy.js';
+import { conditionWords, readConditions, ruleWords } from './policy.js';
 import { editRule } from './rules.js';
 import { accent, on, store } from './store.js';
 import { tradeoff } from './tradeoff.js';
@@ -23,7 +24,7 @@ const SCHEDULERS = [
 ];
 
 export function mount(root) {
-  const parts = [schedulers(), bonds(), tradeoff(), links(), rules(), relays(), file()];
+  const parts = [schedulers(), bonds(), tradeoff(), links(), rules(), context(), relays(), file()];
   root.append(
     h(
       'div',
@@ -48,16 +49,10 @@ function schedulers() {
       h('label', { class: 'radio' }, radio, h('span', {}, h('b', { text: label }), h('small', { text: hint }), h('code', { text: value }))),
     ];
   });
-  const button = h('button', {
-    type: 'button',
-    class: 'primary',
-    text: 'Preview…',
-    disabled: true,
-    onclick: async () => {
-      const { value } = chosen();
-      if (!(await propose([{ op: 'set', path: ['scheduler'], value }]))) reset();
-    },
-  });
+  const button = previewButton(
+    () => [{ op: 'set', path: ['scheduler'], value: chosen().value }],
+    () => reset(),
+  );
   const chosen = () => items.find(([radio]) => radio.checked)?.[0] ?? {};
   let now = null;
   const reset = () =>
@@ -68,10 +63,9 @@ function schedulers() {
     button.disabled = !chosen().value || chosen().value === now;
   };
   items.forEach(([radio]) => radio.addEventListener('change', mark));
-  const node = h(
-    'section',
-    { class: 'card', 'aria-labelledby': 'set-scheduler' },
-    h('h2', { id: 'set-scheduler', text: 'Scheduler' }),
+  const node = card(
+    'scheduler',
+    'Scheduler',
     h(
       'div',
       { class: 'radios schedulers', role: 'radiogroup', 'aria-labelledby': 'set-scheduler' },
@@ -107,20 +101,15 @@ function bonds() {
   const scheduler = select(BOND_SCHEDULERS, '');
   const copies = h('input', { type: 'number', min: '2', max: '8', step: '1', value: '2' });
   const wrapped = field('Copies', copies);
-  const button = h('button', {
-    type: 'button',
-    class: 'primary',
-    text: 'Preview…',
-    disabled: true,
-    onclick: async () => {
-      const edits = [{ op: scheduler.value ? 'set' : 'unset', path: ['bond', 'scheduler'] }];
-      if (scheduler.value) edits[0].value = scheduler.value;
-      // Only "redundant" takes copies.
-      if (scheduler.value === 'redundant') edits.push({ op: 'set', path: ['bond', 'copies'], value: Number(copies.value) });
-      else if (now.copies !== null) edits.push({ op: 'unset', path: ['bond', 'copies'] });
-      if (!(await propose(edits))) reset();
-    },
-  });
+  const edits = () => {
+    const found = [{ op: scheduler.value ? 'set' : 'unset', path: ['bond', 'scheduler'] }];
+    if (scheduler.value) found[0].value = scheduler.value;
+    // Only "redundant" takes copies.
+    if (scheduler.value === 'redundant') found.push({ op: 'set', path: ['bond', 'copies'], value: Number(copies.value) });
+    else if (now.copies !== null) found.push({ op: 'unset', path: ['bond', 'copies'] });
+    return found;
+  };
+  const button = previewButton(edits, () => reset());
   let now = { scheduler: '', copies: null };
   const mark = () => {
     const redundant = scheduler.value === 'redundant';
@@ -135,10 +124,9 @@ function bonds() {
   scheduler.addEventListener('change', mark);
   copies.addEventListener('input', mark);
   reset();
-  const node = h(
-    'section',
-    { class: 'card', 'aria-labelledby': 'set-bonds' },
-    h('h2', { id: 'set-bonds', text: 'Bonds' }),
+  const node = card(
+    'bonds',
+    'Bonds',
     h('p', { class: 'hint', text: 'How the flows of a bond share its paths, in both directions if the other end supports it.' }),
     h('div', { class: 'form-grid' }, field('Scheduler of bonds', scheduler), wrapped),
     h('div', { class: 'row-actions end' }, button),
@@ -162,7 +150,7 @@ const ROLES = [
 
 function links() {
   const list = h('div', { class: 'link-settings' });
-  const node = h('section', { class: 'card', 'aria-labelledby': 'set-links' }, h('h2', { id: 'set-links', text: 'Links' }), list);
+  const node = card('links', 'Links', list);
   return {
     node,
     show: () => {
@@ -211,6 +199,7 @@ function linkRow(first) {
           entry.metered ? 'metered' : null,
           entry.cap_bytes ? `${amount(entry.cap_bytes)} a month` : null,
           entry.cost_per_gb ? `${entry.cost_per_gb} / GB` : null,
+          entry.when ? conditionWords(entry) : null,
         ]
           .filter(Boolean)
           .join(' · '),
@@ -342,6 +331,7 @@ function ruleRow({ rule, index, last }) {
         { class: 'rule-text' },
         h('span', { class: 'rule-match' }, words),
         h('span', { class: 'rule-words', text: ruleWords(rule) }),
+        rule.when && h('span', { class: 'rule-words', text: conditionWords(rule) }),
       ),
       h(
         'span',
@@ -363,7 +353,7 @@ function relays() {
   const list = h('div', { class: 'link-settings' });
   const form = joinForm();
   form.classList.remove('card');
-  const node = h('section', { class: 'card', 'aria-labelledby': 'set-relays' }, h('h2', { id: 'set-relays', text: 'Relays' }), list, form);
+  const node = card('relays', 'Relays', list, form);
   return {
     node,
     show: () =>
@@ -414,10 +404,9 @@ function file() {
         { class: 'wide' },
       ),
   });
-  const node = h(
-    'section',
-    { class: 'card', 'aria-labelledby': 'set-file' },
-    h('h2', { id: 'set-file', text: 'Configuration file' }),
+  const node = card(
+    'file',
+    'Configuration file',
     said,
     h('div', { class: 'row-actions' }, back, look),
   );

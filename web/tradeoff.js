@@ -1,8 +1,8 @@
 // The utility of throughput: a slider, and the model's prediction for each of its positions.
 
 import { get } from './api.js';
-import { propose } from './change.js';
-import { attr, field, h, put, s, select } from './dom.js';
+import { previewButton } from './change.js';
+import { attr, card, field, h, put, s, select } from './dom.js';
 import { NONE, rate, watts } from './format.js';
 import { store } from './store.js';
 
@@ -24,19 +24,13 @@ export function tradeoff() {
   const [speed, power, price] = [h('dd', { text: NONE }), h('dd', { text: NONE }), h('dd', { text: NONE })];
   const plot = curves();
   const note = h('p', { class: 'hint' });
-  const button = h('button', {
-    type: 'button',
-    class: 'primary',
-    text: 'Preview…',
-    disabled: true,
-    onclick: async () => {
-      const value = chosen();
-      const edits = [{ op: 'set', path: ['utility'], value }];
-      if (store.policy?.scheduler !== 'operetta') edits.unshift({ op: 'set', path: ['scheduler'], value: 'operetta' });
-      touched = false;
-      if (!(await propose(edits))) show();
-    },
-  });
+  const edits = () => {
+    const found = [{ op: 'set', path: ['utility'], value: chosen() }];
+    if (store.policy?.scheduler !== 'operetta') found.unshift({ op: 'set', path: ['scheduler'], value: 'operetta' });
+    touched = false;
+    return found;
+  };
+  const button = previewButton(edits, () => show());
   const step = Object.fromEntries(
     Object.entries(STEP).map(([key, value]) => [key, h('input', { type: 'number', min: '0', max: '1', step: '0.05', value: String(value) })]),
   );
@@ -101,10 +95,9 @@ export function tradeoff() {
   load();
   const timer = setInterval(load, REFRESH_MS);
   const fact = (label, value, kind) => h('div', { class: `fact ${kind}` }, h('dt', { text: label }), value);
-  const node = h(
-    'section',
-    { class: 'card', 'aria-labelledby': 'set-utility' },
-    h('h2', { id: 'set-utility', text: 'Speed against energy' }),
+  const node = card(
+    'utility',
+    'Speed against energy',
     h(
       'dl',
       { class: 'tradeoff-facts', 'aria-live': 'off' },

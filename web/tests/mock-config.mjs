@@ -70,6 +70,8 @@ export class Config {
         carry: app.carry ?? '',
         relay: app.relay ?? null,
         weight: app.weight ?? 1,
+        when: app.when ? Object.entries(app.when).map(([key, value]) => `${key} = ${JSON.stringify(value)}`).join(', ') : null,
+        unmet: app.when ? 'moving is unknown' : null,
       })),
       exclude: [],
     };

@@ -82,6 +82,7 @@ class Mock {
   constructor({ seed, flows, readOnly, token }) {
     Object.assign(this, { roll: dice(seed), readOnly, token, at: EPOCH, listeners: new Set(), posted: [] });
     this.config = new Config();
+    this.facts = [{ name: 'battery', value: '0.80', source: 'system' }];
     this.links = LINKS.map((link) => ({ ...link, state: 'up', rx: 0, tx: 0, energy: 0, rx_bps: 0, tx_bps: 0 }));
     this.flows = new Map();
     this.notes = [];
@@ -95,6 +96,12 @@ class Mock {
     this.note('peer', 'info', 'Relay home is reached over 3 links');
     this.at -= 300_000;
     for (let step = 0; step < 300; step += 1) this.step();
+  }
+
+  setFact({ name, value, for_ms }) {
+    this.facts = this.facts.filter((fact) => fact.name !== name);
+    if (value !== null) this.facts.push({ name, value, source: 'set', remaining_ms: for_ms ?? null });
+    return { message: value === null ? `${name} is cleared` : `${name} is ${value}`, warnings: [] };
   }
 
   relay(name, address) {
@@ -481,6 +488,7 @@ class Mock {
       '/v1/policy': () => this.config.policy(),
       '/v1/config': () => this.config.view(),
       '/v1/session': () => ({ may_change: !this.readOnly }),
+      '/v1/context': () => ({ facts: this.facts }),
       '/v1/history': () => this.history(url.searchParams.get('resolution')),
       '/v1/history/apps': () => this.appHistory(url.searchParams.get('resolution'), url.searchParams.get('application')),
       '/v1/gains': () => this.gains(Number(url.searchParams.get('days'))),
@@ -491,6 +499,7 @@ class Mock {
       '/v1/explain': () => this.explain(),
       '/v1/config/preview': () => this.config.preview(sent),
       '/v1/config': () => this.apply(sent),
+      '/v1/context': () => this.setFact(sent),
       '/v1/config/undo': () => this.config.undo(),
       '/v1/join': () => this.join(sent),
       '/v1/leave': () => this.leave(sent),

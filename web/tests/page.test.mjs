@@ -347,10 +347,30 @@ describe('error handling', () => {
       assert.equal(mock.config.model.apps[0].match.name, 'backup-tool');
     }));
 
+  test('facts of the context are shown, set and cleared, and conditions of rules are shown', () =>
+    visit({ live: false }, async (page, mock) => {
+      mock.config.model.apps[0].when = { moving: true };
+      await page.reload();
+      await go(page, 'settings');
+      await page.getByText('when moving = true (not now: moving is unknown)').waitFor();
+      await page.locator('[data-fact="battery"]').waitFor();
+      assert.equal(await page.getByRole('button', { name: 'Clear fact battery' }).count(), 0);
+      await page.getByLabel('Fact', { exact: true }).fill('moving');
+      await page.getByLabel('Value', { exact: true }).fill('true');
+      await page.getByLabel('For minutes').fill('5');
+      await page.getByRole('button', { name: 'Set', exact: true }).click();
+      await page.locator('[data-fact="moving"]').getByText('set by a user').waitFor();
+      assert.deepEqual(mock.posted.at(-1), ['/v1/context', { name: 'moving', value: 'true', for_ms: 300_000 }]);
+      await page.getByRole('button', { name: 'Clear fact moving' }).click();
+      await page.locator('[data-fact="moving"]').waitFor({ state: 'detached' });
+      assert.deepEqual(mock.posted.at(-1), ['/v1/context', { name: 'moving', value: null }]);
+    }));
+
   test('a read-only session cannot change anything', () =>
     visit({ live: false, readOnly: true }, async (page, mock) => {
       await go(page, 'settings');
       await page.getByText('This session is read-only.').waitFor();
+      assert.equal(await page.getByRole('button', { name: 'Set', exact: true }).isDisabled(), true);
       await page.getByRole('button', { name: 'Change link eth0' }).click();
       await page.locator('.toast.failed').getByText('This session is read-only').waitFor();
       assert.equal(mock.posted.length, 0);

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::{self, Write};
 use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use anyhow::{Context, bail};
@@ -89,7 +90,8 @@ fn table(page: &mut Page<'_>, known: &Profiles) -> io::Result<()> {
 }
 
 fn serve(options: &EnergyServe) -> anyhow::Result<()> {
-    let keys = service_keys(&options.db)?;
+    check_database(&options.db)?;
+    let keys = service_keys(&options.db, options.key.as_deref())?;
     let mut database = Database::open(&options.db)?;
     for file in &options.import {
         database.put(&profiles::load(file)?)?;
@@ -119,14 +121,52 @@ fn serve(options: &EnergyServe) -> anyhow::Result<()> {
     })
 }
 
-/// The key that signs the service's answers. It is beside the database, so that it moves with it.
-fn service_keys(db: &Path) -> anyhow::Result<KeyPair> {
-    let directory = db.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let name = db.with_extension("key");
-    let name = name.file_name().and_then(|name| name.to_str()).context("the database has no file name: name a file with --db")?;
-    let remedy = || format!("cannot keep the service's key beside {}: put --db into a directory that only you can write to", db.display());
-    let directory = StateDir::open(directory).with_context(remedy)?;
+/// The key that signs the service's answers: by default beside the database, so that it moves with it.
+fn service_keys(db: &Path, key: Option<&Path>) -> anyhow::Result<KeyPair> {
+    let file = key.map_or_else(|| db.with_extension("key"), Path::to_owned);
+    let name = file.file_name().and_then(|name| name.to_str());
+    let name = name.with_context(|| format!("{} is not the name of a file: name the key's file with --key", file.display()))?;
+    let remedy = || format!("cannot use the key {}: name another file with --key", file.display());
+    let directory = private_directory(&file).with_context(remedy)?;
     KeyPair::load_or_generate(&directory, name).with_context(remedy)
+}
+
+/// Refuses a database that other users can change: the service would sign what they write.
+fn check_database(db: &Path) -> anyhow::Result<()> {
+    private_directory(db).with_context(|| format!("cannot use the database {}: name another file with --db", db.display()))?;
+    let found = match db.symlink_metadata() {
+        Ok(found) => found,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error).with_context(|| format!("cannot read the database {}", db.display())),
+    };
+    if !found.is_file() {
+        bail!("the database {} is not a regular file: name the file itself with --db", db.display());
+    }
+    if found.mode() & 0o022 != 0 {
+        bail!("other users can write the database {path}, so it cannot be trusted: run chmod go-w {path}", path = db.display());
+    }
+    Ok(())
+}
+
+/// The directory of `file`, or an error if other users can write it or replace it, as the owner of a directory above it can.
+fn private_directory(file: &Path) -> anyhow::Result<StateDir> {
+    let directory = file.parent().filter(|directory| !directory.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let opened = StateDir::open(directory)?;
+    let real = directory.canonicalize()?;
+    let me = real.metadata()?.uid();
+    for above in real.ancestors().skip(1) {
+        let found = above.metadata()?;
+        // In a sticky directory (/tmp) users can only rename what is theirs.
+        let open = found.mode() & 0o022 != 0 && found.mode() & 0o1000 == 0;
+        if open || ![0, me].contains(&found.uid()) {
+            bail!(
+                "other users can replace {} because they can write {}: choose a directory under one that only you or root can write",
+                real.display(),
+                above.display()
+            );
+        }
+    }
+    Ok(opened)
 }
 
 /// Prints the fitted powers of the daemon's links as a file of profiles.

@@ -2,12 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
 use braid_config::{self as config, World};
 use braid_daemon::default_config;
+use braid_decide::policy::Policy;
 use braid_platform::linux::sys::process::raise_open_files;
 use braid_proxy::{Access, Bounds, Credentials, Proxy, Users};
 use braid_run::proxy::{ProxyFlows, ProxyOptions};
@@ -31,8 +33,7 @@ pub(crate) fn run(args: cli::Proxy, verbose: u8) -> anyhow::Result<()> {
     }
     let policy = match args.config.clone().or_else(default_config) {
         // The configuration may name programs and users of other machines.
-        // The proxy does not follow the context, so entries with a condition never apply to it.
-        Some(path) => config::read(&path, &World::here(false))?.policy.unconditional(),
+        Some(path) => without_conditions(config::read(&path, &World::here(false))?.policy, &path)?,
         None => Default::default(),
     };
     let credentials = args.passwords.as_deref().map(Credentials::read).transpose()?.unwrap_or_default();
@@ -44,6 +45,18 @@ pub(crate) fn run(args: cli::Proxy, verbose: u8) -> anyhow::Result<()> {
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(serve(args.listen, access, options))
+}
+
+/// The policy, if no entry has a condition. The proxy has no facts, so it could only ignore such entries, also those that restrict the links.
+fn without_conditions(policy: Policy, path: &Path) -> anyhow::Result<Policy> {
+    if let Some(when) = policy.conditions().next() {
+        bail!(
+            "{} has entries with when = {{ {when} }}, but braid proxy does not follow the context: name a file without them with --config FILE, \
+             or run the daemon, which follows it",
+            path.display()
+        );
+    }
+    Ok(policy)
 }
 
 /// Users that `--allow-user` names, plus the user who starts the proxy.
@@ -91,7 +104,22 @@ async fn serve(listen: SocketAddr, access: Access, options: ProxyOptions) -> any
 
 #[cfg(test)]
 mod tests {
+    use braid_decide::policy::{AppRule, LinkRule, When};
+
     use super::*;
+
+    #[test]
+    fn a_policy_with_conditions_is_refused() {
+        let path = Path::new("/etc/braid/braid.toml");
+        assert_eq!(without_conditions(Policy::default(), path).unwrap(), Policy::default());
+        let when = When { battery_below: Some(0.3), ..When::default() };
+        let app = AppRule { when: when.clone(), ..AppRule::default() };
+        let link = LinkRule { when, ..LinkRule::default() };
+        for policy in [Policy { apps: vec![app], ..Policy::default() }, Policy { links: vec![link], ..Policy::default() }] {
+            let error = without_conditions(policy, path).unwrap_err().to_string();
+            assert!(error.contains("/etc/braid/braid.toml") && error.contains("battery_below") && error.contains("--config"), "{error}");
+        }
+    }
 
     #[test]
     fn named_users_are_added_to_the_own_user() {

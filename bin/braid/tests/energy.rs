@@ -1,7 +1,9 @@
 //! `braid energy`: a service and its client, both the real binary.
 
+use std::fs::Permissions;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::thread;
@@ -85,6 +87,37 @@ fn served_profiles_are_fetched_into_a_file_that_the_configuration_accepts() {
     let config = folder.path().join("braid.toml");
     std::fs::write(&config, format!("energy_profiles = {into:?}\n[[link]]\nkind = \"cellular\"\nenergy = \"modem x\"\n")).unwrap();
     assert!(succeed(&["check", config.to_str().unwrap()]).contains(": valid"));
+}
+
+#[test]
+fn a_service_whose_profiles_or_key_others_can_change_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let mode = |path: &Path, mode| std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+    let below = |words: &[&str]| words.iter().fold(folder.path().to_owned(), |path, word| path.join(word));
+    let serve = |db: &Path, key: &Path| {
+        fail(&["energy", "serve", "--listen", "127.0.0.1:0", "--db", db.to_str().unwrap(), "--key", key.to_str().unwrap()])
+    };
+    for directory in ["own", "open", "open/inner"] {
+        std::fs::create_dir(below(&[directory])).unwrap();
+    }
+    mode(&below(&["open"]), 0o777);
+    let (db, key) = (below(&["own", "db"]), below(&["own", "key"]));
+    std::fs::write(&db, "").unwrap();
+    std::fs::write(&key, "").unwrap();
+    mode(&key, 0o600);
+    for directory in [&["open"][..], &["open", "inner"]] {
+        let within = below(directory).join("file");
+        for error in [serve(&within, &key), serve(&db, &within)] {
+            assert!(error.contains("other users"), "{error}");
+        }
+        assert!(!within.exists());
+    }
+    mode(&key, 0o644);
+    let error = serve(&db, &key);
+    assert!(error.contains("own/key") && error.contains("644"), "{error}");
+    mode(&db, 0o666);
+    let error = serve(&db, &key);
+    assert!(error.contains("chmod go-w") && error.contains("own/db"), "{error}");
 }
 
 #[test]

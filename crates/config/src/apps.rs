@@ -242,24 +242,15 @@ fn matcher(mut section: Section<'_>, world: &World) -> Option<AppMatcher> {
     let empty = section.is_empty();
     let mut refused = false;
     // A refused condition must not leave a matcher that matches more.
-    macro_rules! condition {
-        ($key:literal, $read:expr) => {
-            section.take($key).and_then(|value| {
-                let read = $read(&value);
-                refused |= read.is_none();
-                read
-            })
-        };
-    }
     let matcher = AppMatcher {
-        exe: condition!("exe", |value| exe(value, world)),
-        name: condition!("name", name),
-        port: condition!("port", |value: &Value<'_>| value.whole(1..=65_535).map(|port| port as u16)),
-        destination: condition!("destination", destination),
-        cgroup: condition!("cgroup", cgroup),
-        user: condition!("user", |value| user(value, world)),
-        client: condition!("client", client),
-        class: condition!("class", |value: &Value<'_>| value.one_of(&CLASSES)),
+        exe: section.condition("exe", &mut refused, |value| exe(value, world)),
+        name: section.condition("name", &mut refused, name),
+        port: section.condition("port", &mut refused, |value: &Value<'_>| value.whole(1..=65_535).map(|port| port as u16)),
+        destination: section.condition("destination", &mut refused, destination),
+        cgroup: section.condition("cgroup", &mut refused, cgroup),
+        user: section.condition("user", &mut refused, |value| user(value, world)),
+        client: section.condition("client", &mut refused, client),
+        class: section.condition("class", &mut refused, |value: &Value<'_>| value.one_of(&CLASSES)),
     };
     section.finish();
     if empty {

@@ -80,6 +80,14 @@ impl<'a> Section<'a> {
         self.get(key)
     }
 
+    /// The value of `key` as `read` reads it. Sets `refused` if the key is there and its value is not usable: an entry must not apply to more than
+    /// its other conditions say.
+    pub(super) fn condition<T>(&mut self, key: &'static str, refused: &mut bool, read: impl FnOnce(&Value<'a>) -> Option<T>) -> Option<T> {
+        let read = read(&self.take(key)?);
+        *refused |= read.is_none();
+        read
+    }
+
     fn get(&self, key: &'static str) -> Option<Value<'a>> {
         let (_, value) = self.table.iter().find(|(name, _)| name.get_ref() == key)?;
         Some(Value { reader: self.reader, key, span: value.span(), value: value.get_ref() })

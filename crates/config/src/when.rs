@@ -29,21 +29,12 @@ pub(super) fn when(section: &mut Section<'_>) -> Option<When> {
 
 fn conditions(mut section: Section<'_>) -> Option<When> {
     let mut refused = false;
-    macro_rules! condition {
-        ($key:literal, $read:expr) => {
-            section.take($key).and_then(|value| {
-                let read = $read(&value);
-                refused |= read.is_none();
-                read
-            })
-        };
-    }
     let mut when = When {
         facts: BTreeMap::new(),
-        running: condition!("running", running),
-        time: condition!("time", time),
-        battery_below: condition!("battery_below", battery),
-        ssid: condition!("ssid", ssid),
+        running: section.condition("running", &mut refused, running),
+        time: section.condition("time", &mut refused, time),
+        battery_below: section.condition("battery_below", &mut refused, battery),
+        ssid: section.condition("ssid", &mut refused, ssid),
     };
     for (name, value) in section.rest() {
         match fact(name, &value) {

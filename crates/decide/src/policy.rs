@@ -95,13 +95,6 @@ impl Policy {
         policy
     }
 
-    /// The policy without entries that have a condition, for programs that do not follow the context.
-    pub fn unconditional(mut self) -> Self {
-        self.apps.retain(|rule| rule.when.is_empty());
-        self.links.retain(|rule| rule.when.is_empty());
-        self
-    }
-
     /// The conditions of all entries.
     pub fn conditions(&self) -> impl Iterator<Item = &When> {
         self.apps.iter().map(|rule| &rule.when).chain(self.links.iter().map(|rule| &rule.when)).filter(|when| !when.is_empty())
@@ -328,8 +321,6 @@ mod tests {
         assert_eq!((with("true").first_match(&curl()), with("false").first_match(&curl())), (Some(0), Some(1)));
         assert_eq!((with("true").link_rule(&eth).map(|rule| rule.priority), with("false").link_rule(&eth)), (Some(1), None));
         assert_eq!(policy.conditions().count(), 2);
-        let plain = policy.clone().unconditional();
-        assert_eq!((plain.apps.len(), plain.links.len(), plain.first_match(&curl())), (1, 0, Some(0)));
     }
 
     #[test]

@@ -44,10 +44,14 @@ pub(crate) struct EnergyServe {
     /// Address to listen on. Other machines can read the profiles only if they can reach this address.
     #[arg(long, value_name = "ADDR:PORT", default_value = "127.0.0.1:7632")]
     pub(crate) listen: SocketAddr,
-    /// The database. If it does not exist, it is created with the profiles that ship with Braid. The key that signs the answers is beside it, in a file
-    /// with the extension "key".
+    /// The database. If it does not exist, it is created with the profiles that ship with Braid. Only its owner may be able to write the
+    /// file and its directory.
     #[arg(long, value_name = "FILE")]
     pub(crate) db: PathBuf,
+    /// File of the key that signs the answers. Only its owner may be able to read it. If it does not exist, it is created. Default: beside the database,
+    /// with the extension "key".
+    #[arg(long, value_name = "FILE")]
+    pub(crate) key: Option<PathBuf>,
     /// Import the profiles of this file into the database first; repeatable.
     #[arg(long, value_name = "FILE")]
     pub(crate) import: Vec<PathBuf>,
