@@ -36,7 +36,7 @@ use braid_decide::tables::TablePlan;
 use braid_decide::tradeoff::Supply;
 use braid_decide::virtual_interface::Handover;
 use braid_model::key::PublicKey;
-use braid_model::{Direction, Family, FlowId, LinkIndex, NetworkSnapshot, PerDirection, Rate, Time, Traffic};
+use braid_model::{Family, FlowId, LinkIndex, NetworkSnapshot, PerDirection, Rate, Time, Traffic};
 
 use crate::config::Config;
 use crate::links::{Link, LinkTable, ProbePlan};
