@@ -213,8 +213,8 @@ fn judge_narrow_bond(samples: &Samples) -> [Comparison; 3] {
         claims[3].judge(
             format!("against the best other {:+.1} % at worst, at {behind_at} Mbit/s", -behind),
             Judgement::met_or_not(behind < 1.0),
-            "All three rules have nearly the same result. The bond assigns a chunk to an interface once that can send it, so each \
-             interface is fully used; the rule determines only the order in which interfaces are considered.",
+            "miDRR has the same result: it assigns a chunk to an interface once that can send it, so each interface is fully used. Round \
+             robin gives both interfaces the same number of bytes, so it is twice as fast as the slower one.",
         ),
         claims[4].judge(
             format!("{missing:.1} % below at worst, at {missing_at} Mbit/s; miDRR {own:.1} %, at {own_at} Mbit/s"),
@@ -233,8 +233,8 @@ fn judge_narrow_bond(samples: &Samples) -> [Comparison; 3] {
         claims[5].judge(
             format!("{narrow:+.0} % at {NARROWEST} Mbit/s"),
             Judgement::met_or_not(narrow < 0.0),
-            "It is not worse, because with late binding no chunk waits for the interface whose turn it is. Late binding, which the paper \
-             does not have, matters more than weights.",
+            "Every second chunk waits for IF2, as in the paper. Late binding, which the paper does not have, avoids that: miDRR gives a \
+             chunk to the interface that can send it now.",
         ),
     ]
 }
@@ -303,7 +303,7 @@ fn judge_lossy_bond(samples: &Samples) -> [Comparison; 2] {
         claims[2].judge(
             format!("round robin against weighted {least:+.1} % at best"),
             Judgement::met_or_not(least < -1.0),
-            "They behave the same, for the reason given in dbas-3b.",
+            "For the reason given in dbas-3b: half of the bytes wait for IF2.",
         ),
         claims[3].judge(
             format!("{missing:.1} % below at worst, at {missing_at} % loss; miDRR {own:.1} %, at {own_at} %"),
