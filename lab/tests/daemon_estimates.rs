@@ -133,6 +133,8 @@ fn the_buffer_in_front_of_a_full_link_is_estimated() {
     }
     let deep = LinkSpec::new("wlan0").rate(mbps(6)).delay(ms(10)).queue(ByteCount::new(200_000));
     let lab = Lab::builder().link(deep).start().unwrap();
+    // BBR leaves most of the buffer empty.
+    lab.server().run(|| std::fs::write("/proc/sys/net/ipv4/tcp_congestion_control", "reno")).unwrap().unwrap();
     let web = Web::start(&lab).unwrap();
     let up = Up::start(&lab, "");
     let url = web.url(ByteCount::new(100_000_000)).unwrap();
@@ -141,11 +143,11 @@ fn the_buffer_in_front_of_a_full_link_is_estimated() {
     let mut size = 0;
     within(Duration::from_secs(60), "the buffer is known", || {
         size = link(&up, "wlan0")["buffer_down_bytes"].as_u64().unwrap_or(0);
-        size > 0
+        size > 100_000
     });
     curl.kill().unwrap();
     curl.wait().unwrap();
-    assert!((20_000..500_000).contains(&size), "{size} bytes: the buffer has 200 kB");
+    assert!(size < 250_000, "{size} bytes: the buffer has 200 kB");
 }
 
 #[test]

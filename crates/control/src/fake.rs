@@ -220,6 +220,7 @@ impl FakeSteering {
             rx: ByteCount::ZERO,
             tx: ByteCount::ZERO,
             rtt_us: None,
+            receive_rtt_us: None,
             retransmissions: Some(0),
             segments_out: Some(1),
             delivery_rate: None,

@@ -255,6 +255,8 @@ pub struct FlowRow {
     pub tx: ByteCount,
     /// Smoothed RTT in microseconds, if known.
     pub rtt_us: Option<u32>,
+    /// Round trip that the kernel measured as receiver, in microseconds; only of TCP flows that receive. During a download `rtt_us` hardly changes.
+    pub receive_rtt_us: Option<u32>,
     /// Retransmitted segments; TCP only.
     pub retransmissions: Option<u32>,
     /// Segments sent; TCP only.

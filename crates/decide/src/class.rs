@@ -256,7 +256,7 @@ mod tests {
         class.on_ended(Some(Class::Bulk), short);
         assert_eq!(class.confident(), Class::Bulk);
         // Between two classes: neither gets enough flows in a row.
-        for flow in 0..100 {
+        for flow in 0..99 {
             let other = [Some(Class::Browser), None, Some(Class::Bulk)][flow % 3];
             class.on_ended(other, short);
             assert_eq!(class.confident(), Class::Bulk, "after {flow} flows");

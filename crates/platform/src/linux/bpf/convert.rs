@@ -290,6 +290,7 @@ pub(super) fn flow_row(raw: &abi::FlowRow) -> Option<FlowRow> {
         rx: ByteCount::new(raw.rx),
         tx: ByteCount::new(raw.tx),
         rtt_us: [raw.srtt_us, raw.rcv_rtt_us].into_iter().find(|rtt| *rtt > 0),
+        receive_rtt_us: (raw.rcv_rtt_us > 0).then_some(raw.rcv_rtt_us),
         retransmissions: tcp.then_some(raw.retransmissions),
         segments_out: tcp.then_some(raw.segments_out),
         delivery_rate: (raw.delivery_rate > 0).then(|| Rate::from_bps(raw.delivery_rate.saturating_mul(8))),
