@@ -14,7 +14,7 @@ use super::super::sys::seccomp as sys;
 use super::{RawCall, Socket};
 
 /// Maximum number of a program's descriptors that are searched for other references to its socket. Each costs a system call while a connect waits.
-const MAX_DESCRIPTORS: usize = 256;
+const MAX_DESCRIPTORS: usize = 512;
 /// Maximum length of the kernel's description of a descriptor, in bytes. That of an epoll instance has a line for each descriptor that it watches.
 const MAX_DESCRIPTION: u64 = 64 << 10;
 
@@ -138,7 +138,7 @@ impl Socket {
     }
 
     /// Whether the descriptor `fd`, which is the caller's copy of this socket, closes when the caller starts another program. `None` if more than this
-    /// descriptor refers to the socket (another descriptor, or an epoll instance), or if the search would take too long: the caller has more than 256
+    /// descriptor refers to the socket (another descriptor, or an epoll instance), or if the search would take too long: the caller has more than 512
     /// descriptors, or an epoll instance that watches a thousand.
     pub fn sole_reference(&self, call: &RawCall, fd: RawFd) -> Option<bool> {
         let folder = format!("/proc/{}/fd", call.thread);
