@@ -105,7 +105,8 @@ BRAID_INLINE __u64 braid_draw(const struct braid_load_table *table, __u32 slot)
 BRAID_INLINE __u64 braid_deadline(const struct braid_load_table *table, const struct braid_params *params, __u32 allowed,
 				  __u32 direction, __u64 demand)
 {
-	__u64 total = braid_min(demand, BRAID_LOAD_LIMIT), latest = 0;
+	__u64 total = braid_min(braid_min(demand, BRAID_LOAD_LIMIT) + braid_min(params->packets[direction], BRAID_LOAD_LIMIT), BRAID_LOAD_LIMIT);
+	__u64 latest = 0;
 
 	/* Ends at every eighth slot only: the verifier follows what comes after the loop once for each place where it may end. */
 	for (__u32 slot = 0; slot < BRAID_MAX_LINKS; slot++) {

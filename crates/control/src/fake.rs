@@ -239,6 +239,7 @@ impl FakeSteering {
     }
 
     fn sync_link_loads(&mut self, params: &SteerParams) {
+        self.load_table.packets = params.packets.map(ByteCount::get);
         for (slot, link) in params.links.iter().enumerate() {
             if let Some(link) = link {
                 let link_load = &mut self.load_table.loads[slot];

@@ -46,10 +46,10 @@ pub struct SteerLink {
 pub struct SteerParams {
     /// How a link is chosen. Its target applies to flows whose direction has none in `targets`.
     pub mode: Mode,
-    /// Target throughput of connections by direction, for [`Mode::CheapestInTime`], since capacities differ by direction.
+    /// Target throughput of the whole load by direction, for [`Mode::CheapestInTime`] (OPERETTA's `T_target`), since capacities differ by direction.
     pub targets: PerDirection<Option<Rate>>,
-    /// Target throughput of connections and bonded flows together: OPERETTA's `T_target`. It stays in user space.
-    pub full_targets: PerDirection<Option<Rate>>,
+    /// Remaining bytes of bonded flows, which the targets include and no link's load does.
+    pub packets: PerDirection<ByteCount>,
     /// Number of the configured scheduler, recorded in each flow.
     pub scheduler: u8,
     /// Expected bytes of a flow of an unknown application.

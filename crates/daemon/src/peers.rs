@@ -29,7 +29,7 @@ use braid_store::joined::{self, NotInvited, Stored};
 use braid_transport::client::{Client, ClientLink, PathChange, State};
 use braid_transport::{BondFlow, Moved};
 use tokio::sync::broadcast::error::RecvError;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::{Notify, mpsc, watch};
 
 mod explained;
 mod flow_limits;
@@ -137,6 +137,8 @@ struct BondedFlows {
     ended: Vec<(Ended, Cost, Moved)>,
     /// Latest energy cost per byte, by slot.
     costs: BTreeMap<u8, ByteCost>,
+    /// A flow began or ended.
+    changed: Arc<Notify>,
 }
 
 /// First flow id that is not a socket cookie: the kernel counts cookies from one.
@@ -153,11 +155,13 @@ impl BondedFlows {
         };
         *self.by_peer.entry(flow.peer.clone()).or_default() += 1;
         self.living.insert(id, flow);
+        self.changed.notify_one();
         id
     }
 
     fn remove(&mut self, id: u64) -> Option<BondedFlow> {
         let flow = self.living.remove(&id)?;
+        self.changed.notify_one();
         if let Some(count) = self.by_peer.get_mut(&flow.peer) {
             *count -= 1;
             if *count == 0 {
@@ -293,6 +297,16 @@ impl Peers {
         let plans = plans(&scheduling);
         self.scheduling = Some(scheduling);
         self.clients().for_each(|client| client.set_plans(plans.up, plans.down));
+    }
+
+    /// Notified when a bonded flow began or ended.
+    pub fn changed(&self) -> Arc<Notify> {
+        self.flows.lock().unwrap_or_else(PoisonError::into_inner).changed.clone()
+    }
+
+    /// Whether any flow is bonded.
+    pub fn has_flows(&self) -> bool {
+        !self.flows.lock().unwrap_or_else(PoisonError::into_inner).living.is_empty()
     }
 
     /// Remaining bytes of the bonded flows.

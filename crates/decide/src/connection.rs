@@ -30,7 +30,8 @@ pub enum Mode {
     VirtualStart,
     /// The cheapest link that finishes within the deadline, else the link that finishes first ([`LoadTable::finish`]).
     ///
-    /// `target` is the throughput that the total load should reach (OPERETTA's `T_target`). The deadline is `max(L / target, max_k load_k / r_k)`.
+    /// `target` is the throughput that the total load should reach (OPERETTA's `T_target`). The deadline is `max(L / target, max_k load_k / r_k)`;
+    /// `L` includes packet load.
     /// `None` selects maximum throughput (DNIS, DBAS): the link on which the flow itself ends first ([`LoadTable::end`]), regardless of the price.
     CheapestInTime {
         /// Target throughput.
@@ -76,13 +77,25 @@ pub struct LoadTable {
     pub virtual_time: u64,
     /// Number of decisions, modulo 2^64, counted from a seed. [`Mode::Random`] is a function of it.
     pub decisions: u64,
+    /// Remaining bytes of packet streams, which are in no link's load. [`Mode::CheapestInTime`] with a target counts them in `L`.
+    ///
+    /// The rule then decides as OPERETTA's Algorithm 1 *if the new stream and packets may use every link*: a cheaper link in time is never worse than
+    /// a more expensive one, because packets can trade places with the stream. If the target exceeds the capacity of all links, they are all full at
+    /// the same energy wherever the stream is.
+    ///
+    /// - Among equally good links, for example if packets fill them all, the rule takes the cheapest, Algorithm 1 the one with the lowest index.
+    /// - The rule rounds times down to 2^-20 s: it may take a link that ends later than the deadline by less than that.
+    /// - If packets may not use a link, the two differ: a stream there leaves the other links to packets and can be the better choice even if it ends
+    ///   later.
+    /// - Without a target the rule only considers when its own stream ends and saves no energy. Algorithm 1's maximum throughput is α = 1.
+    pub packets: PerDirection<u64>,
     /// The links by slot. Slots that are in no mask are not read.
     pub loads: [LinkLoad; MAX_LINKS],
 }
 
 impl Default for LoadTable {
     fn default() -> Self {
-        Self { virtual_time: 0, decisions: 0, loads: [LinkLoad::default(); MAX_LINKS] }
+        Self { virtual_time: 0, decisions: 0, packets: PerDirection::default(), loads: [LinkLoad::default(); MAX_LINKS] }
     }
 }
 
@@ -201,7 +214,8 @@ impl LoadTable {
     pub fn deadline(&self, request: &Request, target: Option<Rate>) -> u64 {
         let Some(target) = target else { return 0 };
         let loads = request.slots().map(|slot| self.loads[slot].load[request.direction].min(LOAD_LIMIT));
-        let total = loads.fold(request.demand.get().min(LOAD_LIMIT), |total, load| total.saturating_add(load).min(LOAD_LIMIT));
+        let total = loads.chain([self.packets[request.direction].min(LOAD_LIMIT)]);
+        let total = total.fold(request.demand.get().min(LOAD_LIMIT), |total, load| total.saturating_add(load).min(LOAD_LIMIT));
         self.makespan(request).max(duration(total, target.bytes_per_second()))
     }
 

@@ -272,26 +272,6 @@ impl Problem<'_> {
         Ok(decision(&instance, instance.solve()?, self.interfaces.len()))
     }
 
-    /// The target for the connection rule (`connection::Mode::CheapestInTime`). That rule ignores packet load; with this target it decides as
-    /// Algorithm 1 does in the presence of packet load: `T_target (L - P) / L`, rounded down.
-    ///
-    /// The rule's deadline is `max(L' / target, max_k c_k / r_k)` with `L' = L - P`; the correct deadline includes all load, `L / T_target`. With
-    /// this target both are equal, and the outcome is as good *if the new stream and packets may use every link*: a cheaper link in time is never
-    /// worse than a more expensive one, because packets can trade places with the stream. If the target exceeds the capacity of all links, they are
-    /// all full at the same energy wherever the stream is.
-    ///
-    /// - Among equally good links, for example if packets fill them all, the rule takes the cheapest, Algorithm 1 the one with the lowest index.
-    /// - The rule rounds times down to 2^-20 s: it may take a link that ends later than the deadline by less than that.
-    /// - If packets may not use a link, the two differ: a stream there leaves the other links to packets and can be the better choice even if it ends
-    ///   later.
-    /// - Without a target the rule only considers when its own stream ends and saves no energy. Algorithm 1's maximum throughput is α = 1.
-    pub fn connection_target(&self) -> Result<Rate, OperettaError> {
-        let instance = self.instance()?;
-        let connections = instance.total - instance.packet;
-        let share = if instance.total > 0.0 { connections / instance.total } else { 1.0 };
-        Ok(Rate::from_bps((instance.target * share * 8.0) as u64))
-    }
-
     fn instance(&self) -> Result<Instance, OperettaError> {
         let Self { interfaces, loads, new, .. } = *self;
         let links = interfaces.len();

@@ -6,7 +6,7 @@ use braid_decide::connection::{LoadTable, Mode, Request};
 use braid_decide::operetta::{
     Decision, Interface, Kind, Loads, New, NewKind, OperettaError, Price, Problem, Stream, Target, Utility, schedule,
 };
-use braid_model::{ByteCount, Direction, LinkSet, MAX_LINKS, Power, Rate};
+use braid_model::{ByteCount, Direction, LinkSet, MAX_LINKS, PerDirection, Power, Rate};
 use microlp::{ComparisonOp, LinearExpr, OptimizationDirection};
 use proptest::prelude::*;
 
@@ -270,7 +270,7 @@ proptest! {
 
 /// A load table with the connections of `case`, and the rule's request for the new stream.
 fn load_table(case: &Case, loads: &Loads) -> (LoadTable, Request) {
-    let mut load_table = LoadTable::default();
+    let mut load_table = LoadTable { packets: PerDirection { down: loads.packet.get(), up: 0 }, ..LoadTable::default() };
     let symbols = case.symbols();
     let max_price = symbols.price.iter().copied().fold(f64::MIN_POSITIVE, f64::max);
     for (slot, interface) in case.interfaces.iter().enumerate() {
@@ -280,6 +280,11 @@ fn load_table(case: &Case, loads: &Loads) -> (LoadTable, Request) {
         link_load.price = (symbols.price[slot] / max_price * (1u64 << 50) as f64) as u64;
     }
     (load_table, Request { allowed: case.new.allowed, direction: Direction::Down, demand: case.new.load })
+}
+
+/// The target throughput, rounded down to whole bytes per second.
+fn in_force(case: &Case) -> Rate {
+    Rate::from_bps(case.solve().unwrap().target_bps as u64)
 }
 
 /// The case with the new stream restricted to `link`.
@@ -334,13 +339,13 @@ proptest! {
         }
     }
 
-    /// With packet load the rule needs the target reduced by that load, and may choose another link that is equally good.
+    /// With packet load the rule may choose another link that is equally good.
     #[test]
     fn the_connection_rule_is_algorithm_1_for_mixed_streams(case in case(false, false)) {
         let case = Case { new: New { kind: NewKind::Connection, ..case.new }, ..case };
         let loads = case.loads();
         let (load_table, request) = load_table(&case, &loads);
-        let target = case.with(&loads, |problem| problem.connection_target()).unwrap();
+        let target = in_force(&case);
         let mode = Mode::CheapestInTime { target: Some(target) };
         let deadline = load_table.deadline(&request, Some(target));
         // The rule uses integer bytes per second and units of 2^-20 s. Cases in which this could change the result are skipped.
@@ -533,7 +538,7 @@ fn money_can_outweigh_energy() {
     assert_eq!((link, energy, price), (Some(1), 2.0, 0.0));
 }
 
-/// If packets may not use every link, the connection rule differs from Algorithm 1, as documented at `connection_target`.
+/// If packets may not use every link, the connection rule differs from Algorithm 1, as documented at `LoadTable::packets`.
 #[test]
 fn the_connection_rule_differs_from_algorithm_1_if_packets_may_not_use_a_link() {
     // 2 MB of packets on the first link alone (2 s). A connection of 1 MB there would delay them by a third second; on the second link it ends at 2
@@ -545,7 +550,7 @@ fn the_connection_rule_differs_from_algorithm_1_if_packets_may_not_use_a_link() 
     let loads = case.loads();
     let (load_table, request) = load_table(&case, &loads);
     let request = Request { allowed: LinkSet(3), ..request };
-    let target = case.with(&loads, |problem| problem.connection_target()).unwrap();
+    let target = in_force(&case);
     assert_eq!(load_table.pick(Mode::CheapestInTime { target: Some(target) }, &request), Some(0));
     let decision = case.solve().unwrap();
     assert_eq!(decision.assignment, Some(1));

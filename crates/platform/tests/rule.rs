@@ -47,7 +47,8 @@ impl Case {
         };
         let mut targets = [self.other_target; 2];
         targets[self.request.direction as usize] = target;
-        let mut params = abi::Params { mode, target: targets, backup: mask(self.backup), ..Default::default() };
+        let packets = self.load_table.packets.to_array();
+        let mut params = abi::Params { mode, target: targets, packets, backup: mask(self.backup), ..Default::default() };
         for (slot, link_load) in params.slots.iter_mut().zip(&self.load_table.loads) {
             (slot.rate, slot.price, slot.step, slot.rank) = (link_load.rate.to_array(), link_load.price, link_load.step, link_load.rank);
         }
@@ -147,9 +148,14 @@ fn case() -> impl Strategy<Value = Case> {
     let policy = (mask(), prop::option::of(mask()), prop::option::of(mask()));
     let ways = (any::<bool>(), prop_oneof![Just(0), 1..100_000_000u64]);
     let loads = prop_oneof![2 => (prop::collection::vec(link_load(), MAX_LINKS), number(10_000_000)), 1 => loads()];
-    (loads, (number(1 << 30), any::<u64>()), mode, mask(), ways, policy).prop_map(
-        |((loads, demand), (virtual_time, decisions), mode, allowed, (up, other_target), (backup, links, prefer))| Case {
-            load_table: LoadTable { virtual_time, decisions, loads: loads.try_into().expect("exactly MAX_LINKS elements") },
+    (loads, (number(1 << 30), any::<u64>(), [number(100_000_000), number(100_000_000)]), mode, mask(), ways, policy).prop_map(
+        |((loads, demand), (virtual_time, decisions, packets), mode, allowed, (up, other_target), (backup, links, prefer))| Case {
+            load_table: LoadTable {
+                virtual_time,
+                decisions,
+                packets: packets.into(),
+                loads: loads.try_into().expect("exactly MAX_LINKS elements"),
+            },
             mode,
             request: Request { allowed, direction: if up { Direction::Up } else { Direction::Down }, demand: ByteCount::new(demand) },
             backup,

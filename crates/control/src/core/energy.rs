@@ -179,7 +179,7 @@ impl<S: Steering> Core<S> {
 
     /// The target throughput in the parameters that were last computed.
     pub(super) fn target_now(&self, direction: Direction) -> Option<Rate> {
-        self.params.as_ref()?.full_targets[direction]
+        self.params.as_ref()?.targets[direction]
     }
 }
 

@@ -181,17 +181,12 @@ impl<S: Steering> Core<S> {
         if connection.feasible { packet.feasible && cheaper } else { faster }
     }
 
-    /// Target with which the connection rule decides as Algorithm 1 does in the presence of packet load ([`Problem::connection_target`]).
-    pub(super) fn connection_target(&self, links: &[Option<SteerLink>; MAX_LINKS], direction: Direction, target: Rate) -> Option<Rate> {
-        let packets = self.packet_load.load[direction];
-        if packets == ByteCount::ZERO {
-            return Some(target);
+    /// Packet load in the deadline of the connection rule: under OPERETTA all of it. Other schedulers have it in the load table.
+    pub(super) fn target_packets(&self) -> PerDirection<ByteCount> {
+        if self.config.policy.scheduler != Scheduler::Operetta {
+            return PerDirection::default();
         }
-        let connections: ByteCount =
-            self.connection_loads(links, direction).into_iter().fold(self.config.policy.default_demand, |sum, load| sum + load);
-        let share = connections.get() as f64 / (connections + packets).get().max(1) as f64;
-        let target = Rate::from_bps(coarse((target.bps() as f64 * share) as u64));
-        Some(target).filter(|target| *target > Rate::ZERO)
+        self.packet_load.load.map(|load| ByteCount::new(coarse(load.get())))
     }
 
     fn solve(&self, params: &SteerParams, direction: Direction, kind: NewKind, demand: ByteCount) -> Result<Optimum, OperettaError> {
@@ -228,7 +223,7 @@ impl<S: Steering> Core<S> {
         let rate = |slot: usize| links[slot].as_ref().filter(|_| allowed.contains(slot)).map_or(Rate::ZERO, |link| link.rate[direction]);
         let rates = std::array::from_fn(rate);
         let prices = std::array::from_fn(|slot| links[slot].as_ref().map_or(0.0, |link| link.price as f64));
-        let target = params.full_targets[direction].unwrap_or(Rate::from_bps(u64::MAX >> 8));
+        let target = params.targets[direction].unwrap_or(Rate::from_bps(u64::MAX >> 8));
         Inputs { rates, prices, allowed, target }
     }
 
@@ -256,7 +251,7 @@ impl<S: Steering> Core<S> {
         self.links.in_slot(slot).and_then(|link| self.active_power(link, self.polled)).unwrap_or(Power::ZERO)
     }
 
-    /// Load of bonded flows on each link. Empty under OPERETTA, whose connection target accounts for packets: they make room for connections.
+    /// Load of bonded flows on each link. Empty under OPERETTA, whose connection rule has them in its deadline: packets make room for connections.
     fn bonded_loads(&self) -> BondedLoads {
         let mut loads = BondedLoads::default();
         let PacketLoad { load, flows } = self.packet_load;

@@ -53,14 +53,12 @@ impl<S: Steering> Core<S> {
             }
         }
         let usable = PerFamily { v4: self.links.usable(Family::V4), v6: self.links.usable(Family::V6) };
-        let full_targets = self.targets(&links, usable.v4 | usable.v6, backup);
-        let targets =
-            PerDirection::from_fn(|direction| full_targets[direction].and_then(|target| self.connection_target(&links, direction, target)));
+        let targets = self.targets(&links, usable.v4 | usable.v6, backup);
         let devices = self.links.devices();
         let mut params = SteerParams {
             mode: if sole.is_some() { Mode::OnlyOne } else { policy.scheduler.mode() },
             targets,
-            full_targets,
+            packets: self.target_packets(),
             scheduler: policy.scheduler as u8,
             default_demand: policy.default_demand,
             affinity: policy.affinity,

@@ -350,7 +350,7 @@ fn no_params() -> SteerParams {
     SteerParams {
         mode: Mode::OnlyOne,
         targets: PerDirection::default(),
-        full_targets: PerDirection::default(),
+        packets: PerDirection::default(),
         scheduler: 0,
         default_demand: ByteCount::ZERO,
         affinity: None,
