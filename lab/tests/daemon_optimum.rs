@@ -16,6 +16,8 @@ const POWERS: [f64; 2] = [6.0, 1.0];
 /// Flows of a batch, and the size of each.
 const FLOWS: usize = 24;
 const SIZE: u64 = 500_000;
+/// A mixture may miss its optimum in this many batches less one.
+const ATTEMPTS: usize = 3;
 
 /// Flows to host 11 are bonded, the others go direct. Connects are not moved: many flows at once fill the queue of a link, which drops handshakes, and
 /// each moved connect would be a flow that the rule has put elsewhere.
@@ -120,27 +122,33 @@ fn mixed_traffic_is_within_5_percent_of_the_offline_optimum() {
         up.configure(&config(alpha));
         assert!(up.braid(&["reload"]).status.success());
         for gamma in [0, 25, 50, 100] {
-            eventually("no flow is left", || up.flows().is_empty());
             let bonded = FLOWS * gamma / 100;
-            let (found, best) = (batch(&lab, &web, bonded), optimum(alpha, bonded));
-            let line = format!(
-                "alpha {alpha}, gamma {gamma} %: wlan0 carries {:.3} (best {:.3}), {:.2} W (best {:.2}), {:.2} J/MB (best {:.2}), {:.1} Mbit/s \
-                 (best {:.1})",
-                found.share,
-                best.share,
-                found.power(),
-                best.power(),
-                found.joules,
-                best.joules,
-                found.goodput,
-                best.goodput
-            );
-            println!("{line}");
-            let near = |found: f64, best: f64, part: f64| (found - best).abs() <= part * best;
-            let shares = (found.share - best.share).abs() <= 0.05;
-            // Goodput multiplies a deviation of the slower link's share by three.
-            if !(shares && near(found.joules, best.joules, 0.05) && near(found.goodput, best.goodput, 0.1)) {
-                worse.push(line);
+            let best = optimum(alpha, bonded);
+            let mut missed = String::new();
+            // Real time on a shared machine: a batch that was disturbed is repeated. A fault of the rule repeats, too.
+            let met = (0..ATTEMPTS).any(|_| {
+                eventually("no flow is left", || up.flows().is_empty());
+                let found = batch(&lab, &web, bonded);
+                missed = format!(
+                    "alpha {alpha}, gamma {gamma} %: wlan0 carries {:.3} (best {:.3}), {:.2} W (best {:.2}), {:.2} J/MB (best {:.2}), \
+                     {:.1} Mbit/s (best {:.1})",
+                    found.share,
+                    best.share,
+                    found.power(),
+                    best.power(),
+                    found.joules,
+                    best.joules,
+                    found.goodput,
+                    best.goodput
+                );
+                println!("{missed}");
+                let near = |found: f64, best: f64, part: f64| (found - best).abs() <= part * best;
+                let shares = (found.share - best.share).abs() <= 0.05;
+                // Goodput multiplies a deviation of the slower link's share by three.
+                shares && near(found.joules, best.joules, 0.05) && near(found.goodput, best.goodput, 0.1)
+            });
+            if !met {
+                worse.push(missed);
             }
         }
     }
