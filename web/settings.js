@@ -24,7 +24,7 @@ const SCHEDULERS = [
 ];
 
 export function mount(root) {
-  const parts = [schedulers(), bonds(), tradeoff(), links(), rules(), context(), relays(), file()];
+  const parts = [schedulers(), bonds(), tradeoff(), links(), rules(), context(), relays(), questions(), file()];
   root.append(
     h(
       'div',
@@ -387,6 +387,36 @@ function relays() {
         },
       ),
   };
+}
+
+/** What Braid sends without being asked: questions to hosts, and measurements. The configuration file sets both. */
+function questions() {
+  const [detection, measurement] = [h('p', {}), h('p', {})];
+  return {
+    node: card('questions', 'Detection and measurement', detection, measurement),
+    show: () => {
+      put(detection, detectionWords(store.policy?.detection));
+      put(measurement, measurementWords(store.policy?.measurement));
+    },
+  };
+}
+
+function detectionWords(asked) {
+  if (!asked) return 'Braid asks no hosts whether they run Braid.';
+  const hosts = [
+    asked.everybody ? 'every public host that answers' : null,
+    asked.hosts.length ? asked.hosts.join(', ') : null,
+    asked.networks.length ? `hosts of the private networks ${asked.networks.join(', ')}` : null,
+  ].filter(Boolean);
+  const hold = asked.hold_ms ? ` The first connection to each waits up to ${asked.hold_ms} ms for its answer.` : '';
+  return `Braid asks ${hosts.join(' and ')} whether they run Braid.${hold}`;
+}
+
+function measurementWords(settings) {
+  if (!settings) return 'Braid learns capacities from ordinary transfers only.';
+  const { servers, every_s, max_bytes, max_daily_bytes } = settings;
+  const limits = `at most ${amount(max_bytes)} at once and ${amount(max_daily_bytes)} a day`;
+  return `Braid measures each idle link every ${Math.round(every_s / 60)} minutes with ${servers.join(', ')}: ${limits}.`;
 }
 
 function file() {

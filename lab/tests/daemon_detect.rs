@@ -435,6 +435,8 @@ fn a_held_first_connection_is_bonded_itself() {
         text(&explained.stdout) + &text(&explained.stderr)
     };
     assert!(explained().contains("waits up to 2000 ms for the answer"), "{}", explained());
+    let shown = text(&up.braid(&["policy"]).stdout);
+    assert!(shown.contains("detection       asks every public host") && shown.contains("waits up to 2000 ms"), "{shown}");
     assert!(first_is_bonded(&lab, &up, &web, 6_000_000), "{}", up.log());
     let enough = brought(&up).iter().filter(|bytes| **bytes > 300_000).count();
     assert_eq!(enough, 2, "both links carried it: {}", server_of(&up));
@@ -467,4 +469,42 @@ fn a_held_connection_to_a_silent_host_goes_direct_and_later_ones_are_not_redirec
     assert!(up.braid(&["reload"]).status.success());
     fetched(&lab, &web, 100_000);
     assert_eq!(redirected(), 1);
+}
+
+#[test]
+fn only_hosts_of_named_private_networks_are_asked() {
+    if !able() {
+        return;
+    }
+    let lab = two_links().start().unwrap();
+    let web = Web::start(&lab).unwrap();
+    let private: std::net::Ipv4Addr = [192, 168, 77, 10].into();
+    for address in [private, [192, 168, 78, 10].into()] {
+        let added = lab.server().command("ip").unwrap().args(["address", "add", &format!("{address}/32"), "dev", "lo"]).status().unwrap();
+        assert!(added.success());
+    }
+    let _server = Server::start(&lab, ALL);
+    let up = Up::start(&lab, "detect = { networks = [\"192.168.77.0/24\"] }\n");
+    let names = || {
+        let peers: Value = serde_json::from_slice(&up.braid(&["peers", "--json"]).stdout).unwrap();
+        peers["peers"].as_array().unwrap().iter().map(|peer| peer["name"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    let fetch = |address: std::net::Ipv4Addr| {
+        let url = web.url_at(address, ByteCount::new(3_000_000)).unwrap();
+        let output = curl(&lab, &url).output().unwrap();
+        assert_eq!(text(&output.stdout), format!("3000000 {address}"), "curl: {}", text(&output.stderr));
+    };
+    for address in [Lab::internet(10), [192, 168, 78, 10].into(), private] {
+        fetch(address);
+    }
+    eventually("the private host is known", || names() == [private.to_string()]);
+    within(std::time::Duration::from_secs(20), "a flow to the private host is bonded", || {
+        let before = up.status().unwrap()["counters"]["redirected"].as_u64().unwrap();
+        fetch(private);
+        up.status().unwrap()["counters"]["redirected"].as_u64().unwrap() > before
+    });
+    let explained = text(&up.braid(&["explain", "curl", "192.168.78.10:80"]).stdout);
+    assert!(!explained.contains("the server runs Braid"), "{explained}");
+    let shown = text(&up.braid(&["policy"]).stdout);
+    assert!(shown.contains("asks hosts of the private networks 192.168.77.0/24 for Braid"), "{shown}");
 }

@@ -48,6 +48,8 @@ export class Config {
       utility_setting: utilitySetting(model.utility),
       bond_scheduler: model.bond?.scheduler ?? null,
       bond_copies: model.bond?.copies ?? null,
+      detection: { everybody: false, hosts: ['files.example.org'], networks: ['10.8.0.0/16'], hold_ms: 300 },
+      measurement: null,
       links: model.links.map((link) => ({
         matches: `name = "${link.name}"`,
         devices: [link.name],

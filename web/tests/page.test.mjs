@@ -189,6 +189,15 @@ describe('user actions', () => {
       assert.equal(mock.config.model.scheduler, 'least-makespan');
     }));
 
+  test('says which hosts are asked and how capacities are measured', () =>
+    visit({ live: false }, async (page) => {
+      await go(page, 'settings');
+      const card = page.getByRole('region', { name: 'Detection and measurement' });
+      await card.getByText('files.example.org and hosts of the private networks 10.8.0.0/16').waitFor();
+      await card.getByText('waits up to 300 ms').waitFor();
+      await card.getByText('from ordinary transfers only').waitFor();
+    }));
+
   test('changes the scheduler of bonds and its copies', () =>
     visit({ live: false }, async (page, mock) => {
       await go(page, 'settings');

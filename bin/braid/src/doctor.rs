@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use braid_api::{Check, DoctorReport, LinkEntry, LinkState, LinkStatus, Mode, PolicyView, Status, Verdict};
 use braid_config as config;
-use braid_control::config::{Config, Detect};
+use braid_control::config::Config;
 use braid_daemon::default_config;
 use braid_platform::linux::doctor::{self, Standing};
 
@@ -80,23 +80,12 @@ fn configured() -> Config {
     default_config().and_then(|path| config::load(&path, None).ok()).unwrap_or_default()
 }
 
-/// Reports which hosts learn from probes that Braid runs here.
+/// Reports which hosts are asked whether they run Braid, and so learn that Braid runs here.
 fn detection(config: &Config) -> doctor::Check {
-    let mut found = match &config.detect {
-        Detect::Nobody => "Braid probes no hosts (detect = false)".to_owned(),
-        Detect::Listed { nets, names } => {
-            let listed = nets.iter().map(ToString::to_string).chain(names.iter().map(|name| name.as_str().to_owned()));
-            format!("Braid probes these hosts for Braid: {}", listed.collect::<Vec<_>>().join(", "))
-        }
-        Detect::Everybody => "Braid probes every host that answers, which looks like a scan (detect = true)".to_owned(),
+    let found = match config.detection_view() {
+        Some(detection) => format!("Braid {}", show::detection_text(&detection)),
+        None => "Braid asks no hosts whether they run Braid (detect = false)".to_owned(),
     };
-    if !config.detect_networks.is_empty() {
-        let networks = config.detect_networks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
-        found += &format!("; and hosts of these private networks that answer: {networks}");
-    }
-    if !config.hold.is_zero() {
-        found += &format!("; the first connection to each waits up to {} ms for its answer", config.hold.as_millis());
-    }
     doctor::Check { name: "detection", standing: Standing::Ok, found, remedy: None, needed_by_up: false, needed_by_run: false }
 }
 

@@ -3,8 +3,8 @@
 use std::io;
 
 use braid_api::{
-    App, AppEntry, Candidate, DoctorReport, Explanation, Fact, Flow, FlowShare, LinkProfile, LinkState, LinkStatus, Optimum, Outcome,
-    PathState, Peer, PeerKind, PolicyView, Share, SkippedRule, Status, Verdict,
+    App, AppEntry, Candidate, DetectionView, DoctorReport, Explanation, Fact, Flow, FlowShare, LinkProfile, LinkState, LinkStatus,
+    MeasurementView, Optimum, Outcome, PathState, Peer, PeerKind, PolicyView, Share, SkippedRule, Status, Verdict,
 };
 use braid_model::Rate;
 
@@ -304,6 +304,23 @@ pub(crate) fn facts(page: &mut Page<'_>, facts: &[Fact]) -> io::Result<()> {
     page.table(&columns, &facts.iter().map(row).collect::<Vec<_>>(), "no facts are known: \"braid context set NAME=VALUE\" sets one")
 }
 
+/// Which hosts are asked whether they run Braid.
+pub(crate) fn detection_text(detection: &DetectionView) -> String {
+    let DetectionView { everybody, hosts, networks, hold_ms } = detection;
+    let mut asked = Vec::new();
+    if *everybody {
+        asked.push("every public host that answers (to others this looks like a scan)".to_owned());
+    }
+    if !hosts.is_empty() {
+        asked.push(hosts.join(", "));
+    }
+    if !networks.is_empty() {
+        asked.push(format!("hosts of the private networks {}", networks.join(", ")));
+    }
+    let hold = if *hold_ms > 0 { format!("; the first connection to each waits up to {hold_ms} ms for its answer") } else { String::new() };
+    format!("asks {} for Braid{hold}", asked.join(" and "))
+}
+
 /// `braid policy`. `relays` are the joined relays, `None` if they are unknown.
 pub(crate) fn policy(page: &mut Page<'_>, policy: &PolicyView, relays: Option<&[String]>) -> io::Result<()> {
     page.line(format!("scheduler       {}", policy.scheduler))?;
@@ -316,6 +333,17 @@ pub(crate) fn policy(page: &mut Page<'_>, policy: &PolicyView, relays: Option<&[
     }
     page.line(format!("affinity        {}", policy.affinity.as_deref().unwrap_or("by class")))?;
     page.line(format!("default demand  {}", braid_model::ByteCount::new(policy.default_demand_bytes)))?;
+    if let Some(detection) = &policy.detection {
+        page.line(format!("detection       {}", detection_text(detection)))?;
+    }
+    if let Some(MeasurementView { servers, every_s, max_bytes, max_daily_bytes }) = &policy.measurement {
+        let [at_once, daily] = [*max_bytes, *max_daily_bytes].map(braid_model::ByteCount::new);
+        let every = std::time::Duration::from_secs(*every_s);
+        page.line(format!(
+            "measurement     each link every {every:?}, at most {at_once} at once and {daily} a day, with {}",
+            servers.join(", ")
+        ))?;
+    }
     if !policy.links.is_empty() {
         page.line("")?;
     }

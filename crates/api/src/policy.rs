@@ -24,12 +24,44 @@ pub struct PolicyView {
     /// Number of paths that carry each packet, if `bond_scheduler` is `redundant`.
     #[serde(default)]
     pub bond_copies: Option<u8>,
+    /// Which hosts are asked whether they run Braid; `null`: none.
+    #[serde(default)]
+    pub detection: Option<DetectionView>,
+    /// How capacities are measured; `null`: only from ordinary transfers.
+    #[serde(default)]
+    pub measurement: Option<MeasurementView>,
     /// The `[[link]]` entries in order.
     pub links: Vec<LinkEntry>,
     /// The `[[app]]` entries in order. The first entry that matches decides.
     pub apps: Vec<AppEntry>,
     /// Traffic that Braid leaves to the system.
     pub exclude: Vec<ExcludeEntry>,
+}
+
+/// Hosts that are asked whether they run Braid.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct DetectionView {
+    /// Whether every public host that answers a flow is asked.
+    pub everybody: bool,
+    /// Hosts and networks that are asked.
+    pub hosts: Vec<String>,
+    /// Private networks whose hosts are asked.
+    pub networks: Vec<String>,
+    /// Milliseconds that the first connection to a host waits for its answer, at most.
+    pub hold_ms: u64,
+}
+
+/// Active measurements of links' capacities.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+pub struct MeasurementView {
+    /// URLs of the servers, all used at once.
+    pub servers: Vec<String>,
+    /// Seconds between two measurements of one link.
+    pub every_s: u64,
+    /// Maximum number of bytes of one measurement.
+    pub max_bytes: u64,
+    /// Maximum number of bytes of all measurements of one link within a day.
+    pub max_daily_bytes: u64,
 }
 
 /// A utility of throughput, 0 (least cost) to 1 (most throughput).

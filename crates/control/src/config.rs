@@ -7,6 +7,7 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use braid_api::{DetectionView, MeasurementView};
 use braid_decide::detection::{PUBLIC_PREFIXES, is_private, is_public};
 use braid_decide::energy::Profiles;
 use braid_decide::policy::{MeasureServer, Policy, ProbeMode, ProbeTarget};
@@ -76,6 +77,22 @@ pub struct Measure {
     pub certificates: Option<PathBuf>,
 }
 
+impl Measure {
+    /// The settings for the API; `None` without servers.
+    pub fn view(&self) -> Option<MeasurementView> {
+        let url = |server: &MeasureServer| {
+            let MeasureServer { page, tls, .. } = server;
+            format!("{}://{}{}", if *tls { "https" } else { "http" }, page.address, page.path)
+        };
+        (!self.servers.is_empty()).then(|| MeasurementView {
+            servers: self.servers.iter().map(url).collect(),
+            every_s: self.every.as_secs(),
+            max_bytes: self.max_bytes.get(),
+            max_daily_bytes: self.max_daily.get(),
+        })
+    }
+}
+
 impl Default for Measure {
     fn default() -> Self {
         Self {
@@ -114,6 +131,22 @@ impl Config {
     /// Whether any host is asked whether it runs Braid.
     pub fn detects_any(&self) -> bool {
         self.detect.any() || !self.detect_networks.is_empty()
+    }
+
+    /// Which hosts are asked, for the API; `None`: none.
+    pub fn detection_view(&self) -> Option<DetectionView> {
+        let hosts = match &self.detect {
+            Detect::Listed { nets, names } => {
+                nets.iter().map(ToString::to_string).chain(names.iter().map(|name| name.as_str().to_owned())).collect()
+            }
+            Detect::Nobody | Detect::Everybody => Vec::new(),
+        };
+        self.detects_any().then(|| DetectionView {
+            everybody: self.detect == Detect::Everybody,
+            hosts,
+            networks: self.detect_networks.iter().map(ToString::to_string).collect(),
+            hold_ms: self.hold.as_millis() as u64,
+        })
     }
 
     /// Whether `host` is asked. `named` holds the addresses of the names in `detect`.

@@ -15,7 +15,7 @@ use braid_model::{Direction, Time};
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::sys::bpf::now;
 
-use super::system::unix_ms;
+use super::system::{unix, unix_ms};
 use super::{DEFAULT_CONFIG, Daemon, begin_allowances};
 use crate::state_store::StateStore;
 
@@ -155,6 +155,6 @@ impl Daemon<'_> {
 fn put_in_force(core: &mut Core<BpfSteering>, state_store: &mut StateStore, config: Config) -> Result<(), RequestError> {
     let failed = |error: &dyn std::fmt::Display| RequestError::failed("Not applied", error.to_string());
     core.reconfigure(now(), config).map_err(|error| failed(&error))?;
-    state_store.restore_links(core);
+    state_store.restore_links(core, now(), unix());
     begin_allowances(core).map_err(|error| failed(&error))
 }

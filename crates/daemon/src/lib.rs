@@ -315,7 +315,7 @@ struct Daemon<'a> {
     arrivals: Option<mpsc::Receiver<Arrival>>,
     redirect: Option<Arc<Redirect>>,
     /// First connections that wait for the answers of their hosts.
-    held: BTreeMap<FlowId, Arrival>,
+    held: BTreeMap<FlowId, (Arrival, Time)>,
     inbox: mpsc::Receiver<Request>,
     watch: Option<ExeWatch>,
     config_trouble: Option<String>,
@@ -353,7 +353,7 @@ impl Daemon<'_> {
         self.core.on_network(now(), (*network).clone())?;
         self.peers.keep_servers(|host| self.core.may_steer(host));
         self.peers.set_steerable(self.core.steerable());
-        self.state_store.restore_links(&mut self.core);
+        self.state_store.restore_links(&mut self.core, now(), unix());
         begin_allowances(&mut self.core)
     }
 

@@ -98,26 +98,30 @@ impl Daemon<'_> {
             && self.core.hold(now(), &redirected.flow)
         {
             tracing::debug!(remote = %facts.remote, "holding a first connection");
-            self.held.insert(facts.id, arrival);
+            self.held.insert(facts.id, (arrival, now()));
             return;
         }
-        self.carry(arrival);
+        self.carry(arrival, None);
     }
 
     /// Lets held connections go on: bonded, if their host has answered, or directly.
     pub(super) fn release(&mut self, flows: Vec<FlowId>) {
-        flows.into_iter().filter_map(|id| self.held.remove(&id)).collect::<Vec<_>>().into_iter().for_each(|arrival| self.carry(arrival));
+        let held: Vec<_> = flows.into_iter().filter_map(|id| self.held.remove(&id)).collect();
+        held.into_iter().for_each(|(arrival, since)| self.carry(arrival, Some(since)));
     }
 
-    /// Bonds a redirected flow, or forwards it directly if no peer can take it.
-    fn carry(&mut self, arrival: Arrival) {
+    /// Bonds a redirected flow, or forwards it directly if no peer can take it. `held` is when it began to wait for its host's answer, if it did.
+    fn carry(&mut self, arrival: Arrival, held: Option<Time>) {
         let facts = match &arrival {
             Arrival::Connection(redirected) => &redirected.flow,
             Arrival::Datagram(_, facts, _) => facts,
         };
         let (policy, application) = (self.core.bond_policy(now(), facts), self.core.application_of(facts));
         let server = self.core.server_of(now(), facts);
-        let bond_reason = self.core.bond_reason(now(), facts, server.is_some());
+        let mut bond_reason = self.core.bond_reason(now(), facts, server.is_some());
+        if let Some(since) = held {
+            bond_reason.reason += &format!(" (it waited {} ms for the host's answer)", now().since(since).as_millis());
+        }
         // A bond may start below and needs the current links.
         self.peers.set_links(self.core.bond_links());
         tracing::debug!(application, remote = %facts.remote, rule = facts.rule, ?policy, "bonding a flow");

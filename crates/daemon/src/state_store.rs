@@ -14,7 +14,7 @@ use braid_control::steering::{AppId, DemandEstimate, ExeId, Steering};
 use braid_decide::capacity::Capacity;
 use braid_model::{ByteCount, Rate, Time};
 use braid_platform::linux::process;
-use braid_store::{AppKey, AppRow, LinkKey, LinkRow, StabilityRow, Store, UsageRow};
+use braid_store::{AppKey, AppRow, LinkKey, LinkRow, MeasuredRow, StabilityRow, Store, UsageRow};
 
 /// Time that the start waits for the executables to be found; it continues without them.
 const RECALL_TIMEOUT: Duration = Duration::from_millis(30);
@@ -50,6 +50,7 @@ struct PendingRows {
     links: BTreeMap<LinkKey, LinkRow>,
     usage: BTreeMap<LinkKey, UsageRow>,
     stability: BTreeMap<LinkKey, StabilityRow>,
+    measured: BTreeMap<LinkKey, MeasuredRow>,
     history: history::Rows,
 }
 
@@ -119,8 +120,8 @@ impl StateStore {
         }
     }
 
-    /// Gives links that appeared their stored capacity, stability and used allowance.
-    pub(crate) fn restore_links<S: Steering>(&mut self, core: &mut Core<S>) {
+    /// Gives links that appeared their stored capacity, stability, used allowance and bytes spent on measurements. `unix` is the Unix time in seconds.
+    pub(crate) fn restore_links<S: Steering>(&mut self, core: &mut Core<S>, now: Time, unix: i64) {
         let mut present = BTreeSet::new();
         for link in core.all_links_mut() {
             let key = LinkKey::of(&link.facts);
@@ -136,6 +137,11 @@ impl StateStore {
                 }
                 if let Some(row) = self.learnt.stability.get(&device_key(&key)) {
                     link.stability.recall(row.sums);
+                }
+                if let Some(row) = self.learnt.measured.get(&device_key(&key)) {
+                    // A clock that was set back makes the day longer, and never ends it early.
+                    let age = u64::try_from(unix).unwrap_or(0).saturating_sub(row.since);
+                    link.measurements.recall(now, ByteCount::new(row.spent), Duration::from_secs(age));
                 }
             }
             present.insert(key);
@@ -173,6 +179,7 @@ impl StateStore {
         pending.links.into_iter().for_each(|(key, row)| store.put_link(key, row));
         pending.usage.into_iter().for_each(|(key, row)| store.put_usage(key, row));
         pending.stability.into_iter().for_each(|(key, row)| store.put_stability(key, row));
+        pending.measured.into_iter().for_each(|(key, row)| store.put_measured(key, row));
         pending.history.into_iter().for_each(|((kind, at), body)| store.put_history(kind, at, body));
         true
     }
@@ -235,12 +242,23 @@ impl StateStore {
                 self.learnt.stability.insert(device_key(&key), row);
                 self.pending.stability.insert(device_key(&key), row);
             }
+            if let Some((spent, age)) = link.measurements.day(now) {
+                let row = MeasuredRow { spent: spent.get(), since: unix.saturating_sub(age.as_secs()) };
+                // Times are rounded, so they may differ by a second.
+                if self.learnt.measured.get(&device_key(&key)).is_none_or(|known| known.spent != row.spent) {
+                    self.learnt.measured.insert(device_key(&key), row);
+                    self.pending.measured.insert(device_key(&key), row);
+                }
+            }
         }
         for links in [&mut self.learnt.links, &mut self.pending.links] {
             braid_store::prune(links, |row| row.updated);
         }
         for links in [&mut self.learnt.stability, &mut self.pending.stability] {
             braid_store::prune(links, |row| row.updated);
+        }
+        for links in [&mut self.learnt.measured, &mut self.pending.measured] {
+            braid_store::prune(links, |row| row.since);
         }
     }
 }
@@ -268,7 +286,7 @@ fn learnt(exe: ExeId, key: &AppKey, row: &AppRow, now: Time, unix: i64) -> Deman
     }
 }
 
-/// Key of a row about the device, whatever network it is in: its allowance, and its stability, since a link that is down has no network.
+/// Key of a row about the device, whatever network it is in: its allowance, its measurements, and its stability, since a link that is down has no network.
 fn device_key(key: &LinkKey) -> LinkKey {
     LinkKey { network: String::new(), ..key.clone() }
 }

@@ -108,6 +108,15 @@ pub struct StabilityRow {
     pub updated: u64,
 }
 
+/// Bytes that active measurements of a link spent. The network in its key is empty: the limit is the device's.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MeasuredRow {
+    /// Bytes since the start of the day.
+    pub spent: u64,
+    /// Start of the day, in seconds of Unix time.
+    pub since: u64,
+}
+
 /// Rows to be written. A later row replaces an earlier one with the same key.
 #[derive(Debug, Clone, Default)]
 struct Batch {
@@ -115,12 +124,14 @@ struct Batch {
     links: BTreeMap<LinkKey, LinkRow>,
     usage: BTreeMap<LinkKey, UsageRow>,
     stability: BTreeMap<LinkKey, StabilityRow>,
+    measured: BTreeMap<LinkKey, MeasuredRow>,
     history: BTreeMap<(&'static str, u64), String>,
 }
 
 impl Batch {
     fn is_empty(&self) -> bool {
-        self.apps.is_empty() && self.links.is_empty() && self.usage.is_empty() && self.stability.is_empty() && self.history.is_empty()
+        let links = self.links.is_empty() && self.usage.is_empty() && self.stability.is_empty() && self.measured.is_empty();
+        links && self.apps.is_empty() && self.history.is_empty()
     }
 
     /// Limits the size of the batch while writing fails.
@@ -128,6 +139,7 @@ impl Batch {
         prune(&mut self.apps, |row| row.updated);
         prune(&mut self.links, |row| row.updated);
         prune(&mut self.stability, |row| row.updated);
+        prune(&mut self.measured, |row| row.since);
         while self.history.len() > ROW_LIMIT {
             self.history.pop_first();
         }
@@ -154,6 +166,8 @@ pub struct Learnt {
     pub usage: BTreeMap<LinkKey, UsageRow>,
     /// Stability of links.
     pub stability: BTreeMap<LinkKey, StabilityRow>,
+    /// Bytes spent on measurements of links.
+    pub measured: BTreeMap<LinkKey, MeasuredRow>,
     /// Rows of the [history](braid_control::history), by kind and time.
     pub history: BTreeMap<(String, u64), String>,
 }
@@ -220,6 +234,12 @@ impl Store {
     /// Queues a link's stability.
     pub fn put_stability(&mut self, key: LinkKey, row: StabilityRow) {
         self.pending.stability.insert(key, row);
+        self.pending.bound();
+    }
+
+    /// Queues what measurements of a link spent.
+    pub fn put_measured(&mut self, key: LinkKey, row: MeasuredRow) {
+        self.pending.measured.insert(key, row);
         self.pending.bound();
     }
 
@@ -405,7 +425,9 @@ const CREATE: &str = "
 const CREATE_ADDED: &str = "
     CREATE TABLE IF NOT EXISTS history (kind TEXT NOT NULL, at INTEGER NOT NULL, body TEXT NOT NULL, PRIMARY KEY (kind, at)) WITHOUT ROWID;
     CREATE TABLE IF NOT EXISTS stability (name TEXT NOT NULL, kind TEXT NOT NULL, network TEXT NOT NULL, observed REAL NOT NULL,
-        alive REAL NOT NULL, falls REAL NOT NULL, updated INTEGER NOT NULL, PRIMARY KEY (name, kind, network)) WITHOUT ROWID;";
+        alive REAL NOT NULL, falls REAL NOT NULL, updated INTEGER NOT NULL, PRIMARY KEY (name, kind, network)) WITHOUT ROWID;
+    CREATE TABLE IF NOT EXISTS measured (name TEXT NOT NULL, kind TEXT NOT NULL, network TEXT NOT NULL, spent INTEGER NOT NULL,
+        updated INTEGER NOT NULL, PRIMARY KEY (name, kind, network)) WITHOUT ROWID;";
 
 fn write_batch(transaction: &Transaction<'_>, batch: &Batch) -> rusqlite::Result<()> {
     let mut put = transaction.prepare_cached("INSERT OR REPLACE INTO app VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)")?;
@@ -428,6 +450,10 @@ fn write_batch(transaction: &Transaction<'_>, batch: &Batch) -> rusqlite::Result
     for (key, StabilityRow { sums, updated }) in &batch.stability {
         put.execute(params![key.name, key.kind, key.network, sums.observed, sums.alive, sums.falls, int(*updated)])?;
     }
+    let mut put = transaction.prepare_cached("INSERT OR REPLACE INTO measured VALUES (?1, ?2, ?3, ?4, ?5)")?;
+    for (key, row) in &batch.measured {
+        put.execute(params![key.name, key.kind, key.network, int(row.spent), int(row.since)])?;
+    }
     let mut put = transaction.prepare_cached("INSERT OR REPLACE INTO history VALUES (?1, ?2, ?3)")?;
     for ((kind, at), body) in &batch.history {
         put.execute(params![kind, int(*at), body])?;
@@ -440,7 +466,8 @@ fn write_batch(transaction: &Transaction<'_>, batch: &Batch) -> rusqlite::Result
     }
     bound_table(transaction, "app", "exe, name, port")?;
     bound_table(transaction, "link", "name, kind, network")?;
-    bound_table(transaction, "stability", "name, kind, network")
+    bound_table(transaction, "stability", "name, kind, network")?;
+    bound_table(transaction, "measured", "name, kind, network")
 }
 
 fn bound_table(transaction: &Transaction<'_>, table: &str, key: &str) -> rusqlite::Result<()> {
@@ -478,6 +505,11 @@ fn read_all(connection: &Connection) -> rusqlite::Result<Learnt> {
     while let Some(row) = rows.next()? {
         let sums = StabilitySums { observed: row.get(3)?, alive: row.get(4)?, falls: row.get(5)? };
         learnt.stability.insert(link_key(row)?, StabilityRow { sums, updated: uint(row, 6)? });
+    }
+    let mut select = connection.prepare("SELECT * FROM measured")?;
+    let mut rows = select.query([])?;
+    while let Some(row) = rows.next()? {
+        learnt.measured.insert(link_key(row)?, MeasuredRow { spent: uint(row, 3)?, since: uint(row, 4)? });
     }
     let mut select = connection.prepare("SELECT * FROM history ORDER BY kind, at")?;
     let mut rows = select.query([])?;
@@ -541,6 +573,7 @@ mod tests {
         assert_eq!(victim.metadata().unwrap().permissions().mode() & 0o777, 0o644);
     }
 
+    const MEASURED: MeasuredRow = MeasuredRow { spent: 95_000_000, since: 9 };
     const STABILITY: StabilityRow = StabilityRow { sums: StabilitySums { observed: 90.5, alive: 60.25, falls: 1.5 }, updated: 8 };
 
     /// Opens a store, writes one row to each table except the history, and returns what a second open reads.
@@ -551,6 +584,7 @@ mod tests {
         store.put_link(link(), LinkRow { capacity_down: Some(20_000_000), capacity_up: None, updated: 5 });
         store.put_usage(link(), UsageRow { used: 7, period: 20_000, updated: 6 });
         store.put_stability(link(), STABILITY);
+        store.put_measured(link(), MEASURED);
         assert_eq!(store.flush(), None);
         let (_, learnt, _) = Store::open(folder);
         learnt
@@ -579,7 +613,7 @@ mod tests {
         assert_eq!(learnt.apps[&app("curl", 443)], AppRow { demand_down: 1 << 60, demand_up: 2, samples: 3, updated: 4 });
         assert_eq!(learnt.links[&link()], LinkRow { capacity_down: Some(20_000_000), capacity_up: None, updated: 5 });
         assert_eq!(learnt.usage[&link()], UsageRow { used: 7, period: 20_000, updated: 6 });
-        assert_eq!(learnt.stability[&link()], STABILITY);
+        assert_eq!((learnt.stability[&link()], learnt.measured[&link()]), (STABILITY, MEASURED));
         assert_eq!(schema_of(&folder), Some(SCHEMA));
         let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
         assert_eq!((mode(&folder), mode(&folder.join(FILE))), (0o700, 0o600));

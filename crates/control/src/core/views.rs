@@ -134,6 +134,8 @@ impl<S: Steering> Core<S> {
                 _ => None,
             },
             default_demand_bytes: policy.default_demand.get(),
+            detection: self.config.detection_view(),
+            measurement: self.config.measure.view(),
             links: policy
                 .links
                 .iter()

@@ -50,7 +50,20 @@ impl Measurements {
 
     /// Bytes of the current day.
     pub fn spent(&self, now: Time) -> ByteCount {
-        self.window.filter(|(start, _)| now.since(*start) < DAY).map_or(ByteCount::ZERO, |(_, spent)| spent)
+        self.day(now).map_or(ByteCount::ZERO, |(spent, _)| spent)
+    }
+
+    /// Bytes of the current day, and the time since it began; `None` if nothing was spent.
+    pub fn day(&self, now: Time) -> Option<(ByteCount, Duration)> {
+        self.window.map(|(start, spent)| (spent, now.since(start))).filter(|(_, age)| *age < DAY)
+    }
+
+    /// Continues the day of an earlier run: bytes spent, and the time since it began.
+    pub fn recall(&mut self, now: Time, spent: ByteCount, age: Duration) {
+        if self.window.is_none() && age < DAY {
+            let start = Time::from_nanos(now.as_nanos().saturating_sub(u64::try_from(age.as_nanos()).unwrap_or(u64::MAX)));
+            self.window = Some((start, spent));
+        }
     }
 
     /// A measurement starts.
@@ -93,5 +106,24 @@ mod tests {
         assert_eq!(measurements.budget(now + hour, hour, mb(32), mb(100)), Some(mb(32)), "the next day");
         assert_eq!(measurements.moved.sum(), mb(100));
         assert_eq!(measurements.budget(now + hour, hour, mb(32), ByteCount::new(10)), None);
+    }
+
+    #[test]
+    fn a_day_goes_on_after_a_restart() {
+        let mb = |count: u64| ByteCount::new(count * 1_000_000);
+        let (now, hour) = (Time::ZERO + DAY * 2, Duration::from_secs(3600));
+        let mut before = Measurements::default();
+        assert_eq!(before.day(now), None);
+        before.on_end(now, Measured { moved: Traffic { rx: mb(90), tx: mb(5) }, ..Measured::default() });
+        let (spent, age) = before.day(now + hour).unwrap();
+        assert_eq!((spent, age), (mb(95), hour));
+        let mut after = Measurements::default();
+        after.recall(Time::ZERO + hour * 30, spent, age);
+        assert_eq!(after.spent(Time::ZERO + hour * 30), mb(95));
+        assert_eq!(after.budget(Time::ZERO + hour * 52, hour, mb(32), mb(100)), Some(mb(5)));
+        assert_eq!(after.budget(Time::ZERO + hour * 53, hour, mb(32), mb(100)), Some(mb(32)));
+        let mut old = Measurements::default();
+        old.recall(now, spent, DAY);
+        assert_eq!(old.day(now), None);
     }
 }
