@@ -6,6 +6,7 @@ pub mod network;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::time::Duration;
 
 use braid_decide::connection::{LoadTable, Request};
 use braid_decide::policy::{Admission, admit};
@@ -14,7 +15,7 @@ use braid_model::{ByteCount, Class, Direction, Family, FlowId, LinkSet, PerFamil
 use ipnet::IpNet;
 
 use crate::steering::{
-    AppId, BondedLoads, DemandEstimate, Dump, FlowRow, PeerDirect, RedirectPolicy, Shape, ShapedFlow, Signs, SteerParams, SteerRule,
+    AppId, BondedLoads, DemandEstimate, Dump, FlowRow, PeerDirect, RedirectPolicy, Shape, ShapeStep, ShapedFlow, Signs, SteerParams, SteerRule,
     Steering, SteeringCounters, SteeringError, SteeringEvent,
 };
 
@@ -451,14 +452,13 @@ impl Steering for FakeSteering {
         Ok(())
     }
 
-    fn shape(&mut self, now: Time, shapes: &BTreeMap<FlowId, Shape>) -> Result<Vec<ShapedFlow>, SteeringError> {
+    fn shape(&mut self, now: Time, shapes: &BTreeMap<FlowId, Shape>) -> Result<ShapeStep, SteeringError> {
         self.call("set the rates of flows")?;
         self.shapes = shapes.clone();
         self.changes += 1;
         let rows = shapes.keys().filter_map(|id| self.flows.get(id)).filter(|row| !row.connecting);
-        Ok(rows
-            .map(|row| ShapedFlow { id: row.id, rx: row.rx, tx: row.tx, read_at: now, rtt_us: row.rtt_us, receive_rtt_us: row.rtt_us })
-            .collect())
+        let flow = |row: &FlowRow| ShapedFlow { id: row.id, rx: row.rx, tx: row.tx, read_at: now, rtt_us: row.rtt_us, receive_rtt_us: row.rtt_us };
+        Ok(ShapeStep { flows: rows.map(flow).collect(), took: Duration::ZERO, complete: true })
     }
 
     fn load_table(&mut self) -> Result<LoadTable, SteeringError> {

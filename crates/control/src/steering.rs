@@ -278,6 +278,17 @@ pub struct FlowRow {
 // A flow of `Steering::shape`, and its limits.
 pub use braid_decide::shaping::{MAX_SHAPES, Progress as ShapedFlow, Shape};
 
+/// Result of [`Steering::shape`].
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ShapeStep {
+    /// Progress of the listed flows that still exist.
+    pub flows: Vec<ShapedFlow>,
+    /// How long the system was busy with it.
+    pub took: Duration,
+    /// Whether all sockets have the limits of this step. While a socket is locked, they get them later.
+    pub complete: bool,
+}
+
 /// An event of the steering backend.
 #[derive(Debug, Clone, PartialEq)]
 pub enum SteeringEvent {
@@ -431,10 +442,9 @@ pub trait Steering {
     fn move_connects(&mut self) -> Result<(), SteeringError>;
     /// Sets the load of bonded flows by slot. The next dump adds it to the load table.
     fn set_bonded_loads(&mut self, loads: &BondedLoads) -> Result<(), SteeringError>;
-    /// Makes these the limits of running TCP flows, by id; a flow without an entry gets its own settings back. Returns the progress of the listed flows
-    /// that still exist. Flows whose socket is connecting are skipped. At most 4096; the rest are ignored. If the system does not support this, no flow
-    /// is limited and none is returned.
-    fn shape(&mut self, now: Time, shapes: &BTreeMap<FlowId, Shape>) -> Result<Vec<ShapedFlow>, SteeringError>;
+    /// Makes these the limits of running TCP flows, by id; a flow without an entry gets its own settings back. Flows whose socket is
+    /// connecting are skipped. At most 4096; the rest are ignored. If the system does not support this, no flow is limited and none is returned.
+    fn shape(&mut self, now: Time, shapes: &BTreeMap<FlowId, Shape>) -> Result<ShapeStep, SteeringError>;
     /// Loads as the next decision uses them, with the current parameters.
     fn load_table(&mut self) -> Result<LoadTable, SteeringError>;
     /// Evidence from connections about the link in `slot`.

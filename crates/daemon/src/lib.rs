@@ -166,19 +166,15 @@ async fn live(
     }
     let mut steering = BpfSteering::attach(std::process::id())?;
     let redirect = steering.redirect().map_err(|error| tracing::warn!("bonding is not available: {error}")).ok().map(Arc::new);
-    if let Err(error) = steering.release_stale_shapes() {
-        tracing::warn!("flows that an earlier Braid limited may keep their limits: {error}");
-    }
-    // The watchdog releases limited flows if this process dies; at a regular end it does so itself.
-    match steering.unshape_on_read() {
-        Some(Ok(unshape)) => watchdog.unshape_with(unshape).context("cannot restart the watchdog")?,
-        Some(Err(error)) => tracing::warn!("if the daemon is killed, flows keep the rates that it set: {error}"),
-        None => {}
-    }
+    // The watchdog releases limited flows if this process dies or hangs.
+    watch_shapes(&steering, watchdog)?;
     let events = steering.ready().context("cannot wait for the BPF programs' events")?;
     let names = Box::new(SystemNames { cgroups: CgroupTree::open().ok() });
     // All threads start after this: they inherit the reduced privileges.
     crate::privilege::narrow().context("cannot drop the privileges that are no longer needed")?;
+    if let Err(error) = steering.release_stale_shapes(Duration::from_secs(1)) {
+        tracing::warn!("flows that an earlier Braid limited may keep their limits: {error}");
+    }
     let (_follower, network) = Follower::start()?;
     let mut core = Core::new(steering, names, config, now())?;
     core.on_clock(now(), local_time())?;
@@ -275,6 +271,16 @@ async fn live(
     serving.end(Duration::from_secs(2)).await;
     tracing::info!("Braid has stopped");
     result
+}
+
+/// Makes the watchdog give limited flows their own settings back if this process dies or hangs.
+fn watch_shapes(steering: &BpfSteering, watchdog: &mut Watchdog) -> anyhow::Result<()> {
+    match steering.unshape_on_read() {
+        Some(Ok(unshape)) => watchdog.unshape_with(unshape).context("cannot restart the watchdog")?,
+        Some(Err(error)) => tracing::warn!("if the daemon is killed, flows keep the rates that it set: {error}"),
+        None => {}
+    }
+    Ok(())
 }
 
 struct Daemon<'a> {
@@ -639,6 +645,10 @@ impl Daemon<'_> {
         }
         self.take_bonded_apps();
         self.state_store.poll_recall(&mut self.core);
+        if self.watchdog.say_alive() {
+            let watched = watch_shapes(self.core.steering(), self.watchdog);
+            self.log_and_retry("cannot restart the watchdog", watched);
+        }
         let revived = self.watchdog.revive();
         if let Some(true) = self.log_and_retry("cannot restart the watchdog", revived) {
             tracing::warn!("the watchdog was killed; it was restarted");

@@ -8,15 +8,29 @@ use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
-use braid_platform::linux::sys::process::{FORWARDED, block_signals};
+use braid_platform::linux::sys::process::{FORWARDED, block_signals, poll};
 use braid_platform::linux::{netlink, reverse_path};
 use braid_store::lock::{LOCK_TIMEOUT, Lock, LockError};
+
+/// A daemon that is silent for longer than this is suspended or hangs: its limits on flows end.
+const SILENCE: Duration = Duration::from_secs(5);
+/// The longest that the daemon waits for the watchdog's end. If a program keeps a TCP socket locked, the watchdog ends later.
+const END: Duration = Duration::from_secs(2);
+
+/// Message to the watchdog: the daemon lives.
+const ALIVE: u8 = b'a';
+/// Message to the watchdog: end without a sweep.
+const QUIT: u8 = b'q';
 
 /// The daemon's handle of the watchdog.
 pub struct Watchdog {
     child: Child,
     arguments: Vec<String>,
+    /// Time of the last message that the daemon lives.
+    said: Instant,
     /// Gives shaped flows their own settings back when it is read.
     unshape: Option<OwnedFd>,
 }
@@ -26,7 +40,7 @@ impl Watchdog {
     /// process ends.
     pub fn start(arguments: &[&str]) -> io::Result<Self> {
         let arguments: Vec<String> = arguments.iter().map(|text| (*text).to_owned()).collect();
-        Ok(Self { child: spawn(&arguments, None)?, arguments, unshape: None })
+        Ok(Self { child: spawn(&arguments, None)?, arguments, said: Instant::now(), unshape: None })
     }
 
     /// Makes the watchdog read `unshape` to its end when the daemon dies, which gives the flows that the daemon limited their own settings back. The
@@ -34,6 +48,7 @@ impl Watchdog {
     pub fn unshape_with(&mut self, unshape: OwnedFd) -> io::Result<()> {
         let next = spawn(&self.arguments, Some(&unshape))?;
         self.unshape = Some(unshape);
+        self.said = Instant::now();
         end(std::mem::replace(&mut self.child, next));
         Ok(())
     }
@@ -47,7 +62,15 @@ impl Watchdog {
         Ok(true)
     }
 
-    /// Ends the watchdog without a sweep: the caller sweeps.
+    /// Tells the watchdog that the daemon lives; call it several times a second. Returns whether the daemon was silent for so long that the watchdog has
+    /// ended the limits on flows, and needs a new descriptor for [`Self::unshape_with`].
+    pub fn say_alive(&mut self) -> bool {
+        // If the watchdog is gone, `revive` starts another.
+        let _ = self.child.stdin.as_mut().map(|pipe| io::Write::write_all(pipe, &[ALIVE]));
+        std::mem::replace(&mut self.said, Instant::now()).elapsed() > SILENCE - Duration::from_secs(1)
+    }
+
+    /// Ends the watchdog without a sweep: the caller sweeps. The watchdog gives flows their own settings back that the daemon could not reach.
     pub fn dismiss(self) {
         end(self.child);
     }
@@ -66,9 +89,12 @@ fn spawn(arguments: &[String], unshape: Option<&OwnedFd>) -> io::Result<Child> {
 
 fn end(mut child: Child) {
     if let Some(mut pipe) = child.stdin.take() {
-        let _ = io::Write::write_all(&mut pipe, b"q");
+        let _ = io::Write::write_all(&mut pipe, &[QUIT]);
     }
-    let _ = child.wait();
+    let began = Instant::now();
+    while matches!(child.try_wait(), Ok(None)) && began.elapsed() < END {
+        sleep(Duration::from_millis(2));
+    }
 }
 
 /// Gives the flows that the daemon limited their own settings back. Without an iterator, standard output is /dev/null, which cannot be read.
@@ -85,17 +111,50 @@ pub fn watch() -> anyhow::Result<()> {
     block_signals(&FORWARDED)?;
     block_signals(&[libc::SIGABRT])?;
     crate::privilege::narrow_to_sweeping()?;
-    let mut word = [0];
+    if wait_for_death()? == Ended::Regularly {
+        unshape();
+        return Ok(());
+    }
+    let swept = sweep();
+    // Last, because it may have to wait for a locked socket. The iterator belongs to the dead daemon, so this needs no lock.
+    unshape();
+    swept
+}
+
+/// How the daemon ended.
+#[derive(PartialEq)]
+enum Ended {
+    /// It asked the watchdog to end.
+    Regularly,
+    /// The pipe closed.
+    Died,
+}
+
+/// Waits for the daemon's end. While the daemon is silent, its limits on flows would go stale, so they end.
+fn wait_for_death() -> io::Result<Ended> {
+    let mut silence = Some(SILENCE);
+    let mut words = [0; 64];
     loop {
-        match io::stdin().read(&mut word) {
-            Ok(0) => break,
-            Ok(_) => return Ok(()),
+        let [ready] = poll([(io::stdin().as_fd(), true)], silence)?;
+        if !ready.readable && !ready.hung_up {
+            tracing::warn!("the daemon is silent; its limits on flows end");
+            unshape();
+            // The descriptor can be used once. A daemon that continues starts another watchdog.
+            silence = None;
+            continue;
+        }
+        match io::stdin().read(&mut words) {
+            Ok(0) => return Ok(Ended::Died),
+            Ok(read) if words[..read].contains(&QUIT) => return Ok(Ended::Regularly),
+            Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(_) => break,
+            Err(_) => return Ok(Ended::Died),
         }
     }
-    // The iterator belongs to the dead daemon, so this needs no lock.
-    unshape();
+}
+
+/// Removes the dead daemon's rules and routes, and ends connections that cannot receive replies without them.
+fn sweep() -> anyhow::Result<()> {
     // Sweep under the lock. If the next daemon holds it, that daemon has already swept, and the remaining rules are its own.
     let _lock = match Lock::take_within(LOCK_TIMEOUT) {
         Err(LockError::Held(_)) => return Ok(()),

@@ -112,12 +112,10 @@ impl<S: Steering> Core<S> {
         let facts: BTreeMap<LinkIndex, LinkFacts> = self.links.iter().map(|(index, link)| (index, link_facts(link, now))).collect();
         let shapes = if self.shares.controller.is_needed() { self.shares.controller.step(&facts) } else { BTreeMap::new() };
         self.shares.applied = true;
-        let progress = self.steering.shape(now, &shapes)?;
-        self.shares.controller.on_progress(&progress);
-        self.shares.applied = !shapes.is_empty();
-        // The last row is read at the end of the step.
-        let took = progress.iter().map(|row| row.read_at.since(now)).max().unwrap_or_default();
-        let every = self.shares.pace(took);
+        let step = self.steering.shape(now, &shapes)?;
+        self.shares.controller.on_progress(&step.flows);
+        self.shares.applied = !shapes.is_empty() || !step.complete;
+        let every = self.shares.pace(step.took);
         self.shares.due = self.shares.applied.then_some(now + every);
         Ok(())
     }

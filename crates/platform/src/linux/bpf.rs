@@ -6,6 +6,7 @@
 mod convert;
 mod counting;
 mod heal;
+mod iterate;
 pub mod load;
 mod prefixes;
 pub mod redirect;
@@ -26,7 +27,7 @@ use ipnet::IpNet;
 
 use super::sys::{abi, bpf as sys};
 use braid_control::steering::{
-    AppId, BondedLoads, DemandEstimate, Dump, FlowRow, Shape, ShapedFlow, Signs, SteerParams, Steering, SteeringCounters, SteeringError,
+    AppId, BondedLoads, DemandEstimate, Dump, FlowRow, Shape, ShapeStep, Signs, SteerParams, Steering, SteeringCounters, SteeringError,
     SteeringEvent,
 };
 use convert::{app_key, flow_row, mapped, process_name};
@@ -50,7 +51,7 @@ pub struct BpfSteering {
     /// Dump the TCP flows, those in `overflow`, and those of connected UDP sockets.
     iterators: Arc<[OwnedFd]>,
     /// Moves connects that receive no answer, or the reason why it could not be loaded.
-    mover: Result<OwnedFd, String>,
+    mover: Result<iterate::SocketIterator, String>,
     /// Sets the rates of running flows, or the reason why its programs could not be loaded.
     shaper: Result<shape::Shaper, String>,
     events: RingBuf<MapData>,
@@ -437,10 +438,10 @@ impl Steering for BpfSteering {
     }
 
     fn move_connects(&mut self) -> Result<(), SteeringError> {
-        let Ok(mover) = &self.mover else { return Ok(()) };
+        let Ok(mover) = &mut self.mover else { return Ok(()) };
         let fail = |error: std::io::Error| SteeringError { action: "move connects that receive no answer", reason: error.to_string() };
-        // Reading runs the program, which produces no output.
-        sys::start_iterator(mover.as_fd()).map_err(fail)?.read_to_end(&mut Vec::new()).map_err(fail)?;
+        // The program produces no output.
+        mover.run(iterate::WAIT).map_err(fail)?;
         Ok(())
     }
 
@@ -449,7 +450,7 @@ impl Steering for BpfSteering {
         Ok(())
     }
 
-    fn shape(&mut self, _now: Time, shapes: &BTreeMap<FlowId, Shape>) -> Result<Vec<ShapedFlow>, SteeringError> {
+    fn shape(&mut self, _now: Time, shapes: &BTreeMap<FlowId, Shape>) -> Result<ShapeStep, SteeringError> {
         self.set_shapes(shapes)
     }
 
@@ -481,6 +482,13 @@ impl Steering for BpfSteering {
         let unmoved = self.mover.as_ref().err().map(|reason| format!("connects that receive no answer stay on their link: {reason}"));
         let uncounted = self.uncounted.iter().map(|reason| format!("UDP traffic is steered but not counted: {reason}"));
         let unshaped = self.shaper.as_ref().err().map(|reason| format!("weight, rate and guarantee need a relay here: {reason}"));
+        let stuck = [
+            (self.mover.as_ref().is_ok_and(iterate::SocketIterator::is_stuck), "move connects that receive no answer"),
+            (self.shaper.as_ref().is_ok_and(shape::Shaper::is_stuck), "set the rates of flows"),
+        ];
+        let stuck = stuck.into_iter().filter(|(stuck, _)| *stuck).map(|(_, action)| {
+            format!("cannot {action}: a program keeps a TCP socket locked (its system call does not return); Braid continues when it ends")
+        });
         missing
             .map(|(family, count)| {
                 let room = prefixes::MAX_PREFIXES;
@@ -489,6 +497,7 @@ impl Steering for BpfSteering {
             .chain(uncounted)
             .chain(unmoved)
             .chain(unshaped)
+            .chain(stuck)
             .collect()
     }
 

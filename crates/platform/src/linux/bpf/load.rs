@@ -11,6 +11,7 @@ use braid_decide::connection::Mode;
 use braid_model::{ByteCount, LinkSet, MAX_LINKS, PerDirection, PerFamily};
 
 use super::convert::Daemon;
+use super::iterate::SocketIterator;
 use super::shape::Shaper;
 use super::{BpfSteering, detail, take_map};
 use crate::linux::process;
@@ -260,7 +261,7 @@ impl BpfSteering {
         let counters = load_counters(&mut ebpf, counters, &btf)?;
         let dumps = [("braid_connections", "connections"), ("braid_connections", "overflow"), ("braid_flows", "flows")];
         let iterators = dumps.into_iter().map(|(name, map)| attach_iterator(&ebpf, name, map)).collect::<Result<_, _>>()?;
-        let mover = load_socket_iterator(&mut ebpf, MOVE_PROGRAM, &btf).map_err(|error| error.to_string());
+        let mover = load_socket_iterator(&mut ebpf, MOVE_PROGRAM, &btf).map(SocketIterator::new).map_err(|error| error.to_string());
         let shaper = Shaper::load(&mut ebpf, &btf).map_err(|error| error.to_string());
         let events = RingBuf::try_from(take_map(&mut ebpf, "events")?).map_err(|error| LoadError::Object { reason: detail(&error) })?;
         let netns = sys::netns_cookie()

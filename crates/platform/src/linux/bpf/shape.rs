@@ -1,13 +1,14 @@
 //! Rates of running TCP flows: pacing rates and window clamps, set by an iterator over the namespace's TCP sockets.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Read;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::Duration;
 
 use aya::maps::{HashMap, MapData, MapError};
-use braid_control::steering::{MAX_SHAPES, Shape, ShapedFlow, SteeringError};
+use braid_control::steering::{MAX_SHAPES, Shape, ShapeStep, ShapedFlow, SteeringError};
 use braid_model::{ByteCount, FlowId, Rate, Time};
 
+use super::iterate::{SocketIterator, WAIT};
 use super::{BpfSteering, failed};
 use crate::linux::sys::{abi, bpf as sys};
 
@@ -15,17 +16,21 @@ const ACTION: &str = "set the rates of flows";
 
 /// The programs, and what the kernel's maps contain.
 pub(super) struct Shaper {
-    shape: OwnedFd,
+    shape: SocketIterator,
     unshape: OwnedFd,
-    sweep: OwnedFd,
+    sweep: SocketIterator,
     current: BTreeMap<FlowId, abi::Shape>,
     /// Flows whose limits were removed, until the program has given their sockets back what they had. Then their entries in `shaped` may go.
     released: BTreeSet<FlowId>,
 }
 
 impl Shaper {
+    pub(super) fn is_stuck(&self) -> bool {
+        self.shape.is_stuck()
+    }
+
     pub(super) fn new(shape: OwnedFd, unshape: OwnedFd, sweep: OwnedFd) -> Self {
-        Self { shape, unshape, sweep, current: BTreeMap::new(), released: BTreeSet::new() }
+        Self { shape: SocketIterator::new(shape), unshape, sweep: SocketIterator::new(sweep), current: BTreeMap::new(), released: BTreeSet::new() }
     }
 }
 
@@ -39,15 +44,16 @@ impl BpfSteering {
         Some(sys::start_iterator(shaper.unshape.as_fd()).map(OwnedFd::from))
     }
 
-    /// Gives sockets their own settings back that a daemon limited which died together with its watchdog. Must run before any flow is limited.
-    pub fn release_stale_shapes(&self) -> std::io::Result<()> {
-        let Ok(shaper) = &self.shaper else { return Ok(()) };
-        sys::start_iterator(shaper.sweep.as_fd())?.read_to_end(&mut Vec::new()).map(drop)
+    /// Gives sockets their own settings back that a daemon limited which died together with its watchdog. Must run before any flow is limited. Starts a
+    /// thread, which goes on after `wait` if a socket is locked.
+    pub fn release_stale_shapes(&mut self, wait: Duration) -> std::io::Result<()> {
+        let Ok(shaper) = &mut self.shaper else { return Ok(()) };
+        shaper.sweep.run(wait).map(drop)
     }
 
     /// Makes the shapes in the kernel these and reads the flows' progress.
-    pub(super) fn set_shapes(&mut self, shapes: &BTreeMap<FlowId, Shape>) -> Result<Vec<ShapedFlow>, SteeringError> {
-        let Ok(shaper) = &mut self.shaper else { return Ok(Vec::new()) };
+    pub(super) fn set_shapes(&mut self, shapes: &BTreeMap<FlowId, Shape>) -> Result<ShapeStep, SteeringError> {
+        let Ok(shaper) = &mut self.shaper else { return Ok(ShapeStep { complete: true, ..ShapeStep::default() }) };
         let fail = |error: std::io::Error| SteeringError { action: ACTION, reason: error.to_string() };
         let no_map = |name: &str| SteeringError { action: ACTION, reason: format!("the programs have no map {name}") };
         let map = self.ebpf.map_mut("shapes").ok_or_else(|| no_map("shapes"))?;
@@ -65,10 +71,9 @@ impl BpfSteering {
                 shaper.current.insert(*id, wanted);
             }
         }
-        let mut bytes = Vec::new();
-        sys::start_iterator(shaper.shape.as_fd()).map_err(fail)?.read_to_end(&mut bytes).map_err(fail)?;
+        let run = shaper.shape.run(WAIT).map_err(fail)?;
         // The program has removed the entries of living sockets; this removes those of closed ones. A flow that is listed again keeps its entry.
-        if !shaper.released.is_empty() {
+        if run.ended && !shaper.released.is_empty() {
             let map = self.ebpf.map_mut("shaped").ok_or_else(|| no_map("shaped"))?;
             let mut map: HashMap<_, u64, [u32; 5]> = HashMap::try_from(map).map_err(failed(ACTION))?;
             while let Some(id) = shaper.released.first().copied() {
@@ -78,7 +83,8 @@ impl BpfSteering {
                 shaper.released.remove(&id);
             }
         }
-        Ok(bytes.chunks_exact(size_of::<abi::FlowRow>()).filter_map(abi::read).map(|row| progress(&row)).collect())
+        let flows = run.rows.chunks_exact(size_of::<abi::FlowRow>()).filter_map(abi::read).map(|row| progress(&row)).collect();
+        Ok(ShapeStep { flows, took: run.took, complete: run.ended })
     }
 }
 

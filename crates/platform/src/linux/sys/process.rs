@@ -296,6 +296,29 @@ pub fn close_inherited(keep: &[RawFd]) -> io::Result<()> {
     Ok(())
 }
 
+/// Gives the calling thread a table of descriptors of its own, with no other than `number` in it, and returns that one. Descriptors that the thread opens
+/// afterwards are its own too. Where the system does not allow that, the thread keeps sharing the table, and the descriptor returned is a duplicate.
+///
+/// `number` must be open until this returns, and the thread must not use objects that own other descriptors.
+///
+/// # Errors
+/// `EBADF` if `number` is not open.
+pub fn own_descriptor(number: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: takes integers only.
+    if check(unsafe { libc::unshare(libc::CLONE_FILES) }).is_err() {
+        // SAFETY: takes integers only.
+        let copy = check(unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) })?;
+        // SAFETY: the descriptor is new, so nothing else owns it.
+        return Ok(unsafe { OwnedFd::from_raw_fd(copy) });
+    }
+    // Without close_range(2) the others stay open, in this table too.
+    let _ = close_inherited(&[number]);
+    // SAFETY: takes integers only.
+    check(unsafe { libc::fcntl(number, libc::F_GETFD) })?;
+    // SAFETY: the table is this thread's own, and nothing else in it owns the descriptor.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
 /// A counter in memory that this process shares with the processes forked from it.
 ///
 /// # Errors
