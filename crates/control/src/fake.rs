@@ -15,8 +15,8 @@ use braid_model::{ByteCount, Class, Direction, Family, FlowId, LinkSet, PerFamil
 use ipnet::IpNet;
 
 use crate::steering::{
-    AppId, BondedLoads, DemandEstimate, Dump, FlowRow, PeerDirect, RedirectPolicy, Shape, ShapeStep, ShapedFlow, Signs, SteerParams, SteerRule,
-    Steering, SteeringCounters, SteeringError, SteeringEvent,
+    AppId, BondedLoads, DemandEstimate, Dump, FlowRow, PeerDirect, RedirectPolicy, Shape, ShapeStep, ShapedFlow, Signs, SteerParams,
+    SteerRule, Steering, SteeringCounters, SteeringError, SteeringEvent,
 };
 
 /// Result of a connect.
@@ -457,7 +457,8 @@ impl Steering for FakeSteering {
         self.shapes = shapes.clone();
         self.changes += 1;
         let rows = shapes.keys().filter_map(|id| self.flows.get(id)).filter(|row| !row.connecting);
-        let flow = |row: &FlowRow| ShapedFlow { id: row.id, rx: row.rx, tx: row.tx, read_at: now, rtt_us: row.rtt_us, receive_rtt_us: row.rtt_us };
+        let flow =
+            |row: &FlowRow| ShapedFlow { id: row.id, rx: row.rx, tx: row.tx, read_at: now, rtt_us: row.rtt_us, receive_rtt_us: row.rtt_us };
         Ok(ShapeStep { flows: rows.map(flow).collect(), took: Duration::ZERO, complete: true })
     }
 

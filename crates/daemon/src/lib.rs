@@ -145,6 +145,9 @@ pub fn sweep() -> anyhow::Result<Option<String>> {
     let lock = Lock::take_within(braid_store::lock::LOCK_TIMEOUT).context("cannot sweep")?;
     let swept = netlink::sweep()?;
     reverse_path::end_stranded();
+    if let Err(reason) = BpfSteering::release_stale(Duration::from_secs(1)) {
+        tracing::warn!("flows that an earlier Braid limited may keep their limits: {reason}");
+    }
     drop(lock);
     let found = swept != netlink::Swept::default();
     Ok(found.then(|| format!("removed {} rules and {} routes that an earlier Braid left", swept.rules, swept.routes)))
@@ -235,6 +238,7 @@ async fn live(
         next_poll: Time::ZERO,
         next_packet_load: Instant::now(),
         packet_load_due: None,
+        had_peers: false,
         watchdog,
         backlog: false,
         again: None,
@@ -330,6 +334,8 @@ struct Daemon<'a> {
     /// Earliest time for the next reading of the load of bonded flows outside the tick.
     next_packet_load: Instant,
     packet_load_due: Option<Instant>,
+    /// Whether there was a peer at the last tick.
+    had_peers: bool,
     watchdog: &'a mut Watchdog,
     /// More events wait in the ring than one pass handles.
     backlog: bool,
@@ -352,8 +358,8 @@ struct Trouble {
 impl Daemon<'_> {
     fn on_network(&mut self, network: Arc<NetworkSnapshot>) -> anyhow::Result<()> {
         let there = |index| network.interfaces.iter().any(|device| device.index == index);
-        if self.core.all_links_mut().any(|link| link.allowance.is_some() && !there(link.facts.index)) {
-            // Save the usage of an unplugged modem, so that it still counts when the modem comes back.
+        if self.core.all_links_mut().any(|link| !there(link.facts.index)) {
+            // Save what an unplugged modem has used and measured, so that it still counts when the modem comes back.
             self.state_store.keep(&mut self.core, now(), unix());
         }
         self.core.on_network(now(), (*network).clone())?;
@@ -597,6 +603,8 @@ impl Daemon<'_> {
         // The new rules also apply to existing direct bonds, so these end. They stay up while the rules are only being read again.
         if filter.as_ref().is_some_and(|reason| reason != UNREAD && reason != CHANGED) {
             self.peers.keep_servers(|_| false);
+            // The daemon's own sockets would carry these. Their programs connect again, and meet the new rules.
+            self.held.clear();
         }
         let done = self.core.set_owner_filter(now(), filter);
         self.log_and_retry(STEERING, done);
@@ -629,10 +637,9 @@ impl Daemon<'_> {
         self.next_packet_load = started + PACKET_LOAD_INTERVAL.max(started.elapsed() * 5);
     }
 
-    /// Bonded flows began or ended. OPERETTA's weights change with each arrival, and without bonded flows all the target is the connections'.
+    /// Bonded flows began or ended. OPERETTA's weights change with each arrival.
     fn on_bonded_flows(&mut self) {
-        let next = if self.peers.has_flows() { self.next_packet_load } else { Instant::now() };
-        self.packet_load_due = Some(self.packet_load_due.map_or(next, |due| due.min(next)));
+        self.packet_load_due.get_or_insert(self.next_packet_load);
     }
 
     fn on_tick(&mut self) {
@@ -640,7 +647,9 @@ impl Daemon<'_> {
         self.log_and_retry(STEERING, done);
         self.take_events();
         self.take_ended_flows(now());
-        if !self.peers.is_empty() {
+        // Once more after the last peer has gone: its flows must not weigh any longer.
+        let has_peers = !self.peers.is_empty();
+        if std::mem::replace(&mut self.had_peers, has_peers) || has_peers {
             self.update_packet_load();
         }
         self.take_bonded_apps();

@@ -304,11 +304,6 @@ impl Peers {
         self.flows.lock().unwrap_or_else(PoisonError::into_inner).changed.clone()
     }
 
-    /// Whether any flow is bonded.
-    pub fn has_flows(&self) -> bool {
-        !self.flows.lock().unwrap_or_else(PoisonError::into_inner).living.is_empty()
-    }
-
     /// Remaining bytes of the bonded flows.
     pub fn packet_load(&self) -> PacketLoad {
         let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);

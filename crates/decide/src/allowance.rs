@@ -63,6 +63,11 @@ impl Allowance {
         self.cap = cap;
     }
 
+    /// Day of the month on which a period begins, 1 to 31.
+    pub fn reset_day(&self) -> u8 {
+        self.reset_day
+    }
+
     /// Whether the allowance is used up.
     pub fn exhausted(&self) -> bool {
         self.cap.is_some_and(|cap| self.used() >= cap)

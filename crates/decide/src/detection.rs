@@ -24,6 +24,8 @@ const MAX_RETRY: Duration = FRESH;
 const INITIAL_LOST_RETRY: Duration = Duration::from_secs(60);
 /// A pending probe expires after this time.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
+/// A host that could not be probed when it was due is not probed for this time.
+const SKIP: Duration = Duration::from_secs(60);
 /// Time until a service that was refused over a bond is tried again.
 const CLOSED_LIFETIME: Duration = Duration::from_secs(600);
 const MAX_CLOSED: usize = 1024;
@@ -100,6 +102,8 @@ enum State {
     Lost,
     Absent,
     AnotherKey,
+    /// Not probed for now.
+    Skipped,
 }
 
 impl<K: Copy + PartialEq> Detection<K> {
@@ -125,6 +129,16 @@ impl<K: Copy + PartialEq> Detection<K> {
         entry.touched = now;
         entry.set_state(link, State::Pending, now + PROBE_TIMEOUT);
         Some(entry.pin)
+    }
+
+    /// The host is due for a probe over `link`, but will not get one for a while.
+    pub fn skip(&mut self, now: Time, host: IpAddr, link: usize) {
+        if !self.needs_probe(now, host, link) {
+            return;
+        }
+        self.evict_oldest(host);
+        let entry = self.hosts.entry(host).or_insert(Host { pin: None, links: BTreeMap::new(), touched: now });
+        entry.set_state(link, State::Skipped, now + SKIP);
     }
 
     /// Whether no unexpired result exists. While a host has no pinned key, a result over one link counts for all links.
@@ -219,12 +233,12 @@ impl<K: Copy + PartialEq> Detection<K> {
             Some(pin) if is(State::AnotherKey) => Knowledge::AnotherKey(pin),
             Some(pin) if is(State::Present) => Knowledge::Runs(pin),
             _ if is(State::Pending) => Knowledge::Asked,
-            _ if entry.links.values().any(|result| now < result.until) => Knowledge::Silent,
+            _ if entry.links.values().any(|result| now < result.until && result.state != State::Skipped) => Knowledge::Silent,
             _ => Knowledge::Nothing,
         }
     }
 
-    /// The hosts with an unexpired result or a pending probe: what they run is known as far as it can be.
+    /// The hosts with an unexpired result, a pending probe or a skipped one: what they run is known as far as it can be.
     pub fn settled(&self, now: Time) -> impl Iterator<Item = IpAddr> {
         self.hosts.iter().filter(move |(_, entry)| entry.links.values().any(|result| now < result.until)).map(|(host, _)| *host)
     }
@@ -304,7 +318,7 @@ impl<K: Copy + PartialEq> Detection<K> {
 
 impl<K> Host<K> {
     fn set_state(&mut self, link: usize, state: State, until: Time) {
-        let misses = if state == State::Pending { self.misses(link) } else { 0 };
+        let misses = if matches!(state, State::Pending | State::Skipped) { self.misses(link) } else { 0 };
         self.links.insert(link, LinkResult { state, until, misses });
     }
 

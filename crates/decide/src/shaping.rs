@@ -323,13 +323,11 @@ impl Controller {
     }
 
     /// The RTTs without a queue of flows that have none yet. A flow that began behind a queue has never seen a short RTT, so what the other flows of the
-    /// link wait is subtracted.
+    /// link wait is subtracted: the shortest wait, as others may wait for a server that pauses.
     fn find_bases(&mut self, ids: &[FlowId], facts: &LinkFacts) {
-        let waits = ids.iter().filter_map(|id| {
-            let flow = &self.flows[id];
-            Some(flow.round_trip.down? - flow.base.or(flow.least())?)
-        });
-        let wait = waits.fold(0.0, f64::max);
+        let moving = ids.iter().map(|id| &self.flows[id]).filter(|flow| flow.rate.down > IDLE_BPS);
+        let waits = moving.filter_map(|flow| Some(flow.round_trip.down? - flow.base.or(flow.least())?));
+        let wait = waits.min_by(f64::total_cmp).unwrap_or(0.0).max(0.0);
         let link = facts.round_trip.map_or(0.0, |rtt| rtt.as_secs_f64());
         for id in ids {
             if let Some(flow) = self.flows.get_mut(id).filter(|flow| flow.base.is_none())

@@ -240,8 +240,8 @@ impl<S: Steering> Core<S> {
     }
 
     /// The `[[app]]` entry that applies to a redirected flow now, among the entries in force at its start, and its index, from 0. `matched` is
-    /// the entry that the kernel matched then. The kernel's verdict holds for entries before it, unless they have conditions: those may have changed.
-    /// Of these, an entry with a cgroup never matches, since only the kernel knows the flow's cgroup for certain.
+    /// the entry that the kernel matched then; `None`: no entry. The kernel's verdict holds for the entries before it, unless they have conditions: those
+    /// may have changed. Of these, an entry with a cgroup never matches, since only the kernel knows the flow's cgroup for certain.
     pub(super) fn match_again<'a>(
         &self,
         now: Time,
@@ -270,8 +270,9 @@ impl<S: Steering> Core<S> {
         self.with_facts(now, |facts| {
             let may = |place: usize, rule: &AppRule| match matched {
                 Some(matched) if place == matched => true,
-                Some(matched) if place < matched => !rule.when.is_empty() && rule.matcher.cgroup.is_none() && matches(&rule.matcher),
-                _ => matches(&rule.matcher),
+                // The matched entry no longer applies, so the kernel has not judged this one.
+                Some(matched) if place > matched => matches(&rule.matcher),
+                _ => !rule.when.is_empty() && rule.matcher.cgroup.is_none() && matches(&rule.matcher),
             };
             rules.iter().enumerate().find(|(place, rule)| may(*place, rule) && rule.when.holds(facts))
         })

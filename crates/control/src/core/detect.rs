@@ -137,20 +137,18 @@ impl<S: Steering> Core<S> {
     /// The host is asked over the link that the connection itself would use, and over the others only if it runs Braid.
     pub fn hold(&mut self, now: Time, flow: &RedirectedFlow) -> bool {
         let (host, until) = (flow.remote.ip(), flow.started + self.config.hold);
-        if !flow.held
-            || flow.filtered
-            || until <= now
-            || self.why_not_held(flow.user).is_some()
-            || !self.may_ask(host)
-            || !self.may_steer(host)
-        {
+        if !flow.held || flow.filtered || until <= now || !self.may_ask(host) || !self.may_steer(host) {
             return false;
         }
         let admitted = self.admitted(self.rule_of(now, flow), Family::of(host));
-        if let Some(slot) = self.widest(now, admitted).filter(|_| admitted.iter().count() > 1) {
+        let Some(slot) = self.widest(now, admitted) else { return false };
+        if admitted.iter().count() > 1 && self.why_not_held(flow.user).is_none() {
             self.ask(now, host, LinkSet::only(slot));
         }
-        if self.is_decided(now, flow) {
+        if self.is_decided(now, flow) || self.why_not_held(flow.user).is_some() {
+            // A host that was not asked is not held for a while, so that its connections do not all pass through the daemon.
+            self.detection.skip(now, host, slot);
+            self.servers_due = Some(now);
             return false;
         }
         self.held.flows.insert(flow.id, (flow.clone(), until));

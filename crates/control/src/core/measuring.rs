@@ -50,7 +50,7 @@ impl<S: Steering> Core<S> {
         })?;
         self.measuring = Some(due.link);
         if let Some(link) = self.links.get_mut(due.link) {
-            link.measurements.on_start(now);
+            link.measurements.on_start(now, due.budget);
         }
         Some(due)
     }

@@ -252,7 +252,7 @@ fn link_view(
         capacity_up_age_ms: age(&up),
         metered: link.rule.metered,
         cap_bytes: link.rule.cap.map(ByteCount::get),
-        used_bytes: link.allowance.as_ref().map(|allowance| allowance.used().get()),
+        used_bytes: link.allowance.as_ref().filter(|_| link.rule.metered).map(|allowance| allowance.used().get()),
         energy_j: link.energy.total().map(Joules::get),
         energy_down_j_per_gb: energy.as_ref().map(|energy| energy.cost.down.get() * 1e9),
         energy_up_j_per_gb: energy.as_ref().map(|energy| energy.cost.up.get() * 1e9),

@@ -144,8 +144,16 @@ impl Link {
         (self.falls, self.lived, self.stability) = (before.falls, before.lived, before.stability);
         (self.buffer, self.measurements) = (before.buffer, before.measurements);
         (self.answered, self.last_answer, self.refused) = (before.answered, before.last_answer, before.refused);
-        // The device's bytes are counted under every rule, so that metering may start in the middle of a month.
-        self.used_before = before.allowance.map(|allowance| (allowance.used(), allowance.period())).or(before.used_before);
+        // The device's bytes are counted on under every rule, so that metering may pause or start in the middle of a month.
+        match before.allowance {
+            Some(mut allowance) if !self.rule.metered || allowance.reset_day() == self.rule.reset_day => {
+                allowance.set_cap(self.rule.cap);
+                self.allowance = Some(allowance);
+            }
+            // The next reading of the device's counters begins a count with the new reset day.
+            Some(allowance) => self.used_before = Some((allowance.used(), allowance.period())),
+            None => self.used_before = before.used_before,
+        }
     }
 
     /// Updates estimates from a flow. `before` holds its retransmissions and segments at the previous poll, `least_rtt` the least round trip of its life.
@@ -258,7 +266,7 @@ impl Link {
 
     /// Whether its allowance is used up.
     pub fn capped(&self) -> bool {
-        self.allowance.as_ref().is_some_and(Allowance::exhausted)
+        self.rule.metered && self.allowance.as_ref().is_some_and(Allowance::exhausted)
     }
 
     /// Whether it may get flows of `family` in principle, dead or alive.

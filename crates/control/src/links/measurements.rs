@@ -37,6 +37,8 @@ pub struct Measurements {
     started: Option<Time>,
     /// Start of the current window, and the bytes within it.
     window: Option<(Time, ByteCount)>,
+    /// Bytes in the window that the running measurement may still move.
+    reserved: ByteCount,
 }
 
 impl Measurements {
@@ -66,18 +68,28 @@ impl Measurements {
         }
     }
 
-    /// A measurement starts.
-    pub fn on_start(&mut self, now: Time) {
+    /// A measurement starts that may move `budget` bytes. They count as spent until it ends, also if the link or the daemon ends before it.
+    pub fn on_start(&mut self, now: Time, budget: ByteCount) {
         self.started = Some(now);
+        self.spend(now, budget);
+        self.reserved = budget;
     }
 
     /// A measurement has ended.
     pub fn on_end(&mut self, now: Time, measured: Measured) {
-        let spent = self.spent(now);
-        let start = self.window.map(|(start, _)| start).filter(|start| now.since(*start) < DAY).unwrap_or(now);
-        self.window = Some((start, spent + measured.moved.sum()));
+        let unused = std::mem::take(&mut self.reserved);
+        if let Some((_, spent)) = &mut self.window {
+            *spent = spent.saturating_sub(unused);
+        }
+        self.spend(now, measured.moved.sum());
         self.moved += measured.moved;
         self.last = Some((now, measured));
+    }
+
+    fn spend(&mut self, now: Time, bytes: ByteCount) {
+        let spent = self.spent(now);
+        let start = self.window.map(|(start, _)| start).filter(|start| now.since(*start) < DAY).unwrap_or(now);
+        self.window = Some((start, spent + bytes));
     }
 }
 
@@ -94,7 +106,8 @@ mod tests {
         for _ in 0..24 {
             if let Some(budget) = measurements.budget(now, hour, mb(32), mb(100)) {
                 assert!(budget <= mb(32));
-                measurements.on_start(now);
+                measurements.on_start(now, budget);
+                assert_eq!(measurements.spent(now), all + budget, "a measurement that never ends counts in full");
                 assert_eq!(measurements.budget(now + Duration::from_secs(599), hour, mb(32), mb(100)), None);
                 let moved = Traffic { rx: budget, tx: ByteCount::ZERO };
                 measurements.on_end(now + Duration::from_secs(4), Measured { moved, ..Measured::default() });

@@ -51,7 +51,6 @@ impl SocketIterator {
         Self { link, worker: None, since: None }
     }
 
-
     /// Runs the program for all sockets, unless an earlier run has not ended yet. Returns after `wait` at the latest.
     ///
     /// # Errors

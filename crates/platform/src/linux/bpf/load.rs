@@ -248,7 +248,7 @@ impl BpfSteering {
     }
 
     /// Loads the programs without attaching them.
-    fn load(counters: Option<Counters>) -> Result<Self, LoadError> {
+    pub(super) fn load(counters: Option<Counters>) -> Result<Self, LoadError> {
         // The kernel's types are megabytes of data. The loader parses them for itself, so parse them for the programs at the same time.
         let reading = std::thread::spawn(read_btf);
         let ebpf = load_object(OBJECT);

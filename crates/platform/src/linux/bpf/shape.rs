@@ -30,7 +30,13 @@ impl Shaper {
     }
 
     pub(super) fn new(shape: OwnedFd, unshape: OwnedFd, sweep: OwnedFd) -> Self {
-        Self { shape: SocketIterator::new(shape), unshape, sweep: SocketIterator::new(sweep), current: BTreeMap::new(), released: BTreeSet::new() }
+        Self {
+            shape: SocketIterator::new(shape),
+            unshape,
+            sweep: SocketIterator::new(sweep),
+            current: BTreeMap::new(),
+            released: BTreeSet::new(),
+        }
     }
 }
 
@@ -49,6 +55,15 @@ impl BpfSteering {
     pub fn release_stale_shapes(&mut self, wait: Duration) -> std::io::Result<()> {
         let Ok(shaper) = &mut self.shaper else { return Ok(()) };
         shaper.sweep.run(wait).map(drop)
+    }
+
+    /// Does the same without a daemon. Loads the programs for it, and attaches none to processes.
+    ///
+    /// # Errors
+    /// Why the programs could not be loaded or run.
+    pub fn release_stale(wait: Duration) -> Result<(), String> {
+        let mut programs = Self::load(None).map_err(|error| error.to_string())?;
+        programs.release_stale_shapes(wait).map_err(|error| error.to_string())
     }
 
     /// Makes the shapes in the kernel these and reads the flows' progress.
