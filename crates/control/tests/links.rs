@@ -533,6 +533,18 @@ fn a_changed_entry_keeps_the_usage_even_if_it_was_unmetered_meanwhile() {
 }
 
 #[test]
+fn bytes_count_while_a_condition_suspends_metering_and_a_lower_cap_holds_at_once() {
+    let mut world = World::with(ProbeMode::OnDemand, metered(1000), &[1]);
+    world.read(1, 0, UNIX, [0, 0]);
+    world.read(1, 1, UNIX, [700, 0]);
+    world.reconfigure(1, rule());
+    world.read(1, 2, UNIX, [2000, 0]);
+    assert!(!world.link(1).capped());
+    world.reconfigure(1, metered(1500));
+    assert_eq!((used(world.link(1)), world.link(1).capped()), (Some(2000), true), "before the next reading");
+}
+
+#[test]
 fn a_dead_link_stays_dead_when_its_entry_changes_and_uses_the_new_probe_mode() {
     let mut world = World::with(ProbeMode::OnDemand, rule(), &[1, 2]);
     world.run(seconds(1));

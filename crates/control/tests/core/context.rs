@@ -173,6 +173,16 @@ fn a_bonded_flow_gets_the_rule_that_holds_now_among_those_of_its_start() {
 }
 
 #[test]
+fn a_flow_without_an_entry_gets_only_one_whose_condition_has_changed() {
+    let mut world = started(either(moving()));
+    // The kernel knows what this process could not tell, for example the flow's cgroup.
+    let flow = RedirectedFlow { rule: None, ..bonded(&world, 1) };
+    assert_eq!(world.core.bond_policy(world.now, &flow).rule, None);
+    set(&mut world, "moving", Some("true"), None).unwrap();
+    assert_eq!(world.core.bond_policy(world.now, &flow).rule, Some(0));
+}
+
+#[test]
 fn a_link_s_entry_applies_only_in_its_context() {
     let mut config = config(Scheduler::RoundRobin);
     config.policy.links = vec![LinkRule { role: Role::Excluded, when: moving(), ..link_rule("wlan0") }];

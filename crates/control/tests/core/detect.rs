@@ -466,6 +466,24 @@ fn held_connections_are_limited_in_number_and_by_user() {
 }
 
 #[test]
+fn a_host_that_was_not_asked_is_not_held_for_a_while() {
+    let mut world = holding_world(holding());
+    for id in 0..16u8 {
+        let remote = (std::net::IpAddr::from([203, 0, 113, 100 + id]), 443).into();
+        let flow = RedirectedFlow { remote, ..first(&world, id.into()) };
+        assert!(world.core.hold(world.now, &flow));
+    }
+    let flow = first(&world, 100);
+    assert!(!world.core.hold(world.now, &flow), "16 connections of its user wait");
+    world.run(Duration::from_millis(10));
+    assert!(!world.is_redirected("test"), "its next connections do not pass through the daemon");
+    world.run(Duration::from_secs(61));
+    assert!(world.is_redirected("test"));
+    let flow = first(&world, 101);
+    assert!(world.core.hold(world.now, &flow));
+}
+
+#[test]
 fn connections_are_not_held_where_their_host_may_not_be_asked_or_its_answer_would_not_be_used() {
     let mut config = holding();
     config.policy.apps = vec![
