@@ -4,7 +4,7 @@ mod support;
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -302,6 +302,97 @@ fn a_daemon_that_dies_leaves_no_limit() {
         // The window of the receiving socket is free again, too: its bytes come fast.
         let begin = bytes_received(&sockets());
         eventually("the download is free", || bytes_received(&sockets()) > begin + 5_000_000);
+    }
+}
+
+#[test]
+fn a_daemon_that_hangs_leaves_no_limit_and_limits_again_when_it_goes_on() {
+    if !able() {
+        return;
+    }
+    let lab = one_link(20);
+    let up = Up::start(&lab, &rule(11, "rate = \"2 Mbit/s\""));
+    let upload = Upload::start(&lab, 11);
+    // The watchdog's descriptor can be used once, so it gets another after each pause.
+    for _ in 0..2 {
+        settles("limited", || upload.rate(ms(2000)), |rate| near(rate, 2e6));
+        up.signal("STOP");
+        settles("stopped", || upload.rate(ms(2000)), |rate| rate > 12e6);
+        up.signal("CONT");
+    }
+    settles("limited", || upload.rate(ms(2000)), |rate| near(rate, 2e6));
+}
+
+#[test]
+fn a_locked_socket_stops_neither_the_daemon_nor_its_watchdog() {
+    if !able() {
+        return;
+    }
+    let lab = one_link(20);
+    let mut up = Up::start(&lab, &rule(11, "rate = \"2 Mbit/s\""));
+    let upload = Upload::start(&lab, 11);
+    settles("limited", || upload.rate(ms(2000)), |rate| near(rate, 2e6));
+    let listener = lab.server().run(|| TcpListener::bind(remote(12, SINK)).unwrap()).unwrap();
+    let locked = LockedSocket::new(open(&lab, remote(12, SINK)).0);
+    eventually("the warning", || up.status().is_some_and(|status| status["warnings"].to_string().contains("keeps a TCP socket locked")));
+    // The daemon still serves, and its rules go when it is killed.
+    assert!(up.braid(&["reload"]).status.success());
+    assert!(!client(&lab, "ip rule").trim().is_empty());
+    let rules = || client(&lab, "ip rule").lines().count();
+    let with = rules();
+    up.signal("KILL");
+    eventually("the rules are gone", || rules() < with);
+    drop(locked);
+    up.wait_end();
+    settles("free", || upload.rate(ms(2000)), |rate| rate > 12e6);
+    drop(listener);
+}
+
+/// A socket that a system call keeps locked until this is dropped: it sends from memory whose page does not arrive (userfaultfd(2)).
+struct LockedSocket {
+    fault: OwnedFd,
+    page: usize,
+    sending: Option<thread::JoinHandle<()>>,
+}
+
+const PAGE: usize = 4096;
+/// Requests of `linux/userfaultfd.h`.
+const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
+const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
+const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_aa01;
+const UFFD_API: u64 = 0xaa;
+const MODE_MISSING: u64 = 1;
+
+impl LockedSocket {
+    fn new(stream: TcpStream) -> Self {
+        // SAFETY: the mapping is new, and the kernel writes only into the two arrays, which have the sizes of its structures.
+        let (fault, page) = unsafe {
+            let (protection, flags) = (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+            let page = libc::mmap(std::ptr::null_mut(), PAGE, protection, flags, -1, 0) as usize;
+            let fault = libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC) as i32;
+            assert!(fault >= 0, "userfaultfd: {}", std::io::Error::last_os_error());
+            let mut api = [UFFD_API, 0, 0];
+            assert_eq!(libc::ioctl(fault, UFFDIO_API, api.as_mut_ptr()), 0);
+            let mut range = [page as u64, PAGE as u64, MODE_MISSING, 0];
+            assert_eq!(libc::ioctl(fault, UFFDIO_REGISTER, range.as_mut_ptr()), 0);
+            (OwnedFd::from_raw_fd(fault), page)
+        };
+        let sending = thread::spawn(move || {
+            // SAFETY: the page is mapped until this thread has ended.
+            unsafe { libc::send(stream.as_raw_fd(), page as *const libc::c_void, PAGE, 0) };
+        });
+        Self { fault, page, sending: Some(sending) }
+    }
+}
+
+impl Drop for LockedSocket {
+    fn drop(&mut self) {
+        let mut range = [self.page as u64, PAGE as u64];
+        // SAFETY: the array has the size of the kernel's structure.
+        unsafe { libc::ioctl(self.fault.as_raw_fd(), UFFDIO_UNREGISTER, range.as_mut_ptr()) };
+        let _ = self.sending.take().map(thread::JoinHandle::join);
+        // SAFETY: the mapping is this object's own, and the thread that read it has ended.
+        unsafe { libc::munmap(self.page as *mut libc::c_void, PAGE) };
     }
 }
 

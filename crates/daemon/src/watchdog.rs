@@ -8,7 +8,7 @@ use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
-use std::thread::sleep;
+use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use braid_platform::linux::sys::process::{FORWARDED, block_signals, poll};
@@ -137,8 +137,9 @@ fn wait_for_death() -> io::Result<Ended> {
     loop {
         let [ready] = poll([(io::stdin().as_fd(), true)], silence)?;
         if !ready.readable && !ready.hung_up {
-            tracing::warn!("the daemon is silent; its limits on flows end");
-            unshape();
+            tracing::warn!("the daemon has been silent for 5 s; its limits on flows end");
+            // On a thread, because it may have to wait for a locked socket while the daemon dies.
+            thread::Builder::new().spawn(unshape)?;
             // The descriptor can be used once. A daemon that continues starts another watchdog.
             silence = None;
             continue;

@@ -7,15 +7,17 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
-use std::sync::Mutex;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use braid_decide::policy::MeasureServer;
 use braid_model::{ByteCount, Direction, Rate, Traffic};
 use braid_platform::linux::sys::socket::unacknowledged;
 use futures_util::future::join_all;
-use tokio::io::{AsyncReadExt, AsyncWriteExt, ReadHalf};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf, ReadHalf};
 
 use crate::network::BoxStream;
 use crate::socket::connect;
@@ -35,6 +37,8 @@ const MAX_CONNECTIONS: usize = 32;
 const BLOCK: usize = 64 * 1024;
 /// Maximum size of the head of an answer.
 const MAX_HEAD: usize = 16 * 1024;
+/// What servers may send beyond the budget, for handshakes, heads and the framing of TLS.
+const MARGIN: u64 = 1024 * 1024;
 /// Interval in which acknowledged bytes are read.
 const SAMPLE: Duration = Duration::from_millis(20);
 
@@ -51,7 +55,7 @@ pub struct MeasurePlan {
     pub down: bool,
     /// Whether to measure the rate away from this machine.
     pub up: bool,
-    /// Maximum number of bytes of content, in both directions together.
+    /// Maximum number of bytes of content, in both directions together. What servers send beyond it, such as padding of TLS, is at most 1 MiB per direction.
     pub budget: ByteCount,
     /// File with root certificates; `None`: those of the system.
     pub certificates: Option<PathBuf>,
@@ -90,6 +94,8 @@ pub async fn measure(plan: &MeasurePlan) -> LinkRates {
     let mut good = vec![false; plan.servers.len()];
     let directions = [(Direction::Down, plan.down), (Direction::Up, plan.up)].into_iter().filter(|(_, wanted)| *wanted);
     let directions: Vec<_> = directions.map(|(direction, _)| direction).collect();
+    let tls = plan.servers.iter().any(|server| server.tls).then(|| Tls::new(plan.certificates.as_deref(), true));
+    let tls = tls.map(|tls| tls.map_err(|error| error.to_string()));
     for direction in &directions {
         let run = Run::new(ByteCount::new(plan.budget.get() / directions.len() as u64));
         let servers = plan.servers.iter().enumerate().filter(|(_, server)| *direction == Direction::Down || server.upload.is_some());
@@ -97,8 +103,8 @@ pub async fn measure(plan: &MeasurePlan) -> LinkRates {
         let each = plan.connections.clamp(1, (MAX_CONNECTIONS / servers.len().max(1)).max(1));
         let share = run.budget.load(Ordering::Relaxed) / (each * servers.len()).max(1) as u64;
         let transfers = servers.iter().flat_map(|(place, server)| {
-            let run = &run;
-            (0..each).map(move |_| async move { (*place, transfer(plan, server, *direction, share, run).await) })
+            let (run, tls) = (&run, &tls);
+            (0..each).map(move |_| async move { (*place, transfer(plan, server, tls, *direction, share, run).await) })
         });
         let mut failed: Vec<Option<io::Error>> = plan.servers.iter().map(|_| None).collect();
         for (place, done) in join_all(transfers).await {
@@ -113,8 +119,9 @@ pub async fn measure(plan: &MeasurePlan) -> LinkRates {
             rates.failures.push(MeasureError { device: plan.device.clone(), url, address: server.page.address, source });
         }
         let tally = run.tally.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        rates.moved.rx += ByteCount::new(run.received.load(Ordering::Relaxed));
         match direction {
-            Direction::Down => (rates.down, rates.moved.rx) = (tally.rate(), ByteCount::new(tally.total)),
+            Direction::Down => rates.down = tally.rate(),
             Direction::Up => (rates.up, rates.moved.tx) = (tally.rate(), ByteCount::new(tally.total)),
         }
     }
@@ -134,12 +141,21 @@ struct Run {
     start: Instant,
     /// Bytes that may still move.
     budget: AtomicU64,
+    /// Bytes that the connections received, with the framing of TLS, and their limit.
+    received: Arc<AtomicU64>,
+    limit: u64,
     tally: Mutex<Tally>,
 }
 
 impl Run {
     fn new(budget: ByteCount) -> Self {
-        Self { start: Instant::now(), budget: AtomicU64::new(budget.get()), tally: Mutex::default() }
+        Self {
+            start: Instant::now(),
+            budget: AtomicU64::new(budget.get()),
+            received: Arc::default(),
+            limit: budget.get().saturating_add(MARGIN),
+            tally: Mutex::default(),
+        }
     }
 
     /// Takes up to one block from the budget.
@@ -169,8 +185,15 @@ impl Run {
 }
 
 /// One connection: opens it, and moves data until the time or the bytes are used up.
-async fn transfer(plan: &MeasurePlan, server: &MeasureServer, direction: Direction, share: u64, run: &Run) -> io::Result<()> {
-    let opening = tokio::time::timeout(CONNECT_TIMEOUT, open(plan, server));
+async fn transfer(
+    plan: &MeasurePlan,
+    server: &MeasureServer,
+    tls: &Option<Result<Tls, String>>,
+    direction: Direction,
+    share: u64,
+    run: &Run,
+) -> io::Result<()> {
+    let opening = tokio::time::timeout(CONNECT_TIMEOUT, open(plan, server, tls, run));
     let (stream, socket) = opening.await.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no answer in time"))??;
     // Resets the connection at its end, so that neither side goes on to send what is not measured.
     socket2::SockRef::from(&socket).set_linger(Some(Duration::ZERO))?;
@@ -182,15 +205,53 @@ async fn transfer(plan: &MeasurePlan, server: &MeasureServer, direction: Directi
     result
 }
 
-async fn open(plan: &MeasurePlan, server: &MeasureServer) -> io::Result<(BoxStream, OwnedFd)> {
+async fn open(
+    plan: &MeasurePlan,
+    server: &MeasureServer,
+    tls: &Option<Result<Tls, String>>,
+    run: &Run,
+) -> io::Result<(BoxStream, OwnedFd)> {
     let stream = connect(&plan.device, server.page.address).await?;
     let socket = stream.as_fd().try_clone_to_owned()?;
-    if !server.tls {
-        return Ok((Box::new(stream), socket));
-    }
-    let tls = Tls::new(plan.certificates.as_deref(), true).map_err(io::Error::other)?;
-    let (stream, _) = tls.wrap(&server.page.host, Box::new(stream)).await.map_err(io::Error::other)?;
+    let stream: BoxStream = Box::new(Counted { stream, received: run.received.clone(), limit: run.limit });
+    let Some(tls) = tls.as_ref().filter(|_| server.tls) else { return Ok((stream, socket)) };
+    let tls = tls.as_ref().map_err(|reason| io::Error::other(reason.clone()))?;
+    let (stream, _) = tls.wrap(&server.page.host, stream).await.map_err(io::Error::other)?;
     Ok((stream, socket))
+}
+
+/// A connection that counts what it receives, and fails when all connections of the run have received more than `limit` bytes: content is limited where it is
+/// read, but TLS has records without content.
+struct Counted<S> {
+    stream: S,
+    received: Arc<AtomicU64>,
+    limit: u64,
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for Counted<S> {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
+        let result = std::task::ready!(Pin::new(&mut self.stream).poll_read(context, buffer));
+        let count = (buffer.filled().len() - before) as u64;
+        if self.received.fetch_add(count, Ordering::Relaxed) + count > self.limit {
+            return Poll::Ready(Err(io::Error::other("the servers send more than the measurement may receive")));
+        }
+        Poll::Ready(result)
+    }
+}
+
+impl<S: AsyncWrite + Unpin> AsyncWrite for Counted<S> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(context, data)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(context)
+    }
 }
 
 fn head(method: &str, path: &str, server: &MeasureServer, more: &str) -> String {
