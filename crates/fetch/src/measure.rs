@@ -535,4 +535,21 @@ mod tests {
         assert_eq!((rates.servers, rates.down), (0, None));
         assert!(rates.failures[0].to_string().contains("status 200 instead of 204"), "{:?}", rates.failures);
     }
+
+    #[test]
+    fn bytes_without_content_are_limited_over_all_connections() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let received = Arc::new(AtomicU64::new(0));
+            let mut ends: Vec<_> = (0..2).map(|_| tokio::io::duplex(1000)).collect();
+            let mut read = Vec::new();
+            for (near, mut far) in ends.drain(..) {
+                far.write_all(&[0; 600]).await.unwrap();
+                let mut counted = Counted { stream: near, received: received.clone(), limit: 1000 };
+                read.push(counted.read(&mut [0; 1000]).await.map_err(|error| error.to_string()));
+            }
+            let refused = Err("the servers send more than the measurement may receive".to_owned());
+            assert_eq!((read, received.load(Ordering::Relaxed)), (vec![Ok(600), refused], 1200));
+        });
+    }
 }
