@@ -1,6 +1,7 @@
 //! The context: facts that users and sensors set, and the rules whose conditions hold because of them (thesis, fig. 2.10).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 use std::time::Duration;
 
 use braid_api::{Accepted, Fact, FactChange};
@@ -296,6 +297,11 @@ impl<S: Steering> Core<S> {
 
     fn with_facts<T>(&self, now: Time, use_facts: impl FnOnce(&Facts<'_>) -> T) -> T {
         let names = |program: &str, app: &AppId| {
+            // As in rules, a path may be a symbolic link, and a process in another mount namespace may have the same path.
+            let versions = self.executables.of(Path::new(program));
+            if !versions.is_empty() {
+                return versions.contains(&app.exe);
+            }
             let exe = self.apps.get(app).and_then(|record| record.application.exe.as_ref()).and_then(|exe| exe.to_str());
             names_program(program, &app.name, exe)
         };

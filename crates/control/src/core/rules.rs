@@ -31,7 +31,9 @@ impl Executables {
     /// Rereads every executable that the policy names. Returns whether anything changed.
     pub(super) fn refresh(&mut self, policy: &Policy, names: &mut dyn Names) -> bool {
         let before = self.versions.clone();
-        let paths: Vec<PathBuf> = matchers(policy).into_iter().filter_map(|matcher| matcher.exe).collect();
+        let running = policy.conditions().filter_map(|when| when.running.as_deref()).filter(|program| program.contains('/'));
+        let paths: BTreeSet<PathBuf> =
+            matchers(policy).into_iter().filter_map(|matcher| matcher.exe).chain(running.map(PathBuf::from)).collect();
         self.versions.retain(|path, _| paths.contains(path));
         for path in paths {
             let current = names.executable(&path);

@@ -129,6 +129,19 @@ fn a_running_program_changes_the_rules_of_others_until_its_last_flow_ends() {
     assert_eq!(world.used(), ["wlan0"]);
 }
 
+#[test]
+fn a_running_program_given_by_path_is_the_file_there() {
+    let mut world = started(either(When { running: Some("/usr/bin/curl".into()), ..When::default() }));
+    // Its path is the same in another mount namespace.
+    assert!(matches!(world.connect("curl", 8), Steered::To(..)));
+    world.run(Duration::from_millis(500));
+    assert_eq!(world.used(), ["wlan0"]);
+    // A symbolic link to it.
+    assert!(matches!(world.connect("other", 7), Steered::To(..)));
+    world.run(Duration::from_millis(500));
+    assert_eq!(world.used(), ["lte0"]);
+}
+
 /// A bonded flow of "test" that the kernel matched with this rule.
 fn bonded(world: &World, rule: u8) -> RedirectedFlow {
     RedirectedFlow {
