@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
-use braid_platform::linux::sys::process::{FORWARDED, block_signals, poll};
+use braid_platform::linux::sys::process::{FORWARDED, block_signals, poll, set_nonblocking};
 use braid_platform::linux::{netlink, reverse_path};
 use braid_store::lock::{LOCK_TIMEOUT, Lock, LockError};
 
@@ -84,7 +84,10 @@ fn spawn(arguments: &[String], unshape: Option<&OwnedFd>) -> io::Result<Child> {
     };
     let mut command = Command::new("/proc/self/exe");
     // A process group of its own: Ctrl-C at the terminal must reach only the daemon.
-    command.args(arguments).stdin(Stdio::piped()).stdout(output).process_group(0).spawn()
+    let child = command.args(arguments).stdin(Stdio::piped()).stdout(output).process_group(0).spawn()?;
+    // A watchdog that is stopped must not stop the daemon too.
+    child.stdin.as_ref().map_or(Ok(()), |pipe| set_nonblocking(pipe.as_fd()))?;
+    Ok(child)
 }
 
 fn end(mut child: Child) {
@@ -111,7 +114,7 @@ pub fn watch() -> anyhow::Result<()> {
     block_signals(&FORWARDED)?;
     block_signals(&[libc::SIGABRT])?;
     crate::privilege::narrow_to_sweeping()?;
-    if wait_for_death()? == Ended::Regularly {
+    if wait_for_death() == Ended::Regularly {
         unshape();
         return Ok(());
     }
@@ -131,25 +134,25 @@ enum Ended {
 }
 
 /// Waits for the daemon's end. While the daemon is silent, its limits on flows would go stale, so they end.
-fn wait_for_death() -> io::Result<Ended> {
+fn wait_for_death() -> Ended {
     let mut silence = Some(SILENCE);
     let mut words = [0; 64];
     loop {
-        let [ready] = poll([(io::stdin().as_fd(), true)], silence)?;
+        let Ok([ready]) = poll([(io::stdin().as_fd(), true)], silence) else { return Ended::Died };
         if !ready.readable && !ready.hung_up {
             tracing::warn!("the daemon has been silent for 5 s; its limits on flows end");
             // On a thread, because it may have to wait for a locked socket while the daemon dies.
-            thread::Builder::new().spawn(unshape)?;
+            let _ = thread::Builder::new().spawn(unshape);
             // The descriptor can be used once. A daemon that continues starts another watchdog.
             silence = None;
             continue;
         }
         match io::stdin().read(&mut words) {
-            Ok(0) => return Ok(Ended::Died),
-            Ok(read) if words[..read].contains(&QUIT) => return Ok(Ended::Regularly),
+            Ok(0) => return Ended::Died,
+            Ok(read) if words[..read].contains(&QUIT) => return Ended::Regularly,
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(_) => return Ok(Ended::Died),
+            Err(_) => return Ended::Died,
         }
     }
 }

@@ -63,7 +63,10 @@ impl SocketIterator {
         let Some(worker) = &self.worker else { return Ok(Run::default()) };
         let late = match self.since.map(|_| worker.ended.try_recv()) {
             None => None,
-            Some(Ok(output)) => Some(output?),
+            Some(Ok(output)) => {
+                self.since = None;
+                Some(output?)
+            }
             Some(Err(TryRecvError::Empty)) => return Ok(Run { took: wait, ..Run::default() }),
             Some(Err(TryRecvError::Disconnected)) => return Err(self.lost()),
         };

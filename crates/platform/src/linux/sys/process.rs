@@ -296,6 +296,17 @@ pub fn close_inherited(keep: &[RawFd]) -> io::Result<()> {
     Ok(())
 }
 
+/// Makes writes to a full pipe fail with `EAGAIN` instead of waiting. The other end of the pipe stays as it is.
+///
+/// # Errors
+/// Errors of `fcntl`.
+pub fn set_nonblocking(pipe: BorrowedFd<'_>) -> io::Result<()> {
+    // SAFETY: takes integers only.
+    let flags = check(unsafe { libc::fcntl(pipe.as_raw_fd(), libc::F_GETFL) })?;
+    // SAFETY: takes integers only.
+    check(unsafe { libc::fcntl(pipe.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK) }).map(drop)
+}
+
 /// Gives the calling thread a table of descriptors of its own, with no other than `number` in it, and returns that one. Descriptors that the thread opens
 /// afterwards are its own too. Where the system does not allow that, the thread keeps sharing the table, and the descriptor returned is a duplicate.
 ///
