@@ -25,7 +25,7 @@ pub struct Daemon {
 
 impl Daemon {
     /// Starts `braid daemon` with this scheduler and all links of the lab, and waits until it reports all of them up. Its estimates stay in
-    /// the lab's directory for the next daemon. `more` is appended to the configuration unchanged.
+    /// the lab's directory for the next daemon. `more` is added to the configuration; its `[[link]]` entries replace those of the lab.
     pub fn start(lab: &Lab, braid: &Path, scheduler: &str, more: &str) -> Result<Self> {
         let home = lab.directory().join("braid");
         fs::create_dir_all(home.join("state"))?;
@@ -102,7 +102,8 @@ pub fn run_under(lab: &Lab, braid: &Path, scheduler: &str, program: &str) -> Res
 
 fn configuration(lab: &Lab, scheduler: &str, more: &str) -> Result<String> {
     let mut text = format!("version = 1\nscheduler = \"{scheduler}\"\n{more}\n");
-    for link in lab.links() {
+    // The benchmark may have entries of its own for some links.
+    for link in lab.links().iter().filter(|link| !more.contains(&format!("name = \"{}\"", link.name()))) {
         writeln!(text, "[[link]]\nname = \"{}\"", link.name())?;
     }
     Ok(text)
