@@ -5,6 +5,8 @@
 
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -20,12 +22,14 @@ const STUCK: Duration = Duration::from_secs(2);
 pub(super) struct SocketIterator {
     link: OwnedFd,
     worker: Option<Worker>,
-    /// Start of the run that has not ended yet.
+    /// Start of the run whose result has not been read yet.
     since: Option<Instant>,
 }
 
 struct Worker {
     start: Sender<()>,
+    /// Whether a run goes on.
+    busy: Arc<AtomicBool>,
     ended: Receiver<io::Result<Output>>,
 }
 
@@ -71,6 +75,7 @@ impl SocketIterator {
             Some(Err(TryRecvError::Disconnected)) => return Err(self.lost()),
         };
         self.since = Some(Instant::now());
+        worker.busy.store(true, Ordering::Relaxed);
         if worker.start.send(()).is_err() {
             return Err(self.lost());
         }
@@ -86,7 +91,8 @@ impl SocketIterator {
 
     /// Whether a run has waited long for a socket's lock.
     pub(super) fn is_stuck(&self) -> bool {
-        self.since.is_some_and(|since| since.elapsed() > STUCK)
+        let busy = self.worker.as_ref().is_some_and(|worker| worker.busy.load(Ordering::Relaxed));
+        busy && self.since.is_some_and(|since| since.elapsed() > STUCK)
     }
 
     /// The next run starts another thread.
@@ -101,7 +107,8 @@ impl Worker {
         let (start, started) = channel::<()>();
         let (sender, ended) = channel();
         let (ready, is_ready) = channel();
-        let number = link.as_raw_fd();
+        let busy = Arc::new(AtomicBool::new(false));
+        let (number, running) = (link.as_raw_fd(), busy.clone());
         let work = move || {
             // Otherwise a run that waits would keep the daemon's descriptors open after the daemon was killed, and the watchdog would wait too.
             let link = match process::own_descriptor(number) {
@@ -113,6 +120,7 @@ impl Worker {
                 let began = Instant::now();
                 let mut rows = Vec::new();
                 let read = sys::start_iterator(link.as_fd()).and_then(|mut run| run.read_to_end(&mut rows));
+                running.store(false, Ordering::Relaxed);
                 if sender.send(read.map(|_| Output { rows, took: began.elapsed() })).is_err() {
                     return;
                 }
@@ -121,6 +129,6 @@ impl Worker {
         thread::Builder::new().name("braid-sockets".to_owned()).stack_size(256 * 1024).spawn(work)?;
         // The number is that of an open descriptor until the thread has its own.
         is_ready.recv().map_err(|_| io::Error::other("the thread that reads the sockets has ended"))??;
-        Ok(Self { start, ended })
+        Ok(Self { start, busy, ended })
     }
 }

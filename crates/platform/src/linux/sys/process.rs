@@ -277,7 +277,7 @@ pub fn silence(numbers: &[RawFd]) -> io::Result<()> {
 
 /// Closes all descriptors from 3 on, except `keep`.
 ///
-/// Call it only in a freshly forked process that does not use inherited objects: an owner of a closed descriptor would later close an unrelated one.
+/// Call it only in a freshly forked process, or a thread with its own table, that does not use inherited objects: an owner of a closed descriptor would later close an unrelated one.
 ///
 /// # Errors
 /// Errors of `close_range`.
