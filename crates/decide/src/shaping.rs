@@ -51,6 +51,8 @@ const GROW: (f64, f64) = (1.004, 1.001);
 /// Time constant of the queue that the present one is compared with, in seconds; a queue that is shorter by this factor is draining.
 const QUEUE_SMOOTHING: f64 = 0.5;
 const DRAINING: f64 = 0.85;
+/// A path whose RTT falls below this share of its base has become shorter.
+const NEARER: f64 = 0.9;
 /// Largest share of the capacity that is left to drain a queue of what is sent. A queue of a second takes all of it.
 const DRAIN: f64 = 0.3;
 
@@ -178,6 +180,8 @@ struct Flow {
     /// Bits per second.
     target: PerDirection<Option<f64>>,
     window: Window,
+    /// Whether the path has become shorter since the last step.
+    is_nearer: bool,
     /// Whether the last step listed it, so that its counters are read at the next.
     listed: bool,
 }
@@ -250,6 +254,9 @@ impl Controller {
                 self.set_targets(&state, direction, &ids, &facts);
             }
             self.set_windows(&mut state, &ids);
+            for id in &ids {
+                self.flows.entry(*id).and_modify(|flow| flow.is_nearer = false);
+            }
             self.links.insert(link, state);
             shapes.extend(
                 ids.iter().map(|id| (*id, &self.flows[id])).filter(|(_, flow)| flow.subject.limitable).map(|(id, flow)| (id, flow.shape())),
@@ -355,8 +362,12 @@ impl Controller {
             (moved + flow.rate[direction], wanted + flow.target[direction].unwrap_or(f64::INFINITY))
         });
         let (full, draining) = (wanted.is_finite() && moved > 0.85 * wanted, state.is_draining(direction));
+        let nearer = flows().any(|flow| flow.is_nearer);
         let headroom = &mut state.headroom[direction];
-        if queue > QUEUE.0 + QUEUE.1 * base {
+        if nearer {
+            // The windows of the longer path have made a queue, which hides how much shorter the path is.
+            *headroom = headroom.min(HEADROOM);
+        } else if queue > QUEUE.0 + QUEUE.1 * base {
             // Flows that have just begun, or data sent before the limits, exceed the targets: that queue passes by itself.
             if full && moved < 1.1 * wanted && !draining {
                 *headroom *= SHRINK.powf(self.share);
@@ -436,6 +447,7 @@ impl Flow {
             base: None,
             target: PerDirection::default(),
             window: Window::default(),
+            is_nearer: false,
             listed: false,
         }
     }
@@ -461,7 +473,11 @@ impl Flow {
         self.round_trip = PerDirection { down: fresh.or(received).or(sent), up: sent };
         // Only what is new: the path may have become longer since the handshake.
         let latest = self.round_trip.down.into_iter().chain(fresh).fold(f64::INFINITY, f64::min);
-        self.base = self.base.map(|base| base.min(latest));
+        if let Some(base) = self.base.filter(|base| latest < *base) {
+            self.base = Some(latest);
+            self.window.on_shorter_base(latest / base);
+            self.is_nearer |= latest < NEARER * base;
+        }
         if let Some(last) = self.last {
             let span = row.read_at.since(last.read_at).as_secs_f64();
             if span < 0.01 {
@@ -716,6 +732,51 @@ mod tests {
             assert!((rates[0] / 3e6 - 1.0).abs() < 0.12 && (rates[1] / 9e6 - 1.0).abs() < 0.12, "{rates:?} at {milliseconds} ms");
             assert!(far.queue * 8.0 / far.rate < 0.02, "the queue is {} bytes at {milliseconds} ms", far.queue);
         }
+    }
+
+    /// BBR sends at most twice its bandwidth of the last ten round trips times its least one of the last ten seconds. Windows that grew step by step came
+    /// too late for it after a path became twice as long.
+    #[test]
+    fn regression_windows_double_within_ten_round_trips_of_a_longer_path() {
+        let (mut far, known) = (far_end(10.0, 60.0), facts(Some(Rate::from_mbps(10)), 60));
+        let (mut controller, mut shapes) = (Controller::default(), BTreeMap::new());
+        controller.follow([subject(1, 0, Preference { weight: 2.0, ..Preference::default() }), subject(2, 1, Preference::default())]);
+        let ids = [FlowId(1), FlowId(2)];
+        let mut pass = |far: &mut FarEnd, steps| {
+            for _ in 0..steps {
+                controller.on_progress(&far.pass(&shapes, &ids));
+                shapes = controller.step(&known);
+            }
+            ids.map(|id| shapes[&id].window.unwrap().get() as f64)
+        };
+        let before = pass(&mut far, 40);
+        far.round_trip = 0.12;
+        let after = pass(&mut far, 10);
+        assert!(after[0] > 1.7 * before[0] && after[1] > 1.7 * before[1], "{before:?}, then {after:?}");
+        pass(&mut far, 20);
+        assert!(far.queue * 8.0 / far.rate < 0.02, "the queue is {} bytes", far.queue);
+    }
+
+    /// A link that becomes slower makes round trips longer and rates lower, as a longer path does. Larger windows then go back.
+    #[test]
+    fn windows_that_make_a_queue_on_a_slower_link_go_back() {
+        let (mut far, known) = (far_end(10.0, 60.0), facts(Some(Rate::from_mbps(10)), 60));
+        let (mut controller, mut shapes) = (Controller::default(), BTreeMap::new());
+        controller.follow([subject(1, 0, Preference { weight: 2.0, ..Preference::default() }), subject(2, 1, Preference::default())]);
+        let ids = [FlowId(1), FlowId(2)];
+        let mut longest = 0.0_f64;
+        for step in 0..140 {
+            if step == 40 {
+                far.rate = 5e6;
+            }
+            controller.on_progress(&far.pass(&shapes, &ids));
+            shapes = controller.step(&known);
+            if step > 50 {
+                longest = longest.max(far.queue * 8.0 / far.rate);
+            }
+        }
+        // The windows for 10 Mbit/s make a queue of some 70 ms, until a lower capacity is known.
+        assert!(longest < 0.1, "the queue lasts {longest} s");
     }
 
     #[test]

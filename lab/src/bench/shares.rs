@@ -268,7 +268,7 @@ fn phases(settings: &Settings, report: &mut Report, case: &Case) -> Result<()> {
         rule(13, case.v6, "links = [\"lte0\"]\nweight = 1"),
         capacities(&LINKS),
     ];
-    let _daemon = Daemon::start(&lab, &settings.braid, "max-throughput", &config.concat())?;
+    let daemon = Daemon::start(&lab, &settings.braid, "max-throughput", &config.concat())?;
     let begin = |n| Class::download(&lab, &url(n, case.port, case.v6), case.count);
     let span = Duration::from_secs(if settings.quick { 6 } else { 8 });
     let name = || (case.control, format!("{}{}", case.count, if case.v6 { ", IPv6" } else { "" }));
@@ -293,6 +293,39 @@ fn phases(settings: &Settings, report: &mut Report, case: &Case) -> Result<()> {
         }
         row(report, name(), &format!("5: the round trip becomes {} ms", 2 * delay), &expected, &watch(&[&b, &c], &expected, span));
     }
+    drop((b, c, daemon));
+    reference(settings, report, case, &lab)
+}
+
+/// What the servers' congestion control itself makes of a round trip that becomes longer.
+fn reference(settings: &Settings, report: &mut Report, case: &Case, lab: &Lab) -> Result<()> {
+    let set = |delay| -> Result<()> {
+        for direction in Direction::ALL {
+            lab.set(1, direction, |profile| profile.delay = ms(delay))?;
+        }
+        Ok(())
+    };
+    set(30)?;
+    let config = [rule(12, case.v6, "links = [\"lte0\"]"), rule(13, case.v6, "links = [\"lte0\"]")];
+    let _daemon = Daemon::start(lab, &settings.braid, "max-throughput", &config.concat())?;
+    let begin = |n| Class::download(lab, &url(n, case.port, case.v6), case.count);
+    let both = [begin(12)?, begin(13)?];
+    thread::sleep(Duration::from_secs(8));
+    set(60)?;
+    let before: u64 = both.iter().map(Class::moved).sum();
+    let start = Instant::now();
+    thread::sleep(Duration::from_secs(if settings.quick { 6 } else { 8 }));
+    let moved = both.iter().map(Class::moved).sum::<u64>() - before;
+    let bps = moved as f64 * 8.0 / start.elapsed().as_secs_f64();
+    let of_link = bps / (LINKS[1].1 as f64 * 1e6 * PAYLOAD);
+    progress(&format!("{} {}: without weights the round trip becomes 120 ms: {:.2} of the link", case.control, case.count, of_link));
+    let name = format!("{}{}", case.count, if case.v6 { ", IPv6" } else { "" });
+    report.row(
+        "Without weights, phase 5:",
+        "servers | connections a class | b and c together, Mbit/s | of the link",
+        vec![case.control.to_owned(), name, format!("{:.2}", bps / 1e6), format!("{:.0} %", of_link * 100.0)],
+    );
+    report.measured(json!({ "servers": case.control, "connections": case.count, "reference_bps": bps }));
     Ok(())
 }
 
