@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* connect4/6. TCP: binds the socket to its link once, or redirects it to the daemon. Connected UDP: sets a mark, which a rule routes. */
+/* connect4/6. TCP: binds the socket to its link once, or redirects it to the daemon. Connected UDP: sets a mark, which a routing rule matches. */
 #include "steer.h"
 
 /* Removes what an earlier connect of this UDP socket left behind. Not inlined, to save stack. */

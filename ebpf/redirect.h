@@ -7,7 +7,8 @@
  * unconnected IPv6 sockets go to a prefix that the daemon makes local to loopback by a route, because the kernel accepts no IPv4-mapped address
  * there.
  *
- * An arrival is the entry of a redirected connection that the daemon has not taken yet; an exchange is that of redirected datagrams. The daemon claims
+ * An arrival is the entry of a redirected connection that the daemon has not taken yet; an exchange is the entry of redirected
+ * datagrams. The daemon claims
  * an arrival by the source address and port of the connection's handshake. These are recorded before the segment that completes the handshake is sent,
  * and so before the daemon can accept the connection. Any other connection to the same loopback address gets nothing.
  */
@@ -258,7 +259,7 @@ __attribute__((noinline)) int redirect(struct bpf_sock_addr *ctx, struct request
 	return 1;
 }
 
-/* Redirects datagrams to the daemon, with the results of redirect(). An unconnected socket has one loopback address for each remote. */
+/* Redirects datagrams to the daemon. Returns what redirect() returns. An unconnected socket has one loopback address for each remote. */
 __attribute__((noinline)) int redirect_datagrams(struct bpf_sock_addr *ctx, struct request *request, __u32 bank, __u32 connected)
 {
 	const struct braid_params *now = bpf_map_lookup_elem(&params, &bank);

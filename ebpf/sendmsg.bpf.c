@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
-/* sendmsg4/6 of unconnected UDP: sets the datagram's source address, which a rule routes, or redirects the datagram to the daemon. */
+/* sendmsg4/6 of unconnected UDP: sets the datagram's source address, which a routing rule matches, or redirects the datagram to the daemon. */
 #include "steer.h"
 
 /* Records on the socket that it sends unconnected datagrams, and the destination and link of the last one. */

@@ -97,7 +97,7 @@ pub struct AppSample {
     pub rx_bps: u64,
     /// Send rate.
     pub tx_bps: u64,
-    /// Number of live flows; for a span, the maximum at one time.
+    /// Number of live flows; in a sample of a history, the largest number at any moment of it.
     pub flows: u64,
 }
 
@@ -119,8 +119,7 @@ pub enum Resolution {
     Hour,
 }
 
-/// Benefit of Braid over some days, compared with using only the link that the system would choose. Energy, money and outages are
-/// estimates.
+/// Benefit of Braid over some days, compared with using only the link that the system would choose.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Gains {
     /// Number of days in the sum, including today.
@@ -152,7 +151,8 @@ pub struct LinkGain {
     pub tx_bytes: u64,
 }
 
-/// An actual value, and the estimate for a single link.
+/// A value with Braid, and the estimate for the system's single link. Bytes are counted; energy and money with Braid are computed from them, the values
+/// without Braid from a model.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Compared {
     /// Value with all links; `null` if it is unknown for every link.

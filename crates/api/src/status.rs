@@ -10,8 +10,8 @@ use crate::LinkState;
 pub struct Status {
     /// Version of the daemon.
     pub version: String,
-    /// Active scheduler of connections: `max-throughput`, `least-finish`, `least-makespan`, `round-robin`, `weighted-round-robin`, `random`, `operetta` or
-    /// `only-one`.
+    /// Active scheduler of connections: `max-throughput`, `least-finish`, `least-makespan`, `round-robin`, `weighted-round-robin`, `rtt-share`,
+    /// `random`, `handover`, `operetta` or `only-one`.
     pub scheduler: String,
     /// All links, in the order of their interface indices.
     pub links: Vec<LinkStatus>,

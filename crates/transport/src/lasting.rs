@@ -15,8 +15,7 @@ use tokio::time::Instant;
 /// they want to use it again, and it is far longer than the two hours that NATs must keep a mapping (RFC 5382, section 5).
 pub(crate) const IDLE_TIMEOUT: Duration = Duration::from_secs(24 * 3600);
 
-/// TCP keepalive: the system probes a far end that is silent for `KEEPALIVE_TIME`, for a quarter of an hour. This outlasts most link failures and
-/// rarely wakes a radio.
+/// TCP keepalive: after 15 min of silence the system probes the far end for another 15 min. This outlasts most link failures and rarely wakes a radio.
 const KEEPALIVE_TIME: Duration = Duration::from_secs(15 * 60);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(75);
 const KEEPALIVE_PROBES: u32 = 12;

@@ -54,9 +54,11 @@ const SMALL: (u64, f64) = (22_380, 13.0);
 const LARGE: (u64, f64) = (285_000, 1.0);
 const THROUGHPUT: &str = "throughput";
 const ENERGY: &str = "energy";
-/// Parameters that the paper leaves open.
+/// Duration of arrivals. The paper leaves this and the next two open.
 const SPAN: Duration = Duration::from_secs(120);
+/// Longest time for the streams to end after that.
 const GRACE: Duration = Duration::from_secs(3600);
+/// Round trip of each interface.
 const ROUND_TRIP: Duration = Duration::from_millis(50);
 /// The default queue of ns-2, 50 packets.
 const QUEUE: ByteCount = ByteCount::new(50 * 1500);
@@ -95,7 +97,7 @@ struct Setup {
     scheme: Scheme,
     /// γ, 0 to 1.
     mix: f64,
-    /// Mbit/s.
+    /// Rate of IF1 in Mbit/s.
     if1: f64,
     /// λ in bytes and β of the large class.
     large: (u64, f64),

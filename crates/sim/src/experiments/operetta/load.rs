@@ -17,7 +17,7 @@ const CONNECTIONS: &str = MIXES[0].0;
 const PACKETS: &str = MIXES[2].0;
 /// Suffix of series in which the rate of large streams falls with their size.
 const RARER: &str = ", rarer";
-/// Duration of these series, longer because large streams are rare.
+/// Duration of the `RARER` series, longer because large streams are rare.
 const LONG: Duration = Duration::from_secs(300);
 
 static HETEROGENEITY: About = About {

@@ -143,7 +143,7 @@ pub(super) struct Throughput {
     saturated: bool,
     /// The paper's throughputs in Mbit/s: one flow, several flows, one interface alone.
     paper: [f64; 3],
-    /// For each claim: number of flows, the paper's gain in percent over one interface alone, and the explanation.
+    /// For each claim: number of flows, the gain in percent that the paper states (for table 5: over table 3's value), and the explanation.
     gains: &'static [(f64, f64, &'static str)],
 }
 
