@@ -74,7 +74,6 @@ struct braid_slot {
 struct braid_params {
 	__u64 netns;
 	__u64 target[2]; /* bytes per second, down and up; 0: none */
-	__u64 packets[2]; /* bytes of packet streams, which are in no link's load: part of the load that the target applies to */
 	__u64 default_demand;
 	__u32 mode;
 	__u32 scheduler; /* number of the configured scheduler, stored in each flow */

@@ -71,12 +71,15 @@ __attribute__((noinline)) int pick(struct request *request, __u32 bank, __u32 re
 	__u32 zero = 0;
 	struct load_table *shared = bpf_map_lookup_elem(&load_table, &zero);
 	struct connection *place = NULL;
+	const struct packet_load *load = bpf_map_lookup_elem(&packets, &zero);
 
-	if (!request || !now || !shared)
+	if (!request || !now || !shared || !load)
 		return -1;
 	if (reserve && request->protocol == IPPROTO_TCP)
 		place = array_entry(request->id);
 	bpf_spin_lock(&shared->lock);
+	shared->state.packets[0] = load->bytes[0];
+	shared->state.packets[1] = load->bytes[1];
 	if (slot != BRAID_NO_SLOT)
 		shared->state.winner = slot;
 	else

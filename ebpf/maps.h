@@ -48,6 +48,10 @@ struct load_table {
 	struct braid_load_table state;
 };
 
+struct packet_load {
+	__u64 bytes[2]; /* down and up */
+};
+
 struct process_name {
 	__u8 text[16];
 };
@@ -70,6 +74,8 @@ MAP(control, BPF_MAP_TYPE_ARRAY, __u32, struct braid_control, 1, 0);
 MAP(params, BPF_MAP_TYPE_ARRAY, __u32, struct braid_params, 2, 0);
 MAP(rules, BPF_MAP_TYPE_ARRAY, __u32, struct braid_rule, 2 * BRAID_MAX_RULES, 0);
 MAP(load_table, BPF_MAP_TYPE_ARRAY, __u32, struct load_table, 1, 0);
+/* The load table's `packets`. The daemon writes them; a decision copies them. They are outside `params` because they change all the time. */
+MAP(packets, BPF_MAP_TYPE_ARRAY, __u32, struct packet_load, 1, 0);
 MAP(corrections, BPF_MAP_TYPE_ARRAY, __u32, struct braid_link_load, BRAID_MAX_LINKS, 0);
 MAP(prefixes4, BPF_MAP_TYPE_LPM_TRIE, struct lpm4, __u8, 65536, BPF_F_NO_PREALLOC);
 MAP(prefixes6, BPF_MAP_TYPE_LPM_TRIE, struct lpm6, __u8, 65536, BPF_F_NO_PREALLOC);

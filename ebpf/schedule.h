@@ -83,6 +83,7 @@ struct braid_load_table {
 	volatile __u32 winner;
 	__u32 pad;
 	__u64 commits; /* number of decisions, counted from a random start */
+	__u64 packets[2]; /* bytes of packet streams, which are in no link's load: part of the load that the target applies to */
 	struct braid_link_load loads[BRAID_MAX_LINKS];
 };
 
@@ -105,7 +106,7 @@ BRAID_INLINE __u64 braid_draw(const struct braid_load_table *table, __u32 slot)
 BRAID_INLINE __u64 braid_deadline(const struct braid_load_table *table, const struct braid_params *params, __u32 allowed,
 				  __u32 direction, __u64 demand)
 {
-	__u64 total = braid_min(braid_min(demand, BRAID_LOAD_LIMIT) + braid_min(params->packets[direction], BRAID_LOAD_LIMIT), BRAID_LOAD_LIMIT);
+	__u64 total = braid_min(braid_min(demand, BRAID_LOAD_LIMIT) + braid_min(table->packets[direction], BRAID_LOAD_LIMIT), BRAID_LOAD_LIMIT);
 	__u64 latest = 0;
 
 	/* Ends at every eighth slot only: the verifier follows what comes after the loop once for each place where it may end. */

@@ -62,6 +62,15 @@ BRAID_INLINE __u32 pacing_of(const struct sock *sk)
 	return rate >= UNLIMITED ? UNLIMITED : rate;
 }
 
+/*
+ * The pacing rate that a program may have set. A socket that is not connected is in no iterator, so it keeps a rate of this file if the shapes end
+ * meanwhile; the program may connect it again.
+ */
+BRAID_INLINE __u32 own_pacing(__u32 rate)
+{
+	return is_signed(rate) ? UNLIMITED : rate;
+}
+
 BRAID_INLINE void give_pacing_back(struct sock_common *socket, struct held *held)
 {
 	/* A rate that the program has set in the meantime stays. */
@@ -94,7 +103,7 @@ BRAID_INLINE void apply(struct sock_common *socket, const struct braid_shape *sh
 	__u32 current = pacing_of(as_number(socket)), pacing, window;
 
 	if (current != (held->pacing == UNLIMITED ? held->pacing_before : held->pacing))
-		held->pacing_before = current;
+		held->pacing_before = own_pacing(current);
 	if (!shape->pacing) {
 		give_pacing_back(socket, held);
 	} else {
@@ -154,7 +163,7 @@ int braid_shape(struct bpf_iter__tcp *ctx)
 	tcp = as_number(socket);
 	sk = as_number(socket);
 	if (!held && (shape->pacing || shape->window)) {
-		fresh.pacing_before = pacing_of(sk);
+		fresh.pacing_before = own_pacing(pacing_of(sk));
 		fresh.window_before = BPF_CORE_READ(tcp, window_clamp);
 		fresh.buffer_before = BPF_CORE_READ(sk, sk_rcvbuf);
 		fresh.pacing = UNLIMITED;

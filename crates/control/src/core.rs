@@ -36,7 +36,7 @@ use braid_decide::tables::TablePlan;
 use braid_decide::tradeoff::Supply;
 use braid_decide::virtual_interface::Handover;
 use braid_model::key::PublicKey;
-use braid_model::{Family, FlowId, LinkIndex, NetworkSnapshot, PerDirection, Rate, Time, Traffic};
+use braid_model::{ByteCount, Family, FlowId, LinkIndex, NetworkSnapshot, PerDirection, Rate, Time, Traffic};
 
 use crate::config::Config;
 use crate::links::{Link, LinkTable, ProbePlan};
@@ -76,7 +76,7 @@ pub struct Actions {
     pub released: Vec<FlowId>,
     /// The rules that apply have changed with the context, or the usable links: bonded flows may have another policy ([`Core::bond_policy`]).
     pub rules_changed: bool,
-    /// Links whose device's model to find, with the device's name.
+    /// Links whose device model is wanted, with the device's name.
     pub identify: Vec<(LinkIndex, String)>,
     /// Questions for the energy service.
     pub profile_questions: Vec<ProfileQuestion>,
@@ -119,13 +119,16 @@ pub struct Core<S> {
     unanswered_due: Option<Time>,
     /// When the next heartbeat to the steering is due.
     beat_due: Time,
-    /// Since when each link and family is dead.
+    /// Since when each link and family carries nothing: it is gone, unconfigured, or not alive by a probe.
     dead_since: BTreeMap<(LinkIndex, Family), Time>,
     actions: Actions,
-    /// Remaining bytes of bonded flows, and the loads last passed to the steering.
+    /// Expected bytes of bonded flows.
     packet_load: PacketLoad,
+    /// The packet load that the steering has for OPERETTA's targets.
+    packets: PerDirection<ByteCount>,
     /// OPERETTA's optimum for the bonded flows since the last arrival.
     held_optima: PerDirection<Option<optimum::HeldOptimum>>,
+    /// The loads of bonded flows that the steering has.
     bonded_loads: BondedLoads,
     /// Power supply of the machine; `None`: unknown, or no battery.
     supply: Option<Supply>,
@@ -135,7 +138,7 @@ pub struct Core<S> {
     detection: Detection<PublicKey>,
     /// Addresses of the names in `detect`.
     detected_names: BTreeSet<IpAddr>,
-    /// Why no server is trusted, if so.
+    /// Why no server is trusted; `None`: servers are trusted.
     detection_trouble: Option<String>,
     /// Why no flow is bonded directly to its server, if a firewall is the reason.
     owner_filter: Option<String>,
@@ -199,6 +202,7 @@ impl<S: Steering> Core<S> {
             dead_since: BTreeMap::new(),
             actions: Actions::default(),
             packet_load: PacketLoad::default(),
+            packets: PerDirection::default(),
             held_optima: PerDirection::default(),
             bonded_loads: BondedLoads::default(),
             supply: None,
@@ -255,9 +259,9 @@ impl<S: Steering> Core<S> {
         &mut self.steering
     }
 
-    /// Applies a new configuration to new flows.
+    /// Applies a new configuration: its links and rules to new flows, its weights, rates and guarantees also to running ones.
     pub fn reconfigure(&mut self, now: Time, config: Config) -> Result<(), SteeringError> {
-        // The last policy in its present context: flows that started under it may get another of its rules.
+        // Evaluate the old policy's conditions once more, because running flows keep its rules.
         let context = self.update_context(now);
         let old = std::mem::replace(&mut self.config, config);
         self.past.keep(now, &old.policy, &self.config.policy);

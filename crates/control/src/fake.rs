@@ -11,7 +11,7 @@ use std::time::Duration;
 use braid_decide::connection::{LoadTable, Request};
 use braid_decide::policy::{Admission, admit};
 use braid_decide::steer::Prefixes;
-use braid_model::{ByteCount, Class, Direction, Family, FlowId, LinkSet, PerFamily, Protocol, Rate, Time};
+use braid_model::{ByteCount, Class, Direction, Family, FlowId, LinkSet, PerDirection, PerFamily, Protocol, Rate, Time};
 use ipnet::IpNet;
 
 use crate::steering::{
@@ -240,7 +240,6 @@ impl FakeSteering {
     }
 
     fn sync_link_loads(&mut self, params: &SteerParams) {
-        self.load_table.packets = params.packets.map(ByteCount::get);
         for (slot, link) in params.links.iter().enumerate() {
             if let Some(link) = link {
                 let link_load = &mut self.load_table.loads[slot];
@@ -436,6 +435,12 @@ impl Steering for FakeSteering {
                 self.counters.moved += 1;
             }
         }
+        Ok(())
+    }
+
+    fn set_packets(&mut self, packets: PerDirection<ByteCount>) -> Result<(), SteeringError> {
+        self.call("weigh bonded flows")?;
+        self.load_table.packets = packets.map(ByteCount::get);
         Ok(())
     }
 

@@ -48,8 +48,6 @@ pub struct SteerParams {
     pub mode: Mode,
     /// Target throughput of the whole load by direction, for [`Mode::CheapestInTime`] (OPERETTA's `T_target`), since capacities differ by direction.
     pub targets: PerDirection<Option<Rate>>,
-    /// Remaining bytes of bonded flows, which the targets include and no link's load does.
-    pub packets: PerDirection<ByteCount>,
     /// Number of the configured scheduler, recorded in each flow.
     pub scheduler: u8,
     /// Expected bytes of a flow of an unknown application.
@@ -440,6 +438,8 @@ pub trait Steering {
     /// Moves connects whose SYN has been unanswered for [`UNANSWERED`] to another link that their rules allow, before the kernel
     /// retransmits it, and confirms moved connects that were answered. If the system does not support this, connects stay where they are.
     fn move_connects(&mut self) -> Result<(), SteeringError>;
+    /// Sets [`LoadTable::packets`] of the next decisions: remaining bytes of bonded flows that the targets include and no link's load does.
+    fn set_packets(&mut self, packets: PerDirection<ByteCount>) -> Result<(), SteeringError>;
     /// Sets the load of bonded flows by slot. The next dump adds it to the load table.
     fn set_bonded_loads(&mut self, loads: &BondedLoads) -> Result<(), SteeringError>;
     /// Makes these the limits of running TCP flows, by id; a flow without an entry gets its own settings back. Flows whose socket is

@@ -28,7 +28,6 @@ fn params() -> SteerParams {
     SteerParams {
         mode: Mode::VirtualStart,
         targets: PerDirection::default(),
-        packets: PerDirection::default(),
         scheduler: 3,
         default_demand: ByteCount::new(1000),
         affinity: None,

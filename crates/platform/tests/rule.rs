@@ -47,8 +47,7 @@ impl Case {
         };
         let mut targets = [self.other_target; 2];
         targets[self.request.direction as usize] = target;
-        let packets = self.load_table.packets.to_array();
-        let mut params = abi::Params { mode, target: targets, packets, backup: mask(self.backup), ..Default::default() };
+        let mut params = abi::Params { mode, target: targets, backup: mask(self.backup), ..Default::default() };
         for (slot, link_load) in params.slots.iter_mut().zip(&self.load_table.loads) {
             (slot.rate, slot.price, slot.step, slot.rank) = (link_load.rate.to_array(), link_load.price, link_load.step, link_load.rank);
         }
@@ -56,8 +55,8 @@ impl Case {
     }
 
     fn raw_load_table(&self) -> abi::LoadTable {
-        let mut raw =
-            abi::LoadTable { virtual_time: self.load_table.virtual_time, commits: self.load_table.decisions, ..Default::default() };
+        let LoadTable { virtual_time, decisions: commits, packets, .. } = self.load_table;
+        let mut raw = abi::LoadTable { virtual_time, commits, packets: packets.to_array(), ..Default::default() };
         for (raw, link_load) in raw.loads.iter_mut().zip(&self.load_table.loads) {
             (raw.load, raw.tag, raw.flows) = (link_load.load.to_array(), link_load.tag, link_load.flows);
         }

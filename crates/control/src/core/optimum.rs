@@ -9,7 +9,7 @@ use braid_model::{ByteCount, Direction, Joules, LinkSet, MAX_LINKS, PerDirection
 
 use super::Core;
 use super::params::coarse;
-use crate::steering::{BondedLoad, BondedLoads, SteerLink, SteerParams, Steering, SteeringError};
+use crate::steering::{BondedLoad, BondedLoads, FlowRow, SteerLink, SteerParams, Steering, SteeringError};
 
 /// Loads are read at different times, so that a load may fall by what the links carry in this time more.
 const READING_LAG: Duration = Duration::from_millis(500);
@@ -20,8 +20,10 @@ const WORTH_BONDING: f64 = 0.02;
 /// Remaining bytes of bonded flows.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PacketLoad {
-    /// Expected remaining bytes, by direction.
+    /// Expected remaining bytes, by direction ([`braid_decide::demand::remaining`]).
     pub load: PerDirection<ByteCount>,
+    /// Expected bytes that have not moved yet: none of a flow that has moved what it was expected to.
+    pub unmoved: PerDirection<ByteCount>,
     /// Number of bonded flows.
     pub flows: u32,
 }
@@ -71,18 +73,19 @@ pub(super) struct HeldOptimum {
     inputs: Inputs,
     /// When the whole load was to be done.
     until: Time,
-    /// Load and time of the last update.
-    load: ByteCount,
+    /// Expected bytes that had not moved at the last update, and its time.
+    unmoved: ByteCount,
     at: Time,
     found: Optimum,
 }
 
 impl HeldOptimum {
-    /// Whether the load has only shrunk since the last update, by no more than the links carry.
-    fn holds(&self, now: Time, inputs: &Inputs, load: ByteCount) -> bool {
+    /// Whether no stream has started or ended early since the last update: what has not moved of the expected bytes has only shrunk, by no more than
+    /// the links carry.
+    fn holds(&self, now: Time, inputs: &Inputs, unmoved: ByteCount) -> bool {
         let rate: u64 = self.inputs.rates.iter().map(|rate| rate.bytes_per_second()).sum();
         let carried = ByteCount::new((rate as f64 * (now.since(self.at) + READING_LAG).as_secs_f64()) as u64);
-        self.inputs == *inputs && now < self.until && load <= self.load && self.load.saturating_sub(load) <= carried
+        self.inputs == *inputs && now < self.until && unmoved <= self.unmoved && self.unmoved.saturating_sub(unmoved) <= carried
     }
 }
 
@@ -131,7 +134,7 @@ impl<S: Steering> Core<S> {
         self.solve(params, direction, NewKind::Packet, more).ok()
     }
 
-    /// Solves again for each direction with packet load whose load or inputs changed in another way than by what the links carried.
+    /// Solves again for each direction with packet load where a stream has started or ended early, or the inputs have changed.
     fn hold_optima(&mut self, now: Time) {
         let Some(params) = self.params.as_ref().filter(|_| self.config.policy.bond_scheduler() == BondScheduler::Weights) else {
             self.held_optima = PerDirection::default();
@@ -141,13 +144,15 @@ impl<S: Steering> Core<S> {
         for direction in [Direction::Up, Direction::Down] {
             let inputs = self.inputs(params, direction);
             let packets = self.packet_load.load[direction];
-            let load = self.connection_loads(&params.links, direction).into_iter().fold(packets, |sum, load| sum + load);
+            let unmoved = self.unmoved(&params.links, direction);
             let held = &mut held_optima[direction];
             match held {
-                Some(held) if packets > ByteCount::ZERO && held.holds(now, &inputs, load) => (held.load, held.at) = (load, now),
+                Some(held) if packets > ByteCount::ZERO && held.holds(now, &inputs, unmoved) => (held.unmoved, held.at) = (unmoved, now),
                 _ => {
+                    let load = self.connection_loads(&params.links, direction).into_iter().fold(packets, |sum, load| sum + load);
                     let found = self.solve_now(params, direction).filter(|_| packets > ByteCount::ZERO);
-                    *held = found.map(|found| HeldOptimum { inputs, until: now + found.throughput.time_for(load), load, at: now, found });
+                    *held =
+                        found.map(|found| HeldOptimum { inputs, until: now + found.throughput.time_for(load), unmoved, at: now, found });
                 }
             }
         }
@@ -238,13 +243,23 @@ impl<S: Steering> Core<S> {
     /// out.
     fn connection_loads(&self, links: &[Option<SteerLink>; MAX_LINKS], direction: Direction) -> [ByteCount; MAX_LINKS] {
         let mut loads = [ByteCount::ZERO; MAX_LINKS];
-        for row in self.flows.iter().map(|flow| &flow.row).filter(|row| row.direction == direction) {
-            let carries = |link: &SteerLink| link.index == row.link && link.rate[direction] > Rate::ZERO;
-            if links.get(row.slot).and_then(Option::as_ref).is_some_and(carries) {
-                loads[row.slot] += row.reserved;
-            }
-        }
+        self.connections(links, direction).for_each(|row| loads[row.slot] += row.reserved);
         loads
+    }
+
+    /// Connections on links with a capacity, as of the last poll.
+    fn connections<'a>(&'a self, links: &'a [Option<SteerLink>; MAX_LINKS], direction: Direction) -> impl Iterator<Item = &'a FlowRow> {
+        let rows = self.flows.iter().map(|flow| &flow.row).filter(move |row| row.direction == direction);
+        rows.filter(move |row| {
+            let carries = |link: &SteerLink| link.index == row.link && link.rate[direction] > Rate::ZERO;
+            links.get(row.slot).and_then(Option::as_ref).is_some_and(carries)
+        })
+    }
+
+    /// Expected bytes of connections and packets that have not moved yet.
+    fn unmoved(&self, links: &[Option<SteerLink>; MAX_LINKS], direction: Direction) -> ByteCount {
+        let rest = |row: &FlowRow| row.demand.saturating_sub(row.rx + row.tx);
+        self.connections(links, direction).map(rest).fold(self.packet_load.unmoved[direction], |sum, rest| sum + rest)
     }
 
     fn slot_power(&self, slot: usize) -> Power {
@@ -254,7 +269,7 @@ impl<S: Steering> Core<S> {
     /// Load of bonded flows on each link. Empty under OPERETTA, whose connection rule has them in its deadline: packets make room for connections.
     fn bonded_loads(&self) -> BondedLoads {
         let mut loads = BondedLoads::default();
-        let PacketLoad { load, flows } = self.packet_load;
+        let PacketLoad { load, flows, .. } = self.packet_load;
         let Some(params) = self.params.as_ref().filter(|_| flows > 0 && self.config.policy.scheduler != Scheduler::Operetta) else {
             return loads;
         };

@@ -31,6 +31,18 @@ impl<S: Steering> Core<S> {
             // The used servers depend on the usable links.
             self.update_servers(now)?;
         }
+        self.update_packets(now)
+    }
+
+    /// Passes on the packet load that OPERETTA's targets include.
+    fn update_packets(&mut self, now: Time) -> Result<(), SteeringError> {
+        let packets = self.target_packets();
+        if packets != self.packets {
+            self.params_due = Some(now + RETRY);
+            self.steering.set_packets(packets)?;
+            self.params_due = None;
+            self.packets = packets;
+        }
         Ok(())
     }
 
@@ -58,7 +70,6 @@ impl<S: Steering> Core<S> {
         let mut params = SteerParams {
             mode: if sole.is_some() { Mode::OnlyOne } else { policy.scheduler.mode() },
             targets,
-            packets: self.target_packets(),
             scheduler: policy.scheduler as u8,
             default_demand: policy.default_demand,
             affinity: policy.affinity,

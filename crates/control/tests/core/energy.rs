@@ -163,7 +163,8 @@ fn a_low_battery_puts_all_flows_on_the_low_power_link() {
 }
 
 fn packets(megabytes: u64, flows: u32) -> PacketLoad {
-    PacketLoad { load: PerDirection { down: ByteCount::new(megabytes * 1_000_000), up: ByteCount::ZERO }, flows }
+    let load = PerDirection { down: ByteCount::new(megabytes * 1_000_000), up: ByteCount::ZERO };
+    PacketLoad { load, unmoved: load, flows }
 }
 
 /// The weights of bonded traffic, by slot, in hundredths.
@@ -232,6 +233,32 @@ fn operettas_weights_hold_until_the_next_arrival() {
     // Without bonded flows the weights are those of a new stream.
     world.core.on_packet_load(world.now, packets(0, 0)).unwrap();
     assert_ne!(weights(&world), arrived);
+}
+
+/// A flow that has moved more than half of what it was expected to counts as more load than before (`demand::remaining`), and all of that vanishes when
+/// it ends. Both were taken for changes of the load, and bonded traffic moved to the expensive link.
+#[test]
+fn regression_operettas_weights_hold_while_flows_end_as_expected() {
+    let mut world = World::new(operetta(fixed(0.5)));
+    world.run(Duration::from_secs(1));
+    let flows: Vec<_> = (0..10).map(|_| world.connect("test", 99)).collect();
+    world.core.poll(world.now).unwrap();
+    world.core.on_packet_load(world.now, packets(20, 1)).unwrap();
+    let planned = weights(&world);
+    let ids = flows.iter().filter_map(|flow| if let Steered::To(_, id) = flow { Some(*id) } else { None }).collect::<Vec<_>>();
+    assert_eq!(ids.len(), 10);
+    for _ in 0..10 {
+        world.run(Duration::from_millis(600));
+        ids.iter().for_each(|id| world.core.steering().transfer(*id, ByteCount::new(100_000), ByteCount::ZERO));
+        world.core.poll(world.now).unwrap();
+        world.core.on_packet_load(world.now, packets(20, 1)).unwrap();
+        assert_eq!(weights(&world), planned);
+    }
+    let now = world.now;
+    ids.iter().for_each(|id| world.core.steering().close(now, *id));
+    world.core.poll(world.now).unwrap();
+    world.core.on_packet_load(world.now, packets(20, 1)).unwrap();
+    assert_eq!(weights(&world), planned);
 }
 
 /// Other schedulers see bonded flows as load of the links that carry them.

@@ -22,7 +22,7 @@ use std::sync::Arc;
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, RingBuf};
 use braid_decide::connection::LoadTable;
-use braid_model::{ByteCount, Class, Family, FlowId, LinkSet, MAX_LINKS, Time};
+use braid_model::{ByteCount, Class, Family, FlowId, LinkSet, MAX_LINKS, PerDirection, Time};
 use ipnet::IpNet;
 
 use super::sys::{abi, bpf as sys};
@@ -32,6 +32,7 @@ use braid_control::steering::{
 };
 use convert::{app_key, flow_row, mapped, process_name};
 use counting::{Counting, Step};
+pub use shape::Unshape;
 
 /// `BPF_F_LOCK`: read or write an element under its spin lock.
 const LOCKED: u64 = 4;
@@ -443,6 +444,11 @@ impl Steering for BpfSteering {
         // The program produces no output.
         mover.run(iterate::WAIT).map_err(fail)?;
         Ok(())
+    }
+
+    fn set_packets(&mut self, packets: PerDirection<ByteCount>) -> Result<(), SteeringError> {
+        let mut map: Array<_, [u64; 2]> = typed_map!(self, Array, "packets", "weigh bonded flows");
+        map.set(0, packets.map(ByteCount::get).to_array(), 0).map_err(failed("weigh bonded flows"))
     }
 
     fn set_bonded_loads(&mut self, loads: &BondedLoads) -> Result<(), SteeringError> {

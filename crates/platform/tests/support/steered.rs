@@ -46,7 +46,6 @@ pub fn params(links: usize) -> SteerParams {
     SteerParams {
         mode: Mode::VirtualStart,
         targets: PerDirection::default(),
-        packets: PerDirection::default(),
         scheduler: 1,
         default_demand: ByteCount::new(1000),
         affinity: None,

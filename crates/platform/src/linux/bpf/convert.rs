@@ -191,7 +191,6 @@ pub(super) fn params(params: &SteerParams, netns: u64, daemon: Daemon) -> abi::P
     let mut raw = abi::Params {
         netns,
         target: target.to_array(),
-        packets: params.packets.map(ByteCount::get).to_array(),
         default_demand: params.default_demand.get(),
         mode: number,
         scheduler: params.scheduler.into(),
@@ -235,7 +234,7 @@ fn raw_slot(slot: usize, link: &SteerLink) -> abi::Slot {
 }
 
 pub(super) fn load_table(raw: &abi::LoadTable, params: &SteerParams) -> LoadTable {
-    let packets = params.packets.map(ByteCount::get);
+    let packets = raw.packets.into();
     let mut load_table = LoadTable { virtual_time: raw.virtual_time, decisions: raw.commits, packets, ..LoadTable::default() };
     for (slot, (link_load, raw)) in load_table.loads.iter_mut().zip(&raw.loads).enumerate() {
         link_load.load = raw.load.into();

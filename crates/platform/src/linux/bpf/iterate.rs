@@ -3,10 +3,9 @@
 //! The kernel runs such a program under the lock of each socket. A system call of the socket's owner may hold that lock as long as the owner likes, for
 //! example `sendmsg` from memory whose pages do not arrive. The run then waits, and no signal ends it. So the event loop waits only a moment for a run.
 
+use std::cell::Cell;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, TryRecvError, channel};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -22,15 +21,13 @@ const STUCK: Duration = Duration::from_secs(2);
 pub(super) struct SocketIterator {
     link: OwnedFd,
     worker: Option<Worker>,
-    /// Start of the run whose result has not been read yet.
-    since: Option<Instant>,
 }
 
 struct Worker {
     start: Sender<()>,
-    /// Whether a run goes on.
-    busy: Arc<AtomicBool>,
     ended: Receiver<io::Result<Output>>,
+    /// Start of the run that goes on, as far as is known.
+    since: Cell<Option<Instant>>,
 }
 
 /// What the program wrote in one run, and how long the run took.
@@ -42,17 +39,17 @@ struct Output {
 /// Result of [`SocketIterator::run`].
 #[derive(Default)]
 pub(super) struct Run {
-    /// What the program wrote in the last run that ended; empty if none ended.
+    /// What the program wrote; empty if the run has not ended.
     pub(super) rows: Vec<u8>,
-    /// How long that run took, or how long the caller waited for it.
+    /// How long the run took, or how long the caller waited for it.
     pub(super) took: Duration,
-    /// Whether the run that this call started has ended. Otherwise it still waits for a socket's lock, or this call started none.
+    /// Whether the run that this call started has ended. Otherwise it still waits for a socket's lock, or an earlier one does and this call started none.
     pub(super) ended: bool,
 }
 
 impl SocketIterator {
     pub(super) fn new(link: OwnedFd) -> Self {
-        Self { link, worker: None, since: None }
+        Self { link, worker: None }
     }
 
     /// Runs the program for all sockets, unless an earlier run has not ended yet. Returns after `wait` at the latest.
@@ -60,45 +57,26 @@ impl SocketIterator {
     /// # Errors
     /// The thread could not start, or the kernel refused the run.
     pub(super) fn run(&mut self, wait: Duration) -> io::Result<Run> {
-        if self.worker.is_none() {
-            self.worker = Some(Worker::spawn(&self.link)?);
-            self.since = None;
+        if self.is_running() {
+            return Ok(Run { took: wait, ..Run::default() });
         }
-        let Some(worker) = &self.worker else { return Ok(Run::default()) };
-        let late = match self.since.map(|_| worker.ended.try_recv()) {
-            None => None,
-            Some(Ok(output)) => {
-                self.since = None;
-                Some(output?)
-            }
-            Some(Err(TryRecvError::Empty)) => return Ok(Run { took: wait, ..Run::default() }),
-            Some(Err(TryRecvError::Disconnected)) => return Err(self.lost()),
+        let worker = match self.worker.take() {
+            Some(worker) => worker,
+            None => Worker::spawn(&self.link)?,
         };
-        self.since = Some(Instant::now());
-        worker.busy.store(true, Ordering::Relaxed);
-        if worker.start.send(()).is_err() {
-            return Err(self.lost());
-        }
-        match worker.ended.recv_timeout(wait) {
-            Ok(output) => {
-                self.since = None;
-                output.map(|output| Run { rows: output.rows, took: output.took, ended: true })
-            }
-            Err(RecvTimeoutError::Timeout) => Ok(Run { rows: late.map(|late| late.rows).unwrap_or_default(), took: wait, ended: false }),
-            Err(RecvTimeoutError::Disconnected) => Err(self.lost()),
-        }
+        let run = worker.run(wait)?;
+        self.worker = Some(worker);
+        Ok(run)
+    }
+
+    /// Whether a run goes on.
+    pub(super) fn is_running(&self) -> bool {
+        self.worker.as_ref().and_then(Worker::since).is_some()
     }
 
     /// Whether a run has waited long for a socket's lock.
     pub(super) fn is_stuck(&self) -> bool {
-        let busy = self.worker.as_ref().is_some_and(|worker| worker.busy.load(Ordering::Relaxed));
-        busy && self.since.is_some_and(|since| since.elapsed() > STUCK)
-    }
-
-    /// The next run starts another thread.
-    fn lost(&mut self) -> io::Error {
-        self.worker = None;
-        io::Error::other("the thread that reads the sockets has ended")
+        self.worker.as_ref().and_then(Worker::since).is_some_and(|since| since.elapsed() > STUCK)
     }
 }
 
@@ -107,8 +85,7 @@ impl Worker {
         let (start, started) = channel::<()>();
         let (sender, ended) = channel();
         let (ready, is_ready) = channel();
-        let busy = Arc::new(AtomicBool::new(false));
-        let (number, running) = (link.as_raw_fd(), busy.clone());
+        let number = link.as_raw_fd();
         let work = move || {
             // Otherwise a run that waits would keep the daemon's descriptors open after the daemon was killed, and the watchdog would wait too.
             let link = match process::own_descriptor(number) {
@@ -120,7 +97,6 @@ impl Worker {
                 let began = Instant::now();
                 let mut rows = Vec::new();
                 let read = sys::start_iterator(link.as_fd()).and_then(|mut run| run.read_to_end(&mut rows));
-                running.store(false, Ordering::Relaxed);
                 if sender.send(read.map(|_| Output { rows, took: began.elapsed() })).is_err() {
                     return;
                 }
@@ -129,6 +105,29 @@ impl Worker {
         thread::Builder::new().name("braid-sockets".to_owned()).stack_size(256 * 1024).spawn(work)?;
         // The number is that of an open descriptor until the thread has its own.
         is_ready.recv().map_err(|_| io::Error::other("the thread that reads the sockets has ended"))??;
-        Ok(Self { start, busy, ended })
+        Ok(Self { start, ended, since: Cell::new(None) })
+    }
+
+    /// Starts a run and waits for its end. After an error the caller drops the worker, which ends the thread.
+    fn run(&self, wait: Duration) -> io::Result<Run> {
+        let gone = || io::Error::other("the thread that reads the sockets has ended");
+        self.start.send(()).map_err(|_| gone())?;
+        self.since.set(Some(Instant::now()));
+        match self.ended.recv_timeout(wait) {
+            Ok(output) => {
+                self.since.set(None);
+                output.map(|output| Run { rows: output.rows, took: output.took, ended: true })
+            }
+            Err(RecvTimeoutError::Timeout) => Ok(Run { took: wait, ..Run::default() }),
+            Err(RecvTimeoutError::Disconnected) => Err(gone()),
+        }
+    }
+
+    /// Start of the run that goes on. Drops the result of a run for which nobody waited.
+    fn since(&self) -> Option<Instant> {
+        if self.since.get().is_some() && !matches!(self.ended.try_recv(), Err(TryRecvError::Empty)) {
+            self.since.set(None);
+        }
+        self.since.get()
     }
 }

@@ -351,7 +351,6 @@ fn no_params() -> SteerParams {
     SteerParams {
         mode: Mode::OnlyOne,
         targets: PerDirection::default(),
-        packets: PerDirection::default(),
         scheduler: 0,
         default_demand: ByteCount::ZERO,
         affinity: None,

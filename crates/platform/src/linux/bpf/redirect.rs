@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use aya::maps::{Array, HashMap, MapData};
@@ -16,6 +16,7 @@ use super::{BpfSteering, convert, failed, take_map};
 use crate::linux::netlink::{LOOPBACK_PREFIX, own_loopback_prefix};
 use crate::linux::sockdiag;
 use crate::linux::sys::{abi, datagram};
+use crate::linux::worker::Worker;
 use braid_control::steering::{RedirectedFlow, SteeringError};
 
 /// How long the daemon can still receive what a socket sent before it was closed.
@@ -27,6 +28,10 @@ const MAX_AGE: Duration = Duration::from_secs(180);
 
 /// Minimum pause between two scans of all exchanges for a datagram of an unknown socket, because a scan takes milliseconds.
 const DUMP_PAUSE: Duration = Duration::from_millis(100);
+/// How long the start waits for the kernel to name a datagram's socket.
+const START_WAIT: Duration = Duration::from_secs(1);
+/// How long the first datagram of an exchange waits for that.
+const OWNER_WAIT: Duration = Duration::from_millis(250);
 /// Idle time after which the exchange between an unconnected socket and one remote ends.
 const UNCONNECTED_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -88,6 +93,8 @@ pub struct Redirect {
     /// `None` without IPv6.
     datagrams6: Option<UdpSocket>,
     ports: abi::Redirection,
+    /// Asks the kernel for the sockets of datagrams, which may have to wait for another program.
+    owners: Arc<Worker>,
     maps: Mutex<Maps>,
 }
 
@@ -154,7 +161,8 @@ impl BpfSteering {
             moved: Vec::new(),
             dumped: None,
         };
-        Ok(Redirect { v4, v6, datagrams4, datagrams6, ports, maps: Mutex::new(maps) })
+        let owners = Arc::new(Worker::new("braid-owners", 1));
+        Ok(Redirect { v4, v6, datagrams4, datagrams6, ports, owners, maps: Mutex::new(maps) })
     }
 }
 
@@ -210,7 +218,7 @@ impl Redirect {
         }
     }
 
-    /// Returns the next redirected datagram. Datagrams that were not redirected are dropped. Cancel safe.
+    /// Returns the next redirected datagram. Datagrams that were not redirected are dropped. If this is cancelled, a datagram may be lost.
     pub async fn receive(&self, buffer: &mut [u8]) -> io::Result<Datagram> {
         loop {
             // `readable` and `try_io` do not consume the cooperative budget. Without this, foreign datagrams could starve all other tasks.
@@ -229,7 +237,7 @@ impl Redirect {
             match socket.try_io(Interest::READABLE, || datagram::receive(socket.as_fd(), buffer)) {
                 Ok((length, far, near)) => {
                     let exchange = ExchangeKey { near, far };
-                    if let Some(flow) = self.recognise(exchange) {
+                    if let Some(flow) = self.recognise(exchange).await {
                         return Ok(Datagram { exchange, length, flow });
                     }
                 }
@@ -326,14 +334,20 @@ impl Redirect {
 
     /// Returns `Some` if the datagram belongs to an exchange that the programs redirected here. The inner value is its flow, for the first datagram
     /// of an exchange.
-    fn recognise(&self, exchange: ExchangeKey) -> Option<Option<RedirectedFlow>> {
-        let mut maps = self.maps();
-        if let Some((key, socket)) = maps.known.get(&exchange)
-            && maps.exchanges.get(key, 0).is_ok_and(|entry| entry.socket == *socket && !is_closed(&entry))
+    async fn recognise(&self, exchange: ExchangeKey) -> Option<Option<RedirectedFlow>> {
         {
-            return Some(None);
+            let maps = self.maps();
+            if maps.knows(exchange) {
+                return Some(None);
+            }
+            // Reject unknown addresses before asking the kernel for the sender, which takes several system calls.
+            if address_key(exchange.near).is_some_and(|key| maps.exchanges.get(&key, 0).is_err()) {
+                return None;
+            }
         }
-        let (key, arrival) = maps.sender(exchange, self.ports)?;
+        let owner = self.owner(exchange).await.map_err(|error| tracing::debug!("dropped a datagram: {error}")).ok()?;
+        let mut maps = self.maps();
+        let (key, arrival) = maps.sender(exchange, owner)?;
         maps.known.insert(exchange, (key, arrival.socket));
         // A socket has one address at a time, so the previous address is no longer valid. Otherwise one exchange could be reported as many.
         if let Some(before) = maps.last_exchanges.insert(key, exchange).filter(|before| *before != exchange) {
@@ -341,6 +355,16 @@ impl Redirect {
             maps.moved.push(before);
         }
         Some(Some(convert::redirected(&arrival)))
+    }
+
+    /// Cookie of the socket that sent the datagrams of an exchange; `None` if it is closed.
+    async fn owner(&self, exchange: ExchangeKey) -> io::Result<Option<u64>> {
+        let port = if exchange.near.is_ipv4() { self.ports.datagrams4 } else { self.ports.datagrams6 };
+        let (far, near) = (exchange.far, SocketAddr::new(exchange.near, port));
+        let owners = self.owners.clone();
+        // The worker cannot wake this task, so another thread waits for it.
+        let asked = tokio::task::spawn_blocking(move || owners.ask(OWNER_WAIT, move || sockdiag::udp_owner(far, near)));
+        asked.await.map_err(io::Error::other)??
     }
 
     fn maps(&self) -> MutexGuard<'_, Maps> {
@@ -376,15 +400,15 @@ impl Maps {
         Ok(())
     }
 
-    /// Finds the entry of an exchange if its datagram came from the exchange's socket. Asks the kernel for the sending socket or, if that is closed,
-    /// uses the address that the programs recorded at the close.
-    fn sender(&mut self, exchange: ExchangeKey, ports: abi::Redirection) -> Option<(u32, abi::Arrival)> {
-        // Reject unknown addresses before asking the kernel for the sender, which takes several system calls.
-        if address_key(exchange.near).is_some_and(|key| self.exchanges.get(&key, 0).is_err()) {
-            return None;
-        }
-        let port = if exchange.near.is_ipv4() { ports.datagrams4 } else { ports.datagrams6 };
-        let owner = sockdiag::udp_owner(exchange.far, SocketAddr::new(exchange.near, port)).ok()?;
+    /// Whether the sender of an exchange has been verified and its socket is open.
+    fn knows(&self, exchange: ExchangeKey) -> bool {
+        let open = |(key, socket): &(u32, u64)| self.exchanges.get(key, 0).is_ok_and(|entry| entry.socket == *socket && !is_closed(&entry));
+        self.known.get(&exchange).is_some_and(open)
+    }
+
+    /// Finds the entry of an exchange if its datagram came from the exchange's socket: from the socket `owner` or, if the socket is closed, from the address
+    /// that the programs recorded at the close.
+    fn sender(&mut self, exchange: ExchangeKey, owner: Option<u64>) -> Option<(u32, abi::Arrival)> {
         let entry = match (address_key(exchange.near), owner) {
             (Some(key), _) => Some((key, self.exchanges.get(&key, 0).ok()?)),
             (None, Some(socket)) => {
@@ -492,5 +516,9 @@ fn datagram_socket(addr: SocketAddr) -> io::Result<UdpSocket> {
 fn can_find_owners(port: u16) -> bool {
     let to = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let own = std::net::UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).and_then(|socket| socket.local_addr().map(|addr| (socket, addr)));
-    own.is_ok_and(|(_socket, addr)| sockdiag::udp_owner(addr, to).is_ok_and(|owner| owner.is_some()))
+    own.is_ok_and(|(_socket, addr)| {
+        // A worker of its own, which ends here: the one that stays starts later, with fewer privileges.
+        let owner = Worker::new("braid-owner", 1).ask(START_WAIT, move || sockdiag::udp_owner(addr, to));
+        matches!(owner, Ok(Ok(Some(_))))
+    })
 }

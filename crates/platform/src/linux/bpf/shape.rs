@@ -1,6 +1,6 @@
 //! Rates of running TCP flows: pacing rates and window clamps, set by an iterator over the namespace's TCP sockets.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
@@ -20,38 +20,45 @@ pub(super) struct Shaper {
     unshape: OwnedFd,
     sweep: SocketIterator,
     current: BTreeMap<FlowId, abi::Shape>,
-    /// Flows whose limits were removed, until the program has given their sockets back what they had. Then their entries in `shaped` may go.
-    released: BTreeSet<FlowId>,
+    /// Whether a limit was removed after the last run that ended.
+    removed: bool,
 }
 
 impl Shaper {
     pub(super) fn is_stuck(&self) -> bool {
-        self.shape.is_stuck()
+        self.shape.is_stuck() || self.sweep.is_stuck()
     }
 
     pub(super) fn new(shape: OwnedFd, unshape: OwnedFd, sweep: OwnedFd) -> Self {
-        Self {
-            shape: SocketIterator::new(shape),
-            unshape,
-            sweep: SocketIterator::new(sweep),
-            current: BTreeMap::new(),
-            released: BTreeSet::new(),
-        }
+        Self { shape: SocketIterator::new(shape), unshape, sweep: SocketIterator::new(sweep), current: BTreeMap::new(), removed: false }
+    }
+}
+
+/// Gives all shaped sockets their own settings back.
+#[derive(Debug)]
+pub struct Unshape(OwnedFd);
+
+impl Unshape {
+    /// A descriptor that does so when it is read to its end. It can be used once, by any process.
+    ///
+    /// # Errors
+    /// The process or the system has no descriptor left.
+    pub fn iterator(&self) -> std::io::Result<OwnedFd> {
+        sys::start_iterator(self.0.as_fd()).map(OwnedFd::from)
     }
 }
 
 const _: () = assert!(abi::MAX_SHAPES == MAX_SHAPES);
 
 impl BpfSteering {
-    /// A descriptor that gives all shaped sockets their own settings back when it is read to its end, also after this process has died. It can be used
-    /// once. `None` if the kernel cannot shape flows.
-    pub fn unshape_on_read(&self) -> Option<std::io::Result<OwnedFd>> {
+    /// What gives all shaped sockets their own settings back, also after this process has died. `None` if the kernel cannot shape flows.
+    pub fn unshape(&self) -> Option<std::io::Result<Unshape>> {
         let shaper = self.shaper.as_ref().ok()?;
-        Some(sys::start_iterator(shaper.unshape.as_fd()).map(OwnedFd::from))
+        Some(shaper.unshape.try_clone().map(Unshape))
     }
 
-    /// Gives sockets their own settings back that a daemon limited which died together with its watchdog. Must run before any flow is limited. Starts a
-    /// thread, which goes on after `wait` if a socket is locked.
+    /// Gives sockets their own settings back that a daemon limited which died together with its watchdog. Starts a thread, which goes on after
+    /// `wait` if a socket is locked. No flow is limited before it has ended.
     pub fn release_stale_shapes(&mut self, wait: Duration) -> std::io::Result<()> {
         let Ok(shaper) = &mut self.shaper else { return Ok(()) };
         shaper.sweep.run(wait).map(drop)
@@ -69,6 +76,9 @@ impl BpfSteering {
     /// Makes the shapes in the kernel these and reads the flows' progress.
     pub(super) fn set_shapes(&mut self, shapes: &BTreeMap<FlowId, Shape>) -> Result<ShapeStep, SteeringError> {
         let Ok(shaper) = &mut self.shaper else { return Ok(ShapeStep { complete: true, ..ShapeStep::default() }) };
+        if shaper.sweep.is_running() {
+            return Ok(ShapeStep::default());
+        }
         let fail = |error: std::io::Error| SteeringError { action: ACTION, reason: error.to_string() };
         let no_map = |name: &str| SteeringError { action: ACTION, reason: format!("the programs have no map {name}") };
         let map = self.ebpf.map_mut("shapes").ok_or_else(|| no_map("shapes"))?;
@@ -77,7 +87,7 @@ impl BpfSteering {
         for id in gone {
             remove(&mut map, id)?;
             shaper.current.remove(&id);
-            shaper.released.insert(id);
+            shaper.removed = true;
         }
         for (id, shape) in shapes {
             let (wanted, current) = (raw(shape), shaper.current.get(id));
@@ -87,16 +97,15 @@ impl BpfSteering {
             }
         }
         let run = shaper.shape.run(WAIT).map_err(fail)?;
-        // The program has removed the entries of living sockets; this removes those of closed ones. A flow that is listed again keeps its entry.
-        if run.ended && !shaper.released.is_empty() {
+        // The program has removed the entries of living sockets; this removes those of closed ones.
+        if run.ended && shaper.removed {
             let map = self.ebpf.map_mut("shaped").ok_or_else(|| no_map("shaped"))?;
             let mut map: HashMap<_, u64, [u32; 5]> = HashMap::try_from(map).map_err(failed(ACTION))?;
-            while let Some(id) = shaper.released.first().copied() {
-                if !shaper.current.contains_key(&id) {
-                    remove(&mut map, id)?;
-                }
-                shaper.released.remove(&id);
+            let held: Vec<FlowId> = map.keys().filter_map(Result::ok).map(FlowId).collect();
+            for id in held.into_iter().filter(|id| !shaper.current.contains_key(id)) {
+                remove(&mut map, id)?;
             }
+            shaper.removed = false;
         }
         let flows = run.rows.chunks_exact(size_of::<abi::FlowRow>()).filter_map(abi::read).map(|row| progress(&row)).collect();
         Ok(ShapeStep { flows, took: run.took, complete: run.ended })

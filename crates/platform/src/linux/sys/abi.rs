@@ -1,4 +1,5 @@
-//! The Rust side of `ebpf/braid.h`: the structures that the daemon and its BPF programs exchange. A test checks that the sizes agree with C.
+//! The Rust side of the structures and limits in `ebpf/braid.h`, `maps.h` and `trial.bpf.c`, which the daemon and its BPF programs exchange. A test
+//! compares the sizes of those in `braid.h` with C.
 
 use braid_model::MAX_LINKS;
 
@@ -34,7 +35,7 @@ macro_rules! abi {
             }
         }
 
-        // SAFETY: `repr(C)`, integers only, and no padding (the C side has explicit padding fields; the test compares sizes).
+        // SAFETY: `repr(C)`, integers only, and no padding (the C side has explicit padding fields; a test compares the sizes of all that have some).
         unsafe impl aya::Pod for $name {}
     )*};
 }
@@ -43,7 +44,7 @@ abi! {
     /// `struct braid_link_load`.
     LinkLoad { load: [u64; 2], tag: u64, flows: u32, pad: u32, }
     /// `struct braid_load_table` with its lock.
-    LoadTable { lock: u32, pad: u32, virtual_time: u64, winner: u32, pad2: u32, commits: u64, loads: [LinkLoad; MAX_LINKS], }
+    LoadTable { lock: u32, pad: u32, virtual_time: u64, winner: u32, pad2: u32, commits: u64, packets: [u64; 2], loads: [LinkLoad; MAX_LINKS], }
     /// `struct braid_slot`.
     Slot {
         ifindex: u32, rank: u32, name: [u8; 16], source4: u32, mark: u32, source6: [u32; 4],
@@ -51,7 +52,7 @@ abi! {
     }
     /// `struct braid_params`.
     Params {
-        netns: u64, target: [u64; 2], packets: [u64; 2], default_demand: u64, mode: u32, scheduler: u32, rules: u32, daemon: u32,
+        netns: u64, target: [u64; 2], default_demand: u64, mode: u32, scheduler: u32, rules: u32, daemon: u32,
         usable: [u32; 2], backup: u32, affinity: u32, local4: u32, redirected_classes: u32, local6: [u32; 4], peer_direct: u32, processes: u32,
         slots: [Slot; MAX_LINKS],
     }
