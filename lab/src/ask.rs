@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use braid_bond::{FlowKind, FlowPolicy, Open, Target};
-use braid_transport::FlowEnd;
+use braid_transport::ResetCode;
 use braid_transport::client::{Client, ClientLink, Peer, State};
 
 /// Timeout of an answer.
@@ -30,7 +30,7 @@ pub fn ask(relay: SocketAddr, targets: &[SocketAddr]) -> Result<()> {
             let flow = client.open(Open { kind: FlowKind::Stream, target: Target::Address(*target), policy: FlowPolicy::default() })?;
             match tokio::time::timeout(TIMEOUT, flow.opened()).await.context("the relay does not answer")? {
                 Ok(()) => println!("{target} opened"),
-                Err(FlowEnd(code)) => println!("{target} refused {code}"),
+                Err(ResetCode(code)) => println!("{target} refused {code}"),
             }
             flow.reset(0);
         }

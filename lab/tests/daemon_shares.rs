@@ -342,10 +342,36 @@ fn a_locked_socket_stops_neither_the_daemon_nor_its_watchdog() {
     let with = rules();
     up.signal("KILL");
     eventually("the rules are gone", || rules() < with);
+    // The dead daemon's thread still waits for the socket, but holds nothing that the next one needs.
+    let _next = Up::start(&lab, "");
     drop(locked);
     up.wait_end();
     settles("free", || upload.rate(ms(2000)), |rate| rate > 12e6);
     drop(listener);
+}
+
+#[test]
+fn a_locked_socket_on_a_dead_link_stops_neither_the_daemon_nor_its_end() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let config = "scheduler = \"round-robin\"\nprobe = \"continuous\"\nreconnect_after = \"500 ms\"\n";
+    let mut up = Up::start(&lab, config);
+    let _listener = lab.server().run(|| TcpListener::bind(remote(12, SINK)).unwrap()).unwrap();
+    let (stream, link) = open(&lab, remote(12, SINK));
+    let locked = LockedSocket::new(stream);
+    lab.dark(link).unwrap();
+    eventually("the daemon ends the flow", || text(&up.braid(&["log"]).stdout).contains("ended 1 flow on"));
+    assert!(up.braid(&["reload"]).status.success());
+    assert!(!up.log().contains("destroyed the socket"), "the socket is not locked");
+    let rules = || client(&lab, "ip rule").lines().count();
+    let with = rules();
+    up.signal("TERM");
+    eventually("the rules are gone", || rules() < with);
+    let _next = Up::start(&lab, config);
+    drop(locked);
+    up.wait_end();
 }
 
 /// A socket that a system call keeps locked until this is dropped: it sends from memory whose page does not arrive (userfaultfd(2)).

@@ -50,7 +50,7 @@ pub(crate) enum Command {
     Daemon(Foreground),
     /// Stop the daemon. If none runs, remove what a crashed daemon left behind.
     Down(Down),
-    /// Reload the configuration and apply it to new flows.
+    /// Reload the configuration and apply it: links and rules to new flows, shares also to running ones.
     Reload(Daemon),
     /// Show a summary of the daemon and its links.
     Status(Query),

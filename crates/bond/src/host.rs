@@ -83,7 +83,7 @@ pub enum HostEvent {
         /// Whether the other end closed the connection or no longer has its state.
         forgotten: bool,
         /// Client: whether the server presented a key other than the expected one.
-        another_key: bool,
+        key_mismatch: bool,
     },
     /// A bond ended, with its flows: it violated the protocol, or had no path for too long. A client's bond ends when nothing was received for 90 s
     /// and a path that was dialled since then got no answer.
@@ -479,7 +479,7 @@ impl Host {
             let forgotten =
                 matches!(reason, ConnectionError::Reset | ConnectionError::ConnectionClosed(_) | ConnectionError::ApplicationClosed(_));
             let (bond, left) = (conn.bond, matches!(reason, ConnectionError::ApplicationClosed(_)));
-            conn.another_key = is_another_key(&reason);
+            conn.key_mismatch = is_another_key(&reason);
             let ended = |close: &noq_proto::ApplicationClose| u64::from(close.error_code) == refusals::FORGOTTEN;
             if self.server.is_none() && matches!(&reason, ConnectionError::ApplicationClosed(close) if ended(close)) {
                 conn.refused = Some(refusals::FORGOTTEN);
@@ -534,7 +534,7 @@ impl Host {
             reason: reason.to_owned(),
             refused: conn.refused,
             forgotten,
-            another_key: conn.another_key,
+            key_mismatch: conn.key_mismatch,
         };
         self.events.push_back(event);
         let (last_received, Some(bond)) = (conn.last_received, conn.bond) else { return };

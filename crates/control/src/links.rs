@@ -226,9 +226,9 @@ impl LinkTable {
     pub fn on_probe(&mut self, now: Time, index: LinkIndex, family: Family, outcome: Outcome) {
         let Some(link) = self.links.get_mut(&index) else { return };
         let health = link.health.get_mut(family);
-        let before = health.judgement();
+        let before = health.reachability();
         health.on_probe(now, outcome);
-        tracing::debug!(link = link.facts.name, ?family, ?outcome, ?before, after = ?health.judgement(), "probe finished");
+        tracing::debug!(link = link.facts.name, ?family, ?outcome, ?before, after = ?health.reachability(), "probe finished");
         if let Outcome::Alive { rtt } = outcome {
             link.rtt.on_sample(now, rtt);
         }

@@ -271,12 +271,12 @@ impl History {
         for plan in actions.probes {
             let answering = self.devices.get(&plan.link.0).is_some_and(|device| device.answering && device.facts.carrier);
             let rtt = Duration::from_millis(5 + self.chance.next() % 60);
-            let unasked = self.chance.one_in(20) || plan.gateways.is_empty() && plan.targets.is_empty();
-            if let Some(device) = self.devices.get_mut(&plan.link.0).filter(|_| unasked) {
+            let not_sent = self.chance.one_in(20) || plan.gateways.is_empty() && plan.targets.is_empty();
+            if let Some(device) = self.devices.get_mut(&plan.link.0).filter(|_| not_sent) {
                 device.asked = self.now;
             }
             let (after, outcome) = match answering {
-                _ if unasked => (Duration::ZERO, Outcome::Unasked),
+                _ if not_sent => (Duration::ZERO, Outcome::NotSent),
                 true => (rtt, Outcome::Alive { rtt }),
                 false => (plan.timeout, Outcome::Silent),
             };
@@ -368,7 +368,7 @@ impl History {
         let answer = match self.chance.below(8) {
             0 => DetectionAnswer::Silent,
             1 => DetectionAnswer::Unfinished,
-            2 if question.expect.is_some() => DetectionAnswer::AnotherKey,
+            2 if question.expect.is_some() => DetectionAnswer::KeyMismatch,
             _ => DetectionAnswer::Runs(question.expect.unwrap_or(key(7))),
         };
         self.note(format!("{} answers over slot {}: {answer:?}", question.host, question.link.slot));
@@ -535,7 +535,7 @@ impl History {
                 let ran: Vec<_> = self.ran.iter().copied().collect();
                 let known = if used.is_empty() || self.chance.one_in(4) { ran } else { used };
                 let Some(host) = self.chance.of(&known) else { return };
-                let events = [ServerEvent::Lost, ServerEvent::Reached, ServerEvent::AnotherKey, ServerEvent::NotLocal];
+                let events = [ServerEvent::Lost, ServerEvent::Reached, ServerEvent::KeyMismatch, ServerEvent::NotLocal];
                 let port = [443, 22][self.chance.below(2)];
                 let event = if self.chance.one_in(2) { ServerEvent::Closed(port) } else { events[self.chance.below(4)] };
                 self.note(format!("event of {host}: {event:?}"));

@@ -52,7 +52,7 @@ use crate::peers::redirected::Arrival;
 use crate::peers::{Change, Peers, joined};
 use crate::state_store::StateStore;
 use crate::watchdog::Watchdog;
-use acts::{MEASURE_INTERVAL, MeasureAnswer, ProbeAnswer, ProfileAnswer};
+use acts::{Ender, MEASURE_INTERVAL, MeasureAnswer, ProbeAnswer, ProfileAnswer};
 use polls::{Lists, Polled};
 pub use system::notify;
 use system::{Identified, SystemNames, Watched, find_models, local_time, unix, unix_ms, watch_battery, watch_motion, watch_ssids};
@@ -118,9 +118,9 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     let result = runtime.block_on(live(options, config_path, config, (&mut watchdog, open_files)));
     // Programs and maps were removed with the loop. Rules and routes are removed now, whatever the result.
     let swept = netlink::sweep();
-    reverse_path::end_stranded();
     watchdog.dismiss();
     drop(lock);
+    reverse_path::end_stranded();
     // A thread may still wait for a disk that does not respond.
     runtime.shutdown_background();
     result.and(swept.map(drop).context("cannot remove Braid's rules and routes"))
@@ -144,11 +144,11 @@ pub fn held(holder: Holder) -> String {
 pub fn sweep() -> anyhow::Result<Option<String>> {
     let lock = Lock::take_within(braid_store::lock::LOCK_TIMEOUT).context("cannot sweep")?;
     let swept = netlink::sweep()?;
-    reverse_path::end_stranded();
     if let Err(reason) = BpfSteering::release_stale(Duration::from_secs(1)) {
         tracing::warn!("flows that an earlier Braid limited may keep their limits: {reason}");
     }
     drop(lock);
+    reverse_path::end_stranded();
     let found = swept != netlink::Swept::default();
     Ok(found.then(|| format!("removed {} rules and {} routes that an earlier Braid left", swept.rules, swept.routes)))
 }
@@ -218,6 +218,7 @@ async fn live(
         probes: mpsc::channel(64),
         measured: mpsc::channel(4),
         polls: mpsc::channel(1),
+        ender: Ender::new(),
         polling: false,
         waiting: Vec::new(),
         lists: Lists::default(),
@@ -279,7 +280,7 @@ async fn live(
 
 /// Makes the watchdog give limited flows their own settings back if this process dies or hangs.
 fn watch_shapes(steering: &BpfSteering, watchdog: &mut Watchdog) -> anyhow::Result<()> {
-    match steering.unshape_on_read() {
+    match steering.unshape() {
         Some(Ok(unshape)) => watchdog.unshape_with(unshape).context("cannot restart the watchdog")?,
         Some(Err(error)) => tracing::warn!("if the daemon is killed, flows keep the rates that it set: {error}"),
         None => {}
@@ -304,6 +305,7 @@ struct Daemon<'a> {
     probes: (mpsc::Sender<ProbeAnswer>, mpsc::Receiver<ProbeAnswer>),
     measured: (mpsc::Sender<MeasureAnswer>, mpsc::Receiver<MeasureAnswer>),
     polls: (mpsc::Sender<Polled>, mpsc::Receiver<Polled>),
+    ender: Ender,
     /// A thread is reading the list of flows.
     polling: bool,
     /// Clients that wait for that list.
@@ -604,7 +606,7 @@ impl Daemon<'_> {
         if filter.as_ref().is_some_and(|reason| reason != UNREAD && reason != CHANGED) {
             self.peers.keep_servers(|_| false);
             // The daemon's own sockets would carry these. Their programs connect again, and meet the new rules.
-            self.held.clear();
+            std::mem::take(&mut self.held).into_values().for_each(|(arrival, _)| arrival.refuse());
         }
         let done = self.core.set_owner_filter(now(), filter);
         self.log_and_retry(STEERING, done);
@@ -654,12 +656,8 @@ impl Daemon<'_> {
         }
         self.take_bonded_apps();
         self.state_store.poll_recall(&mut self.core);
-        if self.watchdog.say_alive() {
-            let watched = watch_shapes(self.core.steering(), self.watchdog);
-            self.log_and_retry("cannot restart the watchdog", watched);
-        }
-        let revived = self.watchdog.revive();
-        if let Some(true) = self.log_and_retry("cannot restart the watchdog", revived) {
+        let killed = self.watchdog.tend();
+        if let Some(true) = self.log_and_retry("cannot restart the watchdog", killed) {
             tracing::warn!("the watchdog was killed; it was restarted");
         }
         if self.again.is_some_and(|again| again <= now()) {

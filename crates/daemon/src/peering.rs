@@ -50,7 +50,7 @@ impl Daemon<'_> {
                             format!("{host} runs Braid: flows to it may use all links at once, after it has proved its key over each link"),
                         );
                     }
-                    DetectionAnswer::AnotherKey => self.warn_of_impostor(host),
+                    DetectionAnswer::KeyMismatch => self.warn_of_impostor(host),
                     DetectionAnswer::Silent | DetectionAnswer::Unfinished => {}
                 }
                 let done = self.core.on_answer(now(), host, link, answer);
@@ -77,7 +77,7 @@ impl Daemon<'_> {
             }
             Change::Server { host, event } => {
                 tracing::info!(%host, ?event, "the bond to a server changed");
-                if event == ServerEvent::AnotherKey {
+                if event == ServerEvent::KeyMismatch {
                     self.warn_of_impostor(host);
                     self.peers.end_server(host);
                 }
@@ -110,12 +110,20 @@ impl Daemon<'_> {
         held.into_iter().for_each(|(arrival, since)| self.carry(arrival, Some(since)));
     }
 
-    /// Bonds a redirected flow, or forwards it directly if no peer can take it. `held` is when it began to wait for its host's answer, if it did.
+    /// Bonds a redirected flow, or forwards it directly if no peer can take it. While a firewall may filter by socket owner, a connection is refused
+    /// that was redirected only because its host is unknown. `held` is when it began to wait for its host's answer, if it did.
     fn carry(&mut self, arrival: Arrival, held: Option<Time>) {
         let facts = match &arrival {
             Arrival::Connection(redirected) => &redirected.flow,
             Arrival::Datagram(_, facts, _) => facts,
         };
+        if let Some(reason) = self.core.owner_filter()
+            && facts.held
+        {
+            // The daemon's own sockets would carry it. When its program connects again, that connection is not held.
+            tracing::debug!(remote = %facts.remote, reason, "refusing a first connection");
+            return arrival.refuse();
+        }
         let (policy, application) = (self.core.bond_policy(now(), facts), self.core.application_of(facts));
         let server = self.core.server_of(now(), facts);
         let mut bond_reason = self.core.bond_reason(now(), facts, server.is_some());

@@ -16,7 +16,7 @@ use braid_control::history::AppPulse;
 use braid_control::links::BondLink;
 use braid_control::steering::{AppId, RedirectedFlow};
 use braid_decide::demand::remaining;
-use braid_decide::detection::{DetectionAnswer, Knowledge};
+use braid_decide::detection::{DetectionAnswer, HostStatus};
 use braid_decide::energy::{ByteCost, EnergyMeter};
 use braid_decide::steer::Prefixes;
 use braid_model::address::HostName;
@@ -44,7 +44,7 @@ use forward::Exchanges;
 use servers::{ServerStatus, Servers};
 
 /// Reason shown for a peer that cannot prove its pinned key.
-const ANOTHER_KEY: &str = "its key differs from the key of the invitation or of the first contact: run \"braid leave\" for it; join a relay with a new invitation";
+const KEY_MISMATCH: &str = "its key differs from the key of the invitation or of the first contact: run \"braid leave\" for it; join a relay with a new invitation";
 
 /// Time to wait for a bond to report the byte counts of a flow that ended.
 const FINAL_COUNT_TIMEOUT: Duration = Duration::from_millis(100);
@@ -304,7 +304,7 @@ impl Peers {
         self.flows.lock().unwrap_or_else(PoisonError::into_inner).changed.clone()
     }
 
-    /// Remaining bytes of the bonded flows.
+    /// Expected bytes of the bonded flows.
     pub fn packet_load(&self) -> PacketLoad {
         let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
         let mut sum = PacketLoad { flows: u32::try_from(flows.living.len()).unwrap_or(u32::MAX), ..PacketLoad::default() };
@@ -317,6 +317,7 @@ impl Peers {
                 moved = moved.max(view.by_link.iter().fold(Traffic::default(), |sum, (_, moved)| sum + *moved));
             }
             sum.load[reason.direction] += remaining(reason.demand, moved.sum());
+            sum.unmoved[reason.direction] += reason.demand.saturating_sub(moved.sum());
         }
         sum
     }
@@ -537,7 +538,7 @@ impl Peers {
     }
 
     /// `GET /v1/peers`: relays, then servers. `known` lists the hosts that are known to run Braid.
-    pub fn views(&self, known: &[(IpAddr, Knowledge<PublicKey>, Option<String>)]) -> Vec<PeerView> {
+    pub fn views(&self, known: &[(IpAddr, HostStatus<PublicKey>, Option<String>)]) -> Vec<PeerView> {
         let relay = |known: &JoinedRelay| {
             let address = known.stored.addresses.first().cloned().unwrap_or_default();
             self.peer_view(known.stored.name.clone(), PeerKind::Relay, address, &known.client)
@@ -555,7 +556,7 @@ impl Peers {
             match status {
                 ServerStatus::Bonded(client) => self.peer_view(name, PeerKind::Server, address, client),
                 ServerStatus::Idle(reason) => without(PeerState::Idle, reason),
-                ServerStatus::AnotherKey => without(PeerState::Refused, Some(ANOTHER_KEY.to_owned())),
+                ServerStatus::KeyMismatch => without(PeerState::Refused, Some(KEY_MISMATCH.to_owned())),
             }
         };
         self.relays.values().map(relay).chain(self.servers.list(known).into_iter().map(server)).collect()
@@ -567,7 +568,7 @@ impl Peers {
             State::Up => (PeerState::Up, None),
             State::Unreachable(reason) => (PeerState::Unreachable, Some(reason.clone())),
             State::Refused(reason) => (PeerState::Refused, Some(reason.clone())),
-            State::AnotherKey => (PeerState::Refused, Some(ANOTHER_KEY.to_owned())),
+            State::KeyMismatch => (PeerState::Refused, Some(KEY_MISMATCH.to_owned())),
         };
         let found = client.paths();
         let mut paths: Vec<PathView> = found.iter().map(|(_, path)| self.path_view(path)).collect();

@@ -149,12 +149,16 @@ impl StateStore {
         self.recognised = present;
     }
 
-    /// Writes new values in the background. If an earlier write still waits for the disk, they wait for the next call.
-    pub(crate) fn keep<S: Steering>(&mut self, core: &mut Core<S>, now: Time, unix: i64) {
+    /// Writes new values in the background. The receiver gets whether they are on the disk ([`is_on_disk`]). `None`: an earlier write still waits
+    /// for the disk, so the new values wait for the next call.
+    pub(crate) fn keep<S: Steering>(&mut self, core: &mut Core<S>, now: Time, unix: i64) -> Option<mpsc::Receiver<bool>> {
         self.gather(core, now, unix);
-        if self.fill_store() {
-            self.write();
-        }
+        self.fill_store().then(|| self.write())
+    }
+
+    /// Whether an earlier write still waits for the disk.
+    pub(crate) fn is_writing(&self) -> bool {
+        try_store(&self.store).is_none()
     }
 
     /// Writes for the last time and waits for the disk, at most [`FINAL_WRITE_TIMEOUT`].
@@ -184,17 +188,19 @@ impl StateStore {
         true
     }
 
-    /// Writes the pending rows on a separate thread. The receiver gets a message when the write has finished.
-    fn write(&mut self) -> mpsc::Receiver<()> {
+    /// Writes the pending rows on a separate thread. When the write has finished, the receiver gets whether the rows are on the disk.
+    fn write(&mut self) -> mpsc::Receiver<bool> {
         self.written = Instant::now();
         let store = Arc::clone(&self.store);
         let (done, ended) = mpsc::sync_channel(1);
         std::thread::spawn(move || {
-            let trouble = store.lock().unwrap_or_else(std::sync::PoisonError::into_inner).flush();
-            if let Some(trouble) = trouble {
+            let mut store = store.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            if let Some(trouble) = store.flush() {
                 tracing::warn!("{trouble}");
             }
-            let _ = done.send(());
+            let written = store.trouble().is_none();
+            drop(store);
+            let _ = done.send(written);
         });
         ended
     }
@@ -244,8 +250,10 @@ impl StateStore {
             }
             if let Some((spent, age)) = link.measurements.day(now) {
                 let row = MeasuredRow { spent: spent.get(), since: unix.saturating_sub(age.as_secs()) };
-                // Times are rounded, so they may differ by a second.
-                if self.learnt.measured.get(&device_key(&key)).is_none_or(|known| known.spent != row.spent) {
+                // Times are rounded, so they may differ by a second. If they differ by more, the clock was set or the machine slept: a stored
+                // start in the future would never let the day end.
+                let same = |known: &MeasuredRow| known.spent == row.spent && known.since.abs_diff(row.since) <= 1;
+                if !self.learnt.measured.get(&device_key(&key)).is_some_and(same) {
                     self.learnt.measured.insert(device_key(&key), row);
                     self.pending.measured.insert(device_key(&key), row);
                 }
@@ -261,6 +269,12 @@ impl StateStore {
             braid_store::prune(links, |row| row.since);
         }
     }
+}
+
+/// Whether a write has reached the disk. Waits for it, at most [`SLOW_WRITE`].
+pub(crate) async fn is_on_disk(write: Option<mpsc::Receiver<bool>>) -> bool {
+    let Some(write) = write else { return false };
+    tokio::task::spawn_blocking(move || write.recv_timeout(SLOW_WRITE) == Ok(true)).await.unwrap_or(false)
 }
 
 /// The store, unless a thread is writing it.
@@ -297,6 +311,7 @@ mod tests {
     use braid_control::config::Config;
     use braid_control::core::Names;
     use braid_control::fake::FakeSteering;
+    use braid_control::fake::network::{facts, network};
     use braid_control::steering::SteeringEvent;
     use braid_model::{Application, Class};
 
@@ -320,6 +335,26 @@ mod tests {
 
     fn core() -> Core<FakeSteering> {
         Core::new(FakeSteering::default(), Box::new(OneProgram), Config::default(), NOW).unwrap()
+    }
+
+    /// A core with one link.
+    fn linked_core() -> Core<FakeSteering> {
+        let mut core = core();
+        core.on_network(NOW, network(&[facts(1, "wlan0")])).unwrap();
+        core
+    }
+
+    /// Starts a measurement that may move this many bytes.
+    fn start_measurement(core: &mut Core<FakeSteering>, bytes: u64) {
+        core.all_links_mut().for_each(|link| link.measurements.on_start(NOW, ByteCount::new(bytes)));
+    }
+
+    /// Starts on `folder` at this Unix time. Returns the bytes that measurements have spent within the day.
+    fn restart(folder: &Path, unix: i64) -> (StateStore, Core<FakeSteering>, u64) {
+        let (mut state_store, mut core) = (StateStore::open(folder), linked_core());
+        state_store.restore_links(&mut core, NOW, unix);
+        let spent = core.all_links_mut().map(|link| link.measurements.spent(NOW).get()).sum();
+        (state_store, core, spent)
     }
 
     /// Simulates flows of a program of this name that moved this many bytes.
@@ -384,6 +419,45 @@ mod tests {
         assert!(state_store.learnt.apps.len() <= 11_000 && state_store.pending.apps.len() <= 11_000);
         let latest = AppKey { exe: PROGRAM.to_owned(), name: "12999".to_owned(), port: 80 };
         assert!(state_store.pending.apps.contains_key(&latest), "the oldest rows are removed first");
+    }
+
+    /// A daemon that is killed again and again must not spend the bytes of a measurement each time.
+    #[test]
+    fn regression_the_bytes_of_a_measurement_are_on_the_disk_before_it_begins() {
+        let folder = tempfile::tempdir().unwrap();
+        let (mut state_store, mut core, _) = restart(folder.path(), UNIX);
+        start_measurement(&mut core, 32_000_000);
+        assert_eq!(state_store.keep(&mut core, NOW, UNIX).unwrap().recv(), Ok(true));
+        assert_eq!(restart(folder.path(), UNIX + 5).2, 32_000_000);
+        // The first measurement of the next day may move as many bytes as the last of the day before.
+        let (mut state_store, mut core, spent) = restart(folder.path(), UNIX + 100_000);
+        assert_eq!(spent, 0);
+        start_measurement(&mut core, 32_000_000);
+        assert_eq!(state_store.keep(&mut core, NOW, UNIX + 100_000).unwrap().recv(), Ok(true));
+        assert_eq!(restart(folder.path(), UNIX + 100_005).2, 32_000_000);
+
+        std::fs::write(folder.path().join("file"), "").unwrap();
+        let mut state_store = StateStore::open(&folder.path().join("file/state"));
+        start_measurement(&mut core, 1_000_000);
+        assert_eq!(state_store.keep(&mut core, NOW, UNIX).unwrap().recv(), Ok(false), "there is no such folder");
+        let store = Arc::clone(&state_store.store);
+        let _disk = store.lock().unwrap();
+        assert!(state_store.is_writing() && state_store.keep(&mut core, NOW, UNIX).is_none());
+    }
+
+    #[test]
+    fn regression_a_day_that_begins_in_the_future_ends() {
+        const DAY: i64 = 86_400;
+        let folder = tempfile::tempdir().unwrap();
+        let (mut state_store, mut core, _) = restart(folder.path(), UNIX + 100 * DAY);
+        start_measurement(&mut core, 32_000_000);
+        state_store.keep_last(&mut core, NOW, UNIX + 100 * DAY);
+        // The clock is right again.
+        let (mut state_store, mut core, spent) = restart(folder.path(), UNIX);
+        assert_eq!(spent, 32_000_000);
+        state_store.keep_last(&mut core, NOW, UNIX);
+        assert_eq!(restart(folder.path(), UNIX + DAY - 1).2, 32_000_000);
+        assert_eq!(restart(folder.path(), UNIX + DAY).2, 0);
     }
 
     #[test]

@@ -5,20 +5,22 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
+use braid_platform::linux::bpf::Unshape;
 use braid_platform::linux::sys::process::{FORWARDED, block_signals, poll, set_nonblocking};
 use braid_platform::linux::{netlink, reverse_path};
 use braid_store::lock::{LOCK_TIMEOUT, Lock, LockError};
 
 /// A daemon that is silent for longer than this is suspended or hangs: its limits on flows end.
 const SILENCE: Duration = Duration::from_secs(5);
-/// The longest that the daemon waits for the watchdog's end. If a program keeps a TCP socket locked, the watchdog ends later.
-const END: Duration = Duration::from_secs(2);
+/// The longest that the daemon waits for the watchdog's end. If a program keeps a TCP socket locked, the watchdog ends later. Shorter than [`LOCK_TIMEOUT`]: the
+/// next daemon may already wait for the lock.
+const END: Duration = Duration::from_millis(500);
 
 /// Message to the watchdog: the daemon lives.
 const ALIVE: u8 = b'a';
@@ -28,11 +30,14 @@ const QUIT: u8 = b'q';
 /// The daemon's handle of the watchdog.
 pub struct Watchdog {
     child: Child,
+    /// Watchdogs that were replaced and may still wait for a locked socket.
+    replaced: Vec<Child>,
     arguments: Vec<String>,
     /// Time of the last message that the daemon lives.
     said: Instant,
-    /// Gives shaped flows their own settings back when it is read.
-    unshape: Option<OwnedFd>,
+    /// Whether the daemon was silent for so long that the watchdog has used its iterator.
+    spent: bool,
+    unshape: Option<Unshape>,
 }
 
 impl Watchdog {
@@ -40,46 +45,57 @@ impl Watchdog {
     /// process ends.
     pub fn start(arguments: &[&str]) -> io::Result<Self> {
         let arguments: Vec<String> = arguments.iter().map(|text| (*text).to_owned()).collect();
-        Ok(Self { child: spawn(&arguments, None)?, arguments, said: Instant::now(), unshape: None })
+        let child = spawn(&arguments, None)?;
+        Ok(Self { child, replaced: Vec::new(), arguments, said: Instant::now(), spent: false, unshape: None })
     }
 
-    /// Makes the watchdog read `unshape` to its end when the daemon dies, which gives the flows that the daemon limited their own settings back. The
-    /// kernel hands descriptors only to new processes, so this starts another watchdog and then ends the first.
-    pub fn unshape_with(&mut self, unshape: OwnedFd) -> io::Result<()> {
-        let next = spawn(&self.arguments, Some(&unshape))?;
+    /// Makes the watchdog give the flows that the daemon limited their own settings back when the daemon dies.
+    pub fn unshape_with(&mut self, unshape: Unshape) -> io::Result<()> {
         self.unshape = Some(unshape);
-        self.said = Instant::now();
-        end(std::mem::replace(&mut self.child, next));
+        self.replace()
+    }
+
+    /// Tells the watchdog that the daemon lives; call it several times a second. Starts another watchdog if this one was killed, or ended the limits on
+    /// flows because the daemon was silent. Returns whether it was killed.
+    ///
+    /// # Errors
+    /// Another one could not be started. The next call tries again.
+    pub fn tend(&mut self) -> io::Result<bool> {
+        let _ = self.child.stdin.as_mut().map(|pipe| io::Write::write_all(pipe, &[ALIVE]));
+        let silence = std::mem::replace(&mut self.said, Instant::now()).elapsed();
+        self.spent |= silence > SILENCE - Duration::from_secs(1);
+        self.replaced.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+        let killed = self.child.try_wait()?.is_some();
+        if killed || self.spent {
+            self.replace()?;
+        }
+        Ok(killed)
+    }
+
+    /// Starts another watchdog, and ends this one. The kernel hands descriptors only to new processes.
+    fn replace(&mut self) -> io::Result<()> {
+        let next = spawn(&self.arguments, self.unshape.as_ref())?;
+        let mut old = std::mem::replace(&mut self.child, next);
+        quit(&mut old);
+        self.replaced.push(old);
+        (self.said, self.spent) = (Instant::now(), false);
         Ok(())
     }
 
-    /// Restarts the watchdog if it was killed. Returns whether it was.
-    pub fn revive(&mut self) -> io::Result<bool> {
-        if self.child.try_wait()?.is_none() {
-            return Ok(false);
-        }
-        self.child = spawn(&self.arguments, self.unshape.as_ref())?;
-        Ok(true)
-    }
-
-    /// Tells the watchdog that the daemon lives; call it several times a second. Returns whether the daemon was silent for so long that the watchdog has
-    /// ended the limits on flows, and needs a new descriptor for [`Self::unshape_with`].
-    pub fn say_alive(&mut self) -> bool {
-        // If the watchdog is gone, `revive` starts another.
-        let _ = self.child.stdin.as_mut().map(|pipe| io::Write::write_all(pipe, &[ALIVE]));
-        std::mem::replace(&mut self.said, Instant::now()).elapsed() > SILENCE - Duration::from_secs(1)
-    }
-
     /// Ends the watchdog without a sweep: the caller sweeps. The watchdog gives flows their own settings back that the daemon could not reach.
-    pub fn dismiss(self) {
-        end(self.child);
+    pub fn dismiss(mut self) {
+        quit(&mut self.child);
+        let began = Instant::now();
+        while matches!(self.child.try_wait(), Ok(None)) && began.elapsed() < END {
+            sleep(Duration::from_millis(2));
+        }
     }
 }
 
-/// Starts a watchdog. Its standard output is `unshape`, which it reads: the kernel's iterators are files that can only be read.
-fn spawn(arguments: &[String], unshape: Option<&OwnedFd>) -> io::Result<Child> {
+/// Starts a watchdog. Its standard output is a new iterator of `unshape`: the kernel's iterators are files that can only be read, once.
+fn spawn(arguments: &[String], unshape: Option<&Unshape>) -> io::Result<Child> {
     let output = match unshape {
-        Some(unshape) => Stdio::from(unshape.try_clone()?),
+        Some(unshape) => Stdio::from(unshape.iterator()?),
         None => Stdio::null(),
     };
     let mut command = Command::new("/proc/self/exe");
@@ -90,13 +106,9 @@ fn spawn(arguments: &[String], unshape: Option<&OwnedFd>) -> io::Result<Child> {
     Ok(child)
 }
 
-fn end(mut child: Child) {
+fn quit(child: &mut Child) {
     if let Some(mut pipe) = child.stdin.take() {
         let _ = io::Write::write_all(&mut pipe, &[QUIT]);
-    }
-    let began = Instant::now();
-    while matches!(child.try_wait(), Ok(None)) && began.elapsed() < END {
-        sleep(Duration::from_millis(2));
     }
 }
 
@@ -118,9 +130,10 @@ pub fn watch() -> anyhow::Result<()> {
         unshape();
         return Ok(());
     }
+    // On a thread, because it may have to wait for a locked socket. The iterator belongs to the dead daemon, so this needs no lock.
+    let unshaping = thread::Builder::new().spawn(unshape);
     let swept = sweep();
-    // Last, because it may have to wait for a locked socket. The iterator belongs to the dead daemon, so this needs no lock.
-    unshape();
+    let _ = unshaping.map(thread::JoinHandle::join);
     swept
 }
 
@@ -160,13 +173,14 @@ fn wait_for_death() -> Ended {
 /// Removes the dead daemon's rules and routes, and ends connections that cannot receive replies without them.
 fn sweep() -> anyhow::Result<()> {
     // Sweep under the lock. If the next daemon holds it, that daemon has already swept, and the remaining rules are its own.
-    let _lock = match Lock::take_within(LOCK_TIMEOUT) {
+    let lock = match Lock::take_within(LOCK_TIMEOUT) {
         Err(LockError::Held(_)) => return Ok(()),
         // The lock is held, but no daemon runs: the rules belong to a dead one.
         Err(LockError::Stranger { .. }) => None,
         other => Some(other?),
     };
     let swept = netlink::sweep()?;
+    drop(lock);
     let ended = reverse_path::end_stranded();
     tracing::info!(?swept, ended, "the daemon died; removed its rules and routes");
     Ok(())

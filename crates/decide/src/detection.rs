@@ -6,7 +6,7 @@
 //! not attract flows from other links. So a host with a pinned key is probed over each link separately. Links are identified by their slots. `K` is
 //! the type of keys.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
@@ -24,8 +24,10 @@ const MAX_RETRY: Duration = FRESH;
 const INITIAL_LOST_RETRY: Duration = Duration::from_secs(60);
 /// A pending probe expires after this time.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(10);
-/// A host that could not be probed when it was due is not probed for this time.
+/// A host that was due for a probe and did not get one counts as settled for this time.
 const SKIP: Duration = Duration::from_secs(60);
+/// Maximum number of such hosts. Further ones are not recorded.
+const MAX_SKIPPED: usize = 1024;
 /// Time until a service that was refused over a bond is tried again.
 const CLOSED_LIFETIME: Duration = Duration::from_secs(600);
 const MAX_CLOSED: usize = 1024;
@@ -46,16 +48,16 @@ pub enum DetectionAnswer<K> {
     /// The host answered, but the handshake did not complete. It is probed again soon.
     Unfinished,
     /// The host presented a key other than the pinned one.
-    AnotherKey,
+    KeyMismatch,
 }
 
 /// Current state of a host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Knowledge<K> {
+pub enum HostStatus<K> {
     /// The host runs Braid with this key, over at least one link ([`Detection::seen_over`]).
     Runs(K),
     /// Over some link the host presents a key other than this pinned one.
-    AnotherKey(K),
+    KeyMismatch(K),
     /// The host did not answer, or its answer could not be used.
     Silent,
     /// A probe is pending.
@@ -72,7 +74,17 @@ pub struct Detection<K> {
     pinned: usize,
     /// Services that hosts do not open over a bond, with the expiry of that result.
     closed: BTreeMap<(IpAddr, u16), Time>,
+    /// Separate from `hosts`: a skipped host may still be probed, and it evicts no result.
+    skipped: Skipped,
     probe_budget: Bucket,
+}
+
+/// Hosts that were due for a probe and did not get one, each until it expires.
+#[derive(Debug, Clone, Default)]
+struct Skipped {
+    until: BTreeMap<IpAddr, Time>,
+    /// The same entries, the first to expire first.
+    by_expiry: BTreeSet<(Time, IpAddr)>,
 }
 
 #[derive(Debug, Clone)]
@@ -101,9 +113,7 @@ enum State {
     /// The host ran Braid and is unreachable now.
     Lost,
     Absent,
-    AnotherKey,
-    /// Not probed for now.
-    Skipped,
+    KeyMismatch,
 }
 
 impl<K: Copy + PartialEq> Detection<K> {
@@ -114,6 +124,7 @@ impl<K: Copy + PartialEq> Detection<K> {
             hosts: BTreeMap::new(),
             pinned: 0,
             closed: BTreeMap::new(),
+            skipped: Skipped::default(),
             probe_budget: Bucket::new(rate, ByteCount::new(PROBE_SIZE.get() * PROBE_BURST), now),
         }
     }
@@ -125,26 +136,23 @@ impl<K: Copy + PartialEq> Detection<K> {
             return None;
         }
         self.evict_oldest(host);
+        self.skipped.remove(host);
         let entry = self.hosts.entry(host).or_insert(Host { pin: None, links: BTreeMap::new(), touched: now });
         entry.touched = now;
         entry.set_state(link, State::Pending, now + PROBE_TIMEOUT);
         Some(entry.pin)
     }
 
-    /// The host is due for a probe over `link`, but will not get one for a while.
-    pub fn skip(&mut self, now: Time, host: IpAddr, link: usize) {
-        if !self.needs_probe(now, host, link) {
-            return;
-        }
-        self.evict_oldest(host);
-        let entry = self.hosts.entry(host).or_insert(Host { pin: None, links: BTreeMap::new(), touched: now });
-        entry.set_state(link, State::Skipped, now + SKIP);
+    /// The host does not get a probe now. It counts as settled for [`SKIP`], or until it is probed after all. Returns whether this changed
+    /// [`settled`](Self::settled). A skip neither keeps the host from being probed nor affects any result.
+    pub fn skip(&mut self, now: Time, host: IpAddr) -> bool {
+        !self.hosts.get(&host).is_some_and(|entry| entry.has_result(now)) && self.skipped.insert(now, host)
     }
 
     /// Whether no unexpired result exists. While a host has no pinned key, a result over one link counts for all links.
     pub fn needs_probe(&self, now: Time, host: IpAddr, link: usize) -> bool {
         self.hosts.get(&host).is_none_or(|known| match known.pin {
-            None => known.links.values().all(|result| result.until <= now),
+            None => !known.has_result(now),
             Some(_) => known.links.get(&link).is_none_or(|result| result.until <= now),
         })
     }
@@ -154,9 +162,10 @@ impl<K: Copy + PartialEq> Detection<K> {
         let pins_full = self.pinned >= MAX_HOSTS / 2;
         let Some(entry) = self.hosts.get_mut(&host).filter(|entry| entry.links.contains_key(&link)) else { return };
         entry.touched = now;
+        self.skipped.remove(host);
         match answer {
             DetectionAnswer::Runs(key) if entry.pin.is_some_and(|pin| pin != key) => {
-                entry.set_state(link, State::AnotherKey, now + INITIAL_RETRY)
+                entry.set_state(link, State::KeyMismatch, now + INITIAL_RETRY)
             }
             // New pins do not evict old ones. Otherwise an attacker with thousands of hosts could evict a pin and present another key.
             DetectionAnswer::Runs(_) if entry.pin.is_none() && pins_full => entry.set_state(link, State::Absent, now + MAX_RETRY),
@@ -165,7 +174,7 @@ impl<K: Copy + PartialEq> Detection<K> {
                 entry.pin = Some(key);
                 entry.set_state(link, State::Present, now + FRESH);
             }
-            DetectionAnswer::AnotherKey => entry.set_state(link, State::AnotherKey, now + INITIAL_RETRY),
+            DetectionAnswer::KeyMismatch => entry.set_state(link, State::KeyMismatch, now + INITIAL_RETRY),
             DetectionAnswer::Silent => entry.record_miss(link, now, State::Absent, INITIAL_RETRY),
             DetectionAnswer::Unfinished => entry.record_miss(link, now, State::Absent, INITIAL_LOST_RETRY),
         }
@@ -185,9 +194,9 @@ impl<K: Copy + PartialEq> Detection<K> {
     }
 
     /// The host presented a key other than the pinned one.
-    pub fn on_another_key(&mut self, now: Time, host: IpAddr) {
+    pub fn on_key_mismatch(&mut self, now: Time, host: IpAddr) {
         let known = [State::Pending, State::Present, State::Lost, State::Absent];
-        self.update_links(host, &known, |entry, link| entry.set_state(link, State::AnotherKey, now + INITIAL_RETRY));
+        self.update_links(host, &known, |entry, link| entry.set_state(link, State::KeyMismatch, now + INITIAL_RETRY));
     }
 
     /// The host runs Braid but cannot open connections to its own address: a load balancer or a NAT stands in between.
@@ -226,21 +235,22 @@ impl<K: Copy + PartialEq> Detection<K> {
     }
 
     /// The current state of the host.
-    pub fn knowledge(&self, now: Time, host: IpAddr) -> Knowledge<K> {
-        let Some(entry) = self.hosts.get(&host) else { return Knowledge::Nothing };
+    pub fn status(&self, now: Time, host: IpAddr) -> HostStatus<K> {
+        let Some(entry) = self.hosts.get(&host) else { return HostStatus::Nothing };
         let is = |state: State| entry.links.values().any(|result| now < result.until && result.state == state);
         match entry.pin {
-            Some(pin) if is(State::AnotherKey) => Knowledge::AnotherKey(pin),
-            Some(pin) if is(State::Present) => Knowledge::Runs(pin),
-            _ if is(State::Pending) => Knowledge::Asked,
-            _ if entry.links.values().any(|result| now < result.until && result.state != State::Skipped) => Knowledge::Silent,
-            _ => Knowledge::Nothing,
+            Some(pin) if is(State::KeyMismatch) => HostStatus::KeyMismatch(pin),
+            Some(pin) if is(State::Present) => HostStatus::Runs(pin),
+            _ if is(State::Pending) => HostStatus::Asked,
+            _ if entry.has_result(now) => HostStatus::Silent,
+            _ => HostStatus::Nothing,
         }
     }
 
     /// The hosts with an unexpired result, a pending probe or a skipped one: what they run is known as far as it can be.
     pub fn settled(&self, now: Time) -> impl Iterator<Item = IpAddr> {
-        self.hosts.iter().filter(move |(_, entry)| entry.links.values().any(|result| now < result.until)).map(|(host, _)| *host)
+        let known = self.hosts.iter().filter(move |(_, entry)| entry.has_result(now)).map(|(host, _)| *host);
+        known.chain(self.skipped.unexpired(now).map(|(_, host)| host))
     }
 
     /// Whether an answer of the host is awaited over some link.
@@ -251,7 +261,8 @@ impl<K: Copy + PartialEq> Detection<K> {
 
     /// When the next result of [`settled`](Self::settled) or [`is_pending`](Self::is_pending) expires.
     pub fn next_expiry(&self, now: Time) -> Option<Time> {
-        self.hosts.values().flat_map(|entry| entry.links.values()).map(|result| result.until).filter(|until| now < *until).min()
+        let results = self.hosts.values().flat_map(|entry| entry.links.values()).map(|result| result.until).filter(|until| now < *until);
+        results.chain(self.skipped.unexpired(now).next().map(|(until, _)| until)).min()
     }
 
     /// The links over which the host has proved its pinned key.
@@ -264,7 +275,7 @@ impl<K: Copy + PartialEq> Detection<K> {
 
     /// The hosts that currently run Braid, the most recent contact first.
     pub fn servers(&self, now: Time) -> Vec<IpAddr> {
-        let here = |host: &IpAddr| matches!(self.knowledge(now, *host), Knowledge::Runs(_));
+        let here = |host: &IpAddr| matches!(self.status(now, *host), HostStatus::Runs(_));
         let mut found: Vec<_> = self.hosts.iter().filter(|(host, _)| here(host)).map(|(host, entry)| (entry.touched, *host)).collect();
         found.sort_by(|a, b| b.cmp(a));
         found.into_iter().map(|(_, host)| host).collect()
@@ -272,20 +283,21 @@ impl<K: Copy + PartialEq> Detection<K> {
 
     /// The hosts that present a key other than their pinned one.
     pub fn key_mismatches(&self) -> impl Iterator<Item = IpAddr> {
-        let shown = |entry: &Host<K>| entry.links.values().any(|result| result.state == State::AnotherKey);
+        let shown = |entry: &Host<K>| entry.links.values().any(|result| result.state == State::KeyMismatch);
         self.hosts.iter().filter(move |(_, entry)| shown(entry)).map(|(host, _)| *host)
     }
 
     /// When the next result of [`servers`](Self::servers) or [`closed`](Self::closed) expires.
     pub fn poll_timeout(&self, now: Time) -> Option<Time> {
         let result = self.hosts.values().flat_map(|entry| entry.links.values());
-        let ends = result.filter(|result| matches!(result.state, State::Present | State::AnotherKey)).map(|result| result.until);
+        let ends = result.filter(|result| matches!(result.state, State::Present | State::KeyMismatch)).map(|result| result.until);
         ends.chain(self.closed.values().copied()).filter(|until| now < *until).min()
     }
 
     /// Removes a host and its pin. Returns whether it had a pin.
     pub fn forget(&mut self, host: IpAddr) -> bool {
         self.closed.retain(|(of, _), _| *of != host);
+        self.skipped.remove(host);
         let pinned = self.hosts.remove(&host).is_some_and(|entry| entry.pin.is_some());
         self.pinned -= usize::from(pinned);
         pinned
@@ -317,8 +329,13 @@ impl<K: Copy + PartialEq> Detection<K> {
 }
 
 impl<K> Host<K> {
+    /// Whether there is an unexpired result or a pending probe over any link.
+    fn has_result(&self, now: Time) -> bool {
+        self.links.values().any(|result| now < result.until)
+    }
+
     fn set_state(&mut self, link: usize, state: State, until: Time) {
-        let misses = if matches!(state, State::Pending | State::Skipped) { self.misses(link) } else { 0 };
+        let misses = if state == State::Pending { self.misses(link) } else { 0 };
         self.links.insert(link, LinkResult { state, until, misses });
     }
 
@@ -334,6 +351,33 @@ impl<K> Host<K> {
             None => self.links.values().map(|result| result.misses).max().unwrap_or(0),
             Some(_) => self.links.get(&link).map_or(0, |result| result.misses),
         }
+    }
+}
+
+impl Skipped {
+    /// Adds a host; `false` if it is already present or if there is no room.
+    fn insert(&mut self, now: Time, host: IpAddr) -> bool {
+        while let Some((until, expired)) = self.by_expiry.first().copied()
+            && until <= now
+        {
+            self.remove(expired);
+        }
+        if self.until.len() >= MAX_SKIPPED || self.until.contains_key(&host) {
+            return false;
+        }
+        self.until.insert(host, now + SKIP);
+        self.by_expiry.insert((now + SKIP, host))
+    }
+
+    fn remove(&mut self, host: IpAddr) {
+        if let Some(until) = self.until.remove(&host) {
+            self.by_expiry.remove(&(until, host));
+        }
+    }
+
+    /// The unexpired entries, the first to expire first.
+    fn unexpired(&self, now: Time) -> impl Iterator<Item = (Time, IpAddr)> {
+        self.by_expiry.iter().copied().skip_while(move |(until, _)| *until <= now)
     }
 }
 
@@ -374,7 +418,6 @@ pub fn is_private(net: &IpNet) -> bool {
 mod tests {
     use super::*;
     use proptest::prelude::*;
-    use std::collections::BTreeSet;
 
     const HOUR: Duration = Duration::from_secs(3600);
 
@@ -391,14 +434,14 @@ mod tests {
     fn a_host_is_probed_once_and_its_answer_is_valid_for_a_day() {
         let (mut known, now) = start();
         assert_eq!(known.ask(now, host(1), 0), Some(None));
-        assert_eq!((known.ask(now, host(1), 0), known.knowledge(now, host(1))), (None, Knowledge::Asked));
+        assert_eq!((known.ask(now, host(1), 0), known.status(now, host(1))), (None, HostStatus::Asked));
         known.on_answer(now, host(1), 0, DetectionAnswer::Runs(7));
-        assert_eq!(known.knowledge(now, host(1)), Knowledge::Runs(7));
+        assert_eq!(known.status(now, host(1)), HostStatus::Runs(7));
         assert_eq!(known.servers(now), [host(1)]);
         let end = known.poll_timeout(now).unwrap();
         assert_eq!(end, now + FRESH);
         assert_eq!(known.ask(now + 23 * HOUR, host(1), 0), None);
-        assert_eq!((known.knowledge(end, host(1)), known.servers(end)), (Knowledge::Nothing, vec![]));
+        assert_eq!((known.status(end, host(1)), known.servers(end)), (HostStatus::Nothing, vec![]));
         assert_eq!(known.ask(end, host(1), 0), Some(Some(7)), "the key stays pinned");
     }
 
@@ -408,7 +451,7 @@ mod tests {
         known.ask(now, host(1), 0);
         known.on_answer(now, host(1), 0, DetectionAnswer::Runs(7));
         known.on_reached(now + 20 * HOUR, host(1));
-        assert_eq!(known.knowledge(now + 40 * HOUR, host(1)), Knowledge::Runs(7));
+        assert_eq!(known.status(now + 40 * HOUR, host(1)), HostStatus::Runs(7));
     }
 
     #[test]
@@ -418,7 +461,7 @@ mod tests {
         for _ in 0..7 {
             assert!(known.ask(now, host(1), 0).is_some());
             known.on_answer(now, host(1), 0, DetectionAnswer::Silent);
-            assert_eq!((known.ask(now, host(1), 0), known.knowledge(now, host(1))), (None, Knowledge::Silent));
+            assert_eq!((known.ask(now, host(1), 0), known.status(now, host(1))), (None, HostStatus::Silent));
             let begin = now;
             while !known.needs_probe(now, host(1), 0) {
                 now = now + HOUR;
@@ -428,7 +471,7 @@ mod tests {
         assert_eq!(spans, [1, 2, 4, 8, 16, 24, 24]);
         assert!(known.ask(now, host(1), 0).is_some());
         known.on_answer(now, host(1), 0, DetectionAnswer::Runs(1));
-        assert_eq!(known.knowledge(now, host(1)), Knowledge::Runs(1), "a silent host may start to run Braid");
+        assert_eq!(known.status(now, host(1)), HostStatus::Runs(1), "a silent host may start to run Braid");
     }
 
     #[test]
@@ -438,18 +481,18 @@ mod tests {
         known.on_answer(now, host(1), 0, DetectionAnswer::Runs(7));
         let later = now + FRESH;
         assert_eq!(known.ask(later, host(1), 0), Some(Some(7)));
-        known.on_answer(later, host(1), 0, DetectionAnswer::AnotherKey);
-        assert_eq!(known.knowledge(later, host(1)), Knowledge::AnotherKey(7));
+        known.on_answer(later, host(1), 0, DetectionAnswer::KeyMismatch);
+        assert_eq!(known.status(later, host(1)), HostStatus::KeyMismatch(7));
         assert_eq!((known.servers(later), known.key_mismatches().collect::<Vec<_>>()), (vec![], vec![host(1)]));
         known.on_lost(later, host(1));
-        assert_eq!(known.knowledge(later, host(1)), Knowledge::AnotherKey(7));
+        assert_eq!(known.status(later, host(1)), HostStatus::KeyMismatch(7));
         // The answer to an earlier probe that did not carry the pin: the pin holds nevertheless.
         known.on_answer(later, host(1), 0, DetectionAnswer::Runs(8));
-        assert_eq!(known.knowledge(later, host(1)), Knowledge::AnotherKey(7));
+        assert_eq!(known.status(later, host(1)), HostStatus::KeyMismatch(7));
         assert!(known.forget(host(1)) && !known.forget(host(1)));
         assert_eq!(known.ask(later, host(1), 0), Some(None));
         known.on_answer(later, host(1), 0, DetectionAnswer::Runs(8));
-        assert_eq!(known.knowledge(later, host(1)), Knowledge::Runs(8));
+        assert_eq!(known.status(later, host(1)), HostStatus::Runs(8));
     }
 
     #[test]
@@ -458,9 +501,9 @@ mod tests {
         known.ask(now, host(1), 0);
         known.on_answer(now, host(1), 0, DetectionAnswer::Runs(7));
         known.on_lost(now, host(1));
-        assert_eq!((known.knowledge(now, host(1)), known.servers(now)), (Knowledge::Silent, vec![]));
+        assert_eq!((known.status(now, host(1)), known.servers(now)), (HostStatus::Silent, vec![]));
         known.on_reached(now, host(1));
-        assert_eq!(known.knowledge(now, host(1)), Knowledge::Runs(7), "a host that returns counts at once");
+        assert_eq!(known.status(now, host(1)), HostStatus::Runs(7), "a host that returns counts at once");
         known.on_lost(now, host(1));
         assert_eq!(known.ask(now + INITIAL_LOST_RETRY, host(1), 0), Some(Some(7)));
     }
@@ -479,12 +522,12 @@ mod tests {
         known.on_answer(now, host(1), 1, DetectionAnswer::Runs(7));
         assert_eq!(over(&known), [0, 1]);
         known.forget_link(0);
-        assert_eq!((over(&known), known.knowledge(now, host(1))), (vec![1], Knowledge::Runs(7)));
+        assert_eq!((over(&known), known.status(now, host(1))), (vec![1], HostStatus::Runs(7)));
         known.on_answer(now, host(1), 0, DetectionAnswer::Runs(7));
         assert_eq!(over(&known), [1], "an answer over a removed link is ignored");
         known.ask(now, host(1), 0);
-        known.on_answer(now, host(1), 0, DetectionAnswer::AnotherKey);
-        assert_eq!((known.knowledge(now, host(1)), known.servers(now)), (Knowledge::AnotherKey(7), vec![]));
+        known.on_answer(now, host(1), 0, DetectionAnswer::KeyMismatch);
+        assert_eq!((known.status(now, host(1)), known.servers(now)), (HostStatus::KeyMismatch(7), vec![]));
     }
 
     #[test]
@@ -523,7 +566,7 @@ mod tests {
         let (mut known, now) = start();
         known.ask(now, host(1), 0);
         known.on_answer(now, host(1), 0, DetectionAnswer::Unfinished);
-        assert_eq!((known.knowledge(now, host(1)), known.ask(now + INITIAL_LOST_RETRY, host(1), 0)), (Knowledge::Silent, Some(None)));
+        assert_eq!((known.status(now, host(1)), known.ask(now + INITIAL_LOST_RETRY, host(1), 0)), (HostStatus::Silent, Some(None)));
     }
 
     #[test]
@@ -550,7 +593,7 @@ mod tests {
         let (mut known, now) = start();
         known.recall(now, host(1), 7, 23 * HOUR);
         known.recall(now, host(2), 8, 90 * FRESH);
-        assert_eq!([1, 2].map(|at| known.knowledge(now, host(at))), [Knowledge::Nothing; 2], "the host must prove its key again");
+        assert_eq!([1, 2].map(|at| known.status(now, host(at))), [HostStatus::Nothing; 2], "the host must prove its key again");
         assert_eq!([1, 2].map(|at| known.ask(now, host(at), 0)), [Some(Some(7)), Some(Some(8))]);
         assert_eq!(known.pins().map(|(host, key, _)| (host, key)).collect::<Vec<_>>(), [(host(1), 7), (host(2), 8)]);
     }
@@ -568,13 +611,36 @@ mod tests {
         assert!(!known.hosts.contains_key(&host(1)), "the oldest host without a pin is evicted");
     }
 
+    /// Skips are free of charge, so one user could cause thousands of them.
+    #[test]
+    fn regression_skipped_hosts_are_few_and_affect_no_result() {
+        let (mut known, now) = start();
+        known.ask(now, host(0), 0);
+        known.on_answer(now, host(0), 0, DetectionAnswer::Silent);
+        let skipped = (0..=MAX_HOSTS as u32).filter(|at| known.skip(now, host(*at))).count();
+        assert_eq!((skipped, known.settled(now).count(), known.hosts.len()), (MAX_SKIPPED, MAX_SKIPPED + 1, 1));
+        assert_eq!((known.needs_probe(now, host(0), 0), known.needs_probe(now, host(1), 0)), (false, true));
+        let later = now + SKIP / 2;
+        assert!(!known.skip(later, host(1)), "a skip is not prolonged");
+        assert_eq!((known.next_expiry(later), known.status(later, host(1))), (Some(now + SKIP), HostStatus::Nothing));
+        assert_eq!(known.ask(later, host(1), 0), Some(None));
+        assert_eq!((known.settled(later).count(), known.skipped.until.len()), (MAX_SKIPPED + 1, MAX_SKIPPED - 1));
+        known.forget(host(2));
+        assert_eq!(known.settled(later).count(), MAX_SKIPPED);
+        let end = now + SKIP;
+        assert_eq!(known.settled(end).collect::<Vec<_>>(), [host(0)]);
+        assert!(known.skip(end, host(3)));
+        assert_eq!((known.skipped.until.len(), known.skipped.by_expiry.len()), (1, 1), "expired skips make room");
+    }
+
     #[derive(Debug, Clone)]
     enum Step {
         Ask(u32, usize),
+        Skip(u32),
         Answer(u32, usize, u8),
         Reached(u32),
         Lost(u32),
-        AnotherKey(u32),
+        KeyMismatch(u32),
         Elsewhere(u32),
         Forget(u32),
         ForgetLink(usize),
@@ -584,26 +650,32 @@ mod tests {
     fn steps() -> impl Strategy<Value = Vec<Step>> {
         let step = prop_oneof![
             (0..4u32, 0..3usize).prop_map(|(host, link)| Step::Ask(host, link)),
+            (0..4u32).prop_map(Step::Skip),
             (0..4u32, 0..3usize, 0..6u8).prop_map(|(host, link, answer)| Step::Answer(host, link, answer)),
             (0..4u32).prop_map(Step::Reached),
             (0..4u32).prop_map(Step::Lost),
-            (0..4u32).prop_map(Step::AnotherKey),
+            (0..4u32).prop_map(Step::KeyMismatch),
             (0..4u32).prop_map(Step::Elsewhere),
             (0..3usize).prop_map(Step::ForgetLink),
             (0..4u32).prop_map(Step::Forget),
             (0..200_000u32).prop_map(Step::Wait),
+            (0..90u32).prop_map(Step::Wait),
         ];
         proptest::collection::vec(step, 0..60)
     }
 
     proptest! {
         /// For any sequence of events: only a pinned key is used, a pin changes only by `forget`, a link counts only after the key was proved over
-        /// it, and no probe is sent while a result is valid.
+        /// it, no probe is sent while a result is valid, and a skip settles its host for a while, without another effect.
         #[test]
         fn only_the_pinned_key_is_used(steps in steps()) {
             let (mut known, mut now) = start();
             let mut pins: BTreeMap<IpAddr, u8> = BTreeMap::new();
             let mut shown: BTreeSet<(IpAddr, usize)> = BTreeSet::new();
+            let mut skipped: BTreeMap<IpAddr, Time> = BTreeMap::new();
+            let due = |known: &Detection<u8>, now| {
+                (0..12).map(|at| known.needs_probe(now, host(at % 4), at as usize / 4)).collect::<Vec<_>>()
+            };
             for step in steps {
                 match step {
                     Step::Ask(at, link) => {
@@ -612,17 +684,30 @@ mod tests {
                             prop_assert!(news);
                             prop_assert_eq!(pin, pins.get(&host(at)).copied());
                             shown.remove(&(host(at), link));
+                            skipped.remove(&host(at));
+                        }
+                    }
+                    Step::Skip(at) => {
+                        let before = (due(&known, now), known.status(now, host(at)), known.hosts.len());
+                        let news = !known.settled(now).any(|settled| settled == host(at));
+                        prop_assert_eq!(known.skip(now, host(at)), news);
+                        prop_assert_eq!((due(&known, now), known.status(now, host(at)), known.hosts.len()), before);
+                        if news {
+                            skipped.insert(host(at), now + SKIP);
                         }
                     }
                     Step::Answer(at, link, kind) => {
                         let there = known.hosts.get(&host(at)).is_some_and(|host| host.links.contains_key(&link));
                         let answer = match kind {
                             0 => DetectionAnswer::Silent,
-                            1 => DetectionAnswer::AnotherKey,
+                            1 => DetectionAnswer::KeyMismatch,
                             2 => DetectionAnswer::Unfinished,
                             key => DetectionAnswer::Runs(key),
                         };
                         known.on_answer(now, host(at), link, answer);
+                        if there {
+                            skipped.remove(&host(at));
+                        }
                         if let (DetectionAnswer::Runs(key), true) = (answer, there)
                             && *pins.entry(host(at)).or_insert(key) == key
                         {
@@ -631,11 +716,12 @@ mod tests {
                     }
                     Step::Reached(at) => known.on_reached(now, host(at)),
                     Step::Lost(at) => known.on_lost(now, host(at)),
-                    Step::AnotherKey(at) => known.on_another_key(now, host(at)),
+                    Step::KeyMismatch(at) => known.on_key_mismatch(now, host(at)),
                     Step::Elsewhere(at) => known.on_elsewhere(now, host(at)),
                     Step::Forget(at) => {
                         prop_assert_eq!(known.forget(host(at)), pins.remove(&host(at)).is_some());
                         shown.retain(|(of, _)| *of != host(at));
+                        skipped.remove(&host(at));
                     }
                     Step::ForgetLink(link) => {
                         known.forget_link(link);
@@ -646,8 +732,15 @@ mod tests {
                 for at in 0..4 {
                     prop_assert!(known.seen_over(now, host(at)).iter().all(|link| shown.contains(&(host(at), link))));
                 }
+                skipped.retain(|_, until| now < *until);
+                let results = known.hosts.iter().filter(|(_, entry)| entry.has_result(now)).map(|(host, _)| *host);
+                let settled: BTreeSet<_> = results.chain(skipped.keys().copied()).collect();
+                prop_assert_eq!(known.settled(now).collect::<BTreeSet<_>>(), settled.clone());
+                let expiry = known.next_expiry(now);
+                prop_assert_eq!(expiry.is_some(), !settled.is_empty());
+                prop_assert!(skipped.values().all(|until| expiry.is_some_and(|expiry| expiry <= *until)));
                 for server in known.servers(now) {
-                    prop_assert_eq!(known.knowledge(now, server), Knowledge::Runs(pins[&server]));
+                    prop_assert_eq!(known.status(now, server), HostStatus::Runs(pins[&server]));
                 }
                 prop_assert_eq!(known.pinned, pins.len());
                 prop_assert!(known.poll_timeout(now).is_some() || known.servers(now).is_empty());

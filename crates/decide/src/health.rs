@@ -1,6 +1,6 @@
 //! Health of one link in one address family: a state machine without I/O.
 //!
-//! Probe answers and received bytes prove that a link is alive. A symptom (a stall, a timeout) triggers a probe and counts as one unanswered probe. A
+//! Probe answers and received bytes prove that a link is alive. A symptom triggers a probe; a stall or a timeout also counts as one unanswered probe. A
 //! link with carrier may still reach nothing, so probes are sent over the link itself. The caller sends the probes and passes in the time.
 //!
 //! Detection time: with a routine probe every [`CONTINUOUS_PERIOD`], two consecutive unanswered probes mark an idle link dead within a second if the
@@ -41,16 +41,16 @@ const MAX_HOLD: Duration = Duration::from_secs(30);
 
 /// State of a link in one family.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Judgement {
+pub enum Reachability {
     /// No carrier, address or route.
     Unusable,
     /// No evidence yet: treated as alive.
     Unknown,
     /// Proven alive.
     Alive,
-    /// A symptom appeared and a probe is pending: still treated as alive.
+    /// After a symptom or one unanswered probe, while the next probe is pending: still treated as alive.
     Suspect,
-    /// Probes get no answer.
+    /// Two signs of death, or the link came back but is held because it flaps.
     Dead,
     /// A captive portal answers instead of the Internet.
     Portal,
@@ -81,7 +81,7 @@ pub enum Outcome {
     Portal,
     /// The probe could not be sent: no target is known, or the system refused. After a timeout or an unanswered SYN this counts as an unanswered
     /// probe.
-    Unasked,
+    NotSent,
 }
 
 /// A probe that is due.
@@ -97,7 +97,7 @@ pub struct ProbeRequest {
 #[derive(Debug, Clone)]
 pub struct Health {
     mode: ProbeMode,
-    judgement: Judgement,
+    reachability: Reachability,
     /// Smoothed round-trip time of probes.
     srtt: Option<Duration>,
     last_proof: Option<Time>,
@@ -129,7 +129,7 @@ impl Health {
     pub fn new(mode: ProbeMode, now: Time) -> Self {
         Self {
             mode,
-            judgement: Judgement::Unusable,
+            reachability: Reachability::Unusable,
             srtt: None,
             last_proof: None,
             last_answer: None,
@@ -170,8 +170,8 @@ impl Health {
     }
 
     /// The current state.
-    pub fn judgement(&self) -> Judgement {
-        self.judgement
+    pub fn reachability(&self) -> Reachability {
+        self.reachability
     }
 
     /// When the link was last proven alive.
@@ -181,15 +181,15 @@ impl Health {
 
     /// Whether new flows may use the link.
     pub fn alive(&self) -> bool {
-        matches!(self.judgement, Judgement::Unknown | Judgement::Alive | Judgement::Suspect)
+        matches!(self.reachability, Reachability::Unknown | Reachability::Alive | Reachability::Suspect)
     }
 
     /// Why the link is not alive, as a message for users.
     pub fn reason(&self) -> Option<String> {
-        let why = match self.judgement {
-            Judgement::Portal => "a captive portal intercepts the traffic: open a web page in a browser and log in",
-            Judgement::Dead if self.hold_until.is_some() => "the link is flapping: Braid does not use it until it stays up",
-            Judgement::Dead => match self.last_sign {
+        let why = match self.reachability {
+            Reachability::Portal => "a captive portal intercepts the traffic: open a web page in a browser and log in",
+            Reachability::Dead if self.hold_until.is_some() => "the link is flapping: Braid does not use it until it stays up",
+            Reachability::Dead => match self.last_sign {
                 Some(Symptom::NoAnswer) => "connections and probes get no answer",
                 Some(Symptom::Timeout) => "segments and probes get no answer",
                 Some(Symptom::Stall) => "its flows receive nothing and probes get no answer",
@@ -202,24 +202,24 @@ impl Health {
 
     /// Reports whether the link has carrier, an address and a default route.
     pub fn on_usable(&mut self, now: Time, usable: bool) {
-        match (usable, self.judgement) {
-            (true, Judgement::Unusable) => {
+        match (usable, self.reachability) {
+            (true, Reachability::Unusable) => {
                 self.unanswered = 0;
                 self.last_sign = None;
-                self.judgement = Judgement::Unknown;
+                self.reachability = Reachability::Unknown;
                 self.hold(now);
                 if self.hold_until.is_some() {
-                    self.judgement = Judgement::Dead;
+                    self.reachability = Reachability::Dead;
                     self.period = DEAD_PERIOD;
                 }
                 self.probe_again(now, Duration::ZERO);
             }
-            (false, judgement) if judgement != Judgement::Unusable => {
+            (false, reachability) if reachability != Reachability::Unusable => {
                 // A held link that becomes unusable has flapped again.
-                if judgement != Judgement::Dead || self.hold_until.is_some() {
+                if reachability != Reachability::Dead || self.hold_until.is_some() {
                     self.count_death(now);
                 }
-                self.judgement = Judgement::Unusable;
+                self.reachability = Reachability::Unusable;
                 self.next_probe = None;
                 self.waiting_until = None;
             }
@@ -230,9 +230,9 @@ impl Health {
     /// Bytes or an acknowledgement arrived between `since` and `now`. Bytes that may have arrived before the link became suspect do not clear the
     /// suspicion.
     pub fn on_progress(&mut self, now: Time, since: Time) {
-        let suspected = matches!(self.judgement, Judgement::Suspect | Judgement::Dead);
+        let suspected = matches!(self.reachability, Reachability::Suspect | Reachability::Dead);
         let stale = suspected && self.suspect_since.is_some_and(|suspicion| since < suspicion);
-        if self.judgement == Judgement::Unusable || self.judgement == Judgement::Portal || self.held(now) || stale {
+        if self.reachability == Reachability::Unusable || self.reachability == Reachability::Portal || self.held(now) || stale {
             return;
         }
         self.revive(now);
@@ -255,7 +255,7 @@ impl Health {
         if sign != Symptom::NoAnswer {
             self.unanswered = self.unanswered.max(1);
         }
-        if self.judgement != Judgement::Suspect {
+        if self.reachability != Reachability::Suspect {
             self.suspect(now);
             if self.waiting_until.is_none() {
                 self.probe_again(now, Duration::ZERO);
@@ -264,14 +264,14 @@ impl Health {
     }
 
     fn suspect(&mut self, now: Time) {
-        self.judgement = Judgement::Suspect;
+        self.reachability = Reachability::Suspect;
         self.suspect_since = Some(now);
     }
 
     /// Reports the outcome of the pending probe.
     pub fn on_probe(&mut self, now: Time, outcome: Outcome) {
         self.waiting_until = None;
-        if self.judgement == Judgement::Unusable {
+        if self.reachability == Reachability::Unusable {
             return;
         }
         match outcome {
@@ -289,28 +289,28 @@ impl Health {
                 self.on_silence(now);
             }
             Outcome::Portal => {
-                if self.judgement != Judgement::Portal {
+                if self.reachability != Reachability::Portal {
                     self.count_death(now);
                     self.period = DEAD_PERIOD;
                 }
-                self.judgement = Judgement::Portal;
+                self.reachability = Reachability::Portal;
                 self.back_off(now);
             }
-            Outcome::Unasked => self.on_unasked(now),
+            Outcome::NotSent => self.on_not_sent(now),
         }
     }
 
-    fn on_unasked(&mut self, now: Time) {
-        match self.judgement {
+    fn on_not_sent(&mut self, now: Time) {
+        match self.reachability {
             // Nothing refutes the symptom that triggered the probe. A stall is the exception: it may be a pause.
-            Judgement::Suspect if self.last_sign != Some(Symptom::Stall) => {
+            Reachability::Suspect if self.last_sign != Some(Symptom::Stall) => {
                 self.presumed = true;
                 self.on_silence(now);
             }
             // If no probe can be sent, only traffic can show that the link works again, so new flows must try it.
-            Judgement::Suspect => self.reset_to_unknown(now),
-            Judgement::Dead if self.presumed && !self.held(now) => self.reset_to_unknown(now),
-            Judgement::Alive => self.probe_again(now, self.period),
+            Reachability::Suspect => self.reset_to_unknown(now),
+            Reachability::Dead if self.presumed && !self.held(now) => self.reset_to_unknown(now),
+            Reachability::Alive => self.probe_again(now, self.period),
             _ => {
                 self.period = self.period.max(DEAD_PERIOD);
                 self.back_off(now);
@@ -320,7 +320,7 @@ impl Health {
 
     /// Resets the state to unknown, so that new flows try the link.
     fn reset_to_unknown(&mut self, now: Time) {
-        self.judgement = Judgement::Unknown;
+        self.reachability = Reachability::Unknown;
         self.unanswered = 0;
         self.last_sign = None;
         self.suspect_since = None;
@@ -331,11 +331,11 @@ impl Health {
 
     fn on_silence(&mut self, now: Time) {
         self.unanswered = self.unanswered.saturating_add(1);
-        match self.judgement {
-            Judgement::Dead | Judgement::Portal => self.back_off(now),
+        match self.reachability {
+            Reachability::Dead | Reachability::Portal => self.back_off(now),
             _ if self.unanswered >= 2 => {
                 self.count_death(now);
-                self.judgement = Judgement::Dead;
+                self.reachability = Reachability::Dead;
                 self.period = DEAD_PERIOD;
                 self.probe_again(now, DEAD_PERIOD);
             }
@@ -354,8 +354,9 @@ impl Health {
         // The caller should report the outcome. If it never does, the probe counts as silent.
         self.waiting_until = Some(now + timeout + Duration::from_secs(1));
         self.routine = self.routine.wrapping_add(1);
-        let thorough =
-            self.judgement != Judgement::Alive || self.mode == ProbeMode::OnDemand || self.routine.is_multiple_of(THOROUGH_PROBE_INTERVAL);
+        let thorough = self.reachability != Reachability::Alive
+            || self.mode == ProbeMode::OnDemand
+            || self.routine.is_multiple_of(THOROUGH_PROBE_INTERVAL);
         Some(ProbeRequest { timeout, thorough })
     }
 
@@ -374,7 +375,7 @@ impl Health {
         }
         if self.hold_until.is_some_and(|until| until <= now) {
             self.hold_until = None;
-            if self.judgement == Judgement::Dead && self.waiting_until.is_none() {
+            if self.reachability == Reachability::Dead && self.waiting_until.is_none() {
                 self.probe_again(now, Duration::ZERO);
             }
         }
@@ -402,8 +403,8 @@ impl Health {
             ProbeMode::Continuous => (CONTINUOUS_PERIOD, CONTINUOUS_PERIOD),
             ProbeMode::OnDemand => (ON_DEMAND_PERIOD, ON_DEMAND_MAX_PERIOD),
         };
-        self.period = if self.judgement == Judgement::Alive { (self.period * 2).clamp(first, most) } else { first };
-        self.judgement = Judgement::Alive;
+        self.period = if self.reachability == Reachability::Alive { (self.period * 2).clamp(first, most) } else { first };
+        self.reachability = Reachability::Alive;
         self.presumed = false;
         self.unanswered = 0;
         self.last_sign = None;
@@ -456,14 +457,14 @@ mod tests {
 
     /// Runs the state machine by its own timeouts. The link answers probes after [`RTT`] when `up(time)`. Returns the times and states of all
     /// changes.
-    fn simulate(health: &mut Health, from: u64, to: u64, up: impl Fn(u64) -> bool) -> Vec<(u64, Judgement)> {
+    fn simulate(health: &mut Health, from: u64, to: u64, up: impl Fn(u64) -> bool) -> Vec<(u64, Reachability)> {
         simulate_at(health, from, to, RTT, up)
     }
 
-    fn simulate_at(health: &mut Health, from: u64, to: u64, rtt: Duration, up: impl Fn(u64) -> bool) -> Vec<(u64, Judgement)> {
+    fn simulate_at(health: &mut Health, from: u64, to: u64, rtt: Duration, up: impl Fn(u64) -> bool) -> Vec<(u64, Reachability)> {
         let mut changes = Vec::new();
         let mut answers: Vec<(Time, Outcome)> = Vec::new();
-        let mut last = health.judgement();
+        let mut last = health.reachability();
         for milli in from..to {
             let now = ms(milli);
             answers.retain(|(at, outcome)| {
@@ -478,8 +479,8 @@ mod tests {
                 let answered = up(milli) && rtt <= request.timeout;
                 answers.push(if answered { (now + rtt, Outcome::Alive { rtt }) } else { (now + request.timeout, Outcome::Silent) });
             }
-            if health.judgement() != last {
-                last = health.judgement();
+            if health.reachability() != last {
+                last = health.reachability();
                 changes.push((milli, last));
             }
         }
@@ -490,12 +491,12 @@ mod tests {
         let mut health = Health::new(mode, ms(0));
         health.on_usable(ms(0), true);
         simulate(&mut health, 0, 1000, |_| true);
-        assert_eq!(health.judgement(), Judgement::Alive);
+        assert_eq!(health.reachability(), Reachability::Alive);
         health
     }
 
-    fn when(changes: &[(u64, Judgement)], wanted: Judgement) -> Option<u64> {
-        changes.iter().find(|(_, judgement)| *judgement == wanted).map(|(at, _)| *at)
+    fn when(changes: &[(u64, Reachability)], wanted: Reachability) -> Option<u64> {
+        changes.iter().find(|(_, reachability)| *reachability == wanted).map(|(at, _)| *at)
     }
 
     #[test]
@@ -503,9 +504,9 @@ mod tests {
         for dark in 1000..1400 {
             let mut health = settled(ProbeMode::Continuous);
             let changes = simulate(&mut health, 1000, 20_000, |now| now < dark || now >= 15_000);
-            let dead = when(&changes, Judgement::Dead).unwrap();
+            let dead = when(&changes, Reachability::Dead).unwrap();
             assert!(dead < dark + 1000, "dark at {dark}, dead at {dead}");
-            let back = changes.iter().rev().find(|(_, judgement)| *judgement == Judgement::Alive).unwrap().0;
+            let back = changes.iter().rev().find(|(_, reachability)| *reachability == Reachability::Alive).unwrap().0;
             assert!((15_000..17_000).contains(&back), "{changes:?}");
         }
     }
@@ -517,7 +518,7 @@ mod tests {
         assert!(changes.is_empty());
         health.on_symptom(ms(5000), Symptom::Stall);
         changes = simulate(&mut health, 5000, 6000, |_| false);
-        assert!(when(&changes, Judgement::Dead).unwrap() < 5400, "{changes:?}");
+        assert!(when(&changes, Reachability::Dead).unwrap() < 5400, "{changes:?}");
         assert!(health.reason().unwrap().contains("receive nothing"));
     }
 
@@ -527,7 +528,7 @@ mod tests {
         for second in 1..10 {
             health.on_symptom(ms(second * 1000), Symptom::Stall);
             let changes = simulate(&mut health, second * 1000, (second + 1) * 1000, |_| true);
-            assert!(when(&changes, Judgement::Dead).is_none());
+            assert!(when(&changes, Reachability::Dead).is_none());
             assert!(health.alive());
         }
     }
@@ -538,7 +539,7 @@ mod tests {
             let mut health = Health::new(mode, ms(0));
             health.on_usable(ms(0), true);
             let changes = simulate_at(&mut health, 0, 60_000, LONG_RTT, |_| true);
-            assert_eq!(changes.iter().map(|(_, judgement)| *judgement).collect::<Vec<_>>(), [Judgement::Alive]);
+            assert_eq!(changes.iter().map(|(_, reachability)| *reachability).collect::<Vec<_>>(), [Reachability::Alive]);
         }
     }
 
@@ -549,7 +550,7 @@ mod tests {
             health.on_usable(ms(step), step % 2 == 0);
         }
         health.on_usable(ms(10), true);
-        assert_eq!(health.judgement(), Judgement::Dead);
+        assert_eq!(health.reachability(), Reachability::Dead);
         let mut probes = 0;
         for milli in 10..1010 {
             health.handle_timeout(ms(milli));
@@ -566,9 +567,9 @@ mod tests {
         let mut health = settled(ProbeMode::OnDemand);
         health.on_symptom(ms(3000), Symptom::Timeout);
         health.on_progress(ms(3100), ms(2850));
-        assert_eq!(health.judgement(), Judgement::Suspect);
+        assert_eq!(health.reachability(), Reachability::Suspect);
         health.on_progress(ms(3350), ms(3100));
-        assert_eq!(health.judgement(), Judgement::Alive);
+        assert_eq!(health.reachability(), Reachability::Alive);
     }
 
     #[test]
@@ -576,7 +577,7 @@ mod tests {
         let mut health = settled(ProbeMode::OnDemand);
         health.on_symptom(ms(3000), Symptom::Timeout);
         let mut now = 3000;
-        while health.judgement() != Judgement::Dead {
+        while health.reachability() != Reachability::Dead {
             assert!(now < 60_000, "{health:?}");
             if health.poll_probe(ms(now)).is_some() {
                 health.on_probe(ms(now + 50), Outcome::Silent);
@@ -585,9 +586,9 @@ mod tests {
             health.handle_timeout(ms(now));
         }
         health.on_progress(ms(now), ms(2950));
-        assert_eq!(health.judgement(), Judgement::Dead);
+        assert_eq!(health.reachability(), Reachability::Dead);
         health.on_progress(ms(now + 10), ms(now));
-        assert_eq!(health.judgement(), Judgement::Alive);
+        assert_eq!(health.reachability(), Reachability::Alive);
     }
 
     #[test]
@@ -599,7 +600,7 @@ mod tests {
         assert!(health.alive());
         health.poll_probe(ms(3200)).unwrap();
         health.on_probe(ms(3220), Outcome::Alive { rtt: RTT });
-        assert_eq!(health.judgement(), Judgement::Alive);
+        assert_eq!(health.reachability(), Reachability::Alive);
     }
 
     #[test]
@@ -629,11 +630,11 @@ mod tests {
     fn a_portal_link_is_not_alive_until_a_probe_gets_the_right_answer() {
         let mut health = settled(ProbeMode::OnDemand);
         health.on_probe(ms(1000), Outcome::Portal);
-        assert_eq!((health.judgement(), health.alive()), (Judgement::Portal, false));
+        assert_eq!((health.reachability(), health.alive()), (Reachability::Portal, false));
         health.on_progress(ms(1100), ms(1100));
-        assert_eq!(health.judgement(), Judgement::Portal, "the portal's own page is no proof");
+        assert_eq!(health.reachability(), Reachability::Portal, "the portal's own page is no proof");
         let changes = simulate(&mut health, 1100, 3000, |_| true);
-        assert!(when(&changes, Judgement::Alive).is_some());
+        assert!(when(&changes, Reachability::Alive).is_some());
     }
 
     #[test]
@@ -645,7 +646,7 @@ mod tests {
             health.on_usable(ms(second * 1000), second % 2 == 0);
             changes += simulate(&mut health, second * 1000, (second + 1) * 1000, |_| true)
                 .iter()
-                .filter(|(_, judgement)| *judgement == Judgement::Alive)
+                .filter(|(_, reachability)| *reachability == Reachability::Alive)
                 .count();
             alive += u32::from(health.alive());
         }
@@ -666,7 +667,7 @@ mod tests {
             let lost = health.poll_timeout().unwrap();
             health.handle_timeout(lost);
         }
-        assert_eq!(health.judgement(), Judgement::Dead);
+        assert_eq!(health.reachability(), Reachability::Dead);
     }
 
     #[test]
@@ -678,26 +679,26 @@ mod tests {
             health.handle_timeout(ms(milli));
             if health.poll_probe(ms(milli)).is_some() {
                 probes += 1;
-                health.on_probe(ms(milli), Outcome::Unasked);
+                health.on_probe(ms(milli), Outcome::NotSent);
             }
-            assert_eq!(health.judgement(), Judgement::Unknown, "after {milli} ms");
+            assert_eq!(health.reachability(), Reachability::Unknown, "after {milli} ms");
         }
         assert!((10..30).contains(&probes), "probed {probes} times in a minute");
         health.on_symptom(ms(60_000), Symptom::Timeout);
         assert!(health.poll_probe(ms(60_000)).is_some());
-        health.on_probe(ms(60_000), Outcome::Unasked);
-        assert_eq!(health.judgement(), Judgement::Dead, "nothing refutes the symptom");
+        health.on_probe(ms(60_000), Outcome::NotSent);
+        assert_eq!(health.reachability(), Reachability::Dead, "nothing refutes the symptom");
         let tried = (60_000..70_000).find(|milli| {
             health.handle_timeout(ms(*milli));
             if health.poll_probe(ms(*milli)).is_some() {
-                health.on_probe(ms(*milli), Outcome::Unasked);
+                health.on_probe(ms(*milli), Outcome::NotSent);
             }
             health.alive()
         });
         assert!(tried.is_some_and(|at| at <= 61_000), "the link becomes usable again: {tried:?}");
         health.on_symptom(ms(71_000), Symptom::Stall);
         assert!(health.poll_probe(ms(71_000)).is_some());
-        health.on_probe(ms(71_000), Outcome::Unasked);
+        health.on_probe(ms(71_000), Outcome::NotSent);
         assert!(health.alive(), "a pause in a download does not kill the link");
     }
 
@@ -719,13 +720,13 @@ mod tests {
                     4 => health.on_probe(time, Outcome::Alive { rtt: RTT }),
                     5 => health.on_probe(time, Outcome::Silent),
                     6 => health.on_probe(time, Outcome::Portal),
-                    7 => health.on_probe(time, Outcome::Unasked),
+                    7 => health.on_probe(time, Outcome::NotSent),
                     _ => {
                         health.handle_timeout(time);
                         health.poll_probe(time);
                     }
                 }
-                let usable = health.judgement() != Judgement::Unusable;
+                let usable = health.reachability() != Reachability::Unusable;
                 prop_assert_eq!(usable, health.next_probe.is_some() || health.waiting_until.is_some());
                 prop_assert!(!usable || health.poll_timeout().is_some());
             }

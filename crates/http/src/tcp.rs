@@ -14,6 +14,7 @@ use braid_bond::host::source;
 use braid_model::Protocol;
 use braid_peer::quota::Quota;
 use braid_platform::linux::sockdiag;
+use braid_platform::linux::worker::Worker;
 use ring::digest::{SHA256, digest};
 use rustls::ServerConfig;
 use rustls::pki_types::pem::PemObject;
@@ -35,6 +36,9 @@ const MAX_CONNECTIONS: usize = 128;
 const MAX_PER_ORIGIN: usize = 32;
 /// Time limit for the TLS handshake.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long a new connection waits for the kernel to name its user.
+const OWNER_WAIT: Duration = Duration::from_millis(250);
 
 /// Options of the API over TCP.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -162,23 +166,27 @@ fn tls(chain: &Path, key: &Path) -> Result<(Arc<ServerConfig>, String), UiError>
 }
 
 /// The origin that a connection counts for: a user of this machine, if known, or a remote address.
-fn origin(stream: &TcpStream, remote: SocketAddr) -> Origin {
+async fn origin(stream: &TcpStream, remote: SocketAddr, owners: &Arc<Worker>) -> Origin {
     let Ok(local) = stream.local_addr() else { return Origin::Somebody };
     let [own, far] = [local, remote].map(|address| address.ip().to_canonical());
     if !far.is_loopback() && far != own {
         return Origin::Address(source(remote));
     }
-    let owner = sockdiag::owner(Protocol::Tcp, remote, local).ok().flatten();
+    let owners = owners.clone();
+    // The worker cannot wake this task, so another thread waits for it.
+    let asked = tokio::task::spawn_blocking(move || owners.ask(OWNER_WAIT, move || sockdiag::owner(Protocol::Tcp, remote, local)));
+    let owner = asked.await.ok().and_then(|answer| answer.ok()?.ok()?);
     owner.and_then(|owner| owner.user).map_or(Origin::Somebody, Origin::User)
 }
 
 async fn accept(listener: TcpListener, acceptor: Option<TlsAcceptor>, clients: mpsc::Sender<Connection<Stream>>) {
     let quota = Quota::new(MAX_CONNECTIONS, MAX_PER_ORIGIN);
+    let owners = Arc::new(Worker::new("braid-owners", 1));
     let mut listener = listener;
     loop {
         // Waits if the system has no descriptor left.
         let (stream, remote) = Listener::accept(&mut listener).await;
-        let Some((permit, mut ended)) = quota.take(origin(&stream, remote)) else { continue };
+        let Some((permit, mut ended)) = quota.take(origin(&stream, remote, &owners).await) else { continue };
         let (acceptor, clients) = (acceptor.clone(), clients.clone());
         tokio::spawn(async move {
             // A small event must not wait for the next one.
@@ -315,10 +323,11 @@ mod tests {
         let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (accepted, from) = listener.accept().await.unwrap();
         let own = braid_platform::linux::sys::process::own_user();
-        assert_eq!(origin(&accepted, from), Origin::User(own));
+        let owners = Arc::new(Worker::new("test", 1));
+        assert_eq!(origin(&accepted, from, &owners).await, Origin::User(own));
         drop(near);
-        assert_eq!(origin(&accepted, from), Origin::Somebody);
+        assert_eq!(origin(&accepted, from, &owners).await, Origin::Somebody);
         let elsewhere = "192.0.2.1:9".parse().unwrap();
-        assert_eq!(origin(&accepted, elsewhere), Origin::Address(source(elsewhere)));
+        assert_eq!(origin(&accepted, elsewhere, &owners).await, Origin::Address(source(elsewhere)));
     }
 }

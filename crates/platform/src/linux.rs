@@ -15,3 +15,4 @@ pub mod seccomp;
 pub mod sockdiag;
 pub mod sys;
 pub mod watch;
+pub mod worker;

@@ -230,9 +230,9 @@ impl Chooser {
         !self.sockets.is_empty()
     }
 
-    /// Whether any stream is tracked.
-    pub(super) fn has_streams(&self) -> bool {
-        !self.streams.is_empty()
+    /// Inodes of the tracked streams.
+    pub(super) fn stream_inodes(&self) -> BTreeSet<u64> {
+        self.streams.inodes()
     }
 
     /// Whether `remote` is reached through a default route of a link.
@@ -418,7 +418,7 @@ mod tests {
         assert_eq!(none.datagram(at(0), unbound(1), far(53)), DatagramRoute::Leave);
         let mut some = chooser(Scheduler::RoundRobin, 2);
         assert_eq!(some.stream(at(0), 1, "10.1.1.1:80".parse().unwrap(), "x"), None);
-        assert!(!some.has_streams());
+        assert!(some.stream_inodes().is_empty());
     }
 
     /// Answers every due probe at `now`; the links named here are silent.
@@ -490,7 +490,7 @@ mod tests {
         chooser.withdraw(at(1000), 1);
         assert_eq!(chooser.load_table.loads[0].load.down, 900_000);
         chooser.on_look(at(2000), [], []);
-        assert!(!chooser.has_streams() && chooser.load_table.loads[0].load == PerDirection::default());
+        assert!(chooser.stream_inodes().is_empty() && chooser.load_table.loads[0].load == PerDirection::default());
     }
 
     #[test]

@@ -382,7 +382,7 @@ impl Redirector {
             Relayed::Up | Relayed::Connecting => true,
             // The client dials it again, so connections that may wait do so.
             Relayed::Unreachable(_) => self.user_wait().is_some(),
-            Relayed::Refused(_) | Relayed::AnotherKey => false,
+            Relayed::Refused(_) | Relayed::KeyMismatch => false,
         }
     }
 

@@ -76,9 +76,9 @@ pub(super) struct Streams {
 }
 
 impl Streams {
-    /// Whether no stream is active.
-    pub(super) fn is_empty(&self) -> bool {
-        self.active.is_empty()
+    /// Inodes of the active streams.
+    pub(super) fn inodes(&self) -> BTreeSet<u64> {
+        self.active.keys().copied().collect()
     }
 
     /// Adds a stream.
@@ -385,7 +385,7 @@ mod tests {
         let mut world = World::new();
         world.start(at(0), 1, 1, host(1));
         world.see(at(600), &[]);
-        assert!(world.streams.is_empty() && world.demands.0.is_empty());
+        assert!(world.streams.inodes().is_empty() && world.demands.0.is_empty());
         world.start(at(600), 2, 0, host(1));
         world.see(at(1700), &[(2, true, 0)]);
         assert_eq!(world.allowed(at(1700)), 0b10);

@@ -78,7 +78,7 @@ pub enum State {
     /// The peer refused this client; with its reason.
     Refused(String),
     /// The host at the peer's address presented a key other than the peer's. The client sends it nothing.
-    AnotherKey,
+    KeyMismatch,
 }
 
 /// Scheduling plans of this end and of the peer.
@@ -419,11 +419,11 @@ impl ClientTask {
                 self.peer.token = None;
                 self.update_state("");
             }
-            Notice::Lost { connection, reason, refused, forgotten, another_key } => {
+            Notice::Lost { connection, reason, refused, forgotten, key_mismatch } => {
                 let loss = match refused {
                     Some(refusals::FORGOTTEN) => Loss::UnknownBond,
                     Some(_) => Loss::Refused,
-                    None if another_key => Loss::Refused,
+                    None if key_mismatch => Loss::Refused,
                     None if forgotten => Loss::Closed,
                     None => Loss::TimedOut,
                 };
@@ -439,8 +439,8 @@ impl ClientTask {
                     self.state.send_replace(State::Refused(reason));
                     self.replace_bond("the peer refused this client");
                     self.dialler.restart(Instant::now(), MAX_PAUSE);
-                } else if another_key && *self.state.borrow() != State::Up {
-                    self.state.send_replace(State::AnotherKey);
+                } else if key_mismatch && *self.state.borrow() != State::Up {
+                    self.state.send_replace(State::KeyMismatch);
                 } else {
                     self.update_state(&reason);
                 }
@@ -505,7 +505,7 @@ pub enum HostAnswer {
     /// It sent nothing.
     Silent,
     /// It presented a key other than the expected one.
-    AnotherKey,
+    KeyMismatch,
     /// It runs another service, or serves invited clients only; with the reason.
     Refused(String),
     /// It began to answer, or was busy. A later attempt may succeed.
@@ -563,7 +563,7 @@ async fn answer_to(driver: &HostDriver, connection: ConnectionId, notices: &mut 
                 let key = driver.with(|host, _| host.connection(connection).and_then(tls::peer_key));
                 return key.map_or_else(|| HostAnswer::Refused("it presented no key".to_owned()), HostAnswer::Runs);
             }
-            Some(Notice::Lost { another_key: true, .. }) => return HostAnswer::AnotherKey,
+            Some(Notice::Lost { key_mismatch: true, .. }) => return HostAnswer::KeyMismatch,
             Some(Notice::Lost { refused: Some(refusals::BUSY), .. }) => return HostAnswer::Unfinished,
             Some(Notice::Lost { reason, .. }) => return HostAnswer::Refused(reason),
             Some(_) => {}

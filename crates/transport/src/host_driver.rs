@@ -16,7 +16,7 @@ use tokio::task::JoinHandle;
 
 use crate::socket::UdpLink;
 use flow::Slot;
-pub use flow::{BondFlow, FlowEnd, Moved};
+pub use flow::{BondFlow, Moved, ResetCode};
 
 /// Time limit for sending pending close packets.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -39,7 +39,7 @@ pub enum Notice {
         /// Whether the other end closed the connection or no longer has its state.
         forgotten: bool,
         /// Whether the server presented a key other than the expected one.
-        another_key: bool,
+        key_mismatch: bool,
     },
     /// A bond ended, with the reason.
     Ended(BondId, String),
@@ -234,8 +234,8 @@ impl HostDriver {
         Some(match event {
             HostEvent::Hello { connection, hello, remote } => Notice::Hello(connection, Box::new(hello), remote),
             HostEvent::Joined { connection, bond, path } => Notice::Joined(connection, bond, path),
-            HostEvent::Lost { connection, reason, refused, forgotten, another_key, .. } => {
-                Notice::Lost { connection, reason, refused, forgotten, another_key }
+            HostEvent::Lost { connection, reason, refused, forgotten, key_mismatch, .. } => {
+                Notice::Lost { connection, reason, refused, forgotten, key_mismatch }
             }
             HostEvent::Ended { bond, reason } => {
                 let theirs: Vec<_> = slots.range((bond, FlowKey(0))..=(bond, FlowKey(u64::MAX))).map(|(key, _)| *key).collect();

@@ -21,7 +21,7 @@ mod splice;
 mod stream;
 
 pub use datagram::UdpExchange;
-pub use host_driver::{BondFlow, FlowEnd, HostDriver, Moved, Notice};
+pub use host_driver::{BondFlow, HostDriver, Moved, Notice, ResetCode};
 pub use lasting::{copy_both, keep_alive};
 pub use opening::{DirectReason, Opening};
 pub use socket::{Binding, UdpLink};

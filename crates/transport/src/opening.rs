@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use braid_bond::codes;
 
 use crate::client::{Client, State};
-use crate::host_driver::{BondFlow, FlowEnd};
+use crate::host_driver::{BondFlow, ResetCode};
 
 /// How long a flow waits for a peer that has sent nothing.
 const SILENT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -41,7 +41,7 @@ pub enum DirectReason {
 
 impl Opening {
     /// Interprets a refusal. The peer's own refusals lead to a direct connection; only errors of the destination reach the program.
-    fn refused(FlowEnd(code): FlowEnd) -> Self {
+    fn refused(ResetCode(code): ResetCode) -> Self {
         let own = [codes::NOT_OPENED, codes::NOT_ITS_OWN, libc::ENETUNREACH as u64];
         match i32::try_from(code) {
             Ok(errno) if (1..FIRST_CODE).contains(&code) && !own.contains(&code) => Self::Refused(errno),
@@ -102,12 +102,12 @@ mod tests {
     #[test]
     fn only_errors_of_the_destination_reach_the_program() {
         for errno in [libc::ECONNREFUSED, libc::EHOSTUNREACH, libc::ETIMEDOUT, libc::ECONNRESET] {
-            assert!(matches!(Opening::refused(FlowEnd(errno as u64)), Opening::Refused(told) if told == errno));
+            assert!(matches!(Opening::refused(ResetCode(errno as u64)), Opening::Refused(told) if told == errno));
         }
         let no_way = [libc::EACCES, libc::EADDRNOTAVAIL, libc::ENETUNREACH].map(|errno| errno as u64);
         // Codes that this version does not define are the peer's too.
         for code in [0, codes::BUSY, codes::QUOTA, 0x1003, u64::MAX].into_iter().chain(no_way) {
-            assert!(matches!(Opening::refused(FlowEnd(code)), Opening::Direct(DirectReason::Declined(told)) if told == code));
+            assert!(matches!(Opening::refused(ResetCode(code)), Opening::Direct(DirectReason::Declined(told)) if told == code));
         }
     }
 }

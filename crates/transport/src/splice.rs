@@ -13,7 +13,7 @@ use tokio::net::TcpStream;
 use tokio::net::tcp::{ReadHalf, WriteHalf};
 
 use crate::account::Account;
-use crate::host_driver::{BondFlow, FlowEnd};
+use crate::host_driver::{BondFlow, ResetCode};
 use crate::lasting::{IDLE_TIMEOUT, IdleTimer, copy_within, keep_alive};
 
 /// Maximum size of one read.
@@ -73,7 +73,7 @@ async fn join(mut stream: TcpStream, flow: BondFlow, account: Option<&Account>) 
 /// Byte count of a direction, and the idle timer that transfers reset.
 type Moved<'a> = (&'a mut u64, &'a IdleTimer);
 
-async fn send(mut from: ReadHalf<'_>, flow: &BondFlow, account: Option<&Account>, (count, idle_timer): Moved<'_>) -> Result<(), FlowEnd> {
+async fn send(mut from: ReadHalf<'_>, flow: &BondFlow, account: Option<&Account>, (count, idle_timer): Moved<'_>) -> Result<(), ResetCode> {
     loop {
         let room = flow.room().await?.min(READ);
         // A waiting direction has no buffer. An error of the socket is returned by the read.
@@ -93,17 +93,17 @@ async fn send(mut from: ReadHalf<'_>, flow: &BondFlow, account: Option<&Account>
             }
             Err(error) => {
                 flow.reset(code(&error));
-                return Err(FlowEnd(code(&error)));
+                return Err(ResetCode(code(&error)));
             }
         }
     }
 }
 
-async fn pass(account: Option<&Account>, flow: &BondFlow, direction: Direction, amount: usize) -> Result<(), FlowEnd> {
+async fn pass(account: Option<&Account>, flow: &BondFlow, direction: Direction, amount: usize) -> Result<(), ResetCode> {
     match account {
         Some(account) if !account.pass(direction, amount).await => {
             flow.reset(codes::QUOTA);
-            Err(FlowEnd(codes::QUOTA))
+            Err(ResetCode(codes::QUOTA))
         }
         _ => Ok(()),
     }
@@ -115,7 +115,12 @@ fn take(buffer: &mut BytesMut) -> Bytes {
     if part.len() < READ / 4 * 3 { Bytes::copy_from_slice(&part) } else { part.freeze() }
 }
 
-async fn receive(mut to: WriteHalf<'_>, flow: &BondFlow, account: Option<&Account>, (count, idle_timer): Moved<'_>) -> Result<(), FlowEnd> {
+async fn receive(
+    mut to: WriteHalf<'_>,
+    flow: &BondFlow,
+    account: Option<&Account>,
+    (count, idle_timer): Moved<'_>,
+) -> Result<(), ResetCode> {
     loop {
         // Data stays in the bond until the socket accepts it. The bond counts it and grants no credit for it.
         let _ = to.writable().await;
@@ -128,7 +133,7 @@ async fn receive(mut to: WriteHalf<'_>, flow: &BondFlow, account: Option<&Accoun
         idle_timer.reset();
         if let Err(error) = to.write_all(&data).await {
             flow.stop(code(&error));
-            return Err(FlowEnd(code(&error)));
+            return Err(ResetCode(code(&error)));
         }
     }
 }

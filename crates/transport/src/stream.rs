@@ -10,7 +10,7 @@ use socket2::SockRef;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 
-use crate::host_driver::{BondFlow, FlowEnd};
+use crate::host_driver::{BondFlow, ResetCode};
 use crate::lasting::keep_alive;
 
 /// Byte stream over an open flow. Shutdown finishes the flow; dropping it before resets the flow. A reset appears as the error that `read` or `write`
@@ -119,7 +119,7 @@ impl AsyncWrite for TcpConnection {
 }
 
 /// The error of the far end's socket. Codes that only the protocol defines become a reset.
-fn error(FlowEnd(code): FlowEnd) -> io::Error {
+fn error(ResetCode(code): ResetCode) -> io::Error {
     match i32::try_from(code) {
         Ok(errno @ 1..=4095) => io::Error::from_raw_os_error(errno),
         _ => io::ErrorKind::ConnectionReset.into(),

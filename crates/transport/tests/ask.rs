@@ -10,7 +10,7 @@ use braid_peer::destination::Ports;
 use braid_peer::keys::KeyPair;
 use braid_peer::registry::Registry;
 use braid_peer::state::StateDir;
-use braid_transport::FlowEnd;
+use braid_transport::ResetCode;
 use braid_transport::client::{Client, ClientLink, HostAnswer, Peer, State, ask};
 use braid_transport::relay::{self, Options, Reach};
 use tokio::net::{TcpListener, UdpSocket};
@@ -75,7 +75,7 @@ async fn a_server_proves_its_key() {
     let server = Server::start(true).await;
     assert_eq!(asked(server.address, None).await, HostAnswer::Runs(server.key));
     assert_eq!(asked(server.address, Some(server.key)).await, HostAnswer::Runs(server.key));
-    assert_eq!(asked(server.address, Some(PublicKey::from([7; 32]))).await, HostAnswer::AnotherKey);
+    assert_eq!(asked(server.address, Some(PublicKey::from([7; 32]))).await, HostAnswer::KeyMismatch);
 }
 
 #[tokio::test]
@@ -151,7 +151,7 @@ async fn a_bond_to_a_server_with_a_wrong_key_never_comes_up() {
     client.set_links(vec![link()]);
     let mut state = client.state();
     let settled = tokio::time::timeout(TIMEOUT, state.wait_for(|state| *state != State::Connecting)).await;
-    assert_eq!(*settled.unwrap().unwrap(), State::AnotherKey);
+    assert_eq!(*settled.unwrap().unwrap(), State::KeyMismatch);
 }
 
 #[tokio::test]
@@ -202,7 +202,7 @@ async fn a_server_opens_only_its_own_services_and_resolves_no_names() {
         for kind in [FlowKind::Stream, FlowKind::Messages] {
             let flow = client.open(Open { kind, target: target.clone(), policy }).unwrap();
             let opened = tokio::time::timeout(TIMEOUT, flow.opened()).await.unwrap();
-            assert_eq!(opened, Err(FlowEnd(code as u64)), "{target}");
+            assert_eq!(opened, Err(ResetCode(code as u64)), "{target}");
         }
     }
 }

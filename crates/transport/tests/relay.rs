@@ -10,7 +10,7 @@ use braid_peer::registry::Registry;
 use braid_peer::state::StateDir;
 use braid_transport::client::{Client, ClientLink, Peer, State};
 use braid_transport::relay::{self, MemoryLimits, Options, Reach};
-use braid_transport::{FlowEnd, splice};
+use braid_transport::{ResetCode, splice};
 use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
@@ -202,9 +202,9 @@ async fn unreachable_destinations_report_their_error() {
     socket.bind(([127, 0, 0, 1], 0).into()).unwrap();
     let closed = socket.local_addr().unwrap();
     let flow = client.open(to(closed, FlowKind::Stream)).unwrap();
-    assert_eq!(flow.opened().await, Err(FlowEnd(libc::ECONNREFUSED as u64)));
+    assert_eq!(flow.opened().await, Err(ResetCode(libc::ECONNREFUSED as u64)));
     let private = client.open(to(([10, 1, 2, 3], 80).into(), FlowKind::Stream)).unwrap();
-    assert!(matches!(private.opened().await, Err(FlowEnd(code)) if code != 0 && code != codes::BUSY));
+    assert!(matches!(private.opened().await, Err(ResetCode(code)) if code != 0 && code != codes::BUSY));
     // The program's connection ends with a reset.
     let mut stream = connect(&client, closed).await;
     assert!(tokio::time::timeout(TIMEOUT, stream.read_to_end(&mut Vec::new())).await.unwrap().is_err());
@@ -316,7 +316,7 @@ async fn usage_is_stored_and_the_monthly_quota_survives_a_restart() {
     let second = begin(&again, false);
     until(&second, |state| *state == State::Up).await;
     let flow = second.open(to(echo().await, FlowKind::Stream)).unwrap();
-    assert_eq!(flow.opened().await, Err(FlowEnd(codes::QUOTA)));
+    assert_eq!(flow.opened().await, Err(ResetCode(codes::QUOTA)));
 }
 
 #[tokio::test]
@@ -363,7 +363,7 @@ async fn a_stopping_relay_lets_flows_end_and_refuses_new_ones() {
     running.read_exact(&mut [0; 3]).await.unwrap();
     drop(relay.stop.take());
     let refused = async {
-        while client.open(to(target, FlowKind::Stream)).unwrap().opened().await != Err(FlowEnd(codes::BUSY)) {
+        while client.open(to(target, FlowKind::Stream)).unwrap().opened().await != Err(ResetCode(codes::BUSY)) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     };
@@ -421,7 +421,7 @@ async fn regression_flows_are_limited_per_client() {
     for flow in &flows {
         said.push(tokio::time::timeout(TIMEOUT, flow.opened()).await.expect("no answer"));
     }
-    let busy = Err(FlowEnd(codes::BUSY));
+    let busy = Err(ResetCode(codes::BUSY));
     assert_eq!(said, [Ok(()), Ok(()), Ok(()), busy, busy]);
     let other = Client::start(invited(&relay, "other"), Some(&KeyPair::generate().unwrap()), None).unwrap();
     other.set_links(links(1));
@@ -523,7 +523,7 @@ async fn regression_one_client_cannot_use_all_flows() {
     for flow in &flows {
         match tokio::time::timeout(TIMEOUT, flow.opened()).await.expect("no answer") {
             Ok(()) => taken += 1,
-            Err(FlowEnd(codes::BUSY)) => refused += 1,
+            Err(ResetCode(codes::BUSY)) => refused += 1,
             Err(end) => panic!("{end}"),
         }
     }

@@ -23,7 +23,7 @@ pub(crate) enum ContextAction {
         /// Name and value, such as moving=true.
         #[arg(value_name = "NAME=VALUE", value_parser = assignment)]
         fact: (String, String),
-        /// Clear it after this time, such as 10m.
+        /// Clear it after this time, such as 10m. Time in which the machine sleeps does not count.
         #[arg(long = "for", value_name = "SPAN", value_parser = span)]
         span: Option<Duration>,
         #[command(flatten)]

@@ -57,7 +57,7 @@ pub(super) struct Conn {
     pub(super) refused: Option<u64>,
     /// This end closed the connection and has not sent the close packet yet.
     pub(super) close_pending: bool,
-    pub(super) another_key: bool,
+    pub(super) key_mismatch: bool,
     /// When a packet was last received.
     pub(super) last_received: Option<Instant>,
     /// The client's number of the link.
@@ -108,7 +108,7 @@ impl Conn {
             timer: None,
             refused: None,
             close_pending: false,
-            another_key: false,
+            key_mismatch: false,
             last_received: None,
             link_there: link,
             backup: false,

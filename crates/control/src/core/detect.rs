@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::Duration;
 
-use braid_decide::detection::{DetectionAnswer, Knowledge};
+use braid_decide::detection::{DetectionAnswer, HostStatus};
 use braid_decide::policy::{Admission, AppRule, COPIES, Carry, LinkSelector, Scheduler, admit};
 use braid_model::address::HostName;
 use braid_model::key::PublicKey;
@@ -24,6 +24,8 @@ const MAX_SERVERS: usize = 1024;
 /// Maximum number of connections that are held at the same time, and of one user. More go direct at once.
 const MAX_HELD: usize = 64;
 const MAX_HELD_OF_USER: usize = 16;
+/// The kernel learns within this time that it must not hold connections to a host which was not asked. Many such hosts are written at once.
+const SKIP_DELAY: Duration = Duration::from_millis(100);
 
 /// Reason why no flow is bonded directly to its server before the firewall has been read.
 pub const UNREAD: &str = "the firewall rules have not been read yet";
@@ -49,7 +51,7 @@ pub enum ServerEvent {
     /// No path to it works.
     Lost,
     /// The host shows a different key.
-    AnotherKey,
+    KeyMismatch,
     /// The server does not open the address at which it was reached.
     NotLocal,
     /// The server does not open this port: nothing listens there, or the port is not public.
@@ -110,7 +112,7 @@ impl<S: Steering> Core<S> {
         match event {
             ServerEvent::Reached => self.detection.on_reached(now, host),
             ServerEvent::Lost => self.detection.on_lost(now, host),
-            ServerEvent::AnotherKey => self.detection.on_another_key(now, host),
+            ServerEvent::KeyMismatch => self.detection.on_key_mismatch(now, host),
             ServerEvent::Closed(port) => self.detection.on_closed(now, host, port),
             ServerEvent::NotLocal => self.detection.on_elsewhere(now, host),
         }
@@ -147,8 +149,9 @@ impl<S: Steering> Core<S> {
         }
         if self.is_decided(now, flow) || self.why_not_held(flow.user).is_some() {
             // A host that was not asked is not held for a while, so that its connections do not all pass through the daemon.
-            self.detection.skip(now, host, slot);
-            self.servers_due = Some(now);
+            if self.detection.skip(now, host) {
+                self.servers_due = self.servers_due.into_iter().chain([now + SKIP_DELAY]).min();
+            }
             return false;
         }
         self.held.flows.insert(flow.id, (flow.clone(), until));
@@ -199,17 +202,17 @@ impl<S: Steering> Core<S> {
         if closed || flow.filtered || self.why_not_direct(now, host, rule).is_some() {
             return None;
         }
-        match self.detection.knowledge(now, host) {
-            Knowledge::Runs(key) if self.may_ask(host) && self.may_steer(host) && peer_direct != PeerDirect::Nothing => Some(key),
+        match self.detection.status(now, host) {
+            HostStatus::Runs(key) if self.may_ask(host) && self.may_steer(host) && peer_direct != PeerDirect::Nothing => Some(key),
             _ => None,
         }
     }
 
     /// Hosts known to run Braid, and hosts that show a different key than before. The reason is set if flows without a rule are not bonded
     /// directly to the host.
-    pub fn known_servers(&self, now: Time) -> Vec<(IpAddr, Knowledge<PublicKey>, Option<String>)> {
+    pub fn known_servers(&self, now: Time) -> Vec<(IpAddr, HostStatus<PublicKey>, Option<String>)> {
         let hosts = self.detection.servers(now).into_iter().chain(self.detection.key_mismatches());
-        hosts.map(|host| (host, self.detection.knowledge(now, host), self.why_not_direct(now, host, None))).collect()
+        hosts.map(|host| (host, self.detection.status(now, host), self.why_not_direct(now, host, None))).collect()
     }
 
     /// Sets why no flow is bonded directly to its server: a firewall filters by socket owner, and the packets would leave the daemon's
@@ -217,6 +220,11 @@ impl<S: Steering> Core<S> {
     pub fn set_owner_filter(&mut self, now: Time, filter: Option<String>) -> Result<(), SteeringError> {
         self.owner_filter = filter;
         self.update_servers(now)
+    }
+
+    /// Why the daemon's sockets must not carry a flow in place of its own socket. `None` also before the firewall has been read.
+    pub fn owner_filter(&self) -> Option<&str> {
+        self.owner_filter.as_deref().filter(|reason| *reason != UNREAD)
     }
 
     /// Why a flow under this rule must not be bonded directly to `host`: a firewall filters by socket owner, or the host has not proved its
@@ -301,7 +309,7 @@ impl<S: Steering> Core<S> {
         let impostor = |host: IpAddr| {
             format!("{host} shows a different key than before: flows to it go direct. If it was reinstalled, run \"braid leave {host}\"")
         };
-        let filter = self.owner_filter.as_ref().filter(|reason| self.detects_any() && *reason != UNREAD);
+        let filter = self.owner_filter().filter(|_| self.detects_any());
         let filtered = filter.map(|reason| format!("flows to servers that run Braid go direct: {reason}"));
         self.detection.key_mismatches().map(impostor).chain(self.detection_trouble.clone()).chain(filtered).collect()
     }
@@ -316,14 +324,14 @@ impl<S: Steering> Core<S> {
     ) -> (bool, Option<String>) {
         let why_not_direct = || if filtered { Some(FILTERED.to_owned()) } else { self.why_not_direct(now, host, rule) };
         let peer_direct = self.would_go_peer_direct(rule, protocol) && self.may_use_several(rule, Family::of(host));
-        match self.detection.knowledge(now, host) {
+        match self.detection.status(now, host) {
             _ if !self.may_ask(host) => (false, None),
-            Knowledge::Runs(_) if peer_direct => match why_not_direct() {
+            HostStatus::Runs(_) if peer_direct => match why_not_direct() {
                 Some(reason) => (false, Some(format!("the server runs Braid, but {reason}, so the flow goes direct"))),
                 None => (true, Some("the server runs Braid, so the flow is bonded directly to it".to_owned())),
             },
-            Knowledge::Runs(_) => (false, Some("the server runs Braid, but this flow is not bonded with it".to_owned())),
-            Knowledge::Nothing if peer_direct && !self.config.hold.is_zero() && protocol == Protocol::Tcp => {
+            HostStatus::Runs(_) => (false, Some("the server runs Braid, but this flow is not bonded with it".to_owned())),
+            HostStatus::Nothing if peer_direct && !self.config.hold.is_zero() && protocol == Protocol::Tcp => {
                 let filtered = filtered.then(|| FILTERED.to_owned()).or_else(|| self.owner_filter.clone());
                 let text = match filtered.or_else(|| self.why_not_held(u32::MAX)) {
                     Some(reason) => format!(
@@ -337,7 +345,7 @@ impl<S: Steering> Core<S> {
                 };
                 (false, Some(text))
             }
-            Knowledge::Asked | Knowledge::Silent if peer_direct && !self.config.hold.is_zero() => {
+            HostStatus::Asked | HostStatus::Silent if peer_direct && !self.config.hold.is_zero() => {
                 let waits = self.held.flows.values().any(|(flow, _)| flow.remote.ip() == host);
                 let text = match waits {
                     true => "the first connection to the server waits for its answer whether it runs Braid; others do not wait",
@@ -345,7 +353,7 @@ impl<S: Steering> Core<S> {
                 };
                 (false, Some(text.to_owned()))
             }
-            Knowledge::AnotherKey(_) => (false, self.server_warnings().into_iter().find(|text| text.starts_with(&format!("{host} ")))),
+            HostStatus::KeyMismatch(_) => (false, self.server_warnings().into_iter().find(|text| text.starts_with(&format!("{host} ")))),
             _ => (false, None),
         }
     }

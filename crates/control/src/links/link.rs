@@ -7,7 +7,7 @@ use braid_decide::allowance::Allowance;
 use braid_decide::capacity::{self, Buffer, Busy, Capacity, Estimate, Loss, Rtt};
 use braid_decide::counters::{DeviceCounters, Moved};
 use braid_decide::energy::{ByteCost, EnergyMeter, Nearness, Profile};
-use braid_decide::health::{Health, Judgement, ProbeRequest};
+use braid_decide::health::{Health, ProbeRequest, Reachability};
 use braid_decide::policy::{LinkRule, ProbeMode, ProbeTarget};
 use braid_decide::stability::Stability;
 use braid_model::{ByteCount, DeviceModel, Direction, Family, LinkFacts, LinkState, PerDirection, PerFamily, Rate, Role, Time, Traffic};
@@ -290,12 +290,12 @@ impl Link {
         if self.capped() {
             return LinkState::Capped;
         }
-        match self.health.get(family).judgement() {
-            Judgement::Dead | Judgement::Portal => LinkState::Dead,
-            Judgement::Unusable => LinkState::Down,
-            Judgement::Unknown => LinkState::Unknown,
-            Judgement::Alive | Judgement::Suspect if self.rule.role == Role::Backup => LinkState::Backup,
-            Judgement::Alive | Judgement::Suspect => LinkState::Up,
+        match self.health.get(family).reachability() {
+            Reachability::Dead | Reachability::Portal => LinkState::Dead,
+            Reachability::Unusable => LinkState::Down,
+            Reachability::Unknown => LinkState::Unknown,
+            Reachability::Alive | Reachability::Suspect if self.rule.role == Role::Backup => LinkState::Backup,
+            Reachability::Alive | Reachability::Suspect => LinkState::Up,
         }
     }
 

@@ -183,7 +183,7 @@ fn flows_to_a_server_that_runs_braid_are_redirected_while_it_is_reachable() {
     let mut world = peer_direct(config.clone());
     let which = |world: &mut World| ["test", "bonded", "direct", "relayed"].map(|name| world.is_redirected(name));
     assert_eq!(which(&mut world), [true, true, false, false]);
-    for (event, there) in [(ServerEvent::Lost, false), (ServerEvent::Reached, true), (ServerEvent::AnotherKey, false)] {
+    for (event, there) in [(ServerEvent::Lost, false), (ServerEvent::Reached, true), (ServerEvent::KeyMismatch, false)] {
         world.core.on_server(world.now, SERVER, event).unwrap();
         assert_eq!(which(&mut world), [there, there, false, false], "{event:?}");
     }
@@ -226,7 +226,7 @@ fn regression_a_key_seen_over_one_link_attracts_no_flow_from_another() {
     assert!(!world.is_redirected("test"));
     world.answer_over(other.link.slot, DetectionAnswer::Runs(KEY.into()));
     assert!(world.is_redirected("test"));
-    world.answer_over(other.link.slot, DetectionAnswer::AnotherKey);
+    world.answer_over(other.link.slot, DetectionAnswer::KeyMismatch);
     assert!(!world.is_redirected("test"), "one of the two answers is not from the host");
 }
 
@@ -465,22 +465,67 @@ fn held_connections_are_limited_in_number_and_by_user() {
     assert_eq!(world.released.len(), 64);
 }
 
-#[test]
-fn a_host_that_was_not_asked_is_not_held_for_a_while() {
+/// A world in which as many connections of user 1 wait as may.
+fn crowded_world() -> World {
     let mut world = holding_world(holding());
     for id in 0..16u8 {
         let remote = (std::net::IpAddr::from([203, 0, 113, 100 + id]), 443).into();
         let flow = RedirectedFlow { remote, ..first(&world, id.into()) };
         assert!(world.core.hold(world.now, &flow));
     }
+    world
+}
+
+#[test]
+fn a_host_that_was_not_asked_is_not_held_for_a_while() {
+    let mut world = crowded_world();
     let flow = first(&world, 100);
     assert!(!world.core.hold(world.now, &flow), "16 connections of its user wait");
-    world.run(Duration::from_millis(10));
+    world.run(Duration::from_millis(110));
     assert!(!world.is_redirected("test"), "its next connections do not pass through the daemon");
     world.run(Duration::from_secs(61));
     assert!(world.is_redirected("test"));
     let flow = first(&world, 101);
     assert!(world.core.hold(world.now, &flow));
+}
+
+/// One user's waiting connections must not decide which hosts are asked for others.
+#[test]
+fn regression_a_host_whose_connection_did_not_wait_is_asked_nevertheless() {
+    let mut world = crowded_world();
+    let flow = first(&world, 100);
+    let elsewhere = RedirectedFlow { remote: (std::net::IpAddr::from([203, 0, 113, 11]), 443).into(), ..first(&world, 101) };
+    assert!(!world.core.hold(world.now, &flow) && !world.core.hold(world.now, &elsewhere));
+    world.run(Duration::from_millis(10));
+    world.asked();
+    let other = RedirectedFlow { user: 2, ..first(&world, 102) };
+    assert!(world.core.hold(world.now, &other), "a connection of another user waits");
+    world.run(Duration::from_millis(110));
+    assert_eq!(world.asked(), ["203.0.113.10"]);
+    world.talk_to("test", ("203.0.113.11", 443), false);
+    assert_eq!(world.asked(), ["203.0.113.11"], "a flow that did not wait causes the question, too");
+}
+
+#[test]
+fn regression_many_hosts_that_are_not_asked_are_written_together() {
+    let mut world = crowded_world();
+    world.run(Duration::from_millis(10));
+    let before = world.core.steering().changes();
+    for id in 0..200u8 {
+        let flow =
+            RedirectedFlow { remote: (std::net::IpAddr::from([198, 51, 100, id]), 443).into(), ..first(&world, 100 + u64::from(id)) };
+        assert!(!world.core.hold(world.now, &flow));
+        world.core.tick(world.now).unwrap();
+    }
+    assert_eq!(world.core.steering().changes(), before);
+    world.run(Duration::from_millis(110));
+    assert_eq!(world.core.steering().changes(), before + 1);
+    let app = AppId { exe: ExeId { device: 1, inode: 5 }, name: "test".to_owned() };
+    for id in [0, 199] {
+        let now = world.now;
+        let steered = world.core.steering().connect(now, &app, 1000, (std::net::IpAddr::from([198, 51, 100, id]), 443));
+        assert!(!matches!(steered, Steered::Redirected));
+    }
 }
 
 #[test]

@@ -477,6 +477,6 @@ async fn restart(redirect: &Redirect, exchange: &ExchangeKey, answered: bool) {
 }
 
 /// Makes closing the program's socket reset the connection.
-fn refuse(stream: &TcpStream) {
+pub(super) fn refuse(stream: &TcpStream) {
     let _ = socket2::SockRef::from(stream).set_linger(Some(Duration::ZERO));
 }

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use tokio::sync::mpsc;
 
 use super::flow_limits::FlowLimits;
-use super::forward::Exchanges;
+use super::forward::{Exchanges, refuse};
 
 /// Maximum number of arrivals queued for the daemon. More wait in the system's queues.
 const QUEUE: usize = 256;
@@ -32,6 +32,15 @@ pub(crate) enum Arrival {
     Datagram(ExchangeKey, Box<RedirectedFlow>, Bytes),
 }
 
+impl Arrival {
+    /// Resets a connection. A datagram is lost.
+    pub(crate) fn refuse(self) {
+        if let Self::Connection(redirected) = self {
+            refuse(&redirected.stream);
+        }
+    }
+}
+
 /// Starts to take redirected flows, until the receiver is dropped. Datagrams of known exchanges go to their forwarders directly.
 pub(super) fn take(redirect: Arc<Redirect>, exchanges: Exchanges, flow_limits: FlowLimits) -> mpsc::Receiver<Arrival> {
     let (send, receive) = mpsc::channel(QUEUE);
@@ -42,6 +51,7 @@ pub(super) fn take(redirect: Arc<Redirect>, exchanges: Exchanges, flow_limits: F
         return receive;
     }
     tokio::spawn(take_connections(redirect.clone(), flow_limits, send.clone()));
+    tokio::spawn(sweep(redirect.clone(), exchanges.clone(), send.clone()));
     tokio::spawn(take_datagrams(redirect, exchanges, send));
     receive
 }
@@ -75,19 +85,25 @@ fn has_room() -> bool {
     (0..MIN_FREE_FILES).map(|_| File::open("/dev/null")).collect::<Result<Vec<_>, _>>().is_ok()
 }
 
+async fn sweep(redirect: Arc<Redirect>, exchanges: Exchanges, send: mpsc::Sender<Arrival>) {
+    let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
+    loop {
+        tokio::select! {
+            _ = sweep.tick() => {}
+            () = send.closed() => return,
+        }
+        match redirect.sweep(now()) {
+            Ok(swept) => swept.exchanges.iter().for_each(|exchange| exchanges.forget(exchange)),
+            Err(error) => tracing::debug!("{error}"),
+        }
+    }
+}
+
 async fn take_datagrams(redirect: Arc<Redirect>, exchanges: Exchanges, send: mpsc::Sender<Arrival>) {
     let mut buffer = vec![0; 65_536];
-    let mut sweep = tokio::time::interval(SWEEP_INTERVAL);
     loop {
         let received = tokio::select! {
             received = redirect.receive(&mut buffer) => received,
-            _ = sweep.tick() => {
-                match redirect.sweep(now()) {
-                    Ok(swept) => swept.exchanges.iter().for_each(|exchange| exchanges.forget(exchange)),
-                    Err(error) => tracing::debug!("{error}"),
-                }
-                continue;
-            }
             () = send.closed() => return,
         };
         match received {

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use braid_control::core::{Question, ServerEvent};
-use braid_decide::detection::{DetectionAnswer, Knowledge};
+use braid_decide::detection::{DetectionAnswer, HostStatus};
 use braid_model::key::PublicKey;
 use braid_transport::client::{Client, ClientLink, HostAnswer, Peer, State, ask};
 use tokio::sync::mpsc;
@@ -96,18 +96,18 @@ impl Servers {
     }
 
     /// Status of each host with a bond, and of each known host without one.
-    pub(super) fn list(&self, known: &[(IpAddr, Knowledge<PublicKey>, Option<String>)]) -> Vec<(IpAddr, ServerStatus<'_>)> {
+    pub(super) fn list(&self, known: &[(IpAddr, HostStatus<PublicKey>, Option<String>)]) -> Vec<(IpAddr, ServerStatus<'_>)> {
         let mut all: BTreeMap<IpAddr, ServerStatus<'_>> = BTreeMap::new();
-        for (host, knowledge, unused) in known {
-            let status = match knowledge {
-                Knowledge::AnotherKey(_) => ServerStatus::AnotherKey,
+        for (host, host_status, unused) in known {
+            let status = match host_status {
+                HostStatus::KeyMismatch(_) => ServerStatus::KeyMismatch,
                 _ => ServerStatus::Idle(unused.clone()),
             };
             all.insert(*host, status);
         }
         for (host, server) in &self.0 {
             let status = all.entry(*host).or_insert(ServerStatus::Bonded(&server.client));
-            if !matches!(status, ServerStatus::AnotherKey) {
+            if !matches!(status, ServerStatus::KeyMismatch) {
                 *status = ServerStatus::Bonded(&server.client);
             }
         }
@@ -122,7 +122,7 @@ pub(super) enum ServerStatus<'a> {
     /// It has no bond; the reason if none is possible.
     Idle(Option<String>),
     /// It shows a different key than before.
-    AnotherKey,
+    KeyMismatch,
 }
 
 fn begin(host: IpAddr, key: PublicKey, links: &[ClientLink], changes: &mpsc::UnboundedSender<Change>) -> Option<Server> {
@@ -141,7 +141,7 @@ fn begin(host: IpAddr, key: PublicKey, links: &[ClientLink], changes: &mpsc::Unb
                 State::Connecting => continue,
                 State::Up => ServerEvent::Reached,
                 State::Unreachable(_) | State::Refused(_) => ServerEvent::Lost,
-                State::AnotherKey => ServerEvent::AnotherKey,
+                State::KeyMismatch => ServerEvent::KeyMismatch,
             };
             if reported != Some(event) {
                 reported = Some(event);
@@ -158,7 +158,7 @@ pub(super) fn question(question: Question, link: ClientLink, changes: mpsc::Unbo
         let to = std::net::SocketAddr::new(question.host, PORT);
         let answer = match ask(to, &link, question.expect, None).await {
             Ok(HostAnswer::Runs(key)) => DetectionAnswer::Runs(key),
-            Ok(HostAnswer::AnotherKey) => DetectionAnswer::AnotherKey,
+            Ok(HostAnswer::KeyMismatch) => DetectionAnswer::KeyMismatch,
             Ok(HostAnswer::Silent) => DetectionAnswer::Silent,
             Ok(HostAnswer::Unfinished) => DetectionAnswer::Unfinished,
             Ok(HostAnswer::Refused(reason)) => {

@@ -87,7 +87,7 @@ pub async fn perform(plan: ProbePlan) -> Outcome {
         ProbeOutcome::Portal { .. } => Outcome::Portal,
         ProbeOutcome::Failed { reason } => {
             tracing::debug!(device = plan.device, "a probe could not be sent: {reason}");
-            Outcome::Unasked
+            Outcome::NotSent
         }
     }
 }

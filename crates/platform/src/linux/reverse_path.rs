@@ -1,11 +1,16 @@
 //! The kernel's reverse path filter (`rp_filter`, RFC 3704): which devices drop IPv4 answers, and which connections can receive none.
 
 use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
 
 use braid_model::{LinkIndex, Protocol};
 
 use super::netlink::{self, Files};
 use super::sockdiag::{self, TcpSocket};
+use super::worker::Worker;
+
+/// The longest that [`end_stranded`] waits.
+const END_WAIT: Duration = Duration::from_secs(1);
 
 /// Whether the kernel drops IPv4 packets that arrive on this device if it would route the answer by another device (strict mode).
 #[must_use]
@@ -21,10 +26,19 @@ pub fn is_strict(device: &str) -> bool {
 /// connections bound to a device with a strict filter whose remote end the kernel routes by other devices only. Call it after Braid's routing rules
 /// are removed: until then those rules let the answers pass the filter. Returns the number of closed connections.
 ///
-/// Needs `CAP_NET_ADMIN`. Best effort: a connection that cannot be examined or closed stays open.
+/// Needs `CAP_NET_ADMIN`. Best effort: a connection that cannot be examined or closed stays open. Returns after one second at the latest, with 0 if
+/// the kernel still waits for a locked socket then.
 pub fn end_stranded() -> usize {
+    let ended = Worker::new("braid-stranded", 1).ask(END_WAIT, end_stranded_now);
+    ended.unwrap_or_else(|error| {
+        tracing::warn!("connections that can receive no more answers may stay open until they time out: {error}");
+        0
+    })
+}
+
+fn end_stranded_now() -> usize {
     let bound = |socket: &TcpSocket| socket.link.filter(|_| socket.local.is_ipv4() && !socket.local.ip().is_loopback());
-    let sockets = sockdiag::dump_tcp().unwrap_or_default();
+    let sockets = sockdiag::dump_tcp(|_| false).unwrap_or_default();
     let candidates: Vec<(&TcpSocket, LinkIndex)> = sockets.iter().filter_map(|socket| Some((socket, bound(socket)?))).collect();
     if candidates.is_empty() {
         return 0;

@@ -51,7 +51,7 @@ pub struct TcpSocket {
     pub connecting: bool,
     /// Device to which the socket is bound.
     pub link: Option<LinkIndex>,
-    /// Bytes received.
+    /// Bytes received. This and what follows is zero or `None` for a socket whose details were not asked for.
     pub rx: ByteCount,
     /// Bytes acknowledged by the remote end.
     pub tx: ByteCount,
@@ -63,38 +63,73 @@ pub struct TcpSocket {
     pub delivery_rate: Option<Rate>,
 }
 
-/// All TCP sockets of this network namespace that are connected, connecting or closing. Needs no privilege.
-pub fn dump_tcp() -> Result<Vec<TcpSocket>, SockDiagError> {
+/// All TCP sockets of this network namespace that are connected, connecting or closing, with details of those whose inode numbers `detailed` accepts. Needs
+/// no privilege.
+///
+/// The kernel waits for the lock of a socket whose details are asked for, which its program may keep as long as it likes. Before Linux 6.9 it may also wait
+/// for another program's request of that kind. So call this on a [`Worker`](super::worker::Worker) where waiting does harm.
+///
+/// # Errors
+/// The kernel refused the request.
+pub fn dump_tcp(detailed: impl Fn(u32) -> bool) -> Result<Vec<TcpSocket>, SockDiagError> {
     let mut sockets = Vec::new();
     for family in [AF_INET, AF_INET6] {
-        dump_family(family, &mut sockets).map_err(SockDiagError::List)?;
+        for listed in list(family).map_err(SockDiagError::List)? {
+            let socket = if detailed(listed.header.inode) { details(&listed).map_err(SockDiagError::List)? } else { Some(listed) };
+            sockets.extend(socket.as_ref().map(tcp_socket));
+        }
     }
     Ok(sockets)
 }
 
-fn dump_family(family: u8, sockets: &mut Vec<TcpSocket>) -> io::Result<()> {
+fn list(family: u8) -> io::Result<Vec<InetResponse>> {
     let request = InetRequest {
         family,
         protocol: libc::IPPROTO_TCP as u8,
-        extensions: ExtensionFlags::INFO,
+        extensions: ExtensionFlags::empty(),
         states: StateFlags::all() - StateFlags::LISTEN - StateFlags::TIME_WAIT,
         socket_id: if family == AF_INET { SocketId::new_v4() } else { SocketId::new_v6() },
     };
     let socket = send(SockDiagMessage::InetRequest(request), NLM_F_REQUEST | NLM_F_DUMP)?;
+    let mut sockets = Vec::new();
     loop {
         let (bytes, _) = socket.recv_from_full()?;
         let mut rest = &bytes[..];
         while rest.len() >= 16 {
             let message = NetlinkMessage::<SockDiagMessage>::deserialize(rest).map_err(io::Error::other)?;
             match message.payload {
-                NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(response)) => sockets.push(tcp_socket(&response)),
-                NetlinkPayload::Done(_) => return Ok(()),
+                NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(response)) => sockets.push(*response),
+                NetlinkPayload::Done(_) => return Ok(sockets),
                 NetlinkPayload::Error(error) if error.code.is_some() => return Err(error.to_io()),
                 _ => {}
             }
             let length = (message.header.length as usize).next_multiple_of(4).max(16);
             rest = rest.get(length..).unwrap_or_default();
         }
+    }
+}
+
+/// The same socket with its details; `None` if it has closed.
+fn details(of: &InetResponse) -> io::Result<Option<InetResponse>> {
+    let header = &of.header;
+    find(InetRequest {
+        family: header.family,
+        protocol: libc::IPPROTO_TCP as u8,
+        extensions: ExtensionFlags::INFO,
+        states: StateFlags::all(),
+        socket_id: header.socket_id.clone(),
+    })
+}
+
+/// The socket that a request names; `None` if there is none.
+fn find(request: InetRequest) -> io::Result<Option<InetResponse>> {
+    let socket = send(SockDiagMessage::InetRequest(request), NLM_F_REQUEST)?;
+    let (bytes, _) = socket.recv_from_full()?;
+    match NetlinkMessage::<SockDiagMessage>::deserialize(&bytes).map_err(io::Error::other)?.payload {
+        NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(response)) => Ok(Some(*response)),
+        NetlinkPayload::Error(error) if error.to_io().raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        NetlinkPayload::Error(error) => Err(error.to_io()),
+        _ => Ok(None),
     }
 }
 
@@ -155,7 +190,8 @@ impl Info<'_> {
 
 /// Closes a connection, so that its program receives ECONNABORTED at once. Returns `Ok(false)` if the connection does not exist.
 ///
-/// `link` is the device to which the socket is bound, if any.
+/// `link` is the device to which the socket is bound, if any. Waits for the lock of a TCP socket, which its program may keep as long as it likes: call it on
+/// a [`Worker`](super::worker::Worker) where waiting does harm.
 pub fn destroy(protocol: Protocol, local: SocketAddr, remote: SocketAddr, link: Option<LinkIndex>) -> Result<bool, SockDiagError> {
     let found = destroy_as(protocol, local, remote, link);
     // The kernel lists an IPv4-mapped socket under IPv6.
@@ -182,6 +218,8 @@ pub struct Owner {
 }
 
 /// The socket at `local` that receives what `remote` sends, in this network namespace; `None` if there is none. Needs no privilege.
+///
+/// Before Linux 6.9 this may wait as [`dump_tcp`] does, for as long as another program likes.
 pub fn owner(protocol: Protocol, local: SocketAddr, remote: SocketAddr) -> io::Result<Option<Owner>> {
     let (local, remote) =
         (SocketAddr::new(local.ip().to_canonical(), local.port()), SocketAddr::new(remote.ip().to_canonical(), remote.port()));
@@ -201,22 +239,14 @@ pub fn owner(protocol: Protocol, local: SocketAddr, remote: SocketAddr) -> io::R
             cookie: NO_COOKIE,
         },
     };
-    let socket = send(SockDiagMessage::InetRequest(request), NLM_F_REQUEST)?;
-    let (bytes, _) = socket.recv_from_full()?;
-    match NetlinkMessage::<SockDiagMessage>::deserialize(&bytes).map_err(io::Error::other)?.payload {
-        NetlinkPayload::InnerMessage(SockDiagMessage::InetResponse(response)) => {
-            let header = response.header;
-            // The kernel reports root as the user of a closed socket.
-            let user = (header.inode != 0).then_some(header.uid);
-            Ok(Some(Owner { cookie: u64::from_ne_bytes(header.socket_id.cookie), user }))
-        }
-        NetlinkPayload::Error(error) if error.to_io().raw_os_error() == Some(libc::ENOENT) => Ok(None),
-        NetlinkPayload::Error(error) => Err(error.to_io()),
-        _ => Ok(None),
-    }
+    Ok(find(request)?.map(|InetResponse { header, .. }| {
+        // The kernel reports root as the user of a closed socket.
+        let user = (header.inode != 0).then_some(header.uid);
+        Owner { cookie: u64::from_ne_bytes(header.socket_id.cookie), user }
+    }))
 }
 
-/// Cookie of the UDP socket at `local` that receives what `remote` sends, in this network namespace; `None` if there is none. Needs no privilege.
+/// Cookie of the UDP socket at `local` that receives what `remote` sends, in this network namespace; `None` if there is none. See [`owner`].
 pub fn udp_owner(local: SocketAddr, remote: SocketAddr) -> io::Result<Option<u64>> {
     Ok(owner(Protocol::Udp, local, remote)?.map(|owner| owner.cookie))
 }
@@ -280,10 +310,13 @@ mod tests {
             far.write_all(&[7; 3000]).unwrap();
             near.read_exact(&mut [0; 3000]).unwrap();
             let mine = near.local_addr().unwrap();
-            let listed = dump_tcp().unwrap().into_iter().find(|socket| socket.local == mine).unwrap();
+            let find = |detailed: bool| dump_tcp(|_| detailed).unwrap().into_iter().find(|socket| socket.local == mine).unwrap();
+            let listed = find(true);
             assert_eq!((listed.remote, listed.rx, listed.connecting), (near.peer_addr().unwrap(), ByteCount::new(3000), false));
             assert_ne!(listed.inode, 0);
-            assert_eq!(listed.link, None);
+            assert_eq!((listed.link, listed.rtt.is_some()), (None, true));
+            let listed = find(false);
+            assert_eq!((listed.remote, listed.rx, listed.connecting), (near.peer_addr().unwrap(), ByteCount::ZERO, false));
         }
     }
 

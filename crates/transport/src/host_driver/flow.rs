@@ -97,7 +97,7 @@ fn wake(reader: Option<Waker>, writer: Option<Waker>) {
 /// The premature end of a flow: a Linux error number, or one of the protocol's codes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the flow was reset with code {0}")]
-pub struct FlowEnd(pub u64);
+pub struct ResetCode(pub u64);
 
 /// Handle to a flow. At most one task may read and one may write. When the last handle is dropped, finished data still arrives; an unfinished flow is
 /// reset.
@@ -154,14 +154,14 @@ impl BondFlow {
     }
 
     /// Waits for the server's answer to the opening of the flow.
-    pub async fn opened(&self) -> Result<(), FlowEnd> {
+    pub async fn opened(&self) -> Result<(), ResetCode> {
         poll_fn(|context| {
             self.0.slot.poll(context, Side::Reading, || {
                 let status = self.0.slot.status();
                 match (status.opened, status.reset) {
                     (Some(0), _) => Some(Ok(())),
-                    (Some(code), _) | (None, Some(code)) => Some(Err(FlowEnd(code))),
-                    (None, None) => status.closed.then_some(Err(FlowEnd(libc::ECONNRESET as u64))),
+                    (Some(code), _) | (None, Some(code)) => Some(Err(ResetCode(code))),
+                    (None, None) => status.closed.then_some(Err(ResetCode(libc::ECONNRESET as u64))),
                 }
             })
         })
@@ -174,11 +174,11 @@ impl BondFlow {
     }
 
     /// Waits for the next bytes in order; `None` at the end.
-    pub async fn read(&self) -> Result<Option<Bytes>, FlowEnd> {
+    pub async fn read(&self) -> Result<Option<Bytes>, ResetCode> {
         poll_fn(|context| self.poll_read(context)).await
     }
 
-    pub(crate) fn poll_read(&self, context: &Context<'_>) -> Poll<Result<Option<Bytes>, FlowEnd>> {
+    pub(crate) fn poll_read(&self, context: &Context<'_>) -> Poll<Result<Option<Bytes>, ResetCode>> {
         self.0.slot.poll(context, Side::Reading, || {
             let (data, finished) =
                 self.act(|bond, now, key| (bond.read(now, key, usize::MAX), bond.is_finished(key))).unwrap_or((None, true));
@@ -187,24 +187,24 @@ impl BondFlow {
             }
             let status = self.0.slot.status();
             match status.reset {
-                Some(code) => Some(Err(FlowEnd(code))),
+                Some(code) => Some(Err(ResetCode(code))),
                 None => (finished || status.closed).then_some(Ok(None)),
             }
         })
     }
 
     /// Waits until the flow accepts data. Returns the number of bytes.
-    pub async fn room(&self) -> Result<usize, FlowEnd> {
+    pub async fn room(&self) -> Result<usize, ResetCode> {
         poll_fn(|context| self.poll_room(context)).await
     }
 
-    pub(crate) fn poll_room(&self, context: &Context<'_>) -> Poll<Result<usize, FlowEnd>> {
+    pub(crate) fn poll_room(&self, context: &Context<'_>) -> Poll<Result<usize, ResetCode>> {
         self.0.slot.poll(context, Side::Writing, || {
             let room = self.act(|bond, now, key| bond.writable(now, key)).unwrap_or(0);
             let status = self.0.slot.status();
             match status.stopped.or(status.reset.filter(|_| status.closed)) {
-                Some(code) => Some(Err(FlowEnd(code))),
-                None if status.closed => Some(Err(FlowEnd(libc::EPIPE as u64))),
+                Some(code) => Some(Err(ResetCode(code))),
+                None if status.closed => Some(Err(ResetCode(libc::EPIPE as u64))),
                 None => (room > 0).then_some(Ok(room)),
             }
         })
@@ -239,14 +239,14 @@ impl BondFlow {
     }
 
     /// Waits for the next message; an error once there will be none.
-    pub async fn receive(&self) -> Result<Bytes, FlowEnd> {
+    pub async fn receive(&self) -> Result<Bytes, ResetCode> {
         poll_fn(|context| {
             self.0.slot.poll(context, Side::Reading, || {
                 if let Some(message) = self.act(|bond, _, key| bond.read_message(key)).flatten() {
                     return Some(Ok(message));
                 }
                 let status = self.0.slot.status();
-                (status.reset.is_some() || status.closed).then_some(Err(FlowEnd(status.reset.unwrap_or(0))))
+                (status.reset.is_some() || status.closed).then_some(Err(ResetCode(status.reset.unwrap_or(0))))
             })
         })
         .await

@@ -8,7 +8,7 @@ use braid_bond::{FlowKind, FlowPolicy, Open, Target, codes};
 use braid_peer::invite::Invite;
 use braid_peer::keys::KeyPair;
 use braid_transport::client::{Client, ClientLink, Peer, State};
-use braid_transport::{BondFlow, FlowEnd};
+use braid_transport::{BondFlow, ResetCode};
 use serde_json::json;
 
 use super::Settings;
@@ -110,7 +110,7 @@ async fn measure(
     for flow in &crowd {
         match tokio::time::timeout(TIMEOUT, flow.opened()).await.context("the relay does not answer")? {
             Ok(()) => found.taken += 1,
-            Err(FlowEnd(codes::BUSY)) => found.refused += 1,
+            Err(ResetCode(codes::BUSY)) => found.refused += 1,
             Err(_) => found.failed += 1,
         }
     }

@@ -315,8 +315,7 @@ pub fn set_nonblocking(pipe: BorrowedFd<'_>) -> io::Result<()> {
 /// # Errors
 /// `EBADF` if `number` is not open.
 pub fn own_descriptor(number: RawFd) -> io::Result<OwnedFd> {
-    // SAFETY: takes integers only.
-    if check(unsafe { libc::unshare(libc::CLONE_FILES) }).is_err() {
+    if unshare_descriptors().is_err() {
         // SAFETY: takes integers only.
         let copy = check(unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) })?;
         // SAFETY: the descriptor is new, so nothing else owns it.
@@ -328,6 +327,23 @@ pub fn own_descriptor(number: RawFd) -> io::Result<OwnedFd> {
     check(unsafe { libc::fcntl(number, libc::F_GETFD) })?;
     // SAFETY: the table is this thread's own, and nothing else in it owns the descriptor.
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+/// Gives the calling thread a table of descriptors of its own, in which only the standard streams are open. Where the system does not allow that, the
+/// thread keeps sharing the table. The thread must not use objects that own other descriptors.
+pub fn own_descriptors() {
+    if unshare_descriptors().is_ok() {
+        let _ = close_inherited(&[]);
+    }
+}
+
+fn unshare_descriptors() -> io::Result<()> {
+    // SAFETY: takes integers only.
+    check(unsafe { libc::unshare(libc::CLONE_FILES) })?;
+    // A handler would write to a descriptor that is not in this thread's table, so the signal would be lost. Other threads get it.
+    let _ = block_signals(&FORWARDED);
+    let _ = block_signals(&[CHILD_ENDED]);
+    Ok(())
 }
 
 /// A counter in memory that this process shares with the processes forked from it.
