@@ -1,7 +1,9 @@
 //! Actions outside the process: rules and routes, probes, measurements, and the destruction of sockets on dead links.
 
-use std::collections::BTreeMap;
-use std::time::Duration;
+use std::collections::{BTreeMap, VecDeque};
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use braid_control::core::{Actions, Measurement, ProfileQuestion, Stuck};
 use braid_control::links::{Measured, ProbePlan};
@@ -10,7 +12,7 @@ use braid_decide::health::Outcome;
 use braid_decide::tables::TablePlan;
 use braid_fetch::measure::{MeasurePlan, measure};
 use braid_http::profile_client;
-use braid_model::{Family, LinkIndex};
+use braid_model::{Family, LinkIndex, Protocol, Traffic};
 use braid_platform::linux::probe;
 use braid_platform::linux::sys::bpf::now;
 use braid_platform::linux::worker::Worker;
@@ -24,8 +26,15 @@ use crate::state_store::is_on_disk;
 /// Interval of the check for a link worth measuring. One link is measured at a time.
 pub(super) const MEASURE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Maximum number of lists of flows that wait to be ended.
-const MAX_ENDING: usize = 16;
+/// How long a flow waits to be ended. Later it may have recovered, so it stays open.
+const MAX_ENDING_WAIT: Duration = Duration::from_secs(5);
+/// How long the other flows wait while one is being ended. Then another thread ends them.
+const ENDING_PATIENCE: Duration = Duration::from_secs(1);
+/// Maximum number of threads that wait for locked sockets, besides the one that ends flows.
+const MAX_ABANDONED: usize = 8;
+
+/// Why a link is not measured.
+const NOT_WRITTEN: &str = "the bytes that the measurement may move cannot be written to the state directory";
 
 pub(super) type ProbeAnswer = (LinkIndex, Family, Outcome);
 pub(super) type MeasureAnswer = (LinkIndex, Measured);
@@ -88,9 +97,16 @@ impl Daemon<'_> {
         let (connections, certificates) = (settings.connections.into(), settings.certificates.clone());
         let plan = MeasurePlan { device, servers, connections, down, up, budget, certificates };
         let reserved = self.state_store.keep(&mut self.core, now(), unix());
-        let answers = self.measured.0.clone();
+        let (device, answers) = (plan.device.clone(), self.measured.0.clone());
+        let measuring = tokio::spawn(async move {
+            if is_on_disk(reserved).await { perform_measurement(&plan).await } else { unmeasured(&plan.device, NOT_WRITTEN.to_owned()) }
+        });
+        // A task of its own sends the result: without a result, no link would be measured any more.
         tokio::spawn(async move {
-            let measured = if is_on_disk(reserved).await { perform_measurement(&plan).await } else { unmeasured(&plan) };
+            let measured = measuring.await.unwrap_or_else(|error| {
+                // It may have moved all bytes that it was allowed to move.
+                Measured { moved: Traffic::received(budget), ..unmeasured(&device, format!("the measurement ended early ({error})")) }
+            });
             let _ = answers.send((link, measured)).await;
         });
     }
@@ -105,11 +121,10 @@ async fn perform_measurement(plan: &MeasurePlan) -> Measured {
     Measured { down: rates.down, up: rates.up, moved, servers: rates.servers, failure }
 }
 
-/// Result of a measurement whose bytes could not be written to the disk.
-fn unmeasured(plan: &MeasurePlan) -> Measured {
-    let failure = "the bytes that the measurement may move cannot be written to the state directory";
-    tracing::warn!(device = plan.device, "not measured: {failure}");
-    Measured { failure: Some(failure.to_owned()), ..Measured::default() }
+/// Result of a measurement that failed for this reason.
+fn unmeasured(device: &str, failure: String) -> Measured {
+    tracing::warn!(device, "not measured: {failure}");
+    Measured { failure: Some(failure), ..Measured::default() }
 }
 
 async fn ask_profiles(question: ProfileQuestion, answers: mpsc::Sender<ProfileAnswer>) {
@@ -127,45 +142,191 @@ async fn send_probe(plan: ProbePlan, answers: mpsc::Sender<ProbeAnswer>) {
     let _ = answers.send((link, family, outcome)).await;
 }
 
-/// Closes the sockets of flows on dead links on a thread of its own, because the kernel waits as long as a program keeps such a socket locked.
+/// Flows that wait to be ended, with the time at which each was added.
+type Waiting = Mutex<VecDeque<(Stuck, Instant)>>;
+
+/// What a thread does that ends flows.
+#[derive(Default)]
+struct Progress {
+    /// The user of the flow that it ends now, and since when.
+    busy: Option<(u32, Instant)>,
+    /// Whether another thread has replaced it, so that it must end no more flows.
+    is_replaced: bool,
+}
+
+/// Closes the sockets of flows on dead links on a thread of its own, because the kernel waits as long as a program keeps such a socket locked. If that takes
+/// too long, another thread replaces it, so that the other flows do not wait.
 pub(super) struct Ender {
+    end: Arc<dyn Fn(&Stuck) + Send + Sync>,
+    waiting: Arc<Waiting>,
     worker: Worker,
-    /// The last flows found no room in the queue.
-    full: bool,
+    progress: Arc<Mutex<Progress>>,
+    /// Replaced threads that still wait for a locked socket, with the socket's user. Such a thread owns its progress.
+    replaced: Vec<(u32, Weak<Mutex<Progress>>)>,
+    /// The last flows could not be ended.
+    failed: bool,
 }
 
 impl Ender {
-    pub(super) const fn new() -> Self {
-        Self { worker: Worker::new("braid-ender", MAX_ENDING), full: false }
+    pub(super) fn new() -> Self {
+        Self::with(end_stuck)
     }
 
-    /// Ends these flows soon. Returns their number by dead link. If the thread waits for a locked socket and its queue is full, they are left to their own
-    /// timeouts, which is logged once.
+    fn with(end: impl Fn(&Stuck) + Send + Sync + 'static) -> Self {
+        let (worker, progress) = (new_worker(), Arc::default());
+        Self { end: Arc::new(end), waiting: Arc::default(), worker, progress, replaced: Vec::new(), failed: false }
+    }
+
+    /// Ends these flows soon. Returns their number by dead link. Call it several times a second, also without flows.
+    ///
+    /// Flows of a user who keeps a socket locked are left to their own timeouts. So are all flows if no thread can be had, which is logged once.
     fn end(&mut self, flows: Vec<Stuck>) -> BTreeMap<LinkIndex, u64> {
+        let done = self.replace_slow_thread().and_then(|()| self.add(flows));
+        let had_failed = std::mem::replace(&mut self.failed, done.is_err());
+        done.unwrap_or_else(|error| {
+            lock(&self.waiting).clear();
+            if !had_failed {
+                tracing::warn!("cannot end flows on dead links, so they last until they time out: {error}");
+            }
+            BTreeMap::new()
+        })
+    }
+
+    /// Lets the thread end these flows and those that wait already.
+    fn add(&self, mut flows: Vec<Stuck>) -> io::Result<BTreeMap<LinkIndex, u64>> {
+        flows.retain(|flow| self.replaced.iter().all(|(user, _)| *user != flow.user));
         let mut ended = BTreeMap::new();
-        if flows.is_empty() {
-            return ended;
-        }
         for flow in flows.iter().filter(|flow| !flow.tunnelled) {
             *ended.entry(flow.link).or_default() += 1;
         }
-        let queued = self.worker.queue(move || flows.iter().for_each(end_stuck));
-        let was_full = std::mem::replace(&mut self.full, queued.is_err());
-        match queued {
-            Ok(()) => ended,
-            Err(error) => {
-                if !was_full {
-                    tracing::warn!("cannot end flows on dead links, so they last until they time out: {error}");
-                }
-                BTreeMap::new()
-            }
+        let mut waiting = lock(&self.waiting);
+        waiting.extend(flows.into_iter().map(|flow| (flow, Instant::now())));
+        if waiting.is_empty() {
+            return Ok(ended);
+        }
+        drop(waiting);
+        let (end, waiting, progress) = (self.end.clone(), self.waiting.clone(), self.progress.clone());
+        match self.worker.queue(move || end_waiting(&*end, &waiting, &progress)) {
+            // If its queue is full, the work in it ends these flows too.
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Err(error),
+            _ => Ok(ended),
+        }
+    }
+
+    /// Replaces the thread if a locked socket holds it up.
+    fn replace_slow_thread(&mut self) -> io::Result<()> {
+        self.replaced.retain(|(_, thread)| thread.strong_count() > 0);
+        let mut progress = lock(&self.progress);
+        let Some((user, _)) = progress.busy.filter(|(_, since)| since.elapsed() > ENDING_PATIENCE) else { return Ok(()) };
+        if self.replaced.len() >= MAX_ABANDONED {
+            return Err(io::Error::other(format!("programs of {MAX_ABANDONED} users or more keep TCP sockets locked")));
+        }
+        tracing::warn!(
+            user,
+            "a program of this user keeps a TCP socket locked; meanwhile the user's flows on dead links last until they time out"
+        );
+        progress.is_replaced = true;
+        drop(progress);
+        lock(&self.waiting).retain(|(flow, _)| flow.user != user);
+        self.replaced.push((user, Arc::downgrade(&self.progress)));
+        (self.worker, self.progress) = (new_worker(), Arc::default());
+        Ok(())
+    }
+}
+
+fn new_worker() -> Worker {
+    Worker::new("braid-ender", 1)
+}
+
+/// Ends the flows that wait, except those that have waited for too long.
+fn end_waiting(end: &dyn Fn(&Stuck), waiting: &Waiting, progress: &Mutex<Progress>) {
+    while !lock(progress).is_replaced {
+        let Some((flow, since)) = lock(waiting).pop_front() else { return };
+        if since.elapsed() <= MAX_ENDING_WAIT {
+            lock(progress).busy = Some((flow.user, Instant::now()));
+            end(&flow);
+            lock(progress).busy = None;
         }
     }
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn end_stuck(flow: &Stuck) {
-    match sockdiag::destroy(flow.protocol, flow.local, flow.remote, Some(flow.link)) {
+    // The id of a TCP flow is the cookie of its socket. Datagram flows may share a socket.
+    let cookie = (flow.protocol == Protocol::Tcp).then_some(flow.id.0);
+    match sockdiag::destroy(flow.protocol, flow.local, flow.remote, Some(flow.link), cookie) {
         Ok(ended) => tracing::info!(flow = flow.id.0, remote = %flow.remote, ended, "destroyed the socket of a flow on a dead link"),
         Err(error) => tracing::warn!("{error}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use braid_model::FlowId;
+    use std::sync::mpsc::{Receiver, channel};
+
+    const LIMIT: Duration = Duration::from_secs(60);
+    const LINK: LinkIndex = LinkIndex(7);
+
+    fn stuck(id: u64, user: u32) -> Stuck {
+        let addr = "192.0.2.1:1".parse().unwrap();
+        Stuck { id: FlowId(id), user, protocol: Protocol::Tcp, local: addr, remote: addr, link: LINK, tunnelled: false }
+    }
+
+    /// An ender that waits for the sender before it ends a flow of a user with an even number, and the ids of the flows that it has ended.
+    fn ender() -> (Ender, std::sync::mpsc::Sender<()>, Receiver<u64>) {
+        let ((go, gone), (send, ended)) = (channel(), channel());
+        let gone = Mutex::new(gone);
+        let end = move |flow: &Stuck| {
+            if flow.user.is_multiple_of(2) {
+                let _ = lock(&gone).recv();
+            }
+            let _ = send.send(flow.id.0);
+        };
+        (Ender::with(end), go, ended)
+    }
+
+    /// Calls the ender until it has ended this flow.
+    fn wait_for(ender: &mut Ender, ended: &Receiver<u64>, id: u64) {
+        let begin = Instant::now();
+        loop {
+            ender.end(Vec::new());
+            match ended.recv_timeout(Duration::from_millis(20)) {
+                Ok(done) => return assert_eq!(done, id),
+                Err(_) => assert!(begin.elapsed() < LIMIT),
+            }
+        }
+    }
+
+    #[test]
+    fn regression_a_locked_socket_does_not_delay_the_end_of_other_users_flows() {
+        let (mut ender, go, ended) = ender();
+        assert_eq!(ender.end(vec![stuck(1, 2), stuck(2, 2), stuck(3, 1)]), BTreeMap::from([(LINK, 3)]));
+        wait_for(&mut ender, &ended, 3);
+        assert_eq!(ender.replaced.len(), 1);
+        assert_eq!(ender.end(vec![stuck(4, 2), stuck(5, 1)]), BTreeMap::from([(LINK, 1)]), "not those of the same user");
+        wait_for(&mut ender, &ended, 5);
+        drop(go);
+        wait_for(&mut ender, &ended, 1);
+        let begin = Instant::now();
+        while !ender.replaced.is_empty() {
+            assert!(begin.elapsed() < LIMIT);
+            ender.end(Vec::new());
+        }
+        ender.end(vec![stuck(6, 2)]);
+        wait_for(&mut ender, &ended, 6);
+    }
+
+    #[test]
+    fn regression_a_flow_that_has_waited_for_long_stays_open() {
+        let (ended, progress) = (Mutex::new(Vec::new()), Mutex::default());
+        let old = Instant::now().checked_sub(MAX_ENDING_WAIT + Duration::from_secs(1)).unwrap();
+        let waiting = Mutex::new(VecDeque::from([(stuck(1, 1), old), (stuck(2, 1), Instant::now())]));
+        end_waiting(&|flow: &Stuck| lock(&ended).push(flow.id.0), &waiting, &progress);
+        assert_eq!(*lock(&ended), [2]);
     }
 }

@@ -230,6 +230,7 @@ async fn live(
         arrivals: redirect.as_ref().map(|redirect| peers.take(redirect.clone())),
         redirect,
         held: BTreeMap::new(),
+        unread: Vec::new(),
         peers,
         changes,
         pins,
@@ -328,6 +329,8 @@ struct Daemon<'a> {
     redirect: Option<Arc<Redirect>>,
     /// First connections that wait for the answers of their hosts.
     held: BTreeMap<FlowId, (Arrival, Time)>,
+    /// First connections that wait until changed firewall rules are read, and since when each has waited for its host's answer before.
+    unread: Vec<(Arrival, Option<Time>)>,
     inbox: mpsc::Receiver<Request>,
     watch: Option<ExeWatch>,
     config_trouble: Option<String>,
@@ -608,8 +611,12 @@ impl Daemon<'_> {
             // The daemon's own sockets would carry these. Their programs connect again, and meet the new rules.
             std::mem::take(&mut self.held).into_values().for_each(|(arrival, _)| arrival.refuse());
         }
+        let is_read = filter.as_deref() != Some(CHANGED);
         let done = self.core.set_owner_filter(now(), filter);
         self.log_and_retry(STEERING, done);
+        if is_read {
+            self.release_unread();
+        }
     }
 
     fn take_network(&mut self) {

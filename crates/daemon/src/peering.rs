@@ -9,6 +9,7 @@ use braid_control::core::{PathEvent, ServerEvent};
 use braid_control::steering::SteeringError;
 use braid_decide::detection::DetectionAnswer;
 use braid_model::{FlowId, Time};
+use braid_platform::linux::netlink::firewall::CHANGED;
 use braid_platform::linux::sys::bpf::now;
 use braid_transport::client::PathChange;
 
@@ -16,6 +17,9 @@ use super::Daemon;
 use super::system::unix;
 use crate::peers::Change;
 use crate::peers::redirected::Arrival;
+
+/// Maximum number of connections that wait until changed firewall rules are read.
+const MAX_UNREAD: usize = 256;
 
 impl Daemon<'_> {
     /// Handles an event of a peer.
@@ -110,8 +114,14 @@ impl Daemon<'_> {
         held.into_iter().for_each(|(arrival, since)| self.carry(arrival, Some(since)));
     }
 
+    /// Lets the connections go on that waited until changed firewall rules were read, or refuses them if these rules say so.
+    pub(super) fn release_unread(&mut self) {
+        std::mem::take(&mut self.unread).into_iter().for_each(|(arrival, held)| self.carry(arrival, held));
+    }
+
     /// Bonds a redirected flow, or forwards it directly if no peer can take it. While a firewall may filter by socket owner, a connection is refused
-    /// that was redirected only because its host is unknown. `held` is when it began to wait for its host's answer, if it did.
+    /// that was redirected only because its host is unknown; while changed rules are read again, it waits. `held` is when it began to wait for its host's
+    /// answer, if it did.
     fn carry(&mut self, arrival: Arrival, held: Option<Time>) {
         let facts = match &arrival {
             Arrival::Connection(redirected) => &redirected.flow,
@@ -120,6 +130,9 @@ impl Daemon<'_> {
         if let Some(reason) = self.core.owner_filter()
             && facts.held
         {
+            if reason == CHANGED && self.unread.len() < MAX_UNREAD {
+                return self.unread.push((arrival, held));
+            }
             // The daemon's own sockets would carry it. When its program connects again, that connection is not held.
             tracing::debug!(remote = %facts.remote, reason, "refusing a first connection");
             return arrival.refuse();

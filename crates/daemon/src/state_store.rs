@@ -4,8 +4,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc::{self, RecvTimeoutError, TryRecvError};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use braid_control::core::Core;
@@ -20,6 +21,8 @@ use braid_store::{AppKey, AppRow, LinkKey, LinkRow, MeasuredRow, StabilityRow, S
 const RECALL_TIMEOUT: Duration = Duration::from_millis(30);
 /// A write that takes longer causes a warning.
 const SLOW_WRITE: Duration = Duration::from_secs(5);
+/// Interval at which a task that waits for a write looks for its end.
+const WRITE_PAUSE: Duration = Duration::from_millis(10);
 /// Time that the shutdown waits for the disk.
 const FINAL_WRITE_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -96,11 +99,14 @@ impl StateStore {
     pub(crate) fn begin_recall<S: Steering>(&mut self, core: &mut Core<S>, now: Time, unix: i64) {
         let rows: Vec<_> = self.learnt.apps.iter().map(|(key, row)| (key.clone(), *row)).collect();
         let (found, recalled) = mpsc::sync_channel(1);
-        std::thread::spawn(move || {
+        let find = move || {
             // A removed program, or one replaced by another file at the same path, starts with the default expectation.
             let learnt = rows.iter().filter_map(|(key, row)| Some(learnt(process::exe_id(Path::new(&key.exe))?, key, row, now, unix)));
             let _ = found.send(learnt.collect());
-        });
+        };
+        if let Err(error) = thread::Builder::new().spawn(find) {
+            tracing::warn!("learned demand of earlier runs is not used: {error}");
+        }
         let first = recalled.recv_timeout(RECALL_TIMEOUT);
         self.recalled = Some(recalled);
         self.seed(core, first.ok());
@@ -167,7 +173,7 @@ impl StateStore {
         let end = Instant::now() + FINAL_WRITE_TIMEOUT;
         while Instant::now() < end {
             if !self.fill_store() {
-                std::thread::sleep(Duration::from_millis(5));
+                thread::sleep(Duration::from_millis(5));
             } else if self.write().recv_timeout(end.saturating_duration_since(Instant::now())) != Err(RecvTimeoutError::Timeout) {
                 return;
             }
@@ -188,12 +194,13 @@ impl StateStore {
         true
     }
 
-    /// Writes the pending rows on a separate thread. When the write has finished, the receiver gets whether the rows are on the disk.
+    /// Writes the pending rows on a separate thread. When the write has finished, the receiver gets whether the rows are on the disk. If no thread can be
+    /// started, the receiver is closed, and the rows wait for the next write.
     fn write(&mut self) -> mpsc::Receiver<bool> {
         self.written = Instant::now();
         let store = Arc::clone(&self.store);
         let (done, ended) = mpsc::sync_channel(1);
-        std::thread::spawn(move || {
+        let write = move || {
             let mut store = store.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             if let Some(trouble) = store.flush() {
                 tracing::warn!("{trouble}");
@@ -201,7 +208,10 @@ impl StateStore {
             let written = store.trouble().is_none();
             drop(store);
             let _ = done.send(written);
-        });
+        };
+        if let Err(error) = thread::Builder::new().spawn(write) {
+            tracing::warn!("learned values are not stored now: {error}");
+        }
         ended
     }
 
@@ -274,7 +284,15 @@ impl StateStore {
 /// Whether a write has reached the disk. Waits for it, at most [`SLOW_WRITE`].
 pub(crate) async fn is_on_disk(write: Option<mpsc::Receiver<bool>>) -> bool {
     let Some(write) = write else { return false };
-    tokio::task::spawn_blocking(move || write.recv_timeout(SLOW_WRITE) == Ok(true)).await.unwrap_or(false)
+    let begin = Instant::now();
+    // A thread that waits could not be started on a system that has no thread left.
+    while begin.elapsed() < SLOW_WRITE {
+        match write.try_recv() {
+            Err(TryRecvError::Empty) => tokio::time::sleep(WRITE_PAUSE).await,
+            ended => return ended == Ok(true),
+        }
+    }
+    false
 }
 
 /// The store, unless a thread is writing it.

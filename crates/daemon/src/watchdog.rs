@@ -133,7 +133,11 @@ pub fn watch() -> anyhow::Result<()> {
     // On a thread, because it may have to wait for a locked socket. The iterator belongs to the dead daemon, so this needs no lock.
     let unshaping = thread::Builder::new().spawn(unshape);
     let swept = sweep();
-    let _ = unshaping.map(thread::JoinHandle::join);
+    match unshaping {
+        Ok(thread) => drop(thread.join()),
+        // The system has no thread left. Nothing else waits any more.
+        Err(_) => unshape(),
+    }
     swept
 }
 
@@ -155,7 +159,9 @@ fn wait_for_death() -> Ended {
         if !ready.readable && !ready.hung_up {
             tracing::warn!("the daemon has been silent for 5 s; its limits on flows end");
             // On a thread, because it may have to wait for a locked socket while the daemon dies.
-            let _ = thread::Builder::new().spawn(unshape);
+            if let Err(error) = thread::Builder::new().spawn(unshape) {
+                tracing::warn!("flows keep their limits while the daemon is silent: {error}");
+            }
             // The descriptor can be used once. A daemon that continues starts another watchdog.
             silence = None;
             continue;

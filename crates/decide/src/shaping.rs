@@ -387,7 +387,7 @@ impl Controller {
             .filter(|(id, _)| ids.binary_search(id).is_ok())
             .filter_map(|(_, flow)| {
                 let Some(target) = flow.target.down.filter(|_| flow.subject.limitable) else {
-                    flow.window = Window::default();
+                    flow.base = flow.window.end(flow.base);
                     return None;
                 };
                 let base = flow.base.get_or_insert(0.05);
@@ -461,7 +461,8 @@ impl Flow {
     }
 
     fn release(&mut self) {
-        (self.target, self.window) = (PerDirection::default(), Window::default());
+        self.target = PerDirection::default();
+        self.base = self.window.end(self.base);
     }
 
     fn on_progress(&mut self, row: &Progress) {

@@ -166,22 +166,20 @@ fn tls(chain: &Path, key: &Path) -> Result<(Arc<ServerConfig>, String), UiError>
 }
 
 /// The origin that a connection counts for: a user of this machine, if known, or a remote address.
-async fn origin(stream: &TcpStream, remote: SocketAddr, owners: &Arc<Worker>) -> Origin {
+async fn origin(stream: &TcpStream, remote: SocketAddr, owners: &Worker) -> Origin {
     let Ok(local) = stream.local_addr() else { return Origin::Somebody };
     let [own, far] = [local, remote].map(|address| address.ip().to_canonical());
     if !far.is_loopback() && far != own {
         return Origin::Address(source(remote));
     }
-    let owners = owners.clone();
-    // The worker cannot wake this task, so another thread waits for it.
-    let asked = tokio::task::spawn_blocking(move || owners.ask(OWNER_WAIT, move || sockdiag::owner(Protocol::Tcp, remote, local)));
-    let owner = asked.await.ok().and_then(|answer| answer.ok()?.ok()?);
+    let asked = owners.ask_async(OWNER_WAIT, move || sockdiag::owner(Protocol::Tcp, remote, local)).await;
+    let owner = asked.ok().and_then(|answer| answer.ok()?);
     owner.and_then(|owner| owner.user).map_or(Origin::Somebody, Origin::User)
 }
 
 async fn accept(listener: TcpListener, acceptor: Option<TlsAcceptor>, clients: mpsc::Sender<Connection<Stream>>) {
     let quota = Quota::new(MAX_CONNECTIONS, MAX_PER_ORIGIN);
-    let owners = Arc::new(Worker::new("braid-owners", 1));
+    let owners = Worker::new("braid-owners", 1);
     let mut listener = listener;
     loop {
         // Waits if the system has no descriptor left.
@@ -323,7 +321,7 @@ mod tests {
         let near = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
         let (accepted, from) = listener.accept().await.unwrap();
         let own = braid_platform::linux::sys::process::own_user();
-        let owners = Arc::new(Worker::new("test", 1));
+        let owners = Worker::new("test", 1);
         assert_eq!(origin(&accepted, from, &owners).await, Origin::User(own));
         drop(near);
         assert_eq!(origin(&accepted, from, &owners).await, Origin::Somebody);

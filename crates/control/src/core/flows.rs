@@ -27,6 +27,8 @@ const IDLE_AFTER: Duration = Duration::from_secs(2);
 pub struct Stuck {
     /// Id of the flow.
     pub id: FlowId,
+    /// User of the program that has it.
+    pub user: u32,
     /// Its transport protocol.
     pub protocol: Protocol,
     /// Its local address.
@@ -43,6 +45,7 @@ impl Stuck {
     pub(super) fn of(row: &FlowRow) -> Self {
         Self {
             id: row.id,
+            user: row.user,
             protocol: row.protocol,
             local: SocketAddr::new(row.local.0, row.local.1),
             remote: SocketAddr::new(row.remote.0, row.remote.1),

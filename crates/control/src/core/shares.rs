@@ -34,6 +34,8 @@ pub(super) struct Shares {
 const UDP: &str =
     "UDP has no feedback that Braid could use, so this flow is not limited; TCP flows on its link are, so that it gets its share";
 
+/// Number of limited flows above which steps come less often, in proportion.
+const FREQUENT: usize = 50;
 /// Longest time between two steps.
 const LONGEST: Duration = STEP.saturating_mul(4);
 /// A step that takes longer than this is slow; after two of them the next steps come half as often. After one that takes less than a quarter of this they
@@ -45,16 +47,17 @@ impl Shares {
         self.due
     }
 
-    /// Adapts the time between two steps to the time that the last one `took`, so that many flows do not keep the daemon busy.
-    fn pace(&mut self, took: Duration) -> Duration {
+    /// Adapts the time between two steps to the number of flows and to the time that the last one `took`, so that many flows do not keep the daemon busy.
+    fn pace(&mut self, flows: usize, took: Duration) -> Duration {
+        let least = STEP.saturating_mul(u32::try_from(flows / FREQUENT).unwrap_or(u32::MAX)).clamp(STEP, LONGEST);
         let every = self.every.unwrap_or(STEP);
         let slow = std::mem::replace(&mut self.slow, took > SLOW);
         let next = match (slow && self.slow, took < SLOW / 4) {
             (true, _) => (every * 2).min(LONGEST),
-            (_, true) => (every / 2).max(STEP),
+            (_, true) => every / 2,
             _ => every,
         };
-        *self.every.insert(next)
+        *self.every.insert(next.max(least))
     }
 
     /// Whether the flow's rate shows its target, and not the capacity of its link.
@@ -115,7 +118,7 @@ impl<S: Steering> Core<S> {
         let step = self.steering.shape(now, &shapes)?;
         self.shares.controller.on_progress(&step.flows);
         self.shares.applied = !shapes.is_empty() || !step.complete;
-        let every = self.shares.pace(step.took);
+        let every = self.shares.pace(shapes.len(), step.took);
         self.shares.due = self.shares.applied.then_some(now + every);
         Ok(())
     }

@@ -33,14 +33,15 @@ const DOWN: f64 = 0.08;
 const IN_EFFECT: std::ops::RangeInclusive<f64> = 0.75..=1.3;
 /// The round trip before counts until the trim is larger by the first factor, the one after from the second one on: it may be longer by the third one.
 const JUDGED: (f64, f64, f64) = (1.08, 1.25, 1.07);
-/// A trial begins when round trips exceed the bases by this factor, and rates are below this share of the targets, in this many steps in a row.
+/// A trial begins when the round trip exceeds the base by this factor, and the rate is below this share of the target, in this many steps in a row.
 const TRIAL: (f64, f64, u32) = (1.25, 0.85, 2);
 /// Largest factor of a base in a trial.
 const TRIAL_FACTOR: f64 = 3.0;
-/// Round trips grow by this share of what the windows grew by: the windows have made a queue.
-const TRIAL_QUEUE: f64 = 0.4;
-/// Duration of a trial in round trips. In this time a larger window shows in the round trips.
+/// Duration of a trial in round trips, and the longest one. In this time a larger window shows in the round trip.
 const TRIAL_ROUND_TRIPS: f64 = 3.0;
+const TRIAL_LONGEST: Duration = Duration::from_millis(1500);
+/// The round trip grows by this share of what the window grew by: the windows have made a queue.
+const TRIAL_QUEUE: f64 = 0.4;
 /// Time for which windows that made a queue are not raised again.
 const BLOCKED: Duration = Duration::from_secs(10);
 
@@ -50,13 +51,16 @@ pub(super) struct Window {
     trim: f64,
     bytes: Option<f64>,
     in_effect: bool,
-    /// The base before the present trial.
-    before_trial: Option<f64>,
+    /// Steps in a row in which the path seemed longer.
+    longer: u32,
+    trial: Option<Trial>,
+    /// No trial begins before this time.
+    blocked: Time,
 }
 
 impl Default for Window {
     fn default() -> Self {
-        Self { trim: 1.0, bytes: None, in_effect: false, before_trial: None }
+        Self { trim: 1.0, bytes: None, in_effect: false, longer: 0, trial: None, blocked: Time::default() }
     }
 }
 
@@ -74,20 +78,55 @@ pub(super) struct Inputs<'a> {
 pub(super) struct Trims {
     /// Number of flows, mean trim and mean round trip when the trims began to rise.
     reference: Option<(usize, f64, f64)>,
-    /// Steps in a row in which the path seemed longer.
-    longer: u32,
-    trial: Option<Trial>,
     blocked: Option<Time>,
 }
 
+/// A window for a longer round trip, until it has shown whether it makes a queue.
 #[derive(Debug, Clone, Copy)]
 struct Trial {
     end: Time,
-    /// The longest mean round trip that shows no queue.
+    /// The longest round trip that shows no queue.
     limit: f64,
+    /// The base before.
+    base: f64,
+}
+
+impl Inputs<'_> {
+    /// Begins or ends a trial of this flow. Each flow has its own: a server determines the round trips of its flows. Returns whether one goes on.
+    fn is_in_trial(&mut self, now: Time, draining: bool) -> bool {
+        if let Some(Trial { end, limit, base }) = self.window.trial {
+            if now < end {
+                return true;
+            }
+            self.window.trial = None;
+            if self.round_trip > limit {
+                *self.base = self.base.min(base);
+                self.window.blocked = now + BLOCKED;
+            }
+            return false;
+        }
+        let growth = self.round_trip / *self.base;
+        let seems_longer = self.window.in_effect && !draining && growth > TRIAL.0 && self.rate < TRIAL.1 * self.target;
+        self.window.longer = if seems_longer { self.window.longer + 1 } else { 0 };
+        if self.window.longer < TRIAL.2 || now < self.window.blocked {
+            return false;
+        }
+        let growth = growth.min(TRIAL_FACTOR);
+        let end = now + Duration::from_secs_f64(TRIAL_ROUND_TRIPS * self.round_trip).min(TRIAL_LONGEST);
+        self.window.trial = Some(Trial { end, limit: self.round_trip * (1.0 + TRIAL_QUEUE * (growth - 1.0)), base: *self.base });
+        self.window.longer = 0;
+        *self.base *= growth;
+        true
+    }
 }
 
 impl Window {
+    /// The flow has no target any more. Returns its base without a trial.
+    pub(super) fn end(&mut self, base: Option<f64>) -> Option<f64> {
+        let window = std::mem::take(self);
+        base.map(|base| window.trial.map_or(base, |trial| base.min(trial.base)))
+    }
+
     /// In bytes.
     pub(super) fn bytes(&self) -> Option<u64> {
         self.bytes.map(|bytes| bytes as u64)
@@ -128,55 +167,16 @@ impl Trims {
     pub(super) fn set(&mut self, flows: &mut [Inputs<'_>], now: Time, share: f64, draining: bool) {
         for flow in flows.iter_mut() {
             flow.window.check_effect(flow.rate, flow.round_trip);
-        }
-        if !self.try_longer(flows, now, draining) {
-            for flow in flows.iter_mut() {
+            // Without new counters there is nothing new to learn.
+            if share > 0.0 && !flow.is_in_trial(now, draining) {
                 flow.window.correct((*flow.base, flow.target, flow.rate, flow.round_trip), share, draining);
             }
-            self.judge(flows, now);
         }
+        self.judge(flows, now);
         for flow in flows {
             let ideal = flow.target / 8.0 * (*flow.base + EXTRA) + SEGMENT / 2.0;
             flow.window.bytes = Some((flow.window.trim * ideal).max(MIN_WINDOW));
         }
-    }
-
-    /// Begins or ends a trial. Returns whether one goes on.
-    fn try_longer(&mut self, flows: &mut [Inputs<'_>], now: Time, draining: bool) -> bool {
-        let round_trip = mean(flows, |flow| flow.round_trip);
-        if let Some(Trial { end, limit }) = self.trial {
-            if now < end {
-                return true;
-            }
-            let made_queue = round_trip > limit;
-            for flow in flows {
-                let old = flow.window.before_trial.take().filter(|_| made_queue);
-                *flow.base = flow.base.min(old.unwrap_or(f64::INFINITY));
-            }
-            self.blocked = made_queue.then(|| now + BLOCKED);
-            (self.trial, self.reference) = (None, None);
-            return false;
-        }
-        let limited = mean(flows, |flow| f64::from(u8::from(flow.window.in_effect))) > 0.5;
-        let growth = mean(flows, |flow| flow.round_trip / *flow.base);
-        let reached = mean(flows, |flow| flow.rate / flow.target);
-        let seems_longer = limited && !draining && growth > TRIAL.0 && reached < TRIAL.1;
-        self.longer = if seems_longer { self.longer + 1 } else { 0 };
-        if self.longer < TRIAL.2 || self.is_blocked(now) {
-            return false;
-        }
-        self.longer = 0;
-        let end = now + Duration::from_secs_f64(TRIAL_ROUND_TRIPS * round_trip);
-        self.trial = Some(Trial { end, limit: round_trip * (1.0 + TRIAL_QUEUE * (growth.min(TRIAL_FACTOR) - 1.0)) });
-        for flow in flows.iter_mut().filter(|flow| flow.window.in_effect) {
-            flow.window.before_trial = Some(*flow.base);
-            *flow.base *= (flow.round_trip / *flow.base).clamp(1.0, TRIAL_FACTOR);
-        }
-        true
-    }
-
-    fn is_blocked(&self, now: Time) -> bool {
-        self.blocked.is_some_and(|until| now < until)
     }
 
     /// Keeps larger trims only if they do not make a queue.
@@ -190,7 +190,7 @@ impl Trims {
             self.reference = Some((count, trim.min(before), round_trip));
             return;
         }
-        if self.is_blocked(now) {
+        if self.blocked.is_some_and(|until| now < until) {
             return scale(flows, before / trim);
         }
         if trim < JUDGED.1 * before {

@@ -48,7 +48,7 @@ fn end_stranded_now() -> usize {
     let ended = candidates.into_iter().filter(|(socket, link)| {
         strict.contains(link)
             && uses_another_device(socket.local, socket.remote, *link)
-            && sockdiag::destroy(Protocol::Tcp, socket.local, socket.remote, Some(*link)).unwrap_or(false)
+            && sockdiag::destroy(Protocol::Tcp, socket.local, socket.remote, Some(*link), None).unwrap_or(false)
     });
     ended.count()
 }

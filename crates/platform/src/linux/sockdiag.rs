@@ -190,14 +190,20 @@ impl Info<'_> {
 
 /// Closes a connection, so that its program receives ECONNABORTED at once. Returns `Ok(false)` if the connection does not exist.
 ///
-/// `link` is the device to which the socket is bound, if any. Waits for the lock of a TCP socket, which its program may keep as long as it likes: call it on
+/// `link` is the device to which the socket is bound, if any. With the socket's cookie, another socket that has its addresses by now stays open. Waits for the lock of a TCP socket, which its program may keep as long as it likes: call it on
 /// a [`Worker`](super::worker::Worker) where waiting does harm.
-pub fn destroy(protocol: Protocol, local: SocketAddr, remote: SocketAddr, link: Option<LinkIndex>) -> Result<bool, SockDiagError> {
-    let found = destroy_as(protocol, local, remote, link);
+pub fn destroy(
+    protocol: Protocol,
+    local: SocketAddr,
+    remote: SocketAddr,
+    link: Option<LinkIndex>,
+    cookie: Option<u64>,
+) -> Result<bool, SockDiagError> {
+    let found = destroy_as(protocol, local, remote, link, cookie);
     // The kernel lists an IPv4-mapped socket under IPv6.
     let found = match found {
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) && local.is_ipv4() => {
-            destroy_as(protocol, as_mapped(local), as_mapped(remote), link)
+            destroy_as(protocol, as_mapped(local), as_mapped(remote), link, cookie)
         }
         other => other,
     };
@@ -265,7 +271,7 @@ fn as_mapped(addr: SocketAddr) -> SocketAddr {
     }
 }
 
-fn destroy_as(protocol: Protocol, local: SocketAddr, remote: SocketAddr, link: Option<LinkIndex>) -> io::Result<()> {
+fn destroy_as(protocol: Protocol, local: SocketAddr, remote: SocketAddr, link: Option<LinkIndex>, cookie: Option<u64>) -> io::Result<()> {
     let request = InetRequest {
         family: if local.is_ipv4() { AF_INET } else { AF_INET6 },
         protocol: number(protocol),
@@ -277,7 +283,7 @@ fn destroy_as(protocol: Protocol, local: SocketAddr, remote: SocketAddr, link: O
             source_address: local.ip(),
             destination_address: remote.ip(),
             interface_id: link.map_or(0, |link| link.0),
-            cookie: NO_COOKIE,
+            cookie: cookie.map_or(NO_COOKIE, u64::to_ne_bytes),
         },
     };
     let message = SockDiagDestroy::new(SockDiagMessage::InetRequest(request));
@@ -324,11 +330,13 @@ mod tests {
     fn an_existing_connection_is_closed_and_a_missing_one_is_reported() {
         let (mut near, _far) = pair("127.0.0.1");
         let (local, remote) = (near.local_addr().unwrap(), near.peer_addr().unwrap());
-        match destroy(Protocol::Tcp, local, remote, None) {
+        let cookie = socket2::SockRef::from(&near).cookie().unwrap();
+        match destroy(Protocol::Tcp, local, remote, None, Some(cookie + 1)) {
             Ok(found) => {
-                assert!(found);
+                assert!(!found, "another socket has these addresses");
+                assert!(destroy(Protocol::Tcp, local, remote, None, Some(cookie)).unwrap());
                 assert!(near.read(&mut [0; 1]).is_err());
-                assert!(!destroy(Protocol::Tcp, local, remote, None).unwrap());
+                assert!(!destroy(Protocol::Tcp, local, remote, None, None).unwrap());
             }
             // SAFETY: a plain system call without arguments.
             Err(error) if unsafe { libc::geteuid() } != 0 => eprintln!("skipped, because it needs root: {error}"),

@@ -5,15 +5,20 @@
 //! process, such as its lock and its BPF programs, would stay open as long as the call waits.
 
 use std::io;
-use std::sync::mpsc::{RecvTimeoutError, SyncSender, TrySendError, channel, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TryRecvError, TrySendError, channel, sync_channel};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::sys::process;
 
 const LOCKED: &str =
     "the kernel does not answer, probably because a program keeps a TCP socket locked; it answers when that program goes on or is ended";
+
+/// How many times a task looks for an answer at once, before it pauses. Most answers come within microseconds.
+const YIELDS: u32 = 50;
+/// Pause of a task that waits for an answer.
+const PAUSE: Duration = Duration::from_millis(1);
 
 type Work = Box<dyn FnOnce() + Send>;
 
@@ -58,17 +63,79 @@ impl Worker {
     /// # Errors
     /// As [`Self::queue`], and `TimedOut` if there is no result in time.
     pub fn ask<T: Send + 'static>(&self, wait: Duration, work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
-        let (answer, answered) = channel();
-        self.queue(move || drop(answer.send(work())))?;
+        let Question { answered, .. } = self.begin(wait, work)?;
         answered.recv_timeout(wait).map_err(|error| match error {
-            RecvTimeoutError::Timeout => io::Error::new(io::ErrorKind::TimedOut, LOCKED),
+            RecvTimeoutError::Timeout => timed_out(),
             RecvTimeoutError::Disconnected => self.ended(),
         })
     }
 
-    fn ended(&self) -> io::Error {
-        io::Error::other(format!("the thread {} has ended; the next call starts another", self.name))
+    /// As [`Self::ask`], for a task of tokio. The task looks for the result again and again, because the worker cannot wake it. A thread that waits for it, as
+    /// with `spawn_blocking`, could not be started on a system that has no thread left.
+    ///
+    /// # Errors
+    /// As [`Self::ask`].
+    pub async fn ask_async<T: Send + 'static>(&self, wait: Duration, work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
+        let question = self.begin(wait, work)?;
+        let mut looks = 0;
+        loop {
+            if let Some(answer) = question.answer() {
+                return answer;
+            }
+            pause(looks).await;
+            looks += 1;
+        }
     }
+
+    /// Adds work to the queue, whose result is there later, but counts only for as long as `wait`.
+    ///
+    /// # Errors
+    /// As [`Self::queue`].
+    pub fn begin<T: Send + 'static>(&self, wait: Duration, work: impl FnOnce() -> T + Send + 'static) -> io::Result<Question<T>> {
+        let (answer, answered) = channel();
+        self.queue(move || drop(answer.send(work())))?;
+        Ok(Question { name: self.name, answered, until: Instant::now() + wait })
+    }
+
+    fn ended(&self) -> io::Error {
+        ended(self.name)
+    }
+}
+
+/// Work whose result a [`Worker`] will give.
+#[derive(Debug)]
+pub struct Question<T> {
+    name: &'static str,
+    answered: Receiver<T>,
+    until: Instant,
+}
+
+impl<T> Question<T> {
+    /// The result, or an error as of [`Worker::ask`]; `None` if it is not there yet. It is given once.
+    pub fn answer(&self) -> Option<io::Result<T>> {
+        match self.answered.try_recv() {
+            Ok(result) => Some(Ok(result)),
+            Err(TryRecvError::Disconnected) => Some(Err(ended(self.name))),
+            Err(TryRecvError::Empty) => (self.until <= Instant::now()).then(|| Err(timed_out())),
+        }
+    }
+}
+
+/// Pauses a task of tokio that has looked for an answer this number of times before.
+pub async fn pause(looks: u32) {
+    if looks < YIELDS {
+        tokio::task::yield_now().await;
+    } else {
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+fn timed_out() -> io::Error {
+    io::Error::new(io::ErrorKind::TimedOut, LOCKED)
+}
+
+fn ended(name: &str) -> io::Error {
+    io::Error::other(format!("the thread {name} has ended; the next call starts another"))
 }
 
 fn start(name: &str, room: usize) -> io::Result<SyncSender<Work>> {
@@ -120,6 +187,23 @@ mod tests {
         while worker.ask(LIMIT, || ()).is_err() {
             assert!(begin.elapsed() < LIMIT);
         }
+    }
+
+    #[tokio::test]
+    async fn a_task_gets_an_answer_and_does_not_wait_longer_than_it_wants() {
+        let worker = Worker::new("test", 2);
+        assert_eq!(worker.ask_async(LIMIT, || 7).await.unwrap(), 7);
+        let (go, gone) = channel::<()>();
+        let wait = move || {
+            let _ = gone.recv();
+        };
+        worker.queue(wait).unwrap();
+        let late = worker.ask_async(Duration::from_millis(5), || 8).await;
+        assert_eq!(late.unwrap_err().kind(), io::ErrorKind::TimedOut);
+        drop(go);
+        assert_eq!(worker.ask_async(LIMIT, || 9).await.unwrap(), 9);
+        let failed: io::Result<()> = worker.ask_async(LIMIT, || panic!("part of the test")).await;
+        assert_eq!(failed.unwrap_err().kind(), io::ErrorKind::Other);
     }
 
     #[test]

@@ -28,6 +28,8 @@ struct Worker {
     ended: Receiver<io::Result<Output>>,
     /// Start of the run that goes on, as far as is known.
     since: Cell<Option<Instant>>,
+    /// What a run wrote that ended after its caller's wait.
+    late: Cell<Option<Vec<u8>>>,
 }
 
 /// What the program wrote in one run, and how long the run took.
@@ -69,6 +71,12 @@ impl SocketIterator {
         Ok(run)
     }
 
+    /// What the last run wrote, if it ended after its caller's wait and no other has started since.
+    pub(super) fn take_late(&self) -> Option<Vec<u8>> {
+        let worker = self.worker.as_ref().filter(|worker| worker.since().is_none())?;
+        worker.late.take()
+    }
+
     /// Whether a run goes on.
     pub(super) fn is_running(&self) -> bool {
         self.worker.as_ref().and_then(Worker::since).is_some()
@@ -105,12 +113,13 @@ impl Worker {
         thread::Builder::new().name("braid-sockets".to_owned()).stack_size(256 * 1024).spawn(work)?;
         // The number is that of an open descriptor until the thread has its own.
         is_ready.recv().map_err(|_| io::Error::other("the thread that reads the sockets has ended"))??;
-        Ok(Self { start, ended, since: Cell::new(None) })
+        Ok(Self { start, ended, since: Cell::new(None), late: Cell::new(None) })
     }
 
     /// Starts a run and waits for its end. After an error the caller drops the worker, which ends the thread.
     fn run(&self, wait: Duration) -> io::Result<Run> {
         let gone = || io::Error::other("the thread that reads the sockets has ended");
+        self.late.set(None);
         self.start.send(()).map_err(|_| gone())?;
         self.since.set(Some(Instant::now()));
         match self.ended.recv_timeout(wait) {
@@ -123,11 +132,16 @@ impl Worker {
         }
     }
 
-    /// Start of the run that goes on. Drops the result of a run for which nobody waited.
+    /// Start of the run that goes on.
     fn since(&self) -> Option<Instant> {
-        if self.since.get().is_some() && !matches!(self.ended.try_recv(), Err(TryRecvError::Empty)) {
+        if self.since.get().is_some() {
+            match self.ended.try_recv() {
+                Err(TryRecvError::Empty) => return self.since.get(),
+                Ok(Ok(output)) => self.late.set(Some(output.rows)),
+                Ok(Err(_)) | Err(TryRecvError::Disconnected) => {}
+            }
             self.since.set(None);
         }
-        self.since.get()
+        None
     }
 }

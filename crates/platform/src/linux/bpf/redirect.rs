@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use aya::maps::{Array, HashMap, MapData};
@@ -16,7 +16,7 @@ use super::{BpfSteering, convert, failed, take_map};
 use crate::linux::netlink::{LOOPBACK_PREFIX, own_loopback_prefix};
 use crate::linux::sockdiag;
 use crate::linux::sys::{abi, datagram};
-use crate::linux::worker::Worker;
+use crate::linux::worker::{Question, Worker, pause};
 use braid_control::steering::{RedirectedFlow, SteeringError};
 
 /// How long the daemon can still receive what a socket sent before it was closed.
@@ -32,6 +32,8 @@ const DUMP_PAUSE: Duration = Duration::from_millis(100);
 const START_WAIT: Duration = Duration::from_secs(1);
 /// How long the first datagram of an exchange waits for that.
 const OWNER_WAIT: Duration = Duration::from_millis(250);
+/// Maximum number of exchanges whose first datagrams wait for that.
+const MAX_LOOKUPS: usize = 16;
 /// Idle time after which the exchange between an unconnected socket and one remote ends.
 const UNCONNECTED_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -94,8 +96,19 @@ pub struct Redirect {
     datagrams6: Option<UdpSocket>,
     ports: abi::Redirection,
     /// Asks the kernel for the sockets of datagrams, which may have to wait for another program.
-    owners: Arc<Worker>,
+    owners: Worker,
+    lookups: Mutex<Vec<Lookup>>,
     maps: Mutex<Maps>,
+}
+
+/// The first datagram of an exchange, which waits until the kernel has named its socket.
+struct Lookup {
+    exchange: ExchangeKey,
+    payload: Vec<u8>,
+    /// Length in bytes, which may be longer than the payload.
+    length: usize,
+    /// Cookie of the socket that sent it; `None` if it is closed.
+    owner: Question<io::Result<Option<u64>>>,
 }
 
 struct Maps {
@@ -161,8 +174,8 @@ impl BpfSteering {
             moved: Vec::new(),
             dumped: None,
         };
-        let owners = Arc::new(Worker::new("braid-owners", 1));
-        Ok(Redirect { v4, v6, datagrams4, datagrams6, ports, owners, maps: Mutex::new(maps) })
+        let owners = Worker::new("braid-owners", MAX_LOOKUPS);
+        Ok(Redirect { v4, v6, datagrams4, datagrams6, ports, owners, lookups: Mutex::default(), maps: Mutex::new(maps) })
     }
 }
 
@@ -219,10 +232,18 @@ impl Redirect {
     }
 
     /// Returns the next redirected datagram. Datagrams that were not redirected are dropped. If this is cancelled, a datagram may be lost.
+    ///
+    /// The first datagram of an exchange waits until the kernel has named its socket. Those of other exchanges do not wait for it, because a program can
+    /// delay the kernel's answer.
     pub async fn receive(&self, buffer: &mut [u8]) -> io::Result<Datagram> {
+        let mut looks = 0;
         loop {
             // `readable` and `try_io` do not consume the cooperative budget. Without this, foreign datagrams could starve all other tasks.
             tokio::task::coop::consume_budget().await;
+            if let Some(datagram) = self.take_recognised(buffer) {
+                return Ok(datagram);
+            }
+            let looks_again = !self.lookups().is_empty();
             let v6 = async {
                 match &self.datagrams6 {
                     Some(socket) => socket.readable().await.map(|()| socket),
@@ -233,13 +254,19 @@ impl Redirect {
             let socket = tokio::select! {
                 ready = self.datagrams4.readable() => ready.map(|()| &self.datagrams4)?,
                 ready = v6 => ready?,
+                () = pause(looks), if looks_again => {
+                    looks += 1;
+                    continue;
+                }
             };
             match socket.try_io(Interest::READABLE, || datagram::receive(socket.as_fd(), buffer)) {
                 Ok((length, far, near)) => {
                     let exchange = ExchangeKey { near, far };
-                    if let Some(flow) = self.recognise(exchange).await {
-                        return Ok(Datagram { exchange, length, flow });
+                    if self.maps().knows(exchange) {
+                        return Ok(Datagram { exchange, length, flow: None });
                     }
+                    looks = 0;
+                    self.look_up(exchange, &buffer[..length.min(buffer.len())], length);
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(error),
@@ -332,20 +359,51 @@ impl Redirect {
         Some(convert::redirected(&arrival))
     }
 
-    /// Returns `Some` if the datagram belongs to an exchange that the programs redirected here. The inner value is its flow, for the first datagram
-    /// of an exchange.
-    async fn recognise(&self, exchange: ExchangeKey) -> Option<Option<RedirectedFlow>> {
-        {
-            let maps = self.maps();
-            if maps.knows(exchange) {
-                return Some(None);
-            }
-            // Reject unknown addresses before asking the kernel for the sender, which takes several system calls.
-            if address_key(exchange.near).is_some_and(|key| maps.exchanges.get(&key, 0).is_err()) {
-                return None;
+    /// Asks the kernel for the socket that sent the first datagram of an exchange, and keeps the datagram until then. Drops a datagram of an exchange that
+    /// the programs did not redirect here, whose socket is already being looked up, or beyond [`MAX_LOOKUPS`].
+    fn look_up(&self, exchange: ExchangeKey, payload: &[u8], length: usize) {
+        // Reject unknown addresses before asking the kernel for the sender, which takes several system calls.
+        if address_key(exchange.near).is_some_and(|key| self.maps().exchanges.get(&key, 0).is_err()) {
+            return;
+        }
+        let mut lookups = self.lookups();
+        if lookups.len() >= MAX_LOOKUPS || lookups.iter().any(|lookup| lookup.exchange == exchange) {
+            return;
+        }
+        let port = if exchange.near.is_ipv4() { self.ports.datagrams4 } else { self.ports.datagrams6 };
+        let (far, near) = (exchange.far, SocketAddr::new(exchange.near, port));
+        match self.owners.begin(OWNER_WAIT, move || sockdiag::udp_owner(far, near)) {
+            Ok(owner) => lookups.push(Lookup { exchange, payload: payload.to_vec(), length, owner }),
+            Err(error) => tracing::debug!("dropped a datagram: {error}"),
+        }
+    }
+
+    /// Takes the next first datagram whose socket the kernel has named, and drops those that did not come from their exchange's socket.
+    fn take_recognised(&self, buffer: &mut [u8]) -> Option<Datagram> {
+        loop {
+            let (Lookup { exchange, payload, length, .. }, owner) = self.take_answered()?;
+            match owner {
+                Ok(owner) => {
+                    let Some(flow) = self.recognise(exchange, owner) else { continue };
+                    let kept = payload.len().min(buffer.len());
+                    buffer[..kept].copy_from_slice(&payload[..kept]);
+                    return Some(Datagram { exchange, length, flow: Some(flow) });
+                }
+                Err(error) => tracing::debug!("dropped a datagram: {error}"),
             }
         }
-        let owner = self.owner(exchange).await.map_err(|error| tracing::debug!("dropped a datagram: {error}")).ok()?;
+    }
+
+    /// Takes a look-up that the kernel has answered, or that has taken too long.
+    fn take_answered(&self) -> Option<(Lookup, io::Result<Option<u64>>)> {
+        let mut lookups = self.lookups();
+        let mut answers = lookups.iter().enumerate().filter_map(|(place, lookup)| Some((place, lookup.owner.answer()?)));
+        let (place, owner) = answers.next()?;
+        Some((lookups.remove(place), owner.and_then(|owner| owner)))
+    }
+
+    /// The flow of an exchange if its first datagram came from the exchange's socket. `owner` is the cookie of the socket that sent it, if that is open.
+    fn recognise(&self, exchange: ExchangeKey, owner: Option<u64>) -> Option<RedirectedFlow> {
         let mut maps = self.maps();
         let (key, arrival) = maps.sender(exchange, owner)?;
         maps.known.insert(exchange, (key, arrival.socket));
@@ -354,17 +412,11 @@ impl Redirect {
             maps.known.remove(&before);
             maps.moved.push(before);
         }
-        Some(Some(convert::redirected(&arrival)))
+        Some(convert::redirected(&arrival))
     }
 
-    /// Cookie of the socket that sent the datagrams of an exchange; `None` if it is closed.
-    async fn owner(&self, exchange: ExchangeKey) -> io::Result<Option<u64>> {
-        let port = if exchange.near.is_ipv4() { self.ports.datagrams4 } else { self.ports.datagrams6 };
-        let (far, near) = (exchange.far, SocketAddr::new(exchange.near, port));
-        let owners = self.owners.clone();
-        // The worker cannot wake this task, so another thread waits for it.
-        let asked = tokio::task::spawn_blocking(move || owners.ask(OWNER_WAIT, move || sockdiag::udp_owner(far, near)));
-        asked.await.map_err(io::Error::other)??
+    fn lookups(&self) -> MutexGuard<'_, Vec<Lookup>> {
+        self.lookups.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn maps(&self) -> MutexGuard<'_, Maps> {
@@ -519,6 +571,10 @@ fn can_find_owners(port: u16) -> bool {
     own.is_ok_and(|(_socket, addr)| {
         // A worker of its own, which ends here: the one that stays starts later, with fewer privileges.
         let owner = Worker::new("braid-owner", 1).ask(START_WAIT, move || sockdiag::udp_owner(addr, to));
-        matches!(owner, Ok(Ok(Some(_))))
+        match owner {
+            Ok(found) => matches!(found, Ok(Some(_))),
+            // The kernel waits for another program now, and answers later.
+            Err(error) => error.kind() == io::ErrorKind::TimedOut,
+        }
     })
 }

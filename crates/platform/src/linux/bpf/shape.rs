@@ -29,6 +29,39 @@ impl Shaper {
         self.shape.is_stuck() || self.sweep.is_stuck()
     }
 
+    /// Makes the shapes in the kernel these.
+    fn write(&mut self, ebpf: &mut aya::Ebpf, shapes: &BTreeMap<FlowId, Shape>) -> Result<(), SteeringError> {
+        let mut map = by_cookie::<abi::Shape>(ebpf, "shapes")?;
+        let gone: Vec<FlowId> = self.current.keys().filter(|id| !shapes.contains_key(id)).copied().collect();
+        for id in gone {
+            remove(&mut map, id)?;
+            self.current.remove(&id);
+            self.removed = true;
+        }
+        for (id, shape) in shapes {
+            let (wanted, current) = (raw(shape), self.current.get(id));
+            if current.is_none_or(|current| differs(*current, wanted)) {
+                map.insert(id.0, wanted, 0).map_err(failed(ACTION))?;
+                self.current.insert(*id, wanted);
+            }
+        }
+        Ok(())
+    }
+
+    /// After a run that began after the last removal: the program has removed the entries of living sockets; this removes those of closed ones.
+    fn forget_closed(&mut self, ebpf: &mut aya::Ebpf) -> Result<(), SteeringError> {
+        if !self.removed {
+            return Ok(());
+        }
+        let mut map = by_cookie::<[u32; 5]>(ebpf, "shaped")?;
+        let held: Vec<FlowId> = map.keys().filter_map(Result::ok).map(FlowId).collect();
+        for id in held.into_iter().filter(|id| !self.current.contains_key(id)) {
+            remove(&mut map, id)?;
+        }
+        self.removed = false;
+        Ok(())
+    }
+
     pub(super) fn new(shape: OwnedFd, unshape: OwnedFd, sweep: OwnedFd) -> Self {
         Self { shape: SocketIterator::new(shape), unshape, sweep: SocketIterator::new(sweep), current: BTreeMap::new(), removed: false }
     }
@@ -76,40 +109,28 @@ impl BpfSteering {
     /// Makes the shapes in the kernel these and reads the flows' progress.
     pub(super) fn set_shapes(&mut self, shapes: &BTreeMap<FlowId, Shape>) -> Result<ShapeStep, SteeringError> {
         let Ok(shaper) = &mut self.shaper else { return Ok(ShapeStep { complete: true, ..ShapeStep::default() }) };
-        if shaper.sweep.is_running() {
-            return Ok(ShapeStep::default());
+        if shaper.sweep.is_running() || shaper.shape.is_running() {
+            return Ok(ShapeStep { took: WAIT, ..ShapeStep::default() });
         }
-        let fail = |error: std::io::Error| SteeringError { action: ACTION, reason: error.to_string() };
-        let no_map = |name: &str| SteeringError { action: ACTION, reason: format!("the programs have no map {name}") };
-        let map = self.ebpf.map_mut("shapes").ok_or_else(|| no_map("shapes"))?;
-        let mut map: HashMap<_, u64, abi::Shape> = HashMap::try_from(map).map_err(failed(ACTION))?;
-        let gone: Vec<FlowId> = shaper.current.keys().filter(|id| !shapes.contains_key(id)).copied().collect();
-        for id in gone {
-            remove(&mut map, id)?;
-            shaper.current.remove(&id);
-            shaper.removed = true;
+        let late = shaper.shape.take_late();
+        if late.is_some() {
+            shaper.forget_closed(&mut self.ebpf)?;
         }
-        for (id, shape) in shapes {
-            let (wanted, current) = (raw(shape), shaper.current.get(id));
-            if current.is_none_or(|current| differs(*current, wanted)) {
-                map.insert(id.0, wanted, 0).map_err(failed(ACTION))?;
-                shaper.current.insert(*id, wanted);
-            }
+        shaper.write(&mut self.ebpf, shapes)?;
+        let run = shaper.shape.run(WAIT).map_err(|error| SteeringError { action: ACTION, reason: error.to_string() })?;
+        if run.ended {
+            shaper.forget_closed(&mut self.ebpf)?;
         }
-        let run = shaper.shape.run(WAIT).map_err(fail)?;
-        // The program has removed the entries of living sockets; this removes those of closed ones.
-        if run.ended && shaper.removed {
-            let map = self.ebpf.map_mut("shaped").ok_or_else(|| no_map("shaped"))?;
-            let mut map: HashMap<_, u64, [u32; 5]> = HashMap::try_from(map).map_err(failed(ACTION))?;
-            let held: Vec<FlowId> = map.keys().filter_map(Result::ok).map(FlowId).collect();
-            for id in held.into_iter().filter(|id| !shaper.current.contains_key(id)) {
-                remove(&mut map, id)?;
-            }
-            shaper.removed = false;
-        }
-        let flows = run.rows.chunks_exact(size_of::<abi::FlowRow>()).filter_map(abi::read).map(|row| progress(&row)).collect();
+        let rows = late.filter(|_| !run.ended).unwrap_or(run.rows);
+        let flows = rows.chunks_exact(size_of::<abi::FlowRow>()).filter_map(abi::read).map(|row| progress(&row)).collect();
         Ok(ShapeStep { flows, took: run.took, complete: run.ended })
     }
+}
+
+/// One of the maps by socket cookie.
+fn by_cookie<'a, V: aya::Pod>(ebpf: &'a mut aya::Ebpf, name: &str) -> Result<HashMap<&'a mut MapData, u64, V>, SteeringError> {
+    let map = ebpf.map_mut(name).ok_or_else(|| SteeringError { action: ACTION, reason: format!("the programs have no map {name}") })?;
+    HashMap::try_from(map).map_err(failed(ACTION))
 }
 
 fn remove<V: aya::Pod>(map: &mut HashMap<&mut MapData, u64, V>, id: FlowId) -> Result<(), SteeringError> {
