@@ -1,6 +1,7 @@
 //! Polls the flows: their byte counts and what is learned from them.
 
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use braid_control::steering::{Steering, SteeringError};
@@ -10,8 +11,8 @@ use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::netlink;
 use braid_platform::linux::sys::bpf::{now, thread_time};
 
-use super::Daemon;
 use super::system::unix;
+use super::{Daemon, RETRY_AFTER};
 
 /// Up to this many flows are read inline. More are read on a separate thread, so that clients and packets do not wait.
 const MAX_INLINE_FLOWS: usize = 200;
@@ -38,12 +39,17 @@ impl Daemon<'_> {
             return self.end_poll(dumped, thread_time().since(begun));
         }
         let answer = self.polls.0.clone();
-        self.polling = true;
-        tokio::task::spawn_blocking(move || {
+        // tokio would panic if the system had no thread left.
+        let reader = thread::Builder::new().name("braid-flows".to_owned()).spawn(move || {
             let begun = thread_time();
             let dumped = dump();
             let _ = answer.blocking_send((dumped, thread_time().since(begun)));
         });
+        self.polling = self.log_and_retry(POLL, reader).is_some();
+        if !self.polling {
+            self.send_flows();
+            self.next_poll = now() + RETRY_AFTER;
+        }
     }
 
     /// Processes the result of a poll. `spent` is the processor time used so far.
@@ -91,7 +97,8 @@ impl Daemon<'_> {
         self.waiting.drain(..).for_each(|reply| drop(reply.send(Ok(flows.clone()))));
         if self.core.flow_count() > MAX_INLINE_FLOWS {
             let list = flows.clone();
-            tokio::task::spawn_blocking(move || list.text());
+            // Without a thread the first answer serialises it.
+            let _ = thread::Builder::new().spawn(move || drop(list.text()));
             self.lists.put(time, flows);
         }
     }
