@@ -758,6 +758,31 @@ mod tests {
         assert!(far.queue * 8.0 / far.rate < 0.02, "the queue is {} bytes", far.queue);
     }
 
+    /// A flow that joined made a queue, and a trial failed. It blocked the next one for 10 s, also when the queue had gone and the path became longer.
+    #[test]
+    fn regression_a_failed_trial_blocks_only_while_there_is_a_queue() {
+        let (mut far, known) = (far_end(10.0, 60.0), facts(Some(Rate::from_mbps(10)), 60));
+        let (mut controller, mut shapes) = (Controller::default(), BTreeMap::new());
+        controller.follow([subject(1, 0, Preference { weight: 2.0, ..Preference::default() }), subject(2, 1, Preference::default())]);
+        let ids = [FlowId(1), FlowId(2)];
+        let mut before = 0.0;
+        for step in 0..90 {
+            match step {
+                40 => far.rate = 5e6,
+                50 => far.rate = 10e6,
+                80 => far.round_trip = 0.12,
+                _ => {}
+            }
+            controller.on_progress(&far.pass(&shapes, &ids));
+            shapes = controller.step(&known);
+            if step == 79 {
+                before = shapes[&ids[0]].window.unwrap().get() as f64;
+            }
+        }
+        let after = shapes[&ids[0]].window.unwrap().get() as f64;
+        assert!(after > 1.7 * before, "{before}, then {after}");
+    }
+
     /// A link that becomes slower makes round trips longer and rates lower, as a longer path does. Larger windows then go back.
     #[test]
     fn windows_that_make_a_queue_on_a_slower_link_go_back() {

@@ -42,6 +42,8 @@ const TRIAL_ROUND_TRIPS: f64 = 3.0;
 const TRIAL_LONGEST: Duration = Duration::from_millis(1500);
 /// The round trip grows by this share of what the window grew by: the windows have made a queue.
 const TRIAL_QUEUE: f64 = 0.4;
+/// A flow whose round trip exceeds the base by less than this factor waits in no queue, so that a trial may begin again.
+const NO_QUEUE: f64 = 1.1;
 /// Time for which windows that made a queue are not raised again.
 const BLOCKED: Duration = Duration::from_secs(10);
 
@@ -106,6 +108,9 @@ impl Inputs<'_> {
             return false;
         }
         let growth = self.round_trip / *self.base;
+        if growth < NO_QUEUE {
+            self.window.blocked = Time::default();
+        }
         let seems_longer = self.window.in_effect && !draining && growth > TRIAL.0 && self.rate < TRIAL.1 * self.target;
         self.window.longer = if seems_longer { self.window.longer + 1 } else { 0 };
         if self.window.longer < TRIAL.2 || now < self.window.blocked {
