@@ -16,10 +16,8 @@ use braid_model::{Family, NetworkSnapshot, Protocol, Time, printable};
 use braid_platform::linux::netlink::{self, Follower};
 use braid_platform::linux::seccomp::{self, Heard, Intent, Listener, RawCall, Scope, Socket};
 use braid_platform::linux::sys::process::{self, Side, SignalMask};
-use braid_platform::linux::worker::Worker;
 use braid_platform::linux::{probe, reverse_path, sockdiag};
 use braid_transport::client::{Client, ClientLink};
-use tokio::task::JoinHandle;
 
 use super::RunOptions;
 use super::choice::Choice;
@@ -35,8 +33,6 @@ use super::streams::StreamSeen;
 
 /// Interval between polls of the tracked streams.
 const POLL: Duration = Duration::from_millis(250);
-/// How long a poll waits for the kernel's list of sockets.
-const POLL_WAIT: Duration = Duration::from_secs(1);
 /// Time that the first connect waits for the first network snapshot.
 const FIRST_SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -341,22 +337,14 @@ impl Shared {
         }
     }
 
-    /// Updates the streams, then probes the links that are in doubt.
-    async fn poll(self: Arc<Self>, reader: Arc<Worker>) {
-        let shared = self.clone();
-        let _ = tokio::task::spawn_blocking(move || shared.poll_sockets(&reader)).await;
-        self.start_probes();
-    }
-
-    /// Updates the streams from the kernel's list of sockets, read by `reader`: a program that keeps one of the command's sockets locked holds it up. Without
-    /// a list the streams stay as they are.
-    fn poll_sockets(&self, reader: &Worker) {
+    /// Updates the streams from the kernel's list of sockets. It waits if the command keeps a socket of its own locked; before Linux 6.9 also if another
+    /// program does and somebody asks for that socket's details.
+    fn poll_sockets(&self) {
         let ours = self.chooser().stream_inodes();
         if ours.is_empty() {
             return;
         }
-        let list = move || sockdiag::dump_tcp(|inode| ours.contains(&u64::from(inode)));
-        let Ok(Ok(sockets)) = reader.ask(POLL_WAIT, list) else { return };
+        let Ok(sockets) = sockdiag::dump_tcp(|inode| ours.contains(&u64::from(inode))) else { return };
         let seen = sockets.iter().map(|socket| StreamSeen {
             inode: u64::from(socket.inode),
             connecting: socket.connecting,
@@ -390,8 +378,6 @@ pub(super) fn follow(shared: &Arc<Shared>) {
             Err(error) => return failed(&error),
         };
         let mut refused = Vec::new();
-        let reader = Arc::new(Worker::new("braid-sockets", 1));
-        let mut polling: Option<JoinHandle<()>> = None;
         let mut poll = tokio::time::interval(POLL);
         poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -412,12 +398,8 @@ pub(super) fn follow(shared: &Arc<Shared>) {
                         Err(error) => return failed(&error),
                     },
                     _ = poll.tick() => {
-                        if polling.as_ref().is_none_or(JoinHandle::is_finished) {
-                            let (shared, reader) = (Arc::clone(shared), reader.clone());
-                            polling = Some(tokio::spawn(shared.poll(reader)));
-                        } else {
-                            shared.start_probes();
-                        }
+                        shared.poll_sockets();
+                        shared.start_probes();
                     }
                 }
             }

@@ -154,21 +154,31 @@ impl Socket {
             let Ok(target) = fs::read_link(entry.path()) else { continue };
             let target = target.to_string_lossy();
             count += usize::from(target == name);
-            if target == "anon_inode:[eventpoll]" && watches(&facts(call, &entry.file_name().to_string_lossy())?, fd) {
-                return None;
+            if target == "anon_inode:[eventpoll]" {
+                match facts(call, &entry.file_name().to_string_lossy()) {
+                    Ok(facts) if !watches(&facts, fd) => {}
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                    _ => return None,
+                }
             }
         }
         (count == 1).then_some(())?;
-        closes_on_exec(&facts(call, &fd.to_string())?)
+        closes_on_exec(&facts(call, &fd.to_string()).ok()?)
     }
 }
 
-/// The kernel's description of a caller's descriptor; `None` if it is too long.
-fn facts(call: &RawCall, descriptor: &str) -> Option<String> {
+/// The kernel's description of a caller's descriptor.
+///
+/// # Errors
+/// `NotFound` if the caller has closed it; `FileTooLarge` if the description is too long.
+fn facts(call: &RawCall, descriptor: &str) -> io::Result<String> {
     let mut facts = String::new();
-    let file = fs::File::open(format!("/proc/{}/fdinfo/{descriptor}", call.thread)).ok()?;
-    file.take(MAX_DESCRIPTION).read_to_string(&mut facts).ok()?;
-    ((facts.len() as u64) < MAX_DESCRIPTION).then_some(facts)
+    let file = fs::File::open(format!("/proc/{}/fdinfo/{descriptor}", call.thread))?;
+    file.take(MAX_DESCRIPTION).read_to_string(&mut facts)?;
+    if facts.len() as u64 >= MAX_DESCRIPTION {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    Ok(facts)
 }
 
 /// Whether an epoll instance with this description has the descriptor `fd`: a line `tfd: FD events: ...`.
