@@ -93,8 +93,10 @@ struct task_struct {
 };
 
 struct sock_common {
+	__u32 skc_daddr;
 	__u32 skc_rcv_saddr;
 	struct in6_addr skc_v6_rcv_saddr;
+	__u16 skc_dport;
 	__u16 skc_num;
 	unsigned short skc_family;
 	unsigned char skc_ipv6only : 1;

@@ -2,13 +2,18 @@
 /*
  * Moves connects that receive no answer to another link, before the kernel sends the SYN again.
  *
- * The daemon starts this iterator over the namespace's TCP sockets when a SYN has waited long enough for an answer. The program unbinds the socket
- * from its device and marks it with the slots that it leaves and enters. A rule rejects packets with that mark from the old link's address, so that
- * with the next SYN the kernel chooses another source address (`net.ipv4.ip_dynaddr`). Another rule routes the mark over the new link. IPv4 only:
- * IPv6 never changes the source address.
+ * The daemon starts these iterators over the namespace's TCP sockets, one after the other, when a SYN has waited long enough for an answer.
+ * `braid_move` unbinds the socket from its device and marks it with the slots that it leaves and enters. A rule rejects packets with that mark from
+ * the old link's address, so that with the next SYN the kernel chooses another source address (`net.ipv4.ip_dynaddr`). Another rule routes the mark
+ * over the new link. IPv4 only: IPv6 never changes the source address.
  *
  * Once the connect is answered, the program binds the socket to the link whose address it has, and clears the mark. The connection then continues to
  * work without Braid.
+ *
+ * The socket keeps its local port. A socket on another link may have the same one for the same destination, and the kernel does not test for it when
+ * it changes the source address: both would then be the same connection to the server. So `braid_unanswered` records the ports of the connects to be
+ * moved, and `braid_taken` the links on which another socket has them. A connect that starts on the new link within the time until the next SYN (half a
+ * second at most) can still take the same port.
  */
 #include "flow.h"
 
@@ -16,6 +21,100 @@ struct bpf_iter__tcp {
 	struct bpf_iter_meta *meta;
 	struct sock_common *sk_common;
 } __attribute__((preserve_access_index));
+
+/* What two connections have in common that differ in nothing but the source address. */
+struct ports {
+	__u32 remote;
+	__u16 remote_port;
+	__u16 local_port;
+};
+
+/*
+ * The connects to be moved, and the links on which another socket has the same ports, as bits. A connect that finds no place here, or lost it, is moved by
+ * a later run.
+ */
+MAP(taken, BPF_MAP_TYPE_LRU_HASH, struct ports, __u32, 4096, 0);
+
+BRAID_INLINE void ports_of(const struct sock_common *socket, struct ports *ports)
+{
+	ports->remote = socket->skc_daddr;
+	ports->remote_port = socket->skc_dport;
+	ports->local_port = socket->skc_num;
+}
+
+BRAID_INLINE const struct braid_params *params_now(__u32 *bank)
+{
+	__u32 zero = 0;
+	const struct braid_control *switches = bpf_map_lookup_elem(&control, &zero);
+
+	if (!switches)
+		return NULL;
+	*bank = switches->bank & 1;
+	return bpf_map_lookup_elem(&params, bank);
+}
+
+/* The connection of an IPv4 socket that Braid steered; NULL for all others. */
+BRAID_INLINE struct connection *steered4(struct sock_common *socket)
+{
+	struct connection *connection = connection_of(bpf_get_socket_cookie(socket));
+
+	if (!connection || connection->flow.family != 4 || (connection->flow.flags & (BRAID_FLOW_PENDING | BRAID_FLOW_MARKER)))
+		return NULL;
+	return connection;
+}
+
+/* Whether the SYN has waited long enough for an answer. */
+BRAID_INLINE _Bool is_due(const struct braid_flow *flow)
+{
+	return flow->resent >= flow->moves && (__s64)(bpf_ktime_get_ns() - flow->last) >= (__s64)BRAID_UNANSWERED_NS;
+}
+
+SEC("iter/tcp")
+int braid_unanswered(struct bpf_iter__tcp *ctx)
+{
+	struct sock_common *socket = ctx->sk_common;
+	struct connection *connection;
+	struct ports ports = {};
+	__u32 none = 0;
+
+	if (!socket || socket->skc_state != TCP_SYN_SENT)
+		return 0;
+	connection = steered4(socket);
+	if (!connection || !is_due(&connection->flow))
+		return 0;
+	ports_of(socket, &ports);
+	bpf_map_update_elem(&taken, &ports, &none, BPF_ANY);
+	return 0;
+}
+
+SEC("iter/tcp")
+int braid_taken(struct bpf_iter__tcp *ctx)
+{
+	struct sock_common *socket = ctx->sk_common;
+	const struct braid_params *now;
+	struct connection *connection;
+	struct ports ports = {};
+	__u32 *links, bank, slot, bits = 0;
+
+	if (!socket)
+		return 0;
+	ports_of(socket, &ports);
+	links = bpf_map_lookup_elem(&taken, &ports);
+	now = params_now(&bank);
+	if (!links || !now)
+		return 0;
+	for (slot = 0; slot < BRAID_MAX_LINKS; slot++)
+		if (now->slots[slot].source4 == socket->skc_rcv_saddr)
+			bits |= 1u << slot;
+	/* A connect that was moved has its new address only from the next SYN on. */
+	if (socket->skc_state == TCP_SYN_SENT) {
+		connection = steered4(socket);
+		if (connection)
+			bits |= 1u << (connection->flow.slot & (BRAID_MAX_LINKS - 1));
+	}
+	*links |= bits;
+	return 0;
+}
 
 /* Chooses another link for the flow and reserves its demand there; BRAID_NO_SLOT if there is none. Not inlined, to save stack. */
 static __attribute__((noinline)) __u32 reserve_elsewhere(const struct braid_flow *flow, __u32 bank, __u32 allowed)
@@ -66,15 +165,19 @@ BRAID_INLINE int set_mark(struct sock_common *socket, __u32 mark)
 static __attribute__((noinline)) int move_elsewhere(struct sock_common *socket, struct braid_flow *flow, const struct braid_params *now,
 						    __u32 bank)
 {
-	__u32 from = flow->slot & (BRAID_MAX_LINKS - 1), to, none = 0;
-	__u32 candidates = flow->untried & now->usable[0] & ~(1u << from);
-	__u64 id = flow->id, demand = flow->demand, time = bpf_ktime_get_ns();
+	__u32 from = flow->slot & (BRAID_MAX_LINKS - 1), to, none = 0, free, untried, *links;
+	__u64 id = flow->id, demand = flow->demand;
+	struct ports ports = {};
 
-	if (!candidates)
-		candidates = flow->allowed & now->usable[0] & ~(1u << from);
-	if (!candidates || flow->resent < flow->moves || (__s64)(time - flow->last) < (__s64)BRAID_UNANSWERED_NS)
+	ports_of(socket, &ports);
+	links = bpf_map_lookup_elem(&taken, &ports);
+	if (!links || !is_due(flow))
 		return 0;
-	to = reserve_elsewhere(flow, bank, candidates);
+	free = now->usable[0] & ~(1u << from) & ~*links;
+	untried = flow->untried & free ? flow->untried : flow->allowed;
+	if (!(untried & free))
+		return 0;
+	to = reserve_elsewhere(flow, bank, untried & free);
 	if (to == BRAID_NO_SLOT)
 		return 0;
 	if (set_mark(socket, BRAID_MARK_BASE | (from + 1) << 8 | (to + 1)))
@@ -86,9 +189,10 @@ static __attribute__((noinline)) int move_elsewhere(struct sock_common *socket, 
 	record_timeout(flow, flow->resent | 1u << 31);
 	if (!transfer(flow, id, now, to, demand, BRAID_FLOW_MOVING))
 		goto ended;
-	flow->untried = candidates & ~(1u << to);
+	*links |= 1u << to;
+	flow->untried = untried & ~(1u << from | 1u << to);
 	flow->moves++;
-	flow->last = time;
+	flow->last = bpf_ktime_get_ns();
 	count(BRAID_COUNT_MOVED);
 	return 0;
 refused:
@@ -132,10 +236,9 @@ SEC("iter/tcp")
 int braid_move(struct bpf_iter__tcp *ctx)
 {
 	struct sock_common *socket = ctx->sk_common;
-	struct braid_control *switches;
 	const struct braid_params *now;
 	struct connection *connection;
-	__u32 zero = 0, bank;
+	__u32 bank;
 	__u8 state;
 
 	if (!socket)
@@ -144,15 +247,9 @@ int braid_move(struct bpf_iter__tcp *ctx)
 	/* Request sockets and TIME_WAIT sockets are not full sockets. */
 	if (state == TCP_CLOSE || state == TCP_TIME_WAIT || state == TCP_NEW_SYN_RECV || state == TCP_LISTEN)
 		return 0;
-	connection = connection_of(bpf_get_socket_cookie(socket));
-	if (!connection || connection->flow.family != 4 || (connection->flow.flags & (BRAID_FLOW_PENDING | BRAID_FLOW_MARKER)))
-		return 0;
-	switches = bpf_map_lookup_elem(&control, &zero);
-	if (!switches)
-		return 0;
-	bank = switches->bank & 1;
-	now = bpf_map_lookup_elem(&params, &bank);
-	if (!now)
+	connection = steered4(socket);
+	now = params_now(&bank);
+	if (!connection || !now)
 		return 0;
 	if (state == TCP_SYN_SENT)
 		move_elsewhere(socket, &connection->flow, now, bank);

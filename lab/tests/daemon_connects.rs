@@ -79,6 +79,35 @@ fn no_connect_fails_when_a_link_dies_silently() {
     }
 }
 
+/// Two connects may have the same local port if they use different links. A move must not give both the same address and port.
+#[test]
+fn a_moved_connect_takes_no_address_and_port_of_a_living_connection() {
+    if !able() {
+        return;
+    }
+    let lab = two_links();
+    let web = Web::start(&lab).unwrap();
+    web.url(ByteCount::new(1000)).unwrap();
+    let up = Up::start(&lab, ROUND_ROBIN);
+    eventually("both links are up", || ["wlan0", "lte0"].iter().all(|name| up.state(name) == "up"));
+    // With so few ports, most ports that one link uses are used by the other one too.
+    lab.client().run(|| std::fs::write("/proc/sys/net/ipv4/ip_local_port_range", "40000 40127")).unwrap().unwrap();
+    lab.dark(1).unwrap();
+    let mut living = Vec::new();
+    // A connect fails if its port is in use on the link that lives.
+    for (_, local, stream) in connect_many(&lab, None, remote(10, 80), 100).into_iter().flatten() {
+        assert_eq!(number(local), 0, "it ends up on the link that lives");
+        living.push(stream);
+    }
+    let ports: std::collections::BTreeSet<_> = living.iter().map(|stream| stream.local_addr().unwrap().port()).collect();
+    println!("{} of 100 connects succeeded, {} moved", living.len(), moved(&up));
+    assert!(moved(&up) > 0);
+    assert_eq!(ports.len(), living.len(), "each connection has its own port");
+    for stream in &mut living {
+        assert!(fetch(stream, "/1000.bin").unwrap() > 1000);
+    }
+}
+
 /// An IPv6 connect cannot move. It ends as soon as its link is judged dead, so that its program can try again.
 #[test]
 fn an_ipv6_connect_ends_with_its_link_and_the_next_one_avoids_it() {

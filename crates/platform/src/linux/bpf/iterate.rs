@@ -17,9 +17,9 @@ pub(super) const WAIT: Duration = Duration::from_millis(20);
 /// A run that takes longer than this waits for a socket's lock.
 const STUCK: Duration = Duration::from_secs(2);
 
-/// An attached iterator, and the thread that runs it. The thread starts with the first run.
+/// Attached iterators, and the thread that runs them one after the other. The thread starts with the first run.
 pub(super) struct SocketIterator {
-    link: OwnedFd,
+    links: Vec<OwnedFd>,
     worker: Option<Worker>,
 }
 
@@ -32,7 +32,7 @@ struct Worker {
     late: Cell<Option<Vec<u8>>>,
 }
 
-/// What the program wrote in one run, and how long the run took.
+/// What the programs wrote in one run, and how long the run took.
 struct Output {
     rows: Vec<u8>,
     took: Duration,
@@ -41,7 +41,7 @@ struct Output {
 /// Result of [`SocketIterator::run`].
 #[derive(Default)]
 pub(super) struct Run {
-    /// What the program wrote; empty if the run has not ended.
+    /// What the programs wrote; empty if the run has not ended.
     pub(super) rows: Vec<u8>,
     /// How long the run took, or how long the caller waited for it.
     pub(super) took: Duration,
@@ -51,10 +51,15 @@ pub(super) struct Run {
 
 impl SocketIterator {
     pub(super) fn new(link: OwnedFd) -> Self {
-        Self { link, worker: None }
+        Self::in_turn(vec![link])
     }
 
-    /// Runs the program for all sockets, unless an earlier run has not ended yet. Returns after `wait` at the latest.
+    /// An iterator whose run is one of each of these, in this order.
+    pub(super) fn in_turn(links: Vec<OwnedFd>) -> Self {
+        Self { links, worker: None }
+    }
+
+    /// Runs the programs for all sockets, unless an earlier run has not ended yet. Returns after `wait` at the latest.
     ///
     /// # Errors
     /// The thread could not start, or the kernel refused the run.
@@ -64,7 +69,7 @@ impl SocketIterator {
         }
         let worker = match self.worker.take() {
             Some(worker) => worker,
-            None => Worker::spawn(&self.link)?,
+            None => Worker::spawn(&self.links)?,
         };
         let run = worker.run(wait)?;
         self.worker = Some(worker);
@@ -89,29 +94,29 @@ impl SocketIterator {
 }
 
 impl Worker {
-    fn spawn(link: &OwnedFd) -> io::Result<Self> {
+    fn spawn(links: &[OwnedFd]) -> io::Result<Self> {
         let (start, started) = channel::<()>();
         let (sender, ended) = channel();
         let (ready, is_ready) = channel();
-        let number = link.as_raw_fd();
+        let numbers: Vec<_> = links.iter().map(AsRawFd::as_raw_fd).collect();
         let work = move || {
             // Otherwise a run that waits would keep the daemon's descriptors open after the daemon was killed, and the watchdog would wait too.
-            let link = match process::own_descriptor(number) {
-                Ok(link) => link,
+            let links = match process::take_descriptors(&numbers) {
+                Ok(links) => links,
                 Err(error) => return drop(ready.send(Err(error))),
             };
             let _ = ready.send(Ok(()));
             while started.recv().is_ok() {
                 let began = Instant::now();
                 let mut rows = Vec::new();
-                let read = sys::start_iterator(link.as_fd()).and_then(|mut run| run.read_to_end(&mut rows));
-                if sender.send(read.map(|_| Output { rows, took: began.elapsed() })).is_err() {
+                let read = links.iter().try_for_each(|link| sys::start_iterator(link.as_fd())?.read_to_end(&mut rows).map(drop));
+                if sender.send(read.map(|()| Output { rows, took: began.elapsed() })).is_err() {
                     return;
                 }
             }
         };
         thread::Builder::new().name("braid-sockets".to_owned()).stack_size(256 * 1024).spawn(work)?;
-        // The number is that of an open descriptor until the thread has its own.
+        // The numbers are those of open descriptors until the thread has its own.
         is_ready.recv().map_err(|_| io::Error::other("the thread that reads the sockets has ended"))??;
         Ok(Self { start, ended, since: Cell::new(None), late: Cell::new(None) })
     }

@@ -153,7 +153,7 @@ fn needed(name: &str) -> Needed {
         Needed::CountCalls
     } else if COUNT_PACKETS.contains(&name) {
         Needed::CountPackets
-    } else if name == MOVE_PROGRAM {
+    } else if MOVE_PROGRAMS.contains(&name) {
         Needed::MoveConnects
     } else if SHAPE_PROGRAMS.contains(&name) {
         Needed::ShapeFlows
@@ -261,7 +261,8 @@ impl BpfSteering {
         let counters = load_counters(&mut ebpf, counters, &btf)?;
         let dumps = [("braid_connections", "connections"), ("braid_connections", "overflow"), ("braid_flows", "flows")];
         let iterators = dumps.into_iter().map(|(name, map)| attach_iterator(&ebpf, name, map)).collect::<Result<_, _>>()?;
-        let mover = load_socket_iterator(&mut ebpf, MOVE_PROGRAM, &btf).map(SocketIterator::new).map_err(|error| error.to_string());
+        let mover = MOVE_PROGRAMS.into_iter().map(|name| load_socket_iterator(&mut ebpf, name, &btf)).collect::<Result<_, _>>();
+        let mover = mover.map(SocketIterator::in_turn).map_err(|error| error.to_string());
         let shaper = Shaper::load(&mut ebpf, &btf).map_err(|error| error.to_string());
         let events = RingBuf::try_from(take_map(&mut ebpf, "events")?).map_err(|error| LoadError::Object { reason: detail(&error) })?;
         let netns = sys::netns_cookie()
@@ -331,8 +332,8 @@ const COUNT_PACKETS: [&str; 2] = ["braid_egress", "braid_ingress"];
 /// Make redirected sockets report the addresses they asked for.
 const ADDRESS_PROGRAMS: [&str; 6] =
     ["braid_getpeername4", "braid_getpeername6", "braid_getsockname4", "braid_getsockname6", "braid_recvmsg4", "braid_recvmsg6"];
-/// Moves connects that receive no answer.
-const MOVE_PROGRAM: &str = "braid_move";
+/// Move connects that receive no answer. One run is one of each, in this order.
+const MOVE_PROGRAMS: [&str; 3] = ["braid_unanswered", "braid_taken", "braid_move"];
 /// Set the rates of running flows, give all flows their own settings back, and release those that a killed daemon limited.
 const SHAPE_PROGRAMS: [&str; 3] = ["braid_shape", "braid_unshape", "braid_sweep"];
 const PROGRAMS: [&str; 9] = [
@@ -410,7 +411,7 @@ fn load_program(program: &mut Program, name: &str, btf: &Btf) -> Result<(), Refu
             BtfTracePoint::load(program, tracepoint, btf)
         }
         Program::Iter(program) if name == "braid_flows" => Iter::load(program, "bpf_sk_storage_map", btf),
-        Program::Iter(program) if name == MOVE_PROGRAM || SHAPE_PROGRAMS.contains(&name) => Iter::load(program, "tcp", btf),
+        Program::Iter(program) if MOVE_PROGRAMS.contains(&name) || SHAPE_PROGRAMS.contains(&name) => Iter::load(program, "tcp", btf),
         Program::Iter(program) => Iter::load(program, "bpf_map_elem", btf),
         _ => return Err(Refusal { reason: "it has an unknown program type".to_owned(), log: String::new() }),
     };

@@ -307,26 +307,28 @@ pub fn set_nonblocking(pipe: BorrowedFd<'_>) -> io::Result<()> {
     check(unsafe { libc::fcntl(pipe.as_raw_fd(), libc::F_SETFL, flags | libc::O_NONBLOCK) }).map(drop)
 }
 
-/// Gives the calling thread a table of descriptors of its own, with no other than `number` in it, and returns that one. Descriptors that the thread opens
-/// afterwards are its own too. Where the system does not allow that, the thread keeps sharing the table, and the descriptor returned is a duplicate.
+/// Gives the calling thread a table of descriptors of its own, with no others than `numbers` in it, and returns those. Descriptors that the thread
+/// opens afterwards are its own too. Where the system does not allow that, the thread keeps sharing the table, and the descriptors returned are
+/// duplicates.
 ///
-/// `number` must be open until this returns, and the thread must not use objects that own other descriptors.
+/// `numbers` must be different and open until this returns, and the thread must not use objects that own other descriptors.
 ///
 /// # Errors
-/// `EBADF` if `number` is not open.
-pub fn own_descriptor(number: RawFd) -> io::Result<OwnedFd> {
-    if unshare_descriptors().is_err() {
-        // SAFETY: takes integers only.
-        let copy = check(unsafe { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) })?;
-        // SAFETY: the descriptor is new, so nothing else owns it.
-        return Ok(unsafe { OwnedFd::from_raw_fd(copy) });
+/// `EBADF` if one of `numbers` is not open.
+pub fn take_descriptors(numbers: &[RawFd]) -> io::Result<Vec<OwnedFd>> {
+    let is_own = unshare_descriptors().is_ok();
+    if is_own {
+        // Without close_range(2) the others stay open, in this table too.
+        let _ = close_inherited(numbers);
     }
-    // Without close_range(2) the others stay open, in this table too.
-    let _ = close_inherited(&[number]);
-    // SAFETY: takes integers only.
-    check(unsafe { libc::fcntl(number, libc::F_GETFD) })?;
-    // SAFETY: the table is this thread's own, and nothing else in it owns the descriptor.
-    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+    let take = |&number| {
+        // SAFETY: takes integers only.
+        let found =
+            check(unsafe { if is_own { libc::fcntl(number, libc::F_GETFD) } else { libc::fcntl(number, libc::F_DUPFD_CLOEXEC, 3) } })?;
+        // SAFETY: in a table of this thread's own, nothing else owns the descriptor. Otherwise it is new.
+        Ok(unsafe { OwnedFd::from_raw_fd(if is_own { number } else { found }) })
+    };
+    numbers.iter().map(take).collect()
 }
 
 /// Gives the calling thread a table of descriptors of its own, in which only the standard streams are open. Where the system does not allow that, the
