@@ -132,6 +132,7 @@ BRAID_INLINE void add_to_load(__u32 slot, __u32 direction, __u64 load, __u32 flo
 	bpf_spin_lock(&shared->lock);
 	link_load->load[direction & 1] += load;
 	link_load->flows += flows;
+	shared->removals++;
 	bpf_spin_unlock(&shared->lock);
 }
 
@@ -154,6 +155,7 @@ BRAID_INLINE _Bool update_reservation(struct braid_flow *flow, __u64 id, __u64 r
 		flow->reserved = reservation;
 		if (end) {
 			link_load->flows--;
+			shared->removals++;
 			flow->flags |= BRAID_FLOW_MARKER;
 		}
 		done = 1;

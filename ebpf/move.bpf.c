@@ -147,6 +147,7 @@ BRAID_INLINE _Bool transfer(struct braid_flow *flow, __u64 id, const struct brai
 	if (flow->id == id && !(flow->flags & (BRAID_FLOW_PENDING | BRAID_FLOW_MARKER))) {
 		old->load[flow->direction & 1] -= flow->reserved;
 		old->flows--;
+		shared->removals++;
 		flow->slot = slot;
 		flow->ifindex = now->slots[slot & (BRAID_MAX_LINKS - 1)].ifindex;
 		flow->reserved = reserved;

@@ -96,13 +96,13 @@ pub struct Dumped {
     /// Whether the dump contains UDP sockets. `counting` is the state of counting when the dump began.
     datagrams: bool,
     counting: counting::Counting,
-    /// Number of flows begun plus flows ended when the dump began.
-    began: u64,
+    /// The load table when the dump began.
+    began: abi::LoadTable,
     token: heal::DumpToken,
 }
 
 /// Dumps the sockets' flows. The programs update the flows' reservations during the dump.
-fn dump_sockets(iterators: &[OwnedFd], began: u64, token: heal::DumpToken, counting: counting::Counting) -> Result<Dumped, SteeringError> {
+fn dump_sockets(iterators: &[OwnedFd], began: abi::LoadTable, token: heal::DumpToken, counting: counting::Counting) -> Result<Dumped, SteeringError> {
     let fail = |error: std::io::Error| SteeringError { action: "list the flows", reason: error.to_string() };
     let mut bytes = Vec::new();
     for iterator in iterators {
@@ -180,11 +180,6 @@ impl BpfSteering {
 
     fn raw_load_table(&mut self) -> Result<abi::LoadTable, SteeringError> {
         typed_map!(self, Array, "load_table", "read the loads").get(&0, LOCKED).map_err(failed("read the loads"))
-    }
-
-    /// Number of flows begun plus flows ended so far.
-    fn churn(&mut self) -> Result<u64, SteeringError> {
-        Ok(self.raw_load_table()?.commits.wrapping_add(self.counters()?.ended))
     }
 
     /// Flows of unconnected datagrams, as (active, idle). The idle ones are removed from the map.
@@ -410,7 +405,7 @@ impl Steering for BpfSteering {
     }
 
     fn begin_dump(&mut self, _now: Time) -> Result<Dump<Dumped>, SteeringError> {
-        let (iterators, began, token, counting) = (self.iterators.clone(), self.churn()?, self.dumps.begin(), self.counting);
+        let (iterators, began, token, counting) = (self.iterators.clone(), self.raw_load_table()?, self.dumps.begin(), self.counting);
         Ok(Box::new(move || dump_sockets(&iterators, began, token, counting)))
     }
 
@@ -425,8 +420,9 @@ impl Steering for BpfSteering {
             let key = abi::DemandKey { app: row.flow.app, port: row.flow.port, ..Default::default() };
             self.learn_step(key, [row.rx, row.tx], row.read_at)?;
         }
-        let churn = self.churn()?.wrapping_sub(began);
+        // Loads and their changes from one reading: a flow that ended between two readings would look like an end that was missed.
         let after = self.raw_load_table()?;
+        let churn = heal::changes(&began, &after);
         let corrections = if self.dumps.had_no_overlap(&token) { self.heal.corrections(&loads, &after, churn) } else { Vec::new() };
         if !corrections.is_empty() {
             let mut map: Array<_, abi::LinkLoad> = typed_map!(self, Array, "corrections", "correct the loads");

@@ -72,6 +72,11 @@ impl Loads {
     }
 }
 
+/// Number of reservations that were added, removed or moved between two readings of the load table.
+pub(super) fn changes(began: &abi::LoadTable, after: &abi::LoadTable) -> u64 {
+    after.commits.wrapping_sub(began.commits) + u64::from(after.removals.wrapping_sub(began.removals))
+}
+
 impl Heal {
     /// What to add to each link's load (modulo 2^64). A link is corrected only if it is off by more than the flows that started and ended during the
     /// dump can explain. Such a difference means that an event was missed or an entry was evicted.
@@ -154,6 +159,13 @@ mod tests {
         assert!(Heal::default().corrections(&loads(&[row(0, 100)]), &load_table, 2).is_empty());
         load_table.loads[0].load[0] = 100_000;
         assert_eq!(Heal::default().corrections(&loads(&[row(0, 100)]), &load_table, 2).len(), 1);
+    }
+
+    #[test]
+    fn additions_and_removals_count_as_changes() {
+        let began = abi::LoadTable { commits: u64::MAX, removals: u32::MAX, ..Default::default() };
+        let after = abi::LoadTable { commits: 1, removals: 2, ..Default::default() };
+        assert_eq!(changes(&began, &after), 5);
     }
 
     #[test]

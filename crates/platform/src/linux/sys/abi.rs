@@ -44,7 +44,7 @@ abi! {
     /// `struct braid_link_load`.
     LinkLoad { load: [u64; 2], tag: u64, flows: u32, pad: u32, }
     /// `struct braid_load_table` with its lock.
-    LoadTable { lock: u32, pad: u32, virtual_time: u64, winner: u32, pad2: u32, commits: u64, packets: [u64; 2], loads: [LinkLoad; MAX_LINKS], }
+    LoadTable { lock: u32, removals: u32, virtual_time: u64, winner: u32, pad2: u32, commits: u64, packets: [u64; 2], loads: [LinkLoad; MAX_LINKS], }
     /// `struct braid_slot`.
     Slot {
         ifindex: u32, rank: u32, name: [u8; 16], source4: u32, mark: u32, source6: [u32; 4],
