@@ -35,7 +35,7 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
          and a blocking socket, and times each connect(), which includes the handshake. It runs alone and under `braid run` (max-throughput), in \
          changing order. Each run is a process of its own; the first tenth of its connects does not count.",
     );
-    let lab = LINKS.iter().fold(Lab::builder(), |builder, name| builder.link(LinkSpec::direct(name))).start()?;
+    let lab = LINKS.iter().fold(Lab::builder().rp_filter(2), |builder, name| builder.link(LinkSpec::direct(name))).start()?;
     let to = accept_and_drop(&lab, 9000)?;
     let (pairs, count) = if settings.quick { (3, 200) } else { (30, 2000) };
     let (mut nonblocking, mut blocking) = (Pairs::default(), Pairs::default());

@@ -102,7 +102,12 @@ pub struct Dumped {
 }
 
 /// Dumps the sockets' flows. The programs update the flows' reservations during the dump.
-fn dump_sockets(iterators: &[OwnedFd], began: abi::LoadTable, token: heal::DumpToken, counting: counting::Counting) -> Result<Dumped, SteeringError> {
+fn dump_sockets(
+    iterators: &[OwnedFd],
+    began: abi::LoadTable,
+    token: heal::DumpToken,
+    counting: counting::Counting,
+) -> Result<Dumped, SteeringError> {
     let fail = |error: std::io::Error| SteeringError { action: "list the flows", reason: error.to_string() };
     let mut bytes = Vec::new();
     for iterator in iterators {
