@@ -36,6 +36,8 @@ const REACHED: f64 = 0.8;
 /// What a flow that is limited by something else may add to its rate until the next step.
 const GROWTH: f64 = 2.0;
 const GROWTH_BPS: f64 = 256_000.0;
+/// For this long after it was idle, a flow that exceeds `GROWTH_BPS` claims its whole share: a sender that begins behind a queue leaves slow start early.
+const BEGINNING: Duration = Duration::from_secs(1);
 /// Rate that an idle flow claims.
 const IDLE_CLAIM_BPS: f64 = 1_000.0;
 /// Minimum pacing rate. The kernel counts two segments at the pacing rate before the next, also after the limit is lifted: 0.2 s at this rate.
@@ -81,6 +83,12 @@ pub struct Subject {
     /// Least RTT of its life so far.
     pub least_round_trip: Option<Duration>,
 }
+
+/// Share of the capacity above which a link is full, so that its flows' windows are bounded.
+const FULL: f64 = 0.6;
+/// A bounded window is this many times what is under way, and at least this many bytes: the flow may still become faster.
+const ROOM: f64 = 2.0;
+const LEAST_BOUND: f64 = 131_072.0;
 
 /// What is known of a link.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -138,6 +146,8 @@ impl Guaranteed {
 pub struct Controller {
     flows: BTreeMap<FlowId, Flow>,
     links: BTreeMap<LinkIndex, LinkState>,
+    /// Whether a flow that shares its link may begin at any time.
+    may_share: bool,
     /// When the counters were read last, and the steps' lengths between the last two times.
     read_at: Time,
     share: f64,
@@ -173,6 +183,8 @@ struct Flow {
     /// Smoothed rate in bits per second, and its recent peak.
     rate: PerDirection<f64>,
     peak: PerDirection<f64>,
+    /// Since when it is not idle.
+    active_since: PerDirection<Option<Time>>,
     /// Latest RTT by direction of the data, in seconds.
     round_trip: PerDirection<Option<f64>>,
     /// RTT without a queue on the link, in seconds.
@@ -182,13 +194,16 @@ struct Flow {
     window: Window,
     /// Whether the path has become shorter since the last step.
     is_nearer: bool,
+    /// Bound of the receive window while it has no target, in bytes.
+    bound: Option<f64>,
     /// Whether the last step listed it, so that its counters are read at the next.
     listed: bool,
 }
 
 impl Controller {
-    /// Makes these the living flows. Known ones keep their state.
-    pub fn follow(&mut self, subjects: impl IntoIterator<Item = Subject>) {
+    /// Makes these the living flows. Known ones keep their state. `may_share`: a flow with a weight or a guarantee may begin at any time.
+    pub fn follow(&mut self, subjects: impl IntoIterator<Item = Subject>, may_share: bool) {
+        self.may_share = may_share;
         let mut old = std::mem::take(&mut self.flows);
         self.flows = subjects
             .into_iter()
@@ -201,9 +216,22 @@ impl Controller {
         self.links.retain(|link, _| flows.values().any(|flow| flow.subject.link == *link));
     }
 
-    /// Whether any flow's rule asks for something, so that [`Self::step`] is needed.
-    pub fn is_needed(&self) -> bool {
+    /// Whether [`Self::step`] is needed: any flow's rule asks for something, or windows are to be bounded.
+    pub fn is_needed(&self, links: &BTreeMap<LinkIndex, LinkFacts>) -> bool {
+        self.asks() || links.iter().any(|(link, facts)| self.is_bounded(*link, facts))
+    }
+
+    /// Whether any flow's rule asks for something.
+    pub fn asks(&self) -> bool {
         self.flows.values().any(Flow::asks)
+    }
+
+    /// Whether the windows of the link's flows are bounded although they have no target: the link is full, and a flow that shares it may begin.
+    /// Windows that the kernel has made large become smaller only as data arrives, so the new flow would wait for its share for seconds.
+    fn is_bounded(&self, link: LinkIndex, facts: &LinkFacts) -> bool {
+        let Some(capacity) = facts.capacity.down.filter(|_| self.may_share) else { return false };
+        let flows = self.flows.values().filter(|flow| flow.subject.link == link);
+        flows.map(|flow| flow.peak.down).sum::<f64>() > FULL * capacity.bps() as f64
     }
 
     /// Takes the flows' counters.
@@ -239,14 +267,21 @@ impl Controller {
         }
         let mut shapes = BTreeMap::new();
         for (link, (ids, asked)) in by_link {
+            let facts = links.get(&link).copied().unwrap_or_default();
+            let bounded = self.is_bounded(link, &facts);
+            for id in &ids {
+                self.flows.entry(*id).and_modify(|flow| flow.bound = flow.room().filter(|_| bounded));
+            }
             if !asked {
                 self.links.remove(&link);
-                for id in ids {
-                    self.flows.entry(id).and_modify(Flow::release);
+                for id in &ids {
+                    self.flows.entry(*id).and_modify(Flow::release);
+                }
+                if bounded {
+                    shapes.extend(self.shapes(&ids));
                 }
                 continue;
             }
-            let facts = links.get(&link).copied().unwrap_or_default();
             self.find_bases(&ids, &facts);
             let mut state = self.links.get(&link).copied().unwrap_or_default();
             for direction in Direction::ALL {
@@ -258,12 +293,14 @@ impl Controller {
                 self.flows.entry(*id).and_modify(|flow| flow.is_nearer = false);
             }
             self.links.insert(link, state);
-            shapes.extend(
-                ids.iter().map(|id| (*id, &self.flows[id])).filter(|(_, flow)| flow.subject.limitable).map(|(id, flow)| (id, flow.shape())),
-            );
+            shapes.extend(self.shapes(&ids));
         }
         self.cut(&mut shapes);
         shapes
+    }
+
+    fn shapes(&self, ids: &[FlowId]) -> impl Iterator<Item = (FlowId, Shape)> {
+        ids.iter().map(|id| (*id, &self.flows[id])).filter(|(_, flow)| flow.subject.limitable).map(|(id, flow)| (id, flow.shape()))
     }
 
     /// Number of flows that are not measured and not limited because there are more than [`MAX_SHAPES`].
@@ -443,11 +480,13 @@ impl Flow {
             last: None,
             rate: PerDirection::default(),
             peak: PerDirection::default(),
+            active_since: PerDirection::default(),
             round_trip: PerDirection::default(),
             base: None,
             target: PerDirection::default(),
             window: Window::default(),
             is_nearer: false,
+            bound: None,
             listed: false,
         }
     }
@@ -490,6 +529,8 @@ impl Flow {
                 let now = moved[direction].get() as f64 * 8.0 / span;
                 self.rate[direction] += share * (now - self.rate[direction]);
                 self.peak[direction] = (self.peak[direction] * (-span / PEAK).exp()).max(self.rate[direction]);
+                let since = self.active_since[direction].unwrap_or(row.read_at);
+                self.active_since[direction] = (self.rate[direction] > IDLE_BPS).then_some(since);
             }
         }
         self.last = Some(*row);
@@ -499,6 +540,10 @@ impl Flow {
     /// the link to others.
     fn demand(&self, direction: Direction) -> Option<f64> {
         let (rate, peak) = (self.rate[direction], self.peak[direction]);
+        let active = self.active_since[direction].zip(self.last);
+        if peak > GROWTH_BPS && active.is_some_and(|(since, last)| last.read_at.since(since) < BEGINNING) {
+            return None;
+        }
         let limited = match self.target[direction] {
             Some(target) => peak < REACHED * target && !(direction == Direction::Down && self.window.is_in_effect()),
             // It is not limited yet: idle, or it has as much as it can.
@@ -508,8 +553,16 @@ impl Flow {
         limited.then_some(GROWTH * peak + more)
     }
 
+    /// A window for more than is under way now, in bytes; `None` if that is unknown.
+    fn room(&self) -> Option<f64> {
+        // The handshake's RTT may be far too short by now.
+        self.last?.receive_rtt_us?;
+        Some((ROOM * self.peak.down / 8.0 * self.round_trip.down?).max(LEAST_BOUND))
+    }
+
     fn shape(&self) -> Shape {
-        let window = self.target.down.and(self.window.bytes()).map(ByteCount::new);
+        let window = if self.target.down.is_some() { self.window.bytes() } else { self.bound.map(|bytes| bytes as u64) };
+        let window = window.map(ByteCount::new);
         Shape { pacing: self.target.up.map(pacing), window }
     }
 }
@@ -583,7 +636,7 @@ mod tests {
     /// Runs for some seconds; returns the flows' rates in the last second.
     fn run(subjects: &[Subject], far: &mut FarEnd, facts: &BTreeMap<LinkIndex, LinkFacts>, seconds: u64) -> Vec<f64> {
         let mut controller = Controller::default();
-        controller.follow(subjects.iter().copied());
+        controller.follow(subjects.iter().copied(), false);
         let ids: Vec<FlowId> = subjects.iter().map(|subject| subject.id).collect();
         let (mut shapes, mut before) = (BTreeMap::new(), BTreeMap::new());
         for step in 0..seconds * 10 {
@@ -614,6 +667,55 @@ mod tests {
         assert!(far.queue * 8.0 / far.rate < 0.02, "the queue is {} bytes", far.queue);
     }
 
+    /// The windows of a download that was alone were megabytes, and a flow that joined it waited four seconds for its share.
+    #[test]
+    fn regression_windows_on_a_full_link_are_bounded_before_another_flow_joins() {
+        for (may_share, capacity, bounded) in [(true, 12, true), (false, 12, false), (true, 100, false)] {
+            let (mut controller, mut shapes) = (Controller::default(), BTreeMap::new());
+            controller.follow([subject(1, 0, Preference::default())], may_share);
+            let (mut far, facts) = (far_end(12.0, 40.0), facts(Some(Rate::from_mbps(capacity)), 40));
+            for _ in 0..20 {
+                controller.on_progress(&far.pass(&shapes, &[FlowId(1)]));
+                shapes = controller.step(&facts);
+            }
+            assert_eq!(controller.is_needed(&facts), bounded);
+            assert!(shapes.values().all(|shape| shape.pacing.is_none()));
+            let window = shapes.get(&FlowId(1)).and_then(|shape| shape.window);
+            assert_eq!(window.is_some(), bounded, "{window:?}");
+            // The queue of 200 kB stays, so nothing is slower, and a growth by half fits in.
+            let under_way = 12e6 / 8.0 * 0.04 + 200_000.0;
+            assert!(window.is_none_or(|window| (1.5..2.2).contains(&(window.get() as f64 / under_way))), "{window:?} of {under_way}");
+        }
+    }
+
+    #[test]
+    fn a_flow_that_begins_claims_its_share_before_it_has_reached_it() {
+        let weight = |weight| Preference { weight, ..Preference::default() };
+        let (mut far, facts) = (far_end(12.0, 40.0), facts(Some(Rate::from_mbps(12)), 40));
+        let (old, new) = (subject(1, 0, weight(1.0)), subject(2, 1, weight(2.0)));
+        let (mut controller, mut shapes) = (Controller::default(), BTreeMap::new());
+        controller.follow([old], true);
+        for _ in 0..30 {
+            controller.on_progress(&far.pass(&shapes, &[FlowId(1)]));
+            shapes = controller.step(&facts);
+        }
+        controller.follow([old, new], true);
+        // 1.2 Mbit/s, much less than its share.
+        let mut target_after = |steps: std::ops::RangeInclusive<u64>| {
+            for step in steps {
+                let mut rows = far.pass(&shapes, &[FlowId(1)]);
+                rows.push(Progress { id: FlowId(2), rx: ByteCount::new(15_000 * step), ..rows[0] });
+                controller.on_progress(&rows);
+                shapes = controller.step(&facts);
+            }
+            controller.share(FlowId(1), Direction::Down).and_then(|share| share.target).unwrap()
+        };
+        let early = target_after(1..=4);
+        assert!(early < Rate::from_mbps(5), "{early}");
+        let late = target_after(5..=30);
+        assert!(late > Rate::from_mbps(6), "it keeps what the new flow does not use: {late}");
+    }
+
     /// Each idle connection took a quarter of a megabit of the link, so that a hundred of them left little to a download.
     #[test]
     fn regression_idle_flows_leave_the_link_to_active_ones() {
@@ -622,7 +724,7 @@ mod tests {
         let mut subjects = vec![subject(1, 0, weight(2.0))];
         subjects.extend((2..102).map(|id| subject(id, 1, Preference::default())));
         let (mut controller, mut shapes) = (Controller::default(), BTreeMap::new());
-        controller.follow(subjects);
+        controller.follow(subjects, false);
         for _ in 0..80 {
             controller.on_progress(&far.pass(&shapes, &[FlowId(1)]));
             shapes = controller.step(&facts(Some(Rate::from_mbps(12)), 40));
@@ -642,8 +744,8 @@ mod tests {
     #[test]
     fn flows_without_a_preference_are_not_touched() {
         let mut controller = Controller::default();
-        controller.follow([subject(1, 0, Preference::default())]);
-        assert!(!controller.is_needed());
+        controller.follow([subject(1, 0, Preference::default())], false);
+        assert!(!controller.asks());
         assert_eq!(controller.step(&facts(Some(Rate::from_mbps(12)), 40)), BTreeMap::new());
     }
 
@@ -652,7 +754,7 @@ mod tests {
         let limit = Preference { rate: Some(Portion::Rate(Rate::from_mbps(4))), ..Preference::default() };
         let mut far = far_end(20.0, 40.0);
         let (mut controller, mut shapes) = (Controller::default(), BTreeMap::new());
-        controller.follow([subject(1, 0, limit)]);
+        controller.follow([subject(1, 0, limit)], false);
         for _ in 0..50 {
             controller.on_progress(&far.pass(&shapes, &[FlowId(1)]));
             shapes = controller.step(&facts(None, 40));
@@ -664,11 +766,14 @@ mod tests {
     fn the_guaranteed_rate_is_the_larger_of_weight_and_guarantee_up_to_the_limit() {
         let mut controller = Controller::default();
         let of = |guarantee, rate| Preference { weight: 1.0, rate, guarantee };
-        controller.follow([
-            subject(1, 0, of(Some(Portion::Share(0.5)), None)),
-            subject(2, 1, of(None, Some(Portion::Rate(Rate::from_mbps(1))))),
-            subject(3, 2, Preference { weight: 2.0, ..Preference::default() }),
-        ]);
+        controller.follow(
+            [
+                subject(1, 0, of(Some(Portion::Share(0.5)), None)),
+                subject(2, 1, of(None, Some(Portion::Rate(Rate::from_mbps(1))))),
+                subject(3, 2, Preference { weight: 2.0, ..Preference::default() }),
+            ],
+            false,
+        );
         let guaranteed = |id| controller.guaranteed(FlowId(id), Some(Rate::from_mbps(12))).map(|it| it.rate().bps());
         assert_eq!([guaranteed(1), guaranteed(2), guaranteed(3)], [Some(6_000_000), Some(1_000_000), Some(6_000_000)]);
         assert_eq!(controller.guaranteed(FlowId(3), None), None);
@@ -680,7 +785,7 @@ mod tests {
         let weight = |weight| Preference { weight, ..Preference::default() };
         let mut far = far_end(12.0, 40.0);
         let (mut controller, mut shapes) = (Controller::default(), BTreeMap::new());
-        controller.follow([subject(1, 0, weight(1.0)), subject(2, 1, weight(3.0))]);
+        controller.follow([subject(1, 0, weight(1.0)), subject(2, 1, weight(3.0))], false);
         let ids = [FlowId(1), FlowId(2)];
         let known = facts(Some(Rate::from_mbps(12)), 40);
         for _ in 0..50 {
@@ -717,7 +822,7 @@ mod tests {
         let weight = |weight| Preference { weight, ..Preference::default() };
         let (mut far, known) = (far_end(12.0, 40.0), facts(Some(Rate::from_mbps(12)), 40));
         let (mut controller, mut shapes) = (Controller::default(), BTreeMap::new());
-        controller.follow([subject(1, 0, weight(1.0)), subject(2, 1, weight(3.0))]);
+        controller.follow([subject(1, 0, weight(1.0)), subject(2, 1, weight(3.0))], false);
         let ids = [FlowId(1), FlowId(2)];
         for milliseconds in [40.0, 90.0, 30.0] {
             far.round_trip = milliseconds / 1e3;
@@ -741,7 +846,8 @@ mod tests {
     fn regression_windows_double_within_ten_round_trips_of_a_longer_path() {
         let (mut far, known) = (far_end(10.0, 60.0), facts(Some(Rate::from_mbps(10)), 60));
         let (mut controller, mut shapes) = (Controller::default(), BTreeMap::new());
-        controller.follow([subject(1, 0, Preference { weight: 2.0, ..Preference::default() }), subject(2, 1, Preference::default())]);
+        controller
+            .follow([subject(1, 0, Preference { weight: 2.0, ..Preference::default() }), subject(2, 1, Preference::default())], false);
         let ids = [FlowId(1), FlowId(2)];
         let mut pass = |far: &mut FarEnd, steps| {
             for _ in 0..steps {
@@ -763,7 +869,8 @@ mod tests {
     fn regression_a_failed_trial_blocks_only_while_there_is_a_queue() {
         let (mut far, known) = (far_end(10.0, 60.0), facts(Some(Rate::from_mbps(10)), 60));
         let (mut controller, mut shapes) = (Controller::default(), BTreeMap::new());
-        controller.follow([subject(1, 0, Preference { weight: 2.0, ..Preference::default() }), subject(2, 1, Preference::default())]);
+        controller
+            .follow([subject(1, 0, Preference { weight: 2.0, ..Preference::default() }), subject(2, 1, Preference::default())], false);
         let ids = [FlowId(1), FlowId(2)];
         let mut before = 0.0;
         for step in 0..90 {
@@ -788,7 +895,8 @@ mod tests {
     fn windows_that_make_a_queue_on_a_slower_link_go_back() {
         let (mut far, known) = (far_end(10.0, 60.0), facts(Some(Rate::from_mbps(10)), 60));
         let (mut controller, mut shapes) = (Controller::default(), BTreeMap::new());
-        controller.follow([subject(1, 0, Preference { weight: 2.0, ..Preference::default() }), subject(2, 1, Preference::default())]);
+        controller
+            .follow([subject(1, 0, Preference { weight: 2.0, ..Preference::default() }), subject(2, 1, Preference::default())], false);
         let ids = [FlowId(1), FlowId(2)];
         let mut longest = 0.0_f64;
         for step in 0..140 {
@@ -810,7 +918,7 @@ mod tests {
         let mut far = far_end(12.0, 40.0);
         let (mut controller, mut shapes) = (Controller::default(), BTreeMap::new());
         let guarantee = Preference { guarantee: Some(Portion::Share(0.1)), ..Preference::default() };
-        controller.follow([Subject { limitable: false, ..subject(1, 0, guarantee) }, subject(2, 1, Preference::default())]);
+        controller.follow([Subject { limitable: false, ..subject(1, 0, guarantee) }, subject(2, 1, Preference::default())], false);
         for step in 0..50_u64 {
             let rows = far.pass(&shapes, &[FlowId(2)]);
             // 800 kbit/s, as polls show it.
@@ -830,7 +938,7 @@ mod tests {
         let count = MAX_SHAPES as u64;
         let mut subjects: Vec<Subject> = (0..count + 10).map(|id| subject(id, 0, Preference::default())).collect();
         subjects.push(subject(count + 50, 1, Preference { weight: 2.0, ..Preference::default() }));
-        controller.follow(subjects);
+        controller.follow(subjects, false);
         let row = |at: u64, bytes: u64| Progress {
             id: FlowId(3),
             rx: ByteCount::new(bytes),

@@ -71,15 +71,17 @@ impl<S: Steering> Core<S> {
     pub(super) fn follow_shares(&mut self, now: Time) {
         // Clients of `braid proxy` have no flows of their own here.
         let direct = |rule: &&AppRule| rule.matcher.client.is_none();
-        let wanted = self.config.policy.apps.iter().filter(direct).any(|rule| rule.preference() != Preference::default());
+        let preferences = || self.config.policy.apps.iter().filter(direct).map(AppRule::preference);
+        let wanted = preferences().any(|preference| preference != Preference::default());
+        let may_share = preferences().any(|preference| preference.shares());
         let subjects: Vec<Subject> = if wanted {
             let direct = self.flows.iter().filter(|living| !self.has_ended(living));
             direct.map(|living| Subject { least_round_trip: living.progress.least_rtt, ..self.shaping_subject(&living.row) }).collect()
         } else {
             Vec::new()
         };
-        self.shares.controller.follow(subjects);
-        if self.shares.controller.is_needed() {
+        self.shares.controller.follow(subjects, may_share);
+        if wanted {
             // For UDP, and for flows beyond the limit: a fast one then takes the place of a slow one.
             let mut rows: BTreeMap<FlowId, ShapedFlow> = BTreeMap::new();
             for row in self.flows.iter().map(|living| &living.row) {
@@ -89,7 +91,8 @@ impl<S: Steering> Core<S> {
             }
             self.shares.controller.on_poll(&rows.into_values().collect::<Vec<_>>());
         }
-        self.shares.due = if self.shares.controller.is_needed() {
+        let facts = self.link_facts(now);
+        self.shares.due = if self.shares.controller.is_needed(&facts) {
             Some(self.shares.due.unwrap_or(now))
         } else {
             // The last step gives all flows their own settings back at once.
@@ -112,15 +115,21 @@ impl<S: Steering> Core<S> {
             return Ok(());
         }
         self.shares.due = Some(now + RETRY);
-        let facts: BTreeMap<LinkIndex, LinkFacts> = self.links.iter().map(|(index, link)| (index, link_facts(link, now))).collect();
-        let shapes = if self.shares.controller.is_needed() { self.shares.controller.step(&facts) } else { BTreeMap::new() };
+        let facts = self.link_facts(now);
+        let shapes = self.shares.controller.step(&facts);
         self.shares.applied = true;
         let step = self.steering.shape(now, &shapes)?;
         self.shares.controller.on_progress(&step.flows);
         self.shares.applied = !shapes.is_empty() || !step.complete;
         let every = self.shares.pace(shapes.len(), step.took);
+        // Bounds of windows need no haste.
+        let every = if self.shares.controller.asks() { every } else { every.max(LONGEST) };
         self.shares.due = self.shares.applied.then_some(now + every);
         Ok(())
+    }
+
+    fn link_facts(&self, now: Time) -> BTreeMap<LinkIndex, LinkFacts> {
+        self.links.iter().map(|(index, link)| (index, link_facts(link, now))).collect()
     }
 
     /// Gives all flows their own settings back, for the end of the daemon.
