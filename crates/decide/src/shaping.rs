@@ -38,6 +38,8 @@ const GROWTH: f64 = 2.0;
 const GROWTH_BPS: f64 = 256_000.0;
 /// For this long after it was idle, a flow that exceeds `GROWTH_BPS` claims its whole share: a sender that begins behind a queue leaves slow start early.
 const BEGINNING: Duration = Duration::from_secs(1);
+/// Flows that want more than they have are settled if together they are this near to their targets.
+const UNSETTLED: f64 = 0.15;
 /// Rate that an idle flow claims.
 const IDLE_CLAIM_BPS: f64 = 1_000.0;
 /// Minimum pacing rate. The kernel counts two segments at the pacing rate before the next, also after the limit is lifted: 0.2 s at this rate.
@@ -219,6 +221,23 @@ impl Controller {
     /// Whether [`Self::step`] is needed: any flow's rule asks for something, or windows are to be bounded.
     pub fn is_needed(&self, links: &BTreeMap<LinkIndex, LinkFacts>) -> bool {
         self.asks() || links.iter().any(|(link, facts)| self.is_bounded(*link, facts))
+    }
+
+    /// Whether the next step should come soon: a limited flow has just begun, or the flows of a link that want more than they have are together far from
+    /// their targets.
+    pub fn is_unsettled(&self) -> bool {
+        let is_unsettled = |link: &LinkIndex, direction| {
+            let (mut moved, mut wanted) = (0.0, 0.0);
+            for flow in self.flows.values().filter(|flow| flow.subject.link == *link && flow.subject.limitable) {
+                let Some(target) = flow.target[direction].filter(|_| flow.demand(direction).is_none()) else { continue };
+                if flow.has_just_begun(direction) {
+                    return true;
+                }
+                (moved, wanted) = (moved + flow.rate[direction], wanted + target);
+            }
+            (moved - wanted).abs() > UNSETTLED * wanted
+        };
+        self.links.keys().any(|link| Direction::ALL.iter().any(|direction| is_unsettled(link, *direction)))
     }
 
     /// Whether any flow's rule asks for something.
@@ -536,12 +555,16 @@ impl Flow {
         self.last = Some(*row);
     }
 
+    fn has_just_begun(&self, direction: Direction) -> bool {
+        let active = self.active_since[direction].zip(self.last);
+        self.peak[direction] > GROWTH_BPS && active.is_some_and(|(since, last)| last.read_at.since(since) < BEGINNING)
+    }
+
     /// What the flow takes of its link, in bits per second; `None`: as much as possible. An idle flow takes next to nothing, so that many of them leave
     /// the link to others.
     fn demand(&self, direction: Direction) -> Option<f64> {
         let (rate, peak) = (self.rate[direction], self.peak[direction]);
-        let active = self.active_since[direction].zip(self.last);
-        if peak > GROWTH_BPS && active.is_some_and(|(since, last)| last.read_at.since(since) < BEGINNING) {
+        if self.has_just_begun(direction) {
             return None;
         }
         let limited = match self.target[direction] {

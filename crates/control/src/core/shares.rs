@@ -28,6 +28,8 @@ pub(super) struct Shares {
     /// Time between two steps, and whether the last step was slow.
     every: Option<Duration>,
     slow: bool,
+    /// When steps last began to come soon.
+    hurried: Option<Time>,
 }
 
 /// Note on a UDP flow with a share.
@@ -41,6 +43,9 @@ const LONGEST: Duration = STEP.saturating_mul(4);
 /// A step that takes longer than this is slow; after two of them the next steps come half as often. After one that takes less than a quarter of this they
 /// come more often again.
 const SLOW: Duration = Duration::from_millis(2);
+/// While rates are far from their targets, slow steps come soon again: after this many times the time that a step takes, for as long as the first time
+/// allows, and then not until the second one has passed. So the steps of a link whose flows change all the time cost no more than those of others.
+const HURRY: (u32, Duration, Duration) = (40, Duration::from_secs(2), Duration::from_secs(6));
 
 impl Shares {
     pub(super) fn due(&self) -> Option<Time> {
@@ -48,7 +53,7 @@ impl Shares {
     }
 
     /// Adapts the time between two steps to the number of flows and to the time that the last one `took`, so that many flows do not keep the daemon busy.
-    fn pace(&mut self, flows: usize, took: Duration) -> Duration {
+    fn pace(&mut self, now: Time, flows: usize, took: Duration) -> Duration {
         let least = STEP.saturating_mul(u32::try_from(flows / FREQUENT).unwrap_or(u32::MAX)).clamp(STEP, LONGEST);
         let every = self.every.unwrap_or(STEP);
         let slow = std::mem::replace(&mut self.slow, took > SLOW);
@@ -57,7 +62,12 @@ impl Shares {
             (_, true) => every / 2,
             _ => every,
         };
-        *self.every.insert(next.max(least))
+        let every = *self.every.insert(next.max(least));
+        let since = |began: Time| now.since(began);
+        if every > STEP && self.controller.is_unsettled() && self.hurried.is_none_or(|began| since(began) > HURRY.2) {
+            self.hurried = Some(now);
+        }
+        if self.hurried.is_some_and(|began| since(began) < HURRY.1) { every.min((took * HURRY.0).max(STEP)) } else { every }
     }
 
     /// Whether the flow's rate shows its target, and not the capacity of its link.
@@ -80,6 +90,7 @@ impl<S: Steering> Core<S> {
         } else {
             Vec::new()
         };
+        let asked = self.shares.controller.asks();
         self.shares.controller.follow(subjects, may_share);
         if wanted {
             // For UDP, and for flows beyond the limit: a fast one then takes the place of a slow one.
@@ -93,7 +104,9 @@ impl<S: Steering> Core<S> {
         }
         let facts = self.link_facts(now);
         self.shares.due = if self.shares.controller.is_needed(&facts) {
-            Some(self.shares.due.unwrap_or(now))
+            // A flow that asks for something does not wait for the next bounds of windows.
+            let begins = self.shares.controller.asks() && !asked;
+            Some(self.shares.due.filter(|_| !begins).unwrap_or(now))
         } else {
             // The last step gives all flows their own settings back at once.
             self.shares.applied.then_some(now)
@@ -121,7 +134,7 @@ impl<S: Steering> Core<S> {
         let step = self.steering.shape(now, &shapes)?;
         self.shares.controller.on_progress(&step.flows);
         self.shares.applied = !shapes.is_empty() || !step.complete;
-        let every = self.shares.pace(shapes.len(), step.took);
+        let every = self.shares.pace(now, shapes.len(), step.took);
         // Bounds of windows need no haste.
         let every = if self.shares.controller.asks() { every } else { every.max(LONGEST) };
         self.shares.due = self.shares.applied.then_some(now + every);
