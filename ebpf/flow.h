@@ -84,8 +84,10 @@ __attribute__((noinline)) int pick(struct request *request, __u32 bank, __u32 re
 		shared->state.winner = slot;
 	else
 		braid_pick(&shared->state, now, request->allowed, request->direction, request->demand);
-	if (reserve)
+	if (reserve) {
 		braid_commit(&shared->state, now, request->direction, request->demand);
+		shared->added += request->demand;
+	}
 	request->slot = shared->state.winner & (BRAID_MAX_LINKS - 1);
 	if (place && (!place->flow.id || place->flow.id == request->id || (place->flow.flags & BRAID_FLOW_MARKER))) {
 		place->flow.id = request->id;
@@ -121,7 +123,7 @@ BRAID_INLINE struct load_table *the_load_table(void)
  * Adds to a link's load. Takes the lock, as every change of a load must: a concurrent atomic addition would be lost when the lock's holder writes
  * back.
  */
-BRAID_INLINE void add_to_load(__u32 slot, __u32 direction, __u64 load, __u32 flows)
+BRAID_INLINE void add_to_load(__u32 slot, __u32 direction, __u64 load, __u32 flows, __u32 removals)
 {
 	struct load_table *shared = the_load_table();
 	struct braid_link_load *link_load;
@@ -132,8 +134,14 @@ BRAID_INLINE void add_to_load(__u32 slot, __u32 direction, __u64 load, __u32 flo
 	bpf_spin_lock(&shared->lock);
 	link_load->load[direction & 1] += load;
 	link_load->flows += flows;
-	shared->removals++;
+	shared->removals += removals;
 	bpf_spin_unlock(&shared->lock);
+}
+
+/* Removes one reservation from a link's load. */
+BRAID_INLINE void remove_from_load(__u32 slot, __u32 direction, __u64 load)
+{
+	add_to_load(slot, direction, -load, -1, 1);
 }
 
 /*
@@ -176,7 +184,7 @@ BRAID_INLINE void unreserve(const struct request *request)
 
 	if (place)
 		place->flow.flags = BRAID_FLOW_MARKER;
-	add_to_load(request->slot, request->direction, -request->demand, -1);
+	remove_from_load(request->slot, request->direction, request->demand);
 }
 
 BRAID_INLINE void fill(struct braid_flow *flow, const struct braid_params *now, const struct request *request, __u64 id, __u32 flags)

@@ -110,8 +110,8 @@ BRAID_INLINE void apply_corrections(void)
 
 		if (!wrong || !(wrong->load[0] | wrong->load[1] | wrong->flows))
 			continue;
-		add_to_load(slot, BRAID_DOWN, wrong->load[0], wrong->flows);
-		add_to_load(slot, BRAID_UP, wrong->load[1], 0);
+		add_to_load(slot, BRAID_DOWN, wrong->load[0], wrong->flows, 0);
+		add_to_load(slot, BRAID_UP, wrong->load[1], 0, 0);
 		wrong->load[0] = 0;
 		wrong->load[1] = 0;
 		wrong->flows = 0;

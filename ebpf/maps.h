@@ -45,6 +45,7 @@ const volatile __u8 has_retval = 0;
 struct load_table {
 	struct bpf_spin_lock lock;
 	__u32 removals; /* number of reservations that were removed or moved to another link, modulo 2^32; `commits` counts the new ones */
+	__u64 added;	/* bytes of all reservations so far, modulo 2^64 */
 	struct braid_load_table state;
 };
 

@@ -12,8 +12,8 @@
  *
  * The socket keeps its local port. A socket on another link may have the same one for the same destination, and the kernel does not test for it when
  * it changes the source address: both would then be the same connection to the server. So `braid_unanswered` records the ports of the connects to be
- * moved, and `braid_taken` the links on which another socket has them. A connect that starts on the new link within the time until the next SYN (half a
- * second at most) can still take the same port.
+ * moved, and `braid_taken` the links on which another socket has them. A connect that starts on the new link between the search and the next SYN
+ * (usually half a second; longer after the first move of a connect, as the kernel doubles the time between SYNs) can still take the same port.
  */
 #include "flow.h"
 
@@ -29,11 +29,20 @@ struct ports {
 	__u16 local_port;
 };
 
+/* The links on which another socket has the same ports, as bits, and when the search for them began. */
+struct taken {
+	__u64 at;
+	__u32 links;
+	__u32 pad;
+};
+
+/* The connects to be moved. A connect that finds no place here, or lost it, is moved by a later run. */
+MAP(taken, BPF_MAP_TYPE_LRU_HASH, struct ports, struct taken, 4096, 0);
+
 /*
- * The connects to be moved, and the links on which another socket has the same ports, as bits. A connect that finds no place here, or lost it, is moved by
- * a later run.
+ * A search that began earlier says nothing: a program that keeps a socket locked may have held up the run since, or the search was another run's.
  */
-MAP(taken, BPF_MAP_TYPE_LRU_HASH, struct ports, __u32, 4096, 0);
+#define SEARCH_AGE_NS 200000000ull
 
 BRAID_INLINE void ports_of(const struct sock_common *socket, struct ports *ports)
 {
@@ -47,7 +56,8 @@ BRAID_INLINE const struct braid_params *params_now(__u32 *bank)
 	__u32 zero = 0;
 	const struct braid_control *switches = bpf_map_lookup_elem(&control, &zero);
 
-	if (!switches)
+	/* The rules that a moved connect needs end with the daemon. */
+	if (!switches || (__s64)(bpf_ktime_get_ns() - switches->heartbeat) > (__s64)BRAID_HEARTBEAT_NS)
 		return NULL;
 	*bank = switches->bank & 1;
 	return bpf_map_lookup_elem(&params, bank);
@@ -75,7 +85,7 @@ int braid_unanswered(struct bpf_iter__tcp *ctx)
 	struct sock_common *socket = ctx->sk_common;
 	struct connection *connection;
 	struct ports ports = {};
-	__u32 none = 0;
+	struct taken none = {};
 
 	if (!socket || socket->skc_state != TCP_SYN_SENT)
 		return 0;
@@ -83,6 +93,7 @@ int braid_unanswered(struct bpf_iter__tcp *ctx)
 	if (!connection || !is_due(&connection->flow))
 		return 0;
 	ports_of(socket, &ports);
+	none.at = bpf_ktime_get_ns();
 	bpf_map_update_elem(&taken, &ports, &none, BPF_ANY);
 	return 0;
 }
@@ -94,14 +105,15 @@ int braid_taken(struct bpf_iter__tcp *ctx)
 	const struct braid_params *now;
 	struct connection *connection;
 	struct ports ports = {};
-	__u32 *links, bank, slot, bits = 0;
+	struct taken *entry;
+	__u32 bank, slot, bits = 0;
 
 	if (!socket)
 		return 0;
 	ports_of(socket, &ports);
-	links = bpf_map_lookup_elem(&taken, &ports);
+	entry = bpf_map_lookup_elem(&taken, &ports);
 	now = params_now(&bank);
-	if (!links || !now)
+	if (!entry || !now)
 		return 0;
 	for (slot = 0; slot < BRAID_MAX_LINKS; slot++)
 		if (now->slots[slot].source4 == socket->skc_rcv_saddr)
@@ -112,7 +124,7 @@ int braid_taken(struct bpf_iter__tcp *ctx)
 		if (connection)
 			bits |= 1u << (connection->flow.slot & (BRAID_MAX_LINKS - 1));
 	}
-	*links |= bits;
+	entry->links |= bits;
 	return 0;
 }
 
@@ -166,15 +178,16 @@ BRAID_INLINE int set_mark(struct sock_common *socket, __u32 mark)
 static __attribute__((noinline)) int move_elsewhere(struct sock_common *socket, struct braid_flow *flow, const struct braid_params *now,
 						    __u32 bank)
 {
-	__u32 from = flow->slot & (BRAID_MAX_LINKS - 1), to, none = 0, free, untried, *links;
+	__u32 from = flow->slot & (BRAID_MAX_LINKS - 1), to, none = 0, free, untried;
 	__u64 id = flow->id, demand = flow->demand;
 	struct ports ports = {};
+	struct taken *entry;
 
 	ports_of(socket, &ports);
-	links = bpf_map_lookup_elem(&taken, &ports);
-	if (!links || !is_due(flow))
+	entry = bpf_map_lookup_elem(&taken, &ports);
+	if (!entry || !is_due(flow) || bpf_ktime_get_ns() - entry->at > SEARCH_AGE_NS)
 		return 0;
-	free = now->usable[0] & ~(1u << from) & ~*links;
+	free = now->usable[0] & ~(1u << from) & ~entry->links;
 	untried = flow->untried & free ? flow->untried : flow->allowed;
 	if (!(untried & free))
 		return 0;
@@ -190,7 +203,7 @@ static __attribute__((noinline)) int move_elsewhere(struct sock_common *socket, 
 	record_timeout(flow, flow->resent | 1u << 31);
 	if (!transfer(flow, id, now, to, demand, BRAID_FLOW_MOVING))
 		goto ended;
-	*links |= 1u << to;
+	entry->links |= 1u << to;
 	flow->untried = untried & ~(1u << from | 1u << to);
 	flow->moves++;
 	flow->last = bpf_ktime_get_ns();
@@ -199,7 +212,7 @@ static __attribute__((noinline)) int move_elsewhere(struct sock_common *socket, 
 refused:
 	count(BRAID_COUNT_FAILED);
 ended:
-	add_to_load(to, flow->direction, -demand, -1);
+	remove_from_load(to, flow->direction, demand);
 	return 0;
 }
 
@@ -227,9 +240,9 @@ static __attribute__((noinline)) int bind_answered(struct sock_common *socket, s
 	if (slot->ifindex && slot->source4 == address &&
 	    !bpf_setsockopt(socket, SOL_SOCKET, SO_BINDTODEVICE, (void *)slot->name, sizeof(slot->name)))
 		set_mark(socket, 0);
-	add_to_load(to, flow->direction, reserved, 1);
+	add_to_load(to, flow->direction, reserved, 1, 0);
 	if (!transfer(flow, id, now, to, reserved, 0))
-		add_to_load(to, flow->direction, -reserved, -1);
+		remove_from_load(to, flow->direction, reserved);
 	return 0;
 }
 

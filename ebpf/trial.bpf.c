@@ -13,6 +13,7 @@ struct trial {
 	/* At the top level, because Linux 6.1 does not find a nested one. */
 	struct bpf_spin_lock lock;
 	__u32 pad;
+	__u64 pad2;
 	struct braid_load_table state;
 	__u32 allowed;
 	__u32 direction;

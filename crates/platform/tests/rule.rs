@@ -177,10 +177,10 @@ proptest! {
         let params = case.params();
         let mut raw = case.raw_load_table();
         let mut denied = 0;
-        // SAFETY: without its lock, the first eight bytes, the load table is a `struct braid_load_table`. Both structures have the C layout (a test
+        // SAFETY: without its first 16 bytes, the lock and two counters, the load table is a `struct braid_load_table`. Both structures have the C layout (a test
         // checks the sizes) and outlive the call.
         let slot = unsafe {
-            let state = std::ptr::from_mut(&mut raw).cast::<u64>().add(1);
+            let state = std::ptr::from_mut(&mut raw).cast::<u64>().add(2);
             let (actions, links, prefer) = case.actions();
             let usable = mask(case.request.allowed);
             let (direction, demand) = (case.request.direction as u32, case.request.demand.get());

@@ -16,6 +16,7 @@ use braid_bond::{FlowKind, FlowPolicy, Open, Target};
 use braid_model::{Protocol, printable};
 use braid_platform::linux::seccomp::{Intent, Listener, Question, RawCall, Socket};
 use braid_platform::linux::sockdiag;
+use braid_platform::linux::worker::Worker;
 use braid_transport::client::{Client, ClientLink, State as Relayed};
 use braid_transport::{DirectReason, Opening, splice, splice_connections};
 use tokio::net::TcpStream;
@@ -455,13 +456,23 @@ impl Drop for Active {
     }
 }
 
+/// Asks the kernel for the owners of sockets. Before Linux 6.9 another program can hold up the answer.
+static OWNERS: Worker = Worker::new("braid-owners", 64);
+/// How long a join waits for the owner.
+const OWNER_WAIT: Duration = Duration::from_secs(1);
+
 /// Joins a connecting socket. Its program may have closed it in the meantime, and another socket may use its port.
 async fn join(cookie: u64, rendezvous_address: SocketAddr, caller: SocketAddr) -> io::Result<TcpStream> {
     let stream = Rendezvous::join(rendezvous_address, caller).await?;
-    // A kernel that cannot report the owner returns an error; the join is then accepted.
-    if let Ok(owner) = sockdiag::owner(Protocol::Tcp, caller, stream.local_addr()?)
-        && owner.is_none_or(|owner| owner.cookie != cookie)
-    {
+    let local = stream.local_addr()?;
+    let owner = OWNERS.ask_async(OWNER_WAIT, move || sockdiag::owner(Protocol::Tcp, caller, local)).await;
+    let is_caller = match owner {
+        Ok(Ok(owner)) => owner.is_some_and(|owner| owner.cookie == cookie),
+        // This kernel cannot report the owner.
+        Ok(Err(_)) => true,
+        Err(_) => false,
+    };
+    if !is_caller {
         let _ = socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO));
         return Err(io::ErrorKind::ConnectionAborted.into());
     }

@@ -16,8 +16,10 @@ use braid_model::{Family, NetworkSnapshot, Protocol, Time, printable};
 use braid_platform::linux::netlink::{self, Follower};
 use braid_platform::linux::seccomp::{self, Heard, Intent, Listener, RawCall, Scope, Socket};
 use braid_platform::linux::sys::process::{self, Side, SignalMask};
+use braid_platform::linux::worker::Worker;
 use braid_platform::linux::{probe, reverse_path, sockdiag};
 use braid_transport::client::{Client, ClientLink};
+use tokio::task::JoinHandle;
 
 use super::RunOptions;
 use super::choice::Choice;
@@ -33,6 +35,8 @@ use super::streams::StreamSeen;
 
 /// Interval between polls of the tracked streams.
 const POLL: Duration = Duration::from_millis(250);
+/// How long a poll waits for the kernel's list of sockets.
+const POLL_WAIT: Duration = Duration::from_secs(1);
 /// Time that the first connect waits for the first network snapshot.
 const FIRST_SNAPSHOT_TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -337,14 +341,21 @@ impl Shared {
         }
     }
 
-    /// Updates the streams from the kernel's list of sockets. It waits if the command keeps a socket of its own locked; before Linux 6.9 also if another
-    /// program does and somebody asks for that socket's details.
-    fn poll_sockets(&self) {
+    /// Updates the streams, then probes the links that are in doubt.
+    async fn poll(self: Arc<Self>, reader: Arc<Worker>) {
+        self.poll_sockets(&reader).await;
+        self.start_probes();
+    }
+
+    /// Updates the streams from the kernel's list of sockets, read by `reader`: a program that keeps one of the command's sockets locked holds it up; before
+    /// Linux 6.9 also other programs can. Without a list the streams stay as they are.
+    async fn poll_sockets(&self, reader: &Worker) {
         let ours = self.chooser().stream_inodes();
         if ours.is_empty() {
             return;
         }
-        let Ok(sockets) = sockdiag::dump_tcp(|inode| ours.contains(&u64::from(inode))) else { return };
+        let list = move || sockdiag::dump_tcp(|inode| ours.contains(&u64::from(inode)));
+        let Ok(Ok(sockets)) = reader.ask_async(POLL_WAIT, list).await else { return };
         let seen = sockets.iter().map(|socket| StreamSeen {
             inode: u64::from(socket.inode),
             connecting: socket.connecting,
@@ -378,6 +389,8 @@ pub(super) fn follow(shared: &Arc<Shared>) {
             Err(error) => return failed(&error),
         };
         let mut refused = Vec::new();
+        let reader = Arc::new(Worker::new("braid-sockets", 1));
+        let mut polling: Option<JoinHandle<()>> = None;
         let mut poll = tokio::time::interval(POLL);
         poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
@@ -398,8 +411,11 @@ pub(super) fn follow(shared: &Arc<Shared>) {
                         Err(error) => return failed(&error),
                     },
                     _ = poll.tick() => {
-                        shared.poll_sockets();
-                        shared.start_probes();
+                        if polling.as_ref().is_none_or(JoinHandle::is_finished) {
+                            polling = Some(tokio::spawn(Arc::clone(shared).poll(reader.clone())));
+                        } else {
+                            shared.start_probes();
+                        }
                     }
                 }
             }

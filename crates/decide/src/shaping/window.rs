@@ -35,6 +35,8 @@ const IN_EFFECT: std::ops::RangeInclusive<f64> = 0.75..=1.3;
 const JUDGED: (f64, f64, f64) = (1.08, 1.25, 1.07);
 /// A trial begins when the round trip exceeds the base by this factor, and the rate is below this share of the target, in this many steps in a row.
 const TRIAL: (f64, f64, u32) = (1.25, 0.85, 2);
+/// The kernel's RTT follows a longer path within some steps. A round trip that exceeds that of the step before by this factor still rises.
+const RISING: f64 = 1.05;
 /// Largest factor of a base in a trial.
 const TRIAL_FACTOR: f64 = 3.0;
 /// Duration of a trial in round trips, and the longest one. In this time a larger window shows in the round trip.
@@ -44,7 +46,7 @@ const TRIAL_LONGEST: Duration = Duration::from_millis(1500);
 const TRIAL_QUEUE: f64 = 0.4;
 /// A flow whose round trip exceeds the base by less than this factor waits in no queue, so that a trial may begin again.
 const NO_QUEUE: f64 = 1.1;
-/// Time for which windows that made a queue are not raised again.
+/// Time for which windows that made a queue are not raised again, unless the flow waits in no queue any more.
 const BLOCKED: Duration = Duration::from_secs(10);
 
 /// A flow's receive window.
@@ -53,6 +55,8 @@ pub(super) struct Window {
     trim: f64,
     bytes: Option<f64>,
     in_effect: bool,
+    /// Round trip at the last step, in seconds.
+    round_trip: f64,
     /// Steps in a row in which the path seemed longer.
     longer: u32,
     trial: Option<Trial>,
@@ -62,7 +66,7 @@ pub(super) struct Window {
 
 impl Default for Window {
     fn default() -> Self {
-        Self { trim: 1.0, bytes: None, in_effect: false, longer: 0, trial: None, blocked: Time::default() }
+        Self { trim: 1.0, bytes: None, in_effect: false, round_trip: 0.0, longer: 0, trial: None, blocked: Time::default() }
     }
 }
 
@@ -108,10 +112,12 @@ impl Inputs<'_> {
             return false;
         }
         let growth = self.round_trip / *self.base;
+        // A trial that began too early would see the rest of the rise as a queue of its own.
+        let rises = self.round_trip > RISING * std::mem::replace(&mut self.window.round_trip, self.round_trip);
         if growth < NO_QUEUE {
             self.window.blocked = Time::default();
         }
-        let seems_longer = self.window.in_effect && !draining && growth > TRIAL.0 && self.rate < TRIAL.1 * self.target;
+        let seems_longer = self.window.in_effect && !draining && !rises && growth > TRIAL.0 && self.rate < TRIAL.1 * self.target;
         self.window.longer = if seems_longer { self.window.longer + 1 } else { 0 };
         if self.window.longer < TRIAL.2 || now < self.window.blocked {
             return false;
@@ -223,5 +229,25 @@ fn mean(flows: &[Inputs<'_>], value: impl Fn(&Inputs<'_>) -> f64) -> f64 {
 fn scale(flows: &mut [Inputs<'_>], factor: f64) {
     for flow in flows {
         flow.window.trim *= factor;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A trial that began while the smoothed round trip still rose saw the rest of the rise as a queue of its own, and blocked the next one for 10 s.
+    #[test]
+    fn regression_a_trial_waits_until_the_round_trip_has_risen() {
+        let (target, mut base) = (6.4e6, 0.06);
+        let mut window = Window { in_effect: true, round_trip: base, ..Window::default() };
+        let mut trials = Vec::new();
+        for (step, round_trip) in [0.076, 0.092, 0.104, 0.112, 0.116, 0.118, 0.12, 0.12, 0.12, 0.12, 0.12, 0.12].into_iter().enumerate() {
+            let now = Time::from_millis(1000 + 100 * step as u64);
+            let mut inputs = Inputs { window: &mut window, base: &mut base, target, rate: target / 2.0, round_trip };
+            trials.push(inputs.is_in_trial(now, false));
+        }
+        assert!(!trials[3] && trials[5], "{trials:?}");
+        assert!(base > 0.11 && window.blocked == Time::default(), "the base is {base} s");
     }
 }

@@ -427,8 +427,8 @@ impl Steering for BpfSteering {
         }
         // Loads and their changes from one reading: a flow that ended between two readings would look like an end that was missed.
         let after = self.raw_load_table()?;
-        let churn = heal::changes(&began, &after);
-        let corrections = if self.dumps.had_no_overlap(&token) { self.heal.corrections(&loads, &after, churn) } else { Vec::new() };
+        let changes = heal::Changes::between(&began, &after);
+        let corrections = if self.dumps.had_no_overlap(&token) { self.heal.corrections(&loads, &after, changes) } else { Vec::new() };
         if !corrections.is_empty() {
             let mut map: Array<_, abi::LinkLoad> = typed_map!(self, Array, "corrections", "correct the loads");
             for (slot, link_load) in corrections {

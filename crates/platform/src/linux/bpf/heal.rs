@@ -72,16 +72,33 @@ impl Loads {
     }
 }
 
-/// Number of reservations that were added, removed or moved between two readings of the load table.
-pub(super) fn changes(began: &abi::LoadTable, after: &abi::LoadTable) -> u64 {
-    after.commits.wrapping_sub(began.commits) + u64::from(after.removals.wrapping_sub(began.removals))
+/// What changed between two readings of the load table.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Changes {
+    /// Number of reservations that were added, and their bytes.
+    added: u64,
+    bytes: u64,
+    /// Number of reservations that were removed or moved.
+    removed: u64,
+}
+
+impl Changes {
+    pub(super) fn between(began: &abi::LoadTable, after: &abi::LoadTable) -> Self {
+        Self {
+            added: after.commits.wrapping_sub(began.commits),
+            bytes: after.added.wrapping_sub(began.added),
+            removed: u64::from(after.removals.wrapping_sub(began.removals)),
+        }
+    }
 }
 
 impl Heal {
     /// What to add to each link's load (modulo 2^64). A link is corrected only if it is off by more than the flows that started and ended during the
     /// dump can explain. Such a difference means that an event was missed or an entry was evicted.
-    pub(super) fn corrections(&mut self, living: &Loads, load_table: &abi::LoadTable, churn: u64) -> Vec<(u32, abi::LinkLoad)> {
-        let slack = i128::from(churn) * i128::from(living.largest);
+    pub(super) fn corrections(&mut self, living: &Loads, load_table: &abi::LoadTable, changes: Changes) -> Vec<(u32, abi::LinkLoad)> {
+        // A flow that began may be missing among those listed, and one that ended may be among them.
+        let slack = i128::from(changes.bytes) + i128::from(changes.removed) * i128::from(living.largest);
+        let churn = changes.added + changes.removed;
         let mut corrections = Vec::new();
         for slot in 0..MAX_LINKS {
             let link_load = &load_table.loads[slot];
@@ -135,7 +152,7 @@ mod tests {
         let mut load_table = abi::LoadTable::default();
         load_table.loads[1].load[0] = 300;
         load_table.loads[1].flows = 2;
-        assert!(Heal::default().corrections(&loads(&[row(1, 100), row(1, 200)]), &load_table, 0).is_empty());
+        assert!(Heal::default().corrections(&loads(&[row(1, 100), row(1, 200)]), &load_table, Changes::default()).is_empty());
     }
 
     #[test]
@@ -143,7 +160,7 @@ mod tests {
         let mut load_table = abi::LoadTable::default();
         load_table.loads[1].load[0] = 1_000_000;
         load_table.loads[1].flows = 2;
-        let corrections = Heal::default().corrections(&loads(&[row(1, 100)]), &load_table, 0);
+        let corrections = Heal::default().corrections(&loads(&[row(1, 100)]), &load_table, Changes::default());
         assert_eq!(corrections.len(), 1);
         let (slot, link_load) = corrections[0];
         assert_eq!(slot, 1);
@@ -156,23 +173,32 @@ mod tests {
         let mut load_table = abi::LoadTable::default();
         load_table.loads[0].load[0] = 250;
         load_table.loads[0].flows = 2;
-        assert!(Heal::default().corrections(&loads(&[row(0, 100)]), &load_table, 2).is_empty());
+        assert!(Heal::default().corrections(&loads(&[row(0, 100)]), &load_table, Changes { removed: 2, ..Changes::default() }).is_empty());
         load_table.loads[0].load[0] = 100_000;
-        assert_eq!(Heal::default().corrections(&loads(&[row(0, 100)]), &load_table, 2).len(), 1);
+        assert_eq!(Heal::default().corrections(&loads(&[row(0, 100)]), &load_table, Changes { removed: 2, ..Changes::default() }).len(), 1);
     }
 
     #[test]
     fn additions_and_removals_count_as_changes() {
-        let began = abi::LoadTable { commits: u64::MAX, removals: u32::MAX, ..Default::default() };
-        let after = abi::LoadTable { commits: 1, removals: 2, ..Default::default() };
-        assert_eq!(changes(&began, &after), 5);
+        let began = abi::LoadTable { commits: u64::MAX, removals: u32::MAX, added: u64::MAX, ..Default::default() };
+        let after = abi::LoadTable { commits: 1, removals: 2, added: 99, ..Default::default() };
+        let Changes { added, bytes, removed } = Changes::between(&began, &after);
+        assert_eq!((added, bytes, removed), (2, 100, 3));
+    }
+
+    #[test]
+    fn regression_a_first_flow_that_began_during_the_dump_is_no_error() {
+        let mut load_table = abi::LoadTable::default();
+        load_table.loads[0] = abi::LinkLoad { load: [500_000, 0], flows: 1, ..Default::default() };
+        let began = Changes { added: 1, bytes: 500_000, removed: 0 };
+        assert!(Heal::default().corrections(&loads(&[]), &load_table, began).is_empty());
     }
 
     #[test]
     fn a_load_that_fell_below_zero_is_corrected() {
         let mut load_table = abi::LoadTable::default();
         load_table.loads[0].load[1] = 0u64.wrapping_sub(500);
-        let corrections = Heal::default().corrections(&loads(&[]), &load_table, 0);
+        let corrections = Heal::default().corrections(&loads(&[]), &load_table, Changes::default());
         assert_eq!(load_table.loads[0].load[1].wrapping_add(corrections[0].1.load[1]), 0);
     }
 }

@@ -44,7 +44,10 @@ abi! {
     /// `struct braid_link_load`.
     LinkLoad { load: [u64; 2], tag: u64, flows: u32, pad: u32, }
     /// `struct braid_load_table` with its lock.
-    LoadTable { lock: u32, removals: u32, virtual_time: u64, winner: u32, pad2: u32, commits: u64, packets: [u64; 2], loads: [LinkLoad; MAX_LINKS], }
+    LoadTable {
+        lock: u32, removals: u32, added: u64,
+        virtual_time: u64, winner: u32, pad2: u32, commits: u64, packets: [u64; 2], loads: [LinkLoad; MAX_LINKS],
+    }
     /// `struct braid_slot`.
     Slot {
         ifindex: u32, rank: u32, name: [u8; 16], source4: u32, mark: u32, source6: [u32; 4],
@@ -199,7 +202,7 @@ mod tests {
             size_of::<Demand>(),
             size_of::<AppKey>(),
             size_of::<DatagramKey>(),
-            size_of::<LoadTable>() - 8,
+            size_of::<LoadTable>() - 16,
             size_of::<Control>(),
             size_of::<ExeKey>(),
             size_of::<App>(),
