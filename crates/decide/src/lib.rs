@@ -14,6 +14,7 @@ pub mod demand;
 pub mod detection;
 pub mod energy;
 pub mod fair;
+pub mod gateway;
 pub mod health;
 pub mod instance;
 pub mod midrr;

@@ -34,8 +34,8 @@ pub const MAIN: u32 = 254;
 
 const TABLE_BASE: u32 = 47_000;
 const TABLES: u32 = 256;
-const MARK_BASE: u32 = 0xB1D0_0000;
-const MARK_MASK: u32 = 0xFFFF_0000;
+pub(crate) const MARK_BASE: u32 = 0xB1D0_0000;
+pub(crate) const MARK_MASK: u32 = 0xFFFF_0000;
 const PRIORITY_SHARED_SUBNET: u32 = 32_763;
 const PRIORITY_SPECIFIC: u32 = 32_764;
 const PRIORITY_BY_LINK: u32 = 32_765;

@@ -10,6 +10,7 @@ mod facts;
 pub mod firewall;
 mod follow;
 mod ipsec;
+pub(super) mod netfilter;
 mod talk;
 pub mod wireless;
 

@@ -15,10 +15,15 @@ use netlink_sys::{Socket, SocketAddr};
 
 const HEADER: usize = 16;
 const NLMSGERR_ATTR_MSG: u16 = 1;
+/// Messages around a change of nftables (include/uapi/linux/netfilter/nfnetlink.h), and their body: a `struct nfgenmsg` with
+/// `NFNL_SUBSYS_NFTABLES` in network byte order.
+const NFNL_MSG_BATCH_BEGIN: u16 = 0x10;
+const NFNL_MSG_BATCH_END: u16 = 0x11;
+const BATCH_OF_NFTABLES: [u8; 4] = [0, 0, 0, 10];
 /// Maximum size of one part of a dump, as the kernel sends it.
 pub(super) const MAX_PART: usize = 1 << 16;
 /// Maximum number of attempts if a dump changes while it is read. A notification follows any later change.
-const MAX_DUMP_ATTEMPTS: usize = 5;
+pub(super) const MAX_DUMP_ATTEMPTS: usize = 5;
 
 /// A netlink socket for one request at a time. It belongs to the network namespace of the thread that opened it.
 pub(super) struct NetlinkSocket {
@@ -83,15 +88,15 @@ impl NetlinkSocket {
     /// Sends a request of type `kind` and reads to the end of the answer. Returns whether the answer is consistent.
     pub(super) fn request(&mut self, kind: u16, flags: u16, body: &[u8], each: impl FnMut(&[u8])) -> io::Result<bool> {
         self.sequence = self.sequence.wrapping_add(1);
-        let mut bytes = vec![0; HEADER + body.len()];
-        bytes[HEADER..].copy_from_slice(body);
-        let length = bytes.len() as u32;
-        let mut header = NetlinkBuffer::new(&mut bytes);
-        header.set_length(length);
-        header.set_message_type(kind);
-        header.set_flags(flags);
-        header.set_sequence_number(self.sequence);
-        self.send_and_receive(&bytes, each)
+        self.send_and_receive(&message(kind, flags, self.sequence, body), each)
+    }
+
+    /// Requests a change of nftables, which the kernel accepts only in a batch, and waits until the kernel has made or rejected it.
+    pub(super) fn change_firewall(&mut self, kind: u16, body: &[u8]) -> io::Result<()> {
+        self.sequence = self.sequence.wrapping_add(1);
+        let limit = |kind| message(kind, NLM_F_REQUEST, self.sequence, &BATCH_OF_NFTABLES);
+        let change = message(kind, NLM_F_REQUEST | NLM_F_ACK, self.sequence, body);
+        self.send_and_receive(&[limit(NFNL_MSG_BATCH_BEGIN), change, limit(NFNL_MSG_BATCH_END)].concat(), |_| {}).map(drop)
     }
 
     fn send_and_receive(&mut self, request: &[u8], mut each: impl FnMut(&[u8])) -> io::Result<bool> {
@@ -125,6 +130,20 @@ pub(super) fn request(payload: NetlinkPayload<RouteNetlinkMessage>, flags: u16, 
     message.finalize();
     let mut bytes = vec![0; message.buffer_len()];
     message.serialize(&mut bytes);
+    bytes
+}
+
+/// A message with this body, padded.
+fn message(kind: u16, flags: u16, sequence: u32, body: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0; HEADER + body.len()];
+    bytes[HEADER..].copy_from_slice(body);
+    let length = bytes.len() as u32;
+    let mut header = NetlinkBuffer::new(&mut bytes);
+    header.set_length(length);
+    header.set_message_type(kind);
+    header.set_flags(flags);
+    header.set_sequence_number(sequence);
+    bytes.resize(bytes.len().next_multiple_of(4), 0);
     bytes
 }
 
@@ -162,7 +181,7 @@ fn result_of(message: &NetlinkBuffer<&[u8]>) -> io::Result<()> {
         && let Some(text) = NlasIterator::new(extra).flatten().find(|attribute| attribute.kind() == NLMSGERR_ATTR_MSG)
     {
         let explanation = parse_string(text.value()).unwrap_or_default();
-        tracing::debug!(%error, explanation, "the kernel rejected an rtnetlink request");
+        tracing::debug!(%error, explanation, "the kernel rejected a netlink request");
     }
     Err(error)
 }
@@ -174,19 +193,8 @@ mod tests {
     use netlink_packet_route::rule::{RuleAttribute, RuleMessage};
     use proptest::prelude::*;
 
-    /// A netlink control message.
-    fn message(kind: u16, flags: u16, body: &[u8]) -> Vec<u8> {
-        let mut bytes = vec![0; HEADER + body.len()];
-        let mut view = NetlinkBuffer::new(&mut bytes);
-        view.set_length((HEADER + body.len()) as u32);
-        view.set_message_type(kind);
-        view.set_flags(flags);
-        view.payload_mut().copy_from_slice(body);
-        bytes
-    }
-
     fn end(kind: u16, flags: u16, body: &[u8]) -> io::Result<()> {
-        result_of(&NetlinkBuffer::new_checked(&message(kind, flags, body)[..]).unwrap())
+        result_of(&NetlinkBuffer::new_checked(&message(kind, flags, 0, body)[..]).unwrap())
     }
 
     #[test]

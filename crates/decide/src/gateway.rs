@@ -1,0 +1,256 @@
+//! The gateway's firewall rules (nftables): what devices on a LAN send leaves by the link that was chosen for the connection, with that link's address.
+//!
+//! A program at the LAN devices' ingress gives the packets of a new connection the mark of a link ([`crate::tables::mark`]). These rules copy the mark
+//! of the first packet to the connection (`ct mark`), and from there to every later packet in both directions. So a connection keeps its link, and
+//! answers pass a strict reverse path filter that considers marks (`src_valid_mark`).
+//!
+//! | hook | priority | rules |
+//! |---|---|---|
+//! | prerouting | mangle | connection marks; after conntrack, before routing |
+//! | forward | filter - 1 | spoofed sources, strict rules, new connections from outside, maximum segment size |
+//! | postrouting | srcnat | masquerade |
+
+use std::collections::BTreeSet;
+
+use braid_model::PerFamily;
+use ipnet::IpNet;
+
+use crate::tables::{MARK_BASE, MARK_MASK};
+
+/// The table with the rules, of family `inet`.
+pub const TABLE: &str = "braid_gateway";
+/// The table in which the kernel keeps the former values of settings, of family `inet`. [`ruleset`] leaves it alone.
+pub const RECORDS: &str = "braid_gateway_restore";
+
+/// Maximum length of a device's name (`IFNAMSIZ` without the final zero).
+const MAX_NAME: usize = 15;
+/// Protocols with the destination port in bytes 2 and 3 of their header.
+const WITH_PORTS: &str = "{ tcp, udp, udplite, sctp, dccp }";
+
+/// What the gateway forwards, and where to.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct GatewayPlan {
+    /// Names of the LAN devices that exist.
+    pub lan: Vec<String>,
+    /// Names of the links' devices.
+    pub links: Vec<String>,
+    /// Whether the LAN has IPv6 addresses other than link-local ones.
+    pub ipv6: bool,
+    /// Rules that hold even while the daemon does not run.
+    pub strict: Vec<StrictRule>,
+    /// Families in which this machine forwarded nothing before: new connections that arrive over a link are dropped, unless a firewall rule of the
+    /// system forwards their port (DNAT). The platform sets this when it turns forwarding on.
+    pub closed: PerFamily<bool>,
+}
+
+/// Packets from the LAN that match every condition leave over `links` or not at all. They may still go to other LAN devices.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct StrictRule {
+    /// Source address.
+    pub client: Option<IpNet>,
+    /// Source address on the LAN (Ethernet).
+    pub mac: Option<[u8; 6]>,
+    /// Destination address.
+    pub destination: Option<IpNet>,
+    /// Destination port of a protocol with ports.
+    pub port: Option<u16>,
+    /// Names of the devices over which such packets may leave. Empty: none.
+    pub links: Vec<String>,
+}
+
+/// The name of a device cannot be written in a firewall rule.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the device name {name:?} cannot be written in a firewall rule: rename the device (ip link set NAME name NEW)")]
+pub struct UnusableName {
+    name: String,
+}
+
+/// The script for `nft -f` that replaces the rules by those of `plan`, in one transaction, whether or not there are any.
+///
+/// # Errors
+/// A name has characters that nft does not take literally between quotation marks, or is too long.
+pub fn ruleset(plan: &GatewayPlan) -> Result<String, UnusableName> {
+    let (lan, links) = (quoted(&plan.lan)?, quoted(&plan.links)?);
+    let mut lines = vec![
+        format!("table inet {TABLE} {{}}"),
+        format!("delete table inet {TABLE}"),
+        format!("table inet {TABLE} {{"),
+        "chain prerouting {".into(),
+        "type filter hook prerouting priority mangle; policy accept;".into(),
+    ];
+    let ours = format!("& {MARK_MASK:#x} == {MARK_BASE:#x}");
+    if let Some(lan) = set(&lan) {
+        // A retransmitted first packet belongs to a confirmed entry, which has its mark. The entry of a first packet that was dropped does not remain.
+        lines.push(format!("iifname {lan} meta mark {ours} ct status & confirmed == 0 ct mark 0 ct mark set meta mark"));
+        lines.push(format!("iifname {lan} meta mark {ours} meta mark set 0"));
+    }
+    lines.push(format!("ct mark {ours} meta mark set ct mark"));
+    lines.extend(["}", "chain forward {", "type filter hook forward priority filter - 1; policy accept;"].map(String::from));
+    if let Some(lan_set) = set(&lan) {
+        lines.push(format!("iifname {lan_set} fib saddr . iif oif missing counter drop comment \"source is not on this LAN\""));
+        for rule in &plan.strict {
+            lines.extend(strict(rule, &lan, lan_set.as_str())?);
+        }
+    }
+    if let Some(links) = set(&links) {
+        for family in [("ipv4", plan.closed.v4), ("ipv6", plan.closed.v6)].into_iter().filter(|(_, closed)| *closed).map(|(name, _)| name) {
+            lines.push(format!("iifname {links} meta nfproto {family} ct state new ct status & dnat == 0 counter drop"));
+        }
+        for direction in ["iifname", "oifname"] {
+            lines.push(format!("{direction} {links} tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu"));
+        }
+    }
+    lines.extend(["}", "chain postrouting {", "type nat hook postrouting priority srcnat; policy accept;"].map(String::from));
+    if let (Some(lan), Some(links)) = (set(&lan), set(&links)) {
+        lines.push(format!("iifname {lan} oifname {links} masquerade"));
+    }
+    lines.extend(["}", "}", ""].map(String::from));
+    Ok(lines.join("\n"))
+}
+
+/// The rule as a line; `None` if no packet can match it.
+fn strict(rule: &StrictRule, lan: &BTreeSet<String>, lan_set: &str) -> Result<Option<String>, UnusableName> {
+    if let (Some(client), Some(destination)) = (rule.client, rule.destination)
+        && client.addr().is_ipv4() != destination.addr().is_ipv4()
+    {
+        return Ok(None);
+    }
+    let allowed: BTreeSet<String> = quoted(&rule.links)?.union(lan).cloned().collect();
+    let address = |direction, net: IpNet| {
+        let family = if net.addr().is_ipv4() { "ip" } else { "ip6" };
+        // Such a prefix is only a condition on the family.
+        match net.prefix_len() {
+            0 => format!("meta nfproto {}", if family == "ip" { "ipv4" } else { "ipv6" }),
+            _ => format!("{family} {direction} {}", net.trunc()),
+        }
+    };
+    let conditions = [
+        rule.mac.map(|mac| format!("ether saddr {}", mac.map(|byte| format!("{byte:02x}")).join(":"))),
+        rule.client.map(|net| address("saddr", net)),
+        rule.destination.map(|net| address("daddr", net)),
+        rule.port.map(|port| format!("meta l4proto {WITH_PORTS} th dport {port}")),
+        set(&allowed).map(|allowed| format!("oifname != {allowed}")),
+    ];
+    let conditions: Vec<String> = conditions.into_iter().flatten().collect();
+    Ok(Some(format!("iifname {lan_set} {} counter drop", conditions.join(" "))))
+}
+
+/// The names between quotation marks, without duplicates.
+fn quoted(names: &[String]) -> Result<BTreeSet<String>, UnusableName> {
+    let quote = |name: &String| if is_literal(name) { Ok(format!("\"{name}\"")) } else { Err(UnusableName { name: name.clone() }) };
+    names.iter().map(quote).collect()
+}
+
+/// Whether nft takes this name literally between quotation marks. There are no escapes there, except for an asterisk, which is a wildcard otherwise.
+fn is_literal(name: &str) -> bool {
+    (1..=MAX_NAME).contains(&name.len()) && name.bytes().all(|byte| byte.is_ascii_graphic() && !b"\"*\\".contains(&byte))
+}
+
+/// A set of these names; `None` instead of an empty one, which nft does not parse.
+fn set(names: &BTreeSet<String>) -> Option<String> {
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    (!names.is_empty()).then(|| format!("{{ {} }}", names.join(", ")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan() -> GatewayPlan {
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        GatewayPlan { lan: names(&["eth1", "br-lan"]), links: names(&["wlan0", "wwan0"]), ..Default::default() }
+    }
+
+    fn with(rule: StrictRule) -> String {
+        ruleset(&GatewayPlan { strict: vec![rule], ..plan() }).unwrap()
+    }
+
+    #[test]
+    fn the_whole_script() {
+        let expected = r#"table inet braid_gateway {}
+delete table inet braid_gateway
+table inet braid_gateway {
+chain prerouting {
+type filter hook prerouting priority mangle; policy accept;
+iifname { "br-lan", "eth1" } meta mark & 0xffff0000 == 0xb1d00000 ct status & confirmed == 0 ct mark 0 ct mark set meta mark
+iifname { "br-lan", "eth1" } meta mark & 0xffff0000 == 0xb1d00000 meta mark set 0
+ct mark & 0xffff0000 == 0xb1d00000 meta mark set ct mark
+}
+chain forward {
+type filter hook forward priority filter - 1; policy accept;
+iifname { "br-lan", "eth1" } fib saddr . iif oif missing counter drop comment "source is not on this LAN"
+iifname { "br-lan", "eth1" } oifname != { "br-lan", "eth1", "wwan0" } counter drop
+iifname { "wlan0", "wwan0" } meta nfproto ipv6 ct state new ct status & dnat == 0 counter drop
+iifname { "wlan0", "wwan0" } tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu
+oifname { "wlan0", "wwan0" } tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu
+}
+chain postrouting {
+type nat hook postrouting priority srcnat; policy accept;
+iifname { "br-lan", "eth1" } oifname { "wlan0", "wwan0" } masquerade
+}
+}
+"#;
+        let rule = StrictRule { links: vec!["wwan0".into()], ..Default::default() };
+        let closed = PerFamily { v4: false, v6: true };
+        assert_eq!(ruleset(&GatewayPlan { strict: vec![rule], closed, ..plan() }).unwrap(), expected);
+    }
+
+    #[test]
+    fn a_strict_rule_has_all_conditions() {
+        let rule = StrictRule {
+            client: Some("192.168.1.7/24".parse().unwrap()),
+            mac: Some([2, 0, 0xab, 0, 0, 1]),
+            destination: Some("198.51.100.0/24".parse().unwrap()),
+            port: Some(443),
+            links: vec!["wlan0".into()],
+        };
+        let text = with(rule);
+        let wanted = "iifname { \"br-lan\", \"eth1\" } ether saddr 02:00:ab:00:00:01 ip saddr 192.168.1.0/24 ip daddr 198.51.100.0/24 \
+            meta l4proto { tcp, udp, udplite, sctp, dccp } th dport 443 oifname != { \"br-lan\", \"eth1\", \"wlan0\" } counter drop";
+        assert!(text.contains(wanted), "{text}");
+    }
+
+    #[test]
+    fn a_rule_without_links_allows_no_link() {
+        let text = with(StrictRule { destination: Some("2001:db8::/32".parse().unwrap()), ..Default::default() });
+        assert!(text.contains("ip6 daddr 2001:db8::/32 oifname != { \"br-lan\", \"eth1\" } counter drop"), "{text}");
+    }
+
+    #[test]
+    fn a_prefix_of_length_zero_matches_its_family_only() {
+        let text = with(StrictRule { destination: Some("0.0.0.0/0".parse().unwrap()), ..Default::default() });
+        assert!(text.contains("meta nfproto ipv4 oifname !="), "{text}");
+    }
+
+    #[test]
+    fn a_rule_of_two_families_matches_nothing() {
+        let rule =
+            StrictRule { client: Some("10.0.0.0/8".parse().unwrap()), destination: Some("::/0".parse().unwrap()), ..Default::default() };
+        assert_eq!(with(rule), ruleset(&plan()).unwrap());
+    }
+
+    #[test]
+    fn without_devices_the_chains_have_no_rule_for_them() {
+        let text =
+            ruleset(&GatewayPlan { closed: PerFamily { v4: true, v6: true }, strict: vec![StrictRule::default()], ..Default::default() });
+        let text = text.unwrap();
+        assert!(!text.contains("ifname") && !text.contains("{ }"), "{text}");
+        let lan_only = ruleset(&GatewayPlan { links: Vec::new(), ..plan() }).unwrap();
+        assert!(lan_only.contains("iifname") && !lan_only.contains("masquerade"), "{lan_only}");
+    }
+
+    #[test]
+    fn names_that_nft_does_not_take_literally_are_refused() {
+        let used = |name: &str| ruleset(&GatewayPlan { links: vec![name.into()], ..plan() });
+        for name in ["eth0.5", "a@b", "x;y", "{}#$'`~", "-", "exactly15bytes.", "0"] {
+            assert!(used(name).unwrap().contains(&format!("{{ \"{name}\" }}")), "{name}");
+        }
+        for name in ["", "eth*", "*", "a\"b", "a\\*", "a b", "a\nb", "a\u{1}", "dév0", "sixteen bytes..."] {
+            assert!(used(name).is_err(), "{name}");
+            assert!(ruleset(&GatewayPlan { lan: vec![name.into()], ..plan() }).is_err(), "{name}");
+            let strict = vec![StrictRule { links: vec![name.into()], ..Default::default() }];
+            assert!(ruleset(&GatewayPlan { strict, ..plan() }).is_err(), "{name}");
+        }
+        assert!(used("a\"b").unwrap_err().to_string().contains(r#""a\"b""#));
+    }
+}

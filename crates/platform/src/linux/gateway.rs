@@ -1,0 +1,377 @@
+//! The gateway in the kernel: firewall rules (by `nft`), the settings that make the kernel forward, and conntrack entries.
+//!
+//! The kernel itself keeps the former values of the settings that Braid changes, as names of empty chains ([`Setting`]). So any later process can restore
+//! them, however the daemon ended. All functions act on the network namespace of the calling thread and need `CAP_NET_ADMIN`.
+
+use std::ffi::OsStr;
+use std::io::{self, Read, Write};
+use std::net::SocketAddr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use braid_decide::gateway::{self as rules, GatewayPlan, RECORDS, TABLE, UnusableName};
+use braid_model::PerFamily;
+
+use super::netlink::netfilter;
+use super::reverse_path::is_strict;
+
+/// Directories in which `nft` is looked for.
+const SEARCH: &str = "/usr/sbin:/sbin:/usr/bin:/bin";
+/// The longest that `nft` may take.
+const LIMIT: Duration = Duration::from_secs(5);
+/// Interval at which the end of `nft` is checked.
+const POLL: Duration = Duration::from_millis(2);
+const SETTINGS: &str = "/proc/sys";
+const FORWARD_V4: &str = "net/ipv4/ip_forward";
+const FORWARD_V6: &str = "net/ipv6/conf/all/forwarding";
+const DEVICES_V4: &str = "net/ipv4/conf";
+const DEVICES_V6: &str = "net/ipv6/conf";
+
+/// Why the gateway could not be changed.
+#[derive(Debug, thiserror::Error)]
+pub enum GatewayError {
+    /// A device has a name that cannot be used.
+    #[error(transparent)]
+    Name(#[from] UnusableName),
+    /// There is no `nft`.
+    #[error("cannot set the gateway's firewall rules: there is no nft in {SEARCH}: install nftables")]
+    NoNft,
+    /// `nft` could not be run.
+    #[error("cannot run nft to set the gateway's firewall rules: {0}; a sandbox may forbid it: allow it to start programs")]
+    Run(#[source] io::Error),
+    /// `nft` did not end.
+    #[error("nft did not set the gateway's firewall rules within {} s: try `nft list ruleset`", LIMIT.as_secs())]
+    Slow,
+    /// `nft` or the kernel rejected the rules.
+    #[error(
+        "cannot set the gateway's firewall rules: {reason}; this needs CAP_NET_ADMIN, and a kernel with CONFIG_NF_TABLES_INET, CONFIG_NFT_CT, \
+         CONFIG_NFT_FIB_INET and CONFIG_NFT_MASQ"
+    )]
+    Refused {
+        /// First line that `nft` wrote to its standard error.
+        reason: String,
+    },
+    /// The kernel's tables could not be read or removed.
+    #[error("cannot {what} (nfnetlink): {source}; this needs CAP_NET_ADMIN, and a sandbox must allow AF_NETLINK sockets")]
+    Tables {
+        /// What was tried.
+        what: &'static str,
+        /// Error of the kernel.
+        source: io::Error,
+    },
+    /// A setting of the kernel could not be read or written.
+    #[error(
+        "cannot {verb} {}: {source}; this needs CAP_NET_ADMIN, and a sandbox may forbid it: a service needs ReadWritePaths=/proc/sys/{}",
+        .setting.display(), .setting.display()
+    )]
+    Setting {
+        /// "read" or "write".
+        verb: &'static str,
+        /// Path below /proc/sys.
+        setting: PathBuf,
+        /// Error of the system.
+        source: io::Error,
+    },
+}
+
+/// Makes the kernel forward as `plan` says, until [`sweep`] reverts it: replaces the firewall rules in one transaction, then turns on forwarding.
+/// Settings that are already as wanted are neither written nor recorded. `plan.closed` is ignored: it is determined here.
+///
+/// Forwarding IPv6 makes the kernel ignore router advertisements on devices with `accept_ra` 1, which get 2 before. The values that the kernel itself
+/// changes when forwarding is turned on or off are recorded too.
+///
+/// Starts a program and waits for it, for about 20 ms, and 5 s at most.
+///
+/// # Errors
+/// A name cannot be used; `nft` is missing, failed or did not end; the kernel rejects the rules or a setting. Rules that were set before remain then.
+pub fn apply(plan: &GatewayPlan) -> Result<(), GatewayError> {
+    let records = records()?;
+    let changes = changes(plan, &records)?;
+    let turned_on = |path| records.iter().chain(&changes).any(|setting: &Setting| setting.path == Path::new(path));
+    let closed = PerFamily { v4: turned_on(FORWARD_V4), v6: turned_on(FORWARD_V6) };
+    let mut script = rules::ruleset(&GatewayPlan { closed, ..plan.clone() })?;
+    if !changes.is_empty() {
+        let chains: Vec<_> = changes.iter().map(|setting| format!("chain {} {{}}\n", setting.name())).collect();
+        script += &format!("table inet {RECORDS} {{\n{}}}\n", chains.concat());
+    }
+    nft(&script)?;
+    changes.iter().filter(|setting| setting.former != setting.set).try_for_each(|setting| write(&setting.path, &setting.set))
+}
+
+/// Restores the settings that [`apply`] changed, and removes the firewall rules. Returns whether there was anything to revert. A setting whose value
+/// is no longer the one that Braid set keeps its value. Starts no program.
+///
+/// # Errors
+/// A setting cannot be written, or a table cannot be read or removed. All the others are reverted; records of settings remain, for another attempt.
+pub fn sweep() -> Result<bool, GatewayError> {
+    let tables = netfilter::tables().map_err(|source| GatewayError::Tables { what: "list the firewall's tables", source })?;
+    let has = |name: &str| tables.iter().any(|table| table == name);
+    let restored = if has(RECORDS) { records().and_then(|records| restore(&records)) } else { Ok(()) };
+    let delete = |name| {
+        let failed = |source| GatewayError::Tables { what: "remove the gateway's firewall rules", source };
+        if has(name) { netfilter::delete_table(name).map_err(failed) } else { Ok(()) }
+    };
+    let deleted = delete(TABLE);
+    restored.and_then(|()| delete(RECORDS)).and(deleted).map(|()| has(TABLE) || has(RECORDS))
+}
+
+/// Deletes the conntrack entry of a forwarded flow, so that its next packet begins a new one. `client` and `remote` are the addresses that the first
+/// packet had when it came from the LAN; for ICMP echo the client's port is the identifier. For a protocol without ports, the ports are ignored. `false`
+/// if there is no such entry.
+///
+/// # Errors
+/// Errors of the kernel: `EPERM` without `CAP_NET_ADMIN`, `EINVAL` without `CONFIG_NF_CT_NETLINK` or if the addresses are of two families.
+pub fn forget(protocol: u8, client: SocketAddr, remote: SocketAddr) -> io::Result<bool> {
+    netfilter::delete_connection(protocol, client, remote)
+}
+
+/// A setting of the kernel that Braid changes, or that the kernel changes with another one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Setting {
+    /// Path below /proc/sys.
+    path: PathBuf,
+    /// Value before.
+    former: String,
+    /// Value that it has while the gateway forwards. If it equals `former`, only turning forwarding off would change it.
+    set: String,
+}
+
+impl Setting {
+    fn new(path: impl Into<PathBuf>, former: &str, set: &str) -> Self {
+        Self { path: path.into(), former: former.to_owned(), set: set.to_owned() }
+    }
+
+    /// The name of the chain that records the setting: path, former value and set value, for example `net/ipv4/ip_forward/0/1`. nft allows letters,
+    /// digits, `_`, `.`, `-` and `/` in names, 127 bytes at most. The other bytes, and `-`, are written as `-` with two hexadecimal digits. This name is at
+    /// most 90 bytes long, because a device's name has 15.
+    fn name(&self) -> String {
+        let mut name = String::new();
+        let parts = self.path.iter().chain([&self.former, &self.set].map(OsStr::new));
+        for (index, part) in parts.enumerate() {
+            name += if index > 0 { "/" } else { "" };
+            for byte in part.as_bytes() {
+                match byte {
+                    b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'_' | b'.' => name.push(char::from(*byte)),
+                    _ => name += &format!("-{byte:02x}"),
+                }
+            }
+        }
+        name
+    }
+
+    /// The setting that a chain of this name records. `None` if it is not the name of a setting of the network.
+    fn from_name(name: &str) -> Option<Self> {
+        let parts: Vec<Vec<u8>> = name.split('/').map(unescape).collect::<Option<_>>()?;
+        let [path @ .., former, set] = &parts[..] else { return None };
+        let is_component = |part: &[u8]| !matches!(part, [] | b"." | b"..") && !part.contains(&b'/') && !part.contains(&0);
+        let path: PathBuf = path.iter().map(|part| is_component(part).then(|| OsStr::from_bytes(part))).collect::<Option<_>>()?;
+        let text = |value: &Vec<u8>| String::from_utf8(value.clone()).ok();
+        (path.starts_with("net/ipv4") || path.starts_with("net/ipv6")).then_some(Self { path, former: text(former)?, set: text(set)? })
+    }
+
+    /// Whether the kernel changes other settings with this one.
+    fn has_dependents(&self) -> bool {
+        [FORWARD_V4, FORWARD_V6].iter().any(|path| self.path == Path::new(path))
+    }
+}
+
+fn unescape(part: &str) -> Option<Vec<u8>> {
+    let mut pieces = part.split('-');
+    let mut bytes = pieces.next()?.as_bytes().to_vec();
+    for piece in pieces {
+        bytes.push(u8::from_str_radix(piece.get(..2)?, 16).ok()?);
+        bytes.extend(&piece.as_bytes()[2..]);
+    }
+    Some(bytes)
+}
+
+/// The settings that must change for `plan`, and those that change with them, in the order in which they must be set.
+fn changes(plan: &GatewayPlan, records: &[Setting]) -> Result<Vec<Setting>, GatewayError> {
+    const REDIRECTS: &str = "net/ipv4/conf/all/accept_redirects";
+    const VALID_MARK: &str = "net/ipv4/conf/all/src_valid_mark";
+    let is = |path: &str, value: &str| read(Path::new(path)).map(|found| found == value);
+    let mut changes = Vec::new();
+    if plan.links.iter().any(|link| is_strict(link)) && is(VALID_MARK, "0")? {
+        changes.push(Setting::new(VALID_MARK, "0", "1"));
+    }
+    if is(FORWARD_V4, "0")? {
+        // Turning forwarding off turns these on, and forwarding of single devices off.
+        changes.extend(is(REDIRECTS, "0")?.then(|| Setting::new(REDIRECTS, "0", "0")));
+        changes.extend(devices(DEVICES_V4, "forwarding", "1", "1")?);
+        changes.push(Setting::new(FORWARD_V4, "0", "1"));
+    }
+    if plan.ipv6 {
+        let is_off = is(FORWARD_V6, "0")?;
+        // If somebody else turned forwarding on, a device with 1 ignored advertisements before.
+        if is_off || records.iter().any(|setting| setting.path == Path::new(FORWARD_V6)) {
+            changes.extend(devices(DEVICES_V6, "accept_ra", "1", "2")?);
+        }
+        if is_off {
+            changes.extend(devices(DEVICES_V6, "forwarding", "1", "1")?);
+            changes.push(Setting::new(FORWARD_V6, "0", "1"));
+        }
+    }
+    Ok(changes)
+}
+
+/// The setting `name` of every device that has the value `former`, and of `default`, which new devices take.
+fn devices(directory: &str, name: &str, former: &str, set: &str) -> Result<Vec<Setting>, GatewayError> {
+    let failed = |source| GatewayError::Setting { verb: "read", setting: directory.into(), source };
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir(Path::new(SETTINGS).join(directory)).map_err(failed)? {
+        let device = entry.map_err(failed)?.file_name();
+        let path = Path::new(directory).join(&device).join(name);
+        match read(&path) {
+            Ok(value) if value == former && device != "all" => found.push(Setting::new(path, former, set)),
+            Err(GatewayError::Setting { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
+            outcome => drop(outcome?),
+        }
+    }
+    Ok(found)
+}
+
+fn records() -> Result<Vec<Setting>, GatewayError> {
+    let failed = |source| GatewayError::Tables { what: "read the former values of the kernel's settings", source };
+    Ok(netfilter::chains(RECORDS).map_err(failed)?.iter().filter_map(|name| Setting::from_name(name)).collect())
+}
+
+/// Gives the settings their former values, unless somebody has changed them since. Continues after an error and returns the first.
+fn restore(records: &[Setting]) -> Result<(), GatewayError> {
+    let mut outcome = Ok(());
+    let mut ours = Vec::new();
+    for setting in records {
+        match read(&setting.path) {
+            Ok(value) if value == setting.set => ours.push(setting),
+            Ok(_) => {}
+            // The device is gone.
+            Err(GatewayError::Setting { source, .. }) if source.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => outcome = outcome.and(Err(error)),
+        }
+    }
+    ours.sort_by_key(|setting| !setting.has_dependents());
+    ours.iter().fold(outcome, |outcome, setting| outcome.and(write(&setting.path, &setting.former)))
+}
+
+fn read(setting: &Path) -> Result<String, GatewayError> {
+    let failed = |source| GatewayError::Setting { verb: "read", setting: setting.to_owned(), source };
+    std::fs::read_to_string(Path::new(SETTINGS).join(setting)).map(|text| text.trim().to_owned()).map_err(failed)
+}
+
+fn write(setting: &Path, value: &str) -> Result<(), GatewayError> {
+    match std::fs::write(Path::new(SETTINGS).join(setting), value) {
+        Err(source) if source.kind() != io::ErrorKind::NotFound => {
+            Err(GatewayError::Setting { verb: "write", setting: setting.to_owned(), source })
+        }
+        // The device is gone.
+        _ => Ok(()),
+    }
+}
+
+/// Runs `nft` with this script.
+fn nft(script: &str) -> Result<(), GatewayError> {
+    let mut command = Command::new("nft");
+    command.args(["-f", "-"]).env_clear().env("PATH", SEARCH).current_dir("/");
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => GatewayError::NoNft,
+            _ => GatewayError::Run(error),
+        })?;
+    let (input, output) = (child.stdin.take(), child.stderr.take());
+    // Threads, because a pipe may fill before `nft` reads, or while it writes.
+    let (status, said) = thread::scope(|scope| {
+        // An error here means that `nft` has ended early; its status says why.
+        let feed = move || input.map(|mut input| input.write_all(script.as_bytes()));
+        let listen = move || output.map_or(Vec::new(), first_bytes);
+        let feeding = thread::Builder::new().spawn_scoped(scope, feed);
+        let listening = thread::Builder::new().spawn_scoped(scope, listen);
+        // Without its thread a pipe is closed, so `nft` ends.
+        let status = wait(&mut child).map_err(GatewayError::Run)?;
+        feeding.map_err(GatewayError::Run)?;
+        Ok::<_, GatewayError>((status, listening.map_err(GatewayError::Run)?.join().unwrap_or_default()))
+    })?;
+    match status {
+        None => Err(GatewayError::Slow),
+        Some(status) if status.success() => Ok(()),
+        Some(status) => {
+            let said = String::from_utf8_lossy(&said);
+            let lines: Vec<_> = said.lines().take(2).map(str::trim).collect();
+            Err(GatewayError::Refused { reason: if lines.is_empty() { format!("nft ended with {status}") } else { lines.join(" in ") } })
+        }
+    }
+}
+
+/// What a program says first. The rest is discarded.
+fn first_bytes(mut output: impl Read) -> Vec<u8> {
+    let mut said = Vec::new();
+    let _ = output.by_ref().take(4096).read_to_end(&mut said);
+    let _ = io::copy(&mut output, &mut io::sink());
+    said
+}
+
+/// Waits for the end of a program, and kills it after [`LIMIT`]: `None`.
+fn wait(child: &mut Child) -> io::Result<Option<ExitStatus>> {
+    let end = Instant::now() + LIMIT;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(Some(status));
+        }
+        if Instant::now() >= end {
+            child.kill()?;
+            return child.wait().map(|_| None);
+        }
+        thread::sleep(POLL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn a_record_is_a_name_that_nft_allows() {
+        let names = [
+            (FORWARD_V4, "0", "1", "net/ipv4/ip_forward/0/1"),
+            ("net/ipv6/conf/eth0.5/accept_ra", "1", "2", "net/ipv6/conf/eth0.5/accept_ra/1/2"),
+            ("net/ipv6/conf/br-lan/forwarding", "-1", "2", "net/ipv6/conf/br-2dlan/forwarding/-2d1/2"),
+            ("net/ipv6/conf/a\u{e9}\"{/x", "", "2", "net/ipv6/conf/a-c3-a9-22-7b/x//2"),
+        ];
+        for (path, former, set, name) in names {
+            let setting = Setting::new(path, former, set);
+            assert_eq!(setting.name(), name);
+            assert_eq!(Setting::from_name(name), Some(setting));
+        }
+        let longest = Setting::new(Path::new(DEVICES_V6).join("-".repeat(15)).join("forwarding"), "-10", "-10");
+        assert!(longest.name().len() <= 90, "{}", longest.name());
+    }
+
+    #[test]
+    fn other_names_record_nothing() {
+        for name in
+            ["", "a", "1/2", "net/ipv4", "kernel/core_pattern/0/1", "net/ipv4/../../x/0/1", "net/ipv4/-2e-2e/x/0/1", "net/ipv4//0/1"]
+        {
+            assert_eq!(Setting::from_name(name), None, "{name}");
+        }
+        for name in ["net/ipv4/a-/0/1", "net/ipv4/a-2/0/1", "net/ipv4/a-zz/0/1", "net/ipv4/-2f/0/1", "net/ipv4/-00/0/1", "net/ipv4/x/-ff/1"]
+        {
+            assert_eq!(Setting::from_name(name), None, "{name}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_device_and_value_is_recorded(device in "[^/\\x00]{1,15}", former in "\\PC{0,3}") {
+            prop_assume!(device != "." && device != "..");
+            let setting = Setting::new(Path::new(DEVICES_V6).join(device).join("accept_ra"), &former, "2");
+            prop_assert_eq!(Setting::from_name(&setting.name()), Some(setting));
+        }
+
+        #[test]
+        fn any_name_is_read_to_the_end(name in "\\PC*") {
+            let _ = Setting::from_name(&name);
+        }
+    }
+}

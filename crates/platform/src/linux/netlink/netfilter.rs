@@ -1,0 +1,158 @@
+//! Tables of nftables and entries of conntrack (nfnetlink; include/uapi/linux/netfilter/{nf_tables,nfnetlink_conntrack}.h). Needs `CAP_NET_ADMIN`.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+
+use netlink_packet_core::{DefaultNla, Emitable, NLA_F_NESTED, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NlasIterator, parse_string};
+use netlink_sys::constants::NETLINK_NETFILTER;
+
+use super::talk::{MAX_DUMP_ATTEMPTS, NetlinkSocket};
+
+/// `NFNL_SUBSYS_NFTABLES` with `NFT_MSG_GETTABLE`, `NFT_MSG_DELTABLE` and `NFT_MSG_GETCHAIN`.
+const GET_TABLES: u16 = 10 << 8 | 1;
+const DELETE_TABLE: u16 = 10 << 8 | 2;
+const GET_CHAINS: u16 = 10 << 8 | 4;
+/// `NFNL_SUBSYS_CTNETLINK` with `IPCTNL_MSG_CT_DELETE`.
+const DELETE_CONNECTION: u16 = 1 << 8 | 2;
+/// Size of `struct nfgenmsg`, which begins with the family.
+const GENERAL: usize = 4;
+const NFPROTO_INET: u8 = 1;
+const NFTA_TABLE_NAME: u16 = 1;
+const NFTA_CHAIN_TABLE: u16 = 1;
+const NFTA_CHAIN_NAME: u16 = 3;
+const CTA_TUPLE_ORIG: u16 = 1;
+const CTA_TUPLE_IP: u16 = 1;
+const CTA_TUPLE_PROTO: u16 = 2;
+const CTA_IP_V4_SRC: u16 = 1;
+const CTA_IP_V4_DST: u16 = 2;
+const CTA_IP_V6_SRC: u16 = 3;
+const CTA_IP_V6_DST: u16 = 4;
+const CTA_PROTO_NUM: u16 = 1;
+const CTA_PROTO_SRC_PORT: u16 = 2;
+const CTA_PROTO_DST_PORT: u16 = 3;
+/// Identifier, type and code: `CTA_PROTO_ICMP_ID` and the next two, and `CTA_PROTO_ICMPV6_ID` and the next two.
+const CTA_PROTO_ICMP: [u16; 3] = [4, 5, 6];
+const CTA_PROTO_ICMPV6: [u16; 3] = [7, 8, 9];
+const ECHO_REQUEST: u8 = 8;
+const ECHO_REQUEST_V6: u8 = 128;
+
+/// Names of all tables of family `inet`. Empty if the kernel has no nftables.
+pub(in crate::linux) fn tables() -> io::Result<Vec<String>> {
+    let name = |body: &[u8]| string(body, NFTA_TABLE_NAME);
+    match dump(GET_TABLES, name) {
+        Err(error) if is_unsupported(&error) => Ok(Vec::new()),
+        outcome => outcome,
+    }
+}
+
+/// Names of the chains of a table of family `inet`, in the order of their creation. Empty if there is no such table.
+pub(in crate::linux) fn chains(table: &str) -> io::Result<Vec<String>> {
+    let name = |body: &[u8]| string(body, NFTA_CHAIN_TABLE).filter(|name| name == table).and_then(|_| string(body, NFTA_CHAIN_NAME));
+    match dump(GET_CHAINS, name) {
+        Err(error) if is_unsupported(&error) => Ok(Vec::new()),
+        outcome => outcome,
+    }
+}
+
+/// Deletes a table of family `inet` with all that it contains. Does nothing if there is no such table.
+pub(in crate::linux) fn delete_table(table: &str) -> io::Result<()> {
+    let name = attribute(NFTA_TABLE_NAME, [table.as_bytes(), &[0]].concat());
+    match NetlinkSocket::with(NETLINK_NETFILTER)?.change_firewall(DELETE_TABLE, &body(NFPROTO_INET, &name)) {
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+        outcome => outcome,
+    }
+}
+
+/// Deletes the conntrack entry of this flow, as its first packet had the addresses. See [`super::super::gateway::forget`].
+pub(in crate::linux) fn delete_connection(protocol: u8, source: SocketAddr, destination: SocketAddr) -> io::Result<bool> {
+    let body = body(family(source), &tuple(protocol, source, destination));
+    match NetlinkSocket::with(NETLINK_NETFILTER)?.request(DELETE_CONNECTION, NLM_F_REQUEST | NLM_F_ACK, &body, |_| {}) {
+        Ok(_) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+fn dump(kind: u16, read: impl Fn(&[u8]) -> Option<String>) -> io::Result<Vec<String>> {
+    let mut kernel = NetlinkSocket::with(NETLINK_NETFILTER)?;
+    let mut found = Vec::new();
+    for _ in 0..MAX_DUMP_ATTEMPTS {
+        found.clear();
+        if kernel.request(kind, NLM_F_REQUEST | NLM_F_DUMP, &body(NFPROTO_INET, &[]), |body| found.extend(read(body)))? {
+            break;
+        }
+    }
+    Ok(found)
+}
+
+/// Whether the error means that the kernel has no nftables, so there are no tables.
+fn is_unsupported(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP | libc::EPROTONOSUPPORT))
+}
+
+fn string(body: &[u8], kind: u16) -> Option<String> {
+    let found = NlasIterator::new(body.get(GENERAL..)?).flatten().find(|attribute| attribute.kind() == kind)?;
+    parse_string(found.value()).ok()
+}
+
+fn body(family: u8, attributes: &[u8]) -> Vec<u8> {
+    [&[family, 0, 0, 0], attributes].concat()
+}
+
+fn family(address: SocketAddr) -> u8 {
+    (if address.is_ipv4() { libc::AF_INET } else { libc::AF_INET6 }) as u8
+}
+
+fn attribute(kind: u16, value: Vec<u8>) -> Vec<u8> {
+    let attribute = DefaultNla::new(kind, value);
+    let mut bytes = vec![0; attribute.buffer_len()];
+    attribute.emit(&mut bytes);
+    bytes
+}
+
+/// The flow's addresses as conntrack's attributes.
+fn tuple(protocol: u8, source: SocketAddr, destination: SocketAddr) -> Vec<u8> {
+    let octets = |ip: IpAddr| match ip {
+        IpAddr::V4(v4) => v4.octets().to_vec(),
+        IpAddr::V6(v6) => v6.octets().to_vec(),
+    };
+    let kinds = if source.is_ipv4() { [CTA_IP_V4_SRC, CTA_IP_V4_DST] } else { [CTA_IP_V6_SRC, CTA_IP_V6_DST] };
+    let addresses = [attribute(kinds[0], octets(source.ip())), attribute(kinds[1], octets(destination.ip()))].concat();
+    let port = |kind, address: SocketAddr| attribute(kind, address.port().to_be_bytes().to_vec());
+    let echo = |[id, kind, code]: [u16; 3], request| [port(id, source), attribute(kind, vec![request]), attribute(code, vec![0])].concat();
+    let details = match i32::from(protocol) {
+        libc::IPPROTO_ICMP => echo(CTA_PROTO_ICMP, ECHO_REQUEST),
+        libc::IPPROTO_ICMPV6 => echo(CTA_PROTO_ICMPV6, ECHO_REQUEST_V6),
+        // The kernel ignores them for a protocol without ports.
+        _ => [port(CTA_PROTO_SRC_PORT, source), port(CTA_PROTO_DST_PORT, destination)].concat(),
+    };
+    let protocol = [attribute(CTA_PROTO_NUM, vec![protocol]), details].concat();
+    let tuple = [attribute(CTA_TUPLE_IP | NLA_F_NESTED, addresses), attribute(CTA_TUPLE_PROTO | NLA_F_NESTED, protocol)].concat();
+    attribute(CTA_TUPLE_ORIG | NLA_F_NESTED, tuple)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flow_is_written_as_the_kernel_reads_it() {
+        let (client, remote) = ("10.0.0.1:258".parse().unwrap(), "192.0.2.9:53".parse().unwrap());
+        let ports = [
+            &[52, 0, 1, 0x80][..],
+            &[20, 0, 1, 0x80, 8, 0, 1, 0, 10, 0, 0, 1, 8, 0, 2, 0, 192, 0, 2, 9],
+            &[28, 0, 2, 0x80, 5, 0, 1, 0, 17, 0, 0, 0, 6, 0, 2, 0, 1, 2, 0, 0, 6, 0, 3, 0, 0, 53, 0, 0],
+        ];
+        assert_eq!(tuple(17, client, remote), ports.concat());
+        let echo = tuple(1, client, remote);
+        assert_eq!(echo[36..], [6, 0, 4, 0, 1, 2, 0, 0, 5, 0, 5, 0, 8, 0, 0, 0, 5, 0, 6, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn any_bytes_are_read_to_the_end() {
+        assert_eq!(string(&[1, 0, 0, 0, 8, 0, 3, 0, b'a', b'b', b'c', 0], NFTA_CHAIN_NAME).as_deref(), Some("abc"));
+        for body in [&[][..], &[0; 3], &[0; 9], &[1, 0, 0, 0, 255, 255, 3, 0]] {
+            assert_eq!(string(body, NFTA_CHAIN_NAME), None);
+        }
+    }
+}
