@@ -13,6 +13,7 @@
 #include "sendmsg.bpf.c"
 #include "redirect.bpf.c"
 #include "flows.bpf.c"
+#include "switch.bpf.c"
 #include "move.bpf.c"
 #include "shape.bpf.c"
 #include "count.bpf.c"

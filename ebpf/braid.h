@@ -22,6 +22,13 @@
 #define BRAID_MAX_SHARES 4096
 /* Maximum number of prefixes in `hold`. */
 #define BRAID_MAX_HOLD 16384
+/* Maximum number of forwarded flows at a time, of one client and of all. */
+#define BRAID_MAX_CLIENT_FLOWS 32768
+#define BRAID_MAX_FORWARDED 131072
+/* Maximum number of clients at a time. */
+#define BRAID_MAX_CLIENTS 4096
+/* `device` of a braid_exe_key that names a client instead of an executable; the application's name is the client's address. */
+#define BRAID_CLIENT_DEVICE 0xffffffffu
 #define BRAID_NO_SLOT 0xffffffffu
 
 /* A socket's routing mark is this plus the link's slot plus one. Braid did not set any other mark. */
@@ -143,6 +150,8 @@ struct braid_app {
 #define BRAID_IF_CGROUP 16u
 #define BRAID_IF_USER 32u
 #define BRAID_IF_CLASS 128u
+#define BRAID_IF_CLIENT 256u /* forwarded flows of clients with an address in this prefix */
+#define BRAID_IF_MAC 512u    /* forwarded flows of the client with this hardware address */
 #define BRAID_NEVER 64u /* the rule matches nothing, because its executable or cgroup does not exist */
 
 #define BRAID_DO_EXCLUDE 1u
@@ -170,7 +179,10 @@ struct braid_rule {
 	__u32 prefer;
 	__u8 affinity;
 	__u8 of_class; /* class of the application, for BRAID_IF_CLASS */
-	__u8 pad[6];
+	__u8 mac[6];
+	__u32 client[4]; /* IPv6 or IPv4-mapped prefix */
+	__u8 client_len;
+	__u8 pad[7];
 };
 
 struct braid_affinity_key {
@@ -191,15 +203,19 @@ struct braid_affinity_value {
 
 #define BRAID_FLOW_MOVING 8u /* its connect was moved to another link: the socket has a mark and is unbound until it is answered */
 
+/* Forwarded TCP: one end has closed its direction. */
+#define BRAID_FLOW_CLIENT_CLOSED 16u
+#define BRAID_FLOW_SERVER_CLOSED 32u
+
 struct braid_flow {
-	__u64 id; /* socket cookie */
+	__u64 id; /* socket cookie; a forwarded flow has a number of its own (BRAID_FORWARDED_ID) */
 	__u64 started;
 	__u64 demand;
 	__u64 reserved; /* the part of the demand that is in the link's load */
 	__u64 rx; /* counted for UDP; for TCP the kernel's counters at the last dump */
 	__u64 tx;
 	__u64 cgroup;
-	__u64 last; /* UDP: time of the last datagram, within a jiffy (1 to 10 ms). TCP: the last SYN or move, later the last dump that saw progress */
+	__u64 last; /* UDP and forwarded: time of the last packet, within a jiffy (1 to 10 ms). TCP: the last SYN or move, later the last dump that saw progress */
 	struct braid_app_key app;
 	__u32 remote[4]; /* IPv6 or IPv4-mapped, network order */
 	__u16 port; /* remote, host order */
@@ -207,7 +223,7 @@ struct braid_flow {
 	__u8 family; /* 4 or 6, of the packets */
 	__u32 slot;
 	__u32 ifindex;
-	__u32 process;
+	__u32 process; /* forwarded: index of the LAN device */
 	__u32 user;
 	__u32 flags;
 	__u8 direction;
@@ -223,6 +239,28 @@ struct braid_flow {
 	__u8 moves; /* TCP: number of times its connect was moved */
 	__u8 resent; /* TCP: number of SYN retransmissions */
 	__u8 pad[6];
+};
+
+/* Ids of forwarded flows begin here. Socket cookies are smaller, and programs that read ids as floating-point numbers represent all of them exactly. */
+#define BRAID_FORWARDED_ID (1ull << 52)
+
+/* A forwarded flow: addresses are IPv6 or IPv4-mapped in network order, ports in host order. For ICMP echo the client's port is its identifier. */
+struct braid_forward_key {
+	__u32 client[4];
+	__u32 remote[4];
+	__u16 client_port;
+	__u16 remote_port;
+	__u8 protocol;
+	__u8 pad[3];
+};
+
+/* A client of a LAN device, by address. */
+struct braid_client {
+	__u64 last; /* time of its last new flow */
+	__u32 flows; /* living flows; the daemon corrects it at each dump */
+	__u32 device; /* index of the LAN device */
+	__u8 mac[6]; /* zero: the device has no hardware addresses */
+	__u8 pad[2];
 };
 
 /* One flow, as a dump or an end event reports it. */
@@ -327,6 +365,8 @@ enum braid_counter {
 	BRAID_COUNT_REDIRECTED,
 	BRAID_COUNT_NOT_REDIRECTED, /* could not be redirected: no free entry, or an unsupported kind of socket */
 	BRAID_COUNT_MOVED, /* connects moved to another link because they received no answer */
+	BRAID_COUNT_FORWARDED, /* forwarded flows that got a link */
+	BRAID_COUNT_OVERFLOWED, /* forwarded flows that followed the system's routes for lack of room in the table */
 	BRAID_COUNTERS
 };
 

@@ -13,9 +13,10 @@ struct request {
 	__u64 cgroup;
 	__u64 demand;
 	__u32 remote[4]; /* IPv6 or IPv4-mapped, network order */
-	__u32 source[4]; /* source address from an earlier connect of this UDP socket, same format; zero: none */
+	/* Source address from an earlier connect of this UDP socket, same format; zero: none. Forwarded: the client's address. */
+	__u32 source[4];
 	__u32 user;
-	__u32 process;
+	__u32 process; /* forwarded: index of the LAN device */
 	__u32 allowed;
 	__u32 slot;
 	__u16 port; /* host order */
@@ -32,6 +33,7 @@ struct request {
 	__u8 filtered : 1; /* foreign programs filter its cgroup */
 	__u8 held : 1; /* redirected because it is not known yet whether its destination runs Braid */
 	__u8 by_port : 1; /* redirected to ::1 instead of `loopback` */
+	__u8 mac[6]; /* of the client of a forwarded flow */
 	__u16 listener; /* port to which it is redirected, network order */
 	__u32 loopback; /* loopback address to which it is redirected, network order; 0: not redirected */
 };
@@ -107,23 +109,26 @@ static __attribute__((noinline)) __u32 process_in(__u32 space)
 	return 0;
 }
 
-/*
- * The bank of parameters in force; also sets the request's time. NULL if Braid must not act: there is no live daemon, or the caller is in another
- * network namespace or is the daemon itself.
- */
-BRAID_INLINE const struct braid_params *active_params(struct bpf_sock_addr *ctx, struct request *request, __u32 *bank)
+/* The bank of parameters in force, and the time. NULL if there is no live daemon. */
+BRAID_INLINE const struct braid_params *live_params(__u64 *time, __u32 *bank)
 {
 	__u32 zero = 0;
 	struct braid_control *switches = bpf_map_lookup_elem(&control, &zero);
-	const struct braid_params *found;
 
 	/* The coarse clock, which may be some milliseconds old, is cheaper to read. */
-	request->time = bpf_ktime_get_coarse_ns();
+	*time = bpf_ktime_get_coarse_ns();
 	/* Signed, because a heartbeat written between the two clock readings is slightly in the future. */
-	if (!switches || (__s64)(request->time - switches->heartbeat) > (__s64)BRAID_HEARTBEAT_NS)
+	if (!switches || (__s64)(*time - switches->heartbeat) > (__s64)BRAID_HEARTBEAT_NS)
 		return NULL;
 	*bank = switches->bank & 1;
-	found = bpf_map_lookup_elem(&params, bank);
+	return bpf_map_lookup_elem(&params, bank);
+}
+
+/* The same for a caller. NULL also if the caller is in another network namespace or is the daemon itself. */
+BRAID_INLINE const struct braid_params *active_params(struct bpf_sock_addr *ctx, struct request *request, __u32 *bank)
+{
+	const struct braid_params *found = live_params(&request->time, bank);
+
 	if (!found || bpf_get_netns_cookie(ctx) != found->netns)
 		return NULL;
 	/* The id in the daemon's PID namespace, because in a container the kernel's ids differ from those that the daemon uses. */

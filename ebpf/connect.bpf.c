@@ -9,7 +9,7 @@ static __attribute__((noinline)) int reset_udp(struct bpf_sock_addr *ctx, struct
 	__u32 none = 0;
 
 	if (old) {
-		end_flow(as_number(socket), old, old->id);
+		end_flow(as_number(socket), NULL, old, old->id);
 		bpf_sk_storage_delete(&flows, socket);
 	}
 	if (is_ours(mark))

@@ -75,7 +75,8 @@ __attribute__((noinline)) int pick(struct request *request, __u32 bank, __u32 re
 
 	if (!request || !now || !shared || !load)
 		return -1;
-	if (reserve && request->protocol == IPPROTO_TCP)
+	/* Forwarded flows have no entry there. */
+	if (reserve && request->protocol == IPPROTO_TCP && request->id < BRAID_FORWARDED_ID)
 		place = array_entry(request->id);
 	bpf_spin_lock(&shared->lock);
 	shared->state.packets[0] = load->bytes[0];
@@ -348,6 +349,13 @@ BRAID_INLINE void read_local(const void *socket, struct braid_flow_row *row)
 	}
 }
 
+/* The local end of a forwarded flow is its client. */
+BRAID_INLINE void read_client(const struct braid_forward_key *key, struct braid_flow_row *row)
+{
+	row->local_port = key->client_port;
+	__builtin_memcpy(row->local, key->client, sizeof(row->local));
+}
+
 BRAID_INLINE __u64 learn_step(__u64 estimate, __u64 sample)
 {
 	return estimate - (estimate >> 3) + (sample >> 3);
@@ -411,8 +419,8 @@ BRAID_INLINE void record_answer(const struct braid_flow_row *row)
 	}
 }
 
-/* Ends the flow with this id if it is active. `socket` is NULL if the socket no longer exists. */
-BRAID_INLINE void end_flow(const struct sock *socket, struct braid_flow *flow, __u64 id)
+/* Ends the flow with this id if it is active. `socket` is NULL if the socket no longer exists, `forwarded` unless the flow is forwarded. */
+BRAID_INLINE void end_flow(const struct sock *socket, const struct braid_forward_key *forwarded, struct braid_flow *flow, __u64 id)
 {
 	struct braid_event *event;
 
@@ -437,6 +445,8 @@ BRAID_INLINE void end_flow(const struct sock *socket, struct braid_flow *flow, _
 	event->row.rx = event->row.flow.rx;
 	event->row.tx = event->row.flow.tx;
 	event->row.read_at = bpf_ktime_get_ns();
+	if (forwarded)
+		read_client(forwarded, &event->row);
 	if (socket)
 		read_local(socket, &event->row);
 	if (socket && event->row.flow.protocol == IPPROTO_TCP) {

@@ -24,7 +24,7 @@ int braid_release(struct bpf_sock *ctx)
 		if (overflowed)
 			connection = bpf_map_lookup_elem(&overflow, &cookie);
 		if (connection) {
-			end_flow(as_number(ctx), &connection->flow, cookie);
+			end_flow(as_number(ctx), NULL, &connection->flow, cookie);
 			if (overflowed)
 				bpf_map_delete_elem(&overflow, &cookie);
 		}
@@ -32,7 +32,7 @@ int braid_release(struct bpf_sock *ctx)
 		struct braid_flow *flow = bpf_sk_storage_get(&flows, ctx, NULL, 0);
 
 		if (flow)
-			end_flow(as_number(ctx), flow, flow->id);
+			end_flow(as_number(ctx), NULL, flow, flow->id);
 	}
 	release_redirected(ctx);
 	return ALLOW;
@@ -207,7 +207,7 @@ int braid_connections(struct bpf_iter__bpf_map_elem *ctx)
 	if (!is_socket(socket, id))
 		socket = NULL;
 	if (!socket || (row.state == TCP_CLOSE && row.read_at - flow->started > SETTLED_NS)) {
-		end_flow(socket, flow, id);
+		end_flow(socket, NULL, flow, id);
 		bpf_map_delete_elem(&overflow, &id);
 		return 0;
 	}

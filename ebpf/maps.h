@@ -116,6 +116,14 @@ struct connection {
 MAP(connections, BPF_MAP_TYPE_ARRAY, __u32, struct connection, BRAID_CONNECTION_PLACES, 0);
 MAP(overflow, BPF_MAP_TYPE_HASH, __u64, struct connection, BRAID_MAX_OVERFLOW, BPF_F_NO_PREALLOC);
 
+/* Flows that this machine forwards for clients. Not allocated in advance: without a gateway it takes no memory. */
+MAP(forwarded, BPF_MAP_TYPE_HASH, struct braid_forward_key, struct braid_flow, BRAID_MAX_FORWARDED, BPF_F_NO_PREALLOC);
+MAP(clients, BPF_MAP_TYPE_HASH, struct address, struct braid_client, BRAID_MAX_CLIENTS, BPF_F_NO_PREALLOC);
+/* Number of forwarded flows so far, by CPU. */
+MAP(forwarded_ids, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, 1, 0);
+/* Classes of remote ports, for forwarded flows, whose programs are unknown. */
+MAP(port_classes, BPF_MAP_TYPE_HASH, __u32, __u8, 256, BPF_F_NO_PREALLOC);
+
 /* Flows of connected UDP sockets, and markers of sockets that send unconnected datagrams. */
 struct {
 	__uint(type, BPF_MAP_TYPE_SK_STORAGE);

@@ -18,6 +18,19 @@ BRAID_INLINE __u8 app_class(const struct request *request)
 	return known->class_ == BRAID_UNCLASSIFIED ? known->learnt : known->class_;
 }
 
+BRAID_INLINE _Bool in_prefix(const __u32 *prefix, __u32 left, const __u32 *address)
+{
+	for (int word = 0; word < 4; word++) {
+		__u32 bits = left > 32 ? 32 : left;
+		__u32 mask = bits ? bpf_htonl(~0u << (32 - bits)) : 0;
+
+		if ((prefix[word] ^ address[word]) & mask)
+			return 0;
+		left -= bits;
+	}
+	return 1;
+}
+
 /*
  * Global, like `judge` and `pick`, so that the verifier processes it once instead of once per rule. Before Linux 6.2 an argument of a global function
  * cannot be a map key, so each key is copied to the stack.
@@ -30,7 +43,7 @@ __attribute__((noinline)) int matches(const struct request *request, __u32 key)
 	if (!request || !rule)
 		return 0;
 	conditions = rule->conditions;
-	if (conditions & BRAID_NEVER)
+	if (conditions & (BRAID_NEVER | BRAID_IF_CLIENT | BRAID_IF_MAC))
 		return 0;
 	if ((conditions & BRAID_IF_PORT) && rule->port != request->port)
 		return 0;
@@ -53,23 +66,41 @@ __attribute__((noinline)) int matches(const struct request *request, __u32 key)
 		return 0;
 	if ((conditions & BRAID_IF_CLASS) && app_class(request) != rule->of_class)
 		return 0;
-	if (conditions & BRAID_IF_DESTINATION) {
-		__u32 left = rule->prefix_len;
-
-		for (int word = 0; word < 4; word++) {
-			__u32 bits = left > 32 ? 32 : left;
-			__u32 mask = bits ? bpf_htonl(~0u << (32 - bits)) : 0;
-
-			if ((rule->destination[word] ^ request->remote[word]) & mask)
-				return 0;
-			left -= bits;
-		}
-	}
-	return 1;
+	return !(conditions & BRAID_IF_DESTINATION) || in_prefix(rule->destination, rule->prefix_len, request->remote);
 }
 
-/* The first matching rule, or NULL. */
-BRAID_INLINE const struct braid_rule *first_match(__u32 bank, const struct braid_params *now, struct request *request)
+#define BRAID_IF_FORWARDED (BRAID_IF_PORT | BRAID_IF_DESTINATION | BRAID_IF_CLASS | BRAID_IF_CLIENT | BRAID_IF_MAC)
+
+/*
+ * The same for a forwarded flow: its client is known, but no program. A separate function, because programs at tc may not call the helper for cgroups
+ * above.
+ */
+__attribute__((noinline)) int matches_forwarded(const struct request *request, __u32 key)
+{
+	const struct braid_rule *rule = bpf_map_lookup_elem(&rules, &key);
+	__u32 conditions;
+
+	if (!request || !rule)
+		return 0;
+	conditions = rule->conditions;
+	if (conditions & ~BRAID_IF_FORWARDED)
+		return 0;
+	if ((conditions & BRAID_IF_PORT) && rule->port != request->port)
+		return 0;
+	if ((conditions & BRAID_IF_CLASS) && request->class_ != rule->of_class)
+		return 0;
+	if (conditions & BRAID_IF_MAC) {
+		for (int at = 0; at < 6; at++)
+			if (rule->mac[at] != request->mac[at])
+				return 0;
+	}
+	if ((conditions & BRAID_IF_CLIENT) && !in_prefix(rule->client, rule->client_len, request->source))
+		return 0;
+	return !(conditions & BRAID_IF_DESTINATION) || in_prefix(rule->destination, rule->prefix_len, request->remote);
+}
+
+/* The first matching rule, or NULL. `forwarded` is a constant. */
+BRAID_INLINE const struct braid_rule *first_match(__u32 bank, const struct braid_params *now, struct request *request, _Bool forwarded)
 {
 	request->rule = 255;
 	for (__u32 index = 0; index < BRAID_MAX_RULES; index++) {
@@ -77,7 +108,7 @@ BRAID_INLINE const struct braid_rule *first_match(__u32 bank, const struct braid
 
 		if (index >= now->rules)
 			break;
-		if (matches(request, key)) {
+		if (forwarded ? matches_forwarded(request, key) : matches(request, key)) {
 			request->rule = index;
 			return bpf_map_lookup_elem(&rules, &key);
 		}
@@ -241,6 +272,45 @@ BRAID_INLINE __u32 with_source(const struct braid_params *now, const struct requ
 	return mask;
 }
 
+/* Sets the class that the rule gives, and the affinity. */
+BRAID_INLINE void classify(const struct braid_params *now, struct request *request, const struct braid_rule *rule)
+{
+	request->affinity = BRAID_AFFINITY_UNSET;
+	if (rule) {
+		if (rule->class_ != BRAID_CLASS_UNSET)
+			request->class_ = rule->class_;
+		request->affinity = rule->affinity;
+	}
+	if (request->affinity == BRAID_AFFINITY_UNSET)
+		request->affinity = now->affinity;
+	if (request->affinity == BRAID_AFFINITY_UNSET)
+		request->affinity = request->class_ == BRAID_BROWSER ? BRAID_AFFINITY_DESTINATION : BRAID_AFFINITY_NONE;
+}
+
+/* Sets `request->allowed` and `strict`. Returns whether the flow must fail. */
+BRAID_INLINE _Bool is_denied(const struct braid_params *now, struct request *request, const struct braid_rule *rule)
+{
+	_Bool denied;
+
+	request->allowed = braid_admit(now->usable[request->family == 6], now->backup, rule ? rule->actions : 0, rule ? rule->links : 0,
+				       rule ? rule->prefer : 0, &denied);
+	request->strict = rule && (rule->actions & BRAID_DO_LINKS);
+	return denied;
+}
+
+/* Look-ups of names at a link's resolver go over its links. Returns whether the destination is one. */
+BRAID_INLINE _Bool pin_to_resolver(struct request *request, const struct address *remote)
+{
+	__u32 *pinned;
+
+	if (request->port != DNS_PORT && request->port != DNS_TLS_PORT)
+		return 0;
+	pinned = bpf_map_lookup_elem(&resolvers, remote);
+	if (pinned && (*pinned & request->allowed))
+		request->allowed &= *pinned;
+	return !!pinned;
+}
+
 /*
  * Evaluates the policy for a request. Returns GO_ON and sets `request->allowed`, or returns what else to do.
  *
@@ -252,8 +322,6 @@ __attribute__((noinline)) int judge(struct request *request, __u32 bank)
 	const struct braid_rule *rule;
 	struct braid_demand *known;
 	struct address remote;
-	__u32 usable, *pinned;
-	_Bool denied;
 
 	if (!request || !now)
 		return LEAVE_ALONE;
@@ -261,27 +329,14 @@ __attribute__((noinline)) int judge(struct request *request, __u32 bank)
 	request->strict = 0;
 	request->filtered = 0;
 	request->held = 0;
-	rule = first_match(bank, now, request);
-	usable = now->usable[request->family == 6];
+	rule = first_match(bank, now, request, 0);
 	if (rule && (rule->actions & BRAID_DO_EXCLUDE))
 		return LEAVE_ALONE;
 	known = learnt_of(request);
 	request->class_ = known_class(request, known);
-	request->affinity = BRAID_AFFINITY_UNSET;
-	if (rule) {
-		if (rule->class_ != BRAID_CLASS_UNSET)
-			request->class_ = rule->class_;
-		request->affinity = rule->affinity;
-	}
-	if (request->affinity == BRAID_AFFINITY_UNSET)
-		request->affinity = now->affinity;
-	if (request->affinity == BRAID_AFFINITY_UNSET)
-		request->affinity = request->class_ == BRAID_BROWSER ? BRAID_AFFINITY_DESTINATION : BRAID_AFFINITY_NONE;
-	request->allowed = braid_admit(usable, now->backup, rule ? rule->actions : 0, rule ? rule->links : 0, rule ? rule->prefer : 0,
-				       &denied);
-	if (denied)
+	classify(now, request, rule);
+	if (is_denied(now, request, rule))
 		return FAIL;
-	request->strict = rule && (rule->actions & BRAID_DO_LINKS);
 	request->redirect = (now->redirected_classes >> (request->class_ & 31)) & 1;
 	if (rule && (rule->actions & (BRAID_DO_REDIRECT | BRAID_DO_DIRECT)))
 		request->redirect = !!(rule->actions & BRAID_DO_REDIRECT);
@@ -299,14 +354,33 @@ __attribute__((noinline)) int judge(struct request *request, __u32 bank)
 		if (!request->allowed)
 			return request->strict ? FAIL : LEAVE_ALONE;
 	}
-	if (request->port == DNS_PORT || request->port == DNS_TLS_PORT) {
-		pinned = bpf_map_lookup_elem(&resolvers, &remote);
-		if (pinned && (*pinned & request->allowed))
-			request->allowed &= *pinned;
-		if (pinned)
-			request->redirect = 0; /* a network's resolver often answers only clients of that network */
-	}
+	if (pin_to_resolver(request, &remote))
+		request->redirect = 0; /* a network's resolver often answers only clients of that network */
 	set_expected_demand(now, request, known);
+	return GO_ON;
+}
+
+/* The same for a forwarded flow, whose class is set. It goes direct. */
+__attribute__((noinline)) int judge_forwarded(struct request *request, __u32 bank)
+{
+	const struct braid_params *now = bpf_map_lookup_elem(&params, &bank);
+	const struct braid_rule *rule;
+	struct address remote;
+
+	if (!request || !now)
+		return LEAVE_ALONE;
+	request->bank = bank;
+	rule = first_match(bank, now, request, 1);
+	if (rule && (rule->actions & BRAID_DO_EXCLUDE))
+		return LEAVE_ALONE;
+	classify(now, request, rule);
+	if (is_denied(now, request, rule))
+		return FAIL;
+	if (!request->allowed)
+		return LEAVE_ALONE;
+	__builtin_memcpy(remote.word, request->remote, sizeof(remote.word));
+	pin_to_resolver(request, &remote);
+	set_expected_demand(now, request, learnt_of(request));
 	return GO_ON;
 }
 

@@ -63,6 +63,7 @@ fn report(object: &str, trial: ProgramTrial) -> ProgramReport {
         Needed::CountPackets => "packets",
         Needed::MoveConnects => "move",
         Needed::ShapeFlows => "shape",
+        Needed::Forward => "forward",
     };
     ProgramReport { object: object.to_owned(), program: trial.name, needed, instructions, refusal }
 }

@@ -7,6 +7,7 @@ mod past;
 mod relay;
 mod sim;
 mod steering;
+mod switch;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -25,6 +26,7 @@ pub(crate) use relay::{
 };
 pub(crate) use sim::{Instance, Sampling, Sim, SimRun};
 pub(crate) use steering::{Proxy, Run, Steering};
+pub(crate) use switch::{Switch, SwitchAction};
 
 /// Default state directory of the daemon.
 pub(crate) const DEFAULT_STATE_DIR: &str = "/var/lib/braid";
@@ -60,6 +62,10 @@ pub(crate) enum Command {
     Flows(Query),
     /// Show the profile that Braid learnt of each application.
     Apps(Query),
+    /// Show the clients of the gateway: the devices behind this machine.
+    Clients(Query),
+    /// Show the table of the flows that this machine forwards for clients.
+    Switch(Switch),
     /// Show links, flows, applications, peers and events live in the terminal.
     Top(Daemon),
     Log(Log),

@@ -26,7 +26,9 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context;
-use braid_api::{Accepted, App, Fact, FactChange, Flow, LeaveRequest, LinkStatus, List, MoveRequest, Peer, PolicyView, Status, Versioned};
+use braid_api::{
+    Accepted, App, ClientStatus, Fact, FactChange, Flow, LeaveRequest, LinkStatus, List, MoveRequest, Peer, PolicyView, Status, Versioned,
+};
 use braid_config::{self as config, ConfigErrors, World};
 use braid_control::config::{Finding, Severity};
 use braid_daemon::{DEFAULT_CONFIG, DEFAULT_STATE};
@@ -36,7 +38,7 @@ use clap::{CommandFactory, Parser};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::cli::{Check, Cli, Command, ContextAction, Daemon, Query};
+use crate::cli::{Check, Cli, Command, ContextAction, Daemon, Query, Switch, SwitchAction};
 use crate::table::Page;
 
 fn main() -> ExitCode {
@@ -66,6 +68,14 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Links(query) => show_facts(&query, "/v1/links", |page, links: &List<LinkStatus>| show::links(page, &links.items))?,
         Command::Flows(query) => show_facts(&query, "/v1/flows", |page, flows: &List<Flow>| show::flows(page, &flows.items))?,
         Command::Apps(query) => show_facts(&query, "/v1/apps", |page, apps: &List<App>| show::apps(page, &apps.items))?,
+        Command::Clients(query) => {
+            show_facts(&query, "/v1/clients", |page, clients: &List<ClientStatus>| show::clients(page, &clients.items))?;
+        }
+        Command::Switch(Switch { action: SwitchAction::Flows(query) }) => {
+            let mut flows: List<Flow> = client::read(&query.daemon.socket, "/v1/flows")?;
+            flows.items.retain(|flow| flow.client.is_some());
+            print(query.json, &flows, |page, flows: &List<Flow>| show::flows(page, &flows.items))?;
+        }
         Command::Top(daemon) => top::run(&daemon.socket)?,
         Command::Log(log) => past::log(&log)?,
         Command::History(history) => past::history(&history)?,

@@ -3,8 +3,8 @@
 use std::io;
 
 use braid_api::{
-    App, AppEntry, Candidate, DetectionView, DoctorReport, Explanation, Fact, Flow, FlowShare, LinkProfile, LinkState, LinkStatus,
-    MeasurementView, Optimum, Outcome, PathState, Peer, PeerKind, PolicyView, Share, SkippedRule, Status, Verdict,
+    App, AppEntry, Candidate, ClientStatus, DetectionView, DoctorReport, Explanation, Fact, Flow, FlowShare, LinkProfile, LinkState,
+    LinkStatus, MeasurementView, Optimum, Outcome, PathState, Peer, PeerKind, PolicyView, Share, SkippedRule, Status, Verdict,
 };
 use braid_model::Rate;
 
@@ -207,6 +207,37 @@ pub(crate) fn flows(page: &mut Page<'_>, flows: &[Flow]) -> io::Result<()> {
         ]
     };
     page.table(&columns, &flows.iter().map(row).collect::<Vec<_>>(), "no flows")
+}
+
+/// `braid clients`.
+pub(crate) fn clients(page: &mut Page<'_>, clients: &[ClientStatus]) -> io::Result<()> {
+    let columns = [
+        words("CLIENT"),
+        words("ADDRESS"),
+        words("HARDWARE"),
+        words("DEVICE"),
+        numbers("FLOWS"),
+        numbers("DOWN"),
+        numbers("UP"),
+        numbers("IDLE"),
+    ];
+    let row = |client: &ClientStatus| {
+        vec![
+            cell(client.name.as_ref()),
+            cell(Some(&client.address)),
+            cell(client.mac.as_ref()),
+            cell(Some(&client.device)),
+            cell(Some(client.flows)),
+            cell(rate(Some(client.rate_down_bps))),
+            cell(rate(Some(client.rate_up_bps))),
+            cell(age(Some(client.idle_ms))),
+        ]
+    };
+    page.table(
+        &columns,
+        &clients.iter().map(row).collect::<Vec<_>>(),
+        "no clients: [gateway] in the configuration names the devices behind which they are",
+    )
 }
 
 /// `braid peers`.

@@ -10,7 +10,7 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::json;
 
-use crate::{App, Fact, Flow, LinkStatus, Note, Peer, SCHEMA_VERSION, TradeoffPoint};
+use crate::{App, ClientStatus, Fact, Flow, LinkStatus, Note, Peer, SCHEMA_VERSION, TradeoffPoint};
 
 /// A response: `schema_version`, then the fields of `T`, which serializes as a JSON object. Deserialization fails if the version is higher
 /// than [`SCHEMA_VERSION`].
@@ -82,6 +82,10 @@ pub trait Listed {
 
 impl Listed for App {
     const NAME: &'static str = "apps";
+}
+
+impl Listed for ClientStatus {
+    const NAME: &'static str = "clients";
 }
 
 impl Listed for Fact {

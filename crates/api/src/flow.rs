@@ -10,7 +10,7 @@ pub struct Flow {
     pub id: u64,
     /// Path of the executable, or name of the process if the path is unknown.
     pub application: String,
-    /// Protocol: `tcp` or `udp`.
+    /// Protocol: `tcp` or `udp`; a client's may be another, such as `icmp`, `sctp`, `gre` or `protocol-103`.
     pub protocol: String,
     /// Local address and port.
     pub local: Option<String>,
@@ -63,6 +63,9 @@ pub struct Flow {
     /// Name of the peer that carries it; `null` if the kernel sends it directly.
     #[serde(default)]
     pub peer: Option<String>,
+    /// Address of the client of the gateway to which it belongs; `null`: a flow of this machine.
+    #[serde(default)]
+    pub client: Option<String>,
     /// Bytes per link, if it uses several links.
     #[serde(default)]
     pub by_link: Vec<LinkBytes>,

@@ -8,6 +8,7 @@
 
 mod answer;
 mod app;
+mod client;
 mod config;
 mod context;
 mod doctor;
@@ -23,6 +24,7 @@ mod status;
 
 pub use answer::{List, Listed, Versioned};
 pub use app::App;
+pub use client::ClientStatus;
 pub use config::{ConfigChange, ConfigChanged, ConfigView, Edit, Session, SessionRequest, UiAddress, UiRequest};
 pub use context::{Fact, FactChange};
 pub use doctor::{Check, DoctorReport, Mode, Verdict};

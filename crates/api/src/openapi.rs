@@ -6,9 +6,9 @@ use schemars::{JsonSchema, SchemaGenerator};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    Accepted, App, AppHistory, ConfigChange, ConfigChanged, ConfigView, ExplainRequest, Explanation, Fact, FactChange, Flow, Gains,
-    History, JoinRequest, LeaveRequest, LinkStatus, List, Listed, MoveRequest, Note, Peer, PolicyView, Problem, Session, SessionRequest,
-    Status, TradeoffPoint, UiAddress, UiRequest, Versioned,
+    Accepted, App, AppHistory, ClientStatus, ConfigChange, ConfigChanged, ConfigView, ExplainRequest, Explanation, Fact, FactChange, Flow,
+    Gains, History, JoinRequest, LeaveRequest, LinkStatus, List, Listed, MoveRequest, Note, Peer, PolicyView, Problem, Session,
+    SessionRequest, Status, TradeoffPoint, UiAddress, UiRequest, Versioned,
 };
 
 /// Rights required to call an operation. On the Unix socket every user may read; root, the daemon's user and the group `braid` may change
@@ -107,13 +107,14 @@ const SINCE: Parameter = Parameter { name: "since", summary: "only notes after t
 const DAYS: Parameter = Parameter { name: "days", summary: "number of days, including today; default: 30", takes: Takes::Number(400) };
 
 /// Every operation under `/v1`.
-pub const OPERATIONS: [Operation; 29] = [
+pub const OPERATIONS: [Operation; 30] = [
     read("/v1/status", "Overview of the daemon.", answer::<Status>),
     read("/v1/links", "All links.", list::<LinkStatus>),
     read("/v1/flows", "All live flows.", list::<Flow>),
     read("/v1/apps", "Learned data about applications.", list::<App>),
     read("/v1/policy", "The active policy.", answer::<PolicyView>),
     read("/v1/peers", "Hosts that carry flows over several links.", list::<Peer>),
+    read("/v1/clients", "Clients of the gateway.", list::<ClientStatus>),
     read("/v1/context", "Facts that conditions of rules refer to.", list::<Fact>),
     Operation {
         answer: Content::Text("text/plain"),

@@ -90,6 +90,10 @@ pub struct Counters {
     pub not_redirected: Option<u64>,
     /// Connection attempts moved to another link because their link got no answer.
     pub moved: Option<u64>,
+    /// Flows of clients of the gateway that got a link.
+    pub forwarded: Option<u64>,
+    /// Flows of clients that followed the system's routes, because the table was full or the client had too many.
+    pub overflowed: Option<u64>,
 }
 
 /// One link.

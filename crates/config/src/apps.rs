@@ -12,7 +12,7 @@ use braid_model::{Class, Rate, Role};
 use ipnet::IpNet;
 
 use super::findings::{nearest, nearest_path};
-use super::links::LinkEntry;
+use super::links::{LinkEntry, mac_of};
 use super::reader::{Section, Value};
 use super::when::when;
 use super::{AFFINITIES, World};
@@ -306,15 +306,19 @@ fn destination(value: &Value<'_>) -> Option<IpNet> {
     Some(net.trunc())
 }
 
-/// An address, a prefix, or a user name of the proxy.
+/// An address, a prefix, a hardware address, or a user name of the proxy.
 fn client(value: &Value<'_>) -> Option<ClientMatcher> {
     let text = value.text()?;
     if text.parse::<IpNet>().is_ok() || text.parse::<std::net::IpAddr>().is_ok() {
         return destination(value).map(ClientMatcher::Network);
     }
+    if let Some(mac) = mac_of(text) {
+        return Some(ClientMatcher::Mac(mac));
+    }
     if text.is_empty() || text.len() > 255 || text.contains([':', '/']) {
-        let remedy = "write an address, a prefix (\"192.168.7.0/24\"), or a user name from the file given to braid proxy --passwords";
-        return value.refuse(format!("{text:?} is not a client of the proxy"), remedy.into());
+        let remedy = "write an address, a prefix (\"192.168.7.0/24\"), a hardware address (\"02:00:00:00:00:01\"), or a user name from the file given to \
+                      braid proxy --passwords";
+        return value.refuse(format!("{text:?} is not a client of the gateway or the proxy"), remedy.into());
     }
     Some(ClientMatcher::User(text.to_owned()))
 }

@@ -8,6 +8,7 @@ mod apps;
 mod detect;
 mod energy;
 mod findings;
+mod gateway;
 mod links;
 mod named_file;
 pub mod profiles;
@@ -136,6 +137,9 @@ fn document_of(mut section: Section<'_>, world: &World) -> Config {
     config.policy.exclude = exclude.map(|exclude| apps::exclusions(exclude, world)).unwrap_or_default();
     config.policy.apps = section.take("app").map(|value| apps::entries(value, &links, &config.policy.exclude, world)).unwrap_or_default();
     config.policy.links = links.into_iter().map(|link| link.rule).collect();
+    if let Some(gateway) = section.take("gateway").and_then(|value| value.section("[gateway]")) {
+        config.policy.lan = gateway::lan(gateway, &config.policy.links);
+    }
     section.finish();
     config
 }

@@ -136,9 +136,15 @@ fn name(value: &Value<'_>) -> Option<Pattern> {
 
 fn mac(value: &Value<'_>) -> Option<[u8; 6]> {
     let text = value.text()?;
-    let parts: Option<Vec<u8>> = text.split([':', '-']).map(|part| (part.len() == 2).then(|| u8::from_str_radix(part, 16).ok())?).collect();
     let remedy = "write six pairs of hexadecimal digits, \"02:00:5e:10:00:01\"";
-    parts.and_then(|parts| parts.try_into().ok()).or_else(|| value.refuse(format!("{text:?} is not a hardware address"), remedy.into()))
+    mac_of(text).or_else(|| value.refuse(format!("{text:?} is not a hardware address"), remedy.into()))
+}
+
+/// Parses a hardware address: six pairs of hexadecimal digits.
+pub(super) fn mac_of(text: &str) -> Option<[u8; 6]> {
+    let byte = |part: &str| if part.len() == 2 { u8::from_str_radix(part, 16).ok() } else { None };
+    let parts: Option<Vec<u8>> = text.split([':', '-']).map(byte).collect();
+    parts?.try_into().ok()
 }
 
 /// Whether every device that `later` matches is certainly matched by `earlier`.

@@ -12,6 +12,7 @@ mod energy_service;
 mod estimates;
 mod explain;
 mod flows;
+mod gateway;
 mod living;
 mod measuring;
 mod network;
@@ -29,6 +30,7 @@ use std::net::IpAddr;
 
 use braid_decide::detection::Detection;
 use braid_decide::energy::{PowerFit, Profiles};
+use braid_decide::gateway::GatewayPlan;
 use braid_decide::health::Outcome;
 use braid_decide::policy::Policy;
 use braid_decide::refusals::Refusals;
@@ -53,6 +55,7 @@ pub use energy_service::ProfileQuestion;
 use energy_service::ServiceState;
 pub use estimates::{AppsView, Bonded};
 pub use flows::Stuck;
+pub use gateway::Lease;
 pub use living::FlowsView;
 use living::LivingFlows;
 pub use measuring::Measurement;
@@ -66,6 +69,8 @@ pub use timeouts::Due;
 pub struct Actions {
     /// Rules and routes to install.
     pub plan: Option<TablePlan>,
+    /// The system's part of the gateway to set up, or to remove (`Some(None)`).
+    pub gateway: Option<Option<GatewayPlan>>,
     /// Probes to send.
     pub probes: Vec<ProbePlan>,
     /// Flows to end.
@@ -109,6 +114,11 @@ pub struct Core<S> {
     /// When to retry steering parameters that could not be applied.
     params_due: Option<Time>,
     plan: Option<TablePlan>,
+    /// The system's part of the gateway; `None`: no gateway.
+    gateway: Option<GatewayPlan>,
+    clients: gateway::Clients,
+    /// The LAN devices that the switch serves.
+    lan: Vec<(LinkIndex, String)>,
     /// Rates of direct flows.
     shares: shares::Shares,
     /// Flows that were already asked to end.
@@ -194,6 +204,9 @@ impl<S: Steering> Core<S> {
             params: None,
             params_due: None,
             plan: None,
+            gateway: None,
+            clients: gateway::Clients::default(),
+            lan: Vec::new(),
             shares: shares::Shares::default(),
             ending: BTreeSet::new(),
             stuck_due: None,

@@ -5,18 +5,18 @@
 pub mod network;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use braid_decide::connection::{LoadTable, Request};
 use braid_decide::policy::{Admission, admit};
 use braid_decide::steer::Prefixes;
-use braid_model::{ByteCount, Class, Direction, Family, FlowId, LinkSet, PerDirection, PerFamily, Protocol, Rate, Time};
+use braid_model::{ByteCount, Class, Direction, Family, FlowId, LinkIndex, LinkSet, PerDirection, PerFamily, Protocol, Rate, Time};
 use ipnet::IpNet;
 
 use crate::steering::{
-    AppId, BondedLoads, DemandEstimate, Dump, FlowRow, PeerDirect, RedirectPolicy, Shape, ShapeStep, ShapedFlow, Signs, SteerParams,
-    SteerRule, Steering, SteeringCounters, SteeringError, SteeringEvent,
+    AppId, BondedLoads, ClientRow, DemandEstimate, Dump, FlowRow, PeerDirect, RedirectPolicy, Shape, ShapeStep, ShapedFlow, Signs,
+    SteerParams, SteerRule, Steering, SteeringCounters, SteeringError, SteeringEvent,
 };
 
 /// Result of a connect.
@@ -64,6 +64,7 @@ pub struct FakeSteering {
     moves_connects: bool,
     bonded_loads: BondedLoads,
     shapes: BTreeMap<FlowId, Shape>,
+    lan: Vec<(LinkIndex, String)>,
 }
 
 impl FakeSteering {
@@ -80,6 +81,11 @@ impl FakeSteering {
     /// Sets whether unanswered connects are moved on request. Initially they are not, as on a kernel that cannot move them.
     pub fn set_moves_connects(&mut self, moves: bool) {
         self.moves_connects = moves;
+    }
+
+    /// The LAN devices that it forwards for.
+    pub fn lan(&self) -> &[(LinkIndex, String)] {
+        &self.lan
     }
 
     /// The limits in force.
@@ -207,6 +213,7 @@ impl FakeSteering {
             user,
             cgroup: 1,
             local: (link.source4.map_or(IpAddr::from([0; 4]), IpAddr::V4), 40_000),
+            lan: None,
             remote: to,
             slot,
             link: link.index,
@@ -324,6 +331,8 @@ fn rule_matches(rule: &SteerRule, app: &AppId, class: Class, user: u32, to: (IpA
         && wanted.port.is_none_or(|port| port == to.1)
         && wanted.destination.is_none_or(|net| net.contains(&to.0))
         && wanted.cgroup.is_none()
+        && wanted.client.is_none()
+        && wanted.mac.is_none()
         && wanted.user.is_none_or(|wanted| wanted == user)
 }
 
@@ -465,6 +474,31 @@ impl Steering for FakeSteering {
         let flow =
             |row: &FlowRow| ShapedFlow { id: row.id, rx: row.rx, tx: row.tx, read_at: now, rtt_us: row.rtt_us, receive_rtt_us: row.rtt_us };
         Ok(ShapeStep { flows: rows.map(flow).collect(), took: Duration::ZERO, complete: true })
+    }
+
+    fn set_lan(&mut self, devices: &[(LinkIndex, String)]) -> Result<(), SteeringError> {
+        self.call("forward for clients")?;
+        self.lan = devices.to_vec();
+        self.changes += 1;
+        Ok(())
+    }
+
+    fn forget_forwarded(&mut self, protocol: Protocol, client: SocketAddr, remote: SocketAddr) -> Result<(), SteeringError> {
+        self.call("forget a forwarded flow")?;
+        let ends = ((client.ip(), client.port()), (remote.ip(), remote.port()));
+        self.flows.retain(|_, row| row.lan.is_none() || (row.protocol, row.local, row.remote) != (protocol, ends.0, ends.1));
+        Ok(())
+    }
+
+    fn clients(&mut self) -> Result<Vec<ClientRow>, SteeringError> {
+        self.call("list the clients")?;
+        let mut clients: BTreeMap<IpAddr, ClientRow> = BTreeMap::new();
+        for row in self.flows.values() {
+            let Some(lan) = row.lan else { continue };
+            let address = row.local.0;
+            clients.insert(address, ClientRow { address, mac: None, lan, seen: row.started });
+        }
+        Ok(clients.into_values().collect())
     }
 
     fn load_table(&mut self) -> Result<LoadTable, SteeringError> {

@@ -69,6 +69,21 @@ pub struct SteerParams {
     pub peer_direct: bool,
 }
 
+impl AppId {
+    /// Identity of a client of the gateway, whose programs are unknown: its flows count as those of one application.
+    pub fn client(address: IpAddr) -> Self {
+        Self { exe: ExeId { device: CLIENT_DEVICE, inode: 0 }, name: address.to_string() }
+    }
+
+    /// Address of the client; `None` for a program.
+    pub fn client_address(&self) -> Option<IpAddr> {
+        (self.exe.device == CLIENT_DEVICE).then(|| self.name.parse().ok())?
+    }
+}
+
+/// `device` of the [`ExeId`] of a client. No file system has this number.
+const CLIENT_DEVICE: u64 = u64::MAX;
+
 impl SteerParams {
     /// Whether anything may be redirected other than TCP connections to hosts that run Braid.
     pub fn redirects(&self) -> bool {
@@ -131,6 +146,10 @@ pub struct SteerMatch {
     pub user: Option<u32>,
     /// Class of the application, as far as the backend has it when the flow starts.
     pub class: Option<Class>,
+    /// Prefix of the client's address: forwarded flows only.
+    pub client: Option<IpNet>,
+    /// Hardware address of the client: forwarded flows only.
+    pub mac: Option<[u8; 6]>,
 }
 
 /// What the kernel does with a connection.
@@ -223,8 +242,10 @@ pub struct FlowRow {
     pub user: u32,
     /// That process's cgroup.
     pub cgroup: u64,
-    /// Local address and port; the address is unspecified if unknown.
+    /// Local address and port; the address is unspecified if unknown. Of a forwarded flow, those of its client.
     pub local: (IpAddr, u16),
+    /// LAN device over which its client is reached; `None`: a flow of this machine.
+    pub lan: Option<LinkIndex>,
     /// Remote address and port.
     pub remote: (IpAddr, u16),
     /// Slot of its link at the start.
@@ -354,6 +375,23 @@ pub struct SteeringCounters {
     pub not_redirected: u64,
     /// Unanswered connects moved to another link.
     pub moved: u64,
+    /// Forwarded flows that got a link.
+    pub forwarded: u64,
+    /// Forwarded flows that followed the system's routes, because the table was full or their client had too many.
+    pub overflowed: u64,
+}
+
+/// A client of the gateway.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ClientRow {
+    /// Its address.
+    pub address: IpAddr,
+    /// Its hardware address; `None` if the LAN device has none.
+    pub mac: Option<[u8; 6]>,
+    /// The LAN device.
+    pub lan: LinkIndex,
+    /// When its last flow began.
+    pub seen: Time,
 }
 
 /// Expected bytes of an application's flows to one port. The backend keeps it (DBAS eq. 1).
@@ -445,6 +483,12 @@ pub trait Steering {
     /// Makes these the limits of running TCP flows, by id; a flow without an entry gets its own settings back. Flows whose socket is
     /// connecting are skipped. At most 4096; the rest are ignored. If the system does not support this, no flow is limited and none is returned.
     fn shape(&mut self, now: Time, shapes: &BTreeMap<FlowId, Shape>) -> Result<ShapeStep, SteeringError>;
+    /// Makes the switch forward what comes in from these devices, and from no others.
+    fn set_lan(&mut self, devices: &[(LinkIndex, String)]) -> Result<(), SteeringError>;
+    /// Forgets a forwarded flow: its next packet begins another one.
+    fn forget_forwarded(&mut self, protocol: Protocol, client: SocketAddr, remote: SocketAddr) -> Result<(), SteeringError>;
+    /// The clients of the gateway.
+    fn clients(&mut self) -> Result<Vec<ClientRow>, SteeringError>;
     /// Loads as the next decision uses them, with the current parameters.
     fn load_table(&mut self) -> Result<LoadTable, SteeringError>;
     /// Evidence from connections about the link in `slot`.

@@ -7,7 +7,9 @@ use std::time::{Duration, Instant};
 
 use braid_control::core::{Actions, Measurement, ProfileQuestion, Stuck};
 use braid_control::links::{Measured, ProbePlan};
+use braid_control::steering::Steering;
 use braid_decide::energy::Profile;
+use braid_decide::gateway::GatewayPlan;
 use braid_decide::health::Outcome;
 use braid_decide::tables::TablePlan;
 use braid_fetch::measure::{MeasurePlan, measure};
@@ -16,7 +18,7 @@ use braid_model::{Family, LinkIndex, Protocol, Traffic};
 use braid_platform::linux::probe;
 use braid_platform::linux::sys::bpf::now;
 use braid_platform::linux::worker::Worker;
-use braid_platform::linux::{netlink, sockdiag};
+use braid_platform::linux::{gateway, netlink, sockdiag};
 use tokio::sync::mpsc;
 
 use super::system::{unix, unix_ms};
@@ -43,20 +45,24 @@ pub(super) type ProfileAnswer = (ProfileQuestion, Result<Vec<Profile>, String>);
 impl Daemon<'_> {
     /// Carries out the actions that the core asks for.
     pub(super) fn act(&mut self) {
-        let Actions { plan, probes, stuck, questions, released, rules_changed, identify, profile_questions } = self.core.take_actions();
+        let Actions { plan, gateway, probes, stuck, questions, released, rules_changed, identify, profile_questions } =
+            self.core.take_actions();
         if let Some(plan) = plan {
             self.apply(plan);
         }
+        if let Some(plan) = gateway {
+            self.apply_gateway(plan);
+        }
+        let (forwarded, stuck): (Vec<_>, Vec<_>) = stuck.into_iter().partition(|flow| flow.forwarded);
+        self.forget_forwarded(forwarded);
         if rules_changed {
             self.apply_rules();
         }
         for plan in probes {
             tokio::spawn(send_probe(plan, self.probes.0.clone()));
         }
-        for (link, count) in self.ender.end(stuck) {
-            let device = self.core.network().interface(link).map_or_else(|| "a link that is gone".to_owned(), |device| device.name.clone());
-            self.handler.history.on_ended(unix_ms(), count, &device);
-        }
+        let ended = self.ender.end(stuck);
+        self.note_ended(ended);
         questions.into_iter().for_each(|question| self.peers.ask(question));
         self.release(released);
         for device in identify {
@@ -84,6 +90,37 @@ impl Daemon<'_> {
         let applied = netlink::apply(&plan, self.core.network());
         self.unapplied = applied.is_err().then(|| (plan, now() + RETRY_AFTER));
         self.log_and_retry("cannot install all rules and routes", applied);
+    }
+
+    /// Sets up the system's part of the gateway, or removes it.
+    pub(super) fn apply_gateway(&mut self, plan: Option<GatewayPlan>) {
+        let applied = match &plan {
+            Some(plan) => gateway::apply(plan),
+            None => gateway::sweep().map(drop),
+        };
+        self.unapplied_gateway = applied.is_err().then(|| (plan, now() + RETRY_AFTER));
+        self.log_and_retry("cannot set up the gateway", applied);
+    }
+
+    /// Makes the next packet of each of these flows of clients begin another flow: in the switch, and in the kernel's connection tracking, which would keep
+    /// it on the dead link.
+    fn forget_forwarded(&mut self, flows: Vec<Stuck>) {
+        let mut ended: BTreeMap<LinkIndex, u64> = BTreeMap::new();
+        for flow in &flows {
+            let forgotten = self.core.steering().forget_forwarded(flow.protocol, flow.local, flow.remote);
+            self.log_and_retry("cannot move a client's flow from a dead link", forgotten);
+            let untracked = gateway::forget(flow.protocol.number(), flow.local, flow.remote).map(drop);
+            self.log_and_retry("cannot end a client's connection on a dead link", untracked);
+            *ended.entry(flow.link).or_default() += 1;
+        }
+        self.note_ended(ended);
+    }
+
+    fn note_ended(&mut self, ended: BTreeMap<LinkIndex, u64>) {
+        for (link, count) in ended {
+            let device = self.core.network().interface(link).map_or_else(|| "a link that is gone".to_owned(), |device| device.name.clone());
+            self.handler.history.on_ended(unix_ms(), count, &device);
+        }
     }
 
     /// Starts the measurement of one link, if one is due. The bytes that it may move are written to the disk first: otherwise a daemon that is
@@ -274,7 +311,7 @@ mod tests {
 
     fn stuck(id: u64, user: u32) -> Stuck {
         let addr = "192.0.2.1:1".parse().unwrap();
-        Stuck { id: FlowId(id), user, protocol: Protocol::Tcp, local: addr, remote: addr, link: LINK, tunnelled: false }
+        Stuck { id: FlowId(id), user, protocol: Protocol::Tcp, local: addr, remote: addr, link: LINK, tunnelled: false, forwarded: false }
     }
 
     /// An ender that waits for the sender before it ends a flow of a user with an even number, and the ids of the flows that it has ended.

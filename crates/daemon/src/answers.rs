@@ -86,6 +86,7 @@ impl Daemon<'_> {
             Request::Links(_)
             | Request::Policy(_)
             | Request::Facts(_)
+            | Request::Clients(_)
             | Request::SetFact(..)
             | Request::Tradeoff(_)
             | Request::Notes(..)

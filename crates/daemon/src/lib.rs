@@ -14,6 +14,7 @@ use braid_control::config::Config;
 use braid_control::core::{Core, UNREAD};
 use braid_control::history::{AppPulse, HistoryStore};
 use braid_control::steering::Steering;
+use braid_decide::gateway::GatewayPlan;
 use braid_decide::policy::Scheduler;
 use braid_decide::tables::TablePlan;
 use braid_decide::tradeoff::Supply;
@@ -29,7 +30,7 @@ use braid_platform::linux::netlink::{self, Follower};
 use braid_platform::linux::process::CgroupTree;
 use braid_platform::linux::sys::bpf::{Ready, now};
 use braid_platform::linux::sys::process::{raise_open_files, raise_trim_threshold, release_code_pages, trim_heap};
-use braid_platform::linux::{reverse_path, watch::ExeWatch};
+use braid_platform::linux::{gateway, leases, reverse_path, watch::ExeWatch};
 pub use braid_store::lock::Holder;
 use braid_store::lock::{Lock, LockError};
 use tokio::signal::unix::{SignalKind, signal};
@@ -65,6 +66,8 @@ const TICK: Duration = Duration::from_millis(250);
 const PACKET_LOAD_INTERVAL: Duration = Duration::from_millis(20);
 /// API listeners get applications every this many seconds: learned demand changes slowly, and reading it from the kernel is costly.
 const APPS_INTERVAL: u32 = 5;
+/// Interval between readings of the LAN's DHCP leases.
+const LEASES_INTERVAL: Duration = Duration::from_secs(5);
 /// Delay before a failed operation is retried.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 /// Error context: a call to the kernel's BPF maps failed.
@@ -111,6 +114,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     }
     let swept = netlink::sweep().context("cannot remove the rules and routes that an earlier Braid left")?;
     tracing::debug!(?swept, "removed the rules and routes that an earlier Braid left");
+    sweep_gateway(config.policy.lan.is_empty());
     let mut watchdog = Watchdog::start(&["watchdog"]).context("cannot start the watchdog")?;
     raise_trim_threshold();
     let open_files = raise_open_files().context("cannot raise the limit of open files")?;
@@ -118,6 +122,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     let result = runtime.block_on(live(options, config_path, config, (&mut watchdog, open_files)));
     // Programs and maps were removed with the loop. Rules and routes are removed now, whatever the result.
     let swept = netlink::sweep();
+    sweep_gateway(true);
     watchdog.dismiss();
     drop(lock);
     reverse_path::end_stranded();
@@ -144,13 +149,23 @@ pub fn held(holder: Holder) -> String {
 pub fn sweep() -> anyhow::Result<Option<String>> {
     let lock = Lock::take_within(braid_store::lock::LOCK_TIMEOUT).context("cannot sweep")?;
     let swept = netlink::sweep()?;
+    let gateway = gateway::sweep()?;
     if let Err(reason) = BpfSteering::release_stale(Duration::from_secs(1)) {
         tracing::warn!("flows that an earlier Braid limited may keep their limits: {reason}");
     }
     drop(lock);
     reverse_path::end_stranded();
-    let found = swept != netlink::Swept::default();
-    Ok(found.then(|| format!("removed {} rules and {} routes that an earlier Braid left", swept.rules, swept.routes)))
+    let found = swept != netlink::Swept::default() || gateway;
+    let also = if gateway { ", and the settings of its gateway," } else { "" };
+    Ok(found.then(|| format!("removed {} rules and {} routes{also} that an earlier Braid left", swept.rules, swept.routes)))
+}
+
+/// Removes the system's part of the gateway, unless the next daemon takes it over: clients then keep their connections.
+fn sweep_gateway(wanted: bool) {
+    let done = if wanted { gateway::sweep().map(drop) } else { Ok(()) };
+    if let Err(error) = done {
+        tracing::warn!("settings of the gateway may remain: {error}");
+    }
 }
 
 async fn live(
@@ -168,6 +183,9 @@ async fn live(
         tracing::info!(address = ui.address(), fingerprint = ui.fingerprint(), "serving the web page; `braid ui` opens it");
     }
     let mut steering = BpfSteering::attach(std::process::id())?;
+    if !config.policy.lan.is_empty() {
+        steering.load_switch();
+    }
     let redirect = steering.redirect().map_err(|error| tracing::warn!("bonding is not available: {error}")).ok().map(Arc::new);
     // The watchdog releases limited flows if this process dies or hangs.
     watch_shapes(&steering, watchdog)?;
@@ -237,6 +255,7 @@ async fn live(
         inbox,
         watch,
         config_trouble: None,
+        next_leases: Time::ZERO,
         next_poll: Time::ZERO,
         next_packet_load: Instant::now(),
         packet_load_due: None,
@@ -245,6 +264,7 @@ async fn live(
         backlog: false,
         again: None,
         unapplied: None,
+        unapplied_gateway: None,
         troubles: BTreeMap::new(),
         connects_move: false,
     };
@@ -334,6 +354,8 @@ struct Daemon<'a> {
     inbox: mpsc::Receiver<Request>,
     watch: Option<ExeWatch>,
     config_trouble: Option<String>,
+    /// When the leases of the LAN's DHCP server are read next.
+    next_leases: Time,
     /// When the flows are polled next.
     next_poll: Time,
     /// Earliest time for the next reading of the load of bonded flows outside the tick.
@@ -348,6 +370,8 @@ struct Daemon<'a> {
     again: Option<Time>,
     /// Rules and routes that could not be installed, and when to retry.
     unapplied: Option<(TablePlan, Time)>,
+    /// The system's part of the gateway that could not be set up or removed, and when to retry.
+    unapplied_gateway: Option<(Option<GatewayPlan>, Time)>,
     /// Failures that are being retried, by operation.
     troubles: BTreeMap<&'static str, Trouble>,
     /// The kernel setting that lets a connect move to another link is on.
@@ -534,7 +558,7 @@ impl Daemon<'_> {
             self.log_and_retry(STEERING, done);
         }
         let bonded = self.peers.take_moved(self.core.slot_costs(time));
-        let apps: Vec<AppPulse> = self.core.take_moved().into_iter().chain(bonded).collect();
+        let apps: Vec<AppPulse> = self.core.take_moved(time).into_iter().chain(bonded).collect();
         self.handler.on_second(unix_ms(), links, self.core.power(), &apps);
         if self.handler.has_listeners() {
             let apps = self.updates.is_multiple_of(APPS_INTERVAL);
@@ -673,6 +697,9 @@ impl Daemon<'_> {
         if let Some((plan, _)) = self.unapplied.take_if(|(_, again)| *again <= now()) {
             self.apply(plan);
         }
+        if let Some((plan, _)) = self.unapplied_gateway.take_if(|(_, again)| *again <= now()) {
+            self.apply_gateway(plan);
+        }
         self.troubles.retain(|_, trouble| now().since(trouble.last) < RETRY_AFTER * 4);
         let started = now();
         if started >= self.next_second {
@@ -682,6 +709,7 @@ impl Daemon<'_> {
             self.allow_connect_moves();
             let clock = self.core.on_clock(now(), local_time());
             self.log_and_retry(STEERING, clock);
+            self.read_leases(started);
             self.motion.want(self.core.asks_moving());
             self.ssids.want(self.core.asks_ssid());
             self.on_second(started);
@@ -691,6 +719,16 @@ impl Daemon<'_> {
         if started >= self.next_poll && !self.polling {
             self.begin_poll();
         }
+    }
+
+    /// Reads the names of the gateway's clients, every few seconds.
+    fn read_leases(&mut self, time: Time) {
+        if !self.core.is_gateway() || time < self.next_leases {
+            return;
+        }
+        self.next_leases = time + LEASES_INTERVAL;
+        let read = self.core.on_leases(time, leases::read(&leases::FILES.map(Path::new)));
+        self.log_and_retry(STEERING, read);
     }
 
     fn watch_executables(&mut self) {

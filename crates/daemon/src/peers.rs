@@ -673,6 +673,7 @@ impl Peers {
             rule: bonded.bond_reason.as_ref().and_then(|bond_reason| bond_reason.rule),
             energy_j: bonded.cost.energy.total().map(Joules::get),
             peer: Some(bonded.peer.clone()),
+            client: None,
             by_link,
         }
     }

@@ -36,16 +36,16 @@ pub struct GatewayPlan {
     pub links: Vec<String>,
     /// Whether the LAN has IPv6 addresses other than link-local ones.
     pub ipv6: bool,
-    /// Rules that hold even while the daemon does not run.
-    pub strict: Vec<StrictRule>,
+    /// Rules in the order in which they are tried; the first that matches applies. Those with `links` hold even while the daemon does not run.
+    pub rules: Vec<ForwardRule>,
     /// Families in which this machine forwarded nothing before: new connections that arrive over a link are dropped, unless a firewall rule of the
     /// system forwards their port (DNAT). The platform sets this when it turns forwarding on.
     pub closed: PerFamily<bool>,
 }
 
-/// Packets from the LAN that match every condition leave over `links` or not at all. They may still go to other LAN devices.
+/// A rule for packets from the LAN that match every condition.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct StrictRule {
+pub struct ForwardRule {
     /// Source address.
     pub client: Option<IpNet>,
     /// Source address on the LAN (Ethernet).
@@ -54,8 +54,8 @@ pub struct StrictRule {
     pub destination: Option<IpNet>,
     /// Destination port of a protocol with ports.
     pub port: Option<u16>,
-    /// Names of the devices over which such packets may leave. Empty: none.
-    pub links: Vec<String>,
+    /// Names of the only links over which such packets may leave; they may still go to other LAN devices. `None`: all links.
+    pub links: Option<Vec<String>>,
 }
 
 /// The name of a device cannot be written in a firewall rule.
@@ -88,8 +88,8 @@ pub fn ruleset(plan: &GatewayPlan) -> Result<String, UnusableName> {
     lines.extend(["}", "chain forward {", "type filter hook forward priority filter - 1; policy accept;"].map(String::from));
     if let Some(lan_set) = set(&lan) {
         lines.push(format!("iifname {lan_set} fib saddr . iif oif missing counter drop comment \"source is not on this LAN\""));
-        for rule in &plan.strict {
-            lines.extend(strict(rule, &lan, lan_set.as_str())?);
+        if plan.rules.iter().any(|rule| rule.links.is_some()) {
+            lines.push(format!("iifname {lan_set} jump rules"));
         }
     }
     if let Some(links) = set(&links) {
@@ -104,18 +104,21 @@ pub fn ruleset(plan: &GatewayPlan) -> Result<String, UnusableName> {
     if let (Some(lan), Some(links)) = (set(&lan), set(&links)) {
         lines.push(format!("iifname {lan} oifname {links} masquerade"));
     }
+    lines.extend(["}", "chain rules {"].map(String::from));
+    for rule in &plan.rules {
+        lines.extend(forward(rule, &lan)?);
+    }
     lines.extend(["}", "}", ""].map(String::from));
     Ok(lines.join("\n"))
 }
 
-/// The rule as a line; `None` if no packet can match it.
-fn strict(rule: &StrictRule, lan: &BTreeSet<String>, lan_set: &str) -> Result<Option<String>, UnusableName> {
+/// The rule as lines; none if no packet can match it.
+fn forward(rule: &ForwardRule, lan: &BTreeSet<String>) -> Result<Vec<String>, UnusableName> {
     if let (Some(client), Some(destination)) = (rule.client, rule.destination)
         && client.addr().is_ipv4() != destination.addr().is_ipv4()
     {
-        return Ok(None);
+        return Ok(Vec::new());
     }
-    let allowed: BTreeSet<String> = quoted(&rule.links)?.union(lan).cloned().collect();
     let address = |direction, net: IpNet| {
         let family = if net.addr().is_ipv4() { "ip" } else { "ip6" };
         // Such a prefix is only a condition on the family.
@@ -129,10 +132,18 @@ fn strict(rule: &StrictRule, lan: &BTreeSet<String>, lan_set: &str) -> Result<Op
         rule.client.map(|net| address("saddr", net)),
         rule.destination.map(|net| address("daddr", net)),
         rule.port.map(|port| format!("meta l4proto {WITH_PORTS} th dport {port}")),
-        set(&allowed).map(|allowed| format!("oifname != {allowed}")),
     ];
-    let conditions: Vec<String> = conditions.into_iter().flatten().collect();
-    Ok(Some(format!("iifname {lan_set} {} counter drop", conditions.join(" "))))
+    let line = |more: Option<String>, verdict: &str| {
+        let words: Vec<String> = conditions.iter().flatten().cloned().chain(more).chain([verdict.to_owned()]).collect();
+        words.join(" ")
+    };
+    let mut lines = Vec::new();
+    if let Some(links) = &rule.links {
+        let allowed: BTreeSet<String> = quoted(links)?.union(lan).cloned().collect();
+        lines.push(line(set(&allowed).map(|allowed| format!("oifname != {allowed}")), "counter drop"));
+    }
+    lines.push(line(None, "return"));
+    Ok(lines)
 }
 
 /// The names between quotation marks, without duplicates.
@@ -161,8 +172,8 @@ mod tests {
         GatewayPlan { lan: names(&["eth1", "br-lan"]), links: names(&["wlan0", "wwan0"]), ..Default::default() }
     }
 
-    fn with(rule: StrictRule) -> String {
-        ruleset(&GatewayPlan { strict: vec![rule], ..plan() }).unwrap()
+    fn with(rule: ForwardRule) -> String {
+        ruleset(&GatewayPlan { rules: vec![rule], ..plan() }).unwrap()
     }
 
     #[test]
@@ -179,7 +190,7 @@ ct mark & 0xffff0000 == 0xb1d00000 meta mark set ct mark
 chain forward {
 type filter hook forward priority filter - 1; policy accept;
 iifname { "br-lan", "eth1" } fib saddr . iif oif missing counter drop comment "source is not on this LAN"
-iifname { "br-lan", "eth1" } oifname != { "br-lan", "eth1", "wwan0" } counter drop
+iifname { "br-lan", "eth1" } jump rules
 iifname { "wlan0", "wwan0" } meta nfproto ipv6 ct state new ct status & dnat == 0 counter drop
 iifname { "wlan0", "wwan0" } tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu
 oifname { "wlan0", "wwan0" } tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu
@@ -188,51 +199,57 @@ chain postrouting {
 type nat hook postrouting priority srcnat; policy accept;
 iifname { "br-lan", "eth1" } oifname { "wlan0", "wwan0" } masquerade
 }
+chain rules {
+meta l4proto { tcp, udp, udplite, sctp, dccp } th dport 80 return
+oifname != { "br-lan", "eth1", "wwan0" } counter drop
+return
+}
 }
 "#;
-        let rule = StrictRule { links: vec!["wwan0".into()], ..Default::default() };
+        let first = ForwardRule { port: Some(80), ..Default::default() };
+        let second = ForwardRule { links: Some(vec!["wwan0".into()]), ..Default::default() };
         let closed = PerFamily { v4: false, v6: true };
-        assert_eq!(ruleset(&GatewayPlan { strict: vec![rule], closed, ..plan() }).unwrap(), expected);
+        assert_eq!(ruleset(&GatewayPlan { rules: vec![first, second], closed, ..plan() }).unwrap(), expected);
     }
 
     #[test]
     fn a_strict_rule_has_all_conditions() {
-        let rule = StrictRule {
+        let rule = ForwardRule {
             client: Some("192.168.1.7/24".parse().unwrap()),
             mac: Some([2, 0, 0xab, 0, 0, 1]),
             destination: Some("198.51.100.0/24".parse().unwrap()),
             port: Some(443),
-            links: vec!["wlan0".into()],
+            links: Some(vec!["wlan0".into()]),
         };
         let text = with(rule);
-        let wanted = "iifname { \"br-lan\", \"eth1\" } ether saddr 02:00:ab:00:00:01 ip saddr 192.168.1.0/24 ip daddr 198.51.100.0/24 \
+        let wanted = "\nether saddr 02:00:ab:00:00:01 ip saddr 192.168.1.0/24 ip daddr 198.51.100.0/24 \
             meta l4proto { tcp, udp, udplite, sctp, dccp } th dport 443 oifname != { \"br-lan\", \"eth1\", \"wlan0\" } counter drop";
         assert!(text.contains(wanted), "{text}");
     }
 
     #[test]
     fn a_rule_without_links_allows_no_link() {
-        let text = with(StrictRule { destination: Some("2001:db8::/32".parse().unwrap()), ..Default::default() });
+        let text = with(ForwardRule { destination: Some("2001:db8::/32".parse().unwrap()), links: Some(Vec::new()), ..Default::default() });
         assert!(text.contains("ip6 daddr 2001:db8::/32 oifname != { \"br-lan\", \"eth1\" } counter drop"), "{text}");
     }
 
     #[test]
     fn a_prefix_of_length_zero_matches_its_family_only() {
-        let text = with(StrictRule { destination: Some("0.0.0.0/0".parse().unwrap()), ..Default::default() });
+        let text = with(ForwardRule { destination: Some("0.0.0.0/0".parse().unwrap()), links: Some(Vec::new()), ..Default::default() });
         assert!(text.contains("meta nfproto ipv4 oifname !="), "{text}");
     }
 
     #[test]
     fn a_rule_of_two_families_matches_nothing() {
         let rule =
-            StrictRule { client: Some("10.0.0.0/8".parse().unwrap()), destination: Some("::/0".parse().unwrap()), ..Default::default() };
+            ForwardRule { client: Some("10.0.0.0/8".parse().unwrap()), destination: Some("::/0".parse().unwrap()), ..Default::default() };
         assert_eq!(with(rule), ruleset(&plan()).unwrap());
     }
 
     #[test]
     fn without_devices_the_chains_have_no_rule_for_them() {
         let text =
-            ruleset(&GatewayPlan { closed: PerFamily { v4: true, v6: true }, strict: vec![StrictRule::default()], ..Default::default() });
+            ruleset(&GatewayPlan { closed: PerFamily { v4: true, v6: true }, rules: vec![ForwardRule::default()], ..Default::default() });
         let text = text.unwrap();
         assert!(!text.contains("ifname") && !text.contains("{ }"), "{text}");
         let lan_only = ruleset(&GatewayPlan { links: Vec::new(), ..plan() }).unwrap();
@@ -248,8 +265,8 @@ iifname { "br-lan", "eth1" } oifname { "wlan0", "wwan0" } masquerade
         for name in ["", "eth*", "*", "a\"b", "a\\*", "a b", "a\nb", "a\u{1}", "dév0", "sixteen bytes..."] {
             assert!(used(name).is_err(), "{name}");
             assert!(ruleset(&GatewayPlan { lan: vec![name.into()], ..plan() }).is_err(), "{name}");
-            let strict = vec![StrictRule { links: vec![name.into()], ..Default::default() }];
-            assert!(ruleset(&GatewayPlan { strict, ..plan() }).is_err(), "{name}");
+            let rules = vec![ForwardRule { links: Some(vec![name.into()]), ..Default::default() }];
+            assert!(ruleset(&GatewayPlan { rules, ..plan() }).is_err(), "{name}");
         }
         assert!(used("a\"b").unwrap_err().to_string().contains(r#""a\"b""#));
     }

@@ -20,7 +20,7 @@ use crate::tradeoff::{UtilityRule, Weights};
 use crate::virtual_interface::MAXDIFF;
 
 pub use crate::pattern::{NAME_LIMIT, Pattern};
-pub use apps::{AppMatcher, AppRule, COPIES, Carry, ClientMatcher, Exclusions, Portion, Preference, ProxyClient, Resolve, Subject};
+pub use apps::{AppMatcher, AppRule, COPIES, Carry, Client, ClientMatcher, Exclusions, Portion, Preference, Resolve, Subject};
 pub use bond::BondScheduler;
 pub use links::{HttpTarget, LINK_KINDS, LinkMatcher, LinkRule, LinkSelector, MeasureServer, ProbeMode, ProbeTarget};
 pub use when::{
@@ -56,6 +56,8 @@ pub struct Policy {
     pub apps: Vec<AppRule>,
     /// Flows that Braid leaves to the system.
     pub exclude: Exclusions,
+    /// LAN devices of the gateway: Braid forwards the flows of the clients behind them.
+    pub lan: Vec<String>,
 }
 
 impl Default for Policy {
@@ -72,6 +74,7 @@ impl Default for Policy {
             links: Vec::new(),
             apps: Vec::new(),
             exclude: Exclusions::default(),
+            lan: Vec::new(),
         }
     }
 }
@@ -114,7 +117,12 @@ impl Policy {
     ///
     /// Wired, wireless and cellular devices do. VPNs and virtual devices do if an entry selects them by kind, hardware address or a name pattern with
     /// at least one letter (a bare `*` or an address prefix is not enough). Loopback never does.
+    ///
+    /// A LAN device of the gateway never is.
     pub fn is_link(&self, device: &LinkFacts) -> bool {
+        if self.lan.contains(&device.name) {
+            return false;
+        }
         match device.kind {
             LinkKind::Wired | LinkKind::Wireless | LinkKind::Cellular => true,
             LinkKind::Vpn | LinkKind::Virtual => self.link_rule(device).is_some_and(|rule| rule.matcher.singles_out()),

@@ -20,8 +20,9 @@ use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use braid_api::openapi::Needs;
 use braid_api::{
-    Accepted, AppHistory, ConfigChange, ConfigChanged, ConfigView, ExplainRequest, Explanation, Fact, FactChange, Gains, History,
-    JoinRequest, LeaveRequest, LinkStatus, MoveRequest, Note, Peer as PeerView, PolicyView, Problem, Resolution, Status, TradeoffPoint,
+    Accepted, AppHistory, ClientStatus, ConfigChange, ConfigChanged, ConfigView, ExplainRequest, Explanation, Fact, FactChange, Gains,
+    History, JoinRequest, LeaveRequest, LinkStatus, MoveRequest, Note, Peer as PeerView, PolicyView, Problem, Resolution, Status,
+    TradeoffPoint,
 };
 use braid_config::settings;
 use braid_control::core::AppsView;
@@ -87,6 +88,8 @@ pub enum Request {
     Move(MoveRequest, ReplySender<Accepted>),
     /// `GET /v1/context`.
     Facts(ReplySender<Vec<Fact>>),
+    /// `GET /v1/clients`.
+    Clients(ReplySender<Vec<ClientStatus>>),
     /// `POST /v1/context`: set or clear a fact.
     SetFact(FactChange, ReplySender<Accepted>),
     /// `GET /v1/events`: the initial state for a listener, with the notes after this id, or the last few notes.

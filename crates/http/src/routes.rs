@@ -68,6 +68,7 @@ pub(super) fn router(api: Api) -> Router {
         .route("/v1/join", post(async |core: Core, body| ask_with_body::<_, Accepted>(core, body, Request::Join).await))
         .route("/v1/leave", post(async |core: Core, body| ask_with_body::<_, Accepted>(core, body, Request::Leave).await))
         .route("/v1/move", post(async |core: Core, body| ask_with_body::<_, Accepted>(core, body, Request::Move).await))
+        .route("/v1/clients", get(async |core: Core| list(core, Request::Clients).await))
         .route(
             "/v1/context",
             get(async |core: Core| list(core, Request::Facts).await)

@@ -26,6 +26,28 @@ pub enum Protocol {
     Tcp,
     /// A UDP exchange with one remote address.
     Udp,
+    /// A protocol that only forwarded flows use: its number (IANA, assigned Internet protocol numbers).
+    Other(u8),
+}
+
+impl Protocol {
+    /// The protocol with this number.
+    pub const fn from_number(number: u8) -> Self {
+        match number {
+            6 => Self::Tcp,
+            17 => Self::Udp,
+            other => Self::Other(other),
+        }
+    }
+
+    /// Its number.
+    pub const fn number(self) -> u8 {
+        match self {
+            Self::Tcp => 6,
+            Self::Udp => 17,
+            Self::Other(number) => number,
+        }
+    }
 }
 
 impl fmt::Display for Protocol {
@@ -33,6 +55,15 @@ impl fmt::Display for Protocol {
         f.pad(match self {
             Self::Tcp => "tcp",
             Self::Udp => "udp",
+            Self::Other(1) => "icmp",
+            Self::Other(33) => "dccp",
+            Self::Other(47) => "gre",
+            Self::Other(50) => "esp",
+            Self::Other(51) => "ah",
+            Self::Other(58) => "icmpv6",
+            Self::Other(132) => "sctp",
+            Self::Other(136) => "udplite",
+            Self::Other(number) => return f.pad(&format!("protocol-{number}")),
         })
     }
 }

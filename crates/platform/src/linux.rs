@@ -4,6 +4,7 @@ pub mod battery;
 pub mod bpf;
 pub mod doctor;
 pub mod gateway;
+pub mod leases;
 pub mod model;
 pub mod motion;
 pub mod netlink;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use braid_bond::host::{Source, source};
 use braid_bond::{FlowKind, Target};
-use braid_decide::policy::{AppRule, Carry, Policy, ProxyClient, Resolve, Scheduler, Subject};
+use braid_decide::policy::{AppRule, Carry, Client, Policy, Resolve, Scheduler, Subject};
 use braid_model::Class;
 use braid_model::address::{Address, Host};
 use braid_peer::destination::{self, DialError, Reason, dial_by, resolve};
@@ -136,7 +136,7 @@ impl ProxyFlows {
 
 impl Inner {
     fn rule(&self, origin: &Origin, remote: SocketAddr) -> MatchedRule {
-        let client = ProxyClient { address: origin.client.ip(), user: origin.user.as_deref() };
+        let client = Client { address: origin.client.ip(), user: origin.user.as_deref(), mac: None };
         let subject = Subject {
             exe: Some(&self.exe),
             name: "braid",

@@ -130,6 +130,7 @@ impl Redirector {
                 Ok(match socket.protocol() {
                     Protocol::Tcp => self.on_connect(call, socket, remote),
                     Protocol::Udp => self.on_connect_datagrams(call, &socket, remote),
+                    Protocol::Other(_) => false,
                 })
             }
             Intent::Reach { fd, connect: false, .. } | Intent::Dissolve { fd } | Intent::Ask { fd, .. } => {

@@ -243,6 +243,7 @@ impl Shared {
                 self.steer_datagram(&socket, remote, connect);
                 Ok(false)
             }
+            Protocol::Other(_) => Ok(false),
         }
     }
 

@@ -71,7 +71,12 @@ impl<S: Steering> Core<S> {
     /// Asks the remote host of a flow whether it runs Braid, if that is due.
     pub(super) fn ask_if_new(&mut self, now: Time, row: &FlowRow) {
         let host = row.remote.0;
-        if !self.may_ask(host) || !self.detection.needs_probe(now, host, row.slot) || LOOKUP_PORTS.contains(&row.remote.1) {
+        // Forwarded flows go direct.
+        if row.lan.is_some()
+            || !self.may_ask(host)
+            || !self.detection.needs_probe(now, host, row.slot)
+            || LOOKUP_PORTS.contains(&row.remote.1)
+        {
             return;
         }
         // Only a host that answered the flow is asked: silence then means that it does not run Braid, not that there is no route.

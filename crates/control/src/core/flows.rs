@@ -39,6 +39,8 @@ pub struct Stuck {
     pub link: LinkIndex,
     /// Whether the reason is a tunnel rather than a dead link.
     pub tunnelled: bool,
+    /// Whether it is a client's flow, which has no socket here.
+    pub forwarded: bool,
 }
 
 impl Stuck {
@@ -51,6 +53,7 @@ impl Stuck {
             remote: SocketAddr::new(row.remote.0, row.remote.1),
             link: row.link,
             tunnelled: false,
+            forwarded: row.lan.is_some(),
         }
     }
 }
@@ -211,13 +214,17 @@ impl<S: Steering> Core<S> {
             let pinned = rule.is_some_and(|(_, rule)| rule.links.is_some()) || self.rule_expired(row.started, row.rule);
             let elsewhere = self.links.usable(row.family).iter().any(|slot| slot != row.slot);
             let unusable = self.links.get(row.link).is_none_or(|link| !link.usable(row.family));
-            let movable = unusable && elsewhere && (!pinned || self.config.destroy_pinned) && row.protocol == Protocol::Tcp;
+            let forwarded = row.lan.is_some();
+            let tied = pinned && !self.config.destroy_pinned;
+            let movable = unusable && elsewhere && !tied && (row.protocol == Protocol::Tcp || forwarded);
             if !movable || self.ending.contains(&row.id) || self.has_ended(living) {
                 continue;
             }
-            // The kernel would only send the SYN again over the dead link. The connect has nothing to lose, so it need not wait.
+            // The kernel would only send the SYN again over the dead link. The connect has nothing to lose, so it need not wait. The next packet of a
+            // client's flow without connection begins another flow, over another link.
             let stays = row.unanswered_since.is_none() || !self.config.move_connects;
-            let due = if row.connecting && !row.moving && stays { *since } else { *since + grace };
+            let nothing_to_lose = row.connecting && !row.moving && stays || row.protocol != Protocol::Tcp;
+            let due = if nothing_to_lose { *since } else { *since + grace };
             if due <= now {
                 self.ending.insert(row.id);
                 self.actions.stuck.push(Stuck::of(row));
@@ -237,8 +244,9 @@ impl<S: Steering> Core<S> {
     }
 
     /// Bytes that applications moved since the last call, without applications that moved nothing.
-    pub fn take_moved(&mut self) -> Vec<AppPulse> {
+    pub fn take_moved(&mut self, now: Time) -> Vec<AppPulse> {
         let moved = std::mem::take(&mut self.moved);
+        self.measure_clients(now, &moved);
         let mut flows: BTreeMap<&AppId, u64> = moved.keys().map(|app| (app, 0)).collect();
         for living in self.flows.iter() {
             if let Some(count) = flows.get_mut(&living.row.app) {

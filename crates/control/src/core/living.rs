@@ -205,9 +205,9 @@ impl FlowsView {
             tx_bytes: Some(row.tx.get()),
             rtt_us: row.rtt_us.map(u64::from),
             age_ms: Some(self.now.since(row.started).as_millis() as u64),
-            name: Some(row.app.name.clone()),
-            pid: Some(row.process),
-            user: Some(row.user),
+            name: row.lan.is_none().then(|| row.app.name.clone()),
+            pid: row.lan.is_none().then_some(row.process),
+            user: row.lan.is_none().then_some(row.user),
             cgroup: named.and_then(|named| named.cgroup.clone()),
             class: Some(named.and_then(|named| named.class.clone()).unwrap_or_else(|| row.class.to_string())),
             demand_bytes: Some(row.demand.get()),
@@ -216,6 +216,7 @@ impl FlowsView {
             rule: row.rule.and_then(|rule| usize::from(rule).checked_sub(self.names.exclusions)).map(|rule| rule as u32 + 1),
             energy_j: progress.energy.total().map(Joules::get),
             peer: None,
+            client: row.lan.map(|_| row.local.0.to_string()),
             by_link: Vec::new(),
         }
     }

@@ -36,7 +36,8 @@ impl<S: Steering> Core<S> {
         self.network = network;
         let tables = self.update_tables(now);
         let judged = self.reevaluate(now);
-        tables.and(judged).and(self.update_servers(now))
+        let gateway = self.update_gateway();
+        tables.and(judged).and(gateway).and(self.update_servers(now))
     }
 
     /// Updates rules, routes, and the prefixes that the kernel may steer.
@@ -79,7 +80,8 @@ impl<S: Steering> Core<S> {
         // The link still has its default route, but the system no longer chooses it: another route takes precedence.
         let passed_over =
             |row: &FlowRow| self.links.get(row.link).is_some_and(|link| link.configured(family)) && !self.may_steer(row.remote.0);
-        let leaked = flows.iter().filter(|row| row.family == family && passed_over(row));
+        // Forwarded packets meet the routing rules one by one, and follow the tunnel by themselves.
+        let leaked = flows.iter().filter(|row| row.lan.is_none() && row.family == family && passed_over(row));
         let leaked: Vec<_> = leaked.map(|row| Stuck { tunnelled: true, ..Stuck::of(row) }).collect();
         self.actions.stuck.extend(leaked.into_iter().filter(|flow| flow.protocol == Protocol::Tcp && self.ending.insert(flow.id)));
         Ok(())

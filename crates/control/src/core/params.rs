@@ -76,7 +76,7 @@ impl<S: Steering> Core<S> {
             links,
             usable,
             backup,
-            rules: rules::steer_rules(&self.in_force, &devices, &self.executables, &self.peers, self.names.as_mut()),
+            rules: rules::steer_rules(&self.in_force, &devices, &self.executables, (&self.peers, &self.clients), self.names.as_mut()),
             // Real-time flows go over two links at once, unless a link is metered.
             redirected: if self.peers.is_empty() || self.links.values().any(|link| link.rule.metered) {
                 Vec::new()

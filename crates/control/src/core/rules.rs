@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use braid_decide::policy::{AppMatcher, AppRule, Carry, LinkSelector, Policy};
+use braid_decide::policy::{AppMatcher, AppRule, Carry, ClientMatcher, LinkSelector, Policy};
 use braid_model::{Application, LinkFacts};
 
+use super::gateway::Clients;
 use crate::steering::{AppId, ExeId, PeerDirect, RedirectPolicy, SteerMatch, SteerRule};
 
 /// Looks up programs and control groups in the running system.
@@ -90,18 +91,18 @@ pub(super) fn peer_direct(rule: &AppRule) -> PeerDirect {
     }
 }
 
-/// Rules for the kernel. `peers` are the reachable ones.
+/// Rules for the kernel. `peers` are the reachable ones, `clients` those of the gateway.
 pub(super) fn steer_rules(
     policy: &Policy,
     links: &[(usize, &LinkFacts)],
     executables: &Executables,
-    peers: &BTreeSet<String>,
+    (peers, clients): (&BTreeSet<String>, &Clients),
     names: &mut dyn Names,
 ) -> Vec<SteerRule> {
     let mut condition = |matcher: &AppMatcher| SteerMatch {
-        // Requests of the proxy's clients never pass the kernel's rules, and an entry whose condition does not hold has an empty matcher: an
-        // empty list matches no executable.
-        exe: if matcher.client.is_some() || matcher.is_empty() {
+        // Users of the proxy never pass the kernel's rules, unless a client of the gateway has the name. An entry whose condition does not hold has an
+        // empty matcher. An empty list matches no executable.
+        exe: if matches!(&matcher.client, Some(ClientMatcher::User(name)) if clients.named(name).is_none()) || matcher.is_empty() {
             Some(Vec::new())
         } else {
             matcher.exe.as_ref().map(|path| executables.of(path))
@@ -112,6 +113,15 @@ pub(super) fn steer_rules(
         cgroup: matcher.cgroup.as_ref().map(|path| names.cgroup(path)),
         user: matcher.user,
         class: matcher.class,
+        client: match matcher.client {
+            Some(ClientMatcher::Network(net)) => Some(net),
+            _ => None,
+        },
+        mac: match matcher.client {
+            Some(ClientMatcher::Mac(mac)) => Some(mac),
+            Some(ClientMatcher::User(ref name)) => clients.named(name),
+            _ => None,
+        },
     };
     let mask = |selectors: &[LinkSelector]| LinkSelector::mask(selectors, links.iter().copied());
     let excluded = policy.exclude.matchers();
@@ -186,7 +196,7 @@ mod tests {
         let mut names = FakeNames { files: [("/bin/a".into(), 5)].into() };
         let mut executables = Executables::default();
         assert!(executables.refresh(&policy(), &mut names));
-        let rules = steer_rules(&policy(), &[(3, &wlan), (4, &lte)], &executables, &BTreeSet::new(), &mut names);
+        let rules = steer_rules(&policy(), &[(3, &wlan), (4, &lte)], &executables, (&BTreeSet::new(), &Clients::default()), &mut names);
         assert_eq!(exclusions(&policy()), 1);
         assert!(rules[0].exclude && rules[0].matching.user == Some(7));
         assert_eq!(rules[1].links, Some(braid_model::LinkSet(8)));

@@ -119,7 +119,14 @@ impl<S: Steering> Core<S> {
         let apps = &self.config.policy.apps;
         let rule = matched.and_then(|(matcher, when)| apps.iter().position(|rule| rule.matcher == *matcher && rule.when == *when));
         let preference = rule.map(|rule| apps[rule].preference()).unwrap_or_default();
-        Subject { id: row.id, limitable: row.protocol == Protocol::Tcp, link: row.link, rule, preference, least_round_trip: None }
+        Subject {
+            id: row.id,
+            limitable: row.protocol == Protocol::Tcp && row.lan.is_none(),
+            link: row.link,
+            rule,
+            preference,
+            least_round_trip: None,
+        }
     }
 
     /// Does a step if it is due.

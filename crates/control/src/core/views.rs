@@ -35,6 +35,8 @@ impl<S: Steering> Core<S> {
                 redirected: count(|counters| counters.redirected),
                 not_redirected: count(|counters| counters.not_redirected),
                 moved: count(|counters| counters.moved),
+                forwarded: count(|counters| counters.forwarded),
+                overflowed: count(|counters| counters.overflowed),
             },
             battery: self.supply.map(|supply| Battery {
                 level: supply.level,

@@ -192,25 +192,28 @@ pub struct AppMatcher {
     pub cgroup: Option<String>,
     /// User ID of the program.
     pub user: Option<u32>,
-    /// Client of Braid's proxy; flows that do not come from the proxy never match.
+    /// Client of the proxy or of the gateway; this machine's own flows never match.
     pub client: Option<ClientMatcher>,
     /// Class of the application. Of a rule's own `class` it is independent: that one applies after the match.
     pub class: Option<Class>,
 }
 
-/// Selects a client of Braid's proxy, which represents the application whose flows the proxy carries.
+/// Selects a client of Braid's proxy or of its gateway, which represents the application whose flows it carries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ClientMatcher {
     /// Prefix that contains the client's address.
     Network(IpNet),
-    /// User name with which the client has authenticated.
+    /// Hardware address of a client of the gateway.
+    Mac([u8; 6]),
+    /// User name with which a client of the proxy has authenticated.
     User(String),
 }
 
 impl ClientMatcher {
-    fn matches(&self, client: &ProxyClient<'_>) -> bool {
+    fn matches(&self, client: &Client<'_>) -> bool {
         match self {
             Self::Network(net) => net.contains(&client.address.to_canonical()),
+            Self::Mac(mac) => client.mac == Some(*mac),
             Self::User(name) => client.user == Some(name),
         }
     }
@@ -227,6 +230,7 @@ impl fmt::Display for ClientMatcher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Network(net) => write!(f, "{net}"),
+            Self::Mac([a, b, c, d, e, g]) => write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}"),
             Self::User(name) => f.write_str(name),
         }
     }
@@ -287,19 +291,21 @@ pub struct Subject<'a> {
     pub cgroup: Option<&'a str>,
     /// User ID of the program.
     pub user: Option<u32>,
-    /// Client of the proxy on whose behalf the flow is opened.
-    pub client: Option<ProxyClient<'a>>,
+    /// Client of the proxy or of the gateway to which the flow belongs.
+    pub client: Option<Client<'a>>,
     /// Class of the application.
     pub class: Class,
 }
 
-/// A client of the proxy as input to the rules.
+/// A client of the proxy or of the gateway as input to the rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ProxyClient<'a> {
+pub struct Client<'a> {
     /// Address of the client.
     pub address: IpAddr,
-    /// User name with which the client has authenticated.
+    /// User name with which the client has authenticated to the proxy.
     pub user: Option<&'a str>,
+    /// Hardware address of a client of the gateway.
+    pub mac: Option<[u8; 6]>,
 }
 
 /// Flows that Braid leaves to the system.
@@ -360,7 +366,7 @@ pub(super) mod tests {
         let rule = |client| AppMatcher { client: Some(client), ..AppMatcher::default() };
         let network = rule(ClientMatcher::Network("192.168.7.0/24".parse().unwrap()));
         let ann = rule(ClientMatcher::User("ann".into()));
-        let from = |address: &str, user| Subject { client: Some(ProxyClient { address: address.parse().unwrap(), user }), ..curl() };
+        let from = |address: &str, user| Subject { client: Some(Client { address: address.parse().unwrap(), user, mac: None }), ..curl() };
         assert!(network.matches(&from("::ffff:192.168.7.9", None)) && !network.matches(&from("192.168.8.9", Some("ann"))));
         assert!(ann.matches(&from("192.168.8.9", Some("ann"))) && !ann.matches(&from("192.168.7.9", None)));
         assert!(!network.matches(&curl()) && !ann.matches(&curl()));

@@ -115,7 +115,7 @@ impl Mind {
     pub(crate) fn second(&mut self) {
         self.seconds += 1;
         let pulses = self.core.pulses(NOW, |_| 0);
-        self.handler.on_second(UNIX_MS + self.seconds * 1000, pulses, Power::default(), &self.core.take_moved());
+        self.handler.on_second(UNIX_MS + self.seconds * 1000, pulses, Power::default(), &self.core.take_moved(NOW));
         if self.handler.has_listeners() {
             let rest = self.rest();
             self.handler.send_changes(&self.core, NOW, rest);

@@ -3,8 +3,20 @@
 //! Only file descriptors hold the programs and maps, so the kernel removes them when the process ends, even if it crashes.
 //!
 
+/// Finds a map by name and converts it to its type.
+macro_rules! typed_map {
+    ($self:ident, $kind:ident, $name:literal, $action:literal) => {
+        $self
+            .ebpf
+            .map_mut($name)
+            .ok_or(SteeringError { action: $action, reason: concat!("the programs have no map ", $name).to_owned() })
+            .and_then(|map| $kind::try_from(map).map_err(failed($action)))?
+    };
+}
+
 mod convert;
 mod counting;
+mod forward;
 mod heal;
 mod iterate;
 pub mod load;
@@ -15,23 +27,24 @@ pub mod trial;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, RingBuf};
 use braid_decide::connection::LoadTable;
-use braid_model::{ByteCount, Class, Family, FlowId, LinkSet, MAX_LINKS, PerDirection, Time};
+use braid_model::{ByteCount, Class, Family, FlowId, LinkIndex, LinkSet, MAX_LINKS, PerDirection, Protocol, Time};
 use ipnet::IpNet;
 
 use super::sys::{abi, bpf as sys};
 use braid_control::steering::{
-    AppId, BondedLoads, DemandEstimate, Dump, FlowRow, Shape, ShapeStep, Signs, SteerParams, Steering, SteeringCounters, SteeringError,
-    SteeringEvent,
+    AppId, BondedLoads, ClientRow, DemandEstimate, Dump, FlowRow, Shape, ShapeStep, Signs, SteerParams, Steering, SteeringCounters,
+    SteeringError, SteeringEvent,
 };
 use convert::{app_key, flow_row, mapped, process_name};
 use counting::{Counting, Step};
+pub use forward::sweep_filters;
 pub use shape::Unshape;
 
 /// `BPF_F_LOCK`: read or write an element under its spin lock.
@@ -87,6 +100,7 @@ pub struct BpfSteering {
     /// What bonded flows weigh.
     bonded_loads: BondedLoads,
     dumps: heal::Dumps,
+    lan: forward::Lan,
 }
 
 /// Result of a dump of the sockets' flows.
@@ -99,11 +113,12 @@ pub struct Dumped {
     /// The load table when the dump began.
     began: abi::LoadTable,
     token: heal::DumpToken,
+    forwarded: Option<forward::Forwarded>,
 }
 
-/// Dumps the sockets' flows. The programs update the flows' reservations during the dump.
-fn dump_sockets(
-    iterators: &[OwnedFd],
+/// Dumps the sockets' flows and the forwarded ones. The programs update the flows' reservations during the dump.
+fn dump_flows(
+    (iterators, forwarded): (&[OwnedFd], Option<&OwnedFd>),
     began: abi::LoadTable,
     token: heal::DumpToken,
     counting: counting::Counting,
@@ -118,7 +133,10 @@ fn dump_sockets(
     rows.retain(|row| row.flow.flags & (abi::flow::PENDING | abi::flow::MARKER) == 0);
     let mut loads = heal::Loads::default();
     loads.add(&rows);
-    Ok(Dumped { loads, rows: rows.iter().filter_map(flow_row).collect(), datagrams, counting, began, token })
+    let forwarded = forwarded.map(forward::dump).transpose().map_err(fail)?;
+    loads.add(forwarded.as_ref().map_or(&[], |forwarded| &forwarded.living));
+    let rows = rows.iter().filter_map(flow_row).chain(forwarded.iter().flat_map(forward::rows)).collect();
+    Ok(Dumped { loads, rows, datagrams, counting, began, token, forwarded })
 }
 
 fn failed(action: &'static str) -> impl Fn(aya::maps::MapError) -> SteeringError {
@@ -137,17 +155,6 @@ fn detail(error: &dyn std::error::Error) -> String {
         source = cause.source();
     }
     text
-}
-
-/// Finds a map by name and converts it to its type.
-macro_rules! typed_map {
-    ($self:ident, $kind:ident, $name:literal, $action:literal) => {
-        $self
-            .ebpf
-            .map_mut($name)
-            .ok_or(SteeringError { action: $action, reason: concat!("the programs have no map ", $name).to_owned() })
-            .and_then(|map| $kind::try_from(map).map_err(failed($action)))?
-    };
 }
 
 impl BpfSteering {
@@ -411,11 +418,15 @@ impl Steering for BpfSteering {
 
     fn begin_dump(&mut self, _now: Time) -> Result<Dump<Dumped>, SteeringError> {
         let (iterators, began, token, counting) = (self.iterators.clone(), self.raw_load_table()?, self.dumps.begin(), self.counting);
-        Ok(Box::new(move || dump_sockets(&iterators, began, token, counting)))
+        let forwarded = self.lan.dump();
+        Ok(Box::new(move || dump_flows((&iterators, forwarded.as_deref()), began, token, counting)))
     }
 
     fn end_dump(&mut self, now: Time, dumped: Dumped) -> Result<Vec<FlowRow>, SteeringError> {
-        let Dumped { mut loads, mut rows, datagrams, counting, began, token } = dumped;
+        let Dumped { mut loads, mut rows, datagrams, counting, began, token, forwarded } = dumped;
+        if let Some(forwarded) = &forwarded {
+            self.end_forwarded_dump(now, forwarded)?;
+        }
         self.count_if_possible(self.counting.dumped(counting, datagrams, now));
         let (datagrams, idle) = self.dump_datagrams(now)?;
         loads.add(&datagrams);
@@ -461,6 +472,18 @@ impl Steering for BpfSteering {
         self.set_shapes(shapes)
     }
 
+    fn set_lan(&mut self, devices: &[(LinkIndex, String)]) -> Result<(), SteeringError> {
+        self.serve_lan(devices)
+    }
+
+    fn forget_forwarded(&mut self, protocol: Protocol, client: SocketAddr, remote: SocketAddr) -> Result<(), SteeringError> {
+        self.remove_forwarded(protocol, client, remote)
+    }
+
+    fn clients(&mut self) -> Result<Vec<ClientRow>, SteeringError> {
+        self.list_clients()
+    }
+
     fn load_table(&mut self) -> Result<LoadTable, SteeringError> {
         let raw = self.raw_load_table()?;
         Ok(convert::load_table(&raw, &self.params))
@@ -479,8 +502,22 @@ impl Steering for BpfSteering {
             let values = map.get(&(index as u32), 0).map_err(failed("read the counters"))?;
             *sum = values.iter().sum();
         }
-        let [steered, left_alone, denied, failed, untracked, lost_events, ended, redirected, not_redirected, moved] = sums;
-        Ok(SteeringCounters { steered, left_alone, denied, failed, untracked, lost_events, ended, redirected, not_redirected, moved })
+        let [steered, left_alone, denied, failed, untracked, lost_events, ended, redirected, not_redirected, moved, forwarded, overflowed] =
+            sums;
+        Ok(SteeringCounters {
+            steered,
+            left_alone,
+            denied,
+            failed,
+            untracked,
+            lost_events,
+            ended,
+            redirected,
+            not_redirected,
+            moved,
+            forwarded,
+            overflowed,
+        })
     }
 
     fn warnings(&self) -> Vec<String> {

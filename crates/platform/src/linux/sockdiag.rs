@@ -233,7 +233,7 @@ pub fn owner(protocol: Protocol, local: SocketAddr, remote: SocketAddr) -> io::R
     let (source, destination) = if protocol == Protocol::Udp { (remote, local) } else { (local, remote) };
     let request = InetRequest {
         family: if local.is_ipv4() { AF_INET } else { AF_INET6 },
-        protocol: number(protocol),
+        protocol: protocol.number(),
         extensions: ExtensionFlags::empty(),
         states: StateFlags::all(),
         socket_id: SocketId {
@@ -257,13 +257,6 @@ pub fn udp_owner(local: SocketAddr, remote: SocketAddr) -> io::Result<Option<u64
     Ok(owner(Protocol::Udp, local, remote)?.map(|owner| owner.cookie))
 }
 
-fn number(protocol: Protocol) -> u8 {
-    match protocol {
-        Protocol::Tcp => libc::IPPROTO_TCP as u8,
-        Protocol::Udp => libc::IPPROTO_UDP as u8,
-    }
-}
-
 fn as_mapped(addr: SocketAddr) -> SocketAddr {
     match addr.ip() {
         IpAddr::V4(v4) => SocketAddr::new(v4.to_ipv6_mapped().into(), addr.port()),
@@ -274,7 +267,7 @@ fn as_mapped(addr: SocketAddr) -> SocketAddr {
 fn destroy_as(protocol: Protocol, local: SocketAddr, remote: SocketAddr, link: Option<LinkIndex>, cookie: Option<u64>) -> io::Result<()> {
     let request = InetRequest {
         family: if local.is_ipv4() { AF_INET } else { AF_INET6 },
-        protocol: number(protocol),
+        protocol: protocol.number(),
         extensions: ExtensionFlags::empty(),
         states: StateFlags::all(),
         socket_id: SocketId {

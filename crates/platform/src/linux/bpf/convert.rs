@@ -14,7 +14,8 @@ use braid_control::steering::{
 
 const TCP_SYN_SENT: u32 = 2;
 const IPPROTO_TCP: u8 = 6;
-const IPPROTO_UDP: u8 = 17;
+/// Ids of forwarded flows begin here (`BRAID_FORWARDED_ID`).
+const FORWARDED_ID: u64 = 1 << 52;
 /// Base of the links' firewall marks: the mark is this plus the slot plus one (`BRAID_MARK_BASE`).
 const MARK_BASE: u32 = 0xB1D0_0000;
 
@@ -53,6 +54,14 @@ fn text_of(name: &[u8; 16]) -> String {
     String::from_utf8_lossy(&name[..end]).into_owned()
 }
 
+/// The name of a client's application: its address.
+fn client_name(client: IpAddr) -> [u8; 16] {
+    match client {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
+}
+
 /// Encodes the device number as the kernel does internally.
 fn exe_key(exe: &ExeId) -> abi::ExeKey {
     let (major, minor) = (libc::major(exe.device), libc::minor(exe.device));
@@ -64,10 +73,17 @@ fn exe_id(key: &abi::ExeKey) -> ExeId {
 }
 
 pub(super) fn app_key(app: &AppId) -> abi::AppKey {
+    if let Some(client) = app.client_address() {
+        let exe = abi::ExeKey { device: abi::CLIENT_DEVICE, ..Default::default() };
+        return abi::AppKey { exe, name: client_name(client) };
+    }
     abi::AppKey { exe: exe_key(&app.exe), name: process_name(&app.name) }
 }
 
 pub(super) fn app_id(key: &abi::AppKey) -> AppId {
+    if key.exe.device == abi::CLIENT_DEVICE {
+        return AppId::client(IpAddr::V6(Ipv6Addr::from(key.name)).to_canonical());
+    }
     AppId { exe: exe_id(&key.exe), name: text_of(&key.name) }
 }
 
@@ -109,11 +125,7 @@ pub(super) fn rule(rule: &SteerRule, ids: &mut ExeIds) -> abi::Rule {
     }
     if let Some(net) = matching.destination {
         raw.conditions |= bits::IF_DESTINATION;
-        raw.destination = mapped(net.network());
-        raw.prefix_len = match net {
-            IpNet::V4(net) => net.prefix_len() + 96,
-            IpNet::V6(net) => net.prefix_len(),
-        };
+        (raw.destination, raw.prefix_len) = prefix(net);
     }
     match matching.cgroup {
         Some(Some((id, level))) => {
@@ -131,6 +143,14 @@ pub(super) fn rule(rule: &SteerRule, ids: &mut ExeIds) -> abi::Rule {
     if let Some(class) = matching.class {
         raw.conditions |= bits::IF_CLASS;
         raw.of_class = class as u8;
+    }
+    if let Some(net) = matching.client {
+        raw.conditions |= bits::IF_CLIENT;
+        (raw.client, raw.client_len) = prefix(net);
+    }
+    if let Some(mac) = matching.mac {
+        raw.conditions |= bits::IF_MAC;
+        raw.mac = mac;
     }
     if rule.exclude {
         raw.actions |= bits::DO_EXCLUDE;
@@ -156,6 +176,12 @@ pub(super) fn rule(rule: &SteerRule, ids: &mut ExeIds) -> abi::Rule {
     raw.class = rule.class.map_or(abi::UNSET, |class| class as u8);
     raw.affinity = rule.affinity.map_or(abi::UNSET, affinity);
     raw
+}
+
+/// A prefix as IPv6 or IPv4-mapped, with its length.
+fn prefix(net: IpNet) -> ([u32; 4], u8) {
+    let offset = if net.network().is_ipv4() { 96 } else { 0 };
+    (mapped(net.network()), net.prefix_len() + offset)
 }
 
 fn affinity(affinity: Affinity) -> u8 {
@@ -256,11 +282,11 @@ fn class(number: u8) -> Class {
 
 pub(super) fn flow_row(raw: &abi::FlowRow) -> Option<FlowRow> {
     let flow = &raw.flow;
-    let protocol = match flow.protocol {
-        IPPROTO_TCP => Protocol::Tcp,
-        IPPROTO_UDP => Protocol::Udp,
-        _ => return None,
-    };
+    let protocol = Protocol::from_number(flow.protocol);
+    let forwarded = flow.id >= FORWARDED_ID;
+    if matches!(protocol, Protocol::Other(_)) && !forwarded {
+        return None;
+    }
     let tcp = protocol == Protocol::Tcp;
     let family = if flow.family == 6 { Family::V6 } else { Family::V4 };
     let local = match unmapped(raw.local) {
@@ -273,10 +299,11 @@ pub(super) fn flow_row(raw: &abi::FlowRow) -> Option<FlowRow> {
         protocol,
         family,
         app: app_id(&flow.app),
-        process: flow.process,
+        process: if forwarded { 0 } else { flow.process },
         user: flow.user,
         cgroup: flow.cgroup,
         local: (local, raw.local_port as u16),
+        lan: forwarded.then_some(LinkIndex(flow.process)),
         remote: (unmapped(flow.remote), flow.port),
         slot: flow.slot as usize,
         link: LinkIndex(flow.ifindex),
@@ -292,8 +319,8 @@ pub(super) fn flow_row(raw: &abi::FlowRow) -> Option<FlowRow> {
         tx: ByteCount::new(raw.tx),
         rtt_us: [raw.srtt_us, raw.rcv_rtt_us].into_iter().find(|rtt| *rtt > 0),
         receive_rtt_us: (raw.rcv_rtt_us > 0).then_some(raw.rcv_rtt_us),
-        retransmissions: tcp.then_some(raw.retransmissions),
-        segments_out: tcp.then_some(raw.segments_out),
+        retransmissions: (tcp && !forwarded).then_some(raw.retransmissions),
+        segments_out: (tcp && !forwarded).then_some(raw.segments_out),
         delivery_rate: (raw.delivery_rate > 0).then(|| Rate::from_bps(raw.delivery_rate.saturating_mul(8))),
         connecting: tcp && raw.state == TCP_SYN_SENT,
         unanswered_since: movable(raw).then(|| Time::from_nanos(flow.last)),
@@ -306,6 +333,9 @@ pub(super) fn flow_row(raw: &abi::FlowRow) -> Option<FlowRow> {
 /// Whether the connect waits for an answer and may be moved: its SYN has been sent since the last move, and its rule allows another link.
 fn movable(raw: &abi::FlowRow) -> bool {
     let flow = &raw.flow;
+    if flow.id >= FORWARDED_ID {
+        return false;
+    }
     let others = flow.allowed & !1u32.checked_shl(flow.slot).unwrap_or(0);
     flow.protocol == IPPROTO_TCP && raw.state == TCP_SYN_SENT && flow.family == 4 && others != 0 && flow.resent >= flow.moves
 }

@@ -11,6 +11,7 @@ use braid_decide::connection::Mode;
 use braid_model::{ByteCount, LinkSet, MAX_LINKS, PerDirection, PerFamily};
 
 use super::convert::Daemon;
+use super::forward::Lan;
 use super::iterate::SocketIterator;
 use super::shape::Shaper;
 use super::{BpfSteering, detail, take_map};
@@ -114,6 +115,8 @@ pub enum Needed {
     MoveConnects,
     /// Sets the rates of running flows. Without it `weight`, `rate` and `guarantee` have no effect on flows without a relay.
     ShapeFlows,
+    /// Forwards for clients. Without it `[gateway]` has no effect.
+    Forward,
 }
 
 /// Result of loading one program of the object on its own.
@@ -157,6 +160,8 @@ fn needed(name: &str) -> Needed {
         Needed::MoveConnects
     } else if SHAPE_PROGRAMS.contains(&name) {
         Needed::ShapeFlows
+    } else if FORWARD_PROGRAMS.contains(&name) {
+        Needed::Forward
     } else {
         Needed::Always
     }
@@ -187,6 +192,15 @@ impl BpfSteering {
     /// They do not steer the sockets of `exempt`, the daemon's own process.
     pub fn attach(exempt: u32) -> Result<Self, LoadError> {
         Self::attach_counting(exempt, None)
+    }
+
+    /// Loads the programs that forward for clients, if this kernel accepts them. Otherwise
+    /// [`set_lan`](braid_control::steering::Steering::set_lan) fails and names the reason. They take the verifier as long as all others together.
+    pub fn load_switch(&mut self) {
+        if matches!(self.lan, Lan::Unloaded) {
+            let loaded = read_btf().and_then(|btf| load_switch(&mut self.ebpf, &btf));
+            self.lan = loaded.unwrap_or_else(|error| Lan::Refused(error.to_string()));
+        }
     }
 
     /// Does the same, but counts datagrams with the given method, or the best one the kernel supports.
@@ -292,8 +306,15 @@ impl BpfSteering {
             heal: Default::default(),
             bonded_loads: Default::default(),
             dumps: Default::default(),
+            lan: Lan::Unloaded,
         })
     }
+}
+
+/// Loads the programs that forward for clients.
+fn load_switch(ebpf: &mut aya::Ebpf, btf: &Btf) -> Result<Lan, LoadError> {
+    load_programs(ebpf, &FORWARD_PROGRAMS, btf)?;
+    attach_iterator(ebpf, FORWARD_PROGRAMS[2], "forwarded").map(Lan::new)
 }
 
 /// Loads the programs that count datagrams: with the given method, or the best one the kernel supports.
@@ -334,6 +355,8 @@ const ADDRESS_PROGRAMS: [&str; 6] =
     ["braid_getpeername4", "braid_getpeername6", "braid_getsockname4", "braid_getsockname6", "braid_recvmsg4", "braid_recvmsg6"];
 /// Move connects that receive no answer. One run is one of each, in this order.
 const MOVE_PROGRAMS: [&str; 3] = ["braid_unanswered", "braid_taken", "braid_move"];
+/// Forward for clients: at the ingress and egress of LAN devices, and the dump of the flows.
+const FORWARD_PROGRAMS: [&str; 3] = ["braid_from_lan", "braid_to_lan", "braid_forwarded"];
 /// Set the rates of running flows, give all flows their own settings back, and release those that a killed daemon limited.
 const SHAPE_PROGRAMS: [&str; 3] = ["braid_shape", "braid_unshape", "braid_sweep"];
 const PROGRAMS: [&str; 9] = [
@@ -368,7 +391,7 @@ fn refused(program: &str, reason: impl Into<String>) -> LoadError {
     LoadError::Program { program: program.to_owned(), refusal: Refusal { reason: reason.into(), log: String::new() } }
 }
 
-fn program<'a>(ebpf: &'a mut aya::Ebpf, name: &'static str) -> Result<&'a mut Program, LoadError> {
+pub(super) fn program<'a>(ebpf: &'a mut aya::Ebpf, name: &'static str) -> Result<&'a mut Program, LoadError> {
     ebpf.program_mut(name).ok_or_else(|| refused(name, "it is not in the object"))
 }
 
@@ -473,7 +496,7 @@ impl Shaper {
 }
 
 /// Whether the running kernel has at least this version; false if the version is unknown.
-fn kernel_at_least(major: u32, minor: u32) -> bool {
+pub(super) fn kernel_at_least(major: u32, minor: u32) -> bool {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (major, minor)

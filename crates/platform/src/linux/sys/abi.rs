@@ -15,6 +15,8 @@ pub const MAX_HOLD: usize = 16_384;
 pub const MAX_SHAPES: usize = 4096;
 /// Maximum number of policy rules.
 pub const MAX_RULES: usize = 64;
+/// `device` of an [`ExeKey`] that names a client of a LAN device instead of an executable.
+pub const CLIENT_DEVICE: u32 = u32::MAX;
 /// Value that means no link.
 pub const NO_SLOT: u32 = u32::MAX;
 /// Value that means "not set" in the one-byte class and affinity fields, and "no rule" in [`Flow::rule`].
@@ -78,7 +80,8 @@ abi! {
     /// `struct braid_rule`.
     Rule {
         conditions: u32, actions: u32, exe: u32, user: u32, cgroup: u64, cgroup_level: u32, port: u16, prefix_len: u8, class: u8,
-        destination: [u32; 4], name: [u8; 16], links: u32, prefer: u32, affinity: u8, of_class: u8, pad: [u8; 6],
+        destination: [u32; 4], name: [u8; 16], links: u32, prefer: u32, affinity: u8, of_class: u8, mac: [u8; 6],
+        client: [u32; 4], client_len: u8, pad: [u8; 7],
     }
     /// `struct braid_flow`.
     Flow {
@@ -102,6 +105,10 @@ abi! {
     Share { arrivals: u32, exchanges: u32, }
     /// `struct braid_datagram_key`.
     DatagramKey { socket: u64, remote: [u32; 4], port: u32, pad: u32, }
+    /// `struct braid_forward_key`.
+    ForwardKey { client: [u32; 4], remote: [u32; 4], client_port: u16, remote_port: u16, protocol: u8, pad: [u8; 3], }
+    /// `struct braid_client`.
+    Client { last: u64, flows: u32, device: u32, mac: [u8; 6], pad: [u8; 2], }
     /// `struct braid_event`.
     Event { kind: u32, detail: u32, row: FlowRow, }
     /// `struct braid_signs`.
@@ -128,6 +135,8 @@ pub mod rule {
     pub const IF_CGROUP: u32 = 16;
     pub const IF_USER: u32 = 32;
     pub const IF_CLASS: u32 = 128;
+    pub const IF_CLIENT: u32 = 256;
+    pub const IF_MAC: u32 = 512;
     pub const NEVER: u32 = 64;
 
     pub const DO_EXCLUDE: u32 = 1;
@@ -166,7 +175,7 @@ pub mod event {
 }
 
 /// Number of counters.
-pub const COUNTERS: usize = 10;
+pub const COUNTERS: usize = 12;
 
 /// Reads a structure from the bytes of a dump or a ring buffer; `None` if there are too few bytes.
 pub fn read<T: aya::Pod>(bytes: &[u8]) -> Option<T> {
@@ -182,7 +191,7 @@ mod tests {
     use super::*;
 
     unsafe extern "C" {
-        static braid_native_sizes: [usize; 23];
+        static braid_native_sizes: [usize; 25];
     }
 
     #[test]
@@ -213,6 +222,8 @@ mod tests {
             std::mem::offset_of!(Flow, remote),
             std::mem::offset_of!(FlowRow, local),
             std::mem::offset_of!(Arrival, remote),
+            size_of::<ForwardKey>(),
+            size_of::<Client>(),
         ];
         assert_eq!(rust, c);
     }

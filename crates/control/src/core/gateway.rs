@@ -1,0 +1,159 @@
+//! The gateway: which LAN devices are served, and what the kernel needs for it.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+
+use braid_api::ClientStatus;
+use braid_decide::gateway::{ForwardRule, GatewayPlan};
+use braid_decide::policy::{AppMatcher, AppRule, ClientMatcher, LinkSelector};
+use braid_model::{ByteCount, Family, LinkFacts, LinkIndex, Time, Traffic};
+
+use super::Core;
+use super::living::gone;
+use crate::RequestError;
+use crate::steering::{AppId, ClientRow, Steering, SteeringError};
+
+impl<S: Steering> Core<S> {
+    /// Makes the switch serve the LAN devices that exist, and plans the system's part of the gateway.
+    pub(super) fn update_gateway(&mut self) -> Result<(), SteeringError> {
+        let lan: Vec<&LinkFacts> = self.network.interfaces.iter().filter(|device| self.in_force.lan.contains(&device.name)).collect();
+        let devices: Vec<(LinkIndex, String)> = lan.iter().map(|device| (device.index, device.name.clone())).collect();
+        let plan = (!self.in_force.lan.is_empty()).then(|| self.gateway_plan(&lan));
+        if plan != self.gateway {
+            self.actions.gateway = Some(plan.clone());
+            self.gateway = plan;
+        }
+        if devices != self.lan {
+            // Remembered only after success, so that the next change of the network tries again.
+            self.steering.set_lan(&devices)?;
+            self.lan = devices;
+        }
+        Ok(())
+    }
+
+    fn gateway_plan(&self, lan: &[&LinkFacts]) -> GatewayPlan {
+        let links: Vec<(usize, &LinkFacts)> =
+            self.links.iter().filter(|(_, link)| link.refused.is_none()).map(|(_, link)| (link.slot, &link.facts)).collect();
+        let named = |name: &str| self.clients.named(name);
+        let excluded = self.in_force.exclude.matchers().into_iter().filter_map(|matcher| forward_rule(&matcher, None, &named));
+        let rules = self.in_force.apps.iter().filter_map(|rule: &AppRule| {
+            let allowed = rule.links.as_ref().map(|selectors| {
+                let mask = LinkSelector::mask(selectors, links.iter().copied());
+                links.iter().filter(|(slot, _)| mask.contains(*slot)).map(|(_, facts)| facts.name.clone()).collect()
+            });
+            forward_rule(&rule.matcher, allowed, &named)
+        });
+        GatewayPlan {
+            lan: lan.iter().map(|device| device.name.clone()).collect(),
+            links: links.iter().map(|(_, facts)| facts.name.clone()).collect(),
+            ipv6: lan.iter().any(|device| device.addresses.iter().any(|net| Family::of(net.addr()) == Family::V6)),
+            rules: excluded.chain(rules).collect(),
+            // The platform knows whether it turned forwarding on.
+            ..GatewayPlan::default()
+        }
+    }
+}
+
+/// A client's name and hardware address, as the DHCP server of the LAN knows them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Lease {
+    /// The client's address.
+    pub address: IpAddr,
+    /// Its hardware address.
+    pub mac: Option<[u8; 6]>,
+    /// The name that it gave.
+    pub name: String,
+}
+
+/// The names and rates of the clients.
+#[derive(Debug, Default)]
+pub(super) struct Clients {
+    leases: Vec<Lease>,
+    /// Rates in bytes per second, towards and away from the clients with any, over the last interval.
+    rates: BTreeMap<IpAddr, Traffic>,
+    measured: Time,
+}
+
+impl Clients {
+    /// The hardware addresses of the clients with this name.
+    pub(super) fn named(&self, name: &str) -> Option<[u8; 6]> {
+        self.leases.iter().find(|lease| lease.name == name)?.mac
+    }
+}
+
+impl<S: Steering> Core<S> {
+    /// Takes the leases of the LAN's DHCP server. Rules may name clients by them.
+    pub fn on_leases(&mut self, now: Time, leases: Vec<Lease>) -> Result<(), SteeringError> {
+        if self.clients.leases == leases {
+            return Ok(());
+        }
+        self.clients.leases = leases;
+        let gateway = self.update_gateway();
+        self.update_params(now).and(gateway)
+    }
+
+    /// Whether flows are forwarded for clients.
+    pub fn is_gateway(&self) -> bool {
+        self.gateway.is_some()
+    }
+
+    /// Updates the clients' rates from what they moved in the last interval.
+    pub(super) fn measure_clients(&mut self, now: Time, moved: &BTreeMap<AppId, Traffic>) {
+        let span = now.since(self.clients.measured);
+        self.clients.measured = now;
+        let per_second = |bytes: ByteCount| ByteCount::new(bytes.per(span).bytes_per_second());
+        let rate = |(app, moved): (&AppId, &Traffic)| {
+            Some((app.client_address()?, Traffic { rx: per_second(moved.rx), tx: per_second(moved.tx) }))
+        };
+        self.clients.rates = if span.is_zero() { BTreeMap::new() } else { moved.iter().filter_map(rate).collect() };
+    }
+
+    /// `GET /v1/clients`.
+    pub fn clients(&mut self, now: Time) -> Result<Vec<ClientStatus>, RequestError> {
+        let rows = self.steering.clients().map_err(|error| RequestError::failed("No list of clients", error.to_string()))?;
+        let mut flows: BTreeMap<IpAddr, u64> = BTreeMap::new();
+        for living in self.flows.iter().filter(|living| living.row.lan.is_some()) {
+            *flows.entry(living.row.local.0).or_default() += 1;
+        }
+        let name_of = |row: &ClientRow| {
+            let same = |lease: &&Lease| lease.address == row.address || row.mac.is_some() && lease.mac == row.mac;
+            self.clients.leases.iter().find(same).map(|lease| lease.name.clone())
+        };
+        let bits = |bytes: ByteCount| bytes.get().saturating_mul(8);
+        let mut clients: Vec<ClientStatus> = rows
+            .iter()
+            .map(|row| {
+                let rates = self.clients.rates.get(&row.address).copied().unwrap_or_default();
+                let device = self.network.interface(row.lan).map_or_else(|| gone(row.lan), |device| device.name.clone());
+                ClientStatus {
+                    name: name_of(row),
+                    address: row.address.to_string(),
+                    mac: row.mac.map(|mac| ClientMatcher::Mac(mac).to_string()),
+                    device,
+                    flows: flows.get(&row.address).copied().unwrap_or(0),
+                    rate: bits(rates.rx) + bits(rates.tx),
+                    rate_down_bps: bits(rates.rx),
+                    rate_up_bps: bits(rates.tx),
+                    idle_ms: now.since(row.seen).as_millis() as u64,
+                }
+            })
+            .collect();
+        clients.sort_by(|one, other| (&one.device, &one.address).cmp(&(&other.device, &other.address)));
+        Ok(clients)
+    }
+}
+
+/// The rule for forwarded packets; `None` if the conditions concern programs, or a class, which packets do not show.
+fn forward_rule(matcher: &AppMatcher, links: Option<Vec<String>>, named: &dyn Fn(&str) -> Option<[u8; 6]>) -> Option<ForwardRule> {
+    let AppMatcher { exe, name, port, destination, cgroup, user, client, class } = matcher;
+    if matcher.is_empty() || exe.is_some() || name.is_some() || cgroup.is_some() || user.is_some() || class.is_some() {
+        return None;
+    }
+    let (net, mac) = match client {
+        None => (None, None),
+        Some(ClientMatcher::Network(net)) => (Some(*net), None),
+        Some(ClientMatcher::Mac(mac)) => (None, Some(*mac)),
+        Some(ClientMatcher::User(name)) => (None, Some(named(name)?)),
+    };
+    Some(ForwardRule { client: net, mac, destination: *destination, port: *port, links })
+}

@@ -1,0 +1,259 @@
+//! The switch's programs on LAN devices, and the table of forwarded flows (`ebpf/switch.bpf.c`).
+
+use std::collections::BTreeMap;
+use std::io::Read;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use aya::maps::{HashMap, MapError};
+use aya::programs::tc::{self, NlOptions, TcAttachOptions};
+use aya::programs::{LinkOrder, Program, SchedClassifier, TcAttachType};
+use braid_decide::class;
+use braid_model::{Class, LinkIndex, Protocol, Time};
+
+use super::convert::{flow_row, mapped, unmapped};
+use super::load::{kernel_at_least, program};
+use super::{BpfSteering, detail, failed};
+use crate::linux::sys::{abi, bpf as sys};
+use braid_control::steering::{ClientRow, FlowRow, SteeringError};
+
+/// The program on each side of a LAN device.
+const PROGRAMS: [(&str, TcAttachType); 2] = [("braid_from_lan", TcAttachType::Ingress), ("braid_to_lan", TcAttachType::Egress)];
+/// A client without flows is forgotten after this time.
+const CLIENT_IDLE: Duration = Duration::from_secs(600);
+/// Interval at which the clients' numbers of flows are corrected.
+const RECOUNT: Duration = Duration::from_secs(1);
+/// Priority of the filters before Linux 6.6, which has no BPF links at tc: after those of others.
+const PRIORITY: u16 = 49_000;
+
+/// The switch's programs.
+pub(super) enum Lan {
+    /// Not loaded.
+    Unloaded,
+    /// The kernel refused them, for this reason.
+    Refused(String),
+    /// Loaded.
+    Loaded(Box<Switch>),
+}
+
+/// The loaded programs, and the LAN devices in service.
+pub(super) struct Switch {
+    /// Iterator over the table.
+    iterator: Arc<OwnedFd>,
+    /// The devices, each with what keeps its programs attached.
+    devices: BTreeMap<LinkIndex, Vec<Box<dyn Send + Sync>>>,
+    /// When the clients' flows were counted last.
+    counted: Option<Time>,
+}
+
+/// Result of a dump of the forwarded flows.
+#[derive(Default)]
+pub(super) struct Forwarded {
+    /// Living flows.
+    pub(super) living: Vec<abi::FlowRow>,
+    /// Flows that have ended, whose entries are still there.
+    ended: Vec<abi::FlowRow>,
+}
+
+impl Lan {
+    pub(super) fn new(iterator: OwnedFd) -> Self {
+        Self::Loaded(Box::new(Switch { iterator: Arc::new(iterator), devices: BTreeMap::new(), counted: None }))
+    }
+
+    /// The iterator, while flows are forwarded.
+    pub(super) fn dump(&self) -> Option<Arc<OwnedFd>> {
+        match self {
+            Self::Loaded(switch) if !switch.devices.is_empty() => Some(switch.iterator.clone()),
+            _ => None,
+        }
+    }
+
+    /// The loaded programs, or why there are none.
+    fn switch(&mut self) -> Result<&mut Switch, &str> {
+        match self {
+            Self::Loaded(switch) => Ok(switch),
+            Self::Refused(reason) => Err(reason),
+            Self::Unloaded => Err("the programs are not loaded"),
+        }
+    }
+}
+
+/// Reads the table. The program updates the flows' reservations.
+pub(super) fn dump(iterator: &OwnedFd) -> std::io::Result<Forwarded> {
+    let mut bytes = Vec::new();
+    sys::start_iterator(iterator.as_fd())?.read_to_end(&mut bytes)?;
+    let rows = bytes.chunks_exact(size_of::<abi::FlowRow>()).filter_map(abi::read::<abi::FlowRow>);
+    let (ended, living) = rows.partition(|row| row.flow.flags & abi::flow::MARKER != 0);
+    Ok(Forwarded { living, ended })
+}
+
+fn key_of(row: &abi::FlowRow) -> abi::ForwardKey {
+    abi::ForwardKey {
+        client: row.local,
+        remote: row.flow.remote,
+        client_port: row.local_port as u16,
+        remote_port: row.flow.port,
+        protocol: row.flow.protocol,
+        pad: [0; 3],
+    }
+}
+
+impl BpfSteering {
+    /// Serves these LAN devices and no others.
+    pub(super) fn serve_lan(&mut self, devices: &[(LinkIndex, String)]) -> Result<(), SteeringError> {
+        let failed = |reason: String| SteeringError { action: "forward for clients", reason };
+        if !devices.is_empty() {
+            // Programs that were not loaded at the start may need a privilege that the daemon has given up since.
+            self.load_switch();
+            self.lan.switch().map_err(|reason| {
+                failed(format!(
+                    "{reason}; if [gateway] was added while Braid ran, restart Braid; `braid doctor` shows what this kernel supports"
+                ))
+            })?;
+            self.set_port_classes()?;
+        }
+        let Ok(switch) = self.lan.switch() else { return Ok(()) };
+        switch.devices.retain(|index, _| devices.iter().any(|(wanted, _)| wanted == index));
+        let fresh: Vec<_> = devices.iter().filter(|(index, _)| !switch.devices.contains_key(index)).collect();
+        let mut first = Ok(());
+        for (index, name) in fresh {
+            match self.attach_to(name) {
+                Ok(attached) => {
+                    if let Ok(switch) = self.lan.switch() {
+                        switch.devices.insert(*index, attached);
+                    }
+                }
+                Err(reason) => first = first.and(Err(failed(format!("{name}: {reason}")))),
+            }
+        }
+        first
+    }
+
+    fn attach_to(&mut self, device: &str) -> Result<Vec<Box<dyn Send + Sync>>, String> {
+        let by_link = kernel_at_least(6, 6);
+        if !by_link {
+            // It fails if the device has one already.
+            let _ = tc::qdisc_add_clsact(device);
+        }
+        let mut attached: Vec<Box<dyn Send + Sync>> = Vec::new();
+        for (name, side) in PROGRAMS {
+            let options = if by_link {
+                TcAttachOptions::TcxOrder(LinkOrder::default())
+            } else {
+                TcAttachOptions::Netlink(NlOptions { priority: PRIORITY, ..NlOptions::default() })
+            };
+            let Program::SchedClassifier(program) = program(&mut self.ebpf, name).map_err(|error| error.to_string())? else {
+                return Err(format!("{name} has another type"));
+            };
+            let link = program.attach_with_options(device, side, options).and_then(|link| SchedClassifier::take_link(program, link));
+            attached.push(Box::new(link.map_err(|error| detail(&error))?));
+        }
+        Ok(attached)
+    }
+
+    fn set_port_classes(&mut self) -> Result<(), SteeringError> {
+        const ACTION: &str = "set the classes of ports";
+        let mut map: HashMap<_, u32, u8> = typed_map!(self, HashMap, "port_classes", "set the classes of ports");
+        let classes = (0..=u16::MAX).filter_map(|port| Some((port, class::by_port(port).filter(|class| *class != Class::Unclassified)?)));
+        for (port, class) in classes {
+            map.insert(u32::from(port), class as u8, 0).map_err(failed(ACTION))?;
+        }
+        Ok(())
+    }
+
+    /// Removes the entries of ended flows, and corrects the numbers of the clients' flows.
+    pub(super) fn end_forwarded_dump(&mut self, now: Time, dumped: &Forwarded) -> Result<(), SteeringError> {
+        const ACTION: &str = "update the forwarded flows";
+        let mut table: HashMap<_, abi::ForwardKey, abi::Flow> = typed_map!(self, HashMap, "forwarded", "update the forwarded flows");
+        for row in &dumped.ended {
+            let key = key_of(row);
+            // The client may have begun another flow with these ports.
+            if table.get(&key, 0).is_ok_and(|flow| flow.id == row.flow.id) {
+                ignore_missing(table.remove(&key)).map_err(failed(ACTION))?;
+            }
+        }
+        let Ok(switch) = self.lan.switch() else { return Ok(()) };
+        if switch.counted.is_some_and(|counted| now.since(counted) < RECOUNT) {
+            return Ok(());
+        }
+        switch.counted = Some(now);
+        let mut flows: BTreeMap<[u32; 4], u32> = BTreeMap::new();
+        for row in &dumped.living {
+            *flows.entry(row.local).or_default() += 1;
+        }
+        let mut map: HashMap<_, abi::Address, abi::Client> = typed_map!(self, HashMap, "clients", "update the forwarded flows");
+        let known: Vec<_> = map.iter().filter_map(Result::ok).collect();
+        for (address, mut client) in known {
+            let living = flows.get(&address.word).copied().unwrap_or(0);
+            if living == 0 && now.since(Time::from_nanos(client.last)) > CLIENT_IDLE {
+                ignore_missing(map.remove(&address)).map_err(failed(ACTION))?;
+            } else if client.flows != living {
+                client.flows = living;
+                map.insert(address, client, 0).map_err(failed(ACTION))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the entry of a flow, which then ends.
+    pub(super) fn remove_forwarded(&mut self, protocol: Protocol, client: SocketAddr, remote: SocketAddr) -> Result<(), SteeringError> {
+        const ACTION: &str = "forget a forwarded flow";
+        let key = abi::ForwardKey {
+            client: mapped(client.ip()),
+            remote: mapped(remote.ip()),
+            client_port: client.port(),
+            remote_port: remote.port(),
+            protocol: protocol.number(),
+            pad: [0; 3],
+        };
+        let mut table: HashMap<_, abi::ForwardKey, abi::Flow> = typed_map!(self, HashMap, "forwarded", "forget a forwarded flow");
+        let Ok(flow) = table.get(&key, 0) else { return Ok(()) };
+        ignore_missing(table.remove(&key)).map_err(failed(ACTION))?;
+        let mut row =
+            abi::FlowRow { flow, rx: flow.rx, tx: flow.tx, local: key.client, local_port: key.client_port.into(), ..Default::default() };
+        row.read_at = sys::now().as_nanos();
+        // The next dump corrects its link's load.
+        self.heal.ended.extend(flow_row(&row));
+        Ok(())
+    }
+
+    /// The clients of the LAN devices.
+    pub(super) fn list_clients(&mut self) -> Result<Vec<ClientRow>, SteeringError> {
+        let map: HashMap<_, abi::Address, abi::Client> = typed_map!(self, HashMap, "clients", "list the clients");
+        let row = |(address, client): (abi::Address, abi::Client)| ClientRow {
+            address: unmapped(address.word),
+            mac: (client.mac != [0; 6]).then_some(client.mac),
+            lan: LinkIndex(client.device),
+            seen: Time::from_nanos(client.last),
+        };
+        Ok(map.iter().filter_map(Result::ok).map(row).collect())
+    }
+}
+
+/// Rows of living flows.
+pub(super) fn rows(dumped: &Forwarded) -> impl Iterator<Item = FlowRow> {
+    dumped.living.iter().filter_map(flow_row)
+}
+
+fn ignore_missing(done: Result<(), MapError>) -> Result<(), MapError> {
+    match done {
+        Err(MapError::KeyNotFound) => Ok(()),
+        Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
+        done => done,
+    }
+}
+
+/// Removes the filters that a dead daemon left on these devices. Only before Linux 6.6 can there be any.
+pub fn sweep_filters(devices: impl IntoIterator<Item = String>) {
+    if kernel_at_least(6, 6) {
+        return;
+    }
+    for device in devices {
+        for (name, side) in PROGRAMS {
+            // It fails if there is none.
+            let _ = tc::qdisc_detach_program(&device, side, name);
+        }
+    }
+}

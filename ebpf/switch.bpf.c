@@ -1,0 +1,436 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * The switch for packets that this machine forwards (Hercules; Yap's thesis, 2.3), at tc on the devices of `[gateway]`:
+ *
+ *   from_lan  packets from clients. The first packet of a flow gets its link by the same policy, rule and load table as a connect. Every packet of the
+ *             flow gets the link's mark, which Braid's routing rules match. The kernel forwards the packets and translates their addresses: it follows the
+ *             user's firewall, finds free ports, and translates fragments and ICMP errors.
+ *   to_lan    packets to clients: counts them and follows the state of TCP.
+ *
+ * Fail open: without a live daemon, and for flows that do not fit into the table, packets follow the system's routes.
+ */
+#include "flow.h"
+
+#define TC_NEXT (-1)
+#define TC_DROP 2
+/* `pkt_type` of packets that are addressed to this machine: not broadcast, multicast, or for others. */
+#define PACKET_HOST 0
+
+#define ETH_IPV4 0x0800
+#define ETH_IPV6 0x86dd
+#define ETH_HEADER 14
+
+#define PROTOCOL_HOP_BY_HOP 0
+#define PROTOCOL_ICMP 1
+#define PROTOCOL_DCCP 33
+#define PROTOCOL_ROUTING 43
+#define PROTOCOL_FRAGMENT 44
+#define PROTOCOL_AH 51
+#define PROTOCOL_ICMPV6 58
+#define PROTOCOL_DESTINATION_OPTIONS 60
+#define PROTOCOL_SCTP 132
+#define PROTOCOL_UDP_LITE 136
+
+#define ECHO_REPLY 0
+#define ECHO_REQUEST 8
+#define ECHO_REQUEST6 128
+#define ECHO_REPLY6 129
+
+#define TCP_FIN 1
+#define TCP_SYN 2
+#define TCP_RST 4
+#define TCP_ACK 16
+
+/* What a packet says about its flow. */
+struct packet {
+	struct braid_forward_key key;
+	__u8 family;
+	__u8 flags; /* of TCP */
+};
+
+/* Reads from the packet's network header on. Returns 0 on success. */
+BRAID_INLINE long load(struct __sk_buff *skb, __u32 offset, void *to, __u32 size)
+{
+	return bpf_skb_load_bytes_relative(skb, offset, to, size, BPF_HDR_START_NET);
+}
+
+/* Finds the transport header of an IPv6 packet; 0: it has none that can be read, because of a fragment or unknown headers. */
+BRAID_INLINE __u32 skip_extensions(struct __sk_buff *skb, __u8 *next)
+{
+	__u32 offset = 40;
+	__u8 head[4];
+
+	for (int extension = 0; extension < 5; extension++) {
+		switch (*next) {
+		case PROTOCOL_HOP_BY_HOP:
+		case PROTOCOL_ROUTING:
+		case PROTOCOL_DESTINATION_OPTIONS:
+			if (load(skb, offset, head, sizeof(head)))
+				return 0;
+			offset += (head[1] + 1) * 8;
+			break;
+		case PROTOCOL_AH:
+			if (load(skb, offset, head, sizeof(head)))
+				return 0;
+			offset += (head[1] + 2) * 4;
+			break;
+		case PROTOCOL_FRAGMENT:
+			/* Only the first fragment has the transport header. */
+			if (load(skb, offset, head, sizeof(head)) || head[2] || (head[3] & 0xf8))
+				return 0;
+			offset += 8;
+			break;
+		default:
+			return offset;
+		}
+		*next = head[0];
+	}
+	return 0;
+}
+
+/*
+ * Reads the flow of a packet, from a client or, if `out` is set, to a client. Returns 0 if it has none of its own: a later fragment, which the kernel
+ * reassembles with the first one, or an ICMP message about another packet, which the kernel sends the way of that packet.
+ */
+static __attribute__((noinline)) int read_packet(struct __sk_buff *skb, struct packet *packet, _Bool out)
+{
+	struct braid_forward_key *key = &packet->key;
+	__u32 *source = out ? key->remote : key->client, *target = out ? key->client : key->remote;
+	__u8 head[40], transport[8];
+	__u16 first, second;
+	__u32 offset;
+
+	if (skb->protocol == bpf_htons(ETH_IPV4)) {
+		if (load(skb, 0, head, 20))
+			return 0;
+		offset = (head[0] & 15) * 4;
+		if ((head[6] & 0x1f) || head[7])
+			return 0;
+		packet->family = 4;
+		key->protocol = head[9];
+		source[2] = target[2] = bpf_htonl(0xffff);
+		__builtin_memcpy(&source[3], head + 12, 4);
+		__builtin_memcpy(&target[3], head + 16, 4);
+	} else if (skb->protocol == bpf_htons(ETH_IPV6)) {
+		if (load(skb, 0, head, 40))
+			return 0;
+		key->protocol = head[6];
+		offset = skip_extensions(skb, &key->protocol);
+		if (!offset)
+			return 0;
+		packet->family = 6;
+		__builtin_memcpy(source, head + 8, 16);
+		__builtin_memcpy(target, head + 24, 16);
+	} else {
+		return 0;
+	}
+	switch (key->protocol) {
+	case IPPROTO_TCP:
+		if (load(skb, offset + 13, &packet->flags, 1))
+			return 0;
+		break;
+	case IPPROTO_UDP:
+	case PROTOCOL_DCCP:
+	case PROTOCOL_SCTP:
+	case PROTOCOL_UDP_LITE:
+		break;
+	case PROTOCOL_ICMP:
+	case PROTOCOL_ICMPV6:
+		if (load(skb, offset, transport, 8))
+			return 0;
+		first = key->protocol == PROTOCOL_ICMP ? ECHO_REQUEST : ECHO_REQUEST6;
+		second = key->protocol == PROTOCOL_ICMP ? ECHO_REPLY : ECHO_REPLY6;
+		if (transport[0] != (out ? second : first))
+			return 0;
+		key->client_port = transport[4] << 8 | transport[5];
+		return 1;
+	default:
+		/* One flow for each pair of addresses. */
+		return 1;
+	}
+	if (load(skb, offset, transport, 4))
+		return 0;
+	first = transport[0] << 8 | transport[1];
+	second = transport[2] << 8 | transport[3];
+	key->client_port = out ? second : first;
+	key->remote_port = out ? first : second;
+	return 1;
+}
+
+/* Reads the client's hardware address, if the device has any. */
+BRAID_INLINE void read_mac(struct __sk_buff *skb, __u8 *mac)
+{
+	__u8 head[ETH_HEADER];
+
+	if (bpf_skb_load_bytes_relative(skb, 0, head, sizeof(head), BPF_HDR_START_MAC))
+		return;
+	if ((head[12] | head[13] << 8) == skb->protocol)
+		__builtin_memcpy(mac, head + 6, 6);
+}
+
+/* Counts another flow of the client. Returns 0 if it has too many. */
+static __attribute__((noinline)) int admit_client(const struct request *request)
+{
+	struct address address;
+	struct braid_client *client, fresh = {};
+
+	__builtin_memcpy(address.word, request->source, sizeof(address.word));
+	client = bpf_map_lookup_elem(&clients, &address);
+	if (!client) {
+		fresh.last = request->time;
+		fresh.flows = 1;
+		fresh.device = request->process;
+		__builtin_memcpy(fresh.mac, request->mac, sizeof(fresh.mac));
+		return !bpf_map_update_elem(&clients, &address, &fresh, BPF_NOEXIST);
+	}
+	if (client->flows >= BRAID_MAX_CLIENT_FLOWS)
+		return 0;
+	__sync_fetch_and_add(&client->flows, 1);
+	client->last = request->time;
+	client->device = request->process;
+	__builtin_memcpy(client->mac, request->mac, sizeof(client->mac));
+	return 1;
+}
+
+BRAID_INLINE void dismiss_client(const struct braid_forward_key *key)
+{
+	struct address address;
+	struct braid_client *client;
+
+	__builtin_memcpy(address.word, key->client, sizeof(address.word));
+	client = bpf_map_lookup_elem(&clients, &address);
+	if (client && client->flows)
+		__sync_fetch_and_add(&client->flows, -1);
+}
+
+BRAID_INLINE __u64 next_id(void)
+{
+	__u32 zero = 0;
+	__u64 *count = bpf_map_lookup_elem(&forwarded_ids, &zero);
+
+	return BRAID_FORWARDED_ID + ((__u64)(bpf_get_smp_processor_id() & 4095) << 40) + (count ? (*count)++ & ((1ull << 40) - 1) : 0);
+}
+
+enum outcome { OUTCOME_NEXT, OUTCOME_FLOW, OUTCOME_DROP };
+
+/* A request, outside the stack, which has no room for it. Programs at tc do not interrupt each other on one CPU. */
+MAP(forward_request, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, struct request, 1, 0);
+
+/* Gives a new flow its link, and an entry in the table. */
+static __attribute__((noinline)) int start_forwarded(struct request *request, const struct braid_forward_key *packet_key, __u32 bank)
+{
+	const struct braid_params *now = bpf_map_lookup_elem(&params, &bank);
+	struct braid_forward_key key = *packet_key;
+	__u32 port = request->port;
+	struct braid_flow *flow;
+	__u8 *known;
+	int judgement;
+
+	if (!now || !steerable(request))
+		return OUTCOME_NEXT;
+	known = bpf_map_lookup_elem(&port_classes, &port);
+	request->class_ = known ? *known : BRAID_UNCLASSIFIED;
+	judgement = judge_forwarded(request, bank);
+	if (judgement == FAIL)
+		return OUTCOME_DROP;
+	if (judgement == LEAVE_ALONE)
+		return OUTCOME_NEXT;
+	if (!admit_client(request) || bpf_map_update_elem(&forwarded, &key, &no_flow, BPF_NOEXIST)) {
+		count(BRAID_COUNT_OVERFLOWED);
+		return request->strict ? OUTCOME_DROP : OUTCOME_NEXT;
+	}
+	flow = bpf_map_lookup_elem(&forwarded, &key);
+	if (!flow || choose(request, bank, 1)) {
+		bpf_map_delete_elem(&forwarded, &key);
+		return request->strict ? OUTCOME_DROP : OUTCOME_NEXT;
+	}
+	fill(flow, now, request, request->id, BRAID_FLOW_PENDING);
+	flow->reserved = request->demand;
+	__asm__ volatile("" ::: "memory");
+	flow->flags &= ~BRAID_FLOW_PENDING;
+	count(BRAID_COUNT_FORWARDED);
+	return OUTCOME_FLOW;
+}
+
+/* Ends a flow whose entry is to be used again. */
+BRAID_INLINE void forget(const struct braid_forward_key *packet_key, struct braid_flow *flow)
+{
+	struct braid_forward_key key = *packet_key;
+
+	end_flow(NULL, &key, flow, flow->id);
+	dismiss_client(&key);
+	bpf_map_delete_elem(&forwarded, &key);
+}
+
+/*
+ * Whether a packet of a client begins another flow than the entry's: a TCP connection whose addresses and ports were used before, or a flow without
+ * connection whose link can no longer be used. A TCP connection ends with its link.
+ */
+BRAID_INLINE _Bool begins_anew(const struct braid_flow *flow, const struct packet *packet, const struct braid_params *now)
+{
+	const struct braid_slot *slot = &now->slots[flow->slot & (BRAID_MAX_LINKS - 1)];
+	_Bool usable = (now->usable[packet->family == 6] >> (flow->slot & (BRAID_MAX_LINKS - 1))) & 1 && slot->ifindex == flow->ifindex;
+
+	if (packet->key.protocol != IPPROTO_TCP)
+		return !usable || (flow->flags & BRAID_FLOW_MARKER);
+	if ((packet->flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
+		return 0;
+	return !usable || flow->answered || (flow->flags & BRAID_FLOW_MARKER);
+}
+
+/* Counts a packet. The size includes the headers below and of IP. */
+BRAID_INLINE void count_forwarded(struct braid_flow *flow, __u64 *bytes, __u32 size)
+{
+	__sync_fetch_and_add(bytes, size);
+	flow->last = bpf_ktime_get_coarse_ns();
+}
+
+/* Follows the end of a TCP connection. The entry stays until the next dump, so that its last packets find it. */
+BRAID_INLINE void follow_end(struct braid_flow *flow, const struct packet *packet, __u32 closed)
+{
+	if (packet->key.protocol != IPPROTO_TCP || !(packet->flags & (TCP_FIN | TCP_RST)))
+		return;
+	if (packet->flags & TCP_FIN)
+		flow->flags |= closed;
+	if ((packet->flags & TCP_RST) || !(~flow->flags & (BRAID_FLOW_CLIENT_CLOSED | BRAID_FLOW_SERVER_CLOSED)))
+		end_flow(NULL, &packet->key, flow, flow->id);
+}
+
+SEC("classifier")
+int braid_from_lan(struct __sk_buff *skb)
+{
+	const struct braid_params *now;
+	struct request *request;
+	struct packet packet = {};
+	struct braid_flow *flow;
+	__u32 bank, zero = 0;
+	__u64 time;
+	int outcome;
+
+	if (skb->pkt_type != PACKET_HOST || skb->vlan_present)
+		return TC_NEXT;
+	now = live_params(&time, &bank);
+	if (!now || !read_packet(skb, &packet, 0))
+		return TC_NEXT;
+	flow = bpf_map_lookup_elem(&forwarded, &packet.key);
+	if (flow && (!flow->id || (flow->flags & BRAID_FLOW_PENDING)))
+		return TC_NEXT;
+	if (flow && begins_anew(flow, &packet, now)) {
+		forget(&packet.key, flow);
+		flow = NULL;
+	}
+	if (!flow) {
+		/* Somebody else decides about a packet with a mark. */
+		if (skb->mark)
+			return TC_NEXT;
+		request = bpf_map_lookup_elem(&forward_request, &zero);
+		if (!request)
+			return TC_NEXT;
+		__builtin_memset(request, 0, sizeof(*request));
+		__builtin_memcpy(request->remote, packet.key.remote, sizeof(request->remote));
+		__builtin_memcpy(request->source, packet.key.client, sizeof(request->source));
+		__builtin_memcpy(request->app.name, packet.key.client, sizeof(request->app.name));
+		request->app.exe.device = BRAID_CLIENT_DEVICE;
+		request->time = time;
+		request->id = next_id();
+		request->user = BRAID_NO_SLOT;
+		request->process = skb->ingress_ifindex;
+		request->port = packet.key.remote_port;
+		request->family = packet.family;
+		request->protocol = packet.key.protocol;
+		read_mac(skb, request->mac);
+		outcome = start_forwarded(request, &packet.key, bank);
+		if (outcome != OUTCOME_FLOW)
+			return outcome == OUTCOME_DROP ? TC_DROP : TC_NEXT;
+		flow = bpf_map_lookup_elem(&forwarded, &packet.key);
+		if (!flow)
+			return TC_NEXT;
+	} else if (packet.key.protocol == IPPROTO_TCP && !flow->answered && (packet.flags & TCP_SYN)) {
+		/* The client sends its SYN again. */
+		flow->resent++;
+		record_timeout(flow, (flow->resent - 1) | 1u << 31);
+	}
+	count_forwarded(flow, &flow->tx, skb->len);
+	follow_end(flow, &packet, BRAID_FLOW_CLIENT_CLOSED);
+	if (!skb->mark)
+		skb->mark = now->slots[flow->slot & (BRAID_MAX_LINKS - 1)].mark;
+	return TC_NEXT;
+}
+
+/* Records that a link answered a handshake. */
+static __attribute__((noinline)) int record_forwarded_answer(struct braid_flow *flow)
+{
+	__u32 key = flow->slot, v6 = flow->family == 6;
+	struct braid_signs *sign = bpf_map_lookup_elem(&signs, &key);
+
+	flow->answered = 1;
+	if (!sign)
+		return 0;
+	__sync_fetch_and_add(&sign->answered[v6], 1);
+	sign->answered_at[v6] = bpf_ktime_get_ns();
+	if (v6) {
+		__builtin_memcpy(sign->remote6, flow->remote, sizeof(sign->remote6));
+		sign->port6 = flow->port;
+	} else {
+		sign->remote4 = flow->remote[3];
+		sign->port4 = flow->port;
+	}
+	return 0;
+}
+
+SEC("classifier")
+int braid_to_lan(struct __sk_buff *skb)
+{
+	struct packet packet = {};
+	struct braid_flow *flow;
+
+	if (!read_packet(skb, &packet, 1))
+		return TC_NEXT;
+	flow = bpf_map_lookup_elem(&forwarded, &packet.key);
+	if (!flow || !flow->id || (flow->flags & (BRAID_FLOW_PENDING | BRAID_FLOW_MARKER)))
+		return TC_NEXT;
+	count_forwarded(flow, &flow->rx, skb->len);
+	if (packet.key.protocol == IPPROTO_TCP && !flow->answered && (packet.flags & TCP_SYN))
+		record_forwarded_answer(flow);
+	follow_end(flow, &packet, BRAID_FLOW_SERVER_CLOSED);
+	return TC_NEXT;
+}
+
+/* ------------------------------------------------------------------ the dump */
+
+/* The kernel's connection tracking forgets flows after these times without a packet (nf_conntrack-sysctl); an unanswered TCP connection after 120 s. */
+#define FORWARDED_TCP_IDLE_NS 7200000000000ull
+#define FORWARDED_IDLE_NS 120000000000ull
+
+/*
+ * Dumps the forwarded flows, and ends idle ones. The rows of ended flows are marked (BRAID_FLOW_MARKER): the daemon removes their entries, which an
+ * iterator cannot do.
+ */
+SEC("iter/bpf_map_elem")
+int braid_forwarded(struct bpf_iter__bpf_map_elem *ctx)
+{
+	struct seq_file *seq = output(ctx->meta);
+	struct braid_forward_key *key = ctx->key;
+	struct braid_flow *flow = ctx->value;
+	struct braid_flow_row row = {};
+	_Bool established;
+	__u64 idle;
+
+	if (!key || !flow || !flow->id || (flow->flags & BRAID_FLOW_PENDING))
+		return 0;
+	row.read_at = bpf_ktime_get_ns();
+	idle = row.read_at - flow->last;
+	established = flow->protocol == IPPROTO_TCP && flow->answered;
+	/* Signed, because a packet may be counted in the meantime. */
+	if ((__s64)idle > (__s64)(established ? FORWARDED_TCP_IDLE_NS : FORWARDED_IDLE_NS))
+		end_flow(NULL, key, flow, flow->id);
+	else
+		refresh(flow, flow->id, flow->rx + flow->tx, flow->last, row.read_at);
+	row.flow = *flow;
+	row.rx = row.flow.rx;
+	row.tx = row.flow.tx;
+	row.state = flow->protocol != IPPROTO_TCP ? 0 : flow->answered ? TCP_ESTABLISHED : TCP_SYN_SENT;
+	read_client(key, &row);
+	bpf_seq_write(seq, &row, sizeof(row));
+	return 0;
+}
