@@ -9,6 +9,7 @@ mod calls;
 mod cut;
 mod decision;
 mod footprint;
+mod gateway;
 mod get;
 mod mixes;
 mod overhead;
@@ -88,6 +89,7 @@ const ALL: &[(&str, Bench)] = &[
     ("relay-crowd", bond::crowd::run),
     ("get", get::run),
     ("proxy", proxy::run),
+    ("gateway", gateway::run),
 ];
 
 /// Runs the named benchmarks, or all, and returns their reports. Prints progress on standard error. Writes `bench.md` and `bench.json`

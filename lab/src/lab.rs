@@ -11,6 +11,7 @@ use braid_netem::Profile;
 
 use crate::air::{Air, Count, Counters, Sample, Watch};
 use crate::frame::Filter;
+use crate::lan::{self, LanSpec};
 use crate::namespace::Namespace;
 use crate::spec::{LinkSpec, Medium};
 use crate::sys;
@@ -27,6 +28,8 @@ const INTERNET: [u8; 22] = [10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 
 /// Link i is the device named in its [`LinkSpec`] at the client, with 10.77.i.2/24 and fd77:0:0:i::2/64, and a default route of metric
 /// 100 + i by .1, which is the server's end. The server is the Internet: it has 203.0.113.10 to .30 and .53, and
 /// 2001:db8:113::10 to ::30 and ::53, reachable by every link; answers go back by the link whose address asked.
+///
+/// On request there is a LAN behind the client ([`Builder::lan`]), and a host behind the server ([`Builder::far`]).
 #[derive(Debug)]
 pub struct Lab {
     // Dropped in this order: no more traffic, then the programs, then the namespaces.
@@ -35,7 +38,11 @@ pub struct Lab {
     client: Namespace,
     server: Namespace,
     between: Namespace,
+    devices: Vec<Namespace>,
+    far: Option<Namespace>,
     links: Vec<LinkSpec>,
+    lan: Option<LanSpec>,
+    ipv6: bool,
     home: Home,
 }
 
@@ -45,6 +52,8 @@ pub struct Builder {
     links: Vec<LinkSpec>,
     rp_filter: u8,
     ipv6: bool,
+    lan: Option<LanSpec>,
+    far: Option<u32>,
     seed: u64,
 }
 
@@ -67,6 +76,26 @@ impl Builder {
         self
     }
 
+    /// Adds a LAN of `count` devices behind the client, whose device `lan0` at a switch has 192.168.7.1/24 and fd07::1/64. Device i has
+    /// 192.168.7.(20 + i), fd07::20 and so on (the same digits), and default routes by the client, which does not forward by itself.
+    pub fn lan(mut self, count: usize) -> Self {
+        self.lan = Some(LanSpec::Switch(count));
+        self
+    }
+
+    /// Adds a LAN of one device, connected by a bare veth pair, as fast as the kernel.
+    pub fn lan_cable(mut self) -> Self {
+        self.lan = Some(LanSpec::Cable);
+        self
+    }
+
+    /// Adds a host behind the server, 198.51.100.10 and 2001:db8:100::10. The server forwards packets of up to `path_mtu` bytes between it and
+    /// the links, and reports larger ones.
+    pub fn far(mut self, path_mtu: u32) -> Self {
+        self.far = Some(path_mtu);
+        self
+    }
+
     /// Sets the seed of losses and jitter.
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
@@ -83,11 +112,15 @@ impl Builder {
         let client = Namespace::new("client", &mark, Some(&resolv_conf))?;
         let server = Namespace::new("server", &mark, Some(&resolv_conf))?;
         let between = Namespace::new("middle", &mark, None)?;
-        let watchdog = Watchdog::start(&home, &[&client, &server, &between])?;
+        let device = |_| Namespace::new("LAN device's", &mark, Some(&resolv_conf));
+        let devices = (0..self.lan.map_or(0, LanSpec::count)).map(device).collect::<Result<Vec<_>>>()?;
+        let far = self.far.map(|_| Namespace::new("far host's", &mark, Some(&resolv_conf))).transpose()?;
+        let all: Vec<_> = [&client, &server, &between].into_iter().chain(&devices).chain(&far).collect();
+        let watchdog = Watchdog::start(&home, &all)?;
 
         between.sysctl("ipv6/conf/default/disable_ipv6", "1")?;
         for namespace in [&client, &server] {
-            self.settle(namespace)?;
+            settle(namespace, self.ipv6)?;
         }
         for key in ["all", "default"] {
             client.sysctl(&format!("ipv4/conf/{key}/rp_filter"), &self.rp_filter.to_string())?;
@@ -96,42 +129,19 @@ impl Builder {
         self.make_devices(&client, &server, &between)?;
         client.ip(&self.client_addresses())?;
         server.ip(&self.server_addresses())?;
-        self.await_addresses(&client)?;
-        self.await_addresses(&server)?;
+        // Below 1280 bytes there is no IPv6.
+        let expected = 2 * self.links.iter().filter(|link| self.ipv6 && link.mtu >= 1280).count();
+        for namespace in [&client, &server] {
+            await_addresses(namespace, &["local fd77:", "local fe80:"], expected)?;
+        }
+        let site = Site { client: &client, server: &server, between: &between, ipv6: self.ipv6 };
+        self.lan.map(|spec| lan::make(&site, spec, &devices)).transpose()?;
+        far.as_ref().zip(self.far).map(|(far, mtu)| lan::make_far(&site, far, self.links.len(), mtu)).transpose()?;
 
         let wires = self.wires();
         let air = if wires.is_empty() { None } else { Some(Air::start(&between, &wires, self.seed)?) };
-        Ok(Lab { air, _watchdog: watchdog, client, server, between, links: self.links, home })
-    }
-
-    /// Waits until the kernel has finished its asynchronous IPv6 configuration, and each link has its link-local address.
-    fn await_addresses(&self, namespace: &Namespace) -> Result<()> {
-        // Below 1280 bytes there is no IPv6.
-        let expected = 2 * self.links.iter().filter(|link| self.ipv6 && link.mtu >= 1280).count();
-        let begin = Instant::now();
-        loop {
-            let output = namespace.command("ip")?.args(["-6", "route", "show", "table", "local"]).output().context("cannot run ip")?;
-            let routes = String::from_utf8_lossy(&output.stdout).into_owned();
-            let there = routes.lines().filter(|line| ["local fd77:", "local fe80:"].iter().any(|start| line.starts_with(start))).count();
-            if there >= expected {
-                return Ok(());
-            }
-            ensure!(begin.elapsed() < LIMIT, "after {LIMIT:?} the kernel has {there} of {expected} own addresses of the links:\n{routes}");
-            thread::sleep(Duration::from_millis(5));
-        }
-    }
-
-    /// Disables duplicate address detection and router advertisements, and lets every user ping.
-    fn settle(&self, namespace: &Namespace) -> Result<()> {
-        for key in ["all", "default"] {
-            namespace.sysctl(&format!("ipv6/conf/{key}/accept_dad"), "0")?;
-            namespace.sysctl(&format!("ipv6/conf/{key}/accept_ra"), "0")?;
-            if !self.ipv6 {
-                namespace.sysctl(&format!("ipv6/conf/{key}/disable_ipv6"), "1")?;
-            }
-        }
-        let _ = namespace.sysctl("ipv4/ping_group_range", "0 65535");
-        Ok(())
+        let Self { links, lan, ipv6, .. } = self;
+        Ok(Lab { air, _watchdog: watchdog, client, server, between, devices, far, links, lan, ipv6, home })
     }
 
     fn make_devices(&self, client: &Namespace, server: &Namespace, between: &Namespace) -> Result<()> {
@@ -198,7 +208,7 @@ impl Builder {
 impl Lab {
     /// Returns a builder; [`start`](Builder::start) creates the lab.
     pub fn builder() -> Builder {
-        Builder { links: Vec::new(), rp_filter: 1, ipv6: true, seed: 1 }
+        Builder { links: Vec::new(), rp_filter: 1, ipv6: true, lan: None, far: None, seed: 1 }
     }
 
     /// The namespace in which the programs under test run.
@@ -209,6 +219,47 @@ impl Lab {
     /// The namespace that plays the Internet.
     pub fn server(&self) -> &Namespace {
         &self.server
+    }
+
+    /// Device `number` of the LAN, from 0. Panics if there is no such device.
+    pub fn device(&self, number: usize) -> &Namespace {
+        &self.devices[number]
+    }
+
+    /// Number of devices of the LAN.
+    pub fn devices(&self) -> usize {
+        self.devices.len()
+    }
+
+    /// Address of a device of the LAN: 192.168.7.20 for the first.
+    pub fn device_address(number: usize) -> Ipv4Addr {
+        lan::address(number)
+    }
+
+    /// Address of a device of the LAN: fd07::20 for the first.
+    pub fn device_address6(number: usize) -> Ipv6Addr {
+        lan::address6(number)
+    }
+
+    /// MAC address of a device of the LAN: 02:07:00:00:00:20 for the first.
+    pub fn device_mac(number: usize) -> String {
+        lan::mac(number)
+    }
+
+    /// Removes `lan0` from the client, as a pulled USB adapter does.
+    pub fn unplug_lan(&self) -> Result<()> {
+        lan::unplug(&self.client)
+    }
+
+    /// Ends [`unplug_lan`](Self::unplug_lan): `lan0` is a new device with the same name, MAC and IP addresses.
+    pub fn plug_lan(&self) -> Result<()> {
+        let site = Site { client: &self.client, server: &self.server, between: &self.between, ipv6: self.ipv6 };
+        lan::plug(&site, self.lan.context("the lab has no LAN")?, &self.devices)
+    }
+
+    /// The host behind the server. Panics if there is none.
+    pub fn far(&self) -> &Namespace {
+        self.far.as_ref().expect("the lab was made with `far`")
     }
 
     /// A directory that is removed with the lab.
@@ -292,5 +343,41 @@ impl Lab {
         ensure!(spec.medium != Medium::Direct, "link {link} ({}) is direct: the lab does not see its packets", spec.name);
         let before = self.links[..link].iter().filter(|l| l.medium != Medium::Direct).count();
         Ok((self.air.as_ref().context("no emulator")?, before))
+    }
+}
+
+/// The namespaces of a lab between which devices are made.
+pub(crate) struct Site<'a> {
+    pub(crate) client: &'a Namespace,
+    pub(crate) server: &'a Namespace,
+    pub(crate) between: &'a Namespace,
+    pub(crate) ipv6: bool,
+}
+
+/// Disables duplicate address detection and router advertisements, and lets every user ping.
+pub(crate) fn settle(namespace: &Namespace, ipv6: bool) -> Result<()> {
+    for key in ["all", "default"] {
+        namespace.sysctl(&format!("ipv6/conf/{key}/accept_dad"), "0")?;
+        namespace.sysctl(&format!("ipv6/conf/{key}/accept_ra"), "0")?;
+        if !ipv6 {
+            namespace.sysctl(&format!("ipv6/conf/{key}/disable_ipv6"), "1")?;
+        }
+    }
+    let _ = namespace.sysctl("ipv4/ping_group_range", "0 65535");
+    Ok(())
+}
+
+/// Waits until the kernel has finished its asynchronous IPv6 configuration, and there are `expected` own addresses with these beginnings.
+pub(crate) fn await_addresses(namespace: &Namespace, beginnings: &[&str], expected: usize) -> Result<()> {
+    let begin = Instant::now();
+    loop {
+        let output = namespace.command("ip")?.args(["-6", "route", "show", "table", "local"]).output().context("cannot run ip")?;
+        let routes = String::from_utf8_lossy(&output.stdout).into_owned();
+        let there = routes.lines().filter(|line| beginnings.iter().any(|start| line.starts_with(start))).count();
+        if there >= expected {
+            return Ok(());
+        }
+        ensure!(begin.elapsed() < LIMIT, "after {LIMIT:?} the kernel has {there} of {expected} own addresses of the links:\n{routes}");
+        thread::sleep(Duration::from_millis(5));
     }
 }

@@ -95,10 +95,20 @@ impl Namespace {
 
     /// Runs `ip` inside with these lines as its batch.
     pub(crate) fn ip(&self, lines: &str) -> Result<()> {
+        self.batch(&[], lines)
+    }
+
+    /// The same with `ip -6`, for rules of IPv6.
+    pub(crate) fn ip6(&self, lines: &str) -> Result<()> {
+        self.batch(&["-6"], lines)
+    }
+
+    fn batch(&self, family: &[&str], lines: &str) -> Result<()> {
         use std::io::Write;
         use std::process::Stdio;
         let mut command = self.command("ip")?;
         let mut child = command
+            .args(family)
             .args(["-batch", "-"])
             .stdin(Stdio::piped())
             .stdout(Stdio::null())

@@ -17,6 +17,7 @@ use super::stats::{Mean, Pairs, median};
 use super::{Settings, progress};
 use crate::daemon::Daemon;
 use crate::lab::Lab;
+use crate::namespace::Namespace;
 use crate::spec::LinkSpec;
 
 /// Pause after a start or stop of the daemon.
@@ -236,7 +237,7 @@ fn tell_rounds(rounds: &[Rates], report: &mut Report) {
 }
 
 /// For example "0.991 (0.980 to 1.002)".
-fn told(pairs: &Pairs) -> String {
+pub(super) fn told(pairs: &Pairs) -> String {
     let [middle, low, high] = pairs.geometric();
     format!("{middle:.3} ({low:.3} to {high:.3})")
 }
@@ -336,9 +337,9 @@ impl Servers {
     /// The rate of this traffic over `SPAN`.
     fn measure(&self, lab: &Lab, traffic: Traffic) -> Result<f64> {
         match traffic {
-            Traffic::Bulk => transfer(lab, &["-w", "64K"]),
-            Traffic::WideBulk => transfer(lab, &[]),
-            Traffic::BulkBeside => self.beside_pulses(lab, || transfer(lab, &["-w", "64K"])),
+            Traffic::Bulk => transfer(lab.client(), STREAMS, &["-w", "64K"]),
+            Traffic::WideBulk => transfer(lab.client(), STREAMS, &[]),
+            Traffic::BulkBeside => self.beside_pulses(lab, || transfer(lab.client(), STREAMS, &["-w", "64K"])),
             Traffic::MessagesBeside => self.beside_pulses(lab, || exchange(lab)),
             Traffic::Datagrams => Ok(lab.client().run(|| send_bursts(self.datagrams))??),
             Traffic::Messages => exchange(lab),
@@ -367,10 +368,10 @@ impl Drop for Servers {
     }
 }
 
-/// Runs ten streams and returns the received rate in Gbit/s.
-fn transfer(lab: &Lab, more: &[&str]) -> Result<f64> {
-    let mut command: Command = lab.client().command("iperf3")?;
-    let (server, streams, span) = (Lab::internet(10).to_string(), STREAMS.to_string(), SPAN.as_secs().to_string());
+/// Runs this many streams from `client` to port 5201 of 203.0.113.10 and returns the received rate in Gbit/s.
+pub(super) fn transfer(client: &Namespace, streams: usize, more: &[&str]) -> Result<f64> {
+    let mut command: Command = client.command("iperf3")?;
+    let (server, streams, span) = (Lab::internet(10).to_string(), streams.to_string(), SPAN.as_secs().to_string());
     command.args(["-c", &server, "-P", &streams, "-J", "-t", &span]).args(more);
     let output = command.stdin(Stdio::null()).output().context("cannot run iperf3: run lab/install-deps.sh")?;
     let result: Value = serde_json::from_slice(&output.stdout).context("iperf3 printed no JSON")?;
@@ -382,7 +383,7 @@ fn transfer(lab: &Lab, more: &[&str]) -> Result<f64> {
 const LAST: u8 = 1;
 
 /// Takes datagrams at 203.0.113.10 and answers those that end a burst, for as long as the lab lives.
-fn answer_bursts(lab: &Lab, port: u16) -> Result<SocketAddr> {
+pub(super) fn answer_bursts(lab: &Lab, port: u16) -> Result<SocketAddr> {
     let to: SocketAddr = (Lab::internet(10), port).into();
     let socket = lab.server().run(|| UdpSocket::bind(to))??;
     thread::spawn(move || {
@@ -407,7 +408,7 @@ fn send_pulses(to: SocketAddr, over: &AtomicBool) -> io::Result<()> {
 }
 
 /// Sends bursts by a connected socket, one after the other's answer; thousand datagrams a second.
-fn send_bursts(to: SocketAddr) -> io::Result<f64> {
+pub(super) fn send_bursts(to: SocketAddr) -> io::Result<f64> {
     let socket = UdpSocket::bind(("0.0.0.0", 0))?;
     socket.connect(to)?;
     socket.set_read_timeout(Some(Duration::from_millis(100)))?;

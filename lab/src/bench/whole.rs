@@ -24,7 +24,7 @@ const PAYLOAD: f64 = 0.965;
 /// Timeout of one download.
 const LIMIT: Duration = Duration::from_secs(300);
 /// Number of bulk flows per link during the warm-up, and their duration.
-const WARM_UP: (usize, Duration) = (3, Duration::from_secs(8));
+pub(super) const WARM_UP: (usize, Duration) = (3, Duration::from_secs(8));
 
 /// Downloads on links.
 struct Case {

@@ -4,6 +4,7 @@
 #![allow(dead_code, unreachable_pub)]
 
 pub mod bonded;
+pub mod gateway;
 pub mod proxied;
 pub mod user;
 
