@@ -107,7 +107,7 @@ fn ruleset(lab: &Lab, way: Way<'_>) -> Result<String> {
         }
         writeln!(text, "chain arriving {{\ntype filter hook prerouting priority mangle")?;
         writeln!(text, "meta mark set ct mark")?;
-        writeln!(text, "iifname lan0 meta mark 0 fib daddr type != local ct mark set numgen inc mod {all} map {{ {turns} }}")?;
+        writeln!(text, "iifname lan0 meta mark 0 fib daddr type unicast ct mark set numgen inc mod {all} map {{ {turns} }}")?;
         for (number, link) in lab.links().iter().enumerate() {
             writeln!(text, "iifname {} meta mark 0 ct mark set {:#x}", link.name(), mark(number))?;
         }
