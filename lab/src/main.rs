@@ -93,6 +93,9 @@ enum Action {
         /// Links as NAME=RATE or NAME=RATE,RTT ("wlan0=20 Mbit/s, 12 ms"), in order.
         #[arg(default_values = ["wlan0=20 Mbit/s", "lte0=6 Mbit/s"])]
         links: Vec<String>,
+        /// Number of devices in a LAN behind the client, which the configuration makes their gateway.
+        #[arg(long, default_value_t = 0)]
+        lan: usize,
     },
 }
 
@@ -117,7 +120,7 @@ fn main() -> Result<()> {
         Action::Connects { to, count } => bench::time_connects(to, count),
         Action::Ask { relay, targets } => ask(relay, &targets),
         Action::Verifier { objects } => verifier::run(&objects),
-        Action::Hold { links } => hold(&links),
+        Action::Hold { links, lan } => hold(&links, lan),
     }
 }
 
@@ -174,8 +177,11 @@ fn link(text: &str) -> Result<LinkSpec> {
     Ok(LinkSpec::new(name).rate(rate).delay(Duration::from_micros(trip * 500)))
 }
 
-fn hold(links: &[String]) -> Result<()> {
+fn hold(links: &[String], lan: usize) -> Result<()> {
     let mut builder = Lab::builder().rp_filter(2);
+    if lan > 0 {
+        builder = builder.lan(lan);
+    }
     for text in links {
         builder = builder.link(link(text)?);
     }
@@ -185,8 +191,14 @@ fn hold(links: &[String]) -> Result<()> {
     println!("ready {}", lab.directory().display());
     println!("client: nsenter --net={}", lab.client().path());
     println!("server: nsenter --net={}", lab.server().path());
+    for number in 0..lab.devices() {
+        println!("{}: nsenter --net={}", Lab::device_address(number), lab.device(number).path());
+    }
     // The lab's links are virtual devices, which Braid uses only if the configuration names them.
-    let config: String = lab.links().iter().map(|link| format!("[[link]]\nname = \"{}\"\n\n", link.name())).collect();
+    let mut config: String = lab.links().iter().map(|link| format!("[[link]]\nname = \"{}\"\n\n", link.name())).collect();
+    if lan > 0 {
+        config += "[gateway]\nlan = [\"lan0\"]\n";
+    }
     let path = lab.directory().join("braid.toml");
     std::fs::write(&path, config).with_context(|| format!("cannot write {}", path.display()))?;
     println!("config: braid up --foreground --config {}", path.display());

@@ -19,8 +19,9 @@ fn able() -> bool {
 }
 
 /// A lab in a separate process: the process, its input (which keeps it running), its output, and the lab's directory.
-fn hold() -> (Child, ChildStdin, BufReader<ChildStdout>, String) {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_braid-lab")).arg("hold").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+fn hold(more: &[&str]) -> (Child, ChildStdin, BufReader<ChildStdout>, String) {
+    let mut child =
+        Command::new(env!("CARGO_BIN_EXE_braid-lab")).arg("hold").args(more).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let input = child.stdin.take().unwrap();
     let mut output = BufReader::new(child.stdout.take().unwrap());
     let mut first = String::new();
@@ -49,7 +50,7 @@ fn killing_a_lab_removes_its_programs_and_files() {
     if !able() {
         return;
     }
-    let (mut lab, _input, _output, directory) = hold();
+    let (mut lab, _input, _output, directory) = hold(&[]);
     assert!(marked(&directory) >= 1, "nginx runs");
     assert!(Path::new(&directory).exists());
     lab.kill().unwrap();
@@ -59,11 +60,28 @@ fn killing_a_lab_removes_its_programs_and_files() {
 }
 
 #[test]
+fn killing_a_lab_ends_the_programs_on_devices_of_its_lan() {
+    if !able() {
+        return;
+    }
+    let (mut lab, _input, output, directory) = hold(&["--lan", "2"]);
+    let entry = output.lines().map(Result::unwrap).find(|line| line.starts_with("192.168.7.21: ")).unwrap();
+    let mut words = entry.split_whitespace().skip(1);
+    let mut program = Command::new(words.next().unwrap()).args(words).args(["sleep", "1000"]).spawn().unwrap();
+    let entered = || fs::read_to_string(format!("/proc/{}/comm", program.id())).is_ok_and(|name| name.trim() == "sleep");
+    eventually("it has entered", entered);
+    lab.kill().unwrap();
+    lab.wait().unwrap();
+    eventually("it ends", || program.try_wait().unwrap().is_some());
+    eventually("the directory goes", || !Path::new(&directory).exists());
+}
+
+#[test]
 fn ending_a_lab_removes_everything() {
     if !able() {
         return;
     }
-    let (mut lab, input, _output, directory) = hold();
+    let (mut lab, input, _output, directory) = hold(&[]);
     drop(input);
     assert!(lab.wait().unwrap().success());
     assert_eq!(marked(&directory), 0);
