@@ -1,7 +1,7 @@
 //! A lab leaves nothing behind, however it ends.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -64,8 +64,8 @@ fn killing_a_lab_ends_the_programs_on_devices_of_its_lan() {
     if !able() {
         return;
     }
-    let (mut lab, _input, output, directory) = hold(&["--lan", "2"]);
-    let entry = output.lines().map(Result::unwrap).find(|line| line.starts_with("192.168.7.21: ")).unwrap();
+    let (mut lab, _input, mut output, directory) = hold(&["--lan", "2"]);
+    let entry = output.by_ref().lines().map(Result::unwrap).find(|line| line.starts_with("192.168.7.21: ")).unwrap();
     let mut words = entry.split_whitespace().skip(1);
     let mut program = Command::new(words.next().unwrap()).args(words).args(["sleep", "1000"]).spawn().unwrap();
     let entered = || fs::read_to_string(format!("/proc/{}/comm", program.id())).is_ok_and(|name| name.trim() == "sleep");

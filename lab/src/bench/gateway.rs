@@ -1,7 +1,7 @@
 //! The gateway: a device of a LAN behind the client, beside forwarding by the kernel's own means.
 
 use std::io::{self, Read};
-use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Child, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -36,8 +36,8 @@ const TELLING: f64 = 0.05;
 const EXCHANGES: usize = 4000;
 /// Threads that open connections.
 const OPENERS: u8 = 4;
-/// Flows of the measurement of memory, by ports of the device and of the server.
-const PORTS: (u16, u16) = (100, 1000);
+/// Flows of the measurement of memory, by addresses of the device, its ports for each, and ports of the server.
+const FLOWS: (u8, u16, u16) = (10, 10, 1000);
 /// Rates of the links of the five downloads, in Mbit/s.
 const RATES: [u64; 2] = [20, 10];
 /// Number and duration of the downloads.
@@ -87,7 +87,7 @@ pub(super) fn run(settings: &Settings) -> Result<Report> {
          one after the other, each opened and reset. Ratios to plain forwarding are computed per round. The table shows geometric means with 95 % \
          confidence intervals (Student's t, of the logarithms); an aim is met if the interval reaches it and is no wider than 0.05 to each side. Added latency: the difference of the medians, per round. Sum of links: five downloads from one device for 20 s over \
          emulated links of 20 and 10 Mbit/s with 10 ms each way; the goodput divided by the sum of the links, without headers (0.965). Before, three bulk \
-         downloads per link for 8 s let Braid learn the capacities. Memory: 100,000 UDP flows, from 100 ports to 1,000 ports.",
+         downloads per link for 8 s let Braid learn the capacities. Memory: 100,000 UDP flows, by ten addresses of the device, each with ten ports, to 1,000 ports.",
     );
     speed(settings, &mut report)?;
     settings.keep(&report)?;
@@ -347,13 +347,15 @@ fn memory(settings: &Settings, report: &mut Report) -> Result<()> {
         lab.server(),
         &format!(
             "table inet sink {{\nchain arriving {{\ntype filter hook input priority filter\nudp dport {first}-{} drop\n}}\n}}\n",
-            first + PORTS.1 - 1
+            first + FLOWS.2 - 1
         ),
     )?;
-    let wanted = usize::from(PORTS.0) * usize::from(PORTS.1);
+    let wanted = usize::from(FLOWS.0) * usize::from(FLOWS.1) * usize::from(FLOWS.2);
     let daemon = braid(&lab, settings, echo)?;
     let before = (resident(daemon.pid())?.0, maps(daemon.pid())?);
     let begin = Instant::now();
+    let added: String = (0..FLOWS.0).map(|number| format!("address add {}/24 dev eth0\n", more(number))).collect();
+    lab.device(0).ip(&added)?;
     lab.device(0).run(|| begin_flows(first))??;
     let tracked: usize = lab.client().run(|| std::fs::read_to_string("/proc/sys/net/netfilter/nf_conntrack_count"))??.trim().parse()?;
     ensure!(tracked >= wanted * 9 / 10, "the kernel tracks {tracked} flows, not {wanted}");
@@ -375,12 +377,19 @@ fn memory(settings: &Settings, report: &mut Report) -> Result<()> {
     Ok(())
 }
 
-/// Sends one datagram from each port of the device to each port of the server.
+/// Another address of the device.
+fn more(number: u8) -> Ipv4Addr {
+    Ipv4Addr::new(192, 168, 7, 101 + number)
+}
+
+/// Sends one datagram from each port of the device's other addresses to each port of the server.
 fn begin_flows(first: u16) -> io::Result<()> {
-    for _ in 0..PORTS.0 {
-        let socket = UdpSocket::bind(("0.0.0.0", 0))?;
-        for port in first..first + PORTS.1 {
-            socket.send_to(&[0; 16], (Lab::internet(12), port))?;
+    for number in 0..FLOWS.0 {
+        for _ in 0..FLOWS.1 {
+            let socket = UdpSocket::bind((more(number), 0))?;
+            for port in first..first + FLOWS.2 {
+                socket.send_to(&[0; 16], (Lab::internet(12), port))?;
+            }
         }
     }
     Ok(())
