@@ -385,8 +385,9 @@ fn more(number: u8) -> Ipv4Addr {
 /// Sends one datagram from each port of the device's other addresses to each port of the server.
 fn begin_flows(first: u16) -> io::Result<()> {
     for number in 0..FLOWS.0 {
-        for _ in 0..FLOWS.1 {
-            let socket = UdpSocket::bind((more(number), 0))?;
+        // All at once, so that their ports differ.
+        let sockets = (0..FLOWS.1).map(|_| UdpSocket::bind((more(number), 0))).collect::<io::Result<Vec<_>>>()?;
+        for socket in &sockets {
             for port in first..first + FLOWS.2 {
                 socket.send_to(&[0; 16], (Lab::internet(12), port))?;
             }
