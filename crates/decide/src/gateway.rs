@@ -1,8 +1,8 @@
-//! The gateway's firewall rules (nftables): what devices on a LAN send leaves by the link that was chosen for the connection, with that link's address.
+//! The gateway's firewall rules (nftables): what devices on a LAN send leaves by the link that was chosen for the connection, with its address.
 //!
-//! A program at the LAN devices' ingress gives the packets of a new connection the mark of a link ([`crate::tables::mark`]). These rules copy the mark
-//! of the first packet to the connection (`ct mark`), and from there to every later packet in both directions. So a connection keeps its link, and
-//! answers pass a strict reverse path filter that considers marks (`src_valid_mark`).
+//! A program at the LAN devices' ingress gives the packets of a new connection the mark of a link ([`crate::tables::mark`]). These rules copy the
+//! mark of the first packet to the connection (`ct mark`), and from there to every later packet in both directions. So a connection keeps its link,
+//! and answers pass a strict reverse path filter that considers marks (`src_valid_mark`).
 //!
 //! | hook | priority | rules |
 //! |---|---|---|
@@ -80,7 +80,7 @@ pub fn ruleset(plan: &GatewayPlan) -> Result<String, UnusableName> {
     ];
     let ours = format!("& {MARK_MASK:#x} == {MARK_BASE:#x}");
     if let Some(lan) = set(&lan) {
-        // A retransmitted first packet belongs to a confirmed entry, which has its mark. The entry of a first packet that was dropped does not remain.
+        // A retransmitted first packet belongs to a confirmed entry, which has its mark. A first packet that was dropped leaves no entry.
         lines.push(format!("iifname {lan} meta mark {ours} ct status & confirmed == 0 ct mark 0 ct mark set meta mark"));
         lines.push(format!("iifname {lan} meta mark {ours} meta mark set 0"));
     }

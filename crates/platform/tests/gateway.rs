@@ -16,7 +16,7 @@ use braid_model::PerFamily;
 use braid_platform::linux::gateway::{self, GatewayError};
 use braid_platform::linux::netlink::{self, Files};
 use braid_platform::linux::sys::process::drop_privileges;
-use support::world::{TestNamespace, World, may_make_namespaces};
+use support::world::{TestNamespace, World, advertise, may_make_namespaces};
 
 /// Maximum time for an answer on a busy machine.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -448,6 +448,34 @@ fn a_lan_without_ipv6_leaves_ipv6_alone() {
     lan.apply(GatewayPlan { ipv6: false, ..plan() });
     assert_eq!((lan.setting("ipv4/ip_forward").as_str(), lan.setting("ipv6/conf/all/forwarding").as_str()), ("1", "0"));
     assert_eq!(lan.setting("ipv6/conf/link0/accept_ra"), "1");
+}
+
+#[test]
+fn advertised_routes_stay_and_advertisements_are_followed() {
+    let Some(lan) = Lan::new("router advertisements at a gateway") else { return };
+    let until = |wanted: bool, what: &str| {
+        let end = Instant::now() + LIMIT;
+        let routes = || Command::new("ip").args("-6 route show default dev link0 proto ra".split(' ')).output().unwrap().stdout;
+        while lan.router().run(move || routes().is_empty()) == wanted {
+            assert!(Instant::now() < end, "{what}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    };
+    let send = |lifetime| lan.world.server.run(move || advertise("peer0", lifetime, &[]));
+    lan.router().wait_for_link_local("link0");
+    lan.world.server.wait_for_link_local("peer0");
+    send(1800);
+    until(true, "a route before");
+    lan.apply(plan());
+    until(true, "the route stays");
+    send(0);
+    until(false, "an advertisement that withdraws it");
+    send(1800);
+    until(true, "an advertisement of a route");
+    assert!(lan.sweep());
+    until(true, "the route stays afterwards");
+    send(0);
+    until(false, "advertisements are followed afterwards");
 }
 
 #[test]

@@ -16,7 +16,7 @@ use braid_decide::tables;
 use braid_model::{Family, LinkFacts, LinkKind, NetworkSnapshot, RouteFacts, RuleAction};
 use braid_platform::linux::netlink::firewall::Firewall;
 use braid_platform::linux::netlink::{self, Files, Follower, Swept};
-use support::world::{TestNamespace, World, may_make_namespaces};
+use support::world::{TestNamespace, World, advertise, may_make_namespaces};
 use tokio::sync::watch;
 
 /// Maximum time for an expected event on a busy machine.
@@ -128,13 +128,7 @@ fn resolvers_advertised_by_a_router_are_followed() {
     let (_follower, mut snapshots) = world.client.run(|| Follower::start().unwrap());
     // The kernel accepts an advertisement only from and to a link-local address that is not tentative.
     for (namespace, device) in [(&world.client, "link0"), (&world.server, "peer0")] {
-        let end = Instant::now() + LIMIT;
-        let words = ["-6", "addr", "show", "dev", device, "scope", "link", "-tentative"];
-        let ready = || namespace.run(move || !Command::new("ip").args(words).output().unwrap().stdout.is_empty());
-        while !ready() {
-            assert!(Instant::now() < end, "{device} has no link-local address");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+        namespace.wait_for_link_local(device);
     }
     let resolvers = |wanted: &'static [&'static str]| {
         move |network: &NetworkSnapshot| {
@@ -142,33 +136,13 @@ fn resolvers_advertised_by_a_router_are_followed() {
             has(network, "link0", |link| link.resolvers == wanted)
         }
     };
-    world.server.run(|| advertise("peer0", &[(600, &["2001:db8:53::1"]), (2, &["2001:db8:53::2"])]));
+    world.server.run(|| advertise("peer0", 0, &[(600, &["2001:db8:53::1"]), (2, &["2001:db8:53::2"])]));
     until(&mut snapshots, "two resolvers", resolvers(&["2001:db8:53::1", "2001:db8:53::2"]));
     until(&mut snapshots, "one that expired", resolvers(&["2001:db8:53::1"]));
-    world.server.run(|| advertise("peer0", &[(0, &["2001:db8:53::1"]), (600, &["2001:db8:53::3"])]));
+    world.server.run(|| advertise("peer0", 0, &[(0, &["2001:db8:53::1"]), (600, &["2001:db8:53::3"])]));
     until(&mut snapshots, "one withdrawn", resolvers(&["2001:db8:53::3"]));
     world.server.ip("link set dev peer0 down");
     until(&mut snapshots, "a network that went away", resolvers(&[]));
-}
-
-/// Sends a router advertisement with these DNS servers (lifetime in seconds, addresses) to all hosts on `device`.
-fn advertise(device: &str, servers: &[(u32, &[&str])]) {
-    use socket2::{Domain, Protocol, SockAddr, Socket, Type};
-    use std::net::{Ipv6Addr, SocketAddrV6};
-    // Type, code, checksum (filled in by the kernel), hop limit, flags, router lifetime, reachable time, retransmission timer.
-    let mut packet = vec![134, 0, 0, 0, 64, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-    for (lifetime, addresses) in servers {
-        packet.extend([25, 1 + 2 * addresses.len() as u8, 0, 0]);
-        packet.extend(lifetime.to_be_bytes());
-        addresses.iter().for_each(|address| packet.extend(address.parse::<Ipv6Addr>().unwrap().octets()));
-    }
-    let socket = Socket::new(Domain::IPV6, Type::RAW, Some(Protocol::ICMPV6)).unwrap();
-    socket.bind_device(Some(device.as_bytes())).unwrap();
-    socket.set_multicast_hops_v6(255).unwrap();
-    let index = std::fs::read_to_string(format!("/proc/self/net/dev_snmp6/{device}")).unwrap_or_default();
-    let index = index.lines().find_map(|line| line.strip_prefix("ifIndex")).map_or(0, |index| index.trim().parse().unwrap());
-    let everyone = SocketAddrV6::new("ff02::1".parse().unwrap(), 0, 0, index);
-    socket.send_to(&packet, &SockAddr::from(everyone)).unwrap();
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The gateway in the kernel: firewall rules (by `nft`), the settings that make the kernel forward, and conntrack entries.
 //!
-//! The kernel itself keeps the former values of the settings that Braid changes, as names of empty chains ([`Setting`]). So any later process can restore
-//! them, however the daemon ended. All functions act on the network namespace of the calling thread and need `CAP_NET_ADMIN`.
+//! The kernel itself keeps the former values of the settings that Braid changes, as names of empty chains ([`Setting`]). So any later process can
+//! restore them, however the daemon ended. All functions act on the network namespace of the calling thread and need `CAP_NET_ADMIN`.
 
 use std::ffi::OsStr;
 use std::io::{self, Read, Write};
@@ -51,7 +51,7 @@ pub enum GatewayError {
          CONFIG_NFT_FIB_INET and CONFIG_NFT_MASQ"
     )]
     Refused {
-        /// First line that `nft` wrote to its standard error.
+        /// First lines that `nft` wrote to its standard error.
         reason: String,
     },
     /// The kernel's tables could not be read or removed.
@@ -119,8 +119,8 @@ pub fn sweep() -> Result<bool, GatewayError> {
 }
 
 /// Deletes the conntrack entry of a forwarded flow, so that its next packet begins a new one. `client` and `remote` are the addresses that the first
-/// packet had when it came from the LAN; for ICMP echo the client's port is the identifier. For a protocol without ports, the ports are ignored. `false`
-/// if there is no such entry.
+/// packet had when it came from the LAN; for ICMP echo the client's port is the identifier. For a protocol without ports, the ports are ignored.
+/// `false` if there is no such entry.
 ///
 /// # Errors
 /// Errors of the kernel: `EPERM` without `CAP_NET_ADMIN`, `EINVAL` without `CONFIG_NF_CT_NETLINK` or if the addresses are of two families.
@@ -145,8 +145,8 @@ impl Setting {
     }
 
     /// The name of the chain that records the setting: path, former value and set value, for example `net/ipv4/ip_forward/0/1`. nft allows letters,
-    /// digits, `_`, `.`, `-` and `/` in names, 127 bytes at most. The other bytes, and `-`, are written as `-` with two hexadecimal digits. This name is at
-    /// most 90 bytes long, because a device's name has 15.
+    /// digits, `_`, `.`, `-` and `/` in names, 127 bytes at most. The other bytes, and `-`, are written as `-` with two hexadecimal digits. This name
+    /// is at most 90 bytes long, because a device's name has 15.
     fn name(&self) -> String {
         let mut name = String::new();
         let parts = self.path.iter().chain([&self.former, &self.set].map(OsStr::new));
@@ -274,21 +274,26 @@ fn write(setting: &Path, value: &str) -> Result<(), GatewayError> {
 fn nft(script: &str) -> Result<(), GatewayError> {
     let mut command = Command::new("nft");
     command.args(["-f", "-"]).env_clear().env("PATH", SEARCH).current_dir("/");
+    run(command, script, LIMIT)
+}
+
+/// Runs a program with this input, and kills it after `limit`.
+fn run(mut command: Command, input: &str, limit: Duration) -> Result<(), GatewayError> {
     let mut child =
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().map_err(|error| match error.kind() {
             io::ErrorKind::NotFound => GatewayError::NoNft,
             _ => GatewayError::Run(error),
         })?;
-    let (input, output) = (child.stdin.take(), child.stderr.take());
-    // Threads, because a pipe may fill before `nft` reads, or while it writes.
+    let (writer, reader) = (child.stdin.take(), child.stderr.take());
+    // Threads, because a pipe may fill before the program reads, or while it writes.
     let (status, said) = thread::scope(|scope| {
-        // An error here means that `nft` has ended early; its status says why.
-        let feed = move || input.map(|mut input| input.write_all(script.as_bytes()));
-        let listen = move || output.map_or(Vec::new(), first_bytes);
+        // An error here means that the program has ended early; its status says why.
+        let feed = move || writer.map(|mut writer| writer.write_all(input.as_bytes()));
+        let listen = move || reader.map_or(Vec::new(), first_bytes);
         let feeding = thread::Builder::new().spawn_scoped(scope, feed);
         let listening = thread::Builder::new().spawn_scoped(scope, listen);
-        // Without its thread a pipe is closed, so `nft` ends.
-        let status = wait(&mut child).map_err(GatewayError::Run)?;
+        // Without its thread a pipe is closed, so the program ends.
+        let status = wait(&mut child, limit).map_err(GatewayError::Run)?;
         feeding.map_err(GatewayError::Run)?;
         Ok::<_, GatewayError>((status, listening.map_err(GatewayError::Run)?.join().unwrap_or_default()))
     })?;
@@ -297,8 +302,9 @@ fn nft(script: &str) -> Result<(), GatewayError> {
         Some(status) if status.success() => Ok(()),
         Some(status) => {
             let said = String::from_utf8_lossy(&said);
+            // The second line is the rejected one of the script.
             let lines: Vec<_> = said.lines().take(2).map(str::trim).collect();
-            Err(GatewayError::Refused { reason: if lines.is_empty() { format!("nft ended with {status}") } else { lines.join(" in ") } })
+            Err(GatewayError::Refused { reason: if lines.is_empty() { format!("nft ended with {status}") } else { lines.join(": ") } })
         }
     }
 }
@@ -311,9 +317,9 @@ fn first_bytes(mut output: impl Read) -> Vec<u8> {
     said
 }
 
-/// Waits for the end of a program, and kills it after [`LIMIT`]: `None`.
-fn wait(child: &mut Child) -> io::Result<Option<ExitStatus>> {
-    let end = Instant::now() + LIMIT;
+/// Waits for the end of a program, and kills it after `limit`: `None`.
+fn wait(child: &mut Child, limit: Duration) -> io::Result<Option<ExitStatus>> {
+    let end = Instant::now() + limit;
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(Some(status));
@@ -359,6 +365,34 @@ mod tests {
         {
             assert_eq!(Setting::from_name(name), None, "{name}");
         }
+    }
+
+    fn shell(script: &str, input: &str) -> Result<(), GatewayError> {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        run(command, input, Duration::from_secs(60))
+    }
+
+    #[test]
+    fn a_program_that_does_not_end_is_killed() {
+        let began = Instant::now();
+        let mut command = Command::new("sleep");
+        command.arg("60");
+        assert!(matches!(run(command, &"x".repeat(1 << 20), Duration::from_millis(50)), Err(GatewayError::Slow)));
+        assert!(began.elapsed() < Duration::from_secs(30));
+    }
+
+    #[test]
+    fn a_failing_program_says_why() {
+        let reason = |script: &str| match shell(script, &"x".repeat(1 << 20)) {
+            Err(GatewayError::Refused { reason }) => reason,
+            outcome => panic!("{script}: {outcome:?}"),
+        };
+        assert_eq!(reason("cat >/dev/null; echo first >&2; echo ' second' >&2; echo third >&2; exit 1"), "first: second");
+        assert_eq!(reason("yes | head -n 100000 >&2; exit 1"), "y: y", "more than a pipe holds");
+        assert_eq!(reason("exit 3"), "nft ended with exit status: 3");
+        assert!(shell("cat >/dev/null", &"x".repeat(1 << 20)).is_ok());
+        assert!(matches!(run(Command::new("/nonexistent/nft"), "", LIMIT), Err(GatewayError::NoNft)));
     }
 
     proptest! {

@@ -68,6 +68,17 @@ impl TestNamespace {
         }
     }
 
+    /// Waits until the device has a link-local address that is not tentative: the kernel accepts router advertisements only from and to such.
+    #[allow(dead_code)]
+    pub fn wait_for_link_local(&self, device: &'static str) {
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
+        let words = ["-6", "addr", "show", "dev", device, "scope", "link", "-tentative"];
+        while self.run(move || Command::new("ip").args(words).output().unwrap().stdout.is_empty()) {
+            assert!(std::time::Instant::now() < end, "{device} has no link-local address");
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    }
+
     /// Writes a sysctl of this namespace.
     pub fn sysctl(&self, name: &str, value: &str) {
         let (path, value) = (format!("/proc/sys/{}", name.replace('.', "/")), value.to_owned());
@@ -79,6 +90,29 @@ impl TestNamespace {
 pub fn ip(words: &str) {
     let output = Command::new("ip").args(words.split_whitespace()).output().expect("iproute2 is installed");
     assert!(output.status.success(), "ip {words}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Sends a router advertisement with the router's lifetime in seconds and these DNS servers (lifetime in seconds, addresses) to all hosts on
+/// `device`.
+#[allow(dead_code)]
+pub fn advertise(device: &str, lifetime: u16, servers: &[(u32, &[&str])]) {
+    use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+    use std::net::{Ipv6Addr, SocketAddrV6};
+    // Type, code, checksum (filled in by the kernel), hop limit, flags, router lifetime, reachable time, retransmission timer.
+    let mut packet = vec![134, 0, 0, 0, 64, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    packet[6..8].copy_from_slice(&lifetime.to_be_bytes());
+    for (lifetime, addresses) in servers {
+        packet.extend([25, 1 + 2 * addresses.len() as u8, 0, 0]);
+        packet.extend(lifetime.to_be_bytes());
+        addresses.iter().for_each(|address| packet.extend(address.parse::<Ipv6Addr>().unwrap().octets()));
+    }
+    let socket = Socket::new(Domain::IPV6, Type::RAW, Some(Protocol::ICMPV6)).unwrap();
+    socket.bind_device(Some(device.as_bytes())).unwrap();
+    socket.set_multicast_hops_v6(255).unwrap();
+    let index = std::fs::read_to_string(format!("/proc/self/net/dev_snmp6/{device}")).unwrap_or_default();
+    let index = index.lines().find_map(|line| line.strip_prefix("ifIndex")).map_or(0, |index| index.trim().parse().unwrap());
+    let everyone = SocketAddrV6::new("ff02::1".parse().unwrap(), 0, 0, index);
+    socket.send_to(&packet, &SockAddr::from(everyone)).unwrap();
 }
 
 /// Whether this test may create namespaces. In CI it must be able to; elsewhere the test prints that it is skipped.
