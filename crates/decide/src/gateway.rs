@@ -30,7 +30,7 @@ const WITH_PORTS: &str = "{ tcp, udp, udplite, sctp, dccp }";
 /// What the gateway forwards, and where to.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct GatewayPlan {
-    /// Names of the LAN devices that exist.
+    /// Names of the LAN devices; they need not exist.
     pub lan: Vec<String>,
     /// Names of the links' devices.
     pub links: Vec<String>,

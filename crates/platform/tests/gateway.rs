@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use braid_decide::gateway::{GatewayPlan, StrictRule, ruleset};
+use braid_decide::gateway::{ForwardRule, GatewayPlan, ruleset};
 use braid_decide::tables;
 use braid_model::PerFamily;
 use braid_platform::linux::gateway::{self, GatewayError};
@@ -186,8 +186,8 @@ fn plan() -> GatewayPlan {
     GatewayPlan { lan: names(&["lan0"]), links: names(&["link0", "link1"]), ipv6: true, ..Default::default() }
 }
 
-fn with(strict: StrictRule) -> GatewayPlan {
-    GatewayPlan { strict: vec![strict], ..plan() }
+fn with(rule: ForwardRule) -> GatewayPlan {
+    GatewayPlan { rules: vec![rule], ..plan() }
 }
 
 #[test]
@@ -229,7 +229,7 @@ fn a_connection_keeps_its_link_whatever_its_later_packets_are_marked() {
         assert_eq!(lan.ask(&socket, server, LIMIT).as_deref(), Some(first));
         assert_eq!(lan.seen_by_tcp(server), second);
         // Rules that are replaced change nothing for it either.
-        lan.apply(with(StrictRule { port: Some(9), ..Default::default() }));
+        lan.apply(with(ForwardRule { port: Some(9), links: Some(Vec::new()), ..Default::default() }));
         stream.write_all(b"more").unwrap();
         stream.read_exact(&mut [0; 4]).unwrap();
     }
@@ -332,7 +332,7 @@ fn spoofed_sources_are_dropped_and_counted() {
 #[test]
 fn strict_rules_hold_without_a_daemon() {
     let Some(lan) = Lan::new("strict rules") else { return };
-    let rule = StrictRule { port: Some(7000), links: names(&["link1"]), ..Default::default() };
+    let rule = ForwardRule { port: Some(7000), links: Some(names(&["link1"])), ..Default::default() };
     let [device, other]: [Option<ipnet::IpNet>; 2] = ["192.168.50.2/32", "192.168.50.3/32"].map(|net| net.parse().ok());
     let mac = lan.device.run(|| {
         let network = netlink::snapshot(&Files::default()).unwrap();
@@ -340,15 +340,15 @@ fn strict_rules_hold_without_a_daemon() {
     });
     let cases = [
         (rule.clone(), true),
-        (StrictRule { client: device, ..rule.clone() }, true),
-        (StrictRule { client: other, ..rule.clone() }, false),
-        (StrictRule { mac: Some(mac), ..rule.clone() }, true),
-        (StrictRule { mac: Some([2; 6]), ..rule.clone() }, false),
-        (StrictRule { destination: "203.0.113.0/24".parse().ok(), ..rule.clone() }, true),
-        (StrictRule { destination: "203.0.114.0/24".parse().ok(), ..rule.clone() }, false),
-        (StrictRule { port: Some(7001), ..rule.clone() }, false),
-        (StrictRule { port: None, ..rule.clone() }, true),
-        (StrictRule { destination: "::/0".parse().ok(), ..rule.clone() }, false),
+        (ForwardRule { client: device, ..rule.clone() }, true),
+        (ForwardRule { client: other, ..rule.clone() }, false),
+        (ForwardRule { mac: Some(mac), ..rule.clone() }, true),
+        (ForwardRule { mac: Some([2; 6]), ..rule.clone() }, false),
+        (ForwardRule { destination: "203.0.113.0/24".parse().ok(), ..rule.clone() }, true),
+        (ForwardRule { destination: "203.0.114.0/24".parse().ok(), ..rule.clone() }, false),
+        (ForwardRule { port: Some(7001), ..rule.clone() }, false),
+        (ForwardRule { port: None, ..rule.clone() }, true),
+        (ForwardRule { destination: "::/0".parse().ok(), ..rule.clone() }, false),
     ];
     for (rule, matches) in cases {
         lan.apply(with(rule.clone()));
@@ -357,7 +357,7 @@ fn strict_rules_hold_without_a_daemon() {
         lan.mark(1);
         assert_eq!(lan.seen_by_tcp(SERVER_V4), "10.77.1.2", "{rule:?}");
     }
-    lan.apply(with(StrictRule { links: Vec::new(), ..rule }));
+    lan.apply(with(ForwardRule { links: Some(Vec::new()), ..rule }));
     for server in [SERVER_V4, SERVER_V6] {
         assert!(lan.connect(server, LOST).is_err(), "no link is allowed");
     }
@@ -412,7 +412,7 @@ fn settings_are_restored_and_changes_by_others_kept() {
         assert_eq!(lan.setting(name), value, "{name}");
     }
     // A second time nothing changes, and a device that is new gets the default.
-    lan.apply(GatewayPlan { strict: vec![StrictRule::default()], ..plan() });
+    lan.apply(GatewayPlan { rules: vec![ForwardRule { links: Some(Vec::new()), ..Default::default() }], ..plan() });
     assert_eq!(lan.settings(), during);
     router.ip("link add dev late type veth peer name etal");
     assert_eq!(lan.setting("ipv6/conf/late/accept_ra"), "2");
@@ -651,11 +651,11 @@ fn nft_accepts_the_rules_and_takes_names_literally() {
         for (mac, port, links) in
             [(None, None, odd.clone()), (Some([0xff; 6]), Some(0), Vec::new()), (None, Some(65_535), names(&["eth0"]))]
         {
-            strict.push(StrictRule { client, mac, destination, port, links });
+            strict.push(ForwardRule { client, mac, destination, port, links: Some(links) });
         }
     }
     let closed = PerFamily { v4: true, v6: true };
-    let all = GatewayPlan { lan: odd.clone(), links: odd.clone(), ipv6: true, strict: strict.clone(), closed };
+    let all = GatewayPlan { lan: odd.clone(), links: odd.clone(), ipv6: true, rules: strict.clone(), closed };
     let plans = [
         all.clone(),
         GatewayPlan::default(),

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use braid_api::ClientStatus;
 use braid_decide::gateway::{ForwardRule, GatewayPlan};
 use braid_decide::policy::{AppMatcher, AppRule, ClientMatcher, LinkSelector};
-use braid_model::{ByteCount, Family, LinkFacts, LinkIndex, Time, Traffic};
+use braid_model::{ByteCount, LinkFacts, LinkIndex, Time, Traffic};
 
 use super::Core;
 use super::living::gone;
@@ -44,9 +44,10 @@ impl<S: Steering> Core<S> {
             forward_rule(&rule.matcher, allowed, &named)
         });
         GatewayPlan {
-            lan: lan.iter().map(|device| device.name.clone()).collect(),
+            // Also those that do not exist yet: strict rules then hold as soon as they appear.
+            lan: self.in_force.lan.clone(),
             links: links.iter().map(|(_, facts)| facts.name.clone()).collect(),
-            ipv6: lan.iter().any(|device| device.addresses.iter().any(|net| Family::of(net.addr()) == Family::V6)),
+            ipv6: lan.iter().any(|device| device.addresses.iter().any(|net| is_routable6(net.addr()))),
             rules: excluded.chain(rules).collect(),
             // The platform knows whether it turned forwarding on.
             ..GatewayPlan::default()
@@ -141,6 +142,11 @@ impl<S: Steering> Core<S> {
         clients.sort_by(|one, other| (&one.device, &one.address).cmp(&(&other.device, &other.address)));
         Ok(clients)
     }
+}
+
+/// Whether it is an IPv6 address that reaches beyond its device.
+fn is_routable6(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(v6) if !v6.is_unicast_link_local())
 }
 
 /// The rule for forwarded packets; `None` if the conditions concern programs, or a class, which packets do not show.
