@@ -203,6 +203,8 @@ struct braid_affinity_value {
 
 #define BRAID_FLOW_MOVING 8u /* its connect was moved to another link: the socket has a mark and is unbound until it is answered */
 
+#define BRAID_FLOW_STRICT 64u /* its rule restricts the links: its destination is no probe target, since probes use every link */
+
 /* Forwarded TCP: one end has closed its direction. */
 #define BRAID_FLOW_CLIENT_CLOSED 16u
 #define BRAID_FLOW_SERVER_CLOSED 32u

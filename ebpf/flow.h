@@ -207,7 +207,7 @@ BRAID_INLINE void fill(struct braid_flow *flow, const struct braid_params *now, 
 	flow->ifindex = now->slots[request->slot & (BRAID_MAX_LINKS - 1)].ifindex;
 	flow->process = request->process;
 	flow->user = request->user;
-	flow->flags = flags | (request->filtered ? BRAID_FLOW_FILTERED : 0);
+	flow->flags = flags | (request->filtered ? BRAID_FLOW_FILTERED : 0) | (request->strict ? BRAID_FLOW_STRICT : 0);
 	flow->direction = request->direction;
 	flow->class_ = request->class_;
 	flow->scheduler = now->scheduler;
@@ -396,12 +396,10 @@ BRAID_INLINE _Bool is_socket(const struct sock *sk, __u64 cookie)
  * Records that a link answered a handshake, which shows that it works. This is detected in a dump and at the end of a flow, because a program at
  * every handshake would run three times in each connect of the machine.
  */
-BRAID_INLINE void record_answer(const struct braid_flow_row *row)
+BRAID_INLINE void record_answer_at(const struct braid_flow *flow, __u64 at)
 {
-	const struct braid_flow *flow = &row->flow;
 	__u32 key = flow->slot, v6 = flow->family == 6;
 	struct braid_signs *sign = bpf_map_lookup_elem(&signs, &key);
-	__u64 at = flow->started + (__u64)row->srtt_us * 1000;
 
 	if (!sign)
 		return;
@@ -410,6 +408,8 @@ BRAID_INLINE void record_answer(const struct braid_flow_row *row)
 	if (at < sign->answered_at[v6])
 		return;
 	sign->answered_at[v6] = at;
+	if (flow->flags & BRAID_FLOW_STRICT)
+		return;
 	if (v6) {
 		__builtin_memcpy(sign->remote6, flow->remote, sizeof(sign->remote6));
 		sign->port6 = flow->port;
@@ -417,6 +417,11 @@ BRAID_INLINE void record_answer(const struct braid_flow_row *row)
 		sign->remote4 = flow->remote[3];
 		sign->port4 = flow->port;
 	}
+}
+
+BRAID_INLINE void record_answer(const struct braid_flow_row *row)
+{
+	record_answer_at(&row->flow, row->flow.started + (__u64)row->srtt_us * 1000);
 }
 
 /* Ends the flow with this id if it is active. `socket` is NULL if the socket no longer exists, `forwarded` unless the flow is forwarded. */

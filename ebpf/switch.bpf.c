@@ -360,21 +360,8 @@ int braid_from_lan(struct __sk_buff *skb)
 /* Records that a link answered a handshake. */
 static __attribute__((noinline)) int record_forwarded_answer(struct braid_flow *flow)
 {
-	__u32 key = flow->slot, v6 = flow->family == 6;
-	struct braid_signs *sign = bpf_map_lookup_elem(&signs, &key);
-
 	flow->answered = 1;
-	if (!sign)
-		return 0;
-	__sync_fetch_and_add(&sign->answered[v6], 1);
-	sign->answered_at[v6] = bpf_ktime_get_ns();
-	if (v6) {
-		__builtin_memcpy(sign->remote6, flow->remote, sizeof(sign->remote6));
-		sign->port6 = flow->port;
-	} else {
-		sign->remote4 = flow->remote[3];
-		sign->port4 = flow->port;
-	}
+	record_answer_at(flow, bpf_ktime_get_ns());
 	return 0;
 }
 

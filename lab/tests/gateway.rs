@@ -280,8 +280,8 @@ fn a_rule_by_mac_address_applies_to_both_families() {
     let free = captured(&lab, 12, || try_all(&lab, 1, 12));
     assert!(free.iter().all(|count| *count > 0), "{free:?}");
     // The device gets other addresses, as by DHCP: it is still the same device.
-    device(&lab, 0, "ip address replace 192.168.7.120/24 dev eth0");
     device(&lab, 0, "ip address delete 192.168.7.20/24 dev eth0");
+    device(&lab, 0, "ip address replace 192.168.7.120/24 dev eth0");
     device(&lab, 0, "ip route replace default via 192.168.7.1 dev eth0");
     device(&lab, 0, "ip address replace fd07::120/64 dev eth0 nodad");
     device(&lab, 0, "ip address delete fd07::20/64 dev eth0");

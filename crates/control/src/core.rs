@@ -336,7 +336,8 @@ impl<S: Steering> Core<S> {
                 if signs.answered > *seen {
                     *seen = signs.answered;
                     link.health.get_mut(family).on_progress(now, signs.answered_at);
-                    *link.last_answer.get_mut(family) = signs.remote;
+                    let answer = link.last_answer.get_mut(family);
+                    *answer = signs.remote.or(*answer);
                 }
             }
         }

@@ -396,7 +396,8 @@ pub(super) fn signs(raw: &abi::Signs, family: Family) -> Signs {
     Signs {
         answered: raw.answered[index],
         answered_at: Time::from_nanos(raw.answered_at[index]),
-        remote: (raw.answered[index] > 0).then_some((addr, port)),
+        // Answers of strict flows count, but name no destination.
+        remote: (raw.answered[index] > 0 && port != 0).then_some((addr, port)),
         timeouts: raw.timeouts[index],
     }
 }
