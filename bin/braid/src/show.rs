@@ -358,6 +358,13 @@ pub(crate) fn policy(page: &mut Page<'_>, policy: &PolicyView, relays: Option<&[
     if let Some(utility) = &policy.utility {
         page.line(format!("utility         {utility}"))?;
     }
+    if policy.carry.as_deref() == Some("bond") {
+        let relay = policy.relay.as_ref().map(|relay| format!(" by the relay {relay}")).unwrap_or_default();
+        page.line(format!("carry           everything bonded{relay}, except what rules carry otherwise"))?;
+    }
+    if !policy.lan.is_empty() {
+        page.line(format!("gateway         for the devices behind {}", policy.lan.join(", ")))?;
+    }
     if let Some(scheduler) = &policy.bond_scheduler {
         let copies = policy.bond_copies.map(|copies| format!(", {copies} copies")).unwrap_or_default();
         page.line(format!("bonds           {scheduler}{copies}"))?;

@@ -18,6 +18,15 @@ pub struct PolicyView {
     /// Utility setting by its parts, whether or not the scheduler uses it.
     #[serde(default)]
     pub utility_setting: Option<UtilityView>,
+    /// How flows are carried that no rule carries otherwise: `direct`, or `bond` (while a relay is reachable).
+    #[serde(default)]
+    pub carry: Option<String>,
+    /// The relay that carries them; `null`: any that is joined.
+    #[serde(default)]
+    pub relay: Option<String>,
+    /// LAN devices of the gateway.
+    #[serde(default)]
+    pub lan: Vec<String>,
     /// Name of the bonds' scheduler; `null` if it follows from `scheduler`: `weights` with `operetta`, else `midrr`.
     #[serde(default)]
     pub bond_scheduler: Option<String>,

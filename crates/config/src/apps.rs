@@ -168,6 +168,28 @@ fn portion(value: &Value<'_>) -> Option<Portion> {
     Some(Portion::Rate(rate))
 }
 
+/// `carry` and `relay` of all flows that no rule carries otherwise: whether they are bonded, and the only relay.
+pub(super) fn carry_all(section: &mut Section<'_>, world: &World) -> (bool, Option<String>) {
+    let written = section.take("carry");
+    let bonds = written.as_ref().and_then(|value| value.one_of(&[("direct", false), ("bond", true)])).unwrap_or_default();
+    let named = section.take("relay");
+    match (&written, &world.relays, &named) {
+        (Some(value), Some(relays), None) if bonds && relays.len() > 1 => {
+            let reason = format!("carry = \"bond\" names none of the joined relays {}", relays.join(", "));
+            value.reader.refuse(&value.span, reason, format!("write relay = \"{}\", or another of them", relays[0]));
+        }
+        (Some(value), Some(relays), None) if bonds && relays.is_empty() => {
+            let remedy = "run braid join with the invitation from a relay's operator; until then flows go direct";
+            value.reader.warn(&value.span, "no relay is joined, but carry = \"bond\" needs one", remedy);
+        }
+        _ => {}
+    }
+    if let Some(value) = named.as_ref().filter(|_| !bonds) {
+        value.reader.refuse(&value.span, "relay without carry = \"bond\" has no effect", "add carry = \"bond\", or remove relay");
+    }
+    (bonds, named.and_then(|value| relay(&value, world)))
+}
+
 /// How the flows are carried, the number of copies of each packet, and the only relay, if one is named.
 fn carry_settings(section: &mut Section<'_>, world: &World) -> (Carry, u8, Option<String>) {
     let written = section.take("carry");

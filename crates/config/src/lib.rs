@@ -93,6 +93,7 @@ fn document_of(mut section: Section<'_>, world: &World) -> Config {
     if let Some(scheduler) = section.take("scheduler").and_then(|value| value.one_of(&Scheduler::ALL.map(|one| (one.name(), one)))) {
         config.policy.scheduler = scheduler;
     }
+    (config.policy.bonds_all, config.policy.relay) = apps::carry_all(&mut section, world);
     if let Some(bond) = section.take("bond").and_then(|value| value.section("[bond]")) {
         config.policy.bond_scheduler = bond_scheduler(bond);
     }

@@ -38,6 +38,10 @@ pub struct Policy {
     pub scheduler: Scheduler,
     /// How bonds choose paths; `None`: [`BondScheduler::Weights`] under [`Scheduler::Operetta`], else [`BondScheduler::Midrr`].
     pub bond_scheduler: Option<BondScheduler>,
+    /// Whether flows that no rule carries otherwise are bonded while a relay is reachable.
+    pub bonds_all: bool,
+    /// The relay that carries them; `None`: any that is joined.
+    pub relay: Option<String>,
     /// Which flows of a program share one link; `None` selects by class ([`affinity`](Self::affinity)).
     pub affinity: Option<Affinity>,
     /// Expected size of a flow of an unknown application.
@@ -65,6 +69,8 @@ impl Default for Policy {
         Self {
             scheduler: Scheduler::default(),
             bond_scheduler: None,
+            bonds_all: false,
+            relay: None,
             affinity: None,
             default_demand: ByteCount::new(1_000_000),
             utility: UtilityRule::default(),
@@ -128,6 +134,12 @@ impl Policy {
             LinkKind::Vpn | LinkKind::Virtual => self.link_rule(device).is_some_and(|rule| rule.matcher.singles_out()),
             LinkKind::Loopback => false,
         }
+    }
+
+    /// The only relay that may carry a flow with this rule; `None`: any.
+    pub fn relay_of<'a>(&'a self, rule: Option<&'a AppRule>) -> Option<&'a str> {
+        let usual = || self.relay.as_deref().filter(|_| self.bonds_all && rule.is_none_or(|rule| rule.carry == Carry::Auto));
+        rule.and_then(|rule| rule.relay.as_deref()).or_else(usual)
     }
 
     /// How bonds choose paths.

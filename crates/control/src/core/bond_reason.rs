@@ -40,7 +40,7 @@ impl<S: Steering> Core<S> {
             class: flow.class,
             demand: flow.demand,
             direction: flow.direction,
-            reason: if peer_direct { "the server runs Braid itself".to_owned() } else { reason(rule) },
+            reason: if peer_direct { "the server runs Braid itself".to_owned() } else { self.carry_reason(rule, flow.class) },
         }
     }
 
@@ -50,17 +50,19 @@ impl<S: Steering> Core<S> {
         let place = explanation.rule.map(|rule| rule as usize - 1);
         let rule = place.and_then(|place| self.config.policy.apps.get(place));
         let redirect = place.and_then(|place| params.rules.get(rules::exclusions(&self.config.policy) + place)?.redirect);
-        let by_class = params.redirected.iter().any(|class| explanation.class.as_ref().is_some_and(|name| *name == class.to_string()));
+        let named = |class: &&Class| explanation.class.as_ref().is_some_and(|name| *name == class.to_string());
+        let by_class = params.redirected.iter().find(named).copied();
+        let (class, by_class) = (by_class.unwrap_or_default(), by_class.is_some());
         let asks_link = port == 53 && self.links.values().any(|link| link.facts.resolvers.contains(&destination));
         let redirected = redirect == Some(RedirectPolicy::Redirect) || redirect.is_none() && by_class;
         if redirected && asks_link {
             explanation.reason += "; the destination is a link's own resolver, which no peer can reach";
         } else if redirected && let Some(refused) = self.why_refused(now, rule, destination) {
-            explanation.reason += &format!("; {}, but {refused}, so it goes direct", reason(rule));
+            explanation.reason += &format!("; {}, but {refused}, so it goes direct", self.carry_reason(rule, class));
         } else if redirected {
             let alone = explanation.link.take().map(|link| format!("; without bonding it would go over {link}: {}", explanation.reason));
-            explanation.reason = format!("{}{}", reason(rule), alone.unwrap_or_default());
-            explanation.peer = rule.and_then(|rule| rule.relay.clone()).or_else(|| {
+            explanation.reason = format!("{}{}", self.carry_reason(rule, class), alone.unwrap_or_default());
+            explanation.peer = self.config.policy.relay_of(rule).map(str::to_owned).or_else(|| {
                 let refusing = self.refusing(now, destination);
                 self.peers.iter().find(|relay| !refusing.contains(relay)).cloned()
             });
@@ -72,15 +74,24 @@ impl<S: Steering> Core<S> {
         }
         explanation
     }
+
+    /// Why a flow of this class with this rule is bonded, as a clause.
+    fn carry_reason(&self, rule: Option<&AppRule>, class: Class) -> String {
+        let policy = &self.config.policy;
+        let duplicates = class == Class::RealTime && self.copies(rule, true) > 1;
+        match rule {
+            Some(rule) if rule.carry.needs_peer() => reason(rule),
+            _ if policy.bonds_all && !duplicates => {
+                let relay = policy.relay.as_ref().map(|relay| format!(" and relay = \"{relay}\"")).unwrap_or_default();
+                format!("the configuration sets carry = \"bond\"{relay} for all flows without another rule")
+            }
+            _ => "it is real-time, a relay is reachable and no link is metered, so each packet goes over two links".to_owned(),
+        }
+    }
 }
 
-fn reason(rule: Option<&AppRule>) -> String {
-    match rule {
-        Some(rule) if rule.carry.needs_peer() => {
-            let relay = rule.relay.as_ref().map(|relay| format!(" and relay = \"{relay}\"")).unwrap_or_default();
-            let unseen = "Braid sends its packets, so firewalls that filter by user or cgroup do not recognise them";
-            format!("the rule sets carry = \"{}\"{relay} ({unseen})", rule.carry.name())
-        }
-        _ => "it is real-time, a relay is reachable and no link is metered, so each packet goes over two links".to_owned(),
-    }
+fn reason(rule: &AppRule) -> String {
+    let relay = rule.relay.as_ref().map(|relay| format!(" and relay = \"{relay}\"")).unwrap_or_default();
+    let unseen = "Braid sends its packets, so firewalls that filter by user or cgroup do not recognise them";
+    format!("the rule sets carry = \"{}\"{relay} ({unseen})", rule.carry.name())
 }

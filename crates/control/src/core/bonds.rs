@@ -122,7 +122,7 @@ impl<S: Steering> Core<S> {
             exit,
             copies: self.copies(rule, flow.class == Class::RealTime),
             urgent: flow.class == Class::RealTime,
-            relay: rule.and_then(|rule| rule.relay.clone()),
+            relay: self.config.policy.relay_of(rule).map(str::to_owned),
             refusing: self.refusing(now, flow.remote.ip()),
             rule_expired,
         }

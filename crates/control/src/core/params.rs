@@ -77,16 +77,23 @@ impl<S: Steering> Core<S> {
             usable,
             backup,
             rules: rules::steer_rules(&self.in_force, &devices, &self.executables, (&self.peers, &self.clients), self.names.as_mut()),
-            // Real-time flows go over two links at once, unless a link is metered.
-            redirected: if self.peers.is_empty() || self.links.values().any(|link| link.rule.metered) {
-                Vec::new()
-            } else {
-                vec![Class::RealTime]
-            },
+            redirected: self.redirected_classes(),
             peer_direct: false,
         };
         params.peer_direct = self.wants_peer_direct(&params);
         params
+    }
+
+    /// The classes whose flows are bonded without a rule.
+    fn redirected_classes(&self) -> Vec<Class> {
+        let policy = &self.config.policy;
+        let reached = policy.relay.as_ref().map_or(!self.peers.is_empty(), |relay| self.peers.contains(relay));
+        if policy.bonds_all && reached {
+            return vec![Class::Unclassified, Class::RealTime, Class::Browser, Class::Bulk];
+        }
+        // Real-time flows go over two links at once, unless a link is metered.
+        let duplicates = !self.peers.is_empty() && self.links.values().all(|link| !link.rule.metered);
+        if duplicates { vec![Class::RealTime] } else { Vec::new() }
     }
 
     fn steer_link(&self, link: &Link, step: u64, price: u64, now: Time) -> SteerLink {

@@ -130,6 +130,9 @@ impl<S: Steering> Core<S> {
             affinity: policy.affinity.map(|affinity| affinity_name(affinity).to_owned()),
             utility: (policy.scheduler == Scheduler::Operetta).then(|| super::energy::utility_text(&policy.utility)),
             utility_setting: Some(super::energy::utility_view(&policy.utility)),
+            carry: Some(if policy.bonds_all { "bond" } else { "direct" }.to_owned()),
+            relay: policy.relay.clone(),
+            lan: policy.lan.clone(),
             bond_scheduler: policy.bond_scheduler.map(|scheduler| scheduler.name().to_owned()),
             bond_copies: match policy.bond_scheduler {
                 Some(BondScheduler::Redundant(copies)) => Some(copies),
