@@ -37,6 +37,9 @@
 /* While a connect moves from one link to another, the second byte of its mark contains the slot that it leaves, plus one. */
 #define BRAID_MOVE_MASK 0xFFFF0000u
 
+/* Mark of packets of clients that the daemon takes: a firewall rule hands them to its transparent sockets (`decide::gateway`). */
+#define BRAID_CARRIER_MARK (BRAID_MARK_BASE | 0xfe)
+
 /* Time without an answer after which a SYN is sent again over another link. The kernel itself sends it again after a second. */
 #define BRAID_UNANSWERED_NS 500000000ull
 
@@ -203,6 +206,7 @@ struct braid_affinity_value {
 
 #define BRAID_FLOW_MOVING 8u /* its connect was moved to another link: the socket has a mark and is unbound until it is answered */
 
+#define BRAID_FLOW_CARRIED 128u /* forwarded: handed to the daemon, which bonds it or opens it anew over a link; in no link's load */
 #define BRAID_FLOW_STRICT 64u /* its rule restricts the links: its destination is no probe target, since probes use every link */
 
 /* Forwarded TCP: one end has closed its direction. */
@@ -287,6 +291,8 @@ struct braid_redirection {
 	__u16 port6; /* at ::1, for sockets that accept no IPv4 */
 	__u16 datagrams4; /* 0: no datagrams are redirected */
 	__u16 datagrams6; /* at ::1, for connected sockets */
+	__u16 clients; /* 1: the daemon takes connections and datagrams of clients of the gateway */
+	__u16 pad[3];
 };
 
 #define BRAID_ARRIVAL_UNCONNECTED 1u

@@ -360,7 +360,7 @@ __attribute__((noinline)) int judge(struct request *request, __u32 bank)
 	return GO_ON;
 }
 
-/* The same for a forwarded flow, whose class is set. It goes direct. */
+/* The same for a forwarded flow, whose class is set. */
 __attribute__((noinline)) int judge_forwarded(struct request *request, __u32 bank)
 {
 	const struct braid_params *now = bpf_map_lookup_elem(&params, &bank);
@@ -378,8 +378,14 @@ __attribute__((noinline)) int judge_forwarded(struct request *request, __u32 ban
 		return FAIL;
 	if (!request->allowed)
 		return LEAVE_ALONE;
+	request->redirect = (now->redirected_classes >> (request->class_ & 31)) & 1;
+	if (rule && (rule->actions & (BRAID_DO_REDIRECT | BRAID_DO_DIRECT)))
+		request->redirect = !!(rule->actions & BRAID_DO_REDIRECT);
 	__builtin_memcpy(remote.word, request->remote, sizeof(remote.word));
-	pin_to_resolver(request, &remote);
+	if (request->redirect)
+		request->redirect = !bpf_map_lookup_elem(&bypass, &remote);
+	if (pin_to_resolver(request, &remote))
+		request->redirect = 0; /* a network's resolver often answers only clients of that network */
 	set_expected_demand(now, request, learnt_of(request));
 	return GO_ON;
 }

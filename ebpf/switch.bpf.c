@@ -4,7 +4,8 @@
  *
  *   from_lan  packets from clients. The first packet of a flow gets its link by the same policy, rule and load table as a connect. Every packet of the
  *             flow gets the link's mark, which Braid's routing rules match. The kernel forwards the packets and translates their addresses: it follows the
- *             user's firewall, finds free ports, and translates fragments and ICMP errors.
+ *             user's firewall, finds free ports, and translates fragments and ICMP errors. TCP and UDP flows that are to be bonded get another mark,
+ *             and go to the daemon.
  *   to_lan    packets to clients: counts them and follows the state of TCP.
  *
  * Fail open: without a live daemon, and for flows that do not fit into the table, packets follow the system's routes.
@@ -216,6 +217,17 @@ enum outcome { OUTCOME_NEXT, OUTCOME_FLOW, OUTCOME_DROP };
 /* A request, outside the stack, which has no room for it. Programs at tc do not interrupt each other on one CPU. */
 MAP(forward_request, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, struct request, 1, 0);
 
+/* Whether the daemon takes this flow. */
+BRAID_INLINE _Bool is_carried(const struct request *request)
+{
+	__u32 zero = 0;
+	struct braid_redirection *open = bpf_map_lookup_elem(&redirection, &zero);
+
+	if (!request->redirect || (request->protocol != IPPROTO_TCP && request->protocol != IPPROTO_UDP))
+		return 0;
+	return open && open->clients && !is_heavy(request->user);
+}
+
 /* Gives a new flow its link, and an entry in the table. */
 static __attribute__((noinline)) int start_forwarded(struct request *request, const struct braid_forward_key *packet_key, __u32 bank)
 {
@@ -223,6 +235,7 @@ static __attribute__((noinline)) int start_forwarded(struct request *request, co
 	struct braid_forward_key key = *packet_key;
 	__u32 port = request->port;
 	struct braid_flow *flow;
+	_Bool carried;
 	__u8 *known;
 	int judgement;
 
@@ -240,16 +253,26 @@ static __attribute__((noinline)) int start_forwarded(struct request *request, co
 		return request->strict ? OUTCOME_DROP : OUTCOME_NEXT;
 	}
 	flow = bpf_map_lookup_elem(&forwarded, &key);
-	if (!flow || choose(request, bank, 1)) {
+	carried = is_carried(request);
+	if (!flow || (!carried && choose(request, bank, 1))) {
 		bpf_map_delete_elem(&forwarded, &key);
 		return request->strict ? OUTCOME_DROP : OUTCOME_NEXT;
 	}
-	fill(flow, now, request, request->id, BRAID_FLOW_PENDING);
-	flow->reserved = request->demand;
+	fill(flow, now, request, request->id, BRAID_FLOW_PENDING | (carried ? BRAID_FLOW_CARRIED : 0));
+	flow->reserved = carried ? 0 : request->demand;
 	__asm__ volatile("" ::: "memory");
 	flow->flags &= ~BRAID_FLOW_PENDING;
-	count(BRAID_COUNT_FORWARDED);
+	count(carried ? BRAID_COUNT_REDIRECTED : BRAID_COUNT_FORWARDED);
 	return OUTCOME_FLOW;
+}
+
+/* Ends a flow. One that the daemon carries is in no load, and the daemon reports its end. */
+BRAID_INLINE void end_forwarded(const struct braid_forward_key *key, struct braid_flow *flow)
+{
+	if (flow->flags & BRAID_FLOW_CARRIED)
+		flow->flags |= BRAID_FLOW_MARKER;
+	else
+		end_flow(NULL, key, flow, flow->id);
 }
 
 /* Ends a flow whose entry is to be used again. */
@@ -257,7 +280,7 @@ BRAID_INLINE void forget(const struct braid_forward_key *packet_key, struct brai
 {
 	struct braid_forward_key key = *packet_key;
 
-	end_flow(NULL, &key, flow, flow->id);
+	end_forwarded(&key, flow);
 	dismiss_client(&key);
 	bpf_map_delete_elem(&forwarded, &key);
 }
@@ -271,6 +294,8 @@ BRAID_INLINE _Bool begins_anew(const struct braid_flow *flow, const struct packe
 	const struct braid_slot *slot = &now->slots[flow->slot & (BRAID_MAX_LINKS - 1)];
 	_Bool usable = (now->usable[packet->family == 6] >> (flow->slot & (BRAID_MAX_LINKS - 1))) & 1 && slot->ifindex == flow->ifindex;
 
+	/* Its link is the daemon's concern. */
+	usable |= !!(flow->flags & BRAID_FLOW_CARRIED);
 	if (packet->key.protocol != IPPROTO_TCP)
 		return !usable || (flow->flags & BRAID_FLOW_MARKER);
 	if ((packet->flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
@@ -293,7 +318,7 @@ BRAID_INLINE void follow_end(struct braid_flow *flow, const struct packet *packe
 	if (packet->flags & TCP_FIN)
 		flow->flags |= closed;
 	if ((packet->flags & TCP_RST) || !(~flow->flags & (BRAID_FLOW_CLIENT_CLOSED | BRAID_FLOW_SERVER_CLOSED)))
-		end_flow(NULL, &packet->key, flow, flow->id);
+		end_forwarded(&packet->key, flow);
 }
 
 SEC("classifier")
@@ -333,7 +358,8 @@ int braid_from_lan(struct __sk_buff *skb)
 		request->app.exe.device = BRAID_CLIENT_DEVICE;
 		request->time = time;
 		request->id = next_id();
-		request->user = BRAID_NO_SLOT;
+		/* A number for the limits per user. Users have smaller ones. */
+		request->user = 1u << 31 | packet.key.client[3];
 		request->process = skb->ingress_ifindex;
 		request->port = packet.key.remote_port;
 		request->family = packet.family;
@@ -345,7 +371,7 @@ int braid_from_lan(struct __sk_buff *skb)
 		flow = bpf_map_lookup_elem(&forwarded, &packet.key);
 		if (!flow)
 			return TC_NEXT;
-	} else if (packet.key.protocol == IPPROTO_TCP && !flow->answered && (packet.flags & TCP_SYN)) {
+	} else if (packet.key.protocol == IPPROTO_TCP && !(flow->answered | (flow->flags & BRAID_FLOW_CARRIED)) && (packet.flags & TCP_SYN)) {
 		/* The client sends its SYN again. */
 		flow->resent++;
 		record_timeout(flow, (flow->resent - 1) | 1u << 31);
@@ -353,7 +379,7 @@ int braid_from_lan(struct __sk_buff *skb)
 	count_forwarded(flow, &flow->tx, skb->len);
 	follow_end(flow, &packet, BRAID_FLOW_CLIENT_CLOSED);
 	if (!skb->mark)
-		skb->mark = now->slots[flow->slot & (BRAID_MAX_LINKS - 1)].mark;
+		skb->mark = flow->flags & BRAID_FLOW_CARRIED ? BRAID_CARRIER_MARK : now->slots[flow->slot & (BRAID_MAX_LINKS - 1)].mark;
 	return TC_NEXT;
 }
 
@@ -361,6 +387,8 @@ int braid_from_lan(struct __sk_buff *skb)
 static __attribute__((noinline)) int record_forwarded_answer(struct braid_flow *flow)
 {
 	flow->answered = 1;
+	if (flow->flags & BRAID_FLOW_CARRIED)
+		return 0;
 	record_answer_at(flow, bpf_ktime_get_ns());
 	return 0;
 }
@@ -410,8 +438,8 @@ int braid_forwarded(struct bpf_iter__bpf_map_elem *ctx)
 	established = flow->protocol == IPPROTO_TCP && flow->answered;
 	/* Signed, because a packet may be counted in the meantime. */
 	if ((__s64)idle > (__s64)(established ? FORWARDED_TCP_IDLE_NS : FORWARDED_IDLE_NS))
-		end_flow(NULL, key, flow, flow->id);
-	else
+		end_forwarded(key, flow);
+	else if (!(flow->flags & BRAID_FLOW_CARRIED))
 		refresh(flow, flow->id, flow->rx + flow->tx, flow->last, row.read_at);
 	row.flow = *flow;
 	row.rx = row.flow.rx;

@@ -321,40 +321,6 @@ fn new_connections_of_devices_leave_a_dark_link() {
     }
 }
 
-/// Sends a datagram every 10 ms from one port of a device to an echo server, and calls `cut` after a second. Returns the longest time without an answer,
-/// and the share of the datagrams of the last second that were answered.
-fn call(lab: &Lab, device: usize, to: SocketAddr, span: Duration, cut: impl FnOnce() + Send) -> (Duration, f64) {
-    const EVERY: Duration = Duration::from_millis(10);
-    let begin = Instant::now();
-    let talk = || {
-        let socket = UdpSocket::bind(if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }).unwrap();
-        socket.connect(to).unwrap();
-        let (mut last, mut gap, mut answered) = (begin, Duration::ZERO, 0);
-        for number in 0.. {
-            let at = EVERY * number;
-            if at >= span {
-                break;
-            }
-            let _ = socket.send(&[0; 200]);
-            while let Some(left) = (EVERY * (number + 1)).checked_sub(begin.elapsed()).filter(|left| !left.is_zero()) {
-                socket.set_read_timeout(Some(left)).unwrap();
-                if socket.recv(&mut [0; 300]).is_ok() {
-                    gap = gap.max(last.elapsed());
-                    last = Instant::now();
-                    answered += u32::from(begin.elapsed() + Duration::from_secs(1) > span);
-                }
-            }
-        }
-        (gap.max(last.elapsed()), f64::from(answered) / 100.0)
-    };
-    thread::scope(|scope| {
-        let talk = scope.spawn(|| lab.device(device).run(talk).unwrap());
-        thread::sleep(Duration::from_secs(1));
-        cut();
-        talk.join().unwrap()
-    })
-}
-
 #[test]
 fn a_call_of_a_device_continues_over_the_other_link() {
     if !able() {

@@ -94,10 +94,13 @@ impl Daemon<'_> {
 
     /// Sets up the system's part of the gateway, or removes it.
     pub(super) fn apply_gateway(&mut self, plan: Option<GatewayPlan>) {
+        let clients = self.redirect.as_ref().and_then(|redirect| redirect.clients()).map(|clients| clients.ports()).unwrap_or_default();
         let applied = match &plan {
-            Some(plan) => gateway::apply(plan),
+            Some(plan) => gateway::apply(&GatewayPlan { clients, ..plan.clone() }),
             None => gateway::sweep().map(drop),
         };
+        // Without the rules, marked packets would reach no socket.
+        self.peers.take_clients(plan.is_some() && applied.is_ok());
         self.unapplied_gateway = applied.is_err().then(|| (plan, now() + RETRY_AFTER));
         self.log_and_retry("cannot set up the gateway", applied);
     }

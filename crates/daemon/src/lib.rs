@@ -186,7 +186,13 @@ async fn live(
     if !config.policy.lan.is_empty() {
         steering.load_switch();
     }
-    let redirect = steering.redirect().map_err(|error| tracing::warn!("bonding is not available: {error}")).ok().map(Arc::new);
+    let mut redirect = steering.redirect().map_err(|error| tracing::warn!("bonding is not available: {error}")).ok();
+    if let Some(redirect) = redirect.as_mut().filter(|_| !config.policy.lan.is_empty())
+        && let Err(error) = redirect.open_for_clients()
+    {
+        tracing::warn!("flows of the gateway's clients are not bonded: {error}");
+    }
+    let redirect = redirect.map(Arc::new);
     // The watchdog releases limited flows if this process dies or hangs.
     watch_shapes(&steering, watchdog)?;
     let events = steering.ready().context("cannot wait for the BPF programs' events")?;

@@ -8,13 +8,14 @@ use braid_control::RequestError;
 use braid_control::core::{PathEvent, ServerEvent};
 use braid_control::steering::SteeringError;
 use braid_decide::detection::DetectionAnswer;
-use braid_model::{FlowId, Time};
+use braid_model::{FlowId, Protocol, Time};
+use braid_platform::linux::bpf::redirect::Redirected;
 use braid_platform::linux::netlink::firewall::CHANGED;
 use braid_platform::linux::sys::bpf::now;
 use braid_transport::client::PathChange;
 
-use super::Daemon;
 use super::system::unix;
+use super::{Daemon, STEERING};
 use crate::peers::Change;
 use crate::peers::redirected::Arrival;
 
@@ -94,9 +95,11 @@ impl Daemon<'_> {
     pub(super) fn on_arrival(&mut self, arrival: Arrival) {
         // The program may be new: its start event is still in the ring.
         self.take_events();
+        let Some(arrival) = self.identify(arrival) else { return };
         let facts = match &arrival {
             Arrival::Connection(redirected) => &redirected.flow,
             Arrival::Datagram(_, facts, _) => facts,
+            Arrival::Client(..) | Arrival::ClientDatagram(..) => return,
         };
         if let Arrival::Connection(redirected) = &arrival
             && self.core.hold(now(), &redirected.flow)
@@ -106,6 +109,28 @@ impl Daemon<'_> {
             return;
         }
         self.carry(arrival, None);
+    }
+
+    /// Adds what the switch knows about a client's flow. `None` if it does not know the flow: a connection is reset then.
+    fn identify(&mut self, arrival: Arrival) -> Option<Arrival> {
+        let (protocol, client, remote) = match &arrival {
+            Arrival::Connection(_) | Arrival::Datagram(..) => return Some(arrival),
+            Arrival::Client(_, client, remote) => (Protocol::Tcp, *client, *remote),
+            Arrival::ClientDatagram(exchange, _) => {
+                let (client, remote) = exchange.client()?;
+                (Protocol::Udp, client, remote)
+            }
+        };
+        let known = self.core.steering().carried(protocol, client, remote);
+        let Some(flow) = self.log_and_retry(STEERING, known).flatten() else {
+            arrival.refuse();
+            return None;
+        };
+        match arrival {
+            Arrival::Client(stream, ..) => Some(Arrival::Connection(Box::new(Redirected { stream, flow }))),
+            Arrival::ClientDatagram(exchange, payload) => Some(Arrival::Datagram(exchange, Box::new(flow), payload)),
+            arrival => Some(arrival),
+        }
     }
 
     /// Lets held connections go on: bonded, if their host has answered, or directly.
@@ -126,6 +151,7 @@ impl Daemon<'_> {
         let facts = match &arrival {
             Arrival::Connection(redirected) => &redirected.flow,
             Arrival::Datagram(_, facts, _) => facts,
+            Arrival::Client(..) | Arrival::ClientDatagram(..) => return,
         };
         if let Some(reason) = self.core.owner_filter()
             && facts.held
@@ -151,7 +177,7 @@ impl Daemon<'_> {
             (Arrival::Datagram(exchange, facts, payload), Some(redirect)) => {
                 self.peers.exchange(redirect.clone(), (exchange, *facts, payload), application, &policy, server)
             }
-            (Arrival::Datagram(..), None) => None,
+            (Arrival::Datagram(..) | Arrival::Client(..) | Arrival::ClientDatagram(..), _) => None,
         };
         if let Some(id) = id {
             self.peers.set_bond_reason(id, bond_reason);

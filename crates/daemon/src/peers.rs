@@ -537,6 +537,11 @@ impl Peers {
         redirected::take(redirect, self.exchanges.clone(), self.flow_limits.clone())
     }
 
+    /// Sets whether flows of the gateway's clients that are to be bonded are handed to the daemon.
+    pub(crate) fn take_clients(&self, takes: bool) {
+        self.flow_limits.take_clients(takes);
+    }
+
     /// `GET /v1/peers`: relays, then servers. `known` lists the hosts that are known to run Braid.
     pub fn views(&self, known: &[(IpAddr, HostStatus<PublicKey>, Option<String>)]) -> Vec<PeerView> {
         let relay = |known: &JoinedRelay| {
@@ -662,9 +667,9 @@ impl Peers {
             tx_bytes: Some(by_link.iter().map(|link| link.tx_bytes).sum()),
             rtt_us: None,
             age_ms: Some(now.since(bonded.started).as_millis() as u64),
-            name: Some(bonded.app.name.clone()),
-            pid: Some(bonded.process),
-            user: Some(bonded.user),
+            name: bonded.app.client_address().is_none().then(|| bonded.app.name.clone()),
+            pid: bonded.app.client_address().is_none().then_some(bonded.process),
+            user: bonded.app.client_address().is_none().then_some(bonded.user),
             cgroup: None,
             class: bonded.bond_reason.as_ref().map(|bond_reason| bond_reason.class.to_string()),
             demand_bytes: bonded.bond_reason.as_ref().map(|bond_reason| bond_reason.demand.get()),
@@ -673,7 +678,7 @@ impl Peers {
             rule: bonded.bond_reason.as_ref().and_then(|bond_reason| bond_reason.rule),
             energy_j: bonded.cost.energy.total().map(Joules::get),
             peer: Some(bonded.peer.clone()),
-            client: None,
+            client: bonded.app.client_address().map(|client| client.to_string()),
             by_link,
         }
     }

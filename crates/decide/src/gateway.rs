@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 use braid_model::PerFamily;
 use ipnet::IpNet;
 
-use crate::tables::{MARK_BASE, MARK_MASK};
+use crate::tables::{CARRIER_MARK, MARK_BASE, MARK_MASK};
 
 /// The table with the rules, of family `inet`.
 pub const TABLE: &str = "braid_gateway";
@@ -38,9 +38,20 @@ pub struct GatewayPlan {
     pub ipv6: bool,
     /// Rules in the order in which they are tried; the first that matches applies. Those with `links` hold even while the daemon does not run.
     pub rules: Vec<ForwardRule>,
+    /// Ports on loopback at which the daemon takes flows of clients that it carries itself, which have [`CARRIER_MARK`](crate::tables::CARRIER_MARK).
+    pub clients: ClientPorts,
     /// Families in which this machine forwarded nothing before: new connections that arrive over a link are dropped, unless a firewall rule of the
     /// system forwards their port (DNAT). The platform sets this when it turns forwarding on.
     pub closed: PerFamily<bool>,
+}
+
+/// Ports of the daemon's transparent sockets, by family; `None`: without this family or protocol.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ClientPorts {
+    /// Ports that take connections.
+    pub connections: PerFamily<Option<u16>>,
+    /// Ports that take datagrams.
+    pub datagrams: PerFamily<Option<u16>>,
 }
 
 /// A rule for packets from the LAN that match every condition.
@@ -85,6 +96,18 @@ pub fn ruleset(plan: &GatewayPlan) -> Result<String, UnusableName> {
         lines.push(format!("iifname {lan} meta mark {ours} meta mark set 0"));
     }
     lines.push(format!("ct mark {ours} meta mark set ct mark"));
+    if let Some(lan) = set(&lan) {
+        for (protocol, ports) in [("tcp", plan.clients.connections), ("udp", plan.clients.datagrams)] {
+            let taken = |family, address, port: Option<u16>| {
+                let port = port?;
+                let packets = format!("iifname {lan} meta mark {CARRIER_MARK:#x} meta nfproto {family} meta l4proto {protocol}");
+                let tproxy = if family == "ipv4" { "tproxy ip" } else { "tproxy ip6" };
+                Some(format!("{packets} {tproxy} to {address}:{port}"))
+            };
+            lines.extend(taken("ipv4", "127.0.0.1", ports.v4));
+            lines.extend(taken("ipv6", "[::1]", ports.v6));
+        }
+    }
     lines.extend(["}", "chain forward {", "type filter hook forward priority filter - 1; policy accept;"].map(String::from));
     if let Some(lan_set) = set(&lan) {
         lines.push(format!("iifname {lan_set} fib saddr . iif oif missing counter drop comment \"source is not on this LAN\""));

@@ -5,6 +5,7 @@
 //! | priority | rule | reason |
 //! |---|---|---|
 //! | 32763 | `from ADDR to SUBNET lookup T` | two links on one subnet: each reaches and answers its neighbours from its own address |
+//! | 32763 | `iif LAN fwmark CARRIER lookup` a table that makes everything local | what the daemon takes from the gateway's clients |
 //! | 32763 | `from ADDR fwmark MOVED unreachable` | IPv4: a connect that moves to another link must find that its old source address has no route |
 //! | 32764 | `oif DEVICE lookup main` | IPv4, without foreign rules at 32764 or 32765: bound sockets need one lookup; a TCP connect makes three |
 //! | 32764 | `lookup main suppress_prefixlength 0` | specific routes take precedence over the links' default routes |
@@ -63,6 +64,43 @@ const LEFT_MASK: u32 = 0xFFFF_FF00;
 /// Whether `mark` is one of Braid's, for any slot.
 pub const fn is_ours(mark: u32) -> bool {
     mark & MARK_MASK == MARK_BASE && mark & !MARK_MASK != 0
+}
+
+/// The mark of packets of the gateway's clients that the daemon takes (`BRAID_CARRIER_MARK`).
+pub const CARRIER_MARK: u32 = MARK_BASE | 0xFE;
+/// The table that makes every destination local, for such packets.
+const CARRIER_TABLE: u32 = TABLE_BASE + TABLES - 1;
+/// The loopback device, the first of every network namespace.
+const LOOPBACK: LinkIndex = LinkIndex(1);
+
+/// The rules and the route that deliver packets with [`CARRIER_MARK`] from the LAN devices to this machine, whatever their destination.
+///
+/// The rules name the devices, because a reverse path filter that considers marks would find the packets' sources local too.
+pub fn carrier(family: Family, lan: &[String]) -> (Vec<RuleFacts>, RouteFacts) {
+    let rule = |device: &String| RuleFacts {
+        mark: Some((CARRIER_MARK, u32::MAX)),
+        input: Some(device.clone()),
+        ..rule(family, PRIORITY_SHARED_SUBNET, CARRIER_TABLE)
+    };
+    let rules = lan.iter().map(rule).collect();
+    let route = RouteFacts {
+        table: CARRIER_TABLE,
+        destination: everything(family),
+        kind: RouteKind::Local,
+        metric: metric(family, 0),
+        hops: vec![NextHop { device: LOOPBACK, gateway: None, dead: false }],
+        source: None,
+        conditional: false,
+        ours: true,
+    };
+    (rules, route)
+}
+
+fn everything(family: Family) -> IpNet {
+    match family {
+        Family::V4 => IpNet::V4(Default::default()),
+        Family::V6 => IpNet::V6(Default::default()),
+    }
 }
 
 /// The exact set of rules and routes that Braid must have in the kernel.
@@ -183,10 +221,7 @@ fn routes(slot: usize, facts: &LinkFacts, family: Family, subnets: &[IpNet]) -> 
     for subnet in subnets {
         routes.push(route(*subnet, None, metric(family, 0)));
     }
-    let everything = match family {
-        Family::V4 => IpNet::V4(Default::default()),
-        Family::V6 => IpNet::V6(Default::default()),
-    };
+    let everything = everything(family);
     for default in facts.gateways.get(family) {
         let route = route(everything, default.gateway, metric(family, default.metric));
         // Of two gateways with one metric the kernel uses one, and it refuses the second route because it exists already.

@@ -2,6 +2,7 @@
 
 pub mod battery;
 pub mod bpf;
+pub mod client_sockets;
 pub mod doctor;
 pub mod gateway;
 pub mod leases;

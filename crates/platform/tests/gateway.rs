@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use braid_decide::gateway::{ForwardRule, GatewayPlan, ruleset};
+use braid_decide::gateway::{ClientPorts, ForwardRule, GatewayPlan, ruleset};
 use braid_decide::tables;
 use braid_model::PerFamily;
 use braid_platform::linux::gateway::{self, GatewayError};
@@ -655,7 +655,17 @@ fn nft_accepts_the_rules_and_takes_names_literally() {
         }
     }
     let closed = PerFamily { v4: true, v6: true };
-    let all = GatewayPlan { lan: odd.clone(), links: odd.clone(), ipv6: true, rules: strict.clone(), closed };
+    let all = GatewayPlan {
+        lan: odd.clone(),
+        links: odd.clone(),
+        ipv6: true,
+        rules: strict.clone(),
+        clients: ClientPorts {
+            connections: PerFamily { v4: Some(4001), v6: Some(4002) },
+            datagrams: PerFamily { v4: Some(4003), v6: Some(4004) },
+        },
+        closed,
+    };
     let plans = [
         all.clone(),
         GatewayPlan::default(),

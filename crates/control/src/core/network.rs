@@ -44,7 +44,13 @@ impl<S: Steering> Core<S> {
     fn update_tables(&mut self, now: Time) -> Result<(), SteeringError> {
         let steered: BTreeMap<_, _> =
             self.links.iter().filter(|(_, link)| link.refused.is_none()).map(|(index, link)| (index, link.slot)).collect();
-        let plan = tables::plan(&self.network, &steered);
+        let mut plan = tables::plan(&self.network, &steered);
+        if !self.in_force.lan.is_empty() {
+            for (rules, route) in Family::ALL.map(|family| tables::carrier(family, &self.in_force.lan)) {
+                plan.rules.extend(rules);
+                plan.routes.push(route);
+            }
+        }
         if self.plan.as_ref() != Some(&plan) {
             self.actions.plan = Some(plan.clone());
             self.plan = Some(plan);

@@ -139,6 +139,15 @@ impl FlowLimits {
         }
     }
 
+    /// Sets whether flows of the gateway's clients are handed to the daemon.
+    pub(super) fn take_clients(&self, takes: bool) {
+        let inner = self.lock();
+        if let Some(redirect) = &inner.redirect {
+            redirect.take_clients(takes);
+            inner.set_gate();
+        }
+    }
+
     /// Last value of [`set_exhausted`](Self::set_exhausted).
     pub(super) fn is_exhausted(&self) -> bool {
         self.lock().exhausted
@@ -174,18 +183,26 @@ impl Inner {
         }
     }
 
+    /// Whether new flows may be redirected.
+    fn is_open(&self) -> bool {
+        !self.exhausted && !self.counts.full
+    }
+
     /// Turns redirection of new flows on or off.
     fn update_gate(&self) {
-        let Some(redirect) = &self.redirect else { return };
-        let open = !self.exhausted && !self.counts.full;
-        match open {
+        match self.is_open() {
             true => tracing::info!("new flows can be bonded again"),
             false => tracing::warn!(
                 "no more flows can be bonded: {} flows are bonded, and each may need two open files (raise LimitNOFILE= of the service, or ulimit -Hn); new flows go direct",
                 self.counts.all
             ),
         }
-        if let Err(error) = redirect.set_ready(if open { Taking::All } else { Taking::Nothing }) {
+        self.set_gate();
+    }
+
+    fn set_gate(&self) {
+        let Some(redirect) = &self.redirect else { return };
+        if let Err(error) = redirect.set_ready(if self.is_open() { Taking::All } else { Taking::Nothing }) {
             tracing::warn!("{error}");
         }
     }

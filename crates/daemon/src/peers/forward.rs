@@ -41,6 +41,8 @@ pub(crate) struct Exchanges(Arc<Mutex<ExchangeTable>>);
 struct ExchangeTable {
     /// Forwarders with their numbers. The number distinguishes a restarted exchange from the one that ended.
     forwarders: BTreeMap<ExchangeKey, (u64, Arc<Forwarder>)>,
+    /// For how long each exchange of a client has been idle.
+    idle: BTreeMap<ExchangeKey, Duration>,
     last: u64,
 }
 
@@ -78,6 +80,23 @@ impl Exchanges {
         {
             flow.reset(0);
         }
+    }
+
+    /// Removes the exchanges of the gateway's clients that were idle for too long: no socket of theirs shows their end. Call it every `interval`.
+    pub(crate) fn forget_idle_clients(&self, interval: Duration) {
+        let idle: Vec<ExchangeKey> = {
+            let mut table = self.lock();
+            let ExchangeTable { forwarders, idle, .. } = &mut *table;
+            idle.retain(|exchange, _| forwarders.contains_key(exchange));
+            for (exchange, (_, forwarder)) in forwarders.iter().filter(|(exchange, _)| exchange.client().is_some()) {
+                let since = idle.entry(*exchange).or_default();
+                // A direct exchange ends by itself, and uses this flag for it.
+                let used = matches!(forwarder.by, UdpExchange::Direct(_)) || forwarder.sent.swap(false, Ordering::Relaxed);
+                *since = if used { Duration::ZERO } else { *since + interval };
+            }
+            idle.iter().filter(|(_, since)| **since >= IDLE_TIMEOUT).map(|(exchange, _)| *exchange).collect()
+        };
+        idle.iter().for_each(|exchange| self.forget(exchange));
     }
 
     /// Sets the forwarder of an exchange; returns the forwarder's number.

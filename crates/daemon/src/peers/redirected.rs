@@ -1,6 +1,7 @@
 //! Accepts redirected flows on separate tasks and passes them to the daemon.
 
 use std::fs::File;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use braid_control::steering::RedirectedFlow;
 use braid_platform::linux::bpf::redirect::{ExchangeKey, Redirect, Redirected, Taking};
 use braid_platform::linux::sys::bpf::now;
 use bytes::Bytes;
+use tokio::net::TcpStream;
 use tokio::sync::mpsc;
 
 use super::flow_limits::FlowLimits;
@@ -30,13 +32,19 @@ pub(crate) enum Arrival {
     Connection(Box<Redirected>),
     /// The first datagram of an exchange.
     Datagram(ExchangeKey, Box<RedirectedFlow>, Bytes),
+    /// A connection of a client of the gateway to a remote host.
+    Client(TcpStream, SocketAddr, SocketAddr),
+    /// The first datagram of an exchange of a client.
+    ClientDatagram(ExchangeKey, Bytes),
 }
 
 impl Arrival {
     /// Resets a connection. A datagram is lost.
     pub(crate) fn refuse(self) {
-        if let Self::Connection(redirected) = self {
-            refuse(&redirected.stream);
+        match self {
+            Self::Connection(redirected) => refuse(&redirected.stream),
+            Self::Client(stream, ..) => refuse(&stream),
+            Self::Datagram(..) | Self::ClientDatagram(..) => {}
         }
     }
 }
@@ -49,6 +57,10 @@ pub(super) fn take(redirect: Arc<Redirect>, exchanges: Exchanges, flow_limits: F
         // Keep the channel open: a closed one would end the daemon's branch.
         tokio::spawn(async move { send.closed().await });
         return receive;
+    }
+    if redirect.clients().is_some() {
+        tokio::spawn(take_client_connections(redirect.clone(), send.clone()));
+        tokio::spawn(take_client_datagrams(redirect.clone(), exchanges.clone(), send.clone()));
     }
     tokio::spawn(take_connections(redirect.clone(), flow_limits, send.clone()));
     tokio::spawn(sweep(redirect.clone(), exchanges.clone(), send.clone()));
@@ -80,6 +92,47 @@ async fn take_connections(redirect: Arc<Redirect>, flow_limits: FlowLimits, send
     }
 }
 
+async fn take_client_connections(redirect: Arc<Redirect>, send: mpsc::Sender<Arrival>) {
+    let Some(clients) = redirect.clients() else { return };
+    loop {
+        let accepted = tokio::select! {
+            accepted = clients.accept() => accepted,
+            () = send.closed() => return,
+        };
+        match accepted {
+            Ok((stream, client, remote)) => drop(send.send(Arrival::Client(stream, client, remote)).await),
+            Err(error) => {
+                tracing::warn!("cannot accept a client's connection: {error}");
+                tokio::time::sleep(ERROR_PAUSE).await;
+            }
+        }
+    }
+}
+
+async fn take_client_datagrams(redirect: Arc<Redirect>, exchanges: Exchanges, send: mpsc::Sender<Arrival>) {
+    let Some(clients) = redirect.clients() else { return };
+    let mut buffer = vec![0; 65_536];
+    loop {
+        let received = tokio::select! {
+            received = clients.receive(&mut buffer) => received,
+            () = send.closed() => return,
+        };
+        match received {
+            Ok((length, client, remote)) => {
+                let exchange = ExchangeKey::of_client(client, remote);
+                let payload = Bytes::copy_from_slice(&buffer[..length.min(buffer.len())]);
+                if !exchanges.send(&exchange, payload.clone()) {
+                    let _ = send.send(Arrival::ClientDatagram(exchange, payload)).await;
+                }
+            }
+            Err(error) => {
+                tracing::warn!("cannot receive a client's datagram: {error}");
+                tokio::time::sleep(ERROR_PAUSE).await;
+            }
+        }
+    }
+}
+
 /// Whether a few more file descriptors are available.
 fn has_room() -> bool {
     (0..MIN_FREE_FILES).map(|_| File::open("/dev/null")).collect::<Result<Vec<_>, _>>().is_ok()
@@ -93,7 +146,10 @@ async fn sweep(redirect: Arc<Redirect>, exchanges: Exchanges, send: mpsc::Sender
             () = send.closed() => return,
         }
         match redirect.sweep(now()) {
-            Ok(swept) => swept.exchanges.iter().for_each(|exchange| exchanges.forget(exchange)),
+            Ok(swept) => {
+                swept.exchanges.iter().for_each(|exchange| exchanges.forget(exchange));
+                exchanges.forget_idle_clients(SWEEP_INTERVAL);
+            }
             Err(error) => tracing::debug!("{error}"),
         }
     }

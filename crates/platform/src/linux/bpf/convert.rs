@@ -340,6 +340,25 @@ fn movable(raw: &abi::FlowRow) -> bool {
     flow.protocol == IPPROTO_TCP && raw.state == TCP_SYN_SENT && flow.family == 4 && others != 0 && flow.resent >= flow.moves
 }
 
+/// A flow of a client that was handed to the daemon.
+pub(super) fn carried_flow(flow: &abi::Flow) -> RedirectedFlow {
+    RedirectedFlow {
+        id: FlowId(flow.id),
+        remote: SocketAddr::new(unmapped(flow.remote), flow.port),
+        app: app_id(&flow.app),
+        process: 0,
+        user: flow.user,
+        cgroup: 0,
+        class: class(flow.class),
+        rule: (flow.rule != abi::UNSET).then_some(flow.rule),
+        direction: if flow.direction == 1 { Direction::Up } else { Direction::Down },
+        demand: ByteCount::new(flow.demand),
+        started: Time::from_nanos(flow.started),
+        filtered: false,
+        held: false,
+    }
+}
+
 pub(super) fn redirected(raw: &abi::Arrival) -> RedirectedFlow {
     RedirectedFlow {
         id: FlowId(raw.socket),

@@ -13,11 +13,11 @@ use aya::programs::{LinkOrder, Program, SchedClassifier, TcAttachType};
 use braid_decide::class;
 use braid_model::{Class, LinkIndex, Protocol, Time};
 
-use super::convert::{flow_row, mapped, unmapped};
+use super::convert::{carried_flow, flow_row, mapped, unmapped};
 use super::load::{kernel_at_least, program};
 use super::{BpfSteering, detail, failed};
 use crate::linux::sys::{abi, bpf as sys};
-use braid_control::steering::{ClientRow, FlowRow, SteeringError};
+use braid_control::steering::{ClientRow, FlowRow, RedirectedFlow, SteeringError};
 
 /// The program on each side of a LAN device.
 const PROGRAMS: [(&str, TcAttachType); 2] = [("braid_from_lan", TcAttachType::Ingress), ("braid_to_lan", TcAttachType::Egress)];
@@ -55,6 +55,8 @@ pub(super) struct Forwarded {
     pub(super) living: Vec<abi::FlowRow>,
     /// Flows that have ended, whose entries are still there.
     ended: Vec<abi::FlowRow>,
+    /// Living flows that the daemon carries.
+    carried: Vec<abi::FlowRow>,
 }
 
 impl Lan {
@@ -85,8 +87,9 @@ pub(super) fn dump(iterator: &OwnedFd) -> std::io::Result<Forwarded> {
     let mut bytes = Vec::new();
     sys::start_iterator(iterator.as_fd())?.read_to_end(&mut bytes)?;
     let rows = bytes.chunks_exact(size_of::<abi::FlowRow>()).filter_map(abi::read::<abi::FlowRow>);
-    let (ended, living) = rows.partition(|row| row.flow.flags & abi::flow::MARKER != 0);
-    Ok(Forwarded { living, ended })
+    let (ended, living): (_, Vec<_>) = rows.partition(|row| row.flow.flags & abi::flow::MARKER != 0);
+    let (carried, living) = living.into_iter().partition(|row| row.flow.flags & abi::flow::CARRIED != 0);
+    Ok(Forwarded { living, ended, carried })
 }
 
 fn key_of(row: &abi::FlowRow) -> abi::ForwardKey {
@@ -180,7 +183,7 @@ impl BpfSteering {
         }
         switch.counted = Some(now);
         let mut flows: BTreeMap<[u32; 4], u32> = BTreeMap::new();
-        for row in &dumped.living {
+        for row in dumped.living.iter().chain(&dumped.carried) {
             *flows.entry(row.local).or_default() += 1;
         }
         let mut map: HashMap<_, abi::Address, abi::Client> = typed_map!(self, HashMap, "clients", "update the forwarded flows");
@@ -200,14 +203,7 @@ impl BpfSteering {
     /// Removes the entry of a flow, which then ends.
     pub(super) fn remove_forwarded(&mut self, protocol: Protocol, client: SocketAddr, remote: SocketAddr) -> Result<(), SteeringError> {
         const ACTION: &str = "forget a forwarded flow";
-        let key = abi::ForwardKey {
-            client: mapped(client.ip()),
-            remote: mapped(remote.ip()),
-            client_port: client.port(),
-            remote_port: remote.port(),
-            protocol: protocol.number(),
-            pad: [0; 3],
-        };
+        let key = forward_key(protocol, client, remote);
         let mut table: HashMap<_, abi::ForwardKey, abi::Flow> = typed_map!(self, HashMap, "forwarded", "forget a forwarded flow");
         let Ok(flow) = table.get(&key, 0) else { return Ok(()) };
         ignore_missing(table.remove(&key)).map_err(failed(ACTION))?;
@@ -217,6 +213,13 @@ impl BpfSteering {
         // The next dump corrects its link's load.
         self.heal.ended.extend(flow_row(&row));
         Ok(())
+    }
+
+    /// A flow that was handed to the daemon; `None` if it is unknown.
+    pub fn carried(&mut self, protocol: Protocol, client: SocketAddr, remote: SocketAddr) -> Result<Option<RedirectedFlow>, SteeringError> {
+        let table: HashMap<_, abi::ForwardKey, abi::Flow> = typed_map!(self, HashMap, "forwarded", "read a forwarded flow");
+        let found = table.get(&forward_key(protocol, client, remote), 0).ok();
+        Ok(found.filter(|flow| flow.flags & abi::flow::CARRIED != 0).map(|flow| carried_flow(&flow)))
     }
 
     /// The clients of the LAN devices.
@@ -229,6 +232,17 @@ impl BpfSteering {
             seen: Time::from_nanos(client.last),
         };
         Ok(map.iter().filter_map(Result::ok).map(row).collect())
+    }
+}
+
+fn forward_key(protocol: Protocol, client: SocketAddr, remote: SocketAddr) -> abi::ForwardKey {
+    abi::ForwardKey {
+        client: mapped(client.ip().to_canonical()),
+        remote: mapped(remote.ip().to_canonical()),
+        client_port: client.port(),
+        remote_port: remote.port(),
+        protocol: protocol.number(),
+        pad: [0; 3],
     }
 }
 

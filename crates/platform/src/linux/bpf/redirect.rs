@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -13,6 +14,7 @@ use tokio::io::Interest;
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 
 use super::{BpfSteering, convert, failed, take_map};
+use crate::linux::client_sockets::ClientSockets;
 use crate::linux::netlink::{LOOPBACK_PREFIX, own_loopback_prefix};
 use crate::linux::sockdiag;
 use crate::linux::sys::{abi, datagram};
@@ -57,13 +59,28 @@ pub enum Taking {
     All,
 }
 
-/// Identifies an exchange of redirected datagrams: one connected socket, or one remote address of an unconnected socket.
+/// Identifies an exchange of redirected datagrams: one connected socket, one remote address of an unconnected socket, or one exchange of a client of the
+/// gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ExchangeKey {
-    /// Local loopback address at which its datagrams arrive.
+    /// Local loopback address at which its datagrams arrive; for a client, the remote address.
     near: IpAddr,
-    /// Address of the program's socket.
+    /// Address of the program's or client's socket.
     far: SocketAddr,
+    /// The remote port, for a client.
+    port: Option<u16>,
+}
+
+impl ExchangeKey {
+    /// The exchange of a client with a remote address.
+    pub fn of_client(client: SocketAddr, remote: SocketAddr) -> Self {
+        Self { near: remote.ip(), far: client, port: Some(remote.port()) }
+    }
+
+    /// The client and the remote address, for an exchange of a client.
+    pub fn client(&self) -> Option<(SocketAddr, SocketAddr)> {
+        Some((self.far, SocketAddr::new(self.near, self.port?)))
+    }
 }
 
 /// A datagram that was redirected to the daemon.
@@ -99,6 +116,9 @@ pub struct Redirect {
     owners: Worker,
     lookups: Mutex<Vec<Lookup>>,
     maps: Mutex<Maps>,
+    /// Sockets for clients of the gateway, and whether the BPF programs hand flows to them.
+    clients: Option<ClientSockets>,
+    takes_clients: AtomicBool,
 }
 
 /// The first datagram of an exchange, which waits until the kernel has named its socket.
@@ -153,6 +173,7 @@ impl BpfSteering {
             port6: v6.as_ref().map_or(Ok(0), port).map_err(refused)?,
             datagrams4: datagram_port(&datagrams4).map_err(refused)?,
             datagrams6: datagrams6.as_ref().map_or(Ok(0), datagram_port).map_err(refused)?,
+            ..Default::default()
         };
         if !can_find_owners(ports.datagrams4) {
             tracing::warn!("datagrams are not redirected: the kernel cannot report their sockets; it needs CONFIG_INET_UDP_DIAG");
@@ -175,7 +196,18 @@ impl BpfSteering {
             dumped: None,
         };
         let owners = Worker::new("braid-owners", MAX_LOOKUPS);
-        Ok(Redirect { v4, v6, datagrams4, datagrams6, ports, owners, lookups: Mutex::default(), maps: Mutex::new(maps) })
+        Ok(Redirect {
+            v4,
+            v6,
+            datagrams4,
+            datagrams6,
+            ports,
+            owners,
+            lookups: Mutex::default(),
+            maps: Mutex::new(maps),
+            clients: None,
+            takes_clients: AtomicBool::new(false),
+        })
     }
 }
 
@@ -188,7 +220,24 @@ impl Redirect {
             Taking::Connections => abi::Redirection { datagrams4: 0, datagrams6: 0, ..self.ports },
             Taking::All => self.ports,
         };
-        self.maps().switch.set(0, ports, 0).map_err(failed("switch redirection"))
+        let clients = u16::from(taking == Taking::All && self.takes_clients.load(Ordering::Relaxed));
+        self.maps().switch.set(0, abi::Redirection { clients, ..ports }, 0).map_err(failed("switch redirection"))
+    }
+
+    /// Opens the sockets for clients of the gateway. Call it at most once, inside a tokio runtime.
+    pub fn open_for_clients(&mut self) -> io::Result<()> {
+        self.clients = Some(ClientSockets::open()?);
+        Ok(())
+    }
+
+    /// The sockets for clients of the gateway, if they are open.
+    pub fn clients(&self) -> Option<&ClientSockets> {
+        self.clients.as_ref()
+    }
+
+    /// Sets whether flows of clients are handed to the daemon, from the next [`set_ready`](Self::set_ready) on. The firewall rules must be in place.
+    pub fn take_clients(&self, takes: bool) {
+        self.takes_clients.store(takes && self.clients.is_some(), Ordering::Relaxed);
     }
 
     /// Marks a user that has reached its limit of redirected flows, so that its next flows go direct, or clears the mark. Holds at most 1,024 users;
@@ -261,7 +310,7 @@ impl Redirect {
             };
             match socket.try_io(Interest::READABLE, || datagram::receive(socket.as_fd(), buffer)) {
                 Ok((length, far, near)) => {
-                    let exchange = ExchangeKey { near, far };
+                    let exchange = ExchangeKey { near, far, port: None };
                     if self.maps().knows(exchange) {
                         return Ok(Datagram { exchange, length, flow: None });
                     }
@@ -277,6 +326,9 @@ impl Redirect {
     /// Sends a datagram to the program of an exchange. The program sees the address it sent to as the source. Does not block: an error of kind
     /// `WouldBlock` means that the datagram was dropped because the socket buffer is full.
     pub fn answer(&self, exchange: &ExchangeKey, payload: &[u8]) -> io::Result<()> {
+        if let Some((client, remote)) = exchange.client() {
+            return self.clients.as_ref().ok_or(io::ErrorKind::NotConnected)?.answer(client, remote, payload);
+        }
         let socket = match exchange.near {
             IpAddr::V4(_) => &self.datagrams4,
             IpAddr::V6(_) => self.datagrams6.as_ref().ok_or(io::ErrorKind::NotConnected)?,

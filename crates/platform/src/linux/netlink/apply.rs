@@ -148,8 +148,7 @@ pub fn own_loopback_prefix() -> Result<(), ApplyError> {
         conditional: false,
         ours: true,
     });
-    let mut message = route_message(&route, RouteScope::Universe, RouteFlags::empty());
-    message.header.scope = RouteScope::Host;
+    let message = route_message(&route, RouteScope::Host, RouteFlags::empty());
     let mut changes = Changes::open()?;
     changes.make("add", route_text(&route), (RouteNetlinkMessage::NewRoute(message), NLM_F_CREATE | NLM_F_EXCL), libc::EEXIST);
     changes.finish()
@@ -225,6 +224,7 @@ fn same_key(a: &RouteFacts, b: &RouteFacts) -> bool {
 fn add_route(route: &RouteFacts) -> Change {
     let gateway = route.hops.first().and_then(|hop| hop.gateway);
     let scope = match (route.kind, gateway) {
+        (RouteKind::Local, _) => RouteScope::Host,
         (RouteKind::Unicast, None) => RouteScope::Link,
         _ => RouteScope::Universe,
     };
@@ -294,6 +294,7 @@ fn rule_message(rule: &RuleFacts) -> RuleMessage {
     let mut add = |attribute: Option<RuleAttribute>| message.attributes.extend(attribute);
     add(rule.destination.map(|net| RuleAttribute::Destination(net.addr())));
     add(rule.source.map(|net| RuleAttribute::Source(net.addr())));
+    add(rule.input.clone().map(RuleAttribute::Iifname));
     add(rule.output.clone().map(RuleAttribute::Oifname));
     add(rule.mark.map(|(mark, _)| RuleAttribute::FwMark(mark)));
     add(rule.mark.map(|(_, mask)| RuleAttribute::FwMask(mask)));
@@ -317,6 +318,9 @@ fn rule_text(rule: &RuleFacts) -> String {
         if let Some(net) = net {
             text += &format!(" {word} {net}");
         }
+    }
+    if let Some(device) = &rule.input {
+        text += &format!(" iif {device}");
     }
     if let Some(device) = &rule.output {
         text += &format!(" oif {device}");

@@ -95,7 +95,7 @@ abi! {
         state: u32, local_port: u32, local: [u32; 4], read_at: u64,
     }
     /// `struct braid_redirection`.
-    Redirection { port4: u16, port6: u16, datagrams4: u16, datagrams6: u16, }
+    Redirection { port4: u16, port6: u16, datagrams4: u16, datagrams6: u16, clients: u16, pad: [u16; 3], }
     /// `struct braid_arrival`.
     Arrival {
         socket: u64, started: u64, released: u64, demand: u64, cgroup: u64, app: AppKey, remote: [u32; 4], process: u32, user: u32,
@@ -155,6 +155,7 @@ pub mod flow {
     pub const MARKER: u32 = 2;
     pub const FILTERED: u32 = 4;
     pub const MOVING: u32 = 8;
+    pub const CARRIED: u32 = 128;
 }
 
 /// Flags of an [`Arrival`].

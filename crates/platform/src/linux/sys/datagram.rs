@@ -10,12 +10,35 @@ use socket2::SockAddr;
 #[repr(C, align(8))]
 struct Control([u8; 64]);
 
+/// Makes a transparent socket report the address and port to which each datagram was sent (`IP_RECVORIGDSTADDR`).
+pub fn report_original(socket: BorrowedFd<'_>, ipv6: bool) -> io::Result<()> {
+    set_flags(
+        socket,
+        match ipv6 {
+            true => &[(libc::IPPROTO_IPV6, libc::IPV6_RECVORIGDSTADDR)],
+            false => &[(libc::IPPROTO_IP, libc::IP_RECVORIGDSTADDR)],
+        },
+    )
+}
+
+/// Lets an IPv6 socket have any address (`IPV6_TRANSPARENT`).
+pub fn set_transparent6(socket: BorrowedFd<'_>) -> io::Result<()> {
+    set_flags(socket, &[(libc::IPPROTO_IPV6, libc::IPV6_TRANSPARENT)])
+}
+
 /// Makes a socket report each datagram's destination, and lets an IPv6 socket send from addresses that are local only by a route.
 pub fn report_destinations(socket: BorrowedFd<'_>, ipv6: bool) -> io::Result<()> {
-    let options: &[_] = match ipv6 {
-        true => &[(libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO), (libc::IPPROTO_IPV6, IPV6_FREEBIND)],
-        false => &[(libc::IPPROTO_IP, libc::IP_PKTINFO)],
-    };
+    set_flags(
+        socket,
+        match ipv6 {
+            true => &[(libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO), (libc::IPPROTO_IPV6, IPV6_FREEBIND)],
+            false => &[(libc::IPPROTO_IP, libc::IP_PKTINFO)],
+        },
+    )
+}
+
+/// Turns on options, given by level and name.
+fn set_flags(socket: BorrowedFd<'_>, options: &[(libc::c_int, libc::c_int)]) -> io::Result<()> {
     let on: libc::c_int = 1;
     for (level, name) in options {
         let size = size_of_val(&on) as libc::socklen_t;
@@ -32,10 +55,20 @@ const IPV6_FREEBIND: libc::c_int = 78;
 
 /// Receives the next datagram, truncated to `buffer`. Returns its length, source and destination. Does not block.
 pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr, IpAddr)> {
+    receive_with_port(socket, buffer).map(|(length, from, to)| (length, from, to.ip()))
+}
+
+/// The same for a socket that [reports](report_original) the address and port to which each datagram was sent.
+pub fn receive_original(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr, SocketAddr)> {
+    receive_with_port(socket, buffer)
+}
+
+/// The port of the destination is 0 unless the socket reports it.
+fn receive_with_port(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, SocketAddr, SocketAddr)> {
     let mut control = Control([0; 64]);
     let mut part = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     let mut length = 0;
-    let mut to = IpAddr::V6(Ipv6Addr::LOCALHOST);
+    let mut to = SocketAddr::from((Ipv6Addr::LOCALHOST, 0));
     // SAFETY: `try_init` provides storage for any address, and its size. The message refers to live buffers of the stated sizes, and the control
     // messages that are read are those that the kernel wrote into `control`.
     let (_, from) = unsafe {
@@ -57,11 +90,19 @@ pub fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<(usize, 
             match header.as_ref().map(|header| (header.cmsg_level, header.cmsg_type)) {
                 Some((libc::IPPROTO_IP, libc::IP_PKTINFO)) => {
                     let info: libc::in_pktinfo = std::ptr::read_unaligned(libc::CMSG_DATA(header).cast());
-                    to = IpAddr::V4(Ipv4Addr::from(info.ipi_addr.s_addr.to_ne_bytes()));
+                    to = (Ipv4Addr::from(info.ipi_addr.s_addr.to_ne_bytes()), 0).into();
                 }
                 Some((libc::IPPROTO_IPV6, libc::IPV6_PKTINFO)) => {
                     let info: libc::in6_pktinfo = std::ptr::read_unaligned(libc::CMSG_DATA(header).cast());
-                    to = IpAddr::V6(Ipv6Addr::from(info.ipi6_addr.s6_addr));
+                    to = (Ipv6Addr::from(info.ipi6_addr.s6_addr), 0).into();
+                }
+                Some((libc::IPPROTO_IP, libc::IP_ORIGDSTADDR)) => {
+                    let info: libc::sockaddr_in = std::ptr::read_unaligned(libc::CMSG_DATA(header).cast());
+                    to = (Ipv4Addr::from(info.sin_addr.s_addr.to_ne_bytes()), u16::from_be(info.sin_port)).into();
+                }
+                Some((libc::IPPROTO_IPV6, libc::IPV6_ORIGDSTADDR)) => {
+                    let info: libc::sockaddr_in6 = std::ptr::read_unaligned(libc::CMSG_DATA(header).cast());
+                    to = (Ipv6Addr::from(info.sin6_addr.s6_addr), u16::from_be(info.sin6_port)).into();
                 }
                 _ => {}
             }
