@@ -194,9 +194,12 @@ fn a_client_rule_holds_for_every_packet_dead_or_alive() {
     lab.carrier(0, true).unwrap();
     lab.bright(0).unwrap();
     up.wait_state("wlan0", "up");
-    eventually("the device reaches the server again", || connected(&lab, 0, mirror.at(11)).is_ok_and(|link| link == 0));
-    let pinned = captured(&lab, 11, || try_all(&lab, 0, 11));
-    assert!(pinned[0] >= 16 && pinned[1] == 0, "{pinned:?}");
+    // On a busy machine the link may be judged dead for another moment.
+    eventually("the device reaches the server again", || {
+        let pinned = captured(&lab, 11, || try_all(&lab, 0, 11));
+        assert_eq!(pinned[1], 0, "{pinned:?}");
+        pinned[0] >= 16
+    });
     assert_translated(&lab, &untranslated);
 }
 
