@@ -198,7 +198,7 @@ async fn live(
     let events = steering.ready().context("cannot wait for the BPF programs' events")?;
     let names = Box::new(SystemNames { cgroups: CgroupTree::open().ok() });
     // All threads start after this: they inherit the reduced privileges.
-    crate::privilege::narrow().context("cannot drop the privileges that are no longer needed")?;
+    crate::privilege::narrow(!config.policy.lan.is_empty()).context("cannot drop the privileges that are no longer needed")?;
     if let Err(error) = steering.release_stale_shapes(Duration::from_secs(1)) {
         tracing::warn!("flows that an earlier Braid limited may keep their limits: {error}");
     }

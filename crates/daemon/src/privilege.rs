@@ -22,6 +22,9 @@ const KEPT: [Capability; 5] = [
     CAP_DAC_READ_SEARCH,
 ];
 
+/// Also kept if the daemon answers clients of the gateway in the name of the hosts that they ask, whose ports may be below 1024.
+const CAP_NET_BIND_SERVICE: Capability = 10;
+
 type Capability = u32;
 const CAP_DAC_READ_SEARCH: Capability = 2;
 const CAP_NET_ADMIN: Capability = 12;
@@ -32,8 +35,9 @@ const CAP_BPF: Capability = 39;
 
 /// Drops the capabilities that are not needed once the BPF programs are attached. Call it before other threads start: a thread keeps
 /// the capabilities that it started with.
-pub(crate) fn narrow() -> io::Result<()> {
-    drop_privileges(kept(last_capability()))
+pub(crate) fn narrow(has_gateway: bool) -> io::Result<()> {
+    let binds = if has_gateway { 1 << CAP_NET_BIND_SERVICE } else { 0 };
+    drop_privileges(kept(last_capability()) | binds)
 }
 
 /// Drops all capabilities except the one that sweeping rules and routes needs.
