@@ -111,6 +111,36 @@ fn rules_except_and_without_a_relay_everything_goes_direct() {
 }
 
 #[test]
+fn one_command_bonds_everything_and_another_one_nothing() {
+    if !able() {
+        return;
+    }
+    let lab = two_links().lan(1).start().unwrap();
+    let web = Web::start(&lab).unwrap();
+    web.file(ByteCount::new(100_000)).unwrap();
+    let (_relay, up) = start(&lab, "[gateway]\nlan = [\"lan0\"]\n");
+    let page = url(&Lab::internet(10).to_string(), "100000.bin");
+    let through_relay = || {
+        let capture = Capture::start(&lab);
+        assert_eq!(downloaded(curl(&lab, 0, &page)), 100_000);
+        assert_eq!(support::bonded::ended(support::bonded::curl(&lab, &page)).0, 100_000);
+        capture.bytes(Direction::Down).iter().sum::<u64>() / 100_000
+    };
+    assert_eq!(through_relay(), 0);
+    let said = |words: &[&str]| {
+        let output = up.braid(words);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    assert!(said(&["bond", "on", "--relay", "home"]).contains("carry is now bond"));
+    assert_eq!(through_relay(), 2, "the device's flow and this host's");
+    assert!(said(&["bond", "on"]).contains("relay is now its default"));
+    assert!(said(&["bond", "off"]).contains("carry is now direct"));
+    assert_eq!(through_relay(), 0);
+    assert!(!up.braid(&["bond", "on", "--relay", "nobody"]).status.success());
+}
+
+#[test]
 fn the_end_of_the_daemon_ends_carried_connections_and_new_ones_work() {
     if !able() {
         return;

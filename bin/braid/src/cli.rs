@@ -1,5 +1,6 @@
 //! The command line.
 
+mod bond;
 mod context;
 mod energy;
 pub(crate) mod get;
@@ -17,6 +18,7 @@ use braid_daemon::DEFAULT_CONFIG;
 use braid_http::DEFAULT_SOCKET;
 use clap::{Args, Parser, Subcommand};
 
+pub(crate) use bond::{Bond, BondAction};
 pub(crate) use context::{Context, ContextAction};
 pub(crate) use energy::{Energy, EnergyFetch, EnergyList, EnergyOffer, EnergyServe};
 pub(crate) use get::Get;
@@ -62,6 +64,7 @@ pub(crate) enum Command {
     Flows(Query),
     /// Show the profile that Braid learnt of each application.
     Apps(Query),
+    Bond(Bond),
     /// Show the clients of the gateway: the devices behind this machine.
     Clients(Query),
     /// Show the table of the flows that this machine forwards for clients.

@@ -2,6 +2,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bond;
 mod cli;
 mod client;
 mod doctor;
@@ -68,6 +69,11 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Links(query) => show_facts(&query, "/v1/links", |page, links: &List<LinkStatus>| show::links(page, &links.items))?,
         Command::Flows(query) => show_facts(&query, "/v1/flows", |page, flows: &List<Flow>| show::flows(page, &flows.items))?,
         Command::Apps(query) => show_facts(&query, "/v1/apps", |page, apps: &List<App>| show::apps(page, &apps.items))?,
+        Command::Bond(command) => {
+            let changed = bond::run(&command)?;
+            let message = if changed.changes.is_empty() { "nothing to change".to_owned() } else { changed.changes.join("; ") };
+            print_accepted(&Accepted { message, warnings: changed.warnings })?;
+        }
         Command::Clients(query) => {
             show_facts(&query, "/v1/clients", |page, clients: &List<ClientStatus>| show::clients(page, &clients.items))?;
         }

@@ -1,8 +1,9 @@
 //! The gateway's firewall rules (nftables): what devices on a LAN send leaves by the link that was chosen for the connection, with its address.
 //!
-//! A program at the LAN devices' ingress gives the packets of a new connection the mark of a link ([`crate::tables::mark`]). These rules copy the
-//! mark of the first packet to the connection (`ct mark`), and from there to every later packet in both directions. So a connection keeps its link,
-//! and answers pass a strict reverse path filter that considers marks (`src_valid_mark`).
+//! A program at the LAN devices' ingress gives the packets of a new connection the mark of a link ([`crate::tables::mark`]). By the mark of the first
+//! packet, these rules give the connection a mark of its own (`ct mark`), and by that every later packet in both directions its mark. So a connection
+//! keeps its link, and answers pass a strict reverse path filter that considers marks (`src_valid_mark`). The mark of a connection contains the index
+//! of the link's device, not its slot: another daemon may give the link another slot.
 //!
 //! | hook | priority | rules |
 //! |---|---|---|
@@ -12,15 +13,22 @@
 
 use std::collections::BTreeSet;
 
-use braid_model::PerFamily;
+use braid_model::{LinkIndex, PerFamily};
 use ipnet::IpNet;
 
-use crate::tables::{CARRIER_MARK, MARK_BASE, MARK_MASK};
+use crate::tables::{CARRIER_MARK, MARK_BASE, MARK_MASK, mark};
 
 /// The table with the rules, of family `inet`.
 pub const TABLE: &str = "braid_gateway";
 /// The table in which the kernel keeps the former values of settings, of family `inet`. [`ruleset`] leaves it alone.
 pub const RECORDS: &str = "braid_gateway_restore";
+
+/// Base of the marks of connections.
+const CONNECTION_BASE: u32 = 0xB100_0000;
+/// The part of such a mark that contains the index of a device.
+const CONNECTION_INDEX: u32 = 0x00FF_FFFF;
+/// The mark of connections that the daemon takes.
+const CARRIED_CONNECTION: u32 = CONNECTION_BASE | CONNECTION_INDEX;
 
 /// Maximum length of a device's name (`IFNAMSIZ` without the final zero).
 const MAX_NAME: usize = 15;
@@ -34,6 +42,8 @@ pub struct GatewayPlan {
     pub lan: Vec<String>,
     /// Names of the links' devices.
     pub links: Vec<String>,
+    /// Slot and index of each link.
+    pub slots: Vec<(usize, LinkIndex)>,
     /// Whether the LAN has IPv6 addresses other than link-local ones.
     pub ipv6: bool,
     /// Rules in the order in which they are tried; the first that matches applies. Those with `links` hold even while the daemon does not run.
@@ -90,12 +100,17 @@ pub fn ruleset(plan: &GatewayPlan) -> Result<String, UnusableName> {
         "type filter hook prerouting priority mangle; policy accept;".into(),
     ];
     let ours = format!("& {MARK_MASK:#x} == {MARK_BASE:#x}");
+    let marks: Vec<(u32, u32)> = plan.slots.iter().map(|(slot, index)| (mark(*slot), connection_mark(*index))).collect();
+    let all = || marks.iter().copied().chain([(CARRIER_MARK, CARRIED_CONNECTION)]);
+    let map = |pairs: Vec<(u32, u32)>| pairs.into_iter().map(|(from, to)| format!("{from:#x} : {to:#x}")).collect::<Vec<_>>().join(", ");
     if let Some(lan) = set(&lan) {
-        // A retransmitted first packet belongs to a confirmed entry, which has its mark. A first packet that was dropped leaves no entry.
-        lines.push(format!("iifname {lan} meta mark {ours} ct status & confirmed == 0 ct mark 0 ct mark set meta mark"));
+        // A retransmitted first packet belongs to a confirmed entry, which has its mark. The entry of a first packet that was dropped does not
+        // remain.
+        let first = format!("iifname {lan} meta mark {ours} ct status & confirmed == 0 ct mark 0");
+        lines.push(format!("{first} ct mark set meta mark map {{ {} }}", map(all().collect())));
         lines.push(format!("iifname {lan} meta mark {ours} meta mark set 0"));
     }
-    lines.push(format!("ct mark {ours} meta mark set ct mark"));
+    lines.push(format!("meta mark set ct mark map {{ {} }}", map(all().map(|(mark, connection)| (connection, mark)).collect())));
     if let Some(lan) = set(&lan) {
         for (protocol, ports) in [("tcp", plan.clients.connections), ("udp", plan.clients.datagrams)] {
             let taken = |family, address, port: Option<u16>| {
@@ -133,6 +148,11 @@ pub fn ruleset(plan: &GatewayPlan) -> Result<String, UnusableName> {
     }
     lines.extend(["}", "}", ""].map(String::from));
     Ok(lines.join("\n"))
+}
+
+/// The mark of connections over the link with this index.
+fn connection_mark(index: LinkIndex) -> u32 {
+    CONNECTION_BASE | (index.0 & CONNECTION_INDEX)
 }
 
 /// The rule as lines; none if no packet can match it.
@@ -192,7 +212,12 @@ mod tests {
 
     fn plan() -> GatewayPlan {
         let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
-        GatewayPlan { lan: names(&["eth1", "br-lan"]), links: names(&["wlan0", "wwan0"]), ..Default::default() }
+        GatewayPlan {
+            lan: names(&["eth1", "br-lan"]),
+            links: names(&["wlan0", "wwan0"]),
+            slots: vec![(0, LinkIndex(2)), (3, LinkIndex(7))],
+            ..Default::default()
+        }
     }
 
     fn with(rule: ForwardRule) -> String {
@@ -206,9 +231,9 @@ delete table inet braid_gateway
 table inet braid_gateway {
 chain prerouting {
 type filter hook prerouting priority mangle; policy accept;
-iifname { "br-lan", "eth1" } meta mark & 0xffff0000 == 0xb1d00000 ct status & confirmed == 0 ct mark 0 ct mark set meta mark
+iifname { "br-lan", "eth1" } meta mark & 0xffff0000 == 0xb1d00000 ct status & confirmed == 0 ct mark 0 ct mark set meta mark map { 0xb1d00001 : 0xb1000002, 0xb1d00004 : 0xb1000007, 0xb1d000fe : 0xb1ffffff }
 iifname { "br-lan", "eth1" } meta mark & 0xffff0000 == 0xb1d00000 meta mark set 0
-ct mark & 0xffff0000 == 0xb1d00000 meta mark set ct mark
+meta mark set ct mark map { 0xb1000002 : 0xb1d00001, 0xb1000007 : 0xb1d00004, 0xb1ffffff : 0xb1d000fe }
 }
 chain forward {
 type filter hook forward priority filter - 1; policy accept;

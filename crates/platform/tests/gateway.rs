@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use braid_decide::gateway::{ClientPorts, ForwardRule, GatewayPlan, ruleset};
 use braid_decide::tables;
-use braid_model::PerFamily;
+use braid_model::{LinkIndex, PerFamily};
 use braid_platform::linux::gateway::{self, GatewayError};
 use braid_platform::linux::netlink::{self, Files};
 use braid_platform::linux::sys::process::drop_privileges;
@@ -183,7 +183,13 @@ fn names(names: &[&str]) -> Vec<String> {
 }
 
 fn plan() -> GatewayPlan {
-    GatewayPlan { lan: names(&["lan0"]), links: names(&["link0", "link1"]), ipv6: true, ..Default::default() }
+    GatewayPlan {
+        lan: names(&["lan0"]),
+        links: names(&["link0", "link1"]),
+        slots: vec![(0, LinkIndex(11)), (1, LinkIndex(12))],
+        ipv6: true,
+        ..Default::default()
+    }
 }
 
 fn with(rule: ForwardRule) -> GatewayPlan {
@@ -658,6 +664,7 @@ fn nft_accepts_the_rules_and_takes_names_literally() {
     let all = GatewayPlan {
         lan: odd.clone(),
         links: odd.clone(),
+        slots: (0..32).map(|slot| (slot, LinkIndex(slot as u32 * 3 + 1))).collect(),
         ipv6: true,
         rules: strict.clone(),
         clients: ClientPorts {

@@ -47,6 +47,7 @@ impl<S: Steering> Core<S> {
             // Also those that do not exist yet: strict rules then hold as soon as they appear.
             lan: self.in_force.lan.clone(),
             links: links.iter().map(|(_, facts)| facts.name.clone()).collect(),
+            slots: links.iter().map(|(slot, facts)| (*slot, facts.index)).collect(),
             ipv6: lan.iter().any(|device| device.addresses.iter().any(|net| is_routable6(net.addr()))),
             rules: excluded.chain(rules).collect(),
             // The platform knows whether it turned forwarding on.

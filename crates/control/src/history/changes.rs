@@ -15,6 +15,10 @@ pub fn changes(before: &PolicyView, after: &PolicyView) -> Vec<String> {
     setting("the scheduler", &Some(before.scheduler.clone()), &Some(after.scheduler.clone()));
     setting("affinity", &before.affinity, &after.affinity);
     setting("utility", &before.utility, &after.utility);
+    setting("carry", &before.carry, &after.carry);
+    setting("relay", &before.relay, &after.relay);
+    let lan = |policy: &PolicyView| (!policy.lan.is_empty()).then(|| policy.lan.join(", "));
+    setting("the gateway's LAN", &lan(before), &lan(after));
     setting("the bonds' scheduler", &before.bond_scheduler, &after.bond_scheduler);
     // The list of devices, and whether a condition holds, are not part of the configuration.
     let link = |entry: &LinkEntry| LinkEntry { devices: Vec::new(), unmet: None, ..entry.clone() };
