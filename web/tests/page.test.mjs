@@ -485,7 +485,7 @@ describe('accessibility', () => {
   ]) {
     for (const dark of [false, true]) {
       test(`axe finds no serious problem at ${width} px, ${dark ? 'dark' : 'light'}, and nothing is cut off`, () =>
-        visit({ live: false, width, height, dark }, async (page) => {
+        visit({ live: false, lan: ['br-lan'], width, height, dark }, async (page) => {
           for (const view of VIEWS) {
             await go(page, view);
             await examine(page, `${view}`);
