@@ -157,7 +157,7 @@ function card(first) {
     put(down, rates ? rate(rates.down) : app.flows ? NONE : rate(0));
     put(up, rates ? rate(rates.up) : app.flows ? NONE : rate(0));
     spark.show(app.moved, app);
-    const at = ruleOf(app.application, app.name);
+    const at = ruleOf(app);
     put(choice, at < 0 ? 'Braid chooses' : `Your rule: ${ruleWords(store.policy.apps[at])}`);
     choice.classList.toggle('own', at >= 0);
   };

@@ -1,7 +1,8 @@
 // The view Flows: every live TCP connection and UDP flow.
 
 import { post } from './api.js';
-import { edit } from './rules.js';
+import { clientName, isGateway, loadClients } from './clients.js';
+import { edit, editClient } from './rules.js';
 import { dialog, toast } from './change.js';
 import { attr, clear, h, put, select } from './dom.js';
 import { NONE, bytes, count, duration, plural, rate, rtt, tail } from './format.js';
@@ -12,14 +13,17 @@ const age = (flow) => (flow.born === null ? null : performance.now() - flow.born
 const both = (flow) => (flow.down === null && flow.up === null ? null : (flow.down ?? 0) + (flow.up ?? 0));
 const linksOf = (flow) => (flow.by_link?.length ? flow.by_link.map((item) => item.link) : [flow.link]);
 
+/** The program of a flow, or the client to which it belongs. */
+const whose = (flow) => (flow.client ? clientName(flow.client) : tail(flow.application));
+
 const COLUMNS = [
   {
     key: 'app',
     label: 'Application',
-    sort: (flow) => tail(flow.application).toLowerCase(),
+    sort: (flow) => whose(flow).toLowerCase(),
     cell: (flow, node) => {
-      put(node, tail(flow.application));
-      attr(node, 'title', flow.application);
+      put(node, whose(flow));
+      attr(node, 'title', flow.client ? `Client ${flow.client}` : flow.application);
     },
   },
   { key: 'remote', label: 'Destination', sort: (flow) => flow.remote, text: (flow) => flow.remote },
@@ -64,6 +68,7 @@ export function mount(root) {
     placeholder: 'Filter: program, address, link…',
     'aria-label': 'Filter flows',
     spellcheck: 'false',
+    value: new URLSearchParams(location.hash.split('?')[1]).get('filter') ?? '',
   });
   const link = select([['', 'All links']], '', { 'aria-label': 'Link' });
   const carry = select(
@@ -109,7 +114,10 @@ export function mount(root) {
   }
   showLinks();
   show();
-  const ends = [on(['flows'], show), on(['status'], showLinks), () => table.end()];
+  // Once, for the names of clients.
+  const name = () => isGateway() && !store.clients && loadClients().catch(() => {});
+  name();
+  const ends = [on(['flows', 'clients'], show), on(['status'], showLinks), on(['policy'], name), () => table.end()];
   return () => ends.forEach((end) => end());
 }
 
@@ -123,15 +131,19 @@ function passes(text, link, carry) {
 }
 
 const searchText = (flow) =>
-  `${flow.application} ${flow.name ?? ''} ${flow.remote} ${flow.protocol} ${linksOf(flow).join(' ')} ${flow.class ?? ''} ${
+  `${flow.application} ${flow.name ?? ''} ${flow.client ?? ''} ${whose(flow)} ${flow.remote} ${flow.protocol} ${linksOf(flow).join(' ')} ${flow.class ?? ''} ${
     flow.carry
   } ${flow.peer ?? ''} ${flow.pid ?? ''}`.toLowerCase();
 
 function openFlow(flow) {
   const why = h('div', { class: 'why' }, h('p', { class: 'hint', text: 'Loading…' }));
   const facts = [
-    ['Program', flow.application],
-    ['Process', [flow.name, flow.pid && `number ${flow.pid}`].filter(Boolean).join(', ') || NONE],
+    ...(flow.client
+      ? [['Client', [flow.client, clientName(flow.client)].filter((text, place, all) => all.indexOf(text) === place).join(', ')]]
+      : [
+          ['Program', flow.application],
+          ['Process', [flow.name, flow.pid && `number ${flow.pid}`].filter(Boolean).join(', ') || NONE],
+        ]),
     ['From', flow.local ?? NONE],
     ['To', flow.remote],
     ['Protocol', flow.protocol.toUpperCase()],
@@ -149,14 +161,15 @@ function openFlow(flow) {
     { class: 'row-actions' },
     h('button', {
       type: 'button',
-      text: 'Choose links for this program…',
+      text: `Choose links for this ${flow.client ? 'client' : 'program'}…`,
       onclick: () => {
         box.close();
-        edit(flow.application, flow.name);
+        if (flow.client) editClient(store.clients?.find((client) => client.address === flow.client) ?? { address: flow.client });
+        else edit(flow.application, flow.name);
       },
     }),
   );
-  const box = dialog(`${tail(flow.application)} → ${flow.remote}`, [
+  const box = dialog(`${whose(flow)} → ${flow.remote}`, [
     h(
       'dl',
       { class: 'facts-list' },

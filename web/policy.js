@@ -28,11 +28,20 @@ export function readConditions(text) {
   return found;
 }
 
-/** Index of the rule for exactly this program; -1 if there is none. */
-export function ruleOf(application, name) {
+/** Whether an application is a client of the gateway: such an application is named by its address. */
+export const isClient = (application) => /^(\d+\.){3}\d+$|^[0-9a-f]*:[0-9a-f]*:[0-9a-f:.]*$/i.test(application);
+
+/**
+ * Index of the rule for exactly this program, or for this client of the gateway (by address, hardware address or name); -1 if there is none. A program
+ * has an `application`, and a `name` if it is known.
+ */
+export function ruleOf({ application, name, address, mac }) {
+  const client = address ?? (isClient(application) ? application : null);
+  const known = client ? [client, mac, address && name].filter(Boolean) : [];
   return (store.policy?.apps ?? []).findIndex(({ matches }) => {
     const conditions = readConditions(matches);
     if (!conditions || Object.keys(conditions).length !== 1) return false;
+    if (client) return known.includes(conditions.client);
     return conditions.exe === application || (!application.startsWith('/') && conditions.name === (name ?? application));
   });
 }

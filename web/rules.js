@@ -3,7 +3,7 @@
 import { dialog, mayChange, propose } from './change.js';
 import { field, fresh, h, select } from './dom.js';
 import { tail } from './format.js';
-import { readConditions, ruleOf } from './policy.js';
+import { isClient, readConditions, ruleOf } from './policy.js';
 import { accent, store } from './store.js';
 
 const CLASSES = [
@@ -34,16 +34,23 @@ const CONDITIONS = [
   ['destination', 'Destination', '192.0.2.0/24', 'an address or prefix'],
   ['cgroup', 'Control group', '/user.slice'],
   ['user', 'User', 'alice', 'a name or number'],
-  ['client', 'Proxy client', '192.168.7.0/24', 'a client of braid proxy'],
+  ['client', 'Client', '192.168.7.20', 'of the gateway or braid proxy: an address, prefix, hardware address or name'],
 ];
 
 /** Match of a new rule for a program: its path, or its process name if the path is unknown. */
 const identity = (application, name) => (application.startsWith('/') ? { exe: application } : { name: name ?? application });
 
-/** Opens the rule of one program. */
+/** Opens the rule of one program, or of the client with this address. */
 export function edit(application, name) {
-  const index = ruleOf(application, name);
-  open(tail(application), index, { conditions: identity(application, name), fixed: true });
+  if (isClient(application)) return editClient({ address: application });
+  open(tail(application), ruleOf({ application, name }), { conditions: identity(application, name), fixed: true });
+}
+
+/** Opens the rule of one client of the gateway. A new one names its hardware address, if it is known: addresses change. */
+export function editClient({ address, mac, name }) {
+  const index = ruleOf({ address, mac, name });
+  const conditions = index < 0 ? { client: mac ?? address } : readConditions(store.policy.apps[index].matches);
+  open(name ?? address, index, { conditions, fixed: true });
 }
 
 /** Opens the rule at `index`, counted from 0; -1 opens a new rule. */

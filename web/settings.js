@@ -24,7 +24,7 @@ const SCHEDULERS = [
 ];
 
 export function mount(root) {
-  const parts = [schedulers(), bonds(), tradeoff(), links(), rules(), context(), relays(), questions(), file()];
+  const parts = [schedulers(), carriage(), bonds(), tradeoff(), links(), rules(), context(), relays(), questions(), file()];
   root.append(
     h(
       'div',
@@ -81,6 +81,63 @@ function schedulers() {
       now = current;
       reset();
       mark();
+    },
+  };
+}
+
+/** `carry` and `relay` of all flows that no rule carries otherwise. */
+function carriage() {
+  const all = h('input', { type: 'checkbox', role: 'switch' });
+  const relay = select([], '');
+  const wrapped = field('Relay', relay);
+  const note = h('p', { class: 'hint' });
+  const edits = () => {
+    if (!all.checked) return [{ op: 'unset', path: ['carry'] }, ...(now.relay ? [{ op: 'unset', path: ['relay'] }] : [])];
+    const found = [{ op: 'set', path: ['carry'], value: 'bond' }];
+    if (relay.value) found.push({ op: 'set', path: ['relay'], value: relay.value });
+    else if (now.relay) found.push({ op: 'unset', path: ['relay'] });
+    return found;
+  };
+  const button = previewButton(edits, () => reset());
+  let now = { bonds: false, relay: '', names: null };
+  const mark = () => {
+    wrapped.hidden = !all.checked || ((now.names ?? []).length < 2 && !now.relay);
+    put(note, all.checked && !now.names?.length ? 'No relay is joined. Until one is, flows go direct.' : '');
+    note.hidden = !note.textContent;
+    button.disabled = all.checked === now.bonds && (!all.checked || relay.value === now.relay);
+  };
+  const reset = () => {
+    all.checked = now.bonds;
+    // Of several relays the configuration must name one.
+    const names = [...new Set([...(now.names ?? []), now.relay].filter(Boolean))];
+    const any = names.length > 1 && !(now.bonds && !now.relay) ? [] : [['', 'Any']];
+    relay.replaceChildren(...[...any, ...names.map((name) => [name, name])].map(([value, text]) => h('option', { value, text })));
+    relay.value = now.relay || (any.length ? '' : names[0]);
+    mark();
+  };
+  all.addEventListener('change', mark);
+  relay.addEventListener('change', mark);
+  const node = card(
+    'carriage',
+    'Everything over all links',
+    h('p', {
+      class: 'hint',
+      text: 'Carries all TCP and UDP flows over all links at once through a relay, also those of the gateway’s clients, except what rules carry otherwise. While no relay is reachable, they go direct.',
+    }),
+    h('label', { class: 'check' }, all, 'Bond everything'),
+    h('div', { class: 'form-grid' }, wrapped),
+    note,
+    h('div', { class: 'row-actions end' }, button),
+  );
+  reset();
+  return {
+    node,
+    show: () => {
+      const names = store.peers.filter((peer) => peer.kind !== 'server').map((peer) => peer.name);
+      const next = { bonds: store.policy?.carry === 'bond', relay: store.policy?.relay ?? '', names };
+      if (JSON.stringify(next) === JSON.stringify(now)) return;
+      now = next;
+      reset();
     },
   };
 }

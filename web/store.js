@@ -8,6 +8,8 @@ export const store = {
   flows: new Map(),
   apps: [],
   peers: [],
+  /** Clients of the gateway; `null` until a view has asked for them. */
+  clients: null,
   notes: [],
   samples: [],
   /** Samples of applications, one a second, like `samples` of links. */
@@ -50,8 +52,8 @@ export function take(name, data) {
   notify(name === 'note' ? 'notes' : (SERIES[name] ?? name));
 }
 
-/** Events that contain a whole list, in a field with their name. */
-const LISTS = ['apps', 'peers'];
+/** Events and answers that contain a whole list, in a field with their name. */
+const LISTS = ['apps', 'peers', 'clients'];
 
 const SERIES = { sample: 'samples', app_sample: 'appSamples' };
 

@@ -5,7 +5,9 @@ import { createHash } from 'node:crypto';
 const HEAD = '# My networks. The modem costs money: keep it for when it is needed.\n';
 
 export class Config {
-  constructor() {
+  /** `lan`: the LAN devices of a gateway. */
+  constructor(lan = []) {
+    this.lan = lan;
     this.model = {
       scheduler: 'max-throughput',
       utility: 0.6,
@@ -20,6 +22,9 @@ export class Config {
 
   text(model = this.model) {
     const lines = [HEAD, `scheduler = "${model.scheduler}"`, `utility = ${literal(model.utility)}   # the slider's place`];
+    if (model.carry) lines.push(`carry = ${literal(model.carry)}`);
+    if (model.relay) lines.push(`relay = ${literal(model.relay)}`);
+    if (this.lan.length) lines.push('', '[gateway]', `lan = ${literal(this.lan)}`);
     if (model.bond) lines.push('', '[bond]', ...Object.entries(model.bond).map(([key, value]) => `${key} = ${literal(value)}`));
     for (const link of model.links) lines.push('', '[[link]]', ...Object.entries(link).map(([key, value]) => `${key} = ${literal(value)}`));
     for (const app of model.apps) lines.push('', '[[app]]', ...Object.entries(app).map(([key, value]) => `${key} = ${literal(value)}`));
@@ -46,6 +51,9 @@ export class Config {
       default_demand_bytes: 1_000_000,
       utility: String(model.utility),
       utility_setting: utilitySetting(model.utility),
+      carry: model.carry ?? 'direct',
+      relay: model.relay ?? null,
+      lan: this.lan,
       bond_scheduler: model.bond?.scheduler ?? null,
       bond_copies: model.bond?.copies ?? null,
       detection: { everybody: false, hosts: ['files.example.org'], networks: ['10.8.0.0/16'], hold_ms: 300 },

@@ -57,8 +57,8 @@ const versioned = (content) => ({ schema_version: 1, ...content });
 const payload = (event, data) => (['status', 'apps', 'peers'].includes(event) ? versioned(data) : data);
 
 /** Starts the mock on a loopback port, by default a free one. `live: false` freezes its values. */
-export async function startMock({ seed = 1, flows = 42, live = true, readOnly = false, token = null, port = 0 } = {}) {
-  const mock = new Mock({ seed, flows, readOnly, token });
+export async function startMock({ seed = 1, flows = 42, live = true, readOnly = false, token = null, port = 0, lan = [] } = {}) {
+  const mock = new Mock({ seed, flows, readOnly, token, lan });
   const server = createServer((request, response) =>
     mock.answer(request, response).catch((error) => {
       response.writeHead(500).end(String(error));
@@ -79,9 +79,9 @@ export async function startMock({ seed = 1, flows = 42, live = true, readOnly = 
 }
 
 class Mock {
-  constructor({ seed, flows, readOnly, token }) {
+  constructor({ seed, flows, readOnly, token, lan }) {
     Object.assign(this, { roll: dice(seed), readOnly, token, at: EPOCH, listeners: new Set(), posted: [] });
-    this.config = new Config();
+    this.config = new Config(lan);
     this.facts = [{ name: 'battery', value: '0.80', source: 'system' }];
     this.links = LINKS.map((link) => ({ ...link, state: 'up', rx: 0, tx: 0, energy: 0, rx_bps: 0, tx_bps: 0 }));
     this.flows = new Map();
@@ -96,6 +96,7 @@ class Mock {
     this.note('peer', 'info', 'Relay home is reached over 3 links');
     this.at -= 300_000;
     for (let step = 0; step < 300; step += 1) this.step();
+    if (lan.length) this.openClientFlows();
   }
 
   setFact({ name, value, for_ms }) {
@@ -123,6 +124,28 @@ class Mock {
         tx_bytes: 7.7e7,
       })),
     };
+  }
+
+  /** Clients of the gateway: the first has a name, and flows. */
+  clients() {
+    const client = (name, address, mac, flows, rate_down_bps, rate_up_bps, idle_ms) => ({
+      ...{ name, address, mac, device: this.config.lan[0], flows },
+      ...{ rate: rate_down_bps + rate_up_bps, rate_down_bps, rate_up_bps, idle_ms },
+    });
+    if (!this.config.lan.length) return [];
+    return [
+      client('television', '192.168.7.20', '02:00:00:00:00:20', 2, 12e6, 3e5, 4000),
+      client(null, '192.168.7.21', '02:00:00:00:00:21', 0, 0, 0, 320_000),
+      client('television', 'fd07::20', '02:00:00:00:00:20', 0, 0, 0, 65_000),
+    ];
+  }
+
+  openClientFlows() {
+    for (let count = 0; count < 2; count += 1) {
+      const flow = this.openFlow();
+      const client = '192.168.7.20';
+      Object.assign(flow, { application: client, client, name: null, pid: null, user: null, local: `${client}:${50_000 + count}` });
+    }
   }
 
   openFlow() {
@@ -494,6 +517,7 @@ class Mock {
       '/v1/gains': () => this.gains(Number(url.searchParams.get('days'))),
       '/v1/tradeoff': () => this.tradeoff(),
       '/v1/notes': () => ({ notes: this.notes }),
+      '/v1/clients': () => ({ clients: this.clients() }),
     };
     const post = {
       '/v1/explain': () => this.explain(),

@@ -19,7 +19,7 @@ const namesIn = async (file) => {
 };
 const SCHEDULERS = await namesIn('crates/decide/src/policy.rs');
 const BOND_SCHEDULERS = await namesIn('crates/decide/src/policy/bond.rs');
-const VIEWS = ['now', 'flows', 'apps', 'peers', 'events', 'gains', 'settings'];
+const VIEWS = ['now', 'flows', 'apps', 'clients', 'peers', 'events', 'gains', 'settings'];
 
 let browser;
 before(async () => {
@@ -196,6 +196,56 @@ describe('user actions', () => {
       await card.getByText('files.example.org and hosts of the private networks 10.8.0.0/16').waitFor();
       await card.getByText('waits up to 300 ms').waitFor();
       await card.getByText('from ordinary transfers only').waitFor();
+    }));
+
+  test('sees no clients without a gateway', () =>
+    visit({ live: false }, async (page) => {
+      await go(page, 'settings');
+      assert.equal(await page.locator('#nav a[data-view="clients"]').isVisible(), false);
+    }));
+
+  test('sees the clients of the gateway and their flows, and makes a rule for one', () =>
+    visit({ live: false, lan: ['br-lan'] }, async (page, mock) => {
+      await go(page, 'clients');
+      const television = page.locator('tr[data-client="192.168.7.20"]');
+      assert.match(await television.innerText(), /television[\s\S]*02:00:00:00:00:20[\s\S]*br-lan[\s\S]*12\.0 Mbit\/s/);
+      await television.getByRole('button', { name: 'Choose links for television' }).click();
+      const dialog = page.getByRole('dialog', { name: 'television' });
+      await dialog.getByRole('radio', { name: 'Only these' }).check();
+      await dialog.getByRole('checkbox', { name: 'wlan0' }).check();
+      await dialog.getByRole('button', { name: 'Preview…' }).click();
+      await apply(page);
+      await television.getByText('only wlan0').waitFor();
+      assert.deepEqual(mock.config.model.apps[0], { match: { client: '02:00:00:00:00:20' }, links: ['wlan0'] });
+      await page.getByLabel('Filter clients').fill('no such client');
+      await page.getByText('No client matches the filter').waitFor();
+      await page.getByLabel('Filter clients').fill('');
+      await television.getByRole('link', { name: '2 flows of television' }).click();
+      await page.locator('main[data-view="flows"] .rows .tr:not([hidden])').nth(1).waitFor();
+      assert.deepEqual(await page.locator('.rows .tr:not([hidden]) .c-app').allTextContents(), ['television', 'television']);
+    }));
+
+  test('bonds everything, and chooses the relay if several are joined', () =>
+    visit({ live: false }, async (page, mock) => {
+      await go(page, 'settings');
+      const card = page.getByRole('region', { name: 'Everything over all links' });
+      const all = card.getByLabel('Bond everything');
+      const press = async () => {
+        await card.getByRole('button', { name: 'Preview…' }).click();
+        await apply(page);
+        await card.locator('button[disabled]').waitFor();
+      };
+      await all.check();
+      assert.equal(await card.getByLabel('Relay').isVisible(), false);
+      await press();
+      assert.deepEqual([mock.config.model.carry, mock.config.model.relay], ['bond', undefined]);
+      mock.join({ line: 'braid1-x', name: 'office' });
+      await card.getByLabel('Relay').selectOption('office');
+      await press();
+      assert.deepEqual([mock.config.model.carry, mock.config.model.relay], ['bond', 'office']);
+      await all.uncheck();
+      await press();
+      assert.deepEqual([mock.config.model.carry, mock.config.model.relay], [undefined, undefined]);
     }));
 
   test('changes the scheduler of bonds and its copies', () =>
@@ -435,7 +485,7 @@ describe('accessibility', () => {
   ]) {
     for (const dark of [false, true]) {
       test(`axe finds no serious problem at ${width} px, ${dark ? 'dark' : 'light'}, and nothing is cut off`, () =>
-        visit({ live: false, width, height, dark }, async (page) => {
+        visit({ live: false, lan: ['br-lan'], width, height, dark }, async (page) => {
           for (const view of VIEWS) {
             await go(page, view);
             await examine(page, `${view}`);

@@ -60,8 +60,12 @@ fn the_example_is_accepted_with_all_lines_activated() {
     let [wifi, cellular] = &config.policy.links[..] else { panic!("{:?}", config.policy.links) };
     assert_eq!((wifi.capacity_down, wifi.probe), (Some(Rate::from_mbps(20)), Some(ProbeMode::Continuous)));
     assert_eq!((cellular.role, cellular.matcher.kind, cellular.matcher.mac.is_some()), (Role::Backup, Some(LinkKind::Cellular), true));
-    let [_, client, app] = &config.policy.apps[..] else { panic!("{:?}", config.policy.apps) };
-    assert_eq!(client.matcher.client, Some(ClientMatcher::Network("192.168.7.0/24".parse().unwrap())));
+    let [_, network, hardware, named, app] = &config.policy.apps[..] else { panic!("{:?}", config.policy.apps) };
+    let clients = [network, hardware, named].map(|rule| rule.matcher.client.clone().unwrap());
+    let network = ClientMatcher::Network("192.168.7.0/24".parse().unwrap());
+    assert_eq!(clients, [network, ClientMatcher::Mac([2, 0, 0x5e, 0x10, 0, 2]), ClientMatcher::User("camera".into())]);
+    assert_eq!((config.policy.bonds_all, config.policy.relay.as_deref()), (true, Some("home")));
+    assert_eq!(config.policy.lan, ["eth1", "br-lan"]);
     assert_eq!((app.class, app.affinity, app.weight, app.matcher.user), (Some(Class::Bulk), Some(Affinity::Application), 0.5, Some(0)));
     assert_eq!((app.rate, app.guarantee), (Some(Portion::Rate(Rate::from_mbps(8))), Some(Portion::Share(0.1))));
     assert_eq!((app.carry, app.copies, app.relay.as_deref(), app.resolve), (Carry::Duplicate, 2, Some("home"), Resolve::Relay));
@@ -123,12 +127,71 @@ fn the_scheduler_of_bonds_is_read_and_copies_belong_to_redundant() {
     }
 }
 
+#[test]
+fn lan_devices_of_the_gateway_are_read() {
+    let lan = |text: &str| parse(text).policy.lan;
+    assert_eq!(lan(""), [""; 0]);
+    // A LAN device need not exist yet.
+    assert_eq!(lan("[gateway]\nlan = [\"br-lan\", \"eth1.5\"]\n"), ["br-lan", "eth1.5"]);
+    let twice = parse("[gateway]\nlan = [\"eth1\", \"eth1\"]\n");
+    assert_eq!((twice.policy.lan.len(), twice.warnings.len()), (1, 1), "{:?}", twice.warnings);
+    // An entry by pattern or kind may match a LAN device: it still is no link.
+    assert_eq!(lan("[gateway]\nlan = [\"eth1\"]\n[[link]]\nname = \"eth*\"\n[[link]]\nkind = \"wired\"\n"), ["eth1"]);
+}
+
+#[test]
+fn a_gateway_without_usable_lan_devices_is_refused() {
+    let wrong = [
+        ("[gateway]\n", "names no LAN device", 1),
+        ("[gateway]\nlan = []\n", "names no LAN device", 1),
+        ("[gateway]\nlan = \"eth1\"\n", "lan", 2),
+        ("[gateway]\nlan = [\"eth0\"]\n[[link]]\nname = \"eth0\"\n", "eth0 is a LAN device here and has a [[link]] entry", 2),
+    ];
+    for (text, reason, line) in wrong {
+        let [finding] = &refused(text)[..] else { panic!("{text}: {:?}", refused(text)) };
+        assert!(finding.line == line && finding.reason.contains(reason), "{text}: {finding:?}");
+    }
+    for name in ["", "lo", "eth*", "a/b", "a b", "..", "sixteen-bytes-00", "a\\\"b"] {
+        let [finding] = &refused(&format!("[gateway]\nlan = [\"{name}\"]\n"))[..] else { panic!("{name}") };
+        assert!(
+            finding.reason.contains("is not a LAN device") && finding.remedy.as_ref().unwrap().contains("ip link"),
+            "{name}: {finding:?}"
+        );
+    }
+}
+
+#[test]
+fn one_relay_carries_everything() {
+    let with = |text: &str, relays: &[&str]| {
+        let relays = Some(relays.iter().map(|name| (*name).to_owned()).collect());
+        config::parse("braid.toml", text, &World { relays, ..world() })
+    };
+    let carried = |text: &str, relays: &[&str]| {
+        let config = with(text, relays).unwrap();
+        (config.policy.bonds_all, config.policy.relay, config.warnings.len())
+    };
+    assert_eq!(carried("", &["home", "office"]), (false, None, 0));
+    assert_eq!(carried("carry = \"direct\"\n", &["home", "office"]), (false, None, 0));
+    assert_eq!(carried("carry = \"bond\"\n", &["home"]), (true, None, 0));
+    assert_eq!(carried("carry = \"bond\"\n", &[]), (true, None, 1), "no relay is joined yet");
+    assert_eq!(carried("carry = \"bond\"\nrelay = \"office\"\n", &["home", "office"]), (true, Some("office".into()), 0));
+    let error = with("carry = \"bond\"\n", &["home", "office"]).unwrap_err().to_string();
+    assert!(error.contains("home, office") && error.contains("relay = \"home\""), "{error}");
+    for text in ["relay = \"home\"\n", "carry = \"direct\"\nrelay = \"home\"\n"] {
+        let [finding] = &refused(text)[..] else { panic!("{text}") };
+        assert!(finding.reason.contains("no effect"), "{finding:?}");
+    }
+    for text in ["carry = \"auto\"\n", "carry = \"duplicate\"\n", "carry = \"bond\"\nrelay = \"hom\"\n"] {
+        assert_eq!(refused(text).len(), 1, "{text}");
+    }
+}
+
 /// The example must contain every key: wrong keys list all valid ones in their remedy.
 #[test]
 fn the_example_names_every_key() {
-    let wrong = "x = 1\ndetect = { x = 1 }\nutility = { x = 1, threshold = 0.5 }\nprice = { x = 1 }\n[[link]]\nname = \"eth0\"\nx = 1\nenergy = { receive_mw = 1, transmit_mw = 1, x = 1 }\n[[app]]\nmatch = { port = 1, x = 1 }\nx = 1\n[exclude]\nx = 1\n[measure]\nx = 1\n[bond]\nx = 1\n";
+    let wrong = "x = 1\ndetect = { x = 1 }\nutility = { x = 1, threshold = 0.5 }\nprice = { x = 1 }\n[[link]]\nname = \"eth0\"\nx = 1\nenergy = { receive_mw = 1, transmit_mw = 1, x = 1 }\n[[app]]\nmatch = { port = 1, x = 1 }\nx = 1\n[exclude]\nx = 1\n[measure]\nx = 1\n[bond]\nx = 1\n[gateway]\nlan = [\"eth1\"]\nx = 1\n";
     let findings = refused(wrong);
-    assert_eq!(findings.len(), 11, "{findings:#?}");
+    assert_eq!(findings.len(), 12, "{findings:#?}");
     let example = all_on();
     for finding in findings {
         let keys = finding.remedy.unwrap();
