@@ -2,6 +2,7 @@
 
 mod context;
 mod energy;
+mod gateway;
 pub(crate) mod get;
 mod past;
 mod relay;
@@ -19,6 +20,7 @@ use clap::{Args, Parser, Subcommand};
 
 pub(crate) use context::{Context, ContextAction};
 pub(crate) use energy::{Energy, EnergyFetch, EnergyList, EnergyOffer, EnergyServe};
+pub(crate) use gateway::{Gateway, GatewayAction, GatewaySetup};
 pub(crate) use get::Get;
 pub(crate) use past::{Gains, History, Log};
 pub(crate) use relay::{
@@ -66,6 +68,7 @@ pub(crate) enum Command {
     Clients(Query),
     /// Show the table of the flows that this machine forwards for clients.
     Switch(Switch),
+    Gateway(Gateway),
     /// Show links, flows, applications, peers and events live in the terminal.
     Top(Daemon),
     Log(Log),
@@ -337,6 +340,7 @@ mod tests {
             (&["sim"], "same seed"),
             (&["relay", "invite"], "QR code"),
             (&["relay", "limit"], "lifts one"),
+            (&["gateway", "setup"], "dnsmasq assigns"),
         ] {
             let found = words.iter().try_fold(&cli, |command, word| command.find_subcommand(word)).unwrap();
             let long = found.get_long_about().map(ToString::to_string).unwrap_or_default();
