@@ -259,6 +259,8 @@ pub(crate) struct Explain {
 ///
 /// As root, it also asks the kernel to verify every BPF program. It attaches none and leaves nothing behind.
 ///
+/// If the configuration has a [gateway] section, or with --for gateway, it also checks what forwarding for other devices needs.
+///
 /// Exit status with --for: 0 if the command works here, 1 if it does not, 3 if unknown (usually because only root can verify the BPF programs).
 /// Without --for: 1 if neither `up` nor `run` works, else 0. Wrong usage: 2.
 #[derive(Debug, Args)]
@@ -283,6 +285,8 @@ pub(crate) enum Mode {
     Up,
     /// One command
     Run,
+    /// Forwarding for other devices (`[gateway]`)
+    Gateway,
 }
 
 fn span(text: &str) -> Result<Duration, String> {
