@@ -218,3 +218,46 @@ fn an_edited_file_is_left_alone() {
     let refused = setup.run(&["--lan", "lan0"]);
     assert!(text(&refused.stderr).contains("/etc/dnsmasq.d/mine has dhcp-range="), "{}", text(&refused.stderr));
 }
+
+#[test]
+fn the_doctor_finds_a_firewall_that_drops_forwarded_packets() {
+    if !able() {
+        return;
+    }
+    let lab = Lab::builder().link(LinkSpec::new("wlan0")).lan(1).start().unwrap();
+    let checks = || -> Vec<Value> {
+        let mut command = lab.client().command(braid()).unwrap();
+        let output = command.args(["doctor", "--for", "gateway", "--json", "--socket", "/nonexistent"]).output().unwrap();
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(report["modes"][0]["name"], "gateway");
+        report["checks"].as_array().unwrap().clone()
+    };
+    let check = |name: &str| checks().into_iter().find(|check| check["name"] == name).unwrap();
+    for name in ["switch programs", "nftables", "other firewalls"] {
+        assert_eq!(check(name)["verdict"], "ok", "{}", check(name));
+    }
+    assert!(client(&lab, "nft list tables").is_empty(), "the doctor sets no rule");
+    client(&lab, "nft add table inet mine");
+    client(&lab, "nft add chain inet mine f { type filter hook forward priority 0 ; policy drop ; }");
+    let found = check("other firewalls");
+    assert!(found["verdict"] == "warning" && found["found"].as_str().unwrap().contains("chain f of table inet mine"), "{found}");
+    assert!(found["remedy"].as_str().unwrap().contains("nft insert rule inet mine f iifname"), "{found}");
+}
+
+#[test]
+fn a_link_in_a_subnet_of_the_lan_is_not_used() {
+    if !able() {
+        return;
+    }
+    let lab = Lab::builder().link(LinkSpec::new("wlan0")).link(LinkSpec::new("lte0")).lan(1).start().unwrap();
+    let up = Up::start(&lab, "scheduler = \"round-robin\"\n[gateway]\nlan = [\"lan0\"]\n");
+    client(&lab, "ip address add 10.77.1.77/25 dev lan0");
+    eventually("the link is refused", || {
+        up.link("lte0")["reason"].as_str().is_some_and(|reason| reason.contains("of the LAN device lan0"))
+    });
+    let link = up.link("lte0");
+    assert!(link["reason"].as_str().unwrap().starts_with("lte0 is in the network 10.77.1.0/24, which overlaps 10.77.1.0/25"), "{link}");
+    assert_eq!(chosen_many(&lab, remote(11, 7000), 4), [0; 4]);
+    client(&lab, "ip address delete 10.77.1.77/25 dev lan0");
+    up.wait_state("lte0", "up");
+}

@@ -24,8 +24,8 @@ pub(crate) enum GatewayAction {
 /// Without --apply, it only shows what it would do: the files with their text, the addresses of the LAN devices, and the section of the configuration.
 /// --undo reverts what --apply did. It leaves files alone that were edited since, and lists them.
 ///
-/// dnsmasq assigns IPv4 addresses by DHCP and advertises an IPv6 prefix that is unique to this machine (RFC 4193). It answers names of the LAN, as in
-/// phone.lan, and asks the servers in /etc/resolv.conf for all others.
+/// dnsmasq assigns IPv4 addresses by DHCP and advertises an IPv6 prefix that is unique to this machine (RFC 4193). It answers names of the LAN,
+/// as in phone.lan, and asks the servers in /etc/resolv.conf for all others.
 ///
 /// Exit status: 0 if all was shown or done, 1 if not.
 #[derive(Debug, Args)]

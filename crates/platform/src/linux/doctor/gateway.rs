@@ -147,6 +147,9 @@ fn closed<'a>(chain: &'a BaseChain, lan: &[String]) -> Option<(&'a BaseChain, St
             format!("ufw route allow in on {device}")
         }
         "FORWARD" => accept_by(program, "FORWARD", lan),
+        _ if chain.table == "fw4" => {
+            format!("in /etc/config/firewall, let the zone of {device} forward to the zone of the links, then run `fw4 reload`")
+        }
         name => format!(
             "nft insert rule {family} {table} {name} iifname {device} accept; nft insert rule {family} {table} {name} oifname {device} ct state \
              established,related accept",
@@ -177,7 +180,9 @@ fn judge(closed: Vec<Closed>, lan: &[String]) -> Check {
     let accepts = |line: &str, device: &str| {
         let words: Vec<&str> = line.split(|c: char| c.is_whitespace() || matches!(c, '"' | ',')).collect();
         let is_in = words.iter().any(|word| matches!(*word, "iifname" | "iif" | "-i"));
-        is_in && words.contains(&device) && ["accept", "ACCEPT", "trusted"].iter().any(|verdict| line.contains(verdict))
+        // The last two are of the zones of firewalld and OpenWrt.
+        let verdicts = ["accept", "ACCEPT", "filter_FWD_trusted", "jump forward_"];
+        is_in && words.contains(&device) && verdicts.iter().any(|verdict| line.contains(verdict))
     };
     let shut = |one: &&Closed| lan.is_empty() || !lan.iter().all(|device| one.rules.lines().any(|line| accepts(line, device)));
     let shut: Vec<&Closed> = closed.iter().filter(shut).collect();
@@ -269,6 +274,7 @@ mod tests {
         assert_eq!(remedy(&BaseChain { hook: 1, ..chain("ip", "filter", "INPUT", DROP) }), None);
         assert!(remedy(&chain("inet", "mine", "f", DROP)).unwrap().starts_with("nft insert rule inet mine f iifname lan0 accept"));
         assert!(remedy(&chain("ip6", "filter", "FORWARD", DROP)).unwrap().starts_with("ip6tables -I FORWARD -i lan0"));
+        assert!(remedy(&chain("inet", "fw4", "forward", DROP)).unwrap().contains("/etc/config/firewall"));
         assert!(remedy(&chain("inet", "firewalld", "filter_FORWARD", 1)).unwrap().contains("--change-interface=lan0"));
     }
 
@@ -283,6 +289,7 @@ mod tests {
         assert_eq!(judged(one, &lan[..1]), Standing::Ok);
         assert_eq!(judged("iifname { \"lan0\", \"lan1\" } accept", &lan), Standing::Ok);
         assert_eq!(judged("-A FORWARD -i lan0 -j ACCEPT\n-A FORWARD -i lan1 -j ACCEPT\n", &lan), Standing::Ok);
+        assert_eq!(judged("iifname \"lan0\" jump forward_lan comment \"!fw4: lan\"", &lan[..1]), Standing::Ok);
         assert_eq!(judged("oifname \"lan0\" accept\niifname \"lan00\" accept\n", &lan[..1]), Standing::Warning);
         assert_eq!(judged(one, &[]), Standing::Warning);
         assert_eq!(judge(Vec::new(), &lan).standing, Standing::Ok);
