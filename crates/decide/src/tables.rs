@@ -146,11 +146,12 @@ pub fn lan_conflicts(
     links: impl IntoIterator<Item = LinkIndex>,
     lan: &[String],
 ) -> BTreeMap<LinkIndex, String> {
-    let devices = || snapshot.interfaces.iter().filter(|facts| lan.contains(&facts.name));
+    let devices = snapshot.interfaces.iter().filter(|facts| lan.contains(&facts.name));
+    let own: Vec<(&LinkFacts, IpNet)> = devices.flat_map(|device| device.addresses.iter().map(move |net| (device, *net))).collect();
     let conflict = |facts: &LinkFacts| {
         let nets = Family::ALL.into_iter().flat_map(|family| subnets(snapshot, facts, family));
         nets.chain(facts.addresses.iter().map(|net| net.addr().into())).find_map(|net| {
-            let (device, other) = devices().flat_map(|device| device.addresses.iter().map(move |own| (device, own))).find(|(_, own)| overlap(net, **own))?;
+            let (device, other) = own.iter().find(|(_, own)| overlap(net, *own))?;
             Some(format!(
                 "{} is in the network {net}, which overlaps {} of the LAN device {}, so answers to clients would be ambiguous; give the LAN another \
                  address range",
