@@ -3,6 +3,7 @@
 mod bond;
 mod context;
 mod energy;
+mod gateway;
 pub(crate) mod get;
 mod past;
 mod relay;
@@ -21,6 +22,7 @@ use clap::{Args, Parser, Subcommand};
 pub(crate) use bond::{Bond, BondAction};
 pub(crate) use context::{Context, ContextAction};
 pub(crate) use energy::{Energy, EnergyFetch, EnergyList, EnergyOffer, EnergyServe};
+pub(crate) use gateway::{Gateway, GatewayAction, GatewaySetup};
 pub(crate) use get::Get;
 pub(crate) use past::{Gains, History, Log};
 pub(crate) use relay::{
@@ -69,6 +71,7 @@ pub(crate) enum Command {
     Clients(Query),
     /// Show the table of the flows that this machine forwards for clients.
     Switch(Switch),
+    Gateway(Gateway),
     /// Show links, flows, applications, peers and events live in the terminal.
     Top(Daemon),
     Log(Log),
@@ -259,6 +262,8 @@ pub(crate) struct Explain {
 ///
 /// As root, it also asks the kernel to verify every BPF program. It attaches none and leaves nothing behind.
 ///
+/// If the configuration has a [gateway] section, or with --for gateway, it also checks what forwarding for other devices needs.
+///
 /// Exit status with --for: 0 if the command works here, 1 if it does not, 3 if unknown (usually because only root can verify the BPF programs).
 /// Without --for: 1 if neither `up` nor `run` works, else 0. Wrong usage: 2.
 #[derive(Debug, Args)]
@@ -283,6 +288,8 @@ pub(crate) enum Mode {
     Up,
     /// One command
     Run,
+    /// Forwarding for other devices (`[gateway]`)
+    Gateway,
 }
 
 fn span(text: &str) -> Result<Duration, String> {
@@ -340,6 +347,7 @@ mod tests {
             (&["sim"], "same seed"),
             (&["relay", "invite"], "QR code"),
             (&["relay", "limit"], "lifts one"),
+            (&["gateway", "setup"], "dnsmasq assigns"),
         ] {
             let found = words.iter().try_fold(&cli, |command, word| command.find_subcommand(word)).unwrap();
             let long = found.get_long_about().map(ToString::to_string).unwrap_or_default();

@@ -17,11 +17,12 @@ const NOT_KNOWN: u8 = 3;
 /// Checks the system and prints what it supports. Without `--for`, fails if neither `up` nor `run` works.
 pub(crate) fn run(asked: &cli::Doctor) -> anyhow::Result<ExitCode> {
     let config = configured();
-    let mut checks = doctor::examine(&asked.state_dir, &config.policy.links);
+    let is_gateway = asked.mode == Some(cli::Mode::Gateway) || !config.policy.lan.is_empty();
+    let mut checks = doctor::examine(&asked.state_dir, &config.policy, is_gateway);
     checks.push(detection(&config));
     let policy = client::read(&asked.daemon.socket, "/v1/policy").ok();
     beside_daemon(&mut checks, client::read(&asked.daemon.socket, "/v1/status"), policy);
-    let mut report = report(checks);
+    let mut report = report(checks, is_gateway);
     let Some(asked_for) = asked.mode else {
         print(asked.json, &report, show::doctor)?;
         return Ok(if report.whole_machine || report.one_command { ExitCode::SUCCESS } else { ExitCode::FAILURE });
@@ -41,6 +42,7 @@ fn narrow(report: &mut DoctorReport, mode: cli::Mode) {
     report.checks.retain(|check| match mode {
         cli::Mode::Up => check.needed_by_up,
         cli::Mode::Run => check.needed_by_run,
+        cli::Mode::Gateway => check.needed_by_gateway,
     });
 }
 
@@ -48,6 +50,7 @@ const fn name(mode: cli::Mode) -> &'static str {
     match mode {
         cli::Mode::Up => "up",
         cli::Mode::Run => "run",
+        cli::Mode::Gateway => "gateway",
     }
 }
 
@@ -55,6 +58,7 @@ const fn is_needed(check: &doctor::Check, mode: cli::Mode) -> bool {
     match mode {
         cli::Mode::Up => check.needed_by_up,
         cli::Mode::Run => check.needed_by_run,
+        cli::Mode::Gateway => check.needed_by_gateway,
     }
 }
 
@@ -86,7 +90,15 @@ fn detection(config: &Config) -> doctor::Check {
         Some(detection) => format!("Braid {}", show::detection_text(&detection)),
         None => "Braid asks no hosts whether they run Braid (detect = false)".to_owned(),
     };
-    doctor::Check { name: "detection", standing: Standing::Ok, found, remedy: None, needed_by_up: false, needed_by_run: false }
+    doctor::Check {
+        name: "detection",
+        standing: Standing::Ok,
+        found,
+        remedy: None,
+        needed_by_up: false,
+        needed_by_run: false,
+        needed_by_gateway: false,
+    }
 }
 
 /// Adds the state of the daemon. If one runs, privileges that only this user lacks do not count as missing: the daemon has them.
@@ -96,7 +108,7 @@ fn beside_daemon(checks: &mut Vec<doctor::Check>, status: Result<Status, ClientE
             // Programs that the kernel rejected stay missing: a daemon started before an upgrade runs other programs.
             let tried = checks.iter().any(|check| check.name == doctor::PRIVILEGE && check.standing == Standing::Ok);
             let has = |check: &&mut doctor::Check| match check.name {
-                doctor::PROGRAMS => !tried,
+                doctor::PROGRAMS | doctor::SWITCH => !tried,
                 doctor::PRIVILEGE | "state" => check.standing != Standing::Ok,
                 _ => false,
             };
@@ -112,7 +124,15 @@ fn beside_daemon(checks: &mut Vec<doctor::Check>, status: Result<Status, ClientE
         Err(error) if error.is_not_running() => (Standing::Ok, format!("not running: {}", client::START), None),
         Err(error) => (Standing::Warning, error.to_string(), Some("see its log: `journalctl -u braid`".to_owned())),
     };
-    checks.push(doctor::Check { name: "daemon", standing, found, remedy, needed_by_up: false, needed_by_run: false });
+    checks.push(doctor::Check {
+        name: "daemon",
+        standing,
+        found,
+        remedy,
+        needed_by_up: false,
+        needed_by_run: false,
+        needed_by_gateway: false,
+    });
 }
 
 /// The daemon's links, and the `[[link]]` entries that match no device.
@@ -146,16 +166,18 @@ fn links(links: &[LinkStatus], entries: &[LinkEntry]) -> doctor::Check {
         remedy: remedy.map(str::to_owned),
         needed_by_up: false,
         needed_by_run: false,
+        needed_by_gateway: false,
     }
 }
 
-fn report(checks: Vec<doctor::Check>) -> DoctorReport {
+fn report(checks: Vec<doctor::Check>, is_gateway: bool) -> DoctorReport {
     let able = |needed: fn(&doctor::Check) -> bool| !checks.iter().any(|check| needed(check) && check.standing == Standing::Missing);
+    let modes = [cli::Mode::Up, cli::Mode::Run].into_iter().chain(is_gateway.then_some(cli::Mode::Gateway));
     DoctorReport {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         whole_machine: able(|check| check.needed_by_up),
         one_command: able(|check| check.needed_by_run),
-        modes: [cli::Mode::Up, cli::Mode::Run].map(|mode| judge(mode, &checks)).into(),
+        modes: modes.map(|mode| judge(mode, &checks)).collect(),
         checks: checks.into_iter().map(check).collect(),
     }
 }
@@ -174,6 +196,7 @@ fn check(found: doctor::Check) -> Check {
         remedy: found.remedy,
         needed_by_up: found.needed_by_up,
         needed_by_run: found.needed_by_run,
+        needed_by_gateway: found.needed_by_gateway,
     }
 }
 
@@ -182,21 +205,21 @@ mod tests {
     use super::*;
 
     fn finding(standing: Standing, needed_by_up: bool) -> doctor::Check {
-        doctor::Check { name: "x", standing, found: "y".into(), remedy: None, needed_by_up, needed_by_run: false }
+        doctor::Check { name: "x", standing, found: "y".into(), remedy: None, needed_by_up, needed_by_run: false, needed_by_gateway: false }
     }
 
     #[test]
     fn only_missing_needed_checks_prevent_use() {
-        let able = |standing, needed| report(vec![finding(standing, needed)]).whole_machine;
+        let able = |standing, needed| report(vec![finding(standing, needed)], false).whole_machine;
         assert!(able(Standing::Missing, false) && able(Standing::Unknown, true) && able(Standing::Warning, true));
         assert!(!able(Standing::Missing, true));
-        assert!(report(vec![finding(Standing::Missing, true)]).one_command);
+        assert!(report(vec![finding(Standing::Missing, true)], false).one_command);
     }
 
     #[test]
     fn regression_a_report_for_run_does_not_promise_up() {
         let run = doctor::Check { needed_by_run: true, ..finding(Standing::Ok, false) };
-        let mut report = report(vec![finding(Standing::Missing, true), run]);
+        let mut report = report(vec![finding(Standing::Missing, true), run], false);
         narrow(&mut report, cli::Mode::Run);
         assert!(!report.whole_machine && report.one_command);
         assert_eq!((report.checks.len(), report.modes.len(), report.modes[0].name.as_str()), (1, 1, "run"));
@@ -242,7 +265,7 @@ mod tests {
         let seen = |status| {
             let mut checks = vec![doctor::Check { name: "privilege", ..finding(Standing::Missing, true) }];
             beside_daemon(&mut checks, status, None);
-            (report(checks.clone()).whole_machine, checks.pop().unwrap())
+            (report(checks.clone(), false).whole_machine, checks.pop().unwrap())
         };
         let refused_to = |privilege| {
             let named = |name, standing| doctor::Check { name, ..finding(standing, true) };

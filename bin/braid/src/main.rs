@@ -8,6 +8,7 @@ mod client;
 mod doctor;
 mod energy;
 mod explain;
+mod gateway;
 mod get;
 mod join;
 mod past;
@@ -39,7 +40,7 @@ use clap::{CommandFactory, Parser};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-use crate::cli::{Check, Cli, Command, ContextAction, Daemon, Query, Switch, SwitchAction};
+use crate::cli::{Check, Cli, Command, ContextAction, Daemon, Gateway, GatewayAction, Query, Switch, SwitchAction};
 use crate::table::Page;
 
 fn main() -> ExitCode {
@@ -82,6 +83,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
             flows.items.retain(|flow| flow.client.is_some());
             print(query.json, &flows, |page, flows: &List<Flow>| show::flows(page, &flows.items))?;
         }
+        Command::Gateway(Gateway { action: GatewayAction::Setup(setup) }) => return gateway::setup(&setup),
         Command::Top(daemon) => top::run(&daemon.socket)?,
         Command::Log(log) => past::log(&log)?,
         Command::History(history) => past::history(&history)?,

@@ -22,7 +22,7 @@ pub struct DoctorReport {
 /// One mode of Braid.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct Mode {
-    /// The command: `up` or `run`.
+    /// The command, `up` or `run`, or `gateway`.
     pub name: String,
     /// `ok`: it works. `missing`: it does not work. `unknown`: this user lacks the rights to determine it.
     pub verdict: Verdict,
@@ -47,6 +47,9 @@ pub struct Check {
     /// Whether `braid run` requires it.
     #[serde(default)]
     pub needed_by_run: bool,
+    /// Whether `[gateway]` requires it.
+    #[serde(default)]
+    pub needed_by_gateway: bool,
 }
 
 /// Result of a check.

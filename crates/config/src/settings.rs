@@ -193,6 +193,22 @@ impl Settings {
     }
 }
 
+/// The text of a configuration file; empty if there is none.
+///
+/// # Errors
+/// Those of reading; the message names the file.
+pub fn read_file(path: &Path) -> std::io::Result<String> {
+    file::read(path).map_err(|error| std::io::Error::new(error.kind(), format!("cannot read {}: {error}", path.display())))
+}
+
+/// Replaces a text file as a whole, or creates it with its directory. It keeps its owner and mode.
+///
+/// # Errors
+/// Those of writing; the file is unchanged then.
+pub fn replace_file(path: &Path, text: &str) -> std::io::Result<()> {
+    Staged::new(path, text)?.commit()
+}
+
 fn read(file: &Path) -> Result<String, RequestError> {
     file::read(file).map_err(|error| {
         let detail = format!("{} cannot be read: {error}; make it a text file that root may read", file.display());

@@ -112,6 +112,10 @@ pub fn ruleset(plan: &GatewayPlan) -> Result<String, UnusableName> {
     }
     lines.push(format!("meta mark set ct mark map {{ {} }}", map(all().map(|(mark, connection)| (connection, mark)).collect())));
     if let Some(lan) = set(&lan) {
+        // What the daemon takes does not pass the forward chain.
+        lines.push(format!(
+            "iifname {lan} meta mark {CARRIER_MARK:#x} fib saddr . iif oif missing counter drop comment \"source is not on this LAN\""
+        ));
         for (protocol, ports) in [("tcp", plan.clients.connections), ("udp", plan.clients.datagrams)] {
             let taken = |family, address, port: Option<u16>| {
                 let port = port?;
@@ -234,6 +238,7 @@ type filter hook prerouting priority mangle; policy accept;
 iifname { "br-lan", "eth1" } meta mark & 0xffff0000 == 0xb1d00000 ct status & confirmed == 0 ct mark 0 ct mark set meta mark map { 0xb1d00001 : 0xb1000002, 0xb1d00004 : 0xb1000007, 0xb1d000fe : 0xb1ffffff }
 iifname { "br-lan", "eth1" } meta mark & 0xffff0000 == 0xb1d00000 meta mark set 0
 meta mark set ct mark map { 0xb1000002 : 0xb1d00001, 0xb1000007 : 0xb1d00004, 0xb1ffffff : 0xb1d000fe }
+iifname { "br-lan", "eth1" } meta mark 0xb1d000fe fib saddr . iif oif missing counter drop comment "source is not on this LAN"
 }
 chain forward {
 type filter hook forward priority filter - 1; policy accept;

@@ -178,6 +178,30 @@ pub fn conflicts(snapshot: &NetworkSnapshot, links: impl IntoIterator<Item = Lin
     refused
 }
 
+/// Links that share a subnet with a LAN device of the gateway, with the reason: answers to clients would leave over the link.
+pub fn lan_conflicts(
+    snapshot: &NetworkSnapshot,
+    links: impl IntoIterator<Item = LinkIndex>,
+    lan: &[String],
+) -> BTreeMap<LinkIndex, String> {
+    let devices = snapshot.interfaces.iter().filter(|facts| lan.contains(&facts.name));
+    let own: Vec<(&LinkFacts, IpNet)> = devices.flat_map(|device| device.addresses.iter().map(move |net| (device, *net))).collect();
+    let conflict = |facts: &LinkFacts| {
+        let nets = Family::ALL.into_iter().flat_map(|family| subnets(snapshot, facts, family));
+        nets.chain(facts.addresses.iter().map(|net| net.addr().into())).find_map(|net| {
+            let (device, other) = own.iter().find(|(_, own)| overlap(net, *own))?;
+            Some(format!(
+                "{} is in the network {net}, which overlaps {} of the LAN device {}, so answers to clients would be ambiguous; give the LAN another \
+                 address range",
+                facts.name,
+                other.trunc(),
+                device.name
+            ))
+        })
+    };
+    links.into_iter().filter_map(|index| Some((index, conflict(snapshot.interface(index)?)?))).collect()
+}
+
 /// The rules of one link, from its own subnets and those of the other links.
 fn rules(slot: usize, facts: &LinkFacts, family: Family, subnets: &[IpNet], others: &[IpNet]) -> Vec<RuleFacts> {
     let by_link = rule(family, PRIORITY_BY_LINK, table(slot));
@@ -467,6 +491,24 @@ mod tests {
             plan.routes.iter().all(|route| route.table != table(1))
                 && plan.rules.iter().all(|rule| rule.mark != Some((mark(1), LINK_MASK)))
         );
+    }
+
+    #[test]
+    fn a_link_in_a_subnet_of_the_lan_is_refused() {
+        let (snapshot, slots) = network(vec![
+            link(2, &["192.168.1.2/24", "2001:db8:1::2/64"], &["192.168.1.1"]),
+            link(3, &["10.0.0.2/24", "2001:db8:2::2/64"], &["10.0.0.1"]),
+            link(4, &["10.0.0.0/8"], &[]),
+            link(5, &["192.168.0.1/16"], &[]),
+        ]);
+        let links = || slots.keys().copied().filter(|index| *index < LinkIndex(4));
+        let refused = |lan: &[&str]| lan_conflicts(&snapshot, links(), &lan.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>());
+        assert!(refused(&[]).is_empty() && refused(&["link9"]).is_empty());
+        let one = refused(&["link5"]);
+        assert_eq!(one.keys().collect::<Vec<_>>(), [&LinkIndex(2)]);
+        let reason = "link2 is in the network 192.168.1.0/24, which overlaps 192.168.0.0/16 of the LAN device link5";
+        assert!(one[&LinkIndex(2)].starts_with(reason), "{one:?}");
+        assert_eq!(refused(&["link4", "link5"]).len(), 2);
     }
 
     #[test]

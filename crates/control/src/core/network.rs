@@ -16,8 +16,9 @@ impl<S: Steering> Core<S> {
     pub fn on_network(&mut self, now: Time, network: NetworkSnapshot) -> Result<(), SteeringError> {
         let policy = &self.in_force;
         let devices: Vec<&LinkFacts> = network.interfaces.iter().filter(|device| policy.is_link(device)).collect();
-        let conflicts = tables::conflicts(&network, devices.iter().map(|device| device.index));
-        let refused = |device: &LinkFacts| conflicts.get(&device.index).cloned();
+        let indexes = || devices.iter().map(|device| device.index);
+        let (conflicts, with_lan) = (tables::conflicts(&network, indexes()), tables::lan_conflicts(&network, indexes(), &policy.lan));
+        let refused = |device: &LinkFacts| conflicts.get(&device.index).or_else(|| with_lan.get(&device.index)).cloned();
         let mut identify = Vec::new();
         let new = |device: &LinkFacts, slot| {
             let rule = policy.link_rule(device).cloned().unwrap_or_default();

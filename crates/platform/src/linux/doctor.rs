@@ -2,13 +2,15 @@
 //! whether the state directory is writable, starts and kills one child process, and as root loads the BPF programs and unloads them without attaching
 //! them.
 
+mod gateway;
+
 use std::fs;
 use std::io;
 use std::net::UdpSocket;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use braid_decide::policy::{LinkRule, Pattern};
+use braid_decide::policy::{LinkRule, Pattern, Policy};
 use braid_model::{Family, LinkFacts, LinkKind, NetworkSnapshot, Role};
 
 use crate::linux::bpf::load::{self, LoadError, Needed, ProgramTrial};
@@ -43,11 +45,17 @@ pub struct Check {
     pub needed_by_up: bool,
     /// Whether steering one command (`braid run`) needs it.
     pub needed_by_run: bool,
+    /// Whether forwarding for other devices (`[gateway]`) needs it.
+    pub needed_by_gateway: bool,
 }
 
-/// Runs all checks, the most important first. `state_dir` is the daemon's state directory, `rules` are the `[[link]]` entries of the configuration.
-pub fn examine(state_dir: &Path, rules: &[LinkRule]) -> Vec<Check> {
-    let root = Path::new("/");
+pub use gateway::{FORWARDING, RULES, SWITCH};
+
+/// Runs all checks, the most important first. `state_dir` is the daemon's state directory, `policy` is that of the configuration. Those of a gateway
+/// run only if `is_gateway`.
+pub fn examine(state_dir: &Path, policy: &Policy, is_gateway: bool) -> Vec<Check> {
+    let root = root();
+    let rules = &policy.links;
     let locked = lockdown_mode(root);
     let mut checks = vec![
         kernel(&read(root, "proc/sys/kernel/osrelease")),
@@ -65,16 +73,23 @@ pub fn examine(state_dir: &Path, rules: &[LinkRule]) -> Vec<Check> {
     ];
     let privileged = checks.iter().any(|check| check.name == PRIVILEGE && check.standing == Standing::Ok);
     let is_root = is_root(&read(root, "proc/self/status"));
-    if privileged {
-        let survey = load::survey();
-        checks.insert(4, programs(&survey, blocks_bpf(&locked)));
-        checks.push(rates(&survey));
-        checks.push(connects(&survey, fs::OpenOptions::new().write(true).open(root.join("proc/sys/net/ipv4/ip_dynaddr"))));
+    let survey = privileged.then(load::survey);
+    if let Some(survey) = &survey {
+        checks.insert(4, programs(survey, blocks_bpf(&locked)));
+        checks.push(rates(survey));
+        checks.push(connects(survey, fs::OpenOptions::new().write(true).open(root.join("proc/sys/net/ipv4/ip_dynaddr"))));
     } else {
         checks.insert(4, untested(is_root));
     }
+    if is_gateway {
+        checks.extend(gateway::examine(policy, survey.as_ref()));
+    }
     checks.extend(others(root));
     checks
+}
+
+fn root() -> &'static Path {
+    Path::new("/")
 }
 
 /// Name of the check of this process's capabilities. Some other checks need them.
@@ -116,12 +131,17 @@ fn programs(survey: &Result<Vec<ProgramTrial>, LoadError>, locked_down: bool) ->
     check(PROGRAMS, UP, Standing::Missing, found, Some(remedy))
 }
 
-const UP: (bool, bool) = (true, false);
-const RUN: (bool, bool) = (false, true);
-const NEITHER: (bool, bool) = (false, false);
+/// What needs a check: `braid up`, `braid run` and the gateway, which the daemon serves.
+type NeededBy = (bool, bool, bool);
 
-fn check(name: &'static str, needed: (bool, bool), standing: Standing, found: impl Into<String>, remedy: Option<&str>) -> Check {
-    Check { name, standing, found: found.into(), remedy: remedy.map(str::to_owned), needed_by_up: needed.0, needed_by_run: needed.1 }
+const UP: NeededBy = (true, false, true);
+const RUN: NeededBy = (false, true, false);
+const GATEWAY: NeededBy = (false, false, true);
+const NEITHER: NeededBy = (false, false, false);
+
+fn check(name: &'static str, needed: NeededBy, standing: Standing, found: impl Into<String>, remedy: Option<&str>) -> Check {
+    let (needed_by_up, needed_by_run, needed_by_gateway) = needed;
+    Check { name, standing, found: found.into(), remedy: remedy.map(str::to_owned), needed_by_up, needed_by_run, needed_by_gateway }
 }
 
 fn read(root: &Path, path: &str) -> String {
@@ -432,7 +452,8 @@ const OTHERS: [(&str, &str); 6] = [
     ("clash", "it intercepts connections before they leave: run only one of the two"),
 ];
 
-fn others(root: &Path) -> Vec<Check> {
+/// Names of the running programs, in order.
+fn processes(root: &Path) -> Vec<String> {
     let processes = fs::read_dir(root.join("proc")).into_iter().flatten().flatten();
     let mut names: Vec<String> = processes
         .filter(|entry| entry.file_name().to_string_lossy().bytes().all(|byte| byte.is_ascii_digit()))
@@ -441,6 +462,11 @@ fn others(root: &Path) -> Vec<Check> {
         .collect();
     names.sort();
     names.dedup();
+    names
+}
+
+fn others(root: &Path) -> Vec<Check> {
+    let names = processes(root);
     let known = OTHERS.iter().filter(|(name, _)| names.iter().any(|have| have == name));
     let found: Vec<Check> = known
         .map(|(name, advice)| check("other software", NEITHER, Standing::Warning, format!("{name} is running"), Some(advice)))
@@ -633,6 +659,6 @@ mod tests {
 
     #[test]
     fn all_checks_run_on_this_machine() {
-        assert!(examine(Path::new("/var/lib/braid"), &[]).len() >= 11);
+        assert!(examine(Path::new("/var/lib/braid"), &Policy::default(), false).len() >= 11);
     }
 }

@@ -19,7 +19,7 @@ use super::netlink::netfilter;
 use super::reverse_path::is_strict;
 
 /// Directories in which `nft` is looked for.
-const SEARCH: &str = "/usr/sbin:/sbin:/usr/bin:/bin";
+pub(super) const SEARCH: &str = "/usr/sbin:/sbin:/usr/bin:/bin";
 /// The longest that `nft` may take.
 const LIMIT: Duration = Duration::from_secs(5);
 /// Interval at which the end of `nft` is checked.
@@ -97,8 +97,24 @@ pub fn apply(plan: &GatewayPlan) -> Result<(), GatewayError> {
         let chains: Vec<_> = changes.iter().map(|setting| format!("chain {} {{}}\n", setting.name())).collect();
         script += &format!("table inet {RECORDS} {{\n{}}}\n", chains.concat());
     }
-    nft(&script)?;
+    nft(&[], &script)?;
     changes.iter().filter(|setting| setting.former != setting.set).try_for_each(|setting| write(&setting.path, &setting.set))
+}
+
+/// Lets `nft` and the kernel check the firewall rules of `plan`, and sets none.
+///
+/// # Errors
+/// Those of [`apply`].
+pub fn trial(plan: &GatewayPlan) -> Result<(), GatewayError> {
+    nft(&["--check"], &rules::ruleset(plan)?)
+}
+
+/// Looks for `nft`.
+///
+/// # Errors
+/// There is none.
+pub fn find_nft() -> Result<(), GatewayError> {
+    if SEARCH.split(':').any(|directory| Path::new(directory).join("nft").exists()) { Ok(()) } else { Err(GatewayError::NoNft) }
 }
 
 /// Restores the settings that [`apply`] changed, and removes the firewall rules. Returns whether there was anything to revert. A setting whose value
@@ -271,9 +287,9 @@ fn write(setting: &Path, value: &str) -> Result<(), GatewayError> {
 }
 
 /// Runs `nft` with this script.
-fn nft(script: &str) -> Result<(), GatewayError> {
+fn nft(options: &[&str], script: &str) -> Result<(), GatewayError> {
     let mut command = Command::new("nft");
-    command.args(["-f", "-"]).env_clear().env("PATH", SEARCH).current_dir("/");
+    command.args(options).args(["-f", "-"]).env_clear().env("PATH", SEARCH).current_dir("/");
     run(command, script, LIMIT)
 }
 

@@ -20,6 +20,11 @@ const NFPROTO_INET: u8 = 1;
 const NFTA_TABLE_NAME: u16 = 1;
 const NFTA_CHAIN_TABLE: u16 = 1;
 const NFTA_CHAIN_NAME: u16 = 3;
+const NFTA_CHAIN_HOOK: u16 = 4;
+const NFTA_CHAIN_POLICY: u16 = 5;
+const NFTA_HOOK_HOOKNUM: u16 = 1;
+/// Names of address families (`NFPROTO_*`).
+const FAMILIES: [(u8, &str); 6] = [(1, "inet"), (2, "ip"), (3, "arp"), (5, "netdev"), (7, "bridge"), (10, "ip6")];
 const CTA_TUPLE_ORIG: u16 = 1;
 const CTA_TUPLE_IP: u16 = 1;
 const CTA_TUPLE_PROTO: u16 = 2;
@@ -39,7 +44,7 @@ const ECHO_REQUEST_V6: u8 = 128;
 /// Names of all tables of family `inet`. Empty if the kernel has no nftables.
 pub(in crate::linux) fn tables() -> io::Result<Vec<String>> {
     let name = |body: &[u8]| string(body, NFTA_TABLE_NAME);
-    match dump(GET_TABLES, name) {
+    match dump(GET_TABLES, NFPROTO_INET, name) {
         Err(error) if is_unsupported(&error) => Ok(Vec::new()),
         outcome => outcome,
     }
@@ -48,10 +53,54 @@ pub(in crate::linux) fn tables() -> io::Result<Vec<String>> {
 /// Names of the chains of a table of family `inet`, in the order of their creation. Empty if there is no such table.
 pub(in crate::linux) fn chains(table: &str) -> io::Result<Vec<String>> {
     let name = |body: &[u8]| string(body, NFTA_CHAIN_TABLE).filter(|name| name == table).and_then(|_| string(body, NFTA_CHAIN_NAME));
-    match dump(GET_CHAINS, name) {
+    match dump(GET_CHAINS, NFPROTO_INET, name) {
         Err(error) if is_unsupported(&error) => Ok(Vec::new()),
         outcome => outcome,
     }
+}
+
+/// A chain that the kernel calls.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(in crate::linux) struct BaseChain {
+    /// Family as `nft` names it.
+    pub(in crate::linux) family: &'static str,
+    pub(in crate::linux) table: String,
+    pub(in crate::linux) name: String,
+    /// Number of the hook (`NF_INET_*`).
+    pub(in crate::linux) hook: u32,
+    /// Verdict for packets that reach its end (`NF_DROP` or `NF_ACCEPT`).
+    pub(in crate::linux) policy: u32,
+}
+
+/// The base chains of all families. Empty if the kernel has no nftables.
+pub(in crate::linux) fn base_chains() -> io::Result<Vec<BaseChain>> {
+    let chain = |body: &[u8]| {
+        let number = |bytes: &[u8], kind| Some(u32::from_be_bytes(value(bytes, kind)?.try_into().ok()?));
+        let attributes = body.get(GENERAL..)?;
+        Some(BaseChain {
+            family: name_of(*body.first()?)?,
+            table: string(body, NFTA_CHAIN_TABLE)?,
+            name: string(body, NFTA_CHAIN_NAME)?,
+            hook: number(&value(attributes, NFTA_CHAIN_HOOK)?, NFTA_HOOK_HOOKNUM)?,
+            policy: number(attributes, NFTA_CHAIN_POLICY)?,
+        })
+    };
+    match dump(GET_CHAINS, 0, chain) {
+        Err(error) if is_unsupported(&error) => Ok(Vec::new()),
+        outcome => outcome,
+    }
+}
+
+/// Names of all chains in the table of a chain.
+pub(in crate::linux) fn chain_names(chain: &BaseChain) -> io::Result<Vec<String>> {
+    dump(GET_CHAINS, 0, |body: &[u8]| {
+        let same = name_of(*body.first()?)? == chain.family && string(body, NFTA_CHAIN_TABLE)? == chain.table;
+        string(body, NFTA_CHAIN_NAME).filter(|_| same)
+    })
+}
+
+fn name_of(family: u8) -> Option<&'static str> {
+    FAMILIES.iter().find(|(number, _)| *number == family).map(|(_, name)| *name)
 }
 
 /// Deletes a table of family `inet` with all that it contains. Does nothing if there is no such table.
@@ -73,12 +122,12 @@ pub(in crate::linux) fn delete_connection(protocol: u8, source: SocketAddr, dest
     }
 }
 
-fn dump(kind: u16, read: impl Fn(&[u8]) -> Option<String>) -> io::Result<Vec<String>> {
+fn dump<T>(kind: u16, family: u8, read: impl Fn(&[u8]) -> Option<T>) -> io::Result<Vec<T>> {
     let mut kernel = NetlinkSocket::with(NETLINK_NETFILTER)?;
     let mut found = Vec::new();
     for _ in 0..MAX_DUMP_ATTEMPTS {
         found.clear();
-        if kernel.request(kind, NLM_F_REQUEST | NLM_F_DUMP, &body(NFPROTO_INET, &[]), |body| found.extend(read(body)))? {
+        if kernel.request(kind, NLM_F_REQUEST | NLM_F_DUMP, &body(family, &[]), |body| found.extend(read(body)))? {
             break;
         }
     }
@@ -88,6 +137,11 @@ fn dump(kind: u16, read: impl Fn(&[u8]) -> Option<String>) -> io::Result<Vec<Str
 /// Whether the error means that the kernel has no nftables, so there are no tables.
 fn is_unsupported(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP | libc::EPROTONOSUPPORT))
+}
+
+/// The value of one attribute.
+fn value(attributes: &[u8], kind: u16) -> Option<Vec<u8>> {
+    NlasIterator::new(attributes).flatten().find(|attribute| attribute.kind() == kind).map(|attribute| attribute.value().to_vec())
 }
 
 fn string(body: &[u8], kind: u16) -> Option<String> {
