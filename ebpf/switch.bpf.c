@@ -372,9 +372,11 @@ int braid_from_lan(struct __sk_buff *skb)
 		if (!flow)
 			return TC_NEXT;
 	} else if (packet.key.protocol == IPPROTO_TCP && !(flow->answered | (flow->flags & BRAID_FLOW_CARRIED)) && (packet.flags & TCP_SYN)) {
-		/* The client sends its SYN again. */
-		flow->resent++;
-		record_timeout(flow, (flow->resent - 1) | 1u << 31);
+		/* The client sends its SYN again. A flood of them is no evidence. */
+		if (time - flow->last >= BRAID_UNANSWERED_NS) {
+			flow->resent++;
+			record_timeout(flow, (flow->resent - 1) | 1u << 31);
+		}
 	}
 	count_forwarded(flow, &flow->tx, skb->len);
 	follow_end(flow, &packet, BRAID_FLOW_CLIENT_CLOSED);
@@ -405,7 +407,8 @@ int braid_to_lan(struct __sk_buff *skb)
 	if (!flow || !flow->id || (flow->flags & (BRAID_FLOW_PENDING | BRAID_FLOW_MARKER)))
 		return TC_NEXT;
 	count_forwarded(flow, &flow->rx, skb->len);
-	if (packet.key.protocol == IPPROTO_TCP && !flow->answered && (packet.flags & TCP_SYN))
+	/* A connection from before the daemon's start is answered by any packet. */
+	if (packet.key.protocol == IPPROTO_TCP && !flow->answered && (packet.flags & (TCP_SYN | TCP_ACK)))
 		record_forwarded_answer(flow);
 	follow_end(flow, &packet, BRAID_FLOW_SERVER_CLOSED);
 	return TC_NEXT;

@@ -35,6 +35,11 @@ const ENDING_PATIENCE: Duration = Duration::from_secs(1);
 /// Maximum number of threads that wait for locked sockets, besides the one that ends flows.
 const MAX_ABANDONED: usize = 8;
 
+/// How long the loop waits for the gateway's firewall rules.
+const GATEWAY_WAIT: Duration = Duration::from_millis(500);
+/// Delay before they are tried again.
+const GATEWAY_RETRY: Duration = Duration::from_secs(5);
+
 /// Why a link is not measured.
 const NOT_WRITTEN: &str = "the bytes that the measurement may move cannot be written to the state directory";
 
@@ -95,13 +100,19 @@ impl Daemon<'_> {
     /// Sets up the system's part of the gateway, or removes it.
     pub(super) fn apply_gateway(&mut self, plan: Option<GatewayPlan>) {
         let clients = self.redirect.as_ref().and_then(|redirect| redirect.clients()).map(|clients| clients.ports()).unwrap_or_default();
-        let applied = match &plan {
-            Some(plan) => gateway::apply(&GatewayPlan { clients, ..plan.clone() }),
+        let wanted = plan.clone();
+        let work = move || match wanted {
+            Some(plan) => gateway::apply(&GatewayPlan { clients, ..plan }),
             None => gateway::sweep().map(drop),
         };
+        let applied = self.gateway_worker.ask(GATEWAY_WAIT, work).map_err(anyhow::Error::from).and_then(|done| done.map_err(Into::into));
         // Without the rules, marked packets would reach no socket.
-        self.peers.take_clients(plan.is_some() && applied.is_ok());
-        self.unapplied_gateway = applied.is_err().then(|| (plan, now() + RETRY_AFTER));
+        let takes = plan.is_some() && applied.is_ok();
+        self.peers.take_clients(takes);
+        if !takes && let Err(error) = gateway::forget_carried() {
+            tracing::debug!(%error, "cannot end the flows of clients that the daemon carries");
+        }
+        self.unapplied_gateway = applied.is_err().then(|| (plan, now() + GATEWAY_RETRY));
         self.log_and_retry("cannot set up the gateway", applied);
     }
 

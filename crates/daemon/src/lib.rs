@@ -30,6 +30,7 @@ use braid_platform::linux::netlink::{self, Follower};
 use braid_platform::linux::process::CgroupTree;
 use braid_platform::linux::sys::bpf::{Ready, now};
 use braid_platform::linux::sys::process::{raise_open_files, raise_trim_threshold, release_code_pages, trim_heap};
+use braid_platform::linux::worker::Worker;
 use braid_platform::linux::{gateway, leases, reverse_path, watch::ExeWatch};
 pub use braid_store::lock::Holder;
 use braid_store::lock::{Lock, LockError};
@@ -162,6 +163,9 @@ pub fn sweep() -> anyhow::Result<Option<String>> {
 
 /// Removes the system's part of the gateway, unless the next daemon takes it over: clients then keep their connections.
 fn sweep_gateway(wanted: bool) {
+    if let Err(error) = gateway::forget_carried() {
+        tracing::debug!(%error, "cannot end the flows of clients that an earlier Braid carried");
+    }
     let done = if wanted { gateway::sweep().map(drop) } else { Ok(()) };
     if let Err(error) = done {
         tracing::warn!("settings of the gateway may remain: {error}");
@@ -270,6 +274,7 @@ async fn live(
         backlog: false,
         again: None,
         unapplied: None,
+        gateway_worker: Worker::new("braid-gateway", 1),
         unapplied_gateway: None,
         troubles: BTreeMap::new(),
         connects_move: false,
@@ -279,6 +284,8 @@ async fn live(
     let first = daemon.network.borrow_and_update().clone();
     // A failure here is not transient: the start fails, rather than leaving a daemon that steers only part of the traffic.
     daemon.on_network(first)?;
+    // Before the first rules are set, because some may name clients.
+    daemon.read_leases(now());
     daemon.core.tick(now())?;
     daemon.peers.look_up(daemon.core.names_to_detect());
     daemon.act();
@@ -376,6 +383,8 @@ struct Daemon<'a> {
     again: Option<Time>,
     /// Rules and routes that could not be installed, and when to retry.
     unapplied: Option<(TablePlan, Time)>,
+    /// Runs `nft`, which takes some 20 ms, or hangs.
+    gateway_worker: Worker,
     /// The system's part of the gateway that could not be set up or removed, and when to retry.
     unapplied_gateway: Option<(Option<GatewayPlan>, Time)>,
     /// Failures that are being retried, by operation.

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use braid_platform::linux::bpf::Unshape;
 use braid_platform::linux::sys::process::{FORWARDED, block_signals, poll, set_nonblocking};
-use braid_platform::linux::{netlink, reverse_path};
+use braid_platform::linux::{gateway, netlink, reverse_path};
 use braid_store::lock::{LOCK_TIMEOUT, Lock, LockError};
 
 /// A daemon that is silent for longer than this is suspended or hangs: its limits on flows end.
@@ -186,7 +186,9 @@ fn sweep() -> anyhow::Result<()> {
         other => Some(other?),
     };
     let swept = netlink::sweep()?;
+    let carried = gateway::forget_carried();
     drop(lock);
+    carried.unwrap_or_else(|error| tracing::debug!(%error, "cannot end the flows of clients that the daemon carried"));
     let ended = reverse_path::end_stranded();
     tracing::info!(?swept, ended, "the daemon died; removed its rules and routes");
     Ok(())

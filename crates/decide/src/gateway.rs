@@ -28,7 +28,7 @@ const CONNECTION_BASE: u32 = 0xB100_0000;
 /// The part of such a mark that contains the index of a device.
 const CONNECTION_INDEX: u32 = 0x00FF_FFFF;
 /// The mark of connections that the daemon takes.
-const CARRIED_CONNECTION: u32 = CONNECTION_BASE | CONNECTION_INDEX;
+pub const CARRIED_CONNECTION: u32 = CONNECTION_BASE | CONNECTION_INDEX;
 
 /// Maximum length of a device's name (`IFNAMSIZ` without the final zero).
 const MAX_NAME: usize = 15;
@@ -75,6 +75,8 @@ pub struct ForwardRule {
     pub destination: Option<IpNet>,
     /// Destination port of a protocol with ports.
     pub port: Option<u16>,
+    /// The destination ports of a class; empty: all.
+    pub class_ports: Vec<u16>,
     /// Names of the only links over which such packets may leave; they may still go to other LAN devices. `None`: all links.
     pub links: Option<Vec<String>>,
 }
@@ -108,6 +110,13 @@ pub fn ruleset(plan: &GatewayPlan) -> Result<String, UnusableName> {
         // remain.
         let first = format!("iifname {lan} meta mark {ours} ct status & confirmed == 0 ct mark 0");
         lines.push(format!("{first} ct mark set meta mark map {{ {} }}", map(all().collect())));
+        // Other protocols than TCP follow the switch when it gives them another link, because theirs is dead. The kernel then makes a new connection.
+        if !marks.is_empty() {
+            let moved = format!(
+                "iifname {lan} meta l4proto != tcp ct direction original meta mark {ours} ct mark & 0xff000000 == {CONNECTION_BASE:#x}"
+            );
+            lines.push(format!("{moved} ct mark != {CARRIED_CONNECTION:#x} ct mark set meta mark map {{ {} }}", map(marks.clone())));
+        }
         lines.push(format!("iifname {lan} meta mark {ours} meta mark set 0"));
     }
     lines.push(format!("meta mark set ct mark map {{ {} }}", map(all().map(|(mark, connection)| (connection, mark)).collect())));
@@ -134,8 +143,14 @@ pub fn ruleset(plan: &GatewayPlan) -> Result<String, UnusableName> {
             lines.push(format!("iifname {lan_set} jump rules"));
         }
     }
+    let closed = || [("ipv4", plan.closed.v4), ("ipv6", plan.closed.v6)].into_iter().filter(|(_, closed)| *closed).map(|(name, _)| name);
+    if let Some(lan) = set(&lan) {
+        for family in closed() {
+            lines.push(format!("iifname != {lan} oifname {lan} meta nfproto {family} ct state new ct status & dnat == 0 counter drop"));
+        }
+    }
     if let Some(links) = set(&links) {
-        for family in [("ipv4", plan.closed.v4), ("ipv6", plan.closed.v6)].into_iter().filter(|(_, closed)| *closed).map(|(name, _)| name) {
+        for family in closed() {
             lines.push(format!("iifname {links} meta nfproto {family} ct state new ct status & dnat == 0 counter drop"));
         }
         for direction in ["iifname", "oifname"] {
@@ -179,6 +194,10 @@ fn forward(rule: &ForwardRule, lan: &BTreeSet<String>) -> Result<Vec<String>, Un
         rule.client.map(|net| address("saddr", net)),
         rule.destination.map(|net| address("daddr", net)),
         rule.port.map(|port| format!("meta l4proto {WITH_PORTS} th dport {port}")),
+        (!rule.class_ports.is_empty()).then(|| {
+            let ports: Vec<String> = rule.class_ports.iter().map(u16::to_string).collect();
+            format!("meta l4proto {WITH_PORTS} th dport {{ {} }}", ports.join(", "))
+        }),
     ];
     let line = |more: Option<String>, verdict: &str| {
         let words: Vec<String> = conditions.iter().flatten().cloned().chain(more).chain([verdict.to_owned()]).collect();
@@ -236,6 +255,7 @@ table inet braid_gateway {
 chain prerouting {
 type filter hook prerouting priority mangle; policy accept;
 iifname { "br-lan", "eth1" } meta mark & 0xffff0000 == 0xb1d00000 ct status & confirmed == 0 ct mark 0 ct mark set meta mark map { 0xb1d00001 : 0xb1000002, 0xb1d00004 : 0xb1000007, 0xb1d000fe : 0xb1ffffff }
+iifname { "br-lan", "eth1" } meta l4proto != tcp ct direction original meta mark & 0xffff0000 == 0xb1d00000 ct mark & 0xff000000 == 0xb1000000 ct mark != 0xb1ffffff ct mark set meta mark map { 0xb1d00001 : 0xb1000002, 0xb1d00004 : 0xb1000007 }
 iifname { "br-lan", "eth1" } meta mark & 0xffff0000 == 0xb1d00000 meta mark set 0
 meta mark set ct mark map { 0xb1000002 : 0xb1d00001, 0xb1000007 : 0xb1d00004, 0xb1ffffff : 0xb1d000fe }
 iifname { "br-lan", "eth1" } meta mark 0xb1d000fe fib saddr . iif oif missing counter drop comment "source is not on this LAN"
@@ -244,6 +264,7 @@ chain forward {
 type filter hook forward priority filter - 1; policy accept;
 iifname { "br-lan", "eth1" } fib saddr . iif oif missing counter drop comment "source is not on this LAN"
 iifname { "br-lan", "eth1" } jump rules
+iifname != { "br-lan", "eth1" } oifname { "br-lan", "eth1" } meta nfproto ipv6 ct state new ct status & dnat == 0 counter drop
 iifname { "wlan0", "wwan0" } meta nfproto ipv6 ct state new ct status & dnat == 0 counter drop
 iifname { "wlan0", "wwan0" } tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu
 oifname { "wlan0", "wwan0" } tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu

@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use braid_api::ClientStatus;
+use braid_decide::class::by_port;
 use braid_decide::gateway::{ForwardRule, GatewayPlan};
 use braid_decide::policy::{AppMatcher, AppRule, ClientMatcher, LinkSelector};
-use braid_model::{ByteCount, LinkFacts, LinkIndex, Time, Traffic};
+use braid_model::{ByteCount, Class, LinkFacts, LinkIndex, Time, Traffic};
 
 use super::Core;
 use super::living::gone;
@@ -56,6 +57,9 @@ impl<S: Steering> Core<S> {
     }
 }
 
+/// Maximum number of leases that are kept.
+const MAX_LEASES: usize = 4096;
+
 /// A client's name and hardware address, as the DHCP server of the LAN knows them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Lease {
@@ -79,13 +83,17 @@ pub(super) struct Clients {
 impl Clients {
     /// The hardware addresses of the clients with this name.
     pub(super) fn named(&self, name: &str) -> Option<[u8; 6]> {
-        self.leases.iter().find(|lease| lease.name == name)?.mac
+        self.leases.iter().filter(|lease| lease.name == name).find_map(|lease| lease.mac)
     }
 }
 
 impl<S: Steering> Core<S> {
-    /// Takes the leases of the LAN's DHCP server. Rules may name clients by them.
-    pub fn on_leases(&mut self, now: Time, leases: Vec<Lease>) -> Result<(), SteeringError> {
+    /// Takes the leases of the LAN's DHCP server. Rules may name clients by them, so a name that has no lease any more keeps its last one.
+    pub fn on_leases(&mut self, now: Time, mut leases: Vec<Lease>) -> Result<(), SteeringError> {
+        let gone = |lease: &&Lease| leases.iter().all(|other| other.name != lease.name);
+        let kept: Vec<Lease> = self.clients.leases.iter().filter(gone).cloned().collect();
+        leases.extend(kept);
+        leases.truncate(MAX_LEASES);
         if self.clients.leases == leases {
             return Ok(());
         }
@@ -150,10 +158,19 @@ fn is_routable6(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(v6) if !v6.is_unicast_link_local())
 }
 
-/// The rule for forwarded packets; `None` if the conditions concern programs, or a class, which packets do not show.
+/// The rule for forwarded packets; `None` if the conditions concern programs, or flows without a class.
 fn forward_rule(matcher: &AppMatcher, links: Option<Vec<String>>, named: &dyn Fn(&str) -> Option<[u8; 6]>) -> Option<ForwardRule> {
     let AppMatcher { exe, name, port, destination, cgroup, user, client, class } = matcher;
-    if matcher.is_empty() || exe.is_some() || name.is_some() || cgroup.is_some() || user.is_some() || class.is_some() {
+    if matcher.is_empty() || exe.is_some() || name.is_some() || cgroup.is_some() || user.is_some() {
+        return None;
+    }
+    // The switch knows the class of a flow by its port alone.
+    let class_ports: Vec<u16> = match class {
+        None => Vec::new(),
+        Some(Class::Unclassified) => return None,
+        Some(class) => (0..=u16::MAX).filter(|port| by_port(*port) == Some(*class)).collect(),
+    };
+    if class.is_some() && class_ports.is_empty() {
         return None;
     }
     let (net, mac) = match client {
@@ -162,5 +179,5 @@ fn forward_rule(matcher: &AppMatcher, links: Option<Vec<String>>, named: &dyn Fn
         Some(ClientMatcher::Mac(mac)) => (None, Some(*mac)),
         Some(ClientMatcher::User(name)) => (None, Some(named(name)?)),
     };
-    Some(ForwardRule { client: net, mac, destination: *destination, port: *port, links })
+    Some(ForwardRule { client: net, mac, destination: *destination, port: *port, class_ports, links })
 }

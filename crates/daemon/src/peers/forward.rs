@@ -3,7 +3,7 @@
 //! This choice is made once, when the flow starts. A TCP flow that a peer opened is reset when its bond ends: the destination's connection is the peer's,
 //! so the daemon cannot continue it. A UDP exchange restarts with its next datagram.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -41,6 +41,8 @@ pub(crate) struct Exchanges(Arc<Mutex<ExchangeTable>>);
 struct ExchangeTable {
     /// Forwarders with their numbers. The number distinguishes a restarted exchange from the one that ended.
     forwarders: BTreeMap<ExchangeKey, (u64, Arc<Forwarder>)>,
+    /// Exchanges of clients that have a forwarder, are being opened, or wait for their restart.
+    open: BTreeSet<ExchangeKey>,
     /// For how long each exchange of a client has been idle.
     idle: BTreeMap<ExchangeKey, Duration>,
     last: u64,
@@ -74,12 +76,25 @@ impl Exchanges {
 
     /// Removes an exchange whose program's socket is gone.
     pub(crate) fn forget(&self, exchange: &ExchangeKey) {
-        let gone = self.lock().forwarders.remove(exchange);
+        let mut table = self.lock();
+        table.open.remove(exchange);
+        let gone = table.forwarders.remove(exchange);
+        drop(table);
         if let Some((_, forwarder)) = gone
             && let UdpExchange::Bonded(flow) = &forwarder.by
         {
             flow.reset(0);
         }
+    }
+
+    /// Begins an exchange of a client. `false` if it has begun already: until it has a forwarder, its datagrams are lost.
+    fn begin(&self, exchange: &ExchangeKey) -> bool {
+        exchange.client().is_none() || self.lock().open.insert(*exchange)
+    }
+
+    /// Lets the next datagram of an exchange begin it anew.
+    fn finish(&self, exchange: &ExchangeKey) {
+        self.lock().open.remove(exchange);
     }
 
     /// Removes the exchanges of the gateway's clients that were idle for too long: no socket of theirs shows their end. Call it every `interval`.
@@ -118,6 +133,8 @@ impl Exchanges {
         let had = self.has(exchange, number);
         if had {
             self.forget(exchange);
+            // It may restart, after a pause.
+            self.begin(exchange);
         }
         had
     }
@@ -268,6 +285,10 @@ impl Peers {
         policy: &BondPolicy,
         server: Option<PublicKey>,
     ) -> Option<u64> {
+        // Several datagrams of a client may have arrived before its exchange had a forwarder.
+        if self.exchanges.send(&exchange, payload.clone()) || !self.exchanges.begin(&exchange) {
+            return None;
+        }
         let (exchanges, permit) = (self.exchanges.clone(), self.flow_limits.enter(facts.user));
         let direct = self.direct(facts.remote, &policy.exit);
         let Some(opened) = self.open_flow(&facts, application, policy, FlowKind::Messages, server) else {
@@ -304,9 +325,9 @@ impl Peers {
                 // a restarted relay answers again within a moment. So wait for the bond, but briefly: datagrams sent meanwhile are lost.
                 Opening::Bonded(_) => {
                     let _ = tokio::time::timeout(BOND_RETURN_TIMEOUT, state.wait_for(|state| *state == State::Up)).await.map(drop);
-                    restart(&redirect, &exchange, received > ByteCount::ZERO).await;
+                    restart((&redirect, &exchanges), &exchange, received > ByteCount::ZERO).await;
                 }
-                Opening::Refused(_) => restart(&redirect, &exchange, false).await,
+                Opening::Refused(_) => restart((&redirect, &exchanges), &exchange, false).await,
             }
         });
         Some(id)
@@ -458,7 +479,7 @@ async fn exchange_directly(redirect: Arc<Redirect>, exchanges: Exchanges, exchan
         Ok((socket, bound)) => (Forwarder::new(UdpExchange::Direct(Arc::new(socket))), bound),
         Err(error) => {
             tracing::debug!(remote = %direct.remote, %error, "cannot open a socket for a direct exchange");
-            return restart(&redirect, &exchange, false).await;
+            return restart((&redirect, &exchanges), &exchange, false).await;
         }
     };
     let number = exchanges.insert(exchange, forwarder.clone());
@@ -483,15 +504,16 @@ async fn exchange_directly(redirect: Arc<Redirect>, exchanges: Exchanges, exchan
         }
     }
     if exchanges.end(&exchange, number) {
-        restart(&redirect, &exchange, answered).await;
+        restart((&redirect, &exchanges), &exchange, answered).await;
     }
 }
 
 /// Makes the next datagram of an exchange start it anew: at once if the exchange was `answered`, else after a pause in which its datagrams are lost.
-async fn restart(redirect: &Redirect, exchange: &ExchangeKey, answered: bool) {
+async fn restart((redirect, exchanges): (&Redirect, &Exchanges), exchange: &ExchangeKey, answered: bool) {
     if !answered {
         tokio::time::sleep(RESTART_AFTER).await;
     }
+    exchanges.finish(exchange);
     redirect.renew(exchange);
 }
 

@@ -59,7 +59,7 @@ pub(super) fn take(redirect: Arc<Redirect>, exchanges: Exchanges, flow_limits: F
         return receive;
     }
     if redirect.clients().is_some() {
-        tokio::spawn(take_client_connections(redirect.clone(), send.clone()));
+        tokio::spawn(take_client_connections(redirect.clone(), flow_limits.clone(), send.clone()));
         tokio::spawn(take_client_datagrams(redirect.clone(), exchanges.clone(), send.clone()));
     }
     tokio::spawn(take_connections(redirect.clone(), flow_limits, send.clone()));
@@ -92,7 +92,7 @@ async fn take_connections(redirect: Arc<Redirect>, flow_limits: FlowLimits, send
     }
 }
 
-async fn take_client_connections(redirect: Arc<Redirect>, send: mpsc::Sender<Arrival>) {
+async fn take_client_connections(redirect: Arc<Redirect>, flow_limits: FlowLimits, send: mpsc::Sender<Arrival>) {
     let Some(clients) = redirect.clients() else { return };
     loop {
         let accepted = tokio::select! {
@@ -102,7 +102,11 @@ async fn take_client_connections(redirect: Arc<Redirect>, send: mpsc::Sender<Arr
         match accepted {
             Ok((stream, client, remote)) => drop(send.send(Arrival::Client(stream, client, remote)).await),
             Err(error) => {
-                tracing::warn!("cannot accept a client's connection: {error}");
+                // As for programs' connections: `take_connections` turns redirection on again.
+                match error.raw_os_error() {
+                    Some(libc::EMFILE | libc::ENFILE) => flow_limits.set_exhausted(true),
+                    _ => tracing::warn!("cannot accept a client's connection: {error}"),
+                }
                 tokio::time::sleep(ERROR_PAUSE).await;
             }
         }

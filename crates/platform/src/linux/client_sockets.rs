@@ -124,7 +124,8 @@ impl ClientSockets {
         {
             answerers.remove(&idle);
         }
-        let socket = transparent(remote, Type::DGRAM)?;
+        // Other programs may use the address too, or a dual-stack socket of this daemon.
+        let socket = transparent(remote, Type::DGRAM, true)?;
         let socket: Arc<std::net::UdpSocket> = Arc::new(socket.into());
         answerers.insert(remote, (socket.clone(), Instant::now()));
         Ok(socket)
@@ -134,16 +135,16 @@ impl ClientSockets {
 impl Sockets {
     fn open(ipv6: bool) -> io::Result<Self> {
         let address: SocketAddr = if ipv6 { (Ipv6Addr::LOCALHOST, 0).into() } else { (Ipv4Addr::LOCALHOST, 0).into() };
-        let connections = transparent(address, Type::STREAM)?;
+        let connections = transparent(address, Type::STREAM, false)?;
         connections.listen(BACKLOG)?;
-        let datagrams = transparent(address, Type::DGRAM)?;
+        let datagrams = transparent(address, Type::DGRAM, false)?;
         datagram::report_original(datagrams.as_fd(), ipv6)?;
         Ok(Self { connections: TcpListener::from_std(connections.into())?, datagrams: UdpSocket::from_std(datagrams.into())? })
     }
 }
 
-/// A socket that may have any address. It is not dual-stack.
-fn transparent(address: SocketAddr, kind: Type) -> io::Result<Socket> {
+/// A socket that may have any address. It is not dual-stack. If its address were `shared`, any user's program could take datagrams from it.
+fn transparent(address: SocketAddr, kind: Type, shared: bool) -> io::Result<Socket> {
     let protocol = if kind == Type::STREAM { Protocol::TCP } else { Protocol::UDP };
     let socket = Socket::new(Domain::for_address(address), kind, Some(protocol))?;
     if address.is_ipv6() {
@@ -152,7 +153,7 @@ fn transparent(address: SocketAddr, kind: Type) -> io::Result<Socket> {
     } else {
         socket.set_ip_transparent_v4(true)?;
     }
-    socket.set_reuse_address(true)?;
+    socket.set_reuse_address(shared)?;
     socket.set_nonblocking(true)?;
     socket.bind(&address.into())?;
     Ok(socket)

@@ -144,6 +144,18 @@ pub fn forget(protocol: u8, client: SocketAddr, remote: SocketAddr) -> io::Resul
     netfilter::delete_connection(protocol, client, remote)
 }
 
+/// Deletes the conntrack entries of the flows that a daemon carried: without it, their packets would still go to its sockets, or leave untranslated.
+///
+/// # Errors
+/// Errors of the kernel: `EPERM` without `CAP_NET_ADMIN`.
+pub fn forget_carried() -> io::Result<()> {
+    // Only a gateway has such flows. Without one, the question would make the kernel load its connection tracking.
+    if !netfilter::tables()?.iter().any(|table| table == TABLE) {
+        return Ok(());
+    }
+    netfilter::delete_marked(rules::CARRIED_CONNECTION)
+}
+
 /// A setting of the kernel that Braid changes, or that the kernel changes with another one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Setting {

@@ -26,6 +26,8 @@ const NFTA_HOOK_HOOKNUM: u16 = 1;
 /// Names of address families (`NFPROTO_*`).
 const FAMILIES: [(u8, &str); 6] = [(1, "inet"), (2, "ip"), (3, "arp"), (5, "netdev"), (7, "bridge"), (10, "ip6")];
 const CTA_TUPLE_ORIG: u16 = 1;
+const CTA_MARK: u16 = 8;
+const CTA_MARK_MASK: u16 = 21;
 const CTA_TUPLE_IP: u16 = 1;
 const CTA_TUPLE_PROTO: u16 = 2;
 const CTA_IP_V4_SRC: u16 = 1;
@@ -119,6 +121,16 @@ pub(in crate::linux) fn delete_connection(protocol: u8, source: SocketAddr, dest
         Ok(_) => Ok(true),
         Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(false),
         Err(error) => Err(error),
+    }
+}
+
+/// Deletes the conntrack entries with this mark (`CTA_MARK`), of both families. Does nothing if the kernel has no conntrack.
+pub(in crate::linux) fn delete_marked(mark: u32) -> io::Result<()> {
+    let value = |kind, number: u32| attribute(kind, number.to_be_bytes().to_vec());
+    let body = body(0, &[value(CTA_MARK, mark), value(CTA_MARK_MASK, u32::MAX)].concat());
+    match NetlinkSocket::with(NETLINK_NETFILTER)?.request(DELETE_CONNECTION, NLM_F_REQUEST | NLM_F_ACK, &body, |_| {}) {
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) || is_unsupported(&error) => Ok(()),
+        done => done.map(drop),
     }
 }
 
