@@ -293,11 +293,12 @@ return
             mac: Some([2, 0, 0xab, 0, 0, 1]),
             destination: Some("198.51.100.0/24".parse().unwrap()),
             port: Some(443),
+            class_ports: vec![22, 5060],
             links: Some(vec!["wlan0".into()]),
         };
         let text = with(rule);
         let wanted = "\nether saddr 02:00:ab:00:00:01 ip saddr 192.168.1.0/24 ip daddr 198.51.100.0/24 \
-            meta l4proto { tcp, udp, udplite, sctp, dccp } th dport 443 oifname != { \"br-lan\", \"eth1\", \"wlan0\" } counter drop";
+            meta l4proto { tcp, udp, udplite, sctp, dccp } th dport 443 meta l4proto { tcp, udp, udplite, sctp, dccp } th dport { 22, 5060 } oifname != { \"br-lan\", \"eth1\", \"wlan0\" } counter drop";
         assert!(text.contains(wanted), "{text}");
     }
 
