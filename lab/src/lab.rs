@@ -2,8 +2,7 @@
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use braid_model::Direction;
@@ -13,12 +12,10 @@ use crate::air::{Air, Count, Counters, Sample, Watch};
 use crate::frame::Filter;
 use crate::lan::{self, LanSpec};
 use crate::namespace::Namespace;
+use crate::site::{Site, await_addresses, settle};
 use crate::spec::{LinkSpec, Medium};
 use crate::sys;
 use crate::watchdog::{Home, Watchdog};
-
-/// Timeout for the kernel to configure addresses.
-const LIMIT: Duration = Duration::from_secs(60);
 
 /// Last octets of the server's Internet addresses: 203.0.113.N and 2001:db8:113::N (the same digits).
 const INTERNET: [u8; 22] = [10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 53];
@@ -343,41 +340,5 @@ impl Lab {
         ensure!(spec.medium != Medium::Direct, "link {link} ({}) is direct: the lab does not see its packets", spec.name);
         let before = self.links[..link].iter().filter(|l| l.medium != Medium::Direct).count();
         Ok((self.air.as_ref().context("no emulator")?, before))
-    }
-}
-
-/// The namespaces of a lab between which devices are made.
-pub(crate) struct Site<'a> {
-    pub(crate) client: &'a Namespace,
-    pub(crate) server: &'a Namespace,
-    pub(crate) between: &'a Namespace,
-    pub(crate) ipv6: bool,
-}
-
-/// Disables duplicate address detection and router advertisements, and lets every user ping.
-pub(crate) fn settle(namespace: &Namespace, ipv6: bool) -> Result<()> {
-    for key in ["all", "default"] {
-        namespace.sysctl(&format!("ipv6/conf/{key}/accept_dad"), "0")?;
-        namespace.sysctl(&format!("ipv6/conf/{key}/accept_ra"), "0")?;
-        if !ipv6 {
-            namespace.sysctl(&format!("ipv6/conf/{key}/disable_ipv6"), "1")?;
-        }
-    }
-    let _ = namespace.sysctl("ipv4/ping_group_range", "0 65535");
-    Ok(())
-}
-
-/// Waits until the kernel has finished its asynchronous IPv6 configuration, and there are `expected` own addresses with these beginnings.
-pub(crate) fn await_addresses(namespace: &Namespace, beginnings: &[&str], expected: usize) -> Result<()> {
-    let begin = Instant::now();
-    loop {
-        let output = namespace.command("ip")?.args(["-6", "route", "show", "table", "local"]).output().context("cannot run ip")?;
-        let routes = String::from_utf8_lossy(&output.stdout).into_owned();
-        let there = routes.lines().filter(|line| beginnings.iter().any(|start| line.starts_with(start))).count();
-        if there >= expected {
-            return Ok(());
-        }
-        ensure!(begin.elapsed() < LIMIT, "after {LIMIT:?} the kernel has {there} of {expected} own addresses of the links:\n{routes}");
-        thread::sleep(Duration::from_millis(5));
     }
 }

@@ -5,8 +5,8 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::lab::{Site, await_addresses, settle};
 use crate::namespace::Namespace;
+use crate::site::{Site, await_addresses, settle};
 
 /// The client's device in the LAN.
 pub(crate) const DEVICE: &str = "lan0";

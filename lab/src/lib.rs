@@ -33,6 +33,7 @@ mod lan;
 mod namespace;
 pub mod relay;
 mod responder;
+mod site;
 mod spec;
 pub mod ssh;
 #[allow(unsafe_code)]

@@ -1,5 +1,6 @@
 //! `braid gateway setup`: addresses and names for the LAN, by dnsmasq.
 
+mod files;
 mod plan;
 mod system;
 
@@ -19,7 +20,8 @@ use serde::Serialize;
 use crate::cli::GatewaySetup;
 use crate::client;
 use crate::table::Page;
-use plan::{DNSMASQ_FILE, Plan, Site};
+use files::{DNSMASQ_FILE, NETWORKD_FILES};
+use plan::{Plan, Site};
 use system::{State, System, execute};
 
 /// What setup shows, or did.
@@ -124,7 +126,7 @@ fn apply(asked: &GatewaySetup, system: &System<'_>, report: &mut Report) -> anyh
         done.push(format!("added [gateway] to {}", asked.config.display()));
         plan.notes.push(to_start(asked));
     }
-    let networkd = plan.files.iter().any(|file| file.path.to_string_lossy().starts_with(plan::NETWORKD_FILES));
+    let networkd = plan.files.iter().any(|file| file.path.to_string_lossy().starts_with(NETWORKD_FILES));
     if networkd && system.is_real() {
         execute(&["networkctl", "reload"]).map(|()| done.push("systemd-networkd has read its new file".to_owned()))?;
     }
@@ -198,7 +200,7 @@ fn undo(asked: &GatewaySetup, system: &System<'_>) -> anyhow::Result<Undone> {
             continue;
         }
         system.remove(&path)?;
-        is_networkd |= path.to_string_lossy().starts_with(plan::NETWORKD_FILES);
+        is_networkd |= path.to_string_lossy().starts_with(NETWORKD_FILES);
         undone.done.push(format!("removed {}", path.display()));
     }
     if is_networkd && system.is_real() {

@@ -5,6 +5,7 @@
 pub mod apps;
 mod bond_reason;
 mod bonds;
+mod clients;
 mod context;
 mod detect;
 mod energy;
@@ -48,6 +49,7 @@ pub use apps::Ended;
 pub use bond_reason::BondReason;
 use bonds::PastRules;
 pub use bonds::{BondPolicy, Exit, PathEvent};
+pub use clients::Lease;
 use context::Context;
 pub use context::MAX_FACTS;
 pub use detect::{Question, ServerEvent, UNREAD};
@@ -55,7 +57,6 @@ pub use energy_service::ProfileQuestion;
 use energy_service::ServiceState;
 pub use estimates::{AppsView, Bonded};
 pub use flows::Stuck;
-pub use gateway::Lease;
 pub use living::FlowsView;
 use living::LivingFlows;
 pub use measuring::Measurement;
@@ -116,7 +117,7 @@ pub struct Core<S> {
     plan: Option<TablePlan>,
     /// The system's part of the gateway; `None`: no gateway.
     gateway: Option<GatewayPlan>,
-    clients: gateway::Clients,
+    clients: clients::Clients,
     /// The LAN devices that the switch serves.
     lan: Vec<(LinkIndex, String)>,
     /// Rates of direct flows.
@@ -205,7 +206,7 @@ impl<S: Steering> Core<S> {
             params_due: None,
             plan: None,
             gateway: None,
-            clients: gateway::Clients::default(),
+            clients: clients::Clients::default(),
             lan: Vec::new(),
             shares: shares::Shares::default(),
             ending: BTreeSet::new(),

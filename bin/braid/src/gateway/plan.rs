@@ -10,12 +10,11 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use ring::digest::{SHA256, digest};
 use serde::Serialize;
 
+use super::files::{ADDED, DNSMASQ_FILE, IFUPDOWN_FILE, NETWORKD_FILES};
 use super::system::Manager;
 
 /// The domain of the LAN's names.
 const DOMAIN: &str = "lan";
-/// Comment of dnsmasq's file that lists the addresses that were added: `# added: lan0 192.168.7.1/24`.
-pub(super) const ADDED: &str = "# added: ";
 /// Comment before the section in the configuration file.
 pub(super) const SECTION_COMMENT: &str = "# Added by `braid gateway setup`.";
 /// Shortest and longest prefix of a LAN.
@@ -121,11 +120,6 @@ pub(super) fn plan(site: &Site<'_>, lan: &[String], addresses: &[String]) -> Res
     };
     Ok(Plan { devices: lans, files, section, notes })
 }
-
-pub(super) const DNSMASQ_FILE: &str = "/etc/dnsmasq.d/braid.conf";
-pub(super) const IFUPDOWN_FILE: &str = "/etc/network/interfaces.d/braid";
-/// Beginning of the names of networkd's files; the device and `.network` follow.
-pub(super) const NETWORKD_FILES: &str = "/etc/systemd/network/50-braid-";
 
 fn quoted(names: &[String]) -> String {
     names.iter().map(|name| format!("\"{name}\"")).collect::<Vec<_>>().join(", ")

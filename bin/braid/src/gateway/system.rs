@@ -11,7 +11,7 @@ use braid_model::LinkFacts;
 use ipnet::IpNet;
 use ring::digest::{SHA256, digest};
 
-use super::plan::{ADDED, DNSMASQ_FILE, IFUPDOWN_FILE, NETWORKD_FILES};
+use super::files::{ADDED, DNSMASQ_FILE, IFUPDOWN_FILE, NETWORKD_FILES};
 
 /// Beginning of the second line of a file that setup wrote; the hash of the lines below follows.
 const HASH: &str = "# SHA-256 of the lines below: ";

@@ -10,6 +10,7 @@ use braid_decide::policy::{AppMatcher, AppRule, ClientMatcher, LinkSelector};
 use braid_model::{ByteCount, Class, LinkFacts, LinkIndex, Time, Traffic};
 
 use super::Core;
+use super::clients::{Lease, MAX_LEASES};
 use super::living::gone;
 use crate::RequestError;
 use crate::steering::{AppId, ClientRow, Steering, SteeringError};
@@ -54,36 +55,6 @@ impl<S: Steering> Core<S> {
             // The platform knows whether it turned forwarding on.
             ..GatewayPlan::default()
         }
-    }
-}
-
-/// Maximum number of leases that are kept.
-const MAX_LEASES: usize = 4096;
-
-/// A client's name and hardware address, as the DHCP server of the LAN knows them.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Lease {
-    /// The client's address.
-    pub address: IpAddr,
-    /// Its hardware address.
-    pub mac: Option<[u8; 6]>,
-    /// The name that it gave.
-    pub name: String,
-}
-
-/// The names and rates of the clients.
-#[derive(Debug, Default)]
-pub(super) struct Clients {
-    leases: Vec<Lease>,
-    /// Rates in bytes per second, towards and away from the clients with any, over the last interval.
-    rates: BTreeMap<IpAddr, Traffic>,
-    measured: Time,
-}
-
-impl Clients {
-    /// The hardware addresses of the clients with this name.
-    pub(super) fn named(&self, name: &str) -> Option<[u8; 6]> {
-        self.leases.iter().filter(|lease| lease.name == name).find_map(|lease| lease.mac)
     }
 }
 

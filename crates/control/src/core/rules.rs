@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use braid_decide::policy::{AppMatcher, AppRule, Carry, ClientMatcher, LinkSelector, Policy};
 use braid_model::{Application, LinkFacts};
 
-use super::gateway::Clients;
+use super::clients::Clients;
 use crate::steering::{AppId, ExeId, PeerDirect, RedirectPolicy, SteerMatch, SteerRule};
 
 /// Looks up programs and control groups in the running system.

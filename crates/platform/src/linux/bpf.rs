@@ -19,6 +19,7 @@ mod counting;
 mod forward;
 mod heal;
 mod iterate;
+mod lan;
 pub mod load;
 mod prefixes;
 pub mod redirect;
@@ -100,7 +101,7 @@ pub struct BpfSteering {
     /// What bonded flows weigh.
     bonded_loads: BondedLoads,
     dumps: heal::Dumps,
-    lan: forward::Lan,
+    lan: lan::Lan,
 }
 
 /// Result of a dump of the sockets' flows.

@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::io::Read;
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::time::Duration;
 
 use aya::maps::{HashMap, MapError};
@@ -28,26 +27,6 @@ const RECOUNT: Duration = Duration::from_secs(1);
 /// Priority of the filters before Linux 6.6, which has no BPF links at tc: after those of others.
 const PRIORITY: u16 = 49_000;
 
-/// The switch's programs.
-pub(super) enum Lan {
-    /// Not loaded.
-    Unloaded,
-    /// The kernel refused them, for this reason.
-    Refused(String),
-    /// Loaded.
-    Loaded(Box<Switch>),
-}
-
-/// The loaded programs, and the LAN devices in service.
-pub(super) struct Switch {
-    /// Iterator over the table.
-    iterator: Arc<OwnedFd>,
-    /// The devices, each with what keeps its programs attached.
-    devices: BTreeMap<LinkIndex, Vec<Box<dyn Send + Sync>>>,
-    /// When the clients' flows were counted last.
-    counted: Option<Time>,
-}
-
 /// Result of a dump of the forwarded flows.
 #[derive(Default)]
 pub(super) struct Forwarded {
@@ -57,29 +36,6 @@ pub(super) struct Forwarded {
     ended: Vec<abi::FlowRow>,
     /// Living flows that the daemon carries.
     carried: Vec<abi::FlowRow>,
-}
-
-impl Lan {
-    pub(super) fn new(iterator: OwnedFd) -> Self {
-        Self::Loaded(Box::new(Switch { iterator: Arc::new(iterator), devices: BTreeMap::new(), counted: None }))
-    }
-
-    /// The iterator, while flows are forwarded.
-    pub(super) fn dump(&self) -> Option<Arc<OwnedFd>> {
-        match self {
-            Self::Loaded(switch) if !switch.devices.is_empty() => Some(switch.iterator.clone()),
-            _ => None,
-        }
-    }
-
-    /// The loaded programs, or why there are none.
-    fn switch(&mut self) -> Result<&mut Switch, &str> {
-        match self {
-            Self::Loaded(switch) => Ok(switch),
-            Self::Refused(reason) => Err(reason),
-            Self::Unloaded => Err("the programs are not loaded"),
-        }
-    }
 }
 
 /// Reads the table. The program updates the flows' reservations.

@@ -11,8 +11,8 @@ use braid_decide::connection::Mode;
 use braid_model::{ByteCount, LinkSet, MAX_LINKS, PerDirection, PerFamily};
 
 use super::convert::Daemon;
-use super::forward::Lan;
 use super::iterate::SocketIterator;
+use super::lan::Lan;
 use super::shape::Shaper;
 use super::{BpfSteering, detail, take_map};
 use crate::linux::process;
