@@ -153,9 +153,9 @@ struct braid_app {
 #define BRAID_IF_CGROUP 16u
 #define BRAID_IF_USER 32u
 #define BRAID_IF_CLASS 128u
+#define BRAID_NEVER 64u /* the rule matches nothing, because its executable or cgroup does not exist */
 #define BRAID_IF_CLIENT 256u /* forwarded flows of clients with an address in this prefix */
 #define BRAID_IF_MAC 512u    /* forwarded flows of the client with this hardware address */
-#define BRAID_NEVER 64u /* the rule matches nothing, because its executable or cgroup does not exist */
 
 #define BRAID_DO_EXCLUDE 1u
 #define BRAID_DO_LINKS 2u
@@ -206,12 +206,13 @@ struct braid_affinity_value {
 
 #define BRAID_FLOW_MOVING 8u /* its connect was moved to another link: the socket has a mark and is unbound until it is answered */
 
-#define BRAID_FLOW_CARRIED 128u /* forwarded: handed to the daemon, which bonds it or opens it anew over a link; in no link's load */
-#define BRAID_FLOW_STRICT 64u /* its rule restricts the links: its destination is no probe target, since probes use every link */
-
 /* Forwarded TCP: one end has closed its direction. */
 #define BRAID_FLOW_CLIENT_CLOSED 16u
 #define BRAID_FLOW_SERVER_CLOSED 32u
+
+#define BRAID_FLOW_STRICT 64u /* its rule restricts the links: its destination is no probe target, since probes use every link */
+
+#define BRAID_FLOW_CARRIED 128u /* forwarded: handed to the daemon, which bonds it or opens it anew over a link; in no link's load */
 
 struct braid_flow {
 	__u64 id; /* socket cookie; a forwarded flow has a number of its own (BRAID_FORWARDED_ID) */

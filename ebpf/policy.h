@@ -298,6 +298,17 @@ BRAID_INLINE _Bool is_denied(const struct braid_params *now, struct request *req
 	return denied;
 }
 
+/* Whether the class or the rule redirects the flow to the daemon, and a relay accepts the destination. */
+BRAID_INLINE _Bool is_redirected(const struct braid_params *now, const struct request *request, const struct braid_rule *rule,
+				 const struct address *remote)
+{
+	_Bool wanted = (now->redirected_classes >> (request->class_ & 31)) & 1;
+
+	if (rule && (rule->actions & (BRAID_DO_REDIRECT | BRAID_DO_DIRECT)))
+		wanted = !!(rule->actions & BRAID_DO_REDIRECT);
+	return wanted && !bpf_map_lookup_elem(&bypass, remote);
+}
+
 /* Look-ups of names at a link's resolver go over its links. Returns whether the destination is one. */
 BRAID_INLINE _Bool pin_to_resolver(struct request *request, const struct address *remote)
 {
@@ -337,14 +348,10 @@ __attribute__((noinline)) int judge(struct request *request, __u32 bank)
 	classify(now, request, rule);
 	if (is_denied(now, request, rule))
 		return FAIL;
-	request->redirect = (now->redirected_classes >> (request->class_ & 31)) & 1;
-	if (rule && (rule->actions & (BRAID_DO_REDIRECT | BRAID_DO_DIRECT)))
-		request->redirect = !!(rule->actions & BRAID_DO_REDIRECT);
 	if (!request->allowed)
 		return LEAVE_ALONE;
 	__builtin_memcpy(remote.word, request->remote, sizeof(remote.word));
-	if (request->redirect)
-		request->redirect = !bpf_map_lookup_elem(&bypass, &remote);
+	request->redirect = is_redirected(now, request, rule, &remote);
 	if (!request->redirect)
 		request->redirect = goes_peer_direct(now, request, rule ? rule->actions : 0);
 	else
@@ -378,12 +385,8 @@ __attribute__((noinline)) int judge_forwarded(struct request *request, __u32 ban
 		return FAIL;
 	if (!request->allowed)
 		return LEAVE_ALONE;
-	request->redirect = (now->redirected_classes >> (request->class_ & 31)) & 1;
-	if (rule && (rule->actions & (BRAID_DO_REDIRECT | BRAID_DO_DIRECT)))
-		request->redirect = !!(rule->actions & BRAID_DO_REDIRECT);
 	__builtin_memcpy(remote.word, request->remote, sizeof(remote.word));
-	if (request->redirect)
-		request->redirect = !bpf_map_lookup_elem(&bypass, &remote);
+	request->redirect = is_redirected(now, request, rule, &remote);
 	if (pin_to_resolver(request, &remote))
 		request->redirect = 0; /* a network's resolver often answers only clients of that network */
 	set_expected_demand(now, request, learnt_of(request));

@@ -193,15 +193,17 @@ static __attribute__((noinline)) int admit_client(const struct request *request)
 	return 1;
 }
 
-BRAID_INLINE void dismiss_client(const struct braid_forward_key *key)
+/* Counts one flow less of the client with this address. */
+static __attribute__((noinline)) int dismiss_client(const __u32 *client_address)
 {
 	struct address address;
 	struct braid_client *client;
 
-	__builtin_memcpy(address.word, key->client, sizeof(address.word));
+	__builtin_memcpy(address.word, client_address, sizeof(address.word));
 	client = bpf_map_lookup_elem(&clients, &address);
 	if (client && client->flows)
 		__sync_fetch_and_add(&client->flows, -1);
+	return 0;
 }
 
 BRAID_INLINE __u64 next_id(void)
@@ -248,7 +250,12 @@ static __attribute__((noinline)) int start_forwarded(struct request *request, co
 		return OUTCOME_DROP;
 	if (judgement == LEAVE_ALONE)
 		return OUTCOME_NEXT;
-	if (!admit_client(request) || bpf_map_update_elem(&forwarded, &key, &no_flow, BPF_NOEXIST)) {
+	if (!admit_client(request)) {
+		count(BRAID_COUNT_OVERFLOWED);
+		return request->strict ? OUTCOME_DROP : OUTCOME_NEXT;
+	}
+	if (bpf_map_update_elem(&forwarded, &key, &no_flow, BPF_NOEXIST)) {
+		dismiss_client(key.client);
 		count(BRAID_COUNT_OVERFLOWED);
 		return request->strict ? OUTCOME_DROP : OUTCOME_NEXT;
 	}
@@ -256,6 +263,7 @@ static __attribute__((noinline)) int start_forwarded(struct request *request, co
 	carried = is_carried(request);
 	if (!flow || (!carried && choose(request, bank, 1))) {
 		bpf_map_delete_elem(&forwarded, &key);
+		dismiss_client(key.client);
 		return request->strict ? OUTCOME_DROP : OUTCOME_NEXT;
 	}
 	fill(flow, now, request, request->id, BRAID_FLOW_PENDING | (carried ? BRAID_FLOW_CARRIED : 0));
@@ -281,7 +289,7 @@ BRAID_INLINE void forget(const struct braid_forward_key *packet_key, struct brai
 	struct braid_forward_key key = *packet_key;
 
 	end_forwarded(&key, flow);
-	dismiss_client(&key);
+	dismiss_client(key.client);
 	bpf_map_delete_elem(&forwarded, &key);
 }
 

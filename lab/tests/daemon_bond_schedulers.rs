@@ -51,6 +51,7 @@ fn received(flow: &Value) -> [f64; 2] {
 fn share(lab: &Lab, up: &Up<'_>, web: &Web) -> f64 {
     let size = 10_000_000.0;
     let child = curl(lab, &web.url(ByteCount::new(size as u64)).unwrap());
+    eventually("the flow is listed", || bond_flow(up).is_some());
     let mut first = [0.0; 2];
     let mut last = [0.0; 2];
     let begin = Instant::now();

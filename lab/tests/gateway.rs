@@ -6,6 +6,7 @@ mod support;
 
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
+use std::process::Child;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -579,6 +580,23 @@ fn the_daemon_starts_before_its_lan_device_exists() {
     eventually("devices are forwarded", || connected(&lab, 0, mirror.at(11)).is_ok() && connected(&lab, 0, mirror.at6(11)).is_ok());
 }
 
+/// Two devices behind two links of 20 Mbit/s, and a server with a file for downloads that do not end during a test.
+fn limited() -> (Lab, Web) {
+    let links = ["wlan0", "lte0"].map(|name| LinkSpec::new(name).rate(mbps(20)).delay(ms(5)));
+    let lab = links.into_iter().fold(Lab::builder(), Builder::link).lan(2).start().unwrap();
+    let web = Web::start(&lab).unwrap();
+    web.file(ByteCount::new(1_000_000_000)).unwrap();
+    (lab, web)
+}
+
+/// Stops downloads.
+fn stop(downloads: &mut [Child]) {
+    for download in downloads {
+        download.kill().unwrap();
+        download.wait().unwrap();
+    }
+}
+
 /// Flows of this client, by `braid flows --json`.
 fn flows_of(up: &Up<'_>, client: &str) -> Vec<Value> {
     up.flows().into_iter().filter(|flow| flow["client"] == client).collect()
@@ -589,10 +607,7 @@ fn flows_of_devices_are_listed_with_their_client_and_bytes() {
     if !able() {
         return;
     }
-    let links = ["wlan0", "lte0"].map(|name| LinkSpec::new(name).rate(mbps(20)).delay(ms(5)));
-    let lab = links.into_iter().fold(Lab::builder(), Builder::link).lan(2).start().unwrap();
-    let web = Web::start(&lab).unwrap();
-    web.file(ByteCount::new(1_000_000_000)).unwrap();
+    let (lab, _web) = limited();
     let _responder = Responder::start(&lab).unwrap();
     let mirror = Mirror::start(&lab);
     let up = start(&lab, &mirror, GATEWAY);
@@ -624,17 +639,8 @@ fn flows_of_devices_are_listed_with_their_client_and_bytes() {
         sent.as_ref().unwrap().send(&[0; 1000]).unwrap();
         flows_of(&up, "192.168.7.20").iter().any(|flow| flow["protocol"] == "udp" && flow["tx_bytes"].as_u64() > Some(50_000))
     });
-    for download in &mut downloads {
-        download.kill().unwrap();
-        download.wait().unwrap();
-    }
+    stop(&mut downloads);
     eventually("ended flows are gone", || !up.flows().iter().any(|flow| flow["client"] != Value::Null && flow["protocol"] == "tcp"));
-}
-
-fn clients(up: &Up<'_>) -> Vec<Value> {
-    let output = up.braid(&["clients", "--json"]);
-    assert!(output.status.success(), "{}", text(&output.stderr));
-    serde_json::from_slice::<Value>(&output.stdout).unwrap()["clients"].as_array().unwrap().clone()
 }
 
 #[test]
@@ -642,19 +648,12 @@ fn clients_are_listed_with_address_mac_rate_and_flows() {
     if !able() {
         return;
     }
-    let links = ["wlan0", "lte0"].map(|name| LinkSpec::new(name).rate(mbps(20)).delay(ms(5)));
-    let lab = links.into_iter().fold(Lab::builder(), Builder::link).lan(2).start().unwrap();
-    let web = Web::start(&lab).unwrap();
-    web.file(ByteCount::new(1_000_000_000)).unwrap();
+    let (lab, _web) = limited();
     let mirror = Mirror::start(&lab);
     let up = start(&lab, &mirror, GATEWAY);
     let mut downloads: Vec<_> = (0..2).map(|_| curl(&lab, 1, &url("203.0.113.10", "1000000000.bin"))).collect();
     let mut found = Value::Null;
-    // The name of the rate's key is free: it begins with "rate".
-    let rate = |client: &Value| {
-        let entries = client.as_object().into_iter().flatten();
-        entries.filter(|(key, _)| key.starts_with("rate")).filter_map(|(_, value)| value.as_f64()).fold(0.0, f64::max)
-    };
+    let rate = |client: &Value| client["rate"].as_f64().unwrap_or(0.0);
     eventually("the device's rate is known", || {
         found = clients(&up).into_iter().find(|client| client["address"] == "192.168.7.21").unwrap_or_default();
         rate(&found) > 5e6 && found["flows"].as_u64() == Some(2)
@@ -662,10 +661,7 @@ fn clients_are_listed_with_address_mac_rate_and_flows() {
     assert_eq!(found["mac"], Lab::device_mac(1).as_str(), "{found}");
     assert!(found.as_object().unwrap().contains_key("name"), "{found}");
     assert!(rate(&found) < 45e6, "{found}");
-    for download in &mut downloads {
-        download.kill().unwrap();
-        download.wait().unwrap();
-    }
+    stop(&mut downloads);
     eventually("its rate falls", || {
         clients(&up).iter().find(|client| client["address"] == "192.168.7.21").is_none_or(|client| rate(client) < 1e6)
     });

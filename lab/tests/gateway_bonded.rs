@@ -28,16 +28,19 @@ fn one_download_of_a_device_uses_both_links_in_both_families() {
     }
     let lab = two_links().lan(2).start().unwrap();
     let web = Web::start(&lab).unwrap();
-    web.file(ByteCount::new(6_000_000)).unwrap();
+    web.file(ByteCount::new(12_000_000)).unwrap();
     let (_relay, up) = start(&lab, CONFIG);
     for host in [Lab::internet(10).to_string(), Lab::internet6(10).to_string()] {
         let capture = Capture::start(&lab);
-        let download = curl(&lab, 0, &url(&host, "6000000.bin"));
+        let download = curl(&lab, 0, &url(&host, "12000000.bin"));
         eventually("the flow is listed with its client", || bond_flow(&up).is_some_and(|flow| flow["client"].is_string()));
-        assert_eq!(downloaded(download), 6_000_000);
+        eventually("the client is listed with its rate", || {
+            clients(&up).iter().any(|client| client["flows"].as_u64() == Some(1) && client["rate_down_bps"].as_u64() > Some(5_000_000))
+        });
+        assert_eq!(downloaded(download), 12_000_000);
         let [wlan, lte] = capture.bytes(Direction::Down);
         println!("{host}: {wlan} bytes over wlan0, {lte} over lte0");
-        assert!(wlan > 1_000_000 && lte > 1_000_000 && wlan + lte > 6_000_000, "{host}: {wlan}, {lte}");
+        assert!(wlan > 1_000_000 && lte > 1_000_000 && wlan + lte > 12_000_000, "{host}: {wlan}, {lte}");
     }
     eventually("no flow is left", || up.flows().iter().all(|flow| flow["carry"] != "bond"));
 }
@@ -69,8 +72,7 @@ fn datagrams_of_a_device_are_answered_through_the_relay() {
     let bonded = || up.flows().iter().filter(|flow| flow["remote"] == "203.0.113.12:7").count();
     eventually("the exchange is listed", || bonded() > 0);
     assert_eq!(bonded(), 1);
-    let clients: serde_json::Value = serde_json::from_slice(&up.braid(&["clients", "--json"]).stdout).unwrap();
-    assert_eq!(clients["clients"].as_array().map(Vec::len), Some(4), "{clients}");
+    assert_eq!(clients(&up).len(), 4);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use braid_model::{Class, Rate, Role};
 use ipnet::IpNet;
 
 use super::findings::{nearest, nearest_path};
-use super::links::{LinkEntry, mac_of};
+use super::links::LinkEntry;
 use super::reader::{Section, Value};
 use super::when::when;
 use super::{AFFINITIES, World};
@@ -334,7 +334,7 @@ fn client(value: &Value<'_>) -> Option<ClientMatcher> {
     if text.parse::<IpNet>().is_ok() || text.parse::<std::net::IpAddr>().is_ok() {
         return destination(value).map(ClientMatcher::Network);
     }
-    if let Some(mac) = mac_of(text) {
+    if let Ok(mac) = text.parse() {
         return Some(ClientMatcher::Mac(mac));
     }
     if text.is_empty() || text.len() > 255 || text.contains([':', '/']) {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use braid_control::config::Severity;
 use braid_decide::energy::Profiles;
 use braid_decide::policy::{LINK_KINDS, LinkMatcher, LinkRule, NAME_LIMIT, Pattern};
-use braid_model::{ByteCount, LinkKind, Rate, Role};
+use braid_model::{ByteCount, LinkKind, Mac, Rate, Role};
 
 use super::findings::nearest;
 use super::reader::{Section, Value};
@@ -134,17 +134,10 @@ fn name(value: &Value<'_>) -> Option<Pattern> {
     Some(Pattern::new(text))
 }
 
-fn mac(value: &Value<'_>) -> Option<[u8; 6]> {
+fn mac(value: &Value<'_>) -> Option<Mac> {
     let text = value.text()?;
     let remedy = "write six pairs of hexadecimal digits, \"02:00:5e:10:00:01\"";
-    mac_of(text).or_else(|| value.refuse(format!("{text:?} is not a hardware address"), remedy.into()))
-}
-
-/// Parses a hardware address: six pairs of hexadecimal digits.
-pub(super) fn mac_of(text: &str) -> Option<[u8; 6]> {
-    let byte = |part: &str| if part.len() == 2 { u8::from_str_radix(part, 16).ok() } else { None };
-    let parts: Option<Vec<u8>> = text.split([':', '-']).map(byte).collect();
-    parts?.try_into().ok()
+    text.parse().ok().or_else(|| value.refuse(format!("{text:?} is not a hardware address"), remedy.into()))
 }
 
 /// Whether every device that `later` matches is certainly matched by `earlier`.

@@ -3,7 +3,7 @@ use std::time::Duration;
 
 use braid_control::config::{Detect, Finding};
 use braid_decide::policy::{BondScheduler, Carry, ClientMatcher, LinkSelector, Pattern, Portion, Resolve};
-use braid_model::{ByteCount, Class, LinkKind, Rate, Role};
+use braid_model::{ByteCount, Class, LinkKind, Mac, Rate, Role};
 
 use super::*;
 use crate as config;
@@ -63,7 +63,7 @@ fn the_example_is_accepted_with_all_lines_activated() {
     let [_, network, hardware, named, app] = &config.policy.apps[..] else { panic!("{:?}", config.policy.apps) };
     let clients = [network, hardware, named].map(|rule| rule.matcher.client.clone().unwrap());
     let network = ClientMatcher::Network("192.168.7.0/24".parse().unwrap());
-    assert_eq!(clients, [network, ClientMatcher::Mac([2, 0, 0x5e, 0x10, 0, 2]), ClientMatcher::User("camera".into())]);
+    assert_eq!(clients, [network, ClientMatcher::Mac(Mac([2, 0, 0x5e, 0x10, 0, 2])), ClientMatcher::User("camera".into())]);
     assert_eq!((config.policy.bonds_all, config.policy.relay.as_deref()), (true, Some("home")));
     assert_eq!(config.policy.lan, ["eth1", "br-lan"]);
     assert_eq!((app.class, app.affinity, app.weight, app.matcher.user), (Some(Class::Bulk), Some(Affinity::Application), 0.5, Some(0)));

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use braid_decide::connection::{LoadTable, Mode};
 use braid_model::{
-    Affinity, ByteCount, Class, Direction, Family, FlowId, LinkIndex, LinkSet, MAX_LINKS, PerDirection, PerFamily, Protocol, Rate, Time,
+    Affinity, ByteCount, Class, Direction, Family, FlowId, LinkIndex, LinkSet, MAX_LINKS, Mac, PerDirection, PerFamily, Protocol, Rate,
+    Time,
 };
 use ipnet::IpNet;
 
@@ -149,7 +150,7 @@ pub struct SteerMatch {
     /// Prefix of the client's address: forwarded flows only.
     pub client: Option<IpNet>,
     /// Hardware address of the client: forwarded flows only.
-    pub mac: Option<[u8; 6]>,
+    pub mac: Option<Mac>,
 }
 
 /// What the kernel does with a connection.
@@ -387,7 +388,7 @@ pub struct ClientRow {
     /// Its address.
     pub address: IpAddr,
     /// Its hardware address; `None` if the LAN device has none.
-    pub mac: Option<[u8; 6]>,
+    pub mac: Option<Mac>,
     /// The LAN device.
     pub lan: LinkIndex,
     /// When its last flow began.

@@ -82,7 +82,7 @@ fn pulse(index: u32, name: &str) -> Pulse {
 }
 
 fn app(name: &str, rx: u64, tx: u64, flows: u64) -> AppPulse {
-    AppPulse { application: name.to_owned(), rx: ByteCount::new(rx), tx: ByteCount::new(tx), flows }
+    AppPulse { application: name.to_owned(), rx: ByteCount::new(rx), tx: ByteCount::new(tx), flows, client: None }
 }
 
 /// A new history that restores these rows.

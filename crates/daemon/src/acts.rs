@@ -58,16 +58,21 @@ impl Daemon<'_> {
         if let Some(plan) = gateway {
             self.apply_gateway(plan);
         }
-        let (forwarded, stuck): (Vec<_>, Vec<_>) = stuck.into_iter().partition(|flow| flow.forwarded);
-        self.forget_forwarded(forwarded);
+        // The next packet of a client's flow begins another flow in the switch, as soon as the kernel's connection tracking does not keep it on its link.
+        for flow in stuck.iter().filter(|flow| flow.forwarded) {
+            let forgotten = self.core.steering().forget_forwarded(flow.protocol, flow.local, flow.remote);
+            self.log_and_retry("cannot end a client's flow on a dead link", forgotten);
+        }
         if rules_changed {
             self.apply_rules();
         }
         for plan in probes {
             tokio::spawn(send_probe(plan, self.probes.0.clone()));
         }
-        let ended = self.ender.end(stuck);
-        self.note_ended(ended);
+        for (link, count) in self.ender.end(stuck) {
+            let device = self.core.network().interface(link).map_or_else(|| "a link that is gone".to_owned(), |device| device.name.clone());
+            self.handler.history.on_ended(unix_ms(), count, &device);
+        }
         questions.into_iter().for_each(|question| self.peers.ask(question));
         self.release(released);
         for device in identify {
@@ -114,27 +119,6 @@ impl Daemon<'_> {
         }
         self.unapplied_gateway = applied.is_err().then(|| (plan, now() + GATEWAY_RETRY));
         self.log_and_retry("cannot set up the gateway", applied);
-    }
-
-    /// Makes the next packet of each of these flows of clients begin another flow: in the switch, and in the kernel's connection tracking, which would keep
-    /// it on the dead link.
-    fn forget_forwarded(&mut self, flows: Vec<Stuck>) {
-        let mut ended: BTreeMap<LinkIndex, u64> = BTreeMap::new();
-        for flow in &flows {
-            let forgotten = self.core.steering().forget_forwarded(flow.protocol, flow.local, flow.remote);
-            self.log_and_retry("cannot move a client's flow from a dead link", forgotten);
-            let untracked = gateway::forget(flow.protocol.number(), flow.local, flow.remote).map(drop);
-            self.log_and_retry("cannot end a client's connection on a dead link", untracked);
-            *ended.entry(flow.link).or_default() += 1;
-        }
-        self.note_ended(ended);
-    }
-
-    fn note_ended(&mut self, ended: BTreeMap<LinkIndex, u64>) {
-        for (link, count) in ended {
-            let device = self.core.network().interface(link).map_or_else(|| "a link that is gone".to_owned(), |device| device.name.clone());
-            self.handler.history.on_ended(unix_ms(), count, &device);
-        }
     }
 
     /// Starts the measurement of one link, if one is due. The bytes that it may move are written to the disk first: otherwise a daemon that is
@@ -306,6 +290,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 fn end_stuck(flow: &Stuck) {
+    if flow.forwarded {
+        match gateway::forget(flow.protocol.number(), flow.local, flow.remote) {
+            Ok(ended) => tracing::info!(flow = flow.id.0, remote = %flow.remote, ended, "ended a client's flow on a dead link"),
+            Err(error) => tracing::warn!("cannot end a client's flow on a dead link: {error}"),
+        }
+        return;
+    }
     // The id of a TCP flow is the cookie of its socket. Datagram flows may share a socket.
     let cookie = (flow.protocol == Protocol::Tcp).then_some(flow.id.0);
     match sockdiag::destroy(flow.protocol, flow.local, flow.remote, Some(flow.link), cookie) {

@@ -46,6 +46,7 @@ impl Daemon<'_> {
                 let _ = reply.send(Ok(Box::new(self.handler.first(&self.core, time, after, rest))));
             }
             Request::Apps(reply) => drop(reply.send(Ok(self.core.apps_view(time, self.peers.living())))),
+            Request::Clients(reply) => drop(reply.send(self.core.clients(time, &self.peers.living()))),
             Request::Flows(reply) => self.ask_flows(time, reply),
             Request::Explain(request, reply) => {
                 let bonded = request.flow.and_then(|id| self.peers.explain(id, time)).map(|explained| {
@@ -86,7 +87,6 @@ impl Daemon<'_> {
             Request::Links(_)
             | Request::Policy(_)
             | Request::Facts(_)
-            | Request::Clients(_)
             | Request::SetFact(..)
             | Request::Tradeoff(_)
             | Request::Notes(..)

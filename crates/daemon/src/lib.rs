@@ -150,6 +150,7 @@ pub fn held(holder: Holder) -> String {
 pub fn sweep() -> anyhow::Result<Option<String>> {
     let lock = Lock::take_within(braid_store::lock::LOCK_TIMEOUT).context("cannot sweep")?;
     let swept = netlink::sweep()?;
+    gateway::release();
     let gateway = gateway::sweep()?;
     if let Err(reason) = BpfSteering::release_stale(Duration::from_secs(1)) {
         tracing::warn!("flows that an earlier Braid limited may keep their limits: {reason}");
@@ -163,9 +164,7 @@ pub fn sweep() -> anyhow::Result<Option<String>> {
 
 /// Removes the system's part of the gateway, unless the next daemon takes it over: clients then keep their connections.
 fn sweep_gateway(wanted: bool) {
-    if let Err(error) = gateway::forget_carried() {
-        tracing::debug!(%error, "cannot end the flows of clients that an earlier Braid carried");
-    }
+    gateway::release();
     let done = if wanted { gateway::sweep().map(drop) } else { Ok(()) };
     if let Err(error) = done {
         tracing::warn!("settings of the gateway may remain: {error}");
@@ -573,7 +572,8 @@ impl Daemon<'_> {
             self.log_and_retry(STEERING, done);
         }
         let bonded = self.peers.take_moved(self.core.slot_costs(time));
-        let apps: Vec<AppPulse> = self.core.take_moved(time).into_iter().chain(bonded).collect();
+        let apps: Vec<AppPulse> = self.core.take_moved().into_iter().chain(bonded).collect();
+        self.core.measure_clients(time, &apps);
         self.handler.on_second(unix_ms(), links, self.core.power(), &apps);
         if self.handler.has_listeners() {
             let apps = self.updates.is_multiple_of(APPS_INTERVAL);

@@ -132,7 +132,7 @@ struct BondedFlows {
     /// Last number given to a flow without a cookie of its own.
     last_own_id: u64,
     /// Bytes of ended flows since the last `take_moved`, by application.
-    moved: BTreeMap<String, Traffic>,
+    moved: BTreeMap<Mover, Traffic>,
     /// Flows that ended since the last `take_ended`.
     ended: Vec<(Ended, Cost, Moved)>,
     /// Latest energy cost per byte, by slot.
@@ -140,6 +140,9 @@ struct BondedFlows {
     /// A flow began or ended.
     changed: Arc<Notify>,
 }
+
+/// An application that moves bytes: its name, and its address if it is a client of the gateway.
+type Mover = (String, Option<IpAddr>);
 
 /// First flow id that is not a socket cookie: the kernel counts cookies from one.
 const FIRST_OWN_ID: u64 = 1 << 62;
@@ -225,6 +228,10 @@ impl Cost {
 }
 
 impl BondedFlow {
+    fn mover(&self) -> Mover {
+        (self.application.clone(), self.app.client_address())
+    }
+
     /// Bytes moved since the last call. The total is at least `least`.
     fn count(&mut self, least: Traffic, costs: &BTreeMap<u8, ByteCost>) -> Traffic {
         let by_link = self.flow.view().map(|view| view.by_link).unwrap_or_default();
@@ -608,17 +615,23 @@ impl Peers {
         let mut flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
         let BondedFlows { living, moved, costs: known, .. } = &mut *flows;
         *known = costs;
-        let mut sums: BTreeMap<String, (Traffic, u64)> = BTreeMap::new();
-        for (application, moved) in std::mem::take(moved) {
-            sums.insert(application, (moved, 0));
+        let mut sums: BTreeMap<Mover, (Traffic, u64)> = BTreeMap::new();
+        for (mover, moved) in std::mem::take(moved) {
+            sums.insert(mover, (moved, 0));
         }
         for bonded in living.values_mut() {
             let more = bonded.count(Traffic::default(), known);
-            let (moved, count) = sums.entry(bonded.application.clone()).or_default();
+            let (moved, count) = sums.entry(bonded.mover()).or_default();
             *moved += more;
             *count += 1;
         }
-        let pulse = |(application, (moved, flows)): (String, (Traffic, u64))| AppPulse { application, rx: moved.rx, tx: moved.tx, flows };
+        let pulse = |((application, client), (moved, flows)): (Mover, (Traffic, u64))| AppPulse {
+            application,
+            rx: moved.rx,
+            tx: moved.tx,
+            flows,
+            client,
+        };
         sums.into_iter().map(pulse).filter(|pulse| pulse.rx + pulse.tx > ByteCount::ZERO).collect()
     }
 
@@ -654,6 +667,7 @@ impl Peers {
             .map(|(link, moved)| LinkBytes { link: self.device(*link), rx_bytes: moved.rx.get(), tx_bytes: moved.tx.get() })
             .collect();
         let links: Vec<&str> = by_link.iter().map(|link| link.link.as_str()).collect();
+        let client = bonded.app.client_address();
         FlowView {
             id,
             application: bonded.application.clone(),
@@ -667,9 +681,9 @@ impl Peers {
             tx_bytes: Some(by_link.iter().map(|link| link.tx_bytes).sum()),
             rtt_us: None,
             age_ms: Some(now.since(bonded.started).as_millis() as u64),
-            name: bonded.app.client_address().is_none().then(|| bonded.app.name.clone()),
-            pid: bonded.app.client_address().is_none().then_some(bonded.process),
-            user: bonded.app.client_address().is_none().then_some(bonded.user),
+            name: client.is_none().then(|| bonded.app.name.clone()),
+            pid: client.is_none().then_some(bonded.process),
+            user: client.is_none().then_some(bonded.user),
             cgroup: None,
             class: bonded.bond_reason.as_ref().map(|bond_reason| bond_reason.class.to_string()),
             demand_bytes: bonded.bond_reason.as_ref().map(|bond_reason| bond_reason.demand.get()),
@@ -678,7 +692,7 @@ impl Peers {
             rule: bonded.bond_reason.as_ref().and_then(|bond_reason| bond_reason.rule),
             energy_j: bonded.cost.energy.total().map(Joules::get),
             peer: Some(bonded.peer.clone()),
-            client: bonded.app.client_address().map(|client| client.to_string()),
+            client: client.map(|client| client.to_string()),
             by_link,
         }
     }

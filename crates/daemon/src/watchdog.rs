@@ -186,9 +186,8 @@ fn sweep() -> anyhow::Result<()> {
         other => Some(other?),
     };
     let swept = netlink::sweep()?;
-    let carried = gateway::forget_carried();
+    gateway::release();
     drop(lock);
-    carried.unwrap_or_else(|error| tracing::debug!(%error, "cannot end the flows of clients that the daemon carried"));
     let ended = reverse_path::end_stranded();
     tracing::info!(?swept, ended, "the daemon died; removed its rules and routes");
     Ok(())

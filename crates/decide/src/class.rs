@@ -93,6 +93,11 @@ pub fn by_port(port: u16) -> Option<Class> {
     }
 }
 
+/// The remote ports that have a class, with it.
+pub fn classified_ports() -> impl Iterator<Item = (u16, Class)> {
+    (0..=u16::MAX).filter_map(|port| Some((port, by_port(port)?)))
+}
+
 /// Traffic pattern of an application, over its ended flows.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Pattern {

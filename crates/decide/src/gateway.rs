@@ -13,7 +13,7 @@
 
 use std::collections::BTreeSet;
 
-use braid_model::{LinkIndex, PerFamily};
+use braid_model::{LinkIndex, Mac, PerFamily};
 use ipnet::IpNet;
 
 use crate::tables::{CARRIER_MARK, MARK_BASE, MARK_MASK, mark};
@@ -70,7 +70,7 @@ pub struct ForwardRule {
     /// Source address.
     pub client: Option<IpNet>,
     /// Source address on the LAN (Ethernet).
-    pub mac: Option<[u8; 6]>,
+    pub mac: Option<Mac>,
     /// Destination address.
     pub destination: Option<IpNet>,
     /// Destination port of a protocol with ports.
@@ -143,16 +143,15 @@ pub fn ruleset(plan: &GatewayPlan) -> Result<String, UnusableName> {
             lines.push(format!("iifname {lan_set} jump rules"));
         }
     }
-    let closed = || [("ipv4", plan.closed.v4), ("ipv6", plan.closed.v6)].into_iter().filter(|(_, closed)| *closed).map(|(name, _)| name);
-    if let Some(lan) = set(&lan) {
-        for family in closed() {
-            lines.push(format!("iifname != {lan} oifname {lan} meta nfproto {family} ct state new ct status & dnat == 0 counter drop"));
+    // From outside: to the LAN from anywhere, and from links to anywhere.
+    let to_lan = set(&lan).map(|lan| format!("iifname != {lan} oifname {lan}"));
+    let from_links = set(&links).map(|links| format!("iifname {links}"));
+    for packets in [to_lan, from_links].iter().flatten() {
+        for (family, _) in [("ipv4", plan.closed.v4), ("ipv6", plan.closed.v6)].into_iter().filter(|(_, closed)| *closed) {
+            lines.push(format!("{packets} meta nfproto {family} ct state new ct status & dnat == 0 counter drop"));
         }
     }
     if let Some(links) = set(&links) {
-        for family in closed() {
-            lines.push(format!("iifname {links} meta nfproto {family} ct state new ct status & dnat == 0 counter drop"));
-        }
         for direction in ["iifname", "oifname"] {
             lines.push(format!("{direction} {links} tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu"));
         }
@@ -190,7 +189,7 @@ fn forward(rule: &ForwardRule, lan: &BTreeSet<String>) -> Result<Vec<String>, Un
         }
     };
     let conditions = [
-        rule.mac.map(|mac| format!("ether saddr {}", mac.map(|byte| format!("{byte:02x}")).join(":"))),
+        rule.mac.map(|mac| format!("ether saddr {mac}")),
         rule.client.map(|net| address("saddr", net)),
         rule.destination.map(|net| address("daddr", net)),
         rule.port.map(|port| format!("meta l4proto {WITH_PORTS} th dport {port}")),
@@ -290,7 +289,7 @@ return
     fn a_strict_rule_has_all_conditions() {
         let rule = ForwardRule {
             client: Some("192.168.1.7/24".parse().unwrap()),
-            mac: Some([2, 0, 0xab, 0, 0, 1]),
+            mac: Some(Mac([2, 0, 0xab, 0, 0, 1])),
             destination: Some("198.51.100.0/24".parse().unwrap()),
             port: Some(443),
             class_ports: vec![22, 5060],

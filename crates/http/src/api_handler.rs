@@ -95,7 +95,6 @@ impl ApiHandler {
         match request {
             Request::Links(reply) => drop(reply.send(Ok(core.links(now)))),
             Request::Policy(reply) => drop(reply.send(Ok(core.policy()))),
-            Request::Clients(reply) => drop(reply.send(core.clients(now))),
             Request::Facts(reply) => drop(reply.send(Ok(core.facts(now)))),
             Request::SetFact(change, reply) => {
                 let changed = core.set_fact(now, &change);

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
-use crate::Rate;
+use crate::{Mac, Rate};
 
 /// The kernel's interface index. It identifies a link as long as the device exists; device names are only labels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -164,7 +164,7 @@ pub struct LinkFacts {
     /// Kind of device.
     pub kind: LinkKind,
     /// Hardware address, if the device has one.
-    pub mac: Option<[u8; 6]>,
+    pub mac: Option<Mac>,
     /// Largest packet (MTU) in bytes.
     pub mtu: u32,
     /// The device is administratively up and has carrier.

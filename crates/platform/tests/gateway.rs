@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use braid_decide::gateway::{ClientPorts, ForwardRule, GatewayPlan, ruleset};
 use braid_decide::tables;
-use braid_model::{LinkIndex, PerFamily};
+use braid_model::{LinkIndex, Mac, PerFamily};
 use braid_platform::linux::gateway::{self, GatewayError};
 use braid_platform::linux::netlink::{self, Files};
 use braid_platform::linux::sys::process::drop_privileges;
@@ -351,7 +351,7 @@ fn strict_rules_hold_without_a_daemon() {
         (ForwardRule { client: device, ..rule.clone() }, true),
         (ForwardRule { client: other, ..rule.clone() }, false),
         (ForwardRule { mac: Some(mac), ..rule.clone() }, true),
-        (ForwardRule { mac: Some([2; 6]), ..rule.clone() }, false),
+        (ForwardRule { mac: Some(Mac([2; 6])), ..rule.clone() }, false),
         (ForwardRule { destination: "203.0.113.0/24".parse().ok(), ..rule.clone() }, true),
         (ForwardRule { destination: "203.0.114.0/24".parse().ok(), ..rule.clone() }, false),
         (ForwardRule { port: Some(7001), ..rule.clone() }, false),
@@ -656,7 +656,7 @@ fn nft_accepts_the_rules_and_takes_names_literally() {
     let mut strict = Vec::new();
     for (client, destination) in nets.iter().flat_map(|client| nets.iter().map(move |destination| (*client, *destination))) {
         for (mac, port, links) in
-            [(None, None, odd.clone()), (Some([0xff; 6]), Some(0), Vec::new()), (None, Some(65_535), names(&["eth0"]))]
+            [(None, None, odd.clone()), (Some(Mac([0xff; 6])), Some(0), Vec::new()), (None, Some(65_535), names(&["eth0"]))]
         {
             strict.push(ForwardRule { client, mac, destination, port, class_ports: port.into_iter().collect(), links: Some(links) });
         }

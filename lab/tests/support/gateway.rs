@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use braid_lab::{Lab, ms};
 use serde_json::Value;
 
-use super::{client, eventually, number, routing, text};
+use super::{Up, client, eventually, number, routing, text};
 
 /// The host behind the server.
 pub const FAR: [&str; 2] = ["198.51.100.10", "2001:db8:100::10"];
@@ -258,4 +258,12 @@ pub fn call(lab: &Lab, device: usize, to: SocketAddr, span: Duration, cut: impl 
         cut();
         talk.join().unwrap()
     })
+}
+
+/// The clients, by `braid clients --json`.
+#[track_caller]
+pub fn clients(up: &Up<'_>) -> Vec<Value> {
+    let output = up.braid(&["clients", "--json"]);
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    serde_json::from_slice::<Value>(&output.stdout).unwrap()["clients"].as_array().unwrap().clone()
 }

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use braid_model::{Time, Traffic};
+use braid_decide::policy::ClientMatcher;
+use braid_model::{Mac, PerDirection, Rate, Time};
+use ipnet::IpNet;
 
 /// Maximum number of leases that are kept.
 pub(super) const MAX_LEASES: usize = 4096;
@@ -14,7 +16,7 @@ pub struct Lease {
     /// The client's address.
     pub address: IpAddr,
     /// Its hardware address.
-    pub mac: Option<[u8; 6]>,
+    pub mac: Option<Mac>,
     /// The name that it gave.
     pub name: String,
 }
@@ -23,14 +25,22 @@ pub struct Lease {
 #[derive(Debug, Default)]
 pub(super) struct Clients {
     pub(super) leases: Vec<Lease>,
-    /// Rates in bytes per second, towards and away from the clients with any, over the last interval.
-    pub(super) rates: BTreeMap<IpAddr, Traffic>,
+    /// Rates of the clients that moved any bytes in the last interval, by address.
+    pub(super) rates: BTreeMap<IpAddr, PerDirection<Rate>>,
     pub(super) measured: Time,
 }
 
 impl Clients {
-    /// The hardware addresses of the clients with this name.
-    pub(super) fn named(&self, name: &str) -> Option<[u8; 6]> {
-        self.leases.iter().filter(|lease| lease.name == name).find_map(|lease| lease.mac)
+    /// How packets show a client: by the prefix of its address, or by its hardware address. `None` if they do not: it is a user of the proxy, or no client
+    /// had a lease with this name.
+    pub(super) fn find(&self, client: &ClientMatcher) -> Option<(Option<IpNet>, Option<Mac>)> {
+        match client {
+            ClientMatcher::Network(net) => Some((Some(*net), None)),
+            ClientMatcher::Mac(mac) => Some((None, Some(*mac))),
+            ClientMatcher::User(name) => {
+                let named = self.leases.iter().filter(|lease| lease.name == *name).find_map(|lease| lease.mac)?;
+                Some((None, Some(named)))
+            }
+        }
     }
 }

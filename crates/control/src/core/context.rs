@@ -182,14 +182,16 @@ impl<S: Steering> Core<S> {
         self.context.evaluated = now;
         self.find_running();
         let held = self.held(now);
+        let mut gateway = Ok(());
         if held != self.context.held {
             self.context.held = held;
             self.in_force = self.with_facts(now, |facts| self.config.policy.in_force(facts));
             self.actions.rules_changed = true;
             self.context.links_stale |= self.config.policy.links.iter().any(|rule| !rule.when.is_empty());
+            gateway = self.update_gateway();
         }
         if !self.context.links_stale {
-            return Ok(());
+            return gateway;
         }
         self.context.links_stale = false;
         let updated = self.apply_link_rules(now, false);
@@ -197,7 +199,7 @@ impl<S: Steering> Core<S> {
             self.context.links_stale = true;
             self.context.due = Some(self.context.due.map_or(now + RETRY, |due| due.min(now + RETRY)));
         }
-        updated
+        updated.and(gateway)
     }
 
     /// Evaluates all conditions for a new configuration.

@@ -214,17 +214,14 @@ impl<S: Steering> Core<S> {
             let pinned = rule.is_some_and(|(_, rule)| rule.links.is_some()) || self.rule_expired(row.started, row.rule);
             let elsewhere = self.links.usable(row.family).iter().any(|slot| slot != row.slot);
             let unusable = self.links.get(row.link).is_none_or(|link| !link.usable(row.family));
-            let forwarded = row.lan.is_some();
-            let tied = pinned && !self.config.destroy_pinned;
-            let movable = unusable && elsewhere && !tied && (row.protocol == Protocol::Tcp || forwarded);
+            // A client's flow without connection changes its link by itself: the switch gives its next packet another one.
+            let movable = unusable && elsewhere && (!pinned || self.config.destroy_pinned) && row.protocol == Protocol::Tcp;
             if !movable || self.ending.contains(&row.id) || self.has_ended(living) {
                 continue;
             }
-            // The kernel would only send the SYN again over the dead link. The connect has nothing to lose, so it need not wait. The next packet of a
-            // client's flow without connection begins another flow, over another link.
+            // The kernel would only send the SYN again over the dead link. The connect has nothing to lose, so it need not wait.
             let stays = row.unanswered_since.is_none() || !self.config.move_connects;
-            let nothing_to_lose = row.connecting && !row.moving && stays || row.protocol != Protocol::Tcp;
-            let due = if nothing_to_lose { *since } else { *since + grace };
+            let due = if row.connecting && !row.moving && stays { *since } else { *since + grace };
             if due <= now {
                 self.ending.insert(row.id);
                 self.actions.stuck.push(Stuck::of(row));
@@ -244,9 +241,8 @@ impl<S: Steering> Core<S> {
     }
 
     /// Bytes that applications moved since the last call, without applications that moved nothing.
-    pub fn take_moved(&mut self, now: Time) -> Vec<AppPulse> {
+    pub fn take_moved(&mut self) -> Vec<AppPulse> {
         let moved = std::mem::take(&mut self.moved);
-        self.measure_clients(now, &moved);
         let mut flows: BTreeMap<&AppId, u64> = moved.keys().map(|app| (app, 0)).collect();
         for living in self.flows.iter() {
             if let Some(count) = flows.get_mut(&living.row.app) {
@@ -258,6 +254,7 @@ impl<S: Steering> Core<S> {
             rx: traffic.rx,
             tx: traffic.tx,
             flows: flows.get(app).copied().unwrap_or(0),
+            client: app.client_address(),
         };
         moved.iter().map(pulse).collect()
     }

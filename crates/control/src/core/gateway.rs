@@ -4,16 +4,18 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use braid_api::ClientStatus;
-use braid_decide::class::by_port;
+use braid_decide::class::classified_ports;
 use braid_decide::gateway::{ForwardRule, GatewayPlan};
-use braid_decide::policy::{AppMatcher, AppRule, ClientMatcher, LinkSelector};
-use braid_model::{ByteCount, Class, LinkFacts, LinkIndex, Time, Traffic};
+use braid_decide::policy::{AppMatcher, AppRule, LinkSelector};
+use braid_model::{LinkFacts, LinkIndex, PerDirection, Time};
 
 use super::Core;
-use super::clients::{Lease, MAX_LEASES};
+use super::clients::{Clients, Lease, MAX_LEASES};
+use super::estimates::Bonded;
 use super::living::gone;
 use crate::RequestError;
-use crate::steering::{AppId, ClientRow, Steering, SteeringError};
+use crate::history::AppPulse;
+use crate::steering::{ClientRow, Steering, SteeringError};
 
 impl<S: Steering> Core<S> {
     /// Makes the switch serve the LAN devices that exist, and plans the system's part of the gateway.
@@ -36,14 +38,13 @@ impl<S: Steering> Core<S> {
     fn gateway_plan(&self, lan: &[&LinkFacts]) -> GatewayPlan {
         let links: Vec<(usize, &LinkFacts)> =
             self.links.iter().filter(|(_, link)| link.refused.is_none()).map(|(_, link)| (link.slot, &link.facts)).collect();
-        let named = |name: &str| self.clients.named(name);
-        let excluded = self.in_force.exclude.matchers().into_iter().filter_map(|matcher| forward_rule(&matcher, None, &named));
+        let excluded = self.in_force.exclude.matchers().into_iter().filter_map(|matcher| forward_rule(&matcher, None, &self.clients));
         let rules = self.in_force.apps.iter().filter_map(|rule: &AppRule| {
             let allowed = rule.links.as_ref().map(|selectors| {
                 let mask = LinkSelector::mask(selectors, links.iter().copied());
                 links.iter().filter(|(slot, _)| mask.contains(*slot)).map(|(_, facts)| facts.name.clone()).collect()
             });
-            forward_rule(&rule.matcher, allowed, &named)
+            forward_rule(&rule.matcher, allowed, &self.clients)
         });
         GatewayPlan {
             // Also those that do not exist yet: strict rules then hold as soon as they appear.
@@ -78,29 +79,32 @@ impl<S: Steering> Core<S> {
         self.gateway.is_some()
     }
 
-    /// Updates the clients' rates from what they moved in the last interval.
-    pub(super) fn measure_clients(&mut self, now: Time, moved: &BTreeMap<AppId, Traffic>) {
+    /// Updates the clients' rates from what applications moved in the last interval, bonded or not.
+    pub fn measure_clients(&mut self, now: Time, pulses: &[AppPulse]) {
         let span = now.since(self.clients.measured);
         self.clients.measured = now;
-        let per_second = |bytes: ByteCount| ByteCount::new(bytes.per(span).bytes_per_second());
-        let rate = |(app, moved): (&AppId, &Traffic)| {
-            Some((app.client_address()?, Traffic { rx: per_second(moved.rx), tx: per_second(moved.tx) }))
-        };
-        self.clients.rates = if span.is_zero() { BTreeMap::new() } else { moved.iter().filter_map(rate).collect() };
+        self.clients.rates.clear();
+        for pulse in pulses.iter().filter(|_| !span.is_zero()) {
+            let Some(client) = pulse.client else { continue };
+            let rates = self.clients.rates.entry(client).or_default();
+            *rates = PerDirection { down: rates.down + pulse.rx.per(span), up: rates.up + pulse.tx.per(span) };
+        }
     }
 
-    /// `GET /v1/clients`.
-    pub fn clients(&mut self, now: Time) -> Result<Vec<ClientStatus>, RequestError> {
+    /// `GET /v1/clients`. `bonded` are the living bonded flows.
+    pub fn clients(&mut self, now: Time, bonded: &Bonded) -> Result<Vec<ClientStatus>, RequestError> {
         let rows = self.steering.clients().map_err(|error| RequestError::failed("No list of clients", error.to_string()))?;
         let mut flows: BTreeMap<IpAddr, u64> = BTreeMap::new();
-        for living in self.flows.iter().filter(|living| living.row.lan.is_some()) {
-            *flows.entry(living.row.local.0).or_default() += 1;
+        let direct = self.flows.iter().map(|living| (&living.row.app, 1));
+        for (app, count) in direct.chain(bonded.iter().map(|((app, _), (count, _))| (app, *count))) {
+            if let Some(client) = app.client_address() {
+                *flows.entry(client).or_default() += count;
+            }
         }
         let name_of = |row: &ClientRow| {
             let same = |lease: &&Lease| lease.address == row.address || row.mac.is_some() && lease.mac == row.mac;
             self.clients.leases.iter().find(same).map(|lease| lease.name.clone())
         };
-        let bits = |bytes: ByteCount| bytes.get().saturating_mul(8);
         let mut clients: Vec<ClientStatus> = rows
             .iter()
             .map(|row| {
@@ -109,12 +113,12 @@ impl<S: Steering> Core<S> {
                 ClientStatus {
                     name: name_of(row),
                     address: row.address.to_string(),
-                    mac: row.mac.map(|mac| ClientMatcher::Mac(mac).to_string()),
+                    mac: row.mac.map(|mac| mac.to_string()),
                     device,
                     flows: flows.get(&row.address).copied().unwrap_or(0),
-                    rate: bits(rates.rx) + bits(rates.tx),
-                    rate_down_bps: bits(rates.rx),
-                    rate_up_bps: bits(rates.tx),
+                    rate: rates.down.bps() + rates.up.bps(),
+                    rate_down_bps: rates.down.bps(),
+                    rate_up_bps: rates.up.bps(),
                     idle_ms: now.since(row.seen).as_millis() as u64,
                 }
             })
@@ -130,7 +134,7 @@ fn is_routable6(address: IpAddr) -> bool {
 }
 
 /// The rule for forwarded packets; `None` if the conditions concern programs, or flows without a class.
-fn forward_rule(matcher: &AppMatcher, links: Option<Vec<String>>, named: &dyn Fn(&str) -> Option<[u8; 6]>) -> Option<ForwardRule> {
+fn forward_rule(matcher: &AppMatcher, links: Option<Vec<String>>, clients: &Clients) -> Option<ForwardRule> {
     let AppMatcher { exe, name, port, destination, cgroup, user, client, class } = matcher;
     if matcher.is_empty() || exe.is_some() || name.is_some() || cgroup.is_some() || user.is_some() {
         return None;
@@ -138,17 +142,11 @@ fn forward_rule(matcher: &AppMatcher, links: Option<Vec<String>>, named: &dyn Fn
     // The switch knows the class of a flow by its port alone.
     let class_ports: Vec<u16> = match class {
         None => Vec::new(),
-        Some(Class::Unclassified) => return None,
-        Some(class) => (0..=u16::MAX).filter(|port| by_port(*port) == Some(*class)).collect(),
+        Some(wanted) => classified_ports().filter(|(_, class)| class == wanted).map(|(port, _)| port).collect(),
     };
     if class.is_some() && class_ports.is_empty() {
         return None;
     }
-    let (net, mac) = match client {
-        None => (None, None),
-        Some(ClientMatcher::Network(net)) => (Some(*net), None),
-        Some(ClientMatcher::Mac(mac)) => (None, Some(*mac)),
-        Some(ClientMatcher::User(name)) => (None, Some(named(name)?)),
-    };
+    let (net, mac) = client.as_ref().map_or(Some((None, None)), |client| clients.find(client))?;
     Some(ForwardRule { client: net, mac, destination: *destination, port: *port, class_ports, links })
 }

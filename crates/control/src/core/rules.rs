@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use braid_decide::policy::{AppMatcher, AppRule, Carry, ClientMatcher, LinkSelector, Policy};
+use braid_decide::policy::{AppMatcher, AppRule, Carry, LinkSelector, Policy};
 use braid_model::{Application, LinkFacts};
 
 use super::clients::Clients;
@@ -99,29 +99,23 @@ pub(super) fn steer_rules(
     (peers, clients): (&BTreeSet<String>, &Clients),
     names: &mut dyn Names,
 ) -> Vec<SteerRule> {
-    let mut condition = |matcher: &AppMatcher| SteerMatch {
-        // Users of the proxy never pass the kernel's rules, unless a client of the gateway has the name. An entry whose condition does not hold has an
-        // empty matcher. An empty list matches no executable.
-        exe: if matches!(&matcher.client, Some(ClientMatcher::User(name)) if clients.named(name).is_none()) || matcher.is_empty() {
-            Some(Vec::new())
-        } else {
-            matcher.exe.as_ref().map(|path| executables.of(path))
-        },
-        name: matcher.name.clone(),
-        port: matcher.port,
-        destination: matcher.destination,
-        cgroup: matcher.cgroup.as_ref().map(|path| names.cgroup(path)),
-        user: matcher.user,
-        class: matcher.class,
-        client: match matcher.client {
-            Some(ClientMatcher::Network(net)) => Some(net),
-            _ => None,
-        },
-        mac: match matcher.client {
-            Some(ClientMatcher::Mac(mac)) => Some(mac),
-            Some(ClientMatcher::User(ref name)) => clients.named(name),
-            _ => None,
-        },
+    let mut condition = |matcher: &AppMatcher| {
+        let client = matcher.client.as_ref().map_or(Some((None, None)), |client| clients.find(client));
+        // Users of the proxy never pass the kernel's rules, and an entry whose condition does not hold has an empty matcher: an empty list matches no
+        // executable.
+        let never = client.is_none() || matcher.is_empty();
+        let (client, mac) = client.unwrap_or_default();
+        SteerMatch {
+            exe: if never { Some(Vec::new()) } else { matcher.exe.as_ref().map(|path| executables.of(path)) },
+            name: matcher.name.clone(),
+            port: matcher.port,
+            destination: matcher.destination,
+            cgroup: matcher.cgroup.as_ref().map(|path| names.cgroup(path)),
+            user: matcher.user,
+            class: matcher.class,
+            client,
+            mac,
+        }
     };
     let mask = |selectors: &[LinkSelector]| LinkSelector::mask(selectors, links.iter().copied());
     let excluded = policy.exclude.matchers();

@@ -322,11 +322,10 @@ pub(super) fn matcher_text(matcher: &AppMatcher) -> String {
 }
 
 fn link_matcher_text(matcher: &LinkMatcher) -> String {
-    let mac = |mac: [u8; 6]| mac.map(|byte| format!("{byte:02x}")).join(":");
     let parts = [
         matcher.name.as_ref().map(|name| format!("name = \"{}\"", name.as_str())),
         matcher.kind.map(|kind| format!("kind = \"{kind}\"")),
-        matcher.mac.map(|bytes| format!("mac = \"{}\"", mac(bytes))),
+        matcher.mac.map(|mac| format!("mac = \"{mac}\"")),
         matcher.address.map(|net| format!("address = \"{net}\"")),
     ];
     parts.into_iter().flatten().collect::<Vec<_>>().join(", ")

@@ -5,6 +5,7 @@
 //! on an idle one.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use braid_api::{AppHistory, AppSample, AppsSample, Resolution};
 use braid_model::ByteCount;
@@ -32,6 +33,8 @@ pub struct AppPulse {
     pub tx: ByteCount,
     /// Number of living flows.
     pub flows: u64,
+    /// Address of the client of the gateway, if it is one.
+    pub client: Option<IpAddr>,
 }
 
 impl TimedSample for AppsSample {
@@ -167,7 +170,7 @@ mod tests {
     use super::*;
 
     fn pulse(application: &str, rx: u64) -> AppPulse {
-        AppPulse { application: application.to_owned(), rx: ByteCount::new(rx), tx: ByteCount::new(rx / 10), flows: 2 }
+        AppPulse { application: application.to_owned(), rx: ByteCount::new(rx), tx: ByteCount::new(rx / 10), flows: 2, client: None }
     }
 
     fn row(application: &str, rx_bps: u64) -> AppSample {

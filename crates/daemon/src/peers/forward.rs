@@ -391,7 +391,7 @@ fn forget(flows: &Flows, id: u64, known: Traffic) {
     // `counted` is a sum over links, which may include bytes that were sent twice, so `known` is preferred.
     let by_links = |known: ByteCount, counted: ByteCount| if known > ByteCount::ZERO { known } else { counted };
     let (rx, tx) = (by_links(known.rx, bonded.counted.rx), by_links(known.tx, bonded.counted.tx));
-    *flows.moved.entry(bonded.application).or_default() += more;
+    *flows.moved.entry(bonded.mover()).or_default() += more;
     if rx + tx > ByteCount::ZERO {
         let port = bonded.remote.port();
         let ended = Ended { app: bonded.app, port, started: bonded.started, at: now(), rx, tx };

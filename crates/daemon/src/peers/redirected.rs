@@ -80,14 +80,7 @@ async fn take_connections(redirect: Arc<Redirect>, flow_limits: FlowLimits, send
         };
         match accepted {
             Ok(redirected) => drop(send.send(Arrival::Connection(Box::new(redirected))).await),
-            Err(error) => {
-                // Connections that already wait are accepted once there is room. New ones are not redirected.
-                match error.raw_os_error() {
-                    Some(libc::EMFILE | libc::ENFILE) => flow_limits.set_exhausted(true),
-                    _ => tracing::warn!("cannot accept a redirected connection: {error}"),
-                }
-                tokio::time::sleep(ERROR_PAUSE).await;
-            }
+            Err(error) => pause(&flow_limits, &error).await,
         }
     }
 }
@@ -101,14 +94,7 @@ async fn take_client_connections(redirect: Arc<Redirect>, flow_limits: FlowLimit
         };
         match accepted {
             Ok((stream, client, remote)) => drop(send.send(Arrival::Client(stream, client, remote)).await),
-            Err(error) => {
-                // As for programs' connections: `take_connections` turns redirection on again.
-                match error.raw_os_error() {
-                    Some(libc::EMFILE | libc::ENFILE) => flow_limits.set_exhausted(true),
-                    _ => tracing::warn!("cannot accept a client's connection: {error}"),
-                }
-                tokio::time::sleep(ERROR_PAUSE).await;
-            }
+            Err(error) => pause(&flow_limits, &error).await,
         }
     }
 }
@@ -135,6 +121,16 @@ async fn take_client_datagrams(redirect: Arc<Redirect>, exchanges: Exchanges, se
             }
         }
     }
+}
+
+/// Waits after a connection could not be accepted. If there are no more file descriptors, new ones are not redirected until `take_connections` finds
+/// room; those that already wait are accepted then.
+async fn pause(flow_limits: &FlowLimits, error: &std::io::Error) {
+    match error.raw_os_error() {
+        Some(libc::EMFILE | libc::ENFILE) => flow_limits.set_exhausted(true),
+        _ => tracing::warn!("cannot accept a redirected connection: {error}"),
+    }
+    tokio::time::sleep(ERROR_PAUSE).await;
 }
 
 /// Whether a few more file descriptors are available.

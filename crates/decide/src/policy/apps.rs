@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
-use braid_model::{Affinity, Class, Rate};
+use braid_model::{Affinity, Class, Mac, Rate};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
@@ -204,7 +204,7 @@ pub enum ClientMatcher {
     /// Prefix that contains the client's address.
     Network(IpNet),
     /// Hardware address of a client of the gateway.
-    Mac([u8; 6]),
+    Mac(Mac),
     /// User name with which a client of the proxy has authenticated.
     User(String),
 }
@@ -230,7 +230,7 @@ impl fmt::Display for ClientMatcher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Network(net) => write!(f, "{net}"),
-            Self::Mac([a, b, c, d, e, g]) => write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}"),
+            Self::Mac(mac) => write!(f, "{mac}"),
             Self::User(name) => f.write_str(name),
         }
     }
@@ -305,7 +305,7 @@ pub struct Client<'a> {
     /// User name with which the client has authenticated to the proxy.
     pub user: Option<&'a str>,
     /// Hardware address of a client of the gateway.
-    pub mac: Option<[u8; 6]>,
+    pub mac: Option<Mac>,
 }
 
 /// Flows that Braid leaves to the system.

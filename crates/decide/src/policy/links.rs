@@ -4,7 +4,7 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
-use braid_model::{ByteCount, LinkFacts, LinkKind, LinkSet, Rate, Role};
+use braid_model::{ByteCount, LinkFacts, LinkKind, LinkSet, Mac, Rate, Role};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
@@ -63,7 +63,7 @@ pub struct LinkMatcher {
     /// Kind of the device.
     pub kind: Option<LinkKind>,
     /// Hardware address of the device.
-    pub mac: Option<[u8; 6]>,
+    pub mac: Option<Mac>,
     /// Prefix that contains one of the device's addresses.
     pub address: Option<IpNet>,
 }
@@ -202,7 +202,7 @@ pub(super) mod tests {
             index: LinkIndex(1),
             name: name.into(),
             kind,
-            mac: Some([2, 0, 0, 0, 0, 1]),
+            mac: Some(Mac([2, 0, 0, 0, 0, 1])),
             mtu: 1500,
             carrier: true,
             nominal: None,
@@ -239,13 +239,13 @@ pub(super) mod tests {
         let wifi = device("wlan0", LinkKind::Wireless);
         let all = LinkMatcher {
             kind: Some(LinkKind::Wireless),
-            mac: Some([2, 0, 0, 0, 0, 1]),
+            mac: Some(Mac([2, 0, 0, 0, 0, 1])),
             address: Some("10.1.0.0/16".parse().unwrap()),
             ..named("wl*")
         };
         assert!(all.matches(&wifi));
         assert!(!LinkMatcher { kind: Some(LinkKind::Wired), ..all.clone() }.matches(&wifi));
-        assert!(!LinkMatcher { mac: Some([0; 6]), ..all.clone() }.matches(&wifi));
+        assert!(!LinkMatcher { mac: Some(Mac([0; 6])), ..all.clone() }.matches(&wifi));
         assert!(!LinkMatcher { address: Some("10.2.0.0/16".parse().unwrap()), ..all.clone() }.matches(&wifi));
         assert!(!LinkMatcher::default().matches(&wifi));
     }

@@ -115,7 +115,7 @@ impl Mind {
     pub(crate) fn second(&mut self) {
         self.seconds += 1;
         let pulses = self.core.pulses(NOW, |_| 0);
-        self.handler.on_second(UNIX_MS + self.seconds * 1000, pulses, Power::default(), &self.core.take_moved(NOW));
+        self.handler.on_second(UNIX_MS + self.seconds * 1000, pulses, Power::default(), &self.core.take_moved());
         if self.handler.has_listeners() {
             let rest = self.rest();
             self.handler.send_changes(&self.core, NOW, rest);
@@ -153,6 +153,7 @@ async fn answer(mind: Rc<RefCell<Mind>>, mut inbox: mpsc::Receiver<Request>) {
         let done = || Ok(Accepted { message: "done".to_owned(), warnings: vec![] });
         match rest {
             Request::Status(reply) => drop(reply.send(Ok(core.status(NOW)))),
+            Request::Clients(reply) => drop(reply.send(core.clients(NOW, &BTreeMap::new()))),
             Request::Apps(reply) => drop(reply.send(Ok(core.apps_view(NOW, BTreeMap::new())))),
             Request::Flows(reply) => drop(reply.send(Ok(FlowList::new(core.flows_view(NOW), Vec::new()).into()))),
             Request::Explain(request, reply) => drop(reply.send(core.explain(NOW, &request))),

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 use braid_decide::gateway::{self as rules, GatewayPlan, RECORDS, TABLE, UnusableName};
 use braid_model::PerFamily;
 
+use super::bpf::sweep_filters;
 use super::netlink::netfilter;
 use super::reverse_path::is_strict;
 
@@ -154,6 +155,17 @@ pub fn forget_carried() -> io::Result<()> {
         return Ok(());
     }
     netfilter::delete_marked(rules::CARRIED_CONNECTION)
+}
+
+/// Ends what a dead daemon's gateway left besides its tables: the conntrack entries of flows that it carried ([`forget_carried`]), and, before Linux 6.6, its
+/// programs at the LAN devices.
+pub fn release() {
+    if let Err(error) = forget_carried() {
+        tracing::debug!(%error, "cannot end the flows of clients that an earlier Braid carried");
+    }
+    if let Err(error) = sweep_filters() {
+        tracing::debug!(%error, "cannot remove the programs at LAN devices that an earlier Braid left");
+    }
 }
 
 /// A setting of the kernel that Braid changes, or that the kernel changes with another one.

@@ -32,17 +32,13 @@ fn lease(line: &str) -> Option<Lease> {
         return None;
     }
     let address: IpAddr = address.parse().ok()?;
-    Some(Lease { address, mac: mac(hardware), name: name.to_owned() })
-}
-
-fn mac(text: &str) -> Option<[u8; 6]> {
-    let bytes: Option<Vec<u8>> = text.split(':').map(|part| u8::from_str_radix(part, 16).ok().filter(|_| part.len() == 2)).collect();
-    bytes?.try_into().ok()
+    Some(Lease { address, mac: hardware.parse().ok(), name: name.to_owned() })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use braid_model::Mac;
 
     #[test]
     fn leases_with_a_name_are_read() {
@@ -50,7 +46,7 @@ mod tests {
                      duid 00:01:00:01\n1764279000 1234 fd07::20 phone 00:01\n1764279000 02:00:00:00:00:22 192.168.7.22 bad;name *\n";
         let found: Vec<_> = lines.lines().filter_map(lease).collect();
         let expected = [
-            Lease { address: "192.168.7.20".parse().unwrap(), mac: Some([2, 0, 0, 0, 0, 0x20]), name: "phone".into() },
+            Lease { address: "192.168.7.20".parse().unwrap(), mac: Some(Mac([2, 0, 0, 0, 0, 0x20])), name: "phone".into() },
             Lease { address: "fd07::20".parse().unwrap(), mac: None, name: "phone".into() },
         ];
         assert_eq!(found, expected);

@@ -21,15 +21,18 @@ const MARK_BASE: u32 = 0xB1D0_0000;
 
 /// Converts an address to network order, IPv4 as an IPv4-mapped IPv6 address.
 pub(super) fn mapped(addr: IpAddr) -> [u32; 4] {
-    let octets = match addr {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-        IpAddr::V6(v6) => v6.octets(),
-    };
     let mut words = [0; 4];
-    for (word, bytes) in words.iter_mut().zip(octets.chunks_exact(4)) {
+    for (word, bytes) in words.iter_mut().zip(octets(addr).chunks_exact(4)) {
         *word = u32::from_ne_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
     }
     words
+}
+
+fn octets(addr: IpAddr) -> [u8; 16] {
+    match addr {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
+        IpAddr::V6(v6) => v6.octets(),
+    }
 }
 
 /// Converts the words back to an address. IPv4-mapped addresses become IPv4.
@@ -54,14 +57,6 @@ fn text_of(name: &[u8; 16]) -> String {
     String::from_utf8_lossy(&name[..end]).into_owned()
 }
 
-/// The name of a client's application: its address.
-fn client_name(client: IpAddr) -> [u8; 16] {
-    match client {
-        IpAddr::V4(v4) => v4.to_ipv6_mapped().octets(),
-        IpAddr::V6(v6) => v6.octets(),
-    }
-}
-
 /// Encodes the device number as the kernel does internally.
 fn exe_key(exe: &ExeId) -> abi::ExeKey {
     let (major, minor) = (libc::major(exe.device), libc::minor(exe.device));
@@ -75,7 +70,7 @@ fn exe_id(key: &abi::ExeKey) -> ExeId {
 pub(super) fn app_key(app: &AppId) -> abi::AppKey {
     if let Some(client) = app.client_address() {
         let exe = abi::ExeKey { device: abi::CLIENT_DEVICE, ..Default::default() };
-        return abi::AppKey { exe, name: client_name(client) };
+        return abi::AppKey { exe, name: octets(client) };
     }
     abi::AppKey { exe: exe_key(&app.exe), name: process_name(&app.name) }
 }
@@ -150,7 +145,7 @@ pub(super) fn rule(rule: &SteerRule, ids: &mut ExeIds) -> abi::Rule {
     }
     if let Some(mac) = matching.mac {
         raw.conditions |= bits::IF_MAC;
-        raw.mac = mac;
+        raw.mac = mac.0;
     }
     if rule.exclude {
         raw.actions |= bits::DO_EXCLUDE;

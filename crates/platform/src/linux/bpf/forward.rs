@@ -10,11 +10,12 @@ use aya::maps::{HashMap, MapError};
 use aya::programs::tc::{self, NlOptions, TcAttachOptions};
 use aya::programs::{LinkOrder, Program, SchedClassifier, TcAttachType};
 use braid_decide::class;
-use braid_model::{Class, LinkIndex, Protocol, Time};
+use braid_model::{LinkIndex, Mac, Protocol, Time};
 
 use super::convert::{carried_flow, flow_row, mapped, unmapped};
 use super::load::{kernel_at_least, program};
 use super::{BpfSteering, detail, failed};
+use crate::linux::netlink::{self, DumpError, Files};
 use crate::linux::sys::{abi, bpf as sys};
 use braid_control::steering::{ClientRow, FlowRow, RedirectedFlow, SteeringError};
 
@@ -115,8 +116,7 @@ impl BpfSteering {
     fn set_port_classes(&mut self) -> Result<(), SteeringError> {
         const ACTION: &str = "set the classes of ports";
         let mut map: HashMap<_, u32, u8> = typed_map!(self, HashMap, "port_classes", "set the classes of ports");
-        let classes = (0..=u16::MAX).filter_map(|port| Some((port, class::by_port(port).filter(|class| *class != Class::Unclassified)?)));
-        for (port, class) in classes {
+        for (port, class) in class::classified_ports() {
             map.insert(u32::from(port), class as u8, 0).map_err(failed(ACTION))?;
         }
         Ok(())
@@ -183,7 +183,7 @@ impl BpfSteering {
         let map: HashMap<_, abi::Address, abi::Client> = typed_map!(self, HashMap, "clients", "list the clients");
         let row = |(address, client): (abi::Address, abi::Client)| ClientRow {
             address: unmapped(address.word),
-            mac: (client.mac != [0; 6]).then_some(client.mac),
+            mac: (client.mac != [0; 6]).then_some(Mac(client.mac)),
             lan: LinkIndex(client.device),
             seen: Time::from_nanos(client.last),
         };
@@ -215,15 +215,16 @@ fn ignore_missing(done: Result<(), MapError>) -> Result<(), MapError> {
     }
 }
 
-/// Removes the filters that a dead daemon left on these devices. Only before Linux 6.6 can there be any.
-pub fn sweep_filters(devices: impl IntoIterator<Item = String>) {
+/// Removes the programs that a dead daemon left at devices. Only before Linux 6.6, which has BPF links for them, can there be any.
+pub fn sweep_filters() -> Result<(), DumpError> {
     if kernel_at_least(6, 6) {
-        return;
+        return Ok(());
     }
-    for device in devices {
+    for device in netlink::snapshot(&Files::default())?.interfaces {
         for (name, side) in PROGRAMS {
             // It fails if there is none.
-            let _ = tc::qdisc_detach_program(&device, side, name);
+            let _ = tc::qdisc_detach_program(&device.name, side, name);
         }
     }
+    Ok(())
 }

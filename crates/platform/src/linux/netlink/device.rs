@@ -62,7 +62,7 @@ pub(super) fn describe(device: &Device, devices: &Path) -> (LinkKind, Option<Rat
 /// Whether `folder` describes this device. The sysfs mount may show another namespace, where the name belongs to another device.
 fn describes(folder: &Path, device: &Device) -> bool {
     let read = |file| fs::read_to_string(folder.join(file)).unwrap_or_default();
-    let mac = device.mac.map(|mac| mac.map(|byte| format!("{byte:02x}")).join(":"));
+    let mac = device.mac.map(|mac| mac.to_string());
     read("ifindex").trim() == device.index.0.to_string() && mac.is_none_or(|mac| read("address").trim().eq_ignore_ascii_case(&mac))
 }
 
@@ -92,6 +92,7 @@ fn real_kind(device: &Device, folder: Option<&Path>) -> LinkKind {
 mod tests {
     use super::*;
     use braid_model::LinkIndex;
+    use braid_model::Mac;
 
     fn ethernet(name: &str) -> Device {
         Device {
@@ -99,7 +100,7 @@ mod tests {
             name: name.to_owned(),
             hardware: libc::ARPHRD_ETHER,
             driver_kind: None,
-            mac: Some([2, 0, 0, 0, 0, 0xab]),
+            mac: Some(Mac([2, 0, 0, 0, 0, 0xab])),
             mtu: 1500,
             carrier: true,
         }
@@ -144,7 +145,7 @@ mod tests {
     #[test]
     fn sysfs_of_another_namespace_is_ignored() {
         let root = sysfs("eth0", &[("speed", "1000\n"), ("uevent", "DEVTYPE=wlan\n")]);
-        let stranger = Device { mac: Some([2, 0, 0, 0, 0, 1]), ..ethernet("eth0") };
+        let stranger = Device { mac: Some(Mac([2, 0, 0, 0, 0, 1])), ..ethernet("eth0") };
         assert_eq!(describe(&stranger, root.path()), (LinkKind::Wired, None));
         assert_eq!(describe(&ethernet("wlan0"), Path::new("/nonexistent")).0, LinkKind::Wireless);
     }

@@ -5,7 +5,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use braid_model::{ByteCount, Family, LinkIndex, NextHop, RouteFacts, RouteKind, RuleAction, RuleFacts, Traffic};
+use braid_model::{ByteCount, Family, LinkIndex, Mac, NextHop, RouteFacts, RouteKind, RuleAction, RuleFacts, Traffic};
 use ipnet::IpNet;
 use netlink_packet_core::{DecodeError, Emitable, Nla, NlaBuffer, NlasIterator, Parseable, ParseableParametrized};
 use netlink_packet_route::AddressFamily;
@@ -35,7 +35,7 @@ pub(super) struct Device {
     pub(super) hardware: u16,
     /// Driver kind of a software device, such as "veth" or "bridge".
     pub(super) driver_kind: Option<String>,
-    pub(super) mac: Option<[u8; 6]>,
+    pub(super) mac: Option<Mac>,
     pub(super) mtu: u32,
     pub(super) carrier: bool,
 }
@@ -55,7 +55,7 @@ pub(super) fn device(body: &[u8]) -> Option<Device> {
                 match LinkAttribute::parse_with_param(&attribute, header.interface_family) {
                     Ok(LinkAttribute::IfName(name)) => device.name = name,
                     Ok(LinkAttribute::Mtu(mtu)) => device.mtu = mtu,
-                    Ok(LinkAttribute::Address(address)) => device.mac = <[u8; 6]>::try_from(address).ok(),
+                    Ok(LinkAttribute::Address(address)) => device.mac = <[u8; 6]>::try_from(address).ok().map(Mac),
                     Err(_) if attribute.kind() == libc::IFLA_IFNAME => device.name = name(&attribute),
                     outcome => return read("device", outcome).and(None),
                 }
@@ -433,7 +433,7 @@ mod tests {
         let unreadable = LinkAttribute::Other(raw(libc::IFLA_OPERSTATE, &[1, 2, 3]));
         let latin = LinkAttribute::Other(raw(libc::IFLA_IFNAME, b"caf\xe9\0"));
         let device = read_device(vec![unreadable, latin, LinkAttribute::Mtu(1400), LinkAttribute::Address(vec![2; 6])]).unwrap();
-        assert_eq!((device.index.0, device.name.as_str(), device.mtu, device.mac), (7, "caf\u{fffd}", 1400, Some([2; 6])));
+        assert_eq!((device.index.0, device.name.as_str(), device.mtu, device.mac), (7, "caf\u{fffd}", 1400, Some(Mac([2; 6]))));
         assert_eq!(read_device(vec![LinkAttribute::Other(raw(libc::IFLA_MTU, &[1]))]), None);
     }
 
