@@ -24,6 +24,7 @@
 #define BRAID_MAX_HOLD 16384
 /* Maximum number of forwarded flows at a time, of one client and of all. */
 #define BRAID_MAX_CLIENT_FLOWS 32768
+#define BRAID_CGROUP_LEVELS 16 /* control groups are nested this deep at most, for rules about forwarded flows */
 #define BRAID_MAX_FORWARDED 131072
 /* Maximum number of clients at a time. */
 #define BRAID_MAX_CLIENTS 4096
@@ -230,7 +231,7 @@ struct braid_flow {
 	__u8 family; /* 4 or 6, of the packets */
 	__u32 slot;
 	__u32 ifindex;
-	__u32 process; /* forwarded: index of the LAN device */
+	__u32 process; /* a client's flow: index of the LAN device */
 	__u32 user;
 	__u32 flags;
 	__u8 direction;
@@ -268,6 +269,12 @@ struct braid_client {
 	__u32 device; /* index of the LAN device */
 	__u8 mac[6]; /* zero: the device has no hardware addresses */
 	__u8 pad[2];
+};
+
+/* An address of the virtual interface, IPv6 or IPv4-mapped, network order; zero: none. */
+struct braid_own_address {
+	__u32 inside[4]; /* the device's, which programs see */
+	__u32 outside[4]; /* another one with the same checksum, which packets have in the firewall and in connection tracking */
 };
 
 /* One flow, as a dump or an end event reports it. */

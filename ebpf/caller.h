@@ -16,7 +16,7 @@ struct request {
 	/* Source address from an earlier connect of this UDP socket, same format; zero: none. Forwarded: the client's address. */
 	__u32 source[4];
 	__u32 user;
-	__u32 process; /* forwarded: index of the LAN device */
+	__u32 process; /* a client's flow: index of the LAN device */
 	__u32 allowed;
 	__u32 slot;
 	__u16 port; /* host order */
@@ -33,6 +33,7 @@ struct request {
 	__u8 filtered : 1; /* foreign programs filter its cgroup */
 	__u8 held : 1; /* redirected because it is not known yet whether its destination runs Braid */
 	__u8 by_port : 1; /* redirected to ::1 instead of `loopback` */
+	__u8 own : 1; /* forwarded: a program of this machine sent it through the virtual interface, and is known */
 	__u8 mac[6]; /* of the client of a forwarded flow */
 	__u16 listener; /* port to which it is redirected, network order */
 	__u32 loopback; /* loopback address to which it is redirected, network order; 0: not redirected */
@@ -67,7 +68,7 @@ BRAID_INLINE void read_name(const struct task_struct *leader, struct braid_app_k
 }
 
 /* Not inlined, like the next function, so that its part of the 512-byte stack is free again afterwards. */
-static __attribute__((noinline)) int read_caller(struct request *request)
+static __attribute__((noinline)) int read_program(struct request *request)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 	struct mm_struct *mm = task->mm;
@@ -79,9 +80,14 @@ static __attribute__((noinline)) int read_caller(struct request *request)
 		request->app.exe.device = inode->i_sb->s_dev;
 	}
 	read_name(task->group_leader, &request->app);
-	request->cgroup = bpf_get_current_cgroup_id();
 	request->user = task->cred->uid.val;
 	return 0;
+}
+
+BRAID_INLINE void read_caller(struct request *request)
+{
+	read_program(request);
+	request->cgroup = bpf_get_current_cgroup_id();
 }
 
 /* PID namespaces are nested at most 32 deep. This limit suffices for any system that runs a daemon. */

@@ -74,8 +74,13 @@ struct cgroup_bpf {
 	struct bpf_prog_array *effective[1];
 };
 
+struct kernfs_node {
+	__u64 id;
+};
+
 struct cgroup {
 	struct cgroup_bpf bpf;
+	struct kernfs_node *kn;
 };
 
 struct css_set {

@@ -121,6 +121,10 @@ MAP(forwarded, BPF_MAP_TYPE_HASH, struct braid_forward_key, struct braid_flow, B
 MAP(clients, BPF_MAP_TYPE_HASH, struct address, struct braid_client, BRAID_MAX_CLIENTS, BPF_F_NO_PREALLOC);
 /* Number of forwarded flows so far, by CPU. */
 MAP(forwarded_ids, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, 1, 0);
+/* Addresses of the virtual interface: IPv4, IPv6. */
+MAP(own_addresses, BPF_MAP_TYPE_ARRAY, __u32, struct braid_own_address, 2, 0);
+/* Control groups of a forwarded packet's sender, by level; 0: none or unknown. */
+MAP(sender_cgroups, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, BRAID_CGROUP_LEVELS, 0);
 /* Classes of remote ports, for forwarded flows, whose programs are unknown. */
 MAP(port_classes, BPF_MAP_TYPE_HASH, __u32, __u8, 256, BPF_F_NO_PREALLOC);
 

@@ -31,6 +31,29 @@ BRAID_INLINE _Bool in_prefix(const __u32 *prefix, __u32 left, const __u32 *addre
 	return 1;
 }
 
+/* Whether the calling program meets the rule's conditions about it. */
+BRAID_INLINE _Bool is_program(const struct request *request, const struct braid_rule *rule)
+{
+	__u32 conditions = rule->conditions;
+
+	if ((conditions & BRAID_IF_USER) && rule->user != request->user)
+		return 0;
+	if (conditions & BRAID_IF_NAME) {
+		const __u64 *want = (const __u64 *)rule->name, *have = (const __u64 *)request->app.name;
+
+		if (want[0] != have[0] || want[1] != have[1])
+			return 0;
+	}
+	if (conditions & BRAID_IF_EXE) {
+		struct braid_exe_key program = request->app.exe;
+		struct braid_exe *exe = bpf_map_lookup_elem(&executables, &program);
+
+		if (!exe || exe->id[request->bank & 1] != rule->exe)
+			return 0;
+	}
+	return 1;
+}
+
 /*
  * Global, like `judge` and `pick`, so that the verifier processes it once instead of once per rule. Before Linux 6.2 an argument of a global function
  * cannot be a map key, so each key is copied to the stack.
@@ -47,21 +70,8 @@ __attribute__((noinline)) int matches(const struct request *request, __u32 key)
 		return 0;
 	if ((conditions & BRAID_IF_PORT) && rule->port != request->port)
 		return 0;
-	if ((conditions & BRAID_IF_USER) && rule->user != request->user)
+	if (!is_program(request, rule))
 		return 0;
-	if (conditions & BRAID_IF_NAME) {
-		const __u64 *want = (const __u64 *)rule->name, *have = (const __u64 *)request->app.name;
-
-		if (want[0] != have[0] || want[1] != have[1])
-			return 0;
-	}
-	if (conditions & BRAID_IF_EXE) {
-		struct braid_exe_key program = request->app.exe;
-		struct braid_exe *exe = bpf_map_lookup_elem(&executables, &program);
-
-		if (!exe || exe->id[request->bank & 1] != rule->exe)
-			return 0;
-	}
 	if ((conditions & BRAID_IF_CGROUP) && bpf_get_current_ancestor_cgroup_id(rule->cgroup_level) != rule->cgroup)
 		return 0;
 	if ((conditions & BRAID_IF_CLASS) && app_class(request) != rule->of_class)
@@ -69,11 +79,12 @@ __attribute__((noinline)) int matches(const struct request *request, __u32 key)
 	return !(conditions & BRAID_IF_DESTINATION) || in_prefix(rule->destination, rule->prefix_len, request->remote);
 }
 
-#define BRAID_IF_FORWARDED (BRAID_IF_PORT | BRAID_IF_DESTINATION | BRAID_IF_CLASS | BRAID_IF_CLIENT | BRAID_IF_MAC)
+/* Conditions about a program, which a client's flow never meets. */
+#define BRAID_IF_PROGRAM (BRAID_IF_EXE | BRAID_IF_NAME | BRAID_IF_USER)
 
 /*
- * The same for a forwarded flow: its client is known, but no program. A separate function, because programs at tc may not call the helper for cgroups
- * above.
+ * The same for a forwarded flow. Its client is known, but its program only if it came through the virtual interface. The control group is known for
+ * those, and for containers of this machine. A separate function, because programs at tc may not call the helper for cgroups above.
  */
 __attribute__((noinline)) int matches_forwarded(const struct request *request, __u32 key)
 {
@@ -83,8 +94,17 @@ __attribute__((noinline)) int matches_forwarded(const struct request *request, _
 	if (!request || !rule)
 		return 0;
 	conditions = rule->conditions;
-	if (conditions & ~BRAID_IF_FORWARDED)
+	if (conditions & BRAID_NEVER)
 		return 0;
+	if ((conditions & BRAID_IF_PROGRAM) && !(request->own && is_program(request, rule)))
+		return 0;
+	if (conditions & BRAID_IF_CGROUP) {
+		__u32 level = rule->cgroup_level;
+		__u64 *cgroup = bpf_map_lookup_elem(&sender_cgroups, &level);
+
+		if (!cgroup || *cgroup != rule->cgroup)
+			return 0;
+	}
 	if ((conditions & BRAID_IF_PORT) && rule->port != request->port)
 		return 0;
 	if ((conditions & BRAID_IF_CLASS) && request->class_ != rule->of_class)
@@ -367,7 +387,7 @@ __attribute__((noinline)) int judge(struct request *request, __u32 bank)
 	return GO_ON;
 }
 
-/* The same for a forwarded flow, whose class is set. */
+/* The same for a forwarded flow, whose class by its port is set. */
 __attribute__((noinline)) int judge_forwarded(struct request *request, __u32 bank)
 {
 	const struct braid_params *now = bpf_map_lookup_elem(&params, &bank);
@@ -377,9 +397,13 @@ __attribute__((noinline)) int judge_forwarded(struct request *request, __u32 ban
 	if (!request || !now)
 		return LEAVE_ALONE;
 	request->bank = bank;
+	if (request->own && app_class(request) != BRAID_UNCLASSIFIED)
+		request->class_ = app_class(request);
 	rule = first_match(bank, now, request, 1);
 	if (rule && (rule->actions & BRAID_DO_EXCLUDE))
 		return LEAVE_ALONE;
+	if (request->own)
+		class_of(request); /* reports the program */
 	classify(now, request, rule);
 	if (is_denied(now, request, rule))
 		return FAIL;

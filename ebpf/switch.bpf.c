@@ -8,6 +8,9 @@
  *             and go to the daemon.
  *   to_lan    packets to clients: counts them and follows the state of TCP.
  *
+ * For programs of this machine that use the virtual interface (`decide::virtual_device`), `from_virtual` and `to_lan` do the same at that device, where a
+ * program is what a client is elsewhere. At its other end, `outside` and `inside` exchange its address for one of the same checksum, and back.
+ *
  * Fail open: without a live daemon, and for flows that do not fit into the table, packets follow the system's routes.
  */
 #include "flow.h"
@@ -169,6 +172,38 @@ BRAID_INLINE void read_mac(struct __sk_buff *skb, __u8 *mac)
 		__builtin_memcpy(mac, head + 6, 6);
 }
 
+/*
+ * Reads the program that sends a packet through the virtual interface. The packet is in the context of the program that sent it, unless the kernel sends it
+ * again from a timer: then another task runs, whose control group or user is another one, or which has no program.
+ */
+static __attribute__((noinline)) int read_sender(struct __sk_buff *skb, struct request *request, __u32 processes)
+{
+	struct task_struct *task = bpf_get_current_task_btf();
+	__u64 cgroup = bpf_skb_cgroup_id(skb);
+
+	if (!cgroup || BPF_CORE_READ(task, cgroups, dfl_cgrp, kn, id) != cgroup || task->cred->uid.val != bpf_get_socket_uid(skb) || !task->mm)
+		return 0;
+	request->app.exe.device = 0;
+	read_program(request);
+	request->process = processes ? process_in(processes) : bpf_get_current_pid_tgid() >> 32;
+	request->cgroup = cgroup;
+	request->own = 1;
+	return 1;
+}
+
+/* Reads the control groups of the packet's socket: of a program of this machine, or of a container whose bridge is a LAN device. */
+static __attribute__((noinline)) int read_cgroups(struct __sk_buff *skb)
+{
+	for (__u32 level = 0; level < BRAID_CGROUP_LEVELS; level++) {
+		__u32 key = level;
+		__u64 *cgroup = bpf_map_lookup_elem(&sender_cgroups, &key);
+
+		if (cgroup)
+			*cgroup = bpf_skb_ancestor_cgroup_id(skb, level);
+	}
+	return 0;
+}
+
 /* Counts another flow of the client. Returns 0 if it has too many. */
 static __attribute__((noinline)) int admit_client(const struct request *request)
 {
@@ -180,7 +215,7 @@ static __attribute__((noinline)) int admit_client(const struct request *request)
 	if (!client) {
 		fresh.last = request->time;
 		fresh.flows = 1;
-		fresh.device = request->process;
+		fresh.device = request->own ? 0 : request->process;
 		__builtin_memcpy(fresh.mac, request->mac, sizeof(fresh.mac));
 		return !bpf_map_update_elem(&clients, &address, &fresh, BPF_NOEXIST);
 	}
@@ -188,7 +223,7 @@ static __attribute__((noinline)) int admit_client(const struct request *request)
 		return 0;
 	__sync_fetch_and_add(&client->flows, 1);
 	client->last = request->time;
-	client->device = request->process;
+	client->device = request->own ? 0 : request->process;
 	__builtin_memcpy(client->mac, request->mac, sizeof(client->mac));
 	return 1;
 }
@@ -329,8 +364,8 @@ BRAID_INLINE void follow_end(struct braid_flow *flow, const struct packet *packe
 		end_forwarded(&packet->key, flow);
 }
 
-SEC("classifier")
-int braid_from_lan(struct __sk_buff *skb)
+/* Processes a packet from a client or, if the constant `own` is set, from a program that uses the virtual interface. */
+BRAID_INLINE int process(struct __sk_buff *skb, _Bool own)
 {
 	const struct braid_params *now;
 	struct request *request;
@@ -340,7 +375,7 @@ int braid_from_lan(struct __sk_buff *skb)
 	__u64 time;
 	int outcome;
 
-	if (skb->pkt_type != PACKET_HOST || skb->vlan_present)
+	if (!own && (skb->pkt_type != PACKET_HOST || skb->vlan_present))
 		return TC_NEXT;
 	now = live_params(&time, &bank);
 	if (!now || !read_packet(skb, &packet, 0))
@@ -368,11 +403,14 @@ int braid_from_lan(struct __sk_buff *skb)
 		request->id = next_id();
 		/* A number for the limits per user. Users have smaller ones. */
 		request->user = 1u << 31 | packet.key.client[3];
-		request->process = skb->ingress_ifindex;
+		request->process = own ? skb->ifindex : skb->ingress_ifindex;
 		request->port = packet.key.remote_port;
 		request->family = packet.family;
 		request->protocol = packet.key.protocol;
 		read_mac(skb, request->mac);
+		read_cgroups(skb);
+		if (own)
+			read_sender(skb, request, now->processes);
 		outcome = start_forwarded(request, &packet.key, bank);
 		if (outcome != OUTCOME_FLOW)
 			return outcome == OUTCOME_DROP ? TC_DROP : TC_NEXT;
@@ -391,6 +429,19 @@ int braid_from_lan(struct __sk_buff *skb)
 	if (!skb->mark)
 		skb->mark = flow->flags & BRAID_FLOW_CARRIED ? BRAID_CARRIER_MARK : now->slots[flow->slot & (BRAID_MAX_LINKS - 1)].mark;
 	return TC_NEXT;
+}
+
+SEC("classifier")
+int braid_from_lan(struct __sk_buff *skb)
+{
+	return process(skb, 0);
+}
+
+/* At the egress of the virtual interface. */
+SEC("classifier")
+int braid_from_virtual(struct __sk_buff *skb)
+{
+	return process(skb, 1);
 }
 
 /* Records that a link answered a handshake. */
@@ -420,6 +471,90 @@ int braid_to_lan(struct __sk_buff *skb)
 		record_forwarded_answer(flow);
 	follow_end(flow, &packet, BRAID_FLOW_SERVER_CLOSED);
 	return TC_NEXT;
+}
+
+/* ------------------------------------------------------------------ the virtual interface */
+
+/* ICMP messages about another packet begin with 8 bytes, followed by that packet. */
+#define ICMP_HEADER 8
+#define IPV4_SOURCE 12
+#define IPV4_DESTINATION 16
+#define IPV6_HEADER 40
+#define IPV6_SOURCE 8
+#define IPV6_DESTINATION 24
+
+/* Writes `to` over the IPv4 address at `offset` if it is `from`. Both have the same checksum. */
+BRAID_INLINE void exchange4(struct __sk_buff *skb, __u32 offset, __u32 from, __u32 to)
+{
+	__u32 have;
+
+	if (!bpf_skb_load_bytes(skb, offset, &have, sizeof(have)) && have == from)
+		bpf_skb_store_bytes(skb, offset, &to, sizeof(to), 0);
+}
+
+/* The same for an IPv6 address. */
+BRAID_INLINE void exchange6(struct __sk_buff *skb, __u32 offset, const __u32 *from, const __u32 *to)
+{
+	__u32 have[4], new[4];
+
+	if (bpf_skb_load_bytes(skb, offset, have, sizeof(have)) || have[0] != from[0] || have[1] != from[1] || have[2] != from[2] || have[3] != from[3])
+		return;
+	__builtin_memcpy(new, to, sizeof(new));
+	bpf_skb_store_bytes(skb, offset, new, sizeof(new), 0);
+}
+
+/*
+ * Exchanges one address for the other in the source or destination of a packet, and in the packet that an ICMP error quotes, which went the other way. Both
+ * addresses have the same checksum, so no checksum changes.
+ */
+BRAID_INLINE int exchange(struct __sk_buff *skb, _Bool out)
+{
+	const struct braid_own_address *own;
+	const __u32 *from, *to;
+	__u32 quoted = 0, place = skb->protocol == bpf_htons(ETH_IPV6);
+	__u8 head[2];
+
+	own = bpf_map_lookup_elem(&own_addresses, &place);
+	if (!own || !(own->inside[0] | own->inside[3]))
+		return TC_NEXT;
+	from = out ? own->inside : own->outside;
+	to = out ? own->outside : own->inside;
+	if (place) {
+		exchange6(skb, ETH_HEADER + (out ? IPV6_SOURCE : IPV6_DESTINATION), from, to);
+		quoted = ETH_HEADER + IPV6_HEADER;
+		/* The types of errors are below 128 (RFC 4443, 2.1). */
+		if (bpf_skb_load_bytes(skb, ETH_HEADER + 6, head, 1) || head[0] != PROTOCOL_ICMPV6 || bpf_skb_load_bytes(skb, quoted, head, 1) ||
+		    head[0] >= ECHO_REQUEST6)
+			return TC_NEXT;
+		exchange6(skb, quoted + ICMP_HEADER + (out ? IPV6_DESTINATION : IPV6_SOURCE), from, to);
+	} else if (skb->protocol == bpf_htons(ETH_IPV4)) {
+		exchange4(skb, ETH_HEADER + (out ? IPV4_SOURCE : IPV4_DESTINATION), from[3], to[3]);
+		/* A later fragment has no ICMP header. */
+		if (bpf_skb_load_bytes(skb, ETH_HEADER + 6, head, 2) || (head[0] & 0x1f) || head[1] || bpf_skb_load_bytes(skb, ETH_HEADER, head, 1))
+			return TC_NEXT;
+		quoted = ETH_HEADER + (head[0] & 15) * 4;
+		if (bpf_skb_load_bytes(skb, ETH_HEADER + 9, head, 1) || head[0] != PROTOCOL_ICMP || bpf_skb_load_bytes(skb, quoted, head, 1))
+			return TC_NEXT;
+		/* Destination unreachable, time exceeded, parameter problem. */
+		if (head[0] != 3 && head[0] != 11 && head[0] != 12)
+			return TC_NEXT;
+		exchange4(skb, quoted + ICMP_HEADER + (out ? IPV4_DESTINATION : IPV4_SOURCE), from[3], to[3]);
+	}
+	return TC_NEXT;
+}
+
+/* Packets of programs, at the ingress of the switch's end. */
+SEC("classifier")
+int braid_outside(struct __sk_buff *skb)
+{
+	return exchange(skb, 1);
+}
+
+/* Packets to programs, at the egress of the switch's end. */
+SEC("classifier")
+int braid_inside(struct __sk_buff *skb)
+{
+	return exchange(skb, 0);
 }
 
 /* ------------------------------------------------------------------ the dump */

@@ -34,7 +34,7 @@ pub use live::{
     AppHistory, AppSample, AppsSample, Compared, FlowChanges, Gains, History, LinkGain, LinkSample, Note, Resolution, Sample, TradeoffPoint,
 };
 pub use peer::{JoinRequest, LeaveRequest, MoveRequest, Path, Peer};
-pub use policy::{AppEntry, DetectionView, ExcludeEntry, LinkEntry, MeasurementView, PolicyView, UtilityView};
+pub use policy::{AppEntry, DetectionView, ExcludeEntry, LinkEntry, MeasurementView, PolicyView, UtilityView, VirtualInterfaceView};
 pub use problem::{Finding, Problem};
 pub use state::{LinkState, PathState, PeerKind, PeerState};
 pub use status::{Accepted, Battery, Counters, LinkMeasured, LinkProfile, LinkStatus, Status};

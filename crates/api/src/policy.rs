@@ -27,6 +27,9 @@ pub struct PolicyView {
     /// LAN devices of the gateway.
     #[serde(default)]
     pub lan: Vec<String>,
+    /// The virtual interface, if there is to be one.
+    #[serde(default)]
+    pub virtual_interface: Option<VirtualInterfaceView>,
     /// Name of the bonds' scheduler; `null` if it follows from `scheduler`: `weights` with `operetta`, else `midrr`.
     #[serde(default)]
     pub bond_scheduler: Option<String>,
@@ -45,6 +48,15 @@ pub struct PolicyView {
     pub apps: Vec<AppEntry>,
     /// Traffic that Braid leaves to the system.
     pub exclude: Vec<ExcludeEntry>,
+}
+
+/// The virtual interface as configured.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct VirtualInterfaceView {
+    /// Name of the device.
+    pub name: String,
+    /// Its addresses.
+    pub addresses: Vec<String>,
 }
 
 /// Hosts that are asked whether they run Braid.

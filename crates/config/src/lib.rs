@@ -141,6 +141,9 @@ fn document_of(mut section: Section<'_>, world: &World) -> Config {
     if let Some(gateway) = section.take("gateway").and_then(|value| value.section("[gateway]")) {
         config.policy.lan = gateway::lan(gateway, &config.policy.links);
     }
+    if let Some(section) = section.take("virtual").and_then(|value| value.section("[virtual]")) {
+        config.policy.virtual_device = gateway::virtual_device(section, &config.policy.links, &config.policy.lan);
+    }
     section.finish();
     config
 }

@@ -37,13 +37,14 @@ use braid_decide::policy::Policy;
 use braid_decide::refusals::Refusals;
 use braid_decide::tables::TablePlan;
 use braid_decide::tradeoff::Supply;
+use braid_decide::virtual_device::VirtualDevice;
 use braid_decide::virtual_interface::Handover;
 use braid_model::key::PublicKey;
 use braid_model::{ByteCount, Family, FlowId, LinkIndex, NetworkSnapshot, PerDirection, Rate, Time, Traffic};
 
 use crate::config::Config;
 use crate::links::{Link, LinkTable, ProbePlan};
-use crate::steering::{AppId, BondedLoads, FlowRow, SteerParams, Steering, SteeringError};
+use crate::steering::{AppId, BondedLoads, FlowRow, Port, SteerParams, Steering, SteeringError};
 use apps::Apps;
 pub use apps::Ended;
 pub use bond_reason::BondReason;
@@ -118,8 +119,8 @@ pub struct Core<S> {
     /// The system's part of the gateway; `None`: no gateway.
     gateway: Option<GatewayPlan>,
     clients: clients::Clients,
-    /// The LAN devices that the switch serves.
-    lan: Vec<(LinkIndex, String)>,
+    /// The devices at which the switch acts, and the virtual interface that it knows.
+    ports: (Vec<Port>, Option<VirtualDevice>),
     /// Rates of direct flows.
     shares: shares::Shares,
     /// Flows that were already asked to end.
@@ -207,7 +208,7 @@ impl<S: Steering> Core<S> {
             plan: None,
             gateway: None,
             clients: clients::Clients::default(),
-            lan: Vec::new(),
+            ports: Default::default(),
             shares: shares::Shares::default(),
             ending: BTreeSet::new(),
             stuck_due: None,

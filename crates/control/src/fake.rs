@@ -11,11 +11,12 @@ use std::time::Duration;
 use braid_decide::connection::{LoadTable, Request};
 use braid_decide::policy::{Admission, admit};
 use braid_decide::steer::Prefixes;
+use braid_decide::virtual_device::VirtualDevice;
 use braid_model::{ByteCount, Class, Direction, Family, FlowId, LinkIndex, LinkSet, PerDirection, PerFamily, Protocol, Rate, Time};
 use ipnet::IpNet;
 
 use crate::steering::{
-    AppId, BondedLoads, ClientRow, DemandEstimate, Dump, FlowRow, PeerDirect, RedirectPolicy, Shape, ShapeStep, ShapedFlow, Signs,
+    AppId, BondedLoads, ClientRow, DemandEstimate, Dump, FlowRow, PeerDirect, Port, RedirectPolicy, Shape, ShapeStep, ShapedFlow, Signs,
     SteerParams, SteerRule, Steering, SteeringCounters, SteeringError, SteeringEvent,
 };
 
@@ -64,7 +65,7 @@ pub struct FakeSteering {
     moves_connects: bool,
     bonded_loads: BondedLoads,
     shapes: BTreeMap<FlowId, Shape>,
-    lan: Vec<(LinkIndex, String)>,
+    ports: Vec<Port>,
 }
 
 impl FakeSteering {
@@ -83,9 +84,9 @@ impl FakeSteering {
         self.moves_connects = moves;
     }
 
-    /// The LAN devices that it forwards for.
-    pub fn lan(&self) -> &[(LinkIndex, String)] {
-        &self.lan
+    /// The devices at which it acts.
+    pub fn ports(&self) -> &[Port] {
+        &self.ports
     }
 
     /// The limits in force.
@@ -213,7 +214,7 @@ impl FakeSteering {
             user,
             cgroup: 1,
             local: (link.source4.map_or(IpAddr::from([0; 4]), IpAddr::V4), 40_000),
-            lan: None,
+            forwarded: false,
             remote: to,
             slot,
             link: link.index,
@@ -476,9 +477,9 @@ impl Steering for FakeSteering {
         Ok(ShapeStep { flows: rows.map(flow).collect(), took: Duration::ZERO, complete: true })
     }
 
-    fn set_lan(&mut self, devices: &[(LinkIndex, String)]) -> Result<(), SteeringError> {
+    fn set_ports(&mut self, ports: &[Port], _own: Option<&VirtualDevice>) -> Result<(), SteeringError> {
         self.call("forward for clients")?;
-        self.lan = devices.to_vec();
+        self.ports = ports.to_vec();
         self.changes += 1;
         Ok(())
     }
@@ -486,15 +487,15 @@ impl Steering for FakeSteering {
     fn forget_forwarded(&mut self, protocol: Protocol, client: SocketAddr, remote: SocketAddr) -> Result<(), SteeringError> {
         self.call("forget a forwarded flow")?;
         let ends = ((client.ip(), client.port()), (remote.ip(), remote.port()));
-        self.flows.retain(|_, row| row.lan.is_none() || (row.protocol, row.local, row.remote) != (protocol, ends.0, ends.1));
+        self.flows.retain(|_, row| !row.forwarded || (row.protocol, row.local, row.remote) != (protocol, ends.0, ends.1));
         Ok(())
     }
 
     fn clients(&mut self) -> Result<Vec<ClientRow>, SteeringError> {
         self.call("list the clients")?;
         let mut clients: BTreeMap<IpAddr, ClientRow> = BTreeMap::new();
-        for row in self.flows.values() {
-            let Some(lan) = row.lan else { continue };
+        let lan = self.ports.first().map_or(LinkIndex(0), |port| port.index);
+        for row in self.flows.values().filter(|row| row.forwarded) {
             let address = row.local.0;
             clients.insert(address, ClientRow { address, mac: None, lan, seen: row.started });
         }

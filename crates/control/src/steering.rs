@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
 use braid_decide::connection::{LoadTable, Mode};
+use braid_decide::virtual_device::VirtualDevice;
 use braid_model::{
     Affinity, ByteCount, Class, Direction, Family, FlowId, LinkIndex, LinkSet, MAX_LINKS, Mac, PerDirection, PerFamily, Protocol, Rate,
     Time,
@@ -245,8 +246,8 @@ pub struct FlowRow {
     pub cgroup: u64,
     /// Local address and port; the address is unspecified if unknown. Of a forwarded flow, those of its client.
     pub local: (IpAddr, u16),
-    /// LAN device over which its client is reached; `None`: a flow of this machine.
-    pub lan: Option<LinkIndex>,
+    /// Whether the switch forwards it, for a client or through the virtual interface: it has no socket that Braid could change.
+    pub forwarded: bool,
     /// Remote address and port.
     pub remote: (IpAddr, u16),
     /// Slot of its link at the start.
@@ -382,6 +383,28 @@ pub struct SteeringCounters {
     pub overflowed: u64,
 }
 
+/// A device at which the switch acts.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Port {
+    /// Its index.
+    pub index: LinkIndex,
+    /// Its name.
+    pub name: String,
+    /// What is behind it.
+    pub side: PortSide,
+}
+
+/// What is behind a [`Port`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum PortSide {
+    /// Clients of a LAN.
+    Lan,
+    /// Programs of this machine: the virtual interface. Packets have its address.
+    Programs,
+    /// The other end of the virtual interface. Packets have the [`twin`](braid_decide::virtual_device::twin) of its address.
+    Switch,
+}
+
 /// A client of the gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClientRow {
@@ -484,8 +507,8 @@ pub trait Steering {
     /// Makes these the limits of running TCP flows, by id; a flow without an entry gets its own settings back. Flows whose socket is
     /// connecting are skipped. At most 4096; the rest are ignored. If the system does not support this, no flow is limited and none is returned.
     fn shape(&mut self, now: Time, shapes: &BTreeMap<FlowId, Shape>) -> Result<ShapeStep, SteeringError>;
-    /// Makes the switch forward what comes in from these devices, and from no others.
-    fn set_lan(&mut self, devices: &[(LinkIndex, String)]) -> Result<(), SteeringError>;
+    /// Makes the switch act at these devices, and at no others. `own` is the virtual interface, if there is one.
+    fn set_ports(&mut self, ports: &[Port], own: Option<&VirtualDevice>) -> Result<(), SteeringError>;
     /// Forgets a forwarded flow: its next packet begins another one.
     fn forget_forwarded(&mut self, protocol: Protocol, client: SocketAddr, remote: SocketAddr) -> Result<(), SteeringError>;
     /// The clients of the gateway.

@@ -50,7 +50,7 @@ pub(super) type ProfileAnswer = (ProfileQuestion, Result<Vec<Profile>, String>);
 impl Daemon<'_> {
     /// Carries out the actions that the core asks for.
     pub(super) fn act(&mut self) {
-        let Actions { plan, gateway, probes, stuck, questions, released, rules_changed, identify, profile_questions } =
+        let Actions { plan, gateway, probes, mut stuck, questions, released, rules_changed, identify, profile_questions } =
             self.core.take_actions();
         if let Some(plan) = plan {
             self.apply(plan);
@@ -68,6 +68,11 @@ impl Daemon<'_> {
         }
         for plan in probes {
             tokio::spawn(send_probe(plan, self.probes.0.clone()));
+        }
+        // Connection tracking knows the flows of the virtual interface by another address.
+        let own = self.core.virtual_device().cloned();
+        for flow in stuck.iter_mut().filter(|flow| flow.forwarded) {
+            flow.local.set_ip(own.as_ref().map_or(flow.local.ip(), |own| own.outside(flow.local.ip())));
         }
         for (link, count) in self.ender.end(stuck) {
             let device = self.core.network().interface(link).map_or_else(|| "a link that is gone".to_owned(), |device| device.name.clone());

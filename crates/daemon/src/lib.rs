@@ -115,7 +115,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     }
     let swept = netlink::sweep().context("cannot remove the rules and routes that an earlier Braid left")?;
     tracing::debug!(?swept, "removed the rules and routes that an earlier Braid left");
-    sweep_gateway(config.policy.lan.is_empty());
+    sweep_gateway(!config.policy.forwards());
     let mut watchdog = Watchdog::start(&["watchdog"]).context("cannot start the watchdog")?;
     raise_trim_threshold();
     let open_files = raise_open_files().context("cannot raise the limit of open files")?;
@@ -186,11 +186,11 @@ async fn live(
         tracing::info!(address = ui.address(), fingerprint = ui.fingerprint(), "serving the web page; `braid ui` opens it");
     }
     let mut steering = BpfSteering::attach(std::process::id())?;
-    if !config.policy.lan.is_empty() {
+    if config.policy.forwards() {
         steering.load_switch();
     }
     let mut redirect = steering.redirect().map_err(|error| tracing::warn!("bonding is not available: {error}")).ok();
-    if let Some(redirect) = redirect.as_mut().filter(|_| !config.policy.lan.is_empty())
+    if let Some(redirect) = redirect.as_mut().filter(|_| config.policy.forwards())
         && let Err(error) = redirect.open_for_clients()
     {
         tracing::warn!("flows of the gateway's clients are not bonded: {error}");
@@ -201,7 +201,7 @@ async fn live(
     let events = steering.ready().context("cannot wait for the BPF programs' events")?;
     let names = Box::new(SystemNames { cgroups: CgroupTree::open().ok() });
     // All threads start after this: they inherit the reduced privileges.
-    crate::privilege::narrow(!config.policy.lan.is_empty()).context("cannot drop the privileges that are no longer needed")?;
+    crate::privilege::narrow(config.policy.forwards()).context("cannot drop the privileges that are no longer needed")?;
     if let Err(error) = steering.release_stale_shapes(Duration::from_secs(1)) {
         tracing::warn!("flows that an earlier Braid limited may keep their limits: {error}");
     }

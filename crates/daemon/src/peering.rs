@@ -1,6 +1,6 @@
 //! Events of peers and of bonded flows.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 
 use braid_api::Accepted;
 use braid_bond::PathState;
@@ -121,7 +121,9 @@ impl Daemon<'_> {
                 (Protocol::Udp, client, remote)
             }
         };
-        let known = self.core.steering().carried(protocol, client, remote);
+        // The socket sees the address that the packets of the virtual interface have in the firewall.
+        let inside = self.core.virtual_device().map_or(client.ip(), |own| own.inside(client.ip()));
+        let known = self.core.steering().carried(protocol, SocketAddr::new(inside, client.port()), remote);
         let Some(flow) = self.log_and_retry(STEERING, known).flatten() else {
             arrival.refuse();
             return None;

@@ -17,6 +17,7 @@ use braid_model::{LinkIndex, Mac, PerFamily};
 use ipnet::IpNet;
 
 use crate::tables::{CARRIER_MARK, MARK_BASE, MARK_MASK, mark};
+use crate::virtual_device::{VirtualDevice, twin};
 
 /// The table with the rules, of family `inet`.
 pub const TABLE: &str = "braid_gateway";
@@ -40,6 +41,8 @@ const WITH_PORTS: &str = "{ tcp, udp, udplite, sctp, dccp }";
 pub struct GatewayPlan {
     /// Names of the LAN devices; they need not exist.
     pub lan: Vec<String>,
+    /// The virtual interface. The switch's end of it is one of the LAN devices.
+    pub virtual_device: Option<VirtualDevice>,
     /// Names of the links' devices.
     pub links: Vec<String>,
     /// Slot and index of each link.
@@ -67,6 +70,9 @@ pub struct ClientPorts {
 /// A rule for packets from the LAN that match every condition.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ForwardRule {
+    /// Whether the rule names programs, users or control groups. It then matches no packet of a client. Whether it matches a packet of the virtual interface
+    /// is not known here, so neither this rule nor a later one applies to those.
+    pub programs: bool,
     /// Source address.
     pub client: Option<IpNet>,
     /// Source address on the LAN (Ethernet).
@@ -160,9 +166,24 @@ pub fn ruleset(plan: &GatewayPlan) -> Result<String, UnusableName> {
     if let (Some(lan), Some(links)) = (set(&lan), set(&links)) {
         lines.push(format!("iifname {lan} oifname {links} masquerade"));
     }
+    let switch_end = match &plan.virtual_device {
+        Some(device) => quoted(&[device.switch_end()])?.pop_first(),
+        None => None,
+    };
+    // Nobody else has a route to the twin of its address.
+    lines.extend(switch_end.as_ref().map(|switch_end| format!("iifname {switch_end} masquerade")));
     lines.extend(["}", "chain rules {"].map(String::from));
     for rule in &plan.rules {
+        if rule.programs {
+            lines.extend(switch_end.as_ref().map(|switch_end| format!("iifname {switch_end} return")));
+            continue;
+        }
         lines.extend(forward(rule, &lan)?);
+        for address in plan.virtual_device.iter().flat_map(|device| &device.addresses) {
+            if rule.client.is_some_and(|net| net.contains(address)) {
+                lines.extend(forward(&ForwardRule { client: Some(twin(*address).into()), ..rule.clone() }, &lan)?);
+            }
+        }
     }
     lines.extend(["}", "}", ""].map(String::from));
     Ok(lines.join("\n"))
@@ -288,6 +309,7 @@ return
     #[test]
     fn a_strict_rule_has_all_conditions() {
         let rule = ForwardRule {
+            programs: false,
             client: Some("192.168.1.7/24".parse().unwrap()),
             mac: Some(Mac([2, 0, 0xab, 0, 0, 1])),
             destination: Some("198.51.100.0/24".parse().unwrap()),

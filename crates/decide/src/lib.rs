@@ -29,4 +29,5 @@ pub mod stability;
 pub mod steer;
 pub mod tables;
 pub mod tradeoff;
+pub mod virtual_device;
 pub mod virtual_interface;

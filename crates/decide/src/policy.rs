@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::connection::Mode;
 use crate::tradeoff::{UtilityRule, Weights};
+use crate::virtual_device::VirtualDevice;
 use crate::virtual_interface::MAXDIFF;
 
 pub use crate::pattern::{NAME_LIMIT, Pattern};
@@ -62,6 +63,8 @@ pub struct Policy {
     pub exclude: Exclusions,
     /// LAN devices of the gateway: Braid forwards the flows of the clients behind them.
     pub lan: Vec<String>,
+    /// The virtual interface, if there is to be one.
+    pub virtual_device: Option<VirtualDevice>,
 }
 
 impl Default for Policy {
@@ -81,6 +84,7 @@ impl Default for Policy {
             apps: Vec::new(),
             exclude: Exclusions::default(),
             lan: Vec::new(),
+            virtual_device: None,
         }
     }
 }
@@ -124,9 +128,10 @@ impl Policy {
     /// Wired, wireless and cellular devices do. VPNs and virtual devices do if an entry selects them by kind, hardware address or a name pattern with
     /// at least one letter (a bare `*` or an address prefix is not enough). Loopback never does.
     ///
-    /// A LAN device of the gateway never is.
+    /// A LAN device of the gateway never is, nor the virtual interface.
     pub fn is_link(&self, device: &LinkFacts) -> bool {
-        if self.lan.contains(&device.name) {
+        let own = self.virtual_device.as_ref().is_some_and(|own| own.name == device.name);
+        if own || self.forwarded_devices().contains(&device.name) {
             return false;
         }
         match device.kind {
@@ -134,6 +139,16 @@ impl Policy {
             LinkKind::Vpn | LinkKind::Virtual => self.link_rule(device).is_some_and(|rule| rule.matcher.singles_out()),
             LinkKind::Loopback => false,
         }
+    }
+
+    /// Names of the devices from which Braid forwards: the LAN devices, and the switch's end of the virtual interface.
+    pub fn forwarded_devices(&self) -> Vec<String> {
+        self.lan.iter().cloned().chain(self.virtual_device.as_ref().map(VirtualDevice::switch_end)).collect()
+    }
+
+    /// Whether Braid forwards anything.
+    pub fn forwards(&self) -> bool {
+        !self.lan.is_empty() || self.virtual_device.is_some()
     }
 
     /// The only relay that may carry a flow with this rule; `None`: any.

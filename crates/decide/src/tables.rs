@@ -5,6 +5,7 @@
 //! | priority | rule | reason |
 //! |---|---|---|
 //! | 32763 | `from ADDR to SUBNET lookup T` | two links on one subnet: each reaches and answers its neighbours from its own address |
+//! | 32763 | `from ADDR lookup V`, `oif DEVICE lookup V` | programs that use the virtual interface or its address (`platform` adds them) |
 //! | 32763 | `iif LAN fwmark CARRIER lookup` a table that makes everything local | what the daemon takes from the gateway's clients |
 //! | 32763 | `from ADDR fwmark MOVED unreachable` | IPv4: a connect that moves to another link must find that its old source address has no route |
 //! | 32764 | `oif DEVICE lookup main` | IPv4, without foreign rules at 32764 or 32765: bound sockets need one lookup; a TCP connect makes three |
@@ -38,6 +39,8 @@ const TABLES: u32 = 256;
 pub(crate) const MARK_BASE: u32 = 0xB1D0_0000;
 pub(crate) const MARK_MASK: u32 = 0xFFFF_0000;
 const PRIORITY_SHARED_SUBNET: u32 = 32_763;
+/// Priority of the rules of the virtual interface: before all others of Braid, since its address is no link's.
+pub const PRIORITY_VIRTUAL: u32 = 32_763;
 const PRIORITY_SPECIFIC: u32 = 32_764;
 const PRIORITY_BY_LINK: u32 = 32_765;
 
@@ -68,6 +71,8 @@ pub const fn is_ours(mark: u32) -> bool {
 
 /// The mark of packets of the gateway's clients that the daemon takes (`BRAID_CARRIER_MARK`).
 pub const CARRIER_MARK: u32 = MARK_BASE | 0xFE;
+/// The table with the routes through the virtual interface.
+pub const VIRTUAL_TABLE: u32 = TABLE_BASE + TABLES - 2;
 /// The table that makes every destination local, for such packets.
 const CARRIER_TABLE: u32 = TABLE_BASE + TABLES - 1;
 /// The loopback device, the first of every network namespace.
@@ -96,7 +101,8 @@ pub fn carrier(family: Family, lan: &[String]) -> (Vec<RuleFacts>, RouteFacts) {
     (rules, route)
 }
 
-fn everything(family: Family) -> IpNet {
+/// The prefix of the default route.
+pub fn everything(family: Family) -> IpNet {
     match family {
         Family::V4 => IpNet::V4(Default::default()),
         Family::V6 => IpNet::V6(Default::default()),

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use braid_decide::gateway::{ClientPorts, ForwardRule, GatewayPlan, ruleset};
 use braid_decide::tables;
+use braid_decide::virtual_device::VirtualDevice;
 use braid_model::{LinkIndex, Mac, PerFamily};
 use braid_platform::linux::gateway::{self, GatewayError};
 use braid_platform::linux::netlink::{self, Files};
@@ -658,7 +659,15 @@ fn nft_accepts_the_rules_and_takes_names_literally() {
         for (mac, port, links) in
             [(None, None, odd.clone()), (Some(Mac([0xff; 6])), Some(0), Vec::new()), (None, Some(65_535), names(&["eth0"]))]
         {
-            strict.push(ForwardRule { client, mac, destination, port, class_ports: port.into_iter().collect(), links: Some(links) });
+            strict.push(ForwardRule {
+                programs: false,
+                client,
+                mac,
+                destination,
+                port,
+                class_ports: port.into_iter().collect(),
+                links: Some(links),
+            });
         }
     }
     let closed = PerFamily { v4: true, v6: true };
@@ -667,6 +676,10 @@ fn nft_accepts_the_rules_and_takes_names_literally() {
         links: odd.clone(),
         slots: (0..32).map(|slot| (slot, LinkIndex(slot as u32 * 3 + 1))).collect(),
         ipv6: true,
+        virtual_device: Some(VirtualDevice {
+            name: "braid0".into(),
+            addresses: vec!["192.0.2.5".parse().unwrap(), "2001:db8::1".parse().unwrap()],
+        }),
         rules: strict.clone(),
         clients: ClientPorts {
             connections: PerFamily { v4: Some(4001), v6: Some(4002) },

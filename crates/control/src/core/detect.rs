@@ -72,10 +72,7 @@ impl<S: Steering> Core<S> {
     pub(super) fn ask_if_new(&mut self, now: Time, row: &FlowRow) {
         let host = row.remote.0;
         // Forwarded flows go direct.
-        if row.lan.is_some()
-            || !self.may_ask(host)
-            || !self.detection.needs_probe(now, host, row.slot)
-            || LOOKUP_PORTS.contains(&row.remote.1)
+        if row.forwarded || !self.may_ask(host) || !self.detection.needs_probe(now, host, row.slot) || LOOKUP_PORTS.contains(&row.remote.1)
         {
             return;
         }

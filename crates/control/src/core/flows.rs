@@ -19,6 +19,8 @@ use crate::steering::{AppId, Dump, FlowRow, Steering, SteeringError, SteeringEve
 
 /// Number of ended flows that are kept for display.
 const MAX_RECENT: usize = 256;
+/// Maximum number of programs whose paths are read at one poll, because they had ended before the path of their first flow was read.
+const MAX_UNREAD: usize = 16;
 /// A flow without progress for this long is idle.
 const IDLE_AFTER: Duration = Duration::from_secs(2);
 
@@ -53,7 +55,7 @@ impl Stuck {
             remote: SocketAddr::new(row.remote.0, row.remote.1),
             link: row.link,
             tunnelled: false,
-            forwarded: row.lan.is_some(),
+            forwarded: row.forwarded,
         }
     }
 }
@@ -151,9 +153,13 @@ impl<S: Steering> Core<S> {
         self.unanswered_due = if self.config.move_connects { rows.iter().filter_map(|row| unanswered_due(row, now)).min() } else { None };
         let costs = self.byte_costs(now);
         let (links, by_app, apps) = (&mut self.links, &mut self.moved, &mut self.apps);
+        let mut unread: BTreeMap<AppId, (u32, u64)> = BTreeMap::new();
         self.flows = self.flows.next(rows, |row, before| {
             let next = advance(before, row, now, costs.get(&row.link).copied());
             count(by_app, before, row);
+            if before.is_none() && unread.len() < MAX_UNREAD && apps.get(&row.app).is_some_and(|record| record.application.exe.is_none()) {
+                unread.insert(row.app.clone(), (row.process, row.cgroup));
+            }
             if class::is_large(row.rx, row.tx, now.since(row.started).as_secs_f64()) {
                 apps.on_large_flow(row);
             }
@@ -166,6 +172,12 @@ impl<S: Steering> Core<S> {
             }
             next
         });
+        for (app, (process, cgroup)) in unread {
+            let (application, cgroup) = self.names.application(&app, process, cgroup);
+            if application.exe.is_some() {
+                self.apps.record(app, application, cgroup, Class::Unclassified, now);
+            }
+        }
         self.follow_shares(now);
         self.links_with_flows = moved.keys().copied().collect();
         for ((index, family), (received, waiting)) in moved {

@@ -7,7 +7,8 @@ use braid_api::ClientStatus;
 use braid_decide::class::classified_ports;
 use braid_decide::gateway::{ForwardRule, GatewayPlan};
 use braid_decide::policy::{AppMatcher, AppRule, LinkSelector};
-use braid_model::{LinkFacts, LinkIndex, PerDirection, Time};
+use braid_decide::virtual_device::VirtualDevice;
+use braid_model::{LinkFacts, PerDirection, Time};
 
 use super::Core;
 use super::clients::{Clients, Lease, MAX_LEASES};
@@ -15,31 +16,42 @@ use super::estimates::Bonded;
 use super::living::gone;
 use crate::RequestError;
 use crate::history::AppPulse;
-use crate::steering::{ClientRow, Steering, SteeringError};
+use crate::steering::{ClientRow, Port, PortSide, Steering, SteeringError};
 
 impl<S: Steering> Core<S> {
     /// Makes the switch serve the LAN devices that exist, and plans the system's part of the gateway.
     pub(super) fn update_gateway(&mut self) -> Result<(), SteeringError> {
-        let lan: Vec<&LinkFacts> = self.network.interfaces.iter().filter(|device| self.in_force.lan.contains(&device.name)).collect();
-        let devices: Vec<(LinkIndex, String)> = lan.iter().map(|device| (device.index, device.name.clone())).collect();
-        let plan = (!self.in_force.lan.is_empty()).then(|| self.gateway_plan(&lan));
+        let policy = &self.in_force;
+        let plan = policy.forwards().then(|| self.gateway_plan());
+        let own = policy.virtual_device.as_ref();
+        let side = |name: &String| match own {
+            Some(own) if own.name == *name => Some(PortSide::Programs),
+            Some(own) if own.switch_end() == *name => Some(PortSide::Switch),
+            _ => policy.lan.contains(name).then_some(PortSide::Lan),
+        };
+        let port = |device: &LinkFacts| Some(Port { index: device.index, name: device.name.clone(), side: side(&device.name)? });
+        let ports = (self.network.interfaces.iter().filter_map(port).collect(), own.cloned());
         if plan != self.gateway {
             self.actions.gateway = Some(plan.clone());
             self.gateway = plan;
         }
-        if devices != self.lan {
+        if ports != self.ports {
             // Remembered only after success, so that the next change of the network tries again.
-            self.steering.set_lan(&devices)?;
-            self.lan = devices;
+            self.steering.set_ports(&ports.0, ports.1.as_ref())?;
+            self.ports = ports;
         }
         Ok(())
     }
 
-    fn gateway_plan(&self, lan: &[&LinkFacts]) -> GatewayPlan {
+    fn gateway_plan(&self) -> GatewayPlan {
+        let policy = &self.in_force;
         let links: Vec<(usize, &LinkFacts)> =
             self.links.iter().filter(|(_, link)| link.refused.is_none()).map(|(_, link)| (link.slot, &link.facts)).collect();
-        let excluded = self.in_force.exclude.matchers().into_iter().filter_map(|matcher| forward_rule(&matcher, None, &self.clients));
-        let rules = self.in_force.apps.iter().filter_map(|rule: &AppRule| {
+        let devices = self.network.interfaces.iter().filter(|device| policy.lan.contains(&device.name));
+        let lan = devices.flat_map(|device| device.addresses.iter().map(|net| net.addr()));
+        let own = policy.virtual_device.iter().flat_map(|own| own.addresses.iter().copied());
+        let excluded = policy.exclude.matchers().into_iter().filter_map(|matcher| forward_rule(&matcher, None, &self.clients));
+        let rules = policy.apps.iter().filter_map(|rule: &AppRule| {
             let allowed = rule.links.as_ref().map(|selectors| {
                 let mask = LinkSelector::mask(selectors, links.iter().copied());
                 links.iter().filter(|(slot, _)| mask.contains(*slot)).map(|(_, facts)| facts.name.clone()).collect()
@@ -48,10 +60,11 @@ impl<S: Steering> Core<S> {
         });
         GatewayPlan {
             // Also those that do not exist yet: strict rules then hold as soon as they appear.
-            lan: self.in_force.lan.clone(),
+            lan: policy.forwarded_devices(),
+            virtual_device: policy.virtual_device.clone(),
             links: links.iter().map(|(_, facts)| facts.name.clone()).collect(),
             slots: links.iter().map(|(slot, facts)| (*slot, facts.index)).collect(),
-            ipv6: lan.iter().any(|device| device.addresses.iter().any(|net| is_routable6(net.addr()))),
+            ipv6: lan.chain(own).any(is_routable6),
             rules: excluded.chain(rules).collect(),
             // The platform knows whether it turned forwarding on.
             ..GatewayPlan::default()
@@ -74,7 +87,12 @@ impl<S: Steering> Core<S> {
         self.update_params(now).and(gateway)
     }
 
-    /// Whether flows are forwarded for clients.
+    /// The virtual interface, if there is to be one.
+    pub fn virtual_device(&self) -> Option<&VirtualDevice> {
+        self.in_force.virtual_device.as_ref()
+    }
+
+    /// Whether flows are forwarded.
     pub fn is_gateway(&self) -> bool {
         self.gateway.is_some()
     }
@@ -105,8 +123,10 @@ impl<S: Steering> Core<S> {
             let same = |lease: &&Lease| lease.address == row.address || row.mac.is_some() && lease.mac == row.mac;
             self.clients.leases.iter().find(same).map(|lease| lease.name.clone())
         };
+        let own = self.in_force.virtual_device.as_ref().map_or(&[][..], |own| &own.addresses);
         let mut clients: Vec<ClientStatus> = rows
             .iter()
+            .filter(|row| !own.contains(&row.address))
             .map(|row| {
                 let rates = self.clients.rates.get(&row.address).copied().unwrap_or_default();
                 let device = self.network.interface(row.lan).map_or_else(|| gone(row.lan), |device| device.name.clone());
@@ -133,11 +153,14 @@ fn is_routable6(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(v6) if !v6.is_unicast_link_local())
 }
 
-/// The rule for forwarded packets; `None` if the conditions concern programs, or flows without a class.
+/// The rule for forwarded packets; `None` if it matches none, or flows without a class.
 fn forward_rule(matcher: &AppMatcher, links: Option<Vec<String>>, clients: &Clients) -> Option<ForwardRule> {
     let AppMatcher { exe, name, port, destination, cgroup, user, client, class } = matcher;
-    if matcher.is_empty() || exe.is_some() || name.is_some() || cgroup.is_some() || user.is_some() {
+    if matcher.is_empty() {
         return None;
+    }
+    if exe.is_some() || name.is_some() || cgroup.is_some() || user.is_some() {
+        return Some(ForwardRule { programs: true, ..ForwardRule::default() });
     }
     // The switch knows the class of a flow by its port alone.
     let class_ports: Vec<u16> = match class {
@@ -148,5 +171,5 @@ fn forward_rule(matcher: &AppMatcher, links: Option<Vec<String>>, clients: &Clie
         return None;
     }
     let (net, mac) = client.as_ref().map_or(Some((None, None)), |client| clients.find(client))?;
-    Some(ForwardRule { client: net, mac, destination: *destination, port: *port, class_ports, links })
+    Some(ForwardRule { programs: false, client: net, mac, destination: *destination, port: *port, class_ports, links })
 }

@@ -192,6 +192,7 @@ impl FlowsView {
         let named = self.names.apps.get(&row.app);
         let address = |end: (std::net::IpAddr, u16)| SocketAddr::new(end.0, end.1).to_string();
         let device = self.names.devices.get(&row.link);
+        let client = row.app.client_address();
         Flow {
             id: row.id.0,
             application: named.map_or_else(|| row.app.name.clone(), |named| named.application.clone()),
@@ -205,9 +206,9 @@ impl FlowsView {
             tx_bytes: Some(row.tx.get()),
             rtt_us: row.rtt_us.map(u64::from),
             age_ms: Some(self.now.since(row.started).as_millis() as u64),
-            name: row.lan.is_none().then(|| row.app.name.clone()),
-            pid: row.lan.is_none().then_some(row.process),
-            user: row.lan.is_none().then_some(row.user),
+            name: client.is_none().then(|| row.app.name.clone()),
+            pid: client.is_none().then_some(row.process),
+            user: client.is_none().then_some(row.user),
             cgroup: named.and_then(|named| named.cgroup.clone()),
             class: Some(named.and_then(|named| named.class.clone()).unwrap_or_else(|| row.class.to_string())),
             demand_bytes: Some(row.demand.get()),
@@ -216,7 +217,7 @@ impl FlowsView {
             rule: row.rule.and_then(|rule| usize::from(rule).checked_sub(self.names.exclusions)).map(|rule| rule as u32 + 1),
             energy_j: progress.energy.total().map(Joules::get),
             peer: None,
-            client: row.lan.map(|_| row.local.0.to_string()),
+            client: client.map(|client| client.to_string()),
             by_link: Vec::new(),
         }
     }

@@ -46,8 +46,9 @@ impl<S: Steering> Core<S> {
         let steered: BTreeMap<_, _> =
             self.links.iter().filter(|(_, link)| link.refused.is_none()).map(|(index, link)| (index, link.slot)).collect();
         let mut plan = tables::plan(&self.network, &steered);
-        if !self.in_force.lan.is_empty() {
-            for (rules, route) in Family::ALL.map(|family| tables::carrier(family, &self.in_force.lan)) {
+        let forwarded = self.in_force.forwarded_devices();
+        if !forwarded.is_empty() {
+            for (rules, route) in Family::ALL.map(|family| tables::carrier(family, &forwarded)) {
                 plan.rules.extend(rules);
                 plan.routes.push(route);
             }
@@ -88,7 +89,7 @@ impl<S: Steering> Core<S> {
         let passed_over =
             |row: &FlowRow| self.links.get(row.link).is_some_and(|link| link.configured(family)) && !self.may_steer(row.remote.0);
         // Forwarded packets meet the routing rules one by one, and follow the tunnel by themselves.
-        let leaked = flows.iter().filter(|row| row.lan.is_none() && row.family == family && passed_over(row));
+        let leaked = flows.iter().filter(|row| !row.forwarded && row.family == family && passed_over(row));
         let leaked: Vec<_> = leaked.map(|row| Stuck { tunnelled: true, ..Stuck::of(row) }).collect();
         self.actions.stuck.extend(leaked.into_iter().filter(|flow| flow.protocol == Protocol::Tcp && self.ending.insert(flow.id)));
         Ok(())

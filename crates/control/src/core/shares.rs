@@ -121,7 +121,7 @@ impl<S: Steering> Core<S> {
         let preference = rule.map(|rule| apps[rule].preference()).unwrap_or_default();
         Subject {
             id: row.id,
-            limitable: row.protocol == Protocol::Tcp && row.lan.is_none(),
+            limitable: row.protocol == Protocol::Tcp && !row.forwarded,
             link: row.link,
             rule,
             preference,

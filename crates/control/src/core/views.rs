@@ -1,6 +1,6 @@
 //! API views of the daemon's state.
 
-use braid_api::{AppEntry, Battery, Counters, ExcludeEntry, LinkEntry, LinkMeasured, LinkStatus, PolicyView, Status};
+use braid_api::{AppEntry, Battery, Counters, ExcludeEntry, LinkEntry, LinkMeasured, LinkStatus, PolicyView, Status, VirtualInterfaceView};
 use braid_decide::capacity::Estimate;
 use braid_decide::policy::{AppMatcher, BondScheduler, LinkMatcher, ProbeMode, Scheduler, When};
 use braid_model::{Affinity, ByteCount, Direction, Family, Joules, NetworkSnapshot, PerFamily, Role, Time};
@@ -133,6 +133,10 @@ impl<S: Steering> Core<S> {
             carry: Some(if policy.bonds_all { "bond" } else { "direct" }.to_owned()),
             relay: policy.relay.clone(),
             lan: policy.lan.clone(),
+            virtual_interface: policy.virtual_device.as_ref().map(|device| VirtualInterfaceView {
+                name: device.name.clone(),
+                addresses: device.addresses.iter().map(ToString::to_string).collect(),
+            }),
             bond_scheduler: policy.bond_scheduler.map(|scheduler| scheduler.name().to_owned()),
             bond_copies: match policy.bond_scheduler {
                 Some(BondScheduler::Redundant(copies)) => Some(copies),

@@ -19,6 +19,8 @@ pub fn changes(before: &PolicyView, after: &PolicyView) -> Vec<String> {
     setting("relay", &before.relay, &after.relay);
     let lan = |policy: &PolicyView| (!policy.lan.is_empty()).then(|| policy.lan.join(", "));
     setting("the gateway's LAN", &lan(before), &lan(after));
+    let own = |policy: &PolicyView| policy.virtual_interface.as_ref().map(|own| format!("{} ({})", own.name, own.addresses.join(", ")));
+    setting("the virtual interface", &own(before), &own(after));
     setting("the bonds' scheduler", &before.bond_scheduler, &after.bond_scheduler);
     // The list of devices, and whether a condition holds, are not part of the configuration.
     let link = |entry: &LinkEntry| LinkEntry { devices: Vec::new(), unmet: None, ..entry.clone() };

@@ -46,6 +46,23 @@ fn shown(world: &mut World, name: &str) -> (String, Option<String>) {
 }
 
 #[test]
+fn a_program_that_ended_before_its_path_was_read_gets_it_from_a_later_flow() {
+    let mut world = World::new(config(Scheduler::RoundRobin));
+    let path = |world: &mut World| {
+        let now = world.now;
+        world.core.applications(now, BTreeMap::new()).into_iter().find(|app| app.name == "brief").unwrap().application
+    };
+    requests(&mut world, "brief", 1);
+    let ended = SteeringEvent::NewApp { app: id("brief"), process: 0, cgroup: 1, class: Class::Unclassified };
+    let now = world.now;
+    world.core.on_events(now, vec![ended]).unwrap();
+    assert_eq!(path(&mut world), "brief");
+    open(&mut world, "brief");
+    world.run(Duration::from_millis(500));
+    assert_eq!(path(&mut world), "/usr/bin/brief");
+}
+
+#[test]
 fn many_small_flows_are_classified_as_browser_and_a_few_are_not_classified() {
     let mut world = World::new(config(Scheduler::RoundRobin));
     requests(&mut world, "script", 6);

@@ -30,8 +30,9 @@ impl Names for FakeNames {
     fn cgroup(&mut self, _path: &str) -> Option<(u64, u32)> {
         None
     }
-    fn application(&mut self, app: &AppId, _process: u32, _cgroup: u64) -> (Application, Option<String>) {
-        (Application { exe: Some(format!("/usr/bin/{}", app.name).into()), name: app.name.clone() }, None)
+    fn application(&mut self, app: &AppId, process: u32, _cgroup: u64) -> (Application, Option<String>) {
+        // Process 0 has ended.
+        (Application { exe: (process > 0).then(|| format!("/usr/bin/{}", app.name).into()), name: app.name.clone() }, None)
     }
 }
 

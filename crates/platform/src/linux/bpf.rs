@@ -35,12 +35,13 @@ use std::sync::Arc;
 use aya::maps::lpm_trie::{Key, LpmTrie};
 use aya::maps::{Array, HashMap, Map, MapData, PerCpuArray, RingBuf};
 use braid_decide::connection::LoadTable;
-use braid_model::{ByteCount, Class, Family, FlowId, LinkIndex, LinkSet, MAX_LINKS, PerDirection, Protocol, Time};
+use braid_decide::virtual_device::VirtualDevice;
+use braid_model::{ByteCount, Class, Family, FlowId, LinkSet, MAX_LINKS, PerDirection, Protocol, Time};
 use ipnet::IpNet;
 
 use super::sys::{abi, bpf as sys};
 use braid_control::steering::{
-    AppId, BondedLoads, ClientRow, DemandEstimate, Dump, FlowRow, Shape, ShapeStep, Signs, SteerParams, Steering, SteeringCounters,
+    AppId, BondedLoads, ClientRow, DemandEstimate, Dump, FlowRow, Port, Shape, ShapeStep, Signs, SteerParams, Steering, SteeringCounters,
     SteeringError, SteeringEvent,
 };
 use convert::{app_key, flow_row, mapped, process_name};
@@ -473,8 +474,8 @@ impl Steering for BpfSteering {
         self.set_shapes(shapes)
     }
 
-    fn set_lan(&mut self, devices: &[(LinkIndex, String)]) -> Result<(), SteeringError> {
-        self.serve_lan(devices)
+    fn set_ports(&mut self, ports: &[Port], own: Option<&VirtualDevice>) -> Result<(), SteeringError> {
+        self.serve_ports(ports, own)
     }
 
     fn forget_forwarded(&mut self, protocol: Protocol, client: SocketAddr, remote: SocketAddr) -> Result<(), SteeringError> {

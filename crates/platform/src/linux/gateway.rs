@@ -16,7 +16,7 @@ use braid_decide::gateway::{self as rules, GatewayPlan, RECORDS, TABLE, Unusable
 use braid_model::PerFamily;
 
 use super::bpf::sweep_filters;
-use super::netlink::netfilter;
+use super::netlink::{ApplyError, netfilter, virtual_device};
 use super::reverse_path::is_strict;
 
 /// Directories in which `nft` is looked for.
@@ -37,6 +37,9 @@ pub enum GatewayError {
     /// A device has a name that cannot be used.
     #[error(transparent)]
     Name(#[from] UnusableName),
+    /// The virtual interface could not be made or removed.
+    #[error(transparent)]
+    VirtualDevice(#[from] ApplyError),
     /// There is no `nft`.
     #[error("cannot set the gateway's firewall rules: there is no nft in {SEARCH}: install nftables")]
     NoNft,
@@ -78,7 +81,8 @@ pub enum GatewayError {
     },
 }
 
-/// Makes the kernel forward as `plan` says, until [`sweep`] reverts it: replaces the firewall rules in one transaction, then turns on forwarding.
+/// Makes the kernel forward as `plan` says, until [`sweep`] reverts it: makes or removes the virtual interface, replaces the firewall rules in one transaction,
+/// then turns on forwarding.
 /// Settings that are already as wanted are neither written nor recorded. `plan.closed` is ignored: it is determined here.
 ///
 /// Forwarding IPv6 makes the kernel ignore router advertisements on devices with `accept_ra` 1, which get 2 before. The values that the kernel itself
@@ -89,6 +93,10 @@ pub enum GatewayError {
 /// # Errors
 /// A name cannot be used; `nft` is missing, failed or did not end; the kernel rejects the rules or a setting. Rules that were set before remain then.
 pub fn apply(plan: &GatewayPlan) -> Result<(), GatewayError> {
+    match &plan.virtual_device {
+        Some(device) => virtual_device::make(device)?,
+        None => drop(virtual_device::remove()?),
+    }
     let records = records()?;
     let changes = changes(plan, &records)?;
     let turned_on = |path| records.iter().chain(&changes).any(|setting: &Setting| setting.path == Path::new(path));
@@ -118,7 +126,7 @@ pub fn find_nft() -> Result<(), GatewayError> {
     if SEARCH.split(':').any(|directory| Path::new(directory).join("nft").exists()) { Ok(()) } else { Err(GatewayError::NoNft) }
 }
 
-/// Restores the settings that [`apply`] changed, and removes the firewall rules. Returns whether there was anything to revert. A setting whose value
+/// Restores the settings that [`apply`] changed, and removes the firewall rules and the virtual interface. Returns whether there was anything to revert. A setting whose value
 /// is no longer the one that Braid set keeps its value. Starts no program.
 ///
 /// # Errors
@@ -132,7 +140,9 @@ pub fn sweep() -> Result<bool, GatewayError> {
         if has(name) { netfilter::delete_table(name).map_err(failed) } else { Ok(()) }
     };
     let deleted = delete(TABLE);
-    restored.and_then(|()| delete(RECORDS)).and(deleted).map(|()| has(TABLE) || has(RECORDS))
+    let removed = virtual_device::remove().map_err(GatewayError::from);
+    let reverted = restored.and_then(|()| delete(RECORDS)).and(deleted);
+    reverted.and(removed).map(|removed| removed || has(TABLE) || has(RECORDS))
 }
 
 /// Deletes the conntrack entry of a forwarded flow, so that its next packet begins a new one. `client` and `remote` are the addresses that the first

@@ -12,6 +12,7 @@ mod follow;
 mod ipsec;
 pub(super) mod netfilter;
 mod talk;
+pub mod virtual_device;
 pub mod wireless;
 
 use std::io;

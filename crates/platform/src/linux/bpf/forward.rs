@@ -1,4 +1,4 @@
-//! The switch's programs on LAN devices, and the table of forwarded flows (`ebpf/switch.bpf.c`).
+//! The switch's programs on LAN devices and on the virtual interface, and the table of forwarded flows (`ebpf/switch.bpf.c`).
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -6,21 +6,28 @@ use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
 
-use aya::maps::{HashMap, MapError};
+use aya::maps::{Array, HashMap, MapError};
 use aya::programs::tc::{self, NlOptions, TcAttachOptions};
 use aya::programs::{LinkOrder, Program, SchedClassifier, TcAttachType};
 use braid_decide::class;
-use braid_model::{LinkIndex, Mac, Protocol, Time};
+use braid_decide::virtual_device::{VirtualDevice, twin};
+use braid_model::{Family, LinkIndex, Mac, Protocol, Time};
 
 use super::convert::{carried_flow, flow_row, mapped, unmapped};
 use super::load::{kernel_at_least, program};
 use super::{BpfSteering, detail, failed};
 use crate::linux::netlink::{self, DumpError, Files};
 use crate::linux::sys::{abi, bpf as sys};
-use braid_control::steering::{ClientRow, FlowRow, RedirectedFlow, SteeringError};
+use braid_control::steering::{ClientRow, FlowRow, Port, PortSide, RedirectedFlow, SteeringError};
 
-/// The program on each side of a LAN device.
-const PROGRAMS: [(&str, TcAttachType); 2] = [("braid_from_lan", TcAttachType::Ingress), ("braid_to_lan", TcAttachType::Egress)];
+/// The program on each side of a device.
+const fn programs(side: PortSide) -> [(&'static str, TcAttachType); 2] {
+    match side {
+        PortSide::Lan => [("braid_from_lan", TcAttachType::Ingress), ("braid_to_lan", TcAttachType::Egress)],
+        PortSide::Programs => [("braid_from_virtual", TcAttachType::Egress), ("braid_to_lan", TcAttachType::Ingress)],
+        PortSide::Switch => [("braid_outside", TcAttachType::Ingress), ("braid_inside", TcAttachType::Egress)],
+    }
+}
 /// A client without flows is forgotten after this time.
 const CLIENT_IDLE: Duration = Duration::from_secs(600);
 /// Interval at which the clients' numbers of flows are corrected.
@@ -61,56 +68,79 @@ fn key_of(row: &abi::FlowRow) -> abi::ForwardKey {
 }
 
 impl BpfSteering {
-    /// Serves these LAN devices and no others.
-    pub(super) fn serve_lan(&mut self, devices: &[(LinkIndex, String)]) -> Result<(), SteeringError> {
+    /// Acts at these devices and at no others.
+    pub(super) fn serve_ports(&mut self, ports: &[Port], own: Option<&VirtualDevice>) -> Result<(), SteeringError> {
         let failed = |reason: String| SteeringError { action: "forward for clients", reason };
-        if !devices.is_empty() {
+        if !ports.is_empty() {
             // Programs that were not loaded at the start may need a privilege that the daemon has given up since.
             self.load_switch();
             self.lan.switch().map_err(|reason| {
                 failed(format!(
-                    "{reason}; if [gateway] was added while Braid ran, restart Braid; `braid doctor` shows what this kernel supports"
+                    "{reason}; if [gateway] or [virtual] was added while Braid ran, restart Braid; `braid doctor` shows what this kernel supports"
                 ))
             })?;
             self.set_port_classes()?;
+            self.set_own_addresses(own)?;
         }
         let Ok(switch) = self.lan.switch() else { return Ok(()) };
-        switch.devices.retain(|index, _| devices.iter().any(|(wanted, _)| wanted == index));
-        let fresh: Vec<_> = devices.iter().filter(|(index, _)| !switch.devices.contains_key(index)).collect();
+        switch.devices.retain(|port, _| ports.contains(port));
+        let fresh: Vec<_> = ports.iter().filter(|port| !switch.devices.contains_key(port)).collect();
         let mut first = Ok(());
-        for (index, name) in fresh {
-            match self.attach_to(name) {
+        for port in fresh {
+            match self.attach_to(port) {
                 Ok(attached) => {
                     if let Ok(switch) = self.lan.switch() {
-                        switch.devices.insert(*index, attached);
+                        switch.devices.insert(port.clone(), attached);
                     }
                 }
-                Err(reason) => first = first.and(Err(failed(format!("{name}: {reason}")))),
+                Err(reason) => first = first.and(Err(failed(format!("{}: {reason}", port.name)))),
             }
         }
         first
     }
 
-    fn attach_to(&mut self, device: &str) -> Result<Vec<Box<dyn Send + Sync>>, String> {
-        let by_link = kernel_at_least(6, 6);
+    fn attach_to(&mut self, port: &Port) -> Result<Vec<Box<dyn Send + Sync>>, String> {
+        // What changes the addresses of the virtual interface outlives the daemon, like the firewall rules: only a filter of the device does.
+        let stays = port.side == PortSide::Switch;
+        let by_link = kernel_at_least(6, 6) && !stays;
         if !by_link {
             // It fails if the device has one already.
-            let _ = tc::qdisc_add_clsact(device);
+            let _ = tc::qdisc_add_clsact(&port.name);
         }
         let mut attached: Vec<Box<dyn Send + Sync>> = Vec::new();
-        for (name, side) in PROGRAMS {
+        for (name, side) in programs(port.side) {
             let options = if by_link {
                 TcAttachOptions::TcxOrder(LinkOrder::default())
             } else {
+                // An earlier daemon's. It fails if there is none.
+                let _ = tc::qdisc_detach_program(&port.name, side, name);
                 TcAttachOptions::Netlink(NlOptions { priority: PRIORITY, ..NlOptions::default() })
             };
             let Program::SchedClassifier(program) = program(&mut self.ebpf, name).map_err(|error| error.to_string())? else {
                 return Err(format!("{name} has another type"));
             };
-            let link = program.attach_with_options(device, side, options).and_then(|link| SchedClassifier::take_link(program, link));
-            attached.push(Box::new(link.map_err(|error| detail(&error))?));
+            let link = program.attach_with_options(&port.name, side, options).and_then(|link| SchedClassifier::take_link(program, link));
+            let link = link.map_err(|error| detail(&error))?;
+            if stays {
+                std::mem::forget(link);
+            } else {
+                attached.push(Box::new(link));
+            }
         }
         Ok(attached)
+    }
+
+    /// Sets what the packets of the virtual interface have instead of its addresses.
+    fn set_own_addresses(&mut self, own: Option<&VirtualDevice>) -> Result<(), SteeringError> {
+        const ACTION: &str = "set the addresses of the virtual interface";
+        let mut map: Array<_, abi::OwnAddress> = typed_map!(self, Array, "own_addresses", "set the addresses of the virtual interface");
+        for (place, family) in (0u32..).zip(Family::ALL) {
+            let address = own.and_then(|own| own.address(family));
+            let pair = address
+                .map_or_else(Default::default, |address| abi::OwnAddress { inside: mapped(address), outside: mapped(twin(address)) });
+            map.set(place, pair, 0).map_err(failed(ACTION))?;
+        }
+        Ok(())
     }
 
     fn set_port_classes(&mut self) -> Result<(), SteeringError> {
@@ -221,7 +251,7 @@ pub fn sweep_filters() -> Result<(), DumpError> {
         return Ok(());
     }
     for device in netlink::snapshot(&Files::default())?.interfaces {
-        for (name, side) in PROGRAMS {
+        for (name, side) in [PortSide::Lan, PortSide::Programs].into_iter().flat_map(programs) {
             // It fails if there is none.
             let _ = tc::qdisc_detach_program(&device.name, side, name);
         }

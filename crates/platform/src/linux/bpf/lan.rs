@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use braid_model::{LinkIndex, Time};
+use braid_control::steering::Port;
+use braid_model::Time;
 
 /// The switch's programs.
 pub(super) enum Lan {
@@ -16,12 +17,12 @@ pub(super) enum Lan {
     Loaded(Box<Switch>),
 }
 
-/// The loaded programs, and the LAN devices in service.
+/// The loaded programs, and the devices at which they act.
 pub(super) struct Switch {
     /// Iterator over the table.
     pub(super) iterator: Arc<OwnedFd>,
     /// The devices, each with what keeps its programs attached.
-    pub(super) devices: BTreeMap<LinkIndex, Vec<Box<dyn Send + Sync>>>,
+    pub(super) devices: BTreeMap<Port, Vec<Box<dyn Send + Sync>>>,
     /// When the clients' flows were counted last.
     pub(super) counted: Option<Time>,
 }

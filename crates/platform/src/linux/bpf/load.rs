@@ -195,7 +195,7 @@ impl BpfSteering {
     }
 
     /// Loads the programs that forward for clients, if this kernel accepts them. Otherwise
-    /// [`set_lan`](braid_control::steering::Steering::set_lan) fails and names the reason. They take the verifier as long as all others together.
+    /// [`set_ports`](braid_control::steering::Steering::set_ports) fails and names the reason. They take the verifier as long as all others together.
     pub fn load_switch(&mut self) {
         if matches!(self.lan, Lan::Unloaded) {
             let loaded = read_btf().and_then(|btf| load_switch(&mut self.ebpf, &btf));
@@ -314,7 +314,7 @@ impl BpfSteering {
 /// Loads the programs that forward for clients.
 fn load_switch(ebpf: &mut aya::Ebpf, btf: &Btf) -> Result<Lan, LoadError> {
     load_programs(ebpf, &FORWARD_PROGRAMS, btf)?;
-    attach_iterator(ebpf, FORWARD_PROGRAMS[2], "forwarded").map(Lan::new)
+    attach_iterator(ebpf, FORWARD_PROGRAMS[3], "forwarded").map(Lan::new)
 }
 
 /// Loads the programs that count datagrams: with the given method, or the best one the kernel supports.
@@ -355,8 +355,9 @@ const ADDRESS_PROGRAMS: [&str; 6] =
     ["braid_getpeername4", "braid_getpeername6", "braid_getsockname4", "braid_getsockname6", "braid_recvmsg4", "braid_recvmsg6"];
 /// Move connects that receive no answer. One run is one of each, in this order.
 const MOVE_PROGRAMS: [&str; 3] = ["braid_unanswered", "braid_taken", "braid_move"];
-/// Forward for clients: at the ingress and egress of LAN devices, and the dump of the flows.
-const FORWARD_PROGRAMS: [&str; 3] = ["braid_from_lan", "braid_to_lan", "braid_forwarded"];
+/// Forward: at the devices (`forward::programs`), and the dump of the flows.
+const FORWARD_PROGRAMS: [&str; 6] =
+    ["braid_from_lan", "braid_from_virtual", "braid_to_lan", "braid_forwarded", "braid_outside", "braid_inside"];
 /// Set the rates of running flows, give all flows their own settings back, and release those that a killed daemon limited.
 const SHAPE_PROGRAMS: [&str; 3] = ["braid_shape", "braid_unshape", "braid_sweep"];
 const PROGRAMS: [&str; 9] = [

@@ -42,12 +42,18 @@ pub enum ApplyError {
     /// `net.ipv4.ip_dynaddr` cannot be written.
     #[error("cannot write net.ipv4.ip_dynaddr: {0}; a sandbox may forbid it: a service needs ReadWritePaths=/proc/sys/net/ipv4/ip_dynaddr")]
     Dynaddr(#[source] io::Error),
+    /// Another device has the name of one end of the virtual interface.
+    #[error("cannot make the virtual interface: there is another device {name}; give the virtual interface another name ([virtual] name)")]
+    Taken {
+        /// The name.
+        name: String,
+    },
     /// The kernel rejected one entry.
     #[error("cannot {verb} {entry}: {source}; {}", remedy(.source))]
     Refused {
         /// Attempted operation: "add" or "remove".
         verb: &'static str,
-        /// The rule or route, in the notation of ip(8).
+        /// The rule, route, address or device, in the notation of ip(8).
         entry: String,
         /// Error of the kernel.
         source: io::Error,
@@ -84,7 +90,7 @@ pub fn allow_connect_moves() -> Result<(), ApplyError> {
         return Ok(());
     }
     let mut changes = Changes::open()?;
-    changes.make("add", rule_text(&marker_rule()), add_rule(&marker_rule()), libc::EEXIST);
+    changes.make("add", rule_text(&marker_rule()), add_rule(&marker_rule(), PROTOCOL), libc::EEXIST);
     changes.finish()?;
     std::fs::write(DYNADDR, "1").map_err(ApplyError::Dynaddr)
 }
@@ -124,10 +130,10 @@ pub fn apply(plan: &TablePlan, snapshot: &NetworkSnapshot) -> Result<(), ApplyEr
         changes.make("add", route_text(route), add_route(route), libc::EEXIST);
     }
     for rule in wanted_rules.iter().filter(|rule| !current_rules.contains(rule)) {
-        changes.make("add", rule_text(rule), add_rule(rule), libc::EEXIST);
+        changes.make("add", rule_text(rule), add_rule(rule, PROTOCOL), libc::EEXIST);
     }
     for rule in current_rules.iter().filter(|rule| !wanted_rules.contains(rule)) {
-        changes.make("remove", rule_text(rule), remove_rule(rule), libc::ENOENT);
+        changes.make("remove", rule_text(rule), remove_rule(rule, PROTOCOL), libc::ENOENT);
     }
     for route in current_routes.iter().filter(|route| !wanted_routes.iter().any(|wanted| same_key(wanted, route))) {
         changes.make("remove", route_text(route), remove_route(route), libc::ESRCH);
@@ -164,7 +170,7 @@ pub fn sweep() -> Result<Swept, ApplyError> {
         if rule.mark == Some(MARKER_FWMARK) && read_dynaddr() == Some(1) {
             std::fs::write(DYNADDR, "0").map_err(ApplyError::Dynaddr)?;
         }
-        swept.rules += usize::from(changes.make("remove", rule_text(rule), remove_rule(rule), libc::ENOENT));
+        swept.rules += usize::from(changes.make("remove", rule_text(rule), remove_rule(rule, PROTOCOL), libc::ENOENT));
     }
     let on_loopback = |route: &RouteFacts| route.table == LOCAL_TABLE && route.destination == LOOPBACK_PREFIX;
     for route in follow::routes(&mut changes.kernel)?.iter().filter(|route| route.ours || on_loopback(route)) {
@@ -174,21 +180,21 @@ pub fn sweep() -> Result<Swept, ApplyError> {
 }
 
 /// A request to the kernel, and its flags, such as `NLM_F_CREATE`.
-type Change = (RouteNetlinkMessage, u16);
+pub(super) type Change = (RouteNetlinkMessage, u16);
 
 /// Makes changes one after the other. Keeps the first error and logs all of them.
-struct Changes {
-    kernel: NetlinkSocket,
+pub(super) struct Changes {
+    pub(super) kernel: NetlinkSocket,
     refused: Option<ApplyError>,
 }
 
 impl Changes {
-    fn open() -> Result<Self, ApplyError> {
+    pub(super) fn open() -> Result<Self, ApplyError> {
         Ok(Self { kernel: NetlinkSocket::open().map_err(ApplyError::Open)?, refused: None })
     }
 
     /// Makes one change. `already` is the error that means that there is nothing to do. Returns whether something was changed.
-    fn make(&mut self, verb: &'static str, entry: String, change: Change, already: i32) -> bool {
+    pub(super) fn make(&mut self, verb: &'static str, entry: String, change: Change, already: i32) -> bool {
         match self.kernel.change(change.0, change.1) {
             Ok(()) => return true,
             Err(error) if error.raw_os_error() == Some(already) => {}
@@ -201,7 +207,7 @@ impl Changes {
         false
     }
 
-    fn finish(self) -> Result<(), ApplyError> {
+    pub(super) fn finish(self) -> Result<(), ApplyError> {
         self.refused.map_or(Ok(()), Err)
     }
 }
@@ -237,7 +243,7 @@ fn remove_route(route: &RouteFacts) -> Change {
     (RouteNetlinkMessage::DelRoute(route_message(route, RouteScope::NoWhere, RouteFlags::empty())), 0)
 }
 
-fn route_message(route: &RouteFacts, scope: RouteScope, flags: RouteFlags) -> RouteMessage {
+pub(super) fn route_message(route: &RouteFacts, scope: RouteScope, flags: RouteFlags) -> RouteMessage {
     let kind = match route.kind {
         RouteKind::Unicast => RouteType::Unicast,
         RouteKind::Local => RouteType::Local,
@@ -272,15 +278,15 @@ fn route_message(route: &RouteFacts, scope: RouteScope, flags: RouteFlags) -> Ro
     message
 }
 
-fn add_rule(rule: &RuleFacts) -> Change {
-    (RouteNetlinkMessage::NewRule(rule_message(rule)), NLM_F_CREATE | NLM_F_EXCL)
+pub(super) fn add_rule(rule: &RuleFacts, protocol: u8) -> Change {
+    (RouteNetlinkMessage::NewRule(rule_message(rule, protocol)), NLM_F_CREATE | NLM_F_EXCL)
 }
 
-fn remove_rule(rule: &RuleFacts) -> Change {
-    (RouteNetlinkMessage::DelRule(rule_message(rule)), 0)
+pub(super) fn remove_rule(rule: &RuleFacts, protocol: u8) -> Change {
+    (RouteNetlinkMessage::DelRule(rule_message(rule, protocol)), 0)
 }
 
-fn rule_message(rule: &RuleFacts) -> RuleMessage {
+fn rule_message(rule: &RuleFacts, protocol: u8) -> RuleMessage {
     let length = |net: Option<IpNet>| net.map_or(0, |net| net.prefix_len());
     let mut message = RuleMessage::default();
     message.header = RuleHeader {
@@ -290,7 +296,7 @@ fn rule_message(rule: &RuleFacts) -> RuleMessage {
         action: if rule.action == RuleAction::Refuse { Action::Unreachable } else { Action::ToTable },
         ..Default::default()
     };
-    message.attributes = vec![RuleAttribute::Priority(rule.priority), RuleAttribute::Protocol(PROTOCOL.into())];
+    message.attributes = vec![RuleAttribute::Priority(rule.priority), RuleAttribute::Protocol(protocol.into())];
     let mut add = |attribute: Option<RuleAttribute>| message.attributes.extend(attribute);
     add(rule.destination.map(|net| RuleAttribute::Destination(net.addr())));
     add(rule.source.map(|net| RuleAttribute::Source(net.addr())));
@@ -305,14 +311,14 @@ fn rule_message(rule: &RuleFacts) -> RuleMessage {
     message
 }
 
-fn route_text(route: &RouteFacts) -> String {
+pub(super) fn route_text(route: &RouteFacts) -> String {
     let hop = route.hops.first();
     let gateway = hop.and_then(|hop| hop.gateway).map_or(String::new(), |gateway| format!(" via {gateway}"));
     let device = hop.map_or(String::new(), |hop| format!(" on device {}", hop.device));
     format!("route {}{gateway}{device} in table {}", route.destination, route.table)
 }
 
-fn rule_text(rule: &RuleFacts) -> String {
+pub(super) fn rule_text(rule: &RuleFacts) -> String {
     let mut text = format!("{} rule {}:", rule.family, rule.priority);
     for (word, net) in [("from", rule.source), ("to", rule.destination)] {
         if let Some(net) = net {

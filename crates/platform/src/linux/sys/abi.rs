@@ -109,6 +109,8 @@ abi! {
     ForwardKey { client: [u32; 4], remote: [u32; 4], client_port: u16, remote_port: u16, protocol: u8, pad: [u8; 3], }
     /// `struct braid_client`.
     Client { last: u64, flows: u32, device: u32, mac: [u8; 6], pad: [u8; 2], }
+    /// `struct braid_own_address`.
+    OwnAddress { inside: [u32; 4], outside: [u32; 4], }
     /// `struct braid_event`.
     Event { kind: u32, detail: u32, row: FlowRow, }
     /// `struct braid_signs`.
@@ -192,7 +194,7 @@ mod tests {
     use super::*;
 
     unsafe extern "C" {
-        static braid_native_sizes: [usize; 25];
+        static braid_native_sizes: [usize; 26];
     }
 
     #[test]
@@ -225,6 +227,7 @@ mod tests {
             std::mem::offset_of!(Arrival, remote),
             size_of::<ForwardKey>(),
             size_of::<Client>(),
+            size_of::<OwnAddress>(),
         ];
         assert_eq!(rust, c);
     }

@@ -1,0 +1,193 @@
+//! Makes and removes the virtual interface: a pair of devices, its addresses, and the routes through it ([`braid_decide::virtual_device`]).
+//!
+//! Like the gateway's firewall tables, all of this outlives a killed daemon: programs go on by the system's default route. The next start takes it over, or
+//! [`remove`] removes it. So its rules and routes have a protocol number of their own, which [`super::sweep`] leaves alone.
+
+use std::net::IpAddr;
+
+use braid_decide::tables::{self, PROTOCOL};
+use braid_decide::virtual_device::{VirtualDevice, twin};
+use braid_model::{Family, LinkIndex, NextHop, RouteFacts, RouteKind, RuleAction, RuleFacts};
+use ipnet::IpNet;
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
+use netlink_packet_route::link::{InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
+use netlink_packet_route::route::{RouteFlags, RouteScope};
+
+use super::DumpError;
+use super::apply::{Changes, add_rule, remove_rule, route_message, route_text, rule_text};
+use super::facts::{self, address_family};
+use super::follow;
+use crate::linux::netlink::ApplyError;
+
+/// Protocol number of the rules and routes of the virtual interface. Like [`PROTOCOL`], it is assigned to nobody.
+const OWN_PROTOCOL: u8 = PROTOCOL + 1;
+/// Alias of both devices, by which they are recognized.
+const ALIAS: &str = "Braid's virtual interface";
+/// Hardware address of both devices. Neither resolves addresses, so the kernel sends frames to the sender's own.
+const HARDWARE: [u8; 6] = [0x02, 0x62, 0x72, 0x61, 0x69, 0x64];
+
+/// Makes `device` the only virtual interface in this thread's network namespace. What is there already stays as it is, with its connections.
+///
+/// # Errors
+/// The system has another device with one of its two names; the kernel rejects something, such as the pair on a kernel without `CONFIG_VETH`.
+pub fn make(device: &VirtualDevice) -> Result<(), ApplyError> {
+    let mut changes = Changes::open()?;
+    let mut found = devices(&mut changes)?;
+    let names = [device.name.clone(), device.switch_end()];
+    for other in found.extract_if(.., |found| found.ours && !names.contains(&found.name)) {
+        changes.make("remove", format!("device {}", other.name), (delete(other.index), 0), libc::ENODEV);
+    }
+    if let Some(foreign) = found.iter().find(|found| !found.ours && names.contains(&found.name)) {
+        return Err(ApplyError::Taken { name: foreign.name.clone() });
+    }
+    if !found.iter().any(|found| found.ours) {
+        changes.make("add", format!("the pair of devices {} and {}", names[0], names[1]), create(device), libc::EEXIST);
+        found = devices(&mut changes)?;
+    }
+    let index = |name: &str| found.iter().find(|found| found.ours && found.name == name).map(|found| found.index);
+    let (Some(own), Some(switch_end)) = (index(&names[0]), index(&names[1])) else {
+        return changes.finish().and(Err(ApplyError::Taken { name: names[1].clone() }));
+    };
+    let wanted: Vec<IpNet> = device.addresses.iter().map(|address| IpNet::from(*address)).collect();
+    let current = addresses(&mut changes, own)?;
+    for net in wanted.iter().filter(|net| !current.contains(net)) {
+        changes.make("add", format!("address {net} to {}", names[0]), add_address(own, *net), libc::EEXIST);
+    }
+    for net in current.iter().filter(|net| !wanted.contains(net)) {
+        changes.make(
+            "remove",
+            format!("address {net} from {}", names[0]),
+            (RouteNetlinkMessage::DelAddress(address(own, *net)), 0),
+            libc::ENODEV,
+        );
+    }
+    for wanted in device.addresses.iter().flat_map(|address| routes(*address, own, switch_end)) {
+        changes.make("add", route_text(&wanted), (new_route(&wanted), NLM_F_CREATE | NLM_F_REPLACE), libc::EEXIST);
+    }
+    let wanted: Vec<RuleFacts> = device.addresses.iter().flat_map(|address| rules(*address, &device.name)).collect();
+    let current: Vec<RuleFacts> = own_rules(&mut changes)?;
+    for rule in wanted.iter().filter(|rule| !current.contains(rule)) {
+        changes.make("add", rule_text(rule), add_rule(rule, OWN_PROTOCOL), libc::EEXIST);
+    }
+    for rule in current.iter().filter(|rule| !wanted.contains(rule)) {
+        changes.make("remove", rule_text(rule), remove_rule(rule, OWN_PROTOCOL), libc::ENOENT);
+    }
+    changes.finish()
+}
+
+/// Removes the virtual interface from this thread's network namespace, with its rules and routes. Returns whether there was anything. Needs no privilege if
+/// there is not.
+///
+/// # Errors
+/// The kernel rejects something. All the rest is removed.
+pub fn remove() -> Result<bool, ApplyError> {
+    let mut changes = Changes::open()?;
+    let mut removed = false;
+    for rule in own_rules(&mut changes)? {
+        removed |= changes.make("remove", rule_text(&rule), remove_rule(&rule, OWN_PROTOCOL), libc::ENOENT);
+    }
+    // The routes go with their devices, and each device with the other.
+    for device in devices(&mut changes)?.iter().filter(|device| device.ours) {
+        removed |= changes.make("remove", format!("device {}", device.name), (delete(device.index), 0), libc::ENODEV);
+    }
+    changes.finish().map(|()| removed)
+}
+
+/// A device of this network namespace.
+struct Found {
+    index: LinkIndex,
+    name: String,
+    /// Whether it is an end of the virtual interface.
+    ours: bool,
+}
+
+fn devices(changes: &mut Changes) -> Result<Vec<Found>, ApplyError> {
+    let request = RouteNetlinkMessage::GetLink(LinkMessage::default());
+    let found = |body: &[u8]| facts::device(body).map(|found| Found { index: found.index, name: found.name, ours: found.alias == ALIAS });
+    changes.kernel.dump(&request, found).map_err(|source| DumpError { what: "devices", source }.into())
+}
+
+fn own_rules(changes: &mut Changes) -> Result<Vec<RuleFacts>, ApplyError> {
+    let mut rules = follow::rules(&mut changes.kernel)?;
+    rules.retain(|rule| rule.action == RuleAction::Table(tables::VIRTUAL_TABLE));
+    Ok(rules)
+}
+
+/// The addresses of the device that Braid may have given it.
+fn addresses(changes: &mut Changes, device: LinkIndex) -> Result<Vec<IpNet>, ApplyError> {
+    let request = RouteNetlinkMessage::GetAddress(AddressMessage::default());
+    let of_device = |body: &[u8]| facts::address(body).filter(|found| found.device == device).map(|found| found.net);
+    let mut found = changes.kernel.dump(&request, of_device).map_err(|source| DumpError { what: "addresses", source })?;
+    found.retain(|net| !matches!(net, IpNet::V6(net) if net.addr().is_unicast_link_local()));
+    Ok(found)
+}
+
+fn create(device: &VirtualDevice) -> (RouteNetlinkMessage, u16) {
+    let end = |name: String| {
+        let mut end = LinkMessage::default();
+        end.header.flags = LinkFlags::Up | LinkFlags::Noarp;
+        end.header.change_mask = LinkFlags::Up | LinkFlags::Noarp;
+        end.attributes =
+            vec![LinkAttribute::IfName(name), LinkAttribute::Address(HARDWARE.to_vec()), LinkAttribute::IfAlias(ALIAS.to_owned())];
+        end
+    };
+    let mut own = end(device.name.clone());
+    own.attributes.push(LinkAttribute::LinkInfo(vec![
+        LinkInfo::Kind(InfoKind::Veth),
+        LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(end(device.switch_end())))),
+    ]));
+    (RouteNetlinkMessage::NewLink(own), NLM_F_CREATE | NLM_F_EXCL)
+}
+
+fn delete(device: LinkIndex) -> RouteNetlinkMessage {
+    let mut message = LinkMessage::default();
+    message.header.index = device.0;
+    RouteNetlinkMessage::DelLink(message)
+}
+
+fn add_address(device: LinkIndex, net: IpNet) -> (RouteNetlinkMessage, u16) {
+    (RouteNetlinkMessage::NewAddress(address(device, net)), NLM_F_CREATE | NLM_F_EXCL)
+}
+
+fn address(device: LinkIndex, net: IpNet) -> AddressMessage {
+    let mut message = AddressMessage::default();
+    message.header.family = address_family(Family::of(net.addr()));
+    message.header.prefix_len = net.prefix_len();
+    message.header.index = device.0;
+    // Nobody else is there who could have the address.
+    message.attributes =
+        vec![AddressAttribute::Local(net.addr()), AddressAttribute::Address(net.addr()), AddressAttribute::Flags(AddressFlags::Nodad)];
+    message
+}
+
+/// What programs send through the device, and the way back to the twin of its address.
+fn routes(address: IpAddr, own: LinkIndex, switch_end: LinkIndex) -> [RouteFacts; 2] {
+    let route = |destination, table, device, source| RouteFacts {
+        table,
+        destination,
+        kind: RouteKind::Unicast,
+        metric: 0,
+        hops: vec![NextHop { device, gateway: None, dead: false }],
+        source,
+        conditional: false,
+        ours: false,
+    };
+    [
+        route(tables::everything(Family::of(address)), tables::VIRTUAL_TABLE, own, Some(address)),
+        route(IpNet::from(twin(address)), tables::MAIN, switch_end, None),
+    ]
+}
+
+fn new_route(route: &RouteFacts) -> RouteNetlinkMessage {
+    let mut message = route_message(route, RouteScope::Link, RouteFlags::empty());
+    message.header.protocol = OWN_PROTOCOL.into();
+    RouteNetlinkMessage::NewRoute(message)
+}
+
+/// Packets of programs that use the device or its address.
+fn rules(address: IpAddr, device: &str) -> [RuleFacts; 2] {
+    let rule = RuleFacts { ours: false, ..tables::rule(Family::of(address), tables::PRIORITY_VIRTUAL, tables::VIRTUAL_TABLE) };
+    [RuleFacts { source: Some(address.into()), ..rule.clone() }, RuleFacts { output: Some(device.to_owned()), ..rule }]
+}
