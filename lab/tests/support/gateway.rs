@@ -176,13 +176,19 @@ impl Drop for Mirror {
 /// Transfers some megabytes over TCP in both directions between a device and the lab's far host, at this address of it.
 #[track_caller]
 pub fn large_transfers(lab: &Lab, number: usize, host: &str) {
+    large_transfers_by(lab, host, |command| on(lab, number, command));
+}
+
+/// The same, with iperf3's client in the place that `run` chooses.
+#[track_caller]
+pub fn large_transfers_by(lab: &Lab, host: &str, run: impl Fn(&str) -> Command) {
     let mut server = lab.far().command("iperf3").unwrap();
     let mut server = server.args(["-s", "-p", "5201"]).stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap();
     let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let listens = || text(&lab.far().command("ss").unwrap().args(["-Htln", "sport", "=", ":5201"]).output().unwrap().stdout);
         eventually("iperf3 listens", || !listens().is_empty());
         for direction in ["", "-R"] {
-            let output = on(lab, number, &format!("timeout 60 iperf3 -J -c {host} -n {LARGE} {direction}")).output().unwrap();
+            let output = run(&format!("timeout 60 iperf3 -J -c {host} -n {LARGE} {direction}")).output().unwrap();
             let result: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
             let received = result["end"]["sum_received"]["bytes"].as_u64();
             // The receiver does not count what arrives after the sender's end.

@@ -51,7 +51,7 @@ pub enum ApplyError {
     /// The kernel rejected one entry.
     #[error("cannot {verb} {entry}: {source}; {}", remedy(.source))]
     Refused {
-        /// Attempted operation: "add" or "remove".
+        /// Attempted operation, such as "add".
         verb: &'static str,
         /// The rule, route, address or device, in the notation of ip(8).
         entry: String,

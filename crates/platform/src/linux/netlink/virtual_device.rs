@@ -43,13 +43,22 @@ pub fn make(device: &VirtualDevice) -> Result<(), ApplyError> {
         return Err(ApplyError::Taken { name: foreign.name.clone() });
     }
     if !found.iter().any(|found| found.ours) {
-        changes.make("add", format!("the pair of devices {} and {}", names[0], names[1]), create(device), libc::EEXIST);
-        found = devices(&mut changes)?;
+        let pair = format!("the pair of devices {} and {}", names[0], names[1]);
+        if changes.make("add", pair.clone(), create(device), 0) {
+            found = devices(&mut changes)?;
+            // The kernel takes no alias for the second device of a new pair.
+            for device in found.iter_mut().filter(|found| names.contains(&found.name)) {
+                device.ours = changes.make("mark", pair.clone(), (mark(device.index), 0), 0);
+            }
+        }
     }
     let index = |name: &str| found.iter().find(|found| found.ours && found.name == name).map(|found| found.index);
     let (Some(own), Some(switch_end)) = (index(&names[0]), index(&names[1])) else {
         return changes.finish().and(Err(ApplyError::Taken { name: names[1].clone() }));
     };
+    for (name, index) in names.iter().zip([own, switch_end]) {
+        changes.make("turn on", format!("device {name}"), (turn_on(index), 0), 0);
+    }
     let wanted: Vec<IpNet> = device.addresses.iter().map(|address| IpNet::from(*address)).collect();
     let current = addresses(&mut changes, own)?;
     for net in wanted.iter().filter(|net| !current.contains(net)) {
@@ -127,10 +136,9 @@ fn addresses(changes: &mut Changes, device: LinkIndex) -> Result<Vec<IpNet>, App
 fn create(device: &VirtualDevice) -> (RouteNetlinkMessage, u16) {
     let end = |name: String| {
         let mut end = LinkMessage::default();
-        end.header.flags = LinkFlags::Up | LinkFlags::Noarp;
-        end.header.change_mask = LinkFlags::Up | LinkFlags::Noarp;
-        end.attributes =
-            vec![LinkAttribute::IfName(name), LinkAttribute::Address(HARDWARE.to_vec()), LinkAttribute::IfAlias(ALIAS.to_owned())];
+        end.header.flags = LinkFlags::Noarp;
+        end.header.change_mask = LinkFlags::Noarp;
+        end.attributes = vec![LinkAttribute::IfName(name), LinkAttribute::Address(HARDWARE.to_vec())];
         end
     };
     let mut own = end(device.name.clone());
@@ -139,6 +147,22 @@ fn create(device: &VirtualDevice) -> (RouteNetlinkMessage, u16) {
         LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(end(device.switch_end())))),
     ]));
     (RouteNetlinkMessage::NewLink(own), NLM_F_CREATE | NLM_F_EXCL)
+}
+
+fn mark(device: LinkIndex) -> RouteNetlinkMessage {
+    let mut message = LinkMessage::default();
+    message.header.index = device.0;
+    message.attributes = vec![LinkAttribute::IfAlias(ALIAS.to_owned())];
+    RouteNetlinkMessage::SetLink(message)
+}
+
+/// Turns a device on. One end of a pair cannot be on before the other exists.
+fn turn_on(device: LinkIndex) -> RouteNetlinkMessage {
+    let mut message = LinkMessage::default();
+    message.header.index = device.0;
+    message.header.flags = LinkFlags::Up;
+    message.header.change_mask = LinkFlags::Up;
+    RouteNetlinkMessage::SetLink(message)
 }
 
 fn delete(device: LinkIndex) -> RouteNetlinkMessage {
