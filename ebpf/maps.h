@@ -123,7 +123,8 @@ MAP(clients, BPF_MAP_TYPE_HASH, struct address, struct braid_client, BRAID_MAX_C
 MAP(forwarded_ids, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, 1, 0);
 /* Addresses of the virtual interface: IPv4, IPv6. */
 MAP(own_addresses, BPF_MAP_TYPE_ARRAY, __u32, struct braid_own_address, 2, 0);
-/* Control groups of a forwarded packet's sender, by level; 0: none or unknown. */
+/* Control groups of a forwarded packet's sender, by level, and the flow to which they belong; 0: none or unknown. */
+MAP(sender, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, struct braid_forward_key, 1, 0);
 MAP(sender_cgroups, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, BRAID_CGROUP_LEVELS, 0);
 /* Classes of remote ports, for forwarded flows, whose programs are unknown. */
 MAP(port_classes, BPF_MAP_TYPE_HASH, __u32, __u8, 256, BPF_F_NO_PREALLOC);

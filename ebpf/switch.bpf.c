@@ -8,6 +8,8 @@
  *             and go to the daemon.
  *   to_lan    packets to clients: counts them and follows the state of TCP.
  *
+ *   from_member  the same packets earlier, at a port of a bridge: finds the control group of a container.
+ *
  * For programs of this machine that use the virtual interface (`decide::virtual_device`), `from_virtual` and `to_lan` do the same at that device, where a
  * program is what a client is elsewhere. At its other end, `outside` and `inside` exchange its address for one of the same checksum, and back.
  *
@@ -191,9 +193,25 @@ static __attribute__((noinline)) int read_sender(struct __sk_buff *skb, struct r
 	return 1;
 }
 
-/* Reads the control groups of the packet's socket: of a program of this machine, or of a container whose bridge is a LAN device. */
-static __attribute__((noinline)) int read_cgroups(struct __sk_buff *skb)
+/*
+ * Finds the control groups of the packet's socket, if it belongs to this machine: of a program that uses the virtual interface, or of a container. A bridge
+ * takes the socket from the packet. So if there is none here, those count that a port of the bridge found in the same packet a moment ago on this CPU.
+ */
+static __attribute__((noinline)) int find_cgroups(struct __sk_buff *skb, const struct braid_forward_key *key)
 {
+	__u32 zero = 0;
+	struct braid_forward_key *known = bpf_map_lookup_elem(&sender, &zero);
+	_Bool same = 1;
+
+	if (!known)
+		return 0;
+	if (!bpf_skb_cgroup_id(skb)) {
+		for (int word = 0; word < 4; word++)
+			same &= known->client[word] == key->client[word] && known->remote[word] == key->remote[word];
+		if (same && known->client_port == key->client_port && known->remote_port == key->remote_port && known->protocol == key->protocol)
+			return 0;
+	}
+	__builtin_memcpy(known, key, sizeof(*known));
 	for (__u32 level = 0; level < BRAID_CGROUP_LEVELS; level++) {
 		__u32 key = level;
 		__u64 *cgroup = bpf_map_lookup_elem(&sender_cgroups, &key);
@@ -408,7 +426,7 @@ BRAID_INLINE int process(struct __sk_buff *skb, _Bool own)
 		request->family = packet.family;
 		request->protocol = packet.key.protocol;
 		read_mac(skb, request->mac);
-		read_cgroups(skb);
+		find_cgroups(skb, &packet.key);
 		if (own)
 			read_sender(skb, request, now->processes);
 		outcome = start_forwarded(request, &packet.key, bank);
@@ -426,7 +444,8 @@ BRAID_INLINE int process(struct __sk_buff *skb, _Bool own)
 	}
 	count_forwarded(flow, &flow->tx, skb->len);
 	follow_end(flow, &packet, BRAID_FLOW_CLIENT_CLOSED);
-	if (!skb->mark)
+	/* A bridge may have passed the firewall already, which gave the packet its connection's mark. Only TCP has to follow that. */
+	if (!skb->mark || (is_ours(skb->mark) && packet.key.protocol != IPPROTO_TCP))
 		skb->mark = flow->flags & BRAID_FLOW_CARRIED ? BRAID_CARRIER_MARK : now->slots[flow->slot & (BRAID_MAX_LINKS - 1)].mark;
 	return TC_NEXT;
 }
@@ -435,6 +454,21 @@ SEC("classifier")
 int braid_from_lan(struct __sk_buff *skb)
 {
 	return process(skb, 0);
+}
+
+/* At the ingress of the ports of a LAN's bridge: finds the control groups of a new flow's sender. */
+SEC("classifier")
+int braid_from_member(struct __sk_buff *skb)
+{
+	struct packet packet = {};
+	__u32 bank;
+	__u64 time;
+
+	if (!bpf_skb_cgroup_id(skb) || !live_params(&time, &bank) || !read_packet(skb, &packet, 0))
+		return TC_NEXT;
+	if (!bpf_map_lookup_elem(&forwarded, &packet.key))
+		find_cgroups(skb, &packet.key);
+	return TC_NEXT;
 }
 
 /* At the egress of the virtual interface. */

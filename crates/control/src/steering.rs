@@ -399,6 +399,8 @@ pub struct Port {
 pub enum PortSide {
     /// Clients of a LAN.
     Lan,
+    /// Clients of a LAN, at a port of its bridge. Behind the bridge a packet no longer shows the socket of a container.
+    Member,
     /// Programs of this machine: the virtual interface. Packets have its address.
     Programs,
     /// The other end of the virtual interface. Packets have the [`twin`](braid_decide::virtual_device::twin) of its address.

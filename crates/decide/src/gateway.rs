@@ -8,7 +8,7 @@
 //! | hook | priority | rules |
 //! |---|---|---|
 //! | prerouting | mangle | connection marks; after conntrack, before routing |
-//! | forward | filter - 1 | spoofed sources, strict rules, new connections from outside, maximum segment size |
+//! | forward | filter - 1 | spoofed sources, connection marks for packets from bridges, strict rules, new connections from outside, maximum segment size |
 //! | postrouting | srcnat | masquerade |
 
 use std::collections::BTreeSet;
@@ -111,20 +111,21 @@ pub fn ruleset(plan: &GatewayPlan) -> Result<String, UnusableName> {
     let marks: Vec<(u32, u32)> = plan.slots.iter().map(|(slot, index)| (mark(*slot), connection_mark(*index))).collect();
     let all = || marks.iter().copied().chain([(CARRIER_MARK, CARRIED_CONNECTION)]);
     let map = |pairs: Vec<(u32, u32)>| pairs.into_iter().map(|(from, to)| format!("{from:#x} : {to:#x}")).collect::<Vec<_>>().join(", ");
-    if let Some(lan) = set(&lan) {
+    let copied: Vec<String> = set(&lan).map_or(Vec::new(), |lan| {
         // A retransmitted first packet belongs to a confirmed entry, which has its mark. The entry of a first packet that was dropped does not
         // remain.
         let first = format!("iifname {lan} meta mark {ours} ct status & confirmed == 0 ct mark 0");
-        lines.push(format!("{first} ct mark set meta mark map {{ {} }}", map(all().collect())));
+        let first = format!("{first} ct mark set meta mark map {{ {} }}", map(all().collect()));
         // Other protocols than TCP follow the switch when it gives them another link, because theirs is dead. The kernel then makes a new connection.
-        if !marks.is_empty() {
-            let moved = format!(
-                "iifname {lan} meta l4proto != tcp ct direction original meta mark {ours} ct mark & 0xff000000 == {CONNECTION_BASE:#x}"
-            );
-            lines.push(format!("{moved} ct mark != {CARRIED_CONNECTION:#x} ct mark set meta mark map {{ {} }}", map(marks.clone())));
-        }
-        lines.push(format!("iifname {lan} meta mark {ours} meta mark set 0"));
-    }
+        let moved = format!(
+            "iifname {lan} meta l4proto != tcp ct direction original meta mark {ours} ct mark & 0xff000000 == {CONNECTION_BASE:#x} \
+             ct mark != {CARRIED_CONNECTION:#x} ct mark set meta mark map {{ {} }}",
+            map(marks.clone())
+        );
+        [first].into_iter().chain((!marks.is_empty()).then_some(moved)).collect()
+    });
+    lines.extend(copied.iter().cloned());
+    lines.extend(set(&lan).map(|lan| format!("iifname {lan} meta mark {ours} meta mark set 0")));
     lines.push(format!("meta mark set ct mark map {{ {} }}", map(all().map(|(mark, connection)| (connection, mark)).collect())));
     if let Some(lan) = set(&lan) {
         // What the daemon takes does not pass the forward chain.
@@ -145,6 +146,8 @@ pub fn ruleset(plan: &GatewayPlan) -> Result<String, UnusableName> {
     lines.extend(["}", "chain forward {", "type filter hook forward priority filter - 1; policy accept;"].map(String::from));
     if let Some(lan_set) = set(&lan) {
         lines.push(format!("iifname {lan_set} fib saddr . iif oif missing counter drop comment \"source is not on this LAN\""));
+        // Where bridges pass the firewall (br_netfilter, as Docker sets it), prerouting comes before the switch has decided.
+        lines.extend(copied);
         if plan.rules.iter().any(|rule| rule.links.is_some()) {
             lines.push(format!("iifname {lan_set} jump rules"));
         }
@@ -283,6 +286,8 @@ iifname { "br-lan", "eth1" } meta mark 0xb1d000fe fib saddr . iif oif missing co
 chain forward {
 type filter hook forward priority filter - 1; policy accept;
 iifname { "br-lan", "eth1" } fib saddr . iif oif missing counter drop comment "source is not on this LAN"
+iifname { "br-lan", "eth1" } meta mark & 0xffff0000 == 0xb1d00000 ct status & confirmed == 0 ct mark 0 ct mark set meta mark map { 0xb1d00001 : 0xb1000002, 0xb1d00004 : 0xb1000007, 0xb1d000fe : 0xb1ffffff }
+iifname { "br-lan", "eth1" } meta l4proto != tcp ct direction original meta mark & 0xffff0000 == 0xb1d00000 ct mark & 0xff000000 == 0xb1000000 ct mark != 0xb1ffffff ct mark set meta mark map { 0xb1d00001 : 0xb1000002, 0xb1d00004 : 0xb1000007 }
 iifname { "br-lan", "eth1" } jump rules
 iifname != { "br-lan", "eth1" } oifname { "br-lan", "eth1" } meta nfproto ipv6 ct state new ct status & dnat == 0 counter drop
 iifname { "wlan0", "wwan0" } meta nfproto ipv6 ct state new ct status & dnat == 0 counter drop

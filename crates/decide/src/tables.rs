@@ -333,6 +333,7 @@ mod tests {
             mac: None,
             mtu: 1500,
             carrier: true,
+            master: None,
             nominal: None,
             addresses: nets.iter().map(|net| net.parse().unwrap()).collect(),
             gateways: PerFamily::default(),

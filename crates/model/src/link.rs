@@ -169,6 +169,8 @@ pub struct LinkFacts {
     pub mtu: u32,
     /// The device is administratively up and has carrier.
     pub carrier: bool,
+    /// The bridge, bond or VRF of which the device is a port.
+    pub master: Option<LinkIndex>,
     /// Speed that the device reports, if it reports one.
     pub nominal: Option<Rate>,
     /// Global addresses with their on-link prefixes, without tentative and deprecated addresses.

@@ -386,6 +386,7 @@ mod tests {
             mac: None,
             mtu: 1500,
             carrier: true,
+            master: None,
             nominal: None,
             addresses: addresses.iter().map(|net| net.parse().unwrap()).collect(),
             gateways: PerFamily { v4: if routed { vec![route] } else { Vec::new() }, v6: Vec::new() },

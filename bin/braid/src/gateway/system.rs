@@ -230,6 +230,7 @@ mod tests {
             mac: None,
             mtu: 1500,
             carrier: true,
+            master: None,
             nominal: None,
             addresses: Vec::new(),
             gateways: PerFamily::default(),

@@ -8,7 +8,7 @@ use braid_decide::class::classified_ports;
 use braid_decide::gateway::{ForwardRule, GatewayPlan};
 use braid_decide::policy::{AppMatcher, AppRule, LinkSelector};
 use braid_decide::virtual_device::VirtualDevice;
-use braid_model::{LinkFacts, PerDirection, Time};
+use braid_model::{LinkFacts, LinkKind, PerDirection, Time};
 
 use super::Core;
 use super::clients::{Clients, Lease, MAX_LEASES};
@@ -24,12 +24,16 @@ impl<S: Steering> Core<S> {
         let policy = &self.in_force;
         let plan = policy.forwards().then(|| self.gateway_plan());
         let own = policy.virtual_device.as_ref();
-        let side = |name: &String| match own {
-            Some(own) if own.name == *name => Some(PortSide::Programs),
-            Some(own) if own.switch_end() == *name => Some(PortSide::Switch),
-            _ => policy.lan.contains(name).then_some(PortSide::Lan),
+        let is_lan = |device: &LinkFacts| policy.lan.contains(&device.name);
+        let is_member = |device: &LinkFacts| device.master.and_then(|master| self.network.interface(master)).is_some_and(is_lan);
+        let side = |device: &LinkFacts| match own {
+            Some(own) if own.name == device.name => Some(PortSide::Programs),
+            Some(own) if own.switch_end() == device.name => Some(PortSide::Switch),
+            _ if is_lan(device) => Some(PortSide::Lan),
+            // Sockets of this machine send through software devices.
+            _ => (device.kind == LinkKind::Virtual && is_member(device)).then_some(PortSide::Member),
         };
-        let port = |device: &LinkFacts| Some(Port { index: device.index, name: device.name.clone(), side: side(&device.name)? });
+        let port = |device: &LinkFacts| Some(Port { index: device.index, name: device.name.clone(), side: side(device)? });
         let ports = (self.network.interfaces.iter().filter_map(port).collect(), own.cloned());
         if plan != self.gateway {
             self.actions.gateway = Some(plan.clone());

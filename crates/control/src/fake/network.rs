@@ -18,6 +18,7 @@ pub fn facts(index: u32, name: &str) -> LinkFacts {
         mac: None,
         mtu: 1500,
         carrier: true,
+        master: None,
         nominal: None,
         addresses: vec![IpNet::new_assert(address(2), 24)],
         gateways: PerFamily { v4: vec![route], v6: vec![] },

@@ -205,6 +205,7 @@ pub(super) mod tests {
             mac: Some(Mac([2, 0, 0, 0, 0, 1])),
             mtu: 1500,
             carrier: true,
+            master: None,
             nominal: None,
             addresses: vec!["10.1.2.3/24".parse().unwrap()],
             gateways: PerFamily::default(),

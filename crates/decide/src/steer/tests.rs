@@ -23,6 +23,7 @@ fn interface(index: u32, address: &str) -> LinkFacts {
         mac: None,
         mtu: 1500,
         carrier: true,
+        master: None,
         nominal: None,
         addresses: vec![net(address)],
         gateways: PerFamily::default(),

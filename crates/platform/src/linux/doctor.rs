@@ -570,6 +570,7 @@ mod tests {
             mac: None,
             mtu: 1500,
             carrier: true,
+            master: None,
             nominal: None,
             addresses: vec!["192.0.2.2/24".parse().unwrap()],
             gateways: braid_model::PerFamily {

@@ -20,12 +20,13 @@ use crate::linux::netlink::{self, DumpError, Files};
 use crate::linux::sys::{abi, bpf as sys};
 use braid_control::steering::{ClientRow, FlowRow, Port, PortSide, RedirectedFlow, SteeringError};
 
-/// The program on each side of a device.
-const fn programs(side: PortSide) -> [(&'static str, TcAttachType); 2] {
+/// The programs of a device, and where they run.
+const fn programs(side: PortSide) -> &'static [(&'static str, TcAttachType)] {
     match side {
-        PortSide::Lan => [("braid_from_lan", TcAttachType::Ingress), ("braid_to_lan", TcAttachType::Egress)],
-        PortSide::Programs => [("braid_from_virtual", TcAttachType::Egress), ("braid_to_lan", TcAttachType::Ingress)],
-        PortSide::Switch => [("braid_outside", TcAttachType::Ingress), ("braid_inside", TcAttachType::Egress)],
+        PortSide::Member => &[("braid_from_member", TcAttachType::Ingress)],
+        PortSide::Lan => &[("braid_from_lan", TcAttachType::Ingress), ("braid_to_lan", TcAttachType::Egress)],
+        PortSide::Programs => &[("braid_from_virtual", TcAttachType::Egress), ("braid_to_lan", TcAttachType::Ingress)],
+        PortSide::Switch => &[("braid_outside", TcAttachType::Ingress), ("braid_inside", TcAttachType::Egress)],
     }
 }
 /// A client without flows is forgotten after this time.
@@ -108,7 +109,7 @@ impl BpfSteering {
             let _ = tc::qdisc_add_clsact(&port.name);
         }
         let mut attached: Vec<Box<dyn Send + Sync>> = Vec::new();
-        for (name, side) in programs(port.side) {
+        for &(name, side) in programs(port.side) {
             let options = if by_link {
                 TcAttachOptions::TcxOrder(LinkOrder::default())
             } else {
@@ -251,7 +252,7 @@ pub fn sweep_filters() -> Result<(), DumpError> {
         return Ok(());
     }
     for device in netlink::snapshot(&Files::default())?.interfaces {
-        for (name, side) in [PortSide::Lan, PortSide::Programs].into_iter().flat_map(programs) {
+        for &(name, side) in [PortSide::Lan, PortSide::Member, PortSide::Programs].into_iter().flat_map(programs) {
             // It fails if there is none.
             let _ = tc::qdisc_detach_program(&device.name, side, name);
         }

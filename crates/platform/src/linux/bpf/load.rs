@@ -356,8 +356,8 @@ const ADDRESS_PROGRAMS: [&str; 6] =
 /// Move connects that receive no answer. One run is one of each, in this order.
 const MOVE_PROGRAMS: [&str; 3] = ["braid_unanswered", "braid_taken", "braid_move"];
 /// Forward: at the devices (`forward::programs`), and the dump of the flows.
-const FORWARD_PROGRAMS: [&str; 6] =
-    ["braid_from_lan", "braid_from_virtual", "braid_to_lan", "braid_forwarded", "braid_outside", "braid_inside"];
+const FORWARD_PROGRAMS: [&str; 7] =
+    ["braid_from_lan", "braid_from_virtual", "braid_to_lan", "braid_forwarded", "braid_from_member", "braid_outside", "braid_inside"];
 /// Set the rates of running flows, give all flows their own settings back, and release those that a killed daemon limited.
 const SHAPE_PROGRAMS: [&str; 3] = ["braid_shape", "braid_unshape", "braid_sweep"];
 const PROGRAMS: [&str; 9] = [

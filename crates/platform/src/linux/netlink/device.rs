@@ -103,6 +103,7 @@ mod tests {
             mac: Some(Mac([2, 0, 0, 0, 0, 0xab])),
             mtu: 1500,
             carrier: true,
+            master: None,
             alias: String::new(),
         }
     }

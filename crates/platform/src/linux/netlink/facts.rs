@@ -38,6 +38,8 @@ pub(super) struct Device {
     pub(super) mac: Option<Mac>,
     pub(super) mtu: u32,
     pub(super) carrier: bool,
+    /// The bridge, bond or VRF of which it is a port.
+    pub(super) master: Option<LinkIndex>,
     /// What somebody has called it besides its name; empty: nothing.
     pub(super) alias: String,
 }
@@ -48,11 +50,15 @@ pub(super) fn device(body: &[u8]) -> Option<Device> {
     // RUNNING follows the operational state (a Wi-Fi device is not running until it is authenticated), LOWER_UP the carrier itself.
     let carrier = header.flags.contains(LinkFlags::Up | LinkFlags::Running | LinkFlags::LowerUp);
     let (index, hardware) = (LinkIndex(header.index), u16::from(header.link_layer_type));
-    let mut device = Device { index, name: String::new(), hardware, driver_kind: None, mac: None, mtu: 0, carrier, alias: String::new() };
+    let mut device =
+        Device { index, name: String::new(), hardware, driver_kind: None, mac: None, mtu: 0, carrier, master: None, alias: String::new() };
     for attribute in attributes(body, &header) {
         let attribute = read("device", attribute)?;
         match attribute.kind() {
             libc::IFLA_LINKINFO => device.driver_kind = driver_kind(attribute.value()),
+            libc::IFLA_MASTER => {
+                device.master = <[u8; 4]>::try_from(attribute.value()).ok().map(|index| LinkIndex(u32::from_ne_bytes(index)))
+            }
             libc::IFLA_IFALIAS => device.alias = name(&attribute),
             libc::IFLA_IFNAME | libc::IFLA_MTU | libc::IFLA_ADDRESS => {
                 match LinkAttribute::parse_with_param(&attribute, header.interface_family) {

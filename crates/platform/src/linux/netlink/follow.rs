@@ -358,6 +358,7 @@ fn interfaces(
             mac: device.mac,
             mtu: device.mtu,
             carrier: device.carrier,
+            master: device.master,
             nominal,
             gateways: defaults.remove(&device.index).unwrap_or_default(),
             resolvers: servers,
