@@ -5,7 +5,7 @@
  *   from_lan  packets from clients. The first packet of a flow gets its link by the same policy, rule and load table as a connect. Every packet of the
  *             flow gets the link's mark, which Braid's routing rules match. The kernel forwards the packets and translates their addresses: it follows the
  *             user's firewall, finds free ports, and translates fragments and ICMP errors. TCP and UDP flows that are to be bonded get another mark,
- *             and go to the daemon.
+ *             and go to the daemon; so do packets of other protocols, with a third mark, if a relay takes them.
  *   to_lan    packets to clients: counts them and follows the state of TCP.
  *
  * Fail open: without a live daemon, and for flows that do not fit into the table, packets follow the system's routes.
@@ -219,15 +219,34 @@ enum outcome { OUTCOME_NEXT, OUTCOME_FLOW, OUTCOME_DROP };
 /* A request, outside the stack, which has no room for it. Programs at tc do not interrupt each other on one CPU. */
 MAP(forward_request, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, struct request, 1, 0);
 
+/* Whether the bond carries flows of this protocol as packets. */
+BRAID_INLINE _Bool is_bonded_as_packets(__u8 protocol)
+{
+	return protocol != IPPROTO_TCP && protocol != IPPROTO_UDP;
+}
+
+/* Whether a relay still takes the packets of a flow. */
+static __attribute__((noinline)) int has_packet_relay(const struct packet *packet)
+{
+	__u32 zero = 0;
+	struct braid_redirection *open = bpf_map_lookup_elem(&redirection, &zero);
+	struct address remote;
+
+	__builtin_memcpy(remote.word, packet->key.remote, sizeof(remote.word));
+	return open && ((open->packets >> (packet->family == 6)) & 1) && !bpf_map_lookup_elem(&bypass, &remote);
+}
+
 /* Whether the daemon takes this flow. */
 BRAID_INLINE _Bool is_carried(const struct request *request)
 {
 	__u32 zero = 0;
 	struct braid_redirection *open = bpf_map_lookup_elem(&redirection, &zero);
 
-	if (!request->redirect || (request->protocol != IPPROTO_TCP && request->protocol != IPPROTO_UDP))
+	if (!request->redirect || !open)
 		return 0;
-	return open && open->clients && !is_heavy(request->user);
+	if (is_bonded_as_packets(request->protocol))
+		return (open->packets >> (request->family == 6)) & 1;
+	return open->clients && !is_heavy(request->user);
 }
 
 /* Gives a new flow its link, and an entry in the table. */
@@ -302,8 +321,9 @@ BRAID_INLINE _Bool begins_anew(const struct braid_flow *flow, const struct packe
 	const struct braid_slot *slot = &now->slots[flow->slot & (BRAID_MAX_LINKS - 1)];
 	_Bool usable = (now->usable[packet->family == 6] >> (flow->slot & (BRAID_MAX_LINKS - 1))) & 1 && slot->ifindex == flow->ifindex;
 
-	/* Its link is the daemon's concern. */
-	usable |= !!(flow->flags & BRAID_FLOW_CARRIED);
+	/* Its link is the daemon's concern. Without its relay, a flow of packets begins anew over a link. */
+	if (flow->flags & BRAID_FLOW_CARRIED)
+		usable = !is_bonded_as_packets(packet->key.protocol) || has_packet_relay(packet);
 	if (packet->key.protocol != IPPROTO_TCP)
 		return !usable || (flow->flags & BRAID_FLOW_MARKER);
 	if ((packet->flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
@@ -389,7 +409,9 @@ int braid_from_lan(struct __sk_buff *skb)
 	count_forwarded(flow, &flow->tx, skb->len);
 	follow_end(flow, &packet, BRAID_FLOW_CLIENT_CLOSED);
 	if (!skb->mark)
-		skb->mark = flow->flags & BRAID_FLOW_CARRIED ? BRAID_CARRIER_MARK : now->slots[flow->slot & (BRAID_MAX_LINKS - 1)].mark;
+		skb->mark = !(flow->flags & BRAID_FLOW_CARRIED)			? now->slots[flow->slot & (BRAID_MAX_LINKS - 1)].mark
+			    : is_bonded_as_packets(packet.key.protocol)	? BRAID_PACKET_MARK
+									: BRAID_CARRIER_MARK;
 	return TC_NEXT;
 }
 

@@ -16,6 +16,8 @@ use braid_model::{Affinity, ByteCount, Class, LinkFacts, LinkKind, LinkSet};
 use serde::{Deserialize, Serialize};
 
 use crate::connection::Mode;
+use crate::outlet;
+use crate::tables;
 use crate::tradeoff::{UtilityRule, Weights};
 use crate::virtual_interface::MAXDIFF;
 
@@ -124,9 +126,9 @@ impl Policy {
     /// Wired, wireless and cellular devices do. VPNs and virtual devices do if an entry selects them by kind, hardware address or a name pattern with
     /// at least one letter (a bare `*` or an address prefix is not enough). Loopback never does.
     ///
-    /// A LAN device of the gateway never is.
+    /// A LAN device of the gateway never is, nor is a device that Braid made.
     pub fn is_link(&self, device: &LinkFacts) -> bool {
-        if self.lan.contains(&device.name) {
+        if self.lan.contains(&device.name) || [tables::PACKET_DEVICE, outlet::DEVICE].contains(&device.name.as_str()) {
             return false;
         }
         match device.kind {

@@ -274,9 +274,9 @@ impl Relay {
         Arc::strong_count(&self.open) - 1
     }
 
-    /// Whether there are flows, or finished flows whose last bytes are not acknowledged yet.
+    /// Whether there are flows, or finished flows whose last bytes are not acknowledged yet. Flows of packets do not count.
     fn is_busy(&self) -> bool {
-        self.flows() > 0 || self.driver.with(|host, _| host.bonds().any(|(_, bond)| bond.flows() > 0))
+        self.flows() > 0 || self.driver.with(|host, _| host.bonds().any(|(_, bond)| bond.has_ending_flows()))
     }
 
     fn on_notice(&mut self, notice: Notice) {

@@ -53,6 +53,7 @@ impl<S: Steering> Core<S> {
             slots: links.iter().map(|(slot, facts)| (*slot, facts.index)).collect(),
             ipv6: lan.iter().any(|device| device.addresses.iter().any(|net| is_routable6(net.addr()))),
             rules: excluded.chain(rules).collect(),
+            packets: self.packet_families(),
             // The platform knows whether it turned forwarding on.
             ..GatewayPlan::default()
         }
@@ -130,7 +131,12 @@ impl<S: Steering> Core<S> {
 
 /// Whether it is an IPv6 address that reaches beyond its device.
 fn is_routable6(address: IpAddr) -> bool {
-    matches!(address, IpAddr::V6(v6) if !v6.is_unicast_link_local())
+    address.is_ipv6() && !is_link_local(address)
+}
+
+/// Whether it is an IPv6 address that does not.
+pub(super) fn is_link_local(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
 
 /// The rule for forwarded packets; `None` if the conditions concern programs, or flows without a class.

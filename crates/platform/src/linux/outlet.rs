@@ -1,6 +1,7 @@
 //! The system's part of a relay that forwards its clients' packets: a device of its own, firewall rules, and the settings that make the kernel forward
 //! ([`super::gateway`] does the same for devices on a LAN).
 
+use std::io;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -12,8 +13,10 @@ use super::sys::tun;
 use super::tun::{Tun, TunError};
 
 const TABLES: Tables = Tables { rules: TABLE, records: RECORDS };
-/// How long to wait for a device of this name to go: the watchdog of a relay that has died has it for a moment.
+/// How long to wait for a device of this name to go. The kernel may still be removing that of a relay that has died, and the relay's watchdog has it for a
+/// moment.
 const WAIT: Duration = Duration::from_secs(3);
+const POLL: Duration = Duration::from_millis(50);
 
 /// Why a relay cannot forward packets.
 #[derive(Debug, thiserror::Error)]
@@ -40,15 +43,8 @@ impl Outlet {
     /// # Errors
     /// A privilege is missing, another relay of this network namespace forwards packets, or the kernel or `nft` lacks something.
     pub fn open(mtu: u32, addresses: &[IpNet]) -> Result<Self, OutletError> {
-        let begin = Instant::now();
-        let device = loop {
-            match Tun::make(DEVICE) {
-                Err(TunError::Make(_, error)) if error.raw_os_error() == Some(libc::EBUSY) && begin.elapsed() < WAIT => {
-                    std::thread::sleep(Duration::from_millis(50));
-                }
-                made => break made?,
-            }
-        };
+        await_device();
+        let device = Tun::make(DEVICE)?;
         // The settings of a relay that was killed are recorded; this one must not take them for those of the system.
         TABLES.sweep()?;
         let mut outlet = Self { device, addresses: Vec::new() };
@@ -82,10 +78,23 @@ impl Drop for Outlet {
 /// # Errors
 /// A setting cannot be written, or a table cannot be read or removed.
 pub fn sweep() -> Result<bool, GatewayError> {
+    await_device();
     // Whoever has the device is in charge of the rest.
     match tun::open(DEVICE) {
-        Err(error) if error.raw_os_error() == Some(libc::EBUSY) => Ok(false),
+        Err(error) if is_busy(&error) => Ok(false),
         // Without a file that makes devices there is no such relay.
         _device => TABLES.sweep(),
     }
+}
+
+/// Waits until no process has the device, for a limited time.
+fn await_device() {
+    let begin = Instant::now();
+    while tun::open(DEVICE).is_err_and(|error| is_busy(&error)) && begin.elapsed() < WAIT {
+        std::thread::sleep(POLL);
+    }
+}
+
+fn is_busy(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EBUSY)
 }
