@@ -388,6 +388,31 @@ fn a_relay_drops_spoofed_sources_and_forbidden_destinations() {
     lab.client().run(work).unwrap();
 }
 
+#[test]
+fn a_relay_reaches_neither_the_gateway_nor_its_clients() {
+    if !able() {
+        return;
+    }
+    let lab = lab_with_far();
+    let (_relay, _up) = start(&lab, CONFIG);
+    let own = client(&lab, "ip -o -4 address show dev braid-packets");
+    let own = own.split_whitespace().skip_while(|word| *word != "inet").nth(1).unwrap().split('/').next().unwrap().to_owned();
+    let dropped = || {
+        let rules = client(&lab, "nft list chain inet braid_gateway input");
+        rules.split_whitespace().skip_while(|word| *word != "packets").nth(1).unwrap().parse::<u64>().unwrap()
+    };
+    assert_eq!(dropped(), 0);
+    // The relay's system sends this to the gateway's address over its device, and the gateway would answer.
+    let pinged = said(lab.server(), &format!("ping -c 3 -i 0.2 -W 1 {own}"));
+    assert!(pinged.contains(" 0 received"), "{pinged}");
+    assert_eq!(dropped(), 3, "they came");
+    // An answer that nobody waits for, to a client behind the gateway.
+    server(&lab, "ip route add 192.168.7.0/24 dev braid-relay");
+    assert!(said(lab.server(), "ping -c 2 -i 0.2 -W 1 192.168.7.20").contains(" 0 received"));
+    assert_eq!(dropped(), 3);
+    assert!(ping(&lab, FAR[0], "-c 1 -W 2").contains(" 1 received"), "what a client asks for is answered");
+}
+
 /// What a relay may leave behind: firewall rules, the settings that concern forwarding, and its device.
 fn relay_traces(lab: &Lab) -> String {
     let keys = "net.ipv4.ip_forward net.ipv6.conf.all.forwarding net.ipv6.conf.l0.accept_ra net.ipv4.conf.l0.forwarding";

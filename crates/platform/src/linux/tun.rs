@@ -88,7 +88,11 @@ impl Tun {
     pub async fn receive(&self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             let mut ready = self.file.readable().await?;
-            if let Ok(read) = ready.try_io(|file| (&*file.get_ref()).read(buffer)) {
+            let read = ready.try_io(|file| {
+                let mut file = file.get_ref();
+                file.read(buffer)
+            });
+            if let Ok(read) = read {
                 return read;
             }
         }
@@ -99,6 +103,7 @@ impl Tun {
     /// # Errors
     /// `EIO` while the device is down, `EINVAL` if it is no IP packet.
     pub fn send(&self, packet: &[u8]) -> io::Result<()> {
-        (&*self.file.get_ref()).write(packet).map(drop)
+        let mut file = self.file.get_ref();
+        file.write(packet).map(drop)
     }
 }
