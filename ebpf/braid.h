@@ -40,6 +40,8 @@
 
 /* Mark of packets of clients that the daemon takes: a firewall rule hands them to its transparent sockets (`decide::gateway`). */
 #define BRAID_CARRIER_MARK (BRAID_MARK_BASE | 0xfe)
+/* Mark of packets of clients that go through a bond as packets: a routing rule sends them to the daemon's device (`decide::tables`). */
+#define BRAID_PACKET_MARK (BRAID_MARK_BASE | 0xfd)
 
 /* Time without an answer after which a SYN is sent again over another link. The kernel itself sends it again after a second. */
 #define BRAID_UNANSWERED_NS 500000000ull
@@ -166,6 +168,7 @@ struct braid_app {
 /* For hosts that run Braid, instead of `peer_direct` of the parameters: */
 #define BRAID_DO_PEER_DIRECT_ALL 32u   /* also datagrams */
 #define BRAID_DO_PEER_DIRECT_NEVER 64u /* nothing */
+#define BRAID_DO_NO_PACKETS 128u       /* its relay is not the one that takes packets of protocols other than TCP and UDP */
 
 struct braid_rule {
 	__u32 conditions;
@@ -213,7 +216,8 @@ struct braid_affinity_value {
 
 #define BRAID_FLOW_STRICT 64u /* its rule restricts the links: its destination is no probe target, since probes use every link */
 
-#define BRAID_FLOW_CARRIED 128u /* forwarded: handed to the daemon, which bonds it or opens it anew over a link; in no link's load */
+/* Forwarded: handed to the daemon, which bonds it or opens it anew over a link, or bonds its packets (protocols other than TCP and UDP); in no link's load */
+#define BRAID_FLOW_CARRIED 128u
 
 struct braid_flow {
 	__u64 id; /* socket cookie; a forwarded flow has a number of its own (BRAID_FORWARDED_ID) */
@@ -299,8 +303,11 @@ struct braid_redirection {
 	__u16 port6; /* at ::1, for sockets that accept no IPv4 */
 	__u16 datagrams4; /* 0: no datagrams are redirected */
 	__u16 datagrams6; /* at ::1, for connected sockets */
-	__u16 clients; /* 1: the daemon takes connections and datagrams of clients of the gateway */
-	__u16 pad[3];
+	__u16 packets; /* bit 0, 1: it takes IPv4, IPv6 packets of other protocols from clients of the gateway */
+	__u16 pad;
+	/* Ports of transparent sockets for clients, at 127.0.0.1 and ::1; 0: it takes nothing from them. */
+	__u16 clients[2];
+	__u16 client_datagrams[2];
 };
 
 #define BRAID_ARRIVAL_UNCONNECTED 1u

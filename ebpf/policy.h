@@ -411,6 +411,9 @@ __attribute__((noinline)) int judge_forwarded(struct request *request, __u32 ban
 		return LEAVE_ALONE;
 	__builtin_memcpy(remote.word, request->remote, sizeof(remote.word));
 	request->redirect = is_redirected(now, request, rule, &remote);
+	/* Packets of other protocols go to one relay, over all links. */
+	if (request->protocol != IPPROTO_TCP && request->protocol != IPPROTO_UDP && rule && (rule->actions & (BRAID_DO_LINKS | BRAID_DO_NO_PACKETS)))
+		request->redirect = 0;
 	if (pin_to_resolver(request, &remote))
 		request->redirect = 0; /* a network's resolver often answers only clients of that network */
 	set_expected_demand(now, request, learnt_of(request));

@@ -5,7 +5,7 @@
  *   from_lan  packets from clients. The first packet of a flow gets its link by the same policy, rule and load table as a connect. Every packet of the
  *             flow gets the link's mark, which Braid's routing rules match. The kernel forwards the packets and translates their addresses: it follows the
  *             user's firewall, finds free ports, and translates fragments and ICMP errors. TCP and UDP flows that are to be bonded get another mark,
- *             and go to the daemon.
+ *             and go to the daemon; so do packets of other protocols, with a third mark, if a relay takes them.
  *   to_lan    packets to clients: counts them and follows the state of TCP.
  *
  *   from_member  the same packets earlier, at a port of a bridge: finds the control group of a container.
@@ -272,15 +272,34 @@ enum outcome { OUTCOME_NEXT, OUTCOME_FLOW, OUTCOME_DROP };
 /* A request, outside the stack, which has no room for it. Programs at tc do not interrupt each other on one CPU. */
 MAP(forward_request, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, struct request, 1, 0);
 
+/* Whether the bond carries flows of this protocol as packets. */
+BRAID_INLINE _Bool is_bonded_as_packets(__u8 protocol)
+{
+	return protocol != IPPROTO_TCP && protocol != IPPROTO_UDP;
+}
+
+/* Whether a relay still takes the packets of a flow. */
+static __attribute__((noinline)) int has_packet_relay(const struct packet *packet)
+{
+	__u32 zero = 0;
+	struct braid_redirection *open = bpf_map_lookup_elem(&redirection, &zero);
+	struct address remote;
+
+	__builtin_memcpy(remote.word, packet->key.remote, sizeof(remote.word));
+	return open && ((open->packets >> (packet->family == 6)) & 1) && !bpf_map_lookup_elem(&bypass, &remote);
+}
+
 /* Whether the daemon takes this flow. */
 BRAID_INLINE _Bool is_carried(const struct request *request)
 {
 	__u32 zero = 0;
 	struct braid_redirection *open = bpf_map_lookup_elem(&redirection, &zero);
 
-	if (!request->redirect || (request->protocol != IPPROTO_TCP && request->protocol != IPPROTO_UDP))
+	if (!request->redirect || !open)
 		return 0;
-	return open && open->clients && !is_heavy(request->user);
+	if (is_bonded_as_packets(request->protocol))
+		return (open->packets >> (request->family == 6)) & 1;
+	return open->clients[request->family == 6] && !is_heavy(request->user);
 }
 
 /* Gives a new flow its link, and an entry in the table. */
@@ -355,8 +374,9 @@ BRAID_INLINE _Bool begins_anew(const struct braid_flow *flow, const struct packe
 	const struct braid_slot *slot = &now->slots[flow->slot & (BRAID_MAX_LINKS - 1)];
 	_Bool usable = (now->usable[packet->family == 6] >> (flow->slot & (BRAID_MAX_LINKS - 1))) & 1 && slot->ifindex == flow->ifindex;
 
-	/* Its link is the daemon's concern. */
-	usable |= !!(flow->flags & BRAID_FLOW_CARRIED);
+	/* Its link is the daemon's concern. Without its relay, a flow of packets begins anew over a link. */
+	if (flow->flags & BRAID_FLOW_CARRIED)
+		usable = !is_bonded_as_packets(packet->key.protocol) || has_packet_relay(packet);
 	if (packet->key.protocol != IPPROTO_TCP)
 		return !usable || (flow->flags & BRAID_FLOW_MARKER);
 	if ((packet->flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)
@@ -380,6 +400,54 @@ BRAID_INLINE void follow_end(struct braid_flow *flow, const struct packet *packe
 		flow->flags |= closed;
 	if ((packet->flags & TCP_RST) || !(~flow->flags & (BRAID_FLOW_CLIENT_CLOSED | BRAID_FLOW_SERVER_CLOSED)))
 		end_forwarded(&packet->key, flow);
+}
+
+/*
+ * Gives a packet that the daemon takes to its transparent socket. The firewall does that too (`tproxy` in `decide::gateway`), but not for packets of a bridge
+ * that has passed the firewall before. A connection that has its own socket needs nothing: the kernel finds it. Only at an ingress.
+ */
+static __attribute__((noinline)) int hand_over(struct __sk_buff *skb, const struct packet *packet)
+{
+	__u32 zero = 0, six = packet->family == 6, size = six ? sizeof(((struct bpf_sock_tuple *)0)->ipv6) : sizeof(((struct bpf_sock_tuple *)0)->ipv4);
+	const struct braid_redirection *open = bpf_map_lookup_elem(&redirection, &zero);
+	_Bool tcp = packet->key.protocol == IPPROTO_TCP;
+	struct bpf_sock_tuple tuple = {};
+	struct bpf_sock *found;
+
+	if (!open)
+		return 0;
+	if (tcp) {
+		if (six) {
+			__builtin_memcpy(tuple.ipv6.saddr, packet->key.client, 16);
+			__builtin_memcpy(tuple.ipv6.daddr, packet->key.remote, 16);
+			tuple.ipv6.sport = bpf_htons(packet->key.client_port);
+			tuple.ipv6.dport = bpf_htons(packet->key.remote_port);
+		} else {
+			tuple.ipv4.saddr = packet->key.client[3];
+			tuple.ipv4.daddr = packet->key.remote[3];
+			tuple.ipv4.sport = bpf_htons(packet->key.client_port);
+			tuple.ipv4.dport = bpf_htons(packet->key.remote_port);
+		}
+		found = bpf_skc_lookup_tcp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0);
+		if (found) {
+			bpf_sk_release(found);
+			return 0;
+		}
+		__builtin_memset(&tuple, 0, sizeof(tuple));
+	}
+	if (six) {
+		tuple.ipv6.daddr[3] = bpf_htonl(1);
+		tuple.ipv6.dport = bpf_htons(tcp ? open->clients[1] : open->client_datagrams[1]);
+	} else {
+		tuple.ipv4.daddr = bpf_htonl(0x7f000001);
+		tuple.ipv4.dport = bpf_htons(tcp ? open->clients[0] : open->client_datagrams[0]);
+	}
+	found = tcp ? bpf_skc_lookup_tcp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0) : bpf_sk_lookup_udp(skb, &tuple, size, BPF_F_CURRENT_NETNS, 0);
+	if (!found)
+		return 0;
+	bpf_sk_assign(skb, found, 0);
+	bpf_sk_release(found);
+	return 0;
 }
 
 /* Processes a packet from a client or, if the constant `own` is set, from a program that uses the virtual interface. */
@@ -446,7 +514,11 @@ BRAID_INLINE int process(struct __sk_buff *skb, _Bool own)
 	follow_end(flow, &packet, BRAID_FLOW_CLIENT_CLOSED);
 	/* A bridge may have passed the firewall already, which gave the packet its connection's mark. Only TCP has to follow that. */
 	if (!skb->mark || (is_ours(skb->mark) && packet.key.protocol != IPPROTO_TCP))
-		skb->mark = flow->flags & BRAID_FLOW_CARRIED ? BRAID_CARRIER_MARK : now->slots[flow->slot & (BRAID_MAX_LINKS - 1)].mark;
+		skb->mark = !(flow->flags & BRAID_FLOW_CARRIED)			? now->slots[flow->slot & (BRAID_MAX_LINKS - 1)].mark
+			    : is_bonded_as_packets(packet.key.protocol)	? BRAID_PACKET_MARK
+									: BRAID_CARRIER_MARK;
+	if (!own && skb->mark == BRAID_CARRIER_MARK)
+		hand_over(skb, &packet);
 	return TC_NEXT;
 }
 

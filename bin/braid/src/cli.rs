@@ -113,7 +113,11 @@ pub(crate) enum Command {
     Proxy(Box<Proxy>),
     /// Remove the rules of a daemon that died (started by the daemon).
     #[command(hide = true)]
-    Watchdog,
+    Watchdog {
+        /// Of a relay that forwards packets.
+        #[arg(long)]
+        relay: bool,
+    },
 }
 
 /// Options to reach the daemon.

@@ -63,7 +63,7 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Run(run) => return start::run(run),
         Command::Get(get) => return get::run(*get),
         Command::Proxy(proxy) => proxy::run(*proxy, cli.verbose)?,
-        Command::Watchdog => start::watchdog(cli.verbose)?,
+        Command::Watchdog { relay } => start::watchdog(relay, cli.verbose)?,
         Command::Down(order) => switch::down(&order)?,
         Command::Reload(daemon) => print_accepted(&client::send(&daemon.socket, "/v1/reload", &())?)?,
         Command::Status(query) => show_facts(&query, "/v1/status", show::status as Show<Status>)?,

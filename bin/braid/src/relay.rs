@@ -5,15 +5,17 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
+use braid_daemon::watchdog::Watchdog;
 use braid_peer::destination::Ports;
 use braid_peer::invite::Invite;
 use braid_peer::keys::{KeyPair, RELAY_KEY};
 use braid_peer::limits::Limits;
+use braid_peer::packet::PacketNets;
 use braid_peer::registry::{Month, RegisteredClient, Registry};
 use braid_peer::state::StateDir;
 use braid_platform::linux::owner;
 use braid_platform::linux::sys::process::{raise_open_files, raise_trim_threshold};
-use braid_transport::relay::{self, MemoryLimits, Options, Reach};
+use braid_transport::relay::{self, MemoryLimits, Options, PacketPort, Reach};
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 
@@ -59,11 +61,20 @@ fn serve_in(options: RelayServer) -> anyhow::Result<()> {
         tracing::warn!("cannot raise the limit of open files: {error}");
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    // Reverts what the relay changes in the system, if the relay is killed. It is dropped after the changes.
+    let watchdog = options.packets.then(|| Watchdog::start(&["watchdog", "--relay"])).transpose().context("cannot start the watchdog")?;
+    let packets = if options.packets {
+        let nets = PacketNets::new(&options.packets_net)?;
+        let _inside = runtime.enter();
+        Some(PacketPort::open(nets).context("--packets")?)
+    } else {
+        None
+    };
     let ready = |address| {
         tracing::info!(%address, key = key.short(), "the relay is up");
         braid_daemon::notify("READY=1");
     };
-    runtime.block_on(async {
+    let ran = runtime.block_on(async {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
         let stop = async move {
@@ -75,12 +86,15 @@ fn serve_in(options: RelayServer) -> anyhow::Result<()> {
         };
         let memory = MemoryLimits { client: options.client_memory, total: options.max_memory };
         Ok(relay::run(
-            Options { listen: options.listen, keys, reach, flows: options.max_flows, client_flows: options.client_flows, memory },
+            Options { listen: options.listen, keys, reach, flows: options.max_flows, client_flows: options.client_flows, memory, packets },
             ready,
             stop,
         )
         .await?)
-    })
+    });
+    drop(runtime);
+    watchdog.into_iter().for_each(Watchdog::dismiss);
+    ran
 }
 
 /// Ports that `--port` names, or the default ports.

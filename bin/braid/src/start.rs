@@ -72,10 +72,10 @@ pub(crate) fn run(run: cli::Run) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::try_from(status).unwrap_or(1)))
 }
 
-/// The hidden watchdog that the daemon starts.
-pub(crate) fn watchdog(verbose: u8) -> anyhow::Result<()> {
+/// The hidden watchdog that the daemon starts, or a relay that forwards packets.
+pub(crate) fn watchdog(relay: bool, verbose: u8) -> anyhow::Result<()> {
     log("info", verbose);
-    braid_daemon::watchdog::watch()
+    if relay { braid_daemon::watchdog::watch_relay() } else { braid_daemon::watchdog::watch() }
 }
 
 /// Logs to standard error at the level of RUST_LOG, otherwise at `usual`, or more with --verbose.

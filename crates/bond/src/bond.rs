@@ -19,7 +19,7 @@ use crate::plan::SchedulingPlan;
 use crate::report::{Event, FlowError, FlowView, PathView};
 use crate::tracker::Control;
 use crate::window::Window;
-use crate::{FlowKey, FlowPolicy, Limits, Open, PathFacts, PathId, PathUpdate, Side};
+use crate::{FlowKey, FlowKind, FlowPolicy, Limits, Open, PathFacts, PathId, PathUpdate, Side};
 use choice::Chooser;
 
 /// Scheduling quantum of a flow of weight 1.
@@ -434,6 +434,12 @@ impl Bond {
     /// Number of flows.
     pub fn flows(&self) -> usize {
         self.flows.len()
+    }
+
+    /// Whether there are flows other than those of packets, which do not end by themselves.
+    pub fn has_ending_flows(&self) -> bool {
+        let is_packets = |flow: &FlowState| flow.open.as_ref().is_some_and(|open| open.kind == FlowKind::Packets);
+        self.flows.values().any(|flow| !is_packets(flow))
     }
 
     /// Statistics of a flow.

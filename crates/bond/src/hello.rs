@@ -12,7 +12,9 @@ use thiserror::Error;
 pub const VERSION: u16 = 1;
 /// Capability: the server supports SCHEDULING frames.
 pub(crate) const SCHEDULING: u64 = 1 << 0;
-/// Capabilities of this implementation.
+/// Capability: the server takes flows of IP packets. Not every server does.
+pub(crate) const PACKETS: u64 = 1 << 1;
+/// Capabilities of this implementation, wherever it runs.
 pub(crate) const CAPABILITIES: u64 = SCHEDULING;
 /// The longest message.
 pub(crate) const MAX_MESSAGE: usize = 1024;

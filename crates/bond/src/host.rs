@@ -134,6 +134,8 @@ struct Session {
     owner: Vec<u8>,
     /// Whether a path has ever joined.
     established: bool,
+    /// Client: whether the server takes flows of packets.
+    takes_packets: bool,
     connections: BTreeSet<ConnectionId>,
     timer: Option<Instant>,
     /// Since when the bond has had no connection.
@@ -155,6 +157,8 @@ pub struct Host {
     /// Server: connections in `conns` that were not admitted.
     unadmitted: BTreeSet<ConnectionId>,
     bounds: HostLimits,
+    /// Server: whether flows of packets are taken.
+    offers_packets: bool,
     /// Limits on the handshakes that clients start, before and after they have validated their address.
     unvalidated: SourceLimiter,
     validated: SourceLimiter,
@@ -207,6 +211,7 @@ impl Host {
             connection_count: 0,
             unadmitted: BTreeSet::new(),
             bounds: HostLimits::default(),
+            offers_packets: false,
             unvalidated: SourceLimiter::new(HANDSHAKE_BURST, HANDSHAKE_INTERVAL, MAX_SOURCES),
             validated: SourceLimiter::new(HANDSHAKE_BURST, HANDSHAKE_INTERVAL, MAX_SOURCES),
             first_rtt: None,
@@ -225,6 +230,16 @@ impl Host {
     /// Server: replaces the default limits. Existing bonds and connections beyond the new limits stay.
     pub fn set_limits(&mut self, limits: HostLimits) {
         self.bounds = limits;
+    }
+
+    /// Server: announces to the clients of later paths that it takes flows of IP packets.
+    pub fn offer_packets(&mut self) {
+        self.offers_packets = true;
+    }
+
+    /// Client: whether the server of this bond takes flows of IP packets. `false` until a path has joined.
+    pub fn takes_packets(&self, bond: BondId) -> bool {
+        self.sessions.get(&bond).is_some_and(|session| session.takes_packets)
     }
 
     /// Client: sets the assumed round-trip time before the first measurement. QUIC repeats a first packet after three round trips. The default is a
@@ -252,6 +267,7 @@ impl Host {
                 secret,
                 owner: Vec::new(),
                 established: false,
+                takes_packets: false,
                 connections: BTreeSet::new(),
                 timer: None,
                 pathless_since: None,

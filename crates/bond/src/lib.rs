@@ -113,6 +113,8 @@ pub enum FlowKind {
     Stream = 0,
     /// Messages that may be lost or reordered: UDP.
     Messages = 1,
+    /// IP packets, as messages. Only a server that [offers](host::Host::offer_packets) it takes such flows.
+    Packets = 2,
 }
 
 /// Destination of a flow, as seen from the server.

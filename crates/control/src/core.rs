@@ -18,6 +18,7 @@ mod living;
 mod measuring;
 mod network;
 mod optimum;
+mod packets;
 mod params;
 mod refused;
 mod rules;
@@ -146,6 +147,8 @@ pub struct Core<S> {
     supply: Option<Supply>,
     /// The reachable peers.
     peers: BTreeSet<String>,
+    /// The relay that takes packets of the gateway's clients.
+    packet_relay: Option<String>,
     /// Hosts that run Braid.
     detection: Detection<PublicKey>,
     /// Addresses of the names in `detect`.
@@ -222,6 +225,7 @@ impl<S: Steering> Core<S> {
             bonded_loads: BondedLoads::default(),
             supply: None,
             peers: BTreeSet::new(),
+            packet_relay: None,
             detection: Detection::new(now),
             detected_names: BTreeSet::new(),
             detection_trouble: None,

@@ -194,6 +194,8 @@ pub struct SteerRule {
     pub redirect: Option<RedirectPolicy>,
     /// Which of them are bonded directly to a host that runs Braid; none with [`RedirectPolicy::Direct`].
     pub peer_direct: PeerDirect,
+    /// Whether flows of clients of protocols other than TCP and UDP are never redirected, because another relay takes their packets than the rule's.
+    pub no_packets: bool,
 }
 
 /// A flow that was redirected to the daemon.

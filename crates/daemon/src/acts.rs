@@ -118,6 +118,7 @@ impl Daemon<'_> {
         let applied = self.gateway_worker.ask(GATEWAY_WAIT, work).map_err(anyhow::Error::from).and_then(|done| done.map_err(Into::into));
         // Without the rules, marked packets would reach no socket.
         let takes = plan.is_some() && applied.is_ok();
+        self.peers.take_packets(plan.as_ref().filter(|_| takes).map(|plan| plan.packets).unwrap_or_default());
         self.peers.take_clients(takes);
         if !takes && let Err(error) = gateway::forget_carried() {
             tracing::debug!(%error, "cannot end the flows of clients that the daemon carries");

@@ -701,6 +701,7 @@ impl Daemon<'_> {
             self.update_packet_load();
         }
         self.take_bonded_apps();
+        self.update_packets();
         self.state_store.poll_recall(&mut self.core);
         let killed = self.watchdog.tend();
         if let Some(true) = self.log_and_retry("cannot restart the watchdog", killed) {

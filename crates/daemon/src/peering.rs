@@ -43,7 +43,9 @@ impl Daemon<'_> {
                 if ready {
                     self.peers.on_ready(&name);
                 }
-                self.core.set_peer_ready(now(), &name, ready)
+                let done = self.core.set_peer_ready(now(), &name, ready);
+                self.update_packets();
+                done
             }
             Change::Answer { host, link, answer } => {
                 match answer {
@@ -89,6 +91,14 @@ impl Daemon<'_> {
                 self.core.on_server(now(), host, event)
             }
         }
+    }
+
+    /// Carries packets of the gateway's clients to the relay that takes them now, if any.
+    pub(super) fn update_packets(&mut self) {
+        let offering = self.peers.packet_relays();
+        let (relay, done) = self.core.choose_packet_relay(now(), &offering);
+        self.log_and_retry(STEERING, done);
+        self.peers.carry_packets(relay.as_deref(), &self.network);
     }
 
     /// Handles a redirected flow. A first connection may wait until it is known whether its host runs Braid.

@@ -35,12 +35,14 @@ mod explained;
 mod flow_limits;
 mod forward;
 mod names;
+pub(crate) mod packets;
 pub(crate) mod pins;
 pub(crate) mod redirected;
 mod servers;
 
 use flow_limits::FlowLimits;
 use forward::Exchanges;
+use packets::PacketCarrier;
 use servers::{ServerStatus, Servers};
 
 /// Reason shown for a peer that cannot prove its pinned key.
@@ -113,6 +115,7 @@ pub struct Peers {
     flows: Flows,
     exchanges: Exchanges,
     flow_limits: FlowLimits,
+    packets: PacketCarrier,
     /// Number of relay sessions started so far.
     sessions: u64,
     changes: mpsc::UnboundedSender<Change>,
@@ -263,6 +266,7 @@ impl Peers {
             flows: Flows::default(),
             exchanges: Exchanges::default(),
             flow_limits: FlowLimits::new(open_files),
+            packets: PacketCarrier::default(),
             sessions: 0,
             changes,
             steerable: watch::Sender::new(PerFamily::default()),
@@ -597,7 +601,8 @@ impl Peers {
     /// The bonded flows, for `GET /v1/flows`.
     pub fn flow_views(&self, now: Time) -> Vec<FlowView> {
         let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
-        flows.living.iter().map(|(id, bonded)| self.flow_view(*id, bonded, now)).collect()
+        let bonded = flows.living.iter().map(|(id, bonded)| self.flow_view(*id, bonded, now));
+        bonded.chain(self.packet_views(now)).collect()
     }
 
     /// Number of bonded flows that have used each device.
@@ -643,6 +648,9 @@ impl Peers {
             let (count, energy) = living.entry((bonded.app.clone(), bonded.remote.port())).or_default();
             *count += 1;
             energy.absorb(bonded.cost.energy);
+        }
+        for row in self.packet_flows() {
+            living.entry((row.app.clone(), row.remote.1)).or_default().0 += 1;
         }
         living
     }

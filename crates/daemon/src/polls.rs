@@ -13,6 +13,7 @@ use braid_platform::linux::sys::bpf::{now, thread_time};
 
 use super::system::unix;
 use super::{Daemon, RETRY_AFTER};
+use crate::peers::packets::PacketRow;
 
 /// Up to this many flows are read inline. More are read on a separate thread, so that clients and packets do not wait.
 const MAX_INLINE_FLOWS: usize = 200;
@@ -64,6 +65,10 @@ impl Daemon<'_> {
     }
 
     fn take_poll(&mut self, dumped: <BpfSteering as Steering>::Dumped) -> anyhow::Result<()> {
+        let packets = dumped.packet_flows().into_iter();
+        let named = packets.map(|row| PacketRow { application: self.core.application_named(&row.app), row });
+        let rows: Vec<PacketRow> = named.collect();
+        self.peers.set_packet_flows(rows);
         self.core.end_poll(now(), dumped)?;
         let counters = netlink::device_counters()?;
         self.core.on_counters(now(), unix(), &counters);

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use braid_platform::linux::bpf::Unshape;
 use braid_platform::linux::sys::process::{FORWARDED, block_signals, poll, set_nonblocking};
-use braid_platform::linux::{gateway, netlink, reverse_path};
+use braid_platform::linux::{gateway, netlink, outlet, reverse_path};
 use braid_store::lock::{LOCK_TIMEOUT, Lock, LockError};
 
 /// A daemon that is silent for longer than this is suspended or hangs: its limits on flows end.
@@ -126,7 +126,7 @@ pub fn watch() -> anyhow::Result<()> {
     block_signals(&FORWARDED)?;
     block_signals(&[libc::SIGABRT])?;
     crate::privilege::narrow_to_sweeping()?;
-    if wait_for_death() == Ended::Regularly {
+    if wait_for_death(Some(SILENCE)) == Ended::Regularly {
         unshape();
         return Ok(());
     }
@@ -141,6 +141,16 @@ pub fn watch() -> anyhow::Result<()> {
     swept
 }
 
+/// Main function of the watchdog of a relay that forwards packets: waits for the pipe to close, then reverts what the relay changed in the system.
+pub fn watch_relay() -> anyhow::Result<()> {
+    block_signals(&FORWARDED)?;
+    crate::privilege::narrow_to_sweeping()?;
+    if wait_for_death(None) == Ended::Died && outlet::sweep()? {
+        tracing::info!("the relay died; removed its firewall rules and restored the kernel's settings");
+    }
+    Ok(())
+}
+
 /// How the daemon ended.
 #[derive(PartialEq)]
 enum Ended {
@@ -150,9 +160,8 @@ enum Ended {
     Died,
 }
 
-/// Waits for the daemon's end. While the daemon is silent, its limits on flows would go stale, so they end.
-fn wait_for_death() -> Ended {
-    let mut silence = Some(SILENCE);
+/// Waits for the daemon's end. While the daemon is silent for longer than `silence`, its limits on flows would go stale, so they end.
+fn wait_for_death(mut silence: Option<Duration>) -> Ended {
     let mut words = [0; 64];
     loop {
         let Ok([ready]) = poll([(io::stdin().as_fd(), true)], silence) else { return Ended::Died };

@@ -10,13 +10,14 @@
 //! | prerouting | mangle | connection marks; after conntrack, before routing |
 //! | forward | filter - 1 | spoofed sources, connection marks for packets from bridges, strict rules, new connections from outside, maximum segment size |
 //! | postrouting | srcnat | masquerade |
+//! | input | filter - 1 | spoofed sources of what the daemon takes, and what a relay sends to this machine |
 
 use std::collections::BTreeSet;
 
 use braid_model::{LinkIndex, Mac, PerFamily};
 use ipnet::IpNet;
 
-use crate::tables::{CARRIER_MARK, MARK_BASE, MARK_MASK, mark};
+use crate::tables::{CARRIER_MARK, MARK_BASE, MARK_MASK, PACKET_DEVICE, PACKET_MARK, mark};
 use crate::virtual_device::{VirtualDevice, twin};
 
 /// The table with the rules, of family `inet`.
@@ -30,6 +31,9 @@ const CONNECTION_BASE: u32 = 0xB100_0000;
 const CONNECTION_INDEX: u32 = 0x00FF_FFFF;
 /// The mark of connections that the daemon takes.
 pub const CARRIED_CONNECTION: u32 = CONNECTION_BASE | CONNECTION_INDEX;
+
+/// The mark of connections whose packets go through a bond.
+const PACKET_CONNECTION: u32 = CARRIED_CONNECTION - 1;
 
 /// Maximum length of a device's name (`IFNAMSIZ` without the final zero).
 const MAX_NAME: usize = 15;
@@ -56,6 +60,8 @@ pub struct GatewayPlan {
     /// Families in which this machine forwarded nothing before: new connections that arrive over a link are dropped, unless a firewall rule of the
     /// system forwards their port (DNAT). The platform sets this when it turns forwarding on.
     pub closed: PerFamily<bool>,
+    /// Families in which packets of other protocols go through a bond, over [`PACKET_DEVICE`].
+    pub packets: PerFamily<bool>,
 }
 
 /// Ports of the daemon's transparent sockets, by family; `None`: without this family or protocol.
@@ -109,7 +115,10 @@ pub fn ruleset(plan: &GatewayPlan) -> Result<String, UnusableName> {
     ];
     let ours = format!("& {MARK_MASK:#x} == {MARK_BASE:#x}");
     let marks: Vec<(u32, u32)> = plan.slots.iter().map(|(slot, index)| (mark(*slot), connection_mark(*index))).collect();
-    let all = || marks.iter().copied().chain([(CARRIER_MARK, CARRIED_CONNECTION)]);
+    let packets = plan.packets.v4 || plan.packets.v6;
+    // Where the switch may send a packet that the daemon does not take.
+    let ways: Vec<(u32, u32)> = marks.iter().copied().chain(packets.then_some((PACKET_MARK, PACKET_CONNECTION))).collect();
+    let all = || ways.iter().copied().chain([(CARRIER_MARK, CARRIED_CONNECTION)]);
     let map = |pairs: Vec<(u32, u32)>| pairs.into_iter().map(|(from, to)| format!("{from:#x} : {to:#x}")).collect::<Vec<_>>().join(", ");
     let copied: Vec<String> = set(&lan).map_or(Vec::new(), |lan| {
         // A retransmitted first packet belongs to a confirmed entry, which has its mark. The entry of a first packet that was dropped does not
@@ -120,18 +129,14 @@ pub fn ruleset(plan: &GatewayPlan) -> Result<String, UnusableName> {
         let moved = format!(
             "iifname {lan} meta l4proto != tcp ct direction original meta mark {ours} ct mark & 0xff000000 == {CONNECTION_BASE:#x} \
              ct mark != {CARRIED_CONNECTION:#x} ct mark set meta mark map {{ {} }}",
-            map(marks.clone())
+            map(ways.clone())
         );
-        [first].into_iter().chain((!marks.is_empty()).then_some(moved)).collect()
+        [first].into_iter().chain((!ways.is_empty()).then_some(moved)).collect()
     });
     lines.extend(copied.iter().cloned());
     lines.extend(set(&lan).map(|lan| format!("iifname {lan} meta mark {ours} meta mark set 0")));
     lines.push(format!("meta mark set ct mark map {{ {} }}", map(all().map(|(mark, connection)| (connection, mark)).collect())));
     if let Some(lan) = set(&lan) {
-        // What the daemon takes does not pass the forward chain.
-        lines.push(format!(
-            "iifname {lan} meta mark {CARRIER_MARK:#x} fib saddr . iif oif missing counter drop comment \"source is not on this LAN\""
-        ));
         for (protocol, ports) in [("tcp", plan.clients.connections), ("udp", plan.clients.datagrams)] {
             let taken = |family, address, port: Option<u16>| {
                 let port = port?;
@@ -152,6 +157,10 @@ pub fn ruleset(plan: &GatewayPlan) -> Result<String, UnusableName> {
             lines.push(format!("iifname {lan_set} jump rules"));
         }
     }
+    if packets {
+        // The relay sends answers only.
+        lines.push(format!("iifname \"{PACKET_DEVICE}\" ct state {{ new, invalid, untracked }} counter drop"));
+    }
     // From outside: to the LAN from anywhere, and from links to anywhere.
     let to_lan = set(&lan).map(|lan| format!("iifname != {lan} oifname {lan}"));
     let from_links = set(&links).map(|links| format!("iifname {links}"));
@@ -166,8 +175,9 @@ pub fn ruleset(plan: &GatewayPlan) -> Result<String, UnusableName> {
         }
     }
     lines.extend(["}", "chain postrouting {", "type nat hook postrouting priority srcnat; policy accept;"].map(String::from));
-    if let (Some(lan), Some(links)) = (set(&lan), set(&links)) {
-        lines.push(format!("iifname {lan} oifname {links} masquerade"));
+    let exits: BTreeSet<String> = links.iter().cloned().chain(packets.then(|| format!("\"{PACKET_DEVICE}\""))).collect();
+    if let (Some(lan), Some(exits)) = (set(&lan), set(&exits)) {
+        lines.push(format!("iifname {lan} oifname {exits} masquerade"));
     }
     let switch_end = match &plan.virtual_device {
         Some(device) => quoted(&[device.switch_end()])?.pop_first(),
@@ -175,6 +185,16 @@ pub fn ruleset(plan: &GatewayPlan) -> Result<String, UnusableName> {
     };
     // Nobody else has a route to the twin of its address.
     lines.extend(switch_end.as_ref().map(|switch_end| format!("iifname {switch_end} masquerade")));
+    lines.extend(["}", "chain input {", "type filter hook input priority filter - 1; policy accept;"].map(String::from));
+    // What the daemon takes does not pass the forward chain.
+    let foreign = |lan| {
+        format!("iifname {lan} meta mark {CARRIER_MARK:#x} fib saddr . iif oif missing counter drop comment \"source is not on this LAN\"")
+    };
+    lines.extend(set(&lan).map(foreign));
+    if packets {
+        // The relay, too, must not reach this machine itself.
+        lines.push(format!("iifname \"{PACKET_DEVICE}\" counter drop"));
+    }
     lines.extend(["}", "chain rules {"].map(String::from));
     for rule in &plan.rules {
         if rule.programs {
@@ -281,7 +301,6 @@ iifname { "br-lan", "eth1" } meta mark & 0xffff0000 == 0xb1d00000 ct status & co
 iifname { "br-lan", "eth1" } meta l4proto != tcp ct direction original meta mark & 0xffff0000 == 0xb1d00000 ct mark & 0xff000000 == 0xb1000000 ct mark != 0xb1ffffff ct mark set meta mark map { 0xb1d00001 : 0xb1000002, 0xb1d00004 : 0xb1000007 }
 iifname { "br-lan", "eth1" } meta mark & 0xffff0000 == 0xb1d00000 meta mark set 0
 meta mark set ct mark map { 0xb1000002 : 0xb1d00001, 0xb1000007 : 0xb1d00004, 0xb1ffffff : 0xb1d000fe }
-iifname { "br-lan", "eth1" } meta mark 0xb1d000fe fib saddr . iif oif missing counter drop comment "source is not on this LAN"
 }
 chain forward {
 type filter hook forward priority filter - 1; policy accept;
@@ -298,6 +317,10 @@ chain postrouting {
 type nat hook postrouting priority srcnat; policy accept;
 iifname { "br-lan", "eth1" } oifname { "wlan0", "wwan0" } masquerade
 }
+chain input {
+type filter hook input priority filter - 1; policy accept;
+iifname { "br-lan", "eth1" } meta mark 0xb1d000fe fib saddr . iif oif missing counter drop comment "source is not on this LAN"
+}
 chain rules {
 meta l4proto { tcp, udp, udplite, sctp, dccp } th dport 80 return
 oifname != { "br-lan", "eth1", "wwan0" } counter drop
@@ -309,6 +332,19 @@ return
         let second = ForwardRule { links: Some(vec!["wwan0".into()]), ..Default::default() };
         let closed = PerFamily { v4: false, v6: true };
         assert_eq!(ruleset(&GatewayPlan { rules: vec![first, second], closed, ..plan() }).unwrap(), expected);
+    }
+
+    #[test]
+    fn packets_through_a_bond_are_translated_and_only_answers_come_back() {
+        let script = ruleset(&GatewayPlan { packets: PerFamily { v4: true, v6: false }, ..plan() }).unwrap();
+        let has = |line: &str| assert!(script.lines().any(|known| known == line), "{line}\n{script}");
+        has("iifname \"braid-packets\" ct state { new, invalid, untracked } counter drop");
+        has("iifname \"braid-packets\" counter drop");
+        has("iifname { \"br-lan\", \"eth1\" } oifname { \"braid-packets\", \"wlan0\", \"wwan0\" } masquerade");
+        // A flow may change between a link and the bond, but never joins or leaves those that the daemon takes.
+        assert_eq!(script.matches("0xb1d000fd : 0xb1fffffe").count(), 4);
+        assert_eq!(script.matches("0xb1fffffe : 0xb1d000fd").count(), 1);
+        assert!(!ruleset(&plan()).unwrap().contains("braid-packets"));
     }
 
     #[test]

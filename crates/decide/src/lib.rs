@@ -20,6 +20,7 @@ pub mod instance;
 pub mod midrr;
 pub mod motion;
 pub mod operetta;
+pub mod outlet;
 pub mod packet;
 pub mod pattern;
 pub mod policy;

@@ -16,6 +16,8 @@ use braid_model::{Affinity, ByteCount, Class, LinkFacts, LinkKind, LinkSet};
 use serde::{Deserialize, Serialize};
 
 use crate::connection::Mode;
+use crate::outlet;
+use crate::tables;
 use crate::tradeoff::{UtilityRule, Weights};
 use crate::virtual_device::VirtualDevice;
 use crate::virtual_interface::MAXDIFF;
@@ -128,10 +130,11 @@ impl Policy {
     /// Wired, wireless and cellular devices do. VPNs and virtual devices do if an entry selects them by kind, hardware address or a name pattern with
     /// at least one letter (a bare `*` or an address prefix is not enough). Loopback never does.
     ///
-    /// A LAN device of the gateway never is, nor the virtual interface.
+    /// A LAN device of the gateway never is, nor is a device that Braid made.
     pub fn is_link(&self, device: &LinkFacts) -> bool {
-        let own = self.virtual_device.as_ref().is_some_and(|own| own.name == device.name);
-        if own || self.forwarded_devices().contains(&device.name) {
+        let own = self.virtual_device.as_ref().map(|own| own.name.as_str());
+        let made = [own, Some(tables::PACKET_DEVICE), Some(outlet::DEVICE)];
+        if made.contains(&Some(device.name.as_str())) || self.forwarded_devices().contains(&device.name) {
             return false;
         }
         match device.kind {

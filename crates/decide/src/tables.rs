@@ -13,6 +13,7 @@
 //! | 32765 | `oif DEVICE lookup T` | sockets bound to a link for which main has no default route; in IPv6 they would have no route at all |
 //! | 32765 | `from ADDR lookup T` | replies and sockets bound to an address; strict `rp_filter` uses this rule too |
 //! | 32765 | `fwmark MARK lookup T` | packets steered by mark, regardless of the link that a moved connect leaves |
+//! | 32765 | `fwmark PACKET lookup` a table with a device of Braid | packets of the gateway's clients that go through a bond |
 //! | 32766 | `lookup main` | the system's own rule |
 //!
 //! Braid's rules must come after every foreign rule, so that VPNs keep precedence. The kernel puts a rule without a priority (from wg-quick, for
@@ -72,9 +73,15 @@ pub const fn is_ours(mark: u32) -> bool {
 /// The mark of packets of the gateway's clients that the daemon takes (`BRAID_CARRIER_MARK`).
 pub const CARRIER_MARK: u32 = MARK_BASE | 0xFE;
 /// The table with the routes through the virtual interface.
-pub const VIRTUAL_TABLE: u32 = TABLE_BASE + TABLES - 2;
+pub const VIRTUAL_TABLE: u32 = TABLE_BASE + TABLES - 3;
 /// The table that makes every destination local, for such packets.
 const CARRIER_TABLE: u32 = TABLE_BASE + TABLES - 1;
+/// The mark of packets of the gateway's clients that go through a bond as packets (`BRAID_PACKET_MARK`).
+pub const PACKET_MARK: u32 = MARK_BASE | 0xFD;
+/// The device over which the system hands such packets to the daemon. It exists while a relay takes them.
+pub const PACKET_DEVICE: &str = "braid-packets";
+/// The table for such packets.
+const PACKET_TABLE: u32 = TABLE_BASE + TABLES - 2;
 /// The loopback device, the first of every network namespace.
 const LOOPBACK: LinkIndex = LinkIndex(1);
 
@@ -99,6 +106,22 @@ pub fn carrier(family: Family, lan: &[String]) -> (Vec<RuleFacts>, RouteFacts) {
         ours: true,
     };
     (rules, route)
+}
+
+/// The rule and the route that send packets with [`PACKET_MARK`] over the device with this index, which is [`PACKET_DEVICE`].
+pub fn packets(family: Family, device: LinkIndex) -> (RuleFacts, RouteFacts) {
+    let rule = RuleFacts { mark: Some((PACKET_MARK, u32::MAX)), ..rule(family, PRIORITY_BY_LINK, PACKET_TABLE) };
+    let route = RouteFacts {
+        table: PACKET_TABLE,
+        destination: everything(family),
+        kind: RouteKind::Unicast,
+        metric: metric(family, 0),
+        hops: vec![NextHop { device, gateway: None, dead: false }],
+        source: None,
+        conditional: false,
+        ours: true,
+    };
+    (rule, route)
 }
 
 /// The prefix of the default route.

@@ -152,6 +152,16 @@ impl Policy {
         Ok(SocketAddr::new(ip, target.port()))
     }
 
+    /// Checks whether packets of any protocol may be sent to an address. The relay's own addresses never receive any, and a server that runs a relay for
+    /// itself allows none.
+    pub fn check_host(&self, ip: IpAddr) -> Result<(), Forbidden> {
+        match &self.reach {
+            Reach::Internet { .. } if !matches!(self.nearness(ip), Some(Nearness::Neighbour | Nearness::Elsewhere)) => Err(Forbidden::Own),
+            Reach::Internet { allowed } => self.check_internet(ip, allowed),
+            Reach::Itself { .. } => Err(Forbidden::NotOwn),
+        }
+    }
+
     fn check_internet(&self, ip: IpAddr, allowed: &[IpNet]) -> Result<(), Forbidden> {
         if allowed.iter().any(|net| net.contains(&ip)) {
             return Ok(());
@@ -315,6 +325,22 @@ mod tests {
         assert_eq!(check(&policy, "64:ff9b::9.9.9.9"), Err(Forbidden::Own));
         assert_eq!(check(&policy, "::ffff:1.1.1.1"), Ok("1.1.1.1:80".parse().unwrap()), "it is dialled as IPv4");
         assert!(check(&policy, "64:ff9b::1.1.1.1").is_ok() && check(&policy, "2002:101:101::1").is_ok());
+    }
+
+    #[test]
+    fn packets_may_go_where_flows_may() {
+        let policy = relay(&["10.1.0.0/16"]);
+        for ip in
+            ["1.1.1.1", "10.1.2.3", "10.2.0.1", "9.9.9.9", "127.0.0.1", "2606:4700::1111", "fe80::1", "64:ff9b::10.2.0.1", "224.0.0.1"]
+        {
+            assert_eq!(policy.check_host(ip.parse().unwrap()).is_ok(), check(&policy, ip).is_ok(), "{ip}");
+        }
+        let own = relay(&["127.0.0.0/8", "9.9.9.9/32"]);
+        for ip in ["127.0.0.1", "9.9.9.9"] {
+            assert!(check(&own, ip).is_ok() && own.check_host(ip.parse().unwrap()) == Err(Forbidden::Own), "{ip}");
+        }
+        let own = Policy::local(vec!["10.0.0.5".parse().unwrap()], Vec::new(), Ports::All, 5757);
+        assert_eq!(own.check_host("10.0.0.5".parse().unwrap()), Err(Forbidden::NotOwn));
     }
 
     #[test]

@@ -23,6 +23,7 @@ pub mod invite;
 pub mod keys;
 pub mod limits;
 pub mod name;
+pub mod packet;
 pub mod quota;
 pub mod registry;
 pub mod state;

@@ -37,6 +37,13 @@ const TOKEN_RETENTION: Duration = Duration::from_secs(30 * 86_400);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClientId(i64);
 
+impl ClientId {
+    /// The number.
+    pub fn number(self) -> u64 {
+        self.0.unsigned_abs()
+    }
+}
+
 /// A client of the relay.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RegisteredClient {

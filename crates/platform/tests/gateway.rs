@@ -686,6 +686,7 @@ fn nft_accepts_the_rules_and_takes_names_literally() {
             datagrams: PerFamily { v4: Some(4003), v6: Some(4004) },
         },
         closed,
+        packets: closed,
     };
     let plans = [
         all.clone(),

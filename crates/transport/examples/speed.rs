@@ -56,6 +56,7 @@ fn main() {
                 flows: 10_000,
                 client_flows: 10_000,
                 memory: Default::default(),
+                packets: None,
             };
             let tell = |address: SocketAddr| ready.send((address, target)).expect("somebody waits");
             relay::run(options, tell, std::future::pending()).await.expect("a relay");

@@ -231,6 +231,12 @@ impl Client {
         self.driver.with(|host, now| host.end(now, id, "the client closed the bond"));
     }
 
+    /// Looks at the host and the current bond.
+    pub(crate) fn with_bond<T>(&self, look: impl FnOnce(&Host, BondId) -> T) -> T {
+        let id = self.bond();
+        self.driver.with(|host, _| look(host, id))
+    }
+
     fn bond(&self) -> BondId {
         *self.bond.lock().unwrap_or_else(PoisonError::into_inner)
     }

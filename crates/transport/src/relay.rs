@@ -1,4 +1,5 @@
-//! The relay: accepts paths from registered clients and opens sockets for their flows. It needs no privileges and no firewall rules.
+//! The relay: accepts paths from registered clients and opens sockets for their flows. It needs no privileges and no firewall rules, unless it forwards
+//! packets ([`PacketPort`]).
 //!
 //! With [`Reach::Itself`] it runs on a server itself: it has no registry, serves anyone, and opens only the host's own services.
 
@@ -25,11 +26,14 @@ use tokio::sync::mpsc;
 
 mod clock;
 mod memory;
+mod packets;
 mod registry_worker;
 
 pub use memory::MemoryLimits;
+pub use packets::PacketPort;
 
 use clock::Clock;
+use packets::PacketForwarder;
 use registry_worker::{Applicant, RegistryEvent, RegistryWorker, Used};
 
 use crate::account::Account;
@@ -76,6 +80,8 @@ pub struct Options {
     pub client_flows: u32,
     /// Limits of the memory of bonds.
     pub memory: MemoryLimits,
+    /// The way for IP packets of registered clients; `None`: clients get none.
+    pub packets: Option<PacketPort>,
 }
 
 /// Why a relay or a client cannot run.
@@ -141,6 +147,7 @@ struct Relay {
     limit: usize,
     client_flows: u32,
     memory: MemoryLimits,
+    packets: Option<PacketForwarder>,
     clock: Clock,
     draining: bool,
     /// When the presence of clients was last written.
@@ -166,6 +173,11 @@ pub async fn run(options: Options, ready: impl FnOnce(SocketAddr), stop: impl Fu
     if clients == Clients::Anonymous {
         // A client that is served without a key must at least prove its address.
         host.set_limits(HostLimits { unvalidated: 0, bonds: ANONYMOUS_BONDS, ..HostLimits::default() });
+    }
+    // A stranger gets no packets, whatever the options say.
+    let packets = options.packets.filter(|_| clients == Clients::Keyed).map(PacketForwarder::start);
+    if packets.is_some() {
+        host.offer_packets();
     }
     let (driver, mut notices) = HostDriver::start(host);
     let ipv6 = options.listen.is_ipv6();
@@ -196,6 +208,7 @@ pub async fn run(options: Options, ready: impl FnOnce(SocketAddr), stop: impl Fu
         limit: options.flows,
         client_flows: options.client_flows,
         memory: options.memory,
+        packets,
         clock: Clock::start(),
         draining: false,
         present: Instant::now(),
@@ -222,6 +235,8 @@ impl Relay {
                 () = &mut stop, if !self.draining => {
                     tracing::info!(flows = self.flows(), "stopping: refusing new flows, waiting for the existing ones");
                     self.draining = true;
+                    // A flow of packets has no end of its own.
+                    self.packets.iter().for_each(PacketForwarder::stop);
                     until = Some(Instant::now() + DRAIN_TIMEOUT);
                 }
                 notice = notices.recv() => match notice {
@@ -259,9 +274,9 @@ impl Relay {
         Arc::strong_count(&self.open) - 1
     }
 
-    /// Whether there are flows, or finished flows whose last bytes are not acknowledged yet.
+    /// Whether there are flows, or finished flows whose last bytes are not acknowledged yet. Flows of packets do not count.
     fn is_busy(&self) -> bool {
-        self.flows() > 0 || self.driver.with(|host, _| host.bonds().any(|(_, bond)| bond.flows() > 0))
+        self.flows() > 0 || self.driver.with(|host, _| host.bonds().any(|(_, bond)| bond.has_ending_flows()))
     }
 
     fn on_notice(&mut self, notice: Notice) {
@@ -369,7 +384,7 @@ impl Relay {
     }
 
     fn on_flow(&mut self, flow: BondFlow, open: Open) {
-        let Some(Owner { account, .. }) = self.owners.get(&flow.bond()) else { return flow.reset(codes::BUSY) };
+        let Some(Owner { account, key, .. }) = self.owners.get(&flow.bond()) else { return flow.reset(codes::BUSY) };
         if self.draining || self.flows() >= self.limit {
             return flow.answer(codes::BUSY);
         }
@@ -378,7 +393,8 @@ impl Relay {
             Err(Exceeded::Flows(_)) => return flow.answer(codes::BUSY),
             Err(Exceeded::Monthly(_)) => return flow.answer(codes::QUOTA),
         }
-        let (account, counted) = (account.clone(), self.open.clone());
+        let (account, counted) = (account.clone(), (open.kind != FlowKind::Packets).then(|| self.open.clone()));
+        let packets = self.packets.clone().zip(*key);
         let policy = match self.worker {
             Some(_) => account.policy.clone(),
             None => account.policy.reached_at(self.driver.with(|host, _| host.local_addresses(flow.bond()))),
@@ -390,6 +406,10 @@ impl Relay {
                 _ if named => flow.answer(libc::EACCES as u64),
                 FlowKind::Stream => stream(flow, &open.target, &account, &policy).await,
                 FlowKind::Messages => messages(flow, &open.target, &account, &policy).await,
+                FlowKind::Packets => match &packets {
+                    Some((packets, key)) => packets.forward(&flow, *key, &account, &policy).await,
+                    None => flow.answer(codes::NOT_OPENED),
+                },
             }
             account.meter(Meter::close_flow);
             drop(counted);

@@ -40,7 +40,15 @@ impl Server {
         } else {
             Reach::Internet { registry: Box::new(Registry::open(&state).unwrap()), allow: Vec::new(), own: Vec::new() }
         };
-        let options = Options { listen: (LOCALHOST, 0).into(), keys, reach, flows: 100, client_flows: 100, memory: Default::default() };
+        let options = Options {
+            listen: (LOCALHOST, 0).into(),
+            keys,
+            reach,
+            flows: 100,
+            client_flows: 100,
+            memory: Default::default(),
+            packets: None,
+        };
         let (ready, listening) = oneshot::channel();
         let task = tokio::spawn(async move {
             relay::run(options, |address| ready.send(address).unwrap(), std::future::pending()).await.unwrap();

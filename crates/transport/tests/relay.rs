@@ -62,6 +62,7 @@ impl TestRelay {
             flows: 10_000,
             client_flows,
             memory,
+            packets: None,
         };
         let (ready, listening) = oneshot::channel();
         let (stop, stopped) = oneshot::channel::<()>();

@@ -22,7 +22,7 @@ pub(crate) const DEFAULT_RELAY_DIR: &str = "/var/lib/braid-relay";
 /// Run a relay, and manage who may use it and how much.
 ///
 /// A relay carries its clients' flows over all of their links at once. Only invited clients may use it: "braid relay invite" prints an invitation,
-/// and "braid join" takes it on the client. The relay needs no privilege, only access to its state directory.
+/// and "braid join" takes it on the client. The relay needs no privilege, only access to its state directory, unless it forwards packets (--packets).
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub(crate) struct Relay {
@@ -67,6 +67,13 @@ pub(crate) struct RelayServer {
     /// Memory limit of the bonds of one client. Above it, the relay ends the client's largest bond.
     #[arg(long, value_name = "BYTES", default_value_t = MemoryLimits::default().client)]
     pub(crate) client_memory: ByteCount,
+    /// Also forward IP packets of protocols other than TCP and UDP, such as ping and IPsec, from clients that are gateways. Needs CAP_NET_ADMIN and nftables:
+    /// the relay turns on forwarding, and translates the packets to its own addresses.
+    #[arg(long, conflicts_with = "local")]
+    pub(crate) packets: bool,
+    /// Network from which clients get addresses for their packets; one for IPv4, one for IPv6 [default: 198.19.240.0/20 and fd62:7261:6964:7000::/64].
+    #[arg(long, value_name = "NET", requires = "packets")]
+    pub(crate) packets_net: Vec<IpNet>,
     #[command(flatten)]
     pub(crate) state: RelayState,
 }

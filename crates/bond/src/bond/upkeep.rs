@@ -201,7 +201,7 @@ impl Bond {
 
     /// Whether a flow carries messages.
     pub(crate) fn is_messages(&self, id: FlowKey) -> bool {
-        self.flows.get(&id).and_then(|flow| flow.open.as_ref()).is_some_and(|open| open.kind == FlowKind::Messages)
+        self.flows.get(&id).and_then(|flow| flow.open.as_ref()).is_some_and(|open| open.kind != FlowKind::Stream)
     }
 }
 

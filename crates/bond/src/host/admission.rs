@@ -11,7 +11,7 @@ use super::conn::{Conn, HORIZON, Stage, transport};
 use super::source::sources;
 use super::{ConnectionId, Host, HostEvent, Session};
 use crate::controller::{PathMetrics, RateController};
-use crate::hello::{CAPABILITIES, Hello, SCHEDULING, VERSION, Welcome};
+use crate::hello::{CAPABILITIES, Hello, PACKETS, SCHEDULING, VERSION, Welcome};
 use crate::{Bond, Limits, MIN_DATAGRAM, PathId, Side};
 
 /// Maximum number of unadmitted connections, in total and from one source. Wider IPv6 networks may have a multiple of it (see [`sources`]). Further
@@ -48,6 +48,7 @@ impl Host {
                 secret: hello.secret,
                 owner: owner.to_vec(),
                 established: false,
+                takes_packets: false,
                 connections: BTreeSet::new(),
                 timer: None,
                 pathless_since: None,
@@ -72,7 +73,8 @@ impl Host {
         session.connections.insert(id);
         session.pathless_since = None;
         let version = hello.version.min(VERSION);
-        conn.write_greeting(&Welcome { version, capabilities: CAPABILITIES, code: 0, reason: String::new() }.encode());
+        let capabilities = CAPABILITIES | if self.offers_packets { PACKETS } else { 0 };
+        conn.write_greeting(&Welcome { version, capabilities, code: 0, reason: String::new() }.encode());
         self.touched.insert(id);
         true
     }
@@ -163,10 +165,11 @@ impl Host {
         match Welcome::decode(&conn.inbox) {
             Ok(None) => {}
             Ok(Some(welcome)) if welcome.code == 0 && welcome.version == VERSION => {
-                if welcome.capabilities & SCHEDULING == SCHEDULING
-                    && let Some(session) = conn.bond.and_then(|bond| self.sessions.get_mut(&bond))
-                {
-                    session.bond.on_obedient();
+                if let Some(session) = conn.bond.and_then(|bond| self.sessions.get_mut(&bond)) {
+                    if welcome.capabilities & SCHEDULING == SCHEDULING {
+                        session.bond.on_obedient();
+                    }
+                    session.takes_packets |= welcome.capabilities & PACKETS == PACKETS;
                 }
                 self.join(now, id);
             }

@@ -8,7 +8,7 @@ use braid_model::{Class, Direction, Family, LinkSet, Time};
 
 use super::{Core, rules};
 use crate::links::BondLink;
-use crate::steering::{RedirectedFlow, Steering, SteeringError};
+use crate::steering::{AppId, RedirectedFlow, Steering, SteeringError};
 
 /// Where a flow that no bond takes may leave.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -137,7 +137,12 @@ impl<S: Steering> Core<S> {
 
     /// Display name of a redirected connection's application.
     pub fn application_of(&self, flow: &RedirectedFlow) -> String {
-        self.apps.name(&flow.app)
+        self.application_named(&flow.app)
+    }
+
+    /// Display name of an application.
+    pub fn application_named(&self, app: &AppId) -> String {
+        self.apps.name(app)
     }
 
     /// The `[[app]]` entry that applies to a redirected flow; `None` if none does, or if the entries of its start are no longer stored. A flow

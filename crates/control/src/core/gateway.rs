@@ -70,6 +70,7 @@ impl<S: Steering> Core<S> {
             slots: links.iter().map(|(slot, facts)| (*slot, facts.index)).collect(),
             ipv6: lan.chain(own).any(is_routable6),
             rules: excluded.chain(rules).collect(),
+            packets: self.packet_families(),
             // The platform knows whether it turned forwarding on.
             ..GatewayPlan::default()
         }
@@ -154,7 +155,12 @@ impl<S: Steering> Core<S> {
 
 /// Whether it is an IPv6 address that reaches beyond its device.
 fn is_routable6(address: IpAddr) -> bool {
-    matches!(address, IpAddr::V6(v6) if !v6.is_unicast_link_local())
+    address.is_ipv6() && !is_link_local(address)
+}
+
+/// Whether it is an IPv6 address that does not.
+pub(super) fn is_link_local(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
 
 /// The rule for forwarded packets; `None` if it matches none, or flows without a class.

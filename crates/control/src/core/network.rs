@@ -53,6 +53,10 @@ impl<S: Steering> Core<S> {
                 plan.routes.push(route);
             }
         }
+        for (rule, route) in self.packet_tables() {
+            plan.rules.push(rule);
+            plan.routes.push(route);
+        }
         if self.plan.as_ref() != Some(&plan) {
             self.actions.plan = Some(plan.clone());
             self.plan = Some(plan);

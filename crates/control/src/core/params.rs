@@ -81,6 +81,10 @@ impl<S: Steering> Core<S> {
             peer_direct: false,
         };
         params.peer_direct = self.wants_peer_direct(&params);
+        let rules = params.rules.iter_mut().skip(rules::exclusions(&self.in_force));
+        for (steer, rule) in rules.zip(&self.in_force.apps) {
+            steer.no_packets = rule.relay.is_some() && rule.relay != self.packet_relay;
+        }
         params
     }
 

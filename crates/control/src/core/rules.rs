@@ -130,6 +130,7 @@ pub(super) fn steer_rules(
         affinity: rule.affinity,
         redirect: redirect_policy(rule, peers),
         peer_direct: peer_direct(rule),
+        no_packets: false,
     }));
     rules
 }

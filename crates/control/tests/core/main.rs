@@ -6,7 +6,7 @@ mod detect;
 mod energy;
 mod faults;
 mod links;
-
+mod packets;
 mod policy;
 mod shares;
 mod world;

@@ -5,6 +5,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use braid_model::PerFamily;
 use braid_platform::linux::bpf::redirect::{Redirect, Taking};
 
 /// Open files reserved for other uses: probes, kernel tables, paths, the API, the store.
@@ -144,6 +145,15 @@ impl FlowLimits {
         let inner = self.lock();
         if let Some(redirect) = &inner.redirect {
             redirect.take_clients(takes);
+            inner.set_gate();
+        }
+    }
+
+    /// Sets in which families packets of clients are sent to the daemon's device. They take no files, so no limit applies.
+    pub(super) fn take_packets(&self, families: PerFamily<bool>) {
+        let inner = self.lock();
+        if let Some(redirect) = &inner.redirect {
+            redirect.take_packets(families);
             inner.set_gate();
         }
     }

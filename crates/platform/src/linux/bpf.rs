@@ -118,6 +118,13 @@ pub struct Dumped {
     forwarded: Option<forward::Forwarded>,
 }
 
+impl Dumped {
+    /// Flows of the gateway's clients whose packets go through a bond; they are not among the other rows.
+    pub fn packet_flows(&self) -> Vec<FlowRow> {
+        self.forwarded.iter().flat_map(forward::packet_rows).collect()
+    }
+}
+
 /// Dumps the sockets' flows and the forwarded ones. The programs update the flows' reservations during the dump.
 fn dump_flows(
     (iterators, forwarded): (&[OwnedFd], Option<&OwnedFd>),

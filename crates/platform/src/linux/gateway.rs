@@ -41,17 +41,17 @@ pub enum GatewayError {
     #[error(transparent)]
     VirtualDevice(#[from] ApplyError),
     /// There is no `nft`.
-    #[error("cannot set the gateway's firewall rules: there is no nft in {SEARCH}: install nftables")]
+    #[error("cannot set firewall rules: there is no nft in {SEARCH}: install nftables")]
     NoNft,
     /// `nft` could not be run.
-    #[error("cannot run nft to set the gateway's firewall rules: {0}; a sandbox may forbid it: allow it to start programs")]
+    #[error("cannot run nft to set firewall rules: {0}; a sandbox may forbid it: allow it to start programs")]
     Run(#[source] io::Error),
     /// `nft` did not end.
-    #[error("nft did not set the gateway's firewall rules within {} s: try `nft list ruleset`", LIMIT.as_secs())]
+    #[error("nft did not set the firewall rules within {} s: try `nft list ruleset`", LIMIT.as_secs())]
     Slow,
     /// `nft` or the kernel rejected the rules.
     #[error(
-        "cannot set the gateway's firewall rules: {reason}; this needs CAP_NET_ADMIN, and a kernel with CONFIG_NF_TABLES_INET, CONFIG_NFT_CT, \
+        "cannot set firewall rules: {reason}; this needs CAP_NET_ADMIN, and a kernel with CONFIG_NF_TABLES_INET, CONFIG_NFT_CT, \
          CONFIG_NFT_FIB_INET and CONFIG_NFT_MASQ"
     )]
     Refused {
@@ -97,17 +97,59 @@ pub fn apply(plan: &GatewayPlan) -> Result<(), GatewayError> {
         Some(device) => virtual_device::make(device)?,
         None => drop(virtual_device::remove()?),
     }
-    let records = records()?;
-    let changes = changes(plan, &records)?;
-    let turned_on = |path| records.iter().chain(&changes).any(|setting: &Setting| setting.path == Path::new(path));
-    let closed = PerFamily { v4: turned_on(FORWARD_V4), v6: turned_on(FORWARD_V6) };
-    let mut script = rules::ruleset(&GatewayPlan { closed, ..plan.clone() })?;
-    if !changes.is_empty() {
-        let chains: Vec<_> = changes.iter().map(|setting| format!("chain {} {{}}\n", setting.name())).collect();
-        script += &format!("table inet {RECORDS} {{\n{}}}\n", chains.concat());
+    let checks_marks = plan.links.iter().any(|link| is_strict(link));
+    TABLES.forward(plan.ipv6, checks_marks, |closed| Ok(rules::ruleset(&GatewayPlan { closed, ..plan.clone() })?))
+}
+
+/// The tables of one user of the kernel's forwarding.
+pub(super) struct Tables {
+    /// The table with the rules.
+    pub(super) rules: &'static str,
+    /// The table that records settings.
+    pub(super) records: &'static str,
+}
+
+/// The tables of the gateway.
+const TABLES: Tables = Tables { rules: TABLE, records: RECORDS };
+
+impl Tables {
+    /// Sets the rules that `script` makes, then turns on forwarding, with IPv6 if `ipv6`, and the reverse path filter's regard for marks if `checks_marks`.
+    /// `script` gets the families in which forwarding was turned on by this.
+    pub(super) fn forward(
+        &self,
+        ipv6: bool,
+        checks_marks: bool,
+        script: impl FnOnce(PerFamily<bool>) -> Result<String, GatewayError>,
+    ) -> Result<(), GatewayError> {
+        let records = self.recorded()?;
+        let changes = changes(ipv6, checks_marks, &records)?;
+        let turned_on = |path| records.iter().chain(&changes).any(|setting: &Setting| setting.path == Path::new(path));
+        let mut script = script(PerFamily { v4: turned_on(FORWARD_V4), v6: turned_on(FORWARD_V6) })?;
+        if !changes.is_empty() {
+            let chains: Vec<_> = changes.iter().map(|setting| format!("chain {} {{}}\n", setting.name())).collect();
+            script += &format!("table inet {} {{\n{}}}\n", self.records, chains.concat());
+        }
+        nft(&[], &script)?;
+        changes.iter().filter(|setting| setting.former != setting.set).try_for_each(|setting| write(&setting.path, &setting.set))
     }
-    nft(&[], &script)?;
-    changes.iter().filter(|setting| setting.former != setting.set).try_for_each(|setting| write(&setting.path, &setting.set))
+
+    /// Restores the settings that [`forward`](Self::forward) changed, and removes the rules. Returns whether there was anything to revert.
+    pub(super) fn sweep(&self) -> Result<bool, GatewayError> {
+        let tables = netfilter::tables().map_err(|source| GatewayError::Tables { what: "list the firewall's tables", source })?;
+        let has = |name: &str| tables.iter().any(|table| table == name);
+        let restored = if has(self.records) { self.recorded().and_then(|records| restore(&records)) } else { Ok(()) };
+        let delete = |name| {
+            let failed = |source| GatewayError::Tables { what: "remove firewall rules", source };
+            if has(name) { netfilter::delete_table(name).map_err(failed) } else { Ok(()) }
+        };
+        let deleted = delete(self.rules);
+        restored.and_then(|()| delete(self.records)).and(deleted).map(|()| has(self.rules) || has(self.records))
+    }
+
+    fn recorded(&self) -> Result<Vec<Setting>, GatewayError> {
+        let failed = |source| GatewayError::Tables { what: "read the former values of the kernel's settings", source };
+        Ok(netfilter::chains(self.records).map_err(failed)?.iter().filter_map(|name| Setting::from_name(name)).collect())
+    }
 }
 
 /// Lets `nft` and the kernel check the firewall rules of `plan`, and sets none.
@@ -132,17 +174,8 @@ pub fn find_nft() -> Result<(), GatewayError> {
 /// # Errors
 /// A setting cannot be written, or a table cannot be read or removed. All the others are reverted; records of settings remain, for another attempt.
 pub fn sweep() -> Result<bool, GatewayError> {
-    let tables = netfilter::tables().map_err(|source| GatewayError::Tables { what: "list the firewall's tables", source })?;
-    let has = |name: &str| tables.iter().any(|table| table == name);
-    let restored = if has(RECORDS) { records().and_then(|records| restore(&records)) } else { Ok(()) };
-    let delete = |name| {
-        let failed = |source| GatewayError::Tables { what: "remove the gateway's firewall rules", source };
-        if has(name) { netfilter::delete_table(name).map_err(failed) } else { Ok(()) }
-    };
-    let deleted = delete(TABLE);
     let removed = virtual_device::remove().map_err(GatewayError::from);
-    let reverted = restored.and_then(|()| delete(RECORDS)).and(deleted);
-    reverted.and(removed).map(|removed| removed || has(TABLE) || has(RECORDS))
+    TABLES.sweep().and_then(|swept| removed.map(|removed| swept || removed))
 }
 
 /// Deletes the conntrack entry of a forwarded flow, so that its next packet begins a new one. `client` and `remote` are the addresses that the first
@@ -238,13 +271,13 @@ fn unescape(part: &str) -> Option<Vec<u8>> {
     Some(bytes)
 }
 
-/// The settings that must change for `plan`, and those that change with them, in the order in which they must be set.
-fn changes(plan: &GatewayPlan, records: &[Setting]) -> Result<Vec<Setting>, GatewayError> {
+/// The settings that must change, and those that change with them, in the order in which they must be set.
+fn changes(ipv6: bool, checks_marks: bool, records: &[Setting]) -> Result<Vec<Setting>, GatewayError> {
     const REDIRECTS: &str = "net/ipv4/conf/all/accept_redirects";
     const VALID_MARK: &str = "net/ipv4/conf/all/src_valid_mark";
     let is = |path: &str, value: &str| read(Path::new(path)).map(|found| found == value);
     let mut changes = Vec::new();
-    if plan.links.iter().any(|link| is_strict(link)) && is(VALID_MARK, "0")? {
+    if checks_marks && is(VALID_MARK, "0")? {
         changes.push(Setting::new(VALID_MARK, "0", "1"));
     }
     if is(FORWARD_V4, "0")? {
@@ -253,7 +286,7 @@ fn changes(plan: &GatewayPlan, records: &[Setting]) -> Result<Vec<Setting>, Gate
         changes.extend(devices(DEVICES_V4, "forwarding", "1", "1")?);
         changes.push(Setting::new(FORWARD_V4, "0", "1"));
     }
-    if plan.ipv6 {
+    if ipv6 {
         let is_off = is(FORWARD_V6, "0")?;
         // If somebody else turned forwarding on, a device with 1 ignored advertisements before.
         if is_off || records.iter().any(|setting| setting.path == Path::new(FORWARD_V6)) {
@@ -281,11 +314,6 @@ fn devices(directory: &str, name: &str, former: &str, set: &str) -> Result<Vec<S
         }
     }
     Ok(found)
-}
-
-fn records() -> Result<Vec<Setting>, GatewayError> {
-    let failed = |source| GatewayError::Tables { what: "read the former values of the kernel's settings", source };
-    Ok(netfilter::chains(RECORDS).map_err(failed)?.iter().filter_map(|name| Setting::from_name(name)).collect())
 }
 
 /// Gives the settings their former values, unless somebody has changed them since. Continues after an error and returns the first.

@@ -6,6 +6,7 @@
 mod advertised;
 mod apply;
 mod device;
+mod device_setup;
 mod facts;
 pub mod firewall;
 mod follow;
@@ -23,6 +24,7 @@ use braid_model::{LinkIndex, NetworkSnapshot, RouteFacts, RouteKind, Traffic};
 
 pub use super::resolvers::Files;
 pub use apply::{ApplyError, LOOPBACK_PREFIX, Swept, allow_connect_moves, apply, own_loopback_prefix, sweep};
+pub(super) use device_setup::{add_address, turn_on};
 pub use follow::{FollowError, Follower};
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteFlags, RouteMessage};
 use netlink_packet_route::stats::{StatsFilterMask, StatsMessage};

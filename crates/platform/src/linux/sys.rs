@@ -7,4 +7,5 @@ pub mod datagram;
 pub mod process;
 pub mod seccomp;
 pub mod socket;
+pub mod tun;
 pub mod watch;

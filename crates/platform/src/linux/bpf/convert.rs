@@ -168,6 +168,9 @@ pub(super) fn rule(rule: &SteerRule, ids: &mut ExeIds) -> abi::Rule {
         PeerDirect::All => raw.actions |= bits::DO_PEER_DIRECT_ALL,
         PeerDirect::Nothing => raw.actions |= bits::DO_PEER_DIRECT_NEVER,
     }
+    if rule.no_packets {
+        raw.actions |= bits::DO_NO_PACKETS;
+    }
     raw.class = rule.class.map_or(abi::UNSET, |class| class as u8);
     raw.affinity = rule.affinity.map_or(abi::UNSET, affinity);
     raw

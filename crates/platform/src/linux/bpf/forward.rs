@@ -233,6 +233,12 @@ fn forward_key(protocol: Protocol, client: SocketAddr, remote: SocketAddr) -> ab
     }
 }
 
+/// Rows of living flows whose packets go through a bond. The daemon knows the other flows that it carries.
+pub(super) fn packet_rows(dumped: &Forwarded) -> impl Iterator<Item = FlowRow> {
+    let ported = |row: &FlowRow| matches!(row.protocol, Protocol::Tcp | Protocol::Udp);
+    dumped.carried.iter().filter_map(flow_row).filter(move |row| !ported(row))
+}
+
 /// Rows of living flows.
 pub(super) fn rows(dumped: &Forwarded) -> impl Iterator<Item = FlowRow> {
     dumped.living.iter().filter_map(flow_row)

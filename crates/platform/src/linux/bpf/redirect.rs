@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use aya::maps::{Array, HashMap, MapData};
-use braid_model::Time;
+use braid_model::{PerFamily, Time};
 use tokio::io::Interest;
 use tokio::net::{TcpListener, TcpStream, UdpSocket};
 
@@ -119,6 +119,8 @@ pub struct Redirect {
     /// Sockets for clients of the gateway, and whether the BPF programs hand flows to them.
     clients: Option<ClientSockets>,
     takes_clients: AtomicBool,
+    /// Families in which packets of other protocols are taken from clients: bit 0 IPv4, bit 1 IPv6.
+    takes_packets: AtomicU16,
 }
 
 /// The first datagram of an exchange, which waits until the kernel has named its socket.
@@ -207,6 +209,7 @@ impl BpfSteering {
             maps: Mutex::new(maps),
             clients: None,
             takes_clients: AtomicBool::new(false),
+            takes_packets: AtomicU16::new(0),
         })
     }
 }
@@ -220,8 +223,13 @@ impl Redirect {
             Taking::Connections => abi::Redirection { datagrams4: 0, datagrams6: 0, ..self.ports },
             Taking::All => self.ports,
         };
-        let clients = u16::from(taking == Taking::All && self.takes_clients.load(Ordering::Relaxed));
-        self.maps().switch.set(0, abi::Redirection { clients, ..ports }, 0).map_err(failed("switch redirection"))
+        let takes = taking == Taking::All && self.takes_clients.load(Ordering::Relaxed);
+        let sockets = self.clients.as_ref().filter(|_| takes).map(ClientSockets::ports).unwrap_or_default();
+        let port = |ports: PerFamily<Option<u16>>| [ports.v4, ports.v6].map(Option::unwrap_or_default);
+        let (clients, client_datagrams) = (port(sockets.connections), port(sockets.datagrams));
+        let packets = self.takes_packets.load(Ordering::Relaxed);
+        let redirection = abi::Redirection { packets, clients, client_datagrams, ..ports };
+        self.maps().switch.set(0, redirection, 0).map_err(failed("switch redirection"))
     }
 
     /// Opens the sockets for clients of the gateway. Call it at most once, inside a tokio runtime.
@@ -238,6 +246,12 @@ impl Redirect {
     /// Sets whether flows of clients are handed to the daemon, from the next [`set_ready`](Self::set_ready) on. The firewall rules must be in place.
     pub fn take_clients(&self, takes: bool) {
         self.takes_clients.store(takes && self.clients.is_some(), Ordering::Relaxed);
+    }
+
+    /// Sets in which families packets of clients, of protocols other than TCP and UDP, are sent over the device of packets, from the next
+    /// [`set_ready`](Self::set_ready) on. The firewall and routing rules must be in place.
+    pub fn take_packets(&self, families: PerFamily<bool>) {
+        self.takes_packets.store(u16::from(families.v4) | u16::from(families.v6) << 1, Ordering::Relaxed);
     }
 
     /// Marks a user that has reached its limit of redirected flows, so that its next flows go direct, or clears the mark. Holds at most 1,024 users;

@@ -95,7 +95,7 @@ abi! {
         state: u32, local_port: u32, local: [u32; 4], read_at: u64,
     }
     /// `struct braid_redirection`.
-    Redirection { port4: u16, port6: u16, datagrams4: u16, datagrams6: u16, clients: u16, pad: [u16; 3], }
+    Redirection { port4: u16, port6: u16, datagrams4: u16, datagrams6: u16, packets: u16, pad: u16, clients: [u16; 2], client_datagrams: [u16; 2], }
     /// `struct braid_arrival`.
     Arrival {
         socket: u64, started: u64, released: u64, demand: u64, cgroup: u64, app: AppKey, remote: [u32; 4], process: u32, user: u32,
@@ -148,6 +148,7 @@ pub mod rule {
     pub const DO_DIRECT: u32 = 16;
     pub const DO_PEER_DIRECT_ALL: u32 = 32;
     pub const DO_PEER_DIRECT_NEVER: u32 = 64;
+    pub const DO_NO_PACKETS: u32 = 128;
 }
 
 /// Flags of a [`Flow`].

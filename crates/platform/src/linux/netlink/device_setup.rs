@@ -1,0 +1,44 @@
+//! Sets up a device of this process.
+
+use std::io;
+
+use braid_model::{Family, LinkIndex};
+use ipnet::IpNet;
+use netlink_packet_core::{NLM_F_CREATE, NLM_F_REPLACE};
+use netlink_packet_route::RouteNetlinkMessage;
+use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressHeaderFlags, AddressMessage};
+use netlink_packet_route::link::{LinkAttribute, LinkFlags, LinkMessage};
+
+use super::facts::address_family;
+use super::talk::NetlinkSocket;
+
+/// Sets the size of a device's largest packet in bytes, and turns the device on.
+///
+/// # Errors
+/// Errors of the kernel: `ENODEV`, `EPERM`, `EINVAL` for a size that the device cannot have.
+pub(crate) fn turn_on(device: LinkIndex, mtu: u32) -> io::Result<()> {
+    let mut message = LinkMessage::default();
+    message.header.index = device.0;
+    message.header.flags = LinkFlags::Up;
+    message.header.change_mask = LinkFlags::Up;
+    message.attributes = vec![LinkAttribute::Mtu(mtu)];
+    NetlinkSocket::open()?.change(RouteNetlinkMessage::SetLink(message), 0)
+}
+
+/// Gives a device an address, with the prefix of its network. It is in use at once: nobody is asked whether another host has it.
+///
+/// # Errors
+/// Errors of the kernel: `ENODEV`, `EPERM`, `EACCES` if IPv6 is turned off.
+pub(crate) fn add_address(device: LinkIndex, address: IpNet) -> io::Result<()> {
+    let mut message = AddressMessage::default();
+    message.header.family = address_family(Family::of(address.addr()));
+    message.header.prefix_len = address.prefix_len();
+    message.header.index = device.0;
+    message.header.flags = AddressHeaderFlags::Nodad;
+    message.attributes = vec![
+        AddressAttribute::Local(address.addr()),
+        AddressAttribute::Address(address.addr()),
+        AddressAttribute::Flags(AddressFlags::Nodad),
+    ];
+    NetlinkSocket::open()?.change(RouteNetlinkMessage::NewAddress(message), NLM_F_CREATE | NLM_F_REPLACE)
+}
