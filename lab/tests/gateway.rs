@@ -4,11 +4,9 @@
 
 mod support;
 
-use std::fs;
 use std::io::Write;
 use std::net::{IpAddr, SocketAddr, TcpStream, UdpSocket};
-use std::path::PathBuf;
-use std::process::{Child, Command};
+use std::process::Child;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -669,84 +667,6 @@ fn clients_are_listed_with_address_mac_rate_and_flows() {
     });
 }
 
-/// A control group of this machine, with its path in the hierarchy. Its programs end with it.
-struct Group {
-    directory: PathBuf,
-    path: String,
-}
-
-impl Group {
-    fn new() -> Self {
-        let own = fs::read_to_string("/proc/self/cgroup").unwrap();
-        let own = own.lines().find_map(|line| line.strip_prefix("0::")).expect("the system has cgroup v2");
-        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
-        let mount = mounts.lines().find(|line| line.contains(" - cgroup2 ")).and_then(|line| line.split(' ').nth(4));
-        let path = format!("{}/braid-lab-{}", own.trim_end_matches('/'), std::process::id());
-        let directory = PathBuf::from(format!("{}{path}/inner", mount.expect("cgroup v2 is mounted")));
-        fs::create_dir_all(&directory).unwrap();
-        Self { directory, path }
-    }
-
-    /// A shell command in the network namespace of a process, in a group below this one.
-    fn inside(&self, lab: &Lab, process: u32, command: &str) -> Command {
-        let mut shell = lab.client().command("nsenter").unwrap();
-        let joined = format!("echo $$ >{}/cgroup.procs && exec {command}", self.directory.display());
-        shell.args([&format!("--net=/proc/{process}/ns/net"), "sh", "-c", &joined]);
-        shell
-    }
-}
-
-impl Drop for Group {
-    fn drop(&mut self) {
-        for directory in [Some(self.directory.as_path()), self.directory.parent()].into_iter().flatten() {
-            let _ = fs::remove_dir(directory);
-        }
-    }
-}
-
-/// A container as engines make it: a network namespace behind a bridge. It ends when dropped.
-struct Container(Child);
-
-impl Container {
-    fn start(lab: &Lab) -> Self {
-        let mut hold = lab.client().command("unshare").unwrap();
-        let container = Self(hold.args(["--net", "sleep", "600"]).spawn().unwrap());
-        let id = container.0.id();
-        let namespace = |id: &str| fs::read_link(format!("/proc/{id}/ns/net")).unwrap();
-        eventually("it has a namespace", || namespace(&id.to_string()) != lab.client().run(|| namespace("thread-self")).unwrap());
-        for line in [
-            "ip link add br9 up type bridge",
-            "ip address add 10.88.0.1/24 dev br9",
-            "ip address add fd88::1/64 dev br9 nodad",
-            "ip link add port9 up master br9 type veth peer name eth9",
-            &format!("ip link set eth9 netns {id}"),
-        ] {
-            client(lab, line);
-        }
-        for line in [
-            "ip link set eth9 up",
-            "ip address add 10.88.0.2/24 dev eth9",
-            "ip address add fd88::2/64 dev eth9 nodad",
-            "ip route add default via 10.88.0.1",
-            "ip route add default via fd88::1",
-        ] {
-            client(lab, &format!("nsenter --net=/proc/{id}/ns/net {line}"));
-        }
-        container
-    }
-
-    fn namespace(&self) -> String {
-        format!("--net=/proc/{}/ns/net", self.0.id())
-    }
-}
-
-impl Drop for Container {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// A container's sockets are sockets of this machine, so they show their control group.
 #[test]
 fn rules_by_control_group_apply_to_containers() {
@@ -765,7 +685,7 @@ fn rules_by_control_group_apply_to_containers() {
             let inside = captured(&lab, 12, || {
                 for _ in 0..2 {
                     // The server does not read the request, so curl may report a reset.
-                    group.inside(&lab, container.0.id(), &program).output().unwrap();
+                    group.inside(&lab, container.id(), &program).output().unwrap();
                 }
             });
             assert!(inside[0] == 0 && inside[1] >= 6, "{program}: {inside:?}");
@@ -773,7 +693,7 @@ fn rules_by_control_group_apply_to_containers() {
     }
     let outside = captured(&lab, 13, || {
         for _ in 0..6 {
-            client(&lab, &format!("nsenter {} ping -c 1 -W 1 {}", container.namespace(), Lab::internet(13)));
+            assert!(container.command(&lab, &format!("ping -c 1 -W 1 {}", Lab::internet(13))).output().unwrap().status.success());
         }
     });
     assert!(outside[0] > 0, "its other programs use every link: {outside:?}");

@@ -176,3 +176,32 @@ fn the_end_of_the_daemon_ends_carried_connections_and_new_ones_work() {
     assert!(up.braid(&["down"]).status.success());
     eventually("nothing is left", || traces(&lab) == before);
 }
+
+/// Its bridge passes the firewall before the switch (br_netfilter), where the kernel has that.
+#[test]
+fn flows_of_containers_are_bonded() {
+    if !able() {
+        return;
+    }
+    let lab = two_links().start().unwrap();
+    let web = Web::start(&lab).unwrap();
+    let _responder = Responder::start(&lab).unwrap();
+    web.file(ByteCount::new(6_000_000)).unwrap();
+    let container = Container::start(&lab);
+    let (_relay, up) = start(&lab, "carry = \"bond\"\n[gateway]\nlan = [\"br9\"]\n");
+    for host in [Lab::internet(10).to_string(), Lab::internet6(10).to_string()] {
+        let capture = Capture::start(&lab);
+        let line = format!("curl -sS --fail -o /dev/null -w %{{size_download}} --max-time 60 {}", url(&host, "6000000.bin"));
+        let output = container.command(&lab, &line).output().unwrap();
+        assert_eq!(text(&output.stdout), "6000000", "{}", text(&output.stderr));
+        let bytes = capture.bytes(Direction::Down);
+        println!("{host}: {bytes:?} bytes over wlan0 and lte0");
+        assert!(bytes.iter().all(|bytes| *bytes > 500_000), "{host}: {bytes:?}");
+    }
+    let watches = watch_all(&lab, braid_lab::Filter::to(remote(11, 7).ip()));
+    let echo = format!("exec 3<>/dev/udp/{}/7; echo hello >&3; timeout 5 dd bs=100 count=1 <&3 2>/dev/null", Lab::internet(11));
+    let output = container.command(&lab, "bash -c").arg(echo).output().unwrap();
+    assert_eq!(text(&output.stdout), "hello\n", "{}", text(&output.stderr));
+    assert_eq!(packets(&lab, &watches), [0, 0], "nothing goes there directly");
+    drop(up);
+}

@@ -319,6 +319,7 @@ pub(super) mod tests {
             mac: None,
             mtu: 1500,
             carrier: true,
+            master: None,
             nominal: Some(Rate::from_mbps(100 * u64::from(number))),
             addresses: vec![format!("10.0.{number}.2/24").parse().unwrap(), format!("2001:db8:{number}::2/64").parse().unwrap()],
             gateways: PerFamily {

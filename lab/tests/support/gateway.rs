@@ -3,6 +3,7 @@
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -272,4 +273,91 @@ pub fn clients(up: &Up<'_>) -> Vec<Value> {
     let output = up.braid(&["clients", "--json"]);
     assert!(output.status.success(), "{}", text(&output.stderr));
     serde_json::from_slice::<Value>(&output.stdout).unwrap()["clients"].as_array().unwrap().clone()
+}
+
+/// A control group of this machine, removed when dropped.
+pub struct Group {
+    directory: PathBuf,
+    /// Its path in the hierarchy.
+    pub path: String,
+}
+
+impl Group {
+    pub fn new() -> Self {
+        let own = fs::read_to_string("/proc/self/cgroup").unwrap();
+        let own = own.lines().find_map(|line| line.strip_prefix("0::")).expect("the system has cgroup v2");
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let mount = mounts.lines().find(|line| line.contains(" - cgroup2 ")).and_then(|line| line.split(' ').nth(4));
+        let path = format!("{}/braid-lab-{}", own.trim_end_matches('/'), std::process::id());
+        let directory = PathBuf::from(format!("{}{path}/inner", mount.expect("cgroup v2 is mounted")));
+        fs::create_dir_all(&directory).unwrap();
+        Self { directory, path }
+    }
+
+    /// A shell command in the network namespace of a process, in a group below this one.
+    pub fn inside(&self, lab: &Lab, process: u32, command: &str) -> Command {
+        let mut shell = lab.client().command("nsenter").unwrap();
+        let joined = format!("echo $$ >{}/cgroup.procs && exec {command}", self.directory.display());
+        shell.args([&format!("--net=/proc/{process}/ns/net"), "sh", "-c", &joined]);
+        shell
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        for directory in [Some(self.directory.as_path()), self.directory.parent()].into_iter().flatten() {
+            let _ = fs::remove_dir(directory);
+        }
+    }
+}
+
+/// A container as engines make it: a network namespace behind a bridge. It ends when dropped.
+pub struct Container(Child);
+
+impl Container {
+    pub fn start(lab: &Lab) -> Self {
+        let mut hold = lab.client().command("unshare").unwrap();
+        let container = Self(hold.args(["--net", "sleep", "600"]).spawn().unwrap());
+        let id = container.0.id();
+        let namespace = |id: &str| fs::read_link(format!("/proc/{id}/ns/net")).unwrap();
+        eventually("it has a namespace", || namespace(&id.to_string()) != lab.client().run(|| namespace("thread-self")).unwrap());
+        for line in [
+            "ip link add br9 up type bridge",
+            "ip address add 10.88.0.1/24 dev br9",
+            "ip address add fd88::1/64 dev br9 nodad",
+            "ip link add port9 up master br9 type veth peer name eth9",
+            &format!("ip link set eth9 netns {id}"),
+        ] {
+            client(lab, line);
+        }
+        for line in [
+            "ip link set eth9 up",
+            "ip address add 10.88.0.2/24 dev eth9",
+            "ip address add fd88::2/64 dev eth9 nodad",
+            "ip route add default via 10.88.0.1",
+            "ip route add default via fd88::1",
+        ] {
+            client(lab, &format!("nsenter --net=/proc/{id}/ns/net {line}"));
+        }
+        container
+    }
+
+    /// The process whose network namespace it is.
+    pub fn id(&self) -> u32 {
+        self.0.id()
+    }
+
+    /// A program in it.
+    pub fn command(&self, lab: &Lab, line: &str) -> Command {
+        let mut command = lab.client().command("nsenter").unwrap();
+        command.arg(format!("--net=/proc/{}/ns/net", self.id())).args(line.split_whitespace());
+        command
+    }
+}
+
+impl Drop for Container {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
