@@ -192,6 +192,7 @@ fn pings_and_unknown_protocols_of_a_device_go_through_the_relay_in_both_families
     // Where a packet dies on the way, its device hears it.
     let died = ping(&lab, FAR[0], "-c 2 -i 0.2 -W 1 -t 2");
     assert!(died.contains("Time to live exceeded"), "{died}");
+    assert_eq!(up.status().unwrap()["peers"][0]["packets"], true);
     let client = clients(&up);
     assert!(client.iter().any(|client| client["flows"].as_u64() > Some(0)), "{client:?}");
 }
@@ -233,6 +234,7 @@ fn without_the_right_and_without_the_relay_packets_go_direct() {
     }
     assert_eq!(requests(&lab), [0, 6], "this relay takes no packets");
     assert!(switch_flows(&up).iter().all(|flow| flow["carry"] == "direct"));
+    assert_eq!(up.status().unwrap()["peers"][0]["packets"], false);
     assert!(!client(&lab, "ip link show").contains("braid-packets"));
     drop(relay);
     // The same relay again, with packets.

@@ -258,6 +258,7 @@ pub(crate) fn peers(page: &mut Page<'_>, peers: &[Peer]) -> io::Result<()> {
     for peer in peers {
         let state = match &peer.reason {
             Some(reason) => format!("{}: {reason}", peer.state),
+            None if peer.packets => format!("{}, takes packets", peer.state),
             None => peer.state.to_string(),
         };
         let none = || cell(None::<&str>);

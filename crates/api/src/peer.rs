@@ -22,6 +22,9 @@ pub struct Peer {
     pub reason: Option<String>,
     /// Paths to the peer.
     pub paths: Vec<Path>,
+    /// Whether it takes packets of protocols other than TCP and UDP from clients of a gateway (`braid relay --packets`). Unknown, so `false`, until a path is up.
+    #[serde(default)]
+    pub packets: bool,
 }
 
 /// One QUIC connection to a peer, over one link.

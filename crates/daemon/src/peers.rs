@@ -568,6 +568,7 @@ impl Peers {
                 state,
                 reason,
                 paths: Vec::new(),
+                packets: false,
             };
             match status {
                 ServerStatus::Bonded(client) => self.peer_view(name, PeerKind::Server, address, client),
@@ -595,7 +596,7 @@ impl Peers {
             reason: why_no_path(link, &name, &[]),
             ..PathView::default()
         }));
-        PeerView { name, kind, address, state, reason, paths }
+        PeerView { name, kind, address, state, reason, paths, packets: client.takes_packets() }
     }
 
     /// The bonded flows, for `GET /v1/flows`.
