@@ -115,6 +115,9 @@ fn beside_daemon(checks: &mut Vec<doctor::Check>, status: Result<Status, ClientE
             for check in checks.iter_mut().filter(has) {
                 (check.standing, check.found, check.remedy) = (Standing::Ok, "not available to this user, but to the daemon".into(), None);
             }
+            if status.interception.as_deref() == Some("gateway") {
+                serves_clients_only(checks);
+            }
             // The daemon reports the state of each link, and its configuration, which may be in another file.
             for check in checks.iter_mut().filter(|check| check.name == "links") {
                 *check = links(&status.links, policy.as_ref().map_or(&[], |policy| &policy.links));
@@ -133,6 +136,21 @@ fn beside_daemon(checks: &mut Vec<doctor::Check>, status: Result<Status, ClientE
         needed_by_run: false,
         needed_by_gateway: false,
     });
+}
+
+/// Reports that the running daemon serves only the gateway's clients, whatever another start would do.
+fn serves_clients_only(checks: &mut [doctor::Check]) {
+    let found =
+        "the running daemon serves only the clients of the gateway; flows of this machine's own programs follow the system's routes";
+    for check in checks.iter_mut() {
+        let standing = match check.name {
+            doctor::PROGRAMS if check.standing != Standing::Missing => Standing::Missing,
+            doctor::MODE if check.standing == Standing::Ok => Standing::Warning,
+            _ => continue,
+        };
+        (check.standing, check.found) = (standing, found.to_owned());
+        check.remedy = Some("`braid status` says why; after a change restart Braid".to_owned());
+    }
 }
 
 /// The daemon's links, and the `[[link]]` entries that match no device.
@@ -254,6 +272,17 @@ mod tests {
         let none = links(&[link("up0", "excluded"), link("up1", "excluded")], &[]);
         assert!(none.remedy.unwrap().contains("every link is excluded"));
         assert_eq!(links(&[], &[]).standing, Standing::Warning);
+    }
+
+    #[test]
+    fn a_daemon_that_serves_clients_only_does_not_serve_this_machine() {
+        let named =
+            |name, up, gateway| doctor::Check { name, needed_by_up: up, needed_by_gateway: gateway, ..finding(Standing::Ok, false) };
+        let mut checks = vec![named(doctor::PROGRAMS, true, false), named(doctor::MODE, false, true)];
+        beside_daemon(&mut checks, Ok(Status { interception: Some("gateway".into()), ..running() }), None);
+        assert_eq!(judge(cli::Mode::Up, &checks).verdict, Verdict::Missing);
+        assert_eq!(judge(cli::Mode::Gateway, &checks).verdict, Verdict::Ok);
+        assert!(checks[1].standing == Standing::Warning && checks[1].remedy.is_some(), "{checks:?}");
     }
 
     fn running() -> Status {

@@ -9,6 +9,7 @@ use braid_control::steering::{MAX_SHAPES, Shape, ShapeStep, ShapedFlow, Steering
 use braid_model::{ByteCount, FlowId, Rate, Time};
 
 use super::iterate::{SocketIterator, WAIT};
+use super::load::LoadError;
 use super::{BpfSteering, failed};
 use crate::linux::sys::{abi, bpf as sys};
 
@@ -102,7 +103,12 @@ impl BpfSteering {
     /// # Errors
     /// Why the programs could not be loaded or run.
     pub fn release_stale(wait: Duration) -> Result<(), String> {
-        let mut programs = Self::load(None).map_err(|error| error.to_string())?;
+        let mut programs = match Self::load(None) {
+            Ok(programs) => programs,
+            // Without BTF no daemon limited any flow.
+            Err(LoadError::Btf { .. }) => return Ok(()),
+            Err(error) => return Err(error.to_string()),
+        };
         programs.release_stale_shapes(wait).map_err(|error| error.to_string())
     }
 
