@@ -48,15 +48,15 @@ impl Hidden {
         let empty = lab.directory().join("empty");
         fs::create_dir_all(&empty).unwrap();
         let mut script = String::from("set -e\n");
+        if self.groups {
+            // The lab's /sys covers the machine's, whose mounts the table lists, too.
+            script += "while grep -q ' - cgroup2 ' /proc/self/mountinfo; do umount -R -l /sys; done\n";
+            script += "mount -t sysfs sysfs /sys\n";
+        }
         if self.btf {
             script += &format!("mount --bind {} /sys/kernel/btf\n", empty.display());
         }
-        if self.groups {
-            script += "for place in $(grep ' - cgroup2 ' /proc/self/mountinfo | cut -d ' ' -f 5); do umount -l $place; done\n";
-            script += "exec python3 -c \"$0\" \"$@\"\n";
-        } else {
-            script += "exec \"$@\"\n";
-        }
+        script += if self.groups { "exec python3 -c \"$0\" \"$@\"\n" } else { "exec \"$@\"\n" };
         ["unshare", "-m", "sh", "-c", &script, REFUSE].map(str::to_owned).to_vec()
     }
 
