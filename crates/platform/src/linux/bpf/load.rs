@@ -608,3 +608,31 @@ pub(super) fn kernel_at_least(major: u32, minor: u32) -> bool {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (major, minor)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::linux::sys::process::own_user;
+
+    /// The kernel's digest of a program's instructions, after it was relocated to the kernel's types or not. `None` if the kernel refuses the program.
+    fn digest(name: &'static str, has_types: bool) -> Option<u64> {
+        let mut ebpf = load_object(OBJECT, &Extent { has_types, ..WHOLE }).unwrap();
+        load_programs(&mut ebpf, &[name], None).ok()?;
+        Some(program(&mut ebpf, name).unwrap().info().unwrap().tag())
+    }
+
+    #[test]
+    fn the_programs_of_a_gateway_do_not_depend_on_the_kernels_types() {
+        if own_user() != 0 {
+            assert!(std::env::var_os("CI").is_none(), "this needs root, which CI must provide");
+            return eprintln!("skipped: needs root");
+        }
+        for name in ["braid_from_lan", "braid_to_lan", TEND_PROGRAM] {
+            let relocated = digest(name, true);
+            assert!(relocated.is_some(), "{name} does not load without BTF");
+            assert_eq!(digest(name, false), relocated, "{name} has CO-RE relocations: without BTF it would read the wrong bytes");
+        }
+        // The digests differ where the types matter.
+        assert_ne!(digest("braid_release", false), digest("braid_release", true));
+    }
+}
