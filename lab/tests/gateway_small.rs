@@ -307,6 +307,41 @@ fn flows_of_devices_are_bonded_without_btf_and_control_groups() {
 }
 
 #[test]
+fn a_flood_of_one_device_leaves_room_for_others() {
+    if !able() {
+        return;
+    }
+    /// Limit of one client on a small router.
+    const LIMIT: u64 = 8192;
+    let lab = two_links().lan(2).start().unwrap();
+    let mirror = Mirror::start(&lab);
+    let up = start(&lab, &mirror, BOTH, "scheduler = \"round-robin\"\nprobe = \"continuous\"\n[gateway]\nlan = [\"lan0\"]\n");
+    let before = up.resident();
+    let flood = || {
+        let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
+        for port in 10_000..20_000 {
+            // A closed port may answer in between.
+            let _ = socket.send_to(b"x", remote(12, port)).or_else(|_| socket.send_to(b"x", remote(12, port)));
+        }
+    };
+    lab.device(0).run(flood).unwrap();
+    let flows_of = |address: &str| {
+        clients(&up).iter().find(|client| client["address"] == address).and_then(|client| client["flows"].as_u64()).unwrap_or(0)
+    };
+    // Every entry of the table is read once, however many there are.
+    eventually("the flows are listed", || flows_of("192.168.7.20") >= LIMIT - 10);
+    assert!(flows_of("192.168.7.20") <= LIMIT + 10, "{}", flows_of("192.168.7.20"));
+    let listed: std::collections::BTreeSet<String> = up.flows().iter().map(|flow| flow["id"].to_string()).collect();
+    assert!(listed.len() as u64 >= LIMIT - 10, "{} different flows", listed.len());
+    let counters = &up.status().unwrap()["counters"];
+    assert!(counters["overflowed"].as_u64() > Some(1000), "{counters}");
+    println!("{} flows: {before} kB resident before, {} kB after, {} kB of maps", listed.len(), up.resident(), map_memory(up.pid()));
+    // The other device is steered as before.
+    let links: Vec<usize> = (0..8).map(|_| connected(&lab, 1, mirror.at(11)).unwrap()).collect();
+    assert!(links.contains(&0) && links.contains(&1), "{links:?}");
+}
+
+#[test]
 fn without_a_gateway_the_start_fails_and_names_the_remedy() {
     if !able() {
         return;
