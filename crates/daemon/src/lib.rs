@@ -22,6 +22,7 @@ use braid_http::api_handler::ApiHandler;
 use braid_http::{Api, DEFAULT_SOCKET, FlowList, ReplySender, Request, Server, Serving, Ui, UiOptions};
 use braid_model::{FlowId, LinkIndex, NetworkSnapshot, Time};
 use braid_platform::linux::bpf::BpfSteering;
+use braid_platform::linux::bpf::load::LoadError;
 use braid_platform::linux::bpf::redirect::Redirect;
 use braid_platform::linux::model::SYS;
 use braid_platform::linux::motion::SENSORS;
@@ -323,6 +324,9 @@ fn attach(is_gateway: bool) -> anyhow::Result<BpfSteering> {
                 BpfSteering::gateway_only(whole.clone()).with_context(|| format!("{whole}; a gateway alone does not work, either"))?;
             steering.warnings().iter().for_each(|warning| tracing::warn!("{warning}"));
             Ok(steering)
+        }
+        Err(error @ (LoadError::Btf { .. } | LoadError::Cgroup { .. })) => {
+            Err(anyhow::anyhow!("{error}; a gateway for other devices ([gateway] in the configuration) works without"))
         }
         Err(error) => Err(error.into()),
     }

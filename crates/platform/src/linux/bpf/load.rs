@@ -28,7 +28,7 @@ pub enum LoadError {
     /// The kernel provides no BTF type information.
     #[error(
         "the kernel has no BTF type information ({reason}): it must be built with CONFIG_DEBUG_INFO_BTF (/sys/kernel/btf/vmlinux); \
-         otherwise use `braid run` or a gateway ([gateway] in the configuration), which need none"
+         otherwise use `braid run`, which needs none"
     )]
     Btf {
         /// Error of the system.
@@ -54,7 +54,7 @@ pub enum LoadError {
     /// The root of the cgroup hierarchy cannot be opened.
     #[error(
         "cannot open a cgroup v2 hierarchy to attach the BPF programs to: {reason}; the kernel needs CONFIG_CGROUPS and CONFIG_CGROUP_BPF, \
-         and this process CAP_SYS_ADMIN; without them use `braid run` or a gateway ([gateway] in the configuration)"
+         and this process CAP_SYS_ADMIN; without them use `braid run`"
     )]
     Cgroup {
         /// Error of the system.
