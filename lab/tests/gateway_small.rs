@@ -54,7 +54,8 @@ impl Hidden {
             script += "mount -t sysfs sysfs /sys\n";
         }
         if self.btf {
-            script += &format!("mount --bind {} /sys/kernel/btf\n", empty.display());
+            // A kernel that was built without BTF has no such directory.
+            script += &format!("test ! -e /sys/kernel/btf || mount --bind {} /sys/kernel/btf\n", empty.display());
         }
         script += if self.groups { "exec python3 -c \"$0\" \"$@\"\n" } else { "exec \"$@\"\n" };
         ["unshare", "-m", "sh", "-c", &script, REFUSE].map(str::to_owned).to_vec()
