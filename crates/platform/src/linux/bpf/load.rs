@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::time::Duration;
 
 use aya::maps::{Array, Map, RingBuf};
 use aya::programs::{BtfTracePoint, CgroupAttachMode, CgroupSkbAttachType, Iter, Program, ProgramError, SchedClassifier};
@@ -229,6 +230,21 @@ impl BpfSteering {
             unsteered: Some(reason),
         };
         Self::new(ebpf, parts)
+    }
+
+    /// Gives sockets their own settings back that a daemon limited which died together with its watchdog, as [`release_stale_shapes`](Self::release_stale_shapes)
+    /// does, but without a daemon. Loads the programs for it, and attaches none to processes.
+    ///
+    /// # Errors
+    /// Why the programs could not be loaded or run.
+    pub fn release_stale(wait: Duration) -> Result<(), String> {
+        let mut programs = match Self::load(None) {
+            Ok(programs) => programs,
+            // Without BTF no daemon limited any flow.
+            Err(LoadError::Btf { .. }) => return Ok(()),
+            Err(error) => return Err(error.to_string()),
+        };
+        programs.release_stale_shapes(wait).map_err(|error| error.to_string())
     }
 
     /// Does the same as [`attach`](Self::attach), but counts datagrams with the given method, or the best one the kernel supports.

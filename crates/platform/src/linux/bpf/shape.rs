@@ -9,7 +9,6 @@ use braid_control::steering::{MAX_SHAPES, Shape, ShapeStep, ShapedFlow, Steering
 use braid_model::{ByteCount, FlowId, Rate, Time};
 
 use super::iterate::{SocketIterator, WAIT};
-use super::load::LoadError;
 use super::{BpfSteering, failed};
 use crate::linux::sys::{abi, bpf as sys};
 
@@ -96,20 +95,6 @@ impl BpfSteering {
     pub fn release_stale_shapes(&mut self, wait: Duration) -> std::io::Result<()> {
         let Ok(shaper) = &mut self.shaper else { return Ok(()) };
         shaper.sweep.run(wait).map(drop)
-    }
-
-    /// Does the same without a daemon. Loads the programs for it, and attaches none to processes.
-    ///
-    /// # Errors
-    /// Why the programs could not be loaded or run.
-    pub fn release_stale(wait: Duration) -> Result<(), String> {
-        let mut programs = match Self::load(None) {
-            Ok(programs) => programs,
-            // Without BTF no daemon limited any flow.
-            Err(LoadError::Btf { .. }) => return Ok(()),
-            Err(error) => return Err(error.to_string()),
-        };
-        programs.release_stale_shapes(wait).map_err(|error| error.to_string())
     }
 
     /// Makes the shapes in the kernel these and reads the flows' progress.
