@@ -139,18 +139,23 @@ fn beside_daemon(checks: &mut Vec<doctor::Check>, status: Result<Status, ClientE
 }
 
 /// Reports that the running daemon serves only the gateway's clients, whatever another start would do.
-fn serves_clients_only(checks: &mut [doctor::Check]) {
+fn serves_clients_only(checks: &mut Vec<doctor::Check>) {
     let found =
         "the running daemon serves only the clients of the gateway; flows of this machine's own programs follow the system's routes";
-    for check in checks.iter_mut() {
-        let standing = match check.name {
-            doctor::PROGRAMS if check.standing != Standing::Missing => Standing::Missing,
-            doctor::MODE if check.standing == Standing::Ok => Standing::Warning,
-            _ => continue,
-        };
-        (check.standing, check.found) = (standing, found.to_owned());
-        check.remedy = Some("`braid status` says why; after a change restart Braid".to_owned());
+    let remedy = "`braid status` says why; after a change restart Braid";
+    for check in checks.iter_mut().filter(|check| check.name == doctor::PROGRAMS && check.standing != Standing::Missing) {
+        (check.standing, check.found, check.remedy) = (Standing::Missing, found.to_owned(), Some(remedy.to_owned()));
     }
+    checks.retain(|check| check.name != doctor::MODE);
+    checks.push(doctor::Check {
+        name: doctor::MODE,
+        standing: Standing::Warning,
+        found: found.to_owned(),
+        remedy: Some(remedy.to_owned()),
+        needed_by_up: false,
+        needed_by_run: false,
+        needed_by_gateway: true,
+    });
 }
 
 /// The daemon's links, and the `[[link]]` entries that match no device.
@@ -276,9 +281,8 @@ mod tests {
 
     #[test]
     fn a_daemon_that_serves_clients_only_does_not_serve_this_machine() {
-        let named =
-            |name, up, gateway| doctor::Check { name, needed_by_up: up, needed_by_gateway: gateway, ..finding(Standing::Ok, false) };
-        let mut checks = vec![named(doctor::PROGRAMS, true, false), named(doctor::MODE, false, true)];
+        let named = |name, up| doctor::Check { name, needed_by_up: up, needed_by_gateway: !up, ..finding(Standing::Ok, false) };
+        let mut checks = vec![named(doctor::PROGRAMS, true), named(doctor::MODE, false)];
         beside_daemon(&mut checks, Ok(Status { interception: Some("gateway".into()), ..running() }), None);
         assert_eq!(judge(cli::Mode::Up, &checks).verdict, Verdict::Missing);
         assert_eq!(judge(cli::Mode::Gateway, &checks).verdict, Verdict::Ok);
