@@ -221,6 +221,10 @@ static __attribute__((noinline)) int find_cgroups(struct __sk_buff *skb, const s
 	}
 	return 0;
 }
+/* Whether control groups are there. Without them the kernel may lack the helpers for them. */
+const volatile __u8 has_cgroups = 1;
+/* Greatest number of flows of one client. The loader lowers it where the table is small. */
+const volatile __u32 max_client_flows = BRAID_MAX_CLIENT_FLOWS;
 
 /* Counts another flow of the client. Returns 0 if it has too many. */
 static __attribute__((noinline)) int admit_client(const struct request *request)
@@ -237,7 +241,7 @@ static __attribute__((noinline)) int admit_client(const struct request *request)
 		__builtin_memcpy(fresh.mac, request->mac, sizeof(fresh.mac));
 		return !bpf_map_update_elem(&clients, &address, &fresh, BPF_NOEXIST);
 	}
-	if (client->flows >= BRAID_MAX_CLIENT_FLOWS)
+	if (client->flows >= max_client_flows)
 		return 0;
 	__sync_fetch_and_add(&client->flows, 1);
 	client->last = request->time;
@@ -494,7 +498,8 @@ BRAID_INLINE int process(struct __sk_buff *skb, _Bool own)
 		request->family = packet.family;
 		request->protocol = packet.key.protocol;
 		read_mac(skb, request->mac);
-		find_cgroups(skb, &packet.key);
+		if (has_cgroups)
+			find_cgroups(skb, &packet.key);
 		if (own)
 			read_sender(skb, request, now->processes);
 		outcome = start_forwarded(request, &packet.key, bank);
@@ -536,7 +541,7 @@ int braid_from_member(struct __sk_buff *skb)
 	__u32 bank;
 	__u64 time;
 
-	if (!bpf_skb_cgroup_id(skb) || !live_params(&time, &bank) || !read_packet(skb, &packet, 0))
+	if (!has_cgroups || !bpf_skb_cgroup_id(skb) || !live_params(&time, &bank) || !read_packet(skb, &packet, 0))
 		return TC_NEXT;
 	if (!bpf_map_lookup_elem(&forwarded, &packet.key))
 		find_cgroups(skb, &packet.key);
@@ -670,9 +675,25 @@ int braid_inside(struct __sk_buff *skb)
 #define FORWARDED_IDLE_NS 120000000000ull
 
 /*
- * Dumps the forwarded flows, and ends idle ones. The rows of ended flows are marked (BRAID_FLOW_MARKER): the daemon removes their entries, which an
- * iterator cannot do.
+ * Prepares a forwarded flow for a dump: ends it if it was idle for too long, or else updates what it reserves. Returns 0 if the entry is no flow. Ended
+ * flows are marked (BRAID_FLOW_MARKER): the daemon removes their entries, which an iterator cannot do.
  */
+BRAID_INLINE _Bool tend(const struct braid_forward_key *key, struct braid_flow *flow, __u64 now)
+{
+	_Bool established;
+
+	if (!flow->id || (flow->flags & BRAID_FLOW_PENDING))
+		return 0;
+	established = flow->protocol == IPPROTO_TCP && flow->answered;
+	/* Signed, because a packet may be counted in the meantime. */
+	if ((__s64)(now - flow->last) > (__s64)(established ? FORWARDED_TCP_IDLE_NS : FORWARDED_IDLE_NS))
+		end_forwarded(key, flow);
+	else if (!(flow->flags & BRAID_FLOW_CARRIED))
+		refresh(flow, flow->id, flow->rx + flow->tx, flow->last, now);
+	return 1;
+}
+
+/* Dumps the forwarded flows. */
 SEC("iter/bpf_map_elem")
 int braid_forwarded(struct bpf_iter__bpf_map_elem *ctx)
 {
@@ -680,24 +701,34 @@ int braid_forwarded(struct bpf_iter__bpf_map_elem *ctx)
 	struct braid_forward_key *key = ctx->key;
 	struct braid_flow *flow = ctx->value;
 	struct braid_flow_row row = {};
-	_Bool established;
-	__u64 idle;
 
-	if (!key || !flow || !flow->id || (flow->flags & BRAID_FLOW_PENDING))
-		return 0;
 	row.read_at = bpf_ktime_get_ns();
-	idle = row.read_at - flow->last;
-	established = flow->protocol == IPPROTO_TCP && flow->answered;
-	/* Signed, because a packet may be counted in the meantime. */
-	if ((__s64)idle > (__s64)(established ? FORWARDED_TCP_IDLE_NS : FORWARDED_IDLE_NS))
-		end_forwarded(key, flow);
-	else if (!(flow->flags & BRAID_FLOW_CARRIED))
-		refresh(flow, flow->id, flow->rx + flow->tx, flow->last, row.read_at);
+	if (!key || !flow || !tend(key, flow, row.read_at))
+		return 0;
 	row.flow = *flow;
 	row.rx = row.flow.rx;
 	row.tx = row.flow.tx;
 	row.state = flow->protocol != IPPROTO_TCP ? 0 : flow->answered ? TCP_ESTABLISHED : TCP_SYN_SENT;
 	read_client(key, &row);
 	bpf_seq_write(seq, &row, sizeof(row));
+	return 0;
+}
+
+static long tend_one(struct bpf_map *map, struct braid_forward_key *key, struct braid_flow *flow, void *unused)
+{
+	if (key && flow)
+		tend(key, flow, bpf_ktime_get_ns());
+	return 0;
+}
+
+/*
+ * Prepares a dump where iterators cannot be loaded, because the kernel has no BTF. The daemon runs this program, which is attached nowhere, then reads
+ * the table itself. Nothing in this file but the iterator may depend on the kernel's types (CO-RE).
+ */
+SEC("classifier")
+int braid_tend(struct __sk_buff *skb)
+{
+	apply_corrections();
+	bpf_for_each_map_elem(&forwarded, tend_one, NULL, 0);
 	return 0;
 }

@@ -64,6 +64,7 @@ fn report(object: &str, trial: ProgramTrial) -> ProgramReport {
         Needed::MoveConnects => "move",
         Needed::ShapeFlows => "shape",
         Needed::Forward => "forward",
+        Needed::ForwardAlone => "forward-alone",
     };
     ProgramReport { object: object.to_owned(), program: trial.name, needed, instructions, refusal }
 }

@@ -115,6 +115,9 @@ fn beside_daemon(checks: &mut Vec<doctor::Check>, status: Result<Status, ClientE
             for check in checks.iter_mut().filter(has) {
                 (check.standing, check.found, check.remedy) = (Standing::Ok, "not available to this user, but to the daemon".into(), None);
             }
+            if status.interception.as_deref() == Some("gateway") {
+                serves_clients_only(checks);
+            }
             // The daemon reports the state of each link, and its configuration, which may be in another file.
             for check in checks.iter_mut().filter(|check| check.name == "links") {
                 *check = links(&status.links, policy.as_ref().map_or(&[], |policy| &policy.links));
@@ -132,6 +135,26 @@ fn beside_daemon(checks: &mut Vec<doctor::Check>, status: Result<Status, ClientE
         needed_by_up: false,
         needed_by_run: false,
         needed_by_gateway: false,
+    });
+}
+
+/// Reports that the running daemon serves only the gateway's clients, whatever another start would do.
+fn serves_clients_only(checks: &mut Vec<doctor::Check>) {
+    let found =
+        "the running daemon serves only the clients of the gateway; flows of this machine's own programs follow the system's routes";
+    let remedy = "`braid status` says why; after a change restart Braid";
+    for check in checks.iter_mut().filter(|check| check.name == doctor::PROGRAMS && check.standing != Standing::Missing) {
+        (check.standing, check.found, check.remedy) = (Standing::Missing, found.to_owned(), Some(remedy.to_owned()));
+    }
+    checks.retain(|check| check.name != doctor::MODE);
+    checks.push(doctor::Check {
+        name: doctor::MODE,
+        standing: Standing::Warning,
+        found: found.to_owned(),
+        remedy: Some(remedy.to_owned()),
+        needed_by_up: false,
+        needed_by_run: false,
+        needed_by_gateway: true,
     });
 }
 
@@ -254,6 +277,16 @@ mod tests {
         let none = links(&[link("up0", "excluded"), link("up1", "excluded")], &[]);
         assert!(none.remedy.unwrap().contains("every link is excluded"));
         assert_eq!(links(&[], &[]).standing, Standing::Warning);
+    }
+
+    #[test]
+    fn a_daemon_that_serves_clients_only_does_not_serve_this_machine() {
+        let named = |name, up| doctor::Check { name, needed_by_up: up, needed_by_gateway: !up, ..finding(Standing::Ok, false) };
+        let mut checks = vec![named(doctor::PROGRAMS, true), named(doctor::MODE, false)];
+        beside_daemon(&mut checks, Ok(Status { interception: Some("gateway".into()), ..running() }), None);
+        assert_eq!(judge(cli::Mode::Up, &checks).verdict, Verdict::Missing);
+        assert_eq!(judge(cli::Mode::Gateway, &checks).verdict, Verdict::Ok);
+        assert!(checks[1].standing == Standing::Warning && checks[1].remedy.is_some(), "{checks:?}");
     }
 
     fn running() -> Status {

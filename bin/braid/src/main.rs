@@ -77,6 +77,10 @@ fn dispatch(cli: Cli) -> anyhow::Result<ExitCode> {
         }
         Command::Clients(query) => {
             show_facts(&query, "/v1/clients", |page, clients: &List<ClientStatus>| show::clients(page, &clients.items))?;
+            let status = client::read::<Status>(&query.daemon.socket, "/v1/status");
+            if !query.json && status.is_ok_and(|status| status.interception.as_deref() == Some("gateway")) {
+                let _ = writeln!(io::stderr(), "braid: this machine's own programs are not steered: `braid status` says why");
+            }
         }
         Command::Switch(Switch { action: SwitchAction::Flows(query) }) => {
             let mut flows: List<Flow> = client::read(&query.daemon.socket, "/v1/flows")?;

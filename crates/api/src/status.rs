@@ -20,7 +20,7 @@ pub struct Status {
     /// Hosts that carry flows over several links.
     #[serde(default)]
     pub peers: Vec<crate::Peer>,
-    /// How Braid intercepts connections: `ebpf` or `none`.
+    /// How Braid intercepts connections: `ebpf`: those of this machine and of the gateway's clients; `gateway`: only those of clients; `none`.
     #[serde(default)]
     pub interception: Option<String>,
     /// Time since the daemon started, in milliseconds.

@@ -66,6 +66,7 @@ pub struct FakeSteering {
     bonded_loads: BondedLoads,
     shapes: BTreeMap<FlowId, Shape>,
     ports: Vec<Port>,
+    serves_clients_only: bool,
 }
 
 impl FakeSteering {
@@ -82,6 +83,11 @@ impl FakeSteering {
     /// Sets whether unanswered connects are moved on request. Initially they are not, as on a kernel that cannot move them.
     pub fn set_moves_connects(&mut self, moves: bool) {
         self.moves_connects = moves;
+    }
+
+    /// Creates a fake that serves only the gateway's clients.
+    pub fn clients_only() -> Self {
+        Self { serves_clients_only: true, ..Self::default() }
     }
 
     /// The devices at which it acts.
@@ -516,6 +522,10 @@ impl Steering for FakeSteering {
     fn counters(&mut self) -> Result<SteeringCounters, SteeringError> {
         self.call("read the counters")?;
         Ok(self.counters)
+    }
+
+    fn steers_host(&self) -> bool {
+        !self.serves_clients_only
     }
 
     fn events(&mut self, limit: usize) -> Vec<SteeringEvent> {

@@ -523,6 +523,10 @@ pub trait Steering {
     fn signs(&mut self, slot: usize, family: Family) -> Result<Signs, SteeringError>;
     /// The counters.
     fn counters(&mut self) -> Result<SteeringCounters, SteeringError>;
+    /// Whether flows of this machine's own programs get links. If not, the backend serves only the gateway's clients.
+    fn steers_host(&self) -> bool {
+        true
+    }
     /// Warnings for the user.
     fn warnings(&self) -> Vec<String> {
         Vec::new()

@@ -22,6 +22,7 @@ use braid_http::api_handler::ApiHandler;
 use braid_http::{Api, DEFAULT_SOCKET, FlowList, ReplySender, Request, Server, Serving, Ui, UiOptions};
 use braid_model::{FlowId, LinkIndex, NetworkSnapshot, Time};
 use braid_platform::linux::bpf::BpfSteering;
+use braid_platform::linux::bpf::load::LoadError;
 use braid_platform::linux::bpf::redirect::Redirect;
 use braid_platform::linux::model::SYS;
 use braid_platform::linux::motion::SENSORS;
@@ -185,10 +186,7 @@ async fn live(
     if let Some(ui) = &ui {
         tracing::info!(address = ui.address(), fingerprint = ui.fingerprint(), "serving the web page; `braid ui` opens it");
     }
-    let mut steering = BpfSteering::attach(std::process::id())?;
-    if config.policy.forwards() {
-        steering.load_switch();
-    }
+    let mut steering = attach(config.policy.forwards())?;
     let mut redirect = steering.redirect().map_err(|error| tracing::warn!("bonding is not available: {error}")).ok();
     if let Some(redirect) = redirect.as_mut().filter(|_| config.policy.forwards())
         && let Err(error) = redirect.open_for_clients()
@@ -309,6 +307,29 @@ async fn live(
     serving.end(Duration::from_secs(2)).await;
     tracing::info!("Braid has stopped");
     result
+}
+
+/// Loads and attaches the BPF programs. A gateway also starts where only its own programs work, as on small routers.
+fn attach(is_gateway: bool) -> anyhow::Result<BpfSteering> {
+    match BpfSteering::attach(std::process::id()) {
+        Ok(mut steering) => {
+            if is_gateway {
+                steering.load_switch();
+            }
+            Ok(steering)
+        }
+        Err(error) if is_gateway => {
+            let whole = error.to_string();
+            let steering =
+                BpfSteering::gateway_only(whole.clone()).with_context(|| format!("{whole}; a gateway alone does not work, either"))?;
+            steering.warnings().iter().for_each(|warning| tracing::warn!("{warning}"));
+            Ok(steering)
+        }
+        Err(error @ (LoadError::Btf { .. } | LoadError::Cgroup { .. })) => {
+            Err(anyhow::anyhow!("{error}; a gateway for other devices ([gateway] in the configuration) works without"))
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 /// Makes the watchdog give limited flows their own settings back if this process dies or hangs.
@@ -667,7 +688,7 @@ impl Daemon<'_> {
 
     /// Turns on the kernel setting that lets a connect move to another link, if it is wanted and not yet on.
     fn allow_connect_moves(&mut self) {
-        if self.connects_move || !self.core.config().move_connects {
+        if self.connects_move || !self.core.config().move_connects || !self.core.steering().steers_host() {
             return;
         }
         let done = netlink::allow_connect_moves();

@@ -14,6 +14,12 @@ use super::apps::AppRecord;
 use super::views::{affinity_name, matcher_text, when_text};
 use crate::steering::{AppId, DemandEstimate, FlowRow, Steering};
 
+/// The explanation for a program of this machine, while Braid serves only the gateway's clients.
+fn unsteered(would: Explanation) -> Explanation {
+    let reason = "Braid serves only the clients of the gateway here (`braid status` says why), so the system's routes decide".to_owned();
+    Explanation { outcome: Outcome::LeftAlone, link: None, runner_up: None, peer: None, reason, ..would }
+}
+
 /// A normalised request.
 struct Question {
     exe: Option<String>,
@@ -67,6 +73,9 @@ impl<S: Steering> Core<S> {
         }
         let question = self.question(request)?;
         let explanation = self.answer(now, &question, &load_table);
+        if !self.steering.steers_host() {
+            return Ok(unsteered(explanation));
+        }
         Ok(self.or_bonded(now, explanation, question.destination, question.port))
     }
 

@@ -22,7 +22,7 @@ impl<S: Steering> Core<S> {
             links: self.links(now),
             flows: self.living_count() as u64,
             peers: Vec::new(),
-            interception: Some("ebpf".to_owned()),
+            interception: Some(if self.steering.steers_host() { "ebpf" } else { "gateway" }.to_owned()),
             uptime_ms: Some(now.since(self.started).as_millis() as u64),
             config: None,
             counters: Counters {

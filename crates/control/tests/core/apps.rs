@@ -3,9 +3,10 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use braid_api::ExplainRequest;
+use braid_api::{ExplainRequest, Outcome};
+use braid_control::config::Config;
 use braid_control::core::Ended;
-use braid_control::fake::Steered;
+use braid_control::fake::{FakeSteering, Steered};
 use braid_control::steering::{AppId, ExeId, Steering, SteeringEvent};
 use braid_decide::energy::{ByteCost, EnergyMeter};
 use braid_decide::policy::{AppMatcher, AppRule, Scheduler};
@@ -179,4 +180,21 @@ fn bonded_flows_count_like_flows_over_one_link() {
     world.core.on_bonded_ended(&other, EnergyMeter::default()).unwrap();
     let apps = world.core.applications(now, bonded);
     assert_eq!(apps.iter().find(|app| app.name == "new").unwrap().demand_bytes, Some(5_600));
+}
+
+#[test]
+fn a_backend_for_clients_only_explains_that_programs_are_left_alone() {
+    let curl = ExplainRequest { name: Some("curl".into()), destination: Some(SERVER.to_string()), ..Default::default() };
+    for (steering, interception) in [(FakeSteering::default(), "ebpf"), (FakeSteering::clients_only(), "gateway")] {
+        let mut world = World::with(steering, Config::default());
+        world.run(Duration::from_secs(2));
+        assert_eq!(world.core.status(world.now).interception.as_deref(), Some(interception));
+        let explained = world.core.explain(world.now, &curl).unwrap();
+        if interception == "ebpf" {
+            assert!(explained.outcome == Outcome::Steered && explained.link.is_some(), "{explained:?}");
+        } else {
+            assert_eq!((explained.outcome, explained.link, explained.runner_up), (Outcome::LeftAlone, None, None));
+            assert!(explained.reason.contains("only the clients of the gateway"), "{}", explained.reason);
+        }
+    }
 }

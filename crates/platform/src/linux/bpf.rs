@@ -103,6 +103,8 @@ pub struct BpfSteering {
     bonded_loads: BondedLoads,
     dumps: heal::Dumps,
     lan: lan::Lan,
+    /// Why the flows of this machine's own programs get no links; `None` if they do.
+    unsteered: Option<String>,
 }
 
 /// Result of a dump of the sockets' flows.
@@ -127,7 +129,7 @@ impl Dumped {
 
 /// Dumps the sockets' flows and the forwarded ones. The programs update the flows' reservations during the dump.
 fn dump_flows(
-    (iterators, forwarded): (&[OwnedFd], Option<&OwnedFd>),
+    (iterators, forwarded): (&[OwnedFd], Option<&lan::Dumper>),
     began: abi::LoadTable,
     token: heal::DumpToken,
     counting: counting::Counting,
@@ -529,12 +531,28 @@ impl Steering for BpfSteering {
         })
     }
 
+    fn steers_host(&self) -> bool {
+        self.unsteered.is_none()
+    }
+
     fn warnings(&self) -> Vec<String> {
         let missing = Family::ALL.map(|family| (family, self.missing_prefixes[family as usize]));
         let missing = missing.into_iter().filter(|(_, count)| *count > 0);
-        let unmoved = self.mover.as_ref().err().map(|reason| format!("connects that receive no answer stay on their link: {reason}"));
+        let unsteered = self.unsteered.iter().map(|reason| {
+            format!(
+                "Braid serves only the clients of the gateway; flows of this machine's own programs follow the system's routes: {reason}"
+            )
+        });
+        let steers = self.unsteered.is_none();
+        let unmoved = self
+            .mover
+            .as_ref()
+            .err()
+            .filter(|_| steers)
+            .map(|reason| format!("connects that receive no answer stay on their link: {reason}"));
         let uncounted = self.uncounted.iter().map(|reason| format!("UDP traffic is steered but not counted: {reason}"));
-        let unshaped = self.shaper.as_ref().err().map(|reason| format!("weight, rate and guarantee need a relay here: {reason}"));
+        let unshaped =
+            self.shaper.as_ref().err().filter(|_| steers).map(|reason| format!("weight, rate and guarantee need a relay here: {reason}"));
         let stuck = [
             (self.mover.as_ref().is_ok_and(iterate::SocketIterator::is_stuck), "move connects that receive no answer"),
             (self.shaper.as_ref().is_ok_and(shape::Shaper::is_stuck), "set the rates of flows"),
@@ -547,6 +565,7 @@ impl Steering for BpfSteering {
                 let room = prefixes::MAX_PREFIXES;
                 format!("{count} {family} prefixes exceed the limit of {room}: Braid does not steer their destinations")
             })
+            .chain(unsteered)
             .chain(uncounted)
             .chain(unmoved)
             .chain(unshaped)

@@ -7,6 +7,7 @@ mod gateway;
 use std::fs;
 use std::io;
 use std::net::UdpSocket;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -15,6 +16,7 @@ use braid_model::{Family, LinkFacts, LinkKind, NetworkSnapshot, Role};
 
 use crate::linux::bpf::load::{self, LoadError, Needed, ProgramTrial};
 use crate::linux::netlink;
+use crate::linux::sys::bpf::open_cgroup2;
 use crate::linux::sys::seccomp::{duplicate, read_memory};
 
 /// Result of a check.
@@ -49,7 +51,7 @@ pub struct Check {
     pub needed_by_gateway: bool,
 }
 
-pub use gateway::{FORWARDING, RULES, SWITCH};
+pub use gateway::{FORWARDING, MODE, RULES, SWITCH};
 
 /// Runs all checks, the most important first. `state_dir` is the daemon's state directory, `policy` is that of the configuration. Those of a gateway
 /// run only if `is_gateway`.
@@ -62,7 +64,6 @@ pub fn examine(state_dir: &Path, policy: &Policy, is_gateway: bool) -> Vec<Check
         privilege(&read(root, "proc/self/status")),
         networks(rules),
         btf(root),
-        cgroups(&read(root, "proc/self/mountinfo")),
         own_group(&read(root, "proc/self/cgroup")),
         seccomp(&read(root, "proc/sys/kernel/seccomp/actions_avail")),
         process_access("cat"),
@@ -74,6 +75,7 @@ pub fn examine(state_dir: &Path, policy: &Policy, is_gateway: bool) -> Vec<Check
     let privileged = checks.iter().any(|check| check.name == PRIVILEGE && check.standing == Standing::Ok);
     let is_root = is_root(&read(root, "proc/self/status"));
     let survey = privileged.then(load::survey);
+    checks.insert(4, cgroups(&read(root, "proc/self/mountinfo"), privileged.then(open_cgroup2)));
     if let Some(survey) = &survey {
         checks.insert(4, programs(survey, blocks_bpf(&locked)));
         checks.push(rates(survey));
@@ -82,7 +84,9 @@ pub fn examine(state_dir: &Path, policy: &Policy, is_gateway: bool) -> Vec<Check
         checks.insert(4, untested(is_root));
     }
     if is_gateway {
-        checks.extend(gateway::examine(policy, survey.as_ref()));
+        let lost = checks.iter().filter(|check| check.needed_by_up && !check.needed_by_gateway && check.standing == Standing::Missing);
+        let lost: Vec<&str> = lost.map(|check| check.name).collect();
+        checks.extend(gateway::examine(policy, survey.as_ref(), &lost));
     }
     checks.extend(others(root));
     checks
@@ -100,17 +104,17 @@ pub const PROGRAMS: &str = "BPF programs";
 /// The result if the programs were not loaded. Another user can retry as root. Root without the capabilities, as in a container, cannot.
 fn untested(is_root: bool) -> Check {
     if is_root {
-        return check(PROGRAMS, UP, Standing::Missing, "root lacks the capabilities to load them", Some("see privilege, above"));
+        return check(PROGRAMS, WHOLE, Standing::Missing, "root lacks the capabilities to load them", Some("see privilege, above"));
     }
     let remedy = "run `sudo braid doctor` to test them";
-    check(PROGRAMS, UP, Standing::Unknown, "not tested: only root may load them", Some(remedy))
+    check(PROGRAMS, WHOLE, Standing::Unknown, "not tested: only root may load them", Some(remedy))
 }
 
 /// Evaluates the kernel's response to each program. One of the two pairs of programs that count datagrams is sufficient.
 fn programs(survey: &Result<Vec<ProgramTrial>, LoadError>, locked_down: bool) -> Check {
     let trials = match survey {
         Ok(trials) => trials,
-        Err(error) => return check(PROGRAMS, UP, Standing::Missing, error.to_string(), Some("use `braid run`, which needs none")),
+        Err(error) => return check(PROGRAMS, WHOLE, Standing::Missing, error.to_string(), Some("use `braid run`, which needs none")),
     };
     let refused = |needed: Needed| trials.iter().filter(move |trial| trial.needed == needed && trial.outcome.is_err());
     let counted = [Needed::CountCalls, Needed::CountPackets].into_iter().any(|needed| refused(needed).next().is_none());
@@ -122,19 +126,21 @@ fn programs(survey: &Result<Vec<ProgramTrial>, LoadError>, locked_down: bool) ->
             most.map(|most| format!("; the verifier processes {most} of at most 1000000 instructions for the largest")).unwrap_or_default();
         let spare = trials.iter().any(|trial| matches!(trial.needed, Needed::CountCalls | Needed::CountPackets) && trial.outcome.is_err());
         let others = if spare { " (the others count datagrams in another way and are not needed)" } else { "" };
-        return check(PROGRAMS, UP, Standing::Ok, format!("the kernel accepts {accepted} of {}{others}{most}", trials.len()), None);
+        return check(PROGRAMS, WHOLE, Standing::Ok, format!("the kernel accepts {accepted} of {}{others}{most}", trials.len()), None);
     };
     let names: Vec<&str> = missing.iter().map(|trial| trial.name.as_str()).collect();
     let found = format!("the kernel refuses {} of {}: {}; {}: {refusal}", names.len(), trials.len(), names.join(", "), first.name);
     let remedy =
         if locked_down { UNLOCK } else { "use a newer kernel, or `braid run`, which needs no BPF programs; please report this error" };
-    check(PROGRAMS, UP, Standing::Missing, found, Some(remedy))
+    check(PROGRAMS, WHOLE, Standing::Missing, found, Some(remedy))
 }
 
 /// What needs a check: `braid up`, `braid run` and the gateway, which the daemon serves.
 type NeededBy = (bool, bool, bool);
 
 const UP: NeededBy = (true, false, true);
+/// Without it a gateway serves its clients, but not this machine's own programs.
+const WHOLE: NeededBy = (true, false, false);
 const RUN: NeededBy = (false, true, false);
 const GATEWAY: NeededBy = (false, false, true);
 const NEITHER: NeededBy = (false, false, false);
@@ -258,18 +264,31 @@ fn links(network: &NetworkSnapshot, rules: &[LinkRule]) -> Check {
 
 fn btf(root: &Path) -> Check {
     if root.join("sys/kernel/btf/vmlinux").exists() {
-        return check("BTF", UP, Standing::Ok, "the kernel has BTF type information", None);
+        return check("BTF", WHOLE, Standing::Ok, "the kernel has BTF type information", None);
     }
-    let remedy = "use a kernel built with CONFIG_DEBUG_INFO_BTF (those of Debian 12, Ubuntu 22.04, Fedora and later are); mount /sys if it is not mounted";
-    check("BTF", UP, Standing::Missing, "/sys/kernel/btf/vmlinux does not exist", Some(remedy))
+    let remedy = "use a kernel built with CONFIG_DEBUG_INFO_BTF (those of Debian 12, Ubuntu 22.04, Fedora and later are); mount /sys if it is not mounted; \
+                  a gateway and `braid run` need none";
+    check("BTF", WHOLE, Standing::Missing, "/sys/kernel/btf/vmlinux does not exist", Some(remedy))
 }
 
-fn cgroups(mountinfo: &str) -> Check {
-    match cgroup2_mount(mountinfo) {
-        Some(place) => check("cgroup v2", NEITHER, Standing::Ok, format!("mounted on {}", place.display()), None),
-        None => {
+/// The daemon attaches its programs through a mount of its own, which `opened` has tried; `None`: this process may not.
+fn cgroups(mountinfo: &str, opened: Option<io::Result<OwnedFd>>) -> Check {
+    const NAME: &str = "cgroup v2";
+    let place = cgroup2_mount(mountinfo);
+    match (opened, place) {
+        (Some(Err(error)), _) => {
+            let remedy = "use a kernel with CONFIG_CGROUPS and CONFIG_CGROUP_BPF, and in a container allow this process to mount it; a gateway and \
+                          `braid run` need none";
+            check(NAME, WHOLE, Standing::Missing, format!("the hierarchy cannot be opened: {error}"), Some(remedy))
+        }
+        (_, Some(place)) => check(NAME, WHOLE, Standing::Ok, format!("mounted on {}", place.display()), None),
+        (Some(Ok(_)), None) => {
+            let remedy = "to name groups in rules, mount it or boot with systemd.unified_cgroup_hierarchy=1";
+            check(NAME, WHOLE, Standing::Warning, "not mounted; `braid up` mounts it for itself", Some(remedy))
+        }
+        (None, None) => {
             let remedy = "`braid up` mounts it privately if the kernel supports it; otherwise boot with systemd.unified_cgroup_hierarchy=1";
-            check("cgroup v2", NEITHER, Standing::Warning, "not mounted", Some(remedy))
+            check(NAME, WHOLE, Standing::Warning, "not mounted", Some(remedy))
         }
     }
 }
@@ -418,13 +437,13 @@ fn lockdown(text: &str) -> Check {
     if blocks_bpf(text) {
         return check(
             "lockdown",
-            UP,
+            WHOLE,
             Standing::Missing,
             "confidentiality mode prevents BPF programs from reading kernel memory",
             Some(UNLOCK),
         );
     }
-    check("lockdown", UP, Standing::Ok, "does not restrict Braid", None)
+    check("lockdown", WHOLE, Standing::Ok, "does not restrict Braid", None)
 }
 
 fn state(folder: &Path) -> Check {
@@ -626,13 +645,15 @@ mod tests {
         let text = "25 1 0:22 / /sys/fs/cgroup rw shared:9 - tmpfs tmpfs rw\n\
                     26 25 0:23 / /sys/fs/cgroup/unified rw,nosuid shared:10 master:1 - cgroup2 cgroup2 rw\n";
         assert_eq!(cgroup2_mount(text), Some(PathBuf::from("/sys/fs/cgroup/unified")));
-        assert_eq!(cgroups("25 1 0:22 / /sys rw - sysfs sysfs rw\n").standing, Standing::Warning);
+        assert_eq!(cgroups("25 1 0:22 / /sys rw - sysfs sysfs rw\n", None).standing, Standing::Warning);
     }
 
     #[test]
     fn an_empty_system_yields_remedies_instead_of_panics() {
         let empty = tempfile::tempdir().unwrap();
-        for found in [btf(empty.path()), seccomp("kill_process errno allow"), cgroups(""), lockdown("none integrity [confidentiality]")] {
+        for found in
+            [btf(empty.path()), seccomp("kill_process errno allow"), cgroups("", None), lockdown("none integrity [confidentiality]")]
+        {
             assert!(found.standing != Standing::Ok && found.remedy.is_some(), "{found:?}");
         }
         assert_eq!(others(empty.path())[0].standing, Standing::Ok);

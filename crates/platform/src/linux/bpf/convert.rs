@@ -12,7 +12,7 @@ use braid_control::steering::{
     SteeringEvent,
 };
 
-const TCP_SYN_SENT: u32 = 2;
+pub(super) const TCP_SYN_SENT: u32 = 2;
 const IPPROTO_TCP: u8 = 6;
 /// Ids of forwarded flows begin here (`BRAID_FORWARDED_ID`).
 const FORWARDED_ID: u64 = 1 << 52;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::net::SocketAddr;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::time::Duration;
 
 use aya::maps::{Array, HashMap, MapError};
@@ -13,7 +13,8 @@ use braid_decide::class;
 use braid_decide::virtual_device::{VirtualDevice, twin};
 use braid_model::{Family, LinkIndex, Mac, Protocol, Time};
 
-use super::convert::{carried_flow, flow_row, mapped, unmapped};
+use super::convert::{TCP_SYN_SENT, carried_flow, flow_row, mapped, unmapped};
+use super::lan::Dumper;
 use super::load::{kernel_at_least, program};
 use super::{BpfSteering, detail, failed};
 use crate::linux::netlink::{self, DumpError, Files};
@@ -48,13 +49,31 @@ pub(super) struct Forwarded {
 }
 
 /// Reads the table. The program updates the flows' reservations.
-pub(super) fn dump(iterator: &OwnedFd) -> std::io::Result<Forwarded> {
-    let mut bytes = Vec::new();
-    sys::start_iterator(iterator.as_fd())?.read_to_end(&mut bytes)?;
-    let rows = bytes.chunks_exact(size_of::<abi::FlowRow>()).filter_map(abi::read::<abi::FlowRow>);
-    let (ended, living): (_, Vec<_>) = rows.partition(|row| row.flow.flags & abi::flow::MARKER != 0);
+pub(super) fn dump(dumper: &Dumper) -> std::io::Result<Forwarded> {
+    let rows: Vec<abi::FlowRow> = match dumper {
+        Dumper::Iterator(iterator) => {
+            let mut bytes = Vec::new();
+            sys::start_iterator(iterator.as_fd())?.read_to_end(&mut bytes)?;
+            bytes.chunks_exact(size_of::<abi::FlowRow>()).filter_map(abi::read::<abi::FlowRow>).collect()
+        }
+        Dumper::Tend { program, table } => {
+            sys::test_run(program.as_fd(), 1)?;
+            let read_at = sys::now().as_nanos();
+            let entries = sys::read_map::<abi::ForwardKey, abi::Flow>(table.as_fd())?;
+            let living = entries.into_iter().filter(|(_, flow)| flow.id != 0 && flow.flags & abi::flow::PENDING == 0);
+            living.map(|(key, flow)| abi::FlowRow { read_at, ..row_of(&key, flow) }).collect()
+        }
+    };
+    let (ended, living): (_, Vec<_>) = rows.into_iter().partition(|row| row.flow.flags & abi::flow::MARKER != 0);
     let (carried, living) = living.into_iter().partition(|row| row.flow.flags & abi::flow::CARRIED != 0);
     Ok(Forwarded { living, ended, carried })
+}
+
+/// The row of a flow. Of the states of TCP, only an unanswered handshake counts.
+fn row_of(key: &abi::ForwardKey, flow: abi::Flow) -> abi::FlowRow {
+    let is_connecting = i32::from(flow.protocol) == libc::IPPROTO_TCP && flow.answered_or_tick == 0;
+    let state = if is_connecting { TCP_SYN_SENT } else { 0 };
+    abi::FlowRow { flow, rx: flow.rx, tx: flow.tx, state, local: key.client, local_port: key.client_port.into(), ..Default::default() }
 }
 
 fn key_of(row: &abi::FlowRow) -> abi::ForwardKey {
@@ -101,6 +120,9 @@ impl BpfSteering {
     }
 
     fn attach_to(&mut self, port: &Port) -> Result<Vec<Box<dyn Send + Sync>>, String> {
+        if let Some(reason) = self.unsteered.as_ref().filter(|_| matches!(port.side, PortSide::Programs | PortSide::Switch)) {
+            return Err(format!("there is no virtual interface on this kernel: {reason}"));
+        }
         // What changes the addresses of the virtual interface outlives the daemon, like the firewall rules: only a filter of the device does.
         let stays = port.side == PortSide::Switch;
         let by_link = kernel_at_least(6, 6) && !stays;
@@ -194,9 +216,7 @@ impl BpfSteering {
         let mut table: HashMap<_, abi::ForwardKey, abi::Flow> = typed_map!(self, HashMap, "forwarded", "forget a forwarded flow");
         let Ok(flow) = table.get(&key, 0) else { return Ok(()) };
         ignore_missing(table.remove(&key)).map_err(failed(ACTION))?;
-        let mut row =
-            abi::FlowRow { flow, rx: flow.rx, tx: flow.tx, local: key.client, local_port: key.client_port.into(), ..Default::default() };
-        row.read_at = sys::now().as_nanos();
+        let row = abi::FlowRow { read_at: sys::now().as_nanos(), ..row_of(&key, flow) };
         // The next dump corrects its link's load.
         self.heal.ended.extend(flow_row(&row));
         Ok(())

@@ -17,10 +17,23 @@ pub(super) enum Lan {
     Loaded(Box<Switch>),
 }
 
+/// How the table of forwarded flows is dumped.
+pub(super) enum Dumper {
+    /// By an iterator over the table.
+    Iterator(OwnedFd),
+    /// Without BTF: `program` prepares the dump (`braid_tend`), then this process reads `table`.
+    Tend {
+        /// The program.
+        program: OwnedFd,
+        /// The table.
+        table: OwnedFd,
+    },
+}
+
 /// The loaded programs, and the devices at which they act.
 pub(super) struct Switch {
-    /// Iterator over the table.
-    pub(super) iterator: Arc<OwnedFd>,
+    /// Dumps the table.
+    pub(super) dumper: Arc<Dumper>,
     /// The devices, each with what keeps its programs attached.
     pub(super) devices: BTreeMap<Port, Vec<Box<dyn Send + Sync>>>,
     /// When the clients' flows were counted last.
@@ -28,14 +41,14 @@ pub(super) struct Switch {
 }
 
 impl Lan {
-    pub(super) fn new(iterator: OwnedFd) -> Self {
-        Self::Loaded(Box::new(Switch { iterator: Arc::new(iterator), devices: BTreeMap::new(), counted: None }))
+    pub(super) fn new(dumper: Dumper) -> Self {
+        Self::Loaded(Box::new(Switch { dumper: Arc::new(dumper), devices: BTreeMap::new(), counted: None }))
     }
 
-    /// The iterator, while flows are forwarded.
-    pub(super) fn dump(&self) -> Option<Arc<OwnedFd>> {
+    /// What dumps the table, while flows are forwarded.
+    pub(super) fn dump(&self) -> Option<Arc<Dumper>> {
         match self {
-            Self::Loaded(switch) if !switch.devices.is_empty() => Some(switch.iterator.clone()),
+            Self::Loaded(switch) if !switch.devices.is_empty() => Some(switch.dumper.clone()),
             _ => None,
         }
     }

@@ -3,6 +3,8 @@
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
 
 use aya::maps::{Array, Map, RingBuf};
 use aya::programs::{BtfTracePoint, CgroupAttachMode, CgroupSkbAttachType, Iter, Program, ProgramError, SchedClassifier};
@@ -12,7 +14,7 @@ use braid_model::{ByteCount, LinkSet, MAX_LINKS, PerDirection, PerFamily};
 
 use super::convert::Daemon;
 use super::iterate::SocketIterator;
-use super::lan::Lan;
+use super::lan::{Dumper, Lan};
 use super::shape::Shaper;
 use super::{BpfSteering, detail, take_map};
 use crate::linux::process;
@@ -117,6 +119,8 @@ pub enum Needed {
     ShapeFlows,
     /// Forwards for clients. Without it `[gateway]` has no effect.
     Forward,
+    /// Forwards for clients where only the programs of a gateway can be loaded ([`BpfSteering::gateway_only`]).
+    ForwardAlone,
 }
 
 /// Result of loading one program of the object on its own.
@@ -138,11 +142,11 @@ pub fn survey() -> Result<Vec<ProgramTrial>, LoadError> {
 /// Does the same for the programs of any object built from `ebpf/`.
 pub fn survey_object(object: &[u8]) -> Result<Vec<ProgramTrial>, LoadError> {
     let btf = read_btf()?;
-    let mut ebpf = load_object(object)?;
+    let mut ebpf = load_object(object, &WHOLE)?;
     let mut trials: Vec<_> = ebpf
         .programs_mut()
         .map(|(name, program)| {
-            let loaded = load_program(program, name, &btf);
+            let loaded = load_program(program, name, Some(&btf));
             let outcome = loaded.map(|()| program.info().ok().and_then(|info| info.verified_instruction_count()));
             ProgramTrial { name: name.to_owned(), needed: needed(name), outcome }
         })
@@ -162,6 +166,8 @@ fn needed(name: &str) -> Needed {
         Needed::ShapeFlows
     } else if FORWARD_PROGRAMS.contains(&name) {
         Needed::Forward
+    } else if name == TEND_PROGRAM {
+        Needed::ForwardAlone
     } else {
         Needed::Always
     }
@@ -203,7 +209,44 @@ impl BpfSteering {
         }
     }
 
-    /// Does the same, but counts datagrams with the given method, or the best one the kernel supports.
+    /// Loads only what forwards for clients: it needs neither BTF nor cgroups. No flow of this machine's own programs gets a link. Takes the reason why
+    /// the other programs do not work here. The maps are smaller than usual, because such systems have little memory.
+    ///
+    /// # Errors
+    /// Why the kernel refuses these programs, too.
+    pub fn gateway_only(reason: String) -> Result<Self, LoadError> {
+        let mut ebpf = load_object(OBJECT, &SMALL)?;
+        seed_decisions(&mut ebpf)?;
+        load_programs(&mut ebpf, &SMALL_PROGRAMS, None)?;
+        let lan = Lan::new(Dumper::Tend { program: program_fd(&ebpf, TEND_PROGRAM)?, table: map_fd(&ebpf, TEND_PROGRAM, "forwarded")? });
+        let lost = "the programs of this machine are not steered";
+        let parts = Parts {
+            iterators: [].into(),
+            mover: Err(lost.to_owned()),
+            shaper: Err(lost.to_owned()),
+            counters: Counters::Calls,
+            lan,
+            unsteered: Some(reason),
+        };
+        Self::new(ebpf, parts)
+    }
+
+    /// Gives sockets their own settings back that a daemon limited which died together with its watchdog, as [`release_stale_shapes`](Self::release_stale_shapes)
+    /// does, but without a daemon. Loads the programs for it, and attaches none to processes.
+    ///
+    /// # Errors
+    /// Why the programs could not be loaded or run.
+    pub fn release_stale(wait: Duration) -> Result<(), String> {
+        let mut programs = match Self::load(None) {
+            Ok(programs) => programs,
+            // Without BTF no daemon limited any flow.
+            Err(LoadError::Btf { .. }) => return Ok(()),
+            Err(error) => return Err(error.to_string()),
+        };
+        programs.release_stale_shapes(wait).map_err(|error| error.to_string())
+    }
+
+    /// Does the same as [`attach`](Self::attach), but counts datagrams with the given method, or the best one the kernel supports.
     pub fn attach_counting(exempt: u32, counters: Option<Counters>) -> Result<Self, LoadError> {
         // Mounting the hierarchy takes a while in the kernel, so do it on another thread.
         let opening = std::thread::spawn(sys::open_cgroup2);
@@ -263,21 +306,29 @@ impl BpfSteering {
 
     /// Loads the programs without attaching them.
     pub(super) fn load(counters: Option<Counters>) -> Result<Self, LoadError> {
+        // Before anything else is loaded: a machine without BTF may have little memory.
+        std::fs::metadata(BTF).map_err(|error| LoadError::Btf { reason: error.to_string() })?;
         // The kernel's types are megabytes of data. The loader parses them for itself, so parse them for the programs at the same time.
         let reading = std::thread::spawn(read_btf);
-        let ebpf = load_object(OBJECT);
+        let ebpf = load_object(OBJECT, &WHOLE);
         let panicked = |_| Err(LoadError::Btf { reason: "reading them failed".to_owned() });
         let btf = reading.join().unwrap_or_else(panicked)?;
         let mut ebpf = ebpf?;
         seed_decisions(&mut ebpf)?;
-        load_programs(&mut ebpf, &PROGRAMS, &btf)?;
-        load_programs(&mut ebpf, &ADDRESS_PROGRAMS, &btf)?;
+        load_programs(&mut ebpf, &PROGRAMS, Some(&btf))?;
+        load_programs(&mut ebpf, &ADDRESS_PROGRAMS, Some(&btf))?;
         let counters = load_counters(&mut ebpf, counters, &btf)?;
         let dumps = [("braid_connections", "connections"), ("braid_connections", "overflow"), ("braid_flows", "flows")];
         let iterators = dumps.into_iter().map(|(name, map)| attach_iterator(&ebpf, name, map)).collect::<Result<_, _>>()?;
         let mover = MOVE_PROGRAMS.into_iter().map(|name| load_socket_iterator(&mut ebpf, name, &btf)).collect::<Result<_, _>>();
         let mover = mover.map(SocketIterator::in_turn).map_err(|error| error.to_string());
         let shaper = Shaper::load(&mut ebpf, &btf).map_err(|error| error.to_string());
+        Self::new(ebpf, Parts { iterators, mover, shaper, counters, lan: Lan::Unloaded, unsteered: None })
+    }
+
+    /// The loaded programs, with nothing attached and no parameters.
+    fn new(mut ebpf: aya::Ebpf, parts: Parts) -> Result<Self, LoadError> {
+        let Parts { iterators, mover, shaper, counters, lan, unsteered } = parts;
         let events = RingBuf::try_from(take_map(&mut ebpf, "events")?).map_err(|error| LoadError::Object { reason: detail(&error) })?;
         let netns = sys::netns_cookie()
             .map_err(|error| LoadError::System { action: "name this network namespace (SO_NETNS_COOKIE)", reason: error.to_string() })?;
@@ -306,21 +357,32 @@ impl BpfSteering {
             heal: Default::default(),
             bonded_loads: Default::default(),
             dumps: Default::default(),
-            lan: Lan::Unloaded,
+            lan,
+            unsteered,
         })
     }
 }
 
+/// Parts of [`BpfSteering`] that depend on which programs are loaded.
+struct Parts {
+    iterators: Arc<[OwnedFd]>,
+    mover: Result<SocketIterator, String>,
+    shaper: Result<Shaper, String>,
+    counters: Counters,
+    lan: Lan,
+    unsteered: Option<String>,
+}
+
 /// Loads the programs that forward for clients.
 fn load_switch(ebpf: &mut aya::Ebpf, btf: &Btf) -> Result<Lan, LoadError> {
-    load_programs(ebpf, &FORWARD_PROGRAMS, btf)?;
-    attach_iterator(ebpf, FORWARD_PROGRAMS[3], "forwarded").map(Lan::new)
+    load_programs(ebpf, &FORWARD_PROGRAMS, Some(btf))?;
+    attach_iterator(ebpf, FORWARD_PROGRAMS[3], "forwarded").map(|iterator| Lan::new(Dumper::Iterator(iterator)))
 }
 
 /// Loads the programs that count datagrams: with the given method, or the best one the kernel supports.
 fn load_counters(ebpf: &mut aya::Ebpf, wanted: Option<Counters>, btf: &Btf) -> Result<Counters, LoadError> {
     match wanted {
-        Some(counters) => load_programs(ebpf, &counters.programs(), btf).map(|()| counters),
+        Some(counters) => load_programs(ebpf, &counters.programs(), Some(btf)).map(|()| counters),
         None => load_counters(ebpf, Some(Counters::Calls), btf).or_else(|_| load_counters(ebpf, Some(Counters::Packets), btf)),
     }
 }
@@ -329,12 +391,60 @@ fn read_btf() -> Result<Btf, LoadError> {
     Btf::from_sys_fs().map_err(|error| LoadError::Btf { reason: detail(&error) })
 }
 
+/// How much of the object is loaded, and how large its maps are.
+struct Extent {
+    /// Whether the kernel's types are read, which any program but those of [`SMALL`] needs (CO-RE).
+    has_types: bool,
+    /// Numbers of entries that differ from those in the object.
+    entries: &'static [(&'static str, u32)],
+    /// Greatest number of flows of one client, if it differs.
+    client_flows: Option<u32>,
+}
+
+/// Everything.
+const WHOLE: Extent = Extent { has_types: true, entries: &[], client_flows: None };
+
+/// Only the programs that forward for clients. Maps of the others have a single entry.
+const SMALL: Extent = Extent {
+    has_types: false,
+    entries: &[
+        ("forwarded", 32_768),
+        ("demands", 4096),
+        ("affinities", 4096),
+        ("apps", 1024),
+        ("connections", 1),
+        ("overflow", 1),
+        ("datagrams", 1),
+        ("arrivals", 1),
+        ("sources6", 1),
+        ("exchanges", 1),
+        ("exchange_keys", 1),
+        ("taken", 1),
+        ("shapes", 1),
+        ("shaped", 1),
+        ("events", 1 << 18),
+    ],
+    client_flows: Some(8192),
+};
+
 /// Creates the object's maps and relocates its types to the kernel's.
-fn load_object(object: &[u8]) -> Result<aya::Ebpf, LoadError> {
+fn load_object(object: &[u8], extent: &Extent) -> Result<aya::Ebpf, LoadError> {
     let has_retval = u8::from(kernel_at_least(5, 18));
     let mut loader = EbpfLoader::new();
-    // The object that contains only the rule has no such constant.
-    loader.override_global("has_retval", &has_retval, false).load(object).map_err(|error| LoadError::Object { reason: detail(&error) })
+    // The object that contains only the rule has no such constants.
+    loader.override_global("has_retval", &has_retval, false);
+    let has_cgroups = u8::from(extent.has_types);
+    loader.override_global("has_cgroups", &has_cgroups, false);
+    if let Some(limit) = &extent.client_flows {
+        loader.override_global("max_client_flows", limit, false);
+    }
+    if !extent.has_types {
+        loader.btf(None);
+    }
+    for (name, entries) in extent.entries {
+        loader.map_max_entries(name, *entries);
+    }
+    loader.load(object).map_err(|error| LoadError::Object { reason: detail(&error) })
 }
 
 /// Starts the count of decisions at a random number, from which the scheduler "random" draws. Nothing else depends on where it starts.
@@ -358,6 +468,12 @@ const MOVE_PROGRAMS: [&str; 3] = ["braid_unanswered", "braid_taken", "braid_move
 /// Forward: at the devices (`forward::programs`), and the dump of the flows.
 const FORWARD_PROGRAMS: [&str; 7] =
     ["braid_from_lan", "braid_from_virtual", "braid_to_lan", "braid_forwarded", "braid_from_member", "braid_outside", "braid_inside"];
+/// Those of them that need no types of the kernel.
+const SMALL_PROGRAMS: [&str; 4] = ["braid_from_lan", "braid_to_lan", "braid_from_member", TEND_PROGRAM];
+/// Prepares the dump of the flows, if the iterator cannot be loaded. Attached nowhere.
+const TEND_PROGRAM: &str = "braid_tend";
+/// The kernel's types.
+const BTF: &str = "/sys/kernel/btf/vmlinux";
 /// Set the rates of running flows, give all flows their own settings back, and release those that a killed daemon limited.
 const SHAPE_PROGRAMS: [&str; 3] = ["braid_shape", "braid_unshape", "braid_sweep"];
 const PROGRAMS: [&str; 9] = [
@@ -397,8 +513,8 @@ pub(super) fn program<'a>(ebpf: &'a mut aya::Ebpf, name: &'static str) -> Result
 }
 
 /// Loads programs on two threads, because the verifier takes some 15 ms for each of the larger ones. The IPv4 and IPv6 variants of a program must be
-/// adjacent in `names`, so that each thread gets one of them.
-fn load_programs(ebpf: &mut aya::Ebpf, names: &[&'static str], btf: &Btf) -> Result<(), LoadError> {
+/// adjacent in `names`, so that each thread gets one of them. Without `btf`, only programs at tc can be loaded.
+fn load_programs(ebpf: &mut aya::Ebpf, names: &[&'static str], btf: Option<&Btf>) -> Result<(), LoadError> {
     let mut found: BTreeMap<&str, &mut Program> = ebpf.programs_mut().collect();
     let (mut mine, mut others) = (Vec::new(), Vec::new());
     for name in names {
@@ -419,7 +535,8 @@ fn load_programs(ebpf: &mut aya::Ebpf, names: &[&'static str], btf: &Btf) -> Res
     })
 }
 
-fn load_program(program: &mut Program, name: &str, btf: &Btf) -> Result<(), Refusal> {
+fn load_program(program: &mut Program, name: &str, btf: Option<&Btf>) -> Result<(), Refusal> {
+    let types = || btf.ok_or_else(|| Refusal { reason: "it needs the kernel's BTF type information".to_owned(), log: String::new() });
     let loaded = match program {
         Program::CgroupSockAddr(program) => program.load(),
         Program::CgroupSock(program) => program.load(),
@@ -432,11 +549,11 @@ fn load_program(program: &mut Program, name: &str, btf: &Btf) -> Result<(), Refu
                 "braid_sent" => "sock_send_length",
                 _ => "sock_recv_length",
             };
-            BtfTracePoint::load(program, tracepoint, btf)
+            BtfTracePoint::load(program, tracepoint, types()?)
         }
-        Program::Iter(program) if name == "braid_flows" => Iter::load(program, "bpf_sk_storage_map", btf),
-        Program::Iter(program) if MOVE_PROGRAMS.contains(&name) || SHAPE_PROGRAMS.contains(&name) => Iter::load(program, "tcp", btf),
-        Program::Iter(program) => Iter::load(program, "bpf_map_elem", btf),
+        Program::Iter(program) if name == "braid_flows" => Iter::load(program, "bpf_sk_storage_map", types()?),
+        Program::Iter(program) if MOVE_PROGRAMS.contains(&name) || SHAPE_PROGRAMS.contains(&name) => Iter::load(program, "tcp", types()?),
+        Program::Iter(program) => Iter::load(program, "bpf_map_elem", types()?),
         _ => return Err(Refusal { reason: "it has an unknown program type".to_owned(), log: String::new() }),
     };
     loaded.map_err(Refusal::from)
@@ -472,18 +589,27 @@ fn boxed<L: Send + Sync + 'static>(link: Result<L, ProgramError>) -> Result<Box<
 
 /// Attaches an iterator to the map that it dumps.
 fn attach_iterator(ebpf: &aya::Ebpf, name: &'static str, map: &str) -> Result<OwnedFd, LoadError> {
-    let refused = |reason: String| refused(name, reason);
+    let (program, map) = (program_fd(ebpf, name)?, map_fd(ebpf, name, map)?);
+    sys::attach_iterator(program.as_fd(), Some(map.as_fd())).map_err(|error| refused(name, error.to_string()))
+}
+
+/// A descriptor of a loaded program.
+fn program_fd(ebpf: &aya::Ebpf, name: &'static str) -> Result<OwnedFd, LoadError> {
+    let program = ebpf.program(name).and_then(|program| program.fd().ok()).ok_or_else(|| refused(name, "it is not loaded"))?;
+    program.as_fd().try_clone_to_owned().map_err(|error| refused(name, error.to_string()))
+}
+
+/// A descriptor of the map that this program dumps.
+fn map_fd(ebpf: &aya::Ebpf, program: &str, map: &str) -> Result<OwnedFd, LoadError> {
     let Some(Map::SkStorage(map) | Map::HashMap(map) | Map::Array(map)) = ebpf.map(map) else {
-        return Err(refused(format!("the programs lack the map {map}, which it dumps")));
+        return Err(refused(program, format!("the programs lack the map {map}, which it dumps")));
     };
-    let program = ebpf.program(name).and_then(|program| program.fd().ok());
-    let program = program.ok_or_else(|| refused("it is not loaded".to_owned()))?;
-    sys::attach_iterator(program.as_fd(), Some(map.fd().as_fd())).map_err(|error| refused(error.to_string()))
+    map.fd().as_fd().try_clone_to_owned().map_err(|error| refused(program, error.to_string()))
 }
 
 /// Loads a program that runs for each TCP socket, and attaches it to the sockets of this network namespace.
 fn load_socket_iterator(ebpf: &mut aya::Ebpf, name: &'static str, btf: &Btf) -> Result<OwnedFd, LoadError> {
-    load_programs(ebpf, &[name], btf)?;
+    load_programs(ebpf, &[name], Some(btf))?;
     let program = program(ebpf, name)?.fd().map_err(|error| refused(name, error.to_string()))?;
     sys::attach_iterator(program.as_fd(), None).map_err(|error| refused(name, error.to_string()))
 }
@@ -501,4 +627,32 @@ pub(super) fn kernel_at_least(major: u32, minor: u32) -> bool {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse().unwrap_or(0));
     (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (major, minor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::linux::sys::process::own_user;
+
+    /// The kernel's digest of a program's instructions, after it was relocated to the kernel's types or not. `None` if the kernel refuses the program.
+    fn digest(name: &'static str, has_types: bool) -> Option<u64> {
+        let mut ebpf = load_object(OBJECT, &Extent { has_types, ..WHOLE }).unwrap();
+        load_programs(&mut ebpf, &[name], None).ok()?;
+        Some(program(&mut ebpf, name).unwrap().info().unwrap().tag())
+    }
+
+    #[test]
+    fn the_programs_of_a_gateway_do_not_depend_on_the_kernels_types() {
+        if own_user() != 0 {
+            assert!(std::env::var_os("CI").is_none(), "this needs root, which CI must provide");
+            return eprintln!("skipped: needs root");
+        }
+        for name in SMALL_PROGRAMS {
+            let relocated = digest(name, true);
+            assert!(relocated.is_some(), "{name} does not load without BTF");
+            assert_eq!(digest(name, false), relocated, "{name} has CO-RE relocations: without BTF it would read the wrong bytes");
+        }
+        // The digests differ where the types matter.
+        assert_ne!(digest("braid_release", false), digest("braid_release", true));
+    }
 }

@@ -97,15 +97,6 @@ impl BpfSteering {
         shaper.sweep.run(wait).map(drop)
     }
 
-    /// Does the same without a daemon. Loads the programs for it, and attaches none to processes.
-    ///
-    /// # Errors
-    /// Why the programs could not be loaded or run.
-    pub fn release_stale(wait: Duration) -> Result<(), String> {
-        let mut programs = Self::load(None).map_err(|error| error.to_string())?;
-        programs.release_stale_shapes(wait).map_err(|error| error.to_string())
-    }
-
     /// Makes the shapes in the kernel these and reads the flows' progress.
     pub(super) fn set_shapes(&mut self, shapes: &BTreeMap<FlowId, Shape>) -> Result<ShapeStep, SteeringError> {
         let Ok(shaper) = &mut self.shaper else { return Ok(ShapeStep { complete: true, ..ShapeStep::default() }) };

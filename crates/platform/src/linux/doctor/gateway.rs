@@ -9,6 +9,7 @@ use braid_decide::tables;
 use braid_model::{LinkFacts, NetworkSnapshot, PerFamily};
 
 use super::{Check, GATEWAY, Standing, check, processes, read, root};
+use crate::linux::bpf::BpfSteering;
 use crate::linux::bpf::load::{LoadError, Needed, ProgramTrial};
 use crate::linux::gateway::{self, GatewayError, SEARCH};
 use crate::linux::netlink::netfilter::{self, BaseChain};
@@ -27,9 +28,17 @@ const DHCP_SERVERS: [&str; 5] = ["dnsmasq", "kea-dhcp4", "dhcpd", "odhcpd", "udh
 const FORWARD: u32 = 2;
 const DROP: u32 = 0;
 
-/// All checks of a gateway. `survey` is `None` if this process must not load programs.
-pub(super) fn examine(policy: &Policy, survey: Option<&Result<Vec<ProgramTrial>, LoadError>>) -> Vec<Check> {
-    let mut checks = vec![survey.map_or_else(|| untested(SWITCH), switch), rules(policy, survey.is_some())];
+/// Name of the check for what the daemon serves.
+pub const MODE: &str = "gateway mode";
+
+/// All checks of a gateway. `survey` is `None` if this process must not load programs. `lost` names what is missing only for this machine's own programs.
+pub(super) fn examine(policy: &Policy, survey: Option<&Result<Vec<ProgramTrial>, LoadError>>, lost: &[&str]) -> Vec<Check> {
+    let mut checks = match survey {
+        Some(_) if !lost.is_empty() => vec![mode(lost), switch_alone(&BpfSteering::gateway_only(lost.join(", ")))],
+        Some(survey) => vec![mode(lost), switch(survey)],
+        None => vec![untested(SWITCH)],
+    };
+    checks.push(rules(policy, survey.is_some()));
     checks.push(if survey.is_some() { firewalls(&policy.lan) } else { untested(FORWARDING) });
     match snapshot(&Files::default()) {
         Ok(network) => checks.extend([devices(&network, &policy.lan), subnets(&network, policy)]),
@@ -37,6 +46,31 @@ pub(super) fn examine(policy: &Policy, survey: Option<&Result<Vec<ProgramTrial>,
     }
     checks.push(addresses(&processes(root())));
     checks
+}
+
+/// Whether the daemon serves clients only.
+fn mode(lost: &[&str]) -> Check {
+    if lost.is_empty() {
+        return check(MODE, GATEWAY, Standing::Ok, "the daemon serves clients and this machine's own programs", None);
+    }
+    let found = format!(
+        "the daemon serves clients only; flows of this machine's own programs follow the system's routes, because these checks fail: {}",
+        lost.join(", ")
+    );
+    let remedy =
+        "for clients nothing is lost but room: 32768 flows in all, 8192 for each; `braid doctor --for up` says what the rest needs";
+    check(MODE, GATEWAY, Standing::Warning, found, Some(remedy))
+}
+
+/// Whether the kernel accepts the programs that forward, without BTF and control groups.
+fn switch_alone(loaded: &Result<BpfSteering, LoadError>) -> Check {
+    match loaded {
+        Ok(_) => check(SWITCH, GATEWAY, Standing::Ok, "the kernel accepts those that need neither BTF nor control groups", None),
+        Err(error) => {
+            let remedy = "use a kernel with CONFIG_BPF_SYSCALL and CONFIG_NET_CLS_BPF (OpenWrt: kmod-sched-bpf)";
+            check(SWITCH, GATEWAY, Standing::Missing, format!("[gateway] has no effect: {error}"), Some(remedy))
+        }
+    }
 }
 
 fn untested(name: &'static str) -> Check {
@@ -307,7 +341,7 @@ mod tests {
 
     #[test]
     fn all_checks_of_a_gateway_run_here() {
-        let found = examine(&Policy::default(), None);
+        let found = examine(&Policy::default(), None, &[]);
         assert!(found.len() >= 6 && found.iter().all(|check| check.standing != Standing::Missing || check.remedy.is_some()), "{found:?}");
     }
 }

@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use braid_model::Time;
 
 const BPF_PROG_TEST_RUN: libc::c_long = 10;
+const BPF_MAP_LOOKUP_BATCH: libc::c_long = 24;
 const BPF_LINK_CREATE: libc::c_long = 28;
 const BPF_ITER_CREATE: libc::c_long = 33;
 const BPF_TRACE_ITER: u32 = 28;
@@ -43,6 +44,19 @@ struct TestRun {
     cpu: u32,
     batch_size: u32,
     pad: u32,
+}
+
+/// The part of `union bpf_attr` for BPF_MAP_LOOKUP_BATCH.
+#[repr(C)]
+struct LookupBatch {
+    in_batch: u64,
+    out_batch: u64,
+    keys: u64,
+    values: u64,
+    count: u32,
+    map_fd: u32,
+    elem_flags: u64,
+    flags: u64,
 }
 
 fn bpf<T>(command: libc::c_long, attr: &mut T) -> io::Result<i32> {
@@ -90,6 +104,55 @@ pub fn test_run(program: BorrowedFd<'_>, repeat: u32) -> io::Result<u32> {
     };
     bpf(BPF_PROG_TEST_RUN, &mut attr)?;
     Ok(attr.duration)
+}
+
+/// Elements that [`read_map`] reads with one call, at first and at most: the kernel refuses fewer than a bucket holds.
+const BATCH: std::ops::RangeInclusive<usize> = 256..=1 << 16;
+
+/// Reads all elements of a hash map, each once; those that are added or removed meanwhile may be missing. `K` and `V` have the sizes of the map's keys and
+/// values. Needs Linux 5.6.
+///
+/// # Errors
+/// Those of the kernel; `ENOSPC` if a bucket has an absurd number of elements.
+pub fn read_map<K: aya::Pod, V: aya::Pod>(map: BorrowedFd<'_>) -> io::Result<Vec<(K, V)>> {
+    let (mut room, mut position, mut next) = (*BATCH.start(), None::<u32>, 0u32);
+    let mut all = Vec::new();
+    loop {
+        // The kernel writes whole elements into these, one after the other.
+        let (mut keys, mut values) = (Vec::<K>::with_capacity(room), Vec::<V>::with_capacity(room));
+        let mut attr = LookupBatch {
+            in_batch: position.as_ref().map_or(0, |position| std::ptr::from_ref(position) as u64),
+            out_batch: std::ptr::from_mut(&mut next) as u64,
+            keys: keys.as_mut_ptr() as u64,
+            values: values.as_mut_ptr() as u64,
+            count: room as u32,
+            map_fd: map.as_raw_fd() as u32,
+            elem_flags: 0,
+            flags: 0,
+        };
+        let outcome = bpf(BPF_MAP_LOOKUP_BATCH, &mut attr);
+        let is_end = match &outcome {
+            Ok(_) => false,
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => true,
+            // The next bucket has more elements than there is room for, and the kernel has read none.
+            Err(error) if error.raw_os_error() == Some(libc::ENOSPC) && room < *BATCH.end() => {
+                room *= 4;
+                continue;
+            }
+            Err(_) => return outcome.map(|_| all),
+        };
+        let count = (attr.count as usize).min(room);
+        // SAFETY: the kernel has written `count` elements to each buffer, which has room for them, and every bit pattern is a `Pod` value.
+        unsafe {
+            keys.set_len(count);
+            values.set_len(count);
+        }
+        all.extend(keys.into_iter().zip(values));
+        if is_end {
+            return Ok(all);
+        }
+        position = Some(next);
+    }
 }
 
 /// Current time, on the clock that BPF programs read.
