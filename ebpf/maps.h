@@ -121,6 +121,8 @@ MAP(forwarded, BPF_MAP_TYPE_HASH, struct braid_forward_key, struct braid_flow, B
 MAP(clients, BPF_MAP_TYPE_HASH, struct address, struct braid_client, BRAID_MAX_CLIENTS, BPF_F_NO_PREALLOC);
 /* Number of forwarded flows so far, by CPU. */
 MAP(forwarded_ids, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, 1, 0);
+/* The wanted shapes, by socket cookie or id of a forwarded flow. The daemon writes them. */
+MAP(shapes, BPF_MAP_TYPE_HASH, __u64, struct braid_shape, BRAID_MAX_SHAPES, BPF_F_NO_PREALLOC);
 /* Classes of remote ports, for forwarded flows, whose programs are unknown. */
 MAP(port_classes, BPF_MAP_TYPE_HASH, __u32, __u8, 256, BPF_F_NO_PREALLOC);
 
