@@ -9,6 +9,7 @@
 //! while a queue persists although the flows keep their targets, and grows while there is none. A queue that was there before is drained by the windows
 //! (in), and by sending less for a while (out); it says nothing about the capacity.
 
+mod bonded;
 mod targets;
 mod window;
 
@@ -18,6 +19,7 @@ use std::time::Duration;
 use braid_model::{ByteCount, Direction, FlowId, LinkIndex, PerDirection, Rate, Time};
 
 pub use crate::policy::{Portion, Preference};
+pub use bonded::{BondedClaim, bonded_weights};
 pub use targets::{Bounds, Claim, targets};
 use window::{Inputs, Trims, Window};
 

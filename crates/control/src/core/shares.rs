@@ -149,8 +149,13 @@ impl<S: Steering> Core<S> {
         self.clients.macs = rows.into_iter().filter_map(|row| Some((row.address, row.mac?))).collect();
     }
 
+    /// Whether rules divide links between the clients of the gateway by weight, or guarantee rates. Bonds are then divided between clients, too.
+    pub fn shares_between_clients(&self) -> bool {
+        self.is_gateway() && self.config.policy.apps.iter().any(|rule| rule.preference().shares())
+    }
+
     /// The device with this address: its hardware address if it is known, which no IPv6 or IPv4-mapped address resembles.
-    fn client_key(&self, address: IpAddr) -> ClientKey {
+    pub fn client_key(&self, address: IpAddr) -> ClientKey {
         let own = || match address {
             IpAddr::V4(v4) => v4.to_ipv6_mapped().to_bits(),
             IpAddr::V6(v6) => v6.to_bits(),
