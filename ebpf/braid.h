@@ -108,7 +108,7 @@ struct braid_control {
 	__u32 bank;
 	__u32 classes; /* generation number, changes whenever an application's class changes; never 0 */
 	__u32 counting; /* 1: the programs that count datagrams are attached; 0: a new UDP flow requests them by an event */
-	__u32 pad;
+	__u32 windows; /* 1: `shapes` contains forwarded flows */
 };
 
 struct braid_exe_key {
@@ -250,7 +250,8 @@ struct braid_flow {
 	__u32 untried; /* TCP: those of them over which its SYN has not been sent in the current round */
 	__u8 moves; /* TCP: number of times its connect was moved */
 	__u8 resent; /* TCP: number of SYN retransmissions */
-	__u8 pad[6];
+	__u8 scale[2]; /* forwarded TCP: scales of the client's and the server's windows (window.h) */
+	__u32 handshake; /* forwarded TCP: time of the last SYN, then the round trip of the handshake, in microseconds (window.h) */
 };
 
 /* Ids of forwarded flows begin here. Socket cookies are smaller, and programs that read ids as floating-point numbers represent all of them exactly. */
@@ -346,8 +347,29 @@ struct braid_arrival {
 
 /* What the daemon wants of a running TCP flow. */
 struct braid_shape {
-	__u32 pacing; /* bytes per second that it may send; 0: no limit */
+	__u32 pacing; /* bytes per second that it may send; 0: no limit. Not for forwarded flows */
 	__u32 window; /* bytes that the other end may have under way to it; 0: no limit */
+	__u32 client_window; /* forwarded: bytes that its client may have under way to the other end; 0: no limit */
+};
+
+enum braid_echo_kind { BRAID_ECHO_NONE, BRAID_ECHO_TIME, BRAID_ECHO_ACKNOWLEDGED, BRAID_ECHO_WINDOW };
+
+/* The round trip between this machine and one end of a forwarded TCP flow. */
+struct braid_echo {
+	__u64 at; /* when the segment that the end is to answer passed */
+	__u32 kind; /* of the answer; BRAID_ECHO_NONE: no measurement is under way */
+	__u32 expected; /* timestamp or sequence number from which on it is an answer */
+	__u32 seen; /* last timestamp of the other end; without timestamps, the furthest end of its window */
+	__u32 took; /* smoothed round trip in microseconds; 0: none yet */
+};
+
+/* Progress of a forwarded TCP flow in `shapes`. */
+struct braid_window {
+	__u64 rx; /* payload to the client and from it, since the daemon made this entry */
+	__u64 tx;
+	struct braid_echo echo[2]; /* of the server and the client */
+	__u32 handshake; /* round trip of the handshake in microseconds; 0: unknown */
+	__u32 pad;
 };
 
 /* Key of unconnected datagrams: one entry per socket and remote. */

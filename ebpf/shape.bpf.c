@@ -18,9 +18,6 @@
 #define TCP_WINDOW_CLAMP 10
 #define UNLIMITED ((__u32)-1)
 
-/* The wanted shapes. The daemon writes them. */
-MAP(shapes, BPF_MAP_TYPE_HASH, __u64, struct braid_shape, BRAID_MAX_SHAPES, BPF_F_NO_PREALLOC);
-
 /* The settings that shaped sockets had before, and those they have now. */
 struct held {
 	__u32 pacing_before;

@@ -15,7 +15,7 @@
  *
  * Fail open: without a live daemon, and for flows that do not fit into the table, packets follow the system's routes.
  */
-#include "flow.h"
+#include "window.h"
 
 #define TC_NEXT (-1)
 #define TC_DROP 2
@@ -24,7 +24,6 @@
 
 #define ETH_IPV4 0x0800
 #define ETH_IPV6 0x86dd
-#define ETH_HEADER 14
 
 #define PROTOCOL_HOP_BY_HOP 0
 #define PROTOCOL_ICMP 1
@@ -42,16 +41,13 @@
 #define ECHO_REQUEST6 128
 #define ECHO_REPLY6 129
 
-#define TCP_FIN 1
-#define TCP_SYN 2
-#define TCP_RST 4
-#define TCP_ACK 16
-
 /* What a packet says about its flow. */
 struct packet {
 	struct braid_forward_key key;
 	__u8 family;
 	__u8 flags; /* of TCP */
+	__u16 transport; /* offset of the transport header from the network header */
+	__u32 size; /* from the transport header on */
 };
 
 /* Reads from the packet's network header on. Returns 0 on success. */
@@ -104,7 +100,7 @@ static __attribute__((noinline)) int read_packet(struct __sk_buff *skb, struct p
 	__u32 *source = out ? key->remote : key->client, *target = out ? key->client : key->remote;
 	__u8 head[40], transport[8];
 	__u16 first, second;
-	__u32 offset;
+	__u32 offset, size;
 
 	if (skb->protocol == bpf_htons(ETH_IPV4)) {
 		if (load(skb, 0, head, 20))
@@ -113,6 +109,7 @@ static __attribute__((noinline)) int read_packet(struct __sk_buff *skb, struct p
 		if ((head[6] & 0x1f) || head[7])
 			return 0;
 		packet->family = 4;
+		size = head[2] << 8 | head[3];
 		key->protocol = head[9];
 		source[2] = target[2] = bpf_htonl(0xffff);
 		__builtin_memcpy(&source[3], head + 12, 4);
@@ -125,11 +122,17 @@ static __attribute__((noinline)) int read_packet(struct __sk_buff *skb, struct p
 		if (!offset)
 			return 0;
 		packet->family = 6;
+		size = head[4] << 8 | head[5];
+		size += size ? 40 : 0;
 		__builtin_memcpy(source, head + 8, 16);
 		__builtin_memcpy(target, head + 24, 16);
 	} else {
 		return 0;
 	}
+	packet->transport = offset;
+	/* The header of a packet that a network card will cut has no size if it is too large for it. */
+	size = size ?: skb->len - ETH_HEADER;
+	packet->size = size > offset ? size - offset : 0;
 	switch (key->protocol) {
 	case IPPROTO_TCP:
 		if (load(skb, offset + 13, &packet->flags, 1))
@@ -454,6 +457,19 @@ static __attribute__((noinline)) int hand_over(struct __sk_buff *skb, const stru
 	return 0;
 }
 
+/* Follows and changes the windows of a TCP flow that the kernel forwards. Before the packet is counted: the time since the last one matters. */
+BRAID_INLINE void follow_tcp(struct __sk_buff *skb, const struct packet *packet, struct braid_flow *flow, _Bool server)
+{
+	if (packet->key.protocol != IPPROTO_TCP || (flow->flags & BRAID_FLOW_CARRIED))
+		return;
+	if (packet->flags & TCP_SYN)
+		return follow_handshake(skb, flow, packet->transport, server);
+	if (!server)
+		time_handshake(flow);
+	if (are_windows_wanted())
+		follow_window(skb, flow, packet->transport, packet->size, server);
+}
+
 /* Processes a packet from a client or, if the constant `own` is set, from a program that uses the virtual interface. */
 BRAID_INLINE int process(struct __sk_buff *skb, _Bool own)
 {
@@ -515,6 +531,7 @@ BRAID_INLINE int process(struct __sk_buff *skb, _Bool own)
 			record_timeout(flow, (flow->resent - 1) | 1u << 31);
 		}
 	}
+	follow_tcp(skb, &packet, flow, 0);
 	count_forwarded(flow, &flow->tx, skb->len);
 	follow_end(flow, &packet, BRAID_FLOW_CLIENT_CLOSED);
 	/* A bridge may have passed the firewall already, which gave the packet its connection's mark. Only TCP has to follow that. */
@@ -576,6 +593,7 @@ int braid_to_lan(struct __sk_buff *skb)
 	flow = bpf_map_lookup_elem(&forwarded, &packet.key);
 	if (!flow || !flow->id || (flow->flags & (BRAID_FLOW_PENDING | BRAID_FLOW_MARKER)))
 		return TC_NEXT;
+	follow_tcp(skb, &packet, flow, 1);
 	count_forwarded(flow, &flow->rx, skb->len);
 	/* A connection from before the daemon's start is answered by any packet. */
 	if (packet.key.protocol == IPPROTO_TCP && !flow->answered && (packet.flags & (TCP_SYN | TCP_ACK)))

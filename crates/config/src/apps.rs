@@ -116,6 +116,7 @@ fn entry(mut section: Section<'_>, links: &[LinkEntry], world: &World) -> Option
             "limit it in the program; weight and guarantee work for UDP, because TCP flows on the link leave it room",
         );
     }
+    let weight = section.take("weight").and_then(|value| value.positive());
     let rule = AppRule {
         matcher: matcher.clone().unwrap_or_default(),
         when: when.clone().unwrap_or_default(),
@@ -127,7 +128,8 @@ fn entry(mut section: Section<'_>, links: &[LinkEntry], world: &World) -> Option
         copies,
         relay,
         resolve,
-        weight: section.take("weight").and_then(|value| value.positive()).unwrap_or(1.0),
+        weight: weight.unwrap_or(1.0),
+        weighs: weight.is_some(),
         rate,
         guarantee,
     };

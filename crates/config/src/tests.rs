@@ -83,6 +83,15 @@ fn names_are_resolved_by_a_relay_only_if_one_may_carry_the_flow() {
 }
 
 #[test]
+fn a_weight_of_one_divides_links_only_in_an_entry_that_names_clients() {
+    let shares =
+        |matcher: &str, more: &str| parse(&format!("[[app]]\nmatch = {{ {matcher} }}\n{more}")).policy.apps[0].preference().shares();
+    assert!(shares("client = \"192.168.7.0/24\"", "weight = 1\n"));
+    assert!(!shares("client = \"192.168.7.0/24\"", "") && !shares("port = 443", "weight = 1\n"));
+    assert!(shares("port = 443", "weight = 2\n"));
+}
+
+#[test]
 fn an_unknown_relay_is_reported_with_the_nearest_name() {
     let text = "[[app]]\nmatch = { port = 80 }\ncarry = \"bond\"\nrelay = \"hom\"\n";
     let [finding] = &refused(text)[..] else { panic!() };

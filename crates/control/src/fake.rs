@@ -163,6 +163,24 @@ impl FakeSteering {
         self.filtered.insert(app.clone());
     }
 
+    /// Simulates the first packet of a TCP flow of a client, and the answer to it. Rules see no address of the client.
+    pub fn forward(&mut self, now: Time, client: IpAddr, to: (IpAddr, u16)) -> Steered {
+        let steered = self.connect(now, &AppId::client(client), 0, to);
+        if let Steered::To(_, id) = steered
+            && let Some(row) = self.flows.get_mut(&id)
+        {
+            (row.forwarded, row.local, row.process, row.connecting) = (true, (client, row.local.1), 0, false);
+        }
+        steered
+    }
+
+    /// Makes this the rule that a flow matched at its start.
+    pub fn set_rule(&mut self, id: FlowId, rule: u8) {
+        if let Some(row) = self.flows.get_mut(&id) {
+            row.rule = Some(rule);
+        }
+    }
+
     /// Simulates a connect of a program.
     pub fn connect(&mut self, now: Time, app: &AppId, user: u32, to: (IpAddr, u16)) -> Steered {
         let Some(params) = self.params.clone() else { return Steered::LeftAlone };
@@ -244,6 +262,7 @@ impl FakeSteering {
             moves: 0,
             moving: false,
             filtered,
+            limitable: true,
         };
         self.flows.insert(id, row);
         self.counters.steered += 1;
@@ -314,7 +333,7 @@ impl FakeSteering {
         link_load.flows = link_load.flows.saturating_sub(1);
         self.learn_step(&row.app, row.remote.1, row.rx, row.tx, now);
         self.counters.ended += 1;
-        self.events.push(SteeringEvent::Ended(row));
+        self.events.push(SteeringEvent::Ended(Box::new(row)));
     }
 
     fn learn_step(&mut self, app: &AppId, port: u16, down: ByteCount, up: ByteCount, now: Time) {

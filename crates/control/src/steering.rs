@@ -296,6 +296,8 @@ pub struct FlowRow {
     pub moving: bool,
     /// Foreign BPF programs filter its cgroup, so it goes direct although its destination runs Braid.
     pub filtered: bool,
+    /// Whether [`Steering::shape`] can limit it: a TCP flow. Of a forwarded one the handshake must have been seen.
+    pub limitable: bool,
 }
 
 // A flow of `Steering::shape`, and its limits.
@@ -316,7 +318,7 @@ pub struct ShapeStep {
 #[derive(Debug, Clone, PartialEq)]
 pub enum SteeringEvent {
     /// A flow ended, with its final counters.
-    Ended(FlowRow),
+    Ended(Box<FlowRow>),
     /// A new application made its first connect.
     NewApp {
         /// The application.
@@ -509,7 +511,7 @@ pub trait Steering {
     /// Sets the load of bonded flows by slot. The next dump adds it to the load table.
     fn set_bonded_loads(&mut self, loads: &BondedLoads) -> Result<(), SteeringError>;
     /// Makes these the limits of running TCP flows, by id; a flow without an entry gets its own settings back. Flows whose socket is
-    /// connecting are skipped. At most 4096; the rest are ignored. If the system does not support this, no flow is limited and none is returned.
+    /// connecting are skipped, and of a forwarded flow only windows are limited. At most 4096; the rest are ignored. If the system does not support this, no flow is limited and none is returned.
     fn shape(&mut self, now: Time, shapes: &BTreeMap<FlowId, Shape>) -> Result<ShapeStep, SteeringError>;
     /// Makes the switch act at these devices, and at no others. `own` is the virtual interface, if there is one.
     fn set_ports(&mut self, ports: &[Port], own: Option<&VirtualDevice>) -> Result<(), SteeringError>;

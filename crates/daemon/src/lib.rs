@@ -595,6 +595,8 @@ impl Daemon<'_> {
         let bonded = self.peers.take_moved(self.core.slot_costs(time));
         let apps: Vec<AppPulse> = self.core.take_moved().into_iter().chain(bonded).collect();
         self.core.measure_clients(time, &apps);
+        let core = &self.core;
+        self.peers.divide_weights(core.shares_between_clients().then_some(|address| core.client_key(address)));
         self.handler.on_second(unix_ms(), links, self.core.power(), &apps);
         if self.handler.has_listeners() {
             let apps = self.updates.is_multiple_of(APPS_INTERVAL);

@@ -39,6 +39,7 @@ pub(crate) mod packets;
 pub(crate) mod pins;
 pub(crate) mod redirected;
 mod servers;
+mod shares;
 
 use flow_limits::FlowLimits;
 use forward::Exchanges;
@@ -210,6 +211,10 @@ struct BondedFlow {
     cost: Cost,
     /// Links that the rule allows. `braid move` may have moved the flow to others.
     ruled: LinkSet,
+    /// Weight that the rule gives. The flow has less if it shares it with others of its client.
+    weight: u16,
+    /// Bytes moved when the weights were last divided.
+    moved_before: Traffic,
 }
 
 /// Energy cost of a flow.
@@ -513,6 +518,7 @@ impl Peers {
                 continue;
             }
             bonded.policy = forward::flow_policy(&policy);
+            bonded.weight = bonded.policy.weight;
             bonded.bond_reason = Some(bond_reason);
             bonded.flow.set_policy(bonded.policy);
             changed += 1;

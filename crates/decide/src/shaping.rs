@@ -9,6 +9,7 @@
 //! while a queue persists although the flows keep their targets, and grows while there is none. A queue that was there before is drained by the windows
 //! (in), and by sending less for a while (out); it says nothing about the capacity.
 
+mod bonded;
 mod targets;
 mod window;
 
@@ -18,6 +19,7 @@ use std::time::Duration;
 use braid_model::{ByteCount, Direction, FlowId, LinkIndex, PerDirection, Rate, Time};
 
 pub use crate::policy::{Portion, Preference};
+pub use bonded::{BondedClaim, bonded_weights};
 pub use targets::{Bounds, Claim, targets};
 use window::{Inputs, Trims, Window};
 
@@ -67,7 +69,13 @@ pub struct Shape {
     pub pacing: Option<Rate>,
     /// The most that the far end may have under way to it.
     pub window: Option<ByteCount>,
+    /// Of a forwarded flow, instead of `pacing`: the most that its client may have under way to the far end.
+    pub client_window: Option<ByteCount>,
 }
+
+/// Identifies a client of the gateway.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ClientKey(pub u128);
 
 /// A living flow on its link.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -78,12 +86,21 @@ pub struct Subject {
     pub limitable: bool,
     /// Its link.
     pub link: LinkIndex,
+    /// The client that it is forwarded for; `None`: a flow of this machine. The flows of one client and one rule share one weight, evenly.
+    pub client: Option<ClientKey>,
     /// Number of the rule that matched. The flows of one rule on one link share its `rate` and `guarantee`.
     pub rule: Option<usize>,
     /// Preferences of that rule.
     pub preference: Preference,
     /// Least RTT of its life so far.
     pub least_round_trip: Option<Duration>,
+}
+
+impl Subject {
+    /// What has a weight of its own: the flows of a client with the same rule, or one flow of this machine.
+    fn unit(&self) -> (Option<ClientKey>, Option<usize>, Option<FlowId>) {
+        (self.client, self.rule, self.client.is_none().then_some(self.id))
+    }
 }
 
 /// Share of the capacity above which a link is full, so that its flows' windows are bounded.
@@ -162,13 +179,13 @@ struct LinkState {
     /// Wait in the link's queue now, and smoothed, in seconds.
     queue: PerDirection<f64>,
     smoothed: PerDirection<f64>,
-    trims: Trims,
+    trims: PerDirection<Trims>,
 }
 
 impl Default for LinkState {
     fn default() -> Self {
         let zero = PerDirection::default();
-        Self { headroom: PerDirection::from_fn(|_| HEADROOM), queue: zero, smoothed: zero, trims: Trims::default() }
+        Self { headroom: PerDirection::from_fn(|_| HEADROOM), queue: zero, smoothed: zero, trims: PerDirection::default() }
     }
 }
 
@@ -189,11 +206,12 @@ struct Flow {
     active_since: PerDirection<Option<Time>>,
     /// Latest RTT by direction of the data, in seconds.
     round_trip: PerDirection<Option<f64>>,
-    /// RTT without a queue on the link, in seconds.
-    base: Option<f64>,
+    /// RTT without a queue on the link, in seconds, as the window of each direction assumes it. A flow of this machine has only a receive window.
+    base: PerDirection<Option<f64>>,
     /// Bits per second.
     target: PerDirection<Option<f64>>,
-    window: Window,
+    /// Of a flow of this machine, only `down` is used.
+    window: PerDirection<Window>,
     /// Whether the path has become shorter since the last step.
     is_nearer: bool,
     /// Bound of the receive window while it has no target, in bytes.
@@ -307,7 +325,9 @@ impl Controller {
                 self.observe(&mut state, direction, &ids);
                 self.set_targets(&state, direction, &ids, &facts);
             }
-            self.set_windows(&mut state, &ids);
+            for direction in Direction::ALL {
+                self.set_windows(&mut state, direction, &ids);
+            }
             for id in &ids {
                 self.flows.entry(*id).and_modify(|flow| flow.is_nearer = false);
             }
@@ -335,7 +355,12 @@ impl Controller {
             self.drop_least(shapes);
         }
         for (id, flow) in &mut self.flows {
-            flow.listed = shapes.contains_key(id);
+            let listed = shapes.contains_key(id);
+            if flow.listed != listed && flow.subject.client.is_some() {
+                // Polls count headers as well, steps the payload since the flow is listed.
+                flow.last = None;
+            }
+            flow.listed = listed;
         }
     }
 
@@ -370,14 +395,13 @@ impl Controller {
     /// rule's guarantee if that is more.
     pub fn guaranteed(&self, id: FlowId, capacity: Option<Rate>) -> Option<Guaranteed> {
         let flow = self.flows.get(&id)?;
-        let (mut weights, mut own) = (0.0, 0.0);
-        for other in self.flows.values().filter(|other| other.subject.link == flow.subject.link) {
-            weights += other.subject.preference.weight;
-            if other.subject.rule == flow.subject.rule {
-                own += other.subject.preference.weight;
-            }
-        }
-        let weight = flow.subject.preference.weight;
+        let here = || self.flows.values().map(|flow| &flow.subject).filter(|subject| subject.link == flow.subject.link);
+        let mut sizes: BTreeMap<_, f64> = BTreeMap::new();
+        here().for_each(|subject| *sizes.entry(subject.unit()).or_default() += 1.0);
+        let part_of = |subject: &Subject| subject.preference.weight / sizes[&subject.unit()];
+        let weights: f64 = here().map(part_of).sum();
+        let own: f64 = here().filter(|subject| subject.rule == flow.subject.rule).map(part_of).sum();
+        let weight = part_of(&flow.subject);
         let by_weight = capacity.map(|capacity| capacity.scale(weight / weights));
         // The rule's flows share its guarantee and its cap by their weights.
         let part = |portion: Option<Portion>| Some(portion?.of(capacity)?.scale(weight / own));
@@ -389,15 +413,15 @@ impl Controller {
     /// link wait is subtracted: the shortest wait, as others may wait for a server that pauses.
     fn find_bases(&mut self, ids: &[FlowId], facts: &LinkFacts) {
         let moving = ids.iter().map(|id| &self.flows[id]).filter(|flow| flow.rate.down > IDLE_BPS);
-        let waits = moving.filter_map(|flow| Some(flow.round_trip.down? - flow.base.or(flow.least())?));
+        let waits = moving.filter_map(|flow| Some(flow.round_trip.down? - flow.base.down.or(flow.least())?));
         let wait = waits.min_by(f64::total_cmp).unwrap_or(0.0).max(0.0);
         let link = facts.round_trip.map_or(0.0, |rtt| rtt.as_secs_f64());
         for id in ids {
-            if let Some(flow) = self.flows.get_mut(id).filter(|flow| flow.base.is_none())
+            if let Some(flow) = self.flows.get_mut(id).filter(|flow| flow.base.down.is_none())
                 && let Some(now) = flow.round_trip.down
             {
                 let least = flow.least().unwrap_or(now).min(now);
-                flow.base = Some(least.min((now - wait).max(link)).max(0.000_2));
+                flow.base = PerDirection::from_fn(|_| Some(least.min((now - wait).max(link)).max(0.000_2)));
             }
         }
     }
@@ -406,7 +430,7 @@ impl Controller {
     fn observe(&self, state: &mut LinkState, direction: Direction, ids: &[FlowId]) {
         let flows = || ids.iter().map(|id| &self.flows[id]).filter(|flow| flow.rate[direction] > IDLE_BPS);
         // The flow with the shortest wait: others may wait for a distant server.
-        let waits = flows().filter_map(|flow| Some((flow.round_trip[direction]? - flow.base?, flow.base?)));
+        let waits = flows().filter_map(|flow| Some((flow.round_trip[direction]? - flow.base(direction)?, flow.base(direction)?)));
         let Some((queue, base)) = waits.min_by(|a, b| a.0.total_cmp(&b.0)) else {
             (state.queue[direction], state.smoothed[direction]) = (0.0, 0.0);
             return;
@@ -434,24 +458,24 @@ impl Controller {
         *headroom = headroom.clamp(*HEADROOM_BOUNDS.start(), *HEADROOM_BOUNDS.end());
     }
 
-    /// Sets the receive windows of a link's flows that have a target.
-    fn set_windows(&mut self, state: &mut LinkState, ids: &[FlowId]) {
-        let draining = state.is_draining(Direction::Down);
+    /// Sets the windows of a link's flows that have a target in this direction.
+    fn set_windows(&mut self, state: &mut LinkState, direction: Direction, ids: &[FlowId]) {
+        let draining = state.is_draining(direction);
         let mut limited: Vec<Inputs<'_>> = self
             .flows
             .range_mut(ids[0]..=ids[ids.len() - 1])
-            .filter(|(id, _)| ids.binary_search(id).is_ok())
+            .filter(|(id, flow)| flow.has_window(direction) && ids.binary_search(id).is_ok())
             .filter_map(|(_, flow)| {
-                let Some(target) = flow.target.down.filter(|_| flow.subject.limitable) else {
-                    flow.base = flow.window.end(flow.base);
+                let Some(target) = flow.target[direction].filter(|_| flow.subject.limitable) else {
+                    flow.end_window(direction);
                     return None;
                 };
-                let base = flow.base.get_or_insert(0.05);
-                let round_trip = flow.round_trip.down.unwrap_or(*base).max(*base);
-                Some(Inputs { window: &mut flow.window, base, target, rate: flow.rate.down, round_trip })
+                let base = flow.base[direction].get_or_insert(0.05);
+                let round_trip = flow.round_trip[direction].unwrap_or(*base).max(*base);
+                Some(Inputs { window: &mut flow.window[direction], base, target, rate: flow.rate[direction], round_trip })
             })
             .collect();
-        state.trims.set(&mut limited, self.read_at, self.share, draining);
+        state.trims[direction].set(&mut limited, self.read_at, self.share, draining);
     }
 
     fn set_targets(&mut self, state: &LinkState, direction: Direction, ids: &[FlowId], facts: &LinkFacts) {
@@ -470,6 +494,7 @@ impl Controller {
         let mut rules: Vec<Option<usize>> = Vec::new();
         let mut bounds: Vec<Bounds> = Vec::new();
         let mut claims = Vec::with_capacity(ids.len());
+        let mut units = BTreeMap::new();
         for id in ids {
             let flow = &self.flows[id];
             let (rule, preference) = (flow.subject.rule, flow.subject.preference);
@@ -479,7 +504,9 @@ impl Controller {
                 bounds.push(Bounds { ceiling: bps(preference.rate), floor: bps(preference.guarantee).filter(|_| shared) });
                 rules.len() - 1
             });
-            claims.push(Claim { group, weight: preference.weight, demand: flow.demand(direction) });
+            let next = units.len();
+            let unit = *units.entry(flow.subject.unit()).or_insert(next);
+            claims.push(Claim { group, unit, weight: preference.weight, demand: flow.demand(direction) });
         }
         for ((id, claim), target) in ids.iter().zip(&claims).zip(targets(capacity, &claims, &bounds)) {
             if let Some(flow) = self.flows.get_mut(id) {
@@ -501,9 +528,9 @@ impl Flow {
             peak: PerDirection::default(),
             active_since: PerDirection::default(),
             round_trip: PerDirection::default(),
-            base: None,
+            base: PerDirection::default(),
             target: PerDirection::default(),
-            window: Window::default(),
+            window: PerDirection::default(),
             is_nearer: false,
             bound: None,
             listed: false,
@@ -520,7 +547,20 @@ impl Flow {
 
     fn release(&mut self) {
         self.target = PerDirection::default();
-        self.base = self.window.end(self.base);
+        Direction::ALL.into_iter().for_each(|direction| self.end_window(direction));
+    }
+
+    fn end_window(&mut self, direction: Direction) {
+        self.base[direction] = self.window[direction].end(self.base[direction]);
+    }
+
+    /// Whether a window limits what is under way in this direction. Flows of this machine send by a pacing rate.
+    fn has_window(&self, direction: Direction) -> bool {
+        direction == Direction::Down || self.subject.client.is_some()
+    }
+
+    fn base(&self, direction: Direction) -> Option<f64> {
+        if self.has_window(direction) { self.base[direction] } else { self.base.down }
     }
 
     fn on_progress(&mut self, row: &Progress) {
@@ -532,10 +572,12 @@ impl Flow {
         self.round_trip = PerDirection { down: fresh.or(received).or(sent), up: sent };
         // Only what is new: the path may have become longer since the handshake.
         let latest = self.round_trip.down.into_iter().chain(fresh).fold(f64::INFINITY, f64::min);
-        if let Some(base) = self.base.filter(|base| latest < *base) {
-            self.base = Some(latest);
-            self.window.on_shorter_base(latest / base);
-            self.is_nearer |= latest < NEARER * base;
+        for direction in Direction::ALL {
+            if let Some(base) = self.base[direction].filter(|base| latest < *base) {
+                self.base[direction] = Some(latest);
+                self.window[direction].on_shorter_base(latest / base);
+                self.is_nearer |= self.has_window(direction) && latest < NEARER * base;
+            }
         }
         if let Some(last) = self.last {
             let span = row.read_at.since(last.read_at).as_secs_f64();
@@ -568,7 +610,7 @@ impl Flow {
             return None;
         }
         let limited = match self.target[direction] {
-            Some(target) => peak < REACHED * target && !(direction == Direction::Down && self.window.is_in_effect()),
+            Some(target) => peak < REACHED * target && !self.window[direction].is_in_effect(),
             // It is not limited yet: idle, or it has as much as it can.
             None => rate <= IDLE_BPS,
         };
@@ -584,9 +626,13 @@ impl Flow {
     }
 
     fn shape(&self) -> Shape {
-        let window = if self.target.down.is_some() { self.window.bytes() } else { self.bound.map(|bytes| bytes as u64) };
-        let window = window.map(ByteCount::new);
-        Shape { pacing: self.target.up.map(pacing), window }
+        let window = |direction: Direction| self.target[direction].and_then(|_| self.window[direction].bytes()).map(ByteCount::new);
+        if self.subject.client.is_some() {
+            // Its windows can become smaller at once, so they need no bound in advance.
+            return Shape { pacing: None, window: window(Direction::Down), client_window: window(Direction::Up) };
+        }
+        let bound = self.bound.filter(|_| self.target.down.is_none()).map(|bytes| ByteCount::new(bytes as u64));
+        Shape { pacing: self.target.up.map(pacing), window: window(Direction::Down).or(bound), client_window: None }
     }
 }
 
@@ -648,7 +694,7 @@ mod tests {
     }
 
     fn subject(id: u64, rule: usize, preference: Preference) -> Subject {
-        Subject { id: FlowId(id), limitable: true, link: LINK, rule: Some(rule), preference, least_round_trip: None }
+        Subject { id: FlowId(id), limitable: true, link: LINK, client: None, rule: Some(rule), preference, least_round_trip: None }
     }
 
     fn facts(capacity: Option<Rate>, milliseconds: u64) -> BTreeMap<LinkIndex, LinkFacts> {
@@ -688,6 +734,36 @@ mod tests {
         let rates = run(&[subject(1, 0, weight(1.0)), subject(2, 1, weight(3.0))], &mut far, &facts(Some(Rate::from_mbps(12)), 40), 8);
         assert!((rates[1] / rates[0] / 3.0 - 1.0).abs() < 0.05 && rates[0] + rates[1] > 10e6, "{rates:?}");
         assert!(far.queue * 8.0 / far.rate < 0.02, "the queue is {} bytes", far.queue);
+    }
+
+    #[test]
+    fn clients_share_a_link_whatever_their_number_of_flows() {
+        let of = |id: u64, client: u128| Subject {
+            client: Some(ClientKey(client)),
+            ..subject(id, 0, Preference { among_clients: true, ..Preference::default() })
+        };
+        let mut subjects: Vec<Subject> = (1..9).map(|id| of(id, 1)).collect();
+        subjects.push(of(9, 2));
+        let rates = run(&subjects, &mut far_end(40.0, 40.0), &facts(Some(Rate::from_mbps(40)), 40), 8);
+        let many: f64 = rates[..8].iter().sum();
+        assert!((many / rates[8] - 1.0).abs() < 0.05 && many + rates[8] > 34e6, "{rates:?}");
+    }
+
+    #[test]
+    fn a_forwarded_flow_has_windows_and_no_pacing() {
+        let limit = Preference { rate: Some(Portion::Rate(Rate::from_mbps(4))), ..Preference::default() };
+        let mut controller = Controller::default();
+        controller.follow([Subject { client: Some(ClientKey(1)), ..subject(1, 0, limit) }], false);
+        let facts = facts(None, 40);
+        let mut row = far_end(20.0, 40.0).pass(&BTreeMap::new(), &[FlowId(1)])[0];
+        for step in 1..=20 {
+            row = Progress { rx: ByteCount::ZERO, tx: ByteCount::new(50_000 * step), read_at: row.read_at + STEP, ..row };
+            controller.on_progress(&[row]);
+            controller.step(&facts);
+        }
+        let shape = controller.step(&facts)[&FlowId(1)];
+        // 4 Mbit/s for 40 ms are 20 kB.
+        assert!(shape.pacing.is_none() && shape.client_window.is_some_and(|window| (15_000..30_000).contains(&window.get())), "{shape:?}");
     }
 
     /// The windows of a download that was alone were megabytes, and a flow that joined it waited four seconds for its share.
@@ -788,7 +864,7 @@ mod tests {
     #[test]
     fn the_guaranteed_rate_is_the_larger_of_weight_and_guarantee_up_to_the_limit() {
         let mut controller = Controller::default();
-        let of = |guarantee, rate| Preference { weight: 1.0, rate, guarantee };
+        let of = |guarantee, rate| Preference { rate, guarantee, ..Preference::default() };
         controller.follow(
             [
                 subject(1, 0, of(Some(Portion::Share(0.5)), None)),

@@ -28,6 +28,10 @@ pub(super) struct Clients {
     /// Rates of the clients that moved any bytes in the last interval, by address.
     pub(super) rates: BTreeMap<IpAddr, PerDirection<Rate>>,
     pub(super) measured: Time,
+    /// Hardware addresses of the clients, by address; only up to date while rules divide links by weight.
+    pub(super) macs: BTreeMap<IpAddr, Mac>,
+    /// When they were read.
+    pub(super) macs_read: Option<Time>,
 }
 
 impl Clients {

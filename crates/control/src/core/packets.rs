@@ -42,7 +42,7 @@ impl<S: Steering> Core<S> {
         let has = |family| {
             device.is_some_and(|device| device.addresses.iter().any(|net| Family::of(net.addr()) == family && !is_link_local(net.addr())))
         };
-        match self.in_force.lan.is_empty() {
+        match !self.in_force.forwards() {
             true => PerFamily::default(),
             false => PerFamily { v4: has(Family::V4), v6: has(Family::V6) },
         }

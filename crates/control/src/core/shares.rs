@@ -1,13 +1,14 @@
 //! Preferences for flows without a relay: `weight`, `rate` and `guarantee` of their rules, kept by limiting running TCP flows.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::time::Duration;
 
 use braid_api::{FlowShare, ShareDirection};
 use braid_decide::fair::guarantees::{self, LeakyBucket, Refusal};
 use braid_decide::policy::{AppRule, LinkSelector, Preference};
-use braid_decide::shaping::{Controller, Guaranteed, LinkFacts, STEP, Subject};
-use braid_model::{ByteCount, Direction, FlowId, LinkIndex, PerDirection, Protocol, Rate, Time};
+use braid_decide::shaping::{ClientKey, Controller, Guaranteed, LinkFacts, STEP, Subject};
+use braid_model::{ByteCount, Direction, FlowId, LinkIndex, Mac, PerDirection, Protocol, Rate, Time};
 
 use super::Core;
 use super::timeouts::RETRY;
@@ -35,6 +36,12 @@ pub(super) struct Shares {
 /// Note on a UDP flow with a share.
 const UDP: &str =
     "UDP has no feedback that Braid could use, so this flow is not limited; TCP flows on its link are, so that it gets its share";
+
+/// Interval at which the list of clients is read.
+const CLIENT_LIST: Duration = Duration::from_secs(1);
+
+/// Note on a TCP flow of a client that cannot be limited.
+const UNSEEN: &str = "this connection began before Braid, or its segments are signed, so it is not limited; others on its link are, so that it gets its share";
 
 /// Number of limited flows above which steps come less often, in proportion.
 const FREQUENT: usize = 50;
@@ -79,12 +86,13 @@ impl Shares {
 impl<S: Steering> Core<S> {
     /// Takes over the living flows and preferences, and starts or continues the steps if any flow needs them.
     pub(super) fn follow_shares(&mut self, now: Time) {
-        // Clients of `braid proxy` have no flows of their own here.
-        let direct = |rule: &&AppRule| rule.matcher.client.is_none();
+        // Without a gateway, clients are those of `braid proxy`, which have no flows of their own here.
+        let direct = |rule: &&AppRule| rule.matcher.client.is_none() || self.is_gateway();
         let preferences = || self.config.policy.apps.iter().filter(direct).map(AppRule::preference);
         let wanted = preferences().any(|preference| preference != Preference::default());
         let may_share = preferences().any(|preference| preference.shares());
         let subjects: Vec<Subject> = if wanted {
+            self.update_client_keys(now);
             let direct = self.flows.iter().filter(|living| !self.has_ended(living));
             direct.map(|living| Subject { least_round_trip: living.progress.least_rtt, ..self.shaping_subject(&living.row) }).collect()
         } else {
@@ -121,12 +129,38 @@ impl<S: Steering> Core<S> {
         let preference = rule.map(|rule| apps[rule].preference()).unwrap_or_default();
         Subject {
             id: row.id,
-            limitable: row.protocol == Protocol::Tcp && !row.forwarded,
+            limitable: row.limitable,
             link: row.link,
+            client: row.app.client_address().map(|client| self.client_key(client)),
             rule,
             preference,
             least_round_trip: None,
         }
+    }
+
+    /// Learns which addresses belong to one device, so that a client with several of them has one weight.
+    fn update_client_keys(&mut self, now: Time) {
+        if !self.is_gateway() || self.clients.macs_read.is_some_and(|read| now.since(read) < CLIENT_LIST) {
+            return;
+        }
+        self.clients.macs_read = Some(now);
+        // Without the list, each address is a client.
+        let rows = self.steering.clients().unwrap_or_default();
+        self.clients.macs = rows.into_iter().filter_map(|row| Some((row.address, row.mac?))).collect();
+    }
+
+    /// Whether rules divide links between the clients of the gateway by weight, or guarantee rates. Bonds are then divided between clients, too.
+    pub fn shares_between_clients(&self) -> bool {
+        self.is_gateway() && self.config.policy.apps.iter().any(|rule| rule.preference().shares())
+    }
+
+    /// The device with this address: its hardware address if it is known, which no IPv6 or IPv4-mapped address resembles.
+    pub fn client_key(&self, address: IpAddr) -> ClientKey {
+        let own = || match address {
+            IpAddr::V4(v4) => v4.to_ipv6_mapped().to_bits(),
+            IpAddr::V6(v6) => v6.to_bits(),
+        };
+        ClientKey(self.clients.macs.get(&address).map_or_else(own, |mac| u128::from_be_bytes(mac_bytes(mac))))
     }
 
     /// Does a step if it is due.
@@ -176,7 +210,7 @@ impl<S: Steering> Core<S> {
                 "the link's capacity is not known yet: weights and percentages have no effect until traffic or capacity_down shows it";
             share.note = Some(text.to_owned());
         } else if !subject.limitable {
-            share.note = Some(UDP.to_owned());
+            share.note = Some(if row.protocol == Protocol::Tcp { UNSEEN } else { UDP }.to_owned());
         }
         Some(share)
     }
@@ -275,6 +309,13 @@ fn delay_bound(guaranteed: Option<Guaranteed>, measured: Option<Rate>) -> (Optio
         }
         _ => (None, Some("no delay bound: the flow moves nothing in this direction")),
     }
+}
+
+/// 0xff and the hardware address.
+fn mac_bytes(mac: &Mac) -> [u8; 16] {
+    let mut bytes = [0xff; 16];
+    bytes[10..].copy_from_slice(&mac.0);
+    bytes
 }
 
 fn progress(row: &FlowRow) -> ShapedFlow {

@@ -44,7 +44,7 @@ fn regression_a_failed_event_does_not_drop_later_ones() {
     let events = |number: u64| {
         let app = AppId { name: format!("app{number}"), ..pattern.app.clone() };
         let row = FlowRow { id: FlowId(number), app: app.clone(), remote: (SERVER, 22), rx: ByteCount::new(100), ..pattern.clone() };
-        [SteeringEvent::NewApp { app, process: 1, cgroup: 1, class: Class::Unclassified }, SteeringEvent::Ended(row)]
+        [SteeringEvent::NewApp { app, process: 1, cgroup: 1, class: Class::Unclassified }, SteeringEvent::Ended(Box::new(row))]
     };
     let mut failed = 0;
     for every in 2..20 {

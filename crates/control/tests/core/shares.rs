@@ -7,7 +7,7 @@ use braid_api::ExplainRequest;
 use braid_control::config::Config;
 use braid_control::fake::Steered;
 use braid_control::steering::{AppId, ExeId, Shape};
-use braid_decide::policy::{AppMatcher, AppRule, LinkRule, Portion, Scheduler};
+use braid_decide::policy::{AppMatcher, AppRule, ClientMatcher, LinkRule, Portion, Scheduler};
 use braid_model::{ByteCount, FlowId, Rate};
 
 use super::world::*;
@@ -172,4 +172,45 @@ fn the_explanation_of_a_flow_without_preferences_shows_no_share() {
     world.run(Duration::from_secs(1));
     let share = world.core.explain(world.now, &ExplainRequest { flow: Some(id.0), ..Default::default() }).unwrap().share;
     assert_eq!(share, None, "no preference concerns the flow");
+}
+
+/// Clients have no sockets here: windows limit their flows in both directions, and one weight belongs to all flows of a client.
+#[test]
+fn forwarded_flows_share_a_link_with_own_ones_by_client() {
+    let mut config = config(Scheduler::OnlyOne);
+    let capacity = Some(Rate::from_mbps(10));
+    config.policy.links = vec![LinkRule { capacity_down: capacity, capacity_up: capacity, ..link_rule("wlan0") }];
+    config.policy.lan = vec!["lan0".into()];
+    let matcher = AppMatcher { client: Some(ClientMatcher::Network("192.168.7.9/32".parse().unwrap())), ..AppMatcher::default() };
+    // A weight of 1 counts as well, if it is given to clients.
+    config.policy.apps = vec![AppRule { weighs: true, matcher, ..AppRule::default() }];
+    let mut world = World::new(config);
+    world.devices.push(facts(3, "lan0"));
+    world.set_network();
+    world.run(Duration::from_secs(1));
+    let mut forward = |host: u8| {
+        let now = world.now;
+        let address = std::net::IpAddr::from([192, 168, 7, host]);
+        let Steered::To(_, id) = world.core.steering().forward(now, address, (SERVER, 443)) else { panic!("{address}") };
+        id
+    };
+    // The fake does not match rules by client, so the flow of the first client gets the rule by its number.
+    let first = forward(9);
+    let (second, third) = ([forward(10), forward(10), forward(10)], forward(11));
+    world.core.steering().set_rule(first, 0);
+    let own = world.begin("curl");
+    let all: Vec<(FlowId, f64)> = second.into_iter().chain([first, third, own]).map(|id| (id, 2e7)).collect();
+    world.send(Duration::from_secs(3), &all);
+    let target = |world: &mut World, id: FlowId| {
+        let explained = world.core.explain(world.now, &ExplainRequest { flow: Some(id.0), ..Default::default() }).unwrap();
+        explained.share.unwrap().up.target_bps.unwrap() as f64
+    };
+    let each = target(&mut world, first);
+    let sum: f64 = second.into_iter().map(|id| target(&mut world, id)).sum();
+    for other in [sum, target(&mut world, third), target(&mut world, own)] {
+        assert!((other / each - 1.0).abs() < 0.01, "{other} and {each} of {:?}", world.shapes());
+    }
+    let shapes = world.shapes();
+    assert!(shapes[&first].client_window.is_some() && shapes[&first].pacing.is_none(), "{shapes:?}");
+    assert!(shapes[&own].pacing.is_some() && shapes[&own].client_window.is_none(), "{shapes:?}");
 }

@@ -250,6 +250,8 @@ impl Peers {
             counted: Default::default(),
             cost: Cost::default(),
             ruled: policy.links,
+            weight: bond.weight,
+            moved_before: Default::default(),
         };
         let id = self.flows.lock().unwrap_or_else(PoisonError::into_inner).insert(facts.id.0, bonded);
         Some(Opened { id, flow, client, flow_peer })

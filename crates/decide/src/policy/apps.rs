@@ -92,6 +92,8 @@ pub struct AppRule {
     pub resolve: Resolve,
     /// Weight relative to other flows (φ); the default is 1.
     pub weight: f64,
+    /// Whether the entry gives a weight, also one of 1. Rules that name clients then share the link between them.
+    pub weighs: bool,
     /// The most that the rule's flows get together on one link, in each direction. Direct TCP flows only.
     pub rate: Option<Portion>,
     /// The least that they get together on one link, as far as they want it, in each direction. Direct TCP flows only.
@@ -129,8 +131,10 @@ impl fmt::Display for Portion {
 /// What a rule asks for its direct TCP flows.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Preference {
-    /// Weight of each flow (φ).
+    /// Weight (φ) of each flow of this machine, and of each client as a whole.
     pub weight: f64,
+    /// Whether the weight divides the links between clients even if it is 1.
+    pub among_clients: bool,
     /// The most that they get together on one link, in each direction.
     pub rate: Option<Portion>,
     /// The least that they get together on one link.
@@ -139,21 +143,22 @@ pub struct Preference {
 
 impl Default for Preference {
     fn default() -> Self {
-        Self { weight: 1.0, rate: None, guarantee: None }
+        Self { weight: 1.0, among_clients: false, rate: None, guarantee: None }
     }
 }
 
 impl Preference {
     /// Whether the flows need something of the other flows on their link, not only a limit of their own.
     pub fn shares(&self) -> bool {
-        (self.weight - 1.0).abs() > f64::EPSILON || self.guarantee.is_some()
+        (self.weight - 1.0).abs() > f64::EPSILON || self.among_clients || self.guarantee.is_some()
     }
 }
 
 impl AppRule {
     /// What the rule asks for its direct TCP flows.
     pub fn preference(&self) -> Preference {
-        Preference { weight: self.weight, rate: self.rate, guarantee: self.guarantee }
+        let among_clients = self.weighs && self.matcher.client.is_some();
+        Preference { weight: self.weight, among_clients, rate: self.rate, guarantee: self.guarantee }
     }
 }
 
@@ -171,6 +176,7 @@ impl Default for AppRule {
             relay: None,
             resolve: Resolve::default(),
             weight: 1.0,
+            weighs: false,
             rate: None,
             guarantee: None,
         }

@@ -1,5 +1,7 @@
 //! Weighted max-min rates on one link, where the flows of a rule share a minimum and a maximum.
 
+use std::collections::BTreeMap;
+
 use crate::fair::solver::level_of;
 
 /// One flow's claim to a link.
@@ -7,7 +9,9 @@ use crate::fair::solver::level_of;
 pub struct Claim {
     /// Index of its group.
     pub group: usize,
-    /// Weight φ.
+    /// Index of what has the weight: the claims of one unit share its rate evenly. They have the same group and weight.
+    pub unit: usize,
+    /// Weight φ of the unit.
     pub weight: f64,
     /// The most that it wants, in bits per second; `None`: as much as possible.
     pub demand: Option<f64>,
@@ -24,7 +28,7 @@ pub struct Bounds {
 
 /// The rate that each flow may reach on a link of this `capacity`, in bits per second; `None`: no limit. Without a capacity only ceilings count.
 ///
-/// The rates are weighted max-min fair among the flows of groups whose sum lies between their bounds; other groups get exactly their bound. If the
+/// The rates are weighted max-min fair among the units of groups whose sum lies between their bounds; other groups get exactly their bound. If the
 /// floors together exceed the capacity, each is reduced by the same factor. What nobody wants is added to each flow's rate, so that a flow can show
 /// that it wants more than before.
 ///
@@ -94,12 +98,25 @@ fn sums(claims: &[Claim], rates: &[f64], groups: usize) -> Vec<f64> {
     sums
 }
 
-/// Shares a capacity among the claims that `belongs` selects: the level of one link, without the maximum flow that several links need.
+/// Shares a capacity among the units of the claims that `belongs` selects, and the rate of each unit among its claims: the levels of one link, without the
+/// maximum flow that several links need.
 fn share(capacity: f64, claims: &[Claim], belongs: impl Fn(&Claim) -> bool, rates: &mut [f64]) {
     let demand = |claim: &Claim| claim.demand.unwrap_or(f64::INFINITY);
-    let level = level_of(claims.iter().filter(|claim| belongs(claim)).map(|claim| (weight(claim), demand(claim))), capacity.max(0.0));
-    for (claim, rate) in claims.iter().zip(rates).filter(|(claim, _)| belongs(claim)) {
-        *rate = demand(claim).min(level * weight(claim));
+    let mut units: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+    for (place, claim) in claims.iter().enumerate().filter(|(_, claim)| belongs(claim)) {
+        units.entry(claim.unit).or_default().push(place);
+    }
+    let wanted = |places: &[usize]| (weight(&claims[places[0]]), places.iter().map(|place| demand(&claims[*place])).sum::<f64>());
+    let level = level_of(units.values().map(|places| wanted(places)), capacity.max(0.0));
+    for places in units.values() {
+        let (weight, all) = wanted(places);
+        let rate = all.min(level * weight);
+        if let [place] = places[..] {
+            rates[place] = rate;
+            continue;
+        }
+        let level = if rate < all { level_of(places.iter().map(|place| (1.0, demand(&claims[*place]))), rate) } else { f64::INFINITY };
+        places.iter().for_each(|place| rates[*place] = demand(&claims[*place]).min(level));
     }
 }
 
@@ -112,7 +129,13 @@ mod tests {
     use super::*;
 
     fn claim(group: usize, weight: f64, demand: Option<f64>) -> Claim {
-        Claim { group, weight, demand }
+        Claim { group, unit: 0, weight, demand }
+    }
+
+    /// The rates of claims that are units of their own.
+    fn targets(capacity: Option<f64>, claims: &[Claim], bounds: &[Bounds]) -> Vec<Option<f64>> {
+        let claims: Vec<Claim> = claims.iter().enumerate().map(|(unit, claim)| Claim { unit, ..*claim }).collect();
+        super::targets(capacity, &claims, bounds)
     }
 
     fn close(found: &[Option<f64>], expected: &[f64]) -> bool {
@@ -126,6 +149,26 @@ mod tests {
     fn weights_divide_the_capacity_and_demands_leave_the_rest_to_others() {
         let claims = [claim(0, 1.0, None), claim(0, 3.0, None), claim(1, 4.0, Some(1000.0))];
         assert!(close(&targets(Some(9000.0), &claims, &[NONE, NONE]), &[2000.0, 6000.0, 1000.0]));
+    }
+
+    #[test]
+    fn a_unit_has_one_weight_however_many_claims_it_has() {
+        let of = |unit: usize, demand| Claim { group: unit, unit, weight: 1.0, demand };
+        let mut claims: Vec<Claim> = (0..8).map(|_| of(0, None)).collect();
+        claims.push(of(1, None));
+        let even: Vec<f64> = [500.0; 8].into_iter().chain([4000.0]).collect();
+        assert!(close(&super::targets(Some(8000.0), &claims, &[NONE, NONE]), &even));
+        // What some claims of a unit leave, its others get; what a unit leaves, other units get.
+        claims[0].demand = Some(150.0);
+        let rest: Vec<f64> = [150.0].into_iter().chain([550.0; 7]).chain([4000.0]).collect();
+        assert!(close(&super::targets(Some(8000.0), &claims, &[NONE, NONE]), &rest));
+        let small: Vec<Claim> = claims.iter().map(|claim| Claim { demand: (claim.unit == 0).then_some(100.0), ..*claim }).collect();
+        let left: Vec<f64> = [100.0; 8].into_iter().chain([7200.0]).collect();
+        assert!(close(&super::targets(Some(8000.0), &small, &[NONE, NONE]), &left));
+        // A ceiling of one rule whose clients are two units.
+        let shared: Vec<Claim> = claims.iter().map(|claim| Claim { group: 0, ..*claim }).collect();
+        let half: Vec<f64> = [125.0; 8].into_iter().chain([1000.0]).collect();
+        assert!(close(&super::targets(Some(8000.0), &shared, &[Bounds { ceiling: Some(2000.0), floor: None }]), &half));
     }
 
     #[test]

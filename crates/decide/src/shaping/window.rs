@@ -19,8 +19,8 @@ use super::STEP;
 
 /// Payload of a full segment, in bytes.
 const SEGMENT: f64 = 1448.0;
-/// Smallest receive window, in bytes. A smaller one stalls the sender.
-const MIN_WINDOW: f64 = 2.0 * SEGMENT;
+/// Smallest receive window, in bytes: two segments without options. With less, the sender sends one, whose acknowledgement is delayed.
+const MIN_WINDOW: f64 = 2.0 * 1460.0;
 /// Time that a segment spends in addition to the base: acknowledgements wait for a second segment. In seconds.
 const EXTRA: f64 = 0.001;
 /// Bounds of the trim; the upper one is multiplied by what the round trip now exceeds the base by.

@@ -25,6 +25,7 @@ mod prefixes;
 pub mod redirect;
 mod shape;
 pub mod trial;
+mod windows;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read;
@@ -70,6 +71,8 @@ pub struct BpfSteering {
     mover: Result<iterate::SocketIterator, String>,
     /// Sets the rates of running flows, or the reason why its programs could not be loaded.
     shaper: Result<shape::Shaper, String>,
+    /// The forwarded flows whose windows the switch lowers or measures.
+    windows: windows::Windows,
     events: RingBuf<MapData>,
     params: SteerParams,
     bank: u32,
@@ -229,10 +232,11 @@ impl BpfSteering {
         Ok((living, idle))
     }
 
-    /// Writes the heartbeat, the bank in force, the classes' generation and the counting flag to the control map.
+    /// Writes the heartbeat, the bank in force, the classes' generation and the flags to the control map.
     fn switch(&mut self) -> Result<(), SteeringError> {
         let (bank, classes, counting) = (self.bank, self.classes, self.counting.flag());
-        let control = abi::Control { heartbeat: self.heartbeat, bank, classes, counting, ..Default::default() };
+        let windows = u32::from(self.windows.is_needed());
+        let control = abi::Control { heartbeat: self.heartbeat, bank, classes, counting, windows };
         typed_map!(self, Array, "control", "write the heartbeat").set(0, control, 0).map_err(failed("write the heartbeat"))
     }
 
@@ -480,7 +484,7 @@ impl Steering for BpfSteering {
     }
 
     fn shape(&mut self, _now: Time, shapes: &BTreeMap<FlowId, Shape>) -> Result<ShapeStep, SteeringError> {
-        self.set_shapes(shapes)
+        self.set_shapes(shapes.clone())
     }
 
     fn set_ports(&mut self, ports: &[Port], own: Option<&VirtualDevice>) -> Result<(), SteeringError> {
@@ -574,7 +578,8 @@ impl Steering for BpfSteering {
     }
 
     fn events(&mut self, limit: usize) -> Vec<SteeringEvent> {
-        let mut events: Vec<_> = self.heal.ended.drain(..limit.min(self.heal.ended.len())).map(SteeringEvent::Ended).collect();
+        let mut events: Vec<_> =
+            self.heal.ended.drain(..limit.min(self.heal.ended.len())).map(|row| SteeringEvent::Ended(Box::new(row))).collect();
         let mut is_asked_to_count = false;
         while events.len() < limit {
             let Some(item) = self.events.next() else { break };

@@ -15,7 +15,7 @@ use braid_control::steering::{
 pub(super) const TCP_SYN_SENT: u32 = 2;
 const IPPROTO_TCP: u8 = 6;
 /// Ids of forwarded flows begin here (`BRAID_FORWARDED_ID`).
-const FORWARDED_ID: u64 = 1 << 52;
+pub(super) const FORWARDED_ID: u64 = 1 << 52;
 /// Base of the links' firewall marks: the mark is this plus the slot plus one (`BRAID_MARK_BASE`).
 const MARK_BASE: u32 = 0xB1D0_0000;
 
@@ -326,6 +326,7 @@ pub(super) fn flow_row(raw: &abi::FlowRow) -> Option<FlowRow> {
         moves: flow.moves,
         moving: flow.flags & abi::flow::MOVING != 0,
         filtered: flow.flags & abi::flow::FILTERED != 0,
+        limitable: tcp && (!forwarded || flow.scale.iter().all(|scale| *scale != 0)),
     })
 }
 
@@ -379,7 +380,7 @@ pub(super) fn redirected(raw: &abi::Arrival) -> RedirectedFlow {
 pub(super) fn event(raw: &abi::Event) -> Option<SteeringEvent> {
     let flow = &raw.row.flow;
     match raw.kind {
-        abi::event::END => flow_row(&raw.row).map(SteeringEvent::Ended),
+        abi::event::END => flow_row(&raw.row).map(|row| SteeringEvent::Ended(Box::new(row))),
         abi::event::APP => {
             Some(SteeringEvent::NewApp { app: app_id(&flow.app), process: flow.process, cgroup: flow.cgroup, class: class(flow.class) })
         }

@@ -337,6 +337,7 @@ impl BpfSteering {
             iterators,
             mover,
             shaper,
+            windows: Default::default(),
             events,
             params: no_params(),
             bank: 0,

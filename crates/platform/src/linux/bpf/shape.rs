@@ -8,11 +8,12 @@ use aya::maps::{HashMap, MapData, MapError};
 use braid_control::steering::{MAX_SHAPES, Shape, ShapeStep, ShapedFlow, SteeringError};
 use braid_model::{ByteCount, FlowId, Rate, Time};
 
+use super::convert::FORWARDED_ID;
 use super::iterate::{SocketIterator, WAIT};
 use super::{BpfSteering, failed};
 use crate::linux::sys::{abi, bpf as sys};
 
-const ACTION: &str = "set the rates of flows";
+pub(super) const ACTION: &str = "set the rates of flows";
 
 /// The programs, and what the kernel's maps contain.
 pub(super) struct Shaper {
@@ -98,7 +99,17 @@ impl BpfSteering {
     }
 
     /// Makes the shapes in the kernel these and reads the flows' progress.
-    pub(super) fn set_shapes(&mut self, shapes: &BTreeMap<FlowId, Shape>) -> Result<ShapeStep, SteeringError> {
+    pub(super) fn set_shapes(&mut self, mut shapes: BTreeMap<FlowId, Shape>) -> Result<ShapeStep, SteeringError> {
+        let forwarded = shapes.split_off(&FlowId(FORWARDED_ID));
+        let windows = self.set_windows(&forwarded)?;
+        let mut step = self.set_socket_shapes(&shapes)?;
+        step.took += windows.took;
+        step.flows.extend(windows.flows);
+        Ok(step)
+    }
+
+    /// The same for flows that have a socket here.
+    fn set_socket_shapes(&mut self, shapes: &BTreeMap<FlowId, Shape>) -> Result<ShapeStep, SteeringError> {
         let Ok(shaper) = &mut self.shaper else { return Ok(ShapeStep { complete: true, ..ShapeStep::default() }) };
         if shaper.sweep.is_running() || shaper.shape.is_running() {
             return Ok(ShapeStep { took: WAIT, ..ShapeStep::default() });
@@ -118,13 +129,13 @@ impl BpfSteering {
     }
 }
 
-/// One of the maps by socket cookie.
-fn by_cookie<'a, V: aya::Pod>(ebpf: &'a mut aya::Ebpf, name: &str) -> Result<HashMap<&'a mut MapData, u64, V>, SteeringError> {
+/// One of the maps by socket cookie or id of a flow.
+pub(super) fn by_cookie<'a, V: aya::Pod>(ebpf: &'a mut aya::Ebpf, name: &str) -> Result<HashMap<&'a mut MapData, u64, V>, SteeringError> {
     let map = ebpf.map_mut(name).ok_or_else(|| SteeringError { action: ACTION, reason: format!("the programs have no map {name}") })?;
     HashMap::try_from(map).map_err(failed(ACTION))
 }
 
-fn remove<V: aya::Pod>(map: &mut HashMap<&mut MapData, u64, V>, id: FlowId) -> Result<(), SteeringError> {
+pub(super) fn remove<V: aya::Pod>(map: &mut HashMap<&mut MapData, u64, V>, id: FlowId) -> Result<(), SteeringError> {
     match map.remove(&id.0) {
         Err(MapError::KeyNotFound) => Ok(()),
         Err(MapError::SyscallError(error)) if error.io_error.kind() == std::io::ErrorKind::NotFound => Ok(()),
@@ -133,16 +144,18 @@ fn remove<V: aya::Pod>(map: &mut HashMap<&mut MapData, u64, V>, id: FlowId) -> R
 }
 
 /// Whether the kernel must get the new shape: limits that differ by less than 1 % are the same.
-fn differs(current: abi::Shape, wanted: abi::Shape) -> bool {
+pub(super) fn differs(current: abi::Shape, wanted: abi::Shape) -> bool {
     let differ = |a: u32, b: u32| (a == 0) != (b == 0) || a.abs_diff(b) > a / 100;
-    differ(current.pacing, wanted.pacing) || differ(current.window, wanted.window)
+    [(current.pacing, wanted.pacing), (current.window, wanted.window), (current.client_window, wanted.client_window)]
+        .into_iter()
+        .any(|(current, wanted)| differ(current, wanted))
 }
 
-fn raw(shape: &Shape) -> abi::Shape {
+pub(super) fn raw(shape: &Shape) -> abi::Shape {
     // 0 means no limit, and the highest pacing rate means that none was set.
     let limit = |value: Option<u64>, highest: u32| value.map_or(0, |value| u32::try_from(value).unwrap_or(highest).clamp(1, highest));
-    let window = limit(shape.window.map(ByteCount::get), i32::MAX as u32);
-    abi::Shape { pacing: limit(shape.pacing.map(Rate::bytes_per_second), u32::MAX - 1), window }
+    let [window, client_window] = [shape.window, shape.client_window].map(|bytes| limit(bytes.map(ByteCount::get), i32::MAX as u32));
+    abi::Shape { pacing: limit(shape.pacing.map(Rate::bytes_per_second), u32::MAX - 1), window, client_window }
 }
 
 fn progress(row: &abi::FlowRow) -> ShapedFlow {

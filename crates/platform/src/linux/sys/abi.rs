@@ -62,9 +62,13 @@ abi! {
         slots: [Slot; MAX_LINKS],
     }
     /// `struct braid_shape`.
-    Shape { pacing: u32, window: u32, }
+    Shape { pacing: u32, window: u32, client_window: u32, }
+    /// `struct braid_echo`.
+    Echo { at: u64, kind: u32, expected: u32, seen: u32, took: u32, }
+    /// `struct braid_window`.
+    Window { rx: u64, tx: u64, echo: [Echo; 2], handshake: u32, pad: u32, }
     /// `struct braid_control`.
-    Control { heartbeat: u64, bank: u32, classes: u32, counting: u32, pad: u32, }
+    Control { heartbeat: u64, bank: u32, classes: u32, counting: u32, windows: u32, }
     /// `struct braid_exe_key`.
     ExeKey { inode: u64, device: u32, pad: u32, }
     /// `struct braid_exe`.
@@ -87,7 +91,8 @@ abi! {
     Flow {
         id: u64, started: u64, demand: u64, reserved: u64, rx: u64, tx: u64, cgroup: u64, last: u64, app: AppKey,
         remote: [u32; 4], port: u16, protocol: u8, family: u8, slot: u32, ifindex: u32, process: u32, user: u32, flags: u32,
-        direction: u8, class: u8, scheduler: u8, rule: u8, answered_or_tick: u32, allowed: u32, untried: u32, moves: u8, resent: u8, pad: [u8; 6],
+        direction: u8, class: u8, scheduler: u8, rule: u8, answered_or_tick: u32, allowed: u32, untried: u32, moves: u8, resent: u8,
+        scale: [u8; 2], handshake: u32,
     }
     /// `struct braid_flow_row`.
     FlowRow {
@@ -195,7 +200,7 @@ mod tests {
     use super::*;
 
     unsafe extern "C" {
-        static braid_native_sizes: [usize; 26];
+        static braid_native_sizes: [usize; 27];
     }
 
     #[test]
@@ -229,6 +234,7 @@ mod tests {
             size_of::<ForwardKey>(),
             size_of::<Client>(),
             size_of::<OwnAddress>(),
+            size_of::<Window>(),
         ];
         assert_eq!(rust, c);
     }
