@@ -285,15 +285,18 @@ BRAID_INLINE _Bool is_bonded_as_packets(__u8 protocol)
 	return protocol != IPPROTO_TCP && protocol != IPPROTO_UDP;
 }
 
-/* Whether a relay still takes the packets of a flow. */
-static __attribute__((noinline)) int has_packet_relay(const struct packet *packet)
+/* Destinations that the relay which takes packets refuses. */
+MAP(packet_bypass, BPF_MAP_TYPE_HASH, struct address, __u32, 512, 0);
+
+/* Whether a relay takes packets to this address now. */
+static __attribute__((noinline)) int has_packet_relay(const __u32 *remote_address, __u8 family)
 {
 	__u32 zero = 0;
 	struct braid_redirection *open = bpf_map_lookup_elem(&redirection, &zero);
 	struct address remote;
 
-	__builtin_memcpy(remote.word, packet->key.remote, sizeof(remote.word));
-	return open && ((open->packets >> (packet->family == 6)) & 1) && !bpf_map_lookup_elem(&bypass, &remote);
+	__builtin_memcpy(remote.word, remote_address, sizeof(remote.word));
+	return open && ((open->packets >> (family == 6)) & 1) && !bpf_map_lookup_elem(&packet_bypass, &remote);
 }
 
 /* Whether the daemon takes this flow. */
@@ -305,7 +308,7 @@ BRAID_INLINE _Bool is_carried(const struct request *request)
 	if (!request->redirect || !open)
 		return 0;
 	if (is_bonded_as_packets(request->protocol))
-		return (open->packets >> (request->family == 6)) & 1;
+		return has_packet_relay(request->remote, request->family);
 	return open->clients[request->family == 6] && !is_heavy(request->user);
 }
 
@@ -383,7 +386,7 @@ BRAID_INLINE _Bool begins_anew(const struct braid_flow *flow, const struct packe
 
 	/* Its link is the daemon's concern. Without its relay, a flow of packets begins anew over a link. */
 	if (flow->flags & BRAID_FLOW_CARRIED)
-		usable = !is_bonded_as_packets(packet->key.protocol) || has_packet_relay(packet);
+		usable = !is_bonded_as_packets(packet->key.protocol) || has_packet_relay(packet->key.remote, packet->family);
 	if (packet->key.protocol != IPPROTO_TCP)
 		return !usable || (flow->flags & BRAID_FLOW_MARKER);
 	if ((packet->flags & (TCP_SYN | TCP_ACK)) != TCP_SYN)

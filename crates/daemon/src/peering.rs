@@ -82,6 +82,10 @@ impl Daemon<'_> {
                 }
                 done
             }
+            Change::PacketsRefused { name, host } => {
+                self.peers.on_packets_refused(&name, host);
+                Ok(())
+            }
             Change::Server { host, event } => {
                 tracing::info!(%host, ?event, "the bond to a server changed");
                 if event == ServerEvent::KeyMismatch {

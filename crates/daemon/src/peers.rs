@@ -78,6 +78,13 @@ pub enum Change {
         /// Error code of the refusal ([`braid_bond::codes`]).
         code: u64,
     },
+    /// A relay does not open a destination to packets.
+    PacketsRefused {
+        /// Name of the relay.
+        name: String,
+        /// Address of the destination.
+        host: IpAddr,
+    },
     /// The result of asking a host whether it runs Braid.
     Answer {
         /// Address of the host.

@@ -3,6 +3,7 @@
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use braid_model::PerFamily;
@@ -155,6 +156,16 @@ impl FlowLimits {
         if let Some(redirect) = &inner.redirect {
             redirect.take_packets(families);
             inner.set_gate();
+        }
+    }
+
+    /// Lets packets of clients to these addresses go direct, and no longer those to others of `before`.
+    pub(super) fn set_packet_bypass(&self, before: &BTreeSet<IpAddr>, hosts: &BTreeSet<IpAddr>) {
+        let inner = self.lock();
+        let Some(redirect) = &inner.redirect else { return };
+        let gone = before.difference(hosts).map(|host| (*host, false));
+        for (host, bypass) in gone.chain(hosts.difference(before).map(|host| (*host, true))) {
+            redirect.let_packets_bypass(host, bypass).unwrap_or_else(|error| tracing::warn!("{error}"));
         }
     }
 

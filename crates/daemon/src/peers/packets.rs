@@ -9,9 +9,11 @@ use std::time::Duration;
 use braid_api::{Flow as FlowView, LinkBytes};
 use braid_bond::codes;
 use braid_control::steering::FlowRow;
+use braid_decide::refusals::Refusals;
 use braid_decide::tables::PACKET_DEVICE;
 use braid_model::{NetworkSnapshot, PerFamily, Time, Traffic};
 use braid_peer::packet::{PacketAddresses, is_inner};
+use braid_platform::linux::sys::bpf::now;
 use braid_platform::linux::tun::{Tun, TunError};
 use braid_transport::client::Client;
 use braid_transport::{FromRelay, PACKET_MTU, PacketFlow};
@@ -31,6 +33,9 @@ const WIDE: u8 = 4;
 pub(super) struct PacketCarrier {
     session: Option<Session>,
     flows: Vec<PacketRow>,
+    /// Destinations that the relay refuses, and those that the switch knows of.
+    refusals: Refusals,
+    bypassing: BTreeSet<IpAddr>,
 }
 
 /// A flow of packets to a relay.
@@ -73,7 +78,7 @@ impl Peers {
         let found = relay.and_then(|name| self.relays.get(name).map(|known| (name, known)));
         let same = |session: &Session| found.is_some_and(|(name, known)| session.relay == name && session.number == known.session);
         if self.packets.session.is_none() && found.is_none() || self.packets.session.as_ref().is_some_and(same) {
-            return;
+            return self.update_packet_bypass();
         }
         // The switch sends no more packets over the old device. It gets others as soon as the new one has its rules.
         self.flow_limits.take_packets(PerFamily::default());
@@ -83,6 +88,25 @@ impl Peers {
             let task = tokio::spawn(carry(client, relay, flow.clone(), network, changes));
             Session { relay: name.to_owned(), number: known.session, flow, task }
         });
+        // The relay's operator may have allowed more destinations meanwhile.
+        self.packets.refusals = Refusals::default();
+        self.update_packet_bypass();
+    }
+
+    /// The relay does not open this destination to packets. Flows there go direct.
+    pub(crate) fn on_packets_refused(&mut self, relay: &str, host: IpAddr) {
+        if self.packets.session.as_ref().is_some_and(|session| session.relay == relay) && self.packets.refusals.add(now(), relay, host) {
+            tracing::info!(relay, %host, "the relay forwards no packets there: they go direct");
+        }
+        self.update_packet_bypass();
+    }
+
+    fn update_packet_bypass(&mut self) {
+        let hosts = self.packets.refusals.by_all(now(), self.packets.session.iter().map(|session| &session.relay));
+        if hosts != self.packets.bypassing {
+            self.flow_limits.set_packet_bypass(&self.packets.bypassing, &hosts);
+            self.packets.bypassing = hosts;
+        }
     }
 
     /// Sets in which families the switch sends packets to the device, whose firewall and routing rules are in place.
@@ -231,7 +255,7 @@ async fn exchange(device: &Tun, flow: &PacketFlow, relay: &str, changes: &mpsc::
                 // Errors: the device's queue is full. The packet is lost.
                 Ok(FromRelay::Packet(packet)) => drop(device.send(&packet)),
                 Ok(FromRelay::Closed(host)) => {
-                    let _ = changes.send(Change::Refused { name: relay.to_owned(), host, code: codes::NOT_OPENED });
+                    let _ = changes.send(Change::PacketsRefused { name: relay.to_owned(), host });
                 }
                 Err(_) => return Ok(()),
             },

@@ -141,6 +141,7 @@ struct Maps {
     exchange_keys: HashMap<MapData, abi::DatagramKey, u32>,
     heavy_users: HashMap<MapData, u32, u32>,
     shares: HashMap<MapData, u32, abi::Share>,
+    packet_bypass: HashMap<MapData, abi::Address, u32>,
     /// Exchanges whose sender has been verified, with their map keys and socket cookies.
     known: BTreeMap<ExchangeKey, (u32, u64)>,
     /// Reverse index: the exchange from which each map entry last received a datagram.
@@ -192,6 +193,7 @@ impl BpfSteering {
             exchange_keys: HashMap::try_from(map("exchange_keys")?).map_err(failed(ACTION))?,
             heavy_users: HashMap::try_from(map("heavy_users")?).map_err(failed(ACTION))?,
             shares: HashMap::try_from(map("shares")?).map_err(failed(ACTION))?,
+            packet_bypass: HashMap::try_from(map("packet_bypass")?).map_err(failed(ACTION))?,
             known: BTreeMap::new(),
             last_exchanges: BTreeMap::new(),
             moved: Vec::new(),
@@ -252,6 +254,20 @@ impl Redirect {
     /// [`set_ready`](Self::set_ready) on. The firewall and routing rules must be in place.
     pub fn take_packets(&self, families: PerFamily<bool>) {
         self.takes_packets.store(u16::from(families.v4) | u16::from(families.v6) << 1, Ordering::Relaxed);
+    }
+
+    /// Sets whether packets of clients to this address go direct, because the relay refuses it. Holds at most 512 addresses; more are an error.
+    pub fn let_packets_bypass(&self, host: IpAddr, bypass: bool) -> Result<(), SteeringError> {
+        let key = abi::Address { word: convert::mapped(host) };
+        let hosts = &mut self.maps().packet_bypass;
+        match bypass {
+            true => hosts.insert(key, 1, 0).map_err(failed("let packets to a refused address go direct")),
+            // The entry may be missing, because the map may have been full.
+            false => {
+                let _ = hosts.remove(&key);
+                Ok(())
+            }
+        }
     }
 
     /// Marks a user that has reached its limit of redirected flows, so that its next flows go direct, or clears the mark. Holds at most 1,024 users;
