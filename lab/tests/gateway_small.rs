@@ -50,8 +50,10 @@ impl Hidden {
         let mut script = String::from("set -e\n");
         if self.groups {
             // The lab's /sys covers the machine's, whose mounts the table lists, too.
+            script += "if grep -q ' - cgroup2 ' /proc/self/mountinfo; then\n";
             script += "while grep -q ' - cgroup2 ' /proc/self/mountinfo; do umount -R -l /sys; done\n";
             script += "mount -t sysfs sysfs /sys\n";
+            script += "fi\n";
         }
         if self.btf {
             // A kernel that was built without BTF has no such directory.
@@ -170,22 +172,34 @@ fn map_memory(pid: u32) -> u64 {
     maps.values().sum::<u64>() / 1024
 }
 
-/// The whole life of a gateway without what is hidden.
-fn serves(hidden: Hidden) {
+/// Two links of 20 and 10 Mbit/s, four devices, and a server with a file.
+fn small_lab() -> (Lab, Web) {
     let links = [("wlan0", 20), ("lte0", 10)].map(|(name, rate)| LinkSpec::new(name).rate(mbps(rate)).delay(ms(10)));
     let lab = links.into_iter().fold(Lab::builder(), Builder::link).lan(4).start().unwrap();
     let web = Web::start(&lab).unwrap();
-    let _responder = Responder::start(&lab).unwrap();
     web.file(ByteCount::new(2_000_000)).unwrap();
-    let mirror = Mirror::start(&lab);
-    let clean = traces(&lab);
-    let mut up = start(&lab, &mirror, hidden, CONFIG);
-    says_its_mode(&up, hidden);
+    (lab, web)
+}
 
+/// Downloads of several devices are faster than the faster link.
+fn uses_both_links(hidden: Hidden) {
+    let (lab, _web) = small_lab();
+    let mirror = Mirror::start(&lab);
+    let up = start(&lab, &mirror, hidden, CONFIG);
     // The emulator of a busy machine may lose time.
     let best = (0..5).map(|_| download(&lab)).find(|rate| *rate > 22e6);
     assert!(best.is_some(), "faster than wlan0 alone, which has 20 Mbit/s");
     println!("{hidden:?}: {} kB resident, {} kB of maps", up.resident(), map_memory(up.pid()));
+}
+
+/// The whole life of a gateway without what is hidden.
+fn serves(hidden: Hidden) {
+    let (lab, _web) = small_lab();
+    let _responder = Responder::start(&lab).unwrap();
+    let mirror = Mirror::start(&lab);
+    let clean = traces(&lab);
+    let mut up = start(&lab, &mirror, hidden, CONFIG);
+    says_its_mode(&up, hidden);
 
     // The flows of clients are listed with their bytes, and end.
     let download = curl(&lab, 0, &url("203.0.113.10", "2000000.bin"));
@@ -202,7 +216,7 @@ fn serves(hidden: Hidden) {
         status == 200 && apps.to_string().contains("192.168.7.20")
     });
     let counters = &up.status().unwrap()["counters"];
-    assert!(counters["forwarded"].as_u64() > Some(9) && counters["overflowed"] == 0, "{counters}");
+    assert!(counters["forwarded"].as_u64() >= Some(3) && counters["overflowed"] == 0, "{counters}");
 
     // Rules by client, and by destination and port; TCP, UDP and echo.
     assert_eq!((0..4).map(|_| connected(&lab, PINNED, mirror.at(12)).unwrap()).collect::<Vec<_>>(), [1; 4]);
@@ -274,6 +288,27 @@ fn a_gateway_serves_its_clients_without_control_groups() {
 fn a_gateway_serves_its_clients_without_either() {
     if able() {
         serves(BOTH);
+    }
+}
+
+#[test]
+fn both_links_are_used_without_btf() {
+    if able() {
+        uses_both_links(BTF);
+    }
+}
+
+#[test]
+fn both_links_are_used_without_control_groups() {
+    if able() {
+        uses_both_links(GROUPS);
+    }
+}
+
+#[test]
+fn both_links_are_used_without_either() {
+    if able() {
+        uses_both_links(BOTH);
     }
 }
 

@@ -231,8 +231,8 @@ impl BpfSteering {
         Self::new(ebpf, parts)
     }
 
-    /// Gives sockets their own settings back that a daemon limited which died together with its watchdog, as [`release_stale_shapes`](Self::release_stale_shapes)
-    /// does, but without a daemon. Loads the programs for it, and attaches none to processes.
+    /// Does the same as [`release_stale_shapes`](Self::release_stale_shapes), but without a daemon. Loads the programs for it, and attaches none to
+    /// processes.
     ///
     /// # Errors
     /// Why the programs could not be loaded or run.
