@@ -190,7 +190,7 @@ static __attribute__((noinline)) int read_sender(struct __sk_buff *skb, struct r
 		return 0;
 	request->app.exe.device = 0;
 	read_program(request);
-	request->process = processes ? process_in(processes) : bpf_get_current_pid_tgid() >> 32;
+	request->process = processes ? process_in(processes) : task->tgid;
 	request->cgroup = cgroup;
 	request->own = 1;
 	return 1;
@@ -313,10 +313,9 @@ BRAID_INLINE _Bool is_carried(const struct request *request)
 }
 
 /* Gives a new flow its link, and an entry in the table. */
-static __attribute__((noinline)) int start_forwarded(struct request *request, const struct braid_forward_key *packet_key, __u32 bank)
+static __attribute__((noinline)) int start_forwarded(struct request *request, const struct braid_forward_key *key, __u32 bank)
 {
 	const struct braid_params *now = bpf_map_lookup_elem(&params, &bank);
-	struct braid_forward_key key = *packet_key;
 	__u32 port = request->port;
 	struct braid_flow *flow;
 	_Bool carried;
@@ -336,16 +335,16 @@ static __attribute__((noinline)) int start_forwarded(struct request *request, co
 		count(BRAID_COUNT_OVERFLOWED);
 		return request->strict ? OUTCOME_DROP : OUTCOME_NEXT;
 	}
-	if (bpf_map_update_elem(&forwarded, &key, &no_flow, BPF_NOEXIST)) {
-		dismiss_client(key.client);
+	if (bpf_map_update_elem(&forwarded, key, &no_flow, BPF_NOEXIST)) {
+		dismiss_client(key->client);
 		count(BRAID_COUNT_OVERFLOWED);
 		return request->strict ? OUTCOME_DROP : OUTCOME_NEXT;
 	}
-	flow = bpf_map_lookup_elem(&forwarded, &key);
+	flow = bpf_map_lookup_elem(&forwarded, key);
 	carried = is_carried(request);
 	if (!flow || (!carried && choose(request, bank, 1))) {
-		bpf_map_delete_elem(&forwarded, &key);
-		dismiss_client(key.client);
+		bpf_map_delete_elem(&forwarded, key);
+		dismiss_client(key->client);
 		return request->strict ? OUTCOME_DROP : OUTCOME_NEXT;
 	}
 	fill(flow, now, request, request->id, BRAID_FLOW_PENDING | (carried ? BRAID_FLOW_CARRIED : 0));
@@ -366,13 +365,11 @@ BRAID_INLINE void end_forwarded(const struct braid_forward_key *key, struct brai
 }
 
 /* Ends a flow whose entry is to be used again. */
-BRAID_INLINE void forget(const struct braid_forward_key *packet_key, struct braid_flow *flow)
+BRAID_INLINE void forget(const struct braid_forward_key *key, struct braid_flow *flow)
 {
-	struct braid_forward_key key = *packet_key;
-
-	end_forwarded(&key, flow);
-	dismiss_client(key.client);
-	bpf_map_delete_elem(&forwarded, &key);
+	end_forwarded(key, flow);
+	dismiss_client(key->client);
+	bpf_map_delete_elem(&forwarded, key);
 }
 
 /*

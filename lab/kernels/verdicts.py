@@ -78,7 +78,7 @@ def judge(verdict, column, program):
     place = f"{program} on {column[0]} from {column[1]}"
     if verdict is None:
         yield f"{place}: nothing was said of it: the object has no such program, could not be read, or the kernel ended before"
-    elif "refusal" in verdict and (verdict["needed"] == "always" or verdict["needed"] == "calls" and column[0] not in WITHOUT_CALLS):
+    elif "refusal" in verdict and not (verdict["needed"] == "calls" and column[0] in WITHOUT_CALLS):
         yield f"{place}: the kernel refuses it: {verdict['refusal']}"
     elif verdict.get("instructions", 0) > LIMIT:
         yield f"{place}: {verdict['instructions']:,} instructions, more than {LIMIT:,}"
