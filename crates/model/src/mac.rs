@@ -22,7 +22,9 @@ impl FromStr for Mac {
     type Err = NoMac;
 
     fn from_str(text: &str) -> Result<Self, NoMac> {
-        let byte = |part: &str| if part.len() == 2 { u8::from_str_radix(part, 16).ok() } else { None };
+        // The conversion alone would accept a sign.
+        let is_pair = |part: &str| part.len() == 2 && part.bytes().all(|digit| digit.is_ascii_hexdigit());
+        let byte = |part: &str| is_pair(part).then(|| u8::from_str_radix(part, 16).ok())?;
         let bytes: Option<Vec<u8>> = text.split([':', '-']).map(byte).collect();
         bytes.and_then(|bytes| bytes.try_into().ok()).map(Self).ok_or(NoMac)
     }
