@@ -366,6 +366,9 @@ pub(crate) fn policy(page: &mut Page<'_>, policy: &PolicyView, relays: Option<&[
     if !policy.lan.is_empty() {
         page.line(format!("gateway         for the devices behind {}", policy.lan.join(", ")))?;
     }
+    if let Some(own) = &policy.virtual_interface {
+        page.line(format!("virtual         {}, {}", own.name, own.addresses.join(", ")))?;
+    }
     if let Some(scheduler) = &policy.bond_scheduler {
         let copies = policy.bond_copies.map(|copies| format!(", {copies} copies")).unwrap_or_default();
         page.line(format!("bonds           {scheduler}{copies}"))?;
