@@ -96,8 +96,17 @@ __attribute__((noinline)) int matches_forwarded(const struct request *request, _
 	conditions = rule->conditions;
 	if (conditions & BRAID_NEVER)
 		return 0;
-	if ((conditions & BRAID_IF_PROGRAM) && !(request->own && is_program(request, rule)))
-		return 0;
+	if (conditions & BRAID_IF_PROGRAM) {
+		if (!request->own)
+			return 0;
+		if (!request->known && (conditions & (BRAID_IF_EXE | BRAID_IF_NAME))) {
+			/* A rule that restricts the links must not be evaded by a program that cannot be recognized. */
+			if (!(rule->actions & BRAID_DO_LINKS) || ((conditions & BRAID_IF_USER) && rule->user != request->user))
+				return 0;
+		} else if (!is_program(request, rule)) {
+			return 0;
+		}
+	}
 	if (conditions & BRAID_IF_CGROUP) {
 		__u32 level = rule->cgroup_level;
 		__u64 *cgroup = bpf_map_lookup_elem(&sender_cgroups, &level);
@@ -397,12 +406,12 @@ __attribute__((noinline)) int judge_forwarded(struct request *request, __u32 ban
 	if (!request || !now)
 		return LEAVE_ALONE;
 	request->bank = bank;
-	if (request->own && app_class(request) != BRAID_UNCLASSIFIED)
+	if (request->known && app_class(request) != BRAID_UNCLASSIFIED)
 		request->class_ = app_class(request);
 	rule = first_match(bank, now, request, 1);
 	if (rule && (rule->actions & BRAID_DO_EXCLUDE))
 		return LEAVE_ALONE;
-	if (request->own)
+	if (request->known)
 		class_of(request); /* reports the program */
 	classify(now, request, rule);
 	if (is_denied(now, request, rule))

@@ -143,9 +143,13 @@ int braid_shape(struct bpf_iter__tcp *ctx)
 	struct held *held, fresh = {};
 	const struct tcp_sock *tcp;
 	const struct sock *sk;
-	__u64 cookie;
+	__u64 cookie, time;
+	__u32 bank;
 
 	if (!socket || !is_full(socket))
+		return 0;
+	/* A run of a killed daemon may still wait for a locked socket. It must not limit the sockets behind that one again. */
+	if (!live_params(&time, &bank))
 		return 0;
 	cookie = bpf_get_socket_cookie(socket);
 	shape = bpf_map_lookup_elem(&shapes, &cookie);

@@ -178,21 +178,24 @@ BRAID_INLINE void read_mac(struct __sk_buff *skb, __u8 *mac)
 }
 
 /*
- * Reads the program that sends a packet through the virtual interface. The packet is in the context of the program that sent it, unless the kernel sends it
- * again from a timer: then another task runs, whose control group or user is another one, or which has no program.
+ * Reads who sends a packet through the virtual interface. The user is the socket's. The packet is in the context of the program that sent it, unless the
+ * kernel sends it again from a timer: then another task runs, whose control group or user is another one, or which has no program. The program is also
+ * unknown if it has changed its user or control group since it opened the socket.
  */
 static __attribute__((noinline)) int read_sender(struct __sk_buff *skb, struct request *request, __u32 processes)
 {
 	struct task_struct *task = bpf_get_current_task_btf();
 	__u64 cgroup = bpf_skb_cgroup_id(skb);
 
-	if (!cgroup || BPF_CORE_READ(task, cgroups, dfl_cgrp, kn, id) != cgroup || task->cred->uid.val != bpf_get_socket_uid(skb) || !task->mm)
+	request->own = 1;
+	request->user = bpf_get_socket_uid(skb);
+	if (!cgroup || BPF_CORE_READ(task, cgroups, dfl_cgrp, kn, id) != cgroup || task->cred->uid.val != request->user || !task->mm)
 		return 0;
 	request->app.exe.device = 0;
 	read_program(request);
 	request->process = processes ? process_in(processes) : task->tgid;
 	request->cgroup = cgroup;
-	request->own = 1;
+	request->known = 1;
 	return 1;
 }
 
@@ -554,13 +557,19 @@ int braid_from_lan(struct __sk_buff *skb)
 SEC("classifier")
 int braid_from_member(struct __sk_buff *skb)
 {
+	const struct braid_params *now;
 	struct packet packet = {};
+	struct braid_flow *flow;
 	__u32 bank;
 	__u64 time;
 
-	if (!has_cgroups || !bpf_skb_cgroup_id(skb) || !live_params(&time, &bank) || !read_packet(skb, &packet, 0))
+	if (!has_cgroups || !bpf_skb_cgroup_id(skb))
 		return TC_NEXT;
-	if (!bpf_map_lookup_elem(&forwarded, &packet.key))
+	now = live_params(&time, &bank);
+	if (!now || !read_packet(skb, &packet, 0))
+		return TC_NEXT;
+	flow = bpf_map_lookup_elem(&forwarded, &packet.key);
+	if (!flow || begins_anew(flow, &packet, now))
 		find_cgroups(skb, &packet.key);
 	return TC_NEXT;
 }

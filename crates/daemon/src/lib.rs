@@ -15,7 +15,7 @@ use braid_control::core::{Core, UNREAD};
 use braid_control::history::{AppPulse, HistoryStore};
 use braid_control::steering::Steering;
 use braid_decide::gateway::GatewayPlan;
-use braid_decide::policy::Scheduler;
+use braid_decide::policy::{Policy, Scheduler};
 use braid_decide::tables::TablePlan;
 use braid_decide::tradeoff::Supply;
 use braid_http::api_handler::ApiHandler;
@@ -186,7 +186,7 @@ async fn live(
     if let Some(ui) = &ui {
         tracing::info!(address = ui.address(), fingerprint = ui.fingerprint(), "serving the web page; `braid ui` opens it");
     }
-    let mut steering = attach(config.policy.forwards())?;
+    let mut steering = attach(&config.policy)?;
     let mut redirect = steering.redirect().map_err(|error| tracing::warn!("bonding is not available: {error}")).ok();
     if let Some(redirect) = redirect.as_mut().filter(|_| config.policy.forwards())
         && let Err(error) = redirect.open_for_clients()
@@ -310,15 +310,15 @@ async fn live(
 }
 
 /// Loads and attaches the BPF programs. A gateway also starts where only its own programs work, as on small routers.
-fn attach(is_gateway: bool) -> anyhow::Result<BpfSteering> {
+fn attach(policy: &Policy) -> anyhow::Result<BpfSteering> {
     match BpfSteering::attach(std::process::id()) {
         Ok(mut steering) => {
-            if is_gateway {
+            if policy.forwards() {
                 steering.load_switch();
             }
             Ok(steering)
         }
-        Err(error) if is_gateway => {
+        Err(error) if !policy.lan.is_empty() => {
             let whole = error.to_string();
             let steering =
                 BpfSteering::gateway_only(whole.clone()).with_context(|| format!("{whole}; a gateway alone does not work, either"))?;

@@ -76,9 +76,9 @@ pub struct ClientPorts {
 /// A rule for packets from the LAN that match every condition.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ForwardRule {
-    /// Whether the rule names programs, users or control groups. It then matches no packet of a client. Whether it matches a packet of the virtual interface
-    /// is not known here, so neither this rule nor a later one applies to those.
-    pub programs: bool,
+    /// Devices whose packets the rule may match in a way that is not known here, because it names programs, users or control groups: those of the virtual
+    /// interface, and those of containers. Neither this rule nor a later one applies to them. Not empty: the rule matches no other packets.
+    pub unknown: Vec<String>,
     /// Source address.
     pub client: Option<IpNet>,
     /// Source address on the LAN (Ethernet).
@@ -161,14 +161,17 @@ pub fn ruleset(plan: &GatewayPlan) -> Result<String, UnusableName> {
         // The relay sends answers only.
         lines.push(format!("iifname \"{PACKET_DEVICE}\" ct state {{ new, invalid, untracked }} counter drop"));
     }
-    // From outside: to the LAN from anywhere, and from links to anywhere.
-    let to_lan = set(&lan).map(|lan| format!("iifname != {lan} oifname {lan}"));
-    let from_links = set(&links).map(|links| format!("iifname {links}"));
-    for packets in [to_lan, from_links].iter().flatten() {
-        for (family, _) in [("ipv4", plan.closed.v4), ("ipv6", plan.closed.v6)].into_iter().filter(|(_, closed)| *closed) {
-            lines.push(format!("{packets} meta nfproto {family} ct state new ct status & dnat == 0 counter drop"));
-        }
+    // From outside: nobody but the LAN may use what was turned on for it.
+    let outside = set(&lan).map_or(String::new(), |lan| format!("iifname != {lan} "));
+    for (family, _) in [("ipv4", plan.closed.v4), ("ipv6", plan.closed.v6)].into_iter().filter(|(_, closed)| *closed) {
+        lines.push(format!("{outside}meta nfproto {family} ct state new ct status & dnat == 0 counter drop"));
     }
+    let switch_end = match &plan.virtual_device {
+        Some(device) => quoted(&[device.switch_end()])?.pop_first(),
+        None => None,
+    };
+    // Only answers come to the twin of the virtual interface's address.
+    lines.extend(switch_end.as_ref().map(|switch_end| format!("oifname {switch_end} ct state {{ new, invalid, untracked }} counter drop")));
     if let Some(links) = set(&links) {
         for direction in ["iifname", "oifname"] {
             lines.push(format!("{direction} {links} tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu"));
@@ -179,10 +182,6 @@ pub fn ruleset(plan: &GatewayPlan) -> Result<String, UnusableName> {
     if let (Some(lan), Some(exits)) = (set(&lan), set(&exits)) {
         lines.push(format!("iifname {lan} oifname {exits} masquerade"));
     }
-    let switch_end = match &plan.virtual_device {
-        Some(device) => quoted(&[device.switch_end()])?.pop_first(),
-        None => None,
-    };
     // Nobody else has a route to the twin of its address.
     lines.extend(switch_end.as_ref().map(|switch_end| format!("iifname {switch_end} masquerade")));
     lines.extend(["}", "chain input {", "type filter hook input priority filter - 1; policy accept;"].map(String::from));
@@ -197,8 +196,8 @@ pub fn ruleset(plan: &GatewayPlan) -> Result<String, UnusableName> {
     }
     lines.extend(["}", "chain rules {"].map(String::from));
     for rule in &plan.rules {
-        if rule.programs {
-            lines.extend(switch_end.as_ref().map(|switch_end| format!("iifname {switch_end} return")));
+        if let Some(devices) = set(&quoted(&rule.unknown)?) {
+            lines.push(format!("iifname {devices} return"));
             continue;
         }
         lines.extend(forward(rule, &lan)?);
@@ -308,8 +307,7 @@ iifname { "br-lan", "eth1" } fib saddr . iif oif missing counter drop comment "s
 iifname { "br-lan", "eth1" } meta mark & 0xffff0000 == 0xb1d00000 ct status & confirmed == 0 ct mark 0 ct mark set meta mark map { 0xb1d00001 : 0xb1000002, 0xb1d00004 : 0xb1000007, 0xb1d000fe : 0xb1ffffff }
 iifname { "br-lan", "eth1" } meta l4proto != tcp ct direction original meta mark & 0xffff0000 == 0xb1d00000 ct mark & 0xff000000 == 0xb1000000 ct mark != 0xb1ffffff ct mark set meta mark map { 0xb1d00001 : 0xb1000002, 0xb1d00004 : 0xb1000007 }
 iifname { "br-lan", "eth1" } jump rules
-iifname != { "br-lan", "eth1" } oifname { "br-lan", "eth1" } meta nfproto ipv6 ct state new ct status & dnat == 0 counter drop
-iifname { "wlan0", "wwan0" } meta nfproto ipv6 ct state new ct status & dnat == 0 counter drop
+iifname != { "br-lan", "eth1" } meta nfproto ipv6 ct state new ct status & dnat == 0 counter drop
 iifname { "wlan0", "wwan0" } tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu
 oifname { "wlan0", "wwan0" } tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu
 }
@@ -350,7 +348,7 @@ return
     #[test]
     fn a_strict_rule_has_all_conditions() {
         let rule = ForwardRule {
-            programs: false,
+            unknown: Vec::new(),
             client: Some("192.168.1.7/24".parse().unwrap()),
             mac: Some(Mac([2, 0, 0xab, 0, 0, 1])),
             destination: Some("198.51.100.0/24".parse().unwrap()),

@@ -12,6 +12,7 @@ const ICMP: u8 = 1;
 const TCP: u8 = 6;
 const UDP: u8 = 17;
 const DCCP: u8 = 33;
+const GRE: u8 = 47;
 const ROUTING: u8 = 43;
 const FRAGMENT: u8 = 44;
 const AH: u8 = 51;
@@ -133,13 +134,19 @@ fn ports(protocol: u8, transport: &[u8]) -> Result<u32, Invalid> {
     };
     match protocol {
         TCP | UDP | DCCP | SCTP | UDP_LITE => word(0),
-        ICMP | ICMPV6 => Ok(word(4)? >> 16),
+        // Connection tracking distinguishes these by type, code and identifier.
+        ICMP | ICMPV6 => Ok(word(0)? & 0xffff_0000 | word(4)? >> 16),
+        // Version 1 has the identifier of a call.
+        GRE if word(0)? >> 16 & 7 == 1 => Ok(word(4)? & 0xffff),
         _ => Ok(0),
     }
 }
 
-/// How long a flow counts after its last packet: as long as the kernel's connection tracking keeps one of an unknown protocol.
+/// How long a flow counts after its last packet: as long as the kernel's connection tracking keeps one of an unknown protocol, or of ICMP.
 const IDLE: Duration = Duration::from_secs(600);
+const IDLE_ICMP: Duration = Duration::from_secs(30);
+/// The least time between two messages to the client that it has too many flows.
+const TOLD: Duration = Duration::from_millis(50);
 /// How long it is known whether a destination is opened. Another network may have come to be a neighbour since.
 const CHECKED: Duration = Duration::from_secs(10);
 /// The least time between two searches for idle flows, because each visits all of them.
@@ -156,7 +163,10 @@ pub enum Verdict {
         tell: bool,
     },
     /// Drop it: the client has too many flows.
-    Full,
+    Full {
+        /// Whether to tell the client, so that it sends this flow elsewhere.
+        tell: bool,
+    },
 }
 
 /// Flows of one client's packets, each of which takes memory of the relay and of its kernel's connection tracking.
@@ -164,6 +174,7 @@ pub enum Verdict {
 pub struct PacketFlows {
     known: BTreeMap<(IpAddr, u8, u32), Known>,
     searched: Option<Time>,
+    told: Option<Time>,
 }
 
 #[derive(Debug)]
@@ -187,10 +198,15 @@ impl PacketFlows {
         }
         if self.known.len() >= most && self.searched.is_none_or(|searched| now.since(searched) >= SEARCH) {
             self.searched = Some(now);
-            self.known.retain(|_, known| now.since(known.last) < IDLE);
+            // A refused destination takes no memory of the kernel.
+            let idle = |protocol: u8| if matches!(protocol, ICMP | ICMPV6) { IDLE_ICMP } else { IDLE };
+            let lasts = |protocol: u8, known: &Known| now.since(known.last) < if known.open { idle(protocol) } else { CHECKED };
+            self.known.retain(|(_, protocol, _), known| lasts(*protocol, known));
         }
         if self.known.len() >= most {
-            return Verdict::Full;
+            let tell = self.told.is_none_or(|told| now.since(told) >= TOLD);
+            self.told = if tell { Some(now) } else { self.told };
+            return Verdict::Full { tell };
         }
         let open = is_open(packet.destination);
         self.known.insert(key, Known { last: now, checked: now, open });
@@ -352,14 +368,16 @@ mod tests {
     #[test]
     fn flows_are_told_apart_by_ports_and_identifiers() {
         let read = |packet: Vec<u8>| Packet::read(&packet).map(|packet| (packet.protocol, packet.ports));
-        assert_eq!(read(packet4(ICMP, &ECHO)), Ok((ICMP, 0x1234)));
+        assert_eq!(read(packet4(ICMP, &ECHO)), Ok((ICMP, 0x0800_1234)));
         assert_eq!(read(packet4(SCTP, &[0, 1, 0, 2, 9, 9])), Ok((SCTP, 0x1_0002)));
-        assert_eq!(read(packet4(47, &[])), Ok((47, 0)), "GRE");
-        assert_eq!(read(packet6(ICMPV6, &ECHO)), Ok((ICMPV6, 0x1234)));
+        assert_eq!(read(packet4(GRE, &[0, 0, 8, 0])), Ok((GRE, 0)));
+        assert_eq!(read(packet4(GRE, &[0x20, 1, 0x88, 0x0b, 0, 9, 0, 7])), Ok((GRE, 7)), "a call of PPTP");
+        assert_eq!(read(packet4(GRE, &[0, 0])), Err(Invalid::Length));
+        assert_eq!(read(packet6(ICMPV6, &ECHO)), Ok((ICMPV6, 0x0800_1234)));
         let options = [&[ICMPV6, 0, 1, 4, 0, 0, 0, 0][..], &ECHO].concat();
-        assert_eq!(read(packet6(DESTINATION_OPTIONS, &options)), Ok((ICMPV6, 0x1234)));
+        assert_eq!(read(packet6(DESTINATION_OPTIONS, &options)), Ok((ICMPV6, 0x0800_1234)));
         let fragment = |offset: u16| [&[ICMPV6, 0][..], &(offset << 3 | 1).to_be_bytes(), &[0; 4], &ECHO].concat();
-        assert_eq!(read(packet6(FRAGMENT, &fragment(0))), Ok((ICMPV6, 0x1234)));
+        assert_eq!(read(packet6(FRAGMENT, &fragment(0))), Ok((ICMPV6, 0x0800_1234)));
         assert_eq!(read(packet6(FRAGMENT, &fragment(185))), Ok((ICMPV6, 0)), "a later fragment");
         let mut later = packet4(ICMP, b"x");
         later[7] = 185;
@@ -400,7 +418,7 @@ mod tests {
         for port in 0..3 {
             assert_eq!(flows.judge(start, &to(port), 3, |_| true), Verdict::Pass);
         }
-        assert_eq!(flows.judge(start, &to(3), 3, |_| panic!("not asked")), Verdict::Full);
+        assert_eq!(flows.judge(start, &to(3), 3, |_| panic!("not asked")), Verdict::Full { tell: true });
         assert_eq!(flows.judge(start + IDLE / 2, &to(0), 3, |_| true), Verdict::Pass);
         let late = start + IDLE;
         assert_eq!(flows.judge(late, &to(3), 3, |_| true), Verdict::Pass, "two were idle for long enough");

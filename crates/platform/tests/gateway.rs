@@ -660,7 +660,7 @@ fn nft_accepts_the_rules_and_takes_names_literally() {
             [(None, None, odd.clone()), (Some(Mac([0xff; 6])), Some(0), Vec::new()), (None, Some(65_535), names(&["eth0"]))]
         {
             strict.push(ForwardRule {
-                programs: false,
+                unknown: Vec::new(),
                 client,
                 mac,
                 destination,

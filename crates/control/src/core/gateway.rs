@@ -23,7 +23,7 @@ impl<S: Steering> Core<S> {
     pub(super) fn update_gateway(&mut self) -> Result<(), SteeringError> {
         let policy = &self.in_force;
         let plan = policy.forwards().then(|| self.gateway_plan());
-        let own = policy.virtual_device.as_ref();
+        let own = self.virtual_device();
         let is_lan = |device: &LinkFacts| policy.lan.contains(&device.name);
         let is_member = |device: &LinkFacts| device.master.and_then(|master| self.network.interface(master)).is_some_and(is_lan);
         let side = |device: &LinkFacts| match own {
@@ -35,6 +35,10 @@ impl<S: Steering> Core<S> {
         };
         let port = |device: &LinkFacts| Some(Port { index: device.index, name: device.name.clone(), side: side(device)? });
         let ports = (self.network.interfaces.iter().filter_map(port).collect(), own.cloned());
+        // Somebody has removed the virtual interface, or turned it off.
+        if own.is_some() && self.ports.1.as_ref() == own && self.has_lost_own_device() {
+            self.gateway = None;
+        }
         if plan != self.gateway {
             self.actions.gateway = Some(plan.clone());
             self.gateway = plan;
@@ -53,19 +57,20 @@ impl<S: Steering> Core<S> {
             self.links.iter().filter(|(_, link)| link.refused.is_none()).map(|(_, link)| (link.slot, &link.facts)).collect();
         let devices = self.network.interfaces.iter().filter(|device| policy.lan.contains(&device.name));
         let lan = devices.flat_map(|device| device.addresses.iter().map(|net| net.addr()));
-        let own = policy.virtual_device.iter().flat_map(|own| own.addresses.iter().copied());
-        let excluded = policy.exclude.matchers().into_iter().filter_map(|matcher| forward_rule(&matcher, None, &self.clients));
+        let own = self.virtual_device().into_iter().flat_map(|own| own.addresses.iter().copied());
+        let around = Around { clients: &self.clients, own: self.virtual_device(), containers: self.container_devices() };
+        let excluded = policy.exclude.matchers().into_iter().filter_map(|matcher| around.rule(&matcher, None));
         let rules = policy.apps.iter().filter_map(|rule: &AppRule| {
             let allowed = rule.links.as_ref().map(|selectors| {
                 let mask = LinkSelector::mask(selectors, links.iter().copied());
                 links.iter().filter(|(slot, _)| mask.contains(*slot)).map(|(_, facts)| facts.name.clone()).collect()
             });
-            forward_rule(&rule.matcher, allowed, &self.clients)
+            around.rule(&rule.matcher, allowed)
         });
         GatewayPlan {
             // Also those that do not exist yet: strict rules then hold as soon as they appear.
             lan: policy.forwarded_devices(),
-            virtual_device: policy.virtual_device.clone(),
+            virtual_device: self.virtual_device().cloned(),
             links: links.iter().map(|(_, facts)| facts.name.clone()).collect(),
             slots: links.iter().map(|(slot, facts)| (*slot, facts.index)).collect(),
             ipv6: lan.chain(own).any(is_routable6),
@@ -75,6 +80,30 @@ impl<S: Steering> Core<S> {
             ..GatewayPlan::default()
         }
     }
+
+    /// Whether the virtual interface was there and does not work any more.
+    fn has_lost_own_device(&self) -> bool {
+        let known = self.ports.0.iter().filter(|port| port.side != PortSide::Lan && port.side != PortSide::Member);
+        known.map(|port| self.network.interface(port.index)).any(|device| device.is_none_or(|device| !device.carrier))
+    }
+
+    /// LAN devices behind which containers of this machine may be: software devices, and bridges with a port that is one.
+    fn container_devices(&self) -> Vec<String> {
+        let devices = &self.network.interfaces;
+        let is_software = |device: &LinkFacts| {
+            let mut ports = devices.iter().filter(|port| port.master == Some(device.index)).peekable();
+            device.kind == LinkKind::Virtual && (ports.peek().is_none() || ports.any(|port| port.kind == LinkKind::Virtual))
+        };
+        let lan = devices.iter().filter(|device| self.in_force.lan.contains(&device.name));
+        lan.filter(|device| is_software(device)).map(|device| device.name.clone()).collect()
+    }
+}
+
+/// What a rule for forwarded packets depends on, besides the entry of the configuration.
+struct Around<'a> {
+    clients: &'a Clients,
+    own: Option<&'a VirtualDevice>,
+    containers: Vec<String>,
 }
 
 impl<S: Steering> Core<S> {
@@ -94,7 +123,8 @@ impl<S: Steering> Core<S> {
 
     /// The virtual interface, if there is to be one.
     pub fn virtual_device(&self) -> Option<&VirtualDevice> {
-        self.in_force.virtual_device.as_ref()
+        // Its programs need what steers this machine's programs.
+        self.in_force.virtual_device.as_ref().filter(|_| self.steering.steers_host())
     }
 
     /// Whether flows are forwarded.
@@ -163,23 +193,28 @@ pub(super) fn is_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
 
-/// The rule for forwarded packets; `None` if it matches none, or flows without a class.
-fn forward_rule(matcher: &AppMatcher, links: Option<Vec<String>>, clients: &Clients) -> Option<ForwardRule> {
-    let AppMatcher { exe, name, port, destination, cgroup, user, client, class } = matcher;
-    if matcher.is_empty() {
-        return None;
+impl Around<'_> {
+    /// The rule for forwarded packets; `None` if it matches none, or flows without a class.
+    fn rule(&self, matcher: &AppMatcher, links: Option<Vec<String>>) -> Option<ForwardRule> {
+        let AppMatcher { exe, name, port, destination, cgroup, user, client, class } = matcher;
+        if matcher.is_empty() {
+            return None;
+        }
+        if exe.is_some() || name.is_some() || cgroup.is_some() || user.is_some() {
+            // Only the control group of a container is known.
+            let containers = if exe.is_some() || name.is_some() || user.is_some() { &[][..] } else { &self.containers };
+            let unknown: Vec<String> = self.own.map(VirtualDevice::switch_end).into_iter().chain(containers.iter().cloned()).collect();
+            return (!unknown.is_empty()).then(|| ForwardRule { unknown, ..ForwardRule::default() });
+        }
+        // The switch knows the class of a flow by its port alone.
+        let class_ports: Vec<u16> = match class {
+            None => Vec::new(),
+            Some(wanted) => classified_ports().filter(|(_, class)| class == wanted).map(|(port, _)| port).collect(),
+        };
+        if class.is_some() && class_ports.is_empty() {
+            return None;
+        }
+        let (net, mac) = client.as_ref().map_or(Some((None, None)), |client| self.clients.find(client))?;
+        Some(ForwardRule { unknown: Vec::new(), client: net, mac, destination: *destination, port: *port, class_ports, links })
     }
-    if exe.is_some() || name.is_some() || cgroup.is_some() || user.is_some() {
-        return Some(ForwardRule { programs: true, ..ForwardRule::default() });
-    }
-    // The switch knows the class of a flow by its port alone.
-    let class_ports: Vec<u16> = match class {
-        None => Vec::new(),
-        Some(wanted) => classified_ports().filter(|(_, class)| class == wanted).map(|(port, _)| port).collect(),
-    };
-    if class.is_some() && class_ports.is_empty() {
-        return None;
-    }
-    let (net, mac) = client.as_ref().map_or(Some((None, None)), |client| clients.find(client))?;
-    Some(ForwardRule { programs: false, client: net, mac, destination: *destination, port: *port, class_ports, links })
 }

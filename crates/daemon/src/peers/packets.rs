@@ -11,7 +11,7 @@ use braid_bond::codes;
 use braid_control::steering::FlowRow;
 use braid_decide::refusals::Refusals;
 use braid_decide::tables::PACKET_DEVICE;
-use braid_model::{NetworkSnapshot, PerFamily, Time, Traffic};
+use braid_model::{Family, LinkFacts, NetworkSnapshot, PerFamily, Time, Traffic};
 use braid_peer::packet::{PacketAddresses, is_inner};
 use braid_platform::linux::sys::bpf::now;
 use braid_platform::linux::tun::{Tun, TunError};
@@ -25,6 +25,8 @@ use super::{Change, Mover, Peers};
 
 /// Delay before a flow of packets is opened again that was refused or has ended.
 const RETRY_AFTER: Duration = Duration::from_secs(2);
+/// The least time between two refused destinations of which the relay tells. The others are told again when they are tried again.
+const REFUSAL_INTERVAL: Duration = Duration::from_millis(20);
 /// Routes to larger parts of the Internet than this are default routes in pieces, as VPNs have them.
 const WIDE: u8 = 4;
 
@@ -96,7 +98,7 @@ impl Peers {
     /// The relay does not open this destination to packets. Flows there go direct.
     pub(crate) fn on_packets_refused(&mut self, relay: &str, host: IpAddr) {
         if self.packets.session.as_ref().is_some_and(|session| session.relay == relay) && self.packets.refusals.add(now(), relay, host) {
-            tracing::info!(relay, %host, "the relay forwards no packets there: they go direct");
+            tracing::debug!(relay, %host, "the relay forwards no packets there: they go direct");
         }
         self.update_packet_bypass();
     }
@@ -246,6 +248,7 @@ fn make(addresses: &[IpNet], relay: &str) -> Result<Tun, String> {
 /// The device cannot be read.
 async fn exchange(device: &Tun, flow: &PacketFlow, relay: &str, changes: &mpsc::UnboundedSender<Change>) -> std::io::Result<()> {
     let mut buffer = vec![0; PACKET_MTU + 1];
+    let mut told = tokio::time::Instant::now();
     loop {
         // Packets must not starve other tasks.
         tokio::task::coop::consume_budget().await;
@@ -254,7 +257,10 @@ async fn exchange(device: &Tun, flow: &PacketFlow, relay: &str, changes: &mpsc::
             received = flow.receive() => match received {
                 // Errors: the device's queue is full. The packet is lost.
                 Ok(FromRelay::Packet(packet)) => drop(device.send(&packet)),
+                // A hostile relay may refuse at any rate.
+                Ok(FromRelay::Closed(_)) if told > tokio::time::Instant::now() => {}
                 Ok(FromRelay::Closed(host)) => {
+                    told = tokio::time::Instant::now() + REFUSAL_INTERVAL;
                     let _ = changes.send(Change::PacketsRefused { name: relay.to_owned(), host });
                 }
                 Err(_) => return Ok(()),
@@ -273,14 +279,20 @@ fn usable(given: PacketAddresses, network: &NetworkSnapshot) -> Vec<IpNet> {
         let elsewhere = |route: &&braid_model::RouteFacts| route.hops.iter().all(|hop| Some(hop.device) != own);
         here || routed.filter(elsewhere).any(|route| route.destination.contains(&address))
     };
+    // Hosts that only the default route reaches.
+    let needed = |address: IpAddr| {
+        let gateways = |device: &LinkFacts| Family::ALL.map(|family| device.gateways.get(family).clone()).concat();
+        let is_gateway = |device: &LinkFacts| gateways(device).iter().any(|route| route.gateway == Some(address));
+        network.interfaces.iter().any(|device| device.resolvers.contains(&address) || is_gateway(device))
+    };
     let both = [given.v4.map(IpAddr::from), given.v6.map(IpAddr::from)];
-    both.into_iter().flatten().filter(|address| is_inner(*address) && !in_use(*address)).map(IpNet::from).collect()
+    both.into_iter().flatten().filter(|address| is_inner(*address) && !in_use(*address) && !needed(*address)).map(IpNet::from).collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use braid_model::{LinkFacts, LinkIndex, LinkKind, NextHop, RouteFacts, RouteKind};
+    use braid_model::{LinkIndex, LinkKind, NextHop, RouteFacts, RouteKind};
 
     fn given(v4: &str, v6: &str) -> PacketAddresses {
         PacketAddresses { v4: Some(v4.parse().unwrap()), v6: Some(v6.parse().unwrap()) }

@@ -93,12 +93,14 @@ pub enum GatewayError {
 /// # Errors
 /// A name cannot be used; `nft` is missing, failed or did not end; the kernel rejects the rules or a setting. Rules that were set before remain then.
 pub fn apply(plan: &GatewayPlan) -> Result<(), GatewayError> {
-    match &plan.virtual_device {
-        Some(device) => virtual_device::make(device)?,
-        None => drop(virtual_device::remove()?),
-    }
+    let own = match &plan.virtual_device {
+        Some(device) => virtual_device::make(device),
+        None => virtual_device::remove().map(drop),
+    };
     let checks_marks = plan.links.iter().any(|link| is_strict(link));
-    TABLES.forward(plan.ipv6, checks_marks, |closed| Ok(rules::ruleset(&GatewayPlan { closed, ..plan.clone() })?))
+    TABLES.forward(plan.ipv6, checks_marks, |closed| Ok(rules::ruleset(&GatewayPlan { closed, ..plan.clone() })?))?;
+    // Whatever is wrong with the virtual interface, the clients are forwarded.
+    Ok(own?)
 }
 
 /// The tables of one user of the kernel's forwarding.

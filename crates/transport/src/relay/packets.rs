@@ -58,6 +58,8 @@ struct Clients {
     /// Where the packets to each address go, with the number of the flow.
     flows: BTreeMap<IpAddr, (u64, mpsc::Sender<Bytes>)>,
     last: u64,
+    /// The flows that each client's packets make, over all its connections to this relay.
+    judged: BTreeMap<PublicKey, Arc<Mutex<PacketFlows>>>,
 }
 
 /// The places of clients in the networks of addresses. A client keeps its place while there is room.
@@ -145,7 +147,7 @@ impl PacketForwarder {
             return flow.answer(codes::BUSY);
         };
         flow.answer(0);
-        let mut flows = PacketFlows::default();
+        let flows = self.clients().judged.entry(key).or_default().clone();
         let up = async {
             while let Ok(message) = flow.receive().await {
                 if !account.pass(Direction::Up, message.len()).await {
@@ -153,7 +155,7 @@ impl PacketForwarder {
                 }
                 match Message::decode(message) {
                     Some(Message::Packet(packet)) => {
-                        if let Some(host) = self.send(&packet, &mut flows, (&attached.addresses, account, policy)) {
+                        if let Some(host) = self.send(&packet, &flows, (&attached.addresses, account, policy)) {
                             flow.send(Message::Closed(host).encode());
                         }
                     }
@@ -181,13 +183,14 @@ impl PacketForwarder {
     fn attach(&self, key: PublicKey, account: &Account) -> Option<(Attached<'_>, mpsc::Receiver<Bytes>)> {
         let nets = &self.0.nets;
         let mut clients = self.clients();
-        let Clients { places, flows, last } = &mut *clients;
+        let Clients { places, flows, last, judged } = &mut *clients;
         let number = account.client.map_or(0, |client| client.number());
         let is_idle = |place: u32| !flows.keys().any(|address| nets.addresses(place).contain(*address));
         let mut found = nets.addresses(places.take(key, number, nets.size(), is_idle)?);
         let has = |v4: bool| self.0.outlet.addresses().iter().any(|address| address.is_ipv4() == v4);
         (found.v4, found.v6) = (found.v4.filter(|_| has(true)), found.v6.filter(|_| has(false)));
         let (sender, receiver) = mpsc::channel(WAITING);
+        judged.retain(|key, _| places.of.contains_key(key));
         *last += 1;
         let both = [found.v4.map(IpAddr::from), found.v6.map(IpAddr::from)];
         flows.extend(both.into_iter().flatten().map(|address| (address, (*last, sender.clone()))));
@@ -195,10 +198,11 @@ impl PacketForwarder {
     }
 
     /// Hands a client's packet to the system, if it may leave. Returns its destination if the client must be told that it is not opened.
-    fn send(&self, packet: &[u8], flows: &mut PacketFlows, whose: (&PacketAddresses, &Account, &Policy)) -> Option<IpAddr> {
+    fn send(&self, packet: &[u8], flows: &Mutex<PacketFlows>, whose: (&PacketAddresses, &Account, &Policy)) -> Option<IpAddr> {
         let (own, account, policy) = whose;
         let read = match Packet::read(packet) {
-            Ok(read) if own.contain(read.source) => read,
+            // TCP and UDP have flows of their own. As packets, they could take ports from which this machine itself sends.
+            Ok(read) if own.contain(read.source) && ![libc::IPPROTO_TCP, libc::IPPROTO_UDP].contains(&i32::from(read.protocol)) => read,
             Ok(_) => return None,
             Err(reason) => {
                 tracing::debug!("dropped a client's packet: {reason}");
@@ -208,11 +212,12 @@ impl PacketForwarder {
         let most = account.meter(|meter| meter.limits().flows).unwrap_or(u32::MAX) as usize;
         let (now, _) = account.now();
         let is_open = |host: IpAddr| !self.0.nets.contain(host) && policy.check_host(host).is_ok();
-        match flows.judge(now, &read, most, is_open) {
+        let verdict = flows.lock().unwrap_or_else(PoisonError::into_inner).judge(now, &read, most, is_open);
+        match verdict {
             // Errors: the device's queue is full, or its administrator turned it off. The packet is lost.
             Verdict::Pass => drop(self.0.outlet.device().send(packet)),
-            Verdict::Closed { tell: true } => return Some(read.destination),
-            Verdict::Closed { tell: false } | Verdict::Full => {}
+            Verdict::Closed { tell: true } | Verdict::Full { tell: true } => return Some(read.destination),
+            Verdict::Closed { tell: false } | Verdict::Full { tell: false } => {}
         }
         None
     }

@@ -17,12 +17,18 @@ use super::talk::NetlinkSocket;
 /// # Errors
 /// Errors of the kernel: `ENODEV`, `EPERM`, `EINVAL` for a size that the device cannot have.
 pub(crate) fn turn_on(device: LinkIndex, mtu: u32) -> io::Result<()> {
+    let mut message = turned_on(device);
+    message.attributes = vec![LinkAttribute::Mtu(mtu)];
+    NetlinkSocket::open()?.change(RouteNetlinkMessage::SetLink(message), 0)
+}
+
+/// The message that turns a device on.
+pub(super) fn turned_on(device: LinkIndex) -> LinkMessage {
     let mut message = LinkMessage::default();
     message.header.index = device.0;
     message.header.flags = LinkFlags::Up;
     message.header.change_mask = LinkFlags::Up;
-    message.attributes = vec![LinkAttribute::Mtu(mtu)];
-    NetlinkSocket::open()?.change(RouteNetlinkMessage::SetLink(message), 0)
+    message
 }
 
 /// Gives a device an address, with the prefix of its network. It is in use at once: nobody is asked whether another host has it.
@@ -30,6 +36,11 @@ pub(crate) fn turn_on(device: LinkIndex, mtu: u32) -> io::Result<()> {
 /// # Errors
 /// Errors of the kernel: `ENODEV`, `EPERM`, `EACCES` if IPv6 is turned off.
 pub(crate) fn add_address(device: LinkIndex, address: IpNet) -> io::Result<()> {
+    NetlinkSocket::open()?.change(RouteNetlinkMessage::NewAddress(address_of(device, address)), NLM_F_CREATE | NLM_F_REPLACE)
+}
+
+/// The message for an address of a device.
+pub(super) fn address_of(device: LinkIndex, address: IpNet) -> AddressMessage {
     let mut message = AddressMessage::default();
     message.header.family = address_family(Family::of(address.addr()));
     message.header.prefix_len = address.prefix_len();
@@ -40,5 +51,5 @@ pub(crate) fn add_address(device: LinkIndex, address: IpNet) -> io::Result<()> {
         AddressAttribute::Address(address.addr()),
         AddressAttribute::Flags(AddressFlags::Nodad),
     ];
-    NetlinkSocket::open()?.change(RouteNetlinkMessage::NewAddress(message), NLM_F_CREATE | NLM_F_REPLACE)
+    message
 }

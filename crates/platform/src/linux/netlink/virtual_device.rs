@@ -7,17 +7,18 @@ use std::net::IpAddr;
 
 use braid_decide::tables::{self, PROTOCOL};
 use braid_decide::virtual_device::{VirtualDevice, twin};
-use braid_model::{Family, LinkIndex, NextHop, RouteFacts, RouteKind, RuleAction, RuleFacts};
+use braid_model::{Family, LinkIndex, Mac, NextHop, RouteFacts, RouteKind, RuleAction, RuleFacts};
 use ipnet::IpNet;
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 use netlink_packet_route::RouteNetlinkMessage;
-use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressMessage};
+use netlink_packet_route::address::AddressMessage;
 use netlink_packet_route::link::{InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkMessage};
-use netlink_packet_route::route::{RouteFlags, RouteScope};
+use netlink_packet_route::route::{RouteFlags, RouteMessage, RouteScope};
 
 use super::DumpError;
 use super::apply::{Changes, add_rule, remove_rule, route_message, route_text, rule_text};
-use super::facts::{self, address_family};
+use super::device_setup;
+use super::facts;
 use super::follow;
 use crate::linux::netlink::ApplyError;
 
@@ -56,26 +57,34 @@ pub fn make(device: &VirtualDevice) -> Result<(), ApplyError> {
     let (Some(own), Some(switch_end)) = (index(&names[0]), index(&names[1])) else {
         return changes.finish().and(Err(ApplyError::Taken { name: names[1].clone() }));
     };
+    // One end of a pair cannot be on before the other exists.
     for (name, index) in names.iter().zip([own, switch_end]) {
-        changes.make("turn on", format!("device {name}"), (turn_on(index), 0), 0);
+        changes.make("turn on", format!("device {name}"), (RouteNetlinkMessage::SetLink(device_setup::turned_on(index)), 0), 0);
     }
-    let wanted: Vec<IpNet> = device.addresses.iter().map(|address| IpNet::from(*address)).collect();
+    let has_ipv6 =
+        std::fs::read_to_string(format!("/proc/sys/net/ipv6/conf/{}/disable_ipv6", device.name)).is_ok_and(|off| off.trim() == "0");
+    let (wanted, unusable): (Vec<IpAddr>, Vec<IpAddr>) = device.addresses.iter().partition(|address| address.is_ipv4() || has_ipv6);
+    for address in unusable {
+        tracing::warn!(%address, "the virtual interface has no IPv6: it is turned off on this machine");
+    }
     let current = addresses(&mut changes, own)?;
-    for net in wanted.iter().filter(|net| !current.contains(net)) {
-        changes.make("add", format!("address {net} to {}", names[0]), add_address(own, *net), libc::EEXIST);
+    let change = |address: IpAddr| device_setup::address_of(own, IpNet::from(address));
+    for address in wanted.iter().filter(|address| !current.contains(address)) {
+        let message = RouteNetlinkMessage::NewAddress(change(*address));
+        changes.make("add", format!("address {address} to {}", names[0]), (message, NLM_F_CREATE | NLM_F_EXCL), libc::EEXIST);
     }
-    for net in current.iter().filter(|net| !wanted.contains(net)) {
-        changes.make(
-            "remove",
-            format!("address {net} from {}", names[0]),
-            (RouteNetlinkMessage::DelAddress(address(own, *net)), 0),
-            libc::ENODEV,
-        );
+    for address in current.iter().filter(|address| !wanted.contains(address)) {
+        let message = RouteNetlinkMessage::DelAddress(change(*address));
+        changes.make("remove", format!("address {address} from {}", names[0]), (message, 0), libc::EADDRNOTAVAIL);
+        // The default route is the next address's.
+        let [_, back] = routes(*address, own, switch_end);
+        changes.make("remove", route_text(&back), (RouteNetlinkMessage::DelRoute(own_route(&back)), 0), libc::ESRCH);
     }
-    for wanted in device.addresses.iter().flat_map(|address| routes(*address, own, switch_end)) {
-        changes.make("add", route_text(&wanted), (new_route(&wanted), NLM_F_CREATE | NLM_F_REPLACE), libc::EEXIST);
+    for wanted in wanted.iter().flat_map(|address| routes(*address, own, switch_end)) {
+        let message = RouteNetlinkMessage::NewRoute(own_route(&wanted));
+        changes.make("add", route_text(&wanted), (message, NLM_F_CREATE | NLM_F_REPLACE), libc::EEXIST);
     }
-    let wanted: Vec<RuleFacts> = device.addresses.iter().flat_map(|address| rules(*address, &device.name)).collect();
+    let wanted: Vec<RuleFacts> = wanted.iter().flat_map(|address| rules(*address, &device.name)).collect();
     let current: Vec<RuleFacts> = own_rules(&mut changes)?;
     for rule in wanted.iter().filter(|rule| !current.contains(rule)) {
         changes.make("add", rule_text(rule), add_rule(rule, OWN_PROTOCOL), libc::EEXIST);
@@ -114,7 +123,10 @@ struct Found {
 
 fn devices(changes: &mut Changes) -> Result<Vec<Found>, ApplyError> {
     let request = RouteNetlinkMessage::GetLink(LinkMessage::default());
-    let found = |body: &[u8]| facts::device(body).map(|found| Found { index: found.index, name: found.name, ours: found.alias == ALIAS });
+    // A daemon that was killed between two steps has left the devices without the alias.
+    let is_ours =
+        |found: &facts::Device| found.alias == ALIAS || found.driver_kind.as_deref() == Some("veth") && found.mac == Some(Mac(HARDWARE));
+    let found = |body: &[u8]| facts::device(body).map(|found| Found { index: found.index, ours: is_ours(&found), name: found.name });
     changes.kernel.dump(&request, found).map_err(|source| DumpError { what: "devices", source }.into())
 }
 
@@ -125,11 +137,11 @@ fn own_rules(changes: &mut Changes) -> Result<Vec<RuleFacts>, ApplyError> {
 }
 
 /// The addresses of the device that Braid may have given it.
-fn addresses(changes: &mut Changes, device: LinkIndex) -> Result<Vec<IpNet>, ApplyError> {
+fn addresses(changes: &mut Changes, device: LinkIndex) -> Result<Vec<IpAddr>, ApplyError> {
     let request = RouteNetlinkMessage::GetAddress(AddressMessage::default());
-    let of_device = |body: &[u8]| facts::address(body).filter(|found| found.device == device).map(|found| found.net);
+    let of_device = |body: &[u8]| facts::address(body).filter(|found| found.device == device).map(|found| found.net.addr());
     let mut found = changes.kernel.dump(&request, of_device).map_err(|source| DumpError { what: "addresses", source })?;
-    found.retain(|net| !matches!(net, IpNet::V6(net) if net.addr().is_unicast_link_local()));
+    found.retain(|address| !matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local()));
     Ok(found)
 }
 
@@ -156,34 +168,10 @@ fn mark(device: LinkIndex) -> RouteNetlinkMessage {
     RouteNetlinkMessage::SetLink(message)
 }
 
-/// Turns a device on. One end of a pair cannot be on before the other exists.
-fn turn_on(device: LinkIndex) -> RouteNetlinkMessage {
-    let mut message = LinkMessage::default();
-    message.header.index = device.0;
-    message.header.flags = LinkFlags::Up;
-    message.header.change_mask = LinkFlags::Up;
-    RouteNetlinkMessage::SetLink(message)
-}
-
 fn delete(device: LinkIndex) -> RouteNetlinkMessage {
     let mut message = LinkMessage::default();
     message.header.index = device.0;
     RouteNetlinkMessage::DelLink(message)
-}
-
-fn add_address(device: LinkIndex, net: IpNet) -> (RouteNetlinkMessage, u16) {
-    (RouteNetlinkMessage::NewAddress(address(device, net)), NLM_F_CREATE | NLM_F_EXCL)
-}
-
-fn address(device: LinkIndex, net: IpNet) -> AddressMessage {
-    let mut message = AddressMessage::default();
-    message.header.family = address_family(Family::of(net.addr()));
-    message.header.prefix_len = net.prefix_len();
-    message.header.index = device.0;
-    // Nobody else is there who could have the address.
-    message.attributes =
-        vec![AddressAttribute::Local(net.addr()), AddressAttribute::Address(net.addr()), AddressAttribute::Flags(AddressFlags::Nodad)];
-    message
 }
 
 /// What programs send through the device, and the way back to the twin of its address.
@@ -204,10 +192,10 @@ fn routes(address: IpAddr, own: LinkIndex, switch_end: LinkIndex) -> [RouteFacts
     ]
 }
 
-fn new_route(route: &RouteFacts) -> RouteNetlinkMessage {
+fn own_route(route: &RouteFacts) -> RouteMessage {
     let mut message = route_message(route, RouteScope::Link, RouteFlags::empty());
     message.header.protocol = OWN_PROTOCOL.into();
-    RouteNetlinkMessage::NewRoute(message)
+    message
 }
 
 /// Packets of programs that use the device or its address.
