@@ -141,6 +141,8 @@ static __attribute__((noinline)) int read_packet(struct __sk_buff *skb, struct p
 	packet->transport = offset;
 	/* The header of a packet that a network card will cut has no size if it is too large for it. */
 	size = size ?: skb->len - ETH_HEADER;
+	/* The kernel drops a packet that says more, but later. */
+	size = size < skb->len ? size : skb->len;
 	packet->size = size > offset ? size - offset : 0;
 	switch (key->protocol) {
 	case IPPROTO_TCP:

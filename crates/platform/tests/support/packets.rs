@@ -292,16 +292,14 @@ pub fn tcp_options() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-/// A TCP segment of a flow as a frame, with right checksums; `has_length` is false for one that is too large for the length in its header.
-pub fn segment_frame((source, target): (IpAddr, IpAddr), segment: &[u8], has_length: bool) -> Vec<u8> {
+/// A TCP segment of a flow as a frame, with right checksums. `length` is what its header says instead of its length; 0 if it is too large for the field.
+pub fn segment_frame((source, target): (IpAddr, IpAddr), segment: &[u8], length: Option<u16>) -> Vec<u8> {
     let (mut packet, at) = match (source, target) {
         (IpAddr::V4(source), IpAddr::V4(target)) => (raw_ipv4(source, target, TCP, &[], segment), 2),
         (IpAddr::V6(source), IpAddr::V6(target)) => (raw_ipv6(source, target, TCP, segment), 4),
         _ => panic!("{source} and {target} are of one family"),
     };
-    if !has_length {
-        set_length(&mut packet, at, Length::Zero);
-    }
+    set_length(&mut packet, at, length.map_or(Length::Right, Length::Wrong));
     complete(&mut packet);
     ethernet(&packet)
 }

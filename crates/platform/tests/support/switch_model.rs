@@ -43,7 +43,7 @@ pub struct Reading {
     pub remote: (IpAddr, u16),
     /// Offset of the transport header in the frame.
     pub transport: usize,
-    /// Bytes from there on, as the IP header counts them.
+    /// Bytes from there on, as the IP header counts them, but no more than the frame has.
     pub size: usize,
 }
 
@@ -73,7 +73,7 @@ pub fn read(frame: &[u8], way: Way) -> Option<Reading> {
     if matches!(client.0, IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some()) {
         return None;
     }
-    let size = head.length.saturating_sub(head.transport);
+    let size = head.length.min(frame.len()).saturating_sub(head.transport);
     Some(Reading { family, protocol: head.protocol, client, remote, transport: ETHERNET + head.transport, size })
 }
 
