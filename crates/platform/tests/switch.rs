@@ -268,7 +268,7 @@ fn packets_belong_to_the_flows_of_the_model() {
 fn random_packets_belong_to_the_flows_of_the_model() {
     with_switch("random packets and their flows", |switch| {
         let switch = RefCell::new(switch);
-        each(4000, packets::frame(), |frame: Frame| check_flow(&mut switch.borrow_mut(), &frame.0));
+        each(2500, packets::frame(), |frame: Frame| check_flow(&mut switch.borrow_mut(), &frame.0));
     });
 }
 
@@ -364,7 +364,7 @@ fn addresses_of_random_packets_are_exchanged_as_in_the_model() {
             let device = device(addresses);
             switch.set_own(Some(&device)).unwrap();
             let switch = RefCell::new(&mut *switch);
-            each(2500, packets::frame(), |frame: Frame| check_exchange(&mut switch.borrow_mut(), &device, &frame.0));
+            each(1500, packets::frame(), |frame: Frame| check_exchange(&mut switch.borrow_mut(), &device, &frame.0));
         }
     });
 }
@@ -566,6 +566,6 @@ fn talk() -> impl Strategy<Value = Talk> {
 fn windows_of_random_flows_become_those_of_the_model() {
     with_switch("windows of random TCP flows", |switch| {
         let switch = RefCell::new(switch);
-        each(2000, talk(), |talk| talk.check(&mut switch.borrow_mut()));
+        each(1500, talk(), |talk| talk.check(&mut switch.borrow_mut()));
     });
 }
