@@ -90,6 +90,12 @@ BRAID_INLINE __u32 skip_extensions(struct __sk_buff *skb, __u8 *next)
 	return 0;
 }
 
+/* Whether an IPv4 header can begin with this byte: its version, and its length in words. The kernel drops other packets, but later. */
+BRAID_INLINE _Bool is_header4(__u8 first)
+{
+	return first >> 4 == 4 && (first & 15) >= 5;
+}
+
 /*
  * Reads the flow of a packet, from a client or, if `out` is set, to a client. Returns 0 if it has none of its own: a later fragment, which the kernel
  * reassembles with the first one, or an ICMP message about another packet, which the kernel sends the way of that packet.
@@ -106,7 +112,7 @@ static __attribute__((noinline)) int read_packet(struct __sk_buff *skb, struct p
 		if (load(skb, 0, head, 20))
 			return 0;
 		offset = (head[0] & 15) * 4;
-		if ((head[6] & 0x1f) || head[7])
+		if (!is_header4(head[0]) || (head[6] & 0x1f) || head[7])
 			return 0;
 		packet->family = 4;
 		size = head[2] << 8 | head[3];
@@ -115,7 +121,7 @@ static __attribute__((noinline)) int read_packet(struct __sk_buff *skb, struct p
 		__builtin_memcpy(&source[3], head + 12, 4);
 		__builtin_memcpy(&target[3], head + 16, 4);
 	} else if (skb->protocol == bpf_htons(ETH_IPV6)) {
-		if (load(skb, 0, head, 40))
+		if (load(skb, 0, head, 40) || head[0] >> 4 != 6)
 			return 0;
 		key->protocol = head[6];
 		offset = skip_extensions(skb, &key->protocol);
@@ -126,12 +132,17 @@ static __attribute__((noinline)) int read_packet(struct __sk_buff *skb, struct p
 		size += size ? 40 : 0;
 		__builtin_memcpy(source, head + 8, 16);
 		__builtin_memcpy(target, head + 24, 16);
+		/* No host has such an address. The table's key would be that of an IPv4 flow. */
+		if (is_mapped(key->client))
+			return 0;
 	} else {
 		return 0;
 	}
 	packet->transport = offset;
 	/* The header of a packet that a network card will cut has no size if it is too large for it. */
 	size = size ?: skb->len - ETH_HEADER;
+	/* The kernel drops a packet that says more, but later. */
+	size = size < skb->len ? size : skb->len;
 	packet->size = size > offset ? size - offset : 0;
 	switch (key->protocol) {
 	case IPPROTO_TCP:
@@ -668,7 +679,8 @@ BRAID_INLINE int exchange(struct __sk_buff *skb, _Bool out)
 	} else if (skb->protocol == bpf_htons(ETH_IPV4)) {
 		exchange4(skb, ETH_HEADER + (out ? IPV4_SOURCE : IPV4_DESTINATION), from[3], to[3]);
 		/* A later fragment has no ICMP header. */
-		if (bpf_skb_load_bytes(skb, ETH_HEADER + 6, head, 2) || (head[0] & 0x1f) || head[1] || bpf_skb_load_bytes(skb, ETH_HEADER, head, 1))
+		if (bpf_skb_load_bytes(skb, ETH_HEADER + 6, head, 2) || (head[0] & 0x1f) || head[1] || bpf_skb_load_bytes(skb, ETH_HEADER, head, 1) ||
+		    !is_header4(head[0]))
 			return TC_NEXT;
 		quoted = ETH_HEADER + (head[0] & 15) * 4;
 		if (bpf_skb_load_bytes(skb, ETH_HEADER + 9, head, 1) || head[0] != PROTOCOL_ICMP || bpf_skb_load_bytes(skb, quoted, head, 1))

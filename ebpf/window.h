@@ -94,7 +94,8 @@ static __attribute__((noinline)) int read_scale(struct __sk_buff *skb, __u32 tra
 		}
 		if (option[0] == OPTION_MD5 || option[0] == OPTION_AO)
 			return 0;
-		if (bpf_skb_load_bytes_relative(skb, at, option, 2, BPF_HDR_START_NET) || option[1] < 2)
+		/* Like the ends, it ignores an option that goes on in the payload. */
+		if (bpf_skb_load_bytes_relative(skb, at, option, 2, BPF_HDR_START_NET) || option[1] < 2 || at + option[1] > end)
 			break;
 		if (option[0] == OPTION_SCALE && option[1] == 3) {
 			if (bpf_skb_load_bytes_relative(skb, at, option, 3, BPF_HDR_START_NET))

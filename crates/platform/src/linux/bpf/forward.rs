@@ -154,7 +154,7 @@ impl BpfSteering {
     }
 
     /// Sets what the packets of the virtual interface have instead of its addresses.
-    fn set_own_addresses(&mut self, own: Option<&VirtualDevice>) -> Result<(), SteeringError> {
+    pub(super) fn set_own_addresses(&mut self, own: Option<&VirtualDevice>) -> Result<(), SteeringError> {
         const ACTION: &str = "set the addresses of the virtual interface";
         let mut map: Array<_, abi::OwnAddress> = typed_map!(self, Array, "own_addresses", "set the addresses of the virtual interface");
         for (place, family) in (0u32..).zip(Family::ALL) {

@@ -219,6 +219,18 @@ impl BpfSteering {
         seed_decisions(&mut ebpf)?;
         load_programs(&mut ebpf, &SMALL_PROGRAMS, None)?;
         let lan = Lan::new(Dumper::Tend { program: program_fd(&ebpf, TEND_PROGRAM)?, table: map_fd(&ebpf, TEND_PROGRAM, "forwarded")? });
+        Self::only_forwarding(ebpf, lan, reason)
+    }
+
+    /// Loads the programs of the switch and no others, with tables for a few flows, for tests that run them on packets of their own.
+    pub(super) fn switch_alone() -> Result<Self, LoadError> {
+        let btf = read_btf()?;
+        let mut ebpf = load_object(OBJECT, &FEW)?;
+        let lan = load_switch(&mut ebpf, &btf)?;
+        Self::only_forwarding(ebpf, lan, "this is a test of the switch".to_owned())
+    }
+
+    fn only_forwarding(ebpf: aya::Ebpf, lan: Lan, reason: String) -> Result<Self, LoadError> {
         let lost = "the programs of this machine are not steered";
         let parts = Parts {
             iterators: [].into(),
@@ -427,6 +439,9 @@ const SMALL: Extent = Extent {
     ],
     client_flows: Some(8192),
 };
+
+/// Everything, but with room for a few flows: a test reads the whole table after each packet.
+const FEW: Extent = Extent { entries: &[("forwarded", 64), ("clients", 64)], ..WHOLE };
 
 /// Creates the object's maps and relocates its types to the kernel's.
 fn load_object(object: &[u8], extent: &Extent) -> Result<aya::Ebpf, LoadError> {

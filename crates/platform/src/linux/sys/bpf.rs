@@ -106,6 +106,56 @@ pub fn test_run(program: BorrowedFd<'_>, repeat: u32) -> io::Result<u32> {
     Ok(attr.duration)
 }
 
+/// Has the kernel keep the sum of a test packet's bytes, as of one from a network card, and check it after the run. Linux 6.16 has it.
+const BPF_F_TEST_SKB_CHECKSUM_COMPLETE: u32 = 4;
+/// Places of fields of `struct __sk_buff`, in words of 32 bits.
+const SKB_MARK: usize = 2;
+const SKB_GSO_SEGS: usize = 41;
+const SKB_GSO_SIZE: usize = 44;
+
+/// A packet for [`test_packet`].
+#[derive(Debug, Clone, Copy)]
+pub struct TestPacket<'a> {
+    /// The Ethernet frame; the kernel wants its header at least, and has room for some 3,500 bytes.
+    pub frame: &'a [u8],
+    /// Its firewall mark.
+    pub mark: u32,
+    /// Payload of each segment in bytes if it is a large packet that a network card will cut; 0: it is none.
+    pub segment: u16,
+    /// Whether the kernel keeps the sum of its bytes, and fails with `EBADMSG` if it is wrong after the run. Older kernels fail with `EINVAL`.
+    pub summed: bool,
+}
+
+/// Runs a program at tc once on a packet. Returns the program's verdict, and the packet's mark and frame afterwards.
+pub fn test_packet(program: BorrowedFd<'_>, packet: &TestPacket<'_>) -> io::Result<(i32, u32, Vec<u8>)> {
+    let mut frame = vec![0u8; packet.frame.len()];
+    // More than `struct __sk_buff` has: the kernel wants zeroes after it.
+    let mut context = [0u32; 64];
+    context[SKB_MARK] = packet.mark;
+    if packet.segment > 0 {
+        context[SKB_GSO_SIZE] = packet.segment.into();
+        context[SKB_GSO_SEGS] = frame.len().div_ceil(packet.segment.into()) as u32;
+    }
+    let mut after = [0u32; 64];
+    let mut attr = TestRun {
+        prog_fd: program.as_raw_fd() as u32,
+        data_size_in: packet.frame.len() as u32,
+        data_size_out: frame.len() as u32,
+        data_in: packet.frame.as_ptr() as u64,
+        data_out: frame.as_mut_ptr() as u64,
+        repeat: 1,
+        ctx_size_in: size_of_val(&context) as u32,
+        ctx_size_out: size_of_val(&after) as u32,
+        ctx_in: context.as_ptr() as u64,
+        ctx_out: after.as_mut_ptr() as u64,
+        flags: if packet.summed { BPF_F_TEST_SKB_CHECKSUM_COMPLETE } else { 0 },
+        ..TestRun::default()
+    };
+    bpf(BPF_PROG_TEST_RUN, &mut attr)?;
+    frame.truncate(attr.data_size_out as usize);
+    Ok((attr.retval.cast_signed(), after[SKB_MARK], frame))
+}
+
 /// Elements that [`read_map`] reads with one call, at first and at most: the kernel refuses fewer than a bucket holds.
 const BATCH: std::ops::RangeInclusive<usize> = 256..=1 << 16;
 
