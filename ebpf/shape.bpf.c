@@ -143,13 +143,15 @@ int braid_shape(struct bpf_iter__tcp *ctx)
 	struct held *held, fresh = {};
 	const struct tcp_sock *tcp;
 	const struct sock *sk;
-	__u64 cookie, time;
-	__u32 bank;
+	struct braid_control *switches;
+	__u32 zero = 0;
+	__u64 cookie;
 
 	if (!socket || !is_full(socket))
 		return 0;
 	/* A run of a killed daemon may still wait for a locked socket. It must not limit the sockets behind that one again. */
-	if (!live_params(&time, &bank))
+	switches = bpf_map_lookup_elem(&control, &zero);
+	if (!switches || (__s64)(bpf_ktime_get_ns() - switches->heartbeat) > (__s64)BRAID_HEARTBEAT_NS)
 		return 0;
 	cookie = bpf_get_socket_cookie(socket);
 	shape = bpf_map_lookup_elem(&shapes, &cookie);

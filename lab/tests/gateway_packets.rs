@@ -412,7 +412,8 @@ fn a_relay_reaches_neither_the_gateway_nor_its_clients() {
     let own = own.split_whitespace().skip_while(|word| *word != "inet").nth(1).unwrap().split('/').next().unwrap().to_owned();
     let dropped = || {
         let rules = client(&lab, "nft list chain inet braid_gateway input");
-        rules.split_whitespace().skip_while(|word| *word != "packets").nth(1).unwrap().parse::<u64>().unwrap()
+        let rule = rules.lines().find(|line| line.contains("braid-packets")).unwrap();
+        rule.split_whitespace().skip_while(|word| *word != "packets").nth(1).unwrap().parse::<u64>().unwrap()
     };
     assert_eq!(dropped(), 0);
     // The relay's system sends this to the gateway's address over its device, and the gateway would answer.

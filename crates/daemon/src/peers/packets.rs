@@ -26,7 +26,7 @@ use super::{Change, Mover, Peers};
 /// Delay before a flow of packets is opened again that was refused or has ended.
 const RETRY_AFTER: Duration = Duration::from_secs(2);
 /// The least time between two refused destinations of which the relay tells. The others are told again when they are tried again.
-const REFUSAL_INTERVAL: Duration = Duration::from_millis(20);
+const REFUSAL_INTERVAL: Duration = Duration::from_millis(100);
 /// Routes to larger parts of the Internet than this are default routes in pieces, as VPNs have them.
 const WIDE: u8 = 4;
 
@@ -98,7 +98,7 @@ impl Peers {
     /// The relay does not open this destination to packets. Flows there go direct.
     pub(crate) fn on_packets_refused(&mut self, relay: &str, host: IpAddr) {
         if self.packets.session.as_ref().is_some_and(|session| session.relay == relay) && self.packets.refusals.add(now(), relay, host) {
-            tracing::debug!(relay, %host, "the relay forwards no packets there: they go direct");
+            tracing::info!(relay, %host, "the relay forwards no packets there: they go direct");
         }
         self.update_packet_bypass();
     }
