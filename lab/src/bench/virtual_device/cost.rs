@@ -137,7 +137,7 @@ fn measure_case(settings: &Settings, case: &Case) -> Result<Vec<Results>> {
         }
     }
     if !bare {
-        ensure_none_missed(&lab)?;
+        ensure_none_missed(&lab, 0..1)?;
     }
     Ok(results)
 }

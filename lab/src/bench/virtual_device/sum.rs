@@ -58,8 +58,8 @@ pub(super) fn run(settings: &Settings, report: &mut Report) -> Result<()> {
         rounds.push(round);
     }
     drop(bonded);
-    ensure_none_missed(&lab)?;
-    ensure_none_missed(&relayed)?;
+    ensure_none_missed(&lab, 0..LINKS.len())?;
+    ensure_none_missed(&relayed, 0..LINKS.len())?;
     tell(&rounds, report);
     let raw = rounds.iter().map(|it| json!({ "alone_mbps": it.alone, "direct_mbps": it.both[0], "bonded_mbps": it.both[1] }));
     report.measured(json!({ "two_links": raw.collect::<Vec<_>>() }));

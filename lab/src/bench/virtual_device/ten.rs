@@ -67,7 +67,8 @@ fn one(settings: &Settings, carry: Carry) -> Result<Vec<f64>> {
     let broken = downloads.broken();
     drop((downloads, up));
     progress(&format!("ten links, {}: {goodputs:.1?} Mbit/s, {broken} downloads ended early", carry.name()));
-    ensure_none_missed(&lab)?;
+    // The first link alone never loses its carrier.
+    ensure_none_missed(&lab, 0..1)?;
     Ok(goodputs)
 }
 
