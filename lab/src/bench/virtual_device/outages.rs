@@ -41,6 +41,8 @@ struct Outcome {
     silence: f64,
     connections: usize,
     connections_failed: usize,
+    /// When they began, in seconds since the first phase did.
+    failed_at: Vec<f64>,
     /// The longest time in seconds until the first byte of a connection that did not fail.
     wait: f64,
 }
@@ -49,7 +51,7 @@ impl Outcome {
     fn json(&self) -> Value {
         json!({
             "mbps": self.mbps, "downloads_ended": self.downloads_ended, "exchanges_ended": self.exchanges_ended, "silence_s": self.silence,
-            "connections": self.connections, "connections_failed": self.connections_failed, "wait_s": self.wait,
+            "connections": self.connections, "connections_failed": self.connections_failed, "failed_at_s": self.failed_at, "wait_s": self.wait,
         })
     }
 }
@@ -131,12 +133,14 @@ fn count(times: &[Instant], answers: &[Vec<Instant>], connections: &[(Instant, O
     let (Some(first), Some(last)) = (times.first(), times.last()) else { return };
     outcome.silence = answers.iter().map(|answers| gap(answers, *first, *last)).fold(0.0, f64::max);
     outcome.connections = connections.len();
-    outcome.connections_failed = connections.iter().filter(|(_, wait)| wait.is_none()).count();
+    let failed = connections.iter().filter(|(_, wait)| wait.is_none());
+    outcome.failed_at = failed.map(|(at, _)| at.saturating_duration_since(*first).as_secs_f64()).collect();
+    outcome.connections_failed = outcome.failed_at.len();
     outcome.wait = connections.iter().filter_map(|(_, wait)| *wait).max().unwrap_or_default().as_secs_f64();
 }
 
 fn tell(title: &str, carry: Carry, span: Duration, outcome: &Outcome, report: &mut Report) {
-    let Outcome { mbps, downloads_ended, exchanges_ended, silence, connections, connections_failed, wait } = outcome;
+    let Outcome { mbps, downloads_ended, exchanges_ended, silence, connections, connections_failed, wait, .. } = outcome;
     let head = "what | Mbit/s of the downloads in the phases | downloads ended | UDP exchanges ended | longest silence | connections failed | longest wait of the others";
     let row = vec![
         title.to_owned(),
