@@ -43,6 +43,8 @@ pub struct Stuck {
     pub tunnelled: bool,
     /// Whether it is a client's flow, which has no socket here unless it comes through the virtual interface.
     pub forwarded: bool,
+    /// Whether its handshake has not been answered yet.
+    pub connecting: bool,
     /// Address and device of its socket if it comes through the virtual interface, while `local` is what connection tracking knows.
     pub socket: Option<(SocketAddr, Option<LinkIndex>)>,
 }
@@ -58,6 +60,7 @@ impl Stuck {
             link: row.link,
             tunnelled: false,
             forwarded: row.forwarded,
+            connecting: row.connecting,
             socket: None,
         }
     }
