@@ -75,7 +75,8 @@ impl Daemon<'_> {
             for flow in stuck.iter_mut().filter(|flow| flow.forwarded) {
                 let outside = own.outside(flow.local.ip());
                 if outside != flow.local.ip() {
-                    flow.socket = Some((flow.local, device));
+                    // A connect goes on over another link with its next SYN.
+                    flow.socket = (!flow.connecting).then_some((flow.local, device));
                     flow.local.set_ip(outside);
                 }
             }
@@ -345,6 +346,7 @@ mod tests {
             link: LINK,
             tunnelled: false,
             forwarded: false,
+            connecting: false,
             socket: None,
         }
     }
