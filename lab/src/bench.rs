@@ -20,6 +20,7 @@ mod schedulers;
 mod shares;
 mod sockets;
 mod stats;
+mod virtual_device;
 mod whole;
 
 use std::path::PathBuf;
@@ -90,6 +91,7 @@ const ALL: &[(&str, Bench)] = &[
     ("get", get::run),
     ("proxy", proxy::run),
     ("gateway", gateway::run),
+    ("virtual", virtual_device::run),
 ];
 
 /// Runs the named benchmarks, or all, and returns their reports. Prints progress on standard error. Writes `bench.md` and `bench.json`

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use braid_lab::{Builder, Filter, Lab, LinkSpec, Responder, Web, mbps, ms};
-use braid_model::{ByteCount, Direction};
+use braid_model::{ByteCount, Direction, Protocol};
 use socket2::{Domain, Socket, Type};
 use support::bonded::{Capture, Relay, bond_flow, ended, good_paths};
 use support::gateway::*;
@@ -188,6 +188,30 @@ fn flows_move_from_a_link_that_dies() {
         }
         lab.bright(link).unwrap();
         up.wait_state(name, "up");
+    }
+}
+
+#[test]
+fn downloads_on_a_dead_link_end_so_that_their_programs_reconnect() {
+    if !able() {
+        return;
+    }
+    let lab = two().start().unwrap();
+    let mirror = Mirror::start(&lab);
+    let web = Web::start(&lab).unwrap();
+    let page = web.url(ByteCount::new(4_000_000_000)).unwrap();
+    let _up = start(&lab, &mirror, &format!("reconnect_after = \"500 ms\"\n{VIRTUAL}"));
+    for interface in ["braid0", OWN[0]] {
+        let watches = watch_all(&lab, Filter { direction: Some(Direction::Up), ..Filter::default() }.port(Protocol::Tcp, 80));
+        let mut curl = command(&lab, "curl -sS --limit-rate 1M -o /dev/null --interface").args([interface, &page]).spawn().unwrap();
+        let link = || packets(&lab, &watches).iter().position(|packets| *packets > 5);
+        eventually("a link carries the download", || link().is_some());
+        let link = link().unwrap();
+        lab.dark(link).unwrap();
+        // It sends nothing meanwhile, so no server can reset it.
+        eventually("the download has ended", || curl.try_wait().unwrap().is_some());
+        assert!(!curl.wait().unwrap().success());
+        lab.bright(link).unwrap();
     }
 }
 

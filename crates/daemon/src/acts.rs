@@ -70,9 +70,16 @@ impl Daemon<'_> {
             tokio::spawn(send_probe(plan, self.probes.0.clone()));
         }
         // Connection tracking knows the flows of the virtual interface by another address.
-        let own = self.core.virtual_device().cloned();
-        for flow in stuck.iter_mut().filter(|flow| flow.forwarded) {
-            flow.local.set_ip(own.as_ref().map_or(flow.local.ip(), |own| own.outside(flow.local.ip())));
+        if let Some(own) = self.core.virtual_device() {
+            let device = self.core.network().interfaces.iter().find(|facts| facts.name == own.name).map(|facts| facts.index);
+            for flow in stuck.iter_mut().filter(|flow| flow.forwarded) {
+                let outside = own.outside(flow.local.ip());
+                if outside != flow.local.ip() {
+                    // A connect goes on over another link with its next SYN.
+                    flow.socket = (!flow.connecting).then_some((flow.local, device));
+                    flow.local.set_ip(outside);
+                }
+            }
         }
         for (link, count) in self.ender.end(stuck) {
             let device = self.core.network().interface(link).map_or_else(|| "a link that is gone".to_owned(), |device| device.name.clone());
@@ -301,11 +308,19 @@ fn end_stuck(flow: &Stuck) {
             Ok(ended) => tracing::info!(flow = flow.id.0, remote = %flow.remote, ended, "ended a client's flow on a dead link"),
             Err(error) => tracing::warn!("cannot end a client's flow on a dead link: {error}"),
         }
+        // A program that only receives sends nothing that a server could reset, and would wait without end.
+        if let Some((local, device)) = flow.socket {
+            log_destroyed(flow, sockdiag::destroy(flow.protocol, local, flow.remote, device, None));
+        }
         return;
     }
     // The id of a TCP flow is the cookie of its socket. Datagram flows may share a socket.
     let cookie = (flow.protocol == Protocol::Tcp).then_some(flow.id.0);
-    match sockdiag::destroy(flow.protocol, flow.local, flow.remote, Some(flow.link), cookie) {
+    log_destroyed(flow, sockdiag::destroy(flow.protocol, flow.local, flow.remote, Some(flow.link), cookie));
+}
+
+fn log_destroyed(flow: &Stuck, destroyed: Result<bool, sockdiag::SockDiagError>) {
+    match destroyed {
         Ok(ended) => tracing::info!(flow = flow.id.0, remote = %flow.remote, ended, "destroyed the socket of a flow on a dead link"),
         Err(error) => tracing::warn!("{error}"),
     }
@@ -322,7 +337,18 @@ mod tests {
 
     fn stuck(id: u64, user: u32) -> Stuck {
         let addr = "192.0.2.1:1".parse().unwrap();
-        Stuck { id: FlowId(id), user, protocol: Protocol::Tcp, local: addr, remote: addr, link: LINK, tunnelled: false, forwarded: false }
+        Stuck {
+            id: FlowId(id),
+            user,
+            protocol: Protocol::Tcp,
+            local: addr,
+            remote: addr,
+            link: LINK,
+            tunnelled: false,
+            forwarded: false,
+            connecting: false,
+            socket: None,
+        }
     }
 
     /// An ender that waits for the sender before it ends a flow of a user with an even number, and the ids of the flows that it has ended.

@@ -25,9 +25,9 @@ use crate::relay::Relay;
 const PORTS: [u16; 2] = [80, 8080];
 
 /// A relay, and a daemon that has joined it over every link and bonds flows to [`PORTS`].
-struct Bonded {
+pub(super) struct Bonded {
     relay: Relay,
-    daemon: Daemon,
+    pub(super) daemon: Daemon,
 }
 
 impl Bonded {
@@ -37,7 +37,7 @@ impl Bonded {
     }
 
     /// Like the above, with other rules for bonded flows.
-    fn with_rules(settings: &Settings, lab: &Lab, rules: &str) -> Result<Self> {
+    pub(super) fn with_rules(settings: &Settings, lab: &Lab, rules: &str) -> Result<Self> {
         let relay = Relay::start(lab, &settings.braid)?;
         let daemon = Daemon::start(lab, &settings.braid, "max-throughput", rules)?;
         relay.admit(lab, &daemon)?;

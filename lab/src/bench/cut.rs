@@ -92,22 +92,23 @@ fn one(settings: &Settings, case: &Case) -> Result<(f64, f64)> {
     thread::sleep(Duration::from_millis(1500));
     // The link must carry flows, not only be listed.
     first_use(&lab, to)?;
-    switch(&lab, case, false)?;
+    switch(&lab, VICTIM, case.carrier, false)?;
     let left = last_use(&lab, to)?;
     for _ in 0..3 {
         lab.client().run(|| std::net::TcpStream::connect_timeout(&to, Duration::from_secs(2)))??;
     }
-    switch(&lab, case, true)?;
+    switch(&lab, VICTIM, case.carrier, true)?;
     let back = first_use(&lab, to)?;
     drop((downloads, daemon));
     Ok((left, back))
 }
 
-fn switch(lab: &Lab, case: &Case, on: bool) -> Result<()> {
-    match (case.carrier, on) {
-        (true, _) => lab.carrier(VICTIM, on),
-        (false, true) => lab.bright(VICTIM),
-        (false, false) => lab.dark(VICTIM),
+/// Cuts a link, or restores it: its carrier, or only its packets.
+pub(super) fn switch(lab: &Lab, link: usize, carrier: bool, on: bool) -> Result<()> {
+    match (carrier, on) {
+        (true, _) => lab.carrier(link, on),
+        (false, true) => lab.bright(link),
+        (false, false) => lab.dark(link),
     }
 }
 

@@ -25,13 +25,13 @@ use crate::web::Web;
 use crate::workload;
 
 /// Pause after a start or stop of the forwarding.
-const SETTLE: Duration = Duration::from_millis(1500);
+pub(super) const SETTLE: Duration = Duration::from_millis(1500);
 /// How long new connections are counted.
 const SPAN: Duration = Duration::from_secs(1);
 /// Timeout until devices are forwarded.
-const LIMIT: Duration = Duration::from_secs(30);
+pub(super) const LIMIT: Duration = Duration::from_secs(30);
 /// Maximum half width of a meaningful interval.
-const TELLING: f64 = 0.05;
+pub(super) const TELLING: f64 = 0.05;
 /// Exchanges of one measurement of the latency.
 const EXCHANGES: usize = 4000;
 /// Threads that open connections.
@@ -39,11 +39,11 @@ const OPENERS: u8 = 4;
 /// Flows of the measurement of memory, by addresses of the device, its ports for each, and ports of the server.
 const FLOWS: (u8, u16, u16) = (10, 10, 1000);
 /// Rates of the links of the five downloads, in Mbit/s.
-const RATES: [u64; 2] = [20, 10];
+pub(super) const RATES: [u64; 2] = [20, 10];
 /// Number and duration of the downloads.
-const DOWNLOADS: (usize, Duration) = (5, Duration::from_secs(20));
+pub(super) const DOWNLOADS: (usize, Duration) = (5, Duration::from_secs(20));
 /// The payload's share of a link's rate, without headers and acknowledgements.
-const PAYLOAD: f64 = 0.965;
+pub(super) const PAYLOAD: f64 = 0.965;
 /// The gateway's configuration.
 const CONFIG: &str = "[gateway]\nlan = [\"lan0\"]\n";
 

@@ -23,7 +23,7 @@ use crate::spec::LinkSpec;
 /// Pause after a start or stop of the daemon.
 const SETTLE: Duration = Duration::from_millis(1500);
 /// How long each kind of traffic runs in each part of a round.
-const SPAN: Duration = Duration::from_secs(1);
+pub(super) const SPAN: Duration = Duration::from_secs(1);
 /// Parallel TCP streams of the bulk transfers.
 const STREAMS: usize = 10;
 /// Connections that exchange small messages, and the size of a message.
@@ -314,13 +314,13 @@ pub(super) fn interval(mean: &Mean) -> String {
 }
 
 /// The far ends of all kinds of traffic.
-struct Servers {
+pub(super) struct Servers {
     iperf: Child,
     datagrams: SocketAddr,
 }
 
 impl Servers {
-    fn start(lab: &Lab) -> Result<Self> {
+    pub(super) fn start(lab: &Lab) -> Result<Self> {
         let mut command = lab.server().command("iperf3")?;
         let child = command.args(["-s", "-p", "5201"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn();
         let iperf = child.context("cannot run iperf3: run lab/install-deps.sh")?;

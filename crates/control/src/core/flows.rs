@@ -41,8 +41,12 @@ pub struct Stuck {
     pub link: LinkIndex,
     /// Whether the reason is a tunnel rather than a dead link.
     pub tunnelled: bool,
-    /// Whether it is a client's flow, which has no socket here.
+    /// Whether it is a client's flow, which has no socket here unless it comes through the virtual interface.
     pub forwarded: bool,
+    /// Whether its handshake has not been answered yet.
+    pub connecting: bool,
+    /// Address and device of its socket if it comes through the virtual interface, while `local` is what connection tracking knows.
+    pub socket: Option<(SocketAddr, Option<LinkIndex>)>,
 }
 
 impl Stuck {
@@ -56,6 +60,8 @@ impl Stuck {
             link: row.link,
             tunnelled: false,
             forwarded: row.forwarded,
+            connecting: row.connecting,
+            socket: None,
         }
     }
 }

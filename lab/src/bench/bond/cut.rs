@@ -10,6 +10,7 @@ use serde_json::json;
 
 use super::origin::{Origin, TcpVariant};
 use super::{Bonded, Settings, allow_multipath};
+use crate::bench::cut::switch;
 use crate::bench::progress;
 use crate::bench::report::Report;
 use crate::bench::stats::{median, worst};
@@ -146,11 +147,11 @@ fn one(lab: &Lab, origin: &Origin, case: &Case) -> Result<Outcome> {
         let download = scope.spawn(download);
         thread::sleep(SPANS[0]);
         let cut = Instant::now();
-        switch(lab, case, false)?;
+        switch(lab, case.victim, case.pulled, false)?;
         thread::sleep(SPANS[1]);
         let before = lab.counters(case.victim)?.down.delivered_bytes;
         let returned = Instant::now();
-        switch(lab, case, true)?;
+        switch(lab, case.victim, case.pulled, true)?;
         let mut back = None;
         while returned.elapsed() < SPANS[2] {
             let now = lab.counters(case.victim)?.down.delivered_bytes;
@@ -170,16 +171,8 @@ fn one(lab: &Lab, origin: &Origin, case: &Case) -> Result<Outcome> {
     Ok(Outcome { before, gap: gap(&arrivals, cut, returned), back, gap_after: gap(&arrivals, returned, returned + SPANS[2]) })
 }
 
-fn switch(lab: &Lab, case: &Case, on: bool) -> Result<()> {
-    match (case.pulled, on) {
-        (true, _) => lab.carrier(case.victim, on),
-        (false, true) => lab.bright(case.victim),
-        (false, false) => lab.dark(case.victim),
-    }
-}
-
 /// The longest time, in seconds, between two of `arrivals` (in order) that lies in the span at least in part; its end counts as an arrival.
-fn gap(arrivals: &[Instant], from: Instant, to: Instant) -> f64 {
+pub(in crate::bench) fn gap(arrivals: &[Instant], from: Instant, to: Instant) -> f64 {
     let ends = arrivals.iter().copied().filter(|at| *at < to).chain([to]);
     let gaps = arrivals.iter().zip(ends.skip(1)).filter(|(_, end)| *end > from).map(|(start, end)| end.saturating_duration_since(*start));
     gaps.max().unwrap_or_default().as_secs_f64()
