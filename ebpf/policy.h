@@ -402,17 +402,20 @@ __attribute__((noinline)) int judge_forwarded(struct request *request, __u32 ban
 	const struct braid_params *now = bpf_map_lookup_elem(&params, &bank);
 	const struct braid_rule *rule;
 	struct address remote;
+	__u8 by_port, found;
 
 	if (!request || !now)
 		return LEAVE_ALONE;
 	request->bank = bank;
+	by_port = request->class_;
 	if (request->known && app_class(request) != BRAID_UNCLASSIFIED)
 		request->class_ = app_class(request);
 	rule = first_match(bank, now, request, 1);
 	if (rule && (rule->actions & BRAID_DO_EXCLUDE))
 		return LEAVE_ALONE;
-	if (request->known)
-		class_of(request); /* reports the program */
+	/* A class by the pattern of the program's traffic is for rules only. */
+	found = request->known ? class_of(request) : BRAID_UNCLASSIFIED;
+	request->class_ = found == BRAID_UNCLASSIFIED ? by_port : found;
 	classify(now, request, rule);
 	if (is_denied(now, request, rule))
 		return FAIL;
