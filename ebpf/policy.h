@@ -307,18 +307,22 @@ BRAID_INLINE void classify(const struct braid_params *now, struct request *reque
 		request->affinity = request->class_ == BRAID_BROWSER ? BRAID_AFFINITY_DESTINATION : BRAID_AFFINITY_NONE;
 }
 
-/* Sets `request->allowed` and `strict`. Returns whether the flow must fail. */
+/* Sets `request->allowed`, `confined` and `strict`. Returns whether the flow must fail. */
 BRAID_INLINE _Bool is_denied(const struct braid_params *now, struct request *request, const struct braid_rule *rule)
 {
 	_Bool denied;
 
 	request->allowed = braid_admit(now->usable[request->family == 6], now->backup, rule ? rule->actions : 0, rule ? rule->links : 0,
 				       rule ? rule->prefer : 0, &denied);
-	request->strict = rule && (rule->actions & BRAID_DO_LINKS);
-	return denied;
+	request->confined = rule ? !!(rule->actions & BRAID_DO_CONFINE) : !!(now->confined & BRAID_CONFINED_UNRULED);
+	request->strict = request->confined || (rule && (rule->actions & BRAID_DO_LINKS));
+	return denied || (request->confined && !request->allowed);
 }
 
-/* Whether the class or the rule redirects the flow to the daemon, and a relay accepts the destination. */
+/*
+ * Whether the class or the rule redirects the flow to the daemon, and a relay accepts the destination. A confined flow is always redirected: the daemon
+ * refuses it if no relay takes it.
+ */
 BRAID_INLINE _Bool is_redirected(const struct braid_params *now, const struct request *request, const struct braid_rule *rule,
 				 const struct address *remote)
 {
@@ -326,7 +330,7 @@ BRAID_INLINE _Bool is_redirected(const struct braid_params *now, const struct re
 
 	if (rule && (rule->actions & (BRAID_DO_REDIRECT | BRAID_DO_DIRECT)))
 		wanted = !!(rule->actions & BRAID_DO_REDIRECT);
-	return wanted && !bpf_map_lookup_elem(&bypass, remote);
+	return request->confined || (wanted && !bpf_map_lookup_elem(&bypass, remote));
 }
 
 /* Look-ups of names at a link's resolver go over its links. Returns whether the destination is one. */
@@ -358,6 +362,7 @@ __attribute__((noinline)) int judge(struct request *request, __u32 bank)
 		return LEAVE_ALONE;
 	request->bank = bank;
 	request->strict = 0;
+	request->confined = 0;
 	request->filtered = 0;
 	request->held = 0;
 	rule = first_match(bank, now, request, 0);
@@ -381,7 +386,7 @@ __attribute__((noinline)) int judge(struct request *request, __u32 bank)
 		if (!request->allowed)
 			return request->strict ? FAIL : LEAVE_ALONE;
 	}
-	if (pin_to_resolver(request, &remote))
+	if (!request->confined && pin_to_resolver(request, &remote))
 		request->redirect = 0; /* a network's resolver often answers only clients of that network */
 	set_expected_demand(now, request, known);
 	return GO_ON;
@@ -414,7 +419,7 @@ __attribute__((noinline)) int judge_forwarded(struct request *request, __u32 ban
 	/* Packets of other protocols go to one relay, over all links. */
 	if (request->protocol != IPPROTO_TCP && request->protocol != IPPROTO_UDP && rule && (rule->actions & (BRAID_DO_LINKS | BRAID_DO_NO_PACKETS)))
 		request->redirect = 0;
-	if (pin_to_resolver(request, &remote))
+	if (!request->confined && pin_to_resolver(request, &remote))
 		request->redirect = 0; /* a network's resolver often answers only clients of that network */
 	set_expected_demand(now, request, learnt_of(request));
 	return GO_ON;

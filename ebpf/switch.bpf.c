@@ -331,6 +331,9 @@ static __attribute__((noinline)) int start_forwarded(struct request *request, co
 		return OUTCOME_DROP;
 	if (judgement == LEAVE_ALONE)
 		return OUTCOME_NEXT;
+	carried = is_carried(request);
+	if (request->confined && !carried)
+		return OUTCOME_DROP;
 	if (!admit_client(request)) {
 		count(BRAID_COUNT_OVERFLOWED);
 		return request->strict ? OUTCOME_DROP : OUTCOME_NEXT;
@@ -341,7 +344,6 @@ static __attribute__((noinline)) int start_forwarded(struct request *request, co
 		return request->strict ? OUTCOME_DROP : OUTCOME_NEXT;
 	}
 	flow = bpf_map_lookup_elem(&forwarded, key);
-	carried = is_carried(request);
 	if (!flow || (!carried && choose(request, bank, 1))) {
 		bpf_map_delete_elem(&forwarded, key);
 		dismiss_client(key->client);

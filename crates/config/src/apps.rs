@@ -6,7 +6,8 @@ use std::path::PathBuf;
 use braid_control::config::Severity;
 use braid_decide::class;
 use braid_decide::policy::{
-    AppMatcher, AppRule, COPIES, Carry, ClientMatcher, Exclusions, LinkRule, LinkSelector, MAX_RULES, NAME_LIMIT, Portion, Resolve,
+    AppMatcher, AppRule, COPIES, Carry, ClientMatcher, Exclusions, Fallback, LinkRule, LinkSelector, MAX_RULES, NAME_LIMIT, Portion,
+    Resolve,
 };
 use braid_model::{Class, Rate, Role};
 use ipnet::IpNet;
@@ -106,6 +107,7 @@ fn entry(mut section: Section<'_>, links: &[LinkEntry], world: &World) -> Option
         prefer_within_links(value, &preferred, allowed);
     }
     let (carry, copies, relay) = carry_settings(&mut section, world);
+    let fallback = fallback(&mut section, carry.needs_peer());
     let resolve = resolve(&mut section, carry);
     let (rate, guarantee) = bounds(&mut section);
     if rate.is_some() && matcher.as_ref().is_some_and(is_mostly_udp) {
@@ -127,6 +129,7 @@ fn entry(mut section: Section<'_>, links: &[LinkEntry], world: &World) -> Option
         carry,
         copies,
         relay,
+        fallback,
         resolve,
         weight: weight.unwrap_or(1.0),
         weighs: weight.is_some(),
@@ -222,6 +225,16 @@ fn carry_settings(section: &mut Section<'_>, world: &World) -> (Carry, u8, Optio
         value.reader.refuse(&value.span, "carry = \"direct\" takes no relay", "remove relay, or write carry = \"bond\"");
     }
     (carry, copies, relay(&value, world))
+}
+
+/// What happens to flows that no relay takes. `bonds`: whether `carry` beside it asks for a relay.
+pub(super) fn fallback(section: &mut Section<'_>, bonds: bool) -> Option<Fallback> {
+    let value = section.take("fallback")?;
+    if !bonds {
+        return value
+            .refuse("fallback without a carry that needs a relay has no effect".into(), "add carry = \"bond\", or remove fallback".into());
+    }
+    value.one_of(&Fallback::ALL)
 }
 
 /// Which end resolves the host names that a proxy's clients request.

@@ -94,6 +94,7 @@ fn document_of(mut section: Section<'_>, world: &World) -> Config {
         config.policy.scheduler = scheduler;
     }
     (config.policy.bonds_all, config.policy.relay) = apps::carry_all(&mut section, world);
+    config.policy.fallback = apps::fallback(&mut section, config.policy.bonds_all).unwrap_or_default();
     if let Some(bond) = section.take("bond").and_then(|value| value.section("[bond]")) {
         config.policy.bond_scheduler = bond_scheduler(bond);
     }

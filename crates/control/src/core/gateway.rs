@@ -7,6 +7,7 @@ use braid_api::ClientStatus;
 use braid_decide::class::classified_ports;
 use braid_decide::gateway::{ForwardRule, GatewayPlan};
 use braid_decide::policy::{AppMatcher, AppRule, LinkSelector};
+use braid_decide::tables::PACKET_DEVICE;
 use braid_decide::virtual_device::VirtualDevice;
 use braid_model::{LinkFacts, LinkKind, PerDirection, Time};
 
@@ -60,8 +61,10 @@ impl<S: Steering> Core<S> {
                 let mask = LinkSelector::mask(selectors, links.iter().copied());
                 links.iter().filter(|(slot, _)| mask.contains(*slot)).map(|(_, facts)| facts.name.clone()).collect()
             });
+            let allowed = if policy.confines(Some(rule)) { Some(relay_only()) } else { allowed };
             forward_rule(&rule.matcher, allowed, &self.clients)
         });
+        let unruled = policy.confines(None).then(|| ForwardRule { links: Some(relay_only()), ..ForwardRule::default() });
         GatewayPlan {
             // Also those that do not exist yet: strict rules then hold as soon as they appear.
             lan: policy.forwarded_devices(),
@@ -69,7 +72,7 @@ impl<S: Steering> Core<S> {
             links: links.iter().map(|(_, facts)| facts.name.clone()).collect(),
             slots: links.iter().map(|(slot, facts)| (*slot, facts.index)).collect(),
             ipv6: lan.chain(own).any(is_routable6),
-            rules: excluded.chain(rules).collect(),
+            rules: excluded.chain(rules).chain(unruled).collect(),
             packets: self.packet_families(),
             // The platform knows whether it turned forwarding on.
             ..GatewayPlan::default()
@@ -151,6 +154,11 @@ impl<S: Steering> Core<S> {
         clients.sort_by(|one, other| (&one.device, &one.address).cmp(&(&other.device, &other.address)));
         Ok(clients)
     }
+}
+
+/// The device over which packets of clients go through a relay. Their other bonded flows go to the daemon, and so are not forwarded.
+fn relay_only() -> Vec<String> {
+    vec![PACKET_DEVICE.to_owned()]
 }
 
 /// Whether it is an IPv6 address that reaches beyond its device.
