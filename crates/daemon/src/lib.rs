@@ -116,7 +116,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     }
     let swept = netlink::sweep().context("cannot remove the rules and routes that an earlier Braid left")?;
     tracing::debug!(?swept, "removed the rules and routes that an earlier Braid left");
-    sweep_gateway(!config.policy.forwards());
+    sweep_gateway(!config.policy.forwards() && !config.policy.confines(None));
     let mut watchdog = Watchdog::start(&["watchdog"]).context("cannot start the watchdog")?;
     raise_trim_threshold();
     let open_files = raise_open_files().context("cannot raise the limit of open files")?;

@@ -4,11 +4,13 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use braid_api::{Explanation, Outcome};
-use braid_decide::policy::AppRule;
-use braid_model::{Class, Family, Time};
+use braid_decide::gateway::{ForwardRule, OwnRules};
+use braid_decide::policy::{AppMatcher, AppRule};
+use braid_model::{Class, Family, LinkFacts, Time};
 use ipnet::IpNet;
 
 use super::Core;
+use super::gateway::allowed_links;
 use super::views::matcher_text;
 use crate::steering::Steering;
 
@@ -59,31 +61,55 @@ impl<S: Steering> Core<S> {
         let relays = if relays.is_empty() { String::new() } else { format!(", now {}", relays.join(", ")) };
         exceptions.push(format!("Braid's own datagrams to the joined relays{relays}"));
         if all {
-            let networks: BTreeSet<String> = self.local_networks().iter().map(ToString::to_string).collect();
+            let devices = self.links.devices();
+            let networks = devices.iter().flat_map(|(_, facts)| local_networks(facts));
+            let networks: BTreeSet<String> = networks.map(|net| net.to_string()).collect();
             let networks = networks.into_iter().collect::<Vec<_>>().join(", ");
             exceptions.push(format!("what stays on the links' own networks: {networks}"));
         }
         let policy = &self.in_force;
-        let rules = policy.apps.iter().enumerate().filter(|(_, rule)| !rule.matcher.is_empty() && !policy.confines(Some(rule)));
+        let excepts = |matcher: &AppMatcher| !matcher.is_empty() && (!all || own_rule(matcher, None).is_some());
+        let rules = policy.apps.iter().enumerate().filter(|(_, rule)| excepts(&rule.matcher) && !policy.confines(Some(rule)));
         exceptions.extend(rules.map(|(place, rule)| format!("[[app]] entry {} {{ {} }}", place + 1, matcher_text(&rule.matcher))));
-        exceptions.extend(policy.exclude.matchers().iter().map(|matcher| format!("[exclude] {}", matcher_text(matcher))));
+        let excluded = policy.exclude.matchers();
+        exceptions.extend(excluded.iter().filter(|matcher| excepts(matcher)).map(|matcher| format!("[exclude] {}", matcher_text(matcher))));
         exceptions
     }
 
-    /// The networks that the links are on. A network chooses its prefix itself, and by a short one it could draw the traffic of the Internet to it, so
-    /// short prefixes of public addresses are left out.
-    pub(super) fn local_networks(&self) -> BTreeSet<IpNet> {
-        let devices = self.links.devices();
-        let all = devices.iter().flat_map(|(_, facts)| facts.addresses.iter()).map(IpNet::trunc);
-        all.filter(is_local).collect()
+    /// What this machine may send over links although everything leaves through a relay only.
+    pub(super) fn own_rules(&self, links: &[(usize, &LinkFacts)]) -> OwnRules {
+        let policy = &self.in_force;
+        // A port of a bridge sends no packets of this machine itself.
+        let is_passed = |device: &&LinkFacts| !policy.is_link(device) && device.master.is_none() && !device.addresses.is_empty();
+        let rules = policy.apps.iter().filter_map(|rule| {
+            let allowed = if policy.confines(Some(rule)) { Some(Vec::new()) } else { allowed_links(rule, links) };
+            own_rule(&rule.matcher, allowed)
+        });
+        let excluded = policy.exclude.matchers().into_iter().filter_map(|matcher| own_rule(&matcher, None));
+        let routes = links.iter().flat_map(|(_, facts)| Family::ALL.map(|family| facts.gateways.get(family)));
+        OwnRules {
+            passed: self.network.interfaces.iter().filter(is_passed).map(|device| device.name.clone()).collect(),
+            local: links.iter().map(|(_, facts)| (facts.name.clone(), local_networks(facts))).collect(),
+            gateways: routes.flatten().filter_map(|route| route.gateway).collect(),
+            rules: excluded.chain(rules).collect(),
+        }
     }
+}
 
-    /// The addresses of the links' gateways.
-    pub(super) fn gateways(&self) -> BTreeSet<IpAddr> {
-        let devices = self.links.devices();
-        let routes = devices.iter().flat_map(|(_, facts)| Family::ALL.map(|family| facts.gateways.get(family)));
-        routes.flatten().filter_map(|route| route.gateway).collect()
-    }
+/// The networks that a link is on. A network chooses its prefix itself, and by a short one it could draw the traffic of the Internet to it, so short
+/// prefixes of public addresses are left out.
+fn local_networks(facts: &LinkFacts) -> BTreeSet<IpNet> {
+    facts.addresses.iter().map(IpNet::trunc).filter(is_local).collect()
+}
+
+/// The firewall's rule for packets of this machine. `None` if it matches none of them, or if the firewall does not know what it matches: a program, a
+/// class, or a control group, which may be made anew at any time.
+fn own_rule(matcher: &AppMatcher, links: Option<Vec<String>>) -> Option<ForwardRule> {
+    let AppMatcher { exe: None, name: None, cgroup: None, client: None, class: None, port, destination, user } = matcher else {
+        return None;
+    };
+    let rule = ForwardRule { user: *user, destination: *destination, port: *port, links, ..ForwardRule::default() };
+    (!matcher.is_empty()).then_some(rule)
 }
 
 /// Whether a prefix is so long, or so private, that what goes there stays near.

@@ -23,7 +23,7 @@ impl<S: Steering> Core<S> {
     /// Makes the switch serve the LAN devices that exist, and plans the system's part of the gateway.
     pub(super) fn update_gateway(&mut self) -> Result<(), SteeringError> {
         let policy = &self.in_force;
-        let plan = policy.forwards().then(|| self.gateway_plan());
+        let plan = (policy.forwards() || policy.confines(None)).then(|| self.gateway_plan());
         let own = policy.virtual_device.as_ref();
         let is_lan = |device: &LinkFacts| policy.lan.contains(&device.name);
         let is_member = |device: &LinkFacts| device.master.and_then(|master| self.network.interface(master)).is_some_and(is_lan);
@@ -57,11 +57,7 @@ impl<S: Steering> Core<S> {
         let own = policy.virtual_device.iter().flat_map(|own| own.addresses.iter().copied());
         let excluded = policy.exclude.matchers().into_iter().filter_map(|matcher| forward_rule(&matcher, None, &self.clients));
         let rules = policy.apps.iter().filter_map(|rule: &AppRule| {
-            let allowed = rule.links.as_ref().map(|selectors| {
-                let mask = LinkSelector::mask(selectors, links.iter().copied());
-                links.iter().filter(|(slot, _)| mask.contains(*slot)).map(|(_, facts)| facts.name.clone()).collect()
-            });
-            let allowed = if policy.confines(Some(rule)) { Some(relay_only()) } else { allowed };
+            let allowed = if policy.confines(Some(rule)) { Some(relay_only()) } else { allowed_links(rule, &links) };
             forward_rule(&rule.matcher, allowed, &self.clients)
         });
         let unruled = policy.confines(None).then(|| ForwardRule { links: Some(relay_only()), ..ForwardRule::default() });
@@ -72,12 +68,20 @@ impl<S: Steering> Core<S> {
             links: links.iter().map(|(_, facts)| facts.name.clone()).collect(),
             slots: links.iter().map(|(slot, facts)| (*slot, facts.index)).collect(),
             ipv6: lan.chain(own).any(is_routable6),
-            rules: excluded.chain(rules).chain(unruled).collect(),
+            // Where everything is confined, a rule by program excepts nothing in the firewall, so it hides no later rule either.
+            rules: excluded.chain(rules).chain(unruled).filter(|rule| !rule.programs || !policy.confines(None)).collect(),
             packets: self.packet_families(),
+            own: policy.confines(None).then(|| self.own_rules(&links)),
             // The platform knows whether it turned forwarding on.
             ..GatewayPlan::default()
         }
     }
+}
+
+/// Names of the only links that a rule allows; `None`: all.
+pub(super) fn allowed_links(rule: &AppRule, links: &[(usize, &LinkFacts)]) -> Option<Vec<String>> {
+    let mask = LinkSelector::mask(rule.links.as_ref()?, links.iter().copied());
+    Some(links.iter().filter(|(slot, _)| mask.contains(*slot)).map(|(_, facts)| facts.name.clone()).collect())
 }
 
 impl<S: Steering> Core<S> {
@@ -102,7 +106,7 @@ impl<S: Steering> Core<S> {
 
     /// Whether flows are forwarded.
     pub fn is_gateway(&self) -> bool {
-        self.gateway.is_some()
+        self.gateway.as_ref().is_some_and(|plan| !plan.lan.is_empty())
     }
 
     /// Updates the clients' rates from what applications moved in the last interval, bonded or not.
@@ -189,5 +193,5 @@ fn forward_rule(matcher: &AppMatcher, links: Option<Vec<String>>, clients: &Clie
         return None;
     }
     let (net, mac) = client.as_ref().map_or(Some((None, None)), |client| clients.find(client))?;
-    Some(ForwardRule { programs: false, client: net, mac, destination: *destination, port: *port, class_ports, links })
+    Some(ForwardRule { programs: false, client: net, user: None, mac, destination: *destination, port: *port, class_ports, links })
 }
