@@ -2,13 +2,13 @@
 
 mod support;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::process::{Command, Stdio};
 
-use braid_lab::{Filter, Lab, Watch, Web};
-use braid_model::ByteCount;
+use braid_lab::{Filter, Lab, Responder, Watch, Web};
+use braid_model::{ByteCount, Direction, Protocol};
 use support::bonded::{Relay, good_paths};
-use support::gateway::url;
+use support::gateway::{echoed, on, traces, url};
 use support::user::two_links;
 use support::*;
 
@@ -113,6 +113,137 @@ fn the_flows_of_a_rule_leave_through_the_relay_or_not_at_all() {
     up.signal("TERM");
     up.wait_end();
     assert!(downloads(&lab, "curl", hosts[0]), "the rule ends with Braid");
+}
+
+/// Tries to reach a host in every way, from this machine and from the first device, and returns the ways that succeed.
+fn reached(lab: &Lab, host: IpAddr) -> Vec<String> {
+    let address = url(&host.to_string(), FILE);
+    let echo_at = SocketAddr::new(host, 7);
+    let unconnected = || {
+        let socket = UdpSocket::bind(if host.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" }).unwrap();
+        socket.set_read_timeout(Some(TRY)).unwrap();
+        // The second socket chooses its port, and so may not be redirected.
+        let chosen = UdpSocket::bind(if host.is_ipv4() { "0.0.0.0:7777" } else { "[::]:7777" }).unwrap();
+        let _ = chosen.send_to(b"hello", echo_at);
+        socket.send_to(b"hello", echo_at).is_ok() && socket.recv(&mut [0; 100]).is_ok()
+    };
+    let words = |line: &str| line.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+    let curl = words(&format!("-sS --fail --max-time 3 -o /dev/null {address}"));
+    let ping = words(&format!("-c 2 -i 0.2 -W 1 {host}"));
+    let ways = [
+        ("host tcp", succeeds(lab.client().command("curl").unwrap().args(&curl))),
+        ("host udp", lab.client().run(unconnected).unwrap()),
+        ("host ping", succeeds(lab.client().command("ping").unwrap().args(&ping))),
+        ("device tcp", succeeds(on(lab, 0, "curl").args(&curl))),
+        ("device udp", echoed(lab, 0, echo_at, 100).is_ok()),
+        ("device ping", succeeds(on(lab, 0, "ping").args(&ping))),
+    ];
+    ways.into_iter().filter(|(_, succeeded)| *succeeded).map(|(way, _)| way.to_owned()).collect()
+}
+
+const TRY: std::time::Duration = std::time::Duration::from_millis(500);
+const BY_RELAY: [&str; 4] = ["host tcp", "host udp", "device tcp", "device udp"];
+
+/// What leaves over the links that no relay can have taken: TCP, and UDP to other ports than the relay's.
+struct Foreign<'a> {
+    lab: &'a Lab,
+    watches: [Vec<Watch>; 3],
+}
+
+impl<'a> Foreign<'a> {
+    fn watch(lab: &'a Lab) -> Self {
+        let up = Filter { direction: Some(Direction::Up), ..Filter::default() };
+        let of = |protocol| Filter { protocol: Some(protocol), ..up };
+        let filters = [of(Protocol::Tcp), of(Protocol::Udp), up.port(Protocol::Udp, 5757)];
+        Self { lab, watches: filters.map(|filter| watch_all(lab, filter)) }
+    }
+
+    #[track_caller]
+    fn assert_none(&self, when: &str) {
+        let [tcp, udp, relay] = self.watches.each_ref().map(|watches| packets(self.lab, watches).iter().sum::<u64>());
+        assert_eq!((tcp, udp - relay), (0, 0), "TCP, and UDP not to the relay, {when}");
+    }
+}
+
+#[test]
+fn nothing_leaves_but_through_the_relay() {
+    if !able() {
+        return;
+    }
+    let lab = two_links().lan(1).start().unwrap();
+    let web = Web::start(&lab).unwrap();
+    web.file(ByteCount::new(SIZE)).unwrap();
+    let _responder = Responder::start(&lab).unwrap();
+    let before = traces(&lab);
+    let config = format!(
+        "carry = \"bond\"\nfallback = \"none\"\n[gateway]\nlan = [\"lan0\"]\n[[app]]\nmatch = {{ destination = \"{}/32\" }}\ncarry = \"direct\"\n",
+        Lab::internet(13)
+    );
+    let relay = Relay::start_told(&lab, &allow());
+    let mut up = relay.join(&config);
+    eventually("both paths are good", || good_paths(&up) == 2);
+    let hosts = hosts(&[10, 11]);
+    let leaks = Leaks::watch(&lab, &hosts);
+    let foreign = Foreign::watch(&lab);
+    for host in &hosts {
+        assert_eq!(reached(&lab, *host), BY_RELAY, "{host} through the relay");
+    }
+    leaks.assert_none("while the relay is up");
+    foreign.assert_none("while the relay is up");
+    let answer = explained(&up, "curl", hosts[0]);
+    assert!(answer.contains("through a relay only") && answer.contains("DHCP") && answer.contains("entry 1"), "{answer}");
+
+    relay.signal("KILL");
+    for _ in 0..2 {
+        for host in &hosts {
+            assert_eq!(reached(&lab, *host), [""; 0], "{host} without the relay");
+        }
+    }
+    leaks.assert_none("after the relay was killed");
+    foreign.assert_none("after the relay was killed");
+    let states: Vec<String> = lab.links().iter().map(|link| up.state(link.name())).collect();
+    assert_eq!(states, ["up", "up"]);
+
+    up.signal("KILL");
+    up.wait_end();
+    for host in &hosts {
+        assert_eq!(reached(&lab, *host), [""; 0], "{host} without Braid");
+    }
+    leaks.assert_none("after Braid was killed");
+    foreign.assert_none("after Braid was killed");
+    let excepted: IpAddr = Lab::internet(13).into();
+    assert!(downloads(&lab, "curl", excepted), "the exception holds without Braid");
+
+    // The next daemon takes over without a gap.
+    let leaks = Leaks::watch(&lab, &hosts);
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let up = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                let _ = lab.client().run(|| UdpSocket::bind("0.0.0.0:0").unwrap().send_to(b"hello", (Lab::internet(10), 7)));
+                let _ = lab.device(0).run(|| UdpSocket::bind("0.0.0.0:0").unwrap().send_to(b"hello", (Lab::internet(11), 7)));
+                std::thread::sleep(std::time::Duration::from_millis(2));
+            }
+        });
+        let up = Up::start(&lab, &config);
+        let _relay = Relay::start_told(&lab, &allow());
+        eventually("both paths are good again", || good_paths(&up) == 2);
+        eventually("flows go through the relay again", || reached(&lab, hosts[0]) == BY_RELAY);
+        leaks.assert_none("during the restart");
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        up
+    });
+
+    let exception = watch_all(&lab, Filter::to(excepted));
+    assert!(
+        downloads(&lab, "curl", excepted)
+            && succeeds(on(&lab, 0, "curl -sS --fail --max-time 3 -o /dev/null").arg(url(&excepted.to_string(), FILE)))
+    );
+    assert!(packets(&lab, &exception).iter().sum::<u64>() > 4, "an exception goes direct");
+
+    drop(up);
+    assert_eq!(traces(&lab), before);
+    assert!(downloads(&lab, "curl", hosts[0]));
 }
 
 fn which(program: &str) -> std::path::PathBuf {
