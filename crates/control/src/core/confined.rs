@@ -105,11 +105,9 @@ fn local_networks(facts: &LinkFacts) -> BTreeSet<IpNet> {
 /// The firewall's rule for packets of this machine. `None` if it matches none of them, or if the firewall does not know what it matches: a program, a
 /// class, or a control group, which may be made anew at any time.
 fn own_rule(matcher: &AppMatcher, links: Option<Vec<String>>) -> Option<ForwardRule> {
-    let AppMatcher { exe: None, name: None, cgroup: None, client: None, class: None, port, destination, user } = matcher else {
-        return None;
-    };
-    let rule = ForwardRule { user: *user, destination: *destination, port: *port, links, ..ForwardRule::default() };
-    (!matcher.is_empty()).then_some(rule)
+    let known = !matcher.is_empty() && !matcher.names_sender() && matcher.client.is_none();
+    let AppMatcher { port, destination, user, .. } = *matcher;
+    known.then(|| ForwardRule { user, destination, port, links, ..ForwardRule::default() })
 }
 
 /// Whether a prefix is so long, or so private, that what goes there stays near.

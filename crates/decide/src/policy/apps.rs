@@ -267,6 +267,11 @@ impl fmt::Display for ClientMatcher {
 }
 
 impl AppMatcher {
+    /// Whether it has a condition on the program, its control group or its class, which a packet does not show.
+    pub fn names_sender(&self) -> bool {
+        self.exe.is_some() || self.name.is_some() || self.cgroup.is_some() || self.class.is_some()
+    }
+
     /// Whether all conditions hold. A matcher without conditions matches nothing.
     pub fn matches(&self, subject: &Subject<'_>) -> bool {
         !self.is_empty()
