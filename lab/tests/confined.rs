@@ -194,10 +194,8 @@ fn nothing_leaves_but_through_the_relay() {
     assert!(answer.contains("through a relay only") && answer.contains("DHCP") && answer.contains("entry 1"), "{answer}");
 
     relay.signal("KILL");
-    for _ in 0..2 {
-        for host in &hosts {
-            assert_eq!(reached(&lab, *host), [""; 0], "{host} without the relay");
-        }
+    for host in &hosts {
+        assert_eq!(reached(&lab, *host), [""; 0], "{host} without the relay");
     }
     leaks.assert_none("after the relay was killed");
     foreign.assert_none("after the relay was killed");
@@ -206,7 +204,7 @@ fn nothing_leaves_but_through_the_relay() {
 
     up.signal("KILL");
     up.wait_end();
-    for host in &hosts {
+    for host in &hosts[..2] {
         assert_eq!(reached(&lab, *host), [""; 0], "{host} without Braid");
     }
     leaks.assert_none("after Braid was killed");
@@ -244,6 +242,56 @@ fn nothing_leaves_but_through_the_relay() {
     drop(up);
     assert_eq!(traces(&lab), before);
     assert!(downloads(&lab, "curl", hosts[0]));
+}
+
+#[test]
+fn a_machine_without_a_gateway_is_confined_too_and_forwards_nothing() {
+    if !able() {
+        return;
+    }
+    let lab = two_links().start().unwrap();
+    let web = Web::start(&lab).unwrap();
+    web.file(ByteCount::new(SIZE)).unwrap();
+    let before = traces(&lab);
+    let unchanged = support::gateway::settings(&lab);
+    // Before any relay is joined.
+    let config = "carry = \"bond\"\nfallback = \"none\"\n[[app]]\nmatch = { user = 65534 }\ncarry = \"direct\"\n";
+    let mut up = Up::start(&lab, config);
+    let host: IpAddr = Lab::internet(10).into();
+    let held = || client(&lab, "nft list ruleset").contains("leaves through a relay only");
+    eventually("the firewall holds it", held);
+    let ping = || succeeds(lab.client().command("ping").unwrap().args(["-c", "2", "-i", "0.2", "-W", "1", &host.to_string()]));
+    let leaks = Leaks::watch(&lab, &[host]);
+    let foreign = Foreign::watch(&lab);
+    assert!(!downloads(&lab, "curl", host) && !ping());
+    let relay = Relay::start_told(&lab, &allow());
+    up = relay.join_from(up);
+    eventually("flows go through the relay", || downloads(&lab, "curl", host));
+    assert!(!ping(), "no relay takes packets of this machine");
+    let gateway = client(&lab, "ip -4 route show default");
+    let gateway = gateway.split_whitespace().skip_while(|word| *word != "via").nth(1).unwrap().to_owned();
+    assert!(succeeds(lab.client().command("ping").unwrap().args(["-c", "1", "-W", "1", &gateway])), "the gateway {gateway} may be probed");
+    assert_eq!(support::gateway::settings(&lab), unchanged, "nothing is forwarded");
+    up.signal("KILL");
+    up.wait_end();
+    assert!(!downloads(&lab, "curl", host) && !ping());
+    leaks.assert_none("with and without Braid");
+    foreign.assert_none("with and without Braid");
+    let user = format!("curl -sS --fail --max-time 3 -o /dev/null {}", url(&host.to_string(), FILE));
+    let mut words = vec!["--reuid=65534", "--clear-groups", "--"];
+    words.extend(user.split_whitespace());
+    assert!(succeeds(lab.client().command("setpriv").unwrap().args(words)), "a user who is excepted");
+
+    assert!(up.braid(&["down"]).status.success());
+    eventually("nothing is left", || traces(&lab) == before);
+    assert!(downloads(&lab, "curl", host) && ping());
+
+    // The configuration ends it as well.
+    let up = Up::start(&lab, config);
+    eventually("the firewall holds it", held);
+    up.configure("scheduler = \"round-robin\"\n");
+    assert!(up.braid(&["reload"]).status.success());
+    eventually("nothing is held", || !held() && downloads(&lab, "curl", host));
 }
 
 fn which(program: &str) -> std::path::PathBuf {

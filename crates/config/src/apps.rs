@@ -61,7 +61,7 @@ pub(super) fn entries(value: Value<'_>, links: &[LinkEntry], policy: &Policy, wo
 }
 
 /// Warns that flows are excepted from a confinement that the firewall holds, by a condition that the firewall does not know.
-fn unheld(reader: &Reader, span: &Range<usize>, what: &str) {
+fn unheld(reader: &Reader<'_>, span: &Range<usize>, what: &str) {
     let reason = format!(
         "{what} excepts nothing from fallback = \"none\" at the top: the firewall holds that, and does not know programs, groups or classes"
     );
