@@ -83,6 +83,9 @@ struct braid_slot {
 	__u64 step;
 };
 
+#define BRAID_CONFINED_UNRULED 1u /* flows that match no rule may leave through a relay only */
+#define BRAID_CONFINED_SOME 2u	  /* so may those of some rule (BRAID_DO_CONFINE) */
+
 /* One bank of the daemon's parameters. The daemon writes the idle bank, then switches `braid_control.bank`. */
 struct braid_params {
 	__u64 netns;
@@ -100,6 +103,8 @@ struct braid_params {
 	__u32 local6[4];
 	__u32 peer_direct; /* redirect connections to hosts that run Braid, unless a rule overrides it */
 	__u32 processes; /* inode number of the daemon's PID namespace; 0: the initial namespace */
+	__u32 confined; /* BRAID_CONFINED_*; 0: nothing is confined */
+	__u32 pad;
 	struct braid_slot slots[BRAID_MAX_LINKS];
 };
 
@@ -169,6 +174,7 @@ struct braid_app {
 #define BRAID_DO_PEER_DIRECT_ALL 32u   /* also datagrams */
 #define BRAID_DO_PEER_DIRECT_NEVER 64u /* nothing */
 #define BRAID_DO_NO_PACKETS 128u       /* its relay is not the one that takes packets of protocols other than TCP and UDP */
+#define BRAID_DO_CONFINE 256u	       /* the flow leaves through a relay, or fails */
 
 struct braid_rule {
 	__u32 conditions;

@@ -33,8 +33,8 @@ struct request {
 	__u8 filtered : 1; /* foreign programs filter its cgroup */
 	__u8 held : 1; /* redirected because it is not known yet whether its destination runs Braid */
 	__u8 by_port : 1; /* redirected to ::1 instead of `loopback` */
-	__u8 own : 1; /* forwarded: a program of this machine sent it through the virtual interface */
-	__u8 known : 1; /* and it is known which */
+	__u8 confined : 1; /* it leaves through a relay, or fails; then `strict` is set too */
+	__u8 own : 1; /* forwarded: a program of this machine sent it through the virtual interface; which one is known if `cgroup` is set */
 	__u8 mac[6]; /* of the client of a forwarded flow */
 	__u16 listener; /* port to which it is redirected, network order */
 	__u32 loopback; /* loopback address to which it is redirected, network order; 0: not redirected */

@@ -137,7 +137,7 @@ static __attribute__((noinline)) int reconnect(struct bpf_sock_addr *ctx, struct
 	slot = own->flow.slot & (BRAID_MAX_LINKS - 1);
 	read_caller(request);
 	judgement = judge(request, bank);
-	if (judgement == FAIL || (judgement == GO_ON && request->strict && !(request->allowed & (1u << slot))))
+	if (judgement == FAIL || request->confined || (judgement == GO_ON && request->strict && !(request->allowed & (1u << slot))))
 		return REJECT;
 	__builtin_memcpy(own->flow.remote, request->remote, sizeof(own->flow.remote));
 	own->flow.port = request->port;
@@ -163,6 +163,7 @@ BRAID_INLINE int decide_connect(struct bpf_sock_addr *ctx, struct bpf_sock *sock
 	const struct braid_params *now;
 	struct socket_options asked;
 	int judgement;
+	_Bool fixed;
 	__u32 bank;
 
 	now = active_params(ctx, request, &bank);
@@ -186,8 +187,10 @@ BRAID_INLINE int decide_connect(struct bpf_sock_addr *ctx, struct bpf_sock *sock
 		read_socket_options(socket, &asked);
 		reset_udp(ctx, socket, asked.mark);
 	}
-	if (asked.device || (asked.locks & SOCK_BINDADDR_LOCK) || (asked.mark && !is_ours(asked.mark)) ||
-	    (request->protocol == IPPROTO_UDP && (asked.locks & SOCK_BINDPORT_LOCK)) || !steerable(request)) {
+	/* The program has chosen a link, or a source that a redirected socket could not keep. That does not let a confined flow out. */
+	fixed = asked.device || (asked.locks & SOCK_BINDADDR_LOCK) || (asked.mark && !is_ours(asked.mark)) ||
+		(request->protocol == IPPROTO_UDP && (asked.locks & SOCK_BINDPORT_LOCK));
+	if ((fixed && !now->confined) || !steerable(request)) {
 		count(BRAID_COUNT_LEFT);
 		return ALLOW;
 	}
@@ -196,7 +199,9 @@ BRAID_INLINE int decide_connect(struct bpf_sock_addr *ctx, struct bpf_sock *sock
 		read_source(socket, request);
 	read_caller(request);
 	judgement = judge(request, bank);
-	if (judgement == FAIL)
+	if (fixed && !request->confined)
+		judgement = LEAVE_ALONE;
+	if (judgement == FAIL || (fixed && request->confined))
 		return refuse();
 	if (judgement == LEAVE_ALONE) {
 		count(BRAID_COUNT_LEFT);
@@ -206,6 +211,8 @@ BRAID_INLINE int decide_connect(struct bpf_sock_addr *ctx, struct bpf_sock *sock
 		if (request->protocol == IPPROTO_TCP ? redirect(ctx, request, bank) : redirect_datagrams(ctx, request, bank, 1))
 			return ALLOW;
 	}
+	if (request->confined)
+		return refuse();
 	return request->protocol == IPPROTO_TCP ? steer_tcp(ctx, socket, now, bank, request) : steer_udp(ctx, socket, now, bank, request);
 }
 

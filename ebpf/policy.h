@@ -99,7 +99,7 @@ __attribute__((noinline)) int matches_forwarded(const struct request *request, _
 	if (conditions & BRAID_IF_PROGRAM) {
 		if (!request->own)
 			return 0;
-		if (!request->known && (conditions & (BRAID_IF_EXE | BRAID_IF_NAME))) {
+		if (!request->cgroup && (conditions & (BRAID_IF_EXE | BRAID_IF_NAME))) {
 			/* A rule that restricts the links must not be evaded by a program that cannot be recognized. */
 			if (!(rule->actions & BRAID_DO_LINKS) || ((conditions & BRAID_IF_USER) && rule->user != request->user))
 				return 0;
@@ -316,18 +316,22 @@ BRAID_INLINE void classify(const struct braid_params *now, struct request *reque
 		request->affinity = request->class_ == BRAID_BROWSER ? BRAID_AFFINITY_DESTINATION : BRAID_AFFINITY_NONE;
 }
 
-/* Sets `request->allowed` and `strict`. Returns whether the flow must fail. */
+/* Sets `request->allowed`, `confined` and `strict`. Returns whether the flow must fail. */
 BRAID_INLINE _Bool is_denied(const struct braid_params *now, struct request *request, const struct braid_rule *rule)
 {
 	_Bool denied;
 
 	request->allowed = braid_admit(now->usable[request->family == 6], now->backup, rule ? rule->actions : 0, rule ? rule->links : 0,
 				       rule ? rule->prefer : 0, &denied);
-	request->strict = rule && (rule->actions & BRAID_DO_LINKS);
-	return denied;
+	request->confined = rule ? !!(rule->actions & BRAID_DO_CONFINE) : !!(now->confined & BRAID_CONFINED_UNRULED);
+	request->strict = request->confined || (rule && (rule->actions & BRAID_DO_LINKS));
+	return denied || (request->confined && !request->allowed);
 }
 
-/* Whether the class or the rule redirects the flow to the daemon, and a relay accepts the destination. */
+/*
+ * Whether the class or the rule redirects the flow to the daemon, and a relay accepts the destination. A confined flow is always redirected: the daemon
+ * refuses it if no relay takes it.
+ */
 BRAID_INLINE _Bool is_redirected(const struct braid_params *now, const struct request *request, const struct braid_rule *rule,
 				 const struct address *remote)
 {
@@ -335,7 +339,7 @@ BRAID_INLINE _Bool is_redirected(const struct braid_params *now, const struct re
 
 	if (rule && (rule->actions & (BRAID_DO_REDIRECT | BRAID_DO_DIRECT)))
 		wanted = !!(rule->actions & BRAID_DO_REDIRECT);
-	return wanted && !bpf_map_lookup_elem(&bypass, remote);
+	return request->confined || (wanted && !bpf_map_lookup_elem(&bypass, remote));
 }
 
 /* Look-ups of names at a link's resolver go over its links. Returns whether the destination is one. */
@@ -367,6 +371,7 @@ __attribute__((noinline)) int judge(struct request *request, __u32 bank)
 		return LEAVE_ALONE;
 	request->bank = bank;
 	request->strict = 0;
+	request->confined = 0;
 	request->filtered = 0;
 	request->held = 0;
 	rule = first_match(bank, now, request, 0);
@@ -390,7 +395,7 @@ __attribute__((noinline)) int judge(struct request *request, __u32 bank)
 		if (!request->allowed)
 			return request->strict ? FAIL : LEAVE_ALONE;
 	}
-	if (pin_to_resolver(request, &remote))
+	if (!request->confined && pin_to_resolver(request, &remote))
 		request->redirect = 0; /* a network's resolver often answers only clients of that network */
 	set_expected_demand(now, request, known);
 	return GO_ON;
@@ -408,13 +413,13 @@ __attribute__((noinline)) int judge_forwarded(struct request *request, __u32 ban
 		return LEAVE_ALONE;
 	request->bank = bank;
 	by_port = request->class_;
-	if (request->known && app_class(request) != BRAID_UNCLASSIFIED)
+	if (request->own && request->cgroup && app_class(request) != BRAID_UNCLASSIFIED)
 		request->class_ = app_class(request);
 	rule = first_match(bank, now, request, 1);
 	if (rule && (rule->actions & BRAID_DO_EXCLUDE))
 		return LEAVE_ALONE;
 	/* A class by the pattern of the program's traffic is for rules only. */
-	found = request->known ? class_of(request) : BRAID_UNCLASSIFIED;
+	found = request->own && request->cgroup ? class_of(request) : BRAID_UNCLASSIFIED;
 	request->class_ = found == BRAID_UNCLASSIFIED ? by_port : found;
 	classify(now, request, rule);
 	if (is_denied(now, request, rule))
@@ -426,7 +431,7 @@ __attribute__((noinline)) int judge_forwarded(struct request *request, __u32 ban
 	/* Packets of other protocols go to one relay, over all links. */
 	if (request->protocol != IPPROTO_TCP && request->protocol != IPPROTO_UDP && rule && (rule->actions & (BRAID_DO_LINKS | BRAID_DO_NO_PACKETS)))
 		request->redirect = 0;
-	if (pin_to_resolver(request, &remote))
+	if (!request->confined && pin_to_resolver(request, &remote))
 		request->redirect = 0; /* a network's resolver often answers only clients of that network */
 	set_expected_demand(now, request, learnt_of(request));
 	return GO_ON;

@@ -53,7 +53,7 @@ static __attribute__((noinline)) int send_marked(struct request *request, struct
 		return ALLOW;
 	read_caller(request);
 	judgement = judge(request, bank);
-	if (judgement == FAIL || (judgement == GO_ON && request->strict && !(request->allowed & (1u << slot))))
+	if (judgement == FAIL || request->confined || (judgement == GO_ON && request->strict && !(request->allowed & (1u << slot))))
 		return refuse();
 	return ALLOW;
 }
@@ -66,8 +66,11 @@ BRAID_INLINE _Bool is_marked(struct bpf_sock_addr *ctx)
 	return socket && is_ours(socket->mark);
 }
 
-/* The slot through which this datagram leaves, or BRAID_NO_SLOT to leave it alone. Sets *verdict, which may fail the call. */
-BRAID_INLINE __u32 route_datagram(struct bpf_sock_addr *ctx, struct request *request, const struct braid_params **current, int *verdict)
+/*
+ * The slot through which this datagram leaves, or BRAID_NO_SLOT to leave it alone. Sets *verdict, which may fail the call. `fixed`: the program chose the
+ * source address.
+ */
+BRAID_INLINE __u32 route_datagram(struct bpf_sock_addr *ctx, struct request *request, const struct braid_params **current, int *verdict, _Bool fixed)
 {
 	struct bpf_sock *socket = ctx->sk;
 	struct braid_datagram_key key = {};
@@ -81,25 +84,25 @@ BRAID_INLINE __u32 route_datagram(struct bpf_sock_addr *ctx, struct request *req
 	if (!socket || ctx->protocol != IPPROTO_UDP)
 		return BRAID_NO_SLOT;
 	now = active_params(ctx, request, &bank);
-	if (!now)
+	if (!now || (fixed && !now->confined))
 		return BRAID_NO_SLOT;
 	*current = now;
 	request->protocol = IPPROTO_UDP;
 	request->port = bpf_ntohs((__u16)ctx->user_port);
 	read_socket_options(socket, &asked);
-	if (asked.device || (asked.mark && !is_ours(asked.mark)) || (asked.locks & (SOCK_BINDADDR_LOCK | SOCK_BINDPORT_LOCK)) ||
-	    !steerable(request)) {
+	fixed |= asked.device || (asked.mark && !is_ours(asked.mark)) || (asked.locks & (SOCK_BINDADDR_LOCK | SOCK_BINDPORT_LOCK));
+	if ((fixed && !now->confined) || !steerable(request)) {
 		count(BRAID_COUNT_LEFT);
 		return BRAID_NO_SLOT;
 	}
-	if (asked.mark) {
+	if (asked.mark && !fixed) {
 		*verdict = send_marked(request, socket, bank, asked.mark);
 		return BRAID_NO_SLOT;
 	}
 	key.socket = bpf_get_socket_cookie(ctx);
 	__builtin_memcpy(key.remote, request->remote, sizeof(key.remote));
 	key.port = request->port;
-	flow = bpf_map_lookup_elem(&datagrams, &key);
+	flow = fixed ? NULL : bpf_map_lookup_elem(&datagrams, &key);
 	if (flow) {
 		__u32 slot = flow->slot & (BRAID_MAX_LINKS - 1);
 		__u32 usable = now->usable[request->family == 6];
@@ -111,12 +114,19 @@ BRAID_INLINE __u32 route_datagram(struct bpf_sock_addr *ctx, struct request *req
 	}
 	read_caller(request);
 	judgement = judge(request, bank);
-	if (judgement == FAIL) {
+	if (fixed && !request->confined)
+		judgement = LEAVE_ALONE;
+	if (judgement == FAIL || (fixed && request->confined)) {
 		*verdict = refuse();
 		return BRAID_NO_SLOT;
 	}
 	if (judgement == LEAVE_ALONE) {
 		count(BRAID_COUNT_LEFT);
+		return BRAID_NO_SLOT;
+	}
+	if (request->confined) {
+		if (!redirect_datagrams(ctx, request, bank, 0))
+			*verdict = refuse();
 		return BRAID_NO_SLOT;
 	}
 	last = flow ? BRAID_NO_SLOT : last_slot(socket, request, bank);
@@ -163,10 +173,8 @@ int braid_sendmsg4(struct bpf_sock_addr *ctx)
 		if (is_loopback4(ctx->msg_src_ip4))
 			ctx->msg_src_ip4 = 0;
 	}
-	if (ctx->msg_src_ip4 && !is_marked(ctx))
-		return ALLOW; /* the program chose the source address */
 	set_remote4(&request, ctx->user_ip4);
-	slot = route_datagram(ctx, &request, &now, &verdict);
+	slot = route_datagram(ctx, &request, &now, &verdict, ctx->msg_src_ip4 && !is_marked(ctx));
 	if (request.loopback) {
 		ctx->user_ip4 = request.loopback;
 		ctx->user_port = request.listener;
@@ -222,17 +230,17 @@ int braid_sendmsg6(struct bpf_sock_addr *ctx)
 	struct request request = { .family = 6 };
 	const struct braid_params *now = NULL;
 	struct redirect_state *own = redirect_state_of(ctx);
+	_Bool fixed;
 	int verdict;
 	__u32 slot;
 
 	if (own && own->by_port && send_redirected6(ctx, own))
 		return ALLOW;
-	if ((ctx->msg_src_ip6[0] | ctx->msg_src_ip6[1] | ctx->msg_src_ip6[2] | ctx->msg_src_ip6[3]) && !is_marked(ctx))
-		return ALLOW;
+	fixed = (ctx->msg_src_ip6[0] | ctx->msg_src_ip6[1] | ctx->msg_src_ip6[2] | ctx->msg_src_ip6[3]) && !is_marked(ctx);
 	read_address6(ctx, request.remote);
 	if (is_mapped(request.remote))
 		return ALLOW; /* the kernel runs sendmsg4 for it */
-	slot = route_datagram(ctx, &request, &now, &verdict);
+	slot = route_datagram(ctx, &request, &now, &verdict, fixed);
 	if (request.loopback) {
 		redirect_datagram6(ctx, &request);
 	} else if (slot < BRAID_MAX_LINKS && now) {

@@ -206,7 +206,6 @@ static __attribute__((noinline)) int read_sender(struct __sk_buff *skb, struct r
 	read_program(request);
 	request->process = processes ? process_in(processes) : task->tgid;
 	request->cgroup = cgroup;
-	request->known = 1;
 	return 1;
 }
 
@@ -345,6 +344,9 @@ static __attribute__((noinline)) int start_forwarded(struct request *request, co
 		return OUTCOME_DROP;
 	if (judgement == LEAVE_ALONE)
 		return OUTCOME_NEXT;
+	carried = is_carried(request);
+	if (request->confined && !carried)
+		return OUTCOME_DROP;
 	if (!admit_client(request)) {
 		count(BRAID_COUNT_OVERFLOWED);
 		return request->strict ? OUTCOME_DROP : OUTCOME_NEXT;
@@ -355,7 +357,6 @@ static __attribute__((noinline)) int start_forwarded(struct request *request, co
 		return request->strict ? OUTCOME_DROP : OUTCOME_NEXT;
 	}
 	flow = bpf_map_lookup_elem(&forwarded, key);
-	carried = is_carried(request);
 	if (!flow || (!carried && choose(request, bank, 1))) {
 		bpf_map_delete_elem(&forwarded, key);
 		dismiss_client(key->client);

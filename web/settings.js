@@ -91,18 +91,20 @@ function carriage() {
   const relay = select([], '');
   const wrapped = field('Relay', relay);
   const note = h('p', { class: 'hint' });
+  // Keys that mean nothing without `carry`.
+  const settled = () => [...(now.relay ? ['relay'] : []), ...(now.confined ? ['fallback'] : [])];
   const edits = () => {
-    if (!all.checked) return [{ op: 'unset', path: ['carry'] }, ...(now.relay ? [{ op: 'unset', path: ['relay'] }] : [])];
+    if (!all.checked) return [{ op: 'unset', path: ['carry'] }, ...settled().map((key) => ({ op: 'unset', path: [key] }))];
     const found = [{ op: 'set', path: ['carry'], value: 'bond' }];
     if (relay.value) found.push({ op: 'set', path: ['relay'], value: relay.value });
     else if (now.relay) found.push({ op: 'unset', path: ['relay'] });
     return found;
   };
   const button = previewButton(edits, () => reset());
-  let now = { bonds: false, relay: '', names: null };
+  let now = { bonds: false, relay: '', names: null, confined: false };
   const mark = () => {
     wrapped.hidden = !all.checked || ((now.names ?? []).length < 2 && !now.relay);
-    put(note, all.checked && !now.names?.length ? 'No relay is joined. Until one is, flows go direct.' : '');
+    put(note, all.checked && !now.names?.length ? `No relay is joined. Until one is, flows ${now.confined ? 'fail' : 'go direct'}.` : '');
     note.hidden = !note.textContent;
     button.disabled = all.checked === now.bonds && (!all.checked || relay.value === now.relay);
   };
@@ -134,7 +136,7 @@ function carriage() {
     node,
     show: () => {
       const names = store.peers.filter((peer) => peer.kind !== 'server').map((peer) => peer.name);
-      const next = { bonds: store.policy?.carry === 'bond', relay: store.policy?.relay ?? '', names };
+      const next = { bonds: store.policy?.carry === 'bond', relay: store.policy?.relay ?? '', names, confined: store.policy?.fallback === 'none' };
       if (JSON.stringify(next) === JSON.stringify(now)) return;
       now = next;
       reset();

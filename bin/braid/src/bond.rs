@@ -20,7 +20,7 @@ pub(crate) fn run(bond: &Bond) -> Result<ConfigChanged, ClientError> {
             };
             change(&daemon.socket, vec![carry, relay])
         }
-        BondAction::Off(daemon) => change(&daemon.socket, vec![Edit::Unset { path: path("carry") }, Edit::Unset { path: path("relay") }]),
+        BondAction::Off(daemon) => change(&daemon.socket, ["carry", "relay", "fallback"].map(|key| Edit::Unset { path: path(key) }).into()),
     }
 }
 

@@ -362,6 +362,9 @@ pub(crate) fn policy(page: &mut Page<'_>, policy: &PolicyView, relays: Option<&[
     if policy.carry.as_deref() == Some("bond") {
         let relay = policy.relay.as_ref().map(|relay| format!(" by the relay {relay}")).unwrap_or_default();
         page.line(format!("carry           everything bonded{relay}, except what rules carry otherwise"))?;
+        if policy.fallback.as_deref() == Some("none") {
+            page.line("fallback        none: without a relay, these flows fail")?;
+        }
     }
     if !policy.lan.is_empty() {
         page.line(format!("gateway         for the devices behind {}", policy.lan.join(", ")))?;
@@ -449,12 +452,15 @@ fn carried(app: &AppEntry, relays: Option<&[String]>) -> String {
         "duplicate" => "over several links at once",
         other => other,
     };
+    let confined = app.carry != "direct" && app.fallback.as_deref() == Some("none");
     let missing = match (&app.relay, relays) {
         (_, None) => false,
         (Some(relay), Some(relays)) => !relays.contains(relay),
         (None, Some(relays)) => relays.is_empty() && app.carry != "direct",
     };
     let missing = match (missing, &app.relay) {
+        (true, _) if confined => " (no such relay is joined: the flows fail)",
+        (false, _) if confined => ", or not at all",
         (true, Some(_)) => " (no joined relay has this name: the flows go direct)",
         (true, None) => " to servers that run Braid (no relay is joined: other flows go direct)",
         (false, _) => "",
@@ -470,10 +476,14 @@ pub(crate) fn explanation(page: &mut Page<'_>, explained: &Explanation) -> io::R
         (None, Outcome::Steered) => "is steered".to_owned(),
         (_, Outcome::Bonded) => format!("goes over all its links, carried by {}", explained.peer.as_deref().unwrap_or(UNKNOWN)),
         (_, Outcome::LeftAlone) => "is left to the system".to_owned(),
+        (_, Outcome::Denied) if explained.confined => "fails: it may leave through a relay only".to_owned(),
         (_, Outcome::Denied) => "fails: its rule is strict and none of its links is usable".to_owned(),
     };
     page.toned(Tone::Strong, &format!("{} {outcome}", explained.subject))?;
     page.line(&explained.reason)?;
+    if !explained.exceptions.is_empty() {
+        page.line(format!("exceptions      {}", explained.exceptions.join("; ")))?;
+    }
     let rule = match (explained.rule, &explained.rule_text) {
         (Some(number), Some(text)) => format!("[[app]] entry {number} {{ {text} }}"),
         (Some(number), None) => format!("[[app]] entry {number}"),

@@ -56,7 +56,9 @@ pub(crate) fn down(order: &Down) -> anyhow::Result<()> {
     match client::send::<Accepted>(socket, "/v1/down", &()) {
         Ok(accepted) => Ok(crate::print_accepted(&accepted)?),
         Err(error) if error.is_not_running() => {
-            let swept = daemon::sweep().context("no daemon is running, and cannot remove what a crashed one may have left")?;
+            // systemd runs this after a crash, too, and starts the daemon again a moment later (systemd.exec(5), SERVICE_RESULT).
+            let crashed = order.quiet && std::env::var_os("SERVICE_RESULT").is_some_and(|result| result != "success");
+            let swept = daemon::sweep(crashed).context("no daemon is running, and cannot remove what a crashed one may have left")?;
             match swept {
                 None if order.quiet => Ok(()),
                 None => Ok(writeln!(io::stdout(), "no daemon is running on {}, and there is nothing to remove", socket.display())?),

@@ -48,6 +48,12 @@ pub struct Explanation {
     pub subject: String,
     /// Outcome of the decision.
     pub outcome: Outcome,
+    /// Whether the flow leaves through a relay or fails (`fallback = "none"`).
+    #[serde(default)]
+    pub confined: bool,
+    /// What leaves directly nevertheless, if the flow is confined; else empty.
+    #[serde(default)]
+    pub exceptions: Vec<String>,
     /// Device of the chosen link.
     pub link: Option<String>,
     /// Device of the second-best link.

@@ -24,6 +24,9 @@ pub struct PolicyView {
     /// The relay that carries them; `null`: any that is joined.
     #[serde(default)]
     pub relay: Option<String>,
+    /// What happens to bonded flows that no relay takes, unless their entry says otherwise: `direct`, or `none` (they fail).
+    #[serde(default)]
+    pub fallback: Option<String>,
     /// LAN devices of the gateway.
     #[serde(default)]
     pub lan: Vec<String>,
@@ -162,6 +165,9 @@ pub struct AppEntry {
     /// The only relay that may carry the flows; `null` if any may.
     #[serde(default)]
     pub relay: Option<String>,
+    /// What happens to flows that no relay takes: `direct`, `none` (they fail); `null`: what the policy says.
+    #[serde(default)]
+    pub fallback: Option<String>,
     /// Where host names in requests of proxy clients are resolved: `here`, `relay`; empty if a daemon of an older version does not report it.
     #[serde(default)]
     pub resolve: String,

@@ -6,14 +6,15 @@ use std::path::PathBuf;
 use braid_control::config::Severity;
 use braid_decide::class;
 use braid_decide::policy::{
-    AppMatcher, AppRule, COPIES, Carry, ClientMatcher, Exclusions, LinkRule, LinkSelector, MAX_RULES, NAME_LIMIT, Portion, Resolve,
+    AppMatcher, AppRule, COPIES, Carry, ClientMatcher, Exclusions, Fallback, LinkRule, LinkSelector, MAX_RULES, NAME_LIMIT, Policy,
+    Portion, Resolve,
 };
 use braid_model::{Class, Rate, Role};
 use ipnet::IpNet;
 
 use super::findings::{nearest, nearest_path};
 use super::links::LinkEntry;
-use super::reader::{Section, Value};
+use super::reader::{Reader, Section, Value};
 use super::when::when;
 use super::{AFFINITIES, World};
 
@@ -27,8 +28,8 @@ const CLASSES: [(&str, Class); 4] =
     [("real-time", Class::RealTime), ("browser", Class::Browser), ("bulk", Class::Bulk), ("unclassified", Class::Unclassified)];
 
 /// Reads all `[[app]]` entries and reports entries that can never match.
-pub(super) fn entries(value: Value<'_>, links: &[LinkEntry], exclude: &Exclusions, world: &World) -> Vec<AppRule> {
-    let exclusions = exclude.matchers();
+pub(super) fn entries(value: Value<'_>, links: &[LinkEntry], policy: &Policy, world: &World) -> Vec<AppRule> {
+    let exclusions = policy.exclude.matchers();
     let mut read: Vec<(AppRule, Range<usize>)> = Vec::new();
     for value in value.list().unwrap_or_default() {
         let Some(section) = value.section("an [[app]] entry") else { continue };
@@ -46,6 +47,9 @@ pub(super) fn entries(value: Value<'_>, links: &[LinkEntry], exclude: &Exclusion
         } else if exclusions.iter().any(|matcher| matcher.covers(&rule.matcher)) {
             value.reader.warn(&span, "this entry can never match: [exclude] matches all its flows", "remove one of the two");
         }
+        if policy.confines(None) && !policy.confines(Some(&rule)) && rule.matcher.names_sender() {
+            unheld(value.reader, &span, "this entry");
+        }
         read.push((rule, span));
     }
     if exclusions.len() + read.len() > MAX_RULES {
@@ -54,6 +58,14 @@ pub(super) fn entries(value: Value<'_>, links: &[LinkEntry], exclude: &Exclusion
         value.reader.refuse(&span, reason, format!("Braid checks at most {MAX_RULES} of both per flow: merge some of them"));
     }
     read.into_iter().map(|(rule, _)| rule).collect()
+}
+
+/// Warns that flows are excepted from a confinement that the firewall holds, by a condition that the firewall does not know.
+fn unheld(reader: &Reader<'_>, span: &Range<usize>, what: &str) {
+    let reason = format!(
+        "{what} excepts nothing from fallback = \"none\" at the top: the firewall holds that, and does not know programs, groups or classes"
+    );
+    reader.warn(span, reason, "except by destination, port or user");
 }
 
 fn is_mostly_udp(matcher: &AppMatcher) -> bool {
@@ -66,8 +78,9 @@ fn covers(earlier: &AppRule, later: &AppRule) -> bool {
 }
 
 /// Reads `[exclude]`.
-pub(super) fn exclusions(mut section: Section<'_>, world: &World) -> Exclusions {
+pub(super) fn exclusions(mut section: Section<'_>, world: &World, confined: bool) -> Exclusions {
     let mut exclude = Exclusions::default();
+    let (reader, span) = (section.reader, section.span.clone());
     for value in list(&mut section, "applications") {
         let Some(text) = value.text() else { continue };
         if text.contains('/') {
@@ -79,6 +92,9 @@ pub(super) fn exclusions(mut section: Section<'_>, world: &World) -> Exclusions 
     exclude.users = list(&mut section, "users").iter().filter_map(|value| user(value, world)).collect();
     exclude.cgroups = list(&mut section, "cgroups").iter().filter_map(cgroup).collect();
     exclude.destinations = list(&mut section, "destinations").iter().filter_map(destination).collect();
+    if confined && exclude.matchers().iter().any(AppMatcher::names_sender) {
+        unheld(reader, &span, "[exclude] by application or control group");
+    }
     section.finish();
     exclude
 }
@@ -106,6 +122,7 @@ fn entry(mut section: Section<'_>, links: &[LinkEntry], world: &World) -> Option
         prefer_within_links(value, &preferred, allowed);
     }
     let (carry, copies, relay) = carry_settings(&mut section, world);
+    let fallback = fallback(&mut section, carry.needs_peer());
     let resolve = resolve(&mut section, carry);
     let (rate, guarantee) = bounds(&mut section);
     if rate.is_some() && matcher.as_ref().is_some_and(is_mostly_udp) {
@@ -127,6 +144,7 @@ fn entry(mut section: Section<'_>, links: &[LinkEntry], world: &World) -> Option
         carry,
         copies,
         relay,
+        fallback,
         resolve,
         weight: weight.unwrap_or(1.0),
         weighs: weight.is_some(),
@@ -222,6 +240,16 @@ fn carry_settings(section: &mut Section<'_>, world: &World) -> (Carry, u8, Optio
         value.reader.refuse(&value.span, "carry = \"direct\" takes no relay", "remove relay, or write carry = \"bond\"");
     }
     (carry, copies, relay(&value, world))
+}
+
+/// What happens to flows that no relay takes. `bonds`: whether `carry` beside it asks for a relay.
+pub(super) fn fallback(section: &mut Section<'_>, bonds: bool) -> Option<Fallback> {
+    let value = section.take("fallback")?;
+    if !bonds {
+        return value
+            .refuse("fallback without a carry that needs a relay has no effect".into(), "add carry = \"bond\", or remove fallback".into());
+    }
+    value.one_of(&Fallback::ALL)
 }
 
 /// Which end resolves the host names that a proxy's clients request.

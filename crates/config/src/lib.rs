@@ -94,6 +94,7 @@ fn document_of(mut section: Section<'_>, world: &World) -> Config {
         config.policy.scheduler = scheduler;
     }
     (config.policy.bonds_all, config.policy.relay) = apps::carry_all(&mut section, world);
+    config.policy.fallback = apps::fallback(&mut section, config.policy.bonds_all).unwrap_or_default();
     if let Some(bond) = section.take("bond").and_then(|value| value.section("[bond]")) {
         config.policy.bond_scheduler = bond_scheduler(bond);
     }
@@ -135,8 +136,8 @@ fn document_of(mut section: Section<'_>, world: &World) -> Config {
     config.energy_service = energy::service(service.as_ref(), section.take("energy_service_key").as_ref());
     let links = section.take("link").map(|value| links::entries(value, &config.profiles, world)).unwrap_or_default();
     let exclude = section.take("exclude").and_then(|value| value.section("[exclude]"));
-    config.policy.exclude = exclude.map(|exclude| apps::exclusions(exclude, world)).unwrap_or_default();
-    config.policy.apps = section.take("app").map(|value| apps::entries(value, &links, &config.policy.exclude, world)).unwrap_or_default();
+    config.policy.exclude = exclude.map(|exclude| apps::exclusions(exclude, world, config.policy.confines(None))).unwrap_or_default();
+    config.policy.apps = section.take("app").map(|value| apps::entries(value, &links, &config.policy, world)).unwrap_or_default();
     config.policy.links = links.into_iter().map(|link| link.rule).collect();
     if let Some(gateway) = section.take("gateway").and_then(|value| value.section("[gateway]")) {
         config.policy.lan = gateway::lan(gateway, &config.policy.links);

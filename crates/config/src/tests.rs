@@ -195,6 +195,46 @@ fn one_relay_carries_everything() {
     }
 }
 
+#[test]
+fn a_fallback_needs_a_carry_by_relay() {
+    let world = World { relays: Some(vec!["home".into()]), ..world() };
+    let policy = |text: &str| config::parse("braid.toml", text, &world).unwrap().policy;
+    let all = policy(
+        "carry = \"bond\"\nfallback = \"none\"\n[[app]]\nmatch = { port = 25 }\ncarry = \"direct\"\n[[app]]\nmatch = { port = 22 }\n\
+                      [[app]]\nmatch = { port = 53 }\ncarry = \"duplicate\"\nfallback = \"direct\"\n",
+    );
+    assert!(all.confines(None));
+    assert_eq!(all.apps.iter().map(|rule| all.confines(Some(rule))).collect::<Vec<_>>(), [false, true, false]);
+    let one = policy("[[app]]\nmatch = { port = 25 }\ncarry = \"bond\"\nfallback = \"none\"\n");
+    assert_eq!([one.confines(None), one.confines(Some(&one.apps[0]))], [false, true]);
+    for text in
+        ["fallback = \"none\"\n", "[[app]]\nmatch = { port = 25 }\nfallback = \"none\"\n", "carry = \"direct\"\nfallback = \"direct\"\n"]
+    {
+        let [finding] = &refused(text)[..] else { panic!("{text}") };
+        assert!(finding.reason.contains("no effect"), "{finding:?}");
+    }
+    assert_eq!(refused("carry = \"bond\"\nrelay = \"home\"\nfallback = \"never\"\n").len(), 1);
+}
+
+#[test]
+fn exceptions_that_the_firewall_does_not_know_are_reported() {
+    let world = World { relays: Some(vec!["home".into()]), ..world() };
+    let warnings = |text: &str| config::parse("braid.toml", text, &world).unwrap().warnings;
+    for (entry, held) in [
+        ("[[app]]\nmatch = { name = \"curl\" }\ncarry = \"direct\"\n", false),
+        ("[[app]]\nmatch = { class = \"bulk\", port = 25 }\ncarry = \"direct\"\n", false),
+        ("[exclude]\ncgroups = [\"/x\"]\n", false),
+        ("[[app]]\nmatch = { name = \"curl\" }\nweight = 2\n", true),
+        ("[[app]]\nmatch = { port = 25, user = 0 }\ncarry = \"direct\"\n", true),
+        ("[exclude]\ndestinations = [\"192.0.2.0/24\"]\n", true),
+    ] {
+        let said =
+            |top: &str| warnings(&format!("{top}{entry}")).iter().filter(|warning| warning.reason.contains("excepts nothing")).count();
+        assert_eq!(said("carry = \"bond\"\nfallback = \"none\"\n"), usize::from(!held), "{entry}");
+        assert_eq!(said("carry = \"bond\"\n"), 0, "{entry}");
+    }
+}
+
 /// The example must contain every key: wrong keys list all valid ones in their remedy.
 #[test]
 fn the_example_names_every_key() {

@@ -6,6 +6,7 @@ pub mod apps;
 mod bond_reason;
 mod bonds;
 mod clients;
+mod confined;
 mod context;
 mod detect;
 mod energy;
@@ -352,7 +353,7 @@ impl<S: Steering> Core<S> {
 
     fn reevaluate(&mut self, now: Time) -> Result<(), SteeringError> {
         let context = self.update_context(now);
-        self.actions.probes.extend(self.links.poll_probes(now, &self.config.probe_targets));
+        self.actions.probes.extend(self.links.poll_probes(now, &self.config.probe_targets, !self.in_force.confines(None)));
         self.note_deaths(now);
         self.find_stuck(now);
         self.ask_energy_service(now);

@@ -200,8 +200,9 @@ impl LinkTable {
         mask
     }
 
-    /// Runs the timers of the links' health and returns the probes that are due. `configured` are the targets of links without their own.
-    pub fn poll_probes(&mut self, now: Time, configured: &[ProbeTarget]) -> Vec<ProbePlan> {
+    /// Runs the timers of the links' health and returns the probes that are due. `configured` are the targets of links without their own. Unless `beyond`,
+    /// only gateways are probed.
+    pub fn poll_probes(&mut self, now: Time, configured: &[ProbeTarget], beyond: bool) -> Vec<ProbePlan> {
         let known = |family: Family| -> Vec<_> {
             let answered = self.links.values().filter_map(|link| *link.last_answer.get(family));
             // Without destinations that are routed through a tunnel by now.
@@ -213,7 +214,8 @@ impl LinkTable {
             for family in Family::ALL {
                 let health = link.health.get_mut(family);
                 health.handle_timeout(now);
-                if let Some(request) = health.poll_probe(now) {
+                if let Some(mut request) = health.poll_probe(now) {
+                    request.thorough &= beyond;
                     probes.push(link.probe_plan(family, request, configured, known.get(family)));
                 }
             }

@@ -69,6 +69,8 @@ pub struct SteerParams {
     /// Whether connections to hosts that run Braid ([`Steering::set_servers`]) are redirected, unless a rule decides otherwise. UDP is not:
     /// most protocols over UDP would treat the changed order of datagrams as loss.
     pub peer_direct: bool,
+    /// Whether flows that match no rule leave through a relay or fail, as those of rules do that are [`confined`](SteerRule::confined).
+    pub confined: bool,
 }
 
 impl AppId {
@@ -196,6 +198,8 @@ pub struct SteerRule {
     pub peer_direct: PeerDirect,
     /// Whether flows of clients of protocols other than TCP and UDP are never redirected, because another relay takes their packets than the rule's.
     pub no_packets: bool,
+    /// Whether the flows leave through a relay or fail. They are redirected then, whatever else holds.
+    pub confined: bool,
 }
 
 /// A flow that was redirected to the daemon.

@@ -104,7 +104,7 @@ impl World {
             self.flying = flying;
             let ended: Vec<(Time, LinkIndex, Family, Outcome)> = ended;
             ended.into_iter().for_each(|(_, link, family, outcome)| self.table.on_probe(now, link, family, outcome));
-            for plan in self.table.poll_probes(now, &self.targets) {
+            for plan in self.table.poll_probes(now, &self.targets, true) {
                 let silent = self.silent.contains(&plan.link.0);
                 let (after, outcome) = if silent { (plan.timeout, Outcome::Silent) } else { (RTT, Outcome::Alive { rtt: RTT }) };
                 self.flying.push((now + after, plan.link, plan.family, outcome));
@@ -132,7 +132,7 @@ impl World {
 
     /// The first probe of a new link, which is thorough.
     fn first_probe(&mut self, index: u32) -> ProbePlan {
-        let probes = self.table.poll_probes(self.now, &self.targets);
+        let probes = self.table.poll_probes(self.now, &self.targets, true);
         probes.into_iter().find(|plan| plan.link.0 == index && plan.family == Family::V4).unwrap()
     }
 
@@ -328,7 +328,7 @@ fn probes_without_an_outcome_count_as_unanswered() {
     world.run(seconds(1));
     for _ in 0..1000 {
         world.now = world.now + STEP;
-        world.table.poll_probes(world.now, &[]);
+        world.table.poll_probes(world.now, &[], true);
     }
     assert_eq!([world.state(1), world.state(2)], [LinkState::Dead; 2]);
     assert_eq!([1, 2].map(|index| world.link(index).falls), [1, 1]);

@@ -37,6 +37,7 @@ fn params() -> SteerParams {
         rules: Vec::new(),
         redirected: Vec::new(),
         peer_direct: false,
+        confined: false,
     }
 }
 

@@ -124,14 +124,14 @@ impl Daemon<'_> {
         };
         let applied = self.gateway_worker.ask(GATEWAY_WAIT, work).map_err(anyhow::Error::from).and_then(|done| done.map_err(Into::into));
         // Without the rules, marked packets would reach no socket.
-        let takes = plan.is_some() && applied.is_ok();
+        let takes = plan.as_ref().is_some_and(|plan| !plan.lan.is_empty()) && applied.is_ok();
         self.peers.take_packets(plan.as_ref().filter(|_| takes).map(|plan| plan.packets).unwrap_or_default());
         self.peers.take_clients(takes);
         if !takes && let Err(error) = gateway::forget_carried() {
             tracing::debug!(%error, "cannot end the flows of clients that the daemon carries");
         }
         self.unapplied_gateway = applied.is_err().then(|| (plan, now() + GATEWAY_RETRY));
-        self.log_and_retry("cannot set up the gateway", applied);
+        self.log_and_retry("cannot set the firewall rules of the gateway or of fallback = \"none\"", applied);
     }
 
     /// Starts the measurement of one link, if one is due. The bytes that it may move are written to the disk first: otherwise a daemon that is

@@ -116,7 +116,7 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     }
     let swept = netlink::sweep().context("cannot remove the rules and routes that an earlier Braid left")?;
     tracing::debug!(?swept, "removed the rules and routes that an earlier Braid left");
-    sweep_gateway(!config.policy.forwards());
+    sweep_gateway(!config.policy.forwards() && !config.policy.confines(None));
     let mut watchdog = Watchdog::start(&["watchdog"]).context("cannot start the watchdog")?;
     raise_trim_threshold();
     let open_files = raise_open_files().context("cannot raise the limit of open files")?;
@@ -147,12 +147,13 @@ pub fn held(holder: Holder) -> String {
     LockError::Held(holder).to_string()
 }
 
-/// Removes the rules and routes that a dead daemon left in this network namespace. Returns a message with their counts, if there were any.
-pub fn sweep() -> anyhow::Result<Option<String>> {
+/// Removes the rules and routes that a dead daemon left in this network namespace. Returns a message with their counts, if there were any. With
+/// `keeps_firewall`, the firewall's rules and the settings of its gateway stay for the next daemon, so that what is strict holds until then.
+pub fn sweep(keeps_firewall: bool) -> anyhow::Result<Option<String>> {
     let lock = Lock::take_within(braid_store::lock::LOCK_TIMEOUT).context("cannot sweep")?;
     let swept = netlink::sweep()?;
     gateway::release();
-    let gateway = gateway::sweep()?;
+    let gateway = !keeps_firewall && gateway::sweep()?;
     if let Err(reason) = BpfSteering::release_stale(Duration::from_secs(1)) {
         tracing::warn!("flows that an earlier Braid limited may keep their limits: {reason}");
     }

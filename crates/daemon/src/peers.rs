@@ -19,6 +19,7 @@ use braid_decide::demand::remaining;
 use braid_decide::detection::{DetectionAnswer, HostStatus};
 use braid_decide::energy::{ByteCost, EnergyMeter};
 use braid_decide::steer::Prefixes;
+use braid_decide::tables::RELAY_MARK;
 use braid_model::address::HostName;
 use braid_model::key::PublicKey;
 use braid_model::{ByteCount, Joules, LinkSet, PerDirection, PerFamily, Rate, Time, Traffic};
@@ -758,7 +759,7 @@ impl Peers {
         let dir = StateDir::open(&self.dir).map_err(|error| cannot(error.to_string()))?;
         let keys = KeyPair::load_or_generate(&dir, CLIENT_KEY).map_err(|error| cannot(error.to_string()))?;
         let peer = stored.peer().map_err(cannot)?;
-        let client = Client::start(peer, Some(&keys), None).map_err(|error| cannot(error.to_string()))?;
+        let client = Client::start(peer, Some(&keys), Some(RELAY_MARK)).map_err(|error| cannot(error.to_string()))?;
         client.set_links(self.client_links());
         self.adopt_plans(&client);
         follow_paths(&client, &self.changes);

@@ -11,13 +11,15 @@
 //! | forward | filter - 1 | spoofed sources, connection marks for packets from bridges, strict rules, new connections from outside, maximum segment size |
 //! | postrouting | srcnat | masquerade |
 //! | input | filter - 1 | spoofed sources of what the daemon takes, and what a relay sends to this machine |
+//! | output | filter - 1 | what this machine itself may send over links, if all flows leave through a relay ([`OwnRules`]) |
 
 use std::collections::BTreeSet;
+use std::net::IpAddr;
 
 use braid_model::{LinkIndex, Mac, PerFamily};
 use ipnet::IpNet;
 
-use crate::tables::{CARRIER_MARK, MARK_BASE, MARK_MASK, PACKET_DEVICE, PACKET_MARK, mark};
+use crate::tables::{CARRIER_MARK, MARK_BASE, MARK_MASK, PACKET_DEVICE, PACKET_MARK, RELAY_MARK, mark};
 use crate::virtual_device::{VirtualDevice, twin};
 
 /// The table with the rules, of family `inet`.
@@ -62,6 +64,25 @@ pub struct GatewayPlan {
     pub closed: PerFamily<bool>,
     /// Families in which packets of other protocols go through a bond, over [`PACKET_DEVICE`].
     pub packets: PerFamily<bool>,
+    /// What this machine itself may send directly; `None`: anything.
+    pub own: Option<OwnRules>,
+}
+
+/// What this machine itself may send although all its flows leave through a relay or fail (`fallback = "none"`). They hold also while the daemon does not run.
+/// The daemon's datagrams to relays (with [`RELAY_MARK`]), DHCP, neighbour and router discovery, and group management (IGMP, MLD) may always leave.
+///
+/// Every device is a link, but those named in `passed`: one that appears while the daemon does not run is not trusted.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct OwnRules {
+    /// Names of devices that are no links. Loopback needs no mention. A name that cannot be written in a rule is left out.
+    pub passed: BTreeSet<String>,
+    /// Names of links, with the networks that they are on.
+    pub local: Vec<(String, BTreeSet<IpNet>)>,
+    /// Gateways of the links, which may get echo requests.
+    pub gateways: BTreeSet<IpAddr>,
+    /// Rules in the order in which they are tried. Those without `links` except packets, those with `links` drop them on other links. What no rule
+    /// matches is dropped.
+    pub rules: Vec<ForwardRule>,
 }
 
 /// Ports of the daemon's transparent sockets, by family; `None`: without this family or protocol.
@@ -81,6 +102,8 @@ pub struct ForwardRule {
     pub unknown: Vec<String>,
     /// Source address.
     pub client: Option<IpNet>,
+    /// User whose process sent the packet; for packets of this machine ([`OwnRules`]).
+    pub user: Option<u32>,
     /// Source address on the LAN (Ethernet).
     pub mac: Option<Mac>,
     /// Destination address.
@@ -105,14 +128,23 @@ pub struct UnusableName {
 /// # Errors
 /// A name has characters that nft does not take literally between quotation marks, or is too long.
 pub fn ruleset(plan: &GatewayPlan) -> Result<String, UnusableName> {
+    let mut lines = vec![format!("table inet {TABLE} {{}}"), format!("delete table inet {TABLE}"), format!("table inet {TABLE} {{")];
+    // Without them a rule would only make the kernel track connections.
+    if !plan.lan.is_empty() {
+        lines.extend(forwarding(plan)?);
+    }
+    if let Some(own) = &plan.own {
+        lines.extend(sending(own)?);
+    }
+    lines.extend(["}", ""].map(String::from));
+    Ok(lines.join("\n"))
+}
+
+/// The chains for what devices on a LAN send.
+fn forwarding(plan: &GatewayPlan) -> Result<Vec<String>, UnusableName> {
     let (lan, links) = (quoted(&plan.lan)?, quoted(&plan.links)?);
-    let mut lines = vec![
-        format!("table inet {TABLE} {{}}"),
-        format!("delete table inet {TABLE}"),
-        format!("table inet {TABLE} {{"),
-        "chain prerouting {".into(),
-        "type filter hook prerouting priority mangle; policy accept;".into(),
-    ];
+    let mut lines: Vec<String> =
+        ["chain prerouting {", "type filter hook prerouting priority mangle; policy accept;"].map(String::from).into();
     let ours = format!("& {MARK_MASK:#x} == {MARK_BASE:#x}");
     let marks: Vec<(u32, u32)> = plan.slots.iter().map(|(slot, index)| (mark(*slot), connection_mark(*index))).collect();
     let packets = plan.packets.v4 || plan.packets.v6;
@@ -207,8 +239,43 @@ pub fn ruleset(plan: &GatewayPlan) -> Result<String, UnusableName> {
             }
         }
     }
-    lines.extend(["}", "}", ""].map(String::from));
-    Ok(lines.join("\n"))
+    lines.push("}".into());
+    Ok(lines)
+}
+
+/// The chain for what this machine itself sends. It does not track connections.
+fn sending(own: &OwnRules) -> Result<Vec<String>, UnusableName> {
+    let mut lines: Vec<String> =
+        ["chain output {", "type filter hook output priority filter - 1; policy accept;", "oifname \"lo\" return"].map(String::from).into();
+    let passed: Vec<String> = own.passed.iter().filter(|name| is_literal(name)).cloned().collect();
+    lines.extend(set(&quoted(&passed)?).map(|passed| format!("oifname {passed} return")));
+    lines.push(format!("meta mark {RELAY_MARK:#x} meta l4proto udp return"));
+    lines.extend(
+        [
+            "meta nfproto ipv4 udp sport 68 udp dport 67 return",
+            "meta nfproto ipv6 udp sport 546 udp dport 547 return",
+            "icmpv6 type { nd-router-solicit, nd-router-advert, nd-neighbor-solicit, nd-neighbor-advert, nd-redirect } return",
+            "icmpv6 type { mld-listener-query, mld-listener-report, mld-listener-done, mld2-listener-report } return",
+            "ip protocol igmp return",
+            "ip6 daddr fe80::/10 return",
+        ]
+        .map(String::from),
+    );
+    for (link, nets) in own.local.iter().filter(|(link, _)| is_literal(link)) {
+        for net in nets {
+            let family = if net.addr().is_ipv4() { "ip" } else { "ip6" };
+            lines.push(format!("oifname \"{link}\" {family} daddr {} return", net.trunc()));
+        }
+    }
+    lines.extend(own.gateways.iter().map(|gateway| match gateway {
+        IpAddr::V4(gateway) => format!("ip daddr {gateway} icmp type echo-request return"),
+        IpAddr::V6(gateway) => format!("ip6 daddr {gateway} icmpv6 type echo-request return"),
+    }));
+    for rule in own.rules.iter().filter(|rule| rule.unknown.is_empty()) {
+        lines.extend(forward(rule, &BTreeSet::new())?);
+    }
+    lines.extend(["counter drop comment \"leaves through a relay only\"", "}"].map(String::from));
+    Ok(lines)
 }
 
 /// The mark of connections over the link with this index.
@@ -234,6 +301,7 @@ fn forward(rule: &ForwardRule, lan: &BTreeSet<String>) -> Result<Vec<String>, Un
     let conditions = [
         rule.mac.map(|mac| format!("ether saddr {mac}")),
         rule.client.map(|net| address("saddr", net)),
+        rule.user.map(|user| format!("meta skuid {user}")),
         rule.destination.map(|net| address("daddr", net)),
         rule.port.map(|port| format!("meta l4proto {WITH_PORTS} th dport {port}")),
         (!rule.class_ports.is_empty()).then(|| {
@@ -350,6 +418,7 @@ return
         let rule = ForwardRule {
             unknown: Vec::new(),
             client: Some("192.168.1.7/24".parse().unwrap()),
+            user: None,
             mac: Some(Mac([2, 0, 0xab, 0, 0, 1])),
             destination: Some("198.51.100.0/24".parse().unwrap()),
             port: Some(443),
@@ -360,6 +429,53 @@ return
         let wanted = "\nether saddr 02:00:ab:00:00:01 ip saddr 192.168.1.0/24 ip daddr 198.51.100.0/24 \
             meta l4proto { tcp, udp, udplite, sctp, dccp } th dport 443 meta l4proto { tcp, udp, udplite, sctp, dccp } th dport { 22, 5060 } oifname != { \"br-lan\", \"eth1\", \"wlan0\" } counter drop";
         assert!(text.contains(wanted), "{text}");
+    }
+
+    #[test]
+    fn what_leaves_through_a_relay_only_is_dropped_but_for_exceptions() {
+        let strict = |rule: ForwardRule| ForwardRule { links: Some(Vec::new()), ..rule };
+        let own = OwnRules {
+            passed: ["br0".to_owned(), "a\"b".to_owned()].into(),
+            local: vec![("wlan0".to_owned(), ["192.168.1.0/24".parse().unwrap(), "2001:db8:1::/64".parse().unwrap()].into())],
+            gateways: ["10.64.0.1".parse().unwrap()].into(),
+            rules: vec![
+                ForwardRule { user: Some(7), ..ForwardRule::default() },
+                ForwardRule { unknown: vec!["braid0-sw".into()], ..ForwardRule::default() },
+                strict(ForwardRule { destination: Some("198.51.100.7/32".parse().unwrap()), port: Some(443), ..ForwardRule::default() }),
+                ForwardRule {
+                    destination: Some("198.51.100.0/24".parse().unwrap()),
+                    links: Some(vec!["wwan0".into()]),
+                    ..ForwardRule::default()
+                },
+            ],
+        };
+        let expected = r#"table inet braid_gateway {}
+delete table inet braid_gateway
+table inet braid_gateway {
+chain output {
+type filter hook output priority filter - 1; policy accept;
+oifname "lo" return
+oifname { "br0" } return
+meta mark 0xb1d000fc meta l4proto udp return
+meta nfproto ipv4 udp sport 68 udp dport 67 return
+meta nfproto ipv6 udp sport 546 udp dport 547 return
+icmpv6 type { nd-router-solicit, nd-router-advert, nd-neighbor-solicit, nd-neighbor-advert, nd-redirect } return
+icmpv6 type { mld-listener-query, mld-listener-report, mld-listener-done, mld2-listener-report } return
+ip protocol igmp return
+ip6 daddr fe80::/10 return
+oifname "wlan0" ip daddr 192.168.1.0/24 return
+oifname "wlan0" ip6 daddr 2001:db8:1::/64 return
+ip daddr 10.64.0.1 icmp type echo-request return
+meta skuid 7 return
+ip daddr 198.51.100.7/32 meta l4proto { tcp, udp, udplite, sctp, dccp } th dport 443 counter drop
+ip daddr 198.51.100.7/32 meta l4proto { tcp, udp, udplite, sctp, dccp } th dport 443 return
+ip daddr 198.51.100.0/24 oifname != { "wwan0" } counter drop
+ip daddr 198.51.100.0/24 return
+counter drop comment "leaves through a relay only"
+}
+}
+"#;
+        assert_eq!(ruleset(&GatewayPlan { own: Some(own), ..GatewayPlan::default() }).unwrap(), expected);
     }
 
     #[test]

@@ -23,7 +23,7 @@ use crate::virtual_device::VirtualDevice;
 use crate::virtual_interface::MAXDIFF;
 
 pub use crate::pattern::{NAME_LIMIT, Pattern};
-pub use apps::{AppMatcher, AppRule, COPIES, Carry, Client, ClientMatcher, Exclusions, Portion, Preference, Resolve, Subject};
+pub use apps::{AppMatcher, AppRule, COPIES, Carry, Client, ClientMatcher, Exclusions, Fallback, Portion, Preference, Resolve, Subject};
 pub use bond::BondScheduler;
 pub use links::{HttpTarget, LINK_KINDS, LinkMatcher, LinkRule, LinkSelector, MeasureServer, ProbeMode, ProbeTarget};
 pub use when::{
@@ -45,6 +45,8 @@ pub struct Policy {
     pub bonds_all: bool,
     /// The relay that carries them; `None`: any that is joined.
     pub relay: Option<String>,
+    /// What happens to flows that are to be bonded while no relay takes them, unless their rule says otherwise.
+    pub fallback: Fallback,
     /// Which flows of a program share one link; `None` selects by class ([`affinity`](Self::affinity)).
     pub affinity: Option<Affinity>,
     /// Expected size of a flow of an unknown application.
@@ -76,6 +78,7 @@ impl Default for Policy {
             bond_scheduler: None,
             bonds_all: false,
             relay: None,
+            fallback: Fallback::default(),
             affinity: None,
             default_demand: ByteCount::new(1_000_000),
             utility: UtilityRule::default(),
@@ -158,6 +161,13 @@ impl Policy {
     pub fn relay_of<'a>(&'a self, rule: Option<&'a AppRule>) -> Option<&'a str> {
         let usual = || self.relay.as_deref().filter(|_| self.bonds_all && rule.is_none_or(|rule| rule.carry == Carry::Auto));
         rule.and_then(|rule| rule.relay.as_deref()).or_else(usual)
+    }
+
+    /// Whether a flow with this rule leaves through a relay or fails (`fallback = "none"`). `None`: a flow that no rule matches. What
+    /// [`excludes`](Self::excludes) matches is not confined.
+    pub fn confines(&self, rule: Option<&AppRule>) -> bool {
+        let bonds = rule.map_or(self.bonds_all, |rule| rule.carry.needs_peer() || rule.carry == Carry::Auto && self.bonds_all);
+        bonds && rule.and_then(|rule| rule.fallback).unwrap_or(self.fallback) == Fallback::None
     }
 
     /// How bonds choose paths.

@@ -85,6 +85,9 @@ const PACKET_TABLE: u32 = TABLE_BASE + TABLES - 2;
 /// The loopback device, the first of every network namespace.
 const LOOPBACK: LinkIndex = LinkIndex(1);
 
+/// The mark of the daemon's own datagrams to relays. No routing rule matches it; the firewall knows by it what may leave directly if nothing else may.
+pub const RELAY_MARK: u32 = MARK_BASE | 0xFC;
+
 /// The rules and the route that deliver packets with [`CARRIER_MARK`] from the LAN devices to this machine, whatever their destination.
 ///
 /// The rules name the devices, because a reverse path filter that considers marks would find the packets' sources local too.

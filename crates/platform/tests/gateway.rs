@@ -10,7 +10,7 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use braid_decide::gateway::{ClientPorts, ForwardRule, GatewayPlan, ruleset};
+use braid_decide::gateway::{ClientPorts, ForwardRule, GatewayPlan, OwnRules, ruleset};
 use braid_decide::tables;
 use braid_decide::virtual_device::VirtualDevice;
 use braid_model::{LinkIndex, Mac, PerFamily};
@@ -661,6 +661,7 @@ fn nft_accepts_the_rules_and_takes_names_literally() {
         {
             strict.push(ForwardRule {
                 unknown: Vec::new(),
+                user: None,
                 client,
                 mac,
                 destination,
@@ -672,6 +673,12 @@ fn nft_accepts_the_rules_and_takes_names_literally() {
     }
     let closed = PerFamily { v4: true, v6: true };
     let all = GatewayPlan {
+        own: Some(OwnRules {
+            passed: ["br0".into(), "x\"y".into()].into(),
+            local: vec![("l0".into(), ["192.0.2.0/24".parse().unwrap(), "2001:db8::/64".parse().unwrap()].into())],
+            gateways: ["192.0.2.1".parse().unwrap(), "2001:db8::1".parse().unwrap()].into(),
+            rules: vec![ForwardRule { user: Some(0), port: Some(53), ..ForwardRule::default() }],
+        }),
         lan: odd.clone(),
         links: odd.clone(),
         slots: (0..32).map(|slot| (slot, LinkIndex(slot as u32 * 3 + 1))).collect(),

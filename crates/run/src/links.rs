@@ -257,7 +257,7 @@ impl Links {
 
     /// The probes that are due.
     pub(super) fn poll_probes(&mut self, now: Time) -> Vec<ProbePlan> {
-        self.table.poll_probes(now, &[])
+        self.table.poll_probes(now, &[], true)
     }
 
     /// Records the outcome of a probe.

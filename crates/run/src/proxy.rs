@@ -89,9 +89,15 @@ struct MatchedRule {
     application: String,
     rule: Option<AppRule>,
     excluded: bool,
+    /// Whether it leaves through a relay or fails.
+    confined: bool,
 }
 
 impl MatchedRule {
+    fn may_go_direct(&self) -> io::Result<()> {
+        if self.confined { Err(io::ErrorKind::NetworkUnreachable.into()) } else { Ok(()) }
+    }
+
     fn ruling<'a>(&'a self, policy: &'a Policy) -> Ruling<'a> {
         Ruling { application: &self.application, policy, rule: self.rule.as_ref() }
     }
@@ -156,7 +162,9 @@ impl Inner {
             rule => rule,
         };
         let application = origin.user.clone().unwrap_or_else(|| origin.client.ip().to_canonical().to_string());
-        MatchedRule { application: format!("proxy:{application}"), rule, excluded: self.policy.excludes(&subject) }
+        let excluded = self.policy.excludes(&subject);
+        let confined = !excluded && self.policy.confines(rule.as_ref());
+        MatchedRule { application: format!("proxy:{application}"), rule, excluded, confined }
     }
 
     fn reach(&self, origin: &Origin) -> &destination::Policy {
@@ -176,6 +184,7 @@ impl Inner {
                 Opening::Direct(_) => {}
             }
         }
+        ruled.may_go_direct()?;
         let (stream, link) = self.flows.connect(remote, ruling).await?;
         stream.set_nodelay(true)?;
         Ok(Opened { stream: Box::new(TcpConnection::new(stream)), route: link.map(|link| ConnectionRoute { link, remote }) })
@@ -200,7 +209,10 @@ impl Inner {
         }
         match self.flows.bond(FlowKind::Stream, Target::Name(name, target.port()), ruled.ruling(&self.policy)).await {
             Opening::Bonded(flow) => Some(Ok(Opened { stream: Box::new(FlowStream::new(flow)), route: None })),
-            Opening::Direct(_) => None,
+            // The look-up on this machine would reveal the name.
+            Opening::Direct(_) => {
+                ruled.may_go_direct().err().map(|error| Err(DialError { target: target.clone(), reason: Reason::of(&error) }))
+            }
             Opening::Refused(errno) => {
                 Some(Err(DialError { target: target.clone(), reason: Reason::of(&io::Error::from_raw_os_error(errno)) }))
             }
@@ -212,7 +224,7 @@ impl Inner {
     fn share(&self, origin: &Origin, route: ConnectionRoute) -> Option<Share> {
         let ruled = self.rule(origin, route.remote);
         let carry = ruled.rule.as_ref().map_or(Carry::Auto, |rule| rule.carry);
-        if ruled.excluded || !self.scheduler.spreads() || matches!(carry, Carry::Direct | Carry::Duplicate) {
+        if ruled.excluded || ruled.confined || !self.scheduler.spreads() || matches!(carry, Carry::Direct | Carry::Duplicate) {
             return None;
         }
         let links = self.flows.divided(route.remote, ruled.ruling(&self.policy));
@@ -222,6 +234,7 @@ impl Inner {
 
     async fn open_by(&self, origin: &Origin, route: ConnectionRoute) -> io::Result<Box<dyn Connection>> {
         let ruled = self.rule(origin, route.remote);
+        ruled.may_go_direct()?;
         let stream = self.flows.connect_by(route.link, route.remote, ruled.ruling(&self.policy)).await?;
         stream.set_nodelay(true)?;
         Ok(Box::new(TcpConnection::new(stream)))
@@ -241,6 +254,7 @@ impl Inner {
         {
             return Ok(UdpExchange::Bonded(flow));
         }
+        ruled.may_go_direct()?;
         Ok(UdpExchange::Direct(Arc::new(self.flows.exchange(remote, ruling)?)))
     }
 }

@@ -54,6 +54,14 @@ impl<S: Steering> Core<S> {
         let by_class = params.redirected.iter().find(named).copied();
         let (class, by_class) = (by_class.unwrap_or_default(), by_class.is_some());
         let asks_link = port == 53 && self.links.values().any(|link| link.facts.resolvers.contains(&destination));
+        let relay = self.config.policy.relay_of(rule).map(str::to_owned).or_else(|| {
+            let refusing = self.refusing(now, destination);
+            self.peers.iter().find(|relay| !refusing.contains(relay)).cloned()
+        });
+        let confined = self.config.policy.confines(rule) && explanation.outcome != Outcome::LeftAlone;
+        if confined {
+            return self.confined(now, explanation, (rule, class, destination), relay);
+        }
         let redirected = redirect == Some(RedirectPolicy::Redirect) || redirect.is_none() && by_class;
         if redirected && asks_link {
             explanation.reason += "; the destination is a link's own resolver, which no peer can reach";
@@ -62,10 +70,7 @@ impl<S: Steering> Core<S> {
         } else if redirected {
             let alone = explanation.link.take().map(|link| format!("; without bonding it would go over {link}: {}", explanation.reason));
             explanation.reason = format!("{}{}", self.carry_reason(rule, class), alone.unwrap_or_default());
-            explanation.peer = self.config.policy.relay_of(rule).map(str::to_owned).or_else(|| {
-                let refusing = self.refusing(now, destination);
-                self.peers.iter().find(|relay| !refusing.contains(relay)).cloned()
-            });
+            explanation.peer = relay;
             explanation.outcome = Outcome::Bonded;
             explanation.runner_up = None;
         } else if let Some(rule) = rule.filter(|rule| rule.carry.needs_peer()) {
@@ -76,7 +81,7 @@ impl<S: Steering> Core<S> {
     }
 
     /// Why a flow of this class with this rule is bonded, as a clause.
-    fn carry_reason(&self, rule: Option<&AppRule>, class: Class) -> String {
+    pub(super) fn carry_reason(&self, rule: Option<&AppRule>, class: Class) -> String {
         let policy = &self.config.policy;
         let duplicates = class == Class::RealTime && self.copies(rule, true) > 1;
         match rule {

@@ -17,7 +17,7 @@ pub enum Exit {
     Any,
     /// By this device, which its rule allows.
     Device(String),
-    /// Nowhere: none of the allowed devices is usable.
+    /// Nowhere: none of the allowed devices is usable, or the flow leaves through a relay only.
     Nowhere,
 }
 
@@ -107,7 +107,7 @@ impl<S: Steering> Core<S> {
         let family = Family::of(flow.remote.ip());
         let rule_expired = self.rule_expired(flow.started, flow.rule);
         let exit = match admit(self.links.usable(family), self.standby(), allowed, preferred) {
-            _ if rule_expired => Exit::Nowhere,
+            _ if rule_expired || self.config.policy.confines(rule) => Exit::Nowhere,
             Admission::Use(mask) => {
                 let widest = self.widest(now, mask).and_then(|slot| self.links.in_slot(slot));
                 widest.map_or(Exit::Any, |link| Exit::Device(link.facts.name.clone()))

@@ -198,7 +198,7 @@ impl<S: Steering> Core<S> {
     /// The key of the server that a redirected flow is bonded with directly; `None` if it is not.
     pub fn server_of(&self, now: Time, flow: &RedirectedFlow) -> Option<PublicKey> {
         let rule = self.rule_of(now, flow);
-        let peer_direct = rule.map_or(PeerDirect::Usual, rules::peer_direct);
+        let peer_direct = rules::peer_direct(&self.config.policy, rule);
         let (host, port) = (flow.remote.ip(), flow.remote.port());
         let closed = self.detection.closed(now).any(|closed| closed == (host, port));
         if closed || flow.filtered || self.why_not_direct(now, host, rule).is_some() {
@@ -367,7 +367,7 @@ impl<S: Steering> Core<S> {
 
     /// Whether a flow would be bonded directly if its destination ran Braid.
     fn would_go_peer_direct(&self, rule: Option<&AppRule>, protocol: Protocol) -> bool {
-        match rule.map_or(PeerDirect::Usual, rules::peer_direct) {
+        match rules::peer_direct(&self.config.policy, rule) {
             PeerDirect::Usual => protocol == Protocol::Tcp && self.params.as_ref().is_some_and(|params| params.peer_direct),
             PeerDirect::All => true,
             PeerDirect::Nothing => false,

@@ -183,6 +183,8 @@ impl<S: Steering> Core<S> {
                 Some(_) => Outcome::Steered,
                 None => answer.outcome,
             },
+            confined: false,
+            exceptions: Vec::new(),
             link,
             runner_up: second.filter(|_| !peer_direct).and_then(name),
             reason,

@@ -7,6 +7,7 @@ use braid_api::ClientStatus;
 use braid_decide::class::classified_ports;
 use braid_decide::gateway::{ForwardRule, GatewayPlan};
 use braid_decide::policy::{AppMatcher, AppRule, LinkSelector};
+use braid_decide::tables::PACKET_DEVICE;
 use braid_decide::virtual_device::VirtualDevice;
 use braid_model::{LinkFacts, LinkKind, PerDirection, Time};
 
@@ -22,7 +23,7 @@ impl<S: Steering> Core<S> {
     /// Makes the switch serve the LAN devices that exist, and plans the system's part of the gateway.
     pub(super) fn update_gateway(&mut self) -> Result<(), SteeringError> {
         let policy = &self.in_force;
-        let plan = policy.forwards().then(|| self.gateway_plan());
+        let plan = (policy.forwards() || policy.confines(None)).then(|| self.gateway_plan());
         let own = self.virtual_device();
         let is_lan = |device: &LinkFacts| policy.lan.contains(&device.name);
         let is_member = |device: &LinkFacts| device.master.and_then(|master| self.network.interface(master)).is_some_and(is_lan);
@@ -61,12 +62,10 @@ impl<S: Steering> Core<S> {
         let around = Around { clients: &self.clients, own: self.virtual_device(), containers: self.container_devices() };
         let excluded = policy.exclude.matchers().into_iter().filter_map(|matcher| around.rule(&matcher, None));
         let rules = policy.apps.iter().filter_map(|rule: &AppRule| {
-            let allowed = rule.links.as_ref().map(|selectors| {
-                let mask = LinkSelector::mask(selectors, links.iter().copied());
-                links.iter().filter(|(slot, _)| mask.contains(*slot)).map(|(_, facts)| facts.name.clone()).collect()
-            });
+            let allowed = if policy.confines(Some(rule)) { Some(relay_only()) } else { allowed_links(rule, &links) };
             around.rule(&rule.matcher, allowed)
         });
+        let unruled = policy.confines(None).then(|| ForwardRule { links: Some(relay_only()), ..ForwardRule::default() });
         GatewayPlan {
             // Also those that do not exist yet: strict rules then hold as soon as they appear.
             lan: policy.forwarded_devices(),
@@ -74,8 +73,10 @@ impl<S: Steering> Core<S> {
             links: links.iter().map(|(_, facts)| facts.name.clone()).collect(),
             slots: links.iter().map(|(slot, facts)| (*slot, facts.index)).collect(),
             ipv6: lan.chain(own).any(is_routable6),
-            rules: excluded.chain(rules).collect(),
+            // Where everything is confined, a rule by program excepts nothing in the firewall, so it hides no later rule either.
+            rules: excluded.chain(rules).chain(unruled).filter(|rule| rule.unknown.is_empty() || !policy.confines(None)).collect(),
             packets: self.packet_families(),
+            own: policy.confines(None).then(|| self.own_rules(&links)),
             // The platform knows whether it turned forwarding on.
             ..GatewayPlan::default()
         }
@@ -106,6 +107,12 @@ struct Around<'a> {
     containers: Vec<String>,
 }
 
+/// Names of the only links that a rule allows; `None`: all.
+pub(super) fn allowed_links(rule: &AppRule, links: &[(usize, &LinkFacts)]) -> Option<Vec<String>> {
+    let mask = LinkSelector::mask(rule.links.as_ref()?, links.iter().copied());
+    Some(links.iter().filter(|(slot, _)| mask.contains(*slot)).map(|(_, facts)| facts.name.clone()).collect())
+}
+
 impl<S: Steering> Core<S> {
     /// Takes the leases of the LAN's DHCP server. Rules may name clients by them, so a name that has no lease any more keeps its last one.
     pub fn on_leases(&mut self, now: Time, mut leases: Vec<Lease>) -> Result<(), SteeringError> {
@@ -129,7 +136,7 @@ impl<S: Steering> Core<S> {
 
     /// Whether flows are forwarded.
     pub fn is_gateway(&self) -> bool {
-        self.gateway.is_some()
+        self.gateway.as_ref().is_some_and(|plan| !plan.lan.is_empty())
     }
 
     /// Updates the clients' rates from what applications moved in the last interval, bonded or not.
@@ -183,6 +190,11 @@ impl<S: Steering> Core<S> {
     }
 }
 
+/// The device over which packets of clients go through a relay. Their other bonded flows go to the daemon, and so are not forwarded.
+fn relay_only() -> Vec<String> {
+    vec![PACKET_DEVICE.to_owned()]
+}
+
 /// Whether it is an IPv6 address that reaches beyond its device.
 fn is_routable6(address: IpAddr) -> bool {
     address.is_ipv6() && !is_link_local(address)
@@ -215,6 +227,6 @@ impl Around<'_> {
             return None;
         }
         let (net, mac) = client.as_ref().map_or(Some((None, None)), |client| self.clients.find(client))?;
-        Some(ForwardRule { unknown: Vec::new(), client: net, mac, destination: *destination, port: *port, class_ports, links })
+        Some(ForwardRule { unknown: Vec::new(), client: net, user: None, mac, destination: *destination, port: *port, class_ports, links })
     }
 }

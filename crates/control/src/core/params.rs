@@ -79,6 +79,7 @@ impl<S: Steering> Core<S> {
             rules: rules::steer_rules(&self.in_force, &devices, &self.executables, (&self.peers, &self.clients), self.names.as_mut()),
             redirected: self.redirected_classes(),
             peer_direct: false,
+            confined: self.in_force.confines(None),
         };
         params.peer_direct = self.wants_peer_direct(&params);
         let rules = params.rules.iter_mut().skip(rules::exclusions(&self.in_force));
@@ -92,7 +93,7 @@ impl<S: Steering> Core<S> {
     fn redirected_classes(&self) -> Vec<Class> {
         let policy = &self.config.policy;
         let reached = policy.relay.as_ref().map_or(!self.peers.is_empty(), |relay| self.peers.contains(relay));
-        if policy.bonds_all && reached {
+        if policy.bonds_all && (reached || policy.confines(None)) {
             return vec![Class::Unclassified, Class::RealTime, Class::Browser, Class::Bulk];
         }
         // Real-time flows go over two links at once, unless a link is metered.

@@ -69,8 +69,11 @@ pub(super) fn exclusions(policy: &Policy) -> usize {
     policy.exclude.matchers().len()
 }
 
-/// Whether a rule's connections are redirected to the daemon: only while a peer that may forward them is reachable.
-fn redirect_policy(rule: &AppRule, peers: &BTreeSet<String>) -> Option<RedirectPolicy> {
+/// Whether a rule's connections are redirected to the daemon: only while a peer that may forward them is reachable, or if nobody else may.
+fn redirect_policy(policy: &Policy, rule: &AppRule, peers: &BTreeSet<String>) -> Option<RedirectPolicy> {
+    if policy.confines(Some(rule)) {
+        return Some(RedirectPolicy::Redirect);
+    }
     let reached = rule.relay.as_ref().map_or(!peers.is_empty(), |relay| peers.contains(relay));
     match rule.carry {
         Carry::Auto => None,
@@ -82,7 +85,11 @@ fn redirect_policy(rule: &AppRule, peers: &BTreeSet<String>) -> Option<RedirectP
 }
 
 /// Which of a rule's flows are bonded directly to a host that runs Braid. If the rule names a relay, that relay is the only peer.
-pub(super) fn peer_direct(rule: &AppRule) -> PeerDirect {
+pub(super) fn peer_direct(policy: &Policy, rule: Option<&AppRule>) -> PeerDirect {
+    if policy.confines(rule) {
+        return PeerDirect::Nothing;
+    }
+    let Some(rule) = rule else { return PeerDirect::Usual };
     match rule.carry {
         _ if rule.relay.is_some() => PeerDirect::Nothing,
         Carry::Direct => PeerDirect::Nothing,
@@ -128,9 +135,10 @@ pub(super) fn steer_rules(
         prefer: (!rule.prefer.is_empty()).then(|| mask(&rule.prefer)),
         class: rule.class,
         affinity: rule.affinity,
-        redirect: redirect_policy(rule, peers),
-        peer_direct: peer_direct(rule),
+        redirect: redirect_policy(policy, rule, peers),
+        peer_direct: peer_direct(policy, Some(rule)),
         no_packets: false,
+        confined: policy.confines(Some(rule)),
     }));
     rules
 }
@@ -138,7 +146,7 @@ pub(super) fn steer_rules(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use braid_decide::policy::{Exclusions, Pattern};
+    use braid_decide::policy::{Exclusions, Fallback, Pattern};
     use braid_model::{LinkIndex, LinkKind, PerFamily};
 
     #[derive(Default)]
@@ -213,8 +221,20 @@ mod tests {
             (rule(Carry::Duplicate, Some("home")), peers(&["work"]), Some(RedirectPolicy::Direct)),
             (rule(Carry::Duplicate, Some("home")), peers(&["home", "work"]), Some(RedirectPolicy::Redirect)),
         ] {
-            assert_eq!(redirect_policy(&rule, &peers), expected, "{rule:?} {peers:?}");
+            assert_eq!(redirect_policy(&Policy::default(), &rule, &peers), expected, "{rule:?} {peers:?}");
         }
+    }
+
+    #[test]
+    fn what_may_leave_through_a_relay_only_is_always_redirected() {
+        let confined = AppRule { carry: Carry::Bond, relay: Some("home".into()), fallback: Some(Fallback::None), ..AppRule::default() };
+        for peers in [BTreeSet::new(), ["home".to_owned()].into()] {
+            assert_eq!(redirect_policy(&Policy::default(), &confined, &peers), Some(RedirectPolicy::Redirect));
+        }
+        assert_eq!(peer_direct(&Policy::default(), Some(&AppRule { relay: None, ..confined })), PeerDirect::Nothing);
+        let all = Policy { bonds_all: true, fallback: Fallback::None, ..Policy::default() };
+        assert_eq!(redirect_policy(&all, &AppRule::default(), &BTreeSet::new()), Some(RedirectPolicy::Redirect));
+        assert_eq!([peer_direct(&all, None), peer_direct(&Policy::default(), None)], [PeerDirect::Nothing, PeerDirect::Usual]);
     }
 
     #[test]

@@ -132,6 +132,7 @@ impl<S: Steering> Core<S> {
             utility_setting: Some(super::energy::utility_view(&policy.utility)),
             carry: Some(if policy.bonds_all { "bond" } else { "direct" }.to_owned()),
             relay: policy.relay.clone(),
+            fallback: Some(policy.fallback.name().to_owned()),
             lan: policy.lan.clone(),
             virtual_interface: policy.virtual_device.as_ref().map(|device| VirtualInterfaceView {
                 name: device.name.clone(),
@@ -179,6 +180,7 @@ impl<S: Steering> Core<S> {
                     carry: rule.carry.name().to_owned(),
                     copies: rule.copies,
                     relay: rule.relay.clone(),
+                    fallback: rule.fallback.map(|fallback| fallback.name().to_owned()),
                     resolve: rule.resolve.name().to_owned(),
                     weight: rule.weight,
                     rate: rule.rate.map(|portion| portion.to_string()),

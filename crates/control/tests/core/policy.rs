@@ -7,7 +7,7 @@ use braid_control::config::Config;
 use braid_control::core::Exit;
 use braid_control::fake::Steered;
 use braid_control::steering::{AppId, ExeId, RedirectedFlow};
-use braid_decide::policy::{AppMatcher, AppRule, Carry, LinkRule, ProbeMode, Scheduler};
+use braid_decide::policy::{AppMatcher, AppRule, Carry, Fallback, LinkRule, ProbeMode, Scheduler};
 use braid_model::{ByteCount, Class, Direction, FlowId, LinkIndex, LinkSet, Rate, Role, Time, Traffic};
 
 use super::world::*;
@@ -383,4 +383,37 @@ fn links_of_the_highest_priority_share_and_others_stay_unused() {
     world.core.reconfigure(world.now, config).unwrap();
     world.run(Duration::from_secs(10));
     assert_eq!(world.ten(), [5, 5], "equal priorities share");
+}
+
+#[test]
+fn what_leaves_through_a_relay_only_has_no_other_exit() {
+    let mut config = config(Scheduler::RoundRobin);
+    let user = AppMatcher { user: Some(7), ..AppMatcher::default() };
+    let program = AppMatcher { name: Some("curl".into()), ..AppMatcher::default() };
+    config.policy.bonds_all = true;
+    config.policy.fallback = Fallback::None;
+    config.policy.apps = vec![
+        AppRule { matcher: user, carry: Carry::Direct, ..AppRule::default() },
+        AppRule { matcher: program, carry: Carry::Bond, fallback: Some(Fallback::Direct), ..AppRule::default() },
+        AppRule { matcher: AppMatcher { port: Some(25), ..AppMatcher::default() }, ..AppRule::default() },
+    ];
+    let mut world = World::new(config.clone());
+    world.run(Duration::from_secs(1));
+    let exits = [None, Some(0), Some(1), Some(2)].map(|rule| world.core.bond_policy(world.now, &redirected_flow(rule)).exit);
+    assert_eq!(exits.map(|exit| exit == Exit::Nowhere), [true, false, false, true]);
+    let mut reloaded = World::new(Config::default());
+    reloaded.run(Duration::from_secs(1));
+    assert!(reloaded.core.take_actions().gateway.is_none());
+    reloaded.core.reconfigure(reloaded.now, config.clone()).unwrap();
+    let plan = reloaded.core.take_actions().gateway.flatten().expect("the firewall is to hold it without a gateway");
+    assert!(plan.lan.is_empty() && !reloaded.core.is_gateway());
+    let own = plan.own.unwrap();
+    let conditions: Vec<_> = own.rules.iter().map(|rule| (rule.user, rule.port, rule.links.clone())).collect();
+    assert_eq!(conditions, [(Some(7), None, None), (None, Some(25), Some(vec![]))], "the firewall knows no programs");
+    assert!(!own.passed.contains("wlan0") && own.local.iter().any(|(link, nets)| link == "wlan0" && !nets.is_empty()));
+    world.core.set_peer_ready(world.now, "home", true).unwrap();
+    assert_eq!(world.core.bond_policy(world.now, &redirected_flow(None)).exit, Exit::Nowhere);
+    config.policy.fallback = Fallback::Direct;
+    world.core.reconfigure(world.now, config).unwrap();
+    assert_ne!(world.core.bond_policy(world.now, &redirected_flow(None)).exit, Exit::Nowhere);
 }

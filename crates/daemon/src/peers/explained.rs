@@ -49,6 +49,8 @@ impl Peers {
         Some(Explanation {
             subject: format!("{} to {}", bonded.application, bonded.remote),
             outcome: Outcome::Bonded,
+            confined: false,
+            exceptions: Vec::new(),
             link: None,
             runner_up: None,
             reason: format!(

@@ -48,6 +48,27 @@ impl Resolve {
     }
 }
 
+/// What happens to a flow that is to be bonded, but that no relay takes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Fallback {
+    /// It leaves over a link, as without a relay.
+    #[default]
+    Direct,
+    /// It fails.
+    None,
+}
+
+impl Fallback {
+    /// All variants with their names in the configuration.
+    pub const ALL: [(&str, Self); 2] = [("direct", Self::Direct), ("none", Self::None)];
+
+    /// Name in the configuration.
+    pub const fn name(self) -> &'static str {
+        Self::ALL[self as usize].0
+    }
+}
+
 /// Default number of links over which each packet of a duplicated flow is sent.
 pub const COPIES: u8 = 2;
 
@@ -88,6 +109,8 @@ pub struct AppRule {
     pub copies: u8,
     /// Name of the only relay that may carry the flows; `None` allows any relay.
     pub relay: Option<String>,
+    /// What happens if no relay takes the flows, if they are to be bonded; `None`: what the policy says ([`Policy::fallback`](super::Policy::fallback)).
+    pub fallback: Option<Fallback>,
     /// Where destination names are resolved, if they are known: only clients of the proxy provide names.
     pub resolve: Resolve,
     /// Weight relative to other flows (φ); the default is 1.
@@ -174,6 +197,7 @@ impl Default for AppRule {
             carry: Carry::default(),
             copies: COPIES,
             relay: None,
+            fallback: None,
             resolve: Resolve::default(),
             weight: 1.0,
             weighs: false,
@@ -243,6 +267,11 @@ impl fmt::Display for ClientMatcher {
 }
 
 impl AppMatcher {
+    /// Whether it has a condition on the program, its control group or its class, which a packet does not show.
+    pub fn names_sender(&self) -> bool {
+        self.exe.is_some() || self.name.is_some() || self.cgroup.is_some() || self.class.is_some()
+    }
+
     /// Whether all conditions hold. A matcher without conditions matches nothing.
     pub fn matches(&self, subject: &Subject<'_>) -> bool {
         !self.is_empty()

@@ -83,6 +83,8 @@ pub enum GatewayError {
 
 /// Makes the kernel forward as `plan` says, until [`sweep`] reverts it: makes or removes the virtual interface, replaces the firewall rules in one transaction,
 /// then turns on forwarding.
+/// Without LAN devices it only sets the firewall rules, and restores the settings.
+///
 /// Settings that are already as wanted are neither written nor recorded. `plan.closed` is ignored: it is determined here.
 ///
 /// Forwarding IPv6 makes the kernel ignore router advertisements on devices with `accept_ra` 1, which get 2 before. The values that the kernel itself
@@ -97,6 +99,11 @@ pub fn apply(plan: &GatewayPlan) -> Result<(), GatewayError> {
         Some(device) => virtual_device::make(device),
         None => virtual_device::remove().map(drop),
     };
+    if plan.lan.is_empty() {
+        TABLES.restore()?;
+        nft(&[], &rules::ruleset(plan)?)?;
+        return Ok(own?);
+    }
     let checks_marks = plan.links.iter().any(|link| is_strict(link));
     TABLES.forward(plan.ipv6, checks_marks, |closed| Ok(rules::ruleset(&GatewayPlan { closed, ..plan.clone() })?))?;
     // Whatever is wrong with the virtual interface, the clients are forwarded.
@@ -137,15 +144,28 @@ impl Tables {
 
     /// Restores the settings that [`forward`](Self::forward) changed, and removes the rules. Returns whether there was anything to revert.
     pub(super) fn sweep(&self) -> Result<bool, GatewayError> {
+        let ruled = self.has(self.rules)?;
+        let deleted = if ruled { self.delete(self.rules) } else { Ok(()) };
+        self.restore().and_then(|restored| deleted.map(|()| restored || ruled))
+    }
+
+    /// Restores the settings that [`forward`](Self::forward) changed. Returns whether there was anything to restore.
+    fn restore(&self) -> Result<bool, GatewayError> {
+        let recorded = self.has(self.records)?;
+        if recorded {
+            restore(&self.recorded()?)?;
+            self.delete(self.records)?;
+        }
+        Ok(recorded)
+    }
+
+    fn has(&self, name: &str) -> Result<bool, GatewayError> {
         let tables = netfilter::tables().map_err(|source| GatewayError::Tables { what: "list the firewall's tables", source })?;
-        let has = |name: &str| tables.iter().any(|table| table == name);
-        let restored = if has(self.records) { self.recorded().and_then(|records| restore(&records)) } else { Ok(()) };
-        let delete = |name| {
-            let failed = |source| GatewayError::Tables { what: "remove firewall rules", source };
-            if has(name) { netfilter::delete_table(name).map_err(failed) } else { Ok(()) }
-        };
-        let deleted = delete(self.rules);
-        restored.and_then(|()| delete(self.records)).and(deleted).map(|()| has(self.rules) || has(self.records))
+        Ok(tables.iter().any(|table| table == name))
+    }
+
+    fn delete(&self, name: &str) -> Result<(), GatewayError> {
+        netfilter::delete_table(name).map_err(|source| GatewayError::Tables { what: "remove firewall rules", source })
     }
 
     fn recorded(&self) -> Result<Vec<Setting>, GatewayError> {

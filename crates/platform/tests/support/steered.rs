@@ -55,6 +55,7 @@ pub fn params(links: usize) -> SteerParams {
         rules: Vec::new(),
         redirected: Vec::new(),
         peer_direct: true,
+        confined: false,
     }
 }
 

@@ -171,6 +171,9 @@ pub(super) fn rule(rule: &SteerRule, ids: &mut ExeIds) -> abi::Rule {
     if rule.no_packets {
         raw.actions |= bits::DO_NO_PACKETS;
     }
+    if rule.confined {
+        raw.actions |= bits::DO_CONFINE;
+    }
     raw.class = rule.class.map_or(abi::UNSET, |class| class as u8);
     raw.affinity = rule.affinity.map_or(abi::UNSET, affinity);
     raw
@@ -202,6 +205,12 @@ fn mode(mode: Mode) -> (u32, u64) {
     }
 }
 
+/// Which flows leave through a relay only.
+fn confined(params: &SteerParams) -> u32 {
+    let some = if params.rules.iter().any(|rule| rule.confined) { abi::confined::SOME } else { 0 };
+    some | if params.confined { abi::confined::UNRULED } else { 0 }
+}
+
 /// The daemon's process, which is not steered, and the PID namespace in which it has that number; 0 is the initial namespace.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Daemon {
@@ -227,6 +236,7 @@ pub(super) fn params(params: &SteerParams, netns: u64, daemon: Daemon) -> abi::P
         local4: by_rank(params, |link| link.source4).map_or(0, |addr| u32::from_ne_bytes(addr.octets())),
         redirected_classes: params.redirected.iter().fold(0, |classes, class| classes | 1 << *class as u32),
         peer_direct: params.peer_direct.into(),
+        confined: confined(params),
         local6: by_rank(params, |link| link.source6).map_or([0; 4], |addr| mapped(addr.into())),
         ..Default::default()
     };

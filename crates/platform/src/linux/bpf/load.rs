@@ -517,6 +517,7 @@ fn no_params() -> SteerParams {
         rules: Vec::new(),
         redirected: Vec::new(),
         peer_direct: false,
+        confined: false,
     }
 }
 

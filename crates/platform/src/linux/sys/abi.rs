@@ -59,6 +59,7 @@ abi! {
     Params {
         netns: u64, target: [u64; 2], default_demand: u64, mode: u32, scheduler: u32, rules: u32, daemon: u32,
         usable: [u32; 2], backup: u32, affinity: u32, local4: u32, redirected_classes: u32, local6: [u32; 4], peer_direct: u32, processes: u32,
+        confined: u32, pad: u32,
         slots: [Slot; MAX_LINKS],
     }
     /// `struct braid_shape`.
@@ -154,6 +155,14 @@ pub mod rule {
     pub const DO_PEER_DIRECT_ALL: u32 = 32;
     pub const DO_PEER_DIRECT_NEVER: u32 = 64;
     pub const DO_NO_PACKETS: u32 = 128;
+    pub const DO_CONFINE: u32 = 256;
+}
+
+/// Bits of [`Params::confined`].
+#[allow(missing_docs)]
+pub mod confined {
+    pub const UNRULED: u32 = 1;
+    pub const SOME: u32 = 2;
 }
 
 /// Flags of a [`Flow`].
