@@ -62,6 +62,7 @@ fn params() -> SteerParams {
         backup: LinkSet::EMPTY,
         rules: Vec::new(),
         redirected: Vec::new(),
+        confined: false,
         peer_direct: false,
     }
 }
