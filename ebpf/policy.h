@@ -319,12 +319,15 @@ BRAID_INLINE void classify(const struct braid_params *now, struct request *reque
 /* Sets `request->allowed`, `confined` and `strict`. Returns whether the flow must fail. */
 BRAID_INLINE _Bool is_denied(const struct braid_params *now, struct request *request, const struct braid_rule *rule)
 {
+	__u32 actions = rule ? rule->actions : now->confined & BRAID_CONFINED_UNRULED ? BRAID_DO_CONFINE : 0;
 	_Bool denied;
 
-	request->allowed = braid_admit(now->usable[request->family == 6], now->backup, rule ? rule->actions : 0, rule ? rule->links : 0,
-				       rule ? rule->prefer : 0, &denied);
-	request->confined = rule ? !!(rule->actions & BRAID_DO_CONFINE) : !!(now->confined & BRAID_CONFINED_UNRULED);
-	request->strict = request->confined || (rule && (rule->actions & BRAID_DO_LINKS));
+	/* Otherwise clang 19 reads the rule again, where the verifier of Linux 6.1 has forgotten that there is one. */
+	__asm__ volatile("" : "+r"(actions));
+	request->allowed = braid_admit(now->usable[request->family == 6], now->backup, actions, rule ? rule->links : 0, rule ? rule->prefer : 0,
+				       &denied);
+	request->confined = !!(actions & BRAID_DO_CONFINE);
+	request->strict = !!(actions & (BRAID_DO_CONFINE | BRAID_DO_LINKS));
 	return denied || (request->confined && !request->allowed);
 }
 
