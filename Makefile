@@ -50,8 +50,8 @@ demo: build
 test: deps
 	# Also builds the program that the lab's tests run. Built separately, it would select other features of its dependencies and rebuild them.
 	$(CARGO) test --workspace --exclude braid-lab --locked
-	# One lab test at a time: each runs its own links, servers and programs in real time.
-	$(CARGO) test -p braid-lab --locked -- --test-threads=1
+	# Two lab tests at a time: each runs its own links, servers and programs in real time, and waits most of it.
+	$(CARGO) test -p braid-lab --locked -- --test-threads=2
 
 test-ui:
 	web/tests/install-deps.sh
