@@ -17,7 +17,7 @@ const POWERS: [f64; 2] = [6.0, 1.0];
 const FLOWS: usize = 24;
 const SIZE: u64 = 500_000;
 /// A mixture may miss its optimum in this many batches less one.
-const ATTEMPTS: usize = 3;
+const ATTEMPTS: usize = 5;
 
 /// Flows to host 11 are bonded, the others go direct. Connects are not moved: many flows at once fill the queue of a link, which drops handshakes, and
 /// each moved connect would be a flow that the rule has put elsewhere.
