@@ -194,9 +194,9 @@ fn pings_and_unknown_protocols_of_a_device_go_through_the_relay_in_both_families
     let probed = ping(&lab, FAR[0], "-c 2 -i 0.2 -W 1 -M do -s 1450");
     assert!(probed.contains("mtu") && probed.contains("1400"), "{probed}");
     assert!(ping(&lab, FAR[0], "-c 2 -i 0.2 -W 1 -M do -s 1372").contains(" 2 received"));
-    // Where a packet dies on the way, its device hears it.
-    let died = ping(&lab, FAR[0], "-c 2 -i 0.2 -W 1 -t 2");
-    assert!(died.contains("Time to live exceeded"), "{died}");
+    // The device is told of a packet whose time to live ends on the way.
+    let expired = ping(&lab, FAR[0], "-c 2 -i 0.2 -W 1 -t 2");
+    assert!(expired.contains("Time to live exceeded"), "{expired}");
     assert_eq!(up.status().unwrap()["peers"][0]["packets"], true);
     let client = clients(&up);
     assert!(client.iter().any(|client| client["flows"].as_u64() > Some(0)), "{client:?}");

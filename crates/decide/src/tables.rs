@@ -347,23 +347,14 @@ fn overlap(one: IpNet, other: IpNet) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use braid_model::{DefaultRoute, LinkKind, PerFamily};
+    use braid_model::{DefaultRoute, LinkKind};
 
     use super::*;
 
     fn link(index: u32, nets: &[&str], gateways: &[&str]) -> LinkFacts {
         let mut facts = LinkFacts {
-            index: LinkIndex(index),
-            name: format!("link{index}"),
-            kind: LinkKind::Wired,
-            mac: None,
-            mtu: 1500,
-            carrier: true,
-            master: None,
-            nominal: None,
             addresses: nets.iter().map(|net| net.parse().unwrap()).collect(),
-            gateways: PerFamily::default(),
-            resolvers: Vec::new(),
+            ..LinkFacts::new(LinkIndex(index), format!("link{index}"), LinkKind::Wired)
         };
         for gateway in gateways {
             let gateway: IpAddr = gateway.parse().unwrap();

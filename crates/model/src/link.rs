@@ -191,6 +191,23 @@ pub struct DefaultRoute {
 }
 
 impl LinkFacts {
+    /// A device that is up, with an MTU of 1,500 and nothing else.
+    pub fn new(index: LinkIndex, name: impl Into<String>, kind: LinkKind) -> Self {
+        Self {
+            index,
+            name: name.into(),
+            kind,
+            mac: None,
+            mtu: 1500,
+            carrier: true,
+            master: None,
+            nominal: None,
+            addresses: Vec::new(),
+            gateways: PerFamily::default(),
+            resolvers: Vec::new(),
+        }
+    }
+
     /// Whether this interface can carry flows of `family`: it has carrier, an address and a default route.
     pub fn usable(&self, family: Family) -> bool {
         self.carrier && !self.gateways.get(family).is_empty() && self.addresses.iter().any(|net| Family::of(net.addr()) == family)

@@ -313,20 +313,13 @@ pub(super) mod tests {
     /// Links named `link1`, `link2`, ...; metric, and nominal speed in units of 100 Mbit/s, equal the link's number.
     pub(crate) fn network(count: u32) -> NetworkSnapshot {
         let facts = |number: u32| LinkFacts {
-            index: LinkIndex(number),
-            name: format!("link{number}"),
-            kind: LinkKind::Wired,
-            mac: None,
-            mtu: 1500,
-            carrier: true,
-            master: None,
             nominal: Some(Rate::from_mbps(100 * u64::from(number))),
             addresses: vec![format!("10.0.{number}.2/24").parse().unwrap(), format!("2001:db8:{number}::2/64").parse().unwrap()],
             gateways: PerFamily {
                 v4: vec![DefaultRoute { gateway: None, metric: number }],
                 v6: vec![DefaultRoute { gateway: None, metric: number }],
             },
-            resolvers: vec![],
+            ..LinkFacts::new(LinkIndex(number), format!("link{number}"), LinkKind::Wired)
         };
         NetworkSnapshot { interfaces: (1..=count).map(facts).collect(), ..NetworkSnapshot::default() }
     }

@@ -380,17 +380,9 @@ mod tests {
     fn facts(index: u32, name: &str, addresses: &[&str], routed: bool) -> LinkFacts {
         let route = DefaultRoute { gateway: None, metric: 0 };
         LinkFacts {
-            index: LinkIndex(index),
-            name: name.to_owned(),
-            kind: LinkKind::Wired,
-            mac: None,
-            mtu: 1500,
-            carrier: true,
-            master: None,
-            nominal: None,
             addresses: addresses.iter().map(|net| net.parse().unwrap()).collect(),
             gateways: PerFamily { v4: if routed { vec![route] } else { Vec::new() }, v6: Vec::new() },
-            resolvers: Vec::new(),
+            ..LinkFacts::new(LinkIndex(index), name, LinkKind::Wired)
         }
     }
 

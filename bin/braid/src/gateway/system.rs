@@ -220,22 +220,10 @@ pub(super) fn execute(words: &[&str]) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use braid_model::{LinkIndex, LinkKind, PerFamily};
+    use braid_model::{LinkIndex, LinkKind};
 
     fn lan0() -> LinkFacts {
-        LinkFacts {
-            index: LinkIndex(3),
-            name: "lan0".to_owned(),
-            kind: LinkKind::Wired,
-            mac: None,
-            mtu: 1500,
-            carrier: true,
-            master: None,
-            nominal: None,
-            addresses: Vec::new(),
-            gateways: PerFamily::default(),
-            resolvers: Vec::new(),
-        }
+        LinkFacts::new(LinkIndex(3), "lan0", LinkKind::Wired)
     }
 
     fn system(files: &[(&str, &str)]) -> tempfile::TempDir {

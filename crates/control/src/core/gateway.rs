@@ -59,11 +59,11 @@ impl<S: Steering> Core<S> {
         let devices = self.network.interfaces.iter().filter(|device| policy.lan.contains(&device.name));
         let lan = devices.flat_map(|device| device.addresses.iter().map(|net| net.addr()));
         let own = self.virtual_device().into_iter().flat_map(|own| own.addresses.iter().copied());
-        let around = Around { clients: &self.clients, own: self.virtual_device(), containers: self.container_devices() };
-        let excluded = policy.exclude.matchers().into_iter().filter_map(|matcher| around.rule(&matcher, None));
+        let context = RuleContext { clients: &self.clients, own: self.virtual_device(), containers: self.container_devices() };
+        let excluded = policy.exclude.matchers().into_iter().filter_map(|matcher| context.rule(&matcher, None));
         let rules = policy.apps.iter().filter_map(|rule: &AppRule| {
             let allowed = if policy.confines(Some(rule)) { Some(relay_only()) } else { allowed_links(rule, &links) };
-            around.rule(&rule.matcher, allowed)
+            context.rule(&rule.matcher, allowed)
         });
         let unruled = policy.confines(None).then(|| ForwardRule { links: Some(relay_only()), ..ForwardRule::default() });
         GatewayPlan {
@@ -101,7 +101,7 @@ impl<S: Steering> Core<S> {
 }
 
 /// What a rule for forwarded packets depends on, besides the entry of the configuration.
-struct Around<'a> {
+struct RuleContext<'a> {
     clients: &'a Clients,
     own: Option<&'a VirtualDevice>,
     containers: Vec<String>,
@@ -205,7 +205,7 @@ pub(super) fn is_link_local(address: IpAddr) -> bool {
     matches!(address, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
 
-impl Around<'_> {
+impl RuleContext<'_> {
     /// The rule for forwarded packets; `None` if it matches none, or flows without a class.
     fn rule(&self, matcher: &AppMatcher, links: Option<Vec<String>>) -> Option<ForwardRule> {
         let AppMatcher { exe, name, port, destination, cgroup, user, client, class } = matcher;

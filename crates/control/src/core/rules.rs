@@ -147,7 +147,7 @@ pub(super) fn steer_rules(
 mod tests {
     use super::*;
     use braid_decide::policy::{Exclusions, Fallback, Pattern};
-    use braid_model::{LinkIndex, LinkKind, PerFamily};
+    use braid_model::{LinkIndex, LinkKind};
 
     #[derive(Default)]
     struct FakeNames {
@@ -167,19 +167,7 @@ mod tests {
     }
 
     fn device(name: &str) -> LinkFacts {
-        LinkFacts {
-            index: LinkIndex(1),
-            name: name.into(),
-            kind: LinkKind::Wired,
-            mac: None,
-            mtu: 1500,
-            carrier: true,
-            master: None,
-            nominal: None,
-            addresses: Vec::new(),
-            gateways: PerFamily::default(),
-            resolvers: Vec::new(),
-        }
+        LinkFacts::new(LinkIndex(1), name, LinkKind::Wired)
     }
 
     fn policy() -> Policy {

@@ -12,17 +12,9 @@ pub fn facts(index: u32, name: &str) -> LinkFacts {
     let address = |host| IpAddr::from([10, 0, index as u8, host]);
     let route = DefaultRoute { gateway: Some(address(1)), metric: 100 + index };
     LinkFacts {
-        index: LinkIndex(index),
-        name: name.to_owned(),
-        kind: LinkKind::Wired,
-        mac: None,
-        mtu: 1500,
-        carrier: true,
-        master: None,
-        nominal: None,
         addresses: vec![IpNet::new_assert(address(2), 24)],
         gateways: PerFamily { v4: vec![route], v6: vec![] },
-        resolvers: vec![],
+        ..LinkFacts::new(LinkIndex(index), name, LinkKind::Wired)
     }
 }
 

@@ -301,17 +301,8 @@ mod tests {
     #[test]
     fn only_private_addresses_outside_networks_in_use_are_taken_from_a_relay() {
         let device = LinkFacts {
-            index: LinkIndex(2),
-            name: "eth1".into(),
-            kind: LinkKind::Wired,
-            mac: None,
-            mtu: 1500,
-            carrier: true,
-            master: None,
-            nominal: None,
             addresses: vec!["192.168.7.1/24".parse().unwrap(), "fd07::1/64".parse().unwrap()],
-            gateways: PerFamily::default(),
-            resolvers: Vec::new(),
+            ..LinkFacts::new(LinkIndex(2), "eth1", LinkKind::Wired)
         };
         let route = |to: &str| RouteFacts {
             table: 254,

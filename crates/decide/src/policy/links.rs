@@ -194,22 +194,14 @@ pub struct MeasureServer {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use braid_model::{LinkIndex, PerFamily};
+    use braid_model::LinkIndex;
     use proptest::prelude::*;
 
     pub(in crate::policy) fn device(name: &str, kind: LinkKind) -> LinkFacts {
         LinkFacts {
-            index: LinkIndex(1),
-            name: name.into(),
-            kind,
             mac: Some(Mac([2, 0, 0, 0, 0, 1])),
-            mtu: 1500,
-            carrier: true,
-            master: None,
-            nominal: None,
             addresses: vec!["10.1.2.3/24".parse().unwrap()],
-            gateways: PerFamily::default(),
-            resolvers: Vec::new(),
+            ..LinkFacts::new(LinkIndex(1), name, kind)
         }
     }
 

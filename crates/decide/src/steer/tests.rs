@@ -1,6 +1,6 @@
 //! Named networks, and random networks against a simple, slow reference evaluator.
 
-use braid_model::{LinkFacts, LinkKind, NextHop, PerFamily};
+use braid_model::{LinkFacts, LinkKind, NextHop};
 use proptest::prelude::*;
 
 use super::*;
@@ -16,19 +16,7 @@ fn net(text: &str) -> IpNet {
 }
 
 fn interface(index: u32, address: &str) -> LinkFacts {
-    LinkFacts {
-        index: LinkIndex(index),
-        name: format!("if{index}"),
-        kind: LinkKind::Wired,
-        mac: None,
-        mtu: 1500,
-        carrier: true,
-        master: None,
-        nominal: None,
-        addresses: vec![net(address)],
-        gateways: PerFamily::default(),
-        resolvers: Vec::new(),
-    }
+    LinkFacts { addresses: vec![net(address)], ..LinkFacts::new(LinkIndex(index), format!("if{index}"), LinkKind::Wired) }
 }
 
 fn route(table: u32, to: &str, device: u32, metric: u32) -> RouteFacts {

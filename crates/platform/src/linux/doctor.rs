@@ -583,20 +583,12 @@ mod tests {
     #[test]
     fn fewer_than_two_links_are_reported_with_the_reason() {
         let device = |name: &str, kind, routed: bool| LinkFacts {
-            index: braid_model::LinkIndex(1),
-            name: name.into(),
-            kind,
-            mac: None,
-            mtu: 1500,
-            carrier: true,
-            master: None,
-            nominal: None,
             addresses: vec!["192.0.2.2/24".parse().unwrap()],
             gateways: braid_model::PerFamily {
                 v4: routed.then_some(braid_model::DefaultRoute { gateway: None, metric: 0 }).into_iter().collect(),
                 v6: vec![],
             },
-            resolvers: vec![],
+            ..LinkFacts::new(braid_model::LinkIndex(1), name, kind)
         };
         let with = |rules: &[LinkRule], devices: Vec<LinkFacts>| {
             links(&NetworkSnapshot { interfaces: devices, ..NetworkSnapshot::default() }, rules)
