@@ -426,7 +426,8 @@ BRAID_INLINE void follow_end(struct braid_flow *flow, const struct packet *packe
 
 /*
  * Gives a packet that the daemon takes to its transparent socket. The firewall does that too (`tproxy` in `decide::gateway`), but not for packets of a bridge
- * that has passed the firewall before. A connection that has its own socket needs nothing: the kernel finds it. Only at an ingress.
+ * that has passed the firewall before. This alone would not do either: reassembly takes the socket from fragments. A connection that has its own socket needs
+ * nothing: the kernel finds it. Only at an ingress.
  */
 static __attribute__((noinline)) int hand_over(struct __sk_buff *skb, const struct packet *packet)
 {
