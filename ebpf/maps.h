@@ -126,8 +126,8 @@ MAP(own_addresses, BPF_MAP_TYPE_ARRAY, __u32, struct braid_own_address, 2, 0);
 /* Control groups of a forwarded packet's sender, by level, and the flow to which they belong; 0: none or unknown. */
 MAP(sender, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, struct braid_forward_key, 1, 0);
 MAP(sender_cgroups, BPF_MAP_TYPE_PERCPU_ARRAY, __u32, __u64, BRAID_CGROUP_LEVELS, 0);
-/* The wanted shapes, by socket cookie or id of a forwarded flow. The daemon writes them. */
-MAP(shapes, BPF_MAP_TYPE_HASH, __u64, struct braid_shape, BRAID_MAX_SHAPES, BPF_F_NO_PREALLOC);
+/* The wanted shapes, by socket cookie or id of a forwarded flow. The daemon writes them. Those of one kind may be added before those of the other are removed. */
+MAP(shapes, BPF_MAP_TYPE_HASH, __u64, struct braid_shape, 2 * BRAID_MAX_SHAPES, BPF_F_NO_PREALLOC);
 /* Classes of remote ports, for forwarded flows, whose programs are unknown. */
 MAP(port_classes, BPF_MAP_TYPE_HASH, __u32, __u8, 256, BPF_F_NO_PREALLOC);
 
