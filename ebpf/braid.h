@@ -299,7 +299,7 @@ struct braid_leg {
 struct braid_fast {
 	__u64 id; /* of the flow */
 	__u32 over; /* 1: the TCP connection begins or ends, so the kernel must see all its packets */
-	__u32 pad;
+	__u32 own; /* 1: the client is a program of this machine, which uses the virtual interface */
 	struct braid_leg leg[2]; /* BRAID_LEG_OUT: from the client; BRAID_LEG_BACK */
 };
 

@@ -96,8 +96,9 @@ BRAID_INLINE int write_headers(struct __sk_buff *skb, const struct packet *packe
 }
 
 /* Rewrites a packet of this leg and sends it. */
-static __attribute__((noinline)) int send_fast(struct __sk_buff *skb, const struct packet *packet, const struct braid_leg *leg, __u32 back)
+static __attribute__((noinline)) int send_fast(struct __sk_buff *skb, const struct packet *packet, const struct braid_fast *flow, __u32 back)
 {
+	const struct braid_leg *leg = &flow->leg[back & 1];
 	_Bool tcp = packet->key.protocol == IPPROTO_TCP;
 	__u32 check = ETH_HEADER + packet->transport + (tcp ? TCP_CHECK_AT : UDP_CHECK_AT);
 	/* A UDP packet without a checksum stays one. */
@@ -123,7 +124,8 @@ static __attribute__((noinline)) int send_fast(struct __sk_buff *skb, const stru
 	skb->priority = leg->priority;
 	skb->tc_index = TOOK_FAST_PATH;
 	count(BRAID_COUNT_FAST);
-	return bpf_redirect(leg->to, 0);
+	/* Programs receive at the virtual interface. */
+	return bpf_redirect(leg->to, back && flow->own ? BPF_F_INGRESS : 0);
 }
 
 /* Sends a packet the fast way if it may. Else the kernel forwards it. */
@@ -145,10 +147,10 @@ static __attribute__((noinline)) int use_fast_path(struct __sk_buff *skb, const 
 		leg->traffic_class = packet->traffic_class;
 		return TC_NEXT;
 	}
-	return send_fast(skb, packet, leg, back & 1);
+	return send_fast(skb, packet, flow, back & 1);
 }
 
-/* Compares a packet that the kernel has forwarded, at the device over which it leaves, with what the fast path would have sent. */
+/* Compares a packet that the kernel has forwarded, where it reaches the other device, with what the fast path would have sent. */
 static __attribute__((noinline)) int confirm(struct __sk_buff *skb, const struct packet *packet, struct braid_fast *flow, __u32 back)
 {
 	struct braid_leg *leg = &flow->leg[back & 1];

@@ -327,7 +327,7 @@ BRAID_INLINE void follow_tcp(struct __sk_buff *skb, const struct packet *packet,
 		follow_window(skb, flow, packet->transport, packet->size, server);
 }
 
-/* Sends a client's packet over its link at once, if its flow is in the fast path. */
+/* Sends a packet of a client or program over its link at once, if its flow is in the fast path. */
 static __attribute__((noinline)) int leave_fast(struct __sk_buff *skb, const struct packet *packet, __u64 id)
 {
 	struct braid_fast *found = is_fast_path_open() ? bpf_map_lookup_elem(&fast, &packet->key) : NULL;
@@ -404,9 +404,7 @@ BRAID_INLINE int process(struct __sk_buff *skb, _Bool own)
 		skb->mark = !(flow->flags & BRAID_FLOW_CARRIED)			? now->slots[flow->slot & (BRAID_MAX_LINKS - 1)].mark
 			    : is_bonded_as_packets(packet.key.protocol)	? BRAID_PACKET_MARK
 									: BRAID_CARRIER_MARK;
-	if (own)
-		return TC_NEXT;
-	if (skb->mark == BRAID_CARRIER_MARK)
+	if (!own && skb->mark == BRAID_CARRIER_MARK)
 		hand_over(skb, &packet);
 	return (flow->flags & BRAID_FLOW_CARRIED) ? TC_NEXT : leave_fast(skb, &packet, flow->id);
 }
@@ -438,7 +436,7 @@ int braid_from_member(struct __sk_buff *skb)
 	return TC_NEXT;
 }
 
-/* At the ingress of a link: sends a packet to its client at once, if its flow is in the fast path. */
+/* At the ingress of a link: sends a packet to its client or program at once, if its flow is in the fast path. */
 SEC("classifier")
 int braid_from_link(struct __sk_buff *skb)
 {
@@ -459,7 +457,7 @@ int braid_to_link(struct __sk_buff *skb)
 	struct braid_fast *found;
 
 	/* A packet of this machine itself came from no device. */
-	if (!is_fast_path_open() || !skb->ingress_ifindex || took_fast_path(skb) || !read_packet(skb, &packet, 0))
+	if (!is_fast_path_open() || took_fast_path(skb) || !skb->ingress_ifindex || !read_packet(skb, &packet, 0))
 		return TC_NEXT;
 	found = find_on_link(&packet.key);
 	if (found)

@@ -4,20 +4,19 @@ mod support;
 
 use std::fs;
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use braid_lab::{Filter, Lab, LinkSpec, mbps, ms};
 use braid_model::Direction;
 use serde_json::Value;
+use socket2::{Domain, Socket, Type};
 use support::*;
 
 const GATEWAY: &str = "scheduler = \"round-robin\"\n[gateway]\nlan = [\"lan0\"]\n";
-const CLIENT: &str = "192.168.7.20";
-const CLIENT6: &str = "fd07::20";
 /// The server's port that sends all bytes back.
 const ECHO: u16 = 7100;
 
@@ -80,7 +79,45 @@ impl Drop for Echo {
     }
 }
 
-/// A device's exchange with the echo server: it compares what comes back with what it sent, until it is told to end.
+/// Who exchanges data with the echo server.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum From {
+    Device,
+    /// A program of this machine that uses the virtual interface.
+    Program,
+}
+
+impl From {
+    /// Runs `work` in its namespace, with the address to bind.
+    fn run<T: Send>(self, lab: &Lab, to: SocketAddr, work: impl FnOnce(SocketAddr) -> T + Send) -> T {
+        let (namespace, address) = match (self, to.is_ipv4()) {
+            (Self::Device, true) => (lab.device(0), "0.0.0.0:0"),
+            (Self::Device, false) => (lab.device(0), "[::]:0"),
+            (Self::Program, true) => (lab.client(), "10.99.0.1:0"),
+            (Self::Program, false) => (lab.client(), "[fd99::1]:0"),
+        };
+        namespace.run(|| work(address.parse().unwrap())).unwrap()
+    }
+
+    /// The only flow to the echo server, by `braid flows --json`.
+    fn flow(self, up: &Up<'_>, to: SocketAddr) -> Value {
+        let ours = |flow: &Value| (flow["client"] == Value::Null) == (self == Self::Program) && flow["remote"] == to.to_string();
+        up.flows().into_iter().find(ours).unwrap_or_default()
+    }
+
+    fn is_fast(self, up: &Up<'_>, to: SocketAddr) -> bool {
+        self.flow(up, to)["fast_path"] == Value::Bool(true)
+    }
+
+    #[track_caller]
+    fn takes_fast_path(self, up: &Up<'_>, to: SocketAddr) {
+        eventually("the flow takes the fast path", || self.is_fast(up, to));
+        let before = fast_packets(up);
+        eventually("its packets are counted", || fast_packets(up) > before + 50);
+    }
+}
+
+/// An exchange of data with the echo server: it compares what comes back with what it sent, until it is told to end.
 struct Exchange {
     end: Arc<AtomicBool>,
     /// Bytes that came back.
@@ -90,8 +127,14 @@ struct Exchange {
 
 impl Exchange {
     /// A TCP connection that sends in blocks, and waits for each.
-    fn tcp(lab: &Lab, to: SocketAddr) -> Self {
-        let stream = lab.device(0).run(|| TcpStream::connect(to).unwrap()).unwrap();
+    fn tcp(lab: &Lab, from: From, to: SocketAddr) -> Self {
+        let connect = |address: SocketAddr| {
+            let socket = Socket::new(Domain::for_address(to), Type::STREAM, None).unwrap();
+            socket.bind(&address.into()).unwrap();
+            socket.connect(&to.into()).unwrap();
+            TcpStream::from(socket)
+        };
+        let stream = from.run(lab, to, connect);
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
         Self::start(move |end, moved| {
             let (mut stream, mut seed) = (stream, 1u64);
@@ -112,9 +155,8 @@ impl Exchange {
     }
 
     /// Datagrams, a hundred at a time. Lost ones are sent again.
-    fn udp(lab: &Lab, to: SocketAddr) -> Self {
-        let any = if to.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-        let socket = lab.device(0).run(|| UdpSocket::bind(any).and_then(|socket| socket.connect(to).map(|()| socket)).unwrap()).unwrap();
+    fn udp(lab: &Lab, from: From, to: SocketAddr) -> Self {
+        let socket = from.run(lab, to, |address| UdpSocket::bind(address).and_then(|socket| socket.connect(to).map(|()| socket)).unwrap());
         socket.set_read_timeout(Some(ms(100))).unwrap();
         Self::start(move |end, moved| {
             let mut buffer = [0; 2000];
@@ -168,25 +210,9 @@ impl Drop for Exchange {
     }
 }
 
-/// The device's only flow to the echo server, by `braid flows --json`.
-fn flow(up: &Up<'_>, client: &str) -> Value {
-    up.flows().into_iter().find(|flow| flow["client"] == client && flow["remote"].as_str().unwrap().ends_with(":7100")).unwrap_or_default()
-}
-
-fn is_fast(up: &Up<'_>, client: &str) -> bool {
-    flow(up, client)["fast_path"] == Value::Bool(true)
-}
-
 /// Packets that took the fast path so far.
 fn fast_packets(up: &Up<'_>) -> u64 {
     up.status().unwrap()["counters"]["fast_packets"].as_u64().unwrap()
-}
-
-#[track_caller]
-fn takes_fast_path(up: &Up<'_>, client: &str) {
-    eventually("the flow takes the fast path", || is_fast(up, client));
-    let before = fast_packets(up);
-    eventually("its packets are counted", || fast_packets(up) > before + 50);
 }
 
 /// Adds rules to the client's firewall. They are in a table of their own.
@@ -195,46 +221,61 @@ fn nft(lab: &Lab, script: &str) {
     assert!(output.status.success(), "{}", text(&output.stderr));
 }
 
-#[test]
-fn large_flows_take_the_fast_path_and_nothing_in_them_changes() {
+/// Each kind of flow, from its start into the fast path and for longer than a confirmation holds.
+fn large_flows(config: &str, from: From) {
     if !able() {
         return;
     }
     let lab = lab();
     let _echo = Echo::start(&lab);
+    let hidden =
+        [IpAddr::from(Lab::device_address(0)), Lab::device_address6(0).into(), "10.99.0.1".parse().unwrap(), "fd99::1".parse().unwrap()];
     let untranslated =
-        watch_all(&lab, Filter { source: Some(Lab::device_address(0).into()), direction: Some(Direction::Up), ..Filter::default() });
-    let up = Up::start(&lab, GATEWAY);
-    for (to, client) in [(remote(10, ECHO), CLIENT), (remote6(10, ECHO), CLIENT6)] {
+        hidden.map(|source| watch_all(&lab, Filter { source: Some(source), direction: Some(Direction::Up), ..Filter::default() }));
+    let up = Up::start(&lab, config);
+    for to in [remote(10, ECHO), remote6(10, ECHO)] {
+        eventually("packets are forwarded", || from.run(&lab, to, |address| asked(address, to)));
+        eventually("that flow ends", || from.flow(&up, to) == Value::Null || from.flow(&up, to)["protocol"] == "udp");
         for udp in [false, true] {
-            let mut started = None;
-            eventually("the device is forwarded", || {
-                let exchange = if udp { Exchange::udp(&lab, to) } else { Exchange::tcp(&lab, to) };
-                let begun = exchange.moved.clone();
-                started = Some(exchange);
-                thread::sleep(ms(300));
-                begun.load(Ordering::Relaxed) > 0
-            });
-            let exchange = started.unwrap();
-            takes_fast_path(&up, client);
-            let listed = flow(&up, client);
-            let before = listed["rx_bytes"].as_u64().unwrap();
+            let exchange = if udp { Exchange::udp(&lab, from, to) } else { Exchange::tcp(&lab, from, to) };
+            from.takes_fast_path(&up, to);
+            let before = from.flow(&up, to)["rx_bytes"].as_u64().unwrap();
             exchange.goes_on();
-            eventually("its bytes are counted", || flow(&up, client)["rx_bytes"].as_u64() > Some(before + 200_000));
-            // Past the time for which a confirmation holds, several times.
-            let end = std::time::Instant::now() + Duration::from_secs(4);
-            while std::time::Instant::now() < end {
-                assert!(is_fast(&up, client), "{client}, UDP {udp}: left the fast path");
+            eventually("its bytes are counted", || from.flow(&up, to)["rx_bytes"].as_u64() > Some(before + 200_000));
+            let end = Instant::now() + Duration::from_secs(4);
+            while Instant::now() < end {
+                assert!(from.is_fast(&up, to), "{to}, UDP {udp}: left the fast path");
                 thread::sleep(ms(100));
             }
             let moved = exchange.finish();
-            println!("{client}, UDP {udp}: {moved} bytes, {} packets so far took the fast path", fast_packets(&up));
+            println!("{to}, UDP {udp}: {moved} bytes, {} packets so far took the fast path", fast_packets(&up));
             if !udp {
-                eventually("the flow ends", || flow(&up, client) == Value::Null);
+                eventually("the flow ends", || from.flow(&up, to) == Value::Null);
             }
         }
     }
-    assert_eq!(packets(&lab, &untranslated).iter().sum::<u64>(), 0, "packets with an address of the LAN left");
+    assert_eq!(untranslated.map(|watches| packets(&lab, &watches).iter().sum::<u64>()), [0; 4], "packets left untranslated");
+}
+
+/// Whether a TCP connection sends a byte and gets it back.
+fn asked(from: SocketAddr, to: SocketAddr) -> bool {
+    let socket = Socket::new(Domain::for_address(to), Type::STREAM, None).unwrap();
+    if socket.bind(&from.into()).is_err() || socket.connect_timeout(&to.into(), ms(500)).is_err() {
+        return false;
+    }
+    let mut stream = TcpStream::from(socket);
+    stream.set_read_timeout(Some(ms(500))).unwrap();
+    stream.write_all(b"x").and_then(|()| stream.read_exact(&mut [0])).is_ok()
+}
+
+#[test]
+fn large_flows_of_devices_take_the_fast_path_and_nothing_in_them_changes() {
+    large_flows(GATEWAY, From::Device);
+}
+
+#[test]
+fn large_flows_of_programs_on_the_virtual_interface_take_it_too() {
+    large_flows("scheduler = \"round-robin\"\n[virtual]\naddress = [\"10.99.0.1/24\", \"fd99::1/64\"]\n", From::Program);
 }
 
 #[test]
@@ -242,18 +283,18 @@ fn without_the_fast_path_flows_go_on_as_before() {
     if !able() {
         return;
     }
-    let lab = lab();
+    let (lab, to) = (lab(), remote(10, ECHO));
     let _echo = Echo::start(&lab);
     let up = Up::start(&lab, &GATEWAY.replace("[gateway]\n", "[gateway]\nfast_path = false\n"));
-    let exchange = Exchange::tcp(&lab, remote(10, ECHO));
+    let exchange = Exchange::tcp(&lab, From::Device, to);
     eventually("it has moved enough", || exchange.moved() > 2_000_000);
-    assert_eq!((fast_packets(&up), is_fast(&up, CLIENT)), (0, false));
+    assert_eq!((fast_packets(&up), From::Device.is_fast(&up, to)), (0, false));
     up.configure(GATEWAY);
     assert!(up.braid(&["reload"]).status.success());
-    takes_fast_path(&up, CLIENT);
+    From::Device.takes_fast_path(&up, to);
     up.configure(&GATEWAY.replace("[gateway]\n", "[gateway]\nfast_path = false\n"));
     assert!(up.braid(&["reload"]).status.success());
-    eventually("it leaves the fast path", || !is_fast(&up, CLIENT));
+    eventually("it leaves the fast path", || !From::Device.is_fast(&up, to));
     exchange.goes_on();
     exchange.finish();
 }
@@ -263,24 +304,24 @@ fn a_flow_that_a_firewall_begins_to_drop_ends_soon() {
     if !able() {
         return;
     }
-    let lab = lab();
+    let (lab, to) = (lab(), remote(10, ECHO));
     let _echo = Echo::start(&lab);
     let up = Up::start(&lab, GATEWAY);
     for rule in ["ip saddr 192.168.7.20", "ip daddr 192.168.7.20"] {
-        let exchange = Exchange::tcp(&lab, remote(10, ECHO));
-        takes_fast_path(&up, CLIENT);
+        let exchange = Exchange::tcp(&lab, From::Device, to);
+        From::Device.takes_fast_path(&up, to);
         nft(&lab, &format!("table ip foreign {{ chain forward {{ type filter hook forward priority filter; {rule} drop; }}\n}}"));
         let mut last = exchange.moved();
         eventually("nothing passes", || {
             let before = std::mem::replace(&mut last, exchange.moved());
             thread::sleep(ms(300));
-            !is_fast(&up, CLIENT) && before == last && exchange.moved() == last
+            !From::Device.is_fast(&up, to) && before == last && exchange.moved() == last
         });
         nft(&lab, "delete table ip foreign");
         exchange.goes_on();
-        takes_fast_path(&up, CLIENT);
+        From::Device.takes_fast_path(&up, to);
         exchange.finish();
-        eventually("the flow ends", || flow(&up, CLIENT) == Value::Null);
+        eventually("the flow ends", || From::Device.flow(&up, to) == Value::Null);
     }
 }
 
@@ -290,27 +331,27 @@ fn flows_that_other_rules_change_keep_to_the_kernels_way() {
     if !able() {
         return;
     }
-    let lab = lab();
+    let (lab, to) = (lab(), remote(10, ECHO));
     let _echo = Echo::start(&lab);
     let up = Up::start(&lab, GATEWAY);
     for change in ["ip ttl set 65", "ip dscp set ef", "meta mark set 7"] {
-        let exchange = Exchange::tcp(&lab, remote(10, ECHO));
-        takes_fast_path(&up, CLIENT);
+        let exchange = Exchange::tcp(&lab, From::Device, to);
+        From::Device.takes_fast_path(&up, to);
         nft(
             &lab,
             &format!(
                 "table ip foreign {{ chain out {{ type filter hook postrouting priority mangle; oifname {{ \"wlan0\", \"lte0\" }} {change}; }}\n}}"
             ),
         );
-        eventually("it leaves the fast path", || !is_fast(&up, CLIENT));
+        eventually("it leaves the fast path", || !From::Device.is_fast(&up, to));
         let before = fast_packets(&up);
         exchange.goes_on();
         exchange.goes_on();
         assert_eq!(fast_packets(&up), before, "{change}");
         nft(&lab, "delete table ip foreign");
-        takes_fast_path(&up, CLIENT);
+        From::Device.takes_fast_path(&up, to);
         exchange.finish();
-        eventually("the flow ends", || flow(&up, CLIENT) == Value::Null);
+        eventually("the flow ends", || From::Device.flow(&up, to) == Value::Null);
     }
 }
 
@@ -319,19 +360,19 @@ fn flows_survive_the_daemon_and_the_kernel_sees_their_end() {
     if !able() {
         return;
     }
-    let lab = lab();
+    let (lab, to) = (lab(), remote(10, ECHO));
     let _echo = Echo::start(&lab);
     let mut up = Up::start(&lab, GATEWAY);
-    let exchange = Exchange::tcp(&lab, remote(10, ECHO));
-    takes_fast_path(&up, CLIENT);
+    let exchange = Exchange::tcp(&lab, From::Device, to);
+    From::Device.takes_fast_path(&up, to);
     up.signal("KILL");
     up.wait_end();
     exchange.goes_on();
     let again = Up::start(&lab, GATEWAY);
     exchange.goes_on();
-    takes_fast_path(&again, CLIENT);
+    From::Device.takes_fast_path(&again, to);
     exchange.finish();
-    eventually("the flow ends", || flow(&again, CLIENT) == Value::Null);
+    eventually("the flow ends", || From::Device.flow(&again, to) == Value::Null);
     let table = || lab.client().run(|| fs::read_to_string("/proc/thread-self/net/nf_conntrack")).unwrap();
     match table() {
         // Without it, the entries can only be seen by a program that this test does not need.

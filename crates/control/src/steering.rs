@@ -313,12 +313,16 @@ pub struct FlowRow {
 pub struct FastFlow {
     /// Its transport protocol: TCP or UDP.
     pub protocol: Protocol,
-    /// The client's address and port.
+    /// The client's address and port, or those of the program that uses the virtual interface.
     pub client: SocketAddr,
+    /// The same as connection tracking knows them.
+    pub tracked: SocketAddr,
     /// The remote address and port.
     pub remote: SocketAddr,
-    /// Index of its LAN device.
+    /// Index of its LAN device, or of the virtual interface.
     pub lan: LinkIndex,
+    /// Whether the client is a program of this machine.
+    pub own: bool,
     /// Slot of its link.
     pub slot: usize,
     /// Index of its link.

@@ -40,15 +40,24 @@ impl<S: Steering> Core<S> {
         if !row.forwarded || row.connecting || !moves || idle || !matches!(row.protocol, Protocol::Tcp | Protocol::Udp) {
             return None;
         }
-        // The virtual interface is no LAN device. Packets without Ethernet headers would need one.
-        let lan = self.network.interface(row.lan?).filter(|lan| self.in_force.lan.contains(&lan.name) && lan.mac.is_some())?;
+        let own = self.virtual_device().filter(|_| row.lan.is_none());
+        let mut devices = self.network.interfaces.iter();
+        // Packets without Ethernet headers would need one.
+        let lan = devices.find(|device| match (own, row.lan) {
+            (Some(own), _) => device.name == own.name,
+            (None, lan) => lan == Some(device.index) && self.in_force.lan.contains(&device.name),
+        });
+        let lan = lan.filter(|lan| lan.mac.is_some())?;
         let link =
             self.links.get(row.link).filter(|link| link.slot == row.slot && link.facts.usable(row.family) && link.facts.mac.is_some())?;
+        let client = SocketAddr::new(row.local.0, row.local.1);
         Some(FastFlow {
             protocol: row.protocol,
-            client: SocketAddr::new(row.local.0, row.local.1),
+            client,
+            tracked: own.map_or(client, |own| SocketAddr::new(own.outside(client.ip()), client.port())),
             remote: SocketAddr::new(row.remote.0, row.remote.1),
             lan: lan.index,
+            own: own.is_some(),
             slot: link.slot,
             link: link.facts.index,
             device: link.facts.name.clone(),

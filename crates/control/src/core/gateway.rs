@@ -27,7 +27,7 @@ impl<S: Steering> Core<S> {
         let own = self.virtual_device();
         let is_lan = |device: &LinkFacts| policy.lan.contains(&device.name);
         let is_member = |device: &LinkFacts| device.master.and_then(|master| self.network.interface(master)).is_some_and(is_lan);
-        let has_fast_path = policy.fast_path && !policy.lan.is_empty();
+        let has_fast_path = policy.fast_path && policy.forwards();
         let side = |device: &LinkFacts| match own {
             Some(own) if own.name == device.name => Some(PortSide::Programs),
             Some(own) if own.switch_end() == device.name => Some(PortSide::Switch),

@@ -81,7 +81,9 @@ impl BpfSteering {
             ..Default::default()
         };
         let legs = [leg(outer, flow.lan, flow.link, mark(flow.slot)), leg(flow.client, flow.link, flow.lan, 0)];
-        self.fast_map("fast")?.insert(keys.inner, abi::Fast { id: id.0, legs, ..Default::default() }, 0).map_err(failed(ACTION))?;
+        self.fast_map("fast")?
+            .insert(keys.inner, abi::Fast { id: id.0, own: flow.own.into(), over: 0, legs }, 0)
+            .map_err(failed(ACTION))?;
         self.fast_map("fast_back")?.insert(keys.outer, keys.inner, 0).map_err(failed(ACTION))?;
         Ok(keys)
     }
@@ -113,12 +115,12 @@ fn translation(flow: &FastFlow) -> std::io::Result<Option<SocketAddr>> {
         return Ok(None);
     }
     let number = flow.protocol.number();
-    let Some(answers) = netfilter::answers(number, flow.client, flow.remote)? else { return Ok(None) };
+    let Some(answers) = netfilter::answers(number, flow.tracked, flow.remote)? else { return Ok(None) };
     if answers.source != flow.remote || answers.destination.is_ipv4() != flow.client.is_ipv4() {
         return Ok(None);
     }
     if flow.protocol == Protocol::Tcp {
-        netfilter::be_liberal(flow.client, flow.remote)?;
+        netfilter::be_liberal(flow.tracked, flow.remote)?;
     }
     Ok(Some(answers.destination))
 }

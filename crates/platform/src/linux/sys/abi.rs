@@ -123,7 +123,7 @@ abi! {
         hardware: [u8; 12],
     }
     /// `struct braid_fast`.
-    Fast { id: u64, over: u32, pad: u32, legs: [Leg; 2], }
+    Fast { id: u64, over: u32, own: u32, legs: [Leg; 2], }
     /// `struct braid_event`.
     Event { kind: u32, detail: u32, row: FlowRow, }
     /// `struct braid_signs`.
