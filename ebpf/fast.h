@@ -95,30 +95,51 @@ BRAID_INLINE int write_headers(struct __sk_buff *skb, const struct packet *packe
 	return 0;
 }
 
+/* Changes the transport's checksum as `write_headers` changes what it covers. Returns 0 on success, 1 if nothing was changed, and else -1. */
+static __attribute__((noinline)) int change_checksum(struct __sk_buff *skb, const struct packet *packet, const struct braid_leg *leg)
+{
+	_Bool tcp = packet->key.protocol == IPPROTO_TCP;
+	__u32 at = ETH_HEADER + packet->transport + (tcp ? TCP_CHECK_AT : UDP_CHECK_AT);
+	__u32 old_port = bpf_htons(packet->key.client_port), new_port = bpf_htons(leg->port);
+	__u64 kind = tcp ? 0 : BPF_F_MARK_MANGLED_0;
+	__u16 check = 1;
+
+	if (!tcp && bpf_skb_load_bytes(skb, at, &check, sizeof(check)))
+		return 1;
+	/* A network card may have supplied the sum of all bytes. No checksum makes up for the port if there is none, nor for the header of IPv6. */
+	if (!check) {
+		bpf_csum_update(skb, bpf_csum_diff((__be32 *)&old_port, 4, (__be32 *)&new_port, 4, 0));
+	} else if (packet->family == 6) {
+		if (bpf_l4_csum_replace(skb, at, 0, bpf_csum_diff((__be32 *)packet->key.client, 16, (__be32 *)leg->address, 16, 0), kind | BPF_F_PSEUDO_HDR))
+			return 1;
+	} else if (bpf_l4_csum_replace(skb, at, packet->key.client[3], leg->address[3], kind | BPF_F_PSEUDO_HDR | 4)) {
+		return 1;
+	}
+	if (packet->family == 6) {
+		__u32 old_hops = bpf_htonl(packet->hops), new_hops = bpf_htonl(packet->hops - 1);
+		__s64 change = bpf_csum_diff((__be32 *)packet->key.client, 16, (__be32 *)leg->address, 16, 0);
+
+		bpf_csum_update(skb, bpf_csum_diff((__be32 *)&old_hops, 4, (__be32 *)&new_hops, 4, change));
+	}
+	if (!check || old_port == new_port)
+		return 0;
+	return bpf_l4_csum_replace(skb, at, old_port, new_port, kind | 2) ? -1 : 0;
+}
+
 /* Rewrites a packet of this leg and sends it. */
 static __attribute__((noinline)) int send_fast(struct __sk_buff *skb, const struct packet *packet, const struct braid_fast *flow, __u32 back)
 {
 	const struct braid_leg *leg = &flow->leg[back & 1];
-	_Bool tcp = packet->key.protocol == IPPROTO_TCP;
-	__u32 check = ETH_HEADER + packet->transport + (tcp ? TCP_CHECK_AT : UDP_CHECK_AT);
-	/* A UDP packet without a checksum stays one. */
-	__u64 kind = tcp ? 0 : BPF_F_MARK_MANGLED_0;
 	__u32 mtu = 0;
+	int changed;
 
 	if (bpf_check_mtu(skb, leg->to, &mtu, 0, BPF_MTU_CHK_SEGS))
 		return TC_NEXT;
-	if (packet->family == 6) {
-		__s64 change = bpf_csum_diff((__be32 *)packet->key.client, 16, (__be32 *)leg->address, 16, 0);
-
-		if (bpf_l4_csum_replace(skb, check, 0, change, kind | BPF_F_PSEUDO_HDR))
-			return TC_NEXT;
-	} else if (bpf_l4_csum_replace(skb, check, packet->key.client[3], leg->address[3], kind | BPF_F_PSEUDO_HDR | 4)) {
-		return TC_NEXT;
-	}
-	if (packet->key.client_port != leg->port &&
-	    bpf_l4_csum_replace(skb, check, bpf_htons(packet->key.client_port), bpf_htons(leg->port), kind | 2))
-		return TC_DROP;
-	if (write_headers(skb, packet, leg, back) && (bpf_skb_pull_data(skb, ETH_HEADER + packet->transport + 4) || write_headers(skb, packet, leg, back)))
+	changed = change_checksum(skb, packet, leg);
+	if (changed)
+		return changed > 0 ? TC_NEXT : TC_DROP;
+	if (write_headers(skb, packet, leg, back) &&
+	    (bpf_skb_pull_data(skb, ETH_HEADER + packet->transport + 4) || write_headers(skb, packet, leg, back)))
 		return TC_DROP;
 	skb->mark = leg->mark;
 	skb->priority = leg->priority;

@@ -68,6 +68,20 @@ impl BpfSteering {
         if self.fast.is_used() != used { self.switch() } else { Ok(()) }
     }
 
+    /// Enters one more flow, whose packets come from `outer` on its link, and returns its entry in the map.
+    pub(super) fn enter_one(
+        &mut self,
+        id: FlowId,
+        flow: FastFlow,
+        outer: SocketAddr,
+    ) -> Result<(abi::ForwardKey, abi::Fast), SteeringError> {
+        let keys = self.enter(id, &flow, outer)?;
+        self.fast.flows.insert(id, (flow, Some(keys)));
+        self.switch()?;
+        let entry = self.fast_map("fast")?.get(&keys.inner, 0).map_err(failed(ACTION))?;
+        Ok((keys.inner, entry))
+    }
+
     /// Enters a flow whose packets come from `outer` on its link.
     fn enter(&mut self, id: FlowId, flow: &FastFlow, outer: SocketAddr) -> Result<Keys, SteeringError> {
         let keys =
