@@ -126,6 +126,8 @@ pub struct Core<S> {
     ports: (Vec<Port>, Option<VirtualDevice>),
     /// Flows of clients in the fast path.
     fast: BTreeMap<FlowId, FastFlow>,
+    /// No flow enters it before this time.
+    fast_after: Time,
     /// Rates of direct flows.
     shares: shares::Shares,
     /// Flows that were already asked to end.
@@ -217,6 +219,7 @@ impl<S: Steering> Core<S> {
             clients: clients::Clients::default(),
             ports: Default::default(),
             fast: BTreeMap::new(),
+            fast_after: Time::ZERO,
             shares: shares::Shares::default(),
             ending: BTreeSet::new(),
             stuck_due: None,

@@ -176,6 +176,13 @@ impl FakeSteering {
         steered
     }
 
+    /// Makes this the LAN device of a client's flow.
+    pub fn set_lan(&mut self, id: FlowId, lan: LinkIndex) {
+        if let Some(row) = self.flows.get_mut(&id) {
+            row.lan = Some(lan);
+        }
+    }
+
     /// Makes this the rule that a flow matched at its start.
     pub fn set_rule(&mut self, id: FlowId, rule: u8) {
         if let Some(row) = self.flows.get_mut(&id) {

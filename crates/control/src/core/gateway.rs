@@ -43,6 +43,7 @@ impl<S: Steering> Core<S> {
             self.gateway = None;
         }
         if plan != self.gateway {
+            self.leave_fast_path()?;
             self.actions.gateway = Some(plan.clone());
             self.gateway = plan;
         }
