@@ -108,7 +108,14 @@ impl BpfSteering {
         let fresh: Vec<_> = ports.iter().filter(|port| !switch.devices.contains_key(port)).collect();
         let mut first = Ok(());
         for port in fresh {
-            match self.attach_to(port) {
+            let attached = self.attach_to(port).or_else(|reason| match port.side {
+                PortSide::Link => {
+                    tracing::warn!(device = port.name, reason, "flows over this link take no fast path");
+                    Ok(Vec::new())
+                }
+                _ => Err(reason),
+            });
+            match attached {
                 Ok(attached) => {
                     if let Ok(switch) = self.lan.switch() {
                         switch.devices.insert(port.clone(), attached);
