@@ -66,6 +66,9 @@ pub struct Flow {
     /// Address of the client of the gateway to which it belongs; `null`: a flow of this machine.
     #[serde(default)]
     pub client: Option<String>,
+    /// Name of the virtual interface, if a program of this machine sends the flow through it.
+    #[serde(default)]
+    pub virtual_interface: Option<String>,
     /// Bytes per link, if it uses several links.
     #[serde(default)]
     pub by_link: Vec<LinkBytes>,

@@ -27,6 +27,7 @@ mod shares;
 mod timeouts;
 mod vi;
 mod views;
+mod virtual_device;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
@@ -123,6 +124,10 @@ pub struct Core<S> {
     clients: clients::Clients,
     /// The devices at which the switch acts, and the virtual interface that it knows.
     ports: (Vec<Port>, Option<VirtualDevice>),
+    /// Why the switch does not act at the wanted devices; `None`: it does.
+    ports_trouble: Option<String>,
+    /// Traffic of the virtual interface.
+    own_traffic: virtual_device::OwnTraffic,
     /// Rates of direct flows.
     shares: shares::Shares,
     /// Flows that were already asked to end.
@@ -213,6 +218,8 @@ impl<S: Steering> Core<S> {
             gateway: None,
             clients: clients::Clients::default(),
             ports: Default::default(),
+            ports_trouble: None,
+            own_traffic: Default::default(),
             shares: shares::Shares::default(),
             ending: BTreeSet::new(),
             stuck_due: None,
@@ -324,6 +331,7 @@ impl<S: Steering> Core<S> {
                 link.on_device(now, *counted, unix, busy, costs.get(index).copied());
             }
         }
+        self.measure_virtual_device(now, counters);
     }
 
     /// Does all work that [`Self::poll_timeout`] reports as due. An error of one task does not stop the others. Returns the first error;

@@ -174,6 +174,13 @@ impl FakeSteering {
         steered
     }
 
+    /// Makes the flow one that its program sends from this address of the virtual interface.
+    pub fn pass_virtual_device(&mut self, id: FlowId, address: IpAddr) {
+        if let Some(row) = self.flows.get_mut(&id) {
+            (row.forwarded, row.local, row.connecting) = (true, (address, row.local.1), false);
+        }
+    }
+
     /// Makes this the rule that a flow matched at its start.
     pub fn set_rule(&mut self, id: FlowId, rule: u8) {
         if let Some(row) = self.flows.get_mut(&id) {

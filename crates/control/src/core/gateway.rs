@@ -17,7 +17,7 @@ use super::estimates::Bonded;
 use super::living::gone;
 use crate::RequestError;
 use crate::history::AppPulse;
-use crate::steering::{ClientRow, Port, PortSide, Steering, SteeringError};
+use crate::steering::{Port, PortSide, Steering, SteeringError};
 
 impl<S: Steering> Core<S> {
     /// Makes the switch serve the LAN devices that exist, and plans the system's part of the gateway.
@@ -46,8 +46,12 @@ impl<S: Steering> Core<S> {
         }
         if ports != self.ports {
             // Remembered only after success, so that the next change of the network tries again.
-            self.steering.set_ports(&ports.0, ports.1.as_ref())?;
+            let set = self.steering.set_ports(&ports.0, ports.1.as_ref());
+            self.ports_trouble = set.as_ref().err().map(ToString::to_string);
+            set?;
             self.ports = ports;
+        } else {
+            self.ports_trouble = None;
         }
         Ok(())
     }
@@ -161,10 +165,6 @@ impl<S: Steering> Core<S> {
                 *flows.entry(client).or_default() += count;
             }
         }
-        let name_of = |row: &ClientRow| {
-            let same = |lease: &&Lease| lease.address == row.address || row.mac.is_some() && lease.mac == row.mac;
-            self.clients.leases.iter().find(same).map(|lease| lease.name.clone())
-        };
         let own = self.in_force.virtual_device.as_ref().map_or(&[][..], |own| &own.addresses);
         let mut clients: Vec<ClientStatus> = rows
             .iter()
@@ -173,7 +173,7 @@ impl<S: Steering> Core<S> {
                 let rates = self.clients.rates.get(&row.address).copied().unwrap_or_default();
                 let device = self.network.interface(row.lan).map_or_else(|| gone(row.lan), |device| device.name.clone());
                 ClientStatus {
-                    name: name_of(row),
+                    name: self.clients.name_of(row.address, row.mac).map(str::to_owned),
                     address: row.address.to_string(),
                     mac: row.mac.map(|mac| mac.to_string()),
                     device,
