@@ -16,8 +16,17 @@ export const isGateway = () => (store.policy?.lan ?? []).length > 0;
 /** Fetches the clients into the store. */
 export const loadClients = () => get('/v1/clients').then((answer) => take('clients', answer));
 
-/** Name of the client with this address, or the address. */
-export const clientName = (address) => store.clients?.find((client) => client.address === address)?.name ?? address;
+/** Names of the clients by address, and the list that they are from. */
+let [names, namesOf] = [new Map(), null];
+
+/** Name of the client with this address, or the address. There may be thousands of clients and flows. */
+export function clientName(address) {
+  if (namesOf !== store.clients) {
+    namesOf = store.clients;
+    names = new Map(namesOf?.filter((client) => client.name).map((client) => [client.address, client.name]));
+  }
+  return names.get(address) ?? address;
+}
 
 export function mount(root) {
   const search = h('input', {
@@ -104,9 +113,9 @@ function clientTable(rows) {
 
 function clientRow(first) {
   let client = first;
-  const name = h('th', { scope: 'row' });
+  const name = h('th', { scope: 'row', class: 'client-name' });
   const cells = HEADS.slice(1).map((_, place) => h('td', { class: numeric(place + 1) }));
-  const flows = h('a', { href: `#/flows?filter=${encodeURIComponent(first.address)}` });
+  const flows = h('a', { href: `#/flows?filter=${encodeURIComponent(`client:${first.address}`)}` });
   cells[3].append(flows);
   const choose = h('button', { type: 'button', text: 'Choose links…', onclick: () => editClient(client) });
   const show = (now) => {
@@ -114,6 +123,7 @@ function clientRow(first) {
     const { address, mac, device, rate_down_bps, rate_up_bps, idle_ms } = client;
     const label = client.name ?? address;
     put(name, client.name ?? NONE);
+    attr(name, 'title', client.name);
     attr(choose, 'aria-label', `Choose links for ${label}`);
     attr(flows, 'aria-label', `${plural(client.flows, 'flow')} of ${label}`);
     put(flows, count(client.flows));

@@ -33,6 +33,14 @@ pub(crate) fn status(page: &mut Page<'_>, status: &Status) -> io::Result<()> {
             None => page.line(format!("{kind} {}: {}, {good} of {paths} paths good", peer.name, peer.state))?,
         }
     }
+    if let Some(own) = &status.virtual_interface {
+        let plural = if own.flows == 1 { "" } else { "s" };
+        let addresses = own.addresses.join(", ");
+        match &own.reason {
+            Some(reason) => page.toned(Tone::Doubtful, &format!("virtual interface {} ({addresses}): down: {reason}", own.name))?,
+            None => page.line(format!("virtual interface {} ({addresses}): up, {} flow{plural}", own.name, own.flows))?,
+        }
+    }
     let columns = [
         words("LINK"),
         words("STATE"),
