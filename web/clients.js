@@ -94,7 +94,7 @@ function clientTable(rows) {
       { class: 'scroll-x', tabindex: '0', role: 'region', 'aria-label': 'Clients of the gateway' },
       h(
         'table',
-        { class: 'plain' },
+        { class: 'plain clients' },
         h(
           'thead',
           {},
@@ -114,7 +114,8 @@ function clientTable(rows) {
 function clientRow(first) {
   let client = first;
   const name = h('th', { scope: 'row', class: 'client-name' });
-  const cells = HEADS.slice(1).map((_, place) => h('td', { class: numeric(place + 1) }));
+  // Narrow screens have no head.
+  const cells = HEADS.slice(1).map((head, place) => h('td', { class: numeric(place + 1), 'data-label': head }));
   const flows = h('a', { href: `#/flows?filter=${encodeURIComponent(`client:${first.address}`)}` });
   cells[3].append(flows);
   const choose = h('button', { type: 'button', text: 'Choose links…', onclick: () => editClient(client) });

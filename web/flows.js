@@ -4,7 +4,7 @@ import { post } from './api.js';
 import { clientName, isGateway, loadClients } from './clients.js';
 import { edit, editClient } from './rules.js';
 import { dialog, toast } from './change.js';
-import { attr, clear, h, put, select } from './dom.js';
+import { attr, clean, clear, h, put, select } from './dom.js';
 import { NONE, bytes, count, duration, plural, rate, rtt, tail } from './format.js';
 import { Table } from './table.js';
 import { accent, on, store } from './store.js';
@@ -54,7 +54,7 @@ function appCell(flow, node) {
   if (node.shown === text) return;
   node.shown = text;
   attr(node, 'title', flow.client ? `Client ${flow.client}` : own ? `${flow.application}, through the virtual interface ${own}` : flow.application);
-  node.replaceChildren(name, ...(own ? [' ', h('span', { class: 'through', text: own })] : []));
+  node.replaceChildren(clean(name), ...(own ? [' ', h('span', { class: 'through', text: own })] : []));
 }
 
 function linkCell(flow, node) {

@@ -2,7 +2,7 @@
 
 import { dialog, mayChange, previewButton, propose, undo } from './change.js';
 import { context } from './context.js';
-import { attr, card, empty, field, h, keyed, put, select } from './dom.js';
+import { attr, card, empty, field, full, h, keyed, put, select } from './dom.js';
 import { NONE, state } from './format.js';
 import { joinForm, leave } from './peers.js';
 import { conditionWords, readConditions, ruleWords } from './policy.js';
@@ -200,7 +200,7 @@ function bonds() {
     'bonds',
     'Bonds',
     h('p', { class: 'hint', text: 'How the flows of a bond share its paths, in both directions if the other end supports it.' }),
-    h('div', { class: 'form-grid' }, field('Scheduler of bonds', scheduler), wrapped),
+    h('div', { class: 'form-grid' }, full('Scheduler of bonds', scheduler), wrapped),
     h('div', { class: 'row-actions end' }, button),
   );
   return {

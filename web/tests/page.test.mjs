@@ -415,9 +415,11 @@ describe('user actions', () => {
   test('shows why a link has no path to a relay', () =>
     visit({ live: false }, async (page, mock) => {
       Object.assign(mock.peers[0].paths[0], { state: 'none', reason: 'it has no IPv4' });
+      mock.peers[0].packets = true;
       mock.send('peers', { peers: mock.peers });
       await go(page, 'peers');
       await page.getByText('No path: it has no IPv4', { exact: true }).waitFor();
+      await page.getByText('Also carries other protocols than TCP and UDP').waitFor();
     }));
 
   test('joins a relay with an invitation, and leaves it', () =>
@@ -563,6 +565,7 @@ describe('error handling', () => {
         await page.locator('dialog').getByText('10.7.15.158, <img').waitFor();
         await page.getByRole('button', { name: 'Choose links for this client…' }).click();
         await page.getByRole('dialog', { name: '<img src=x' }).waitFor();
+        assert.doesNotMatch(await page.locator('body').innerText(), /\u202e/, 'no name reverses what follows it');
         assert.equal(await page.locator('main img, dialog img').count(), 0);
         assert.match(await page.title(), /Braid/);
       }));

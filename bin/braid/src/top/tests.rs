@@ -193,7 +193,7 @@ fn a_virtual_interface_that_does_not_work_shows_why() {
     let status =
         json!({"schema_version": 1, "version": "0.1.0", "scheduler": "operetta", "links": [], "flows": 4, "virtual_interface": own});
     model.on_event("status", &status.to_string());
-    assert!(screen(&model, 100, 12).contains("virtual interface braid0 (10.99.0.1): down: there is another device braid0"));
+    assert!(screen(&model, 100, 12).contains("virtual interface braid0: down: there is another device braid0"));
 }
 
 #[test]

@@ -148,9 +148,12 @@ fn draw_virtual_interface(frame: &mut Frame<'_>, model: &Model, area: Rect) {
     let rate = |bps: Option<u64>| bps.map_or_else(|| UNKNOWN.to_owned(), |bps| Rate::from_bps(bps).to_string());
     let says = match &own.reason {
         Some(reason) => format!("down: {reason}"),
-        None => format!("up, {} flow{plural}, down {}, up {}", own.flows, rate(own.rate_down_bps), rate(own.rate_up_bps)),
+        None => {
+            let (down, up) = (rate(own.rate_down_bps), rate(own.rate_up_bps));
+            format!("up, {} flow{plural}, receives {down}, sends {up}, {}", own.flows, own.addresses.join(", "))
+        }
     };
-    let text = printable(&format!("virtual interface {} ({}): {says}", own.name, own.addresses.join(", ")));
+    let text = printable(&format!("virtual interface {}: {says}", own.name));
     let style = if own.up { Style::new() } else { Style::new().fg(Color::Yellow) };
     frame.render_widget(Paragraph::new(text).style(style), area);
 }
@@ -206,10 +209,10 @@ fn flow_row(live: &LiveFlow, wide: bool) -> Row<'static> {
     let rate = |bytes: Option<u64>| rate(bytes.map(|bytes| bytes.saturating_mul(8)));
     let size = |bytes: Option<u64>| right(bytes.map(|bytes| ByteCount::new(bytes).to_string()));
     let program = flow.application.rsplit('/').next().unwrap_or(&flow.application);
-    let program = flow.virtual_interface.as_ref().map_or(program.to_owned(), |own| format!("{program} ({own})"));
-    let remote = format!("{} {}", flow.protocol, flow.remote);
+    let through = flow.virtual_interface.as_ref().map(|own| format!(" ({own})")).unwrap_or_default();
+    let remote = format!("{} {}{through}", flow.protocol, flow.remote);
     let mut cells = vec![
-        Cell::from(printable(&program)),
+        Cell::from(printable(program)),
         Cell::from(printable(&remote)),
         Cell::from(printable(&flow.link)),
         rate(live.down),
