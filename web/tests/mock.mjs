@@ -53,6 +53,9 @@ const appsSample = (at_ms, apps) => ({
 /** A response in the daemon's format. */
 const versioned = (content) => ({ schema_version: 1, ...content });
 
+/** Requests with a body that need no right to change anything. */
+const READING = ['/v1/explain', '/v1/config/preview'];
+
 /** An event: the answer to `GET` of its name, or a note. */
 const payload = (event, data) => (['status', 'apps', 'peers'].includes(event) ? versioned(data) : data);
 
@@ -509,6 +512,8 @@ class Mock {
     if (this.token && !(request.headers.cookie ?? '').includes(`braid=${this.token}`))
       return problem(401, 'Unauthorized', 'A token is needed.');
     if (url.pathname === '/v1/events') return this.stream(response);
+    if (this.readOnly && request.method === 'POST' && !READING.includes(url.pathname))
+      return problem(403, 'Forbidden', 'This session may only read: open the page with “braid ui” as a member of the group braid.');
     const reply = this.reply(request.method, url, sent);
     if (reply === undefined) return problem(404, 'Not found', url.pathname);
     return reply.problem ? problem(...reply.problem) : json(versioned(reply));

@@ -495,7 +495,7 @@ describe('error handling', () => {
     }));
 
   test('a read-only session cannot change anything', () =>
-    visit({ live: false, readOnly: true, lan: ['br-lan'] }, async (page, mock) => {
+    visit({ live: false, readOnly: true, lan: ['br-lan'], expected: /403/ }, async (page, mock) => {
       await go(page, 'settings');
       await page.getByText('This session is read-only.').waitFor();
       assert.equal(await page.getByRole('button', { name: 'Set', exact: true }).isDisabled(), true);
@@ -508,6 +508,18 @@ describe('error handling', () => {
       await page.locator('dialog').getByRole('button', { name: 'Preview…' }).click();
       await page.locator('.toast.failed').nth(1).getByText('This session is read-only').waitFor();
       assert.equal(mock.posted.length, 0);
+      await page.keyboard.press('Escape');
+      await go(page, 'peers');
+      await page.locator('[data-peer="home"]').getByRole('button', { name: 'Leave…' }).click();
+      await page.locator('dialog').getByRole('button', { name: 'Leave' }).click();
+      await page.locator('.toast.failed').nth(2).getByText('This session may only read').waitFor();
+      await page.getByLabel('Invitation').fill('braid1-abcdef');
+      await page.getByRole('button', { name: 'Join' }).click();
+      await page.getByRole('alert').getByText('This session may only read').waitFor();
+      assert.deepEqual(
+        mock.peers.map((peer) => peer.name),
+        ['home'],
+      );
     }));
 
   test('a lost connection is shown and re-established', () =>
@@ -520,6 +532,23 @@ describe('error handling', () => {
       await page.locator('.live[data-state="live"]').waitFor();
       await page.getByText('The connection to Braid is lost').waitFor({ state: 'hidden' });
       mock.stop = again.stop;
+    }));
+
+  test('clients and the virtual interface stay as they were while the connection is lost, and are those of the daemon afterwards', () =>
+    visit({ lan: ['br-lan'], own: {}, expected: /ERR_|Failed to load/ }, async (page, mock) => {
+      await go(page, 'clients');
+      await page.locator('tr[data-client="192.168.7.20"]').first().waitFor();
+      await mock.stop();
+      await page.getByText('The connection to Braid is lost').waitFor();
+      assert.equal(await page.locator('tr[data-client]').count(), 3);
+      // The same daemon with another configuration.
+      const again = await startMock({ port: mock.port });
+      mock.stop = again.stop;
+      await page.locator('.live[data-state="live"]').waitFor();
+      await page.getByText('No gateway').waitFor();
+      await page.locator('#nav a[data-view="clients"]').waitFor({ state: 'hidden' });
+      await go(page, 'now');
+      assert.equal(await page.getByRole('article', { name: 'Virtual interface' }).count(), 0);
     }));
 
   test('the token signs in and is removed from the address', () =>

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// One live TCP connection or UDP exchange.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Flow {
-    /// Id of the flow, unique while the daemon runs.
+    /// Id of the flow, unique while the daemon runs, and less than 2^53.
     pub id: u64,
     /// Path of the executable, or name of the process if the path is unknown.
     pub application: String,

@@ -156,8 +156,9 @@ struct BondedFlows {
 /// An application that moves bytes: its name, and its address if it is a client of the gateway.
 type Mover = (String, Option<IpAddr>);
 
-/// First flow id that is not a socket cookie: the kernel counts cookies from one.
-const FIRST_OWN_ID: u64 = 1 << 62;
+/// First flow id that is not a socket cookie: the kernel counts cookies from one. Those of forwarded flows begin at twice this number
+/// (`BRAID_FORWARDED_ID`), and none reaches 2^53, up to which JavaScript represents integers exactly.
+const FIRST_OWN_ID: u64 = 1 << 51;
 
 impl BondedFlows {
     /// Adds a flow and returns its id: `wanted`, unless another flow has it.
