@@ -2,8 +2,8 @@
 
 import { get } from './api.js';
 import { attr, empty, h, keyed, put } from './dom.js';
-import { NONE, count, duration, plural, rate } from './format.js';
-import { ruleOf, ruleWords } from './policy.js';
+import { NONE, count, duration, plural, rate, tail } from './format.js';
+import { isClient, ruleOf, ruleWords } from './policy.js';
 import { editClient } from './rules.js';
 import { on, store, take } from './store.js';
 
@@ -16,17 +16,23 @@ export const isGateway = () => (store.policy?.lan ?? []).length > 0;
 /** Fetches the clients into the store. */
 export const loadClients = () => get('/v1/clients').then((answer) => take('clients', answer));
 
-/** Names of the clients by address, and the list that they are from. */
-let [names, namesOf] = [new Map(), null];
+/** The clients by address, and the list that they are from. */
+let [byAddress, listed] = [new Map(), null];
 
-/** Name of the client with this address, or the address. There may be thousands of clients and flows. */
-export function clientName(address) {
-  if (namesOf !== store.clients) {
-    namesOf = store.clients;
-    names = new Map(namesOf?.filter((client) => client.name).map((client) => [client.address, client.name]));
+/** The client with this address; only its address if it is unknown. There may be thousands of clients, and of flows to name by them. */
+export function knownClient(address) {
+  if (listed !== store.clients) {
+    listed = store.clients;
+    byAddress = new Map(listed?.map((client) => [client.address, client]));
   }
-  return names.get(address) ?? address;
+  return byAddress.get(address) ?? { address };
 }
+
+/** Name of the client with this address, or the address. */
+export const clientName = (address) => knownClient(address).name ?? address;
+
+/** What an application is called: the file of a program, or the name of a client. */
+export const applicationName = (application) => (isClient(application) ? clientName(application) : tail(application));
 
 export function mount(root) {
   const search = h('input', {

@@ -1,7 +1,7 @@
 // The view Flows: every live TCP connection and UDP flow.
 
 import { post } from './api.js';
-import { clientName, isGateway, loadClients } from './clients.js';
+import { clientName, isGateway, knownClient, loadClients } from './clients.js';
 import { edit, editClient } from './rules.js';
 import { dialog, toast } from './change.js';
 import { attr, clean, clear, h, put, select } from './dom.js';
@@ -178,7 +178,7 @@ function openFlow(flow) {
       text: `Choose links for this ${flow.client ? 'client' : 'program'}…`,
       onclick: () => {
         box.close();
-        if (flow.client) editClient(store.clients?.find((client) => client.address === flow.client) ?? { address: flow.client });
+        if (flow.client) editClient(knownClient(flow.client));
         else edit(flow.application, flow.name);
       },
     }),

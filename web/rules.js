@@ -49,7 +49,7 @@ const identity = (application, name) => (application.startsWith('/') ? { exe: ap
 
 /** Opens the rule of one program, or of the client with this address. */
 export function edit(application, name) {
-  if (isClient(application)) return editClient({ address: application });
+  if (isClient(application)) return editClient(store.clients?.find((client) => client.address === application) ?? { address: application });
   open(tail(application), ruleOf({ application, name }), { conditions: identity(application, name), fixed: true });
 }
 

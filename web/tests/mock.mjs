@@ -378,25 +378,7 @@ class Mock {
           },
         ];
       })
-      .concat([
-        {
-          application: PROGRAMS[7][0],
-          name: PROGRAMS[7][1],
-          port: null,
-          class: 'unclassified',
-          class_source: null,
-          demand_bytes: null,
-          samples: 0,
-          confidence: null,
-          age_ms: null,
-          rate_down_bps: null,
-          rate_up_bps: null,
-          max_rate_down_bps: null,
-          max_rate_up_bps: null,
-          flows: 2,
-          energy_j: null,
-        },
-      ]);
+      .concat([PROGRAMS[7].slice(0, 2), ...(this.config.lan.length ? [['192.168.7.20', '192.168.7.20']] : [])].map(unlearnt));
   }
 
   history(resolution) {
@@ -605,3 +587,9 @@ const row = ({ appetite, ...flow }) => flow;
 /** Address and name of the client at this place of the crowd. */
 const crowdAddress = (place) => `10.7.${place >> 8}.${place & 255}`;
 const crowdName = (place) => (place % 2 ? `${'x'.repeat(58)}-${place}` : `<img src=x onerror="document.title='run'">&quot;\u202e${place}`);
+
+/** An application of which nothing is learnt yet. */
+const unlearnt = ([application, name]) => ({
+  ...{ application, name, port: null, class: 'unclassified', class_source: null, demand_bytes: null, samples: 0, confidence: null, age_ms: null },
+  ...{ rate_down_bps: null, rate_up_bps: null, max_rate_down_bps: null, max_rate_up_bps: null, flows: 2, energy_j: null },
+});

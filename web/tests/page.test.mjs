@@ -223,6 +223,13 @@ describe('user actions', () => {
       await television.getByRole('link', { name: '2 flows of television' }).click();
       await page.locator('main[data-view="flows"] .rows .tr:not([hidden])').nth(1).waitFor();
       assert.deepEqual(await page.locator('.rows .tr:not([hidden]) .c-app').allTextContents(), ['television', 'television']);
+      // A client is also an application, with the name and the rule that it has as a client.
+      await go(page, 'apps');
+      const app = page.locator('[data-app="192.168.7.20"]');
+      await app.getByRole('heading', { name: 'television' }).waitFor();
+      await app.getByText('Client 192.168.7.20').waitFor();
+      await app.getByText('Your rule: only wlan0').waitFor();
+      await go(page, 'flows');
       // A part of an address finds all that contain it.
       await page.getByLabel('Filter flows').fill('192.168.7.20');
       await page.waitForFunction(() => document.querySelector('.said').textContent.startsWith('3 of '));
