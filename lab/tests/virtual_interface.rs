@@ -325,3 +325,23 @@ fn the_address_and_the_name_can_change_and_a_foreign_device_is_left_alone() {
     eventually("it is gone", || !client(&lab, "ip -o link show").contains("yours"));
     client(&lab, "ip link show braid0");
 }
+
+#[test]
+fn an_interface_that_is_added_while_braid_runs_is_shown_with_what_it_needs() {
+    if !able() {
+        return;
+    }
+    let lab = two().start().unwrap();
+    let mirror = Mirror::start(&lab);
+    let up = Up::start(&lab, "scheduler = \"round-robin\"\n");
+    let own = || up.status().map(|status| status["virtual_interface"].clone()).unwrap_or_default();
+    assert!(own().is_null(), "{}", own());
+    up.configure(VIRTUAL);
+    assert!(up.braid(&["reload"]).status.success());
+    eventually("the reason", || own()["reason"].as_str().is_some_and(|reason| reason.contains("restart Braid")));
+    assert_eq!(own()["up"], false);
+    assert!(text(&up.braid(&["status"]).stdout).contains("virtual interface braid0 (10.99.0.1, fd99::1): down: "));
+    drop(up);
+    let up = start(&lab, &mirror, VIRTUAL);
+    assert!(text(&up.braid(&["status"]).stdout).contains("virtual interface braid0 (10.99.0.1, fd99::1): up, "));
+}

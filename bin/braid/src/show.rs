@@ -715,6 +715,19 @@ wwan0  backup  cellular            -   -      -      -      0       -
     }
 
     #[test]
+    fn status_shows_the_virtual_interface_or_why_it_does_not_work() {
+        let said = |up: bool, reason: Option<&str>| {
+            let own = json!({"name": "braid0", "addresses": ["10.99.0.1", "fd99::1"], "up": up, "reason": reason, "flows": 1,
+                "rate_down_bps": null, "rate_up_bps": null});
+            let value = json!({"schema_version": 1, "version": "1", "scheduler": "s", "links": [], "flows": 1, "virtual_interface": own});
+            shown(value, status)
+        };
+        assert!(said(true, None).contains("virtual interface braid0 (10.99.0.1, fd99::1): up, 1 flow\n"));
+        let reason = "there is no device braid0 yet";
+        assert!(said(false, Some(reason)).contains("virtual interface braid0 (10.99.0.1, fd99::1): down: there is no device braid0 yet\n"));
+    }
+
+    #[test]
     fn links_are_shown_in_detail() {
         let text = shown(json!([wifi()]), |page, list: &Vec<LinkStatus>| links(page, list));
         let expected = "\
