@@ -134,9 +134,10 @@ function clientRow(first) {
     attr(choose, 'aria-label', `Choose links for ${label}`);
     attr(flows, 'aria-label', `${plural(client.flows, 'flow')} of ${label}`);
     put(flows, count(client.flows));
-    const rule = store.policy?.apps[ruleOf(client)];
+    // The rule for this client alone, else one that names others, too.
+    const [own, other] = [store.policy?.apps[ruleOf(client)], store.policy?.apps[client.rule - 1]];
     const texts = [address, mac ?? NONE, device, null, rate(rate_down_bps), rate(rate_up_bps), `${duration(idle_ms)} ago`];
-    [...texts, rule ? ruleWords(rule) : 'none of its own'].forEach((text, place) => text !== null && put(cells[place], text));
+    [...texts, own ? ruleWords(own) : other ? `${ruleWords(other)} (rule ${client.rule})` : 'none'].forEach((text, place) => text !== null && put(cells[place], text));
   };
   return { node: h('tr', { 'data-client': first.address }, name, cells, h('td', {}, choose)), show };
 }

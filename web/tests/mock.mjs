@@ -135,8 +135,9 @@ class Mock {
 
   /** Clients of the gateway: the first has a name, and flows. */
   clients() {
+    const rule = this.config.model.apps.findIndex((app) => app.match.client === '192.168.7.0/24') + 1 || null;
     const client = (name, address, mac, flows, rate_down_bps, rate_up_bps, idle_ms) => ({
-      ...{ name, address, mac, device: this.config.lan[0], flows },
+      ...{ name, address, mac, device: this.config.lan[0], flows, rule: address.startsWith('192.168.7.') ? rule : null },
       ...{ rate: rate_down_bps + rate_up_bps, rate_down_bps, rate_up_bps, idle_ms },
     });
     if (!this.config.lan.length) return [];

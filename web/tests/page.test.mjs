@@ -206,6 +206,8 @@ describe('user actions', () => {
 
   test('sees the clients of the gateway and their flows, and makes a rule for one', () =>
     visit({ live: false, lan: ['br-lan'] }, async (page, mock) => {
+      mock.config.model.apps = [{ match: { client: '192.168.7.0/24' }, links: ['eth0'] }];
+      await page.reload();
       await go(page, 'clients');
       const television = page.locator('tr[data-client="192.168.7.20"]');
       assert.match(await television.innerText(), /television[\s\S]*02:00:00:00:00:20[\s\S]*br-lan[\s\S]*12\.0 Mbit\/s/);
@@ -215,7 +217,8 @@ describe('user actions', () => {
       await dialog.getByRole('checkbox', { name: 'wlan0' }).check();
       await dialog.getByRole('button', { name: 'Preview…' }).click();
       await apply(page);
-      await television.getByText('only wlan0').waitFor();
+      await television.getByText('only wlan0', { exact: true }).waitFor();
+      await page.locator('tr[data-client="192.168.7.21"]').getByText('only eth0 (rule 2)').waitFor();
       assert.deepEqual(mock.config.model.apps[0], { match: { client: '02:00:00:00:00:20' }, links: ['wlan0'] });
       await page.getByLabel('Filter clients').fill('no such client');
       await page.getByText('No client matches the filter').waitFor();

@@ -228,6 +228,7 @@ pub(crate) fn clients(page: &mut Page<'_>, clients: &[ClientStatus]) -> io::Resu
         numbers("DOWN"),
         numbers("UP"),
         numbers("IDLE"),
+        numbers("RULE"),
     ];
     let row = |client: &ClientStatus| {
         vec![
@@ -239,6 +240,7 @@ pub(crate) fn clients(page: &mut Page<'_>, clients: &[ClientStatus]) -> io::Resu
             cell(rate(Some(client.rate_down_bps))),
             cell(rate(Some(client.rate_up_bps))),
             cell(age(Some(client.idle_ms))),
+            cell(client.rule),
         ]
     };
     page.table(

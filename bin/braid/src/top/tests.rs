@@ -24,7 +24,7 @@ fn flow(id: u64, application: &str, link: &str, rx: u64) -> Value {
 
 fn client(name: Option<&str>, address: &str, flows: u64, down: u64) -> Value {
     json!({"name": name, "address": address, "mac": "02:00:00:00:00:20", "device": "br-lan", "flows": flows, "rate": down + 1000,
-        "rate_down_bps": down, "rate_up_bps": 1000, "idle_ms": 4000})
+        "rate_down_bps": down, "rate_up_bps": 1000, "idle_ms": 4000, "rule": name.map(|_| 2)})
 }
 
 /// A model with three links, a virtual interface, four flows, three clients and an event, after two seconds of events.

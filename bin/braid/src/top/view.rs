@@ -272,7 +272,12 @@ fn draw_clients(frame: &mut Frame<'_>, model: &Model, area: Rect) {
             right(Some(client.flows)),
         ];
         if wide {
-            cells.extend([or_unknown(&client.mac), Cell::from(printable(&client.device)), right(short_age(Some(client.idle_ms)))]);
+            cells.extend([
+                or_unknown(&client.mac),
+                Cell::from(printable(&client.device)),
+                right(short_age(Some(client.idle_ms))),
+                right(client.rule),
+            ]);
         }
         Row::new(cells)
     };
@@ -292,8 +297,8 @@ fn draw_clients(frame: &mut Frame<'_>, model: &Model, area: Rect) {
     let mut head = vec![Cell::from("CLIENT"), Cell::from("ADDRESS"), right(Some("DOWN")), right(Some("UP")), right(Some("FLOWS"))];
     let mut widths = vec![Constraint::Fill(2), Constraint::Fill(2), Constraint::Length(12), Constraint::Length(12), Constraint::Length(6)];
     if wide {
-        head.extend([Cell::from("HARDWARE"), Cell::from("DEVICE"), right(Some("NEW FLOW"))]);
-        widths.extend([17, 10, 9].map(Constraint::Length));
+        head.extend([Cell::from("HARDWARE"), Cell::from("DEVICE"), right(Some("NEW FLOW")), right(Some("RULE"))]);
+        widths.extend([17, 10, 9, 4].map(Constraint::Length));
     }
     let rows = clients.iter().skip(begin).take(height).map(row);
     let table = Table::new(rows, widths)

@@ -6,10 +6,10 @@ use std::net::IpAddr;
 use braid_api::ClientStatus;
 use braid_decide::class::classified_ports;
 use braid_decide::gateway::{ForwardRule, GatewayPlan};
-use braid_decide::policy::{AppMatcher, AppRule, LinkSelector};
+use braid_decide::policy::{AppMatcher, AppRule, Client, LinkSelector, Subject};
 use braid_decide::tables::PACKET_DEVICE;
 use braid_decide::virtual_device::VirtualDevice;
-use braid_model::{LinkFacts, LinkKind, PerDirection, Time};
+use braid_model::{Class, LinkFacts, LinkKind, PerDirection, Time};
 
 use super::Core;
 use super::clients::{Clients, Lease, MAX_LEASES};
@@ -172,8 +172,9 @@ impl<S: Steering> Core<S> {
             .map(|row| {
                 let rates = self.clients.rates.get(&row.address).copied().unwrap_or_default();
                 let device = self.network.interface(row.lan).map_or_else(|| gone(row.lan), |device| device.name.clone());
+                let name = self.clients.name_of(row.address, row.mac);
                 ClientStatus {
-                    name: self.clients.name_of(row.address, row.mac).map(str::to_owned),
+                    name: name.map(str::to_owned),
                     address: row.address.to_string(),
                     mac: row.mac.map(|mac| mac.to_string()),
                     device,
@@ -182,11 +183,23 @@ impl<S: Steering> Core<S> {
                     rate_down_bps: rates.down.bps(),
                     rate_up_bps: rates.up.bps(),
                     idle_ms: now.since(row.seen).as_millis() as u64,
+                    rule: self.rule_of_client(Client { address: row.address, user: name, mac: row.mac }),
                 }
             })
             .collect();
         clients.sort_by(|one, other| (&one.device, &one.address).cmp(&(&other.device, &other.address)));
         Ok(clients)
+    }
+}
+
+impl<S: Steering> Core<S> {
+    /// Number of the first entry that names this client and has no other condition.
+    fn rule_of_client(&self, client: Client<'_>) -> Option<u32> {
+        let (class, destination) = (Class::Unclassified, client.address);
+        let any = Subject { exe: None, name: "", port: 0, destination, cgroup: None, user: None, client: Some(client), class };
+        let names_only = |matcher: &AppMatcher| *matcher == AppMatcher { client: matcher.client.clone(), ..AppMatcher::default() };
+        let found = self.in_force.apps.iter().position(|rule| names_only(&rule.matcher) && rule.matcher.matches(&any));
+        found.map(|place| place as u32 + 1)
     }
 }
 

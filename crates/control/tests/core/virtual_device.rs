@@ -137,6 +137,8 @@ fn regression_explain_finds_the_rules_that_name_a_client() {
     world.run(Duration::from_secs(1));
     let rules = [phone, through, beside].map(|id| explained(&mut world, id).rule);
     assert_eq!(rules, [Some(3), Some(4), None], "the user of a client is unknown, so the rule about root does not apply to it");
+    let clients = world.core.clients(world.now, &Default::default()).unwrap();
+    assert_eq!(clients.iter().map(|client| (client.address.as_str(), client.rule)).collect::<Vec<_>>(), [("192.168.7.20", Some(3))]);
     let allowed = explained(&mut world, phone).candidates.into_iter().filter(|link| link.allowed).map(|link| link.link);
     assert_eq!(allowed.collect::<Vec<_>>(), ["lte0"]);
 }
