@@ -162,6 +162,7 @@ function openFlow(flow) {
     ['To', flow.remote],
     ['Protocol', flow.protocol.toUpperCase()],
     ['Link', linksOf(flow).join(', ')],
+    ...(typeof flow.fast_path === 'boolean' ? [['Fast path', flow.fast_path ? 'its packets take it' : 'not used now']] : []),
     ['Carriage', flow.peer ? `${flow.carry}, through ${flow.peer}` : flow.carry],
     ['Scheduler', flow.scheduler],
     ['Received', bytes(flow.rx_bytes)],

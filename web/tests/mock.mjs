@@ -154,7 +154,7 @@ class Mock {
     // The address of the third client begins like that of the first.
     ['192.168.7.20', '192.168.7.20', '192.168.7.200', ...crowd].forEach((client, count) => {
       const flow = this.openFlow();
-      Object.assign(flow, { application: client, client, name: null, pid: null, user: null, local: `${client}:${50_000 + count}` });
+      Object.assign(flow, { application: client, client, name: null, pid: null, user: null, local: `${client}:${50_000 + count}`, fast_path: true });
     });
   }
 

@@ -602,6 +602,7 @@ describe('error handling', () => {
         await fits('flows');
         await page.locator('.rows .tr:not([hidden])').first().click();
         await page.locator('dialog').getByText('10.7.15.158, <img').waitFor();
+        await page.locator('dialog').getByText('its packets take it').waitFor();
         await page.getByRole('button', { name: 'Choose links for this client…' }).click();
         await page.getByRole('dialog', { name: '<img src=x' }).waitFor();
         assert.doesNotMatch(await page.locator('body').innerText(), /\u202e/, 'no name reverses what follows it');

@@ -69,6 +69,9 @@ pub struct Flow {
     /// Name of the virtual interface, if a program of this machine sends the flow through it.
     #[serde(default)]
     pub virtual_interface: Option<String>,
+    /// Whether its packets take the gateway's fast path now, past the firewall, connection tracking and routing; `null`: no packets of it are forwarded.
+    #[serde(default)]
+    pub fast_path: Option<bool>,
     /// Bytes per link, if it uses several links.
     #[serde(default)]
     pub by_link: Vec<LinkBytes>,

@@ -13,6 +13,7 @@ mod energy;
 mod energy_service;
 mod estimates;
 mod explain;
+mod fast;
 mod flows;
 mod gateway;
 mod living;
@@ -47,7 +48,7 @@ use braid_model::{ByteCount, Family, FlowId, LinkIndex, NetworkSnapshot, PerDire
 
 use crate::config::Config;
 use crate::links::{Link, LinkTable, ProbePlan};
-use crate::steering::{AppId, BondedLoads, FlowRow, Port, SteerParams, Steering, SteeringError};
+use crate::steering::{AppId, BondedLoads, FastFlow, FlowRow, Port, SteerParams, Steering, SteeringError};
 use apps::Apps;
 pub use apps::Ended;
 pub use bond_reason::BondReason;
@@ -128,6 +129,10 @@ pub struct Core<S> {
     ports_trouble: Option<String>,
     /// Traffic of the virtual interface.
     own_traffic: virtual_device::OwnTraffic,
+    /// Flows of clients in the fast path.
+    fast: BTreeMap<FlowId, FastFlow>,
+    /// No flow enters it before this time.
+    fast_after: Time,
     /// Rates of direct flows.
     shares: shares::Shares,
     /// Flows that were already asked to end.
@@ -220,6 +225,8 @@ impl<S: Steering> Core<S> {
             ports: Default::default(),
             ports_trouble: None,
             own_traffic: Default::default(),
+            fast: BTreeMap::new(),
+            fast_after: Time::ZERO,
             shares: shares::Shares::default(),
             ending: BTreeSet::new(),
             stuck_due: None,

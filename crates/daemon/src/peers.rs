@@ -734,6 +734,7 @@ impl Peers {
             peer: Some(bonded.peer.clone()),
             client: client.map(|client| client.to_string()),
             virtual_interface: None,
+            fast_path: None,
             by_link,
         }
     }

@@ -222,6 +222,7 @@ impl FlowsView {
             peer: None,
             client: client.map(|client| client.to_string()),
             virtual_interface: if row.is_through_virtual_device() { self.names.own.clone() } else { None },
+            fast_path: row.forwarded.then_some(row.fast),
             by_link: Vec::new(),
         }
     }

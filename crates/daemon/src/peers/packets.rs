@@ -171,6 +171,7 @@ impl Peers {
                 peer: session.map(|session| session.relay.clone()),
                 client: client.map(|client| client.to_string()),
                 virtual_interface: own.filter(|_| row.is_through_virtual_device()).map(str::to_owned),
+                fast_path: None,
                 by_link: Vec::<LinkBytes>::new(),
             }
         };
