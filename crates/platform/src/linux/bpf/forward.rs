@@ -96,6 +96,9 @@ impl BpfSteering {
             // Programs that were not loaded at the start may need a privilege that the daemon has given up since.
             self.load_switch();
             self.lan.switch().map_err(|reason| {
+                tracing::debug!("{reason}");
+                // The verifier's log follows, which helps no user.
+                let reason = reason.lines().next().unwrap_or_default();
                 failed(format!(
                     "{reason}; if [gateway] or [virtual] was added while Braid ran, restart Braid; `braid doctor` shows what this kernel supports"
                 ))
