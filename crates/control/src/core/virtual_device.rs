@@ -13,12 +13,14 @@ use crate::steering::{PortSide, Steering};
 pub(super) struct OwnTraffic {
     device: Option<LinkIndex>,
     counters: DeviceCounters,
+    /// What flows moved in the fast path since the device was found. The device does not count it.
+    pub(super) fast: Traffic,
     /// Rates in the last interval; `None`: the counters were not read twice.
     rate: Option<PerDirection<Rate>>,
 }
 
 impl<S: Steering> Core<S> {
-    /// Updates the rate of the virtual interface from the devices' counters. What the device received went to programs.
+    /// Updates the rate of the virtual interface from the devices' counters and the flows of the fast path. What the device received went to programs.
     pub(super) fn measure_virtual_device(&mut self, now: Time, counters: &[(LinkIndex, Traffic)]) {
         let own = self.virtual_device().and_then(|own| self.network.interfaces.iter().find(|device| device.name == own.name));
         let device = own.map(|own| own.index);
@@ -28,7 +30,7 @@ impl<S: Steering> Core<S> {
         let counted = counters.iter().find(|(index, _)| Some(*index) == device);
         let Some((_, counted)) = counted else { return };
         let traffic = &mut self.own_traffic;
-        if let Some(Moved { traffic: moved, span }) = traffic.counters.on_read(now, *counted) {
+        if let Some(Moved { traffic: moved, span }) = traffic.counters.on_read(now, *counted + traffic.fast) {
             traffic.rate = (!span.is_zero()).then(|| PerDirection { down: moved.rx.per(span), up: moved.tx.per(span) });
         }
     }
