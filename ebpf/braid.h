@@ -28,6 +28,8 @@
 #define BRAID_MAX_FORWARDED 131072
 /* Maximum number of forwarded flows in the fast path at a time. */
 #define BRAID_MAX_FAST 4096
+/* How long a direction of such a flow is confirmed after a packet that the kernel forwarded. */
+#define BRAID_CONFIRMED_NS 2500000000ull
 /* Maximum number of clients at a time. */
 #define BRAID_MAX_CLIENTS 4096
 /* `device` of a braid_exe_key that names a client instead of an executable; the application's name is the client's address. */
@@ -287,10 +289,10 @@ struct braid_leg {
 	__u32 mark; /* of packets when they leave; back: the programs write it */
 	__u16 port; /* host order */
 
-	__u8 hops; /* hop limit and traffic class of the last packet that was left to the kernel, when it came */
+	__u8 hops; /* hop limit and traffic class of the last sample when it came: a packet that was left to the kernel */
 	__u8 traffic_class;
-	__u64 asked; /* when it came */
-	__u64 confirmed; /* when the last packet that was left to the kernel left as a packet of the fast path would; 0: never */
+	__u64 sampled; /* when it came */
+	__u64 confirmed; /* when a sample last left as a packet of the fast path would; 0: never */
 	__u32 priority; /* of packets when they leave */
 	__u8 hardware[12]; /* Ethernet addresses of packets when they leave: target and source */
 };

@@ -4,26 +4,28 @@
  * routing.
  *
  * The kernel shows how. The daemon enters a flow with the translation that connection tracking has for it. Until both directions are confirmed, and once a
- * second from then on, a packet is left to the kernel. If it leaves as the fast path would have sent it, with the same addresses, device, hop limit, traffic
- * class and mark, that confirms its direction. From it the fast path also takes the Ethernet addresses and the priority. So a flow returns to the kernel
- * within VALID_NS if a firewall begins to drop it, another rule changes its packets, a policy encrypts them, or its translation or route changes. A packet
- * that the kernel must see is left to it: the handshake and the end of a TCP connection, fragments, packets with options, and those too large for the device.
+ * second from then on, a packet is left to the kernel: a sample. If it leaves as the fast path would have sent it, with the same addresses, device, hop
+ * limit, traffic class and mark, that confirms its direction. From it the fast path also takes the Ethernet addresses and the priority. So a flow returns to
+ * the kernel within BRAID_CONFIRMED_NS if a firewall begins to drop its samples, another rule changes them, a policy encrypts them, or its translation or
+ * route changes. A packet that the kernel must see is left to it: the handshake and the end of a TCP connection, fragments, packets with options, and those
+ * too large for the device.
  */
 #ifndef BRAID_FAST_H
 #define BRAID_FAST_H
 
 #include "packet.h"
 
-/* A small packet is left to the kernel if none was for this long. Others may then overtake it, which costs nothing if it only acknowledges. */
-#define CHECK_NS 1000000000ull
+/* Samples are small packets, since others may overtake them: that costs nothing if they only acknowledge. A small packet is sampled this long after the last
+ * sample, */
+#define SAMPLE_SMALL_NS 1000000000ull
 #define SMALL 128
-/* Any packet is, if none was for this long. */
-#define ASK_NS 1500000000ull
-/* How long a confirmation holds. */
-#define VALID_NS 2500000000ull
-/* `tc_index` of a packet between the two devices. */
+/* and any packet this long after it, or, in one of eight seconds, as soon as a small one: a rule may distinguish them. */
+#define SAMPLE_ANY_NS 1500000000ull
+#define TURN_SHIFT 30
+#define TURN_MASK 7
+/* `tc_index` of a packet that took the fast path, between the two devices. A sample has the flow's tag. */
 #define TOOK_FAST_PATH 0xb1d0
-/* Explicit congestion notification changes on the way (RFC 3168). */
+/* The bits of the traffic class that routers on the way do not change: those without ECN (RFC 3168). */
 #define WITHOUT_ECN 0xfc
 
 #define UDP_CHECK_AT 6
@@ -44,7 +46,7 @@ BRAID_INLINE _Bool is_fast_path_open(void)
 
 BRAID_INLINE _Bool is_confirmed(const struct braid_leg *leg, __u64 now)
 {
-	return leg->confirmed && (__s64)(now - leg->confirmed) < (__s64)VALID_NS;
+	return leg->confirmed && (__s64)(now - leg->confirmed) < (__s64)BRAID_CONFIRMED_NS;
 }
 
 /* Whether the fast path can send packets of this kind: TCP and UDP, whole and without options. */
@@ -67,32 +69,34 @@ BRAID_INLINE __u16 changed_check(__u16 check, __u32 old_address, __u32 new_addre
 	return ~sum;
 }
 
-/* Gives the IP header the leg's address, and the packet one hop less. The packet's bytes up to the ports can be written directly. Returns 0 on success. */
-BRAID_INLINE int write_headers(struct __sk_buff *skb, const struct packet *packet, const struct braid_leg *leg, _Bool back)
+/* Gives the headers the leg's addresses and port, and the packet one hop less. Returns 0 on success. Not by direct access: that would copy each packet of
+ * this machine in advance. */
+static __attribute__((noinline)) int write_headers(struct __sk_buff *skb, const struct packet *packet, const struct braid_leg *leg, _Bool back)
 {
-	__u8 *data = (void *)(long)skb->data, *end = (void *)(long)skb->data_end, *ip = data + ETH_HEADER;
-	__u16 port = bpf_htons(leg->port), *word;
+	__u16 port = bpf_htons(leg->port);
+	__u8 ip[IPV6_HEADER];
 
 	if (packet->family == 6) {
-		if (ip + IPV6_HEADER + 4 > end)
-			return -1;
-		ip[7]--;
-		__builtin_memcpy(ip + (back ? IPV6_DESTINATION : IPV6_SOURCE), leg->address, 16);
-		word = (__u16 *)(ip + IPV6_HEADER);
-	} else {
-		__u16 *hops = (__u16 *)(ip + 8), *check = (__u16 *)(ip + 10), fewer;
+		__u32 at = back ? IPV6_DESTINATION : IPV6_SOURCE;
 
-		if (ip + IPV4_HEADER + 4 > end)
+		ip[0] = packet->hops - 1;
+		if (bpf_skb_store_bytes(skb, ETH_HEADER + IPV6_HOPS, ip, 1, 0) || bpf_skb_store_bytes(skb, ETH_HEADER + at, leg->address, 16, 0))
 			return -1;
-		fewer = bpf_htons(bpf_ntohs(*hops) - 0x100);
-		*check = changed_check(*check, packet->key.client[3], leg->address[3], *hops, fewer);
-		*hops = fewer;
-		*(__u32 *)(ip + (back ? IPV4_DESTINATION : IPV4_SOURCE)) = leg->address[3];
-		word = (__u16 *)(ip + IPV4_HEADER);
+	} else {
+		__u16 *word = (__u16 *)ip, fewer;
+
+		if (bpf_skb_load_bytes(skb, ETH_HEADER, ip, IPV4_HEADER))
+			return -1;
+		fewer = bpf_htons(bpf_ntohs(word[4]) - 0x100);
+		word[5] = changed_check(word[5], packet->key.client[3], leg->address[3], word[4], fewer);
+		word[4] = fewer;
+		__builtin_memcpy(ip + (back ? IPV4_DESTINATION : IPV4_SOURCE), &leg->address[3], 4);
+		if (bpf_skb_store_bytes(skb, ETH_HEADER + 8, ip + 8, IPV4_HEADER - 8, 0))
+			return -1;
 	}
-	word[back] = port;
-	__builtin_memcpy(data, leg->hardware, sizeof(leg->hardware));
-	return 0;
+	if (bpf_skb_store_bytes(skb, ETH_HEADER + packet->transport + (back ? 2 : 0), &port, sizeof(port), 0))
+		return -1;
+	return bpf_skb_store_bytes(skb, 0, leg->hardware, sizeof(leg->hardware), 0);
 }
 
 /* Changes the transport's checksum as `write_headers` changes what it covers. Returns 0 on success, 1 if nothing was changed, and else -1. */
@@ -138,8 +142,7 @@ static __attribute__((noinline)) int send_fast(struct __sk_buff *skb, const stru
 	changed = change_checksum(skb, packet, leg);
 	if (changed)
 		return changed > 0 ? TC_NEXT : TC_DROP;
-	if (write_headers(skb, packet, leg, back) &&
-	    (bpf_skb_pull_data(skb, ETH_HEADER + packet->transport + 4) || write_headers(skb, packet, leg, back)))
+	if (write_headers(skb, packet, leg, back))
 		return TC_DROP;
 	skb->mark = leg->mark;
 	skb->priority = leg->priority;
@@ -149,43 +152,55 @@ static __attribute__((noinline)) int send_fast(struct __sk_buff *skb, const stru
 	return bpf_redirect(leg->to, back && flow->own ? BPF_F_INGRESS : 0);
 }
 
+/* The mark of a flow's samples, which tells them from another flow's packets with the same addresses. */
+BRAID_INLINE __u16 tag_of(const struct braid_fast *flow)
+{
+	__u16 tag = flow->id | 1;
+
+	return tag;
+}
+
 /* Sends a packet the fast way if it may. Else the kernel forwards it. */
 static __attribute__((noinline)) int use_fast_path(struct __sk_buff *skb, const struct packet *packet, struct braid_fast *flow, __u32 back)
 {
 	struct braid_leg *leg = &flow->leg[back & 1];
 	__u64 now = bpf_ktime_get_coarse_ns();
-	_Bool asks;
+	_Bool small = packet->size <= SMALL || !((now >> TURN_SHIFT) & TURN_MASK), sample;
 
+	if (skb->ifindex != leg->from)
+		return TC_NEXT;
 	if (packet->key.protocol == IPPROTO_TCP && (packet->flags & (TCP_SYN | TCP_FIN | TCP_RST)))
 		flow->over = 1;
-	if (flow->over || !is_plain(packet) || skb->ifindex != leg->from)
+	if (flow->over || !is_plain(packet))
 		return TC_NEXT;
-	asks = (__s64)(now - leg->asked) > (__s64)(packet->size <= SMALL ? CHECK_NS : ASK_NS);
-	asks |= packet->hops < 2 || packet->hops != leg->hops || ((packet->traffic_class ^ leg->traffic_class) & WITHOUT_ECN);
-	if (asks || !is_confirmed(&flow->leg[0], now) || !is_confirmed(&flow->leg[1], now)) {
-		leg->asked = now;
+	sample = (__s64)(now - leg->sampled) > (__s64)(small ? SAMPLE_SMALL_NS : SAMPLE_ANY_NS);
+	sample |= packet->hops < 2 || packet->hops != leg->hops || ((packet->traffic_class ^ leg->traffic_class) & WITHOUT_ECN);
+	if (sample || !is_confirmed(&flow->leg[0], now) || !is_confirmed(&flow->leg[1], now)) {
+		leg->sampled = now;
 		leg->hops = packet->hops;
 		leg->traffic_class = packet->traffic_class;
+		skb->tc_index = tag_of(flow);
 		return TC_NEXT;
 	}
 	return send_fast(skb, packet, flow, back & 1);
 }
 
-/* Compares a packet that the kernel has forwarded, where it reaches the other device, with what the fast path would have sent. */
+/* Compares a sample, where it reaches the other device, with what the fast path would have sent. */
 static __attribute__((noinline)) int confirm(struct __sk_buff *skb, const struct packet *packet, struct braid_fast *flow, __u32 back)
 {
 	struct braid_leg *leg = &flow->leg[back & 1];
 	__u8 head[ETH_HEADER];
 	_Bool same;
 
-	if (!is_plain(packet))
+	/* It may pass a device above the other one, or below it. */
+	if (skb->ifindex != leg->to || skb->tc_index != tag_of(flow) || !is_plain(packet))
 		return 0;
-	same = leg->asked && packet->hops + 1 == leg->hops && !((packet->traffic_class ^ leg->traffic_class) & WITHOUT_ECN);
-	same &= skb->ifindex == leg->to && !skb->vlan_present;
-	if (back)
+	skb->tc_index = 0;
+	same = packet->hops + 1 == leg->hops && !((packet->traffic_class ^ leg->traffic_class) & WITHOUT_ECN) && !skb->vlan_present;
+	/* What mark the answers have depends on the system's rules; it must not change. */
+	if (back && !leg->confirmed)
 		leg->mark = skb->mark;
-	else
-		same &= skb->mark == leg->mark;
+	same &= skb->mark == leg->mark;
 	if (!same || bpf_skb_load_bytes(skb, 0, head, sizeof(head)) || (head[12] | head[13] << 8) != skb->protocol) {
 		leg->confirmed = 0;
 		return 0;

@@ -17,6 +17,7 @@
 #define IPV4_SOURCE 12
 #define IPV4_DESTINATION 16
 #define IPV6_HEADER 40
+#define IPV6_HOPS 7
 #define IPV6_SOURCE 8
 #define IPV6_DESTINATION 24
 

@@ -328,7 +328,7 @@ BRAID_INLINE void follow_tcp(struct __sk_buff *skb, const struct packet *packet,
 }
 
 /* Sends a packet of a client or program over its link at once, if its flow is in the fast path. */
-static __attribute__((noinline)) int leave_fast(struct __sk_buff *skb, const struct packet *packet, __u64 id)
+static __attribute__((noinline)) int try_fast(struct __sk_buff *skb, const struct packet *packet, __u64 id)
 {
 	struct braid_fast *found = is_fast_path_open() ? bpf_map_lookup_elem(&fast, &packet->key) : NULL;
 
@@ -406,7 +406,7 @@ BRAID_INLINE int process(struct __sk_buff *skb, _Bool own)
 									: BRAID_CARRIER_MARK;
 	if (!own && skb->mark == BRAID_CARRIER_MARK)
 		hand_over(skb, &packet);
-	return (flow->flags & BRAID_FLOW_CARRIED) ? TC_NEXT : leave_fast(skb, &packet, flow->id);
+	return (flow->flags & BRAID_FLOW_CARRIED) ? TC_NEXT : try_fast(skb, &packet, flow->id);
 }
 
 SEC("classifier")
@@ -483,7 +483,7 @@ static __attribute__((noinline)) int record_forwarded_answer(struct braid_flow *
 }
 
 /* Compares a packet that the kernel forwards to a client with the fast path. */
-static __attribute__((noinline)) int arrive_slowly(struct __sk_buff *skb, const struct packet *packet, __u64 id)
+static __attribute__((noinline)) int confirm_back(struct __sk_buff *skb, const struct packet *packet, __u64 id)
 {
 	struct braid_fast *found = is_fast_path_open() ? bpf_map_lookup_elem(&fast, &packet->key) : NULL;
 
@@ -507,7 +507,7 @@ int braid_to_lan(struct __sk_buff *skb)
 	if (packet.key.protocol == IPPROTO_TCP && !flow->answered && (packet.flags & (TCP_SYN | TCP_ACK)))
 		record_forwarded_answer(flow);
 	if (!took_fast_path(skb))
-		arrive_slowly(skb, &packet, flow->id);
+		confirm_back(skb, &packet, flow->id);
 	follow_end(flow, &packet, BRAID_FLOW_SERVER_CLOSED);
 	return TC_NEXT;
 }

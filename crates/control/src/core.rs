@@ -131,8 +131,8 @@ pub struct Core<S> {
     own_traffic: virtual_device::OwnTraffic,
     /// Flows of clients in the fast path.
     fast: BTreeMap<FlowId, FastFlow>,
-    /// No flow enters it before this time.
-    fast_after: Time,
+    /// The firewall's rules do not correspond to the plan yet.
+    firewall_changes: bool,
     /// Rates of direct flows.
     shares: shares::Shares,
     /// Flows that were already asked to end.
@@ -226,7 +226,7 @@ impl<S: Steering> Core<S> {
             ports_trouble: None,
             own_traffic: Default::default(),
             fast: BTreeMap::new(),
-            fast_after: Time::ZERO,
+            firewall_changes: false,
             shares: shares::Shares::default(),
             ending: BTreeSet::new(),
             stuck_due: None,

@@ -14,14 +14,11 @@ use crate::steering::{FastFlow, MAX_FAST, Steering, SteeringError};
 const WORTHWHILE: ByteCount = ByteCount::new(256_000);
 /// A flow without progress for this long leaves its place to another one.
 const IDLE: Duration = Duration::from_secs(10);
-/// The firewall's rules are changed within this time.
-const PAUSE: Duration = Duration::from_secs(2);
-
 impl<S: Steering> Core<S> {
     /// Enters the flows that are worth it, and removes the others.
     pub(super) fn follow_fast_path(&mut self, now: Time) -> Result<(), SteeringError> {
         let mut wanted: BTreeMap<FlowId, FastFlow> = BTreeMap::new();
-        if self.in_force.fast_path && self.is_gateway() && now >= self.fast_after {
+        if self.in_force.fast_path && self.is_gateway() && !self.firewall_changes {
             let known = |living: &&Living| self.fast.contains_key(&living.row.id);
             // Those that are in it stay.
             let (old, new): (Vec<&Living>, Vec<&Living>) = self.flows.iter().partition(known);
@@ -35,14 +32,19 @@ impl<S: Steering> Core<S> {
         Ok(())
     }
 
-    /// Takes all flows out, because the firewall's rules are about to change, and enters none until they have.
+    /// Takes all flows out, because the firewall's rules are about to change, and enters none until they have ([`firewall_changed`](Self::firewall_changed)).
     pub(super) fn leave_fast_path(&mut self) -> Result<(), SteeringError> {
-        self.fast_after = self.polled + PAUSE;
+        self.firewall_changes = true;
         if !self.fast.is_empty() {
             self.steering.set_fast_path(&BTreeMap::new())?;
             self.fast.clear();
         }
         Ok(())
+    }
+
+    /// The system's part of the gateway is as planned.
+    pub fn firewall_changed(&mut self) {
+        self.firewall_changes = false;
     }
 
     fn fast_flow(&self, now: Time, living: &Living) -> Option<FastFlow> {

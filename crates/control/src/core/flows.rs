@@ -188,7 +188,7 @@ impl<S: Steering> Core<S> {
             }
         }
         self.follow_shares(now);
-        self.follow_fast_path(now)?;
+        let fast_path = self.follow_fast_path(now);
         self.links_with_flows = moved.keys().copied().collect();
         for ((index, family), (received, waiting)) in moved {
             if let Some(link) = self.links.get_mut(index) {
@@ -201,7 +201,7 @@ impl<S: Steering> Core<S> {
                 }
             }
         }
-        self.reevaluate(now)
+        self.reevaluate(now).and(fast_path)
     }
 
     /// Number of flows at the last poll.

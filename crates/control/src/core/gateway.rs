@@ -42,8 +42,9 @@ impl<S: Steering> Core<S> {
         if own.is_some() && self.ports.1.as_ref() == own && self.has_lost_own_device() {
             self.gateway = None;
         }
+        let mut left = Ok(());
         if plan != self.gateway {
-            self.leave_fast_path()?;
+            left = self.leave_fast_path();
             self.actions.gateway = Some(plan.clone());
             self.gateway = plan;
         }
@@ -56,7 +57,7 @@ impl<S: Steering> Core<S> {
         } else {
             self.ports_trouble = None;
         }
-        Ok(())
+        left
     }
 
     fn gateway_plan(&self) -> GatewayPlan {

@@ -103,6 +103,9 @@ impl World {
             }
             self.core.tick(self.now).unwrap();
             let actions = self.core.take_actions();
+            if actions.gateway.is_some() {
+                self.core.firewall_changed();
+            }
             self.questions.extend(actions.questions);
             self.released.extend(actions.released);
             self.stuck.extend(actions.stuck.iter().map(|stuck| stuck.id));

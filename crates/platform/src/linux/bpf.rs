@@ -466,7 +466,10 @@ impl Steering for BpfSteering {
             }
         }
         self.heal.ended.extend(idle.iter().filter_map(flow_row));
-        let fast = self.fast_flows()?;
+        let fast = self.tend_fast_path().unwrap_or_else(|error| {
+            tracing::warn!(%error, "clients' flows leave the fast path");
+            Vec::new()
+        });
         rows.iter_mut().filter(|row| row.forwarded).for_each(|row| row.fast = fast.binary_search(&row.id).is_ok());
         Ok(rows)
     }

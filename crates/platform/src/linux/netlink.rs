@@ -26,6 +26,7 @@ pub use super::resolvers::Files;
 pub use apply::{ApplyError, LOOPBACK_PREFIX, Swept, allow_connect_moves, apply, own_loopback_prefix, sweep};
 pub(super) use device_setup::{add_address, turn_on};
 pub use follow::{FollowError, Follower};
+use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST};
 use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteFlags, RouteMessage};
 use netlink_packet_route::stats::{StatsFilterMask, StatsMessage};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
@@ -34,6 +35,19 @@ use talk::NetlinkSocket;
 /// Whether Braid made a route: decided by its protocol number and by its table, whose number nobody else assigns.
 fn is_our_route(protocol: u8, table: u32) -> bool {
     protocol == PROTOCOL && tables::is_our_table(table)
+}
+
+/// Whether filters at the ingress of this device change, police or redirect packets before Braid's programs see them or, from Linux 6.6 on, after that.
+pub(super) fn has_ingress_filters(device: LinkIndex) -> io::Result<bool> {
+    const GET_FILTERS: u16 = 46;
+    // The ingress of the queueing disciplines `clsact` and `ingress` (TC_H_MAKE(TC_H_CLSACT, TC_H_MIN_INGRESS)).
+    const INGRESS: u32 = 0xffff_fff2;
+    let index = device.0.to_ne_bytes();
+    // struct tcmsg: family, index, handle, parent, information.
+    let body = [&[0; 4], &index[..], &[0; 4], &INGRESS.to_ne_bytes(), &[0; 4]].concat();
+    let mut found = false;
+    NetlinkSocket::open()?.request(GET_FILTERS, NLM_F_REQUEST | NLM_F_DUMP, &body, |_| found = true)?;
+    Ok(found)
 }
 
 /// Whether Braid made a rule: decided by its protocol number and its priority.

@@ -222,15 +222,15 @@ impl KernelSwitch {
             mtu: 65_536,
             source: entry.outer.ip(),
         };
-        let (key, mut fast) = self.steering.enter_one(entry.id, flow, entry.outer)?;
-        for leg in &mut fast.legs {
-            let now = sys::now().as_nanos();
-            if let Some((hops, traffic_class)) = entry.seen {
-                (leg.hops, leg.traffic_class, leg.asked, leg.confirmed) = (hops, traffic_class, now, now);
+        self.steering.put_fast(entry.id, flow, entry.outer, |fast| {
+            for leg in &mut fast.legs {
+                let now = sys::now().as_nanos();
+                if let Some((hops, traffic_class)) = entry.seen {
+                    (leg.hops, leg.traffic_class, leg.sampled, leg.confirmed) = (hops, traffic_class, now, now);
+                }
+                leg.hardware = entry.hardware;
             }
-            leg.hardware = entry.hardware;
-        }
-        self.map("fast")?.insert(key, fast, 0).map_err(failed(SWITCH))
+        })
     }
 
     /// Removes all flows and clients.

@@ -34,8 +34,14 @@ const CTA_PROTOINFO: u16 = 4;
 const CTA_PROTOINFO_TCP: u16 = 1;
 /// Flags of the client's direction and of the other one, each with a mask.
 const CTA_PROTOINFO_TCP_FLAGS: [u16; 2] = [4, 5];
-/// `IP_CT_TCP_FLAG_BE_LIBERAL`.
+/// `IP_CT_TCP_FLAG_BE_LIBERAL` and `IP_CT_TCP_FLAG_MAXACK_SET`.
 const BE_LIBERAL: u8 = 8;
+const MAXACK_SET: u8 = 0x20;
+const CTA_STATUS: u16 = 3;
+/// `IPS_SEQ_ADJUST` and `IPS_NAT_CLASH`.
+const CHANGES_MORE: u32 = 1 << 6 | 1 << 12;
+/// `CTA_HELP`, `CTA_SEQ_ADJ_ORIG`, `CTA_SEQ_ADJ_REPLY` and `CTA_SYNPROXY`: connection tracking reads or changes payloads or sequence numbers.
+const CTA_MORE: [u16; 4] = [5, 15, 16, 24];
 const CTA_MARK: u16 = 8;
 const CTA_MARK_MASK: u16 = 21;
 const CTA_TUPLE_IP: u16 = 1;
@@ -141,20 +147,43 @@ pub(in crate::linux) struct Answers {
     pub(in crate::linux) destination: SocketAddr,
 }
 
-/// The answers to a TCP or UDP flow, whose first packet had these addresses, as conntrack expects them before it translates them. `None` if it does not
-/// know the flow.
-pub(in crate::linux) fn answers(protocol: u8, source: SocketAddr, destination: SocketAddr) -> io::Result<Option<Answers>> {
-    let body = body(family(source), &tuple(protocol, source, destination));
-    let mut found = None;
-    let read = |reply: &[u8]| found = found.or_else(|| answers_of(reply));
-    match NetlinkSocket::with(NETLINK_NETFILTER)?.request(GET_CONNECTION, NLM_F_REQUEST | NLM_F_ACK, &body, read) {
-        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
-        done => done.map(|_| found),
+/// Asks conntrack about single connections.
+pub(in crate::linux) struct Connections(NetlinkSocket);
+
+impl Connections {
+    pub(in crate::linux) fn open() -> io::Result<Self> {
+        NetlinkSocket::with(NETLINK_NETFILTER).map(Self)
+    }
+
+    /// The answers to a TCP or UDP flow, whose first packet had these addresses, as conntrack expects them before it translates them. `None` if it does not
+    /// know the flow, or changes more in it than addresses and ports.
+    pub(in crate::linux) fn answers(&mut self, protocol: u8, source: SocketAddr, destination: SocketAddr) -> io::Result<Option<Answers>> {
+        let body = body(family(source), &tuple(protocol, source, destination));
+        let mut found = None;
+        let read = |reply: &[u8]| found = found.or_else(|| answers_of(reply));
+        match self.0.request(GET_CONNECTION, NLM_F_REQUEST | NLM_F_ACK, &body, read) {
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+            done => done.map(|_| found),
+        }
+    }
+
+    /// Makes conntrack accept segments of this TCP connection outside the windows that it has seen, because it does not see all segments. It must not compare
+    /// a reset with the last acknowledgement that it has seen either; while it sees all segments, it begins to do so again.
+    pub(in crate::linux) fn be_liberal(&mut self, source: SocketAddr, destination: SocketAddr) -> io::Result<()> {
+        let flags = CTA_PROTOINFO_TCP_FLAGS.map(|kind| attribute(kind, vec![BE_LIBERAL, BE_LIBERAL | MAXACK_SET])).concat();
+        let info = attribute(CTA_PROTOINFO | NLA_F_NESTED, attribute(CTA_PROTOINFO_TCP | NLA_F_NESTED, flags));
+        let body = body(family(source), &[tuple(libc::IPPROTO_TCP as u8, source, destination), info].concat());
+        self.0.request(CHANGE_CONNECTION, NLM_F_REQUEST | NLM_F_ACK, &body, |_| {}).map(drop)
     }
 }
 
 fn answers_of(connection: &[u8]) -> Option<Answers> {
-    let reply = value(connection.get(GENERAL..)?, CTA_TUPLE_REPLY)?;
+    let attributes = connection.get(GENERAL..)?;
+    let status = u32::from_be_bytes(value(attributes, CTA_STATUS)?.try_into().ok()?);
+    if status & CHANGES_MORE != 0 || CTA_MORE.iter().any(|kind| value(attributes, *kind).is_some()) {
+        return None;
+    }
+    let reply = value(attributes, CTA_TUPLE_REPLY)?;
     let (addresses, ports) = (value(&reply, CTA_TUPLE_IP)?, value(&reply, CTA_TUPLE_PROTO)?);
     let address = |v4, v6| -> Option<IpAddr> {
         let v4 = value(&addresses, v4).and_then(|octets| <[u8; 4]>::try_from(octets).ok()).map(IpAddr::from);
@@ -165,14 +194,6 @@ fn answers_of(connection: &[u8]) -> Option<Answers> {
         source: SocketAddr::new(address(CTA_IP_V4_SRC, CTA_IP_V6_SRC)?, port(CTA_PROTO_SRC_PORT)?),
         destination: SocketAddr::new(address(CTA_IP_V4_DST, CTA_IP_V6_DST)?, port(CTA_PROTO_DST_PORT)?),
     })
-}
-
-/// Makes conntrack accept segments of this TCP connection outside the windows that it has seen, because it does not see all segments.
-pub(in crate::linux) fn be_liberal(source: SocketAddr, destination: SocketAddr) -> io::Result<()> {
-    let flags = CTA_PROTOINFO_TCP_FLAGS.map(|kind| attribute(kind, vec![BE_LIBERAL, BE_LIBERAL])).concat();
-    let info = attribute(CTA_PROTOINFO | NLA_F_NESTED, attribute(CTA_PROTOINFO_TCP | NLA_F_NESTED, flags));
-    let body = body(family(source), &[tuple(libc::IPPROTO_TCP as u8, source, destination), info].concat());
-    NetlinkSocket::with(NETLINK_NETFILTER)?.request(CHANGE_CONNECTION, NLM_F_REQUEST | NLM_F_ACK, &body, |_| {}).map(drop)
 }
 
 /// Deletes the conntrack entries with this mark (`CTA_MARK`), of both families. Does nothing if the kernel has no conntrack.

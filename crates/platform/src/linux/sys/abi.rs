@@ -13,6 +13,8 @@ pub const MAX_REFUSED: usize = 512;
 pub const MAX_HOLD: usize = 16_384;
 /// Maximum number of flows whose rates are set at once.
 pub const MAX_SHAPES: usize = 4096;
+/// How long a direction of a flow in the fast path is confirmed, in nanoseconds.
+pub const CONFIRMED_NS: u64 = 2_500_000_000;
 /// Maximum number of policy rules.
 pub const MAX_RULES: usize = 64;
 /// `device` of an [`ExeKey`] that names a client of a LAN device instead of an executable.
@@ -119,7 +121,7 @@ abi! {
     OwnAddress { inside: [u32; 4], outside: [u32; 4], }
     /// `struct braid_leg`.
     Leg {
-        address: [u32; 4], from: u32, to: u32, mark: u32, port: u16, hops: u8, traffic_class: u8, asked: u64, confirmed: u64, priority: u32,
+        address: [u32; 4], from: u32, to: u32, mark: u32, port: u16, hops: u8, traffic_class: u8, sampled: u64, confirmed: u64, priority: u32,
         hardware: [u8; 12],
     }
     /// `struct braid_fast`.
