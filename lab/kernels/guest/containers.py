@@ -1,0 +1,440 @@
+"""Checks Braid beside the programs that also set firewall rules: containers.py podman | docker | ufw | firewalld, or `list` and one of them.
+
+Runs as root in a machine with Debian 12 that has nothing else to do, in the lab of lab.py. A third namespace is a device behind this machine, at a bridge
+with two ports. Each run has one of these programs, and the commands that docs/book/src/gateway.md gives for it.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import lab
+from lab import (
+    LIMIT,
+    LINK_ENTRIES,
+    RELAY,
+    SIZE,
+    WEB,
+    WEB6,
+    Background,
+    Failed,
+    both,
+    braid,
+    call,
+    check,
+    daemon,
+    eventually,
+    invite,
+    make_lab,
+    received,
+    require,
+    routing,
+    routing_before,
+    run_checks,
+    shared,
+    start_relay,
+)
+
+WLAN, LTE = "10.77.0.2", "10.77.1.2"
+LAN = "br-lan"
+PHONE = "192.168.7.20"
+GATEWAY = "192.168.7.1"
+IMAGE = "debian-small"
+SLICE = "/video.slice"
+ON_PHONE = ["nsenter", "--net=/run/netns/phone"]
+ON_NEIGHBOUR = ["nsenter", "--net=/run/netns/neighbour"]
+ON_SERVER = ["nsenter", "--net=/run/netns/server"]
+# Asks who asks: one address a line, as the server sees it.
+ASK_TCP = f"for i in 1 2 3 4 5 6; do curl -gsS --fail --max-time {LIMIT} http://{WEB}/who || exit; done"
+ASK_TCP6 = ASK_TCP.replace(WEB, f"[{WEB6}]")
+ASK_UDP = (
+    "import socket\nfor i in range(6):\n s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
+    f" s.settimeout({LIMIT}); s.sendto(b'who', ('{WEB}', 9)); print(s.recv(100).decode())"
+)
+
+
+def main():
+    of = sys.argv[-1]
+    RUNS[of]()
+    if sys.argv[1] == "list":
+        print(*(name for name, _ in lab.CHECKS), sep="\n")
+        return
+    make_lab()
+    make_lan()
+    print(*versions(of), sep="\n", flush=True)
+    run_checks()
+
+
+def versions(of):
+    packages = {"podman": ["podman", "crun", "netavark"], "docker": ["docker.io", "containerd", "runc"]}.get(of, [of])
+    return call("dpkg-query", "-W", "-f", "${Package} ${Version}\n", *packages, "nftables", "iptables").splitlines()
+
+
+def make_lan():
+    """A phone and its neighbour at two ports of a bridge."""
+    own = ["ip", "-n", "client"]
+    call(*own, "link", "add", LAN, "type", "bridge")
+    for number, name in ((20, "phone"), (21, "neighbour")):
+        call("ip", "netns", "add", name)
+        call(*own, "link", "add", f"to-{name}", "type", "veth", "peer", "name", "eth0", "netns", name)
+        call(*own, "link", "set", f"to-{name}", "master", LAN, "up")
+        call("ip", "-n", name, "link", "set", "lo", "up")
+        call("ip", "-n", name, "address", "add", f"192.168.7.{number}/24", "dev", "eth0")
+        call("ip", "-n", name, "address", "add", f"fd07::{number}/64", "dev", "eth0", "nodad")
+        call("ip", "-n", name, "link", "set", "eth0", "up")
+    call(*own, "address", "add", f"{GATEWAY}/24", "dev", LAN)
+    call(*own, "address", "add", "fd07::1/64", "dev", LAN, "nodad")
+    call(*own, "link", "set", LAN, "up")
+    for name in ("phone", "neighbour"):
+        call("ip", "-n", name, "route", "add", "default", "via", GATEWAY)
+        call("ip", "-n", name, "-6", "route", "add", "default", "via", "fd07::1")
+    routing_before.clear()
+    routing_before.update(routing())
+    # `braid doctor` reads the configuration of the next start.
+    daemon.home.mkdir(exist_ok=True)
+    pathlib.Path("/etc/braid").symlink_to(daemon.home)
+
+
+def gateway(*lan, rules="", top=""):
+    names = ", ".join(f'"{name}"' for name in lan)
+    return f'scheduler = "round-robin"\n{top}{LINK_ENTRIES}[gateway]\nlan = [{names}]\n{rules}'
+
+
+def asked(program, script, shell=("sh", "-c")):
+    """The addresses that the server sees when the program's prefix runs the script."""
+    return set(call(*program, *shell, script).split())
+
+
+def asked_udp(program):
+    return asked(program, ASK_UDP, ("python3", "-c"))
+
+
+def phone_works():
+    for seen in (asked(ON_PHONE, ASK_TCP), asked_udp(ON_PHONE), asked(ON_PHONE, ASK_TCP6)):
+        require(both(seen), f"the phone's flows leave with {seen}")
+
+
+def phone_is_cut_off(script=ASK_TCP):
+    """Nothing that the phone sends comes back; a short limit, so that the check does not take minutes."""
+    script = script.replace(f"--max-time {LIMIT}", "--max-time 5")
+    done = subprocess.run([*ON_PHONE, "sh", "-c", script], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIMIT)
+    require(done.returncode != 0 and not done.stdout, f"the phone gets through: {done.stdout}")
+
+
+def neighbours_talk():
+    """Frames that the bridge forwards, which the firewall sees if br_netfilter is loaded."""
+    for address in ("192.168.7.21", "fd07::21"):
+        call(*ON_PHONE, "ping", "-c", "1", "-W", "20", address)
+
+
+def doctor():
+    """Doctor's check of other firewalls: its standing, what was found, and the remedy."""
+    report = json.loads(braid("doctor", "--for", "gateway", "--json", fails_too=True))
+    return next(check for check in report["checks"] if check["name"] == "other firewalls")
+
+
+def firewall():
+    """All rules, without counters."""
+    rules = {f"nft: {line.strip()}" for line in call("nft", "-s", "list", "ruleset").splitlines()}
+    for program in ("iptables", "ip6tables"):
+        saved = re.sub(r"\[\d+:\d+\]", "", call(f"{program}-save"))
+        rules |= {f"{program}: {line.strip()}" for line in saved.splitlines() if not line.startswith("#")}
+    return rules
+
+
+def settings():
+    """Kernel settings that Braid or the other programs change."""
+    names = ["net.ipv4.ip_forward", "net.ipv6.conf.all.forwarding", "net.ipv4.conf.all.rp_filter", "net.ipv4.conf.all.src_valid_mark"]
+    return set(call("sysctl", *names).splitlines())
+
+
+def system():
+    return firewall() | settings() | routing()
+
+
+def require_as_before(before, now=system):
+    """Waits until everything is as before."""
+    eventually(lambda: now() == before, lambda: f"added: {sorted(now() - before)}; gone: {sorted(before - now())}", pause=1)
+
+
+def stop_braid():
+    braid("down")
+    daemon.process.wait(LIMIT)
+
+
+def apply(config):
+    daemon.configure(config)
+    braid("reload")
+
+
+def commands(heading):
+    """The commands that the documentation gives under this heading of its section on firewalls."""
+    section = pathlib.Path("/gateway.md").read_text().split(f"\n### {heading}\n")[1].split("\n#")[0]
+    found = [line.strip().replace("sudo ", "") for line in section.splitlines() if line.startswith("    ")]
+    require(found and all(found), f"no commands under {heading}")
+    return found
+
+
+def join_relay(*lan):
+    """All flows are to go through a relay in the server's namespace."""
+    apply(gateway(*lan, top='carry = "bond"\n'))
+    if not lab.RELAY_LOG.exists():
+        start_relay()
+        braid("join", invite(), "--name", "home")
+    good = lambda: [path["state"] for peer in daemon.status()["peers"] for path in peer["paths"]]
+    eventually(lambda: good() == ["good", "good"], lambda: f"paths: {daemon.status()['peers']}")
+
+
+def is_relay(addresses):
+    """Whether these addresses, which the server saw, are of the host of the relay."""
+    return bool(addresses) and all(address.startswith("203.0.113.") for address in addresses)
+
+
+# Containers
+
+
+def make_image():
+    """A root with a shell, curl and Python from this machine's packages."""
+    if (image := pathlib.Path("/tmp/image.tar")).exists():
+        return str(image)
+    programs = ["/usr/bin/dash", "/usr/bin/curl", "/usr/bin/python3.11", "/usr/bin/sleep"]
+    files = {path for program in programs for path in re.findall(r"(?:=> |^\s+)(/\S+)", call("ldd", program), re.MULTILINE)}
+    # The names by which they are found, below directories that are no links, and the files that those links lead to.
+    files = {f"{os.path.realpath(os.path.dirname(path))}/{os.path.basename(path)}" for path in files}
+    files |= {os.path.realpath(path) for path in files}
+    links = ["/bin", "/lib", "/lib64", "/usr/bin/sh", "/usr/bin/python3"]
+    library = ["/usr/lib/python3.11", "/etc/passwd", "/etc/group", "/etc/ssl/openssl.cnf", "/tmp"]
+    os.makedirs("/tmp/empty/tmp", exist_ok=True)
+    words = ["--exclude=/usr/lib/python3.11/test", "--exclude=/usr/lib/python3.11/idlelib", "--exclude=/tmp/*"]
+    call("tar", "-cPf", str(image), *words, *links, *programs, *sorted(files), *library)
+    return str(image)
+
+
+class Engine:
+    """Podman or Docker: the same commands."""
+
+    def __init__(self, name, bridge, subnet):
+        self.name, self.bridge, self.subnet = name, bridge, subnet
+
+    def __call__(self, *words, fails_too=False):
+        return call(self.name, *words, fails_too=fails_too)
+
+    def start(self, name, *words):
+        """A container that waits for commands; returns the prefix that runs one in it."""
+        self("run", "--detach", "--name", name, *words, IMAGE, "sleep", "1000000")
+        return [self.name, "exec", name]
+
+    def address(self, name):
+        return self("inspect", "--format", "{{.NetworkSettings.IPAddress}}", name).strip()
+
+
+def container_checks(engine, start_engine):
+    of = engine.name
+    before = set()
+    inside = {}
+
+    @check(f"{of}-alone")
+    def alone():
+        start_engine()
+        engine("import", make_image(), IMAGE)
+        inside["free"] = engine.start("free", "--publish", "8080:80")
+        seen = asked(inside["free"], ASK_TCP)
+        require(seen == {WLAN}, f"without Braid a container's flows leave with {seen}")
+        before.update(system())
+
+    rules = lambda: (
+        f'[[app]]\nmatch = {{ cgroup = "{SLICE}" }}\nlinks = ["lte0"]\n[[app]]\nmatch = {{ client = "{engine.address("named")}" }}\nlinks = ["wlan0"]\n'
+    )
+
+    @check(f"{of}-both-links")
+    def both_links():
+        daemon.start(gateway(engine.bridge, LAN))
+        for seen in (asked(inside["free"], ASK_TCP), asked_udp(inside["free"])):
+            require(both(seen), f"flows of a container leave with {seen}")
+        flows = json.loads(braid("switch", "flows", "--json"))["flows"]
+        require(any(flow["client"].startswith(engine.address("free")) for flow in flows), f"not listed: {flows}")
+
+    @check(f"{of}-rule-by-address")
+    def rule_by_address():
+        inside["named"] = engine.start("named")
+        apply(gateway(engine.bridge, LAN, rules=rules()))
+        for seen in (asked(inside["named"], ASK_TCP), asked_udp(inside["named"])):
+            require(seen == {WLAN}, f"the rule names wlan0; flows leave with {seen}")
+        seen = asked(inside["free"], ASK_TCP)
+        require(both(seen), f"no rule names this container; its flows leave with {seen}")
+
+    @check(f"{of}-rule-by-cgroup")
+    def rule_by_cgroup():
+        inside["video"] = engine.start("video", "--cgroup-parent", SLICE)
+        group = engine("exec", "video", "python3", "-c", "print(open('/proc/1/cgroup').read())")
+        require(pathlib.Path(f"/sys/fs/cgroup{SLICE}").is_dir(), f"there is no such control group; the container says {group}")
+        for seen in (asked(inside["video"], ASK_TCP), asked_udp(inside["video"])):
+            require(seen == {LTE}, f"the rule names lte0; flows leave with {seen}")
+        seen = asked(inside["free"], ASK_TCP)
+        require(both(seen), f"no rule names this container; its flows leave with {seen}")
+
+    @check(f"{of}-rule-by-cgroup-host-network")
+    def host_network():
+        inside["host"] = engine.start("host", "--network", "host", "--cgroup-parent", SLICE)
+        for seen in (asked(inside["host"], ASK_TCP), asked_udp(inside["host"])):
+            require(seen == {LTE}, f"the rule names lte0; flows leave with {seen}")
+
+    @check(f"{of}-published-port")
+    def published_port():
+        serve = "import http.server as h; h.ThreadingHTTPServer(('', 80), h.SimpleHTTPRequestHandler).serve_forever()"
+        engine("exec", "--detach", "free", "python3", "-c", serve)
+        fetch = ["curl", "-sS", "--fail", "--max-time", "10", "-o", "/dev/null"]
+        works = lambda prefix, host: subprocess.run([*prefix, *fetch, f"http://{host}:8080/etc/group"], timeout=LIMIT, capture_output=True).returncode == 0
+        # From outside over the link that has the default route, from this machine, and from a device on the LAN.
+        for prefix, host in ((ON_SERVER, WLAN), ([], WLAN), (ON_PHONE, GATEWAY)):
+            eventually(lambda: works(prefix, host), lambda: f"{prefix} cannot fetch from {host}", pause=1)
+
+    @check(f"{of}-bonded")
+    def bonded():
+        join_relay(engine.bridge, LAN)
+        fetch = f"curl -sS --fail --max-time {LIMIT} -o /dev/null http://{WEB}/{SIZE}.bin"
+        eventually(lambda: shared(lambda: asked(inside["free"], fetch)), lambda: f"bytes by link: {received}", pause=0)
+        seen = asked(inside["free"], ASK_TCP) | asked_udp(inside["free"])
+        require(is_relay(seen), f"flows leave with {seen}, not by the relay")
+        apply(gateway(engine.bridge, LAN))
+
+    @check(f"{of}-bridge-comes-again")
+    def bridge_again():
+        """The last container's end may remove the bridge."""
+        for name in inside:
+            engine("rm", "--force", "--time", "0", name) if of == "podman" else engine("rm", "--force", name)
+        inside.clear()
+        inside["second"] = engine.start("second")
+        eventually(lambda: both(asked(inside["second"], ASK_TCP)), lambda: f"flows leave with {asked(inside['second'], ASK_TCP)}")
+
+
+    return inside, before
+
+
+def podman():
+    engine = Engine("podman", "podman0", "10.88.0.0/16")
+
+    def start_engine():
+        pathlib.Path("/etc/containers/containers.conf").write_text(
+            '[engine]\ncgroup_manager = "cgroupfs"\nevents_logger = "file"\nruntime = "crun"\n[network]\nnetwork_backend = "netavark"\n'
+        )
+        before_engine.update(firewall())
+
+    before_engine = set()
+    inside, before = container_checks(engine, start_engine)
+
+    @check("podman-down")
+    def down():
+        stop_braid()
+        seen = asked(inside["second"], ASK_TCP)
+        require(seen == {WLAN}, f"after `braid down` flows leave with {seen}")
+        engine("rm", "--force", "--time", "0", "second")
+        engine.start("free", "--publish", "8080:80")
+        # The addresses and the names of devices differ from one container to the next.
+        plain = lambda lines: {re.sub(r"10\.88\.0\.\d+|veth\w+|\b[0-9a-f]{12,}\b|fe80::\S+", "X", line) for line in lines}
+        require_as_before(plain(before), lambda: plain(system()))
+
+
+def docker():
+    engine = Engine("docker", "docker0", "172.17.0.0/16")
+
+    def start_engine():
+        words = ["--exec-opt", "native.cgroupdriver=cgroupfs", "--storage-driver", "overlay2"]
+        running["dockerd"] = Background(["dockerd", *words], pathlib.Path("/tmp/dockerd.log"))
+        running["dockerd"].wait_for("API listen on")
+
+    running = {}
+    inside, before = container_checks(engine, start_engine)
+
+    @check("docker-stops-the-lan")
+    def stops_the_lan():
+        require(pathlib.Path("/proc/sys/net/bridge/bridge-nf-call-iptables").read_text() == "1\n", "Docker does not use br_netfilter")
+        found = doctor()
+        require(found["verdict"] == "warning" and "DOCKER-USER" in found["remedy"] and LAN in found["remedy"], found)
+        phone_is_cut_off()
+
+    closed_firewall_checks("docker", "Docker", before)
+
+
+def ufw():
+    before = set()
+
+    @check("ufw-stops-the-lan")
+    def stops_the_lan():
+        call("ufw", "--force", "enable")
+        before.update(system())
+        daemon.start(gateway(LAN))
+        found = doctor()
+        require(found["verdict"] == "warning" and f"ufw route allow in on {LAN}" in found["remedy"], found)
+        phone_is_cut_off()
+
+    closed_firewall_checks("ufw", "ufw", before)
+
+
+def firewalld():
+    before = set()
+    running = {}
+
+    @check("firewalld-stops-the-lan")
+    def stops_the_lan():
+        pathlib.Path("/run/dbus").mkdir(exist_ok=True)
+        call("dbus-uuidgen", "--ensure")
+        call("dbus-daemon", "--system", "--fork")
+        running["firewalld"] = Background(["firewalld", "--nofork", "--nopid"], pathlib.Path("/tmp/firewalld.log"))
+        eventually(lambda: "running" in call("firewall-cmd", "--state", fails_too=True), lambda: "firewalld does not start", pause=1)
+        before.update(system())
+        daemon.start(gateway(LAN))
+        found = doctor()
+        require(found["verdict"] == "warning" and f"--zone=trusted --change-interface={LAN}" in found["remedy"], found)
+        phone_is_cut_off()
+
+    closed_firewall_checks("firewalld", "firewalld", before)
+
+
+def closed_firewall_checks(of, heading, before):
+    """What follows once the firewall of this section in the documentation stops a LAN."""
+
+    opened = set()
+
+    @check(f"{of}-documented-commands")
+    def documented():
+        earlier = firewall()
+        for line in commands(heading):
+            call("sh", "-c", line)
+        opened.update(firewall() - earlier)
+        require(opened, "the commands add no rule")
+        require((found := doctor())["verdict"] == "ok", found)
+        phone_works()
+        neighbours_talk()
+
+    @check(f"{of}-own-flows")
+    def own_flows():
+        for to in (WEB, WEB6):
+            for connect in (lambda: lab.tcp(to), lambda: lab.udp(to, True), lambda: lab.udp(to, False)):
+                seen = lab.addresses_of(8, connect)
+                require(both(seen), f"this machine's own flows leave with {seen}")
+
+    @check(f"{of}-lan-bonded")
+    def lan_bonded():
+        join_relay(LAN)
+        fetch = f"curl -gsS --fail --max-time {LIMIT} -o /dev/null http://HOST/{SIZE}.bin"
+        for host in (WEB, f"[{WEB6}]"):
+            eventually(lambda: shared(lambda: asked(ON_PHONE, fetch.replace("HOST", host))), lambda: f"{host}: bytes by link: {received}", pause=0)
+        seen = asked(ON_PHONE, ASK_TCP) | asked_udp(ON_PHONE)
+        require(is_relay(seen), f"flows leave with {seen}, not by the relay")
+
+    @check(f"{of}-down")
+    def down():
+        stop_braid()
+        # The documented commands are the user's, and stay.
+        require_as_before(before | opened)
+
+
+RUNS = {"podman": podman, "docker": docker, "ufw": ufw, "firewalld": firewalld}
+
+if __name__ == "__main__":
+    main()
