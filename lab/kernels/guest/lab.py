@@ -196,7 +196,7 @@ def routing():
 
 
 def start_relay():
-    words = ["relay", "--listen", "[::]:5757", "--allow", "203.0.113.0/24", "--state-dir", "/tmp/relay"]
+    words = ["relay", "--listen", "[::]:5757", "--allow", "203.0.113.0/24", "--allow", "2001:db8:113::/64", "--state-dir", "/tmp/relay"]
     relay = Background(["nsenter", "--net=/run/netns/server", "braid", *words], RELAY_LOG)
     relay.wait_for("the relay is up")
 
