@@ -187,6 +187,7 @@ fn plan() -> GatewayPlan {
     GatewayPlan {
         lan: names(&["lan0"]),
         links: names(&["link0", "link1"]),
+        bridges: names(&["br0", "docker0"]).into_iter().collect(),
         slots: vec![(0, LinkIndex(11)), (1, LinkIndex(12))],
         ipv6: true,
         ..Default::default()

@@ -41,7 +41,7 @@ LAN = "br-lan"
 PHONE = "192.168.7.20"
 GATEWAY = "192.168.7.1"
 IMAGE = "debian-small"
-SLICE = "/video.slice"
+SLICE = "video.slice"
 ON_PHONE = ["nsenter", "--net=/run/netns/phone"]
 ON_NEIGHBOUR = ["nsenter", "--net=/run/netns/neighbour"]
 ON_SERVER = ["nsenter", "--net=/run/netns/server"]
@@ -220,8 +220,8 @@ def make_image():
 class Engine:
     """Podman or Docker: the same commands."""
 
-    def __init__(self, name, bridge, parent):
-        self.name, self.bridge, self.parent = name, bridge, parent
+    def __init__(self, name, bridge, *fixed):
+        self.name, self.bridge, self.fixed = name, bridge, fixed
 
     def __call__(self, *words, fails_too=False):
         return call(self.name, *words, fails_too=fails_too)
@@ -250,7 +250,7 @@ def container_checks(engine, start_engine=lambda: None):
         before.update(system())
 
     rules = lambda: (
-        f'[[app]]\nmatch = {{ cgroup = "{SLICE}" }}\nlinks = ["lte0"]\n[[app]]\nmatch = {{ client = "{engine.address("named")}" }}\nlinks = ["wlan0"]\n'
+        f'[[app]]\nmatch = {{ cgroup = "/{SLICE}" }}\nlinks = ["lte0"]\n[[app]]\nmatch = {{ client = "{engine.address("named")}" }}\nlinks = ["wlan0"]\n'
     )
 
     @check(f"{of}-both-links")
@@ -263,7 +263,7 @@ def container_checks(engine, start_engine=lambda: None):
 
     @check(f"{of}-rule-by-address")
     def rule_by_address():
-        inside["named"] = engine.start("named")
+        inside["named"] = engine.start("named", *engine.fixed)
         apply(gateway(engine.bridge, LAN, rules=rules()))
         for seen in (asked(inside["named"], ASK_TCP), asked_udp(inside["named"])):
             require(seen == {WLAN}, f"the rule names wlan0; flows leave with {seen}")
@@ -271,16 +271,16 @@ def container_checks(engine, start_engine=lambda: None):
 
     @check(f"{of}-rule-by-cgroup")
     def rule_by_cgroup():
-        inside["video"] = engine.start("video", "--cgroup-parent", engine.parent)
+        inside["video"] = engine.start("video", "--cgroup-parent", SLICE)
         group = engine("exec", "video", "python3", "-c", "print(open('/proc/1/cgroup').read())")
-        require(pathlib.Path(f"/sys/fs/cgroup{SLICE}").is_dir(), f"there is no such control group; the container says {group}")
+        require(pathlib.Path(f"/sys/fs/cgroup/{SLICE}").is_dir(), f"there is no such control group; the container says {group}")
         for seen in (asked(inside["video"], ASK_TCP), asked_udp(inside["video"])):
             require(seen == {LTE}, f"the rule names lte0; flows leave with {seen}")
         use_both("flows of a container that no rule names", lambda: asked(inside["free"], ASK_TCP))
 
     @check(f"{of}-rule-by-cgroup-host-network")
     def host_network():
-        inside["host"] = engine.start("host", "--network", "host", "--cgroup-parent", engine.parent)
+        inside["host"] = engine.start("host", "--network", "host", "--cgroup-parent", SLICE)
         for seen in (asked(inside["host"], ASK_TCP), asked_udp(inside["host"])):
             require(seen == {LTE}, f"the rule names lte0; flows leave with {seen}")
 
@@ -317,7 +317,7 @@ def container_checks(engine, start_engine=lambda: None):
 
 
 def podman():
-    engine = Engine("podman", "podman0", "/video.slice")
+    engine = Engine("podman", "podman0", "--ip", "10.88.0.50")
 
     inside, before = container_checks(engine)
 
@@ -334,7 +334,7 @@ def podman():
 
 
 def docker():
-    engine = Engine("docker", "docker0", "video.slice")
+    engine = Engine("docker", "docker0")
 
     def start_engine():
         running["dockerd"] = Background(["dockerd"], pathlib.Path("/tmp/dockerd.log"))
