@@ -8,8 +8,10 @@ import json
 import os
 import pathlib
 import re
+import socket
 import subprocess
 import sys
+import threading
 
 import lab
 from lab import (
@@ -30,7 +32,6 @@ from lab import (
     received,
     require,
     routing,
-    routing_before,
     run_checks,
     shared,
     start_relay,
@@ -52,6 +53,7 @@ ASK_UDP = (
     "import socket\nfor i in range(6):\n s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)\n"
     f" s.settimeout({LIMIT}); s.sendto(b'who', ('{WEB}', 9)); print(s.recv(100).decode())"
 )
+ASK_GATEWAY = ASK_UDP.replace(f"'{WEB}', 9", f"'{GATEWAY}', 53")
 
 
 def main():
@@ -89,8 +91,12 @@ def make_lan():
     for name in ("phone", "neighbour"):
         call("ip", "-n", name, "route", "add", "default", "via", GATEWAY)
         call("ip", "-n", name, "-6", "route", "add", "default", "via", "fd07::1")
-    routing_before.clear()
-    routing_before.update(routing())
+    # Nothing is forwarded before Braid, so Braid also keeps new connections from outside away.
+    call("sysctl", "-qw", "net.ipv4.ip_forward=0", "net.ipv6.conf.all.forwarding=0")
+    # As dnsmasq: this machine answers what clients ask it.
+    resolver = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    resolver.bind((GATEWAY, 53))
+    threading.Thread(target=lab.echo, args=(resolver, 53), daemon=True).start()
     # `braid doctor` reads the configuration of the next start.
     daemon.home.mkdir(exist_ok=True)
     pathlib.Path("/etc/braid").symlink_to(daemon.home)
@@ -119,6 +125,8 @@ def use_both(flows, ask):
 def phone_works():
     for ask in (lambda: asked(ON_PHONE, ASK_TCP), lambda: asked_udp(ON_PHONE), lambda: asked(ON_PHONE, ASK_TCP6)):
         use_both("the phone's flows", ask)
+    seen = asked(ON_PHONE, ASK_GATEWAY, ("python3", "-c"))
+    require(seen == {PHONE}, f"this machine sees {seen} when the phone asks it")
 
 
 def phone_is_cut_off(script=ASK_TCP):
