@@ -167,8 +167,11 @@ def system():
     return firewall() | settings() | routing()
 
 
-def require_as_before(before, now=system):
-    """Waits until everything is as before."""
+def require_as_before(before):
+    """Waits until everything is as before, but for what differs from one container to the next."""
+    plain = lambda lines: {re.sub(r"veth\w+|\b[0-9a-f]{12,}\b|fe80::\S+|10\.88\.0\.\d+", "X", line) for line in lines}
+    now = lambda: plain(system())
+    before = plain(before)
     eventually(lambda: now() == before, lambda: f"added: {sorted(now() - before)}; gone: {sorted(before - now())}", pause=1)
 
 
@@ -238,6 +241,10 @@ class Engine:
         """A container that waits for commands; returns the prefix that runs one in it."""
         self("run", "--detach", "--name", name, *words, IMAGE, "sleep", "1000000")
         return [self.name, "exec", name]
+
+    def remove(self, name):
+        self("kill", name)
+        self("rm", "--force", name)
 
     def address(self, name):
         return self("inspect", "--format", "{{.NetworkSettings.IPAddress}}", name).strip()
@@ -315,13 +322,20 @@ def container_checks(engine, start_engine=lambda: None):
     def bridge_again():
         """The last container's end may remove the bridge."""
         for name in inside:
-            engine("rm", "--force", "--time", "0", name) if of == "podman" else engine("rm", "--force", name)
+            engine.remove(name)
         inside.clear()
         inside["second"] = engine.start("second")
         use_both("flows of a container on the new bridge", lambda: asked(inside["second"], ASK_TCP))
 
-
     return inside, before
+
+
+def first_container_again(engine, inside):
+    """Braid is gone: a container's flows take the default route. Then only the container runs that ran before Braid."""
+    seen = asked(inside["second"], ASK_TCP)
+    require(seen == {WLAN}, f"after `braid down` flows leave with {seen}")
+    engine.remove("second")
+    engine.start("free", "--publish", "8080:80")
 
 
 def podman():
@@ -332,13 +346,8 @@ def podman():
     @check("podman-down")
     def down():
         stop_braid()
-        seen = asked(inside["second"], ASK_TCP)
-        require(seen == {WLAN}, f"after `braid down` flows leave with {seen}")
-        engine("rm", "--force", "--time", "0", "second")
-        engine.start("free", "--publish", "8080:80")
-        # The addresses and the names of devices differ from one container to the next.
-        plain = lambda lines: {re.sub(r"10\.88\.0\.\d+|veth\w+|\b[0-9a-f]{12,}\b|fe80::\S+", "X", line) for line in lines}
-        require_as_before(plain(before), lambda: plain(system()))
+        first_container_again(engine, inside)
+        require_as_before(before)
 
 
 def docker():
@@ -358,7 +367,7 @@ def docker():
         require(found["verdict"] == "warning" and "DOCKER-USER" in found["remedy"] and LAN in found["remedy"], found)
         phone_is_cut_off()
 
-    closed_firewall_checks("docker", "Docker", before, docker_bridges)
+    closed_firewall_checks("docker", "Docker", before, docker_bridges, lambda: first_container_again(engine, inside))
 
 
 def docker_bridges():
@@ -448,8 +457,8 @@ def firewalld():
     closed_firewall_checks("firewalld", "firewalld", before)
 
 
-def closed_firewall_checks(of, heading, before, more=lambda: None):
-    """What follows once the firewall of this section in the documentation stops a LAN."""
+def closed_firewall_checks(of, heading, before, more=lambda: None, restore=lambda: None):
+    """What follows once the firewall of this section in the documentation stops a LAN. `restore` reverts what `more` and others changed besides Braid."""
 
     opened = set()
 
@@ -483,6 +492,7 @@ def closed_firewall_checks(of, heading, before, more=lambda: None):
     @check(f"{of}-down")
     def down():
         stop_braid()
+        restore()
         # The documented commands are the user's, and stay.
         require_as_before(before | opened)
 
