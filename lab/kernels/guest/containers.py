@@ -407,7 +407,10 @@ def docker_bridges():
             call("ip", "-n", name, "link", "set", "eth0", "up")
         call(*own, "link", "set", "br-other", "up")
         try:
-            call("nsenter", "--net=/run/netns/other1", "ping", "-c", "1", "-W", "20", "fd09::2")
+            # Braid learns of the bridge when it has ports.
+            ping = ["nsenter", "--net=/run/netns/other1", "ping", "-c", "1", "-W", "1", "fd09::2"]
+            answered = lambda: subprocess.run(ping, stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT).returncode == 0
+            eventually(answered, lambda: f"no answer; {[line for line in firewall() if 'br-other' in line]}")
         finally:
             for words in (["link", "del", "to-other1"], ["link", "del", "to-other2"], ["link", "del", "br-other"]):
                 call(*own, *words)
