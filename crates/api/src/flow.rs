@@ -66,6 +66,9 @@ pub struct Flow {
     /// Address of the client of the gateway to which it belongs; `null`: a flow of this machine.
     #[serde(default)]
     pub client: Option<String>,
+    /// Whether its packets take the gateway's fast path now, past the firewall, connection tracking and routing; `null`: no packets of it are forwarded.
+    #[serde(default)]
+    pub fast_path: Option<bool>,
     /// Bytes per link, if it uses several links.
     #[serde(default)]
     pub by_link: Vec<LinkBytes>,

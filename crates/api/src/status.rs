@@ -94,6 +94,8 @@ pub struct Counters {
     pub forwarded: Option<u64>,
     /// Flows of clients that followed the system's routes, because the table was full or the client had too many.
     pub overflowed: Option<u64>,
+    /// Packets of clients' flows that took the gateway's fast path.
+    pub fast_packets: Option<u64>,
 }
 
 /// One link.

@@ -13,6 +13,7 @@ mod energy;
 mod energy_service;
 mod estimates;
 mod explain;
+mod fast;
 mod flows;
 mod gateway;
 mod living;
@@ -46,7 +47,7 @@ use braid_model::{ByteCount, Family, FlowId, LinkIndex, NetworkSnapshot, PerDire
 
 use crate::config::Config;
 use crate::links::{Link, LinkTable, ProbePlan};
-use crate::steering::{AppId, BondedLoads, FlowRow, Port, SteerParams, Steering, SteeringError};
+use crate::steering::{AppId, BondedLoads, FastFlow, FlowRow, Port, SteerParams, Steering, SteeringError};
 use apps::Apps;
 pub use apps::Ended;
 pub use bond_reason::BondReason;
@@ -123,6 +124,10 @@ pub struct Core<S> {
     clients: clients::Clients,
     /// The devices at which the switch acts, and the virtual interface that it knows.
     ports: (Vec<Port>, Option<VirtualDevice>),
+    /// Flows of clients in the fast path.
+    fast: BTreeMap<FlowId, FastFlow>,
+    /// No flow enters it before this time.
+    fast_after: Time,
     /// Rates of direct flows.
     shares: shares::Shares,
     /// Flows that were already asked to end.
@@ -213,6 +218,8 @@ impl<S: Steering> Core<S> {
             gateway: None,
             clients: clients::Clients::default(),
             ports: Default::default(),
+            fast: BTreeMap::new(),
+            fast_after: Time::ZERO,
             shares: shares::Shares::default(),
             ending: BTreeSet::new(),
             stuck_due: None,

@@ -716,6 +716,7 @@ impl Peers {
             energy_j: bonded.cost.energy.total().map(Joules::get),
             peer: Some(bonded.peer.clone()),
             client: client.map(|client| client.to_string()),
+            fast_path: None,
             by_link,
         }
     }

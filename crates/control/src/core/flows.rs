@@ -185,6 +185,7 @@ impl<S: Steering> Core<S> {
             }
         }
         self.follow_shares(now);
+        self.follow_fast_path(now)?;
         self.links_with_flows = moved.keys().copied().collect();
         for ((index, family), (received, waiting)) in moved {
             if let Some(link) = self.links.get_mut(index) {

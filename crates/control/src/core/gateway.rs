@@ -27,10 +27,12 @@ impl<S: Steering> Core<S> {
         let own = self.virtual_device();
         let is_lan = |device: &LinkFacts| policy.lan.contains(&device.name);
         let is_member = |device: &LinkFacts| device.master.and_then(|master| self.network.interface(master)).is_some_and(is_lan);
+        let has_fast_path = policy.fast_path && policy.forwards();
         let side = |device: &LinkFacts| match own {
             Some(own) if own.name == device.name => Some(PortSide::Programs),
             Some(own) if own.switch_end() == device.name => Some(PortSide::Switch),
             _ if is_lan(device) => Some(PortSide::Lan),
+            _ if self.links.get(device.index).is_some_and(|link| has_fast_path && link.refused.is_none()) => Some(PortSide::Link),
             // Sockets of this machine send through software devices.
             _ => (device.kind == LinkKind::Virtual && is_member(device)).then_some(PortSide::Member),
         };
@@ -41,6 +43,7 @@ impl<S: Steering> Core<S> {
             self.gateway = None;
         }
         if plan != self.gateway {
+            self.leave_fast_path()?;
             self.actions.gateway = Some(plan.clone());
             self.gateway = plan;
         }
@@ -85,7 +88,7 @@ impl<S: Steering> Core<S> {
 
     /// Whether the virtual interface was there and does not work any more.
     fn has_lost_own_device(&self) -> bool {
-        let known = self.ports.0.iter().filter(|port| port.side != PortSide::Lan && port.side != PortSide::Member);
+        let known = self.ports.0.iter().filter(|port| matches!(port.side, PortSide::Programs | PortSide::Switch));
         known.map(|port| self.network.interface(port.index)).any(|device| device.is_none_or(|device| !device.carrier))
     }
 

@@ -218,6 +218,7 @@ impl FlowsView {
             energy_j: progress.energy.total().map(Joules::get),
             peer: None,
             client: client.map(|client| client.to_string()),
+            fast_path: row.forwarded.then_some(row.fast),
             by_link: Vec::new(),
         }
     }

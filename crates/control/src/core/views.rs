@@ -37,6 +37,7 @@ impl<S: Steering> Core<S> {
                 moved: count(|counters| counters.moved),
                 forwarded: count(|counters| counters.forwarded),
                 overflowed: count(|counters| counters.overflowed),
+                fast_packets: count(|counters| counters.fast_packets),
             },
             battery: self.supply.map(|supply| Battery {
                 level: supply.level,

@@ -4,6 +4,7 @@ mod apps;
 mod context;
 mod detect;
 mod energy;
+mod fast;
 mod faults;
 mod links;
 mod packets;

@@ -168,6 +168,7 @@ impl Peers {
             energy_j: None,
             peer: session.map(|session| session.relay.clone()),
             client: Some(row.local.0.to_string()),
+            fast_path: None,
             by_link: Vec::<LinkBytes>::new(),
         };
         self.packets.flows.iter().map(view).collect()

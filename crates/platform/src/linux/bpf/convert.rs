@@ -296,6 +296,7 @@ pub(super) fn flow_row(raw: &abi::FlowRow) -> Option<FlowRow> {
         return None;
     }
     let tcp = protocol == Protocol::Tcp;
+    let of_client = flow.app.exe.device == abi::CLIENT_DEVICE;
     let family = if flow.family == 6 { Family::V6 } else { Family::V4 };
     let local = match unmapped(raw.local) {
         addr if addr.is_unspecified() && family == Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
@@ -308,7 +309,8 @@ pub(super) fn flow_row(raw: &abi::FlowRow) -> Option<FlowRow> {
         family,
         app: app_id(&flow.app),
         // A client's flow has the index of the LAN device there.
-        process: if flow.app.exe.device == abi::CLIENT_DEVICE { 0 } else { flow.process },
+        process: if of_client { 0 } else { flow.process },
+        lan: of_client.then_some(LinkIndex(flow.process)),
         user: flow.user,
         cgroup: flow.cgroup,
         local: (local, raw.local_port as u16),
@@ -336,6 +338,7 @@ pub(super) fn flow_row(raw: &abi::FlowRow) -> Option<FlowRow> {
         moves: flow.moves,
         moving: flow.flags & abi::flow::MOVING != 0,
         filtered: flow.flags & abi::flow::FILTERED != 0,
+        fast: false,
         limitable: tcp && (!forwarded || flow.scale.iter().all(|scale| *scale != 0)),
     })
 }

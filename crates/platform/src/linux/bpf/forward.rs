@@ -25,6 +25,7 @@ use braid_control::steering::{ClientRow, FlowRow, Port, PortSide, RedirectedFlow
 const fn programs(side: PortSide) -> &'static [(&'static str, TcAttachType)] {
     match side {
         PortSide::Member => &[("braid_from_member", TcAttachType::Ingress)],
+        PortSide::Link => &[("braid_from_link", TcAttachType::Ingress), ("braid_to_link", TcAttachType::Egress)],
         PortSide::Lan => &[("braid_from_lan", TcAttachType::Ingress), ("braid_to_lan", TcAttachType::Egress)],
         PortSide::Programs => &[("braid_from_virtual", TcAttachType::Egress), ("braid_to_lan", TcAttachType::Ingress)],
         PortSide::Switch => &[("braid_outside", TcAttachType::Ingress), ("braid_inside", TcAttachType::Egress)],
@@ -245,7 +246,7 @@ impl BpfSteering {
     }
 }
 
-fn forward_key(protocol: Protocol, client: SocketAddr, remote: SocketAddr) -> abi::ForwardKey {
+pub(super) fn forward_key(protocol: Protocol, client: SocketAddr, remote: SocketAddr) -> abi::ForwardKey {
     abi::ForwardKey {
         client: mapped(client.ip().to_canonical()),
         remote: mapped(remote.ip().to_canonical()),
@@ -267,7 +268,7 @@ pub(super) fn rows(dumped: &Forwarded) -> impl Iterator<Item = FlowRow> {
     dumped.living.iter().filter_map(flow_row)
 }
 
-fn ignore_missing(done: Result<(), MapError>) -> Result<(), MapError> {
+pub(super) fn ignore_missing(done: Result<(), MapError>) -> Result<(), MapError> {
     match done {
         Err(MapError::KeyNotFound) => Ok(()),
         Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
@@ -281,7 +282,7 @@ pub fn sweep_filters() -> Result<(), DumpError> {
         return Ok(());
     }
     for device in netlink::snapshot(&Files::default())?.interfaces {
-        for &(name, side) in [PortSide::Lan, PortSide::Member, PortSide::Programs].into_iter().flat_map(programs) {
+        for &(name, side) in [PortSide::Lan, PortSide::Link, PortSide::Member, PortSide::Programs].into_iter().flat_map(programs) {
             // It fails if there is none.
             let _ = tc::qdisc_detach_program(&device.name, side, name);
         }
