@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 
 import lab
 from lab import (
@@ -367,11 +368,11 @@ def docker():
         require(found["verdict"] == "warning" and "DOCKER-USER" in found["remedy"] and LAN in found["remedy"], found)
         phone_is_cut_off()
 
-    closed_firewall_checks("docker", "Docker", before, docker_bridges, lambda: first_container_again(engine, inside))
+    closed_firewall_checks("docker", "Docker", before, beside_docker, lambda: first_container_again(engine, inside))
 
 
-def docker_bridges():
-    """Frames from one port of a bridge to another pass the firewall (br_netfilter), and must not be taken for routed packets."""
+def beside_docker():
+    """Rules that come later hold for running flows, too. Frames from one port of a bridge to another pass the firewall (br_netfilter), and must not be taken for routed packets."""
 
     @check("docker-frames-of-the-lan")
     def frames_of_the_lan():
@@ -393,6 +394,30 @@ def docker_bridges():
         finally:
             call("ip", "-n", "phone", "address", "add", f"{PHONE}/24", "dev", "eth0")
             call("ip", "-n", "phone", "route", "replace", "default", "via", GATEWAY)
+
+    @check("docker-later-rule-ends-a-fast-flow")
+    def later_rule():
+        """The fast path goes round the firewall's chains, but not round a rule of somebody else that comes later."""
+        with open("/tmp/www/large.bin", "wb") as file:
+            file.truncate(200_000_000)
+        download = subprocess.Popen([*ON_PHONE, "curl", "-sS", "-o", "/dev/null", f"http://{WEB}/large.bin"], stdin=subprocess.DEVNULL)
+        try:
+            flows = lambda: json.loads(braid("switch", "flows", "--json"))["flows"]
+            eventually(lambda: any(flow["fast_path"] for flow in flows()), lambda: f"no flow takes the fast path: {flows()}")
+            call("iptables", "-I", "DOCKER-USER", "-i", LAN, "-j", "DROP")
+            sent = lambda: json.loads(call("ip", "-j", "-s", "link", "show", "dev", "to-phone"))[0]["stats64"]["tx"]["bytes"]
+
+            def stands():
+                before = sent()
+                time.sleep(3)
+                return sent() - before < 100_000
+
+            eventually(stands, lambda: "the download goes on", pause=0)
+            call("iptables", "-D", "DOCKER-USER", "-i", LAN, "-j", "DROP")
+            eventually(lambda: not stands(), lambda: "the download does not go on without the rule", pause=0)
+        finally:
+            download.kill()
+            download.wait()
 
     @check("docker-frames-of-another-bridge")
     def frames_of_another_bridge():
