@@ -372,7 +372,8 @@ def docker():
 
 
 def beside_docker():
-    """Rules that come later hold for running flows, too. Frames from one port of a bridge to another pass the firewall (br_netfilter), and must not be taken for routed packets."""
+    """Rules that come later hold for running flows, too. Frames from one port of a bridge to another pass the firewall (br_netfilter), and must not be
+    taken for routed packets."""
 
     @check("docker-frames-of-the-lan")
     def frames_of_the_lan():

@@ -108,7 +108,7 @@ fn rules(policy: &Policy, is_privileged: bool) -> Check {
     let name = |name: &str| vec![name.to_owned()];
     let lan = if policy.lan.is_empty() { name("lan0") } else { policy.lan.clone() };
     let closed = PerFamily { v4: true, v6: true };
-    let plan = GatewayPlan { lan, links: name("link0"), ipv6: true, closed, ..GatewayPlan::default() };
+    let plan = GatewayPlan { lan, links: name("link0"), bridges: ["br0".to_owned()].into(), ipv6: true, closed, ..GatewayPlan::default() };
     match if is_privileged { gateway::trial(&plan) } else { gateway::find_nft() } {
         Ok(()) if is_privileged => check(RULES, GATEWAY, Standing::Ok, "nft and the kernel accept the gateway's rules", None),
         Ok(()) => untested(RULES),
