@@ -247,6 +247,10 @@ fn large_flows(config: &str, from: From) {
                 assert!(from.is_fast(&up, to), "{to}, UDP {udp}: left the fast path");
                 thread::sleep(ms(100));
             }
+            if from == From::Program {
+                let rate = || up.status().unwrap()["virtual_interface"]["rate_down_bps"].as_f64().unwrap_or(0.0);
+                eventually("the interface's rate counts it", || rate() > 2e6);
+            }
             let moved = exchange.finish();
             println!("{to}, UDP {udp}: {moved} bytes, {} packets so far took the fast path", fast_packets(&up));
             if !udp {

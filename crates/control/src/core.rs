@@ -28,6 +28,7 @@ mod shares;
 mod timeouts;
 mod vi;
 mod views;
+mod virtual_device;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
@@ -124,6 +125,10 @@ pub struct Core<S> {
     clients: clients::Clients,
     /// The devices at which the switch acts, and the virtual interface that it knows.
     ports: (Vec<Port>, Option<VirtualDevice>),
+    /// Why the switch does not act at the wanted devices; `None`: it does.
+    ports_trouble: Option<String>,
+    /// Traffic of the virtual interface.
+    own_traffic: virtual_device::OwnTraffic,
     /// Flows of clients in the fast path.
     fast: BTreeMap<FlowId, FastFlow>,
     /// No flow enters it before this time.
@@ -218,6 +223,8 @@ impl<S: Steering> Core<S> {
             gateway: None,
             clients: clients::Clients::default(),
             ports: Default::default(),
+            ports_trouble: None,
+            own_traffic: Default::default(),
             fast: BTreeMap::new(),
             fast_after: Time::ZERO,
             shares: shares::Shares::default(),
@@ -331,6 +338,7 @@ impl<S: Steering> Core<S> {
                 link.on_device(now, *counted, unix, busy, costs.get(index).copied());
             }
         }
+        self.measure_virtual_device(now, counters);
     }
 
     /// Does all work that [`Self::poll_timeout`] reports as due. An error of one task does not stop the others. Returns the first error;

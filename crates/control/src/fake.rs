@@ -176,6 +176,13 @@ impl FakeSteering {
         steered
     }
 
+    /// Makes the flow one that its program sends from this address of the virtual interface.
+    pub fn pass_virtual_device(&mut self, id: FlowId, address: IpAddr) {
+        if let Some(row) = self.flows.get_mut(&id) {
+            (row.forwarded, row.local, row.connecting) = (true, (address, row.local.1), false);
+        }
+    }
+
     /// Makes this the LAN device of a client's flow.
     pub fn set_lan(&mut self, id: FlowId, lan: LinkIndex) {
         if let Some(row) = self.flows.get_mut(&id) {

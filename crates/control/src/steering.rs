@@ -73,6 +73,20 @@ pub struct SteerParams {
     pub confined: bool,
 }
 
+impl FlowRow {
+    /// Whether a program of this machine sends it through the virtual interface.
+    pub fn is_through_virtual_device(&self) -> bool {
+        self.forwarded && self.app.client_address().is_none()
+    }
+}
+
+impl RedirectedFlow {
+    /// Whether a program of this machine sends it through the virtual interface.
+    pub fn is_through_virtual_device(&self) -> bool {
+        self.forwarded && self.app.client_address().is_none()
+    }
+}
+
 impl AppId {
     /// Identity of a client of the gateway, whose programs are unknown: its flows count as those of one application.
     pub fn client(address: IpAddr) -> Self {
@@ -231,6 +245,8 @@ pub struct RedirectedFlow {
     pub filtered: bool,
     /// It was redirected because it was unknown whether its destination runs Braid ([`Steering::set_hold`]).
     pub held: bool,
+    /// Whether the switch has handed it over, for a client or from the virtual interface.
+    pub forwarded: bool,
 }
 
 /// A flow, as the steering backend reports it.

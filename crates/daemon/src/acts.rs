@@ -40,6 +40,9 @@ const GATEWAY_WAIT: Duration = Duration::from_millis(500);
 /// Delay before they are tried again.
 const GATEWAY_RETRY: Duration = Duration::from_secs(5);
 
+/// What fails if the system's part of the gateway cannot be set up.
+pub(super) const GATEWAY: &str = "cannot set the firewall rules of the gateway or of fallback = \"none\"";
+
 /// Why a link is not measured.
 const NOT_WRITTEN: &str = "the bytes that the measurement may move cannot be written to the state directory";
 
@@ -131,7 +134,7 @@ impl Daemon<'_> {
             tracing::debug!(%error, "cannot end the flows of clients that the daemon carries");
         }
         self.unapplied_gateway = applied.is_err().then(|| (plan, now() + GATEWAY_RETRY));
-        self.log_and_retry("cannot set the firewall rules of the gateway or of fallback = \"none\"", applied);
+        self.log_and_retry(GATEWAY, applied);
     }
 
     /// Starts the measurement of one link, if one is due. The bytes that it may move are written to the disk first: otherwise a daemon that is

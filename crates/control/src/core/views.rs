@@ -50,6 +50,7 @@ impl<S: Steering> Core<S> {
             target_up_bps: self.target_now(Direction::Up).map(|rate| rate.bps()),
             warnings: self.warnings(now),
             ui: None,
+            virtual_interface: self.virtual_interface(),
         }
     }
 

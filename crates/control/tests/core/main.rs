@@ -10,4 +10,5 @@ mod links;
 mod packets;
 mod policy;
 mod shares;
+mod virtual_device;
 mod world;

@@ -99,6 +99,9 @@ impl BpfSteering {
             // Programs that were not loaded at the start may need a privilege that the daemon has given up since.
             self.load_switch();
             self.lan.switch().map_err(|reason| {
+                tracing::debug!("{reason}");
+                // The verifier's log follows, which helps no user.
+                let reason = reason.lines().next().unwrap_or_default();
                 failed(format!(
                     "{reason}; if [gateway] or [virtual] was added while Braid ran, restart Braid; `braid doctor` shows what this kernel supports"
                 ))
@@ -111,7 +114,14 @@ impl BpfSteering {
         let fresh: Vec<_> = ports.iter().filter(|port| !switch.devices.contains_key(port)).collect();
         let mut first = Ok(());
         for port in fresh {
-            match self.attach_to(port) {
+            let attached = self.attach_to(port).or_else(|reason| match port.side {
+                PortSide::Link => {
+                    tracing::warn!(device = port.name, reason, "flows over this link take no fast path");
+                    Ok(Vec::new())
+                }
+                _ => Err(reason),
+            });
+            match attached {
                 Ok(attached) => {
                     if let Ok(switch) = self.lan.switch() {
                         switch.devices.insert(port.clone(), attached);
