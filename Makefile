@@ -10,7 +10,7 @@ STATIC := $(shell uname -m)-unknown-linux-musl
 SUDO := $(if $(filter 0,$(shell id -u)),,sudo)
 
 .NOTPARALLEL:
-.PHONY: help deps deps-build program build demo test test-ui test-package test-verifier test-kernels test-arm64 bench check audit screenshots deb static package book install uninstall
+.PHONY: help deps deps-build program build demo test test-ui test-package test-verifier test-kernels test-containers test-arm64 bench check audit screenshots deb static package book install uninstall
 
 help:
 	@echo "make demo       builds Braid and demonstrates it in a lab (two minutes)"
@@ -25,6 +25,7 @@ help:
 	@echo "make test-package  installs, starts, upgrades and removes the .deb in plain root file systems (SUITES=\"bookworm noble\"); needs root"
 	@echo "make test-verifier  loads each BPF program on each kernel of lab/kernels, in QEMU, from each compiler (UPDATE=1 rewrites the table); needs root, downloads from Debian"
 	@echo "make test-kernels  tests all of Braid on each kernel of lab/kernels, in QEMU (KERNELS=\"6.1 6.12\" RUNS=checks); needs root, downloads from Debian"
+	@echo "make test-containers  tests Braid beside Podman, Docker, ufw and firewalld in Debian 12, in QEMU (RUNS=\"podman ufw\"); needs root, downloads from Debian"
 	@echo "make test-arm64  cross-builds Braid for arm64 and tests it on Debian's kernel in QEMU (KERNELS, default 6.12); needs root"
 	@echo "make book       the handbook as web pages, to $(TARGET)/book (needs mdbook and jq)"
 	@echo "make program    builds Braid, and installs only what the build needs"
@@ -95,6 +96,9 @@ test-kernels: deps-build
 	packaging/static-target $(STATIC)
 	CC_$(subst -,_,$(STATIC))=musl-gcc $(CARGO) build --release --locked -p braid -p braid-lab --target $(STATIC)
 	$(SUDO) env BRAID_KERNELS=$(abspath $(TARGET))/kernels KERNELS="$(KERNELS)" lab/kernels/test-kernels $(TARGET)/$(STATIC)/release $(RUNS)
+
+test-containers:
+	$(MAKE) test-kernels KERNELS=6.1 RUNS="$(or $(RUNS),podman docker ufw firewalld)"
 
 # Debian's tools for cross-building, and Rust's libraries for aarch64-unknown-linux-musl.
 test-arm64: deps-build

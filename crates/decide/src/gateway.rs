@@ -8,7 +8,7 @@
 //! | hook | priority | rules |
 //! |---|---|---|
 //! | prerouting | mangle | connection marks; after conntrack, before routing |
-//! | forward | filter - 1 | spoofed sources, connection marks for packets from bridges, strict rules, new connections from outside, maximum segment size |
+//! | forward | filter - 1 | nothing between ports of a bridge; spoofed sources, connection marks for packets from bridges, strict rules, new connections from outside, maximum segment size |
 //! | postrouting | srcnat | masquerade |
 //! | input | filter - 1 | spoofed sources of what the daemon takes, and what a relay sends to this machine |
 //! | output | filter - 1 | what this machine itself may send over links, if all flows leave through a relay ([`OwnRules`]) |
@@ -51,6 +51,9 @@ pub struct GatewayPlan {
     pub virtual_device: Option<VirtualDevice>,
     /// Names of the links' devices.
     pub links: Vec<String>,
+    /// Names of bridges. What goes from one of their ports to another is not forwarded by this machine, although the firewall sees it where bridges pass
+    /// the firewall (br_netfilter). A name that cannot be written in a rule is left out.
+    pub bridges: BTreeSet<String>,
     /// Slot and index of each link.
     pub slots: Vec<(usize, LinkIndex)>,
     /// Whether the LAN has IPv6 addresses other than link-local ones.
@@ -181,6 +184,10 @@ fn forwarding(plan: &GatewayPlan) -> Result<Vec<String>, UnusableName> {
         }
     }
     lines.extend(["}", "chain forward {", "type filter hook forward priority filter - 1; policy accept;"].map(String::from));
+    let within: Vec<String> = plan.bridges.iter().filter(|name| is_literal(name)).map(|name| format!("\"{name}\" . \"{name}\"")).collect();
+    if !within.is_empty() {
+        lines.push(format!("iifname . oifname {{ {} }} return", within.join(", ")));
+    }
     if let Some(lan_set) = set(&lan) {
         lines.push(format!("iifname {lan_set} fib saddr . iif oif missing counter drop comment \"source is not on this LAN\""));
         // Where bridges pass the firewall (br_netfilter, as Docker sets it), prerouting comes before the switch has decided.
@@ -344,10 +351,11 @@ mod tests {
     use super::*;
 
     fn plan() -> GatewayPlan {
-        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect();
+        let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<String>>();
         GatewayPlan {
             lan: names(&["eth1", "br-lan"]),
             links: names(&["wlan0", "wwan0"]),
+            bridges: names(&["br-lan", "docker0", "odd\"name"]).into_iter().collect(),
             slots: vec![(0, LinkIndex(2)), (3, LinkIndex(7))],
             ..Default::default()
         }
@@ -371,6 +379,7 @@ meta mark set ct mark map { 0xb1000002 : 0xb1d00001, 0xb1000007 : 0xb1d00004, 0x
 }
 chain forward {
 type filter hook forward priority filter - 1; policy accept;
+iifname . oifname { "br-lan" . "br-lan", "docker0" . "docker0" } return
 iifname { "br-lan", "eth1" } fib saddr . iif oif missing counter drop comment "source is not on this LAN"
 iifname { "br-lan", "eth1" } meta mark & 0xffff0000 == 0xb1d00000 ct status & confirmed == 0 ct mark 0 ct mark set meta mark map { 0xb1d00001 : 0xb1000002, 0xb1d00004 : 0xb1000007, 0xb1d000fe : 0xb1ffffff }
 iifname { "br-lan", "eth1" } meta l4proto != tcp ct direction original meta mark & 0xffff0000 == 0xb1d00000 ct mark & 0xff000000 == 0xb1000000 ct mark != 0xb1ffffff ct mark set meta mark map { 0xb1d00001 : 0xb1000002, 0xb1d00004 : 0xb1000007 }

@@ -187,6 +187,7 @@ fn plan() -> GatewayPlan {
     GatewayPlan {
         lan: names(&["lan0"]),
         links: names(&["link0", "link1"]),
+        bridges: names(&["br0", "docker0"]).into_iter().collect(),
         slots: vec![(0, LinkIndex(11)), (1, LinkIndex(12))],
         ipv6: true,
         ..Default::default()
@@ -681,6 +682,7 @@ fn nft_accepts_the_rules_and_takes_names_literally() {
         }),
         lan: odd.clone(),
         links: odd.clone(),
+        bridges: odd.iter().cloned().collect(),
         slots: (0..32).map(|slot| (slot, LinkIndex(slot as u32 * 3 + 1))).collect(),
         ipv6: true,
         virtual_device: Some(VirtualDevice {
@@ -711,4 +713,47 @@ fn nft_accepts_the_rules_and_takes_names_literally() {
     nft(&namespace, &ruleset(&all).unwrap());
     let listed = nft(&namespace, "list table inet braid_gateway\n");
     assert!(odd.iter().all(|name| listed.contains(&format!("\"{name}\""))), "{listed}");
+}
+
+#[test]
+fn regression_frames_between_ports_of_a_bridge_are_not_taken_for_forwarded_packets() {
+    let Some(lan) = Lan::new("bridges that pass the firewall") else { return };
+    let router = lan.router();
+    if !router.run(|| std::path::Path::new("/proc/sys/net/bridge").exists()) {
+        println!("skipped: this kernel has no br_netfilter, so no firewall sees the frames of a bridge");
+        return;
+    }
+    router.sysctl("net.bridge.bridge-nf-call-ip6tables", "1");
+    router.ip("link add dev br0 type bridge");
+    router.ip("link set dev br0 up");
+    let ports = [1, 2].map(|number| {
+        let namespace = TestNamespace::new().unwrap();
+        router.ip(&format!("link add dev port{number} type veth peer name eth0 netns {}", namespace.path));
+        router.ip(&format!("link set dev port{number} master br0 up"));
+        namespace.ip(&format!("addr add fd60::{number}/64 dev eth0 nodad"));
+        namespace.ip("link set dev eth0 up");
+        namespace
+    });
+    let [from, to] = &ports;
+    let passes = |limit: Duration| {
+        let (receiver, target) = to.run(|| {
+            let socket = UdpSocket::bind("[fd60::2]:0").unwrap();
+            (socket.try_clone().unwrap(), socket.local_addr().unwrap())
+        });
+        receiver.set_read_timeout(Some(LOST)).unwrap();
+        let end = Instant::now() + limit;
+        while Instant::now() < end {
+            from.run(move || UdpSocket::bind("[fd60::1]:0").unwrap().send_to(b"?", target)).unwrap();
+            if receiver.recv(&mut [0; 10]).is_ok() {
+                return true;
+            }
+        }
+        false
+    };
+    assert!(passes(LIMIT), "the bridge works");
+    // Braid turns on forwarding, so nobody outside may use it.
+    lan.apply(GatewayPlan { bridges: Default::default(), ..plan() });
+    assert!(!passes(LOST), "the firewall sees the frames");
+    lan.apply(plan());
+    assert!(passes(LIMIT));
 }

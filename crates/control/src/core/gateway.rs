@@ -1,6 +1,6 @@
 //! The gateway: which LAN devices are served, and what the kernel needs for it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use braid_api::ClientStatus;
@@ -79,6 +79,7 @@ impl<S: Steering> Core<S> {
             lan: policy.forwarded_devices(),
             virtual_device: self.virtual_device().cloned(),
             links: links.iter().map(|(_, facts)| facts.name.clone()).collect(),
+            bridges: self.masters(),
             slots: links.iter().map(|(slot, facts)| (*slot, facts.index)).collect(),
             ipv6: lan.chain(own).any(is_routable6),
             // Where everything is confined, a rule by program excepts nothing in the firewall, so it hides no later rule either.
@@ -94,6 +95,12 @@ impl<S: Steering> Core<S> {
     fn has_lost_own_device(&self) -> bool {
         let known = self.ports.0.iter().filter(|port| matches!(port.side, PortSide::Programs | PortSide::Switch));
         known.map(|port| self.network.interface(port.index)).any(|device| device.is_none_or(|device| !device.carrier))
+    }
+
+    /// Names of the devices that have ports: bridges, and bonds, for which it makes no difference.
+    fn masters(&self) -> BTreeSet<String> {
+        let masters = self.network.interfaces.iter().filter_map(|port| self.network.interface(port.master?));
+        masters.map(|device| device.name.clone()).collect()
     }
 
     /// LAN devices behind which containers of this machine may be: software devices, and bridges with a port that is one.

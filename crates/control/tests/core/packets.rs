@@ -1,4 +1,4 @@
-//! Packets of the gateway's clients: which relay takes them, and what the system needs for it.
+//! The gateway's clients: which relay takes their packets, and what the system needs for them.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -100,4 +100,22 @@ fn rules_and_routes_follow_the_device_and_its_addresses() {
     world.set_network();
     let gateway = world.core.take_actions().gateway.unwrap().unwrap();
     assert_eq!(gateway.packets, PerFamily::default());
+}
+
+#[test]
+fn regression_the_firewall_gets_the_names_of_bridges() {
+    let mut config = config(Scheduler::RoundRobin);
+    config.policy.lan = vec!["lan0".into()];
+    let mut world = World::new(config);
+    world.run(Duration::from_secs(1));
+    let _ = world.core.take_actions();
+    let (mut bridge, mut port) = (facts(20, "docker0"), facts(21, "veth1"));
+    for device in [&mut bridge, &mut port] {
+        (device.kind, device.gateways) = (LinkKind::Virtual, PerFamily::default());
+    }
+    port.master = Some(bridge.index);
+    world.devices.extend([bridge, port]);
+    world.set_network();
+    let gateway = world.core.take_actions().gateway.unwrap().unwrap();
+    assert_eq!(gateway.bridges, names(&["docker0"]));
 }

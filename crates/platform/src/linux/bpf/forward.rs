@@ -37,6 +37,9 @@ const CLIENT_IDLE: Duration = Duration::from_secs(600);
 const RECOUNT: Duration = Duration::from_secs(1);
 /// Priority of the filters before Linux 6.6, which has no BPF links at tc: after those of others.
 const PRIORITY: u16 = 49_000;
+/// What a filter needs that cannot be attached.
+const FILTER_NEEDS: &str = "; the kernel needs CONFIG_NET_SCH_INGRESS and CONFIG_NET_CLS_BPF: load the modules sch_ingress and cls_bpf (OpenWrt: \
+                            install kmod-sched-core and kmod-sched-bpf)";
 
 /// Result of a dump of the forwarded flows.
 #[derive(Default)]
@@ -154,7 +157,7 @@ impl BpfSteering {
                 return Err(format!("{name} has another type"));
             };
             let link = program.attach_with_options(&port.name, side, options).and_then(|link| SchedClassifier::take_link(program, link));
-            let link = link.map_err(|error| detail(&error))?;
+            let link = link.map_err(|error| detail(&error) + if by_link { "" } else { FILTER_NEEDS })?;
             if stays {
                 std::mem::forget(link);
             } else {

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use braid_decide::gateway::GatewayPlan;
 use braid_decide::policy::Policy;
-use braid_decide::tables;
+use braid_decide::tables::{self, CARRIER_MARK};
 use braid_model::{LinkFacts, NetworkSnapshot, PerFamily};
 
 use super::{Check, GATEWAY, Standing, check, processes, read, root};
@@ -19,14 +19,18 @@ use crate::linux::netlink::{Files, snapshot};
 pub const SWITCH: &str = "switch programs";
 /// Name of the check that tries the firewall rules.
 pub const RULES: &str = "nftables";
-/// Name of the check for firewalls that drop forwarded packets.
+/// Name of the check for firewalls that drop what clients send.
 pub const FORWARDING: &str = "other firewalls";
 
 /// Programs that assign addresses by DHCP.
 const DHCP_SERVERS: [&str; 5] = ["dnsmasq", "kea-dhcp4", "dhcpd", "odhcpd", "udhcpd"];
-/// Numbers of `hook forward` (`NF_INET_FORWARD`) and of `policy drop` (`NF_DROP`).
+/// Numbers of `hook input` (`NF_INET_LOCAL_IN`), `hook forward` (`NF_INET_FORWARD`) and of `policy drop` (`NF_DROP`).
+const INPUT: u32 = 1;
 const FORWARD: u32 = 2;
 const DROP: u32 = 0;
+
+/// Stands for the name of a LAN device in a remedy.
+const DEVICE: &str = "LAN-DEVICE";
 
 /// Name of the check for what the daemon serves.
 pub const MODE: &str = "gateway mode";
@@ -39,7 +43,7 @@ pub(super) fn examine(policy: &Policy, survey: Option<&Result<Vec<ProgramTrial>,
         None => vec![untested(SWITCH)],
     };
     checks.push(rules(policy, survey.is_some()));
-    checks.push(if survey.is_some() { firewalls(&policy.lan) } else { untested(FORWARDING) });
+    checks.push(if survey.is_some() { firewalls(policy) } else { untested(FORWARDING) });
     match snapshot(&Files::default()) {
         Ok(network) => checks.extend([devices(&network, &policy.lan), subnets(&network, policy)]),
         Err(error) => checks.push(check("LAN devices", GATEWAY, Standing::Unknown, error.to_string(), None)),
@@ -104,7 +108,7 @@ fn rules(policy: &Policy, is_privileged: bool) -> Check {
     let name = |name: &str| vec![name.to_owned()];
     let lan = if policy.lan.is_empty() { name("lan0") } else { policy.lan.clone() };
     let closed = PerFamily { v4: true, v6: true };
-    let plan = GatewayPlan { lan, links: name("link0"), ipv6: true, closed, ..GatewayPlan::default() };
+    let plan = GatewayPlan { lan, links: name("link0"), bridges: ["br0".to_owned()].into(), ipv6: true, closed, ..GatewayPlan::default() };
     match if is_privileged { gateway::trial(&plan) } else { gateway::find_nft() } {
         Ok(()) if is_privileged => check(RULES, GATEWAY, Standing::Ok, "nft and the kernel accept the gateway's rules", None),
         Ok(()) => untested(RULES),
@@ -119,17 +123,27 @@ fn rules(policy: &Policy, is_privileged: bool) -> Check {
     }
 }
 
-/// A firewall that drops or rejects forwarded packets, unless a rule accepts them.
+/// A firewall that drops or rejects packets of clients, unless a rule accepts them.
 #[derive(Debug, PartialEq, Eq)]
 struct Closed {
+    /// Which packets: forwarded ones, or bonded flows, which the daemon receives.
+    hook: u32,
     /// The chain or the program.
     place: String,
     /// Its rules, as text.
     rules: String,
+    /// What to do, with [`DEVICE`] for the name of a LAN device.
     remedy: String,
 }
 
-fn firewalls(lan: &[String]) -> Check {
+impl Closed {
+    fn packets(&self) -> &'static str {
+        if self.hook == INPUT { "incoming packets, and with them bonded flows of clients," } else { "forwarded packets" }
+    }
+}
+
+fn firewalls(policy: &Policy) -> Check {
+    let lan = &policy.lan;
     let chains = match netfilter::base_chains() {
         Ok(chains) => chains,
         Err(error) => {
@@ -143,73 +157,118 @@ fn firewalls(lan: &[String]) -> Check {
             );
         }
     };
-    let closed = chains.iter().filter_map(|chain| closed(chain, lan)).map(|(chain, remedy)| Closed {
-        place: format!("chain {} of table {} {}", chain.name, chain.family, chain.table),
-        rules: output("nft", &["list", "table", chain.family, &chain.table]),
-        remedy,
-    });
+    let hooks: &[u32] = if bonds(policy) { &[FORWARD, INPUT] } else { &[FORWARD] };
+    let both = hooks.iter().flat_map(|hook| chains.iter().map(move |chain| (*hook, chain)));
+    let closed =
+        both.filter_map(|(hook, chain)| closed(chain, hook).map(|remedy| (hook, chain, remedy))).map(|(hook, chain, remedy)| Closed {
+            hook,
+            place: format!("chain {} of table {} {}", chain.name, chain.family, chain.table),
+            rules: output("nft", &["list", "table", chain.family, &chain.table]),
+            remedy,
+        });
     let legacy =
-        [("ip_tables_names", "iptables-legacy"), ("ip6_tables_names", "ip6tables-legacy")].into_iter().filter_map(|(file, program)| {
-            read(root(), &format!("proc/self/net/{file}")).lines().any(|table| table == "filter").then_some(())?;
-            let rules = output(program, &["-S"]);
-            rules.lines().any(|line| line == "-P FORWARD DROP").then(|| Closed {
-                place: format!("{program} -S FORWARD"),
-                rules,
-                remedy: accept_by(program, "FORWARD", lan),
-            })
+        [("ip_tables_names", "iptables-legacy"), ("ip6_tables_names", "ip6tables-legacy")].into_iter().flat_map(|(file, program)| {
+            let is_used = read(root(), &format!("proc/self/net/{file}")).lines().any(|table| table == "filter");
+            let rules = if is_used { output(program, &["-S"]) } else { String::new() };
+            let is_closed = |hook: &u32| rules.lines().any(|line| line == format!("-P {} DROP", built_in(*hook)));
+            let shut = |hook: u32| Closed {
+                hook,
+                place: format!("{program} -S {}", built_in(hook)),
+                rules: rules.clone(),
+                remedy: if hook == INPUT { accept_mark(program) } else { accept_by(program, "FORWARD") },
+            };
+            hooks.iter().copied().filter(is_closed).map(shut).collect::<Vec<_>>()
         });
     judge(closed.chain(legacy).collect(), lan)
 }
 
-/// The chain, and how to make it accept what the LAN devices send, if it drops or rejects forwarded packets.
-fn closed<'a>(chain: &'a BaseChain, lan: &[String]) -> Option<(&'a BaseChain, String)> {
-    if chain.hook != FORWARD || !matches!(chain.family, "ip" | "ip6" | "inet") || chain.table.starts_with("braid_gateway") {
+/// Whether flows of clients may be bonded. Their packets are not forwarded: the daemon receives them.
+fn bonds(policy: &Policy) -> bool {
+    policy.bonds_all || policy.apps.iter().any(|rule| rule.carry.needs_peer())
+}
+
+/// iptables' name for the chain of a hook.
+fn built_in(hook: u32) -> &'static str {
+    if hook == INPUT { "INPUT" } else { "FORWARD" }
+}
+
+/// How to make the chain accept what the LAN devices send, if it drops or rejects it at this hook.
+fn closed(chain: &BaseChain, hook: u32) -> Option<String> {
+    if chain.hook != hook || !matches!(chain.family, "ip" | "ip6" | "inet") || chain.table.starts_with("braid_gateway") {
         return None;
     }
-    let device = first(lan);
-    // Its chain ends with a rule that rejects.
-    if chain.table == "firewalld" {
-        return Some((chain, format!("firewall-cmd --permanent --zone=trusted --change-interface={device} && firewall-cmd --reload")));
+    // Its chains end with a rule that rejects. The remedy for forwarded packets lets bonded flows in, too.
+    if chain.table == "firewalld" && hook == FORWARD {
+        return Some(format!("firewall-cmd --permanent --zone=trusted --change-interface={DEVICE} && firewall-cmd --reload"));
     }
     if chain.policy != DROP {
         return None;
     }
     let program = if chain.family == "ip6" { "ip6tables" } else { "iptables" };
-    let remedy = match chain.name.as_str() {
-        "FORWARD" if has_chain(chain, "DOCKER-USER") => format!("Docker sets this policy: {}", accept_by(program, "DOCKER-USER", lan)),
-        "FORWARD" if has_chain(chain, "ufw-user-forward") || has_chain(chain, "ufw6-user-forward") => {
-            format!("ufw route allow in on {device}")
+    let has = |name: &str| has_chain(chain, name);
+    Some(match chain.name.as_str() {
+        "INPUT" if has("ufw-before-input") => ufw_accept_mark("ufw-before-input", "before.rules"),
+        "INPUT" if has("ufw6-before-input") => ufw_accept_mark("ufw6-before-input", "before6.rules"),
+        "INPUT" => accept_mark(program),
+        "FORWARD" if has("DOCKER-USER") => format!("Docker sets this policy: {}", accept_by(program, "DOCKER-USER")),
+        "FORWARD" if has("ufw-user-forward") || has("ufw6-user-forward") => {
+            format!("ufw route allow in on {DEVICE}")
         }
-        "FORWARD" => accept_by(program, "FORWARD", lan),
+        "FORWARD" => accept_by(program, "FORWARD"),
+        _ if chain.table == "fw4" && hook == INPUT => {
+            format!("in /etc/config/firewall, let the zone of {DEVICE} accept input, then run `fw4 reload`")
+        }
         _ if chain.table == "fw4" => {
-            format!("in /etc/config/firewall, let the zone of {device} forward to the zone of the links, then run `fw4 reload`")
+            format!("in /etc/config/firewall, let the zone of {DEVICE} forward to the zone of the links, then run `fw4 reload`")
+        }
+        name if hook == INPUT => {
+            format!("nft insert rule {} {} {name} meta mark {CARRIER_MARK:#x} accept", chain.family, chain.table)
         }
         name => format!(
-            "nft insert rule {family} {table} {name} iifname {device} accept; nft insert rule {family} {table} {name} oifname {device} ct state \
+            "nft insert rule {family} {table} {name} iifname {DEVICE} accept; nft insert rule {family} {table} {name} oifname {DEVICE} ct state \
              established,related accept",
             family = chain.family,
             table = chain.table
         ),
-    };
-    Some((chain, remedy))
+    })
 }
 
 fn has_chain(chain: &BaseChain, name: &str) -> bool {
     netfilter::chain_names(chain).is_ok_and(|names| names.iter().any(|other| other == name))
 }
 
-fn first(lan: &[String]) -> &str {
-    lan.first().map_or("LAN-DEVICE", String::as_str)
-}
-
-fn accept_by(program: &str, chain: &str, lan: &[String]) -> String {
-    let device = first(lan);
+fn accept_by(program: &str, chain: &str) -> String {
     format!(
-        "{program} -I {chain} -i {device} -j ACCEPT; {program} -I {chain} -o {device} -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT"
+        "{program} -I {chain} -i {DEVICE} -j ACCEPT; {program} -I {chain} -o {DEVICE} -m conntrack --ctstate ESTABLISHED,RELATED -j ACCEPT"
     )
 }
 
-/// A closed firewall is no problem if it has a rule for every LAN device. The rules are not evaluated: only those that name the device count.
+fn accept_mark(program: &str) -> String {
+    format!("{program} -I INPUT -m mark --mark {CARRIER_MARK:#x} -j ACCEPT")
+}
+
+/// ufw keeps no rules by mark but those in its files.
+fn ufw_accept_mark(chain: &str, file: &str) -> String {
+    format!(
+        "add `-A {chain} -m mark --mark {CARRIER_MARK:#x} -j ACCEPT` to /etc/ufw/{file} after the line `# End required lines`, then run `ufw reload`"
+    )
+}
+
+/// The lines of the chains that may serve this hook, in the form of nft or iptables: chains named after the other hook are left out.
+fn lines_of(rules: &str, hook: u32) -> impl Iterator<Item = &str> {
+    let other = if hook == INPUT { "forward" } else { "input" };
+    let mut is_other = false;
+    rules.lines().filter(move |line| {
+        let mut words = line.split_whitespace();
+        if let (Some("chain" | "-A"), Some(name)) = (words.next(), words.next()) {
+            is_other = name.to_ascii_lowercase().contains(other);
+        }
+        !is_other
+    })
+}
+
+/// A closed firewall is no problem if it has a rule for every LAN device, or for the mark of bonded flows. The rules are not evaluated: only those that
+/// name the device or the mark count.
 fn judge(closed: Vec<Closed>, lan: &[String]) -> Check {
     let accepts = |line: &str, device: &str| {
         let words: Vec<&str> = line.split(|c: char| c.is_whitespace() || matches!(c, '"' | ',')).collect();
@@ -218,24 +277,34 @@ fn judge(closed: Vec<Closed>, lan: &[String]) -> Check {
         let verdicts = ["accept", "ACCEPT", "filter_FWD_trusted", "jump forward_"];
         is_in && words.contains(&device) && verdicts.iter().any(|verdict| line.contains(verdict))
     };
-    let shut = |one: &&Closed| lan.is_empty() || !lan.iter().all(|device| one.rules.lines().any(|line| accepts(line, device)));
-    let shut: Vec<&Closed> = closed.iter().filter(shut).collect();
-    let Some(one) = shut.first() else {
+    let mark = format!("{CARRIER_MARK:#x}");
+    let takes = |one: &Closed, device: &str| match one.hook {
+        // A rule for a single port accepts not all.
+        INPUT => lines_of(&one.rules, INPUT).any(|line| !line.contains("dport") && accepts(line, device)),
+        hook => lines_of(&one.rules, hook).any(|line| accepts(line, device)),
+    };
+    let takes_mark = |one: &Closed| {
+        one.hook == INPUT && lines_of(&one.rules, INPUT).any(|line| line.contains(&mark) && line.to_ascii_lowercase().contains("accept"))
+    };
+    // The devices whose packets it drops; `None`: it lets those of all pass.
+    let refused = |one: &Closed| -> Option<Vec<&str>> {
+        let refused: Vec<&str> = lan.iter().map(String::as_str).filter(|device| !takes(one, device)).collect();
+        (!takes_mark(one) && (lan.is_empty() || !refused.is_empty())).then_some(refused)
+    };
+    let shut: Vec<(&Closed, Vec<&str>)> = closed.iter().filter_map(|one| Some((one, refused(one)?))).collect();
+    let Some((one, devices)) = shut.first() else {
         let found = match &closed[..] {
-            [] => "no other firewall drops forwarded packets by policy".to_owned(),
-            [one, ..] => format!("{} drops forwarded packets, but has a rule that accepts those of the LAN", one.place),
+            [] => "no other firewall drops packets of clients by policy".to_owned(),
+            [one, ..] => format!("{} drops {}, but has a rule that accepts those of the LAN", one.place, one.packets()),
         };
         return check(FORWARDING, GATEWAY, Standing::Ok, found, None);
     };
-    let places: Vec<&str> = shut.iter().map(|one| one.place.as_str()).collect();
-    let found = format!("{} drops forwarded packets and has no rule that accepts those of the LAN", places.join("; "));
-    check(
-        FORWARDING,
-        GATEWAY,
-        Standing::Warning,
-        found,
-        Some(&format!("let them pass: {}; and keep such rules across a reboot", one.remedy)),
-    )
+    let alike = shut.iter().filter(|(other, refused)| other.hook == one.hook && refused == devices);
+    let places: Vec<&str> = alike.map(|(one, _)| one.place.as_str()).collect();
+    let whose = if devices.is_empty() { "the LAN".to_owned() } else { devices.join(", ") };
+    let found = format!("{} drops {} and has no rule that accepts those of {whose}", places.join("; "), one.packets());
+    let remedy = one.remedy.replace(DEVICE, devices.first().unwrap_or(&DEVICE));
+    check(FORWARDING, GATEWAY, Standing::Warning, found, Some(&format!("let them pass: {remedy}; and keep such rules across a reboot")))
 }
 
 /// Whether the LAN devices exist and have addresses.
@@ -301,22 +370,26 @@ mod tests {
 
     #[test]
     fn firewalls_that_drop_are_found_with_their_remedy() {
-        let lan = ["lan0".to_owned()];
-        let remedy = |chain: &BaseChain| closed(chain, &lan).map(|(_, remedy)| remedy);
+        let remedy = |chain: &BaseChain| closed(chain, FORWARD);
         assert_eq!(remedy(&chain("inet", "mine", "f", 1)), None);
         assert_eq!(remedy(&chain("inet", "braid_gateway", "forward", DROP)), None);
         assert_eq!(remedy(&BaseChain { hook: 1, ..chain("ip", "filter", "INPUT", DROP) }), None);
-        assert!(remedy(&chain("inet", "mine", "f", DROP)).unwrap().starts_with("nft insert rule inet mine f iifname lan0 accept"));
-        assert!(remedy(&chain("ip6", "filter", "FORWARD", DROP)).unwrap().starts_with("ip6tables -I FORWARD -i lan0"));
+        assert!(remedy(&chain("inet", "mine", "f", DROP)).unwrap().starts_with("nft insert rule inet mine f iifname LAN-DEVICE accept"));
+        assert!(remedy(&chain("ip6", "filter", "FORWARD", DROP)).unwrap().starts_with("ip6tables -I FORWARD -i LAN-DEVICE"));
         assert!(remedy(&chain("inet", "fw4", "forward", DROP)).unwrap().contains("/etc/config/firewall"));
-        assert!(remedy(&chain("inet", "firewalld", "filter_FORWARD", 1)).unwrap().contains("--change-interface=lan0"));
+        assert!(remedy(&chain("inet", "firewalld", "filter_FORWARD", 1)).unwrap().contains("--change-interface=LAN-DEVICE"));
+        let incoming = |chain: BaseChain| closed(&BaseChain { hook: INPUT, ..chain }, INPUT);
+        assert_eq!(incoming(chain("inet", "firewalld", "filter_INPUT", 1)), None);
+        assert_eq!(incoming(chain("ip6", "filter", "INPUT", DROP)).unwrap(), "ip6tables -I INPUT -m mark --mark 0xb1d000fe -j ACCEPT");
+        assert_eq!(incoming(chain("inet", "mine", "in", DROP)).unwrap(), "nft insert rule inet mine in meta mark 0xb1d000fe accept");
+        assert_eq!(closed(&chain("inet", "mine", "f", DROP), INPUT), None);
     }
 
     #[test]
     fn a_rule_for_every_lan_device_opens_a_firewall() {
         let lan = ["lan0", "lan1"].map(str::to_owned);
         let judged = |rules: &str, lan: &[String]| {
-            judge(vec![Closed { place: "x".into(), rules: rules.into(), remedy: "open it".into() }], lan).standing
+            judge(vec![Closed { hook: FORWARD, place: "x".into(), rules: rules.into(), remedy: "open it".into() }], lan).standing
         };
         let one = "\t\tiifname \"lan0\" counter packets 0 bytes 0 accept\n";
         assert_eq!(judged(one, &lan), Standing::Warning);
@@ -326,7 +399,41 @@ mod tests {
         assert_eq!(judged("iifname \"lan0\" jump forward_lan comment \"!fw4: lan\"", &lan[..1]), Standing::Ok);
         assert_eq!(judged("oifname \"lan0\" accept\niifname \"lan00\" accept\n", &lan[..1]), Standing::Warning);
         assert_eq!(judged(one, &[]), Standing::Warning);
+        assert_eq!(judged("-A ufw-user-input -i lan0 -p udp -m udp --dport 53 -j ACCEPT", &lan[..1]), Standing::Warning);
+        assert_eq!(judged("\tchain ufw-user-input {\n\t\tiifname \"lan0\" accept\n\t}\n", &lan[..1]), Standing::Warning);
         assert_eq!(judge(Vec::new(), &lan).standing, Standing::Ok);
+    }
+
+    #[test]
+    fn regression_the_remedy_is_for_the_device_that_is_refused() {
+        let lan = ["docker0", "lan1"].map(str::to_owned);
+        let rules = "\t\tiifname \"docker0\" oifname != \"docker0\" counter packets 0 bytes 0 accept\n".to_owned();
+        let found = judge(vec![Closed { hook: FORWARD, place: "x".into(), rules, remedy: accept_by("iptables", "DOCKER-USER") }], &lan);
+        let remedy = found.remedy.unwrap();
+        assert!(found.found.ends_with("those of lan1"), "{}", found.found);
+        assert!(remedy.contains("-i lan1 ") && !remedy.contains("docker0"), "{remedy}");
+    }
+
+    #[test]
+    fn a_rule_for_the_mark_or_the_lan_lets_bonded_flows_in() {
+        let lan = ["lan0".to_owned()];
+        let judged = |rules: &str| {
+            let found = judge(vec![Closed { hook: INPUT, place: "x".into(), rules: rules.into(), remedy: "let them in".into() }], &lan);
+            assert!(found.standing == Standing::Ok || found.found.contains("bonded"), "{found:?}");
+            found.standing
+        };
+        assert_eq!(judged(""), Standing::Warning);
+        assert_eq!(judged("\tchain ufw-before-input {\n\t\tmeta mark 0xb1d000fe counter packets 0 bytes 0 accept\n\t}\n"), Standing::Ok);
+        assert_eq!(judged("-A INPUT -m mark --mark 0xb1d000fe -j ACCEPT"), Standing::Ok);
+        assert_eq!(judged("-A INPUT -m mark --mark 0xb1d000fe -j DROP"), Standing::Warning);
+        assert_eq!(judged("-A ufw-user-input -i lan0 -j ACCEPT"), Standing::Ok);
+        assert_eq!(judged("-A ufw-user-input -i lan0 -p udp -m udp --dport 53 -j ACCEPT"), Standing::Warning);
+        assert_eq!(judged("-A ufw-user-forward -i lan0 -j ACCEPT"), Standing::Warning);
+    }
+
+    #[test]
+    fn only_a_policy_that_bonds_needs_incoming_packets() {
+        assert!(!bonds(&Policy::default()) && bonds(&Policy { bonds_all: true, ..Policy::default() }));
     }
 
     #[test]
