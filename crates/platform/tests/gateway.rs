@@ -65,7 +65,7 @@ impl Lan {
     }
 
     fn apply(&self, plan: GatewayPlan) {
-        self.router().run(move || gateway::apply(&plan)).unwrap();
+        self.router().run(move || gateway::Keeper::default().apply(&plan)).unwrap();
     }
 
     fn sweep(&self) -> bool {
@@ -634,12 +634,12 @@ fn the_daemon_and_its_watchdog_have_the_privileges() {
     let before = lan.settings();
     let router = lan.router();
     for (daemon, watchdog) in [(become_daemon as fn(), become_watchdog as fn()), (become_service, become_service)] {
-        narrowed(router, daemon, || gateway::apply(&plan())).unwrap();
+        narrowed(router, daemon, || gateway::Keeper::default().apply(&plan())).unwrap();
         assert_eq!(lan.setting("ipv4/ip_forward"), "1");
         assert!(narrowed(router, watchdog, gateway::sweep).unwrap());
         assert_eq!(lan.settings(), before);
     }
-    let denied = narrowed(router, || drop_privileges(0).unwrap(), || (gateway::apply(&plan()), gateway::sweep()));
+    let denied = narrowed(router, || drop_privileges(0).unwrap(), || (gateway::Keeper::default().apply(&plan()), gateway::sweep()));
     let text = denied.0.unwrap_err().to_string();
     assert!(matches!(denied.1, Err(GatewayError::Tables { .. })) && text.contains("CAP_NET_ADMIN"), "{text}");
 }

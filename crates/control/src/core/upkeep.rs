@@ -1,0 +1,236 @@
+//! Sets again what somebody else has removed from the kernel: routing rules, routes, firewall tables, the virtual interface.
+//!
+//! At once at first, and at most once a second. If it is removed again and again, the delays double: Braid does not compete with another program in a
+//! tight loop.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use braid_decide::virtual_device;
+use braid_model::{RouteFacts, Time};
+
+use super::Core;
+use crate::steering::Steering;
+
+/// How long the news of what was set may take to arrive, and the shortest delay.
+const SETTLE: Duration = Duration::from_secs(1);
+/// Longest delay.
+const LONGEST: Duration = Duration::from_secs(60);
+/// Something that stayed for this long is set again at once.
+const CALM: Duration = Duration::from_secs(120);
+/// After this number of removals in a row the delays grow, and there is a warning.
+const MANY: u32 = 3;
+
+/// A part of the kernel's configuration that Braid sets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kept {
+    /// Routing rules and routes.
+    Tables,
+    /// The firewall tables of the gateway or of `fallback = "none"`, and the virtual interface.
+    Gateway,
+}
+
+impl Kept {
+    /// What it is, in messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tables => "Braid's routing rules or routes",
+            Self::Gateway => "Braid's firewall rules or virtual interface",
+        }
+    }
+
+    /// The commands that show who removes it.
+    fn monitor(self) -> &'static str {
+        match self {
+            Self::Tables => "`ip monitor rule route` shows when",
+            Self::Gateway => "`nft monitor trace` and `ip monitor` show when",
+        }
+    }
+}
+
+/// Whether one of them is there.
+#[derive(Debug, Default)]
+pub(super) struct Upkeep {
+    /// Since when the kernel has it; `None`: it is not set yet, or wanted no more.
+    set: Option<Time>,
+    /// How often in a row it was removed soon after it had been set.
+    removals: u32,
+    /// When to look again.
+    due: Option<Time>,
+}
+
+impl Upkeep {
+    /// It is about to be set, or to be removed by Braid itself.
+    pub(super) fn on_change(&mut self) {
+        (self.set, self.due) = (None, None);
+    }
+
+    /// It is set.
+    fn on_set(&mut self, now: Time) {
+        (self.set, self.due) = (Some(now), Some(now + SETTLE));
+    }
+
+    /// Takes whether it is missing. Returns whether it is to be set now.
+    pub(super) fn must_restore(&mut self, now: Time, missing: bool) -> bool {
+        let Some(set) = self.set else { return false };
+        if !missing {
+            self.due = self.due.filter(|due| now < *due);
+            return false;
+        }
+        if now.since(set) >= CALM {
+            self.removals = 0;
+        }
+        let earliest = set + (SETTLE * 2u32.saturating_pow(self.removals.saturating_sub(MANY).min(16))).min(LONGEST);
+        if now < earliest {
+            self.due = Some(earliest);
+            return false;
+        }
+        self.removals = self.removals.saturating_add(1);
+        self.on_change();
+        true
+    }
+
+    /// When to look again.
+    pub(super) fn due(&self) -> Option<Time> {
+        self.due
+    }
+
+    fn warning(&self, now: Time, what: Kept) -> Option<String> {
+        let fought = self.removals > MANY && self.set.is_none_or(|set| now.since(set) < CALM);
+        fought.then(|| {
+            format!(
+                "another program has removed {} {} times in a row; Braid sets them again, but waits up to {} s before it does, and meanwhile \
+                 traffic follows the system's own rules; find that program and exclude what is Braid's from it ({})",
+                what.name(),
+                self.removals,
+                LONGEST.as_secs(),
+                what.monitor()
+            )
+        })
+    }
+}
+
+impl<S: Steering> Core<S> {
+    /// The kernel has accepted the last rules and routes, or the last plan of the gateway.
+    pub fn on_set(&mut self, now: Time, what: Kept) {
+        match what {
+            Kept::Tables => self.tables_upkeep.on_set(now),
+            Kept::Gateway => {
+                self.firewall_lost = false;
+                self.gateway_upkeep.on_set(now);
+            }
+        }
+    }
+
+    /// Somebody has changed the firewall tables of Braid: `lost`: they lack what was set.
+    pub fn on_firewall(&mut self, now: Time, lost: bool) {
+        self.firewall_lost = lost;
+        self.keep_gateway(now);
+    }
+
+    /// Looks again where it is due.
+    pub(super) fn keep_up(&mut self, now: Time) {
+        let is_due = |upkeep: &Upkeep| upkeep.due().is_some_and(|due| due <= now);
+        if is_due(&self.tables_upkeep) {
+            self.keep_tables(now);
+        }
+        if is_due(&self.gateway_upkeep) {
+            self.keep_gateway(now);
+        }
+    }
+
+    /// Sets rules and routes again that the network lacks.
+    pub(super) fn keep_tables(&mut self, now: Time) {
+        let missing = self.plan.as_ref().map_or(0, |plan| plan.missing(&self.network));
+        if self.tables_upkeep.must_restore(now, missing > 0) {
+            self.actions.plan = self.plan.clone();
+            self.actions.restored.push(Kept::Tables);
+        }
+    }
+
+    /// Sets the system's part of the gateway again if something of it is missing.
+    pub(super) fn keep_gateway(&mut self, now: Time) {
+        let missing = self.firewall_lost || self.has_lost_own_device();
+        if self.gateway_upkeep.must_restore(now, missing) {
+            self.actions.gateway = Some(self.gateway.clone());
+            self.actions.restored.push(Kept::Gateway);
+        }
+    }
+
+    /// Whether the virtual interface is not there, does not work, or lacks a rule or route.
+    fn has_lost_own_device(&self) -> bool {
+        let Some(own) = self.virtual_device() else { return false };
+        let device = |name: &str| self.network.interfaces.iter().find(|facts| facts.name == name && facts.carrier);
+        let (Some(facts), Some(switch_end)) = (device(&own.name), device(&own.switch_end())) else { return true };
+        let has_route = |wanted: &RouteFacts| {
+            let by_same_device = |route: &RouteFacts| route.hops.iter().map(|hop| hop.device).eq(wanted.hops.iter().map(|hop| hop.device));
+            let same = |route: &RouteFacts| (route.table, route.destination) == (wanted.table, wanted.destination) && by_same_device(route);
+            self.network.routes.iter().any(same)
+        };
+        let lacks = |address: &IpAddr| {
+            // Where IPv6 is turned off, the platform makes the interface without.
+            let is_there = facts.addresses.iter().any(|net| net.addr() == *address);
+            let rules = virtual_device::rules(*address, &own.name);
+            let routes = virtual_device::routes(*address, facts.index, switch_end.index);
+            if is_there {
+                !rules.iter().all(|rule| self.network.rules.contains(rule)) || !routes.iter().all(has_route)
+            } else {
+                address.is_ipv4()
+            }
+        };
+        own.addresses.iter().any(lacks)
+    }
+
+    pub(super) fn upkeep_warnings(&self, now: Time) -> impl Iterator<Item = String> {
+        [(&self.tables_upkeep, Kept::Tables), (&self.gateway_upkeep, Kept::Gateway)]
+            .into_iter()
+            .filter_map(move |(upkeep, what)| upkeep.warning(now, what))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    #[test]
+    fn what_is_removed_is_set_again_at_once_and_later_more_rarely() {
+        let mut upkeep = Upkeep::default();
+        let mut now = Time::from_millis(1000);
+        assert!(!upkeep.must_restore(now, true), "it was never set");
+        upkeep.on_set(now);
+        now = now + SECOND * 10;
+        assert!(!upkeep.must_restore(now, false) && upkeep.due().is_none());
+        assert!(upkeep.must_restore(now, true));
+        assert!(!upkeep.must_restore(now, true), "it is being set");
+        let mut waited = Vec::new();
+        for _ in 0..10 {
+            upkeep.on_set(now);
+            assert!(!upkeep.must_restore(now, true));
+            let due = upkeep.due().unwrap();
+            waited.push(due.since(now).as_secs());
+            now = due;
+            assert!(upkeep.must_restore(now, true), "at the announced time");
+        }
+        assert_eq!(waited, [1, 1, 1, 2, 4, 8, 16, 32, 60, 60]);
+        assert!(upkeep.warning(now, Kept::Tables).is_some_and(|text| text.contains("11 times")));
+        upkeep.on_set(now);
+        now = now + CALM;
+        assert!(!upkeep.must_restore(now, false) && upkeep.warning(now, Kept::Tables).is_none());
+        assert!(upkeep.must_restore(now, true), "at once after a quiet time");
+        assert!(upkeep.warning(now, Kept::Tables).is_none());
+    }
+
+    #[test]
+    fn old_news_is_no_loss() {
+        let mut upkeep = Upkeep::default();
+        let now = Time::from_millis(1000);
+        upkeep.on_set(now);
+        assert!(!upkeep.must_restore(now + SECOND / 50, true), "the network was read before");
+        assert!(!upkeep.must_restore(now + SECOND / 25, false));
+        assert_eq!(upkeep.due(), Some(now + SECOND));
+        assert!(!upkeep.must_restore(now + SECOND, false));
+        assert_eq!((upkeep.due(), upkeep.removals), (None, 0));
+    }
+}

@@ -1,0 +1,111 @@
+//! Bad days of a gateway: what others do to its rules, its links and its LAN.
+
+mod support;
+
+use std::process::{Child, Stdio};
+use std::time::Duration;
+
+use braid_lab::{Builder, Lab, LinkSpec};
+use support::gateway::*;
+use support::*;
+
+const GATEWAY: &str = "scheduler = \"round-robin\"\nprobe = \"continuous\"\n[gateway]\nlan = [\"lan0\"]\n";
+const VIRTUAL: &str = "[virtual]\naddress = [\"10.9.0.1\", \"fd09::1\"]\n";
+const REMOVED: &str = "were removed, by another program";
+
+/// A lab of two links without limits, to be started.
+fn two() -> Builder {
+    Lab::builder().link(LinkSpec::new("wlan0")).link(LinkSpec::new("lte0"))
+}
+
+/// What Braid has set in the kernel, without counters.
+fn set(lab: &Lab) -> String {
+    let list = |table: &str| {
+        let output = lab.client().command("nft").unwrap().args(["-s", "list", "table", "inet", table]).output().unwrap();
+        text(&output.stdout)
+    };
+    let tables = ["braid_gateway", "braid_gateway_restore"].map(list).concat();
+    let addresses = client(lab, "ip -brief address show dev braid0");
+    // Routes of the kernel's own may be reported in another order.
+    let mut lines: Vec<String> =
+        routing(lab).lines().filter(|line| line.contains("proto 177") || line.contains("proto 178")).map(str::to_owned).collect();
+    let rules = ["ip rule", "ip -6 rule"].map(|command| client(lab, command));
+    lines.extend(rules.iter().flat_map(|rules| rules.lines()).map(str::to_owned));
+    lines.sort();
+    format!("{tables}\n{}\n{}", addresses.split_whitespace().collect::<Vec<_>>().join(" "), lines.join("\n"))
+}
+
+#[test]
+fn what_somebody_removes_is_set_again() {
+    if !able() {
+        return;
+    }
+    let lab = two().lan(1).start().unwrap();
+    let mirror = Mirror::start(&lab);
+    let before = traces(&lab);
+    let rules = "[[app]]\nmatch = { client = \"192.168.7.20\", port = 7000 }\nlinks = [\"lte0\"]\n";
+    let mut up = Up::start(&lab, &format!("{GATEWAY}{VIRTUAL}{rules}"));
+    eventually("devices are forwarded", || connected(&lab, 0, mirror.at(10)).is_ok_and(|link| link == 1));
+    let wanted = set(&lab);
+    assert!(wanted.contains("braid_gateway_restore") && wanted.contains("10.9.0.1"), "{wanted}");
+    // An administrator who removes everything adds the system's own rules again.
+    let removals = [
+        "nft flush ruleset",
+        "nft delete table inet braid_gateway",
+        "nft flush chain inet braid_gateway postrouting",
+        "ip rule flush; ip rule add lookup main priority 32766; ip rule add lookup default priority 32767",
+        "ip -6 rule flush; ip -6 rule add lookup main priority 32766",
+        "ip route flush table 47000; ip -6 route flush table 47001",
+        "ip link delete braid0",
+    ];
+    for removal in removals {
+        assert!(lab.client().command("sh").unwrap().args(["-c", removal]).status().unwrap().success(), "{removal}");
+        let took = within(Duration::from_secs(20), &format!("it is set again after {removal}"), || set(&lab) == wanted);
+        println!("{removal}: set again after {took:?}");
+        eventually("devices are forwarded", || connected(&lab, 0, mirror.at(10)).is_ok_and(|link| link == 1));
+    }
+    let lines = up.log().matches(REMOVED).count();
+    assert!((removals.len()..=removals.len() + 3).contains(&lines), "{lines} lines in the log");
+    // The former values of the settings are not lost.
+    up.signal("TERM");
+    up.wait_end();
+    assert_eq!(traces(&lab), before);
+}
+
+/// A shell command in the client that runs until it is dropped.
+struct Loop(Child);
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_program_that_always_removes_the_rules_is_not_fought_and_said() {
+    if !able() {
+        return;
+    }
+    let lab = two().lan(1).start().unwrap();
+    let mirror = Mirror::start(&lab);
+    let up = Up::start(&lab, GATEWAY);
+    eventually("devices are forwarded", || connected(&lab, 0, mirror.at(10)).is_ok());
+    let wanted = client(&lab, "nft -s list table inet braid_gateway");
+    let warned = |what: &str| up.status().unwrap()["warnings"].to_string().contains(&format!("another program has removed Braid's {what}"));
+    assert!(!warned("firewall rules") && !warned("routing rules"));
+    let script = "while sleep 0.02; do nft delete table inet braid_gateway; ip route flush table 47000; done 2>/dev/null";
+    let mut shell = lab.client().command("sh").unwrap();
+    let fight = Loop(shell.args(["-c", script]).stdin(Stdio::null()).spawn().unwrap());
+    let took = eventually("the fight is said", || warned("firewall rules") && warned("routing rules"));
+    let lines = up.log().matches(REMOVED).count();
+    println!("said after {took:?}; {lines} lines in the log");
+    assert!(lines <= 2 * (4 + took.as_secs() as usize), "{lines} lines in {took:?}");
+    drop(fight);
+    let took = eventually("it is set again", || {
+        let output = lab.client().command("nft").unwrap().args("-s list table inet braid_gateway".split(' ')).output().unwrap();
+        text(&output.stdout) == wanted && !client(&lab, "ip route show table 47000").is_empty()
+    });
+    println!("set again {took:?} after the end of the fight");
+    eventually("devices are forwarded", || connected(&lab, 0, mirror.at(10)).is_ok());
+}
