@@ -3,9 +3,10 @@
 mod support;
 
 use std::process::{Child, Stdio};
+use std::thread;
 use std::time::Duration;
 
-use braid_lab::{Builder, Lab, LinkSpec};
+use braid_lab::{Builder, Lab, LinkSpec, ms};
 use support::gateway::*;
 use support::*;
 
@@ -25,7 +26,8 @@ fn set(lab: &Lab) -> String {
         text(&output.stdout)
     };
     let tables = ["braid_gateway", "braid_gateway_restore"].map(list).concat();
-    let addresses = client(lab, "ip -brief address show dev braid0");
+    let addresses = lab.client().command("ip").unwrap().args("-brief address show dev braid0".split(' ')).output().unwrap();
+    let addresses = text(&addresses.stdout);
     // Routes of the kernel's own may be reported in another order.
     let mut lines: Vec<String> =
         routing(lab).lines().filter(|line| line.contains("proto 177") || line.contains("proto 178")).map(str::to_owned).collect();
@@ -59,6 +61,8 @@ fn what_somebody_removes_is_set_again() {
         "ip link delete braid0",
     ];
     for removal in removals {
+        // What was just set is set again a little later.
+        thread::sleep(ms(1100));
         assert!(lab.client().command("sh").unwrap().args(["-c", removal]).status().unwrap().success(), "{removal}");
         let took = within(Duration::from_secs(20), &format!("it is set again after {removal}"), || set(&lab) == wanted);
         println!("{removal}: set again after {took:?}");

@@ -1,7 +1,6 @@
 //! Sets again what somebody else has removed from the kernel: routing rules, routes, firewall tables, the virtual interface.
 //!
-//! At once at first, and at most once a second. If it is removed again and again, the delays double: Braid does not compete with another program in a
-//! tight loop.
+//! At once at first. If it is removed again and again, there are delays, which double: Braid does not compete with another program in a tight loop.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -12,8 +11,10 @@ use braid_model::{RouteFacts, Time};
 use super::Core;
 use crate::steering::Steering;
 
-/// How long the news of what was set may take to arrive, and the shortest delay.
+/// How long the news of rules, routes or devices that were set may take to arrive.
 const SETTLE: Duration = Duration::from_secs(1);
+/// Shortest delay for firewall rules. What is known of them is never old, and while they are missing strict rules do not hold.
+const SHORTEST: Duration = Duration::from_millis(50);
 /// Longest delay.
 const LONGEST: Duration = Duration::from_secs(60);
 /// Something that stayed for this long is set again at once.
@@ -70,8 +71,8 @@ impl Upkeep {
         (self.set, self.due) = (Some(now), Some(now + SETTLE));
     }
 
-    /// Takes whether it is missing. Returns whether it is to be set now.
-    pub(super) fn must_restore(&mut self, now: Time, missing: bool) -> bool {
+    /// Takes whether it is missing, and the shortest delay after it was set. Returns whether it is to be set now.
+    fn must_restore(&mut self, now: Time, missing: bool, shortest: Duration) -> bool {
         let Some(set) = self.set else { return false };
         if !missing {
             self.due = self.due.filter(|due| now < *due);
@@ -80,7 +81,11 @@ impl Upkeep {
         if now.since(set) >= CALM {
             self.removals = 0;
         }
-        let earliest = set + (SETTLE * 2u32.saturating_pow(self.removals.saturating_sub(MANY).min(16))).min(LONGEST);
+        let delay = match self.removals.checked_sub(MANY) {
+            Some(more) => (SETTLE * 2u32.saturating_pow(more.min(16))).min(LONGEST),
+            None => shortest,
+        };
+        let earliest = set + delay;
         if now < earliest {
             self.due = Some(earliest);
             return false;
@@ -142,7 +147,7 @@ impl<S: Steering> Core<S> {
     /// Sets rules and routes again that the network lacks.
     pub(super) fn keep_tables(&mut self, now: Time) {
         let missing = self.plan.as_ref().map_or(0, |plan| plan.missing(&self.network));
-        if self.tables_upkeep.must_restore(now, missing > 0) {
+        if self.tables_upkeep.must_restore(now, missing > 0, SETTLE) {
             self.actions.plan = self.plan.clone();
             self.actions.restored.push(Kept::Tables);
         }
@@ -151,7 +156,7 @@ impl<S: Steering> Core<S> {
     /// Sets the system's part of the gateway again if something of it is missing.
     pub(super) fn keep_gateway(&mut self, now: Time) {
         let missing = self.firewall_lost || self.has_lost_own_device();
-        if self.gateway_upkeep.must_restore(now, missing) {
+        if self.gateway_upkeep.must_restore(now, missing, if self.firewall_lost { SHORTEST } else { SETTLE }) {
             self.actions.gateway = Some(self.gateway.clone());
             self.actions.restored.push(Kept::Gateway);
         }
@@ -198,28 +203,38 @@ mod tests {
     fn what_is_removed_is_set_again_at_once_and_later_more_rarely() {
         let mut upkeep = Upkeep::default();
         let mut now = Time::from_millis(1000);
-        assert!(!upkeep.must_restore(now, true), "it was never set");
+        assert!(!upkeep.must_restore(now, true, SETTLE), "it was never set");
         upkeep.on_set(now);
         now = now + SECOND * 10;
-        assert!(!upkeep.must_restore(now, false) && upkeep.due().is_none());
-        assert!(upkeep.must_restore(now, true));
-        assert!(!upkeep.must_restore(now, true), "it is being set");
+        assert!(!upkeep.must_restore(now, false, SETTLE) && upkeep.due().is_none());
+        assert!(upkeep.must_restore(now, true, SETTLE));
+        assert!(!upkeep.must_restore(now, true, SETTLE), "it is being set");
         let mut waited = Vec::new();
         for _ in 0..10 {
             upkeep.on_set(now);
-            assert!(!upkeep.must_restore(now, true));
+            assert!(!upkeep.must_restore(now, true, SETTLE));
             let due = upkeep.due().unwrap();
             waited.push(due.since(now).as_secs());
             now = due;
-            assert!(upkeep.must_restore(now, true), "at the announced time");
+            assert!(upkeep.must_restore(now, true, SETTLE), "at the announced time");
         }
         assert_eq!(waited, [1, 1, 1, 2, 4, 8, 16, 32, 60, 60]);
         assert!(upkeep.warning(now, Kept::Tables).is_some_and(|text| text.contains("11 times")));
         upkeep.on_set(now);
         now = now + CALM;
-        assert!(!upkeep.must_restore(now, false) && upkeep.warning(now, Kept::Tables).is_none());
-        assert!(upkeep.must_restore(now, true), "at once after a quiet time");
+        assert!(!upkeep.must_restore(now, false, SETTLE) && upkeep.warning(now, Kept::Tables).is_none());
+        assert!(upkeep.must_restore(now, true, SETTLE), "at once after a quiet time");
         assert!(upkeep.warning(now, Kept::Tables).is_none());
+    }
+
+    #[test]
+    fn missing_firewall_rules_are_set_again_sooner() {
+        let mut upkeep = Upkeep::default();
+        let now = Time::from_millis(1000);
+        upkeep.on_set(now);
+        assert!(!upkeep.must_restore(now, true, SHORTEST));
+        assert_eq!(upkeep.due(), Some(now + SHORTEST));
+        assert!(upkeep.must_restore(now + SHORTEST, true, SHORTEST));
     }
 
     #[test]
@@ -227,10 +242,10 @@ mod tests {
         let mut upkeep = Upkeep::default();
         let now = Time::from_millis(1000);
         upkeep.on_set(now);
-        assert!(!upkeep.must_restore(now + SECOND / 50, true), "the network was read before");
-        assert!(!upkeep.must_restore(now + SECOND / 25, false));
+        assert!(!upkeep.must_restore(now + SECOND / 50, true, SETTLE), "the network was read before");
+        assert!(!upkeep.must_restore(now + SECOND / 25, false, SETTLE));
         assert_eq!(upkeep.due(), Some(now + SECOND));
-        assert!(!upkeep.must_restore(now + SECOND, false));
+        assert!(!upkeep.must_restore(now + SECOND, false, SETTLE));
         assert_eq!((upkeep.due(), upkeep.removals), (None, 0));
     }
 }

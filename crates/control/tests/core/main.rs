@@ -9,4 +9,5 @@ mod links;
 mod packets;
 mod policy;
 mod shares;
+mod upkeep;
 mod world;
