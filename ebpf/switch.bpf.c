@@ -180,12 +180,19 @@ static __attribute__((noinline)) int read_packet(struct __sk_buff *skb, struct p
 /* Reads the client's hardware address, if the device has any. */
 BRAID_INLINE void read_mac(struct __sk_buff *skb, __u8 *mac)
 {
-	__u8 head[ETH_HEADER];
+	struct {
+		__u32 words[3];
+		__u16 type;
+	} head;
+	__u32 packet[3];
 
-	if (bpf_skb_load_bytes_relative(skb, 0, head, sizeof(head), BPF_HDR_START_MAC))
+	if (bpf_skb_load_bytes_relative(skb, 0, &head, ETH_HEADER, BPF_HDR_START_MAC) || load(skb, 0, packet, sizeof(packet)))
 		return;
-	if ((head[12] | head[13] << 8) == skb->protocol)
-		__builtin_memcpy(mac, head + 6, 6);
+	/* Without such a header both begin at the same place, and the type would be bytes that the client chose. */
+	if (head.words[0] == packet[0] && head.words[1] == packet[1] && head.words[2] == packet[2])
+		return;
+	if (head.type == skb->protocol)
+		__builtin_memcpy(mac, (__u8 *)head.words + 6, 6);
 }
 
 /*

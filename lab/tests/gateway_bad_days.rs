@@ -2,11 +2,16 @@
 
 mod support;
 
+use std::fs::File;
+use std::io::{Read, Write};
 use std::process::{Child, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use braid_lab::{Builder, Lab, LinkSpec, ms};
+use braid_lab::{Builder, Lab, LinkSpec, Namespace, Responder, ms};
+use braid_platform::linux::sys::tun;
 use support::gateway::*;
 use support::*;
 
@@ -112,4 +117,107 @@ fn a_program_that_always_removes_the_rules_is_not_fought_and_said() {
     });
     println!("set again {took:?} after the end of the fight");
     eventually("devices are forwarded", || connected(&lab, 0, mirror.at(10)).is_ok());
+}
+
+/// Carries the IP packets of a device without Ethernet headers in one namespace to one in another, until it is dropped.
+struct RawWire {
+    stop: Arc<AtomicBool>,
+    threads: Vec<thread::JoinHandle<()>>,
+}
+
+impl RawWire {
+    fn start(one: (&Namespace, &str), other: (&Namespace, &str)) -> Self {
+        let open = |(namespace, name): (&Namespace, &str)| {
+            let file = namespace.run(|| tun::open(name)).unwrap().unwrap();
+            assert!(namespace.command("ip").unwrap().args(["link", "set", name, "up"]).status().unwrap().success());
+            file
+        };
+        let (one, other) = (open(one), open(other));
+        let stop = Arc::new(AtomicBool::new(false));
+        let carry = |mut from: File, mut to: File| {
+            let stop = stop.clone();
+            thread::spawn(move || {
+                let mut packet = vec![0; 65_536];
+                while !stop.load(Ordering::Relaxed) {
+                    match from.read(&mut packet) {
+                        Ok(length) => drop(to.write(&packet[..length])),
+                        Err(_) => thread::sleep(Duration::from_micros(200)),
+                    }
+                }
+            })
+        };
+        let threads = vec![carry(one.try_clone().unwrap(), other.try_clone().unwrap()), carry(other, one)];
+        Self { stop, threads }
+    }
+}
+
+impl Drop for RawWire {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        self.threads.drain(..).for_each(|thread| thread.join().unwrap());
+    }
+}
+
+#[test]
+fn devices_and_links_without_ethernet_headers_mix_with_others() {
+    if !able() {
+        return;
+    }
+    let lab = two().lan(2).far(1500).start().unwrap();
+    let _responder = Responder::start(&lab).unwrap();
+    let mirror = Mirror::start(&lab);
+    // A third link, as a modem or PPP makes it, and a LAN whose only device is the second one. Where an Ethernet header has the type, this device's packets
+    // have bytes of their source address, which are the same here: 8.0 and 86dd.
+    let _link = RawWire::start((lab.client(), "eth0"), (lab.server(), "l2"));
+    let _lan = RawWire::start((lab.client(), "raw0"), (lab.device(1), "raw0"));
+    for line in [
+        "ip address add 10.77.2.2/32 dev eth0",
+        "ip address add fd77:0:0:2::2/64 dev eth0 nodad",
+        "ip route add default dev eth0 metric 102",
+        "ip route add ::/0 dev eth0 metric 102",
+        "ip address add 8.0.9.1/24 dev raw0",
+        "ip address add fd08:0:86dd::1/64 dev raw0 nodad",
+    ] {
+        client(&lab, line);
+    }
+    for line in ["ip address add 10.77.2.1/32 peer 10.77.2.2/32 dev l2", "ip address add fd77:0:0:2::1/64 dev l2 nodad"] {
+        server(&lab, line);
+    }
+    for line in [
+        "ip address add 8.0.9.20/24 dev raw0",
+        "ip address add fd08:0:86dd::20/64 dev raw0 nodad",
+        "ip route delete default",
+        "ip -6 route delete default",
+        "ip route add default dev raw0",
+        "ip route add ::/0 dev raw0",
+    ] {
+        device(&lab, 1, line);
+    }
+    let rules = "[[app]]\nmatch = { client = \"8.0.9.20\", destination = \"203.0.113.12\" }\nlinks = [\"eth0\"]\n";
+    let config = GATEWAY.replace("\"lan0\"", "\"lan0\", \"raw0\"");
+    let up = Up::start_with(&lab, &format!("{config}{rules}"), &lab.directory().join("braid/state"));
+    // Without a gateway there is nothing to probe before something has answered.
+    eventually("the link is there", || up.state("eth0") == "unknown");
+    for number in 0..2 {
+        for to in [mirror.at(11), mirror.at6(11)] {
+            eventually("connections use every link", || {
+                let links: Vec<_> = (0..9).filter_map(|_| connected(&lab, number, to).ok()).collect();
+                (0..3).all(|link| links.contains(&link))
+            });
+            let links: Vec<_> = (0..9).filter_map(|_| asked(&lab, number, to).ok()).collect();
+            assert!((0..3).all(|link| links.contains(&link)), "UDP of device {number} to {to}: {links:?}");
+        }
+        for to in [remote(13, 7), remote6(13, 7)] {
+            (0..3).for_each(|_| echoed(&lab, number, to, 8000).unwrap());
+            (0..3).for_each(|_| assert!(pings(&lab, number, &to.ip().to_string()), "{to}"));
+        }
+    }
+    for _ in 0..6 {
+        assert_eq!(connected(&lab, 1, mirror.at(12)).unwrap(), 2, "a strict rule");
+    }
+    large_transfers(&lab, 1, FAR[0]);
+    for (address, mac) in [("8.0.9.20", None), ("fd08:0:86dd::20", None), ("192.168.7.20", Some(Lab::device_mac(0)))] {
+        let found = clients(&up).into_iter().find(|client| client["address"] == address).unwrap();
+        assert_eq!(found["mac"].as_str(), mac.as_deref(), "{found}");
+    }
 }
