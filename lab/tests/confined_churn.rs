@@ -280,32 +280,34 @@ fn nothing_leaves_but_through_the_relay_whatever_is_killed_or_changes() {
     let config = format!(
         "carry = \"bond\"\nfallback = \"none\"\n[gateway]\nlan = [\"lan0\"]\n[[app]]\nmatch = {{ destination = \"{excepted}\" }}\ncarry = \"direct\"\n"
     );
-    let random = random();
-    let relay = Relay::start_told(&lab, &ALLOWED);
-    let up = relay.join(&config);
-    let hosts = [IpAddr::from(Lab::internet(10)), Lab::internet6(10).into()];
-    let reached = || downloads(&lab, hosts[0]) && echoed(&lab, 0, (hosts[1], 7).into(), 100).is_ok();
-    eventually("flows go through the relay", || good_paths(&up) == 2 && reached());
-
     let up_only = Filter { direction: Some(Direction::Up), ..Filter::default() };
     let of = |protocol| Filter { protocol: Some(protocol), ..up_only };
+    let hosts = [IpAddr::from(Lab::internet(10)), Lab::internet6(10).into()];
     let mut leaks = Leaks::none(&lab);
     hosts
         .iter()
         .chain(&[IpAddr::from(Lab::internet(12)), Lab::internet6(12).into()])
         .for_each(|host| leaks.add(format!("to {host}"), Filter::to(*host)));
-    // All TCP and UDP but that to the relay and to the exception.
+    // All TCP and UDP but that to the relay and to the exception. Nothing is sent yet.
     let all = [of(Protocol::Tcp), of(Protocol::Udp)].map(|filter| watch_all(&lab, filter));
     let excepting = |protocol| watch_all(&lab, Filter { protocol: Some(protocol), ..Filter::to(excepted) });
     let passed = [excepting(Protocol::Tcp), excepting(Protocol::Udp), watch_all(&lab, up_only.port(Protocol::Udp, 5757))];
     let to_exception = watch_all(&lab, Filter::to(excepted));
+
+    let random = random();
+    let relay = Relay::start_told(&lab, &ALLOWED);
+    let up = relay.join(&config);
+    let reached = || downloads(&lab, hosts[0]) && echoed(&lab, 0, (hosts[1], 7).into(), 100).is_ok();
+    eventually("flows go through the relay", || good_paths(&up) == 2 && reached());
 
     let mut churn = Churn { lab: &lab, random, config, up: Some(up), relay: Some(relay), bonds: true, done: Vec::new() };
     let sent = during_traffic(&lab, &[hosts[0], hosts[1], excepted], true, || {
         churn.run();
         eventually("flows go through the relay again", reached);
     });
-    thread::sleep(ms(200));
+    // So that nothing is sent between two readings.
+    churn.kill();
+    thread::sleep(ms(300));
     let sum = |watches: &[Vec<Watch>]| watches.iter().flat_map(|watches| packets(&lab, watches)).sum::<u64>();
     println!("{sent} times sent, {:?} packets to the relay", packets(&lab, &passed[2]));
     assert_eq!(leaks.found(&[0, 1]), [""; 0]);

@@ -4,14 +4,17 @@ mod support;
 
 use std::fs::File;
 use std::io::{Read, Write};
+use std::net::IpAddr;
 use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use braid_lab::{Builder, Lab, LinkSpec, Namespace, Responder, ms};
+use braid_lab::{Builder, Filter, Lab, LinkSpec, Namespace, Responder, Watch, Web, mbps, ms};
+use braid_model::{ByteCount, Direction};
 use braid_platform::linux::sys::tun;
+use support::bonded::{Relay, good_paths};
 use support::gateway::*;
 use support::*;
 
@@ -22,6 +25,12 @@ const REMOVED: &str = "were removed, by another program";
 /// A lab of two links without limits, to be started.
 fn two() -> Builder {
     Lab::builder().link(LinkSpec::new("wlan0")).link(LinkSpec::new("lte0"))
+}
+
+/// The same, with links of 20 Mbit/s.
+fn limited() -> Builder {
+    let links = ["wlan0", "lte0"].map(|name| LinkSpec::new(name).rate(mbps(20)).delay(ms(5)));
+    links.into_iter().fold(Lab::builder(), Builder::link)
 }
 
 /// What Braid has set in the kernel, without counters.
@@ -219,5 +228,97 @@ fn devices_and_links_without_ethernet_headers_mix_with_others() {
     for (address, mac) in [("8.0.9.20", None), ("fd08:0:86dd::20", None), ("192.168.7.20", Some(Lab::device_mac(0)))] {
         let found = clients(&up).into_iter().find(|client| client["address"] == address).unwrap();
         assert_eq!(found["mac"].as_str(), mac.as_deref(), "{found}");
+    }
+}
+
+/// Gives the second link another address and gateway in both families, as a new lease does, and returns counters of what leaves with an old address from
+/// then on. With `gap`, the old addresses are gone before the new ones are there.
+fn renumber(lab: &Lab, old: u8, new: u8, gap: bool) -> Vec<Watch> {
+    // Below 10.77.1 and fd77:0:0:1::
+    let (address, gateway) = (|host: u8| host + 2, |host: u8| host + 1);
+    // In one subnet the second address would go with the first.
+    let length = |host: u8| if host == 0 { 24 } else { 25 };
+    let add = || {
+        server(lab, &format!("ip address replace 10.77.1.{}/32 dev l1", gateway(new)));
+        server(lab, &format!("ip address replace fd77:0:0:1::{}/128 dev l1 nodad", gateway(new)));
+        client(lab, &format!("ip address add 10.77.1.{}/{} dev lte0", address(new), length(new)));
+        client(lab, &format!("ip address add fd77:0:0:1::{}/64 dev lte0 nodad", address(new)));
+    };
+    let delete = || {
+        client(lab, &format!("ip address delete 10.77.1.{}/{} dev lte0", address(old), length(old)));
+        client(lab, &format!("ip address delete fd77:0:0:1::{}/64 dev lte0", address(old)));
+    };
+    if gap {
+        delete();
+        thread::sleep(ms(300));
+    }
+    add();
+    client(lab, &format!("ip route replace default via 10.77.1.{} dev lte0 metric 101", gateway(new)));
+    client(lab, &format!("ip -6 route replace default via fd77:0:0:1::{} dev lte0 metric 101", gateway(new)));
+    if !gap {
+        delete();
+    }
+    // What is on its way arrives first.
+    thread::sleep(ms(100));
+    let sources: [IpAddr; 2] = [[10, 77, 1, address(old)].into(), format!("fd77:0:0:1::{}", address(old)).parse().unwrap()];
+    sources.map(|source| lab.watch(1, Filter { source: Some(source), direction: Some(Direction::Up), ..Filter::default() }).unwrap()).into()
+}
+
+#[test]
+fn flows_of_devices_continue_when_their_link_is_renumbered() {
+    if !able() {
+        return;
+    }
+    let lab = limited().lan(1).start().unwrap();
+    let _responder = Responder::start(&lab).unwrap();
+    let web = Web::start(&lab).unwrap();
+    web.file(ByteCount::new(1_000_000_000)).unwrap();
+    let mirror = Mirror::start(&lab);
+    // No other link may take them.
+    let rule = |client: &str| format!("[[app]]\nmatch = {{ client = \"{client}\" }}\nlinks = [\"lte0\"]\n");
+    let up = Up::start(&lab, &format!("{GATEWAY}{}{}", rule("192.168.7.20"), rule("fd07::20")));
+    let reached =
+        || connected(&lab, 0, mirror.at(11)).is_ok_and(|link| link == 1) && connected(&lab, 0, mirror.at6(11)).is_ok_and(|link| link == 1);
+    eventually("the device is forwarded", reached);
+    let (mut old, mut new) = (0, 40);
+    for (to, gap) in [(remote(11, 7), false), (remote6(11, 7), false), (remote(11, 7), true), (remote6(11, 7), true)] {
+        let downloads: Vec<Child> = ["203.0.113.10", "2001:db8:113::10"].map(|host| curl(&lab, 0, &url(host, "1000000000.bin"))).into();
+        let (mut watches, mut took) = (Vec::new(), Duration::ZERO);
+        let (silence, answered) = call(&lab, 0, to, Duration::from_secs(8), || {
+            watches = renumber(&lab, old, new, gap);
+            took = within(Duration::from_secs(10), "new connections work", reached);
+        });
+        println!("{to}, gap {gap}: {silence:?} of silence, new connections after {took:?}");
+        assert!(silence < Duration::from_secs(3) && answered > 0.9, "{to}: {silence:?} of silence, {answered} of the last second answered");
+        assert_eq!(watches.iter().map(|watch| lab.watched(*watch).packets).sum::<u64>(), 0, "packets with an old address");
+        for mut download in downloads {
+            download.kill().unwrap();
+            download.wait().unwrap();
+        }
+        (old, new) = (new, old);
+    }
+    up.wait_state("lte0", "up");
+}
+
+#[test]
+fn bonded_flows_continue_when_a_link_is_renumbered() {
+    if !able() {
+        return;
+    }
+    let lab = limited().lan(1).start().unwrap();
+    let _responder = Responder::start(&lab).unwrap();
+    let relay = Relay::start_told(&lab, &["--allow", "203.0.113.0/24", "--allow", "2001:db8::/32"]);
+    let up = relay.join(&format!("carry = \"bond\"\n{GATEWAY}"));
+    eventually("devices are forwarded", || echoed(&lab, 0, remote(11, 7), 100).is_ok() && good_paths(&up) == 2);
+    let (mut old, mut new) = (0, 40);
+    for gap in [false, true] {
+        let mut watches = Vec::new();
+        let to_relay = lab.watch(1, Filter { direction: Some(Direction::Up), port: Some(5757), ..Filter::default() }).unwrap();
+        let (silence, answered) = call(&lab, 0, remote(11, 7), Duration::from_secs(8), || watches = renumber(&lab, old, new, gap));
+        println!("gap {gap}: {silence:?} of silence");
+        assert!(silence < Duration::from_secs(2) && answered > 0.9, "{silence:?} of silence, {answered} of the last second answered");
+        eventually("both paths are good again", || good_paths(&up) == 2 && lab.watched(to_relay).packets > 0);
+        assert_eq!(watches.iter().map(|watch| lab.watched(*watch).packets).sum::<u64>(), 0, "packets with an old address");
+        (old, new) = (new, old);
     }
 }
