@@ -4,7 +4,7 @@ mod support;
 
 use std::fs::File;
 use std::io::{Read, Write};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,6 +14,7 @@ use std::time::Duration;
 use braid_lab::{Builder, Filter, Lab, LinkSpec, Namespace, Responder, Watch, Web, mbps, ms};
 use braid_model::{ByteCount, Direction};
 use braid_platform::linux::sys::tun;
+use socket2::{Domain, Socket, Type};
 use support::bonded::{Relay, good_paths};
 use support::gateway::*;
 use support::*;
@@ -321,4 +322,171 @@ fn bonded_flows_continue_when_a_link_is_renumbered() {
         assert_eq!(watches.iter().map(|watch| lab.watched(*watch).packets).sum::<u64>(), 0, "packets with an old address");
         (old, new) = (new, old);
     }
+}
+
+/// Sends a datagram with this source from a device, by a raw socket.
+fn send_from(lab: &Lab, number: usize, source: IpAddr, to: IpAddr) {
+    let udp = [[0x1b, 0x58], [0x1b, 0x58], [0, 12], [0, 0]].concat();
+    let payload = [&udp[..], b"lost"].concat();
+    let mut packet = match (source, to) {
+        (IpAddr::V4(source), IpAddr::V4(to)) => {
+            let head = [0x45, 0, 0, 32, 0, 0, 0, 0, 9, 17, 0, 0];
+            [&head[..], &source.octets(), &to.octets()].concat()
+        }
+        (IpAddr::V6(source), IpAddr::V6(to)) => [&[0x60, 0, 0, 0, 0, 12, 17, 9][..], &source.octets(), &to.octets()].concat(),
+        other => panic!("{other:?}"),
+    };
+    packet.extend(payload);
+    let send = || {
+        let raw = Socket::new(Domain::for_address((to, 0).into()), Type::RAW, Some(libc::IPPROTO_RAW.into()))?;
+        raw.bind_device(Some(b"eth0"))?;
+        raw.set_broadcast(true)?;
+        raw.send_to(&packet, &SocketAddr::new(to, 0).into())
+    };
+    lab.device(number).run(send).unwrap().unwrap_or_else(|error| panic!("{source} to {to}: {error}"));
+}
+
+#[test]
+fn martians_broadcasts_and_multicasts_do_not_leave() {
+    if !able() {
+        return;
+    }
+    // Without the kernel's own filter.
+    let lab = two().lan(2).rp_filter(0).start().unwrap();
+    let mirror = Mirror::start(&lab);
+    let up = Up::start(&lab, GATEWAY);
+    eventually("devices are forwarded", || connected(&lab, 0, mirror.at(10)).is_ok() && connected(&lab, 0, mirror.at6(10)).is_ok());
+    let watch = |filter: Filter| watch_all(&lab, Filter { direction: Some(Direction::Up), ..filter });
+    let address = |text: &str| text.parse::<IpAddr>().unwrap();
+    let own = ["192.168.7.20", "fd07::20"].map(address);
+    let host = |of: IpAddr, number| if of.is_ipv4() { IpAddr::from(Lab::internet(number)) } else { Lab::internet6(number).into() };
+    let martians = [
+        "127.0.0.1",
+        "224.0.0.1",
+        "240.0.0.1",
+        "255.255.255.255",
+        "192.168.7.1",
+        "192.168.7.255",
+        "10.77.0.2",
+        "::1",
+        "ff02::1",
+        "fd07::1",
+        "fd77::2",
+    ];
+    let groups = [
+        "255.255.255.255",
+        "192.168.7.255",
+        "10.77.0.255",
+        "10.77.1.255",
+        "224.0.0.251",
+        "239.255.255.250",
+        "ff02::fb",
+        "ff05::2",
+        "ff0e::1",
+    ];
+    let good = own.map(|own| watch(Filter::to(host(own, 12))));
+    let bad = own.map(|own| watch(Filter::to(host(own, 11))));
+    let away = groups.map(|group| watch(Filter { destination: Some(address(group)), source_port: Some(7000), ..Filter::default() }));
+    for _ in 0..3 {
+        own.iter().for_each(|own| send_from(&lab, 0, *own, host(*own, 12)));
+        martians.iter().map(|source| address(source)).for_each(|source| send_from(&lab, 0, source, host(source, 11)));
+        for group in groups.map(address) {
+            send_from(&lab, 0, own[usize::from(group.is_ipv6())], group);
+        }
+    }
+    let sum = |watches: &[Watch]| packets(&lab, watches).iter().sum::<u64>();
+    eventually("what a device may send leaves", || good.iter().all(|watches| sum(watches) == 3));
+    thread::sleep(ms(200));
+    assert_eq!(bad.map(|watches| sum(&watches)), [0; 2], "martians");
+    assert_eq!(away.map(|watches| sum(&watches)), [0; 9], "broadcasts and multicasts");
+    let flows = String::from_utf8(up.braid(&["switch", "flows", "--json"]).stdout).unwrap();
+    assert!(flows.contains("203.0.113.12"), "{flows}");
+    for group in ["255.255.255.255", "224.0.0.251", "239.255.255.250", "ff02::fb", "ff05::2", "ff0e::1"] {
+        assert!(!flows.contains(group), "{group}: {flows}");
+    }
+}
+
+#[test]
+fn a_port_that_the_system_forwards_works_from_outside_and_from_the_lan() {
+    if !able() {
+        return;
+    }
+    let lab = two().lan(2).start().unwrap();
+    let mirror = Mirror::start(&lab);
+    // What an administrator writes for a server on the LAN.
+    let rules = "table ip ports {\nchain in {\ntype nat hook prerouting priority dstnat\nfib daddr type local tcp dport 8080 dnat to 192.168.7.21:80\n}\n\
+                 chain out {\ntype nat hook postrouting priority srcnat - 5\niifname lan0 oifname lan0 ct status dnat masquerade\n}\n}\n";
+    braid_lab::forwarding::nft(lab.client(), rules).unwrap();
+    let listener = lab.device(1).run(|| TcpListener::bind("192.168.7.21:80").unwrap()).unwrap();
+    thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let _ = (&stream).write_all(b"from the LAN");
+        }
+    });
+    let said = |namespace: &Namespace, to: &str| {
+        let read = || -> std::io::Result<String> {
+            let mut stream = TcpStream::connect_timeout(&to.parse().unwrap(), TRY)?;
+            stream.set_read_timeout(Some(TRY))?;
+            let mut all = String::new();
+            stream.read_to_string(&mut all).map(|_| all)
+        };
+        namespace.run(read).unwrap().is_ok_and(|said| said == "from the LAN")
+    };
+    // Not the link that has the address which the device asks for.
+    let rule = "[[app]]\nmatch = { client = \"192.168.7.20\" }\nlinks = [\"lte0\"]\n";
+    let _up = Up::start(&lab, &format!("{GATEWAY}{rule}"));
+    eventually("devices are forwarded", || connected(&lab, 0, mirror.at(10)).is_ok_and(|link| link == 1));
+    for _ in 0..8 {
+        assert!(said(lab.device(0), "10.77.0.2:8080"), "from a device, at the address of a link that its rule forbids");
+        assert!(said(lab.device(0), "10.77.1.2:8080") && said(lab.device(0), "192.168.7.1:8080"), "from a device");
+        assert!(said(lab.server(), "10.77.0.2:8080"), "from outside, over the system's default link");
+    }
+    assert!(pings(&lab, 0, "10.77.0.2") && pings(&lab, 0, "fd77::2"), "the gateway itself, at the address of a link");
+}
+
+#[test]
+fn links_in_one_subnet_and_with_one_address() {
+    if !able() {
+        return;
+    }
+    let lab = two().lan(1).start().unwrap();
+    let mirror = Mirror::start(&lab);
+    // Two modems of one kind: the same network and gateway behind both.
+    for (link, host) in [(0, 3), (1, 4)] {
+        let name = NAMES[link];
+        client(&lab, &format!("ip address flush dev {name} scope global"));
+        server(&lab, &format!("ip address replace 10.77.{link}.1/32 dev l{link}"));
+        server(&lab, &format!("ip address add 192.168.8.1/32 dev l{link}"));
+        server(&lab, &format!("ip route add 192.168.8.{host}/32 dev l{link}"));
+        client(&lab, &format!("ip address add 192.168.8.{host}/24 dev {name}"));
+        client(&lab, &format!("ip route add default via 192.168.8.1 dev {name} metric 10{link}"));
+    }
+    let up = Up::start_with(&lab, GATEWAY, &lab.directory().join("braid/state"));
+    let watches = watch_all(&lab, Filter::to(Lab::internet(11)));
+    // The mirror answers with the address that it sees.
+    let ask = || {
+        let ask = || -> std::io::Result<String> {
+            let mut stream = TcpStream::connect_timeout(&mirror.at(11), TRY)?;
+            stream.set_read_timeout(Some(TRY))?;
+            let mut seen = String::new();
+            stream.read_to_string(&mut seen).map(|_| seen)
+        };
+        lab.device(0).run(ask).unwrap().unwrap_or_default()
+    };
+    eventually("connections of a device use both links", || {
+        let seen: Vec<String> = (0..6).map(|_| ask()).collect();
+        ["192.168.8.3", "192.168.8.4"].iter().all(|address| seen.iter().any(|seen| seen.ends_with(address)))
+    });
+    assert!(packets(&lab, &watches).iter().all(|count| *count > 0));
+    // With the same address the second link cannot be used, and the first one goes on.
+    client(&lab, "ip address flush dev lte0 scope global");
+    client(&lab, "ip address add 192.168.8.3/24 dev lte0");
+    client(&lab, "ip route add default via 192.168.8.1 dev lte0 metric 101");
+    eventually("the second link is refused", || {
+        up.link("lte0")["reason"].as_str().is_some_and(|reason| reason.contains("both have the address"))
+    });
+    eventually("connections use the first link", || (0..6).all(|_| ask().ends_with("192.168.8.3")));
+    let watches = watch_all(&lab, Filter::to(Lab::internet(11)));
+    (0..4).for_each(|_| assert!(ask().ends_with("192.168.8.3")));
+    assert_eq!(packets(&lab, &watches)[1], 0);
 }
