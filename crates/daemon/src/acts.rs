@@ -122,7 +122,7 @@ impl Daemon<'_> {
     fn finish_restoring(&mut self, what: Kept) {
         let text = format!("{} were removed, by another program or with a device; set again", what.name());
         tracing::warn!("{text}");
-        self.note("network", "warning", text);
+        self.note("policy", "warning", text);
         match what {
             Kept::Tables if self.turned_moves_on => {
                 let marked = netlink::mark_connect_moves();

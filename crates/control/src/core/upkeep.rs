@@ -40,11 +40,11 @@ impl Kept {
         }
     }
 
-    /// The commands that show who removes it.
-    fn monitor(self) -> &'static str {
+    /// How to find who removes it.
+    fn hint(self) -> &'static str {
         match self {
-            Self::Tables => "`ip monitor rule route` shows when",
-            Self::Gateway => "`nft monitor trace` and `ip monitor` show when",
+            Self::Tables => "`ip monitor rule route` shows when; often it is a program that manages the network",
+            Self::Gateway => "`nft monitor` names its process",
         }
     }
 }
@@ -104,12 +104,12 @@ impl Upkeep {
         let fought = self.removals > MANY && self.set.is_none_or(|set| now.since(set) < CALM);
         fought.then(|| {
             format!(
-                "another program has removed {} {} times in a row; Braid sets them again, but waits up to {} s before it does, and meanwhile \
-                 traffic follows the system's own rules; find that program and exclude what is Braid's from it ({})",
+                "another program has removed {} {} times in a row; Braid waits up to {} s before it sets them again, and meanwhile strict rules do not \
+                 hold and traffic follows the system's own rules; make that program leave them alone ({})",
                 what.name(),
                 self.removals,
                 LONGEST.as_secs(),
-                what.monitor()
+                what.hint()
             )
         })
     }
