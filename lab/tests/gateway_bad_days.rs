@@ -299,6 +299,7 @@ fn flows_of_devices_continue_when_their_link_is_renumbered() {
         (old, new) = (new, old);
     }
     up.wait_state("lte0", "up");
+    assert!(!up.log().contains(REMOVED), "the kernel itself has removed the routes of the old address");
 }
 
 #[test]

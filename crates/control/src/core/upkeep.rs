@@ -11,16 +11,28 @@ use braid_model::{RouteFacts, Time};
 use super::Core;
 use crate::steering::Steering;
 
-/// How long the news of rules, routes or devices that were set may take to arrive.
-const SETTLE: Duration = Duration::from_secs(1);
-/// Shortest delay for firewall rules. What is known of them is never old, and while they are missing strict rules do not hold.
-const SHORTEST: Duration = Duration::from_millis(50);
+/// The first of the delays that double.
+const FIRST: Duration = Duration::from_secs(1);
 /// Longest delay.
 const LONGEST: Duration = Duration::from_secs(60);
 /// Something that stayed for this long is set again at once.
 const CALM: Duration = Duration::from_secs(120);
 /// After this number of removals in a row the delays grow, and there is a warning.
 const MANY: u32 = 3;
+
+/// How sure it is that something is missing.
+#[derive(Debug, Clone, Copy)]
+struct Patience {
+    /// Shortest delay after it was set, because the news of that must arrive.
+    settle: Duration,
+    /// How long it must be missing.
+    confirm: Duration,
+}
+
+/// For rules, routes and devices. The network is read in several steps: an address may be there and its routes already gone.
+const NETWORK: Patience = Patience { settle: Duration::from_secs(1), confirm: Duration::from_millis(100) };
+/// For firewall rules. What is known of them is never old, and while they are missing strict rules do not hold.
+const FIREWALL: Patience = Patience { settle: Duration::from_millis(50), confirm: Duration::ZERO };
 
 /// A part of the kernel's configuration that Braid sets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,6 +66,8 @@ impl Kept {
 pub(super) struct Upkeep {
     /// Since when the kernel has it; `None`: it is not set yet, or wanted no more.
     set: Option<Time>,
+    /// Since when it has been missing.
+    missing: Option<Time>,
     /// How often in a row it was removed soon after it had been set.
     removals: u32,
     /// When to look again.
@@ -63,18 +77,19 @@ pub(super) struct Upkeep {
 impl Upkeep {
     /// It is about to be set, or to be removed by Braid itself.
     pub(super) fn on_change(&mut self) {
-        (self.set, self.due) = (None, None);
+        (self.set, self.missing, self.due) = (None, None, None);
     }
 
     /// It is set.
     fn on_set(&mut self, now: Time) {
-        (self.set, self.due) = (Some(now), Some(now + SETTLE));
+        (self.set, self.missing, self.due) = (Some(now), None, Some(now + NETWORK.settle));
     }
 
-    /// Takes whether it is missing, and the shortest delay after it was set. Returns whether it is to be set now.
-    fn must_restore(&mut self, now: Time, missing: bool, shortest: Duration) -> bool {
+    /// Takes whether it is missing. Returns whether it is to be set now.
+    fn must_restore(&mut self, now: Time, missing: bool, patience: Patience) -> bool {
         let Some(set) = self.set else { return false };
         if !missing {
+            self.missing = None;
             self.due = self.due.filter(|due| now < *due);
             return false;
         }
@@ -82,10 +97,10 @@ impl Upkeep {
             self.removals = 0;
         }
         let delay = match self.removals.checked_sub(MANY) {
-            Some(more) => (SETTLE * 2u32.saturating_pow(more.min(16))).min(LONGEST),
-            None => shortest,
+            Some(more) => (FIRST * 2u32.saturating_pow(more.min(16))).min(LONGEST),
+            None => patience.settle,
         };
-        let earliest = set + delay;
+        let earliest = (set + delay).max(*self.missing.get_or_insert(now) + patience.confirm);
         if now < earliest {
             self.due = Some(earliest);
             return false;
@@ -147,7 +162,7 @@ impl<S: Steering> Core<S> {
     /// Sets rules and routes again that the network lacks.
     pub(super) fn keep_tables(&mut self, now: Time) {
         let missing = self.plan.as_ref().map_or(0, |plan| plan.missing(&self.network));
-        if self.tables_upkeep.must_restore(now, missing > 0, SETTLE) {
+        if self.tables_upkeep.must_restore(now, missing > 0, NETWORK) {
             self.actions.plan = self.plan.clone();
             self.actions.restored.push(Kept::Tables);
         }
@@ -156,7 +171,7 @@ impl<S: Steering> Core<S> {
     /// Sets the system's part of the gateway again if something of it is missing.
     pub(super) fn keep_gateway(&mut self, now: Time) {
         let missing = self.firewall_lost || self.has_lost_own_device();
-        if self.gateway_upkeep.must_restore(now, missing, if self.firewall_lost { SHORTEST } else { SETTLE }) {
+        if self.gateway_upkeep.must_restore(now, missing, if self.firewall_lost { FIREWALL } else { NETWORK }) {
             self.actions.gateway = Some(self.gateway.clone());
             self.actions.restored.push(Kept::Gateway);
         }
@@ -203,27 +218,30 @@ mod tests {
     fn what_is_removed_is_set_again_at_once_and_later_more_rarely() {
         let mut upkeep = Upkeep::default();
         let mut now = Time::from_millis(1000);
-        assert!(!upkeep.must_restore(now, true, SETTLE), "it was never set");
+        assert!(!upkeep.must_restore(now, true, NETWORK), "it was never set");
         upkeep.on_set(now);
         now = now + SECOND * 10;
-        assert!(!upkeep.must_restore(now, false, SETTLE) && upkeep.due().is_none());
-        assert!(upkeep.must_restore(now, true, SETTLE));
-        assert!(!upkeep.must_restore(now, true, SETTLE), "it is being set");
+        assert!(!upkeep.must_restore(now, false, NETWORK) && upkeep.due().is_none());
+        assert!(!upkeep.must_restore(now, true, NETWORK), "a reading in several steps");
+        assert_eq!(upkeep.due(), Some(now + NETWORK.confirm));
+        now = now + NETWORK.confirm;
+        assert!(upkeep.must_restore(now, true, NETWORK));
+        assert!(!upkeep.must_restore(now, true, NETWORK), "it is being set");
         let mut waited = Vec::new();
         for _ in 0..10 {
             upkeep.on_set(now);
-            assert!(!upkeep.must_restore(now, true, SETTLE));
+            assert!(!upkeep.must_restore(now, true, NETWORK));
             let due = upkeep.due().unwrap();
             waited.push(due.since(now).as_secs());
             now = due;
-            assert!(upkeep.must_restore(now, true, SETTLE), "at the announced time");
+            assert!(upkeep.must_restore(now, true, NETWORK), "at the announced time");
         }
         assert_eq!(waited, [1, 1, 1, 2, 4, 8, 16, 32, 60, 60]);
         assert!(upkeep.warning(now, Kept::Tables).is_some_and(|text| text.contains("11 times")));
         upkeep.on_set(now);
         now = now + CALM;
-        assert!(!upkeep.must_restore(now, false, SETTLE) && upkeep.warning(now, Kept::Tables).is_none());
-        assert!(upkeep.must_restore(now, true, SETTLE), "at once after a quiet time");
+        assert!(!upkeep.must_restore(now, false, NETWORK) && upkeep.warning(now, Kept::Tables).is_none());
+        assert!(upkeep.must_restore(now, true, FIREWALL), "at once after a quiet time");
         assert!(upkeep.warning(now, Kept::Tables).is_none());
     }
 
@@ -232,9 +250,9 @@ mod tests {
         let mut upkeep = Upkeep::default();
         let now = Time::from_millis(1000);
         upkeep.on_set(now);
-        assert!(!upkeep.must_restore(now, true, SHORTEST));
-        assert_eq!(upkeep.due(), Some(now + SHORTEST));
-        assert!(upkeep.must_restore(now + SHORTEST, true, SHORTEST));
+        assert!(!upkeep.must_restore(now, true, FIREWALL));
+        assert_eq!(upkeep.due(), Some(now + FIREWALL.settle));
+        assert!(upkeep.must_restore(now + FIREWALL.settle, true, FIREWALL));
     }
 
     #[test]
@@ -242,10 +260,10 @@ mod tests {
         let mut upkeep = Upkeep::default();
         let now = Time::from_millis(1000);
         upkeep.on_set(now);
-        assert!(!upkeep.must_restore(now + SECOND / 50, true, SETTLE), "the network was read before");
-        assert!(!upkeep.must_restore(now + SECOND / 25, false, SETTLE));
+        assert!(!upkeep.must_restore(now + SECOND / 50, true, NETWORK), "the network was read before");
+        assert!(!upkeep.must_restore(now + SECOND / 25, false, NETWORK));
         assert_eq!(upkeep.due(), Some(now + SECOND));
-        assert!(!upkeep.must_restore(now + SECOND, false, SETTLE));
+        assert!(!upkeep.must_restore(now + SECOND, false, NETWORK));
         assert_eq!((upkeep.due(), upkeep.removals), (None, 0));
     }
 }

@@ -158,7 +158,7 @@ impl Keeper {
             kept.set(plan)?;
             let objects = TABLES.objects()?;
             // If somebody else has changed something in between, rules may be missing from what was found.
-            let is_whole = before.is_some_and(|before| generation().is_ok_and(|after| after == Some(before.wrapping_add(1))));
+            let is_whole = before.is_none_or(|before| generation().is_ok_and(|after| after == Some(before.wrapping_add(1))));
             if is_whole || attempt == ATTEMPTS {
                 kept.publish(!objects.iter().any(Object::is_rule));
                 kept.objects = Some(objects);
