@@ -168,31 +168,12 @@ impl Drop for RawWire {
     }
 }
 
-#[test]
-fn devices_and_links_without_ethernet_headers_mix_with_others() {
-    if !able() {
-        return;
-    }
-    let lab = two().lan(2).far(1500).start().unwrap();
-    let _responder = Responder::start(&lab).unwrap();
-    let mirror = Mirror::start(&lab);
-    // A third link, as a modem or PPP makes it, and a LAN whose only device is the second one. Where an Ethernet header has the type, this device's packets
-    // have bytes of their source address, which are the same here: 8.0 and 86dd.
-    let _link = RawWire::start((lab.client(), "eth0"), (lab.server(), "l2"));
-    let _lan = RawWire::start((lab.client(), "raw0"), (lab.device(1), "raw0"));
-    for line in [
-        "ip address add 10.77.2.2/32 dev eth0",
-        "ip address add fd77:0:0:2::2/64 dev eth0 nodad",
-        "ip route add default dev eth0 metric 102",
-        "ip route add ::/0 dev eth0 metric 102",
-        "ip address add 8.0.9.1/24 dev raw0",
-        "ip address add fd08:0:86dd::1/64 dev raw0 nodad",
-    ] {
-        client(&lab, line);
-    }
-    for line in ["ip address add 10.77.2.1/32 peer 10.77.2.2/32 dev l2", "ip address add fd77:0:0:2::1/64 dev l2 nodad"] {
-        server(&lab, line);
-    }
+/// Makes a LAN without Ethernet headers whose only device is the second one. Where such a header has the type, this device's packets have bytes of their source
+/// address, which are the same here: 8.0 and 86dd.
+fn raw_lan(lab: &Lab) -> RawWire {
+    let wire = RawWire::start((lab.client(), "raw0"), (lab.device(1), "raw0"));
+    client(lab, "ip address add 8.0.9.1/24 dev raw0");
+    client(lab, "ip address add fd08:0:86dd::1/64 dev raw0 nodad");
     for line in [
         "ip address add 8.0.9.20/24 dev raw0",
         "ip address add fd08:0:86dd::20/64 dev raw0 nodad",
@@ -201,7 +182,60 @@ fn devices_and_links_without_ethernet_headers_mix_with_others() {
         "ip route add default dev raw0",
         "ip route add ::/0 dev raw0",
     ] {
-        device(&lab, 1, line);
+        device(lab, 1, line);
+    }
+    wire
+}
+
+#[test]
+fn flows_of_a_lan_without_ethernet_headers_are_bonded_and_limited() {
+    if !able() {
+        return;
+    }
+    let lab = limited().lan(2).start().unwrap();
+    let _responder = Responder::start(&lab).unwrap();
+    let web = Web::start(&lab).unwrap();
+    web.file(ByteCount::new(1_000_000)).unwrap();
+    let _lan = raw_lan(&lab);
+    let relay = Relay::start_told(&lab, &["--allow", "203.0.113.0/24", "--allow", "2001:db8::/32"]);
+    let rule = "[[app]]\nmatch = { client = \"8.0.9.20\", destination = \"203.0.113.13\" }\ncarry = \"direct\"\nrate = \"2 Mbit/s\"\n";
+    let _up = relay.join(&format!("carry = \"bond\"\n{}{rule}", GATEWAY.replace("\"lan0\"", "\"raw0\"")));
+    let direct = [Lab::internet(11).into(), IpAddr::from(Lab::internet6(11))].map(|host| watch_all(&lab, Filter::to(host)));
+    for host in ["203.0.113.11", "2001:db8:113::11"] {
+        eventually("datagrams are bonded", || echoed(&lab, 1, SocketAddr::new(host.parse().unwrap(), 7), 1000).is_ok());
+        assert_eq!(downloaded(curl(&lab, 1, &url(host, "1000000.bin"))), 1_000_000);
+    }
+    // The first packets may have been sent before the switch knew the device.
+    let before = direct.each_ref().map(|watches| packets(&lab, watches));
+    assert_eq!(downloaded(curl(&lab, 1, &url("203.0.113.11", "1000000.bin"))), 1_000_000);
+    assert_eq!(direct.each_ref().map(|watches| packets(&lab, watches)), before, "nothing goes direct");
+    let begin = Instant::now();
+    assert_eq!(downloaded(curl(&lab, 1, &url("203.0.113.13", "1000000.bin"))), 1_000_000);
+    println!("8 Mbit at 2 Mbit/s took {:?}", begin.elapsed());
+    assert!(begin.elapsed() > Duration::from_secs(2), "{:?}: it takes 0.4 s without a limit", begin.elapsed());
+}
+
+#[test]
+fn devices_and_links_without_ethernet_headers_mix_with_others() {
+    if !able() {
+        return;
+    }
+    let lab = two().lan(2).far(1500).start().unwrap();
+    let _responder = Responder::start(&lab).unwrap();
+    let mirror = Mirror::start(&lab);
+    // A third link, as a modem or PPP makes it.
+    let _link = RawWire::start((lab.client(), "eth0"), (lab.server(), "l2"));
+    let _lan = raw_lan(&lab);
+    for line in [
+        "ip address add 10.77.2.2/32 dev eth0",
+        "ip address add fd77:0:0:2::2/64 dev eth0 nodad",
+        "ip route add default dev eth0 metric 102",
+        "ip route add ::/0 dev eth0 metric 102",
+    ] {
+        client(&lab, line);
+    }
+    for line in ["ip address add 10.77.2.1/32 peer 10.77.2.2/32 dev l2", "ip address add fd77:0:0:2::1/64 dev l2 nodad"] {
+        server(&lab, line);
     }
     let rules = "[[app]]\nmatch = { client = \"8.0.9.20\", destination = \"203.0.113.12\" }\nlinks = [\"eth0\"]\n";
     let config = GATEWAY.replace("\"lan0\"", "\"lan0\", \"raw0\"");

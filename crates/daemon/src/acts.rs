@@ -165,6 +165,11 @@ impl Daemon<'_> {
         self.unapplied_gateway = applied.is_err().then(|| (plan, now() + GATEWAY_RETRY));
         if self.log_and_retry("cannot set the firewall rules of the gateway or of fallback = \"none\"", applied).is_some() {
             self.core.on_set(now(), Kept::Gateway);
+            // They may be gone again already, in which case there is no news.
+            if let Some((_, lost)) = &self.kept_rules {
+                let lost = *lost.borrow();
+                self.core.on_firewall(now(), lost);
+            }
         }
     }
 

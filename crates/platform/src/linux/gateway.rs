@@ -160,8 +160,10 @@ impl Keeper {
             // If somebody else has changed something in between, rules may be missing from what was found.
             let is_whole = before.is_none_or(|before| generation().is_ok_and(|after| after == Some(before.wrapping_add(1))));
             if is_whole || attempt == ATTEMPTS {
-                kept.publish(!objects.iter().any(Object::is_rule));
-                kept.objects = Some(objects);
+                let lost = !objects.iter().any(Object::is_rule);
+                // It stays lost until the rules are set again.
+                kept.objects = Some(if lost { [Object::NOWHERE].into() } else { objects });
+                kept.publish(lost);
                 break;
             }
         }

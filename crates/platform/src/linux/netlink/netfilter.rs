@@ -88,6 +88,9 @@ pub(in crate::linux) struct Object {
 }
 
 impl Object {
+    /// What no kernel has.
+    pub(in crate::linux) const NOWHERE: Self = Self { table: String::new(), kind: 0, handle: 0, setting: 0 };
+
     pub(in crate::linux) fn is_rule(&self) -> bool {
         self.kind == GET_RULES
     }
