@@ -1,6 +1,6 @@
 //! Strict rules while Braid is killed and links change in random order: nothing but the exceptions leaves.
 //!
-//! `BRAID_LAB_CHURN` sets the number of changes (12 without it), `BRAID_LAB_SEED` repeats a run.
+//! `BRAID_LAB_CHURN` sets the number of changes (8 without it), `BRAID_LAB_SEED` repeats a run.
 
 mod support;
 
@@ -230,7 +230,7 @@ impl<'a> Churn<'a> {
     }
 
     fn run(&mut self) {
-        let count = from_environment("BRAID_LAB_CHURN").unwrap_or(12);
+        let count = from_environment("BRAID_LAB_CHURN").unwrap_or(8);
         for _ in 0..count {
             self.step();
         }
