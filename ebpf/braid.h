@@ -26,6 +26,8 @@
 #define BRAID_MAX_CLIENT_FLOWS 32768
 #define BRAID_CGROUP_LEVELS 16 /* control groups are nested this deep at most, for rules about forwarded flows */
 #define BRAID_MAX_FORWARDED 131072
+/* Maximum number of forwarded flows in the fast path at a time. */
+#define BRAID_MAX_FAST 4096
 /* Maximum number of clients at a time. */
 #define BRAID_MAX_CLIENTS 4096
 /* `device` of a braid_exe_key that names a client instead of an executable; the application's name is the client's address. */
@@ -114,6 +116,8 @@ struct braid_control {
 	__u32 classes; /* generation number, changes whenever an application's class changes; never 0 */
 	__u32 counting; /* 1: the programs that count datagrams are attached; 0: a new UDP flow requests them by an event */
 	__u32 windows; /* 1: `shapes` contains forwarded flows */
+	__u32 fast; /* 1: `fast` contains flows */
+	__u32 pad;
 };
 
 struct braid_exe_key {
@@ -273,6 +277,32 @@ struct braid_forward_key {
 	__u8 pad[3];
 };
 
+enum braid_leg_number { BRAID_LEG_OUT, BRAID_LEG_BACK };
+
+/* One direction of a flow in the fast path (fast.h). The daemon writes the first part, the programs the second. */
+struct braid_leg {
+	__u32 address[4]; /* of the client, as packets have it when they leave, network order */
+	__u32 from; /* indexes of the devices */
+	__u32 to;
+	__u32 mark; /* of packets when they leave; back: the programs write it */
+	__u16 port; /* host order */
+
+	__u8 hops; /* hop limit and traffic class of the last packet that was left to the kernel, when it came */
+	__u8 traffic_class;
+	__u64 asked; /* when it came */
+	__u64 confirmed; /* when the last packet that was left to the kernel left as a packet of the fast path would; 0: never */
+	__u32 priority; /* of packets when they leave */
+	__u8 hardware[12]; /* Ethernet addresses of packets when they leave: target and source */
+};
+
+/* A flow in the fast path. */
+struct braid_fast {
+	__u64 id; /* of the flow */
+	__u32 over; /* 1: the TCP connection begins or ends, so the kernel must see all its packets */
+	__u32 own; /* 1: the client is a program of this machine, which uses the virtual interface */
+	struct braid_leg leg[2]; /* BRAID_LEG_OUT: from the client; BRAID_LEG_BACK */
+};
+
 /* A client of a LAN device, by address. */
 struct braid_client {
 	__u64 last; /* time of its last new flow */
@@ -418,6 +448,7 @@ enum braid_counter {
 	BRAID_COUNT_MOVED, /* connects moved to another link because they received no answer */
 	BRAID_COUNT_FORWARDED, /* forwarded flows that got a link */
 	BRAID_COUNT_OVERFLOWED, /* forwarded flows that followed the system's routes for lack of room in the table */
+	BRAID_COUNT_FAST, /* packets of forwarded flows that took the fast path */
 	BRAID_COUNTERS
 };
 

@@ -1,8 +1,9 @@
 // The view Applications: what Braid learnt of programs, and the rules that the user made for them.
 
+import { applicationName, isGateway, knownClient, loadClients } from './clients.js';
 import { attr, empty, fresh, h, keyed, put, s } from './dom.js';
-import { NONE, bytes, count, duration, joules, percent, plural, rate, tail } from './format.js';
-import { ruleOf, ruleWords } from './policy.js';
+import { NONE, bytes, count, duration, joules, percent, plural, rate } from './format.js';
+import { isClient, ruleOf, ruleWords } from './policy.js';
 import { edit } from './rules.js';
 import { on, store } from './store.js';
 import { ofApplication, recall, timeline } from './timeline.js';
@@ -26,7 +27,7 @@ export function mount(root) {
   const show = () => {
     const all = grouped();
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
-    const found = all.filter((app) => words.every((word) => `${app.application} ${app.name} ${app.class}`.toLowerCase().includes(word)));
+    const found = all.filter((app) => words.every((word) => `${app.application} ${applicationName(app.application)} ${app.name} ${app.class}`.toLowerCase().includes(word)));
     const moved = lately();
     const shown = found.slice(0, SHOWN).map((app) => ({ ...app, moved: moved.get(app.application) ?? [] }));
     keyed(list, shown, (app) => app.application, card);
@@ -45,9 +46,12 @@ export function mount(root) {
   search.addEventListener('input', show);
   show();
   recall('appSamples').then(show);
-  const off = on(['apps', 'policy', 'flows'], show);
+  // For the names of clients, which are applications, too.
+  const name = () => isGateway() && loadClients().catch(() => {});
+  name();
+  const ends = [on(['apps', 'policy', 'flows', 'clients'], show), on(['policy'], name)];
   return () => {
-    off();
+    ends.forEach((end) => end());
     list.parts?.forEach((part) => part.end());
   };
 }
@@ -100,18 +104,17 @@ function card(first) {
   const [kind, demand, energy, down, up, flows] = Array.from({ length: 6 }, () => h('dd'));
   const choice = h('p', { class: 'choice' });
   const spark = sparkline();
-  const name = h('h2', { class: 'app-name', text: tail(first.application) });
+  const name = h('h2', { class: 'app-name' });
+  const path = isClient(first.application) ? `Client ${first.application}` : first.application;
   const button = h('button', {
     type: 'button',
     text: 'Choose links…',
-    'aria-label': `Choose links for ${tail(first.application)}`,
     onclick: () => edit(app.application, app.name),
   });
   const more = h('div', { class: 'app-more', id: fresh('history'), hidden: true });
   const unfold = h('button', {
     type: 'button',
     text: 'History',
-    'aria-label': `History of ${tail(first.application)}`,
     'aria-expanded': 'false',
     'aria-controls': more.id,
     onclick: () => {
@@ -125,7 +128,7 @@ function card(first) {
   const node = h(
     'article',
     { class: 'card app', role: 'listitem', 'data-app': first.application },
-    h('div', { class: 'app-head' }, name, h('p', { class: 'path', title: first.application, text: first.application }), choice),
+    h('div', { class: 'app-head' }, name, h('p', { class: 'path', title: path, text: path }), choice),
     h('div', { class: 'app-spark' }, spark.node),
     h(
       'dl',
@@ -148,6 +151,10 @@ function card(first) {
       shown.ports = ports(app);
       shown.learnt.replaceChildren(learnt(app));
     }
+    const called = applicationName(app.application);
+    put(name, called);
+    attr(button, 'aria-label', `Choose links for ${called}`);
+    attr(unfold, 'aria-label', `History of ${called}`);
     const rates = store.appRates.get(app.application);
     put(kind, app.class);
     attr(kind, 'title', SOURCES[app.class_source]);
@@ -157,7 +164,7 @@ function card(first) {
     put(down, rates ? rate(rates.down) : app.flows ? NONE : rate(0));
     put(up, rates ? rate(rates.up) : app.flows ? NONE : rate(0));
     spark.show(app.moved, app);
-    const at = ruleOf(app);
+    const at = ruleOf(isClient(app.application) ? knownClient(app.application) : app);
     put(choice, at < 0 ? 'Braid chooses' : `Your rule: ${ruleWords(store.policy.apps[at])}`);
     choice.classList.toggle('own', at >= 0);
   };
@@ -168,7 +175,7 @@ const ports = (app) => JSON.stringify(app.ports.map((item) => [item.port, item.s
 
 /** Traffic of the application, over minutes to a month, and what Braid learnt of it. */
 function history(app, root) {
-  const chart = timeline(`Throughput of ${tail(app.application)}`, ofApplication(app.application));
+  const chart = timeline(`Throughput of ${applicationName(app.application)}`, ofApplication(app.application));
   const table = h('div', {}, learnt(app));
   root.replaceChildren(
     h(
@@ -211,7 +218,7 @@ function sparkline() {
         node,
         'aria-label',
         values.length
-          ? `Received in the last minutes by ${tail(app.application)}: at most ${rate(peak === 1 ? 0 : peak)}`
+          ? `Received in the last minutes by ${applicationName(app.application)}: at most ${rate(peak === 1 ? 0 : peak)}`
           : 'Nothing received',
       );
     },

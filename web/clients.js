@@ -2,8 +2,8 @@
 
 import { get } from './api.js';
 import { attr, empty, h, keyed, put } from './dom.js';
-import { NONE, count, duration, plural, rate } from './format.js';
-import { ruleOf, ruleWords } from './policy.js';
+import { NONE, count, duration, plural, rate, tail } from './format.js';
+import { isClient, ruleOf, ruleWords } from './policy.js';
 import { editClient } from './rules.js';
 import { on, store, take } from './store.js';
 
@@ -16,8 +16,23 @@ export const isGateway = () => (store.policy?.lan ?? []).length > 0;
 /** Fetches the clients into the store. */
 export const loadClients = () => get('/v1/clients').then((answer) => take('clients', answer));
 
+/** The clients by address, and the list that they are from. */
+let [byAddress, listed] = [new Map(), null];
+
+/** The client with this address; only its address if it is unknown. There may be thousands of clients, and of flows to name by them. */
+export function knownClient(address) {
+  if (listed !== store.clients) {
+    listed = store.clients;
+    byAddress = new Map(listed?.map((client) => [client.address, client]));
+  }
+  return byAddress.get(address) ?? { address };
+}
+
 /** Name of the client with this address, or the address. */
-export const clientName = (address) => store.clients?.find((client) => client.address === address)?.name ?? address;
+export const clientName = (address) => knownClient(address).name ?? address;
+
+/** What an application is called: the file of a program, or the name of a client. */
+export const applicationName = (application) => (isClient(application) ? clientName(application) : tail(application));
 
 export function mount(root) {
   const search = h('input', {
@@ -85,7 +100,7 @@ function clientTable(rows) {
       { class: 'scroll-x', tabindex: '0', role: 'region', 'aria-label': 'Clients of the gateway' },
       h(
         'table',
-        { class: 'plain' },
+        { class: 'plain clients' },
         h(
           'thead',
           {},
@@ -104,9 +119,10 @@ function clientTable(rows) {
 
 function clientRow(first) {
   let client = first;
-  const name = h('th', { scope: 'row' });
-  const cells = HEADS.slice(1).map((_, place) => h('td', { class: numeric(place + 1) }));
-  const flows = h('a', { href: `#/flows?filter=${encodeURIComponent(first.address)}` });
+  const name = h('th', { scope: 'row', class: 'client-name' });
+  // Narrow screens have no head.
+  const cells = HEADS.slice(1).map((head, place) => h('td', { class: numeric(place + 1), 'data-label': head }));
+  const flows = h('a', { href: `#/flows?filter=${encodeURIComponent(`client:${first.address}`)}` });
   cells[3].append(flows);
   const choose = h('button', { type: 'button', text: 'Choose links…', onclick: () => editClient(client) });
   const show = (now) => {
@@ -114,12 +130,14 @@ function clientRow(first) {
     const { address, mac, device, rate_down_bps, rate_up_bps, idle_ms } = client;
     const label = client.name ?? address;
     put(name, client.name ?? NONE);
+    attr(name, 'title', client.name);
     attr(choose, 'aria-label', `Choose links for ${label}`);
     attr(flows, 'aria-label', `${plural(client.flows, 'flow')} of ${label}`);
     put(flows, count(client.flows));
-    const rule = store.policy?.apps[ruleOf(client)];
+    // The rule for this client alone, else one that names others, too.
+    const [own, other] = [store.policy?.apps[ruleOf(client)], store.policy?.apps[client.rule - 1]];
     const texts = [address, mac ?? NONE, device, null, rate(rate_down_bps), rate(rate_up_bps), `${duration(idle_ms)} ago`];
-    [...texts, rule ? ruleWords(rule) : 'none of its own'].forEach((text, place) => text !== null && put(cells[place], text));
+    [...texts, own ? ruleWords(own) : other ? `${ruleWords(other)} (rule ${client.rule})` : 'none'].forEach((text, place) => text !== null && put(cells[place], text));
   };
   return { node: h('tr', { 'data-client': first.address }, name, cells, h('td', {}, choose)), show };
 }

@@ -1,5 +1,12 @@
 // Creates and changes elements. External text is inserted only as text nodes and attributes: the page never parses markup.
 
+// Control characters, and those that change the writing direction, have no width or break lines, as `steers` in crates/model: with one in its name, a
+// program could make what follows read as something else.
+const DECEPTIVE = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g;
+
+/** The text without characters that deceive. */
+export const clean = (text) => (typeof text === 'string' ? text.replace(DECEPTIVE, '\ufffd') : text);
+
 const SVG = 'http://www.w3.org/2000/svg';
 
 /** Creates an element. `props` holds attributes, `class`, `text`, and listeners such as `onclick`; children are nodes, texts, or nothing. */
@@ -15,19 +22,20 @@ export function s(tag, props = {}, ...children) {
 function fill(node, props, children) {
   for (const [name, value] of Object.entries(props)) {
     if (value === undefined || value === null || value === false) continue;
-    if (name === 'text') node.textContent = value;
+    if (name === 'text') node.textContent = clean(value);
     else if (name.startsWith('on')) node.addEventListener(name.slice(2), value);
     else if (name === 'value' || name === 'checked' || name === 'selected') node[name] = value;
     else if (value === true) node.setAttribute(name, '');
-    else node.setAttribute(name === 'className' ? 'class' : name, value);
+    else node.setAttribute(name === 'className' ? 'class' : name, clean(value));
   }
-  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+  const present = children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
+  node.append(...present.map(clean));
   return node;
 }
 
 /** Sets the text of a node only if it differs, to avoid needless layout. */
 export function put(node, text) {
-  const value = String(text);
+  const value = clean(String(text));
   if (node.textContent !== value) node.textContent = value;
 }
 
@@ -35,7 +43,10 @@ export function put(node, text) {
 export function attr(node, name, value) {
   if (value === null || value === undefined || value === false) {
     if (node.hasAttribute(name)) node.removeAttribute(name);
-  } else if (node.getAttribute(name) !== String(value)) node.setAttribute(name, String(value));
+    return;
+  }
+  const text = clean(String(value));
+  if (node.getAttribute(name) !== text) node.setAttribute(name, text);
 }
 
 /** Keeps one child of `parent` for each of `items`; nodes are reused by key. `make(item)` returns `{node, show(item), end()}`. */
@@ -79,6 +90,13 @@ export function field(label, control, hint) {
   const note = hint && h('span', { class: 'hint', id: `${control.id}-hint`, text: hint });
   if (note) control.setAttribute('aria-describedby', note.id);
   return h('div', { class: 'field' }, h('label', { for: control.id, text: label }), control, note);
+}
+
+/** A field of a form that needs the whole width: its options are sentences. */
+export function full(label, control) {
+  const node = field(label, control);
+  node.classList.add('full');
+  return node;
 }
 
 /** A `<select>` of `[value, label]` pairs. */

@@ -1,13 +1,16 @@
 // The view Flows: every live TCP connection and UDP flow.
 
 import { post } from './api.js';
-import { clientName, isGateway, loadClients } from './clients.js';
+import { clientName, isGateway, knownClient, loadClients } from './clients.js';
 import { edit, editClient } from './rules.js';
 import { dialog, toast } from './change.js';
-import { attr, clear, h, put, select } from './dom.js';
+import { attr, clean, clear, h, put, select } from './dom.js';
 import { NONE, bytes, count, duration, plural, rate, rtt, tail } from './format.js';
 import { Table } from './table.js';
 import { accent, on, store } from './store.js';
+
+/** Period in which the names of clients are read. */
+const NAMES_MS = 15_000;
 
 const age = (flow) => (flow.born === null ? null : performance.now() - flow.born);
 const both = (flow) => (flow.down === null && flow.up === null ? null : (flow.down ?? 0) + (flow.up ?? 0));
@@ -21,10 +24,7 @@ const COLUMNS = [
     key: 'app',
     label: 'Application',
     sort: (flow) => whose(flow).toLowerCase(),
-    cell: (flow, node) => {
-      put(node, whose(flow));
-      attr(node, 'title', flow.client ? `Client ${flow.client}` : flow.application);
-    },
+    cell: appCell,
   },
   { key: 'remote', label: 'Destination', sort: (flow) => flow.remote, text: (flow) => flow.remote },
   { key: 'link', label: 'Link', sort: (flow) => linksOf(flow).join(' '), cell: linkCell },
@@ -47,6 +47,15 @@ const COLUMNS = [
   },
   { key: 'age', label: 'Age', num: true, sort: age, text: (flow) => duration(age(flow)) },
 ];
+
+function appCell(flow, node) {
+  const [name, own] = [whose(flow), flow.virtual_interface];
+  const text = `${name}\u0000${own ?? ''}`;
+  if (node.shown === text) return;
+  node.shown = text;
+  attr(node, 'title', flow.client ? `Client ${flow.client}` : own ? `${flow.application}, through the virtual interface ${own}` : flow.application);
+  node.replaceChildren(clean(name), ...(own ? [' ', h('span', { class: 'through', text: own })] : []));
+}
 
 function linkCell(flow, node) {
   const names = linksOf(flow);
@@ -114,10 +123,11 @@ export function mount(root) {
   }
   showLinks();
   show();
-  // Once, for the names of clients.
-  const name = () => isGateway() && !store.clients && loadClients().catch(() => {});
+  // For the names of clients. New ones appear, and names change.
+  const name = () => isGateway() && !document.hidden && loadClients().catch(() => {});
   name();
-  const ends = [on(['flows', 'clients'], show), on(['status'], showLinks), on(['policy'], name), () => table.end()];
+  const timer = setInterval(name, NAMES_MS);
+  const ends = [on(['flows', 'clients'], show), on(['status'], showLinks), on(['policy'], name), () => table.end(), () => clearInterval(timer)];
   return () => ends.forEach((end) => end());
 }
 
@@ -127,11 +137,14 @@ function passes(text, link, carry) {
   return (flow) =>
     (!link || linksOf(flow).includes(link)) &&
     (!carry || (carry === 'direct') === (flow.carry === 'direct')) &&
-    (!words.length || words.every((word) => searchText(flow).includes(word)));
+    (!words.length || words.every((word) => (word.startsWith(CLIENT) ? flow.client === word.slice(CLIENT.length) : searchText(flow).includes(word))));
 }
 
+/** A word of the filter that begins so names a client by its whole address: that of one client may begin that of another. */
+const CLIENT = 'client:';
+
 const searchText = (flow) =>
-  `${flow.application} ${flow.name ?? ''} ${flow.client ?? ''} ${whose(flow)} ${flow.remote} ${flow.protocol} ${linksOf(flow).join(' ')} ${flow.class ?? ''} ${
+  `${flow.application} ${flow.name ?? ''} ${flow.client ?? ''} ${flow.virtual_interface ?? ''} ${whose(flow)} ${flow.remote} ${flow.protocol} ${linksOf(flow).join(' ')} ${flow.class ?? ''} ${
     flow.carry
   } ${flow.peer ?? ''} ${flow.pid ?? ''}`.toLowerCase();
 
@@ -144,10 +157,12 @@ function openFlow(flow) {
           ['Program', flow.application],
           ['Process', [flow.name, flow.pid && `number ${flow.pid}`].filter(Boolean).join(', ') || NONE],
         ]),
+    ...(flow.virtual_interface ? [['Through', `the virtual interface ${flow.virtual_interface}`]] : []),
     ['From', flow.local ?? NONE],
     ['To', flow.remote],
     ['Protocol', flow.protocol.toUpperCase()],
     ['Link', linksOf(flow).join(', ')],
+    ...(typeof flow.fast_path === 'boolean' ? [['Fast path', flow.fast_path ? 'its packets take it' : 'not used now']] : []),
     ['Carriage', flow.peer ? `${flow.carry}, through ${flow.peer}` : flow.carry],
     ['Scheduler', flow.scheduler],
     ['Received', bytes(flow.rx_bytes)],
@@ -164,7 +179,7 @@ function openFlow(flow) {
       text: `Choose links for this ${flow.client ? 'client' : 'program'}…`,
       onclick: () => {
         box.close();
-        if (flow.client) editClient(store.clients?.find((client) => client.address === flow.client) ?? { address: flow.client });
+        if (flow.client) editClient(knownClient(flow.client));
         else edit(flow.application, flow.name);
       },
     }),

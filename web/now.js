@@ -1,7 +1,7 @@
 // The view Now: the current state of every link, and its recent past.
 
 import { attr, empty, h, keyed, put } from './dom.js';
-import { NONE, bytes, count, joules, loss, number, rate, rateParts, rtt, state, watts } from './format.js';
+import { NONE, bytes, count, joules, loss, number, plural, rate, rateParts, rtt, state, watts } from './format.js';
 import { accent, linkRates, on, store } from './store.js';
 import { byApplication, byLink, timeline } from './timeline.js';
 
@@ -24,6 +24,13 @@ export function mount(root) {
     }),
   );
   const links = h('div', { class: 'links' });
+  const own = h('div', { class: 'links' });
+  const ownSection = h(
+    'section',
+    { 'aria-labelledby': 'own-title', hidden: true },
+    h('h2', { id: 'own-title', class: 'section-title', text: 'Virtual interface' }),
+    own,
+  );
   const warnings = h('ul', { class: 'warnings', hidden: true });
   root.append(
     warnings,
@@ -42,6 +49,7 @@ export function mount(root) {
       chart.node,
     ),
     h('section', { 'aria-labelledby': 'links-title' }, h('h2', { id: 'links-title', class: 'section-title', text: 'Links' }), links),
+    ownSection,
   );
   const showLinks = () => {
     const found = store.status?.links ?? [];
@@ -51,6 +59,9 @@ export function mount(root) {
       (link) => link?.name ?? '',
       (link) => (link ? card(link) : nothing()),
     );
+    const device = store.status?.virtual_interface;
+    ownSection.hidden = !device;
+    keyed(own, device ? [device] : [], ({ name }) => name, ownCard);
     const said = store.status?.warnings ?? [];
     warnings.hidden = !said.length;
     keyed(
@@ -103,11 +114,11 @@ function gauge(arrow, word) {
   );
   return {
     node,
-    show: (bps, capacity) => {
+    show: (bps, capacity, unlimited = 'capacity unknown') => {
       const [text, word] = rateParts(bps);
       put(figure, text);
       put(unit, word);
-      put(of, capacity ? `of ${rate(capacity)}` : 'capacity unknown');
+      put(of, capacity ? `of ${rate(capacity)}` : unlimited);
       bar.style.width = `${capacity && bps ? Math.min((bps / capacity) * 100, 100) : 0}%`;
     },
   };
@@ -173,6 +184,38 @@ function card(first) {
       allowance.firstChild.firstChild.style.width = `${Math.min(((link.used_bytes ?? 0) / link.cap_bytes) * 100, 100)}%`;
       put(allowance.lastChild, `${bytes(link.used_bytes)} of ${bytes(link.cap_bytes)} this month`);
     }
+  };
+  return { node, show };
+}
+
+/** The virtual interface: a device whose flows use the links, so it has no capacity of its own. */
+function ownCard(first) {
+  const [down, up] = [gauge('↓', 'receives'), gauge('↑', 'sends')];
+  const [pill, reason, addresses] = [h('span', { class: 'pill' }), h('p', { class: 'reason' }), h('dd')];
+  const flows = h('a', { href: `#/flows?filter=${encodeURIComponent(first.name)}` });
+  const node = h(
+    'article',
+    { class: 'card own', 'aria-label': `Virtual interface ${first.name}`, 'data-own': first.name },
+    h('div', { class: 'link-head' }, h('h3', { text: first.name }), h('span', { class: 'kind', text: 'Flows use the links' }), pill),
+    reason,
+    h('div', { class: 'gauges' }, down.node, up.node),
+    h(
+      'dl',
+      { class: 'fact-grid' },
+      h('div', { class: 'fact wide' }, h('dt', { text: 'Addresses' }), addresses),
+      h('div', { class: 'fact' }, h('dt', { text: 'Flows' }), h('dd', {}, flows)),
+    ),
+  );
+  const show = (own) => {
+    const [word, tone] = state(own.up ? 'up' : 'down');
+    put(pill, word);
+    attr(pill, 'data-tone', tone);
+    put(reason, own.reason ?? '');
+    down.show(own.rate_down_bps, null, '');
+    up.show(own.rate_up_bps, null, '');
+    put(addresses, own.addresses.join(', '));
+    put(flows, count(own.flows));
+    attr(flows, 'aria-label', `${plural(own.flows, 'flow')} through ${own.name}`);
   };
   return { node, show };
 }

@@ -79,7 +79,7 @@ function card(first) {
     const [word, tone] = state(peer.state);
     put(pill, word);
     attr(pill, 'data-tone', tone);
-    put(reason, peer.reason ?? '');
+    put(reason, peer.reason ?? (peer.packets ? 'Also carries other protocols than TCP and UDP' : ''));
     keyed(rows, peer.paths, (path) => path.link, pathRow);
   };
   return { node, show };

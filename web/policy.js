@@ -55,7 +55,7 @@ export function ruleWords(rule) {
   if (rule.prefer.length) words.push(`prefers ${rule.prefer.join(', ')}`);
   if (CARRIES[rule.carry]) words.push(CARRIES[rule.carry]);
   if (rule.relay) words.push(`through ${rule.relay}`);
-  if (rule.fallback === 'none') words.push('or not at all');
+  if (rule.fallback) words.push(rule.fallback === 'none' ? 'or not at all' : 'or directly');
   if (rule.class) words.push(`as ${rule.class}`);
   if (rule.affinity) words.push(rule.affinity === 'none' ? 'flows may use different links' : `one link for each ${rule.affinity}`);
   if (rule.weight !== 1) words.push(`weight ${rule.weight}`);

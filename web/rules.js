@@ -20,6 +20,13 @@ const CARRIES = [
   ['bond', 'All links at once, through a relay'],
   ['duplicate', 'Each packet over several links'],
 ];
+/** Carriages that need a relay, so that there may be none. */
+const BY_RELAY = ['bond', 'duplicate'];
+const FALLBACKS = [
+  ['', 'Default'],
+  ['direct', 'They go direct'],
+  ['none', 'They fail'],
+];
 const AFFINITIES = [
   ['', 'Default'],
   ['none', 'Flows may use different links'],
@@ -42,7 +49,7 @@ const identity = (application, name) => (application.startsWith('/') ? { exe: ap
 
 /** Opens the rule of one program, or of the client with this address. */
 export function edit(application, name) {
-  if (isClient(application)) return editClient({ address: application });
+  if (isClient(application)) return editClient(store.clients?.find((client) => client.address === application) ?? { address: application });
   open(tail(application), ruleOf({ application, name }), { conditions: identity(application, name), fixed: true });
 }
 
@@ -61,7 +68,7 @@ export function editRule(index) {
 }
 
 function open(title, index, { conditions, fixed, text }) {
-  const rule = store.policy?.apps[index] ?? { links: null, prefer: [], class: null, affinity: null, carry: '', relay: null, weight: 1, rate: null, guarantee: null };
+  const rule = store.policy?.apps[index] ?? { links: null, prefer: [], carry: '', weight: 1 };
   const match = fixed ? fixedMatch(conditions, text) : matchFields(conditions);
   const links = linkChoice(rule);
   const relays = [
@@ -70,12 +77,19 @@ function open(title, index, { conditions, fixed, text }) {
   const inputs = {
     class: select(CLASSES, rule.class ?? ''),
     carry: select(CARRIES, rule.carry),
+    fallback: select(FALLBACKS, rule.fallback ?? ''),
     affinity: select(AFFINITIES, rule.affinity ?? ''),
     relay: select([['', 'Any'], ...relays.map((name) => [name, name])], rule.relay ?? ''),
     weight: h('input', { type: 'number', min: '0.05', max: '650', step: 'any', value: String(rule.weight) }),
     rate: h('input', { type: 'text', placeholder: '8 Mbit/s or 10 %', value: rule.rate ?? '' }),
     guarantee: h('input', { type: 'text', placeholder: '2 Mbit/s or 50 %', value: rule.guarantee ?? '' }),
   };
+  const fallback = field('While no relay takes them', inputs.fallback);
+  const showFallback = () => {
+    fallback.hidden = !BY_RELAY.includes(inputs.carry.value);
+  };
+  inputs.carry.addEventListener('change', showFallback);
+  showFallback();
   const form = h(
     'form',
     { class: 'rule-form' },
@@ -87,6 +101,7 @@ function open(title, index, { conditions, fixed, text }) {
       field('Class', inputs.class),
       field('Carried', inputs.carry),
       field('Relay', inputs.relay),
+      fallback,
       field('Affinity', inputs.affinity),
       field('Weight', inputs.weight, 'Share relative to other flows through a relay, or on the same link; default 1'),
       field('At most', inputs.rate, 'Together on each link: a rate, or a percentage of its capacity'),
@@ -116,6 +131,7 @@ function open(title, index, { conditions, fixed, text }) {
       affinity: inputs.affinity.value,
       carry: inputs.carry.value,
       relay: inputs.relay.value,
+      fallback: fallback.hidden ? '' : inputs.fallback.value,
       weight: Number(inputs.weight.value),
       rate: inputs.rate.value.trim(),
       guarantee: inputs.guarantee.value.trim(),
@@ -133,6 +149,7 @@ function edits(index, rule, match, wanted) {
     affinity: rule.affinity ?? '',
     carry: rule.carry,
     relay: rule.relay ?? '',
+    fallback: rule.fallback ?? '',
     weight: rule.weight,
     rate: rule.rate ?? '',
     guarantee: rule.guarantee ?? '',

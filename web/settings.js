@@ -2,7 +2,7 @@
 
 import { dialog, mayChange, previewButton, propose, undo } from './change.js';
 import { context } from './context.js';
-import { attr, card, empty, field, h, keyed, put, select } from './dom.js';
+import { attr, card, empty, field, full, h, keyed, put, select } from './dom.js';
 import { NONE, state } from './format.js';
 import { joinForm, leave } from './peers.js';
 import { conditionWords, readConditions, ruleWords } from './policy.js';
@@ -85,12 +85,19 @@ function schedulers() {
   };
 }
 
-/** `carry` and `relay` of all flows that no rule carries otherwise. */
+/** `carry`, `relay` and `fallback` of all flows that no rule carries otherwise. */
 function carriage() {
   const all = h('input', { type: 'checkbox', role: 'switch' });
   const relay = select([], '');
   const wrapped = field('Relay', relay);
   const note = h('p', { class: 'hint' });
+  const only = h('input', { type: 'checkbox' });
+  const confine = h(
+    'label',
+    { class: 'check' },
+    only,
+    h('span', { class: 'stacked' }, 'Nothing but through the relay', h('small', { text: 'While no relay is reachable, flows fail instead of going direct' })),
+  );
   // Keys that mean nothing without `carry`.
   const settled = () => [...(now.relay ? ['relay'] : []), ...(now.confined ? ['fallback'] : [])];
   const edits = () => {
@@ -98,18 +105,22 @@ function carriage() {
     const found = [{ op: 'set', path: ['carry'], value: 'bond' }];
     if (relay.value) found.push({ op: 'set', path: ['relay'], value: relay.value });
     else if (now.relay) found.push({ op: 'unset', path: ['relay'] });
+    if (only.checked) found.push({ op: 'set', path: ['fallback'], value: 'none' });
+    else if (now.confined) found.push({ op: 'unset', path: ['fallback'] });
     return found;
   };
   const button = previewButton(edits, () => reset());
   let now = { bonds: false, relay: '', names: null, confined: false };
   const mark = () => {
     wrapped.hidden = !all.checked || ((now.names ?? []).length < 2 && !now.relay);
-    put(note, all.checked && !now.names?.length ? `No relay is joined. Until one is, flows ${now.confined ? 'fail' : 'go direct'}.` : '');
+    confine.hidden = !all.checked;
+    put(note, all.checked && !now.names?.length ? `No relay is joined. Until one is, flows ${only.checked ? 'fail' : 'go direct'}.` : '');
     note.hidden = !note.textContent;
-    button.disabled = all.checked === now.bonds && (!all.checked || relay.value === now.relay);
+    button.disabled = all.checked === now.bonds && (!all.checked || (relay.value === now.relay && only.checked === now.confined));
   };
   const reset = () => {
     all.checked = now.bonds;
+    only.checked = now.confined;
     // Of several relays the configuration must name one.
     const names = [...new Set([...(now.names ?? []), now.relay].filter(Boolean))];
     const any = names.length > 1 && !(now.bonds && !now.relay) ? [] : [['', 'Any']];
@@ -119,15 +130,17 @@ function carriage() {
   };
   all.addEventListener('change', mark);
   relay.addEventListener('change', mark);
+  only.addEventListener('change', mark);
   const node = card(
     'carriage',
     'Everything over all links',
     h('p', {
       class: 'hint',
-      text: 'Carries all TCP and UDP flows over all links at once through a relay, also those of the gateway’s clients, except what rules carry otherwise. While no relay is reachable, they go direct.',
+      text: 'Carries all TCP and UDP flows over all links at once through a relay, also those of the gateway’s clients, except what rules carry otherwise. While no relay is reachable, they go direct, unless you forbid it.',
     }),
     h('label', { class: 'check' }, all, 'Bond everything'),
     h('div', { class: 'form-grid' }, wrapped),
+    confine,
     note,
     h('div', { class: 'row-actions end' }, button),
   );
@@ -187,7 +200,7 @@ function bonds() {
     'bonds',
     'Bonds',
     h('p', { class: 'hint', text: 'How the flows of a bond share its paths, in both directions if the other end supports it.' }),
-    h('div', { class: 'form-grid' }, field('Scheduler of bonds', scheduler), wrapped),
+    h('div', { class: 'form-grid' }, full('Scheduler of bonds', scheduler), wrapped),
     h('div', { class: 'row-actions end' }, button),
   );
   return {

@@ -2,8 +2,8 @@
 
 import { get } from './api.js';
 import { Chart } from './chart.js';
+import { applicationName } from './clients.js';
 import { attr, h } from './dom.js';
-import { tail } from './format.js';
 import { accent, now, on, prependSamples, store } from './store.js';
 
 const RANGES = [
@@ -32,7 +32,7 @@ export function byApplication() {
     series: 'appSamples',
     path: '/v1/history/apps',
     tint: (name) => `app-${places.get(name) ?? MAX_SHOWN}`,
-    title: (name) => (name === OTHERS ? name : tail(name)),
+    title: (name) => (name === OTHERS ? name : applicationName(name)),
     read: (samples) => {
       seat(places, samples);
       return samples.map(({ at_ms, apps, rest_rx_bps, rest_tx_bps }) => {
@@ -74,7 +74,7 @@ export const ofApplication = (application) => ({
   series: 'appSamples',
   path: `/v1/history/apps?application=${encodeURIComponent(application)}`,
   tint: () => 'app-0',
-  title: tail,
+  title: applicationName,
   read: (samples) =>
     samples.map(({ at_ms, apps }) => {
       const { rx_bps = 0, tx_bps = 0 } = apps.find((item) => item.application === application) ?? {};

@@ -2,7 +2,7 @@
 
 import { get } from './api.js';
 import { previewButton } from './change.js';
-import { attr, card, field, h, put, s, select } from './dom.js';
+import { attr, card, field, full, h, put, s, select } from './dom.js';
 import { NONE, rate, watts } from './format.js';
 import { store } from './store.js';
 
@@ -113,7 +113,7 @@ export function tradeoff() {
       slider,
       h('p', { class: 'ends' }, h('span', { text: 'least energy' }), h('span', { text: 'most throughput' })),
     ),
-    h('div', { class: 'form-grid' }, field('α follows', mode)),
+    h('div', { class: 'form-grid' }, full('α follows', mode)),
     stepFields,
     note,
     h('div', { class: 'row-actions end' }, button),

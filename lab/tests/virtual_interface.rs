@@ -148,6 +148,18 @@ fn rules_about_programs_users_and_ports_apply() {
     let flow = listed().unwrap();
     assert_eq!((flow["link"].as_str(), flow["pid"].as_u64()), (Some("lte0"), Some(download.id().into())), "{flow}");
     assert!(flow["local"].as_str().unwrap().starts_with("10.99.0.1:"), "{flow}");
+    assert_eq!((flow["virtual_interface"].as_str(), flow["client"].as_str()), (Some("braid0"), None), "{flow}");
+    let explained = text(&up.braid(&["explain", &flow["id"].to_string()]).stdout);
+    assert!(explained.contains("through the virtual interface braid0") && explained.contains("entry 2 { name = \"curl\" }"), "{explained}");
+    let shown = || up.status().map(|status| status["virtual_interface"].clone()).unwrap_or_default();
+    // curl reads 1 MB a second.
+    eventually("its rate is that of the download", || {
+        shown()["rate_down_bps"].as_u64().is_some_and(|bps| (1_000_000..100_000_000).contains(&bps))
+    });
+    let own = shown();
+    assert_eq!((own["name"].as_str(), own["up"].as_bool(), own["reason"].as_str()), (Some("braid0"), Some(true), None), "{own}");
+    let passing = || up.flows().iter().filter(|flow| flow["virtual_interface"] == "braid0").count() as u64;
+    eventually("all its flows are counted", || shown()["flows"].as_u64() == Some(passing()));
     assert!(flow["application"].as_str().unwrap().ends_with("/curl"), "{flow}");
     assert!(download.wait().unwrap().success());
     assert!((0..4).all(|_| connect(&lab, mirror.at(11), false).unwrap().1 == 0), "the rule about a port");
@@ -233,6 +245,9 @@ fn bonded_flows_of_programs_use_both_links() {
         let curl = curl.arg("%{size_download} %{local_ip}").args(["--interface", own]).arg(url(&host, "6000000.bin"));
         let curl = curl.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
         eventually("the flow is listed with its program", || bond_flow(&up).is_some_and(|flow| flow["name"] == "curl"));
+        if let Some(flow) = bond_flow(&up) {
+            assert_eq!((flow["virtual_interface"].as_str(), flow["pid"].as_u64()), (Some("braid0"), Some(curl.id().into())), "{flow}");
+        }
         let (size, local) = ended(curl);
         let bytes = capture.bytes(Direction::Down);
         println!("{host}: {bytes:?} bytes over wlan0 and lte0");
@@ -289,6 +304,8 @@ fn the_address_and_the_name_can_change_and_a_foreign_device_is_left_alone() {
     let up = Up::start(&lab, VIRTUAL);
     let warned = |text: &str| up.status().is_some_and(|status| status["warnings"].to_string().contains(text));
     eventually("the user is told", || warned("there is another device braid0; give the virtual interface another name"));
+    let own = up.status().unwrap()["virtual_interface"].clone();
+    assert!(own["up"] == false && own["reason"].as_str().unwrap().contains("there is another device braid0"), "{own}");
     assert!(client(&lab, "ip -d link show braid0").contains("other0"), "the foreign device is still there");
     assert!(chosen(&lab, mirror.at(11)).is_ok(), "other flows go on");
     for (name, address) in [("mine", "10.99.0.9"), ("mine", "10.99.0.10"), ("yours", "10.99.0.10")] {
@@ -307,4 +324,25 @@ fn the_address_and_the_name_can_change_and_a_foreign_device_is_left_alone() {
     assert!(up.braid(&["reload"]).status.success());
     eventually("it is gone", || !client(&lab, "ip -o link show").contains("yours"));
     client(&lab, "ip link show braid0");
+}
+
+#[test]
+fn an_interface_that_is_added_while_braid_runs_is_shown_with_what_it_needs() {
+    if !able() {
+        return;
+    }
+    let lab = two().start().unwrap();
+    let mirror = Mirror::start(&lab);
+    let up = Up::start(&lab, "scheduler = \"round-robin\"\n");
+    let own = || up.status().map(|status| status["virtual_interface"].clone()).unwrap_or_default();
+    assert!(own().is_null(), "{}", own());
+    up.configure(VIRTUAL);
+    // It fails, or the daemon notices only when it has made the device.
+    up.braid(&["reload"]);
+    eventually("the reason", || own()["reason"].as_str().is_some_and(|reason| reason.contains("restart Braid") && !reason.contains('\n')));
+    assert_eq!(own()["up"], false);
+    assert!(text(&up.braid(&["status"]).stdout).contains("virtual interface braid0 (10.99.0.1, fd99::1): down: "));
+    drop(up);
+    let up = start(&lab, &mirror, VIRTUAL);
+    assert!(text(&up.braid(&["status"]).stdout).contains("virtual interface braid0 (10.99.0.1, fd99::1): up, "));
 }

@@ -4,7 +4,7 @@ import assert from 'node:assert/strict';
 import { readFileSync } from 'node:fs';
 import { after, before, test } from 'node:test';
 import { launch, openPage } from './browser.mjs';
-import { LINKS, startLab, until } from './lab.mjs';
+import { LINKS, PHONE, startLab, until } from './lab.mjs';
 
 const { BRAID } = process.env;
 const skip = BRAID ? false : 'BRAID is not set to a program';
@@ -91,6 +91,43 @@ test('drags α', { skip }, async () => {
   await apply(page);
   await page.locator('.facts').getByText('operetta').waitFor();
   assert.match(readFileSync(lab.config, 'utf8'), /scheduler = "operetta"[\s\S]*utility = 0\.5/);
+  assert.deepEqual(page.problems, []);
+  await page.context().close();
+});
+
+test('sees a client of the gateway, its rate, and why its flow has its link', { skip }, async () => {
+  // Its link is up before the daemon has the rules.
+  let flow = lab.downloadOnPhone();
+  const page = await openPage(browser, `${lab.url}/#/clients`);
+  const row = page.locator(`tr[data-client="${PHONE}"]`);
+  await until('the client and its flow', async () => {
+    if (flow.exitCode !== null) flow = lab.downloadOnPhone();
+    return (await row.count()) > 0 && /[1-9].* [kM]bit/.test(await row.innerText());
+  });
+  assert.match(await row.innerText(), /lan0/);
+  await row.getByRole('link', { name: `of ${PHONE}` }).click();
+  const flows = page.locator('main[data-view="flows"] .rows .tr:not([hidden])');
+  await flows.first().waitFor();
+  assert.ok((await flows.locator('.c-app').allTextContents()).every((text) => text === PHONE));
+  await flows.first().click();
+  await page.locator('dialog').getByText('gave it lab').waitFor();
+  flow.kill();
+  assert.deepEqual(page.problems, []);
+  await page.context().close();
+});
+
+test('sees the virtual interface, and the flow that passes it', { skip }, async () => {
+  const page = await openPage(browser, lab.url);
+  const card = page.getByRole('article', { name: 'Virtual interface braid0' });
+  await card.getByText('Up', { exact: true }).waitFor({ timeout: 60_000 });
+  const flow = lab.download('--interface', 'braid0');
+  await until('its rate', async () => /[1-9][\d.]*\s*[kM]bit/.test(await card.innerText()));
+  await card.getByRole('link', { name: 'through braid0' }).click();
+  const row = page.locator('main[data-view="flows"] .rows .tr:not([hidden])').filter({ hasText: 'curl braid0' });
+  await row.click();
+  await page.locator('dialog').getByText('through the virtual interface braid0').waitFor();
+  flow.kill();
+  await until('the end of the flow', async () => (await row.count()) === 0);
   assert.deepEqual(page.problems, []);
   await page.context().close();
 });

@@ -1,4 +1,4 @@
-// A real daemon with real programs in the emulated network of `braid-lab hold`: three links, a server, a relay. Needs root.
+// A real daemon with real programs in the emulated network of `braid-lab hold`: three links, a server, a relay, devices behind the daemon's host. Needs root.
 
 import { execFileSync, spawn } from 'node:child_process';
 import { chmodSync, mkdirSync, mkdtempSync, rmSync, truncateSync, writeFileSync } from 'node:fs';
@@ -9,12 +9,20 @@ import { launch } from './browser.mjs';
 import { door, until } from './lab.mjs';
 
 const LINKS = ['wlan0=12 Mbit/s, 26 ms', 'eth0=9 Mbit/s, 12 ms', 'wwan0=5 Mbit/s, 52 ms'];
+/** The devices behind the host, by the names that they give. */
+const DEVICES = ['television', 'till', 'camera'];
 const RELAY = '203.0.113.30:5757';
 
 const CONFIG = `# Links and rules of this laptop.
 scheduler = "max-throughput"
 # Do not probe other hosts for Braid.
 detect = false
+
+[gateway]
+lan = ["lan0"]
+
+[virtual]
+address = "10.99.0.1/24"
 
 [[link]]
 name = "eth0"
@@ -67,18 +75,26 @@ class Held {
   }
 
   async start(braidLab) {
-    this.lab = spawn(braidLab, ['hold', ...LINKS], { stdio: ['pipe', 'pipe', 'inherit'] });
+    this.lab = spawn(braidLab, ['hold', '--lan', String(DEVICES.length), ...LINKS], { stdio: ['pipe', 'pipe', 'inherit'] });
     const said = createInterface({ input: this.lab.stdout })[Symbol.asyncIterator]();
     const next = async () => (await said.next()).value ?? '';
     this.files = join((await next()).replace('ready ', ''), 'web/files');
     this.client = (await next()).replace('client: nsenter ', '');
     this.server = (await next()).replace('server: nsenter ', '');
+    this.devices = [];
+    for (const name of DEVICES) {
+      const [address, where] = (await next()).split(': nsenter ');
+      this.devices.push({ name, address, where });
+    }
     this.publish();
     const state = join(this.folder, 'relay');
     this.run(this.server, this.braid, 'relay', '--listen', RELAY, '--allow', '203.0.113.0/24', '--state-dir', state);
     writeFileSync(join(this.folder, 'braid.toml'), CONFIG);
     const places = ['--config', join(this.folder, 'braid.toml'), '--state-dir', join(this.folder, 'state'), '--socket', this.socket];
-    const daemon = this.run(this.client, this.braid, 'up', ...places);
+    // As dnsmasq writes them, visible to the daemon alone.
+    const leases = this.devices.map(({ name, address }) => `1 * ${address} ${name} *`).join('\n');
+    const hide = 'mkdir -p /var/lib/misc && mount -t tmpfs none /var/lib/misc && echo "$0" >/var/lib/misc/dnsmasq.leases && exec "$@"';
+    const daemon = this.run(this.client, 'unshare', '--mount', 'sh', '-c', hide, leases, this.braid, 'daemon', ...places);
     daemon.stderr.on('data', (data) => {
       this.log += data;
     });
@@ -127,6 +143,11 @@ class Held {
     this.again(900, (turn) => curl(url(12 + (turn % 6), 250_000)));
     this.again(2500, (turn) => curl(url(14 + (turn % 4), 1_500_000)));
     const aria = ['--quiet', '--allow-overwrite=true', '--file-allocation=none', '--max-overall-download-limit=350K', '-x4', '-s4'];
+    this.again(500, () => curl('--interface', 'braid0', '--limit-rate', '100k', url(23, 1_500_000)));
+    const [television, till, camera] = this.devices.map(({ where }) => where);
+    this.again(0, () => curl('--limit-rate', '250k', url(19, 4_000_000_000)), television);
+    this.again(3000, (turn) => curl(url(12 + (turn % 6), 250_000)), till);
+    this.again(0, () => curl('--limit-rate', '60k', url(18, 4_000_000_000)), camera);
     this.again(4000, () => ['aria2c', ...aria, '-d', this.folder, '-o', 'image', url(20, 12_000_000)]);
     this.again(9000, (turn) => ['git', 'clone', '-q', 'http://203.0.113.22/repository.git', join(this.folder, `clone${turn}`)]);
     this.run(this.client, process.execPath, '-e', CALL, '203.0.113.25');
@@ -143,10 +164,10 @@ class Held {
     })();
   }
 
-  /** Runs a command repeatedly, with a pause between runs. */
-  async again(pause, command) {
+  /** Runs a command repeatedly, with a pause between runs, on the host or on a device. */
+  async again(pause, command, where = this.client) {
     for (let turn = 0; this.going; turn += 1) {
-      const child = this.run(this.client, ...command(turn));
+      const child = this.run(where, ...command(turn));
       await new Promise((resolve) => child.on('close', resolve));
       await sleep(pause + 200);
     }

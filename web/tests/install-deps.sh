@@ -1,11 +1,12 @@
 #!/bin/sh
-# Installs the dependencies of the page's tests on Debian 12 or newer: Chromium, Node 20 or newer, and fonts for the screenshots.
+# Installs the dependencies of the page's tests on Debian 12 or newer: Chromium, Node 20 or newer, nftables, and fonts for the screenshots.
 set -eu
 cd "$(dirname "$0")"
 
 missing=
 command -v "${CHROMIUM:-chromium}" >/dev/null 2>&1 || missing="$missing chromium"
 command -v node >/dev/null 2>&1 || missing="$missing nodejs"
+command -v nft >/dev/null 2>&1 || [ -x /usr/sbin/nft ] || missing="$missing nftables"
 command -v npm >/dev/null 2>&1 || missing="$missing npm"
 [ -d /usr/share/fonts/opentype/inter ] || [ -d /usr/share/fonts/truetype/inter ] || missing="$missing fonts-inter"
 if [ -n "$missing" ]; then

@@ -1,4 +1,4 @@
-// A real daemon in its own network namespace, with three links to a host that serves files and runs a relay. Run it as root under `unshare --net
+// A real daemon in its own network namespace, with three links to a host that serves files and runs a relay, a virtual interface, and a phone behind it. Run it as root under `unshare --net
 // --mount`.
 
 import { execFileSync, spawn } from 'node:child_process';
@@ -12,8 +12,17 @@ const PATIENCE_MS = 60_000;
 
 export const LINKS = ['lab0', 'lab1', 'lab2'];
 
+/** Address of the phone, a client of the gateway. */
+export const PHONE = '192.168.7.20';
+
 const CONFIG = `# The lab's three links.
 scheduler = "max-throughput"
+
+[gateway]
+lan = ["lan0"]
+
+[virtual]
+address = "10.99.0.1/24"
 
 ${LINKS.map((name) => `[[link]]\nname = "${name}"   # kept\n`).join('\n')}`;
 
@@ -62,6 +71,18 @@ class Lab {
       this.farNow('ip', 'link', 'set', `far${place}`, 'up');
       ip('route', 'add', 'default', 'via', `10.77.${place}.1`, 'metric', String(10 + place));
     });
+    const phone = this.run('unshare', ['--net', 'sleep', 'infinity']);
+    await until('the phone', () => namespaceOf(phone.pid) !== namespaceOf('self'));
+    this.phone = (command, ...args) => ['nsenter', ['--target', String(phone.pid), '--net', command, ...args]];
+    const atPhone = (...args) => execFileSync(...this.phone('ip', ...args));
+    ip('link', 'add', 'lan0', 'type', 'veth', 'peer', 'name', 'phone0');
+    ip('link', 'set', 'phone0', 'netns', String(phone.pid));
+    ip('link', 'set', 'lan0', 'addrgenmode', 'none');
+    ip('address', 'add', '192.168.7.1/24', 'dev', 'lan0');
+    ip('link', 'set', 'lan0', 'up');
+    atPhone('address', 'add', `${PHONE}/24`, 'dev', 'phone0');
+    atPhone('link', 'set', 'phone0', 'up');
+    atPhone('route', 'add', 'default', 'via', '192.168.7.1');
     this.run(...this.far(process.execPath, '-e', DRIP));
     this.run(
       ...this.far(this.braid, 'relay', '--listen', `${SERVER}:5757`, '--allow', `${SERVER}/32`, '--state-dir', join(this.folder, 'relay')),
@@ -110,9 +131,14 @@ class Lab {
     return this.ask('ui', '--print').trim();
   }
 
-  /** Starts an endless download. */
-  download() {
-    return this.run('curl', ['--silent', '--output', '/dev/null', `http://${SERVER}:8000/`]);
+  /** Starts an endless download; `words` are further arguments of curl. */
+  download(...words) {
+    return this.run('curl', downloading(...words));
+  }
+
+  /** The same on the phone. */
+  downloadOnPhone() {
+    return this.run(...this.phone('curl', ...downloading()));
   }
 
   invitation() {
@@ -146,6 +172,7 @@ export async function door(socket) {
   return server;
 }
 
+const downloading = (...words) => ['--silent', '--output', '/dev/null', ...words, `http://${SERVER}:8000/`];
 const ip = (...args) => execFileSync('ip', args);
 const namespaceOf = (process) => execFileSync('readlink', [`/proc/${process}/ns/net`]).toString();
 

@@ -5,9 +5,9 @@ import { createHash } from 'node:crypto';
 const HEAD = '# My networks. The modem costs money: keep it for when it is needed.\n';
 
 export class Config {
-  /** `lan`: the LAN devices of a gateway. */
-  constructor(lan = []) {
-    this.lan = lan;
+  /** `lan`: the LAN devices of a gateway; `own`: whether there is a virtual interface. */
+  constructor(lan = [], own = null) {
+    Object.assign(this, { lan, own });
     this.model = {
       scheduler: 'max-throughput',
       utility: 0.6,
@@ -24,6 +24,7 @@ export class Config {
     const lines = [HEAD, `scheduler = "${model.scheduler}"`, `utility = ${literal(model.utility)}   # the slider's place`];
     if (model.carry) lines.push(`carry = ${literal(model.carry)}`);
     if (model.relay) lines.push(`relay = ${literal(model.relay)}`);
+    if (model.fallback) lines.push(`fallback = ${literal(model.fallback)}`);
     if (this.lan.length) lines.push('', '[gateway]', `lan = ${literal(this.lan)}`);
     if (model.bond) lines.push('', '[bond]', ...Object.entries(model.bond).map(([key, value]) => `${key} = ${literal(value)}`));
     for (const link of model.links) lines.push('', '[[link]]', ...Object.entries(link).map(([key, value]) => `${key} = ${literal(value)}`));
@@ -53,7 +54,9 @@ export class Config {
       utility_setting: utilitySetting(model.utility),
       carry: model.carry ?? 'direct',
       relay: model.relay ?? null,
+      fallback: model.fallback ?? 'direct',
       lan: this.lan,
+      virtual_interface: this.own ? { name: 'braid0', addresses: ['10.99.0.1', 'fd99::1'] } : null,
       bond_scheduler: model.bond?.scheduler ?? null,
       bond_copies: model.bond?.copies ?? null,
       detection: { everybody: false, hosts: ['files.example.org'], networks: ['10.8.0.0/16'], hold_ms: 300 },
@@ -79,6 +82,7 @@ export class Config {
         affinity: app.affinity ?? null,
         carry: app.carry ?? '',
         relay: app.relay ?? null,
+        fallback: app.fallback ?? null,
         weight: app.weight ?? 1,
         when: app.when ? Object.entries(app.when).map(([key, value]) => `${key} = ${JSON.stringify(value)}`).join(', ') : null,
         unmet: app.when ? 'moving is unknown' : null,

@@ -53,12 +53,18 @@ const appsSample = (at_ms, apps) => ({
 /** A response in the daemon's format. */
 const versioned = (content) => ({ schema_version: 1, ...content });
 
+/** Requests with a body that need no right to change anything. */
+const READING = ['/v1/explain', '/v1/config/preview'];
+
 /** An event: the answer to `GET` of its name, or a note. */
 const payload = (event, data) => (['status', 'apps', 'peers'].includes(event) ? versioned(data) : data);
 
-/** Starts the mock on a loopback port, by default a free one. `live: false` freezes its values. */
-export async function startMock({ seed = 1, flows = 42, live = true, readOnly = false, token = null, port = 0, lan = [] } = {}) {
-  const mock = new Mock({ seed, flows, readOnly, token, lan });
+/**
+ * Starts the mock on a loopback port, by default a free one. `live: false` freezes its values. `lan`: the LAN devices of a gateway; `crowd`: number of
+ * further clients, with hostile names and a flow each; `own`: the virtual interface, `{reason}` if it does not work.
+ */
+export async function startMock({ seed = 1, flows = 42, live = true, readOnly = false, token = null, port = 0, lan = [], crowd = 0, own = null } = {}) {
+  const mock = new Mock({ seed, flows, readOnly, token, lan, crowd, own });
   const server = createServer((request, response) =>
     mock.answer(request, response).catch((error) => {
       response.writeHead(500).end(String(error));
@@ -79,9 +85,9 @@ export async function startMock({ seed = 1, flows = 42, live = true, readOnly = 
 }
 
 class Mock {
-  constructor({ seed, flows, readOnly, token, lan }) {
-    Object.assign(this, { roll: dice(seed), readOnly, token, at: EPOCH, listeners: new Set(), posted: [] });
-    this.config = new Config(lan);
+  constructor({ seed, flows, readOnly, token, lan, crowd, own }) {
+    Object.assign(this, { roll: dice(seed), readOnly, token, crowd, own, at: EPOCH, listeners: new Set(), posted: [] });
+    this.config = new Config(lan, own);
     this.facts = [{ name: 'battery', value: '0.80', source: 'system' }];
     this.links = LINKS.map((link) => ({ ...link, state: 'up', rx: 0, tx: 0, energy: 0, rx_bps: 0, tx_bps: 0 }));
     this.flows = new Map();
@@ -97,6 +103,7 @@ class Mock {
     this.at -= 300_000;
     for (let step = 0; step < 300; step += 1) this.step();
     if (lan.length) this.openClientFlows();
+    if (own && !own.reason) this.openOwnFlows();
   }
 
   setFact({ name, value, for_ms }) {
@@ -128,8 +135,9 @@ class Mock {
 
   /** Clients of the gateway: the first has a name, and flows. */
   clients() {
+    const rule = this.config.model.apps.findIndex((app) => app.match.client === '192.168.7.0/24') + 1 || null;
     const client = (name, address, mac, flows, rate_down_bps, rate_up_bps, idle_ms) => ({
-      ...{ name, address, mac, device: this.config.lan[0], flows },
+      ...{ name, address, mac, device: this.config.lan[0], flows, rule: address.startsWith('192.168.7.') ? rule : null },
       ...{ rate: rate_down_bps + rate_up_bps, rate_down_bps, rate_up_bps, idle_ms },
     });
     if (!this.config.lan.length) return [];
@@ -137,15 +145,33 @@ class Mock {
       client('television', '192.168.7.20', '02:00:00:00:00:20', 2, 12e6, 3e5, 4000),
       client(null, '192.168.7.21', '02:00:00:00:00:21', 0, 0, 0, 320_000),
       client('television', 'fd07::20', '02:00:00:00:00:20', 0, 0, 0, 65_000),
+      ...Array.from({ length: this.crowd }, (_, place) => client(crowdName(place), crowdAddress(place), null, 1, place, 0, 1000 * place)),
     ];
   }
 
   openClientFlows() {
-    for (let count = 0; count < 2; count += 1) {
+    const crowd = Array.from({ length: this.crowd }, (_, place) => crowdAddress(place));
+    // The address of the third client begins like that of the first.
+    ['192.168.7.20', '192.168.7.20', '192.168.7.200', ...crowd].forEach((client, count) => {
       const flow = this.openFlow();
-      const client = '192.168.7.20';
-      Object.assign(flow, { application: client, client, name: null, pid: null, user: null, local: `${client}:${50_000 + count}` });
+      Object.assign(flow, { application: client, client, name: null, pid: null, user: null, local: `${client}:${50_000 + count}`, fast_path: true });
+    });
+  }
+
+  /** Flows of programs through the virtual interface. */
+  openOwnFlows() {
+    for (let count = 0; count < 2; count += 1) {
+      const [application, name] = PROGRAMS[1 + count];
+      Object.assign(this.openFlow(), { application, name, local: `10.99.0.1:${50_000 + count}`, virtual_interface: 'braid0' });
     }
+  }
+
+  ownStatus() {
+    if (!this.own) return null;
+    const up = !this.own.reason;
+    const flows = [...this.flows.values()].filter((flow) => flow.virtual_interface).length;
+    const [rate_down_bps, rate_up_bps] = up ? [4_200_000, 310_000] : [null, null];
+    return { name: 'braid0', addresses: ['10.99.0.1', 'fd99::1'], up, reason: this.own.reason ?? null, flows, rate_down_bps, rate_up_bps };
   }
 
   openFlow() {
@@ -296,6 +322,7 @@ class Mock {
       utility: this.config.model.scheduler === 'operetta' && typeof this.config.model.utility === 'number' ? this.config.model.utility : null,
       saving_power: false,
       warnings: [],
+      virtual_interface: this.ownStatus(),
       links: this.links.map((link) => this.linkStatus(link, policy)),
     };
   }
@@ -352,25 +379,7 @@ class Mock {
           },
         ];
       })
-      .concat([
-        {
-          application: PROGRAMS[7][0],
-          name: PROGRAMS[7][1],
-          port: null,
-          class: 'unclassified',
-          class_source: null,
-          demand_bytes: null,
-          samples: 0,
-          confidence: null,
-          age_ms: null,
-          rate_down_bps: null,
-          rate_up_bps: null,
-          max_rate_down_bps: null,
-          max_rate_up_bps: null,
-          flows: 2,
-          energy_j: null,
-        },
-      ]);
+      .concat([PROGRAMS[7].slice(0, 2), ...(this.config.lan.length ? [['192.168.7.20', '192.168.7.20']] : [])].map(unlearnt));
   }
 
   history(resolution) {
@@ -486,6 +495,8 @@ class Mock {
     if (this.token && !(request.headers.cookie ?? '').includes(`braid=${this.token}`))
       return problem(401, 'Unauthorized', 'A token is needed.');
     if (url.pathname === '/v1/events') return this.stream(response);
+    if (this.readOnly && request.method === 'POST' && !READING.includes(url.pathname))
+      return problem(403, 'Forbidden', 'This session may only read: open the page with “braid ui” as a member of the group braid.');
     const reply = this.reply(request.method, url, sent);
     if (reply === undefined) return problem(404, 'Not found', url.pathname);
     return reply.problem ? problem(...reply.problem) : json(versioned(reply));
@@ -573,3 +584,13 @@ class Mock {
 }
 
 const row = ({ appetite, ...flow }) => flow;
+
+/** Address and name of the client at this place of the crowd. */
+const crowdAddress = (place) => `10.7.${place >> 8}.${place & 255}`;
+const crowdName = (place) => (place % 2 ? `${'x'.repeat(58)}-${place}` : `<img src=x onerror="document.title='run'">&quot;\u202e${place}`);
+
+/** An application of which nothing is learnt yet. */
+const unlearnt = ([application, name]) => ({
+  ...{ application, name, port: null, class: 'unclassified', class_source: null, demand_bytes: null, samples: 0, confidence: null, age_ms: null },
+  ...{ rate_down_bps: null, rate_up_bps: null, max_rate_down_bps: null, max_rate_up_bps: null, flows: 2, energy_j: null },
+});

@@ -9,11 +9,11 @@ import { startHeld } from './held.mjs';
 
 const { BRAID, BRAID_LAB, ALL } = process.env;
 const out = process.argv[2] ?? join(import.meta.dirname, '../../docs/screenshots');
-const VIEWS = ['now', 'flows', 'apps', 'peers', 'events', 'gains', 'settings'];
+const VIEWS = ['now', 'flows', 'apps', 'clients', 'peers', 'events', 'gains', 'settings'];
 const SIZES = { wide: [1440, 900], phone: [360, 740] };
 // The screenshots of the documentation; `ALL=1` takes every view in every size and colour.
 const WANTED = {
-  'wide-light': ['now', 'flows', 'apps', 'settings', 'gains', 'events', 'peers'],
+  'wide-light': ['now', 'flows', 'apps', 'clients', 'settings', 'gains', 'events', 'peers'],
   'wide-dark': ['now'],
   'phone-light': ['flows'],
   'phone-dark': ['now'],

@@ -33,6 +33,14 @@ pub(crate) fn status(page: &mut Page<'_>, status: &Status) -> io::Result<()> {
             None => page.line(format!("{kind} {}: {}, {good} of {paths} paths good", peer.name, peer.state))?,
         }
     }
+    if let Some(own) = &status.virtual_interface {
+        let plural = if own.flows == 1 { "" } else { "s" };
+        let addresses = own.addresses.join(", ");
+        match &own.reason {
+            Some(reason) => page.toned(Tone::Doubtful, &format!("virtual interface {} ({addresses}): down: {reason}", own.name))?,
+            None => page.line(format!("virtual interface {} ({addresses}): up, {} flow{plural}", own.name, own.flows))?,
+        }
+    }
     let columns = [
         words("LINK"),
         words("STATE"),
@@ -220,6 +228,7 @@ pub(crate) fn clients(page: &mut Page<'_>, clients: &[ClientStatus]) -> io::Resu
         numbers("DOWN"),
         numbers("UP"),
         numbers("IDLE"),
+        numbers("RULE"),
     ];
     let row = |client: &ClientStatus| {
         vec![
@@ -231,6 +240,7 @@ pub(crate) fn clients(page: &mut Page<'_>, clients: &[ClientStatus]) -> io::Resu
             cell(rate(Some(client.rate_down_bps))),
             cell(rate(Some(client.rate_up_bps))),
             cell(age(Some(client.idle_ms))),
+            cell(client.rule),
         ]
     };
     page.table(
@@ -704,6 +714,19 @@ wlan0  up      wireless  20.0 Mbit/s   -  12 ms  1.3 %      2   1.5 J
 wwan0  backup  cellular            -   -      -      -      0       -
 ";
         assert_eq!(shown(value, status), expected);
+    }
+
+    #[test]
+    fn status_shows_the_virtual_interface_or_why_it_does_not_work() {
+        let said = |up: bool, reason: Option<&str>| {
+            let own = json!({"name": "braid0", "addresses": ["10.99.0.1", "fd99::1"], "up": up, "reason": reason, "flows": 1,
+                "rate_down_bps": null, "rate_up_bps": null});
+            let value = json!({"schema_version": 1, "version": "1", "scheduler": "s", "links": [], "flows": 1, "virtual_interface": own});
+            shown(value, status)
+        };
+        assert!(said(true, None).contains("virtual interface braid0 (10.99.0.1, fd99::1): up, 1 flow\n"));
+        let reason = "there is no device braid0 yet";
+        assert!(said(false, Some(reason)).contains("virtual interface braid0 (10.99.0.1, fd99::1): down: there is no device braid0 yet\n"));
     }
 
     #[test]

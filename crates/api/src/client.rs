@@ -25,4 +25,8 @@ pub struct ClientStatus {
     pub rate_up_bps: u64,
     /// Time since its last new flow.
     pub idle_ms: u64,
+    /// Number of the first `[[app]]` entry, starting at 1, that names it and has no other condition, so that it applies to all its flows for which no
+    /// earlier entry decides; `null`: there is none.
+    #[serde(default)]
+    pub rule: Option<u32>,
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// One live TCP connection or UDP exchange.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 pub struct Flow {
-    /// Id of the flow, unique while the daemon runs.
+    /// Id of the flow, unique while the daemon runs, and less than 2^53.
     pub id: u64,
     /// Path of the executable, or name of the process if the path is unknown.
     pub application: String,
@@ -66,6 +66,12 @@ pub struct Flow {
     /// Address of the client of the gateway to which it belongs; `null`: a flow of this machine.
     #[serde(default)]
     pub client: Option<String>,
+    /// Name of the virtual interface, if a program of this machine sends the flow through it.
+    #[serde(default)]
+    pub virtual_interface: Option<String>,
+    /// Whether its packets take the gateway's fast path now, past the firewall, connection tracking and routing; `null`: no packets of it are forwarded.
+    #[serde(default)]
+    pub fast_path: Option<bool>,
     /// Bytes per link, if it uses several links.
     #[serde(default)]
     pub by_link: Vec<LinkBytes>,

@@ -37,7 +37,7 @@ pub use peer::{JoinRequest, LeaveRequest, MoveRequest, Path, Peer};
 pub use policy::{AppEntry, DetectionView, ExcludeEntry, LinkEntry, MeasurementView, PolicyView, UtilityView, VirtualInterfaceView};
 pub use problem::{Finding, Problem};
 pub use state::{LinkState, PathState, PeerKind, PeerState};
-pub use status::{Accepted, Battery, Counters, LinkMeasured, LinkProfile, LinkStatus, Status};
+pub use status::{Accepted, Battery, Counters, LinkMeasured, LinkProfile, LinkStatus, Status, VirtualInterfaceStatus};
 
 /// Version of these types. A client rejects a response with a higher version.
 pub const SCHEMA_VERSION: u32 = 1;

@@ -54,6 +54,29 @@ pub struct Status {
     /// Address of the web page, if the daemon serves it over TCP.
     #[serde(default)]
     pub ui: Option<String>,
+    /// The virtual interface; `null` if the configuration has none.
+    #[serde(default)]
+    pub virtual_interface: Option<VirtualInterfaceStatus>,
+}
+
+/// The virtual interface.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[schemars(rename = "VirtualInterface")]
+pub struct VirtualInterfaceStatus {
+    /// Name of the device.
+    pub name: String,
+    /// Its addresses, which programs see as their own.
+    pub addresses: Vec<String>,
+    /// Whether flows can use it.
+    pub up: bool,
+    /// Why not; `null` if it is up.
+    pub reason: Option<String>,
+    /// Number of live flows through it.
+    pub flows: u64,
+    /// Current rate of the device towards this machine's programs, in bits per second; `null` until its counters were read twice.
+    pub rate_down_bps: Option<u64>,
+    /// Current rate of the device away from this machine's programs, in bits per second.
+    pub rate_up_bps: Option<u64>,
 }
 
 /// State of the battery.
@@ -94,6 +117,8 @@ pub struct Counters {
     pub forwarded: Option<u64>,
     /// Flows of clients that followed the system's routes, because the table was full or the client had too many.
     pub overflowed: Option<u64>,
+    /// Packets of clients' flows that took the gateway's fast path.
+    pub fast_packets: Option<u64>,
 }
 
 /// One link.

@@ -12,8 +12,8 @@ use super::reader::{Section, Value};
 /// Maximum length of a device's name in bytes (`IFNAMSIZ`, with the terminating zero).
 const DEVICE_LIMIT: usize = 15;
 
-/// The LAN devices. `links` are the `[[link]]` entries, which must not name one of them.
-pub(super) fn lan(mut section: Section<'_>, links: &[LinkRule]) -> Vec<String> {
+/// The LAN devices, and whether flows may take the fast path. `links` are the `[[link]]` entries, which must not name one of them.
+pub(super) fn lan(mut section: Section<'_>, links: &[LinkRule]) -> (Vec<String>, bool) {
     let (reader, span) = (section.reader, section.span.clone());
     let mut devices: Vec<String> = Vec::new();
     let listed = section.take("lan");
@@ -32,8 +32,9 @@ pub(super) fn lan(mut section: Section<'_>, links: &[LinkRule]) -> Vec<String> {
             devices.push(name);
         }
     }
+    let fast_path = section.take("fast_path").and_then(|value| value.flag()).unwrap_or(true);
     section.finish();
-    devices
+    (devices, fast_path)
 }
 
 /// The virtual interface, which is neither one of `links` nor of `lan`.

@@ -140,7 +140,7 @@ fn document_of(mut section: Section<'_>, world: &World) -> Config {
     config.policy.apps = section.take("app").map(|value| apps::entries(value, &links, &config.policy, world)).unwrap_or_default();
     config.policy.links = links.into_iter().map(|link| link.rule).collect();
     if let Some(gateway) = section.take("gateway").and_then(|value| value.section("[gateway]")) {
-        config.policy.lan = gateway::lan(gateway, &config.policy.links);
+        (config.policy.lan, config.policy.fast_path) = gateway::lan(gateway, &config.policy.links);
     }
     if let Some(section) = section.take("virtual").and_then(|value| value.section("[virtual]")) {
         config.policy.virtual_device = gateway::virtual_device(section, &config.policy.links, &config.policy.lan);

@@ -13,6 +13,7 @@ mod energy;
 mod energy_service;
 mod estimates;
 mod explain;
+mod fast;
 mod flows;
 mod gateway;
 mod living;
@@ -28,6 +29,7 @@ mod timeouts;
 mod upkeep;
 mod vi;
 mod views;
+mod virtual_device;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
@@ -47,7 +49,7 @@ use braid_model::{ByteCount, Family, FlowId, LinkIndex, NetworkSnapshot, PerDire
 
 use crate::config::Config;
 use crate::links::{Link, LinkTable, ProbePlan};
-use crate::steering::{AppId, BondedLoads, FlowRow, Port, SteerParams, Steering, SteeringError};
+use crate::steering::{AppId, BondedLoads, FastFlow, FlowRow, Port, SteerParams, Steering, SteeringError};
 use apps::Apps;
 pub use apps::Ended;
 pub use bond_reason::BondReason;
@@ -132,6 +134,14 @@ pub struct Core<S> {
     clients: clients::Clients,
     /// The devices at which the switch acts, and the virtual interface that it knows.
     ports: (Vec<Port>, Option<VirtualDevice>),
+    /// Why the switch does not act at the wanted devices; `None`: it does.
+    ports_trouble: Option<String>,
+    /// Traffic of the virtual interface.
+    own_traffic: virtual_device::OwnTraffic,
+    /// Flows of clients in the fast path.
+    fast: BTreeMap<FlowId, FastFlow>,
+    /// No flow enters it before this time.
+    fast_after: Time,
     /// Rates of direct flows.
     shares: shares::Shares,
     /// Flows that were already asked to end.
@@ -225,6 +235,10 @@ impl<S: Steering> Core<S> {
             firewall_lost: false,
             clients: clients::Clients::default(),
             ports: Default::default(),
+            ports_trouble: None,
+            own_traffic: Default::default(),
+            fast: BTreeMap::new(),
+            fast_after: Time::ZERO,
             shares: shares::Shares::default(),
             ending: BTreeSet::new(),
             stuck_due: None,
@@ -336,6 +350,7 @@ impl<S: Steering> Core<S> {
                 link.on_device(now, *counted, unix, busy, costs.get(index).copied());
             }
         }
+        self.measure_virtual_device(now, counters);
     }
 
     /// Does all work that [`Self::poll_timeout`] reports as due. An error of one task does not stop the others. Returns the first error;
@@ -366,7 +381,7 @@ impl<S: Steering> Core<S> {
     fn reevaluate(&mut self, now: Time) -> Result<(), SteeringError> {
         let context = self.update_context(now);
         self.actions.probes.extend(self.links.poll_probes(now, &self.config.probe_targets, !self.in_force.confines(None)));
-        self.keep_up(now);
+        let kept = self.keep_up(now);
         self.note_deaths(now);
         self.find_stuck(now);
         self.ask_energy_service(now);
@@ -374,7 +389,7 @@ impl<S: Steering> Core<S> {
         let refusals = self.expire_refusals(now);
         let moved = self.move_connects(now);
         let shared = self.step_shares(now);
-        context.and(servers).and(refusals).and(moved).and(shared).and(self.update_params(now))
+        context.and(kept).and(servers).and(refusals).and(moved).and(shared).and(self.update_params(now))
     }
 
     fn note_deaths(&mut self, now: Time) {

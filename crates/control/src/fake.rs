@@ -16,8 +16,8 @@ use braid_model::{ByteCount, Class, Direction, Family, FlowId, LinkIndex, LinkSe
 use ipnet::IpNet;
 
 use crate::steering::{
-    AppId, BondedLoads, ClientRow, DemandEstimate, Dump, FlowRow, PeerDirect, Port, RedirectPolicy, Shape, ShapeStep, ShapedFlow, Signs,
-    SteerParams, SteerRule, Steering, SteeringCounters, SteeringError, SteeringEvent,
+    AppId, BondedLoads, ClientRow, DemandEstimate, Dump, FastFlow, FlowRow, PeerDirect, Port, RedirectPolicy, Shape, ShapeStep, ShapedFlow,
+    Signs, SteerParams, SteerRule, Steering, SteeringCounters, SteeringError, SteeringEvent,
 };
 
 /// Result of a connect.
@@ -65,6 +65,8 @@ pub struct FakeSteering {
     moves_connects: bool,
     bonded_loads: BondedLoads,
     shapes: BTreeMap<FlowId, Shape>,
+    /// Flows in the fast path.
+    pub fast: BTreeMap<FlowId, FastFlow>,
     ports: Vec<Port>,
     serves_clients_only: bool,
 }
@@ -174,6 +176,20 @@ impl FakeSteering {
         steered
     }
 
+    /// Makes the flow one that its program sends from this address of the virtual interface.
+    pub fn pass_virtual_device(&mut self, id: FlowId, address: IpAddr) {
+        if let Some(row) = self.flows.get_mut(&id) {
+            (row.forwarded, row.local, row.connecting) = (true, (address, row.local.1), false);
+        }
+    }
+
+    /// Makes this the LAN device of a client's flow.
+    pub fn set_lan(&mut self, id: FlowId, lan: LinkIndex) {
+        if let Some(row) = self.flows.get_mut(&id) {
+            row.lan = Some(lan);
+        }
+    }
+
     /// Makes this the rule that a flow matched at its start.
     pub fn set_rule(&mut self, id: FlowId, rule: u8) {
         if let Some(row) = self.flows.get_mut(&id) {
@@ -239,6 +255,7 @@ impl FakeSteering {
             cgroup: 1,
             local: (link.source4.map_or(IpAddr::from([0; 4]), IpAddr::V4), 40_000),
             forwarded: false,
+            lan: None,
             remote: to,
             slot,
             link: link.index,
@@ -263,6 +280,7 @@ impl FakeSteering {
             moving: false,
             filtered,
             limitable: true,
+            fast: false,
         };
         self.flows.insert(id, row);
         self.counters.steered += 1;
@@ -505,6 +523,13 @@ impl Steering for FakeSteering {
     fn set_ports(&mut self, ports: &[Port], _own: Option<&VirtualDevice>) -> Result<(), SteeringError> {
         self.call("forward for clients")?;
         self.ports = ports.to_vec();
+        self.changes += 1;
+        Ok(())
+    }
+
+    fn set_fast_path(&mut self, flows: &BTreeMap<FlowId, FastFlow>) -> Result<(), SteeringError> {
+        self.call("set the fast path of clients' flows")?;
+        self.fast = flows.clone();
         self.changes += 1;
         Ok(())
     }

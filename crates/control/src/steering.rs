@@ -73,6 +73,20 @@ pub struct SteerParams {
     pub confined: bool,
 }
 
+impl FlowRow {
+    /// Whether a program of this machine sends it through the virtual interface.
+    pub fn is_through_virtual_device(&self) -> bool {
+        self.forwarded && self.app.client_address().is_none()
+    }
+}
+
+impl RedirectedFlow {
+    /// Whether a program of this machine sends it through the virtual interface.
+    pub fn is_through_virtual_device(&self) -> bool {
+        self.forwarded && self.app.client_address().is_none()
+    }
+}
+
 impl AppId {
     /// Identity of a client of the gateway, whose programs are unknown: its flows count as those of one application.
     pub fn client(address: IpAddr) -> Self {
@@ -231,6 +245,8 @@ pub struct RedirectedFlow {
     pub filtered: bool,
     /// It was redirected because it was unknown whether its destination runs Braid ([`Steering::set_hold`]).
     pub held: bool,
+    /// Whether the switch has handed it over, for a client or from the virtual interface.
+    pub forwarded: bool,
 }
 
 /// A flow, as the steering backend reports it.
@@ -246,6 +262,8 @@ pub struct FlowRow {
     pub app: AppId,
     /// The process that opened it.
     pub process: u32,
+    /// The LAN device of its client; `None`: it is no client's flow.
+    pub lan: Option<LinkIndex>,
     /// That process's user.
     pub user: u32,
     /// That process's cgroup.
@@ -302,7 +320,39 @@ pub struct FlowRow {
     pub filtered: bool,
     /// Whether [`Steering::shape`] can limit it: a TCP flow. Of a forwarded one the handshake must have been seen.
     pub limitable: bool,
+    /// Whether its packets take the fast path ([`Steering::set_fast_path`]).
+    pub fast: bool,
 }
+
+/// A forwarded flow, with what the fast path must know of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FastFlow {
+    /// Its transport protocol: TCP or UDP.
+    pub protocol: Protocol,
+    /// The client's address and port, or those of the program that uses the virtual interface.
+    pub client: SocketAddr,
+    /// The same as connection tracking knows them.
+    pub tracked: SocketAddr,
+    /// The remote address and port.
+    pub remote: SocketAddr,
+    /// Index of its LAN device, or of the virtual interface.
+    pub lan: LinkIndex,
+    /// Whether the client is a program of this machine.
+    pub own: bool,
+    /// Slot of its link.
+    pub slot: usize,
+    /// Index of its link.
+    pub link: LinkIndex,
+    /// Name of its link.
+    pub device: String,
+    /// Maximum packet size of its link, in bytes.
+    pub mtu: u32,
+    /// Address of its link. With another one, connection tracking has another translation.
+    pub source: IpAddr,
+}
+
+/// Maximum number of flows in the fast path.
+pub const MAX_FAST: usize = 4096;
 
 // A flow of `Steering::shape`, and its limits.
 pub use braid_decide::shaping::{MAX_SHAPES, Progress as ShapedFlow, Shape};
@@ -389,6 +439,8 @@ pub struct SteeringCounters {
     pub forwarded: u64,
     /// Forwarded flows that followed the system's routes, because the table was full or their client had too many.
     pub overflowed: u64,
+    /// Packets of forwarded flows that took the fast path ([`Steering::set_fast_path`]).
+    pub fast_packets: u64,
 }
 
 /// A device at which the switch acts.
@@ -409,6 +461,8 @@ pub enum PortSide {
     Lan,
     /// Clients of a LAN, at a port of its bridge. Behind the bridge a packet no longer shows the socket of a container.
     Member,
+    /// A link, over which flows of the LAN leave.
+    Link,
     /// Programs of this machine: the virtual interface. Packets have its address.
     Programs,
     /// The other end of the virtual interface. Packets have the [`twin`](braid_decide::virtual_device::twin) of its address.
@@ -519,6 +573,10 @@ pub trait Steering {
     fn shape(&mut self, now: Time, shapes: &BTreeMap<FlowId, Shape>) -> Result<ShapeStep, SteeringError>;
     /// Makes the switch act at these devices, and at no others. `own` is the virtual interface, if there is one.
     fn set_ports(&mut self, ports: &[Port], own: Option<&VirtualDevice>) -> Result<(), SteeringError>;
+    /// Makes these forwarded flows, by id, and no others take the fast path: their packets are rewritten and sent without the system's firewall, connection
+    /// tracking and routing, which see a packet of each direction about once a second and can end it. At most [`MAX_FAST`]; the rest are ignored. A flow whose
+    /// translation is not found, or cannot be imitated, goes on as before. If the system does not support this, none takes it.
+    fn set_fast_path(&mut self, flows: &BTreeMap<FlowId, FastFlow>) -> Result<(), SteeringError>;
     /// Forgets a forwarded flow: its next packet begins another one.
     fn forget_forwarded(&mut self, protocol: Protocol, client: SocketAddr, remote: SocketAddr) -> Result<(), SteeringError>;
     /// The clients of the gateway.

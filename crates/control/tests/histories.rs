@@ -569,6 +569,7 @@ impl History {
             started: self.now,
             filtered: self.chance.one_in(8),
             held: !self.chance.one_in(8),
+            forwarded: false,
         };
         let until = self.now + self.core.config().hold;
         let held = self.core.hold(self.now, &flow);

@@ -23,7 +23,7 @@ use ipnet::IpNet;
 use tokio::sync::mpsc;
 
 use super::system::{unix, unix_ms};
-use super::{Daemon, RETRY_AFTER};
+use super::{Daemon, RETRY_AFTER, STEERING};
 use crate::state_store::is_on_disk;
 
 /// Interval of the check for a link worth measuring. One link is measured at a time.
@@ -40,6 +40,9 @@ const MAX_ABANDONED: usize = 8;
 const GATEWAY_WAIT: Duration = Duration::from_millis(500);
 /// Delay before they are tried again.
 const GATEWAY_RETRY: Duration = Duration::from_secs(5);
+
+/// What fails if the system's part of the gateway cannot be set up.
+pub(super) const GATEWAY: &str = "cannot set the firewall rules of the gateway or of fallback = \"none\"";
 
 /// Why a link is not measured.
 const NOT_WRITTEN: &str = "the bytes that the measurement may move cannot be written to the state directory";
@@ -163,12 +166,13 @@ impl Daemon<'_> {
             tracing::debug!(%error, "cannot end the flows of clients that the daemon carries");
         }
         self.unapplied_gateway = applied.is_err().then(|| (plan, now() + GATEWAY_RETRY));
-        if self.log_and_retry("cannot set the firewall rules of the gateway or of fallback = \"none\"", applied).is_some() {
+        if self.log_and_retry(GATEWAY, applied).is_some() {
             self.core.on_set(now(), Kept::Gateway);
             // They may be gone again already, in which case there is no news.
             if let Some((_, lost)) = &self.kept_rules {
                 let lost = *lost.borrow();
-                self.core.on_firewall(now(), lost);
+                let done = self.core.on_firewall(now(), lost);
+                self.log_and_retry(STEERING, done);
             }
         }
     }

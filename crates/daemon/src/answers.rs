@@ -15,6 +15,7 @@ use braid_model::{Direction, Time};
 use braid_platform::linux::bpf::BpfSteering;
 use braid_platform::linux::sys::bpf::now;
 
+use super::acts::GATEWAY;
 use super::system::{unix, unix_ms};
 use super::{DEFAULT_CONFIG, Daemon, begin_allowances};
 use crate::state_store::StateStore;
@@ -49,8 +50,13 @@ impl Daemon<'_> {
             Request::Clients(reply) => drop(reply.send(self.core.clients(time, &self.peers.living()))),
             Request::Flows(reply) => self.ask_flows(time, reply),
             Request::Explain(request, reply) => {
-                let bonded = request.flow.and_then(|id| self.peers.explain(id, time)).map(|explained| {
+                let bonded = request.flow.and_then(|id| self.peers.explain(id, time)).map(|mut explained| {
                     let up = explained.direction.as_deref() == Some("up");
+                    let own =
+                        self.core.virtual_device().filter(|_| request.flow.is_some_and(|id| self.peers.is_through_virtual_device(id)));
+                    if let Some(own) = own {
+                        explained.reason += &format!("; it passes the virtual interface {}", own.name);
+                    }
                     Explanation { optimum: self.core.optimum_view(if up { Direction::Up } else { Direction::Down }), ..explained }
                 });
                 let _ = reply.send(bonded.map_or_else(|| self.core.explain(time, &request), Ok));
@@ -100,7 +106,7 @@ impl Daemon<'_> {
     pub(super) fn rest(&mut self, time: Time, apps: bool) -> StatusInput {
         StatusInput {
             status: self.status(time),
-            bonded: self.peers.flow_views(time),
+            bonded: self.peers.flow_views(time, self.core.virtual_device().map(|own| &*own.name)),
             apps: apps.then(|| self.core.applications(time, self.peers.living())),
             peers: self.peers.views(&self.core.known_servers(time)),
         }
@@ -116,6 +122,14 @@ impl Daemon<'_> {
         status.warnings.extend(self.config_trouble.clone());
         status.warnings.extend(self.troubles.values().map(|trouble| trouble.text.clone()));
         status.ui = self.page.clone();
+        if let Some(own) = &mut status.virtual_interface {
+            own.flows += self.peers.flows_of_virtual_device();
+            if self.unapplied_gateway.is_some() {
+                // Without the firewall rules nothing translates its address.
+                let trouble = self.troubles.get(GATEWAY).map(|trouble| trouble.text.clone());
+                (own.up, own.reason) = (false, trouble.or(own.reason.take()));
+            }
+        }
         status
     }
 

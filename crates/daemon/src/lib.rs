@@ -514,7 +514,10 @@ impl Daemon<'_> {
                     self.take_network();
                 }
                 _ = firewall => self.take_firewall(),
-                Ok(lost) = kept_rules => self.core.on_firewall(now(), lost),
+                Ok(lost) = kept_rules => {
+                    let done = self.core.on_firewall(now(), lost);
+                    self.log_and_retry(STEERING, done);
+                }
                 Some((link, family, outcome)) = self.probes.1.recv() => {
                     let judged = self.core.on_probe(now(), link, family, outcome);
                     self.log_and_retry(STEERING, judged);

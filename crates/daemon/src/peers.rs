@@ -156,8 +156,9 @@ struct BondedFlows {
 /// An application that moves bytes: its name, and its address if it is a client of the gateway.
 type Mover = (String, Option<IpAddr>);
 
-/// First flow id that is not a socket cookie: the kernel counts cookies from one.
-const FIRST_OWN_ID: u64 = 1 << 62;
+/// First flow id that is not a socket cookie: the kernel counts cookies from one. Those of forwarded flows begin at twice this number
+/// (`BRAID_FORWARDED_ID`), and none reaches 2^53, up to which JavaScript represents integers exactly.
+const FIRST_OWN_ID: u64 = 1 << 51;
 
 impl BondedFlows {
     /// Adds a flow and returns its id: `wanted`, unless another flow has it.
@@ -613,11 +614,27 @@ impl Peers {
         PeerView { name, kind, address, state, reason, paths, packets: client.takes_packets() }
     }
 
-    /// The bonded flows, for `GET /v1/flows`.
-    pub fn flow_views(&self, now: Time) -> Vec<FlowView> {
+    /// The bonded flows, for `GET /v1/flows`. `own` is the name of the virtual interface.
+    pub fn flow_views(&self, now: Time, own: Option<&str>) -> Vec<FlowView> {
         let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
-        let bonded = flows.living.iter().map(|(id, bonded)| self.flow_view(*id, bonded, now));
-        bonded.chain(self.packet_views(now)).collect()
+        let bonded = flows.living.iter().map(|(id, bonded)| {
+            let through = own.filter(|_| bonded.facts.is_through_virtual_device());
+            FlowView { virtual_interface: through.map(str::to_owned), ..self.flow_view(*id, bonded, now) }
+        });
+        bonded.chain(self.packet_views(now, own)).collect()
+    }
+
+    /// Whether the flow with this id is bonded and passes the virtual interface.
+    pub fn is_through_virtual_device(&self, id: u64) -> bool {
+        let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
+        flows.living.get(&id).is_some_and(|bonded| bonded.facts.is_through_virtual_device())
+    }
+
+    /// Number of bonded flows through the virtual interface.
+    pub fn flows_of_virtual_device(&self) -> u64 {
+        let flows = self.flows.lock().unwrap_or_else(PoisonError::into_inner);
+        let bonded = flows.living.values().filter(|bonded| bonded.facts.is_through_virtual_device());
+        (bonded.count() + self.packet_flows().filter(|row| row.is_through_virtual_device()).count()) as u64
     }
 
     /// Number of bonded flows that have used each device.
@@ -716,6 +733,8 @@ impl Peers {
             energy_j: bonded.cost.energy.total().map(Joules::get),
             peer: Some(bonded.peer.clone()),
             client: client.map(|client| client.to_string()),
+            virtual_interface: None,
+            fast_path: None,
             by_link,
         }
     }

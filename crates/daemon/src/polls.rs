@@ -98,7 +98,8 @@ impl Daemon<'_> {
             self.lists = Lists::default();
             return;
         }
-        let flows = Arc::new(FlowList::new(self.core.flows_view(time), self.peers.flow_views(time)));
+        let own = self.core.virtual_device().map(|own| &*own.name);
+        let flows = Arc::new(FlowList::new(self.core.flows_view(time), self.peers.flow_views(time, own)));
         self.waiting.drain(..).for_each(|reply| drop(reply.send(Ok(flows.clone()))));
         if self.core.flow_count() > MAX_INLINE_FLOWS {
             let list = flows.clone();

@@ -67,6 +67,8 @@ pub struct Policy {
     pub exclude: Exclusions,
     /// LAN devices of the gateway: Braid forwards the flows of the clients behind them.
     pub lan: Vec<String>,
+    /// Whether the gateway's flows may take the fast path.
+    pub fast_path: bool,
     /// The virtual interface, if there is to be one.
     pub virtual_device: Option<VirtualDevice>,
 }
@@ -89,6 +91,7 @@ impl Default for Policy {
             apps: Vec::new(),
             exclude: Exclusions::default(),
             lan: Vec::new(),
+            fast_path: true,
             virtual_device: None,
         }
     }

@@ -1,11 +1,45 @@
-//! `GET /v1/metrics`: the status in Prometheus' text format. Unknown values are omitted.
+//! `GET /v1/metrics`: the status and the gateway's clients in Prometheus' text format. Unknown values are omitted.
 
 use std::fmt::Write;
 
-use braid_api::{LinkState, LinkStatus, Status};
+use braid_api::{ClientStatus, LinkState, LinkStatus, Status, VirtualInterfaceStatus};
 
-/// Formats `status` as metrics.
-pub(super) fn text(status: &Status) -> String {
+/// Formats `status` and `clients` as metrics.
+pub(super) fn text(status: &Status, clients: &[ClientStatus]) -> String {
+    let mut out = links(status);
+    own(&mut out, status.virtual_interface.as_ref());
+    of_clients(&mut out, clients);
+    out
+}
+
+fn own(out: &mut String, own: Option<&VirtualInterfaceStatus>) {
+    type Read = fn(&VirtualInterfaceStatus) -> Option<f64>;
+    let metrics: [(&str, &str, &str, Read); 4] = [
+        ("braid_virtual_interface_up", "gauge", "1 while flows can use the virtual interface.", |own| Some(f64::from(u8::from(own.up)))),
+        ("braid_virtual_interface_flows", "gauge", "Live flows through it.", |own| Some(own.flows as f64)),
+        ("braid_virtual_interface_rate_down_bps", "gauge", "Rate towards programs.", |own| own.rate_down_bps.map(|bps| bps as f64)),
+        ("braid_virtual_interface_rate_up_bps", "gauge", "Rate away from programs.", |own| own.rate_up_bps.map(|bps| bps as f64)),
+    ];
+    for (name, kind, help, read) in metrics {
+        metric(out, name, kind, help, own.map(|own| (format!("{{device=\"{}\"}}", escape(&own.name)), read(own))));
+    }
+}
+
+/// Clients are named by their addresses only: they choose their names, and each name would be another series.
+fn of_clients(out: &mut String, clients: &[ClientStatus]) {
+    type Read = fn(&ClientStatus) -> u64;
+    let metrics: [(&str, &str, &str, Read); 3] = [
+        ("braid_client_flows", "gauge", "Live flows of a client of the gateway.", |client| client.flows),
+        ("braid_client_rate_down_bps", "gauge", "Rate towards the client.", |client| client.rate_down_bps),
+        ("braid_client_rate_up_bps", "gauge", "Rate away from the client.", |client| client.rate_up_bps),
+    ];
+    for (name, kind, help, read) in metrics {
+        let samples = clients.iter().map(|client| (format!("{{client=\"{}\"}}", escape(&client.address)), Some(read(client) as f64)));
+        metric(out, name, kind, help, samples);
+    }
+}
+
+fn links(status: &Status) -> String {
     let mut out = String::new();
     metric(&mut out, "braid_flows", "gauge", "Live flows.", [(String::new(), Some(status.flows as f64))]);
     metric(
@@ -81,7 +115,7 @@ mod tests {
             }],
         }))
         .unwrap();
-        let text = text(&status);
+        let text = text(&status, &[]);
         for line in [
             "braid_flows 2",
             "# TYPE braid_link_up gauge",
@@ -91,9 +125,35 @@ mod tests {
         ] {
             assert!(text.lines().any(|have| have == line), "{line} in\n{text}");
         }
-        for absent in ["capacity_up", "battery", "energy", "loss", "uptime", "tx_bytes"] {
+        for absent in ["capacity_up", "battery", "energy", "loss", "uptime", "tx_bytes", "virtual", "client"] {
             assert!(!text.contains(absent), "{absent} in\n{text}");
         }
+    }
+
+    #[test]
+    fn clients_and_the_virtual_interface_are_included() {
+        let status: Status = serde_json::from_value(serde_json::json!({
+            "schema_version": 1, "version": "v", "scheduler": "only-one", "flows": 0, "links": [],
+            "virtual_interface": {"name": "braid0", "addresses": ["10.99.0.1"], "up": false, "reason": "it is down", "flows": 0,
+                "rate_down_bps": null, "rate_up_bps": null},
+        }))
+        .unwrap();
+        let client: ClientStatus = serde_json::from_value(serde_json::json!({
+            "name": "a\"} 1\nforged", "address": "192.168.7.20", "mac": null, "device": "br-lan", "flows": 3, "rate": 9, "rate_down_bps": 8,
+            "rate_up_bps": 1, "idle_ms": 5,
+        }))
+        .unwrap();
+        let text = text(&status, &[client]);
+        for line in [
+            "braid_virtual_interface_up{device=\"braid0\"} 0",
+            "braid_virtual_interface_flows{device=\"braid0\"} 0",
+            "# TYPE braid_client_flows gauge",
+            "braid_client_flows{client=\"192.168.7.20\"} 3",
+            "braid_client_rate_down_bps{client=\"192.168.7.20\"} 8",
+        ] {
+            assert!(text.lines().any(|have| have == line), "{line} in\n{text}");
+        }
+        assert!(!text.contains("forged") && !text.contains("interface_rate"), "{text}");
     }
 
     #[test]
@@ -107,7 +167,7 @@ mod tests {
             "counters": {"steered": 1, "lost_events": 0}, "battery": {"level": 0.5, "plugged": true},
         }))
         .unwrap();
-        let text = text(&status);
+        let text = text(&status, &[]);
         let dashboard = include_str!("../../../docs/grafana.json");
         let is_name = |c: char| c.is_ascii_alphanumeric() || c == '_';
         let named: std::collections::BTreeSet<&str> = dashboard.split(|c| !is_name(c)).filter(|word| word.starts_with("braid_")).collect();

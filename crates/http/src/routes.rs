@@ -136,7 +136,8 @@ fn parse_query<T>(query: ParsedQuery<T>) -> Result<T, Refusal> {
 
 async fn prometheus(State(api): Core) -> Result<Response, Refusal> {
     let status = exchange(&api, Request::Status).await?;
-    Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], metrics::text(&status)).into_response())
+    let clients = exchange(&api, Request::Clients).await.unwrap_or_default();
+    Ok(([(header::CONTENT_TYPE, "text/plain; version=0.0.4")], metrics::text(&status, &clients)).into_response())
 }
 
 async fn events(

@@ -16,8 +16,8 @@ use braid_control::steering::{Shape, SteerLink, SteerParams};
 use braid_decide::connection::Mode;
 use braid_decide::tables;
 use braid_decide::virtual_device::VirtualDevice;
-use braid_model::{ByteCount, Family, FlowId, LinkIndex, LinkSet, MAX_LINKS, Mac, PerDirection, PerFamily, Rate};
-use braid_platform::linux::bpf::trial::{KernelSwitch, TableEntry};
+use braid_model::{ByteCount, Family, FlowId, LinkIndex, LinkSet, MAX_LINKS, Mac, PerDirection, PerFamily, Protocol, Rate};
+use braid_platform::linux::bpf::trial::{FastEntry, KernelSwitch, Passed, TableEntry};
 use proptest::prelude::*;
 use proptest::test_runner::{FileFailurePersistence, TestRunner};
 use support::packets::{self, Frame, ethernet, icmp4, icmp6, ipv4, ipv6, tcp, udp};
@@ -367,6 +367,148 @@ fn addresses_of_random_packets_are_exchanged_as_in_the_model() {
             let switch = RefCell::new(&mut *switch);
             each(1500, packets::frame(), |frame: Frame| check_exchange(&mut switch.borrow_mut(), &device, &frame.0));
         }
+    });
+}
+
+// ------------------------------------------------------------------ the fast path
+
+/// The verdict that sends a packet over another device (`TC_ACT_REDIRECT`).
+const REDIRECT: i32 = 7;
+/// Ethernet addresses of the packets that leave.
+const HARDWARE: [u8; 12] = [2, 0, 0, 0, 0, 9, 2, 0, 0, 0, 0, 8];
+const OUTER_PORT: u16 = 50_123;
+
+/// Hop limit and traffic class of a frame's packet.
+fn hops_and_class(frame: &[u8], family: Family) -> (u8, u8) {
+    match family {
+        Family::V4 => (frame[22], frame[15]),
+        Family::V6 => (frame[21], frame[14] << 4 | frame[15] >> 4),
+    }
+}
+
+/// The flow's entry, and the client's other address, for a frame of it.
+fn fast_entry(reading: &model::Reading, frame: &[u8], id: FlowId) -> Option<FastEntry> {
+    let protocol = match reading.protocol {
+        model::TCP => Protocol::Tcp,
+        model::UDP => Protocol::Udp,
+        _ => return None,
+    };
+    let other: IpAddr = if reading.family == Family::V4 { "192.0.2.77" } else { "2001:db8:77::7" }.parse().unwrap();
+    let (client, remote) = (reading.client.into(), reading.remote.into());
+    let seen = Some(hops_and_class(frame, reading.family));
+    Some(FastEntry { id, protocol, client, outer: (other, OUTER_PORT).into(), remote, seen, hardware: HARDWARE })
+}
+
+/// A frame leaves as in the model, or is left to the kernel as it is.
+fn check_left(passed: &Passed, frame: &[u8], expected: Option<Vec<u8>>) -> Result<(), TestCaseError> {
+    prop_assert_eq!(passed.verdict, if expected.is_some() { REDIRECT } else { NEXT });
+    prop_assert_eq!(Frame(passed.frame.clone()), Frame(expected.unwrap_or_else(|| frame.to_vec())));
+    Ok(())
+}
+
+/// A frame of a flow in the fast path, from a client and to one.
+fn check_fast(switch: &mut KernelSwitch, frame: &[u8]) -> Result<(), TestCaseError> {
+    let is_for_host = frame.get(..6) == Some(&[0; 6]);
+    switch.clear().map_err(fail)?;
+    let from_client = model::read(frame, Way::FromClient).filter(|_| is_for_host);
+    if let Some(reading) = from_client {
+        switch.pass("braid_from_lan", frame, 0, 0).map_err(fail)?;
+        let id = switch.table().map_err(fail)?[0].id;
+        if let Some(entry) = fast_entry(&reading, frame, id) {
+            switch.enter(&entry).map_err(fail)?;
+            let passed = switch.pass("braid_from_lan", frame, 0, 0).map_err(fail)?;
+            check_left(&passed, frame, model::fast(frame, Way::FromClient, (entry.outer.ip(), entry.outer.port()), HARDWARE))?;
+        }
+    }
+    switch.clear().map_err(fail)?;
+    let to_client = model::read(frame, Way::ToClient).filter(|_| is_for_host);
+    if let Some((reading, entry)) = to_client.and_then(|reading| Some((reading, fast_entry(&reading, frame, OWN_ID)?))) {
+        // On the link the client has the address that the frame has.
+        let entry = FastEntry { client: entry.outer, outer: reading.client.into(), ..entry };
+        switch.enter(&entry).map_err(fail)?;
+        let passed = switch.pass("braid_from_link", frame, 0, 0).map_err(fail)?;
+        check_left(&passed, frame, model::fast(frame, Way::ToClient, (entry.client.ip(), entry.client.port()), HARDWARE))?;
+    }
+    Ok(())
+}
+
+#[test]
+fn packets_of_the_fast_path_leave_as_in_the_model() {
+    let (udp, tcp) = (udp(1000, 53, &[7; 21]), tcp(1000, 443, model::ACK, 1000, &[], &[3; 5]));
+    let flags = |flags: u8| with(tcp.clone(), 13, &[flags]);
+    let complete = |mut packet: Vec<u8>| {
+        model::complete(&mut packet);
+        packet
+    };
+    let unchecked = with(v4(17, &udp), 26, &[0, 0]);
+    // Each with whether it takes the fast path.
+    let cases: Vec<(&str, Vec<u8>, bool)> = vec![
+        ("UDP", v4(17, &udp), true),
+        ("TCP", v4(6, &tcp), true),
+        ("UDP without a checksum", unchecked, true),
+        ("UDP over IPv6", v6(&[], 17, &udp), true),
+        ("TCP over IPv6", v6(&[], 6, &tcp), true),
+        ("the port that it has on the link", v4(17, &packets::udp(OUTER_PORT, 53, &[1])), true),
+        ("SYN", v4(6, &flags(model::SYN)), false),
+        ("FIN", v4(6, &flags(model::FIN | model::ACK)), false),
+        ("RST", v4(6, &flags(model::RST)), false),
+        ("SCTP", v4(132, &udp), false),
+        ("ping", v4(1, &icmp4(8, [1, 2, 0, 1], &[9; 8])), false),
+        ("options", packets::ipv4_with(CLIENT4, SERVER4, 17, &[1; 4], &udp), false),
+        ("first fragment", complete(with(v4(17, &udp), 6, &[0x20, 0])), false),
+        ("do not fragment", complete(with(v4(17, &udp), 6, &[0x40, 0])), true),
+        ("the last hop", complete(with(v4(17, &udp), 8, &[1])), false),
+        ("the last but one", complete(with(v4(17, &udp), 8, &[2])), true),
+        ("the last hop over IPv6", with(v6(&[], 17, &udp), 7, &[1]), false),
+        ("options over IPv6", v6(&[vec![17, 0, 0, 0, 0, 0, 0, 0]], 60, &udp), false),
+        ("TCP without its checksum", v4(6, &tcp[..16]), false),
+    ];
+    with_switch("the fast path", |switch| {
+        for (name, packet, is_fast) in &cases {
+            let frame = ethernet(packet);
+            let left = model::fast(&frame, Way::FromClient, ("192.0.2.77".parse().unwrap(), OUTER_PORT), HARDWARE);
+            let left = if frame[14] >> 4 == 6 {
+                model::fast(&frame, Way::FromClient, ("2001:db8:77::7".parse().unwrap(), OUTER_PORT), HARDWARE)
+            } else {
+                left
+            };
+            assert_eq!(left.is_some(), *is_fast, "the model: {name}");
+            assert!(left.is_none_or(|left| model::sums(&left).iter().all(|(_, is_right)| *is_right)), "the model's checksums: {name}");
+            check_fast(switch, &frame).unwrap_or_else(|failure| panic!("{name}: {failure}"));
+        }
+    });
+}
+
+#[test]
+fn random_packets_take_the_fast_path_as_in_the_model() {
+    with_switch("random packets and the fast path", |switch| {
+        let switch = RefCell::new(switch);
+        each(2500, packets::frame(), |frame: Frame| check_fast(&mut switch.borrow_mut(), &frame.0));
+    });
+}
+
+#[test]
+fn the_fast_path_needs_packets_that_the_kernel_has_forwarded() {
+    with_switch("what confirms the fast path", |switch| {
+        let frame = ethernet(&v4(6, &tcp(1000, 443, model::ACK, 1000, &[], &[3; 200])));
+        let reading = model::read(&frame, Way::FromClient).unwrap();
+        let verdict = |switch: &mut KernelSwitch, seen: Option<(u8, u8)>, first: Option<&[u8]>| {
+            switch.clear().unwrap();
+            switch.pass("braid_from_lan", &frame, 0, 0).unwrap();
+            let id = switch.table().unwrap()[0].id;
+            switch.enter(&FastEntry { seen, ..fast_entry(&reading, &frame, id).unwrap() }).unwrap();
+            first.map(|first| switch.pass("braid_from_lan", first, 0, 0).unwrap());
+            switch.pass("braid_from_lan", &frame, 0, 0).unwrap().verdict
+        };
+        let (hops, class) = hops_and_class(&frame, Family::V4);
+        assert_eq!(verdict(switch, Some((hops, class)), None), REDIRECT);
+        assert_eq!(verdict(switch, Some((hops, class | 3)), None), REDIRECT, "explicit congestion notification");
+        assert_eq!(verdict(switch, None, None), NEXT, "not confirmed");
+        assert_eq!(verdict(switch, Some((hops + 1, class)), None), NEXT, "another number of hops");
+        assert_eq!(verdict(switch, Some((hops, class | 4)), None), NEXT, "another traffic class");
+        // Once a connection ends, the kernel sees the rest of it.
+        let end = ethernet(&v4(6, &tcp(1000, 443, model::FIN | model::ACK, 1000, &[], &[])));
+        assert_eq!(verdict(switch, Some((hops, class)), Some(&end)), NEXT, "after its end");
     });
 }
 

@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use braid_api::{App, AppHistory, AppsSample, Flow, FlowChanges, History, LinkSample, List, Note, Peer, Sample, Status, Versioned};
+use braid_api::{
+    App, AppHistory, AppsSample, ClientStatus, Flow, FlowChanges, History, LinkSample, List, Note, Peer, Sample, Status, Versioned,
+};
 use serde::de::DeserializeOwned;
 
 /// Number of samples kept for the curves, as on the web page.
@@ -16,13 +18,19 @@ pub(super) enum View {
     #[default]
     Flows,
     Apps,
+    Clients,
     Peers,
     Events,
 }
 
 impl View {
-    pub(super) const ALL: [(Self, &'static str); 4] =
-        [(Self::Flows, "Flows"), (Self::Apps, "Applications"), (Self::Peers, "Peers"), (Self::Events, "Events")];
+    pub(super) const ALL: [(Self, &'static str); 5] = [
+        (Self::Flows, "Flows"),
+        (Self::Apps, "Applications"),
+        (Self::Clients, "Clients"),
+        (Self::Peers, "Peers"),
+        (Self::Events, "Events"),
+    ];
 
     pub(super) fn index(self) -> usize {
         Self::ALL.iter().position(|(view, _)| *view == self).unwrap_or(0)
@@ -80,6 +88,8 @@ pub(super) struct Model {
     pub(super) status: Option<Status>,
     pub(super) flows: BTreeMap<(u64, String), LiveFlow>,
     pub(super) apps: Vec<App>,
+    /// Clients of the gateway; `None` until they were asked for.
+    pub(super) clients: Option<Vec<ClientStatus>>,
     pub(super) peers: Vec<Peer>,
     pub(super) notes: VecDeque<Note>,
     pub(super) samples: VecDeque<Sample>,
@@ -121,6 +131,7 @@ impl Model {
             "status" => self.status = whole(data).or(self.status.take()),
             "flows" => drop(serde_json::from_str(data).map(|changes| self.on_flows(changes))),
             "apps" => drop(whole(data).map(|apps: List<App>| self.apps = apps.items)),
+            "clients" => drop(whole(data).map(|clients: List<ClientStatus>| self.clients = Some(clients.items))),
             "peers" => drop(whole(data).map(|peers: List<Peer>| self.peers = peers.items)),
             "note" => drop(serde_json::from_str(data).map(|note: Note| {
                 if self.notes.back().is_none_or(|last| last.id < note.id) {
@@ -208,6 +219,7 @@ impl Model {
         let rows = match self.view {
             View::Flows => self.shown_flows().len(),
             View::Apps => self.shown_apps().len(),
+            View::Clients => self.shown_clients().len(),
             View::Peers => self.peers.len(),
             View::Events => self.notes.len(),
         };
@@ -224,7 +236,8 @@ impl Model {
     pub(super) fn shown_flows(&self) -> Vec<&LiveFlow> {
         let passes = |live: &&LiveFlow| {
             let flow = &live.flow;
-            self.passes(&[&flow.application, &flow.remote, &flow.link, &flow.carry, flow.class.as_deref().unwrap_or_default()])
+            let own = flow.virtual_interface.as_deref().unwrap_or_default();
+            self.passes(&[&flow.application, &flow.remote, &flow.link, &flow.carry, flow.class.as_deref().unwrap_or_default(), own])
         };
         let mut flows: Vec<&LiveFlow> = self.flows.values().filter(passes).collect();
         let moved = |live: &LiveFlow| live.flow.rx_bytes.unwrap_or(0) + live.flow.tx_bytes.unwrap_or(0);
@@ -265,6 +278,20 @@ impl Model {
             shown.reverse();
         }
         shown
+    }
+
+    /// Clients that match the filter, the busiest first, then those with the most flows.
+    pub(super) fn shown_clients(&self) -> Vec<&ClientStatus> {
+        let passes = |client: &&ClientStatus| {
+            let optional = [&client.name, &client.mac].map(|text| text.as_deref().unwrap_or_default());
+            self.passes(&[optional[0], &client.address, optional[1], &client.device])
+        };
+        let mut clients: Vec<&ClientStatus> = self.clients.iter().flatten().filter(passes).collect();
+        clients.sort_by_key(|client| (std::cmp::Reverse((client.rate, client.flows)), &client.address));
+        if self.reversed {
+            clients.reverse();
+        }
+        clients
     }
 
     /// Receive and send rate of a program in the last second, in bit/s; `None` if unknown, since the daemon lists only the busiest programs.

@@ -22,22 +22,32 @@ fn flow(id: u64, application: &str, link: &str, rx: u64) -> Value {
     })
 }
 
-/// A model with three links, four flows and an event, after two seconds of events.
+fn client(name: Option<&str>, address: &str, flows: u64, down: u64) -> Value {
+    json!({"name": name, "address": address, "mac": "02:00:00:00:00:20", "device": "br-lan", "flows": flows, "rate": down + 1000,
+        "rate_down_bps": down, "rate_up_bps": 1000, "idle_ms": 4000, "rule": name.map(|_| 2)})
+}
+
+/// A model with three links, a virtual interface, four flows, three clients and an event, after two seconds of events.
 fn model() -> Model {
     let mut model = Model::default();
     let links = [link("wlan0", "up", 9), link("lte0", "dead", 1), link("eth0", "backup", 0)];
     let status = json!({"schema_version": 1, "version": "0.1.0", "scheduler": "operetta", "links": links, "flows": 4, "uptime_ms": 125_000,
-        "battery": {"level": 0.62, "plugged": false}, "utility": 0.62, "warnings": []});
+        "battery": {"level": 0.62, "plugged": false}, "utility": 0.62, "warnings": [],
+        "virtual_interface": {"name": "braid0", "addresses": ["10.99.0.1", "fd99::1"], "up": true, "reason": null, "flows": 1,
+            "rate_down_bps": 4800, "rate_up_bps": 0}});
     model.on_event("status", &status.to_string());
     let flows = |rx: u64| {
-        [
-            flow(1, "/usr/bin/curl", "wlan0", 1000 * rx),
-            flow(2, "<script>\x1b[2J", "lte0", 7),
-            flow(3, "/usr/bin/firefox", "wlan0", 300 * rx),
-        ]
+        [flow(1, "/usr/bin/curl", "wlan0", 1000 * rx), flow(2, "<script>\x1b[2J", "lte0", 7), {
+            let mut through = flow(3, "/usr/bin/firefox", "wlan0", 300 * rx);
+            through["virtual_interface"] = json!("braid0");
+            through
+        }]
     };
     model.on_event("flows", &json!({"full": true, "put": flows(1), "gone": []}).to_string());
     model.on_event("flows", &json!({"full": false, "put": [flows(2)[0], flows(2)[2], flow(4, "ssh", "eth0", 10)], "gone": []}).to_string());
+    let clients =
+        [client(None, "192.168.7.21", 0, 0), client(Some("tv\x1b[2J"), "192.168.7.20", 2, 12_000_000), client(None, "fd07::9", 9, 0)];
+    model.on_event("clients", &json!({"schema_version": 1, "clients": clients}).to_string());
     for second in 0..12u64 {
         let link = |name: &str, rx: u64| json!({"name": name, "rx_bps": rx, "tx_bps": 1000, "rtt_us": null, "loss": null, "power_w": 0.25});
         let links = [link("wlan0", second * 1_000_000), link("lte0", 0), link("eth0", 500_000)];
@@ -102,7 +112,7 @@ fn regression_a_link_without_a_path_is_shown_with_the_reason() {
         &json!({"schema_version": 1, "peers": [{"name": "home", "kind": "relay", "address": "x", "state": "up", "paths": [path]}]})
             .to_string(),
     );
-    (0..2).for_each(|_| assert!(model.handle(Action::NextView)));
+    (0..3).for_each(|_| assert!(model.handle(Action::NextView)));
     let shown = screen(&model, 120, 16);
     assert!(shown.contains("none: it has no IPv4"), "{shown}");
 }
@@ -110,7 +120,7 @@ fn regression_a_link_without_a_path_is_shown_with_the_reason() {
 #[test]
 fn every_view_matches_its_screen() {
     let mut model = model();
-    for view in ["flows", "apps", "peers", "events"] {
+    for view in ["flows", "apps", "clients", "peers", "events"] {
         assert_shows(view, &screen(&model, 120, 16));
         assert!(model.handle(Action::NextView));
     }
@@ -124,7 +134,7 @@ fn every_view_matches_its_screen() {
 fn any_size_works_and_names_cannot_steer_the_terminal() {
     let mut model = model();
     for (width, height) in [(1, 1), (3, 2), (20, 3), (40, 5), (300, 100)] {
-        for _ in 0..4 {
+        for _ in View::ALL {
             let shown = screen(&model, width, height);
             assert!(!shown.contains('\x1b'), "{shown:?}");
             model.handle(Action::NextView);
@@ -159,6 +169,31 @@ fn flows_are_filtered_sorted_and_selected() {
     model.handle(Action::Move(-9));
     assert_eq!(model.selected, 0);
     assert!(!model.handle(Action::Escape) && !model.handle(Action::Char('q')) && !model.handle(Action::Interrupt));
+}
+
+#[test]
+fn clients_are_filtered_and_the_busiest_come_first() {
+    let mut model = model();
+    let order = |model: &Model| model.shown_clients().iter().map(|client| client.address.clone()).collect::<Vec<_>>();
+    assert_eq!(order(&model), ["192.168.7.20", "fd07::9", "192.168.7.21"]);
+    model.handle(Action::View(View::Clients));
+    "/192.168.7".chars().for_each(|c| assert!(model.handle(Action::Char(c))));
+    assert_eq!(order(&model), ["192.168.7.20", "192.168.7.21"]);
+    model.handle(Action::Char('x'));
+    assert!(screen(&model, 80, 12).contains("no client matches the filter"));
+    model.on_event("clients", &json!({"schema_version": 1, "clients": []}).to_string());
+    assert!(screen(&model, 80, 12).contains("no clients: [gateway]"));
+}
+
+#[test]
+fn a_virtual_interface_that_does_not_work_shows_why() {
+    let mut model = model();
+    let own = json!({"name": "braid0", "addresses": ["10.99.0.1"], "up": false, "reason": "there is another device braid0", "flows": 0,
+        "rate_down_bps": null, "rate_up_bps": null});
+    let status =
+        json!({"schema_version": 1, "version": "0.1.0", "scheduler": "operetta", "links": [], "flows": 4, "virtual_interface": own});
+    model.on_event("status", &status.to_string());
+    assert!(screen(&model, 100, 12).contains("virtual interface braid0: down: there is another device braid0"));
 }
 
 #[test]
@@ -203,7 +238,7 @@ fn the_mouse_is_captured_on_request_and_selects_views() {
     let shown = screen(&model, 120, 16);
     let (row, tabs) = shown.lines().enumerate().find(|(_, line)| line.contains("Applications")).unwrap();
     let area = Rect::new(0, 0, 120, 16);
-    for (name, view) in [("Flows", View::Flows), ("Applications", View::Apps), ("Peers", View::Peers), ("Events", View::Events)] {
+    for (view, name) in View::ALL {
         let column = u16::try_from(tabs.find(name).unwrap()).unwrap();
         assert_eq!(view_at(&model, area, column, row as u16), Some(view));
         assert_eq!(view_at(&model, area, column, row as u16 + 1), None);

@@ -1,6 +1,6 @@
 //! Draws `braid top`: a pure function of the model and the terminal's size.
 
-use braid_api::{LinkState, LinkStatus};
+use braid_api::{ClientStatus, LinkState, LinkStatus};
 use braid_model::{ByteCount, Rate, printable};
 use ratatui::Frame;
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -21,6 +21,7 @@ struct Areas {
     head: Rect,
     warning: Rect,
     links: Rect,
+    own: Rect,
     tabs: Rect,
     below: Rect,
     foot: Rect,
@@ -32,12 +33,13 @@ fn areas(model: &Model, area: Rect) -> Areas {
     // A small terminal still has room for the view below the links.
     let most = (area.height / 2).max(2);
     let link_rows = u16::try_from(links + 1).unwrap_or(u16::MAX).min(most);
-    let parts = [Constraint::Length(1), Constraint::Length(warnings), Constraint::Length(link_rows), Constraint::Length(1)];
-    let [head, warning, links, tabs] = Layout::vertical(parts).areas::<4>(area);
-    let used = 2 + warnings + link_rows;
+    let own = u16::from(model.status.as_ref().is_some_and(|status| status.virtual_interface.is_some()));
+    let parts = [1, warnings, link_rows, own, 1].map(Constraint::Length);
+    let [head, warning, links, own_line, tabs] = Layout::vertical(parts).areas::<5>(area);
+    let used = 2 + warnings + link_rows + own;
     let below = Rect { y: used, height: area.height.saturating_sub(used + 1), ..area };
     let foot = Rect { y: area.height.saturating_sub(1), height: 1.min(area.height), ..area };
-    Areas { head, warning, links, tabs, below, foot }
+    Areas { head, warning, links, own: own_line, tabs, below, foot }
 }
 
 /// The view whose tab is at this position, for the mouse.
@@ -55,14 +57,16 @@ pub(super) fn view_at(model: &Model, area: Rect, column: u16, row: u16) -> Optio
 
 /// Draws the screen.
 pub(super) fn draw(frame: &mut Frame<'_>, model: &Model) {
-    let Areas { head, warning, links, tabs, below, foot } = areas(model, frame.area());
+    let Areas { head, warning, links, own, tabs, below, foot } = areas(model, frame.area());
     frame.render_widget(headline(model), head);
     draw_warning(frame, model, warning);
     draw_links(frame, model, links);
+    draw_virtual_interface(frame, model, own);
     frame.render_widget(tab_line(model), tabs);
     match model.view {
         View::Flows => draw_flows(frame, model, below),
         View::Apps => draw_apps(frame, model, below),
+        View::Clients => draw_clients(frame, model, below),
         View::Peers => draw_peers(frame, model, below),
         View::Events => draw_events(frame, model, below),
     }
@@ -138,6 +142,22 @@ fn draw_links(frame: &mut Frame<'_>, model: &Model, area: Rect) {
     frame.render_widget(Table::new(status.links.iter().map(row), widths).header(titles).column_spacing(1), area);
 }
 
+fn draw_virtual_interface(frame: &mut Frame<'_>, model: &Model, area: Rect) {
+    let Some(own) = model.status.as_ref().and_then(|status| status.virtual_interface.as_ref()) else { return };
+    let plural = if own.flows == 1 { "" } else { "s" };
+    let rate = |bps: Option<u64>| bps.map_or_else(|| UNKNOWN.to_owned(), |bps| Rate::from_bps(bps).to_string());
+    let says = match &own.reason {
+        Some(reason) => format!("down: {reason}"),
+        None => {
+            let (down, up) = (rate(own.rate_down_bps), rate(own.rate_up_bps));
+            format!("up, {} flow{plural}, receives {down}, sends {up}, {}", own.flows, own.addresses.join(", "))
+        }
+    };
+    let text = printable(&format!("virtual interface {}: {says}", own.name));
+    let style = if own.up { Style::new() } else { Style::new().fg(Color::Yellow) };
+    frame.render_widget(Paragraph::new(text).style(style), area);
+}
+
 fn rate(bps: Option<u64>) -> Cell<'static> {
     right(bps.map(|bps| Rate::from_bps(bps).to_string()))
 }
@@ -189,7 +209,8 @@ fn flow_row(live: &LiveFlow, wide: bool) -> Row<'static> {
     let rate = |bytes: Option<u64>| rate(bytes.map(|bytes| bytes.saturating_mul(8)));
     let size = |bytes: Option<u64>| right(bytes.map(|bytes| ByteCount::new(bytes).to_string()));
     let program = flow.application.rsplit('/').next().unwrap_or(&flow.application);
-    let remote = format!("{} {}", flow.protocol, flow.remote);
+    let through = flow.virtual_interface.as_ref().map(|own| format!(" ({own})")).unwrap_or_default();
+    let remote = format!("{} {}{through}", flow.protocol, flow.remote);
     let mut cells = vec![
         Cell::from(printable(program)),
         Cell::from(printable(&remote)),
@@ -236,6 +257,55 @@ fn draw_apps(frame: &mut Frame<'_>, model: &Model, area: Rect) {
     head.extend([Cell::from("CLASS"), right(Some("PORT")), right(Some("DEMAND")), right(Some("SURE")), right(Some("FLOWS"))]);
     widths.extend([12, 7, 10, 6, 5].map(Constraint::Length));
     scrolled(frame, model, area, model.shown_apps().iter().map(row).collect(), &widths, Row::new(head));
+}
+
+fn draw_clients(frame: &mut Frame<'_>, model: &Model, area: Rect) {
+    let wide = area.width >= WIDE;
+    let clients = model.shown_clients();
+    let row = |client: &&ClientStatus| {
+        let or_unknown = |text: &Option<String>| Cell::from(text.as_ref().map_or_else(|| UNKNOWN.to_owned(), |text| printable(text)));
+        let mut cells = vec![
+            or_unknown(&client.name),
+            Cell::from(printable(&client.address)),
+            rate(Some(client.rate_down_bps)),
+            rate(Some(client.rate_up_bps)),
+            right(Some(client.flows)),
+        ];
+        if wide {
+            cells.extend([
+                or_unknown(&client.mac),
+                Cell::from(printable(&client.device)),
+                right(short_age(Some(client.idle_ms))),
+                right(client.rule),
+            ]);
+        }
+        Row::new(cells)
+    };
+    // Format only visible rows: there may be thousands of clients.
+    let height = usize::from(area.height.saturating_sub(1)).max(1);
+    let selected = model.selected.min(clients.len().saturating_sub(1));
+    let begin = selected.saturating_sub(height - 1);
+    if clients.is_empty() {
+        let known = model.clients.as_ref().map(Vec::len);
+        let says = match known {
+            None => "waiting for the list of clients",
+            Some(0) => "no clients: [gateway] in the configuration names the devices behind which they are",
+            Some(_) => "no client matches the filter",
+        };
+        return frame.render_widget(Paragraph::new(says), area);
+    }
+    let mut head = vec![Cell::from("CLIENT"), Cell::from("ADDRESS"), right(Some("DOWN")), right(Some("UP")), right(Some("FLOWS"))];
+    let mut widths = vec![Constraint::Fill(2), Constraint::Fill(2), Constraint::Length(12), Constraint::Length(12), Constraint::Length(6)];
+    if wide {
+        head.extend([Cell::from("HARDWARE"), Cell::from("DEVICE"), right(Some("NEW FLOW")), right(Some("RULE"))]);
+        widths.extend([17, 10, 9, 4].map(Constraint::Length));
+    }
+    let rows = clients.iter().skip(begin).take(height).map(row);
+    let table = Table::new(rows, widths)
+        .header(Row::new(head).style(Style::new().add_modifier(Modifier::BOLD)))
+        .column_spacing(1)
+        .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED));
+    frame.render_stateful_widget(table, area, &mut TableState::default().with_selected(Some(selected - begin)));
 }
 
 fn draw_peers(frame: &mut Frame<'_>, model: &Model, area: Rect) {

@@ -35,6 +35,12 @@ pub(super) struct Clients {
 }
 
 impl Clients {
+    /// Name of the client with this address, or with this hardware address.
+    pub(super) fn name_of(&self, address: IpAddr, mac: Option<Mac>) -> Option<&str> {
+        let same = |lease: &&Lease| lease.address == address || mac.is_some() && lease.mac == mac;
+        self.leases.iter().find(same).map(|lease| &*lease.name)
+    }
+
     /// How packets show a client: by the prefix of its address, or by its hardware address. `None` if they do not: it is a user of the proxy, or no client
     /// had a lease with this name.
     pub(super) fn find(&self, client: &ClientMatcher) -> Option<(Option<IpNet>, Option<Mac>)> {

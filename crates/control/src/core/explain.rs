@@ -6,8 +6,8 @@ use std::path::Path;
 use crate::RequestError;
 use braid_api::{Candidate, ExplainRequest, Explanation, Outcome, SkippedRule};
 use braid_decide::connection::{LoadTable, Mode, Request};
-use braid_decide::policy::{Admission, LinkSelector, Subject, admit};
-use braid_model::{Affinity, ByteCount, Class, Direction, Family, LinkSet, Protocol, Time};
+use braid_decide::policy::{Admission, Client, LinkSelector, Subject, admit};
+use braid_model::{Affinity, ByteCount, Class, Direction, Family, LinkSet, Mac, Protocol, Time};
 
 use super::Core;
 use super::apps::AppRecord;
@@ -31,6 +31,16 @@ struct Question {
     cgroup: Option<String>,
     /// Whether foreign BPF programs filtered its cgroup when the flow started.
     filtered: bool,
+    /// The client of the gateway whose flow it is, or the address of the virtual interface that it passes.
+    client: Option<Sender>,
+}
+
+/// Who sends a forwarded flow, as rules see it.
+struct Sender {
+    address: IpAddr,
+    mac: Option<Mac>,
+    /// Name that it gave by DHCP.
+    name: Option<String>,
 }
 
 /// Links that the rule allows, or the reason why a flow is not steered.
@@ -99,7 +109,16 @@ impl<S: Steering> Core<S> {
             user: request.user,
             cgroup: request.cgroup.clone(),
             filtered: false,
+            client: None,
         })
+    }
+
+    /// Who sends this flow, if the switch forwards it.
+    fn sender(&mut self, row: &FlowRow) -> Option<Sender> {
+        let address = row.forwarded.then_some(row.local.0)?;
+        let known = self.steering.clients().unwrap_or_default().into_iter().find(|client| client.address == address);
+        let mac = known.and_then(|client| client.mac);
+        Some(Sender { address, mac, name: self.clients.name_of(address, mac).map(str::to_owned) })
     }
 
     /// Explains a living flow. Its link is fixed; the rest describes how a new flow like it would be steered now.
@@ -112,9 +131,11 @@ impl<S: Steering> Core<S> {
             destination: row.remote.0,
             port: row.remote.1,
             protocol: row.protocol,
-            user: Some(row.user),
+            // Nobody knows the users of a client.
+            user: row.app.client_address().is_none().then_some(row.user),
             cgroup,
             filtered: row.filtered,
+            client: self.sender(row),
         };
         let mut explanation = self.answer(now, &question, load_table);
         let link = self.device_name(row);
@@ -122,8 +143,10 @@ impl<S: Steering> Core<S> {
         let scheduler =
             braid_decide::policy::Scheduler::ALL.get(usize::from(row.scheduler)).map_or("unknown", |scheduler| scheduler.name());
         let moved = if row.moves > 0 { ", after its connect on another link was not answered," } else { "" };
+        let through = self.virtual_device().filter(|_| row.is_through_virtual_device());
+        let through = through.map(|own| format!(", through the virtual interface {},", own.name)).unwrap_or_default();
         explanation.reason = format!(
-            "{scheduler} gave it {link} {age:.1} s ago{moved} and it stays there; for a new flow like it, the reason would be: {}",
+            "{scheduler} gave it {link} {age:.1} s ago{through}{moved} and it stays there; for a new flow like it, the reason would be: {}",
             explanation.reason
         );
         explanation.link = Some(link);
@@ -144,7 +167,11 @@ impl<S: Steering> Core<S> {
             destination: question.destination,
             cgroup: question.cgroup.as_deref(),
             user: question.user,
-            client: None,
+            client: question.client.as_ref().map(|client| Client {
+                address: client.address,
+                user: client.name.as_deref(),
+                mac: client.mac,
+            }),
             class: if class == Class::Unclassified { learnt } else { class },
         };
         let policy = &self.config.policy;

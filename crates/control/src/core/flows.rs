@@ -158,11 +158,14 @@ impl<S: Steering> Core<S> {
         self.ended.clear();
         self.unanswered_due = if self.config.move_connects { rows.iter().filter_map(|row| unanswered_due(row, now)).min() } else { None };
         let costs = self.byte_costs(now);
-        let (links, by_app, apps) = (&mut self.links, &mut self.moved, &mut self.apps);
+        let (links, by_app, apps, own_traffic) = (&mut self.links, &mut self.moved, &mut self.apps, &mut self.own_traffic);
         let mut unread: BTreeMap<AppId, (u32, u64)> = BTreeMap::new();
         self.flows = self.flows.next(rows, |row, before| {
             let next = advance(before, row, now, costs.get(&row.link).copied());
             count(by_app, before, row);
+            if row.fast && row.is_through_virtual_device() {
+                own_traffic.fast += more_than(before, row);
+            }
             if before.is_none() && unread.len() < MAX_UNREAD && apps.get(&row.app).is_some_and(|record| record.application.exe.is_none()) {
                 unread.insert(row.app.clone(), (row.process, row.cgroup));
             }
@@ -185,6 +188,7 @@ impl<S: Steering> Core<S> {
             }
         }
         self.follow_shares(now);
+        self.follow_fast_path(now)?;
         self.links_with_flows = moved.keys().copied().collect();
         for ((index, family), (received, waiting)) in moved {
             if let Some(link) = self.links.get_mut(index) {
@@ -321,9 +325,14 @@ fn fills(row: &FlowRow, rate: Option<Rate>) -> bool {
 }
 
 /// Adds the bytes that a flow moved since `before` to those of its application.
-fn count(moved: &mut BTreeMap<AppId, Traffic>, before: Option<&Progress>, row: &FlowRow) {
+/// What a flow has moved since the last poll.
+fn more_than(before: Option<&Progress>, row: &FlowRow) -> Traffic {
     let before = before.map_or(Traffic::default(), |before| Traffic { rx: before.rx, tx: before.tx });
-    let more = Traffic { rx: row.rx, tx: row.tx }.since(before);
+    Traffic { rx: row.rx, tx: row.tx }.since(before)
+}
+
+fn count(moved: &mut BTreeMap<AppId, Traffic>, before: Option<&Progress>, row: &FlowRow) {
+    let more = more_than(before, row);
     if more == Traffic::default() {
         return;
     }

@@ -6,10 +6,10 @@ use std::net::IpAddr;
 use braid_api::ClientStatus;
 use braid_decide::class::classified_ports;
 use braid_decide::gateway::{ForwardRule, GatewayPlan};
-use braid_decide::policy::{AppMatcher, AppRule, LinkSelector};
+use braid_decide::policy::{AppMatcher, AppRule, Client, LinkSelector, Subject};
 use braid_decide::tables::PACKET_DEVICE;
 use braid_decide::virtual_device::VirtualDevice;
-use braid_model::{LinkFacts, LinkKind, PerDirection, Time};
+use braid_model::{Class, LinkFacts, LinkKind, PerDirection, Time};
 use ipnet::IpNet;
 
 use super::Core;
@@ -18,7 +18,7 @@ use super::estimates::Bonded;
 use super::living::gone;
 use crate::RequestError;
 use crate::history::AppPulse;
-use crate::steering::{ClientRow, Port, PortSide, Steering, SteeringError};
+use crate::steering::{Port, PortSide, Steering, SteeringError};
 
 impl<S: Steering> Core<S> {
     /// Makes the switch serve the LAN devices that exist, and plans the system's part of the gateway.
@@ -28,24 +28,31 @@ impl<S: Steering> Core<S> {
         let own = self.virtual_device();
         let is_lan = |device: &LinkFacts| policy.lan.contains(&device.name);
         let is_member = |device: &LinkFacts| device.master.and_then(|master| self.network.interface(master)).is_some_and(is_lan);
+        let has_fast_path = policy.fast_path && policy.forwards();
         let side = |device: &LinkFacts| match own {
             Some(own) if own.name == device.name => Some(PortSide::Programs),
             Some(own) if own.switch_end() == device.name => Some(PortSide::Switch),
             _ if is_lan(device) => Some(PortSide::Lan),
+            _ if self.links.get(device.index).is_some_and(|link| has_fast_path && link.refused.is_none()) => Some(PortSide::Link),
             // Sockets of this machine send through software devices.
             _ => (device.kind == LinkKind::Virtual && is_member(device)).then_some(PortSide::Member),
         };
         let port = |device: &LinkFacts| Some(Port { index: device.index, name: device.name.clone(), side: side(device)? });
         let ports = (self.network.interfaces.iter().filter_map(port).collect(), own.cloned());
         if plan != self.gateway {
+            self.leave_fast_path()?;
             self.actions.gateway = Some(plan.clone());
             self.gateway = plan;
             self.gateway_upkeep.on_change();
         }
         if ports != self.ports {
             // Remembered only after success, so that the next change of the network tries again.
-            self.steering.set_ports(&ports.0, ports.1.as_ref())?;
+            let set = self.steering.set_ports(&ports.0, ports.1.as_ref());
+            self.ports_trouble = set.as_ref().err().map(ToString::to_string);
+            set?;
             self.ports = ports;
+        } else {
+            self.ports_trouble = None;
         }
         Ok(())
     }
@@ -159,10 +166,6 @@ impl<S: Steering> Core<S> {
                 *flows.entry(client).or_default() += count;
             }
         }
-        let name_of = |row: &ClientRow| {
-            let same = |lease: &&Lease| lease.address == row.address || row.mac.is_some() && lease.mac == row.mac;
-            self.clients.leases.iter().find(same).map(|lease| lease.name.clone())
-        };
         let own = self.in_force.virtual_device.as_ref().map_or(&[][..], |own| &own.addresses);
         let mut clients: Vec<ClientStatus> = rows
             .iter()
@@ -170,8 +173,9 @@ impl<S: Steering> Core<S> {
             .map(|row| {
                 let rates = self.clients.rates.get(&row.address).copied().unwrap_or_default();
                 let device = self.network.interface(row.lan).map_or_else(|| gone(row.lan), |device| device.name.clone());
+                let name = self.clients.name_of(row.address, row.mac);
                 ClientStatus {
-                    name: name_of(row),
+                    name: name.map(str::to_owned),
                     address: row.address.to_string(),
                     mac: row.mac.map(|mac| mac.to_string()),
                     device,
@@ -180,11 +184,23 @@ impl<S: Steering> Core<S> {
                     rate_down_bps: rates.down.bps(),
                     rate_up_bps: rates.up.bps(),
                     idle_ms: now.since(row.seen).as_millis() as u64,
+                    rule: self.rule_of_client(Client { address: row.address, user: name, mac: row.mac }),
                 }
             })
             .collect();
         clients.sort_by(|one, other| (&one.device, &one.address).cmp(&(&other.device, &other.address)));
         Ok(clients)
+    }
+}
+
+impl<S: Steering> Core<S> {
+    /// Number of the first entry that names this client and has no other condition.
+    fn rule_of_client(&self, client: Client<'_>) -> Option<u32> {
+        let (class, destination) = (Class::Unclassified, client.address);
+        let any = Subject { exe: None, name: "", port: 0, destination, cgroup: None, user: None, client: Some(client), class };
+        let names_only = |matcher: &AppMatcher| *matcher == AppMatcher { client: matcher.client.clone(), ..AppMatcher::default() };
+        let found = self.in_force.apps.iter().position(|rule| names_only(&rule.matcher) && rule.matcher.matches(&any));
+        found.map(|place| place as u32 + 1)
     }
 }
 

@@ -102,6 +102,8 @@ pub struct FlowsView {
 struct RowNames {
     apps: BTreeMap<AppId, AppNames>,
     devices: BTreeMap<LinkIndex, String>,
+    /// Name of the virtual interface.
+    own: Option<String>,
     /// Number of exclusion rules, which precede the `[[app]]` rules.
     exclusions: usize,
 }
@@ -117,6 +119,7 @@ impl<S: Steering> Core<S> {
     /// Snapshot of the last poll. It is cheap, however many flows there are.
     pub fn flows_view(&self, now: Time) -> FlowsView {
         let mut names = RowNames { exclusions: rules::exclusions(&self.config.policy), ..RowNames::default() };
+        names.own = self.virtual_device().map(|own| own.name.clone());
         names.devices = self.network.interfaces.iter().map(|device| (device.index, device.name.clone())).collect();
         for row in runs(&self.flows) {
             if names.apps.contains_key(&row.app) {
@@ -218,6 +221,8 @@ impl FlowsView {
             energy_j: progress.energy.total().map(Joules::get),
             peer: None,
             client: client.map(|client| client.to_string()),
+            virtual_interface: if row.is_through_virtual_device() { self.names.own.clone() } else { None },
+            fast_path: row.forwarded.then_some(row.fast),
             by_link: Vec::new(),
         }
     }

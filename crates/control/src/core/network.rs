@@ -38,8 +38,8 @@ impl<S: Steering> Core<S> {
         let tables = self.update_tables(now);
         let judged = self.reevaluate(now);
         let gateway = self.update_gateway();
-        self.keep_gateway(now);
-        tables.and(judged).and(gateway).and(self.update_servers(now))
+        let kept = self.keep_gateway(now);
+        tables.and(judged).and(gateway).and(kept).and(self.update_servers(now))
     }
 
     /// Updates rules, routes, and the prefixes that the kernel may steer.

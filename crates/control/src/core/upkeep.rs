@@ -9,7 +9,7 @@ use braid_decide::virtual_device;
 use braid_model::{RouteFacts, Time};
 
 use super::Core;
-use crate::steering::Steering;
+use crate::steering::{Steering, SteeringError};
 
 /// The first of the delays that double.
 const FIRST: Duration = Duration::from_secs(1);
@@ -143,20 +143,18 @@ impl<S: Steering> Core<S> {
     }
 
     /// Somebody has changed the firewall tables of Braid: `lost`: they lack what was set.
-    pub fn on_firewall(&mut self, now: Time, lost: bool) {
+    pub fn on_firewall(&mut self, now: Time, lost: bool) -> Result<(), SteeringError> {
         self.firewall_lost = lost;
-        self.keep_gateway(now);
+        self.keep_gateway(now)
     }
 
     /// Looks again where it is due.
-    pub(super) fn keep_up(&mut self, now: Time) {
+    pub(super) fn keep_up(&mut self, now: Time) -> Result<(), SteeringError> {
         let is_due = |upkeep: &Upkeep| upkeep.due().is_some_and(|due| due <= now);
         if is_due(&self.tables_upkeep) {
             self.keep_tables(now);
         }
-        if is_due(&self.gateway_upkeep) {
-            self.keep_gateway(now);
-        }
+        if is_due(&self.gateway_upkeep) { self.keep_gateway(now) } else { Ok(()) }
     }
 
     /// Sets rules and routes again that the network lacks.
@@ -169,12 +167,14 @@ impl<S: Steering> Core<S> {
     }
 
     /// Sets the system's part of the gateway again if something of it is missing.
-    pub(super) fn keep_gateway(&mut self, now: Time) {
+    pub(super) fn keep_gateway(&mut self, now: Time) -> Result<(), SteeringError> {
         let missing = self.firewall_lost || self.has_lost_own_device();
         if self.gateway_upkeep.must_restore(now, missing, if self.firewall_lost { FIREWALL } else { NETWORK }) {
             self.actions.gateway = Some(self.gateway.clone());
             self.actions.restored.push(Kept::Gateway);
+            self.leave_fast_path()?;
         }
+        Ok(())
     }
 
     /// Whether the virtual interface is not there, does not work, or lacks a rule or route.

@@ -37,6 +37,7 @@ impl<S: Steering> Core<S> {
                 moved: count(|counters| counters.moved),
                 forwarded: count(|counters| counters.forwarded),
                 overflowed: count(|counters| counters.overflowed),
+                fast_packets: count(|counters| counters.fast_packets),
             },
             battery: self.supply.map(|supply| Battery {
                 level: supply.level,
@@ -49,6 +50,7 @@ impl<S: Steering> Core<S> {
             target_up_bps: self.target_now(Direction::Up).map(|rate| rate.bps()),
             warnings: self.warnings(now),
             ui: None,
+            virtual_interface: self.virtual_interface(),
         }
     }
 

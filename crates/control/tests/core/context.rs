@@ -158,6 +158,7 @@ fn bonded(world: &World, rule: u8) -> RedirectedFlow {
         started: world.now,
         filtered: false,
         held: false,
+        forwarded: false,
     }
 }
 

@@ -65,6 +65,7 @@ fn redirected_flow(now: Time) -> RedirectedFlow {
         started: now,
         filtered: false,
         held: false,
+        forwarded: false,
     }
 }
 

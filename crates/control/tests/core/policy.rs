@@ -86,6 +86,7 @@ fn redirected_flow(rule: Option<u8>) -> RedirectedFlow {
         started: Time::ZERO,
         filtered: false,
         held: false,
+        forwarded: false,
     }
 }
 

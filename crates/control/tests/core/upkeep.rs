@@ -64,14 +64,14 @@ fn removed_firewall_rules_are_set_again() {
     let policy = Policy { lan: vec!["lan0".into()], ..Policy::default() };
     let mut world = World::with(FakeSteering::default(), braid_control::config::Config { policy, ..config(Scheduler::RoundRobin) });
     let plan = world.core.take_actions().gateway.expect("it is a gateway");
-    world.core.on_firewall(world.now, true);
+    world.core.on_firewall(world.now, true).unwrap();
     assert!(world.core.take_actions().gateway.is_none(), "not before they are set");
     world.core.on_set(world.now, Kept::Gateway);
     world.now = world.now + SECOND;
-    world.core.on_firewall(world.now, true);
+    world.core.on_firewall(world.now, true).unwrap();
     let actions = world.core.take_actions();
     assert_eq!((actions.restored, actions.gateway), (vec![Kept::Gateway], Some(plan)));
-    world.core.on_firewall(world.now, true);
+    world.core.on_firewall(world.now, true).unwrap();
     assert!(world.core.take_actions().gateway.is_none(), "they are being set");
     world.core.on_set(world.now, Kept::Gateway);
     world.run(SECOND);

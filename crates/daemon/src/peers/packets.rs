@@ -138,37 +138,42 @@ impl Peers {
     }
 
     /// The same for `GET /v1/flows`. The links are those of all packets, because these are one flow of the bond.
-    pub(super) fn packet_views(&self, now: Time) -> Vec<FlowView> {
+    pub(super) fn packet_views(&self, now: Time, own: Option<&str>) -> Vec<FlowView> {
         let session = self.packets.session.as_ref();
         let flow = session.and_then(|session| session.flow.lock().unwrap_or_else(PoisonError::into_inner).clone());
         let by_link = flow.and_then(|flow| flow.flow().view()).map(|view| view.by_link).unwrap_or_default();
         let links: Vec<String> = by_link.iter().map(|(link, _)| self.device(*link)).collect();
-        let view = |PacketRow { row, application }: &PacketRow| FlowView {
-            id: row.id.0,
-            application: application.clone(),
-            protocol: row.protocol.to_string(),
-            local: (row.local.1 != 0).then(|| std::net::SocketAddr::from(row.local).to_string()),
-            remote: std::net::SocketAddr::from(row.remote).to_string(),
-            link: links.join("+"),
-            carry: "bond".to_owned(),
-            scheduler: self.scheduler_name().to_owned(),
-            rx_bytes: Some(row.rx.get()),
-            tx_bytes: Some(row.tx.get()),
-            rtt_us: None,
-            age_ms: Some(now.since(row.started).as_millis() as u64),
-            name: None,
-            pid: None,
-            user: None,
-            cgroup: None,
-            class: Some(row.class.to_string()),
-            demand_bytes: None,
-            retransmissions: None,
-            delivery_rate_bps: None,
-            rule: None,
-            energy_j: None,
-            peer: session.map(|session| session.relay.clone()),
-            client: Some(row.local.0.to_string()),
-            by_link: Vec::<LinkBytes>::new(),
+        let view = |PacketRow { row, application }: &PacketRow| {
+            let client = row.app.client_address();
+            FlowView {
+                id: row.id.0,
+                application: application.clone(),
+                protocol: row.protocol.to_string(),
+                local: (row.local.1 != 0).then(|| std::net::SocketAddr::from(row.local).to_string()),
+                remote: std::net::SocketAddr::from(row.remote).to_string(),
+                link: links.join("+"),
+                carry: "bond".to_owned(),
+                scheduler: self.scheduler_name().to_owned(),
+                rx_bytes: Some(row.rx.get()),
+                tx_bytes: Some(row.tx.get()),
+                rtt_us: None,
+                age_ms: Some(now.since(row.started).as_millis() as u64),
+                name: client.is_none().then(|| row.app.name.clone()),
+                pid: client.is_none().then_some(row.process),
+                user: client.is_none().then_some(row.user),
+                cgroup: None,
+                class: Some(row.class.to_string()),
+                demand_bytes: None,
+                retransmissions: None,
+                delivery_rate_bps: None,
+                rule: None,
+                energy_j: None,
+                peer: session.map(|session| session.relay.clone()),
+                client: client.map(|client| client.to_string()),
+                virtual_interface: own.filter(|_| row.is_through_virtual_device()).map(str::to_owned),
+                fast_path: None,
+                by_link: Vec::<LinkBytes>::new(),
+            }
         };
         self.packets.flows.iter().map(view).collect()
     }

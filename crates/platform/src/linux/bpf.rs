@@ -16,6 +16,7 @@ macro_rules! typed_map {
 
 mod convert;
 mod counting;
+mod fast;
 mod forward;
 mod heal;
 mod iterate;
@@ -42,8 +43,8 @@ use ipnet::IpNet;
 
 use super::sys::{abi, bpf as sys};
 use braid_control::steering::{
-    AppId, BondedLoads, ClientRow, DemandEstimate, Dump, FlowRow, Port, Shape, ShapeStep, Signs, SteerParams, Steering, SteeringCounters,
-    SteeringError, SteeringEvent,
+    AppId, BondedLoads, ClientRow, DemandEstimate, Dump, FastFlow, FlowRow, Port, Shape, ShapeStep, Signs, SteerParams, Steering,
+    SteeringCounters, SteeringError, SteeringEvent,
 };
 use convert::{app_key, flow_row, mapped, process_name};
 use counting::{Counting, Step};
@@ -73,6 +74,8 @@ pub struct BpfSteering {
     shaper: Result<shape::Shaper, String>,
     /// The forwarded flows whose windows the switch lowers or measures.
     windows: windows::Windows,
+    /// The forwarded flows in the fast path.
+    fast: fast::FastPath,
     events: RingBuf<MapData>,
     params: SteerParams,
     bank: u32,
@@ -236,7 +239,8 @@ impl BpfSteering {
     fn switch(&mut self) -> Result<(), SteeringError> {
         let (bank, classes, counting) = (self.bank, self.classes, self.counting.flag());
         let windows = u32::from(self.windows.is_needed());
-        let control = abi::Control { heartbeat: self.heartbeat, bank, classes, counting, windows };
+        let fast = u32::from(self.fast.is_used());
+        let control = abi::Control { heartbeat: self.heartbeat, bank, classes, counting, windows, fast, pad: 0 };
         typed_map!(self, Array, "control", "write the heartbeat").set(0, control, 0).map_err(failed("write the heartbeat"))
     }
 
@@ -462,6 +466,8 @@ impl Steering for BpfSteering {
             }
         }
         self.heal.ended.extend(idle.iter().filter_map(flow_row));
+        let fast = self.fast_flows()?;
+        rows.iter_mut().filter(|row| row.forwarded).for_each(|row| row.fast = fast.binary_search(&row.id).is_ok());
         Ok(rows)
     }
 
@@ -491,6 +497,10 @@ impl Steering for BpfSteering {
         self.serve_ports(ports, own)
     }
 
+    fn set_fast_path(&mut self, flows: &BTreeMap<FlowId, FastFlow>) -> Result<(), SteeringError> {
+        self.enter_fast_path(flows)
+    }
+
     fn forget_forwarded(&mut self, protocol: Protocol, client: SocketAddr, remote: SocketAddr) -> Result<(), SteeringError> {
         self.remove_forwarded(protocol, client, remote)
     }
@@ -517,8 +527,21 @@ impl Steering for BpfSteering {
             let values = map.get(&(index as u32), 0).map_err(failed("read the counters"))?;
             *sum = values.iter().sum();
         }
-        let [steered, left_alone, denied, failed, untracked, lost_events, ended, redirected, not_redirected, moved, forwarded, overflowed] =
-            sums;
+        let [
+            steered,
+            left_alone,
+            denied,
+            failed,
+            untracked,
+            lost_events,
+            ended,
+            redirected,
+            not_redirected,
+            moved,
+            forwarded,
+            overflowed,
+            fast_packets,
+        ] = sums;
         Ok(SteeringCounters {
             steered,
             left_alone,
@@ -532,6 +555,7 @@ impl Steering for BpfSteering {
             moved,
             forwarded,
             overflowed,
+            fast_packets,
         })
     }
 

@@ -296,6 +296,7 @@ pub(super) fn flow_row(raw: &abi::FlowRow) -> Option<FlowRow> {
         return None;
     }
     let tcp = protocol == Protocol::Tcp;
+    let of_client = flow.app.exe.device == abi::CLIENT_DEVICE;
     let family = if flow.family == 6 { Family::V6 } else { Family::V4 };
     let local = match unmapped(raw.local) {
         addr if addr.is_unspecified() && family == Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
@@ -307,8 +308,9 @@ pub(super) fn flow_row(raw: &abi::FlowRow) -> Option<FlowRow> {
         protocol,
         family,
         app: app_id(&flow.app),
-        // A client's flow has the index of the LAN device there.
-        process: if flow.app.exe.device == abi::CLIENT_DEVICE { 0 } else { flow.process },
+        process: process(flow),
+        // A client's flow has the index of the LAN device in place of a process.
+        lan: of_client.then_some(LinkIndex(flow.process)),
         user: flow.user,
         cgroup: flow.cgroup,
         local: (local, raw.local_port as u16),
@@ -336,6 +338,7 @@ pub(super) fn flow_row(raw: &abi::FlowRow) -> Option<FlowRow> {
         moves: flow.moves,
         moving: flow.flags & abi::flow::MOVING != 0,
         filtered: flow.flags & abi::flow::FILTERED != 0,
+        fast: false,
         limitable: tcp && (!forwarded || flow.scale.iter().all(|scale| *scale != 0)),
     })
 }
@@ -350,13 +353,18 @@ fn movable(raw: &abi::FlowRow) -> bool {
     flow.protocol == IPPROTO_TCP && raw.state == TCP_SYN_SENT && flow.family == 4 && others != 0 && flow.resent >= flow.moves
 }
 
-/// A flow of a client that was handed to the daemon.
+/// The process that opened a flow; 0 for a client's flow, which has the index of the LAN device there.
+fn process(flow: &abi::Flow) -> u32 {
+    if flow.app.exe.device == abi::CLIENT_DEVICE { 0 } else { flow.process }
+}
+
+/// A flow of a client, or through the virtual interface, that was handed to the daemon.
 pub(super) fn carried_flow(flow: &abi::Flow) -> RedirectedFlow {
     RedirectedFlow {
         id: FlowId(flow.id),
         remote: SocketAddr::new(unmapped(flow.remote), flow.port),
         app: app_id(&flow.app),
-        process: 0,
+        process: process(flow),
         user: flow.user,
         cgroup: 0,
         class: class(flow.class),
@@ -366,6 +374,7 @@ pub(super) fn carried_flow(flow: &abi::Flow) -> RedirectedFlow {
         started: Time::from_nanos(flow.started),
         filtered: false,
         held: false,
+        forwarded: true,
     }
 }
 
@@ -384,6 +393,7 @@ pub(super) fn redirected(raw: &abi::Arrival) -> RedirectedFlow {
         started: Time::from_nanos(raw.started),
         filtered: raw.flags & abi::arrival::FILTERED != 0,
         held: raw.flags & abi::arrival::HELD != 0,
+        forwarded: false,
     }
 }
 

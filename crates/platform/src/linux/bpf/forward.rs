@@ -25,6 +25,7 @@ use braid_control::steering::{ClientRow, FlowRow, Port, PortSide, RedirectedFlow
 const fn programs(side: PortSide) -> &'static [(&'static str, TcAttachType)] {
     match side {
         PortSide::Member => &[("braid_from_member", TcAttachType::Ingress)],
+        PortSide::Link => &[("braid_from_link", TcAttachType::Ingress), ("braid_to_link", TcAttachType::Egress)],
         PortSide::Lan => &[("braid_from_lan", TcAttachType::Ingress), ("braid_to_lan", TcAttachType::Egress)],
         PortSide::Programs => &[("braid_from_virtual", TcAttachType::Egress), ("braid_to_lan", TcAttachType::Ingress)],
         PortSide::Switch => &[("braid_outside", TcAttachType::Ingress), ("braid_inside", TcAttachType::Egress)],
@@ -95,6 +96,9 @@ impl BpfSteering {
             // Programs that were not loaded at the start may need a privilege that the daemon has given up since.
             self.load_switch();
             self.lan.switch().map_err(|reason| {
+                tracing::debug!("{reason}");
+                // The verifier's log follows, which helps no user.
+                let reason = reason.lines().next().unwrap_or_default();
                 failed(format!(
                     "{reason}; if [gateway] or [virtual] was added while Braid ran, restart Braid; `braid doctor` shows what this kernel supports"
                 ))
@@ -107,7 +111,14 @@ impl BpfSteering {
         let fresh: Vec<_> = ports.iter().filter(|port| !switch.devices.contains_key(port)).collect();
         let mut first = Ok(());
         for port in fresh {
-            match self.attach_to(port) {
+            let attached = self.attach_to(port).or_else(|reason| match port.side {
+                PortSide::Link => {
+                    tracing::warn!(device = port.name, reason, "flows over this link take no fast path");
+                    Ok(Vec::new())
+                }
+                _ => Err(reason),
+            });
+            match attached {
                 Ok(attached) => {
                     if let Ok(switch) = self.lan.switch() {
                         switch.devices.insert(port.clone(), attached);
@@ -242,7 +253,7 @@ impl BpfSteering {
     }
 }
 
-fn forward_key(protocol: Protocol, client: SocketAddr, remote: SocketAddr) -> abi::ForwardKey {
+pub(super) fn forward_key(protocol: Protocol, client: SocketAddr, remote: SocketAddr) -> abi::ForwardKey {
     abi::ForwardKey {
         client: mapped(client.ip().to_canonical()),
         remote: mapped(remote.ip().to_canonical()),
@@ -264,7 +275,7 @@ pub(super) fn rows(dumped: &Forwarded) -> impl Iterator<Item = FlowRow> {
     dumped.living.iter().filter_map(flow_row)
 }
 
-fn ignore_missing(done: Result<(), MapError>) -> Result<(), MapError> {
+pub(super) fn ignore_missing(done: Result<(), MapError>) -> Result<(), MapError> {
     match done {
         Err(MapError::KeyNotFound) => Ok(()),
         Err(MapError::SyscallError(error)) if error.io_error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
@@ -278,7 +289,7 @@ pub fn sweep_filters() -> Result<(), DumpError> {
         return Ok(());
     }
     for device in netlink::snapshot(&Files::default())?.interfaces {
-        for &(name, side) in [PortSide::Lan, PortSide::Member, PortSide::Programs].into_iter().flat_map(programs) {
+        for &(name, side) in [PortSide::Lan, PortSide::Link, PortSide::Member, PortSide::Programs].into_iter().flat_map(programs) {
             // It fails if there is none.
             let _ = tc::qdisc_detach_program(&device.name, side, name);
         }

@@ -350,6 +350,7 @@ impl BpfSteering {
             mover,
             shaper,
             windows: Default::default(),
+            fast: Default::default(),
             events,
             params: no_params(),
             bank: 0,
@@ -482,10 +483,19 @@ const ADDRESS_PROGRAMS: [&str; 6] =
 /// Move connects that receive no answer. One run is one of each, in this order.
 const MOVE_PROGRAMS: [&str; 3] = ["braid_unanswered", "braid_taken", "braid_move"];
 /// Forward: at the devices (`forward::programs`), and the dump of the flows.
-const FORWARD_PROGRAMS: [&str; 7] =
-    ["braid_from_lan", "braid_from_virtual", "braid_to_lan", "braid_forwarded", "braid_from_member", "braid_outside", "braid_inside"];
+const FORWARD_PROGRAMS: [&str; 9] = [
+    "braid_from_lan",
+    "braid_from_virtual",
+    "braid_to_lan",
+    "braid_forwarded",
+    "braid_from_member",
+    "braid_outside",
+    "braid_inside",
+    "braid_from_link",
+    "braid_to_link",
+];
 /// Those of them that need no types of the kernel.
-const SMALL_PROGRAMS: [&str; 4] = ["braid_from_lan", "braid_to_lan", "braid_from_member", TEND_PROGRAM];
+const SMALL_PROGRAMS: [&str; 6] = ["braid_from_lan", "braid_to_lan", "braid_from_member", "braid_from_link", "braid_to_link", TEND_PROGRAM];
 /// Prepares the dump of the flows, if the iterator cannot be loaded. Attached nowhere.
 const TEND_PROGRAM: &str = "braid_tend";
 /// The kernel's types.

@@ -2,7 +2,7 @@
 //! itself never uses them.
 
 use std::collections::BTreeMap;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -10,13 +10,13 @@ use aya::maps::{Array, HashMap};
 use aya::programs::{CgroupAttachMode, CgroupSkbAttachType, Program};
 use aya::{Ebpf, EbpfLoader};
 use braid_decide::virtual_device::VirtualDevice;
-use braid_model::{Family, FlowId, LinkSet, PerFamily};
+use braid_model::{Family, FlowId, LinkIndex, LinkSet, PerFamily, Protocol};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 use super::load::LoadError;
 use super::{BpfSteering, convert, detail, failed};
 use crate::linux::sys::{abi, bpf as sys};
-use braid_control::steering::{ClientRow, Shape, ShapedFlow, SteerParams, Steering, SteeringError};
+use braid_control::steering::{ClientRow, FastFlow, Shape, ShapedFlow, SteerParams, Steering, SteeringError};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/trial.bpf.o"));
 const ACTION: &str = "run a trial of the connection rule";
@@ -123,6 +123,25 @@ pub struct TableEntry {
     pub rx: u64,
 }
 
+/// A flow in the fast path, whose devices are both the loopback device.
+#[derive(Debug, Clone)]
+pub struct FastEntry {
+    /// The flow's number, as in the table of forwarded flows.
+    pub id: FlowId,
+    /// TCP or UDP.
+    pub protocol: Protocol,
+    /// The client's address and port on the LAN.
+    pub client: SocketAddr,
+    /// The client's address and port on the link.
+    pub outer: SocketAddr,
+    /// The other end.
+    pub remote: SocketAddr,
+    /// Hop limit and traffic class of the packets that the kernel has forwarded; `None`: no packet has confirmed the flow.
+    pub seen: Option<(u8, u8)>,
+    /// Ethernet addresses of packets that leave.
+    pub hardware: [u8; 12],
+}
+
 const SWITCH: &str = "run the switch on a packet";
 
 impl KernelSwitch {
@@ -187,8 +206,36 @@ impl KernelSwitch {
         self.forwarded()?.insert(key, flow, 0).map_err(failed(SWITCH))
     }
 
+    /// Adds a flow to the fast path.
+    pub fn enter(&mut self, entry: &FastEntry) -> Result<(), SteeringError> {
+        let loopback = LinkIndex(1);
+        let flow = FastFlow {
+            protocol: entry.protocol,
+            client: entry.client,
+            tracked: entry.client,
+            remote: entry.remote,
+            lan: loopback,
+            own: false,
+            slot: 0,
+            link: loopback,
+            device: "lo".to_owned(),
+            mtu: 65_536,
+            source: entry.outer.ip(),
+        };
+        let (key, mut fast) = self.steering.enter_one(entry.id, flow, entry.outer)?;
+        for leg in &mut fast.legs {
+            let now = sys::now().as_nanos();
+            if let Some((hops, traffic_class)) = entry.seen {
+                (leg.hops, leg.traffic_class, leg.asked, leg.confirmed) = (hops, traffic_class, now, now);
+            }
+            leg.hardware = entry.hardware;
+        }
+        self.map("fast")?.insert(key, fast, 0).map_err(failed(SWITCH))
+    }
+
     /// Removes all flows and clients.
     pub fn clear(&mut self) -> Result<(), SteeringError> {
+        self.steering.enter_fast_path(&BTreeMap::new())?;
         let mut flows = self.forwarded()?;
         let keys: Vec<_> = flows.keys().filter_map(Result::ok).collect();
         keys.iter().try_for_each(|key| flows.remove(key)).map_err(failed(SWITCH))?;

@@ -15,9 +15,11 @@ const DELETE_TABLE: u16 = 10 << 8 | 2;
 const GET_CHAINS: u16 = 10 << 8 | 4;
 const GET_RULES: u16 = 10 << 8 | 7;
 const GET_GENERATION: u16 = 10 << 8 | 16;
-/// `NFNL_SUBSYS_CTNETLINK` with `IPCTNL_MSG_CT_GET` and `IPCTNL_MSG_CT_DELETE`.
-const GET_CONNECTIONS: u16 = 1 << 8 | 1;
+/// `NFNL_SUBSYS_CTNETLINK` with `IPCTNL_MSG_CT_DELETE`.
 const DELETE_CONNECTION: u16 = 1 << 8 | 2;
+/// The same with `IPCTNL_MSG_CT_NEW` and `IPCTNL_MSG_CT_GET`.
+const CHANGE_CONNECTION: u16 = 1 << 8;
+const GET_CONNECTION: u16 = 1 << 8 | 1;
 /// Size of `struct nfgenmsg`, which begins with the family.
 const GENERAL: usize = 4;
 const NFPROTO_INET: u8 = 1;
@@ -36,11 +38,18 @@ const NFTA_HOOK_HOOKNUM: u16 = 1;
 /// Names of address families (`NFPROTO_*`).
 const FAMILIES: [(u8, &str); 6] = [(1, "inet"), (2, "ip"), (3, "arp"), (5, "netdev"), (7, "bridge"), (10, "ip6")];
 const CTA_TUPLE_ORIG: u16 = 1;
+const CTA_TUPLE_REPLY: u16 = 2;
 const CTA_STATUS: u16 = 3;
 /// `IPS_SRC_NAT` and `IPS_DST_NAT`.
 const TRANSLATED: u32 = 1 << 4 | 1 << 5;
 /// Maximum number of connections that [`delete_untranslated`] deletes.
 const MAX_DELETED: usize = 65_536;
+const CTA_PROTOINFO: u16 = 4;
+const CTA_PROTOINFO_TCP: u16 = 1;
+/// Flags of the client's direction and of the other one, each with a mask.
+const CTA_PROTOINFO_TCP_FLAGS: [u16; 2] = [4, 5];
+/// `IP_CT_TCP_FLAG_BE_LIBERAL`.
+const BE_LIBERAL: u8 = 8;
 const CTA_MARK: u16 = 8;
 const CTA_MARK_MASK: u16 = 21;
 const CTA_TUPLE_IP: u16 = 1;
@@ -192,6 +201,47 @@ pub(in crate::linux) fn delete_connection(protocol: u8, source: SocketAddr, dest
     }
 }
 
+/// Addresses of the packets that answer a flow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::linux) struct Answers {
+    pub(in crate::linux) source: SocketAddr,
+    pub(in crate::linux) destination: SocketAddr,
+}
+
+/// The answers to a TCP or UDP flow, whose first packet had these addresses, as conntrack expects them before it translates them. `None` if it does not
+/// know the flow.
+pub(in crate::linux) fn answers(protocol: u8, source: SocketAddr, destination: SocketAddr) -> io::Result<Option<Answers>> {
+    let body = body(family(source), &tuple(protocol, source, destination));
+    let mut found = None;
+    let read = |reply: &[u8]| found = found.or_else(|| answers_of(reply));
+    match NetlinkSocket::with(NETLINK_NETFILTER)?.request(GET_CONNECTION, NLM_F_REQUEST | NLM_F_ACK, &body, read) {
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        done => done.map(|_| found),
+    }
+}
+
+fn answers_of(connection: &[u8]) -> Option<Answers> {
+    let reply = value(connection.get(GENERAL..)?, CTA_TUPLE_REPLY)?;
+    let (addresses, ports) = (value(&reply, CTA_TUPLE_IP)?, value(&reply, CTA_TUPLE_PROTO)?);
+    let address = |v4, v6| -> Option<IpAddr> {
+        let v4 = value(&addresses, v4).and_then(|octets| <[u8; 4]>::try_from(octets).ok()).map(IpAddr::from);
+        v4.or_else(|| Some(<[u8; 16]>::try_from(value(&addresses, v6)?).ok()?.into()))
+    };
+    let port = |kind| Some(u16::from_be_bytes(value(&ports, kind)?.try_into().ok()?));
+    Some(Answers {
+        source: SocketAddr::new(address(CTA_IP_V4_SRC, CTA_IP_V6_SRC)?, port(CTA_PROTO_SRC_PORT)?),
+        destination: SocketAddr::new(address(CTA_IP_V4_DST, CTA_IP_V6_DST)?, port(CTA_PROTO_DST_PORT)?),
+    })
+}
+
+/// Makes conntrack accept segments of this TCP connection outside the windows that it has seen, because it does not see all segments.
+pub(in crate::linux) fn be_liberal(source: SocketAddr, destination: SocketAddr) -> io::Result<()> {
+    let flags = CTA_PROTOINFO_TCP_FLAGS.map(|kind| attribute(kind, vec![BE_LIBERAL, BE_LIBERAL])).concat();
+    let info = attribute(CTA_PROTOINFO | NLA_F_NESTED, attribute(CTA_PROTOINFO_TCP | NLA_F_NESTED, flags));
+    let body = body(family(source), &[tuple(libc::IPPROTO_TCP as u8, source, destination), info].concat());
+    NetlinkSocket::with(NETLINK_NETFILTER)?.request(CHANGE_CONNECTION, NLM_F_REQUEST | NLM_F_ACK, &body, |_| {}).map(drop)
+}
+
 /// Deletes the conntrack entries with this mark (`CTA_MARK`), of both families. Does nothing if the kernel has no conntrack.
 pub(in crate::linux) fn delete_marked(mark: u32) -> io::Result<()> {
     let value = |kind, number: u32| attribute(kind, number.to_be_bytes().to_vec());
@@ -207,7 +257,7 @@ pub(in crate::linux) fn delete_marked(mark: u32) -> io::Result<()> {
 pub(in crate::linux) fn delete_untranslated(is_inside: impl Fn(IpAddr) -> bool) -> io::Result<usize> {
     let unmarked = [CTA_MARK, CTA_MARK_MASK].into_iter().zip([0, u32::MAX]);
     let unmarked: Vec<u8> = unmarked.flat_map(|(kind, number): (u16, u32)| attribute(kind, number.to_be_bytes().to_vec())).collect();
-    let found = dump(GET_CONNECTIONS, 0, &unmarked, |body| {
+    let found = dump(GET_CONNECTION, 0, &unmarked, |body| {
         let attributes = body.get(GENERAL..)?;
         let number = |kind| Some(u32::from_be_bytes(value(attributes, kind)?.try_into().ok()?));
         let tuple = value(attributes, CTA_TUPLE_ORIG)?;

@@ -69,7 +69,7 @@ abi! {
     /// `struct braid_window`.
     Window { rx: u64, tx: u64, echo: [Echo; 2], handshake: u32, pad: u32, }
     /// `struct braid_control`.
-    Control { heartbeat: u64, bank: u32, classes: u32, counting: u32, windows: u32, }
+    Control { heartbeat: u64, bank: u32, classes: u32, counting: u32, windows: u32, fast: u32, pad: u32, }
     /// `struct braid_exe_key`.
     ExeKey { inode: u64, device: u32, pad: u32, }
     /// `struct braid_exe`.
@@ -117,6 +117,13 @@ abi! {
     Client { last: u64, flows: u32, device: u32, mac: [u8; 6], pad: [u8; 2], }
     /// `struct braid_own_address`.
     OwnAddress { inside: [u32; 4], outside: [u32; 4], }
+    /// `struct braid_leg`.
+    Leg {
+        address: [u32; 4], from: u32, to: u32, mark: u32, port: u16, hops: u8, traffic_class: u8, asked: u64, confirmed: u64, priority: u32,
+        hardware: [u8; 12],
+    }
+    /// `struct braid_fast`.
+    Fast { id: u64, over: u32, own: u32, legs: [Leg; 2], }
     /// `struct braid_event`.
     Event { kind: u32, detail: u32, row: FlowRow, }
     /// `struct braid_signs`.
@@ -193,7 +200,7 @@ pub mod event {
 }
 
 /// Number of counters.
-pub const COUNTERS: usize = 12;
+pub const COUNTERS: usize = 13;
 
 /// Reads a structure from the bytes of a dump or a ring buffer; `None` if there are too few bytes.
 pub fn read<T: aya::Pod>(bytes: &[u8]) -> Option<T> {
@@ -209,7 +216,7 @@ mod tests {
     use super::*;
 
     unsafe extern "C" {
-        static braid_native_sizes: [usize; 27];
+        static braid_native_sizes: [usize; 29];
     }
 
     #[test]
@@ -244,13 +251,15 @@ mod tests {
             size_of::<Client>(),
             size_of::<OwnAddress>(),
             size_of::<Window>(),
+            size_of::<Leg>(),
+            size_of::<Fast>(),
         ];
         assert_eq!(rust, c);
     }
 
     #[test]
     fn a_short_record_is_rejected() {
-        assert_eq!(read::<Control>(&[0; 23]), None);
-        assert_eq!(read::<Control>(&[1; 24]).map(|c| c.bank), Some(0x0101_0101));
+        assert_eq!(read::<Control>(&[0; 31]), None);
+        assert_eq!(read::<Control>(&[1; 32]).map(|c| c.bank), Some(0x0101_0101));
     }
 }
