@@ -19,14 +19,22 @@
 #include "fast.h"
 
 /* Reads the client's hardware address, if the device has any. */
-BRAID_INLINE void read_mac(struct __sk_buff *skb, __u8 *mac)
+static __attribute__((noinline)) int read_mac(struct __sk_buff *skb, struct request *request)
 {
-	__u8 head[ETH_HEADER];
+	struct {
+		__u32 words[3];
+		__u16 type;
+	} head;
+	__u32 packet[3];
 
-	if (bpf_skb_load_bytes_relative(skb, 0, head, sizeof(head), BPF_HDR_START_MAC))
-		return;
-	if ((head[12] | head[13] << 8) == skb->protocol)
-		__builtin_memcpy(mac, head + 6, 6);
+	if (bpf_skb_load_bytes_relative(skb, 0, &head, ETH_HEADER, BPF_HDR_START_MAC) || load(skb, 0, packet, sizeof(packet)))
+		return 0;
+	/* Without such a header both begin at the same place, and the type would be bytes that the client chose. */
+	if (head.words[0] == packet[0] && head.words[1] == packet[1] && head.words[2] == packet[2])
+		return 0;
+	if (head.type == skb->protocol)
+		__builtin_memcpy(request->mac, (__u8 *)head.words + 6, 6);
+	return 0;
 }
 
 /*
@@ -378,7 +386,7 @@ BRAID_INLINE int process(struct __sk_buff *skb, _Bool own)
 		request->port = packet.key.remote_port;
 		request->family = packet.family;
 		request->protocol = packet.key.protocol;
-		read_mac(skb, request->mac);
+		read_mac(skb, request);
 		if (has_cgroups)
 			find_cgroups(skb, &packet.key);
 		if (own)

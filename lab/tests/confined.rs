@@ -294,6 +294,36 @@ fn a_machine_without_a_gateway_is_confined_too_and_forwards_nothing() {
     eventually("nothing is held", || !held() && downloads(&lab, "curl", host));
 }
 
+#[test]
+fn what_is_confined_is_held_again_after_somebody_flushed_the_firewall() {
+    if !able() {
+        return;
+    }
+    let lab = two_links().start().unwrap();
+    let up = Up::start(&lab, "carry = \"bond\"\nfallback = \"none\"\n");
+    let held = || client(&lab, "nft list ruleset").contains("leaves through a relay only");
+    eventually("the firewall holds it", held);
+    let host: IpAddr = Lab::internet(10).into();
+    // What was just set is set again a little later.
+    std::thread::sleep(std::time::Duration::from_millis(1100));
+    let gaps = watch_all(&lab, Filter::to(host));
+    let mut ping = lab.client().command("ping").unwrap();
+    let mut ping = ping.args(["-q", "-i", "0.002", &host.to_string()]).stdout(Stdio::null()).spawn().unwrap();
+    for round in 0..3 {
+        client(&lab, "nft flush ruleset");
+        let took = eventually("the firewall holds it again", held);
+        println!("round {round}: held again after {took:?}; packets that left: {:?}", packets(&lab, &gaps));
+    }
+    assert!(packets(&lab, &gaps).iter().sum::<u64>() > 0, "there is something to hold");
+    std::thread::sleep(std::time::Duration::from_millis(100));
+    let leaks = Leaks::watch(&lab, &[host]);
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    leaks.assert_none("after the firewall was set again");
+    ping.kill().unwrap();
+    ping.wait().unwrap();
+    assert!(up.log().contains("Braid's firewall rules or virtual interface were removed"));
+}
+
 fn which(program: &str) -> std::path::PathBuf {
     let paths = std::env::var_os("PATH").unwrap();
     std::env::split_paths(&paths).map(|path| path.join(program)).find(|path| path.exists()).unwrap()

@@ -203,6 +203,11 @@ impl<C: Copy + PartialEq> Dialler<C> {
         self.restart(now, INITIAL_PAUSE);
     }
 
+    /// The current connection of a route, whether or not its path has joined.
+    pub fn connection(&self, route: Route) -> Option<C> {
+        self.attempts.get(&route)?.connection
+    }
+
     /// The path of a route, if it has joined.
     pub fn joined_path(&self, route: Route) -> Option<PathId> {
         self.attempts.get(&route).filter(|attempt| attempt.joined)?.path

@@ -371,6 +371,16 @@ impl Host {
         }
     }
 
+    /// Client: the link of a connection has another local address. The connection continues from the new one (RFC 9000, 9.2): until now its packets asked the
+    /// system for the old one as their source, which it refuses.
+    pub fn change_address(&mut self, now: Instant, id: ConnectionId) {
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        conn.connection.handle_network_change(None, now);
+        self.dirty_bonds.extend(conn.bond);
+        self.touched.insert(id);
+        self.output_pending.insert(id);
+    }
+
     /// Whether a close packet has not been sent yet: it waits for its turn as any packet does.
     pub fn has_pending_closes(&self) -> bool {
         self.conns.values().any(|conn| conn.close_pending)

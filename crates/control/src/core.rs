@@ -26,6 +26,7 @@ mod refused;
 mod rules;
 mod shares;
 mod timeouts;
+mod upkeep;
 mod vi;
 mod views;
 mod virtual_device;
@@ -69,6 +70,8 @@ pub use optimum::{BondScheduling, PacketLoad};
 use rules::Executables;
 pub use rules::Names;
 pub use timeouts::Due;
+pub use upkeep::Kept;
+use upkeep::Upkeep;
 
 /// Actions for the event loop.
 #[derive(Debug, Default)]
@@ -85,6 +88,8 @@ pub struct Actions {
     pub questions: Vec<Question>,
     /// Held connections ([`Core::hold`]) that go on now.
     pub released: Vec<FlowId>,
+    /// What somebody else has removed, and the plans above set again.
+    pub restored: Vec<Kept>,
     /// The rules that apply have changed with the context, or the usable links: bonded flows may have another policy ([`Core::bond_policy`]).
     pub rules_changed: bool,
     /// Links whose device model is wanted, with the device's name.
@@ -120,8 +125,12 @@ pub struct Core<S> {
     /// When to retry steering parameters that could not be applied.
     params_due: Option<Time>,
     plan: Option<TablePlan>,
+    tables_upkeep: Upkeep,
     /// The system's part of the gateway; `None`: no gateway.
     gateway: Option<GatewayPlan>,
+    gateway_upkeep: Upkeep,
+    /// Whether somebody else has changed Braid's firewall tables since they were set.
+    firewall_lost: bool,
     clients: clients::Clients,
     /// The devices at which the switch acts, and the virtual interface that it knows.
     ports: (Vec<Port>, Option<VirtualDevice>),
@@ -220,7 +229,10 @@ impl<S: Steering> Core<S> {
             params: None,
             params_due: None,
             plan: None,
+            tables_upkeep: Upkeep::default(),
             gateway: None,
+            gateway_upkeep: Upkeep::default(),
+            firewall_lost: false,
             clients: clients::Clients::default(),
             ports: Default::default(),
             ports_trouble: None,
@@ -369,6 +381,7 @@ impl<S: Steering> Core<S> {
     fn reevaluate(&mut self, now: Time) -> Result<(), SteeringError> {
         let context = self.update_context(now);
         self.actions.probes.extend(self.links.poll_probes(now, &self.config.probe_targets, !self.in_force.confines(None)));
+        let kept = self.keep_up(now);
         self.note_deaths(now);
         self.find_stuck(now);
         self.ask_energy_service(now);
@@ -376,7 +389,7 @@ impl<S: Steering> Core<S> {
         let refusals = self.expire_refusals(now);
         let moved = self.move_connects(now);
         let shared = self.step_shares(now);
-        context.and(servers).and(refusals).and(moved).and(shared).and(self.update_params(now))
+        context.and(kept).and(servers).and(refusals).and(moved).and(shared).and(self.update_params(now))
     }
 
     fn note_deaths(&mut self, now: Time) {

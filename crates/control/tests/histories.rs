@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use braid_api::FactChange;
 use braid_bond::codes;
 use braid_control::config::{Config, Detect, EnergyService};
-use braid_control::core::{Core, Due, Names, ProfileQuestion, Question, ServerEvent};
+use braid_control::core::{Core, Due, Kept, Names, ProfileQuestion, Question, ServerEvent};
 use braid_control::fake::network::{facts, network};
 use braid_control::fake::{FakeSteering, Steered};
 use braid_control::steering::{AppId, ExeId, RedirectedFlow, Steering, SteeringError};
@@ -268,6 +268,10 @@ impl History {
     /// Carries out the actions of the core.
     fn act(&mut self) {
         let actions = self.core.take_actions();
+        // The network never shows them, so they count as removed by somebody else.
+        if actions.plan.is_some() && self.chance.one_in(2) {
+            self.core.on_set(self.now, Kept::Tables);
+        }
         for plan in actions.probes {
             let answering = self.devices.get(&plan.link.0).is_some_and(|device| device.answering && device.facts.carrier);
             let rtt = Duration::from_millis(5 + self.chance.next() % 60);

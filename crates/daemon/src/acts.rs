@@ -5,7 +5,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use braid_control::core::{Actions, Measurement, ProfileQuestion, Stuck};
+use braid_control::core::{Actions, Kept, Measurement, ProfileQuestion, Stuck};
 use braid_control::links::{Measured, ProbePlan};
 use braid_control::steering::Steering;
 use braid_decide::energy::Profile;
@@ -19,10 +19,11 @@ use braid_platform::linux::probe;
 use braid_platform::linux::sys::bpf::now;
 use braid_platform::linux::worker::Worker;
 use braid_platform::linux::{gateway, netlink, sockdiag};
+use ipnet::IpNet;
 use tokio::sync::mpsc;
 
 use super::system::{unix, unix_ms};
-use super::{Daemon, RETRY_AFTER};
+use super::{Daemon, RETRY_AFTER, STEERING};
 use crate::state_store::is_on_disk;
 
 /// Interval of the check for a link worth measuring. One link is measured at a time.
@@ -53,7 +54,7 @@ pub(super) type ProfileAnswer = (ProfileQuestion, Result<Vec<Profile>, String>);
 impl Daemon<'_> {
     /// Carries out the actions that the core asks for.
     pub(super) fn act(&mut self) {
-        let Actions { plan, gateway, probes, mut stuck, questions, released, rules_changed, identify, profile_questions } =
+        let Actions { plan, gateway, restored, probes, mut stuck, questions, released, rules_changed, identify, profile_questions } =
             self.core.take_actions();
         if let Some(plan) = plan {
             self.apply(plan);
@@ -61,6 +62,7 @@ impl Daemon<'_> {
         if let Some(plan) = gateway {
             self.apply_gateway(plan);
         }
+        restored.into_iter().for_each(|what| self.finish_restoring(what));
         // The next packet of a client's flow begins another flow in the switch, as soon as the kernel's connection tracking does not keep it on its link.
         for flow in stuck.iter().filter(|flow| flow.forwarded) {
             let forgotten = self.core.steering().forget_forwarded(flow.protocol, flow.local, flow.remote);
@@ -114,16 +116,46 @@ impl Daemon<'_> {
     pub(super) fn apply(&mut self, plan: TablePlan) {
         let applied = netlink::apply(&plan, self.core.network());
         self.unapplied = applied.is_err().then(|| (plan, now() + RETRY_AFTER));
-        self.log_and_retry("cannot install all rules and routes", applied);
+        if self.log_and_retry("cannot install all rules and routes", applied).is_some() {
+            self.core.on_set(now(), Kept::Tables);
+        }
+    }
+
+    /// Reports what somebody else had removed and was set again, and repairs what the gap has left.
+    fn finish_restoring(&mut self, what: Kept) {
+        let text = format!("{} were removed, by another program or with a device; set again", what.name());
+        tracing::warn!("{text}");
+        self.note("policy", "warning", text);
+        match what {
+            Kept::Tables if self.turned_moves_on => {
+                let marked = netlink::mark_connect_moves();
+                self.log_and_retry("a setting for connects that move may remain when Braid stops (net.ipv4.ip_dynaddr)", marked);
+            }
+            Kept::Tables => {}
+            Kept::Gateway => {
+                let forget = |lan: &[IpNet]| match gateway::forget_untranslated(lan) {
+                    Ok(ended) => tracing::info!(ended, "ended connections of clients that began without the firewall rules"),
+                    Err(error) => tracing::warn!("connections of clients that began without the firewall rules may be stuck: {error}"),
+                };
+                let lan = self.core.lan_networks();
+                if let Err(error) = self.gateway_worker.queue(move || forget(&lan)) {
+                    tracing::warn!("connections of clients that began without the firewall rules may be stuck: {error}");
+                }
+            }
+        }
     }
 
     /// Sets up the system's part of the gateway, or removes it.
     pub(super) fn apply_gateway(&mut self, plan: Option<GatewayPlan>) {
         let clients = self.redirect.as_ref().and_then(|redirect| redirect.clients()).map(|clients| clients.ports()).unwrap_or_default();
-        let wanted = plan.clone();
+        if plan.is_some() && self.kept_rules.is_none() {
+            let followed = self.keeper.follow();
+            self.kept_rules = self.log_and_retry("cannot follow the firewall: if somebody removes Braid's rules, they stay away", followed);
+        }
+        let (wanted, keeper) = (plan.clone(), self.keeper.clone());
         let work = move || match wanted {
-            Some(plan) => gateway::apply(&GatewayPlan { clients, ..plan }),
-            None => gateway::sweep().map(drop),
+            Some(plan) => keeper.apply(&GatewayPlan { clients, ..plan }),
+            None => keeper.sweep().map(drop),
         };
         let applied = self.gateway_worker.ask(GATEWAY_WAIT, work).map_err(anyhow::Error::from).and_then(|done| done.map_err(Into::into));
         // Without the rules, marked packets would reach no socket.
@@ -137,7 +169,15 @@ impl Daemon<'_> {
             self.core.firewall_changed();
         }
         self.unapplied_gateway = applied.is_err().then(|| (plan, now() + GATEWAY_RETRY));
-        self.log_and_retry(GATEWAY, applied);
+        if self.log_and_retry(GATEWAY, applied).is_some() {
+            self.core.on_set(now(), Kept::Gateway);
+            // They may be gone again already, in which case there is no news.
+            if let Some((_, lost)) = &self.kept_rules {
+                let lost = *lost.borrow();
+                let done = self.core.on_firewall(now(), lost);
+                self.log_and_retry(STEERING, done);
+            }
+        }
     }
 
     /// Starts the measurement of one link, if one is due. The bytes that it may move are written to the disk first: otherwise a daemon that is

@@ -273,9 +273,12 @@ async fn live(
         again: None,
         unapplied: None,
         gateway_worker: Worker::new("braid-gateway", 1),
+        keeper: gateway::Keeper::default(),
+        kept_rules: None,
         unapplied_gateway: None,
         troubles: BTreeMap::new(),
         connects_move: false,
+        turned_moves_on: false,
     };
     daemon.follow_firewall();
     daemon.allow_connect_moves();
@@ -406,12 +409,17 @@ struct Daemon<'a> {
     unapplied: Option<(TablePlan, Time)>,
     /// Runs `nft`, which takes some 20 ms, or hangs.
     gateway_worker: Worker,
+    /// The firewall rules that are set, and whether somebody else has removed some. Followed since the first rules were set.
+    keeper: gateway::Keeper,
+    kept_rules: Option<(gateway::KeeperFollower, watch::Receiver<bool>)>,
     /// The system's part of the gateway that could not be set up or removed, and when to retry.
     unapplied_gateway: Option<(Option<GatewayPlan>, Time)>,
     /// Failures that are being retried, by operation.
     troubles: BTreeMap<&'static str, Trouble>,
     /// The kernel setting that lets a connect move to another link is on.
     connects_move: bool,
+    /// This daemon turned it on.
+    turned_moves_on: bool,
 }
 
 /// An operation that failed and is being retried.
@@ -488,6 +496,12 @@ impl Daemon<'_> {
                     None => std::future::pending().await,
                 }
             };
+            let kept_rules = async {
+                match &mut self.kept_rules {
+                    Some((_, lost)) => lost.changed().await.map(|()| *lost.borrow_and_update()),
+                    None => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 ready = events.records() => {
                     ready.context("cannot wait for events of the BPF programs")?;
@@ -500,6 +514,10 @@ impl Daemon<'_> {
                     self.take_network();
                 }
                 _ = firewall => self.take_firewall(),
+                Ok(lost) = kept_rules => {
+                    let done = self.core.on_firewall(now(), lost);
+                    self.log_and_retry(STEERING, done);
+                }
                 Some((link, family, outcome)) = self.probes.1.recv() => {
                     let judged = self.core.on_probe(now(), link, family, outcome);
                     self.log_and_retry(STEERING, judged);
@@ -695,7 +713,9 @@ impl Daemon<'_> {
             return;
         }
         let done = netlink::allow_connect_moves();
-        self.connects_move = self.log_and_retry("unanswered connects cannot move to another link", done).is_some();
+        let done = self.log_and_retry("unanswered connects cannot move to another link", done);
+        self.connects_move = done.is_some();
+        self.turned_moves_on = done.unwrap_or(false);
     }
 
     /// Reads what is left of the bonded flows, and sets how bonds distribute it. It visits every flow, so between

@@ -11,6 +11,7 @@
 //! | forward | filter - 1 | nothing between ports of a bridge; spoofed sources, connection marks for packets from bridges, strict rules, new connections from outside, maximum segment size |
 //! | postrouting | srcnat | masquerade |
 //! | input | filter - 1 | spoofed sources of what the daemon takes, and what a relay sends to this machine |
+//! | output | filter - 2 | answers of the kernel with the address of another link |
 //! | output | filter - 1 | what this machine itself may send over links, if all flows leave through a relay ([`OwnRules`]) |
 
 use std::collections::BTreeSet;
@@ -233,6 +234,9 @@ fn forwarding(plan: &GatewayPlan) -> Result<Vec<String>, UnusableName> {
         // The relay, too, must not reach this machine itself.
         lines.push(format!("iifname \"{PACKET_DEVICE}\" counter drop"));
     }
+    if let Some(links) = set(&links) {
+        lines.extend(strays(&links));
+    }
     lines.extend(["}", "chain rules {"].map(String::from));
     for rule in &plan.rules {
         if let Some(devices) = set(&quoted(&rule.unknown)?) {
@@ -248,6 +252,16 @@ fn forwarding(plan: &GatewayPlan) -> Result<Vec<String>, UnusableName> {
     }
     lines.push("}".into());
     Ok(lines)
+}
+
+/// The chain for what the kernel itself answers to late packets of connections that connection tracking has forgotten, because their link was down. While
+/// the link's routing rules are missing, such answers would leave over another link, and show its network where a client went over the first.
+fn strays(links: &str) -> Vec<String> {
+    let mut lines: Vec<String> =
+        ["}", "chain strays {", "type filter hook output priority filter - 2; policy accept;"].map(String::from).into();
+    let answers = ["tcp flags & rst == rst", "icmp type destination-unreachable", "icmpv6 type destination-unreachable"];
+    lines.extend(answers.map(|answer| format!("oifname {links} {answer} fib saddr . oif type != local counter drop")));
+    lines
 }
 
 /// The chain for what this machine itself sends. It does not track connections.
@@ -395,6 +409,12 @@ iifname { "br-lan", "eth1" } oifname { "wlan0", "wwan0" } masquerade
 chain input {
 type filter hook input priority filter - 1; policy accept;
 iifname { "br-lan", "eth1" } meta mark 0xb1d000fe fib saddr . iif oif missing counter drop comment "source is not on this LAN"
+}
+chain strays {
+type filter hook output priority filter - 2; policy accept;
+oifname { "wlan0", "wwan0" } tcp flags & rst == rst fib saddr . oif type != local counter drop
+oifname { "wlan0", "wwan0" } icmp type destination-unreachable fib saddr . oif type != local counter drop
+oifname { "wlan0", "wwan0" } icmpv6 type destination-unreachable fib saddr . oif type != local counter drop
 }
 chain rules {
 meta l4proto { tcp, udp, udplite, sctp, dccp } th dport 80 return

@@ -144,6 +144,40 @@ pub struct TablePlan {
     pub routes: Vec<RouteFacts>,
 }
 
+impl TablePlan {
+    /// The routes as the kernel reports them once they are set ([`normalized`]). It holds one route per destination and metric: the first.
+    pub fn kept_routes(&self) -> Vec<RouteFacts> {
+        let mut kept: Vec<RouteFacts> = Vec::new();
+        for route in self.routes.iter().map(normalized) {
+            if !kept.iter().any(|other| same_key(other, &route)) {
+                kept.push(route);
+            }
+        }
+        kept
+    }
+
+    /// Number of rules and routes of this plan that the kernel does not have.
+    pub fn missing(&self, snapshot: &NetworkSnapshot) -> usize {
+        let routes: Vec<RouteFacts> = snapshot.routes.iter().filter(|route| route.ours).map(normalized).collect();
+        let rules: Vec<&RuleFacts> = snapshot.rules.iter().filter(|rule| rule.ours).collect();
+        let lacks_rule = |rule: &&RuleFacts| !rules.contains(&&RuleFacts { ours: true, ..(*rule).clone() });
+        self.rules.iter().filter(lacks_rule).count() + self.kept_routes().iter().filter(|route| !routes.contains(route)).count()
+    }
+}
+
+/// A route of Braid's as the kernel would report it, without properties that change by themselves.
+pub fn normalized(route: &RouteFacts) -> RouteFacts {
+    let mut route = RouteFacts { destination: route.destination.trunc(), conditional: false, ours: true, ..route.clone() };
+    route.hops.iter_mut().for_each(|hop| hop.dead = false);
+    route.metric = metric(route.family(), route.metric);
+    route
+}
+
+/// Whether the kernel can hold only one of two routes.
+pub fn same_key(a: &RouteFacts, b: &RouteFacts) -> bool {
+    (a.table, a.destination, a.metric) == (b.table, b.destination, b.metric)
+}
+
 /// Computes the rules and routes for the links in their `slots`.
 ///
 /// A link is included in each family for which it is usable now (carrier, address, default route). Links that [`conflicts`] refuses are left out.
@@ -439,6 +473,26 @@ mod tests {
         let plan = plan(&snapshot, &slots);
         assert_eq!(shown(&plan), expected);
         assert!(plan.rules.iter().all(|rule| rule.ours) && plan.routes.iter().all(|route| route.ours));
+    }
+
+    #[test]
+    fn what_the_kernel_lacks_of_a_plan_is_counted() {
+        let (mut snapshot, slots) = network(vec![
+            link(2, &["10.0.0.2/24", "2001:db8::2/64"], &["10.0.0.1", "10.0.0.254", "fe80::1"]),
+            link(5, &["10.0.1.2/24"], &["10.0.1.1"]),
+        ]);
+        let mut plan = plan(&snapshot, &slots);
+        // The kernel holds one of these.
+        plan.routes.push(RouteFacts { source: None, ..plan.routes[0].clone() });
+        let all = plan.rules.len() + plan.kept_routes().len();
+        assert_eq!((plan.missing(&snapshot), plan.kept_routes().len()), (all, plan.routes.len() - 1));
+        snapshot.rules.extend(plan.rules.iter().cloned());
+        snapshot.routes.extend(plan.kept_routes().into_iter().map(|route| RouteFacts { conditional: true, ..route }));
+        assert_eq!(plan.missing(&snapshot), 0);
+        snapshot.routes.last_mut().unwrap().ours = false;
+        snapshot.rules.pop();
+        assert_eq!(plan.missing(&snapshot), 2);
+        assert_eq!(TablePlan::default().missing(&snapshot), 0);
     }
 
     #[test]

@@ -9,7 +9,10 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use braid_model::Family;
+use braid_model::{Family, LinkIndex, NextHop, RouteFacts, RouteKind, RuleFacts};
+use ipnet::IpNet;
+
+use crate::tables;
 
 /// Default of `[virtual] name`.
 pub const DEFAULT_NAME: &str = "braid0";
@@ -81,6 +84,30 @@ pub fn twin(address: IpAddr) -> IpAddr {
             IpAddr::V6(Ipv6Addr::from(words))
         }
     }
+}
+
+/// The rules for packets of programs that use the device or one of its addresses.
+pub fn rules(address: IpAddr, device: &str) -> [RuleFacts; 2] {
+    let rule = RuleFacts { ours: false, ..tables::rule(Family::of(address), tables::PRIORITY_VIRTUAL, tables::VIRTUAL_TABLE) };
+    [RuleFacts { source: Some(address.into()), ..rule.clone() }, RuleFacts { output: Some(device.to_owned()), ..rule }]
+}
+
+/// The route of what programs send through the device, and the way back to the twin of its address, which leads over the switch's end.
+pub fn routes(address: IpAddr, own: LinkIndex, switch_end: LinkIndex) -> [RouteFacts; 2] {
+    let route = |destination, table, device, source| RouteFacts {
+        table,
+        destination,
+        kind: RouteKind::Unicast,
+        metric: 0,
+        hops: vec![NextHop { device, gateway: None, dead: false }],
+        source,
+        conditional: false,
+        ours: false,
+    };
+    [
+        route(tables::everything(Family::of(address)), tables::VIRTUAL_TABLE, own, Some(address)),
+        route(IpNet::from(twin(address)), tables::MAIN, switch_end, None),
+    ]
 }
 
 fn words([a, b, c, d]: [u8; 4]) -> [u16; 2] {

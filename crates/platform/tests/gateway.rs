@@ -65,7 +65,7 @@ impl Lan {
     }
 
     fn apply(&self, plan: GatewayPlan) {
-        self.router().run(move || gateway::apply(&plan)).unwrap();
+        self.router().run(move || gateway::Keeper::default().apply(&plan)).unwrap();
     }
 
     fn sweep(&self) -> bool {
@@ -440,6 +440,92 @@ fn settings_are_restored_and_changes_by_others_kept() {
 }
 
 #[test]
+fn what_others_remove_is_noticed_and_its_records_are_not_lost() {
+    let Some(lan) = Lan::new("rules that others remove") else { return };
+    let router = lan.router();
+    let before = lan.settings();
+    let keeper = gateway::Keeper::default();
+    let apply = || {
+        let (keeper, plan) = (keeper.clone(), plan());
+        router.run(move || keeper.apply(&plan)).unwrap();
+    };
+    let follower = keeper.clone();
+    let (_follower, lost) = router.run(move || follower.follow()).unwrap();
+    apply();
+    let await_lost = |wanted: bool| {
+        let begin = Instant::now();
+        while *lost.borrow() != wanted {
+            assert!(begin.elapsed() < LIMIT, "it was not noticed");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    };
+    // What others add is not missing.
+    nft(router, "add rule inet braid_gateway forward counter\nadd table inet other\n");
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(!*lost.borrow());
+    let saved = nft(router, "list table inet braid_gateway\n");
+    for removal in [
+        "flush ruleset\n",
+        "delete table inet braid_gateway_restore\n",
+        "flush chain inet braid_gateway rules\nflush chain inet braid_gateway postrouting\n",
+        "add table inet braid_gateway { flags dormant; }\n",
+        // The same, from a saved ruleset.
+        &format!("delete table inet braid_gateway\n{saved}"),
+    ] {
+        nft(router, removal);
+        await_lost(true);
+        // Forwarding counts as turned on by Braid, though it is on already.
+        let closed = "meta nfproto ipv4 ct state new";
+        apply();
+        assert!(!*lost.borrow() && nft(router, "list table inet braid_gateway\n").contains(closed), "{removal}");
+    }
+    let sweeper = keeper.clone();
+    assert!(router.run(move || sweeper.sweep()).unwrap());
+    assert_eq!(lan.settings(), before);
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(!*lost.borrow(), "nothing is wanted");
+}
+
+#[test]
+fn connections_without_translation_end() {
+    let Some(lan) = Lan::new("connections that began without rules") else { return };
+    let router = lan.router();
+    router.sysctl("net.ipv4.ip_forward", "1");
+    router.sysctl("net.ipv6.conf.all.forwarding", "1");
+    // Connection tracking without translation.
+    nft(router, "table inet test { chain track { type filter hook forward priority 0; ct state new counter; }; }\n");
+    let clients: [(&str, &str); 2] = [("192.168.50.2", SERVER_V4), ("fd50::2", SERVER_V6)];
+    let send = |client: &'static str, server: &'static str| {
+        lan.device.run(move || UdpSocket::bind((client, 5000)).unwrap().send_to(b"x", (server, 9)).unwrap());
+    };
+    let forget = |client: &str, server: &str| {
+        let addresses = (SocketAddr::new(client.parse().unwrap(), 5000), SocketAddr::new(server.parse().unwrap(), 9));
+        router.run(move || gateway::forget(17, addresses.0, addresses.1)).unwrap()
+    };
+    for (client, server) in clients {
+        let begin = Instant::now();
+        let tracked = || {
+            send(client, server);
+            std::thread::sleep(Duration::from_millis(20));
+            forget(client, server)
+        };
+        // Neighbours must be resolved first.
+        while !tracked() {
+            assert!(begin.elapsed() < LIMIT, "{client} is not tracked");
+        }
+        send(client, server);
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let other: ipnet::IpNet = "10.0.0.0/8".parse().unwrap();
+    assert_eq!(router.run(move || gateway::forget_untranslated(&[other])).unwrap(), 0);
+    let lans: Vec<ipnet::IpNet> = vec!["192.168.50.0/24".parse().unwrap(), "fd50::/64".parse().unwrap()];
+    assert_eq!(router.run(move || gateway::forget_untranslated(&lans)).unwrap(), 2);
+    for (client, server) in clients {
+        assert!(!forget(client, server), "{client}");
+    }
+}
+
+#[test]
 fn what_is_already_wanted_is_neither_changed_nor_recorded() {
     let Some(lan) = Lan::new("settings that are already as wanted") else { return };
     lan.router().sysctl("net.ipv4.ip_forward", "1");
@@ -635,12 +721,12 @@ fn the_daemon_and_its_watchdog_have_the_privileges() {
     let before = lan.settings();
     let router = lan.router();
     for (daemon, watchdog) in [(become_daemon as fn(), become_watchdog as fn()), (become_service, become_service)] {
-        narrowed(router, daemon, || gateway::apply(&plan())).unwrap();
+        narrowed(router, daemon, || gateway::Keeper::default().apply(&plan())).unwrap();
         assert_eq!(lan.setting("ipv4/ip_forward"), "1");
         assert!(narrowed(router, watchdog, gateway::sweep).unwrap());
         assert_eq!(lan.settings(), before);
     }
-    let denied = narrowed(router, || drop_privileges(0).unwrap(), || (gateway::apply(&plan()), gateway::sweep()));
+    let denied = narrowed(router, || drop_privileges(0).unwrap(), || (gateway::Keeper::default().apply(&plan()), gateway::sweep()));
     let text = denied.0.unwrap_err().to_string();
     assert!(matches!(denied.1, Err(GatewayError::Tables { .. })) && text.contains("CAP_NET_ADMIN"), "{text}");
 }

@@ -361,7 +361,12 @@ impl ClientTask {
         let Some(link) = self.links.iter().find(|link| link.number == number) else { return };
         let address = if ipv6 { link.v6 } else { link.v4 }.map(|ip| SocketAddr::new(ip, 0));
         match UdpLink::bind(ipv6, &Binding { address, device: link.device.clone(), mark: self.mark }) {
-            Ok(socket) => self.driver.set_socket(number, Some(socket), ipv6),
+            Ok(socket) => {
+                self.driver.set_socket(number, Some(socket), ipv6);
+                if let Some(connection) = self.dialler.connection((number, family(ipv6))) {
+                    self.driver.with(|host, now| host.change_address(now, connection));
+                }
+            }
             Err(error) => tracing::warn!(link = number, device = link.device, %error, "cannot open a socket for a path over this link"),
         }
     }

@@ -195,6 +195,28 @@ async fn bytes_and_half_closes_pass_over_both_paths() {
 }
 
 #[tokio::test]
+async fn regression_a_path_continues_when_its_link_gets_another_address() {
+    let relay = TestRelay::start().await;
+    let client = Client::start(relay.peer(true), Some(&KeyPair::generate().unwrap()), None).unwrap();
+    let link = |host: Option<u8>| ClientLink { v4: host.map(|host| Ipv4Addr::new(127, 0, 1, host).into()), ..links(1).remove(0) };
+    client.set_links(vec![link(Some(1))]);
+    until(&client, |state| *state == State::Up).await;
+    let mut stream = connect(&client, echo().await).await;
+    // The second time the link is without an address in between.
+    for hosts in [&[Some(1)][..], &[Some(9)], &[None, Some(17)]] {
+        for host in hosts {
+            client.set_links(vec![link(*host)]);
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        stream.write_all(b"hello").await.unwrap();
+        let mut back = [0; 5];
+        // The path alone would be given up and dialled anew after a longer time.
+        tokio::time::timeout(Duration::from_secs(8), stream.read_exact(&mut back)).await.expect("nothing came back").unwrap();
+        assert_eq!((&back, client.paths().len()), (b"hello", 1), "{hosts:?}");
+    }
+}
+
+#[tokio::test]
 async fn unreachable_destinations_report_their_error() {
     let relay = TestRelay::start().await;
     let client = client(&relay).await;

@@ -135,6 +135,11 @@ impl<'a> Up<'a> {
         up
     }
 
+    /// Begins to start the daemon with the last configuration, without waiting for anything.
+    pub fn begin(lab: &Lab, state_dir: &Path) -> Child {
+        Self::command(lab, &[], &lab.directory().join("braid"), state_dir).spawn().unwrap()
+    }
+
     fn command(lab: &Lab, wrapper: &[&str], home: &Path, state_dir: &Path) -> Command {
         let mut command = match wrapper {
             [] => lab.client().command(braid()).unwrap(),

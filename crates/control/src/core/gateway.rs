@@ -10,6 +10,7 @@ use braid_decide::policy::{AppMatcher, AppRule, Client, LinkSelector, Subject};
 use braid_decide::tables::PACKET_DEVICE;
 use braid_decide::virtual_device::VirtualDevice;
 use braid_model::{Class, LinkFacts, LinkKind, PerDirection, Time};
+use ipnet::IpNet;
 
 use super::Core;
 use super::clients::{Clients, Lease, MAX_LEASES};
@@ -38,15 +39,12 @@ impl<S: Steering> Core<S> {
         };
         let port = |device: &LinkFacts| Some(Port { index: device.index, name: device.name.clone(), side: side(device)? });
         let ports = (self.network.interfaces.iter().filter_map(port).collect(), own.cloned());
-        // Somebody has removed the virtual interface, or turned it off.
-        if own.is_some() && self.ports.1.as_ref() == own && self.has_lost_own_device() {
-            self.gateway = None;
-        }
         let mut left = Ok(());
         if plan != self.gateway {
             left = self.leave_fast_path();
             self.actions.gateway = Some(plan.clone());
             self.gateway = plan;
+            self.gateway_upkeep.on_change();
         }
         if ports != self.ports {
             // Remembered only after success, so that the next change of the network tries again.
@@ -89,12 +87,6 @@ impl<S: Steering> Core<S> {
             // The platform knows whether it turned forwarding on.
             ..GatewayPlan::default()
         }
-    }
-
-    /// Whether the virtual interface was there and does not work any more.
-    fn has_lost_own_device(&self) -> bool {
-        let known = self.ports.0.iter().filter(|port| matches!(port.side, PortSide::Programs | PortSide::Switch));
-        known.map(|port| self.network.interface(port.index)).any(|device| device.is_none_or(|device| !device.carrier))
     }
 
     /// Names of the devices that have ports: bridges, and bonds, for which it makes no difference.
@@ -152,6 +144,12 @@ impl<S: Steering> Core<S> {
     /// Whether flows are forwarded.
     pub fn is_gateway(&self) -> bool {
         self.gateway.as_ref().is_some_and(|plan| !plan.lan.is_empty())
+    }
+
+    /// The networks of the LAN devices.
+    pub fn lan_networks(&self) -> Vec<IpNet> {
+        let devices = self.network.interfaces.iter().filter(|device| self.in_force.lan.contains(&device.name));
+        devices.flat_map(|device| device.addresses.iter().map(IpNet::trunc)).collect()
     }
 
     /// Updates the clients' rates from what applications moved in the last interval, bonded or not.

@@ -38,7 +38,8 @@ impl<S: Steering> Core<S> {
         let tables = self.update_tables(now);
         let judged = self.reevaluate(now);
         let gateway = self.update_gateway();
-        tables.and(judged).and(gateway).and(self.update_servers(now))
+        let kept = self.keep_gateway(now);
+        tables.and(judged).and(gateway).and(kept).and(self.update_servers(now))
     }
 
     /// Updates rules, routes, and the prefixes that the kernel may steer.
@@ -60,7 +61,9 @@ impl<S: Steering> Core<S> {
         if self.plan.as_ref() != Some(&plan) {
             self.actions.plan = Some(plan.clone());
             self.plan = Some(plan);
+            self.tables_upkeep.on_change();
         }
+        self.keep_tables(now);
         let usable: BTreeSet<_> = steered.keys().copied().collect();
         for family in Family::ALL {
             let map = steer::prefix_map(&self.network, &usable, family);

@@ -33,6 +33,8 @@ pub enum Due {
     EnergyService(LinkIndex),
     /// The next step of the flows' rates.
     Shares,
+    /// What was set in the kernel may be missing.
+    Upkeep,
     /// Retry of steering parameters that could not be applied.
     Params,
     /// Heartbeat to the steering. It is last, so that it is the reason only if there is no other.
@@ -55,6 +57,8 @@ impl<S: Steering> Core<S> {
             self.context.due().map(|at| (at, Due::Context)),
             self.energy_service.poll_timeout().map(|(at, link)| (at, Due::EnergyService(link))),
             self.shares.due().map(|at| (at, Due::Shares)),
+            self.tables_upkeep.due().map(|at| (at, Due::Upkeep)),
+            self.gateway_upkeep.due().map(|at| (at, Due::Upkeep)),
             self.params_due.map(|at| (at, Due::Params)),
         ];
         links.chain(own.into_iter().flatten()).fold((self.beat_due, Due::Heartbeat), |first, next| first.min(next))

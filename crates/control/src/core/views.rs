@@ -73,6 +73,7 @@ impl<S: Steering> Core<S> {
         warnings.extend(self.server_warnings());
         warnings.extend(self.energy_service_warning());
         warnings.extend(self.share_warnings(now));
+        warnings.extend(self.upkeep_warnings(now));
         warnings
     }
 

@@ -10,5 +10,6 @@ mod links;
 mod packets;
 mod policy;
 mod shares;
+mod upkeep;
 mod virtual_device;
 mod world;

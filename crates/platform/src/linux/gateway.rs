@@ -3,19 +3,25 @@
 //! The kernel itself keeps the former values of the settings that Braid changes, as names of empty chains ([`Setting`]). So any later process can
 //! restore them, however the daemon ended. All functions act on the network namespace of the calling thread and need `CAP_NET_ADMIN`.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use braid_decide::gateway::{self as rules, GatewayPlan, RECORDS, TABLE, UnusableName};
 use braid_model::PerFamily;
+use ipnet::IpNet;
+use tokio::sync::watch;
 
 use super::bpf::sweep_filters;
+use super::netlink::firewall::{Notice, Notices};
+use super::netlink::netfilter::Object;
 use super::netlink::{ApplyError, netfilter, virtual_device};
 use super::reverse_path::is_strict;
 
@@ -25,6 +31,8 @@ pub(super) const SEARCH: &str = "/usr/sbin:/sbin:/usr/bin:/bin";
 const LIMIT: Duration = Duration::from_secs(5);
 /// Interval at which the end of `nft` is checked.
 const POLL: Duration = Duration::from_millis(2);
+/// How often rules are set if somebody else changes the firewall in the same moment.
+const ATTEMPTS: u32 = 3;
 const SETTINGS: &str = "/proc/sys";
 const FORWARD_V4: &str = "net/ipv4/ip_forward";
 const FORWARD_V6: &str = "net/ipv6/conf/all/forwarding";
@@ -81,33 +89,138 @@ pub enum GatewayError {
     },
 }
 
-/// Makes the kernel forward as `plan` says, until [`sweep`] reverts it: makes or removes the virtual interface, replaces the firewall rules in one transaction,
-/// then turns on forwarding.
-/// Without LAN devices it only sets the firewall rules, and restores the settings.
-///
-/// Settings that are already as wanted are neither written nor recorded. `plan.closed` is ignored: it is determined here.
-///
-/// Forwarding IPv6 makes the kernel ignore router advertisements on devices with `accept_ra` 1, which get 2 before. The values that the kernel itself
-/// changes when forwarding is turned on or off are recorded too.
-///
-/// Starts a program and waits for it, for about 20 ms, and 5 s at most.
+/// The system's part of the gateway, as this process sets it. It remembers what it set, so that it notices if somebody else changes that
+/// (`nft flush ruleset`), and can set it again.
+#[derive(Debug, Clone, Default)]
+pub struct Keeper {
+    kept: Arc<Mutex<Kept>>,
+}
+
+#[derive(Debug, Default)]
+struct Kept {
+    /// What the tables consisted of after they were set; `None`: they are not set.
+    objects: Option<BTreeSet<Object>>,
+    /// The records of settings, which the kernel may lose.
+    records: Vec<Setting>,
+    /// Gets whether something is missing.
+    lost: Option<watch::Sender<bool>>,
+}
+
+impl Kept {
+    fn set(&mut self, plan: &GatewayPlan) -> Result<(), GatewayError> {
+        if plan.lan.is_empty() {
+            TABLES.restore()?;
+            self.records.clear();
+            return nft(&[], &rules::ruleset(plan)?);
+        }
+        let checks_marks = plan.links.iter().any(|link| is_strict(link));
+        let script = |closed| Ok(rules::ruleset(&GatewayPlan { closed, ..plan.clone() })?);
+        TABLES.forward(plan.ipv6, checks_marks, &mut self.records, script)
+    }
+
+    fn publish(&self, lost: bool) -> bool {
+        let Some(sender) = &self.lost else { return false };
+        sender.send_if_modified(|known| std::mem::replace(known, lost) != lost);
+        !sender.is_closed()
+    }
+}
+
+/// Follows changes of the firewall for a [`Keeper`]. Dropping it ends that.
+#[derive(Debug)]
+pub struct KeeperFollower {
+    _notices: Notices,
+}
+
+impl Keeper {
+    /// Makes the kernel forward as `plan` says, until [`sweep`](Self::sweep) reverts it: makes or removes the virtual interface, replaces the firewall rules
+    /// in one transaction, then turns on forwarding.
+    /// Without LAN devices it only sets the firewall rules, and restores the settings.
+    ///
+    /// Settings that are already as wanted are neither written nor recorded. `plan.closed` is ignored: it is determined here.
+    ///
+    /// Forwarding IPv6 makes the kernel ignore router advertisements on devices with `accept_ra` 1, which get 2 before. The values that the kernel itself
+    /// changes when forwarding is turned on or off are recorded too.
+    ///
+    /// Starts a program and waits for it, for about 20 ms, and 5 s at most.
+    ///
+    /// # Errors
+    /// A name cannot be used; `nft` is missing, failed or did not end; the kernel rejects the rules or a setting, or somebody else removes the rules at once.
+    /// Rules that were set before remain then.
+    pub fn apply(&self, plan: &GatewayPlan) -> Result<(), GatewayError> {
+        let mut kept = lock(&self.kept);
+        let own = match &plan.virtual_device {
+            Some(device) => virtual_device::make(device),
+            None => virtual_device::remove().map(drop),
+        };
+        let generation = || netfilter::generation().map_err(|source| GatewayError::Tables { what: "list the firewall's rules", source });
+        for attempt in 1..=ATTEMPTS {
+            let before = generation()?;
+            kept.set(plan)?;
+            let objects = TABLES.objects()?;
+            // If somebody else has changed something in between, rules may be missing from what was found.
+            let is_whole = before.is_none_or(|before| generation().is_ok_and(|after| after == Some(before.wrapping_add(1))));
+            if is_whole || attempt == ATTEMPTS {
+                let lost = !objects.iter().any(Object::is_rule);
+                // It stays lost until the rules are set again.
+                kept.objects = Some(if lost { [Object::NOWHERE].into() } else { objects });
+                kept.publish(lost);
+                break;
+            }
+        }
+        // Whatever is wrong with the virtual interface, the clients are forwarded.
+        Ok(own?)
+    }
+
+    /// Reverts what [`apply`](Self::apply) set, as [`sweep`] does.
+    ///
+    /// # Errors
+    /// Those of [`sweep`].
+    pub fn sweep(&self) -> Result<bool, GatewayError> {
+        let mut kept = lock(&self.kept);
+        kept.objects = None;
+        kept.records.clear();
+        kept.publish(false);
+        sweep()
+    }
+
+    /// Begins to follow the firewall of this thread's network namespace. The receiver contains whether something is missing of what was set last.
+    ///
+    /// # Errors
+    /// The kernel denies the subscription, or there is no thread.
+    pub fn follow(&self) -> io::Result<(KeeperFollower, watch::Receiver<bool>)> {
+        let listener = Notices::listen()?;
+        let (sender, receiver) = watch::channel(false);
+        lock(&self.kept).lost = Some(sender);
+        let kept = self.kept.clone();
+        let take = move |notice| {
+            // While rules are being set, this waits.
+            let kept = lock(&kept);
+            let begin = Instant::now();
+            let lacks = |set: &BTreeSet<Object>| match TABLES.objects() {
+                Ok(found) => !set.is_subset(&found),
+                Err(error) => {
+                    tracing::debug!(%error, "cannot look whether the firewall has the rules that were set");
+                    false
+                }
+            };
+            let goes_on = notice == Notice::Late || kept.publish(kept.objects.as_ref().is_some_and(lacks));
+            goes_on.then(|| begin.elapsed())
+        };
+        Ok((KeeperFollower { _notices: Notices::start("braid-kept-rules", listener, take)? }, receiver))
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Ends the connections of clients, with addresses in the networks `lan`, that began while the firewall rules were missing: the kernel would not translate
+/// their addresses later, either.
 ///
 /// # Errors
-/// A name cannot be used; `nft` is missing, failed or did not end; the kernel rejects the rules or a setting. Rules that were set before remain then.
-pub fn apply(plan: &GatewayPlan) -> Result<(), GatewayError> {
-    let own = match &plan.virtual_device {
-        Some(device) => virtual_device::make(device),
-        None => virtual_device::remove().map(drop),
-    };
-    if plan.lan.is_empty() {
-        TABLES.restore()?;
-        nft(&[], &rules::ruleset(plan)?)?;
-        return Ok(own?);
-    }
-    let checks_marks = plan.links.iter().any(|link| is_strict(link));
-    TABLES.forward(plan.ipv6, checks_marks, |closed| Ok(rules::ruleset(&GatewayPlan { closed, ..plan.clone() })?))?;
-    // Whatever is wrong with the virtual interface, the clients are forwarded.
-    Ok(own?)
+/// Errors of the kernel: `EPERM` without `CAP_NET_ADMIN`.
+pub fn forget_untranslated(lan: &[IpNet]) -> io::Result<usize> {
+    netfilter::delete_untranslated(|address| lan.iter().any(|net| net.contains(&address)))
 }
 
 /// The tables of one user of the kernel's forwarding.
@@ -123,22 +236,28 @@ const TABLES: Tables = Tables { rules: TABLE, records: RECORDS };
 
 impl Tables {
     /// Sets the rules that `script` makes, then turns on forwarding, with IPv6 if `ipv6`, and the reverse path filter's regard for marks if `checks_marks`.
-    /// `script` gets the families in which forwarding was turned on by this.
+    /// `script` gets the families in which forwarding was turned on by this. `remembered` are the records after the last call: somebody may have removed
+    /// them from the kernel.
     pub(super) fn forward(
         &self,
         ipv6: bool,
         checks_marks: bool,
+        remembered: &mut Vec<Setting>,
         script: impl FnOnce(PerFamily<bool>) -> Result<String, GatewayError>,
     ) -> Result<(), GatewayError> {
-        let records = self.recorded()?;
+        let mut records = self.recorded()?;
+        let lost: Vec<Setting> = remembered.iter().filter(|setting| !records.contains(setting)).cloned().collect();
+        records.extend(lost.iter().cloned());
         let changes = changes(ipv6, checks_marks, &records)?;
         let turned_on = |path| records.iter().chain(&changes).any(|setting: &Setting| setting.path == Path::new(path));
         let mut script = script(PerFamily { v4: turned_on(FORWARD_V4), v6: turned_on(FORWARD_V6) })?;
-        if !changes.is_empty() {
-            let chains: Vec<_> = changes.iter().map(|setting| format!("chain {} {{}}\n", setting.name())).collect();
+        let chains: Vec<_> = lost.iter().chain(&changes).map(|setting| format!("chain {} {{}}\n", setting.name())).collect();
+        if !chains.is_empty() {
             script += &format!("table inet {} {{\n{}}}\n", self.records, chains.concat());
         }
         nft(&[], &script)?;
+        records.extend(changes.iter().filter(|setting| !records.contains(setting)).cloned().collect::<Vec<_>>());
+        *remembered = records;
         changes.iter().filter(|setting| setting.former != setting.set).try_for_each(|setting| write(&setting.path, &setting.set))
     }
 
@@ -164,6 +283,10 @@ impl Tables {
         Ok(tables.iter().any(|table| table == name))
     }
 
+    fn objects(&self) -> Result<BTreeSet<Object>, GatewayError> {
+        netfilter::objects(&[self.rules, self.records]).map_err(|source| GatewayError::Tables { what: "list the firewall's rules", source })
+    }
+
     fn delete(&self, name: &str) -> Result<(), GatewayError> {
         netfilter::delete_table(name).map_err(|source| GatewayError::Tables { what: "remove firewall rules", source })
     }
@@ -177,7 +300,7 @@ impl Tables {
 /// Lets `nft` and the kernel check the firewall rules of `plan`, and sets none.
 ///
 /// # Errors
-/// Those of [`apply`].
+/// Those of [`Keeper::apply`].
 pub fn trial(plan: &GatewayPlan) -> Result<(), GatewayError> {
     nft(&["--check"], &rules::ruleset(plan)?)
 }
@@ -190,7 +313,7 @@ pub fn find_nft() -> Result<(), GatewayError> {
     if SEARCH.split(':').any(|directory| Path::new(directory).join("nft").exists()) { Ok(()) } else { Err(GatewayError::NoNft) }
 }
 
-/// Restores the settings that [`apply`] changed, and removes the firewall rules and the virtual interface. Returns whether there was anything to revert. A setting whose value
+/// Restores the settings that [`Keeper::apply`] changed, and removes the firewall rules and the virtual interface. Returns whether there was anything to revert. A setting whose value
 /// is no longer the one that Braid set keeps its value. Starts no program.
 ///
 /// # Errors
@@ -235,7 +358,7 @@ pub fn release() {
 
 /// A setting of the kernel that Braid changes, or that the kernel changes with another one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Setting {
+pub(super) struct Setting {
     /// Path below /proc/sys.
     path: PathBuf,
     /// Value before.

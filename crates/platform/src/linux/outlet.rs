@@ -50,7 +50,7 @@ impl Outlet {
         let mut outlet = Self { device, addresses: Vec::new() };
         outlet.addresses = outlet.device.set_up(mtu, addresses)?;
         let ipv6 = outlet.addresses.iter().any(IpAddr::is_ipv6);
-        TABLES.forward(ipv6, false, |closed| Ok(ruleset(closed)))?;
+        TABLES.forward(ipv6, false, &mut Vec::new(), |closed| Ok(ruleset(closed)))?;
         Ok(outlet)
     }
 

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::Ipv6Addr;
 
-use braid_decide::tables::{PROTOCOL, TablePlan};
+use braid_decide::tables::{PROTOCOL, TablePlan, normalized, same_key};
 use braid_model::{Family, LinkIndex, NetworkSnapshot, NextHop, RouteFacts, RouteKind, RuleAction, RuleFacts};
 use ipnet::{IpNet, Ipv6Net};
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
@@ -26,9 +26,6 @@ const MARKER_PRIORITY: u32 = 32_765;
 const LOCAL_TABLE: u32 = 255;
 /// `LOOPBACK_IFINDEX` of the kernel: the first device of every namespace.
 const LOOPBACK: LinkIndex = LinkIndex(1);
-
-/// Metric that IPv6 assigns to a route without one.
-const IPV6_METRIC: u32 = 1024;
 
 /// Why rules or routes could not be changed.
 #[derive(Debug, thiserror::Error)]
@@ -84,15 +81,20 @@ fn marker_rule() -> RuleFacts {
 
 /// Lets connects in this thread's namespace choose another source address if theirs is no longer routable (`net.ipv4.ip_dynaddr`), until [`sweep`]
 /// reverts it. Does nothing if the setting is already on. A marker rule that matches no packet records in the kernel that the setting was off, so
-/// that any later [`sweep`] finds it, even after a crash of the daemon.
-pub fn allow_connect_moves() -> Result<(), ApplyError> {
+/// that any later [`sweep`] finds it, even after a crash of the daemon. Returns whether it turned the setting on.
+pub fn allow_connect_moves() -> Result<bool, ApplyError> {
     if read_dynaddr() != Some(0) {
-        return Ok(());
+        return Ok(false);
     }
+    mark_connect_moves()?;
+    std::fs::write(DYNADDR, "1").map_err(ApplyError::Dynaddr).map(|()| true)
+}
+
+/// Sets the marker rule of [`allow_connect_moves`], which somebody may have removed.
+pub fn mark_connect_moves() -> Result<(), ApplyError> {
     let mut changes = Changes::open()?;
     changes.make("add", rule_text(&marker_rule()), add_rule(&marker_rule(), PROTOCOL), libc::EEXIST);
-    changes.finish()?;
-    std::fs::write(DYNADDR, "1").map_err(ApplyError::Dynaddr)
+    changes.finish()
 }
 
 fn read_dynaddr() -> Option<u8> {
@@ -113,13 +115,7 @@ pub struct Swept {
 /// first error.
 pub fn apply(plan: &TablePlan, snapshot: &NetworkSnapshot) -> Result<(), ApplyError> {
     let wanted_rules: Vec<_> = plan.rules.iter().map(|rule| RuleFacts { ours: true, ..rule.clone() }).collect();
-    let mut wanted_routes: Vec<RouteFacts> = Vec::new();
-    for route in plan.routes.iter().map(normalized) {
-        // The kernel holds one route per destination and metric: keep the first.
-        if !wanted_routes.iter().any(|other| same_key(other, &route)) {
-            wanted_routes.push(route);
-        }
-    }
+    let mut wanted_routes = plan.kept_routes();
     // Add the routes to gateways before the routes through them.
     wanted_routes.sort_by_key(|route| route.hops.iter().any(|hop| hop.gateway.is_some()));
     let current_routes: Vec<_> = snapshot.routes.iter().filter(|route| route.ours).map(normalized).collect();
@@ -210,21 +206,6 @@ impl Changes {
     pub(super) fn finish(self) -> Result<(), ApplyError> {
         self.refused.map_or(Ok(()), Err)
     }
-}
-
-/// The route as the kernel would report it, without properties that change by themselves.
-fn normalized(route: &RouteFacts) -> RouteFacts {
-    let mut route = RouteFacts { destination: route.destination.trunc(), conditional: false, ours: true, ..route.clone() };
-    route.hops.iter_mut().for_each(|hop| hop.dead = false);
-    if route.family() == Family::V6 && route.metric == 0 {
-        route.metric = IPV6_METRIC;
-    }
-    route
-}
-
-/// Whether the kernel can hold only one of the two.
-fn same_key(a: &RouteFacts, b: &RouteFacts) -> bool {
-    (a.table, a.destination, a.metric) == (b.table, b.destination, b.metric)
 }
 
 fn add_route(route: &RouteFacts) -> Change {

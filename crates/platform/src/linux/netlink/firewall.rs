@@ -56,6 +56,49 @@ pub const CHANGED: &str = "the nftables rules have changed and have not been rea
 /// Follows the firewall of the network namespace of the thread that started it. Dropping it stops that.
 #[derive(Debug)]
 pub struct Firewall {
+    _notices: Notices,
+}
+
+impl Firewall {
+    /// Reads the rules and follows them. The receiver contains a clause that says which rule prevents forwarding, or `None` if no rule does.
+    ///
+    /// # Errors
+    /// Fails if the kernel denies the request or subscription, or if no thread can be started.
+    pub fn start() -> io::Result<(Self, watch::Receiver<Option<String>>)> {
+        let listener = Notices::listen()?;
+        // Open the socket here, because it belongs to the namespace of the thread that opens it.
+        let mut kernel = NetlinkSocket::with(NETLINK_NETFILTER)?;
+        let (sender, receiver) = watch::channel(obstacle(&mut kernel));
+        let take = move |notice| {
+            let begin = Instant::now();
+            let now = match notice {
+                Notice::Late => Some(CHANGED.to_owned()),
+                Notice::Read => obstacle(&mut kernel),
+            };
+            sender.send_if_modified(|known| {
+                *known != now && {
+                    *known = now;
+                    true
+                }
+            });
+            (!sender.is_closed()).then(|| begin.elapsed())
+        };
+        Ok((Self { _notices: Notices::start("braid-firewall", listener, take)? }, receiver))
+    }
+}
+
+/// What a follower of the firewall must do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::linux) enum Notice {
+    /// The rules have changed, but reading them must wait.
+    Late,
+    /// The rules may have changed: read them.
+    Read,
+}
+
+/// A thread that waits for changes of nftables. Dropping it stops the thread.
+#[derive(Debug)]
+pub(in crate::linux) struct Notices {
     shared: Arc<Shared>,
 }
 
@@ -65,28 +108,32 @@ struct Shared {
     stop: AtomicBool,
 }
 
-impl Firewall {
-    /// Reads the rules and follows them. The receiver contains a clause that says which rule prevents forwarding, or `None` if no rule does.
-    ///
-    /// # Errors
-    /// Fails if the kernel denies the request or subscription, or if no thread can be started.
-    pub fn start() -> io::Result<(Self, watch::Receiver<Option<String>>)> {
+impl Notices {
+    /// Subscribes to changes in the namespace of the calling thread. Changes since then count.
+    pub(in crate::linux) fn listen() -> io::Result<Socket> {
         let mut notifications = Socket::new(NETLINK_NETFILTER)?;
         notifications.bind_auto()?;
         notifications.connect(&SocketAddr::new(0, 0))?;
         notifications.add_membership(NFNLGRP_NFTABLES)?;
         SockRef::from(&notifications).set_read_timeout(Some(POLL))?;
-        // Open the socket here, because it belongs to the namespace of the thread that opens it.
-        let mut kernel = NetlinkSocket::with(NETLINK_NETFILTER)?;
-        let (sender, receiver) = watch::channel(obstacle(&mut kernel));
+        Ok(notifications)
+    }
+
+    /// Calls `take` on a thread of this name: after changes, and every ten seconds. It returns how long it read, since reading too often is avoided. The
+    /// thread ends when it returns `None`.
+    pub(in crate::linux) fn start(
+        name: &str,
+        notifications: Socket,
+        take: impl FnMut(Notice) -> Option<Duration> + Send + 'static,
+    ) -> io::Result<Self> {
         let shared = Arc::new(Shared { notifications, stop: AtomicBool::new(false) });
         let follower = shared.clone();
-        thread::Builder::new().name("braid-firewall".into()).spawn(move || follower.follow(&mut kernel, &sender))?;
-        Ok((Self { shared }, receiver))
+        thread::Builder::new().name(name.into()).spawn(move || follower.follow(take))?;
+        Ok(Self { shared })
     }
 }
 
-impl Drop for Firewall {
+impl Drop for Notices {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::Release);
         wake(&self.shared.notifications);
@@ -94,27 +141,21 @@ impl Drop for Firewall {
 }
 
 impl Shared {
-    fn follow(&self, kernel: &mut NetlinkSocket, sender: &watch::Sender<Option<String>>) {
+    fn follow(&self, mut take: impl FnMut(Notice) -> Option<Duration>) {
         let (mut part, mut rest_until) = (Vec::with_capacity(talk::MAX_PART), Instant::now());
         loop {
             part.clear();
             let received = self.notifications.recv(&mut part, 0);
-            if self.stop.load(Ordering::Acquire) || sender.is_closed() {
+            if self.stop.load(Ordering::Acquire) {
                 return;
             }
-            let publish = |now: Option<String>| {
-                sender.send_if_modified(|known| {
-                    *known != now && {
-                        *known = now;
-                        true
-                    }
-                })
-            };
             let rest = rest_until.saturating_duration_since(Instant::now());
             match received.map_err(|error| error.raw_os_error()) {
                 // A lost notification counts as one.
                 Ok(_) | Err(Some(libc::ENOBUFS)) if !rest.is_zero() => {
-                    publish(Some(CHANGED.to_owned()));
+                    if take(Notice::Late).is_none() {
+                        return;
+                    }
                 }
                 Ok(_) | Err(Some(libc::ENOBUFS | libc::EAGAIN | libc::EINTR)) => {}
                 // If notifications are no longer available, poll.
@@ -122,9 +163,8 @@ impl Shared {
             }
             thread::sleep(rest);
             self.skip_notifications(&mut part);
-            let begin = Instant::now();
-            publish(obstacle(kernel));
-            rest_until = Instant::now() + begin.elapsed() * REST;
+            let Some(spent) = take(Notice::Read) else { return };
+            rest_until = Instant::now() + spent * REST;
         }
     }
 

@@ -1,5 +1,6 @@
 //! Tables of nftables and entries of conntrack (nfnetlink; include/uapi/linux/netfilter/{nf_tables,nfnetlink_conntrack}.h). Needs `CAP_NET_ADMIN`.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 
@@ -12,6 +13,8 @@ use super::talk::{MAX_DUMP_ATTEMPTS, NetlinkSocket};
 const GET_TABLES: u16 = 10 << 8 | 1;
 const DELETE_TABLE: u16 = 10 << 8 | 2;
 const GET_CHAINS: u16 = 10 << 8 | 4;
+const GET_RULES: u16 = 10 << 8 | 7;
+const GET_GENERATION: u16 = 10 << 8 | 16;
 /// `NFNL_SUBSYS_CTNETLINK` with `IPCTNL_MSG_CT_DELETE`.
 const DELETE_CONNECTION: u16 = 1 << 8 | 2;
 /// The same with `IPCTNL_MSG_CT_NEW` and `IPCTNL_MSG_CT_GET`.
@@ -21,6 +24,12 @@ const GET_CONNECTION: u16 = 1 << 8 | 1;
 const GENERAL: usize = 4;
 const NFPROTO_INET: u8 = 1;
 const NFTA_TABLE_NAME: u16 = 1;
+const NFTA_TABLE_FLAGS: u16 = 2;
+const NFTA_TABLE_HANDLE: u16 = 4;
+const NFTA_CHAIN_HANDLE: u16 = 2;
+const NFTA_RULE_TABLE: u16 = 1;
+const NFTA_GEN_ID: u16 = 1;
+const NFTA_RULE_HANDLE: u16 = 3;
 const NFTA_CHAIN_TABLE: u16 = 1;
 const NFTA_CHAIN_NAME: u16 = 3;
 const NFTA_CHAIN_HOOK: u16 = 4;
@@ -30,6 +39,11 @@ const NFTA_HOOK_HOOKNUM: u16 = 1;
 const FAMILIES: [(u8, &str); 6] = [(1, "inet"), (2, "ip"), (3, "arp"), (5, "netdev"), (7, "bridge"), (10, "ip6")];
 const CTA_TUPLE_ORIG: u16 = 1;
 const CTA_TUPLE_REPLY: u16 = 2;
+const CTA_STATUS: u16 = 3;
+/// `IPS_SRC_NAT` and `IPS_DST_NAT`.
+const TRANSLATED: u32 = 1 << 4 | 1 << 5;
+/// Maximum number of connections that [`delete_untranslated`] deletes.
+const MAX_DELETED: usize = 65_536;
 const CTA_PROTOINFO: u16 = 4;
 const CTA_PROTOINFO_TCP: u16 = 1;
 /// Flags of the client's direction and of the other one, each with a mask.
@@ -37,7 +51,6 @@ const CTA_PROTOINFO_TCP_FLAGS: [u16; 2] = [4, 5];
 /// `IP_CT_TCP_FLAG_BE_LIBERAL` and `IP_CT_TCP_FLAG_MAXACK_SET`.
 const BE_LIBERAL: u8 = 8;
 const MAXACK_SET: u8 = 0x20;
-const CTA_STATUS: u16 = 3;
 /// `IPS_SEQ_ADJUST` and `IPS_NAT_CLASH`.
 const CHANGES_MORE: u32 = 1 << 6 | 1 << 12;
 /// `CTA_HELP`, `CTA_SEQ_ADJ_ORIG`, `CTA_SEQ_ADJ_REPLY` and `CTA_SYNPROXY`: connection tracking reads or changes payloads or sequence numbers.
@@ -62,7 +75,7 @@ const ECHO_REQUEST_V6: u8 = 128;
 /// Names of all tables of family `inet`. Empty if the kernel has no nftables.
 pub(in crate::linux) fn tables() -> io::Result<Vec<String>> {
     let name = |body: &[u8]| string(body, NFTA_TABLE_NAME);
-    match dump(GET_TABLES, NFPROTO_INET, name) {
+    match dump(GET_TABLES, NFPROTO_INET, &[], name) {
         Err(error) if is_unsupported(&error) => Ok(Vec::new()),
         outcome => outcome,
     }
@@ -71,10 +84,63 @@ pub(in crate::linux) fn tables() -> io::Result<Vec<String>> {
 /// Names of the chains of a table of family `inet`, in the order of their creation. Empty if there is no such table.
 pub(in crate::linux) fn chains(table: &str) -> io::Result<Vec<String>> {
     let name = |body: &[u8]| string(body, NFTA_CHAIN_TABLE).filter(|name| name == table).and_then(|_| string(body, NFTA_CHAIN_NAME));
-    match dump(GET_CHAINS, NFPROTO_INET, name) {
+    match dump(GET_CHAINS, NFPROTO_INET, &[], name) {
         Err(error) if is_unsupported(&error) => Ok(Vec::new()),
         outcome => outcome,
     }
+}
+
+/// A table, a chain or a rule, by the number that the kernel gave it: nobody can make the same one again.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(in crate::linux) struct Object {
+    table: String,
+    /// Type of the request that lists it.
+    kind: u16,
+    handle: u64,
+    /// Flags of a table (it may be switched off), or policy of a chain.
+    setting: u32,
+}
+
+impl Object {
+    /// What no kernel has.
+    pub(in crate::linux) const NOWHERE: Self = Self { table: String::new(), kind: 0, handle: 0, setting: 0 };
+
+    pub(in crate::linux) fn is_rule(&self) -> bool {
+        self.kind == GET_RULES
+    }
+}
+
+/// The number of the ruleset's generation: the kernel increments it with each transaction. `None` if the answer contains none.
+pub(in crate::linux) fn generation() -> io::Result<Option<u32>> {
+    let mut found = None;
+    let read = |body: &[u8]| {
+        let id = body.get(GENERAL..).and_then(|attributes| value(attributes, NFTA_GEN_ID));
+        found = id.and_then(|id| id.try_into().ok()).map(u32::from_be_bytes);
+    };
+    NetlinkSocket::with(NETLINK_NETFILTER)?.request(GET_GENERATION, NLM_F_REQUEST | NLM_F_ACK, &body(0, &[]), read)?;
+    Ok(found)
+}
+
+/// What these tables of family `inet` consist of.
+pub(in crate::linux) fn objects(tables: &[&str]) -> io::Result<BTreeSet<Object>> {
+    let mut objects = BTreeSet::new();
+    for table in tables {
+        let object = |kind, name, handle, setting| {
+            move |body: &[u8]| {
+                let attributes = body.get(GENERAL..)?;
+                let number = |kind| Some(u32::from_be_bytes(value(attributes, kind)?.try_into().ok()?));
+                string(body, name).filter(|name| name == table)?;
+                let handle = u64::from_be_bytes(value(attributes, handle)?.try_into().ok()?);
+                Some(Object { table: (*table).to_owned(), kind, handle, setting: number(setting).unwrap_or(0) })
+            }
+        };
+        objects.extend(dump(GET_TABLES, NFPROTO_INET, &[], object(GET_TABLES, NFTA_TABLE_NAME, NFTA_TABLE_HANDLE, NFTA_TABLE_FLAGS))?);
+        objects.extend(dump(GET_CHAINS, NFPROTO_INET, &[], object(GET_CHAINS, NFTA_CHAIN_TABLE, NFTA_CHAIN_HANDLE, NFTA_CHAIN_POLICY))?);
+        // The kernel lists the rules of this table only.
+        let of_table = attribute(NFTA_RULE_TABLE, [table.as_bytes(), &[0]].concat());
+        objects.extend(dump(GET_RULES, NFPROTO_INET, &of_table, object(GET_RULES, NFTA_RULE_TABLE, NFTA_RULE_HANDLE, 0))?);
+    }
+    Ok(objects)
 }
 
 /// A chain that the kernel calls.
@@ -103,7 +169,7 @@ pub(in crate::linux) fn base_chains() -> io::Result<Vec<BaseChain>> {
             policy: number(attributes, NFTA_CHAIN_POLICY)?,
         })
     };
-    match dump(GET_CHAINS, 0, chain) {
+    match dump(GET_CHAINS, 0, &[], chain) {
         Err(error) if is_unsupported(&error) => Ok(Vec::new()),
         outcome => outcome,
     }
@@ -111,7 +177,7 @@ pub(in crate::linux) fn base_chains() -> io::Result<Vec<BaseChain>> {
 
 /// Names of all chains in the table of a chain.
 pub(in crate::linux) fn chain_names(chain: &BaseChain) -> io::Result<Vec<String>> {
-    dump(GET_CHAINS, 0, |body: &[u8]| {
+    dump(GET_CHAINS, 0, &[], |body: &[u8]| {
         let same = name_of(*body.first()?)? == chain.family && string(body, NFTA_CHAIN_TABLE)? == chain.table;
         string(body, NFTA_CHAIN_NAME).filter(|_| same)
     })
@@ -206,12 +272,42 @@ pub(in crate::linux) fn delete_marked(mark: u32) -> io::Result<()> {
     }
 }
 
-fn dump<T>(kind: u16, family: u8, read: impl Fn(&[u8]) -> Option<T>) -> io::Result<Vec<T>> {
+/// Deletes the conntrack entries without mark and address translation that began at an address for which `is_inside` holds, and led to another. Returns
+/// their number.
+pub(in crate::linux) fn delete_untranslated(is_inside: impl Fn(IpAddr) -> bool) -> io::Result<usize> {
+    let unmarked = [CTA_MARK, CTA_MARK_MASK].into_iter().zip([0, u32::MAX]);
+    let unmarked: Vec<u8> = unmarked.flat_map(|(kind, number): (u16, u32)| attribute(kind, number.to_be_bytes().to_vec())).collect();
+    let found = dump(GET_CONNECTION, 0, &unmarked, |body| {
+        let attributes = body.get(GENERAL..)?;
+        let number = |kind| Some(u32::from_be_bytes(value(attributes, kind)?.try_into().ok()?));
+        let tuple = value(attributes, CTA_TUPLE_ORIG)?;
+        let addresses = value(&tuple, CTA_TUPLE_IP)?;
+        let address = |v4, v6| match value(&addresses, v4) {
+            Some(octets) => Some(IpAddr::from(<[u8; 4]>::try_from(octets).ok()?)),
+            None => Some(IpAddr::from(<[u8; 16]>::try_from(value(&addresses, v6)?).ok()?)),
+        };
+        let (source, destination) = (address(CTA_IP_V4_SRC, CTA_IP_V6_SRC)?, address(CTA_IP_V4_DST, CTA_IP_V6_DST)?);
+        let untranslated = number(CTA_STATUS)? & TRANSLATED == 0 && number(CTA_MARK).unwrap_or(0) == 0;
+        (untranslated && is_inside(source) && !is_inside(destination)).then(|| (*body.first().unwrap_or(&0), tuple))
+    })?;
+    let mut kernel = NetlinkSocket::with(NETLINK_NETFILTER)?;
+    let mut deleted = 0;
+    for (family, tuple) in found.into_iter().take(MAX_DELETED) {
+        let body = body(family, &attribute(CTA_TUPLE_ORIG | NLA_F_NESTED, tuple));
+        match kernel.request(DELETE_CONNECTION, NLM_F_REQUEST | NLM_F_ACK, &body, |_| {}) {
+            Err(error) if error.raw_os_error() != Some(libc::ENOENT) => return Err(error),
+            outcome => deleted += usize::from(outcome.is_ok()),
+        }
+    }
+    Ok(deleted)
+}
+
+fn dump<T>(kind: u16, family: u8, attributes: &[u8], read: impl Fn(&[u8]) -> Option<T>) -> io::Result<Vec<T>> {
     let mut kernel = NetlinkSocket::with(NETLINK_NETFILTER)?;
     let mut found = Vec::new();
     for _ in 0..MAX_DUMP_ATTEMPTS {
         found.clear();
-        if kernel.request(kind, NLM_F_REQUEST | NLM_F_DUMP, &body(family, &[]), |body| found.extend(read(body)))? {
+        if kernel.request(kind, NLM_F_REQUEST | NLM_F_DUMP, &body(family, attributes), |body| found.extend(read(body)))? {
             break;
         }
     }

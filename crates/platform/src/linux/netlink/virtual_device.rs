@@ -6,8 +6,8 @@
 use std::net::IpAddr;
 
 use braid_decide::tables::{self, PROTOCOL};
-use braid_decide::virtual_device::{VirtualDevice, twin};
-use braid_model::{Family, LinkIndex, Mac, NextHop, RouteFacts, RouteKind, RuleAction, RuleFacts};
+use braid_decide::virtual_device::{VirtualDevice, routes, rules};
+use braid_model::{LinkIndex, Mac, RouteFacts, RuleAction, RuleFacts};
 use ipnet::IpNet;
 use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL, NLM_F_REPLACE};
 use netlink_packet_route::RouteNetlinkMessage;
@@ -174,32 +174,8 @@ fn delete(device: LinkIndex) -> RouteNetlinkMessage {
     RouteNetlinkMessage::DelLink(message)
 }
 
-/// What programs send through the device, and the way back to the twin of its address.
-fn routes(address: IpAddr, own: LinkIndex, switch_end: LinkIndex) -> [RouteFacts; 2] {
-    let route = |destination, table, device, source| RouteFacts {
-        table,
-        destination,
-        kind: RouteKind::Unicast,
-        metric: 0,
-        hops: vec![NextHop { device, gateway: None, dead: false }],
-        source,
-        conditional: false,
-        ours: false,
-    };
-    [
-        route(tables::everything(Family::of(address)), tables::VIRTUAL_TABLE, own, Some(address)),
-        route(IpNet::from(twin(address)), tables::MAIN, switch_end, None),
-    ]
-}
-
 fn own_route(route: &RouteFacts) -> RouteMessage {
     let mut message = route_message(route, RouteScope::Link, RouteFlags::empty());
     message.header.protocol = OWN_PROTOCOL.into();
     message
-}
-
-/// Packets of programs that use the device or its address.
-fn rules(address: IpAddr, device: &str) -> [RuleFacts; 2] {
-    let rule = RuleFacts { ours: false, ..tables::rule(Family::of(address), tables::PRIORITY_VIRTUAL, tables::VIRTUAL_TABLE) };
-    [RuleFacts { source: Some(address.into()), ..rule.clone() }, RuleFacts { output: Some(device.to_owned()), ..rule }]
 }
