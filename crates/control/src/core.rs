@@ -140,8 +140,6 @@ pub struct Core<S> {
     own_traffic: virtual_device::OwnTraffic,
     /// Flows of clients in the fast path.
     fast: BTreeMap<FlowId, FastFlow>,
-    /// The firewall's rules do not correspond to the plan yet.
-    firewall_changes: bool,
     /// Rates of direct flows.
     shares: shares::Shares,
     /// Flows that were already asked to end.
@@ -238,7 +236,6 @@ impl<S: Steering> Core<S> {
             ports_trouble: None,
             own_traffic: Default::default(),
             fast: BTreeMap::new(),
-            firewall_changes: false,
             shares: shares::Shares::default(),
             ending: BTreeSet::new(),
             stuck_due: None,

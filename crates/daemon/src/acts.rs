@@ -165,9 +165,6 @@ impl Daemon<'_> {
         if !takes && let Err(error) = gateway::forget_carried() {
             tracing::debug!(%error, "cannot end the flows of clients that the daemon carries");
         }
-        if applied.is_ok() {
-            self.core.firewall_changed();
-        }
         self.unapplied_gateway = applied.is_err().then(|| (plan, now() + GATEWAY_RETRY));
         if self.log_and_retry(GATEWAY, applied).is_some() {
             self.core.on_set(now(), Kept::Gateway);

@@ -18,7 +18,7 @@ impl<S: Steering> Core<S> {
     /// Enters the flows that are worth it, and removes the others.
     pub(super) fn follow_fast_path(&mut self, now: Time) -> Result<(), SteeringError> {
         let mut wanted: BTreeMap<FlowId, FastFlow> = BTreeMap::new();
-        if self.in_force.fast_path && self.is_gateway() && !self.firewall_changes {
+        if self.in_force.fast_path && self.is_gateway() && self.has_firewall() {
             let known = |living: &&Living| self.fast.contains_key(&living.row.id);
             // Those that are in it stay.
             let (old, new): (Vec<&Living>, Vec<&Living>) = self.flows.iter().partition(known);
@@ -32,19 +32,13 @@ impl<S: Steering> Core<S> {
         Ok(())
     }
 
-    /// Takes all flows out, because the firewall's rules are about to change, and enters none until they have ([`firewall_changed`](Self::firewall_changed)).
+    /// Takes all flows out, because the firewall's rules are about to change. None enters until they have ([`has_firewall`](Self::has_firewall)).
     pub(super) fn leave_fast_path(&mut self) -> Result<(), SteeringError> {
-        self.firewall_changes = true;
         if !self.fast.is_empty() {
             self.steering.set_fast_path(&BTreeMap::new())?;
             self.fast.clear();
         }
         Ok(())
-    }
-
-    /// The system's part of the gateway is as planned.
-    pub fn firewall_changed(&mut self) {
-        self.firewall_changes = false;
     }
 
     fn fast_flow(&self, now: Time, living: &Living) -> Option<FastFlow> {

@@ -148,6 +148,11 @@ impl<S: Steering> Core<S> {
         self.keep_gateway(now)
     }
 
+    /// Whether the firewall has the rules of the last plan.
+    pub(super) fn has_firewall(&self) -> bool {
+        self.gateway_upkeep.set.is_some() && !self.firewall_lost
+    }
+
     /// Looks again where it is due.
     pub(super) fn keep_up(&mut self, now: Time) -> Result<(), SteeringError> {
         let is_due = |upkeep: &Upkeep| upkeep.due().is_some_and(|due| due <= now);
@@ -172,7 +177,7 @@ impl<S: Steering> Core<S> {
         if self.gateway_upkeep.must_restore(now, missing, if self.firewall_lost { FIREWALL } else { NETWORK }) {
             self.actions.gateway = Some(self.gateway.clone());
             self.actions.restored.push(Kept::Gateway);
-            self.leave_fast_path()?;
+            return self.leave_fast_path();
         }
         Ok(())
     }

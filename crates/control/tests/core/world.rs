@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use braid_control::config::Config;
-use braid_control::core::{Core, Names, Question};
+use braid_control::core::{Core, Kept, Names, Question};
 use braid_control::fake::{FakeSteering, Steered};
 use braid_control::steering::{AppId, ExeId, Steering};
 use braid_decide::health::Outcome;
@@ -104,7 +104,7 @@ impl World {
             self.core.tick(self.now).unwrap();
             let actions = self.core.take_actions();
             if actions.gateway.is_some() {
-                self.core.firewall_changed();
+                self.core.on_set(self.now, Kept::Gateway);
             }
             self.questions.extend(actions.questions);
             self.released.extend(actions.released);

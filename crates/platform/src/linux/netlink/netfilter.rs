@@ -251,15 +251,21 @@ fn answers_of(connection: &[u8]) -> Option<Answers> {
     }
     let reply = value(attributes, CTA_TUPLE_REPLY)?;
     let (addresses, ports) = (value(&reply, CTA_TUPLE_IP)?, value(&reply, CTA_TUPLE_PROTO)?);
-    let address = |v4, v6| -> Option<IpAddr> {
-        let v4 = value(&addresses, v4).and_then(|octets| <[u8; 4]>::try_from(octets).ok()).map(IpAddr::from);
-        v4.or_else(|| Some(<[u8; 16]>::try_from(value(&addresses, v6)?).ok()?.into()))
-    };
+    let (source, destination) = ends(&addresses)?;
     let port = |kind| Some(u16::from_be_bytes(value(&ports, kind)?.try_into().ok()?));
     Some(Answers {
-        source: SocketAddr::new(address(CTA_IP_V4_SRC, CTA_IP_V6_SRC)?, port(CTA_PROTO_SRC_PORT)?),
-        destination: SocketAddr::new(address(CTA_IP_V4_DST, CTA_IP_V6_DST)?, port(CTA_PROTO_DST_PORT)?),
+        source: SocketAddr::new(source, port(CTA_PROTO_SRC_PORT)?),
+        destination: SocketAddr::new(destination, port(CTA_PROTO_DST_PORT)?),
     })
+}
+
+/// Source and destination in the addresses of a tuple.
+fn ends(addresses: &[u8]) -> Option<(IpAddr, IpAddr)> {
+    let address = |v4, v6| match value(addresses, v4) {
+        Some(octets) => Some(IpAddr::from(<[u8; 4]>::try_from(octets).ok()?)),
+        None => Some(IpAddr::from(<[u8; 16]>::try_from(value(addresses, v6)?).ok()?)),
+    };
+    Some((address(CTA_IP_V4_SRC, CTA_IP_V6_SRC)?, address(CTA_IP_V4_DST, CTA_IP_V6_DST)?))
 }
 
 /// Deletes the conntrack entries with this mark (`CTA_MARK`), of both families. Does nothing if the kernel has no conntrack.
@@ -282,11 +288,7 @@ pub(in crate::linux) fn delete_untranslated(is_inside: impl Fn(IpAddr) -> bool) 
         let number = |kind| Some(u32::from_be_bytes(value(attributes, kind)?.try_into().ok()?));
         let tuple = value(attributes, CTA_TUPLE_ORIG)?;
         let addresses = value(&tuple, CTA_TUPLE_IP)?;
-        let address = |v4, v6| match value(&addresses, v4) {
-            Some(octets) => Some(IpAddr::from(<[u8; 4]>::try_from(octets).ok()?)),
-            None => Some(IpAddr::from(<[u8; 16]>::try_from(value(&addresses, v6)?).ok()?)),
-        };
-        let (source, destination) = (address(CTA_IP_V4_SRC, CTA_IP_V6_SRC)?, address(CTA_IP_V4_DST, CTA_IP_V6_DST)?);
+        let (source, destination) = ends(&addresses)?;
         let untranslated = number(CTA_STATUS)? & TRANSLATED == 0 && number(CTA_MARK).unwrap_or(0) == 0;
         (untranslated && is_inside(source) && !is_inside(destination)).then(|| (*body.first().unwrap_or(&0), tuple))
     })?;
