@@ -38,6 +38,9 @@ pub const CARRIED_CONNECTION: u32 = CONNECTION_BASE | CONNECTION_INDEX;
 /// The mark of connections whose packets go through a bond.
 const PACKET_CONNECTION: u32 = CARRIED_CONNECTION - 1;
 
+/// Drops a packet whose source is not behind the device from which it comes.
+const FOREIGN_SOURCE: &str = "fib saddr . iif oif missing counter drop comment \"source is not on this LAN\"";
+
 /// Maximum length of a device's name (`IFNAMSIZ` without the final zero).
 const MAX_NAME: usize = 15;
 /// Protocols with the destination port in bytes 2 and 3 of their header.
@@ -87,6 +90,13 @@ pub struct OwnRules {
     /// Rules in the order in which they are tried. Those without `links` except packets, those with `links` drop them on other links. What no rule
     /// matches is dropped.
     pub rules: Vec<ForwardRule>,
+}
+
+impl GatewayPlan {
+    /// Whether packets of other protocols go through a bond.
+    fn takes_packets(&self) -> bool {
+        self.packets.v4 || self.packets.v6
+    }
 }
 
 /// Ports of the daemon's transparent sockets, by family; `None`: without this family or protocol.
@@ -146,107 +156,170 @@ pub fn ruleset(plan: &GatewayPlan) -> Result<String, UnusableName> {
 
 /// The chains for what devices on a LAN send.
 fn forwarding(plan: &GatewayPlan) -> Result<Vec<String>, UnusableName> {
-    let (lan, links) = (quoted(&plan.lan)?, quoted(&plan.links)?);
-    let mut lines: Vec<String> =
-        ["chain prerouting {", "type filter hook prerouting priority mangle; policy accept;"].map(String::from).into();
-    let ours = format!("& {MARK_MASK:#x} == {MARK_BASE:#x}");
-    let marks: Vec<(u32, u32)> = plan.slots.iter().map(|(slot, index)| (mark(*slot), connection_mark(*index))).collect();
-    let packets = plan.packets.v4 || plan.packets.v6;
-    // Where the switch may send a packet that the daemon does not take.
-    let ways: Vec<(u32, u32)> = marks.iter().copied().chain(packets.then_some((PACKET_MARK, PACKET_CONNECTION))).collect();
-    let all = || ways.iter().copied().chain([(CARRIER_MARK, CARRIED_CONNECTION)]);
-    let map = |pairs: Vec<(u32, u32)>| pairs.into_iter().map(|(from, to)| format!("{from:#x} : {to:#x}")).collect::<Vec<_>>().join(", ");
-    let copied: Vec<String> = set(&lan).map_or(Vec::new(), |lan| {
-        // A retransmitted first packet belongs to a confirmed entry, which has its mark. The entry of a first packet that was dropped does not
-        // remain.
-        let first = format!("iifname {lan} meta mark {ours} ct status & confirmed == 0 ct mark 0");
-        let first = format!("{first} ct mark set meta mark map {{ {} }}", map(all().collect()));
-        // Other protocols than TCP follow the switch when it gives them another link, because theirs is dead. The kernel then makes a new connection.
-        let moved = format!(
-            "iifname {lan} meta l4proto != tcp ct direction original meta mark {ours} ct mark & 0xff000000 == {CONNECTION_BASE:#x} \
-             ct mark != {CARRIED_CONNECTION:#x} ct mark set meta mark map {{ {} }}",
-            map(ways.clone())
-        );
-        [first].into_iter().chain((!ways.is_empty()).then_some(moved)).collect()
-    });
-    lines.extend(copied.iter().cloned());
-    lines.extend(set(&lan).map(|lan| format!("iifname {lan} meta mark {ours} meta mark set 0")));
-    lines.push(format!("meta mark set ct mark map {{ {} }}", map(all().map(|(mark, connection)| (connection, mark)).collect())));
-    if let Some(lan) = set(&lan) {
+    let names = Names::of(plan)?;
+    let copied = copied_marks(plan, &names);
+    let chains = [
+        prerouting(plan, &names, &copied),
+        forward_chain(plan, &names, copied),
+        postrouting(plan, &names),
+        input(plan, &names),
+        strays(&names),
+        strict(plan, &names)?,
+    ];
+    Ok(chains.concat())
+}
+
+/// Names of devices as nft writes them.
+struct Names {
+    /// The LAN devices, each between quotation marks.
+    devices: BTreeSet<String>,
+    /// The set of LAN devices; `None`: there are none.
+    lan: Option<String>,
+    /// Names of the links.
+    links: BTreeSet<String>,
+    /// The switch's end of the virtual interface.
+    switch_end: Option<String>,
+}
+
+impl Names {
+    fn of(plan: &GatewayPlan) -> Result<Self, UnusableName> {
+        let devices = quoted(&plan.lan)?;
+        let switch_end: Vec<String> = plan.virtual_device.iter().map(VirtualDevice::switch_end).collect();
+        Ok(Self { lan: set(&devices), devices, links: quoted(&plan.links)?, switch_end: quoted(&switch_end)?.pop_first() })
+    }
+}
+
+/// A chain with its hook and rules.
+fn chain(name: &str, hook: &str, rules: Vec<String>) -> Vec<String> {
+    let head = [format!("chain {name} {{"), format!("type {hook}; policy accept;")];
+    head.into_iter().chain(rules).chain(["}".to_owned()]).collect()
+}
+
+/// A map from marks of packets to marks of connections, or the other way.
+fn mark_map(pairs: impl IntoIterator<Item = (u32, u32)>) -> String {
+    let pairs: Vec<String> = pairs.into_iter().map(|(from, to)| format!("{from:#x} : {to:#x}")).collect();
+    format!("map {{ {} }}", pairs.join(", "))
+}
+
+/// Where the switch may send a packet that the daemon does not take: marks of packets, and of their connections.
+fn ways(plan: &GatewayPlan) -> Vec<(u32, u32)> {
+    let links = plan.slots.iter().map(|(slot, index)| (mark(*slot), connection_mark(*index)));
+    links.chain(plan.takes_packets().then_some((PACKET_MARK, PACKET_CONNECTION))).collect()
+}
+
+/// Condition on a mark: it is one of Braid's.
+fn ours() -> String {
+    format!("& {MARK_MASK:#x} == {MARK_BASE:#x}")
+}
+
+/// Rules that copy the switch's mark to the connection.
+fn copied_marks(plan: &GatewayPlan, names: &Names) -> Vec<String> {
+    let Some(lan) = &names.lan else { return Vec::new() };
+    let (ways, ours) = (ways(plan), ours());
+    // A retransmitted first packet belongs to a confirmed entry, which has its mark. The entry of a first packet that was dropped does not remain.
+    let all = mark_map(ways.iter().copied().chain([(CARRIER_MARK, CARRIED_CONNECTION)]));
+    let first = format!("iifname {lan} meta mark {ours} ct status & confirmed == 0 ct mark 0 ct mark set meta mark {all}");
+    // Other protocols than TCP follow the switch when it gives them another link, because theirs is dead. The kernel then makes a new connection.
+    let moved = format!(
+        "iifname {lan} meta l4proto != tcp ct direction original meta mark {ours} ct mark & 0xff000000 == {CONNECTION_BASE:#x} \
+         ct mark != {CARRIED_CONNECTION:#x} ct mark set meta mark {}",
+        mark_map(ways.iter().copied())
+    );
+    [first].into_iter().chain((!ways.is_empty()).then_some(moved)).collect()
+}
+
+/// Gives connections their marks, packets those of their connections, and the daemon what it takes.
+fn prerouting(plan: &GatewayPlan, names: &Names, copied: &[String]) -> Vec<String> {
+    let mut rules = copied.to_vec();
+    rules.extend(names.lan.iter().map(|lan| format!("iifname {lan} meta mark {} meta mark set 0", ours())));
+    let back = ways(plan).into_iter().chain([(CARRIER_MARK, CARRIED_CONNECTION)]).map(|(mark, connection)| (connection, mark));
+    rules.push(format!("meta mark set ct mark {}", mark_map(back)));
+    if let Some(lan) = &names.lan {
         for (protocol, ports) in [("tcp", plan.clients.connections), ("udp", plan.clients.datagrams)] {
-            let taken = |family, address, port: Option<u16>| {
-                let port = port?;
+            let taken = |family, to, port: Option<u16>| {
                 let packets = format!("iifname {lan} meta mark {CARRIER_MARK:#x} meta nfproto {family} meta l4proto {protocol}");
-                let tproxy = if family == "ipv4" { "tproxy ip" } else { "tproxy ip6" };
-                Some(format!("{packets} {tproxy} to {address}:{port}"))
+                port.map(|port| format!("{packets} tproxy {to}:{port}"))
             };
-            lines.extend(taken("ipv4", "127.0.0.1", ports.v4));
-            lines.extend(taken("ipv6", "[::1]", ports.v6));
+            rules.extend(taken("ipv4", "ip to 127.0.0.1", ports.v4));
+            rules.extend(taken("ipv6", "ip6 to [::1]", ports.v6));
         }
     }
-    lines.extend(["}", "chain forward {", "type filter hook forward priority filter - 1; policy accept;"].map(String::from));
+    chain("prerouting", "filter hook prerouting priority mangle", rules)
+}
+
+/// What may be forwarded.
+fn forward_chain(plan: &GatewayPlan, names: &Names, copied: Vec<String>) -> Vec<String> {
     let within: Vec<String> = plan.bridges.iter().filter(|name| is_literal(name)).map(|name| format!("\"{name}\" . \"{name}\"")).collect();
+    let mut rules: Vec<String> = Vec::new();
     if !within.is_empty() {
-        lines.push(format!("iifname . oifname {{ {} }} return", within.join(", ")));
+        rules.push(format!("iifname . oifname {{ {} }} return", within.join(", ")));
     }
-    if let Some(lan_set) = set(&lan) {
-        lines.push(format!("iifname {lan_set} fib saddr . iif oif missing counter drop comment \"source is not on this LAN\""));
+    if let Some(lan) = &names.lan {
+        rules.push(format!("iifname {lan} {FOREIGN_SOURCE}"));
         // Where bridges pass the firewall (br_netfilter, as Docker sets it), prerouting comes before the switch has decided.
-        lines.extend(copied);
+        rules.extend(copied);
         if plan.rules.iter().any(|rule| rule.links.is_some()) {
-            lines.push(format!("iifname {lan_set} jump rules"));
+            rules.push(format!("iifname {lan} jump rules"));
         }
     }
-    if packets {
+    const UNASKED: &str = "ct state { new, invalid, untracked } counter drop";
+    if plan.takes_packets() {
         // The relay sends answers only.
-        lines.push(format!("iifname \"{PACKET_DEVICE}\" ct state {{ new, invalid, untracked }} counter drop"));
+        rules.push(format!("iifname \"{PACKET_DEVICE}\" {UNASKED}"));
     }
     // From outside: nobody but the LAN may use what was turned on for it.
-    let outside = set(&lan).map_or(String::new(), |lan| format!("iifname != {lan} "));
+    let outside = names.lan.as_ref().map_or(String::new(), |lan| format!("iifname != {lan} "));
     for (family, _) in [("ipv4", plan.closed.v4), ("ipv6", plan.closed.v6)].into_iter().filter(|(_, closed)| *closed) {
-        lines.push(format!("{outside}meta nfproto {family} ct state new ct status & dnat == 0 counter drop"));
+        rules.push(format!("{outside}meta nfproto {family} ct state new ct status & dnat == 0 counter drop"));
     }
-    let switch_end = match &plan.virtual_device {
-        Some(device) => quoted(&[device.switch_end()])?.pop_first(),
-        None => None,
-    };
     // Only answers come to the twin of the virtual interface's address.
-    lines.extend(switch_end.as_ref().map(|switch_end| format!("oifname {switch_end} ct state {{ new, invalid, untracked }} counter drop")));
-    if let Some(links) = set(&links) {
-        for direction in ["iifname", "oifname"] {
-            lines.push(format!("{direction} {links} tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu"));
-        }
+    rules.extend(names.switch_end.iter().map(|switch_end| format!("oifname {switch_end} {UNASKED}")));
+    if let Some(links) = set(&names.links) {
+        let fit = |direction: &str| format!("{direction} {links} tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu");
+        rules.extend(["iifname", "oifname"].map(fit));
     }
-    lines.extend(["}", "chain postrouting {", "type nat hook postrouting priority srcnat; policy accept;"].map(String::from));
-    let exits: BTreeSet<String> = links.iter().cloned().chain(packets.then(|| format!("\"{PACKET_DEVICE}\""))).collect();
-    if let (Some(lan), Some(exits)) = (set(&lan), set(&exits)) {
-        lines.push(format!("iifname {lan} oifname {exits} masquerade"));
-    }
-    // Nobody else has a route to the twin of its address.
-    lines.extend(switch_end.as_ref().map(|switch_end| format!("iifname {switch_end} masquerade")));
-    lines.extend(["}", "chain input {", "type filter hook input priority filter - 1; policy accept;"].map(String::from));
-    // What the daemon takes does not pass the forward chain.
-    let foreign = |lan| {
-        format!("iifname {lan} meta mark {CARRIER_MARK:#x} fib saddr . iif oif missing counter drop comment \"source is not on this LAN\"")
-    };
-    lines.extend(set(&lan).map(foreign));
-    if packets {
-        // The relay, too, must not reach this machine itself.
-        lines.push(format!("iifname \"{PACKET_DEVICE}\" counter drop"));
-    }
-    if let Some(links) = set(&links) {
-        lines.extend(strays(&links));
-    }
-    lines.extend(["}", "chain rules {"].map(String::from));
+    chain("forward", "filter hook forward priority filter - 1", rules)
+}
+
+/// Translates what leaves.
+fn postrouting(plan: &GatewayPlan, names: &Names) -> Vec<String> {
+    let packets = plan.takes_packets().then(|| format!("\"{PACKET_DEVICE}\""));
+    let exits = set(&names.links.iter().cloned().chain(packets).collect());
+    let lan = names.lan.iter().zip(exits).map(|(lan, exits)| format!("iifname {lan} oifname {exits} masquerade"));
+    // Nobody else has a route to the twin of the virtual interface's address.
+    let own = names.switch_end.iter().map(|switch_end| format!("iifname {switch_end} masquerade"));
+    chain("postrouting", "nat hook postrouting priority srcnat", lan.chain(own).collect())
+}
+
+/// What may reach this machine: what the daemon takes does not pass the forward chain.
+fn input(plan: &GatewayPlan, names: &Names) -> Vec<String> {
+    let lan = names.lan.iter().map(|lan| format!("iifname {lan} meta mark {CARRIER_MARK:#x} {FOREIGN_SOURCE}"));
+    // The relay, too, must not reach this machine itself.
+    let relay = plan.takes_packets().then(|| format!("iifname \"{PACKET_DEVICE}\" counter drop"));
+    chain("input", "filter hook input priority filter - 1", lan.chain(relay).collect())
+}
+
+/// What the kernel itself answers to late packets of connections that connection tracking has forgotten, because their link was down. While the link's
+/// routing rules are missing, such answers would leave over another link, and show its network where a client went over the first.
+fn strays(names: &Names) -> Vec<String> {
+    let Some(links) = set(&names.links) else { return Vec::new() };
+    let answers = ["tcp flags & rst == rst", "icmp type destination-unreachable", "icmpv6 type destination-unreachable"];
+    let rules = answers.map(|answer| format!("oifname {links} {answer} fib saddr . oif type != local counter drop"));
+    chain("strays", "filter hook output priority filter - 2", rules.into())
+}
+
+/// The rules of the configuration, which the forward chain asks.
+fn strict(plan: &GatewayPlan, names: &Names) -> Result<Vec<String>, UnusableName> {
+    let mut lines = vec!["chain rules {".to_owned()];
     for rule in &plan.rules {
         if let Some(devices) = set(&quoted(&rule.unknown)?) {
             lines.push(format!("iifname {devices} return"));
             continue;
         }
-        lines.extend(forward(rule, &lan)?);
+        lines.extend(forward(rule, &names.devices)?);
         for address in plan.virtual_device.iter().flat_map(|device| &device.addresses) {
             if rule.client.is_some_and(|net| net.contains(address)) {
-                lines.extend(forward(&ForwardRule { client: Some(twin(*address).into()), ..rule.clone() }, &lan)?);
+                lines.extend(forward(&ForwardRule { client: Some(twin(*address).into()), ..rule.clone() }, &names.devices)?);
             }
         }
     }
@@ -254,24 +327,13 @@ fn forwarding(plan: &GatewayPlan) -> Result<Vec<String>, UnusableName> {
     Ok(lines)
 }
 
-/// The chain for what the kernel itself answers to late packets of connections that connection tracking has forgotten, because their link was down. While
-/// the link's routing rules are missing, such answers would leave over another link, and show its network where a client went over the first.
-fn strays(links: &str) -> Vec<String> {
-    let mut lines: Vec<String> =
-        ["}", "chain strays {", "type filter hook output priority filter - 2; policy accept;"].map(String::from).into();
-    let answers = ["tcp flags & rst == rst", "icmp type destination-unreachable", "icmpv6 type destination-unreachable"];
-    lines.extend(answers.map(|answer| format!("oifname {links} {answer} fib saddr . oif type != local counter drop")));
-    lines
-}
-
 /// The chain for what this machine itself sends. It does not track connections.
 fn sending(own: &OwnRules) -> Result<Vec<String>, UnusableName> {
-    let mut lines: Vec<String> =
-        ["chain output {", "type filter hook output priority filter - 1; policy accept;", "oifname \"lo\" return"].map(String::from).into();
+    let mut rules = vec!["oifname \"lo\" return".to_owned()];
     let passed: Vec<String> = own.passed.iter().filter(|name| is_literal(name)).cloned().collect();
-    lines.extend(set(&quoted(&passed)?).map(|passed| format!("oifname {passed} return")));
-    lines.push(format!("meta mark {RELAY_MARK:#x} meta l4proto udp return"));
-    lines.extend(
+    rules.extend(set(&quoted(&passed)?).map(|passed| format!("oifname {passed} return")));
+    rules.push(format!("meta mark {RELAY_MARK:#x} meta l4proto udp return"));
+    rules.extend(
         [
             "meta nfproto ipv4 udp sport 68 udp dport 67 return",
             "meta nfproto ipv6 udp sport 546 udp dport 547 return",
@@ -285,18 +347,18 @@ fn sending(own: &OwnRules) -> Result<Vec<String>, UnusableName> {
     for (link, nets) in own.local.iter().filter(|(link, _)| is_literal(link)) {
         for net in nets {
             let family = if net.addr().is_ipv4() { "ip" } else { "ip6" };
-            lines.push(format!("oifname \"{link}\" {family} daddr {} return", net.trunc()));
+            rules.push(format!("oifname \"{link}\" {family} daddr {} return", net.trunc()));
         }
     }
-    lines.extend(own.gateways.iter().map(|gateway| match gateway {
+    rules.extend(own.gateways.iter().map(|gateway| match gateway {
         IpAddr::V4(gateway) => format!("ip daddr {gateway} icmp type echo-request return"),
         IpAddr::V6(gateway) => format!("ip6 daddr {gateway} icmpv6 type echo-request return"),
     }));
     for rule in own.rules.iter().filter(|rule| rule.unknown.is_empty()) {
-        lines.extend(forward(rule, &BTreeSet::new())?);
+        rules.extend(forward(rule, &BTreeSet::new())?);
     }
-    lines.extend(["counter drop comment \"leaves through a relay only\"", "}"].map(String::from));
-    Ok(lines)
+    rules.push("counter drop comment \"leaves through a relay only\"".to_owned());
+    Ok(chain("output", "filter hook output priority filter - 1", rules))
 }
 
 /// The mark of connections over the link with this index.
