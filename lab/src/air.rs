@@ -48,6 +48,9 @@ pub struct Count {
     pub bytes: ByteCount,
 }
 
+/// Number of packets that a watch remembers.
+const MAX_FIRST: usize = 8;
+
 /// Identifies a counting filter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Watch(usize);
@@ -68,10 +71,22 @@ struct Shared {
 #[derive(Debug)]
 struct State {
     wires: Vec<Wire>,
-    watches: Vec<(usize, Filter, Count)>,
+    watches: Vec<Watched>,
     began: Time,
     next_sample: Time,
     quit: bool,
+}
+
+/// What is counted on a link.
+#[derive(Debug)]
+struct Watched {
+    wire: usize,
+    filter: Filter,
+    /// Packets that match one of these are not counted.
+    except: Vec<Filter>,
+    count: Count,
+    /// The first packets.
+    first: Vec<Summary>,
 }
 
 #[derive(Debug)]
@@ -132,14 +147,18 @@ impl Air {
         });
     }
 
-    pub(crate) fn watch(&self, wire: usize, filter: Filter) -> Watch {
+    pub(crate) fn watch(&self, wire: usize, filter: Filter, except: &[Filter]) -> Watch {
         let mut state = self.shared.lock();
-        state.watches.push((wire, filter, Count::default()));
+        state.watches.push(Watched { wire, filter, except: except.to_vec(), count: Count::default(), first: Vec::new() });
         Watch(state.watches.len() - 1)
     }
 
     pub(crate) fn watched(&self, watch: Watch) -> Count {
-        self.shared.lock().watches[watch.0].2
+        self.shared.lock().watches[watch.0].count
+    }
+
+    pub(crate) fn first(&self, watch: Watch) -> Vec<String> {
+        self.shared.lock().watches[watch.0].first.iter().map(ToString::to_string).collect()
     }
 
     pub(crate) fn counters(&self, wire: usize) -> Counters {
@@ -246,18 +265,23 @@ fn take_in(
     socket: &OwnedFd,
     link: &mut EmulatedLink<Frame>,
     (wire, direction): (usize, Direction),
-    watches: &mut [(usize, Filter, Count)],
+    watches: &mut [Watched],
     batch: &mut sys::Batch,
 ) {
     let count = batch.receive(socket.as_fd());
     let now = sys::now();
-    let watched = watches.iter().any(|(at, ..)| *at == wire);
+    let watched = watches.iter().any(|watched| watched.wire == wire);
     for bytes in batch.frames().take(count) {
         let frame = Frame(bytes.to_vec());
         if let Some(packet) = watched.then(|| Summary::of(bytes)).flatten() {
-            for (_, _, count) in watches.iter_mut().filter(|(at, filter, _)| *at == wire && filter.matches(direction, &packet)) {
+            let matches = |filter: &Filter| filter.matches(direction, &packet);
+            let counts = |watched: &&mut Watched| watched.wire == wire && matches(&watched.filter) && !watched.except.iter().any(matches);
+            for Watched { count, first, .. } in watches.iter_mut().filter(counts) {
                 count.packets += 1;
                 count.bytes += frame.size();
+                if first.len() < MAX_FIRST {
+                    first.push(packet);
+                }
             }
         }
         link.push(now, frame);

@@ -1,6 +1,7 @@
 //! Ethernet frames on a link, and filters that count them.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use braid_model::{ByteCount, Direction, Protocol};
 use braid_netem::Packet;
@@ -74,6 +75,18 @@ pub(crate) struct Summary {
     destination: IpAddr,
     protocol: Option<Protocol>,
     ports: Option<(u16, u16)>,
+}
+
+impl fmt::Display for Summary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let protocol = self.protocol.map_or_else(|| "other".to_owned(), |protocol| protocol.to_string());
+        match self.ports {
+            Some((source, target)) => {
+                write!(f, "{protocol} {} to {}", SocketAddr::new(self.source, source), SocketAddr::new(self.destination, target))
+            }
+            None => write!(f, "{protocol} {} to {}", self.source, self.destination),
+        }
+    }
 }
 
 impl Summary {

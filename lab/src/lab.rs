@@ -326,7 +326,17 @@ impl Lab {
 
     /// Counts, from now on, the packets that enter the link (dark or not) and match.
     pub fn watch(&self, link: usize, filter: Filter) -> Result<Watch> {
-        self.wire(link).map(|(air, wire)| air.watch(wire, filter))
+        self.watch_except(link, filter, &[])
+    }
+
+    /// Counts the packets of a link that match `filter` and none of `except`, from now on.
+    pub fn watch_except(&self, link: usize, filter: Filter, except: &[Filter]) -> Result<Watch> {
+        self.wire(link).map(|(air, wire)| air.watch(wire, filter, except))
+    }
+
+    /// The first eight packets that a watch has counted, for messages.
+    pub fn first(&self, watch: Watch) -> Vec<String> {
+        self.air.as_ref().map_or(Vec::new(), |air| air.first(watch))
     }
 
     /// Packets that a watch has counted.
