@@ -377,6 +377,64 @@ fn foreign_rules_precede_ours_and_survive_a_sweep() {
     assert_eq!(dump(&world.client), before);
 }
 
+/// Priorities of the IPv4 rules in these notifications that say that a rule was removed.
+fn removed_priorities(notifications: &[u8]) -> Vec<u32> {
+    const DELETE_RULE: u16 = 33;
+    const PRIORITY: u16 = 6;
+    let u16_at = |bytes: &[u8], at: usize| u16::from_ne_bytes([bytes[at], bytes[at + 1]]);
+    let u32_at = |bytes: &[u8], at: usize| u32::from_ne_bytes(bytes[at..at + 4].try_into().unwrap());
+    let (mut found, mut rest) = (Vec::new(), notifications);
+    while rest.len() >= 16 {
+        let length = u32_at(rest, 0) as usize;
+        // After the headers of netlink and of a rule.
+        let mut attributes = rest.get(28..length).unwrap_or_default();
+        while attributes.len() >= 4 {
+            let size = usize::from(u16_at(attributes, 0));
+            if u16_at(rest, 4) == DELETE_RULE && u16_at(attributes, 2) == PRIORITY {
+                found.push(u32_at(attributes, 4));
+            }
+            attributes = attributes.get(size.max(4).next_multiple_of(4)..).unwrap_or_default();
+        }
+        rest = rest.get(length.max(16).next_multiple_of(4)..).unwrap_or_default();
+    }
+    found
+}
+
+/// Otherwise packets for the clients of a gateway would leave over a link while the rules go: answers have the mark of their link.
+#[test]
+fn specific_routes_win_until_no_rule_leads_to_the_table_of_a_link() {
+    if !may_make_namespaces("the order in which rules are removed") {
+        return;
+    }
+    const IPV4_RULES: u32 = 8;
+    let world = World::new(2).unwrap();
+    let network = braid_up(&world.client);
+    let without_links = NetworkSnapshot { interfaces: Vec::new(), ..network.clone() };
+    for by_sweep in [false, true] {
+        let (before, plan) = (snapshot(&world.client), plan(&without_links));
+        let notifications = world.client.run(move || {
+            let mut socket = netlink_sys::Socket::new(netlink_sys::protocols::NETLINK_ROUTE).unwrap();
+            socket.bind_auto().unwrap();
+            socket.add_membership(IPV4_RULES).unwrap();
+            socket.set_non_blocking(true).unwrap();
+            if by_sweep {
+                netlink::sweep().map(drop).unwrap();
+            } else {
+                netlink::apply(&plan, &before).unwrap();
+            }
+            let (mut all, mut part) = (Vec::new(), vec![0; 1 << 16]);
+            while let Ok(length) = socket.recv(&mut &mut part[..], 0) {
+                all.extend(&part[..length]);
+            }
+            all
+        });
+        let removed = removed_priorities(&notifications);
+        assert!(removed.contains(&32764) && removed.contains(&32765), "{removed:?}");
+        assert!(removed.iter().rev().is_sorted(), "by sweep {by_sweep}: {removed:?}");
+        braid_up(&world.client);
+    }
+}
+
 #[test]
 fn a_burst_of_ten_thousand_route_changes_ends_in_the_correct_snapshot() {
     if !may_make_namespaces("a burst of route changes") {

@@ -128,7 +128,7 @@ pub fn apply(plan: &TablePlan, snapshot: &NetworkSnapshot) -> Result<(), ApplyEr
     for rule in wanted_rules.iter().filter(|rule| !current_rules.contains(rule)) {
         changes.make("add", rule_text(rule), add_rule(rule, PROTOCOL), libc::EEXIST);
     }
-    for rule in current_rules.iter().filter(|rule| !wanted_rules.contains(rule)) {
+    for rule in in_order_of_removal(&current_rules).filter(|rule| !wanted_rules.contains(rule)) {
         changes.make("remove", rule_text(rule), remove_rule(rule, PROTOCOL), libc::ENOENT);
     }
     for route in current_routes.iter().filter(|route| !wanted_routes.iter().any(|wanted| same_key(wanted, route))) {
@@ -161,7 +161,7 @@ pub fn own_loopback_prefix() -> Result<(), ApplyError> {
 pub fn sweep() -> Result<Swept, ApplyError> {
     let mut changes = Changes::open()?;
     let mut swept = Swept::default();
-    for rule in follow::rules(&mut changes.kernel)?.iter().filter(|rule| rule.ours) {
+    for rule in in_order_of_removal(&follow::rules(&mut changes.kernel)?).filter(|rule| rule.ours) {
         // If somebody has changed the setting since, keep their value.
         if rule.mark == Some(MARKER_FWMARK) && read_dynaddr() == Some(1) {
             std::fs::write(DYNADDR, "0").map_err(ApplyError::Dynaddr)?;
@@ -173,6 +173,12 @@ pub fn sweep() -> Result<Swept, ApplyError> {
         swept.routes += usize::from(changes.make("remove", route_text(route), remove_route(route), libc::ESRCH));
     }
     changes.finish().map(|()| swept)
+}
+
+/// Rules, with the last of the kernel's order first. In its order, the rules for specific routes would go before those that lead to the links' tables.
+/// Meanwhile a packet for a client, which has a link's mark, would leave over that link.
+fn in_order_of_removal<T>(rules: &[T]) -> impl Iterator<Item = &T> {
+    rules.iter().rev()
 }
 
 /// A request to the kernel, and its flags, such as `NLM_F_CREATE`.
