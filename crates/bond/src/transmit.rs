@@ -326,6 +326,7 @@ impl Bond {
         if let Some(path) = self.paths.get(&id) {
             found.count(path.link, Traffic::sent(ByteCount::new(piece.len())));
         }
+        self.on_chosen_sent(flow, piece.len());
         let item = Item::Piece(flow, piece);
         if copies > 1 || also != LinkSet::default() {
             self.spread(id, flow, (copies, also), &Extra::Copy(item.clone()));
@@ -349,6 +350,7 @@ impl Bond {
         if let Some(path) = self.paths.get(&id) {
             found.count(path.link, Traffic::sent(ByteCount::new(size as u64)));
         }
+        self.on_chosen_sent(flow, size as u64);
         let pieces: Vec<Extra> = if whole { vec![Extra::Message(flow, number, data)] } else { cut(flow, number, &data, draft.max) };
         for piece in &pieces {
             if copies > 1 || also != LinkSet::default() {

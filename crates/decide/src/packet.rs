@@ -31,7 +31,8 @@
 //!   the scheduler's lifetime. A path that goes away is no longer `up`.
 //! - **Eligible paths** are those that are `up` and not `suspect`. A `backup` path is eligible only if there are no others.
 //! - **[`Choice::Send`] and [`Choice::Copies`] commit**: the scheduler counts the chunk as sent on these paths. The caller includes it in their
-//!   `queued` or `in_flight` at the next call.
+//!   `queued` or `in_flight` at the next call. If it sends less of the chunk (the path's datagrams are small), more, or nothing, it reports so
+//!   before the next call ([`PacketScheduler::correct`]).
 //! - **[`Choice::Wait`] changes nothing**: the chunk stays with the caller, who calls again when a view has changed. Unless no path is up, there is
 //!   always an event to wait for: room after acknowledgements, or the end of a suspicion. If a path has neither room nor anything in flight, the
 //!   caller must mark it suspect or give it room.
@@ -138,6 +139,9 @@ impl Choice {
 pub trait PacketScheduler {
     /// Decides on the next chunk.
     fn choose(&mut self, paths: &[PathView], chunk: Chunk) -> Choice;
+
+    /// Corrects the size of the last chunk: its path sent this much of it, nothing if the caller dropped the choice.
+    fn correct(&mut self, _sent: ByteCount) {}
 }
 
 /// The eligible paths, with or without room.

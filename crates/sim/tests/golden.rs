@@ -95,7 +95,7 @@ fn experiments_give_the_same_bytes_on_every_machine() {
         ("dbas-3b", "PO weighted round robin", 0xb056_7848_e465_0775),
         ("dbas-6", "bond, miDRR", 0x26ff_c376_c560_e9b9),
         ("operetta-3", "OPRTA-XPUT (α = 1)", 0xf4d4_b1e8_4fa5_bba6),
-        ("operetta-3", "OPRTA-ENGR (α = 0), bond", 0x8ca1_1402_39e6_9970),
+        ("operetta-3", "OPRTA-ENGR (α = 0), bond", 0xc991_da67_988f_d525),
         ("vi-5", "virtual interface", 0x3b53_7543_7974_4574),
         ("thesis-4-5", "miDRR", 0x1d91_2211_8315_e910),
     ];

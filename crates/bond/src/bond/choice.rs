@@ -42,6 +42,8 @@ pub(crate) struct Chooser {
     last: Option<FlowKey>,
     /// The flow of the next chunk, and the slots of the paths that are to carry it.
     chosen: Option<(FlowKey, LinkSet)>,
+    /// The flow of the last choice, until it is known how much of it was sent.
+    open: Option<FlowKey>,
     views: Vec<PathView>,
     /// Whether the scheduler sends copies over several paths.
     copies: bool,
@@ -89,6 +91,7 @@ impl Chooser {
             ready: BTreeSet::new(),
             last: None,
             chosen: None,
+            open: None,
             views: Vec::new(),
             copies: matches!(scheduler, BondScheduler::Redundant(2..)),
             looks_behind: scheduler == BondScheduler::EarliestCompletion,
@@ -138,6 +141,15 @@ impl Chooser {
     /// Discards the current choice: a path was added or removed, or its state changed.
     pub(crate) fn reconsider(&mut self) {
         self.chosen = None;
+    }
+
+    /// Tells the scheduler how much of the last choice was sent.
+    fn correct(&mut self, sent: ByteCount) {
+        let Some(flow) = self.open.take() else { return };
+        match &mut self.rule {
+            Rule::All(rule) => rule.correct(sent),
+            Rule::EachFlow(rules) => rules.get_mut(&flow).into_iter().for_each(|rule| rule.correct(sent)),
+        }
     }
 
     /// The flow after the one that was served last.
@@ -264,12 +276,22 @@ impl Bond {
         taken.map(|(flow, slots)| (flow, LinkSet(slots.0 & !(1 << slot))))
     }
 
+    /// A chunk of the flow was sent: of this size, which follows from the path's datagrams and not only from the choice.
+    pub(crate) fn on_chosen_sent(&mut self, flow: FlowKey, size: u64) {
+        if let Some(chooser) = self.chooser.as_mut().filter(|chooser| chooser.open == Some(flow) && chooser.chosen.is_none()) {
+            // The end of a flow may have no bytes. It takes a turn too.
+            chooser.correct(ByteCount::new(size.max(1)));
+        }
+    }
+
     /// The choice for the first flow, in round-robin order, that has a usable path now.
     ///
     /// The scheduler is asked once for all flows whose next chunks and links are the same: a scheduler that waits changes nothing, so that it would
     /// wait for the other flows too. Thousands of flows that wait for one path cost one visit each.
     fn choose(&self, chooser: &mut Chooser) -> Option<(FlowKey, LinkSet)> {
         chooser.waiting.clear();
+        // The last choice was dropped, unless the bond has reported it.
+        chooser.correct(ByteCount::ZERO);
         for _ in 0..chooser.ready.len() {
             let id = chooser.turn()?;
             let flow = self.flows.get(&id)?;
@@ -280,6 +302,7 @@ impl Bond {
             if !chooser.waiting.contains(&kind) {
                 let slots = self.ask(chooser, id, flow.policy.links, chunk);
                 if !slots.is_empty() {
+                    chooser.open = Some(id);
                     return Some((id, slots));
                 }
                 if chooser.may_skip() {
@@ -390,6 +413,26 @@ mod tests {
             let [mut short, mut long] = [false, true].map(|exhaustive| bond(scheduler, exhaustive, &paths, &flows));
             prop_assert_eq!(datagrams(&mut short, paths.len(), &rounds), datagrams(&mut long, paths.len(), &rounds));
         }
+    }
+
+    /// The path MTU of a link may fall to QUIC's least one.
+    #[test]
+    fn shares_hold_in_bytes_whatever_the_size_of_each_paths_datagrams() {
+        let mut bond = bond(BondScheduler::Weights, false, &[(0, 10, 0.5), (0, 10, 0.5)], &[(300_000, u64::MAX); 2]);
+        let mut sent = [0; 2];
+        for _ in 0..1000 {
+            for (number, max) in [1450, 1000].into_iter().enumerate() {
+                let facts = PathFacts { room: ByteCount::new(3000), ..PathFacts::default() };
+                bond.set_facts(PathId(number as u32), facts);
+                let mut out = BytesMut::new();
+                while bond.poll_datagram(Time::ZERO, PathId(number as u32), max, &mut out) {
+                    sent[number] += out.len();
+                    out.clear();
+                }
+            }
+        }
+        assert!(sent.iter().sum::<usize>() > 400_000, "{sent:?}");
+        assert!(sent[0].abs_diff(sent[1]) < 10_000, "{sent:?}");
     }
 
     #[test]

@@ -42,6 +42,12 @@ impl PacketScheduler for RoundRobin {
     fn choose(&mut self, paths: &[PathView], _: Chunk) -> Choice {
         self.0.choose(paths, MAX_CHUNK, |_| 1.0)
     }
+
+    fn correct(&mut self, sent: ByteCount) {
+        if sent == ByteCount::ZERO {
+            self.0.correct(sent);
+        }
+    }
 }
 
 /// Each path gets bytes in proportion to its rate (DBAS II.D, "PO weighted round robin"). A path of unknown rate counts as the slowest known one. If
@@ -59,6 +65,10 @@ impl WeightedRoundRobin {
 impl PacketScheduler for WeightedRoundRobin {
     fn choose(&mut self, paths: &[PathView], chunk: Chunk) -> Choice {
         self.0.choose(paths, chunk.size, rate_weights(paths))
+    }
+
+    fn correct(&mut self, sent: ByteCount) {
+        self.0.correct(sent);
     }
 }
 
@@ -80,6 +90,10 @@ impl PacketScheduler for RttShare {
             return self.0.choose(paths, chunk.size, rate_weights(paths));
         }
         self.0.choose(paths, chunk.size, |path| path.srtt.map_or(0.0, virtual_interface::rtt_weight))
+    }
+
+    fn correct(&mut self, sent: ByteCount) {
+        self.0.correct(sent);
     }
 }
 
@@ -107,6 +121,10 @@ impl PacketScheduler for Weights {
             (false, false) => 0.0,
         })
     }
+
+    fn correct(&mut self, sent: ByteCount) {
+        self.0.correct(sent);
+    }
 }
 
 /// Rates as weights, with 1 Gbit/s as 1. The minimum is 1 kbit/s, because a path that is never used cannot show that it has become faster.
@@ -124,11 +142,18 @@ struct FairQueue {
     /// By path: its virtual start minus that of the path with the last turn, or zero if it is earlier. So a path gets no compensation for the time in
     /// which it was down or full.
     leads: Vec<u64>,
+    /// The path of the last chunk, and its weight.
+    last: Option<(usize, f64)>,
+}
+
+/// Virtual time of a chunk.
+fn step(size: f64, weight: f64) -> u64 {
+    ((STEP * size / UNIT / weight) as u64).max(1)
 }
 
 impl FairQueue {
     fn new(binding: Binding) -> Self {
-        Self { binding, leads: Vec::new() }
+        Self { binding, leads: Vec::new(), last: None }
     }
 
     fn choose(&mut self, paths: &[PathView], chunk: ByteCount, weight: impl Fn(&PathView) -> f64) -> Choice {
@@ -136,23 +161,28 @@ impl FairQueue {
             self.leads.resize(paths.len(), 0);
         }
         // An empty chunk takes a turn too.
-        let size = chunk.clamp(ByteCount::new(1), MAX_CHUNK).get() as f64 / UNIT;
+        let size = chunk.clamp(ByteCount::new(1), MAX_CHUNK).get() as f64;
         let may = |path: &PathView| path.has_room() || self.binding == Binding::Strict;
         let first = usable(paths)
             .filter(|(_, path)| may(path))
-            .filter_map(|(index, path)| {
-                Some(weight(path)).filter(|weight| *weight > MIN_WEIGHT).map(|weight| (index, STEP * size / weight))
-            })
-            .map(|(index, step)| (self.leads[index], (step as u64).max(1), index))
+            .filter_map(|(index, path)| Some((index, Some(weight(path)).filter(|weight| *weight > MIN_WEIGHT)?)))
+            .map(|(index, weight)| (self.leads[index], step(size, weight), index))
             .min();
         match first {
             Some((start, step, path)) if paths[path].has_room() => {
                 self.leads.iter_mut().for_each(|lead| *lead = lead.saturating_sub(start));
                 self.leads[path] = step;
+                self.last = Some((path, weight(&paths[path])));
                 Choice::Send(path)
             }
             _ => Choice::Wait,
         }
+    }
+
+    /// No chunk was given out since the last one, so its path's lead is still the step of that chunk.
+    fn correct(&mut self, sent: ByteCount) {
+        let Some((path, weight)) = self.last.take() else { return };
+        self.leads[path] = if sent == ByteCount::ZERO { 0 } else { step(sent.min(MAX_CHUNK).get() as f64, weight) };
     }
 }
 
@@ -295,5 +325,33 @@ mod tests {
         assert_eq!(scheduler.choose(&paths, Chunk::of(ByteCount::new(u64::MAX))), Choice::Send(0));
         let others = (0..10_000).take_while(|_| scheduler.choose(&paths, Chunk::of(ByteCount::new(1000))) == Choice::Send(1)).count();
         assert!((1040..1060).contains(&others), "{others}");
+    }
+
+    #[test]
+    fn shares_hold_for_what_is_sent_of_each_chunk() {
+        for binding in [Binding::Late, Binding::Strict] {
+            let path = |share| PathView { share, ..PathView::UP };
+            let (mut scheduler, paths) = (Weights::new(binding), [path(0.5), path(0.5)]);
+            let mut given = [0u64; 2];
+            for number in 0..1000 {
+                let Choice::Send(path) = scheduler.choose(&paths, Chunk::of(ByteCount::new(1400))) else { panic!("both have room") };
+                // Path 1 has small datagrams, and each fifth choice is dropped.
+                let sent = if number % 5 == 0 { 0 } else { [1400, 700][path] };
+                scheduler.correct(ByteCount::new(sent));
+                given[path] += sent;
+            }
+            assert!(given[0].abs_diff(given[1]) <= 1400, "{given:?}");
+        }
+    }
+
+    #[test]
+    fn a_dropped_choice_of_a_round_robin_is_made_again_and_a_small_chunk_counts_whole() {
+        let mut scheduler = RoundRobin::new(Binding::Strict);
+        let mut next = |sent: u64| {
+            let choice = scheduler.choose(&[PathView::UP; 2], Chunk::of(ByteCount::new(1400)));
+            scheduler.correct(ByteCount::new(sent));
+            choice
+        };
+        assert_eq!([0, 10, 1400, 0, 1].map(&mut next), [0, 0, 1, 0, 0].map(Choice::Send));
     }
 }
