@@ -415,14 +415,15 @@ mod tests {
         }
     }
 
-    /// The path MTU of a link may fall to QUIC's least one.
-    #[test]
-    fn shares_hold_in_bytes_whatever_the_size_of_each_paths_datagrams() {
+    /// Bytes sent over two paths of equal shares, whose datagrams have these sizes. The first path has much more room than the second. `disturb` runs
+    /// before each round of polls.
+    fn sent_by_halves(sizes: [usize; 2], disturb: impl Fn(&mut Bond)) -> [usize; 2] {
         let mut bond = bond(BondScheduler::Weights, false, &[(0, 10, 0.5), (0, 10, 0.5)], &[(300_000, u64::MAX); 2]);
         let mut sent = [0; 2];
         for _ in 0..1000 {
-            for (number, max) in [1450, 1000].into_iter().enumerate() {
-                let facts = PathFacts { room: ByteCount::new(3000), ..PathFacts::default() };
+            for (number, max) in sizes.into_iter().enumerate() {
+                disturb(&mut bond);
+                let facts = PathFacts { room: ByteCount::new([6000, 1000][number]), ..PathFacts::default() };
                 bond.set_facts(PathId(number as u32), facts);
                 let mut out = BytesMut::new();
                 while bond.poll_datagram(Time::ZERO, PathId(number as u32), max, &mut out) {
@@ -432,6 +433,20 @@ mod tests {
             }
         }
         assert!(sent.iter().sum::<usize>() > 400_000, "{sent:?}");
+        sent
+    }
+
+    /// The path MTU of a link may fall to QUIC's least one.
+    #[test]
+    fn shares_hold_in_bytes_whatever_the_size_of_each_paths_datagrams() {
+        let sent = sent_by_halves([1450, 1000], |_| {});
+        assert!(sent[0].abs_diff(sent[1]) < 10_000, "{sent:?}");
+    }
+
+    /// Each new policy of a flow drops the choice that waits for a path.
+    #[test]
+    fn shares_hold_while_choices_are_dropped() {
+        let sent = sent_by_halves([1450; 2], |bond| bond.apply_policies());
         assert!(sent[0].abs_diff(sent[1]) < 10_000, "{sent:?}");
     }
 
