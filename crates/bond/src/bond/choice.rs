@@ -416,15 +416,16 @@ mod tests {
     }
 
     /// Bytes sent over two paths of equal shares, whose datagrams have these sizes. The first path has much more room than the second. `disturb` runs
-    /// before each round of polls.
+    /// before each path is polled.
     fn sent_by_halves(sizes: [usize; 2], disturb: impl Fn(&mut Bond)) -> [usize; 2] {
         let mut bond = bond(BondScheduler::Weights, false, &[(0, 10, 0.5), (0, 10, 0.5)], &[(300_000, u64::MAX); 2]);
         let mut sent = [0; 2];
         for _ in 0..1000 {
+            for (number, room) in [6000, 1000].into_iter().enumerate() {
+                bond.set_facts(PathId(number as u32), PathFacts { room: ByteCount::new(room), ..PathFacts::default() });
+            }
             for (number, max) in sizes.into_iter().enumerate() {
                 disturb(&mut bond);
-                let facts = PathFacts { room: ByteCount::new([6000, 1000][number]), ..PathFacts::default() };
-                bond.set_facts(PathId(number as u32), facts);
                 let mut out = BytesMut::new();
                 while bond.poll_datagram(Time::ZERO, PathId(number as u32), max, &mut out) {
                     sent[number] += out.len();
