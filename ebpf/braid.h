@@ -108,7 +108,7 @@ struct braid_params {
 	__u32 peer_direct; /* redirect connections to hosts that run Braid, unless a rule overrides it */
 	__u32 processes; /* inode number of the daemon's PID namespace; 0: the initial namespace */
 	__u32 confined; /* BRAID_CONFINED_*; 0: nothing is confined */
-	__u32 pad;
+	__u32 cgroups; /* 1: a rule has a condition on the control group */
 	struct braid_slot slots[BRAID_MAX_LINKS];
 };
 

@@ -158,15 +158,19 @@ BRAID_INLINE struct braid_event *new_event(__u32 kind)
 	return event;
 }
 
-/* Amount of data in the ring above which the daemon is woken. Otherwise it reads the ring every quarter of a second. */
+/* The daemon is woken whenever the data in the ring has grown by this many bytes. Otherwise it reads the ring every quarter of a second. */
 #define WAITING_LIMIT (1 << 18)
 
-/* Submits an event that is not urgent without waking the daemon. A wake-up for each would cost more than all other work at the end of a flow. */
+/*
+ * Submits an event that is not urgent without waking the daemon. A wake-up for each would cost more than all other work at the end of a flow. The first few
+ * events past a multiple of the limit wake it: other processors may have added one since this event took its place.
+ */
 BRAID_INLINE void submit_without_wakeup(struct braid_event *event)
 {
-	_Bool many = bpf_ringbuf_query(&events, BPF_RB_AVAIL_DATA) > WAITING_LIMIT;
+	__u64 waiting = bpf_ringbuf_query(&events, BPF_RB_AVAIL_DATA);
+	_Bool grown = waiting >= WAITING_LIMIT && waiting % WAITING_LIMIT < 8 * sizeof(*event);
 
-	bpf_ringbuf_submit(event, many ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP);
+	bpf_ringbuf_submit(event, grown ? BPF_RB_FORCE_WAKEUP : BPF_RB_NO_WAKEUP);
 }
 
 /* Returns the application's class. Reports a new application to the daemon while its path can still be read from /proc. */

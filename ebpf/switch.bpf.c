@@ -387,7 +387,7 @@ BRAID_INLINE int process(struct __sk_buff *skb, _Bool own)
 		request->family = packet.family;
 		request->protocol = packet.key.protocol;
 		read_mac(skb, request);
-		if (has_cgroups)
+		if (has_cgroups && now->cgroups)
 			find_cgroups(skb, &packet.key);
 		if (own)
 			read_sender(skb, request, now->processes);
@@ -433,10 +433,10 @@ int braid_from_member(struct __sk_buff *skb)
 	__u32 bank;
 	__u64 time;
 
-	if (!has_cgroups || !bpf_skb_cgroup_id(skb))
+	if (!has_cgroups)
 		return TC_NEXT;
 	now = live_params(&time, &bank);
-	if (!now || !read_packet(skb, &packet, 0))
+	if (!now || !now->cgroups || !bpf_skb_cgroup_id(skb) || !read_packet(skb, &packet, 0))
 		return TC_NEXT;
 	flow = bpf_map_lookup_elem(&forwarded, &packet.key);
 	if (!flow || begins_anew(flow, &packet, now))

@@ -75,7 +75,7 @@ BRAID_INLINE _Bool are_windows_wanted(void)
 
 /*
  * Reads the window scale of a SYN: a value for `scale` of the flow. 0 if its segments are signed (RFC 2385, RFC 5925): the signature covers the window.
- * An option has at least one byte, and there are at most 40.
+ * An option has at least one byte, and there are at most 40. All three kinds have at least three.
  */
 static __attribute__((noinline)) int read_scale(struct __sk_buff *skb, __u32 transport)
 {
@@ -86,7 +86,7 @@ static __attribute__((noinline)) int read_scale(struct __sk_buff *skb, __u32 tra
 		return 0;
 	end = transport + (option[0] >> 4) * 4;
 	for (int count = 0; count < 40; count++) {
-		if (at >= end || bpf_skb_load_bytes_relative(skb, at, option, 1, BPF_HDR_START_NET) || option[0] == OPTION_END)
+		if (at + 3 > end || bpf_skb_load_bytes_relative(skb, at, option, 3, BPF_HDR_START_NET) || option[0] == OPTION_END)
 			break;
 		if (option[0] == OPTION_NOP) {
 			at++;
@@ -95,13 +95,10 @@ static __attribute__((noinline)) int read_scale(struct __sk_buff *skb, __u32 tra
 		if (option[0] == OPTION_MD5 || option[0] == OPTION_AO)
 			return 0;
 		/* Like the ends, it ignores an option that goes on in the payload. */
-		if (bpf_skb_load_bytes_relative(skb, at, option, 2, BPF_HDR_START_NET) || option[1] < 2 || at + option[1] > end)
+		if (option[1] < 2 || at + option[1] > end)
 			break;
-		if (option[0] == OPTION_SCALE && option[1] == 3) {
-			if (bpf_skb_load_bytes_relative(skb, at, option, 3, BPF_HDR_START_NET))
-				break;
+		if (option[0] == OPTION_SCALE && option[1] == 3)
 			scale = 1 + (option[2] > MAX_SCALE ? MAX_SCALE : option[2]);
-		}
 		at += option[1];
 	}
 	return scale;

@@ -5,6 +5,9 @@
 //! keeps its link, and answers pass a strict reverse path filter that considers marks (`src_valid_mark`). The mark of a connection contains the index
 //! of the link's device, not its slot: another daemon may give the link another slot.
 //!
+//! Every forwarded packet is compared with these rules, and to compare the name of a device takes the most time. So the conditions that the fewest packets
+//! meet come first in a rule, and the name comes last.
+//!
 //! | hook | priority | rules |
 //! |---|---|---|
 //! | prerouting | mangle | connection marks; after conntrack, before routing |
@@ -41,6 +44,9 @@ const PACKET_CONNECTION: u32 = CARRIED_CONNECTION - 1;
 /// Drops a packet whose source is not behind the device from which it comes.
 const FOREIGN_SOURCE: &str = "fib saddr . iif oif missing counter drop comment \"source is not on this LAN\"";
 
+/// Size of the headers of IPv4 and TCP without options, which the maximum segment size leaves out (RFC 9293, 3.7.1).
+const IPV4_TCP_HEADERS: u32 = 40;
+
 /// Maximum length of a device's name (`IFNAMSIZ` without the final zero).
 const MAX_NAME: usize = 15;
 /// Protocols with the destination port in bytes 2 and 3 of their header.
@@ -60,6 +66,8 @@ pub struct GatewayPlan {
     pub bridges: BTreeSet<String>,
     /// Slot and index of each link.
     pub slots: Vec<(usize, LinkIndex)>,
+    /// The smallest of the largest packets (MTU) of the LAN devices and the links, in bytes; `None`: not known.
+    pub mtu: Option<u32>,
     /// Whether the LAN has IPv6 addresses other than link-local ones.
     pub ipv6: bool,
     /// Rules in the order in which they are tried; the first that matches applies. Those with `links` hold even while the daemon does not run.
@@ -159,6 +167,7 @@ fn forwarding(plan: &GatewayPlan) -> Result<Vec<String>, UnusableName> {
     let names = Names::of(plan)?;
     let copied = copied_marks(plan, &names);
     let chains = [
+        segments(plan, &names),
         prerouting(plan, &names, &copied),
         forward_chain(plan, &names, copied),
         postrouting(plan, &names),
@@ -218,11 +227,11 @@ fn copied_marks(plan: &GatewayPlan, names: &Names) -> Vec<String> {
     let (ways, ours) = (ways(plan), ours());
     // A retransmitted first packet belongs to a confirmed entry, which has its mark. The entry of a first packet that was dropped does not remain.
     let all = mark_map(ways.iter().copied().chain([(CARRIER_MARK, CARRIED_CONNECTION)]));
-    let first = format!("iifname {lan} meta mark {ours} ct status & confirmed == 0 ct mark 0 ct mark set meta mark {all}");
+    let first = format!("ct status & confirmed == 0 ct mark 0 meta mark {ours} iifname {lan} ct mark set meta mark {all}");
     // Other protocols than TCP follow the switch when it gives them another link, because theirs is dead. The kernel then makes a new connection.
     let moved = format!(
-        "iifname {lan} meta l4proto != tcp ct direction original meta mark {ours} ct mark & 0xff000000 == {CONNECTION_BASE:#x} \
-         ct mark != {CARRIED_CONNECTION:#x} ct mark set meta mark {}",
+        "meta l4proto != tcp meta mark {ours} ct direction original ct mark & 0xff000000 == {CONNECTION_BASE:#x} \
+         ct mark != {CARRIED_CONNECTION:#x} iifname {lan} ct mark set meta mark {}",
         mark_map(ways.iter().copied())
     );
     [first].into_iter().chain((!ways.is_empty()).then_some(moved)).collect()
@@ -231,20 +240,24 @@ fn copied_marks(plan: &GatewayPlan, names: &Names) -> Vec<String> {
 /// Gives connections their marks, packets those of their connections, and the daemon what it takes.
 fn prerouting(plan: &GatewayPlan, names: &Names, copied: &[String]) -> Vec<String> {
     let mut rules = copied.to_vec();
-    rules.extend(names.lan.iter().map(|lan| format!("iifname {lan} meta mark {} meta mark set 0", ours())));
+    rules.extend(names.lan.iter().map(|lan| format!("meta mark {} iifname {lan} meta mark set 0", ours())));
     let back = ways(plan).into_iter().chain([(CARRIER_MARK, CARRIED_CONNECTION)]).map(|(mark, connection)| (connection, mark));
     rules.push(format!("meta mark set ct mark {}", mark_map(back)));
-    if let Some(lan) = &names.lan {
-        for (protocol, ports) in [("tcp", plan.clients.connections), ("udp", plan.clients.datagrams)] {
-            let taken = |family, to, port: Option<u16>| {
-                let packets = format!("iifname {lan} meta mark {CARRIER_MARK:#x} meta nfproto {family} meta l4proto {protocol}");
-                port.map(|port| format!("{packets} tproxy {to}:{port}"))
-            };
-            rules.extend(taken("ipv4", "ip to 127.0.0.1", ports.v4));
-            rules.extend(taken("ipv6", "ip6 to [::1]", ports.v6));
-        }
-    }
+    rules.extend(names.lan.iter().flat_map(|lan| taken(plan, lan)));
     chain("prerouting", "filter hook prerouting priority mangle", rules)
+}
+
+/// The last rules of prerouting: they give the daemon what it takes.
+fn taken(plan: &GatewayPlan, lan: &str) -> Vec<String> {
+    let mut rules = vec![format!("meta mark != {CARRIER_MARK:#x} return")];
+    for (protocol, ports) in [("tcp", plan.clients.connections), ("udp", plan.clients.datagrams)] {
+        let to = |family, address, port: Option<u16>| {
+            port.map(|port| format!("meta nfproto {family} meta l4proto {protocol} iifname {lan} tproxy {address}:{port}"))
+        };
+        rules.extend(to("ipv4", "ip to 127.0.0.1", ports.v4));
+        rules.extend(to("ipv6", "ip6 to [::1]", ports.v6));
+    }
+    rules
 }
 
 /// What may be forwarded.
@@ -255,30 +268,47 @@ fn forward_chain(plan: &GatewayPlan, names: &Names, copied: Vec<String>) -> Vec<
         rules.push(format!("iifname . oifname {{ {} }} return", within.join(", ")));
     }
     if let Some(lan) = &names.lan {
-        rules.push(format!("iifname {lan} {FOREIGN_SOURCE}"));
+        // Where all clients are behind one device, the first packet of a connection answers for the others.
+        let checked = if names.devices.len() == 1 { "ct state != established " } else { "" };
+        rules.push(format!("{checked}iifname {lan} {FOREIGN_SOURCE}"));
         // Where bridges pass the firewall (br_netfilter, as Docker sets it), prerouting comes before the switch has decided.
-        rules.extend(copied);
+        if !plan.bridges.is_empty() {
+            rules.extend(copied);
+        }
         if plan.rules.iter().any(|rule| rule.links.is_some()) {
             rules.push(format!("iifname {lan} jump rules"));
         }
     }
-    const UNASKED: &str = "ct state { new, invalid, untracked } counter drop";
+    const UNASKED: &str = "ct state new,invalid,untracked";
     if plan.takes_packets() {
         // The relay sends answers only.
-        rules.push(format!("iifname \"{PACKET_DEVICE}\" {UNASKED}"));
+        rules.push(format!("{UNASKED} iifname \"{PACKET_DEVICE}\" counter drop"));
     }
     // From outside: nobody but the LAN may use what was turned on for it.
-    let outside = names.lan.as_ref().map_or(String::new(), |lan| format!("iifname != {lan} "));
-    for (family, _) in [("ipv4", plan.closed.v4), ("ipv6", plan.closed.v6)].into_iter().filter(|(_, closed)| *closed) {
-        rules.push(format!("{outside}meta nfproto {family} ct state new ct status & dnat == 0 counter drop"));
-    }
+    let outside = names.lan.as_ref().map_or(String::new(), |lan| format!(" iifname != {lan}"));
+    let family = match plan.closed {
+        PerFamily { v4: true, v6: true } => Some(""),
+        PerFamily { v4: true, v6: false } => Some(" meta nfproto ipv4"),
+        PerFamily { v4: false, v6: true } => Some(" meta nfproto ipv6"),
+        PerFamily { v4: false, v6: false } => None,
+    };
+    rules.extend(family.map(|family| format!("ct state new ct status & dnat == 0{family}{outside} counter drop")));
     // Only answers come to the twin of the virtual interface's address.
-    rules.extend(names.switch_end.iter().map(|switch_end| format!("oifname {switch_end} {UNASKED}")));
-    if let Some(links) = set(&names.links) {
-        let fit = |direction: &str| format!("{direction} {links} tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu");
-        rules.extend(["iifname", "oifname"].map(fit));
+    rules.extend(names.switch_end.iter().map(|switch_end| format!("{UNASKED} oifname {switch_end} counter drop")));
+    if !names.links.is_empty() {
+        rules.push("tcp flags & (syn | rst) == syn jump segments".to_owned());
     }
     chain("forward", "filter hook forward priority filter - 1", rules)
+}
+
+/// Lowers the maximum segment size of connections over links to what fits through: the route's MTU counts.
+fn segments(plan: &GatewayPlan, names: &Names) -> Vec<String> {
+    // To look up the route takes much time, and most segments fit through every device. With IPv6 a router may have announced another MTU.
+    let fitting = plan.mtu.and_then(|mtu| mtu.checked_sub(IPV4_TCP_HEADERS)).map(u16::try_from);
+    let fitting = fitting.and_then(Result::ok).map(|size| format!("meta nfproto ipv4 tcp option maxseg size <= {size} return"));
+    let fit = |links: String| ["iifname", "oifname"].map(|direction| format!("{direction} {links} tcp option maxseg size set rt mtu"));
+    let rules = fitting.into_iter().chain(set(&names.links).into_iter().flat_map(fit));
+    ["chain segments {".to_owned()].into_iter().chain(rules).chain(["}".to_owned()]).collect()
 }
 
 /// Translates what leaves.
@@ -293,7 +323,7 @@ fn postrouting(plan: &GatewayPlan, names: &Names) -> Vec<String> {
 
 /// What may reach this machine: what the daemon takes does not pass the forward chain.
 fn input(plan: &GatewayPlan, names: &Names) -> Vec<String> {
-    let lan = names.lan.iter().map(|lan| format!("iifname {lan} meta mark {CARRIER_MARK:#x} {FOREIGN_SOURCE}"));
+    let lan = names.lan.iter().map(|lan| format!("meta mark {CARRIER_MARK:#x} iifname {lan} {FOREIGN_SOURCE}"));
     // The relay, too, must not reach this machine itself.
     let relay = plan.takes_packets().then(|| format!("iifname \"{PACKET_DEVICE}\" counter drop"));
     chain("input", "filter hook input priority filter - 1", lan.chain(relay).collect())
@@ -304,7 +334,7 @@ fn input(plan: &GatewayPlan, names: &Names) -> Vec<String> {
 fn strays(names: &Names) -> Vec<String> {
     let Some(links) = set(&names.links) else { return Vec::new() };
     let answers = ["tcp flags & rst == rst", "icmp type destination-unreachable", "icmpv6 type destination-unreachable"];
-    let rules = answers.map(|answer| format!("oifname {links} {answer} fib saddr . oif type != local counter drop"));
+    let rules = answers.map(|answer| format!("{answer} oifname {links} fib saddr . oif type != local counter drop"));
     chain("strays", "filter hook output priority filter - 2", rules.into())
 }
 
@@ -433,6 +463,7 @@ mod tests {
             links: names(&["wlan0", "wwan0"]),
             bridges: names(&["br-lan", "docker0", "odd\"name"]).into_iter().collect(),
             slots: vec![(0, LinkIndex(2)), (3, LinkIndex(7))],
+            mtu: Some(1428),
             ..Default::default()
         }
     }
@@ -446,23 +477,28 @@ mod tests {
         let expected = r#"table inet braid_gateway {}
 delete table inet braid_gateway
 table inet braid_gateway {
+chain segments {
+meta nfproto ipv4 tcp option maxseg size <= 1388 return
+iifname { "wlan0", "wwan0" } tcp option maxseg size set rt mtu
+oifname { "wlan0", "wwan0" } tcp option maxseg size set rt mtu
+}
 chain prerouting {
 type filter hook prerouting priority mangle; policy accept;
-iifname { "br-lan", "eth1" } meta mark & 0xffff0000 == 0xb1d00000 ct status & confirmed == 0 ct mark 0 ct mark set meta mark map { 0xb1d00001 : 0xb1000002, 0xb1d00004 : 0xb1000007, 0xb1d000fe : 0xb1ffffff }
-iifname { "br-lan", "eth1" } meta l4proto != tcp ct direction original meta mark & 0xffff0000 == 0xb1d00000 ct mark & 0xff000000 == 0xb1000000 ct mark != 0xb1ffffff ct mark set meta mark map { 0xb1d00001 : 0xb1000002, 0xb1d00004 : 0xb1000007 }
-iifname { "br-lan", "eth1" } meta mark & 0xffff0000 == 0xb1d00000 meta mark set 0
+ct status & confirmed == 0 ct mark 0 meta mark & 0xffff0000 == 0xb1d00000 iifname { "br-lan", "eth1" } ct mark set meta mark map { 0xb1d00001 : 0xb1000002, 0xb1d00004 : 0xb1000007, 0xb1d000fe : 0xb1ffffff }
+meta l4proto != tcp meta mark & 0xffff0000 == 0xb1d00000 ct direction original ct mark & 0xff000000 == 0xb1000000 ct mark != 0xb1ffffff iifname { "br-lan", "eth1" } ct mark set meta mark map { 0xb1d00001 : 0xb1000002, 0xb1d00004 : 0xb1000007 }
+meta mark & 0xffff0000 == 0xb1d00000 iifname { "br-lan", "eth1" } meta mark set 0
 meta mark set ct mark map { 0xb1000002 : 0xb1d00001, 0xb1000007 : 0xb1d00004, 0xb1ffffff : 0xb1d000fe }
+meta mark != 0xb1d000fe return
 }
 chain forward {
 type filter hook forward priority filter - 1; policy accept;
 iifname . oifname { "br-lan" . "br-lan", "docker0" . "docker0" } return
 iifname { "br-lan", "eth1" } fib saddr . iif oif missing counter drop comment "source is not on this LAN"
-iifname { "br-lan", "eth1" } meta mark & 0xffff0000 == 0xb1d00000 ct status & confirmed == 0 ct mark 0 ct mark set meta mark map { 0xb1d00001 : 0xb1000002, 0xb1d00004 : 0xb1000007, 0xb1d000fe : 0xb1ffffff }
-iifname { "br-lan", "eth1" } meta l4proto != tcp ct direction original meta mark & 0xffff0000 == 0xb1d00000 ct mark & 0xff000000 == 0xb1000000 ct mark != 0xb1ffffff ct mark set meta mark map { 0xb1d00001 : 0xb1000002, 0xb1d00004 : 0xb1000007 }
+ct status & confirmed == 0 ct mark 0 meta mark & 0xffff0000 == 0xb1d00000 iifname { "br-lan", "eth1" } ct mark set meta mark map { 0xb1d00001 : 0xb1000002, 0xb1d00004 : 0xb1000007, 0xb1d000fe : 0xb1ffffff }
+meta l4proto != tcp meta mark & 0xffff0000 == 0xb1d00000 ct direction original ct mark & 0xff000000 == 0xb1000000 ct mark != 0xb1ffffff iifname { "br-lan", "eth1" } ct mark set meta mark map { 0xb1d00001 : 0xb1000002, 0xb1d00004 : 0xb1000007 }
 iifname { "br-lan", "eth1" } jump rules
-iifname != { "br-lan", "eth1" } meta nfproto ipv6 ct state new ct status & dnat == 0 counter drop
-iifname { "wlan0", "wwan0" } tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu
-oifname { "wlan0", "wwan0" } tcp flags & (syn | rst) == syn tcp option maxseg size set rt mtu
+ct state new ct status & dnat == 0 meta nfproto ipv6 iifname != { "br-lan", "eth1" } counter drop
+tcp flags & (syn | rst) == syn jump segments
 }
 chain postrouting {
 type nat hook postrouting priority srcnat; policy accept;
@@ -470,13 +506,13 @@ iifname { "br-lan", "eth1" } oifname { "wlan0", "wwan0" } masquerade
 }
 chain input {
 type filter hook input priority filter - 1; policy accept;
-iifname { "br-lan", "eth1" } meta mark 0xb1d000fe fib saddr . iif oif missing counter drop comment "source is not on this LAN"
+meta mark 0xb1d000fe iifname { "br-lan", "eth1" } fib saddr . iif oif missing counter drop comment "source is not on this LAN"
 }
 chain strays {
 type filter hook output priority filter - 2; policy accept;
-oifname { "wlan0", "wwan0" } tcp flags & rst == rst fib saddr . oif type != local counter drop
-oifname { "wlan0", "wwan0" } icmp type destination-unreachable fib saddr . oif type != local counter drop
-oifname { "wlan0", "wwan0" } icmpv6 type destination-unreachable fib saddr . oif type != local counter drop
+tcp flags & rst == rst oifname { "wlan0", "wwan0" } fib saddr . oif type != local counter drop
+icmp type destination-unreachable oifname { "wlan0", "wwan0" } fib saddr . oif type != local counter drop
+icmpv6 type destination-unreachable oifname { "wlan0", "wwan0" } fib saddr . oif type != local counter drop
 }
 chain rules {
 meta l4proto { tcp, udp, udplite, sctp, dccp } th dport 80 return
@@ -492,10 +528,22 @@ return
     }
 
     #[test]
+    fn every_packet_proves_its_source_where_another_device_could_have_sent_it() {
+        let checked = |lan: &[&str]| {
+            let lan = lan.iter().map(|name| (*name).to_owned()).collect();
+            let script = ruleset(&GatewayPlan { lan, ..plan() }).unwrap();
+            script.lines().skip_while(|line| *line != "chain forward {").find(|line| line.contains("fib saddr")).unwrap().to_owned()
+        };
+        let check = "fib saddr . iif oif missing counter drop comment \"source is not on this LAN\"";
+        assert_eq!(checked(&["eth1", "br-lan"]), format!("iifname {{ \"br-lan\", \"eth1\" }} {check}"));
+        assert_eq!(checked(&["eth1"]), format!("ct state != established iifname {{ \"eth1\" }} {check}"));
+    }
+
+    #[test]
     fn packets_through_a_bond_are_translated_and_only_answers_come_back() {
         let script = ruleset(&GatewayPlan { packets: PerFamily { v4: true, v6: false }, ..plan() }).unwrap();
         let has = |line: &str| assert!(script.lines().any(|known| known == line), "{line}\n{script}");
-        has("iifname \"braid-packets\" ct state { new, invalid, untracked } counter drop");
+        has("ct state new,invalid,untracked iifname \"braid-packets\" counter drop");
         has("iifname \"braid-packets\" counter drop");
         has("iifname { \"br-lan\", \"eth1\" } oifname { \"braid-packets\", \"wlan0\", \"wwan0\" } masquerade");
         // A flow may change between a link and the bond, but never joins or leaves those that the daemon takes.

@@ -475,7 +475,7 @@ fn what_others_remove_is_noticed_and_its_records_are_not_lost() {
         nft(router, removal);
         await_lost(true);
         // Forwarding counts as turned on by Braid, though it is on already.
-        let closed = "meta nfproto ipv4 ct state new";
+        let closed = "ct state new ct status ! dnat";
         apply();
         assert!(!*lost.borrow() && nft(router, "list table inet braid_gateway\n").contains(closed), "{removal}");
     }
@@ -622,6 +622,7 @@ fn a_path_with_a_small_packet_size_works() {
     for (namespace, device) in [(lan.router(), "link1"), (&lan.world.server, "peer1")] {
         namespace.ip(&format!("link set dev {device} mtu 1280"));
     }
+    lan.apply(GatewayPlan { mtu: Some(1280), ..plan() });
     nft(
         &lan.world.server,
         "table inet test { chain test { type filter hook input priority 0
@@ -770,6 +771,7 @@ fn nft_accepts_the_rules_and_takes_names_literally() {
         links: odd.clone(),
         bridges: odd.iter().cloned().collect(),
         slots: (0..32).map(|slot| (slot, LinkIndex(slot as u32 * 3 + 1))).collect(),
+        mtu: Some(1500),
         ipv6: true,
         virtual_device: Some(VirtualDevice {
             name: "braid0".into(),

@@ -62,6 +62,10 @@ impl<S: Steering> Core<S> {
         let policy = &self.in_force;
         let links: Vec<(usize, &LinkFacts)> =
             self.links.iter().filter(|(_, link)| link.refused.is_none()).map(|(_, link)| (link.slot, &link.facts)).collect();
+        // Also those that do not exist yet: strict rules then hold as soon as they appear.
+        let forwarded = policy.forwarded_devices();
+        let ends = self.network.interfaces.iter().filter(|device| forwarded.contains(&device.name));
+        let mtu = ends.chain(links.iter().map(|(_, facts)| *facts)).map(|device| device.mtu).min();
         let devices = self.network.interfaces.iter().filter(|device| policy.lan.contains(&device.name));
         let lan = devices.flat_map(|device| device.addresses.iter().map(|net| net.addr()));
         let own = self.virtual_device().into_iter().flat_map(|own| own.addresses.iter().copied());
@@ -73,12 +77,12 @@ impl<S: Steering> Core<S> {
         });
         let unruled = policy.confines(None).then(|| ForwardRule { links: Some(relay_only()), ..ForwardRule::default() });
         GatewayPlan {
-            // Also those that do not exist yet: strict rules then hold as soon as they appear.
-            lan: policy.forwarded_devices(),
+            lan: forwarded,
             virtual_device: self.virtual_device().cloned(),
             links: links.iter().map(|(_, facts)| facts.name.clone()).collect(),
             bridges: self.masters(),
             slots: links.iter().map(|(slot, facts)| (*slot, facts.index)).collect(),
+            mtu,
             ipv6: lan.chain(own).any(is_routable6),
             // Where everything is confined, a rule by program excepts nothing in the firewall, so it hides no later rule either.
             rules: excluded.chain(rules).chain(unruled).filter(|rule| rule.unknown.is_empty() || !policy.confines(None)).collect(),

@@ -264,7 +264,7 @@ pub fn scale(tcp: &[u8]) -> Scale {
         match options {
             [] | [0, ..] => return scale,
             [1, rest @ ..] => options = rest,
-            [19 | 29, ..] => return Scale::Unknown,
+            [19 | 29, _, _, ..] => return Scale::Unknown,
             [kind, length, ..] if *length >= 2 && usize::from(*length) <= options.len() => {
                 if (*kind, *length) == (3, 3) {
                     scale = Scale::Shift(options[2].min(14));

@@ -237,6 +237,7 @@ pub(super) fn params(params: &SteerParams, netns: u64, daemon: Daemon) -> abi::P
         redirected_classes: params.redirected.iter().fold(0, |classes, class| classes | 1 << *class as u32),
         peer_direct: params.peer_direct.into(),
         confined: confined(params),
+        cgroups: params.rules.iter().any(|rule| rule.matching.cgroup.flatten().is_some()).into(),
         local6: by_rank(params, |link| link.source6).map_or([0; 4], |addr| mapped(addr.into())),
         ..Default::default()
     };

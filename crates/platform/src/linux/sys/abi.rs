@@ -61,7 +61,7 @@ abi! {
     Params {
         netns: u64, target: [u64; 2], default_demand: u64, mode: u32, scheduler: u32, rules: u32, daemon: u32,
         usable: [u32; 2], backup: u32, affinity: u32, local4: u32, redirected_classes: u32, local6: [u32; 4], peer_direct: u32, processes: u32,
-        confined: u32, pad: u32,
+        confined: u32, cgroups: u32,
         slots: [Slot; MAX_LINKS],
     }
     /// `struct braid_shape`.
