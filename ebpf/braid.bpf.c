@@ -14,6 +14,7 @@
 #include "redirect.bpf.c"
 #include "flows.bpf.c"
 #include "switch.bpf.c"
+#include "rewrite.bpf.c"
 #include "move.bpf.c"
 #include "shape.bpf.c"
 #include "count.bpf.c"

@@ -119,7 +119,7 @@ struct braid_control {
 	__u32 counting; /* 1: the programs that count datagrams are attached; 0: a new UDP flow requests them by an event */
 	__u32 windows; /* 1: `shapes` contains forwarded flows */
 	__u32 fast; /* 1: `fast` contains flows */
-	__u32 pad;
+	__u32 rewrites; /* 1: `rewrites` contains flows */
 };
 
 struct braid_exe_key {
@@ -303,6 +303,17 @@ struct braid_fast {
 	__u32 over; /* 1: the TCP connection begins or ends, so the kernel must see all its packets */
 	__u32 own; /* 1: the client is a program of this machine, which uses the virtual interface */
 	struct braid_leg leg[2]; /* BRAID_LEG_OUT: from the client; BRAID_LEG_BACK */
+};
+
+/* Maximum number of entries in `rewrites`. A moved flow has two. */
+#define BRAID_MAX_REWRITES 65536
+
+/* What becomes of the packets with some addresses and ports: a key's `client` is the packet's source, its `remote` the destination. */
+struct braid_rewrite {
+	struct braid_forward_key to; /* afterwards */
+	__u32 device; /* index of the device over which they leave; 0: they are for this machine */
+	__u32 mark; /* their mark afterwards */
+	__u64 packets; /* their number so far */
 };
 
 /* A client of a LAN device, by address. */

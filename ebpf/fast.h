@@ -13,7 +13,7 @@
 #ifndef BRAID_FAST_H
 #define BRAID_FAST_H
 
-#include "packet.h"
+#include "rewrite.h"
 
 /* Samples are small packets, since others may overtake them: that costs nothing if they only acknowledge. A small packet is sampled this long after the last
  * sample, */
@@ -27,8 +27,6 @@
 #define TOOK_FAST_PATH 0xb1d0
 /* The bits of the traffic class that routers on the way do not change: those without ECN (RFC 3168). */
 #define WITHOUT_ECN 0xfc
-
-#define UDP_CHECK_AT 6
 
 /* The flows, by the addresses that their packets have on the LAN. The daemon enters and removes them. */
 MAP(fast, BPF_MAP_TYPE_HASH, struct braid_forward_key, struct braid_fast, BRAID_MAX_FAST, BPF_F_NO_PREALLOC);
@@ -99,47 +97,23 @@ static __attribute__((noinline)) int write_headers(struct __sk_buff *skb, const 
 	return bpf_skb_store_bytes(skb, 0, leg->hardware, sizeof(leg->hardware), 0);
 }
 
-/* Changes the transport's checksum as `write_headers` changes what it covers. Returns 0 on success, 1 if nothing was changed, and else -1. */
-static __attribute__((noinline)) int change_checksum(struct __sk_buff *skb, const struct packet *packet, const struct braid_leg *leg)
-{
-	_Bool tcp = packet->key.protocol == IPPROTO_TCP;
-	__u32 at = ETH_HEADER + packet->transport + (tcp ? TCP_CHECK_AT : UDP_CHECK_AT);
-	__u32 old_port = bpf_htons(packet->key.client_port), new_port = bpf_htons(leg->port);
-	__u64 kind = tcp ? 0 : BPF_F_MARK_MANGLED_0;
-	__u16 check = 1;
-
-	if (!tcp && bpf_skb_load_bytes(skb, at, &check, sizeof(check)))
-		return 1;
-	/* A network card may have supplied the sum of all bytes. No checksum makes up for the port if there is none, nor for the header of IPv6. */
-	if (!check) {
-		bpf_csum_update(skb, bpf_csum_diff((__be32 *)&old_port, 4, (__be32 *)&new_port, 4, 0));
-	} else if (packet->family == 6) {
-		if (bpf_l4_csum_replace(skb, at, 0, bpf_csum_diff((__be32 *)packet->key.client, 16, (__be32 *)leg->address, 16, 0), kind | BPF_F_PSEUDO_HDR))
-			return 1;
-	} else if (bpf_l4_csum_replace(skb, at, packet->key.client[3], leg->address[3], kind | BPF_F_PSEUDO_HDR | 4)) {
-		return 1;
-	}
-	if (packet->family == 6) {
-		__u32 old_hops = bpf_htonl(packet->hops), new_hops = bpf_htonl(packet->hops - 1);
-		__s64 change = bpf_csum_diff((__be32 *)packet->key.client, 16, (__be32 *)leg->address, 16, 0);
-
-		bpf_csum_update(skb, bpf_csum_diff((__be32 *)&old_hops, 4, (__be32 *)&new_hops, 4, change));
-	}
-	if (!check || old_port == new_port)
-		return 0;
-	return bpf_l4_csum_replace(skb, at, old_port, new_port, kind | 2) ? -1 : 0;
-}
-
 /* Rewrites a packet of this leg and sends it. */
 static __attribute__((noinline)) int send_fast(struct __sk_buff *skb, const struct packet *packet, const struct braid_fast *flow, __u32 back)
 {
 	const struct braid_leg *leg = &flow->leg[back & 1];
+	struct change change = {};
 	__u32 mtu = 0;
 	int changed;
 
 	if (bpf_check_mtu(skb, leg->to, &mtu, 0, BPF_MTU_CHK_SEGS))
 		return TC_NEXT;
-	changed = change_checksum(skb, packet, leg);
+	__builtin_memcpy(change.from, packet->key.client, sizeof(change.from));
+	__builtin_memcpy(change.to, leg->address, sizeof(change.to));
+	change.from_port = bpf_htons(packet->key.client_port);
+	change.to_port = bpf_htons(leg->port);
+	change.network = ETH_HEADER;
+	change.fewer_hops = 1;
+	changed = change_checksum(skb, packet, &change);
 	if (changed)
 		return changed > 0 ? TC_NEXT : TC_DROP;
 	if (write_headers(skb, packet, leg, back))

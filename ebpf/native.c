@@ -29,5 +29,5 @@ const size_t braid_native_sizes[] = {
 	sizeof(struct braid_shape),	   sizeof(struct braid_redirection),  sizeof(struct braid_arrival),
 	offsetof(struct braid_params, slots), offsetof(struct braid_flow, remote), offsetof(struct braid_flow_row, local),
 	offsetof(struct braid_arrival, remote), sizeof(struct braid_forward_key), sizeof(struct braid_client), sizeof(struct braid_own_address),
-	sizeof(struct braid_window), sizeof(struct braid_leg), sizeof(struct braid_fast),
+	sizeof(struct braid_window), sizeof(struct braid_leg), sizeof(struct braid_fast), sizeof(struct braid_rewrite),
 };

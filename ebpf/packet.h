@@ -32,6 +32,8 @@
 #define PROTOCOL_SCTP 132
 #define PROTOCOL_UDP_LITE 136
 
+/* ICMP messages about another packet begin with 8 bytes, followed by that packet. */
+#define ICMP_HEADER 8
 #define ECHO_REPLY 0
 #define ECHO_REQUEST 8
 #define ECHO_REQUEST6 128

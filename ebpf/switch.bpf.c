@@ -522,9 +522,6 @@ int braid_to_lan(struct __sk_buff *skb)
 
 /* ------------------------------------------------------------------ the virtual interface */
 
-/* ICMP messages about another packet begin with 8 bytes, followed by that packet. */
-#define ICMP_HEADER 8
-
 /* Writes `to` over the IPv4 address at `offset` if it is `from`. Both have the same checksum. */
 BRAID_INLINE void exchange4(struct __sk_buff *skb, __u32 offset, __u32 from, __u32 to)
 {

@@ -199,16 +199,17 @@ BRAID_INLINE void ask(struct braid_echo *echo, const struct segment *segment, __
 }
 
 /* Offset of the network header from the packet's start; negative: unknown. Devices for raw IP have no header before it. */
-BRAID_INLINE int network_at(struct __sk_buff *skb, __u32 transport, const struct segment *segment)
+static __attribute__((noinline)) int network_offset(struct __sk_buff *skb)
 {
-	const __u32 *wanted = (const __u32 *)segment;
-	__u32 found[TCP_HEADER / 4];
+	__u32 wanted[5], found[5];
 
-	if (!bpf_skb_load_bytes(skb, ETH_HEADER + transport, found, sizeof(found)) && found[0] == wanted[0] && found[1] == wanted[1] &&
-	    found[2] == wanted[2] && found[3] == wanted[3] && found[4] == wanted[4])
+	if (bpf_skb_load_bytes_relative(skb, 0, wanted, sizeof(wanted), BPF_HDR_START_NET))
+		return -1;
+	if (!bpf_skb_load_bytes(skb, ETH_HEADER, found, sizeof(found)) && found[0] == wanted[0] && found[1] == wanted[1] && found[2] == wanted[2] &&
+	    found[3] == wanted[3] && found[4] == wanted[4])
 		return ETH_HEADER;
-	if (!bpf_skb_load_bytes(skb, transport, found, sizeof(found)) && found[0] == wanted[0] && found[1] == wanted[1] &&
-	    found[2] == wanted[2] && found[3] == wanted[3] && found[4] == wanted[4])
+	if (!bpf_skb_load_bytes(skb, 0, found, sizeof(found)) && found[0] == wanted[0] && found[1] == wanted[1] && found[2] == wanted[2] &&
+	    found[3] == wanted[3] && found[4] == wanted[4])
 		return 0;
 	return -1;
 }
@@ -219,7 +220,7 @@ BRAID_INLINE int network_at(struct __sk_buff *skb, __u32 transport, const struct
  */
 static __attribute__((noinline)) int lower_window(struct __sk_buff *skb, const struct segment *segment, __u32 transport, __u32 window)
 {
-	int network = network_at(skb, transport, segment);
+	int network = network_offset(skb);
 	__u16 lowered = bpf_htons(window);
 
 	if (network < 0)

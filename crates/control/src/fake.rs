@@ -16,7 +16,7 @@ use braid_model::{ByteCount, Class, Direction, Family, FlowId, LinkIndex, LinkSe
 use ipnet::IpNet;
 
 use crate::steering::{
-    AppId, BondedLoads, ClientRow, DemandEstimate, Dump, FastFlow, FlowRow, PeerDirect, Port, RedirectPolicy, Shape, ShapeStep, ShapedFlow,
+    AppId, BondedLoads, ClientRow, DemandEstimate, Dump, Ends, FastFlow, FlowRow, PeerDirect, Port, RedirectPolicy, Rewrite, Shape, ShapeStep, ShapedFlow,
     Signs, SteerParams, SteerRule, Steering, SteeringCounters, SteeringError, SteeringEvent,
 };
 
@@ -67,6 +67,8 @@ pub struct FakeSteering {
     shapes: BTreeMap<FlowId, Shape>,
     /// Flows in the fast path.
     pub fast: BTreeMap<FlowId, FastFlow>,
+    /// The rewritten flows.
+    pub rewrites: BTreeMap<Ends, Rewrite>,
     ports: Vec<Port>,
     serves_clients_only: bool,
 }
@@ -530,6 +532,13 @@ impl Steering for FakeSteering {
     fn set_fast_path(&mut self, flows: &BTreeMap<FlowId, FastFlow>) -> Result<(), SteeringError> {
         self.call("set the fast path of clients' flows")?;
         self.fast = flows.clone();
+        self.changes += 1;
+        Ok(())
+    }
+
+    fn set_rewrites(&mut self, rewrites: &BTreeMap<Ends, Rewrite>) -> Result<(), SteeringError> {
+        self.call("rewrite moved flows")?;
+        self.rewrites = rewrites.clone();
         self.changes += 1;
         Ok(())
     }

@@ -454,6 +454,40 @@ pub struct Port {
     pub side: PortSide,
 }
 
+/// Addresses and ports of packets in one direction.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Ends {
+    /// TCP or UDP.
+    pub protocol: Protocol,
+    /// Where they come from.
+    pub source: SocketAddr,
+    /// Where they go to.
+    pub destination: SocketAddr,
+}
+
+impl Ends {
+    /// The other direction.
+    pub fn reversed(self) -> Self {
+        Self { source: self.destination, destination: self.source, ..self }
+    }
+}
+
+/// What becomes of the packets of a moved flow, in one direction (mirrored rewriting; Yap's thesis, 2.3.2).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rewrite {
+    /// Source afterwards.
+    pub source: SocketAddr,
+    /// Destination afterwards.
+    pub destination: SocketAddr,
+    /// The device over which they leave; `None`: they have arrived, and are for this machine.
+    pub device: Option<LinkIndex>,
+    /// Their firewall mark afterwards.
+    pub mark: u32,
+}
+
+/// Maximum number of entries of [`Steering::set_rewrites`].
+pub const MAX_REWRITES: usize = 65_536;
+
 /// What is behind a [`Port`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PortSide {
@@ -467,6 +501,10 @@ pub enum PortSide {
     Programs,
     /// The other end of the virtual interface. Packets have the [`twin`](braid_decide::virtual_device::twin) of its address.
     Switch,
+    /// A link over which moved flows arrive.
+    Arrivals,
+    /// The device through which the packets of this machine's moved flows leave.
+    Departures,
 }
 
 /// A client of the gateway.
@@ -577,6 +615,8 @@ pub trait Steering {
     /// tracking and routing, which see a packet of each direction about once a second and can end it. At most [`MAX_FAST`]; the rest are ignored. A flow whose
     /// translation is not found, or cannot be imitated, goes on as before. If the system does not support this, none takes it.
     fn set_fast_path(&mut self, flows: &BTreeMap<FlowId, FastFlow>) -> Result<(), SteeringError>;
+    /// Makes these the rewritten flows, and no others, by the addresses and ports of their packets before. At most [`MAX_REWRITES`]; the rest are ignored.
+    fn set_rewrites(&mut self, rewrites: &BTreeMap<Ends, Rewrite>) -> Result<(), SteeringError>;
     /// Forgets a forwarded flow: its next packet begins another one.
     fn forget_forwarded(&mut self, protocol: Protocol, client: SocketAddr, remote: SocketAddr) -> Result<(), SteeringError>;
     /// The clients of the gateway.

@@ -12,7 +12,7 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use braid_control::steering::{Shape, SteerLink, SteerParams};
+use braid_control::steering::{Ends, Rewrite, Shape, SteerLink, SteerParams};
 use braid_decide::connection::Mode;
 use braid_decide::tables;
 use braid_decide::virtual_device::VirtualDevice;
@@ -26,6 +26,8 @@ use support::world::may_make_namespaces;
 
 /// The verdict that leaves the packet to others (`TC_ACT_UNSPEC`).
 const NEXT: i32 = -1;
+/// The verdict that drops the packet (`TC_ACT_SHOT`).
+const DROP: i32 = 2;
 /// Slots of the links that packets of each family get.
 const SLOTS: PerFamily<usize> = PerFamily { v4: 0, v6: 1 };
 /// Id of the flows that tests put into the table.
@@ -710,5 +712,110 @@ fn windows_of_random_flows_become_those_of_the_model() {
     with_switch("windows of random TCP flows", |switch| {
         let switch = RefCell::new(switch);
         each(1500, talk(), |talk| talk.check(&mut switch.borrow_mut()));
+    });
+}
+
+// ------------------------------------------------------------------ moved flows
+
+/// A mark that no other packet of these tests has.
+const MOVED_MARK: u32 = 0x77;
+
+/// Addresses and ports of one direction: source, then destination.
+type Pair = [(IpAddr, u16); 2];
+
+fn ends(protocol: Protocol, [source, destination]: Pair) -> Ends {
+    Ends { protocol, source: source.into(), destination: destination.into() }
+}
+
+/// A packet of these ends.
+fn packet_of([source, destination]: Pair, protocol: Protocol, payload: &[u8]) -> Vec<u8> {
+    let segment = match protocol {
+        Protocol::Tcp => tcp(source.1, destination.1, model::ACK, 1000, &[1, 1, 1, 1], payload),
+        _ => udp(source.1, destination.1, payload),
+    };
+    let (from, to) = (source.0.to_string(), destination.0.to_string());
+    if source.0.is_ipv4() { ipv4(&from, &to, protocol.number(), &segment) } else { ipv6(&from, &to, protocol.number(), &segment) }
+}
+
+/// A packet of a moved flow gets the other addresses and ports, with right checksums, on this machine and over a device; packets of the other direction and
+/// of other flows stay as they are.
+fn check_moved(switch: &mut KernelSwitch, protocol: Protocol, before: Pair, after: Pair, payload: &[u8]) -> Result<(), TestCaseError> {
+    let [frame, expected] = [before, after].map(|pair| Frame(ethernet(&packet_of(pair, protocol, payload))));
+    let mut entry = Rewrite { source: after[0].into(), destination: after[1].into(), device: None, mark: MOVED_MARK };
+    let key = ends(protocol, before);
+    switch.set_rewrites(&[(key, entry)].into()).map_err(fail)?;
+    let arrived = switch.pass("braid_rewrite_in", &frame.0, 0, 0).map_err(fail)?;
+    prop_assert_eq!((arrived.verdict, arrived.mark, Frame(arrived.frame)), (NEXT, MOVED_MARK, expected.clone()));
+    let reverse = ethernet(&packet_of([before[1], before[0]], protocol, payload));
+    if key.reversed() != key {
+        let other = switch.pass("braid_rewrite_in", &reverse, 0, 0).map_err(fail)?;
+        prop_assert_eq!((other.verdict, other.mark, other.frame), (NEXT, 0, reverse.clone()));
+        prop_assert_eq!(switch.pass("braid_rewrite_out", &reverse, 0, 0).map_err(fail)?.verdict, DROP, "nothing else leaves");
+    }
+    entry.device = Some(LinkIndex(1));
+    switch.set_rewrites(&[(key, entry)].into()).map_err(fail)?;
+    let left = switch.pass("braid_rewrite_out", &frame.0, 0, 0).map_err(fail)?;
+    prop_assert_eq!((left.verdict, left.mark, Frame(left.frame)), (REDIRECT, MOVED_MARK, expected));
+    switch.set_rewrites(&BTreeMap::new()).map_err(fail)?;
+    let passed = switch.pass("braid_rewrite_in", &frame.0, 0, 0).map_err(fail)?;
+    prop_assert_eq!((passed.verdict, passed.mark, Frame(passed.frame)), (NEXT, 0, frame));
+    Ok(())
+}
+
+#[test]
+fn packets_of_moved_flows_have_the_other_addresses() {
+    let address = |family: Family| match family {
+        Family::V4 => prop_oneof![any::<[u8; 4]>().prop_map(IpAddr::from), Just(CLIENT4.parse().unwrap())].boxed(),
+        // Those of IPv4 that are written as IPv6 belong to no host.
+        Family::V6 => any::<[u8; 15]>().prop_map(|rest| IpAddr::from([&[0x20], &rest[..]].concat().first_chunk::<16>().copied().unwrap())).boxed(),
+    };
+    let pair = move |family: Family| {
+        let end = move || (address(family), prop_oneof![any::<u16>(), Just(443)]);
+        [end(), end()]
+    };
+    let case = prop_oneof![Just(Family::V4), Just(Family::V6)].prop_flat_map(move |family| {
+        let protocol = prop_oneof![Just(Protocol::Tcp), Just(Protocol::Udp)];
+        (protocol, pair(family), pair(family), prop::collection::vec(any::<u8>(), 0..40))
+    });
+    with_switch("moved flows", |switch| {
+        let switch = RefCell::new(switch);
+        each(600, case, |(protocol, before, after, payload)| check_moved(&mut switch.borrow_mut(), protocol, before, after, &payload));
+    });
+}
+
+/// An ICMP error about what this machine sent with a moved flow's addresses becomes one about what the socket sent.
+#[test]
+fn errors_about_moved_flows_reach_their_sockets() {
+    let pair = |text: [&str; 2], ports: [u16; 2]| -> Pair { [0, 1].map(|end| (text[end].parse().unwrap(), ports[end])) };
+    let cases = [
+        (pair([CLIENT4, SERVER4], [1000, 443]), pair(["192.0.2.77", SERVER4], [2000, 443])),
+        (pair([CLIENT4, SERVER4], [1000, 443]), pair(["192.0.2.77", "203.0.113.9"], [1000, 444])),
+        (pair(["2001:db8::1", "2001:db8::2"], [1000, 443]), pair(["2001:db8:77::7", "2001:db8::2"], [1000, 443])),
+        (pair(["2001:db8::1", "2001:db8::2"], [1000, 443]), pair(["2001:db8:77::7", "2001:db8::9"], [2, 3])),
+    ];
+    with_switch("errors about moved flows", |switch| {
+        for (own, wire) in cases {
+            let arriving = [wire[1], wire[0]];
+            let entry = Rewrite { source: own[1].into(), destination: own[0].into(), device: None, mark: MOVED_MARK };
+            switch.set_rewrites(&[(ends(Protocol::Tcp, arriving), entry)].into()).unwrap();
+            // A router quotes the header and eight bytes.
+            let error = |about: Pair| {
+                let quoted = packet_of(about, Protocol::Tcp, &[5; 9]);
+                let (router, to) = (if own[0].0.is_ipv4() { "203.0.113.1" } else { "2001:db8:1::1" }, wire[0].0.to_string());
+                if own[0].0.is_ipv4() {
+                    ethernet(&ipv4(router, &to, 1, &icmp4(3, [0, 0, 5, 0], &quoted[..28])))
+                } else {
+                    ethernet(&ipv6(router, &to, 58, &icmp6(2, [0, 0, 5, 0], &quoted[..48])))
+                }
+            };
+            let passed = switch.pass("braid_rewrite_in", &error(wire), 0, 0).unwrap();
+            assert_eq!((passed.verdict, Frame(passed.frame)), (NEXT, Frame(error(own))));
+            // About another flow, and about what this machine never sent.
+            for about in [[(wire[0].0, 7), wire[1]], arriving] {
+                let frame = error(about);
+                let passed = switch.pass("braid_rewrite_in", &frame, 0, 0).unwrap();
+                assert_eq!((passed.verdict, Frame(passed.frame)), (NEXT, Frame(frame)));
+            }
+        }
     });
 }

@@ -24,6 +24,7 @@ mod lan;
 pub mod load;
 mod prefixes;
 pub mod redirect;
+mod rewrites;
 mod shape;
 pub mod trial;
 mod windows;
@@ -42,10 +43,7 @@ use braid_model::{ByteCount, Class, Family, FlowId, LinkSet, MAX_LINKS, PerDirec
 use ipnet::IpNet;
 
 use super::sys::{abi, bpf as sys};
-use braid_control::steering::{
-    AppId, BondedLoads, ClientRow, DemandEstimate, Dump, FastFlow, FlowRow, Port, Shape, ShapeStep, Signs, SteerParams, Steering,
-    SteeringCounters, SteeringError, SteeringEvent,
-};
+use braid_control::steering::{AppId, BondedLoads, ClientRow, DemandEstimate, Dump, Ends, FastFlow, FlowRow, Port, Rewrite, Shape, ShapeStep, Signs, SteerParams, Steering, SteeringCounters, SteeringError, SteeringEvent};
 use convert::{app_key, flow_row, mapped, process_name};
 use counting::{Counting, Step};
 pub use forward::sweep_filters;
@@ -76,6 +74,8 @@ pub struct BpfSteering {
     windows: windows::Windows,
     /// The forwarded flows in the fast path.
     fast: fast::FastPath,
+    /// The moved flows.
+    rewrites: BTreeMap<Ends, Rewrite>,
     events: RingBuf<MapData>,
     params: SteerParams,
     bank: u32,
@@ -240,7 +240,8 @@ impl BpfSteering {
         let (bank, classes, counting) = (self.bank, self.classes, self.counting.flag());
         let windows = u32::from(self.windows.is_needed());
         let fast = u32::from(self.fast.is_used());
-        let control = abi::Control { heartbeat: self.heartbeat, bank, classes, counting, windows, fast, pad: 0 };
+        let rewrites = u32::from(!self.rewrites.is_empty());
+        let control = abi::Control { heartbeat: self.heartbeat, bank, classes, counting, windows, fast, rewrites };
         typed_map!(self, Array, "control", "write the heartbeat").set(0, control, 0).map_err(failed("write the heartbeat"))
     }
 
@@ -498,6 +499,10 @@ impl Steering for BpfSteering {
 
     fn set_ports(&mut self, ports: &[Port], own: Option<&VirtualDevice>) -> Result<(), SteeringError> {
         self.serve_ports(ports, own)
+    }
+
+    fn set_rewrites(&mut self, rewrites: &BTreeMap<Ends, Rewrite>) -> Result<(), SteeringError> {
+        self.rewrite(rewrites)
     }
 
     fn set_fast_path(&mut self, flows: &BTreeMap<FlowId, FastFlow>) -> Result<(), SteeringError> {

@@ -28,6 +28,8 @@ const fn programs(side: PortSide) -> &'static [(&'static str, TcAttachType)] {
         PortSide::Link => &[("braid_from_link", TcAttachType::Ingress), ("braid_to_link", TcAttachType::Egress)],
         PortSide::Lan => &[("braid_from_lan", TcAttachType::Ingress), ("braid_to_lan", TcAttachType::Egress)],
         PortSide::Programs => &[("braid_from_virtual", TcAttachType::Egress), ("braid_to_lan", TcAttachType::Ingress)],
+        PortSide::Arrivals => &[("braid_rewrite_in", TcAttachType::Ingress)],
+        PortSide::Departures => &[("braid_rewrite_out", TcAttachType::Egress)],
         PortSide::Switch => &[("braid_outside", TcAttachType::Ingress), ("braid_inside", TcAttachType::Egress)],
     }
 }

@@ -351,6 +351,7 @@ impl BpfSteering {
             shaper,
             windows: Default::default(),
             fast: Default::default(),
+            rewrites: Default::default(),
             events,
             params: no_params(),
             bank: 0,
@@ -483,7 +484,7 @@ const ADDRESS_PROGRAMS: [&str; 6] =
 /// Move connects that receive no answer. One run is one of each, in this order.
 const MOVE_PROGRAMS: [&str; 3] = ["braid_unanswered", "braid_taken", "braid_move"];
 /// Forward: at the devices (`forward::programs`), and the dump of the flows.
-const FORWARD_PROGRAMS: [&str; 9] = [
+const FORWARD_PROGRAMS: [&str; 11] = [
     "braid_from_lan",
     "braid_from_virtual",
     "braid_to_lan",
@@ -493,6 +494,8 @@ const FORWARD_PROGRAMS: [&str; 9] = [
     "braid_inside",
     "braid_from_link",
     "braid_to_link",
+    "braid_rewrite_in",
+    "braid_rewrite_out",
 ];
 /// Those of them that need no types of the kernel.
 const SMALL_PROGRAMS: [&str; 6] = ["braid_from_lan", "braid_to_lan", "braid_from_member", "braid_from_link", "braid_to_link", TEND_PROGRAM];

@@ -16,7 +16,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use super::load::LoadError;
 use super::{BpfSteering, convert, detail, failed};
 use crate::linux::sys::{abi, bpf as sys};
-use braid_control::steering::{ClientRow, FastFlow, Shape, ShapedFlow, SteerParams, Steering, SteeringError};
+use braid_control::steering::{ClientRow, Ends, FastFlow, Rewrite, Shape, ShapedFlow, SteerParams, Steering, SteeringError};
 
 static OBJECT: &[u8] = aya::include_bytes_aligned!(concat!(env!("OUT_DIR"), "/trial.bpf.o"));
 const ACTION: &str = "run a trial of the connection rule";
@@ -231,6 +231,11 @@ impl KernelSwitch {
                 leg.hardware = entry.hardware;
             }
         })
+    }
+
+    /// Makes these the moved flows.
+    pub fn set_rewrites(&mut self, rewrites: &BTreeMap<Ends, Rewrite>) -> Result<(), SteeringError> {
+        self.steering.set_rewrites(rewrites)
     }
 
     /// Removes all flows and clients.

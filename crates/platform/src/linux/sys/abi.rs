@@ -71,7 +71,7 @@ abi! {
     /// `struct braid_window`.
     Window { rx: u64, tx: u64, echo: [Echo; 2], handshake: u32, pad: u32, }
     /// `struct braid_control`.
-    Control { heartbeat: u64, bank: u32, classes: u32, counting: u32, windows: u32, fast: u32, pad: u32, }
+    Control { heartbeat: u64, bank: u32, classes: u32, counting: u32, windows: u32, fast: u32, rewrites: u32, }
     /// `struct braid_exe_key`.
     ExeKey { inode: u64, device: u32, pad: u32, }
     /// `struct braid_exe`.
@@ -115,6 +115,8 @@ abi! {
     DatagramKey { socket: u64, remote: [u32; 4], port: u32, pad: u32, }
     /// `struct braid_forward_key`.
     ForwardKey { client: [u32; 4], remote: [u32; 4], client_port: u16, remote_port: u16, protocol: u8, pad: [u8; 3], }
+    /// `struct braid_rewrite`.
+    Rewrite { to: ForwardKey, device: u32, mark: u32, packets: u64, }
     /// `struct braid_client`.
     Client { last: u64, flows: u32, device: u32, mac: [u8; 6], pad: [u8; 2], }
     /// `struct braid_own_address`.
@@ -255,6 +257,7 @@ mod tests {
             size_of::<Window>(),
             size_of::<Leg>(),
             size_of::<Fast>(),
+            size_of::<Rewrite>(),
         ];
         assert_eq!(rust, c);
     }

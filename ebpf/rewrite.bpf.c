@@ -1,0 +1,175 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Mirrored rewriting: how a running flow changes its link without a tunnel (Hercules; Yap's thesis, 2.3.2). Its packets have other addresses and ports on the
+ * way than in the sockets at both ends. One end exchanges them where its packets leave, the other end exchanges them back where they arrive, and the reverse.
+ *
+ *   rewrite_out  packets of moved flows, at the egress of a device of Braid's own to which a routing rule leads them
+ *   rewrite_in   packets that arrive over a link, and ICMP errors about packets of moved flows
+ *
+ * The daemon enters a flow, and agrees about it with the other host. A flow that is not entered is left alone.
+ */
+#include "rewrite.h"
+
+/* What becomes of packets, by the addresses and ports that they have before. The daemon enters and removes them. */
+MAP(rewrites, BPF_MAP_TYPE_HASH, struct braid_forward_key, struct braid_rewrite, BRAID_MAX_REWRITES, BPF_F_NO_PREALLOC);
+
+BRAID_INLINE _Bool is_same_address(const __u32 *one, const __u32 *other)
+{
+	return one[0] == other[0] && one[1] == other[1] && one[2] == other[2] && one[3] == other[3];
+}
+
+/* Exchanges the packet's source or destination. Returns 0 on success, also if there is nothing to change. */
+static __attribute__((noinline)) int exchange_end(struct __sk_buff *skb, const struct packet *packet, const struct braid_rewrite *entry, __u32 network,
+						  _Bool destination)
+{
+	struct change change = { .network = network, .destination = destination };
+
+	__builtin_memcpy(change.from, destination ? packet->key.remote : packet->key.client, sizeof(change.from));
+	__builtin_memcpy(change.to, destination ? entry->to.remote : entry->to.client, sizeof(change.to));
+	change.from_port = bpf_htons(destination ? packet->key.remote_port : packet->key.client_port);
+	change.to_port = bpf_htons(destination ? entry->to.remote_port : entry->to.client_port);
+	if (change.from_port == change.to_port && is_same_address(change.from, change.to))
+		return 0;
+	if (change_checksum(skb, packet, &change))
+		return -1;
+	return write_end(skb, &change, packet->family, network, network + packet->transport);
+}
+
+/* Gives the packet the addresses and ports of its entry. Returns the verdict. */
+static __attribute__((noinline)) int rewrite(struct __sk_buff *skb, const struct packet *packet, struct braid_rewrite *entry)
+{
+	int network = network_offset(skb);
+
+	/* Fragments cannot be followed. Protocols without ports have no entry. */
+	if (network < 0 || packet->fragment || exchange_end(skb, packet, entry, network, 0) || exchange_end(skb, packet, entry, network, 1))
+		return TC_DROP;
+	__sync_fetch_and_add(&entry->packets, 1);
+	skb->mark = entry->mark;
+	return entry->device ? bpf_redirect_neigh(entry->device, NULL, 0, 0) : TC_NEXT;
+}
+
+SEC("classifier")
+int braid_rewrite_out(struct __sk_buff *skb)
+{
+	struct packet packet = {};
+	struct braid_rewrite *entry;
+
+	/* Nothing else is sent through this device. A flow whose entry is gone must not leave with addresses that nobody would exchange back. */
+	if (!read_packet(skb, &packet, 0))
+		return TC_DROP;
+	entry = bpf_map_lookup_elem(&rewrites, &packet.key);
+	return entry ? rewrite(skb, &packet, entry) : TC_DROP;
+}
+
+/* The packet that an ICMP error quotes. */
+struct quoted {
+	struct braid_forward_key key; /* of packets in the other direction */
+	__u32 family;
+	__u32 network; /* offset of its network header */
+	__u32 transport; /* offset of its ports */
+};
+
+/* Reads the packet that an ICMP error quotes. Returns 0 if this is no such error. */
+static __attribute__((noinline)) int read_quoted(struct __sk_buff *skb, struct quoted *quoted)
+{
+	struct braid_forward_key *key = &quoted->key;
+	__u8 head[IPV6_HEADER];
+	__u32 offset;
+
+	if (skb->protocol == bpf_htons(ETH_IPV4)) {
+		if (load(skb, 0, head, IPV4_HEADER) || !is_header4(head[0]) || (head[6] & 0x1f) || head[7] || head[9] != PROTOCOL_ICMP)
+			return 0;
+		offset = (head[0] & 15) * 4;
+		/* Destination unreachable, time exceeded, parameter problem. */
+		if (load(skb, offset, head, 1) || (head[0] != 3 && head[0] != 11 && head[0] != 12))
+			return 0;
+		offset += ICMP_HEADER;
+		if (load(skb, offset, head, IPV4_HEADER) || !is_header4(head[0]) || (head[6] & 0x1f) || head[7])
+			return 0;
+		quoted->family = 4;
+		quoted->network = offset;
+		quoted->transport = offset + (head[0] & 15) * 4;
+		key->protocol = head[9];
+		key->client[2] = key->remote[2] = bpf_htonl(0xffff);
+		__builtin_memcpy(&key->remote[3], head + IPV4_SOURCE, 4);
+		__builtin_memcpy(&key->client[3], head + IPV4_DESTINATION, 4);
+	} else if (skb->protocol == bpf_htons(ETH_IPV6)) {
+		/* The types of errors are below 128 (RFC 4443, 2.1). */
+		if (load(skb, 0, head, IPV6_HEADER) || head[0] >> 4 != 6 || head[6] != PROTOCOL_ICMPV6 || load(skb, IPV6_HEADER, head, 1) ||
+		    head[0] >= ECHO_REQUEST6)
+			return 0;
+		offset = IPV6_HEADER + ICMP_HEADER;
+		if (load(skb, offset, head, IPV6_HEADER) || head[0] >> 4 != 6)
+			return 0;
+		quoted->family = 6;
+		quoted->network = offset;
+		quoted->transport = offset + IPV6_HEADER;
+		key->protocol = head[6];
+		__builtin_memcpy(key->remote, head + IPV6_SOURCE, 16);
+		__builtin_memcpy(key->client, head + IPV6_DESTINATION, 16);
+	} else {
+		return 0;
+	}
+	if ((key->protocol != IPPROTO_TCP && key->protocol != IPPROTO_UDP) || load(skb, quoted->transport, head, 4))
+		return 0;
+	key->remote_port = head[0] << 8 | head[1];
+	key->client_port = head[2] << 8 | head[3];
+	return 1;
+}
+
+/*
+ * Exchanges an end in a quoted packet. `at` is the offset of the network header. The checksum of ICMP covers the quoted packet. In IPv4 the changes of the
+ * address and of the quoted header's checksum cancel out in it.
+ */
+static __attribute__((noinline)) int exchange_quoted_end(struct __sk_buff *skb, const struct quoted *quoted, const struct braid_rewrite *entry, __u32 at,
+							 _Bool destination)
+{
+	__u32 check = at + quoted->network - ICMP_HEADER + 2;
+	struct change change = { .destination = destination };
+
+	/* The entry is for the other direction: what it says about the source is about the destination here. */
+	__builtin_memcpy(change.from, destination ? quoted->key.client : quoted->key.remote, sizeof(change.from));
+	__builtin_memcpy(change.to, destination ? entry->to.client : entry->to.remote, sizeof(change.to));
+	change.from_port = bpf_htons(destination ? quoted->key.client_port : quoted->key.remote_port);
+	change.to_port = bpf_htons(destination ? entry->to.client_port : entry->to.remote_port);
+	if (quoted->family == 6 && !is_same_address(change.from, change.to) &&
+	    bpf_l4_csum_replace(skb, check, 0, bpf_csum_diff((__be32 *)change.from, 16, (__be32 *)change.to, 16, 0), 0))
+		return -1;
+	if (change.from_port != change.to_port && bpf_l4_csum_replace(skb, check, change.from_port, change.to_port, 2))
+		return -1;
+	return write_end(skb, &change, quoted->family, at + quoted->network, at + quoted->transport);
+}
+
+/* Makes an ICMP error about a packet of a moved flow one about the packet that the socket sent. The error itself is to one of this machine's addresses. */
+static __attribute__((noinline)) int rewrite_error(struct __sk_buff *skb)
+{
+	struct braid_rewrite *entry;
+	struct quoted quoted = {};
+	int at;
+
+	if (!read_quoted(skb, &quoted))
+		return TC_NEXT;
+	entry = bpf_map_lookup_elem(&rewrites, &quoted.key);
+	if (!entry || entry->device)
+		return TC_NEXT;
+	at = network_offset(skb);
+	if (at < 0 || exchange_quoted_end(skb, &quoted, entry, at, 0) || exchange_quoted_end(skb, &quoted, entry, at, 1))
+		return TC_DROP;
+	return TC_NEXT;
+}
+
+SEC("classifier")
+int braid_rewrite_in(struct __sk_buff *skb)
+{
+	struct packet packet = {};
+	struct braid_rewrite *entry;
+	__u32 zero = 0;
+	struct braid_control *switches = bpf_map_lookup_elem(&control, &zero);
+
+	if (!switches || !switches->rewrites || skb->pkt_type != PACKET_HOST || skb->vlan_present)
+		return TC_NEXT;
+	if (!read_packet(skb, &packet, 0))
+		return rewrite_error(skb);
+	entry = bpf_map_lookup_elem(&rewrites, &packet.key);
+	return entry ? rewrite(skb, &packet, entry) : TC_NEXT;
+}
