@@ -16,6 +16,7 @@
 #include "switch.bpf.c"
 #include "rewrite.bpf.c"
 #include "move.bpf.c"
+#include "depart.bpf.c"
 #include "shape.bpf.c"
 #include "count.bpf.c"
 

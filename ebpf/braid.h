@@ -44,6 +44,8 @@
 
 /* Mark of packets of clients that the daemon takes: a firewall rule hands them to its transparent sockets (`decide::gateway`). */
 #define BRAID_CARRIER_MARK (BRAID_MARK_BASE | 0xfe)
+/* The mark of packets of this machine's moved flows, which a routing rule leads to Braid's device. */
+#define BRAID_DEPARTURE_MARK (BRAID_MARK_BASE | 0xfb)
 /* Mark of packets of clients that go through a bond as packets: a routing rule sends them to the daemon's device (`decide::tables`). */
 #define BRAID_PACKET_MARK (BRAID_MARK_BASE | 0xfd)
 

@@ -100,7 +100,9 @@ struct task_struct {
 struct sock_common {
 	__u32 skc_daddr;
 	__u32 skc_rcv_saddr;
+	struct in6_addr skc_v6_daddr;
 	struct in6_addr skc_v6_rcv_saddr;
+	int skc_bound_dev_if;
 	__u16 skc_dport;
 	__u16 skc_num;
 	unsigned short skc_family;

@@ -82,6 +82,12 @@ pub const PACKET_MARK: u32 = MARK_BASE | 0xFD;
 pub const PACKET_DEVICE: &str = "braid-packets";
 /// The table for such packets.
 const PACKET_TABLE: u32 = TABLE_BASE + TABLES - 2;
+/// The mark of packets of this machine's moved flows (`BRAID_DEPARTURE_MARK`).
+pub const DEPARTURE_MARK: u32 = MARK_BASE | 0xFB;
+/// The device through which such packets leave: a program at its egress rewrites them, and sends each over its link.
+pub const DEPARTURE_DEVICE: &str = "braid-moves";
+/// The table for such packets.
+const DEPARTURE_TABLE: u32 = TABLE_BASE + TABLES - 4;
 /// The loopback device, the first of every network namespace.
 const LOOPBACK: LinkIndex = LinkIndex(1);
 
@@ -116,6 +122,23 @@ pub fn packets(family: Family, device: LinkIndex) -> (RuleFacts, RouteFacts) {
     let rule = RuleFacts { mark: Some((PACKET_MARK, u32::MAX)), ..rule(family, PRIORITY_BY_LINK, PACKET_TABLE) };
     let route = RouteFacts {
         table: PACKET_TABLE,
+        destination: everything(family),
+        kind: RouteKind::Unicast,
+        metric: metric(family, 0),
+        hops: vec![NextHop { device, gateway: None, dead: false }],
+        source: None,
+        conditional: false,
+        ours: true,
+    };
+    (rule, route)
+}
+
+/// The rule and the route that send packets with [`DEPARTURE_MARK`] over the device with this index, which is [`DEPARTURE_DEVICE`], whatever links their
+/// source addresses belong to.
+pub fn departures(family: Family, device: LinkIndex) -> (RuleFacts, RouteFacts) {
+    let rule = RuleFacts { mark: Some((DEPARTURE_MARK, u32::MAX)), ..rule(family, PRIORITY_SHARED_SUBNET, DEPARTURE_TABLE) };
+    let route = RouteFacts {
+        table: DEPARTURE_TABLE,
         destination: everything(family),
         kind: RouteKind::Unicast,
         metric: metric(family, 0),

@@ -68,6 +68,10 @@ pub struct BpfSteering {
     iterators: Arc<[OwnedFd]>,
     /// Moves connects that receive no answer, or the reason why it could not be loaded.
     mover: Result<iterate::SocketIterator, String>,
+    /// Makes the sockets of moved flows send through Braid's device, or the reason why it could not be loaded.
+    departer: Result<iterate::SocketIterator, String>,
+    /// Whether the sockets do not know yet what the moved flows are.
+    departs: bool,
     /// Sets the rates of running flows, or the reason why its programs could not be loaded.
     shaper: Result<shape::Shaper, String>,
     /// The forwarded flows whose windows the switch lowers or measures.
@@ -467,6 +471,7 @@ impl Steering for BpfSteering {
             }
         }
         self.heal.ended.extend(idle.iter().filter_map(flow_row));
+        self.depart()?;
         let fast = self.tend_fast_path().unwrap_or_else(|error| {
             tracing::warn!(%error, "clients' flows leave the fast path");
             Vec::new()

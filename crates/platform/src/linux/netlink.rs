@@ -13,6 +13,7 @@ mod follow;
 mod ipsec;
 pub(super) mod netfilter;
 mod talk;
+pub mod departures;
 pub mod virtual_device;
 pub mod wireless;
 

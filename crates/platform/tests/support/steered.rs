@@ -92,7 +92,7 @@ pub fn set(steering: &mut BpfSteering, params: &SteerParams) {
 }
 
 /// Adds source rules as `decide::tables` plans them.
-fn add_rules(world: &World, links: usize) {
+pub fn add_rules(world: &World, links: usize) {
     for slot in 0..links {
         world.client.ip(&format!("route add default via 10.77.{slot}.1 dev link{slot} table {}", 47000 + slot));
         world.client.ip(&format!("rule add from 10.77.{slot}.2 lookup {} priority 32765", 47000 + slot));

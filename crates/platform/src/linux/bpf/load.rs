@@ -160,7 +160,7 @@ fn needed(name: &str) -> Needed {
         Needed::CountCalls
     } else if COUNT_PACKETS.contains(&name) {
         Needed::CountPackets
-    } else if MOVE_PROGRAMS.contains(&name) {
+    } else if MOVE_PROGRAMS.contains(&name) || name == DEPART_PROGRAM {
         Needed::MoveConnects
     } else if SHAPE_PROGRAMS.contains(&name) {
         Needed::ShapeFlows
@@ -235,6 +235,7 @@ impl BpfSteering {
         let parts = Parts {
             iterators: [].into(),
             mover: Err(lost.to_owned()),
+            departer: Err(lost.to_owned()),
             shaper: Err(lost.to_owned()),
             counters: Counters::Calls,
             lan,
@@ -334,13 +335,14 @@ impl BpfSteering {
         let iterators = dumps.into_iter().map(|(name, map)| attach_iterator(&ebpf, name, map)).collect::<Result<_, _>>()?;
         let mover = MOVE_PROGRAMS.into_iter().map(|name| load_socket_iterator(&mut ebpf, name, &btf)).collect::<Result<_, _>>();
         let mover = mover.map(SocketIterator::in_turn).map_err(|error| error.to_string());
+        let departer = load_socket_iterator(&mut ebpf, DEPART_PROGRAM, &btf).map(SocketIterator::new).map_err(|error| error.to_string());
         let shaper = Shaper::load(&mut ebpf, &btf).map_err(|error| error.to_string());
-        Self::new(ebpf, Parts { iterators, mover, shaper, counters, lan: Lan::Unloaded, unsteered: None })
+        Self::new(ebpf, Parts { iterators, mover, departer, shaper, counters, lan: Lan::Unloaded, unsteered: None })
     }
 
     /// The loaded programs, with nothing attached and no parameters.
     fn new(mut ebpf: aya::Ebpf, parts: Parts) -> Result<Self, LoadError> {
-        let Parts { iterators, mover, shaper, counters, lan, unsteered } = parts;
+        let Parts { iterators, mover, departer, shaper, counters, lan, unsteered } = parts;
         let events = RingBuf::try_from(take_map(&mut ebpf, "events")?).map_err(|error| LoadError::Object { reason: detail(&error) })?;
         let netns = sys::netns_cookie()
             .map_err(|error| LoadError::System { action: "name this network namespace (SO_NETNS_COOKIE)", reason: error.to_string() })?;
@@ -348,10 +350,12 @@ impl BpfSteering {
             ebpf,
             iterators,
             mover,
+            departer,
             shaper,
             windows: Default::default(),
             fast: Default::default(),
             rewrites: Default::default(),
+            departs: false,
             events,
             params: no_params(),
             bank: 0,
@@ -382,6 +386,7 @@ impl BpfSteering {
 struct Parts {
     iterators: Arc<[OwnedFd]>,
     mover: Result<SocketIterator, String>,
+    departer: Result<SocketIterator, String>,
     shaper: Result<Shaper, String>,
     counters: Counters,
     lan: Lan,
@@ -483,6 +488,8 @@ const ADDRESS_PROGRAMS: [&str; 6] =
     ["braid_getpeername4", "braid_getpeername6", "braid_getsockname4", "braid_getsockname6", "braid_recvmsg4", "braid_recvmsg6"];
 /// Move connects that receive no answer. One run is one of each, in this order.
 const MOVE_PROGRAMS: [&str; 3] = ["braid_unanswered", "braid_taken", "braid_move"];
+/// Makes the sockets of moved flows send through Braid's device.
+const DEPART_PROGRAM: &str = "braid_depart";
 /// Forward: at the devices (`forward::programs`), and the dump of the flows.
 const FORWARD_PROGRAMS: [&str; 11] = [
     "braid_from_lan",
@@ -582,7 +589,9 @@ fn load_program(program: &mut Program, name: &str, btf: Option<&Btf>) -> Result<
             BtfTracePoint::load(program, tracepoint, types()?)
         }
         Program::Iter(program) if name == "braid_flows" => Iter::load(program, "bpf_sk_storage_map", types()?),
-        Program::Iter(program) if MOVE_PROGRAMS.contains(&name) || SHAPE_PROGRAMS.contains(&name) => Iter::load(program, "tcp", types()?),
+        Program::Iter(program) if MOVE_PROGRAMS.contains(&name) || SHAPE_PROGRAMS.contains(&name) || name == DEPART_PROGRAM => {
+            Iter::load(program, "tcp", types()?)
+        }
         Program::Iter(program) => Iter::load(program, "bpf_map_elem", types()?),
         _ => return Err(Refusal { reason: "it has an unknown program type".to_owned(), log: String::new() }),
     };

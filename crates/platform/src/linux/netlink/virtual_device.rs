@@ -26,8 +26,8 @@ use crate::linux::netlink::ApplyError;
 const OWN_PROTOCOL: u8 = PROTOCOL + 1;
 /// Alias of both devices, by which they are recognized.
 const ALIAS: &str = "Braid's virtual interface";
-/// Hardware address of both devices. Neither resolves addresses, so the kernel sends frames to the sender's own.
-const HARDWARE: [u8; 6] = [0x02, 0x62, 0x72, 0x61, 0x69, 0x64];
+/// Hardware address of both devices, and of that for moved flows. Neither resolves addresses, so the kernel sends frames to the sender's own.
+pub(super) const HARDWARE: [u8; 6] = [0x02, 0x62, 0x72, 0x61, 0x69, 0x64];
 
 /// Makes `device` the only virtual interface in this thread's network namespace. What is there already stays as it is, with its connections.
 ///
@@ -137,7 +137,7 @@ fn own_rules(changes: &mut Changes) -> Result<Vec<RuleFacts>, ApplyError> {
 }
 
 /// The addresses of the device that Braid may have given it.
-fn addresses(changes: &mut Changes, device: LinkIndex) -> Result<Vec<IpAddr>, ApplyError> {
+pub(super) fn addresses(changes: &mut Changes, device: LinkIndex) -> Result<Vec<IpAddr>, ApplyError> {
     let request = RouteNetlinkMessage::GetAddress(AddressMessage::default());
     let of_device = |body: &[u8]| facts::address(body).filter(|found| found.device == device).map(|found| found.net.addr());
     let mut found = changes.kernel.dump(&request, of_device).map_err(|source| DumpError { what: "addresses", source })?;
@@ -168,7 +168,7 @@ fn mark(device: LinkIndex) -> RouteNetlinkMessage {
     RouteNetlinkMessage::SetLink(message)
 }
 
-fn delete(device: LinkIndex) -> RouteNetlinkMessage {
+pub(super) fn delete(device: LinkIndex) -> RouteNetlinkMessage {
     let mut message = LinkMessage::default();
     message.header.index = device.0;
     RouteNetlinkMessage::DelLink(message)

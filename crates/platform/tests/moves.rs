@@ -1,0 +1,149 @@
+//! Running TCP flows change their link by mirrored rewriting, in namespaces created by the test.
+
+#[allow(unreachable_pub, dead_code)]
+mod support {
+    pub mod steered;
+    pub mod world;
+}
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use braid_control::steering::{Ends, Port, PortSide, Rewrite, Steering};
+use braid_decide::tables::{self, DEPARTURE_DEVICE, DEPARTURE_MARK};
+use braid_model::{Family, Protocol};
+use braid_platform::linux::bpf::BpfSteering;
+use braid_platform::linux::netlink::departures;
+use support::steered::{LIMIT, add_rules, beat, index_of, params, steering};
+use support::world::{World, ip, may_make_namespaces};
+
+/// The end of a flow that changes its link or follows, in its namespace.
+struct Host {
+    steering: BpfSteering,
+    ports: Vec<Port>,
+}
+
+impl Host {
+    /// Prepares this thread's namespace, whose links have these names.
+    fn new(mut steering: BpfSteering, links: &[&str]) -> Self {
+        steering.load_switch();
+        let device = departures::make(1500).unwrap();
+        for family in Family::ALL {
+            let (rule, route) = tables::departures(family, device);
+            let option = if family == Family::V4 { "-4" } else { "-6" };
+            ip(&format!("{option} route add default dev {DEPARTURE_DEVICE} table {}", route.table));
+            ip(&format!("{option} rule add fwmark {DEPARTURE_MARK:#x} lookup {} priority {}", route.table, rule.priority));
+        }
+        let departure = Port { index: device, name: DEPARTURE_DEVICE.to_owned(), side: PortSide::Departures };
+        let arrival = |name: &&str| Port { index: index_of(name), name: (*name).to_owned(), side: PortSide::Arrivals };
+        let ports = links.iter().map(arrival).chain([departure]).collect::<Vec<_>>();
+        steering.set_ports(&ports, None).unwrap();
+        Self { steering, ports }
+    }
+
+    fn set(&mut self, rewrites: &BTreeMap<Ends, Rewrite>) {
+        self.steering.set_rewrites(rewrites).unwrap();
+    }
+}
+
+fn moved(source: SocketAddr, destination: SocketAddr, leaves: Option<(&str, u32)>) -> Rewrite {
+    let (device, mark) = leaves.map_or((None, 0), |(device, mark)| (Some(index_of(device)), mark));
+    Rewrite { source, destination, device, mark }
+}
+
+/// What both hosts rewrite while the flow from `own` to `server` uses `other` instead of `own`: the client over link `slot`.
+fn mirrored(own: SocketAddr, server: SocketAddr, other: SocketAddr) -> (Vec<(Ends, SocketAddr, SocketAddr)>, Vec<(Ends, SocketAddr, SocketAddr)>) {
+    let ends = |source, destination| Ends { protocol: Protocol::Tcp, source, destination };
+    (
+        vec![(ends(own, server), other, server), (ends(server, other), server, own)],
+        vec![(ends(other, server), own, server), (ends(server, own), server, other)],
+    )
+}
+
+/// Bytes that the device has sent.
+fn sent(device: &str) -> u64 {
+    let devices = std::fs::read_to_string("/proc/thread-self/net/dev").unwrap();
+    let line = devices.lines().find_map(|line| line.trim().strip_prefix(&format!("{device}:"))).unwrap();
+    line.split_whitespace().nth(8).unwrap().parse().unwrap()
+}
+
+#[test]
+fn a_running_flow_moves_to_another_link_whose_own_link_then_ends() {
+    if !may_make_namespaces("a flow that moves") {
+        return;
+    }
+    for server in ["203.0.113.10", "2001:db8:113::10"] {
+        let world = World::new(2).unwrap();
+        add_rules(&world, 2);
+        let server = SocketAddr::new(server.parse::<IpAddr>().unwrap(), 7000);
+        // Echoes what it gets.
+        world.server.run(|| {
+            let listener = TcpListener::bind("[::]:7000").unwrap();
+            std::thread::spawn(move || {
+                for stream in listener.incoming().map_while(Result::ok) {
+                    std::thread::spawn(move || std::io::copy(&mut stream.try_clone().unwrap(), &mut &stream));
+                }
+            });
+        });
+        let mut far = world.server.run(|| {
+            let mut only = params(0);
+            only.usable = Default::default();
+            let mut steering = steering(&only);
+            beat(&mut steering);
+            Host::new(steering, &["peer0", "peer1"])
+        });
+        let mut near = world.client.run(|| Host::new(steering(&params(2)), &["link0", "link1"]));
+        let mut stream = world.client.run(move || TcpStream::connect_timeout(&server, LIMIT).unwrap());
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        let own = stream.local_addr().unwrap();
+        let (from, to) = if own.ip().to_string().ends_with("0.2") || own.ip().to_string().ends_with("0::2") || own.ip().to_string() == "fd77::2" {
+            (0, 1)
+        } else {
+            (1, 0)
+        };
+        let other: IpAddr = if server.is_ipv4() { format!("10.77.{to}.2") } else { format!("fd77:0:0:{to}::2") }.parse().unwrap();
+        let other = SocketAddr::new(other, own.port());
+        let mut exchange = |round: u8| {
+            let sent = vec![round; 300_000];
+            let mut writing = stream.try_clone().unwrap();
+            let copy = sent.clone();
+            let writer = std::thread::spawn(move || writing.write_all(&copy).unwrap());
+            let mut got = vec![0; sent.len()];
+            stream.read_exact(&mut got).unwrap();
+            writer.join().unwrap();
+            assert!(got == sent);
+        };
+        exchange(1);
+        let (here, there) = mirrored(own, server, other);
+        let names = (format!("link{to}"), format!("peer{to}"));
+        let link = names.0.clone();
+        let (mut far, mut near) = (
+            world.server.run(move || {
+                let arrives = (there[0].0, moved(there[0].1, there[0].2, None));
+                let leaves = (there[1].0, moved(there[1].1, there[1].2, Some((&names.1, 0))));
+                far.set(&[arrives, leaves].into());
+                far
+            }),
+            world.client.run(move || {
+                let leaves = (here[0].0, moved(here[0].1, here[0].2, Some((&names.0, tables::mark(to)))));
+                let arrives = (here[1].0, moved(here[1].1, here[1].2, None));
+                departures::keep(index_of(DEPARTURE_DEVICE), &[own.ip()].into()).unwrap();
+                near.set(&[leaves, arrives].into());
+                near
+            }),
+        );
+        // What was under way arrives over the old link.
+        exchange(2);
+        let (old, new) = (format!("link{from}"), link);
+        let read = |name: String| world.client.run(move || sent(&name));
+        let before = (read(old.clone()), read(new.clone()));
+        world.client.ip(&format!("link set dev {old} down"));
+        exchange(3);
+        exchange(4);
+        assert!(read(new.clone()) - before.1 > 600_000, "{server}: the new link carries the flow");
+        world.client.ip(&format!("link set dev {old} up"));
+        let _ = (&mut far, &mut near, Duration::ZERO, Instant::now(), before.0);
+    }
+}

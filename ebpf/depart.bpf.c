@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Makes the sockets of moved flows send through Braid's device, whose egress program rewrites their packets (rewrite.bpf.c), whatever becomes of the link that
+ * the flows leave. A socket keeps its addresses, and is bound to no device while its flow is moved. Once its flow is not moved any more, it is bound again to
+ * the link that has its address.
+ *
+ * The daemon starts this iterator over the namespace's TCP sockets after it changed `rewrites`.
+ */
+
+/* The socket's addresses and ports, as in its packets. */
+BRAID_INLINE void read_ends(const struct sock_common *socket, struct braid_forward_key *key)
+{
+	const void *number = as_number(socket);
+	const struct sock *sk = number;
+
+	if (socket->skc_family == AF_INET6)
+		BPF_CORE_READ_INTO(&key->remote, sk, __sk_common.skc_v6_daddr);
+	if (socket->skc_family == AF_INET6 && !is_mapped(key->remote)) {
+		BPF_CORE_READ_INTO(&key->client, sk, __sk_common.skc_v6_rcv_saddr);
+	} else {
+		key->client[2] = key->remote[2] = bpf_htonl(0xffff);
+		key->remote[0] = key->remote[1] = 0;
+		key->client[3] = socket->skc_rcv_saddr;
+		key->remote[3] = socket->skc_daddr;
+	}
+	key->client_port = socket->skc_num;
+	key->remote_port = bpf_ntohs(socket->skc_dport);
+	key->protocol = IPPROTO_TCP;
+}
+
+/* The slot of the link that has this source address; BRAID_NO_SLOT if there is none. */
+static __attribute__((noinline)) int slot_of_source(const struct braid_forward_key *key, __u32 bank)
+{
+	const struct braid_params *now = bpf_map_lookup_elem(&params, &bank);
+	_Bool mapped = is_mapped(key->client);
+
+	if (!now)
+		return BRAID_NO_SLOT;
+	for (__u32 slot = 0; slot < BRAID_MAX_LINKS; slot++) {
+		const struct braid_slot *link = &now->slots[slot];
+
+		if (mapped ? link->source4 && link->source4 == key->client[3]
+			   : link->source6[3] && link->source6[0] == key->client[0] && link->source6[1] == key->client[1] &&
+				     link->source6[2] == key->client[2] && link->source6[3] == key->client[3])
+			return slot;
+	}
+	return BRAID_NO_SLOT;
+}
+
+/* Books a steered flow on another link. */
+static __attribute__((noinline)) int rebook(struct sock_common *socket, const struct braid_params *now, __u32 slot)
+{
+	struct connection *connection = connection_of(bpf_get_socket_cookie(socket));
+	__u64 id, reserved;
+
+	if (!connection || connection->flow.slot == slot || slot >= BRAID_MAX_LINKS)
+		return 0;
+	/* The compiler knows that it is below the limit, and omits masks that the verifier needs. */
+	__asm__ volatile("" : "+r"(slot));
+	id = connection->flow.id;
+	reserved = connection->flow.reserved;
+	add_to_load(slot, connection->flow.direction, reserved, 1, 0);
+	if (!transfer(&connection->flow, id, now, slot, reserved, 0))
+		remove_from_load(slot, connection->flow.direction, reserved);
+	return 0;
+}
+
+/* Makes the socket send through Braid's device. A socket that its program bound to a device or marked stays as it is. */
+static __attribute__((noinline)) int depart(struct sock_common *socket, const struct braid_params *now, __u32 mark)
+{
+	const void *number = as_number(socket);
+	const struct sock *sk = number;
+	__u32 none = 0, bound = BPF_CORE_READ(sk, __sk_common.skc_bound_dev_if), has = BPF_CORE_READ(sk, sk_mark);
+	struct connection *connection = connection_of(bpf_get_socket_cookie(socket));
+
+	if (has != BRAID_DEPARTURE_MARK) {
+		if (has && !is_ours(has))
+			return 0;
+		if (bound && (!connection || connection->flow.ifindex != bound))
+			return 0;
+		if (set_mark(socket, BRAID_DEPARTURE_MARK))
+			return 0;
+		if (bound && bpf_setsockopt(socket, SOL_SOCKET, SO_BINDTODEVICE, &none, sizeof(none))) {
+			set_mark(socket, has);
+			return 0;
+		}
+	}
+	return rebook(socket, now, (mark & 255) - 1);
+}
+
+/* Makes the socket send as before its flow was moved. */
+static __attribute__((noinline)) int come_back(struct sock_common *socket, const struct braid_params *now, const struct braid_forward_key *key, __u32 bank)
+{
+	__u32 slot = slot_of_source(key, bank);
+
+	if (slot < BRAID_MAX_LINKS && connection_of(bpf_get_socket_cookie(socket))) {
+		const struct braid_slot *link = &now->slots[slot & (BRAID_MAX_LINKS - 1)];
+
+		bpf_setsockopt(socket, SOL_SOCKET, SO_BINDTODEVICE, (void *)link->name, sizeof(link->name));
+		rebook(socket, now, slot);
+	}
+	return set_mark(socket, 0);
+}
+
+SEC("iter/tcp")
+int braid_depart(struct bpf_iter__tcp *ctx)
+{
+	struct sock_common *socket = ctx->sk_common;
+	struct braid_forward_key key = {};
+	struct braid_rewrite *entry;
+	const struct braid_params *now;
+	const void *number;
+	__u32 bank;
+	__u8 state;
+
+	if (!socket)
+		return 0;
+	state = socket->skc_state;
+	/* Request sockets and TIME_WAIT sockets are not full sockets. */
+	if (state == TCP_CLOSE || state == TCP_TIME_WAIT || state == TCP_NEW_SYN_RECV || state == TCP_LISTEN || state == TCP_SYN_SENT)
+		return 0;
+	now = params_now(&bank);
+	if (!now)
+		return 0;
+	read_ends(socket, &key);
+	entry = bpf_map_lookup_elem(&rewrites, &key);
+	if (entry && entry->device)
+		return depart(socket, now, entry->mark) & 0;
+	number = as_number(socket);
+	if (BPF_CORE_READ((const struct sock *)number, sk_mark) == BRAID_DEPARTURE_MARK)
+		come_back(socket, now, &key, bank);
+	return 0;
+}
