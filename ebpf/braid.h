@@ -307,14 +307,19 @@ struct braid_fast {
 	struct braid_leg leg[2]; /* BRAID_LEG_OUT: from the client; BRAID_LEG_BACK */
 };
 
+/* Hardware address of the device for moved flows. */
+#define BRAID_HARDWARE { 0x02, 0x62, 0x72, 0x61, 0x69, 0x64 }
+
 /* Maximum number of entries in `rewrites`. A moved flow has two. */
 #define BRAID_MAX_REWRITES 65536
 
 /* What becomes of the packets with some addresses and ports: a key's `client` is the packet's source, its `remote` the destination. */
 struct braid_rewrite {
 	struct braid_forward_key to; /* afterwards */
-	__u32 device; /* index of the device over which they leave; 0: they are for this machine */
+	__u32 device; /* index of the device over which they leave, or by which they seem to arrive; 0: they leave over their own link, but packets may arrive as if moved */
 	__u32 mark; /* their mark afterwards */
+	__u32 arrives; /* 1: they are for this machine */
+	__u32 pad;
 	__u64 packets; /* their number so far */
 };
 

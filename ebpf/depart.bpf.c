@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * Makes the sockets of moved flows send through Braid's device, whose egress program rewrites their packets (rewrite.bpf.c), whatever becomes of the link that
- * the flows leave. A socket keeps its addresses, and is bound to no device while its flow is moved. Once its flow is not moved any more, it is bound again to
- * the link that has its address.
+ * the flows leave. A socket keeps its addresses, and is bound to no device while its flow is moved or may be. Afterwards it is bound again to the link that
+ * has its address.
  *
  * The daemon starts this iterator over the namespace's TCP sockets after it changed `rewrites`.
  */
@@ -65,41 +65,43 @@ static __attribute__((noinline)) int rebook(struct sock_common *socket, const st
 	return 0;
 }
 
-/* Makes the socket send through Braid's device. A socket that its program bound to a device or marked stays as it is. */
-static __attribute__((noinline)) int depart(struct sock_common *socket, const struct braid_params *now, __u32 mark)
+/* Marks the socket, and binds it to no device. A socket that its program bound to a device or marked stays as it is. Returns whether it has the mark. */
+static __attribute__((noinline)) int lead(struct sock_common *socket, __u32 mark)
 {
 	const void *number = as_number(socket);
 	const struct sock *sk = number;
 	__u32 none = 0, bound = BPF_CORE_READ(sk, __sk_common.skc_bound_dev_if), has = BPF_CORE_READ(sk, sk_mark);
 	struct connection *connection = connection_of(bpf_get_socket_cookie(socket));
 
-	if (has != BRAID_DEPARTURE_MARK) {
-		if (has && !is_ours(has))
-			return 0;
-		if (bound && (!connection || connection->flow.ifindex != bound))
-			return 0;
-		if (set_mark(socket, BRAID_DEPARTURE_MARK))
-			return 0;
-		if (bound && bpf_setsockopt(socket, SOL_SOCKET, SO_BINDTODEVICE, &none, sizeof(none))) {
-			set_mark(socket, has);
-			return 0;
-		}
-	}
-	return rebook(socket, now, (mark & 255) - 1);
+	if (has == mark && !bound)
+		return 1;
+	if ((has && !is_ours(has)) || (bound && (!connection || connection->flow.ifindex != bound)))
+		return 0;
+	if (has != mark && set_mark(socket, mark))
+		return 0;
+	if (!bound || !bpf_setsockopt(socket, SOL_SOCKET, SO_BINDTODEVICE, &none, sizeof(none)))
+		return 1;
+	set_mark(socket, has);
+	return 0;
 }
 
-/* Makes the socket send as before its flow was moved. */
-static __attribute__((noinline)) int come_back(struct sock_common *socket, const struct braid_params *now, const struct braid_forward_key *key, __u32 bank)
+/*
+ * Makes the socket send over its own link. While packets may arrive by Braid's device, which a bound socket would not get, only a mark leads it there;
+ * otherwise it is bound, and goes on without Braid.
+ */
+static __attribute__((noinline)) int send_by_own_link(struct sock_common *socket, const struct braid_params *now, __u32 slot, _Bool binds)
 {
-	__u32 slot = slot_of_source(key, bank);
+	const struct braid_slot *link = &now->slots[slot & (BRAID_MAX_LINKS - 1)];
 
-	if (slot < BRAID_MAX_LINKS && connection_of(bpf_get_socket_cookie(socket))) {
-		const struct braid_slot *link = &now->slots[slot & (BRAID_MAX_LINKS - 1)];
-
-		bpf_setsockopt(socket, SOL_SOCKET, SO_BINDTODEVICE, (void *)link->name, sizeof(link->name));
-		rebook(socket, now, slot);
-	}
-	return set_mark(socket, 0);
+	/* The other end of a connection that somebody else opened has no link of its own. */
+	if (slot >= BRAID_MAX_LINKS || !connection_of(bpf_get_socket_cookie(socket)))
+		return lead(socket, 0);
+	if (!lead(socket, link->mark))
+		return 0;
+	rebook(socket, now, slot);
+	if (binds && !bpf_setsockopt(socket, SOL_SOCKET, SO_BINDTODEVICE, (void *)link->name, sizeof(link->name)))
+		set_mark(socket, 0);
+	return 0;
 }
 
 SEC("iter/tcp")
@@ -124,10 +126,14 @@ int braid_depart(struct bpf_iter__tcp *ctx)
 		return 0;
 	read_ends(socket, &key);
 	entry = bpf_map_lookup_elem(&rewrites, &key);
-	if (entry && entry->device)
-		return depart(socket, now, entry->mark) & 0;
+	if (entry && !entry->arrives && entry->device) {
+		if (lead(socket, BRAID_DEPARTURE_MARK))
+			rebook(socket, now, (entry->mark & 255) - 1);
+		return 0;
+	}
+	/* A connection has no mark of Braid's but while it is moved, or may be. */
 	number = as_number(socket);
-	if (BPF_CORE_READ((const struct sock *)number, sk_mark) == BRAID_DEPARTURE_MARK)
-		come_back(socket, now, &key, bank);
+	if (entry || is_ours(BPF_CORE_READ((const struct sock *)number, sk_mark)))
+		send_by_own_link(socket, now, slot_of_source(&key, bank), !entry);
 	return 0;
 }

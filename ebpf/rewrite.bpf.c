@@ -35,17 +35,28 @@ static __attribute__((noinline)) int exchange_end(struct __sk_buff *skb, const s
 	return write_end(skb, &change, packet->family, network, network + packet->transport);
 }
 
+/*
+ * Lets the packet arrive by Braid's device. By the link a strict reverse path filter would drop it, because its destination is another link's address; on
+ * that device the filter looks at the mark, which leads back to the device.
+ */
+BRAID_INLINE int arrive(struct __sk_buff *skb, __u32 device)
+{
+	const __u8 hardware[6] = BRAID_HARDWARE;
+
+	return bpf_skb_store_bytes(skb, 0, hardware, sizeof(hardware), 0) ? TC_DROP : bpf_redirect(device, BPF_F_INGRESS);
+}
+
 /* Gives the packet the addresses and ports of its entry. Returns the verdict. */
 static __attribute__((noinline)) int rewrite(struct __sk_buff *skb, const struct packet *packet, struct braid_rewrite *entry)
 {
 	int network = network_offset(skb);
 
-	/* Fragments cannot be followed. Protocols without ports have no entry. */
-	if (network < 0 || packet->fragment || exchange_end(skb, packet, entry, network, 0) || exchange_end(skb, packet, entry, network, 1))
+	/* Fragments cannot be followed. Protocols without ports have no entry. Links without Ethernet headers are not supported yet. */
+	if (network != ETH_HEADER || packet->fragment || exchange_end(skb, packet, entry, network, 0) || exchange_end(skb, packet, entry, network, 1))
 		return TC_DROP;
 	__sync_fetch_and_add(&entry->packets, 1);
 	skb->mark = entry->mark;
-	return entry->device ? bpf_redirect_neigh(entry->device, NULL, 0, 0) : TC_NEXT;
+	return entry->arrives ? arrive(skb, entry->device) : bpf_redirect_neigh(entry->device, NULL, 0, 0);
 }
 
 SEC("classifier")
@@ -150,7 +161,7 @@ static __attribute__((noinline)) int rewrite_error(struct __sk_buff *skb)
 	if (!read_quoted(skb, &quoted))
 		return TC_NEXT;
 	entry = bpf_map_lookup_elem(&rewrites, &quoted.key);
-	if (!entry || entry->device)
+	if (!entry || !entry->arrives)
 		return TC_NEXT;
 	at = network_offset(skb);
 	if (at < 0 || exchange_quoted_end(skb, &quoted, entry, at, 0) || exchange_quoted_end(skb, &quoted, entry, at, 1))

@@ -62,6 +62,7 @@ fn report(object: &str, trial: ProgramTrial) -> ProgramReport {
         Needed::CountCalls => "calls",
         Needed::CountPackets => "packets",
         Needed::MoveConnects => "move",
+        Needed::MoveFlows => "move flows",
         Needed::ShapeFlows => "shape",
         Needed::Forward => "forward",
         Needed::ForwardAlone => "forward-alone",

@@ -17,6 +17,7 @@ mod flow;
 mod live;
 pub mod openapi;
 mod peer;
+mod relocation;
 mod policy;
 mod problem;
 mod state;
@@ -33,6 +34,7 @@ pub use flow::{Flow, LinkBytes};
 pub use live::{
     AppHistory, AppSample, AppsSample, Compared, FlowChanges, Gains, History, LinkGain, LinkSample, Note, Resolution, Sample, TradeoffPoint,
 };
+pub use relocation::{FlowEnds, MovedFlow, RewriteRequest};
 pub use peer::{JoinRequest, LeaveRequest, MoveRequest, Path, Peer};
 pub use policy::{AppEntry, DetectionView, ExcludeEntry, LinkEntry, MeasurementView, PolicyView, UtilityView, VirtualInterfaceView};
 pub use problem::{Finding, Problem};

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{
     Accepted, App, AppHistory, ClientStatus, ConfigChange, ConfigChanged, ConfigView, ExplainRequest, Explanation, Fact, FactChange, Flow,
-    Gains, History, JoinRequest, LeaveRequest, LinkStatus, List, Listed, MoveRequest, Note, Peer, PolicyView, Problem, Session,
+    Gains, History, JoinRequest, LeaveRequest, LinkStatus, List, Listed, MoveRequest, MovedFlow, Note, Peer, PolicyView, Problem, RewriteRequest, Session,
     SessionRequest, Status, TradeoffPoint, UiAddress, UiRequest, Versioned,
 };
 
@@ -107,7 +107,7 @@ const SINCE: Parameter = Parameter { name: "since", summary: "only notes after t
 const DAYS: Parameter = Parameter { name: "days", summary: "number of days, including today; default: 30", takes: Takes::Number(400) };
 
 /// Every operation under `/v1`.
-pub const OPERATIONS: [Operation; 30] = [
+pub const OPERATIONS: [Operation; 32] = [
     read("/v1/status", "Overview of the daemon.", answer::<Status>),
     read("/v1/links", "All links.", list::<LinkStatus>),
     read("/v1/flows", "All live flows.", list::<Flow>),
@@ -116,6 +116,7 @@ pub const OPERATIONS: [Operation; 30] = [
     read("/v1/peers", "Hosts that carry flows over several links.", list::<Peer>),
     read("/v1/clients", "Clients of the gateway.", list::<ClientStatus>),
     read("/v1/context", "Facts that conditions of rules refer to.", list::<Fact>),
+    read("/v1/rewrites", "Moved flows: TCP flows whose packets have other addresses on the way.", list::<MovedFlow>),
     Operation {
         answer: Content::Text("text/plain"),
         ..read("/v1/metrics", "Prometheus metrics: `braid_...`, with stable names.", of::<String>)
@@ -167,6 +168,7 @@ pub const OPERATIONS: [Operation; 30] = [
     change("/v1/join", "Joins a relay.", Some(of::<JoinRequest>), answer::<Accepted>),
     change("/v1/leave", "Leaves a relay, or deletes the key of a server.", Some(of::<LeaveRequest>), answer::<Accepted>),
     change("/v1/move", "Moves bonded flows to another link.", Some(of::<MoveRequest>), answer::<Accepted>),
+    change("/v1/rewrites", "Moves running TCP flows for a limited time, or lets them come back.", Some(of::<RewriteRequest>), answer::<Accepted>),
     change("/v1/context", "Sets or clears a fact that conditions of rules refer to.", Some(of::<FactChange>), answer::<Accepted>),
     change("/v1/reload", "Reloads the configuration.", None, answer::<Accepted>),
     change("/v1/down", "Stops Braid.", None, answer::<Accepted>),

@@ -23,6 +23,7 @@ mod optimum;
 mod packets;
 mod params;
 mod refused;
+mod relocated;
 mod rules;
 mod shares;
 mod timeouts;
@@ -67,6 +68,7 @@ pub use living::FlowsView;
 use living::LivingFlows;
 pub use measuring::Measurement;
 pub use optimum::{BondScheduling, PacketLoad};
+pub use relocated::Departures;
 use rules::Executables;
 pub use rules::Names;
 pub use timeouts::Due;
@@ -80,6 +82,8 @@ pub struct Actions {
     pub plan: Option<TablePlan>,
     /// The system's part of the gateway to set up, or to remove (`Some(None)`).
     pub gateway: Option<Option<GatewayPlan>>,
+    /// The device for packets of moved flows to make, or to remove (`Some(None)`).
+    pub departures: Option<Option<Departures>>,
     /// Probes to send.
     pub probes: Vec<ProbePlan>,
     /// Flows to end.
@@ -140,6 +144,8 @@ pub struct Core<S> {
     own_traffic: virtual_device::OwnTraffic,
     /// Flows of clients in the fast path.
     fast: BTreeMap<FlowId, FastFlow>,
+    /// Moved flows.
+    relocated: relocated::Relocated,
     /// Rates of direct flows.
     shares: shares::Shares,
     /// Flows that were already asked to end.
@@ -236,6 +242,7 @@ impl<S: Steering> Core<S> {
             ports_trouble: None,
             own_traffic: Default::default(),
             fast: BTreeMap::new(),
+            relocated: relocated::Relocated::default(),
             shares: shares::Shares::default(),
             ending: BTreeSet::new(),
             stuck_due: None,
@@ -385,8 +392,9 @@ impl<S: Steering> Core<S> {
         let servers = self.expire_servers(now);
         let refusals = self.expire_refusals(now);
         let moved = self.move_connects(now);
+        let relocated = if self.relocated.is_due(now) { self.update_relocated(now) } else { Ok(()) };
         let shared = self.step_shares(now);
-        context.and(kept).and(servers).and(refusals).and(moved).and(shared).and(self.update_params(now))
+        context.and(kept).and(servers).and(refusals).and(moved).and(relocated).and(shared).and(self.update_params(now))
     }
 
     fn note_deaths(&mut self, now: Time) {

@@ -479,8 +479,11 @@ pub struct Rewrite {
     pub source: SocketAddr,
     /// Destination afterwards.
     pub destination: SocketAddr,
-    /// The device over which they leave; `None`: they have arrived, and are for this machine.
+    /// The device over which they leave, or by which they seem to arrive; `None`: they leave over the flow's own link, but those of the other direction may
+    /// arrive as if moved.
     pub device: Option<LinkIndex>,
+    /// They are for this machine.
+    pub arrives: bool,
     /// Their firewall mark afterwards.
     pub mark: u32,
 }

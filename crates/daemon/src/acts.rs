@@ -5,7 +5,7 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use braid_control::core::{Actions, Kept, Measurement, ProfileQuestion, Stuck};
+use braid_control::core::{Actions, Departures, Kept, Measurement, ProfileQuestion, Stuck};
 use braid_control::links::{Measured, ProbePlan};
 use braid_control::steering::Steering;
 use braid_decide::energy::Profile;
@@ -54,13 +54,16 @@ pub(super) type ProfileAnswer = (ProfileQuestion, Result<Vec<Profile>, String>);
 impl Daemon<'_> {
     /// Carries out the actions that the core asks for.
     pub(super) fn act(&mut self) {
-        let Actions { plan, gateway, restored, probes, mut stuck, questions, released, rules_changed, identify, profile_questions } =
+        let Actions { plan, gateway, departures, restored, probes, mut stuck, questions, released, rules_changed, identify, profile_questions } =
             self.core.take_actions();
         if let Some(plan) = plan {
             self.apply(plan);
         }
         if let Some(plan) = gateway {
             self.apply_gateway(plan);
+        }
+        if let Some(wanted) = departures {
+            self.apply_departures(wanted);
         }
         restored.into_iter().for_each(|what| self.finish_restoring(what));
         // The next packet of a client's flow begins another flow in the switch, as soon as the kernel's connection tracking does not keep it on its link.
@@ -119,6 +122,18 @@ impl Daemon<'_> {
         if self.log_and_retry("cannot install all rules and routes", applied).is_some() {
             self.core.on_set(now(), Kept::Tables);
         }
+    }
+
+    /// Makes or removes the device for packets of moved flows. Its appearance is a change of the network, with which the core goes on.
+    pub(super) fn apply_departures(&mut self, wanted: Option<Departures>) {
+        let applied = match &wanted {
+            Some(Departures { mtu, addresses }) => {
+                netlink::departures::make(*mtu).and_then(|device| netlink::departures::keep(device, addresses))
+            }
+            None => netlink::departures::remove().map(drop),
+        };
+        self.unapplied_departures = applied.is_err().then(|| (wanted, now() + RETRY_AFTER));
+        self.log_and_retry("cannot set up the device for moved flows, which stay on their links", applied);
     }
 
     /// Reports what somebody else had removed and was set again, and repairs what the gap has left.

@@ -94,6 +94,8 @@ impl Daemon<'_> {
             | Request::Policy(_)
             | Request::Facts(_)
             | Request::SetFact(..)
+            | Request::Rewrites(_)
+            | Request::Rewrite(..)
             | Request::Tradeoff(_)
             | Request::Notes(..)
             | Request::History(..)

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::Context;
 use braid_config::settings::Settings;
 use braid_control::config::Config;
-use braid_control::core::{Core, UNREAD};
+use braid_control::core::{Core, Departures, UNREAD};
 use braid_control::history::{AppPulse, HistoryStore};
 use braid_control::steering::Steering;
 use braid_decide::gateway::GatewayPlan;
@@ -276,6 +276,7 @@ async fn live(
         keeper: gateway::Keeper::default(),
         kept_rules: None,
         unapplied_gateway: None,
+        unapplied_departures: None,
         troubles: BTreeMap::new(),
         connects_move: false,
         turned_moves_on: false,
@@ -414,6 +415,8 @@ struct Daemon<'a> {
     kept_rules: Option<(gateway::KeeperFollower, watch::Receiver<bool>)>,
     /// The system's part of the gateway that could not be set up or removed, and when to retry.
     unapplied_gateway: Option<(Option<GatewayPlan>, Time)>,
+    /// The device for moved flows that could not be made or removed, and when to retry.
+    unapplied_departures: Option<(Option<Departures>, Time)>,
     /// Failures that are being retried, by operation.
     troubles: BTreeMap<&'static str, Trouble>,
     /// The kernel setting that lets a connect move to another link is on.
@@ -756,6 +759,9 @@ impl Daemon<'_> {
         }
         if let Some((plan, _)) = self.unapplied.take_if(|(_, again)| *again <= now()) {
             self.apply(plan);
+        }
+        if let Some((wanted, _)) = self.unapplied_departures.take_if(|(_, again)| *again <= now()) {
+            self.apply_departures(wanted);
         }
         if let Some((plan, _)) = self.unapplied_gateway.take_if(|(_, again)| *again <= now()) {
             self.apply_gateway(plan);

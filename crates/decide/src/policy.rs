@@ -139,7 +139,7 @@ impl Policy {
     /// A LAN device of the gateway never is, nor is a device that Braid made.
     pub fn is_link(&self, device: &LinkFacts) -> bool {
         let own = self.virtual_device.as_ref().map(|own| own.name.as_str());
-        let made = [own, Some(tables::PACKET_DEVICE), Some(outlet::DEVICE)];
+        let made = [own, Some(tables::PACKET_DEVICE), Some(tables::DEPARTURE_DEVICE), Some(outlet::DEVICE)];
         if made.contains(&Some(device.name.as_str())) || self.forwarded_devices().contains(&device.name) {
             return false;
         }

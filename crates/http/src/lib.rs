@@ -21,7 +21,7 @@ use axum::response::{IntoResponse, Response};
 use braid_api::openapi::Needs;
 use braid_api::{
     Accepted, AppHistory, ClientStatus, ConfigChange, ConfigChanged, ConfigView, ExplainRequest, Explanation, Fact, FactChange, Gains,
-    History, JoinRequest, LeaveRequest, LinkStatus, MoveRequest, Note, Peer as PeerView, PolicyView, Problem, Resolution, Status,
+    History, JoinRequest, LeaveRequest, LinkStatus, MoveRequest, MovedFlow, Note, Peer as PeerView, PolicyView, Problem, Resolution, RewriteRequest, Status,
     TradeoffPoint,
 };
 use braid_config::settings;
@@ -92,6 +92,10 @@ pub enum Request {
     Clients(ReplySender<Vec<ClientStatus>>),
     /// `POST /v1/context`: set or clear a fact.
     SetFact(FactChange, ReplySender<Accepted>),
+    /// `GET /v1/rewrites`.
+    Rewrites(ReplySender<Vec<MovedFlow>>),
+    /// `POST /v1/rewrites`: move flows, or let them come back.
+    Rewrite(RewriteRequest, ReplySender<Accepted>),
     /// `GET /v1/events`: the initial state for a listener, with the notes after this id, or the last few notes.
     Subscribe(Option<u64>, ReplySender<Box<InitialState>>),
     /// `GET /v1/notes`: the notes after this id.

@@ -74,6 +74,11 @@ pub(super) fn router(api: Api) -> Router {
             get(async |core: Core| list(core, Request::Facts).await)
                 .post(async |core: Core, body| ask_with_body::<_, Accepted>(core, body, Request::SetFact).await),
         )
+        .route(
+            "/v1/rewrites",
+            get(async |core: Core| list(core, Request::Rewrites).await)
+                .post(async |core: Core, body| ask_with_body::<_, Accepted>(core, body, Request::Rewrite).await),
+        )
         .route("/v1/reload", post(async |core: Core| ask(core, Request::Reload).await))
         .route("/v1/down", post(async |core: Core| ask(core, Request::Down).await))
         .fallback(page_or_not_found)

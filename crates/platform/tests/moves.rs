@@ -49,8 +49,8 @@ impl Host {
 }
 
 fn moved(source: SocketAddr, destination: SocketAddr, leaves: Option<(&str, u32)>) -> Rewrite {
-    let (device, mark) = leaves.map_or((None, 0), |(device, mark)| (Some(index_of(device)), mark));
-    Rewrite { source, destination, device, mark }
+    let (device, mark) = leaves.unwrap_or((DEPARTURE_DEVICE, DEPARTURE_MARK));
+    Rewrite { source, destination, device: Some(index_of(device)), mark, arrives: leaves.is_none() }
 }
 
 /// What both hosts rewrite while the flow from `own` to `server` uses `other` instead of `own`: the client over link `slot`.

@@ -741,18 +741,19 @@ fn packet_of([source, destination]: Pair, protocol: Protocol, payload: &[u8]) ->
 /// of other flows stay as they are.
 fn check_moved(switch: &mut KernelSwitch, protocol: Protocol, before: Pair, after: Pair, payload: &[u8]) -> Result<(), TestCaseError> {
     let [frame, expected] = [before, after].map(|pair| Frame(ethernet(&packet_of(pair, protocol, payload))));
-    let mut entry = Rewrite { source: after[0].into(), destination: after[1].into(), device: None, mark: MOVED_MARK };
+    let mut entry = Rewrite { source: after[0].into(), destination: after[1].into(), device: Some(LinkIndex(1)), mark: MOVED_MARK, arrives: true };
     let key = ends(protocol, before);
     switch.set_rewrites(&[(key, entry)].into()).map_err(fail)?;
     let arrived = switch.pass("braid_rewrite_in", &frame.0, 0, 0).map_err(fail)?;
-    prop_assert_eq!((arrived.verdict, arrived.mark, Frame(arrived.frame)), (NEXT, MOVED_MARK, expected.clone()));
+    let by_device = Frame([&[0x02, 0x62, 0x72, 0x61, 0x69, 0x64], &expected.0[6..]].concat());
+    prop_assert_eq!((arrived.verdict, arrived.mark, Frame(arrived.frame)), (REDIRECT, MOVED_MARK, by_device));
     let reverse = ethernet(&packet_of([before[1], before[0]], protocol, payload));
     if key.reversed() != key {
         let other = switch.pass("braid_rewrite_in", &reverse, 0, 0).map_err(fail)?;
         prop_assert_eq!((other.verdict, other.mark, other.frame), (NEXT, 0, reverse.clone()));
         prop_assert_eq!(switch.pass("braid_rewrite_out", &reverse, 0, 0).map_err(fail)?.verdict, DROP, "nothing else leaves");
     }
-    entry.device = Some(LinkIndex(1));
+    entry.arrives = false;
     switch.set_rewrites(&[(key, entry)].into()).map_err(fail)?;
     let left = switch.pass("braid_rewrite_out", &frame.0, 0, 0).map_err(fail)?;
     prop_assert_eq!((left.verdict, left.mark, Frame(left.frame)), (REDIRECT, MOVED_MARK, expected));
@@ -796,7 +797,7 @@ fn errors_about_moved_flows_reach_their_sockets() {
     with_switch("errors about moved flows", |switch| {
         for (own, wire) in cases {
             let arriving = [wire[1], wire[0]];
-            let entry = Rewrite { source: own[1].into(), destination: own[0].into(), device: None, mark: MOVED_MARK };
+            let entry = Rewrite { source: own[1].into(), destination: own[0].into(), device: Some(LinkIndex(1)), mark: MOVED_MARK, arrives: true };
             switch.set_rewrites(&[(ends(Protocol::Tcp, arriving), entry)].into()).unwrap();
             // A router quotes the header and eight bytes.
             let error = |about: Pair| {

@@ -38,7 +38,7 @@ impl<S: Steering> Core<S> {
             _ => (device.kind == LinkKind::Virtual && is_member(device)).then_some(PortSide::Member),
         };
         let port = |device: &LinkFacts| Some(Port { index: device.index, name: device.name.clone(), side: side(device)? });
-        let ports = (self.network.interfaces.iter().filter_map(port).collect(), own.cloned());
+        let ports = (self.network.interfaces.iter().filter_map(port).chain(self.relocation_ports()).collect(), own.cloned());
         let mut left = Ok(());
         if plan != self.gateway {
             left = self.leave_fast_path();

@@ -39,7 +39,8 @@ impl<S: Steering> Core<S> {
         let judged = self.reevaluate(now);
         let gateway = self.update_gateway();
         let kept = self.keep_gateway(now);
-        tables.and(judged).and(gateway).and(kept).and(self.update_servers(now))
+        let relocated = self.update_relocated(now);
+        tables.and(judged).and(gateway).and(kept).and(relocated).and(self.update_servers(now))
     }
 
     /// Updates rules, routes, and the prefixes that the kernel may steer.
@@ -54,7 +55,7 @@ impl<S: Steering> Core<S> {
                 plan.routes.push(route);
             }
         }
-        for (rule, route) in self.packet_tables() {
+        for (rule, route) in self.packet_tables().into_iter().chain(self.relocation_tables()) {
             plan.rules.push(rule);
             plan.routes.push(route);
         }

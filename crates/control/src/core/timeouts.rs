@@ -33,6 +33,8 @@ pub enum Due {
     EnergyService(LinkIndex),
     /// The next step of the flows' rates.
     Shares,
+    /// A moved flow's lease ends.
+    Lease,
     /// What was set in the kernel may be missing.
     Upkeep,
     /// Retry of steering parameters that could not be applied.
@@ -57,6 +59,7 @@ impl<S: Steering> Core<S> {
             self.context.due().map(|at| (at, Due::Context)),
             self.energy_service.poll_timeout().map(|(at, link)| (at, Due::EnergyService(link))),
             self.shares.due().map(|at| (at, Due::Shares)),
+            self.relocated.due().map(|at| (at, Due::Lease)),
             self.tables_upkeep.due().map(|at| (at, Due::Upkeep)),
             self.gateway_upkeep.due().map(|at| (at, Due::Upkeep)),
             self.params_due.map(|at| (at, Due::Params)),

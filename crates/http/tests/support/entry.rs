@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use braid_api::{ConfigChange, ExplainRequest, FactChange, JoinRequest, LeaveRequest, MoveRequest, SessionRequest, UiRequest};
+use braid_api::{ConfigChange, ExplainRequest, FactChange, JoinRequest, LeaveRequest, MoveRequest, RewriteRequest, SessionRequest, UiRequest};
 use braid_config::settings::Settings;
 use braid_config::{ConfigErrors, Files, World};
 use braid_peer::invite::Invite;
@@ -38,8 +38,18 @@ pub fn config(bytes: &[u8]) {
 }
 
 /// The operations with a request body; a corpus file's first byte selects one by index.
-pub const OPERATIONS: [&str; 9] =
-    ["/v1/config", "/v1/config/preview", "/v1/explain", "/v1/join", "/v1/leave", "/v1/move", "/v1/session", "/v1/ui", "/v1/context"];
+pub const OPERATIONS: [&str; 10] = [
+    "/v1/config",
+    "/v1/config/preview",
+    "/v1/explain",
+    "/v1/join",
+    "/v1/leave",
+    "/v1/move",
+    "/v1/session",
+    "/v1/ui",
+    "/v1/context",
+    "/v1/rewrites",
+];
 
 /// Parses a request body, whose first byte selects the operation. Returns whether it is valid. A valid body must survive serialization, and a
 /// change of the configuration at `example` must leave a valid configuration.
@@ -54,6 +64,7 @@ pub fn body(bytes: &[u8], example: &Path) -> bool {
         "/v1/session" => said::<SessionRequest>(body).is_some(),
         "/v1/ui" => said::<UiRequest>(body).is_some(),
         "/v1/context" => said::<FactChange>(body).is_some(),
+        "/v1/rewrites" => said::<RewriteRequest>(body).is_some(),
         other => panic!("no parser for {other}"),
     }
 }

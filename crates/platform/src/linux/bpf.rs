@@ -72,6 +72,8 @@ pub struct BpfSteering {
     departer: Result<iterate::SocketIterator, String>,
     /// Whether the sockets do not know yet what the moved flows are.
     departs: bool,
+    /// Where moved flows are rewritten, each with what keeps its programs attached.
+    move_ports: BTreeMap<Port, Vec<Box<dyn Send + Sync>>>,
     /// Sets the rates of running flows, or the reason why its programs could not be loaded.
     shaper: Result<shape::Shaper, String>,
     /// The forwarded flows whose windows the switch lowers or measures.

@@ -5,6 +5,7 @@
 
 mod advertised;
 mod apply;
+pub mod departures;
 mod device;
 mod device_setup;
 mod facts;
@@ -13,7 +14,6 @@ mod follow;
 mod ipsec;
 pub(super) mod netfilter;
 mod talk;
-pub mod departures;
 pub mod virtual_device;
 pub mod wireless;
 
@@ -24,7 +24,7 @@ use braid_decide::tables::{self, PROTOCOL};
 use braid_model::{LinkIndex, NetworkSnapshot, RouteFacts, RouteKind, Traffic};
 
 pub use super::resolvers::Files;
-pub use apply::{ApplyError, LOOPBACK_PREFIX, Swept, allow_connect_moves, apply, mark_connect_moves, own_loopback_prefix, sweep};
+pub use apply::{ApplyError, LOOPBACK_PREFIX, Swept, allow_connect_moves, apply, mark_connect_moves, own_loopback_prefix};
 pub(super) use device_setup::{add_address, turn_on};
 pub use follow::{FollowError, Follower};
 use netlink_packet_core::{NLM_F_DUMP, NLM_F_REQUEST};
@@ -32,6 +32,14 @@ use netlink_packet_route::route::{RouteAddress, RouteAttribute, RouteFlags, Rout
 use netlink_packet_route::stats::{StatsFilterMask, StatsMessage};
 use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use talk::NetlinkSocket;
+
+/// Removes all of Braid's rules and routes in this thread's namespace, and the device for moved flows. Blocks and needs no daemon. Needs no privilege if there
+/// is nothing to remove.
+pub fn sweep() -> Result<Swept, ApplyError> {
+    let swept = apply::sweep();
+    // After the rules that lead to it.
+    departures::remove().and(swept)
+}
 
 /// Whether Braid made a route: decided by its protocol number and by its table, whose number nobody else assigns.
 fn is_our_route(protocol: u8, table: u32) -> bool {

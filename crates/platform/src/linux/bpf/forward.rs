@@ -97,6 +97,8 @@ impl BpfSteering {
     /// Acts at these devices and at no others.
     pub(super) fn serve_ports(&mut self, ports: &[Port], own: Option<&VirtualDevice>) -> Result<(), SteeringError> {
         let failed = |reason: String| SteeringError { action: "forward for clients", reason };
+        let (moves, ports): (Vec<Port>, Vec<Port>) = ports.iter().cloned().partition(is_for_moves);
+        self.serve_moves(&moves)?;
         if !ports.is_empty() {
             // Programs that were not loaded at the start may need a privilege that the daemon has given up since.
             self.load_switch();
@@ -133,6 +135,22 @@ impl BpfSteering {
             }
         }
         first
+    }
+
+    /// Rewrites moved flows at these devices and at no others.
+    fn serve_moves(&mut self, ports: &[Port]) -> Result<(), SteeringError> {
+        let failed = |reason: String| SteeringError { action: "rewrite moved flows", reason };
+        if !ports.is_empty() {
+            self.departer.as_ref().map_err(|reason| failed(reason.lines().next().unwrap_or_default().to_owned()))?;
+        }
+        self.move_ports.retain(|port, _| ports.contains(port));
+        for port in ports {
+            if !self.move_ports.contains_key(port) {
+                let attached = self.attach_to(port).map_err(|reason| failed(format!("{}: {reason}", port.name)))?;
+                self.move_ports.insert(port.clone(), attached);
+            }
+        }
+        Ok(())
     }
 
     fn attach_to(&mut self, port: &Port) -> Result<Vec<Box<dyn Send + Sync>>, String> {
@@ -258,6 +276,11 @@ impl BpfSteering {
     }
 }
 
+/// Whether the switch acts at this port for moved flows.
+fn is_for_moves(port: &Port) -> bool {
+    matches!(port.side, PortSide::Arrivals | PortSide::Departures)
+}
+
 pub(super) fn forward_key(protocol: Protocol, client: SocketAddr, remote: SocketAddr) -> abi::ForwardKey {
     abi::ForwardKey {
         client: mapped(client.ip().to_canonical()),
@@ -294,7 +317,7 @@ pub fn sweep_filters() -> Result<(), DumpError> {
         return Ok(());
     }
     for device in netlink::snapshot(&Files::default())?.interfaces {
-        for &(name, side) in [PortSide::Lan, PortSide::Link, PortSide::Member, PortSide::Programs].into_iter().flat_map(programs) {
+        for &(name, side) in [PortSide::Lan, PortSide::Link, PortSide::Member, PortSide::Programs, PortSide::Arrivals].into_iter().flat_map(programs) {
             // It fails if there is none.
             let _ = tc::qdisc_detach_program(&device.name, side, name);
         }

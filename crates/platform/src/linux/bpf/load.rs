@@ -115,6 +115,8 @@ pub enum Needed {
     CountPackets,
     /// Moves connects that receive no answer. Without it they stay on their link.
     MoveConnects,
+    /// Moves running flows. Without it they stay on their link.
+    MoveFlows,
     /// Sets the rates of running flows. Without it `weight`, `rate` and `guarantee` have no effect on flows without a relay.
     ShapeFlows,
     /// Forwards for clients. Without it `[gateway]` has no effect.
@@ -160,8 +162,10 @@ fn needed(name: &str) -> Needed {
         Needed::CountCalls
     } else if COUNT_PACKETS.contains(&name) {
         Needed::CountPackets
-    } else if MOVE_PROGRAMS.contains(&name) || name == DEPART_PROGRAM {
+    } else if MOVE_PROGRAMS.contains(&name) {
         Needed::MoveConnects
+    } else if REWRITE_PROGRAMS.contains(&name) || name == DEPART_PROGRAM {
+        Needed::MoveFlows
     } else if SHAPE_PROGRAMS.contains(&name) {
         Needed::ShapeFlows
     } else if FORWARD_PROGRAMS.contains(&name) {
@@ -226,6 +230,7 @@ impl BpfSteering {
     pub(super) fn switch_alone() -> Result<Self, LoadError> {
         let btf = read_btf()?;
         let mut ebpf = load_object(OBJECT, &FEW)?;
+        load_programs(&mut ebpf, &REWRITE_PROGRAMS, Some(&btf))?;
         let lan = load_switch(&mut ebpf, &btf)?;
         Self::only_forwarding(ebpf, lan, "this is a test of the switch".to_owned())
     }
@@ -335,7 +340,8 @@ impl BpfSteering {
         let iterators = dumps.into_iter().map(|(name, map)| attach_iterator(&ebpf, name, map)).collect::<Result<_, _>>()?;
         let mover = MOVE_PROGRAMS.into_iter().map(|name| load_socket_iterator(&mut ebpf, name, &btf)).collect::<Result<_, _>>();
         let mover = mover.map(SocketIterator::in_turn).map_err(|error| error.to_string());
-        let departer = load_socket_iterator(&mut ebpf, DEPART_PROGRAM, &btf).map(SocketIterator::new).map_err(|error| error.to_string());
+        let departer = load_programs(&mut ebpf, &REWRITE_PROGRAMS, Some(&btf)).and_then(|()| load_socket_iterator(&mut ebpf, DEPART_PROGRAM, &btf));
+        let departer = departer.map(SocketIterator::new).map_err(|error| error.to_string());
         let shaper = Shaper::load(&mut ebpf, &btf).map_err(|error| error.to_string());
         Self::new(ebpf, Parts { iterators, mover, departer, shaper, counters, lan: Lan::Unloaded, unsteered: None })
     }
@@ -356,6 +362,7 @@ impl BpfSteering {
             fast: Default::default(),
             rewrites: Default::default(),
             departs: false,
+            move_ports: Default::default(),
             events,
             params: no_params(),
             bank: 0,
@@ -488,10 +495,12 @@ const ADDRESS_PROGRAMS: [&str; 6] =
     ["braid_getpeername4", "braid_getpeername6", "braid_getsockname4", "braid_getsockname6", "braid_recvmsg4", "braid_recvmsg6"];
 /// Move connects that receive no answer. One run is one of each, in this order.
 const MOVE_PROGRAMS: [&str; 3] = ["braid_unanswered", "braid_taken", "braid_move"];
+/// Rewrite the packets of moved flows.
+const REWRITE_PROGRAMS: [&str; 2] = ["braid_rewrite_in", "braid_rewrite_out"];
 /// Makes the sockets of moved flows send through Braid's device.
 const DEPART_PROGRAM: &str = "braid_depart";
 /// Forward: at the devices (`forward::programs`), and the dump of the flows.
-const FORWARD_PROGRAMS: [&str; 11] = [
+const FORWARD_PROGRAMS: [&str; 9] = [
     "braid_from_lan",
     "braid_from_virtual",
     "braid_to_lan",
@@ -501,8 +510,6 @@ const FORWARD_PROGRAMS: [&str; 11] = [
     "braid_inside",
     "braid_from_link",
     "braid_to_link",
-    "braid_rewrite_in",
-    "braid_rewrite_out",
 ];
 /// Those of them that need no types of the kernel.
 const SMALL_PROGRAMS: [&str; 6] = ["braid_from_lan", "braid_to_lan", "braid_from_member", "braid_from_link", "braid_to_link", TEND_PROGRAM];

@@ -20,7 +20,7 @@ impl BpfSteering {
         let gone: Vec<Ends> = self.rewrites.keys().filter(|ends| !wanted.contains_key(ends)).copied().collect();
         for ends in gone {
             ignore_missing(map.remove(&key(&ends))).map_err(failed(ACTION))?;
-            changed |= self.rewrites.remove(&ends).is_some_and(|rewrite| rewrite.device.is_some());
+            changed |= self.rewrites.remove(&ends).is_some_and(|rewrite| !rewrite.arrives);
         }
         for (ends, rewrite) in wanted {
             let is_new = !self.rewrites.contains_key(ends);
@@ -29,7 +29,7 @@ impl BpfSteering {
             }
             map.insert(key(ends), raw(ends, rewrite), 0).map_err(failed(ACTION))?;
             self.rewrites.insert(*ends, *rewrite);
-            changed |= rewrite.device.is_some();
+            changed |= !rewrite.arrives;
         }
         if was_used == self.rewrites.is_empty() {
             self.switch()?;
@@ -57,6 +57,7 @@ fn raw(ends: &Ends, rewrite: &Rewrite) -> abi::Rewrite {
         to: forward_key(ends.protocol, rewrite.source, rewrite.destination),
         device: rewrite.device.map_or(0, |device| device.0),
         mark: rewrite.mark,
-        packets: 0,
+        arrives: rewrite.arrives.into(),
+        ..Default::default()
     }
 }

@@ -45,6 +45,20 @@ pub enum ApplyError {
         /// The name.
         name: String,
     },
+    /// Another device has the name of the device for moved flows.
+    #[error("cannot move flows: there is another device {name}; rename it (ip link set {name} name NEW)")]
+    Occupied {
+        /// The name.
+        name: String,
+    },
+    /// A setting of a device cannot be written.
+    #[error("cannot write {path}: {source}; a sandbox may forbid it: a service needs ReadWritePaths=/proc/sys/net")]
+    Setting {
+        /// Its path.
+        path: String,
+        /// Error of the kernel.
+        source: io::Error,
+    },
     /// The kernel rejected one entry.
     #[error("cannot {verb} {entry}: {source}; {}", remedy(.source))]
     Refused {
@@ -156,9 +170,8 @@ pub fn own_loopback_prefix() -> Result<(), ApplyError> {
     changes.finish()
 }
 
-/// Removes all of Braid's rules and routes in this thread's namespace. Removes rules first, so that no lookup uses a half-empty table. Blocks and
-/// needs no daemon. Needs no privilege if there is nothing to remove.
-pub fn sweep() -> Result<Swept, ApplyError> {
+/// Removes all of Braid's rules and routes. Removes rules first, so that no lookup uses a half-empty table.
+pub(super) fn sweep() -> Result<Swept, ApplyError> {
     let mut changes = Changes::open()?;
     let mut swept = Swept::default();
     for rule in in_order_of_removal(&follow::rules(&mut changes.kernel)?).filter(|rule| rule.ours) {

@@ -18,7 +18,8 @@ use super::{ApplyError, DumpError, device_setup, facts};
 /// Makes the device in this thread's network namespace, for packets of at most `mtu` bytes, or takes over the one that is there.
 ///
 /// # Errors
-/// The system has another device with this name; the kernel rejects something, such as a bridge on a kernel without `CONFIG_BRIDGE`.
+/// The system has another device with this name; the kernel rejects something, such as a bridge on a kernel without `CONFIG_BRIDGE`; a setting of the device
+/// cannot be written.
 pub fn make(mtu: u32) -> Result<LinkIndex, ApplyError> {
     let mut changes = Changes::open()?;
     let mut found = find(&mut changes)?;
@@ -32,7 +33,11 @@ pub fn make(mtu: u32) -> Result<LinkIndex, ApplyError> {
     let mut on = device_setup::turned_on(found.index);
     on.attributes = vec![LinkAttribute::Mtu(mtu)];
     changes.make("turn on", format!("device {DEPARTURE_DEVICE}"), (RouteNetlinkMessage::SetLink(on), 0), 0);
-    changes.finish().map(|()| found.index)
+    changes.finish()?;
+    // What arrives by it has the mark that leads back to it, so that a strict reverse path filter lets it pass.
+    let path = format!("/proc/sys/net/ipv4/conf/{DEPARTURE_DEVICE}/src_valid_mark");
+    std::fs::write(&path, "1").map_err(|source| ApplyError::Setting { path, source })?;
+    Ok(found.index)
 }
 
 /// Removes the device from this thread's network namespace. Returns whether there was one. Needs no privilege if there is not.
@@ -67,7 +72,7 @@ pub fn keep(device: LinkIndex, wanted: &BTreeSet<IpAddr>) -> Result<(), ApplyErr
 }
 
 fn taken() -> ApplyError {
-    ApplyError::Taken { name: DEPARTURE_DEVICE.to_owned() }
+    ApplyError::Occupied { name: DEPARTURE_DEVICE.to_owned() }
 }
 
 struct Found {

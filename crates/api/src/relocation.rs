@@ -1,0 +1,48 @@
+//! Moved flows: running TCP flows whose packets have other addresses on the way than in their sockets.
+
+use std::net::SocketAddr;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+/// Addresses and ports of packets from this machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct FlowEnds {
+    /// Where they come from, for example `192.0.2.7:50123` or `[2001:db8::7]:50123`.
+    #[schemars(with = "String")]
+    pub source: SocketAddr,
+    /// Where they go to.
+    #[schemars(with = "String")]
+    pub destination: SocketAddr,
+}
+
+/// A running TCP flow of this machine whose packets have other addresses on the way than in its socket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct MovedFlow {
+    /// Addresses and ports in the socket.
+    pub own: FlowEnds,
+    /// Addresses and ports on the way. The other host must exchange them back.
+    pub wire: FlowEnds,
+    /// Whether its packets from this machine are rewritten, too; else only those that arrive are. Ignored in requests.
+    #[serde(default)]
+    pub sends: bool,
+    /// Whether the kernel rewrites it already. Ignored in requests.
+    #[serde(default)]
+    pub active: bool,
+    /// Rest of its lease. Ignored in requests.
+    #[serde(default)]
+    pub remaining_ms: u64,
+}
+
+/// Request of `POST /v1/rewrites`: all flows are moved, or none.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct RewriteRequest {
+    /// The flows.
+    pub flows: Vec<MovedFlow>,
+    /// For how long, in milliseconds, unless it is asked for again; at most an hour. `null`: from now on they have their own addresses on the way.
+    pub lease_ms: Option<u64>,
+    /// `false`: for now, only packets that arrive are rewritten. Ask both hosts for this first, and let them send when both are `active`: an end that receives
+    /// what it does not expect ends the connection.
+    #[serde(default)]
+    pub sends: bool,
+}

@@ -1,0 +1,181 @@
+//! Running direct flows change their link by mirrored rewriting: a program asks the daemons of both hosts for it over their APIs.
+
+mod support;
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Stdio};
+use std::thread;
+
+use braid_lab::{Filter, Lab};
+use braid_model::Protocol;
+use serde_json::{Value, json};
+use support::gateway::traces;
+use support::*;
+
+/// A daemon in the server's namespace. Dropping it sends SIGTERM and waits.
+struct Far {
+    child: Child,
+    home: PathBuf,
+}
+
+impl Far {
+    fn start(lab: &Lab) -> Self {
+        let home = lab.directory().join("far");
+        std::fs::create_dir_all(home.join("state")).unwrap();
+        std::fs::write(home.join("braid.toml"), "version = 1\n").unwrap();
+        let mut command = lab.server().command(braid()).unwrap();
+        command.arg("daemon").arg("--config").arg(home.join("braid.toml")).arg("--state-dir").arg(home.join("state"));
+        let log = File::create(home.join("log")).unwrap();
+        command.arg("--socket").arg(home.join("socket")).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+        let far = Self { child: command.spawn().unwrap(), home };
+        eventually("the server's daemon answers", || UnixStream::connect(far.home.join("socket")).is_ok());
+        far
+    }
+
+    fn api(&self, what: &str, body: &Value) -> (u16, Value) {
+        let answer = http(UnixStream::connect(self.home.join("socket")).unwrap(), what, "", &body.to_string());
+        (answer.0, serde_json::from_str(&answer.1).unwrap())
+    }
+}
+
+impl Drop for Far {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("--- the log of the server's daemon\n{}", std::fs::read_to_string(self.home.join("log")).unwrap_or_default());
+        }
+        let _ = std::process::Command::new("kill").arg(self.child.id().to_string()).status();
+        let _ = self.child.wait();
+    }
+}
+
+/// Starts a server that sends back what it gets.
+fn mirror(lab: &Lab, port: u16) {
+    lab.server()
+        .run(move || {
+            let listener = TcpListener::bind(("::", port)).unwrap();
+            thread::spawn(move || {
+                for stream in listener.incoming().map_while(Result::ok) {
+                    thread::spawn(move || std::io::copy(&mut stream.try_clone().unwrap(), &mut &stream));
+                }
+            });
+        })
+        .unwrap();
+}
+
+fn exchange(stream: &mut TcpStream, round: u8, size: usize) {
+    let sent = vec![round; size];
+    let (mut writing, copy) = (stream.try_clone().unwrap(), sent.clone());
+    let writer = thread::spawn(move || writing.write_all(&copy).unwrap());
+    let mut got = vec![0; size];
+    stream.read_exact(&mut got).unwrap();
+    writer.join().unwrap();
+    assert!(got == sent, "round {round}");
+}
+
+/// What moves a flow between `own` and `server`, so that packets have `other` instead of `own`: for the client and for the server.
+fn requests([own, server, other]: [SocketAddr; 3], lease: Option<u64>, sends: bool) -> [Value; 2] {
+    let of = |own: [SocketAddr; 2], wire: [SocketAddr; 2]| {
+        let ends = |[source, destination]: [SocketAddr; 2]| json!({ "source": source, "destination": destination });
+        json!({ "flows": [{ "own": ends(own), "wire": ends(wire) }], "lease_ms": lease, "sends": sends })
+    };
+    [of([own, server], [other, server]), of([server, own], [server, other])]
+}
+
+fn address_of(link: usize, family: &SocketAddr) -> IpAddr {
+    if family.is_ipv4() { format!("10.77.{link}.2") } else { format!("fd77:0:0:{link}::2") }.parse().unwrap()
+}
+
+#[test]
+fn a_direct_flow_leaves_a_link_that_dies_and_comes_back() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    mirror(&lab, 7000);
+    let before = traces(&lab);
+    let far = Far::start(&lab);
+    let near = Up::start(&lab, "scheduler = \"round-robin\"\nreconnect_after = \"never\"\n");
+    for server in [remote(10, 7000), remote6(10, 7000)] {
+        let (mut stream, from) = open(&lab, server);
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        let own = stream.local_addr().unwrap();
+        let to = 1 - from;
+        exchange(&mut stream, 1, 100_000);
+        let other = SocketAddr::new(address_of(to, &server), own.port());
+        let ask = |lease, sends| {
+            let [here, there] = requests([own, server, other], lease, sends);
+            for (status, answer) in [far.api("POST /v1/rewrites", &there), near.api("POST /v1/rewrites", &here)] {
+                assert_eq!(status, 200, "{answer}");
+            }
+            let is_active = |listed: (u16, Value)| listed.1["rewrites"][0]["active"] == true;
+            if lease.is_some() {
+                eventually("both rewrite the flow", || {
+                    is_active(far.api("GET /v1/rewrites", &Value::Null)) && is_active(near.api("GET /v1/rewrites", &Value::Null))
+                });
+            }
+        };
+        // An end that receives what it does not expect would end the connection.
+        ask(Some(60_000), false);
+        exchange(&mut stream, 2, 100_000);
+        ask(Some(60_000), true);
+        let both = Filter { protocol: Some(Protocol::Tcp), ..Filter::default() };
+        let mut round = 3;
+        eventually("both directions use the new link only", || {
+            let watches = watch_all(&lab, both);
+            exchange(&mut stream, round, 1000);
+            round += 1;
+            let counts = packets(&lab, &watches);
+            counts[from] == 0 && counts[to] > 0
+        });
+        lab.dark(from).unwrap();
+        exchange(&mut stream, 100, 200_000);
+        lab.bright(from).unwrap();
+        ask(None, false);
+        let mut round = 101;
+        eventually("it has come back", || {
+            let watches = watch_all(&lab, both);
+            exchange(&mut stream, round, 1000);
+            round += 1;
+            let counts = packets(&lab, &watches);
+            counts[from] > 0 && counts[to] == 0
+        });
+        lab.dark(to).unwrap();
+        exchange(&mut stream, 200, 100_000);
+        lab.bright(to).unwrap();
+    }
+    drop(near);
+    drop(far);
+    assert_eq!(traces(&lab), before);
+}
+
+#[test]
+fn requests_for_what_is_not_this_machines_are_refused() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let near = Up::start(&lab, "scheduler = \"round-robin\"\n");
+    let (server, own): (SocketAddr, SocketAddr) = (remote(10, 7000), "10.77.0.2:40000".parse().unwrap());
+    let other: SocketAddr = "10.77.1.2:40000".parse().unwrap();
+    let post = |own, server, other, lease| near.api("POST /v1/rewrites", &requests([own, server, other], lease, true)[0]);
+    let foreign: SocketAddr = "10.77.1.77:40000".parse().unwrap();
+    for (what, (status, answer), word) in [
+        ("another host's address on the way", post(own, server, foreign, Some(1000)), "10.77.1.77 is not an address of this machine"),
+        ("another host's flow", post(foreign, server, other, Some(1000)), "10.77.1.77 is not an address of this machine"),
+        ("two families", post(own, remote6(10, 7000), other, Some(1000)), "same family"),
+        ("to this machine", post(own, other, other, Some(1000)), "not the address of another host"),
+        ("no lease", post(own, server, other, Some(0)), "a lease is between"),
+        ("a lease of days", post(own, server, other, Some(86_400_000)), "a lease is between"),
+    ] {
+        assert_eq!(status, 400, "{what}: {answer}");
+        assert!(answer["detail"].as_str().unwrap().contains(word), "{what}: {answer}");
+    }
+    assert_eq!(near.api("GET /v1/rewrites", &Value::Null).1["rewrites"], json!([]));
+    assert_eq!(post(own, server, other, Some(60_000)).0, 200);
+    let taken = post(SocketAddr::new(own.ip(), 40_001), server, other, Some(1000));
+    assert_eq!(taken.0, 409, "{}", taken.1);
+}
