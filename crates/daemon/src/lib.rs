@@ -306,6 +306,8 @@ async fn live(
     if let Err(error) = daemon.core.release_shares(now()) {
         tracing::warn!("flows may keep the rates that Braid set: {error}");
     }
+    let released = daemon.core.release_moves();
+    daemon.log_and_retry("moved flows may end when Braid stops", released);
     drop(events);
     // This also ends the listeners' streams.
     drop(daemon);

@@ -7,6 +7,7 @@
 //! | 32763 | `from ADDR to SUBNET lookup T` | two links on one subnet: each reaches and answers its neighbours from its own address |
 //! | 32763 | `from ADDR lookup V`, `oif DEVICE lookup V` | programs that use the virtual interface or its address (`platform` adds them) |
 //! | 32763 | `iif LAN fwmark CARRIER lookup` a table that makes everything local | what the daemon takes from the gateway's clients |
+//! | 32763 | `fwmark DEPARTURE lookup` a table with a device of Braid | moved flows: their packets are rewritten there, and leave over any link |
 //! | 32763 | `from ADDR fwmark MOVED unreachable` | IPv4: a connect that moves to another link must find that its old source address has no route |
 //! | 32764 | `oif DEVICE lookup main` | IPv4, without foreign rules at 32764 or 32765: bound sockets need one lookup; a TCP connect makes three |
 //! | 32764 | `lookup main suppress_prefixlength 0` | specific routes take precedence over the links' default routes |

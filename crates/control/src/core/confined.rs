@@ -6,6 +6,7 @@ use std::net::IpAddr;
 use braid_api::{Explanation, Outcome};
 use braid_decide::gateway::{ForwardRule, OwnRules};
 use braid_decide::policy::{AppMatcher, AppRule};
+use braid_decide::tables::DEPARTURE_DEVICE;
 use braid_model::{Class, Family, LinkFacts, Time};
 use ipnet::IpNet;
 
@@ -80,7 +81,9 @@ impl<S: Steering> Core<S> {
     pub(super) fn own_rules(&self, links: &[(usize, &LinkFacts)]) -> OwnRules {
         let policy = &self.in_force;
         // A port of a bridge sends no packets of this machine itself.
-        let is_passed = |device: &&LinkFacts| !policy.is_link(device) && device.master.is_none() && !device.addresses.is_empty();
+        let is_passed = |device: &&LinkFacts| {
+            !policy.is_link(device) && device.master.is_none() && !device.addresses.is_empty() && device.name != DEPARTURE_DEVICE
+        };
         let rules = policy.apps.iter().filter_map(|rule| {
             let allowed = if policy.confines(Some(rule)) { Some(Vec::new()) } else { allowed_links(rule, links) };
             own_rule(&rule.matcher, allowed)

@@ -10,9 +10,10 @@ use braid_decide::tables::{self, DEPARTURE_DEVICE};
 use braid_model::{Family, LinkFacts, LinkIndex, Protocol, RouteFacts, RuleFacts, Time};
 
 use super::Core;
+use super::gateway::allowed_links;
 use super::timeouts::RETRY;
 use crate::RequestError;
-use crate::steering::{Ends, MAX_REWRITES, Port, PortSide, Rewrite, Steering, SteeringError};
+use crate::steering::{Ends, FlowRow, MAX_REWRITES, Port, PortSide, Rewrite, Steering, SteeringError};
 
 /// Maximum number of moved flows: each has two entries in the kernel.
 const MAX_MOVED: usize = MAX_REWRITES / 2;
@@ -45,6 +46,12 @@ enum RelocationError {
     /// No device leads to the other host.
     #[error("no device leads to {0}")]
     NoWay(IpAddr),
+    /// The policy forbids the link.
+    #[error("a rule of the flow from {0} does not allow the link {1}")]
+    Forbidden(SocketAddr, String),
+    /// Everything leaves through a relay.
+    #[error("fallback = \"none\": all flows leave through a relay or fail")]
+    Confined,
     /// Another flow has these addresses and ports on the way.
     #[error("another flow has the addresses and ports {0} and {1} on the way")]
     Taken(SocketAddr, SocketAddr),
@@ -140,6 +147,12 @@ impl<S: Steering> Core<S> {
         Ok(Accepted { message, warnings: Vec::new() })
     }
 
+    /// Gives all flows their own addresses back, for the end of the daemon.
+    pub fn release_moves(&mut self) -> Result<(), SteeringError> {
+        self.relocated = Relocated::default();
+        self.steering.set_rewrites(&BTreeMap::new())
+    }
+
     /// Moves flows, or extends their leases: all of them, or none.
     fn relocate(&mut self, now: Time, flows: &[MovedFlow], sends: bool, lease: Duration) -> Result<Result<(), SteeringError>, RelocationError> {
         if lease.is_zero() || lease > MAX_LEASE {
@@ -179,8 +192,9 @@ impl<S: Steering> Core<S> {
                 return Err(RelocationError::Families(own.source.ip(), end.ip()));
             }
         }
-        for source in [own.source, wire.source] {
-            if !self.has_address(source.ip()) {
+        let kept = self.relocated.device.as_ref().is_some_and(|device| device.addresses.contains(&own.source.ip()));
+        for (source, kept) in [(own.source, kept), (wire.source, false)] {
+            if !kept && !self.has_address(source.ip()) {
                 return Err(RelocationError::Foreign(source.ip()));
             }
         }
@@ -190,20 +204,38 @@ impl<S: Steering> Core<S> {
                 return Err(RelocationError::Unusable(ip));
             }
         }
-        self.way_of(wire).ok_or(RelocationError::NoWay(wire.destination.ip()))?;
-        Ok(())
+        let (device, _) = self.way_of(wire).ok_or(RelocationError::NoWay(wire.destination.ip()))?;
+        if self.in_force.confines(None) {
+            return Err(RelocationError::Confined);
+        }
+        self.forbidden(own, device).map_or(Ok(()), |link| Err(RelocationError::Forbidden(own.source, link)))
     }
 
-    /// Whether this is an address of this machine, or of a moved flow whose link has lost it.
+    /// The device's name, if the flow's rule does not allow it.
+    fn forbidden(&self, own: &Ends, device: LinkIndex) -> Option<String> {
+        let end = |(ip, port): (IpAddr, u16)| SocketAddr::new(ip, port);
+        let is_it = |row: &FlowRow| row.protocol == own.protocol && end(row.local) == own.source && end(row.remote) == own.destination;
+        let row = self.flows.iter().map(|living| &living.row).find(|row| is_it(row))?;
+        let (_, rule) = self.rule_at(row.started, row.rule)?;
+        let links: Vec<_> = self.links.iter().map(|(_, link)| (link.slot, &link.facts)).collect();
+        let name = &self.network.interface(device)?.name;
+        let allowed = allowed_links(rule, &links)?;
+        (!allowed.contains(name)).then(|| name.clone())
+    }
+
+    /// Whether this is an address of this machine. Those of moved flows, whose links may have lost them, do not count.
     fn has_address(&self, address: IpAddr) -> bool {
-        let owned = self.network.interfaces.iter().any(|device| device.addresses.iter().any(|net| net.addr() == address));
-        owned || self.relocated.device.as_ref().is_some_and(|device| device.addresses.contains(&address))
+        let mut devices = self.network.interfaces.iter().filter(|device| device.name != DEPARTURE_DEVICE);
+        devices.any(|device| device.addresses.iter().any(|net| net.addr() == address))
     }
 
     /// The device over which packets with these ends leave, and their mark: the link that has the source address, or the device on whose network the
     /// destination is, or the link that the system prefers.
     fn way_of(&self, wire: &Ends) -> Option<(LinkIndex, u32)> {
         let (source, destination) = (wire.source.ip(), wire.destination.ip());
+        if !self.has_address(source) {
+            return None;
+        }
         let usable = || self.links.iter().filter(|(_, link)| link.refused.is_none());
         let marked = |(index, slot): (LinkIndex, usize)| (index, tables::mark(slot));
         let has = |device: &LinkFacts, address: IpAddr| device.addresses.iter().any(|net| net.addr() == address);

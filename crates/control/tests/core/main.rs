@@ -9,6 +9,7 @@ mod faults;
 mod links;
 mod packets;
 mod policy;
+mod relocated;
 mod shares;
 mod upkeep;
 mod virtual_device;

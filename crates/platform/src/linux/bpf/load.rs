@@ -361,7 +361,8 @@ impl BpfSteering {
             windows: Default::default(),
             fast: Default::default(),
             rewrites: Default::default(),
-            departs: false,
+            // Sockets may have marks that an earlier daemon left.
+            departs: true,
             move_ports: Default::default(),
             events,
             params: no_params(),
