@@ -28,23 +28,27 @@ BRAID_INLINE void read_ends(const struct sock_common *socket, struct braid_forwa
 	key->protocol = IPPROTO_TCP;
 }
 
-/* The slot of the link that has this source address; BRAID_NO_SLOT if there is none. */
+/* The slot of the link that has this source address; BRAID_NO_SLOT if there is none. Without branches in the loop, which the verifier would all follow. */
 static __attribute__((noinline)) int slot_of_source(const struct braid_forward_key *key, __u32 bank)
 {
 	const struct braid_params *now = bpf_map_lookup_elem(&params, &bank);
 	_Bool mapped = is_mapped(key->client);
+	__u64 found = BRAID_NO_SLOT;
 
 	if (!now)
 		return BRAID_NO_SLOT;
 	for (__u32 slot = 0; slot < BRAID_MAX_LINKS; slot++) {
 		const struct braid_slot *link = &now->slots[slot];
+		__u64 differs;
 
-		if (mapped ? link->source4 && link->source4 == key->client[3]
-			   : link->source6[3] && link->source6[0] == key->client[0] && link->source6[1] == key->client[1] &&
-				     link->source6[2] == key->client[2] && link->source6[3] == key->client[3])
-			return slot;
+		if (mapped)
+			differs = link->source4 ^ key->client[3];
+		else
+			differs = (link->source6[0] ^ key->client[0]) | (link->source6[1] ^ key->client[1]) | (link->source6[2] ^ key->client[2]) |
+				  (link->source6[3] ^ key->client[3]);
+		found = braid_select(braid_is_zero(differs), slot, found);
 	}
-	return BRAID_NO_SLOT;
+	return found;
 }
 
 /* Books a steered flow on another link. */

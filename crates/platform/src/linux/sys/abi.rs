@@ -220,7 +220,7 @@ mod tests {
     use super::*;
 
     unsafe extern "C" {
-        static braid_native_sizes: [usize; 29];
+        static braid_native_sizes: [usize; 30];
     }
 
     #[test]
