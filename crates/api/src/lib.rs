@@ -17,9 +17,9 @@ mod flow;
 mod live;
 pub mod openapi;
 mod peer;
-mod relocation;
 mod policy;
 mod problem;
+mod relocation;
 mod state;
 mod status;
 
@@ -34,10 +34,10 @@ pub use flow::{Flow, LinkBytes};
 pub use live::{
     AppHistory, AppSample, AppsSample, Compared, FlowChanges, Gains, History, LinkGain, LinkSample, Note, Resolution, Sample, TradeoffPoint,
 };
-pub use relocation::{FlowEnds, MovedFlow, RewriteRequest};
 pub use peer::{JoinRequest, LeaveRequest, MoveRequest, Path, Peer};
 pub use policy::{AppEntry, DetectionView, ExcludeEntry, LinkEntry, MeasurementView, PolicyView, UtilityView, VirtualInterfaceView};
 pub use problem::{Finding, Problem};
+pub use relocation::{FlowEnds, MovedFlow, RewriteRequest};
 pub use state::{LinkState, PathState, PeerKind, PeerState};
 pub use status::{Accepted, Battery, Counters, LinkMeasured, LinkProfile, LinkStatus, Status, VirtualInterfaceStatus};
 

@@ -16,8 +16,8 @@ use braid_model::{ByteCount, Class, Direction, Family, FlowId, LinkIndex, LinkSe
 use ipnet::IpNet;
 
 use crate::steering::{
-    AppId, BondedLoads, ClientRow, DemandEstimate, Dump, Ends, FastFlow, FlowRow, PeerDirect, Port, RedirectPolicy, Rewrite, Shape, ShapeStep, ShapedFlow,
-    Signs, SteerParams, SteerRule, Steering, SteeringCounters, SteeringError, SteeringEvent,
+    AppId, BondedLoads, ClientRow, DemandEstimate, Dump, Ends, FastFlow, FlowRow, PeerDirect, Port, RedirectPolicy, Rewrite, Shape,
+    ShapeStep, ShapedFlow, Signs, SteerParams, SteerRule, Steering, SteeringCounters, SteeringError, SteeringEvent,
 };
 
 /// Result of a connect.

@@ -54,8 +54,19 @@ pub(super) type ProfileAnswer = (ProfileQuestion, Result<Vec<Profile>, String>);
 impl Daemon<'_> {
     /// Carries out the actions that the core asks for.
     pub(super) fn act(&mut self) {
-        let Actions { plan, gateway, departures, restored, probes, mut stuck, questions, released, rules_changed, identify, profile_questions } =
-            self.core.take_actions();
+        let Actions {
+            plan,
+            gateway,
+            departures,
+            restored,
+            probes,
+            mut stuck,
+            questions,
+            released,
+            rules_changed,
+            identify,
+            profile_questions,
+        } = self.core.take_actions();
         if let Some(plan) = plan {
             self.apply(plan);
         }

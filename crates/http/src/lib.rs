@@ -21,8 +21,8 @@ use axum::response::{IntoResponse, Response};
 use braid_api::openapi::Needs;
 use braid_api::{
     Accepted, AppHistory, ClientStatus, ConfigChange, ConfigChanged, ConfigView, ExplainRequest, Explanation, Fact, FactChange, Gains,
-    History, JoinRequest, LeaveRequest, LinkStatus, MoveRequest, MovedFlow, Note, Peer as PeerView, PolicyView, Problem, Resolution, RewriteRequest, Status,
-    TradeoffPoint,
+    History, JoinRequest, LeaveRequest, LinkStatus, MoveRequest, MovedFlow, Note, Peer as PeerView, PolicyView, Problem, Resolution,
+    RewriteRequest, Status, TradeoffPoint,
 };
 use braid_config::settings;
 use braid_control::core::AppsView;

@@ -741,7 +741,8 @@ fn packet_of([source, destination]: Pair, protocol: Protocol, payload: &[u8]) ->
 /// of other flows stay as they are.
 fn check_moved(switch: &mut KernelSwitch, protocol: Protocol, before: Pair, after: Pair, payload: &[u8]) -> Result<(), TestCaseError> {
     let [frame, expected] = [before, after].map(|pair| Frame(ethernet(&packet_of(pair, protocol, payload))));
-    let mut entry = Rewrite { source: after[0].into(), destination: after[1].into(), device: Some(LinkIndex(1)), mark: MOVED_MARK, arrives: true };
+    let mut entry =
+        Rewrite { source: after[0].into(), destination: after[1].into(), device: Some(LinkIndex(1)), mark: MOVED_MARK, arrives: true };
     let key = ends(protocol, before);
     switch.set_rewrites(&[(key, entry)].into()).map_err(fail)?;
     let arrived = switch.pass("braid_rewrite_in", &frame.0, 0, 0).map_err(fail)?;
@@ -768,7 +769,9 @@ fn packets_of_moved_flows_have_the_other_addresses() {
     let address = |family: Family| match family {
         Family::V4 => prop_oneof![any::<[u8; 4]>().prop_map(IpAddr::from), Just(CLIENT4.parse().unwrap())].boxed(),
         // Those of IPv4 that are written as IPv6 belong to no host.
-        Family::V6 => any::<[u8; 15]>().prop_map(|rest| IpAddr::from([&[0x20], &rest[..]].concat().first_chunk::<16>().copied().unwrap())).boxed(),
+        Family::V6 => {
+            any::<[u8; 15]>().prop_map(|rest| IpAddr::from([&[0x20], &rest[..]].concat().first_chunk::<16>().copied().unwrap())).boxed()
+        }
     };
     let pair = move |family: Family| {
         let end = move || (address(family), prop_oneof![any::<u16>(), Just(443)]);
@@ -797,7 +800,8 @@ fn errors_about_moved_flows_reach_their_sockets() {
     with_switch("errors about moved flows", |switch| {
         for (own, wire) in cases {
             let arriving = [wire[1], wire[0]];
-            let entry = Rewrite { source: own[1].into(), destination: own[0].into(), device: Some(LinkIndex(1)), mark: MOVED_MARK, arrives: true };
+            let entry =
+                Rewrite { source: own[1].into(), destination: own[0].into(), device: Some(LinkIndex(1)), mark: MOVED_MARK, arrives: true };
             switch.set_rewrites(&[(ends(Protocol::Tcp, arriving), entry)].into()).unwrap();
             // A router quotes the header and eight bytes.
             let error = |about: Pair| {

@@ -154,7 +154,13 @@ impl<S: Steering> Core<S> {
     }
 
     /// Moves flows, or extends their leases: all of them, or none.
-    fn relocate(&mut self, now: Time, flows: &[MovedFlow], sends: bool, lease: Duration) -> Result<Result<(), SteeringError>, RelocationError> {
+    fn relocate(
+        &mut self,
+        now: Time,
+        flows: &[MovedFlow],
+        sends: bool,
+        lease: Duration,
+    ) -> Result<Result<(), SteeringError>, RelocationError> {
         if lease.is_zero() || lease > MAX_LEASE {
             return Err(RelocationError::Lease);
         }
@@ -287,7 +293,9 @@ impl<S: Steering> Core<S> {
         }
         let departure = self.ports.0.iter().find(|port| port.side == PortSide::Departures).map(|port| port.index);
         let mut rewrites = BTreeMap::new();
-        for (departure, (own, entry)) in departure.into_iter().flat_map(|device| self.relocated.flows.iter().map(move |flow| (device, flow))) {
+        for (departure, (own, entry)) in
+            departure.into_iter().flat_map(|device| self.relocated.flows.iter().map(move |flow| (device, flow)))
+        {
             let ends = |ends: Ends| (ends.source, ends.destination);
             let to = |(source, destination), device, mark, arrives| Rewrite { source, destination, device, mark, arrives };
             rewrites.insert(entry.wire.reversed(), to(ends(own.reversed()), Some(departure), tables::DEPARTURE_MARK, true));

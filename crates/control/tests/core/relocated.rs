@@ -95,7 +95,11 @@ fn a_flow_leaves_a_link_that_loses_the_address_on_the_way() {
     assert_eq!(world.core.steering().rewrites[&ends(OWN, SERVER)].device, Some(LinkIndex(2)));
     world.devices[1].addresses.clear();
     world.set_network();
-    assert_eq!(world.core.steering().rewrites[&ends(OWN, SERVER)].device, None, "no packet leaves with an address that is not this machine's");
+    assert_eq!(
+        world.core.steering().rewrites[&ends(OWN, SERVER)].device,
+        None,
+        "no packet leaves with an address that is not this machine's"
+    );
 }
 
 #[test]

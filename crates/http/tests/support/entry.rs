@@ -3,7 +3,9 @@
 
 use std::path::Path;
 
-use braid_api::{ConfigChange, ExplainRequest, FactChange, JoinRequest, LeaveRequest, MoveRequest, RewriteRequest, SessionRequest, UiRequest};
+use braid_api::{
+    ConfigChange, ExplainRequest, FactChange, JoinRequest, LeaveRequest, MoveRequest, RewriteRequest, SessionRequest, UiRequest,
+};
 use braid_config::settings::Settings;
 use braid_config::{ConfigErrors, Files, World};
 use braid_peer::invite::Invite;

@@ -43,7 +43,10 @@ use braid_model::{ByteCount, Class, Family, FlowId, LinkSet, MAX_LINKS, PerDirec
 use ipnet::IpNet;
 
 use super::sys::{abi, bpf as sys};
-use braid_control::steering::{AppId, BondedLoads, ClientRow, DemandEstimate, Dump, Ends, FastFlow, FlowRow, Port, Rewrite, Shape, ShapeStep, Signs, SteerParams, Steering, SteeringCounters, SteeringError, SteeringEvent};
+use braid_control::steering::{
+    AppId, BondedLoads, ClientRow, DemandEstimate, Dump, Ends, FastFlow, FlowRow, Port, Rewrite, Shape, ShapeStep, Signs, SteerParams,
+    Steering, SteeringCounters, SteeringError, SteeringEvent,
+};
 use convert::{app_key, flow_row, mapped, process_name};
 use counting::{Counting, Step};
 pub use forward::sweep_filters;

@@ -317,7 +317,9 @@ pub fn sweep_filters() -> Result<(), DumpError> {
         return Ok(());
     }
     for device in netlink::snapshot(&Files::default())?.interfaces {
-        for &(name, side) in [PortSide::Lan, PortSide::Link, PortSide::Member, PortSide::Programs, PortSide::Arrivals].into_iter().flat_map(programs) {
+        for &(name, side) in
+            [PortSide::Lan, PortSide::Link, PortSide::Member, PortSide::Programs, PortSide::Arrivals].into_iter().flat_map(programs)
+        {
             // It fails if there is none.
             let _ = tc::qdisc_detach_program(&device.name, side, name);
         }

@@ -340,7 +340,8 @@ impl BpfSteering {
         let iterators = dumps.into_iter().map(|(name, map)| attach_iterator(&ebpf, name, map)).collect::<Result<_, _>>()?;
         let mover = MOVE_PROGRAMS.into_iter().map(|name| load_socket_iterator(&mut ebpf, name, &btf)).collect::<Result<_, _>>();
         let mover = mover.map(SocketIterator::in_turn).map_err(|error| error.to_string());
-        let departer = load_programs(&mut ebpf, &REWRITE_PROGRAMS, Some(&btf)).and_then(|()| load_socket_iterator(&mut ebpf, DEPART_PROGRAM, &btf));
+        let departer =
+            load_programs(&mut ebpf, &REWRITE_PROGRAMS, Some(&btf)).and_then(|()| load_socket_iterator(&mut ebpf, DEPART_PROGRAM, &btf));
         let departer = departer.map(SocketIterator::new).map_err(|error| error.to_string());
         let shaper = Shaper::load(&mut ebpf, &btf).map_err(|error| error.to_string());
         Self::new(ebpf, Parts { iterators, mover, departer, shaper, counters, lan: Lan::Unloaded, unsteered: None })
