@@ -153,6 +153,36 @@ fn a_direct_flow_leaves_a_link_that_dies_and_comes_back() {
 }
 
 #[test]
+fn nothing_is_left_after_a_kill_and_the_next_daemon_frees_the_sockets() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    mirror(&lab, 7000);
+    let before = traces(&lab);
+    let config = "scheduler = \"round-robin\"\n";
+    let mut near = Up::start(&lab, config);
+    let server = remote(10, 7000);
+    let (stream, from) = open(&lab, server);
+    let own = stream.local_addr().unwrap();
+    let other = SocketAddr::new(address_of(1 - from, &server), own.port());
+    let [here, _] = requests([own, server, other], Some(60_000), true);
+    assert_eq!(near.api("POST /v1/rewrites", &here).0, 200);
+    let mark = || client(&lab, "ss -tneH dport = :7000").split("fwmark:").nth(1).map(|rest| rest.split_whitespace().next().unwrap().to_owned());
+    eventually("the socket sends through Braid's device", || mark().as_deref() == Some("0xb1d000fb"));
+    near.signal("KILL");
+    near.wait_end();
+    eventually("the watchdog has removed everything", || traces(&lab) == before);
+    exchange(&mut open(&lab, server).0, 1, 1000);
+    drop(near);
+    let near = Up::start(&lab, config);
+    eventually("the socket has no mark", || mark().is_none());
+    assert_eq!(near.api("GET /v1/rewrites", &Value::Null).1["rewrites"], json!([]));
+    drop(near);
+    assert_eq!(traces(&lab), before);
+}
+
+#[test]
 fn requests_for_what_is_not_this_machines_are_refused() {
     if !able() {
         return;
