@@ -444,6 +444,8 @@ async fn regression_flows_are_limited_per_client() {
     for flow in &flows {
         said.push(tokio::time::timeout(TIMEOUT, flow.opened()).await.expect("no answer"));
     }
+    // On a busy machine the requests may arrive in another order.
+    said.sort_by_key(Result::is_err);
     let busy = Err(ResetCode(codes::BUSY));
     assert_eq!(said, [Ok(()), Ok(()), Ok(()), busy, busy]);
     let other = Client::start(invited(&relay, "other"), Some(&KeyPair::generate().unwrap()), None).unwrap();
