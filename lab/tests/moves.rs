@@ -168,7 +168,8 @@ fn nothing_is_left_after_a_kill_and_the_next_daemon_frees_the_sockets() {
     let other = SocketAddr::new(address_of(1 - from, &server), own.port());
     let [here, _] = requests([own, server, other], Some(60_000), true);
     assert_eq!(near.api("POST /v1/rewrites", &here).0, 200);
-    let mark = || client(&lab, "ss -tneH dport = :7000").split("fwmark:").nth(1).map(|rest| rest.split_whitespace().next().unwrap().to_owned());
+    let mark =
+        || client(&lab, "ss -tneH dport = :7000").split("fwmark:").nth(1).map(|rest| rest.split_whitespace().next().unwrap().to_owned());
     eventually("the socket sends through Braid's device", || mark().as_deref() == Some("0xb1d000fb"));
     near.signal("KILL");
     near.wait_end();

@@ -87,6 +87,8 @@ pub(super) struct Relocated {
     flows: BTreeMap<Ends, Entry>,
     /// The device that the daemon was asked for.
     device: Option<Departures>,
+    /// Whether that device has been seen.
+    is_there: bool,
     /// What the steering has.
     rewrites: BTreeMap<Ends, Rewrite>,
     /// When to update it: a lease ends, or something is to be tried again.
@@ -287,7 +289,10 @@ impl<S: Steering> Core<S> {
         let ways: Vec<_> = self.relocated.flows.values().filter_map(|entry| self.way_of(&entry.wire)).collect();
         let mtu = ways.iter().filter_map(|(device, _)| Some(self.network.interface(*device)?.mtu)).min();
         let device = (!addresses.is_empty()).then(|| Departures { mtu: mtu.unwrap_or(1280).max(1280), addresses });
-        if device != self.relocated.device {
+        // Somebody else may have removed it.
+        let is_there = self.departure().is_some();
+        let was_there = std::mem::replace(&mut self.relocated.is_there, is_there);
+        if device != self.relocated.device || (device.is_some() && was_there && !is_there) {
             self.actions.departures = Some(device.clone());
             self.relocated.device = device;
         }

@@ -68,6 +68,16 @@ fn a_flow_first_receives_then_sends_and_comes_back_when_its_lease_ends() {
     let leaves = (ends(OWN, SERVER), to(OTHER, SERVER, Some(2), mark(1), false));
     assert_eq!(world.core.steering().rewrites, BTreeMap::from([arrives, leaves]));
     assert!(world.core.rewrites_view(world.now)[0].active);
+    // Somebody removes the device.
+    world.core.take_actions();
+    let device = world.devices.pop().unwrap();
+    world.set_network();
+    assert!(world.core.take_actions().departures.is_some_and(|device| device.is_some()), "it is made again");
+    assert!(!world.core.rewrites_view(world.now)[0].active);
+    world.devices.push(device);
+    world.set_network();
+    assert!(world.core.take_actions().departures.is_none());
+    assert_eq!(world.core.steering().rewrites, BTreeMap::from([arrives, leaves]));
     // The link of the flow's own address loses it.
     world.devices[0].addresses.clear();
     world.set_network();
