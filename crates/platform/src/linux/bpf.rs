@@ -476,7 +476,9 @@ impl Steering for BpfSteering {
             }
         }
         self.heal.ended.extend(idle.iter().filter_map(flow_row));
-        self.depart()?;
+        if let Err(error) = self.depart() {
+            tracing::warn!(%error, "sockets of moved flows keep their marks");
+        }
         let fast = self.tend_fast_path().unwrap_or_else(|error| {
             tracing::warn!(%error, "clients' flows leave the fast path");
             Vec::new()

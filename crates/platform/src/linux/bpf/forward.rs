@@ -98,7 +98,8 @@ impl BpfSteering {
     pub(super) fn serve_ports(&mut self, ports: &[Port], own: Option<&VirtualDevice>) -> Result<(), SteeringError> {
         let failed = |reason: String| SteeringError { action: "forward for clients", reason };
         let (moves, ports): (Vec<Port>, Vec<Port>) = ports.iter().cloned().partition(is_for_moves);
-        self.serve_moves(&moves)?;
+        // What fails there must not keep the gateway from its devices.
+        let moved = self.serve_moves(&moves);
         if !ports.is_empty() {
             // Programs that were not loaded at the start may need a privilege that the daemon has given up since.
             self.load_switch();
@@ -113,7 +114,7 @@ impl BpfSteering {
             self.set_port_classes()?;
             self.set_own_addresses(own)?;
         }
-        let Ok(switch) = self.lan.switch() else { return Ok(()) };
+        let Ok(switch) = self.lan.switch() else { return moved };
         switch.devices.retain(|port, _| ports.contains(port));
         let fresh: Vec<_> = ports.iter().filter(|port| !switch.devices.contains_key(port)).collect();
         let mut first = Ok(());
@@ -134,7 +135,7 @@ impl BpfSteering {
                 Err(reason) => first = first.and(Err(failed(format!("{}: {reason}", port.name)))),
             }
         }
-        first
+        first.and(moved)
     }
 
     /// Rewrites moved flows at these devices and at no others.
