@@ -307,6 +307,8 @@ struct braid_fast {
 	struct braid_leg leg[2]; /* BRAID_LEG_OUT: from the client; BRAID_LEG_BACK */
 };
 
+/* Moved flows end once the heartbeat is this old. By then the watchdog has acted. */
+#define BRAID_MOVES_NS 10000000000ull
 /* Hardware address of the device for moved flows. */
 #define BRAID_HARDWARE { 0x02, 0x62, 0x72, 0x61, 0x69, 0x64 }
 
@@ -319,8 +321,9 @@ struct braid_rewrite {
 	__u32 device; /* index of the device over which they leave, or by which they seem to arrive; 0: they leave over their own link, but packets may arrive as if moved */
 	__u32 mark; /* their mark afterwards */
 	__u32 arrives; /* 1: they are for this machine */
+	__u32 from; /* they arrive: index of the only device over which they may; 0: any */
+	__u32 follows; /* they leave: 1: the flow's socket does as this entry says */
 	__u32 pad;
-	__u64 packets; /* their number so far */
 };
 
 /* A client of a LAN device, by address. */

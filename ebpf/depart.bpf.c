@@ -91,7 +91,7 @@ static __attribute__((noinline)) int lead(struct sock_common *socket, __u32 mark
 
 /*
  * Makes the socket send over its own link. While packets may arrive by Braid's device, which a bound socket would not get, only a mark leads it there;
- * otherwise it is bound, and goes on without Braid.
+ * otherwise it is bound, and goes on without Braid. Returns whether the socket does so.
  */
 static __attribute__((noinline)) int send_by_own_link(struct sock_common *socket, const struct braid_params *now, __u32 slot, _Bool binds)
 {
@@ -105,7 +105,7 @@ static __attribute__((noinline)) int send_by_own_link(struct sock_common *socket
 	rebook(socket, now, slot);
 	if (binds && !bpf_setsockopt(socket, SOL_SOCKET, SO_BINDTODEVICE, (void *)link->name, sizeof(link->name)))
 		set_mark(socket, 0);
-	return 0;
+	return 1;
 }
 
 SEC("iter/tcp")
@@ -116,28 +116,30 @@ int braid_depart(struct bpf_iter__tcp *ctx)
 	struct braid_rewrite *entry;
 	const struct braid_params *now;
 	const void *number;
-	__u32 bank;
-	__u8 state;
+	__u32 bank, leads;
 
-	if (!socket)
-		return 0;
-	state = socket->skc_state;
-	/* Request sockets and TIME_WAIT sockets are not full sockets. */
-	if (state == TCP_CLOSE || state == TCP_TIME_WAIT || state == TCP_NEW_SYN_RECV || state == TCP_LISTEN || state == TCP_SYN_SENT)
+	if (!socket || !is_established(socket))
 		return 0;
 	now = params_now(&bank);
 	if (!now)
 		return 0;
 	read_ends(socket, &key);
 	entry = bpf_map_lookup_elem(&rewrites, &key);
-	if (entry && !entry->arrives && entry->device) {
-		if (lead(socket, BRAID_DEPARTURE_MARK))
+	if (entry && entry->arrives)
+		return 0;
+	if (entry && entry->device) {
+		leads = lead(socket, BRAID_DEPARTURE_MARK);
+		if (leads)
 			rebook(socket, now, (entry->mark & 255) - 1);
+		entry->follows = leads;
 		return 0;
 	}
 	/* A connection has no mark of Braid's but while it is moved, or may be. */
 	number = as_number(socket);
-	if (entry || is_ours(BPF_CORE_READ((const struct sock *)number, sk_mark)))
-		send_by_own_link(socket, now, slot_of_source(&key, bank), !entry);
+	if (!entry && !is_ours(BPF_CORE_READ((const struct sock *)number, sk_mark)))
+		return 0;
+	leads = send_by_own_link(socket, now, slot_of_source(&key, bank), !entry);
+	if (entry)
+		entry->follows = leads;
 	return 0;
 }

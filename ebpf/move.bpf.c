@@ -63,6 +63,14 @@ BRAID_INLINE const struct braid_params *params_now(__u32 *bank)
 	return bpf_map_lookup_elem(&params, bank);
 }
 
+/* Whether the handshake of a connection is over. Request sockets and TIME_WAIT sockets are not full sockets. */
+BRAID_INLINE _Bool is_established(const struct sock_common *socket)
+{
+	__u8 state = socket->skc_state;
+
+	return state != TCP_CLOSE && state != TCP_TIME_WAIT && state != TCP_NEW_SYN_RECV && state != TCP_LISTEN && state != TCP_SYN_SENT;
+}
+
 /* The connection of an IPv4 socket that Braid steered; NULL for all others. */
 BRAID_INLINE struct connection *steered4(struct sock_common *socket)
 {
@@ -253,19 +261,14 @@ int braid_move(struct bpf_iter__tcp *ctx)
 	const struct braid_params *now;
 	struct connection *connection;
 	__u32 bank;
-	__u8 state;
 
-	if (!socket)
-		return 0;
-	state = socket->skc_state;
-	/* Request sockets and TIME_WAIT sockets are not full sockets. */
-	if (state == TCP_CLOSE || state == TCP_TIME_WAIT || state == TCP_NEW_SYN_RECV || state == TCP_LISTEN)
+	if (!socket || (socket->skc_state != TCP_SYN_SENT && !is_established(socket)))
 		return 0;
 	connection = steered4(socket);
 	now = params_now(&bank);
 	if (!connection || !now)
 		return 0;
-	if (state == TCP_SYN_SENT)
+	if (socket->skc_state == TCP_SYN_SENT)
 		move_elsewhere(socket, &connection->flow, now, bank);
 	else if (connection->flow.flags & BRAID_FLOW_MOVING)
 		bind_answered(socket, &connection->flow, now);

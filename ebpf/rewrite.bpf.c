@@ -46,15 +46,20 @@ BRAID_INLINE int arrive(struct __sk_buff *skb, __u32 device)
 	return bpf_skb_store_bytes(skb, 0, hardware, sizeof(hardware), 0) ? TC_DROP : bpf_redirect(device, BPF_F_INGRESS);
 }
 
+/* Whether a packet that arrives for a moved flow may come over this device. */
+BRAID_INLINE _Bool may_arrive(struct __sk_buff *skb, const struct braid_rewrite *entry)
+{
+	return !entry->from || entry->from == skb->ifindex;
+}
+
 /* Gives the packet the addresses and ports of its entry. Returns the verdict. */
 static __attribute__((noinline)) int rewrite(struct __sk_buff *skb, const struct packet *packet, struct braid_rewrite *entry)
 {
 	int network = network_offset(skb);
 
-	/* Fragments cannot be followed. Protocols without ports have no entry. Links without Ethernet headers are not supported yet. */
+	/* Fragments cannot be followed. Protocols without ports have no entry. Links without Ethernet headers carry no moved flows. */
 	if (network != ETH_HEADER || packet->fragment || exchange_end(skb, packet, entry, network, 0) || exchange_end(skb, packet, entry, network, 1))
 		return TC_DROP;
-	__sync_fetch_and_add(&entry->packets, 1);
 	skb->mark = entry->mark;
 	return entry->arrives ? arrive(skb, entry->device) : bpf_redirect_neigh(entry->device, NULL, 0, 0);
 }
@@ -69,7 +74,7 @@ int braid_rewrite_out(struct __sk_buff *skb)
 	if (!read_packet(skb, &packet, 0))
 		return TC_DROP;
 	entry = bpf_map_lookup_elem(&rewrites, &packet.key);
-	return entry ? rewrite(skb, &packet, entry) : TC_DROP;
+	return entry && !entry->arrives ? rewrite(skb, &packet, entry) : TC_DROP;
 }
 
 /* The packet that an ICMP error quotes. */
@@ -151,22 +156,47 @@ static __attribute__((noinline)) int exchange_quoted_end(struct __sk_buff *skb, 
 	return write_end(skb, &change, quoted->family, at + quoted->network, at + quoted->transport);
 }
 
-/* Makes an ICMP error about a packet of a moved flow one about the packet that the socket sent. The error itself is to one of this machine's addresses. */
+/*
+ * Gives the error itself the destination that the quoted packet has as source now, as connection tracking expects of an error. Returns 0 on success, 1 if the
+ * error is to another address, and else -1.
+ */
+static __attribute__((noinline)) int exchange_error_end(struct __sk_buff *skb, const struct quoted *quoted, const struct braid_rewrite *entry, __u32 at)
+{
+	struct change change = { .destination = 1 };
+	__u32 has[4] = { 0, 0, bpf_htonl(0xffff) };
+
+	if (quoted->family == 6 ? load(skb, IPV6_DESTINATION, has, 16) : load(skb, IPV4_DESTINATION, &has[3], 4))
+		return -1;
+	if (!is_same_address(has, quoted->key.remote))
+		return 1;
+	__builtin_memcpy(change.from, quoted->key.remote, sizeof(change.from));
+	__builtin_memcpy(change.to, entry->to.remote, sizeof(change.to));
+	/* The checksum of ICMPv6 covers the addresses (RFC 4443, 2.3). */
+	if (quoted->family == 6 && bpf_l4_csum_replace(skb, at + IPV6_HEADER + 2, 0, bpf_csum_diff((__be32 *)change.from, 16, (__be32 *)change.to, 16, 0), 0))
+		return -1;
+	return write_end(skb, &change, quoted->family, at, at);
+}
+
+/* Makes an ICMP error about a packet of a moved flow one about the packet that the socket sent. */
 static __attribute__((noinline)) int rewrite_error(struct __sk_buff *skb)
 {
 	struct braid_rewrite *entry;
 	struct quoted quoted = {};
-	int at;
+	int at, exchanged;
 
 	if (!read_quoted(skb, &quoted))
 		return TC_NEXT;
 	entry = bpf_map_lookup_elem(&rewrites, &quoted.key);
-	if (!entry || !entry->arrives)
+	if (!entry || !entry->arrives || !may_arrive(skb, entry))
 		return TC_NEXT;
 	at = network_offset(skb);
-	if (at < 0 || exchange_quoted_end(skb, &quoted, entry, at, 0) || exchange_quoted_end(skb, &quoted, entry, at, 1))
+	if (at != ETH_HEADER || exchange_quoted_end(skb, &quoted, entry, at, 0) || exchange_quoted_end(skb, &quoted, entry, at, 1))
 		return TC_DROP;
-	return TC_NEXT;
+	exchanged = exchange_error_end(skb, &quoted, entry, at);
+	if (exchanged)
+		return exchanged > 0 ? TC_NEXT : TC_DROP;
+	skb->mark = entry->mark;
+	return arrive(skb, entry->device);
 }
 
 SEC("classifier")
@@ -177,10 +207,14 @@ int braid_rewrite_in(struct __sk_buff *skb)
 	__u32 zero = 0;
 	struct braid_control *switches = bpf_map_lookup_elem(&control, &zero);
 
-	if (!switches || !switches->rewrites || skb->pkt_type != PACKET_HOST || skb->vlan_present)
+	/* Where the kernel has no BPF links for these programs, they outlive a killed daemon. */
+	if (!switches || !switches->rewrites || (__s64)(bpf_ktime_get_coarse_ns() - switches->heartbeat) > (__s64)BRAID_MOVES_NS || skb->pkt_type != PACKET_HOST || skb->vlan_present)
 		return TC_NEXT;
 	if (!read_packet(skb, &packet, 0))
 		return rewrite_error(skb);
 	entry = bpf_map_lookup_elem(&rewrites, &packet.key);
-	return entry ? rewrite(skb, &packet, entry) : TC_NEXT;
+	if (!entry || !entry->arrives)
+		return TC_NEXT;
+	/* Left to the kernel, it would be answered with a reset, which ends the flow. */
+	return may_arrive(skb, entry) ? rewrite(skb, &packet, entry) : TC_DROP;
 }

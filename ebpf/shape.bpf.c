@@ -125,14 +125,6 @@ BRAID_INLINE void give_back(struct sock_common *socket, struct held *held)
 	give_window_back(socket, held);
 }
 
-/* Request sockets and TIME_WAIT sockets are not full sockets. */
-BRAID_INLINE _Bool is_full(const struct sock_common *socket)
-{
-	__u8 state = socket->skc_state;
-
-	return state != TCP_CLOSE && state != TCP_TIME_WAIT && state != TCP_NEW_SYN_RECV && state != TCP_LISTEN && state != TCP_SYN_SENT;
-}
-
 SEC("iter/tcp")
 int braid_shape(struct bpf_iter__tcp *ctx)
 {
@@ -147,7 +139,7 @@ int braid_shape(struct bpf_iter__tcp *ctx)
 	__u32 zero = 0;
 	__u64 cookie;
 
-	if (!socket || !is_full(socket))
+	if (!socket || !is_established(socket))
 		return 0;
 	/* A run of a killed daemon may still wait for a locked socket. It must not limit the sockets behind that one again. */
 	switches = bpf_map_lookup_elem(&control, &zero);
@@ -190,7 +182,7 @@ int braid_unshape(struct bpf_iter__tcp *ctx)
 	struct held *held;
 	__u64 cookie;
 
-	if (!socket || !is_full(socket))
+	if (!socket || !is_established(socket))
 		return 0;
 	cookie = bpf_get_socket_cookie(socket);
 	held = bpf_map_lookup_elem(&shaped, &cookie);
@@ -209,7 +201,7 @@ int braid_sweep(struct bpf_iter__tcp *ctx)
 	const struct sock *sk;
 	__u32 buffer, clamp;
 
-	if (!socket || !is_full(socket))
+	if (!socket || !is_established(socket))
 		return 0;
 	tcp = as_number(socket);
 	sk = as_number(socket);

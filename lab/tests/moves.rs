@@ -13,6 +13,7 @@ use std::thread;
 use braid_lab::{Filter, Lab};
 use braid_model::Protocol;
 use serde_json::{Value, json};
+use socket2::{Domain, Socket, Type};
 use support::gateway::traces;
 use support::*;
 
@@ -150,6 +151,35 @@ fn a_direct_flow_leaves_a_link_that_dies_and_comes_back() {
     drop(near);
     drop(far);
     assert_eq!(traces(&lab), before);
+}
+
+#[test]
+fn a_socket_that_its_program_bound_does_not_move() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    mirror(&lab, 7000);
+    let near = Up::start(&lab, "scheduler = \"round-robin\"\n");
+    let server = remote(10, 7000);
+    let mut stream: TcpStream = lab
+        .client()
+        .run(|| {
+            let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+            socket.bind_device(Some(b"wlan0")).unwrap();
+            socket.connect(&server.into()).unwrap();
+            socket.into()
+        })
+        .unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    let (own, other) = (stream.local_addr().unwrap(), "10.77.1.2:40000".parse().unwrap());
+    assert_eq!(near.api("POST /v1/rewrites", &requests([own, server, other], Some(60_000), false)[0]).0, 200);
+    eventually("the device is there", || client(&lab, "ip link show braid-moves").contains("UP"));
+    let rounds = (1..20).filter(|round| {
+        exchange(&mut stream, *round, 1000);
+        near.api("GET /v1/rewrites", &Value::Null).1["rewrites"][0]["active"] == true
+    });
+    assert_eq!(rounds.count(), 0);
 }
 
 #[test]

@@ -69,6 +69,8 @@ pub struct FakeSteering {
     pub fast: BTreeMap<FlowId, FastFlow>,
     /// The rewritten flows.
     pub rewrites: BTreeMap<Ends, Rewrite>,
+    /// Flows whose sockets do not follow.
+    pub stubborn: BTreeSet<Ends>,
     ports: Vec<Port>,
     serves_clients_only: bool,
 }
@@ -541,6 +543,20 @@ impl Steering for FakeSteering {
         self.rewrites = rewrites.clone();
         self.changes += 1;
         Ok(())
+    }
+
+    fn following(&mut self) -> Result<BTreeSet<Ends>, SteeringError> {
+        self.call("read the moved flows")?;
+        Ok(self
+            .rewrites
+            .iter()
+            .filter(|(ends, rewrite)| !rewrite.arrives && !self.stubborn.contains(ends))
+            .map(|(ends, _)| *ends)
+            .collect())
+    }
+
+    fn unmoved(&self) -> Option<String> {
+        self.serves_clients_only.then(|| "this backend serves clients only".to_owned())
     }
 
     fn forget_forwarded(&mut self, protocol: Protocol, client: SocketAddr, remote: SocketAddr) -> Result<(), SteeringError> {

@@ -1,6 +1,6 @@
 //! The interface of a steering backend: the Linux BPF programs, or the fake in tests.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
@@ -484,6 +484,8 @@ pub struct Rewrite {
     pub device: Option<LinkIndex>,
     /// They are for this machine.
     pub arrives: bool,
+    /// If they arrive: the only device over which they may; `None`: any.
+    pub from: Option<LinkIndex>,
     /// Their firewall mark afterwards.
     pub mark: u32,
 }
@@ -620,6 +622,17 @@ pub trait Steering {
     fn set_fast_path(&mut self, flows: &BTreeMap<FlowId, FastFlow>) -> Result<(), SteeringError>;
     /// Makes these the rewritten flows, and no others, by the addresses and ports of their packets before. At most [`MAX_REWRITES`]; the rest are ignored.
     fn set_rewrites(&mut self, rewrites: &BTreeMap<Ends, Rewrite>) -> Result<(), SteeringError>;
+    /// Those of the rewritten flows, by what leaves, whose sockets do as their entries say. A socket that its program bound to a device or marked does not, nor
+    /// one that somebody keeps locked.
+    fn following(&mut self) -> Result<BTreeSet<Ends>, SteeringError>;
+    /// Rewrites no flow any more, and waits until their sockets have their own links again.
+    fn release_rewrites(&mut self) -> Result<(), SteeringError> {
+        self.set_rewrites(&BTreeMap::new())
+    }
+    /// Why running flows cannot be moved; `None`: they can.
+    fn unmoved(&self) -> Option<String> {
+        None
+    }
     /// Forgets a forwarded flow: its next packet begins another one.
     fn forget_forwarded(&mut self, protocol: Protocol, client: SocketAddr, remote: SocketAddr) -> Result<(), SteeringError>;
     /// The clients of the gateway.

@@ -66,7 +66,7 @@ pub struct GatewayPlan {
     pub bridges: BTreeSet<String>,
     /// Slot and index of each link.
     pub slots: Vec<(usize, LinkIndex)>,
-    /// The smallest of the largest packets (MTU) of the LAN devices and the links, in bytes; `None`: not known.
+    /// The smallest of the largest packets (MTU) of all devices and IPv4 routes, in bytes; `None`: not known.
     pub mtu: Option<u32>,
     /// Whether the LAN has IPv6 addresses other than link-local ones.
     pub ipv6: bool,

@@ -120,26 +120,20 @@ pub fn carrier(family: Family, lan: &[String]) -> (Vec<RuleFacts>, RouteFacts) {
 
 /// The rule and the route that send packets with [`PACKET_MARK`] over the device with this index, which is [`PACKET_DEVICE`].
 pub fn packets(family: Family, device: LinkIndex) -> (RuleFacts, RouteFacts) {
-    let rule = RuleFacts { mark: Some((PACKET_MARK, u32::MAX)), ..rule(family, PRIORITY_BY_LINK, PACKET_TABLE) };
-    let route = RouteFacts {
-        table: PACKET_TABLE,
-        destination: everything(family),
-        kind: RouteKind::Unicast,
-        metric: metric(family, 0),
-        hops: vec![NextHop { device, gateway: None, dead: false }],
-        source: None,
-        conditional: false,
-        ours: true,
-    };
-    (rule, route)
+    marked((family, PACKET_MARK), PRIORITY_BY_LINK, PACKET_TABLE, device)
 }
 
 /// The rule and the route that send packets with [`DEPARTURE_MARK`] over the device with this index, which is [`DEPARTURE_DEVICE`], whatever links their
 /// source addresses belong to.
 pub fn departures(family: Family, device: LinkIndex) -> (RuleFacts, RouteFacts) {
-    let rule = RuleFacts { mark: Some((DEPARTURE_MARK, u32::MAX)), ..rule(family, PRIORITY_SHARED_SUBNET, DEPARTURE_TABLE) };
+    marked((family, DEPARTURE_MARK), PRIORITY_SHARED_SUBNET, DEPARTURE_TABLE, device)
+}
+
+/// The rule for packets of this family with this mark, and the only route of its table.
+fn marked((family, mark): (Family, u32), priority: u32, table: u32, device: LinkIndex) -> (RuleFacts, RouteFacts) {
+    let rule = RuleFacts { mark: Some((mark, u32::MAX)), ..rule(family, priority, table) };
     let route = RouteFacts {
-        table: DEPARTURE_TABLE,
+        table,
         destination: everything(family),
         kind: RouteKind::Unicast,
         metric: metric(family, 0),

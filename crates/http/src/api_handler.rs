@@ -103,7 +103,7 @@ impl ApiHandler {
                 }
                 let _ = reply.send(changed);
             }
-            Request::Rewrites(reply) => drop(reply.send(Ok(core.rewrites_view(now)))),
+            Request::Rewrites(reply) => drop(reply.send(core.rewrites_view(now))),
             Request::Rewrite(request, reply) => drop(reply.send(core.rewrite(now, &request))),
             Request::Tradeoff(reply) => drop(reply.send(Ok(core.tradeoff(now)))),
             Request::Notes(after, reply) => drop(reply.send(Ok(self.history.notes_after(after)))),

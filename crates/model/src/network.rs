@@ -17,6 +17,8 @@ pub struct NetworkSnapshot {
     pub rules: Vec<RuleFacts>,
     /// Destinations for which an IPsec policy (XFRM, RFC 4301 section 4.4.1) protects or blocks packets that this machine sends.
     pub protected: Vec<IpNet>,
+    /// The smallest largest packet (MTU) that an IPv4 route states, in bytes; `None`: none states any.
+    pub route_mtu: Option<u32>,
 }
 
 impl NetworkSnapshot {

@@ -72,6 +72,19 @@ fn braid_up(namespace: &TestNamespace) -> NetworkSnapshot {
 }
 
 #[test]
+fn the_smallest_packet_size_that_a_route_states_is_known() {
+    if !may_make_namespaces("the packet size of routes") {
+        return;
+    }
+    let world = World::new(1).unwrap();
+    assert_eq!(snapshot(&world.client).route_mtu, None);
+    world.client.ip("route add 198.51.100.0/24 via 10.77.0.1 mtu 1400");
+    world.client.ip("route add 192.0.2.0/24 via 10.77.0.1 mtu 1300 table 99");
+    world.client.ip("-6 route add 2001:db8:1::/64 via fd77::1 mtu 1280");
+    assert_eq!(snapshot(&world.client).route_mtu, Some(1300));
+}
+
+#[test]
 fn links_are_followed_from_creation_to_removal() {
     if !may_make_namespaces("following the network") {
         return;

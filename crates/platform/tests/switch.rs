@@ -727,6 +727,12 @@ fn ends(protocol: Protocol, [source, destination]: Pair) -> Ends {
     Ends { protocol, source: source.into(), destination: destination.into() }
 }
 
+/// What becomes of packets that arrive for this machine, at the loopback device.
+fn arrival([source, destination]: Pair) -> Rewrite {
+    let loopback = Some(LinkIndex(1));
+    Rewrite { source: source.into(), destination: destination.into(), device: loopback, mark: MOVED_MARK, arrives: true, from: loopback }
+}
+
 /// A packet of these ends.
 fn packet_of([source, destination]: Pair, protocol: Protocol, payload: &[u8]) -> Vec<u8> {
     let segment = match protocol {
@@ -737,16 +743,21 @@ fn packet_of([source, destination]: Pair, protocol: Protocol, payload: &[u8]) ->
     if source.0.is_ipv4() { ipv4(&from, &to, protocol.number(), &segment) } else { ipv6(&from, &to, protocol.number(), &segment) }
 }
 
+/// The frame as it arrives by Braid's device.
+fn by_braid(mut frame: Vec<u8>) -> Vec<u8> {
+    frame[..6].copy_from_slice(&[0x02, 0x62, 0x72, 0x61, 0x69, 0x64]);
+    frame
+}
+
 /// A packet of a moved flow gets the other addresses and ports, with right checksums, on this machine and over a device; packets of the other direction and
 /// of other flows stay as they are.
 fn check_moved(switch: &mut KernelSwitch, protocol: Protocol, before: Pair, after: Pair, payload: &[u8]) -> Result<(), TestCaseError> {
     let [frame, expected] = [before, after].map(|pair| Frame(ethernet(&packet_of(pair, protocol, payload))));
-    let mut entry =
-        Rewrite { source: after[0].into(), destination: after[1].into(), device: Some(LinkIndex(1)), mark: MOVED_MARK, arrives: true };
+    let mut entry = arrival(after);
     let key = ends(protocol, before);
     switch.set_rewrites(&[(key, entry)].into()).map_err(fail)?;
     let arrived = switch.pass("braid_rewrite_in", &frame.0, 0, 0).map_err(fail)?;
-    let by_device = Frame([&[0x02, 0x62, 0x72, 0x61, 0x69, 0x64], &expected.0[6..]].concat());
+    let by_device = Frame(by_braid(expected.0.clone()));
     prop_assert_eq!((arrived.verdict, arrived.mark, Frame(arrived.frame)), (REDIRECT, MOVED_MARK, by_device));
     let reverse = ethernet(&packet_of([before[1], before[0]], protocol, payload));
     if key.reversed() != key {
@@ -754,6 +765,10 @@ fn check_moved(switch: &mut KernelSwitch, protocol: Protocol, before: Pair, afte
         prop_assert_eq!((other.verdict, other.mark, other.frame), (NEXT, 0, reverse.clone()));
         prop_assert_eq!(switch.pass("braid_rewrite_out", &reverse, 0, 0).map_err(fail)?.verdict, DROP, "nothing else leaves");
     }
+    // By another device than the link, and as if it left.
+    switch.set_rewrites(&[(key, Rewrite { from: Some(LinkIndex(2)), ..entry })].into()).map_err(fail)?;
+    prop_assert_eq!(switch.pass("braid_rewrite_in", &frame.0, 0, 0).map_err(fail)?.verdict, DROP);
+    prop_assert_eq!(switch.pass("braid_rewrite_out", &frame.0, 0, 0).map_err(fail)?.verdict, DROP);
     entry.arrives = false;
     switch.set_rewrites(&[(key, entry)].into()).map_err(fail)?;
     let left = switch.pass("braid_rewrite_out", &frame.0, 0, 0).map_err(fail)?;
@@ -800,24 +815,26 @@ fn errors_about_moved_flows_reach_their_sockets() {
     with_switch("errors about moved flows", |switch| {
         for (own, wire) in cases {
             let arriving = [wire[1], wire[0]];
-            let entry =
-                Rewrite { source: own[1].into(), destination: own[0].into(), device: Some(LinkIndex(1)), mark: MOVED_MARK, arrives: true };
+            let entry = arrival([own[1], own[0]]);
             switch.set_rewrites(&[(ends(Protocol::Tcp, arriving), entry)].into()).unwrap();
             // A router quotes the header and eight bytes.
-            let error = |about: Pair| {
+            let error = |about: Pair, to: IpAddr| {
                 let quoted = packet_of(about, Protocol::Tcp, &[5; 9]);
-                let (router, to) = (if own[0].0.is_ipv4() { "203.0.113.1" } else { "2001:db8:1::1" }, wire[0].0.to_string());
+                let (router, to) = (if to.is_ipv4() { "203.0.113.1" } else { "2001:db8:1::1" }, to.to_string());
                 if own[0].0.is_ipv4() {
                     ethernet(&ipv4(router, &to, 1, &icmp4(3, [0, 0, 5, 0], &quoted[..28])))
                 } else {
                     ethernet(&ipv6(router, &to, 58, &icmp6(2, [0, 0, 5, 0], &quoted[..48])))
                 }
             };
-            let passed = switch.pass("braid_rewrite_in", &error(wire), 0, 0).unwrap();
-            assert_eq!((passed.verdict, Frame(passed.frame)), (NEXT, Frame(error(own))));
+            let passed = switch.pass("braid_rewrite_in", &error(wire, wire[0].0), 0, 0).unwrap();
+            assert_eq!((passed.verdict, passed.mark, Frame(passed.frame)), (REDIRECT, MOVED_MARK, Frame(by_braid(error(own, own[0].0)))));
+            // To another of this machine's addresses.
+            let passed = switch.pass("braid_rewrite_in", &error(wire, wire[1].0), 0, 0).unwrap();
+            assert_eq!((passed.verdict, Frame(passed.frame)), (NEXT, Frame(error(own, wire[1].0))));
             // About another flow, and about what this machine never sent.
             for about in [[(wire[0].0, 7), wire[1]], arriving] {
-                let frame = error(about);
+                let frame = error(about, wire[0].0);
                 let passed = switch.pass("braid_rewrite_in", &frame, 0, 0).unwrap();
                 assert_eq!((passed.verdict, Frame(passed.frame)), (NEXT, Frame(frame)));
             }

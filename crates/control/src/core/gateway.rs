@@ -7,7 +7,7 @@ use braid_api::ClientStatus;
 use braid_decide::class::classified_ports;
 use braid_decide::gateway::{ForwardRule, GatewayPlan};
 use braid_decide::policy::{AppMatcher, AppRule, Client, LinkSelector, Subject};
-use braid_decide::tables::PACKET_DEVICE;
+use braid_decide::tables::{DEPARTURE_DEVICE, PACKET_DEVICE};
 use braid_decide::virtual_device::VirtualDevice;
 use braid_model::{Class, LinkFacts, LinkKind, PerDirection, Time};
 use ipnet::IpNet;
@@ -64,8 +64,11 @@ impl<S: Steering> Core<S> {
             self.links.iter().filter(|(_, link)| link.refused.is_none()).map(|(_, link)| (link.slot, &link.facts)).collect();
         // Also those that do not exist yet: strict rules then hold as soon as they appear.
         let forwarded = policy.forwarded_devices();
-        let ends = self.network.interfaces.iter().filter(|device| forwarded.contains(&device.name));
-        let mtu = ends.chain(links.iter().map(|(_, facts)| *facts)).map(|device| device.mtu).min();
+        let is_end =
+            |device: &&LinkFacts| device.kind != LinkKind::Loopback && ![PACKET_DEVICE, DEPARTURE_DEVICE].contains(&device.name.as_str());
+        let ends = self.network.interfaces.iter().filter(is_end).map(|device| device.mtu);
+        // IPsec makes packets larger.
+        let mtu = ends.chain(self.network.route_mtu).min().filter(|_| self.network.protected.is_empty());
         let devices = self.network.interfaces.iter().filter(|device| policy.lan.contains(&device.name));
         let lan = devices.flat_map(|device| device.addresses.iter().map(|net| net.addr()));
         let own = self.virtual_device().into_iter().flat_map(|own| own.addresses.iter().copied());

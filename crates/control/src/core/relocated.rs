@@ -1,13 +1,13 @@
 //! Moved flows: running TCP flows of this machine whose packets have other addresses on the way than in their sockets (mirrored rewriting; Yap's thesis,
 //! 2.3.2). Programs with the right to change things ask for them over the API, for a limited time; the other host must rewrite the packets back.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, btree_map};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use braid_api::{Accepted, FlowEnds, RewriteRequest};
-use braid_decide::tables::{self, DEPARTURE_DEVICE};
-use braid_model::{Family, LinkFacts, LinkIndex, Protocol, RouteFacts, RuleFacts, Time};
+use braid_decide::tables::{self, DEPARTURE_DEVICE, PACKET_DEVICE};
+use braid_model::{Family, LinkFacts, LinkIndex, LinkKind, Protocol, RouteFacts, RuleFacts, Time};
 
 use super::Core;
 use super::gateway::allowed_links;
@@ -15,12 +15,13 @@ use super::timeouts::RETRY;
 use crate::RequestError;
 use crate::steering::{Ends, FlowRow, MAX_REWRITES, Port, PortSide, Rewrite, Steering, SteeringError};
 
-/// Maximum number of moved flows: each has two entries in the kernel.
-const MAX_MOVED: usize = MAX_REWRITES / 2;
 /// The longest time for which a program may move a flow without asking again.
 const MAX_LEASE: Duration = Duration::from_secs(3600);
-/// Time for which packets under way are still received after a flow has come back.
+/// Time for which packets under way are still received with addresses that a flow has on the way no longer.
 const LINGER: Duration = Duration::from_secs(30);
+
+/// The smallest packet size that every network must carry (RFC 8200, 5).
+const LEAST_MTU: u32 = 1280;
 
 /// A flow of this machine, and where its packets go instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,17 +47,26 @@ enum RelocationError {
     /// No device leads to the other host.
     #[error("no device leads to {0}")]
     NoWay(IpAddr),
+    /// Link-local addresses belong to one network.
+    #[error("{0} belongs to one network only")]
+    Scoped(SocketAddr),
+    /// The kernel cannot write the frames of such a device.
+    #[error("{0} has no Ethernet header: moved flows cannot use it")]
+    Raw(String),
+    /// The system lacks something.
+    #[error("this system cannot move flows: {0}")]
+    Unsupported(String),
     /// The policy forbids the link.
     #[error("a rule of the flow from {0} does not allow the link {1}")]
     Forbidden(SocketAddr, String),
     /// Everything leaves through a relay.
     #[error("fallback = \"none\": all flows leave through a relay or fail")]
     Confined,
-    /// Another flow has these addresses and ports on the way.
-    #[error("another flow has the addresses and ports {0} and {1} on the way")]
+    /// Another flow has these addresses and ports, in its socket or on the way.
+    #[error("another flow has the addresses and ports {0} and {1}")]
     Taken(SocketAddr, SocketAddr),
     /// There are too many.
-    #[error("{MAX_MOVED} flows are moved already")]
+    #[error("{} flows are moved already, or were a moment ago", MAX_REWRITES / 2)]
     Full,
     /// Its lease is longer than [`MAX_LEASE`], or zero.
     #[error("a lease is between 1 and {} seconds", MAX_LEASE.as_secs())]
@@ -67,6 +77,7 @@ impl From<RelocationError> for RequestError {
     fn from(error: RelocationError) -> Self {
         match error {
             RelocationError::Taken(..) | RelocationError::Full => Self::conflict("Not moved", error.to_string()),
+            RelocationError::Unsupported(_) => Self::failed("Not moved", error.to_string()),
             _ => Self::unclear(error.to_string()),
         }
     }
@@ -87,21 +98,70 @@ pub(super) struct Relocated {
     flows: BTreeMap<Ends, Entry>,
     /// The device that the daemon was asked for.
     device: Option<Departures>,
-    /// Whether that device has been seen.
-    is_there: bool,
+    /// Whether that device has been seen with all that belongs to it.
+    was_whole: bool,
     /// What the steering has.
     rewrites: BTreeMap<Ends, Rewrite>,
     /// When to update it: a lease ends, or something is to be tried again.
     due: Option<Time>,
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 struct Entry {
+    /// The addresses on the way that were asked for last.
     wire: Ends,
-    /// Whether its packets leave rewritten; those that arrive always are.
-    sends: bool,
-    /// When the lease ends; afterwards packets are still received for a while.
+    /// Those with which its packets leave; `None`: its own. While the other end is not ready for new ones, these are earlier ones.
+    sends_by: Option<Ends>,
+    /// Earlier ones with which late packets may arrive, and until when.
+    late: BTreeMap<Ends, Time>,
+    /// When the lease ends.
     until: Time,
+}
+
+impl Entry {
+    /// Addresses on the way with which packets may arrive.
+    fn arrivals(&self) -> impl Iterator<Item = Ends> {
+        self.late.keys().copied().chain([self.wire])
+    }
+
+    /// Takes a request.
+    fn ask(&mut self, now: Time, wire: Ends, sends: bool, until: Time) {
+        if self.wire != wire {
+            self.late.remove(&wire);
+            self.late.insert(self.wire, now + LINGER);
+            self.wire = wire;
+        }
+        if sends {
+            self.sends_by = Some(wire);
+        } else if self.sends_by == Some(wire) {
+            self.sends_by = None;
+        }
+        self.until = until;
+    }
+
+    /// Forgets what is over. Returns whether anything is left.
+    fn expire(&mut self, now: Time) -> bool {
+        self.late.retain(|_, until| *until > now);
+        if self.until <= now {
+            self.sends_by = None;
+        }
+        self.until + LINGER > now
+    }
+
+    /// When [`expire`](Self::expire) changes something.
+    fn due(&self, now: Time) -> Time {
+        let end = if self.until > now { self.until } else { self.until + LINGER };
+        self.late.values().copied().fold(end, Time::min)
+    }
+}
+
+/// How packets leave for a moved flow's other end.
+#[derive(Debug, Clone, Copy)]
+struct Way {
+    device: LinkIndex,
+    mark: u32,
+    /// Whether the source address is the device's own, so that answers arrive there.
+    own: bool,
 }
 
 impl Relocated {
@@ -118,17 +178,26 @@ impl Relocated {
 
 impl<S: Steering> Core<S> {
     /// `GET /v1/rewrites`.
-    pub fn rewrites_view(&self, now: Time) -> Vec<braid_api::MovedFlow> {
+    pub fn rewrites_view(&mut self, now: Time) -> Result<Vec<braid_api::MovedFlow>, RequestError> {
+        if self.relocated.flows.is_empty() {
+            return Ok(Vec::new());
+        }
+        let following = self.steering.following().map_err(|error| RequestError::failed("Not read", error.to_string()))?;
+        let rewrites = &self.relocated.rewrites;
+        let is_there = self.departure().is_some();
         let ends = |ends: &Ends| FlowEnds { source: ends.source, destination: ends.destination };
         let living = self.relocated.flows.iter().filter(|(_, entry)| entry.until > now);
         let view = |(own, entry): (&Ends, &Entry)| braid_api::MovedFlow {
             own: ends(own),
             wire: ends(&entry.wire),
-            sends: entry.sends,
-            active: self.relocated.rewrites.get(own).is_some_and(|rewrite| rewrite.device.is_some() == entry.sends),
+            sends: entry.sends_by == Some(entry.wire),
+            active: is_there
+                && rewrites.contains_key(&entry.wire.reversed())
+                && rewrites.get(own).is_some_and(|rewrite| rewrite.device.is_some() == entry.sends_by.is_some())
+                && following.contains(own),
             remaining_ms: entry.until.since(now).as_millis() as u64,
         };
-        living.map(view).collect()
+        Ok(living.map(view).collect())
     }
 
     /// `POST /v1/rewrites`.
@@ -152,7 +221,7 @@ impl<S: Steering> Core<S> {
     /// Gives all flows their own addresses back, for the end of the daemon.
     pub fn release_moves(&mut self) -> Result<(), SteeringError> {
         self.relocated = Relocated::default();
-        self.steering.set_rewrites(&BTreeMap::new())
+        self.steering.release_rewrites()
     }
 
     /// Moves flows, or extends their leases: all of them, or none.
@@ -166,20 +235,54 @@ impl<S: Steering> Core<S> {
         if lease.is_zero() || lease > MAX_LEASE {
             return Err(RelocationError::Lease);
         }
+        if let Some(reason) = self.steering.unmoved() {
+            return Err(RelocationError::Unsupported(reason));
+        }
+        if self.in_force.confines(None) {
+            return Err(RelocationError::Confined);
+        }
+        let rows = self.rows_of(now, flows);
+        // Whole seconds, so that leases end together.
+        let until = Time::from_nanos((now + lease).as_nanos().next_multiple_of(1_000_000_000));
         let mut next = self.relocated.flows.clone();
-        for flow in flows {
-            self.check_relocation(flow)?;
-            next.insert(flow.own, Entry { wire: flow.wire, sends, until: now + lease });
+        for MovedFlow { own, wire } in flows {
+            self.check_relocation(own, wire, rows.get(own))?;
+            if rows.contains_key(wire) && wire != own {
+                return Err(RelocationError::Taken(wire.source, wire.destination));
+            }
+            match next.entry(*own) {
+                btree_map::Entry::Occupied(known) => known.into_mut().ask(now, *wire, sends, until),
+                btree_map::Entry::Vacant(free) => {
+                    free.insert(Entry { wire: *wire, sends_by: sends.then_some(*wire), late: BTreeMap::new(), until });
+                }
+            }
         }
-        if next.len() > MAX_MOVED {
+        let mut arrivals = BTreeSet::new();
+        if let Some(taken) = next.values().flat_map(Entry::arrivals).find(|wire| !arrivals.insert(*wire)) {
+            return Err(RelocationError::Taken(taken.source, taken.destination));
+        }
+        if next.len() + arrivals.len() > MAX_REWRITES {
             return Err(RelocationError::Full);
-        }
-        let mut taken = BTreeSet::new();
-        if let Some((_, entry)) = next.iter().find(|(_, entry)| !taken.insert(entry.wire)) {
-            return Err(RelocationError::Taken(entry.wire.source, entry.wire.destination));
         }
         self.relocated.flows = next;
         Ok(self.update_relocated(now))
+    }
+
+    /// The TCP flows of this machine, by their ends. Includes those that started since the last poll, if one of them is to be moved.
+    fn rows_of(&mut self, now: Time, flows: &[MovedFlow]) -> BTreeMap<Ends, FlowRow> {
+        let end = |(ip, port): (IpAddr, u16)| SocketAddr::new(ip.to_canonical(), port);
+        let ends = |row: &FlowRow| Ends { protocol: row.protocol, source: end(row.local), destination: end(row.remote) };
+        let of = |rows: &mut dyn Iterator<Item = FlowRow>| -> BTreeMap<Ends, FlowRow> {
+            rows.filter(|row| row.protocol == Protocol::Tcp && !row.forwarded).map(|row| (ends(&row), row)).collect()
+        };
+        let known = of(&mut self.flows.iter().map(|living| living.row.clone()));
+        if flows.iter().all(|flow| known.contains_key(&flow.own)) {
+            return known;
+        }
+        match self.steering.flows(now) {
+            Ok(rows) => of(&mut rows.into_iter()),
+            Err(_) => known,
+        }
     }
 
     /// Lets flows use their own addresses again. Unknown ones are ignored.
@@ -192,13 +295,15 @@ impl<S: Steering> Core<S> {
         self.update_relocated(now)
     }
 
-    fn check_relocation(&self, flow: &MovedFlow) -> Result<(), RelocationError> {
-        let MovedFlow { own, wire } = flow;
+    fn check_relocation(&self, own: &Ends, wire: &Ends, row: Option<&FlowRow>) -> Result<(), RelocationError> {
+        let ends = [own.source, own.destination, wire.source, wire.destination];
+        let is_scoped = |end: &&SocketAddr| matches!(end, SocketAddr::V6(v6) if v6.scope_id() != 0 || v6.flowinfo() != 0 || v6.ip().is_unicast_link_local());
+        if let Some(scoped) = ends.iter().find(is_scoped) {
+            return Err(RelocationError::Scoped(*scoped));
+        }
         let family = Family::of(own.source.ip());
-        for end in [own.destination, wire.source, wire.destination] {
-            if Family::of(end.ip()) != family {
-                return Err(RelocationError::Families(own.source.ip(), end.ip()));
-            }
+        if let Some(other) = ends.iter().find(|end| Family::of(end.ip()) != family) {
+            return Err(RelocationError::Families(own.source.ip(), other.ip()));
         }
         let kept = self.relocated.device.as_ref().is_some_and(|device| device.addresses.contains(&own.source.ip()));
         for (source, kept) in [(own.source, kept), (wire.source, false)] {
@@ -212,23 +317,22 @@ impl<S: Steering> Core<S> {
                 return Err(RelocationError::Unusable(ip));
             }
         }
-        let (device, _) = self.way_of(wire).ok_or(RelocationError::NoWay(wire.destination.ip()))?;
-        if self.in_force.confines(None) {
-            return Err(RelocationError::Confined);
+        let way = self.way_of(wire).and_then(|way| self.network.interface(way.device));
+        let device = way.ok_or(RelocationError::NoWay(wire.destination.ip()))?;
+        if device.mac.is_none() {
+            return Err(RelocationError::Raw(device.name.clone()));
         }
-        self.forbidden(own, device).map_or(Ok(()), |link| Err(RelocationError::Forbidden(own.source, link)))
+        match row {
+            Some(row) if !self.allows(row, device) => Err(RelocationError::Forbidden(own.source, device.name.clone())),
+            _ => Ok(()),
+        }
     }
 
-    /// The device's name, if the flow's rule does not allow it.
-    fn forbidden(&self, own: &Ends, device: LinkIndex) -> Option<String> {
-        let end = |(ip, port): (IpAddr, u16)| SocketAddr::new(ip, port);
-        let is_it = |row: &FlowRow| row.protocol == own.protocol && end(row.local) == own.source && end(row.remote) == own.destination;
-        let row = self.flows.iter().map(|living| &living.row).find(|row| is_it(row))?;
-        let (_, rule) = self.rule_at(row.started, row.rule)?;
+    /// Whether the flow's rule allows this device.
+    fn allows(&self, row: &FlowRow, device: &LinkFacts) -> bool {
+        let Some((_, rule)) = self.rule_at(row.started, row.rule) else { return true };
         let links: Vec<_> = self.links.iter().map(|(_, link)| (link.slot, &link.facts)).collect();
-        let name = &self.network.interface(device)?.name;
-        let allowed = allowed_links(rule, &links)?;
-        (!allowed.contains(name)).then(|| name.clone())
+        allowed_links(rule, &links).is_none_or(|allowed| allowed.contains(&device.name))
     }
 
     /// Whether this is an address of this machine. Those of moved flows, whose links may have lost them, do not count.
@@ -237,79 +341,90 @@ impl<S: Steering> Core<S> {
         devices.any(|device| device.addresses.iter().any(|net| net.addr() == address))
     }
 
-    /// The device over which packets with these ends leave, and their mark: the link that has the source address, or the device on whose network the
-    /// destination is, or the link that the system prefers.
-    fn way_of(&self, wire: &Ends) -> Option<(LinkIndex, u32)> {
+    /// The device over which packets with these ends leave: the link that has the source address, or the device on whose network the destination is, or the
+    /// link that the system prefers.
+    fn way_of(&self, wire: &Ends) -> Option<Way> {
         let (source, destination) = (wire.source.ip(), wire.destination.ip());
         if !self.has_address(source) {
             return None;
         }
         let usable = || self.links.iter().filter(|(_, link)| link.refused.is_none());
-        let marked = |(index, slot): (LinkIndex, usize)| (index, tables::mark(slot));
+        let over = |(device, slot): (LinkIndex, usize), own| Way { device, mark: tables::mark(slot), own };
         let has = |device: &LinkFacts, address: IpAddr| device.addresses.iter().any(|net| net.addr() == address);
         if let Some((index, link)) = usable().find(|(_, link)| has(&link.facts, source)) {
-            return Some(marked((index, link.slot)));
+            return Some(over((index, link.slot), true));
         }
         let near = |device: &&LinkFacts| device.name != DEPARTURE_DEVICE && device.addresses.iter().any(|net| net.contains(&destination));
         if let Some(device) = self.network.interfaces.iter().find(near) {
-            return Some((device.index, 0));
+            return Some(Way { device: device.index, mark: 0, own: false });
         }
         let metric = |facts: &LinkFacts| facts.gateways.get(Family::of(destination)).first().map(|route| route.metric);
         let best = usable().filter_map(|(index, link)| Some((metric(&link.facts)?, index, link.slot))).min();
-        best.map(|(_, index, slot)| marked((index, slot)))
+        best.map(|(_, index, slot)| over((index, slot), false))
     }
 
-    /// Index of the device through which packets leave, once it exists.
-    fn departure(&self) -> Option<LinkIndex> {
+    /// The device through which packets leave, once it exists.
+    fn departure(&self) -> Option<&LinkFacts> {
         self.relocated.device.as_ref()?;
-        self.network.interfaces.iter().find(|device| device.name == DEPARTURE_DEVICE).map(|device| device.index)
+        self.network.interfaces.iter().find(|device| device.name == DEPARTURE_DEVICE)
+    }
+
+    /// Whether that device has all that belongs to it: its addresses, and the routes that lead to it, which it loses if somebody turns it off.
+    fn is_departure_whole(&self) -> bool {
+        let (Some(device), Some(wanted)) = (self.departure(), &self.relocated.device) else { return false };
+        let has = |address: &IpAddr| device.addresses.iter().any(|net| net.addr() == *address);
+        let leads = |wanted: &RouteFacts| {
+            self.network.routes.iter().any(|route| route.table == wanted.table && route.hops.iter().any(|hop| hop.device == device.index))
+        };
+        let families: BTreeSet<Family> = wanted.addresses.iter().map(|address| Family::of(*address)).collect();
+        wanted.addresses.iter().all(has) && families.iter().all(|family| leads(&tables::departures(*family, device.index).1))
     }
 
     /// The rules and routes for packets of moved flows.
     pub(super) fn relocation_tables(&self) -> Vec<(RuleFacts, RouteFacts)> {
-        self.departure().into_iter().flat_map(|device| Family::ALL.map(|family| tables::departures(family, device))).collect()
+        let of = |device: &LinkFacts| Family::ALL.map(|family| tables::departures(family, device.index));
+        self.departure().into_iter().flat_map(of).collect()
     }
 
-    /// Where the switch acts for moved flows.
+    /// Where the switch acts for moved flows. Packets pass the device above a port of a bridge or bond.
     pub(super) fn relocation_ports(&self) -> Vec<Port> {
-        let Some(departure) = self.departure() else { return Vec::new() };
-        let is_arrival = |device: &LinkFacts| device.index != departure && device.name != "lo";
-        let arrivals = self.network.interfaces.iter().filter(|device| is_arrival(device));
+        if self.relocated.device.is_none() {
+            return Vec::new();
+        }
+        let is_arrival = |device: &&LinkFacts| {
+            let is_made = [DEPARTURE_DEVICE, PACKET_DEVICE].contains(&device.name.as_str());
+            !is_made && device.kind != LinkKind::Loopback && (device.master.is_none() || self.links.get(device.index).is_some())
+        };
         let port = |device: &LinkFacts, side| Port { index: device.index, name: device.name.clone(), side };
-        let own = self.network.interface(departure).map(|device| port(device, PortSide::Departures));
-        arrivals.map(|device| port(device, PortSide::Arrivals)).chain(own).collect()
+        let departure = self.departure().map(|device| port(device, PortSide::Departures));
+        let arrivals = self.network.interfaces.iter().filter(is_arrival).map(|device| port(device, PortSide::Arrivals));
+        departure.into_iter().chain(arrivals).collect()
     }
 
     /// Ends leases, and makes the kernel rewrite what is left. Packets leave only once the device is there; before, the flows stay where they are.
     pub(super) fn update_relocated(&mut self, now: Time) -> Result<(), SteeringError> {
-        self.relocated.flows.retain(|_, entry| entry.until + LINGER > now);
-        let ends = self.relocated.flows.values().map(|entry| if entry.until > now { entry.until } else { entry.until + LINGER });
-        self.relocated.due = ends.min();
+        self.relocated.flows.retain(|_, entry| entry.expire(now));
+        self.relocated.due = self.relocated.flows.values().map(|entry| entry.due(now)).min();
         let addresses: BTreeSet<IpAddr> = self.relocated.flows.keys().map(|own| own.source.ip()).collect();
-        let ways: Vec<_> = self.relocated.flows.values().filter_map(|entry| self.way_of(&entry.wire)).collect();
-        let mtu = ways.iter().filter_map(|(device, _)| Some(self.network.interface(*device)?.mtu)).min();
-        let device = (!addresses.is_empty()).then(|| Departures { mtu: mtu.unwrap_or(1280).max(1280), addresses });
-        // Somebody else may have removed it.
-        let is_there = self.departure().is_some();
-        let was_there = std::mem::replace(&mut self.relocated.is_there, is_there);
-        if device != self.relocated.device || (device.is_some() && was_there && !is_there) {
+        let ways = self.relocated.flows.values().filter_map(|entry| self.way_of(&entry.wire));
+        let mtu = ways.filter_map(|way| Some(self.network.interface(way.device)?.mtu)).min();
+        let device = (!addresses.is_empty()).then(|| Departures { mtu: mtu.unwrap_or(LEAST_MTU).max(LEAST_MTU), addresses });
+        if device != self.relocated.device {
             self.actions.departures = Some(device.clone());
-            self.relocated.device = device;
+            (self.relocated.device, self.relocated.was_whole) = (device, false);
+        }
+        let is_whole = self.is_departure_whole();
+        if std::mem::replace(&mut self.relocated.was_whole, is_whole) && !is_whole {
+            // Somebody has removed the device, or what belongs to it.
+            self.actions.departures = Some(self.relocated.device.clone());
         }
         let departure = self.ports.0.iter().find(|port| port.side == PortSide::Departures).map(|port| port.index);
-        let mut rewrites = BTreeMap::new();
-        for (departure, (own, entry)) in
-            departure.into_iter().flat_map(|device| self.relocated.flows.iter().map(move |flow| (device, flow)))
-        {
-            let ends = |ends: Ends| (ends.source, ends.destination);
-            let to = |(source, destination), device, mark, arrives| Rewrite { source, destination, device, mark, arrives };
-            rewrites.insert(entry.wire.reversed(), to(ends(own.reversed()), Some(departure), tables::DEPARTURE_MARK, true));
-            let departs = match self.way_of(&entry.wire).filter(|_| entry.sends && entry.until > now) {
-                Some((device, mark)) => to(ends(entry.wire), Some(device), mark, false),
-                None => to(ends(*own), None, 0, false),
-            };
-            rewrites.insert(*own, departs);
-        }
+        let rewrites = match departure {
+            Some(departure) => self.wanted_rewrites(departure),
+            None if self.relocated.flows.is_empty() => BTreeMap::new(),
+            // What arrives is dropped until the device is there again, and sent again. Without entries the kernel would answer with resets.
+            None => return Ok(()),
+        };
         if rewrites != self.relocated.rewrites {
             if let Err(error) = self.steering.set_rewrites(&rewrites) {
                 self.relocated.due = Some(now + RETRY);
@@ -318,5 +433,28 @@ impl<S: Steering> Core<S> {
             self.relocated.rewrites = rewrites;
         }
         Ok(())
+    }
+
+    fn wanted_rewrites(&self, departure: LinkIndex) -> BTreeMap<Ends, Rewrite> {
+        let mut rewrites = BTreeMap::new();
+        for (own, entry) in &self.relocated.flows {
+            let to = |ends: &Ends, device, mark| Rewrite {
+                source: ends.source,
+                destination: ends.destination,
+                device,
+                mark,
+                arrives: false,
+                from: None,
+            };
+            for wire in entry.arrivals() {
+                let from = self.way_of(&wire).filter(|way| way.own).map(|way| way.device);
+                let arrives = Rewrite { arrives: true, from, ..to(&own.reversed(), Some(departure), tables::DEPARTURE_MARK) };
+                rewrites.insert(wire.reversed(), arrives);
+            }
+            let way = entry.sends_by.and_then(|wire| Some((wire, self.way_of(&wire)?)));
+            let departs = way.map_or(to(own, None, 0), |(wire, way)| to(&wire, Some(way.device), way.mark));
+            rewrites.insert(*own, departs);
+        }
+        rewrites
     }
 }

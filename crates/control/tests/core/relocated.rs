@@ -5,12 +5,13 @@ use std::time::Duration;
 
 use braid_api::{FlowEnds, MovedFlow, RewriteRequest};
 use braid_control::Cause;
+use braid_control::config::Config;
 use braid_control::core::Departures;
 use braid_control::fake::FakeSteering;
 use braid_control::steering::{Ends, Rewrite};
 use braid_decide::policy::{Fallback, Policy, Scheduler};
 use braid_decide::tables::{DEPARTURE_DEVICE, DEPARTURE_MARK, mark};
-use braid_model::{LinkFacts, LinkIndex, LinkKind, Protocol};
+use braid_model::{LinkFacts, LinkIndex, LinkKind, Mac, Protocol};
 
 use super::world::*;
 
@@ -34,7 +35,33 @@ fn ends(source: &str, destination: &str) -> Ends {
 
 fn to(source: &str, destination: &str, device: Option<u32>, mark: u32, arrives: bool) -> Rewrite {
     let Ends { source, destination, .. } = ends(source, destination);
-    Rewrite { source, destination, device: device.map(LinkIndex), mark, arrives }
+    // The address on the way is the second link's.
+    Rewrite { source, destination, device: device.map(LinkIndex), mark, arrives, from: arrives.then_some(LinkIndex(2)) }
+}
+
+/// Two links with Ethernet headers.
+fn ethernet(steering: FakeSteering, config: Config) -> World {
+    let mut world = World::with(steering, config);
+    for (number, device) in (1..).zip(&mut world.devices) {
+        device.mac = Some(Mac([2, 0, 0, 0, 0, number]));
+    }
+    world.set_network();
+    world.core.take_actions();
+    world
+}
+
+fn round_robin() -> World {
+    ethernet(FakeSteering::default(), config(Scheduler::RoundRobin))
+}
+
+/// The network with the device, and all that the core has asked for.
+fn set_whole(world: &mut World) {
+    world.set_network();
+    let plan = world.core.take_actions().plan.expect("there are new rules");
+    let mut whole = network(&world.devices);
+    whole.rules.extend(plan.rules.iter().cloned());
+    whole.routes.extend(plan.kept_routes());
+    world.core.on_network(world.now, whole).unwrap();
 }
 
 /// The device that the daemon makes.
@@ -45,39 +72,39 @@ fn departures() -> LinkFacts {
 
 #[test]
 fn a_flow_first_receives_then_sends_and_comes_back_when_its_lease_ends() {
-    let mut world = World::new(config(Scheduler::RoundRobin));
-    world.core.take_actions();
+    let mut world = round_robin();
     let moved = [flow([OWN, SERVER], [OTHER, SERVER])];
     world.core.rewrite(world.now, &request(&moved, Some(SECOND * 60), false)).unwrap();
     let wanted = Departures { mtu: 1500, addresses: ["10.0.1.2".parse().unwrap()].into() };
     assert_eq!(world.core.take_actions().departures, Some(Some(wanted)));
     assert!(world.core.steering().rewrites.is_empty(), "there is no device yet");
-    assert!(!world.core.rewrites_view(world.now)[0].active);
+    assert!(!world.core.rewrites_view(world.now).unwrap()[0].active);
 
     world.devices.push(departures());
-    world.set_network();
-    let plan = world.core.take_actions().plan.expect("there are new rules");
-    assert!(plan.rules.iter().any(|rule| rule.mark == Some((DEPARTURE_MARK, u32::MAX))));
+    set_whole(&mut world);
     let arrives = (ends(SERVER, OTHER), to(SERVER, OWN, Some(99), DEPARTURE_MARK, true));
     let stays = (ends(OWN, SERVER), to(OWN, SERVER, None, 0, false));
     assert_eq!(world.core.steering().rewrites, BTreeMap::from([arrives, stays]));
-    let view = world.core.rewrites_view(world.now)[0];
+    let view = world.core.rewrites_view(world.now).unwrap()[0];
     assert!(view.active && !view.sends, "{view:?}");
 
     world.core.rewrite(world.now, &request(&moved, Some(SECOND * 60), true)).unwrap();
     let leaves = (ends(OWN, SERVER), to(OTHER, SERVER, Some(2), mark(1), false));
     assert_eq!(world.core.steering().rewrites, BTreeMap::from([arrives, leaves]));
-    assert!(world.core.rewrites_view(world.now)[0].active);
-    // Somebody removes the device.
+    assert!(world.core.rewrites_view(world.now).unwrap()[0].active);
+    // Somebody removes the device: it is made again, and meanwhile no packet is answered with a reset.
     world.core.take_actions();
     let device = world.devices.pop().unwrap();
     world.set_network();
-    assert!(world.core.take_actions().departures.is_some_and(|device| device.is_some()), "it is made again");
-    assert!(!world.core.rewrites_view(world.now)[0].active);
-    world.devices.push(device);
-    world.set_network();
-    assert!(world.core.take_actions().departures.is_none());
+    assert!(world.core.take_actions().departures.is_some_and(|device| device.is_some()));
+    assert!(!world.core.rewrites_view(world.now).unwrap()[0].active);
     assert_eq!(world.core.steering().rewrites, BTreeMap::from([arrives, leaves]));
+    world.devices.push(device);
+    set_whole(&mut world);
+    assert!(world.core.take_actions().departures.is_none());
+    // Somebody turns it off, with which it loses its routes.
+    world.set_network();
+    assert!(world.core.take_actions().departures.is_some_and(|device| device.is_some()));
     // The link of the flow's own address loses it.
     world.devices[0].addresses.clear();
     world.set_network();
@@ -85,7 +112,7 @@ fn a_flow_first_receives_then_sends_and_comes_back_when_its_lease_ends() {
     world.core.rewrite(world.now, &request(&moved, Some(SECOND * 60), true)).unwrap();
 
     world.run(SECOND * 61);
-    assert_eq!(world.core.rewrites_view(world.now), []);
+    assert_eq!(world.core.rewrites_view(world.now).unwrap(), []);
     assert_eq!(world.core.steering().rewrites, BTreeMap::from([arrives, stays]), "late packets");
     world.core.take_actions();
     world.now = world.now + SECOND * 31;
@@ -96,7 +123,7 @@ fn a_flow_first_receives_then_sends_and_comes_back_when_its_lease_ends() {
 
 #[test]
 fn a_flow_leaves_a_link_that_loses_the_address_on_the_way() {
-    let mut world = World::new(config(Scheduler::RoundRobin));
+    let mut world = round_robin();
     world.devices.push(departures());
     world.set_network();
     let moved = [flow([OWN, SERVER], [OTHER, SERVER])];
@@ -115,25 +142,31 @@ fn a_flow_leaves_a_link_that_loses_the_address_on_the_way() {
 #[test]
 fn what_cannot_be_moved_is_refused_and_changes_nothing() {
     let policy = Policy { bonds_all: true, fallback: Fallback::None, ..Policy::default() };
-    let mut confined = World::with(FakeSteering::default(), braid_control::config::Config { policy, ..config(Scheduler::RoundRobin) });
+    let mut confined = ethernet(FakeSteering::default(), Config { policy, ..config(Scheduler::RoundRobin) });
     let moved = [flow([OWN, SERVER], [OTHER, SERVER])];
     let refused = confined.core.rewrite(confined.now, &request(&moved, Some(SECOND), true)).unwrap_err();
     assert!(refused.detail.contains("fallback"), "{refused}");
 
-    let mut world = World::new(config(Scheduler::RoundRobin));
+    let mut without = ethernet(FakeSteering::clients_only(), config(Scheduler::RoundRobin));
+    let refused = without.core.rewrite(without.now, &request(&moved, Some(SECOND), true)).unwrap_err();
+    assert!(refused.detail.contains("this system cannot move flows"), "{refused}");
+
+    let mut world = round_robin();
     let cases = [
         ("another host's address", flow([OWN, SERVER], ["10.0.2.3:1", SERVER]), "10.0.2.3 is not an address of this machine"),
         ("another host's flow", flow(["192.0.2.1:1", SERVER], [OTHER, SERVER]), "192.0.2.1 is not an address of this machine"),
         ("families", flow([OWN, SERVER], [OTHER, "[2001:db8::1]:80"]), "not of the same family"),
         ("to this machine", flow([OWN, SERVER], [OTHER, OWN]), "not the address of another host"),
         ("to everybody", flow([OWN, SERVER], [OTHER, "224.0.0.1:80"]), "not the address of another host"),
+        ("a scope", flow([OWN, SERVER], [OTHER, "[2001:db8::1%5]:80"]), "belongs to one network only"),
+        ("a link-local address", flow(["[fe80::1]:1", SERVER], [OTHER, SERVER]), "belongs to one network only"),
         ("to port 0", flow([OWN, SERVER], [OTHER, "198.51.100.1:0"]), "not the address of another host"),
     ];
     for (what, bad, word) in cases {
         let good = flow(["10.0.1.2:9", SERVER], ["10.0.2.2:9", SERVER]);
         let refused = world.core.rewrite(world.now, &request(&[good, bad], Some(SECOND), true)).unwrap_err();
         assert!(refused.cause == Cause::Unclear && refused.detail.contains(word), "{what}: {refused}");
-        assert_eq!(world.core.rewrites_view(world.now), [], "{what}: all or none");
+        assert_eq!(world.core.rewrites_view(world.now).unwrap(), [], "{what}: all or none");
     }
     for lease in [Duration::ZERO, SECOND * 3601] {
         assert!(world.core.rewrite(world.now, &request(&moved, Some(lease), true)).is_err());
@@ -141,4 +174,46 @@ fn what_cannot_be_moved_is_refused_and_changes_nothing() {
     let twice = [moved[0], flow(["10.0.1.2:40001", SERVER], [OTHER, SERVER])];
     let refused = world.core.rewrite(world.now, &request(&twice, Some(SECOND), true)).unwrap_err();
     assert_eq!(refused.cause, Cause::Conflict, "{refused}");
+    world.devices[1].mac = None;
+    world.set_network();
+    let refused = world.core.rewrite(world.now, &request(&moved, Some(SECOND), true)).unwrap_err();
+    assert!(refused.detail.contains("lte0 has no Ethernet header"), "{refused}");
+}
+
+#[test]
+fn a_flow_moves_on_to_third_addresses_without_a_gap() {
+    let mut world = round_robin();
+    world.devices.push(LinkFacts { mac: Some(Mac([2; 6])), ..facts(3, "eth0") });
+    world.devices.push(departures());
+    world.set_network();
+    let (first, second) = ([flow([OWN, SERVER], [OTHER, SERVER])], [flow([OWN, SERVER], ["10.0.3.2:40000", SERVER])]);
+    world.core.rewrite(world.now, &request(&first, Some(SECOND * 600), true)).unwrap();
+    world.set_network();
+    world.core.rewrite(world.now, &request(&second, Some(SECOND * 600), false)).unwrap();
+    let old = (ends(SERVER, OTHER), to(SERVER, OWN, Some(99), DEPARTURE_MARK, true));
+    let new = (ends(SERVER, "10.0.3.2:40000"), Rewrite { from: Some(LinkIndex(3)), ..old.1 });
+    let leaves = (ends(OWN, SERVER), to(OTHER, SERVER, Some(2), mark(1), false));
+    assert_eq!(world.core.steering().rewrites, BTreeMap::from([old, new, leaves]), "it sends as before until the other end is ready");
+    let view = world.core.rewrites_view(world.now).unwrap()[0];
+    assert!(view.active && !view.sends && view.wire == second[0].wire, "{view:?}");
+    world.core.rewrite(world.now, &request(&second, Some(SECOND * 600), true)).unwrap();
+    let leaves = (ends(OWN, SERVER), to("10.0.3.2:40000", SERVER, Some(3), mark(2), false));
+    assert_eq!(world.core.steering().rewrites, BTreeMap::from([old, new, leaves]));
+    world.run(SECOND * 31);
+    assert_eq!(world.core.steering().rewrites, BTreeMap::from([new, leaves]), "late packets have arrived");
+}
+
+#[test]
+fn a_flow_whose_socket_does_not_follow_is_not_active() {
+    let mut world = round_robin();
+    world.devices.push(departures());
+    world.set_network();
+    let own = ends(OWN, SERVER);
+    world.core.steering().stubborn.insert(own);
+    world.core.rewrite(world.now, &request(&[flow([OWN, SERVER], [OTHER, SERVER])], Some(SECOND * 60), false)).unwrap();
+    world.set_network();
+    assert!(world.core.steering().rewrites.contains_key(&own));
+    assert!(!world.core.rewrites_view(world.now).unwrap()[0].active);
+    world.core.steering().stubborn.clear();
+    assert!(world.core.rewrites_view(world.now).unwrap()[0].active);
 }

@@ -422,7 +422,7 @@ fn a_network(family: Family) -> impl Strategy<Value = NetworkSnapshot> {
                     *to += priority as u32 + 1;
                 }
             }
-            NetworkSnapshot { interfaces: vec![interface(2, &own.to_string())], routes, rules, protected: Vec::new() }
+            NetworkSnapshot { interfaces: vec![interface(2, &own.to_string())], routes, rules, ..NetworkSnapshot::default() }
         },
     )
 }

@@ -517,6 +517,19 @@ impl Steering for BpfSteering {
         self.rewrite(rewrites)
     }
 
+    fn following(&mut self) -> Result<BTreeSet<Ends>, SteeringError> {
+        self.followers()
+    }
+
+    fn release_rewrites(&mut self) -> Result<(), SteeringError> {
+        self.release()
+    }
+
+    fn unmoved(&self) -> Option<String> {
+        // The verifier's log follows, which helps no user.
+        self.departer.as_ref().err().map(|reason| reason.lines().next().unwrap_or_default().to_owned())
+    }
+
     fn set_fast_path(&mut self, flows: &BTreeMap<FlowId, FastFlow>) -> Result<(), SteeringError> {
         self.enter_fast_path(flows)
     }
@@ -604,6 +617,7 @@ impl Steering for BpfSteering {
         let stuck = [
             (self.mover.as_ref().is_ok_and(iterate::SocketIterator::is_stuck), "move connects that receive no answer"),
             (self.shaper.as_ref().is_ok_and(shape::Shaper::is_stuck), "set the rates of flows"),
+            (self.departer.as_ref().is_ok_and(iterate::SocketIterator::is_stuck), "move running flows"),
         ];
         let stuck = stuck.into_iter().filter(|(stuck, _)| *stuck).map(|(_, action)| {
             format!("cannot {action}: a program keeps a TCP socket locked (its system call does not return); Braid continues when it ends")

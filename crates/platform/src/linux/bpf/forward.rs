@@ -19,7 +19,7 @@ use super::load::{kernel_at_least, program};
 use super::{BpfSteering, detail, failed};
 use crate::linux::netlink::{self, DumpError, Files};
 use crate::linux::sys::{abi, bpf as sys};
-use braid_control::steering::{ClientRow, FlowRow, Port, PortSide, RedirectedFlow, SteeringError};
+use braid_control::steering::{ClientRow, FlowRow, Port, PortSide, RedirectedFlow, Steering, SteeringError};
 
 /// The programs of a device, and where they run.
 const fn programs(side: PortSide) -> &'static [(&'static str, TcAttachType)] {
@@ -138,20 +138,24 @@ impl BpfSteering {
         first.and(moved)
     }
 
-    /// Rewrites moved flows at these devices and at no others.
+    /// Rewrites moved flows at these devices and at no others. One at which it cannot does not keep it from the others.
     fn serve_moves(&mut self, ports: &[Port]) -> Result<(), SteeringError> {
         let failed = |reason: String| SteeringError { action: "rewrite moved flows", reason };
-        if !ports.is_empty() {
-            self.departer.as_ref().map_err(|reason| failed(reason.lines().next().unwrap_or_default().to_owned()))?;
-        }
         self.move_ports.retain(|port, _| ports.contains(port));
+        if let Some(reason) = self.unmoved().filter(|_| !ports.is_empty()) {
+            return Err(failed(reason));
+        }
+        let mut first = Ok(());
         for port in ports {
-            if !self.move_ports.contains_key(port) {
-                let attached = self.attach_to(port).map_err(|reason| failed(format!("{}: {reason}", port.name)))?;
-                self.move_ports.insert(port.clone(), attached);
+            if self.move_ports.contains_key(port) {
+                continue;
+            }
+            match self.attach_to(port) {
+                Ok(attached) => drop(self.move_ports.insert(port.clone(), attached)),
+                Err(reason) => first = first.and(Err(failed(format!("{}: {reason}", port.name)))),
             }
         }
-        Ok(())
+        first
     }
 
     fn attach_to(&mut self, port: &Port) -> Result<Vec<Box<dyn Send + Sync>>, String> {

@@ -1,40 +1,43 @@
-//! Flows that change their link while they run (`ebpf/rewrite.bpf.c`).
+//! Flows that change their link while they run (`ebpf/rewrite.bpf.c`, `ebpf/depart.bpf.c`).
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use aya::maps::HashMap;
 use braid_control::steering::{Ends, MAX_REWRITES, Rewrite, SteeringError};
+use braid_model::LinkIndex;
 
 use super::forward::{forward_key, ignore_missing};
 use super::{BpfSteering, failed, iterate};
 use crate::linux::sys::abi;
 
 const ACTION: &str = "rewrite moved flows";
+/// How long the end of all moves waits for sockets that a program keeps locked.
+const RELEASE: Duration = Duration::from_secs(2);
 
 impl BpfSteering {
-    /// Makes these the rewritten flows. An entry that did not change keeps its counter. After an error the next call continues.
+    /// Makes these the rewritten flows. After an error the next call continues.
     pub(super) fn rewrite(&mut self, wanted: &BTreeMap<Ends, Rewrite>) -> Result<(), SteeringError> {
         let was_used = !self.rewrites.is_empty();
         let mut map: HashMap<_, abi::ForwardKey, abi::Rewrite> = typed_map!(self, HashMap, "rewrites", "rewrite moved flows");
-        let mut changed = false;
         let gone: Vec<Ends> = self.rewrites.keys().filter(|ends| !wanted.contains_key(ends)).copied().collect();
         for ends in gone {
             ignore_missing(map.remove(&key(&ends))).map_err(failed(ACTION))?;
-            changed |= self.rewrites.remove(&ends).is_some_and(|rewrite| !rewrite.arrives);
+            self.departs |= self.rewrites.remove(&ends).is_some_and(|rewrite| !rewrite.arrives);
         }
         for (ends, rewrite) in wanted {
-            let is_new = !self.rewrites.contains_key(ends);
-            if self.rewrites.get(ends) == Some(rewrite) || (is_new && self.rewrites.len() >= MAX_REWRITES) {
+            let known = self.rewrites.get(ends);
+            if known == Some(rewrite) || (known.is_none() && self.rewrites.len() >= MAX_REWRITES) {
                 continue;
             }
             map.insert(key(ends), raw(ends, rewrite), 0).map_err(failed(ACTION))?;
             self.rewrites.insert(*ends, *rewrite);
-            changed |= !rewrite.arrives;
+            self.departs |= !rewrite.arrives;
         }
         if was_used == self.rewrites.is_empty() {
             self.switch()?;
         }
-        self.departs |= changed;
         self.depart()
     }
 
@@ -46,6 +49,29 @@ impl BpfSteering {
         self.departs = !run.ended;
         Ok(())
     }
+
+    /// Those whose sockets do as their entries say.
+    pub(super) fn followers(&mut self) -> Result<BTreeSet<Ends>, SteeringError> {
+        // A run that did not end in time may have ended since.
+        self.depart()?;
+        let map: HashMap<_, abi::ForwardKey, abi::Rewrite> = typed_map!(self, HashMap, "rewrites", "rewrite moved flows");
+        let follows = |ends: &Ends| map.get(&key(ends), 0).is_ok_and(|entry| entry.follows != 0);
+        Ok(self.rewrites.iter().filter(|(ends, rewrite)| !rewrite.arrives && follows(ends)).map(|(ends, _)| *ends).collect())
+    }
+
+    /// Rewrites nothing any more, and waits until the sockets know.
+    pub(super) fn release(&mut self) -> Result<(), SteeringError> {
+        self.rewrite(&BTreeMap::new())?;
+        let begin = Instant::now();
+        while self.departs && self.departer.is_ok() {
+            if begin.elapsed() > RELEASE {
+                return Err(SteeringError { action: ACTION, reason: "a program keeps a TCP socket locked".to_owned() });
+            }
+            thread::sleep(Duration::from_millis(5));
+            self.depart()?;
+        }
+        Ok(())
+    }
 }
 
 fn key(ends: &Ends) -> abi::ForwardKey {
@@ -53,11 +79,13 @@ fn key(ends: &Ends) -> abi::ForwardKey {
 }
 
 fn raw(ends: &Ends, rewrite: &Rewrite) -> abi::Rewrite {
+    let index = |device: Option<LinkIndex>| device.map_or(0, |device| device.0);
     abi::Rewrite {
         to: forward_key(ends.protocol, rewrite.source, rewrite.destination),
-        device: rewrite.device.map_or(0, |device| device.0),
+        device: index(rewrite.device),
         mark: rewrite.mark,
         arrives: rewrite.arrives.into(),
+        from: index(rewrite.from),
         ..Default::default()
     }
 }

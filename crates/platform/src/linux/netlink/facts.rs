@@ -12,7 +12,8 @@ use netlink_packet_route::AddressFamily;
 use netlink_packet_route::address::{AddressAttribute, AddressFlags, AddressHeader};
 use netlink_packet_route::link::{InfoKind, LinkAttribute, LinkFlags, LinkHeader};
 use netlink_packet_route::route::{
-    RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteLwEnCapType, RouteNextHop, RouteNextHopFlags, RouteType, RouteVia,
+    RouteAddress, RouteAttribute, RouteFlags, RouteHeader, RouteLwEnCapType, RouteMetric, RouteNextHop, RouteNextHopFlags, RouteType,
+    RouteVia,
 };
 use netlink_packet_route::rule::{RuleAction as Action, RuleAttribute, RuleFlags, RuleHeader};
 use netlink_packet_route::stats::{StatsAttribute, StatsHeader};
@@ -172,6 +173,15 @@ pub(super) fn route(body: &[u8]) -> Option<RouteFacts> {
         conditional: !complete || header.source_prefix_length != 0 || header.tos != 0,
         ours: is_our_route(header.protocol.into(), table),
     })
+}
+
+/// The largest packet that an IPv4 route states, from `RTM_NEWROUTE`.
+pub(super) fn route_mtu(body: &[u8]) -> Option<u32> {
+    let header = RouteHeader::parse(body).ok().filter(|header| header.address_family == AddressFamily::Inet)?;
+    let metrics = attributes(body, &header).flatten().find(|attribute| attribute.kind() == libc::RTA_METRICS)?;
+    let parsed = RouteAttribute::parse_with_param(&metrics, (header.address_family, header.kind, RouteLwEnCapType::None)).ok()?;
+    let RouteAttribute::Metrics(metrics) = parsed else { return None };
+    metrics.iter().find_map(|metric| if let RouteMetric::Mtu(mtu) = metric { Some(*mtu) } else { None })
 }
 
 /// The attributes that determine where a route leads. Metrics, cache entries and encapsulations do not.

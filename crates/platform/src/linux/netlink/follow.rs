@@ -286,9 +286,12 @@ pub(super) fn take(kernel: &mut NetlinkSocket, files: &Files, advertised: &Adver
     let devices = kernel.dump(&RouteNetlinkMessage::GetLink(all_links), facts::device).map_err(failed("devices"))?;
     let all_addresses = RouteNetlinkMessage::GetAddress(AddressMessage::default());
     let addresses = kernel.dump(&all_addresses, facts::address).map_err(failed("addresses"))?;
-    let (rules, routes) = (rules(kernel)?, routes(kernel)?);
+    let rules = rules(kernel)?;
+    let read = routes_by(kernel, |body| Some((facts::route(body)?, facts::route_mtu(body))))?;
+    let route_mtu = read.iter().filter_map(|(_, mtu)| *mtu).min();
+    let routes: Vec<RouteFacts> = read.into_iter().map(|(route, _)| route).collect();
     let protected = ipsec::protected().map_err(failed("IPsec policies"))?;
-    Ok(NetworkSnapshot { interfaces: interfaces(devices, &addresses, &routes, (files, advertised)), routes, rules, protected })
+    Ok(NetworkSnapshot { interfaces: interfaces(devices, &addresses, &routes, (files, advertised)), routes, rules, protected, route_mtu })
 }
 
 /// All rules of both families, in the order of evaluation.
@@ -303,12 +306,16 @@ pub(super) fn rules(kernel: &mut NetlinkSocket) -> Result<Vec<RuleFacts>, DumpEr
 
 /// All routes of all tables and both families.
 pub(super) fn routes(kernel: &mut NetlinkSocket) -> Result<Vec<RouteFacts>, DumpError> {
+    routes_by(kernel, facts::route)
+}
+
+fn routes_by<T>(kernel: &mut NetlinkSocket, read: impl Fn(&[u8]) -> Option<T>) -> Result<Vec<T>, DumpError> {
     let of = |family| {
         let mut request = RouteMessage::default();
         request.header.address_family = family;
         RouteNetlinkMessage::GetRoute(request)
     };
-    both(kernel, of, "routes", facts::route)
+    both(kernel, of, "routes", read)
 }
 
 fn both<T>(
