@@ -55,8 +55,7 @@ fn two_links() -> NetworkSnapshot {
             route(MAIN, "::/0", LAN, 100),
             route(MAIN, "2001:db8:1::/64", LAN, 100),
         ],
-        rules: Vec::new(),
-        protected: Vec::new(),
+        ..NetworkSnapshot::default()
     };
     for family in Family::ALL {
         for (priority, table) in [(0, 255), (32766, MAIN), (32767, 253)] {
