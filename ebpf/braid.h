@@ -323,7 +323,9 @@ struct braid_rewrite {
 	__u32 arrives; /* 1: they are for this machine */
 	__u32 from; /* they arrive: index of the only device over which they may; 0: any */
 	__u32 follows; /* they leave: 1: the flow's socket does as this entry says */
-	__u32 pad;
+	__u32 refused; /* they arrive: 1: a reset came, as hosts send that do not know the connection by these addresses */
+	__u32 sent; /* they leave: sequence number of the first byte that the socket sent, or of its SYN */
+	__u32 received; /* and of the first byte that it received */
 };
 
 /* A client of a LAN device, by address. */

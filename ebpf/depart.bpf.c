@@ -108,6 +108,21 @@ static __attribute__((noinline)) int send_by_own_link(struct sock_common *socket
 	return 1;
 }
 
+/*
+ * Notes the sequence numbers with which the connection began. Both ends know them and hardly anybody else, so that they show the other host which flow is meant.
+ * The number that is sent may be that of the SYN: the kernel counts it as an acknowledged byte at the end that connects.
+ */
+static __attribute__((noinline)) int note_numbers(const struct sock_common *socket, struct braid_rewrite *entry)
+{
+	const struct tcp_sock *tcp = as_number(socket);
+
+	if (!entry)
+		return 0;
+	entry->sent = BPF_CORE_READ(tcp, snd_una) - (__u32)BPF_CORE_READ(tcp, bytes_acked);
+	entry->received = BPF_CORE_READ(tcp, rcv_nxt) - (__u32)BPF_CORE_READ(tcp, bytes_received);
+	return 0;
+}
+
 SEC("iter/tcp")
 int braid_depart(struct bpf_iter__tcp *ctx)
 {
@@ -127,6 +142,7 @@ int braid_depart(struct bpf_iter__tcp *ctx)
 	entry = bpf_map_lookup_elem(&rewrites, &key);
 	if (entry && entry->arrives)
 		return 0;
+	note_numbers(socket, entry);
 	if (entry && entry->device) {
 		leads = lead(socket, BRAID_DEPARTURE_MARK);
 		if (leads)

@@ -199,6 +199,15 @@ static __attribute__((noinline)) int rewrite_error(struct __sk_buff *skb)
 	return arrive(skb, entry->device);
 }
 
+/*
+ * Whether the packet is a reset without acknowledgement: the answer of a host that does not know the connection by these addresses (RFC 9293, 3.10.7.1). So the
+ * other end rewrites no more. The flow must go back to its own addresses, and must not end.
+ */
+BRAID_INLINE _Bool is_refusal(const struct packet *packet)
+{
+	return packet->key.protocol == IPPROTO_TCP && (packet->flags & (TCP_RST | TCP_ACK)) == TCP_RST;
+}
+
 SEC("classifier")
 int braid_rewrite_in(struct __sk_buff *skb)
 {
@@ -215,6 +224,10 @@ int braid_rewrite_in(struct __sk_buff *skb)
 	entry = bpf_map_lookup_elem(&rewrites, &packet.key);
 	if (!entry || !entry->arrives)
 		return TC_NEXT;
+	if (may_arrive(skb, entry) && is_refusal(&packet)) {
+		entry->refused = 1;
+		return TC_DROP;
+	}
 	/* Left to the kernel, it would be answered with a reset, which ends the flow. */
 	return may_arrive(skb, entry) ? rewrite(skb, &packet, entry) : TC_DROP;
 }

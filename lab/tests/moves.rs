@@ -240,3 +240,96 @@ fn requests_for_what_is_not_this_machines_are_refused() {
     let taken = post(SocketAddr::new(own.ip(), 40_001), server, other, Some(1000));
     assert_eq!(taken.0, 409, "{}", taken.1);
 }
+
+/// `braid relay --local --moves` beside the server's daemon.
+struct MovesRelay<'a>(&'a Lab, Child);
+
+impl<'a> MovesRelay<'a> {
+    fn start(lab: &'a Lab, far: &Far) -> Self {
+        let home = lab.directory().join("moves-relay");
+        std::fs::create_dir_all(&home).unwrap();
+        let log = File::create(home.join("log")).unwrap();
+        let mut command = lab.server().command(braid()).unwrap();
+        command.args(["relay", "--local", "--moves", "--socket"]).arg(far.home.join("socket"));
+        command.arg("--state-dir").arg(home.join("state")).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
+        let relay = Self(lab, command.spawn().unwrap());
+        eventually("the server's relay is up", || std::fs::read_to_string(home.join("log")).is_ok_and(|log| log.contains("the relay is up")));
+        relay
+    }
+}
+
+impl Drop for MovesRelay<'_> {
+    fn drop(&mut self) {
+        let _ = self.1.kill();
+        let _ = self.1.wait();
+        if thread::panicking() {
+            eprintln!("--- the log of the server's relay\n{}", std::fs::read_to_string(self.0.directory().join("moves-relay/log")).unwrap_or_default());
+        }
+    }
+}
+
+/// Direct flows move; all hosts of the lab are asked.
+const MOVES: &str = "scheduler = \"round-robin\"\n[detect]\nhosts = true\nmoves = true\n[[app]]\nmatch = { port = 7000 }\ncarry = \"direct\"\n";
+
+/// Waits until the flow to `server` can move, and returns its id.
+fn movable(up: &Up<'_>, server: SocketAddr) -> String {
+    let mut id = String::new();
+    eventually("the flow can move", || {
+        let flow = up.flows().into_iter().find(|flow| flow["remote"] == server.to_string()).unwrap_or_default();
+        id = flow["id"].to_string();
+        up.explain_flow(&id).contains("can change its link")
+    });
+    id
+}
+
+impl Up<'_> {
+    fn explain_flow(&self, id: &str) -> String {
+        text(&self.braid(&["explain", "--flow", id]).stdout)
+    }
+}
+
+#[test]
+fn two_hosts_move_a_running_flow_by_themselves() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    mirror(&lab, 7000);
+    let before = traces(&lab);
+    let far = Far::start(&lab);
+    let relay = MovesRelay::start(&lab, &far);
+    let near = Up::start(&lab, MOVES);
+    for server in [remote(10, 7000), remote6(10, 7000)] {
+        let (mut stream, from) = open(&lab, server);
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        let device = |link: usize| ["wlan0", "lte0"][link];
+        exchange(&mut stream, 1, 100_000);
+        let id = movable(&near, server);
+        let both = Filter { protocol: Some(Protocol::Tcp), port: Some(7000), ..Filter::default() };
+        let mut round = 2;
+        let mut uses = |stream: &mut TcpStream, link: usize| {
+            eventually("both directions use the other link only", || {
+                let watches = watch_all(&lab, both);
+                exchange(stream, round, 1000);
+                round += 1;
+                let counts = packets(&lab, &watches);
+                counts[1 - link] == 0 && counts[link] > 0
+            });
+        };
+        let moved = near.braid(&["move", &id, "--to", device(1 - from)]);
+        assert!(moved.status.success(), "{}", text(&moved.stderr));
+        uses(&mut stream, 1 - from);
+        let explained = near.explain_flow(&id);
+        assert!(explained.contains("it has moved to") && explained.contains("does not encrypt"), "{explained}");
+        // Without a command, when the link dies.
+        lab.dark(1 - from).unwrap();
+        exchange(&mut stream, 200, 200_000);
+        lab.bright(1 - from).unwrap();
+        uses(&mut stream, from);
+        drop(stream);
+    }
+    drop(near);
+    drop(relay);
+    drop(far);
+    assert_eq!(traces(&lab), before);
+}

@@ -2,6 +2,7 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, bail};
@@ -15,13 +16,17 @@ use braid_peer::registry::{Month, RegisteredClient, Registry};
 use braid_peer::state::StateDir;
 use braid_platform::linux::owner;
 use braid_platform::linux::sys::process::{raise_open_files, raise_trim_threshold};
-use braid_transport::relay::{self, MemoryLimits, Options, PacketPort, Reach};
+use braid_transport::relay::{self, MemoryLimits, Mover, Options, PacketPort, Reach};
 use serde::Serialize;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::cli::{PortRange, RelayAction, RelayClients, RelayInvite, RelayLimit, RelayLimits, RelayRevoke, RelayServer};
 use crate::print;
 use crate::table::{Page, Tone, age, bytes, cell, numbers, rate, toned, words};
+
+mod mover;
+
+use mover::DaemonMover;
 
 /// Runs the subcommand.
 pub(crate) fn run(action: RelayAction) -> anyhow::Result<()> {
@@ -70,6 +75,7 @@ fn serve_in(options: RelayServer) -> anyhow::Result<()> {
     } else {
         None
     };
+    let mover = options.moves.then(|| Arc::new(DaemonMover(options.daemon.socket)) as Arc<dyn Mover>);
     let ready = |address| {
         tracing::info!(%address, key = key.short(), "the relay is up");
         braid_daemon::notify("READY=1");
@@ -86,7 +92,16 @@ fn serve_in(options: RelayServer) -> anyhow::Result<()> {
         };
         let memory = MemoryLimits { client: options.client_memory, total: options.max_memory };
         Ok(relay::run(
-            Options { listen: options.listen, keys, reach, flows: options.max_flows, client_flows: options.client_flows, memory, packets },
+            Options {
+                listen: options.listen,
+                keys,
+                reach,
+                flows: options.max_flows,
+                client_flows: options.client_flows,
+                memory,
+                packets,
+                mover,
+            },
             ready,
             stop,
         )

@@ -32,6 +32,19 @@ pub struct MovedFlow {
     /// Rest of its lease. Ignored in requests.
     #[serde(default)]
     pub remaining_ms: u64,
+    /// The sequence numbers with which the connection began for the other end. If a request gives them, a flow that began with others is refused. Never in
+    /// answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub numbers: Option<SequenceNumbers>,
+}
+
+/// The sequence numbers with which a TCP connection began, as one end knows them. An end may count its SYN or not.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct SequenceNumbers {
+    /// Of the first byte that this end sent.
+    pub sent: u32,
+    /// Of the first byte that it received.
+    pub received: u32,
 }
 
 /// Request of `POST /v1/rewrites`: all flows are moved, or none.

@@ -19,7 +19,7 @@ use crate::plan::SchedulingPlan;
 use crate::report::{Event, FlowError, FlowView, PathView};
 use crate::tracker::Control;
 use crate::window::Window;
-use crate::{FlowKey, FlowKind, FlowPolicy, Limits, Open, PathFacts, PathId, PathUpdate, Side};
+use crate::{FlowKey, FlowPolicy, Limits, Open, PathFacts, PathId, PathUpdate, Side};
 use choice::Chooser;
 
 /// Scheduling quantum of a flow of weight 1.
@@ -436,10 +436,10 @@ impl Bond {
         self.flows.len()
     }
 
-    /// Whether there are flows other than those of packets, which do not end by themselves.
+    /// Whether there are flows other than those that do not end by themselves.
     pub fn has_ending_flows(&self) -> bool {
-        let is_packets = |flow: &FlowState| flow.open.as_ref().is_some_and(|open| open.kind == FlowKind::Packets);
-        self.flows.values().any(|flow| !is_packets(flow))
+        let is_lasting = |flow: &FlowState| flow.open.as_ref().is_some_and(|open| open.kind.is_lasting());
+        self.flows.values().any(|flow| !is_lasting(flow))
     }
 
     /// Statistics of a flow.

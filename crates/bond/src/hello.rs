@@ -14,6 +14,8 @@ pub const VERSION: u16 = 1;
 pub(crate) const SCHEDULING: u64 = 1 << 0;
 /// Capability: the server takes flows of IP packets. Not every server does.
 pub(crate) const PACKETS: u64 = 1 << 1;
+/// Capability: the server takes flows of control messages. Not every server does.
+pub(crate) const CONTROL: u64 = 1 << 2;
 /// Capabilities of this implementation, wherever it runs.
 pub(crate) const CAPABILITIES: u64 = SCHEDULING;
 /// The longest message.

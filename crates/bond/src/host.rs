@@ -27,8 +27,8 @@ pub use self::admission::refusals;
 use self::conn::{Conn, Stage, transport};
 pub use self::source::{Source, SourceLimiter, source, sources};
 use crate::controller::{PathMetrics, RateController};
-use crate::hello::{BondId, CAPABILITIES, Hello, Secret, VERSION};
-use crate::{Bond, Event, Limits, PathId, Side};
+use crate::hello::{BondId, CAPABILITIES, CONTROL, Hello, PACKETS, Secret, VERSION};
+use crate::{Bond, Event, FlowKind, Limits, PathId, Side};
 
 /// Length of this host's connection IDs in bytes. IDs are random and unique within a host. They are not a secret: guessing one gives no access.
 const CONNECTION_ID: usize = 4;
@@ -127,6 +127,17 @@ impl Default for HostLimits {
     }
 }
 
+/// The addresses of a path of a server, as its packets have them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ProvenPath {
+    /// The path.
+    pub path: PathId,
+    /// Address of the client, or of its NAT.
+    pub remote: IpAddr,
+    /// Address of this host.
+    pub local: IpAddr,
+}
+
 struct Session {
     bond: Bond,
     secret: Secret,
@@ -134,8 +145,8 @@ struct Session {
     owner: Vec<u8>,
     /// Whether a path has ever joined.
     established: bool,
-    /// Client: whether the server takes flows of packets.
-    takes_packets: bool,
+    /// Client: the server's capabilities.
+    capabilities: u64,
     connections: BTreeSet<ConnectionId>,
     timer: Option<Instant>,
     /// Since when the bond has had no connection.
@@ -157,8 +168,8 @@ pub struct Host {
     /// Server: connections in `conns` that were not admitted.
     unadmitted: BTreeSet<ConnectionId>,
     bounds: HostLimits,
-    /// Server: whether flows of packets are taken.
-    offers_packets: bool,
+    /// Server: capabilities that not every server has.
+    offered: u64,
     /// Limits on the handshakes that clients start, before and after they have validated their address.
     unvalidated: SourceLimiter,
     validated: SourceLimiter,
@@ -184,6 +195,15 @@ enum Timer {
 
 /// Sends datagrams: the link's number (0 at a server), the destination, and one or more datagrams of `segment_size` bytes each.
 pub type Sink<'a> = dyn FnMut(u8, &Transmit, &[u8]) + 'a;
+
+/// The capability of a server that takes flows of this kind; 0: every server does.
+fn capability(kind: FlowKind) -> u64 {
+    match kind {
+        FlowKind::Stream | FlowKind::Messages => 0,
+        FlowKind::Packets => PACKETS,
+        FlowKind::Control => CONTROL,
+    }
+}
 
 impl Host {
     /// Creates a host that dials. The caller draws `seed` from a cryptographic source.
@@ -211,7 +231,7 @@ impl Host {
             connection_count: 0,
             unadmitted: BTreeSet::new(),
             bounds: HostLimits::default(),
-            offers_packets: false,
+            offered: 0,
             unvalidated: SourceLimiter::new(HANDSHAKE_BURST, HANDSHAKE_INTERVAL, MAX_SOURCES),
             validated: SourceLimiter::new(HANDSHAKE_BURST, HANDSHAKE_INTERVAL, MAX_SOURCES),
             first_rtt: None,
@@ -232,14 +252,14 @@ impl Host {
         self.bounds = limits;
     }
 
-    /// Server: announces to the clients of later paths that it takes flows of IP packets.
-    pub fn offer_packets(&mut self) {
-        self.offers_packets = true;
+    /// Server: announces to the clients of later paths that it takes flows of this kind, which not every server does.
+    pub fn offer(&mut self, kind: FlowKind) {
+        self.offered |= capability(kind);
     }
 
-    /// Client: whether the server of this bond takes flows of IP packets. `false` until a path has joined.
-    pub fn takes_packets(&self, bond: BondId) -> bool {
-        self.sessions.get(&bond).is_some_and(|session| session.takes_packets)
+    /// Client: whether the server of this bond takes flows of this kind. `false` until a path has joined.
+    pub fn takes(&self, bond: BondId, kind: FlowKind) -> bool {
+        self.sessions.get(&bond).is_some_and(|session| session.capabilities & capability(kind) != 0)
     }
 
     /// Client: sets the assumed round-trip time before the first measurement. QUIC repeats a first packet after three round trips. The default is a
@@ -267,7 +287,7 @@ impl Host {
                 secret,
                 owner: Vec::new(),
                 established: false,
-                takes_packets: false,
+                capabilities: 0,
                 connections: BTreeSet::new(),
                 timer: None,
                 pathless_since: None,
@@ -325,6 +345,19 @@ impl Host {
         let connections = session.into_iter().flat_map(|session| &session.connections).filter_map(|id| self.conns.get(id));
         let own = |conn: &Conn| conn.connection.network_path(noq_proto::PathId::ZERO).ok()?.local_ip();
         connections.filter_map(own).map(|ip| ip.to_canonical()).collect()
+    }
+
+    /// Server: the paths of a bond over which something may be sent, with the addresses at both ends. The other end has proved that it receives at its
+    /// address: the handshake needed it. A path that has changed its address since is not among them.
+    pub fn proven_paths(&self, bond: BondId) -> Vec<ProvenPath> {
+        let session = self.sessions.get(&bond);
+        let connections = session.into_iter().flat_map(|session| &session.connections).filter_map(|id| self.conns.get(id));
+        let proven = |conn: &Conn| {
+            let now = conn.connection.network_path(noq_proto::PathId::ZERO).ok()?;
+            let same = now.remote() == conn.remote && conn.stage == Stage::Joined;
+            same.then_some(ProvenPath { path: conn.path, remote: conn.remote.ip().to_canonical(), local: now.local_ip()?.to_canonical() })
+        };
+        connections.filter_map(proven).collect()
     }
 
     /// A bond, for use by the driver. The next [`Self::drive`] processes it.

@@ -113,8 +113,22 @@ pub enum FlowKind {
     Stream = 0,
     /// Messages that may be lost or reordered: UDP.
     Messages = 1,
-    /// IP packets, as messages. Only a server that [offers](host::Host::offer_packets) it takes such flows.
+    /// IP packets, as messages. Only a server that [offers](host::Host::offer) it takes such flows.
     Packets = 2,
+    /// Requests about flows outside the bond, and their answers, as a stream. Only a server that [offers](host::Host::offer) it takes such flows.
+    Control = 3,
+}
+
+impl FlowKind {
+    /// Whether its data are messages rather than a stream of bytes.
+    pub fn is_messages(self) -> bool {
+        matches!(self, Self::Messages | Self::Packets)
+    }
+
+    /// Whether such flows last as long as their bond, and carry no connection of a program.
+    pub fn is_lasting(self) -> bool {
+        matches!(self, Self::Packets | Self::Control)
+    }
 }
 
 /// Destination of a flow, as seen from the server.

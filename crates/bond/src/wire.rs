@@ -261,6 +261,7 @@ impl Open {
             0 => FlowKind::Stream,
             1 => FlowKind::Messages,
             2 => FlowKind::Packets,
+            3 => FlowKind::Control,
             _ => return Err(WireError::Range("kind of flow")),
         };
         let target = match take_u8(from)? {
@@ -489,7 +490,7 @@ mod tests {
             (any::<[u8; 4]>(), any::<u16>()).prop_map(|(ip, port)| Target::Address((ip, port).into())),
             (any::<[u8; 16]>(), any::<u16>()).prop_map(|(ip, port)| Target::Address((ip, port).into())),
         ];
-        let kind = prop_oneof![Just(FlowKind::Stream), Just(FlowKind::Messages), Just(FlowKind::Packets)];
+        let kind = prop_oneof![Just(FlowKind::Stream), Just(FlowKind::Messages), Just(FlowKind::Packets), Just(FlowKind::Control)];
         let update = prop_oneof![Just(PathUpdate::Up), Just(PathUpdate::Down), Just(PathUpdate::Backup)];
         prop_oneof![
             ack().prop_map(Frame::Ack),
@@ -579,6 +580,7 @@ mod tests {
             ("OPEN messages to [2001:db8::1]:53, urgent, 2 copies", open(FlowKind::Messages, address("[2001:db8::1]:53"), twice)),
             ("OPEN stream to example.org:80", open(FlowKind::Stream, Target::Name("example.org".into(), 80), policy)),
             ("OPEN packets", open(FlowKind::Packets, address("0.0.0.0:0"), policy)),
+            ("OPEN control", open(FlowKind::Control, address("0.0.0.0:0"), policy)),
             ("OPENED code 111", Frame::Opened { flow, code: 111 }),
             ("POLICY version 2", Frame::Policy { flow, version: 2, policy }),
             ("SCHEDULING version 1, link 0 a third, link 3 two thirds", Frame::Scheduling { version: 1, plan }),

@@ -12,7 +12,7 @@ use super::reader::Value;
 /// Longest time that a connection may wait. Programs take a longer one for a failure, and try other addresses.
 const MAX_HOLD: Duration = Duration::from_secs(2);
 
-/// Reads `detect`: false, true, a list of hosts, or a section with `hosts`, `networks` and `hold`.
+/// Reads `detect`: false, true, a list of hosts, or a section with `hosts`, `networks`, `hold` and `moves`.
 pub(super) fn detect(value: &Value<'_>, config: &mut Config) {
     if !value.is_table() {
         config.detect = hosts(value).unwrap_or_default();
@@ -26,6 +26,15 @@ pub(super) fn detect(value: &Value<'_>, config: &mut Config) {
         if !config.hold.is_zero() && !config.detects_any() {
             value.refuse::<()>(
                 "hold has no effect, because no host is asked".to_owned(),
+                "write also hosts = true, hosts = [...] or networks = [...]".into(),
+            );
+        }
+    }
+    if let Some(value) = section.take("moves") {
+        config.moves = value.flag().unwrap_or_default();
+        if config.moves && !config.detects_any() {
+            value.refuse::<()>(
+                "moves has no effect, because no host is asked".to_owned(),
                 "write also hosts = true, hosts = [...] or networks = [...]".into(),
             );
         }

@@ -347,6 +347,7 @@ fn invalid_values_are_refused() {
         ("detect = [\"https://example.org/\"]", "neither a host name nor an address", 1),
         ("detect = { hold = \"300 ms\" }", "hold has no effect", 1),
         ("detect = { hosts = true, hold = \"3 s\" }", "hold is longer than 2 s", 1),
+        ("detect = { moves = true }", "moves has no effect", 1),
         ("detect = { hosts = true, networks = [\"8.8.8.0/24\"] }", "8.8.8.0/24 is not private", 1),
         ("detect = { hosts = true, networks = [\"example.org\"] }", "\"example.org\" is not a network", 1),
         ("[detect]\nhost = true", "no key \"host\"", 2),
@@ -495,6 +496,7 @@ fn regression_no_host_is_asked_whether_it_runs_braid_by_default() {
     let config = parse("[detect]\nhosts = true\nnetworks = [\"10.0.0.0/8\", \"192.168.7.20\"]\nhold = \"300 ms\"");
     assert_eq!((&config.detect, config.hold), (&Detect::Everybody, Duration::from_millis(300)));
     assert_eq!(config.detect_networks, ["10.0.0.0/8", "192.168.7.20/32"].map(|net| net.parse().unwrap()));
+    assert!(!config.moves && parse("[detect]\nhosts = true\nmoves = true").moves);
     assert!(parse("detect = { networks = [\"10.0.0.0/8\"] }").detects_any() && !parse("detect = { hold = 0 }").detects_any());
     let listed = detect("detect = [\"Server.example.org\", \"203.0.113.7\", \"2001:db8::/32\"]");
     let named = ["198.51.100.1".parse().unwrap()].into();

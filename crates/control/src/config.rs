@@ -39,6 +39,8 @@ pub struct Config {
     pub detect_networks: Vec<IpNet>,
     /// Time that the first connection to a host waits for the host's answer; zero: it does not wait.
     pub hold: Duration,
+    /// Whether running direct flows to hosts that run Braid change their link. Hosts are asked also for flows that always stay direct.
+    pub moves: bool,
     /// Active measurement of capacities; off without servers.
     pub measure: Measure,
     /// File with additional energy profiles.
@@ -118,6 +120,7 @@ impl Default for Config {
             detect: Detect::default(),
             detect_networks: Vec::new(),
             hold: Duration::ZERO,
+            moves: false,
             measure: Measure::default(),
             energy_profiles: None,
             profiles: crate::profiles::shipped(),

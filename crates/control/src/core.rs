@@ -18,6 +18,7 @@ mod flows;
 mod gateway;
 mod living;
 mod measuring;
+mod moving;
 mod network;
 mod optimum;
 mod packets;
@@ -67,6 +68,7 @@ pub use flows::Stuck;
 pub use living::FlowsView;
 use living::LivingFlows;
 pub use measuring::Measurement;
+pub use moving::{MoveOrder, OrderedFlow};
 pub use optimum::{BondScheduling, PacketLoad};
 pub use relocated::Departures;
 use rules::Executables;
@@ -84,6 +86,8 @@ pub struct Actions {
     pub gateway: Option<Option<GatewayPlan>>,
     /// The device for packets of moved flows to make, or to remove (`Some(None)`).
     pub departures: Option<Option<Departures>>,
+    /// Requests to other hosts to move flows.
+    pub moves: Vec<MoveOrder>,
     /// Probes to send.
     pub probes: Vec<ProbePlan>,
     /// Flows to end.
@@ -144,8 +148,10 @@ pub struct Core<S> {
     own_traffic: virtual_device::OwnTraffic,
     /// Flows of clients in the fast path.
     fast: BTreeMap<FlowId, FastFlow>,
-    /// Moved flows.
+    /// Flows with other addresses on the way.
     relocated: relocated::Relocated,
+    /// Flows that move between links.
+    moving: moving::Moving,
     /// Rates of direct flows.
     shares: shares::Shares,
     /// Flows that were already asked to end.
@@ -243,6 +249,7 @@ impl<S: Steering> Core<S> {
             own_traffic: Default::default(),
             fast: BTreeMap::new(),
             relocated: relocated::Relocated::default(),
+            moving: moving::Moving::default(),
             shares: shares::Shares::default(),
             ending: BTreeSet::new(),
             stuck_due: None,
@@ -387,14 +394,16 @@ impl<S: Steering> Core<S> {
         self.actions.probes.extend(self.links.poll_probes(now, &self.config.probe_targets, !self.in_force.confines(None)));
         let kept = self.keep_up(now);
         self.note_deaths(now);
+        self.find_moves(now);
         self.find_stuck(now);
         self.ask_energy_service(now);
         let servers = self.expire_servers(now);
         let refusals = self.expire_refusals(now);
         let moved = self.move_connects(now);
         let relocated = if self.relocated.is_due(now) { self.update_relocated(now) } else { Ok(()) };
+        let moves = self.expire_moves(now);
         let shared = self.step_shares(now);
-        context.and(kept).and(servers).and(refusals).and(moved).and(relocated).and(shared).and(self.update_params(now))
+        context.and(moves).and(kept).and(servers).and(refusals).and(moved).and(relocated).and(shared).and(self.update_params(now))
     }
 
     fn note_deaths(&mut self, now: Time) {

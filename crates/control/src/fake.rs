@@ -12,12 +12,14 @@ use braid_decide::connection::{LoadTable, Request};
 use braid_decide::policy::{Admission, admit};
 use braid_decide::steer::Prefixes;
 use braid_decide::virtual_device::VirtualDevice;
-use braid_model::{ByteCount, Class, Direction, Family, FlowId, LinkIndex, LinkSet, PerDirection, PerFamily, Protocol, Rate, Time};
+use braid_model::{
+    ByteCount, Class, Direction, Family, FlowId, LinkIndex, LinkSet, PerDirection, PerFamily, Protocol, Rate, SequenceNumbers, Time,
+};
 use ipnet::IpNet;
 
 use crate::steering::{
-    AppId, BondedLoads, ClientRow, DemandEstimate, Dump, Ends, FastFlow, FlowRow, PeerDirect, Port, RedirectPolicy, Rewrite, Shape,
-    ShapeStep, ShapedFlow, Signs, SteerParams, SteerRule, Steering, SteeringCounters, SteeringError, SteeringEvent,
+    AppId, BondedLoads, ClientRow, DemandEstimate, Dump, Ends, FastFlow, FlowRow, MovedSocket, PeerDirect, Port, RedirectPolicy, Rewrite,
+    Shape, ShapeStep, ShapedFlow, Signs, SteerParams, SteerRule, Steering, SteeringCounters, SteeringError, SteeringEvent,
 };
 
 /// Result of a connect.
@@ -71,6 +73,10 @@ pub struct FakeSteering {
     pub rewrites: BTreeMap<Ends, Rewrite>,
     /// Flows whose sockets do not follow.
     pub stubborn: BTreeSet<Ends>,
+    /// Moved flows that the other host does not know by their addresses on the way.
+    pub disowned: BTreeSet<Ends>,
+    /// The sequence numbers with which flows began.
+    pub numbers: BTreeMap<Ends, SequenceNumbers>,
     ports: Vec<Port>,
     serves_clients_only: bool,
 }
@@ -257,7 +263,7 @@ impl FakeSteering {
             process: 1,
             user,
             cgroup: 1,
-            local: (link.source4.map_or(IpAddr::from([0; 4]), IpAddr::V4), 40_000),
+            local: (link.source4.map_or(IpAddr::from([0; 4]), IpAddr::V4), 40_000 + (self.next_id % 20_000) as u16),
             forwarded: false,
             lan: None,
             remote: to,
@@ -545,14 +551,14 @@ impl Steering for FakeSteering {
         Ok(())
     }
 
-    fn following(&mut self) -> Result<BTreeSet<Ends>, SteeringError> {
+    fn moved_sockets(&mut self) -> Result<BTreeMap<Ends, MovedSocket>, SteeringError> {
         self.call("read the moved flows")?;
-        Ok(self
-            .rewrites
-            .iter()
-            .filter(|(ends, rewrite)| !rewrite.arrives && !self.stubborn.contains(ends))
-            .map(|(ends, _)| *ends)
-            .collect())
+        let moved = |ends: &Ends| MovedSocket {
+            follows: !self.stubborn.contains(ends),
+            refused: self.disowned.contains(ends),
+            numbers: self.numbers.get(ends).copied(),
+        };
+        Ok(self.rewrites.iter().filter(|(_, rewrite)| !rewrite.arrives).map(|(ends, _)| (*ends, moved(ends))).collect())
     }
 
     fn unmoved(&self) -> Option<String> {

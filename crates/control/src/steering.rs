@@ -1,6 +1,6 @@
 //! The interface of a steering backend: the Linux BPF programs, or the fake in tests.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use braid_decide::connection::{LoadTable, Mode};
 use braid_decide::virtual_device::VirtualDevice;
 use braid_model::{
     Affinity, ByteCount, Class, Direction, Family, FlowId, LinkIndex, LinkSet, MAX_LINKS, Mac, PerDirection, PerFamily, Protocol, Rate,
-    Time,
+    SequenceNumbers, Time,
 };
 use ipnet::IpNet;
 
@@ -81,6 +81,26 @@ impl FlowRow {
 }
 
 impl RedirectedFlow {
+    /// The facts about a flow by which rules are found, as if it had been redirected.
+    pub fn of(row: &FlowRow) -> Self {
+        Self {
+            id: row.id,
+            remote: SocketAddr::new(row.remote.0, row.remote.1),
+            app: row.app.clone(),
+            process: row.process,
+            user: row.user,
+            cgroup: row.cgroup,
+            class: row.class,
+            rule: row.rule,
+            direction: row.direction,
+            demand: row.demand,
+            started: row.started,
+            filtered: row.filtered,
+            held: false,
+            forwarded: row.forwarded,
+        }
+    }
+
     /// Whether a program of this machine sends it through the virtual interface.
     pub fn is_through_virtual_device(&self) -> bool {
         self.forwarded && self.app.client_address().is_none()
@@ -490,6 +510,24 @@ pub struct Rewrite {
     pub mark: u32,
 }
 
+impl Rewrite {
+    /// The packets of this machine with these ends leave as they are.
+    pub fn unchanged(ends: &Ends) -> Self {
+        Self { source: ends.source, destination: ends.destination, device: None, arrives: false, from: None, mark: 0 }
+    }
+}
+
+/// What the system knows about a moved flow.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct MovedSocket {
+    /// Whether its socket does as its entry says. One that its program bound to a device or marked does not, nor one that somebody keeps locked.
+    pub follows: bool,
+    /// Whether the other host does not know the connection by its addresses on the way: it answered with a reset, which was dropped. Once it was read, it is `false` until the next reset.
+    pub refused: bool,
+    /// The sequence numbers with which it began; `None`: they are not known yet.
+    pub numbers: Option<SequenceNumbers>,
+}
+
 /// Maximum number of entries of [`Steering::set_rewrites`].
 pub const MAX_REWRITES: usize = 65_536;
 
@@ -622,9 +660,8 @@ pub trait Steering {
     fn set_fast_path(&mut self, flows: &BTreeMap<FlowId, FastFlow>) -> Result<(), SteeringError>;
     /// Makes these the rewritten flows, and no others, by the addresses and ports of their packets before. At most [`MAX_REWRITES`]; the rest are ignored.
     fn set_rewrites(&mut self, rewrites: &BTreeMap<Ends, Rewrite>) -> Result<(), SteeringError>;
-    /// Those of the rewritten flows, by what leaves, whose sockets do as their entries say. A socket that its program bound to a device or marked does not, nor
-    /// one that somebody keeps locked.
-    fn following(&mut self) -> Result<BTreeSet<Ends>, SteeringError>;
+    /// The rewritten flows, by what leaves.
+    fn moved_sockets(&mut self) -> Result<BTreeMap<Ends, MovedSocket>, SteeringError>;
     /// Rewrites no flow any more, and waits until their sockets have their own links again.
     fn release_rewrites(&mut self) -> Result<(), SteeringError> {
         self.set_rewrites(&BTreeMap::new())

@@ -58,6 +58,7 @@ impl Daemon<'_> {
             plan,
             gateway,
             departures,
+            moves,
             restored,
             probes,
             mut stuck,
@@ -76,6 +77,7 @@ impl Daemon<'_> {
         if let Some(wanted) = departures {
             self.apply_departures(wanted);
         }
+        moves.into_iter().for_each(|order| self.peers.order(order));
         restored.into_iter().for_each(|what| self.finish_restoring(what));
         // The next packet of a client's flow begins another flow in the switch, as soon as the kernel's connection tracking does not keep it on its link.
         for flow in stuck.iter().filter(|flow| flow.forwarded) {

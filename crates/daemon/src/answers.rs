@@ -78,7 +78,11 @@ impl Daemon<'_> {
                 let _ = reply.send(left);
             }
             Request::Move(request, reply) => {
-                let moved = self.peers.move_flows(&request);
+                let moved = match self.core.move_direct(time, &request.what, request.to.as_deref()) {
+                    // A name may mean direct and bonded flows.
+                    Some(direct) => self.peers.move_flows(&request).or(direct),
+                    None => self.peers.move_flows(&request),
+                };
                 self.note_request("flow", &moved);
                 let _ = reply.send(moved);
             }

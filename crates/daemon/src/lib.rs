@@ -575,6 +575,8 @@ impl Daemon<'_> {
                     self.state_store.keep(&mut self.core, now(), unix());
                     self.keep_pins();
                     self.peers.sweep();
+                    let done = self.core.set_movers(now(), self.peers.movers());
+                    self.log_and_retry(STEERING, done);
                     release_code_pages();
                     if let Err(error) = background::bound_log() {
                         tracing::warn!("cannot truncate the daemon's log: {error}");

@@ -86,6 +86,12 @@ impl Daemon<'_> {
                 self.peers.on_packets_refused(&name, host);
                 Ok(())
             }
+            Change::Mover { host, ready } => {
+                tracing::info!(%host, ready, "a server takes requests to move direct flows, or takes them no more");
+                let movers = self.peers.note_mover(host, ready);
+                self.core.set_movers(now(), movers)
+            }
+            Change::MoveAnswer { number, answer } => self.core.on_move_answer(now(), number, answer),
             Change::Server { host, event } => {
                 tracing::info!(%host, ?event, "the bond to a server changed");
                 if event == ServerEvent::KeyMismatch {

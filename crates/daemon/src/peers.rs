@@ -11,7 +11,7 @@ use braid_api::{
 };
 use braid_bond::{BondScheduler, FlowPolicy, PathId, PathState, PathView as BondPath, SchedulingPlan};
 use braid_control::RequestError;
-use braid_control::core::{BondPolicy, BondReason, BondScheduling, Bonded, Ended, PacketLoad, Question, ServerEvent};
+use braid_control::core::{BondPolicy, BondReason, BondScheduling, Bonded, Ended, MoveOrder, PacketLoad, Question, ServerEvent};
 use braid_control::history::AppPulse;
 use braid_control::links::BondLink;
 use braid_control::steering::{AppId, RedirectedFlow};
@@ -35,6 +35,7 @@ use tokio::sync::{Notify, mpsc, watch};
 mod explained;
 mod flow_limits;
 mod forward;
+mod moves;
 mod names;
 pub(crate) mod packets;
 pub(crate) mod pins;
@@ -102,6 +103,20 @@ pub enum Change {
     },
     /// A path of a bond started or stopped delivering.
     Path(PathChange),
+    /// A server takes requests to move flows, or takes them no more.
+    Mover {
+        /// Address of the server.
+        host: IpAddr,
+        /// Whether it takes them.
+        ready: bool,
+    },
+    /// The answer to a [`MoveOrder`].
+    MoveAnswer {
+        /// Number of the order.
+        number: u64,
+        /// Why flows were refused, by their places in the order; or why there is no answer.
+        answer: Result<BTreeMap<usize, String>, String>,
+    },
     /// An event of the bond to a server.
     Server {
         /// Address of the server.
@@ -427,6 +442,30 @@ impl Peers {
     pub fn ask(&self, question: Question) {
         let link = client_link(&question.link);
         servers::question(question, link, self.changes.clone());
+    }
+
+    /// Asks a server to move flows; the answer comes as a [`Change`].
+    pub fn order(&self, order: MoveOrder) {
+        self.servers.order(order, &self.changes);
+    }
+
+    /// Notes whether a server takes requests to move flows. Returns all that do.
+    pub fn note_mover(&mut self, host: IpAddr, ready: bool) -> BTreeSet<IpAddr> {
+        self.servers.note_mover(host, ready);
+        self.movers()
+    }
+
+    /// Servers that take requests to move flows.
+    pub fn movers(&self) -> BTreeSet<IpAddr> {
+        self.servers.movers()
+    }
+
+    /// Starts bonds to these servers, or keeps them: they may be asked to move direct flows.
+    pub fn keep_bonds(&mut self, hosts: Vec<(IpAddr, PublicKey)>) {
+        for (host, key) in hosts {
+            // Beyond the limit of bonds, flows stay on their links.
+            let _ = self.bond_with(host, key);
+        }
     }
 
     /// Ends the bond to a server and its flows. Returns whether there was one.

@@ -70,6 +70,12 @@ impl Daemon<'_> {
         let rows: Vec<PacketRow> = named.collect();
         self.peers.set_packet_flows(rows);
         self.core.end_poll(now(), dumped)?;
+        let hosts = self.core.hosts_to_ask_for_moves(now());
+        if !hosts.is_empty() {
+            // A bond may start and needs the current links.
+            self.peers.set_links(self.core.bond_links());
+            self.peers.keep_bonds(hosts);
+        }
         let counters = netlink::device_counters()?;
         self.core.on_counters(now(), unix(), &counters);
         // An allowance may have been used up.

@@ -257,3 +257,20 @@ pub enum Affinity {
     /// All flows of a program.
     Application,
 }
+/// The sequence numbers with which a TCP connection began, as one end knows them. Both ends know them and hardly anybody else, so they prove that two hosts mean
+/// the same connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SequenceNumbers {
+    /// Of the first byte that this end sent, or of its SYN, which is one less.
+    pub sent: u32,
+    /// Of the first byte that it received, or of the SYN that it received.
+    pub received: u32,
+}
+
+impl SequenceNumbers {
+    /// Whether the other end of a connection with these numbers has `other`. Either may count a SYN that the other does not.
+    pub fn mirror(self, other: Self) -> bool {
+        let same = |sent: u32, received: u32| received.wrapping_sub(sent).wrapping_add(1) <= 2;
+        same(self.sent, other.received) && same(other.sent, self.received)
+    }
+}

@@ -20,7 +20,7 @@ mod units;
 
 pub use application::{Application, Class};
 pub use energy::{DeviceModel, Joules, Power};
-pub use flow::{Affinity, Direction, FlowId, PerDirection, Protocol, Traffic};
+pub use flow::{Affinity, Direction, FlowId, PerDirection, Protocol, SequenceNumbers, Traffic};
 pub use link::{DefaultRoute, Family, LinkFacts, LinkIndex, LinkKind, LinkState, PerFamily, Role};
 pub use link_set::{LinkSet, MAX_LINKS};
 pub use mac::{Mac, NoMac};

@@ -57,6 +57,7 @@ fn main() {
                 client_flows: 10_000,
                 memory: Default::default(),
                 packets: None,
+                mover: None,
             };
             let tell = |address: SocketAddr| ready.send((address, target)).expect("somebody waits");
             relay::run(options, tell, std::future::pending()).await.expect("a relay");

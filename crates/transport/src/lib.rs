@@ -8,6 +8,7 @@
 
 mod account;
 pub mod client;
+pub mod control;
 pub mod datagram;
 mod found;
 mod host_driver;

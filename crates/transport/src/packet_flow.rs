@@ -35,7 +35,7 @@ pub struct PacketFlow {
 impl Client {
     /// Whether the relay forwards packets. `false` until a path is up.
     pub fn takes_packets(&self) -> bool {
-        self.with_bond(|host, bond| host.takes_packets(bond))
+        self.with_bond(|host, bond| host.takes(bond, FlowKind::Packets))
     }
 
     /// Opens a flow of packets and waits for the addresses that the relay gives this client.

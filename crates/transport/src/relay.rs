@@ -25,14 +25,17 @@ use tokio::net::UdpSocket;
 use tokio::sync::mpsc;
 
 mod clock;
+mod control;
 mod memory;
 mod packets;
 mod registry_worker;
 
+pub use control::{FlowToMove, MoveResult, Mover};
 pub use memory::MemoryLimits;
 pub use packets::PacketPort;
 
 use clock::Clock;
+use control::ControlServer;
 use packets::PacketForwarder;
 use registry_worker::{Applicant, RegistryEvent, RegistryWorker, Used};
 
@@ -82,6 +85,8 @@ pub struct Options {
     pub memory: MemoryLimits,
     /// The way for IP packets of registered clients; `None`: clients get none.
     pub packets: Option<PacketPort>,
+    /// Moves this host's running flows to other links of their clients; `None`: they stay.
+    pub mover: Option<Arc<dyn Mover>>,
 }
 
 /// Why a relay or a client cannot run.
@@ -148,6 +153,7 @@ struct Relay {
     client_flows: u32,
     memory: MemoryLimits,
     packets: Option<PacketForwarder>,
+    control: Option<ControlServer>,
     clock: Clock,
     draining: bool,
     /// When the presence of clients was last written.
@@ -177,7 +183,10 @@ pub async fn run(options: Options, ready: impl FnOnce(SocketAddr), stop: impl Fu
     // A stranger gets no packets, whatever the options say.
     let packets = options.packets.filter(|_| clients == Clients::Keyed).map(PacketForwarder::start);
     if packets.is_some() {
-        host.offer_packets();
+        host.offer(FlowKind::Packets);
+    }
+    if options.mover.is_some() {
+        host.offer(FlowKind::Control);
     }
     let (driver, mut notices) = HostDriver::start(host);
     let ipv6 = options.listen.is_ipv6();
@@ -197,6 +206,7 @@ pub async fn run(options: Options, ready: impl FnOnce(SocketAddr), stop: impl Fu
             (None, Policy::local(Vec::new(), own, ports, address.port()))
         }
     };
+    let control = options.mover.map(|mover| ControlServer { mover, driver: driver.clone() });
     let mut relay = Relay {
         driver,
         worker,
@@ -209,6 +219,7 @@ pub async fn run(options: Options, ready: impl FnOnce(SocketAddr), stop: impl Fu
         client_flows: options.client_flows,
         memory: options.memory,
         packets,
+        control,
         clock: Clock::start(),
         draining: false,
         present: Instant::now(),
@@ -393,8 +404,8 @@ impl Relay {
             Err(Exceeded::Flows(_)) => return flow.answer(codes::BUSY),
             Err(Exceeded::Monthly(_)) => return flow.answer(codes::QUOTA),
         }
-        let (account, counted) = (account.clone(), (open.kind != FlowKind::Packets).then(|| self.open.clone()));
-        let packets = self.packets.clone().zip(*key);
+        let (account, counted) = (account.clone(), (!open.kind.is_lasting()).then(|| self.open.clone()));
+        let (packets, control) = (self.packets.clone().zip(*key), self.control.clone());
         let policy = match self.worker {
             Some(_) => account.policy.clone(),
             None => account.policy.reached_at(self.driver.with(|host, _| host.local_addresses(flow.bond()))),
@@ -408,6 +419,10 @@ impl Relay {
                 FlowKind::Messages => messages(flow, &open.target, &account, &policy).await,
                 FlowKind::Packets => match &packets {
                     Some((packets, key)) => packets.forward(&flow, *key, &account, &policy).await,
+                    None => flow.answer(codes::NOT_OPENED),
+                },
+                FlowKind::Control => match &control {
+                    Some(control) => control.serve(flow).await,
                     None => flow.answer(codes::NOT_OPENED),
                 },
             }

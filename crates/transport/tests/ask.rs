@@ -48,6 +48,7 @@ impl Server {
             client_flows: 100,
             memory: Default::default(),
             packets: None,
+            mover: None,
         };
         let (ready, listening) = oneshot::channel();
         let task = tokio::spawn(async move {

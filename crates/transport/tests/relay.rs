@@ -63,6 +63,7 @@ impl TestRelay {
             client_flows,
             memory,
             packets: None,
+            mover: None,
         };
         let (ready, listening) = oneshot::channel();
         let (stop, stopped) = oneshot::channel::<()>();

@@ -55,6 +55,12 @@ pub(crate) struct RelayServer {
     /// With --local, limit in each direction for one source (an IPv4 address or an IPv6 /64), in bits per second, as in 10Mbit/s.
     #[arg(long, value_name = "RATE", requires = "local", value_parser = rate)]
     pub(crate) rate: Option<Rate>,
+    /// With --local, let clients that run Braid move their running connections to this host from one of their links to another. Asks the Braid daemon of this
+    /// host, which must run, and allow this user to change things.
+    #[arg(long, requires = "local")]
+    pub(crate) moves: bool,
+    #[command(flatten)]
+    pub(crate) daemon: Daemon,
     /// Maximum number of flows of all clients together.
     #[arg(long, value_name = "COUNT", default_value_t = 10_000)]
     pub(crate) max_flows: usize,

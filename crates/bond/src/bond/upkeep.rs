@@ -10,7 +10,7 @@ use crate::flow::FlowState;
 use crate::path::{Extra, PathState};
 use crate::report::Event;
 use crate::tracker::{Control, Item};
-use crate::{FlowKey, FlowKind, FlowPolicy, Open, PathId, Side};
+use crate::{FlowKey, FlowPolicy, Open, PathId, Side};
 
 /// Number of flows that may be urgent at a time, since each datagram searches them all. Further urgent flows take turns with the rest.
 const MAX_URGENT: usize = 256;
@@ -201,7 +201,7 @@ impl Bond {
 
     /// Whether a flow carries messages.
     pub(crate) fn is_messages(&self, id: FlowKey) -> bool {
-        self.flows.get(&id).and_then(|flow| flow.open.as_ref()).is_some_and(|open| open.kind != FlowKind::Stream)
+        self.flows.get(&id).and_then(|flow| flow.open.as_ref()).is_some_and(|open| open.kind.is_messages())
     }
 }
 
@@ -214,7 +214,7 @@ mod tests {
 
     use super::*;
     use crate::wire::{Frame, Header};
-    use crate::{Limits, PathFacts, Target};
+    use crate::{FlowKind, Limits, PathFacts, Target};
 
     const FLOWS: usize = 1000;
 

@@ -11,7 +11,7 @@ use super::conn::{Conn, HORIZON, Stage, transport};
 use super::source::sources;
 use super::{ConnectionId, Host, HostEvent, Session};
 use crate::controller::{PathMetrics, RateController};
-use crate::hello::{CAPABILITIES, Hello, PACKETS, SCHEDULING, VERSION, Welcome};
+use crate::hello::{CAPABILITIES, Hello, SCHEDULING, VERSION, Welcome};
 use crate::{Bond, Limits, MIN_DATAGRAM, PathId, Side};
 
 /// Maximum number of unadmitted connections, in total and from one source. Wider IPv6 networks may have a multiple of it (see [`sources`]). Further
@@ -48,7 +48,7 @@ impl Host {
                 secret: hello.secret,
                 owner: owner.to_vec(),
                 established: false,
-                takes_packets: false,
+                capabilities: 0,
                 connections: BTreeSet::new(),
                 timer: None,
                 pathless_since: None,
@@ -73,7 +73,7 @@ impl Host {
         session.connections.insert(id);
         session.pathless_since = None;
         let version = hello.version.min(VERSION);
-        let capabilities = CAPABILITIES | if self.offers_packets { PACKETS } else { 0 };
+        let capabilities = CAPABILITIES | self.offered;
         conn.write_greeting(&Welcome { version, capabilities, code: 0, reason: String::new() }.encode());
         self.touched.insert(id);
         true
@@ -169,7 +169,7 @@ impl Host {
                     if welcome.capabilities & SCHEDULING == SCHEDULING {
                         session.bond.on_obedient();
                     }
-                    session.takes_packets |= welcome.capabilities & PACKETS == PACKETS;
+                    session.capabilities |= welcome.capabilities;
                 }
                 self.join(now, id);
             }

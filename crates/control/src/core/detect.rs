@@ -83,7 +83,7 @@ impl<S: Steering> Core<S> {
         if !answered
             || self.rule_expired(row.started, row.rule)
             || !self.may_steer(host)
-            || !self.would_go_peer_direct(rule, row.protocol)
+            || !(self.would_go_peer_direct(rule, row.protocol) || self.config.moves && self.could_move(row))
             || !self.may_use_several(rule, row.family)
         {
             return;
@@ -361,7 +361,7 @@ impl<S: Steering> Core<S> {
     }
 
     /// Whether a host may be asked and its answer used.
-    fn may_ask(&self, host: IpAddr) -> bool {
+    pub(super) fn may_ask(&self, host: IpAddr) -> bool {
         self.detection_trouble.is_none() && self.config.asks(host, &self.detected_names)
     }
 
@@ -383,12 +383,12 @@ impl<S: Steering> Core<S> {
         worth_it && !self.saves_power()
     }
 
-    fn may_use_several(&self, rule: Option<&AppRule>, family: Family) -> bool {
+    pub(super) fn may_use_several(&self, rule: Option<&AppRule>, family: Family) -> bool {
         self.admitted(rule, family).iter().count() > 1
     }
 
     /// Links that a flow may use now.
-    fn admitted(&self, rule: Option<&AppRule>, family: Family) -> LinkSet {
+    pub(super) fn admitted(&self, rule: Option<&AppRule>, family: Family) -> LinkSet {
         let devices = self.links.devices();
         let mask = |selectors: &[LinkSelector]| LinkSelector::mask(selectors, devices.iter().copied());
         let links = rule.and_then(|rule| rule.links.as_deref()).map(mask);

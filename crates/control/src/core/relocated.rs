@@ -7,34 +7,39 @@ use std::time::Duration;
 
 use braid_api::{Accepted, FlowEnds, RewriteRequest};
 use braid_decide::tables::{self, DEPARTURE_DEVICE, PACKET_DEVICE};
-use braid_model::{Family, LinkFacts, LinkIndex, LinkKind, Protocol, RouteFacts, RuleFacts, Time};
+use braid_model::{Family, LinkFacts, LinkIndex, LinkKind, Protocol, RouteFacts, RuleFacts, SequenceNumbers, Time};
 
 use super::Core;
 use super::gateway::allowed_links;
 use super::timeouts::RETRY;
 use crate::RequestError;
-use crate::steering::{Ends, FlowRow, MAX_REWRITES, Port, PortSide, Rewrite, Steering, SteeringError};
+use crate::steering::{Ends, FlowRow, MAX_REWRITES, MovedSocket, Port, PortSide, Rewrite, Steering, SteeringError};
 
 /// The longest time for which a program may move a flow without asking again.
 const MAX_LEASE: Duration = Duration::from_secs(3600);
 /// Time for which packets under way are still received with addresses that a flow has on the way no longer.
 const LINGER: Duration = Duration::from_secs(30);
 
+/// How often it is looked whether the other host refuses packets of moved flows.
+const REFUSED_INTERVAL: Duration = Duration::from_millis(250);
+
 /// The smallest packet size that every network must carry (RFC 8200, 5).
 const LEAST_MTU: u32 = 1280;
 
 /// A flow of this machine, and where its packets go instead.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct MovedFlow {
+pub(super) struct MovedFlow {
     /// From this machine, as the socket has it.
-    own: Ends,
+    pub(super) own: Ends,
     /// From this machine, as packets have it on the way.
-    wire: Ends,
+    pub(super) wire: Ends,
+    /// The sequence numbers with which it began for the other end, if that proves which flow is meant.
+    pub(super) numbers: Option<SequenceNumbers>,
 }
 
 /// Why a flow cannot be moved.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-enum RelocationError {
+pub(super) enum RelocationError {
     /// Source and destination are of different families.
     #[error("{0} and {1} are not of the same family")]
     Families(IpAddr, IpAddr),
@@ -65,6 +70,9 @@ enum RelocationError {
     /// Another flow has these addresses and ports, in its socket or on the way.
     #[error("another flow has the addresses and ports {0} and {1}")]
     Taken(SocketAddr, SocketAddr),
+    /// The other end knows the flow by other sequence numbers, or it does not run.
+    #[error("no running flow from {0} to {1} began with these sequence numbers")]
+    Stranger(SocketAddr, SocketAddr),
     /// There are too many.
     #[error("{} flows are moved already, or were a moment ago", MAX_REWRITES / 2)]
     Full,
@@ -73,10 +81,19 @@ enum RelocationError {
     Lease,
 }
 
+impl RelocationError {
+    /// Whether other addresses or ports on the way may help.
+    pub(super) fn is_taken(&self) -> bool {
+        matches!(self, Self::Taken(..))
+    }
+}
+
 impl From<RelocationError> for RequestError {
     fn from(error: RelocationError) -> Self {
         match error {
-            RelocationError::Taken(..) | RelocationError::Full => Self::conflict("Not moved", error.to_string()),
+            RelocationError::Taken(..) | RelocationError::Full | RelocationError::Stranger(..) => {
+                Self::conflict("Not moved", error.to_string())
+            }
             RelocationError::Unsupported(_) => Self::failed("Not moved", error.to_string()),
             _ => Self::unclear(error.to_string()),
         }
@@ -102,6 +119,8 @@ pub(super) struct Relocated {
     was_whole: bool,
     /// What the steering has.
     rewrites: BTreeMap<Ends, Rewrite>,
+    /// Flows whose sequence numbers are being read.
+    reading: BTreeSet<Ends>,
     /// When to update it: a lease ends, or something is to be tried again.
     due: Option<Time>,
 }
@@ -116,6 +135,8 @@ struct Entry {
     late: BTreeMap<Ends, Time>,
     /// When the lease ends.
     until: Time,
+    /// The sequence numbers that proved which flow is meant.
+    proved: Option<SequenceNumbers>,
 }
 
 impl Entry {
@@ -170,6 +191,11 @@ impl Relocated {
         self.due
     }
 
+    /// The addresses on the way of a flow whose lease has not ended.
+    pub(super) fn leased(&self, own: &Ends, now: Time) -> Option<Ends> {
+        self.flows.get(own).filter(|entry| entry.until > now).map(|entry| entry.wire)
+    }
+
     /// Whether it must be updated now.
     pub(super) fn is_due(&self, now: Time) -> bool {
         self.due.is_some_and(|due| due <= now)
@@ -182,22 +208,45 @@ impl<S: Steering> Core<S> {
         if self.relocated.flows.is_empty() {
             return Ok(Vec::new());
         }
-        let following = self.steering.following().map_err(|error| RequestError::failed("Not read", error.to_string()))?;
-        let rewrites = &self.relocated.rewrites;
-        let is_there = self.departure().is_some();
+        let active = self.active_moves(now).map_err(|error| RequestError::failed("Not read", error.to_string()))?;
         let ends = |ends: &Ends| FlowEnds { source: ends.source, destination: ends.destination };
         let living = self.relocated.flows.iter().filter(|(_, entry)| entry.until > now);
         let view = |(own, entry): (&Ends, &Entry)| braid_api::MovedFlow {
             own: ends(own),
             wire: ends(&entry.wire),
             sends: entry.sends_by == Some(entry.wire),
-            active: is_there
-                && rewrites.contains_key(&entry.wire.reversed())
-                && rewrites.get(own).is_some_and(|rewrite| rewrite.device.is_some() == entry.sends_by.is_some())
-                && following.contains(own),
+            active: active.contains_key(own),
             remaining_ms: entry.until.since(now).as_millis() as u64,
+            numbers: None,
         };
         Ok(living.map(view).collect())
+    }
+
+    /// The flows that the kernel rewrites as they were asked for, and whose sockets follow.
+    pub(super) fn active_moves(&mut self, now: Time) -> Result<BTreeMap<Ends, MovedSocket>, SteeringError> {
+        let mut sockets = self.look(now)?;
+        let is_there = self.departure().is_some();
+        let Relocated { flows, rewrites, .. } = &self.relocated;
+        sockets.retain(|own, socket| {
+            let in_place = |entry: &Entry| {
+                rewrites.contains_key(&entry.wire.reversed())
+                    && rewrites.get(own).is_some_and(|rewrite| rewrite.device.is_some() == entry.sends_by.is_some())
+            };
+            is_there && socket.follows && flows.get(own).is_some_and(in_place)
+        });
+        Ok(sockets)
+    }
+
+    /// Reads what the kernel knows about moved flows. Ends the leases of those that the other host does not know by their addresses on the way: it has ended
+    /// theirs, or its Braid is gone.
+    fn look(&mut self, now: Time) -> Result<BTreeMap<Ends, MovedSocket>, SteeringError> {
+        let sockets = self.steering.moved_sockets()?;
+        for (own, _) in sockets.iter().filter(|(_, socket)| socket.refused) {
+            if let Some(entry) = self.relocated.flows.get_mut(own) {
+                entry.until = entry.until.min(now);
+            }
+        }
+        Ok(sockets)
     }
 
     /// `POST /v1/rewrites`.
@@ -205,7 +254,13 @@ impl<S: Steering> Core<S> {
         let ends = |ends: FlowEnds| Ends { protocol: Protocol::Tcp, source: ends.source, destination: ends.destination };
         let (applied, done) = match request.lease_ms {
             Some(lease) => {
-                let flows: Vec<_> = request.flows.iter().map(|flow| MovedFlow { own: ends(flow.own), wire: ends(flow.wire) }).collect();
+                let of = |numbers: &braid_api::SequenceNumbers| SequenceNumbers { sent: numbers.sent, received: numbers.received };
+                let moved = |flow: &braid_api::MovedFlow| MovedFlow {
+                    own: ends(flow.own),
+                    wire: ends(flow.wire),
+                    numbers: flow.numbers.as_ref().map(of),
+                };
+                let flows: Vec<_> = request.flows.iter().map(moved).collect();
                 (self.relocate(now, &flows, request.sends, Duration::from_millis(lease)).map_err(RequestError::from)?, "moved")
             }
             None => {
@@ -225,7 +280,7 @@ impl<S: Steering> Core<S> {
     }
 
     /// Moves flows, or extends their leases: all of them, or none.
-    fn relocate(
+    pub(super) fn relocate(
         &mut self,
         now: Time,
         flows: &[MovedFlow],
@@ -245,7 +300,7 @@ impl<S: Steering> Core<S> {
         // Whole seconds, so that leases end together.
         let until = Time::from_nanos((now + lease).as_nanos().next_multiple_of(1_000_000_000));
         let mut next = self.relocated.flows.clone();
-        for MovedFlow { own, wire } in flows {
+        for MovedFlow { own, wire, numbers } in flows {
             self.check_relocation(own, wire, rows.get(own))?;
             if rows.contains_key(wire) && wire != own {
                 return Err(RelocationError::Taken(wire.source, wire.destination));
@@ -253,7 +308,8 @@ impl<S: Steering> Core<S> {
             match next.entry(*own) {
                 btree_map::Entry::Occupied(known) => known.into_mut().ask(now, *wire, sends, until),
                 btree_map::Entry::Vacant(free) => {
-                    free.insert(Entry { wire: *wire, sends_by: sends.then_some(*wire), late: BTreeMap::new(), until });
+                    let sends_by = sends.then_some(*wire);
+                    free.insert(Entry { wire: *wire, sends_by, late: BTreeMap::new(), until, proved: *numbers });
                 }
             }
         }
@@ -264,8 +320,33 @@ impl<S: Steering> Core<S> {
         if next.len() + arrivals.len() > MAX_REWRITES {
             return Err(RelocationError::Full);
         }
+        self.prove(now, flows)?;
         self.relocated.flows = next;
         Ok(self.update_relocated(now))
+    }
+
+    /// Checks that the flows are those whose sequence numbers the request gives.
+    fn prove(&mut self, now: Time, flows: &[MovedFlow]) -> Result<(), RelocationError> {
+        let known = &self.relocated.flows;
+        let unproved = |flow: &&MovedFlow| flow.numbers.is_some() && known.get(&flow.own).is_none_or(|entry| entry.proved != flow.numbers);
+        let unproved: Vec<MovedFlow> = flows.iter().filter(unproved).copied().collect();
+        if unproved.is_empty() {
+            return Ok(());
+        }
+        self.relocated.reading = unproved.iter().map(|flow| flow.own).collect();
+        let read = self.update_relocated(now).and_then(|()| self.look(now));
+        self.relocated.reading.clear();
+        let sockets = read.unwrap_or_default();
+        let is_meant = |flow: &&MovedFlow| {
+            let numbers = sockets.get(&flow.own).and_then(|socket| socket.numbers);
+            numbers.zip(flow.numbers).is_some_and(|(numbers, theirs)| numbers.mirror(theirs))
+        };
+        let stranger = unproved.iter().find(|flow| !is_meant(flow));
+        stranger.map_or(Ok(()), |flow| {
+            // An error here is repeated later. The entries do nothing.
+            let _ = self.update_relocated(now);
+            Err(RelocationError::Stranger(flow.own.source, flow.own.destination))
+        })
     }
 
     /// The TCP flows of this machine, by their ends. Includes those that started since the last poll, if one of them is to be moved.
@@ -286,7 +367,7 @@ impl<S: Steering> Core<S> {
     }
 
     /// Lets flows use their own addresses again. Unknown ones are ignored.
-    fn bring_back(&mut self, now: Time, flows: &[Ends]) -> Result<(), SteeringError> {
+    pub(super) fn bring_back(&mut self, now: Time, flows: &[Ends]) -> Result<(), SteeringError> {
         for own in flows {
             if let Some(entry) = self.relocated.flows.get_mut(own) {
                 entry.until = entry.until.min(now);
@@ -306,7 +387,8 @@ impl<S: Steering> Core<S> {
             return Err(RelocationError::Families(own.source.ip(), other.ip()));
         }
         let kept = self.relocated.device.as_ref().is_some_and(|device| device.addresses.contains(&own.source.ip()));
-        for (source, kept) in [(own.source, kept), (wire.source, false)] {
+        // A link that goes down loses its address before its flows have moved.
+        for (source, kept) in [(own.source, kept || row.is_some()), (wire.source, false)] {
             if !kept && !self.has_address(source.ip()) {
                 return Err(RelocationError::Foreign(source.ip()));
             }
@@ -403,8 +485,11 @@ impl<S: Steering> Core<S> {
 
     /// Ends leases, and makes the kernel rewrite what is left. Packets leave only once the device is there; before, the flows stay where they are.
     pub(super) fn update_relocated(&mut self, now: Time) -> Result<(), SteeringError> {
+        let sends = |relocated: &Relocated| relocated.flows.values().any(|entry| entry.sends_by.is_some());
+        let looked = if sends(&self.relocated) { self.look(now).map(drop) } else { Ok(()) };
         self.relocated.flows.retain(|_, entry| entry.expire(now));
-        self.relocated.due = self.relocated.flows.values().map(|entry| entry.due(now)).min();
+        let look = sends(&self.relocated).then_some(now + REFUSED_INTERVAL);
+        self.relocated.due = self.relocated.flows.values().map(|entry| entry.due(now)).chain(look).min();
         let addresses: BTreeSet<IpAddr> = self.relocated.flows.keys().map(|own| own.source.ip()).collect();
         let ways = self.relocated.flows.values().filter_map(|entry| self.way_of(&entry.wire));
         let mtu = ways.filter_map(|way| Some(self.network.interface(way.device)?.mtu)).min();
@@ -419,12 +504,18 @@ impl<S: Steering> Core<S> {
             self.actions.departures = Some(self.relocated.device.clone());
         }
         let departure = self.ports.0.iter().find(|port| port.side == PortSide::Departures).map(|port| port.index);
-        let rewrites = match departure {
+        let mut rewrites = match departure {
             Some(departure) => self.wanted_rewrites(departure),
-            None if self.relocated.flows.is_empty() => BTreeMap::new(),
             // What arrives is dropped until the device is there again, and sent again. Without entries the kernel would answer with resets.
-            None => return Ok(()),
+            None => {
+                let is_moved = |ends: &Ends, rewrite: &Rewrite| rewrite.arrives || self.relocated.flows.contains_key(ends);
+                let known = self.relocated.rewrites.iter().filter(|(ends, rewrite)| is_moved(ends, rewrite));
+                if self.relocated.flows.is_empty() { BTreeMap::new() } else { known.map(|(ends, rewrite)| (*ends, *rewrite)).collect() }
+            }
         };
+        for own in &self.relocated.reading {
+            rewrites.entry(*own).or_insert(Rewrite::unchanged(own));
+        }
         if rewrites != self.relocated.rewrites {
             if let Err(error) = self.steering.set_rewrites(&rewrites) {
                 self.relocated.due = Some(now + RETRY);
@@ -432,27 +523,20 @@ impl<S: Steering> Core<S> {
             }
             self.relocated.rewrites = rewrites;
         }
-        Ok(())
+        looked
     }
 
     fn wanted_rewrites(&self, departure: LinkIndex) -> BTreeMap<Ends, Rewrite> {
         let mut rewrites = BTreeMap::new();
         for (own, entry) in &self.relocated.flows {
-            let to = |ends: &Ends, device, mark| Rewrite {
-                source: ends.source,
-                destination: ends.destination,
-                device,
-                mark,
-                arrives: false,
-                from: None,
-            };
+            let to = |ends: &Ends, device, mark| Rewrite { device, mark, ..Rewrite::unchanged(ends) };
             for wire in entry.arrivals() {
                 let from = self.way_of(&wire).filter(|way| way.own).map(|way| way.device);
                 let arrives = Rewrite { arrives: true, from, ..to(&own.reversed(), Some(departure), tables::DEPARTURE_MARK) };
                 rewrites.insert(wire.reversed(), arrives);
             }
             let way = entry.sends_by.and_then(|wire| Some((wire, self.way_of(&wire)?)));
-            let departs = way.map_or(to(own, None, 0), |(wire, way)| to(&wire, Some(way.device), way.mark));
+            let departs = way.map_or(Rewrite::unchanged(own), |(wire, way)| to(&wire, Some(way.device), way.mark));
             rewrites.insert(*own, departs);
         }
         rewrites

@@ -7,6 +7,7 @@ mod energy;
 mod fast;
 mod faults;
 mod links;
+mod moving;
 mod packets;
 mod policy;
 mod relocated;

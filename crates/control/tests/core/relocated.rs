@@ -11,7 +11,7 @@ use braid_control::fake::FakeSteering;
 use braid_control::steering::{Ends, Rewrite};
 use braid_decide::policy::{Fallback, Policy, Scheduler};
 use braid_decide::tables::{DEPARTURE_DEVICE, DEPARTURE_MARK, mark};
-use braid_model::{LinkFacts, LinkIndex, LinkKind, Mac, Protocol};
+use braid_model::{LinkFacts, LinkIndex, LinkKind, Mac, Protocol, SequenceNumbers};
 
 use super::world::*;
 
@@ -22,7 +22,7 @@ const SERVER: &str = "198.51.100.1:80";
 
 fn flow(own: [&str; 2], wire: [&str; 2]) -> MovedFlow {
     let ends = |[source, destination]: [&str; 2]| FlowEnds { source: source.parse().unwrap(), destination: destination.parse().unwrap() };
-    MovedFlow { own: ends(own), wire: ends(wire), sends: false, active: false, remaining_ms: 0 }
+    MovedFlow { own: ends(own), wire: ends(wire), sends: false, active: false, remaining_ms: 0, numbers: None }
 }
 
 fn request(flows: &[MovedFlow], lease: Option<Duration>, sends: bool) -> RewriteRequest {
@@ -216,4 +216,48 @@ fn a_flow_whose_socket_does_not_follow_is_not_active() {
     assert!(!world.core.rewrites_view(world.now).unwrap()[0].active);
     world.core.steering().stubborn.clear();
     assert!(world.core.rewrites_view(world.now).unwrap()[0].active);
+}
+
+#[test]
+fn only_the_flow_that_began_with_the_given_numbers_is_moved() {
+    let mut world = round_robin();
+    let numbers = |sent, received| SequenceNumbers { sent, received };
+    world.core.steering().numbers.insert(ends(OWN, SERVER), numbers(1000, 5000));
+    let ask = |world: &mut World, sent, received, sends| {
+        let flow = MovedFlow { numbers: Some(braid_api::SequenceNumbers { sent, received }), ..flow([OWN, SERVER], [OTHER, SERVER]) };
+        world.core.rewrite(world.now, &request(&[flow], Some(SECOND * 60), sends))
+    };
+    for (sent, received) in [(5000, 1002), (4998, 1000), (1000, 5000), (0, 0)] {
+        let refused = ask(&mut world, sent, received, false).unwrap_err();
+        assert!(refused.cause == Cause::Conflict && refused.detail.contains("sequence numbers"), "{refused}");
+        assert!(world.core.take_actions().departures.is_none());
+        assert!(world.core.steering().rewrites.is_empty());
+    }
+    // An end may count its SYN.
+    ask(&mut world, 5001, 999, false).unwrap();
+    assert!(world.core.take_actions().departures.is_some());
+    // Nobody else moves it on, and its mover need not prove it again after the socket is gone.
+    assert!(ask(&mut world, 7, 7, true).is_err());
+    world.core.steering().numbers.clear();
+    ask(&mut world, 5001, 999, true).unwrap();
+}
+
+#[test]
+fn a_flow_that_the_other_host_does_not_know_comes_back() {
+    let mut world = round_robin();
+    let moved = [flow([OWN, SERVER], [OTHER, SERVER])];
+    world.core.rewrite(world.now, &request(&moved, Some(SECOND * 60), true)).unwrap();
+    world.devices.push(departures());
+    set_whole(&mut world);
+    let device = |world: &mut World| world.core.steering().rewrites[&ends(OWN, SERVER)].device;
+    assert_eq!(device(&mut world), Some(LinkIndex(2)));
+    world.core.steering().disowned.insert(ends(OWN, SERVER));
+    world.run(SECOND);
+    assert_eq!(device(&mut world), None);
+    assert!(world.core.rewrites_view(world.now).unwrap().is_empty());
+    // Once it was read, it is no more.
+    world.core.steering().disowned.clear();
+    world.core.rewrite(world.now, &request(&moved, Some(SECOND * 60), true)).unwrap();
+    world.run(SECOND);
+    assert_eq!(device(&mut world), Some(LinkIndex(2)));
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use braid_control::config::Config;
-use braid_control::core::{Core, Kept, Names, Question};
+use braid_control::core::{Core, Kept, MoveOrder, Names, Question};
 use braid_control::fake::{FakeSteering, Steered};
 use braid_control::steering::{AppId, ExeId, Steering};
 use braid_decide::health::Outcome;
@@ -52,6 +52,8 @@ pub(crate) struct World {
     pub(crate) released: Vec<FlowId>,
     /// Flows that the core ended because their link is dead.
     pub(crate) stuck: Vec<FlowId>,
+    /// Requests to other hosts to move flows.
+    pub(crate) moves: Vec<MoveOrder>,
 }
 
 impl World {
@@ -75,6 +77,7 @@ impl World {
             questions: Vec::new(),
             released: Vec::new(),
             stuck: Vec::new(),
+            moves: Vec::new(),
         };
         world.set_network();
         world
@@ -108,6 +111,7 @@ impl World {
             }
             self.questions.extend(actions.questions);
             self.released.extend(actions.released);
+            self.moves.extend(actions.moves);
             self.stuck.extend(actions.stuck.iter().map(|stuck| stuck.id));
             for plan in actions.probes {
                 let alive = self.answering.get(&plan.link).copied().unwrap_or(true);

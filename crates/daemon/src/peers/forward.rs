@@ -261,7 +261,7 @@ impl Peers {
         Direct { remote, exit: exit.clone(), steerable: self.steerable.subscribe() }
     }
 
-    fn bond_with(&mut self, host: IpAddr, key: PublicKey) -> Option<Client> {
+    pub(super) fn bond_with(&mut self, host: IpAddr, key: PublicKey) -> Option<Client> {
         let (links, flows) = (self.client_links(), self.flows.clone());
         let client = self.servers.bond(host, key, &links, &self.changes, |host| uses(&flows, host))?;
         self.adopt_plans(&client);

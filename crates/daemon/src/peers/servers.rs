@@ -1,10 +1,10 @@
 //! Bonds to servers that run Braid themselves. The first flow starts a bond; a bond that is idle for a while ends.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
-use braid_control::core::{Question, ServerEvent};
+use braid_control::core::{MoveOrder, Question, ServerEvent};
 use braid_decide::detection::{DetectionAnswer, HostStatus};
 use braid_model::key::PublicKey;
 use braid_transport::client::{Client, ClientLink, HostAnswer, Peer, State, ask};
@@ -29,6 +29,10 @@ pub(super) struct Server {
     key: PublicKey,
     /// When the bond last had a flow.
     used: Instant,
+    /// Takes requests to move flows.
+    orders: mpsc::UnboundedSender<MoveOrder>,
+    /// Whether the server takes such requests.
+    moves: bool,
 }
 
 impl Servers {
@@ -68,6 +72,25 @@ impl Servers {
         let server = self.0.get_mut(&host)?;
         server.used = Instant::now();
         Some(server.client.clone())
+    }
+
+    /// Asks a server to move flows.
+    pub(super) fn order(&self, order: MoveOrder, changes: &mpsc::UnboundedSender<Change>) {
+        let number = order.number;
+        let sent = self.0.get(&order.host).is_some_and(|server| server.orders.send(order).is_ok());
+        if !sent {
+            let _ = changes.send(Change::MoveAnswer { number, answer: Err("there is no bond to the other host".to_owned()) });
+        }
+    }
+
+    pub(super) fn note_mover(&mut self, host: IpAddr, ready: bool) {
+        if let Some(server) = self.0.get_mut(&host) {
+            server.moves = ready;
+        }
+    }
+
+    pub(super) fn movers(&self) -> BTreeSet<IpAddr> {
+        self.0.iter().filter(|(_, server)| server.moves).map(|(host, _)| *host).collect()
     }
 
     /// Ends bonds that have had no flows for [`IDLE_TIMEOUT`].
@@ -133,6 +156,7 @@ fn begin(host: IpAddr, key: PublicKey, links: &[ClientLink], changes: &mpsc::Unb
     client.set_links(links.to_vec());
     super::follow_paths(&client, changes);
     tracing::info!(%host, key = key.short(), "starting a bond to a server");
+    let orders = super::moves::serve(host, client.clone(), changes.clone());
     let (mut state, changes) = (client.state(), changes.clone());
     tokio::spawn(async move {
         let mut reported = None;
@@ -149,7 +173,7 @@ fn begin(host: IpAddr, key: PublicKey, links: &[ClientLink], changes: &mpsc::Unb
             }
         }
     });
-    Some(Server { client, key, used: Instant::now() })
+    Some(Server { orders, moves: false, client, key, used: Instant::now() })
 }
 
 /// Asks a host in the background whether it runs Braid. The answer arrives as a [`Change`].

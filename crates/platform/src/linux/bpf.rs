@@ -44,8 +44,8 @@ use ipnet::IpNet;
 
 use super::sys::{abi, bpf as sys};
 use braid_control::steering::{
-    AppId, BondedLoads, ClientRow, DemandEstimate, Dump, Ends, FastFlow, FlowRow, Port, Rewrite, Shape, ShapeStep, Signs, SteerParams,
-    Steering, SteeringCounters, SteeringError, SteeringEvent,
+    AppId, BondedLoads, ClientRow, DemandEstimate, Dump, Ends, FastFlow, FlowRow, MovedSocket, Port, Rewrite, Shape, ShapeStep, Signs,
+    SteerParams, Steering, SteeringCounters, SteeringError, SteeringEvent,
 };
 use convert::{app_key, flow_row, mapped, process_name};
 use counting::{Counting, Step};
@@ -517,8 +517,8 @@ impl Steering for BpfSteering {
         self.rewrite(rewrites)
     }
 
-    fn following(&mut self) -> Result<BTreeSet<Ends>, SteeringError> {
-        self.followers()
+    fn moved_sockets(&mut self) -> Result<BTreeMap<Ends, MovedSocket>, SteeringError> {
+        self.read_moved()
     }
 
     fn release_rewrites(&mut self) -> Result<(), SteeringError> {

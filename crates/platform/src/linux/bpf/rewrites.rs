@@ -1,12 +1,12 @@
 //! Flows that change their link while they run (`ebpf/rewrite.bpf.c`, `ebpf/depart.bpf.c`).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use aya::maps::HashMap;
-use braid_control::steering::{Ends, MAX_REWRITES, Rewrite, SteeringError};
-use braid_model::LinkIndex;
+use braid_control::steering::{Ends, MAX_REWRITES, MovedSocket, Rewrite, SteeringError};
+use braid_model::{LinkIndex, SequenceNumbers};
 
 use super::forward::{forward_key, ignore_missing};
 use super::{BpfSteering, failed, iterate};
@@ -50,13 +50,29 @@ impl BpfSteering {
         Ok(())
     }
 
-    /// Those whose sockets do as their entries say.
-    pub(super) fn followers(&mut self) -> Result<BTreeSet<Ends>, SteeringError> {
+    /// What the kernel knows about the moved flows.
+    pub(super) fn read_moved(&mut self) -> Result<BTreeMap<Ends, MovedSocket>, SteeringError> {
         // A run that did not end in time may have ended since.
         self.depart()?;
-        let map: HashMap<_, abi::ForwardKey, abi::Rewrite> = typed_map!(self, HashMap, "rewrites", "rewrite moved flows");
-        let follows = |ends: &Ends| map.get(&key(ends), 0).is_ok_and(|entry| entry.follows != 0);
-        Ok(self.rewrites.iter().filter(|(ends, rewrite)| !rewrite.arrives && follows(ends)).map(|(ends, _)| *ends).collect())
+        let mut map: HashMap<_, abi::ForwardKey, abi::Rewrite> = typed_map!(self, HashMap, "rewrites", "rewrite moved flows");
+        let mut moved: BTreeMap<Ends, MovedSocket> = BTreeMap::new();
+        for (ends, rewrite) in &self.rewrites {
+            let Ok(entry) = map.get(&key(ends), 0) else { continue };
+            if rewrite.arrives {
+                let own = Ends { source: rewrite.destination, destination: rewrite.source, ..*ends };
+                if entry.refused != 0 {
+                    map.insert(key(ends), raw(ends, rewrite), 0).map_err(failed(ACTION))?;
+                    moved.entry(own).or_default().refused = true;
+                }
+            } else {
+                let known = moved.entry(*ends).or_default();
+                known.follows = entry.follows != 0;
+                // The iterator has not seen the socket while both are 0.
+                known.numbers =
+                    ((entry.sent, entry.received) != (0, 0)).then_some(SequenceNumbers { sent: entry.sent, received: entry.received });
+            }
+        }
+        Ok(moved)
     }
 
     /// Rewrites nothing any more, and waits until the sockets know.

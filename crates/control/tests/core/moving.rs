@@ -1,0 +1,146 @@
+//! Flows that move between links in agreement with the other host.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use braid_control::config::Config;
+use braid_control::core::MoveOrder;
+use braid_control::fake::{FakeSteering, Steered};
+use braid_control::steering::{Ends, Steering};
+use braid_decide::policy::{ProbeMode, Scheduler};
+use braid_decide::tables::DEPARTURE_DEVICE;
+use braid_model::{ByteCount, FlowId, LinkFacts, LinkIndex, LinkKind, Mac, Protocol, SequenceNumbers};
+
+use super::world::*;
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Two Ethernet links, and a host that takes requests.
+fn world() -> World {
+    let mut world =
+        World::with(FakeSteering::default(), Config { moves: true, probe: ProbeMode::Continuous, ..config(Scheduler::RoundRobin) });
+    for (number, device) in (1..).zip(&mut world.devices) {
+        device.mac = Some(Mac([2, 0, 0, 0, 0, number]));
+    }
+    world.set_network();
+    world.core.set_movers(world.now, BTreeSet::from([SERVER])).unwrap();
+    world
+}
+
+/// A flow that has run for a while: its id and ends.
+fn flow(world: &mut World) -> (FlowId, Ends) {
+    let Steered::To(_, id) = world.connect("test", 99) else { panic!("not steered") };
+    world.core.steering().transfer(id, ByteCount::new(1000), ByteCount::new(1000));
+    let now = world.now;
+    let row = world.core.steering().flows(now).unwrap().into_iter().find(|row| row.id == id).unwrap();
+    let ends = Ends { protocol: Protocol::Tcp, source: row.local.into(), destination: row.remote.into() };
+    world.core.steering().numbers.insert(ends, SequenceNumbers { sent: id.0 as u32, received: 7 });
+    world.run(SECOND);
+    (id, ends)
+}
+
+/// Makes the device that the core asks for, as the daemon does.
+fn make_device(world: &mut World) {
+    if world.devices.iter().all(|device| device.name != DEPARTURE_DEVICE) {
+        world.devices.push(LinkFacts::new(LinkIndex(99), DEPARTURE_DEVICE, LinkKind::Virtual));
+    }
+    world.devices[2].addresses = ["10.0.1.2/32", "10.0.2.2/32"].map(|net| net.parse().unwrap()).to_vec();
+    world.set_network();
+}
+
+fn orders(world: &mut World) -> Vec<MoveOrder> {
+    std::mem::take(&mut world.moves)
+}
+
+/// The device over which a flow's packets leave if they are rewritten.
+fn device(world: &mut World, ends: &Ends) -> Option<u32> {
+    world.core.steering().rewrites.get(ends).and_then(|rewrite| rewrite.device).map(|device| device.0)
+}
+
+/// Lets the other host agree to the only order.
+fn agree(world: &mut World) -> MoveOrder {
+    let [order] = &orders(world)[..] else { panic!("not one order") };
+    world.core.on_move_answer(world.now, order.number, Ok(BTreeMap::new())).unwrap();
+    order.clone()
+}
+
+#[test]
+fn a_flow_moves_in_three_steps_is_renewed_and_goes_home() {
+    let mut world = world();
+    let (id, ends) = flow(&mut world);
+    let from = if ends.source.ip().to_string() == "10.0.1.2" { 0 } else { 1 };
+    let to = ["lte0", "wlan0"][from];
+    let moved = world.core.move_direct(world.now, &id.0.to_string(), Some(to)).unwrap().unwrap();
+    assert!(moved.message.starts_with(&format!("1 flow is moving to {to}")), "{}", moved.message);
+    assert!(orders(&mut world).is_empty(), "this machine does not accept the new addresses yet");
+    make_device(&mut world);
+    world.run(SECOND / 10);
+    assert_eq!(device(&mut world, &ends), None, "the other host has not agreed");
+    let order = agree(&mut world);
+    assert_eq!((order.host, order.flows.len(), order.flows[0].own), (SERVER, 1, ends));
+    assert_eq!(order.flows[0].numbers.sent, id.0 as u32);
+    assert_eq!(device(&mut world, &ends), Some([2, 1][from]));
+    // Both leases are renewed as long as the flow lives.
+    world.run(SECOND * 11);
+    assert_eq!(agree(&mut world).flows, order.flows);
+    world.run(SECOND * 25);
+    assert!(device(&mut world, &ends).is_some());
+    assert_eq!(orders(&mut world).len(), 2, "without an answer it asks again");
+    let home = world.core.move_direct(world.now, "test", None).unwrap().unwrap();
+    assert!(home.message.contains("moving"), "{}", home.message);
+    world.run(SECOND / 10);
+    assert_eq!(device(&mut world, &ends), None);
+    let last = orders(&mut world).pop().unwrap();
+    assert_eq!((last.slot, last.lease, last.flows), (None, None, order.flows));
+}
+
+#[test]
+fn flows_leave_a_dead_link_together_and_stay_if_the_host_refuses() {
+    let mut world = world();
+    let flows: Vec<_> = (0..20).map(|_| flow(&mut world)).collect();
+    world.answering.insert(LinkIndex(1), false);
+    let on_dead: Vec<Ends> = flows.iter().map(|(_, ends)| *ends).filter(|ends| ends.source.ip().to_string() == "10.0.1.2").collect();
+    assert_eq!(on_dead.len(), 10);
+    world.run(SECOND);
+    make_device(&mut world);
+    world.run(SECOND / 10);
+    let [order] = &orders(&mut world)[..] else { panic!("not one order") };
+    assert_eq!(order.flows.iter().map(|flow| flow.own).collect::<BTreeSet<_>>(), on_dead.iter().copied().collect());
+    assert!(world.stuck.is_empty(), "flows that move are not ended");
+    let refused = BTreeMap::from([(3, "no".to_owned())]);
+    world.core.on_move_answer(world.now, order.number, Ok(refused)).unwrap();
+    let stays = order.flows[3].own;
+    for ends in &on_dead {
+        assert_eq!(device(&mut world, ends), (*ends != stays).then_some(2), "{ends:?}");
+    }
+}
+
+#[test]
+fn a_host_that_does_not_answer_or_agree_keeps_its_flows() {
+    let mut world = world();
+    let (id, ends) = flow(&mut world);
+    let to = if ends.source.ip().to_string() == "10.0.1.2" { "lte0" } else { "wlan0" };
+    let ask = |world: &mut World| world.core.move_direct(world.now, &id.0.to_string(), Some(to)).unwrap();
+    ask(&mut world).unwrap();
+    make_device(&mut world);
+    world.run(SECOND * 25);
+    let first = orders(&mut world);
+    assert_eq!((first[0].slot.is_some(), first[1].slot), (true, None), "what may have been done is undone");
+    assert_eq!(device(&mut world, &ends), None);
+    // A late answer changes nothing.
+    world.core.on_move_answer(world.now, first[0].number, Ok(BTreeMap::new())).unwrap();
+    assert_eq!(device(&mut world, &ends), None);
+    // Its socket does not follow.
+    world.core.steering().stubborn.insert(ends);
+    ask(&mut world).unwrap();
+    world.run(SECOND * 5);
+    assert!(orders(&mut world).iter().all(|order| order.slot.is_none()));
+    // The host takes no requests any more.
+    world.core.steering().stubborn.clear();
+    world.core.set_movers(world.now, BTreeSet::new()).unwrap();
+    let refused = ask(&mut world).unwrap_err();
+    assert!(refused.detail.contains("does not agree to moves"), "{refused}");
+    assert!(world.core.move_direct(world.now, "nobody", Some(to)).is_none());
+    let unknown = world.core.move_direct(world.now, "test", Some("eth7")).unwrap().unwrap_err();
+    assert!(unknown.detail.contains("eth7 is not a link"), "{unknown}");
+}

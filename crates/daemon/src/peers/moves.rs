@@ -1,0 +1,103 @@
+//! Requests to servers to move flows between the links of this machine.
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use braid_bond::PathState;
+use braid_control::core::MoveOrder;
+use braid_transport::client::{Client, State};
+use braid_transport::control::{ControlFlow, PeerFlow};
+use tokio::sync::mpsc;
+
+use super::Change;
+
+/// Delay before a control flow is opened again.
+const RETRY_AFTER: Duration = Duration::from_secs(5);
+
+/// Hands orders to a server as long as its bond lives, that is as long as the sender exists.
+pub(super) fn serve(host: IpAddr, client: Client, changes: mpsc::UnboundedSender<Change>) -> mpsc::UnboundedSender<MoveOrder> {
+    let (orders, mut received) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        let tell = |ready| drop(changes.send(Change::Mover { host, ready }));
+        let refuse = |order: MoveOrder| answer(&changes, order.number, Err(format!("{host} cannot be asked now")));
+        let mut state = client.state();
+        loop {
+            while !(*state.borrow_and_update() == State::Up && client.takes_control()) {
+                tokio::select! {
+                    changed = state.changed() => if changed.is_err() { return },
+                    order = received.recv() => match order {
+                        Some(order) => refuse(order),
+                        None => return,
+                    },
+                }
+            }
+            if let Ok(control) = client.open_control().await {
+                tell(true);
+                let ended = carry_out(control, &client, &mut received, &changes).await;
+                tell(false);
+                if ended.is_none() {
+                    return;
+                }
+            }
+            let pause = tokio::time::sleep(RETRY_AFTER);
+            tokio::pin!(pause);
+            loop {
+                tokio::select! {
+                    () = &mut pause => break,
+                    order = received.recv() => match order {
+                        Some(order) => refuse(order),
+                        None => return,
+                    },
+                }
+            }
+        }
+    });
+    orders
+}
+
+/// Carries out orders until the control flow ends; `None` if there will be no more orders.
+async fn carry_out(
+    mut control: ControlFlow,
+    client: &Client,
+    orders: &mut mpsc::UnboundedReceiver<MoveOrder>,
+    changes: &mpsc::UnboundedSender<Change>,
+) -> Option<()> {
+    loop {
+        let order = tokio::select! {
+            order = orders.recv() => order?,
+            () = control.ended() => return Some(()),
+        };
+        let path = |slot: usize| {
+            let good = client.paths().into_iter().find(|(_, path)| usize::from(path.link) == slot && path.state == PathState::Good);
+            good.map(|(path, _)| path.0)
+        };
+        let path = match order.slot {
+            Some(slot) => path(slot),
+            // It does not matter which.
+            None => Some(0),
+        };
+        let Some(path) = path else {
+            answer(changes, order.number, Err("no path to the other host over that link is good".to_owned()));
+            continue;
+        };
+        let flow = |flow: &braid_control::core::OrderedFlow| PeerFlow {
+            client: flow.own.source,
+            server: flow.own.destination,
+            port: flow.port,
+            sent: flow.numbers.sent,
+            received: flow.numbers.received,
+        };
+        match control.ask(path, order.lease, order.flows.iter().map(flow).collect()).await {
+            Ok(refused) => answer(changes, order.number, Ok(refused)),
+            Err(error) => {
+                answer(changes, order.number, Err(error.to_string()));
+                return Some(());
+            }
+        }
+    }
+}
+
+fn answer(changes: &mpsc::UnboundedSender<Change>, number: u64, answer: Result<BTreeMap<usize, String>, String>) {
+    let _ = changes.send(Change::MoveAnswer { number, answer });
+}
