@@ -284,7 +284,7 @@ fn movable(up: &Up<'_>, server: SocketAddr) -> String {
 
 impl Up<'_> {
     fn explain_flow(&self, id: &str) -> String {
-        text(&self.braid(&["explain", "--flow", id]).stdout)
+        text(&self.braid(&["explain", id]).stdout)
     }
 }
 
