@@ -312,13 +312,13 @@ struct braid_fast {
 /* Hardware address of the device for moved flows. */
 #define BRAID_HARDWARE { 0x02, 0x62, 0x72, 0x61, 0x69, 0x64 }
 
-/* Maximum number of entries in `rewrites`. A moved flow has two. */
+/* Maximum number of entries in `rewrites`. A moved flow has three, or more while its addresses change. */
 #define BRAID_MAX_REWRITES 65536
 
 /* What becomes of the packets with some addresses and ports: a key's `client` is the packet's source, its `remote` the destination. */
 struct braid_rewrite {
 	struct braid_forward_key to; /* afterwards */
-	__u32 device; /* index of the device over which they leave, or by which they seem to arrive; 0: they leave over their own link, but packets may arrive as if moved */
+	__u32 device; /* index of the device over which they leave, or by which they seem to arrive; 0: they leave over their own link, or arrive as they are */
 	__u32 mark; /* their mark afterwards */
 	__u32 arrives; /* 1: they are for this machine */
 	__u32 from; /* they arrive: index of the only device over which they may; 0: any */
@@ -326,6 +326,7 @@ struct braid_rewrite {
 	__u32 refused; /* they arrive: 1: a reset came, as hosts send that do not know the connection by these addresses */
 	__u32 sent; /* they leave: sequence number of the first byte that the socket sent, or of its SYN */
 	__u32 received; /* and of the first byte that it received */
+	__u64 seen; /* they arrive: when the last one did */
 };
 
 /* A client of a LAN device, by address. */

@@ -187,7 +187,7 @@ static __attribute__((noinline)) int rewrite_error(struct __sk_buff *skb)
 	if (!read_quoted(skb, &quoted))
 		return TC_NEXT;
 	entry = bpf_map_lookup_elem(&rewrites, &quoted.key);
-	if (!entry || !entry->arrives || !may_arrive(skb, entry))
+	if (!entry || !entry->arrives || !entry->device || !may_arrive(skb, entry))
 		return TC_NEXT;
 	at = network_offset(skb);
 	if (at != ETH_HEADER || exchange_quoted_end(skb, &quoted, entry, at, 0) || exchange_quoted_end(skb, &quoted, entry, at, 1))
@@ -224,10 +224,17 @@ int braid_rewrite_in(struct __sk_buff *skb)
 	entry = bpf_map_lookup_elem(&rewrites, &packet.key);
 	if (!entry || !entry->arrives)
 		return TC_NEXT;
-	if (may_arrive(skb, entry) && is_refusal(&packet)) {
+	if (!entry->device) {
+		entry->seen = bpf_ktime_get_coarse_ns();
+		return TC_NEXT;
+	}
+	/* Left to the kernel, it would be answered with a reset, which ends the flow. */
+	if (!may_arrive(skb, entry))
+		return TC_DROP;
+	if (is_refusal(&packet)) {
 		entry->refused = 1;
 		return TC_DROP;
 	}
-	/* Left to the kernel, it would be answered with a reset, which ends the flow. */
-	return may_arrive(skb, entry) ? rewrite(skb, &packet, entry) : TC_DROP;
+	entry->seen = bpf_ktime_get_coarse_ns();
+	return rewrite(skb, &packet, entry);
 }

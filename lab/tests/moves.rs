@@ -253,7 +253,9 @@ impl<'a> MovesRelay<'a> {
         command.args(["relay", "--local", "--moves", "--socket"]).arg(far.home.join("socket"));
         command.arg("--state-dir").arg(home.join("state")).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
         let relay = Self(lab, command.spawn().unwrap());
-        eventually("the server's relay is up", || std::fs::read_to_string(home.join("log")).is_ok_and(|log| log.contains("the relay is up")));
+        eventually("the server's relay is up", || {
+            std::fs::read_to_string(home.join("log")).is_ok_and(|log| log.contains("the relay is up"))
+        });
         relay
     }
 }
@@ -263,13 +265,17 @@ impl Drop for MovesRelay<'_> {
         let _ = self.1.kill();
         let _ = self.1.wait();
         if thread::panicking() {
-            eprintln!("--- the log of the server's relay\n{}", std::fs::read_to_string(self.0.directory().join("moves-relay/log")).unwrap_or_default());
+            eprintln!(
+                "--- the log of the server's relay\n{}",
+                std::fs::read_to_string(self.0.directory().join("moves-relay/log")).unwrap_or_default()
+            );
         }
     }
 }
 
 /// Direct flows move; all hosts of the lab are asked.
-const MOVES: &str = "scheduler = \"round-robin\"\n[detect]\nhosts = true\nmoves = true\n[[app]]\nmatch = { port = 7000 }\ncarry = \"direct\"\n";
+const MOVES: &str =
+    "scheduler = \"round-robin\"\n[detect]\nhosts = true\nmoves = true\n[[app]]\nmatch = { port = 7000 }\ncarry = \"direct\"\n";
 
 /// Waits until the flow to `server` can move, and returns its id.
 fn movable(up: &Up<'_>, server: SocketAddr) -> String {
@@ -332,4 +338,101 @@ fn two_hosts_move_a_running_flow_by_themselves() {
     drop(relay);
     drop(far);
     assert_eq!(traces(&lab), before);
+}
+
+/// Both hosts, a flow that has moved to another link than its own, and that link.
+struct Moved<'a> {
+    near: Up<'a>,
+    _relay: MovesRelay<'a>,
+    far: Far,
+    stream: TcpStream,
+    server: SocketAddr,
+    id: String,
+    to: usize,
+}
+
+fn moved(lab: &Lab) -> Moved<'_> {
+    mirror(lab, 7000);
+    let far = Far::start(lab);
+    let relay = MovesRelay::start(lab, &far);
+    let near = Up::start_told(lab, MOVES, &lab.directory().join("braid/state"), &["-v"]);
+    let server = remote(10, 7000);
+    let (mut stream, from) = open(lab, server);
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    exchange(&mut stream, 1, 1000);
+    let id = movable(&near, server);
+    assert!(near.braid(&["move", &id, "--to", NAMES[1 - from]]).status.success());
+    eventually("it has moved", || near.explain_flow(&id).contains("it has moved to"));
+    exchange(&mut stream, 2, 1000);
+    Moved { near, _relay: relay, far, stream, server, id, to: 1 - from }
+}
+
+#[test]
+fn a_flow_leaves_a_link_that_loses_its_address() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let mut flow = moved(&lab);
+    for down in [flow.to, 1 - flow.to] {
+        client(&lab, &format!("ip link set {} down", NAMES[down]));
+        for round in 3..6 {
+            exchange(&mut flow.stream, round, 50_000);
+        }
+        client(&lab, &format!("ip link set {} up", NAMES[down]));
+        client(&lab, &format!("ip addr replace 10.77.{down}.2/24 dev {}", NAMES[down]));
+        client(&lab, &format!("ip route replace default via 10.77.{down}.1 dev {} metric {}", NAMES[down], 100 + down));
+        eventually("the link is used again", || text(&flow.near.braid(&["links"]).stdout).matches(" up ").count() >= 2);
+    }
+}
+
+#[test]
+fn a_moved_flow_survives_the_death_of_either_daemon() {
+    if !able() {
+        return;
+    }
+    for kills_near in [false, true] {
+        let lab = lab(2);
+        let before = traces(&lab);
+        let mut flow = moved(&lab);
+        if kills_near {
+            flow.near.signal("KILL");
+            flow.near.wait_end();
+        } else {
+            flow.far.child.kill().unwrap();
+            flow.far.child.wait().unwrap();
+        }
+        // Each end learns by the other one's resets that it is rewritten no more, and they do not end the flow.
+        for round in 3..8 {
+            exchange(&mut flow.stream, round, 50_000);
+        }
+        let links = watch_all(&lab, Filter { protocol: Some(Protocol::Tcp), port: Some(7000), ..Filter::default() });
+        exchange(&mut flow.stream, 9, 50_000);
+        assert_eq!(packets(&lab, &links)[flow.to], 0, "it is on its own link");
+        if !kills_near {
+            eventually("it is explained", || flow.near.explain_flow(&flow.id).contains("cannot move"));
+            assert_eq!(flow.server.port(), 7000);
+        }
+        drop(flow);
+        eventually("nothing is left", || traces(&lab) == before);
+    }
+}
+
+#[test]
+fn a_flow_that_moves_every_second_loses_nothing() {
+    if !able() {
+        return;
+    }
+    let lab = lab(2);
+    let mut flow = moved(&lab);
+    let mut to = flow.to;
+    for round in 10..20 {
+        to = 1 - to;
+        assert!(flow.near.braid(&["move", &flow.id, "--to", NAMES[to]]).status.success());
+        exchange(&mut flow.stream, round, 300_000);
+        eventually("it has moved", || {
+            let explained = flow.near.explain_flow(&flow.id);
+            !explained.contains("is moving") && explained.contains("it has moved to") == (to == flow.to)
+        });
+    }
 }

@@ -354,7 +354,7 @@ impl Host {
         let connections = session.into_iter().flat_map(|session| &session.connections).filter_map(|id| self.conns.get(id));
         let proven = |conn: &Conn| {
             let now = conn.connection.network_path(noq_proto::PathId::ZERO).ok()?;
-            let same = now.remote() == conn.remote && conn.stage == Stage::Joined;
+            let same = now.remote().ip() == conn.remote.ip() && conn.stage == Stage::Joined;
             same.then_some(ProvenPath { path: conn.path, remote: conn.remote.ip().to_canonical(), local: now.local_ip()?.to_canonical() })
         };
         connections.filter_map(proven).collect()

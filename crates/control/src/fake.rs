@@ -75,6 +75,8 @@ pub struct FakeSteering {
     pub stubborn: BTreeSet<Ends>,
     /// Moved flows that the other host does not know by their addresses on the way.
     pub disowned: BTreeSet<Ends>,
+    /// When the last packets of moved flows arrived with the addresses of their sockets.
+    pub home: BTreeMap<Ends, Time>,
     /// The sequence numbers with which flows began.
     pub numbers: BTreeMap<Ends, SequenceNumbers>,
     ports: Vec<Port>,
@@ -557,6 +559,8 @@ impl Steering for FakeSteering {
             follows: !self.stubborn.contains(ends),
             refused: self.disowned.contains(ends),
             numbers: self.numbers.get(ends).copied(),
+            home: self.home.get(ends).copied(),
+            moved: None,
         };
         Ok(self.rewrites.iter().filter(|(_, rewrite)| !rewrite.arrives).map(|(ends, _)| (*ends, moved(ends))).collect())
     }

@@ -499,8 +499,7 @@ pub struct Rewrite {
     pub source: SocketAddr,
     /// Destination afterwards.
     pub destination: SocketAddr,
-    /// The device over which they leave, or by which they seem to arrive; `None`: they leave over the flow's own link, but those of the other direction may
-    /// arrive as if moved.
+    /// The device over which they leave, or by which they seem to arrive; `None`: they leave over the flow's own link, or arrive as they are.
     pub device: Option<LinkIndex>,
     /// They are for this machine.
     pub arrives: bool,
@@ -526,6 +525,10 @@ pub struct MovedSocket {
     pub refused: bool,
     /// The sequence numbers with which it began; `None`: they are not known yet.
     pub numbers: Option<SequenceNumbers>,
+    /// When the last packet arrived with the addresses of its socket.
+    pub home: Option<Time>,
+    /// When the last packet arrived with those on the way.
+    pub moved: Option<Time>,
 }
 
 /// Maximum number of entries of [`Steering::set_rewrites`].

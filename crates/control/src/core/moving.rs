@@ -28,8 +28,11 @@ const PREPARATION: Duration = Duration::from_secs(3);
 const LOOK: Duration = Duration::from_millis(10);
 /// How long the other host may take to answer.
 const ANSWER: Duration = Duration::from_secs(20);
-/// A flow that was refused is moved again by itself only after this time.
-const PAUSE: Duration = Duration::from_secs(10);
+/// A flow that could not move is tried again after this time, which doubles up to the longest one.
+const FIRST_PAUSE: Duration = Duration::from_millis(250);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// How long it is known why a flow could not move.
+const REFUSAL: Duration = Duration::from_secs(60);
 /// Maximum number of flows of an order.
 const MAX_FLOWS: usize = 256;
 /// Number of ports that are tried if another flow has the flow's own port on the new link.
@@ -67,12 +70,21 @@ pub(super) struct Moving {
     /// Hosts that take requests.
     hosts: BTreeSet<IpAddr>,
     flows: BTreeMap<Ends, Move>,
-    /// Flows that stay for a while, and why.
-    refused: BTreeMap<Ends, (Time, String)>,
+    /// Flows that could not move.
+    refused: BTreeMap<Ends, Refusal>,
     /// The flows of orders without answer, in their order.
     asked: BTreeMap<u64, Vec<Ends>>,
     last: u64,
     due: Option<Time>,
+}
+
+/// Why a flow could not move.
+#[derive(Debug)]
+struct Refusal {
+    reason: String,
+    /// When it may be tried again, and the pause before that.
+    until: Time,
+    pause: Duration,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -98,6 +110,13 @@ enum Stage {
 impl Moving {
     pub(super) fn due(&self) -> Option<Time> {
         self.due
+    }
+
+    /// Notes why a flow stays for a while.
+    fn refuse(&mut self, now: Time, own: Ends, reason: String) {
+        tracing::debug!(source = %own.source, destination = %own.destination, reason, "a flow cannot move");
+        let pause = self.refused.get(&own).map_or(FIRST_PAUSE, |before| (before.pause * 2).min(LONGEST_PAUSE));
+        self.refused.insert(own, Refusal { reason, until: now + pause, pause });
     }
 
     /// Whether the flow is moving now.
@@ -193,8 +212,8 @@ impl<S: Steering> Core<S> {
                 Stage::Preparing(_) | Stage::Asked(_) => format!("and it is moving to {}", name(moved.slot)),
             });
         }
-        if let Some((_, reason)) = self.moving.refused.get(&own) {
-            return Some(format!("and it stays there, because it cannot move: {reason}"));
+        if let Some(refusal) = self.moving.refused.get(&own) {
+            return Some(format!("and it stays there, because it cannot move: {}", refusal.reason));
         }
         let agrees = self.moving.hosts.contains(&own.destination.ip());
         (agrees && can_move(row)).then(|| {
@@ -263,7 +282,6 @@ impl<S: Steering> Core<S> {
     }
 
     fn prepare(&mut self, now: Time, own: Ends, wire: Ends, slot: usize) {
-        self.moving.refused.remove(&own);
         let known = self.moving.flows.get(&own);
         if known.is_some_and(|known| known.wire == wire && known.slot == slot) {
             return;
@@ -320,7 +338,10 @@ impl<S: Steering> Core<S> {
         for flow in agreed {
             let done = if together { Ok(()) } else { self.relocate(now, &[flow], true, LEASE).map(drop) };
             match done {
-                Ok(()) => self.set_stage(&flow.own, Stage::Moved(now + RENEWAL)),
+                Ok(()) => {
+                    self.moving.refused.remove(&flow.own);
+                    self.set_stage(&flow.own, Stage::Moved(now + RENEWAL));
+                }
                 Err(error) => self.give_up(now, &flow.own, error.to_string())?,
             }
         }
@@ -335,7 +356,7 @@ impl<S: Steering> Core<S> {
 
     /// Leaves a flow on its link, or lets it come back.
     fn give_up(&mut self, now: Time, own: &Ends, reason: String) -> Result<(), SteeringError> {
-        self.moving.refused.insert(*own, (now + PAUSE, reason));
+        self.moving.refuse(now, *own, reason);
         self.go_home(now, own)
     }
 
@@ -346,7 +367,7 @@ impl<S: Steering> Core<S> {
 
     /// Moves flows away from links that they may not use now: dead ones, those whose allowance is used up, those that the rules of the present context exclude.
     pub(super) fn find_moves(&mut self, now: Time) {
-        self.moving.refused.retain(|_, (until, _)| *until > now);
+        self.moving.refused.retain(|_, refusal| refusal.until + REFUSAL > now);
         if self.moving.hosts.is_empty() {
             return;
         }
@@ -354,7 +375,7 @@ impl<S: Steering> Core<S> {
             can_move(row)
                 && self.moving.hosts.contains(&row.remote.0.to_canonical())
                 && !self.moving.is_moving(&ends_of(row))
-                && !self.moving.refused.contains_key(&ends_of(row))
+                && self.moving.refused.get(&ends_of(row)).is_none_or(|refusal| refusal.until <= now)
         };
         let mut moves = Vec::new();
         for living in self.flows.iter().filter(|living| is_candidate(&living.row) && !self.has_ended(living)) {
@@ -371,7 +392,7 @@ impl<S: Steering> Core<S> {
         let results = self.begin_moves(now, &moves);
         for ((row, _), result) in moves.iter().zip(results) {
             if let Err(reason) = result {
-                self.moving.refused.insert(ends_of(row), (now + PAUSE, reason));
+                self.moving.refuse(now, ends_of(row), reason);
             }
         }
     }

@@ -20,8 +20,10 @@ const MAX_LEASE: Duration = Duration::from_secs(3600);
 /// Time for which packets under way are still received with addresses that a flow has on the way no longer.
 const LINGER: Duration = Duration::from_secs(30);
 
-/// How often it is looked whether the other host refuses packets of moved flows.
-const REFUSED_INTERVAL: Duration = Duration::from_millis(250);
+/// An end of a flow that has moved sends no packets with the addresses of its socket later than this.
+const SETTLED: Duration = Duration::from_secs(1);
+/// How often it is looked whether the other host rewrites packets of moved flows.
+const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// The smallest packet size that every network must carry (RFC 8200, 5).
 const LEAST_MTU: u32 = 1280;
@@ -74,7 +76,7 @@ pub(super) enum RelocationError {
     #[error("no running flow from {0} to {1} began with these sequence numbers")]
     Stranger(SocketAddr, SocketAddr),
     /// There are too many.
-    #[error("{} flows are moved already, or were a moment ago", MAX_REWRITES / 2)]
+    #[error("{} flows are moved already, or were a moment ago", MAX_REWRITES / 3)]
     Full,
     /// Its lease is longer than [`MAX_LEASE`], or zero.
     #[error("a lease is between 1 and {} seconds", MAX_LEASE.as_secs())]
@@ -131,6 +133,8 @@ struct Entry {
     wire: Ends,
     /// Those with which its packets leave; `None`: its own. While the other end is not ready for new ones, these are earlier ones.
     sends_by: Option<Ends>,
+    /// Since when.
+    sends_since: Time,
     /// Earlier ones with which late packets may arrive, and until when.
     late: BTreeMap<Ends, Time>,
     /// When the lease ends.
@@ -153,6 +157,9 @@ impl Entry {
             self.wire = wire;
         }
         if sends {
+            if self.sends_by != Some(wire) {
+                self.sends_since = now;
+            }
             self.sends_by = Some(wire);
         } else if self.sends_by == Some(wire) {
             self.sends_by = None;
@@ -237,12 +244,15 @@ impl<S: Steering> Core<S> {
         Ok(sockets)
     }
 
-    /// Reads what the kernel knows about moved flows. Ends the leases of those that the other host does not know by their addresses on the way: it has ended
-    /// theirs, or its Braid is gone.
+    /// Reads what the kernel knows about moved flows. Ends the leases of those that the other host does not rewrite: it has ended theirs, or its Braid is gone.
+    /// It answers with resets then, and sends packets with the addresses of the socket.
     fn look(&mut self, now: Time) -> Result<BTreeMap<Ends, MovedSocket>, SteeringError> {
         let sockets = self.steering.moved_sockets()?;
-        for (own, _) in sockets.iter().filter(|(_, socket)| socket.refused) {
-            if let Some(entry) = self.relocated.flows.get_mut(own) {
+        for (own, socket) in &sockets {
+            let Some(entry) = self.relocated.flows.get_mut(own) else { continue };
+            // The other end sends after this one, and packets may overtake each other.
+            let settled = (entry.sends_since + SETTLED).max(socket.moved.unwrap_or(Time::ZERO) + SETTLED);
+            if socket.refused || entry.sends_by.is_some() && socket.home.is_some_and(|at| at > settled) {
                 entry.until = entry.until.min(now);
             }
         }
@@ -309,7 +319,7 @@ impl<S: Steering> Core<S> {
                 btree_map::Entry::Occupied(known) => known.into_mut().ask(now, *wire, sends, until),
                 btree_map::Entry::Vacant(free) => {
                     let sends_by = sends.then_some(*wire);
-                    free.insert(Entry { wire: *wire, sends_by, late: BTreeMap::new(), until, proved: *numbers });
+                    free.insert(Entry { wire: *wire, sends_by, sends_since: now, late: BTreeMap::new(), until, proved: *numbers });
                 }
             }
         }
@@ -317,7 +327,7 @@ impl<S: Steering> Core<S> {
         if let Some(taken) = next.values().flat_map(Entry::arrivals).find(|wire| !arrivals.insert(*wire)) {
             return Err(RelocationError::Taken(taken.source, taken.destination));
         }
-        if next.len() + arrivals.len() > MAX_REWRITES {
+        if 2 * next.len() + arrivals.len() > MAX_REWRITES {
             return Err(RelocationError::Full);
         }
         self.prove(now, flows)?;
@@ -488,7 +498,7 @@ impl<S: Steering> Core<S> {
         let sends = |relocated: &Relocated| relocated.flows.values().any(|entry| entry.sends_by.is_some());
         let looked = if sends(&self.relocated) { self.look(now).map(drop) } else { Ok(()) };
         self.relocated.flows.retain(|_, entry| entry.expire(now));
-        let look = sends(&self.relocated).then_some(now + REFUSED_INTERVAL);
+        let look = sends(&self.relocated).then_some(now + LOOK_INTERVAL);
         self.relocated.due = self.relocated.flows.values().map(|entry| entry.due(now)).chain(look).min();
         let addresses: BTreeSet<IpAddr> = self.relocated.flows.keys().map(|own| own.source.ip()).collect();
         let ways = self.relocated.flows.values().filter_map(|entry| self.way_of(&entry.wire));
@@ -530,7 +540,8 @@ impl<S: Steering> Core<S> {
         let mut rewrites = BTreeMap::new();
         for (own, entry) in &self.relocated.flows {
             let to = |ends: &Ends, device, mark| Rewrite { device, mark, ..Rewrite::unchanged(ends) };
-            for wire in entry.arrivals() {
+            rewrites.insert(own.reversed(), Rewrite { arrives: true, ..Rewrite::unchanged(&own.reversed()) });
+            for wire in entry.arrivals().filter(|wire| wire != own) {
                 let from = self.way_of(&wire).filter(|way| way.own).map(|way| way.device);
                 let arrives = Rewrite { arrives: true, from, ..to(&own.reversed(), Some(departure), tables::DEPARTURE_MARK) };
                 rewrites.insert(wire.reversed(), arrives);

@@ -39,6 +39,11 @@ fn to(source: &str, destination: &str, device: Option<u32>, mark: u32, arrives: 
     Rewrite { source, destination, device: device.map(LinkIndex), mark, arrives, from: arrives.then_some(LinkIndex(2)) }
 }
 
+/// Packets that arrive with the flow's own addresses stay as they are.
+fn home() -> (Ends, Rewrite) {
+    (ends(SERVER, OWN), Rewrite { arrives: true, ..Rewrite::unchanged(&ends(SERVER, OWN)) })
+}
+
 /// Two links with Ethernet headers.
 fn ethernet(steering: FakeSteering, config: Config) -> World {
     let mut world = World::with(steering, config);
@@ -84,13 +89,13 @@ fn a_flow_first_receives_then_sends_and_comes_back_when_its_lease_ends() {
     set_whole(&mut world);
     let arrives = (ends(SERVER, OTHER), to(SERVER, OWN, Some(99), DEPARTURE_MARK, true));
     let stays = (ends(OWN, SERVER), to(OWN, SERVER, None, 0, false));
-    assert_eq!(world.core.steering().rewrites, BTreeMap::from([arrives, stays]));
+    assert_eq!(world.core.steering().rewrites, BTreeMap::from([home(), arrives, stays]));
     let view = world.core.rewrites_view(world.now).unwrap()[0];
     assert!(view.active && !view.sends, "{view:?}");
 
     world.core.rewrite(world.now, &request(&moved, Some(SECOND * 60), true)).unwrap();
     let leaves = (ends(OWN, SERVER), to(OTHER, SERVER, Some(2), mark(1), false));
-    assert_eq!(world.core.steering().rewrites, BTreeMap::from([arrives, leaves]));
+    assert_eq!(world.core.steering().rewrites, BTreeMap::from([home(), arrives, leaves]));
     assert!(world.core.rewrites_view(world.now).unwrap()[0].active);
     // Somebody removes the device: it is made again, and meanwhile no packet is answered with a reset.
     world.core.take_actions();
@@ -98,7 +103,7 @@ fn a_flow_first_receives_then_sends_and_comes_back_when_its_lease_ends() {
     world.set_network();
     assert!(world.core.take_actions().departures.is_some_and(|device| device.is_some()));
     assert!(!world.core.rewrites_view(world.now).unwrap()[0].active);
-    assert_eq!(world.core.steering().rewrites, BTreeMap::from([arrives, leaves]));
+    assert_eq!(world.core.steering().rewrites, BTreeMap::from([home(), arrives, leaves]));
     world.devices.push(device);
     set_whole(&mut world);
     assert!(world.core.take_actions().departures.is_none());
@@ -108,12 +113,12 @@ fn a_flow_first_receives_then_sends_and_comes_back_when_its_lease_ends() {
     // The link of the flow's own address loses it.
     world.devices[0].addresses.clear();
     world.set_network();
-    assert_eq!(world.core.steering().rewrites, BTreeMap::from([arrives, leaves]));
+    assert_eq!(world.core.steering().rewrites, BTreeMap::from([home(), arrives, leaves]));
     world.core.rewrite(world.now, &request(&moved, Some(SECOND * 60), true)).unwrap();
 
     world.run(SECOND * 61);
     assert_eq!(world.core.rewrites_view(world.now).unwrap(), []);
-    assert_eq!(world.core.steering().rewrites, BTreeMap::from([arrives, stays]), "late packets");
+    assert_eq!(world.core.steering().rewrites, BTreeMap::from([home(), arrives, stays]), "late packets");
     world.core.take_actions();
     world.now = world.now + SECOND * 31;
     world.core.tick(world.now).unwrap();
@@ -193,14 +198,18 @@ fn a_flow_moves_on_to_third_addresses_without_a_gap() {
     let old = (ends(SERVER, OTHER), to(SERVER, OWN, Some(99), DEPARTURE_MARK, true));
     let new = (ends(SERVER, "10.0.3.2:40000"), Rewrite { from: Some(LinkIndex(3)), ..old.1 });
     let leaves = (ends(OWN, SERVER), to(OTHER, SERVER, Some(2), mark(1), false));
-    assert_eq!(world.core.steering().rewrites, BTreeMap::from([old, new, leaves]), "it sends as before until the other end is ready");
+    assert_eq!(
+        world.core.steering().rewrites,
+        BTreeMap::from([home(), old, new, leaves]),
+        "it sends as before until the other end is ready"
+    );
     let view = world.core.rewrites_view(world.now).unwrap()[0];
     assert!(view.active && !view.sends && view.wire == second[0].wire, "{view:?}");
     world.core.rewrite(world.now, &request(&second, Some(SECOND * 600), true)).unwrap();
     let leaves = (ends(OWN, SERVER), to("10.0.3.2:40000", SERVER, Some(3), mark(2), false));
-    assert_eq!(world.core.steering().rewrites, BTreeMap::from([old, new, leaves]));
+    assert_eq!(world.core.steering().rewrites, BTreeMap::from([home(), old, new, leaves]));
     world.run(SECOND * 31);
-    assert_eq!(world.core.steering().rewrites, BTreeMap::from([new, leaves]), "late packets have arrived");
+    assert_eq!(world.core.steering().rewrites, BTreeMap::from([home(), new, leaves]), "late packets have arrived");
 }
 
 #[test]
@@ -257,6 +266,15 @@ fn a_flow_that_the_other_host_does_not_know_comes_back() {
     assert!(world.core.rewrites_view(world.now).unwrap().is_empty());
     // Once it was read, it is no more.
     world.core.steering().disowned.clear();
+    for (late, is_back) in [(900, false), (1100, true)] {
+        world.core.rewrite(world.now, &request(&moved, Some(SECOND * 60), false)).unwrap();
+        world.core.rewrite(world.now, &request(&moved, Some(SECOND * 60), true)).unwrap();
+        let at = world.now + Duration::from_millis(late);
+        world.core.steering().home.insert(ends(OWN, SERVER), at);
+        world.run(SECOND * 2);
+        assert_eq!(device(&mut world).is_none(), is_back, "packets with its own addresses still came after {late} ms");
+    }
+    world.core.steering().home.clear();
     world.core.rewrite(world.now, &request(&moved, Some(SECOND * 60), true)).unwrap();
     world.run(SECOND);
     assert_eq!(device(&mut world), Some(LinkIndex(2)));

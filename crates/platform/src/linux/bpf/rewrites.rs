@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use aya::maps::HashMap;
 use braid_control::steering::{Ends, MAX_REWRITES, MovedSocket, Rewrite, SteeringError};
-use braid_model::{LinkIndex, SequenceNumbers};
+use braid_model::{LinkIndex, SequenceNumbers, Time};
 
 use super::forward::{forward_key, ignore_missing};
 use super::{BpfSteering, failed, iterate};
@@ -60,9 +60,15 @@ impl BpfSteering {
             let Ok(entry) = map.get(&key(ends), 0) else { continue };
             if rewrite.arrives {
                 let own = Ends { source: rewrite.destination, destination: rewrite.source, ..*ends };
+                let known = moved.entry(own).or_default();
+                let seen = (entry.seen > 0).then_some(Time::from_nanos(entry.seen));
+                match rewrite.device {
+                    Some(_) => known.moved = known.moved.max(seen),
+                    None => known.home = seen,
+                }
                 if entry.refused != 0 {
                     map.insert(key(ends), raw(ends, rewrite), 0).map_err(failed(ACTION))?;
-                    moved.entry(own).or_default().refused = true;
+                    known.refused = true;
                 }
             } else {
                 let known = moved.entry(*ends).or_default();
