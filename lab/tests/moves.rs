@@ -46,6 +46,7 @@ impl Far {
 impl Drop for Far {
     fn drop(&mut self) {
         if thread::panicking() {
+            eprintln!("--- its moved flows\n{}", self.api("GET /v1/rewrites", &Value::Null).1);
             eprintln!("--- the log of the server's daemon\n{}", std::fs::read_to_string(self.home.join("log")).unwrap_or_default());
         }
         let _ = std::process::Command::new("kill").arg(self.child.id().to_string()).status();

@@ -97,6 +97,17 @@ struct Move {
     stage: Stage,
 }
 
+/// What is to be done with a flow that is to use a link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Plan {
+    /// It uses it already, or is moving there.
+    Stay,
+    /// It gets its own addresses on the way.
+    GoHome,
+    /// It gets these addresses on the way, of the link in this slot.
+    Move(Ends, usize),
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
     /// This machine does not accept the new addresses yet. At this time it gives up.
@@ -223,10 +234,10 @@ impl<S: Steering> Core<S> {
 
     /// Begins to move flows, each to the link in a slot; `None`: to the link that has its address. Returns why flows stay, in the same order.
     fn begin_moves(&mut self, now: Time, wanted: &[(FlowRow, Option<usize>)]) -> Vec<Result<(), String>> {
-        let plans: Vec<Result<Option<(Ends, usize)>, String>> = wanted.iter().map(|(row, to)| self.plan_move(row, *to)).collect();
+        let plans: Vec<Result<Plan, String>> = wanted.iter().map(|(row, to)| self.plan_move(row, *to)).collect();
         let mut all = Vec::new();
         for ((row, _), plan) in wanted.iter().zip(&plans) {
-            if let Ok(Some((wire, _))) = plan {
+            if let Ok(Plan::Move(wire, _)) = plan {
                 all.push(MovedFlow { own: ends_of(row), wire: *wire, numbers: None });
             }
         }
@@ -237,8 +248,9 @@ impl<S: Steering> Core<S> {
             let own = ends_of(row);
             results.push(match plan {
                 Err(reason) => Err(reason),
-                Ok(None) => self.go_home(now, &own).map_err(|error| error.to_string()),
-                Ok(Some((wire, slot))) => {
+                Ok(Plan::Stay) => Ok(()),
+                Ok(Plan::GoHome) => self.go_home(now, &own).map_err(|error| error.to_string()),
+                Ok(Plan::Move(wire, slot)) => {
                     let accepted = if together { Ok(wire) } else { self.relocate_one(now, own, wire) };
                     accepted.map(|wire| self.prepare(now, own, wire, slot))
                 }
@@ -247,8 +259,8 @@ impl<S: Steering> Core<S> {
         results
     }
 
-    /// Checks whether a flow can move to the link in this slot. Returns the addresses on the way and the slot; `None`: its own.
-    fn plan_move(&self, row: &FlowRow, to: Option<usize>) -> Result<Option<(Ends, usize)>, String> {
+    /// Checks whether a flow can move to the link in this slot; `None`: to the link that has its address.
+    fn plan_move(&self, row: &FlowRow, to: Option<usize>) -> Result<Plan, String> {
         if !can_move(row) {
             return Err("only established TCP connections of this machine's programs can move".to_owned());
         }
@@ -260,10 +272,18 @@ impl<S: Steering> Core<S> {
                  other host cannot change its link"
             ));
         }
-        let Some(slot) = to else { return Ok(None) };
+        let Some(slot) = to else { return Ok(Plan::GoHome) };
         let address = self.links.in_slot(slot).and_then(|link| link.facts.source(row.family));
         let address = address.ok_or_else(|| format!("the link has no address of the family of {host}"))?;
-        Ok((address != own.source.ip()).then(|| (Ends { source: SocketAddr::new(address, own.source.port()), ..own }, slot)))
+        if address == own.source.ip() {
+            return Ok(Plan::GoHome);
+        }
+        // The list of flows may be older than the move.
+        let is_there = |known: &Move| known.slot == slot && known.wire.source.ip() == address;
+        if self.moving.flows.get(&own).is_some_and(is_there) {
+            return Ok(Plan::Stay);
+        }
+        Ok(Plan::Move(Ends { source: SocketAddr::new(address, own.source.port()), ..own }, slot))
     }
 
     /// Makes this machine accept the packets of one flow with these addresses on the way. If another flow has its port there, it gets another port.
@@ -282,17 +302,9 @@ impl<S: Steering> Core<S> {
     }
 
     fn prepare(&mut self, now: Time, own: Ends, wire: Ends, slot: usize) {
-        let known = self.moving.flows.get(&own);
-        if known.is_some_and(|known| known.wire == wire && known.slot == slot) {
-            return;
-        }
-        let flow = Move {
-            host: own.destination.ip(),
-            slot,
-            wire,
-            numbers: known.and_then(|known| known.numbers),
-            stage: Stage::Preparing(now + PREPARATION),
-        };
+        let numbers = self.moving.flows.get(&own).and_then(|known| known.numbers);
+        let flow = Move { host: own.destination.ip(), slot, wire, numbers, stage: Stage::Preparing(now + PREPARATION) };
+        tracing::debug!(source = %own.source, destination = %own.destination, wire = %wire.source, "a flow begins to move");
         self.moving.flows.insert(own, flow);
         self.moving.due = Some(now);
     }
@@ -313,6 +325,7 @@ impl<S: Steering> Core<S> {
         if slot.is_some() {
             self.moving.asked.insert(number, flows.iter().map(|flow| flow.own).collect());
         }
+        tracing::debug!(%host, number, slot, flows = flows.len(), "asking a host to move flows");
         self.actions.moves.push(MoveOrder { host, number, slot, lease: slot.map(|_| LEASE), flows });
     }
 

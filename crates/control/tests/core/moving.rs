@@ -144,3 +144,19 @@ fn a_host_that_does_not_answer_or_agree_keeps_its_flows() {
     let unknown = world.core.move_direct(world.now, "test", Some("eth7")).unwrap().unwrap_err();
     assert!(unknown.detail.contains("eth7 is not a link"), "{unknown}");
 }
+
+#[test]
+fn a_flow_that_has_moved_is_not_moved_again_while_the_list_of_flows_is_old() {
+    let mut world = world();
+    let (_, ends) = flow(&mut world);
+    let dead = if ends.source.ip().to_string() == "10.0.1.2" { 1 } else { 2 };
+    world.answering.insert(LinkIndex(dead), false);
+    world.run(SECOND);
+    make_device(&mut world);
+    world.run(SECOND / 10);
+    let order = agree(&mut world);
+    // The fake's list of flows goes on to show the dead link.
+    world.run(SECOND);
+    assert!(device(&mut world, &ends).is_some());
+    assert!(orders(&mut world).is_empty(), "after {order:?}");
+}

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use braid_bond::PathState;
+use braid_bond::{PathId, PathState};
 use braid_control::core::MoveOrder;
 use braid_transport::client::{Client, State};
 use braid_transport::control::{ControlFlow, PeerFlow};
@@ -68,17 +68,11 @@ async fn carry_out(
             order = orders.recv() => order?,
             () = control.ended() => return Some(()),
         };
-        let path = |slot: usize| {
-            let good = client.paths().into_iter().find(|(_, path)| usize::from(path.link) == slot && path.state == PathState::Good);
-            good.map(|(path, _)| path.0)
-        };
-        let path = match order.slot {
-            Some(slot) => path(slot),
-            // It does not matter which.
-            None => Some(0),
-        };
-        let Some(path) = path else {
-            answer(changes, order.number, Err("no path to the other host over that link is good".to_owned()));
+        let goes = |link: u8| order.slot.is_none_or(|slot| usize::from(link) == slot);
+        let good = client.paths().into_iter().find(|(_, path)| goes(path.link) && path.state == PathState::Good);
+        let Some((PathId(path), _)) = good else {
+            let over = if order.slot.is_some() { " over that link" } else { "" };
+            answer(changes, order.number, Err(format!("no path to the other host{over} is good")));
             continue;
         };
         let flow = |flow: &braid_control::core::OrderedFlow| PeerFlow {
@@ -99,5 +93,6 @@ async fn carry_out(
 }
 
 fn answer(changes: &mpsc::UnboundedSender<Change>, number: u64, answer: Result<BTreeMap<usize, String>, String>) {
+    tracing::debug!(number, ?answer, "the answer of a host that was asked to move flows");
     let _ = changes.send(Change::MoveAnswer { number, answer });
 }
