@@ -242,6 +242,12 @@ fn only_the_flow_that_began_with_the_given_numbers_is_moved() {
         assert!(world.core.take_actions().departures.is_none());
         assert!(world.core.steering().rewrites.is_empty());
     }
+    // Guesses, the close ones among them.
+    for guess in 0..100_000_u32 {
+        let (sent, received) = if guess % 2 == 0 { (5000, 1002 + guess) } else { (guess.wrapping_mul(2_654_435_761), 1000) };
+        assert!((4999..=5001).contains(&sent) && (999..=1001).contains(&received) || ask(&mut world, sent, received, true).is_err());
+    }
+    assert!(world.core.steering().rewrites.is_empty());
     // An end may count its SYN.
     ask(&mut world, 5001, 999, false).unwrap();
     assert!(world.core.take_actions().departures.is_some());

@@ -221,4 +221,45 @@ mod tests {
         request.flows = vec![flow("10.0.0.1:50"); MAX_FLOWS + 1];
         assert_eq!(server.move_flows(&request, &[], (&proven, &mut moved)).await.len(), MAX_FLOWS + 1);
     }
+
+    /// Notes what it is asked for.
+    #[derive(Default)]
+    struct Notes(Mutex<Vec<(FlowToMove, bool)>>);
+
+    impl Mover for Notes {
+        fn rewrite(&self, flows: Vec<FlowToMove>, lease: Option<Duration>) -> MoveResult<'_> {
+            self.0.lock().unwrap().extend(flows.into_iter().map(|flow| (flow, lease.is_some())));
+            Box::pin(async { Ok(()) })
+        }
+    }
+
+    /// Each number decides about one thing. So every combination of right and wrong occurs.
+    #[tokio::test]
+    async fn forged_requests_move_nothing() {
+        const FORGED: u32 = 100_000;
+        let notes = Arc::new(Notes::default());
+        let (driver, _notices) = HostDriver::start(braid_bond::host::Host::client([1; 32], std::time::Instant::now()));
+        let server = ControlServer { mover: notes.clone(), driver };
+        let own: IpAddr = "10.0.0.1".parse().unwrap();
+        let (proven, paths) = (BTreeSet::from([own]), [path("10.1.0.1")]);
+        let (mut moved, mut refused) = (BTreeSet::new(), 0);
+        for number in 0..FORGED {
+            let [one, two, three] = [number % 7, number / 7 % 5, number / 35 % 3];
+            // Never all right at once: an address that was not proved, or a path that does not exist, or a flow that was not moved.
+            let client = if one == 0 { own } else { IpAddr::from((0x0a00_0001_u32 + number * 7 + 1).to_be_bytes()) };
+            let path = if one == 0 && three != 2 { 4 + number } else { 3 };
+            let port = if one == 0 && three == 2 { 0 } else { 1 + (number % 60_000) as u16 };
+            let flow = PeerFlow {
+                client: SocketAddr::new(client, 1 + two as u16),
+                server: "192.0.2.1:80".parse().unwrap(),
+                port,
+                sent: number,
+                received: two,
+            };
+            let lease_ms = (one == 0 || two != 0).then_some(u64::MAX - u64::from(number));
+            let request = MoveRequest { id: number.into(), path, lease_ms, flows: vec![flow] };
+            refused += server.move_flows(&request, &paths, (&proven, &mut moved)).await.len() as u32;
+        }
+        assert_eq!((refused, notes.0.lock().unwrap().len(), moved.len()), (FORGED, 0, 0));
+    }
 }
