@@ -1,10 +1,11 @@
 //! Tests on loopback: asking hosts whether they run Braid, and the limits of a server that serves anyone.
 
-use braid_model::LinkSet;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use braid_bond::{FlowKind, FlowPolicy, Open, Target};
+use braid_bond::{FlowKind, FlowPolicy, Open, PathState, Target, codes};
+use braid_model::LinkSet;
 use braid_model::key::PublicKey;
 use braid_peer::destination::Ports;
 use braid_peer::keys::KeyPair;
@@ -12,7 +13,8 @@ use braid_peer::registry::Registry;
 use braid_peer::state::StateDir;
 use braid_transport::ResetCode;
 use braid_transport::client::{Client, ClientLink, HostAnswer, Peer, State, ask};
-use braid_transport::relay::{self, Options, Reach};
+use braid_transport::control::PeerFlow;
+use braid_transport::relay::{self, FlowToMove, MoveResult, Mover, Options, Reach};
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -31,6 +33,10 @@ struct Server {
 
 impl Server {
     async fn start(local: bool) -> Self {
+        Self::start_with(local, None).await
+    }
+
+    async fn start_with(local: bool, mover: Option<Arc<dyn Mover>>) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let state = StateDir::open(&dir.path().join("relay")).unwrap();
         let keys = KeyPair::load_or_generate(&state, "relay.key").unwrap();
@@ -48,7 +54,7 @@ impl Server {
             client_flows: 100,
             memory: Default::default(),
             packets: None,
-            mover: None,
+            mover,
         };
         let (ready, listening) = oneshot::channel();
         let task = tokio::spawn(async move {
@@ -214,4 +220,76 @@ async fn a_server_opens_only_its_own_services_and_resolves_no_names() {
             assert_eq!(opened, Err(ResetCode(code as u64)), "{target}");
         }
     }
+}
+
+/// Agrees to everything, and notes it.
+#[derive(Default)]
+struct Notes(Mutex<Vec<(FlowToMove, Option<Duration>)>>);
+
+impl Mover for Notes {
+    fn rewrite(&self, flows: Vec<FlowToMove>, lease: Option<Duration>) -> MoveResult<'_> {
+        self.0.lock().unwrap().extend(flows.into_iter().map(|flow| (flow, lease)));
+        Box::pin(async { Ok(()) })
+    }
+}
+
+async fn connected(server: &Server, links: Vec<ClientLink>) -> Client {
+    let addresses = vec![server.address.to_string().parse().unwrap()];
+    let client = Client::start(Peer { addresses, key: Some(server.key), token: None, name: String::new() }, None, None).unwrap();
+    let paths = links.len();
+    client.set_links(links);
+    let begun = Instant::now();
+    while client.paths().iter().filter(|(_, path)| path.state == PathState::Good).count() < paths {
+        assert!(begun.elapsed() < TIMEOUT);
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    client
+}
+
+#[tokio::test]
+async fn a_client_moves_its_flows_between_addresses_of_its_paths() {
+    let notes = Arc::new(Notes::default());
+    let server = Server::start_with(true, Some(notes.clone())).await;
+    let other = ClientLink { number: 1, v4: Some("127.0.7.7".parse().unwrap()), ..link() };
+    let client = connected(&server, vec![link(), other]).await;
+    assert!(client.takes_control());
+    let mut control = client.open_control().await.unwrap();
+    let path = |client: &Client| client.paths().into_iter().find(|(_, path)| path.link == 1).unwrap().0.0;
+    let flow = |client: &str| PeerFlow {
+        client: client.parse().unwrap(),
+        server: "127.0.0.1:80".parse().unwrap(),
+        port: 5001,
+        sent: 1,
+        received: 2,
+    };
+    let flows = vec![flow("127.0.0.1:5000"), flow("127.0.9.9:5000")];
+    let refused = control.ask(path(&client), Some(Duration::from_secs(30)), flows).await.unwrap();
+    assert!(refused.len() == 1 && refused[&1].contains("127.0.9.9"), "{refused:?}");
+    let (asked, lease) = notes.0.lock().unwrap()[0];
+    assert_eq!(lease, Some(Duration::from_secs(30)));
+    assert_eq!((asked.own.1, asked.wire.1), ("127.0.0.1:5000".parse().unwrap(), "127.0.7.7:5001".parse().unwrap()));
+    let refused = control.ask(77, Some(Duration::from_secs(30)), vec![flow("127.0.0.1:5000")]).await.unwrap();
+    assert!(refused[&0].contains("path"), "{refused:?}");
+    assert!(control.ask(0, None, vec![flow("127.0.0.1:5000")]).await.unwrap().is_empty());
+    assert_eq!(notes.0.lock().unwrap().len(), 2);
+
+    // What is no request ends the control flow, and nothing else.
+    for bytes in [&b"\x00\x02{}"[..], b"\x00\x00", b"\x00\x05hello", b"\xff\xff{"] {
+        let open = Open { kind: FlowKind::Control, target: Target::Address((LOCALHOST, 0).into()), policy: FlowPolicy::default() };
+        let hostile = client.open(open).unwrap();
+        hostile.opened().await.unwrap();
+        hostile.write(bytes::Bytes::copy_from_slice(bytes));
+        hostile.finish();
+        let ended = tokio::time::timeout(TIMEOUT, hostile.read()).await.expect("it goes on");
+        assert!(!matches!(ended, Ok(Some(_))), "{bytes:?}: {ended:?}");
+    }
+    assert!(control.ask(0, None, Vec::new()).await.unwrap().is_empty());
+}
+
+#[tokio::test]
+async fn a_server_that_moves_nothing_takes_no_control_flow() {
+    let server = Server::start(true).await;
+    let client = connected(&server, vec![link()]).await;
+    assert!(!client.takes_control());
+    assert_eq!(client.open_control().await.err(), Some(ResetCode(codes::NOT_OPENED)));
 }
