@@ -80,6 +80,7 @@ const ALL: &[(&str, Bench)] = &[
     ("bond", bond::sums::run),
     ("bond-few", bond::few::run),
     ("bond-cut", bond::cut::run),
+    ("moves", bond::moves::run),
     ("bond-simult", bond::simult::run),
     ("bond-matrix", bond::matrix::run),
     ("bond-churn", bond::churn::run),

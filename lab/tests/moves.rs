@@ -2,43 +2,28 @@
 
 mod support;
 
-use std::fs::File;
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
-use std::process::{Child, Stdio};
 use std::thread;
 
-use braid_lab::{Filter, Lab};
+use braid_lab::{Filter, Lab, MovesRelay, ServerDaemon};
 use braid_model::Protocol;
 use serde_json::{Value, json};
 use socket2::{Domain, Socket, Type};
 use support::gateway::traces;
 use support::*;
 
-/// A daemon in the server's namespace. Dropping it sends SIGTERM and waits.
-struct Far {
-    child: Child,
-    home: PathBuf,
-}
+/// The server's daemon.
+struct Far(ServerDaemon);
 
 impl Far {
     fn start(lab: &Lab) -> Self {
-        let home = lab.directory().join("far");
-        std::fs::create_dir_all(home.join("state")).unwrap();
-        std::fs::write(home.join("braid.toml"), "version = 1\n").unwrap();
-        let mut command = lab.server().command(braid()).unwrap();
-        command.arg("daemon").arg("--config").arg(home.join("braid.toml")).arg("--state-dir").arg(home.join("state"));
-        let log = File::create(home.join("log")).unwrap();
-        command.arg("--socket").arg(home.join("socket")).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
-        let far = Self { child: command.spawn().unwrap(), home };
-        eventually("the server's daemon answers", || UnixStream::connect(far.home.join("socket")).is_ok());
-        far
+        Self(ServerDaemon::start(lab, &braid()).unwrap())
     }
 
     fn api(&self, what: &str, body: &Value) -> (u16, Value) {
-        let answer = http(UnixStream::connect(self.home.join("socket")).unwrap(), what, "", &body.to_string());
+        let answer = http(UnixStream::connect(self.0.socket()).unwrap(), what, "", &body.to_string());
         (answer.0, serde_json::from_str(&answer.1).unwrap())
     }
 }
@@ -46,11 +31,25 @@ impl Far {
 impl Drop for Far {
     fn drop(&mut self) {
         if thread::panicking() {
-            eprintln!("--- its moved flows\n{}", self.api("GET /v1/rewrites", &Value::Null).1);
-            eprintln!("--- the log of the server's daemon\n{}", std::fs::read_to_string(self.home.join("log")).unwrap_or_default());
+            eprintln!("--- the log of the server's daemon\n{}", self.0.log());
         }
-        let _ = std::process::Command::new("kill").arg(self.child.id().to_string()).status();
-        let _ = self.child.wait();
+    }
+}
+
+/// The server's relay.
+struct Relay(MovesRelay);
+
+impl Relay {
+    fn start(lab: &Lab) -> Self {
+        Self(MovesRelay::start(lab, &braid()).unwrap())
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            eprintln!("--- the log of the server's relay\n{}", self.0.log());
+        }
     }
 }
 
@@ -242,38 +241,6 @@ fn requests_for_what_is_not_this_machines_are_refused() {
     assert_eq!(taken.0, 409, "{}", taken.1);
 }
 
-/// `braid relay --local --moves` beside the server's daemon.
-struct MovesRelay<'a>(&'a Lab, Child);
-
-impl<'a> MovesRelay<'a> {
-    fn start(lab: &'a Lab, far: &Far) -> Self {
-        let home = lab.directory().join("moves-relay");
-        std::fs::create_dir_all(&home).unwrap();
-        let log = File::create(home.join("log")).unwrap();
-        let mut command = lab.server().command(braid()).unwrap();
-        command.args(["relay", "--local", "--moves", "--socket"]).arg(far.home.join("socket"));
-        command.arg("--state-dir").arg(home.join("state")).stdin(Stdio::null()).stdout(log.try_clone().unwrap()).stderr(log);
-        let relay = Self(lab, command.spawn().unwrap());
-        eventually("the server's relay is up", || {
-            std::fs::read_to_string(home.join("log")).is_ok_and(|log| log.contains("the relay is up"))
-        });
-        relay
-    }
-}
-
-impl Drop for MovesRelay<'_> {
-    fn drop(&mut self) {
-        let _ = self.1.kill();
-        let _ = self.1.wait();
-        if thread::panicking() {
-            eprintln!(
-                "--- the log of the server's relay\n{}",
-                std::fs::read_to_string(self.0.directory().join("moves-relay/log")).unwrap_or_default()
-            );
-        }
-    }
-}
-
 /// Direct flows move; all hosts of the lab are asked.
 const MOVES: &str =
     "scheduler = \"round-robin\"\n[detect]\nhosts = true\nmoves = true\n[[app]]\nmatch = { port = 7000 }\ncarry = \"direct\"\n";
@@ -304,7 +271,7 @@ fn two_hosts_move_a_running_flow_by_themselves() {
     mirror(&lab, 7000);
     let before = traces(&lab);
     let far = Far::start(&lab);
-    let relay = MovesRelay::start(&lab, &far);
+    let relay = Relay::start(&lab);
     let near = Up::start(&lab, MOVES);
     for server in [remote(10, 7000), remote6(10, 7000)] {
         let (mut stream, from) = open(&lab, server);
@@ -344,7 +311,7 @@ fn two_hosts_move_a_running_flow_by_themselves() {
 /// Both hosts, a flow that has moved to another link than its own, and that link.
 struct Moved<'a> {
     near: Up<'a>,
-    _relay: MovesRelay<'a>,
+    _relay: Relay,
     far: Far,
     stream: TcpStream,
     server: SocketAddr,
@@ -355,7 +322,7 @@ struct Moved<'a> {
 fn moved(lab: &Lab) -> Moved<'_> {
     mirror(lab, 7000);
     let far = Far::start(lab);
-    let relay = MovesRelay::start(lab, &far);
+    let relay = Relay::start(lab);
     let near = Up::start_told(lab, MOVES, &lab.directory().join("braid/state"), &["-v"]);
     let server = remote(10, 7000);
     let (mut stream, from) = open(lab, server);
@@ -400,8 +367,7 @@ fn a_moved_flow_survives_the_death_of_either_daemon() {
             flow.near.signal("KILL");
             flow.near.wait_end();
         } else {
-            flow.far.child.kill().unwrap();
-            flow.far.child.wait().unwrap();
+            flow.far.0.kill().unwrap();
         }
         // Each end learns by the other one's resets that it is rewritten no more, and they do not end the flow.
         for round in 3..8 {

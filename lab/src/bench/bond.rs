@@ -7,6 +7,7 @@ pub(super) mod fair;
 pub(super) mod few;
 pub(super) mod matrix;
 pub(super) mod messages;
+pub(super) mod moves;
 mod origin;
 pub(super) mod relay;
 pub(super) mod simult;

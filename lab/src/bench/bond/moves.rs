@@ -1,0 +1,327 @@
+//! Running direct flows change their link, in agreement with the server's Braid (Hercules; Yap's thesis, figure 2.6 and 2.3.2).
+
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Mutex;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use braid_model::ByteCount;
+use serde_json::{Value, json};
+
+use super::cut::gap;
+use super::origin::{Origin, TcpVariant};
+use super::{Settings, allow_multipath};
+use crate::bench::progress;
+use crate::bench::report::Report;
+use crate::bench::stats::{median, worst};
+use crate::daemon::Daemon;
+use crate::lab::Lab;
+use crate::moves::{MovesRelay, ServerDaemon};
+use crate::spec::{LinkSpec, mbps, ms};
+
+/// Mbit/s, and the RTT in milliseconds.
+const LINKS: [(u64, u64); 2] = [(20, 10), (20, 30)];
+const NAMES: [&str; 2] = ["wlan0", "lte0"];
+/// Port of the flows that move.
+const PORT: u16 = 8080;
+/// Flows over the link that dies.
+const FLOWS: usize = 20;
+/// Flows that move at once.
+const MANY: usize = 1000;
+/// Before the cut, and after it.
+const SPANS: [Duration; 2] = [Duration::from_secs(3), Duration::from_secs(5)];
+/// Timeout of every step.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Aims: MPTCP's longest gap in seconds, as measured when the work began; and goodput beside no move.
+const MPTCP_GAP: f64 = 0.75;
+/// All flows use the first link.
+const RULES: &str = "[detect]\nhosts = true\nmoves = true\n[[app]]\nmatch = { port = 8080 }\ncarry = \"direct\"\n";
+
+/// Two hosts that run Braid. The server's programs end last.
+struct World {
+    daemon: Daemon,
+    _relay: MovesRelay,
+    server: ServerDaemon,
+    braid: std::path::PathBuf,
+}
+
+impl World {
+    fn start(settings: &Settings, lab: &Lab) -> Result<Self> {
+        let server = ServerDaemon::start(lab, &settings.braid)?;
+        let relay = MovesRelay::start(lab, &settings.braid)?;
+        let daemon = Daemon::start(lab, &settings.braid, "only-one", RULES)?;
+        Ok(Self { daemon, _relay: relay, server, braid: settings.braid.clone() })
+    }
+
+    /// Output of a command of Braid in the client.
+    fn braid(&self, lab: &Lab, arguments: &[&str]) -> Result<String> {
+        let output = lab.client().command(&self.braid)?.args(arguments).env("BRAID_SOCKET", self.daemon.socket()).output()?;
+        ensure!(output.status.success(), "braid {}: {}", arguments.join(" "), String::from_utf8_lossy(&output.stderr).trim());
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    }
+
+    /// Ids and links of the living flows.
+    fn flows(&self, lab: &Lab) -> Result<Vec<(String, String)>> {
+        let flows: Value = serde_json::from_str(&self.braid(lab, &["flows", "--json"])?)?;
+        let ours = |flow: &&Value| flow["remote"].as_str().is_some_and(|remote| remote.ends_with(&format!(":{PORT}")));
+        let of = |flow: &Value| (flow["id"].to_string(), flow["link"].as_str().unwrap_or_default().to_owned());
+        Ok(flows["flows"].as_array().into_iter().flatten().filter(ours).map(of).collect())
+    }
+
+    /// Waits until `count` flows run and the server agrees to moves. Returns their ids.
+    fn movable(&self, lab: &Lab, count: usize) -> Result<Vec<(String, String)>> {
+        let begin = Instant::now();
+        loop {
+            let flows = self.flows(lab)?;
+            if flows.len() >= count && self.braid(lab, &["explain", &flows[0].0])?.contains("can change its link") {
+                return Ok(flows);
+            }
+            ensure!(begin.elapsed() < LIMIT, "{} of {count} flows run, or the server does not agree to moves", flows.len());
+            thread::sleep(ms(50));
+        }
+    }
+
+    /// Flows whose packets from the server have other addresses on the way than in the socket.
+    fn moved(&self, lab: &Lab) -> Result<usize> {
+        let mut command = lab.client().command("curl")?;
+        command.args(["-sS", "--unix-socket"]).arg(self.server.socket()).arg("http://braid/v1/rewrites");
+        let listed: Value = serde_json::from_slice(&command.output()?.stdout).context("the server's daemon does not answer")?;
+        let sends = |flow: &&Value| flow["sends"] == true && flow["active"] == true;
+        Ok(listed["rewrites"].as_array().into_iter().flatten().filter(sends).count())
+    }
+}
+
+pub(in crate::bench) fn run(settings: &Settings) -> Result<Report> {
+    let mut report = Report::new(
+        "moves",
+        "Running direct flows change their link",
+        "Two links of 20 Mbit/s with RTTs of 10 and 30 ms; direct TCP connections to a host that runs Braid, over the first link. For comparison the kernel's \
+         multipath TCP (BBR) over the same links, in the same run. Gap: the longest time without data for the program. Every byte is compared with what was \
+         sent.",
+    );
+    let mut raw = serde_json::Map::new();
+    raw.insert("transfer".into(), transfer(settings, &mut report)?);
+    settings.keep(&report)?;
+    raw.insert("dead_link".into(), dead_link(settings, &mut report)?);
+    settings.keep(&report)?;
+    raw.insert("every_second".into(), every_second(settings, &mut report)?);
+    settings.keep(&report)?;
+    raw.insert("at_once".into(), at_once(settings, &mut report)?);
+    report.raw = Value::Object(raw);
+    Ok(report)
+}
+
+fn lab() -> Result<Lab> {
+    let links = LINKS.iter().zip(NAMES);
+    let links = links.map(|((rate, round_trip), name)| LinkSpec::new(name).rate(mbps(*rate)).delay(ms(*round_trip) / 2));
+    links.fold(Lab::builder().rp_filter(2), |builder, link| builder.link(link)).start()
+}
+
+/// Arrivals of downloads.
+type Arrivals = Vec<(Instant, usize)>;
+
+/// Downloads over `count` connections for `span`, while `act` runs. Returns the arrivals of each; an error if one ended early.
+fn downloads<T: Send>(
+    lab: &Lab,
+    origin: &Origin,
+    variant: TcpVariant,
+    (count, span): (usize, Duration),
+    act: impl FnOnce() -> Result<T> + Send,
+) -> Result<(Vec<Result<Arrivals>>, T)> {
+    thread::scope(|scope| {
+        let one = || {
+            let arrivals = Mutex::new(Vec::new());
+            let note = |count| arrivals.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push((Instant::now(), count));
+            lab.client().run(|| origin.get(variant, ByteCount::new(1 << 40), span, note))??;
+            Ok(arrivals.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner))
+        };
+        let running: Vec<_> = (0..count).map(|_| scope.spawn(one)).collect();
+        let acted = act();
+        let arrivals = running.into_iter().map(|one| one.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect();
+        Ok((arrivals, acted?))
+    })
+}
+
+/// Mbit/s between two times.
+fn rate(arrivals: &Arrivals, from: Instant, to: Instant) -> f64 {
+    let bytes: usize = arrivals.iter().filter(|(at, _)| (from..to).contains(at)).map(|(_, count)| count).sum();
+    bytes as f64 * 8.0 / 1e6 / to.saturating_duration_since(from).as_secs_f64()
+}
+
+fn gaps(arrivals: &Arrivals, from: Instant, to: Instant) -> f64 {
+    gap(&arrivals.iter().map(|(at, _)| *at).collect::<Vec<_>>(), from, to)
+}
+
+/// Figure 2.6: a transfer moves while it runs.
+fn transfer(settings: &Settings, report: &mut Report) -> Result<Value> {
+    let (whole, at) = if settings.quick { (12, 6) } else { (120, 30) };
+    let (whole, at) = (Duration::from_secs(whole), Duration::from_secs(at));
+    let lab = lab()?;
+    let origin = Origin::start(&lab, 10, PORT, TcpVariant::PLAIN)?;
+    let world = World::start(settings, &lab)?;
+    let (mut done, (begin, moved)) = downloads(&lab, &origin, TcpVariant::PLAIN, (1, whole), || {
+        let begin = Instant::now();
+        let flows = world.movable(&lab, 1)?;
+        thread::sleep(at.saturating_sub(begin.elapsed()));
+        let moved = Instant::now();
+        world.braid(&lab, &["move", &flows[0].0, "--to", NAMES[1]])?;
+        Ok((begin, moved))
+    })?;
+    let arrivals = done.remove(0)?;
+    let (second, end) = (Duration::from_secs(1), begin + whole);
+    let (before, after) = (rate(&arrivals, begin + second * 2, moved), rate(&arrivals, moved + second, end - second));
+    let longest = gaps(&arrivals, moved, moved + second * 3);
+    progress(&format!("a transfer: {before:.1} Mbit/s, then {after:.1} Mbit/s, gap {longest:.3} s"));
+    let row = [format!("{before:.1}"), format!("{longest:.3} s"), format!("{after:.1}")];
+    let title = format!("A transfer of {} s moves to the other link after {} s (figure 2.6):", whole.as_secs(), at.as_secs());
+    report.table(title, "Mbit/s before | gap | Mbit/s after", vec![row.to_vec()]);
+    report.aim(
+        "a transfer that moves: at least 0.95 of the rate before".to_owned(),
+        format!("{:.3}", after / before),
+        after >= 0.95 * before,
+    );
+    Ok(json!({ "before_mbps": before, "after_mbps": after, "gap_s": longest }))
+}
+
+/// A link dies under many flows.
+fn dead_link(settings: &Settings, report: &mut Report) -> Result<Value> {
+    let count = if settings.quick { 2 } else { 10 };
+    let (mut rows, mut raw) = (Vec::new(), Vec::new());
+    for (who, variant) in [("Braid", TcpVariant::PLAIN), ("MPTCP BBR", TcpVariant::multipath("bbr"))] {
+        let (mut medians, mut longest, mut lost) = (Vec::new(), Vec::new(), 0);
+        for number in 0..count {
+            let lab = lab()?;
+            let origin = Origin::start(&lab, 10, PORT, variant)?;
+            let world = if variant.multipath {
+                allow_multipath(&lab)?;
+                None
+            } else {
+                Some(World::start(settings, &lab)?)
+            };
+            // Everything is known before the flows that count, as on any day but the first.
+            let whole = SPANS[0] + SPANS[1] + Duration::from_secs(5);
+            let (done, cut) = downloads(&lab, &origin, variant, (FLOWS, whole), || {
+                if let Some(world) = &world {
+                    let flows = world.movable(&lab, FLOWS)?;
+                    ensure!(flows.iter().all(|(_, link)| link == NAMES[0]), "a flow uses another link: {flows:?}");
+                }
+                thread::sleep(SPANS[0]);
+                let cut = Instant::now();
+                lab.dark(0)?;
+                thread::sleep(SPANS[1]);
+                Ok(cut)
+            })?;
+            let each: Vec<f64> = done.iter().flatten().map(|arrivals| gaps(arrivals, cut, cut + SPANS[1])).collect();
+            lost += FLOWS - each.len();
+            progress(&format!(
+                "{who}, {number}: gaps of {:.3} s (median), {:.3} s (longest), {} flows lost",
+                median(&each),
+                worst(&each),
+                FLOWS - each.len()
+            ));
+            medians.push(median(&each));
+            longest.push(worst(&each));
+        }
+        let figures = [median(&medians), median(&longest), worst(&longest)].map(|seconds| format!("{seconds:.3} s"));
+        rows.push([who.to_owned()].into_iter().chain(figures).chain([format!("{lost} of {}", FLOWS * count)]).collect());
+        raw.push(json!({ "who": who, "median_gap_s": medians, "longest_gap_s": longest, "lost": lost }));
+        if !variant.multipath {
+            report.aim("a dead link under 20 flows: none is lost".to_owned(), format!("{lost}"), lost == 0);
+            let measured = format!("{:.3} s", median(&longest));
+            report.aim(
+                format!("a dead link under 20 flows: a longest gap below {MPTCP_GAP} s (median)"),
+                measured,
+                median(&longest) < MPTCP_GAP,
+            );
+        }
+    }
+    report.table(
+        format!("The link of {FLOWS} downloads goes dark, {count} times each:"),
+        "what | gap of the median flow | of the worst flow: median | worst | flows lost",
+        rows,
+    );
+    Ok(json!(raw))
+}
+
+/// A flow moves every second, beside one that does not.
+fn every_second(settings: &Settings, report: &mut Report) -> Result<Value> {
+    let (rounds, seconds) = if settings.quick { (1, 10) } else { (3, 60) };
+    let span = Duration::from_secs(seconds);
+    let lab = lab()?;
+    let origin = Origin::start(&lab, 10, PORT, TcpVariant::PLAIN)?;
+    let world = World::start(settings, &lab)?;
+    let (mut ratios, mut pairs) = (Vec::new(), Vec::new());
+    for _ in 0..rounds {
+        let mut rates = Vec::new();
+        for moves in [false, true] {
+            let settle = Duration::from_secs(3);
+            let (mut done, (from, to)) = downloads(&lab, &origin, TcpVariant::PLAIN, (1, settle + span + ms(500)), || {
+                let begin = Instant::now();
+                let flows = world.movable(&lab, 1)?;
+                thread::sleep(settle.saturating_sub(begin.elapsed()));
+                let from = Instant::now();
+                for second in 1..=seconds {
+                    if moves {
+                        world.braid(&lab, &["move", &flows[0].0, "--to", NAMES[(second % 2) as usize]])?;
+                    }
+                    thread::sleep((from + Duration::from_secs(second)).saturating_duration_since(Instant::now()));
+                }
+                Ok((from, Instant::now()))
+            })?;
+            rates.push(rate(&done.remove(0)?, from, to));
+        }
+        progress(&format!("still {:.1} Mbit/s, moving every second {:.1} Mbit/s", rates[0], rates[1]));
+        ratios.push(rates[1] / rates[0]);
+        pairs.push(rates);
+    }
+    let row =
+        [median(&pairs.iter().map(|pair| pair[0]).collect::<Vec<_>>()), median(&pairs.iter().map(|pair| pair[1]).collect::<Vec<_>>())];
+    let row = row.map(|rate| format!("{rate:.1}")).into_iter().chain([format!("{:.3}", median(&ratios))]).collect();
+    report.table(
+        format!("A download moves every second for {seconds} s, {rounds} times:"),
+        "Mbit/s without | Mbit/s with moves | ratio",
+        vec![row],
+    );
+    Ok(json!({ "mbps": pairs }))
+}
+
+/// Many flows move at once.
+fn at_once(settings: &Settings, report: &mut Report) -> Result<Value> {
+    let lab = lab()?;
+    let to: SocketAddr = (Lab::internet(10), PORT).into();
+    let listener = lab.server().run(|| TcpListener::bind(to))??;
+    thread::spawn(move || {
+        for stream in listener.incoming().map_while(std::io::Result::ok) {
+            thread::spawn(move || std::io::copy(&mut &stream, &mut &stream));
+        }
+    });
+    let world = World::start(settings, &lab)?;
+    let mut streams = lab.client().run(|| (0..MANY).map(|_| TcpStream::connect(to)).collect::<std::io::Result<Vec<_>>>())??;
+    let mut echo = |what: &str| -> Result<usize> {
+        let mut lost = 0;
+        for stream in &mut streams {
+            stream.set_read_timeout(Some(LIMIT))?;
+            let done = stream.write_all(b"x").and_then(|()| stream.read_exact(&mut [0]));
+            lost += usize::from(done.is_err());
+        }
+        progress(&format!("{what}: {lost} of {MANY} flows lost"));
+        Ok(lost)
+    };
+    echo("before")?;
+    world.movable(&lab, MANY)?;
+    let name =
+        std::env::current_exe()?.file_name().context("this program has no name")?.to_string_lossy().chars().take(15).collect::<String>();
+    let begin = Instant::now();
+    world.braid(&lab, &["move", &name, "--to", NAMES[1]])?;
+    while world.moved(&lab)? < MANY {
+        ensure!(begin.elapsed() < LIMIT, "{} of {MANY} flows have moved after {LIMIT:?}", world.moved(&lab)?);
+        thread::sleep(ms(20));
+    }
+    let took = begin.elapsed().as_secs_f64();
+    let lost = echo("after")?;
+    report.table(format!("{MANY} flows move at once:"), "time | flows lost", vec![vec![format!("{took:.2} s"), lost.to_string()]]);
+    report.aim(format!("{MANY} flows move at once: none is lost"), lost.to_string(), lost == 0);
+    Ok(json!({ "seconds": took, "lost": lost }))
+}

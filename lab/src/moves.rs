@@ -1,0 +1,117 @@
+//! The server's side of moved flows: a daemon, and a relay that takes requests to move the host's flows.
+
+use std::fs::{self, File};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::lab::Lab;
+use crate::sys;
+
+/// Timeout of a start.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A program in the server's namespace. Dropping it sends SIGTERM and waits.
+#[derive(Debug)]
+struct Program(Child);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        if matches!(self.0.try_wait(), Ok(None)) {
+            let _ = sys::terminate(self.0.id());
+        }
+        let _ = self.0.wait();
+    }
+}
+
+impl Program {
+    /// Starts `braid` and waits until `is_ready`, which gets its log.
+    fn start(lab: &Lab, braid: &Path, home: &Path, arguments: &[&str], is_ready: impl Fn(&str) -> bool) -> Result<Self> {
+        fs::create_dir_all(home)?;
+        let path = home.join("log");
+        let mut command = lab.server().command(braid)?;
+        command.args(arguments).arg("--state-dir").arg(home.join("state")).arg("--socket").arg(socket(lab));
+        let log = File::create(&path)?;
+        let child = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn();
+        let mut program = Self(child.with_context(|| format!("cannot run {}: build it first (cargo build -p braid)", braid.display()))?);
+        let begin = Instant::now();
+        loop {
+            let said = fs::read_to_string(&path).unwrap_or_default();
+            if is_ready(&said) {
+                return Ok(program);
+            }
+            if let Some(status) = program.0.try_wait()? {
+                bail!("braid {} ended at once ({status}):\n{}", arguments.join(" "), said.trim());
+            }
+            ensure!(begin.elapsed() < LIMIT, "braid {} is not up after {LIMIT:?}:\n{}", arguments.join(" "), said.trim());
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// Socket of the server's daemon.
+fn socket(lab: &Lab) -> PathBuf {
+    lab.directory().join("far/socket")
+}
+
+/// `braid daemon` in the server's namespace.
+#[derive(Debug)]
+pub struct ServerDaemon {
+    program: Program,
+    home: PathBuf,
+}
+
+impl ServerDaemon {
+    /// Starts it and waits until it answers.
+    pub fn start(lab: &Lab, braid: &Path) -> Result<Self> {
+        let home = lab.directory().join("far");
+        fs::create_dir_all(&home)?;
+        let config = home.join("braid.toml");
+        fs::write(&config, "version = 1\n")?;
+        let arguments = ["daemon", "--config", config.to_str().context("the lab's directory is not UTF-8")?];
+        let program = Program::start(lab, braid, &home, &arguments, |_| UnixStream::connect(socket(lab)).is_ok())?;
+        Ok(Self { program, home })
+    }
+
+    /// Path of its socket.
+    pub fn socket(&self) -> PathBuf {
+        self.home.join("socket")
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.home.join("log")).unwrap_or_default()
+    }
+
+    /// Kills it with SIGKILL.
+    pub fn kill(&mut self) -> Result<()> {
+        self.program.0.kill()?;
+        self.program.0.wait()?;
+        Ok(())
+    }
+}
+
+/// `braid relay --local --moves` in the server's namespace, beside its daemon.
+#[derive(Debug)]
+pub struct MovesRelay {
+    _program: Program,
+    home: PathBuf,
+}
+
+impl MovesRelay {
+    /// Starts it and waits until it listens. The server's daemon must run.
+    pub fn start(lab: &Lab, braid: &Path) -> Result<Self> {
+        let home = lab.directory().join("moves-relay");
+        let program = Program::start(lab, braid, &home, &["relay", "--local", "--moves"], |log| log.contains("the relay is up"))?;
+        Ok(Self { _program: program, home })
+    }
+
+    /// What it has logged.
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.home.join("log")).unwrap_or_default()
+    }
+}
