@@ -40,8 +40,8 @@ enum Action {
     /// Runs the benchmarks; needs root. Writes bench.md and bench.json.
     Bench {
         /// The benchmarks: whole-connections, mixes, overhead, overhead-udp, calls, run-calls, decision, cut, footprint, api, schedulers, shares, bond,
-        /// bond-few, bond-cut, bond-simult, bond-matrix, bond-churn, bond-messages, bond-fair, bond-speed, bond-relay, relay-crowd, get, proxy, gateway
-        /// [default: all]
+        /// bond-few, bond-cut, moves, bond-simult, bond-matrix, bond-churn, bond-messages, bond-fair, bond-speed, bond-relay, relay-crowd, get, proxy, gateway,
+        /// virtual [default: all]
         names: Vec<String>,
         /// The braid program [default: the one beside this program]
         #[arg(long)]
