@@ -315,6 +315,11 @@ struct braid_fast {
 /* Maximum number of entries in `rewrites`. A moved flow has three, or more while its addresses change. */
 #define BRAID_MAX_REWRITES 65536
 
+/* A reset came, as hosts send that do not know the connection by these addresses. */
+#define BRAID_RESET 1
+/* Somebody begins a connection with these addresses. */
+#define BRAID_SYN 2
+
 /* What becomes of the packets with some addresses and ports: a key's `client` is the packet's source, its `remote` the destination. */
 struct braid_rewrite {
 	struct braid_forward_key to; /* afterwards */
@@ -323,10 +328,10 @@ struct braid_rewrite {
 	__u32 arrives; /* 1: they are for this machine */
 	__u32 from; /* they arrive: index of the only device over which they may; 0: any */
 	__u32 follows; /* they leave: 1: the flow's socket does as this entry says */
-	__u32 refused; /* they arrive: 1: a reset came, as hosts send that do not know the connection by these addresses */
-	__u32 sent; /* they leave: sequence number of the first byte that the socket sent, or of its SYN */
-	__u32 received; /* and of the first byte that it received */
-	__u64 seen; /* they arrive: when the last one did */
+	__u32 refused; /* they arrive: BRAID_RESET, BRAID_SYN */
+	__u32 sent; /* they leave: sequence number of the first byte that the socket sent, or of its SYN; both 0: not known yet */
+	__u32 received; /* and of the first byte that it received. A socket with others is another connection */
+	__u64 seen; /* they arrive: when the last one did; they leave: when the socket was last there */
 };
 
 /* A client of a LAN device, by address. */

@@ -109,18 +109,26 @@ static __attribute__((noinline)) int send_by_own_link(struct sock_common *socket
 }
 
 /*
- * Notes the sequence numbers with which the connection began. Both ends know them and hardly anybody else, so that they show the other host which flow is meant.
- * The number that is sent may be that of the SYN: the kernel counts it as an acknowledged byte at the end that connects.
+ * Notes that the socket is there, and the sequence numbers with which its connection began. Both ends know them and hardly anybody else, so that they show the
+ * other host which connection is meant. The number that is sent may be that of the SYN: the kernel counts it as an acknowledged byte at the end that connects.
+ * Returns 0 if the entry is about an earlier connection with the same addresses and ports.
  */
-static __attribute__((noinline)) int note_numbers(const struct sock_common *socket, struct braid_rewrite *entry)
+static __attribute__((noinline)) int is_meant(const struct sock_common *socket, struct braid_rewrite *entry)
 {
 	const struct tcp_sock *tcp = as_number(socket);
+	__u32 sent = BPF_CORE_READ(tcp, snd_una) - (__u32)BPF_CORE_READ(tcp, bytes_acked);
+	__u32 received = BPF_CORE_READ(tcp, rcv_nxt) - (__u32)BPF_CORE_READ(tcp, bytes_received);
 
 	if (!entry)
+		return 1;
+	if ((entry->sent | entry->received) && (entry->sent != sent || entry->received != received)) {
+		entry->follows = 0;
 		return 0;
-	entry->sent = BPF_CORE_READ(tcp, snd_una) - (__u32)BPF_CORE_READ(tcp, bytes_acked);
-	entry->received = BPF_CORE_READ(tcp, rcv_nxt) - (__u32)BPF_CORE_READ(tcp, bytes_received);
-	return 0;
+	}
+	entry->sent = sent;
+	entry->received = received;
+	entry->seen = bpf_ktime_get_ns();
+	return 1;
 }
 
 SEC("iter/tcp")
@@ -142,7 +150,8 @@ int braid_depart(struct bpf_iter__tcp *ctx)
 	entry = bpf_map_lookup_elem(&rewrites, &key);
 	if (entry && entry->arrives)
 		return 0;
-	note_numbers(socket, entry);
+	if (!is_meant(socket, entry))
+		return 0;
 	if (entry && entry->device) {
 		leads = lead(socket, BRAID_DEPARTURE_MARK);
 		if (leads)

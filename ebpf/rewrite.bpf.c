@@ -232,8 +232,13 @@ int braid_rewrite_in(struct __sk_buff *skb)
 	if (!may_arrive(skb, entry))
 		return TC_DROP;
 	if (is_refusal(&packet)) {
-		entry->refused = 1;
+		entry->refused |= BRAID_RESET;
 		return TC_DROP;
+	}
+	/* A connection that has moved began long ago: this is another one. */
+	if (packet.key.protocol == IPPROTO_TCP && (packet.flags & TCP_SYN)) {
+		entry->refused |= BRAID_SYN;
+		return TC_NEXT;
 	}
 	entry->seen = bpf_ktime_get_coarse_ns();
 	return rewrite(skb, &packet, entry);

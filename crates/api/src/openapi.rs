@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use crate::{
     Accepted, App, AppHistory, ClientStatus, ConfigChange, ConfigChanged, ConfigView, ExplainRequest, Explanation, Fact, FactChange, Flow,
     Gains, History, JoinRequest, LeaveRequest, LinkStatus, List, Listed, MoveRequest, MovedFlow, Note, Peer, PolicyView, Problem,
-    RewriteRequest, Session, SessionRequest, Status, TradeoffPoint, UiAddress, UiRequest, Versioned,
+    RewriteRequest, Rewritten, Session, SessionRequest, Status, TradeoffPoint, UiAddress, UiRequest, Versioned,
 };
 
 /// Rights required to call an operation. On the Unix socket every user may read; root, the daemon's user and the group `braid` may change
@@ -172,7 +172,7 @@ pub const OPERATIONS: [Operation; 32] = [
         "/v1/rewrites",
         "Moves running TCP flows for a limited time, or lets them come back.",
         Some(of::<RewriteRequest>),
-        answer::<Accepted>,
+        answer::<Rewritten>,
     ),
     change("/v1/context", "Sets or clears a fact that conditions of rules refer to.", Some(of::<FactChange>), answer::<Accepted>),
     change("/v1/reload", "Reloads the configuration.", None, answer::<Accepted>),

@@ -47,7 +47,7 @@ pub struct SequenceNumbers {
     pub received: u32,
 }
 
-/// Request of `POST /v1/rewrites`: all flows are moved, or none.
+/// Request of `POST /v1/rewrites`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 pub struct RewriteRequest {
     /// The flows.
@@ -58,4 +58,26 @@ pub struct RewriteRequest {
     /// what it does not expect ends the connection.
     #[serde(default)]
     pub sends: bool,
+    /// `true`: the flows that can be moved are; `false`: all are, or none.
+    #[serde(default)]
+    pub partial: bool,
+}
+
+/// Answer to a [`RewriteRequest`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct Rewritten {
+    /// Description of what was done.
+    pub message: String,
+    /// The flows, in the order of the request.
+    pub flows: Vec<RewriteState>,
+}
+
+/// What became of a flow of a [`RewriteRequest`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+pub struct RewriteState {
+    /// Whether the kernel rewrites it as asked.
+    pub active: bool,
+    /// Why it stays as it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refused: Option<String>,
 }

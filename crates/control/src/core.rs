@@ -400,7 +400,7 @@ impl<S: Steering> Core<S> {
         let servers = self.expire_servers(now);
         let refusals = self.expire_refusals(now);
         let moved = self.move_connects(now);
-        let relocated = if self.relocated.is_due(now) { self.update_relocated(now) } else { Ok(()) };
+        let relocated = self.expire_relocated(now);
         let moves = self.expire_moves(now);
         let shared = self.step_shares(now);
         context.and(moves).and(kept).and(servers).and(refusals).and(moved).and(relocated).and(shared).and(self.update_params(now))

@@ -77,6 +77,8 @@ pub struct FakeSteering {
     pub disowned: BTreeSet<Ends>,
     /// When the last packets of moved flows arrived with the addresses of their sockets.
     pub home: BTreeMap<Ends, Time>,
+    /// Addresses on the way of moved flows with which somebody begins another connection.
+    pub claimed: BTreeMap<Ends, Ends>,
     /// The sequence numbers with which flows began.
     pub numbers: BTreeMap<Ends, SequenceNumbers>,
     ports: Vec<Port>,
@@ -553,14 +555,15 @@ impl Steering for FakeSteering {
         Ok(())
     }
 
-    fn moved_sockets(&mut self) -> Result<BTreeMap<Ends, MovedSocket>, SteeringError> {
+    fn moved_sockets(&mut self, _fresh: bool) -> Result<BTreeMap<Ends, MovedSocket>, SteeringError> {
         self.call("read the moved flows")?;
         let moved = |ends: &Ends| MovedSocket {
             follows: !self.stubborn.contains(ends),
             refused: self.disowned.contains(ends),
             numbers: self.numbers.get(ends).copied(),
             home: self.home.get(ends).copied(),
-            moved: None,
+            moved: Some(Time::ZERO),
+            claimed: self.claimed.get(ends).copied(),
         };
         Ok(self.rewrites.iter().filter(|(_, rewrite)| !rewrite.arrives).map(|(ends, _)| (*ends, moved(ends))).collect())
     }

@@ -486,6 +486,12 @@ pub struct Ends {
 }
 
 impl Ends {
+    /// Those of a flow, as its packets have them.
+    pub fn of(row: &FlowRow) -> Self {
+        let end = |(ip, port): (IpAddr, u16)| SocketAddr::new(ip.to_canonical(), port);
+        Self { protocol: row.protocol, source: end(row.local), destination: end(row.remote) }
+    }
+
     /// The other direction.
     pub fn reversed(self) -> Self {
         Self { source: self.destination, destination: self.source, ..self }
@@ -507,12 +513,14 @@ pub struct Rewrite {
     pub from: Option<LinkIndex>,
     /// Their firewall mark afterwards.
     pub mark: u32,
+    /// If they leave: the sequence numbers with which the connection began, if known. Another connection with the same addresses does not move.
+    pub numbers: Option<SequenceNumbers>,
 }
 
 impl Rewrite {
     /// The packets of this machine with these ends leave as they are.
     pub fn unchanged(ends: &Ends) -> Self {
-        Self { source: ends.source, destination: ends.destination, device: None, arrives: false, from: None, mark: 0 }
+        Self { source: ends.source, destination: ends.destination, device: None, arrives: false, from: None, mark: 0, numbers: None }
     }
 }
 
@@ -529,6 +537,8 @@ pub struct MovedSocket {
     pub home: Option<Time>,
     /// When the last packet arrived with those on the way.
     pub moved: Option<Time>,
+    /// Addresses on the way, from this machine, with which somebody begins another connection. Once they were read, `None` until the next attempt.
+    pub claimed: Option<Ends>,
 }
 
 /// Maximum number of entries of [`Steering::set_rewrites`].
@@ -663,8 +673,8 @@ pub trait Steering {
     fn set_fast_path(&mut self, flows: &BTreeMap<FlowId, FastFlow>) -> Result<(), SteeringError>;
     /// Makes these the rewritten flows, and no others, by the addresses and ports of their packets before. At most [`MAX_REWRITES`]; the rest are ignored.
     fn set_rewrites(&mut self, rewrites: &BTreeMap<Ends, Rewrite>) -> Result<(), SteeringError>;
-    /// The rewritten flows, by what leaves.
-    fn moved_sockets(&mut self) -> Result<BTreeMap<Ends, MovedSocket>, SteeringError>;
+    /// The rewritten flows, by what leaves. `fresh`: looks for their sockets now; those that are not there have no `numbers`.
+    fn moved_sockets(&mut self, fresh: bool) -> Result<BTreeMap<Ends, MovedSocket>, SteeringError>;
     /// Rewrites no flow any more, and waits until their sockets have their own links again.
     fn release_rewrites(&mut self) -> Result<(), SteeringError> {
         self.set_rewrites(&BTreeMap::new())

@@ -464,7 +464,9 @@ impl Peers {
     pub fn keep_bonds(&mut self, hosts: Vec<(IpAddr, PublicKey)>) {
         for (host, key) in hosts {
             // Beyond the limit of bonds, flows stay on their links.
-            let _ = self.bond_with(host, key);
+            if self.servers.has_room_for(host) {
+                let _ = self.bond_with(host, key);
+            }
         }
     }
 

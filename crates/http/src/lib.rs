@@ -22,7 +22,7 @@ use braid_api::openapi::Needs;
 use braid_api::{
     Accepted, AppHistory, ClientStatus, ConfigChange, ConfigChanged, ConfigView, ExplainRequest, Explanation, Fact, FactChange, Gains,
     History, JoinRequest, LeaveRequest, LinkStatus, MoveRequest, MovedFlow, Note, Peer as PeerView, PolicyView, Problem, Resolution,
-    RewriteRequest, Status, TradeoffPoint,
+    RewriteRequest, Rewritten, Status, TradeoffPoint,
 };
 use braid_config::settings;
 use braid_control::core::AppsView;
@@ -95,7 +95,7 @@ pub enum Request {
     /// `GET /v1/rewrites`.
     Rewrites(ReplySender<Vec<MovedFlow>>),
     /// `POST /v1/rewrites`: move flows, or let them come back.
-    Rewrite(RewriteRequest, ReplySender<Accepted>),
+    Rewrite(RewriteRequest, ReplySender<Rewritten>),
     /// `GET /v1/events`: the initial state for a listener, with the notes after this id, or the last few notes.
     Subscribe(Option<u64>, ReplySender<Box<InitialState>>),
     /// `GET /v1/notes`: the notes after this id.

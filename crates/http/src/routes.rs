@@ -10,7 +10,8 @@ use axum::serve::IncomingStream;
 use axum::{Json, Router, extract::connect_info::Connected, middleware};
 use braid_api::openapi::{Needs, OPERATIONS};
 use braid_api::{
-    Accepted, App, ConfigView, Explanation, List, Note, Problem, Resolution, Session, SessionRequest, UiAddress, UiRequest, Versioned,
+    Accepted, App, ConfigView, Explanation, List, Note, Problem, Resolution, Rewritten, Session, SessionRequest, UiAddress, UiRequest,
+    Versioned,
 };
 use serde::Deserialize;
 use tokio::sync::oneshot;
@@ -77,7 +78,7 @@ pub(super) fn router(api: Api) -> Router {
         .route(
             "/v1/rewrites",
             get(async |core: Core| list(core, Request::Rewrites).await)
-                .post(async |core: Core, body| ask_with_body::<_, Accepted>(core, body, Request::Rewrite).await),
+                .post(async |core: Core, body| ask_with_body::<_, Rewritten>(core, body, Request::Rewrite).await),
         )
         .route("/v1/reload", post(async |core: Core| ask(core, Request::Reload).await))
         .route("/v1/down", post(async |core: Core| ask(core, Request::Down).await))

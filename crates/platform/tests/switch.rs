@@ -730,7 +730,15 @@ fn ends(protocol: Protocol, [source, destination]: Pair) -> Ends {
 /// What becomes of packets that arrive for this machine, at the loopback device.
 fn arrival([source, destination]: Pair) -> Rewrite {
     let loopback = Some(LinkIndex(1));
-    Rewrite { source: source.into(), destination: destination.into(), device: loopback, mark: MOVED_MARK, arrives: true, from: loopback }
+    Rewrite {
+        source: source.into(),
+        destination: destination.into(),
+        device: loopback,
+        mark: MOVED_MARK,
+        arrives: true,
+        from: loopback,
+        numbers: None,
+    }
 }
 
 /// A packet of these ends.

@@ -9,6 +9,7 @@
 mod account;
 pub mod client;
 pub mod control;
+mod control_flow;
 pub mod datagram;
 mod found;
 mod host_driver;
@@ -23,6 +24,7 @@ mod sources;
 mod splice;
 mod stream;
 
+pub use control_flow::ControlFlow;
 pub use datagram::UdpExchange;
 pub use host_driver::{BondFlow, HostDriver, Moved, Notice, ResetCode};
 pub use lasting::{copy_both, keep_alive};

@@ -206,7 +206,7 @@ pub async fn run(options: Options, ready: impl FnOnce(SocketAddr), stop: impl Fu
             (None, Policy::local(Vec::new(), own, ports, address.port()))
         }
     };
-    let control = options.mover.map(|mover| ControlServer { mover, driver: driver.clone() });
+    let control = options.mover.map(|mover| ControlServer::new(mover, driver.clone()));
     let mut relay = Relay {
         driver,
         worker,

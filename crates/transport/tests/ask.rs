@@ -11,10 +11,10 @@ use braid_peer::destination::Ports;
 use braid_peer::keys::KeyPair;
 use braid_peer::registry::Registry;
 use braid_peer::state::StateDir;
-use braid_transport::ResetCode;
 use braid_transport::client::{Client, ClientLink, HostAnswer, Peer, State, ask};
 use braid_transport::control::PeerFlow;
 use braid_transport::relay::{self, FlowToMove, MoveResult, Mover, Options, Reach};
+use braid_transport::{ControlFlow, ResetCode};
 use tokio::net::{TcpListener, UdpSocket};
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -229,7 +229,7 @@ struct Notes(Mutex<Vec<(FlowToMove, Option<Duration>)>>);
 impl Mover for Notes {
     fn rewrite(&self, flows: Vec<FlowToMove>, lease: Option<Duration>) -> MoveResult<'_> {
         self.0.lock().unwrap().extend(flows.into_iter().map(|flow| (flow, lease)));
-        Box::pin(async { Ok(()) })
+        Box::pin(async { Ok(Default::default()) })
     }
 }
 
@@ -246,6 +246,16 @@ async fn connected(server: &Server, links: Vec<ClientLink>) -> Client {
     client
 }
 
+/// A control flow, once the one before has ended.
+async fn open_control(client: &Client) -> ControlFlow {
+    loop {
+        match client.open_control().await {
+            Ok(control) => return control,
+            Err(code) => assert_eq!(code, ResetCode(codes::BUSY)),
+        }
+    }
+}
+
 #[tokio::test]
 async fn a_client_moves_its_flows_between_addresses_of_its_paths() {
     let notes = Arc::new(Notes::default());
@@ -258,7 +268,7 @@ async fn a_client_moves_its_flows_between_addresses_of_its_paths() {
     let flow = |client: &str| PeerFlow {
         client: client.parse().unwrap(),
         server: "127.0.0.1:80".parse().unwrap(),
-        port: 5001,
+        via: "127.0.7.7:5001".parse().unwrap(),
         sent: 1,
         received: 2,
     };
@@ -274,16 +284,23 @@ async fn a_client_moves_its_flows_between_addresses_of_its_paths() {
     assert_eq!(notes.0.lock().unwrap().len(), 2);
 
     // What is no request ends the control flow, and nothing else.
+    drop(control);
     for bytes in [&b"\x00\x02{}"[..], b"\x00\x00", b"\x00\x05hello", b"\xff\xff{"] {
         let open = Open { kind: FlowKind::Control, target: Target::Address((LOCALHOST, 0).into()), policy: FlowPolicy::default() };
-        let hostile = client.open(open).unwrap();
-        hostile.opened().await.unwrap();
+        let hostile = loop {
+            let flow = client.open(open.clone()).unwrap();
+            if flow.opened().await.is_ok() {
+                break flow;
+            }
+        };
         hostile.write(bytes::Bytes::copy_from_slice(bytes));
         hostile.finish();
         let ended = tokio::time::timeout(TIMEOUT, hostile.read()).await.expect("it goes on");
         assert!(!matches!(ended, Ok(Some(_))), "{bytes:?}: {ended:?}");
     }
+    let mut control = open_control(&client).await;
     assert!(control.ask(0, None, Vec::new()).await.unwrap().is_empty());
+    assert_eq!(client.open_control().await.err(), Some(ResetCode(codes::BUSY)), "a bond has one");
 }
 
 #[tokio::test]

@@ -1,16 +1,17 @@
 //! `braid relay --moves`: asks this host's daemon to rewrite the packets of flows that clients move.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use braid_api::{Accepted, FlowEnds, MovedFlow, RewriteRequest, SequenceNumbers};
+use braid_api::{FlowEnds, MovedFlow, RewriteRequest, RewriteState, Rewritten, SequenceNumbers};
 use braid_transport::relay::{FlowToMove, MoveResult, Mover};
 
 use crate::client;
 
 /// How long the daemon may take until the kernel rewrites packets. It may have to make a device.
-const READY_TIMEOUT: Duration = Duration::from_secs(5);
+const READY_TIMEOUT: Duration = Duration::from_secs(3);
 /// First pause between two looks. It doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 
@@ -28,47 +29,50 @@ impl Mover for DaemonMover {
 }
 
 /// The client accepts rewritten packets already. So this host sends such as soon as it accepts them itself.
-fn rewrite(socket: &Path, flows: &[FlowToMove], lease: Option<Duration>) -> Result<(), String> {
+fn rewrite(socket: &Path, flows: &[FlowToMove], lease: Option<Duration>) -> Result<BTreeMap<usize, String>, String> {
+    let lease_ms = lease.map(|lease| u64::try_from(lease.as_millis()).unwrap_or(u64::MAX));
+    let post = |places: &[usize], lease_ms, sends| -> Result<Vec<(usize, RewriteState)>, String> {
+        let request = RewriteRequest { flows: places.iter().map(|place| moved(&flows[*place])).collect(), lease_ms, sends, partial: true };
+        let done: Rewritten = client::send(socket, "/v1/rewrites", &request).map_err(|error| error.to_string())?;
+        Ok(places.iter().copied().zip(done.flows).collect())
+    };
+    let mut refused = BTreeMap::new();
+    let mut left: Vec<usize> = (0..flows.len()).collect();
+    if lease.is_none() {
+        return post(&left, None, false).map(|_| refused);
+    }
+    let (begin, mut pause) = (Instant::now(), FIRST_PAUSE);
+    let ready = loop {
+        let states = post(&left, lease_ms, false)?;
+        refused.extend(states.iter().filter_map(|(place, state)| Some((*place, state.refused.clone()?))));
+        let (ready, late): (Vec<_>, Vec<_>) =
+            states.into_iter().filter(|(_, state)| state.refused.is_none()).partition(|(_, state)| state.active);
+        left = ready.iter().chain(&late).map(|(place, _)| *place).collect();
+        let places = |of: Vec<(usize, RewriteState)>| of.into_iter().map(|(place, _)| place).collect::<Vec<_>>();
+        if late.is_empty() {
+            break places(ready);
+        }
+        if begin.elapsed() > READY_TIMEOUT {
+            let late = places(late);
+            post(&late, None, false)?;
+            refused.extend(late.into_iter().map(|place| (place, "the server's Braid cannot change the flow's socket".to_owned())));
+            break places(ready);
+        }
+        thread::sleep(pause);
+        pause = (pause * 2).min(READY_TIMEOUT / 10);
+    };
+    refused.extend(post(&ready, lease_ms, true)?.into_iter().filter_map(|(place, state)| Some((place, state.refused?))));
+    Ok(refused)
+}
+
+fn moved(flow: &FlowToMove) -> MovedFlow {
     let ends = |(source, destination)| FlowEnds { source, destination };
-    let moved = |flow: &FlowToMove| MovedFlow {
+    MovedFlow {
         own: ends(flow.own),
         wire: ends(flow.wire),
         sends: false,
         active: false,
         remaining_ms: 0,
         numbers: Some(SequenceNumbers { sent: flow.numbers.sent, received: flow.numbers.received }),
-    };
-    let flows: Vec<MovedFlow> = flows.iter().map(moved).collect();
-    let lease_ms = lease.map(|lease| u64::try_from(lease.as_millis()).unwrap_or(u64::MAX));
-    let post = |sends| {
-        let request = RewriteRequest { flows: flows.clone(), lease_ms, sends };
-        client::send::<Accepted>(socket, "/v1/rewrites", &request).map(drop).map_err(|error| error.to_string())
-    };
-    let is_ready = |sends: bool| {
-        let listed = client::list::<MovedFlow>(socket, "/v1/rewrites").map_err(|error| error.to_string())?;
-        let same = |flow: &MovedFlow, known: &MovedFlow| {
-            (known.own, known.wire) == (flow.own, flow.wire) && known.active && (known.sends || !sends)
-        };
-        Ok::<_, String>(flows.iter().all(|flow| listed.iter().any(|known| same(flow, known))))
-    };
-    if lease.is_none() {
-        return post(false);
     }
-    if is_ready(true)? {
-        // A longer lease for flows that are moved.
-        return post(true);
-    }
-    post(false)?;
-    let (begin, mut pause) = (Instant::now(), FIRST_PAUSE);
-    while !is_ready(false)? {
-        if begin.elapsed() > READY_TIMEOUT {
-            // Their sockets do not follow: their programs bound or marked them.
-            let request = RewriteRequest { flows: flows.clone(), lease_ms: None, sends: false };
-            let _ = client::send::<Accepted>(socket, "/v1/rewrites", &request);
-            return Err("the server's Braid cannot change the flow's socket".to_owned());
-        }
-        thread::sleep(pause);
-        pause = (pause * 2).min(READY_TIMEOUT / 10);
-    }
-    post(true)
 }

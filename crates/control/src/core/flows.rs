@@ -238,7 +238,7 @@ impl<S: Steering> Core<S> {
             let unusable = self.links.get(row.link).is_none_or(|link| !link.usable(row.family));
             // A client's flow without connection changes its link by itself: the switch gives its next packet another one.
             let movable = unusable && elsewhere && (!pinned || self.config.destroy_pinned) && row.protocol == Protocol::Tcp;
-            if !movable || self.is_moving(row) || self.ending.contains(&row.id) || self.has_ended(living) {
+            if !movable || self.is_moved(row) || self.ending.contains(&row.id) || self.has_ended(living) {
                 continue;
             }
             // The kernel would only send the SYN again over the dead link. The connect has nothing to lose, so it need not wait.

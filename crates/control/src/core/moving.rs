@@ -58,8 +58,8 @@ pub struct MoveOrder {
 pub struct OrderedFlow {
     /// From this machine, as the socket has it.
     pub own: Ends,
-    /// This machine's port on the way.
-    pub port: u16,
+    /// This machine's address and port on the way.
+    pub via: SocketAddr,
     /// The sequence numbers with which it began.
     pub numbers: SequenceNumbers,
 }
@@ -92,9 +92,17 @@ struct Move {
     host: IpAddr,
     slot: usize,
     wire: Ends,
+    /// The link and the addresses on the way that both hosts agreed about before.
+    before: Option<(usize, Ends)>,
     /// `None` until they were read.
     numbers: Option<SequenceNumbers>,
     stage: Stage,
+    /// The last order about it. Answers to earlier ones do not count.
+    order: u64,
+    /// The user has moved it, so it stays while its link works.
+    by_hand: bool,
+    /// Segments sent again before it moved.
+    retransmissions: u32,
 }
 
 /// What is to be done with a flow that is to use a link.
@@ -130,7 +138,7 @@ impl Moving {
         self.refused.insert(own, Refusal { reason, until: now + pause, pause });
     }
 
-    /// Whether the flow is moving now.
+    /// Whether the flow is on its way.
     fn is_moving(&self, own: &Ends) -> bool {
         self.flows.get(own).is_some_and(|flow| !matches!(flow.stage, Stage::Moved(_)))
     }
@@ -139,7 +147,7 @@ impl Moving {
 impl<S: Steering> Core<S> {
     /// Sets the hosts that take requests to move flows.
     pub fn set_movers(&mut self, now: Time, hosts: BTreeSet<IpAddr>) -> Result<(), SteeringError> {
-        self.moving.hosts = hosts;
+        self.moving.hosts = if self.config.moves { hosts } else { BTreeSet::new() };
         self.step_moving(now)
     }
 
@@ -190,7 +198,7 @@ impl<S: Steering> Core<S> {
             return Some(Err(RequestError::not_found("No such link", detail)));
         }
         let wanted: Vec<_> = rows.into_iter().map(|row| (row, slot.flatten())).collect();
-        let results = self.begin_moves(now, &wanted);
+        let results = self.begin_moves(now, &wanted, true);
         let moved = results.iter().filter(|result| result.is_ok()).count();
         let kept: BTreeSet<String> = results.into_iter().filter_map(Result::err).collect();
         // An error is repeated when the next step is due.
@@ -210,7 +218,7 @@ impl<S: Steering> Core<S> {
 
     /// What `explain` says of a flow on its link, if its destination may change that.
     pub(super) fn explain_move(&self, row: &FlowRow) -> Option<String> {
-        let own = ends_of(row);
+        let own = Ends::of(row);
         let name = |slot: usize| self.links.in_slot(slot).map_or("a link that is gone", |link| &link.facts.name);
         if let Some(moved) = self.moving.flows.get(&own) {
             return Some(match moved.stage {
@@ -233,28 +241,50 @@ impl<S: Steering> Core<S> {
     }
 
     /// Begins to move flows, each to the link in a slot; `None`: to the link that has its address. Returns why flows stay, in the same order.
-    fn begin_moves(&mut self, now: Time, wanted: &[(FlowRow, Option<usize>)]) -> Vec<Result<(), String>> {
+    fn begin_moves(&mut self, now: Time, wanted: &[(FlowRow, Option<usize>)], by_hand: bool) -> Vec<Result<(), String>> {
         let plans: Vec<Result<Plan, String>> = wanted.iter().map(|(row, to)| self.plan_move(row, *to)).collect();
-        let mut all = Vec::new();
-        for ((row, _), plan) in wanted.iter().zip(&plans) {
-            if let Ok(Plan::Move(wire, _)) = plan {
-                all.push(MovedFlow { own: ends_of(row), wire: *wire, numbers: None });
+        let mut results: Vec<Result<(), String>> = plans.iter().map(|plan| plan.as_ref().map(|_| ()).map_err(Clone::clone)).collect();
+        let home: Vec<Ends> =
+            wanted.iter().zip(&plans).filter(|(_, plan)| **plan == Ok(Plan::GoHome)).map(|((row, _), _)| Ends::of(row)).collect();
+        // What fails in the kernel is repeated by the next update.
+        let _ = self.go_home(now, &home);
+        let mut left: Vec<(usize, MovedFlow, usize)> = Vec::new();
+        for (place, (row, _)) in wanted.iter().enumerate() {
+            if let Ok(Plan::Move(wire, slot)) = plans[place] {
+                left.push((place, MovedFlow { own: Ends::of(row), wire, numbers: None }, slot));
             }
         }
-        // All at once, if no port is taken and no flow is unfit. What fails in the kernel is repeated by the next update.
-        let together = all.is_empty() || self.relocate(now, &all, false, LEASE).is_ok();
-        let mut results = Vec::new();
-        for ((row, _), plan) in wanted.iter().zip(plans) {
-            let own = ends_of(row);
-            results.push(match plan {
-                Err(reason) => Err(reason),
-                Ok(Plan::Stay) => Ok(()),
-                Ok(Plan::GoHome) => self.go_home(now, &own).map_err(|error| error.to_string()),
-                Ok(Plan::Move(wire, slot)) => {
-                    let accepted = if together { Ok(wire) } else { self.relocate_one(now, own, wire) };
-                    accepted.map(|wire| self.prepare(now, own, wire, slot))
+        // A flow whose port another one has on the new link gets another port.
+        for _ in 0..PORTS {
+            if left.is_empty() {
+                break;
+            }
+            let flows: Vec<MovedFlow> = left.iter().map(|(_, flow, _)| *flow).collect();
+            let mut refused = match self.relocate(now, &flows, false, LEASE) {
+                Ok(done) => done.refused,
+                Err(error) => {
+                    left.iter().for_each(|(place, ..)| results[*place] = Err(error.to_string()));
+                    break;
                 }
-            });
+            };
+            let mut again = Vec::new();
+            for (number, (place, flow, slot)) in left.into_iter().enumerate() {
+                match refused.remove(&number) {
+                    None => {
+                        results[place] = Ok(());
+                        self.prepare(now, &flow, slot, by_hand, wanted[place].0.retransmissions.unwrap_or(0));
+                    }
+                    Some(error) => {
+                        if error.is_taken() {
+                            let mut next = flow;
+                            next.wire.source.set_port(flow.wire.source.port().wrapping_add(1).max(1024));
+                            again.push((place, next, slot));
+                        }
+                        results[place] = Err(error.to_string());
+                    }
+                }
+            }
+            left = again;
         }
         results
     }
@@ -264,7 +294,7 @@ impl<S: Steering> Core<S> {
         if !can_move(row) {
             return Err("only established TCP connections of this machine's programs can move".to_owned());
         }
-        let own = ends_of(row);
+        let own = Ends::of(row);
         let host = own.destination.ip();
         if !self.moving.hosts.contains(&host) {
             return Err(format!(
@@ -286,43 +316,42 @@ impl<S: Steering> Core<S> {
         Ok(Plan::Move(Ends { source: SocketAddr::new(address, own.source.port()), ..own }, slot))
     }
 
-    /// Makes this machine accept the packets of one flow with these addresses on the way. If another flow has its port there, it gets another port.
-    fn relocate_one(&mut self, now: Time, own: Ends, wire: Ends) -> Result<Ends, String> {
-        let mut last = String::new();
-        for more in 0..PORTS {
-            let port = wire.source.port().wrapping_add(more).max(1024);
-            let wire = Ends { source: SocketAddr::new(wire.source.ip(), port), ..wire };
-            match self.relocate(now, &[MovedFlow { own, wire, numbers: None }], false, LEASE) {
-                Ok(_) => return Ok(wire),
-                Err(error) if error.is_taken() => last = error.to_string(),
-                Err(error) => return Err(error.to_string()),
-            }
-        }
-        Err(last)
-    }
-
-    fn prepare(&mut self, now: Time, own: Ends, wire: Ends, slot: usize) {
-        let numbers = self.moving.flows.get(&own).and_then(|known| known.numbers);
-        let flow = Move { host: own.destination.ip(), slot, wire, numbers, stage: Stage::Preparing(now + PREPARATION) };
+    fn prepare(&mut self, now: Time, flow: &MovedFlow, slot: usize, by_hand: bool, retransmissions: u32) {
+        let MovedFlow { own, wire, .. } = *flow;
         tracing::debug!(source = %own.source, destination = %own.destination, wire = %wire.source, "a flow begins to move");
-        self.moving.flows.insert(own, flow);
+        let known = self.moving.flows.get(&own);
+        let before =
+            known.and_then(|known| if matches!(known.stage, Stage::Moved(_)) { Some((known.slot, known.wire)) } else { known.before });
+        let numbers = known.and_then(|known| known.numbers);
+        let stage = Stage::Preparing(now + PREPARATION);
+        let host = own.destination.ip();
+        self.moving.flows.insert(own, Move { host, slot, wire, before, numbers, stage, order: 0, by_hand, retransmissions });
         self.moving.due = Some(now);
     }
 
-    /// Gives a flow its own addresses on the way again. Both ends always accept these.
-    fn go_home(&mut self, now: Time, own: &Ends) -> Result<(), SteeringError> {
-        if let Some(moved) = self.moving.flows.remove(own)
-            && let Some(numbers) = moved.numbers
-        {
-            self.order(moved.host, None, vec![OrderedFlow { own: *own, port: moved.wire.source.port(), numbers }]);
+    /// Gives flows their own addresses on the way again. Both ends always accept these.
+    fn go_home(&mut self, now: Time, flows: &[Ends]) -> Result<(), SteeringError> {
+        let mut told: BTreeMap<IpAddr, Vec<OrderedFlow>> = BTreeMap::new();
+        for own in flows {
+            if let Some(moved) = self.moving.flows.remove(own)
+                && let Some(numbers) = moved.numbers
+            {
+                told.entry(moved.host).or_default().push(OrderedFlow { own: *own, via: moved.wire.source, numbers });
+            }
         }
-        self.bring_back(now, std::slice::from_ref(own))
+        for (host, flows) in told {
+            flows.chunks(MAX_FLOWS).for_each(|part| self.order(host, None, part.to_vec()));
+        }
+        if flows.is_empty() { Ok(()) } else { self.bring_back(now, flows) }
     }
 
     fn order(&mut self, host: IpAddr, slot: Option<usize>, flows: Vec<OrderedFlow>) {
         self.moving.last += 1;
         let number = self.moving.last;
         if slot.is_some() {
+            for flow in &flows {
+                self.moving.flows.entry(flow.own).and_modify(|known| known.order = number);
+            }
             self.moving.asked.insert(number, flows.iter().map(|flow| flow.own).collect());
         }
         tracing::debug!(%host, number, slot, flows = flows.len(), "asking a host to move flows");
@@ -332,53 +361,74 @@ impl<S: Steering> Core<S> {
     /// The other host's answer: why flows were refused, by their places in the order; or why there is none.
     pub fn on_move_answer(&mut self, now: Time, number: u64, answer: Result<BTreeMap<usize, String>, String>) -> Result<(), SteeringError> {
         let Some(flows) = self.moving.asked.remove(&number) else { return Ok(()) };
-        let mut agreed = Vec::new();
+        let (mut agreed, mut failed) = (Vec::new(), Vec::new());
         for (place, own) in flows.iter().enumerate() {
-            let Some(known) = self.moving.flows.get(own).copied() else { continue };
+            // The flow may have been moved on since, or have gone home.
+            let Some(known) = self.moving.flows.get_mut(own).filter(|known| known.order == number) else { continue };
             match (&answer, known.stage) {
                 // It is asked again, or the lease ends.
-                (Err(_), Stage::Moved(_)) => self.set_stage(own, Stage::Moved(now + RETRY * 8)),
-                (Err(reason), _) => self.give_up(now, own, reason.clone())?,
-                // The order was about earlier addresses.
-                (Ok(_), Stage::Preparing(_)) => {}
+                (Err(_), Stage::Moved(_)) => known.stage = Stage::Moved(now + RETRY * 8),
+                (Err(reason), _) => failed.push((*own, reason.clone())),
                 (Ok(refused), _) => match refused.get(&place) {
-                    Some(reason) => self.give_up(now, own, format!("the other host refused: {}", braid_model::printable(reason)))?,
+                    Some(reason) => failed.push((*own, format!("the other host refused: {}", braid_model::printable(reason)))),
                     None => agreed.push(MovedFlow { own: *own, wire: known.wire, numbers: None }),
                 },
             }
         }
-        let together = agreed.is_empty() || self.relocate(now, &agreed, true, LEASE).is_ok();
-        for flow in agreed {
-            let done = if together { Ok(()) } else { self.relocate(now, &[flow], true, LEASE).map(drop) };
-            match done {
-                Ok(()) => {
+        let mut refused = match self.relocate(now, &agreed, true, LEASE) {
+            Ok(done) => done.refused.into_iter().map(|(place, error)| (place, error.to_string())).collect(),
+            Err(error) => (0..agreed.len()).map(|place| (place, error.to_string())).collect::<BTreeMap<_, _>>(),
+        };
+        for (place, flow) in agreed.iter().enumerate() {
+            match (refused.remove(&place), self.moving.flows.get_mut(&flow.own)) {
+                (Some(reason), _) => failed.push((flow.own, reason)),
+                (None, Some(known)) => {
+                    (known.stage, known.before) = (Stage::Moved(now + RENEWAL), None);
                     self.moving.refused.remove(&flow.own);
-                    self.set_stage(&flow.own, Stage::Moved(now + RENEWAL));
                 }
-                Err(error) => self.give_up(now, &flow.own, error.to_string())?,
+                (None, None) => {}
             }
         }
-        self.step_moving(now)
+        let given_up = self.give_up(now, failed);
+        self.step_moving(now).and(given_up)
     }
 
-    fn set_stage(&mut self, own: &Ends, stage: Stage) {
-        if let Some(flow) = self.moving.flows.get_mut(own) {
-            flow.stage = stage;
+    /// Leaves flows where they are: on the link that both hosts agreed about last.
+    fn give_up(&mut self, now: Time, flows: Vec<(Ends, String)>) -> Result<(), SteeringError> {
+        let (mut home, mut back) = (Vec::new(), Vec::new());
+        for (own, reason) in flows {
+            self.moving.refuse(now, own, reason);
+            match self.moving.flows.get(&own).and_then(|known| known.before) {
+                Some((slot, wire)) => back.push((MovedFlow { own, wire, numbers: None }, slot)),
+                None => home.push(own),
+            }
         }
+        if !back.is_empty() {
+            let flows: Vec<MovedFlow> = back.iter().map(|(flow, _)| *flow).collect();
+            let refused = self.relocate(now, &flows, true, LEASE).map(|done| done.refused);
+            for (place, (flow, slot)) in back.iter().enumerate() {
+                match self.moving.flows.get_mut(&flow.own) {
+                    // The other host may have agreed to the new addresses, so it is asked at once.
+                    Some(known) if refused.as_ref().is_ok_and(|refused| !refused.contains_key(&place)) => {
+                        (known.slot, known.wire, known.before, known.stage) = (*slot, flow.wire, None, Stage::Moved(now));
+                    }
+                    _ => home.push(flow.own),
+                }
+            }
+            self.moving.due = Some(now);
+        }
+        self.go_home(now, &home)
     }
 
-    /// Leaves a flow on its link, or lets it come back.
-    fn give_up(&mut self, now: Time, own: &Ends, reason: String) -> Result<(), SteeringError> {
-        self.moving.refuse(now, *own, reason);
-        self.go_home(now, own)
+    /// Whether the flow is moving, or has moved to a link that works, so that it must not be ended. The list of flows may be older than that.
+    pub(super) fn is_moved(&self, row: &FlowRow) -> bool {
+        let works = |slot| self.links.in_slot(slot).is_some_and(|link| link.usable(row.family));
+        let known = if self.moving.flows.is_empty() { None } else { self.moving.flows.get(&Ends::of(row)) };
+        known.is_some_and(|known| !matches!(known.stage, Stage::Moved(_)) || works(known.slot))
     }
 
-    /// Whether the flow is moving now, so that it must not be ended.
-    pub(super) fn is_moving(&self, row: &FlowRow) -> bool {
-        !self.moving.flows.is_empty() && self.moving.is_moving(&ends_of(row))
-    }
-
-    /// Moves flows away from links that they may not use now: dead ones, those whose allowance is used up, those that the rules of the present context exclude.
+    /// Moves flows away from links that new flows like them would not get now: dead ones, those whose allowance is used up, those that the rules of the present
+    /// context exclude, standby ones. A flow that the user has moved stays while its link works.
     pub(super) fn find_moves(&mut self, now: Time) {
         self.moving.refused.retain(|_, refusal| refusal.until + REFUSAL > now);
         if self.moving.hosts.is_empty() {
@@ -387,8 +437,8 @@ impl<S: Steering> Core<S> {
         let is_candidate = |row: &FlowRow| {
             can_move(row)
                 && self.moving.hosts.contains(&row.remote.0.to_canonical())
-                && !self.moving.is_moving(&ends_of(row))
-                && self.moving.refused.get(&ends_of(row)).is_none_or(|refusal| refusal.until <= now)
+                && !self.moving.is_moving(&Ends::of(row))
+                && self.moving.refused.get(&Ends::of(row)).is_none_or(|refusal| refusal.until <= now)
         };
         let mut moves = Vec::new();
         for living in self.flows.iter().filter(|living| is_candidate(&living.row) && !self.has_ended(living)) {
@@ -397,15 +447,19 @@ impl<S: Steering> Core<S> {
                 continue;
             }
             let links = self.admitted(self.rule_of(now, &RedirectedFlow::of(row)), row.family);
-            let stays = self.links.get(row.link).is_some_and(|link| links.contains(link.slot) && link.configured(row.family));
+            let by_hand = self.moving.flows.get(&Ends::of(row)).is_some_and(|known| known.by_hand);
+            let stays = self
+                .links
+                .get(row.link)
+                .is_some_and(|link| link.configured(row.family) && (links.contains(link.slot) || by_hand && link.usable(row.family)));
             if !stays && let Some(slot) = self.widest(now, links) {
                 moves.push((row.clone(), Some(slot)));
             }
         }
-        let results = self.begin_moves(now, &moves);
+        let results = self.begin_moves(now, &moves, false);
         for ((row, _), result) in moves.iter().zip(results) {
             if let Err(reason) = result {
-                self.moving.refuse(now, ends_of(row), reason);
+                self.moving.refuse(now, Ends::of(row), reason);
             }
         }
     }
@@ -416,34 +470,29 @@ impl<S: Steering> Core<S> {
     }
 
     fn step_moving(&mut self, now: Time) -> Result<(), SteeringError> {
-        let mut failed = Vec::new();
-        let mut ready: BTreeMap<(IpAddr, usize), Vec<OrderedFlow>> = BTreeMap::new();
-        let active = if self.moving.flows.values().any(|flow| matches!(flow.stage, Stage::Preparing(_))) {
-            self.active_moves(now)?
-        } else {
-            BTreeMap::new()
-        };
-        let living: BTreeSet<Ends> = if self.moving.flows.values().any(|flow| matches!(flow.stage, Stage::Moved(at) if at <= now)) {
-            self.flows.iter().filter(|living| can_move(&living.row)).map(|living| ends_of(&living.row)).collect()
-        } else {
-            BTreeSet::new()
-        };
-        let mut over = BTreeSet::new();
+        // If the kernel cannot be read, again soon.
+        self.moving.due = (!self.moving.flows.is_empty()).then_some(now + RETRY);
+        let is_due = |stage: &Stage| matches!(stage, Stage::Moved(at) if *at <= now);
+        let prepares = self.moving.flows.values().any(|flow| matches!(flow.stage, Stage::Preparing(_)));
+        let renews = self.moving.flows.values().any(|flow| is_due(&flow.stage));
+        let active = if prepares { self.active_moves(now)? } else { BTreeMap::new() };
+        let (mut living, mut sockets) = (BTreeMap::new(), BTreeMap::new());
+        if renews {
+            let flows = self.flows.iter().map(|living| &living.row).filter(|row| can_move(row));
+            living = flows.map(|row| (Ends::of(row), row.retransmissions.unwrap_or(0))).collect::<BTreeMap<_, _>>();
+            sockets = self.look(now, false)?;
+        }
+        let (mut failed, mut over) = (Vec::new(), BTreeSet::new());
+        let mut ready: BTreeMap<(IpAddr, usize, bool), Vec<OrderedFlow>> = BTreeMap::new();
         for (own, flow) in &mut self.moving.flows {
             let leased = self.relocated.leased(own, now) == Some(flow.wire);
+            let ordered = |numbers| OrderedFlow { own: *own, via: flow.wire.source, numbers };
             match flow.stage {
-                _ if !leased => {
-                    failed.push((*own, "the other host no longer knows it by its new addresses, or its lease ended".to_owned()))
-                }
+                _ if !leased => failed.push((*own, "the other host no longer rewrites its packets, or its lease ended".to_owned())),
                 Stage::Preparing(until) => {
                     if let Some(numbers) = active.get(own).and_then(|socket| socket.numbers) {
-                        flow.numbers = Some(numbers);
-                        flow.stage = Stage::Asked(now + ANSWER);
-                        ready.entry((flow.host, flow.slot)).or_default().push(OrderedFlow {
-                            own: *own,
-                            port: flow.wire.source.port(),
-                            numbers,
-                        });
+                        ready.entry((flow.host, flow.slot, false)).or_default().push(ordered(numbers));
+                        (flow.numbers, flow.stage) = (Some(numbers), Stage::Asked(now + ANSWER));
                     } else if until <= now {
                         failed.push((
                             *own,
@@ -454,35 +503,31 @@ impl<S: Steering> Core<S> {
                 Stage::Asked(until) if until <= now => failed.push((*own, "the other host does not answer".to_owned())),
                 Stage::Asked(_) => {}
                 Stage::Moved(at) if at > now => {}
-                // Its lease runs out while its last packets are under way.
-                Stage::Moved(_) if !living.contains(own) => drop(over.insert(*own)),
-                Stage::Moved(_) => {
-                    let Some(numbers) = flow.numbers else { continue };
-                    // The next time, if there is no answer.
-                    flow.stage = Stage::Moved(now + RENEWAL);
-                    ready.entry((flow.host, flow.slot)).or_default().push(OrderedFlow {
-                        own: *own,
-                        port: flow.wire.source.port(),
-                        numbers,
-                    });
-                }
+                Stage::Moved(_) => match (living.get(own), flow.numbers) {
+                    // Its lease runs out while its last packets are under way.
+                    (None, _) | (_, None) => drop(over.insert(*own)),
+                    (Some(sent_again), _)
+                        if *sent_again > flow.retransmissions && sockets.get(own).is_none_or(|socket| socket.moved.is_none()) =>
+                    {
+                        failed.push((*own, "nothing comes over the new link: a firewall may drop what it did not see begin".to_owned()));
+                    }
+                    (_, Some(numbers)) => {
+                        ready.entry((flow.host, flow.slot, true)).or_default().push(ordered(numbers));
+                        // The next time, if there is no answer.
+                        flow.stage = Stage::Moved(now + RENEWAL);
+                    }
+                },
             }
         }
         self.moving.flows.retain(|own, _| !over.contains(own));
-        for ((host, slot), flows) in ready {
+        for ((host, slot, renewal), flows) in ready {
             if self.moving.hosts.contains(&host) {
                 flows.chunks(MAX_FLOWS).for_each(|part| self.order(host, Some(slot), part.to_vec()));
-                continue;
+            } else if !renewal {
+                failed.extend(flows.iter().map(|flow| (flow.own, "the other host cannot be asked now".to_owned())));
             }
-            let asked =
-                flows.iter().filter(|flow| self.moving.flows.get(&flow.own).is_some_and(|known| matches!(known.stage, Stage::Asked(_))));
-            failed.extend(asked.map(|flow| (flow.own, "the other host cannot be asked now".to_owned())));
         }
-        let mut done = Ok(());
-        for (own, reason) in failed {
-            let given_up = self.give_up(now, &own, reason);
-            done = done.and(given_up);
-        }
+        let done = self.give_up(now, failed);
         let next = |flow: &Move| match flow.stage {
             Stage::Preparing(_) => now + LOOK,
             Stage::Asked(at) | Stage::Moved(at) => at,
@@ -495,10 +540,4 @@ impl<S: Steering> Core<S> {
 /// Whether a flow is one that another host could move.
 fn can_move(row: &FlowRow) -> bool {
     row.protocol == Protocol::Tcp && !row.forwarded && !row.connecting && !row.moving && !row.local.0.is_unspecified() && row.local.1 != 0
-}
-
-/// The ends of a flow as its packets have them.
-fn ends_of(row: &FlowRow) -> Ends {
-    let end = |(ip, port): (IpAddr, u16)| SocketAddr::new(ip.to_canonical(), port);
-    Ends { protocol: row.protocol, source: end(row.local), destination: end(row.remote) }
 }

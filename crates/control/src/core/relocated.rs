@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, btree_map};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use braid_api::{Accepted, FlowEnds, RewriteRequest};
+use braid_api::{FlowEnds, RewriteRequest, RewriteState, Rewritten};
 use braid_decide::tables::{self, DEPARTURE_DEVICE, PACKET_DEVICE};
 use braid_model::{Family, LinkFacts, LinkIndex, LinkKind, Protocol, RouteFacts, RuleFacts, SequenceNumbers, Time};
 
@@ -20,8 +20,14 @@ const MAX_LEASE: Duration = Duration::from_secs(3600);
 /// Time for which packets under way are still received with addresses that a flow has on the way no longer.
 const LINGER: Duration = Duration::from_secs(30);
 
-/// An end of a flow that has moved sends no packets with the addresses of its socket later than this.
+/// Earlier addresses of a flow with which packets may still arrive.
+const MAX_LATE: usize = 2;
+/// An end of a flow that has moved sends no packets with the addresses of its socket later than this after it began with others.
 const SETTLED: Duration = Duration::from_secs(1);
+/// How long the other end may take to begin.
+const BEGINNING: Duration = Duration::from_secs(20);
+/// A list of flows for checks is not read again within this time.
+const LIST_AGE: Duration = Duration::from_millis(500);
 /// How often it is looked whether the other host rewrites packets of moved flows.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 
@@ -78,6 +84,9 @@ pub(super) enum RelocationError {
     /// There are too many.
     #[error("{} flows are moved already, or were a moment ago", MAX_REWRITES / 3)]
     Full,
+    /// It is named twice.
+    #[error("the flow from {0} is named twice")]
+    Twice(SocketAddr),
     /// Its lease is longer than [`MAX_LEASE`], or zero.
     #[error("a lease is between 1 and {} seconds", MAX_LEASE.as_secs())]
     Lease,
@@ -123,6 +132,8 @@ pub(super) struct Relocated {
     rewrites: BTreeMap<Ends, Rewrite>,
     /// Flows whose sequence numbers are being read.
     reading: BTreeSet<Ends>,
+    /// The last list of flows for checks.
+    listed: Option<(Time, BTreeMap<Ends, FlowRow>)>,
     /// When to update it: a lease ends, or something is to be tried again.
     due: Option<Time>,
 }
@@ -139,8 +150,16 @@ struct Entry {
     late: BTreeMap<Ends, Time>,
     /// When the lease ends.
     until: Time,
-    /// The sequence numbers that proved which flow is meant.
-    proved: Option<SequenceNumbers>,
+    /// The sequence numbers with which its connection began.
+    numbers: Option<SequenceNumbers>,
+}
+
+/// The outcome of a request.
+pub(super) struct Relocation {
+    /// Why flows were refused, by their places in the request.
+    pub(super) refused: BTreeMap<usize, RelocationError>,
+    /// Whether the kernel has the rest. If not, it is tried again.
+    pub(super) applied: Result<(), SteeringError>,
 }
 
 impl Entry {
@@ -149,20 +168,23 @@ impl Entry {
         self.late.keys().copied().chain([self.wire])
     }
 
-    /// Takes a request.
+    /// Takes a request. What leaves by these addresses already continues to.
     fn ask(&mut self, now: Time, wire: Ends, sends: bool, until: Time) {
         if self.wire != wire {
             self.late.remove(&wire);
             self.late.insert(self.wire, now + LINGER);
             self.wire = wire;
+            while self.late.len() > MAX_LATE
+                && let Some(first) = self.late.iter().min_by_key(|(_, until)| **until).map(|(wire, _)| *wire)
+            {
+                self.late.remove(&first);
+            }
         }
         if sends {
             if self.sends_by != Some(wire) {
                 self.sends_since = now;
             }
             self.sends_by = Some(wire);
-        } else if self.sends_by == Some(wire) {
-            self.sends_by = None;
         }
         self.until = until;
     }
@@ -203,8 +225,13 @@ impl Relocated {
         self.flows.get(own).filter(|entry| entry.until > now).map(|entry| entry.wire)
     }
 
+    /// Whether packets of any flow leave with other addresses.
+    fn sends(&self) -> bool {
+        self.flows.values().any(|entry| entry.sends_by.is_some())
+    }
+
     /// Whether it must be updated now.
-    pub(super) fn is_due(&self, now: Time) -> bool {
+    fn is_due(&self, now: Time) -> bool {
         self.due.is_some_and(|due| due <= now)
     }
 }
@@ -231,7 +258,7 @@ impl<S: Steering> Core<S> {
 
     /// The flows that the kernel rewrites as they were asked for, and whose sockets follow.
     pub(super) fn active_moves(&mut self, now: Time) -> Result<BTreeMap<Ends, MovedSocket>, SteeringError> {
-        let mut sockets = self.look(now)?;
+        let mut sockets = self.look(now, false)?;
         let is_there = self.departure().is_some();
         let Relocated { flows, rewrites, .. } = &self.relocated;
         sockets.retain(|own, socket| {
@@ -246,41 +273,59 @@ impl<S: Steering> Core<S> {
 
     /// Reads what the kernel knows about moved flows. Ends the leases of those that the other host does not rewrite: it has ended theirs, or its Braid is gone.
     /// It answers with resets then, and sends packets with the addresses of the socket.
-    fn look(&mut self, now: Time) -> Result<BTreeMap<Ends, MovedSocket>, SteeringError> {
-        let sockets = self.steering.moved_sockets()?;
+    pub(super) fn look(&mut self, now: Time, fresh: bool) -> Result<BTreeMap<Ends, MovedSocket>, SteeringError> {
+        let sockets = self.steering.moved_sockets(fresh)?;
         for (own, socket) in &sockets {
             let Some(entry) = self.relocated.flows.get_mut(own) else { continue };
-            // The other end sends after this one, and packets may overtake each other.
-            let settled = (entry.sends_since + SETTLED).max(socket.moved.unwrap_or(Time::ZERO) + SETTLED);
-            if socket.refused || entry.sends_by.is_some() && socket.home.is_some_and(|at| at > settled) {
+            entry.numbers = entry.numbers.or(socket.numbers);
+            if let Some(claimed) = socket.claimed {
+                entry.late.remove(&claimed);
+            }
+            // Anybody can send a reset. It counts if nothing else comes.
+            let is_refused = socket.refused && socket.moved.is_none_or(|at| at + LOOK_INTERVAL < now);
+            // Packets may overtake each other.
+            let settled = socket.moved.map_or(entry.sends_since + BEGINNING, |at| at.max(entry.sends_since) + SETTLED);
+            if is_refused || entry.sends_by.is_some() && socket.home.is_some_and(|at| at > settled) {
                 entry.until = entry.until.min(now);
             }
         }
         Ok(sockets)
     }
 
+    /// Looks whether the other hosts still rewrite, if that is due, and ends leases.
+    pub(super) fn expire_relocated(&mut self, now: Time) -> Result<(), SteeringError> {
+        if !self.relocated.is_due(now) {
+            return Ok(());
+        }
+        let looked = if self.relocated.sends() { self.look(now, false).map(drop) } else { Ok(()) };
+        self.update_relocated(now).and(looked)
+    }
+
     /// `POST /v1/rewrites`.
-    pub fn rewrite(&mut self, now: Time, request: &RewriteRequest) -> Result<Accepted, RequestError> {
+    pub fn rewrite(&mut self, now: Time, request: &RewriteRequest) -> Result<Rewritten, RequestError> {
         let ends = |ends: FlowEnds| Ends { protocol: Protocol::Tcp, source: ends.source, destination: ends.destination };
-        let (applied, done) = match request.lease_ms {
+        let of = |numbers: &braid_api::SequenceNumbers| SequenceNumbers { sent: numbers.sent, received: numbers.received };
+        let moved =
+            |flow: &braid_api::MovedFlow| MovedFlow { own: ends(flow.own), wire: ends(flow.wire), numbers: flow.numbers.as_ref().map(of) };
+        let flows: Vec<_> = request.flows.iter().map(moved).collect();
+        let (mut done, verb) = match request.lease_ms {
             Some(lease) => {
-                let of = |numbers: &braid_api::SequenceNumbers| SequenceNumbers { sent: numbers.sent, received: numbers.received };
-                let moved = |flow: &braid_api::MovedFlow| MovedFlow {
-                    own: ends(flow.own),
-                    wire: ends(flow.wire),
-                    numbers: flow.numbers.as_ref().map(of),
-                };
-                let flows: Vec<_> = request.flows.iter().map(moved).collect();
-                (self.relocate(now, &flows, request.sends, Duration::from_millis(lease)).map_err(RequestError::from)?, "moved")
+                let lease = Duration::from_millis(lease);
+                (self.relocate_if(now, &flows, request.sends, lease, request.partial).map_err(RequestError::from)?, "moved")
             }
             None => {
-                let flows: Vec<_> = request.flows.iter().map(|flow| ends(flow.own)).collect();
-                (self.bring_back(now, &flows), "came back")
+                let own: Vec<_> = flows.iter().map(|flow| flow.own).collect();
+                (Relocation { refused: BTreeMap::new(), applied: self.bring_back(now, &own) }, "came back")
             }
         };
-        let message = format!("{} flows {done}", request.flows.len());
-        applied.map_err(|error| RequestError::failed("Not applied", format!("{error}; Braid tries again")))?;
-        Ok(Accepted { message, warnings: Vec::new() })
+        done.applied.map_err(|error| RequestError::failed("Not applied", format!("{error}; Braid tries again")))?;
+        let active = self.active_moves(now).map_err(|error| RequestError::failed("Not read", error.to_string()))?;
+        let message = format!("{} flows {verb}", flows.len() - done.refused.len());
+        let state = |(place, flow): (usize, &MovedFlow)| RewriteState {
+            active: active.contains_key(&flow.own),
+            refused: done.refused.remove(&place).map(|reason| reason.to_string()),
+        };
+        Ok(Rewritten { message, flows: flows.iter().enumerate().map(state).collect() })
     }
 
     /// Gives all flows their own addresses back, for the end of the daemon.
@@ -289,14 +334,20 @@ impl<S: Steering> Core<S> {
         self.steering.release_rewrites()
     }
 
-    /// Moves flows, or extends their leases: all of them, or none.
-    pub(super) fn relocate(
+    /// Moves flows, or extends their leases.
+    pub(super) fn relocate(&mut self, now: Time, flows: &[MovedFlow], sends: bool, lease: Duration) -> Result<Relocation, RelocationError> {
+        self.relocate_if(now, flows, sends, lease, true)
+    }
+
+    /// The same; unless `partial`, either all of them or none.
+    fn relocate_if(
         &mut self,
         now: Time,
         flows: &[MovedFlow],
         sends: bool,
         lease: Duration,
-    ) -> Result<Result<(), SteeringError>, RelocationError> {
+        partial: bool,
+    ) -> Result<Relocation, RelocationError> {
         if lease.is_zero() || lease > MAX_LEASE {
             return Err(RelocationError::Lease);
         }
@@ -306,74 +357,88 @@ impl<S: Steering> Core<S> {
         if self.in_force.confines(None) {
             return Err(RelocationError::Confined);
         }
-        let rows = self.rows_of(now, flows);
+        self.list_flows(now, flows);
+        let proved = self.prove(now, flows);
         // Whole seconds, so that leases end together.
         let until = Time::from_nanos((now + lease).as_nanos().next_multiple_of(1_000_000_000));
         let mut next = self.relocated.flows.clone();
-        for MovedFlow { own, wire, numbers } in flows {
-            self.check_relocation(own, wire, rows.get(own))?;
-            if rows.contains_key(wire) && wire != own {
-                return Err(RelocationError::Taken(wire.source, wire.destination));
-            }
-            match next.entry(*own) {
-                btree_map::Entry::Occupied(known) => known.into_mut().ask(now, *wire, sends, until),
-                btree_map::Entry::Vacant(free) => {
-                    let sends_by = sends.then_some(*wire);
-                    free.insert(Entry { wire: *wire, sends_by, sends_since: now, late: BTreeMap::new(), until, proved: *numbers });
+        let mut arrivals: BTreeSet<Ends> = next.values().flat_map(Entry::arrivals).collect();
+        let (mut named, mut refused) = (BTreeSet::new(), BTreeMap::new());
+        for (place, flow) in flows.iter().enumerate() {
+            let MovedFlow { own, wire, .. } = flow;
+            let known = next.get(own);
+            let is_its = known.is_some_and(|entry| entry.arrivals().any(|of| of == *wire));
+            let checked = match self.check_relocation(own, wire) {
+                Err(error) => Err(error),
+                Ok(()) if !named.insert(*own) => Err(RelocationError::Twice(own.source)),
+                Ok(()) if flow.numbers.is_some() && !proved.contains_key(own) => {
+                    Err(RelocationError::Stranger(own.source, own.destination))
+                }
+                Ok(()) if wire != own && (self.is_listed(wire) || !is_its && arrivals.contains(wire)) => {
+                    Err(RelocationError::Taken(wire.source, wire.destination))
+                }
+                Ok(()) if known.is_none() && 2 * next.len() + arrivals.len() + 3 > MAX_REWRITES => Err(RelocationError::Full),
+                Ok(()) => Ok(()),
+            };
+            match (checked, next.entry(*own)) {
+                (Err(error), _) if !partial => {
+                    // Removes the entries by which numbers were read. They do nothing, so that an error may wait for the next update.
+                    let _ = self.update_relocated(now);
+                    return Err(error);
+                }
+                (Err(error), _) => drop(refused.insert(place, error)),
+                (Ok(()), btree_map::Entry::Occupied(known)) => {
+                    let entry = known.into_mut();
+                    for wire in entry.arrivals() {
+                        arrivals.remove(&wire);
+                    }
+                    entry.ask(now, *wire, sends, until);
+                    arrivals.extend(entry.arrivals());
+                }
+                (Ok(()), btree_map::Entry::Vacant(free)) => {
+                    let (sends_by, numbers) = (sends.then_some(*wire), proved.get(own).copied());
+                    free.insert(Entry { wire: *wire, sends_by, sends_since: now, late: BTreeMap::new(), until, numbers });
+                    arrivals.insert(*wire);
                 }
             }
         }
-        let mut arrivals = BTreeSet::new();
-        if let Some(taken) = next.values().flat_map(Entry::arrivals).find(|wire| !arrivals.insert(*wire)) {
-            return Err(RelocationError::Taken(taken.source, taken.destination));
-        }
-        if 2 * next.len() + arrivals.len() > MAX_REWRITES {
-            return Err(RelocationError::Full);
-        }
-        self.prove(now, flows)?;
         self.relocated.flows = next;
-        Ok(self.update_relocated(now))
+        Ok(Relocation { refused, applied: self.update_relocated(now) })
     }
 
-    /// Checks that the flows are those whose sequence numbers the request gives.
-    fn prove(&mut self, now: Time, flows: &[MovedFlow]) -> Result<(), RelocationError> {
-        let known = &self.relocated.flows;
-        let unproved = |flow: &&MovedFlow| flow.numbers.is_some() && known.get(&flow.own).is_none_or(|entry| entry.proved != flow.numbers);
-        let unproved: Vec<MovedFlow> = flows.iter().filter(unproved).copied().collect();
-        if unproved.is_empty() {
-            return Ok(());
+    /// Returns the flows that run and began with the sequence numbers that the request gives, and these numbers as this machine has them.
+    fn prove(&mut self, now: Time, flows: &[MovedFlow]) -> BTreeMap<Ends, SequenceNumbers> {
+        let asked: BTreeMap<Ends, SequenceNumbers> = flows.iter().filter_map(|flow| Some((flow.own, flow.numbers?))).collect();
+        if asked.is_empty() {
+            return BTreeMap::new();
         }
-        self.relocated.reading = unproved.iter().map(|flow| flow.own).collect();
-        let read = self.update_relocated(now).and_then(|()| self.look(now));
+        self.relocated.reading = asked.keys().copied().collect();
+        let read = self.update_relocated(now).and_then(|()| self.look(now, true));
         self.relocated.reading.clear();
-        let sockets = read.unwrap_or_default();
-        let is_meant = |flow: &&MovedFlow| {
-            let numbers = sockets.get(&flow.own).and_then(|socket| socket.numbers);
-            numbers.zip(flow.numbers).is_some_and(|(numbers, theirs)| numbers.mirror(theirs))
+        let proved = |(own, socket): (Ends, MovedSocket)| {
+            let numbers = socket.numbers.filter(|numbers| asked.get(&own).is_some_and(|theirs| numbers.mirror(*theirs)))?;
+            Some((own, numbers))
         };
-        let stranger = unproved.iter().find(|flow| !is_meant(flow));
-        stranger.map_or(Ok(()), |flow| {
-            // An error here is repeated later. The entries do nothing.
-            let _ = self.update_relocated(now);
-            Err(RelocationError::Stranger(flow.own.source, flow.own.destination))
-        })
+        read.unwrap_or_default().into_iter().filter_map(proved).collect()
     }
 
-    /// The TCP flows of this machine, by their ends. Includes those that started since the last poll, if one of them is to be moved.
-    fn rows_of(&mut self, now: Time, flows: &[MovedFlow]) -> BTreeMap<Ends, FlowRow> {
-        let end = |(ip, port): (IpAddr, u16)| SocketAddr::new(ip.to_canonical(), port);
-        let ends = |row: &FlowRow| Ends { protocol: row.protocol, source: end(row.local), destination: end(row.remote) };
+    /// Lists the TCP flows of this machine. The list includes those that started since the last poll, if one of them is to be moved.
+    fn list_flows(&mut self, now: Time, flows: &[MovedFlow]) {
         let of = |rows: &mut dyn Iterator<Item = FlowRow>| -> BTreeMap<Ends, FlowRow> {
-            rows.filter(|row| row.protocol == Protocol::Tcp && !row.forwarded).map(|row| (ends(&row), row)).collect()
+            rows.filter(|row| row.protocol == Protocol::Tcp && !row.forwarded).map(|row| (Ends::of(&row), row)).collect()
         };
+        if self.relocated.listed.as_ref().is_some_and(|(at, _)| *at + LIST_AGE > now) {
+            return;
+        }
         let known = of(&mut self.flows.iter().map(|living| living.row.clone()));
-        if flows.iter().all(|flow| known.contains_key(&flow.own)) {
-            return known;
-        }
-        match self.steering.flows(now) {
-            Ok(rows) => of(&mut rows.into_iter()),
-            Err(_) => known,
-        }
+        let has_all = flows.iter().all(|flow| known.contains_key(&flow.own));
+        let rows = if has_all { known } else { self.steering.flows(now).map_or(known, |rows| of(&mut rows.into_iter())) };
+        self.relocated.listed = Some((now, rows));
+    }
+
+    /// Whether this machine's programs have a flow with these ends.
+    fn is_listed(&self, ends: &Ends) -> bool {
+        self.relocated.listed.as_ref().is_some_and(|(_, rows)| rows.contains_key(ends))
     }
 
     /// Lets flows use their own addresses again. Unknown ones are ignored.
@@ -386,7 +451,8 @@ impl<S: Steering> Core<S> {
         self.update_relocated(now)
     }
 
-    fn check_relocation(&self, own: &Ends, wire: &Ends, row: Option<&FlowRow>) -> Result<(), RelocationError> {
+    fn check_relocation(&self, own: &Ends, wire: &Ends) -> Result<(), RelocationError> {
+        let row = self.relocated.listed.as_ref().and_then(|(_, rows)| rows.get(own));
         let ends = [own.source, own.destination, wire.source, wire.destination];
         let is_scoped = |end: &&SocketAddr| matches!(end, SocketAddr::V6(v6) if v6.scope_id() != 0 || v6.flowinfo() != 0 || v6.ip().is_unicast_link_local());
         if let Some(scoped) = ends.iter().find(is_scoped) {
@@ -415,6 +481,9 @@ impl<S: Steering> Core<S> {
             return Err(RelocationError::Raw(device.name.clone()));
         }
         match row {
+            Some(row) if self.in_force.confines(self.rule_at(row.started, row.rule).map(|(_, rule)| rule)) => {
+                Err(RelocationError::Confined)
+            }
             Some(row) if !self.allows(row, device) => Err(RelocationError::Forbidden(own.source, device.name.clone())),
             _ => Ok(()),
         }
@@ -495,10 +564,8 @@ impl<S: Steering> Core<S> {
 
     /// Ends leases, and makes the kernel rewrite what is left. Packets leave only once the device is there; before, the flows stay where they are.
     pub(super) fn update_relocated(&mut self, now: Time) -> Result<(), SteeringError> {
-        let sends = |relocated: &Relocated| relocated.flows.values().any(|entry| entry.sends_by.is_some());
-        let looked = if sends(&self.relocated) { self.look(now).map(drop) } else { Ok(()) };
         self.relocated.flows.retain(|_, entry| entry.expire(now));
-        let look = sends(&self.relocated).then_some(now + LOOK_INTERVAL);
+        let look = self.relocated.sends().then_some(now + LOOK_INTERVAL);
         self.relocated.due = self.relocated.flows.values().map(|entry| entry.due(now)).chain(look).min();
         let addresses: BTreeSet<IpAddr> = self.relocated.flows.keys().map(|own| own.source.ip()).collect();
         let ways = self.relocated.flows.values().filter_map(|entry| self.way_of(&entry.wire));
@@ -533,7 +600,7 @@ impl<S: Steering> Core<S> {
             }
             self.relocated.rewrites = rewrites;
         }
-        looked
+        Ok(())
     }
 
     fn wanted_rewrites(&self, departure: LinkIndex) -> BTreeMap<Ends, Rewrite> {
@@ -548,7 +615,7 @@ impl<S: Steering> Core<S> {
             }
             let way = entry.sends_by.and_then(|wire| Some((wire, self.way_of(&wire)?)));
             let departs = way.map_or(Rewrite::unchanged(own), |(wire, way)| to(&wire, Some(way.device), way.mark));
-            rewrites.insert(*own, departs);
+            rewrites.insert(*own, Rewrite { numbers: entry.numbers, ..departs });
         }
         rewrites
     }

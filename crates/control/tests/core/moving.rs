@@ -29,14 +29,20 @@ fn world() -> World {
 
 /// A flow that has run for a while: its id and ends.
 fn flow(world: &mut World) -> (FlowId, Ends) {
+    let ends = flow_of(world);
+    world.run(SECOND);
+    (FlowId(u64::from(world.core.steering().numbers[&ends].sent)), ends)
+}
+
+/// A new flow.
+fn flow_of(world: &mut World) -> Ends {
     let Steered::To(_, id) = world.connect("test", 99) else { panic!("not steered") };
     world.core.steering().transfer(id, ByteCount::new(1000), ByteCount::new(1000));
     let now = world.now;
     let row = world.core.steering().flows(now).unwrap().into_iter().find(|row| row.id == id).unwrap();
     let ends = Ends { protocol: Protocol::Tcp, source: row.local.into(), destination: row.remote.into() };
     world.core.steering().numbers.insert(ends, SequenceNumbers { sent: id.0 as u32, received: 7 });
-    world.run(SECOND);
-    (id, ends)
+    ends
 }
 
 /// Makes the device that the core asks for, as the daemon does.
@@ -159,4 +165,87 @@ fn a_flow_that_has_moved_is_not_moved_again_while_the_list_of_flows_is_old() {
     world.run(SECOND);
     assert!(device(&mut world, &ends).is_some());
     assert!(orders(&mut world).is_empty(), "after {order:?}");
+}
+
+/// Moves the flow to the other link, which the other host agrees to. Returns the flow, and the numbers of its own link and the other one.
+fn moved(world: &mut World) -> (FlowId, Ends, [u32; 2]) {
+    let (id, ends) = flow(world);
+    let links = if ends.source.ip().to_string() == "10.0.1.2" { [1, 2] } else { [2, 1] };
+    let name = ["wlan0", "lte0"][links[1] as usize - 1];
+    world.core.move_direct(world.now, &id.0.to_string(), Some(name)).unwrap().unwrap();
+    world.run(SECOND / 10);
+    make_device(world);
+    world.run(SECOND / 10);
+    agree(world);
+    assert_eq!(device(world, &ends), Some(links[1]));
+    (id, ends, links)
+}
+
+#[test]
+fn an_answer_to_an_earlier_order_does_not_count() {
+    let mut world = world();
+    let (id, ends, links) = moved(&mut world);
+    world.run(SECOND * 11);
+    let renewal = orders(&mut world).pop().unwrap();
+    // A third link, to which the flow is to move while the renewal is under way.
+    world.devices.insert(2, LinkFacts { mac: Some(Mac([2, 0, 0, 0, 0, 9])), ..facts(3, "eth0") });
+    world.set_network();
+    world.core.move_direct(world.now, &id.0.to_string(), Some("eth0")).unwrap().unwrap();
+    world.run(SECOND / 10);
+    let next = orders(&mut world).pop().unwrap();
+    assert_ne!(next.flows[0].via.ip(), renewal.flows[0].via.ip());
+    world.core.on_move_answer(world.now, renewal.number, Ok(BTreeMap::new())).unwrap();
+    assert_eq!(device(&mut world, &ends), Some(links[1]), "the other host has not agreed to the third link");
+    // It refuses: the flow stays on the second one.
+    world.core.on_move_answer(world.now, next.number, Ok(BTreeMap::from([(0, "no".to_owned())]))).unwrap();
+    world.run(SECOND / 10);
+    assert_eq!(device(&mut world, &ends), Some(links[1]));
+    let asked = orders(&mut world).pop().unwrap();
+    assert_eq!(asked.flows, renewal.flows, "and its lease there is renewed");
+}
+
+#[test]
+fn a_flow_that_has_left_a_dead_link_is_not_ended() {
+    let mut world = world();
+    let (id, ends) = flow(&mut world);
+    let dead = if ends.source.ip().to_string() == "10.0.1.2" { 1 } else { 2 };
+    world.answering.insert(LinkIndex(dead), false);
+    world.run(SECOND);
+    make_device(&mut world);
+    // The answer comes after `reconnect_after`.
+    world.run(SECOND * 6);
+    agree(&mut world);
+    world.run(SECOND * 6);
+    assert!(device(&mut world, &ends).is_some() && !world.stuck.contains(&id), "{:?}", world.stuck);
+}
+
+#[test]
+fn nothing_moves_without_the_setting() {
+    let mut world = World::with(FakeSteering::default(), Config { probe: ProbeMode::Continuous, ..config(Scheduler::RoundRobin) });
+    world.core.set_movers(world.now, BTreeSet::from([SERVER])).unwrap();
+    let (id, ends) = flow(&mut world);
+    let dead = if ends.source.ip().to_string() == "10.0.1.2" { 1 } else { 2 };
+    world.answering.insert(LinkIndex(dead), false);
+    world.run(SECOND * 2);
+    assert!(orders(&mut world).is_empty() && world.core.hosts_to_ask_for_moves(world.now).is_empty());
+    assert!(world.core.move_direct(world.now, &id.0.to_string(), Some("lte0")).unwrap().is_err());
+}
+
+#[test]
+fn a_thousand_flows_are_asked_for_in_few_orders_and_get_other_ports_where_theirs_are_taken() {
+    let mut world = world();
+    let flows: Vec<Ends> = (0..1000).map(|_| flow_of(&mut world)).collect();
+    world.run(SECOND);
+    world.answering.insert(LinkIndex(1), false);
+    world.run(SECOND);
+    make_device(&mut world);
+    world.run(SECOND / 10);
+    let orders = orders(&mut world);
+    let on_dead = flows.iter().filter(|ends| ends.source.ip().to_string() == "10.0.1.2").count();
+    assert_eq!(orders.iter().map(|order| order.flows.len()).sum::<usize>(), on_dead);
+    assert_eq!(orders.len(), on_dead.div_ceil(256));
+    for order in &orders {
+        world.core.on_move_answer(world.now, order.number, Ok(BTreeMap::new())).unwrap();
+    }
+    assert_eq!(flows.iter().filter(|ends| device(&mut world, ends) == Some(2)).count(), on_dead);
 }

@@ -26,7 +26,7 @@ fn flow(own: [&str; 2], wire: [&str; 2]) -> MovedFlow {
 }
 
 fn request(flows: &[MovedFlow], lease: Option<Duration>, sends: bool) -> RewriteRequest {
-    RewriteRequest { flows: flows.to_vec(), lease_ms: lease.map(|lease| lease.as_millis() as u64), sends }
+    RewriteRequest { flows: flows.to_vec(), lease_ms: lease.map(|lease| lease.as_millis() as u64), sends, partial: false }
 }
 
 fn ends(source: &str, destination: &str) -> Ends {
@@ -36,7 +36,7 @@ fn ends(source: &str, destination: &str) -> Ends {
 fn to(source: &str, destination: &str, device: Option<u32>, mark: u32, arrives: bool) -> Rewrite {
     let Ends { source, destination, .. } = ends(source, destination);
     // The address on the way is the second link's.
-    Rewrite { source, destination, device: device.map(LinkIndex), mark, arrives, from: arrives.then_some(LinkIndex(2)) }
+    Rewrite { source, destination, device: device.map(LinkIndex), mark, arrives, from: arrives.then_some(LinkIndex(2)), numbers: None }
 }
 
 /// Packets that arrive with the flow's own addresses stay as they are.
@@ -251,10 +251,13 @@ fn only_the_flow_that_began_with_the_given_numbers_is_moved() {
     // An end may count its SYN.
     ask(&mut world, 5001, 999, false).unwrap();
     assert!(world.core.take_actions().departures.is_some());
-    // Nobody else moves it on, and its mover need not prove it again after the socket is gone.
-    assert!(ask(&mut world, 7, 7, true).is_err());
-    world.core.steering().numbers.clear();
     ask(&mut world, 5001, 999, true).unwrap();
+    // Nobody else moves it on, and nobody once it has ended or another connection has its addresses and ports.
+    assert!(ask(&mut world, 7, 7, true).is_err());
+    world.core.steering().numbers.insert(ends(OWN, SERVER), numbers(1001, 5000));
+    assert!(ask(&mut world, 7, 1001, true).is_err());
+    world.core.steering().numbers.clear();
+    assert!(ask(&mut world, 5001, 999, true).is_err());
 }
 
 #[test]
@@ -284,4 +287,41 @@ fn a_flow_that_the_other_host_does_not_know_comes_back() {
     world.core.rewrite(world.now, &request(&moved, Some(SECOND * 60), true)).unwrap();
     world.run(SECOND);
     assert_eq!(device(&mut world), Some(LinkIndex(2)));
+}
+
+#[test]
+fn some_flows_are_moved_if_the_request_says_so() {
+    let mut world = round_robin();
+    let (good, bad) = (flow([OWN, SERVER], [OTHER, SERVER]), flow(["10.0.1.2:40001", SERVER], ["10.9.9.9:40001", SERVER]));
+    let ask = |partial| RewriteRequest { partial, ..request(&[bad, good, good], Some(SECOND * 60), false) };
+    assert!(world.core.rewrite(world.now, &ask(false)).unwrap_err().detail.contains("10.9.9.9"));
+    assert!(world.core.rewrites_view(world.now).unwrap().is_empty());
+    let done = world.core.rewrite(world.now, &ask(true)).unwrap();
+    assert!(done.flows[0].refused.as_ref().is_some_and(|reason| reason.contains("10.9.9.9")), "{done:?}");
+    assert!(done.flows[1].refused.is_none() && done.flows[2].refused.as_ref().is_some_and(|reason| reason.contains("twice")));
+    assert_eq!(world.core.rewrites_view(world.now).unwrap().len(), 1);
+}
+
+#[test]
+fn a_flow_keeps_few_earlier_addresses_and_gives_them_up_to_a_new_connection() {
+    let mut world = round_robin();
+    let wire = |port: u16| format!("10.0.2.2:{port}");
+    for port in 40_000..40_010 {
+        world.core.rewrite(world.now, &request(&[flow([OWN, SERVER], [&wire(port), SERVER])], Some(SECOND * 60), true)).unwrap();
+        world.run(SECOND / 10);
+    }
+    world.devices.push(departures());
+    set_whole(&mut world);
+    let arrivals = |world: &mut World| -> Vec<u16> {
+        let moved = |(ends, rewrite): (&Ends, &Rewrite)| (rewrite.arrives && rewrite.device.is_some()).then(|| ends.destination.port());
+        world.core.steering().rewrites.iter().filter_map(moved).collect()
+    };
+    assert_eq!(arrivals(&mut world), [40_007, 40_008, 40_009]);
+    world.core.steering().claimed.insert(ends(OWN, SERVER), ends(&wire(40_007), SERVER));
+    world.run(SECOND);
+    assert_eq!(arrivals(&mut world), [40_008, 40_009]);
+    // The present ones are the flow's.
+    world.core.steering().claimed.insert(ends(OWN, SERVER), ends(&wire(40_009), SERVER));
+    world.run(SECOND);
+    assert_eq!(arrivals(&mut world), [40_008, 40_009]);
 }

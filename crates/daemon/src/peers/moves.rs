@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use braid_bond::{PathId, PathState};
 use braid_control::core::MoveOrder;
+use braid_transport::ControlFlow;
 use braid_transport::client::{Client, State};
-use braid_transport::control::{ControlFlow, PeerFlow};
+use braid_transport::control::PeerFlow;
 use tokio::sync::mpsc;
 
 use super::Change;
@@ -78,7 +79,7 @@ async fn carry_out(
         let flow = |flow: &braid_control::core::OrderedFlow| PeerFlow {
             client: flow.own.source,
             server: flow.own.destination,
-            port: flow.port,
+            via: flow.via,
             sent: flow.numbers.sent,
             received: flow.numbers.received,
         };

@@ -74,6 +74,11 @@ impl Servers {
         Some(server.client.clone())
     }
 
+    /// Whether a bond to this host exists, or can begin without the end of another.
+    pub(super) fn has_room_for(&self, host: IpAddr) -> bool {
+        self.0.len() < MAX_BONDS || self.0.contains_key(&host)
+    }
+
     /// Asks a server to move flows.
     pub(super) fn order(&self, order: MoveOrder, changes: &mpsc::UnboundedSender<Change>) {
         let number = order.number;

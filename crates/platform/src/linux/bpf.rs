@@ -517,8 +517,8 @@ impl Steering for BpfSteering {
         self.rewrite(rewrites)
     }
 
-    fn moved_sockets(&mut self) -> Result<BTreeMap<Ends, MovedSocket>, SteeringError> {
-        self.read_moved()
+    fn moved_sockets(&mut self, fresh: bool) -> Result<BTreeMap<Ends, MovedSocket>, SteeringError> {
+        self.read_moved(fresh)
     }
 
     fn release_rewrites(&mut self) -> Result<(), SteeringError> {

@@ -1,18 +1,19 @@
 //! The server's end of control flows: flows between a client and this host, outside the bond, that the client moves to another of its links.
 //!
 //! A client may move a flow only to an address at which it has proved to receive (that of a path), and only a flow that began at such an address and whose
-//! sequence numbers it knows. So nobody moves the flow of another host that has the same address, behind a NAT or later.
+//! sequence numbers it knows, each time it asks. So nobody moves the flow of another host that has the same address, behind a NAT or later.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::Future;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::Pin;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use braid_bond::host::ProvenPath;
-use braid_bond::{BondId, PathId};
+use braid_bond::{BondId, PathId, codes};
 use braid_model::SequenceNumbers;
+use tokio::sync::Semaphore;
 
 use crate::control::{MAX_FLOWS, MoveAnswer, MoveRequest, PeerFlow, read, write};
 use crate::host_driver::{BondFlow, HostDriver};
@@ -24,6 +25,12 @@ const MAX_MOVED: usize = 4096;
 const MAX_LEASE: Duration = Duration::from_secs(60);
 /// Interval at which the addresses are noted at which the client has proved to receive.
 const NOTE_INTERVAL: Duration = Duration::from_secs(1);
+/// How long such an address counts after its last path has ended. Later another host may have it.
+const PROVEN_FOR: Duration = Duration::from_secs(60);
+/// Pause between two requests of one client.
+const PAUSE: Duration = Duration::from_millis(5);
+/// Longest reason, in characters.
+const MAX_REASON: usize = 150;
 
 /// A flow of this host and the addresses of its packets on the way, each as source and destination.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,36 +43,73 @@ pub struct FlowToMove {
     pub numbers: SequenceNumbers,
 }
 
-/// What a [`Mover`] returns: why the flows stay where they are, if they do.
-pub type MoveResult<'a> = Pin<Box<dyn Future<Output = Result<(), String>> + Send + 'a>>;
+/// What a [`Mover`] returns: why flows stay where they are, by their places; or why none can be moved.
+pub type MoveResult<'a> = Pin<Box<dyn Future<Output = Result<BTreeMap<usize, String>, String>> + Send + 'a>>;
 
 /// Rewrites the packets of this host's flows.
 pub trait Mover: Send + Sync {
-    /// Moves flows for the time of a lease: all of them, or none. `None`: they have their own addresses again. Completes once packets are rewritten.
+    /// Moves flows for the time of a lease. `None`: they have their own addresses again. Completes once packets are rewritten.
     fn rewrite(&self, flows: Vec<FlowToMove>, lease: Option<Duration>) -> MoveResult<'_>;
 }
 
 /// Serves the control flows of a server.
 #[derive(Clone)]
-pub(super) struct ControlServer {
-    pub(super) mover: Arc<dyn Mover>,
-    pub(super) driver: HostDriver,
+pub(super) struct ControlServer(Arc<Shared>);
+
+struct Shared {
+    mover: Arc<dyn Mover>,
+    driver: HostDriver,
+    /// Bonds that have a control flow: each may have one.
+    serving: Mutex<BTreeSet<BondId>>,
+    /// One request at a time, whoever asks: the daemon has other work.
+    turn: Semaphore,
+}
+
+/// The place of a bond among those that have a control flow, until it is dropped.
+struct Serving<'a>(&'a Shared, BondId);
+
+impl Drop for Serving<'_> {
+    fn drop(&mut self) {
+        self.0.serving().remove(&self.1);
+    }
+}
+
+impl Shared {
+    fn serving(&self) -> std::sync::MutexGuard<'_, BTreeSet<BondId>> {
+        self.serving.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What is known about a client.
+#[derive(Default)]
+struct Known {
+    /// Addresses at which it has proved to receive, and when it last did.
+    proven: BTreeMap<IpAddr, Instant>,
+    /// The flows that it has moved, as client and server have them, and when their leases end.
+    moved: BTreeMap<(SocketAddr, SocketAddr), Instant>,
 }
 
 impl ControlServer {
+    pub(super) fn new(mover: Arc<dyn Mover>, driver: HostDriver) -> Self {
+        Self(Arc::new(Shared { mover, driver, serving: Mutex::default(), turn: Semaphore::new(1) }))
+    }
+
     /// Answers the requests of a control flow until it ends. The leases of what it has moved run out then.
     pub(super) async fn serve(&self, flow: BondFlow) {
-        flow.answer(0);
         let bond = flow.bond();
+        if !self.0.serving().insert(bond) {
+            return flow.answer(codes::BUSY);
+        }
+        let _serving = Serving(&self.0, bond);
+        flow.answer(0);
         let mut stream = FlowStream::new(flow);
-        let mut proven = BTreeSet::new();
-        let mut moved: BTreeSet<(SocketAddr, SocketAddr)> = BTreeSet::new();
+        let mut known = Known::default();
         loop {
             let request = {
                 let reading = read::<MoveRequest>(&mut stream);
                 tokio::pin!(reading);
                 loop {
-                    self.note(bond, &mut proven);
+                    self.note(bond, &mut known);
                     tokio::select! {
                         request = &mut reading => break request,
                         () = tokio::time::sleep(NOTE_INTERVAL) => {}
@@ -76,69 +120,73 @@ impl ControlServer {
                 Ok(request) => request,
                 Err(error) => return tracing::debug!(%bond, "a control flow has ended: {error}"),
             };
-            let paths = self.note(bond, &mut proven);
-            let refused = self.move_flows(&request, &paths, (&proven, &mut moved)).await;
-            if !refused.is_empty() {
-                tracing::info!(%bond, refused = refused.len(), first = refused.values().next(), "flows of a client were not moved");
+            let refused = {
+                let Ok(_turn) = self.0.turn.acquire().await else { return };
+                let paths = self.note(bond, &mut known);
+                self.move_flows(&request, &paths, &mut known).await
+            };
+            if let Some(first) = refused.values().next() {
+                tracing::debug!(%bond, refused = refused.len(), first, "flows of a client were not moved");
             }
             if write(&mut stream, &MoveAnswer { id: request.id, refused }).await.is_err() {
                 return;
             }
+            tokio::time::sleep(PAUSE).await;
         }
     }
 
     /// Notes the addresses at which the client has proved to receive. Returns the paths.
-    fn note(&self, bond: BondId, proven: &mut BTreeSet<IpAddr>) -> Vec<ProvenPath> {
-        let paths = self.driver.with(|host, _| host.proven_paths(bond));
-        proven.extend(paths.iter().map(|path| path.remote));
+    fn note(&self, bond: BondId, known: &mut Known) -> Vec<ProvenPath> {
+        let (paths, now) = (self.0.driver.with(|host, _| host.proven_paths(bond)), Instant::now());
+        known.proven.extend(paths.iter().map(|path| (path.remote, now)));
+        known.proven.retain(|_, at| now.saturating_duration_since(*at) < PROVEN_FOR);
+        known.moved.retain(|_, until| *until > now);
         paths
     }
 
-    async fn move_flows(
-        &self,
-        request: &MoveRequest,
-        paths: &[ProvenPath],
-        (proven, moved): (&BTreeSet<IpAddr>, &mut BTreeSet<(SocketAddr, SocketAddr)>),
-    ) -> BTreeMap<usize, String> {
+    async fn move_flows(&self, request: &MoveRequest, paths: &[ProvenPath], known: &mut Known) -> BTreeMap<usize, String> {
         let all = |reason: &str| (0..request.flows.len()).map(|place| (place, reason.to_owned())).collect();
+        let lease = request.lease_ms.map(|lease| Duration::from_millis(lease).min(MAX_LEASE));
         if request.flows.len() > MAX_FLOWS {
             return all("a request has too many flows");
         }
-        let lease = request.lease_ms.map(|lease| Duration::from_millis(lease).min(MAX_LEASE));
+        if lease.is_some_and(|lease| lease.is_zero()) {
+            return all("a lease has no time");
+        }
         let path = paths.iter().find(|path| path.path == PathId(request.path));
-        let mut refused = BTreeMap::new();
-        let mut wanted = Vec::new();
+        let (mut refused, mut wanted, mut named) = (BTreeMap::new(), Vec::new(), BTreeSet::new());
         for (place, flow) in request.flows.iter().enumerate() {
             let ends = (flow.client, flow.server);
+            let is_moved = known.moved.contains_key(&ends);
             let checked = match lease {
+                _ if !named.insert(ends) => Err("it is named twice".to_owned()),
                 // Only what this client has moved comes back at its word.
-                None if moved.contains(&ends) => Ok(flow_to_move(flow, flow.client, flow.server.ip())),
+                None if is_moved => Ok(flow_to_move(flow, flow.client, flow.server.ip())),
                 None => Err("it is not moved".to_owned()),
-                Some(_) => check(flow, path, proven).and_then(|found| {
-                    let fits = moved.contains(&ends) || moved.len() < MAX_MOVED;
-                    fits.then_some(found).ok_or_else(|| format!("{MAX_MOVED} flows are moved already"))
-                }),
+                Some(_) if !is_moved && known.moved.len() + wanted.len() >= MAX_MOVED => {
+                    Err(format!("{MAX_MOVED} flows are moved already"))
+                }
+                Some(_) => check(flow, path, |address| is_moved || known.proven.contains_key(&address)),
             };
             match checked {
-                Ok(found) => {
-                    wanted.push((place, found));
-                    if lease.is_some() {
-                        moved.insert(ends)
-                    } else {
-                        moved.remove(&ends)
-                    };
-                }
+                Ok(found) => wanted.push((place, ends, found)),
                 Err(reason) => drop(refused.insert(place, reason)),
             }
         }
-        if wanted.is_empty() || self.mover.rewrite(wanted.iter().map(|(_, flow)| *flow).collect(), lease).await.is_ok() {
+        if wanted.is_empty() {
             return refused;
         }
-        // One of them cannot be moved, perhaps because it has just ended: none was.
-        for (place, flow) in wanted {
-            if let Err(reason) = self.mover.rewrite(vec![flow], lease).await {
-                moved.remove(&(flow.own.1, flow.own.0));
-                refused.insert(place, reason);
+        let done = self.0.mover.rewrite(wanted.iter().map(|(.., flow)| *flow).collect(), lease).await;
+        let until = lease.map(|lease| Instant::now() + lease);
+        for (number, (place, ends, _)) in wanted.into_iter().enumerate() {
+            let reason = match &done {
+                Ok(refused) => refused.get(&number),
+                Err(reason) => Some(reason),
+            };
+            match (reason, until) {
+                (Some(reason), _) => drop(refused.insert(place, reason.chars().take(MAX_REASON).collect())),
+                (None, Some(until)) => drop(known.moved.insert(ends, until)),
+                (None, None) => drop(known.moved.remove(&ends)),
             }
         }
         refused
@@ -146,15 +194,18 @@ impl ControlServer {
 }
 
 /// Checks a flow against what the client has proved.
-fn check(flow: &PeerFlow, path: Option<&ProvenPath>, proven: &BTreeSet<IpAddr>) -> Result<FlowToMove, String> {
+fn check(flow: &PeerFlow, path: Option<&ProvenPath>, is_proven: impl Fn(IpAddr) -> bool) -> Result<FlowToMove, String> {
     let path = path.ok_or("the path is not there, or has changed its address")?;
-    if !proven.contains(&flow.client.ip()) {
-        return Err(format!("no path of this bond came from {}, or a NAT translates it", flow.client.ip()));
+    if !is_proven(flow.client.ip()) {
+        return Err(format!("no path of this bond has come from {} lately, or a NAT translates it", flow.client.ip()));
     }
-    if flow.port == 0 || flow.client.port() == 0 {
+    if flow.via.ip() != path.remote {
+        return Err(format!("a NAT translates {} to {}", flow.via.ip(), path.remote));
+    }
+    if flow.via.port() == 0 || flow.client.port() == 0 {
         return Err("it has no port".to_owned());
     }
-    Ok(flow_to_move(flow, SocketAddr::new(path.remote, flow.port), path.local))
+    Ok(flow_to_move(flow, flow.via, path.local))
 }
 
 /// The flow as this host has it, and on the way.
@@ -169,7 +220,13 @@ mod tests {
     use super::*;
 
     fn flow(client: &str) -> PeerFlow {
-        PeerFlow { client: client.parse().unwrap(), server: "192.0.2.1:80".parse().unwrap(), port: 7, sent: 1, received: 2 }
+        PeerFlow {
+            client: client.parse().unwrap(),
+            server: "192.0.2.1:80".parse().unwrap(),
+            via: "10.1.0.1:7".parse().unwrap(),
+            sent: 1,
+            received: 2,
+        }
     }
 
     fn path(remote: &str) -> ProvenPath {
@@ -178,48 +235,58 @@ mod tests {
 
     #[test]
     fn a_flow_moves_only_between_addresses_that_the_client_has_proved() {
-        let proven = BTreeSet::from(["10.0.0.1".parse().unwrap()]);
+        let proven = |address: IpAddr| address == IpAddr::from([10, 0, 0, 1]);
         let path = path("10.1.0.1");
-        let moved = check(&flow("10.0.0.1:50"), Some(&path), &proven).unwrap();
+        let moved = check(&flow("10.0.0.1:50"), Some(&path), proven).unwrap();
         assert_eq!(moved.own, ("192.0.2.1:80".parse().unwrap(), "10.0.0.1:50".parse().unwrap()));
         assert_eq!(moved.wire, ("192.0.2.9:80".parse().unwrap(), "10.1.0.1:7".parse().unwrap()));
-        assert!(check(&flow("10.0.0.2:50"), Some(&path), &proven).unwrap_err().contains("10.0.0.2"));
-        assert!(check(&flow("10.0.0.1:50"), None, &proven).unwrap_err().contains("path"));
-        assert!(check(&flow("10.0.0.1:0"), Some(&path), &proven).is_err());
+        assert!(check(&flow("10.0.0.2:50"), Some(&path), proven).unwrap_err().contains("10.0.0.2"));
+        assert!(check(&flow("10.0.0.1:50"), None, proven).unwrap_err().contains("path"));
+        let translated = PeerFlow { via: "192.168.1.2:7".parse().unwrap(), ..flow("10.0.0.1:50") };
+        assert!(check(&translated, Some(&path), proven).unwrap_err().contains("NAT"));
+        assert!(check(&flow("10.0.0.1:0"), Some(&path), proven).is_err());
     }
 
-    /// Refuses requests with the flow from this port.
+    fn known() -> Known {
+        Known { proven: BTreeMap::from([("10.0.0.1".parse().unwrap(), Instant::now())]), moved: BTreeMap::new() }
+    }
+
+    fn server(mover: Arc<dyn Mover>) -> ControlServer {
+        let (driver, _notices) = HostDriver::start(braid_bond::host::Host::client([1; 32], Instant::now()));
+        ControlServer::new(mover, driver)
+    }
+
+    /// Refuses the flow from this port.
     struct Picky(u16, Mutex<Vec<(usize, Option<Duration>)>>);
 
     impl Mover for Picky {
         fn rewrite(&self, flows: Vec<FlowToMove>, lease: Option<Duration>) -> MoveResult<'_> {
             self.1.lock().unwrap().push((flows.len(), lease));
-            let refused = flows.iter().any(|flow| flow.own.1.port() == self.0);
-            Box::pin(async move { if refused { Err("no".to_owned()) } else { Ok(()) } })
+            let refused = |(place, flow): (usize, &FlowToMove)| (flow.own.1.port() == self.0).then(|| (place, "no".repeat(1000)));
+            let refused = flows.iter().enumerate().filter_map(refused).collect();
+            Box::pin(async move { Ok(refused) })
         }
     }
 
     #[tokio::test]
     async fn one_bad_flow_does_not_keep_the_others_and_only_moved_ones_come_back() {
         let mover = Arc::new(Picky(51, Mutex::default()));
-        let (driver, _notices) = HostDriver::start(braid_bond::host::Host::client([1; 32], std::time::Instant::now()));
-        let server = ControlServer { mover: mover.clone(), driver };
-        let proven = BTreeSet::from(["10.0.0.1".parse().unwrap()]);
-        let mut moved = BTreeSet::new();
-        let flows = ["10.0.0.1:50", "10.0.0.1:51", "10.0.0.9:52", "10.0.0.1:53"].map(flow).to_vec();
+        let (server, mut known) = (server(mover.clone()), known());
+        let flows = ["10.0.0.1:50", "10.0.0.1:51", "10.0.0.9:52", "10.0.0.1:53", "10.0.0.1:53"].map(flow).to_vec();
         let mut request = MoveRequest { id: 1, path: 3, lease_ms: Some(3_600_000), flows };
-        let refused = server.move_flows(&request, &[path("10.1.0.1")], (&proven, &mut moved)).await;
-        assert_eq!(refused.keys().copied().collect::<Vec<_>>(), [1, 2], "{refused:?}");
-        assert_eq!(
-            std::mem::take(&mut *mover.1.lock().unwrap()),
-            [(3, Some(MAX_LEASE)), (1, Some(MAX_LEASE)), (1, Some(MAX_LEASE)), (1, Some(MAX_LEASE))]
-        );
+        let refused = server.move_flows(&request, &[path("10.1.0.1")], &mut known).await;
+        assert_eq!(refused.keys().copied().collect::<Vec<_>>(), [1, 2, 4], "{refused:?}");
+        assert_eq!((refused[&1].len(), known.moved.len()), (MAX_REASON, 2));
+        assert_eq!(std::mem::take(&mut *mover.1.lock().unwrap()), [(3, Some(MAX_LEASE))]);
         request.lease_ms = None;
-        let refused = server.move_flows(&request, &[], (&proven, &mut moved)).await;
-        assert_eq!(refused.keys().copied().collect::<Vec<_>>(), [1, 2], "{refused:?}");
-        assert_eq!(*mover.1.lock().unwrap(), [(2, None)]);
+        let refused = server.move_flows(&request, &[], &mut known).await;
+        assert_eq!(refused.keys().copied().collect::<Vec<_>>(), [1, 2, 4], "{refused:?}");
+        assert_eq!((std::mem::take(&mut *mover.1.lock().unwrap()), known.moved.len()), (vec![(2, None)], 0));
+        request.lease_ms = Some(0);
+        assert_eq!(server.move_flows(&request, &[path("10.1.0.1")], &mut known).await.len(), 5);
         request.flows = vec![flow("10.0.0.1:50"); MAX_FLOWS + 1];
-        assert_eq!(server.move_flows(&request, &[], (&proven, &mut moved)).await.len(), MAX_FLOWS + 1);
+        assert_eq!(server.move_flows(&request, &[], &mut known).await.len(), MAX_FLOWS + 1);
+        assert!(mover.1.lock().unwrap().is_empty());
     }
 
     /// Notes what it is asked for.
@@ -229,7 +296,7 @@ mod tests {
     impl Mover for Notes {
         fn rewrite(&self, flows: Vec<FlowToMove>, lease: Option<Duration>) -> MoveResult<'_> {
             self.0.lock().unwrap().extend(flows.into_iter().map(|flow| (flow, lease.is_some())));
-            Box::pin(async { Ok(()) })
+            Box::pin(async { Ok(BTreeMap::new()) })
         }
     }
 
@@ -238,28 +305,23 @@ mod tests {
     async fn forged_requests_move_nothing() {
         const FORGED: u32 = 100_000;
         let notes = Arc::new(Notes::default());
-        let (driver, _notices) = HostDriver::start(braid_bond::host::Host::client([1; 32], std::time::Instant::now()));
-        let server = ControlServer { mover: notes.clone(), driver };
+        let (server, mut known) = (server(notes.clone()), known());
         let own: IpAddr = "10.0.0.1".parse().unwrap();
-        let (proven, paths) = (BTreeSet::from([own]), [path("10.1.0.1")]);
-        let (mut moved, mut refused) = (BTreeSet::new(), 0);
+        let paths = [path("10.1.0.1")];
+        let mut refused = 0;
         for number in 0..FORGED {
             let [one, two, three] = [number % 7, number / 7 % 5, number / 35 % 3];
             // Never all right at once: an address that was not proved, or a path that does not exist, or a flow that was not moved.
             let client = if one == 0 { own } else { IpAddr::from((0x0a00_0001_u32 + number * 7 + 1).to_be_bytes()) };
             let path = if one == 0 && three != 2 { 4 + number } else { 3 };
             let port = if one == 0 && three == 2 { 0 } else { 1 + (number % 60_000) as u16 };
-            let flow = PeerFlow {
-                client: SocketAddr::new(client, 1 + two as u16),
-                server: "192.0.2.1:80".parse().unwrap(),
-                port,
-                sent: number,
-                received: two,
-            };
+            let client = SocketAddr::new(client, 1 + two as u16);
+            let via = SocketAddr::new("10.1.0.1".parse().unwrap(), port);
+            let flow = PeerFlow { client, server: "192.0.2.1:80".parse().unwrap(), via, sent: number, received: two };
             let lease_ms = (one == 0 || two != 0).then_some(u64::MAX - u64::from(number));
             let request = MoveRequest { id: number.into(), path, lease_ms, flows: vec![flow] };
-            refused += server.move_flows(&request, &paths, (&proven, &mut moved)).await.len() as u32;
+            refused += server.move_flows(&request, &paths, &mut known).await.len() as u32;
         }
-        assert_eq!((refused, notes.0.lock().unwrap().len(), moved.len()), (FORGED, 0, 0));
+        assert_eq!((refused, notes.0.lock().unwrap().len(), known.moved.len()), (FORGED, 0, 0));
     }
 }

@@ -10,7 +10,7 @@ use braid_model::{LinkIndex, SequenceNumbers, Time};
 
 use super::forward::{forward_key, ignore_missing};
 use super::{BpfSteering, failed, iterate};
-use crate::linux::sys::abi;
+use crate::linux::sys::{abi, bpf as sys};
 
 const ACTION: &str = "rewrite moved flows";
 /// How long the end of all moves waits for sockets that a program keeps locked.
@@ -51,8 +51,10 @@ impl BpfSteering {
     }
 
     /// What the kernel knows about the moved flows.
-    pub(super) fn read_moved(&mut self) -> Result<BTreeMap<Ends, MovedSocket>, SteeringError> {
-        // A run that did not end in time may have ended since.
+    pub(super) fn read_moved(&mut self, fresh: bool) -> Result<BTreeMap<Ends, MovedSocket>, SteeringError> {
+        let begin = if fresh { sys::now() } else { Time::ZERO };
+        // Also a run that did not end in time may have ended since.
+        self.departs |= fresh;
         self.depart()?;
         let mut map: HashMap<_, abi::ForwardKey, abi::Rewrite> = typed_map!(self, HashMap, "rewrites", "rewrite moved flows");
         let mut moved: BTreeMap<Ends, MovedSocket> = BTreeMap::new();
@@ -67,15 +69,15 @@ impl BpfSteering {
                     None => known.home = seen,
                 }
                 if entry.refused != 0 {
-                    map.insert(key(ends), raw(ends, rewrite), 0).map_err(failed(ACTION))?;
-                    known.refused = true;
+                    map.insert(key(ends), abi::Rewrite { refused: 0, ..entry }, 0).map_err(failed(ACTION))?;
+                    known.refused |= entry.refused & abi::RESET != 0;
+                    known.claimed = (entry.refused & abi::SYN != 0).then(|| ends.reversed()).or(known.claimed);
                 }
             } else {
                 let known = moved.entry(*ends).or_default();
                 known.follows = entry.follows != 0;
-                // The iterator has not seen the socket while both are 0.
-                known.numbers =
-                    ((entry.sent, entry.received) != (0, 0)).then_some(SequenceNumbers { sent: entry.sent, received: entry.received });
+                let is_there = entry.seen > 0 && Time::from_nanos(entry.seen) >= begin;
+                known.numbers = is_there.then_some(SequenceNumbers { sent: entry.sent, received: entry.received });
             }
         }
         Ok(moved)
@@ -108,6 +110,8 @@ fn raw(ends: &Ends, rewrite: &Rewrite) -> abi::Rewrite {
         mark: rewrite.mark,
         arrives: rewrite.arrives.into(),
         from: index(rewrite.from),
+        sent: rewrite.numbers.map_or(0, |numbers| numbers.sent),
+        received: rewrite.numbers.map_or(0, |numbers| numbers.received),
         ..Default::default()
     }
 }

@@ -23,6 +23,10 @@ pub const CLIENT_DEVICE: u32 = u32::MAX;
 pub const NO_SLOT: u32 = u32::MAX;
 /// Value that means "not set" in the one-byte class and affinity fields, and "no rule" in [`Flow::rule`].
 pub const UNSET: u8 = 255;
+/// `BRAID_RESET`.
+pub const RESET: u32 = 1;
+/// `BRAID_SYN`.
+pub const SYN: u32 = 2;
 
 macro_rules! abi {
     ($($(#[$doc:meta])* $name:ident { $($field:ident: $type:ty,)* })*) => {$(
