@@ -95,7 +95,7 @@ pub(crate) enum Command {
     Leave(Leave),
     /// List relays and servers that run Braid, and the paths to them.
     Peers(Query),
-    /// Move running bonded flows to another link.
+    /// Move running flows to another link: bonded ones, and direct ones whose host agrees.
     Move(Move),
     Context(Context),
     Relay(Box<Relay>),

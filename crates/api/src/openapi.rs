@@ -167,7 +167,12 @@ pub const OPERATIONS: [Operation; 32] = [
     change("/v1/config/undo", "Undoes the last applied change.", None, answer::<ConfigView>),
     change("/v1/join", "Joins a relay.", Some(of::<JoinRequest>), answer::<Accepted>),
     change("/v1/leave", "Leaves a relay, or deletes the key of a server.", Some(of::<LeaveRequest>), answer::<Accepted>),
-    change("/v1/move", "Moves bonded flows to another link.", Some(of::<MoveRequest>), answer::<Accepted>),
+    change(
+        "/v1/move",
+        "Moves flows to another link: bonded ones, and direct ones whose host agrees.",
+        Some(of::<MoveRequest>),
+        answer::<Accepted>,
+    ),
     change(
         "/v1/rewrites",
         "Moves running TCP flows for a limited time, or lets them come back.",

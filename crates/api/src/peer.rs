@@ -77,6 +77,6 @@ pub struct LeaveRequest {
 pub struct MoveRequest {
     /// Id of a flow, or path or name of an application.
     pub what: String,
-    /// Device of the link; `null` to use all links again.
+    /// Device of the link; `null`: a bonded flow uses all links again, and a direct one the link that it began on.
     pub to: Option<String>,
 }

@@ -223,7 +223,7 @@ pub(crate) struct Move {
     /// Id of a flow, or path or name of an application, as "braid flows" lists them.
     #[arg(value_name = "FLOW|APP")]
     pub(crate) what: String,
-    /// Link to move to. Default: all links again.
+    /// Link to move to. Default: all links again for a bonded flow, and the one that it began on for a direct one.
     #[arg(long, value_name = "LINK")]
     pub(crate) to: Option<String>,
     #[command(flatten)]

@@ -35,6 +35,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 const REFUSAL: Duration = Duration::from_secs(60);
 /// Maximum number of flows of an order.
 const MAX_FLOWS: usize = 256;
+/// Longest reason of another host, in characters.
+const MAX_REASON: usize = 200;
 /// Number of ports that are tried if another flow has the flow's own port on the new link.
 const PORTS: u16 = 16;
 
@@ -234,10 +236,11 @@ impl<S: Steering> Core<S> {
         if let Some(refusal) = self.moving.refused.get(&own) {
             return Some(format!("and it stays there, because it cannot move: {}", refusal.reason));
         }
-        let agrees = self.moving.hosts.contains(&own.destination.ip());
-        (agrees && can_move(row)).then(|| {
-            "and it can change its link while it runs, because its host runs Braid and agrees; Braid does not encrypt it".to_owned()
-        })
+        let text = match self.moving.hosts.contains(&own.destination.ip()) {
+            true => "and it can change its link while it runs, because its host runs Braid and agrees; Braid does not encrypt it",
+            false => "and it stays there, because its host does not agree to moves (\"braid relay --local --moves\" there)",
+        };
+        (self.config.moves && can_move(row)).then(|| text.to_owned())
     }
 
     /// Begins to move flows, each to the link in a slot; `None`: to the link that has its address. Returns why flows stay, in the same order.
@@ -370,7 +373,10 @@ impl<S: Steering> Core<S> {
                 (Err(_), Stage::Moved(_)) => known.stage = Stage::Moved(now + RETRY * 8),
                 (Err(reason), _) => failed.push((*own, reason.clone())),
                 (Ok(refused), _) => match refused.get(&place) {
-                    Some(reason) => failed.push((*own, format!("the other host refused: {}", braid_model::printable(reason)))),
+                    Some(reason) => {
+                        let reason: String = braid_model::printable(reason).chars().take(MAX_REASON).collect();
+                        failed.push((*own, format!("the other host refused: {reason}")));
+                    }
                     None => agreed.push(MovedFlow { own: *own, wire: known.wire, numbers: None }),
                 },
             }
