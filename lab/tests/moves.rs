@@ -90,6 +90,18 @@ fn address_of(link: usize, family: &SocketAddr) -> IpAddr {
     if family.is_ipv4() { format!("10.77.{link}.2") } else { format!("fd77:0:0:{link}::2") }.parse().unwrap()
 }
 
+/// Waits until all packets of the flow use this link.
+fn uses(lab: &Lab, stream: &mut TcpStream, link: usize) {
+    let mut round = 0_u8;
+    eventually(&format!("both directions use {} only", NAMES[link]), || {
+        let watches = watch_all(lab, Filter { protocol: Some(Protocol::Tcp), port: Some(7000), ..Filter::default() });
+        round = round.wrapping_add(1);
+        exchange(stream, round, 1000);
+        let counts = packets(lab, &watches);
+        counts[1 - link] == 0 && counts[link] > 0
+    });
+}
+
 #[test]
 fn a_direct_flow_leaves_a_link_that_dies_and_comes_back() {
     if !able() {
@@ -123,27 +135,12 @@ fn a_direct_flow_leaves_a_link_that_dies_and_comes_back() {
         ask(Some(60_000), false);
         exchange(&mut stream, 2, 100_000);
         ask(Some(60_000), true);
-        let both = Filter { protocol: Some(Protocol::Tcp), ..Filter::default() };
-        let mut round = 3;
-        eventually("both directions use the new link only", || {
-            let watches = watch_all(&lab, both);
-            exchange(&mut stream, round, 1000);
-            round += 1;
-            let counts = packets(&lab, &watches);
-            counts[from] == 0 && counts[to] > 0
-        });
+        uses(&lab, &mut stream, to);
         lab.dark(from).unwrap();
         exchange(&mut stream, 100, 200_000);
         lab.bright(from).unwrap();
         ask(None, false);
-        let mut round = 101;
-        eventually("it has come back", || {
-            let watches = watch_all(&lab, both);
-            exchange(&mut stream, round, 1000);
-            round += 1;
-            let counts = packets(&lab, &watches);
-            counts[from] > 0 && counts[to] == 0
-        });
+        uses(&lab, &mut stream, from);
         lab.dark(to).unwrap();
         exchange(&mut stream, 200, 100_000);
         lab.bright(to).unwrap();
@@ -276,30 +273,18 @@ fn two_hosts_move_a_running_flow_by_themselves() {
     for server in [remote(10, 7000), remote6(10, 7000)] {
         let (mut stream, from) = open(&lab, server);
         stream.set_read_timeout(Some(LIMIT)).unwrap();
-        let device = |link: usize| ["wlan0", "lte0"][link];
         exchange(&mut stream, 1, 100_000);
         let id = movable(&near, server);
-        let both = Filter { protocol: Some(Protocol::Tcp), port: Some(7000), ..Filter::default() };
-        let mut round = 2;
-        let mut uses = |stream: &mut TcpStream, link: usize| {
-            eventually("both directions use the other link only", || {
-                let watches = watch_all(&lab, both);
-                exchange(stream, round, 1000);
-                round += 1;
-                let counts = packets(&lab, &watches);
-                counts[1 - link] == 0 && counts[link] > 0
-            });
-        };
-        let moved = near.braid(&["move", &id, "--to", device(1 - from)]);
+        let moved = near.braid(&["move", &id, "--to", NAMES[1 - from]]);
         assert!(moved.status.success(), "{}", text(&moved.stderr));
-        uses(&mut stream, 1 - from);
+        uses(&lab, &mut stream, 1 - from);
         let explained = near.explain_flow(&id);
         assert!(explained.contains("it has moved to") && explained.contains("does not encrypt"), "{explained}");
         // Without a command, when the link dies.
         lab.dark(1 - from).unwrap();
         exchange(&mut stream, 200, 200_000);
         lab.bright(1 - from).unwrap();
-        uses(&mut stream, from);
+        uses(&lab, &mut stream, from);
         drop(stream);
     }
     drop(near);
