@@ -156,6 +156,7 @@ impl<S: Steering> Core<S> {
             link.living = Traffic::default();
         }
         self.ended.clear();
+        self.drop_list();
         self.unanswered_due = if self.config.move_connects { rows.iter().filter_map(|row| unanswered_due(row, now)).min() } else { None };
         let costs = self.byte_costs(now);
         let (links, by_app, apps, own_traffic) = (&mut self.links, &mut self.moved, &mut self.apps, &mut self.own_traffic);

@@ -1,5 +1,6 @@
 //! Moved flows: running TCP flows of this machine whose packets have other addresses on the way than in their sockets (mirrored rewriting; Yap's thesis,
-//! 2.3.2). Programs with the right to change things ask for them over the API, for a limited time; the other host must rewrite the packets back.
+//! 2.3.2). Programs with the right to change things ask for them over the API, and so do `moving` here and the relay of a server, for a limited time; the other
+//! host must rewrite the packets back.
 
 use std::collections::{BTreeMap, BTreeSet, btree_map};
 use std::net::{IpAddr, SocketAddr};
@@ -132,7 +133,7 @@ pub(super) struct Relocated {
     rewrites: BTreeMap<Ends, Rewrite>,
     /// Flows whose sequence numbers are being read.
     reading: BTreeSet<Ends>,
-    /// The last list of flows for checks.
+    /// The last list of flows for checks, until the next poll.
     listed: Option<(Time, BTreeMap<Ends, FlowRow>)>,
     /// When to update it: a lease ends, or something is to be tried again.
     due: Option<Time>,
@@ -434,6 +435,11 @@ impl<S: Steering> Core<S> {
         let has_all = flows.iter().all(|flow| known.contains_key(&flow.own));
         let rows = if has_all { known } else { self.steering.flows(now).map_or(known, |rows| of(&mut rows.into_iter())) };
         self.relocated.listed = Some((now, rows));
+    }
+
+    /// Forgets that list.
+    pub(super) fn drop_list(&mut self) {
+        self.relocated.listed = None;
     }
 
     /// Whether this machine's programs have a flow with these ends.
