@@ -54,7 +54,7 @@ pub struct RewriteRequest {
     pub flows: Vec<MovedFlow>,
     /// For how long, in milliseconds, unless it is asked for again; at most an hour. `null`: from now on they have their own addresses on the way.
     pub lease_ms: Option<u64>,
-    /// `false`: for now, only packets that arrive are rewritten. Ask both hosts for this first, and let them send when both are `active`: an end that receives
+    /// `false`: for now, only packets that arrive are rewritten; flows that already send with these addresses continue to. Ask both hosts for this first, and let them send when both are `active`: an end that receives
     /// what it does not expect ends the connection.
     #[serde(default)]
     pub sends: bool,

@@ -33,8 +33,8 @@ const FIRST_PAUSE: Duration = Duration::from_millis(250);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// How long it is known why a flow could not move.
 const REFUSAL: Duration = Duration::from_secs(60);
-/// Maximum number of flows of an order.
-const MAX_FLOWS: usize = 256;
+/// Maximum number of flows of a [`MoveOrder`].
+pub const MAX_ORDER: usize = 256;
 /// Longest reason of another host, in characters.
 const MAX_REASON: usize = 200;
 /// Number of ports that are tried if another flow has the flow's own port on the new link.
@@ -51,7 +51,7 @@ pub struct MoveOrder {
     pub slot: Option<usize>,
     /// For how long; `None` with their own link.
     pub lease: Option<Duration>,
-    /// The flows, at most 256.
+    /// The flows, at most [`MAX_ORDER`].
     pub flows: Vec<OrderedFlow>,
 }
 
@@ -155,7 +155,7 @@ impl<S: Steering> Core<S> {
 
     /// Hosts that run Braid to which direct flows run that could move. Each needs a bond, over which it can be asked.
     pub fn hosts_to_ask_for_moves(&self, now: Time) -> Vec<(IpAddr, PublicKey)> {
-        if !self.config.moves || self.steering.unmoved().is_some() || self.saves_power() || self.in_force.confines(None) {
+        if !self.moves_flows() {
             return Vec::new();
         }
         let mut hosts = BTreeMap::new();
@@ -175,11 +175,12 @@ impl<S: Steering> Core<S> {
 
     /// Whether a flow could change its link if its destination ran Braid.
     pub(super) fn could_move(&self, row: &FlowRow) -> bool {
-        can_move(row)
-            && self.could_use_several(row)
-            && self.steering.unmoved().is_none()
-            && !self.saves_power()
-            && !self.in_force.confines(None)
+        self.moves_flows() && can_move(row) && self.could_use_several(row)
+    }
+
+    /// Whether direct flows may move at all.
+    fn moves_flows(&self) -> bool {
+        self.config.moves && self.steering.unmoved().is_none() && !self.saves_power() && !self.in_force.confines(None)
     }
 
     fn could_use_several(&self, row: &FlowRow) -> bool {
@@ -343,7 +344,7 @@ impl<S: Steering> Core<S> {
             }
         }
         for (host, flows) in told {
-            flows.chunks(MAX_FLOWS).for_each(|part| self.order(host, None, part.to_vec()));
+            flows.chunks(MAX_ORDER).for_each(|part| self.order(host, None, part.to_vec()));
         }
         if flows.is_empty() { Ok(()) } else { self.bring_back(now, flows) }
     }
@@ -528,7 +529,7 @@ impl<S: Steering> Core<S> {
         self.moving.flows.retain(|own, _| !over.contains(own));
         for ((host, slot, renewal), flows) in ready {
             if self.moving.hosts.contains(&host) {
-                flows.chunks(MAX_FLOWS).for_each(|part| self.order(host, Some(slot), part.to_vec()));
+                flows.chunks(MAX_ORDER).for_each(|part| self.order(host, Some(slot), part.to_vec()));
             } else if !renewal {
                 failed.extend(flows.iter().map(|flow| (flow.own, "the other host cannot be asked now".to_owned())));
             }

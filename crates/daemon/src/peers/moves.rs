@@ -5,13 +5,15 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use braid_bond::{PathId, PathState};
-use braid_control::core::MoveOrder;
+use braid_control::core::{MAX_ORDER, MoveOrder, OrderedFlow};
 use braid_transport::ControlFlow;
 use braid_transport::client::{Client, State};
-use braid_transport::control::PeerFlow;
+use braid_transport::control::{MAX_FLOWS, PeerFlow};
 use tokio::sync::mpsc;
 
 use super::Change;
+
+const _: () = assert!(MAX_ORDER <= MAX_FLOWS, "an order is one request");
 
 /// Delay before a control flow is opened again.
 const RETRY_AFTER: Duration = Duration::from_secs(5);
@@ -76,7 +78,7 @@ async fn carry_out(
             answer(changes, order.number, Err(format!("no path to the other host{over} is good")));
             continue;
         };
-        let flow = |flow: &braid_control::core::OrderedFlow| PeerFlow {
+        let flow = |flow: &OrderedFlow| PeerFlow {
             client: flow.own.source,
             server: flow.own.destination,
             via: flow.via,
