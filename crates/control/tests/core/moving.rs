@@ -45,6 +45,22 @@ fn flow_of(world: &mut World) -> Ends {
     ends
 }
 
+/// Number of the link that has the flow's address.
+fn own_link(ends: &Ends) -> u32 {
+    if ends.source.ip().to_string() == "10.0.1.2" { 1 } else { 2 }
+}
+
+/// The name of the other link.
+fn other_name(ends: &Ends) -> &'static str {
+    ["lte0", "wlan0"][own_link(ends) as usize - 1]
+}
+
+/// The link of a flow dies.
+fn kill_link(world: &mut World, ends: &Ends) {
+    world.answering.insert(LinkIndex(own_link(ends)), false);
+    world.run(SECOND);
+}
+
 /// Makes the device that the core asks for, as the daemon does.
 fn make_device(world: &mut World) {
     if world.devices.iter().all(|device| device.name != DEPARTURE_DEVICE) {
@@ -74,8 +90,7 @@ fn agree(world: &mut World) -> MoveOrder {
 fn a_flow_moves_in_three_steps_is_renewed_and_goes_home() {
     let mut world = world();
     let (id, ends) = flow(&mut world);
-    let from = if ends.source.ip().to_string() == "10.0.1.2" { 0 } else { 1 };
-    let to = ["lte0", "wlan0"][from];
+    let to = other_name(&ends);
     let moved = world.core.move_direct(world.now, &id.0.to_string(), Some(to)).unwrap().unwrap();
     assert!(moved.message.starts_with(&format!("1 flow is moving to {to}")), "{}", moved.message);
     assert!(orders(&mut world).is_empty(), "this machine does not accept the new addresses yet");
@@ -85,7 +100,7 @@ fn a_flow_moves_in_three_steps_is_renewed_and_goes_home() {
     let order = agree(&mut world);
     assert_eq!((order.host, order.flows.len(), order.flows[0].own), (SERVER, 1, ends));
     assert_eq!(order.flows[0].numbers.sent, id.0 as u32);
-    assert_eq!(device(&mut world, &ends), Some([2, 1][from]));
+    assert_eq!(device(&mut world, &ends), Some(3 - own_link(&ends)));
     // Both leases are renewed as long as the flow lives.
     world.run(SECOND * 11);
     assert_eq!(agree(&mut world).flows, order.flows);
@@ -105,7 +120,7 @@ fn flows_leave_a_dead_link_together_and_stay_if_the_host_refuses() {
     let mut world = world();
     let flows: Vec<_> = (0..20).map(|_| flow(&mut world)).collect();
     world.answering.insert(LinkIndex(1), false);
-    let on_dead: Vec<Ends> = flows.iter().map(|(_, ends)| *ends).filter(|ends| ends.source.ip().to_string() == "10.0.1.2").collect();
+    let on_dead: Vec<Ends> = flows.iter().map(|(_, ends)| *ends).filter(|ends| own_link(ends) == 1).collect();
     assert_eq!(on_dead.len(), 10);
     world.run(SECOND);
     make_device(&mut world);
@@ -125,7 +140,7 @@ fn flows_leave_a_dead_link_together_and_stay_if_the_host_refuses() {
 fn a_host_that_does_not_answer_or_agree_keeps_its_flows() {
     let mut world = world();
     let (id, ends) = flow(&mut world);
-    let to = if ends.source.ip().to_string() == "10.0.1.2" { "lte0" } else { "wlan0" };
+    let to = other_name(&ends);
     let ask = |world: &mut World| world.core.move_direct(world.now, &id.0.to_string(), Some(to)).unwrap();
     ask(&mut world).unwrap();
     make_device(&mut world);
@@ -155,9 +170,7 @@ fn a_host_that_does_not_answer_or_agree_keeps_its_flows() {
 fn a_flow_that_has_moved_is_not_moved_again_while_the_list_of_flows_is_old() {
     let mut world = world();
     let (_, ends) = flow(&mut world);
-    let dead = if ends.source.ip().to_string() == "10.0.1.2" { 1 } else { 2 };
-    world.answering.insert(LinkIndex(dead), false);
-    world.run(SECOND);
+    kill_link(&mut world, &ends);
     make_device(&mut world);
     world.run(SECOND / 10);
     let order = agree(&mut world);
@@ -167,24 +180,23 @@ fn a_flow_that_has_moved_is_not_moved_again_while_the_list_of_flows_is_old() {
     assert!(orders(&mut world).is_empty(), "after {order:?}");
 }
 
-/// Moves the flow to the other link, which the other host agrees to. Returns the flow, and the numbers of its own link and the other one.
-fn moved(world: &mut World) -> (FlowId, Ends, [u32; 2]) {
+/// Moves the flow to the other link, which the other host agrees to. Returns the flow, and the number of that link.
+fn moved(world: &mut World) -> (FlowId, Ends, u32) {
     let (id, ends) = flow(world);
-    let links = if ends.source.ip().to_string() == "10.0.1.2" { [1, 2] } else { [2, 1] };
-    let name = ["wlan0", "lte0"][links[1] as usize - 1];
-    world.core.move_direct(world.now, &id.0.to_string(), Some(name)).unwrap().unwrap();
+    let to = 3 - own_link(&ends);
+    world.core.move_direct(world.now, &id.0.to_string(), Some(other_name(&ends))).unwrap().unwrap();
     world.run(SECOND / 10);
     make_device(world);
     world.run(SECOND / 10);
     agree(world);
-    assert_eq!(device(world, &ends), Some(links[1]));
-    (id, ends, links)
+    assert_eq!(device(world, &ends), Some(to));
+    (id, ends, to)
 }
 
 #[test]
 fn an_answer_to_an_earlier_order_does_not_count() {
     let mut world = world();
-    let (id, ends, links) = moved(&mut world);
+    let (id, ends, to) = moved(&mut world);
     world.run(SECOND * 11);
     let renewal = orders(&mut world).pop().unwrap();
     // A third link, to which the flow is to move while the renewal is under way.
@@ -195,11 +207,11 @@ fn an_answer_to_an_earlier_order_does_not_count() {
     let next = orders(&mut world).pop().unwrap();
     assert_ne!(next.flows[0].via.ip(), renewal.flows[0].via.ip());
     world.core.on_move_answer(world.now, renewal.number, Ok(BTreeMap::new())).unwrap();
-    assert_eq!(device(&mut world, &ends), Some(links[1]), "the other host has not agreed to the third link");
+    assert_eq!(device(&mut world, &ends), Some(to), "the other host has not agreed to the third link");
     // It refuses: the flow stays on the second one.
     world.core.on_move_answer(world.now, next.number, Ok(BTreeMap::from([(0, "no".to_owned())]))).unwrap();
     world.run(SECOND / 10);
-    assert_eq!(device(&mut world, &ends), Some(links[1]));
+    assert_eq!(device(&mut world, &ends), Some(to));
     let asked = orders(&mut world).pop().unwrap();
     assert_eq!(asked.flows, renewal.flows, "and its lease there is renewed");
 }
@@ -208,9 +220,7 @@ fn an_answer_to_an_earlier_order_does_not_count() {
 fn a_flow_that_has_left_a_dead_link_is_not_ended() {
     let mut world = world();
     let (id, ends) = flow(&mut world);
-    let dead = if ends.source.ip().to_string() == "10.0.1.2" { 1 } else { 2 };
-    world.answering.insert(LinkIndex(dead), false);
-    world.run(SECOND);
+    kill_link(&mut world, &ends);
     make_device(&mut world);
     // The answer comes after `reconnect_after`.
     world.run(SECOND * 6);
@@ -224,9 +234,8 @@ fn nothing_moves_without_the_setting() {
     let mut world = World::with(FakeSteering::default(), Config { probe: ProbeMode::Continuous, ..config(Scheduler::RoundRobin) });
     world.core.set_movers(world.now, BTreeSet::from([SERVER])).unwrap();
     let (id, ends) = flow(&mut world);
-    let dead = if ends.source.ip().to_string() == "10.0.1.2" { 1 } else { 2 };
-    world.answering.insert(LinkIndex(dead), false);
-    world.run(SECOND * 2);
+    kill_link(&mut world, &ends);
+    world.run(SECOND);
     assert!(orders(&mut world).is_empty() && world.core.hosts_to_ask_for_moves(world.now).is_empty());
     assert!(world.core.move_direct(world.now, &id.0.to_string(), Some("lte0")).unwrap().is_err());
 }
@@ -241,7 +250,7 @@ fn a_thousand_flows_are_asked_for_in_few_orders_and_get_other_ports_where_theirs
     make_device(&mut world);
     world.run(SECOND / 10);
     let orders = orders(&mut world);
-    let on_dead = flows.iter().filter(|ends| ends.source.ip().to_string() == "10.0.1.2").count();
+    let on_dead = flows.iter().filter(|ends| own_link(ends) == 1).count();
     assert_eq!(orders.iter().map(|order| order.flows.len()).sum::<usize>(), on_dead);
     assert_eq!(orders.len(), on_dead.div_ceil(256));
     for order in &orders {
