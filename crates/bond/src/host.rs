@@ -257,7 +257,7 @@ impl Host {
         self.offered |= capability(kind);
     }
 
-    /// Client: whether the server of this bond takes flows of this kind. `false` until a path has joined.
+    /// Client: whether the server of this bond takes flows of this kind, which not every server does. `false` until a path has joined.
     pub fn takes(&self, bond: BondId, kind: FlowKind) -> bool {
         self.sessions.get(&bond).is_some_and(|session| session.capabilities & capability(kind) != 0)
     }

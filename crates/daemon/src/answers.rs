@@ -78,10 +78,15 @@ impl Daemon<'_> {
                 let _ = reply.send(left);
             }
             Request::Move(request, reply) => {
-                let moved = match self.core.move_direct(time, &request.what, request.to.as_deref()) {
-                    // A name may mean direct and bonded flows.
-                    Some(direct) => self.peers.move_flows(&request).or(direct),
-                    None => self.peers.move_flows(&request),
+                let bonded = self.peers.move_flows(&request);
+                // A name may mean direct and bonded flows.
+                let moved = match (self.core.move_direct(time, &request.what, request.to.as_deref()), bonded) {
+                    (Some(Ok(direct)), Ok(bonded)) => Ok(Accepted {
+                        message: format!("{}; {}", bonded.message, direct.message),
+                        warnings: bonded.warnings.into_iter().chain(direct.warnings).collect(),
+                    }),
+                    (Some(direct), Err(_)) => direct,
+                    (_, bonded) => bonded,
                 };
                 self.note_request("flow", &moved);
                 let _ = reply.send(moved);
